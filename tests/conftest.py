@@ -6,6 +6,7 @@ pytest_plugins = [
     "tests.fixtures.landing",
     "tests.fixtures.stack",
     "tests.fixtures.database",
+    "tests.fixtures.given",
     "tests.fixtures.history",
     "tests.fixtures.services",
     "tests.fixtures.oracle",

@@ -7,7 +7,6 @@ import pytest
 
 from tests.conformance.kit import Kit
 from tests.fixtures.reader import TopicReader
-from tests.transitions.acts import trigger
 from tidewheel.runs import Lane
 
 pytestmark = [pytest.mark.kafka, pytest.mark.slow]
@@ -28,7 +27,7 @@ def test_handler_and_completion_have_the_trace_of_the_request(kit: Kit) -> None:
     kit.run("conformance.echo")
     [(key,)] = kit.fleet.database.rows("SELECT key FROM jobs WHERE key LIKE 'conformance.echo %%' ORDER BY key LIMIT 1")
     traceparent = f"00-{'a' * 32}-{'b' * 16}-01"
-    run_id = trigger(kit.fleet.database, key, traceparent=traceparent)
+    run_id = kit.fleet.database.trigger(key, traceparent=traceparent)
     assert kit.ended(run_id).state == "succeeded"
     assert [each["traceparent"] for each in kit.effects(run_id)] == [traceparent]
     reader = TopicReader(kit.fleet.kafka, [kit.fleet.topics.completions])

@@ -10,9 +10,9 @@ import psycopg
 from psycopg.abc import PQGen
 from psycopg.rows import TupleRow
 
+from tests.fixtures.acts import EXECUTOR
 from tests.fixtures.database import Database
 from tests.fixtures.services import until
-from tests.transitions.acts import EXECUTOR, final_state
 from tidewheel.executor.complete_in import Completion, CompletionConfig
 from tidewheel.transitions.claim import Started
 from tidewheel.transitions.installation import Installation
@@ -46,7 +46,7 @@ def effects(database: Database, run_id: UUID) -> int:
 def one_or_none(database: Database, run_id: UUID) -> bool:
     """Return True if effect and completion exist; fail if only one of them does."""
     there = effects(database, run_id)
-    ended = final_state(database, run_id) == ("succeeded", None)
+    ended = database.final_state(run_id) == ("succeeded", None)
     events = database.value("SELECT count(*) FROM outbox WHERE topic = %s", [database.installation.topics.completions])
     succeeded = "SELECT count(*) FROM ended_attempts WHERE run_id = %s AND outcome = 'succeeded'"
     attempts = database.value(succeeded, [run_id])

@@ -19,7 +19,6 @@ from tests.executor.handlers import GATES, handlers
 from tests.fixtures.database import Database
 from tests.fixtures.services import GROUP_VARIABLE, until
 from tests.relay.topics import make_topics
-from tests.transitions.acts import submit, trigger
 from tests.transitions.stepping import in_background
 from tidewheel.executor.handlers import Handler
 from tidewheel.executor.loop import Executor
@@ -107,9 +106,9 @@ class Executing:
         """Trigger a run of a handler (or of any target), under a job that is submitted when it is new."""
         key = f"{handler}-{sorted(job.items())}"[:255]
         if key not in self._jobs:
-            submit(self.database, key, target=handler, **job)
+            self.database.submit(key, target=handler, **job)
             self._jobs.add(key)
-        return trigger(self.database, key, **({} if payload is None else {"payload": payload}))
+        return self.database.trigger(key, **({} if payload is None else {"payload": payload}))
 
     def held(self, gate: str, handler: str = "acts.wait", **job: object) -> UUID:
         """Trigger a run that waits at a gate, and wait until it has begun."""

@@ -1,15 +1,19 @@
-"""Output of attempts is stored with their run, and forwarded to the log within limits."""
+"""Reports of an attempt: its output, its outcome, its events and its line of the log."""
 
 import asyncio
 import logging
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
+from dataclasses import replace
+from datetime import timedelta
 from functools import partial
 from typing import cast
 from uuid import UUID
 
 import pytest
 from confluent_kafka import Consumer
+from hypothesis import given
+from hypothesis import strategies as st
 from prometheus_client import REGISTRY
 
 from tests.executor import noisy_handlers
@@ -20,12 +24,27 @@ from tests.fixtures.database import Database
 from tests.fixtures.services import PATIENCE_SECONDS, until
 from tests.relay.topics import make_topics
 from tidewheel.clock import monotonic_seconds
+from tidewheel.errors import Cancel, Permanent, RetryAfter, Snooze
 from tidewheel.executor.attempt import Attempt
 from tidewheel.executor.attempt_output import OUTPUT_BYTES, Output
+from tidewheel.executor.end_log import EndLog
 from tidewheel.executor.handler_services import HandlerServices
+from tidewheel.executor.outcome import (
+    CANCELLED,
+    RELEASED,
+    Outcome,
+    failed,
+    from_exception,
+    succeeded,
+    timed_out,
+    trace_text,
+)
 from tidewheel.executor.output_capture import OutputTopic, captured
+from tidewheel.executor.record_outcomes import Recorded
 from tidewheel.executor.runners.python import PythonRunner
+from tidewheel.jobs.values import MAX_RESULT_BYTES
 from tidewheel.local.stack import StackInfo
+from tidewheel.runs import AttemptOutcome
 
 HANDLERS = noisy_handlers.handlers()
 
@@ -256,3 +275,169 @@ def test_output_is_dropped_and_counted_without_kafka(missed: Callable[[], float]
 @pytest.fixture
 def missed() -> Callable[[], float]:
     return lambda: REGISTRY.get_sample_value("tidewheel_output_bytes_dropped_total") or 0.0
+
+
+JOB = {"retry": {"max_attempts": 3, "backoff": "fixed", "initial": "2s", "jitter": "0%"}}
+ERROR = from_exception(ValueError("the order of ann@example.com"))
+
+
+def line(
+    caplog: pytest.LogCaptureFixture, attempt: Attempt, outcome: Outcome, recorded: Recorded, **settings: bool
+) -> str:
+    """Return the one line about an end; empty if there is none."""
+    caplog.clear()
+    with caplog.at_level(logging.INFO, "tidewheel.executor"):
+        EndLog(**settings).ends([(attempt, outcome)], recorded)
+    assert all(record.__dict__["job_key"] == "job" for record in caplog.records)
+    return "".join(record.getMessage() for record in caplog.records)
+
+
+def test_failure_is_logged_with_its_number_and_its_traceback(caplog: pytest.LogCaptureFixture) -> None:
+    told = line(caplog, attempt_of(JOB, number=7, failed_attempts=1), ERROR, Recorded(requeued=1))
+    assert told == "failure 2 of 3, retrying in 2 s: ValueError: the order of ann@example.com"
+    assert "ValueError: the order" in caplog.records[0].__dict__["trace"]
+    later = line(caplog, attempt_of(JOB), from_exception(RetryAfter(timedelta(minutes=10))), Recorded(requeued=1))
+    assert later.startswith("failure 1 of 3, retrying in 600 s: ")
+
+
+def test_log_without_errors_has_no_text_of_a_handler(caplog: pytest.LogCaptureFixture) -> None:
+    """A handler's exception may contain its payload: personal data, in a log that others read."""
+    for recorded in (Recorded(requeued=1), Recorded(superseded={RUN}), Recorded(completed={RUN})):
+        told = line(caplog, attempt_of(JOB), ERROR, recorded, errors=False)
+        assert told.endswith(": ValueError")
+        assert "ann@example.com" not in str(caplog.records[0].__dict__)
+
+
+def test_superseded_end_promises_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    told = line(caplog, attempt_of(JOB), ERROR, Recorded(superseded={RUN}))
+    assert told.startswith("a superseded report changes nothing: ValueError: ")
+    assert line(caplog, attempt_of(JOB), RELEASED, Recorded(superseded={RUN})) == "a superseded report changes nothing"
+
+
+def test_end_that_is_tried_again_is_not_logged_yet(caplog: pytest.LogCaptureFixture) -> None:
+    assert line(caplog, attempt_of(JOB), ERROR, Recorded(busy={RUN})) == ""
+
+
+def test_failures_and_releases_alone_are_logged_by_default(caplog: pytest.LogCaptureFixture) -> None:
+    attempt, cancelled = attempt_of(JOB), Outcome(AttemptOutcome.CANCELLED)
+    assert line(caplog, attempt, succeeded(None), Recorded()) == ""
+    assert line(caplog, attempt, cancelled, Recorded()) == ""
+    assert line(caplog, attempt, RELEASED, Recorded(requeued=1)) == "released"
+
+
+def test_end_that_is_never_recorded_is_logged_when_its_executor_ends(caplog: pytest.LogCaptureFixture) -> None:
+    EndLog().unrecorded([(attempt_of(JOB), ERROR)])
+    assert "is not recorded; the run goes back when this executor's lease is over: ValueError: the order" in caplog.text
+
+
+TRACE = f"00-{'a' * 32}-{'b' * 16}-01"
+RETRIES = {"retry": {"max_attempts": 4, "intervals": ["1ms"]}}
+
+
+@pytest.mark.kafka
+def test_starts_and_retries_are_events_in_the_order_of_the_run(executing: Executing) -> None:
+    database = executing.database
+    database.installation = replace(database.installation, run_events=True)
+    database.submit("fails-twice", target="acts.fail-until", **RETRIES)
+    run = database.trigger("fails-twice", payload=3, traceparent=TRACE)
+    with executing.running():
+        assert executing.ended(run).state == "succeeded"
+    events = [event for event in database.lifecycle() if event.run_id is not None]
+    assert {event.run_id for event in events} == {str(run)}
+    [completion] = database.completions()
+    assert [(event.type.split(".")[3], event.attempt, event.sequence, event.reason) for event in events] == [
+        ("started", 1, 1, None),
+        ("retrying", 1, 2, "failed"),
+        ("started", 2, 3, None),
+        ("retrying", 2, 4, "failed"),
+        ("started", 3, 5, None),
+    ]
+    assert completion.sequence == 6
+    assert {(event.job_id, event.job_key, event.job_version) for event in events} == {
+        (completion.job_id, completion.job_key, 1)
+    }
+    started, retrying = events[0], events[1]
+    assert started.detail == {"executor_id": completion.executor_id, "queue": "default", "lane": "standard"}
+    assert retrying.detail.keys() == {"next_attempt_at", "error_type", "error_message"}
+    assert len({event.event_id for event in events}) == 5
+    headers = database.rows("SELECT headers FROM outbox WHERE headers @> ARRAY[%s]::bytea[]", [str(run).encode()])
+    traces = [dict(zip(parts[::2], parts[1::2], strict=True))[b"traceparent"].decode() for (parts,) in headers]
+    assert traces == [TRACE] * 6  # of the completion too
+
+
+@pytest.mark.kafka
+def test_runs_have_no_events_before_their_end_by_default(executing: Executing) -> None:
+    with executing.running():
+        assert executing.run("acts.fail-until", 2, **RETRIES).state == "succeeded"
+    assert [event for event in executing.database.lifecycle() if event.run_id is not None] == []
+
+
+def test_handlers_exception_selects_the_outcome() -> None:
+    snoozed = from_exception(Snooze(5))
+    assert (snoozed.kind, snoozed.snooze) == (AttemptOutcome.SNOOZED, timedelta(seconds=5))
+    assert from_exception(Cancel()) == CANCELLED
+    later = from_exception(RetryAfter(timedelta(minutes=1)))
+    assert (later.kind, later.retry_after, later.permanent) == (AttemptOutcome.FAILED, timedelta(minutes=1), False)
+    never = from_exception(Permanent("no such address"))
+    assert (never.kind, never.permanent, never.error_message) == (AttemptOutcome.FAILED, True, "no such address")
+
+
+def test_unknown_exception_is_a_failure_with_its_trace() -> None:
+    def breaks() -> None:
+        _ = {"there": 1}["missing"]
+
+    with pytest.raises(KeyError) as caught:
+        breaks()
+    outcome = from_exception(caught.value)
+    assert (outcome.kind, outcome.error_type, outcome.error_message) == (AttemptOutcome.FAILED, "KeyError", "'missing'")
+    assert "in breaks" in (outcome.trace or "")
+
+
+def test_long_messages_push_no_frame_out_of_the_trace() -> None:
+    def breaks(size: int) -> None:
+        try:
+            _ = {"there": 1}["line of text\n" * size]
+        except KeyError as error:
+            message = "y" * size
+            raise ValueError(message) from error
+
+    with pytest.raises(ValueError, match="y") as caught:
+        breaks(200_000)
+    trace = from_exception(caught.value).trace or ""
+    assert len(trace) <= 32 * 1024
+    assert trace.count(__file__) == trace.count("in breaks") + 1 == 3
+    assert "KeyError: 'line of text" in trace
+    assert trace.endswith("y…\n")
+    deep = trace_text(
+        "Traceback (most recent call last):\n" + '  File "a.py", line 7, in f\n    f()\n' * 5000 + "E: " + "z" * 200_000
+    )
+    assert '  File "a.py", line 7, in f\n    f()\nE: zzz' in (deep or "")
+
+
+def test_too_large_result_is_a_permanent_failure() -> None:
+    assert succeeded(b"x" * MAX_RESULT_BYTES).kind is AttemptOutcome.SUCCEEDED
+    outcome = succeeded(b"x" * (MAX_RESULT_BYTES + 1))
+    assert (outcome.kind, outcome.error_type, outcome.permanent) == (AttemptOutcome.FAILED, "ResultTooLarge", True)
+    assert "65537 bytes, more than 65536" in (outcome.error_message or "")
+
+
+@given(st.text(), st.text())
+def test_texts_are_storable_and_bounded(kind: str, message: str) -> None:
+    outcome = failed(kind, message + "\x00" + "\udcff", trace="t" * 100_000)
+    for text in (outcome.error_type or "", outcome.error_message or "", outcome.trace or ""):
+        assert "\x00" not in text
+        text.encode()
+    assert len(failed("x" * 1000, "y" * 10_000).error_type or "") == 255
+    assert len(failed("x", "y" * 10_000).error_message or "") == 4096
+    assert len(outcome.trace or "") == 32 * 1024
+
+
+def test_timeout_names_its_kind() -> None:
+    outcome = timed_out("start_to_close", 1.5)
+    assert (outcome.error_type, outcome.error_message) == (
+        "timeout_start_to_close",
+        "start_to_close of 1.5 s has passed",
+    )
+    assert outcome.timeout == "start_to_close"
+    assert failed("timeout_of_its_own", "no").timeout is None
+    assert succeeded(None).timeout is None

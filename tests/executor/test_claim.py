@@ -11,8 +11,8 @@ from confluent_kafka import Consumer, Message
 
 from tests.executor.handlers import handlers
 from tests.executor.running import Executing, hold_row
+from tests.fixtures.acts import EXECUTOR
 from tests.fixtures.database import Database
-from tests.transitions.acts import EXECUTOR, open_run, requested_claim, submit, trigger
 from tests.transitions.stepping import in_background
 from tidewheel.errors import Unavailable
 from tidewheel.executor.claim import BatchClaimer, ClaimedRun, Claimer, LeaseLost
@@ -65,8 +65,8 @@ def claimer(database: Database, told: list[str] | None = None, *, silent: bool =
 
 @pytest.fixture
 def run_id(database: Database) -> UUID:
-    submit(database)
-    return trigger(database)
+    database.submit()
+    return database.trigger()
 
 
 def test_silent_executor_beats_before_it_claims(database: Database, run_id: UUID) -> None:
@@ -74,44 +74,44 @@ def test_silent_executor_beats_before_it_claims(database: Database, run_id: UUID
     database.execute(ENTER, [EXECUTOR])
     told: list[str] = []
     with pytest.raises(Unavailable, match="heartbeat is overdue"):
-        claimer(database, told, silent=True).claim([requested_claim(database, run_id)], source="message")
+        claimer(database, told, silent=True).claim([database.requested_claim(run_id)], source="message")
     assert told == ["lease lost"]
-    assert open_run(database, run_id).attempt == 0
+    assert database.open_run(run_id).attempt == 0
 
 
 def test_nothing_is_claimed_without_a_lease(database: Database, run_id: UUID) -> None:
     told: list[str] = []
     claiming = claimer(database, told)
     with pytest.raises(LeaseLost):
-        claiming.claim([requested_claim(database, run_id)], source="message")
+        claiming.claim([database.requested_claim(run_id)], source="message")
     assert told == ["lease lost"]
-    assert open_run(database, run_id).attempt == 0
+    assert database.open_run(run_id).attempt == 0
     database.execute(ENTER, [EXECUTOR])
-    assert len(claiming.claim([requested_claim(database, run_id)], source="message").started) == 1
+    assert len(claiming.claim([database.requested_claim(run_id)], source="message").started) == 1
 
 
 def test_claim_that_signals_notifies_executors(database: Database) -> None:
-    submit(database, overlap="skip")
+    database.submit(overlap="skip")
     database.execute(ENTER, [EXECUTOR])
     told: list[str] = []
     claiming = claimer(database, told)
-    claiming.claim([requested_claim(database, trigger(database))], source="message")
-    claiming.claim([requested_claim(database, trigger(database))], source="message")
+    claiming.claim([database.requested_claim(database.trigger())], source="message")
+    claiming.claim([database.requested_claim(database.trigger())], source="message")
     assert told == []
-    claiming.claim([requested_claim(database, trigger(database, overlap="cancel_other"))], source="message")
+    claiming.claim([database.requested_claim(database.trigger(overlap="cancel_other"))], source="message")
     assert told == [Channel.SIGNALS]
-    claiming.claim([requested_claim(database, trigger(database, overlap="terminate_other"))], source="message")
+    claiming.claim([database.requested_claim(database.trigger(overlap="terminate_other"))], source="message")
     assert told == [Channel.SIGNALS] * 2
 
 
 def test_run_without_a_key_starts_before_a_claim_waits_for_a_hot_key(database: Database) -> None:
     database.execute(ENTER, [EXECUTOR])
-    submit(database)
-    submit(database, "limited", concurrency_key={"key": "hot", "at_once": 9})
-    claims = [requested_claim(database, trigger(database, "limited"))._replace(keyed=True) for _ in range(2)]
+    database.submit()
+    database.submit("limited", concurrency_key={"key": "hot", "at_once": 9})
+    claims = [database.requested_claim(database.trigger("limited"))._replace(keyed=True) for _ in range(2)]
     assert len(claimer(database).claim(claims[:1], source="message").started) == 1
-    free = trigger(database)
-    parts = claimer(database).claim_in_parts([claims[1], requested_claim(database, free)], source="message")
+    free = database.trigger()
+    parts = claimer(database).claim_in_parts([claims[1], database.requested_claim(free)], source="message")
     with database.transaction() as other:
         other.execute("SELECT FROM run_keys FOR UPDATE")
         assert [one.run_id for one in next(parts)] == [free], "it has started while the key is held"
@@ -121,26 +121,26 @@ def test_run_without_a_key_starts_before_a_claim_waits_for_a_hot_key(database: D
 
 def test_run_with_a_key_is_claimed_beside_others_and_tried_once(database: Database) -> None:
     database.execute(ENTER, [EXECUTOR])
-    submit(database)
-    submit(database, "limited", concurrency_key="acme")
-    free, first, second = trigger(database), trigger(database, "limited"), trigger(database, "limited")
-    claims = [requested_claim(database, free)]
-    claims += [requested_claim(database, run)._replace(keyed=True) for run in (first, second)]
+    database.submit()
+    database.submit("limited", concurrency_key="acme")
+    free, first, second = database.trigger(), database.trigger("limited"), database.trigger("limited")
+    claims = [database.requested_claim(free)]
+    claims += [database.requested_claim(run)._replace(keyed=True) for run in (first, second)]
     claimed = claimer(database).claim(claims, source="message")
     assert {one.run_id for one in claimed.started} == {free, first}
     assert claimed.waiting == {second}
-    assert open_run(database, second).state == RunState.BUFFERED
+    assert database.open_run(second).state == RunState.BUFFERED
 
 
 def test_locked_active_run_is_tried_once_more_then_left_to_the_sweep(database: Database) -> None:
-    submit(database, overlap="skip")
+    database.submit(overlap="skip")
     database.execute(ENTER, [EXECUTOR])
     claiming = claimer(database)
-    [first] = claiming.claim([requested_claim(database, trigger(database))], source="message").started
-    second = requested_claim(database, trigger(database, overlap="terminate_other"))
+    [first] = claiming.claim([database.requested_claim(database.trigger())], source="message").started
+    second = database.requested_claim(database.trigger(overlap="terminate_other"))
     somebody = hold_row(database, first.run_id)
     assert claiming.claim([second], source="message").started == []
-    assert open_run(database, second.run_id).state == "queued"
+    assert database.open_run(second.run_id).state == "queued"
     waiting = in_background(lambda: claiming.claim([second], source="sweep"))
     somebody.rollback()
     assert len(waiting.result(30).started) + len(claiming.claim([second], source="sweep").started) == 1
@@ -150,16 +150,16 @@ def test_runs_claimed_before_an_error_of_the_others_start(fresh_database: Databa
     """Runs that meet others are claimed after the rest, in a transaction of their own."""
     database = fresh_database
     database.execute(REFUSE_ACTIVE_RUNS)
-    submit(database, overlap="skip")
-    submit(database, "free", overlap="allow_all")
+    database.submit(overlap="skip")
+    database.submit("free", overlap="allow_all")
     database.execute(ENTER, [EXECUTOR])
-    meeting = [requested_claim(database, trigger(database)) for _ in range(2)]
-    free = requested_claim(database, trigger(database, "free"))
+    meeting = [database.requested_claim(database.trigger()) for _ in range(2)]
+    free = database.requested_claim(database.trigger("free"))
     claimed = claimer(database).claim([*meeting, free], source="message")
     assert [each.run_id for each in claimed.started] == [free.run_id]
     with pytest.raises(psycopg.errors.DataError):
         claimer(database).claim(meeting, source="message")
-    assert {open_run(database, each.run_id).state for each in meeting} == {"queued"}
+    assert {database.open_run(each.run_id).state for each in meeting} == {"queued"}
 
 
 # Of a cancellation of this release, and of one of 0.1.
@@ -173,15 +173,15 @@ CANCELLING: tuple[LiteralString, ...] = (
 def test_no_claim_begins_while_a_cancellation_is_written(database: Database, lock: LiteralString) -> None:
     """A kept plan takes the lock too: the executor's sessions plan a claim once."""
     database.execute(ENTER, [EXECUTOR])
-    submit(database, overlap="allow_all")
+    database.submit(overlap="allow_all")
     mine = Claimer(
         Session(database.url, "test", options=UNIFORM), database.installation, EXECUTOR, Shutdown(),
         lease_lost=lambda: None, notify=lambda _: None,
     )  # fmt: skip
     for _ in range(7):
-        wanted = [requested_claim(database, trigger(database))]
+        wanted = [database.requested_claim(database.trigger())]
         assert len(mine.claim(wanted, source="message").started) == 1
-    wanted = [requested_claim(database, trigger(database))]
+    wanted = [database.requested_claim(database.trigger())]
     with database.transaction() as cancelling:
         cancelling.execute(lock)
         with pytest.raises(Unavailable):
@@ -228,19 +228,19 @@ def test_lost_commit_of_a_claim_is_read_back(
 ) -> None:
     """The server dies on the first COMMIT: that transaction starts no run; the next one wins."""
     fresh_database.execute(KILL_FIRST_COMMIT)
-    submit(fresh_database)
-    wanted = requested_claim(fresh_database, trigger(fresh_database))
+    fresh_database.submit()
+    wanted = fresh_database.requested_claim(fresh_database.trigger())
     fresh_database.execute(ENTER, [EXECUTOR])
     claiming = claimer(fresh_database)
     [started] = claiming.claim([wanted], source="message").started
-    assert started.attempt == open_run(fresh_database, wanted.run_id).attempt == 1
+    assert started.attempt == fresh_database.open_run(wanted.run_id).attempt == 1
 
 
 def test_claims_of_another_thread_are_not_read_back(fresh_database: Database) -> None:
     """The message's claim is committed; the sweep's, of that run and another, loses its COMMIT's answer."""
-    submit(fresh_database)
+    fresh_database.submit()
     fresh_database.execute(ENTER, [EXECUTOR])
-    first, second = (requested_claim(fresh_database, trigger(fresh_database)) for _ in range(2))
+    first, second = (fresh_database.requested_claim(fresh_database.trigger()) for _ in range(2))
     assert len(claimer(fresh_database).claim([first], source="message").started) == 1
     fresh_database.execute(KILL_FIRST_COMMIT)
     started = claimer(fresh_database).claim([first, second], source="sweep").started
@@ -253,23 +253,22 @@ def test_runs_claimed_under_a_lease_that_ended_do_not_start_with_those_read_back
     """The free run is claimed first; a reaper takes it while the claim of the others loses its COMMIT."""
     database = fresh_database
     database.execute(KILL_FIRST_COMMIT.replace("AFTER UPDATE ON job_runs", "AFTER INSERT ON active_runs"))
-    submit(database, overlap="skip")
-    submit(database, "free", overlap="allow_all")
+    database.submit(overlap="skip")
+    database.submit("free", overlap="allow_all")
     database.execute(ENTER, [EXECUTOR])
-    meeting = [requested_claim(database, trigger(database)) for _ in range(2)]
-    free = requested_claim(database, trigger(database, "free"))
+    meeting = [database.requested_claim(database.trigger()) for _ in range(2)]
+    free = database.requested_claim(database.trigger("free"))
     first, second, read = Lease(math.inf), Lease(math.inf), list[Lease]()
 
     def lease() -> Lease:
         """Return the lease, which is the second once the first claim is committed."""
-        run = open_run(database, free.run_id)
+        run = database.open_run(free.run_id)
         if run.state == "running":
-            with database.transaction() as connection:
-                requeue_runs(
-                    connection,
-                    database.installation,
-                    [Requeue(free.run_id, run.attempt, EXECUTOR, AttemptOutcome.LOST, error_type="Lost")],
-                )
+            database.within(
+                requeue_runs,
+                database.installation,
+                [Requeue(free.run_id, run.attempt, EXECUTOR, AttemptOutcome.LOST, error_type="Lost")],
+            )
             first.end()
         read.append(second if first.is_over() else first)
         return read[-1]

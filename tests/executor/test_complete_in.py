@@ -25,31 +25,9 @@ from tests.executor.own_transactions import (
     wait_gone,
     work,
 )
+from tests.fixtures.acts import EXECUTOR, about, ending, submission
 from tests.fixtures.database import ClockedDatabase, Database, Template
 from tests.scheduler.firing import fire_due
-from tests.transitions.acts import (
-    EXECUTOR,
-    about,
-    active_run_of,
-    apply_batch,
-    attempts,
-    begin,
-    begun,
-    claim,
-    completions,
-    end,
-    ending,
-    final_state,
-    job_runs,
-    open_run,
-    requested_claim,
-    requests,
-    requeue,
-    submission,
-    submit,
-    succeed,
-    trigger,
-)
 from tests.transitions.stepping import in_background, until_blocked
 from tidewheel.clock import SystemClock
 from tidewheel.control.client.enqueue import enqueue
@@ -84,7 +62,7 @@ def made(clocked_template: Template) -> Iterator[ClockedDatabase]:
 @pytest.fixture
 def shop(made: ClockedDatabase) -> Iterator[ClockedDatabase]:
     """The same, empty but for one job."""
-    submit(made, overlap="allow_all")
+    made.submit(overlap="allow_all")
     made.execute("TRUNCATE outbox")
     yield made
     made.close()
@@ -104,53 +82,52 @@ def own(shop: Database) -> Iterator[Own]:
 
 def chained(shop: Database, **job: object) -> Started:
     """Begin the first run of a job with a fixed delay."""
-    submit(shop, "chained", schedule={"fixed_delay": "60s"}, **job)
+    shop.submit("chained", schedule={"fixed_delay": "60s"}, **job)
     fire_due(shop)
-    [run] = job_runs(shop)
-    return begin(shop, run.run_id)
+    [run] = shop.job_runs()
+    return shop.begin(run.run_id)
 
 
 def apply_effects(database: Database) -> int:
-    with database.transaction() as connection:
-        return apply_deferred_effects(connection, database.installation)
+    return database.within(apply_deferred_effects, database.installation)
 
 
 def test_commit_ends_the_run_with_effect_result_and_event(shop: Database, own: Own) -> None:
-    started = begun(shop)
+    started = shop.begun()
     work(own, completion(shop, started), {"sent": 1})
     assert not one_or_none(shop, started.run_id)
     own.commit()
     assert one_or_none(shop, started.run_id)
-    [event] = completions(shop)
+    [event] = shop.completions()
     assert (event.run_id, event.result, event.executor_id) == (str(started.run_id), b'{"sent":1}', str(EXECUTOR))
-    assert attempts(shop, started.run_id) == [(1, "succeeded")]
-    assert job_runs(shop) == []
+    assert shop.attempts(started.run_id) == [(1, "succeeded")]
+    assert shop.job_runs() == []
 
 
 def test_late_report_after_completion_changes_nothing(shop: Database, own: Own) -> None:
-    started = begun(shop)
+    started = shop.begun()
     work(own, completion(shop, started))
     own.commit()
-    late = end(shop, ending(started, RunState.FAILED, error_type="ValueError"))
+    late = shop.end(ending(started, RunState.FAILED, error_type="ValueError"))
     assert late.superseded == {started.run_id}
-    assert requeue(shop, started, AttemptOutcome.FAILED).busy == set()
+    assert shop.requeue(started, AttemptOutcome.FAILED).busy == set()
     assert one_or_none(shop, started.run_id)
 
 
 def test_rollback_leaves_the_attempt_running(shop: Database, own: Own) -> None:
-    started = begun(shop)
+    started = shop.begun()
     done = completion(shop, started)
     work(own, done)
     own.rollback()
     assert not one_or_none(shop, started.run_id)
-    assert open_run(shop, started.run_id).state == "running"
+    assert shop.open_run(started.run_id).state == "running"
     work(own, done)
     own.commit()
     assert one_or_none(shop, started.run_id)
 
 
 def test_rolled_back_savepoint_undoes_the_completion(shop: Database, own: Own) -> None:
-    started = begun(shop)
+    started = shop.begun()
     done = completion(shop, started)
     with own.transaction():
         with own.transaction(force_rollback=True):
@@ -160,20 +137,20 @@ def test_rolled_back_savepoint_undoes_the_completion(shop: Database, own: Own) -
 
 
 def gone_back(shop: Database, started: Started) -> None:
-    requeue(shop, started, AttemptOutcome.LOST)
+    shop.requeue(started, AttemptOutcome.LOST)
 
 
 def taken_over(shop: Database, started: Started) -> None:
-    requeue(shop, started, AttemptOutcome.LOST)
-    begin(shop, started.run_id)
+    shop.requeue(started, AttemptOutcome.LOST)
+    shop.begin(started.run_id)
 
 
 def request_cancel(shop: Database, started: Started) -> None:
-    apply_batch(shop, {"type": "run.cancel", "run_id": str(started.run_id)})
+    shop.apply_batch({"type": "run.cancel", "run_id": str(started.run_id)})
 
 
 def timed_out(shop: Database, started: Started) -> None:
-    end(shop, ending(started, RunState.TIMED_OUT, reason="start_to_close"))
+    shop.end(ending(started, RunState.TIMED_OUT, reason="start_to_close"))
 
 
 @pytest.mark.parametrize("what", [gone_back, taken_over, request_cancel, timed_out], ids=lambda what: what.__name__)
@@ -181,28 +158,19 @@ def test_superseded_attempt_never_commits_its_effect(
     shop: Database, own: Own, what: Callable[[Database, Started], None]
 ) -> None:
     """Whatever its code does with the error: the transaction has failed."""
-    started = begun(shop)
+    started = shop.begun()
     own.execute(EFFECT, [started.run_id, started.attempt])
     what(shop, started)
     with pytest.raises(AttemptOver, match=f"attempt 1 of run {started.run_id} is over"):
         completion(shop, started).complete_in(own, None)
     own.commit()
     assert effects(shop, started.run_id) == 0
-    assert final_state(shop, started.run_id)[0] != "succeeded"
-
-
-def test_cancelled_run_ends_without_its_effect(shop: Database, own: Own) -> None:
-    started = begun(shop)
-    request_cancel(shop, started)
-    with pytest.raises(AttemptOver), own.transaction():
-        work(own, completion(shop, started))
-    succeed(shop, started)
-    assert (final_state(shop, started.run_id)[0], effects(shop, started.run_id)) == ("cancelled", 0)
+    assert shop.final_state(started.run_id)[0] != "succeeded"
 
 
 def test_completion_waits_for_a_concurrent_cancel(shop: Database, own: Own) -> None:
     for gives_up in (False, True):
-        started = begun(shop)
+        started = shop.begun()
         done = completion(shop, started)
         other = shop.connection()
         other.execute("UPDATE job_runs SET attempt = attempt + 1 WHERE run_id = %s", [started.run_id])
@@ -223,7 +191,7 @@ def test_completion_waits_for_a_concurrent_cancel(shop: Database, own: Own) -> N
 
 def test_effect_is_never_committed_if_the_run_did_not_end(shop: Database) -> None:
     """The trigger represents any reason for which the end changes no row."""
-    started = begun(shop)
+    started = shop.begun()
     with psycopg.connect(shop.url) as owner:
         owner.execute(KEEP_OPEN)
         with pytest.raises(AttemptOver):
@@ -232,7 +200,7 @@ def test_effect_is_never_committed_if_the_run_did_not_end(shop: Database) -> Non
 
 
 def test_duplicate_call_in_a_transaction_fails_it(shop: Database, own: Own) -> None:
-    started = begun(shop)
+    started = shop.begun()
     done = completion(shop, started)
     work(own, done)
     with pytest.raises(AttemptOver):
@@ -242,24 +210,24 @@ def test_duplicate_call_in_a_transaction_fails_it(shop: Database, own: Own) -> N
 
 
 def test_lost_commit_ends_the_run_once(shop: Database, own: Own) -> None:
-    started = begun(shop)
+    started = shop.begun()
     work(own, completion(shop, started))
     lose_commit(own)
     wait_gone(shop)
     if not one_or_none(shop, started.run_id):
-        requeue(shop, started, AttemptOutcome.FAILED)
+        shop.requeue(started, AttemptOutcome.FAILED)
         with psycopg.connect(shop.url) as again:
-            work(again, completion(shop, begin(shop, started.run_id)))
+            work(again, completion(shop, shop.begin(started.run_id)))
     assert one_or_none(shop, started.run_id)
 
 
 def test_enqueued_run_commits_with_the_completion_or_not_at_all(shop: Database, own: Own) -> None:
-    started = begun(shop)
+    started = shop.begun()
     for ends in (own.rollback, own.commit):
         enqueue(own, "job", request_id="next")
         work(own, completion(shop, started))
         ends()
-    assert [run.cause for run in job_runs(shop)] == ["trigger"]
+    assert [run.cause for run in shop.job_runs()] == ["trigger"]
     assert one_or_none(shop, started.run_id)
 
 
@@ -268,36 +236,36 @@ def test_long_transaction_does_not_block_its_job(shop: Database, own: Own) -> No
     started = chained(shop, pause_on_failure=3)
     shop.execute("UPDATE jobs SET consecutive_failures = 2 WHERE key = 'chained'")
     work(own, completion(shop, started))
-    apply_batch(shop, about("job.pause", "chained"))
-    apply_batch(shop, about("job.resume", "chained"))
-    second = trigger(shop, "chained", overlap="buffer_all")
-    assert claim(shop, second).started == []
+    shop.apply_batch(about("job.pause", "chained"))
+    shop.apply_batch(about("job.resume", "chained"))
+    second = shop.trigger("chained", overlap="buffer_all")
+    assert shop.claim(second).started == []
     own.commit()
     assert one_or_none(shop, started.run_id)
 
 
 def test_active_run_is_transferred_after_the_commit(shop: Database, own: Own) -> None:
-    submit(shop, "single", schedule="@every 1h", overlap="buffer_all")
-    started = begun(shop, "single")
-    second = trigger(shop, "single")
-    claim(shop, second)
-    job = open_run(shop, second).job_id
+    shop.submit("single", schedule="@every 1h", overlap="buffer_all")
+    started = shop.begun("single")
+    second = shop.trigger("single")
+    shop.claim(second)
+    job = shop.open_run(second).job_id
     work(own, completion(shop, started))
     assert apply_effects(shop) == 0
     own.commit()
-    assert (open_run(shop, second).state, active_run_of(shop, job)) == ("buffered", started.run_id)
+    assert (shop.open_run(second).state, shop.active_run_of(job)) == ("buffered", started.run_id)
     assert apply_effects(shop) == 1
-    assert (open_run(shop, second).state, active_run_of(shop, job)) == ("queued", second)
-    assert str(second) in {request.run_id for request in requests(shop)}
+    assert (shop.open_run(second).state, shop.active_run_of(job)) == ("queued", second)
+    assert str(second) in {request.run_id for request in shop.requests()}
     assert shop.count("deferred_effects") == 0
 
 
 def test_long_transaction_of_an_old_run_delays_no_progress(shop: ClockedDatabase, own: Own) -> None:
     """The end of such a run moves its inputs, where its attempts keep their progress."""
     shop.stop_clock()
-    run_id = trigger(shop, payload="kept")
+    run_id = shop.trigger(payload="kept")
     ended_at = shop.advance(timedelta(hours=30))
-    old, other = begin(shop, run_id), begun(shop)
+    old, other = shop.begin(run_id), shop.begun()
     reports = [ProgressReport(each.run_id, each.attempt, EXECUTOR, progress=b"1") for each in (old, other)]
     session = shop.session(options=UNIFORM)
 
@@ -324,8 +292,8 @@ def test_run_is_active_until_its_completion_commits(
     committed: bool,  # noqa: FBT001
 ) -> None:
     """Its job skips at once what comes meanwhile, also if it started alone, without an active run."""
-    submit(shop, "single", schedule="@every 1h", overlap="skip")
-    wanted = requested_claim(shop, trigger(shop, "single"))
+    shop.submit("single", schedule="@every 1h", overlap="skip")
+    wanted = shop.requested_claim(shop.trigger("single"))
     with shop.session(options=UNIFORM).transaction() as connection:
         if alone:
             [started] = claim_uniform(connection, [wanted], executor_id=EXECUTOR)
@@ -333,29 +301,29 @@ def test_run_is_active_until_its_completion_commits(
             [started] = claim_runs(connection, shop.installation, [wanted], executor_id=EXECUTOR).started
     assert shop.count("active_runs") == (0 if alone else 1)
     work(own, completion(shop, started))
-    meanwhile = trigger(shop, "single")
-    assert claim(shop, meanwhile).overlaps.skipped == {meanwhile}
+    meanwhile = shop.trigger("single")
+    assert shop.claim(meanwhile).overlaps.skipped == {meanwhile}
     if committed:
         own.commit()
-        assert (effects(shop, started.run_id), final_state(shop, started.run_id)) == (1, ("succeeded", None))
+        assert (effects(shop, started.run_id), shop.final_state(started.run_id)) == (1, ("succeeded", None))
         ends = shop.rows("SELECT run_id FROM finished_runs ORDER BY finished_at")
         assert ends == [(started.run_id,), (meanwhile,)], "by the time of the call, not of the commit"
-        assert begun(shop, "single").attempt == 1
+        assert shop.begun("single").attempt == 1
     else:
         own.rollback()
-        assert open_run(shop, started.run_id).state == "running"
-        later = trigger(shop, "single")
-        assert claim(shop, later).overlaps.skipped == {later}
+        assert shop.open_run(started.run_id).state == "running"
+        later = shop.trigger("single")
+        assert shop.claim(later).overlaps.skipped == {later}
 
 
 def test_new_run_does_not_need_deferred_effects_applied(shop: Database, own: Own) -> None:
-    submit(shop, "single", schedule="@every 1h", overlap="skip")
-    started = begun(shop, "single")
+    shop.submit("single", schedule="@every 1h", overlap="skip")
+    started = shop.begun("single")
     work(own, completion(shop, started))
     own.commit()
-    newcomer = begun(shop, "single")
+    newcomer = shop.begun("single")
     assert apply_effects(shop) == 1
-    assert active_run_of(shop, open_run(shop, newcomer.run_id).job_id) == newcomer.run_id
+    assert shop.active_run_of(shop.open_run(newcomer.run_id).job_id) == newcomer.run_id
 
 
 def test_fixed_delay_counts_from_the_completion(shop: ClockedDatabase, own: Own) -> None:
@@ -389,9 +357,9 @@ def test_change_before_deferred_effects_fires_nothing_sooner(
     ended = shop.now()
     own.commit()
     for document in change:
-        apply_batch(shop, document)
+        shop.apply_batch(document)
     fire_due(shop)
-    assert job_runs(shop) == []
+    assert shop.job_runs() == []
     apply_effects(shop)
     assert shop.rows("SELECT due_at, hold_reason FROM timers") == [(ended + MINUTE, None)]
 
@@ -400,23 +368,23 @@ def test_edit_before_deferred_effects_is_kept(shop: ClockedDatabase, own: Own) -
     shop.stop_clock()
     work(own, completion(shop, chained(shop)))
     own.commit()
-    submit(shop, "chained", schedule={"cron": "0 0 1 1 *"})
+    shop.submit("chained", schedule={"cron": "0 0 1 1 *"})
     before = shop.rows("SELECT due_at, hold_reason FROM timers")
     apply_effects(shop)
     assert shop.rows("SELECT due_at, hold_reason FROM timers") == before
 
 
 def test_completion_resets_consecutive_failures(shop: Database, own: Own) -> None:
-    submit(shop, "fragile", overlap="allow_all", pause_on_failure=3)
-    end(shop, ending(begun(shop, "fragile"), RunState.FAILED, error_type="E"))
-    work(own, completion(shop, begun(shop, "fragile")))
+    shop.submit("fragile", overlap="allow_all", pause_on_failure=3)
+    shop.end(ending(shop.begun("fragile"), RunState.FAILED, error_type="E"))
+    work(own, completion(shop, shop.begun("fragile")))
     own.commit()
     assert apply_effects(shop) == 1
     assert shop.value("SELECT consecutive_failures FROM jobs WHERE key = 'fragile'") == 0
 
 
 def test_job_without_follow_ups_stores_no_deferred_effects(shop: Database, own: Own) -> None:
-    work(own, completion(shop, begun(shop)))
+    work(own, completion(shop, shop.begun()))
     own.commit()
     assert shop.count("deferred_effects") == 0
 
@@ -424,7 +392,7 @@ def test_job_without_follow_ups_stores_no_deferred_effects(shop: Database, own: 
 def test_missing_partition_exists_for_the_next_try(shop: ClockedDatabase, own: Own) -> None:
     """An operator has dropped it: the transaction that meets it is lost, and no other."""
     day = day_of(shop.stop_clock())
-    started = begun(shop)
+    started = shop.begun()
     shop.execute(sql.SQL("DROP TABLE {}").format(sql.Identifier(f"finished_runs_{day:%Y%m%d}")))
     with pytest.raises(Unavailable, match=r'no partition of relation "finished_runs" .*; it exists now: roll back'):
         work(own, completion(shop, started))
@@ -436,7 +404,7 @@ def test_missing_partition_exists_for_the_next_try(shop: ClockedDatabase, own: O
 
 
 def test_connection_keeps_its_settings(shop: Database) -> None:
-    started = begun(shop)
+    started = shop.begun()
     kind = psycopg.ClientCursor[DictRow]
     with psycopg.Connection[DictRow].connect(shop.url, row_factory=dict_row, cursor_factory=kind) as own:
         own.adapters.register_loader("uuid", TextLoader)
@@ -447,11 +415,11 @@ def test_connection_keeps_its_settings(shop: Database) -> None:
         assert own.execute("SHOW transaction_isolation").fetchone() == {"transaction_isolation": "repeatable read"}
         assert own.execute("SELECT run_id FROM runs").fetchone() == {"run_id": str(started.run_id)}
         assert (own.row_factory, own.cursor_factory) == (dict_row, kind)
-    assert final_state(shop, started.run_id)[0] == "succeeded"
+    assert shop.final_state(started.run_id)[0] == "succeeded"
 
 
 def test_connection_keeps_its_prepared_statements_and_notifications(shop: Database, own: Own) -> None:
-    started = begun(shop)
+    started = shop.begun()
     own.prepare_threshold = 0
     own.execute("LISTEN shop")
     own.commit()
@@ -467,7 +435,7 @@ def test_connection_keeps_its_prepared_statements_and_notifications(shop: Databa
 
 @pytest.mark.parametrize("result", [object(), "x" * 70_000], ids=["unwritable", "too large"])
 def test_unstorable_result_is_refused_before_any_write(shop: Database, own: Own, result: object) -> None:
-    started = begun(shop)
+    started = shop.begun()
     with pytest.raises(InvalidInput) as caught:
         work(own, completion(shop, started), result)
     assert [error.path for error in caught.value.errors] == ["result"]
@@ -485,7 +453,7 @@ def refusal(done: Completion, connection: object) -> str:
 
 
 def test_unusable_connection_is_refused_with_a_remedy(shop: Database, info: StackInfo, own: Own) -> None:
-    started = begun(shop)
+    started = shop.begun()
     done = completion(shop, started)
     with psycopg.connect(shop.url, autocommit=True) as bare:
         assert "on autocommit, outside a transaction" in refusal(done, bare)

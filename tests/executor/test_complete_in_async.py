@@ -1,6 +1,8 @@
-"""Completions and triggers on asynchronous connections, without foreign statements in between."""
+"""Completions on asynchronous connections, and in processes that die at any statement."""
 
 import asyncio
+import multiprocessing
+import signal
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import asynccontextmanager
 
@@ -8,16 +10,25 @@ import psycopg
 import pytest
 from psycopg.rows import TupleRow
 
-from tests.executor.own_transactions import EFFECT, MAKE_EFFECTS, completion, effects, one_or_none
+from tests.executor.own_transactions import (
+    EFFECT,
+    MAKE_EFFECTS,
+    completion,
+    die_at,
+    effects,
+    one_or_none,
+    wait_gone,
+    work,
+)
 from tests.executor.running import hold_row
 from tests.fixtures.database import Database, Template
 from tests.fixtures.services import until
-from tests.transitions.acts import begun, job_runs, requeue, submit
 from tidewheel.control.client.enqueue import enqueue, enqueue_async
 from tidewheel.errors import AttemptOver, InvalidInput, Refused
 from tidewheel.postgres.caller_connection import use_async_connection
 from tidewheel.postgres.session import Conn
 from tidewheel.runs import AttemptOutcome
+from tidewheel.transitions.deferred_effects import apply_deferred_effects
 
 Own = psycopg.AsyncConnection[TupleRow]
 
@@ -27,7 +38,7 @@ def made(template: Template) -> Iterator[Database]:
     """A database that holds an application's rows beside Tidewheel's, and one job."""
     database = Database(template.copy(), template.installation)
     database.execute(MAKE_EFFECTS)
-    submit(database, overlap="allow_all")
+    database.submit(overlap="allow_all")
     yield database
     database.close()
 
@@ -48,7 +59,7 @@ async def connected(shop: Database, *, autocommit: bool = False) -> AsyncGenerat
 
 
 async def test_run_is_completed_with_its_effect(shop: Database) -> None:
-    started = begun(shop)
+    started = shop.begun()
     async with connected(shop) as own:
         for ends in (own.rollback, own.commit):
             await own.execute(EFFECT, [started.run_id, 1])
@@ -59,7 +70,7 @@ async def test_run_is_completed_with_its_effect(shop: Database) -> None:
 
 
 async def test_run_is_completed_in_a_transaction_block_on_autocommit(shop: Database) -> None:
-    started = begun(shop)
+    started = shop.begun()
     async with connected(shop, autocommit=True) as own:
         done = completion(shop, started)
         with pytest.raises(InvalidInput, match="on autocommit, outside a transaction"):
@@ -71,10 +82,10 @@ async def test_run_is_completed_in_a_transaction_block_on_autocommit(shop: Datab
 
 
 async def test_superseded_attempt_never_commits_its_effect(shop: Database) -> None:
-    started = begun(shop)
+    started = shop.begun()
     async with connected(shop) as own:
         await own.execute(EFFECT, [started.run_id, 1])
-        requeue(shop, started, AttemptOutcome.LOST)
+        shop.requeue(started, AttemptOutcome.LOST)
         with pytest.raises(AttemptOver):
             await completion(shop, started).complete_in_async(own, None)
         await own.commit()
@@ -82,7 +93,7 @@ async def test_superseded_attempt_never_commits_its_effect(shop: Database) -> No
 
 
 async def test_concurrent_use_of_one_connection_is_serialized(shop: Database) -> None:
-    started = begun(shop)
+    started = shop.begun()
     async with connected(shop) as own:
 
         async def busy() -> None:
@@ -98,12 +109,12 @@ async def test_concurrent_use_of_one_connection_is_serialized(shop: Database) ->
         await asyncio.gather(*others)
         await own.commit()
     assert one_or_none(shop, started.run_id)
-    assert len(job_runs(shop)) == 5
+    assert len(shop.job_runs()) == 5
 
 
 async def test_cancelled_completion_leaves_the_connection_usable(shop: Database) -> None:
     """A statement that waits for a lock is cancelled on the server, and the transaction can roll back."""
-    started = begun(shop)
+    started = shop.begun()
     other = hold_row(shop, started.run_id)
     async with connected(shop) as own:
         await own.execute(EFFECT, [started.run_id, 1])
@@ -134,13 +145,13 @@ async def test_trigger_commits_or_rolls_back_with_the_callers_rows(shop: Databas
             await enqueue_async(own, "jbo")
         assert await enqueue_async(own, "job", {"cents": 900}, request_id="order-1") == run
         await own.commit()
-        assert [found.run_id for found in job_runs(shop)] == [run]
+        assert [found.run_id for found in shop.job_runs()] == [run]
 
 
 async def test_trigger_on_autocommit_commits_at_once(shop: Database) -> None:
     async with connected(shop, autocommit=True) as own:
         await enqueue_async(own, "job")
-        assert len(job_runs(shop)) == 1
+        assert len(shop.job_runs()) == 1
 
 
 async def test_wrong_kind_of_connection_is_refused_with_the_right_call(shop: Database) -> None:
@@ -152,3 +163,41 @@ async def test_wrong_kind_of_connection_is_refused_with_the_right_call(shop: Dat
             enqueue(own, "job")  # type: ignore[arg-type]  # which is what is tested
         with psycopg.connect(shop.url) as sync, pytest.raises(InvalidInput, match="call the one without _async"):
             await use_async_connection(sync, never)  # type: ignore[arg-type]
+
+
+_PROCESSES = multiprocessing.get_context("forkserver")
+_MAX_STEPS = 100
+_PATIENCE_SECONDS = 60
+
+
+@pytest.mark.slow
+def test_crash_between_any_two_statements_leaves_one_effect(fresh_database: Database) -> None:
+    """The job may not overlap, so that the completion writes all there is to write."""
+    shop = fresh_database
+    shop.execute(MAKE_EFFECTS)
+    shop.submit(schedule="@every 1h", overlap="buffer_all", pause_on_failure=5)
+    ends: list[bool] = []
+    for step in range(1, _MAX_STEPS):
+        shop.execute("TRUNCATE outbox")
+        started = shop.begun()
+        doomed = _PROCESSES.Process(target=die_at, args=(step, shop.url, shop.installation, started))
+        doomed.start()
+        doomed.join(_PATIENCE_SECONDS)
+        assert doomed.exitcode in {0, -signal.SIGKILL}
+        wait_gone(shop)
+        ends.append(one_or_none(shop, started.run_id))
+        if not ends[-1]:
+            # What the reaper does; the next attempt is the one that counts.
+            shop.requeue(started, AttemptOutcome.LOST)
+            with psycopg.connect(shop.url) as again:
+                work(again, completion(shop, shop.begin(started.run_id)))
+        assert effects(shop, started.run_id) == 1
+        with shop.transaction() as connection:
+            assert apply_deferred_effects(connection, shop.installation) == 1
+        assert shop.count("active_runs") == shop.count("job_runs") == 0
+        if doomed.exitcode == 0:
+            break
+    # Everything up to COMMIT leaves nothing, everything after it all.
+    assert ends == sorted(ends)
+    assert ends.count(True) >= 2
+    assert ends.count(False) > 20

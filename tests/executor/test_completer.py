@@ -14,22 +14,9 @@ import pytest
 from psycopg import sql
 
 from tests.executor.running import hold_row
+from tests.fixtures.acts import EXECUTOR
 from tests.fixtures.database import Database
 from tests.fixtures.services import until
-from tests.transitions.acts import (
-    EXECUTOR,
-    attempts,
-    begin,
-    begun,
-    completions,
-    final_state,
-    job_runs,
-    open_run,
-    requests,
-    requeue,
-    submit,
-    trigger,
-)
 from tidewheel.errors import Snooze
 from tidewheel.executor import completer as completer_module
 from tidewheel.executor import record_outcomes
@@ -94,14 +81,14 @@ def _ignore(*_: object) -> None:
 
 def attempt_at(database: Database, started: Started) -> Attempt:
     """The attempt that a claim is, as the executor has it."""
-    [request] = [r for r in requests(database) if r.run_id == str(started.run_id) and r.attempt == started.attempt]
+    [request] = [r for r in database.requests() if r.run_id == str(started.run_id) and r.attempt == started.attempt]
     definition = decode(request.definition, JobDefinition)
     return Attempt(started, request, definition, on_report=_ignore, on_release=_ignore)
 
 
 @pytest.fixture
 def with_job(database: Database) -> Database:
-    submit(database, **SLOW)
+    database.submit(**SLOW)
     return database
 
 
@@ -114,38 +101,38 @@ def test_batch_of_different_outcomes_records_each(with_job: Database) -> None:
         (RELEASED, "queued"),
         (CANCELLED, "cancelled"),
     ]
-    items = [(attempt_at(with_job, begun(with_job)), outcome, state) for outcome, state in told]
+    items = [(attempt_at(with_job, with_job.begun()), outcome, state) for outcome, state in told]
     with completing(with_job) as completer:
         for attempt, outcome, _ in items:
             completer.add(attempt, outcome)
         assert completer.drain(30)
         assert completer.backlog() == 0
-    still_open = {run.run_id: run.state for run in job_runs(with_job)}
+    still_open = {run.run_id: run.state for run in with_job.job_runs()}
     for attempt, _, state in items:
-        found = still_open.get(attempt.run_id) or final_state(with_job, attempt.run_id)[0]
+        found = still_open.get(attempt.run_id) or with_job.final_state(attempt.run_id)[0]
         assert found == state
 
 
 def test_last_counted_attempt_ends_the_run(with_job: Database) -> None:
-    started = begun(with_job)
-    requeue(with_job, started, AttemptOutcome.FAILED)
-    second = begin(with_job, started.run_id)
+    started = with_job.begun()
+    with_job.requeue(started, AttemptOutcome.FAILED)
+    second = with_job.begin(started.run_id)
     record(with_job, attempt_at(with_job, second), failed("ValueError", "again"))
-    assert final_state(with_job, started.run_id) == ("failed", None)
+    assert with_job.final_state(started.run_id) == ("failed", None)
 
 
 def test_lost_and_released_attempts_are_not_counted(with_job: Database) -> None:
-    run_id = trigger(with_job)
+    run_id = with_job.trigger()
     for outcome in (AttemptOutcome.LOST, AttemptOutcome.RELEASED, AttemptOutcome.LOST):
-        requeue(with_job, begin(with_job, run_id), outcome)
-    fourth = begin(with_job, run_id)
+        with_job.requeue(with_job.begin(run_id), outcome)
+    fourth = with_job.begin(run_id)
     record(with_job, attempt_at(with_job, fourth), failed("ValueError", "first real failure"))
-    run = open_run(with_job, run_id)
+    run = with_job.open_run(run_id)
     assert (run.state, run.attempt, run.failed_attempts, run.lost_attempts) == ("retrying", 4, 1, 2)
 
 
 def test_first_outcomes_of_a_burst_wait_for_claims(with_job: Database) -> None:
-    first, *others = [attempt_at(with_job, begun(with_job)) for _ in range(3)]
+    first, *others = [attempt_at(with_job, with_job.begun()) for _ in range(3)]
 
     def flooded() -> bool:
         """As long as others end, which would not have been written with the first one."""
@@ -167,12 +154,12 @@ def test_lasting_burst_delays_only_its_first_outcomes(with_job: Database) -> Non
     flood = Flood()
     with completing(with_job, flood.on) as completer:
         for _ in range(3):
-            started = begun(with_job)
+            started = with_job.begun()
             flood.looked = 0
             completer.add(attempt_at(with_job, started), succeeded(None))
             assert completer.drain(30)
             looks.append(flood.looked)
-            assert final_state(with_job, started.run_id) == ("succeeded", None)
+            assert with_job.final_state(started.run_id) == ("succeeded", None)
     first, *others = looks
     assert first > 3, "it looked again and again whether the flood was over"
     assert all(each <= 3 for each in others), "who waits looks every hundredth of a second"
@@ -183,7 +170,7 @@ def test_each_burst_delays_its_first_outcomes(with_job: Database) -> None:
     with completing(with_job, flood.on) as completer:
         for _ in range(2):
             flood.lasts, flood.looked = True, 0
-            completer.add(attempt_at(with_job, begun(with_job)), succeeded(None))
+            completer.add(attempt_at(with_job, with_job.begun()), succeeded(None))
             assert completer.drain(30)
             assert flood.looked > 3, "it looked again and again whether the flood was over"
             flood.lasts = False
@@ -193,7 +180,7 @@ def test_each_burst_delays_its_first_outcomes(with_job: Database) -> None:
 def test_many_outcomes_end_the_delay(with_job: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(completer_module, "_MAX_DEFERRED", 2)
     monkeypatch.setattr(completer_module, "_DEFER_SECONDS", 3600.0)
-    items = [attempt_at(with_job, begun(with_job)) for _ in range(2)]
+    items = [attempt_at(with_job, with_job.begun()) for _ in range(2)]
     with completing(with_job, lambda: True) as completer:
         completer.add(items[0], succeeded(None))
         assert not completer.drain(0.3)
@@ -202,21 +189,21 @@ def test_many_outcomes_end_the_delay(with_job: Database, monkeypatch: pytest.Mon
 
 
 def test_locked_row_is_retried_until_it_is_written(with_job: Database) -> None:
-    started = begun(with_job)
+    started = with_job.begun()
     holding = hold_row(with_job, started.run_id)
     with completing(with_job) as completer:
         completer.add(attempt_at(with_job, started), succeeded(None))
         assert not completer.drain(0.3)
         holding.rollback()
         assert completer.drain(30)
-    assert final_state(with_job, started.run_id) == ("succeeded", None)
-    assert len(completions(with_job)) == 1
+    assert with_job.final_state(started.run_id) == ("succeeded", None)
+    assert len(with_job.completions()) == 1
 
 
 @pytest.mark.slow
 def test_locked_row_delays_no_other_outcome(with_job: Database) -> None:
     """Such as a handler that has called `complete_in`, and whose own transaction lasts."""
-    started, other, later = begun(with_job), begun(with_job), begun(with_job)
+    started, other, later = with_job.begun(), with_job.begun(), with_job.begun()
     items = [attempt_at(with_job, each) for each in (started, other, later)]
     holding = hold_row(with_job, started.run_id)
     with completing(with_job) as completer:
@@ -228,12 +215,12 @@ def test_locked_row_delays_no_other_outcome(with_job: Database) -> None:
         until(lambda: completer.backlog() == 1, "what came later is written")
         holding.rollback()
         assert completer.drain(30)
-    assert [final_state(with_job, each.run_id)[0] for each in (started, other, later)] == ["succeeded"] * 3
+    assert [with_job.final_state(each.run_id)[0] for each in (started, other, later)] == ["succeeded"] * 3
 
 
 def test_outcome_that_meets_a_flush_is_retried(with_job: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     """A flush or a rolled-back cancel frees the row between the two statements that end the run."""
-    started = begun(with_job)
+    started = with_job.begun()
     attempt = attempt_at(with_job, started)
     flushing = with_job.connection()
     flushing.execute("SELECT FROM job_runs WHERE run_id = %s FOR SHARE", [started.run_id])
@@ -244,39 +231,39 @@ def test_outcome_that_meets_a_flush_is_retried(with_job: Database, monkeypatch: 
 
     monkeypatch.setattr(record_outcomes, "finish_runs", end_after_the_flush)
     record(with_job, attempt, CANCELLED)
-    assert final_state(with_job, started.run_id) == ("cancelled", None)
+    assert with_job.final_state(started.run_id) == ("cancelled", None)
 
 
 def test_superseded_outcome_is_dropped(with_job: Database) -> None:
-    zombie = begun(with_job)
+    zombie = with_job.begun()
     attempt = attempt_at(with_job, zombie)
-    requeue(with_job, zombie, AttemptOutcome.LOST)
+    with_job.requeue(zombie, AttemptOutcome.LOST)
     record(with_job, attempt, succeeded(None))
-    assert open_run(with_job, zombie.run_id).state == "retrying"
-    assert completions(with_job) == []
+    assert with_job.open_run(zombie.run_id).state == "retrying"
+    assert with_job.completions() == []
 
 
 def test_unrecordable_outcome_fails_only_its_run(fresh_database: Database) -> None:
     """The constraint represents any fault that PostgreSQL may find in a row."""
     fresh_database.execute("ALTER TABLE attempts ADD CONSTRAINT poison CHECK (error_message <> 'poison')")
-    submit(fresh_database)
-    good, bad, other = (attempt_at(fresh_database, begun(fresh_database)) for _ in range(3))
+    fresh_database.submit()
+    good, bad, other = (attempt_at(fresh_database, fresh_database.begun()) for _ in range(3))
     with completing(fresh_database) as completer:
         completer.add(good, succeeded(b"1"))
         completer.add(bad, failed("ValueError", "poison", permanent=True))
         completer.add(other, succeeded(b"2"))
         assert completer.drain(30)
-    assert [final_state(fresh_database, one.run_id)[0] for one in (good, other)] == ["succeeded", "succeeded"]
-    assert final_state(fresh_database, bad.run_id)[0] == "failed"
-    assert attempts(fresh_database, bad.run_id) == [(1, "failed")]
+    assert [fresh_database.final_state(one.run_id)[0] for one in (good, other)] == ["succeeded", "succeeded"]
+    assert fresh_database.final_state(bad.run_id)[0] == "failed"
+    assert fresh_database.attempts(bad.run_id) == [(1, "failed")]
     assert (
         fresh_database.value("SELECT error_type FROM ended_attempts WHERE outcome = 'failed'") == "UnrecordableOutcome"
     )
 
 
 def test_outcome_that_cannot_be_stored_at_all_delays_no_other(fresh_database: Database) -> None:
-    submit(fresh_database)
-    bad, other, later = (attempt_at(fresh_database, begun(fresh_database)) for _ in range(3))
+    fresh_database.submit()
+    bad, other, later = (attempt_at(fresh_database, fresh_database.begun()) for _ in range(3))
     forbid = sql.SQL("ALTER TABLE finished_runs ADD CONSTRAINT poison CHECK (run_id <> {})")
     fresh_database.execute(forbid.format(sql.Literal(bad.run_id)))
     with completing(fresh_database) as completer:
@@ -284,16 +271,16 @@ def test_outcome_that_cannot_be_stored_at_all_delays_no_other(fresh_database: Da
         until(lambda: completer.backlog() == 1, "the other is written")
         completer.add(later, succeeded(None))
         until(lambda: completer.backlog() == 1, "the later one is written")
-        assert [final_state(fresh_database, one.run_id)[0] for one in (other, later)] == ["succeeded"] * 2
+        assert [fresh_database.final_state(one.run_id)[0] for one in (other, later)] == ["succeeded"] * 2
         fresh_database.execute("ALTER TABLE finished_runs DROP CONSTRAINT poison")
         assert completer.drain(30)
-    assert job_runs(fresh_database) == []
+    assert fresh_database.job_runs() == []
 
 
 def refused_alone(database: Database) -> tuple[Attempt, list[Attempt]]:
     """Begin attempts; PostgreSQL refuses the failure of the first, in a way that is no fault of its data."""
-    submit(database, retry={"max_attempts": 1})
-    bad, *others = [attempt_at(database, begun(database)) for _ in range(40)]
+    database.submit(retry={"max_attempts": 1})
+    bad, *others = [attempt_at(database, database.begun()) for _ in range(40)]
     database.execute("ALTER TABLE attempts RENAME COLUMN error_message TO elsewhere")
     return bad, others
 
@@ -308,8 +295,8 @@ def test_outcome_that_is_refused_alone_is_set_aside_and_recorded_later(fresh_dat
         fresh_database.execute("ALTER TABLE attempts RENAME COLUMN elsewhere TO error_message")
         assert completer.drain(30)
         assert completer._aside == {}
-    assert final_state(fresh_database, bad.run_id)[0] == "failed"
-    assert {final_state(fresh_database, one.run_id)[0] for one in others} == {"succeeded"}
+    assert fresh_database.final_state(bad.run_id)[0] == "failed"
+    assert {fresh_database.final_state(one.run_id)[0] for one in others} == {"succeeded"}
 
 
 @pytest.mark.slow
@@ -327,12 +314,12 @@ def test_outcome_set_aside_is_counted_once_while_its_row_is_locked(fresh_databas
         assert completer.backlog() == 1
         holding.rollback()
         assert completer.drain(30)
-    assert final_state(fresh_database, bad.run_id)[0] == "failed"
+    assert fresh_database.final_state(bad.run_id)[0] == "failed"
 
 
 def test_error_of_the_installation_loses_no_outcome(fresh_database: Database) -> None:
-    submit(fresh_database)
-    items = [attempt_at(fresh_database, begun(fresh_database)) for _ in range(20)]
+    fresh_database.submit()
+    items = [attempt_at(fresh_database, fresh_database.begun()) for _ in range(20)]
     fresh_database.execute("ALTER TABLE finished_runs RENAME COLUMN lane TO elsewhere")
     with completing(fresh_database) as completer:
         succeed_all(completer, *items)
@@ -340,14 +327,14 @@ def test_error_of_the_installation_loses_no_outcome(fresh_database: Database) ->
         assert completer.backlog() == len(items)
         fresh_database.execute("ALTER TABLE finished_runs RENAME COLUMN elsewhere TO lane")
         assert completer.drain(30)
-    assert {final_state(fresh_database, one.run_id) for one in items} == {("succeeded", None)}
+    assert {fresh_database.final_state(one.run_id) for one in items} == {("succeeded", None)}
 
 
 def test_end_of_a_run_that_had_ended_is_counted_and_stops_no_other(
     fresh_database: Database, caplog: pytest.LogCaptureFixture
 ) -> None:
-    submit(fresh_database)
-    again, other = (attempt_at(fresh_database, begun(fresh_database)) for _ in range(2))
+    fresh_database.submit()
+    again, other = (attempt_at(fresh_database, fresh_database.begun()) for _ in range(2))
     fresh_database.execute(
         "INSERT INTO finished_runs (run_id, job_id, tenant, job_version, shard, cause, queue, lane, scheduled_at,"
         " publish_at, created_at, finished_at, state, attempt) SELECT run_id, job_id, tenant, job_version, shard,"
@@ -359,9 +346,9 @@ def test_end_of_a_run_that_had_ended_is_counted_and_stops_no_other(
         succeed_all(completer, again, other)
         assert completer.drain(30)
     assert fresh_database.rows("SELECT state FROM finished_runs WHERE run_id = %s", [again.run_id]) == [("cancelled",)]
-    assert final_state(fresh_database, other.run_id)[0] == "succeeded"
-    assert job_runs(fresh_database) == []
-    assert len(completions(fresh_database)) == 1
+    assert fresh_database.final_state(other.run_id)[0] == "succeeded"
+    assert fresh_database.job_runs() == []
+    assert len(fresh_database.completions()) == 1
     assert "its first end stays" in caplog.text
 
 
@@ -369,20 +356,20 @@ def test_end_of_a_run_that_had_ended_is_counted_and_stops_no_other(
 def test_outcome_creates_the_missing_partitions_of_its_attempt_or_its_end(
     with_job: Database, tables: Sequence[str]
 ) -> None:
-    started = begun(with_job)
+    started = with_job.begun()
     attempt = attempt_at(with_job, started)
     day = day_of(started.started_at if len(tables) > 1 else with_job.now())
     for table in tables:
         with_job.execute(sql.SQL("DROP TABLE {}").format(sql.Identifier(f"{table}_{day:%Y%m%d}")))
     record(with_job, attempt, succeeded(b"1"))
-    assert final_state(with_job, started.run_id) == ("succeeded", None)
-    assert attempts(with_job, started.run_id) == [(1, "succeeded")]
+    assert with_job.final_state(started.run_id) == ("succeeded", None)
+    assert with_job.attempts(started.run_id) == [(1, "succeeded")]
     assert with_job.rows("SELECT result FROM attempt_outputs") == [(b"1",)]
-    assert len(completions(with_job)) == 1
+    assert len(with_job.completions()) == 1
 
 
 def test_outcomes_wait_during_a_database_outage(with_job: Database) -> None:
-    started = begun(with_job)
+    started = with_job.begun()
     attempt = attempt_at(with_job, started)
     with completing(with_job) as completer:
         with_job.execute("ALTER TABLE job_runs RENAME TO elsewhere")
@@ -390,12 +377,12 @@ def test_outcomes_wait_during_a_database_outage(with_job: Database) -> None:
         assert not completer.drain(0.3)
         with_job.execute("ALTER TABLE elsewhere RENAME TO job_runs")
         until(lambda: completer.backlog() == 0, "it is written")
-    assert final_state(with_job, started.run_id) == ("succeeded", None)
+    assert with_job.final_state(started.run_id) == ("succeeded", None)
 
 
 def test_progress_of_a_locked_run_is_saved_later(with_job: Database) -> None:
-    held, over = begun(with_job), begun(with_job)
-    requeue(with_job, over, AttemptOutcome.LOST)
+    held, over = with_job.begun(), with_job.begun()
+    with_job.requeue(over, AttemptOutcome.LOST)
     holding = hold_row(with_job, held.run_id)
     with completing(with_job) as completer:
         progress = completer.progress
@@ -409,8 +396,8 @@ def test_progress_of_a_locked_run_is_saved_later(with_job: Database) -> None:
 
 
 def test_progress_that_is_refused_alone_stops_no_other_and_is_saved_later(fresh_database: Database) -> None:
-    submit(fresh_database)
-    bad, other, ended, later = (attempt_at(fresh_database, begun(fresh_database)) for _ in range(4))
+    fresh_database.submit()
+    bad, other, ended, later = (attempt_at(fresh_database, fresh_database.begun()) for _ in range(4))
     fresh_database.execute("ALTER TABLE run_inputs ADD CONSTRAINT poison CHECK (progress <> '\"poison\"'::bytea)")
     with completing(fresh_database) as completer:
         for attempt, progress in ((bad, b'"poison"'), (other, b'"half"'), (ended, b'"poison"')):
@@ -420,7 +407,7 @@ def test_progress_that_is_refused_alone_stops_no_other_and_is_saved_later(fresh_
         completer.progress.put(later.key, b'"begun"', None)
         until(lambda: later.run_id in saved(fresh_database), "that of a later one is saved", seconds=12)
         assert completer.drain(30)
-        assert final_state(fresh_database, ended.run_id)[0] == "succeeded"
+        assert fresh_database.final_state(ended.run_id)[0] == "succeeded"
         assert bad.run_id not in saved(fresh_database)
         fresh_database.execute("ALTER TABLE run_inputs DROP CONSTRAINT poison")
         until(lambda: saved(fresh_database).get(bad.run_id) == b'"poison"', "the refused one is saved")
@@ -436,7 +423,7 @@ def test_run_that_is_free_again_does_not_go_on_without_its_checkpoint(
     with_job: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is locked when its checkpoint is saved, and free when its attempt ends."""
-    started = begun(with_job)
+    started = with_job.begun()
     attempt = attempt_at(with_job, started)
     holding = hold_row(with_job, started.run_id)
 
@@ -449,7 +436,7 @@ def test_run_that_is_free_again_does_not_go_on_without_its_checkpoint(
         completer.progress.put(attempt.key, None, b'"here"')
         completer.add(attempt, RELEASED)
         assert completer.drain(30)
-    assert open_run(with_job, started.run_id).state == "queued"
+    assert with_job.open_run(started.run_id).state == "queued"
     assert with_job.rows("SELECT run_id, checkpoint FROM run_inputs") == [(started.run_id, b'"here"')]
 
 
@@ -472,7 +459,7 @@ def test_second_writer_leaves_attempts_with_unsaved_progress(
     with_job: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A checkpoint is written before the end of its attempt, by the one thread that writes checkpoints."""
-    items = [attempt_at(with_job, begun(with_job)) for _ in range(6)]
+    items = [attempt_at(with_job, with_job.begun()) for _ in range(6)]
     told = items[2]  # of those that the second writer would take first
 
     def before(name: str, writers: dict[UUID, str]) -> None:
@@ -489,7 +476,7 @@ def test_second_writer_leaves_attempts_with_unsaved_progress(
         assert completer.drain(30)
     assert set(writers.values()) == {"completer", "completer-2"}
     assert writers[told.run_id] == "completer"
-    assert {run.state for run in job_runs(with_job)} == {"queued"}
+    assert {run.state for run in with_job.job_runs()} == {"queued"}
     assert with_job.rows("SELECT run_id, checkpoint FROM run_inputs") == [(told.run_id, b'"here"')]
 
 
@@ -499,7 +486,7 @@ def test_second_writer_helps_until_little_is_left(
     monkeypatch: pytest.MonkeyPatch,
     later: bool,  # noqa: FBT001 - whether all else comes only when the first is at it
 ) -> None:
-    items = [(attempt_at(with_job, begun(with_job)), RELEASED) for _ in range(8)]
+    items = [(attempt_at(with_job, with_job.begun()), RELEASED) for _ in range(8)]
     busy, all_came = threading.Event(), threading.Event()
 
     def before(name: str, writers: dict[UUID, str]) -> None:
@@ -524,10 +511,10 @@ def test_second_writer_helps_until_little_is_left(
 @pytest.mark.parametrize(("delay", "pause"), [(0, 1), (-5, 1), (0.05, 1), (90, 90)])
 def test_snooze_lasts_a_second_at_least(with_job: Database, delay: float, pause: float) -> None:
     """In a loop, a shorter one would keep PostgreSQL busy with one run."""
-    started = begun(with_job)
+    started = with_job.begun()
     attempt = attempt_at(with_job, started)
     before = with_job.now()
     record(with_job, attempt, from_exception(Snooze(delay)))
-    run = open_run(with_job, started.run_id)
+    run = with_job.open_run(started.run_id)
     assert (run.state, run.failed_attempts) == ("queued", 0)
     assert run.publish_at >= before + timedelta(seconds=pause)

@@ -1,14 +1,16 @@
-"""Messages of a lane: stale copies, topics created later, a change of the group's protocol."""
+"""Messages of runs are claimed in batches; offsets follow the claims."""
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import timedelta
 from itertools import pairwise
 from typing import Any, LiteralString
+from uuid import uuid4
 
 import psycopg
 import pytest
-from confluent_kafka import Consumer, Producer, TopicPartition
+from confluent_kafka import Consumer, Message, Producer, TopicPartition
 from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict
 
@@ -17,15 +19,15 @@ from tests.executor.running import Executing
 from tests.fixtures.database import Database
 from tests.fixtures.services import until
 from tests.relay.topics import make_topics
-from tests.transitions.acts import attempts, begin, requeue
 from tidewheel.clock import monotonic_seconds
-from tidewheel.executor import completer
+from tidewheel.executor import completer, offsets
 from tidewheel.executor.claim import BatchClaimer, ClaimResult, FetchedMessage
+from tidewheel.executor.offsets import Offsets
+from tidewheel.kafka.clients import consumer
 from tidewheel.local.stack import StackInfo
 from tidewheel.runs import AttemptOutcome, Lane, RunState
 
 pytestmark = pytest.mark.kafka
-
 NO_SWEEP: dict[str, Any] = {"sweep": timedelta(days=1)}
 CLAIMING: LiteralString = """
 SELECT pid FROM pg_stat_activity
@@ -48,7 +50,7 @@ def test_stale_message_does_not_replace_the_current_one(executing: Executing) ->
     run_id = executing.trigger("acts.echo", 1)
     key = str(run_id).encode()
     old = executing.database.value(A_MESSAGE, [key])
-    requeue(executing.database, begin(executing.database, run_id), AttemptOutcome.RELEASED)
+    executing.database.requeue(executing.database.begin(run_id), AttemptOutcome.RELEASED)
     good = executing.database.value(A_MESSAGE, [key])
     executing.database.execute("TRUNCATE outbox")
     producer = Producer({**executing.kafka})
@@ -59,7 +61,7 @@ def test_stale_message_does_not_replace_the_current_one(executing: Executing) ->
     with executing.running(**NO_SWEEP):
         ended = executing.ended(run_id)
     assert (ended.state, ended.attempt) == ("succeeded", 2)
-    assert attempts(executing.database, run_id) == [(1, "released"), (2, "succeeded")]
+    assert executing.database.attempts(run_id) == [(1, "released"), (2, "succeeded")]
 
 
 def test_full_executor_leaves_messages_to_the_sweep(executing: Executing, gate: str) -> None:
@@ -77,7 +79,7 @@ def test_full_executor_leaves_messages_to_the_sweep(executing: Executing, gate: 
         assert {executing.state(run_id) for run_id in waiting} == {RunState.QUEUED}
         GATES[gate].opened.set()
         assert {executing.ended(run_id).state for run_id in waiting} == {"succeeded"}
-    assert [attempts(executing.database, run_id) for run_id in waiting] == [[(1, "succeeded")]] * 5
+    assert [executing.database.attempts(run_id) for run_id in waiting] == [[(1, "succeeded")]] * 5
 
 
 def test_failed_claim_is_retried_before_later_messages(executing: Executing) -> None:
@@ -96,7 +98,7 @@ def test_failed_claim_is_retried_before_later_messages(executing: Executing) -> 
             assert committed(executing.kafka, executing.topics.runs("default", "standard")) <= 0
             lock.rollback()
             assert {executing.ended(run_id).state for run_id in runs} == {"succeeded"}
-    assert [attempts(executing.database, run_id) for run_id in runs] == [[(1, "succeeded")]] * 20
+    assert [executing.database.attempts(run_id) for run_id in runs] == [[(1, "succeeded")]] * 20
     first = executing.database.rows("SELECT run_id FROM ended_attempts ORDER BY started_at LIMIT 2")
     assert {run_id for (run_id,) in first} == set(runs[:2])
     assert committed(executing.kafka, executing.topics.runs("default", "standard")) == 20
@@ -145,7 +147,7 @@ def test_failing_claims_back_off_and_are_logged_once(
         told = [each.getMessage() for each in caplog.records if each.getMessage().startswith(lane)]
     expected = ["terminating connection", "not currently accepting connections", "works again"]
     assert [part in each for part, each in zip(expected, told, strict=True)] == [True] * 3, told
-    assert [attempts(executing.database, run_id) for run_id in runs] == [[(1, "succeeded")]] * 20
+    assert [executing.database.attempts(run_id) for run_id in runs] == [[(1, "succeeded")]] * 20
 
 
 def let_in(database: Database, info: StackInfo, *, allowed: bool) -> None:
@@ -192,3 +194,111 @@ def test_group_protocol_may_change_between_releases(executing: Executing) -> Non
         with executing.running(executor_group=protocol, **NO_SWEEP):
             assert executing.ended(waiting).state == "succeeded"
             assert executing.database.value("SELECT group_protocol FROM executors") == protocol
+
+
+EACH = 8  # messages in each of two partitions
+
+
+@dataclass
+class Reading:
+    """The offsets of a consumer that has read both partitions of a topic."""
+
+    topic: str
+    client: Consumer
+    offsets: Offsets
+    fetched: dict[int, list[Message]]
+
+    def note(self, *parts: tuple[int, int, int]) -> None:
+        """Note a batch: of each partition the messages from the first, before the last."""
+        self.offsets.note([each for number, first, last in parts for each in self.fetched[number][first:last]])
+
+    def committed(self) -> list[int | None]:
+        """Return the committed offsets of both partitions."""
+        found = self.client.committed([TopicPartition(self.topic, partition) for partition in (0, 1)], timeout=30)
+        return [each.offset if each.offset >= 0 else None for each in found]
+
+    def read(self) -> bool:
+        for message in self.client.consume(100, 0.2):
+            assert message.error() is None
+            self.fetched[message.partition() or 0].append(message)
+        return all(len(each) == EACH for each in self.fetched.values())
+
+
+@pytest.fixture
+def reading(info: StackInfo) -> Iterator[Reading]:
+    topic = f"offsets-{uuid4().hex[:8]}"
+    make_topics(info.kafka, [topic], partitions=2)
+    producer = Producer({**info.kafka})
+    for partition in (0, 1):
+        for number in range(EACH):
+            producer.produce(topic, value=b"%d" % number, partition=partition)
+    assert producer.flush(30) == 0
+    client = consumer(dict(info.kafka), group=f"g-{uuid4().hex[:8]}", role="test", protocol="classic")
+    client.assign([TopicPartition(topic, partition, 0) for partition in (0, 1)])
+    made = Reading(topic, client, Offsets(client, topic), {0: [], 1: []})
+    until(made.read, "both partitions are read")
+    made.offsets.assign([0, 1])
+    yield made
+    client.close()
+
+
+def test_latest_offset_of_each_partition_is_committed(reading: Reading) -> None:
+    reading.note((0, 0, 3), (1, 0, 5))
+    reading.note((0, 3, 6))
+    assert reading.committed() == [None, None]
+    reading.offsets.commit()
+    until(lambda: reading.committed() == [6, 5], "it is committed")
+
+
+def test_offsets_are_committed_periodically(reading: Reading, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 100.0
+    monkeypatch.setattr(offsets, "monotonic_seconds", lambda: now)
+    reading.note((0, 0, 1))
+    reading.offsets.commit_if_due()
+    until(lambda: reading.committed() == [1, None], "the first is committed at once")
+    reading.note((0, 1, 2))
+    reading.offsets.commit_if_due()
+    now += 0.1
+    reading.note((0, 2, 3))
+    reading.offsets.commit_if_due()
+    assert reading.committed() == [1, None]
+    now += 0.11
+    reading.offsets.commit_if_due()
+    until(lambda: reading.committed() == [3, None], "the rest is committed together")
+
+
+def test_older_message_does_not_lower_an_offset(reading: Reading) -> None:
+    reading.note((0, 0, 5))
+    reading.note((0, 1, 2))  # one that was left before
+    reading.offsets.commit()
+    until(lambda: reading.committed() == [5, None], "the newest is committed")
+
+
+def test_revoked_partition_is_not_committed(reading: Reading) -> None:
+    reading.note((0, 0, 2), (1, 0, 2))
+    reading.offsets.drop({0})
+    reading.note((0, 2, 3))
+    reading.offsets.commit()
+    until(lambda: reading.committed() == [None, 2], "the other one is committed")
+
+
+@pytest.mark.parametrize("messages", [1, 3, 50])
+def test_batch_that_cannot_be_unpacked_is_stepped_over(reading: Reading, info: StackInfo, messages: int) -> None:
+    sizes = {"message.max.bytes": 1_000_000_000, "batch.size": 1_000_000_000, "linger.ms": 500}
+    producer = Producer({**info.kafka, **sizes, "compression.type": "zstd"})
+    for _ in range(messages):
+        producer.produce(reading.topic, bytes(60_000_000 // messages), partition=0)
+    assert producer.flush(60) == 0
+    for number in range(messages):  # as many as a step may skip
+        producer.produce(reading.topic, b"%d" % number, partition=0)
+        producer.produce(reading.topic, b"other", partition=1)
+    assert producer.flush(60) == 0
+    found: set[int | None] = set()
+
+    def reads_on() -> bool:
+        for message in reading.offsets.step_over(reading.client.consume(100, 0.2)):
+            assert message.error() is None
+            found.add(message.partition())
+        return found == {0, 1}
+
+    until(reads_on, "messages behind it are read")

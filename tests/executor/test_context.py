@@ -1,22 +1,39 @@
-"""Contexts: the values that handlers read, and the calls that they make."""
+"""The context of a handler: its checkpoints, its parents, and runs that it adds to its batch."""
 
 import asyncio
 import json
 import logging
 import math
+import threading
+from collections.abc import Iterator
 from dataclasses import replace
 from datetime import timedelta
+from typing import LiteralString
+from uuid import UUID, uuid4
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
+from tests.executor import parent_handlers
 from tests.executor.attempting import NOON, RUN
+from tests.executor.running import Executing
+from tests.fixtures.acts import EXECUTOR, submission
+from tests.fixtures.database import Database
+from tests.fixtures.services import until
+from tests.transitions.graphs import drain_some, never, workflow
+from tests.transitions.stepping import in_background
+from tests.transitions.test_batches import of, started, states
 from tidewheel.clock import SystemClock
-from tidewheel.errors import Permanent
+from tidewheel.errors import AttemptOver, InvalidInput, Permanent
+from tidewheel.executor.batch_adds import BatchAdds
 from tidewheel.executor.context import Context, Flag
-from tidewheel.executor.handler_channel import Previous
+from tidewheel.executor.handler_channel import NoChannel, Previous
+from tidewheel.executor.run_batch import RunBatch
+from tidewheel.local.stack import StackInfo
+from tidewheel.postgres.session_pool import SessionPool
+from tidewheel.runs import AttemptOutcome
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**63), 2**63 - 1) | st.text(max_size=20),
@@ -229,3 +246,160 @@ def test_any_results_of_steps_come_back_as_they_were(results: dict[str, object],
     again = context_of(_checkpoint=saved)
     assert again.checkpoint == own
     assert {name: again.step(name, lambda: pytest.fail("it ran again")) for name in results} == results
+
+
+READERS = ("flow.read", "flow.read-async", "flow.read-isolated")
+GROWERS = ("flow.grow", "flow.grow-async", "flow.grow-isolated")
+
+
+@pytest.mark.kafka
+def test_handlers_of_every_kind_read_their_parents_results_and_add_to_their_batch(
+    database: Database, info: StackInfo
+) -> None:
+    executing = Executing(database, info.kafka)
+    executing.make_topics()
+    parents = ["a", {"job": "large", "when": "always"}, {"job": "none", "when": "failure"}]
+    database.apply_batch(
+        submission("root", target="flow.give", payload=0),
+        submission("a", target="flow.give", payload="xx", schedule={"after": ["root"]}),
+        submission("large", target="flow.give", payload="x" * 65_531, schedule={"after": ["root"]}),
+        submission("none", target="flow.give", schedule={"after": ["root"]}),
+        *(submission(each, target=each, schedule={"after": parents}) for each in READERS),
+        submission("alone", target="flow.read", retry={"max_attempts": 1}),
+        submission("leaf", target="flow.give", payload=1, overlap="allow_all"),
+        *(submission(each, target=each, retry={"initial": "10ms", "max_attempts": 2}) for each in GROWERS),
+    )
+    with executing.running(known=parent_handlers.handlers(), worker_processes=1):
+        root = database.trigger("root")
+        [reply] = database.apply_batch(
+            {"type": "batch.submit", "runs": [{"ref": each, "key": each, "payload": each} for each in GROWERS]},
+        )
+        batch = UUID(reply.batch_id)
+        until(lambda: drain_some(database, never()), "the root has ended")
+
+        def over() -> bool:
+            drain_some(database, never())
+            return workflow(database, root)[1] == workflow(database, batch)[1] == 0
+
+        until(over, "the occurrences end")
+        alone = executing.ended(database.trigger("alone"))
+    results = database.rows(
+        "SELECT j.key, x.result FROM finished_runs r JOIN jobs j USING (job_id) JOIN attempt_outputs x USING (run_id)"
+        " WHERE j.key = ANY (%s) AND x.result IS NOT NULL",
+        [[*READERS, *GROWERS]],
+    )
+    expected = {
+        "a": ["succeeded", "left out", False],
+        "large": ["succeeded", "left out", False],
+        "none": ["failed", 4, False],
+        "one": ["succeeded", 2, False],
+    }
+    second = [2, False]  # the first attempt has added the runs
+    found = {key: json.loads(result) for key, result in results}
+    assert found == dict.fromkeys(READERS, expected) | dict.fromkeys(GROWERS, second)
+    assert workflow(database, batch) == ("succeeded", 0, 0)
+    assert database.count("batch_runs") == 9
+    assert (alone.error_type, alone.state) == ("LookupError", "failed")
+    assert "has no parent 'a'" in str(alone.error_message)
+
+
+BLOCKED: LiteralString = "SELECT count(*) > 0 FROM pg_stat_activity WHERE %s = ANY (pg_blocking_pids(pid))"
+MORE = [{"ref": "b", "key": "job", "after": ["a"]}, {"ref": "c", "key": "job", "payload": {"n": 1}}]
+
+
+@pytest.fixture
+def adds(database: Database) -> Iterator[BatchAdds]:
+    database.submit(overlap="allow_all")
+    made = BatchAdds(SessionPool(database.session, 2), database.installation, EXECUTOR, lambda: None)
+    yield made
+    made.close()
+
+
+def add(adds: BatchAdds, run: UUID, attempt: int, runs: object = MORE) -> bool:
+    return adds.add(run, attempt, json.dumps({"runs": runs}).encode(), None)
+
+
+def run_of(database: Database, ref: str) -> UUID:
+    return database.value("SELECT run_id FROM batch_runs WHERE ref = %s", [ref])
+
+
+def test_a_later_attempt_adds_nothing_twice_and_an_earlier_one_nothing_at_all(
+    database: Database, adds: BatchAdds
+) -> None:
+    batch = started(database, of("a"))
+    run = run_of(database, "a")
+    first = database.begin(run)
+    assert add(adds, run, 1)
+    assert states(database, batch) == {"a": "running", "b": "blocked", "c": "queued"}
+    database.requeue(first, AttemptOutcome.LOST)
+    with pytest.raises(AttemptOver):
+        add(adds, run, 1, of("z"))  # between two attempts
+    database.execute("UPDATE job_runs SET publish_at = tidewheel_now() WHERE run_id = %s", [run])
+    other = BatchAdds(SessionPool(database.session, 2), database.installation, uuid4(), lambda: None)
+    database.begin(run)
+    for zombie, attempt in ((adds, 1), (other, 2)):
+        with pytest.raises(AttemptOver, match="no run was added"):
+            add(zombie, run, attempt, of("z"))
+    other.close()
+    both = [in_background(lambda: add(adds, run, 2, of("d"))) for _ in range(2)]
+    assert sorted(each.result(10.0) for each in both) == [False, True]
+    assert not add(adds, run, 2), "the first attempt has added them"
+    database.apply_batch({"type": "run.cancel", "run_id": str(run)})
+    with pytest.raises(AttemptOver):
+        add(adds, run, 2, of("z"))
+    assert set(states(database, batch)) == set("abcd")
+    assert b'{"n":1}' in [one.payload for one in database.requests()]
+
+
+def test_runs_that_do_not_fit_are_refused_by_their_path(database: Database, adds: BatchAdds) -> None:
+    database.apply_batch(submission("root"), submission("child", schedule={"after": ["root"]}))
+    started(database, of("a"))
+    run = run_of(database, "a")
+    database.begin(run)
+    database.execute("UPDATE tenants SET max_payload_bytes = 4")
+    refused = {
+        "runs": [],
+        "runs.0.key": of("x", key="gone"),
+        "runs.0.after.0.ref": [{"ref": "x", "key": "job", "after": ["z"]}],
+        "runs.0.ref": of("a", "x"),
+        "runs.1.payload": [*of("x"), {"ref": "y", "key": "job", "payload": "long"}],
+        "runs.0.run_at": [{"ref": "x", "key": "job", "run_at": "2027-01-01T00:00:00Z"}],
+    }
+    for path, runs in refused.items():
+        with pytest.raises(InvalidInput) as error:
+            add(adds, run, 1, runs)
+        assert error.value.errors[0].path == path
+    for key in ("job", "root"):
+        [reply] = database.apply_batch({"type": "job.trigger", "key": key})
+        alone = UUID(reply.run_id)
+        [one] = database.claim(alone).started
+        with pytest.raises(InvalidInput, match="batch: the run belongs to no batch"):
+            add(adds, alone, one.attempt)
+    assert database.count("batch_runs") == 1
+
+
+def test_a_call_that_waits_for_its_batch_keeps_no_other_from_adding(database: Database, adds: BatchAdds) -> None:
+    first, _ = started(database, of("a")), started(database, of("b"))
+    runs = [run_of(database, ref) for ref in "ab"]
+    for run in runs:
+        database.begin(run)
+    with database.transaction() as holding:
+        holding.execute("SELECT FROM workflows WHERE root_run_id = %s FOR UPDATE", [first])
+        waiting = in_background(lambda: add(adds, runs[0], 1, of("x")))
+        until(lambda: database.value(BLOCKED, [holding.info.backend_pid]), "it waits for the batch")
+        assert add(adds, runs[1], 1, of("y"))
+        assert not waiting.done()
+    assert waiting.result(10.0)
+
+
+async def test_coroutines_that_add_leave_the_threads_of_the_loop_to_others() -> None:
+    go_on = threading.Event()
+
+    class Waiting(NoChannel):
+        def add_runs(self, document: bytes) -> bool:
+            return bool(document) and go_on.wait(10.0)
+
+    adding = [asyncio.create_task(RunBatch(Waiting()).add_async([])) for _ in range(100)]
+    await asyncio.sleep(0)  # all of them have begun
+    await asyncio.wait_for(asyncio.to_thread(go_on.set), 5.0)
+    assert all(await asyncio.gather(*adding))

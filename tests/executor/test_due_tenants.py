@@ -11,8 +11,8 @@ from psycopg.types.json import Jsonb
 
 from tests.executor.test_claim import ENTER
 from tests.executor.test_sweep import sweep_of
+from tests.fixtures.acts import EXECUTOR, HANDLER, submission
 from tests.fixtures.database import Database
-from tests.transitions.acts import EXECUTOR, HANDLER, apply_batch, submission, submit, trigger
 from tidewheel.control.client.client import Client
 from tidewheel.executor import due_tenants
 from tidewheel.executor.due_tenants import DueTenants, deal
@@ -40,8 +40,8 @@ def burst(database: Database) -> Database:
     with Client(database.url) as client:
         for tenant in ("b", "c"):
             client.tenants.create(tenant)
-    apply_batch(database, *(submission("job") | {"tenant": tenant} for tenant in ("default", "b", "c")))
-    apply_batch(database, *[TRIGGER] * BURST, *(TRIGGER | {"tenant": tenant} for tenant in ("b", "c")))
+    database.apply_batch(*(submission("job") | {"tenant": tenant} for tenant in ("default", "b", "c")))
+    database.apply_batch(*[TRIGGER] * BURST, *(TRIGGER | {"tenant": tenant} for tenant in ("b", "c")))
     database.execute(
         "UPDATE job_runs"
         "   SET publish_at = tidewheel_now() - (CASE tenant WHEN 'default' THEN 5 ELSE 2 END) * interval '1 s'"
@@ -81,8 +81,8 @@ def test_tenants_whose_runs_cannot_start_leave_their_turns_to_others(
     with Client(burst.url) as client:
         client.tenants.create("d")
         client.tenants.pause("d")
-    apply_batch(burst, submission("job") | {"tenant": "d"})
-    apply_batch(burst, *[TRIGGER | {"tenant": "d"}] * 3, *[TRIGGER | {"tenant": "c"}] * 21)
+    burst.apply_batch(submission("job") | {"tenant": "d"})
+    burst.apply_batch(*[TRIGGER | {"tenant": "d"}] * 3, *[TRIGGER | {"tenant": "c"}] * 21)
     burst.execute(
         "UPDATE job_runs SET handler = 'elsewhere', publish_at = tidewheel_now() - interval '3 s'"
         " WHERE tenant IN ('b', 'c')"
@@ -142,12 +142,12 @@ def test_turns_are_dealt_by_weight_and_runs_of_a_tenant_keep_their_order() -> No
 def test_sweep_of_remote_executors_skips_cancelled_runs(database: Database) -> None:
     """As the sweep of any executor does: a backlog of it would hide what is behind."""
     remote = RemoteExecutors(database.session(), database.installation, notify=lambda _: None)
-    submit(database, "cancelled", target="a")
-    submit(database, "wanted", target="a")
+    database.submit("cancelled", target="a")
+    database.submit("wanted", target="a")
     for _ in range(2):
-        trigger(database, "cancelled")
-    wanted = trigger(database, "wanted")
-    apply_batch(database, {"type": "runs.cancel", "key": "cancelled"})
+        database.trigger("cancelled")
+    wanted = database.trigger("wanted")
+    database.apply_batch({"type": "runs.cancel", "key": "cancelled"})
     database.execute("UPDATE job_runs SET publish_at = publish_at - interval '10 seconds'")
     mine = remote.register("theirs", ["default"], ["a"], 1, lease=timedelta(seconds=15))
     claimed = remote.claim(RemoteClaim(mine, 1, sweep=1))
@@ -156,11 +156,11 @@ def test_sweep_of_remote_executors_skips_cancelled_runs(database: Database) -> N
 
 def test_sweep_of_remote_executors_skips_pending_cancels(database: Database) -> None:
     remote = RemoteExecutors(database.session(), database.installation, notify=lambda _: None)
-    submit(database, target="a")
-    cancelled, wanted = trigger(database), trigger(database)
+    database.submit(target="a")
+    cancelled, wanted = database.trigger(), database.trigger()
     with database.transaction() as holding:
         holding.execute("SELECT FROM job_runs WHERE run_id = %s FOR UPDATE", [cancelled])
-        apply_batch(database, {"type": "run.cancel", "run_id": str(cancelled)})
+        database.apply_batch({"type": "run.cancel", "run_id": str(cancelled)})
     database.execute("UPDATE job_runs SET publish_at = publish_at - interval '10 seconds'")
     mine = remote.register("theirs", ["default"], ["a"], 1, lease=timedelta(seconds=15))
     claimed = remote.claim(RemoteClaim(mine, 1, sweep=1))

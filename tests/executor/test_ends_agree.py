@@ -22,7 +22,6 @@ from tests.executor.test_attempt_output import Lines
 from tests.fixtures.database import Database, Template
 from tests.fixtures.services import until
 from tests.scheduler.firing import fire_due
-from tests.transitions.acts import apply_batch, apply_batch_within, attempts, begin, completions, submit
 from tidewheel.local.stack import StackInfo
 from tidewheel.nouns.runs.detail import show_run
 from tidewheel.runs import FINAL, MOVES, AttemptOutcome, Move, RunState
@@ -196,9 +195,9 @@ def fired(executing: Executing, end: End, target: object) -> UUID:
     database, key = executing.database, f"job-{next(numbers)}"
     retry = {"max_attempts": 3, "backoff": "fixed", "initial": "10ms", "jitter": "0%"}
     payload = {"do": end.do, "url": database.url}
-    at = {"once": (database.now() + timedelta(milliseconds=300)).isoformat()}
+    at = {"once": (database.now() + timedelta(milliseconds=20)).isoformat()}
     queue = STOPPED if end.act in {"stop", "lose"} else "default"
-    submit(database, key, target=target, payload=payload, schedule=at, **({"queue": queue, "retry": retry} | end.job))
+    database.submit(key, target=target, payload=payload, schedule=at, **({"queue": queue, "retry": retry} | end.job))
     until(lambda: fire_due(database), "it fires")
     return database.value("SELECT run_id FROM runs JOIN jobs USING (job_id) WHERE key = %s", [key])
 
@@ -211,7 +210,7 @@ def target_of(way: str, end: End, url: str) -> object:
 
 def cancel(executing: Executing, run_id: UUID) -> None:
     until(lambda: executing.state(run_id) is RunState.RUNNING, "it runs")
-    apply_batch(executing.database, {"type": "run.cancel", "run_id": str(run_id)})
+    executing.database.apply_batch({"type": "run.cancel", "run_id": str(run_id)})
 
 
 def stop(executing: Executing, run_id: UUID) -> None:
@@ -231,7 +230,7 @@ def lose(executing: Executing, run_id: UUID) -> None:
         " VALUES (%s, 'ghost', '{}', '{}', 1, '100ms', now(), now())",
         [ghost],
     )
-    begin(executing.database, run_id, ghost)
+    executing.database.begin(run_id, ghost)
     quick = {"lease": timedelta(milliseconds=600)}
     with executing.running(known=ending_handlers(), queues=STOPPED, log_runs=True, **quick):
         until(lambda: executing.state(run_id) in FINAL, "it ends")
@@ -252,28 +251,25 @@ def test_log_metrics_rows_event_and_explanation_of_an_end_agree(
             token = server.received[0].headers[TASK_TOKEN_HEADER.lower()]
             session = database.session()
             with session.transaction() as connection:
-                apply_batch_within(
-                    connection, database, {"type": "run.complete", "token": token, "status": "succeeded"}
-                )
+                database.apply_batch_within(connection, {"type": "run.complete", "token": token, "status": "succeeded"})
             session.close()
         elif end.act:
             ACTS[end.act](executing, run_id)
         ended = executing.ended(run_id)
     until(lambda: len(lines.about(run_id)) >= len(end.lines), f"the log: {lines.about(run_id)}")
     assert (ended.state, ended.attempt) == (end.state, len(end.outcomes))
-    assert attempts(database, run_id) == list(enumerate(end.outcomes, 1))
+    assert database.attempts(run_id) == list(enumerate(end.outcomes, 1))
     if end.do[-1].startswith("complete"):
         assert ended.result == b'"completed"', "what the handler returned or raised later changes nothing"
     written = lines.about(run_id)
     assert all(re.fullmatch(line, text) for line, text in zip(end.lines, written, strict=True)), written
-    [event] = [one for one in completions(database) if one.run_id == str(run_id)]
+    [event] = [one for one in database.completions() if one.run_id == str(run_id)]
     assert (event.status, event.attempt) == (end.state, len(end.outcomes))
     assert (event.error and event.error.type) == ended.error_type
     expected = Counter({("tidewheel_attempts_total", outcome.value): 1 for outcome in end.outcomes})
     expected["tidewheel_runs_ended_total", end.state.value] = 1
     assert counted() - before == expected
-    with database.transaction() as connection:
-        detail = show_run(connection, "default", run_id)
+    detail = database.within(show_run, "default", run_id)
     explained = explanation_of(database, detail.summary.scheduled_at, detail.summary.key)
     assert f"{end.state.replace('_', ' ')}" in explained.words
     assert [one.outcome for one in detail.attempts] == list(end.outcomes)

@@ -5,6 +5,7 @@ import os
 import socket
 import subprocess
 import sys
+from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any, cast
@@ -19,6 +20,17 @@ from tidewheel.executor.handlers import import_handlers, registered
 
 class Mail(BaseModel):
     to: str
+
+
+def plain_function(name: str = "plain", annotation: object = object) -> Callable[[tidewheel.Context, Any], None]:
+    """Return a new function of a context and a payload."""
+
+    def plain(context: tidewheel.Context, payload: object) -> None:
+        del context, payload
+
+    plain.__annotations__["payload"], plain.__name__ = annotation, name
+    plain.__qualname__ = name
+    return plain
 
 
 def test_function_is_registered_by_name_and_unchanged() -> None:
@@ -43,13 +55,8 @@ def test_coroutine_function_runs_on_the_loop_with_a_model_payload() -> None:
 
 
 def test_duplicate_handler_name_is_refused() -> None:
-    @tidewheel.handler("registering.taken")
-    def first(context: tidewheel.Context, payload: object) -> None:
-        del context, payload
-
-    def second(context: tidewheel.Context, payload: object) -> None:
-        del context, payload
-
+    first, second = plain_function("first"), plain_function("second")
+    tidewheel.handler("registering.taken")(first)
     with pytest.raises(
         ValueError,
         match=r"'registering\.taken'.*first \(.*, line \d+\) and .*second \(.*, line \d+\); rename",
@@ -58,29 +65,19 @@ def test_duplicate_handler_name_is_refused() -> None:
     assert registered()["registering.taken"].function is first
 
 
-def taken(context: tidewheel.Context, payload: object) -> None:
-    del context, payload
-
-
 def test_same_handler_name_in_another_module_is_refused() -> None:
-    first = taken
+    first, another = plain_function("taken"), plain_function("taken")
     tidewheel.handler("registering.same")(first)
     tidewheel.handler("registering.same")(first)
 
-    def another(context: tidewheel.Context, payload: object) -> None:
-        del context, payload
-
-    another.__module__, another.__qualname__ = "elsewhere", first.__qualname__
+    another.__module__ = "elsewhere"
     with pytest.raises(ValueError, match=r"'registering\.same'.*taken .* and elsewhere\.taken .*; rename one"):
         tidewheel.handler("registering.same")(another)
 
 
 def test_a_decorator_without_a_name_is_refused() -> None:
-    def bare(context: tidewheel.Context, payload: object) -> None:
-        del context, payload
-
     with pytest.raises(TypeError, match=r'write @tidewheel\.handler\("name"\)'):
-        tidewheel.handler(cast("str", bare))
+        tidewheel.handler(cast("str", plain_function()))
 
 
 def test_function_with_other_parameters_is_refused_with_a_remedy() -> None:
@@ -164,12 +161,8 @@ def test_executor_registers_the_named_handlers_only(arguments: list[str], prefix
     ],
 )
 def test_payload_of_any_annotation_is_validated(annotation: object, fits: bytes, read: object, wrong: bytes) -> None:
-    def validated(context: tidewheel.Context, payload: object) -> None:
-        del context, payload
-
-    validated.__annotations__["payload"] = annotation
     name = f"validated {annotation}"[:255]
-    tidewheel.handler(name)(validated)
+    tidewheel.handler(name)(plain_function(annotation=annotation))
     found = registered()[name]
     assert found.read_payload(fits, "application/json") == read
     with pytest.raises(ValueError, match="validation error"):
@@ -178,10 +171,6 @@ def test_payload_of_any_annotation_is_validated(annotation: object, fits: bytes,
 
 @pytest.mark.parametrize("annotation", [object, Any, bytes, socket.socket])
 def test_payload_of_an_annotation_that_says_nothing_is_passed_as_it_is(annotation: object) -> None:
-    def plain(context: tidewheel.Context, payload: object) -> None:
-        del context, payload
-
-    plain.__annotations__["payload"] = annotation
     name = f"as it is {annotation}"
-    tidewheel.handler(name)(plain)
+    tidewheel.handler(name)(plain_function(annotation=annotation))
     assert registered()[name].read_payload(b'{"a": [1]}', "application/json") == {"a": [1]}

@@ -1,22 +1,23 @@
-"""Heartbeats, progress and checkpoints: saved, passed to the next attempt, and timed out if missing."""
+"""Heartbeats, timeouts, and the watchdog of handlers that block."""
 
 import json
+import logging
 from datetime import timedelta
 from typing import Any
 from uuid import UUID
 
 import pytest
+from prometheus_client import REGISTRY
 
+from tests.executor import noisy_handlers
 from tests.executor.handlers import GATES
 from tests.executor.long_handlers import handlers
 from tests.executor.running import Executing
 from tests.fixtures.database import Database
-from tests.fixtures.services import until
-from tests.transitions.acts import attempts, open_run
+from tests.fixtures.services import Fleet, until
 from tidewheel.clock import monotonic_seconds
 
 pytestmark = pytest.mark.kafka
-
 KNOWN: dict[str, Any] = {"known": handlers()}
 SOON: dict[str, Any] = {"retry": {"max_attempts": 50, "backoff": "fixed", "initial": "10ms", "jitter": "0%"}}
 
@@ -35,7 +36,7 @@ def test_missed_heartbeat_times_out_and_the_next_attempt_resumes(executing: Exec
         ended = executing.ended(run_id)
         until(lambda: target == "long.fall-silent" or GATES[gate].stopped, "the thread has seen that it is given up")
     assert (ended.state, ended.attempt, ended.result) == ("succeeded", 2, b'{"done":3}')
-    assert attempts(executing.database, run_id) == [(1, "timed_out"), (2, "succeeded")]
+    assert executing.database.attempts(run_id) == [(1, "timed_out"), (2, "succeeded")]
     [(kind, message)] = executing.database.rows("SELECT error_type, error_message FROM attempts WHERE attempt = 1")
     assert (kind, message) == ("timeout_heartbeat", "heartbeat of 1 s has passed")
 
@@ -48,14 +49,14 @@ def test_heartbeats_keep_an_attempt_alive(executing: Executing, gate: str) -> No
         until(lambda: monotonic_seconds() - since > 3.5, "they would have been timed out")
         GATES[gate].opened.set()
         assert [executing.ended(run_id).state for run_id in both] == ["succeeded"] * 2
-    assert [attempts(executing.database, run_id) for run_id in both] == [[(1, "succeeded")]] * 2
+    assert [executing.database.attempts(run_id) for run_id in both] == [[(1, "succeeded")]] * 2
 
 
 def test_waiting_for_a_thread_misses_no_heartbeat(executing: Executing, gate: str) -> None:
     with executing.running(threads=1, **KNOWN):
         executing.held(gate, "acts.wait-on-thread")
         waiting = executing.trigger("acts.echo-on-thread", 1, heartbeat="1s")
-        until(lambda: open_run(executing.database, waiting).state == "running", "the other is claimed")
+        until(lambda: executing.database.open_run(waiting).state == "running", "the other is claimed")
         since = monotonic_seconds()
         until(lambda: monotonic_seconds() - since > 1.5, "it would have been timed out")
         GATES[gate].opened.set()
@@ -94,7 +95,7 @@ def test_released_run_keeps_its_checkpoint(executing: Executing, gate: str) -> N
     with executing.running(drain_timeout=timedelta(0), **KNOWN):
         run_id = executing.trigger("long.fall-silent", gate)
         until(lambda: GATES[gate].entered, "it has saved its checkpoint")
-    assert open_run(executing.database, run_id).failed_attempts == 0
+    assert executing.database.open_run(run_id).failed_attempts == 0
     with executing.running(**KNOWN):
         assert executing.ended(run_id).result == b'{"done":3}'
 
@@ -125,3 +126,121 @@ def test_handler_reads_the_previous_runs_result(executing: Executing, target: st
     with executing.running(**KNOWN):
         results = [executing.run(target, number).result for number in range(3)]
     assert results == [b"[null,0]", b"[[null,0],1]", b"[[[null,0],1],2]"]
+
+
+ONE_ATTEMPT: dict[str, Any] = {"retry": {"max_attempts": 1}}
+LIMIT = "3s"  # schedule_to_close counts from the trigger, and the executor must claim the run within it
+BEGUN_WITHIN = "1s"  # of an attempt whose handler is to begin, also on a busy machine
+KEPT_HERE = ("start_to_close", "heartbeat", "schedule_to_close")
+
+
+@pytest.mark.parametrize("which", KEPT_HERE)
+def test_coroutine_that_ignores_cancellation_is_fenced_off_and_keeps_its_slot(
+    executing: Executing, gate: str, which: str
+) -> None:
+    with executing.running(slots=1, **KNOWN):
+        payload = {"gate": gate, "does": "go on"}
+        run_id = executing.trigger("long.refuse", payload, **{which: LIMIT}, **ONE_ATTEMPT)
+        ended = executing.ended(run_id)
+        assert (ended.state, ended.reason, ended.error_type) == ("timed_out", which, f"timeout_{which}")
+        assert GATES[gate].stopped == [str(run_id)]
+        other = executing.trigger("acts.echo", 1)
+        assert executing.state(other) == "queued"
+        GATES[gate].opened.set()
+        assert executing.ended(other).state == "succeeded"
+    assert executing.database.attempts(run_id) == [(1, "timed_out")]
+
+
+@pytest.mark.parametrize("which", KEPT_HERE)
+def test_error_during_cancellation_does_not_hide_the_timeout(executing: Executing, gate: str, which: str) -> None:
+    with executing.running(**KNOWN):
+        ended = executing.run("long.refuse", {"gate": gate, "does": "fail"}, **{which: LIMIT}, **ONE_ATTEMPT)
+    assert (ended.state, ended.reason) == ("timed_out", which)
+
+
+def test_handler_that_returns_when_cancelled_succeeds(executing: Executing, gate: str) -> None:
+    with executing.running(**KNOWN):
+        ended = executing.run("long.refuse", {"gate": gate, "does": "return"}, start_to_close=BEGUN_WITHIN)
+    assert (ended.state, ended.result) == ("succeeded", b'"just done"')
+
+
+def test_each_attempt_gets_its_full_time(executing: Executing, gate: str) -> None:
+    retry = {"max_attempts": 3, "backoff": "fixed", "initial": "10ms", "jitter": "0%"}
+    with executing.running(**KNOWN):
+        run_id = executing.trigger("acts.wait", gate, start_to_close=BEGUN_WITHIN, retry=retry)
+        until(lambda: len(GATES[gate].entered) == 3, "its third attempt runs")
+        ended = executing.ended(run_id)
+    assert (ended.state, ended.attempt) == ("timed_out", 3)
+    assert executing.database.attempts(run_id) == [(1, "timed_out"), (2, "timed_out"), (3, "timed_out")]
+
+
+STALL = {"stall_after": timedelta(milliseconds=500), "lease": timedelta(seconds=60)}
+NEVER = {"stall_after": timedelta(hours=1), "lease": timedelta(seconds=60)}
+
+
+def sample(name: str) -> float:
+    return REGISTRY.get_sample_value(f"tidewheel_{name}") or 0.0
+
+
+def beats(executing: Executing, run_id: UUID) -> int:
+    """The counter of the executor that has a run."""
+    return int(
+        executing.database.value(
+            "SELECT e.heartbeat_count FROM executors AS e JOIN job_runs AS o USING (executor_id) WHERE o.run_id = %s",
+            [run_id],
+        )
+    )
+
+
+def test_blocked_loop_is_reported_and_its_attempts_are_released(
+    executing: Executing, gate: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    known = noisy_handlers.handlers()
+    stalls = sample("event_loop_stalls_total")
+    with caplog.at_level(logging.INFO), executing.running(known=known, **STALL):
+        blocking = executing.trigger("noisy.block", gate)
+        until(lambda: GATES[gate].entered, "it blocks the loop")
+        # Claimed before the watchdog notices, and queued behind the other.
+        others = [executing.trigger("noisy.silent", number) for number in range(5)]
+        until(lambda: sample("event_loop_blocked_seconds") > 0, "the stall is noticed")
+        beaten = beats(executing, blocking)
+        until(lambda: beats(executing, blocking) > beaten, "the heart beats on")
+        with executing.running(known=known, **NEVER):
+            assert {executing.ended(run_id).state for run_id in others} == {"succeeded"}
+            more = [executing.trigger("noisy.silent", number) for number in range(5)]
+            assert {executing.ended(run_id).state for run_id in more} == {"succeeded"}
+            run = executing.database.open_run(blocking)
+            assert (run.state, run.attempt, run.lost_attempts) == ("running", 1, 0)
+            GATES[gate].opened.set()
+            assert executing.ended(blocking).state == "succeeded"
+        until(lambda: sample("event_loop_blocked_seconds") == 0, "the loop goes on")
+        after = executing.run("noisy.silent", 1)
+    assert (after.state, after.attempt) == ("succeeded", 1)
+    assert sample("event_loop_stalls_total") > stalls
+    told = [record for record in caplog.records if "in handler 'noisy.block'" in record.getMessage()]
+    assert {vars(record)["run_id"] for record in told} == {str(blocking)}
+    assert "noisy_handlers.py" in vars(told[0])["stack"]
+    assert executing.database.attempts(blocking) == [(1, "succeeded")]
+    for run_id in others:
+        *handed_on, (_, last) = executing.database.attempts(run_id)
+        assert ({outcome for _, outcome in handed_on}, last) in ((set(), "succeeded"), ({"released"}, "succeeded"))
+
+
+def test_busy_loop_is_not_blocked(executing: Executing) -> None:
+    stalls = sample("event_loop_stalls_total")
+    with executing.running(known=noisy_handlers.handlers(), stall_after=timedelta(seconds=30)):  # of a busy machine
+        runs = [executing.trigger("noisy.silent", number) for number in range(50)]
+        assert {executing.ended(run_id).state for run_id in runs} == {"succeeded"}
+    assert sample("event_loop_stalls_total") == stalls
+
+
+@pytest.mark.slow
+def test_handler_that_holds_the_interpreters_lock_is_named_while_it_does(fleet: Fleet) -> None:
+    """No thread of Python runs meanwhile: the executor was silent, and named it when it had let go."""
+    executor = fleet.start("executor")
+    fleet.wait_started()
+    fleet.database.submit(target="locking", payload=29)
+    run_id = fleet.database.trigger()
+    fleet.until(lambda: executor.has_logged(" in locking"), "its stack is written")
+    assert fleet.database.open_run(run_id).state == "running"
+    fleet.until(lambda: executor.has_logged("a handler held the interpreter's lock"), "the line follows")

@@ -1,19 +1,30 @@
-"""Secrets in headers of HTTP targets: sent to their hosts, for their tenants, and to no others."""
+"""Secrets of HTTP targets: signatures, certificates of an authority, allowed hosts."""
 
+import hmac
 import os
-from collections.abc import Callable
+import ssl
+import threading
+from base64 import b64decode
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from hashlib import sha256
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
 
-from tests.executor.attempting import attempt_of, run_attempt
-from tests.executor.http_target import HttpTarget, serving
+from tests.executor.attempting import RUN, attempt_of, run_attempt
+from tests.executor.http_target import Answer, HttpTarget, Received, answered, call, serving
+from tests.fixtures.certificates import Authority
+from tidewheel.clock import SystemClock
+from tidewheel.errors import SettingsError
 from tidewheel.executor.outcome import Outcome
 from tidewheel.executor.runners.http import HttpRunner
 from tidewheel.executor.runners.secret_store import SecretStore
 from tidewheel.http_secrets import read_entry
 from tidewheel.runs import AttemptOutcome
+from tidewheel.settings.executor import ExecutorSettings
+from tidewheel.task_tokens import read_task_token
 
 ENTRY = read_entry("127.0.0.1=Bearer t0k=en=")
 REFERENCE = {"Authorization": {"secret": "BILLING"}}
@@ -31,7 +42,7 @@ async def resolve(host: str, port: int) -> list[str]:
     return ["127.0.0.1"]
 
 
-def call(
+def call_signed(
     url: str, store: SecretStore, *, tenant: str = "default", headers: object = REFERENCE, allow_private: bool = True
 ) -> Outcome:
     attempt = attempt_of({"target": {"type": "http", "url": url, "headers": headers}})
@@ -67,7 +78,7 @@ def test_secret_is_the_whole_value_of_its_header() -> None:
     headers = {**REFERENCE, "X-Team": "billing", "X-Key": {"secret": "KEY"}}
     store = SecretStore({"BILLING": ENTRY, "KEY": read_entry("127.0.0.1,a.example=k")})
     with serving() as target:
-        assert call(target.url(), store, headers=headers).kind is AttemptOutcome.SUCCEEDED
+        assert call_signed(target.url(), store, headers=headers).kind is AttemptOutcome.SUCCEEDED
     [request] = target.received
     found = {name: request.headers.get(name) for name in ("authorization", "x-team", "x-key")}
     assert found == {"authorization": "Bearer t0k=en=", "x-team": "billing", "x-key": "k"}
@@ -76,7 +87,7 @@ def test_secret_is_the_whole_value_of_its_header() -> None:
 @pytest.mark.parametrize("host", ["127.0.0.2", "localhost", "127.0.0.1.example", "xn--bcher-kva.example"])
 def test_secret_is_sent_to_no_host_that_it_does_not_name(host: str) -> None:
     with serving() as target:
-        outcome = call(target.url(host=host), SecretStore({"BILLING": ENTRY}))
+        outcome = call_signed(target.url(host=host), SecretStore({"BILLING": ENTRY}))
     assert_refused(outcome, f"secret BILLING is not for {host}")
     assert target.received == []
 
@@ -84,7 +95,7 @@ def test_secret_is_sent_to_no_host_that_it_does_not_name(host: str) -> None:
 @pytest.mark.parametrize("host", ["127.1", "0x7f000001", "\uff11\uff12\uff17.0.0.1"])
 def test_host_is_compared_as_it_is_called(host: str) -> None:
     with serving() as target:
-        assert call(target.url(host=host), SecretStore({"BILLING": ENTRY})).kind is AttemptOutcome.SUCCEEDED
+        assert call_signed(target.url(host=host), SecretStore({"BILLING": ENTRY})).kind is AttemptOutcome.SUCCEEDED
     assert sent(target) == ["Bearer t0k=en="]
 
 
@@ -92,17 +103,19 @@ def test_secret_is_sent_by_http_to_private_addresses_only() -> None:
     """A name may have another address at the next look-up."""
     store = SecretStore({"BILLING": read_entry("receiver.example=Bearer t0k")})
     with serving() as target:
-        assert_refused(call(target.url(host="receiver.example"), store), "by https only")
-        outcome = call(target.url(), SecretStore({"BILLING": ENTRY}), allow_private=False)
+        assert_refused(call_signed(target.url(host="receiver.example"), store), "by https only")
+        outcome = call_signed(target.url(), SecretStore({"BILLING": ENTRY}), allow_private=False)
     assert outcome.error_type == "AddressRefused"
     assert target.received == []
 
 
 def test_secret_that_is_not_there_is_named_with_its_remedy(tmp_path: Path) -> None:
     with serving() as target:
-        assert_missing(call(target.url(), SecretStore()), "no secret BILLING of tenant default; set TIDEWHEEL_SECRET_B")
-        assert_missing(call(target.url(), SecretStore(folder=tmp_path)), "write the files default/BILLING and")
-        assert_missing(call(target.url(), SecretStore(), tenant="acme"), "write the files acme/BILLING and")
+        assert_missing(
+            call_signed(target.url(), SecretStore()), "no secret BILLING of tenant default; set TIDEWHEEL_SECRET_B"
+        )
+        assert_missing(call_signed(target.url(), SecretStore(folder=tmp_path)), "write the files default/BILLING and")
+        assert_missing(call_signed(target.url(), SecretStore(), tenant="acme"), "write the files acme/BILLING and")
     assert target.received == []
 
 
@@ -111,11 +124,11 @@ def test_tenant_has_no_secret_of_the_environment_or_of_another_tenant(tmp_path: 
     put(tmp_path / "default", "OTHER", "of default", "127.0.0.1")
     store = SecretStore({"BILLING": ENTRY}, tmp_path)
     with serving() as target:
-        assert call(target.url(), store, tenant="acme").kind is AttemptOutcome.SUCCEEDED
-        assert call(target.url(), store).kind is AttemptOutcome.SUCCEEDED
-        assert_missing(call(target.url(), store, tenant="globex"), "no secret BILLING of tenant globex")
+        assert call_signed(target.url(), store, tenant="acme").kind is AttemptOutcome.SUCCEEDED
+        assert call_signed(target.url(), store).kind is AttemptOutcome.SUCCEEDED
+        assert_missing(call_signed(target.url(), store, tenant="globex"), "no secret BILLING of tenant globex")
         other = {"Authorization": {"secret": "OTHER"}}
-        assert_missing(call(target.url(), store, tenant="acme", headers=other), "no secret OTHER of tenant acme")
+        assert_missing(call_signed(target.url(), store, tenant="acme", headers=other), "no secret OTHER of tenant acme")
     assert sent(target) == ["of acme", "Bearer t0k=en="]
 
 
@@ -124,8 +137,8 @@ def test_tenant_of_a_message_is_no_path(tmp_path: Path, tenant: str) -> None:
     put(tmp_path / "default", "BILLING", "x", "127.0.0.1")
     put(tmp_path, "BILLING", "x", "127.0.0.1")
     with serving() as target:
-        assert_missing(call(target.url(), SecretStore(folder=tmp_path / "default"), tenant=tenant), "")
-        assert_missing(call(target.url(), SecretStore(folder=tmp_path), tenant=tenant), "")
+        assert_missing(call_signed(target.url(), SecretStore(folder=tmp_path / "default"), tenant=tenant), "")
+        assert_missing(call_signed(target.url(), SecretStore(folder=tmp_path), tenant=tenant), "")
     assert target.received == []
 
 
@@ -134,8 +147,11 @@ def test_file_wins_over_the_environment_and_one_line_end_is_no_part_of_it(tmp_pa
     put(tmp_path / "default", "DOS", "of dos\r\n", " 127.0.0.1\r", "")
     store = SecretStore({"BILLING": ENTRY}, tmp_path)
     with serving() as target:
-        assert call(target.url(), store).kind is AttemptOutcome.SUCCEEDED
-        assert call(target.url(), store, headers={"Authorization": {"secret": "DOS"}}).kind is AttemptOutcome.SUCCEEDED
+        assert call_signed(target.url(), store).kind is AttemptOutcome.SUCCEEDED
+        assert (
+            call_signed(target.url(), store, headers={"Authorization": {"secret": "DOS"}}).kind
+            is AttemptOutcome.SUCCEEDED
+        )
     assert sent(target) == ["of a file", "of dos"]
 
 
@@ -146,13 +162,13 @@ def test_replaced_file_is_sent_a_second_later_without_a_restart(tmp_path: Path) 
         for value, at in (("first", 0.0), ("second", 0.9), ("second", 1.0)):
             put(folder, "BILLING", value, "127.0.0.1")
             clock.now = at
-            assert call(target.url(), store).kind is AttemptOutcome.SUCCEEDED
+            assert call_signed(target.url(), store).kind is AttemptOutcome.SUCCEEDED
         put(folder, "BILLING", "third", "a.example")
         clock.now = 2.0
-        assert_refused(call(target.url(), store), "is not for 127.0.0.1")
+        assert_refused(call_signed(target.url(), store), "is not for 127.0.0.1")
         (folder / "BILLING").unlink()
         clock.now = 3.0
-        assert_missing(call(target.url(), store), "no secret BILLING")
+        assert_missing(call_signed(target.url(), store), "no secret BILLING")
     assert sent(target) == ["first", "first", "second"]
 
 
@@ -165,11 +181,11 @@ def test_mounted_kubernetes_secret_is_followed_through_its_replacement(tmp_path:
     for name in ("BILLING", "BILLING.hosts"):
         (folder / name).symlink_to(f"..data/{name}")
     with serving() as target:
-        assert call(target.url(), store).kind is AttemptOutcome.SUCCEEDED
+        assert call_signed(target.url(), store).kind is AttemptOutcome.SUCCEEDED
         (folder / "..next").symlink_to("..2026_2")
         (folder / "..next").rename(folder / "..data")
         clock.now = 1.0
-        assert call(target.url(), store).kind is AttemptOutcome.SUCCEEDED
+        assert call_signed(target.url(), store).kind is AttemptOutcome.SUCCEEDED
     assert sent(target) == ["first", "second"]
 
 
@@ -221,7 +237,129 @@ def test_unusable_file_is_missing_and_nothing_is_sent(
     folder.mkdir(parents=True)
     make(folder)
     with serving() as target:
-        outcome = call(target.url(), SecretStore({"BILLING": ENTRY}, tmp_path / "secrets"))
+        outcome = call_signed(target.url(), SecretStore({"BILLING": ENTRY}, tmp_path / "secrets"))
     assert_missing(outcome, words)
     assert "t0k" not in str(outcome)
     assert target.received == []
+
+
+class _Ok(BaseHTTPRequestHandler):
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["Content-Length"] or 0))
+        self.send_response(204)
+        self.end_headers()
+
+    def log_message(self, format: str, *args: object) -> None:
+        del format, args
+
+
+@pytest.fixture(scope="module")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    return Authority(tmp_path_factory.mktemp("authority"), "internal")
+
+
+@pytest.fixture(scope="module")
+def url(authority: Authority) -> Iterator[str]:
+    """A server with a certificate of the authority."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(*authority.issue())
+    with HTTPServer(("127.0.0.1", 0), _Ok) as server:
+        server.socket = context.wrap_socket(server.socket, server_side=True)
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield f"https://127.0.0.1:{server.server_port}/"
+        server.shutdown()
+        thread.join()
+
+
+def call_trusting(url: str, ca_file: Path | None) -> Outcome:
+    attempt = attempt_of({"target": {"type": "http", "url": url}})
+    return run_attempt(lambda: HttpRunner(allow_private=True, ca_file=ca_file), attempt)
+
+
+def test_target_with_a_certificate_of_the_named_authority_is_called(authority: Authority, url: str) -> None:
+    assert call_trusting(url, authority.file).kind is AttemptOutcome.SUCCEEDED
+
+
+def test_target_with_a_certificate_of_another_authority_is_refused(url: str, tmp_path: Path) -> None:
+    for other in (None, Authority(tmp_path, "other").file):
+        outcome = call_trusting(url, other)
+        assert outcome.kind is AttemptOutcome.FAILED
+        assert "CERTIFICATE_VERIFY_FAILED" in str(outcome)
+
+
+def test_file_without_a_certificate_is_refused_at_start(authority: Authority, tmp_path: Path) -> None:
+    empty = tmp_path / "empty.pem"
+    empty.touch()
+    for file in (empty, tmp_path / "missing.pem"):
+        with pytest.raises(SettingsError, match=r"TIDEWHEEL_HTTP_CA_FILE: has no certificate in PEM.*name a readable"):
+            ExecutorSettings.load(http_ca_file=str(file))
+    assert ExecutorSettings.load(http_ca_file=str(authority.file)).http_ca_file == authority.file
+
+
+OLD, NEW = b"the old secret, 24 bytes", b"the new secret, of more than 24 bytes"
+
+
+def verifies(secret: bytes, request: Received) -> bool:
+    """Verify as a receiver does. Source: Standard Webhooks, "Verifying webhook authenticity"."""
+    headers = request.headers
+    signed = f"{headers['webhook-id']}.{headers['webhook-timestamp']}.".encode() + request.body
+    wanted = hmac.digest(secret, signed, sha256)
+    given = [each.partition(",") for each in headers["webhook-signature"].split(" ")]
+    return any(version == "v1" and hmac.compare_digest(b64decode(text), wanted) for version, _, text in given)
+
+
+def test_request_is_signed_with_its_id_time_and_body() -> None:
+    _, target = answered(job={"payload": {"to": "ann"}}, secrets=(NEW,))
+    [request] = target.received
+    assert request.headers["webhook-id"] == str(RUN)
+    assert abs(int(request.headers["webhook-timestamp"]) - SystemClock().now().timestamp()) < 300
+    assert verifies(NEW, request)
+    request.body += b" "
+    assert not verifies(NEW, request)
+
+
+def test_during_a_rotation_each_secret_signs() -> None:
+    _, target = answered(secrets=(NEW, OLD))
+    [request] = target.received
+    assert verifies(OLD, request)
+    assert verifies(NEW, request)
+    assert not verifies(b"another secret altogether", request)
+
+
+@pytest.mark.parametrize(
+    ("host", "secrets"), [*((host, (NEW,)) for host in ("localhost", "127.0.0.2", "example.org", "0.0.1")), ("", ())]
+)
+def test_without_a_secret_of_its_host_nothing_is_signed(host: str, secrets: tuple[bytes, ...]) -> None:
+    """Or each receiver could sign requests to all the others."""
+    outcome, target = answered(secrets=secrets, host=host)
+    assert outcome.kind == AttemptOutcome.SUCCEEDED
+    assert not [name for name in target.received[0].headers if name.startswith("webhook-")]
+
+
+def test_secret_signs_however_the_url_writes_its_host() -> None:
+    with serving() as target:
+        call(target.url().replace("127.0.0.1", "0x7f000001"), secrets=(NEW,))
+        call(target.url().replace("127.0.0.1", "LocalHost"), secrets=(NEW,), host="localhost")
+    assert [verifies(NEW, request) for request in target.received] == [True, True]
+
+
+def test_task_token_is_sent_to_asynchronous_targets_only() -> None:
+    with serving() as target:
+        call(target.url(), target={"async": True})
+        call(target.url())
+    asynchronous, other = target.received
+    assert read_task_token(b"of tests", asynchronous.headers["tidewheel-task-token"]) == (RUN, 1)
+    assert "tidewheel-task-token" not in other.headers
+
+
+@pytest.mark.parametrize(("status", "given"), [(202, {}), (200, {"async": True}), (201, {"async": True})])
+def test_other_success_status_ends_an_asynchronous_run(status: int, given: dict[str, object]) -> None:
+    outcome, _ = answered(Answer(status, b"done"), target=given)
+    assert (outcome.kind, outcome.waits) == (AttemptOutcome.SUCCEEDED, None)
+    assert outcome.result == f'{{"status":{status},"body":"done"}}'.encode()
+
+
+def test_immediate_failure_of_an_asynchronous_target_is_a_failure() -> None:
+    outcome, _ = answered(Answer(503), target={"async": True})
+    assert (outcome.error_type, outcome.waits) == ("http_503", None)

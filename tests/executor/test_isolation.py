@@ -22,7 +22,6 @@ from tests.executor.running import Executing
 from tests.executor.test_run_queue import until_async
 from tests.executor.test_shell_runner import gone
 from tests.fixtures.services import until
-from tests.transitions.acts import apply_batch, open_run
 from tidewheel.executor.attempt import Attempt
 from tidewheel.executor.context import Context
 from tidewheel.executor.handler_channel import Previous
@@ -388,11 +387,11 @@ def test_executor_ends_timed_out_cancelled_and_leftover_workers(
         ended = executing.ended(late)
         assert (ended.state, ended.reason) == ("timed_out", "start_to_close")
         cancelled, cancelled_pids = held("cancelled")
-        apply_batch(executing.database, {"type": "run.cancel", "run_id": str(cancelled)})
+        executing.database.apply_batch({"type": "run.cancel", "run_id": str(cancelled)})
         assert executing.ended(cancelled).state == "cancelled"
         assert executing.run("alone.echo", 1).result == b"1"
         left, left_pids = held("left")
-    run = open_run(executing.database, left)
+    run = executing.database.open_run(left)
     assert (run.state, run.failed_attempts, run.lost_attempts) == ("queued", 0, 0)
     for pid in late_pids + cancelled_pids + left_pids:
         until(lambda pid=pid: gone(pid), f"{pid} has ended")

@@ -11,7 +11,6 @@ from tests.executor.handlers import GATES, handlers
 from tests.executor.running import Executing, hold_row
 from tests.fixtures.database import Database
 from tests.fixtures.services import until
-from tests.transitions.acts import attempts, completions, open_run
 from tidewheel.process.service import Shutdown
 from tidewheel.runs import RunState
 
@@ -44,7 +43,7 @@ def test_redelivered_message_starts_no_second_attempt(executing: Executing) -> N
         executing.publish(first)
         executing.publish(second)
         assert executing.ended(second).state == "succeeded"
-    assert attempts(executing.database, first) == [(1, "succeeded")]
+    assert executing.database.attempts(first) == [(1, "succeeded")]
     executing.database.execute("DROP TABLE kept")
 
 
@@ -74,7 +73,7 @@ def test_run_that_is_not_due_is_not_swept(executing: Executing) -> None:
     with executing.running():
         other = executing.trigger("acts.echo", 2)
         assert executing.ended(other).state == "succeeded"
-        assert open_run(executing.database, later).attempt == 0
+        assert executing.database.open_run(later).attempt == 0
 
 
 def test_unreadable_run_does_not_stop_the_sweep(executing: Executing) -> None:
@@ -86,7 +85,7 @@ def test_unreadable_run_does_not_stop_the_sweep(executing: Executing) -> None:
         assert executing.ended(good).state == "succeeded"
         again = executing.trigger("acts.echo", 3)
         assert executing.ended(again).state == "succeeded"
-    run = open_run(executing.database, bad)
+    run = executing.database.open_run(bad)
     assert (run.state, run.attempt) == ("queued", 0)
 
 
@@ -97,7 +96,7 @@ def test_run_waits_uncounted_for_an_executor_with_its_handler(executing: Executi
         waiting = executing.trigger("acts.order", {"to": "ann"})
         executing.publish(waiting)
         assert executing.run("acts.echo", 1).state == "succeeded"
-        run = open_run(executing.database, waiting)
+        run = executing.database.open_run(waiting)
         assert (run.state, run.attempt, run.failed_attempts) == ("queued", 0, 0)
         with executing.running():
             ended = executing.ended(waiting)
@@ -150,7 +149,7 @@ def test_locked_run_delays_no_other_start_and_starts_when_it_is_free(
             executing.ended(locked)
     with executing.running():
         assert (executing.ended(locked).state, executing.ended(locked).attempt) == ("succeeded", 1)
-    assert sorted(UUID(event.run_id) for event in completions(database)) == sorted([*runs, later])
+    assert sorted(UUID(event.run_id) for event in database.completions()) == sorted([*runs, later])
     assert database.count("active_runs") == 0
 
 
@@ -171,7 +170,7 @@ def test_locked_run_delays_no_other_end_and_ends_when_it_is_free(executing: Exec
         holding.rollback()
         assert (executing.ended(locked).state, executing.ended(locked).attempt) == ("succeeded", 1)
     assert len(GATES[gate].entered) == 20
-    assert sorted(UUID(event.run_id) for event in completions(database)) == sorted([*runs, later])
+    assert sorted(UUID(event.run_id) for event in database.completions()) == sorted([*runs, later])
     assert database.count("active_runs") == 0
 
 
@@ -183,7 +182,7 @@ def test_shutdown_lets_attempts_end_within_the_drain_timeout(executing: Executin
     until(lambda: executing.database.value("SELECT stopping FROM executors"), "it says that it is on its way out")
     GATES[gate].opened.set()
     stopping.result(60)
-    assert attempts(executing.database, run_id) == [(1, "succeeded")]
+    assert executing.database.attempts(run_id) == [(1, "succeeded")]
     assert executors(executing.database) == 0
 
 
@@ -205,4 +204,4 @@ def test_service_survives_lost_connections(executing: Executing, gate: str) -> N
         GATES[gate].opened.set()
         assert executing.ended(held).state == "succeeded"
         assert executing.run("acts.echo", 1).state == "succeeded"
-    assert attempts(executing.database, held) == [(1, "succeeded")]
+    assert executing.database.attempts(held) == [(1, "succeeded")]

@@ -18,7 +18,6 @@ from prometheus_client import REGISTRY
 from tests.executor.running import Executing
 from tests.fixtures.reader import TopicReader
 from tests.fixtures.services import until
-from tests.transitions.acts import attempts, submit, trigger
 from tests.transitions.stepping import in_background
 from tidewheel.control.rotation import rotate_message_keys
 from tidewheel.message_signatures import (
@@ -132,7 +131,7 @@ def refused_and_swept(executing: Executing, kind: str, settings: dict[str, Any])
     with executing.running(**settings):
         ended = executing.ended(run_id)
     assert (ended.state, ended.result, ended.claimed_from) == ("succeeded", b'"the job\'s"', "sweep")
-    assert attempts(executing.database, run_id) == [(1, "succeeded")]
+    assert executing.database.attempts(run_id) == [(1, "succeeded")]
 
 
 def test_genuine_message_behind_forged_ones_is_claimed(executing: Executing) -> None:
@@ -150,8 +149,8 @@ def test_genuine_message_behind_forged_ones_is_claimed(executing: Executing) -> 
 
 
 def test_forged_message_for_an_unknown_or_later_run_claims_nothing(executing: Executing) -> None:
-    submit(executing.database, "later", target="acts.echo")
-    later = trigger(executing.database, "later", delay="1h")
+    executing.database.submit("later", target="acts.echo")
+    later = executing.database.trigger("later", delay="1h")
     last = executing.trigger("acts.echo", "last")
     topic, key, value = message_of(executing, last)
     for run_id in (later, uuid4()):
@@ -215,8 +214,7 @@ def test_rotation_under_load_refuses_no_message(executing: Executing) -> None:
         with executing.running(**NO_SWEEP):
             for _ in range(3):
                 database.execute(AGE_KEYS, [timedelta(minutes=2)])
-                with database.transaction() as connection:
-                    newest = rotate_message_keys(connection)
+                newest = database.within(rotate_message_keys)
                 sent += [executing.trigger("acts.echo", 0) for _ in range(50)]
                 database.execute(AGE_KEYS, [timedelta(seconds=SIGNS_AFTER_SECONDS)])
                 until(partial(sends_with, executing, sent, newest), "the relay signs with the new key")
@@ -246,8 +244,7 @@ def test_revoked_key_verifies_nothing_after_the_next_heartbeat(executing: Execut
     before = unverified("unknown_key")
     with executing.running(**NO_SWEEP):
         executing.ended(first)
-        with executing.database.transaction() as connection:
-            rotate_message_keys(connection, revoke=True)
+        executing.database.within(rotate_message_keys, revoke=True)
         seen = dict[str, int]()
         until(lambda: beats(executing, seen, 2), "two heartbeats have come after it")
         publish(executing, topic, key, value, stolen)

@@ -11,21 +11,9 @@ import pytest
 from tests.executor.handlers import GATES
 from tests.executor.running import Executing
 from tests.executor.test_lease import heart
+from tests.fixtures.acts import EXECUTOR, about
 from tests.fixtures.database import Database
 from tests.fixtures.services import until
-from tests.transitions.acts import (
-    EXECUTOR,
-    about,
-    apply_batch,
-    attempts,
-    begin,
-    claim,
-    completions,
-    open_run,
-    some_executor,
-    submit,
-    trigger,
-)
 from tests.transitions.overlapping import make, signals
 from tidewheel.process.service import Shutdown
 from tidewheel.runs import RunState
@@ -74,8 +62,8 @@ def test_terminate_other_starts_at_once_and_frees_the_slot(executing: Executing,
         GATES[gate].opened.set()
         assert executing.ended(second).state == "succeeded"
     assert (ended.state, ended.reason) == ("cancelled", "overlap")
-    assert attempts(executing.database, first) == [(1, "cancelled")]
-    assert attempts(executing.database, second) == [(1, "succeeded")]
+    assert executing.database.attempts(first) == [(1, "cancelled")]
+    assert executing.database.attempts(second) == [(1, "succeeded")]
 
 
 @pytest.mark.kafka
@@ -109,9 +97,9 @@ def test_each_of_a_thousand_due_runs_of_one_job_is_decided_by_its_policy(
     executing: Executing, gate: str, policy: str
 ) -> None:
     database = executing.database
-    submit(database, target="acts.echo" if policy == "allow_all" else "acts.wait", overlap=policy)
+    database.submit(target="acts.echo" if policy == "allow_all" else "acts.wait", overlap=policy)
     asked = [about("job.trigger", payload=gate)] * 500
-    executing.publish(*(UUID(reply.run_id) for _ in range(2) for reply in apply_batch(database, *asked)))
+    executing.publish(*(UUID(reply.run_id) for _ in range(2) for reply in database.apply_batch(*asked)))
 
     def states() -> Counter[str]:
         return Counter(dict(database.rows("SELECT state, count(*) FROM runs GROUP BY state")))
@@ -121,7 +109,7 @@ def test_each_of_a_thousand_due_runs_of_one_job_is_decided_by_its_policy(
             until(lambda: not states().keys() & {"queued", "cancelling"}, "each is decided")
             waiting = 999 if policy == "buffer_all" else 0
             assert (states()["running"], states()["buffered"]) == (1, waiting)
-            apply_batch(database, about("job.delete"))
+            database.apply_batch(about("job.delete"))
         GATES[gate].opened.set()
         until(lambda: database.count("job_runs") == 0, "all have ended")
     ended = {
@@ -131,7 +119,7 @@ def test_each_of_a_thousand_due_runs_of_one_job_is_decided_by_its_policy(
         "cancel_other": {"succeeded": 1, "skipped": 999 - states()["cancelled"], "cancelled": states()["cancelled"]},
     }
     assert states() == Counter(ended[policy])
-    assert len(completions(database)) == 1000
+    assert len(database.completions()) == 1000
     assert database.count("active_runs") == database.count("signals") == 0
 
 
@@ -165,8 +153,7 @@ class Beating:
 
 def test_delivered_terminate_is_deleted(database: Database) -> None:
     known, coming = (RunningAttempt(uuid4(), 1, "default", EXECUTOR) for _ in range(2))
-    with database.transaction() as connection:
-        add_signals(connection, Signal.TERMINATE, [known, coming])
+    database.within(add_signals, Signal.TERMINATE, [known, coming])
     with Beating(database, EXECUTOR) as beating:
         beating.here.add(known.run_id)
         until(lambda: [run for run, *_ in signals(database)] == [coming.run_id], "the first is taken away")
@@ -177,21 +164,20 @@ def test_delivered_terminate_is_deleted(database: Database) -> None:
 
 
 def test_cancel_signal_stays_until_its_run_ends(database: Database) -> None:
-    submit(database, overlap="skip")
-    first = begin(database, trigger(database))
-    claim(database, make(database, "cancel_other"))
+    database.submit(overlap="skip")
+    first = database.begin(database.trigger())
+    database.claim(make(database, "cancel_other"))
     with Beating(database, EXECUTOR) as beating:
         beating.here.add(first.run_id)
         for _ in range(2):
             beating.look()
     assert signals(database) == [(first.run_id, 1, "cancel", EXECUTOR)]
-    assert open_run(database, first.run_id).state == RunState.CANCELLING
+    assert database.open_run(first.run_id).state == RunState.CANCELLING
 
 
 def test_signals_of_other_executors_are_ignored(database: Database) -> None:
-    theirs, mine = (RunningAttempt(uuid4(), 1, "default", hands) for hands in (some_executor(), EXECUTOR))
-    with database.transaction() as connection:
-        add_signals(connection, Signal.TERMINATE, [theirs, mine])
+    theirs, mine = (RunningAttempt(uuid4(), 1, "default", hands) for hands in (uuid4(), EXECUTOR))
+    database.within(add_signals, Signal.TERMINATE, [theirs, mine])
     with Beating(database, EXECUTOR) as beating:
         beating.here |= {theirs.run_id, mine.run_id}
         until(lambda: [run for run, *_ in signals(database)] == [theirs.run_id], "its own is taken away")

@@ -9,19 +9,6 @@ from hypothesis import strategies as st
 
 from tests.executor.running import hold_row
 from tests.fixtures.database import Database
-from tests.transitions.acts import (
-    apply_batch,
-    attempts,
-    begin,
-    completions,
-    dead_letters,
-    final_state,
-    open_run,
-    requests,
-    submit,
-    succeed,
-    trigger,
-)
 from tests.transitions.stepping import in_background, until_blocked
 from tidewheel.executor.reaper import Reaper, Watch
 from tidewheel.process.service import Shutdown
@@ -171,7 +158,7 @@ def ghost(database: Database) -> UUID:
         " VALUES (%s, 'ghost', '{default}', '{}', 1, now(), now())",
         [executor_id],
     )
-    submit(database, payload="job")
+    database.submit(payload="job")
     return executor_id
 
 
@@ -189,10 +176,10 @@ def test_reaper_waits_for_the_lease_that_the_executor_registered() -> None:
 
 
 def test_lost_attempts_are_requeued_uncounted_with_their_payload(database: Database, ghost: UUID) -> None:
-    run_id = trigger(database, payload="own")
-    begin(database, run_id, ghost)
+    run_id = database.trigger(payload="own")
+    database.begin(run_id, ghost)
     reap(database)
-    run = open_run(database, run_id)
+    run = database.open_run(run_id)
     assert (run.state, run.attempt, run.failed_attempts, run.lost_attempts, run.executor_id) == (
         "retrying",
         1,
@@ -200,30 +187,30 @@ def test_lost_attempts_are_requeued_uncounted_with_their_payload(database: Datab
         1,
         None,
     )
-    assert attempts(database, run_id) == [(1, "lost")]
-    assert [(request.attempt, request.payload) for request in requests(database)] == [(1, b'"own"'), (2, b'"own"')]
+    assert database.attempts(run_id) == [(1, "lost")]
+    assert [(request.attempt, request.payload) for request in database.requests()] == [(1, b'"own"'), (2, b'"own"')]
     assert database.count("executors") == 0
 
 
 @pytest.mark.parametrize("delivery", ["at_least_once", "at_most_once"])
 def test_lost_run_under_cancellation_ends_cancelled(database: Database, ghost: UUID, delivery: str) -> None:
-    submit(database, "cancelled", delivery=delivery)
-    run_id = trigger(database, "cancelled")
-    begin(database, run_id, ghost)
-    apply_batch(database, {"type": "run.cancel", "run_id": str(run_id)})
+    database.submit("cancelled", delivery=delivery)
+    run_id = database.trigger("cancelled")
+    database.begin(run_id, ghost)
+    database.apply_batch({"type": "run.cancel", "run_id": str(run_id)})
     reap(database)
-    assert final_state(database, run_id) == ("cancelled", "requested")
+    assert database.final_state(run_id) == ("cancelled", "requested")
     assert database.count("signals") == 0
 
 
 def test_run_that_loses_every_executor_fails(database: Database, ghost: UUID) -> None:
-    run_id = trigger(database)
+    run_id = database.trigger()
     database.execute("UPDATE job_runs SET lost_attempts = 2")
-    begin(database, run_id, ghost)
+    database.begin(run_id, ghost)
     reap(database, max_lost=3)
-    assert final_state(database, run_id) == ("failed", "max_lost")
-    assert attempts(database, run_id) == [(1, "lost")]
-    [letter] = dead_letters(database)
+    assert database.final_state(run_id) == ("failed", "max_lost")
+    assert database.attempts(run_id) == [(1, "lost")]
+    [letter] = database.dead_letters()
     assert letter.error is not None
     assert (letter.error.type, letter.error.message) == (
         "Lost",
@@ -233,45 +220,45 @@ def test_run_that_loses_every_executor_fails(database: Database, ghost: UUID) ->
 
 
 def test_lost_at_most_once_run_has_an_unknown_outcome(database: Database, ghost: UUID) -> None:
-    submit(database, "once", delivery="at_most_once")
-    once, other = trigger(database, "once"), trigger(database)
+    database.submit("once", delivery="at_most_once")
+    once, other = database.trigger("once"), database.trigger()
     for run_id in (once, other):
-        begin(database, run_id, ghost)
+        database.begin(run_id, ghost)
     reap(database)
-    assert final_state(database, once) == ("failed", "unknown_outcome")
-    assert attempts(database, once) == [(1, "lost")]
-    [letter] = dead_letters(database)
+    assert database.final_state(once) == ("failed", "unknown_outcome")
+    assert database.attempts(once) == [(1, "lost")]
+    [letter] = database.dead_letters()
     assert letter.error is not None
     assert letter.error.type == "unknown_outcome"
     assert "may have had its effect" in letter.error.message
-    assert open_run(database, other).state == "retrying"
+    assert database.open_run(other).state == "retrying"
 
 
 def test_executor_with_a_new_heartbeat_is_not_reaped(database: Database, ghost: UUID) -> None:
-    run_id = trigger(database)
-    begin(database, run_id, ghost)
+    run_id = database.trigger()
+    database.begin(run_id, ghost)
     reaper = Reaper(
         database.session(), database.installation, lease=timedelta(seconds=15), max_lost=10, stop=Shutdown()
     )
     reaper.step()
     database.execute("UPDATE executors SET heartbeat_count = heartbeat_count + 1")
     reaper.step()
-    assert open_run(database, run_id).state == "running"
+    assert database.open_run(run_id).state == "running"
     assert database.count("executors") == 1
 
 
 def test_late_report_of_a_lost_executor_changes_nothing(database: Database, ghost: UUID) -> None:
-    started = begin(database, trigger(database), ghost)
+    started = database.begin(database.trigger(), ghost)
     reap(database)
-    assert succeed(database, started).superseded == {started.run_id}
-    assert completions(database) == []
+    assert database.succeed(started).superseded == {started.run_id}
+    assert database.completions() == []
 
 
 def test_locked_row_is_reaped_later(database: Database, ghost: UUID, caplog: pytest.LogCaptureFixture) -> None:
     """The others go back at once; the lease stays open until the last of its runs is off it."""
-    held, free = trigger(database), trigger(database)
+    held, free = database.trigger(), database.trigger()
     for run_id in (held, free):
-        begin(database, run_id, ghost)
+        database.begin(run_id, ghost)
     holding = hold_row(database, held)
     with caplog.at_level("INFO", "tidewheel.executor"):
         reap(database, looks=3)
@@ -280,18 +267,18 @@ def test_locked_row_is_reaped_later(database: Database, ghost: UUID, caplog: pyt
         "missed its lease; attempts that end as lost: 1",
         "missed its lease, but other transactions hold 1 of its runs; they end as lost afterwards",
     ]
-    assert open_run(database, free).state == "retrying"
-    assert open_run(database, held).state == "running"
+    assert database.open_run(free).state == "retrying"
+    assert database.open_run(held).state == "running"
     assert database.count("executors") == 1
     holding.rollback()
     reap(database)
-    assert open_run(database, held).state == "retrying"
+    assert database.open_run(held).state == "retrying"
     assert database.count("executors") == 0
 
 
 def test_lost_attempt_cannot_start_to_wait_after_the_reaper_has_read_it(database: Database, ghost: UUID) -> None:
     """Else the target that accepted the work with 202 is called again: a waiting run may be requeued too."""
-    started = begin(database, trigger(database), ghost)
+    started = database.begin(database.trigger(), ghost)
     waits = [Wait(started.run_id, started.attempt, ghost, timedelta(hours=1))]
     blocking, session = database.connection(), database.session()
     reaping_connection = session.connection()
@@ -303,14 +290,14 @@ def test_lost_attempt_cannot_start_to_wait_after_the_reaper_has_read_it(database
         assert wait_runs(connection, waits).busy == {started.run_id}
     blocking.rollback()
     reaping.result(timeout=30)
-    assert open_run(database, started.run_id).state == "retrying"
+    assert database.open_run(started.run_id).state == "retrying"
     with database.transaction() as connection:
         assert not wait_runs(connection, waits).busy
-    assert attempts(database, started.run_id) == [(1, "lost")]
+    assert database.attempts(started.run_id) == [(1, "lost")]
 
 
 def test_wait_that_commits_during_a_reap_keeps_its_attempt(database: Database, ghost: UUID) -> None:
-    started = begin(database, trigger(database), ghost)
+    started = database.begin(database.trigger(), ghost)
     waits = [Wait(started.run_id, started.attempt, ghost, timedelta(hours=1))]
     executor = database.connection()
     wait_runs(executor, waits)
@@ -318,16 +305,16 @@ def test_wait_that_commits_during_a_reap_keeps_its_attempt(database: Database, g
     assert database.count("executors") == 1
     executor.commit()
     reap(database)
-    run = open_run(database, started.run_id)
+    run = database.open_run(started.run_id)
     assert (run.state, run.attempt, run.executor_id) == ("waiting", 1, ghost)
-    assert attempts(database, started.run_id) == []
+    assert database.attempts(started.run_id) == []
     assert database.count("executors") == 0
 
 
 def test_two_reapers_end_one_lease_once(database: Database, ghost: UUID) -> None:
-    run_id = trigger(database)
-    begin(database, run_id, ghost)
+    run_id = database.trigger()
+    database.begin(run_id, ghost)
     reap(database, looks=2)
     reap(database)
-    assert attempts(database, run_id) == [(1, "lost")]
-    assert open_run(database, run_id).lost_attempts == 1
+    assert database.attempts(run_id) == [(1, "lost")]
+    assert database.open_run(run_id).lost_attempts == 1

@@ -1,29 +1,33 @@
-"""The sweep: runs that an executor with free slots claims from the table, also during messages."""
+"""The sweep claims what no message brings, also under load."""
 
 import threading
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
 from uuid import UUID, uuid4
 
 import pytest
+from confluent_kafka import Producer
 
+import tidewheel
 from tests.executor.handlers import GATES, Gate
 from tests.executor.running import Executing
 from tests.executor.test_claim import ENTER, claimer
+from tests.fixtures.acts import EXECUTOR, HANDLER, submission
 from tests.fixtures.database import Database
 from tests.fixtures.services import until
-from tests.transitions.acts import EXECUTOR, HANDLER, apply_batch, attempts, submission, submit, trigger
 from tests.transitions.stepping import in_background
 from tidewheel.control.client.client import Client
 from tidewheel.executor.claim import StartRuns
+from tidewheel.executor.handlers import registered
 from tidewheel.executor.slots import HeldBytes, Slots
 from tidewheel.executor.sweep import LaneSchedule, Sweep
+from tidewheel.local.stack import StackInfo
 from tidewheel.process.service import Shutdown
 from tidewheel.runs import Lane, RunState
 
 pytestmark = pytest.mark.kafka
-
 HALF_A_SECOND: dict[str, Any] = {"sweep": timedelta(milliseconds=500)}
 
 
@@ -44,7 +48,7 @@ def test_sweep_claims_messages_that_a_full_executor_holds(executing: Executing, 
             last = executing.trigger("acts.echo", 6)
             executing.publish(last)
             assert executing.ended(last).state == "succeeded"
-    assert [attempts(executing.database, run_id) for run_id in others] == [[(1, "succeeded")]] * 5
+    assert [executing.database.attempts(run_id) for run_id in others] == [[(1, "succeeded")]] * 5
 
 
 def test_lost_message_is_swept_while_messages_arrive(executing: Executing) -> None:
@@ -119,9 +123,9 @@ def sweep_of(
 def test_overdue_runs_get_a_tenth_of_the_slots_by_one_claim(database: Database) -> None:
     """Slots are free for moments only, for messages fill them at once."""
     database.execute(ENTER, [EXECUTOR])
-    submit(database)
+    database.submit()
     for _ in range(4):
-        trigger(database)
+        database.trigger()
     slots, swept = Slots(30), list[int]()
     slots.take(Lane.STANDARD, 27)  # all but the critical lane's
     sweep = sweep_of(
@@ -200,20 +204,110 @@ def test_large_payloads_of_one_tenant_stop_no_other_tenant_and_no_critical_run(
         "batch": submission("batch", target="acts.echo", lane="batch"),
         "large": submission("large", target="acts.order", payload={"to": "y" * LARGE_BYTES}),
     }
-    submit(database, "held", target="acts.wait", payload=large_gate)
-    apply_batch(database, *(each | {"tenant": "acme"} for each in of_acme.values()))
+    database.submit("held", target="acts.wait", payload=large_gate)
+    database.apply_batch(*(each | {"tenant": "acme"} for each in of_acme.values()))
     with executing.running(slots=100):
         for number in range(FULL):
-            trigger(database, "held")
+            database.trigger("held")
             until(lambda: len(GATES[large_gate].entered) == number + 1, "it runs")  # noqa: B023 - called at once
-        beyond = trigger(database, "held")
+        beyond = database.trigger("held")
         critical = executing.trigger("acts.echo", 1, lane="critical")
         assert executing.ended(critical).state == "succeeded"
         for key in of_acme:
-            assert executing.ended(trigger(database, key, tenant="acme")).state == "succeeded"
-        published = trigger(database, "small", tenant="acme")
+            assert executing.ended(database.trigger(key, tenant="acme")).state == "succeeded"
+        published = database.trigger("small", tenant="acme")
         executing.publish(published)
         assert executing.ended(published).state == "succeeded"
         assert executing.state(beyond) is RunState.QUEUED
         GATES[large_gate].opened.set()
         until(lambda: str(beyond) in GATES[large_gate].entered, "it runs once there is room")
+
+
+BUSY_SECONDS = 0.01  # one of the flood keeps the loop for so long
+MAX_OUTSTANDING = 100
+LOST = 3  # a tenth of the slots
+
+
+@dataclass
+class Flood:
+    """Published load, and the part of it that was outstanding at the last start."""
+
+    published: int = 0
+    worked_off: int = 0
+    others: int = 0
+    outstanding: int | None = None
+    over: threading.Event = field(default_factory=threading.Event)
+
+
+FLOODS: dict[str, Flood] = {}
+
+
+@tidewheel.handler("flood.drop")
+async def drop(context: tidewheel.Context, payload: str) -> None:
+    """Keep the loop busy without waiting: the executor overcommits such runs."""
+    del context
+    FLOODS[payload].over.wait(BUSY_SECONDS)
+    FLOODS[payload].worked_off += 1
+
+
+@tidewheel.handler("flood.other")
+async def other(context: tidewheel.Context, payload: str) -> None:
+    """Take note of what is outstanding, and let the flood end with the last of these."""
+    del context
+    flood = FLOODS[payload]
+    flood.others += 1
+    if flood.others == LOST:
+        flood.outstanding = flood.published - flood.worked_off
+        flood.over.set()
+
+
+@pytest.fixture
+def loaded(fresh_database: Database, info: StackInfo) -> Executing:
+    made = Executing(fresh_database, info.kafka)
+    made.make_topics()
+    return made
+
+
+@pytest.mark.slow
+def test_lost_message_is_swept_while_messages_fill_every_slot(loaded: Executing) -> None:
+    name = uuid4().hex
+    flood = FLOODS[name] = Flood()
+    loaded.database.submit("drops", target="flood.drop")
+    loaded.database.submit("others", target="flood.other")
+    known = {handler: found for handler, found in registered().items() if handler.startswith("flood.")}
+    with loaded.running(known=known, slots=10 * LOST, sweep=timedelta(milliseconds=200)):
+        flooding = in_background(lambda: keep_flooding(loaded, name))
+        try:
+            until(lambda: brought_by_messages(loaded) > 2 * MAX_OUTSTANDING, "messages keep the executor busy")
+            # Due at the same moment, and their messages are not published.
+            lost = loaded.database.apply_batch(*[{"type": "job.trigger", "key": "others", "payload": name}] * LOST)
+            ended = [loaded.ended(UUID(reply.run_id)) for reply in lost]
+        finally:
+            flood.over.set()
+            flooding.result(60)
+        until(lambda: flood.worked_off >= flood.published, "the flood is worked off")
+    # A slow processor frees fewer slots in time than one turn may take: then the runs start in several turns.
+    assert {(one.state, one.attempt, one.claimed_from) for one in ended} == {("succeeded", 1, "sweep")}
+    assert (flood.others, flood.worked_off) == (LOST, flood.published)  # each started once
+    assert flood.outstanding is not None
+    assert flood.outstanding > 0
+
+
+def keep_flooding(executing: Executing, name: str) -> None:
+    """Publish more whenever little is left, until the flood is over."""
+    flood, topic = FLOODS[name], executing.topics.runs("default", Lane.STANDARD)
+    producer = Producer({**executing.kafka})
+    some = [{"type": "job.trigger", "key": "drops", "payload": name}] * (MAX_OUTSTANDING // 2)
+    while not flood.over.is_set():
+        executing.database.apply_batch(*some)
+        flood.published += len(some)
+        for (value,) in executing.database.rows(
+            "DELETE FROM outbox WHERE topic = %s AND value LIKE '%%flood.drop%%'::bytea RETURNING value", [topic]
+        ):
+            producer.produce(topic, value=value, headers=executing.database.signed(topic, None, value))
+        assert producer.flush(30) == 0
+        until(lambda: flood.over.is_set() or flood.published - flood.worked_off < MAX_OUTSTANDING, "most is worked off")
+
+
+def brought_by_messages(executing: Executing) -> int:
+    return int(executing.database.value("SELECT count(*) FROM ended_attempts WHERE claimed_from <> 'sweep'"))

@@ -179,9 +179,8 @@ def test_every_service_ends_soon_after_a_fault(servers: LocalStack, fleet: Fleet
 
 
 def test_broker_outage_delays_no_run(
-    fleet: Fleet, oracle: Oracle, servers: LocalStack, monkeypatch: pytest.MonkeyPatch
+    fleet: Fleet, oracle: Oracle, work: Workload, servers: LocalStack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    work = Workload(fleet, oracle)
     work.submit()
     fleet.start_all()
     work.wait_recovered(now())

@@ -53,15 +53,15 @@ CASES = {
     "retry.after_commit": Case("executor"),
 }
 REAPING = {"reap.before_commit", "reap.after_commit"}
-OWN_TRANSACTIONS = {"complete_in.held", "complete_in.written"}  # in test_own_transactions_killed.py
-BACKFILLING = {"backfilling.before_commit", "backfilling.after_commit"}  # in test_backfill_killed.py
-WORKING = {"working.before_commit", "working.after_commit"}  # in test_work_killed.py
-DELETING = {"deleting.before_commit", "deleting.after_commit"}  # in test_tenant_deletion_killed.py
+OWN_TRANSACTIONS = {"complete_in.held", "complete_in.written"}  # in test_killed_executors.py
+BACKFILLING = {"backfilling.before_commit", "backfilling.after_commit"}  # in test_killed_schedulers.py
+WORKING = {"working.before_commit", "working.after_commit"}  # in test_killed_schedulers.py
+DELETING = {"deleting.before_commit", "deleting.after_commit"}  # in test_killed_schedulers.py
 REMOVING = {"counting.before_commit", "removing.page"}  # in tests/scheduler/test_job_days.py and test_retention.py
 ARCHIVING = {"archiving.before_manifest", "archiving.before_record"}  # in tests/control/archive/test_archive.py
 DRAINING = {f"draining.{point}" for point in ("taken", "locked", "written", "marked", "before_commit", "after_commit")}
-TIMING_OUT = {"timing_out.before_commit", "timing_out.after_commit"}  # in test_drain_killed.py
-FREEING = {"freeing.before_commit", "freeing.after_commit"}  # in test_freeing_killed.py
+TIMING_OUT = {"timing_out.before_commit", "timing_out.after_commit"}  # in test_killed_schedulers.py
+FREEING = {"freeing.before_commit", "freeing.after_commit"}  # in test_killed_schedulers.py
 # In test_restore.py.
 RESTORING = {
     f"restoring.{point}" for point in ("begun", "request", "timers", "runs", "ends", "messages", "unknown", "open")
@@ -96,8 +96,7 @@ def test_kill_at_a_crash_point_loses_and_doubles_nothing(point: str, fleet: Flee
 
 @pytest.mark.slow
 @pytest.mark.parametrize("point", sorted(REAPING))
-def test_runs_continue_after_a_killed_reaper(point: str, fleet: Fleet, oracle: Oracle) -> None:
-    work = Workload(fleet, oracle)
+def test_runs_continue_after_a_killed_reaper(point: str, fleet: Fleet, oracle: Oracle, work: Workload) -> None:
     work.submit()
     held = work.hold()
     fleet.start_all("intake", "scheduler", "relay")
@@ -120,8 +119,7 @@ def test_runs_continue_after_a_killed_reaper(point: str, fleet: Fleet, oracle: O
 
 
 @pytest.mark.slow
-def test_runs_continue_after_all_services_were_killed(fleet: Fleet, oracle: Oracle) -> None:
-    work = Workload(fleet, oracle)
+def test_runs_continue_after_all_services_were_killed(fleet: Fleet, oracle: Oracle, work: Workload) -> None:
     work.submit()
     held = work.hold()
     services = fleet.start_all()

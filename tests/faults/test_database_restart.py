@@ -64,8 +64,9 @@ def waiting(fleet: Fleet) -> set[str]:
     return {str(name) for (name,) in fleet.database.rows(WAITING)}
 
 
-def test_runs_survive_a_database_restart_in_their_attempt(server: LocalStack, fleet: Fleet, oracle: Oracle) -> None:
-    work = Workload(fleet, oracle)
+def test_runs_survive_a_database_restart_in_their_attempt(
+    server: LocalStack, fleet: Fleet, oracle: Oracle, work: Workload
+) -> None:
     work.submit()
     held, held_sync = work.hold(), work.hold("gated-sync")
     # Longer than the pauses between two tries of a heartbeat that finds no server, which grow to 5 s.
@@ -113,8 +114,9 @@ STEPS = {
 
 
 @pytest.mark.parametrize("step", STEPS)
-def test_interrupted_step_is_repeated_once(step: str, server: LocalStack, fleet: Fleet, oracle: Oracle) -> None:
-    work = Workload(fleet, oracle)
+def test_interrupted_step_is_repeated_once(
+    step: str, server: LocalStack, fleet: Fleet, oracle: Oracle, work: Workload
+) -> None:
     work.submit()
     fleet.start_all(LEASE=LONG_LEASE)
     work.wait_recovered(now())
@@ -132,8 +134,9 @@ def test_interrupted_step_is_repeated_once(step: str, server: LocalStack, fleet:
     oracle.check(failures=DOOMED, attempts=ATTEMPTS)
 
 
-def test_lost_answer_of_a_commit_is_not_repeated(server: LocalStack, fleet: Fleet, oracle: Oracle) -> None:
-    work = Workload(fleet, oracle)
+def test_lost_answer_of_a_commit_is_not_repeated(
+    server: LocalStack, fleet: Fleet, oracle: Oracle, work: Workload
+) -> None:
     work.submit()
     held = work.hold()
     fleet.start_all(LEASE=LONG_LEASE)
@@ -151,8 +154,7 @@ def test_lost_answer_of_a_commit_is_not_repeated(server: LocalStack, fleet: Flee
     oracle.check(failures=DOOMED, attempts=ATTEMPTS)
 
 
-def test_claim_with_a_long_lost_answer_starts(server: LocalStack, fleet: Fleet, oracle: Oracle) -> None:
-    work = Workload(fleet, oracle)
+def test_claim_with_a_long_lost_answer_starts(server: LocalStack, fleet: Fleet, oracle: Oracle, work: Workload) -> None:
     work.submit(recurring=False)
     lease = timedelta(seconds=8)  # longer than the pauses of a heartbeat that finds no server
     fleet.start_all(LEASE=f"PT{lease.seconds}S")

@@ -56,8 +56,9 @@ def entered(fleet: Fleet, executor: Service) -> bool:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("target", ["gated", "gated-sync"])
-def test_returning_executor_changes_nothing_and_continues(target: str, fleet: Fleet, oracle: Oracle) -> None:
-    work = Workload(fleet, oracle)
+def test_returning_executor_changes_nothing_and_continues(
+    target: str, fleet: Fleet, oracle: Oracle, work: Workload
+) -> None:
     work.submit()
     held = work.hold(target)
     fleet.start_all("intake", "scheduler", "relay")
@@ -87,8 +88,7 @@ def test_returning_executor_changes_nothing_and_continues(target: str, fleet: Fl
 
 
 @pytest.mark.slow
-def test_suspended_claim_blocks_nothing_else(fleet: Fleet, oracle: Oracle) -> None:
-    work = Workload(fleet, oracle)
+def test_suspended_claim_blocks_nothing_else(fleet: Fleet, oracle: Oracle, work: Workload) -> None:
     work.submit(recurring=False)
     held = work.hold()
     fleet.start_all("intake", "relay")
@@ -143,8 +143,7 @@ def test_suspended_claim_starts_no_reassigned_run(fleet: Fleet, oracle: Oracle) 
 
 
 @pytest.mark.slow
-def test_shutdown_releases_at_once_and_uncounted(fleet: Fleet, oracle: Oracle) -> None:
-    work = Workload(fleet, oracle)
+def test_shutdown_releases_at_once_and_uncounted(fleet: Fleet, oracle: Oracle, work: Workload) -> None:
     work.submit()
     turned = [work.hold("gated", overlap="skip"), work.hold("gated-sync", overlap="skip")]
     fleet.start_all("intake", "scheduler", "relay")
@@ -180,8 +179,7 @@ def test_shutdown_releases_at_once_and_uncounted(fleet: Fleet, oracle: Oracle) -
         assert sorted(c.status for c in runs) == [RunStatus.SKIPPED, RunStatus.SUCCEEDED]
 
 
-def test_shutdown_drains_and_claims_nothing_more(fleet: Fleet, oracle: Oracle) -> None:
-    work = Workload(fleet, oracle)
+def test_shutdown_drains_and_claims_nothing_more(fleet: Fleet, oracle: Oracle, work: Workload) -> None:
     work.submit()
     held = work.hold()
     fleet.start_all("intake", "scheduler", "relay")

@@ -84,8 +84,7 @@ def first_fire(fleet: Fleet, since: datetime) -> datetime:
     return found
 
 
-def test_services_follow_a_promoted_standby(pair: LocalStack, fleet: Fleet, oracle: Oracle) -> None:
-    work = Workload(fleet, oracle)
+def test_services_follow_a_promoted_standby(pair: LocalStack, fleet: Fleet, oracle: Oracle, work: Workload) -> None:
     work.submit()
     held = work.hold()
     fleet.start_all(LEASE=LONG_LEASE)

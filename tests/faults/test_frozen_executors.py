@@ -22,7 +22,6 @@ from confluent_kafka import OFFSET_BEGINNING, Consumer, TopicPartition
 
 from tests.fixtures.services import Fleet, Service
 from tests.relay.topics import make_topics
-from tests.transitions.acts import apply_batch, submit
 from tidewheel.clock import monotonic_seconds
 
 pytestmark = [pytest.mark.postgres, pytest.mark.kafka]
@@ -147,7 +146,7 @@ class Field:
             "note": "note", "note-sync": "note-sync", "note-process": "note-process",
         }  # fmt: skip
         for key, target in targets.items():
-            submit(self.fleet.database, key, target=target, payload={"to": key})
+            self.fleet.database.submit(key, target=target, payload={"to": key})
 
     @property
     def shell_log(self) -> Path:
@@ -157,7 +156,7 @@ class Field:
         """Trigger runs of every target."""
         keys = [key for key, count in WAVE.items() for _ in range(count)]
         self.choose.shuffle(keys)
-        replies = apply_batch(self.fleet.database, *({"type": "job.trigger", "key": key} for key in keys))
+        replies = self.fleet.database.apply_batch(*({"type": "job.trigger", "key": key} for key in keys))
         self.runs |= {str(reply.run_id): key for key, reply in zip(keys, replies, strict=True)}
 
     def stop_often(self, executors: Sequence[Service], stops: int) -> None:

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
 
+from tests.fixtures.acts import submission
 from tests.fixtures.services import Fleet, Service
-from tests.transitions.acts import submission
 from tidewheel.kafka.topics import DEFAULT_QUEUE
 from tidewheel.runs import Lane
 

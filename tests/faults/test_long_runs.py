@@ -63,8 +63,9 @@ def wait_on_their_way(fleet: Fleet, runs: list[Held]) -> None:
     fleet.until(lambda: all(laps(fleet, held) > before[held.key] for held in runs), "all go on, and say so")
 
 
-def test_long_run_survives_restarts_in_one_attempt(servers: LocalStack, fleet: Fleet, oracle: Oracle) -> None:
-    work = Workload(fleet, oracle)
+def test_long_run_survives_restarts_in_one_attempt(
+    servers: LocalStack, fleet: Fleet, oracle: Oracle, work: Workload
+) -> None:
     fleet.start_all("intake", "scheduler", "relay")
     # Full all the while: it only polls so that the broker does not give it up.
     poll = str(int(MAX_POLL_SECONDS * 1000))

@@ -16,8 +16,8 @@ import pytest
 from confluent_kafka import Producer
 
 from tests.control.api.answering import enter
+from tests.fixtures.acts import submission
 from tests.fixtures.services import Fleet, Role, Service
-from tests.transitions.acts import begun, copy_ends, submission, submit, succeed
 from tidewheel.clock import monotonic_seconds
 from tidewheel.control.client.client import Client
 from tidewheel.kafka.topics import DEFAULT_QUEUE
@@ -215,10 +215,10 @@ def test_answers_of_the_api_that_no_client_reads(fleet: Fleet) -> None:
     port = free_port()
     api = fleet.start("api", API_PORT=str(port), API_TOKEN=TOKEN, API_CONNECTIONS_PER_ADDRESS="400")
     fleet.wait_started()
-    submit(fleet.database)
+    fleet.database.submit()
     since = fleet.database.now().isoformat()
-    succeed(fleet.database, begun(fleet.database))
-    copy_ends(fleet.database, 3000, size=6000)
+    fleet.database.succeed(fleet.database.begun())
+    fleet.database.copy_ends(3000, size=6000)
     with Client(fleet.database.url) as client:
         keys = [client.api_keys.create("reader", ["read"], rate=10_000).key for _ in range(5)]
     asked = ["/api/v1/runs?limit=1000", "/api/v1/run-events"] * 60

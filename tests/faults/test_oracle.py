@@ -172,8 +172,7 @@ DOCTORED: dict[Callable[[History], None], str] = {
 }
 
 
-def test_oracle_flags_altered_histories_only(fleet: Fleet, oracle: Oracle) -> None:
-    work = Workload(fleet, oracle)
+def test_oracle_flags_altered_histories_only(fleet: Fleet, oracle: Oracle, work: Workload) -> None:
     work.submit()
     fleet.start_all(LEASE=LONG_LEASE)
     work.wait_recovered(now())

@@ -40,8 +40,7 @@ def submit_recurring(fleet: Fleet, work: Workload, count: int) -> None:
     fleet.flush()
 
 
-def test_relay_takes_over_from_a_killed_one_in_order(fleet: Fleet, oracle: Oracle) -> None:
-    work = Workload(fleet, oracle)
+def test_relay_takes_over_from_a_killed_one_in_order(fleet: Fleet, oracle: Oracle, work: Workload) -> None:
     work.submit()
     submit_recurring(fleet, work, 16)
     fleet.start_all("intake", "scheduler", "executor")
@@ -79,8 +78,7 @@ def test_two_schedulers_create_one_run_per_instant(fleet: Fleet, oracle: Oracle)
     oracle.check(failures=DOOMED)
 
 
-def test_suspended_scheduler_fires_once(fleet: Fleet, oracle: Oracle) -> None:
-    work = Workload(fleet, oracle)
+def test_suspended_scheduler_fires_once(fleet: Fleet, oracle: Oracle, work: Workload) -> None:
     work.submit()
     submit_recurring(fleet, work, 8)
     fleet.start_all("intake", "relay", "executor")

@@ -117,9 +117,8 @@ def test_killed_executor_costs_the_lease_and_a_sweep(fleet: Fleet, oracle: Oracl
     assert held.attempts() == [(1, AttemptOutcome.LOST), (2, AttemptOutcome.SUCCEEDED)]
 
 
-def test_frozen_executor_does_not_start_claimed_runs(fleet: Fleet, oracle: Oracle) -> None:
+def test_frozen_executor_does_not_start_claimed_runs(fleet: Fleet, oracle: Oracle, work: Workload) -> None:
     """Its lease was ended meanwhile and another executor owns the run: one effect must not become two."""
-    work = Workload(fleet, oracle)
     work.submit(recurring=False)
     in_the_way = work.hold("blocking")
     fleet.start_all("intake", "scheduler", "relay")

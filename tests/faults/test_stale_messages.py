@@ -50,8 +50,7 @@ def consumed(fleet: Fleet) -> bool:
     return True
 
 
-def test_redelivered_messages_are_dropped(fleet: Fleet, oracle: Oracle) -> None:
-    work = Workload(fleet, oracle)
+def test_redelivered_messages_are_dropped(fleet: Fleet, oracle: Oracle, work: Workload) -> None:
     work.submit()
     fleet.start_all(LEASE=LONG_LEASE)
     work.wait_recovered(now())
@@ -70,8 +69,7 @@ def test_redelivered_messages_are_dropped(fleet: Fleet, oracle: Oracle) -> None:
 
 
 @pytest.mark.slow
-def test_lost_offsets_do_not_repeat_terminal_runs(fleet: Fleet, oracle: Oracle) -> None:
-    work = Workload(fleet, oracle)
+def test_lost_offsets_do_not_repeat_terminal_runs(fleet: Fleet, oracle: Oracle, work: Workload) -> None:
     work.submit()
     services = fleet.start_all(LEASE=LONG_LEASE)
     work.wait_recovered(now())
@@ -127,8 +125,7 @@ def test_message_from_before_an_edit_claims_nothing(fleet: Fleet, oracle: Oracle
 
 
 @pytest.mark.slow
-def test_early_message_starts_nothing(fleet: Fleet, oracle: Oracle) -> None:
-    work = Workload(fleet, oracle)
+def test_early_message_starts_nothing(fleet: Fleet, oracle: Oracle, work: Workload) -> None:
     work.recurring = ()
     retry = {"max_attempts": 2, "backoff": "fixed", "initial": f"{WAIT.seconds}s", "jitter": "0%"}
     job = {"key": "shaky", "schedule": "manual", "target": "shaky", "retry": retry}

@@ -21,8 +21,7 @@ def clock_messages(service: Service) -> list[str]:
 
 
 @pytest.mark.parametrize("wrong", ["ahead 120", "ahead -120", "fast 2", "back 3600 3"])
-def test_wrong_clocks_change_nothing(fleet: Fleet, oracle: Oracle, wrong: str) -> None:
-    work = Workload(fleet, oracle)
+def test_wrong_clocks_change_nothing(fleet: Fleet, oracle: Oracle, work: Workload, wrong: str) -> None:
     services = fleet.start_all(LEASE=LONG_LEASE, METRICS_PORT="0", TEST_CLOCK=wrong)
     fleet.wait_started()
     began = now()
@@ -52,8 +51,7 @@ def check_skew(seconds: float, wrong: str, role: str) -> None:
             assert seconds == pytest.approx(-3600, abs=_STALL_SECONDS), role
 
 
-def test_schedulers_with_skewed_clocks_create_one_run_per_instant(fleet: Fleet, oracle: Oracle) -> None:
-    work = Workload(fleet, oracle)
+def test_schedulers_with_skewed_clocks_create_one_run_per_instant(fleet: Fleet, oracle: Oracle, work: Workload) -> None:
     fleet.start_all("intake", "relay", "executor", LEASE=LONG_LEASE)
     pair = [fleet.start("scheduler", METRICS_PORT="0", TEST_CLOCK=wrong) for wrong in ("ahead 120", "ahead -120")]
     fleet.wait_started()

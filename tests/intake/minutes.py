@@ -3,20 +3,13 @@
 from datetime import datetime, timedelta
 from typing import Any
 
-from tests.fixtures.database import ClockedDatabase
+from tests.fixtures.acts import about
+from tests.fixtures.database import ClockedDatabase, Database
 from tests.scheduler.firing import fire_due
-from tests.transitions.acts import about, apply_batch, job_runs, lifecycle, submit
 from tidewheel.schemas.generated.records import Reply
 
 SECOND, MINUTE = timedelta(seconds=1), timedelta(minutes=1)
 MINUTELY = {"schedule": "@every 1m", "overlap": "allow_all"}
-
-
-def start_minutely(database: ClockedDatabase) -> ClockedDatabase:
-    """Submit it, and stop the clock."""
-    database.stop_clock()
-    submit(database, **MINUTELY)
-    return database
 
 
 def minute(database: ClockedDatabase, number: float) -> datetime:
@@ -26,7 +19,7 @@ def minute(database: ClockedDatabase, number: float) -> datetime:
 
 def request_override(database: ClockedDatabase, what: str, number: float, **fields: Any) -> Reply:  # noqa: ANN401
     """Skip, move or restore the occurrence of a minute."""
-    [reply] = apply_batch(database, about(f"job.{what}", at=minute(database, number).isoformat(), **fields))
+    [reply] = database.apply_batch(about(f"job.{what}", at=minute(database, number).isoformat(), **fields))
     return reply
 
 
@@ -58,7 +51,7 @@ def fire_for(
 def runs(database: ClockedDatabase) -> list[tuple[float, float]]:
     """The runs there are: nominal minute and the minute in which they may leave, by the latter."""
     start = minute(database, 0)
-    found = [((run.scheduled_at - start) / MINUTE, (run.publish_at - start) / MINUTE) for run in job_runs(database)]
+    found = [((run.scheduled_at - start) / MINUTE, (run.publish_at - start) / MINUTE) for run in database.job_runs()]
     return sorted(found, key=lambda run: (run[1], run[0]))
 
 
@@ -81,5 +74,5 @@ def skipped(database: ClockedDatabase, reason: str) -> list[tuple[float, float, 
     return [((f - zero) / MINUTE, (to - zero) / MINUTE, count) for f, to, count in database.rows(asked, [reason])]
 
 
-def kinds(database: ClockedDatabase) -> list[str]:
-    return [event.type.removeprefix("io.tidewheel.").removesuffix(".v1") for event in lifecycle(database)]
+def kinds(database: Database) -> list[str]:
+    return [event.type.removeprefix("io.tidewheel.").removesuffix(".v1") for event in database.lifecycle()]

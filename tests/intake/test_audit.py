@@ -1,4 +1,4 @@
-"""The audit log: a row for each change, in its transaction, by whichever door; and for nothing else."""
+"""The audit log: each change has an entry, a bulk load one for the batches of a minute."""
 
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -6,13 +6,16 @@ from typing import Any
 import psycopg
 import pytest
 
+from tests.fixtures.acts import about, submission
 from tests.fixtures.database import ClockedDatabase, Database
-from tests.transitions.acts import about, apply_batch, submission, submit, trigger
+from tests.scheduler.firing import fire_due
+from tests.transitions.stepping import in_background, until_blocked
 from tidewheel.audit import process_user
 from tidewheel.control.client.bulk_load import BulkLoader, JobText
 from tidewheel.control.client.client import Client
 from tidewheel.control.client.own_runs import cancel
 from tidewheel.intake.apply import apply_requests
+from tidewheel.intake.new_jobs import Loaded, load_jobs
 from tidewheel.intake.request import ReceivedRequest
 from tidewheel.jobs.parsing import parse_request
 from tidewheel.schemas.generated.records import RequestOrigin
@@ -24,20 +27,20 @@ def entries(database: Database) -> list[tuple[Any, ...]]:
 
 
 def test_changes_and_refusals_are_recorded_and_triggers_and_repeats_are_not(database: Database) -> None:
-    submit(database, "a")
-    submit(database, "a")  # unchanged
-    submit(database, "a", payload=2)
-    run = trigger(database, "a")
-    apply_batch(database, about("job.trigger", "none"))
-    apply_batch(database, about("job.pause", "a", reason="migration") | {"request_id": "r-1"})
-    apply_batch(database, about("job.pause", "a") | {"request_id": "r-1"})  # the first reply again
-    apply_batch(database, about("job.pause", "a"))  # paused already
-    apply_batch(database, about("job.rollback", "a", version=1))
-    apply_batch(database, about("job.delete", "none"))
-    apply_batch(database, {"type": "run.cancel", "run_id": str(run)})
-    apply_batch(database, {"type": "freeze", "queue": "q"})
-    apply_batch(database, {"type": "calendar.put", "name": "days", "days": ["2026-12-24"]})
-    apply_batch(database, about("job.delete", "a"))
+    database.submit("a")
+    database.submit("a")  # unchanged
+    database.submit("a", payload=2)
+    run = database.trigger("a")
+    database.apply_batch(about("job.trigger", "none"))
+    database.apply_batch(about("job.pause", "a", reason="migration") | {"request_id": "r-1"})
+    database.apply_batch(about("job.pause", "a") | {"request_id": "r-1"})  # the first reply again
+    database.apply_batch(about("job.pause", "a"))  # paused already
+    database.apply_batch(about("job.rollback", "a", version=1))
+    database.apply_batch(about("job.delete", "none"))
+    database.apply_batch({"type": "run.cancel", "run_id": str(run)})
+    database.apply_batch({"type": "freeze", "queue": "q"})
+    database.apply_batch({"type": "calendar.put", "name": "days", "days": ["2026-12-24"]})
+    database.apply_batch(about("job.delete", "a"))
     assert entries(database) == [
         ("job.submit", "job/a", "accepted"),
         ("job.submit", "job/a", "accepted"),
@@ -90,16 +93,16 @@ def test_refusals_of_one_minute_are_counted_in_one_entry(clocked: ClockedDatabas
             ]
             apply_requests(connection, clocked.installation, batch)
     for _ in range(3):
-        apply_batch(clocked, pause)  # by another actor
+        clocked.apply_batch(pause)  # by another actor
     counted = "SELECT door, actor, result, objects FROM audit_log ORDER BY id"
     user = ("client", process_user(), "unknown_job", 3)
     assert clocked.rows(counted) == [("kafka", "t/0/0", "unknown_job", 50), user]
     with clocked.transaction() as connection:  # holds the entry
         connection.execute("SELECT FROM audit_log FOR UPDATE")
-        apply_batch(clocked, pause)
+        clocked.apply_batch(pause)
     assert clocked.value("SELECT sum(objects) FROM audit_log") == 54
     clocked.advance(timedelta(minutes=1))
-    apply_batch(clocked, pause)
+    clocked.apply_batch(pause)
     assert clocked.value("SELECT count(*) FROM audit_log") == 4
 
 
@@ -112,14 +115,12 @@ def test_bulk_load_writes_one_entry_for_the_batches_of_a_minute(database: Databa
     assert database.rows("SELECT action, object, objects, door FROM audit_log") == [("job.load", "jobs", 50, "cli")]
 
 
-def test_cancel_in_the_callers_transaction_is_recorded_with_its_role(database: Database) -> None:
-    submit(database)
-    run = trigger(database)
+def test_cancel_in_the_callers_transaction_is_recorded_with_its_role(with_job: Database) -> None:
+    run = with_job.trigger()
     for _ in range(2):  # the second one finds the first, which no scheduler has applied
-        with database.transaction() as connection:
-            cancel(connection, run)
-    role = database.value("SELECT session_user::text")
-    found = database.rows("SELECT door, actor_kind, actor, object FROM audit_log WHERE action = 'run.cancel'")
+        with_job.within(cancel, run)
+    role = with_job.value("SELECT session_user::text")
+    found = with_job.rows("SELECT door, actor_kind, actor, object FROM audit_log WHERE action = 'run.cancel'")
     assert found == [("client", "role", role, f"run/{run}")]
 
 
@@ -142,8 +143,152 @@ def test_keys_are_recorded_when_they_are_created_and_revoked(database: Database)
         "DELETE FROM audit_log WHERE at < now()",
     ],
 )
-def test_entries_are_neither_changed_nor_deleted(database: Database, statement: Any) -> None:  # noqa: ANN401 - a literal
-    submit(database)
+def test_entries_are_neither_changed_nor_deleted(with_job: Database, statement: Any) -> None:  # noqa: ANN401 - a literal
     with pytest.raises(psycopg.errors.InsufficientPrivilege, match="audit_log"):
-        database.execute(statement)
-    assert database.count("audit_log") == 1
+        with_job.execute(statement)
+    assert with_job.count("audit_log") == 1
+
+
+def load(database: Database, *documents: dict[str, Any], emit_events: bool = False) -> Loaded:
+    batch = [ReceivedRequest(parse_request(document)) for document in documents]
+    return database.within(load_jobs, database.installation, batch, emit_events=emit_events)
+
+
+def test_bulk_load_creates_missing_jobs_and_keeps_existing_ones(database: Database) -> None:
+    database.submit("there", schedule="@daily", payload=1)
+    database.submit("gone")
+    database.apply_batch(about("job.delete", "gone"))
+    before = database.rows("SELECT to_jsonb(j) FROM jobs AS j ORDER BY key")
+    loaded = load(database, submission("there"), submission("new"), submission("gone"), submission("new", payload=2))
+    assert (loaded.created, loaded.existing, loaded.refused) == (1, 3, {})
+    rows = database.rows("SELECT to_jsonb(j) FROM jobs AS j WHERE key <> 'new' ORDER BY key")
+    assert rows == before
+    [(version, payload)] = database.rows(
+        "SELECT j.version, v.spec FROM jobs AS j JOIN job_versions AS v USING (job_id) WHERE j.key = 'new'"
+    )
+    assert (version, payload["key"]) == (1, "new")
+
+
+def test_repeated_load_after_an_interruption_creates_the_rest(database: Database) -> None:
+    jobs = [submission(f"job-{number}", schedule="@every 1h", payload=number) for number in range(20)]
+    load(database, *jobs[:7])
+    before = dict(database.rows("SELECT key, to_jsonb(j) FROM jobs AS j"))
+    loaded = load(database, *jobs)
+    assert (loaded.created, loaded.existing) == (13, 7)
+    after = dict(database.rows("SELECT key, to_jsonb(j) FROM jobs AS j"))
+    assert len(after) == 20
+    assert {key: after[key] for key in before} == before
+    assert database.count("timers") == database.count("job_versions") == 20
+
+
+def test_refused_job_of_a_load_is_reported_and_does_not_stop_others(database: Database) -> None:
+    bad = [
+        submission("never", schedule="0 0 30 2 *"),
+        submission("zone", schedule={"cron": "@daily", "timezone": "Mars/Olympus"}),
+        submission("calendar", schedule="@daily", exclude_calendars=["none"]),
+        submission("tenant") | {"tenant": "nobody"},
+    ]
+    loaded = load(database, submission("good"), *bad, submission("better", schedule="H H * * *"))
+    assert (loaded.created, loaded.existing, sorted(loaded.refused)) == (2, 0, [1, 2, 3, 4])
+    for position, document in enumerate(bad, start=1):
+        [asked] = database.apply_batch(document)
+        assert loaded.refused[position].errors == asked.errors
+    assert database.rows("SELECT key FROM jobs ORDER BY key") == [("better",), ("good",)]
+
+
+def test_bulk_load_writes_events_only_if_requested(database: Database) -> None:
+    load(database, submission("a"), submission("b", schedule="@every 5m", max_runs=3))
+    assert database.count("outbox") == 0
+    load(database, submission("c"), submission("d", schedule="@every 5m", max_runs=3), emit_events=True)
+    assert sorted(event.job_key for event in database.lifecycle()) == ["c", "d"]
+
+
+def test_intervals_without_an_anchor_are_spread_and_keep_their_phase(clocked: ClockedDatabase) -> None:
+    now = clocked.stop_clock()
+    hour = timedelta(hours=1)
+    jobs = [submission(f"job-{number}", schedule="@every 1h") for number in range(200)]
+    load(clocked, *jobs)
+    due = [at for (at,) in clocked.rows("SELECT due_at FROM timers")]
+    assert all(now < at <= now + hour for at in due)
+    assert len({(at - now) // timedelta(minutes=10) for at in due}) == 6
+    [edited] = clocked.apply_batch(submission("job-0", schedule="@every 1h", payload="edited"))
+    [(anchor, at)] = clocked.rows(
+        "SELECT j.interval_anchor, t.due_at FROM jobs AS j JOIN timers AS t USING (job_id) WHERE j.key = 'job-0'"
+    )
+    assert (edited.job_version, edited.next_run_at) == (2, at)
+    assert (at - anchor) % hour == timedelta(0)
+
+
+OUT_OF_THE_ORDINARY: list[dict[str, Any]] = [
+    {"end_at": "2099-01-01T00:00:00Z"},
+    {"max_runs": 9},
+    {"exclude_calendars": ["holidays"]},
+    {"payload_base64": "AAEC"},
+    {"description": "d" * 4096},
+    {},
+]
+
+
+@pytest.mark.parametrize("job", OUT_OF_THE_ORDINARY, ids=lambda job: next(iter(job), "key"))
+def test_intervals_with_other_fields_are_spread(clocked: ClockedDatabase, job: dict[str, Any]) -> None:
+    now = clocked.stop_clock()
+    clocked.apply_batch({"type": "calendar.put", "name": "holidays", "days": ["2099-01-01"]})
+    mark = "" if job else "é"  # in a key, which is then none of a pattern
+    jobs = [submission(f"job-{n}{mark}", schedule="@every 1h", **job) for n in range(100)]
+    assert load(clocked, *jobs).created == 100
+    due = [at for (at,) in clocked.rows("SELECT due_at FROM timers")]
+    assert all(now < at <= now + timedelta(hours=1) for at in due)
+    assert len({(at - now) // timedelta(minutes=10) for at in due}) == 6
+
+
+def test_spread_interval_is_validated_from_its_spread_anchor(clocked: ClockedDatabase) -> None:
+    end = clocked.stop_clock() + timedelta(minutes=30)
+    jobs = [submission(f"job-{n}", schedule="@every 1h", end_at=end.isoformat()) for n in range(50)]
+    loaded = load(clocked, *jobs)
+    assert 0 < loaded.created == clocked.count("timers") == 50 - len(loaded.refused) < 50
+    assert clocked.value("SELECT max(due_at) FROM timers") <= end
+
+
+def test_explicit_anchor_is_kept(clocked: ClockedDatabase) -> None:
+    now = clocked.stop_clock()
+    schedule = {"interval": "1h", "anchor": "2026-01-01T00:00:07Z"}
+    load(clocked, *(submission(f"job-{n}", schedule=schedule) for n in range(20)))
+    [(due_at, anchor)] = clocked.rows(
+        "SELECT DISTINCT t.due_at, j.interval_anchor FROM timers AS t JOIN jobs AS j USING (job_id)"
+    )
+    assert (due_at.minute, due_at.second, anchor) == (0, 7, now)
+
+
+@pytest.mark.parametrize("job", [{"schedule": "H H * * *"}, {"schedule": "@every 1h", "max_runs": 3}], ids=["H", "max"])
+@pytest.mark.parametrize("deleted", [False, True], ids=["there", "deleted"])
+def test_job_created_concurrently_is_reported_as_existing(
+    database: Database, job: dict[str, Any], *, deleted: bool
+) -> None:
+    other, own = database.connection(), database.connection()
+    database.apply_batch_within(other, submission("twin", **job))
+    if deleted:
+        database.apply_batch_within(other, about("job.delete", "twin"))
+    batch = [ReceivedRequest(parse_request(submission(key, payload=2, **job))) for key in ("a", "twin")]
+    loading = in_background(lambda: load_jobs(own, database.installation, batch))
+    until_blocked(database, own)
+    before = other.execute("SELECT to_jsonb(j) FROM jobs AS j WHERE key = 'twin'").fetchall()
+    other.commit()
+    loaded = loading.result(timeout=30)
+    own.commit()
+    assert (loaded.created, loaded.existing, loaded.refused) == (1, 1, {})
+    assert database.rows("SELECT to_jsonb(j) FROM jobs AS j WHERE key = 'twin'") == before
+    assert database.rows("SELECT j.key, v.version FROM job_versions AS v JOIN jobs AS j USING (job_id) ORDER BY 1") == [
+        ("a", 1), ("twin", 1),
+    ]  # fmt: skip
+
+
+def test_loaded_job_fires(still: ClockedDatabase) -> None:
+    load(
+        still,
+        submission("a", schedule="@every 10s"),
+        submission("b", schedule="2020-01-01T00:00:00Z", catch_up="fire_all"),
+    )
+    still.advance(timedelta(seconds=10))
+    fire_due(still)
+    assert sorted(still.rows("SELECT j.key FROM runs AS r JOIN jobs AS j USING (job_id)"))[0] == ("a",)
+    assert {run.job_version for run in still.job_runs()} == {1}

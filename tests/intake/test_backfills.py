@@ -5,21 +5,11 @@ from uuid import UUID
 
 import pytest
 
+from tests.fixtures.acts import about, submission
 from tests.fixtures.database import ClockedDatabase
 from tests.fixtures.work import counted
 from tests.scheduler.backfills import accept, ask_backfill, asking, move, progress
 from tests.scheduler.firing import fire_due
-from tests.transitions.acts import (
-    about,
-    apply_batch,
-    apply_batch_within,
-    begin,
-    job_runs,
-    lifecycle,
-    submission,
-    submit,
-    succeed,
-)
 from tests.transitions.stepping import in_background, until_blocked
 from tidewheel.errors import UnknownJob
 from tidewheel.jobs.parsing import RequestRefused, parse_request
@@ -35,7 +25,7 @@ HOURLY = {"schedule": "0 * * * *"}
 def hourly(clocked: ClockedDatabase) -> ClockedDatabase:
     """An hourly job, ten days old, without a run; the clock is stopped at noon."""
     clocked.stop_clock(NOON - 10 * DAY - HOUR / 2)
-    submit(clocked, **HOURLY)
+    clocked.submit(**HOURLY)
     clocked.stop_clock(NOON)
     # Whatever was missed is decided, as a scheduler does before it looks at backfills.
     clocked.execute("UPDATE timers SET scheduled_at = %s, due_at = %s", [NOON + HOUR, NOON + HOUR])
@@ -58,10 +48,10 @@ def test_new_backfill_is_stored_with_an_event(hourly: ClockedDatabase) -> None:
         "versions": "as_of",
     }  # fmt: skip
     assert shown.facts == {"needed": 6, "created": 0, "next_at": "2026-11-20T07:00:00Z", "ending": False, "runs": {}}
-    [event] = [event for event in lifecycle(hourly) if event.type == "io.tidewheel.job.backfill_started.v1"]
+    [event] = [event for event in hourly.lifecycle() if event.type == "io.tidewheel.job.backfill_started.v1"]
     assert (event.reason, event.detail["occurrences"]) == ("the source was empty", "6")
     assert event.detail["backfill_id"] == reply.backfill_id
-    assert job_runs(hourly) == []
+    assert hourly.job_runs() == []
 
 
 def test_repeated_backfill_request_is_idempotent(hourly: ClockedDatabase) -> None:
@@ -73,7 +63,7 @@ def test_repeated_backfill_request_is_idempotent(hourly: ClockedDatabase) -> Non
 
 
 def test_two_backfills_of_one_instant_have_different_ids(hourly: ClockedDatabase) -> None:
-    apply_batch(hourly, asking(NOON - HOUR, NOON), asking(NOON - HOUR, NOON))
+    hourly.apply_batch(asking(NOON - HOUR, NOON), asking(NOON - HOUR, NOON))
     with hourly.transaction() as connection:
         second, first = list_works(connection, "default", "job")
         assert list_works(connection, "default") == [second, first]
@@ -92,19 +82,19 @@ def test_a_dry_run_writes_nothing(hourly: ClockedDatabase) -> None:
 def test_missing_only_counts_occurrences_that_did_not_fire(clocked: ClockedDatabase) -> None:
     """Seven occurrences: run, open, missed, skipped for overlap, and three in a pause."""
     clocked.stop_clock(NOON)
-    submit(clocked, **HOURLY)
+    clocked.submit(**HOURLY)
     clocked.stop_clock(NOON + 1.5 * HOUR)
     fire_due(clocked)
-    succeed(clocked, begin(clocked, job_runs(clocked)[0].run_id))
+    clocked.succeed(clocked.begin(clocked.job_runs()[0].run_id))
     clocked.stop_clock(NOON + 3.5 * HOUR)
     fire_due(clocked)  # fire_once: 14:00 is passed over, 15:00 runs
-    begin(clocked, job_runs(clocked)[0].run_id)
+    clocked.begin(clocked.job_runs()[0].run_id)
     clocked.stop_clock(NOON + 4 * HOUR)
     fire_due(clocked)
-    [_, second] = job_runs(clocked)
+    [_, second] = clocked.job_runs()
     with pytest.raises(ValueError, match="not enough values"):
-        begin(clocked, second.run_id)
-    apply_batch(clocked, about("job.pause"))
+        clocked.begin(second.run_id)
+    clocked.apply_batch(about("job.pause"))
     clocked.stop_clock(NOON + 7.5 * HOUR)
     whole = (NOON, NOON + 7.5 * HOUR)
     assert ask_backfill(clocked, *whole, dry_run=True).occurrences == 5
@@ -114,15 +104,15 @@ def test_missing_only_counts_occurrences_that_did_not_fire(clocked: ClockedDatab
 @pytest.mark.parametrize(("on_resume", "missing"), [("skip", 3), ("fire_all", 0)])
 def test_occurrences_of_a_current_pause_are_not_missing(clocked: ClockedDatabase, on_resume: str, missing: int) -> None:
     clocked.stop_clock(NOON)
-    submit(clocked, **HOURLY, on_resume=on_resume)
-    apply_batch(clocked, about("job.pause"))
+    clocked.submit(**HOURLY, on_resume=on_resume)
+    clocked.apply_batch(about("job.pause"))
     clocked.stop_clock(NOON + 3.5 * HOUR)
     assert ask_backfill(clocked, NOON, NOON + 3.5 * HOUR, dry_run=True).occurrences == missing
 
 
 def test_occurrences_due_to_fire_are_not_missing(clocked: ClockedDatabase) -> None:
     clocked.stop_clock(NOON)
-    submit(clocked, **HOURLY)
+    clocked.submit(**HOURLY)
     clocked.stop_clock(NOON + 3.5 * HOUR)
     assert ask_backfill(clocked, NOON, NOON + 3.5 * HOUR, dry_run=True).occurrences == 0
 
@@ -180,7 +170,7 @@ def test_a_job_without_computed_occurrences_is_refused(
     clocked: ClockedDatabase, schedule: object, problem: str
 ) -> None:
     clocked.stop_clock(NOON - 10 * DAY)
-    submit(clocked, schedule=schedule)
+    clocked.submit(schedule=schedule)
     clocked.stop_clock(NOON)
     path, said, remedy = refused(ask_backfill(clocked, NOON - HOUR, NOON))
     assert (path, said.partition(":")[0]) == ("key", problem)
@@ -189,13 +179,13 @@ def test_a_job_without_computed_occurrences_is_refused(
 
 def test_backfill_of_an_unknown_job_is_refused(clocked: ClockedDatabase, hourly: ClockedDatabase) -> None:
     assert ask_backfill(clocked, NOON - HOUR, NOON, "other").code == "unknown_job"
-    apply_batch(hourly, about("job.delete"))
+    hourly.apply_batch(about("job.delete"))
     assert ask_backfill(hourly, NOON - HOUR, NOON).code == "unknown_job"
 
 
 def test_million_instants_are_refused_without_listing_them(clocked: ClockedDatabase) -> None:
     clocked.stop_clock(NOON - 12 * DAY)
-    submit(clocked, schedule="* * * * * *")
+    clocked.submit(schedule="* * * * * *")
     clocked.stop_clock(NOON)
     with counted() as work:
         reply = ask_backfill(clocked, NOON - 12 * DAY, NOON)
@@ -210,7 +200,7 @@ def test_current_version_backfills_before_the_job_existed(hourly: ClockedDatabas
 
 def test_once_in_the_range_is_run_again(clocked: ClockedDatabase) -> None:
     clocked.stop_clock(NOON)
-    submit(clocked, schedule={"once": (NOON + HOUR).isoformat()})
+    clocked.submit(schedule={"once": (NOON + HOUR).isoformat()})
     clocked.stop_clock(NOON + 2 * HOUR)
     fire_due(clocked)
     between = NOON, NOON + 2 * HOUR
@@ -219,7 +209,7 @@ def test_once_in_the_range_is_run_again(clocked: ClockedDatabase) -> None:
 
 
 def test_job_has_at_most_a_hundred_unfinished_backfills(hourly: ClockedDatabase) -> None:
-    apply_batch(hourly, *(asking(NOON - HOUR, NOON) for _ in range(100)))
+    hourly.apply_batch(*(asking(NOON - HOUR, NOON) for _ in range(100)))
     assert refused(ask_backfill(hourly, NOON - HOUR, NOON))[2] == "wait for them, or cancel some"
     assert ask_backfill(hourly, NOON - HOUR, NOON, dry_run=True).occurrences == 2
     [(some,)] = hourly.rows("SELECT backfill_id FROM backfills LIMIT 1")
@@ -228,9 +218,9 @@ def test_job_has_at_most_a_hundred_unfinished_backfills(hourly: ClockedDatabase)
 
 
 def test_backfills_that_a_deletion_of_their_job_ends_leave_place_for_others(hourly: ClockedDatabase) -> None:
-    apply_batch(hourly, *(asking(NOON - HOUR, NOON) for _ in range(100)))
-    apply_batch(hourly, about("job.delete"))
-    submit(hourly, **HOURLY)
+    hourly.apply_batch(*(asking(NOON - HOUR, NOON) for _ in range(100)))
+    hourly.apply_batch(about("job.delete"))
+    hourly.submit(**HOURLY)
     accept(hourly, NOON - HOUR, NOON, versions="current")
 
 
@@ -248,7 +238,7 @@ def test_backfill_state_changes_are_idempotent_and_report_the_state(hourly: Cloc
     assert said("resume") == ("running", False)
     assert said("cancel") == ("cancelled", False)
     assert [said(kind) for kind in ("cancel", "pause", "resume")] == [("cancelled", True)] * 3
-    kinds = [event.type.split(".")[3] for event in lifecycle(hourly) if "backfill" in event.type]
+    kinds = [event.type.split(".")[3] for event in hourly.lifecycle() if "backfill" in event.type]
     assert kinds == ["backfill_started", "backfill_paused", "backfill_resumed", "backfill_cancelled"]
     assert progress(hourly, made).finished_at == NOON
 
@@ -269,11 +259,11 @@ def test_reversed_range_is_refused() -> None:
 def test_calendars_of_the_versions_exclude_days_of_a_backfill(clocked: ClockedDatabase) -> None:
     clocked.stop_clock(NOON - 10 * DAY)
     weekend = {"type": "calendar.put", "name": "weekend", "weekdays": ["SAT", "SUN"]}
-    apply_batch(clocked, weekend, submission(schedule="0 9 * * *", exclude_calendars=["weekend"]))
+    clocked.apply_batch(weekend, submission(schedule="0 9 * * *", exclude_calendars=["weekend"]))
     clocked.stop_clock(NOON)
     assert ask_backfill(clocked, NOON - 7 * DAY, NOON, what="all").occurrences == 5
     # A version that is not current any more may name a calendar that is gone.
-    submit(clocked, schedule="0 9 * * *")
+    clocked.submit(schedule="0 9 * * *")
     clocked.execute("DELETE FROM calendars")
     path, problem, _ = refused(ask_backfill(clocked, NOON - 7 * DAY, NOON, what="all"))
     assert (path, problem) == ("from", "version 1 names the calendar 'weekend', which was deleted")
@@ -284,9 +274,7 @@ def test_backfill_locks_the_timer_before_the_job(hourly: ClockedDatabase) -> Non
     """While it waits for the timer it holds no lock that the timer's owner may need."""
     firing, asked = hourly.connection(), hourly.connection()
     firing.execute("SELECT FROM timers FOR UPDATE")
-    waiting = in_background(
-        lambda: apply_batch_within(asked, hourly, asking(NOON - 5 * HOUR, NOON), about("job.pause"))
-    )
+    waiting = in_background(lambda: hourly.apply_batch_within(asked, asking(NOON - 5 * HOUR, NOON), about("job.pause")))
     until_blocked(hourly, asked)
     firing.execute("SELECT FROM jobs FOR NO KEY UPDATE NOWAIT")
     firing.commit()

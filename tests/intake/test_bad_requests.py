@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
+from tests.fixtures.acts import HANDLER, submission
 from tests.fixtures.database import Database
 from tests.intake.running import Requests
-from tests.transitions.acts import HANDLER, submission
 from tidewheel.local.stack import StackInfo
 from tidewheel.process.metrics import metrics
 from tidewheel.schemas.codec import encode_fields

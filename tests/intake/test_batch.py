@@ -1,23 +1,31 @@
-"""Replies of Kafka targets: read exactly once like requests, by the token in their header."""
+"""Batches of messages, and the two members of a service that apply them."""
 
 import json
 import logging
+from typing import LiteralString
 from uuid import UUID
 
 import pytest
 
 from tests.control.client.test_dead_letters import redrive
+from tests.fixtures.acts import about, submission
 from tests.fixtures.database import Database
 from tests.fixtures.services import until
 from tests.intake.running import Requests
+from tests.intake.test_consume import WAITING
 from tests.intake.waiting import token_of, waiting
-from tests.transitions.acts import final_state, messages, open_run, submission, submit
+from tests.relay.topics import delete_topic
+from tests.transitions.stepping import in_background
 from tidewheel.control.client.client import Client
-from tidewheel.errors import UndecodableMessage
+from tidewheel.errors import UndecodableMessage, Unusable
 from tidewheel.ids import RunId
 from tidewheel.intake.batch import read_target_reply
+from tidewheel.intake.service import MEMBERS, Intake
 from tidewheel.local.stack import StackInfo
+from tidewheel.process.health import health
+from tidewheel.process.service import Shutdown
 from tidewheel.schemas.generated.records import RunCompleted
+from tidewheel.settings.services import IntakeSettings
 from tidewheel.task_tokens import TaskTokens, task_token
 
 KEY = b"of this installation"
@@ -26,7 +34,7 @@ TOKEN = task_token(KEY, RunId(UUID(int=1)), 1)
 
 @pytest.fixture
 def requests(database: Database, info: StackInfo) -> Requests:
-    submit(database)
+    database.submit()
     return Requests(database, info.kafka)
 
 
@@ -37,7 +45,7 @@ def read(requests: Requests, value: bytes | None, *, key: bytes | None = None, *
 
 def results(requests: Requests) -> list[bytes | None]:
     """The results in the completions on their way."""
-    found = messages(requests.database, requests.topics.completions, RunCompleted)
+    found = requests.database.messages(requests.topics.completions, RunCompleted)
     return sorted((event.result for event in found), key=str)
 
 
@@ -52,7 +60,7 @@ def test_target_reply_ends_the_run_with_its_value_as_result(requests: Requests) 
     started = waiting(database)
     with requests.running():
         read(requests, b' {"rows": 7} ', task_token=token_of(database, started))
-    assert final_state(database, started.run_id) == ("succeeded", None)
+    assert database.final_state(started.run_id) == ("succeeded", None)
     assert results(requests) == [b'{"rows":7}']
     assert requests.replies() == []  # no reply is written
 
@@ -64,7 +72,7 @@ def test_target_reply_may_report_a_failure(requests: Requests) -> None:
     token = token_of(database, started)
     with requests.running():
         read(requests, b"the tray is empty", task_token=token, status="failed", error_type="NoPaper")
-    assert open_run(database, started.run_id).state == "retrying"
+    assert database.open_run(started.run_id).state == "retrying"
     assert database.rows("SELECT error_type, error_message FROM ended_attempts") == [("NoPaper", "the tray is empty")]
 
 
@@ -94,9 +102,9 @@ def test_invalid_target_reply_is_dead_lettered_unchanged(requests: Requests) -> 
         read(requests, b"{}", key=b"forged", task_token=forged)
         read(requests, b'{"rows": ', key=b"broken", task_token=token)
         read(requests, b"{}", key=b"odd", task_token=token, status="perhaps")
-        assert open_run(database, started.run_id).state == "waiting"
+        assert database.open_run(started.run_id).state == "waiting"
         read(requests, None, task_token=token)
-    assert final_state(database, started.run_id)[0] == "succeeded"
+    assert database.final_state(started.run_id)[0] == "succeeded"
     letters = {row[3]: row for row in buried(requests)}
     assert {key: row[4] for key, row in letters.items()} == {
         b"none": b"{}", b"forged": b"{}", b"broken": b'{"rows": ', b"odd": b"{}",
@@ -115,7 +123,7 @@ def test_requests_and_target_replies_in_one_batch_are_applied(requests: Requests
     with requests.running():
         requests.until_read(reply, topic=requests.topics.target_replies)
         requests.until_read(asked)
-    assert final_state(database, started.run_id)[0] == "succeeded"
+    assert database.final_state(started.run_id)[0] == "succeeded"
     assert database.count("jobs") == 2
 
 
@@ -123,7 +131,7 @@ def test_requests_and_target_replies_in_one_batch_are_applied(requests: Requests
 def test_target_reply_refused_by_the_database_is_dead_lettered_alone(fresh_database: Database, info: StackInfo) -> None:
     """A constraint is the fault."""
     database = fresh_database
-    submit(database)
+    database.submit()
     poisoned, fine = waiting(database), waiting(database)
     database.execute("ALTER TABLE attempt_outputs ADD CONSTRAINT poison CHECK (result <> '13')")
     requests = Requests(database, info.kafka)
@@ -131,8 +139,8 @@ def test_target_reply_refused_by_the_database_is_dead_lettered_alone(fresh_datab
     last = requests.reply(b"14", task_token=token_of(database, fine))
     with requests.running():
         requests.until_read(last, topic=requests.topics.target_replies)
-    assert final_state(database, fine.run_id)[0] == "succeeded"
-    assert open_run(database, poisoned.run_id).state == "waiting"
+    assert database.final_state(fine.run_id)[0] == "succeeded"
+    assert database.open_run(poisoned.run_id).state == "waiting"
     [(topic, *_, key, value, reason)] = buried(requests)
     assert (topic, key, value) == (requests.topics.target_replies, b"poison", b"13")
     assert str(reason).startswith("it could not be applied: new row for relation")
@@ -142,7 +150,7 @@ def test_target_reply_refused_by_the_database_is_dead_lettered_alone(fresh_datab
 def test_redriven_target_reply_ends_its_run(fresh_database: Database, info: StackInfo) -> None:
     """A constraint is the fault, and is removed."""
     database = fresh_database
-    submit(database)
+    database.submit()
     started = waiting(database)
     database.execute("ALTER TABLE attempts ADD CONSTRAINT poison CHECK (error_type <> 'NoPaper')")
     requests = Requests(database, info.kafka)
@@ -163,7 +171,7 @@ def test_redriven_target_reply_ends_its_run(fresh_database: Database, info: Stac
         sent = [part.encode() for pair in zip(names, headers.values(), strict=True) for part in pair]
         assert (key, value, parts) == (b"k", b"empty", sent)
         read(requests, value, key=key, **headers)  # as the relay does
-    assert open_run(database, started.run_id).state == "retrying"
+    assert database.open_run(started.run_id).state == "retrying"
 
 
 def test_too_large_target_reply_fails_permanently() -> None:
@@ -201,3 +209,106 @@ def test_target_reply_with_an_invalid_error_type_is_undecodable(error_type: byte
     given = {"tidewheel-task-token": TOKEN.encode(), "tidewheel-status": b"failed", "tidewheel-error-type": error_type}
     with pytest.raises(UndecodableMessage, match="error_type"):
         read_target_reply(list(given.items()), b"", TaskTokens([KEY]))
+
+
+_SECONDS = 30.0
+# Alike: the partitions of the replies, which another group reads, are not dealt out together with theirs.
+SHARES: LiteralString = "SELECT count(*) FROM intake_offsets WHERE topic LIKE '%.requests' GROUP BY owner"
+STANDS: LiteralString = "SELECT owner, epoch FROM intake_offsets WHERE topic LIKE '%.requests' AND partition = 1"
+THEFT: LiteralString = "UPDATE intake_offsets SET epoch = epoch + 1 WHERE topic LIKE '%%.requests' AND owner = %s"
+
+
+def intake(requests: Requests, stop: Shutdown) -> Intake:
+    kafka = dict(requests.kafka)
+    return Intake(IntakeSettings.load(), requests.database.url, kafka, requests.installation, stop)
+
+
+@pytest.mark.kafka
+def test_both_members_apply_each_request_once_during_a_rebalance(database: Database, info: StackInfo) -> None:
+    """A trigger that is applied twice would be two runs, during the rebalance too."""
+    requests, stop = Requests(database, info.kafka, partitions=4), Shutdown()
+    ended = in_background(intake(requests, stop).run)
+    [made] = requests.send(submission())
+    requests.until_read(made)
+    sent: dict[int, int] = {}
+    for _ in range(2):
+        for partition in range(requests.partitions):
+            sent[partition] = requests.send(*(about("job.trigger") for _ in range(20)), partition=partition)[-1]
+        until(lambda: owners(database) == MEMBERS, "the partitions are shared")
+    for partition, offset in sent.items():
+        requests.until_read(offset, partition)
+    stop.request()
+    ended.result(_SECONDS)
+    assert len(database.job_runs()) == database.count("runs") == 160
+    assert database.rows(SHARES) == [(2,), (2,)]
+
+
+@pytest.mark.kafka
+def test_failed_member_ends_the_process_with_a_reason(database: Database, info: StackInfo) -> None:
+    requests = Requests(database, info.kafka)
+    with requests.running():
+        requests.until_read(requests.send(submission())[0])
+    database.execute("UPDATE intake_offsets SET topic_id = 'another life'")
+    with pytest.raises(Unusable, match="deleted and created again"):
+        in_background(intake(requests, Shutdown()).run).result(_SECONDS)
+
+
+@pytest.mark.kafka
+def test_member_that_lost_its_partitions_rejoins_and_duplicates_nothing(
+    database: Database, info: StackInfo, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A member that lost its partition must not write the batch; the next owner must.
+
+    It is logged as a rebalance, not as an error that ends later.
+    """
+    caplog.set_level(logging.INFO)
+    requests, stop = Requests(database, info.kafka, partitions=4), Shutdown()
+    ended = in_background(intake(requests, stop).run)
+    requests.until_read(requests.send(submission())[0])
+    for thefts in range(1, 3):
+        until(lambda: database.rows(SHARES) == [(2,), (2,)], "the partitions are shared")
+        [(owner, epoch)] = database.rows(STANDS)
+        taking = database.connection()
+        assert taking.execute(THEFT, [owner]).rowcount == 2
+        sent = {
+            partition: requests.send(*(about("job.trigger") for _ in range(20)), partition=partition)[-1]
+            for partition in range(requests.partitions)
+        }
+        until(lambda: database.value(WAITING), "its batch waits for the row")
+        taking.commit()
+        for partition, offset in sent.items():
+            requests.until_read(offset, partition)
+        assert len(database.job_runs()) == database.count("runs") == thefts * 80
+        assert database.rows(STANDS)[0][1] > epoch + 1, "it was applied under an assignment after the theft"
+    stop.request()
+    ended.result(_SECONDS)
+    told = [(record.levelno, record.getMessage()) for record in caplog.records if record.name == "tidewheel.intake"]
+    name = f"intake of {requests.topics.requests}, member "
+    rejoined = "joins its group again: another intake has acquired"
+    moved = [level for level, line in told if line.startswith(name) and rejoined in line]
+    assert len(moved) >= 2
+    assert set(moved) == {logging.INFO}
+    assert "works again" not in caplog.text
+
+
+@pytest.mark.kafka
+def test_member_without_its_topic_is_named_and_others_continue(
+    database: Database, info: StackInfo, caplog: pytest.LogCaptureFixture
+) -> None:
+    requests, stop = Requests(database, info.kafka), Shutdown()
+    replies = requests.topics.target_replies
+    delete_topic(info.kafka, replies)
+    ended = in_background(intake(requests, stop).run)
+    requests.until_read(requests.send(submission())[0])
+    name = f"intake of {replies}, member 1"
+    until(
+        lambda: any(line.startswith(f"{name}: {replies} cannot be described") for line in health.not_ready()), "it says"
+    )
+    assert f"{name}: {replies} cannot be described" in caplog.text
+    assert not [line for line in health.not_ready() if requests.topics.requests in line]
+    stop.request()
+    ended.result(_SECONDS)
+
+
+def owners(database: Database) -> int:
+    return database.value("SELECT count(DISTINCT owner) FROM intake_offsets WHERE topic LIKE '%.requests'")

@@ -4,12 +4,10 @@ from concurrent.futures import Future
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-import pytest
-
+from tests.fixtures.acts import about, submission
 from tests.fixtures.database import ClockedDatabase, Database
 from tests.fixtures.services import until
 from tests.scheduler.firing import fire_due
-from tests.transitions.acts import about, apply_batch, apply_batch_within, begin, job_runs, submission, submit
 from tests.transitions.stepping import in_background
 from tidewheel.schemas.generated.records import Reply
 
@@ -20,7 +18,7 @@ DAILY: dict[str, Any] = {"schedule": {"cron": "0 9 * * *"}, "overlap": "allow_al
 
 
 def put(database: Database, name: str = "holidays", **fields: object) -> Reply:
-    [reply] = apply_batch(database, putting(name, **fields))
+    [reply] = database.apply_batch(putting(name, **fields))
     return reply
 
 
@@ -49,13 +47,6 @@ def november(day: int, hour: int = 9, minute: int = 0, second: int = 0) -> datet
     return datetime(2026, 11, day, hour, minute, second, tzinfo=UTC)
 
 
-@pytest.fixture
-def friday(clocked: ClockedDatabase) -> ClockedDatabase:
-    """A clock stopped at noon of Friday, 20 November 2026."""
-    clocked.stop_clock(FRIDAY_NOON)
-    return clocked
-
-
 def test_identical_calendar_put_changes_nothing(friday: Database) -> None:
     first = put(friday, days=["2026-12-26", "2026-12-25", "2026-12-25"], weekdays=["SUN"], source="by hand")
     again = put(friday, days=["2026-12-25", "2026-12-26"], weekdays=[0], source="by hand")
@@ -71,7 +62,7 @@ def test_identical_calendar_put_changes_nothing(friday: Database) -> None:
 
 def test_job_fires_on_open_days_only_and_excluded_days_are_recorded(friday: ClockedDatabase) -> None:
     put(friday)
-    assert submit(friday, **DAILY, exclude_calendars=["holidays"]).next_run_at == november(23)
+    assert friday.submit(**DAILY, exclude_calendars=["holidays"]).next_run_at == november(23)
     friday.stop_clock(november(24, 10))
     fire_due(friday)
     friday.stop_clock(november(24, 10))
@@ -83,12 +74,12 @@ def test_job_fires_on_open_days_only_and_excluded_days_are_recorded(friday: Cloc
 def test_job_with_included_days_fires_on_them_only(friday: ClockedDatabase) -> None:
     put(friday, "paydays", days=["2026-11-26", "2026-12-26"])
     put(friday, "weekend")
-    reply = submit(friday, **DAILY, include_calendars=["paydays"], exclude_calendars=["weekend"])
+    reply = friday.submit(**DAILY, include_calendars=["paydays"], exclude_calendars=["weekend"])
     assert reply.next_run_at == november(26)
     friday.stop_clock(november(26))
     fire_due(friday)
     assert fired(friday) == [november(26)]
-    assert submit(friday, **DAILY, include_calendars=["paydays"], exclude_calendars=["weekend"]).next_run_at is None
+    assert friday.submit(**DAILY, include_calendars=["paydays"], exclude_calendars=["weekend"]).next_run_at is None
     friday.stop_clock(november(26) + 366 * DAY)  # 26 December was a Saturday: what is left out is recorded once a year
     fire_due(friday)
     assert fired(friday) == [november(26)]
@@ -98,7 +89,7 @@ def test_job_with_included_days_fires_on_them_only(friday: ClockedDatabase) -> N
 def test_excluded_occurrence_fires_on_the_next_business_day(friday: ClockedDatabase) -> None:
     put(friday, weekdays=["SAT", "SUN", "MON"])
     saturdays: dict[str, Any] = {"schedule": {"cron": "0 9 * * SAT"}, "on_excluded": "next_business_day"}
-    assert submit(friday, **saturdays, exclude_calendars=["holidays"]).next_run_at == november(24)
+    assert friday.submit(**saturdays, exclude_calendars=["holidays"]).next_run_at == november(24)
     for day in (21, 22, 23, 24):
         friday.stop_clock(november(day))
         fire_due(friday)
@@ -109,7 +100,7 @@ def test_excluded_occurrence_fires_on_the_next_business_day(friday: ClockedDatab
 
 def test_put_retracts_runs_ahead_of_a_newly_excluded_day(friday: ClockedDatabase) -> None:
     put(friday, days=["2027-01-01"])
-    submit(friday, schedule="@every 1s", overlap="allow_all", exclude_calendars=["holidays"])
+    friday.submit(schedule="@every 1s", overlap="allow_all", exclude_calendars=["holidays"])
     friday.advance(2 * SECOND)
     fire_due(friday, lookahead=5 * SECOND)
     assert len(fired(friday)) == 7
@@ -117,12 +108,12 @@ def test_put_retracts_runs_ahead_of_a_newly_excluded_day(friday: ClockedDatabase
     assert fired(friday) == [FRIDAY_NOON + SECOND, FRIDAY_NOON + 2 * SECOND]
     assert timer(friday)[1] == november(21, 0)
     fire_due(friday, lookahead=5 * SECOND)
-    assert len(job_runs(friday)) == 2
+    assert len(friday.job_runs()) == 2
 
 
 def test_put_applies_overdue_occurrences_by_the_previous_days(friday: ClockedDatabase) -> None:
     put(friday, days=["2027-01-01"])
-    submit(friday, schedule="@every 1s", overlap="allow_all", exclude_calendars=["holidays"])
+    friday.submit(schedule="@every 1s", overlap="allow_all", exclude_calendars=["holidays"])
     friday.advance(3 * SECOND)
     put(friday, days=["2026-11-20"])
     assert fired(friday) == [FRIDAY_NOON + n * SECOND for n in (1, 2, 3)]
@@ -134,7 +125,7 @@ def test_put_applies_overdue_occurrences_by_the_previous_days(friday: ClockedDat
 
 def test_occurrences_excluded_before_a_put_stay_excluded(friday: ClockedDatabase) -> None:
     put(friday, days=["2026-11-20"])
-    submit(friday, schedule="@every 1s", overlap="allow_all", exclude_calendars=["holidays"])
+    friday.submit(schedule="@every 1s", overlap="allow_all", exclude_calendars=["holidays"])
     friday.advance(3 * SECOND)
     put(friday, days=["2027-01-01"])
     assert skipped(friday) == [("excluded", FRIDAY_NOON + SECOND, FRIDAY_NOON + 3 * SECOND, 3)]
@@ -145,18 +136,18 @@ def test_occurrences_excluded_before_a_put_stay_excluded(friday: ClockedDatabase
 
 def test_put_does_not_change_started_runs(friday: ClockedDatabase) -> None:
     put(friday, days=["2027-01-01"])
-    submit(friday, schedule="@every 1s", overlap="allow_all", exclude_calendars=["holidays"])
+    friday.submit(schedule="@every 1s", overlap="allow_all", exclude_calendars=["holidays"])
     friday.advance(SECOND)
     fire_due(friday)
-    [run] = job_runs(friday)
-    begin(friday, run.run_id)
+    [run] = friday.job_runs()
+    friday.begin(run.run_id)
     put(friday, days=["2026-11-20"])
-    assert [open_run.state for open_run in job_runs(friday)] == ["running"]
+    assert [open_run.state for open_run in friday.job_runs()] == ["running"]
 
 
 def test_job_without_open_days_continues_when_a_put_opens_days(friday: ClockedDatabase) -> None:
     put(friday, "only", days=["2026-11-25"])
-    submit(friday, **DAILY, include_calendars=["only"])
+    friday.submit(**DAILY, include_calendars=["only"])
     put(friday, "only", days=["2026-11-19"])
     fire_due(friday)
     assert fired(friday) == []
@@ -167,7 +158,7 @@ def test_job_without_open_days_continues_when_a_put_opens_days(friday: ClockedDa
 
 def test_fired_once_does_not_fire_again_when_its_day_is_opened(friday: ClockedDatabase) -> None:
     put(friday, days=["2027-01-01"])
-    submit(friday, schedule={"once": "2026-11-20T12:00:10Z"}, exclude_calendars=["holidays"])
+    friday.submit(schedule={"once": "2026-11-20T12:00:10Z"}, exclude_calendars=["holidays"])
     friday.advance(10 * SECOND)
     fire_due(friday)
     put(friday, days=["2026-11-20"])
@@ -177,7 +168,7 @@ def test_fired_once_does_not_fire_again_when_its_day_is_opened(friday: ClockedDa
 
 def test_once_on_a_day_excluded_and_opened_again_fires_at_its_time(friday: ClockedDatabase) -> None:
     put(friday, days=["2027-01-01"])
-    submit(friday, schedule={"once": "2026-11-20T12:00:10Z"}, exclude_calendars=["holidays"])
+    friday.submit(schedule={"once": "2026-11-20T12:00:10Z"}, exclude_calendars=["holidays"])
     fire_due(friday, lookahead=20 * SECOND)
     put(friday, days=["2026-11-20"])
     assert fired(friday) == []
@@ -189,13 +180,13 @@ def test_once_on_a_day_excluded_and_opened_again_fires_at_its_time(friday: Clock
 
 def test_pause_survives_a_put_and_ends_by_the_new_days(friday: ClockedDatabase) -> None:
     put(friday, days=["2027-01-01"])
-    submit(friday, **DAILY, exclude_calendars=["holidays"], on_resume="fire_all", window="240h")
-    apply_batch(friday, about("job.pause"))
+    friday.submit(**DAILY, exclude_calendars=["holidays"], on_resume="fire_all", window="240h")
+    friday.apply_batch(about("job.pause"))
     friday.stop_clock(november(23, 10))
     put(friday)
     assert friday.rows("SELECT hold_reason, due_at = 'infinity' FROM timers") == [("pause", True)]
     friday.stop_clock(november(28, 10))
-    [reply] = apply_batch(friday, about("job.resume"))
+    [reply] = friday.apply_batch(about("job.resume"))
     fire_due(friday)
     assert reply.status == "accepted"
     assert [count for reason, _, _, count in skipped(friday) if reason == "paused"] == []
@@ -208,7 +199,7 @@ def test_unknown_calendar_is_refused_with_the_nearest_name(friday: Database) -> 
         "exclude_calendars": ["german-holidays"],
         "include_calendars": ["german-holidays", "german-holiday"],
     }
-    [reply] = apply_batch(friday, submission(**job))
+    [reply] = friday.apply_batch(submission(**job))
     [error] = reply.errors
     assert (error.path, error.problem) == (
         "job.include_calendars.1",
@@ -220,14 +211,14 @@ def test_unknown_calendar_is_refused_with_the_nearest_name(friday: Database) -> 
 
 def test_calendars_of_another_tenant_are_unknown(friday: Database) -> None:
     friday.execute("INSERT INTO tenants (tenant) VALUES ('other')")
-    apply_batch(friday, putting() | {"tenant": "other"})
-    [reply] = apply_batch(friday, submission(**DAILY, exclude_calendars=["holidays"]))
+    friday.apply_batch(putting() | {"tenant": "other"})
+    [reply] = friday.apply_batch(submission(**DAILY, exclude_calendars=["holidays"]))
     assert [error.remedy for error in reply.errors] == ["put the calendar first"]
 
 
 def test_job_without_any_open_day_is_refused(friday: Database) -> None:
     put(friday)
-    [reply] = apply_batch(friday, submission(schedule={"cron": "0 9 * * SAT"}, exclude_calendars=["holidays"]))
+    [reply] = friday.apply_batch(submission(schedule={"cron": "0 9 * * SAT"}, exclude_calendars=["holidays"]))
     [error] = reply.errors
     assert error.path == "job.exclude_calendars"
     assert "can never fire" in error.problem
@@ -236,19 +227,19 @@ def test_job_without_any_open_day_is_refused(friday: Database) -> None:
 def test_calendar_is_deleted_once_no_job_names_it(friday: Database) -> None:
     put(friday)
     for key in ("b", "a"):
-        submit(friday, key, **DAILY, exclude_calendars=["holidays"])
-    [reply] = apply_batch(friday, deleting())
+        friday.submit(key, **DAILY, exclude_calendars=["holidays"])
+    [reply] = friday.apply_batch(deleting())
     [error] = reply.errors
     assert (error.path, error.problem) == ("name", "2 jobs name it, 'a' first")
-    submit(friday, "a", **DAILY)
-    apply_batch(friday, about("job.delete", "b"))
-    assert [reply.status for reply in apply_batch(friday, deleting(), deleting())] == ["accepted", "rejected"]
+    friday.submit("a", **DAILY)
+    friday.apply_batch(about("job.delete", "b"))
+    assert [reply.status for reply in friday.apply_batch(deleting(), deleting())] == ["accepted", "rejected"]
     assert friday.count("calendars") == 0
 
 
 def test_deletion_of_an_unknown_calendar_is_refused_with_the_known_ones(friday: Database) -> None:
     put(friday, "holidays")
-    [reply] = apply_batch(friday, deleting("weekends-and-more"))
+    [reply] = friday.apply_batch(deleting("weekends-and-more"))
     [error] = reply.errors
     assert (reply.code, error.path, error.remedy) == ("unknown_calendar", "name", "write one of holidays")
 
@@ -256,8 +247,8 @@ def test_deletion_of_an_unknown_calendar_is_refused_with_the_known_ones(friday: 
 def test_job_follows_the_calendars_of_its_current_version_only(friday: ClockedDatabase) -> None:
     put(friday, "old", days=["2027-01-01"])
     put(friday, "new", days=["2027-01-01"])
-    submit(friday, **DAILY, exclude_calendars=["old"])
-    submit(friday, **DAILY, exclude_calendars=["new"], include_calendars=[])
+    friday.submit(**DAILY, exclude_calendars=["old"])
+    friday.submit(**DAILY, exclude_calendars=["new"], include_calendars=[])
     put(friday, "old", days=["2026-11-21"])
     assert timer(friday)[1] == november(21)
     put(friday, "new", days=["2026-11-21"])
@@ -267,7 +258,7 @@ def test_job_follows_the_calendars_of_its_current_version_only(friday: ClockedDa
 def test_submit_waits_for_a_concurrent_put_and_follows_its_days(friday: ClockedDatabase) -> None:
     put(friday, days=["2027-01-01"])
     connection = friday.connection()
-    apply_batch_within(connection, friday, putting(days=["2026-11-21"]))
+    friday.apply_batch_within(connection, putting(days=["2026-11-21"]))
     asked = background(friday, submission(**DAILY, exclude_calendars=["holidays"]))
     until(lambda: waiting(friday), "the submit waits for the calendar")
     connection.commit()
@@ -278,7 +269,7 @@ def test_submit_waits_for_a_concurrent_put_and_follows_its_days(friday: ClockedD
 def test_put_waits_for_a_concurrent_submit_and_applies_to_its_job(friday: ClockedDatabase) -> None:
     put(friday, days=["2027-01-01"])
     connection = friday.connection()
-    apply_batch_within(connection, friday, submission(**DAILY, exclude_calendars=["holidays"]))
+    friday.apply_batch_within(connection, submission(**DAILY, exclude_calendars=["holidays"]))
     asked = background(friday, putting(days=["2026-11-21"]))
     until(lambda: waiting(friday), "the put waits for the submit")
     connection.commit()
@@ -289,9 +280,9 @@ def test_put_waits_for_a_concurrent_submit_and_applies_to_its_job(friday: Clocke
 def test_firing_that_waits_for_a_concurrent_put_follows_its_days(friday: ClockedDatabase) -> None:
     """Were the days read before the timer was locked, the run would be made on a day that is excluded."""
     put(friday, days=["2027-01-01"])
-    submit(friday, schedule="@every 1s", overlap="allow_all", exclude_calendars=["holidays"])
+    friday.submit(schedule="@every 1s", overlap="allow_all", exclude_calendars=["holidays"])
     connection = friday.connection()
-    apply_batch_within(connection, friday, putting(days=["2026-11-20"]))
+    friday.apply_batch_within(connection, putting(days=["2026-11-20"]))
     friday.advance(SECOND)
     fire_due(friday)
     connection.commit()
@@ -300,7 +291,7 @@ def test_firing_that_waits_for_a_concurrent_put_follows_its_days(friday: Clocked
 
 
 def background(database: Database, document: dict[str, object]) -> Future[list[Reply]]:
-    return in_background(lambda: apply_batch(database, document))
+    return in_background(lambda: database.apply_batch(document))
 
 
 def waiting(database: Database) -> bool:
@@ -314,9 +305,9 @@ def waiting(database: Database) -> bool:
 def test_once_on_an_excluded_day_fires_on_the_next_business_day(friday: ClockedDatabase) -> None:
     put(friday)
     once: dict[str, Any] = {"schedule": {"once": "2026-11-21T09:00:00Z"}, "exclude_calendars": ["holidays"]}
-    [refused] = apply_batch(friday, submission(**once))
+    [refused] = friday.apply_batch(submission(**once))
     assert [error.path for error in refused.errors] == ["job.exclude_calendars"]
-    submit(friday, **once, on_excluded="next_business_day")
+    friday.submit(**once, on_excluded="next_business_day")
     for day in (21, 22, 23, 24):
         friday.stop_clock(november(day))
         fire_due(friday)

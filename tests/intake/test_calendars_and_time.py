@@ -5,9 +5,10 @@ from typing import Any
 
 import pytest
 
+from tests.fixtures.acts import about
 from tests.fixtures.database import ClockedDatabase
+from tests.intake.test_calendars import fired, november
 from tests.scheduler.firing import fire_due
-from tests.transitions.acts import about, apply_batch, submit
 from tidewheel.intake import calendars
 from tidewheel.schemas.generated.records import Reply
 
@@ -22,12 +23,8 @@ ONCE = SATURDAYS | {"schedule": {"once": "2026-11-21T09:00:00Z"}}
 
 
 def put(database: ClockedDatabase, *days: str) -> Reply:
-    [reply] = apply_batch(database, {"type": "calendar.put", "name": "holidays", "days": list(days)})
+    [reply] = database.apply_batch({"type": "calendar.put", "name": "holidays", "days": list(days)})
     return reply
-
-
-def fired(database: ClockedDatabase) -> list[datetime]:
-    return [at for (at,) in database.rows("SELECT scheduled_at FROM runs ORDER BY scheduled_at")]
 
 
 def excluded(database: ClockedDatabase) -> list[datetime]:
@@ -39,21 +36,10 @@ def go_to(database: ClockedDatabase, day: int, hour: int = 9) -> None:
     fire_due(database)
 
 
-def november(day: int, hour: int = 9) -> datetime:
-    return datetime(2026, 11, day, hour, tzinfo=UTC)
-
-
-@pytest.fixture
-def friday(clocked: ClockedDatabase) -> ClockedDatabase:
-    """A clock stopped at noon of Friday, 20 November 2026."""
-    clocked.stop_clock(FRIDAY_NOON)
-    return clocked
-
-
 def test_occurrences_due_during_a_put_fire_by_the_new_days(friday: ClockedDatabase) -> None:
     """Settling thousands of jobs takes seconds; the clock goes on between the old days and the new ones."""
     put(friday, "2020-01-01")
-    submit(friday, schedule="@every 1s", overlap="allow_all", exclude_calendars=["holidays"])
+    friday.submit(schedule="@every 1s", overlap="allow_all", exclude_calendars=["holidays"])
     friday.advance(2 * SECOND)
     friday.execute(
         "CREATE FUNCTION slow() RETURNS trigger LANGUAGE plpgsql AS"
@@ -73,7 +59,7 @@ def test_fired_occurrence_is_not_shifted_when_a_put_excludes_its_day(
     friday: ClockedDatabase, job: dict[str, Any]
 ) -> None:
     put(friday, "2020-01-01")
-    submit(friday, **job, exclude_calendars=["holidays"])
+    friday.submit(**job, exclude_calendars=["holidays"])
     go_to(friday, 21)
     friday.stop_clock(november(22))
     put(friday, "2026-11-21", "2026-11-22")
@@ -83,7 +69,7 @@ def test_fired_occurrence_is_not_shifted_when_a_put_excludes_its_day(
 
 def test_fired_occurrence_is_not_shifted_when_its_target_is_excluded(friday: ClockedDatabase) -> None:
     put(friday, "2026-11-21")
-    submit(friday, **SATURDAYS, exclude_calendars=["holidays"])
+    friday.submit(**SATURDAYS, exclude_calendars=["holidays"])
     go_to(friday, 22)
     friday.stop_clock(november(22, 10))
     put(friday, "2026-11-21", "2026-11-22")
@@ -96,18 +82,18 @@ def test_fired_occurrence_is_not_shifted_when_an_edit_names_a_calendar(
     friday: ClockedDatabase, job: dict[str, Any]
 ) -> None:
     put(friday, "2026-11-21", "2026-11-22")
-    submit(friday, **job)
+    friday.submit(**job)
     go_to(friday, 21)
     friday.stop_clock(november(22))
-    submit(friday, **job, exclude_calendars=["holidays"])
-    submit(friday, **job, exclude_calendars=["holidays"], description="an edit that leaves the days alone")
+    friday.submit(**job, exclude_calendars=["holidays"])
+    friday.submit(**job, exclude_calendars=["holidays"], description="an edit that leaves the days alone")
     go_to(friday, 23)
     assert (fired(friday), excluded(friday)) == ([november(21)], [])
 
 
 def test_excluded_occurrence_stays_excluded_when_a_put_opens_its_day(friday: ClockedDatabase) -> None:
     put(friday, "2026-11-21", "2026-11-22")
-    submit(friday, **SATURDAYS, exclude_calendars=["holidays"])
+    friday.submit(**SATURDAYS, exclude_calendars=["holidays"])
     go_to(friday, 22)
     put(friday, "2026-11-22")
     go_to(friday, 23)
@@ -117,7 +103,7 @@ def test_excluded_occurrence_stays_excluded_when_a_put_opens_its_day(friday: Clo
 
 def test_put_of_later_days_keeps_shifted_occurrences(friday: ClockedDatabase) -> None:
     put(friday, "2026-11-21", "2026-11-22")
-    submit(friday, **SATURDAYS, exclude_calendars=["holidays"])
+    friday.submit(**SATURDAYS, exclude_calendars=["holidays"])
     friday.stop_clock(november(21, 12))
     put(friday, "2026-11-21", "2026-11-22", "2026-11-23", "2026-12-25")
     for day in (22, 23, 24):
@@ -127,9 +113,9 @@ def test_put_of_later_days_keeps_shifted_occurrences(friday: ClockedDatabase) ->
 
 def test_edit_with_the_same_days_keeps_shifted_occurrences(friday: ClockedDatabase) -> None:
     put(friday, "2026-11-21", "2026-11-22")
-    submit(friday, **SATURDAYS, exclude_calendars=["holidays"])
+    friday.submit(**SATURDAYS, exclude_calendars=["holidays"])
     friday.stop_clock(november(22))
-    submit(friday, **SATURDAYS, exclude_calendars=["holidays"], description="new words")
+    friday.submit(**SATURDAYS, exclude_calendars=["holidays"], description="new words")
     go_to(friday, 23)
     assert (fired(friday), excluded(friday)) == ([november(23)], [november(21)])
 
@@ -138,8 +124,8 @@ def test_moved_and_fired_occurrence_is_not_recorded_as_excluded_by_a_put(
     friday: ClockedDatabase,
 ) -> None:
     put(friday, "2020-01-01")
-    submit(friday, schedule="0 9 * * *", overlap="allow_all", exclude_calendars=["holidays"])
-    [moved] = apply_batch(friday, about("job.move", at=november(22).isoformat(), to=november(20, 15).isoformat()))
+    friday.submit(schedule="0 9 * * *", overlap="allow_all", exclude_calendars=["holidays"])
+    [moved] = friday.apply_batch(about("job.move", at=november(22).isoformat(), to=november(20, 15).isoformat()))
     assert moved.status == "accepted"
     go_to(friday, 20, 15)
     put(friday, "2026-11-21", "2026-11-22", "2026-11-23")
@@ -153,11 +139,11 @@ def test_put_that_affects_too_many_jobs_is_refused_with_their_number(
     monkeypatch.setattr(calendars, "MAX_JOBS", 2)
     put(friday, "2027-01-01")
     for key in "abc":
-        submit(friday, key, schedule="0 9 * * *", exclude_calendars=["holidays"])
+        friday.submit(key, schedule="0 9 * * *", exclude_calendars=["holidays"])
     reply = put(friday, "2026-11-21")
     [error] = reply.errors
     assert (reply.status, error.path) == ("rejected", "name")
     assert error.problem.startswith("3 jobs name this calendar")
     assert "second name" in error.remedy
-    submit(friday, "c", schedule="0 9 * * *")
+    friday.submit("c", schedule="0 9 * * *")
     assert put(friday, "2026-11-21").status == "accepted"

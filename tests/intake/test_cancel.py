@@ -1,33 +1,23 @@
-"""`run.cancel` works in every state, is idempotent, and answers with the state it found."""
+"""Cancels of runs that wait, run, or are written ahead; the order of locks."""
 
-from datetime import timedelta
+import itertools
+from collections.abc import Callable
+from datetime import datetime, timedelta
 from uuid import UUID, uuid4
 
 import pytest
 
-from tests.fixtures.database import Database
-from tests.transitions.acts import (
-    EXECUTOR,
-    apply_batch,
-    apply_batch_within,
-    begin,
-    begun,
-    claim,
-    completions,
-    ending,
-    final_state,
-    job_runs,
-    open_run,
-    requested_claim,
-    requeue,
-    submit,
-    succeed,
-    trigger,
-)
+from tests.fixtures.acts import EXECUTOR, about, ending, submission
+from tests.fixtures.database import ClockedDatabase, Database
+from tests.fixtures.services import until
+from tests.intake.minutes import override
+from tests.scheduler.firing import fire_due
 from tests.transitions.stepping import in_background, until_blocked
+from tidewheel.ids import job_id
 from tidewheel.intake import locks as busy
+from tidewheel.intake.locks import RowLocked
 from tidewheel.runs import AttemptOutcome, RunState
-from tidewheel.schemas.generated.records import Reply
+from tidewheel.schemas.generated.records import Reply, ReplyStatus
 from tidewheel.transitions.claim import claim_runs
 from tidewheel.transitions.finish import finish_runs
 
@@ -37,61 +27,61 @@ def asking(run_id: UUID, **fields: object) -> dict[str, object]:
 
 
 def cancel(database: Database, run_id: UUID, **fields: object) -> Reply:
-    return apply_batch(database, asking(run_id, **fields))[0]
+    return database.apply_batch(asking(run_id, **fields))[0]
 
 
 def test_unstarted_run_is_cancelled_at_once_and_its_claim_refused(with_job: Database) -> None:
-    wanted = requested_claim(with_job, trigger(with_job, delay="1h"))
+    wanted = with_job.requested_claim(with_job.trigger(delay="1h"))
     reply = cancel(with_job, wanted.run_id, reason="no longer wanted")
     assert (reply.status, reply.run_status, reply.run_id) == ("accepted", "queued", str(wanted.run_id))
-    assert final_state(with_job, wanted.run_id) == ("cancelled", "no longer wanted")
-    [event] = completions(with_job)
+    assert with_job.final_state(wanted.run_id) == ("cancelled", "no longer wanted")
+    [event] = with_job.completions()
     assert (event.status, event.reason, event.attempt) == ("cancelled", "no longer wanted", 0)
 
 
 def test_run_awaiting_a_retry_is_cancelled_at_once(with_job: Database) -> None:
-    started = begun(with_job)
-    requeue(with_job, started, AttemptOutcome.FAILED, timedelta(hours=1))
+    started = with_job.begun()
+    with_job.requeue(started, AttemptOutcome.FAILED, timedelta(hours=1))
     assert cancel(with_job, started.run_id).run_status == "retrying"
-    assert final_state(with_job, started.run_id) == ("cancelled", "requested")
+    assert with_job.final_state(started.run_id) == ("cancelled", "requested")
 
 
 def test_running_run_is_signalled_to_its_executor(with_job: Database) -> None:
-    started = begun(with_job)
+    started = with_job.begun()
     assert cancel(with_job, started.run_id).run_status == "running"
-    assert open_run(with_job, started.run_id).state == "cancelling"
+    assert with_job.open_run(started.run_id).state == "cancelling"
     [signal] = with_job.rows("SELECT run_id, attempt, kind, executor_id FROM signals")
     assert signal == (started.run_id, 1, "cancel", EXECUTOR)
-    assert completions(with_job) == []
+    assert with_job.completions() == []
 
 
 def test_repeated_cancel_changes_nothing_and_reports_the_state(with_job: Database) -> None:
-    started = begun(with_job)
+    started = with_job.begun()
     assert [cancel(with_job, started.run_id).run_status for _ in range(3)] == ["running", "cancelling", "cancelling"]
     assert with_job.count("signals") == 1
-    succeed(with_job, started)
+    with_job.succeed(started)
     assert cancel(with_job, started.run_id).run_status == "cancelled"
-    assert len(completions(with_job)) == 1
+    assert len(with_job.completions()) == 1
 
 
 def test_cancel_does_not_change_a_terminal_run(with_job: Database) -> None:
-    started = begun(with_job)
-    succeed(with_job, started)
+    started = with_job.begun()
+    with_job.succeed(started)
     reply = cancel(with_job, started.run_id)
     assert (reply.status, reply.run_status) == ("accepted", "succeeded")
-    assert final_state(with_job, started.run_id) == ("succeeded", None)
+    assert with_job.final_state(started.run_id) == ("succeeded", None)
 
 
 def test_unknown_run_or_run_of_another_tenant_is_refused(with_job: Database) -> None:
     with_job.execute("INSERT INTO tenants (tenant) VALUES ('acme')")
-    mine = trigger(with_job)
-    for reply in apply_batch(with_job, asking(uuid4()), asking(mine, tenant="acme")):
+    mine = with_job.trigger()
+    for reply in with_job.apply_batch(asking(uuid4()), asking(mine, tenant="acme")):
         assert (reply.status, reply.code, [error.path for error in reply.errors]) == (
             "rejected",
             "unknown_run",
             ["run_id"],
         )
-    assert open_run(with_job, mine).state == "queued"
+    assert with_job.open_run(mine).state == "queued"
 
 
 @pytest.fixture
@@ -102,34 +92,34 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("patient")
 def test_cancel_waits_for_a_concurrent_claim_and_signals_the_attempt(with_job: Database) -> None:
-    wanted = requested_claim(with_job, trigger(with_job))
+    wanted = with_job.requested_claim(with_job.trigger())
     claiming, cancelling = with_job.connection(), with_job.connection()
     assert len(claim_runs(claiming, with_job.installation, [wanted], executor_id=EXECUTOR).started) == 1
-    waiting = in_background(lambda: apply_batch_within(cancelling, with_job, asking(wanted.run_id)))
+    waiting = in_background(lambda: with_job.apply_batch_within(cancelling, asking(wanted.run_id)))
     until_blocked(with_job, cancelling)
     claiming.commit()
     assert [reply.run_status for reply in waiting.result(30)] == ["running"]
     assert cancelling.execute("SHOW lock_timeout").fetchone() == ("10s",)
     cancelling.commit()
-    assert open_run(with_job, wanted.run_id).state == "cancelling"
+    assert with_job.open_run(wanted.run_id).state == "cancelling"
 
 
 def test_cancelled_run_is_not_claimed_after_the_reply(with_job: Database) -> None:
-    wanted = requested_claim(with_job, trigger(with_job))
+    wanted = with_job.requested_claim(with_job.trigger())
     cancelling, claiming = with_job.connection(), with_job.connection()
-    apply_batch_within(cancelling, with_job, asking(wanted.run_id))
+    with_job.apply_batch_within(cancelling, asking(wanted.run_id))
     assert claim_runs(claiming, with_job.installation, [wanted], executor_id=EXECUTOR).started == []
     cancelling.commit()
     assert claim_runs(claiming, with_job.installation, [wanted], executor_id=EXECUTOR).started == []
-    assert job_runs(with_job) == []
+    assert with_job.job_runs() == []
 
 
 @pytest.mark.usefixtures("patient")
 def test_cancel_waits_for_a_concurrent_end_and_reports_it(with_job: Database) -> None:
-    started = begun(with_job)
+    started = with_job.begun()
     closing, cancelling = with_job.connection(), with_job.connection()
     finish_runs(closing, with_job.installation, [ending(started, RunState.SUCCEEDED)])
-    waiting = in_background(lambda: apply_batch_within(cancelling, with_job, asking(started.run_id)))
+    waiting = in_background(lambda: with_job.apply_batch_within(cancelling, asking(started.run_id)))
     until_blocked(with_job, cancelling)
     closing.commit()
     assert [reply.run_status for reply in waiting.result(30)] == ["succeeded"]
@@ -137,15 +127,189 @@ def test_cancel_waits_for_a_concurrent_end_and_reports_it(with_job: Database) ->
 
 
 def test_cancelled_active_run_promotes_the_next(database: Database) -> None:
-    submit(database, overlap="skip")
-    first = begun(database)
-    requeue(database, first, AttemptOutcome.FAILED, timedelta(hours=1))
+    database.submit(overlap="skip")
+    first = database.begun()
+    database.requeue(first, AttemptOutcome.FAILED, timedelta(hours=1))
     cancel(database, first.run_id)
-    assert len(claim(database, trigger(database)).started) == 1
+    assert len(database.claim(database.trigger()).started) == 1
 
 
 def test_duplicate_cancels_in_a_batch_get_replies_in_order(with_job: Database) -> None:
-    run_id = trigger(with_job)
-    begin(with_job, run_id)
-    replies = apply_batch(with_job, asking(run_id), asking(run_id))
+    run_id = with_job.trigger()
+    with_job.begin(run_id)
+    replies = with_job.apply_batch(asking(run_id), asking(run_id))
     assert [reply.run_status for reply in replies] == ["running", "cancelling"]
+
+
+SECOND, MINUTE = timedelta(seconds=1), timedelta(minutes=1)
+AHEAD = 5 * SECOND
+JOB = job_id("default", "job")
+
+
+def cancel_ahead(database: ClockedDatabase, run: UUID) -> None:
+    [reply] = database.apply_batch({"type": "run.cancel", "run_id": str(run)})
+    assert reply.status == "accepted", reply.errors
+    assert database.final_state(run)[0] == "cancelled"
+
+
+def edit(database: ClockedDatabase, schedule: object) -> None:
+    database.submit(schedule=schedule, overlap="allow_all", payload=1)
+
+
+def resume(database: ClockedDatabase, schedule: object) -> None:
+    database.apply_batch(about("job.pause"))
+    database.apply_batch(about("job.resume"))
+
+
+def edit_and_resume(database: ClockedDatabase, schedule: object) -> None:
+    database.apply_batch(about("job.pause"))
+    edit(database, schedule)
+    database.apply_batch(about("job.resume"))
+
+
+def edit_twice(database: ClockedDatabase, schedule: object) -> None:
+    """The second sets back a timer that has fired nothing since the first."""
+    edit(database, schedule)
+    database.submit(schedule=schedule, overlap="allow_all", payload=2)
+
+
+def recreate(database: ClockedDatabase, schedule: object) -> None:
+    database.apply_batch(about("job.delete"))
+    database.submit(schedule=schedule, overlap="allow_all")
+
+
+def each_second(now: datetime) -> object:
+    return "@every 1s"
+
+
+def each_second_by_cron(now: datetime) -> object:
+    return {"cron": "* * * * * *"}
+
+
+def once(now: datetime) -> object:
+    return {"once": (now + SECOND).isoformat()}
+
+
+CHANGES = [
+    *itertools.product((each_second, once), (edit, resume, edit_and_resume, edit_twice)),
+    *itertools.product((each_second_by_cron, once), (recreate,)),
+]
+
+
+@pytest.mark.parametrize(("schedule", "change"), CHANGES)
+def test_cancelled_run_is_not_created_again_by_a_change(
+    clocked: ClockedDatabase,
+    schedule: Callable[[datetime], object],
+    change: Callable[[ClockedDatabase, object], None],
+) -> None:
+    now = clocked.stop_clock()
+    made = schedule(now)
+    clocked.submit(schedule=made, overlap="allow_all")
+    fire_due(clocked, lookahead=AHEAD)
+    before = {run.run_id for run in clocked.job_runs()}
+    cancelled = [run.run_id for run in clocked.job_runs()][:2][-1]
+    cancel_ahead(clocked, cancelled)
+    sent = len(clocked.requests())
+    change(clocked, made)
+    fire_due(clocked, lookahead=AHEAD)
+    others = {run.run_id for run in clocked.job_runs()}
+    assert others == before - {cancelled}
+    assert len(clocked.requests()) == sent + len(others)
+    # The ends of the others are not refused either.
+    clocked.advance(AHEAD)
+    for started in clocked.claim(*others).started:
+        clocked.succeed(started)
+    assert {run for (run,) in clocked.rows("SELECT run_id FROM finished_runs")} == before
+    assert len(clocked.completions()) == clocked.count("finished_runs") == len(before)
+
+
+@pytest.mark.parametrize("ended", ["cancelled", "succeeded"])
+def test_overridden_occurrence_is_not_created_again(minutely: ClockedDatabase, ended: str) -> None:
+    """Moved ahead, ended, and set back to its own instant by an edit."""
+    override(minutely, "move", 2, 1.5)
+    minutely.advance(MINUTE + 25 * SECOND)
+    fire_due(minutely, lookahead=AHEAD)
+    [run] = [run for run in minutely.job_runs() if run.scheduled_at > minutely.now() + AHEAD]
+    if ended == "cancelled":
+        cancel_ahead(minutely, run.run_id)
+    else:
+        minutely.advance(AHEAD)
+        minutely.succeed(minutely.claim(run.run_id).started[0])
+    minutely.submit(schedule="@every 1m", overlap="allow_all", payload=1)
+    minutely.advance(MINUTE)
+    fire_due(minutely, lookahead=AHEAD)
+    assert run.run_id not in {each.run_id for each in minutely.job_runs()}
+    assert minutely.value("SELECT count(*) FROM runs WHERE run_id = %s", [run.run_id]) == 1
+
+
+def occurrences(database: Database, count: int) -> list[UUID]:
+    """The running roots of occurrences, in the order of their ids."""
+    database.apply_batch(submission("a"), submission("b", schedule={"after": ["a"]}))
+    roots = [database.trigger("a") for _ in range(count)]
+    for root in roots:
+        database.begin(root)
+    return sorted(roots)
+
+
+def about_root(kind: str, root: UUID) -> dict[str, object]:
+    return {"type": f"workflow.{kind}", "run_id": str(root)}
+
+
+def test_a_workflow_is_not_cancelled_while_a_claim_that_cannot_see_it_is_under_way(database: Database) -> None:
+    [root] = occurrences(database, 1)
+    claiming = database.connection()
+    claiming.execute("LOCK TABLE claims_lock IN ROW EXCLUSIVE MODE")
+    with pytest.raises(RowLocked, match="lock on claims"):
+        database.apply_batch(about_root("cancel", root))
+    assert (database.count("pending_cancels"), database.count("workflows")) == (0, 0)
+    claiming.commit()
+    assert [reply.status for reply in database.apply_batch(about_root("cancel", root))] == [ReplyStatus.ACCEPTED]
+    assert database.count("pending_cancels") == 1
+
+
+@pytest.mark.parametrize("state", ["not drained", "paused"])
+def test_occurrences_of_a_batch_are_locked_in_the_order_of_their_ids(database: Database, state: str) -> None:
+    first, second = occurrences(database, 2)
+    holding, changing = database.connection(), database.connection()
+    if state == "paused":
+        database.apply_batch(about_root("pause", first), about_root("pause", second))
+        holding.execute("SELECT FROM workflows WHERE root_run_id = %s FOR UPDATE", [second])
+    else:
+        database.apply_batch_within(holding, about_root("pause", second))
+    changed = in_background(
+        lambda: database.apply_batch_within(changing, about_root("pause", second), about_root("resume", first))
+    )
+    until_blocked(database, changing)
+    held = {pid for (pid,) in database.rows("SELECT unnest(pg_blocking_pids(%s))", [changing.info.backend_pid])}
+    assert held == {holding.info.backend_pid}
+    other = in_background(lambda: database.apply_batch(about_root("resume", first)))
+    other_waits = "SELECT count(*) FROM pg_stat_activity WHERE %s = ANY (pg_blocking_pids(pid))"
+    until(lambda: database.value(other_waits, [changing.info.backend_pid]) == 1, "the first is locked already")
+    holding.rollback()
+    assert [reply.status for reply in changed.result(30)] == [ReplyStatus.ACCEPTED] * 2
+    changing.commit()
+    assert [reply.status for reply in other.result(30)] == [ReplyStatus.ACCEPTED]
+
+
+def test_no_request_waits_with_a_key_locked(database: Database) -> None:
+    database.submit(concurrency_key={"key": "acme"})
+    database.submit("other")
+    first, second = database.trigger(), database.trigger()
+    started, _ = database.begin(first), database.claim(second)
+    database.succeed(started)
+    holding, changing = database.connection(), database.connection()
+    holding.execute("SELECT FROM jobs WHERE key = 'other' FOR UPDATE")
+    changed = in_background(
+        lambda: database.apply_batch_within(
+            changing,
+            {"type": "run.cancel", "run_id": str(second)},
+            {"type": "job.pause", "key": "other"},
+        )
+    )
+    until_blocked(database, changing)
+    with database.transaction() as connection:
+        assert connection.execute("SELECT FROM run_keys WHERE running = 1 FOR UPDATE SKIP LOCKED").rowcount == 1
+    holding.rollback()
+    assert [reply.status for reply in changed.result(30)] == [ReplyStatus.ACCEPTED] * 2
+    changing.commit()
+    assert database.value("SELECT running FROM run_keys") == 0

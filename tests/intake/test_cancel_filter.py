@@ -7,21 +7,9 @@ from uuid import UUID
 
 import pytest
 
+from tests.fixtures.acts import EXECUTOR, about
 from tests.fixtures.database import Database
 from tests.fixtures.services import until
-from tests.transitions.acts import (
-    EXECUTOR,
-    about,
-    apply_batch,
-    apply_batch_within,
-    begun,
-    claim,
-    open_run,
-    requested_claim,
-    requeue,
-    submit,
-    trigger,
-)
 from tests.transitions.stepping import in_background, until_blocked
 from tidewheel.control.client.client import Client
 from tidewheel.intake import runs as cancel_filter
@@ -43,8 +31,8 @@ SELECT count(*) FROM pg_stat_activity
 @pytest.fixture
 def with_jobs(database: Database) -> Database:
     """Jobs that differ in everything a filter can name."""
-    submit(database, "job", labels={"team": "billing", "tier": "1"})
-    submit(database, "other", labels={"team": "billing"}, target="other", queue="reports", lane="batch")
+    database.submit("job", labels={"team": "billing", "tier": "1"})
+    database.submit("other", labels={"team": "billing"}, target="other", queue="reports", lane="batch")
     return database
 
 
@@ -54,7 +42,7 @@ def cancelling(**fields: object) -> dict[str, object]:
 
 def cancel(database: Database, **fields: object) -> int:
     """Cancel by filter, which is accepted; returns the cancellation."""
-    [reply] = apply_batch(database, cancelling(**fields))
+    [reply] = database.apply_batch(cancelling(**fields))
     assert reply.status is ReplyStatus.ACCEPTED, reply.errors
     assert reply.cancellation_id is not None
     return reply.cancellation_id
@@ -62,7 +50,7 @@ def cancel(database: Database, **fields: object) -> int:
 
 def claimable(database: Database, *runs: UUID) -> list[bool]:
     """Return True for each run that a claim takes."""
-    return [len(claim(database, run).started) == 1 for run in runs]
+    return [len(database.claim(run).started) == 1 for run in runs]
 
 
 def refusal(reply: Reply) -> tuple[str | None, str]:
@@ -76,7 +64,7 @@ def test_label_filters_let_the_planner_choose_and_others_use_keys(
     free = "(current_setting('enable_seqscan')::bool AND current_setting('enable_bitmapscan')::bool)"
     monkeypatch.setattr(cancel_filter, "_FIND_LABELLED_JOBS", f"SELECT job_id FROM jobs WHERE {free}")  # noqa: S608
     with connect(with_jobs.url, "test", options=BY_KEY) as connection:
-        [reply] = apply_batch_within(connection, with_jobs, cancelling(labels={"team": "billing"}))
+        [reply] = with_jobs.apply_batch_within(connection, cancelling(labels={"team": "billing"}))
         assert connection.execute(f"SELECT {free}").fetchone() == (False,)
     assert reply.status is ReplyStatus.ACCEPTED, reply.errors
     assert with_jobs.count("cancelled_jobs") == 2
@@ -97,7 +85,7 @@ def test_label_filters_let_the_planner_choose_and_others_use_keys(
     ids=str,
 )
 def test_no_matching_run_is_claimed_and_others_continue(with_jobs: Database, named: Mapping[str, object]) -> None:
-    runs = trigger(with_jobs, "job"), trigger(with_jobs, "other")
+    runs = with_jobs.trigger("job"), with_jobs.trigger("other")
     cancel(with_jobs, **named)
     assert claimable(with_jobs, *runs) == [False, True]
 
@@ -105,56 +93,55 @@ def test_no_matching_run_is_claimed_and_others_continue(with_jobs: Database, nam
 @pytest.mark.parametrize("named", [{"cause": "timer"}, {"labels": {"team": "billing"}, "queue": "elsewhere"}], ids=str)
 def test_all_conditions_of_a_filter_must_match(with_jobs: Database, named: Mapping[str, object]) -> None:
     cancel(with_jobs, **named)
-    assert claimable(with_jobs, trigger(with_jobs, "job"), trigger(with_jobs, "other")) == [True, True]
+    assert claimable(with_jobs, with_jobs.trigger("job"), with_jobs.trigger("other")) == [True, True]
 
 
 def test_labels_are_matched_when_the_cancellation_is_accepted(with_jobs: Database) -> None:
-    runs = trigger(with_jobs, "job"), trigger(with_jobs, "other")
+    runs = with_jobs.trigger("job"), with_jobs.trigger("other")
     cancel(with_jobs, labels={"team": "billing"})
-    submit(with_jobs, "job")
+    with_jobs.submit("job")
     assert claimable(with_jobs, *runs) == [False, False]
     assert with_jobs.count("cancelled_jobs") == 2
 
 
 def test_later_runs_are_not_cancelled(with_jobs: Database) -> None:
-    before = trigger(with_jobs)
+    before = with_jobs.trigger()
     cancel(with_jobs, key="job")
-    assert claimable(with_jobs, before, trigger(with_jobs)) == [False, True]
+    assert claimable(with_jobs, before, with_jobs.trigger()) == [False, True]
 
 
 def test_runs_created_after_the_given_instant_are_not_cancelled(with_jobs: Database) -> None:
-    older = trigger(with_jobs)
+    older = with_jobs.trigger()
     instant = with_jobs.now()
-    newer = trigger(with_jobs)
+    newer = with_jobs.trigger()
     cancel(with_jobs, key="job", created_before=instant.isoformat())
     assert claimable(with_jobs, older, newer) == [False, True]
 
 
 def test_started_runs_continue_if_requested(with_jobs: Database) -> None:
-    retried, fresh = begun(with_jobs), trigger(with_jobs)
-    requeue(with_jobs, retried, AttemptOutcome.FAILED)
+    retried, fresh = with_jobs.begun(), with_jobs.trigger()
+    with_jobs.requeue(retried, AttemptOutcome.FAILED)
     cancel(with_jobs, key="job", include_started=False)
     assert claimable(with_jobs, retried.run_id, fresh) == [True, False]
 
 
 def test_run_awaiting_a_retry_is_cancelled_without_another_attempt(with_jobs: Database) -> None:
-    retried = begun(with_jobs)
-    requeue(with_jobs, retried, AttemptOutcome.FAILED)
+    retried = with_jobs.begun()
+    with_jobs.requeue(retried, AttemptOutcome.FAILED)
     cancel(with_jobs, key="job")
     assert claimable(with_jobs, retried.run_id) == [False]
 
 
 def test_runs_of_another_tenant_are_not_cancelled(with_jobs: Database) -> None:
     with_jobs.execute("INSERT INTO tenants (tenant) VALUES ('acme')")
-    apply_batch(
-        with_jobs,
+    with_jobs.apply_batch(
         {"type": "job.submit", "tenant": "acme", "job": {"key": "job", "schedule": "manual", "target": "send-email"}},
     )
-    theirs = UUID(apply_batch(with_jobs, about("job.trigger", tenant="acme"))[0].run_id)
+    theirs = UUID(with_jobs.apply_batch(about("job.trigger", tenant="acme"))[0].run_id)
     cancel(with_jobs, handler="send-email")
-    assert claimable(with_jobs, theirs, trigger(with_jobs)) == [True, True]
-    [mine, another] = trigger(with_jobs), UUID(apply_batch(with_jobs, about("job.trigger", tenant="acme"))[0].run_id)
-    apply_batch(with_jobs, cancelling(handler="send-email", tenant="acme"))
+    assert claimable(with_jobs, theirs, with_jobs.trigger()) == [True, True]
+    [mine, another] = with_jobs.trigger(), UUID(with_jobs.apply_batch(about("job.trigger", tenant="acme"))[0].run_id)
+    with_jobs.apply_batch(cancelling(handler="send-email", tenant="acme"))
     assert claimable(with_jobs, mine, another) == [True, False]
 
 
@@ -164,17 +151,16 @@ def test_repeated_request_is_one_cancellation(with_jobs: Database) -> None:
 
 
 def test_filter_may_name_a_deleted_job(with_jobs: Database) -> None:
-    retried = begun(with_jobs)
-    apply_batch(with_jobs, about("job.delete"))
-    requeue(with_jobs, retried, AttemptOutcome.FAILED)
+    retried = with_jobs.begun()
+    with_jobs.apply_batch(about("job.delete"))
+    with_jobs.requeue(retried, AttemptOutcome.FAILED)
     cancel(with_jobs, key="job")
     assert claimable(with_jobs, retried.run_id) == [False]
 
 
 def test_filter_with_unknown_names_is_refused(with_jobs: Database) -> None:
     later = (with_jobs.now() + timedelta(hours=1)).isoformat()
-    replies = apply_batch(
-        with_jobs,
+    replies = with_jobs.apply_batch(
         cancelling(key="nope"),
         cancelling(labels={"team": "nobody"}),
         cancelling(key="job", created_before=later),
@@ -189,7 +175,7 @@ def test_filter_with_unknown_names_is_refused(with_jobs: Database) -> None:
 
 def test_labels_that_match_too_many_jobs_are_refused(with_jobs: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cancel_filter, "MAX_JOBS", 1)
-    [reply] = apply_batch(with_jobs, cancelling(labels={"team": "billing"}))
+    [reply] = with_jobs.apply_batch(cancelling(labels={"team": "billing"}))
     assert refusal(reply) == ("invalid", "labels")
     assert reply.errors[0].problem == "more than 1 jobs have these labels"
     cancel(with_jobs, labels={"tier": "1"})
@@ -198,22 +184,22 @@ def test_labels_that_match_too_many_jobs_are_refused(with_jobs: Database, monkey
 def test_cancellation_is_accepted_after_the_claims_under_way_and_blocks_new_ones(with_jobs: Database) -> None:
     """Claim as executors do: share the lock in a statement before the cancellations are read."""
     enter(with_jobs)
-    first, second = trigger(with_jobs), trigger(with_jobs)
-    claims = {run: requested_claim(with_jobs, run) for run in (first, second)}
+    first, second = with_jobs.trigger(), with_jobs.trigger()
+    claims = {run: with_jobs.requested_claim(run) for run in (first, second)}
     claiming, cancelled, late = (with_jobs.connection() for _ in range(3))
     assert len(claim_as_executors_do(with_jobs, claiming, claims[first]).started) == 1
     with pytest.raises(RowLocked, match="lock on claims"):
-        apply_batch_within(cancelled, with_jobs, cancelling(key="job"))
+        with_jobs.apply_batch_within(cancelled, cancelling(key="job"))
     cancelled.rollback()
     claiming.commit()
-    [reply] = apply_batch_within(cancelled, with_jobs, cancelling(key="job"))
+    [reply] = with_jobs.apply_batch_within(cancelled, cancelling(key="job"))
     assert reply.status is ReplyStatus.ACCEPTED
     start = in_background(lambda: claim_as_executors_do(with_jobs, late, claims[second]))
     until_blocked(with_jobs, late)
     cancelled.commit()
     assert start.result(30).started == []
     late.commit()
-    assert open_run(with_jobs, first).state == "running"
+    assert with_jobs.open_run(first).state == "running"
 
 
 @pytest.mark.parametrize("beside", [(), (about("job.delete", "other"),)], ids=["alone", "in-a-batch"])
@@ -225,14 +211,14 @@ def test_cancellation_behind_a_frozen_claim_holds_up_other_claims_for_a_fraction
     A waiting exclusive lock makes them queue: it once waited for 10 s, and again after each failure.
     """
     enter(with_jobs)
-    first, second = trigger(with_jobs), trigger(with_jobs)
+    first, second = with_jobs.trigger(), with_jobs.trigger()
     frozen, cancelled, other = (with_jobs.connection() for _ in range(3))
-    claim_as_executors_do(with_jobs, frozen, requested_claim(with_jobs, first))
+    claim_as_executors_do(with_jobs, frozen, with_jobs.requested_claim(first))
     documents = [cancelling(key="job"), *beside]
-    accepting = in_background(lambda: apply_batch_within(cancelled, with_jobs, *documents))
+    accepting = in_background(lambda: with_jobs.apply_batch_within(cancelled, *documents))
     until_blocked(with_jobs, cancelled)
     other.execute("SET lock_timeout = '5s'")  # half of what a claim waited
-    assert len(claim_as_executors_do(with_jobs, other, requested_claim(with_jobs, second)).started) == 1
+    assert len(claim_as_executors_do(with_jobs, other, with_jobs.requested_claim(second)).started) == 1
     other.commit()
     with pytest.raises(RowLocked, match="lock on claims"):
         accepting.result(30)
@@ -243,9 +229,9 @@ def test_cancellation_behind_a_frozen_claim_holds_up_other_claims_for_a_fraction
 
 def test_client_that_cancels_by_filter_waits_for_the_claims_under_way(with_jobs: Database) -> None:
     enter(with_jobs)
-    run_id = trigger(with_jobs)
+    run_id = with_jobs.trigger()
     claiming = with_jobs.connection()
-    claim_as_executors_do(with_jobs, claiming, requested_claim(with_jobs, run_id))
+    claim_as_executors_do(with_jobs, claiming, with_jobs.requested_claim(run_id))
     with Client(with_jobs.url) as client:
         accepting = in_background(lambda: client.runs.cancel_all(key="job"))
         until(lambda: with_jobs.value(WAITING) == 1, "it waits for the claim")
@@ -256,13 +242,13 @@ def test_client_that_cancels_by_filter_waits_for_the_claims_under_way(with_jobs:
 def test_batch_locks_claims_before_any_run(with_jobs: Database) -> None:
     """The owner of an active run must not wait for a claim that waits for that run."""
     enter(with_jobs)
-    submit(with_jobs, "turns", overlap="buffer_all")
-    holder, waiter = begun(with_jobs, "turns"), trigger(with_jobs, "turns")
-    requeue(with_jobs, holder, AttemptOutcome.FAILED, timedelta(hours=1))
-    claims = requested_claim(with_jobs, waiter)
+    with_jobs.submit("turns", overlap="buffer_all")
+    holder, waiter = with_jobs.begun("turns"), with_jobs.trigger("turns")
+    with_jobs.requeue(holder, AttemptOutcome.FAILED, timedelta(hours=1))
+    claims = with_jobs.requested_claim(waiter)
     batch, claiming = with_jobs.connection(), with_jobs.connection()
     documents = [{"type": "run.cancel", "run_id": str(holder.run_id)}, cancelling(key="job")]
-    assert [reply.status for reply in apply_batch_within(batch, with_jobs, *documents)] == ["accepted", "accepted"]
+    assert [reply.status for reply in with_jobs.apply_batch_within(batch, *documents)] == ["accepted", "accepted"]
     start = in_background(lambda: claim_as_executors_do(with_jobs, claiming, claims))
     until_blocked(with_jobs, claiming)
     batch.commit()

@@ -5,10 +5,10 @@ from typing import LiteralString
 
 import pytest
 
+from tests.fixtures.acts import about, submission
 from tests.fixtures.database import Database
 from tests.fixtures.services import until
 from tests.intake.running import Requests
-from tests.transitions.acts import about, job_runs, submission
 from tidewheel.errors import Unusable
 from tidewheel.intake import consume, recovery
 from tidewheel.local.stack import StackInfo
@@ -179,7 +179,7 @@ def test_messages_are_applied_once_during_a_rebalance(database: Database, info: 
             send(20)
             for partition, offset in sent.items():
                 requests.until_read(offset, partition)
-    assert len(job_runs(database)) == database.count("runs") == 240
+    assert len(database.job_runs()) == database.count("runs") == 240
 
 
 def test_recreated_topic_stops_the_intake_with_a_remedy(requests: Requests) -> None:

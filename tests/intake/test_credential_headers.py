@@ -1,25 +1,33 @@
-"""Credentials in headers of HTTP targets: refused on every way in, redacted in stored jobs."""
+"""Targets that no job may name, and literal credentials, are refused by every way in."""
 
 import json
+from dataclasses import replace
 from http import HTTPStatus
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
 
 from tests.control.api.answering import answering
 from tests.control.cli.command import tidewheel
+from tests.fixtures.acts import about, submission
 from tests.fixtures.database import Database
 from tests.tidewheel.jobs.submitting import refused_job, submitted
-from tests.transitions.acts import about, apply_batch, requests, submit, trigger
 from tidewheel.control.client.bulk_load import BulkLoader, JobText
 from tidewheel.control.client.client import Client
-from tidewheel.errors import InvalidInput
+from tidewheel.errors import InvalidInput, Refused
+from tidewheel.jobs.hosts import read_url
 from tidewheel.jobs.targets import HttpTargetSpec
 from tidewheel.nouns.jobs.reads import show_job
 from tidewheel.redaction import CREDENTIAL_HEADERS, REDACTED
 from tidewheel.schemas.codec import decode, encode_fields
-from tidewheel.schemas.generated.records import JobDefinition
+from tidewheel.schemas.generated.records import (
+    JobDefinition,
+    Reply,
+    ReplyStatus,
+)
 from tidewheel.schemas.requests import read_request
+from tidewheel.settings.connections import Connections
 
 CANARY = "canary-3f1c9a"
 REMEDY = 'write {"secret": "NAME"} and set TIDEWHEEL_SECRET_NAME on the executors'
@@ -108,14 +116,14 @@ def store_literal(database: Database, **headers: str) -> None:
     spec = submitted(key="old", target=target())
     old = cast("HttpTargetSpec", spec.target).model_copy(update={"headers": headers})
     old.model_fields_set.add("headers")
-    [reply] = apply_batch(database, {"type": "job.submit", "job": spec.model_copy(update={"target": old})})
+    [reply] = database.apply_batch({"type": "job.submit", "job": spec.model_copy(update={"target": old})})
     assert not reply.errors
 
 
 def test_stored_literal_is_redacted_in_every_output_and_its_job_still_runs(database: Database) -> None:
     store_literal(database, Authorization=f"Bearer {CANARY}", **{"X-Day": "1"})
-    trigger(database, "old")
-    [request] = requests(database)
+    database.trigger("old")
+    [request] = database.requests()
     definition = decode(request.definition, JobDefinition)
     assert definition.target.http is not None
     assert definition.target.http.headers == {"Authorization": f"Bearer {CANARY}", "X-Day": "1"}
@@ -138,11 +146,11 @@ def test_stored_literal_cannot_be_submitted_again_nor_rolled_back_to(database: D
     with database.transaction() as connection:
         shown = show_job(connection, "default", "old").job
     with pytest.raises(InvalidInput, match="it is a credential"):
-        apply_batch(database, {"type": "job.submit", "job": dict(shown)})
+        database.apply_batch({"type": "job.submit", "job": dict(shown)})
     done = tidewheel(database, "job", "update", "old", "--url", "https://example.org/other")
     assert (done.code, REMEDY in done.err) == (5, True)
-    submit(database, "old", target=target(Authorization={"secret": "CRM"}))
-    [reply] = apply_batch(database, about("job.rollback", "old", version=1))
+    database.submit("old", target=target(Authorization={"secret": "CRM"}))
+    [reply] = database.apply_batch(about("job.rollback", "old", version=1))
     [error] = reply.errors
     assert error.path == "version"
     assert "headers.Authorization of version 1: it is a credential" in error.problem
@@ -151,7 +159,7 @@ def test_stored_literal_cannot_be_submitted_again_nor_rolled_back_to(database: D
 
 def test_secret_in_the_query_of_a_url_is_shown_nowhere_and_kept_by_a_change(database: Database) -> None:
     url = f"https://example.org/hook?day=1&access_token={CANARY}"
-    submit(database, "old", target={"type": "http", "url": url})
+    database.submit("old", target={"type": "http", "url": url})
     with Client(database.url) as client, answering(database) as http:
         client.patch("old", {"description": "new"})
         assert (
@@ -178,9 +186,112 @@ def test_secret_in_the_query_of_a_url_is_shown_nowhere_and_kept_by_a_change(data
         shown = http.get("/api/v1/jobs/old").json()["job"]
     assert shown["target"]["url"] == f"https://example.org/hook?day=1&access_token={REDACTED}"
     # The change has kept the secret; what output shows is no job to submit.
-    trigger(database, "old")
-    definition = decode(requests(database)[0].definition, JobDefinition)
+    database.trigger("old")
+    definition = decode(database.requests()[0].definition, JobDefinition)
     assert definition.target.http is not None
     assert definition.target.http.url == url
     with pytest.raises(InvalidInput, match="in the place of a secret"):
-        apply_batch(database, {"type": "job.submit", "job": shown})
+        database.apply_batch({"type": "job.submit", "job": shown})
+
+
+LISTS = {
+    "http_hosts": "*.example.org",
+    "kafka_topics": "orders.*",
+    "lambda_functions": "report",
+    "shell_allow": "/bin/echo --day=*",
+    "shell_cwd": "/srv/jobs",
+    "shell_job_env": "MODE",
+}
+ALLOWED = [
+    {"type": "http", "url": "https://a.example.org/x"},
+    {"type": "kafka", "topic": "orders.new", "await_reply": True},
+    {"type": "lambda", "function": "report"},
+    {"type": "shell", "argv": ["/bin/echo", "--day=1"], "cwd": "/srv/jobs/a", "env": {"MODE": "x"}},
+    "send-email",
+]
+REFUSED = [
+    ({"type": "http", "url": "https://example.com/"}, "url", "TIDEWHEEL_HTTP_HOSTS"),
+    ({"type": "http", "url": "https://a.example.org:8443/"}, "url", "TIDEWHEEL_HTTP_PORTS"),
+    ({"type": "http", "url": "http://0x7f.1/"}, "url", "TIDEWHEEL_HTTP_ALLOW_PRIVATE"),
+    ({"type": "http", "url": "http://[::ffff:169.254.169.254]/"}, "url", "TIDEWHEEL_HTTP_ALLOW_PRIVATE"),
+    ({"type": "kafka", "topic": "invoices"}, "topic", "TIDEWHEEL_KAFKA_TOPICS"),
+    ({"type": "kafka", "topic": "tidewheel.requests"}, "topic", "does not begin with 'tidewheel'"),
+    ({"type": "kafka", "topic": "Tidewheel.Runs.standard"}, "topic", "does not begin with 'tidewheel'"),
+    ({"type": "lambda", "function": "delete-all"}, "function", "TIDEWHEEL_LAMBDA_FUNCTIONS"),
+    ({"type": "shell", "argv": ["/bin/sh", "--day=1"]}, "argv", "TIDEWHEEL_SHELL_ALLOW"),
+    ({"type": "shell", "argv": ["/bin/echo", "--day=1", "x"]}, "argv", "TIDEWHEEL_SHELL_ALLOW"),
+    ({"type": "shell", "argv": ["/bin/echo", "--day=1"], "cwd": "/srv"}, "cwd", "TIDEWHEEL_SHELL_CWD"),
+    ({"type": "shell", "argv": ["/bin/echo", "--day=1"], "env": {"PATH": "/"}}, "env.PATH", "TIDEWHEEL_SHELL_JOB_ENV"),
+]  # fmt: skip
+
+
+@pytest.fixture
+def limited(database: Database) -> Database:
+    """A database whose intake has every list."""
+    database.installation = replace(database.installation, allow_lists=Connections.load(**LISTS).allow_lists())
+    return database
+
+
+def refusal(reply: Reply) -> tuple[str, str]:
+    assert (reply.status, reply.code) == (ReplyStatus.REJECTED, "invalid")
+    [error] = reply.errors
+    return error.path, error.remedy
+
+
+@pytest.mark.parametrize("target", ALLOWED, ids=str)
+def test_named_target_is_accepted(limited: Database, target: object) -> None:
+    limited.submit(target=target)
+
+
+@pytest.mark.parametrize(("target", "path", "remedy"), REFUSED, ids=str)
+def test_other_target_is_refused_when_a_job_is_created_or_edited(
+    limited: Database, target: object, path: str, remedy: str
+) -> None:
+    """Nothing is stored, and the job that exists keeps its version."""
+    limited.submit("old")
+    for key in ("new", "old"):
+        [reply] = limited.apply_batch(submission(key, target=target))
+        at, said = refusal(reply)
+        assert at == f"job.target.{path}"
+        assert remedy in said
+    assert limited.rows("SELECT key, version FROM jobs") == [("old", 1)]
+
+
+def test_neighbours_of_a_refused_job_are_accepted(limited: Database) -> None:
+    replies = limited.apply_batch(submission("a"), submission("b", target=REFUSED[0][0]), submission("c"))
+    assert [reply.status for reply in replies] == ["accepted", "rejected", "accepted"]
+
+
+def test_rollback_does_not_bring_a_refused_target_back(database: Database) -> None:
+    database.submit(target=REFUSED[0][0])
+    database.submit()
+    database.installation = replace(database.installation, allow_lists=Connections.load(**LISTS).allow_lists())
+    [reply] = database.apply_batch(about("job.rollback", version=1))
+    assert refusal(reply) == ("version", "TIDEWHEEL_HTTP_HOSTS names those")
+
+
+def test_every_way_in_checks(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Client, and files by submit, dry run and bulk load: by the settings of their own process."""
+    private = {"key": "a", "schedule": "manual", "target": {"type": "http", "url": "http://127.0.0.1/"}}
+    with Client(database.url) as client, pytest.raises(Refused, match="targets must not reach"):
+        client.submit(private)
+    given = [JobText("1", dict(private))]
+    with BulkLoader(database.url) as loader:
+        results = [loader.apply(given), loader.apply(given, dry_run=True), loader.load(given)]
+    assert [(done.rejected, done.created) for done in results] == [(1, 0)] * 3
+    monkeypatch.setenv("TIDEWHEEL_HTTP_ALLOW_PRIVATE", "true")
+    with Client(database.url) as client:
+        assert client.submit(private).version == 1
+
+
+def test_one_file_serves_every_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The lists are lists there; an entry may have a comma."""
+    file = tmp_path / "tidewheel.toml"
+    file.write_text(
+        'targets = ["handler", "shell"]\nshell_allow = ["/bin/echo --days=1,2", "/bin/true"]\nhttp_ports = [8080]\n'
+    )
+    monkeypatch.setenv("TIDEWHEEL_CONFIG", str(file))
+    lists = Connections.load().allow_lists()
+    lists.check_program(["/bin/echo", "--days=1,2"], None, {})
+    lists.check_url(read_url("http://a.example:8080/"))
+    assert lists.ports == {8080}

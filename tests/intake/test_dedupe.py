@@ -6,18 +6,8 @@ from uuid import UUID
 
 import pytest
 
+from tests.fixtures.acts import about, submission
 from tests.fixtures.database import ClockedDatabase, Database
-from tests.transitions.acts import (
-    about,
-    apply_batch,
-    apply_batch_within,
-    begin,
-    job_runs,
-    requests,
-    submission,
-    submit,
-    succeed,
-)
 from tests.transitions.stepping import in_background, until_blocked
 from tidewheel.errors import Unavailable
 from tidewheel.intake.apply import apply_requests
@@ -30,64 +20,64 @@ TRIGGER: dict[str, Any] = about("job.trigger", request_id="r-1")
 
 
 def test_duplicate_trigger_is_one_run_and_gets_the_first_reply(with_job: Database) -> None:
-    [first], [again] = apply_batch(with_job, TRIGGER), apply_batch(with_job, TRIGGER)
+    [first], [again] = with_job.apply_batch(TRIGGER), with_job.apply_batch(TRIGGER)
     assert again == first
-    assert len(job_runs(with_job)) == 1
+    assert len(with_job.job_runs()) == 1
 
 
 def test_duplicate_trigger_in_one_batch_is_one_run(with_job: Database) -> None:
-    first, again, other = apply_batch(with_job, TRIGGER, TRIGGER, TRIGGER | {"request_id": "r-2"})
+    first, again, other = with_job.apply_batch(TRIGGER, TRIGGER, TRIGGER | {"request_id": "r-2"})
     assert again == first
     assert other.run_id != first.run_id
-    assert len(job_runs(with_job)) == 2
+    assert len(with_job.job_runs()) == 2
 
 
 @pytest.mark.parametrize(
     "other", [{"payload": 1}, {"delay": "1s"}, {"key": "other"}, {"type": "job.pause"}, {"labels": {"a": "b"}}]
 )
 def test_known_request_id_with_another_body_is_rejected(with_job: Database, other: dict[str, object]) -> None:
-    submit(with_job, "other")
-    apply_batch(with_job, TRIGGER)
-    [reply] = apply_batch(with_job, TRIGGER | other)
+    with_job.submit("other")
+    with_job.apply_batch(TRIGGER)
+    [reply] = with_job.apply_batch(TRIGGER | other)
     assert (reply.status, reply.code) == (ReplyStatus.REJECTED, "request_conflict")
     assert [error.path for error in reply.errors] == ["request_id"]
-    assert len(job_runs(with_job)) == 1
+    assert len(with_job.job_runs()) == 1
 
 
 def test_request_id_with_two_bodies_in_one_batch_is_rejected(with_job: Database) -> None:
-    first, again = apply_batch(with_job, TRIGGER, TRIGGER | {"payload": 1})
+    first, again = with_job.apply_batch(TRIGGER, TRIGGER | {"payload": 1})
     assert (first.status, again.status, again.code) == ("accepted", "rejected", "request_conflict")
-    assert len(job_runs(with_job)) == 1
+    assert len(with_job.job_runs()) == 1
 
 
 def test_duplicate_of_a_rejected_request_gets_the_first_reply(with_job: Database) -> None:
     """A repeated request gets its first reply, even if it would be accepted now."""
     asked = about("job.trigger", "later", request_id="r-1")
-    [first] = apply_batch(with_job, asked)
+    [first] = with_job.apply_batch(asked)
     assert first.code == "unknown_job"
-    submit(with_job, "later")
-    assert apply_batch(with_job, asked) == [first]
+    with_job.submit("later")
+    assert with_job.apply_batch(asked) == [first]
 
 
 def test_request_ids_of_two_tenants_are_independent(with_job: Database) -> None:
     with_job.execute("INSERT INTO tenants (tenant) VALUES ('acme')")
-    apply_batch(with_job, submission() | {"tenant": "acme"})
-    ours, theirs = apply_batch(with_job, TRIGGER, TRIGGER | {"tenant": "acme"})
+    with_job.apply_batch(submission() | {"tenant": "acme"})
+    ours, theirs = with_job.apply_batch(TRIGGER, TRIGGER | {"tenant": "acme"})
     assert (ours.status, theirs.status) == ("accepted", "accepted")
-    assert len(job_runs(with_job)) == 2
+    assert len(with_job.job_runs()) == 2
 
 
 def test_stored_reply_is_purged_after_its_retention(with_job: Database) -> None:
-    apply_batch(with_job, TRIGGER)
+    with_job.apply_batch(TRIGGER)
     with_job.execute("UPDATE requests SET created_at = created_at - interval '8 days 1 s'")
-    apply_batch(with_job, TRIGGER | {"request_id": "r-2"})
+    with_job.apply_batch(TRIGGER | {"request_id": "r-2"})
     with_job.execute(Statements("tidewheel.intake")["purge_replies"], {"kept": timedelta(days=8)})
     assert with_job.rows("SELECT request_id FROM requests") == [("r-2",)]
 
 
 def test_purge_skips_replies_that_another_member_deletes(with_job: Database) -> None:
     """Members of all processes purge the same table: they neither wait for each other nor deadlock."""
-    apply_batch(with_job, TRIGGER, TRIGGER | {"request_id": "r-2"})
+    with_job.apply_batch(TRIGGER, TRIGGER | {"request_id": "r-2"})
     with_job.execute("UPDATE requests SET created_at = created_at - interval '9 days'")
     other = with_job.connection()
     other.execute("DELETE FROM requests WHERE request_id = 'r-1'")
@@ -99,37 +89,37 @@ def test_purge_skips_replies_that_another_member_deletes(with_job: Database) -> 
 
 def test_concurrent_duplicate_is_retried_and_gets_the_first_reply(with_job: Database) -> None:
     first, second = with_job.connection(), with_job.connection()
-    [answer] = apply_batch_within(first, with_job, TRIGGER)
-    waiting = in_background(lambda: apply_batch_within(second, with_job, TRIGGER))
+    [answer] = with_job.apply_batch_within(first, TRIGGER)
+    waiting = in_background(lambda: with_job.apply_batch_within(second, TRIGGER))
     until_blocked(with_job, second)
     first.commit()
     with pytest.raises(Unavailable, match="replied to a request of this batch"):
         waiting.result(30)
     second.rollback()
-    assert apply_batch_within(second, with_job, TRIGGER) == [answer]
-    assert len(job_runs(with_job)) == 1
+    assert with_job.apply_batch_within(second, TRIGGER) == [answer]
+    assert len(with_job.job_runs()) == 1
 
 
 @pytest.mark.parametrize("ended", ["cancelled", "succeeded"])
 def test_trigger_of_an_instant_repeated_after_the_end_makes_no_second_run(clocked: ClockedDatabase, ended: str) -> None:
     """Also once the first reply is purged: the run's id holds the instant and the request_id."""
     at = clocked.stop_clock() + timedelta(minutes=1)
-    submit(clocked)
+    clocked.submit()
     asked = TRIGGER | {"run_at": at.isoformat(), "payload": 1}
-    [first] = apply_batch(clocked, asked)
+    [first] = clocked.apply_batch(asked)
     run = UUID(first.run_id)
     if ended == "cancelled":
-        apply_batch(clocked, {"type": "run.cancel", "run_id": str(run)})
+        clocked.apply_batch({"type": "run.cancel", "run_id": str(run)})
     else:
         clocked.stop_clock(at)
-        succeed(clocked, begin(clocked, run))
-    sent = len(requests(clocked))
+        clocked.succeed(clocked.begin(run))
+    sent = len(clocked.requests())
     clocked.execute("DELETE FROM requests")
-    [again, other] = apply_batch(clocked, asked, TRIGGER | {"request_id": "r-2", "run_at": at.isoformat()})
+    [again, other] = clocked.apply_batch(asked, TRIGGER | {"request_id": "r-2", "run_at": at.isoformat()})
     assert (again.status, again.run_id) == ("accepted", str(run))
-    assert [str(opened.run_id) for opened in job_runs(clocked)] == [other.run_id]
+    assert [str(opened.run_id) for opened in clocked.job_runs()] == [other.run_id]
     assert clocked.rows("SELECT run_id, state FROM finished_runs") == [(run, ended)]
-    assert (len(requests(clocked)), clocked.count("run_inputs")) == (sent + 1, 1)
+    assert (len(clocked.requests()), clocked.count("run_inputs")) == (sent + 1, 1)
 
 
 def test_redelivered_trigger_without_a_request_id_is_one_run(with_job: Database) -> None:
@@ -138,30 +128,29 @@ def test_redelivered_trigger_without_a_request_id_is_one_run(with_job: Database)
     trigger = about("job.trigger", run_at=(with_job.now() + timedelta(hours=1)).isoformat())
     runs: set[str | None] = set()
     for _ in range(2):
-        with with_job.transaction() as connection:
-            [reply] = apply_requests(
-                connection, with_job.installation, [ReceivedRequest(parse_request(trigger), place)]
-            )
+        [reply] = with_job.within(
+            apply_requests, with_job.installation, [ReceivedRequest(parse_request(trigger), place)]
+        )
         runs.add(reply.run_id)
-    assert len(runs) == len(job_runs(with_job)) == 1
+    assert len(runs) == len(with_job.job_runs()) == 1
 
 
 def test_batch_is_applied_in_order_across_kinds(database: Database) -> None:
     """Submit, trigger, delete, trigger, submit, pause, trigger: each sees what came before it."""
     kinds = ["job.trigger", "job.delete", "job.trigger"]
     documents = [submission(), *map(about, kinds), submission(), about("job.pause"), about("job.trigger")]
-    replies = apply_batch(database, *documents)
+    replies = database.apply_batch(*documents)
     assert [reply.status for reply in replies] == ["accepted"] * 3 + ["rejected"] + ["accepted"] * 3
     assert [reply.job_version for reply in replies] == [1, 1, 1, None, 2, 2, 2]
-    assert [run.job_version for run in job_runs(database)] == [2]
+    assert [run.job_version for run in database.job_runs()] == [2]
     assert database.rows("SELECT paused FROM jobs") == [(True,)]
 
 
 def test_duplicate_submit_keeps_the_job_of_the_first(database: Database) -> None:
     first = submission(payload=1) | {"request_id": "r-1"}
-    apply_batch(database, first)
-    submit(database, payload=2)
-    [again] = apply_batch(database, first)
+    database.apply_batch(first)
+    database.submit(payload=2)
+    [again] = database.apply_batch(first)
     assert (again.job_version, again.unchanged) == (1, False)
     assert database.value("SELECT version FROM jobs") == 2
 
@@ -171,11 +160,11 @@ def test_duplicate_submit_keeps_the_job_of_the_first(database: Database) -> None
 )
 def test_duplicate_of_an_earlier_releases_request_gets_its_reply(with_job: Database, asked: dict[str, Any]) -> None:
     """It remembered bodies in another way."""
-    [first] = apply_batch(with_job, asked)
+    [first] = with_job.apply_batch(asked)
     former = ReceivedRequest(parse_request(asked)).model_body_hash()
     with_job.execute("UPDATE requests SET body_hash = %s", [former])
-    assert apply_batch(with_job, asked) == [first]
-    [other] = apply_batch(
-        with_job, asked | {"tenant": "default", "traceparent": "00-" + "a" * 32 + "-" + "b" * 16 + "-01"}
+    assert with_job.apply_batch(asked) == [first]
+    [other] = with_job.apply_batch(
+        asked | {"tenant": "default", "traceparent": "00-" + "a" * 32 + "-" + "b" * 16 + "-01"}
     )
     assert other.code == "request_conflict"

@@ -9,19 +9,8 @@ from uuid import UUID
 
 import pytest
 
+from tests.fixtures.acts import EXECUTOR, about
 from tests.fixtures.database import ClockedDatabase, Database
-from tests.transitions.acts import (
-    EXECUTOR,
-    about,
-    apply_batch,
-    begin,
-    claim,
-    final_state,
-    job_runs,
-    open_run,
-    requests,
-    submit,
-)
 from tests.transitions.stepping import in_background
 from tidewheel.errors import FieldError, InvalidInput
 from tidewheel.runs import Gate, RunState
@@ -36,7 +25,7 @@ def dedupe(mode: str, window: object = "1h", key: object = "k", **more: object) 
 
 
 def send(database: Database, mode: str, number: int = 0, **fields: object) -> Reply:
-    [reply] = apply_batch(database, about("job.trigger", payload=number, **dedupe(mode, **fields)))
+    [reply] = database.apply_batch(about("job.trigger", payload=number, **dedupe(mode, **fields)))
     return reply
 
 
@@ -61,7 +50,7 @@ def by_message(database: Database, request: RunRequest) -> bool:
 def still(clocked: ClockedDatabase) -> ClockedDatabase:
     """A manual job; the clock is stopped."""
     clocked.stop_clock()
-    submit(clocked)
+    clocked.submit()
     return clocked
 
 
@@ -69,12 +58,12 @@ def test_reject_makes_one_run_in_a_window(still: ClockedDatabase) -> None:
     first, second = send(still, "reject", 1), send(still, "reject", 2)
     assert answers(first, second) == ["accepted", "deduplicated"]
     assert (second.run_id, second.next_run_at, second.unchanged) == (first.run_id, still.now(), True)
-    begin(still, UUID(first.run_id))
+    still.begin(UUID(first.run_id))
     assert send(still, "reject", 3).run_id == first.run_id  # a window has one run, whatever became of it
     still.advance(HOUR)
     third = send(still, "reject", 4)
     assert (third.dedupe, third.run_id != first.run_id) == ("accepted", True)
-    assert [each.payload for each in requests(still)] == [b"1", b"4"]
+    assert [each.payload for each in still.requests()] == [b"1", b"4"]
 
 
 def test_replace_gives_the_run_that_has_not_begun_the_new_payload(still: ClockedDatabase) -> None:
@@ -82,7 +71,7 @@ def test_replace_gives_the_run_that_has_not_begun_the_new_payload(still: Clocked
     assert answers(first, second, third) == ["accepted", "replaced", "replaced"]
     assert {each.run_id for each in (first, second, third)} == {first.run_id}
     still.advance(timedelta(seconds=1))
-    one, two, three = requests(still)
+    one, two, three = still.requests()
     assert [by_message(still, each) for each in (one, two)] == [False, False]
     assert by_message(still, three)
     assert (three.payload, three.run_id) == (b"3", first.run_id)
@@ -92,12 +81,12 @@ def test_replace_gives_the_run_that_has_not_begun_the_new_payload(still: Clocked
 
 def test_replace_takes_the_version_and_the_queue_in_force(still: ClockedDatabase) -> None:
     first = send(still, "replace", 1)
-    submit(still, queue="other", description="changed")
+    still.submit(queue="other", description="changed")
     second = send(still, "replace", 2)
-    [message] = requests(still, queue="other")
+    [message] = still.requests(queue="other")
     assert (message.run_id, message.job_version, message.payload) == (first.run_id, second.job_version, b"2")
     still.advance(timedelta(seconds=1))
-    assert not by_message(still, requests(still)[0])
+    assert not by_message(still, still.requests()[0])
     assert by_message(still, message)
 
 
@@ -110,7 +99,7 @@ def test_debounce_starts_one_window_after_the_last_trigger(still: ClockedDatabas
     assert (second.dedupe, second.run_id) == ("debounced", first.run_id)
     assert second.next_run_at == begin_at + timedelta(seconds=18)
     still.advance(timedelta(seconds=3))  # the first message leaves now
-    stale, current = requests(still)
+    stale, current = still.requests()
     assert not by_message(still, stale)
     still.advance(timedelta(seconds=7))
     assert not by_message(still, stale)  # an executor has held it
@@ -128,7 +117,7 @@ def test_debounce_starts_at_the_longest_time_in_any_case(still: ClockedDatabase)
     assert last.next_run_at is not None
     assert timedelta(0) <= last.next_run_at - begin_at - timedelta(seconds=25) < timedelta(milliseconds=1)
     still.advance(timedelta(seconds=1))
-    messages = requests(still)
+    messages = still.requests()
     assert len({each.publish_at for each in messages}) == 5  # each message has a time of its own
     assert [by_message(still, each) for each in messages] == [False, False, False, False, True]
     assert send(still, "debounce", 9, window="10s", longest="25s").dedupe == "accepted"
@@ -141,37 +130,37 @@ def test_triggers_of_one_batch_are_applied_in_order(still: ClockedDatabase) -> N
             [("replace", "a"), ("reject", "b"), ("replace", "a"), ("reject", "b"), ("debounce", "c"), ("debounce", "c")]
         )
     ]
-    replies = apply_batch(still, *batch, about("job.trigger", payload=6))
+    replies = still.apply_batch(*batch, about("job.trigger", payload=6))
     assert answers(*replies) == ["accepted", "accepted", "replaced", "deduplicated", "accepted", "debounced", None]
-    assert sorted(each.payload or b"" for each in requests(still)) == [b"1", b"2", b"5", b"6"]
+    assert sorted(each.payload or b"" for each in still.requests()) == [b"1", b"2", b"5", b"6"]
 
 
 def test_key_takes_fields_of_the_payload(still: ClockedDatabase) -> None:
     shared = {"key": "{payload.customer}", "window": "1h"}
     customers = ({"customer": "a"}, {"customer": "b"}, {"customer": "a"})
-    replies = apply_batch(still, *(about("job.trigger", payload=each, dedupe=shared) for each in customers))
+    replies = still.apply_batch(*(about("job.trigger", payload=each, dedupe=shared) for each in customers))
     assert answers(*replies) == ["accepted", "accepted", "deduplicated"]
-    [reply] = apply_batch(still, about("job.trigger", payload={}, dedupe=shared))
+    [reply] = still.apply_batch(about("job.trigger", payload={}, dedupe=shared))
     assert [error.path for error in reply.errors] == ["payload.customer"]
     assert "dedupe key" in reply.errors[0].problem
 
 
 def test_cancelled_run_is_not_replaced(still: ClockedDatabase) -> None:
     first = send(still, "replace", 1)
-    apply_batch(still, {"type": "run.cancel", "run_id": first.run_id})
-    assert final_state(still, UUID(first.run_id))[0] == RunState.CANCELLED
+    still.apply_batch({"type": "run.cancel", "run_id": first.run_id})
+    assert still.final_state(UUID(first.run_id))[0] == RunState.CANCELLED
     assert send(still, "replace", 2).dedupe == "accepted"
 
 
 def test_run_that_waits_for_its_key_gets_the_payload_and_keeps_its_place(still: ClockedDatabase) -> None:
-    submit(still, concurrency_key="acme")
-    begin(still, UUID(apply_batch(still, about("job.trigger"))[0].run_id))
+    still.submit(concurrency_key="acme")
+    still.begin(UUID(still.apply_batch(about("job.trigger"))[0].run_id))
     first = send(still, "replace", 1)
-    claim(still, UUID(first.run_id))
-    assert open_run(still, UUID(first.run_id)).state == RunState.BUFFERED
+    still.claim(UUID(first.run_id))
+    assert still.open_run(UUID(first.run_id)).state == RunState.BUFFERED
     assert send(still, "replace", 2).dedupe == "replaced"
     assert still.rows("SELECT payload FROM run_inputs WHERE run_id = %s", [first.run_id]) == [(b"2",)]
-    assert open_run(still, UUID(first.run_id)).state == RunState.BUFFERED
+    assert still.open_run(UUID(first.run_id)).state == RunState.BUFFERED
 
 
 def test_sweep_claims_a_moved_run_by_its_row(still: ClockedDatabase) -> None:
@@ -180,7 +169,7 @@ def test_sweep_claims_a_moved_run_by_its_row(still: ClockedDatabase) -> None:
     still.advance(timedelta(seconds=1))
     [(gates,)] = still.rows("SELECT gates FROM job_runs")
     assert gates == Gate.MOVED
-    row = open_run(still, UUID(first.run_id))
+    row = still.open_run(UUID(first.run_id))
     with still.transaction() as connection:
         found = Claim(row.run_id, 1, row.job_version, "sweep", publish_at=row.publish_at)
         assert claim_runs(connection, still.installation, [found], executor_id=EXECUTOR).started
@@ -189,37 +178,35 @@ def test_sweep_claims_a_moved_run_by_its_row(still: ClockedDatabase) -> None:
 
 def test_trigger_without_dedupe_costs_no_statement(still: ClockedDatabase, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tidewheel.intake.trigger.open_windows", None)
-    assert apply_batch(still, about("job.trigger"))[0].dedupe is None
+    assert still.apply_batch(about("job.trigger"))[0].dedupe is None
     assert still.count("dedupes") == 0
 
 
-def test_concurrent_first_triggers_make_one_run(database: Database) -> None:
-    submit(database)
+def test_concurrent_first_triggers_make_one_run(with_job: Database) -> None:
     found: list[Reply] = []
-    threads = [threading.Thread(target=lambda: found.append(send(database, "reject"))) for _ in range(8)]
+    threads = [threading.Thread(target=lambda: found.append(send(with_job, "reject"))) for _ in range(8)]
     for each in threads:
         each.start()
     for each in threads:
         each.join(30)
     assert sorted(map(str, answers(*found))) == ["accepted", *["deduplicated"] * 7]
-    assert len(job_runs(database)) == 1
+    assert len(with_job.job_runs()) == 1
 
 
-def test_what_is_answered_is_what_runs_however_claims_and_triggers_meet(database: Database) -> None:
-    submit(database)
+def test_what_is_answered_is_what_runs_however_claims_and_triggers_meet(with_job: Database) -> None:
     for number in range(60):
         key = f"k-{number}"
-        first = send(database, "replace", number, key=key)
-        [message] = [each for each in requests(database) if each.run_id == first.run_id]
-        claimed = in_background(partial(by_message, database, message))
-        second = send(database, "replace", -number - 1, key=key)
+        first = send(with_job, "replace", number, key=key)
+        [message] = [each for each in with_job.requests() if each.run_id == first.run_id]
+        claimed = in_background(partial(by_message, with_job, message))
+        second = send(with_job, "replace", -number - 1, key=key)
         if second.dedupe == "accepted":
             assert (second.run_id != first.run_id, claimed.result(30)) == (True, True)
         else:
             assert not claimed.result(30)
-            last = [each for each in requests(database) if each.run_id == first.run_id][-1]
+            last = [each for each in with_job.requests() if each.run_id == first.run_id][-1]
             assert last.payload == str(-number - 1).encode()
-            assert by_message(database, last)
+            assert by_message(with_job, last)
 
 
 @pytest.mark.parametrize(
@@ -245,17 +232,17 @@ def test_debounce_with_a_time_is_refused(still: ClockedDatabase) -> None:
 def refused(database: Database, **fields: object) -> Sequence[FieldError | ReplyError]:
     """Return the errors of a trigger: of its shape, or of the reply."""
     try:
-        [reply] = apply_batch(database, about("job.trigger") | fields)
+        [reply] = database.apply_batch(about("job.trigger") | fields)
     except InvalidInput as error:
         return error.errors
     return reply.errors
 
 
 def test_job_has_what_its_triggers_leave_out(still: ClockedDatabase) -> None:
-    submit(still, dedupe={"key": "{payload.customer}", "window": "10s", "mode": "debounce", "longest": "1m"})
+    still.submit(dedupe={"key": "{payload.customer}", "window": "10s", "mode": "debounce", "longest": "1m"})
 
     def sent(**fields: object) -> Reply:
-        [reply] = apply_batch(still, about("job.trigger", payload={"customer": "a"}) | fields)
+        [reply] = still.apply_batch(about("job.trigger", payload={"customer": "a"}) | fields)
         return reply
 
     first, second = sent(), sent()
@@ -267,8 +254,8 @@ def test_job_has_what_its_triggers_leave_out(still: ClockedDatabase) -> None:
     ]
     assert [error.path for error in refused(still, payload={})] == ["payload.customer"]
     assert [error.path for error in refused(still, payload={"customer": "a"}, delay="1m")] == ["delay"]
-    submit(still, dedupe={"window": "1h"})
+    still.submit(dedupe={"window": "1h"})
     assert answers(sent(), sent(dedupe={"key": "k"}), sent(dedupe={"key": "k"})) == [None, "accepted", "deduplicated"]
-    submit(still)
+    still.submit()
     assert [error.path for error in refused(still, dedupe={"key": "k"})] == ["dedupe.window"]
     assert [error.path for error in refused(still, dedupe={"window": "1m"})] == ["dedupe.key"]

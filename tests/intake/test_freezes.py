@@ -6,23 +6,10 @@ from uuid import UUID
 
 import pytest
 
+from tests.fixtures.acts import EXECUTOR, about, submission
 from tests.fixtures.database import Database
 from tests.fixtures.services import until
-from tests.transitions.acts import (
-    EXECUTOR,
-    about,
-    apply_batch,
-    apply_batch_within,
-    begun,
-    claim,
-    open_run,
-    requested_claim,
-    requeue,
-    submission,
-    submit,
-    succeed,
-    trigger,
-)
+from tests.intake.test_cancel_filter import claimable, enter, refusal
 from tests.transitions.stepping import in_background, until_blocked
 from tidewheel.intake import freezes
 from tidewheel.intake.locks import RowLocked
@@ -41,42 +28,32 @@ GATES: LiteralString = "SELECT count(*) FROM job_runs WHERE gates <> 0"
 @pytest.fixture
 def with_jobs(database: Database) -> Database:
     """Jobs that differ in everything that a freeze can name."""
-    submit(database, "billing/job", labels={"team": "billing"}, overlap="allow_all")
-    submit(database, "other", labels={"team": "sales"}, queue="reports", overlap="allow_all")
+    database.submit("billing/job", labels={"team": "billing"}, overlap="allow_all")
+    database.submit("other", labels={"team": "sales"}, queue="reports", overlap="allow_all")
     return database
 
 
 def freeze(database: Database, **scope: object) -> Reply:
     """Freeze a scope, which is accepted."""
-    [reply] = apply_batch(database, {"type": "freeze"} | scope)
+    [reply] = database.apply_batch({"type": "freeze"} | scope)
     assert reply.status is ReplyStatus.ACCEPTED, reply.errors
     return reply
 
 
 def thaw(database: Database, **scope: object) -> Reply:
     """Thaw a scope, which is accepted."""
-    [reply] = apply_batch(database, {"type": "thaw"} | scope)
+    [reply] = database.apply_batch({"type": "thaw"} | scope)
     assert reply.status is ReplyStatus.ACCEPTED, reply.errors
     return reply
 
 
-def claimable(database: Database, *runs: UUID) -> list[bool]:
-    """Return True for each run that a claim takes, by the careful way."""
-    return [len(claim(database, run).started) == 1 for run in runs]
-
-
 def claimed_at_once(database: Database, *runs: UUID) -> list[bool]:
     """Return True for each run that the claim of a whole batch takes."""
-    claims = [requested_claim(database, run) for run in runs]
+    claims = [database.requested_claim(run) for run in runs]
     session = database.session(UNIFORM)
     with session.transaction() as connection:
         started = {one.run_id for one in claim_uniform(connection, claims, executor_id=EXECUTOR)}
     return [run in started for run in runs]
-
-
-def refusal(reply: Reply) -> tuple[str | None, str]:
-    assert reply.status is ReplyStatus.REJECTED
-    return reply.code, reply.errors[0].path
 
 
 SCOPES: list[dict[str, object]] = [
@@ -90,11 +67,11 @@ SCOPES: list[dict[str, object]] = [
 
 @pytest.mark.parametrize("scope", SCOPES, ids=str)
 def test_no_claim_takes_a_frozen_run_and_others_continue(with_jobs: Database, scope: Mapping[str, object]) -> None:
-    before = trigger(with_jobs, "billing/job")
+    before = with_jobs.trigger("billing/job")
     assert not freeze(with_jobs, **scope).unchanged
-    after = trigger(with_jobs, "billing/job")
+    after = with_jobs.trigger("billing/job")
     for claims in (claimable, claimed_at_once):
-        assert claims(with_jobs, before, after, trigger(with_jobs, "other")) == [False, False, True]
+        assert claims(with_jobs, before, after, with_jobs.trigger("other")) == [False, False, True]
     thaw(with_jobs, **scope)
     assert (claimable(with_jobs, before), claimed_at_once(with_jobs, after)) == ([True], [True])
 
@@ -102,32 +79,32 @@ def test_no_claim_takes_a_frozen_run_and_others_continue(with_jobs: Database, sc
 @pytest.mark.parametrize("scope", ["tenant", "fleet"])
 def test_tenant_and_fleet_are_frozen_whole(with_jobs: Database, scope: str) -> None:
     with_jobs.execute("INSERT INTO tenants (tenant) VALUES ('acme')")
-    apply_batch(with_jobs, {**submission("job"), "tenant": "acme"})
-    theirs = UUID(apply_batch(with_jobs, about("job.trigger", tenant="acme"))[0].run_id)
-    mine = trigger(with_jobs, "other")
+    with_jobs.apply_batch({**submission("job"), "tenant": "acme"})
+    theirs = UUID(with_jobs.apply_batch(about("job.trigger", tenant="acme"))[0].run_id)
+    mine = with_jobs.trigger("other")
     freeze(with_jobs, scope=scope)
     assert claimable(with_jobs, mine, theirs) == [False, scope == "tenant"]
 
 
 def test_what_runs_goes_on_and_its_retry_waits(with_jobs: Database) -> None:
-    ending, failing, released = (begun(with_jobs, "other") for _ in range(3))
+    ending, failing, released = (with_jobs.begun("other") for _ in range(3))
     freeze(with_jobs, queue="reports")
-    succeed(with_jobs, ending)
-    requeue(with_jobs, failing, AttemptOutcome.FAILED)
-    requeue(with_jobs, released, AttemptOutcome.RELEASED)
+    with_jobs.succeed(ending)
+    with_jobs.requeue(failing, AttemptOutcome.FAILED)
+    with_jobs.requeue(released, AttemptOutcome.RELEASED)
     assert claimable(with_jobs, failing.run_id, released.run_id) == [False, False]
     thaw(with_jobs, queue="reports")
     assert claimable(with_jobs, failing.run_id, released.run_id) == [True, True]
 
 
 def test_freezes_add_up_and_one_of_a_scope_stands_once(with_jobs: Database) -> None:
-    run = trigger(with_jobs, "billing/job")
+    run = with_jobs.trigger("billing/job")
     assert not freeze(with_jobs, queue="default").unchanged
     assert freeze(with_jobs, queue="default", reason="again").unchanged
     assert not freeze(with_jobs, labels={"team": "billing"}).unchanged
     thaw(with_jobs, queue="default")
     assert claimable(with_jobs, run) == [False]
-    [again] = apply_batch(with_jobs, {"type": "thaw", "queue": "default"})
+    [again] = with_jobs.apply_batch({"type": "thaw", "queue": "default"})
     assert refusal(again) == ("unknown_freeze", "queue")
     thaw(with_jobs, labels={"team": "billing"})
     assert claimable(with_jobs, run) == [True]
@@ -135,10 +112,10 @@ def test_freezes_add_up_and_one_of_a_scope_stands_once(with_jobs: Database) -> N
 
 def test_submits_join_and_leave_a_standing_freeze(with_jobs: Database) -> None:
     freeze(with_jobs, labels={"team": "billing"})
-    submit(with_jobs, "new", labels={"team": "billing", "tier": "1"})
-    submit(with_jobs, "other", labels={"team": "billing"}, queue="reports", overlap="allow_all")
-    submit(with_jobs, "billing/job", overlap="allow_all")
-    runs = [trigger(with_jobs, key) for key in ("new", "other", "billing/job")]
+    with_jobs.submit("new", labels={"team": "billing", "tier": "1"})
+    with_jobs.submit("other", labels={"team": "billing"}, queue="reports", overlap="allow_all")
+    with_jobs.submit("billing/job", overlap="allow_all")
+    runs = [with_jobs.trigger(key) for key in ("new", "other", "billing/job")]
     assert claimable(with_jobs, *runs) == [False, False, True]
 
 
@@ -146,19 +123,19 @@ def test_submit_that_commits_after_the_freeze_joins_it(with_jobs: Database) -> N
     """A user's transaction may hold a submit for hours: the scheduler adds the job after its commit."""
     thaws = Thaws(with_jobs.session(), with_jobs.installation)
     submitting = with_jobs.connection()
-    apply_batch_within(submitting, with_jobs, submission("billing/late"))
+    with_jobs.apply_batch_within(submitting, submission("billing/late"))
     freeze(with_jobs, key_prefix="billing/")
     thaws.step()
     assert with_jobs.value("SELECT settled FROM freezes") is False
     submitting.commit()
     until(lambda: settled(with_jobs), "no transaction of before the freeze is left, here or in another database")
-    assert claimable(with_jobs, trigger(with_jobs, "billing/late")) == [False]
+    assert claimable(with_jobs, with_jobs.trigger("billing/late")) == [False]
 
 
 def test_too_many_jobs_are_refused_and_leave_nothing(with_jobs: Database, monkeypatch: pytest.MonkeyPatch) -> None:
-    submit(with_jobs, "billing/more", labels={"team": "billing"})
+    with_jobs.submit("billing/more", labels={"team": "billing"})
     monkeypatch.setattr(freezes, "MAX_JOBS", 1)
-    [reply] = apply_batch(with_jobs, {"type": "freeze", "labels": {"team": "billing"}})
+    [reply] = with_jobs.apply_batch({"type": "freeze", "labels": {"team": "billing"}})
     assert refusal(reply) == ("invalid", "labels")
     assert reply.errors[0].problem == "more than 1 jobs fit"
     assert (with_jobs.count("freezes"), with_jobs.count("frozen_jobs")) == (0, 0)
@@ -167,43 +144,43 @@ def test_too_many_jobs_are_refused_and_leave_nothing(with_jobs: Database, monkey
 
 def test_refused_claim_leaves_the_run_as_it_was(with_jobs: Database) -> None:
     """A claim that decides about a run sets its gates, and every later claim would be a slow one."""
-    submit(with_jobs, "turns", overlap="skip")
-    runs = [trigger(with_jobs, "turns") for _ in range(2)]
+    with_jobs.submit("turns", overlap="skip")
+    runs = [with_jobs.trigger("turns") for _ in range(2)]
     freeze(with_jobs, queue="default")
     assert claimable(with_jobs, *runs) == [False, False]
     assert with_jobs.value(GATES) == 0
-    assert [open_run(with_jobs, run).state for run in runs] == ["queued", "queued"]
+    assert [with_jobs.open_run(run).state for run in runs] == ["queued", "queued"]
 
 
 def test_freeze_is_accepted_after_the_claims_under_way_and_later_claims_see_it(with_jobs: Database) -> None:
     """Claim as executors do: share the lock in a statement before the freezes are read."""
     enter(with_jobs)
-    runs = [trigger(with_jobs, "billing/job") for _ in range(2)]
-    claims = [requested_claim(with_jobs, run) for run in runs]
+    runs = [with_jobs.trigger("billing/job") for _ in range(2)]
+    claims = [with_jobs.requested_claim(run) for run in runs]
     claiming, freezing, late = (with_jobs.connection() for _ in range(3))
     assert len(claim_as_executors_do(claiming, claims[0])) == 1
     with pytest.raises(RowLocked, match="lock on claims"):
-        apply_batch_within(freezing, with_jobs, {"type": "freeze", "queue": "default"})
+        with_jobs.apply_batch_within(freezing, {"type": "freeze", "queue": "default"})
     freezing.rollback()
     claiming.commit()
-    apply_batch_within(freezing, with_jobs, {"type": "freeze", "queue": "default"})
+    with_jobs.apply_batch_within(freezing, {"type": "freeze", "queue": "default"})
     start = in_background(lambda: claim_as_executors_do(late, claims[1]))
     until_blocked(with_jobs, late)
     freezing.commit()
     assert start.result(30) == []
     late.commit()
-    assert open_run(with_jobs, runs[0]).state == "running"
+    assert with_jobs.open_run(runs[0]).state == "running"
 
 
 def test_two_freezes_of_one_scope_at_once_are_one(with_jobs: Database) -> None:
     first, second = with_jobs.connection(), with_jobs.connection()
     document = {"type": "freeze", "labels": {"team": "billing"}}
-    apply_batch_within(first, with_jobs, document)
+    with_jobs.apply_batch_within(first, document)
     with pytest.raises(RowLocked, match="lock on claims"):
-        apply_batch_within(second, with_jobs, document)
+        with_jobs.apply_batch_within(second, document)
     second.rollback()
     first.commit()
-    [reply] = apply_batch_within(second, with_jobs, document)
+    [reply] = with_jobs.apply_batch_within(second, document)
     second.commit()
     assert reply.unchanged
     assert (with_jobs.count("freezes"), with_jobs.count("frozen_jobs")) == (1, 1)
@@ -231,15 +208,6 @@ def test_wrong_scope_is_refused_by_field(scope: dict[str, object], path: str) ->
 def settled(database: Database) -> bool:
     Thaws(database.session(), database.installation).step()
     return bool(database.value("SELECT settled FROM freezes"))
-
-
-def enter(database: Database) -> None:
-    """Let there be an executor."""
-    database.execute(
-        "INSERT INTO executors (executor_id, name, queues, handlers, slots, last_heartbeat_at, started_at)"
-        " VALUES (%s, 'e', '{default}', '{}', 1, now(), now())",
-        [EXECUTOR],
-    )
 
 
 def claim_as_executors_do(connection: Conn, wanted: Claim) -> list[Started]:

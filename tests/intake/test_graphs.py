@@ -5,8 +5,8 @@ from datetime import timedelta
 
 import pytest
 
+from tests.fixtures.acts import submission
 from tests.fixtures.database import ClockedDatabase, Database
-from tests.transitions.acts import apply_batch, apply_batch_within, submission, submit
 from tests.transitions.stepping import in_background, until_blocked
 from tidewheel.errors import Refused, Unavailable
 from tidewheel.ids import job_id
@@ -21,7 +21,7 @@ def after(*parents: object) -> dict[str, object]:
 
 
 def put(database: Database, key: str, *parents: object, **job: object) -> Reply:
-    [reply] = apply_batch(database, node(key, *parents, **job))
+    [reply] = database.apply_batch(node(key, *parents, **job))
     return reply
 
 
@@ -50,8 +50,7 @@ def roots(database: Database) -> dict[str, str | None]:
 
 
 def test_a_batch_of_parents_and_children_is_one_graph(database: Database) -> None:
-    replies = apply_batch(
-        database,
+    replies = database.apply_batch(
         node("a"),
         node("b", "a"),
         node("c", {"job": "a", "when": "failure"}),
@@ -74,7 +73,7 @@ def test_a_batch_of_parents_and_children_is_one_graph(database: Database) -> Non
 
 
 def test_an_edit_that_leaves_the_parents_alone_writes_no_edge(clocked: ClockedDatabase) -> None:
-    apply_batch(clocked, node("a"), node("b", "a"))
+    clocked.apply_batch(node("a"), node("b", "a"))
     before = clocked.rows("SELECT * FROM job_edges")
     clocked.advance(timedelta(seconds=1))
     assert put(clocked, "b", "a", payload=2).job_version == 2
@@ -84,7 +83,7 @@ def test_an_edit_that_leaves_the_parents_alone_writes_no_edge(clocked: ClockedDa
 
 
 def test_an_edit_closes_the_periods_of_the_former_parents(clocked: ClockedDatabase) -> None:
-    apply_batch(clocked, node("a"), node("b", "a"), node("c", "b"))
+    clocked.apply_batch(node("a"), node("b", "a"), node("c", "b"))
     clocked.advance(timedelta(seconds=1))
     assert put(clocked, "c", "a").status is ReplyStatus.ACCEPTED
     assert edges(clocked) == {("a", "b", "success"), ("a", "c", "success")}
@@ -98,7 +97,7 @@ def test_an_edit_closes_the_periods_of_the_former_parents(clocked: ClockedDataba
 
 
 def test_a_cycle_is_refused_with_its_path(database: Database) -> None:
-    apply_batch(database, node("a"), node("b", "a"), node("c", "b"))
+    database.apply_batch(node("a"), node("b", "a"), node("c", "b"))
     path, problem = refusal(put(database, "a", "c"))
     assert (path, problem) == ("job.schedule.after.0.job", "it would form a cycle: a → b → c → a")
     assert refusal(put(database, "a", "a")) == ("job.schedule.after.0.job", "'a' would come after itself")
@@ -106,7 +105,7 @@ def test_a_cycle_is_refused_with_its_path(database: Database) -> None:
 
 
 def test_two_concurrent_submits_never_form_a_cycle(database: Database) -> None:
-    apply_batch(database, node("x"), node("y"))
+    database.apply_batch(node("x"), node("y"))
     gate, replies = threading.Barrier(2), list[Reply]()
 
     def submit_one(key: str, parent: str) -> None:
@@ -126,13 +125,13 @@ def test_two_concurrent_submits_never_form_a_cycle(database: Database) -> None:
 def test_a_parent_that_is_not_there_is_refused(database: Database, parent: str) -> None:
     """Absent, deleted, or another tenant's: the answer is the same."""
     database.execute("INSERT INTO tenants (tenant) VALUES ('acme')")
-    apply_batch(database, node("deleted"), {"type": "job.delete", "key": "deleted"}, node("other") | {"tenant": "acme"})
+    database.apply_batch(node("deleted"), {"type": "job.delete", "key": "deleted"}, node("other") | {"tenant": "acme"})
     assert refusal(put(database, "b", parent)) == ("job.schedule.after.0.job", f"there is no job {parent!r}")
     assert database.rows("SELECT count(*) FROM jobs WHERE key = 'b'") == [(0,)]
 
 
 def test_two_roots_are_refused(database: Database) -> None:
-    apply_batch(database, node("a"), node("b", "a"), node("x"), node("y", "x"))
+    database.apply_batch(node("a"), node("b", "a"), node("x"), node("y", "x"))
     path, problem = refusal(put(database, "j", "b", "y"))
     assert (path, problem) == ("job.schedule.after.1.job", "'b' and 'y' belong to different workflows")
     assert put(database, "j", "b").status is ReplyStatus.ACCEPTED
@@ -145,7 +144,7 @@ def test_two_roots_are_refused(database: Database) -> None:
 
 
 def test_a_subtree_moves_to_another_root(database: Database) -> None:
-    apply_batch(database, node("a"), node("b", "a"), node("c", "b"), node("x"))
+    database.apply_batch(node("a"), node("b", "a"), node("c", "b"), node("x"))
     assert put(database, "b", "x").status is ReplyStatus.ACCEPTED
     assert roots(database) == {"a": None, "b": "x", "c": "x", "x": "x"}
     assert put(database, "x", "a").status is ReplyStatus.ACCEPTED
@@ -155,24 +154,24 @@ def test_a_subtree_moves_to_another_root(database: Database) -> None:
 
 
 def test_a_job_with_children_is_not_deleted(database: Database) -> None:
-    apply_batch(database, node("a"), node("b", "a"), node("c", "a"), node("d", "b"))
-    [reply] = apply_batch(database, {"type": "job.delete", "key": "a"})
+    database.apply_batch(node("a"), node("b", "a"), node("c", "a"), node("d", "b"))
+    [reply] = database.apply_batch({"type": "job.delete", "key": "a"})
     assert refusal(reply) == ("key", "jobs come after it: 'b', 'c'")
-    replies = apply_batch(database, *({"type": "job.delete", "key": key} for key in "abc"))
+    replies = database.apply_batch(*({"type": "job.delete", "key": key} for key in "abc"))
     assert [reply.status for reply in replies] == [ReplyStatus.REJECTED, ReplyStatus.REJECTED, ReplyStatus.ACCEPTED]
-    replies = apply_batch(database, *({"type": "job.delete", "key": key} for key in "abd"))
+    replies = database.apply_batch(*({"type": "job.delete", "key": key} for key in "abd"))
     assert [reply.status for reply in replies] == [ReplyStatus.ACCEPTED] * 3
     assert (edges(database), set(roots(database).values())) == (set(), {None})
     assert refusal(put(database, "b", "a"))[1] == "there is no job 'a'"
-    apply_batch(database, node("a"), node("b", "a"))
+    database.apply_batch(node("a"), node("b", "a"))
     assert edges(database) == {("a", "b", "success")}
 
 
 def test_a_job_that_gets_its_first_child_meanwhile_is_not_deleted(database: Database) -> None:
-    submit(database, key="a", schedule="@every 1h")
+    database.submit(key="a", schedule="@every 1h")
     one, two = database.connection(), database.connection()
-    apply_batch_within(one, database, node("b", "a"))
-    deleting = in_background(lambda: apply_batch_within(two, database, {"type": "job.delete", "key": "a"}))
+    database.apply_batch_within(one, node("b", "a"))
+    deleting = in_background(lambda: database.apply_batch_within(two, {"type": "job.delete", "key": "a"}))
     until_blocked(database, two)
     one.commit()
     assert refusal(deleting.result(30)[0]) == ("key", "jobs come after it: 'b'")
@@ -182,28 +181,28 @@ def test_a_job_that_gets_its_first_child_meanwhile_is_not_deleted(database: Data
 def test_a_change_of_a_job_that_gets_parents_meanwhile_is_tried_again(
     database: Database, change: dict[str, object]
 ) -> None:
-    submit(database, key="p")
-    submit(database, key="a", schedule="@every 1h")
+    database.submit(key="p")
+    database.submit(key="a", schedule="@every 1h")
     one, two = database.connection(), database.connection()
-    apply_batch_within(one, database, node("a", "p"))
-    changing = in_background(lambda: apply_batch_within(two, database, change))
+    database.apply_batch_within(one, node("a", "p"))
+    changing = in_background(lambda: database.apply_batch_within(two, change))
     until_blocked(database, two)
     one.commit()
     with pytest.raises(Unavailable, match="'a' part of a workflow"):
         changing.result(30)
     two.rollback()
-    assert [reply.status for reply in apply_batch(database, change)] == [ReplyStatus.ACCEPTED]
+    assert [reply.status for reply in database.apply_batch(change)] == [ReplyStatus.ACCEPTED]
     assert (edges(database), set(roots(database).values())) == (set(), {None})
 
 
 @pytest.mark.parametrize("key", ["b", "free"])
 def test_a_rollback_locks_the_graph_before_the_job(database: Database, key: str) -> None:
     """Roll back a node, and a job to a version with parents."""
-    apply_batch(database, node("a"), node("b", "a"), node("free", "a"), node("b", "a", payload=2), node("free"))
+    database.apply_batch(node("a"), node("b", "a"), node("free", "a"), node("b", "a", payload=2), node("free"))
     holding, rolling = database.connection(), database.connection()
     holding.execute(LOCK_GRAPHS, {"tenant": "default"})
     rolled = in_background(
-        lambda: apply_batch_within(rolling, database, {"type": "job.rollback", "key": key, "version": 1})
+        lambda: database.apply_batch_within(rolling, {"type": "job.rollback", "key": key, "version": 1})
     )
     until_blocked(database, rolling)
     assert holding.execute("SELECT FROM jobs WHERE key = %s FOR UPDATE SKIP LOCKED", [key]).rowcount == 1
@@ -215,16 +214,16 @@ def test_a_rollback_locks_the_graph_before_the_job(database: Database, key: str)
 
 def test_rollback_of_a_job_without_parents_waits_for_no_graph(database: Database) -> None:
     """Else each rollback of a tenant postpones the children of all its workflows."""
-    apply_batch(database, node("a"), node("b", "a"), node("free"), node("a", payload=2), node("free", payload=2))
+    database.apply_batch(node("a"), node("b", "a"), node("free"), node("a", payload=2), node("free", payload=2))
     holding = database.connection()
     holding.execute(LOCK_GRAPHS, {"tenant": "default"})
     back = ({"type": "job.rollback", "key": key, "version": 1} for key in ("a", "free"))
-    assert [reply.job_version for reply in apply_batch(database, *back)] == [3, 3]
+    assert [reply.job_version for reply in database.apply_batch(*back)] == [3, 3]
     holding.rollback()
 
 
 def test_a_further_child_does_not_rewrite_its_parent(database: Database) -> None:
-    apply_batch(database, node("a"), node("b", "a"))
+    database.apply_batch(node("a"), node("b", "a"))
     before = database.rows("SELECT ctid, root_job_id FROM jobs WHERE key = 'a'")
     assert put(database, "c", "a").status is ReplyStatus.ACCEPTED
     assert database.rows("SELECT ctid, root_job_id FROM jobs WHERE key = 'a'") == before
@@ -233,11 +232,11 @@ def test_a_further_child_does_not_rewrite_its_parent(database: Database) -> None
 def test_sizes_are_bounded(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tidewheel.intake.graphs.MAX_NODES", 4)
     monkeypatch.setattr("tidewheel.intake.graphs.MAX_CHILDREN", 2)
-    apply_batch(database, node("a"), node("b", "a"), node("c", "a"))
+    database.apply_batch(node("a"), node("b", "a"), node("c", "a"))
     assert "2 children" in refusal(put(database, "d", "a"))[1]
     assert put(database, "d", "b").status is ReplyStatus.ACCEPTED
     assert refusal(put(database, "e", "c"))[1] == "the workflow would have 5 jobs, and may have 4"
-    apply_batch(database, node("x"), node("y", "x"))
+    database.apply_batch(node("x"), node("y", "x"))
     assert "6 jobs" in refusal(put(database, "x", "c"))[1]
 
 
@@ -257,8 +256,8 @@ def test_sizes_are_bounded(database: Database, monkeypatch: pytest.MonkeyPatch) 
     ],
 )
 def test_bad_input_names_the_field(database: Database, schedule: object, extra: dict[str, object], path: str) -> None:
-    submit(database, key="a")
+    database.submit(key="a")
     with pytest.raises(Refused) as refused:
-        submit(database, key="b", schedule=schedule, **extra)
+        database.submit(key="b", schedule=schedule, **extra)
     assert refused.value.errors[0].path == path
     assert refused.value.errors[0].remedy

@@ -5,21 +5,9 @@ from typing import Any
 
 import pytest
 
+from tests.fixtures.acts import about
 from tests.fixtures.database import ClockedDatabase
 from tests.scheduler.firing import fire_due
-from tests.transitions.acts import (
-    about,
-    apply_batch,
-    begin,
-    claim,
-    job_runs,
-    lifecycle,
-    open_run,
-    requests,
-    requeue,
-    submit,
-    trigger,
-)
 from tidewheel.audit import process_user
 from tidewheel.runs import AttemptOutcome
 from tidewheel.schemas.generated.records import Reply
@@ -32,16 +20,16 @@ AHEAD = 5 * SECOND
 def ticking(clocked: ClockedDatabase) -> ClockedDatabase:
     """A job that fires each second and may overlap; the clock is stopped."""
     clocked.stop_clock()
-    submit(clocked, schedule="@every 1s", overlap="allow_all")
+    clocked.submit(schedule="@every 1s", overlap="allow_all")
     return clocked
 
 
 def pause(database: ClockedDatabase, **fields: Any) -> Reply:  # noqa: ANN401
-    return apply_batch(database, about("job.pause", **fields))[0]
+    return database.apply_batch(about("job.pause", **fields))[0]
 
 
 def resume(database: ClockedDatabase) -> Reply:
-    return apply_batch(database, about("job.resume"))[0]
+    return database.apply_batch(about("job.resume"))[0]
 
 
 def instants(database: ClockedDatabase) -> list[float]:
@@ -69,7 +57,7 @@ def test_paused_job_fires_nothing_and_shows_author_and_reason(ticking: ClockedDa
     assert ticking.rows("SELECT paused, paused_by, pause_reason FROM jobs") == [
         (True, f"{process_user()} (client)", "migration")
     ]
-    paused = lifecycle(ticking)[-1]
+    paused = ticking.lifecycle()[-1]
     assert (paused.type, paused.reason, paused.job_version) == ("io.tidewheel.job.paused.v1", "migration", 1)
 
 
@@ -77,7 +65,7 @@ def test_repeated_pause_and_resume_are_idempotent(ticking: ClockedDatabase) -> N
     assert [pause(ticking).unchanged, pause(ticking).unchanged] == [False, True]
     ticking.advance(3 * SECOND)
     assert [resume(ticking).unchanged, resume(ticking).unchanged] == [False, True]
-    assert [event.type.split(".")[3] for event in lifecycle(ticking)].count("paused") == 1
+    assert [event.type.split(".")[3] for event in ticking.lifecycle()].count("paused") == 1
     assert len(skips(ticking)) == 1
 
 
@@ -85,7 +73,7 @@ def test_pause_retracts_runs_ahead_and_resume_creates_them_again(
     ticking: ClockedDatabase,
 ) -> None:
     fire_due(ticking, lookahead=AHEAD)
-    before = {run.run_id for run in job_runs(ticking)}
+    before = {run.run_id for run in ticking.job_runs()}
     assert instants(ticking) == [1, 2, 3, 4, 5]
     pause(ticking)
     assert instants(ticking) == []
@@ -93,7 +81,7 @@ def test_pause_retracts_runs_ahead_and_resume_creates_them_again(
     assert reply.next_run_at == ticking.value("SELECT created_at FROM jobs") + SECOND
     fire_due(ticking, lookahead=AHEAD)
     # The same occurrences under the same ids: nothing was lost, and nothing can run twice.
-    assert {run.run_id for run in job_runs(ticking)} == before
+    assert {run.run_id for run in ticking.job_runs()} == before
     assert skips(ticking) == []
 
 
@@ -103,7 +91,7 @@ def test_runs_due_before_a_pause_run_and_later_ones_do_not(ticking: ClockedDatab
     pause(ticking)
     assert instants(ticking) == [1, 2]
     ticking.advance(10 * SECOND)
-    assert len(claim(ticking, *(run.run_id for run in job_runs(ticking))).started) == 2
+    assert len(ticking.claim(*(run.run_id for run in ticking.job_runs())).started) == 2
 
 
 def test_pause_applies_overdue_occurrences(ticking: ClockedDatabase) -> None:
@@ -131,45 +119,45 @@ def test_occurrences_of_a_pause_are_skipped_as_one_recorded_span(ticking: Clocke
     ticking.advance(SECOND)
     fire_due(ticking)
     assert instants(ticking) == [1, 2, 103]
-    [skipped] = [event for event in lifecycle(ticking) if event.type == "io.tidewheel.occurrence.skipped.v1"]
+    [skipped] = [event for event in ticking.lifecycle() if event.type == "io.tidewheel.occurrence.skipped.v1"]
     assert (skipped.reason, skipped.detail["occurrences"], skipped.detail["is_exact"]) == ("paused", "100", "true")
 
 
 def test_once_inside_a_pause_fires_on_resume(clocked: ClockedDatabase) -> None:
     now = clocked.stop_clock()
-    submit(clocked, schedule={"once": (now + SECOND).isoformat()})
+    clocked.submit(schedule={"once": (now + SECOND).isoformat()})
     pause(clocked)
     clocked.advance(timedelta(days=2))
     assert resume(clocked).next_run_at == now + SECOND
     fire_due(clocked)
-    [run] = job_runs(clocked)
+    [run] = clocked.job_runs()
     assert (run.scheduled_at, run.publish_at) == (now + SECOND, clocked.now())
 
 
 def test_once_written_ahead_is_retracted_by_a_pause_and_fires_after_it(clocked: ClockedDatabase) -> None:
     """Written ahead, its timer is gone and the job finished: the pause brings both back."""
     now = clocked.stop_clock()
-    submit(clocked, schedule={"once": (now + SECOND).isoformat()})
+    clocked.submit(schedule={"once": (now + SECOND).isoformat()})
     fire_due(clocked, lookahead=AHEAD)
     assert clocked.count("timers") == 0
     pause(clocked)
-    assert job_runs(clocked) == []
+    assert clocked.job_runs() == []
     assert clocked.rows("SELECT finished_at FROM jobs") == [(None,)]
     clocked.advance(10 * SECOND)
     resume(clocked)
     fire_due(clocked)
-    assert [run.scheduled_at for run in job_runs(clocked)] == [now + SECOND]
+    assert [run.scheduled_at for run in clocked.job_runs()] == [now + SECOND]
 
 
 def test_a_delayed_trigger_survives_pause_edit_and_resume(ticking: ClockedDatabase) -> None:
-    delayed = open_run(ticking, trigger(ticking, delay="1h", payload={"to": "ann"}))
+    delayed = ticking.open_run(ticking.trigger(delay="1h", payload={"to": "ann"}))
     pause(ticking)
-    submit(ticking, schedule="@every 2s", overlap="allow_all")
+    ticking.submit(schedule="@every 2s", overlap="allow_all")
     resume(ticking)
-    assert open_run(ticking, delayed.run_id) == delayed
+    assert ticking.open_run(delayed.run_id) == delayed
     ticking.advance(timedelta(hours=1))
-    assert begin(ticking, delayed.run_id).attempt == 1
-    [message] = [request for request in requests(ticking) if request.run_id == str(delayed.run_id)]
+    assert ticking.begin(delayed.run_id).attempt == 1
+    [message] = [request for request in ticking.requests() if request.run_id == str(delayed.run_id)]
     assert (message.job_version, message.payload) == (1, b'{"to":"ann"}')
 
 
@@ -177,42 +165,41 @@ def test_pending_retry_survives_pause_edit_and_resume(ticking: ClockedDatabase) 
     """Also one of a timer-made run: it has begun, so its instant is no more ahead."""
     fire_due(ticking, lookahead=SECOND)
     ticking.advance(SECOND)
-    [run] = job_runs(ticking)
-    requeue(ticking, begin(ticking, run.run_id), AttemptOutcome.FAILED, timedelta(minutes=5))
-    waiting = open_run(ticking, run.run_id)
+    [run] = ticking.job_runs()
+    ticking.requeue(ticking.begin(run.run_id), AttemptOutcome.FAILED, timedelta(minutes=5))
+    waiting = ticking.open_run(run.run_id)
     pause(ticking)
-    submit(ticking, schedule="@every 2s", overlap="allow_all")
+    ticking.submit(schedule="@every 2s", overlap="allow_all")
     resume(ticking)
-    assert open_run(ticking, run.run_id) == waiting
+    assert ticking.open_run(run.run_id) == waiting
     ticking.advance(timedelta(minutes=5))
-    assert begin(ticking, run.run_id).attempt == 2
+    assert ticking.begin(run.run_id).attempt == 2
 
 
 def test_triggers_work_on_a_paused_job(ticking: ClockedDatabase) -> None:
     pause(ticking)
-    assert begin(ticking, trigger(ticking)).attempt == 1
+    assert ticking.begin(ticking.trigger()).attempt == 1
 
 
 @pytest.mark.parametrize("kind", ["job.pause", "job.resume", "job.delete"])
 def test_unknown_job_is_refused_by_name(ticking: ClockedDatabase, kind: str) -> None:
-    [reply] = apply_batch(ticking, about(kind, "nobody"))
+    [reply] = ticking.apply_batch(about(kind, "nobody"))
     assert (reply.status, reply.code, [error.path for error in reply.errors]) == ("rejected", "unknown_job", ["key"])
 
 
 def test_a_manual_job_can_be_paused_and_resumed(clocked: ClockedDatabase) -> None:
-    submit(clocked)
+    clocked.submit()
     assert (pause(clocked).unchanged, resume(clocked).unchanged) == (False, False)
     assert clocked.count("timers") == 0
 
 
-def test_edit_with_the_same_schedule_keeps_the_pause_for_on_resume(clocked: ClockedDatabase) -> None:
-    clocked.stop_clock()
-    submit(clocked, schedule="@every 1s", overlap="allow_all", on_resume="fire_all")
-    pause(clocked)
-    clocked.advance(5 * SECOND)
-    submit(clocked, schedule="@every 1s", overlap="allow_all", on_resume="fire_all", description="edited")
-    resume(clocked)
-    while fire_due(clocked):
+def test_edit_with_the_same_schedule_keeps_the_pause_for_on_resume(still: ClockedDatabase) -> None:
+    still.submit(schedule="@every 1s", overlap="allow_all", on_resume="fire_all")
+    pause(still)
+    still.advance(5 * SECOND)
+    still.submit(schedule="@every 1s", overlap="allow_all", on_resume="fire_all", description="edited")
+    resume(still)
+    while fire_due(still):
         pass
-    assert instants(clocked) == [1, 2, 3, 4, 5]
-    assert skips(clocked) == []
+    assert instants(still) == [1, 2, 3, 4, 5]
+    assert skips(still) == []

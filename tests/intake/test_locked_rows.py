@@ -12,26 +12,11 @@ from psycopg.rows import TupleRow
 
 import tidewheel
 from tests.executor.own_transactions import MAKE_EFFECTS, completion, work
+from tests.fixtures.acts import EXECUTOR, about, ending, submission
 from tests.fixtures.database import Database
 from tests.fixtures.services import until
 from tests.intake.running import Requests
 from tests.intake.waiting import beating, completing, token_of
-from tests.transitions.acts import (
-    EXECUTOR,
-    about,
-    apply_batch,
-    begun,
-    claim,
-    completions,
-    ending,
-    final_state,
-    open_run,
-    requested_claim,
-    requests,
-    submission,
-    submit,
-    trigger,
-)
 from tests.transitions.graphs import after, put, workflow
 from tests.transitions.overlapping import signals
 from tidewheel.errors import AttemptOver
@@ -57,7 +42,7 @@ SELECT NOT EXISTS (SELECT FROM pg_locks WHERE relation = 'claims_lock'::regclass
 @pytest.fixture
 def shop(fresh_database: Database) -> Database:
     fresh_database.execute(MAKE_EFFECTS)
-    submit(fresh_database)
+    fresh_database.submit()
     return fresh_database
 
 
@@ -80,23 +65,23 @@ def apply_pending_cancels(database: Database) -> tuple[int, int]:
 
 
 def test_cancel_of_a_locked_run_does_not_wait_and_is_applied_later(shop: Database) -> None:
-    started = begun(shop)
+    started = shop.begun()
     with completing_transaction(shop, started):
-        [reply] = apply_batch(shop, cancel(started.run_id))
+        [reply] = shop.apply_batch(cancel(started.run_id))
         assert (reply.status, reply.run_status) == ("accepted", "running")
         assert apply_pending_cancels(shop) == (0, 0)
         assert shop.count("pending_cancels") == 1
     assert apply_pending_cancels(shop) == (0, 1)
-    assert open_run(shop, started.run_id).state == "cancelling"
+    assert shop.open_run(started.run_id).state == "cancelling"
     assert [signal[0] for signal in signals(shop)] == [started.run_id]
     assert shop.count("pending_cancels") == 0
 
 
 def test_repeated_cancel_of_a_locked_run_adds_no_row_and_no_entry_of_the_audit_log(shop: Database) -> None:
-    started = begun(shop)
+    started = shop.begun()
     before = shop.count("audit_log")
     with completing_transaction(shop, started):
-        replies = [reply for _ in range(3) for reply in apply_batch(shop, cancel(started.run_id))]
+        replies = [reply for _ in range(3) for reply in shop.apply_batch(cancel(started.run_id))]
         assert [(reply.run_status, reply.unchanged) for reply in replies] == [
             ("running", False),
             ("running", True),
@@ -105,58 +90,58 @@ def test_repeated_cancel_of_a_locked_run_adds_no_row_and_no_entry_of_the_audit_l
         assert shop.count("pending_cancels") == 1
     assert shop.count("audit_log") == before + 1
     assert apply_pending_cancels(shop) == (0, 1)
-    [reply] = apply_batch(shop, cancel(started.run_id))
+    [reply] = shop.apply_batch(cancel(started.run_id))
     assert (reply.run_status, reply.unchanged) == ("cancelling", True)
     assert shop.count("audit_log") == before + 1
 
 
 def test_pending_cancel_does_not_change_a_committed_completion(shop: Database) -> None:
-    started = begun(shop)
+    started = shop.begun()
     with completing_transaction(shop, started) as own:
-        replies = apply_batch(shop, cancel(started.run_id), cancel(started.run_id))
+        replies = shop.apply_batch(cancel(started.run_id), cancel(started.run_id))
         assert [reply.run_status for reply in replies] == ["running", "running"]
         own.commit()
     assert apply_pending_cancels(shop) == (0, 0)
-    assert final_state(shop, started.run_id) == ("succeeded", None)
+    assert shop.final_state(started.run_id) == ("succeeded", None)
     assert shop.count("pending_cancels") == 0
 
 
 def test_pending_cancel_ends_a_waiting_run_with_its_reason(shop: Database) -> None:
-    run_id = trigger(shop)
+    run_id = shop.trigger()
     with shop.transaction() as holding:
         holding.execute("SELECT FROM job_runs FOR UPDATE")
-        assert [reply.run_status for reply in apply_batch(shop, cancel(run_id), cancel(run_id))] == ["queued", "queued"]
+        assert [reply.run_status for reply in shop.apply_batch(cancel(run_id), cancel(run_id))] == ["queued", "queued"]
     assert apply_pending_cancels(shop) == (1, 0)
-    assert final_state(shop, run_id) == ("cancelled", "no longer wanted")
+    assert shop.final_state(run_id) == ("cancelled", "no longer wanted")
     assert shop.count("pending_cancels") == 0
-    assert claim(shop, trigger(shop)).started
+    assert shop.claim(shop.trigger()).started
 
 
 def uniform(database: Database, run_id: UUID) -> list[Started]:
     with connect(database.url, "test", options=UNIFORM) as connection:
-        return claim_uniform(connection, [requested_claim(database, run_id)], executor_id=EXECUTOR)
+        return claim_uniform(connection, [database.requested_claim(run_id)], executor_id=EXECUTOR)
 
 
 def cancel_while_locked(database: Database, run_id: UUID) -> None:
     """Cancel a run while another transaction holds it, which then rolls back."""
     with database.transaction() as holding:
         holding.execute("SELECT FROM job_runs WHERE run_id = %s FOR UPDATE", [run_id])
-        [reply] = apply_batch(database, cancel(run_id))
+        [reply] = database.apply_batch(cancel(run_id))
     assert reply.status == "accepted"
     assert database.count("pending_cancels") == 1
 
 
 @pytest.mark.parametrize("overlap", ["allow_all", "skip"])
 def test_no_attempt_of_a_run_starts_after_its_pending_cancel_was_accepted(shop: Database, overlap: str) -> None:
-    submit(shop, overlap=overlap)
-    run_id, other = trigger(shop), trigger(shop)
+    shop.submit(overlap=overlap)
+    run_id, other = shop.trigger(), shop.trigger()
     cancel_while_locked(shop, run_id)
     assert uniform(shop, run_id) == []
-    assert claim(shop, run_id).started == []
+    assert shop.claim(run_id).started == []
     if overlap == "allow_all":
         assert [started.run_id for started in uniform(shop, other)] == [other]  # others do not go the slow way
     assert apply_pending_cancels(shop) == (1, 0)
-    assert final_state(shop, run_id) == ("cancelled", "no longer wanted")
+    assert shop.final_state(run_id) == ("cancelled", "no longer wanted")
 
 
 @pytest.mark.parametrize("state", [RunState.SUCCEEDED, RunState.FAILED])
@@ -164,9 +149,9 @@ def test_no_attempt_of_a_run_starts_after_its_pending_cancel_was_accepted(shop: 
 def test_attempt_records_no_other_end_after_its_pending_cancel_was_accepted(
     shop: Database, state: RunState, by: str
 ) -> None:
-    started = begun(shop)
-    other = begun(shop)
-    message = requests(shop)[0]
+    started = shop.begun()
+    other = shop.begun()
+    message = shop.requests()[0]
     cancel_while_locked(shop, started.run_id)
     options = UNIFORM if by == "one statement" else ""
     with connect(shop.url, "test", options=options) as connection:
@@ -174,18 +159,18 @@ def test_attempt_records_no_other_end_after_its_pending_cancel_was_accepted(
             ending(one, state)._replace(request=replace(message, run_id=str(one.run_id))) for one in (started, other)
         ]
         finish_runs(connection, shop.installation, ends, uniform=by == "one statement")
-    assert final_state(shop, started.run_id) == ("cancelled", "no longer wanted")
-    assert final_state(shop, other.run_id) == (state, None)
+    assert shop.final_state(started.run_id) == ("cancelled", "no longer wanted")
+    assert shop.final_state(other.run_id) == (state, None)
     assert apply_pending_cancels(shop) == (0, 0)
     assert shop.count("pending_cancels") == 0
-    assert {(event.run_id, event.status) for event in completions(shop)} == {
+    assert {(event.run_id, event.status) for event in shop.completions()} == {
         (str(started.run_id), "cancelled"),
         (str(other.run_id), state),
     }
 
 
 def test_own_transaction_cannot_complete_a_run_after_its_pending_cancel_was_accepted(shop: Database) -> None:
-    started = begun(shop)
+    started = shop.begun()
     cancel_while_locked(shop, started.run_id)
     with psycopg.connect(shop.url) as own, pytest.raises(AttemptOver):
         work(own, completion(shop, started))
@@ -196,21 +181,21 @@ def test_own_transaction_cannot_complete_a_run_after_its_pending_cancel_was_acce
 def test_cancel_is_not_accepted_while_a_claim_that_cannot_see_it_is_under_way(
     shop: Database, lock: LiteralString
 ) -> None:
-    run_id = trigger(shop)
+    run_id = shop.trigger()
     with connect(shop.url, "test", options=UNIFORM) as claiming:
         claiming.execute(lock)
-        [started] = claim_uniform(claiming, [requested_claim(shop, run_id)], executor_id=EXECUTOR)
+        [started] = claim_uniform(claiming, [shop.requested_claim(run_id)], executor_id=EXECUTOR)
         with pytest.raises(RowLocked, match="lock on claims"):
-            apply_batch(shop, cancel(run_id))
+            shop.apply_batch(cancel(run_id))
         assert shop.count("pending_cancels") == 0
         claiming.commit()
-    assert [reply.run_status for reply in apply_batch(shop, cancel(run_id))] == ["running"]
-    assert open_run(shop, started.run_id).state == "cancelling"
+    assert [reply.run_status for reply in shop.apply_batch(cancel(run_id))] == ["running"]
+    assert shop.open_run(started.run_id).state == "cancelling"
 
 
 @pytest.mark.kafka
 def test_cancel_of_a_locked_run_is_applied_apart_from_its_batch(shop: Database, info: StackInfo) -> None:
-    run_id, other = trigger(shop), trigger(shop)
+    run_id, other = shop.trigger(), shop.trigger()
     requests_sent = Requests(shop, info.kafka)
     with shop.transaction() as holding:
         holding.execute("SELECT FROM job_runs WHERE run_id = %s FOR UPDATE", [run_id])
@@ -219,42 +204,42 @@ def test_cancel_of_a_locked_run_is_applied_apart_from_its_batch(shop: Database, 
             requests_sent.until_read(4)
         assert [reply.status for reply in requests_sent.replies()] == ["accepted"] * 5
     assert uniform(shop, run_id) == []
-    assert final_state(shop, other) == ("cancelled", "no longer wanted")
+    assert shop.final_state(other) == ("cancelled", "no longer wanted")
 
 
 def test_cancel_by_filter_with_a_locked_run_does_not_block_claims(shop: Database) -> None:
-    submit(shop, "other")
-    started = begun(shop)
+    shop.submit("other")
+    started = shop.begun()
     with completing_transaction(shop, started):
-        replies = apply_batch(shop, {"type": "runs.cancel", "key": "other"}, cancel(started.run_id))
+        replies = shop.apply_batch({"type": "runs.cancel", "key": "other"}, cancel(started.run_id))
         assert [reply.status for reply in replies] == ["accepted", "accepted"]
         assert shop.value(UNBLOCKED) is True
 
 
 def test_direct_reports_for_a_locked_run_are_retryable(shop: Database) -> None:
-    started = begun(shop)
+    started = shop.begun()
     token = token_of(shop, started)
     with completing_transaction(shop, started):
         for said in (completing(token), beating(token)):
             with pytest.raises(RowLocked, match="is locked by a transaction"):
-                apply_batch(shop, said)
-    assert [reply.status for reply in apply_batch(shop, beating(token), completing(token))] == ["accepted", "accepted"]
+                shop.apply_batch(said)
+    assert [reply.status for reply in shop.apply_batch(beating(token), completing(token))] == ["accepted", "accepted"]
 
 
 def test_deletion_does_not_wait_for_a_triggering_transaction(shop: Database) -> None:
-    submit(shop, "other")
+    shop.submit("other")
     with psycopg.connect(shop.url) as own:
         tidewheel.enqueue(own, "job")
         with pytest.raises(RowLocked, match="job 'job' is locked"):
-            apply_batch(shop, about("job.delete", "other"), about("job.delete"))
+            shop.apply_batch(about("job.delete", "other"), about("job.delete"))
         own.commit()
-    assert [reply.status for reply in apply_batch(shop, about("job.delete"))] == ["accepted"]
+    assert [reply.status for reply in shop.apply_batch(about("job.delete"))] == ["accepted"]
     assert shop.value("SELECT count(*) FROM job_runs") == 0
 
 
 @pytest.mark.kafka
 def test_cancel_of_a_locked_run_blocks_no_later_request(shop: Database, info: StackInfo) -> None:
-    started = begun(shop)
+    started = shop.begun()
     requests = Requests(shop, info.kafka)
     with completing_transaction(shop, started), requests.running():
         by_filter = {"type": "runs.cancel", "key": "job", "include_started": False}
@@ -268,7 +253,7 @@ def test_cancel_of_a_locked_run_blocks_no_later_request(shop: Database, info: St
 
 @pytest.mark.kafka
 def test_completion_of_a_locked_run_blocks_only_its_partition(shop: Database, info: StackInfo) -> None:
-    started, other = begun(shop), begun(shop)
+    started, other = shop.begun(), shop.begun()
     requests = Requests(shop, info.kafka, partitions=2)
     with requests.running():
         with completing_transaction(shop, started):
@@ -281,9 +266,9 @@ def test_completion_of_a_locked_run_blocks_only_its_partition(shop: Database, in
             requests.send(submission("beside it"), partition=1)
             requests.until_read(2, partition=1)
             assert requests.next_offset(0) == 2
-            assert final_state(shop, other.run_id) == ("succeeded", None)
+            assert shop.final_state(other.run_id) == ("succeeded", None)
         requests.until_read(4)
-        assert final_state(shop, started.run_id) == ("succeeded", None)
+        assert shop.final_state(started.run_id) == ("succeeded", None)
         requests.send(submission("later"), partition=0)
         requests.until_read(5)
     codes = [reply.code for reply in requests.replies() if reply.origin and reply.origin.partition == 0]
@@ -297,7 +282,7 @@ def about_occurrence(kind: str, run_id: UUID, tenant: str = "default") -> dict[s
 
 def test_long_requests_behind_a_locked_run_are_read_again_in_their_order(shop: Database, info: StackInfo) -> None:
     """Intake keeps one megabyte of a partition that waits; these are three, in batches of their own."""
-    started = begun(shop)
+    started = shop.begun()
     requests = Requests(shop, info.kafka, partitions=2)
     keys = [f"behind-{number:02}" for number in range(12)]
     with requests.running():
@@ -319,19 +304,17 @@ def test_long_requests_behind_a_locked_run_are_read_again_in_their_order(shop: D
 
 def test_request_about_another_tenants_root_or_no_root_waits_for_no_transaction(shop: Database) -> None:
     put(shop, {"a": [], "b": after("a")})
-    other = begun(shop)
-    [started] = claim(shop, trigger(shop, "a")).started
+    other = shop.begun()
+    [started] = shop.claim(shop.trigger("a")).started
     with completing_transaction(shop, started), completing_transaction(shop, other):
-        replies = apply_batch(
-            shop,
+        replies = shop.apply_batch(
             about_occurrence("batch.close", started.run_id),
             about_occurrence("workflow.pause", other.run_id),
             about_occurrence("workflow.pause", started.run_id, "stranger"),
         )
         assert [reply.status for reply in replies] == ["rejected"] * 3
         with pytest.raises(RowLocked, match=f"run {started.run_id} is locked"):
-            apply_batch(
-                shop,
+            shop.apply_batch(
                 about_occurrence("workflow.pause", other.run_id),
                 about_occurrence("workflow.pause", started.run_id),
             )
@@ -340,7 +323,7 @@ def test_request_about_another_tenants_root_or_no_root_waits_for_no_transaction(
 @pytest.mark.kafka
 def test_pause_of_a_root_that_a_user_completes_blocks_only_its_partition(shop: Database, info: StackInfo) -> None:
     put(shop, {"a": [], "b": after("a")})
-    [started] = claim(shop, trigger(shop, "a")).started
+    [started] = shop.claim(shop.trigger("a")).started
     requests = Requests(shop, info.kafka, partitions=2)
     with requests.running():
         with completing_transaction(shop, started):
@@ -356,7 +339,7 @@ def test_pause_of_a_root_that_a_user_completes_blocks_only_its_partition(shop: D
 
 @pytest.mark.kafka
 def test_blocked_requests_are_redelivered_to_the_next_intake(shop: Database, info: StackInfo) -> None:
-    started = begun(shop)
+    started = shop.begun()
     requests = Requests(shop, info.kafka)
     with completing_transaction(shop, started):
         with requests.running():
@@ -365,7 +348,7 @@ def test_blocked_requests_are_redelivered_to_the_next_intake(shop: Database, inf
         assert requests.next_offset() == 1
     with requests.running():
         requests.until_read(2)
-    assert final_state(shop, started.run_id) == ("succeeded", None)
+    assert shop.final_state(started.run_id) == ("succeeded", None)
 
 
 @pytest.mark.kafka

@@ -4,6 +4,7 @@ from datetime import datetime, timedelta
 
 import pytest
 
+from tests.fixtures.acts import EXECUTOR, about
 from tests.fixtures.database import ClockedDatabase
 from tests.intake.minutes import (
     MINUTE,
@@ -17,22 +18,14 @@ from tests.intake.minutes import (
     refusal,
     request_override,
     runs,
-    start_minutely,
 )
 from tests.scheduler.firing import fire_due, look_at
-from tests.transitions.acts import EXECUTOR, about, apply_batch, apply_batch_within, job_runs, requested_claim, submit
 from tests.transitions.stepping import in_background, until_blocked
 from tidewheel.jobs.values import format_timestamp
 from tidewheel.scheduler.firing import fire
 from tidewheel.transitions.claim import claim_runs
 
 AHEAD = 5 * SECOND
-
-
-@pytest.fixture
-def minutely(clocked: ClockedDatabase) -> ClockedDatabase:
-    """A job that fires each minute and may overlap; the clock is stopped."""
-    return start_minutely(clocked)
 
 
 def text(database: ClockedDatabase, number: float) -> str:
@@ -49,11 +42,10 @@ def test_instant_without_an_occurrence_is_refused_with_the_nearest_ones(minutely
     )
 
 
-def test_refusal_at_the_schedules_bounds_names_one_occurrence(clocked: ClockedDatabase) -> None:
-    clocked.stop_clock()
-    submit(clocked, **MINUTELY, max_runs=3)
-    assert refusal(request_override(clocked, "skip", 4))[2] == f"the last is {text(clocked, 3)}"
-    assert refusal(request_override(clocked, "skip", 0.5))[2] == f"the next is {text(clocked, 1)}"
+def test_refusal_at_the_schedules_bounds_names_one_occurrence(still: ClockedDatabase) -> None:
+    still.submit(**MINUTELY, max_runs=3)
+    assert refusal(request_override(still, "skip", 4))[2] == f"the last is {text(still, 3)}"
+    assert refusal(request_override(still, "skip", 0.5))[2] == f"the next is {text(still, 1)}"
 
 
 def test_refusal_names_no_occurrence_that_has_passed(minutely: ClockedDatabase) -> None:
@@ -70,10 +62,10 @@ def test_past_occurrence_is_refused_with_the_next_one(minutely: ClockedDatabase)
 
 def test_skip_on_an_excluded_day_is_refused(clocked: ClockedDatabase) -> None:
     now = clocked.stop_clock(datetime.fromisoformat("2026-12-04T12:00:00Z"))
-    apply_batch(clocked, {"type": "calendar.put", "name": "weekend", "weekdays": ["SAT", "SUN"]})
-    submit(clocked, schedule={"cron": "0 9 * * *"}, exclude_calendars=["weekend"])
+    clocked.apply_batch({"type": "calendar.put", "name": "weekend", "weekdays": ["SAT", "SUN"]})
+    clocked.submit(schedule={"cron": "0 9 * * *"}, exclude_calendars=["weekend"])
     saturday = now.replace(hour=9) + timedelta(days=1)
-    path, problem, remedy = refusal(apply_batch(clocked, about("job.skip", at=saturday.isoformat()))[0])
+    path, problem, remedy = refusal(clocked.apply_batch(about("job.skip", at=saturday.isoformat()))[0])
     assert (path, problem) == ("at", "2026-12-05T09:00:00.000000Z is not an occurrence: a calendar excludes its day")
     assert remedy == "the next is 2026-12-07T09:00:00.000000Z"
 
@@ -98,11 +90,10 @@ def test_invalid_target_of_a_move_is_refused(minutely: ClockedDatabase, to: floa
 
 @pytest.mark.parametrize(("schedule", "kind"), [("manual", "manual"), ({"fixed_delay": "1m"}, "fixed_delay")])
 def test_skip_for_a_job_without_computed_instants_is_refused(
-    clocked: ClockedDatabase, schedule: object, kind: str
+    still: ClockedDatabase, schedule: object, kind: str
 ) -> None:
-    clocked.stop_clock()
-    submit(clocked, schedule=schedule)
-    path, problem, _ = refusal(request_override(clocked, "skip", 1))
+    still.submit(schedule=schedule)
+    path, problem, _ = refusal(request_override(still, "skip", 1))
     assert (path, problem) == ("at", f"the schedule is {kind}: its occurrences are not known ahead")
 
 
@@ -120,21 +111,21 @@ def test_unskip_without_an_override_is_refused_with_existing_ones(minutely: Cloc
 
 
 def test_override_of_a_distant_instant_is_refused_at_once(minutely: ClockedDatabase) -> None:
-    submit(minutely, schedule={"cron": "0 0 29 2 *"})
+    minutely.submit(schedule={"cron": "0 0 29 2 *"})
     for at in ("9999-12-31T23:59:59.999999Z", "2999-02-28T00:00:00Z", "1970-01-01T00:00:00Z"):
-        [reply] = apply_batch(minutely, about("job.skip", at=at))
+        [reply] = minutely.apply_batch(about("job.skip", at=at))
         assert refusal(reply)[0] == "at"
 
 
 def test_unknown_job_is_refused_by_name(minutely: ClockedDatabase) -> None:
     at = minute(minutely, 1).isoformat()
     kinds = [about("job.skip", "nobody", at=at), about("job.move", "nobody", at=at, to=at)]
-    replies = apply_batch(minutely, *kinds, about("job.unskip", "nobody", at=at))
+    replies = minutely.apply_batch(*kinds, about("job.unskip", "nobody", at=at))
     assert [(reply.status, reply.code) for reply in replies] == [("rejected", "unknown_job")] * 3
 
 
 def test_a_job_has_at_most_a_thousand_overrides_ahead(minutely: ClockedDatabase) -> None:
-    replies = apply_batch(minutely, *(about("job.skip", at=minute(minutely, n).isoformat()) for n in (1, 2)))
+    replies = minutely.apply_batch(*(about("job.skip", at=minute(minutely, n).isoformat()) for n in (1, 2)))
     assert {reply.status for reply in replies} == {"accepted"}
     minutely.execute(
         "INSERT INTO overrides (job_id, scheduled_at, tenant, kind, created_at) "
@@ -172,7 +163,7 @@ def test_change_waits_for_a_concurrent_firing_and_retracts_its_runs(
     firing, changing = minutely.session(), minutely.connection()
     with firing.transaction() as connection:
         connection.execute("SELECT job_id FROM timers FOR UPDATE")
-        waiting = in_background(lambda: apply_batch_within(changing, minutely, document))
+        waiting = in_background(lambda: minutely.apply_batch_within(changing, document))
         until_blocked(minutely, changing)
     assert fire(firing, minutely.installation, look_at(minutely, lookahead=AHEAD)) in {0, 1}
     assert [reply.status for reply in waiting.result(30)] == ["accepted"]
@@ -187,7 +178,7 @@ def test_change_waits_for_a_concurrent_firing_and_retracts_its_runs(
 def test_firing_skips_a_timer_locked_by_a_change(minutely: ClockedDatabase) -> None:
     minutely.advance(57 * SECOND)
     changing = minutely.connection()
-    apply_batch_within(changing, minutely, about("job.skip", at=minute(minutely, 1).isoformat()))
+    minutely.apply_batch_within(changing, about("job.skip", at=minute(minutely, 1).isoformat()))
     assert fire_due(minutely, lookahead=AHEAD) == 0
     changing.rollback()
     assert fire_due(minutely, lookahead=AHEAD) == 1
@@ -211,7 +202,7 @@ def test_concurrent_overrides_and_firings_leave_one_outcome_per_occurrence(minut
             move = about("job.move", at=at.isoformat(), to=minute(minutely, to).isoformat())
             document = about("job.skip", at=at.isoformat()) if number % 2 else move
             with changing.transaction() as connection:
-                [reply] = apply_batch_within(connection, minutely, document)
+                [reply] = minutely.apply_batch_within(connection, document)
             if reply.status == "accepted":
                 held[number] = None if number % 2 else to
 
@@ -233,15 +224,15 @@ def test_occurrence_that_fires_while_its_override_waits_is_refused(minutely: Clo
     """Its instant comes after the request has read the clock; the other retracted runs still fire."""
     minutely.advance(59 * SECOND)
     fire_due(minutely, lookahead=65 * SECOND)
-    first = job_runs(minutely)[0]
+    first = minutely.job_runs()[0]
     to = {"to": minute(minutely, 9).isoformat()} if what == "move" else {}
     claiming, changing = minutely.connection(), minutely.connection()
     claiming.execute("SELECT FROM job_runs WHERE run_id = %s FOR UPDATE", [first.run_id])
     request = about(f"job.{what}", at=minute(minutely, 1).isoformat(), **to)
-    waiting = in_background(lambda: apply_batch_within(changing, minutely, request))
+    waiting = in_background(lambda: minutely.apply_batch_within(changing, request))
     until_blocked(minutely, changing)
     minutely.advance(SECOND)
-    claim_runs(claiming, minutely.installation, [requested_claim(minutely, first.run_id)], executor_id=EXECUTOR)
+    claim_runs(claiming, minutely.installation, [minutely.requested_claim(first.run_id)], executor_id=EXECUTOR)
     claiming.commit()
     [reply] = waiting.result(30)
     changing.commit()
@@ -259,8 +250,8 @@ def test_occurrence_that_fires_while_its_override_waits_is_refused(minutely: Clo
 def test_occurrence_with_a_cancelled_run_is_refused(minutely: ClockedDatabase) -> None:
     minutely.advance(57 * SECOND)
     fire_due(minutely, lookahead=AHEAD)
-    [run] = job_runs(minutely)
-    apply_batch(minutely, {"type": "run.cancel", "run_id": str(run.run_id)})
+    [run] = minutely.job_runs()
+    minutely.apply_batch({"type": "run.cancel", "run_id": str(run.run_id)})
     _, problem, remedy = refusal(request_override(minutely, "skip", 1))
     assert (problem, remedy) == (
         f"{text(minutely, 1)} has become a run already, which is cancelled",

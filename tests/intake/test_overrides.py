@@ -4,6 +4,7 @@ from datetime import datetime, timedelta
 
 import pytest
 
+from tests.fixtures.acts import about
 from tests.fixtures.database import ClockedDatabase
 from tests.intake.minutes import (
     MINUTE,
@@ -16,17 +17,9 @@ from tests.intake.minutes import (
     override,
     request_override,
     runs,
-    start_minutely,
 )
 from tests.scheduler.firing import fire_due
-from tests.transitions.acts import about, apply_batch, apply_batch_within, job_runs, lifecycle, submit
 from tidewheel.ids import job_id
-
-
-@pytest.fixture
-def minutely(clocked: ClockedDatabase) -> ClockedDatabase:
-    """A job that fires each minute and may overlap; the clock is stopped."""
-    return start_minutely(clocked)
 
 
 def test_skipped_occurrence_does_not_fire_and_is_recorded_as_manual(minutely: ClockedDatabase) -> None:
@@ -36,7 +29,7 @@ def test_skipped_occurrence_does_not_fire_and_is_recorded_as_manual(minutely: Cl
     fire_for(minutely, 4)
     assert runs(minutely) == [(1, 1), (3, 3), (4, 4)]
     assert manual_skips(minutely) == [2]
-    [event] = [event for event in lifecycle(minutely) if "job.occurrence" in event.type]
+    [event] = [event for event in minutely.lifecycle() if "job.occurrence" in event.type]
     assert (event.type, event.reason, event.job_version) == ("io.tidewheel.job.occurrence_skipped.v1", "maintenance", 1)
     assert datetime.fromisoformat(event.detail["at"]) == minute(minutely, 2)
 
@@ -47,7 +40,7 @@ def test_moved_occurrence_fires_at_its_new_time_with_its_nominal_instant(minutel
     assert runs(minutely) == [(1, 1), (3, 3), (2, 3.5), (4, 4)]
     assert minutely.rows("SELECT done_at IS NOT NULL FROM overrides") == [(True,)]
     assert manual_skips(minutely) == []
-    [event] = [event for event in lifecycle(minutely) if "job.occurrence" in event.type]
+    [event] = [event for event in minutely.lifecycle() if "job.occurrence" in event.type]
     assert event.type == "io.tidewheel.job.occurrence_moved.v1"
     assert datetime.fromisoformat(event.detail["to"]) == minute(minutely, 3.5)
 
@@ -60,12 +53,11 @@ def test_occurrence_may_move_before_behind_or_onto_another(minutely: ClockedData
     assert runs(minutely) == sorted(wanted, key=lambda run: (run[1], run[0]))
 
 
-def test_moved_run_waits_for_its_new_time_without_jitter(clocked: ClockedDatabase) -> None:
-    clocked.stop_clock()
-    submit(clocked, **MINUTELY, jitter="50%")
-    override(clocked, "move", 1, to=1.25)
-    fire_for(clocked, 2)
-    first = next(run for run in runs(clocked) if run[0] == 1)
+def test_moved_run_waits_for_its_new_time_without_jitter(still: ClockedDatabase) -> None:
+    still.submit(**MINUTELY, jitter="50%")
+    override(still, "move", 1, to=1.25)
+    fire_for(still, 2)
+    first = next(run for run in runs(still) if run[0] == 1)
     assert first == (1, 1.25)
 
 
@@ -94,10 +86,9 @@ def test_unskipped_occurrence_fires_at_its_nominal_instant(minutely: ClockedData
 
 
 def test_one_batch_may_override_several_occurrences_and_jobs(minutely: ClockedDatabase) -> None:
-    submit(minutely, "other", **MINUTELY)
+    minutely.submit("other", **MINUTELY)
     at = [minute(minutely, n).isoformat() for n in range(6)]
-    replies = apply_batch(
-        minutely,
+    replies = minutely.apply_batch(
         about("job.skip", at=at[1]),
         about("job.skip", at=at[2]),
         about("job.skip", "other", at=at[1]),
@@ -108,7 +99,7 @@ def test_one_batch_may_override_several_occurrences_and_jobs(minutely: ClockedDa
     assert [(reply.status, reply.code) for reply in replies] == [("accepted", None)] * 5 + [("rejected", "unknown_job")]
     fire_for(minutely, 5)
     for key, wanted in {"job": [1, 3, 4, 5], "other": [2, 3, 4, 5]}.items():
-        found = [run.scheduled_at for run in job_runs(minutely) if run.job_id == job_id("default", key)]
+        found = [run.scheduled_at for run in minutely.job_runs() if run.job_id == job_id("default", key)]
         assert found == [minute(minutely, number) for number in wanted]
 
 
@@ -143,29 +134,27 @@ def test_skip_within_the_lookahead_leaves_no_due_timer(minutely: ClockedDatabase
     assert [fire_due(minutely, lookahead=5 * SECOND) for _ in range(2)] == [1, 0]
 
 
-def test_skip_of_the_last_occurrence_finishes_the_job(clocked: ClockedDatabase) -> None:
-    clocked.stop_clock()
-    submit(clocked, **MINUTELY, max_runs=2)
-    override(clocked, "skip", 2)
-    fire_for(clocked, 3)
-    assert runs(clocked) == [(1, 1)]
-    assert manual_skips(clocked) == [2]
-    assert clocked.value("SELECT finished_at IS NOT NULL FROM jobs")
-    assert clocked.count("timers") == 0
+def test_skip_of_the_last_occurrence_finishes_the_job(still: ClockedDatabase) -> None:
+    still.submit(**MINUTELY, max_runs=2)
+    override(still, "skip", 2)
+    fire_for(still, 3)
+    assert runs(still) == [(1, 1)]
+    assert manual_skips(still) == [2]
+    assert still.value("SELECT finished_at IS NOT NULL FROM jobs")
+    assert still.count("timers") == 0
 
 
-def test_occurrence_may_be_moved_beyond_its_jobs_bounds(clocked: ClockedDatabase) -> None:
-    clocked.stop_clock()
-    submit(clocked, **MINUTELY, max_runs=2)
-    assert override(clocked, "move", 2, to=5).next_run_at == minute(clocked, 1)
-    fire_for(clocked, 6)
-    assert runs(clocked) == [(1, 1), (2, 5)]
-    assert clocked.value("SELECT finished_at IS NOT NULL FROM jobs")
+def test_occurrence_may_be_moved_beyond_its_jobs_bounds(still: ClockedDatabase) -> None:
+    still.submit(**MINUTELY, max_runs=2)
+    assert override(still, "move", 2, to=5).next_run_at == minute(still, 1)
+    fire_for(still, 6)
+    assert runs(still) == [(1, 1), (2, 5)]
+    assert still.value("SELECT finished_at IS NOT NULL FROM jobs")
 
 
 def test_retracted_last_run_reopens_its_finished_job(clocked: ClockedDatabase) -> None:
     now = clocked.stop_clock()
-    submit(clocked, schedule={"once": (now + MINUTE).isoformat()})
+    clocked.submit(schedule={"once": (now + MINUTE).isoformat()})
     clocked.advance(57 * SECOND)
     fire_due(clocked, lookahead=5 * SECOND)
     assert clocked.count("timers") == 0
@@ -184,9 +173,9 @@ def test_pause_retracts_a_moved_run_and_resume_fires_it(minutely: ClockedDatabas
     minutely.advance(2.45 * MINUTE)
     fire_due(minutely, lookahead=5 * SECOND)
     assert (1, 2.5) in runs(minutely)
-    apply_batch(minutely, about("job.pause"))
+    minutely.apply_batch(about("job.pause"))
     assert runs(minutely) == [(2, 2.45)]
-    apply_batch(minutely, about("job.resume"))
+    minutely.apply_batch(about("job.resume"))
     fire_for(minutely, 1)
     assert runs(minutely) == [(2, 2.45), (1, 2.5), (3, 3)]
 
@@ -195,9 +184,9 @@ def test_pause_skips_occurrences_moved_into_it(minutely: ClockedDatabase) -> Non
     override(minutely, "move", 1, to=2.5)
     override(minutely, "move", 6, to=2.75)
     fire_for(minutely, 2)
-    apply_batch(minutely, about("job.pause"))
+    minutely.apply_batch(about("job.pause"))
     minutely.advance(2 * MINUTE)
-    apply_batch(minutely, about("job.resume"))
+    minutely.apply_batch(about("job.resume"))
     fire_for(minutely, 3)
     assert runs(minutely) == [(2, 2), (5, 5), (7, 7)]
     found = minutely.rows("SELECT reason, first_at, last_at, occurrences FROM skips ORDER BY first_at")
@@ -206,25 +195,24 @@ def test_pause_skips_occurrences_moved_into_it(minutely: ClockedDatabase) -> Non
 
 
 @pytest.mark.parametrize("on_resume", ["skip", "fire_all"])
-def test_override_of_a_paused_job_keeps_instants_for_on_resume(clocked: ClockedDatabase, on_resume: str) -> None:
-    clocked.stop_clock()
-    submit(clocked, **MINUTELY, on_resume=on_resume)
-    apply_batch(clocked, about("job.pause"))
-    clocked.advance(2.5 * MINUTE)
-    assert override(clocked, "skip", 4).next_run_at is None
-    assert override(clocked, "move", 5, to=5.5).next_run_at is None
-    assert clocked.count("skips") == 0
-    apply_batch(clocked, about("job.resume"))
-    fire_for(clocked, 4)
+def test_override_of_a_paused_job_keeps_instants_for_on_resume(still: ClockedDatabase, on_resume: str) -> None:
+    still.submit(**MINUTELY, on_resume=on_resume)
+    still.apply_batch(about("job.pause"))
+    still.advance(2.5 * MINUTE)
+    assert override(still, "skip", 4).next_run_at is None
+    assert override(still, "move", 5, to=5.5).next_run_at is None
+    assert still.count("skips") == 0
+    still.apply_batch(about("job.resume"))
+    fire_for(still, 4)
     later = [(3, 3), (5, 5.5), (6, 6)]
-    nominal = sorted(nominal for nominal, _ in runs(clocked))
+    nominal = sorted(nominal for nominal, _ in runs(still))
     assert nominal == [3, 5, 6] if on_resume == "skip" else nominal == [1, 2, 3, 5, 6]
-    assert set(later) <= set(runs(clocked))
-    assert manual_skips(clocked) == [4]
+    assert set(later) <= set(runs(still))
+    assert manual_skips(still) == [4]
 
 
 def test_override_keeps_the_end_of_a_pause(minutely: ClockedDatabase) -> None:
-    apply_batch(minutely, about("job.pause", until=minute(minutely, 1.5).isoformat()))
+    minutely.apply_batch(about("job.pause", until=minute(minutely, 1.5).isoformat()))
     override(minutely, "skip", 2)
     fire_for(minutely, 3)
     assert runs(minutely) == [(3, 3)]
@@ -248,7 +236,7 @@ def test_rolled_back_override_has_no_effect(minutely: ClockedDatabase) -> None:
     fire_due(minutely, lookahead=5 * SECOND)
     before = runs(minutely)
     connection = minutely.connection()
-    apply_batch_within(connection, minutely, about("job.skip", at=minute(minutely, 1).isoformat()))
+    minutely.apply_batch_within(connection, about("job.skip", at=minute(minutely, 1).isoformat()))
     connection.rollback()
     assert runs(minutely) == before
     assert minutely.count("overrides") == 0

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from tests.fixtures.acts import about, submission
 from tests.fixtures.database import ClockedDatabase
 from tests.intake.minutes import (
     MINUTE,
@@ -18,16 +19,8 @@ from tests.intake.minutes import (
     request_override,
     runs,
     skipped,
-    start_minutely,
 )
 from tests.scheduler.firing import fire_due
-from tests.transitions.acts import about, apply_batch, begin, job_runs, submission, submit
-
-
-@pytest.fixture
-def minutely(clocked: ClockedDatabase) -> ClockedDatabase:
-    """A job that fires each minute and may overlap; the clock is stopped."""
-    return start_minutely(clocked)
 
 
 def test_edit_keeps_overrides_of_its_schedules_occurrences_only(minutely: ClockedDatabase) -> None:
@@ -35,7 +28,7 @@ def test_edit_keeps_overrides_of_its_schedules_occurrences_only(minutely: Clocke
     override(minutely, "skip", 2)
     override(minutely, "move", 3, to=3.25)
     override(minutely, "move", 4, to=4.25)
-    submit(minutely, schedule={"interval": "2m", "anchor": anchor}, overlap="allow_all")
+    minutely.submit(schedule={"interval": "2m", "anchor": anchor}, overlap="allow_all")
     fire_for(minutely, 6)
     assert runs(minutely) == [(4, 4.25), (6, 6)]
     assert manual_skips(minutely) == [2]
@@ -45,21 +38,21 @@ def test_edit_recreates_a_moved_run_by_the_new_version(minutely: ClockedDatabase
     override(minutely, "move", 3, to=1)
     minutely.advance(57 * SECOND)
     fire_due(minutely, lookahead=5 * SECOND)
-    before = {run.run_id for run in job_runs(minutely)}
-    submit(minutely, **MINUTELY, payload=1)
+    before = {run.run_id for run in minutely.job_runs()}
+    minutely.submit(**MINUTELY, payload=1)
     assert runs(minutely) == []
     fire_due(minutely, lookahead=5 * SECOND)
     assert runs(minutely) == [(1, 1), (3, 1)]
-    assert {run.run_id for run in job_runs(minutely)} == before
-    assert {run.job_version for run in job_runs(minutely)} == {2}
+    assert {run.run_id for run in minutely.job_runs()} == before
+    assert {run.job_version for run in minutely.job_runs()} == {2}
 
 
 def test_edit_does_not_retract_a_run_moved_to_an_earlier_past_time(minutely: ClockedDatabase) -> None:
     """Its own instant is ahead, but it has fired: an edit neither takes it back nor fires it again."""
     override(minutely, "move", 3, to=0.5)
     fire_for(minutely, 0.5)
-    submit(minutely, **MINUTELY, payload=1)
-    assert [(run.job_version, run.scheduled_at) for run in job_runs(minutely)] == [(1, minute(minutely, 3))]
+    minutely.submit(**MINUTELY, payload=1)
+    assert [(run.job_version, run.scheduled_at) for run in minutely.job_runs()] == [(1, minute(minutely, 3))]
     assert "which has passed" in refusal(request_override(minutely, "unskip", 3))[1]
     fire_for(minutely, 3.5)
     assert runs(minutely) == [(3, 0.5), (1, 1), (2, 2), (4, 4)]
@@ -71,15 +64,15 @@ def test_edit_does_not_retract_a_run_moved_to_an_earlier_past_time(minutely: Clo
 def test_occurrence_moved_ahead_into_a_pause_stays_skipped(minutely: ClockedDatabase, change: Any) -> None:  # noqa: ANN401
     """The time it was moved to has passed; a change opens what is still ahead, and that only."""
     override(minutely, "move", 6, to=0.5)
-    apply_batch(minutely, about("job.pause"))
+    minutely.apply_batch(about("job.pause"))
     minutely.advance(MINUTE)
-    apply_batch(minutely, about("job.resume"))
+    minutely.apply_batch(about("job.resume"))
     fire_for(minutely, 1.5)
-    reply = request_override(minutely, change, 3) if change == "skip" else apply_batch(minutely, change)[0]
+    reply = request_override(minutely, change, 3) if change == "skip" else minutely.apply_batch(change)[0]
     assert reply.next_run_at is None or reply.next_run_at > minutely.now()
     if change != "skip":
-        submit(minutely, **MINUTELY, payload=2)
-        apply_batch(minutely, about("job.resume"))
+        minutely.submit(**MINUTELY, payload=2)
+        minutely.apply_batch(about("job.resume"))
     assert "which has passed" in refusal(request_override(minutely, "unskip", 6))[1]
     fire_for(minutely, 5)
     assert {6, 7} & {nominal for nominal, _ in runs(minutely)} == {7}
@@ -89,9 +82,9 @@ def test_occurrence_moved_ahead_into_a_pause_stays_skipped(minutely: ClockedData
 def move_into_a_pause(minutely: ClockedDatabase, on_resume: str) -> None:
     """Move the sixth occurrence ahead, pause the job before it, and let it pass."""
     fire_for(minutely, 1.2)
-    submit(minutely, **MINUTELY, on_resume=on_resume)
+    minutely.submit(**MINUTELY, on_resume=on_resume)
     override(minutely, "move", 6, to=1.5)
-    apply_batch(minutely, about("job.pause"))
+    minutely.apply_batch(about("job.pause"))
     minutely.advance(0.5 * MINUTE)
 
 
@@ -103,9 +96,9 @@ def test_edit_amid_a_pause_records_an_occurrence_moved_ahead_into_it(
     """As any other occurrence of the pause: its own instant is ahead, and does not fire it again."""
     move_into_a_pause(minutely, on_resume)
     every = {"interval": schedule.removeprefix("@every "), "anchor": minute(minutely, 0).isoformat()}
-    submit(minutely, schedule=every, overlap="allow_all", on_resume=on_resume)
+    minutely.submit(schedule=every, overlap="allow_all", on_resume=on_resume)
     assert skipped(minutely, "paused") == [(6, 6, 1)], "by the edit, whatever on_resume says"
-    apply_batch(minutely, about("job.resume"))
+    minutely.apply_batch(about("job.resume"))
     assert "which has passed" in refusal(request_override(minutely, "unskip", 6))[1]
     fire_for(minutely, 10)
     nominal = [each for each, _ in runs(minutely)]
@@ -118,9 +111,9 @@ def test_other_edits_leave_an_occurrence_moved_ahead_into_a_pause_to_on_resume(
     minutely: ClockedDatabase, on_resume: str
 ) -> None:
     move_into_a_pause(minutely, on_resume)
-    submit(minutely, **MINUTELY, on_resume=on_resume, payload=1)
+    minutely.submit(**MINUTELY, on_resume=on_resume, payload=1)
     assert skipped(minutely, "paused") == []
-    apply_batch(minutely, about("job.resume"))
+    minutely.apply_batch(about("job.resume"))
     fire_for(minutely, 6)
     assert (6 in {nominal for nominal, _ in runs(minutely)}) == (on_resume == "fire_all")
     assert skipped(minutely, "paused") == ([(6, 6, 1)] if on_resume == "skip" else [])
@@ -130,7 +123,7 @@ def test_occurrence_moved_past_its_own_instant_survives_an_edit(minutely: Clocke
     """It was an occurrence when its instant came: it is owed, whatever the schedule says by now."""
     override(minutely, "move", 1, to=3.5)
     fire_for(minutely, 2)
-    submit(minutely, schedule="@every 10m", overlap="allow_all")
+    minutely.submit(schedule="@every 10m", overlap="allow_all")
     fire_for(minutely, 2)
     assert runs(minutely) == [(2, 2), (1, 3.5)]
 
@@ -148,7 +141,7 @@ def test_moved_occurrence_that_cannot_fire_is_recorded_as_skipped(
     minutely.advance(0.95 * MINUTE)
     fire_due(minutely, lookahead=5 * SECOND)
     assert (1, 3) in runs(minutely), "written ahead"
-    [reply] = apply_batch(minutely, change)
+    [reply] = minutely.apply_batch(change)
     assert reply.status == "accepted"
     assert manual_skips(minutely) == [1]
     assert "occurrence.skipped" in kinds(minutely)
@@ -161,14 +154,14 @@ def test_recreated_job_has_no_overrides_of_the_deleted_one(minutely: ClockedData
         "overlap": "allow_all",
     }
     start = minute(minutely, 0)
-    submit(minutely, **anchor)
+    minutely.submit(**anchor)
     override(minutely, "skip", 1)
     override(minutely, "move", 2, to=3)
-    apply_batch(minutely, about("job.delete"))
-    submit(minutely, **anchor)
+    minutely.apply_batch(about("job.delete"))
+    minutely.submit(**anchor)
     minutely.advance(2 * MINUTE)
     fire_due(minutely)
-    assert [run.scheduled_at for run in job_runs(minutely)] == [start + MINUTE, start + 2 * MINUTE]
+    assert [run.scheduled_at for run in minutely.job_runs()] == [start + MINUTE, start + 2 * MINUTE]
 
 
 def test_moved_occurrence_with_a_past_instant_can_be_overridden_again(
@@ -187,23 +180,22 @@ def test_moved_occurrence_with_a_past_instant_can_be_overridden_again(
     assert runs(minutely)[-3:] == [(5, 5), (1, 5.5), (6, 6)]
 
 
-def test_last_occurrence_moved_and_then_skipped_finishes_its_job(clocked: ClockedDatabase) -> None:
-    clocked.stop_clock()
-    submit(clocked, **MINUTELY, max_runs=1)
-    override(clocked, "move", 1, to=3)
-    fire_for(clocked, 2)
-    override(clocked, "skip", 1)
-    fire_for(clocked, 2)
-    assert runs(clocked) == []
-    assert manual_skips(clocked) == [1]
-    assert clocked.value("SELECT finished_at IS NOT NULL FROM jobs")
+def test_last_occurrence_moved_and_then_skipped_finishes_its_job(still: ClockedDatabase) -> None:
+    still.submit(**MINUTELY, max_runs=1)
+    override(still, "move", 1, to=3)
+    fire_for(still, 2)
+    override(still, "skip", 1)
+    fire_for(still, 2)
+    assert runs(still) == []
+    assert manual_skips(still) == [1]
+    assert still.value("SELECT finished_at IS NOT NULL FROM jobs")
 
 
 def test_edit_does_not_change_a_started_moved_run(minutely: ClockedDatabase) -> None:
     override(minutely, "move", 3, to=0.5)
     fire_for(minutely, 0.5)
-    [run] = job_runs(minutely)
-    assert begin(minutely, run.run_id).attempt == 1
+    [run] = minutely.job_runs()
+    assert minutely.begin(run.run_id).attempt == 1
     assert refusal(request_override(minutely, "skip", 3))[0] == "at"
-    submit(minutely, **MINUTELY, payload=1)
-    assert [(run.state, run.job_version) for run in job_runs(minutely)] == [("running", 1)]
+    minutely.submit(**MINUTELY, payload=1)
+    assert [(run.state, run.job_version) for run in minutely.job_runs()] == [("running", 1)]

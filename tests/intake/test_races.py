@@ -6,9 +6,9 @@ from datetime import timedelta
 import pytest
 from psycopg.rows import class_row
 
+from tests.fixtures.acts import about, submission
 from tests.fixtures.database import ClockedDatabase
 from tests.scheduler.firing import look_at
-from tests.transitions.acts import about, apply_batch_within, job_runs, submission, submit
 from tests.transitions.stepping import in_background, until_blocked
 from tidewheel.postgres.session import Conn, Session
 from tidewheel.postgres.statements import Statements
@@ -26,7 +26,7 @@ EDIT = submission(schedule="@every 2s", overlap="allow_all")
 def due(clocked: ClockedDatabase) -> ClockedDatabase:
     """A job that fires each second: one instant has come, the others lie within the lookahead."""
     clocked.stop_clock()
-    submit(clocked, schedule="@every 1s", overlap="allow_all")
+    clocked.submit(schedule="@every 1s", overlap="allow_all")
     clocked.advance(1.5 * SECOND)
     return clocked
 
@@ -75,7 +75,7 @@ def test_change_waits_for_a_concurrent_firing_and_retracts_its_runs(
     firing, changing = due.connection(), due.connection()
     locked = lock_due(due, firing)
     assert len(locked) == 1
-    waiting = in_background(lambda: apply_batch_within(changing, due, change))
+    waiting = in_background(lambda: due.apply_batch_within(changing, change))
     until_blocked(due, changing)
     write_fired(due, firing, locked)
     firing.commit()
@@ -88,7 +88,7 @@ def test_change_waits_for_a_concurrent_firing_and_retracts_its_runs(
 @pytest.mark.parametrize("change", CHANGES)
 def test_firing_skips_a_timer_locked_by_a_change(due: ClockedDatabase, change: dict[str, object]) -> None:
     changing = due.connection()
-    apply_batch_within(changing, due, change)
+    due.apply_batch_within(changing, change)
     session = due.session()
     assert fire(session, due.installation, look_at(due, lookahead=AHEAD)) == 0
     changing.commit()
@@ -98,7 +98,7 @@ def test_firing_skips_a_timer_locked_by_a_change(due: ClockedDatabase, change: d
 
 def test_firing_after_an_edit_uses_the_new_version(due: ClockedDatabase) -> None:
     changing = due.connection()
-    apply_batch_within(changing, due, EDIT)
+    due.apply_batch_within(changing, EDIT)
     changing.commit()
     fire(due.session(), due.installation, look_at(due, lookahead=AHEAD))
     assert made(due) == [(1, 1), (3.5, 2), (5.5, 2)]
@@ -107,7 +107,7 @@ def test_firing_after_an_edit_uses_the_new_version(due: ClockedDatabase) -> None
 def test_rolled_back_firing_leaves_its_instant_to_the_edit(due: ClockedDatabase) -> None:
     firing, changing = due.connection(), due.connection()
     locked = lock_due(due, firing)
-    waiting = in_background(lambda: apply_batch_within(changing, due, EDIT))
+    waiting = in_background(lambda: due.apply_batch_within(changing, EDIT))
     until_blocked(due, changing)
     write_fired(due, firing, locked)
     firing.rollback()
@@ -120,8 +120,8 @@ def test_rolled_back_firing_leaves_its_instant_to_the_edit(due: ClockedDatabase)
 def test_concurrent_changes_of_a_job_are_applied_in_turn(due: ClockedDatabase, first: str) -> None:
     changes = [about("job.pause"), EDIT] if first == "pause" else [EDIT, about("job.pause")]
     one, two = due.connection(), due.connection()
-    apply_batch_within(one, due, changes[0])
-    waiting = in_background(lambda: apply_batch_within(two, due, changes[1]))
+    due.apply_batch_within(one, changes[0])
+    waiting = in_background(lambda: due.apply_batch_within(two, changes[1]))
     until_blocked(due, two)
     one.commit()
     assert [reply.status for reply in waiting.result(30)] == ["accepted"]
@@ -133,8 +133,8 @@ def test_concurrent_changes_of_a_job_are_applied_in_turn(due: ClockedDatabase, f
 
 def test_concurrent_creations_of_a_job_create_one(clocked: ClockedDatabase) -> None:
     one, two = clocked.connection(), clocked.connection()
-    apply_batch_within(one, clocked, submission(payload=1))
-    waiting = in_background(lambda: apply_batch_within(two, clocked, submission(payload=2)))
+    clocked.apply_batch_within(one, submission(payload=1))
+    waiting = in_background(lambda: clocked.apply_batch_within(two, submission(payload=2)))
     until_blocked(clocked, two)
     one.commit()
     assert [reply.job_version for reply in waiting.result(30)] == [2]
@@ -160,12 +160,12 @@ def test_concurrent_firings_and_edits_leave_one_run_per_instant(due: ClockedData
     def edits() -> None:
         for number in range(25):
             with editing.transaction() as connection:
-                apply_batch_within(
-                    connection, due, submission(schedule="@every 1s", overlap="allow_all", payload=number)
+                due.apply_batch_within(
+                    connection, submission(schedule="@every 1s", overlap="allow_all", payload=number)
                 )
 
     run_both(fires, edits)
     fire(session, due.installation, look_at(due, lookahead=AHEAD))
     instants = [at for at, _ in made(due)]
     assert instants == [float(n) for n in range(1, len(instants) + 1)]
-    assert len(job_runs(due)) == len(instants)
+    assert len(due.job_runs()) == len(instants)

@@ -14,11 +14,11 @@ from psycopg import sql
 
 import tidewheel
 from tests.control.api.answering import answering
+from tests.fixtures.acts import about, submission
 from tests.fixtures.database import Database
 from tests.fixtures.services import Fleet, until
 from tests.intake.running import Requests
 from tests.intake.waiting import token_of, waiting
-from tests.transitions.acts import about, final_state, submission, submit
 from tidewheel.control.client.bulk_load import BulkLoader, JobText
 from tidewheel.control.client.client import Client
 from tidewheel.local.stack import StackInfo
@@ -70,7 +70,7 @@ def test_constraint_of_a_newer_release_rejects_no_request(
 ) -> None:
     """Only the partition waits whose requests it refuses."""
     requests = Requests(fresh_database, info.kafka, partitions=2)
-    submit(fresh_database, "other")
+    fresh_database.submit("other")
     with caplog.at_level(logging.INFO, "tidewheel"), requests.running():
         fresh_database.execute(add)
         fresh_database.execute(MIGRATED)
@@ -96,7 +96,7 @@ def test_constraint_of_a_newer_release_rejects_no_request(
 def test_constraint_without_a_migration_rejects_few_requests(fresh_database: Database, info: StackInfo) -> None:
     """Neither a repeated reply nor an unchanged job proves that the installation is sound."""
     requests = Requests(fresh_database, info.kafka, partitions=2)
-    submit(fresh_database, "old")
+    fresh_database.submit("old")
     again = submission("first") | {"request_id": "again"}
     with requests.running():
         requests.until_read(requests.send(again, partition=1)[0], 1)
@@ -200,7 +200,7 @@ def test_crash_while_requests_wait_loses_none(fleet: Fleet) -> None:
 
 def test_direct_callers_get_the_error_and_no_rejection_is_stored(fresh_database: Database) -> None:
     database = fresh_database
-    submit(database)
+    database.submit()
     started = waiting(database)
     before = database.count("outbox")
     for table in ("jobs", "outbox", "job_runs"):
@@ -230,7 +230,7 @@ def test_direct_callers_get_the_error_and_no_rejection_is_stored(fresh_database:
             tidewheel.enqueue(own, "job", request_id="triggered")
         assert complete(api) == HTTPStatus.OK
         assert loader.apply(new).created == 1
-    assert final_state(database, started.run_id)[0] == "succeeded"
+    assert database.final_state(started.run_id)[0] == "succeeded"
 
 
 REFUSE_ALL = sql.SQL("ALTER TABLE {} ADD CONSTRAINT refuse_all CHECK (false) NOT VALID")

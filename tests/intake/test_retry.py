@@ -5,30 +5,9 @@ from uuid import UUID, uuid4
 
 import pytest
 
+from tests.fixtures.acts import EXECUTOR, about, ending
 from tests.fixtures.database import Database
 from tests.fixtures.run_ids import run_instant
-from tests.transitions.acts import (
-    EXECUTOR,
-    about,
-    active_run_of,
-    apply_batch,
-    attempts,
-    begin,
-    begun,
-    claim,
-    completions,
-    dead_letters,
-    end,
-    ending,
-    final_state,
-    job_runs,
-    open_run,
-    requests,
-    requeue,
-    submit,
-    succeed,
-    trigger,
-)
 from tidewheel.ids import job_id, run_bucket, run_id
 from tidewheel.intake.locks import RowLocked
 from tidewheel.jobs.parsing import RequestRefused
@@ -39,7 +18,7 @@ from tidewheel.transitions.claim import Claim, Claimed, claim_runs
 
 @pytest.fixture
 def with_job(database: Database) -> Database:
-    submit(database, payload={"to": "a"}, labels={"team": "billing"})
+    database.submit(payload={"to": "a"}, labels={"team": "billing"})
     return database
 
 
@@ -49,14 +28,14 @@ def asking(run: UUID, **fields: object) -> dict[str, object]:
 
 def failed(database: Database, **fields: object) -> UUID:
     """A run that was given up."""
-    started = begun(database, "job", **fields)
-    end(database, ending(started, RunState.FAILED, error_type="ValueError", error_message="no"))
+    started = database.begun("job", **fields)
+    database.end(ending(started, RunState.FAILED, error_type="ValueError", error_message="no"))
     return started.run_id
 
 
 def retry(database: Database, run: UUID, **fields: object) -> UUID:
     """Retry a run, which is accepted; returns the new one."""
-    [reply] = apply_batch(database, asking(run, **fields))
+    [reply] = database.apply_batch(asking(run, **fields))
     assert reply.status is ReplyStatus.ACCEPTED, reply.errors
     assert reply.run_id is not None
     return UUID(reply.run_id)
@@ -64,7 +43,7 @@ def retry(database: Database, run: UUID, **fields: object) -> UUID:
 
 def request_of(database: Database, run: UUID) -> RunRequest:
     """The newest message of a run."""
-    return next(request for request in reversed(requests(database)) if request.run_id == str(run))
+    return next(request for request in reversed(database.requests()) if request.run_id == str(run))
 
 
 def refusal(reply: Reply) -> tuple[str | None, str, str]:
@@ -75,13 +54,13 @@ def refusal(reply: Reply) -> tuple[str | None, str, str]:
 
 @pytest.mark.parametrize("state", sorted({RunState.SUCCEEDED, RunState.FAILED, RunState.TIMED_OUT}))
 def test_retried_run_is_a_new_run_that_names_the_old_one(with_job: Database, state: RunState) -> None:
-    started = begun(with_job)
-    end(with_job, ending(started, state, error_type=None if state == RunState.SUCCEEDED else "ValueError"))
+    started = with_job.begun()
+    with_job.end(ending(started, state, error_type=None if state == RunState.SUCCEEDED else "ValueError"))
     [(scheduled_at,)] = with_job.rows("SELECT scheduled_at FROM runs WHERE run_id = %s", [started.run_id])
     new = retry(with_job, started.run_id, request_id="again")
-    run = open_run(with_job, new)
+    run = with_job.open_run(new)
     assert (run.state, run.cause, run.attempt, run.scheduled_at) == ("queued", "retry", 0, scheduled_at)
-    assert final_state(with_job, started.run_id)[0] == state
+    assert with_job.final_state(started.run_id)[0] == state
     lineage = with_job.rows("SELECT parent_run_id, root_run_id FROM runs WHERE run_id = %s", [new])
     assert lineage == [(started.run_id, started.run_id)]
     message = request_of(with_job, new)
@@ -92,20 +71,20 @@ def test_retried_run_is_a_new_run_that_names_the_old_one(with_job: Database, sta
 @pytest.mark.parametrize("reason", ["cancelled", "skipped"])
 def test_cancelled_or_skipped_run_can_be_retried(with_job: Database, reason: str) -> None:
     if reason == "cancelled":
-        run = trigger(with_job)
-        apply_batch(with_job, {"type": "run.cancel", "run_id": str(run)})
+        run = with_job.trigger()
+        with_job.apply_batch({"type": "run.cancel", "run_id": str(run)})
     else:
-        begun(with_job, overlap="skip")
-        run = trigger(with_job, overlap="skip")
-        claim(with_job, run)
-    assert final_state(with_job, run)[0] == reason
-    assert open_run(with_job, retry(with_job, run)).state == "queued"
+        with_job.begun(overlap="skip")
+        run = with_job.trigger(overlap="skip")
+        with_job.claim(run)
+    assert with_job.final_state(run)[0] == reason
+    assert with_job.open_run(retry(with_job, run)).state == "queued"
 
 
 def test_retry_id_derives_from_the_old_run_and_the_request(with_job: Database) -> None:
     old = failed(with_job)
     new = retry(with_job, old, request_id="again")
-    run = open_run(with_job, new)
+    run = with_job.open_run(new)
     origin = old.bytes + b"again"
     asked_at = with_job.value("SELECT created_at FROM runs WHERE run_id = %s", [new])
     assert new == run_id(job_id("default", "job"), run.scheduled_at, Cause.RETRY, origin, at=asked_at)
@@ -122,7 +101,7 @@ def test_repeated_retry_request_is_the_same_run(with_job: Database) -> None:
 def test_retries_in_one_batch_get_replies_in_order(with_job: Database) -> None:
     first, second = failed(with_job), failed(with_job)
     unknown = uuid4()
-    replies = apply_batch(with_job, asking(second), asking(unknown), asking(first), asking(first))
+    replies = with_job.apply_batch(asking(second), asking(unknown), asking(first), asking(first))
     assert [reply.status for reply in replies] == ["accepted", "rejected", "accepted", "accepted"]
     parents = dict(with_job.rows("SELECT run_id, parent_run_id FROM runs WHERE cause = 'retry'"))
     made = [parents[UUID(reply.run_id)] for reply in replies if reply.status is ReplyStatus.ACCEPTED]
@@ -132,7 +111,7 @@ def test_retries_in_one_batch_get_replies_in_order(with_job: Database) -> None:
 
 def test_retry_carries_its_own_payload_and_labels(with_job: Database) -> None:
     old = failed(with_job, payload={"to": "b"}, labels={"urgent": "yes"}, traceparent=f"00-{'1' * 32}-{'2' * 16}-01")
-    submit(with_job, payload={"to": "c"})
+    with_job.submit(payload={"to": "c"})
     message = request_of(with_job, retry(with_job, old))
     assert (message.payload, message.payload_content_type) == (b'{"to":"b"}', "application/json")
     assert (message.labels, message.traceparent) == ({"urgent": "yes"}, f"00-{'1' * 32}-{'2' * 16}-01")
@@ -141,24 +120,24 @@ def test_retry_carries_its_own_payload_and_labels(with_job: Database) -> None:
 
 def test_retry_keeps_the_old_payload_under_the_current_version(with_job: Database) -> None:
     old = failed(with_job)
-    submit(with_job, payload={"to": "c"}, target="other", lane="batch", retry={"max_attempts": 9})
+    with_job.submit(payload={"to": "c"}, target="other", lane="batch", retry={"max_attempts": 9})
     new = retry(with_job, old)
-    [message] = [request for request in requests(with_job, lane="batch") if request.run_id == str(new)]
+    [message] = [request for request in with_job.requests(lane="batch") if request.run_id == str(new)]
     assert (message.payload, message.job_version) == (b'{"to":"a"}', 2)
     assert with_job.rows("SELECT handler, lane FROM job_runs WHERE run_id = %s", [new]) == [("other", "batch")]
 
 
 def test_retry_of_a_run_without_payload_has_none(database: Database) -> None:
-    submit(database)
+    database.submit()
     old = failed(database)
-    submit(database, payload={"to": "c"})
+    database.submit(payload={"to": "c"})
     message = request_of(database, retry(database, old))
     assert (message.payload, message.payload_content_type) == (b"", "application/json")
 
 
 def test_retry_after_an_edit_of_other_fields_stores_no_payload(with_job: Database) -> None:
     old = failed(with_job)
-    submit(with_job, payload={"to": "a"}, lane="batch")
+    with_job.submit(payload={"to": "a"}, lane="batch")
     retry(with_job, old)
     assert with_job.count("run_inputs") == 0
 
@@ -166,16 +145,16 @@ def test_retry_after_an_edit_of_other_fields_stores_no_payload(with_job: Databas
 def test_retry_of_a_retry_names_the_first_run_on_every_attempt(with_job: Database) -> None:
     first = failed(with_job)
     second = retry(with_job, first)
-    started = begin(with_job, second)
-    requeue(with_job, started, AttemptOutcome.FAILED)
-    again = begin(with_job, second)
-    assert [r.parent_run_id for r in requests(with_job) if r.run_id == str(second)] == [str(first), str(first)]
-    end(with_job, ending(again, RunState.FAILED, error_type="ValueError"))
+    started = with_job.begin(second)
+    with_job.requeue(started, AttemptOutcome.FAILED)
+    again = with_job.begin(second)
+    assert [r.parent_run_id for r in with_job.requests() if r.run_id == str(second)] == [str(first), str(first)]
+    with_job.end(ending(again, RunState.FAILED, error_type="ValueError"))
     third = retry(with_job, second)
     message = request_of(with_job, third)
     assert (message.parent_run_id, message.root_run_id) == (str(second), str(first))
-    event = next(event for event in completions(with_job) if event.run_id == str(second))
-    letter = next(letter for letter in dead_letters(with_job) if letter.run_id == str(second))
+    event = next(event for event in with_job.completions() if event.run_id == str(second))
+    letter = next(letter for letter in with_job.dead_letters() if letter.run_id == str(second))
     assert (event.parent_run_id, event.root_run_id) == (letter.parent_run_id, letter.root_run_id)
     assert (event.parent_run_id, event.root_run_id) == (str(first), str(first))
 
@@ -191,80 +170,80 @@ def test_retried_dead_letter_names_its_new_run(with_job: Database) -> None:
 
 def test_delayed_retry_waits_for_its_time(with_job: Database) -> None:
     old = failed(with_job)
-    run = open_run(with_job, retry(with_job, old, delay="1h"))
+    run = with_job.open_run(retry(with_job, old, delay="1h"))
     assert timedelta(minutes=59) < run.publish_at - with_job.now() <= timedelta(hours=1)
-    assert claim(with_job, run.run_id).started == []
+    assert with_job.claim(run.run_id).started == []
 
 
 def test_retry_follows_its_jobs_overlap_policy(database: Database) -> None:
-    submit(database, overlap="skip")
+    database.submit(overlap="skip")
     old = failed(database)
-    holder = begun(database)
-    assert claim(database, new := retry(database, old)).started == []
-    assert final_state(database, new)[0] == "skipped"
-    assert active_run_of(database, job_id("default", "job")) == holder.run_id
+    holder = database.begun()
+    assert database.claim(new := retry(database, old)).started == []
+    assert database.final_state(new)[0] == "skipped"
+    assert database.active_run_of(job_id("default", "job")) == holder.run_id
 
 
 def test_retry_of_an_open_run_is_refused(with_job: Database) -> None:
-    started = begun(with_job)
-    code, path, problem = refusal(apply_batch(with_job, asking(started.run_id))[0])
+    started = with_job.begun()
+    code, path, problem = refusal(with_job.apply_batch(asking(started.run_id))[0])
     assert (code, path, problem) == ("invalid", "run_id", f"run {started.run_id} is running: it has not ended")
-    assert len(job_runs(with_job)) == 1
+    assert len(with_job.job_runs()) == 1
 
 
 def test_unknown_run_or_run_of_another_tenant_is_refused(with_job: Database) -> None:
     with_job.execute("INSERT INTO tenants (tenant) VALUES ('acme')")
     old = failed(with_job)
-    for reply in apply_batch(with_job, asking(uuid4()), asking(old, tenant="acme")):
+    for reply in with_job.apply_batch(asking(uuid4()), asking(old, tenant="acme")):
         assert refusal(reply)[:2] == ("unknown_run", "run_id")
 
 
 def test_retry_of_a_deleted_jobs_run_is_refused(with_job: Database) -> None:
-    started = begun(with_job)
-    succeed(with_job, started)
-    apply_batch(with_job, about("job.delete"))
-    code, path, problem = refusal(apply_batch(with_job, asking(started.run_id))[0])
+    started = with_job.begun()
+    with_job.succeed(started)
+    with_job.apply_batch(about("job.delete"))
+    code, path, problem = refusal(with_job.apply_batch(asking(started.run_id))[0])
     assert (code, path, problem) == ("unknown_job", "key", "tenant 'default' has no job 'job'")
 
 
 def retrying(database: Database) -> UUID:
     """A run whose first attempt failed, and whose second one is due in an hour."""
-    started = begun(database)
-    requeue(database, started, AttemptOutcome.FAILED, timedelta(hours=1))
+    started = database.begun()
+    database.requeue(started, AttemptOutcome.FAILED, timedelta(hours=1))
     return started.run_id
 
 
 def hasten(database: Database, run: UUID, attempt: int = 2, **fields: object) -> tuple[str | None, bool]:
     """Make an attempt due; return the state that was found, and if it changed nothing."""
-    [reply] = apply_batch(database, asking(run, attempt=attempt, **fields))
+    [reply] = database.apply_batch(asking(run, attempt=attempt, **fields))
     assert (reply.status, reply.run_id) == (ReplyStatus.ACCEPTED, str(run)), reply.errors
     return reply.run_status, reply.unchanged
 
 
 def test_next_attempt_of_a_retrying_run_is_due_now_and_a_second_press_changes_nothing(with_job: Database) -> None:
     run = retrying(with_job)
-    assert claim(with_job, run).started == []
-    before = open_run(with_job, run)
+    assert with_job.claim(run).started == []
+    before = with_job.open_run(run)
     assert hasten(with_job, run) == ("retrying", False)
-    after = open_run(with_job, run)
+    after = with_job.open_run(run)
     assert (after.state, after.attempt) == (before.state, before.attempt) == ("retrying", 1)
     assert after.publish_at <= with_job.now() < before.publish_at
     assert hasten(with_job, run) == ("retrying", True)
-    messages = [(each.attempt, each.publish_at) for each in requests(with_job) if each.run_id == str(run)]
+    messages = [(each.attempt, each.publish_at) for each in with_job.requests() if each.run_id == str(run)]
     assert sorted(messages)[1:] == [(2, after.publish_at), (2, before.publish_at)]
-    assert claim(with_job, run).started != []
+    assert with_job.claim(run).started != []
 
 
 def test_press_after_the_attempt_has_started_failed_or_ended_changes_nothing(with_job: Database) -> None:
     run = retrying(with_job)
     hasten(with_job, run)
-    second = begin(with_job, run)
+    second = with_job.begin(run)
     assert hasten(with_job, run) == ("running", True)
-    requeue(with_job, second, AttemptOutcome.FAILED, timedelta(hours=1))
+    with_job.requeue(second, AttemptOutcome.FAILED, timedelta(hours=1))
     assert hasten(with_job, run) == ("retrying", True), "the third attempt keeps its time"
-    assert open_run(with_job, run).publish_at > with_job.now()
+    assert with_job.open_run(run).publish_at > with_job.now()
     hasten(with_job, run, 3)
-    succeed(with_job, begin(with_job, run))
+    with_job.succeed(with_job.begin(run))
     assert hasten(with_job, run, 3) == ("succeeded", True)
     assert len(with_job.rows("SELECT FROM runs")) == 1
 
@@ -276,16 +255,16 @@ def test_press_while_a_claim_is_under_way_lets_the_claim_win(with_job: Database)
         claiming.execute("SELECT FROM job_runs WHERE run_id = %s FOR UPDATE", [run])
         with pytest.raises(RowLocked):
             hasten(with_job, run)
-    begin(with_job, run)
+    with_job.begin(run)
     assert hasten(with_job, run) == ("running", True)
 
 
 def test_repeated_request_for_an_attempt_gets_its_first_reply(with_job: Database) -> None:
     run = retrying(with_job)
     assert hasten(with_job, run, request_id="r-1") == ("retrying", False)
-    succeed(with_job, begin(with_job, run))
+    with_job.succeed(with_job.begin(run))
     assert hasten(with_job, run, request_id="r-1") == ("retrying", False)
-    assert job_runs(with_job) == []
+    assert with_job.job_runs() == []
 
 
 @pytest.mark.parametrize("older_first", [False, True])
@@ -293,26 +272,26 @@ def test_redelivered_message_with_the_later_time_neither_repeats_nor_loses_the_a
     with_job: Database, *, older_first: bool
 ) -> None:
     run = retrying(with_job)
-    later = open_run(with_job, run).publish_at
+    later = with_job.open_run(run).publish_at
     hasten(with_job, run)
     older, newer = sorted(
-        (each for each in requests(with_job) if each.attempt == 2), key=lambda each: each.publish_at, reverse=True
+        (each for each in with_job.requests() if each.attempt == 2), key=lambda each: each.publish_at, reverse=True
     )
     assert older.publish_at == later > with_job.now() >= newer.publish_at
     first, second = (older, newer) if older_first else (newer, older)
     [started] = deliver(with_job, first).started
     assert (started.run_id, started.attempt) == (run, 2)
     assert deliver(with_job, second, first, older) == Claimed(), "attempt 2 has an owner"
-    requeue(with_job, started, AttemptOutcome.FAILED, timedelta(hours=2))
+    with_job.requeue(started, AttemptOutcome.FAILED, timedelta(hours=2))
     assert deliver(with_job, older, newer) == Claimed(), "the third attempt waits for its own message"
     hasten(with_job, run, 3)
     assert deliver(with_job, older, newer) == Claimed(), "and is due by its own message alone"
-    third = next(each for each in requests(with_job) if each.attempt == 3 and each.publish_at <= with_job.now())
-    succeed(with_job, deliver(with_job, third).started[0])
+    third = next(each for each in with_job.requests() if each.attempt == 3 and each.publish_at <= with_job.now())
+    with_job.succeed(deliver(with_job, third).started[0])
     assert deliver(with_job, older, newer, third) == Claimed(), "the run has ended"
-    assert attempts(with_job, run) == [(1, "failed"), (2, "failed"), (3, "succeeded")]
-    assert [each.run_id for each in completions(with_job)] == [str(run)]
-    assert job_runs(with_job) == []
+    assert with_job.attempts(run) == [(1, "failed"), (2, "failed"), (3, "succeeded")]
+    assert [each.run_id for each in with_job.completions()] == [str(run)]
+    assert with_job.job_runs() == []
 
 
 def deliver(database: Database, *messages: RunRequest) -> Claimed:
@@ -321,27 +300,26 @@ def deliver(database: Database, *messages: RunRequest) -> Claimed:
         Claim(UUID(each.run_id), each.attempt, each.job_version, f"test/0/0@{offset}", publish_at=each.publish_at)
         for offset, each in enumerate(messages)
     ]
-    with database.transaction() as connection:
-        return claim_runs(connection, database.installation, claims, executor_id=EXECUTOR)
+    return database.within(claim_runs, database.installation, claims, executor_id=EXECUTOR)
 
 
 def test_attempt_beyond_the_next_and_retry_without_attempt_name_the_next_one(with_job: Database) -> None:
     run = retrying(with_job)
-    beyond, without = apply_batch(with_job, asking(run, attempt=3), asking(run))
+    beyond, without = with_job.apply_batch(asking(run, attempt=3), asking(run))
     assert refusal(beyond) == ("invalid", "attempt", f"the next attempt of run {run} is 2")
     assert refusal(without) == ("invalid", "run_id", f"run {run} is retrying: it has not ended")
     assert "`attempt: 2`" in without.errors[0].remedy
-    unknown, other = apply_batch(with_job, asking(uuid4(), attempt=2), asking(run, attempt=2, tenant="acme"))
+    unknown, other = with_job.apply_batch(asking(uuid4(), attempt=2), asking(run, attempt=2, tenant="acme"))
     assert (unknown.code, other.code) == ("unknown_run", "unknown_tenant")
     with pytest.raises(RequestRefused, match="delay"):
-        apply_batch(with_job, asking(run, attempt=2, delay="1s"))
+        with_job.apply_batch(asking(run, attempt=2, delay="1s"))
 
 
 def test_attempt_of_an_open_run_that_does_not_retry_is_refused(with_job: Database) -> None:
-    started = begun(with_job)
-    snoozed, queued = started.run_id, trigger(with_job)
-    requeue(with_job, started, AttemptOutcome.SNOOZED, timedelta(hours=1))
-    for reply in apply_batch(with_job, asking(snoozed, attempt=2), asking(queued, attempt=1)):
+    started = with_job.begun()
+    snoozed, queued = started.run_id, with_job.trigger()
+    with_job.requeue(started, AttemptOutcome.SNOOZED, timedelta(hours=1))
+    for reply in with_job.apply_batch(asking(snoozed, attempt=2), asking(queued, attempt=1)):
         assert refusal(reply)[:2] == ("invalid", "run_id")
         assert reply.errors[0].problem.endswith("is queued")
     assert hasten(with_job, snoozed, 1) == ("queued", True)
@@ -349,8 +327,8 @@ def test_attempt_of_an_open_run_that_does_not_retry_is_refused(with_job: Databas
 
 def test_hastened_attempt_waits_for_the_thaw(with_job: Database) -> None:
     run = retrying(with_job)
-    apply_batch(with_job, {"type": "freeze", "queue": "default"})
+    with_job.apply_batch({"type": "freeze", "queue": "default"})
     assert hasten(with_job, run) == ("retrying", False)
-    assert claim(with_job, run).started == []
-    apply_batch(with_job, {"type": "thaw", "queue": "default"})
-    assert claim(with_job, run).started != []
+    assert with_job.claim(run).started == []
+    with_job.apply_batch({"type": "thaw", "queue": "default"})
+    assert with_job.claim(run).started != []

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.fixtures.acts import about, submission
 from tests.fixtures.database import ClockedDatabase, Database
 from tests.intake.minutes import refusal
 from tests.tidewheel.jobs.submitting import submitted
-from tests.transitions.acts import about, apply_batch, lifecycle, submission, submit
 from tidewheel.intake.apply import apply_requests
 from tidewheel.intake.request import ReceivedRequest
 from tidewheel.intake.rollback import stored_spec
@@ -23,7 +23,7 @@ from tidewheel.schemas.generated.records import JobDefinition, Reply, RequestOri
 
 
 def rollback(database: Database, version: int, **fields: Any) -> Reply:  # noqa: ANN401
-    [reply] = apply_batch(database, about("job.rollback", version=version, **fields))
+    [reply] = database.apply_batch(about("job.rollback", version=version, **fields))
     return reply
 
 
@@ -35,67 +35,66 @@ def versions(database: Database) -> list[tuple[Any, ...]]:
 
 def test_rollback_creates_a_version_with_the_earlier_spec_and_payload(clocked: ClockedDatabase) -> None:
     now = clocked.stop_clock()
-    submit(clocked, schedule="@every 1h", payload={"to": "ann"}, retry={"jitter": "12.5%"}, jitter="3%")
-    submit(clocked, schedule="@every 2h", payload={"to": "bob"})
+    clocked.submit(schedule="@every 1h", payload={"to": "ann"}, retry={"jitter": "12.5%"}, jitter="3%")
+    clocked.submit(schedule="@every 2h", payload={"to": "bob"})
     reply = rollback(clocked, 1, reason="too slow", request_id="r-1")
     assert (reply.type, reply.request_id, reply.key) == ("job_rollback", "r-1", "job")
     assert (reply.status, reply.job_version, reply.unchanged) == ("accepted", 3, False)
     first, _, third = versions(clocked)
     assert third == first
     assert reply.next_run_at == now + timedelta(hours=1)
-    assert lifecycle(clocked)[-1].type == "io.tidewheel.job.updated.v1"
-    assert lifecycle(clocked)[-1].reason == "rollback to version 1: too slow"
-    assert submit(
-        clocked, schedule="@every 1h", payload={"to": "ann"}, retry={"jitter": "12.5%"}, jitter="3%"
+    assert clocked.lifecycle()[-1].type == "io.tidewheel.job.updated.v1"
+    assert clocked.lifecycle()[-1].reason == "rollback to version 1: too slow"
+    assert clocked.submit(
+        schedule="@every 1h", payload={"to": "ann"}, retry={"jitter": "12.5%"}, jitter="3%"
     ).unchanged, "the same spec"
 
 
 def test_rollback_to_the_current_version_changes_nothing(database: Database) -> None:
-    submit(database, payload=1)
-    submit(database, payload=2)
-    submit(database, payload=1)
+    database.submit(payload=1)
+    database.submit(payload=2)
+    database.submit(payload=1)
     for version in (3, 1):
         reply = rollback(database, version)
         assert (reply.status, reply.job_version, reply.unchanged) == ("accepted", 3, True)
 
 
 def test_unknown_version_is_refused_with_the_known_ones(database: Database) -> None:
-    submit(database, payload=1)
+    database.submit(payload=1)
     assert refusal(rollback(database, 2))[2] == "it has no other version"
-    submit(database, payload=2)
+    database.submit(payload=2)
     assert refusal(rollback(database, 7)) == ("version", "there is no version 7 of 'job'", "write 1 to 2")
     database.execute("DELETE FROM job_versions WHERE version = 1")
-    submit(database, payload=3)
+    database.submit(payload=3)
     assert refusal(rollback(database, 1))[2] == "write 2 to 3"
 
 
 def test_rolled_back_job_stays_paused(database: Database) -> None:
-    submit(database, schedule="@every 1h", payload=1)
-    submit(database, schedule="@every 1h", payload=2)
-    apply_batch(database, about("job.pause"))
+    database.submit(schedule="@every 1h", payload=1)
+    database.submit(schedule="@every 1h", payload=2)
+    database.apply_batch(about("job.pause"))
     reply = rollback(database, 1)
     assert (reply.job_version, reply.next_run_at) == (3, None)
     assert database.value("SELECT paused FROM jobs") is True
     assert database.value("SELECT hold_reason FROM timers") == "pause"
 
 
-def test_version_that_can_never_fire_again_is_refused(clocked: ClockedDatabase) -> None:
-    clocked.stop_clock()
-    end = clocked.now().replace(year=clocked.now().year + 1)
-    submit(clocked, schedule="@every 1h", end_at=end.isoformat())
-    submit(clocked, schedule="@every 1h")
-    clocked.stop_clock(end.replace(year=end.year + 1))
-    path, problem, remedy = refusal(rollback(clocked, 1))
+def test_version_that_can_never_fire_again_is_refused(still: ClockedDatabase) -> None:
+    end = still.now().replace(year=still.now().year + 1)
+    still.submit(schedule="@every 1h", end_at=end.isoformat())
+    still.submit(schedule="@every 1h")
+    still.stop_clock(end.replace(year=end.year + 1))
+    path, problem, remedy = refusal(rollback(still, 1))
     assert (path, remedy) == ("version", "write a later end_at, or omit it")
     assert problem.startswith("the job.end_at of version 1: end_at")
-    assert clocked.value("SELECT version FROM jobs") == 2
+    assert still.value("SELECT version FROM jobs") == 2
 
 
 def test_recreated_job_rolls_back_to_versions_before_its_deletion(database: Database) -> None:
-    submit(database, payload=1)
-    apply_batch(database, about("job.delete"))
+    database.submit(payload=1)
+    database.apply_batch(about("job.delete"))
     assert rollback(database, 1).code == "unknown_job"
-    submit(database, payload=2)
+    database.submit(payload=2)
     assert rollback(database, 1).job_version == 3
     assert versions(database)[2] == versions(database)[0]
 
@@ -105,10 +104,9 @@ def test_job_without_a_key_keeps_its_name(database: Database) -> None:
     document = submission()
     del document["job"]["key"]  # type: ignore[attr-defined]
     name = "tidewheel.requests/3/17"
-    with database.transaction() as connection:
-        apply_requests(connection, database.installation, [ReceivedRequest(parse_request(document), origin)])
-    submit(database, name, payload=2)
-    [reply] = apply_batch(database, about("job.rollback", name, version=1))
+    database.within(apply_requests, database.installation, [ReceivedRequest(parse_request(document), origin)])
+    database.submit(name, payload=2)
+    [reply] = database.apply_batch(about("job.rollback", name, version=1))
     assert (reply.key, reply.job_version) == (name, 3)
     first, _, third = versions(database)
     assert third == first
@@ -117,10 +115,10 @@ def test_job_without_a_key_keeps_its_name(database: Database) -> None:
 
 def test_several_jobs_are_rolled_back_in_one_batch(database: Database) -> None:
     for key in ("a", "b"):
-        submit(database, key, payload=1)
-        submit(database, key, payload=2)
+        database.submit(key, payload=1)
+        database.submit(key, payload=2)
     back = [about("job.rollback", key, version=version) for key, version in (("a", 1), ("b", 9), ("c", 1), ("b", 1))]
-    replies = apply_batch(database, *back)
+    replies = database.apply_batch(*back)
     assert [(reply.status, reply.job_version, reply.code) for reply in replies] == [
         ("accepted", 3, None), ("rejected", None, "invalid"), ("rejected", None, "unknown_job"), ("accepted", 3, None),
     ]  # fmt: skip
@@ -128,19 +126,19 @@ def test_several_jobs_are_rolled_back_in_one_batch(database: Database) -> None:
 
 @pytest.mark.parametrize("kind", ["job.rollback", "job.delete"])
 def test_change_for_another_version_is_refused_with_the_current_one(database: Database, kind: str) -> None:
-    submit(database, payload=1)
-    submit(database, payload=2)
+    database.submit(payload=1)
+    database.submit(payload=2)
     wanted: dict[str, Any] = {"version": 1} if kind == "job.rollback" else {}
-    [reply] = apply_batch(database, about(kind, if_version=1, **wanted))
+    [reply] = database.apply_batch(about(kind, if_version=1, **wanted))
     assert (reply.status, reply.code) == ("rejected", "version_conflict")
     assert refusal(reply)[:2] == ("if_version", "the current version is 2, not 1")
     assert database.rows("SELECT version, deleted_at FROM jobs") == [(2, None)]
-    [reply] = apply_batch(database, about(kind, if_version=2, **wanted))
+    [reply] = database.apply_batch(about(kind, if_version=2, **wanted))
     assert reply.status == "accepted"
 
 
 def test_deletion_of_an_unknown_job_with_a_version_is_refused(database: Database) -> None:
-    assert apply_batch(database, about("job.delete", "nobody", if_version=3))[0].code == "unknown_job"
+    assert database.apply_batch(about("job.delete", "nobody", if_version=3))[0].code == "unknown_job"
 
 
 DURATIONS: st.SearchStrategy[Any] = st.sampled_from(["1s", "90s", "1h30m", "PT5M", 2.5, "250ms", "400us"])

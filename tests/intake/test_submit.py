@@ -6,9 +6,10 @@ from uuid import UUID
 
 import pytest
 
+from tests.fixtures.acts import HANDLER, about, submission
 from tests.fixtures.database import ClockedDatabase, Database
+from tests.intake.minutes import kinds
 from tests.scheduler.firing import fire_due
-from tests.transitions.acts import HANDLER, about, apply_batch, job_runs, lifecycle, submission, submit
 from tidewheel.errors import Refused
 from tidewheel.ids import bucket_of, job_id, shard_of
 from tidewheel.intake.apply import apply_requests
@@ -20,13 +21,9 @@ from tidewheel.schemas.generated.records import JobDefinition, Reply, ReplyStatu
 SECOND = timedelta(seconds=1)
 
 
-def kinds(database: Database) -> list[str]:
-    return [event.type.removeprefix("io.tidewheel.").removesuffix(".v1") for event in lifecycle(database)]
-
-
 def test_new_job_is_version_1_and_reports_its_next_run(clocked: ClockedDatabase) -> None:
     now = clocked.stop_clock()
-    [reply] = apply_batch(clocked, submission(schedule="@every 10s") | {"request_id": "r-1"})
+    [reply] = clocked.apply_batch(submission(schedule="@every 10s") | {"request_id": "r-1"})
     assert reply == Reply(
         request_id="r-1",
         type=RequestType.JOB_SUBMIT,
@@ -45,19 +42,18 @@ def test_new_job_is_version_1_and_reports_its_next_run(clocked: ClockedDatabase)
     assert kinds(clocked) == ["job.created"]
 
 
-def test_an_identical_spec_changes_nothing_and_reports_the_current_version(clocked: ClockedDatabase) -> None:
-    clocked.stop_clock()
-    first = submit(clocked, schedule="@every 60s", retry={"initial": "2s"})
-    clocked.advance(timedelta(seconds=30))
-    again = submit(clocked, schedule={"interval": "1m"}, retry={"initial": 2})
+def test_an_identical_spec_changes_nothing_and_reports_the_current_version(still: ClockedDatabase) -> None:
+    first = still.submit(schedule="@every 60s", retry={"initial": "2s"})
+    still.advance(timedelta(seconds=30))
+    again = still.submit(schedule={"interval": "1m"}, retry={"initial": 2})
     assert (again.job_version, again.unchanged, again.next_run_at) == (1, True, first.next_run_at)
-    assert clocked.count("job_versions") == 1
-    assert kinds(clocked) == ["job.created"]
+    assert still.count("job_versions") == 1
+    assert kinds(still) == ["job.created"]
 
 
 def test_changed_spec_is_the_next_version_and_keeps_the_earlier_one(database: Database) -> None:
-    submit(database, payload={"to": "ann"})
-    edited = submit(database, payload={"to": "bob"})
+    database.submit(payload={"to": "ann"})
+    edited = database.submit(payload={"to": "bob"})
     assert (edited.job_version, edited.unchanged) == (2, False)
     stored = database.rows("SELECT definition FROM job_versions ORDER BY version")
     definitions = [decode(definition, JobDefinition) for (definition,) in stored]
@@ -65,39 +61,38 @@ def test_changed_spec_is_the_next_version_and_keeps_the_earlier_one(database: Da
     assert kinds(database) == ["job.created", "job.updated"]
 
 
-def test_explicit_default_is_a_changed_spec(database: Database) -> None:
+def test_explicit_default_is_a_changed_spec(with_job: Database) -> None:
     """A later release may change a default: who wrote the value meant the value."""
-    submit(database)
-    assert submit(database, lane="standard").job_version == 2
+    assert with_job.submit(lane="standard").job_version == 2
 
 
 def test_submit_of_an_earlier_spec_is_a_new_version(database: Database) -> None:
-    assert [submit(database, payload=n).job_version for n in (1, 2, 1)] == [1, 2, 3]
+    assert [database.submit(payload=n).job_version for n in (1, 2, 1)] == [1, 2, 3]
 
 
 def test_submit_neither_pauses_nor_resumes(database: Database) -> None:
-    submit(database, schedule="@every 1h")
-    assert submit(database, schedule="@every 1h", paused=True).unchanged
+    database.submit(schedule="@every 1h")
+    assert database.submit(schedule="@every 1h", paused=True).unchanged
     assert database.value("SELECT paused FROM jobs") is False
-    apply_batch(database, about("job.pause"))
-    assert submit(database, schedule="@every 1h", paused=False).unchanged
-    edited = submit(database, schedule="@every 2h", paused=False)
+    database.apply_batch(about("job.pause"))
+    assert database.submit(schedule="@every 1h", paused=False).unchanged
+    edited = database.submit(schedule="@every 2h", paused=False)
     assert (edited.job_version, edited.next_run_at) == (2, None)
     assert database.value("SELECT paused FROM jobs") is True
     assert database.value("SELECT due_at = 'infinity' FROM timers") is True
 
 
 def test_a_job_that_is_created_paused_fires_nothing(clocked: ClockedDatabase) -> None:
-    assert submit(clocked, schedule="@every 1s", paused=True).next_run_at is None
+    assert clocked.submit(schedule="@every 1s", paused=True).next_run_at is None
     clocked.advance(timedelta(seconds=10))
     assert fire_due(clocked) == 0
 
 
 def test_recreated_job_continues_its_versions(database: Database) -> None:
-    submit(database, payload=1)
-    submit(database, payload=2)
-    apply_batch(database, about("job.delete"))
-    again = submit(database, payload=2)
+    database.submit(payload=1)
+    database.submit(payload=2)
+    database.apply_batch(about("job.delete"))
+    again = database.submit(payload=2)
     assert (again.job_version, again.unchanged) == (3, False)
     assert database.rows("SELECT version, deleted_at FROM jobs") == [(3, None)]
     assert kinds(database) == ["job.created", "job.updated", "job.deleted", "job.created"]
@@ -107,8 +102,7 @@ def test_job_without_a_key_is_named_by_request_id_or_offset(database: Database) 
     document = {"type": "job.submit", "job": {"schedule": "manual", "target": HANDLER}}
     named = ReceivedRequest(parse_request(document | {"request_id": "r-9"}))
     placed = ReceivedRequest(parse_request(document), RequestOrigin(topic="tidewheel.requests", partition=3, offset=17))
-    with database.transaction() as connection:
-        replies = apply_requests(connection, database.installation, [named, placed])
+    replies = database.within(apply_requests, database.installation, [named, placed])
     assert [reply.key for reply in replies] == ["r-9", "tidewheel.requests/3/17"]
     assert {key for (key,) in database.rows("SELECT key FROM jobs")} == {"r-9", "tidewheel.requests/3/17"}
 
@@ -139,14 +133,8 @@ def test_name_with_a_blank_at_an_end_or_a_control_character_is_refused(key: str,
     assert error.remedy
 
 
-def test_two_submits_of_one_job_in_one_batch_are_applied_in_their_order(database: Database) -> None:
-    replies = apply_batch(database, submission(payload=1), submission("other"), submission(payload=2))
-    assert [reply.job_version for reply in replies] == [1, 1, 2]
-    assert kinds(database) == ["job.created", "job.created", "job.updated"]
-
-
 def test_payload_is_stored_in_the_definition_only(database: Database) -> None:
-    submit(database, payload={"secret": "of the customer"})
+    database.submit(payload={"secret": "of the customer"})
     assert b"of the customer" in database.value("SELECT definition FROM job_versions")
     assert "customer" not in str(database.value("SELECT spec FROM job_versions"))
 
@@ -165,7 +153,7 @@ def test_schedule_that_can_never_fire_is_refused_with_path_and_remedy(
     database: Database, job: dict[str, Any], path: str, problem: str
 ) -> None:
     try:
-        [reply] = apply_batch(database, submission(**job))
+        [reply] = database.apply_batch(submission(**job))
         errors = [(error.path, error.problem, error.remedy) for error in reply.errors]
         assert (reply.status, reply.code, reply.job_version) == (ReplyStatus.REJECTED, "invalid", None)
     except Exception as refused:  # noqa: BLE001 - some are refused before they are applied
@@ -178,65 +166,65 @@ def test_schedule_that_can_never_fire_is_refused_with_path_and_remedy(
 
 
 def test_refused_submit_does_not_affect_its_batch(database: Database) -> None:
-    replies = apply_batch(database, submission("a"), submission("b", schedule="0 0 30 2 *"), submission("c"))
+    replies = database.apply_batch(submission("a"), submission("b", schedule="0 0 30 2 *"), submission("c"))
     assert [reply.status for reply in replies] == ["accepted", "rejected", "accepted"]
     assert {key for (key,) in database.rows("SELECT key FROM jobs")} == {"a", "c"}
 
 
 def test_a_job_that_becomes_manual_loses_its_timer_and_is_not_finished(database: Database) -> None:
-    submit(database, schedule="@every 1h")
-    assert submit(database, schedule="manual").next_run_at is None
+    database.submit(schedule="@every 1h")
+    assert database.submit(schedule="manual").next_run_at is None
     assert database.count("timers") == 0
     assert database.value("SELECT finished_at FROM jobs") is None
 
 
 def test_interval_keeps_its_anchor_across_edits_of_other_fields(clocked: ClockedDatabase) -> None:
     accepted_at = clocked.stop_clock()
-    submit(clocked, schedule="@every 1h")
+    clocked.submit(schedule="@every 1h")
     clocked.advance(timedelta(minutes=100))
-    edited = submit(clocked, schedule="@every 1h", payload=1)
+    edited = clocked.submit(schedule="@every 1h", payload=1)
     assert edited.next_run_at == accepted_at + timedelta(hours=2)
     moved_at = clocked.now()
-    assert submit(clocked, schedule="@every 2h").next_run_at == moved_at + timedelta(hours=2)
-    assert submit(clocked, schedule="@every 1h").next_run_at == moved_at + timedelta(hours=1)
+    assert clocked.submit(schedule="@every 2h").next_run_at == moved_at + timedelta(hours=2)
+    assert clocked.submit(schedule="@every 1h").next_run_at == moved_at + timedelta(hours=1)
 
 
 def test_explicit_anchor_is_an_occurrence(clocked: ClockedDatabase) -> None:
     now = clocked.stop_clock()
     anchor = (now + timedelta(minutes=5)).isoformat()
-    reply = submit(clocked, schedule={"interval": "1h", "anchor": anchor})
+    reply = clocked.submit(schedule={"interval": "1h", "anchor": anchor})
     assert reply.next_run_at == now + timedelta(minutes=5)
 
 
 def test_past_once_fires_at_once_and_only_once(clocked: ClockedDatabase) -> None:
     now = clocked.stop_clock()
     past = (now - timedelta(days=3)).isoformat()
-    submit(clocked, schedule={"once": past})
+    clocked.submit(schedule={"once": past})
     fire_due(clocked)
-    [run] = job_runs(clocked)
+    [run] = clocked.job_runs()
     assert (run.scheduled_at, run.publish_at) == (now - timedelta(days=3), now)
     # An edit that leaves the instant alone does not fire it again; another instant is another occurrence.
-    assert submit(clocked, schedule={"once": past}, payload=1).next_run_at is None
+    assert clocked.submit(schedule={"once": past}, payload=1).next_run_at is None
     fire_due(clocked)
-    assert len(job_runs(clocked)) == 1
+    assert len(clocked.job_runs()) == 1
     later = (now + timedelta(days=1)).isoformat()
-    assert submit(clocked, schedule={"once": later}).next_run_at == now + timedelta(days=1)
+    assert clocked.submit(schedule={"once": later}).next_run_at == now + timedelta(days=1)
     assert clocked.value("SELECT finished_at FROM jobs") is None
 
 
 def test_edit_of_an_overdue_once_fires_it_once(clocked: ClockedDatabase) -> None:
     now = clocked.stop_clock()
     due = (now + SECOND).isoformat()
-    submit(clocked, schedule={"once": due})
+    clocked.submit(schedule={"once": due})
     clocked.advance(5 * SECOND)
-    assert submit(clocked, schedule={"once": due}, payload=1).next_run_at is None
+    assert clocked.submit(schedule={"once": due}, payload=1).next_run_at is None
     fire_due(clocked)
-    assert [(run.scheduled_at, run.job_version) for run in job_runs(clocked)] == [(now + SECOND, 1)]
+    assert [(run.scheduled_at, run.job_version) for run in clocked.job_runs()] == [(now + SECOND, 1)]
 
 
 def test_the_same_key_in_two_tenants_is_two_jobs(database: Database) -> None:
     database.execute("INSERT INTO tenants (tenant) VALUES ('acme')")
-    ours, theirs = submit(database), apply_batch(database, submission() | {"tenant": "acme"})[0]
+    ours, theirs = database.submit(), database.apply_batch(submission() | {"tenant": "acme"})[0]
     assert UUID(ours.job_id) != UUID(theirs.job_id)
     assert [theirs.tenant, theirs.job_version] == ["acme", 1]
     assert database.count("jobs") == 2
@@ -247,29 +235,28 @@ def test_once_whose_instant_has_a_run_is_refused(clocked: ClockedDatabase, betwe
     """It could never fire: the run of an instant has one id."""
     now = clocked.stop_clock()
     once: dict[str, Any] = {"schedule": {"once": now.isoformat()}}
-    submit(clocked, **once)
+    clocked.submit(**once)
     fire_due(clocked)
-    assert submit(clocked, **once).unchanged, "a deploy submits again what it always submits"
-    submit(clocked, **once, description="the same instant")
-    apply_batch(clocked, between)
+    assert clocked.submit(**once).unchanged, "a deploy submits again what it always submits"
+    clocked.submit(**once, description="the same instant")
+    clocked.apply_batch(between)
     clocked.advance(SECOND)
-    [reply] = apply_batch(clocked, submission(**once))
+    [reply] = clocked.apply_batch(submission(**once))
     [error] = reply.errors
     assert (error.path, error.remedy) == ("job.schedule.once", "trigger the job, or write another time")
     assert "has become a run of this job already" in error.problem
-    submit(clocked, schedule={"once": clocked.now().isoformat()})
+    clocked.submit(schedule={"once": clocked.now().isoformat()})
     fire_due(clocked)
     assert clocked.count("runs") == 2
 
 
-def test_recreated_recurring_job_continues_after_its_earlier_runs(clocked: ClockedDatabase) -> None:
-    clocked.stop_clock()
+def test_recreated_recurring_job_continues_after_its_earlier_runs(still: ClockedDatabase) -> None:
     every: dict[str, Any] = {"schedule": "@every 1s", "overlap": "allow_all"}
-    submit(clocked, **every)
-    clocked.advance(2 * SECOND)
-    fire_due(clocked)
-    apply_batch(clocked, about("job.delete"))
-    submit(clocked, **every)
-    clocked.advance(SECOND)
-    fire_due(clocked)
-    assert clocked.count("runs") == 3
+    still.submit(**every)
+    still.advance(2 * SECOND)
+    fire_due(still)
+    still.apply_batch(about("job.delete"))
+    still.submit(**every)
+    still.advance(SECOND)
+    fire_due(still)
+    assert still.count("runs") == 3

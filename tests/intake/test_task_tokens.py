@@ -2,32 +2,13 @@
 
 from datetime import datetime, timedelta
 from typing import Any
-from uuid import UUID
+from uuid import UUID, uuid4
 
 import pytest
 
+from tests.fixtures.acts import EXECUTOR, ending
 from tests.fixtures.database import Database
 from tests.intake.waiting import beat, complete, completing, token_of, wait_for, waiting
-from tests.transitions.acts import (
-    EXECUTOR,
-    apply_batch,
-    apply_batch_within,
-    attempts,
-    begin,
-    begun,
-    claim,
-    completions,
-    dead_letters,
-    ending,
-    final_state,
-    job_runs,
-    open_run,
-    requests,
-    some_executor,
-    submit,
-    succeed,
-    trigger,
-)
 from tests.transitions.stepping import in_background, until_blocked
 from tidewheel.ids import RunId
 from tidewheel.intake import locks as busy
@@ -46,7 +27,7 @@ def is_over(reply: Reply, found: str | None) -> None:
 
 @pytest.fixture
 def with_heartbeat(database: Database) -> Database:
-    submit(database, heartbeat="10m", start_to_close="1h")
+    database.submit(heartbeat="10m", start_to_close="1h")
     return database
 
 
@@ -72,18 +53,18 @@ def test_success_ends_the_waiting_run_with_its_result(with_job: Database) -> Non
     started = waiting(with_job)
     reply = complete(with_job, started, result={"rows": 7})
     assert (reply.status, reply.run_id, reply.run_status) == ("accepted", str(started.run_id), "succeeded")
-    [event] = completions(with_job)
+    [event] = with_job.completions()
     assert (event.status, event.result, event.attempt, event.sequence) == ("succeeded", b'{"rows":7}', 1, 2)
-    assert attempts(with_job, started.run_id) == [(1, "succeeded")]
+    assert with_job.attempts(started.run_id) == [(1, "succeeded")]
 
 
 def test_reported_failure_is_retried_by_the_jobs_policy(with_job: Database) -> None:
     started = waiting(with_job)
     reply = complete(with_job, started, status="failed", error_type="NoPaper", error_message="the tray is empty")
     assert (reply.status, reply.run_status) == ("accepted", "retrying")
-    row = open_run(with_job, started.run_id)
+    row = with_job.open_run(started.run_id)
     assert (row.state, row.attempt, row.failed_attempts, row.executor_id) == ("retrying", 1, 1, None)
-    assert [request.attempt for request in requests(with_job)] == [1, 2]
+    assert [request.attempt for request in with_job.requests()] == [1, 2]
     stored = with_job.rows("SELECT outcome, error_type, error_message FROM ended_attempts")
     assert stored == [("failed", "NoPaper", "the tray is empty")]
 
@@ -98,49 +79,49 @@ def test_reported_failure_is_retried_by_the_jobs_policy(with_job: Database) -> N
     ],
 )
 def test_last_failure_ends_the_run(database: Database, job: dict[str, Any], said: dict[str, Any]) -> None:
-    submit(database, **job)
+    database.submit(**job)
     started = waiting(database)
     reply = complete(database, started, status="failed", error_message="no", **said)
     assert (reply.status, reply.run_status) == ("accepted", "failed")
-    [letter] = dead_letters(database)
+    [letter] = database.dead_letters()
     assert letter.error is not None
     assert (letter.error.type, letter.error.message) == (said.get("error_type", "ReportedFailure"), "no")
-    assert job_runs(database) == []
+    assert database.job_runs() == []
 
 
 def test_completion_before_the_wait_is_recorded_is_applied(with_job: Database) -> None:
-    started = begun(with_job)
+    started = with_job.begun()
     assert complete(with_job, started).run_status == "succeeded"
     wait_for(with_job, started, timeout=with_job.installation.misfire_after)  # changes nothing any more
-    assert final_state(with_job, started.run_id) == ("succeeded", None)
-    assert len(completions(with_job)) == 1
+    assert with_job.final_state(started.run_id) == ("succeeded", None)
+    assert len(with_job.completions()) == 1
 
 
 @pytest.mark.parametrize("said", [{}, {"status": "failed"}])
 def test_completed_run_under_cancellation_becomes_cancelled(with_job: Database, said: dict[str, Any]) -> None:
-    started = begun(with_job)
-    apply_batch(with_job, {"type": "run.cancel", "run_id": str(started.run_id)})
+    started = with_job.begun()
+    with_job.apply_batch({"type": "run.cancel", "run_id": str(started.run_id)})
     reply = complete(with_job, started, **said)
     assert (reply.status, reply.run_status) == ("accepted", "cancelled")
-    assert final_state(with_job, started.run_id)[0] == "cancelled"
+    assert with_job.final_state(started.run_id)[0] == "cancelled"
     assert with_job.count("signals") == 0
 
 
 def test_cancelled_waiting_run_ends_at_once_and_invalidates_its_token(with_job: Database) -> None:
     started = waiting(with_job)
-    [reply] = apply_batch(with_job, {"type": "run.cancel", "run_id": str(started.run_id), "reason": "too slow"})
+    [reply] = with_job.apply_batch({"type": "run.cancel", "run_id": str(started.run_id), "reason": "too slow"})
     assert (reply.status, reply.run_status) == ("accepted", "waiting")
-    assert final_state(with_job, started.run_id) == ("cancelled", "too slow")
+    assert with_job.final_state(started.run_id) == ("cancelled", "too slow")
     is_over(complete(with_job, started), "cancelled")
     is_over(beat(with_job, started), "cancelled")
-    assert [event.status for event in completions(with_job)] == ["cancelled"]
+    assert [event.status for event in with_job.completions()] == ["cancelled"]
 
 
 def test_duplicate_completion_changes_nothing(with_job: Database) -> None:
     started = waiting(with_job)
     complete(with_job, started, result=1)
     is_over(complete(with_job, started, status="failed"), "succeeded")
-    assert [event.result for event in completions(with_job)] == [b"1"]
+    assert [event.result for event in with_job.completions()] == [b"1"]
 
 
 def test_token_of_an_earlier_attempt_does_not_end_the_next(with_job: Database) -> None:
@@ -148,34 +129,34 @@ def test_token_of_an_earlier_attempt_does_not_end_the_next(with_job: Database) -
     complete(with_job, started, status="failed")
     is_over(complete(with_job, started), "retrying")
     with_job.execute("UPDATE job_runs SET publish_at = tidewheel_now()")
-    again = begin(with_job, started.run_id)
+    again = with_job.begin(started.run_id)
     is_over(complete(with_job, started), "running")
     assert again.attempt == 2
     assert complete(with_job, again).run_status == "succeeded"
 
 
 def test_token_of_an_unknown_or_unclaimed_attempt_is_rejected(with_job: Database) -> None:
-    unknown = with_job.installation.task_tokens.sign(RunId(begun(with_job).run_id), 7)
-    is_over(apply_batch(with_job, completing(unknown))[0], "running")
-    gone = trigger(with_job)
-    is_over(apply_batch(with_job, completing(with_job.installation.task_tokens.sign(gone, 1)))[0], "queued")
+    unknown = with_job.installation.task_tokens.sign(RunId(with_job.begun().run_id), 7)
+    is_over(with_job.apply_batch(completing(unknown))[0], "running")
+    gone = with_job.trigger()
+    is_over(with_job.apply_batch(completing(with_job.installation.task_tokens.sign(gone, 1)))[0], "queued")
 
 
 def test_completion_with_a_forged_token_changes_nothing(with_job: Database) -> None:
     started = waiting(with_job)
     forged = task_token(b"another installation", started.run_id, 1)
-    [reply] = apply_batch(with_job, completing(forged))
+    [reply] = with_job.apply_batch(completing(forged))
     assert (reply.status, reply.code, [error.path for error in reply.errors]) == ("rejected", "invalid", ["token"])
-    assert open_run(with_job, started.run_id).state == "waiting"
+    assert with_job.open_run(started.run_id).state == "waiting"
 
 
 def test_batch_completes_many_runs_once_each(with_job: Database) -> None:
     runs = [waiting(with_job) for _ in range(3)]
     said = [completing(token_of(with_job, each), result=number) for number, each in enumerate(runs)]
-    replies = apply_batch(with_job, *said, *said)
+    replies = with_job.apply_batch(*said, *said)
     assert [reply.run_status for reply in replies] == ["succeeded"] * 6
     assert [reply.code for reply in replies] == [None] * 3 + ["attempt_over"] * 3
-    assert sorted(event.result or b"" for event in completions(with_job)) == [b"0", b"1", b"2"]
+    assert sorted(event.result or b"" for event in with_job.completions()) == [b"0", b"1", b"2"]
 
 
 def test_repeated_completion_gets_the_first_reply(with_job: Database) -> None:
@@ -189,33 +170,33 @@ def test_external_completion_waits_for_a_concurrent_end_and_is_rejected(
     with_job: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(busy, "_LOCK_TIMEOUT", "30s")  # however slow this machine is
-    started = begun(with_job)
+    started = with_job.begun()
     closing, telling = with_job.connection(), with_job.connection()
     finish_runs(closing, with_job.installation, [ending(started, RunState.SUCCEEDED)])
-    asked = in_background(lambda: apply_batch_within(telling, with_job, completing(token_of(with_job, started))))
+    asked = in_background(lambda: with_job.apply_batch_within(telling, completing(token_of(with_job, started))))
     until_blocked(with_job, telling)
     closing.commit()
     [reply] = asked.result(30)
     telling.commit()
     is_over(reply, "succeeded")
-    assert len(completions(with_job)) == 1
+    assert len(with_job.completions()) == 1
 
 
 def test_late_executor_report_after_an_external_completion_is_ignored(with_job: Database) -> None:
-    started = begun(with_job)
+    started = with_job.begun()
     complete(with_job, started, result="outside")
-    assert succeed(with_job, started).superseded == {started.run_id}
-    assert [event.result for event in completions(with_job)] == [b'"outside"']
+    assert with_job.succeed(started).superseded == {started.run_id}
+    assert [event.result for event in with_job.completions()] == [b'"outside"']
 
 
 def test_completion_promotes_the_next_run(database: Database) -> None:
-    submit(database, overlap="buffer_all")
+    database.submit(overlap="buffer_all")
     started = waiting(database)
-    second = trigger(database)
-    assert claim(database, second).started == []
+    second = database.trigger()
+    assert database.claim(second).started == []
     complete(database, started)
-    assert open_run(database, second).state == "queued"
-    assert begin(database, second).attempt == 1
+    assert database.open_run(second).state == "queued"
+    assert database.begin(second).attempt == 1
 
 
 def test_heartbeat_extends_the_deadline_of_a_waiting_run(with_heartbeat: Database) -> None:
@@ -235,19 +216,18 @@ def test_heartbeat_does_not_extend_the_external_timeout(with_heartbeat: Database
 
 
 def test_heartbeat_does_not_extend_schedule_to_close(database: Database) -> None:
-    submit(database, heartbeat="10m", schedule_to_close="2m")
+    database.submit(heartbeat="10m", schedule_to_close="2m")
     started = waiting(database, heartbeat=timedelta(seconds=5))
     beat(database, started)
     [(until, schedule_to_close_at)] = database.rows("SELECT deadline_at, schedule_to_close_at FROM job_runs")
     assert until == schedule_to_close_at
 
 
-def test_job_without_a_heartbeat_timeout_keeps_its_deadline(database: Database) -> None:
-    submit(database)
-    started = waiting(database)
-    before = deadline(database, started.run_id)
-    assert beat(database, started, progress=1).status == "accepted"
-    assert deadline(database, started.run_id) == before
+def test_job_without_a_heartbeat_timeout_keeps_its_deadline(with_job: Database) -> None:
+    started = waiting(with_job)
+    before = deadline(with_job, started.run_id)
+    assert beat(with_job, started, progress=1).status == "accepted"
+    assert deadline(with_job, started.run_id) == before
 
 
 def test_heartbeat_saves_progress_and_checkpoint_and_keeps_absent_fields(with_heartbeat: Database) -> None:
@@ -263,23 +243,23 @@ def test_next_attempt_gets_the_checkpoint_and_no_progress(with_heartbeat: Databa
     started = waiting(with_heartbeat)
     beat(with_heartbeat, started, progress=50, checkpoint={"page": 3})
     complete(with_heartbeat, started, status="failed")
-    assert [request.checkpoint for request in requests(with_heartbeat)] == [None, b'{"page":3}']
+    assert [request.checkpoint for request in with_heartbeat.requests()] == [None, b'{"page":3}']
     with_heartbeat.execute("UPDATE job_runs SET publish_at = tidewheel_now()")
-    again = begin(with_heartbeat, started.run_id)
+    again = with_heartbeat.begin(started.run_id)
     beat(with_heartbeat, again)
     assert stored(with_heartbeat, started.run_id) == (None, 2, b'{"page":3}', 1)
 
 
 def test_heartbeat_reply_reports_a_requested_cancel(with_heartbeat: Database) -> None:
-    started = begun(with_heartbeat)
+    started = with_heartbeat.begun()
     assert beat(with_heartbeat, started).run_status == "running"
-    apply_batch(with_heartbeat, {"type": "run.cancel", "run_id": str(started.run_id)})
+    with_heartbeat.apply_batch({"type": "run.cancel", "run_id": str(started.run_id)})
     assert beat(with_heartbeat, started, checkpoint=1).run_status == "cancelling"
 
 
 def test_heartbeat_of_a_terminal_run_is_rejected_and_saves_nothing(with_heartbeat: Database) -> None:
-    started = begun(with_heartbeat)
-    succeed(with_heartbeat, started)
+    started = with_heartbeat.begun()
+    with_heartbeat.succeed(started)
     reply = beat(with_heartbeat, started, progress=1)
     assert (reply.status, reply.code, reply.run_status) == ("rejected", "attempt_over", "succeeded")
     assert with_heartbeat.count("run_inputs") == 0
@@ -288,16 +268,16 @@ def test_heartbeat_of_a_terminal_run_is_rejected_and_saves_nothing(with_heartbea
 def test_heartbeat_with_a_forged_token_is_refused(with_heartbeat: Database) -> None:
     token = token_of(with_heartbeat, waiting(with_heartbeat))
     forged = ("B" if token[0] == "A" else "A") + token[1:]
-    [reply] = apply_batch(with_heartbeat, {"type": "run.heartbeat", "token": forged})
+    [reply] = with_heartbeat.apply_batch({"type": "run.heartbeat", "token": forged})
     assert (reply.code, [error.path for error in reply.errors]) == ("invalid", ["token"])
 
 
 def test_heartbeats_of_many_runs_are_saved_within_their_fence(with_heartbeat: Database) -> None:
-    mine, another, over = begun(with_heartbeat), begun(with_heartbeat), begun(with_heartbeat)
-    succeed(with_heartbeat, over)
+    mine, another, over = with_heartbeat.begun(), with_heartbeat.begun(), with_heartbeat.begun()
+    with_heartbeat.succeed(over)
     beats = [
         ProgressReport(mine.run_id, 1, EXECUTOR, progress=b"1"),
-        ProgressReport(another.run_id, 1, some_executor(), progress=b"2"),
+        ProgressReport(another.run_id, 1, uuid4(), progress=b"2"),
         ProgressReport(over.run_id, 1, EXECUTOR, progress=b"3"),
     ]
     assert save(with_heartbeat, *beats) == {mine.run_id}
@@ -308,27 +288,26 @@ def test_late_heartbeat_of_an_earlier_attempt_changes_nothing(with_heartbeat: Da
     started = waiting(with_heartbeat)
     complete(with_heartbeat, started, status="failed")
     with_heartbeat.execute("UPDATE job_runs SET publish_at = tidewheel_now()")
-    again = begin(with_heartbeat, started.run_id)
+    again = with_heartbeat.begin(started.run_id)
     assert save(with_heartbeat, ProgressReport(again.run_id, 2, EXECUTOR, checkpoint=b"2")) == {started.run_id}
     assert save(with_heartbeat, ProgressReport(again.run_id, 1, EXECUTOR, checkpoint=b"1")) == set()
     assert stored(with_heartbeat, started.run_id) == (None, 2, b"2", 2)
 
 
-def test_forged_report_uses_up_no_request_id(database: Database) -> None:
-    submit(database)
-    started = waiting(database)
+def test_forged_report_uses_up_no_request_id(with_job: Database) -> None:
+    started = waiting(with_job)
     forged = completing(task_token(b"another key", started.run_id, 1), request_id="order-7")
-    assert apply_batch(database, forged)[0].code == "invalid"
-    assert database.count("requests") == 0
-    assert complete(database, started, request_id="order-7").status == "accepted"
+    assert with_job.apply_batch(forged)[0].code == "invalid"
+    assert with_job.count("requests") == 0
+    assert complete(with_job, started, request_id="order-7").status == "accepted"
 
 
 def test_request_id_of_a_report_is_a_name_within_its_attempt(database: Database) -> None:
-    submit(database, retry={"initial": "1ms"})
+    database.submit(retry={"initial": "1ms"})
     first, second = waiting(database), waiting(database)
     for started in (first, second):
         assert complete(database, started, request_id="order-7").status == "accepted"
         assert complete(database, started, request_id="order-7").status == "accepted"
     assert complete(database, first, request_id="order-7", status="failed").code == "request_conflict"
-    [reply] = apply_batch(database, {"type": "job.trigger", "key": "job", "request_id": "order-7"})
+    [reply] = database.apply_batch({"type": "job.trigger", "key": "job", "request_id": "order-7"})
     assert reply.status == "accepted"

@@ -10,12 +10,12 @@ import pytest
 from confluent_kafka import Consumer
 
 from tests.control.cli.command import tidewheel
+from tests.fixtures.acts import about, submission
 from tests.fixtures.database import Database
 from tests.fixtures.services import until
 from tests.intake.running import Requests
 from tests.relay.topics import delete_topic, make_topics
 from tests.scheduler.test_tenant_deletions import rows_by_table
-from tests.transitions.acts import about, submission
 from tidewheel.control.client.client import Client
 from tidewheel.intake import consume, offsets
 from tidewheel.intake.offsets import hold_deletions

@@ -6,9 +6,9 @@ import pytest
 from confluent_kafka import Producer
 
 from tests.control.client.test_dead_letters import redrive
+from tests.fixtures.acts import submission
 from tests.fixtures.database import Database
 from tests.intake.running import Requests
-from tests.transitions.acts import submission
 from tidewheel.control.client.client import Client
 from tidewheel.local.stack import StackInfo
 

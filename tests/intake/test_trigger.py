@@ -1,48 +1,41 @@
-"""`job.trigger` costs one run and no job row; now, later or at an instant, with a payload of its own."""
+"""Triggers, with their origin and their trace."""
 
+from collections.abc import Mapping
 from datetime import datetime, timedelta
 from typing import Any
 from uuid import UUID
 
 import pytest
 
+from tests.fixtures.acts import about, submission
 from tests.fixtures.database import ClockedDatabase, Database
 from tests.fixtures.run_ids import run_instant
-from tests.transitions.acts import (
-    about,
-    apply_batch,
-    apply_batch_within,
-    claim,
-    job_runs,
-    open_run,
-    requests,
-    submission,
-    submit,
-    trigger,
-)
+from tests.intake.running import Requests
+from tests.scheduler.backfills import make_batch
 from tests.transitions.stepping import in_background, until_blocked
 from tidewheel.errors import InvalidInput
 from tidewheel.ids import job_id, run_id
+from tidewheel.local.stack import StackInfo
 from tidewheel.runs import Cause
-from tidewheel.schemas.generated.records import ReplyStatus
+from tidewheel.schemas.generated.records import Reply, ReplyStatus, RequestOrigin, RunRequest
 
 
 @pytest.fixture
 def still(clocked: ClockedDatabase) -> ClockedDatabase:
     """A manual job; the clock is stopped."""
     clocked.stop_clock()
-    submit(clocked, payload={"to": "everybody"})
+    clocked.submit(payload={"to": "everybody"})
     return clocked
 
 
 def test_trigger_runs_now_and_reports_its_run_id(still: ClockedDatabase) -> None:
-    [reply] = apply_batch(still, about("job.trigger", request_id="r-1"))
+    [reply] = still.apply_batch(about("job.trigger", request_id="r-1"))
     now = still.now()
     expected = run_id(job_id("default", "job"), now, Cause.TRIGGER, b"r-1")
     assert (reply.status, reply.run_id, reply.next_run_at, reply.job_version) == ("accepted", str(expected), now, 1)
-    [run] = job_runs(still)
+    [run] = still.job_runs()
     assert (run.run_id, run.cause, run.scheduled_at, run.publish_at) == (expected, "trigger", now, now)
-    assert len(claim(still, run.run_id).started) == 1
+    assert len(still.claim(run.run_id).started) == 1
 
 
 def _in_90_seconds(now: datetime) -> str:
@@ -53,7 +46,7 @@ def _in_90_seconds(now: datetime) -> str:
 def test_delayed_trigger_is_stored_at_once_and_published_later(still: ClockedDatabase, wanted: dict[str, Any]) -> None:
     now = still.now()
     fields: dict[str, Any] = {name: value(now) if callable(value) else value for name, value in wanted.items()}
-    run = open_run(still, trigger(still, **fields))
+    run = still.open_run(still.trigger(**fields))
     assert run.scheduled_at == run.publish_at == now + timedelta(seconds=90)
     [(leaves_at,)] = still.rows("SELECT publish_at FROM outbox WHERE topic LIKE '%.runs.%'")
     assert leaves_at == run.publish_at
@@ -62,26 +55,26 @@ def test_delayed_trigger_is_stored_at_once_and_published_later(still: ClockedDat
 
 def test_past_trigger_instant_runs_now(still: ClockedDatabase) -> None:
     past = (still.now() - timedelta(days=500)).isoformat()
-    assert open_run(still, trigger(still, run_at=past)).scheduled_at == still.now()
+    assert still.open_run(still.trigger(run_at=past)).scheduled_at == still.now()
 
 
 def test_distant_trigger_instant_is_refused_with_a_remedy(still: ClockedDatabase) -> None:
     limit = still.now() + timedelta(days=400)
-    assert trigger(still, run_at=limit.isoformat())
-    [reply] = apply_batch(still, about("job.trigger", run_at=(limit + timedelta(seconds=1)).isoformat()))
+    assert still.trigger(run_at=limit.isoformat())
+    [reply] = still.apply_batch(about("job.trigger", run_at=(limit + timedelta(seconds=1)).isoformat()))
     assert reply.status is ReplyStatus.REJECTED
     [error] = reply.errors
     assert (error.path, error.remedy) == ("run_at", "submit a job with a `once` schedule instead")
     assert "400 days" in error.problem
     with pytest.raises(InvalidInput):
-        apply_batch(still, about("job.trigger", delay="401d"))
+        still.apply_batch(about("job.trigger", delay="401d"))
 
 
 def test_triggers_payload_replaces_the_jobs(still: ClockedDatabase) -> None:
-    trigger(still)
+    still.trigger()
     still.advance(timedelta(seconds=1))
-    trigger(still, payload={"to": "ann"}, labels={"one": "1"})
-    plain, own = requests(still)
+    still.trigger(payload={"to": "ann"}, labels={"one": "1"})
+    plain, own = still.requests()
     assert (plain.payload, plain.labels) == (None, None)
     assert (own.payload, own.payload_content_type, own.labels) == (b'{"to":"ann"}', "application/json", {"one": "1"})
     assert still.count("run_inputs") == 1
@@ -89,19 +82,19 @@ def test_triggers_payload_replaces_the_jobs(still: ClockedDatabase) -> None:
 
 def test_a_trigger_writes_no_job_row(still: ClockedDatabase) -> None:
     before = still.rows("SELECT xmin, * FROM jobs")
-    trigger(still)
+    still.trigger()
     assert still.rows("SELECT xmin, * FROM jobs") == before
 
 
 def test_trigger_of_an_unknown_job_is_refused_by_name(still: ClockedDatabase) -> None:
-    [reply] = apply_batch(still, about("job.trigger", "jobb"))
+    [reply] = still.apply_batch(about("job.trigger", "jobb"))
     assert (reply.status, reply.code, reply.run_id) == ("rejected", "unknown_job", None)
     assert [(error.path, error.problem) for error in reply.errors] == [("key", "tenant 'default' has no job 'jobb'")]
 
 
 def test_trigger_of_a_deleted_job_is_refused(still: ClockedDatabase) -> None:
-    apply_batch(still, about("job.delete"))
-    [reply] = apply_batch(still, about("job.trigger"))
+    still.apply_batch(about("job.delete"))
+    [reply] = still.apply_batch(about("job.trigger"))
     assert (reply.status, reply.code) == ("rejected", "unknown_job")
 
 
@@ -112,36 +105,105 @@ def test_every_request_for_an_unknown_tenant_is_refused(still: ClockedDatabase) 
         about("job.pause", tenant="acme"),
         {"type": "run.cancel", "run_id": str(UUID(int=1)), "tenant": "acme"},
     ]
-    for reply in apply_batch(still, *documents):
+    for reply in still.apply_batch(*documents):
         assert (reply.status, [error.path for error in reply.errors]) == ("rejected", ["tenant"])
 
 
 def test_batch_of_triggers_creates_one_run_each_in_order(still: ClockedDatabase) -> None:
-    submit(still, "other")
+    still.submit("other")
     keys = ["job", "other", "missing", "job"]
-    replies = apply_batch(still, *(about("job.trigger", key) for key in keys))
+    replies = still.apply_batch(*(about("job.trigger", key) for key in keys))
     assert [reply.key for reply in replies] == keys
     assert [reply.status for reply in replies] == ["accepted", "accepted", "rejected", "accepted"]
-    assert {str(run.run_id) for run in job_runs(still)} == {reply.run_id for reply in replies if reply.run_id}
-    assert len(job_runs(still)) == 3
+    assert {str(run.run_id) for run in still.job_runs()} == {reply.run_id for reply in replies if reply.run_id}
+    assert len(still.job_runs()) == 3
 
 
 def test_trigger_does_not_wait_for_a_concurrent_firing(database: Database) -> None:
-    submit(database, schedule="@every 1h")
+    database.submit(schedule="@every 1h")
     firing = database.connection()
     firing.execute("SELECT FROM timers FOR UPDATE")
-    assert trigger(database)
+    assert database.trigger()
     firing.rollback()
 
 
-def test_trigger_waits_for_a_concurrent_deletion_and_finds_no_job(database: Database) -> None:
-    submit(database)
-    deleting, triggering = database.connection(), database.connection()
-    apply_batch_within(deleting, database, about("job.delete"))
-    waiting = in_background(lambda: apply_batch_within(triggering, database, about("job.trigger")))
-    until_blocked(database, triggering)
+def test_trigger_waits_for_a_concurrent_deletion_and_finds_no_job(with_job: Database) -> None:
+    deleting, triggering = with_job.connection(), with_job.connection()
+    with_job.apply_batch_within(deleting, about("job.delete"))
+    waiting = in_background(lambda: with_job.apply_batch_within(triggering, about("job.trigger")))
+    until_blocked(with_job, triggering)
     deleting.commit()
     [reply] = waiting.result(30)
     triggering.commit()
     assert (reply.status, reply.code) == ("rejected", "unknown_job")
-    assert job_runs(database) == []
+    assert with_job.job_runs() == []
+
+
+SENT, OWN = f"00-{'a' * 32}-{'b' * 16}-01", f"00-{'c' * 32}-{'d' * 16}-01"
+TRIGGER = {"type": "job.trigger", "key": "job"}
+
+
+@pytest.fixture
+def requests(database: Database, info: StackInfo) -> Requests:
+    database.submit(schedule="0 * * * *")
+    made = Requests(database, info.kafka)
+    database.installation = made.installation
+    return made
+
+
+def ask(requests: Requests, request: Mapping[str, object], **headers: str | bytes) -> tuple[Reply, RequestOrigin]:
+    """Let a running intake apply a request; return its reply and its coordinates."""
+    [offset] = requests.send(request, headers=headers)
+    requests.until_read(offset)
+    origin = RequestOrigin(topic=requests.topics.requests, partition=0, offset=offset)
+    [reply] = [reply for reply in requests.replies() if reply.origin == origin]
+    assert reply.status == "accepted", reply.errors
+    return reply, origin
+
+
+def trace_of(requests: Requests, run_id: str | None) -> str | None:
+    topic = requests.topics.runs("default", "standard")
+    [message] = [each for each in requests.database.messages(topic, RunRequest) if each.run_id == run_id]
+    return message.traceparent
+
+
+@pytest.mark.kafka
+def test_traceparent_header_is_the_trace_of_the_run_unless_the_request_names_one(requests: Requests) -> None:
+    with requests.running():
+        sent, _ = ask(requests, TRIGGER, traceparent=SENT)
+        own, _ = ask(requests, {**TRIGGER, "traceparent": OWN}, traceparent=SENT)
+        wrong = [
+            ask(requests, TRIGGER, traceparent=text)[0] for text in (b"\xff\xfe", "00-1-2-01", SENT.replace("a", "0"))
+        ]
+    assert (trace_of(requests, sent.run_id), trace_of(requests, own.run_id)) == (SENT, OWN)
+    assert {trace_of(requests, reply.run_id) for reply in wrong} == {None}
+
+
+@pytest.mark.kafka
+def test_request_that_is_sent_again_in_another_trace_is_the_same_request(requests: Requests) -> None:
+    with requests.running():
+        first, origin = ask(requests, {**TRIGGER, "request_id": "r"}, traceparent=SENT)
+        [offset] = requests.send({**TRIGGER, "request_id": "r"}, headers={"traceparent": OWN})
+        requests.until_read(offset)
+    assert [(reply.run_id, reply.origin) for reply in requests.replies()] == [(first.run_id, origin)] * 2
+    assert trace_of(requests, first.run_id) == SENT
+
+
+@pytest.mark.kafka
+def test_runs_of_triggers_retries_and_backfills_name_their_request_in_their_completions(requests: Requests) -> None:
+    database = requests.database
+    [(last,)] = database.rows("SELECT date_trunc('hour', tidewheel_now()) - interval '3 hours'")
+    span = {"from": last.isoformat(), "to": last.isoformat()}
+    backfill = {"type": "job.backfill", "key": "job", "versions": "current", **span}
+    with requests.running():
+        trigger, triggered = ask(requests, TRIGGER, traceparent=SENT)
+        database.succeed(database.begin(UUID(trigger.run_id)))
+        retry, retried = ask(requests, {"type": "run.retry", "run_id": trigger.run_id})
+        database.succeed(database.begin(UUID(retry.run_id)))
+        filled, asked = ask(requests, backfill, traceparent=OWN)
+    assert make_batch(database, UUID(filled.backfill_id)) == 1
+    [(run_id,)] = database.rows("SELECT run_id FROM job_runs WHERE cause = 'backfill'")
+    assert trace_of(requests, str(run_id)) == OWN
+    database.succeed(database.begin(run_id))
+    origins = {event.run_id: event.origin for event in database.completions()}
+    assert origins == {trigger.run_id: triggered, retry.run_id: retried, str(run_id): asked}

@@ -2,8 +2,8 @@
 
 from datetime import timedelta
 
+from tests.fixtures.acts import EXECUTOR
 from tests.fixtures.database import Database
-from tests.transitions.acts import EXECUTOR, apply_batch, begun
 from tidewheel.schemas.generated.records import Reply
 from tidewheel.transitions.await_external import Wait, wait_runs
 from tidewheel.transitions.claim import Started
@@ -18,7 +18,7 @@ def waiting(
     database: Database, key: str = "job", *, timeout: timedelta = timedelta(hours=1), heartbeat: timedelta | None = None
 ) -> Started:
     """A run of a job whose attempt waits for its end from outside."""
-    started = begun(database, key)
+    started = database.begun(key)
     wait_for(database, started, timeout=timeout, heartbeat=heartbeat)
     return started
 
@@ -36,7 +36,7 @@ def completing(token: str, **fields: object) -> dict[str, object]:
 
 def complete(database: Database, started: Started, **fields: object) -> Reply:
     """Say how an attempt ended."""
-    return apply_batch(database, completing(token_of(database, started), **fields))[0]
+    return database.apply_batch(completing(token_of(database, started), **fields))[0]
 
 
 def beating(token: str, **fields: object) -> dict[str, object]:
@@ -46,4 +46,4 @@ def beating(token: str, **fields: object) -> dict[str, object]:
 
 def beat(database: Database, started: Started, **fields: object) -> Reply:
     """Say that an attempt goes on."""
-    return apply_batch(database, beating(token_of(database, started), **fields))[0]
+    return database.apply_batch(beating(token_of(database, started), **fields))[0]

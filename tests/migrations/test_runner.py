@@ -111,8 +111,7 @@ def test_database_with_newer_migrations_is_accepted(fresh_database: Database) ->
     fresh_database.execute("INSERT INTO tidewheel_migrations VALUES ('9999_later_pre.sql', 'of another release')")
     assert migrate(fresh_database.url) == []
     assert states(fresh_database) == [MigrationState.APPLIED] * len(NAMES)
-    with fresh_database.transaction() as connection:
-        require_current(connection)
+    fresh_database.within(require_current)
 
 
 def test_service_on_an_old_database_names_what_is_missing(fresh_database: Database, empty_database: Database) -> None:

@@ -76,8 +76,7 @@ class Relaying:
         return OutboxRow(topic=topic, key=key, value=value, **{**known, **fields})
 
     def write(self, *rows: OutboxRow) -> None:
-        with self.database.transaction() as connection:
-            append(connection, rows, shards=64)
+        self.database.within(append, rows, shards=64)
 
     def reader(self, batch: int, **settings: Any) -> Reader:  # noqa: ANN401
         """A reader without a relay, closed with the test."""

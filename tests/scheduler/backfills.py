@@ -5,8 +5,8 @@ from uuid import UUID
 
 import pytest
 
+from tests.fixtures.acts import about
 from tests.fixtures.database import Database
-from tests.transitions.acts import about, apply_batch
 from tidewheel.nouns.works.model import Work
 from tidewheel.nouns.works.reads import show_work
 from tidewheel.scheduler.backfill_loop import BackfillLoop, create_next_runs
@@ -19,7 +19,7 @@ def asking(first: datetime, last: datetime, key: str = "job", **fields: object) 
 
 
 def ask_backfill(database: Database, first: datetime, last: datetime, key: str = "job", **fields: object) -> Reply:
-    return apply_batch(database, asking(first, last, key, **fields))[0]
+    return database.apply_batch(asking(first, last, key, **fields))[0]
 
 
 def accept(database: Database, first: datetime, last: datetime, key: str = "job", **fields: object) -> UUID:
@@ -31,7 +31,7 @@ def accept(database: Database, first: datetime, last: datetime, key: str = "job"
 
 def move(database: Database, kind: str, backfill_id: UUID, **fields: object) -> Reply:
     """Pause, resume or cancel a backfill; the answer."""
-    return apply_batch(database, {"type": f"backfill.{kind}", "backfill_id": str(backfill_id)} | fields)[0]
+    return database.apply_batch({"type": f"backfill.{kind}", "backfill_id": str(backfill_id)} | fields)[0]
 
 
 def make_batch(database: Database, backfill_id: UUID) -> int:
@@ -55,8 +55,7 @@ def look(database: Database) -> int:
 
 
 def progress(database: Database, backfill_id: UUID) -> Work:
-    with database.transaction() as connection:
-        return show_work(connection, "default", backfill_id)
+    return database.within(show_work, "default", backfill_id)
 
 
 def created_instants(database: Database) -> list[datetime]:

@@ -7,28 +7,12 @@ from uuid import UUID
 
 import pytest
 
+from tests.fixtures.acts import about, ending, submission
 from tests.fixtures.database import ClockedDatabase, Database
 from tests.fixtures.services import until
 from tests.scheduler.backfills import accept, asking, created_instants, look, make_batch, move, progress
 from tests.scheduler.firing import fire_due
 from tests.scheduler.test_loop import running
-from tests.transitions.acts import (
-    about,
-    apply_batch,
-    begin,
-    claim,
-    completions,
-    end,
-    ending,
-    final_state,
-    job_runs,
-    lifecycle,
-    open_run,
-    requests,
-    submission,
-    submit,
-    succeed,
-)
 from tests.transitions.graphs import drain_some, never
 from tests.transitions.stepping import in_background, until_blocked
 from tidewheel.ids import job_id, run_id
@@ -51,7 +35,7 @@ def decided(database: ClockedDatabase) -> None:
 def stopped_at_noon(database: ClockedDatabase, **job: Any) -> None:  # noqa: ANN401
     """Submit a job that has never fired in ten days; the clock is stopped at noon."""
     database.stop_clock(NOON - 10 * DAY)
-    submit(database, **job)
+    database.submit(**job)
     database.stop_clock(NOON)
     decided(database)
 
@@ -64,9 +48,9 @@ def hourly(clocked: ClockedDatabase) -> ClockedDatabase:
 
 def finish(database: Database) -> list[UUID]:
     """Claim and succeed what can be claimed, all at once; returns the runs in the order of their instants."""
-    started = claim(database, *(run.run_id for run in job_runs(database) if run.state == RunState.QUEUED)).started
+    started = database.claim(*(run.run_id for run in database.job_runs() if run.state == RunState.QUEUED)).started
     for each in started:
-        succeed(database, each)
+        database.succeed(each)
     return [each.run_id for each in started]
 
 
@@ -87,10 +71,10 @@ def test_backfill_run_has_its_versions_columns_and_own_id(hourly: ClockedDatabas
         hourly, NOON, NOON, request_id="r-1", overlap="buffer_one", traceparent=f"00-{'a' * 32}-{'b' * 16}-01"
     )
     assert make_batch(hourly, made) == 1
-    [run] = job_runs(hourly)
+    [run] = hourly.job_runs()
     expected = run_id(job_id("default", "job"), NOON, Cause.BACKFILL, made.bytes, at=progress(hourly, made).created_at)
     assert (run.run_id, run.cause, run.scheduled_at, run.publish_at) == (expected, "backfill", NOON, NOON)
-    [message] = requests(hourly)
+    [message] = hourly.requests()
     assert (message.cause, message.scheduled_at, message.job_version) == ("backfill", NOON, 1)
     assert message.traceparent is not None
     assert hourly.rows("SELECT overlap FROM run_inputs") == [("buffer_one",)]
@@ -98,19 +82,19 @@ def test_backfill_run_has_its_versions_columns_and_own_id(hourly: ClockedDatabas
 
 
 def test_backfill_runs_of_an_ordered_job_start_one_after_another(hourly: ClockedDatabase) -> None:
-    submit(hourly, **HOURLY, ordering_key="k")
+    hourly.submit(**HOURLY, ordering_key="k")
     backfill = about("job.backfill") | {"from": NOON - HOUR, "to": NOON}
-    [refusal] = apply_batch(hourly, backfill | {"overlap": "skip"})
+    [refusal] = hourly.apply_batch(backfill | {"overlap": "skip"})
     assert [(error.path, error.problem) for error in refusal.errors] == [("overlap", "the job has an ordering_key")]
-    [reply] = apply_batch(hourly, backfill | {"versions": "current"})
+    [reply] = hourly.apply_batch(backfill | {"versions": "current"})
     assert make_batch(hourly, UUID(reply.backfill_id)) == 2
-    first, second = job_runs(hourly)
+    first, second = hourly.job_runs()
     assert (first.state, second.state) == ("queued", "buffered")
     assert [finish(hourly), finish(hourly)] == [[first.run_id], [second.run_id]]
     hourly.advance(3 * HOUR)
-    submit(hourly, **HOURLY | {"overlap": "skip"})
+    hourly.submit(**HOURLY | {"overlap": "skip"})
     later = {"from": NOON + HOUR, "to": NOON + 2 * HOUR, "what": "all", "overlap": "buffer_all"}
-    [reply] = apply_batch(hourly, about("job.backfill") | later)
+    [reply] = hourly.apply_batch(about("job.backfill") | later)
     assert make_batch(hourly, UUID(reply.backfill_id)) == 2, "of the version with an order, which they keep"
     columns = "SELECT job_version, overlap, order_no FROM job_runs WHERE cause = 'backfill' ORDER BY order_no"
     assert hourly.rows(columns) == [(2, "allow_all", 2), (2, "allow_all", 3)], "behind two occurrences of that version"
@@ -123,7 +107,7 @@ def test_backfill_runs_are_created_in_requested_order(
     made = accept(hourly, *RANGE, order=order, max_concurrent=1)
     seen: list[datetime] = []
     while make_batch(hourly, made):
-        [run] = job_runs(hourly)
+        [run] = hourly.job_runs()
         seen.append(run.scheduled_at)
         assert make_batch(hourly, made) == 0
         finish(hourly)
@@ -138,15 +122,15 @@ def test_backfill_finishes_with_its_last_run(hourly: ClockedDatabase) -> None:
     stands = progress(hourly, made)
     assert (stands.state, stands.facts["runs"], stands.processed) == ("running", {"queued": 5}, 5)
     assert "next_at" not in stands.facts
-    runs = claim(hourly, *(run.run_id for run in job_runs(hourly))).started
-    end(hourly, ending(runs[0], RunState.FAILED, error_type="ValueError"))
+    runs = hourly.claim(*(run.run_id for run in hourly.job_runs())).started
+    hourly.end(ending(runs[0], RunState.FAILED, error_type="ValueError"))
     for run in runs[1:]:
-        succeed(hourly, run)
+        hourly.succeed(run)
     make_batch(hourly, made)
     stands = progress(hourly, made)
     assert (stands.state, stands.facts["runs"]) == ("finished", {"succeeded": 4, "failed": 1})
     assert stands.finished_at == NOON
-    [event] = [event for event in lifecycle(hourly) if event.type == "io.tidewheel.job.backfill_finished.v1"]
+    [event] = [event for event in hourly.lifecycle() if event.type == "io.tidewheel.job.backfill_finished.v1"]
     assert (event.detail["created_count"], event.detail["existing_count"]) == ("5", "0")
 
 
@@ -154,25 +138,25 @@ def test_backfill_finishes_with_its_last_run(hourly: ClockedDatabase) -> None:
 def test_missing_only_skips_recorded_instants(clocked: ClockedDatabase, order: str) -> None:
     """Three instants ran or run; one was passed over in an outage, one lost its turn, one was cancelled."""
     clocked.stop_clock(NOON - 6.5 * HOUR)
-    submit(clocked, schedule="0 * * * *")
+    clocked.submit(schedule="0 * * * *")
     clocked.stop_clock(NOON - 5.5 * HOUR)
     fire_due(clocked)
     finish(clocked)
     clocked.stop_clock(NOON - 3.5 * HOUR)
     fire_due(clocked)  # 07:00 is passed over, 08:00 runs
-    first = begin(clocked, job_runs(clocked)[0].run_id)
+    first = clocked.begin(clocked.job_runs()[0].run_id)
     clocked.stop_clock(NOON - 3 * HOUR)
     fire_due(clocked)
-    assert claim(clocked, job_runs(clocked)[1].run_id).overlaps.skipped
+    assert clocked.claim(clocked.job_runs()[1].run_id).overlaps.skipped
     clocked.stop_clock(NOON - 2 * HOUR)
     fire_due(clocked)
-    [_, second] = job_runs(clocked)
-    apply_batch(clocked, {"type": "run.cancel", "run_id": str(second.run_id)})
+    [_, second] = clocked.job_runs()
+    clocked.apply_batch({"type": "run.cancel", "run_id": str(second.run_id)})
     clocked.stop_clock(NOON - 1.5 * HOUR)
     fire_due(clocked)
     made = accept(clocked, NOON - 7 * HOUR, NOON - 1.5 * HOUR, order=order)
     assert progress(clocked, made).facts["needed"] == 3
-    succeed(clocked, first)
+    clocked.succeed(first)
     summary = through(clocked, made)
     missing = [NOON - 5 * HOUR, NOON - 3 * HOUR, NOON - 2 * HOUR]
     assert sorted(created_instants(clocked)) == missing
@@ -186,13 +170,13 @@ def test_each_instant_runs_version_in_force_then(clocked: ClockedDatabase) -> No
     """Hourly until 04:30, two-hourly until the deletion at 08:30, three-hourly since 10:30."""
     midnight = NOON - 12 * HOUR
     clocked.stop_clock(midnight + HOUR / 2)
-    submit(clocked, schedule="0 * * * *", overlap="allow_all", lane="batch")
+    clocked.submit(schedule="0 * * * *", overlap="allow_all", lane="batch")
     clocked.stop_clock(midnight + 4.5 * HOUR)
-    submit(clocked, schedule="0 */2 * * *", overlap="allow_all", lane="critical")
+    clocked.submit(schedule="0 */2 * * *", overlap="allow_all", lane="critical")
     clocked.stop_clock(midnight + 8.5 * HOUR)
-    apply_batch(clocked, about("job.delete"))
+    clocked.apply_batch(about("job.delete"))
     clocked.stop_clock(midnight + 10.5 * HOUR)
-    submit(clocked, schedule="0 */3 * * *", overlap="allow_all")
+    clocked.submit(schedule="0 */3 * * *", overlap="allow_all")
     clocked.stop_clock(NOON + 3 * HOUR)
     decided(clocked)
     made = accept(clocked, midnight, NOON + 3 * HOUR, what="all", max_concurrent=100)
@@ -201,14 +185,14 @@ def test_each_instant_runs_version_in_force_then(clocked: ClockedDatabase) -> No
     hours = [(int((at - midnight) / HOUR), version, lane) for at, version, lane in found]
     first, second = [(n, 1, "batch") for n in (1, 2, 3, 4)], [(n, 2, "critical") for n in (6, 8)]
     assert hours == [*first, *second, (12, 3, "standard"), (15, 3, "standard")]
-    assert claim(clocked, *(run.run_id for run in job_runs(clocked))).started
+    assert clocked.claim(*(run.run_id for run in clocked.job_runs())).started
 
 
 def test_current_version_is_the_one_at_acceptance(hourly: ClockedDatabase) -> None:
-    submit(hourly, schedule="30 * * * *", overlap="allow_all")
+    hourly.submit(schedule="30 * * * *", overlap="allow_all")
     made = accept(hourly, NOON - 2 * HOUR, NOON, versions="current", what="all", max_concurrent=1)
     make_batch(hourly, made)
-    submit(hourly, schedule="45 * * * *", overlap="allow_all")
+    hourly.submit(schedule="45 * * * *", overlap="allow_all")
     through(hourly, made)
     versions = {version for (version,) in hourly.rows("SELECT job_version FROM runs WHERE cause = 'backfill'")}
     assert (created_instants(hourly), versions) == ([NOON - 1.5 * HOUR, NOON - 0.5 * HOUR], {2})
@@ -218,17 +202,17 @@ def test_max_concurrent_bounds_open_backfill_runs(hourly: ClockedDatabase) -> No
     made = accept(hourly, NOON - 3 * DAY, NOON, max_concurrent=7)
     while progress(hourly, made).state == "running":
         look(hourly)
-        assert len(job_runs(hourly)) <= 7
-        some = [run.run_id for run in job_runs(hourly)][::2]
-        for started in claim(hourly, *some).started:
-            succeed(hourly, started)
+        assert len(hourly.job_runs()) <= 7
+        some = [run.run_id for run in hourly.job_runs()][::2]
+        for started in hourly.claim(*some).started:
+            hourly.succeed(started)
     assert len(created_instants(hourly)) == len(set(created_instants(hourly))) == 73
 
 
 def test_max_concurrent_counts_open_occurrences_of_a_root(clocked: ClockedDatabase) -> None:
     clocked.stop_clock(NOON - 10 * DAY)
-    submit(clocked, **HOURLY)
-    apply_batch(clocked, submission("child", schedule={"after": ["job"]}))
+    clocked.submit(**HOURLY)
+    clocked.apply_batch(submission("child", schedule={"after": ["job"]}))
     clocked.stop_clock(NOON)
     decided(clocked)
     made = accept(clocked, *RANGE, max_concurrent=2)
@@ -250,9 +234,9 @@ def test_backfill_runs_are_buffered_when_overlap_is_forbidden(clocked: ClockedDa
     stopped_at_noon(clocked, schedule="0 * * * *")
     made = accept(clocked, *RANGE)
     assert make_batch(clocked, made) == 5
-    claimed = claim(clocked, *(run.run_id for run in job_runs(clocked)))
+    claimed = clocked.claim(*(run.run_id for run in clocked.job_runs()))
     assert (len(claimed.started), len(claimed.overlaps.buffered), claimed.overlaps.skipped) == (1, 4, set())
-    succeed(clocked, claimed.started[0])
+    clocked.succeed(claimed.started[0])
     assert through(clocked, made).state == "finished"
     assert progress(clocked, made).facts["runs"] == {"succeeded": 5}
 
@@ -262,18 +246,18 @@ def test_newest_first_holds_with_buffered_runs(clocked: ClockedDatabase) -> None
     made = accept(clocked, *RANGE, order="newest_first")
     seen: list[datetime] = []
     while make_batch(clocked, made):
-        [run] = job_runs(clocked)
+        [run] = clocked.job_runs()
         seen.append(run.scheduled_at)
-        succeed(clocked, begin(clocked, run.run_id))
+        clocked.succeed(clocked.begin(run.run_id))
     assert seen == FIVE[::-1]
 
 
 def test_requested_overlap_policy_applies(hourly: ClockedDatabase) -> None:
     made = accept(hourly, *RANGE, overlap="skip")
     make_batch(hourly, made)
-    claimed = claim(hourly, *(run.run_id for run in job_runs(hourly)))
+    claimed = hourly.claim(*(run.run_id for run in hourly.job_runs()))
     assert (len(claimed.started), len(claimed.overlaps.skipped)) == (1, 4)
-    succeed(hourly, claimed.started[0])
+    hourly.succeed(claimed.started[0])
     make_batch(hourly, made)
     stands = progress(hourly, made)
     assert (stands.state, stands.facts["runs"]) == ("finished", {"succeeded": 1, "skipped": 4})
@@ -294,15 +278,15 @@ def test_cancelled_backfill_ends_unstarted_runs_only(hourly: ClockedDatabase) ->
     made = accept(hourly, *RANGE, max_concurrent=3)
     other = accept(hourly, *RANGE, what="all", max_concurrent=2)
     make_batch(hourly, made)
-    begun = begin(hourly, job_runs(hourly)[0].run_id)
+    begun = hourly.begin(hourly.job_runs()[0].run_id)
     make_batch(hourly, other)
     assert move(hourly, "cancel", made, reason="wrong range").backfill_status == "cancelled"
-    ended = [event for event in completions(hourly) if event.status == "cancelled"]
+    ended = [event for event in hourly.completions() if event.status == "cancelled"]
     assert [(event.cause, event.reason, event.attempt) for event in ended] == [("backfill", "wrong range", 0)] * 2
-    assert open_run(hourly, begun.run_id).state == RunState.RUNNING
-    assert len(job_runs(hourly)) == 3  # the other backfill's two are not touched
+    assert hourly.open_run(begun.run_id).state == RunState.RUNNING
+    assert len(hourly.job_runs()) == 3  # the other backfill's two are not touched
     assert make_batch(hourly, made) == 0
-    succeed(hourly, begun)
+    hourly.succeed(begun)
     stands = progress(hourly, made)
     assert (stands.state, stands.facts["runs"]) == ("cancelled", {"succeeded": 1, "cancelled": 2})
 
@@ -311,13 +295,13 @@ def test_deleting_job_cancels_its_backfills(hourly: ClockedDatabase) -> None:
     """Also a job that exists again before the next step."""
     made = accept(hourly, *RANGE, max_concurrent=2)
     make_batch(hourly, made)
-    [first, second] = job_runs(hourly)
-    apply_batch(hourly, about("job.delete"), submission(**HOURLY))
+    [first, second] = hourly.job_runs()
+    hourly.apply_batch(about("job.delete"), submission(**HOURLY))
     assert make_batch(hourly, made) == 0
     summary = progress(hourly, made)
     assert (summary.state, summary.reason, summary.done_count) == ("cancelled", "job_deleted", 2)
-    assert [final_state(hourly, run.run_id) for run in (first, second)] == [("cancelled", "job_deleted")] * 2
-    [event] = [event for event in lifecycle(hourly) if event.type == "io.tidewheel.job.backfill_cancelled.v1"]
+    assert [hourly.final_state(run.run_id) for run in (first, second)] == [("cancelled", "job_deleted")] * 2
+    [event] = [event for event in hourly.lifecycle() if event.type == "io.tidewheel.job.backfill_cancelled.v1"]
     assert event.reason == "job_deleted"
 
 
@@ -326,7 +310,7 @@ def test_paused_backfill_is_cancelled_with_its_job(hourly: ClockedDatabase) -> N
     move(hourly, "pause", made, reason="later")
     look(hourly)
     assert progress(hourly, made).state == "paused"
-    apply_batch(hourly, about("job.delete"), submission(**HOURLY))
+    hourly.apply_batch(about("job.delete"), submission(**HOURLY))
     look(hourly)
     summary = progress(hourly, made)
     assert (summary.state, summary.reason, summary.finished_at) == ("cancelled", "job_deleted", NOON)
@@ -349,7 +333,7 @@ def test_failing_backfill_is_paused_with_reason_and_others_continue(hourly: Cloc
 
 
 def test_long_range_is_scanned_in_bounded_batches(hourly: ClockedDatabase) -> None:
-    submit(hourly, schedule="* * * * * *", overlap="allow_all")
+    hourly.submit(schedule="* * * * * *", overlap="allow_all")
     hourly.stop_clock(NOON + HOUR)
     hourly.execute("UPDATE timers SET scheduled_at = %s, due_at = %s", [NOON + DAY, NOON + DAY])
     made = accept(hourly, NOON, NOON + HOUR, max_concurrent=1000)
@@ -381,14 +365,14 @@ def test_two_schedulers_create_each_backfill_run_once(hourly: ClockedDatabase) -
 def test_schedulers_complete_many_backfills(database: Database) -> None:
     now = database.now()
     keys = [f"job-{number}" for number in range(8)]
-    apply_batch(database, *(submission(key, **HOURLY) for key in keys))
+    database.apply_batch(*(submission(key, **HOURLY) for key in keys))
     between = now - 2 * DAY, now
-    apply_batch(database, *(asking(*between, key, what="all", versions="current", max_concurrent=1000) for key in keys))
+    database.apply_batch(*(asking(*between, key, what="all", versions="current", max_concurrent=1000) for key in keys))
     with running(database), running(database):
         until(lambda: database.count("runs") >= 8 * 48, "every run is made")
-        for run in job_runs(database):
-            for started in claim(database, run.run_id).started:
-                succeed(database, started)
+        for run in database.job_runs():
+            for started in database.claim(run.run_id).started:
+                database.succeed(started)
         until(
             lambda: database.value("SELECT count(*) FROM backfills WHERE state = 'finished'") == 8, "all are finished"
         )

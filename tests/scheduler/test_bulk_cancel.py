@@ -7,30 +7,11 @@ from uuid import UUID
 
 import pytest
 
+from tests.fixtures.acts import EXECUTOR, about, ending
 from tests.fixtures.database import Database
 from tests.intake.test_cancel_filter import cancel
 from tests.scheduler.firing import fire_due
 from tests.scheduler.test_firing import scheduler_of
-from tests.transitions.acts import (
-    EXECUTOR,
-    about,
-    active_run_of,
-    apply_batch,
-    attempts,
-    begin,
-    begun,
-    claim,
-    completions,
-    end,
-    ending,
-    final_state,
-    job_runs,
-    open_run,
-    requeue,
-    submit,
-    succeed,
-    trigger,
-)
 from tests.transitions.overlapping import signals
 from tidewheel.ids import job_id
 from tidewheel.runs import AttemptOutcome, RunState
@@ -87,71 +68,70 @@ def refuse_end(monkeypatch: pytest.MonkeyPatch, duty: ModuleType, poison: UUID) 
 
 
 def test_unstarted_run_is_cancelled_with_event_and_reason(with_job: Database) -> None:
-    runs = [trigger(with_job), trigger(with_job, delay="1h")]
+    runs = [with_job.trigger(), with_job.trigger(delay="1h")]
     number = cancel(with_job, key="job", reason="wrong list")
     step_until_idle(with_job)
-    assert [final_state(with_job, run) for run in runs] == [("cancelled", "wrong list")] * 2
-    assert sorted(event.run_id for event in completions(with_job)) == sorted(map(str, runs))
+    assert [with_job.final_state(run) for run in runs] == [("cancelled", "wrong list")] * 2
+    assert sorted(event.run_id for event in with_job.completions()) == sorted(map(str, runs))
     assert progress(with_job, number) == (2, True)
-    assert job_runs(with_job) == []
+    assert with_job.job_runs() == []
 
 
 def test_runs_of_every_state_are_cancelled(with_job: Database) -> None:
-    submit(with_job, "turns", overlap="buffer_all")
-    retrying, waiting, running, holder = begun(with_job), begun(with_job), begun(with_job), begun(with_job, "turns")
-    queued, buffered = trigger(with_job), trigger(with_job, "turns")
-    claim(with_job, buffered)
-    requeue(with_job, retrying, AttemptOutcome.FAILED, timedelta(hours=1))
-    with with_job.transaction() as connection:
-        wait_runs(connection, [Wait(waiting.run_id, waiting.attempt, EXECUTOR, timedelta(hours=1))])
+    with_job.submit("turns", overlap="buffer_all")
+    retrying, waiting, running, holder = with_job.begun(), with_job.begun(), with_job.begun(), with_job.begun("turns")
+    queued, buffered = with_job.trigger(), with_job.trigger("turns")
+    with_job.claim(buffered)
+    with_job.requeue(retrying, AttemptOutcome.FAILED, timedelta(hours=1))
+    with_job.within(wait_runs, [Wait(waiting.run_id, waiting.attempt, EXECUTOR, timedelta(hours=1))])
     number = cancel(with_job, handler="send-email")
     step_until_idle(with_job)
     assert states(with_job, [retrying.run_id, waiting.run_id, queued, buffered]) == ["cancelled"] * 4
-    assert {run.run_id: run.state for run in job_runs(with_job)} == {
+    assert {run.run_id: run.state for run in with_job.job_runs()} == {
         running.run_id: "cancelling",
         holder.run_id: "cancelling",
     }
     assert {signal[0] for signal in signals(with_job)} == {running.run_id, holder.run_id}
     assert progress(with_job, number) == (6, True)
-    succeed(with_job, running)
-    succeed(with_job, holder)
+    with_job.succeed(running)
+    with_job.succeed(holder)
     assert states(with_job, [running.run_id, holder.run_id]) == ["cancelled"] * 2
-    assert active_run_of(with_job, job_id("default", "turns")) is None
+    assert with_job.active_run_of(job_id("default", "turns")) is None
 
 
 def test_started_runs_continue_if_requested(with_job: Database) -> None:
-    running, retrying, fresh = begun(with_job), begun(with_job), trigger(with_job)
-    requeue(with_job, retrying, AttemptOutcome.FAILED, timedelta(hours=1))
+    running, retrying, fresh = with_job.begun(), with_job.begun(), with_job.trigger()
+    with_job.requeue(retrying, AttemptOutcome.FAILED, timedelta(hours=1))
     number = cancel(with_job, key="job", include_started=False)
     step_until_idle(with_job)
-    assert {run.state for run in job_runs(with_job)} == {"running", "retrying"}
+    assert {run.state for run in with_job.job_runs()} == {"running", "retrying"}
     assert (states(with_job, [fresh]), progress(with_job, number)) == (["cancelled"], (1, True))
-    assert attempts(with_job, running.run_id) == []
+    assert with_job.attempts(running.run_id) == []
 
 
 @pytest.mark.usefixtures("few_at_once")
 @pytest.mark.parametrize("named", [{"key": "a"}, {"labels": {"x": "1"}}, {"handler": "one"}], ids=str)
 def test_scan_of_many_steps_cancels_all_matching_runs_only(database: Database, named: dict[str, object]) -> None:
-    submit(database, "a", labels={"x": "1"}, target="one")
-    submit(database, "b", target="other")
-    submit(database, "c", labels={"x": "1"}, target="one")
-    runs = {key: [trigger(database, key) for _ in range(12)] for key in ("a", "b", "c")}
+    database.submit("a", labels={"x": "1"}, target="one")
+    database.submit("b", target="other")
+    database.submit("c", labels={"x": "1"}, target="one")
+    runs = {key: [database.trigger(key) for _ in range(12)] for key in ("a", "b", "c")}
     number = cancel(database, **named)
     steps = step_until_idle(database)
     assert max(step.ended for step in steps) == 3
     wanted = runs["a"] if "key" in named else runs["a"] + runs["c"]
     assert progress(database, number) == (len(wanted), True)
-    assert {run.run_id for run in job_runs(database)} == {run for each in runs.values() for run in each} - set(wanted)
+    assert {run.run_id for run in database.job_runs()} == {run for each in runs.values() for run in each} - set(wanted)
     assert database.count("cancelled_jobs") == 0
 
 
 @pytest.mark.usefixtures("few_at_once")
 def test_cancellations_are_advanced_in_rotation(database: Database) -> None:
     for key in ("a", "b"):
-        submit(database, key)
+        database.submit(key)
     for _ in range(9):
         for key in ("a", "b"):
-            trigger(database, key)
+            database.trigger(key)
     numbers = [cancel(database, key=key) for key in ("a", "b")]
     cancelling = BulkCancel(database.session(), database.installation)
     while progress(database, numbers[1])[0] < 9:
@@ -164,9 +144,9 @@ def test_cancellations_are_advanced_in_rotation(database: Database) -> None:
 
 @pytest.mark.parametrize("damage", ["infinity", "-infinity", "294000-01-01Z"])
 def test_cancellation_or_run_that_cannot_be_read_stops_no_other(with_job: Database, damage: str) -> None:
-    number, others = cancel(with_job, key="job"), [trigger(with_job) for _ in range(3)]
+    number, others = cancel(with_job, key="job"), [with_job.trigger() for _ in range(3)]
     with_job.execute("UPDATE cancellations SET created_before = %s WHERE id = %s", [damage, number])
-    runs = [trigger(with_job) for _ in range(3)]
+    runs = [with_job.trigger() for _ in range(3)]
     with_job.execute("UPDATE job_runs SET scheduled_at = %s WHERE run_id = %s", [damage, others[0]])
     cancel(with_job, key="job")
     step_until_idle(with_job)
@@ -176,18 +156,18 @@ def test_cancellation_or_run_that_cannot_be_read_stops_no_other(with_job: Databa
 @pytest.mark.usefixtures("few_at_once")
 def test_running_attempts_are_stopped_before_other_runs_end(with_job: Database) -> None:
     for _ in range(9):
-        trigger(with_job)
-    running = begun(with_job)
+        with_job.trigger()
+    running = with_job.begun()
     cancel(with_job, key="job")
     cancelling = BulkCancel(with_job.session(), with_job.installation)
     while not signals(with_job):
         assert cancelling.step().ended == 0
-    assert open_run(with_job, running.run_id).state == "cancelling"
-    assert len(job_runs(with_job)) == 10
+    assert with_job.open_run(running.run_id).state == "cancelling"
+    assert len(with_job.job_runs()) == 10
 
 
 def test_locked_runs_are_retried_before_cancellation_finishes(with_job: Database) -> None:
-    run = trigger(with_job)
+    run = with_job.trigger()
     number = cancel(with_job, key="job")
     holding = with_job.connection()
     holding.execute("SELECT 1 FROM job_runs WHERE run_id = %s FOR UPDATE", [run])
@@ -199,7 +179,7 @@ def test_locked_runs_are_retried_before_cancellation_finishes(with_job: Database
 
 
 def test_cancellation_locked_by_another_scheduler_is_skipped(with_job: Database) -> None:
-    trigger(with_job)
+    with_job.trigger()
     number = cancel(with_job, key="job")
     other = with_job.connection()
     other.execute("SELECT 1 FROM cancellations WHERE id = %s FOR UPDATE", [number])
@@ -209,31 +189,30 @@ def test_cancellation_locked_by_another_scheduler_is_skipped(with_job: Database)
 
 
 def test_run_that_ends_concurrently_is_not_counted(with_job: Database) -> None:
-    started = begun(with_job)
+    started = with_job.begun()
     number = cancel(with_job, key="job")
-    end(with_job, ending(started, RunState.SUCCEEDED))
+    with_job.end(ending(started, RunState.SUCCEEDED))
     step_until_idle(with_job)
-    assert (final_state(with_job, started.run_id)[0], progress(with_job, number)) == ("succeeded", (0, True))
+    assert (with_job.final_state(started.run_id)[0], progress(with_job, number)) == ("succeeded", (0, True))
 
 
 def test_run_promoted_from_a_cancelled_active_run_does_not_start(database: Database) -> None:
-    submit(database, overlap="buffer_all")
-    holder = begun(database)
-    waiters = [trigger(database) for _ in range(3)]
-    claim(database, *waiters)
+    database.submit(overlap="buffer_all")
+    holder = database.begun()
+    waiters = [database.trigger() for _ in range(3)]
+    database.claim(*waiters)
     cancel(database, key="job")
-    with database.transaction() as connection:
-        finish_runs(connection, database.installation, [ending(holder, RunState.SUCCEEDED)])
-    [released] = [run.run_id for run in job_runs(database) if run.state == "queued"]
-    assert claim(database, released).started == []
+    database.within(finish_runs, database.installation, [ending(holder, RunState.SUCCEEDED)])
+    [released] = [run.run_id for run in database.job_runs() if run.state == "queued"]
+    assert database.claim(released).started == []
     step_until_idle(database)
     assert (states(database, waiters), database.count("active_runs")) == (["cancelled"] * 3, 0)
 
 
 def test_fixed_delay_job_continues_after_cancelled_run(database: Database) -> None:
-    submit(database, schedule={"fixed_delay": "1h"})
+    database.submit(schedule={"fixed_delay": "1h"})
     fire_due(database)
-    [run] = job_runs(database)
+    [run] = database.job_runs()
     cancel(database, key="job")
     step_until_idle(database)
     assert states(database, [run.run_id]) == ["cancelled"]
@@ -244,51 +223,35 @@ def test_fixed_delay_job_continues_after_cancelled_run(database: Database) -> No
 
 def test_deleting_job_cancels_its_backlog(with_job: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tidewheel.intake.lifecycle._MAX_CANCELLED", 2)
-    running, *runs = begun(with_job).run_id, *(trigger(with_job) for _ in range(5))
-    apply_batch(with_job, about("job.delete"))
-    left = [run.run_id for run in job_runs(with_job) if run.state == "queued"]
+    running, *runs = with_job.begun().run_id, *(with_job.trigger() for _ in range(5))
+    with_job.apply_batch(about("job.delete"))
+    left = [run.run_id for run in with_job.job_runs() if run.state == "queued"]
     assert len(left) == 3
-    assert all(claim(with_job, run).started == [] for run in left)
+    assert all(with_job.claim(run).started == [] for run in left)
     step_until_idle(with_job)
-    assert {final_state(with_job, run) for run in runs} == {("cancelled", "job_deleted")}
-    assert open_run(with_job, running).state == "running"
+    assert {with_job.final_state(run) for run in runs} == {("cancelled", "job_deleted")}
+    assert with_job.open_run(running).state == "running"
 
 
-def test_run_that_cannot_be_ended_does_not_block_others(with_job: Database, monkeypatch: pytest.MonkeyPatch) -> None:
-    poison, *others = [trigger(with_job) for _ in range(4)]
-    cancel(with_job, key="job")
-
-    refuse_end(monkeypatch, module, poison)
-    step_until_idle(with_job)
-    assert states(with_job, others) == ["cancelled"] * 3
-    assert begin_is_refused(with_job, poison)
-
-
-def test_run_that_cannot_be_ended_is_retried_after_pause_only(
+def test_run_that_cannot_be_ended_blocks_no_other_and_is_retried_after_a_pause(
     with_job: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run = trigger(with_job)
+    run, *others = [with_job.trigger() for _ in range(4)]
     number = cancel(with_job, key="job")
     tries = refuse_end(monkeypatch, module, run)
     monkeypatch.setattr(module, "_POLL_SECONDS", 0.0)
     cancelling = BulkCancel(with_job.session(), with_job.installation)
     for _ in range(20):
         cancelling.step()
-    assert (len(tries), progress(with_job, number)) == (1, (0, False))
-    assert begin_is_refused(with_job, run)
+    assert (states(with_job, others), progress(with_job, number)) == (["cancelled"] * 3, (3, False))
+    assert with_job.claim(run).started == []
+    before = len(tries)
+    cancelling.step()
+    assert len(tries) == before
     # A scheduler that is started anew tries once more; what was wrong has been mended.
     monkeypatch.setattr(module, "finish_runs", finish_runs)
     step_until_idle(with_job)
-    assert (states(with_job, [run]), progress(with_job, number)) == (["cancelled"], (1, True))
-
-
-def begin_is_refused(database: Database, run: UUID) -> bool:
-    """Return True if a claim finds nothing."""
-    try:
-        begin(database, run)
-    except ValueError:
-        return True
-    return False
+    assert (states(with_job, [run]), progress(with_job, number)) == (["cancelled"], (4, True))
 
 
 def want(database: Database, *runs: UUID) -> None:
@@ -299,20 +262,20 @@ def want(database: Database, *runs: UUID) -> None:
 
 
 def test_scheduler_applies_pending_cancels(with_job: Database) -> None:
-    over, running, queued = begun(with_job), begun(with_job), trigger(with_job)
-    end(with_job, ending(over, RunState.SUCCEEDED))
+    over, running, queued = with_job.begun(), with_job.begun(), with_job.trigger()
+    with_job.end(ending(over, RunState.SUCCEEDED))
     want(with_job, over.run_id, running.run_id, queued, queued)
     with scheduler_of(with_job) as scheduler:
         scheduler.step()
     assert states(with_job, [over.run_id, queued]) == ["succeeded", "cancelled"]
-    assert open_run(with_job, running.run_id).state == "cancelling"
+    assert with_job.open_run(running.run_id).state == "cancelling"
     assert [signal[0] for signal in signals(with_job)] == [running.run_id]
     assert with_job.count("pending_cancels") == 0
 
 
 def test_locked_runs_do_not_hide_other_pending_cancels(with_job: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pending_cancels, "_MAX_APPLIED", 2)
-    runs = [trigger(with_job) for _ in range(5)]
+    runs = [with_job.trigger() for _ in range(5)]
     want(with_job, *runs)
     wanted = PendingCancels(with_job.session(), with_job.installation)
     with with_job.transaction() as holding:
@@ -323,7 +286,7 @@ def test_locked_runs_do_not_hide_other_pending_cancels(with_job: Database, monke
 
 
 def test_failing_pending_cancel_does_not_block_others(with_job: Database, monkeypatch: pytest.MonkeyPatch) -> None:
-    poison, *others = [trigger(with_job) for _ in range(3)]
+    poison, *others = [with_job.trigger() for _ in range(3)]
     want(with_job, poison, *others)
     tries = refuse_end(monkeypatch, pending_cancels, poison)
     wanted = PendingCancels(with_job.session(), with_job.installation)

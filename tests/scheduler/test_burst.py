@@ -11,11 +11,11 @@ from uuid import UUID
 
 import pytest
 
+from tests.fixtures.acts import EXECUTOR
 from tests.fixtures.database import Database
 from tests.fixtures.services import until
 from tests.scheduler.firing import look_at
 from tests.scheduler.test_firing import scheduler_of
-from tests.transitions.acts import EXECUTOR, requests, submit, trigger
 from tidewheel.postgres.partitions import ensure_days
 from tidewheel.postgres.session import BY_KEY, KEPT_PLANS, UNIFORM, Session
 from tidewheel.runs import RunState
@@ -94,7 +94,7 @@ def idle(fresh_database: Database) -> Database:
 def load_due_jobs(database: Database, within: timedelta = timedelta(0)) -> None:
     """10,000 jobs that are due, made from one that was submitted; no statistics are gathered."""
     anchor = database.now() + within
-    submit(database, schedule={"interval": "1h", "anchor": anchor.isoformat()})
+    database.submit(schedule={"interval": "1h", "anchor": anchor.isoformat()})
     with database.transaction() as connection:
         connection.execute("DELETE FROM timers")
         connection.execute(
@@ -158,7 +158,7 @@ def test_timers_due_in_backlog_do_not_wait_for_rotation(idle: Database) -> None:
             scheduler.step()
         for number in range(8):
             key = f"now-{number}"
-            submit(idle, key, schedule={"once": idle.now().isoformat()})
+            idle.submit(key, schedule={"once": idle.now().isoformat()})
             scheduler.step()
             [(fired,)] = idle.rows("SELECT count(*) FROM runs JOIN jobs USING (job_id) WHERE key = %s", [key])
             assert fired == 1
@@ -192,9 +192,9 @@ def test_claims_and_ends_after_idling_read_only_their_rows(idle: Database) -> No
 def test_uniform_claims_and_ends_after_idling_read_only_their_rows(idle: Database) -> None:
     """Both keep the plans that they made for empty tables."""
     claiming, ending = idle.session(options=KEPT_PLANS), idle.session(options=UNIFORM)
-    submit(idle, "early")
-    trigger(idle, "early")
-    [message] = requests(idle)
+    idle.submit("early")
+    idle.trigger("early")
+    [message] = idle.requests()
     idle.execute("TRUNCATE job_runs, outbox")
     no_run = UUID(int=0)
     for _ in range(POLLS):
@@ -209,7 +209,7 @@ def test_uniform_claims_and_ends_after_idling_read_only_their_rows(idle: Databas
     firing = idle.session()
     while fire(firing, idle.installation, look_at(idle, batch=BATCH)):
         pass
-    runs = {UUID(request.run_id): request for request in requests(idle)}
+    runs = {UUID(request.run_id): request for request in idle.requests()}
     assert len(runs) == BURST
     before = rows_read(idle, "job_runs", "active_runs")
     for start in range(0, BURST, BATCH):
@@ -233,10 +233,10 @@ def test_conflicting_claim_reads_partitions_of_its_runs_only(idle: Database) -> 
     with idle.transaction() as connection:
         ensure_days(connection, [today - timedelta(days=ago) for ago in range(2, 20)])
     before = scans_before(idle, today)
-    submit(idle, overlap="skip")
+    idle.submit(overlap="skip")
     claiming = idle.session(options=KEPT_PLANS)
     for _ in range(POLLS):
-        chosen = [trigger(idle), trigger(idle)]
+        chosen = [idle.trigger(), idle.trigger()]
         with claiming.transaction() as connection:
             claims = [Claim(run_id, 1, 1, "t") for run_id in chosen]
             claim_runs(connection, idle.installation, claims, executor_id=EXECUTOR)
@@ -260,7 +260,7 @@ def test_rows_since_last_analyze_are_not_scanned_per_end(idle: Database) -> None
     """Ids grow with time: the planner expects almost none since the last ANALYZE."""
     firing, session = idle.session(), idle.session(options=BY_KEY)
     for number in range(100):
-        submit(idle, f"early-{number}", schedule={"once": idle.now().isoformat()})
+        idle.submit(f"early-{number}", schedule={"once": idle.now().isoformat()})
     fire(firing, idle.installation, look_at(idle, batch=BATCH))
     claim_and_end(idle, session, session)
     idle.execute("VACUUM ANALYZE")

@@ -1,29 +1,17 @@
-"""Catch-up end to end: decided once, whatever happens in between; marked, paced, one after another."""
+"""Missed occurrences: caught up in batches, decided after pauses that end."""
 
 from datetime import datetime, timedelta
 from uuid import UUID
 
 import pytest
 
+from tests.fixtures.acts import about, ending, submission
 from tests.fixtures.database import ClockedDatabase
 from tests.scheduler.firing import fire_all, fire_due
 from tests.scheduler.test_firing import scheduler_of
-from tests.transitions.acts import (
-    about,
-    apply_batch,
-    apply_batch_within,
-    begin,
-    claim,
-    completions,
-    end,
-    ending,
-    job_runs,
-    requests,
-    submission,
-    submit,
-)
 from tidewheel.errors import Unavailable
 from tidewheel.runs import RunState
+from tidewheel.schemas.generated.records import Reply
 
 SECOND, MINUTE, HOUR = timedelta(seconds=1), timedelta(minutes=1), timedelta(hours=1)
 
@@ -35,26 +23,26 @@ def skips(database: ClockedDatabase) -> list[tuple[str, int]]:
 
 
 def test_fire_all_creates_every_missed_run_in_window_with_lateness(still: ClockedDatabase) -> None:
-    submit(still, schedule="@every 1h", catch_up="fire_all", window="3h")
+    still.submit(schedule="@every 1h", catch_up="fire_all", window="3h")
     still.advance(6 * HOUR + 30 * MINUTE)
     fire_all(still)
-    late = [request.late_ms for request in requests(still)]
+    late = [request.late_ms for request in still.requests()]
     assert late == [hours * 3_600_000 for hours in (2.5, 1.5, 0.5)]
     assert skips(still) == [("misfire", 3)]
 
 
 def test_lateness_is_kept_until_completion(still: ClockedDatabase) -> None:
-    submit(still, schedule="@every 1h")
+    still.submit(schedule="@every 1h")
     still.advance(90 * MINUTE)
     fire_all(still)
-    [run] = job_runs(still)
-    end(still, ending(begin(still, run.run_id), RunState.SUCCEEDED))
-    [completion] = completions(still)
+    [run] = still.job_runs()
+    still.end(ending(still.begin(run.run_id), RunState.SUCCEEDED))
+    [completion] = still.completions()
     assert completion.late_ms == 1_800_000
 
 
 def test_caught_up_runs_are_buffered_when_overlap_is_forbidden(still: ClockedDatabase) -> None:
-    submit(still, schedule="@every 1h", catch_up="fire_all", overlap="skip")
+    still.submit(schedule="@every 1h", catch_up="fire_all", overlap="skip")
     still.advance(3 * HOUR + 2 * MINUTE)
     fire_all(still)
     overlaps = still.rows("SELECT overlap FROM job_runs")
@@ -63,10 +51,10 @@ def test_caught_up_runs_are_buffered_when_overlap_is_forbidden(still: ClockedDat
 
 def test_catch_up_is_published_at_fleet_rate(still: ClockedDatabase) -> None:
     for name in ("a", "b"):
-        submit(still, name, schedule="@every 1h", catch_up="fire_all", overlap="allow_all")
+        still.submit(name, schedule="@every 1h", catch_up="fire_all", overlap="allow_all")
     now = still.advance(10 * HOUR + 2 * MINUTE)
     fire_all(still)
-    leaving = sorted(run.publish_at for run in job_runs(still))
+    leaving = sorted(run.publish_at for run in still.job_runs())
     every = SECOND / still.installation.catch_up_rate
     assert leaving == [now + number * every for number in range(20)]
 
@@ -87,7 +75,7 @@ def lost_on_the_way(database: ClockedDatabase, monkeypatch: pytest.MonkeyPatch) 
 def test_catch_up_of_thousand_runs_in_batches_survives_crash(
     still: ClockedDatabase, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    submit(still, schedule="@every 1s", catch_up="fire_all", overlap="allow_all")
+    still.submit(schedule="@every 1s", catch_up="fire_all", overlap="allow_all")
     still.advance(2 * HOUR)
     decided_end: set[datetime | None] = set()
     for crash in range(30):
@@ -108,9 +96,9 @@ def test_catch_up_of_thousand_runs_in_batches_survives_crash(
 
 def test_timers_on_time_fire_before_missed_ones(still: ClockedDatabase) -> None:
     for number in range(40):
-        submit(still, f"behind-{number}", schedule="@every 1h", catch_up="fire_all", overlap="allow_all")
+        still.submit(f"behind-{number}", schedule="@every 1h", catch_up="fire_all", overlap="allow_all")
     still.advance(3 * HOUR)
-    submit(still, "on-time", schedule="@every 10s")
+    still.submit("on-time", schedule="@every 10s")
     still.advance(10 * SECOND)
     with scheduler_of(still, fire_batch=8, lookahead=0) as scheduler:
         scheduler.step()
@@ -121,10 +109,10 @@ def test_timers_on_time_fire_before_missed_ones(still: ClockedDatabase) -> None:
 
 
 def test_change_during_a_catch_up_finishes_it_by_the_version_in_force(still: ClockedDatabase) -> None:
-    submit(still, schedule="@every 10s", catch_up="fire_all", overlap="allow_all")
+    still.submit(schedule="@every 10s", catch_up="fire_all", overlap="allow_all")
     still.advance(HOUR)
     fire_due(still)
-    apply_batch(still, about("job.pause"))
+    still.apply_batch(about("job.pause"))
     [(runs,)] = still.rows("SELECT count(*) FROM runs")
     assert runs == 360
     assert {row[0] for row in still.rows("SELECT job_version FROM runs")} == {1}
@@ -132,8 +120,7 @@ def test_change_during_a_catch_up_finishes_it_by_the_version_in_force(still: Clo
 
 def test_past_once_with_catch_up_skip_is_refused(still: ClockedDatabase) -> None:
     past = (still.now() - MINUTE).isoformat()
-    [reply] = apply_batch(
-        still,
+    [reply] = still.apply_batch(
         {"type": "job.submit", "job": {"key": "k", "schedule": {"once": past}, "target": "t", "catch_up": "skip"}},
     )
     assert [(error.path, "catch_up is skip" in error.problem) for error in reply.errors] == [
@@ -144,36 +131,154 @@ def test_past_once_with_catch_up_skip_is_refused(still: ClockedDatabase) -> None
 
 def test_catch_up_does_not_block_other_jobs(still: ClockedDatabase) -> None:
     """A lock on the pace would, and close a cycle with the timers' locks."""
-    submit(still, "late", schedule="@every 1h")
-    submit(still, "later", schedule="@every 1h")
+    still.submit("late", schedule="@every 1h")
+    still.submit("later", schedule="@every 1h")
     still.advance(3 * HOUR)
     editing = still.connection()
-    apply_batch_within(editing, still, submission("late", schedule="@every 2h"))
+    still.apply_batch_within(editing, submission("late", schedule="@every 2h"))
     assert fire_due(still) == 1
     editing.commit()
-    assert len({run.publish_at for run in job_runs(still)}) == 2
+    assert len({run.publish_at for run in still.job_runs()}) == 2
 
 
 @pytest.mark.parametrize("overlap", ["skip", "buffer_one", "cancel_other"])
 def test_several_late_runs_are_buffered(still: ClockedDatabase, overlap: str) -> None:
-    submit(still, schedule="@every 10s", overlap=overlap)
+    still.submit(schedule="@every 10s", overlap=overlap)
     still.advance(45 * SECOND)
     fire_all(still)
-    runs = [run.run_id for run in job_runs(still)]
+    runs = [run.run_id for run in still.job_runs()]
     assert len(runs) == 4
-    started = claim(still, *runs).started
+    started = still.claim(*runs).started
     ran: list[UUID] = []
     while started:
         [one] = started
         ran.append(one.run_id)
-        end(still, ending(one, RunState.SUCCEEDED))
-        queued = [run.run_id for run in job_runs(still) if run.state == RunState.QUEUED]
-        started = claim(still, *queued).started if queued else []
+        still.end(ending(one, RunState.SUCCEEDED))
+        queued = [run.run_id for run in still.job_runs() if run.state == RunState.QUEUED]
+        started = still.claim(*queued).started if queued else []
     assert ran == runs
 
 
 def test_single_late_run_follows_overlap_policy(still: ClockedDatabase) -> None:
-    submit(still, schedule="@every 60s", overlap="skip")
+    still.submit(schedule="@every 60s", overlap="skip")
     still.advance(65 * SECOND)
     fire_all(still)
     assert still.rows("SELECT overlap FROM job_runs") == [("skip",)]
+
+
+AHEAD = 5 * SECOND
+
+
+def pause(database: ClockedDatabase, minutes: int | None) -> Reply:
+    until = {} if minutes is None else {"until": (database.now() + minutes * MINUTE).isoformat()}
+    return database.apply_batch(about("job.pause", **until))[0]
+
+
+def instants(database: ClockedDatabase) -> list[float]:
+    [(accepted_at,)] = database.rows("SELECT created_at FROM jobs")
+    found = database.rows("SELECT scheduled_at FROM runs ORDER BY scheduled_at")
+    return [(at - accepted_at) / MINUTE for (at,) in found]
+
+
+def paused(database: ClockedDatabase) -> bool:
+    return bool(database.value("SELECT paused FROM jobs"))
+
+
+def test_pause_ends_at_its_instant_and_not_within_the_lookahead(still: ClockedDatabase) -> None:
+    still.submit(schedule="@every 1m", overlap="allow_all")
+    pause(still, 3)
+    still.advance(3 * MINUTE - SECOND)
+    assert fire_due(still, lookahead=AHEAD) == 0
+    assert paused(still)
+    still.advance(SECOND)
+    fire_all(still, lookahead=AHEAD)
+    assert not paused(still)
+    assert instants(still) == [3.0]
+    assert still.rows("SELECT reason, occurrences FROM skips") == [("paused", 2)]
+    [resumed] = [event for event in still.lifecycle() if event.type == "io.tidewheel.job.resumed.v1"]
+    assert resumed.reason == "paused_until has passed"
+
+
+@pytest.mark.parametrize(("policy", "made"), [("skip", []), ("fire_once", [2.0]), ("fire_all", [1.0, 2.0])])
+def test_on_resume_decides_occurrences_of_an_expired_pause(
+    still: ClockedDatabase, policy: str, made: list[float]
+) -> None:
+    still.submit(schedule="@every 1m", overlap="allow_all", on_resume=policy)
+    pause(still, 3)
+    still.advance(3 * MINUTE)
+    fire_all(still)
+    assert instants(still) == [*made, 3.0]
+
+
+def test_occurrences_after_the_pauses_end_are_downtime(still: ClockedDatabase) -> None:
+    still.submit(schedule="@every 1m", overlap="allow_all", on_resume="skip", catch_up="fire_all")
+    pause(still, 3)
+    still.advance(10 * MINUTE)
+    fire_all(still)
+    assert instants(still) == [float(minute) for minute in range(3, 11)]
+    assert still.rows("SELECT reason, occurrences FROM skips") == [("paused", 2)]
+
+
+def test_repeated_pause_replaces_or_removes_its_end(still: ClockedDatabase) -> None:
+    still.submit(schedule="@every 1m")
+    pause(still, 3)
+    assert not pause(still, 5).unchanged
+    still.advance(4 * MINUTE)
+    assert fire_due(still) == 0
+    assert not pause(still, None).unchanged
+    assert pause(still, None).unchanged
+    still.advance(60 * MINUTE)
+    assert fire_due(still) == 0
+    assert paused(still)
+
+
+def test_past_end_of_a_pause_is_refused(still: ClockedDatabase) -> None:
+    still.submit(schedule="@every 1m")
+    reply = pause(still, -1)
+    assert [error.path for error in reply.errors] == ["until"]
+    assert not paused(still)
+
+
+def test_edit_keeps_the_pause_and_its_end(still: ClockedDatabase) -> None:
+    still.submit(schedule="@every 1m", overlap="allow_all")
+    pause(still, 3)
+    still.submit(schedule="@every 1m", overlap="allow_all", description="edited")
+    assert paused(still)
+    still.advance(3 * MINUTE)
+    fire_all(still)
+    assert not paused(still)
+    assert instants(still) == [3.0]
+
+
+@pytest.mark.parametrize("request_kind", ["edit", "resume", "pause"])
+def test_request_before_firing_applies_the_expired_pause(still: ClockedDatabase, request_kind: str) -> None:
+    still.submit(schedule="@every 1m", overlap="allow_all")
+    pause(still, 3)
+    still.advance(5 * MINUTE)
+    if request_kind == "edit":
+        still.submit(schedule="@every 1m", overlap="allow_all", description="edited")
+    else:
+        still.apply_batch(about(f"job.{request_kind}"))
+    fire_all(still)
+    assert instants(still) == [4.0, 5.0]  # missed at 3.0 by two minutes: misfire, not pause
+    assert still.rows("SELECT reason, occurrences FROM skips ORDER BY skip_id") == [("paused", 2), ("misfire", 1)]
+    assert paused(still) is (request_kind == "pause")
+
+
+def test_fixed_delay_with_an_open_run_waits_after_its_pause_expires(still: ClockedDatabase) -> None:
+    still.submit(schedule={"fixed_delay": "60s"})
+    fire_due(still)
+    [run] = still.job_runs()
+    started = still.begin(run.run_id)
+    pause(still, 3)
+    still.advance(3 * MINUTE)
+    fire_due(still)
+    assert still.rows("SELECT hold_reason FROM timers") == [("run",)]
+    still.end(ending(started, RunState.SUCCEEDED))
+    assert still.value("SELECT due_at - tidewheel_now() FROM timers") == MINUTE
+
+
+def test_end_of_a_pause_for_a_job_without_a_timer_is_refused(still: ClockedDatabase) -> None:
+    still.submit(schedule="manual")
+    reply = pause(still, 3)
+    assert [(error.path, "nothing would end the pause" in error.problem) for error in reply.errors] == [("until", True)]

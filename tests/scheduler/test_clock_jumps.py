@@ -7,11 +7,11 @@ from uuid import UUID
 
 import pytest
 
+from tests.fixtures.acts import about, submission
 from tests.fixtures.database import ClockedDatabase
 from tests.fixtures.services import until
 from tests.scheduler.firing import fire_all
 from tests.scheduler.test_loop import running
-from tests.transitions.acts import about, apply_batch, begin, claim, completions, job_runs, submission, submit, succeed
 from tidewheel.postgres.partitions import TABLES
 
 NOON = datetime(2026, 3, 2, 12, tzinfo=UTC)
@@ -43,7 +43,7 @@ def skipped(database: ClockedDatabase) -> list[tuple[str, datetime, datetime, in
 @pytest.mark.parametrize("jump", [HOUR, 40 * DAY])
 def test_clock_jump_forward_is_decided_by_each_jobs_policy(noon: ClockedDatabase, jump: timedelta) -> None:
     for policy in ("fire_once", "skip", "fire_all"):
-        submit(noon, policy, catch_up=policy, **EACH_MINUTE)
+        noon.submit(policy, catch_up=policy, **EACH_MINUTE)
     noon.advance(jump)
     fire_all(noon)
     latest = NOON + jump
@@ -68,7 +68,7 @@ def skipped_of(database: ClockedDatabase, key: str) -> list[tuple[str, datetime,
 
 @pytest.mark.parametrize("jump", [2 * MINUTE, HOUR, 40 * DAY])
 def test_clock_jump_back_fires_each_instant_once(noon: ClockedDatabase, jump: timedelta) -> None:
-    submit(noon, **EACH_MINUTE)
+    noon.submit(**EACH_MINUTE)
     noon.advance(MINUTE)
     fire_all(noon)
     before = noon.rows("SELECT run_id, scheduled_at, publish_at, state FROM job_runs")
@@ -85,14 +85,14 @@ def test_clock_jump_back_fires_each_instant_once(noon: ClockedDatabase, jump: ti
 
 
 def test_clock_jump_back_delays_a_run_created_ahead(noon: ClockedDatabase) -> None:
-    submit(noon, **EACH_MINUTE)
+    noon.submit(**EACH_MINUTE)
     noon.advance(MINUTE)
     fire_all(noon)
-    [run] = job_runs(noon)
+    [run] = noon.job_runs()
     noon.advance(-HOUR)
-    assert claim(noon, run.run_id).started == []
+    assert noon.claim(run.run_id).started == []
     noon.advance(HOUR)
-    assert begin(noon, run.run_id).attempt == 1
+    assert noon.begin(run.run_id).attempt == 1
 
 
 @pytest.mark.parametrize(
@@ -106,41 +106,41 @@ def test_clock_jump_back_delays_a_run_created_ahead(noon: ClockedDatabase) -> No
 )
 def test_clock_jump_back_and_an_edit_fire_nothing_twice(noon: ClockedDatabase, change: list[dict[str, object]]) -> None:
     """The instants are ahead again, and the timer is set to them; their runs exist already."""
-    submit(noon, **EACH_MINUTE)
+    noon.submit(**EACH_MINUTE)
     ended: list[UUID] = []
     for _ in range(3):
         noon.advance(MINUTE)
         fire_all(noon)
-        [run] = job_runs(noon)
-        succeed(noon, begin(noon, run.run_id))
+        [run] = noon.job_runs()
+        noon.succeed(noon.begin(run.run_id))
         ended.append(run.run_id)
     noon.advance(-HOUR)
     for request in change:
-        apply_batch(noon, request)
+        noon.apply_batch(request)
     noon.advance(HOUR + 2 * MINUTE)
     fire_all(noon)
     instants = made(noon)
     assert instants == sorted(set(instants))
     assert {NOON + number * MINUTE for number in range(1, 4)} <= set(instants)
     assert noon.count("quarantine") == 0
-    told = [completion.run_id for completion in completions(noon)]
+    told = [completion.run_id for completion in noon.completions()]
     assert [told.count(str(run)) for run in ended] == [1, 1, 1]
-    assert not {run.run_id for run in job_runs(noon)} & set(ended)
+    assert not {run.run_id for run in noon.job_runs()} & set(ended)
 
 
 @pytest.mark.parametrize("jump", [55 * DAY, -55 * DAY], ids=["forward", "back"])
 def test_clock_jump_of_days_creates_partitions_for_every_run(noon: ClockedDatabase, jump: timedelta) -> None:
-    submit(noon, **EACH_MINUTE)
+    noon.submit(**EACH_MINUTE)
     noon.advance(MINUTE)
     fire_all(noon)
     noon.advance(jump)
-    apply_batch(noon, submission("new", **EACH_MINUTE), about("job.trigger", "new"))
+    noon.apply_batch(submission("new", **EACH_MINUTE), about("job.trigger", "new"))
     noon.advance(MINUTE)
     fire_all(noon)
     assert noon.now() in made(noon, "new")
-    for run in job_runs(noon):
+    for run in noon.job_runs():
         if run.publish_at <= noon.now():
-            succeed(noon, begin(noon, run.run_id))
+            noon.succeed(noon.begin(run.run_id))
     assert noon.count("quarantine") == 0
 
 

@@ -4,22 +4,9 @@ from datetime import timedelta
 
 import pytest
 
+from tests.fixtures.acts import EXECUTOR, about, ending
 from tests.fixtures.database import ClockedDatabase
 from tests.scheduler.firing import fire_due
-from tests.transitions.acts import (
-    EXECUTOR,
-    about,
-    apply_batch,
-    begin,
-    claim,
-    end,
-    ending,
-    job_runs,
-    requeue,
-    submit,
-    succeed,
-    trigger,
-)
 from tidewheel.runs import AttemptOutcome, RunState
 from tidewheel.scheduler.repair import release_stuck_chains
 from tidewheel.transitions.claim import Started
@@ -30,7 +17,7 @@ SECOND, MINUTE = timedelta(seconds=1), timedelta(minutes=1)
 @pytest.fixture
 def chain(clocked: ClockedDatabase) -> ClockedDatabase:
     clocked.stop_clock()
-    submit(clocked, schedule={"fixed_delay": "60s"})
+    clocked.submit(schedule={"fixed_delay": "60s"})
     return clocked
 
 
@@ -45,8 +32,8 @@ def timer(database: ClockedDatabase) -> tuple[str | None, float | None]:
 
 def start(database: ClockedDatabase) -> Started:
     fire_due(database)
-    [run] = job_runs(database)
-    return begin(database, run.run_id)
+    [run] = database.job_runs()
+    return database.begin(run.run_id)
 
 
 def test_first_run_is_due_at_once_and_the_timer_waits_for_its_end(chain: ClockedDatabase) -> None:
@@ -60,7 +47,7 @@ def test_first_run_is_due_at_once_and_the_timer_waits_for_its_end(chain: Clocked
 def test_next_run_is_due_a_delay_after_any_end(chain: ClockedDatabase, state: RunState) -> None:
     started = start(chain)
     chain.advance(7 * SECOND)
-    end(chain, ending(started, state, error_type="E"))
+    chain.end(ending(started, state, error_type="E"))
     assert timer(chain) == (None, 60.0)
     chain.advance(60 * SECOND)
     again = start(chain)
@@ -68,51 +55,51 @@ def test_next_run_is_due_a_delay_after_any_end(chain: ClockedDatabase, state: Ru
 
 
 def test_retry_does_not_start_the_delay(chain: ClockedDatabase) -> None:
-    requeue(chain, start(chain), AttemptOutcome.FAILED)
+    chain.requeue(start(chain), AttemptOutcome.FAILED)
     assert timer(chain) == ("run", None)
 
 
 def test_trigger_does_not_change_the_chain(chain: ClockedDatabase) -> None:
     start(chain)
-    run = trigger(chain)
-    apply_batch(chain, {"type": "run.cancel", "run_id": str(run)})
+    run = chain.trigger()
+    chain.apply_batch({"type": "run.cancel", "run_id": str(run)})
     assert timer(chain) == ("run", None)
 
 
 def test_resumed_chain_counts_from_the_end_of_its_run(chain: ClockedDatabase) -> None:
     started = start(chain)
-    apply_batch(chain, about("job.pause"))
+    chain.apply_batch(about("job.pause"))
     assert timer(chain) == ("pause", None)
-    end(chain, ending(started, RunState.SUCCEEDED))
+    chain.end(ending(started, RunState.SUCCEEDED))
     assert timer(chain) == ("pause", None)
     chain.advance(20 * SECOND)
-    apply_batch(chain, about("job.resume"))
+    chain.apply_batch(about("job.resume"))
     assert timer(chain) == (None, 40.0)
 
 
 def test_resumed_chain_with_an_open_run_waits_for_its_end(chain: ClockedDatabase) -> None:
     started = start(chain)
-    apply_batch(chain, about("job.pause"))
-    apply_batch(chain, about("job.resume"))
+    chain.apply_batch(about("job.pause"))
+    chain.apply_batch(about("job.resume"))
     assert timer(chain) == ("run", None)
-    end(chain, ending(started, RunState.SUCCEEDED))
+    chain.end(ending(started, RunState.SUCCEEDED))
     assert timer(chain) == (None, 60.0)
 
 
 def test_edit_during_the_run_counts_its_end_by_the_new_delay(chain: ClockedDatabase) -> None:
     started = start(chain)
-    submit(chain, schedule={"fixed_delay": "5s"})
+    chain.submit(schedule={"fixed_delay": "5s"})
     assert timer(chain) == ("run", None)
-    end(chain, ending(started, RunState.SUCCEEDED))
+    chain.end(ending(started, RunState.SUCCEEDED))
     assert timer(chain) == (None, 5.0)
 
 
 def test_edit_between_runs_counts_from_the_same_end(chain: ClockedDatabase) -> None:
-    end(chain, ending(start(chain), RunState.SUCCEEDED))
+    chain.end(ending(start(chain), RunState.SUCCEEDED))
     chain.advance(10 * SECOND)
-    submit(chain, schedule={"fixed_delay": "30s"})
+    chain.submit(schedule={"fixed_delay": "30s"})
     assert timer(chain) == (None, 20.0)
-    submit(chain, schedule={"fixed_delay": "90s"}, description="x")
+    chain.submit(schedule={"fixed_delay": "90s"}, description="x")
     assert timer(chain) == (None, 80.0)
 
 
@@ -121,50 +108,50 @@ def test_start_added_during_the_run_delays_the_chain(chain: ClockedDatabase, *, 
     started = start(chain)
     later = chain.now() + 3600 * SECOND
     if paused:
-        apply_batch(chain, about("job.pause"))
-    submit(chain, schedule={"fixed_delay": "60s"}, start_at=later.isoformat())
+        chain.apply_batch(about("job.pause"))
+    chain.submit(schedule={"fixed_delay": "60s"}, start_at=later.isoformat())
     assert timer(chain) == ("pause" if paused else "run", None)
-    end(chain, ending(started, RunState.SUCCEEDED))
+    chain.end(ending(started, RunState.SUCCEEDED))
     if paused:
-        apply_batch(chain, about("job.resume"))
+        chain.apply_batch(about("job.resume"))
     chain.advance(2 * MINUTE)
     fire_due(chain)
-    assert job_runs(chain) == []
+    assert chain.job_runs() == []
     assert chain.rows("SELECT scheduled_at FROM timers") == [(later,)]
     chain.stop_clock(later)
     fire_due(chain)
-    assert [run.scheduled_at for run in job_runs(chain)] == [later]
+    assert [run.scheduled_at for run in chain.job_runs()] == [later]
 
 
 def test_run_from_before_a_deletion_does_not_advance_the_new_chain(chain: ClockedDatabase) -> None:
     old = start(chain)
-    apply_batch(chain, about("job.delete"))
+    chain.apply_batch(about("job.delete"))
     chain.advance(SECOND)
-    submit(chain, schedule={"fixed_delay": "60s"})
+    chain.submit(schedule={"fixed_delay": "60s"})
     fire_due(chain)
-    [_, first] = job_runs(chain)
-    assert claim(chain, first.run_id).overlaps.skipped
-    submit(chain, schedule={"fixed_delay": "60s"}, description="x")
+    [_, first] = chain.job_runs()
+    assert chain.claim(first.run_id).overlaps.skipped
+    chain.submit(schedule={"fixed_delay": "60s"}, description="x")
     assert timer(chain) == (None, 60.0)
     chain.advance(SECOND)
-    succeed(chain, old)
+    chain.succeed(old)
     assert timer(chain) == (None, 59.0)
 
 
 def test_edit_to_another_kind_of_schedule_ends_the_chain(chain: ClockedDatabase) -> None:
     started = start(chain)
-    submit(chain, schedule="@every 1h")
+    chain.submit(schedule="@every 1h")
     before = timer(chain)
-    end(chain, ending(started, RunState.SUCCEEDED))
+    chain.end(ending(started, RunState.SUCCEEDED))
     assert timer(chain) == before == (None, 3600.0)
 
 
 def test_chain_past_its_end_finishes_the_job(clocked: ClockedDatabase) -> None:
     now = clocked.stop_clock()
-    submit(clocked, schedule={"fixed_delay": "60s"}, end_at=(now + 90 * SECOND).isoformat())
-    end(clocked, ending(start(clocked), RunState.SUCCEEDED))
+    clocked.submit(schedule={"fixed_delay": "60s"}, end_at=(now + 90 * SECOND).isoformat())
+    clocked.end(ending(start(clocked), RunState.SUCCEEDED))
     clocked.advance(60 * SECOND)
-    end(clocked, ending(start(clocked), RunState.SUCCEEDED))
+    clocked.end(ending(start(clocked), RunState.SUCCEEDED))
     clocked.advance(60 * SECOND)
     assert fire_due(clocked) == 1
     assert (clocked.count("timers"), clocked.count("runs")) == (0, 2)
@@ -172,10 +159,10 @@ def test_chain_past_its_end_finishes_the_job(clocked: ClockedDatabase) -> None:
 
 
 def test_downtime_costs_lateness_only(chain: ClockedDatabase) -> None:
-    end(chain, ending(start(chain), RunState.SUCCEEDED))
+    chain.end(ending(start(chain), RunState.SUCCEEDED))
     chain.advance(timedelta(days=3))
     fire_due(chain)
-    assert (len(job_runs(chain)), chain.count("skips")) == (1, 0)
+    assert (len(chain.job_runs()), chain.count("skips")) == (1, 0)
 
 
 def test_chain_waiting_for_missing_run_is_released(chain: ClockedDatabase) -> None:
@@ -189,8 +176,8 @@ def test_chain_waiting_for_missing_run_is_released(chain: ClockedDatabase) -> No
 
 def test_stuck_chain_is_released_despite_run_from_before_deletion(chain: ClockedDatabase) -> None:
     start(chain)
-    apply_batch(chain, about("job.delete"))
+    chain.apply_batch(about("job.delete"))
     chain.advance(SECOND)
-    submit(chain, schedule={"fixed_delay": "60s"})
+    chain.submit(schedule={"fixed_delay": "60s"})
     chain.execute("UPDATE timers SET hold_reason = 'run', due_at = 'infinity'")
     assert release_stuck_chains(chain.session()) == 1

@@ -6,23 +6,10 @@ from typing import Any, LiteralString, Self
 import psycopg
 import pytest
 
+from tests.fixtures.acts import about, ending, submission
 from tests.fixtures.database import ClockedDatabase
 from tests.intake.test_freezes import claimable
 from tests.scheduler.firing import fire_all, fire_due
-from tests.transitions.acts import (
-    about,
-    apply_batch,
-    apply_batch_within,
-    begin,
-    end,
-    ending,
-    final_state,
-    job_runs,
-    lifecycle,
-    submission,
-    submit,
-    trigger,
-)
 from tests.transitions.stepping import in_background, until_blocked
 from tidewheel.ids import job_id
 from tidewheel.intake.locks import RowLocked
@@ -44,14 +31,8 @@ HOLDS: LiteralString = "SELECT hold_reason FROM timers"
 MINUTELY = {"schedule": "@every 1m", "overlap": "allow_all"}
 
 
-@pytest.fixture
-def ticking(clocked: ClockedDatabase) -> ClockedDatabase:
-    clocked.stop_clock()
-    return clocked
-
-
 def ask(database: ClockedDatabase, kind: str, **scope: object) -> None:
-    [reply] = apply_batch(database, {"type": kind} | (scope or {"scope": "tenant"}))
+    [reply] = database.apply_batch({"type": kind} | (scope or {"scope": "tenant"}))
     assert reply.status == "accepted", reply.errors
 
 
@@ -62,15 +43,19 @@ def release(database: ClockedDatabase) -> None:
         pass
 
 
+def thaw(database: ClockedDatabase) -> None:
+    ask(database, "thaw")
+    release(database)
+
+
 def preview_counts(database: ClockedDatabase) -> tuple[int, int]:
-    with database.transaction() as connection:
-        found = preview_thaw(connection, FrozenScope("default", None, None, None))
+    found = database.within(preview_thaw, FrozenScope("default", None, None, None))
     return found.fires, found.skips
 
 
 def instants(database: ClockedDatabase) -> list[float]:
     [(accepted_at,)] = database.rows("SELECT min(created_at) FROM jobs")
-    return [(run.scheduled_at - accepted_at) / MINUTE for run in job_runs(database)]
+    return [(run.scheduled_at - accepted_at) / MINUTE for run in database.job_runs()]
 
 
 def skips(database: ClockedDatabase) -> list[tuple[str, int]]:
@@ -82,23 +67,22 @@ def skips(database: ClockedDatabase) -> list[tuple[str, int]]:
     [("skip", [], [("frozen", 3)]), ("fire_once", [3.0], [("frozen", 2)]), ("fire_all", [1.0, 2.0, 3.0], [])],
 )
 def test_on_resume_decides_what_a_freeze_has_held(
-    ticking: ClockedDatabase, policy: str, made: list[float], spans: list[tuple[str, int]]
+    still: ClockedDatabase, policy: str, made: list[float], spans: list[tuple[str, int]]
 ) -> None:
-    submit(ticking, **MINUTELY, on_resume=policy)
-    ask(ticking, "freeze")
-    ticking.advance(MINUTE)
-    fire_all(ticking)
-    assert [held for (held,) in ticking.rows(HELD)] == ["job"]
-    ticking.advance(2 * MINUTE)
-    assert fire_due(ticking) == 0
-    ask(ticking, "thaw")
-    release(ticking)
-    fire_all(ticking)
-    assert (instants(ticking), skips(ticking)) == (made, spans)
-    ticking.advance(MINUTE)
-    fire_all(ticking)
-    assert instants(ticking) == [*made, 4.0]
-    assert (ticking.count("freezes"), ticking.rows(HOLDS)) == (0, [(None,)])
+    still.submit(**MINUTELY, on_resume=policy)
+    ask(still, "freeze")
+    still.advance(MINUTE)
+    fire_all(still)
+    assert [held for (held,) in still.rows(HELD)] == ["job"]
+    still.advance(2 * MINUTE)
+    assert fire_due(still) == 0
+    thaw(still)
+    fire_all(still)
+    assert (instants(still), skips(still)) == (made, spans)
+    still.advance(MINUTE)
+    fire_all(still)
+    assert instants(still) == [*made, 4.0]
+    assert (still.count("freezes"), still.rows(HOLDS)) == (0, [(None,)])
 
 
 @pytest.mark.parametrize(
@@ -107,328 +91,291 @@ def test_on_resume_decides_what_a_freeze_has_held(
 )
 @pytest.mark.parametrize("seen", [True, False], ids=["a scheduler saw it", "no scheduler saw it"])
 def test_freeze_retracts_the_runs_that_were_written_ahead(
-    ticking: ClockedDatabase, policy: str, made: list[float], spans: list[tuple[str, int]], *, seen: bool
+    still: ClockedDatabase, policy: str, made: list[float], spans: list[tuple[str, int]], *, seen: bool
 ) -> None:
     """Issue 39, F1: such runs started at the thaw, whatever `on_resume` says."""
-    submit(ticking, **MINUTELY, on_resume=policy)
-    assert fire_due(ticking, lookahead=5 * MINUTE) == 1
-    ahead = [run.run_id for run in job_runs(ticking)]
-    ask(ticking, "freeze")
+    still.submit(**MINUTELY, on_resume=policy)
+    assert fire_due(still, lookahead=5 * MINUTE) == 1
+    ahead = [run.run_id for run in still.job_runs()]
+    ask(still, "freeze")
     if seen:
-        release(ticking)
-        assert instants(ticking) == []
-    ticking.advance(3 * MINUTE)
-    fire_all(ticking)
+        release(still)
+        assert instants(still) == []
+    still.advance(3 * MINUTE)
+    fire_all(still)
     if seen:
-        assert preview_counts(ticking) == (len(made), sum(count for _, count in spans))
-    ask(ticking, "thaw")
+        assert preview_counts(still) == (len(made), sum(count for _, count in spans))
+    ask(still, "thaw")
     if not seen:
-        assert claimable(ticking, *ahead[:3]) == [False] * 3
-    release(ticking)
-    fire_all(ticking)
-    assert ([at for at in instants(ticking) if at <= 3], skips(ticking)) == (made, spans)
-    ticking.advance(2 * MINUTE)
-    fire_all(ticking)
-    assert instants(ticking) == [*made, 4.0, 5.0]
-    assert (ticking.count("freezes"), ticking.rows(HOLDS)) == (0, [(None,)])
+        assert claimable(still, *ahead[:3]) == [False] * 3
+    release(still)
+    fire_all(still)
+    assert ([at for at in instants(still) if at <= 3], skips(still)) == (made, spans)
+    still.advance(2 * MINUTE)
+    fire_all(still)
+    assert instants(still) == [*made, 4.0, 5.0]
+    assert (still.count("freezes"), still.rows(HOLDS)) == (0, [(None,)])
 
 
-def test_run_written_ahead_that_started_before_the_freeze_stays(ticking: ClockedDatabase) -> None:
-    submit(ticking, **MINUTELY, on_resume="fire_all")
-    fire_due(ticking, lookahead=2 * MINUTE)
-    ticking.advance(MINUTE)
-    begin(ticking, job_runs(ticking)[0].run_id)
-    ask(ticking, "freeze")
-    release(ticking)
-    assert [(run.state, at) for run, at in zip(job_runs(ticking), instants(ticking), strict=True)] == [("running", 1.0)]
-    ask(ticking, "thaw")
-    release(ticking)
-    ticking.advance(MINUTE)
-    fire_all(ticking)
-    assert instants(ticking) == [1.0, 2.0]
+def test_run_written_ahead_that_started_before_the_freeze_stays(still: ClockedDatabase) -> None:
+    still.submit(**MINUTELY, on_resume="fire_all")
+    fire_due(still, lookahead=2 * MINUTE)
+    still.advance(MINUTE)
+    still.begin(still.job_runs()[0].run_id)
+    ask(still, "freeze")
+    release(still)
+    assert [(run.state, at) for run, at in zip(still.job_runs(), instants(still), strict=True)] == [("running", 1.0)]
+    thaw(still)
+    still.advance(MINUTE)
+    fire_all(still)
+    assert instants(still) == [1.0, 2.0]
 
 
-def test_once_written_ahead_of_a_freeze_fires_after_the_thaw(ticking: ClockedDatabase) -> None:
+def test_once_written_ahead_of_a_freeze_fires_after_the_thaw(still: ClockedDatabase) -> None:
     """Its job has finished by then: the retraction opens it again."""
-    submit(ticking, schedule={"once": (ticking.now() + SECOND).isoformat()})
-    fire_due(ticking, lookahead=5 * SECOND)
-    assert ticking.count("timers") == 0
-    ask(ticking, "freeze")
-    release(ticking)
-    assert job_runs(ticking) == []
-    assert ticking.value("SELECT finished_at FROM jobs") is None
-    ticking.advance(MINUTE)
-    ask(ticking, "thaw")
-    release(ticking)
-    fire_all(ticking)
-    [run] = job_runs(ticking)
-    assert claimable(ticking, run.run_id) == [True]
-    assert (ticking.count("timers"), ticking.value("SELECT finished_at IS NOT NULL FROM jobs")) == (0, True)
+    still.submit(schedule={"once": (still.now() + SECOND).isoformat()})
+    fire_due(still, lookahead=5 * SECOND)
+    assert still.count("timers") == 0
+    ask(still, "freeze")
+    release(still)
+    assert still.job_runs() == []
+    assert still.value("SELECT finished_at FROM jobs") is None
+    still.advance(MINUTE)
+    thaw(still)
+    fire_all(still)
+    [run] = still.job_runs()
+    assert claimable(still, run.run_id) == [True]
+    assert (still.count("timers"), still.value("SELECT finished_at IS NOT NULL FROM jobs")) == (0, True)
 
 
-def test_moved_occurrence_written_ahead_of_a_freeze_is_frozen(ticking: ClockedDatabase) -> None:
-    submit(ticking, schedule="@every 1h", overlap="allow_all", on_resume="skip")
-    first = ticking.now() + 60 * MINUTE
-    to = ticking.now() + 2 * SECOND
-    [reply] = apply_batch(ticking, about("job.move", at=first.isoformat(), to=to.isoformat()))
+def test_moved_occurrence_written_ahead_of_a_freeze_is_frozen(still: ClockedDatabase) -> None:
+    still.submit(schedule="@every 1h", overlap="allow_all", on_resume="skip")
+    first = still.now() + 60 * MINUTE
+    to = still.now() + 2 * SECOND
+    [reply] = still.apply_batch(about("job.move", at=first.isoformat(), to=to.isoformat()))
     assert reply.status == "accepted", reply.errors
-    fire_due(ticking, lookahead=5 * SECOND)
-    assert len(job_runs(ticking)) == 1
-    ask(ticking, "freeze")
-    ticking.advance(MINUTE)
-    ask(ticking, "thaw")
-    release(ticking)
-    fire_all(ticking)
-    assert (job_runs(ticking), skips(ticking)) == ([], [("frozen", 1)])
+    fire_due(still, lookahead=5 * SECOND)
+    assert len(still.job_runs()) == 1
+    ask(still, "freeze")
+    still.advance(MINUTE)
+    thaw(still)
+    fire_all(still)
+    assert (still.job_runs(), skips(still)) == ([], [("frozen", 1)])
 
 
 @pytest.mark.parametrize("seen", ["the freeze", "the thaw", "neither"])
-def test_rows_and_not_schedulers_decide_which_instants_were_frozen(ticking: ClockedDatabase, seen: str) -> None:
+def test_rows_and_not_schedulers_decide_which_instants_were_frozen(still: ClockedDatabase, seen: str) -> None:
     """Issue 39, F2: a scheduler that is down for all of a freeze forgot it, and fired everything."""
-    submit(ticking, **MINUTELY, on_resume="skip", catch_up="fire_all", window="1h")
-    ticking.advance(2 * MINUTE)
-    ask(ticking, "freeze")
-    ticking.advance(3 * MINUTE)
+    still.submit(**MINUTELY, on_resume="skip", catch_up="fire_all", window="1h")
+    still.advance(2 * MINUTE)
+    ask(still, "freeze")
+    still.advance(3 * MINUTE)
     if seen == "the freeze":
-        fire_all(ticking)
-        release(ticking)
-    ask(ticking, "thaw")
+        fire_all(still)
+        release(still)
+    ask(still, "thaw")
     if seen == "the thaw":
-        release(ticking)
-        fire_all(ticking)
-        release(ticking)
-    ticking.advance(2 * MINUTE)
+        release(still)
+        fire_all(still)
+        release(still)
+    still.advance(2 * MINUTE)
     for _ in range(3):
-        fire_all(ticking)
-        release(ticking)
-    assert (instants(ticking), skips(ticking)) == ([1.0, 2.0, 6.0, 7.0], [("frozen", 3)])
-    assert (ticking.count("freezes"), ticking.rows(HOLDS)) == (0, [(None,)])
+        fire_all(still)
+        release(still)
+    assert (instants(still), skips(still)) == ([1.0, 2.0, 6.0, 7.0], [("frozen", 3)])
+    assert (still.count("freezes"), still.rows(HOLDS)) == (0, [(None,)])
 
 
-def test_each_of_several_freezes_that_no_scheduler_saw_counts(ticking: ClockedDatabase) -> None:
-    submit(ticking, **MINUTELY, on_resume="skip", catch_up="fire_all", window="1h", labels={"team": "billing"})
+def test_each_of_several_freezes_that_no_scheduler_saw_counts(still: ClockedDatabase) -> None:
+    still.submit(**MINUTELY, on_resume="skip", catch_up="fire_all", window="1h", labels={"team": "billing"})
     for scope in ({"queue": "default"}, {"labels": {"team": "billing"}}):
-        ticking.advance(MINUTE)
-        ask(ticking, "freeze", **scope)
-        ticking.advance(2 * MINUTE)
-        ask(ticking, "thaw", **scope)
-    ticking.advance(MINUTE)
+        still.advance(MINUTE)
+        ask(still, "freeze", **scope)
+        still.advance(2 * MINUTE)
+        ask(still, "thaw", **scope)
+    still.advance(MINUTE)
     for _ in range(4):
-        fire_all(ticking)
-        release(ticking)
-    assert (instants(ticking), skips(ticking)) == ([1.0, 4.0, 7.0], [("frozen", 2), ("frozen", 2)])
+        fire_all(still)
+        release(still)
+    assert (instants(still), skips(still)) == ([1.0, 4.0, 7.0], [("frozen", 2), ("frozen", 2)])
 
 
-def test_paused_until_that_passes_under_a_freeze_that_no_scheduler_saw_is_frozen(ticking: ClockedDatabase) -> None:
-    submit(ticking, **MINUTELY, on_resume="skip")
-    apply_batch(ticking, about("job.pause", until=(ticking.now() + 2 * MINUTE).isoformat()))
-    ask(ticking, "freeze")
-    ticking.advance(3 * MINUTE)
-    ask(ticking, "thaw")
+def test_paused_until_that_passes_under_a_freeze_that_no_scheduler_saw_is_frozen(still: ClockedDatabase) -> None:
+    still.submit(**MINUTELY, on_resume="skip")
+    still.apply_batch(about("job.pause", until=(still.now() + 2 * MINUTE).isoformat()))
+    ask(still, "freeze")
+    still.advance(3 * MINUTE)
+    ask(still, "thaw")
     for _ in range(2):
-        fire_all(ticking)
-        release(ticking)
-    assert (instants(ticking), skips(ticking)) == ([], [("frozen", 3)])
+        fire_all(still)
+        release(still)
+    assert (instants(still), skips(still)) == ([], [("frozen", 3)])
 
 
-def test_once_fires_after_the_thaw(ticking: ClockedDatabase) -> None:
-    submit(ticking, schedule={"once": (ticking.now() + MINUTE).isoformat()})
-    ask(ticking, "freeze")
-    ticking.advance(10 * MINUTE)
-    fire_all(ticking)
-    assert job_runs(ticking) == []
-    ask(ticking, "thaw")
-    release(ticking)
-    fire_all(ticking)
-    assert len(job_runs(ticking)) == 1
+def test_timer_not_due_under_the_freeze_is_not_touched(still: ClockedDatabase) -> None:
+    still.submit(**MINUTELY)
+    ask(still, "freeze")
+    ask(still, "thaw")
+    still.advance(MINUTE)
+    fire_all(still)
+    assert (instants(still), skips(still)) == ([1.0], [])
 
 
-def test_timer_not_due_under_the_freeze_is_not_touched(ticking: ClockedDatabase) -> None:
-    submit(ticking, **MINUTELY)
-    ask(ticking, "freeze")
-    ask(ticking, "thaw")
-    ticking.advance(MINUTE)
-    fire_all(ticking)
-    assert (instants(ticking), skips(ticking)) == ([1.0], [])
+def test_overlapping_freezes_hold_until_the_last_thaw(still: ClockedDatabase) -> None:
+    still.submit(**MINUTELY, on_resume="fire_all", labels={"team": "billing"})
+    still.submit("other", **MINUTELY, on_resume="fire_all")
+    ask(still, "freeze", queue="default")
+    ask(still, "freeze", labels={"team": "billing"})
+    still.advance(MINUTE)
+    fire_all(still)
+    assert [key for (key,) in still.rows(HELD)] == ["job", "other"]
+    ask(still, "thaw", queue="default")
+    release(still)
+    assert [key for (key,) in still.rows(HELD)] == ["job"]
+    ask(still, "thaw", labels={"team": "billing"})
+    release(still)
+    fire_all(still)
+    assert (still.rows(HELD), instants(still)) == ([], [1.0, 1.0])
+    assert (still.count("freezes"), still.count("frozen_jobs")) == (0, 0)
 
 
-def test_overlapping_freezes_hold_until_the_last_thaw(ticking: ClockedDatabase) -> None:
-    submit(ticking, **MINUTELY, on_resume="fire_all", labels={"team": "billing"})
-    submit(ticking, "other", **MINUTELY, on_resume="fire_all")
-    ask(ticking, "freeze", queue="default")
-    ask(ticking, "freeze", labels={"team": "billing"})
-    ticking.advance(MINUTE)
-    fire_all(ticking)
-    assert [key for (key,) in ticking.rows(HELD)] == ["job", "other"]
-    ask(ticking, "thaw", queue="default")
-    release(ticking)
-    assert [key for (key,) in ticking.rows(HELD)] == ["job"]
-    ask(ticking, "thaw", labels={"team": "billing"})
-    release(ticking)
-    fire_all(ticking)
-    assert (ticking.rows(HELD), instants(ticking)) == ([], [1.0, 1.0])
-    assert (ticking.count("freezes"), ticking.count("frozen_jobs")) == (0, 0)
+def test_pause_and_freeze_end_each_by_itself(still: ClockedDatabase) -> None:
+    still.submit(**MINUTELY, on_resume="fire_all")
+    still.apply_batch(about("job.pause"))
+    ask(still, "freeze")
+    still.advance(MINUTE)
+    fire_all(still)
+    thaw(still)
+    fire_all(still)
+    assert (still.rows(HOLDS), still.job_runs()) == ([("pause",)], [])
+    still.apply_batch(about("job.resume"))
+    fire_all(still)
+    assert instants(still) == [1.0]
 
 
-def test_pause_and_freeze_end_each_by_itself(ticking: ClockedDatabase) -> None:
-    submit(ticking, **MINUTELY, on_resume="fire_all")
-    apply_batch(ticking, about("job.pause"))
-    ask(ticking, "freeze")
-    ticking.advance(MINUTE)
-    fire_all(ticking)
-    ask(ticking, "thaw")
-    release(ticking)
-    fire_all(ticking)
-    assert (ticking.rows(HOLDS), job_runs(ticking)) == ([("pause",)], [])
-    apply_batch(ticking, about("job.resume"))
-    fire_all(ticking)
-    assert instants(ticking) == [1.0]
+def test_pause_within_a_freeze_stays_after_the_thaw(still: ClockedDatabase) -> None:
+    still.submit(**MINUTELY)
+    ask(still, "freeze")
+    still.advance(MINUTE)
+    fire_all(still)
+    still.apply_batch(about("job.pause"))
+    thaw(still)
+    assert still.rows(HOLDS) == [("pause",)]
+    still.advance(MINUTE)
+    still.apply_batch(about("job.resume"))
+    assert skips(still) == [("frozen", 1), ("paused", 1)]
 
 
-def test_pause_within_a_freeze_stays_after_the_thaw(ticking: ClockedDatabase) -> None:
-    submit(ticking, **MINUTELY)
-    ask(ticking, "freeze")
-    ticking.advance(MINUTE)
-    fire_all(ticking)
-    apply_batch(ticking, about("job.pause"))
-    ask(ticking, "thaw")
-    release(ticking)
-    assert ticking.rows(HOLDS) == [("pause",)]
-    ticking.advance(MINUTE)
-    apply_batch(ticking, about("job.resume"))
-    assert skips(ticking) == [("frozen", 1), ("paused", 1)]
+def test_pause_that_ends_under_a_freeze_is_over_and_the_freeze_holds(still: ClockedDatabase) -> None:
+    still.submit(**MINUTELY)
+    still.apply_batch(about("job.pause", until=(still.now() + 2 * MINUTE).isoformat()))
+    ask(still, "freeze")
+    still.advance(3 * MINUTE)
+    fire_all(still)
+    assert still.rows("SELECT paused, hold_reason FROM jobs JOIN timers USING (job_id)") == [(False, "freeze")]
+    assert "io.tidewheel.job.resumed.v1" in {event.type for event in still.lifecycle()}
+    thaw(still)
+    assert skips(still) == [("frozen", 3)]
 
 
-def test_pause_that_ends_under_a_freeze_is_over_and_the_freeze_holds(ticking: ClockedDatabase) -> None:
-    submit(ticking, **MINUTELY)
-    apply_batch(ticking, about("job.pause", until=(ticking.now() + 2 * MINUTE).isoformat()))
-    ask(ticking, "freeze")
-    ticking.advance(3 * MINUTE)
-    fire_all(ticking)
-    assert ticking.rows("SELECT paused, hold_reason FROM jobs JOIN timers USING (job_id)") == [(False, "freeze")]
-    assert "io.tidewheel.job.resumed.v1" in {event.type for event in lifecycle(ticking)}
-    ask(ticking, "thaw")
-    release(ticking)
-    assert skips(ticking) == [("frozen", 3)]
+def test_edit_of_a_held_job_decides_by_the_version_that_was_in_force(still: ClockedDatabase) -> None:
+    still.submit(**MINUTELY, on_resume="fire_all")
+    ask(still, "freeze")
+    still.advance(2 * MINUTE)
+    fire_all(still)
+    still.submit(schedule="@every 10m", overlap="allow_all")
+    assert [(run.state, run.job_version) for run in still.job_runs()] == [("queued", 1)] * 2
+    still.advance(10 * MINUTE)
+    fire_all(still)
+    assert [held for (held,) in still.rows(HELD)] == ["job"]
 
 
-def test_edit_of_a_held_job_decides_by_the_version_that_was_in_force(ticking: ClockedDatabase) -> None:
-    submit(ticking, **MINUTELY, on_resume="fire_all")
-    ask(ticking, "freeze")
-    ticking.advance(2 * MINUTE)
-    fire_all(ticking)
-    submit(ticking, schedule="@every 10m", overlap="allow_all")
-    assert [(run.state, run.job_version) for run in job_runs(ticking)] == [("queued", 1)] * 2
-    ticking.advance(10 * MINUTE)
-    fire_all(ticking)
-    assert [held for (held,) in ticking.rows(HELD)] == ["job"]
+def test_deleted_job_of_a_freeze_leaves_no_timer(still: ClockedDatabase) -> None:
+    still.submit(**MINUTELY)
+    ask(still, "freeze")
+    still.advance(2 * MINUTE)
+    fire_all(still)
+    still.apply_batch(about("job.delete"))
+    thaw(still)
+    assert (still.count("timers"), still.count("freezes"), skips(still)) == (0, 0, [("frozen", 2)])
 
 
-def test_deleted_job_of_a_freeze_leaves_no_timer(ticking: ClockedDatabase) -> None:
-    submit(ticking, **MINUTELY)
-    ask(ticking, "freeze")
-    ticking.advance(2 * MINUTE)
-    fire_all(ticking)
-    apply_batch(ticking, about("job.delete"))
-    ask(ticking, "thaw")
-    release(ticking)
-    assert (ticking.count("timers"), ticking.count("freezes"), skips(ticking)) == (0, 0, [("frozen", 2)])
+def test_fixed_delay_goes_on_after_the_thaw(still: ClockedDatabase) -> None:
+    still.submit(schedule={"fixed_delay": "1m"})
+    still.advance(MINUTE)
+    fire_all(still)
+    [run] = still.job_runs()
+    started = still.begin(run.run_id)
+    ask(still, "freeze")
+    still.end(ending(started, RunState.SUCCEEDED))
+    still.advance(5 * MINUTE)
+    fire_all(still)
+    assert still.rows(HOLDS) == [("freeze",)]
+    thaw(still)
+    fire_all(still)
+    assert (len(still.job_runs()), still.rows(HOLDS)) == (1, [("run",)])
 
 
-def test_fixed_delay_goes_on_after_the_thaw(ticking: ClockedDatabase) -> None:
-    submit(ticking, schedule={"fixed_delay": "1m"})
-    ticking.advance(MINUTE)
-    fire_all(ticking)
-    [run] = job_runs(ticking)
-    started = begin(ticking, run.run_id)
-    ask(ticking, "freeze")
-    end(ticking, ending(started, RunState.SUCCEEDED))
-    ticking.advance(5 * MINUTE)
-    fire_all(ticking)
-    assert ticking.rows(HOLDS) == [("freeze",)]
-    ask(ticking, "thaw")
-    release(ticking)
-    fire_all(ticking)
-    assert (len(job_runs(ticking)), ticking.rows(HOLDS)) == (1, [("run",)])
+def test_catch_up_that_was_decided_before_the_freeze_goes_on(still: ClockedDatabase) -> None:
+    still.submit(schedule="@every 1s", overlap="allow_all", catch_up="fire_all", window="1h")
+    still.advance(5 * MINUTE)
+    assert fire_due(still) == 1
+    ask(still, "freeze")
+    fire_all(still)
+    assert (len(still.job_runs()), skips(still)) == (300, [])
 
 
-def test_catch_up_that_was_decided_before_the_freeze_goes_on(ticking: ClockedDatabase) -> None:
-    submit(ticking, schedule="@every 1s", overlap="allow_all", catch_up="fire_all", window="1h")
-    ticking.advance(5 * MINUTE)
-    assert fire_due(ticking) == 1
-    ask(ticking, "freeze")
-    fire_all(ticking)
-    assert (len(job_runs(ticking)), skips(ticking)) == (300, [])
-
-
-def test_thaw_waits_for_a_firing_that_holds_timers(ticking: ClockedDatabase) -> None:
+def test_thaw_waits_for_a_firing_that_holds_timers(still: ClockedDatabase) -> None:
     """Else that firing would hold its timers for a freeze that is gone, and nothing would release them."""
-    submit(ticking, **MINUTELY)
-    ask(ticking, "freeze")
-    firing, thawing = ticking.connection(), ticking.connection()
-    writing = Writing(firing, ticking.installation)
+    still.submit(**MINUTELY)
+    ask(still, "freeze")
+    firing, thawing = still.connection(), still.connection()
+    writing = Writing(firing, still.installation)
     timers = [*read_locked_timers(writing, [job_id("default", "job")]).values()]
     hold_frozen(firing, timers)
     with pytest.raises(RowLocked, match="the freeze"):
-        apply_batch_within(thawing, ticking, {"type": "thaw", "scope": "tenant"})
+        still.apply_batch_within(thawing, {"type": "thaw", "scope": "tenant"})
     thawing.rollback()
     firing.rollback()
-    apply_batch_within(thawing, ticking, {"type": "thaw", "scope": "tenant"})
+    still.apply_batch_within(thawing, {"type": "thaw", "scope": "tenant"})
     late = in_background(lambda: hold_frozen(firing, timers))
-    until_blocked(ticking, firing)
+    until_blocked(still, firing)
     thawing.commit()
     assert late.result(30).held == []
 
 
-def test_timer_that_another_transaction_holds_keeps_the_thaw_open(ticking: ClockedDatabase) -> None:
-    submit(ticking, **MINUTELY)
-    ask(ticking, "freeze")
-    ticking.advance(MINUTE)
-    fire_all(ticking)
-    ask(ticking, "thaw")
-    holder = ticking.connection()
-    holder.execute("SELECT FROM timers FOR UPDATE")
-    thaws = Thaws(ticking.session(), ticking.installation)
-    thaws.step()
-    assert (ticking.count("freezes"), ticking.rows(HOLDS)) == (1, [("freeze",)])
-    holder.rollback()
-    release(ticking)
-    assert (ticking.count("freezes"), ticking.rows(HOLDS)) == (0, [(None,)])
-
-
-def test_run_whose_deadline_passes_under_a_freeze_says_frozen(ticking: ClockedDatabase) -> None:
+def test_run_whose_deadline_passes_under_a_freeze_says_frozen(still: ClockedDatabase) -> None:
     for key, queue in (("job", "default"), ("other", "reports")):
-        submit(ticking, key, queue=queue, schedule_to_start="1m")
-    frozen, other = trigger(ticking), trigger(ticking, "other")
-    ask(ticking, "freeze", queue="default")
-    ticking.advance(2 * MINUTE)
-    assert Deadlines(ticking.session(), ticking.installation).step()[0] == 2
-    assert final_state(ticking, frozen) == ("timed_out", "frozen")
-    assert final_state(ticking, other) == ("timed_out", "schedule_to_start")
+        still.submit(key, queue=queue, schedule_to_start="1m")
+    frozen, other = still.trigger(), still.trigger("other")
+    ask(still, "freeze", queue="default")
+    still.advance(2 * MINUTE)
+    assert Deadlines(still.session(), still.installation).step()[0] == 2
+    assert still.final_state(frozen) == ("timed_out", "frozen")
+    assert still.final_state(other) == ("timed_out", "schedule_to_start")
 
 
-def test_freeze_over_an_edit_that_did_not_see_it_ends(ticking: ClockedDatabase) -> None:
+def test_freeze_over_an_edit_that_did_not_see_it_ends(still: ClockedDatabase) -> None:
     """A job without a timer keeps its runs of before: the scheduler spun, and the freeze stayed for ever."""
-    submit(ticking, **MINUTELY, on_resume="skip")
-    fire_due(ticking, lookahead=5 * MINUTE)
-    freezing = ticking.connection()
-    apply_batch_within(freezing, ticking, {"type": "freeze", "scope": "tenant"})
-    ticking.advance(2 * MINUTE)
-    submit(ticking, schedule="manual")
+    still.submit(**MINUTELY, on_resume="skip")
+    fire_due(still, lookahead=5 * MINUTE)
+    freezing = still.connection()
+    still.apply_batch_within(freezing, {"type": "freeze", "scope": "tenant"})
+    still.advance(2 * MINUTE)
+    still.submit(schedule="manual")
     freezing.commit()
-    runs = [run.run_id for run in job_runs(ticking)]
-    assert instants(ticking) == [1.0, 2.0]
-    thaws = Thaws(ticking.session(), ticking.installation)
+    runs = [run.run_id for run in still.job_runs()]
+    assert instants(still) == [1.0, 2.0]
+    thaws = Thaws(still.session(), still.installation)
     steps = 0
     while thaws.step():
         steps += 1
         assert steps < 10, "the scheduler spins"
-    assert [final_state(ticking, run) for run in runs] == [("skipped", "frozen")] * 2
-    ask(ticking, "thaw")
-    release(ticking)
-    assert ticking.count("freezes") == 0
-    run = trigger(ticking)
-    assert claimable(ticking, run) == [True]
+    assert [still.final_state(run) for run in runs] == [("skipped", "frozen")] * 2
+    thaw(still)
+    assert still.count("freezes") == 0
+    run = still.trigger()
+    assert claimable(still, run) == [True]
 
 
 @pytest.mark.parametrize(
@@ -438,129 +385,135 @@ def test_freeze_over_an_edit_that_did_not_see_it_ends(ticking: ClockedDatabase) 
 @pytest.mark.parametrize("thawed", [False, True])
 @pytest.mark.parametrize("ahead", [False, True], ids=["not fired", "written ahead"])
 def test_edit_under_a_freeze_that_no_scheduler_saw_leaves_its_instants_to_the_version_in_force(
-    ticking: ClockedDatabase, policy: str, made: list[float], spans: list[tuple[str, int]], *, ahead: bool, thawed: bool
+    still: ClockedDatabase, policy: str, made: list[float], spans: list[tuple[str, int]], *, ahead: bool, thawed: bool
 ) -> None:
     """Issue 39: the new version decided what was written ahead; an edit after the thaw fired all."""
-    submit(ticking, **MINUTELY, on_resume=policy)
+    still.submit(**MINUTELY, on_resume=policy)
     if ahead:
-        fire_due(ticking, lookahead=7 * MINUTE)
-    ask(ticking, "freeze")
-    ticking.advance(3 * MINUTE + 30 * SECOND)
+        fire_due(still, lookahead=7 * MINUTE)
+    ask(still, "freeze")
+    still.advance(3 * MINUTE + 30 * SECOND)
     if thawed:
-        ask(ticking, "thaw")
-        ticking.advance(MINUTE)
-    submit(ticking, schedule="@every 10m", overlap="allow_all", catch_up="fire_all", on_resume="fire_all")
+        ask(still, "thaw")
+        still.advance(MINUTE)
+    still.submit(schedule="@every 10m", overlap="allow_all", catch_up="fire_all", on_resume="fire_all")
     made_after = [4.0] if thawed else []
-    assert [(run.job_version, at) for run, at in zip(job_runs(ticking), instants(ticking), strict=True)] == [
+    assert [(run.job_version, at) for run, at in zip(still.job_runs(), instants(still), strict=True)] == [
         (1, at) for at in made + made_after
     ]
     if not thawed:
-        ask(ticking, "thaw")
+        ask(still, "thaw")
     for _ in range(2):
-        release(ticking)
-        fire_all(ticking)
-    assert (instants(ticking), skips(ticking)) == (made + made_after, spans)
-    assert (ticking.count("freezes"), ticking.rows(HOLDS)) == (0, [(None,)])
+        release(still)
+        fire_all(still)
+    assert (instants(still), skips(still)) == (made + made_after, spans)
+    assert (still.count("freezes"), still.rows(HOLDS)) == (0, [(None,)])
 
 
-def test_edit_to_manual_under_a_freeze_decides_what_was_written_ahead(ticking: ClockedDatabase) -> None:
-    submit(ticking, **MINUTELY, on_resume="fire_once")
-    fire_due(ticking, lookahead=5 * MINUTE)
-    ask(ticking, "freeze")
-    ticking.advance(3 * MINUTE)
-    submit(ticking, schedule="manual")
-    assert (instants(ticking), skips(ticking)) == ([3.0], [("frozen", 2)])
+def test_edit_to_manual_under_a_freeze_decides_what_was_written_ahead(still: ClockedDatabase) -> None:
+    still.submit(**MINUTELY, on_resume="fire_once")
+    fire_due(still, lookahead=5 * MINUTE)
+    ask(still, "freeze")
+    still.advance(3 * MINUTE)
+    still.submit(schedule="manual")
+    assert (instants(still), skips(still)) == ([3.0], [("frozen", 2)])
 
 
-def test_edit_that_did_not_see_a_freeze_leaves_no_run_to_the_new_version(ticking: ClockedDatabase) -> None:
-    submit(ticking, **MINUTELY, on_resume="fire_all")
-    fire_due(ticking, lookahead=5 * MINUTE)
-    freezing = ticking.connection()
-    apply_batch_within(freezing, ticking, {"type": "freeze", "scope": "tenant"})
-    ticking.advance(2 * MINUTE)
-    submit(ticking, schedule="@every 1s", overlap="allow_all", on_resume="fire_all")
+def test_edit_that_did_not_see_a_freeze_leaves_no_run_to_the_new_version(still: ClockedDatabase) -> None:
+    still.submit(**MINUTELY, on_resume="fire_all")
+    fire_due(still, lookahead=5 * MINUTE)
+    freezing = still.connection()
+    still.apply_batch_within(freezing, {"type": "freeze", "scope": "tenant"})
+    still.advance(2 * MINUTE)
+    still.submit(schedule="@every 1s", overlap="allow_all", on_resume="fire_all")
     freezing.commit()
-    runs = [run.run_id for run in job_runs(ticking)]
-    release(ticking)
-    assert [final_state(ticking, run) for run in runs] == [("skipped", "frozen")] * 2
-    ask(ticking, "thaw")
+    runs = [run.run_id for run in still.job_runs()]
+    release(still)
+    assert [still.final_state(run) for run in runs] == [("skipped", "frozen")] * 2
+    ask(still, "thaw")
     for _ in range(2):
-        release(ticking)
-        fire_all(ticking)
-    assert (job_runs(ticking), ticking.count("freezes")) == ([], 0)
+        release(still)
+        fire_all(still)
+    assert (still.job_runs(), still.count("freezes")) == ([], 0)
 
 
-def test_jobs_that_another_transaction_holds_keep_no_other_from_a_freeze(ticking: ClockedDatabase) -> None:
+def test_jobs_that_another_transaction_holds_keep_no_other_from_a_freeze(still: ClockedDatabase) -> None:
     """Issue 39: each look read the first 500 jobs, which could be locked for hours."""
     page = 500
     keys = [f"job-{number}" for number in range(page + 20)]
-    apply_batch(ticking, *(submission(key, **MINUTELY) for key in keys))
-    fire_due(ticking, lookahead=MINUTE)
-    assert len(job_runs(ticking)) == len(keys)
-    ask(ticking, "freeze")
-    holder = ticking.connection()
+    still.apply_batch(*(submission(key, **MINUTELY) for key in keys))
+    fire_due(still, lookahead=MINUTE)
+    assert len(still.job_runs()) == len(keys)
+    ask(still, "freeze")
+    holder = still.connection()
     first = holder.execute("SELECT job_id FROM timers ORDER BY job_id LIMIT %s FOR UPDATE", [page]).fetchall()
-    release(ticking)
-    assert {run.job_id for run in job_runs(ticking)} == {job for (job,) in first}
-    ticking.advance(MINUTE)
-    ask(ticking, "thaw")
+    release(still)
+    assert {run.job_id for run in still.job_runs()} == {job for (job,) in first}
+    still.advance(MINUTE)
+    ask(still, "thaw")
     holder.rollback()
-    release(ticking)
-    assert (job_runs(ticking), ticking.count("freezes")) == ([], 0)
+    release(still)
+    assert (still.job_runs(), still.count("freezes")) == ([], 0)
 
 
-def test_scheduler_rests_while_another_transaction_holds_a_job_that_a_freeze_concerns(ticking: ClockedDatabase) -> None:
-    submit(ticking, **MINUTELY)
-    fire_due(ticking, lookahead=5 * MINUTE)
-    ask(ticking, "freeze")
-    ticking.advance(MINUTE)
-    ask(ticking, "thaw")
-    holder = ticking.connection()
+@pytest.mark.parametrize("ahead", [False, True], ids=["held", "written ahead"])
+def test_scheduler_rests_while_another_transaction_holds_a_job_that_a_freeze_concerns(
+    still: ClockedDatabase, *, ahead: bool
+) -> None:
+    still.submit(**MINUTELY)
+    if ahead:
+        fire_due(still, lookahead=5 * MINUTE)
+    ask(still, "freeze")
+    still.advance(MINUTE)
+    if not ahead:
+        fire_all(still)
+    ask(still, "thaw")
+    holder = still.connection()
     holder.execute("SELECT FROM timers FOR UPDATE")
-    thaws = Thaws(ticking.session(), ticking.installation)
+    thaws = Thaws(still.session(), still.installation)
     assert not thaws.step()
-    assert ticking.count("freezes") == 1
+    assert still.count("freezes") == 1
     holder.rollback()
-    release(ticking)
-    assert (ticking.count("freezes"), ticking.rows(HOLDS)) == (0, [(None,)])
+    release(still)
+    assert (still.count("freezes"), still.rows(HOLDS)) == (0, [(None,)])
 
 
 def test_freeze_retracts_at_once_beside_an_older_one_that_waits_for_a_transaction(
-    ticking: ClockedDatabase, monkeypatch: pytest.MonkeyPatch
+    still: ClockedDatabase, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seconds = [0.0]
     monkeypatch.setattr(freezing, "monotonic_seconds", lambda: seconds[0])
-    submit(ticking, **MINUTELY)
-    fire_due(ticking, lookahead=5 * MINUTE)
-    before = ticking.connection()
+    still.submit(**MINUTELY)
+    fire_due(still, lookahead=5 * MINUTE)
+    before = still.connection()
     before.execute("SELECT pg_current_xact_id()")
-    thaws = Thaws(ticking.session(), ticking.installation)
+    thaws = Thaws(still.session(), still.installation)
 
     def pass_second() -> None:
         seconds[0] += 1.0
         while thaws.step():
             pass
 
-    ask(ticking, "freeze", queue="other")
+    ask(still, "freeze", queue="other")
     for _ in range(100):
         pass_second()
-    assert ticking.value("SELECT settled FROM freezes") is False
-    ask(ticking, "freeze", queue="default")
+    assert still.value("SELECT settled FROM freezes") is False
+    ask(still, "freeze", queue="default")
     pass_second()
-    assert job_runs(ticking) == []
+    assert still.job_runs() == []
 
 
 def test_thaw_looks_once_a_pass_for_runs_that_were_written_ahead(
-    ticking: ClockedDatabase, monkeypatch: pytest.MonkeyPatch
+    still: ClockedDatabase, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each look reads the runs of the whole backlog."""
     monkeypatch.setattr(freezing, "_RELEASED", 2)
     for number in range(9):
-        submit(ticking, f"job-{number}", **MINUTELY)
-    ask(ticking, "freeze", queue="default")
-    ticking.advance(MINUTE)
-    fire_all(ticking)
-    ask(ticking, "thaw", queue="default")
+        still.submit(f"job-{number}", **MINUTELY)
+    ask(still, "freeze", queue="default")
+    still.advance(MINUTE)
+    fire_all(still)
+    ask(still, "thaw", queue="default")
     statements = list[str]()
 
     class Counting(psycopg.Cursor[Any]):
@@ -568,63 +521,59 @@ def test_thaw_looks_once_a_pass_for_runs_that_were_written_ahead(
             statements.append(str(query))
             return super().execute(query, *given, **named)
 
-    session = ticking.session()
+    session = still.session()
     session.connection().cursor_factory = Counting
-    thaws = Thaws(session, ticking.installation)
+    thaws = Thaws(session, still.installation)
     while thaws.step():
         pass
-    assert (ticking.count("freezes"), ticking.rows(HELD)) == (0, [])
+    assert (still.count("freezes"), still.rows(HELD)) == (0, [])
     looks, pages = (statements.count(str(SQL[name])) for name in ("find_written_ahead", "find_held_timers"))
     assert looks == 2 < pages, "a pass that releases timers, and one that finds none"
 
 
 @pytest.mark.parametrize("is_once", [True, False])
-def test_request_that_changes_nothing_leaves_a_held_job_to_the_thaw(ticking: ClockedDatabase, *, is_once: bool) -> None:
-    once = {"schedule": {"once": (ticking.now() + 10 * MINUTE).isoformat()}}
+def test_request_that_changes_nothing_leaves_a_held_job_to_the_thaw(still: ClockedDatabase, *, is_once: bool) -> None:
+    once = {"schedule": {"once": (still.now() + 10 * MINUTE).isoformat()}}
     spec: dict[str, Any] = once if is_once else {**MINUTELY, "on_resume": "fire_once"}
-    submit(ticking, **spec)
-    ask(ticking, "freeze")
-    ticking.advance(15 * MINUTE)
-    fire_all(ticking)
-    submit(ticking, **spec)
+    still.submit(**spec)
+    ask(still, "freeze")
+    still.advance(15 * MINUTE)
+    fire_all(still)
+    still.submit(**spec)
     for _ in range(2):
-        ticking.advance(MINUTE)
-        fire_all(ticking)
-    assert (job_runs(ticking), ticking.rows(HOLDS)) == ([], [("freeze",)])
-    ask(ticking, "thaw")
-    release(ticking)
-    fire_all(ticking)
-    assert (len(job_runs(ticking)), ticking.count("freezes")) == (1, 0)
+        still.advance(MINUTE)
+        fire_all(still)
+    assert (still.job_runs(), still.rows(HOLDS)) == ([], [("freeze",)])
+    thaw(still)
+    fire_all(still)
+    assert (len(still.job_runs()), still.count("freezes")) == (1, 0)
 
 
-def test_edit_fires_no_paused_instant_of_a_pause_that_ended_under_a_freeze(ticking: ClockedDatabase) -> None:
-    submit(ticking, **MINUTELY)
-    apply_batch(ticking, about("job.pause", until=(ticking.now() + 4 * MINUTE).isoformat()))
-    ticking.advance(2 * MINUTE)
-    ask(ticking, "freeze")
-    ticking.advance(3 * MINUTE)
-    fire_all(ticking)
-    assert ticking.rows(HOLDS) == [("freeze",)]
-    submit(ticking, **MINUTELY, labels={"team": "billing"})
-    assert job_runs(ticking) == []
-    ask(ticking, "thaw")
-    release(ticking)
-    fire_all(ticking)
-    assert job_runs(ticking) == []
+def test_edit_fires_no_paused_instant_of_a_pause_that_ended_under_a_freeze(still: ClockedDatabase) -> None:
+    still.submit(**MINUTELY)
+    still.apply_batch(about("job.pause", until=(still.now() + 4 * MINUTE).isoformat()))
+    still.advance(2 * MINUTE)
+    ask(still, "freeze")
+    still.advance(3 * MINUTE)
+    fire_all(still)
+    assert still.rows(HOLDS) == [("freeze",)]
+    still.submit(**MINUTELY, labels={"team": "billing"})
+    assert still.job_runs() == []
+    thaw(still)
+    fire_all(still)
+    assert still.job_runs() == []
 
 
-def test_moved_occurrence_under_a_freeze_fires_after_the_thaw(ticking: ClockedDatabase) -> None:
-    submit(ticking, schedule="@every 1h", overlap="allow_all", on_resume="fire_once")
-    first = ticking.now() + 60 * MINUTE
-    [reply] = apply_batch(
-        ticking, about("job.move", at=first.isoformat(), to=(ticking.now() + 10 * MINUTE).isoformat())
-    )
+def test_moved_occurrence_under_a_freeze_fires_after_the_thaw(still: ClockedDatabase) -> None:
+    still.submit(schedule="@every 1h", overlap="allow_all", on_resume="fire_once")
+    first = still.now() + 60 * MINUTE
+    [reply] = still.apply_batch(about("job.move", at=first.isoformat(), to=(still.now() + 10 * MINUTE).isoformat()))
     assert reply.status == "accepted", reply.errors
-    ask(ticking, "freeze")
-    ticking.advance(20 * MINUTE)
-    fire_all(ticking)
-    ask(ticking, "thaw")
+    ask(still, "freeze")
+    still.advance(20 * MINUTE)
+    fire_all(still)
+    ask(still, "thaw")
     for _ in range(3):
-        release(ticking)
-        fire_all(ticking)
-    assert (len(job_runs(ticking)), ticking.count("freezes"), ticking.rows(HOLDS)) == (1, 0, [(None,)])
+        release(still)
+        fire_all(still)
+    assert (len(still.job_runs()), still.count("freezes"), still.rows(HOLDS)) == (1, 0, [(None,)])

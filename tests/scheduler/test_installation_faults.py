@@ -10,11 +10,11 @@ from uuid import UUID
 import pytest
 from prometheus_client import REGISTRY
 
+from tests.fixtures.acts import submission
 from tests.fixtures.database import ClockedDatabase, Database
 from tests.fixtures.services import until
 from tests.scheduler.firing import fire_due, look_at
 from tests.scheduler.test_loop import running
-from tests.transitions.acts import apply_batch, lifecycle, submission
 from tidewheel.control.explain.explain import explain
 from tidewheel.control.explain.explanation import OccurrenceOutcome
 from tidewheel.errors import Unavailable
@@ -73,7 +73,7 @@ def assert_no_gap(fired: dict[UUID, list[datetime]]) -> None:
 def test_fault_under_a_running_scheduler_loses_no_occurrence(fresh_database: Database, fault: str) -> None:
     broken, mended, remedy = FAULTS[fault]
     database = fresh_database
-    apply_batch(database, *(submission(key, **EACH_SECOND) for key in KEYS))
+    database.apply_batch(*(submission(key, **EACH_SECOND) for key in KEYS))
     with running(database, lookahead=timedelta(0)):
         until(lambda: len(instants_of(database)) == JOBS, "all jobs fire")
         database.execute(broken)
@@ -94,7 +94,7 @@ def test_fault_under_a_running_scheduler_loses_no_occurrence(fresh_database: Dat
 def test_fault_of_another_duty_delays_no_firing(fresh_database: Database) -> None:
     """Cancelling by filter lacks its column: firing needs none of it."""
     database = fresh_database
-    apply_batch(database, *(submission(key, **EACH_SECOND) for key in KEYS))
+    database.apply_batch(*(submission(key, **EACH_SECOND) for key in KEYS))
     database.execute("ALTER TABLE cancellations RENAME COLUMN finished_at TO ended_at")
     with running(database, lookahead=timedelta(0)):
         until(lambda: "bulk cancel" in str(faults.why_not_ready()), "it is reported")
@@ -110,7 +110,7 @@ def test_one_error_of_many_jobs_leaves_none_quarantined(
 ) -> None:
     """A newer release's constraint: each row is refused as if its job were poisoned."""
     database = fresh_database
-    apply_batch(database, *(submission(key, **EACH_SECOND) for key in KEYS))
+    database.apply_batch(*(submission(key, **EACH_SECOND) for key in KEYS))
     until(lambda: database.value("SELECT count(*) FROM timers WHERE due_at <= tidewheel_now()") == JOBS, "all are due")
     database.execute(FUTURE_CHECK)
     breaker, session = Breaker(), database.session()
@@ -118,7 +118,7 @@ def test_one_error_of_many_jobs_leaves_none_quarantined(
     # The first three are quarantined; the fourth shows that the cause is common, and frees them.
     assert database.count("quarantine") == MAX_ALIKE
     assert database.value(QUARANTINED) == 0
-    events = [event.type.split(".")[-2] for event in lifecycle(database) if event.type.endswith("ed.v1")]
+    events = [event.type.split(".")[-2] for event in database.lifecycle() if event.type.endswith("ed.v1")]
     assert Counter(events) == {"created": JOBS, "quarantined": MAX_ALIKE, "released": MAX_ALIKE}
     assert "quarantined jobs are released and tried again" in caplog.text
     assert "of_a_newer_release" in str(faults.why_not_ready())
@@ -137,50 +137,48 @@ def test_one_error_of_many_jobs_leaves_none_quarantined(
     assert_no_gap(instants_of(database))
 
 
-def test_freed_jobs_keep_their_pause_and_edits(clocked: ClockedDatabase) -> None:
+def test_freed_jobs_keep_their_pause_and_edits(still: ClockedDatabase) -> None:
     """Before a fourth job fails, one of three is paused and one is submitted again."""
-    clocked.stop_clock()
-    breaker, session = Breaker(), clocked.session()
-    apply_batch(clocked, *(submission(key, **EACH_SECOND) for key in KEYS[:MAX_ALIKE]))
-    clocked.execute("UPDATE job_versions SET lane = 'nonsense'")
-    clocked.advance(SECOND)
-    fire(session, clocked.installation, look_at(clocked), breaker)
-    assert clocked.value(QUARANTINED) == MAX_ALIKE
+    breaker, session = Breaker(), still.session()
+    still.apply_batch(*(submission(key, **EACH_SECOND) for key in KEYS[:MAX_ALIKE]))
+    still.execute("UPDATE job_versions SET lane = 'nonsense'")
+    still.advance(SECOND)
+    fire(session, still.installation, look_at(still), breaker)
+    assert still.value(QUARANTINED) == MAX_ALIKE
     paused, edited, parked = KEYS[:MAX_ALIKE]
     later = submission(KEYS[MAX_ALIKE], **EACH_SECOND)
-    apply_batch(clocked, submission(edited, schedule="@every 1h"), later)
-    clocked.execute("UPDATE jobs SET paused = true WHERE key = %s", [paused])  # as pause_on_failure does
-    clocked.execute("UPDATE job_versions SET lane = 'nonsense'")
-    position = clocked.value("SELECT scheduled_at FROM timers WHERE job_id = %s", [job_id("default", parked)])
-    clocked.advance(SECOND)
-    fire(session, clocked.installation, look_at(clocked), breaker)
-    held = dict(clocked.rows("SELECT key, hold_reason FROM timers JOIN jobs USING (job_id)"))
+    still.apply_batch(submission(edited, schedule="@every 1h"), later)
+    still.execute("UPDATE jobs SET paused = true WHERE key = %s", [paused])  # as pause_on_failure does
+    still.execute("UPDATE job_versions SET lane = 'nonsense'")
+    position = still.value("SELECT scheduled_at FROM timers WHERE job_id = %s", [job_id("default", parked)])
+    still.advance(SECOND)
+    fire(session, still.installation, look_at(still), breaker)
+    held = dict(still.rows("SELECT key, hold_reason FROM timers JOIN jobs USING (job_id)"))
     assert held == {paused: "pause", edited: None, parked: None, KEYS[MAX_ALIKE]: None}
-    [(at, due)] = clocked.rows("SELECT scheduled_at, due_at FROM timers WHERE job_id = %s", [job_id("default", parked)])
-    assert (at, due > clocked.now()) == (position, True)
-    released = [event.job_key for event in lifecycle(clocked) if event.type == "io.tidewheel.job.released.v1"]
+    [(at, due)] = still.rows("SELECT scheduled_at, due_at FROM timers WHERE job_id = %s", [job_id("default", parked)])
+    assert (at, due > still.now()) == (position, True)
+    released = [event.job_key for event in still.lifecycle() if event.type == "io.tidewheel.job.released.v1"]
     assert sorted(released) == sorted([paused, parked])
 
 
-def test_jobs_that_could_not_be_freed_are_freed_by_the_next_failure(clocked: ClockedDatabase) -> None:
+def test_jobs_that_could_not_be_freed_are_freed_by_the_next_failure(still: ClockedDatabase) -> None:
     """An edit holds a quarantined timer for longer than lock_timeout."""
-    clocked.stop_clock()
-    breaker, session, edit = Breaker(), clocked.session(options="-c lock_timeout=100ms"), clocked.connection()
-    apply_batch(clocked, *(submission(key, **EACH_SECOND) for key in KEYS[:MAX_ALIKE]))
-    clocked.execute("UPDATE job_versions SET lane = 'nonsense'")
-    clocked.advance(SECOND)
-    fire(session, clocked.installation, look_at(clocked), breaker)
-    apply_batch(clocked, submission(KEYS[MAX_ALIKE], **EACH_SECOND))
-    clocked.execute("UPDATE job_versions SET lane = 'nonsense'")
-    clocked.advance(SECOND)
+    breaker, session, edit = Breaker(), still.session(options="-c lock_timeout=100ms"), still.connection()
+    still.apply_batch(*(submission(key, **EACH_SECOND) for key in KEYS[:MAX_ALIKE]))
+    still.execute("UPDATE job_versions SET lane = 'nonsense'")
+    still.advance(SECOND)
+    fire(session, still.installation, look_at(still), breaker)
+    still.apply_batch(submission(KEYS[MAX_ALIKE], **EACH_SECOND))
+    still.execute("UPDATE job_versions SET lane = 'nonsense'")
+    still.advance(SECOND)
     edit.execute("SELECT FROM timers WHERE job_id = %s FOR UPDATE", [job_id("default", KEYS[0])])
     with pytest.raises(Unavailable):
-        fire(session, clocked.installation, look_at(clocked), breaker)
-    assert clocked.value(QUARANTINED) == MAX_ALIKE
+        fire(session, still.installation, look_at(still), breaker)
+    assert still.value(QUARANTINED) == MAX_ALIKE
     edit.rollback()
-    clocked.advance(2 * SECOND)
-    fire(session, clocked.installation, look_at(clocked), breaker)
-    assert clocked.value(QUARANTINED) == 0
+    still.advance(2 * SECOND)
+    fire(session, still.installation, look_at(still), breaker)
+    assert still.value(QUARANTINED) == 0
 
 
 @pytest.fixture
@@ -195,17 +193,16 @@ def test_postponed_job_is_explained_and_replies_with_an_occurrence(of_a_newer_re
     clocked = of_a_newer_release
     clocked.stop_clock()
     documents = [submission(key, **EACH_SECOND) for key in KEYS]
-    apply_batch(clocked, *documents)
+    clocked.apply_batch(*documents)
     [(first,)] = clocked.rows("SELECT DISTINCT scheduled_at FROM timers")
     clocked.stop_clock(first)
     fire_due(clocked)
     due = clocked.value("SELECT max(due_at) FROM timers")
     assert due > first
-    for again in apply_batch(clocked, *documents):
+    for again in clocked.apply_batch(*documents):
         assert (again.unchanged, again.next_run_at) == (True, first)
     clocked.stop_clock(first + timedelta(milliseconds=500))
-    with clocked.transaction() as connection:
-        explained = explain(connection, "default", KEYS[-1], first)
+    explained = clocked.within(explain, "default", KEYS[-1], first)
     assert explained.outcome is OccurrenceOutcome.WAITING
     assert "postponed" in explained.words
     assert "/readyz" in explained.words
@@ -214,54 +211,50 @@ def test_postponed_job_is_explained_and_replies_with_an_occurrence(of_a_newer_re
 
 @pytest.mark.parametrize("ended_by", ["firing", "edit"])
 def test_ended_pauses_that_fail_alike_are_postponed_and_end_at_their_instant(
-    clocked: ClockedDatabase, ended_by: str
+    still: ClockedDatabase, ended_by: str
 ) -> None:
-    clocked.stop_clock()
-    breaker, session = Breaker(), clocked.session()
-    apply_batch(clocked, *(submission(key, **EACH_SECOND, catch_up="fire_all") for key in KEYS))
-    ends_at = clocked.now() + 3 * SECOND
-    apply_batch(clocked, *({"type": "job.pause", "key": key, "until": ends_at.isoformat()} for key in KEYS))
-    schedules = clocked.rows("SELECT schedule_json, job_id FROM job_versions")
-    clocked.execute("UPDATE job_versions SET schedule_json = %s", [ZONE_THAT_IS_GONE])
-    clocked.advance(5 * SECOND)
-    assert fire(session, clocked.installation, look_at(clocked), breaker) == JOBS
-    assert clocked.value("SELECT count(*) FROM timers WHERE hold_reason = 'pause'") == JOBS
-    assert fire(session, clocked.installation, look_at(clocked), breaker) == 0, "the next poll takes none of them"
-    with clocked.transaction() as connection:
-        detail = show_job(connection, "default", KEYS[-1])
+    breaker, session = Breaker(), still.session()
+    still.apply_batch(*(submission(key, **EACH_SECOND, catch_up="fire_all") for key in KEYS))
+    ends_at = still.now() + 3 * SECOND
+    still.apply_batch(*({"type": "job.pause", "key": key, "until": ends_at.isoformat()} for key in KEYS))
+    schedules = still.rows("SELECT schedule_json, job_id FROM job_versions")
+    still.execute("UPDATE job_versions SET schedule_json = %s", [ZONE_THAT_IS_GONE])
+    still.advance(5 * SECOND)
+    assert fire(session, still.installation, look_at(still), breaker) == JOBS
+    assert still.value("SELECT count(*) FROM timers WHERE hold_reason = 'pause'") == JOBS
+    assert fire(session, still.installation, look_at(still), breaker) == 0, "the next poll takes none of them"
+    detail = still.within(show_job, "default", KEYS[-1])
     assert detail.summary.postponed_until is not None
-    assert detail.summary.postponed_until > clocked.now()
+    assert detail.summary.postponed_until > still.now()
     for schedule in schedules:
-        clocked.execute("UPDATE job_versions SET schedule_json = %s WHERE job_id = %s", schedule)
-    with clocked.transaction() as connection:
-        explained = explain(connection, "default", KEYS[-1], ends_at - SECOND)
+        still.execute("UPDATE job_versions SET schedule_json = %s WHERE job_id = %s", schedule)
+    explained = still.within(explain, "default", KEYS[-1], ends_at - SECOND)
     assert (explained.outcome, "postponed" in explained.words) == (OccurrenceOutcome.PAUSED, True)
     if ended_by == "edit":
-        replies = apply_batch(clocked, *(submission(key, **EACH_SECOND, payload=2) for key in KEYS))
+        replies = still.apply_batch(*(submission(key, **EACH_SECOND, payload=2) for key in KEYS))
         assert {reply.status for reply in replies} == {"accepted"}
-        assert clocked.value("SELECT count(*) FROM jobs WHERE paused") == 0
+        assert still.value("SELECT count(*) FROM jobs WHERE paused") == 0
     else:
-        clocked.advance(2 * SECOND)  # the first pause between two tries takes 1 s
-    while fire(session, clocked.installation, look_at(clocked), breaker):
+        still.advance(2 * SECOND)  # the first pause between two tries takes 1 s
+    while fire(session, still.installation, look_at(still), breaker):
         pass
-    since = (clocked.now() - ends_at) // SECOND
-    assert set(instants_of(clocked)) == {job_id("default", key) for key in KEYS}
-    for instants in instants_of(clocked).values():
+    since = (still.now() - ends_at) // SECOND
+    assert set(instants_of(still)) == {job_id("default", key) for key in KEYS}
+    for instants in instants_of(still).values():
         assert instants == [ends_at + number * SECOND for number in range(since + 1)]
-    assert clocked.rows("SELECT reason, sum(occurrences) FROM skips GROUP BY reason") == [("paused", 2 * JOBS)]
+    assert still.rows("SELECT reason, sum(occurrences) FROM skips GROUP BY reason") == [("paused", 2 * JOBS)]
 
 
-def test_some_poisoned_jobs_are_quarantined_and_others_fire(clocked: ClockedDatabase) -> None:
-    clocked.stop_clock()
-    apply_batch(clocked, *(submission(key, **EACH_SECOND) for key in KEYS))
+def test_some_poisoned_jobs_are_quarantined_and_others_fire(still: ClockedDatabase) -> None:
+    still.apply_batch(*(submission(key, **EACH_SECOND) for key in KEYS))
     poisoned = KEYS[:MAX_ALIKE]
-    clocked.execute(
+    still.execute(
         "UPDATE job_versions SET lane = 'nonsense' WHERE job_id IN (SELECT job_id FROM jobs WHERE key = ANY (%s))",
         [poisoned],
     )
-    clocked.advance(SECOND)
-    fire_due(clocked)
-    held = clocked.rows("SELECT key FROM timers JOIN jobs USING (job_id) WHERE hold_reason = 'quarantine'")
+    still.advance(SECOND)
+    fire_due(still)
+    held = still.rows("SELECT key FROM timers JOIN jobs USING (job_id) WHERE hold_reason = 'quarantine'")
     assert sorted(key for (key,) in held) == poisoned
-    assert len(instants_of(clocked)) == JOBS - MAX_ALIKE
+    assert len(instants_of(still)) == JOBS - MAX_ALIKE
     assert faults.why_not_ready() is None

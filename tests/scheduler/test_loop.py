@@ -8,10 +8,10 @@ from uuid import uuid4
 from psycopg import sql
 from psycopg.conninfo import make_conninfo
 
+from tests.fixtures.acts import submission
 from tests.fixtures.database import ClockedDatabase, Database
 from tests.fixtures.services import until
 from tests.scheduler.test_firing import scheduler_of
-from tests.transitions.acts import apply_batch, job_runs, submission, submit
 from tests.transitions.stepping import in_background
 from tidewheel.membership import rendezvous
 from tidewheel.postgres.notify import Channel, Notifier
@@ -41,9 +41,9 @@ def members(database: Database) -> int:
 
 
 def test_scheduler_joins_fires_and_leaves(database: Database) -> None:
-    submit(database, **EACH_SECOND)
+    database.submit(**EACH_SECOND)
     with running(database, lookahead=timedelta(seconds=5)):
-        until(lambda: len(job_runs(database)) >= 5, "five runs are written ahead")
+        until(lambda: len(database.job_runs()) >= 5, "five runs are written ahead")
         assert members(database) == 1
     assert members(database) == 0
 
@@ -53,11 +53,11 @@ def test_notification_of_earlier_timer_wakes_loop(database: Database) -> None:
     with running(database, scheduler_poll=timedelta(days=1), lookahead=timedelta(0)):
         until(lambda: members(database) == 1, "it has entered")
         notifier = Notifier(database.url, "test")
-        submit(database, schedule={"once": database.now().isoformat()})
+        database.submit(schedule={"once": database.now().isoformat()})
 
         def fired() -> bool:
             notifier.notify(Channel.TIMERS)
-            return bool(job_runs(database))
+            return bool(database.job_runs())
 
         until(fired, "it fires")
         notifier.close()
@@ -66,38 +66,37 @@ def test_notification_of_earlier_timer_wakes_loop(database: Database) -> None:
 def test_loop_sleeps_until_the_next_timer(database: Database) -> None:
     """Without a lookahead and with a poll of a day, only the timer itself can end the sleep."""
     at = database.now() + SECOND
-    submit(database, schedule={"once": at.isoformat()})
+    database.submit(schedule={"once": at.isoformat()})
     with running(database, scheduler_poll=timedelta(days=1), lookahead=timedelta(0)):
-        until(lambda: job_runs(database), "it fires")
-    [run] = job_runs(database)
+        until(lambda: database.job_runs(), "it fires")
+    [run] = database.job_runs()
     assert run.publish_at >= run.scheduled_at == at
 
 
-def test_overdue_timers_are_fired_by_another_scheduler(clocked: ClockedDatabase) -> None:
+def test_overdue_timers_are_fired_by_another_scheduler(still: ClockedDatabase) -> None:
     """A live member that does not fire (frozen) delays timers for seconds only."""
-    clocked.stop_clock()
     ghost = uuid4()
-    clocked.execute(
+    still.execute(
         "INSERT INTO members VALUES (%s, 'scheduler', 'ghost', 0, tidewheel_now() + '9 s', tidewheel_now())", [ghost]
     )
-    apply_batch(clocked, *(submission(f"job-{n}", **EACH_SECOND) for n in range(40)))
-    with running(clocked, lookahead=timedelta(0), overdue_after=3 * SECOND):
-        until(lambda: members(clocked) == 2, "it has entered")
-        [(me,)] = clocked.rows("SELECT member_id FROM members WHERE name <> 'ghost'")
+    still.apply_batch(*(submission(f"job-{n}", **EACH_SECOND) for n in range(40)))
+    with running(still, lookahead=timedelta(0), overdue_after=3 * SECOND):
+        until(lambda: members(still) == 2, "it has entered")
+        [(me,)] = still.rows("SELECT member_id FROM members WHERE name <> 'ghost'")
         mine = set(rendezvous(64, sorted([me, ghost]), me))
-        clocked.advance(SECOND)
-        shards = dict(clocked.rows("SELECT job_id, shard FROM jobs"))
+        still.advance(SECOND)
+        shards = dict(still.rows("SELECT job_id, shard FROM jobs"))
         own = {job for job, shard in shards.items() if shard in mine}
         assert own < set(shards)
-        until(lambda: {run.job_id for run in job_runs(clocked)} == own, "its own fire, and nobody else's")
-        clocked.advance(3 * SECOND)
-        until(lambda: {run.job_id for run in job_runs(clocked)} == set(shards), "the others are rescued")
+        until(lambda: {run.job_id for run in still.job_runs()} == own, "its own fire, and nobody else's")
+        still.advance(3 * SECOND)
+        until(lambda: {run.job_id for run in still.job_runs()} == set(shards), "the others are rescued")
 
 
 def test_service_survives_lost_connections(database: Database) -> None:
     with running(database, scheduler_poll=timedelta(milliseconds=50)):
         until(lambda: members(database) == 1, "it has entered")
-        submit(database, **EACH_SECOND)
+        database.submit(**EACH_SECOND)
         until(lambda: database.count("runs") > 0, "it fires")
         database.execute(
             "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database()"
@@ -121,7 +120,7 @@ def test_deferred_effects_are_applied_without_pause(database: Database) -> None:
 def test_missing_second_connection_costs_speed_only(database: Database) -> None:
     """As where the role may have so many connections and no more: all else that a scheduler does goes on."""
     for number in range(60):
-        submit(database, f"each-{number}", **EACH_SECOND)
+        database.submit(f"each-{number}", **EACH_SECOND)
     role = f"few_{uuid4().hex[:8]}"
     owner, few = sql.Identifier(database.value("SELECT current_user::text")), sql.Identifier(role)
     # Its own, and those that keep its membership and listen.
@@ -131,7 +130,7 @@ def test_missing_second_connection_costs_speed_only(database: Database) -> None:
     url = make_conninfo(database.url, user=role, password="few")
     ended = in_background(Scheduler(settings, url, database.installation, stop).run)
     try:
-        until(lambda: len(job_runs(database)) >= 200, "batch after batch is fired")
+        until(lambda: len(database.job_runs()) >= 200, "batch after batch is fired")
         database.execute(
             "INSERT INTO deferred_effects (run_id, job_id, tenant, ended_at, reset_failures, release_job)"
             " VALUES (gen_random_uuid(), gen_random_uuid(), 'default', now(), false, true)"

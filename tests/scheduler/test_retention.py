@@ -16,10 +16,10 @@ from psycopg import sql
 
 from tests.control.cli.command import json_output
 from tests.control.client.test_dead_letters import fail
+from tests.fixtures.acts import about, ending
 from tests.fixtures.database import Database
 from tests.fixtures.roles import stranger
 from tests.fixtures.services import until
-from tests.transitions.acts import about, apply_batch, begin, end, ending, submit, trigger
 from tidewheel.control.client.client import Client
 from tidewheel.control.occurrence_audit.result import run_audit
 from tidewheel.errors import InvalidInput, Refused, Unavailable, UnknownRun
@@ -103,8 +103,13 @@ def dying(module: ModuleType, visit: int = 1) -> Generator[None]:
 
 
 @pytest.fixture
-def retention(fresh_database: Database) -> Iterator[Retention]:
-    made = Retention(fresh_database.url, KEEP, Shutdown())
+def database(fresh_database: Database) -> Database:
+    return fresh_database
+
+
+@pytest.fixture
+def retention(database: Database) -> Iterator[Retention]:
+    made = Retention(database.url, KEEP, Shutdown())
     yield made
     made.close()
 
@@ -141,8 +146,8 @@ def interrupt_detaching(database: Database, day: date) -> None:
     assert [each.day for each in stored_days(cutting) if each.pending] == [day]
 
 
-def test_days_older_than_their_period_are_dropped(fresh_database: Database, retention: Retention) -> None:
-    kept, old, older, with_outputs, without = made(fresh_database, 10, 11, 12, 4, 5)
+def test_days_older_than_their_period_are_dropped(database: Database, retention: Retention) -> None:
+    kept, old, older, with_outputs, without = made(database, 10, 11, 12, 4, 5)
     dropped = retention.step()
     assert {(each.table, each.day) for each in dropped} == {
         *((table, older) for table in TABLES),
@@ -150,88 +155,84 @@ def test_days_older_than_their_period_are_dropped(fresh_database: Database, rete
         *(("attempt_outputs", day) for day in (kept, without)),
     }
     for table in TABLES:
-        assert with_outputs in stored(fresh_database, table)
-    assert kept in stored(fresh_database, "finished_runs")
+        assert with_outputs in stored(database, table)
+    assert kept in stored(database, "finished_runs")
     for table in ("run_inputs", "attempts"):
-        assert old in stored(fresh_database, table), "runs of the next day have theirs here"
-    assert dropped_days(fresh_database) == [older, old]
+        assert old in stored(database, table), "runs of the next day have theirs here"
+    assert dropped_days(database) == [older, old]
     assert retention.step() == []
-    assert fresh_database.rows("SELECT behind, held_by FROM retention_state") == [(None, None)]
+    assert database.rows("SELECT behind, held_by FROM retention_state") == [(None, None)]
 
 
-def test_day_is_closed_when_no_transaction_can_add_a_run(fresh_database: Database, retention: Retention) -> None:
+def test_day_is_closed_when_no_transaction_can_add_a_run(database: Database, retention: Retention) -> None:
     """A completion in a client's own transaction commits hours after the instant that it writes."""
-    [day] = made(fresh_database, 2)
+    [day] = made(database, 2)
     closed: LiteralString = "SELECT closed_at IS NOT NULL FROM run_days WHERE day = %s"
-    with fresh_database.transaction() as completing:
+    with database.transaction() as completing:
         completing.execute("UPDATE settings SET value = value WHERE name = 'shards'")
         retention.step()
-        assert fresh_database.value(closed, [day]) is False
+        assert database.value(closed, [day]) is False
 
     def is_closed() -> bool:  # transactions of other tests end soon
         retention.step()
-        return fresh_database.value(closed, [day])
+        return database.value(closed, [day])
 
     until(is_closed, "the day is closed")
 
 
-def test_open_transaction_of_a_role_without_rights_keeps_no_day_open(
-    fresh_database: Database, retention: Retention
-) -> None:
+def test_open_transaction_of_a_role_without_rights_keeps_no_day_open(database: Database, retention: Retention) -> None:
     """Kind: a public name as a lock (N2 of issue 39)."""
-    [day] = made(fresh_database, 2)
-    with stranger(fresh_database.url) as url, psycopg.connect(url) as other:
+    [day] = made(database, 2)
+    with stranger(database.url) as url, psycopg.connect(url) as other:
         other.execute("SELECT pg_current_xact_id()")
         retention.step()
-        assert fresh_database.value("SELECT closed_at IS NOT NULL FROM run_days WHERE day = %s", [day])
+        assert database.value("SELECT closed_at IS NOT NULL FROM run_days WHERE day = %s", [day])
 
 
-def test_with_an_archive_no_day_is_dropped_before_it_is_archived(
-    fresh_database: Database, retention: Retention
-) -> None:
-    before, older, old, _ = made(fresh_database, 20, 13, 12, 11)
+def test_with_an_archive_no_day_is_dropped_before_it_is_archived(database: Database, retention: Retention) -> None:
+    before, older, old, _ = made(database, 20, 13, 12, 11)
     archive: LiteralString = "INSERT INTO archived_days (day, runs, bytes, id_days) VALUES (%s, 0, 0, '{}')"
-    fresh_database.execute(archive, [before - DAY])
+    database.execute(archive, [before - DAY])
     assert {each.day for each in retention.step()} == set()
-    [(behind, held_by)] = fresh_database.rows("SELECT behind, held_by FROM retention_state")
+    [(behind, held_by)] = database.rows("SELECT behind, held_by FROM retention_state")
     assert (behind > DAY, held_by) == (True, f"attempt_outputs of {before}: the archive lacks this day")
     for day in (older, old):
-        fresh_database.execute(archive, [day])
+        database.execute(archive, [day])
     assert {each.day for each in retention.step()} == {older}, "runs of the next day may have attempts on this one"
 
 
-def test_archive_that_begins_later_waits_for_no_dropped_day(fresh_database: Database, retention: Retention) -> None:
+def test_archive_that_begins_later_waits_for_no_dropped_day(database: Database, retention: Retention) -> None:
     """Inputs are kept a day longer than the runs, so they are there when the archive begins."""
-    [old] = made(fresh_database, 11)
+    [old] = made(database, 11)
     retention.step()
     archive: LiteralString = "INSERT INTO archived_days (day, runs, bytes, id_days) VALUES (%s, 0, 0, '{}')"
-    fresh_database.execute(archive, [old + 5 * DAY])
-    later = Retention(fresh_database.url, replace(KEEP, runs=9 * DAY), Shutdown())
+    database.execute(archive, [old + 5 * DAY])
+    later = Retention(database.url, replace(KEEP, runs=9 * DAY), Shutdown())
     assert [(each.table, each.day) for each in later.step()] == [("attempts", old), ("run_inputs", old)]
     later.close()
 
 
-def test_audit_of_the_first_kept_day_finds_its_skips(fresh_database: Database, retention: Retention) -> None:
+def test_audit_of_the_first_kept_day_finds_its_skips(database: Database, retention: Retention) -> None:
     """Runs go by whole days, so what an audit computes them from does too."""
-    [day] = made(fresh_database, 10)
+    [day] = made(database, 10)
     midnight = datetime.combine(day, time(), UTC)
-    submitted = submit(fresh_database, schedule={"cron": "0 0 * * *"})
-    fresh_database.execute("UPDATE job_versions SET effective_at = %s", [midnight - DAY])
-    fresh_database.execute(
+    submitted = database.submit(schedule={"cron": "0 0 * * *"})
+    database.execute("UPDATE job_versions SET effective_at = %s", [midnight - DAY])
+    database.execute(
         "INSERT INTO skips (job_id, tenant, job_version, reason, first_at, last_at, occurrences, created_at)"
         " VALUES (%s, 'default', 1, 'misfire', %s, %s, 1, %s)",
         [submitted.job_id, *[midnight] * 3],
     )
     retention.step()
-    result = run_audit(fresh_database.url, midnight, midnight + DAY / 2)
+    result = run_audit(database.url, midnight, midnight + DAY / 2)
     assert (result.findings, result.totals.skipped["misfire"]) == ((), 1)
 
 
-def test_failed_runs_are_listed_after_their_day_is_dropped(fresh_database: Database, retention: Retention) -> None:
-    submit(fresh_database, overlap="allow_all")
-    failed = [fail(fresh_database) for _ in range(2)]
-    fresh_database.execute("TRUNCATE finished_runs")
-    with Client(fresh_database.url) as client:
+def test_failed_runs_are_listed_after_their_day_is_dropped(database: Database, retention: Retention) -> None:
+    database.submit(overlap="allow_all")
+    failed = [fail(database) for _ in range(2)]
+    database.execute("TRUNCATE finished_runs")
+    with Client(database.url) as client:
         first = client.runs.list(status="failed", limit=1)
         second = client.runs.list(status="failed", limit=1, after=first.next_cursor)
     shown = [*first.runs, *second.runs]
@@ -239,9 +240,9 @@ def test_failed_runs_are_listed_after_their_day_is_dropped(fresh_database: Datab
     assert {(each.key, each.status, each.error_type) for each in shown} == {("job", "failed", "ValueError")}
 
 
-def test_every_table_has_a_rule(fresh_database: Database) -> None:
+def test_every_table_has_a_rule(database: Database) -> None:
     """A new table needs one: its rows are removed, or bounded."""
-    assert {name for (name,) in fresh_database.rows(CATALOG)} == set(RULES)
+    assert {name for (name,) in database.rows(CATALOG)} == set(RULES)
     for table, rule in RULES.items():
         if isinstance(rule, By):
             statement = Statements(rule.package)[rule.statement]
@@ -253,14 +254,14 @@ def test_every_table_has_a_rule(fresh_database: Database) -> None:
     assert {table for table, rule in RULES.items() if isinstance(rule, Days)} == set(TABLES)
 
 
-def test_old_rows_of_every_table_are_deleted(fresh_database: Database, retention: Retention) -> None:
+def test_old_rows_of_every_table_are_deleted(database: Database, retention: Retention) -> None:
     """One row of each table is an hour older than its period, one is an hour younger."""
     rules = {table: rule for table, rule in RULES.items() if isinstance(rule, Rows)}
-    for table, constraint in fresh_database.rows(CONSTRAINTS):
+    for table, constraint in database.rows(CONSTRAINTS):
         name = sql.Identifier(table), sql.Identifier(constraint)
-        fresh_database.execute(sql.SQL("ALTER TABLE {} DROP CONSTRAINT {}").format(*name))
+        database.execute(sql.SQL("ALTER TABLE {} DROP CONSTRAINT {}").format(*name))
     for table, rule in rules.items():
-        columns = fresh_database.rows(COLUMNS, [table])
+        columns = database.rows(COLUMNS, [table])
         insert = sql.SQL("INSERT INTO {} ({}) VALUES ({})").format(
             sql.Identifier(table),
             sql.SQL(", ").join(sql.Identifier(name) for name, _ in columns),
@@ -270,47 +271,45 @@ def test_old_rows_of_every_table_are_deleted(fresh_database: Database, retention
         step = DAY if table == "job_days" else timedelta(hours=1)
         for number, later in enumerate((step, -step)):
             age = later + (timedelta(0) if by_end else KEEP.of(rule.period))
-            fresh_database.execute(insert, {"id": UUID(int=number), "number": number, "age": age})
-    assert {fresh_database.count(table) for table in rules} == {2}
+            database.execute(insert, {"id": UUID(int=number), "number": number, "age": age})
+    assert {database.count(table) for table in rules} == {2}
     retention.step()
-    assert {table: fresh_database.count(table) for table in rules} == {
+    assert {table: database.count(table) for table in rules} == {
         **dict.fromkeys(rules, 1), "history_limits": 0,  # they have no time: their job is gone
     }  # fmt: skip
 
 
-def test_young_skips_are_not_locked_beside_old_ones(fresh_database: Database) -> None:
-    fresh_database.execute(ADD_SKIPS)
+def test_young_skips_are_not_locked_beside_old_ones(database: Database) -> None:
+    database.execute(ADD_SKIPS)
     rule = RULES["skips"]
     assert isinstance(rule, Rows)
     young: LiteralString = (
         "SELECT count(*) FROM (SELECT FROM skips WHERE reason = 'paused' FOR UPDATE SKIP LOCKED) AS s"
     )
-    with fresh_database.transaction() as deleting:
-        done = deleting.execute(rule.statement, {"before": fresh_database.now() - DAY, "limit": 10_000})
+    with database.transaction() as deleting:
+        done = deleting.execute(rule.statement, {"before": database.now() - DAY, "limit": 10_000})
         assert done.rowcount == 1
-        assert fresh_database.value(young) == 1
+        assert database.value(young) == 1
 
 
-def test_jobs_that_ended_long_ago_are_removed_if_nothing_needs_them(
-    fresh_database: Database, retention: Retention
-) -> None:
+def test_jobs_that_ended_long_ago_are_removed_if_nothing_needs_them(database: Database, retention: Retention) -> None:
     for key in ("removed", "recent", "failed", "ran"):
-        submit(fresh_database, key)
-    submit(fresh_database, "live", schedule={"cron": "0 * * * *"})
-    fail(fresh_database, "failed")
-    fresh_database.execute("TRUNCATE finished_runs")
-    end(fresh_database, ending(begin(fresh_database, trigger(fresh_database, "ran")), RunState.SUCCEEDED))
-    apply_batch(fresh_database, *(about("job.delete", key) for key in ("removed", "recent", "failed", "ran")))
-    fresh_database.execute("UPDATE jobs SET deleted_at = deleted_at - %s WHERE key <> 'recent'", [11 * DAY])
-    trigger_lock = fresh_database.connection()
+        database.submit(key)
+    database.submit("live", schedule={"cron": "0 * * * *"})
+    fail(database, "failed")
+    database.execute("TRUNCATE finished_runs")
+    database.end(ending(database.begin(database.trigger("ran")), RunState.SUCCEEDED))
+    database.apply_batch(*(about("job.delete", key) for key in ("removed", "recent", "failed", "ran")))
+    database.execute("UPDATE jobs SET deleted_at = deleted_at - %s WHERE key <> 'recent'", [11 * DAY])
+    trigger_lock = database.connection()
     trigger_lock.execute("SELECT FROM jobs WHERE key = 'removed' FOR KEY SHARE")
     retention.step()
-    assert fresh_database.count("jobs") == 5, "a trigger holds the job"
+    assert database.count("jobs") == 5, "a trigger holds the job"
     trigger_lock.rollback()
     retention.step()
-    assert {key for (key,) in fresh_database.rows("SELECT key FROM jobs")} == {"recent", "failed", "ran", "live"}
-    assert fresh_database.count("job_versions") == 4
-    assert submit(fresh_database, "removed").job_version == 1
+    assert {key for (key,) in database.rows("SELECT key FROM jobs")} == {"recent", "failed", "ran", "live"}
+    assert database.count("job_versions") == 4
+    assert database.submit("removed").job_version == 1
 
 
 LEFT_VERSIONS: LiteralString = """
@@ -327,35 +326,33 @@ SELECT (jsonb_populate_record(v, jsonb_build_object(
 
 
 def test_superseded_versions_go_if_no_run_can_have_them(
-    fresh_database: Database, retention: Retention, monkeypatch: pytest.MonkeyPatch
+    database: Database, retention: Retention, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The third version was superseded 500 days ago: runs of ten days and the longest delay make 410."""
     monkeypatch.setattr(ended_jobs, "_VERSIONS", 2)
     for key in ("plain", "open", "ran", "missed", "moved", "backfilled", "edited"):
-        submit(fresh_database, key, schedule={"cron": "0 * * * *"})
-    job = dict(fresh_database.rows("SELECT key, job_id FROM jobs"))
-    fresh_database.execute("UPDATE jobs SET version = 6, created_at = created_at - interval '900 days'")
-    fresh_database.execute(VERSIONS)
-    fresh_database.execute(
-        "UPDATE job_versions SET effective_at = effective_at - interval '900 days' WHERE version = 1"
-    )
-    fresh_database.execute("UPDATE timers SET version = 6")
-    trigger(fresh_database, "open")
-    end(fresh_database, ending(begin(fresh_database, trigger(fresh_database, "ran")), RunState.SUCCEEDED))
+        database.submit(key, schedule={"cron": "0 * * * *"})
+    job = dict(database.rows("SELECT key, job_id FROM jobs"))
+    database.execute("UPDATE jobs SET version = 6, created_at = created_at - interval '900 days'")
+    database.execute(VERSIONS)
+    database.execute("UPDATE job_versions SET effective_at = effective_at - interval '900 days' WHERE version = 1")
+    database.execute("UPDATE timers SET version = 6")
+    database.trigger("open")
+    database.end(ending(database.begin(database.trigger("ran")), RunState.SUCCEEDED))
     ago: LiteralString = "SET job_version = 2, scheduled_at = scheduled_at - %s * interval '1 day' WHERE job_id = %s"
-    fresh_database.execute("UPDATE job_runs " + ago, [750, job["open"]])
-    fresh_database.execute("UPDATE finished_runs " + ago, [350, job["ran"]])
-    fresh_database.execute(
+    database.execute("UPDATE job_runs " + ago, [750, job["open"]])
+    database.execute("UPDATE finished_runs " + ago, [350, job["ran"]])
+    database.execute(
         "UPDATE timers SET scheduled_at = scheduled_at - interval '250 days', due_at = 'infinity',"
         " hold_reason = 'pause' WHERE job_id = %s",
         [job["missed"]],
     )
-    fresh_database.execute(
+    database.execute(
         "INSERT INTO overrides (job_id, scheduled_at, tenant, kind, moved_to, created_at) VALUES"
         " (%s, tidewheel_now() - interval '350 days', 'default', 'move', tidewheel_now() + interval '1 day', now())",
         [job["moved"]],
     )
-    fresh_database.execute(
+    database.execute(
         "INSERT INTO backfills (backfill_id, tenant, job_id, shard, job_version, state, first_at, last_at, what,"
         " versions, newest_first, max_concurrent, occurrences, expected_count, created_at)"
         " SELECT gen_random_uuid(), tenant, job_id, shard, 6, 'paused', tidewheel_now() - interval '350 days',"
@@ -364,9 +361,9 @@ def test_superseded_versions_go_if_no_run_can_have_them(
     )
 
     def left() -> dict[str, list[int]]:
-        return dict(fresh_database.rows(LEFT_VERSIONS))
+        return dict(database.rows(LEFT_VERSIONS))
 
-    with fresh_database.transaction() as editing:
+    with database.transaction() as editing:
         editing.execute("SELECT FROM jobs WHERE key = 'edited' FOR NO KEY UPDATE")
         retention.step()
     found = left()
@@ -381,48 +378,48 @@ def test_superseded_versions_go_if_no_run_can_have_them(
     }
     retention.step()
     assert left()["edited"] == [4, 5, 6]
-    assert submit(fresh_database, "plain").job_version == 7
+    assert database.submit("plain").job_version == 7
 
 
-def test_what_an_open_occurrence_needs_is_kept(fresh_database: Database, retention: Retention) -> None:
-    before, needed = made(fresh_database, 8, 6)
-    fresh_database.execute(
+def test_what_an_open_occurrence_needs_is_kept(database: Database, retention: Retention) -> None:
+    before, needed = made(database, 8, 6)
+    database.execute(
         "INSERT INTO workflows (root_run_id, tenant, root_job_id, shard, scheduled_at, graph_at, state, pending,"
         " created_at) SELECT gen_random_uuid(), 'default', gen_random_uuid(), 1, at, at, 'paused', 1, at"
         " FROM (VALUES (tidewheel_now() - %s)) AS old (at)",
         [6 * DAY],
     )
     retention.step()
-    kept = stored(fresh_database, "attempt_outputs")
+    kept = stored(database, "attempt_outputs")
     assert (needed in kept, before in kept) == (True, False)
-    fresh_database.execute("UPDATE workflows SET created_at = created_at - %s", [20 * DAY])
-    older, oldest = made(fresh_database, 27, 25)
+    database.execute("UPDATE workflows SET created_at = created_at - %s", [20 * DAY])
+    older, oldest = made(database, 27, 25)
     retention.step()
     for table in TABLES:
-        assert stored(fresh_database, table) & {older, oldest, needed} == {oldest, needed}, "runs may be its parents"
+        assert stored(database, table) & {older, oldest, needed} == {oldest, needed}, "runs may be its parents"
 
 
 @pytest.mark.parametrize("lock", AUDITING)
 def test_an_audit_delays_the_drops_and_nothing_else(
-    fresh_database: Database, retention: Retention, lock: LiteralString
+    database: Database, retention: Retention, lock: LiteralString
 ) -> None:
     """It holds the lock for its whole time."""
-    made(fresh_database, 20, 6)
-    with Client(fresh_database.url) as client:
+    made(database, 20, 6)
+    with Client(database.url) as client:
         client.tenants.keep("default", 4)
-    auditing = fresh_database.connection()
+    auditing = database.connection()
     auditing.execute(lock)
     assert retention.step() == []
-    [(behind, held_by)] = fresh_database.rows("SELECT behind, held_by FROM retention_state")
+    [(behind, held_by)] = database.rows("SELECT behind, held_by FROM retention_state")
     assert (behind > DAY, held_by.endswith(": an audit or a backfill reads old runs")) == (True, True)
     auditing.close()
     assert retention.step()
 
 
-def test_runs_that_an_open_backfill_compares_with_are_kept(fresh_database: Database, retention: Retention) -> None:
-    before, day_before, needed = made(fresh_database, 30, 21, 20)
-    now = fresh_database.now()
-    fresh_database.execute(
+def test_runs_that_an_open_backfill_compares_with_are_kept(database: Database, retention: Retention) -> None:
+    before, day_before, needed = made(database, 30, 21, 20)
+    now = database.now()
+    database.execute(
         "INSERT INTO backfills (backfill_id, tenant, job_id, shard, state, first_at, last_at, what, versions,"
         " job_version, newest_first, max_concurrent, occurrences, expected_count, created_at)"
         " SELECT gen_random_uuid(), 'default', gen_random_uuid(), 1, 'paused', %s, %s, 'missing_only', 'as_of',"
@@ -430,16 +427,16 @@ def test_runs_that_an_open_backfill_compares_with_are_kept(fresh_database: Datab
         [now - 20 * DAY, now, now],
     )
     retention.step()
-    assert stored(fresh_database, "finished_runs") >= {needed}
-    assert stored(fresh_database, "attempts") >= {day_before, needed}, "an audit compares them with the runs"
-    assert not stored(fresh_database, "attempts") & {before}
-    assert dropped_days(fresh_database) == [before, day_before]
+    assert stored(database, "finished_runs") >= {needed}
+    assert stored(database, "attempts") >= {day_before, needed}, "an audit compares them with the runs"
+    assert not stored(database, "attempts") & {before}
+    assert dropped_days(database) == [before, day_before]
 
 
-def test_once_of_a_dropped_day_is_refused(fresh_database: Database, retention: Retention) -> None:
+def test_once_of_a_dropped_day_is_refused(database: Database, retention: Retention) -> None:
     """Its run may have been there, and its id is free."""
-    [old] = made(fresh_database, 11)
-    with Client(fresh_database.url) as client:
+    [old] = made(database, 11)
+    with Client(database.url) as client:
 
         def submit_once(key: str, day: date) -> None:
             client.submit({"key": key, "target": "nothing", "schedule": {"once": start_of(day).isoformat()}})
@@ -459,119 +456,117 @@ def test_once_of_a_dropped_day_is_refused(fresh_database: Database, retention: R
             client.preview({"key": "third", "target": "nothing", "schedule": {"once": start_of(old).isoformat()}})
 
 
-def test_failed_run_of_a_dropped_day_is_shown_by_its_copy(fresh_database: Database) -> None:
-    submit(fresh_database)
-    run_id = fail(fresh_database)
-    with Client(fresh_database.url) as client:
+def test_failed_run_of_a_dropped_day_is_shown_by_its_copy(database: Database) -> None:
+    database.submit()
+    run_id = fail(database)
+    with Client(database.url) as client:
         before = client.runs.detail(run_id)
-        fresh_database.execute("DELETE FROM finished_runs")
+        database.execute("DELETE FROM finished_runs")
         after = client.runs.detail(run_id)
         assert (after.copied, after.summary.status, after.attempts) == (True, "failed", ())
         for name in ("error_message", "dead_letter", "handler", "max_attempts"):
             assert getattr(after, name) == getattr(before, name)
-        shown = json_output(fresh_database, "run", "show", str(run_id))
+        shown = json_output(database, "run", "show", str(run_id))
         assert (shown["copied"], shown["error_message"]) == (True, before.error_message)
-        fresh_database.execute("DELETE FROM failed_runs")
+        database.execute("DELETE FROM failed_runs")
         with pytest.raises(UnknownRun):
             client.runs.detail(run_id)
 
 
-def test_days_of_open_runs_are_kept(fresh_database: Database, retention: Retention) -> None:
-    submit(fresh_database)
-    waiting, started = trigger(fresh_database), begin(fresh_database, trigger(fresh_database))
-    created, begun, neither = made(fresh_database, 40, 30, 20)
+def test_days_of_open_runs_are_kept(database: Database, retention: Retention) -> None:
+    database.submit()
+    waiting, started = database.trigger(), database.begin(database.trigger())
+    created, begun, neither = made(database, 40, 30, 20)
     age: LiteralString = "UPDATE job_runs SET created_at = created_at - %s WHERE run_id = %s"
-    fresh_database.execute(age, [40 * DAY, waiting])
-    fresh_database.execute(
-        "UPDATE job_runs SET started_at = started_at - %s WHERE run_id = %s", [30 * DAY, started.run_id]
-    )
+    database.execute(age, [40 * DAY, waiting])
+    database.execute("UPDATE job_runs SET started_at = started_at - %s WHERE run_id = %s", [30 * DAY, started.run_id])
     retention.step()
-    assert stored(fresh_database, "run_inputs") >= {created}
-    assert not stored(fresh_database, "run_inputs") & {begun, neither}
+    assert stored(database, "run_inputs") >= {created}
+    assert not stored(database, "run_inputs") & {begun, neither}
     for table in ("attempts", "attempt_outputs"):
-        assert stored(fresh_database, table) >= {begun}
-        assert not stored(fresh_database, table) & {created, neither}
-    assert not stored(fresh_database, "finished_runs") & {created, begun, neither}
-    end(fresh_database, ending(started, RunState.SUCCEEDED))
-    assert fresh_database.value("SELECT state FROM finished_runs WHERE run_id = %s", [started.run_id]) == "succeeded"
+        assert stored(database, table) >= {begun}
+        assert not stored(database, table) & {created, neither}
+    assert not stored(database, "finished_runs") & {created, begun, neither}
+    database.end(ending(started, RunState.SUCCEEDED))
+    assert database.value("SELECT state FROM finished_runs WHERE run_id = %s", [started.run_id]) == "succeeded"
 
 
-def test_an_old_occurrence_that_is_resumed_meanwhile_stays(fresh_database: Database, retention: Retention) -> None:
-    fresh_database.execute(
+def test_an_old_occurrence_that_is_resumed_meanwhile_stays(database: Database, retention: Retention) -> None:
+    database.execute(
         "INSERT INTO workflows (root_run_id, tenant, root_job_id, shard, scheduled_at, graph_at, state, pending,"
         " created_at, finished_at)"
         " SELECT gen_random_uuid(), 'default', gen_random_uuid(), n, at, at, 'failed', 0, at, at"
         " FROM (SELECT n, now() - interval '20 d' AS at FROM generate_series(1, 3) AS n) AS old"
     )
-    fresh_database.execute(
+    database.execute(
         "INSERT INTO batches (batch_id, tenant, open, total, callbacks)"
         " SELECT root_run_id, tenant, false, 1, '{}' FROM workflows"
     )
-    fresh_database.execute(
+    database.execute(
         "INSERT INTO batch_runs (batch_id, ref, tenant, run_id, job_id)"
         " SELECT batch_id, 'a', tenant, batch_id, batch_id FROM batches"
     )
-    with fresh_database.transaction() as resuming:
+    with database.transaction() as resuming:
         resuming.execute("UPDATE workflows SET state = 'open', finished_at = NULL WHERE shard = 2")
         retention.step()
-    assert fresh_database.rows("SELECT shard, state FROM workflows") == [(2, "open")]
-    assert fresh_database.rows("SELECT ref FROM batches JOIN batch_runs USING (batch_id)") == [("a",)]
+    assert database.rows("SELECT shard, state FROM workflows") == [(2, "open")]
+    assert database.rows("SELECT ref FROM batches JOIN batch_runs USING (batch_id)") == [("a",)]
 
 
-def test_old_batches_go_with_their_runs_and_edges(fresh_database: Database, retention: Retention) -> None:
-    submit(fresh_database)
+def test_old_batches_go_with_their_runs_and_edges(database: Database, retention: Retention) -> None:
+    database.submit()
     runs = [{"ref": "a", "key": "job"}, {"ref": "b", "key": "job", "after": ["a"]}]
     for _ in range(2):
-        apply_batch(fresh_database, {"type": "batch.submit", "runs": runs})
-    fresh_database.execute(
+        database.apply_batch({"type": "batch.submit", "runs": runs})
+    database.execute(
         "UPDATE workflows SET state = 'succeeded', finished_at = now() - interval '20 d'"
         " WHERE root_run_id = (SELECT batch_id FROM batches LIMIT 1)"
     )
     retention.step()
-    counts = {table: fresh_database.count(table) for table in ("workflows", "batches", "batch_runs", "run_edges")}
+    counts = {table: database.count(table) for table in ("workflows", "batches", "batch_runs", "run_edges")}
     assert counts == {"workflows": 1, "batches": 1, "batch_runs": 2, "run_edges": 1}
 
 
-def test_interrupted_drops_are_completed(fresh_database: Database, retention: Retention) -> None:
+def test_interrupted_drops_are_completed(database: Database, retention: Retention) -> None:
     """A process that dies leaves a detached partition, or one that is about to be detached."""
-    [detached, pending] = made(fresh_database, 20, 21)
-    fresh_database.execute(sql.SQL("ALTER TABLE attempts DETACH PARTITION {}").format(partition(detached)))
-    interrupt_detaching(fresh_database, pending)
+    [detached, pending] = made(database, 20, 21)
+    database.execute(sql.SQL("ALTER TABLE attempts DETACH PARTITION {}").format(partition(detached)))
+    interrupt_detaching(database, pending)
     retention.step()
-    assert not stored(fresh_database, "attempts") & {detached, pending}
+    assert not stored(database, "attempts") & {detached, pending}
 
 
-def test_interrupted_drop_does_not_stop_that_of_an_older_day(fresh_database: Database, retention: Retention) -> None:
+def test_interrupted_drop_does_not_stop_that_of_an_older_day(database: Database, retention: Retention) -> None:
     """An open run has kept it. PostgreSQL detaches one partition of a table at a time."""
-    [older, pending] = made(fresh_database, 30, 20)
-    interrupt_detaching(fresh_database, pending)
+    [older, pending] = made(database, 30, 20)
+    interrupt_detaching(database, pending)
     retention.step()
-    assert not stored(fresh_database, "attempts") & {older, pending}
+    assert not stored(database, "attempts") & {older, pending}
 
 
-def test_inputs_that_are_to_move_are_kept(fresh_database: Database, retention: Retention) -> None:
+def test_inputs_that_are_to_move_are_kept(database: Database, retention: Retention) -> None:
     """Their run has ended in a client's own transaction, and the scheduler has not applied it yet."""
-    [created, neither] = made(fresh_database, 40, 30)
-    fresh_database.execute(
+    [created, neither] = made(database, 40, 30)
+    database.execute(
         "INSERT INTO deferred_effects (run_id, job_id, tenant, ended_at, reset_failures, inputs_at, release_job)"
         " SELECT gen_random_uuid(), gen_random_uuid(), 'default', now, false, now - %s, false"
         "   FROM tidewheel_now() AS now",
         [40 * DAY],
     )
     retention.step()
-    assert stored(fresh_database, "run_inputs") >= {created}
-    assert not stored(fresh_database, "run_inputs") & {neither}
+    assert stored(database, "run_inputs") >= {created}
+    assert not stored(database, "run_inputs") & {neither}
 
 
-def test_thread_survives_an_operators_drop(fresh_database: Database, caplog: pytest.LogCaptureFixture) -> None:
-    [old] = made(fresh_database, 20)
-    fresh_database.execute(COUNTED, [old])
-    operator = fresh_database.connection()
+def test_thread_survives_an_operators_drop(database: Database, caplog: pytest.LogCaptureFixture) -> None:
+    [old] = made(database, 20)
+    database.execute(COUNTED, [old])
+    operator = database.connection()
     operator.execute(sql.SQL("DROP TABLE {}").format(partition(old)))
     caplog.set_level(logging.INFO, "tidewheel.process")
     stop = Shutdown()
-    Retention(fresh_database.url, KEEP, stop).start()
-    until(lambda: fresh_database.value(WAITING) == 1, "it waits for the operator")
+    Retention(database.url, KEEP, stop).start()
+    until(lambda: database.value(WAITING) == 1, "it waits for the operator")
     operator.commit()
     until(lambda: "removing what is old: " in caplog.text, "it has noticed")
     until(lambda: "removing what is old: works again" in caplog.text, "the recovery is logged")
@@ -580,36 +575,36 @@ def test_thread_survives_an_operators_drop(fresh_database: Database, caplog: pyt
 
 @pytest.mark.slow
 def test_partition_that_another_transaction_holds_is_dropped_soon_after(
-    fresh_database: Database, caplog: pytest.LogCaptureFixture
+    database: Database, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The thread tries again after seconds, not after an hour."""
-    [old] = made(fresh_database, 20)
-    fresh_database.execute(COUNTED, [old])
+    [old] = made(database, 20)
+    database.execute(COUNTED, [old])
     caplog.set_level(logging.INFO, "tidewheel.process.service")
-    operator = fresh_database.connection()
+    operator = database.connection()
     operator.execute(sql.SQL("LOCK TABLE {}").format(partition(old)))
     stop = Shutdown()
-    Retention(fresh_database.url, KEEP, stop).start()
+    Retention(database.url, KEEP, stop).start()
     until(lambda: "removing what is old: " in caplog.text, "its wait for the lock has ended")
     operator.rollback()
-    until(lambda: old not in stored(fresh_database, "attempts"), "it is dropped")
+    until(lambda: old not in stored(database, "attempts"), "it is dropped")
     until(lambda: "removing what is old: works again" in caplog.text, "the recovery is logged")
     stop.request()
     assert caplog.text.count("tries again until it succeeds") == 1
 
 
-def test_without_old_partitions_no_run_is_read(fresh_database: Database, retention: Retention) -> None:
-    fresh_database.execute("ALTER TABLE job_runs RENAME TO elsewhere")
+def test_without_old_partitions_no_run_is_read(database: Database, retention: Retention) -> None:
+    database.execute("ALTER TABLE job_runs RENAME TO elsewhere")
     assert retention.step() == []
 
 
 @pytest.mark.parametrize("lock", LOCKS)
-def test_one_scheduler_at_a_time_drops(fresh_database: Database, retention: Retention, lock: LiteralString) -> None:
-    [old] = made(fresh_database, 20)
-    other = fresh_database.connection()
+def test_one_scheduler_at_a_time_drops(database: Database, retention: Retention, lock: LiteralString) -> None:
+    [old] = made(database, 20)
+    other = database.connection()
     other.execute(lock)
     assert retention.step() == []
-    assert old in stored(fresh_database, "attempts")
+    assert old in stored(database, "attempts")
 
 
 def test_retention_without_a_database_raises_unavailable() -> None:
@@ -617,14 +612,14 @@ def test_retention_without_a_database_raises_unavailable() -> None:
         Retention("postgresql://127.0.0.1:1/none", KEEP, Shutdown()).step()
 
 
-def test_redrives_that_ended_long_ago_are_deleted(retention: Retention, fresh_database: Database) -> None:
-    submit(fresh_database)
-    with Client(fresh_database.url) as client:
+def test_redrives_that_ended_long_ago_are_deleted(retention: Retention, database: Database) -> None:
+    database.submit()
+    with Client(database.url) as client:
         for age in (9, 11, None):
-            fail(fresh_database)
+            fail(database)
             redrive_id = client.dead_letters.redrive(everything=True).work_id
-            ended = None if age is None else fresh_database.now() - age * DAY
-            fresh_database.execute("UPDATE works SET finished_at = %s WHERE work_id = %s", [ended, redrive_id])
+            ended = None if age is None else database.now() - age * DAY
+            database.execute("UPDATE works SET finished_at = %s WHERE work_id = %s", [ended, redrive_id])
         retention.step()
         assert [each.finished_at is None for each in client.works.list()] == [True, False]
 
@@ -650,12 +645,12 @@ SELECT (finished_at AT TIME ZONE 'UTC')::date, state, count(*)
 
 
 def test_shorter_periods_of_a_tenant_leave_other_tenants_alone(
-    fresh_database: Database, retention: Retention, monkeypatch: pytest.MonkeyPatch
+    database: Database, retention: Retention, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A scheduler that dies between two pages of a day goes on with that day."""
     monkeypatch.setattr(tenant_periods, "_PAGE", 2)
-    days = made(fresh_database, 6, 5, 4, 3)
-    with Client(fresh_database.url) as client:
+    days = made(database, 6, 5, 4, 3)
+    with Client(database.url) as client:
         client.tenants.create("acme")
         assert client.tenants.keep("acme", 4)
         assert client.tenants.keep("acme", 2, state="skipped")
@@ -665,22 +660,22 @@ def test_shorter_periods_of_a_tenant_leave_other_tenants_alone(
     for day in days:
         for tenant, state in (("acme", "succeeded"), ("acme", "skipped"), ("default", "skipped")):
             at = datetime.combine(day, time(1), UTC)
-            fresh_database.execute(RUN_OF, {"tenant": tenant, "state": state, "at": at})
-    before = fresh_database.rows(LEFT, ["default"])
+            database.execute(RUN_OF, {"tenant": tenant, "state": state, "at": at})
+    before = database.rows(LEFT, ["default"])
 
     with dying(tenant_periods):
         retention.step()
     retention.step()
-    assert fresh_database.rows(LEFT, ["acme"]) == [(day, "succeeded", 3) for day in days[2:]]
-    assert fresh_database.rows(LEFT, ["default"]) == before
+    assert database.rows(LEFT, ["acme"]) == [(day, "succeeded", 3) for day in days[2:]]
+    assert database.rows(LEFT, ["default"]) == before
     for table in ("attempts", "run_inputs"):
-        assert fresh_database.count(table) == 6 + 12
-    shown = json_output(fresh_database, "admin", "tenant", "retention", "acme", "--days", "none")
+        assert database.count(table) == 6 + 12
+    shown = json_output(database, "admin", "tenant", "retention", "acme", "--days", "none")
     assert shown["periods"] == [
         {"state": "any", "days": None, "kept_since": days[2].isoformat()},
         {"state": "skipped", "days": 2, "kept_since": (days[3] + DAY).isoformat()},
     ]
-    with fresh_database.transaction() as reading:
+    with database.transaction() as reading:
         kept = read_kept_since(reading, "acme", UUID(int=0))
         assert kept == datetime.combine(days[3] + DAY, time(), UTC)
         assert read_kept_since(reading, "default", UUID(int=0)) is None
@@ -696,13 +691,13 @@ INSTANTS: LiteralString = "SELECT scheduled_at FROM finished_runs WHERE job_id =
 
 
 def test_job_keeps_the_number_of_runs_of_its_history_limit(
-    fresh_database: Database, retention: Retention, monkeypatch: pytest.MonkeyPatch
+    database: Database, retention: Retention, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A scheduler that dies between two pages goes on, and an edit of a job ends its limit."""
     monkeypatch.setattr(history_limits, "_PAGE", 2)
-    days = made(fresh_database, 5, 4, 3, 2)
+    days = made(database, 5, 4, 3, 2)
     since = start_of(days[0])
-    with Client(fresh_database.url) as client:
+    with Client(database.url) as client:
         hourly = {"schedule": "0 * * * *", "target": "nothing"}
         jobs = {
             key: client.submit({"key": key, **hourly, **limit}).job_id
@@ -712,9 +707,9 @@ def test_job_keeps_the_number_of_runs_of_its_history_limit(
         with pytest.raises(InvalidInput, match="history_limit"):
             client.submit({"key": "none", **hourly, "history_limit": 0})
     for job_id in jobs.values():
-        fresh_database.execute("UPDATE job_versions SET effective_at = %s WHERE job_id = %s", [since, job_id])
+        database.execute("UPDATE job_versions SET effective_at = %s WHERE job_id = %s", [since, job_id])
         for day in days:
-            fresh_database.execute(RUNS_OF_JOB, {"job_id": job_id, "at": datetime.combine(day, time(1), UTC)})
+            database.execute(RUNS_OF_JOB, {"job_id": job_id, "at": datetime.combine(day, time(1), UTC)})
 
     with dying(history_limits):
         retention.step()
@@ -723,54 +718,54 @@ def test_job_keeps_the_number_of_runs_of_its_history_limit(
         datetime.combine(day, time(hour), UTC)
         for day, hour in zip([days[2], *[days[3]] * 3], (3, 1, 2, 3), strict=True)
     ]
-    assert fresh_database.rows(INSTANTS, [jobs["few"]]) == [(at,) for at in kept]
+    assert database.rows(INSTANTS, [jobs["few"]]) == [(at,) for at in kept]
     for key in ("all", "once-few"):
-        assert len(fresh_database.rows(INSTANTS, [jobs[key]])) == 12
+        assert len(database.rows(INSTANTS, [jobs[key]])) == 12
     since = start_of(days[2] + DAY)
-    with fresh_database.transaction() as reading:
+    with database.transaction() as reading:
         assert [read_kept_since(reading, "default", jobs[key]) for key in ("few", "all")] == [since, None]
-    result = run_audit(fresh_database.url, start_of(days[2]), since + DAY)
+    result = run_audit(database.url, start_of(days[2]), since + DAY)
     assert (result.totals.shortened, result.totals.fired) == (1, 3 + 6 + 6)
     limited: LiteralString = "SELECT version, kept_since FROM history_limits ORDER BY kept_since"
-    assert fresh_database.rows(limited) == [(1, days[3])], "the limit of an earlier version is removed"
+    assert database.rows(limited) == [(1, days[3])], "the limit of an earlier version is removed"
 
 
 def test_runs_beyond_a_limit_stay_while_an_edit_or_an_old_release_needs_them(
-    fresh_database: Database, monkeypatch: pytest.MonkeyPatch
+    database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(history_limits, "_PAGE", 2)
-    days = made(fresh_database, 3, 2)
+    days = made(database, 3, 2)
     hourly = {"schedule": "0 * * * *", "target": "nothing"}
-    with Client(fresh_database.url) as client:
+    with Client(database.url) as client:
         jobs = {
             key: client.submit({"key": key, **hourly, "history_limit": 1}).job_id
             for key in ("raised", "edited", "other")
         }
     for job_id in jobs.values():
         for day in days:
-            fresh_database.execute(RUNS_OF_JOB, {"job_id": job_id, "at": datetime.combine(day, time(1), UTC)})
+            database.execute(RUNS_OF_JOB, {"job_id": job_id, "at": datetime.combine(day, time(1), UTC)})
 
     def kept() -> list[int]:
-        return [len(fresh_database.rows(INSTANTS, [job_id])) for job_id in jobs.values()]
+        return [len(database.rows(INSTANTS, [job_id])) for job_id in jobs.values()]
 
     def walk() -> tuple[int, bool]:
-        return remove_by_job(fresh_database.connection(autocommit=True), days, Pace(Shutdown()))
+        return remove_by_job(database.connection(autocommit=True), days, Pace(Shutdown()))
 
-    fresh_database.execute(
+    database.execute(
         "INSERT INTO processes (process_id, role, host, pid, version, settings, sent_at, last_heartbeat_at, started_at)"
         " VALUES (gen_random_uuid(), 'relay', 'host-1', 7, '0.1.0', '{}', now(), now(), now())"
     )
     assert (walk(), kept()) == ((0, False), [6, 6, 6])
-    fresh_database.execute("DELETE FROM processes")
+    database.execute("DELETE FROM processes")
 
     def raise_limit(_: str) -> None:
         if kept()[0] == 4:
             monkeypatch.undo()
-            with Client(fresh_database.url) as client:
+            with Client(database.url) as client:
                 client.submit({"key": "raised", **hourly, "history_limit": 4})
 
     monkeypatch.setattr(history_limits, "failpoint", raise_limit)
-    with fresh_database.transaction() as editing:
+    with database.transaction() as editing:
         editing.execute("SELECT FROM history_limits WHERE job_id = %s FOR UPDATE", [jobs["edited"]])
         assert (walk()[1], kept()) == (True, [4, 6, 1])
     monkeypatch.setattr(history_limits, "_PAGE", 2)

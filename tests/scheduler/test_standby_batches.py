@@ -13,7 +13,6 @@ from psycopg import sql
 from tests.fixtures.database import Database
 from tests.fixtures.services import until
 from tests.scheduler.firing import fire_due
-from tests.transitions.acts import submit
 from tidewheel.control.standby import recording, state
 from tidewheel.postgres.session import BY_KEY, connect
 from tidewheel.postgres.statements import Statements
@@ -74,7 +73,7 @@ def published(database: Database, held: dict[tuple[str, str], StandbyRow]) -> li
 
 def test_topics_hold_every_row_as_of_the_last_mark(fresh_database: Database, batches: StandbyBatches) -> None:
     database, held = fresh_database, dict[tuple[str, str], StandbyRow]()
-    submit(database, "before", schedule="@every 1s", payload="x" * 100_000)
+    database.submit("before", schedule="@every 1s", payload="x" * 100_000)
     assert batches.step() > 1.0, "it looks seldom while recording is off"
     record(database)
     assert batches.step() < 1.0
@@ -83,7 +82,7 @@ def test_topics_hold_every_row_as_of_the_last_mark(fresh_database: Database, bat
     assert batches.step() == 1.0, "its mark follows"
     assert published(database, held) == [(MARK, "")] * 2
 
-    submit(database, "after", schedule="@every 1s")
+    database.submit("after", schedule="@every 1s")
     database.execute("UPDATE timers SET due_at = due_at - interval '2 s', scheduled_at = scheduled_at - interval '2 s'")
     fire_due(database, lookahead=timedelta(seconds=1))
     publish_batch(database, batches, held)
@@ -146,7 +145,7 @@ def test_backlog_splits_the_changes_of_a_row(
     monkeypatch.setattr(standby_batches, "_MOST_BYTES", 1)
     monkeypatch.setattr(standby_batches, "_READ_AT_ONCE", 1)
     for number in range(3):
-        submit(database, f"large-{number}", schedule="@every 1h", payload="x" * 100_000)
+        database.submit(f"large-{number}", schedule="@every 1h", payload="x" * 100_000)
     sent = list[int]()
     while (MARK, "") not in (keys := published(database, held)):
         sent.append(len(keys))
@@ -158,7 +157,7 @@ def test_backlog_splits_the_changes_of_a_row(
 def test_mark_waits_for_records_that_are_late_or_refused(fresh_database: Database, batches: StandbyBatches) -> None:
     database, held = fresh_database, dict[tuple[str, str], StandbyRow]()
     topics = database.installation.topics
-    submit(database, "large", schedule="@every 1h")
+    database.submit("large", schedule="@every 1h")
     record(database)
     publish_batch(database, batches, held)
 

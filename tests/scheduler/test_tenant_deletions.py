@@ -14,20 +14,10 @@ from psycopg import sql
 
 from tests.control.api.answering import answer_of, answering
 from tests.control.cli.command import json_output, tidewheel
+from tests.fixtures.acts import ending, submission
 from tests.fixtures.database import ClockedDatabase, Database
 from tests.fixtures.services import until
 from tests.scheduler.test_retention import Killed
-from tests.transitions.acts import (
-    apply_batch,
-    apply_batch_within,
-    begin,
-    claim,
-    completions,
-    end,
-    ending,
-    lifecycle,
-    submission,
-)
 from tidewheel.control.client.client import Client
 from tidewheel.errors import InvalidInput, TenantDeleted, UnknownTenant
 from tidewheel.migrations.runner import created_names
@@ -158,7 +148,7 @@ def is_removed(database: Database) -> bool:
 
 
 def send(database: Database, **document: object) -> Reply:
-    [reply] = apply_batch(database, document | ACME)
+    [reply] = database.apply_batch(document | ACME)
     return reply
 
 
@@ -182,11 +172,11 @@ def set_up(database: Database) -> dict[str, Any]:
     accept(database, **submission("child", schedule={"after": [{"job": "root"}]}))
     accept(database, **submission("leaf", schedule={"after": [{"job": "child", "when": "always"}]}))
     trigger = {"type": "job.trigger", "key": "plain"}
-    running = begin(database, run_of(accept(database, **trigger, request_id="r-1")))
+    running = database.begin(run_of(accept(database, **trigger, request_id="r-1")))
     queued = run_of(accept(database, **trigger, payload={"order": 7}))
     delayed = run_of(accept(database, **trigger, delay="1h", dedupe={"key": "k", "window": "1h", "mode": "reject"}))
-    root = begin(database, run_of(accept(database, type="job.trigger", key="root")))
-    end(database, ending(root, RunState.SUCCEEDED))
+    root = database.begin(run_of(accept(database, type="job.trigger", key="root")))
+    database.end(ending(root, RunState.SUCCEEDED))
     Releases(database.session(), database.installation).step(range(64))
     accept(
         database,
@@ -204,7 +194,7 @@ def test_all_that_is_under_way_ends_and_no_row_is_left(client: Client, database:
     with Client(database.url, tenant="acme") as acme:
         key = acme.api_keys.create("ops", ["admin"])
         acme.limits.set("shared", at_once=2)
-    apply_batch(database, submission("plain"))
+    database.apply_batch(submission("plain"))
     before = rows_by_table(database, "default")
     assert client.tenants.delete("acme", grace=timedelta(0))
     assert not client.tenants.delete("acme", grace=timedelta(0))
@@ -212,17 +202,17 @@ def test_all_that_is_under_way_ends_and_no_row_is_left(client: Client, database:
     assert database.value("SELECT revoked_at IS NOT NULL FROM api_keys WHERE key_id = %s", [key.summary.key_id])
     # Nothing of it is accepted or starts.
     assert send(database, type="job.trigger", key="plain", request_id="late").code == "tenant_deleted"
-    assert claim(database, runs["queued"]).started == []
+    assert database.claim(runs["queued"]).started == []
     # The running attempt gets the signal; the deletion waits for its end.
     with pytest.raises(AssertionError):
         work(database, "removing", most=30)
     assert [kind for (kind,) in database.rows("SELECT kind FROM signals WHERE tenant = 'acme'")] == ["cancel"]
     assert rows_by_table(database, "acme")["job_runs"] == 1
-    end(database, ending(runs["running"], RunState.CANCELLED))
+    database.end(ending(runs["running"], RunState.CANCELLED))
     work(database, "removing")
-    cancelled = {each.run_id for each in completions(database) if each.tenant == "acme" and each.status == "cancelled"}
+    cancelled = {each.run_id for each in database.completions() if each.tenant == "acme" and each.status == "cancelled"}
     assert {str(run) for run in (runs["queued"], runs["delayed"], runs["running"].run_id)} <= cancelled
-    deleted = [each.job_key for each in lifecycle(database) if each.type == "io.tidewheel.job.deleted.v1"]
+    deleted = [each.job_key for each in database.lifecycle() if each.type == "io.tidewheel.job.deleted.v1"]
     assert sorted(deleted) == ["called", "child", "hourly", "leaf", "other", "plain", "root"]
     work(database, "removed")
     assert rows_by_table(database, "acme") == {}
@@ -243,7 +233,7 @@ def test_every_table_is_emptied_of_the_tenant_alone_whatever_dies(
     database = fresh_database
     with Client(database.url) as client:
         client.tenants.create("acme")
-        apply_batch(database, *(submission(f"job/{number}") | ACME for number in range(5)))
+        database.apply_batch(*(submission(f"job/{number}") | ACME for number in range(5)))
         client.tenants.delete("acme", grace=timedelta(0))
     visits = count()
 
@@ -282,7 +272,7 @@ def test_every_table_is_emptied_of_the_tenant_alone_whatever_dies(
 def test_what_a_transaction_writes_that_began_before_goes_too(client: Client, database: Database) -> None:
     deletions = stepper(database)
     with database.transaction() as connection:
-        [reply] = apply_batch_within(connection, database, submission("late", schedule="@every 1s") | ACME)
+        [reply] = database.apply_batch_within(connection, submission("late", schedule="@every 1s") | ACME)
         assert reply.status is ReplyStatus.ACCEPTED
         client.tenants.delete("acme", grace=timedelta(0))
         for _ in range(10):
@@ -405,7 +395,7 @@ def test_a_tenant_whose_deletion_fails_stops_no_other(fresh_database: Database) 
 def test_a_deletion_waits_a_day_in_which_nothing_of_the_tenant_changes(clocked: ClockedDatabase) -> None:
     with Client(clocked.url) as client:
         client.tenants.create("acme")
-        apply_batch(clocked, submission("job") | ACME)
+        clocked.apply_batch(submission("job") | ACME)
         before = rows_by_table(clocked, "acme")
         assert client.tenants.delete("acme")
         assert not client.tenants.delete("acme")

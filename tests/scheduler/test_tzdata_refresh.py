@@ -10,12 +10,12 @@ from typing import Any, LiteralString, TypeAlias
 
 import pytest
 
+from tests.fixtures.acts import about
 from tests.fixtures.database import ClockedDatabase, Database
 from tests.fixtures.services import until
 from tests.fixtures.zones import make_tzdata, tzdata
 from tests.scheduler.firing import fire_due
 from tests.strict_types import ROOT
-from tests.transitions.acts import about, apply_batch, job_runs, lifecycle, submit
 from tidewheel.scheduler import tzdata_refresh as zones_changed
 from tidewheel.scheduler.tzdata_refresh import TzdataRefresh
 from tidewheel.schedules.zones import tzdata_version
@@ -71,7 +71,7 @@ def timer(database: Database, key: str = "job") -> tuple[datetime, datetime | No
 
 def retimed(database: Database) -> list[tuple[str, str, str]]:
     """The events: key, old instant, new instant."""
-    events = [event for event in lifecycle(database) if event.type == "io.tidewheel.job.rescheduled.v1"]
+    events = [event for event in database.lifecycle() if event.type == "io.tidewheel.job.rescheduled.v1"]
     told = [(event.job_key, event.detail["from"], event.detail["to"]) for event in events]
     return [(key, was.replace(".000000", ""), now.replace(".000000", "")) for key, was, now in told]
 
@@ -81,7 +81,7 @@ def test_unneeded_refresh_stores_the_tzdata_version(noon: ClockedDatabase) -> No
 
 
 def test_moved_timer_is_rescheduled_with_event(noon: ClockedDatabase, folder: Path) -> None:
-    submit(noon, **DAILY)
+    noon.submit(**DAILY)
     assert timer(noon)[0] == NOON + 19 * HOUR
     with tzdata(folder):
         look(noon)
@@ -92,7 +92,7 @@ def test_moved_timer_is_rescheduled_with_event(noon: ClockedDatabase, folder: Pa
         assert (change["from"], change["to"], change["at"][:19]) == (INSTALLED, NEW, f"{NOON:%Y-%m-%dT%H:%M:%S}")
         noon.stop_clock(NOON + 11 * HOUR)
         fire_due(noon)
-        assert [run.scheduled_at for run in job_runs(noon)] == [NOON + 11 * HOUR]
+        assert [run.scheduled_at for run in noon.job_runs()] == [NOON + 11 * HOUR]
 
 
 @pytest.mark.parametrize(
@@ -109,7 +109,7 @@ def test_moved_timer_is_rescheduled_with_event(noon: ClockedDatabase, folder: Pa
     ids=str,
 )
 def test_unmoved_timer_is_unchanged(noon: ClockedDatabase, folder: Path, schedule: object) -> None:
-    submit(noon, schedule=schedule)
+    noon.submit(schedule=schedule)
     before = noon.rows("SELECT t.*, t.xmin FROM timers AS t")
     with tzdata(folder):
         look(noon)
@@ -118,7 +118,7 @@ def test_unmoved_timer_is_unchanged(noon: ClockedDatabase, folder: Path, schedul
 
 
 def test_second_refresh_changes_nothing(noon: ClockedDatabase, folder: Path) -> None:
-    submit(noon, **DAILY)
+    noon.submit(**DAILY)
     with tzdata(folder):
         look(noon)
         noon.execute(FORGET)  # as if it were not done
@@ -128,22 +128,22 @@ def test_second_refresh_changes_nothing(noon: ClockedDatabase, folder: Path) -> 
 
 def test_run_ahead_without_occurrence_is_retracted(noon: ClockedDatabase, folder: Path) -> None:
     noon.stop_clock(NOON + timedelta(minutes=29, seconds=50))
-    submit(noon, **HOURLY)
+    noon.submit(**HOURLY)
     fire_due(noon, lookahead=timedelta(seconds=60))
-    assert [run.scheduled_at for run in job_runs(noon)] == [NOON + HOUR / 2]
+    assert [run.scheduled_at for run in noon.job_runs()] == [NOON + HOUR / 2]
     with tzdata(folder):
         look(noon)
-        assert job_runs(noon) == []
+        assert noon.job_runs() == []
         assert noon.count("runs") == 0
         assert retimed(noon) == [("job", "2026-11-20T12:30:00Z", "2026-11-20T13:00:00Z")]
         noon.stop_clock(NOON + HOUR)
         fire_due(noon)
-        assert [run.scheduled_at for run in job_runs(noon)] == [NOON + HOUR]
+        assert [run.scheduled_at for run in noon.job_runs()] == [NOON + HOUR]
 
 
 def test_run_ahead_with_an_occurrence_is_kept(noon: ClockedDatabase, folder: Path) -> None:
-    submit(noon, **EACH_SECOND)
-    apply_batch(noon, about("job.skip", at=(NOON + timedelta(seconds=7)).isoformat()))
+    noon.submit(**EACH_SECOND)
+    noon.apply_batch(about("job.skip", at=(NOON + timedelta(seconds=7)).isoformat()))
     fire_due(noon, lookahead=timedelta(seconds=60))
     before = noon.rows("SELECT o.run_id, o.xmin FROM job_runs AS o ORDER BY run_id")
     assert len(before) == 59
@@ -155,9 +155,9 @@ def test_run_ahead_with_an_occurrence_is_kept(noon: ClockedDatabase, folder: Pat
 
 def test_manual_skip_survives_a_refresh(noon: ClockedDatabase, folder: Path) -> None:
     """One that only the new rules have cannot have been; one that both have is not fired after all."""
-    submit(noon, schedule={"cron": "0,30 * * * *", "timezone": "Asia/Kolkata"})
-    submit(noon, "daily", **DAILY)
-    apply_batch(noon, about("job.skip", "daily", at=(NOON + 43 * HOUR).isoformat()))  # 08:00 the day after tomorrow
+    noon.submit(schedule={"cron": "0,30 * * * *", "timezone": "Asia/Kolkata"})
+    noon.submit("daily", **DAILY)
+    noon.apply_batch(about("job.skip", "daily", at=(NOON + 43 * HOUR).isoformat()))  # 08:00 the day after tomorrow
     with tzdata(folder):
         look(noon)
         assert [key for key, _, _ in retimed(noon)] == ["daily"]
@@ -169,9 +169,9 @@ def test_manual_skip_survives_a_refresh(noon: ClockedDatabase, folder: Path) -> 
 @pytest.mark.parametrize("cron", ["0 8 * * *", ["30 * * * *", "0 8 * * *"]], ids=["all moved", "the next one stays"])
 def test_move_without_occurrence_is_deleted(noon: ClockedDatabase, folder: Path, cron: object) -> None:
     """As at an edit: behind the timer it would count as one that was."""
-    submit(noon, schedule={"cron": cron, "timezone": "Europe/Berlin"}, overlap="allow_all")
+    noon.submit(schedule={"cron": cron, "timezone": "Europe/Berlin"}, overlap="allow_all")
     at = NOON + 43 * HOUR
-    [reply] = apply_batch(noon, about("job.move", at=at.isoformat(), to=(at + HOUR / 4).isoformat()))
+    [reply] = noon.apply_batch(about("job.move", at=at.isoformat(), to=(at + HOUR / 4).isoformat()))
     assert reply.status == "accepted"
     with tzdata(folder):
         look(noon)
@@ -185,8 +185,8 @@ def test_retracted_skip_is_recorded_again(noon: ClockedDatabase, folder: Path) -
     second = timedelta(seconds=1)
     end = NOON + 6.5 * HOUR
     noon.stop_clock(end - 20 * second)
-    apply_batch(noon, {"type": "calendar.put", "name": "closed", "days": ["2026-11-20"]})
-    submit(noon, **EACH_SECOND, exclude_calendars=["closed"])
+    noon.apply_batch({"type": "calendar.put", "name": "closed", "days": ["2026-11-20"]})
+    noon.submit(**EACH_SECOND, exclude_calendars=["closed"])
     noon.stop_clock(end - 5 * second)
     fire_due(noon, lookahead=5 * second)
     noon.stop_clock(end - 3 * second)
@@ -198,11 +198,11 @@ def test_retracted_skip_is_recorded_again(noon: ClockedDatabase, folder: Path) -
     assert len(retimed(noon)) == 1
     [(first, last, occurrences)] = noon.rows("SELECT first_at, last_at, occurrences FROM skips")
     assert (first, last, occurrences) == (end - 19 * second, end - 5 * second, 15)
-    assert [run.scheduled_at for run in job_runs(noon)] == [end + n * second for n in range(-4, 4)]
+    assert [run.scheduled_at for run in noon.job_runs()] == [end + n * second for n in range(-4, 4)]
 
 
 def test_due_timer_is_left_to_firing(noon: ClockedDatabase, folder: Path) -> None:
-    submit(noon, **DAILY)
+    noon.submit(**DAILY)
     noon.stop_clock(NOON + 20 * HOUR)
     before = timer(noon)
     with tzdata(folder):
@@ -212,18 +212,18 @@ def test_due_timer_is_left_to_firing(noon: ClockedDatabase, folder: Path) -> Non
 
 
 def test_paused_job_stays_paused_and_resumes_by_the_new_rules(noon: ClockedDatabase, folder: Path) -> None:
-    submit(noon, **DAILY)
-    apply_batch(noon, about("job.pause"))
+    noon.submit(**DAILY)
+    noon.apply_batch(about("job.pause"))
     with tzdata(folder):
         look(noon)
         assert timer(noon) == (NOON + 11 * HOUR, None, "pause")
-        [reply] = apply_batch(noon, about("job.resume"))
+        [reply] = noon.apply_batch(about("job.resume"))
     assert reply.next_run_at == NOON + 11 * HOUR
 
 
 def test_job_without_occurrences_by_the_new_rules_is_finished(noon: ClockedDatabase, folder: Path) -> None:
     schedule = {"cron": "0 13 * * *", "timezone": "Europe/Paris"}
-    submit(noon, schedule=schedule, start_at="2026-11-21T11:00:00Z", end_at="2026-11-21T12:00:00Z")
+    noon.submit(schedule=schedule, start_at="2026-11-21T11:00:00Z", end_at="2026-11-21T12:00:00Z")
     with tzdata(folder):
         look(noon)
     assert noon.count("timers") == 0
@@ -236,7 +236,7 @@ def test_refresh_continues_on_another_scheduler(
 ) -> None:
     monkeypatch.setattr(zones_changed, "_BATCH", 2)
     for number in range(5):
-        submit(noon, f"job-{number}", **DAILY)
+        noon.submit(f"job-{number}", **DAILY)
     with tzdata(folder):
         first = TzdataRefresh(noon.session(), noon.installation)
         assert first.step()
@@ -250,7 +250,7 @@ def test_refresh_continues_on_another_scheduler(
 
 
 def test_one_scheduler_refreshes_at_a_time(noon: ClockedDatabase, folder: Path) -> None:
-    submit(noon, **DAILY)
+    noon.submit(**DAILY)
     other = noon.connection()
     other.execute("SELECT FROM settings WHERE name = 'tzdata' FOR UPDATE")
     with tzdata(folder):
@@ -262,8 +262,8 @@ def test_one_scheduler_refreshes_at_a_time(noon: ClockedDatabase, folder: Path) 
 
 
 def test_uncomputable_job_does_not_block_refresh(noon: ClockedDatabase, folder: Path) -> None:
-    submit(noon, "broken", **DAILY)
-    submit(noon, "job", **DAILY)
+    noon.submit("broken", **DAILY)
+    noon.submit("job", **DAILY)
     noon.execute(
         "UPDATE job_versions AS v SET schedule_json = replace(schedule_json, '0 8', '0 88') FROM jobs AS j"
         " WHERE j.job_id = v.job_id AND j.key = 'broken'"
@@ -277,7 +277,7 @@ def test_uncomputable_job_does_not_block_refresh(noon: ClockedDatabase, folder: 
 @pytest.mark.slow
 def test_scheduler_with_new_tzdata_reschedules_timers(fresh_database: Database, folder: Path) -> None:
     """A real process, in which the package is the only one there is."""
-    submit(fresh_database, **DAILY)
+    fresh_database.submit(**DAILY)
     berlin = timer(fresh_database)[0]
     environment = {
         **os.environ,

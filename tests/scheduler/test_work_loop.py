@@ -11,7 +11,6 @@ import pytest
 from tests.control.client.test_dead_letters import fail, purge, redriven, work_off
 from tests.fixtures.database import ClockedDatabase, Database
 from tests.fixtures.services import until
-from tests.transitions.acts import submit
 from tidewheel.clock import monotonic_seconds
 from tidewheel.control.client.client import Client
 from tidewheel.errors import InvalidInput
@@ -27,7 +26,7 @@ FIRING_SECONDS = 5.0  # in which firing may wait for a redrive on a busy machine
 @pytest.fixture
 def client(clocked: ClockedDatabase) -> Iterator[Client]:
     clocked.stop_clock(datetime(2026, 3, 6, 9, tzinfo=UTC))
-    submit(clocked)
+    clocked.submit()
     with Client(clocked.url) as made:
         yield made
 
@@ -126,7 +125,7 @@ def test_a_request_looks_at_a_bounded_number_and_the_redrive_at_all(
 
 
 def test_a_dead_letter_whose_data_fail_stops_no_other(client: Client, clocked: ClockedDatabase) -> None:
-    submit(clocked, "poisoned", target="poison")
+    clocked.submit("poisoned", target="poison")
     fail(clocked)
     bad = fail(clocked, "poisoned")
     for _ in range(3):
@@ -146,7 +145,7 @@ def test_a_dead_letter_whose_data_fail_stops_no_other(client: Client, clocked: C
 def test_a_locked_job_delays_its_own_redrive_and_neither_firing_nor_others(
     client: Client, clocked: ClockedDatabase
 ) -> None:
-    submit(clocked, "held")
+    clocked.submit("held")
     held = fail(clocked, "held")
     waiting = client.dead_letters.redrive(key="held").work_id
     free = fail(clocked)

@@ -5,11 +5,10 @@ from dataclasses import dataclass, field
 from datetime import date, datetime, timedelta
 from typing import LiteralString
 
+from tests.fixtures.acts import EXECUTOR, about, submission
 from tests.fixtures.database import ClockedDatabase
 from tests.scheduler.firing import fire_due
 from tests.system.history_model import END, START, Job, Model, Pause, Version, schedule_of
-from tests.transitions.acts import EXECUTOR, about, apply_batch, submission
-from tests.transitions.acts import end as finish_runs
 from tidewheel.ids import job_id
 from tidewheel.intake.lifecycle import release_jobs
 from tidewheel.runs import RunState
@@ -201,8 +200,7 @@ class History:
         """Release a quarantined job in one of the ways there are, or leave it."""
         match self.rng.choice(("release", "release", "again", "edit", "delete", "wait", "wait")):
             case "release":
-                with self.database.transaction() as connection:
-                    [_] = release_jobs(connection, self.database.installation, [job_id("default", job.key)])
+                [_] = self.database.within(release_jobs, self.database.installation, [job_id("default", job.key)])
                 self.log.append((self.now, f"release {job.key!r}"))
                 self._decide_pause(job, self.now)
                 self._count("released")
@@ -249,16 +247,15 @@ class History:
         """Let an executor take some runs, and end some of those under way."""
         rows = self.database.rows(_TO_CLAIM, {"states": [RunState.QUEUED], "now": self.now})
         wanted = [Claim(run, attempt + 1, version, "sweep") for run, attempt, version in rows]
-        with self.database.transaction() as connection:
-            claim_runs(connection, self.database.installation, wanted, executor_id=EXECUTOR)
+        self.database.within(claim_runs, self.database.installation, wanted, executor_id=EXECUTOR)
         for run, attempt in self.database.rows(_TO_END, {"states": [RunState.RUNNING, RunState.CANCELLING]}):
             if self.rng.random() < 0.4:
                 state = self.rng.choice((RunState.SUCCEEDED, RunState.FAILED))
-                finish_runs(self.database, RunEnd(run, attempt, state, EXECUTOR))
+                self.database.end(RunEnd(run, attempt, state, EXECUTOR))
 
     def _ask(self, document: dict[str, object]) -> Reply | None:
         """Ask; None when it is refused."""
-        [reply] = apply_batch(self.database, document)
+        [reply] = self.database.apply_batch(document)
         taken = reply.status is ReplyStatus.ACCEPTED
         self._count(f"{document['type']}{'' if taken else ' refused'}")
         self.log.append((self.now, f"{document} {reply.status}"))

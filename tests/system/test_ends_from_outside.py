@@ -1,4 +1,4 @@
-"""Ends from outside, by client and by a reply on Kafka, with every service in its own process."""
+"""Runs whose end comes from outside, and timeouts in every record."""
 
 import json
 import socket
@@ -10,16 +10,16 @@ import pytest
 from confluent_kafka import Producer
 
 from tests.executor.http_target import Answer, conversing, serving
+from tests.fixtures.oracle import Oracle
 from tests.fixtures.reader import Seen, TopicReader
-from tests.fixtures.services import Fleet
+from tests.fixtures.services import LONG_LEASE, Fleet
 from tests.relay.topics import make_topics
 from tidewheel import Client
 from tidewheel.errors import StaleToken
 from tidewheel.runs import RunState
+from tidewheel.schemas.generated.records import RunStatus
 from tidewheel.settings.connections import Connections
 from tidewheel.task_tokens import TASK_TOKEN_HEADER
-
-pytestmark = pytest.mark.kafka
 
 TOKEN = TASK_TOKEN_HEADER
 
@@ -39,6 +39,7 @@ def triggered(client: Client, target: Mapping[str, object], **job: object) -> UU
     return client.trigger(key, {"n": 1})
 
 
+@pytest.mark.kafka
 def test_accepted_request_is_completed_by_token(fleet: Fleet, client: Client) -> None:
     with serving(Answer(202)) as target:
         run_id = triggered(client, {"type": "http", "url": target.url(), "async": True})
@@ -51,6 +52,7 @@ def test_accepted_request_is_completed_by_token(fleet: Fleet, client: Client) ->
     assert len(target.received) == 1
 
 
+@pytest.mark.kafka
 def test_failed_202_is_retried_with_a_new_token(fleet: Fleet, client: Client) -> None:
     with serving(Answer(202)) as target:
         described = {"type": "http", "url": target.url(), "async": True}
@@ -66,6 +68,7 @@ def test_failed_202_is_retried_with_a_new_token(fleet: Fleet, client: Client) ->
     assert (run.state, run.attempt, run.result) == ("succeeded", 2, b'"done"')
 
 
+@pytest.mark.kafka
 def test_waiting_run_is_cancelled_at_once(fleet: Fleet, client: Client) -> None:
     with serving(Answer(202)) as target:
         run_id = triggered(client, {"type": "http", "url": target.url(), "async": True})
@@ -76,6 +79,7 @@ def test_waiting_run_is_cancelled_at_once(fleet: Fleet, client: Client) -> None:
             client.task_tokens.complete(target.received[0].headers[TOKEN])
 
 
+@pytest.mark.kafka
 def test_kafka_target_ends_with_its_reply(fleet: Fleet, client: Client) -> None:
     topic = f"orders-{uuid4().hex[:8]}"
     make_topics(fleet.kafka, [topic])
@@ -104,6 +108,7 @@ def test_kafka_target_ends_with_its_reply(fleet: Fleet, client: Client) -> None:
     assert third.state == "cancelled"
 
 
+@pytest.mark.kafka
 def test_hanging_targets_time_out_and_block_nothing(fleet: Fleet, client: Client) -> None:
     over = threading.Event()
 
@@ -153,3 +158,62 @@ def reply(producer: Producer, message: Seen, value: bytes, *headers: tuple[str, 
     given = dict(message.headers)
     named: list[tuple[str, str | bytes | None]] = [(TOKEN, given[TOKEN]), *headers]
     producer.produce(given["tidewheel-reply-topic"].decode(), value=value, key=message.key, headers=named)
+
+
+NEVER = "/nowhere/that/exists"  # no gate is ever there
+LATER = {"backoff": "fixed", "initial": "1h", "jitter": "0%", "max_attempts": 3}
+AT_ONCE = {"backoff": "fixed", "initial": "10ms", "jitter": "0%", "max_attempts": 2}
+WHOLE = "8s"  # counts from the trigger: a busy machine starts the attempt within it
+# By key: the job, which timeout strikes, at which attempt it ends.
+CASES: dict[str, tuple[dict[str, object], str, int]] = {
+    "too-long": ({"target": "gated", "start_to_close": "500ms", "retry": AT_ONCE}, "start_to_close", 2),
+    "too-long-on-thread": ({"target": "gated-sync", "start_to_close": "500ms", "retry": AT_ONCE}, "start_to_close", 2),
+    "silent": ({"target": "gated", "heartbeat": "1s", "retry": AT_ONCE}, "heartbeat", 2),
+    "silent-on-thread": ({"target": "gated-sync", "heartbeat": "1s", "retry": AT_ONCE}, "heartbeat", 2),
+    "nobody-has-it": ({"target": "no-such-handler", "schedule_to_start": "2s"}, "schedule_to_start", 0),
+    "whole-time-running": ({"target": "gated", "schedule_to_close": WHOLE, "retry": AT_ONCE}, "schedule_to_close", 1),
+    "whole-time-on-thread": (
+        {"target": "gated-sync", "schedule_to_close": WHOLE, "retry": AT_ONCE},
+        "schedule_to_close",
+        1,
+    ),
+    "whole-time-between": (
+        {"target": "lost-cause", "schedule_to_close": WHOLE, "retry": LATER},
+        "schedule_to_close",
+        1,
+    ),
+}
+
+
+@pytest.mark.postgres
+@pytest.mark.kafka
+@pytest.mark.slow
+def test_expired_timeout_is_named_in_every_record(fleet: Fleet, oracle: Oracle) -> None:
+    fleet.start_all(LEASE=LONG_LEASE)
+    fleet.wait_started()
+    for key, (job, _, _) in CASES.items():
+        fleet.ask({"type": "job.submit", "job": {"key": key, "schedule": "manual", "payload": NEVER} | job})
+        fleet.ask({"type": "job.trigger", "key": key})
+    fleet.flush()
+    oracle.wait_answered()
+    fleet.until(
+        lambda: reported_jobs(oracle) >= set(CASES), "every end is published"
+    )  # a retry that was due in an hour stays behind
+    ended = {event.job_key: event for event in oracle.completed().values()}
+    letters = {letter.job_key: letter for letter in oracle.letters()}
+    assert set(ended) == set(letters) == set(CASES)
+    for key, (_, which, attempt) in CASES.items():
+        event, letter = ended[key], letters[key]
+        assert (key, event.status, event.reason, event.attempt) == (key, RunStatus.TIMED_OUT, which, attempt)
+        assert event.error is not None
+        assert event.error.type == f"timeout_{which}"
+        assert event.error.message.startswith(f"{which} of ")
+        assert (letter.status, letter.error) == (event.status, event.error)
+    rows = fleet.database.rows("SELECT j.key, r.state, r.reason FROM runs AS r JOIN jobs AS j USING (job_id)")
+    assert sorted(rows) == sorted((key, "timed_out", which) for key, (_, which, _) in CASES.items())
+
+
+def reported_jobs(oracle: Oracle) -> set[str]:
+    """The jobs of which both a completion and a dead letter have come."""
+    oracle.look()
+    return {event.job_key for event in oracle.completed().values()} & {letter.job_key for letter in oracle.letters()}

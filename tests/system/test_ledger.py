@@ -9,11 +9,11 @@ from uuid import UUID
 
 import pytest
 
+from tests.fixtures.acts import about
 from tests.fixtures.database import ClockedDatabase
 from tests.scheduler.firing import fire_due
 from tests.system.history import History
 from tests.system.history_model import START, Job
-from tests.transitions.acts import about, apply_batch, submit
 from tidewheel.control.occurrence_audit.result import run_audit
 from tidewheel.ids import job_id
 from tidewheel.runs import RunState
@@ -148,11 +148,11 @@ def instant(text: str) -> datetime:
 def test_change_during_a_catch_up_leaves_no_gap_in_the_ledger(clocked: ClockedDatabase) -> None:
     """A second backlog behind an unfinished catch-up is more than the change settles in one go."""
     clocked.stop_clock(instant("29T00:00"))
-    submit(clocked, schedule={"interval": "1s"}, catch_up="fire_all", window="1h")
+    clocked.submit(schedule={"interval": "1s"}, catch_up="fire_all", window="1h")
     clocked.stop_clock(instant("29T00:30"))
     fire_due(clocked)
     clocked.stop_clock(instant("29T01:00"))
-    submit(clocked, schedule="manual")
+    clocked.submit(schedule="manual")
     assert clocked.value("SELECT count(*) FROM runs") + clocked.value("SELECT sum(occurrences) FROM skips") == 3600
 
 
@@ -160,8 +160,8 @@ def test_change_during_a_catch_up_leaves_no_gap_in_the_ledger(clocked: ClockedDa
 def test_excluded_days_after_the_last_occurrence_are_recorded(clocked: ClockedDatabase, seen: bool) -> None:  # noqa: FBT001
     """No occurrence is left that fires, and yet some are to come that a calendar leaves out."""
     clocked.stop_clock(instant("28T23:50"))
-    apply_batch(clocked, {"type": "calendar.put", "name": "closed", "weekdays": ["SUN"]})
-    submit(clocked, schedule={"cron": "* * * * *"}, exclude_calendars=["closed"], end_at="2026-03-29T00:20:00Z")
+    clocked.apply_batch({"type": "calendar.put", "name": "closed", "weekdays": ["SUN"]})
+    clocked.submit(schedule={"cron": "* * * * *"}, exclude_calendars=["closed"], end_at="2026-03-29T00:20:00Z")
     for minute in range(51, 60):
         clocked.stop_clock(instant(f"28T23:{minute}"))
         fire_due(clocked)
@@ -169,19 +169,19 @@ def test_excluded_days_after_the_last_occurrence_are_recorded(clocked: ClockedDa
         clocked.stop_clock(instant("29T01:00"))
         fire_due(clocked)
     clocked.stop_clock(instant("29T02:00"))
-    apply_batch(clocked, about("job.delete"))
+    clocked.apply_batch(about("job.delete"))
     assert clocked.value("SELECT sum(occurrences) FROM skips WHERE reason = 'excluded'") == 21
 
 
 def test_exclusions_recorded_ahead_are_retracted_with_the_runs(clocked: ClockedDatabase) -> None:
     """A span written within the lookahead may have begun when an edit comes."""
     clocked.stop_clock(instant("29T23:59:50"))
-    apply_batch(clocked, {"type": "calendar.put", "name": "closed", "weekdays": ["SUN"]})
-    submit(clocked, schedule={"interval": "1s"}, exclude_calendars=["closed"])
+    clocked.apply_batch({"type": "calendar.put", "name": "closed", "weekdays": ["SUN"]})
+    clocked.submit(schedule={"interval": "1s"}, exclude_calendars=["closed"])
     clocked.stop_clock(instant("29T23:59:56"))
     fire_due(clocked, lookahead=timedelta(seconds=6))
     clocked.stop_clock(instant("29T23:59:58"))
-    submit(clocked, schedule={"interval": "1s"})
+    clocked.submit(schedule={"interval": "1s"})
     clocked.stop_clock(instant("30T00:00:05"))
     fire_due(clocked)
     excluded = clocked.rows("SELECT last_at FROM skips WHERE reason = 'excluded' ORDER BY last_at DESC")

@@ -1,26 +1,39 @@
-"""All services behind PgBouncer: in session mode everything works, other modes are refused."""
+"""Deployments: readiness, a pooler, a queue without topics."""
 
 import re
 from datetime import timedelta
+from urllib.error import HTTPError
+from urllib.request import urlopen
 
 import psycopg
 import pytest
+from pydantic import SecretStr
 
+from tests.executor.test_consume import let_in
+from tests.faults.workload import Workload
+from tests.fixtures.oracle import Oracle
 from tests.fixtures.pgbouncer import pgbouncer
-from tests.fixtures.services import Fleet
+from tests.fixtures.services import LONG_LEASE, Fleet, Service, admin_of
 from tests.strict_types import ROOT
 from tidewheel import Client
 from tidewheel.control.cli.exit_codes import ExitCode
+from tidewheel.control.doctor.doctor import diagnose
+from tidewheel.control.reads.status import read_status
 from tidewheel.errors import SettingsError
+from tidewheel.local.stack import StackInfo
 from tidewheel.migrations.service_roles import role_of
 from tidewheel.postgres.session import POOLED_BY_TRANSACTION, connect, connect_configured
-
-pytestmark = [pytest.mark.postgres, pytest.mark.kafka, pytest.mark.slow]
+from tidewheel.runs import Lane
+from tidewheel.settings.connections import Connections
+from tidewheel.settings.kafka_client import client_variables
 
 # Longer than the test: what happens in time was notified.
 UNPOLLED = {"SCHEDULER_POLL": "PT2M", "RELAY_POLL": "PT2M", "SWEEP": "PT2M"}
 
 
+@pytest.mark.postgres
+@pytest.mark.kafka
+@pytest.mark.slow
 def test_services_work_through_a_pooler_in_session_mode(fleet: Fleet) -> None:
     direct = fleet.database.url
     with pgbouncer(direct, "session") as pooled:
@@ -60,6 +73,9 @@ def test_services_work_through_a_pooler_in_session_mode(fleet: Fleet) -> None:
         fleet.database.url = direct
 
 
+@pytest.mark.postgres
+@pytest.mark.kafka
+@pytest.mark.slow
 def test_pooler_that_shares_sessions_is_refused(fleet: Fleet) -> None:
     direct = fleet.database.url
     with pgbouncer(direct, "transaction") as pooled:
@@ -78,3 +94,91 @@ def _most_connections() -> dict[str, int]:
     """Return the most connections of each process, as docs/deployment.md has them."""
     page = (ROOT / "docs" / "deployment.md").read_text()
     return {role: int(most) for role, most in re.findall(r"^\| `tidewheel (\w+)` \|[^|]*\| (\d+)", page, re.MULTILINE)}
+
+
+def get(service: Service, path: str) -> tuple[int, str]:
+    """Return a service's response; it was started with METRICS_PORT=0."""
+    [port] = {m[1] for line in service.log_lines() if (m := re.search(r"on port (\d+)", str(line.get("message"))))}
+    try:
+        with urlopen(f"http://127.0.0.1:{port}{path}", timeout=30) as answer:
+            return answer.status, answer.read().decode()
+    except HTTPError as error:
+        with error:
+            return error.code, error.read().decode()
+
+
+def lacks(service: Service, reason: str) -> bool:
+    status, text = get(service, "/readyz")
+    return status == 503 and reason in text
+
+
+@pytest.mark.postgres
+@pytest.mark.kafka
+@pytest.mark.slow
+def test_service_without_a_database_is_live_and_not_ready(fleet: Fleet, info: StackInfo) -> None:
+    services = fleet.start_all(METRICS_PORT="0")
+    fleet.wait_started()
+    for service in services.values():
+        fleet.until(lambda: get(service, "/readyz") == (200, "ok\n"), f"{service.role} is ready")  # noqa: B023
+    fleet.database.close()
+    let_in(fleet.database, info, allowed=False)
+    try:
+        for service in services.values():
+            fleet.until(lambda: lacks(service, "database: does not answer"), f"{service.role} is not ready")  # noqa: B023
+            assert get(service, "/healthz") == (200, "ok\n")
+    finally:
+        let_in(fleet.database, info, allowed=True)
+    for service in services.values():
+        fleet.until(lambda: get(service, "/readyz") == (200, "ok\n"), f"{service.role} is ready again")  # noqa: B023
+
+
+@pytest.mark.postgres
+@pytest.mark.kafka
+def test_draining_executor_is_not_ready(fleet: Fleet, oracle: Oracle) -> None:
+    work = Workload(fleet, oracle)
+    held = work.hold()
+    fleet.start_all("intake", "relay")
+    executor = fleet.start("executor", METRICS_PORT="0", DRAIN_TIMEOUT="PT30S", LEASE=LONG_LEASE)
+    held.wait_begun(1)
+    assert get(executor, "/readyz") == (200, "ok\n")
+    executor.ask_to_stop()
+    fleet.until(lambda: lacks(executor, "service: stop requested"), "it says that it is on its way out")
+    assert get(executor, "/healthz") == (200, "ok\n")
+    held.let_go()
+    executor.wait_stopped()
+
+
+_SECONDS = 200.0  # a minute is what is compared
+REMEDY = "tidewheel admin topics apply --queues default"
+
+
+def remedies(fleet: Fleet) -> list[str]:
+    with fleet.database.transaction() as connection:
+        problems = read_status(connection, fleet.database.installation.shards).problems
+    return [problem.remedy for problem in problems if problem.check == "fallbacks"]
+
+
+@pytest.mark.kafka
+@pytest.mark.slow
+def test_queue_without_topics_is_found_with_one_remedy(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its runs started a second late, by the sweep alone, and nothing said so."""
+    services = fleet.start_all("scheduler", "relay", "executor")
+    fleet.wait_started()
+    fleet.database.submit("often", schedule="@every 1s", target="note")
+    ended = "SELECT count(*) FROM finished_runs WHERE claimed_from <> 'sweep'"
+    fleet.until(lambda: fleet.database.value(ended), "a message brings a run")
+    admin = admin_of(fleet.kafka)
+    for gone in admin.delete_topics([fleet.topics.runs("default", lane) for lane in Lane]).values():
+        gone.result(60)
+    fleet.until(lambda: remedies(fleet), "status finds it", seconds=_SECONDS)
+    [remedy] = remedies(fleet)
+    assert f"`{REMEDY}`" in remedy
+    for service in (services["relay"], services["executor"]):
+        fleet.until(lambda service=service: service.has_logged(f"`{REMEDY}`"), f"the {service.role} logs it")
+    for name, value in client_variables(fleet.kafka).items():
+        monkeypatch.setenv(name, value)
+    settings = Connections.load(database_url=SecretStr(fleet.database.url), topic_prefix=fleet.topics.prefix)
+    findings = [each for each in diagnose(settings).findings if each.check in {"topics", "fallbacks"}]
+    about = [each for each in findings if ".runs." in each.what or each.check == "fallbacks"]
+    assert {each.check for each in about} == {"topics", "fallbacks"}
+    assert all(REMEDY in each.remedy for each in about), about

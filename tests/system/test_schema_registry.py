@@ -24,10 +24,10 @@ import pytest
 from fastavro import parse_schema, schemaless_reader  # pyright: ignore[reportUnknownVariableType]
 from jgo.maven import MavenContext, PythonResolver
 
+from tests.fixtures.acts import ending, submission
 from tests.fixtures.database import Database
 from tests.fixtures.services import until
 from tests.intake.running import Requests
-from tests.transitions.acts import begun, end, ending, submission, submit
 from tidewheel.control.cli.admin import register_schemas
 from tidewheel.errors import SettingsError, Unavailable
 from tidewheel.local.daemon import free_port
@@ -188,9 +188,9 @@ def test_events_are_read_by_the_schema_that_the_registry_has(registered: Databas
     with registered.transaction() as connection:
         settings = Connections.load(events_encoding="registry")
         registered.installation = read_installation(connection, settings)
-    submit(registered)
-    started = begun(registered)
-    end(registered, ending(started, RunState.FAILED))
+    registered.submit()
+    started = registered.begun()
+    registered.end(ending(started, RunState.FAILED))
     read = {}
     for name in ("completions", "events", "dead_letters"):
         topic = getattr(registered.installation.topics, name)

@@ -16,7 +16,6 @@ from tests.faults.workload import ATTEMPTS, DOOMED, Workload, now
 from tests.fixtures.database import Database
 from tests.fixtures.oracle import Oracle
 from tests.fixtures.services import LONG_LEASE, Fleet, until
-from tests.transitions.acts import attempts
 from tidewheel.local.stack import StackInfo
 from tidewheel.runs import AttemptOutcome
 from tidewheel.schemas.codec import FORMS
@@ -168,7 +167,7 @@ def test_hostile_batch_blocks_no_share_group(executing: Executing, kind: str) ->
         executing.publish(later)
         for run_id in (before, behind, later):
             assert (executing.ended(run_id).claimed_from or "").startswith(f"{topic}/0/")
-            assert attempts(executing.database, run_id) == [(1, "succeeded")]
+            assert executing.database.attempts(run_id) == [(1, "succeeded")]
 
 
 def test_second_message_for_a_run_is_acknowledged(executing: Executing) -> None:
@@ -182,7 +181,7 @@ def test_second_message_for_a_run_is_acknowledged(executing: Executing) -> None:
         last = executing.trigger("acts.echo", 1)
         executing.publish(last)
         assert executing.ended(last).state == "succeeded"
-    assert attempts(executing.database, run_id) == [(1, "succeeded")]
+    assert executing.database.attempts(run_id) == [(1, "succeeded")]
 
 
 @pytest.mark.slow

@@ -18,11 +18,11 @@ from pydantic import SecretStr
 
 from tests.executor.test_claim import ENTER, claimer
 from tests.faults.backed_up_server import backed_up_server
+from tests.fixtures.acts import EXECUTOR
 from tests.fixtures.database import Database
 from tests.fixtures.roles import role_passwords, stranger
 from tests.fixtures.services import Fleet, Role
 from tests.strict_types import ROOT
-from tests.transitions.acts import EXECUTOR, requested_claim, submit, trigger
 from tidewheel.control.client.client import Client
 from tidewheel.control.doctor.check import Context, Limits, run_checks
 from tidewheel.control.doctor.doctor import CHECKS
@@ -178,16 +178,14 @@ def test_prepared_transaction_that_holds_the_key_of_claims_stops_none(tmp_path: 
             database = Database(url, read_installation(connection, Connections.load()))
         with closing(database), stranger(url) as other_url, psycopg.connect(other_url) as other:
             database.execute(ENTER, [EXECUTOR])
-            submit(database)
-            wanted = requested_claim(database, trigger(database))
+            database.submit()
+            wanted = database.requested_claim(database.trigger())
             other.execute("SELECT pg_advisory_xact_lock(hashtext('tidewheel.claims'))")
             other.execute("PREPARE TRANSACTION 'theirs'")
-            with database.transaction() as reading:
-                [holder] = find_lock_holders(reading)
+            [holder] = database.within(find_lock_holders)
             assert (holder.process, holder.prepared, holder.role) == (None, "theirs", other.info.user)
             assert holder.remedy.endswith("ROLLBACK PREPARED 'theirs'")
-            with database.transaction() as cancelling:
-                block_claims(cancelling, [])
+            database.within(block_claims, [])
             assert len(claimer(database).claim([wanted], source="message").started) == 1
             other.autocommit = True
             other.execute("ROLLBACK PREPARED 'theirs'")

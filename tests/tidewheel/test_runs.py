@@ -1,7 +1,7 @@
 """The state machine is one table: what it promises, written by hand beside it.
 
 That it holds on real rows is in tests/transitions/test_state_machine.py, that the database's constraints say the same
-in tests/migrations/test_constraints.py, that docs/run-states.md does in tests/docs.
+in tests/migrations/test_schema.py, that docs/run-states.md does in tests/docs.
 """
 
 from hypothesis import given

@@ -1,7 +1,7 @@
 """Figures of ended runs, written as services write them."""
 
+from tests.fixtures.acts import ending
 from tests.fixtures.database import Database
-from tests.transitions.acts import begun, ending
 from tidewheel.activity import activity
 from tidewheel.postgres.session import Session
 from tidewheel.runs import RunState
@@ -20,7 +20,7 @@ def finish(database: Database, key: str = "job", *states: RunState) -> list[str]
     """End runs of a job, and write their figures."""
     ended: list[str] = []
     for state in states:
-        started = begun(database, key)
+        started = database.begun(key)
         end_with_figures(database, started, state)
         ended.append(str(started.run_id))
     return ended

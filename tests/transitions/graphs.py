@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from uuid import UUID
 
+from tests.fixtures.acts import EXECUTOR, submission
 from tests.fixtures.database import Database
-from tests.transitions.acts import EXECUTOR, apply_batch, submission
 from tidewheel.runs import RunState
 from tidewheel.schemas.generated.records import Reply, ReplyStatus
 from tidewheel.transitions.claim import Claim, claim_runs
@@ -27,7 +27,7 @@ def put(database: Database, graph: Parents, **root: object) -> None:
         else submission(key, **root)
         for key, parents in graph.items()
     ]
-    replies = apply_batch(database, *documents)
+    replies = database.apply_batch(*documents)
     assert {reply.status for reply in replies} == {ReplyStatus.ACCEPTED}, replies
 
 
@@ -151,7 +151,7 @@ def latest_states(database: Database, root: UUID) -> dict[str, str]:
 
 
 def change(database: Database, kind: str, root: UUID, **fields: object) -> Reply:
-    [reply] = apply_batch(database, {"type": f"workflow.{kind}", "run_id": str(root)} | fields)
+    [reply] = database.apply_batch({"type": f"workflow.{kind}", "run_id": str(root)} | fields)
     return reply
 
 

@@ -4,7 +4,6 @@ from datetime import datetime, timedelta
 from uuid import UUID
 
 from tests.fixtures.database import Database
-from tests.transitions.acts import begin
 from tidewheel.ids import JobId, RunId, job_id, run_id
 from tidewheel.runs import Cause, Overlap
 from tidewheel.transitions.claim import Started
@@ -37,7 +36,7 @@ def make(
 
 def holding(database: Database, *, key: str = "job") -> Started:
     """Return the attempt of a new active run."""
-    return begin(database, make(database, Overlap.SKIP, key=key))
+    return database.begin(make(database, Overlap.SKIP, key=key))
 
 
 def waiting(database: Database, job: UUID = JOB) -> bool | None:

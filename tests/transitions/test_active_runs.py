@@ -8,27 +8,8 @@ from uuid import UUID, uuid4
 import psycopg
 import pytest
 
+from tests.fixtures.acts import EXECUTOR, about, ending
 from tests.fixtures.database import Database
-from tests.transitions.acts import (
-    EXECUTOR,
-    about,
-    active_run_of,
-    apply_batch,
-    attempts,
-    begin,
-    claim,
-    completions,
-    end,
-    ending,
-    final_state,
-    job_runs,
-    open_run,
-    requested_claim,
-    requeue,
-    submit,
-    succeed,
-    trigger,
-)
 from tests.transitions.stepping import in_background, until_blocked
 from tidewheel.ids import job_id
 from tidewheel.runs import AttemptOutcome, Overlap, RunState
@@ -41,95 +22,94 @@ JOB = job_id("default", "job")
 @pytest.fixture
 def skipping(database: Database) -> Database:
     """A database with one job whose runs may not overlap."""
-    submit(database, overlap="skip")
+    database.submit(overlap="skip")
     return database
 
 
 def test_second_run_of_a_job_is_skipped_with_an_event(skipping: Database) -> None:
-    first, second = trigger(skipping), trigger(skipping)
-    begin(skipping, first)
-    refused = claim(skipping, second)
+    first, second = skipping.trigger(), skipping.trigger()
+    skipping.begin(first)
+    refused = skipping.claim(second)
     assert (refused.started, refused.overlaps.skipped) == ([], {second})
-    assert final_state(skipping, second) == ("skipped", "overlap")
-    assert attempts(skipping, second) == []
-    [event] = completions(skipping)
+    assert skipping.final_state(second) == ("skipped", "overlap")
+    assert skipping.attempts(second) == []
+    [event] = skipping.completions()
     assert (event.run_id, event.status, event.reason) == (str(second), "skipped", "overlap")
     assert (event.attempt, event.sequence, event.started_at, event.error) == (0, 1, None, None)
-    assert active_run_of(skipping, JOB) == first
+    assert skipping.active_run_of(JOB) == first
 
 
 def test_of_two_runs_of_a_job_in_one_claim_one_starts(skipping: Database) -> None:
-    runs = {trigger(skipping), trigger(skipping)}
-    done = claim(skipping, *runs)
+    runs = {skipping.trigger(), skipping.trigger()}
+    done = skipping.claim(*runs)
     assert len(done.started) == len(done.overlaps.skipped) == 1
     assert {done.started[0].run_id} | done.overlaps.skipped == runs
 
 
-def test_allow_all_starts_both_triggers_of_a_claim(database: Database) -> None:
-    submit(database)
-    replies = apply_batch(database, *({"type": "job.trigger", "key": "job"} for _ in range(2)))
+def test_allow_all_starts_both_triggers_of_a_claim(with_job: Database) -> None:
+    replies = with_job.apply_batch(*({"type": "job.trigger", "key": "job"} for _ in range(2)))
     runs = {UUID(reply.run_id) for reply in replies}
     assert len(runs) == 2
-    assert {started.run_id for started in claim(database, *runs).started} == runs
-    assert active_run_of(database, JOB) is None
+    assert {started.run_id for started in with_job.claim(*runs).started} == runs
+    assert with_job.active_run_of(JOB) is None
 
 
 def test_runs_of_different_jobs_do_not_wait_for_each_other(skipping: Database) -> None:
-    submit(skipping, "other", overlap="skip")
-    assert len(claim(skipping, trigger(skipping), trigger(skipping, "other")).started) == 2
+    skipping.submit("other", overlap="skip")
+    assert len(skipping.claim(skipping.trigger(), skipping.trigger("other")).started) == 2
 
 
 @pytest.mark.parametrize("state", [RunState.SUCCEEDED, RunState.FAILED, RunState.TIMED_OUT])
 def test_active_run_is_released_when_it_is_terminal(skipping: Database, state: RunState) -> None:
-    first = begin(skipping, trigger(skipping))
-    end(skipping, ending(first, state))
-    assert active_run_of(skipping, JOB) is None
-    assert len(claim(skipping, trigger(skipping)).started) == 1
+    first = skipping.begin(skipping.trigger())
+    skipping.end(ending(first, state))
+    assert skipping.active_run_of(JOB) is None
+    assert len(skipping.claim(skipping.trigger()).started) == 1
 
 
 @pytest.mark.parametrize("outcome", [AttemptOutcome.RELEASED, AttemptOutcome.SNOOZED, AttemptOutcome.FAILED])
 def test_requeued_run_stays_the_active_run(skipping: Database, outcome: AttemptOutcome) -> None:
-    first = begin(skipping, trigger(skipping))
-    requeue(skipping, first, outcome)
-    assert active_run_of(skipping, JOB) == first.run_id
-    second = trigger(skipping)
-    assert claim(skipping, second).overlaps.skipped == {second}
-    assert begin(skipping, first.run_id).attempt == 2
+    first = skipping.begin(skipping.trigger())
+    skipping.requeue(first, outcome)
+    assert skipping.active_run_of(JOB) == first.run_id
+    second = skipping.trigger()
+    assert skipping.claim(second).overlaps.skipped == {second}
+    assert skipping.begin(first.run_id).attempt == 2
 
 
 def test_skipped_run_does_not_release_the_active_run(skipping: Database) -> None:
-    first = begin(skipping, trigger(skipping))
-    claim(skipping, trigger(skipping))
-    assert active_run_of(skipping, JOB) == first.run_id
-    succeed(skipping, first)
-    assert active_run_of(skipping, JOB) is None
+    first = skipping.begin(skipping.trigger())
+    skipping.claim(skipping.trigger())
+    assert skipping.active_run_of(JOB) == first.run_id
+    skipping.succeed(first)
+    assert skipping.active_run_of(JOB) is None
 
 
 def test_cancelled_queued_run_does_not_release_the_active_run(skipping: Database) -> None:
-    first = begin(skipping, trigger(skipping))
-    apply_batch(skipping, {"type": "run.cancel", "run_id": str(trigger(skipping))})
-    assert active_run_of(skipping, JOB) == first.run_id
+    first = skipping.begin(skipping.trigger())
+    skipping.apply_batch({"type": "run.cancel", "run_id": str(skipping.trigger())})
+    assert skipping.active_run_of(JOB) == first.run_id
 
 
 def test_stale_active_run_is_released(skipping: Database) -> None:
     """A deleted run may leave its active run behind: it must not block the job for ever."""
     skipping.execute("INSERT INTO active_runs (job_id, tenant, run_id) VALUES (%s, 'default', %s)", [JOB, uuid4()])
-    run_id = trigger(skipping)
-    assert len(claim(skipping, run_id).started) == 1
-    assert active_run_of(skipping, JOB) == run_id
+    run_id = skipping.trigger()
+    assert len(skipping.claim(run_id).started) == 1
+    assert skipping.active_run_of(JOB) == run_id
 
 
 def test_one_of_two_runs_acquires_from_a_stale_active_run(skipping: Database) -> None:
     skipping.execute("INSERT INTO active_runs (job_id, tenant, run_id) VALUES (%s, 'default', %s)", [JOB, uuid4()])
-    done = claim(skipping, trigger(skipping), trigger(skipping))
+    done = skipping.claim(skipping.trigger(), skipping.trigger())
     assert len(done.started) == len(done.overlaps.skipped) == 1
-    assert active_run_of(skipping, JOB) == done.started[0].run_id
+    assert skipping.active_run_of(JOB) == done.started[0].run_id
 
 
 def test_claim_waits_for_a_concurrent_end_and_becomes_active(skipping: Database) -> None:
     """The claim waits for the row of an uncommitted release, and then acquires it."""
-    first = begin(skipping, trigger(skipping))
-    second = requested_claim(skipping, trigger(skipping))
+    first = skipping.begin(skipping.trigger())
+    second = skipping.requested_claim(skipping.trigger())
     closing, claiming = skipping.connection(), skipping.connection()
     ended = finish_runs(closing, skipping.installation, [ending(first, RunState.SUCCEEDED)])
     assert ended.states == {first.run_id: RunState.SUCCEEDED}
@@ -138,43 +118,41 @@ def test_claim_waits_for_a_concurrent_end_and_becomes_active(skipping: Database)
     closing.commit()
     assert len(waiting.result(30).started) == 1
     claiming.commit()
-    assert active_run_of(skipping, JOB) == second.run_id
+    assert skipping.active_run_of(JOB) == second.run_id
 
 
 def test_active_run_keeps_its_place_during_a_retry_delay(skipping: Database) -> None:
-    first = begin(skipping, trigger(skipping))
-    requeue(skipping, first, AttemptOutcome.FAILED, timedelta(hours=1))
-    assert open_run(skipping, first.run_id).state == "retrying"
-    late = trigger(skipping)
-    assert claim(skipping, late).overlaps.skipped == {late}
+    first = skipping.begin(skipping.trigger())
+    skipping.requeue(first, AttemptOutcome.FAILED, timedelta(hours=1))
+    assert skipping.open_run(first.run_id).state == "retrying"
+    late = skipping.trigger()
+    assert skipping.claim(late).overlaps.skipped == {late}
 
 
 @pytest.mark.slow
-def test_thousand_buffered_runs_of_one_job_follow_one_another_until_none_is_left(database: Database) -> None:
-    submit(database)
-    [started] = _claim_all(database, _triggered(database, "job", 1000, Overlap.BUFFER_ALL)).started
+def test_thousand_buffered_runs_of_one_job_follow_one_another_until_none_is_left(with_job: Database) -> None:
+    [started] = _claim_all(with_job, _triggered(with_job, "job", 1000, Overlap.BUFFER_ALL)).started
     order = list[UUID]()
     while True:
         order.append(started.run_id)
-        succeed(database, started)
-        active = active_run_of(database, JOB)
+        with_job.succeed(started)
+        active = with_job.active_run_of(JOB)
         if active is None:
             break
-        [started] = _claim_all(database, [Claim(active, 1, 1, "test/0/0@0")]).started
-    assert order == [run for (run,) in database.rows("SELECT run_id FROM runs ORDER BY scheduled_at, run_id")]
-    assert (len(order), job_runs(database)) == (1000, [])
+        [started] = _claim_all(with_job, [Claim(active, 1, 1, "test/0/0@0")]).started
+    assert order == [run for (run,) in with_job.rows("SELECT run_id FROM runs ORDER BY scheduled_at, run_id")]
+    assert (len(order), with_job.job_runs()) == (1000, [])
 
 
 def _triggered(database: Database, key: str, count: int, policy: Overlap) -> list[Claim]:
     """Trigger a job so many times; return the claims of its due runs."""
     asked = about("job.trigger", key, overlap=policy)
-    replies = [reply for _ in range(10) for reply in apply_batch(database, *[asked] * (count // 10))]
+    replies = [reply for _ in range(10) for reply in database.apply_batch(*[asked] * (count // 10))]
     return [Claim(UUID(reply.run_id), 1, 1, "test/0/0@0") for reply in replies]
 
 
 def _claim_all(database: Database, claims: Sequence[Claim]) -> Claimed:
-    with database.transaction() as connection:
-        return claim_runs(connection, database.installation, claims, executor_id=EXECUTOR)
+    return database.within(claim_runs, database.installation, claims, executor_id=EXECUTOR)
 
 
 @pytest.mark.parametrize("policy", [Overlap.SKIP, Overlap.BUFFER_ALL, Overlap.CANCEL_OTHER, Overlap.ALLOW_ALL])
@@ -182,7 +160,7 @@ def test_statements_and_locks_of_a_claim_do_not_grow_with_the_runs_of_its_job(
     database: Database, policy: Overlap
 ) -> None:
     for key in ("few", "many"):
-        submit(database, key)
+        database.submit(key)
     few, many = (_claim_counted(database, key, count, policy) for key, count in (("few", 10), ("many", 1000)))
     assert all(more <= less for more, less in zip(many, few, strict=True))
 

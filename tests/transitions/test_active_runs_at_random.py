@@ -17,7 +17,6 @@ import pytest
 from psycopg.rows import args_row, class_row
 
 from tests.fixtures.database import Database
-from tests.transitions.acts import job_runs, submit
 from tests.transitions.overlapping import make
 from tests.transitions.stepping import in_background
 from tidewheel.errors import Unavailable
@@ -210,7 +209,7 @@ def settle(actor: Actor) -> None:
     sweeping = ActiveRunRepair(actor.session, database.installation)
     for _ in range(1000):
         sweeping.step()
-        if not job_runs(database):
+        if not database.job_runs():
             return
         before = database.rows("SELECT run_id, attempt, state FROM job_runs")
         for act in (actor.claim, actor.end):
@@ -232,7 +231,7 @@ def test_concurrent_claims_and_ends_never_overlap_and_finish_every_run(
         # A cancel may hold an older run, which a promotion then skips.
         database.execute(IN_ORDER)
     for key in JOBS:
-        submit(database, key)
+        database.submit(key)
     policies = NEEDING if cancels else [*NEEDING, *WAITING]
     making = Making(database, policies, chance)
     chances = [random.Random(seed * 100 + number) for number in range(THREADS)]  # noqa: S311
@@ -256,7 +255,7 @@ def test_database_checks_of_the_random_test_detect_violations(fresh_database: Da
     """The checks of the test above: two started runs of a job, or a promotion out of order, are errors."""
     fresh_database.execute(ONE_UNDER_WAY)
     fresh_database.execute(IN_ORDER)
-    submit(fresh_database, "a")
+    fresh_database.submit("a")
     older, newer = (make(fresh_database, "buffer_all", key="a") for _ in range(2))
     fresh_database.execute("UPDATE job_runs SET state = 'buffered'")
     with pytest.raises(Exception, match="out of order"):

@@ -10,7 +10,6 @@ import pytest
 
 from tests.fixtures.database import ClockedDatabase, Database
 from tests.fixtures.services import until
-from tests.transitions.acts import apply_batch, claim, own_requests, requests, submit, succeed, trigger
 from tests.transitions.graphs import Chance, assert_nothing_left, change, changed, drain_some, end_some, play
 from tidewheel.errors import Refused
 from tidewheel.runs import RunState
@@ -23,7 +22,7 @@ ON = {name: {"key": "called", "payload": {"order": 7}} for name in _CALLED}
 
 
 def send(database: Database, kind: str, **fields: object) -> Reply:
-    [reply] = apply_batch(database, {"type": f"batch.{kind}", **fields})
+    [reply] = database.apply_batch({"type": f"batch.{kind}", **fields})
     return reply
 
 
@@ -40,7 +39,7 @@ def refused(reply: Reply) -> tuple[str, str]:
 
 def called(database: Database) -> list[tuple[str, object]]:
     """Return the triggers in the outbox, each with the name of its callback, and their payload."""
-    return [(one["request_id"].split("/")[2], one["payload"]) for one in own_requests(database)]
+    return [(one["request_id"].split("/")[2], one["payload"]) for one in database.own_requests()]
 
 
 def states(database: Database, batch: UUID) -> dict[str, str]:
@@ -56,14 +55,14 @@ def of(*refs: str, key: str = "job") -> list[dict[str, object]]:
 
 @pytest.fixture
 def jobs(database: Database) -> Database:
-    submit(database, overlap="allow_all")
-    submit(database, "called")
+    database.submit(overlap="allow_all")
+    database.submit("called")
     return database
 
 
 def test_a_batch_runs_each_job_once_and_calls_back_at_its_end(jobs: Database) -> None:
     batch = started(jobs, [{"ref": "a", "key": "job", "payload": {"n": 1}}, *of("b")], on=ON)
-    assert [one.payload for one in requests(jobs)] == [b'{"n":1}', None]
+    assert [one.payload for one in jobs.requests()] == [b'{"n":1}', None]
     play(jobs)
     assert states(jobs, batch) == {"a": "succeeded", "b": "succeeded"}
     facts = {"batch_id": str(batch), "total": 2, "succeeded": 2, "failed": 0, "first_failed_run_id": None}
@@ -73,7 +72,7 @@ def test_a_batch_runs_each_job_once_and_calls_back_at_its_end(jobs: Database) ->
 
 def test_the_first_failure_is_called_once_and_the_end_once(jobs: Database) -> None:
     """The figures of the design: 10,000 runs, 3 of which fail; here 1,000 for the time of a test."""
-    submit(jobs, "bad", overlap="allow_all", retry={"max_attempts": 1})
+    jobs.submit("bad", overlap="allow_all", retry={"max_attempts": 1})
     runs = [{"ref": str(n), "key": "bad" if n in {7, 300, 999} else "job"} for n in range(1000)]
     batch = started(jobs, runs, on=ON)
     play(jobs, lambda key: RunState.FAILED if key == "bad" else RunState.SUCCEEDED)
@@ -100,13 +99,13 @@ CHAIN[-1]["after"] = [CHAIN[-1]["after"]]
 
 
 def test_parents_and_conditions_decide_the_runs_of_a_batch(jobs: Database) -> None:
-    submit(jobs, "bad", overlap="allow_all", retry={"max_attempts": 1})
+    jobs.submit("bad", overlap="allow_all", retry={"max_attempts": 1})
     batch = started(jobs, CHAIN, on=ON)
     assert states(jobs, batch) == {"a": "queued", **dict.fromkeys("bcdef", "blocked")}
     play(jobs, lambda key: RunState.FAILED if key == "bad" else RunState.SUCCEEDED)
     ended = {"a": "succeeded", "b": "succeeded", "c": "failed", "d": "skipped", "e": "succeeded", "f": "succeeded"}
     assert states(jobs, batch) == ended
-    assert b'{"c":3}' in [one.payload for one in requests(jobs)]
+    assert b'{"c":3}' in [one.payload for one in jobs.requests()]
     assert [which for which, _ in called(jobs)] == ["failed", "finished"]
     assert_nothing_left(jobs)
 
@@ -114,7 +113,7 @@ def test_parents_and_conditions_decide_the_runs_of_a_batch(jobs: Database) -> No
 def test_random_batches_end_as_their_parents_say_under_rollbacks(jobs: Database) -> None:
     """Then a resume, in which no run fails, ends likewise."""
     draws = random.Random(5)  # noqa: S311 - a test's draws
-    submit(jobs, "bad", overlap="allow_all", retry={"max_attempts": 1})
+    jobs.submit("bad", overlap="allow_all", retry={"max_attempts": 1})
     runs: list[dict[str, object]] = []
     expected: dict[str, str] = {}
     meets = {"success": {"succeeded"}, "failure": {"failed"}, "always": {"succeeded", "failed", "skipped"}}
@@ -166,7 +165,7 @@ def test_random_batches_end_as_their_parents_say_under_rollbacks(jobs: Database)
 
 
 def test_a_run_starts_its_delay_after_the_end_of_its_parents(clocked: ClockedDatabase) -> None:
-    submit(clocked, overlap="allow_all")
+    clocked.submit(overlap="allow_all")
     clocked.stop_clock()
     batch = started(clocked, [*of("a"), {"ref": "b", "key": "job", "after": ["a"], "delay": "1h"}], open=True)
     clocked.advance(timedelta(minutes=7))
@@ -192,7 +191,7 @@ def test_resume_runs_the_failed_part_of_a_batch_again(jobs: Database) -> None:
 
     Runs that succeeded stay, also those of a `failure` branch.
     """
-    submit(jobs, "bad", overlap="allow_all", retry={"max_attempts": 1})
+    jobs.submit("bad", overlap="allow_all", retry={"max_attempts": 1})
     batch = started(jobs, CHAIN, on=ON)
 
     def fail_bad(key: str) -> RunState:
@@ -216,7 +215,7 @@ def test_resume_runs_the_failed_part_of_a_batch_again(jobs: Database) -> None:
     play(jobs)
     assert set(states(jobs, batch).values()) == {"succeeded"}
     assert {ref for ref in first if first[ref] != latest[ref]} == {"c", "d"}
-    assert [one.payload for one in requests(jobs)].count(b'{"c":3}') == 3
+    assert [one.payload for one in jobs.requests()].count(b'{"c":3}') == 3
     calls = called(jobs)
     assert [which for which, _ in calls] == ["failed", "finished"] * 2 + ["succeeded", "finished"]
     failures = [cast("dict[str, object]", facts)["first_failed_run_id"] for _, facts in calls]
@@ -230,7 +229,7 @@ def test_resume_runs_the_failed_part_of_a_batch_again(jobs: Database) -> None:
 
 
 def test_resume_of_a_cancelled_batch_and_what_it_refuses(jobs: Database, monkeypatch: pytest.MonkeyPatch) -> None:
-    submit(jobs, "gone", overlap="allow_all", payload="first")
+    jobs.submit("gone", overlap="allow_all", payload="first")
     runs = [*of("a"), {"ref": "b", "key": "gone", "after": ["a"], "payload": 7}, *of("c", key="gone")]
     batch = started(jobs, runs, on=ON, open=True)
     assert changed(jobs, "cancel", batch)
@@ -238,9 +237,9 @@ def test_resume_of_a_cancelled_batch_and_what_it_refuses(jobs: Database, monkeyp
     PendingCancels(jobs.session(), jobs.installation).step()
     play(jobs)
     assert set(states(jobs, batch).values()) == {"cancelled"}
-    apply_batch(jobs, {"type": "job.delete", "key": "gone"})
+    jobs.apply_batch({"type": "job.delete", "key": "gone"})
     assert refused(change(jobs, "resume", batch)) == ("run_id", "the job of its run 'c' is deleted")
-    submit(jobs, "gone", overlap="allow_all", payload="second")
+    jobs.submit("gone", overlap="allow_all", payload="second")
     for limit, problem in (("MAX_RUNS", "3 runs would run again"), ("_MAX_READ", "the batch has 3 runs")):
         monkeypatch.setattr(f"tidewheel.transitions.batch_resume.{limit}", 2)
         path, text = refused(change(jobs, "resume", batch))
@@ -249,7 +248,7 @@ def test_resume_of_a_cancelled_batch_and_what_it_refuses(jobs: Database, monkeyp
     assert changed(jobs, "resume", batch)
     play(jobs)
     assert set(states(jobs, batch).values()) == {"succeeded"}, "it ends though it was open: the cancel has closed it"
-    payloads = [one.payload for one in requests(jobs)]
+    payloads = [one.payload for one in jobs.requests()]
     assert (payloads.count(b"7"), payloads.count(b'"first"')) == (1, 1), "those of the versions that they ran with"
     assert [which for which, _ in called(jobs)] == ["finished", "succeeded", "finished"]
     assert_nothing_left(jobs)
@@ -258,7 +257,7 @@ def test_resume_of_a_cancelled_batch_and_what_it_refuses(jobs: Database, monkeyp
 
 
 def test_runs_of_an_ordered_job_start_one_after_another(jobs: Database) -> None:
-    submit(jobs, "line", ordering_key="k")
+    jobs.submit("line", ordering_key="k")
     batch = started(jobs, of("a", "b", key="line"))
     assert states(jobs, batch) == {"a": "queued", "b": "buffered"}
     play(jobs)
@@ -282,7 +281,7 @@ def test_what_a_batch_refuses(jobs: Database) -> None:
     batch = started(jobs, of("a"))
     assert refused(send(jobs, "add", batch_id=str(batch), runs=of("b"))) == ("from_run_id", "the batch is closed")
     assert refused(send(jobs, "add", batch_id=str(UUID(int=7)), runs=of("b")))[0] == "batch_id"
-    outside = trigger(jobs)
+    outside = jobs.trigger()
     again = send(jobs, "add", batch_id=str(batch), from_run_id=str(outside), runs=of("b"))
     assert refused(again)[0] == "from_run_id"
     play(jobs)
@@ -298,11 +297,11 @@ def test_a_run_adds_runs_until_its_end_is_drained(jobs: Database) -> None:
     batch = started(jobs, of("a", "b"), on=ON)
     [(first,)] = jobs.rows("SELECT run_id FROM batch_runs WHERE ref = 'a'")
     [(second,)] = jobs.rows("SELECT run_id FROM batch_runs WHERE ref = 'b'")
-    [one] = claim(jobs, second).started
-    succeed(jobs, one)
+    [one] = jobs.claim(second).started
+    jobs.succeed(one)
     drain_some(jobs, Chance(random.Random(0)))  # noqa: S311 - no draw
-    [one] = claim(jobs, first).started
-    succeed(jobs, one)  # its end is stored, not drained
+    [one] = jobs.claim(first).started
+    jobs.succeed(one)  # its end is stored, not drained
     about = {"batch_id": str(batch), "from_run_id": str(first)}
     runs = [
         {"ref": "c", "key": "job", "after": ["a", "b"]},
@@ -353,10 +352,10 @@ def test_a_closed_batch_ends_with_its_last_run(jobs: Database) -> None:
 
 
 def test_jobs_that_are_deleted_meanwhile_cancel_their_runs(jobs: Database) -> None:
-    submit(jobs, "gone", overlap="allow_all")
+    jobs.submit("gone", overlap="allow_all")
     runs = [*of("a"), {"ref": "b", "key": "gone", "after": ["a"]}, {"ref": "c", "key": "job", "after": ["b"]}]
     batch = started(jobs, [*runs, *of("d", key="gone")], on=ON)
-    apply_batch(jobs, {"type": "job.delete", "key": "gone"}, {"type": "job.delete", "key": "called"})
+    jobs.apply_batch({"type": "job.delete", "key": "gone"}, {"type": "job.delete", "key": "called"})
     play(jobs)
     assert states(jobs, batch) == {"a": "succeeded", "b": "cancelled", "c": "skipped", "d": "cancelled"}
     assert [which for which, _ in called(jobs)] == ["finished"]
@@ -367,7 +366,7 @@ def test_jobs_that_are_deleted_meanwhile_cancel_their_runs(jobs: Database) -> No
 def test_cancel_ends_an_open_batch(jobs: Database) -> None:
     batch = started(jobs, of("a"), on=ON, open=True)
     play(jobs)
-    [reply] = apply_batch(jobs, {"type": "workflow.cancel", "run_id": str(batch)})
+    [reply] = jobs.apply_batch({"type": "workflow.cancel", "run_id": str(batch)})
     assert reply.status is ReplyStatus.ACCEPTED
     assert [which for which, _ in called(jobs)] == ["finished"]
     assert jobs.rows("SELECT state FROM workflows") == [("cancelled",)]
@@ -381,7 +380,7 @@ def test_a_repeated_submit_is_one_batch(jobs: Database) -> None:
 
 
 def test_a_batch_of_a_root_runs_no_graph(jobs: Database) -> None:
-    submit(jobs, "child", schedule={"after": ["job"]})
+    jobs.submit("child", schedule={"after": ["job"]})
     batch = started(jobs, of("a"))
     play(jobs)
     assert states(jobs, batch) == {"a": "succeeded"}
@@ -390,7 +389,7 @@ def test_a_batch_of_a_root_runs_no_graph(jobs: Database) -> None:
 
 
 def test_handler_of_a_batch_reads_its_parents_by_ref(jobs: Database) -> None:
-    submit(jobs, "bad", overlap="allow_all", retry={"max_attempts": 1})
+    jobs.submit("bad", overlap="allow_all", retry={"max_attempts": 1})
     batch = started(jobs, CHAIN)
     runs = dict(jobs.rows("SELECT ref, run_id FROM batch_runs WHERE batch_id = %s", [batch]))
 
@@ -405,5 +404,5 @@ def test_handler_of_a_batch_reads_its_parents_by_ref(jobs: Database) -> None:
     assert parents(runs["e"]) == both
     assert parents(runs["e"], "c") == both[1:]
     assert parents(runs["e"], "z") == []
-    [reply] = apply_batch(jobs, {"type": "run.retry", "run_id": str(runs["c"])})
+    [reply] = jobs.apply_batch({"type": "run.retry", "run_id": str(runs["c"])})
     assert parents(UUID(reply.run_id)) == [("a", "success", "succeeded", runs["a"])], "a retry has those of its run"

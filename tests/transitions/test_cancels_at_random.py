@@ -13,7 +13,6 @@ from uuid import UUID, uuid4
 import pytest
 
 from tests.fixtures.database import Database
-from tests.transitions.acts import apply_batch_within, job_runs, submit
 from tests.transitions.overlapping import make
 from tests.transitions.stepping import in_background
 from tidewheel.clock import monotonic_seconds
@@ -132,7 +131,7 @@ class Actor:
         if not found:
             return
         run = self.chance.choice(found)
-        [reply] = apply_batch_within(connection, self.database, {"type": "run.cancel", "run_id": str(run)})
+        [reply] = self.database.apply_batch_within(connection, {"type": "run.cancel", "run_id": str(run)})
         noted.answers.append((run, RunState(reply.run_status or "")))
 
     def cancel_all(self, connection: Conn, noted: Seen) -> None:
@@ -140,7 +139,7 @@ class Actor:
             return
         key = self.chance.choice(list(JOBS))
         found = connection.execute("SELECT run_id FROM runs WHERE job_id = %s", [job_id("default", key)]).fetchall()
-        apply_batch_within(connection, self.database, {"type": "runs.cancel", "key": key})
+        self.database.apply_batch_within(connection, {"type": "runs.cancel", "key": key})
         noted.acknowledged.append(Acknowledged(frozenset(run for (run,) in found if isinstance(run, UUID)), 0.0))
 
     def in_hand(self, connection: Conn) -> list[tuple[UUID, int]]:
@@ -155,7 +154,7 @@ def settle(actor: Actor, actors: list[Actor]) -> None:
     cancelling = BulkCancel(database.session(), database.installation)
     turns = ActiveRunRepair(database.session(), database.installation)
     for _ in range(2000):
-        if not job_runs(database) and not database.rows("SELECT 1 FROM cancellations WHERE finished_at IS NULL"):
+        if not database.job_runs() and not database.rows("SELECT 1 FROM cancellations WHERE finished_at IS NULL"):
             return
         cancelling.step()
         turns.step()
@@ -164,7 +163,7 @@ def settle(actor: Actor, actors: list[Actor]) -> None:
                 each.end(connection, Seen())
         with actor.session.transaction() as connection:
             actor.claim(connection, actor.seen)
-    message = f"left open: {job_runs(database)}"
+    message = f"left open: {database.job_runs()}"
     raise AssertionError(message)
 
 
@@ -190,7 +189,7 @@ def complaints(final: dict[UUID, RunState], seen: list[Seen]) -> list[str]:
 def test_every_cancel_reply_is_true_and_no_matching_run_starts_after_it(fresh_database: Database, seed: int) -> None:
     database = fresh_database
     for key, overlap in JOBS.items():
-        submit(database, key, overlap=overlap)
+        database.submit(key, overlap=overlap)
     runs = [make(database, overlap, key=key) for _ in range(40) for key, overlap in JOBS.items()]
     chances = [random.Random(seed * 100 + number) for number in range(THREADS)]  # noqa: S311 - to be repeated
     actors = [Actor(database, database.session(), each) for each in chances]

@@ -8,27 +8,8 @@ from uuid import UUID, uuid4
 import pytest
 from psycopg import sql
 
+from tests.fixtures.acts import EXECUTOR, ending
 from tests.fixtures.database import ClockedDatabase, Database
-from tests.transitions.acts import (
-    EXECUTOR,
-    apply_batch,
-    attempts,
-    begin,
-    begun,
-    claim,
-    completions,
-    dead_letters,
-    end,
-    ending,
-    final_state,
-    job_runs,
-    open_run,
-    requests,
-    requeue,
-    submit,
-    succeed,
-    trigger,
-)
 from tidewheel.ids import event_id
 from tidewheel.postgres import partitions
 from tidewheel.postgres.partitions import day_of
@@ -41,51 +22,39 @@ from tidewheel.transitions.finished import RunEnd
 
 
 def test_success_writes_outcome_attempt_result_and_event(database: Database) -> None:
-    job = submit(database, labels={"team": "billing"})
-    started = begun(database)
-    done = end(database, ending(started, RunState.SUCCEEDED, result=b'{"sent":2}', output=b"hello\n"))
+    job = database.submit(labels={"team": "billing"})
+    started = database.begun()
+    done = database.end(ending(started, RunState.SUCCEEDED, result=b'{"sent":2}', output=b"hello\n"))
     assert done.states == {started.run_id: RunState.SUCCEEDED}
     assert (done.busy, done.superseded) == (set(), set())
-    assert job_runs(database) == []
+    assert database.job_runs() == []
     [row] = database.rows("SELECT state, attempt, started_at, reason, error_type, finished_at FROM runs")
     assert row[:5] == ("succeeded", 1, started.started_at, None, None)
-    assert attempts(database, started.run_id) == [(1, "succeeded")]
+    assert database.attempts(started.run_id) == [(1, "succeeded")]
+    found = database.rows("SELECT executor_id, started_at, claimed_from, finished_at >= started_at FROM ended_attempts")
+    assert found == [(EXECUTOR, started.started_at, "test/0/0@0", True)]
     assert database.rows("SELECT result, trace, output FROM attempt_outputs") == [(b'{"sent":2}', None, b"hello\n")]
-    [event] = completions(database)
+    [event] = database.completions()
     assert (event.run_id, event.job_id, event.job_key) == (str(started.run_id), job.job_id, "job")
     assert (event.status, event.result, event.attempt, event.max_attempts) == ("succeeded", b'{"sent":2}', 1, 4)
     assert (event.executor_id, event.started_at) == (str(EXECUTOR), started.started_at)
     assert (event.finished_at, event.labels) == (row[5], {"team": "billing"})
-    assert dead_letters(database) == []
-
-
-def test_attempt_row_names_executor_times_and_message(database: Database) -> None:
-    submit(database)
-    started = begun(database)
-    succeed(database, started)
-    [row] = database.rows("SELECT executor_id, started_at, claimed_from, finished_at >= started_at FROM ended_attempts")
-    assert row == (EXECUTOR, started.started_at, "test/0/0@0", True)
-
-
-def test_attempt_without_output_has_no_output_row(database: Database) -> None:
-    submit(database)
-    succeed(database, begun(database))
-    assert database.count("attempt_outputs") == 0
+    assert database.dead_letters() == []
 
 
 @pytest.mark.parametrize("state", [RunState.FAILED, RunState.TIMED_OUT])
 def test_failed_run_becomes_a_dead_letter_in_table_and_topic(database: Database, state: RunState) -> None:
-    submit(database, retry={"max_attempts": 2}, payload={"to": "a@example.org"})
-    started = begun(database)
-    requeue(database, started, AttemptOutcome.FAILED)
-    last = begin(database, started.run_id)
+    database.submit(retry={"max_attempts": 2}, payload={"to": "a@example.org"})
+    started = database.begun()
+    database.requeue(started, AttemptOutcome.FAILED)
+    last = database.begin(started.run_id)
     told: dict[str, Any] = {"reason": "why", "error_type": "ValueError", "error_message": "no such address"}
     told["trace"] = "Traceback: …"
-    end(database, ending(last, state, **told, output=b"out"))
+    database.end(ending(last, state, **told, output=b"out"))
     assert database.rows("SELECT kind, run_id, reason FROM dead_letters") == [("run", last.run_id, "no such address")]
     [kept] = database.rows("SELECT run_id, state, attempt, error_type, error_message FROM failed_runs")
     assert kept == (last.run_id, state, 2, "ValueError", "no such address")
-    [letter] = dead_letters(database)
+    [letter] = database.dead_letters()
     assert (letter.run_id, letter.status, letter.attempt) == (str(last.run_id), state, 2)
     assert (letter.payload, letter.payload_content_type) == (b'{"to":"a@example.org"}', "application/json")
     assert letter.error is not None
@@ -93,50 +62,34 @@ def test_failed_run_becomes_a_dead_letter_in_table_and_topic(database: Database,
     first, second = letter.attempts
     assert (first.attempt, first.outcome, first.error_message, first.trace) == (1, "failed", None, None)
     assert (second.attempt, second.outcome, second.trace, second.output) == (2, state, "Traceback: …", b"out")
-    [event] = completions(database)
+    [event] = database.completions()
     assert event.error == letter.error
-    assert final_state(database, last.run_id) == (state, "why")
+    assert database.final_state(last.run_id) == (state, "why")
 
 
-def test_dead_letter_header_names_the_kind_run(database: Database) -> None:
-    submit(database)
-    started = begun(database)
-    end(database, ending(started, RunState.FAILED, error_type="ValueError"))
-    topic = database.installation.topics.dead_letters
-    [(headers, key)] = database.rows("SELECT headers, key FROM outbox WHERE topic = %s", [topic])
+def test_dead_letter_header_names_the_kind_run(with_job: Database) -> None:
+    started = with_job.begun()
+    with_job.end(ending(started, RunState.FAILED, error_type="ValueError"))
+    topic = with_job.installation.topics.dead_letters
+    [(headers, key)] = with_job.rows("SELECT headers, key FROM outbox WHERE topic = %s", [topic])
     assert headers == [b"tidewheel-dlq-kind", b"run", b"content-type", b"application/avro"]
-    assert key == completions(database)[0].job_id.encode()
+    assert key == with_job.completions()[0].job_id.encode()
 
 
 @pytest.mark.parametrize("state", [RunState.SUCCEEDED, RunState.CANCELLED])
-def test_other_ends_create_no_dead_letter(database: Database, state: RunState) -> None:
-    submit(database)
-    run_id = trigger(database)
-    attempt = begin(database, run_id).attempt if state is RunState.SUCCEEDED else 0
-    end(database, RunEnd(run_id, attempt, state, EXECUTOR if attempt else None))
-    assert (database.count("dead_letters"), database.count("failed_runs"), dead_letters(database)) == (0, 0, [])
+def test_other_ends_create_no_dead_letter(with_job: Database, state: RunState) -> None:
+    run_id = with_job.trigger()
+    attempt = with_job.begin(run_id).attempt if state is RunState.SUCCEEDED else 0
+    with_job.end(RunEnd(run_id, attempt, state, EXECUTOR if attempt else None))
+    assert (with_job.count("dead_letters"), with_job.count("failed_runs"), with_job.dead_letters()) == (0, 0, [])
 
 
-def test_locked_run_is_busy_and_ends_on_retry(database: Database) -> None:
-    submit(database)
-    started = begun(database)
-    wanted = ending(started, RunState.SUCCEEDED)
-    holding = database.connection()
-    holding.execute("SELECT FROM job_runs WHERE run_id = %s FOR UPDATE", [started.run_id])
-    refused = end(database, wanted)
-    assert (refused.states, refused.busy, refused.superseded) == ({}, {started.run_id}, set())
-    assert completions(database) == []
-    holding.rollback()
-    assert end(database, wanted).states == {started.run_id: RunState.SUCCEEDED}
-
-
-def test_attempt_outcome_may_differ_from_the_runs_state(database: Database) -> None:
-    submit(database)
-    lost, cancelled = begun(database), begun(database)
-    apply_batch(database, {"type": "run.cancel", "run_id": str(cancelled.run_id)})
-    end(database, *(ending(one, RunState.FAILED, outcome=AttemptOutcome.LOST) for one in (lost, cancelled)))
-    assert (final_state(database, lost.run_id)[0], attempts(database, lost.run_id)) == ("failed", [(1, "lost")])
-    assert attempts(database, cancelled.run_id) == [(1, "cancelled")]
+def test_attempt_outcome_may_differ_from_the_runs_state(with_job: Database) -> None:
+    lost, cancelled = with_job.begun(), with_job.begun()
+    with_job.apply_batch({"type": "run.cancel", "run_id": str(cancelled.run_id)})
+    with_job.end(*(ending(one, RunState.FAILED, outcome=AttemptOutcome.LOST) for one in (lost, cancelled)))
+    assert (with_job.final_state(lost.run_id)[0], with_job.attempts(lost.run_id)) == ("failed", [(1, "lost")])
+    assert with_job.attempts(cancelled.run_id) == [(1, "cancelled")]
 
 
 @pytest.mark.parametrize(
@@ -152,99 +105,87 @@ def test_attempt_outcome_may_differ_from_the_runs_state(database: Database) -> N
 def test_dead_letter_holds_the_payload_if_there_is_one(
     database: Database, job: dict[str, Any], run: dict[str, Any], told: tuple[bytes | None, str | None]
 ) -> None:
-    submit(database, **job)
-    end(database, ending(begun(database, **run), RunState.FAILED, error_type="ValueError"))
-    [letter] = dead_letters(database)
+    database.submit(**job)
+    database.end(ending(database.begun(**run), RunState.FAILED, error_type="ValueError"))
+    [letter] = database.dead_letters()
     assert (letter.payload, letter.payload_content_type) == told
-    [request, *_] = requests(database)
+    [request, *_] = database.requests()
     assert (request.payload, request.payload_content_type) == (told if run else (None, None))
 
 
-def test_dead_letter_holds_the_newest_hundred_attempts(database: Database) -> None:
-    submit(database)
-    run_id = trigger(database)
+def test_dead_letter_holds_the_newest_hundred_attempts(with_job: Database) -> None:
+    run_id = with_job.trigger()
     for _ in range(101):
-        requeue(database, begin(database, run_id), AttemptOutcome.LOST)
-    end(database, ending(begin(database, run_id), RunState.FAILED, error_type="ValueError"))
-    [letter] = dead_letters(database)
+        with_job.requeue(with_job.begin(run_id), AttemptOutcome.LOST)
+    with_job.end(ending(with_job.begin(run_id), RunState.FAILED, error_type="ValueError"))
+    [letter] = with_job.dead_letters()
     assert [attempt.attempt for attempt in letter.attempts] == list(range(3, 103))
 
 
-def test_zombie_report_is_superseded_and_changes_nothing(database: Database) -> None:
-    submit(database)
-    zombie = begun(database)
-    requeue(database, zombie, AttemptOutcome.LOST)
-    current = begin(database, zombie.run_id)
-    refused = end(database, ending(zombie, RunState.SUCCEEDED, result=b"1"))
+def test_zombie_report_is_superseded_and_changes_nothing(with_job: Database) -> None:
+    zombie = with_job.begun()
+    with_job.requeue(zombie, AttemptOutcome.LOST)
+    current = with_job.begin(zombie.run_id)
+    refused = with_job.end(ending(zombie, RunState.SUCCEEDED, result=b"1"))
     assert (refused.states, refused.busy, refused.superseded) == ({}, set(), {zombie.run_id})
-    assert open_run(database, zombie.run_id).attempt == current.attempt == 2
-    assert completions(database) == []
-    assert attempts(database, zombie.run_id) == [(1, "lost")]
+    assert with_job.open_run(zombie.run_id).attempt == current.attempt == 2
+    assert with_job.completions() == []
+    assert with_job.attempts(zombie.run_id) == [(1, "lost")]
 
 
 @pytest.mark.parametrize("outcome", [AttemptOutcome.LOST, AttemptOutcome.RELEASED, AttemptOutcome.SNOOZED])
-def test_requeued_run_is_not_ended_by_its_old_executor(database: Database, outcome: AttemptOutcome) -> None:
+def test_requeued_run_is_not_ended_by_its_old_executor(with_job: Database, outcome: AttemptOutcome) -> None:
     """The attempt number alone is no fence: the old executor reports before the next claim."""
-    submit(database)
-    zombie = begun(database)
-    requeue(database, zombie, outcome)
-    before = open_run(database, zombie.run_id)
-    assert end(database, ending(zombie, RunState.TIMED_OUT)).superseded == {zombie.run_id}
-    assert requeue(database, zombie, AttemptOutcome.FAILED).runs == {}
-    assert open_run(database, zombie.run_id) == before
+    zombie = with_job.begun()
+    with_job.requeue(zombie, outcome)
+    before = with_job.open_run(zombie.run_id)
+    assert with_job.end(ending(zombie, RunState.TIMED_OUT)).superseded == {zombie.run_id}
+    assert with_job.requeue(zombie, AttemptOutcome.FAILED).runs == {}
+    assert with_job.open_run(zombie.run_id) == before
 
 
-def test_attempt_of_another_executor_is_not_ended(database: Database) -> None:
-    submit(database)
-    started = begun(database)
-    assert end(database, ending(started, RunState.SUCCEEDED, executor_id=uuid4())).superseded == {started.run_id}
-    assert end(database, RunEnd(started.run_id, 1, RunState.SUCCEEDED)).superseded == {started.run_id}
-    assert open_run(database, started.run_id).state == "running"
+def test_attempt_of_another_executor_is_not_ended(with_job: Database) -> None:
+    started = with_job.begun()
+    assert with_job.end(ending(started, RunState.SUCCEEDED, executor_id=uuid4())).superseded == {started.run_id}
+    assert with_job.end(RunEnd(started.run_id, 1, RunState.SUCCEEDED)).superseded == {started.run_id}
+    assert with_job.open_run(started.run_id).state == "running"
 
 
-def test_repeated_end_is_superseded(database: Database) -> None:
-    submit(database)
-    started = begun(database)
-    succeed(database, started)
-    again = succeed(database, started)
-    assert (again.states, again.superseded) == ({}, {started.run_id})
-    assert len(completions(database)) == 1
-
-
-def test_batch_reports_ended_busy_and_superseded_runs(database: Database) -> None:
-    submit(database)
-    good, locked, gone = begun(database), begun(database), begun(database)
-    succeed(database, gone)
-    holding = database.connection()
+def test_batch_reports_ended_busy_and_superseded_runs(with_job: Database) -> None:
+    good, locked, gone = with_job.begun(), with_job.begun(), with_job.begun()
+    with_job.succeed(gone)
+    holding = with_job.connection()
     holding.execute("SELECT FROM job_runs WHERE run_id = %s FOR UPDATE", [locked.run_id])
-    done = end(database, *(ending(one, RunState.SUCCEEDED) for one in (good, locked, gone)))
+    done = with_job.end(*(ending(one, RunState.SUCCEEDED) for one in (good, locked, gone)))
     holding.rollback()
     assert done.states == {good.run_id: RunState.SUCCEEDED}
     assert (done.busy, done.superseded) == ({locked.run_id}, {gone.run_id})
+    assert len(with_job.completions()) == 2
+    assert with_job.succeed(locked).states == {locked.run_id: RunState.SUCCEEDED}
+    assert with_job.count("attempt_outputs") == 0
 
 
 @pytest.mark.parametrize("wanted", [RunState.SUCCEEDED, RunState.FAILED, RunState.TIMED_OUT, RunState.CANCELLED])
 def test_cancelling_run_can_only_become_cancelled(database: Database, wanted: RunState) -> None:
-    submit(database, overlap="skip")
-    started = begun(database)
-    apply_batch(database, {"type": "run.cancel", "run_id": str(started.run_id)})
-    assert open_run(database, started.run_id).state == "cancelling"
+    database.submit(overlap="skip")
+    started = database.begun()
+    database.apply_batch({"type": "run.cancel", "run_id": str(started.run_id)})
+    assert database.open_run(started.run_id).state == "cancelling"
     assert database.count("signals") == 1
-    done = end(database, ending(started, wanted, result=b"1"))
+    done = database.end(ending(started, wanted, result=b"1"))
     assert done.states == {started.run_id: RunState.CANCELLED}
-    assert attempts(database, started.run_id) == [(1, "cancelled")]
-    [event] = completions(database)
+    assert database.attempts(started.run_id) == [(1, "cancelled")]
+    [event] = database.completions()
     assert (event.status, event.result, event.error) == ("cancelled", None, None)
-    assert (database.count("signals"), database.count("active_runs"), dead_letters(database)) == (0, 0, [])
+    assert (database.count("signals"), database.count("active_runs"), database.dead_letters()) == (0, 0, [])
 
 
-def test_end_between_attempts_writes_no_attempt(database: Database) -> None:
-    submit(database)
-    started = begun(database)
-    requeue(database, started, AttemptOutcome.FAILED, timedelta(hours=1))
-    end(database, RunEnd(started.run_id, 1, RunState.CANCELLED, reason="asked"))
-    assert attempts(database, started.run_id) == [(1, "failed")]
-    [event] = completions(database)
+def test_end_between_attempts_writes_no_attempt(with_job: Database) -> None:
+    started = with_job.begun()
+    with_job.requeue(started, AttemptOutcome.FAILED, timedelta(hours=1))
+    with_job.end(RunEnd(started.run_id, 1, RunState.CANCELLED, reason="asked"))
+    assert with_job.attempts(started.run_id) == [(1, "failed")]
+    [event] = with_job.completions()
     assert (event.attempt, event.sequence, event.started_at) == (1, 3, None)
 
 
@@ -252,121 +193,114 @@ def test_end_between_attempts_writes_no_attempt(database: Database) -> None:
     ("attempt", "state", "sequence"), [(0, RunState.CANCELLED, 1), (1, RunState.SUCCEEDED, 2), (2, RunState.FAILED, 4)]
 )
 def test_sequence_and_event_id_are_derived_from_the_run(
-    database: Database, attempt: int, state: RunState, sequence: int
+    with_job: Database, attempt: int, state: RunState, sequence: int
 ) -> None:
-    submit(database)
-    run_id = trigger(database)
+    run_id = with_job.trigger()
     for number in range(1, attempt + 1):
-        started = begin(database, run_id)
+        started = with_job.begin(run_id)
         if number < attempt:
-            requeue(database, started, AttemptOutcome.LOST)
+            with_job.requeue(started, AttemptOutcome.LOST)
     hands = EXECUTOR if attempt else None
-    end(database, RunEnd(run_id, attempt, state, hands, error_type="ValueError"))
-    [event] = completions(database)
+    with_job.end(RunEnd(run_id, attempt, state, hands, error_type="ValueError"))
+    [event] = with_job.completions()
     assert event.sequence == sequence
     assert event.event_id == str(event_id(run_id, state, sequence))
 
 
-def test_repeated_event_after_a_rollback_has_the_same_id(database: Database) -> None:
-    submit(database)
-    started = begun(database)
+def test_repeated_event_after_a_rollback_has_the_same_id(with_job: Database) -> None:
+    started = with_job.begun()
     wanted = ending(started, RunState.SUCCEEDED)
-    lost = database.connection()
-    finish_runs(lost, database.installation, [wanted])
-    ids = lost.execute("SELECT value FROM outbox WHERE topic = %s", [database.installation.topics.completions])
+    lost = with_job.connection()
+    finish_runs(lost, with_job.installation, [wanted])
+    ids = lost.execute("SELECT value FROM outbox WHERE topic = %s", [with_job.installation.topics.completions])
     [(first,)] = ids.fetchall()
     lost.rollback()
-    end(database, wanted)
-    [event] = completions(database)
+    with_job.end(wanted)
+    [event] = with_job.completions()
     assert isinstance(first, bytes)
     assert event.event_id == decode(first, RunCompleted).event_id
 
 
-def test_given_message_is_not_built_again(database: Database) -> None:
+def test_given_message_is_not_built_again(with_job: Database) -> None:
     """An executor still has the message it ran: what it hands over is what the event is made of."""
-    submit(database)
-    run_id = trigger(database, labels={"from": "table"})
-    started = begin(database, run_id)
-    at_hand = replace(requests(database)[0], labels={"from": "hand"})
-    end(database, ending(started, RunState.SUCCEEDED, request=at_hand))
-    assert completions(database)[0].labels == {"from": "hand"}
+    run_id = with_job.trigger(labels={"from": "table"})
+    started = with_job.begin(run_id)
+    at_hand = replace(with_job.requests()[0], labels={"from": "hand"})
+    with_job.end(ending(started, RunState.SUCCEEDED, request=at_hand))
+    assert with_job.completions()[0].labels == {"from": "hand"}
 
 
 def test_run_labels_override_job_labels(database: Database) -> None:
-    submit(database, labels={"team": "billing", "tier": "1"})
-    succeed(database, begun(database, labels={"tier": "2"}))
-    assert completions(database)[0].labels == {"team": "billing", "tier": "2"}
+    database.submit(labels={"team": "billing", "tier": "1"})
+    database.succeed(database.begun(labels={"tier": "2"}))
+    assert database.completions()[0].labels == {"team": "billing", "tier": "2"}
 
 
-def test_end_recreates_a_dropped_partition(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
-    submit(database)
-    started = begun(database)
+def test_end_recreates_a_dropped_partition(with_job: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    started = with_job.begun()
     day = day_of(started.started_at)
     for table in ("attempts", "attempt_outputs"):
-        database.execute(sql.SQL("DROP TABLE {}").format(sql.Identifier(f"{table}_{day:%Y%m%d}")))
+        with_job.execute(sql.SQL("DROP TABLE {}").format(sql.Identifier(f"{table}_{day:%Y%m%d}")))
     monkeypatch.setattr(partitions, "_known", set[object]())
-    end(database, ending(started, RunState.SUCCEEDED, result=b"1"))
-    assert attempts(database, started.run_id) == [(1, "succeeded")]
-    assert database.rows("SELECT result FROM attempt_outputs") == [(b"1",)]
+    with_job.end(ending(started, RunState.SUCCEEDED, result=b"1"))
+    assert with_job.attempts(started.run_id) == [(1, "succeeded")]
+    assert with_job.rows("SELECT result FROM attempt_outputs") == [(b"1",)]
 
 
 def test_inputs_of_a_run_that_was_open_for_long_move_with_its_end(clocked: ClockedDatabase) -> None:
     """They last as long as the row of the finished run, from which a retry takes them."""
     created_at = clocked.stop_clock()
-    submit(clocked)
-    kept, moved = trigger(clocked, payload="kept", delay="30h"), trigger(clocked, payload="moved")
+    clocked.submit()
+    kept, moved = clocked.trigger(payload="kept", delay="30h"), clocked.trigger(payload="moved")
     clocked.advance(timedelta(hours=30))
-    late = trigger(clocked, payload="late")
+    late = clocked.trigger(payload="late")
     ended_at = clocked.advance(timedelta(seconds=1))
-    runs = claim(clocked, moved, late).started
-    end(clocked, *(ending(started, RunState.FAILED, error_type="ValueError") for started in runs))
+    runs = clocked.claim(moved, late).started
+    clocked.end(*(ending(started, RunState.FAILED, error_type="ValueError") for started in runs))
     placed = clocked.rows("SELECT run_id, created_at, tableoid::regclass::text FROM run_inputs")
     expected = {kept: created_at, moved: ended_at, late: ended_at - timedelta(seconds=1)}
     assert {run: (at, table) for run, at, table in placed} == {
         run: (at, f"run_inputs_{at:%Y%m%d}") for run, at in expected.items()
     }
-    [reply] = apply_batch(clocked, {"type": "run.retry", "run_id": str(moved)})
+    [reply] = clocked.apply_batch({"type": "run.retry", "run_id": str(moved)})
     assert reply.status == "accepted", reply.errors
-    assert requests(clocked)[-1].payload == b'"moved"'
+    assert clocked.requests()[-1].payload == b'"moved"'
 
 
-def test_progress_and_the_end_of_an_old_run_exclude_each_other(clocked: ClockedDatabase) -> None:
+def test_progress_and_the_end_of_an_old_run_exclude_each_other(still: ClockedDatabase) -> None:
     """The end moves the inputs: progress that is inserted after it would be a second row of them."""
-    clocked.stop_clock()
-    submit(clocked)
-    run_id = trigger(clocked, payload="kept")
-    clocked.advance(timedelta(hours=30))
-    started = begin(clocked, run_id)
+    still.submit()
+    run_id = still.trigger(payload="kept")
+    still.advance(timedelta(hours=30))
+    started = still.begin(run_id)
     wanted, report = ending(started, RunState.SUCCEEDED), ProgressReport(run_id, 1, EXECUTOR, progress=b"1")
-    closing, saving = clocked.connection(), clocked.connection()
+    closing, saving = still.connection(), still.connection()
     assert save_progress(saving, [report]) == Saved({run_id})
-    assert finish_runs(closing, clocked.installation, [wanted]).busy == {run_id}
+    assert finish_runs(closing, still.installation, [wanted]).busy == {run_id}
     saving.rollback()
-    assert finish_runs(closing, clocked.installation, [wanted]).states == {run_id: RunState.SUCCEEDED}
+    assert finish_runs(closing, still.installation, [wanted]).states == {run_id: RunState.SUCCEEDED}
     assert save_progress(saving, [report]) == Saved(busy={run_id})
     closing.commit()
     assert save_progress(saving, [report]) == Saved()
     saving.commit()
-    assert clocked.rows("SELECT payload, progress FROM run_inputs") == [(b'"kept"', None)]
+    assert still.rows("SELECT payload, progress FROM run_inputs") == [(b'"kept"', None)]
 
 
 @pytest.mark.parametrize("stamp", [0, 0x7FFF_FFFF_FFFF, 0xFFFF_FFFF_FFFF])
-def test_report_of_an_unknown_run_creates_no_partition(database: Database, stamp: int) -> None:
-    submit(database)
-    good, unknown = begun(database), UUID(int=stamp << 80 | 1)
-    before = database.count("pg_class")
-    done = end(database, ending(good, RunState.SUCCEEDED), RunEnd(unknown, 1, RunState.SUCCEEDED, EXECUTOR))
+def test_report_of_an_unknown_run_creates_no_partition(with_job: Database, stamp: int) -> None:
+    good, unknown = with_job.begun(), UUID(int=stamp << 80 | 1)
+    before = with_job.count("pg_class")
+    done = with_job.end(ending(good, RunState.SUCCEEDED), RunEnd(unknown, 1, RunState.SUCCEEDED, EXECUTOR))
     assert (set(done.states), done.superseded) == ({good.run_id}, {unknown})
-    assert database.count("pg_class") == before
+    assert with_job.count("pg_class") == before
 
 
 @pytest.mark.parametrize("tenure", [timedelta(0), timedelta(days=40)])
-def test_run_lies_in_the_partition_of_its_end(clocked: ClockedDatabase, tenure: timedelta) -> None:
-    clocked.stop_clock()
-    submit(clocked)
-    started = begun(clocked)
-    ended_at = clocked.advance(tenure)
-    end(clocked, ending(started, RunState.FAILED, error_type="ValueError", output=b"out"))
+def test_run_lies_in_the_partition_of_its_end(still: ClockedDatabase, tenure: timedelta) -> None:
+    still.submit()
+    started = still.begun()
+    ended_at = still.advance(tenure)
+    still.end(ending(started, RunState.FAILED, error_type="ValueError", output=b"out"))
     places = {
         "finished_runs": ended_at,
         "attempts": started.started_at,
@@ -374,11 +308,11 @@ def test_run_lies_in_the_partition_of_its_end(clocked: ClockedDatabase, tenure: 
     }
     for table, at in places.items():
         query = sql.SQL("SELECT tableoid::regclass::text FROM {}").format(sql.Identifier(table))
-        assert clocked.rows(query) == [(f"{table}_{at:%Y%m%d}",)]
+        assert still.rows(query) == [(f"{table}_{at:%Y%m%d}",)]
 
 
 def test_ending_no_runs_changes_nothing(database: Database) -> None:
-    done = end(database)
+    done = database.end()
     assert (done.states, done.busy, done.superseded) == ({}, set(), set())
     unknown = uuid4()
-    assert end(database, RunEnd(unknown, 1, RunState.FAILED)).superseded == {unknown}
+    assert database.end(RunEnd(unknown, 1, RunState.FAILED)).superseded == {unknown}

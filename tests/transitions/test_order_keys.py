@@ -9,26 +9,9 @@ from uuid import UUID
 import psycopg
 import pytest
 
+from tests.fixtures.acts import EXECUTOR, about, ending
 from tests.fixtures.database import ClockedDatabase, Database
 from tests.scheduler.firing import fire_due
-from tests.transitions.acts import (
-    EXECUTOR,
-    about,
-    apply_batch,
-    begin,
-    claim,
-    end,
-    ending,
-    final_state,
-    job_runs,
-    lifecycle,
-    open_run,
-    requests,
-    requeue,
-    submit,
-    succeed,
-    trigger,
-)
 from tests.transitions.graphs import drain_some, never
 from tests.transitions.test_run_keys import limit_tenant
 from tests.transitions.test_tenant_places import COUNTERS, Executor
@@ -66,47 +49,47 @@ SELECT count(*) FROM job_runs AS o
 def still(clocked: ClockedDatabase) -> ClockedDatabase:
     """A manual job; the clock is stopped."""
     clocked.stop_clock()
-    submit(clocked)
+    clocked.submit()
     return clocked
 
 
 def ordered(database: Database, number: int = 3, **fields: object) -> list[UUID]:
     wanted = {"ordering_key": "acme"} | fields
-    replies = apply_batch(database, *(about("job.trigger", "job", payload=each, **wanted) for each in range(number)))
+    replies = database.apply_batch(*(about("job.trigger", "job", payload=each, **wanted) for each in range(number)))
     return [UUID(reply.run_id) for reply in replies]
 
 
 def retry(database: Database, run: UUID) -> UUID:
-    return UUID(apply_batch(database, {"type": "run.retry", "run_id": str(run)})[0].run_id)
+    return UUID(database.apply_batch({"type": "run.retry", "run_id": str(run)})[0].run_id)
 
 
 def states(database: Database, *runs: UUID) -> list[str]:
-    return [open_run(database, run).state for run in runs]
+    return [database.open_run(run).state for run in runs]
 
 
 def test_runs_of_a_key_start_one_after_another(still: ClockedDatabase) -> None:
     first, second, third = ordered(still)
     assert states(still, first, second, third) == ["queued", "buffered", "buffered"]
-    assert [UUID(each.run_id) for each in requests(still)] == [first]  # only the first has a message
+    assert [UUID(each.run_id) for each in still.requests()] == [first]  # only the first has a message
     for run, rest in ((first, [second, third]), (second, [third]), (third, [])):
-        succeed(still, begin(still, run))
+        still.succeed(still.begin(run))
         assert states(still, *rest) == ["queued", "buffered"][: len(rest)]
     assert still.count("order_keys") == 0
 
 
 def test_attempts_that_fail_keep_the_place(still: ClockedDatabase) -> None:
     first, second, _ = ordered(still)
-    requeue(still, begin(still, first), AttemptOutcome.FAILED)
+    still.requeue(still.begin(first), AttemptOutcome.FAILED)
     assert states(still, first, second) == ["retrying", "buffered"]
-    assert not claim(still, second).started
+    assert not still.claim(second).started
 
 
 def test_failure_blocks_until_a_retry_succeeds(still: ClockedDatabase) -> None:
     first, second, _ = ordered(still)
-    end(still, ending(begin(still, first), RunState.FAILED, error_type="ValueError"))
+    still.end(ending(still.begin(first), RunState.FAILED, error_type="ValueError"))
     assert states(still, second) == ["buffered"]
     assert still.rows(KEY) == [(None, first)]
-    [event] = [each for each in lifecycle(still) if each.type == "io.tidewheel.key.blocked.v1"]
+    [event] = [each for each in still.lifecycle() if each.type == "io.tidewheel.key.blocked.v1"]
     assert (event.detail["ordering_key"], event.detail["run_id"]) == ("acme", str(first))
     with still.transaction() as connection:
         wait = read_waits(connection, [second])[second]
@@ -120,50 +103,50 @@ def test_failure_blocks_until_a_retry_succeeds(still: ClockedDatabase) -> None:
         with pytest.raises(Refused, match="retries the failed run"):
             client.ordering_keys.unblock("acme")
     assert states(still, retry, second) == ["queued", "buffered"]
-    succeed(still, begin(still, retry))
+    still.succeed(still.begin(retry))
     assert states(still, second) == ["queued"]
     assert still.rows(KEY) == [(second, None)]
 
 
 def test_runs_that_time_out_before_their_turn_block_the_key_at_it(still: ClockedDatabase) -> None:
-    submit(still, "hasty", schedule_to_start="1m")
+    still.submit("hasty", schedule_to_start="1m")
     [first] = ordered(still, 1)
-    second, third, fourth = (trigger(still, "hasty", ordering_key="acme") for _ in range(3))
-    passing = trigger(still, "hasty", ordering_key={"key": "acme", "on_failure": "skip"})
+    second, third, fourth = (still.trigger("hasty", ordering_key="acme") for _ in range(3))
+    passing = still.trigger("hasty", ordering_key={"key": "acme", "on_failure": "skip"})
     [last] = ordered(still, 1)
     still.advance(timedelta(minutes=2))
     session = Session(still.url, "test")
     assert Deadlines(session, still.installation).step()[0] == 4
     session.close()
-    assert final_state(still, second) == final_state(still, passing) == ("timed_out", "schedule_to_start")
+    assert still.final_state(second) == still.final_state(passing) == ("timed_out", "schedule_to_start")
     assert still.rows(KEY) == [(first, None)]
     early = retry(still, third)  # it takes the place of that run, and waits for it
     assert states(still, first, early, last) == ["queued", "buffered", "buffered"]
-    succeed(still, begin(still, first))
+    still.succeed(still.begin(first))
     assert (still.rows(KEY), states(still, early)) == ([(None, second)], ["buffered"])
-    assert [each.detail["run_id"] for each in lifecycle(still) if "blocked" in each.type] == [str(second)]
-    submit(still, "hasty", overlap="skip")  # a retry of an ordered run keeps its order
-    succeed(still, begin(still, retry(still, second)))
+    assert [each.detail["run_id"] for each in still.lifecycle() if "blocked" in each.type] == [str(second)]
+    still.submit("hasty", overlap="skip")  # a retry of an ordered run keeps its order
+    still.succeed(still.begin(retry(still, second)))
     assert states(still, early, last) == ["queued", "buffered"]
-    succeed(still, begin(still, early))
+    still.succeed(still.begin(early))
     assert still.rows(KEY) == [(None, fourth)]
     with Client(still.url) as client:
         assert client.ordering_keys.unblock("acme", skip=True).run_id == fourth
-    succeed(still, begin(still, last))
+    still.succeed(still.begin(last))
     assert (still.count("order_keys"), still.count("order_failures")) == (0, 0)
 
 
 def test_second_retry_of_the_run_that_blocks_a_key_lines_up_behind_it(still: ClockedDatabase) -> None:
     """Issue 39, F4: it had no place, and started beside the first retry."""
     first, second, third = ordered(still)
-    end(still, ending(begin(still, first), RunState.FAILED))
+    still.end(ending(still.begin(first), RunState.FAILED))
     once, twice = retry(still, first), retry(still, first)
     assert states(still, once, twice, second) == ["queued", "buffered", "buffered"]
-    assert not claim(still, twice).started
+    assert not still.claim(twice).started
     for run in (once, second, third):
-        succeed(still, begin(still, run))
+        still.succeed(still.begin(run))
     assert states(still, twice) == ["queued"]
-    succeed(still, begin(still, twice))
+    still.succeed(still.begin(twice))
     assert still.count("order_keys") == 0
 
 
@@ -172,42 +155,42 @@ def test_resume_of_a_batch_repeats_the_run_that_blocks_a_key_in_its_place(
     still: ClockedDatabase, *, moved: bool
 ) -> None:
     """Issue 39, F4: it became the last of the key, behind runs that waited for it."""
-    submit(still, ordering_key="acme", retry={"max_attempts": 1})
-    [reply] = apply_batch(
-        still, {"type": "batch.submit", "runs": [{"ref": "a", "key": "job"}, {"ref": "b", "key": "job"}]}
+    still.submit(ordering_key="acme", retry={"max_attempts": 1})
+    [reply] = still.apply_batch(
+        {"type": "batch.submit", "runs": [{"ref": "a", "key": "job"}, {"ref": "b", "key": "job"}]}
     )
     [first], [second] = still.rows("SELECT run_id FROM batch_runs ORDER BY ref")
-    end(still, ending(begin(still, first), RunState.FAILED, error_type="ValueError"))
+    still.end(ending(still.begin(first), RunState.FAILED, error_type="ValueError"))
     assert still.rows(KEY) == [(None, first)]
-    apply_batch(still, {"type": "run.cancel", "run_id": str(second)})
-    later = trigger(still)
+    still.apply_batch({"type": "run.cancel", "run_id": str(second)})
+    later = still.trigger()
     if moved:
-        submit(still, ordering_key="other")
+        still.submit(ordering_key="other")
     KeyDuties(still.session(), still.installation).wake()
     while drain_some(still, never()):
         pass
-    [resumed] = apply_batch(still, {"type": "workflow.resume", "run_id": reply.batch_id})
+    [resumed] = still.apply_batch({"type": "workflow.resume", "run_id": reply.batch_id})
     assert (resumed.status, resumed.unchanged) == ("accepted", False), resumed.errors
     again = still.value("SELECT run_id FROM batch_runs WHERE ref = 'a'")
     assert states(still, again, later) == ["queued", "buffered"]
-    succeed(still, begin(still, again))
+    still.succeed(still.begin(again))
     assert states(still, later) == ["queued"]
 
 
 def test_retry_that_fails_or_is_cancelled_leaves_the_key_blocked(still: ClockedDatabase) -> None:
     first, second, _ = ordered(still)
-    end(still, ending(begin(still, first), RunState.FAILED))
+    still.end(ending(still.begin(first), RunState.FAILED))
     again = retry(still, first)
-    apply_batch(still, {"type": "run.cancel", "run_id": str(again)})
+    still.apply_batch({"type": "run.cancel", "run_id": str(again)})
     assert still.rows(KEY) == [(None, first)]
     last = retry(still, first)
-    end(still, ending(begin(still, last), RunState.FAILED))
+    still.end(ending(still.begin(last), RunState.FAILED))
     assert (still.rows(KEY), states(still, second)) == ([(None, last)], ["buffered"])
 
 
 def test_skip_lets_the_next_run_start(still: ClockedDatabase) -> None:
     first, second, _ = ordered(still)
-    end(still, ending(begin(still, first), RunState.FAILED))
+    still.end(ending(still.begin(first), RunState.FAILED))
     with Client(still.url) as client:
         assert client.ordering_keys.unblock("acme", skip=True).run_id == first
         with pytest.raises(Refused, match="not blocked"):
@@ -217,22 +200,22 @@ def test_skip_lets_the_next_run_start(still: ClockedDatabase) -> None:
 
 def test_failure_with_skip_lets_the_next_run_start(still: ClockedDatabase) -> None:
     first, second, _ = ordered(still, ordering_key={"key": "acme", "on_failure": "skip"})
-    end(still, ending(begin(still, first), RunState.FAILED))
+    still.end(ending(still.begin(first), RunState.FAILED))
     assert states(still, second) == ["queued"]
 
 
 def test_runs_of_a_job_with_an_ordering_key_are_in_its_order(still: ClockedDatabase) -> None:
     key = {"key": "{payload.customer}", "on_failure": "skip"}
-    submit(still, ordering_key=key, payload={"customer": "acme"}, retry={"max_attempts": 1})
-    first, second = trigger(still), trigger(still, payload={"customer": "acme"})
-    other = trigger(still, payload={"customer": "b"})
-    third = trigger(still, payload={"customer": "b"}, ordering_key="acme")
+    still.submit(ordering_key=key, payload={"customer": "acme"}, retry={"max_attempts": 1})
+    first, second = still.trigger(), still.trigger(payload={"customer": "acme"})
+    other = still.trigger(payload={"customer": "b"})
+    third = still.trigger(payload={"customer": "b"}, ordering_key="acme")
     assert states(still, first, second, other, third) == ["queued", "buffered", "queued", "buffered"]
     with Client(still.url) as client:
         assert {run.run_id for run in client.runs.list(ordering_key="acme").runs} == {first, second, third}
         with pytest.raises(Refused, match="no order"):
             client.runs.list(ordering_key="acme", status="failed")
-    end(still, ending(begin(still, first), RunState.FAILED))
+    still.end(ending(still.begin(first), RunState.FAILED))
     again = retry(still, first)
     assert states(still, second, third, again) == ["queued", "buffered", "buffered"]
     cases: list[tuple[dict[str, object], str]] = [
@@ -241,34 +224,34 @@ def test_runs_of_a_job_with_an_ordering_key_are_in_its_order(still: ClockedDatab
         ({"payload": {}}, "payload.customer"),
     ]
     for fields, path in cases:
-        [reply] = apply_batch(still, about("job.trigger") | fields)
+        [reply] = still.apply_batch(about("job.trigger") | fields)
         assert [error.path for error in reply.errors] == [path]
-    succeed(still, begin(still, second))
+    still.succeed(still.begin(second))
     assert states(still, third, again) == ["queued", "buffered"]
 
 
 def test_occurrences_are_in_the_order_of_their_jobs_key(still: ClockedDatabase) -> None:
-    submit(still, "tick", schedule={"interval": "1m"}, overlap="allow_all", ordering_key="acme")
+    still.submit("tick", schedule={"interval": "1m"}, overlap="allow_all", ordering_key="acme")
     for _ in range(2):
         still.advance(timedelta(minutes=1))
         assert fire_due(still) == 1
-    first, second = (run.run_id for run in job_runs(still))
+    first, second = (run.run_id for run in still.job_runs())
     [third] = ordered(still, 1)
     assert states(still, first, second, third) == ["queued", "buffered", "buffered"]
     with Client(still.url) as client:
         words = client.explain("tick", still.now()).words
     assert f"waits for its turn in the ordering key 'acme'. Run {second} names the run in front of it." in words
-    succeed(still, begin(still, first))
-    succeed(still, begin(still, second))
+    still.succeed(still.begin(first))
+    still.succeed(still.begin(second))
     assert states(still, third) == ["queued"]
 
 
 def test_retracted_occurrence_gives_its_place_up(still: ClockedDatabase) -> None:
-    submit(still, "tick", schedule={"interval": "1m"}, overlap="allow_all", ordering_key="acme")
+    still.submit("tick", schedule={"interval": "1m"}, overlap="allow_all", ordering_key="acme")
     assert fire_due(still, lookahead=timedelta(minutes=1)) == 1
-    ahead, [behind] = job_runs(still)[0].run_id, ordered(still, 1)
+    ahead, [behind] = still.job_runs()[0].run_id, ordered(still, 1)
     assert still.rows(KEY) == [(ahead, None)]
-    apply_batch(still, about("job.pause", "tick"))
+    still.apply_batch(about("job.pause", "tick"))
     assert (still.rows(KEY), states(still, behind)) == ([(None, None)], ["buffered"])
     with still.transaction() as connection:
         assert wake_orders(connection, still.installation) == 1
@@ -280,16 +263,16 @@ def test_delayed_run_holds_its_place(still: ClockedDatabase) -> None:
     [now] = ordered(still, 1)
     assert states(still, delayed, now) == ["queued", "buffered"]
     still.advance(timedelta(hours=1))
-    succeed(still, begin(still, delayed))
+    still.succeed(still.begin(delayed))
     assert states(still, now) == ["queued"]
 
 
 def test_cancelled_runs_leave_the_order(still: ClockedDatabase) -> None:
     first, second, third = ordered(still)
-    apply_batch(still, {"type": "run.cancel", "run_id": str(second)})
-    apply_batch(still, {"type": "run.cancel", "run_id": str(first)})
+    still.apply_batch({"type": "run.cancel", "run_id": str(second)})
+    still.apply_batch({"type": "run.cancel", "run_id": str(first)})
     assert states(still, third) == ["queued"]
-    apply_batch(still, {"type": "run.cancel", "run_id": str(third)})
+    still.apply_batch({"type": "run.cancel", "run_id": str(third)})
     assert still.count("order_keys") == 0
 
 
@@ -297,7 +280,7 @@ def test_next_run_that_another_transaction_holds_is_queued_by_the_scheduler(stil
     first, second, third = ordered(still)
     with still.transaction() as other:
         other.execute("SELECT FROM job_runs WHERE run_id = %s FOR UPDATE", [second])
-        succeed(still, begin(still, first))
+        still.succeed(still.begin(first))
         assert states(still, second, third) == ["buffered", "buffered"]  # the third does not pass the second
     still.advance(timedelta(seconds=1))
     session = Session(still.url, "test")
@@ -310,14 +293,14 @@ def test_next_run_that_another_transaction_holds_is_queued_by_the_scheduler(stil
 def test_tenants_limit_of_runs_in_flight_counts_the_first_run_alone(still: ClockedDatabase) -> None:
     limit_tenant(still, 1)
     executor = Executor(still)
-    [busy] = executor.claim(trigger(still))
+    [busy] = executor.claim(still.trigger())
     first, second, _ = ordered(still)
     assert executor.claim(first) == []
     assert states(still, first, second) == ["buffered", "buffered"]
-    succeed(still, busy)
+    still.succeed(busy)
     assert states(still, first, second) == ["queued", "buffered"]
     [started] = executor.claim(first)
-    succeed(still, started)
+    still.succeed(started)
     assert states(still, second) == ["queued"]
     assert still.rows(COUNTERS) == [(0, 0, False)]
 
@@ -328,28 +311,26 @@ def test_tenants_rate_holds_the_first_run_alone(still: ClockedDatabase) -> None:
     first, second = ordered(still, 2)
     assert still.rows(WAITS_IN_ORDER) == [(first, False), (second, True)]
     assert states(still, first, second) == ["buffered", "buffered"]
-    apply_batch(still, {"type": "run.cancel", "run_id": str(first)})
+    still.apply_batch({"type": "run.cancel", "run_id": str(first)})
     assert states(still, second) == ["queued"]
 
 
 def test_end_in_a_clients_own_transaction_lets_the_next_run_start(still: ClockedDatabase) -> None:
     first, second, _ = ordered(still)
-    started = begin(still, first)
-    with still.transaction() as connection:
-        finish_runs(connection, still.installation, [ending(started, RunState.SUCCEEDED)], lasting=True)
+    started = still.begin(first)
+    still.within(finish_runs, still.installation, [ending(started, RunState.SUCCEEDED)], lasting=True)
     assert states(still, second) == ["buffered"]
-    with still.transaction() as connection:
-        apply_deferred_effects(connection, still.installation)
+    still.within(apply_deferred_effects, still.installation)
     assert states(still, second) == ["queued"]
 
 
 def test_repeated_request_takes_no_second_place(still: ClockedDatabase) -> None:
     twice = about("job.trigger", ordering_key="acme", request_id="r-1")
-    apply_batch(still, twice, twice)
-    apply_batch(still, twice)
-    [run] = requests(still)
-    succeed(still, begin(still, UUID(run.run_id)))
-    apply_batch(still, twice)
+    still.apply_batch(twice, twice)
+    still.apply_batch(twice)
+    [run] = still.requests()
+    still.succeed(still.begin(UUID(run.run_id)))
+    still.apply_batch(twice)
     assert (still.count("job_runs"), still.count("order_keys")) == (0, 0)
 
 
@@ -364,8 +345,8 @@ def test_repeated_request_takes_no_second_place(still: ClockedDatabase) -> None:
 def test_what_contradicts_an_order_is_refused(
     still: ClockedDatabase, job: dict[str, object], fields: dict[str, object], problem: str
 ) -> None:
-    submit(still, "other", **job)
-    [reply] = apply_batch(still, about("job.trigger", "other", ordering_key="acme", **fields))
+    still.submit("other", **job)
+    [reply] = still.apply_batch(about("job.trigger", "other", ordering_key="acme", **fields))
     assert [error.path for error in reply.errors] == ["ordering_key"]
     assert problem in reply.errors[0].problem
 
@@ -373,12 +354,11 @@ def test_what_contradicts_an_order_is_refused(
 def test_runs_without_an_order_read_no_key(still: ClockedDatabase, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tidewheel.transitions.create.take_order", None)
     monkeypatch.setattr("tidewheel.transitions.run_keys.settle_order", None)
-    succeed(still, begin(still, trigger(still)))
+    still.succeed(still.begin(still.trigger()))
 
 
-def test_orders_hold_under_failures_retries_and_deaths(database: Database) -> None:
+def test_orders_hold_under_failures_retries_and_deaths(with_job: Database) -> None:
     """Threads claim, end and die at random; a run starts only when none before it is open."""
-    submit(database)
     keys, runs = 8, 80
     batch = [
         about(
@@ -388,17 +368,16 @@ def test_orders_hold_under_failures_retries_and_deaths(database: Database) -> No
         for number in range(runs)
     ]
     for first in range(0, runs, 100):
-        apply_batch(database, *batch[first : first + 100])
+        with_job.apply_batch(*batch[first : first + 100])
     wrong: list[int] = []
     errors: list[BaseException] = []
 
     def work(seed: int) -> None:
         dice = random.Random(seed)  # noqa: S311 - a test's choices
         try:
-            while database.count("job_runs"):
+            while with_job.count("job_runs"):
                 try:
-                    with database.transaction() as connection:
-                        step(connection, dice)
+                    with_job.within(step, dice)
                 except (_Died, psycopg.errors.DeadlockDetected, Unavailable):
                     continue
         except BaseException as error:  # noqa: BLE001 - the test judges it
@@ -418,11 +397,11 @@ def test_orders_hold_under_failures_retries_and_deaths(database: Database) -> No
             else:
                 state = dice.choice([RunState.SUCCEEDED, RunState.FAILED])
                 ends.append(RunEnd(one.run_id, one.attempt, state, EXECUTOR))
-        requeue_runs(connection, database.installation, again)
-        finish_runs(connection, database.installation, ends)
+        requeue_runs(connection, with_job.installation, again)
+        finish_runs(connection, with_job.installation, ends)
         if dice.random() < 0.1:
             raise _Died
-        wake_orders(connection, database.installation)
+        wake_orders(connection, with_job.installation)
 
     threads = [threading.Thread(target=work, args=[seed]) for seed in range(3)]
     for each in threads:
@@ -431,8 +410,8 @@ def test_orders_hold_under_failures_retries_and_deaths(database: Database) -> No
         each.join(60)
     assert not errors
     assert sum(wrong) == 0
-    assert (database.count("job_runs"), database.count("order_keys")) == (0, 0)
-    assert database.count("finished_runs") == runs
+    assert (with_job.count("job_runs"), with_job.count("order_keys")) == (0, 0)
+    assert with_job.count("finished_runs") == runs
 
 
 class _Died(Exception):

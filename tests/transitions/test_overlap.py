@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tidewheel.runs import OPEN, Overlap, RunState
-from tidewheel.transitions.overlap import REPLACING, STARTED, Contender, HolderAction, decide
+from tidewheel.transitions.overlap import STARTED, Contender, HolderAction, decide
 
 NOON = datetime(2026, 3, 29, 12, tzinfo=UTC)
 HOLDER = UUID(int=99)
@@ -31,25 +31,8 @@ def test_skip_is_skipped_in_every_state_of_the_active_run(state: RunState | None
     assert (decision.active, decision.holder_action, decision.skipped) == (HOLDER, HolderAction.KEEP, ids(1))
 
 
-def test_buffer_one_keeps_the_one_that_waits_already() -> None:
-    first = decide(HOLDER, None, [], [run(1, "buffer_one")])
-    later = decide(HOLDER, None, [run(5, "buffer_one")], [run(1, "buffer_one")])
-    assert (first.buffered, first.skipped) == (ids(1), [])
-    assert (later.buffered, later.skipped) == ([], ids(1))
-
-
 def test_buffer_one_is_skipped_behind_a_run_of_another_policy() -> None:
     assert decide(HOLDER, None, [run(5, "buffer_all")], [run(6, "buffer_one")]).skipped == ids(6)
-
-
-def test_buffer_all_waits_behind_any_number() -> None:
-    decision = decide(HOLDER, None, [run(1, "buffer_all")], [run(3, "buffer_all"), run(2, "buffer_all")])
-    assert decision.buffered == ids(2, 3)
-
-
-def test_cancel_other_requests_a_cancel_and_waits() -> None:
-    decision = decide(HOLDER, RunState.RUNNING, [], [run(1, "cancel_other")])
-    assert (decision.active, decision.holder_action, decision.buffered) == (HOLDER, HolderAction.REQUEST_CANCEL, ids(1))
 
 
 @pytest.mark.parametrize("state", sorted(OPEN - STARTED))
@@ -62,35 +45,6 @@ def test_cancel_other_replaces_an_active_run_without_attempt_at_once(state: RunS
 def test_terminate_other_ends_the_active_run_in_every_state_and_starts(state: RunState) -> None:
     decision = decide(HOLDER, state, [], [run(1, "terminate_other")])
     assert (decision.active, decision.holder_action) == (UUID(int=1), HolderAction.END)
-
-
-@pytest.mark.parametrize("policy", sorted(REPLACING))
-def test_nothing_is_decided_while_the_active_runs_row_is_locked(policy: Overlap) -> None:
-    decision = decide(HOLDER, None, [run(1, "cancel_other")], [run(2, policy)])
-    assert (decision.active, decision.holder_action, decision.undecided) == (HOLDER, HolderAction.KEEP, ids(2))
-    assert (decision.skipped, decision.buffered) == ([], [])
-
-
-@pytest.mark.parametrize("policy", sorted(REPLACING))
-def test_newest_replacing_run_is_kept(policy: Overlap) -> None:
-    newer = decide(HOLDER, RunState.RUNNING, [run(1, "cancel_other"), run(2, "buffer_all")], [run(3, policy)])
-    older = decide(HOLDER, RunState.RUNNING, [run(3, "cancel_other")], [run(1, policy)])
-    assert newer.skipped == ids(1)
-    assert (older.active, older.skipped, older.buffered) == (HOLDER, ids(1), [])
-
-
-@pytest.mark.parametrize("policy", sorted(REPLACING))
-def test_newest_of_several_replacing_runs_starts(policy: Overlap) -> None:
-    oldest = run(1, policy)
-    decision = decide(oldest.run_id, None, [], [run(3, policy), oldest, run(2, policy)])
-    assert (decision.active, sorted(decision.skipped)) == (UUID(int=3), ids(1, 2))
-    assert (decision.buffered, decision.cancelled, decision.holder_action) == ([], [], HolderAction.KEEP)
-
-
-def test_replaced_run_with_earlier_attempts_is_cancelled() -> None:
-    again = run(1, attempt=2, queued=False)
-    decision = decide(again.run_id, None, [], [again, run(2, "terminate_other")])
-    assert (decision.active, decision.cancelled, decision.skipped) == (UUID(int=2), ids(1), [])
 
 
 def test_run_between_attempts_is_left_undecided() -> None:
@@ -106,6 +60,11 @@ def test_each_run_is_decided_by_its_own_policy_oldest_first() -> None:
         ids(3, 4),
         HolderAction.REQUEST_CANCEL,
     )
+
+
+def test_only_the_newest_of_several_arrivals_that_cancel_the_active_run_waits() -> None:
+    decision = decide(HOLDER, RunState.RUNNING, [], [run(1, "cancel_other"), run(2, "cancel_other")])
+    assert (decision.buffered, decision.skipped) == (ids(2), ids(1))
 
 
 contenders = st.lists(

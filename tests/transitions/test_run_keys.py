@@ -11,25 +11,10 @@ from uuid import UUID, uuid4
 import psycopg
 import pytest
 
+from tests.fixtures.acts import EXECUTOR, about
 from tests.fixtures.database import ClockedDatabase, Database
 from tests.fixtures.examples import FULL
 from tests.scheduler.firing import fire_due
-from tests.transitions.acts import (
-    EXECUTOR,
-    about,
-    apply_batch,
-    begin,
-    begun,
-    claim,
-    final_state,
-    open_run,
-    requested_claim,
-    requests,
-    requeue,
-    submit,
-    succeed,
-    trigger,
-)
 from tests.transitions.stepping import in_background
 from tidewheel.control.client.client import Client
 from tidewheel.errors import Unavailable
@@ -66,7 +51,7 @@ THREADS = 4
 
 
 def keyed(database: Database, **key: object) -> None:
-    submit(database, concurrency_key={"key": "acme", **key})
+    database.submit(concurrency_key={"key": "acme", **key})
 
 
 def key_row(database: Database, key: str = "acme") -> tuple[object, ...]:
@@ -80,12 +65,12 @@ def open_key(database: Database, run_id: UUID) -> object:
 
 def trigger_keyed(database: Database) -> UUID:
     keyed(database)
-    return trigger(database, concurrency_key="in-use")
+    return database.trigger(concurrency_key="in-use")
 
 
 def claim_fast(database: Database, *run_ids: UUID) -> Claimed:
     """Claim as an executor claims runs whose messages have a key."""
-    claims = [requested_claim(database, run)._replace(keyed=True) for run in run_ids]
+    claims = [database.requested_claim(run)._replace(keyed=True) for run in run_ids]
     with database.session(options=UNIFORM).transaction() as connection:
         return claim_keyed(connection, database.installation, claims, executor_id=EXECUTOR)
 
@@ -93,105 +78,104 @@ def claim_fast(database: Database, *run_ids: UUID) -> Claimed:
 @pytest.mark.parametrize("fast", [True, False])
 def test_end_passes_its_place_to_the_oldest_waiting_run(database: Database, fast: bool) -> None:  # noqa: FBT001
     keyed(database)
-    first, second, third = (trigger(database) for _ in range(3))
-    claimed = (claim_fast if fast else claim)(database, first, second, third)
+    first, second, third = (database.trigger() for _ in range(3))
+    claimed = (claim_fast if fast else Database.claim)(database, first, second, third)
     [started] = claimed.started
     assert (started.run_id, claimed.waiting) == (first, {second, third})
     assert key_row(database) == (1, True, False)
-    succeed(database, started)
-    assert open_run(database, second).state == RunState.QUEUED
-    assert open_run(database, third).state == RunState.BUFFERED
-    assert [request.concurrency_key for request in requests(database)] == ["acme"] * 4
-    fourth = trigger(database)
-    assert claim(database, fourth).waiting == {fourth}, "no newcomer overtakes a waiting run"
+    database.succeed(started)
+    assert database.open_run(second).state == RunState.QUEUED
+    assert database.open_run(third).state == RunState.BUFFERED
+    assert [request.concurrency_key for request in database.requests()] == ["acme"] * 4
+    fourth = database.trigger()
+    assert database.claim(fourth).waiting == {fourth}, "no newcomer overtakes a waiting run"
     for run in (second, third, fourth):
-        succeed(database, begin(database, run))
+        database.succeed(database.begin(run))
     assert key_row(database) == (0, False, False)
 
 
 def test_attempt_that_waits_to_be_retried_holds_no_place(database: Database) -> None:
     keyed(database)
-    first, second = trigger(database), trigger(database)
-    started = begin(database, first)
-    assert claim(database, second).waiting == {second}
-    requeue(database, started, AttemptOutcome.FAILED)
-    running = begin(database, second)
-    assert claim(database, first).waiting == {first}
-    assert open_run(database, first).state == RunState.BUFFERED
-    succeed(database, running)
-    assert begin(database, first).attempt == 2
+    first, second = database.trigger(), database.trigger()
+    started = database.begin(first)
+    assert database.claim(second).waiting == {second}
+    database.requeue(started, AttemptOutcome.FAILED)
+    running = database.begin(second)
+    assert database.claim(first).waiting == {first}
+    assert database.open_run(first).state == RunState.BUFFERED
+    database.succeed(running)
+    assert database.begin(first).attempt == 2
 
 
 @pytest.mark.parametrize("state", ["waits", "promoted"])
 def test_cancelled_run_leaves_no_place_behind(database: Database, state: str) -> None:
     keyed(database)
-    first, second, third = (trigger(database) for _ in range(3))
-    started, _ = begin(database, first), claim(database, second, third)
+    first, second, third = (database.trigger() for _ in range(3))
+    started, _ = database.begin(first), database.claim(second, third)
     if state == "promoted":
-        succeed(database, started)
-    apply_batch(database, {"type": "run.cancel", "run_id": str(second)})
-    assert final_state(database, second)[0] == RunState.CANCELLED
+        database.succeed(started)
+    database.apply_batch({"type": "run.cancel", "run_id": str(second)})
+    assert database.final_state(second)[0] == RunState.CANCELLED
     if state == "waits":
-        succeed(database, started)
-    succeed(database, begin(database, third))
+        database.succeed(started)
+    database.succeed(database.begin(third))
     assert key_row(database) == (0, False, False)
 
 
 def test_key_of_a_trigger_replaces_the_jobs(database: Database) -> None:
     keyed(database)
-    one, other = trigger(database), trigger(database, concurrency_key="other")
-    assert {each.run_id for each in claim(database, one, other).started} == {one, other}
+    one, other = database.trigger(), database.trigger(concurrency_key="other")
+    assert {each.run_id for each in database.claim(one, other).started} == {one, other}
 
 
 def test_runs_of_one_template_have_the_keys_of_their_payloads(database: Database) -> None:
-    submit(database, concurrency_key="to/{payload.customer}", payload={"customer": "own"})
+    database.submit(concurrency_key="to/{payload.customer}", payload={"customer": "own"})
     given: list[dict[str, Any]] = [
         {},
         {"payload": {"customer": 7}},
         {"payload": {"customer": 7}, "concurrency_key": "all/{payload.customer}"},
     ]
-    runs = [trigger(database, **fields) for fields in given]
+    runs = [database.trigger(**fields) for fields in given]
     assert [open_key(database, run) for run in runs] == ["to/own", "to/7", "all/7"]
-    [reply] = apply_batch(database, about("job.trigger", payload={"client": 7}))
+    [reply] = database.apply_batch(about("job.trigger", payload={"client": 7}))
     assert [(error.path, bool(error.remedy)) for error in reply.errors] == [("payload.customer", True)]
-    succeed(database, begin(database, runs[1]))
-    [reply] = apply_batch(database, {"type": "run.retry", "run_id": str(runs[1])})
+    database.succeed(database.begin(runs[1]))
+    [reply] = database.apply_batch({"type": "run.retry", "run_id": str(runs[1])})
     assert open_key(database, UUID(reply.run_id)) == "to/7", "a retry keeps the key"
 
 
-def test_runs_without_a_trigger_have_the_key_of_the_jobs_payload(clocked: ClockedDatabase) -> None:
-    clocked.stop_clock()
+def test_runs_without_a_trigger_have_the_key_of_the_jobs_payload(still: ClockedDatabase) -> None:
     template: dict[str, Any] = {
         "concurrency_key": {"key": "to/{payload.customer}", "at_once": 2},
         "payload": {"customer": "own"},
     }
-    submit(clocked, schedule="@every 1h", **template)
+    still.submit(schedule="@every 1h", **template)
     for minutes in range(3):
         template["payload"] = {"customer": minutes}
-        submit(clocked, f"new-{minutes}", schedule="@every 1h", **template)
-    clocked.advance(timedelta(hours=1))
-    fire_due(clocked)
-    assert {request.concurrency_key for request in requests(clocked)} == {"to/own", "to/0", "to/1", "to/2"}
+        still.submit(f"new-{minutes}", schedule="@every 1h", **template)
+    still.advance(timedelta(hours=1))
+    fire_due(still)
+    assert {request.concurrency_key for request in still.requests()} == {"to/own", "to/0", "to/1", "to/2"}
     template["payload"] = {"customer": "new"}
-    submit(clocked, schedule="@every 2h", **template)
-    assert open_key(clocked, trigger(clocked)) == "to/new", "an edit of the payload changes the key"
+    still.submit(schedule="@every 2h", **template)
+    assert open_key(still, still.trigger()) == "to/new", "an edit of the payload changes the key"
 
 
 def test_limit_of_the_jobs_current_version_applies(database: Database) -> None:
     keyed(database)
-    first, second = trigger(database), trigger(database)
-    begin(database, first)
-    claim(database, second)
+    first, second = database.trigger(), database.trigger()
+    database.begin(first)
+    database.claim(second)
     keyed(database, at_once=3)
-    third = trigger(database)
-    assert open_run(database, second).state == RunState.QUEUED, "a raised limit lets the waiting runs start"
-    assert {each.run_id for each in claim(database, second, third).started} == {second, third}
+    third = database.trigger()
+    assert database.open_run(second).state == RunState.QUEUED, "a raised limit lets the waiting runs start"
+    assert {each.run_id for each in database.claim(second, third).started} == {second, third}
     assert database.value("SELECT at_once FROM run_keys") == 3, "an older version does not bring its limit back"
 
 
 def test_raised_limit_applies_without_a_claim(database: Database) -> None:
     keyed(database)
-    assert len(claim(database, *(trigger(database) for _ in range(4))).waiting) == 3
+    assert len(database.claim(*(database.trigger() for _ in range(4))).waiting) == 3
     # As a change of a prefix leaves it that had too many keys, or died.
     database.execute("INSERT INTO key_limits VALUES ('default', true, 'ac', 3, NULL, 1, 'test')")
     assert KeyRepair(database.session(), database.installation).repair() == 2
@@ -201,8 +185,8 @@ def test_raised_limit_applies_without_a_claim(database: Database) -> None:
 def waiting_for(database: Database, *keys: str, each: int) -> None:
     """Let runs wait for keys with one place, which another run holds."""
     keyed(database)
-    runs = [trigger(database, concurrency_key=key) for key in keys for _ in range(each + 1)]
-    assert len(claim(database, *runs).waiting) == len(keys) * each
+    runs = [database.trigger(concurrency_key=key) for key in keys for _ in range(each + 1)]
+    assert len(database.claim(*runs).waiting) == len(keys) * each
 
 
 def test_transaction_promotes_so_many_runs_of_all_keys(
@@ -230,45 +214,43 @@ def test_edit_settles_keys_whose_limit_it_changes_and_leaves_some_to_the_walk(
     waiting_for(database, "a", "b", "c", each=1)
     keyed(database, at_once=2)
     assert database.value("SELECT count(*) FROM run_keys WHERE has_waiters") == 1
-    submit(database, concurrency_key={"key": "acme", "at_once": 2}, payload="another")
+    database.submit(concurrency_key={"key": "acme", "at_once": 2}, payload="another")
     assert database.value("SELECT count(*) FROM run_keys WHERE has_waiters") == 1, "the limit is the same"
     assert KeyRepair(database.session(), database.installation).repair() == 1
     assert database.value("SELECT count(*) FROM run_keys WHERE has_waiters") == 0
 
 
-def test_faster_rate_applies_from_the_next_claim_on(clocked: ClockedDatabase) -> None:
-    clocked.stop_clock()
-    keyed(clocked, rate="1/day")
-    begin(clocked, trigger(clocked))
-    keyed(clocked, rate="1/s")
-    later = trigger(clocked)
-    assert claim(clocked, later).waiting == {later}
-    clocked.advance(timedelta(seconds=1))
-    assert KeyDuties(clocked.session(), clocked.installation).promote(range(64))[0] == 1
+def test_faster_rate_applies_from_the_next_claim_on(still: ClockedDatabase) -> None:
+    keyed(still, rate="1/day")
+    still.begin(still.trigger())
+    keyed(still, rate="1/s")
+    later = still.trigger()
+    assert still.claim(later).waiting == {later}
+    still.advance(timedelta(seconds=1))
+    assert KeyDuties(still.session(), still.installation).promote(range(64))[0] == 1
 
 
 def test_run_that_replaces_the_active_run_takes_its_place(database: Database) -> None:
-    submit(database, concurrency_key="acme", overlap="terminate_other")
-    first, second = trigger(database), trigger(database)
-    begin(database, first)
-    claimed = claim(database, second)
+    database.submit(concurrency_key="acme", overlap="terminate_other")
+    first, second = database.trigger(), database.trigger()
+    database.begin(first)
+    claimed = database.claim(second)
     assert {each.run_id for each in claimed.started} == {second}
     assert key_row(database) == (1, False, False)
 
 
 def test_completion_in_a_clients_transaction_gives_the_place_back_later(database: Database) -> None:
     keyed(database)
-    first, second = trigger(database), trigger(database)
-    started, _ = begin(database, first), claim(database, second)
+    first, second = database.trigger(), database.trigger()
+    started, _ = database.begin(first), database.claim(second)
     with database.transaction() as connection:
         end = RunEnd(first, started.attempt, RunState.SUCCEEDED, EXECUTOR)
         finish_runs(connection, database.installation, [end], lasting=True)
-    assert open_run(database, second).state == RunState.BUFFERED
+    assert database.open_run(second).state == RunState.BUFFERED
     repair = KeyRepair(database.session(), database.installation)
     assert repair.repair() == 0, "the place is not free before the effect is applied"
-    with database.transaction() as connection:
-        apply_deferred_effects(connection, database.installation)
-    assert open_run(database, second).state == RunState.QUEUED
+    database.within(apply_deferred_effects, database.installation)
+    assert database.open_run(second).state == RunState.QUEUED
 
 
 LIMITING = [overlap for overlap in Overlap if overlap is not Overlap.ALLOW_ALL]
@@ -277,24 +259,24 @@ LIMITING = [overlap for overlap in Overlap if overlap is not Overlap.ALLOW_ALL]
 @pytest.mark.parametrize("overlap", LIMITING)
 def test_key_and_an_overlap_policy_agree_about_who_is_first(database: Database, overlap: Overlap) -> None:
     keyed(database)
-    other = begin(database, trigger(database))
-    submit(database, "limited", concurrency_key="acme", overlap=overlap)
-    first, second = trigger(database, "limited"), trigger(database, "limited")
+    other = database.begin(database.trigger())
+    database.submit("limited", concurrency_key="acme", overlap=overlap)
+    first, second = database.trigger("limited"), database.trigger("limited")
     for run in (first, second):
         arrive(database, run)
-    succeed(database, other)
+    database.succeed(other)
     if overlap in {Overlap.CANCEL_OTHER, Overlap.TERMINATE_OTHER}:
-        assert final_state(database, first)[0] == RunState.CANCELLED
+        assert database.final_state(first)[0] == RunState.CANCELLED
         [started] = arrive(database, second)
-        succeed(database, started)
+        database.succeed(started)
     else:
         [started] = arrive(database, first)
-        succeed(database, started)
+        database.succeed(started)
         if overlap is Overlap.SKIP:
-            assert final_state(database, second)[0] == RunState.SKIPPED
+            assert database.final_state(second)[0] == RunState.SKIPPED
         else:
             [started] = arrive(database, second)
-            succeed(database, started)
+            database.succeed(started)
     assert key_row(database) == (0, False, False)
     assert (database.count("job_runs"), database.count("active_runs")) == (0, 0)
 
@@ -302,12 +284,12 @@ def test_key_and_an_overlap_policy_agree_about_who_is_first(database: Database, 
 def arrive(database: Database, run: UUID) -> list[Started]:
     """Claim as an executor does: at once, and with a look at other runs of the job if it is undecided."""
     claimed = claim_fast(database, run)
-    return list(claimed.started) if claimed.started or claimed.waiting else list(claim(database, run).started)
+    return list(claimed.started) if claimed.started or claimed.waiting else list(database.claim(run).started)
 
 
 def test_buffered_run_gives_its_place_back(database: Database) -> None:
-    submit(database, concurrency_key="acme", overlap="buffer_all")
-    first, second = trigger(database), trigger(database)
+    database.submit(concurrency_key="acme", overlap="buffer_all")
+    first, second = database.trigger(), database.trigger()
     arrive(database, first)
     # As a release without the rule left it: a promoted run that is not the active one.
     database.execute(
@@ -318,60 +300,57 @@ def test_buffered_run_gives_its_place_back(database: Database) -> None:
     assert database.rows("SELECT running, unclaimed FROM run_keys") == [(1, 0)]
 
 
-def test_rate_lets_runs_start_one_after_another(clocked: ClockedDatabase) -> None:
-    clocked.stop_clock()
-    keyed(clocked, rate="1/s", burst=2)
-    runs = sorted(trigger(clocked) for _ in range(5))  # of one instant: the smallest is first
-    claimed = claim(clocked, *runs)
+def test_rate_lets_runs_start_one_after_another(still: ClockedDatabase) -> None:
+    keyed(still, rate="1/s", burst=2)
+    runs = sorted(still.trigger() for _ in range(5))  # of one instant: the smallest is first
+    claimed = still.claim(*runs)
     assert len(claimed.started) == 2
     assert len(claimed.waiting) == 3
-    duties = KeyDuties(clocked.session(), clocked.installation)
-    promoted, seconds = duties.promote(range(clocked.installation.shards))
+    duties = KeyDuties(still.session(), still.installation)
+    promoted, seconds = duties.promote(range(still.installation.shards))
     assert (promoted, seconds) == (0, 1.0)
     for run in runs[2:]:
-        clocked.advance(timedelta(seconds=1))
-        assert duties.promote(range(clocked.installation.shards))[0] == 1
-        begin(clocked, run)
-    assert clocked.rows("SELECT running, unclaimed FROM run_keys") == [(5, 0)]
+        still.advance(timedelta(seconds=1))
+        assert duties.promote(range(still.installation.shards))[0] == 1
+        still.begin(run)
+    assert still.rows("SELECT running, unclaimed FROM run_keys") == [(5, 0)]
 
 
-def test_rate_after_an_outage_is_the_burst_and_no_more(clocked: ClockedDatabase) -> None:
-    clocked.stop_clock()
-    keyed(clocked, rate="1/min", burst=3)
-    runs = sorted(trigger(clocked) for _ in range(30))
-    claim(clocked, *runs)
-    duties = KeyDuties(clocked.session(), clocked.installation)
+def test_rate_after_an_outage_is_the_burst_and_no_more(still: ClockedDatabase) -> None:
+    keyed(still, rate="1/min", burst=3)
+    runs = sorted(still.trigger() for _ in range(30))
+    still.claim(*runs)
+    duties = KeyDuties(still.session(), still.installation)
     for _ in range(10):
-        clocked.advance(timedelta(minutes=1))
-        duties.promote(range(clocked.installation.shards))
-    rows = clocked.rows("SELECT run_id FROM job_runs WHERE state = 'queued' ORDER BY scheduled_at, run_id")
+        still.advance(timedelta(minutes=1))
+        duties.promote(range(still.installation.shards))
+    rows = still.rows("SELECT run_id FROM job_runs WHERE state = 'queued' ORDER BY scheduled_at, run_id")
     promoted = [row[0] for row in rows]
     assert promoted == runs[3:6], "no more than the burst is promoted while no executor claims"
-    assert duties.promote(range(clocked.installation.shards)) == (0, math.inf), "a start or an end wakes the key"
-    apply_batch(clocked, {"type": "run.cancel", "run_id": str(promoted[0])})
-    claimed = claim(clocked, *promoted[1:])
+    assert duties.promote(range(still.installation.shards)) == (0, math.inf), "a start or an end wakes the key"
+    still.apply_batch({"type": "run.cancel", "run_id": str(promoted[0])})
+    claimed = still.claim(*promoted[1:])
     assert (len(claimed.started), claimed.promoted) == (2, 0), "the executors find the burst, and then the rate"
-    clocked.advance(timedelta(minutes=1))
-    assert duties.promote(range(clocked.installation.shards))[0] == 1
-    assert clocked.rows("SELECT running, unclaimed FROM run_keys") == [(7, 2)], "the cancel passed its start on"
+    still.advance(timedelta(minutes=1))
+    assert duties.promote(range(still.installation.shards))[0] == 1
+    assert still.rows("SELECT running, unclaimed FROM run_keys") == [(7, 2)], "the cancel passed its start on"
 
 
-def test_key_with_a_slow_rate_is_not_idle(clocked: ClockedDatabase) -> None:
-    clocked.stop_clock()
-    keyed(clocked, rate="1/day")
-    succeed(clocked, begin(clocked, trigger(clocked)))
-    clocked.advance(timedelta(hours=1))
-    KeyRepair(clocked.session(), clocked.installation).repair()
-    second = trigger(clocked)
-    assert claim(clocked, second).waiting == {second}
+def test_key_with_a_slow_rate_is_not_idle(still: ClockedDatabase) -> None:
+    keyed(still, rate="1/day")
+    still.succeed(still.begin(still.trigger()))
+    still.advance(timedelta(hours=1))
+    KeyRepair(still.session(), still.installation).repair()
+    second = still.trigger()
+    assert still.claim(second).waiting == {second}
 
 
 def test_repair_reads_so_many_runs_and_goes_on(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     """A key with more runs than one step reads must not keep the repair from the others."""
     monkeypatch.setattr("tidewheel.scheduler.key_repair._MAX_RUNS", 4)
     keyed(database, at_once=100)
-    runs = [trigger(database, concurrency_key=name) for name, count in KEYS.items() for _ in range(count)]
-    claim(database, *runs)
+    runs = [database.trigger(concurrency_key=name) for name, count in KEYS.items() for _ in range(count)]
+    database.claim(*runs)
     database.execute("UPDATE run_keys SET running = running + 1, unclaimed = 1")
     repair = KeyRepair(database.session(), database.installation)
     for _ in range(10):
@@ -382,14 +361,14 @@ def test_repair_reads_so_many_runs_and_goes_on(database: Database, monkeypatch: 
 
 def test_idle_keys_are_removed_and_wrong_counters_repaired(clocked: ClockedDatabase) -> None:
     keyed(clocked)
-    succeed(clocked, begin(clocked, trigger(clocked)))
-    second, third = trigger(clocked), trigger(clocked)
-    claim(clocked, second, third)
+    clocked.succeed(clocked.begin(clocked.trigger()))
+    second, third = clocked.trigger(), clocked.trigger()
+    clocked.claim(second, third)
     clocked.execute("UPDATE run_keys SET running = 7, unclaimed = 2")
     KeyRepair(clocked.session(), clocked.installation).repair()
     assert key_row(clocked) == (1, True, False)
     assert clocked.value("SELECT unclaimed FROM run_keys") == 0
-    apply_batch(clocked, {"type": "runs.cancel", "key": "job"})
+    clocked.apply_batch({"type": "runs.cancel", "key": "job"})
     clocked.execute("DELETE FROM job_runs")
     clocked.execute("UPDATE run_keys SET running = 0, has_waiters = false")
     clocked.advance(timedelta(minutes=11))
@@ -488,9 +467,9 @@ def test_keys_under_fire_admit_never_too_many_and_leave_nothing(
     database: Database, overlap: Overlap, in_flight: int | None
 ) -> None:
     for job in range(4):
-        submit(database, f"job-{job}", concurrency_key={"key": "k", "at_once": PLACES}, overlap=overlap)
+        database.submit(f"job-{job}", concurrency_key={"key": "k", "at_once": PLACES}, overlap=overlap)
     rng = random.Random(7)  # noqa: S311 - repeatable
-    runs = [trigger(database, f"job-{rng.randrange(4)}", concurrency_key=f"k{rng.randrange(3)}") for _ in range(RUNS)]
+    runs = [database.trigger(f"job-{rng.randrange(4)}", concurrency_key=f"k{rng.randrange(3)}") for _ in range(RUNS)]
     fire = Fire(database, 1)
     if in_flight is not None:
         fire.in_flight = in_flight
@@ -499,9 +478,9 @@ def test_keys_under_fire_admit_never_too_many_and_leave_nothing(
 
     def cancel_and_edit() -> None:
         while not stop.wait(0.05):
-            apply_batch(database, {"type": "run.cancel", "run_id": str(rng.choice(runs))})
+            database.apply_batch({"type": "run.cancel", "run_id": str(rng.choice(runs))})
             limit = {"key": "k", "at_once": rng.randint(1, PLACES)}
-            submit(database, f"job-{rng.randrange(4)}", concurrency_key=limit, overlap=overlap)
+            database.submit(f"job-{rng.randrange(4)}", concurrency_key=limit, overlap=overlap)
             if in_flight is not None:
                 limit_tenant(database, rng.randint(1, in_flight))
 
@@ -528,7 +507,7 @@ def test_keys_under_fire_admit_never_too_many_and_leave_nothing(
     repair.step()
     assert database.rows("SELECT * FROM active_runs WHERE has_waiters") == []
     for job in range(4):
-        succeed(database, begun(database, f"job-{job}"))
+        database.succeed(database.begun(f"job-{job}"))
     assert database.count("active_runs") == 0
 
 
@@ -540,7 +519,7 @@ def test_keys_that_nothing_uses_leave_no_row(database: Database, keys: int) -> N
             " SELECT n, 'default', 'key-' || n, 1, now() - interval '11 min' FROM generate_series(%s::bigint, %s) AS n",
             [first, min(first + 50_000, keys) - 1],
         )
-    claim(database, trigger_keyed(database))
+    database.claim(trigger_keyed(database))
     repair = KeyRepair(database.session(), database.installation)
     for _ in range(keys // 1000 + 2):
         repair.repair()

@@ -10,8 +10,8 @@ from uuid import UUID, uuid4
 
 import pytest
 
+from tests.fixtures.acts import EXECUTOR
 from tests.fixtures.database import Database
-from tests.transitions.acts import EXECUTOR, attempts, completions, submit, trigger
 from tidewheel.ids import job_id
 from tidewheel.postgres.session import Conn
 from tidewheel.runs import FINAL, MOVES, OPEN, AttemptOutcome, Move, RunState, end_of, target
@@ -41,7 +41,7 @@ def test_every_move_has_a_writer_or_is_listed_without_one() -> None:
 
 def run_in(database: Database, state: RunState) -> UUID:
     """A run in a state, with one attempt behind it or under way."""
-    run_id = trigger(database)
+    run_id = database.trigger()
     active = state in ACTIVE or state in FINAL - {RunState.SKIPPED, RunState.CANCELLED}
     attempt = 0 if state in {RunState.QUEUED, RunState.BUFFERED, RunState.BLOCKED, RunState.SKIPPED} else 1
     before_end = RunState.RUNNING if active else RunState.QUEUED
@@ -53,10 +53,9 @@ def run_in(database: Database, state: RunState) -> UUID:
     if state is RunState.BUFFERED:
         database.execute("UPDATE job_runs SET publish_at = 'infinity' WHERE run_id = %s", [run_id])
     if state in FINAL:
-        with database.transaction() as connection:
-            done = finish_runs(
-                connection, database.installation, [RunEnd(run_id, attempt, state, EXECUTOR if active else None)]
-            )
+        done = database.within(
+            finish_runs, database.installation, [RunEnd(run_id, attempt, state, EXECUTOR if active else None)]
+        )
         assert done.states == {run_id: state}
     return run_id
 
@@ -66,9 +65,9 @@ def rows_of(database: Database, run_id: UUID) -> Mapping[str, Sequence[Any]]:
     return {
         "open": database.rows("SELECT to_jsonb(o) FROM job_runs AS o WHERE run_id = %s", [run_id]),
         "run": database.rows("SELECT to_jsonb(r) FROM runs AS r WHERE run_id = %s", [run_id]),
-        "attempts": attempts(database, run_id),
+        "attempts": database.attempts(run_id),
         "signals": database.rows("SELECT * FROM signals WHERE run_id = %s", [run_id]),
-        "events": [event for event in completions(database) if event.run_id == str(run_id)],
+        "events": [event for event in database.completions() if event.run_id == str(run_id)],
         "messages": database.rows("SELECT value FROM outbox WHERE key = %s ORDER BY id", [str(run_id).encode()]),
     }
 
@@ -118,7 +117,7 @@ def release(connection: Conn, database: Database, run_id: UUID) -> bool:
 
 @pytest.fixture(scope="module")
 def with_job(shared_database: Database) -> Database:
-    submit(shared_database)
+    shared_database.submit()
     return shared_database
 
 

@@ -6,23 +6,9 @@ from uuid import UUID
 
 import pytest
 
+from tests.fixtures.acts import EXECUTOR, ending, submission
 from tests.fixtures.database import ClockedDatabase, Database
 from tests.fixtures.services import until
-from tests.transitions.acts import (
-    EXECUTOR,
-    apply_batch,
-    begun,
-    ending,
-    final_state,
-    open_run,
-    requested_claim,
-    requests,
-    requeue,
-    submission,
-    submit,
-    succeed,
-    trigger,
-)
 from tests.transitions.test_run_keys import limit_tenant
 from tidewheel.control.client.client import Client
 from tidewheel.control.reads.waits import read_waits
@@ -56,98 +42,93 @@ class Executor:
         )
 
     def claim(self, *runs: UUID, tenant: str | None = "default") -> list[Started]:
-        claims = [requested_claim(self.database, run)._replace(tenant=tenant) for run in runs]
+        claims = [self.database.requested_claim(run)._replace(tenant=tenant) for run in runs]
         return list(self.claimer.claim(claims, source="message").started)
 
 
 @pytest.mark.parametrize("tenant", ["default", None])
-def test_runs_beyond_the_limit_wait_and_an_end_starts_the_oldest(database: Database, tenant: str | None) -> None:
-    submit(database)
-    limit_tenant(database, 2)
-    executor = Executor(database)
-    runs = [trigger(database) for _ in range(4)]
+def test_runs_beyond_the_limit_wait_and_an_end_starts_the_oldest(with_job: Database, tenant: str | None) -> None:
+    limit_tenant(with_job, 2)
+    executor = Executor(with_job)
+    runs = [with_job.trigger() for _ in range(4)]
     started = executor.claim(*runs, tenant=tenant)
     assert [one.run_id for one in started] == runs[:2]
-    assert [open_run(database, run).state for run in runs] == ["running", "running", "buffered", "buffered"]
-    assert database.rows(COUNTERS) == [(2, 0, True)]
-    succeed(database, started[0])
-    assert open_run(database, runs[2]).state == "queued"
-    assert database.rows(COUNTERS) == [(2, 1, True)]
-    newcomer = trigger(database)
+    assert [with_job.open_run(run).state for run in runs] == ["running", "running", "buffered", "buffered"]
+    assert with_job.rows(COUNTERS) == [(2, 0, True)]
+    with_job.succeed(started[0])
+    assert with_job.open_run(runs[2]).state == "queued"
+    assert with_job.rows(COUNTERS) == [(2, 1, True)]
+    newcomer = with_job.trigger()
     assert executor.claim(newcomer) == []
     [third] = executor.claim(runs[2])
-    with database.transaction() as connection:
+    with with_job.transaction() as connection:
         wait = read_waits(connection, [runs[3]])[runs[3]]
     assert (wait.code, wait.words) == (
         "tenant",
         "tenant default has 2 of 2 active runs: the end of one starts the oldest that waits",
     )
     for one in (started[1], third):
-        succeed(database, one)
+        with_job.succeed(one)
     for one in executor.claim(runs[3], newcomer):
-        succeed(database, one)
-    assert database.rows(COUNTERS) == [(0, 0, False)]
+        with_job.succeed(one)
+    assert with_job.rows(COUNTERS) == [(0, 0, False)]
 
 
 def test_other_tenants_are_not_counted_and_a_lifted_limit_lets_all_start(database: Database) -> None:
     with Client(database.url) as client:
         client.tenants.create("acme", in_flight=1)
-        submit(database)
-        assert apply_batch(database, submission() | {"tenant": "acme"})
+        database.submit()
+        assert database.apply_batch(submission() | {"tenant": "acme"})
         executor = Executor(database)
-        assert len(executor.claim(*[trigger(database) for _ in range(3)])) == 3
-        runs = [trigger(database, tenant="acme") for _ in range(3)]
+        assert len(executor.claim(*[database.trigger() for _ in range(3)])) == 3
+        runs = [database.trigger(tenant="acme") for _ in range(3)]
         assert len(executor.claim(*runs, tenant="acme")) == 1
         client.tenants.limit("acme", in_flight=None)
-    assert [open_run(database, run).state for run in runs] == ["running", "queued", "queued"]
+    assert [database.open_run(run).state for run in runs] == ["running", "queued", "queued"]
     assert len(executor.claim(*runs[1:], tenant="acme")) == 2
 
 
-def test_retry_gives_the_place_back(database: Database) -> None:
-    submit(database)
-    limit_tenant(database, 1)
-    executor = Executor(database)
-    first, second = trigger(database), trigger(database)
+def test_retry_gives_the_place_back(with_job: Database) -> None:
+    limit_tenant(with_job, 1)
+    executor = Executor(with_job)
+    first, second = with_job.trigger(), with_job.trigger()
     [started] = executor.claim(first)
     assert executor.claim(second) == []
-    requeue(database, started, AttemptOutcome.FAILED, timedelta(hours=1))
-    assert open_run(database, second).state == "queued"
-    apply_batch(database, {"type": "run.cancel", "run_id": str(second)})
-    assert final_state(database, second)[0] == RunState.CANCELLED
-    assert database.rows(COUNTERS) == [(0, 0, False)]
+    with_job.requeue(started, AttemptOutcome.FAILED, timedelta(hours=1))
+    assert with_job.open_run(second).state == "queued"
+    with_job.apply_batch({"type": "run.cancel", "run_id": str(second)})
+    assert with_job.final_state(second)[0] == RunState.CANCELLED
+    assert with_job.rows(COUNTERS) == [(0, 0, False)]
 
 
-def test_completion_in_a_clients_transaction_gives_the_place_back_later(database: Database) -> None:
-    submit(database)
-    limit_tenant(database, 1)
-    executor = Executor(database)
-    first, second = trigger(database), trigger(database)
+def test_completion_in_a_clients_transaction_gives_the_place_back_later(with_job: Database) -> None:
+    limit_tenant(with_job, 1)
+    executor = Executor(with_job)
+    first, second = with_job.trigger(), with_job.trigger()
     [started] = executor.claim(first)
     executor.claim(second)
-    with database.transaction() as connection:
-        finish_runs(connection, database.installation, [ending(started, RunState.SUCCEEDED)], lasting=True)
-    assert open_run(database, second).state == "buffered"
-    with database.transaction() as connection:
-        apply_deferred_effects(connection, database.installation)
-    assert open_run(database, second).state == "queued"
+    with_job.within(finish_runs, with_job.installation, [ending(started, RunState.SUCCEEDED)], lasting=True)
+    assert with_job.open_run(second).state == "buffered"
+    with_job.within(apply_deferred_effects, with_job.installation)
+    assert with_job.open_run(second).state == "queued"
 
 
 def test_run_keeps_the_place_of_its_key_while_it_waits_for_its_tenant(database: Database) -> None:
-    submit(database, "keyed", concurrency_key={"key": "k", "at_once": 1})
-    submit(database)
+    database.submit("keyed", concurrency_key={"key": "k", "at_once": 1})
+    database.submit()
     limit_tenant(database, 1)
     executor = Executor(database)
-    [busy] = executor.claim(trigger(database))
-    first, second = trigger(database, "keyed"), trigger(database, "keyed")
+    [busy] = executor.claim(database.trigger())
+    first, second = database.trigger("keyed"), database.trigger("keyed")
     assert executor.claim(first, second) == []
     waits = dict(database.rows("SELECT run_id, waits_for FROM job_runs WHERE state = 'buffered'"))
     assert waits[first] == tenant_key_id("default")
     assert waits[second] not in {None, tenant_key_id("default")}
-    succeed(database, busy)
+    database.succeed(busy)
     [started] = executor.claim(first)
-    succeed(database, started)
+    database.succeed(started)
     [started] = executor.claim(second)
-    succeed(database, started)
+    database.succeed(started)
     assert database.rows("SELECT * FROM run_keys WHERE running <> 0 OR unclaimed <> 0 OR has_waiters") == []
 
 
@@ -157,8 +138,8 @@ def test_count_of_started_runs_goes_on_where_the_step_before_stopped(
     monkeypatch.setattr("tidewheel.transitions.tenant_places._MAX_READ", 2)
     monkeypatch.setattr("tidewheel.scheduler.key_repair._MAX_READ", 4)
     clocked.stop_clock()
-    submit(clocked)
-    started = [begun(clocked) for _ in range(7)]
+    clocked.submit()
+    started = [clocked.begun() for _ in range(7)]
     limit_tenant(clocked, 3)
     repair = KeyRepair(clocked.session(), clocked.installation)
     found: list[int] = []
@@ -172,69 +153,66 @@ def test_count_of_started_runs_goes_on_where_the_step_before_stopped(
         repair.count_started_runs()
     assert clocked.value("SELECT in_flight_since FROM tenants WHERE tenant = 'default'") is None
     for one in started:
-        succeed(clocked, one)
+        clocked.succeed(one)
     assert clocked.rows(COUNTERS) == [(0, 0, False)]
 
 
 def test_runs_that_started_before_the_limit_are_counted(clocked: ClockedDatabase) -> None:
-    submit(clocked)
-    before = [begun(clocked) for _ in range(2)]
+    clocked.submit()
+    before = [clocked.begun() for _ in range(2)]
     limit_tenant(clocked, 2)
     repair = KeyRepair(clocked.session(), clocked.installation)
     repair.count_started_runs()
     assert clocked.rows(COUNTERS) == [(2, 0, False)]
     executor = Executor(clocked)
-    run = trigger(clocked)
+    run = clocked.trigger()
     assert executor.claim(run) == []
-    late = begun(clocked)  # by an executor whose list of tenants is old
+    late = clocked.begun()  # by an executor whose list of tenants is old
     repair.count_started_runs()
     assert clocked.rows(COUNTERS) == [(3, 0, True)]
     clocked.advance(COUNTED_FOR + timedelta(seconds=1))
     repair.count_started_runs()
     assert clocked.value("SELECT in_flight_since FROM tenants WHERE tenant = 'default'") is None
     for one in (*before, late):
-        succeed(clocked, one)
-    assert open_run(clocked, run).state == "queued"
-    assert len(requests(clocked)) == 5
+        clocked.succeed(one)
+    assert clocked.open_run(run).state == "queued"
+    assert len(clocked.requests()) == 5
     clocked.advance(timedelta(minutes=11))
     for one in executor.claim(run):
-        succeed(clocked, one)
+        clocked.succeed(one)
     repair.repair()
     assert clocked.rows(COUNTERS) == [(0, 0, False)]
 
 
-def test_wrong_count_of_runs_in_flight_is_repaired_and_lets_waiting_runs_start(database: Database) -> None:
-    submit(database)
-    limit_tenant(database, 2)
-    executor = Executor(database)
-    runs = [trigger(database) for _ in range(4)]
+def test_wrong_count_of_runs_in_flight_is_repaired_and_lets_waiting_runs_start(with_job: Database) -> None:
+    limit_tenant(with_job, 2)
+    executor = Executor(with_job)
+    runs = [with_job.trigger() for _ in range(4)]
     started = executor.claim(*runs)
-    repair = KeyRepair(database.session(), database.installation)
+    repair = KeyRepair(with_job.session(), with_job.installation)
     assert repair.repair_tenants() == 0
-    assert database.rows(COUNTERS) == [(2, 0, True)], "what is right stays"
+    assert with_job.rows(COUNTERS) == [(2, 0, True)], "what is right stays"
     # As a restore of an older copy of the table leaves it.
-    database.execute("UPDATE run_keys SET running = 7, unclaimed = 1, has_waiters = false")
+    with_job.execute("UPDATE run_keys SET running = 7, unclaimed = 1, has_waiters = false")
     assert repair.repair_tenants() == 0
-    assert database.rows(COUNTERS) == [(2, 0, True)]
-    with database.transaction() as connection:
-        finish_runs(connection, database.installation, [ending(started[0], RunState.SUCCEEDED)], lasting=True)
-    database.execute("UPDATE run_keys SET running = 0")
+    assert with_job.rows(COUNTERS) == [(2, 0, True)]
+    with_job.within(finish_runs, with_job.installation, [ending(started[0], RunState.SUCCEEDED)], lasting=True)
+    with_job.execute("UPDATE run_keys SET running = 0")
     assert repair.repair_tenants() == 0
-    assert database.rows(COUNTERS) == [(2, 0, True)], "the deferred effect of an end holds its place"
-    database.execute("DELETE FROM run_keys")
-    with database.transaction() as connection:
-        apply_deferred_effects(connection, database.installation)
+    assert with_job.rows(COUNTERS) == [(2, 0, True)], "the deferred effect of an end holds its place"
+    with_job.execute("DELETE FROM run_keys")
+    with_job.within(apply_deferred_effects, with_job.installation)
     assert repair.repair_tenants() == 1
-    assert database.rows("SELECT at_once, running, unclaimed FROM run_keys") == [(2, 2, 1)]
+    assert with_job.rows("SELECT at_once, running, unclaimed FROM run_keys") == [(2, 2, 1)]
     for one in (started[1], *executor.claim(runs[2])):
-        succeed(database, one)
+        with_job.succeed(one)
     for one in executor.claim(runs[3]):
-        succeed(database, one)
-    assert database.rows(COUNTERS) == [(0, 0, False)]
-    database.execute("UPDATE run_keys SET running = 5")
-    with database.transaction() as connection:  # of another scheduler, which has not committed yet
+        with_job.succeed(one)
+    assert with_job.rows(COUNTERS) == [(0, 0, False)]
+    with_job.execute("UPDATE run_keys SET running = 5")
+    with with_job.transaction() as connection:  # of another scheduler, which has not committed yet
         connection.execute("SELECT FROM settings WHERE name = 'shards' FOR NO KEY UPDATE")
         repair.repair_tenants()
-        assert database.rows(COUNTERS) == [(5, 0, False)], "it would be added twice"
-    with closing(KeyRepair(database.session("background"), database.installation)) as walking:
-        until(lambda: not walking.step(repairs=True) and database.rows(COUNTERS) == [(0, 0, False)], "it is repaired")
+        assert with_job.rows(COUNTERS) == [(5, 0, False)], "it would be added twice"
+    with closing(KeyRepair(with_job.session("background"), with_job.installation)) as walking:
+        until(lambda: not walking.step(repairs=True) and with_job.rows(COUNTERS) == [(0, 0, False)], "it is repaired")

@@ -1,33 +1,27 @@
-"""Triggers per second of a tenant: delayed, held, paced, never dropped, in their order."""
+"""Rates of keys and of tenants: kept although promotions and claims come late, also after an outage."""
 
+import heapq
+import random
+from collections.abc import Callable
 from contextlib import closing
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import NamedTuple
 from uuid import UUID, uuid4
 
 import pytest
 from psycopg.conninfo import make_conninfo
 
+from tests.fixtures.acts import ending, submission
 from tests.fixtures.database import ClockedDatabase, Database
-from tests.transitions.acts import (
-    apply_batch,
-    apply_batch_within,
-    begun,
-    end,
-    ending,
-    job_runs,
-    requests,
-    submission,
-    submit,
-)
 from tests.transitions.graphs import end_and_drain
-from tests.transitions.test_rate_ring import most_in
 from tidewheel.control.client.client import Client
 from tidewheel.postgres.session import RowsLocked, connect
 from tidewheel.runs import RunState
 from tidewheel.scheduler import key_duties
 from tidewheel.scheduler.key_duties import KeyDuties
 from tidewheel.transitions import held_runs
+from tidewheel.transitions.places import Arrival, KeyRow, Limit, admit
+from tidewheel.transitions.rate_ring import Ring
 from tidewheel.transitions.tenant_rates import TenantRates
 
 TRIGGER = {"type": "job.trigger", "key": "job"}
@@ -43,7 +37,7 @@ class _Run(NamedTuple):
 @pytest.fixture
 def rated(clocked: ClockedDatabase) -> ClockedDatabase:
     clocked.stop_clock()
-    submit(clocked)
+    clocked.submit()
     return clocked
 
 
@@ -54,7 +48,7 @@ def limit(database: ClockedDatabase, rate: float | None) -> None:
 
 
 def flood(database: ClockedDatabase, runs: int) -> None:
-    replies = apply_batch(database, *[TRIGGER] * runs)
+    replies = database.apply_batch(*[TRIGGER] * runs)
     assert {reply.status for reply in replies} == {"accepted"}
 
 
@@ -69,13 +63,13 @@ def test_flood_is_delayed_and_held_and_none_is_lost(rated: ClockedDatabase) -> N
         rated.advance(timedelta(seconds=1))
         duties.pace()
     assert rated.value(HELD) == 0
-    due = [run.publish_at for run in job_runs(rated)]
+    due = [run.publish_at for run in rated.job_runs()]
     assert len(due) == 300
     assert max(due[:100]) <= min(due[100:200])
     assert max(due[100:200]) <= min(due[200:])
     assert most_in(timedelta(seconds=1), due) <= 20
     assert most_in(timedelta(seconds=10), due) <= 110
-    assert len(requests(rated)) == 300
+    assert len(rated.requests()) == 300
 
 
 def test_edit_during_a_backlog_applies_and_a_lifted_rate_queues_all(rated: ClockedDatabase) -> None:
@@ -93,7 +87,7 @@ def test_edit_during_a_backlog_applies_and_a_lifted_rate_queues_all(rated: Clock
     duties.pace()
     assert rated.value(HELD) == 0
     assert rated.count("tenant_rates") == 0
-    assert len(requests(rated)) == 300
+    assert len(rated.requests()) == 300
 
 
 def test_runs_under_the_rate_and_of_tenants_without_one_leave_at_once(rated: ClockedDatabase) -> None:
@@ -101,8 +95,8 @@ def test_runs_under_the_rate_and_of_tenants_without_one_leave_at_once(rated: Clo
     assert rated.count("tenant_rates") == 0
     limit(rated, 10)
     flood(rated, 5)
-    assert len({run.publish_at for run in job_runs(rated)}) == 1
-    apply_batch(rated, TRIGGER | {"delay": "1h"})
+    assert len({run.publish_at for run in rated.job_runs()}) == 1
+    rated.apply_batch(TRIGGER | {"delay": "1h"})
     assert rated.value(HELD) == 1
     flood(rated, 1)
     assert rated.value(HELD) == 1
@@ -110,7 +104,7 @@ def test_runs_under_the_rate_and_of_tenants_without_one_leave_at_once(rated: Clo
     assert duties.pace() == (0, False)
     rated.advance(timedelta(minutes=59, seconds=59))
     assert duties.pace() == (1, False)
-    [late] = [run for run in job_runs(rated) if run.publish_at > job_runs(rated)[0].publish_at]
+    [late] = [run for run in rated.job_runs() if run.publish_at > rated.job_runs()[0].publish_at]
     assert late.publish_at == late.scheduled_at
 
 
@@ -119,7 +113,7 @@ def test_held_run_can_be_cancelled(rated: ClockedDatabase) -> None:
     flood(rated, 30)
     [(run,)] = rated.rows("SELECT run_id FROM job_runs WHERE waits_for IS NOT NULL LIMIT 1")
     held = rated.value(HELD)
-    apply_batch(rated, {"type": "run.cancel", "run_id": str(run)})
+    rated.apply_batch({"type": "run.cancel", "run_id": str(run)})
     assert rated.value(HELD) == held - 1
 
 
@@ -141,13 +135,13 @@ def test_run_held_by_an_open_transaction_survives_a_lifted_rate(rated: ClockedDa
     duties = KeyDuties(rated.session(), rated.installation)
     with connect(rated.url, "second") as second:
         with second.transaction():
-            apply_batch_within(second, rated, *[TRIGGER] * 30)
+            rated.apply_batch_within(second, *[TRIGGER] * 30)
             limit(rated, None)
             duties.pace()
         assert rated.value(HELD) == 19
     duties.pace()
     assert rated.value(HELD) == 0
-    assert len(requests(rated)) == 30
+    assert len(rated.requests()) == 30
     assert rated.count("tenant_rates") == 0
 
 
@@ -155,7 +149,7 @@ def test_newcomers_stay_behind_runs_that_an_open_transaction_holds(rated: Clocke
     limit(rated, 1)
     duties = KeyDuties(rated.session(), rated.installation)
     with connect(rated.url, "second") as second, second.transaction():
-        apply_batch_within(second, rated, *[TRIGGER] * 30)
+        rated.apply_batch_within(second, *[TRIGGER] * 30)
         rated.advance(timedelta(seconds=20))
         duties.pace()
         flood(rated, 1)
@@ -168,17 +162,17 @@ def test_newcomers_stay_behind_runs_that_an_open_transaction_holds(rated: Clocke
 
 
 def test_held_run_keeps_its_own_time(rated: ClockedDatabase) -> None:
-    failed = begun(rated)
-    end(rated, ending(failed, RunState.FAILED))
+    failed = rated.begun()
+    rated.end(ending(failed, RunState.FAILED))
     limit(rated, 1)
     retried_at = rated.advance(timedelta(seconds=1))
-    apply_batch(rated, {"type": "run.retry", "run_id": str(failed.run_id), "delay": "1h"})
+    rated.apply_batch({"type": "run.retry", "run_id": str(failed.run_id), "delay": "1h"})
     duties = KeyDuties(rated.session(), rated.installation)
     assert rated.value(HELD) == 1
     assert duties.pace() == (0, False)
     rated.advance(timedelta(minutes=59, seconds=59))
     assert duties.pace() == (1, False)
-    [run] = job_runs(rated)
+    [run] = rated.job_runs()
     assert run.publish_at == retried_at + timedelta(hours=1)
 
 
@@ -201,28 +195,156 @@ def test_locked_places_stop_runs_of_limited_tenants_only_and_not_for_long(rated:
     with Client(rated.url) as client:
         client.tenants.create("limited", triggers_per_second=1)
     limited = {"tenant": "limited"}
-    apply_batch(rated, submission() | limited)
-    apply_batch(rated, TRIGGER | limited)
+    rated.apply_batch(submission() | limited)
+    rated.apply_batch(TRIGGER | limited)
     with connect(rated.url, "second") as second, second.transaction():
         second.execute("SELECT FROM tenant_rates FOR UPDATE")
         with pytest.raises(RowsLocked):
-            apply_batch(rated, TRIGGER | limited)
+            rated.apply_batch(TRIGGER | limited)
         flood(rated, 1)
-    apply_batch(rated, TRIGGER | limited)
-    assert len(requests(rated)) == 3
+    rated.apply_batch(TRIGGER | limited)
+    assert len(rated.requests()) == 3
 
 
 def test_unblocked_runs_take_places(rated: ClockedDatabase) -> None:
     children: list[dict[str, object]] = [{"ref": str(n), "key": "job", "after": ["root"]} for n in range(30)]
-    apply_batch(rated, {"type": "batch.submit", "runs": [{"ref": "root", "key": "job"}, *children]})
+    rated.apply_batch({"type": "batch.submit", "runs": [{"ref": "root", "key": "job"}, *children]})
     limit(rated, 1)
     end_and_drain(rated)
     assert rated.value(HELD) == 19
-    assert len(requests(rated)) == 1 + 11
+    assert len(rated.requests()) == 1 + 11
     duties = KeyDuties(rated.session(), rated.installation)
     for _ in range(30):
         rated.advance(timedelta(seconds=1))
         duties.pace()
-    due = sorted(run.publish_at for run in job_runs(rated))
-    assert len(requests(rated)) == 31
+    due = sorted(run.publish_at for run in rated.job_runs())
+    assert len(rated.requests()) == 31
     assert due[-1] - due[0] >= timedelta(seconds=28)
+
+
+START = datetime(2026, 11, 20, 12, tzinfo=UTC)
+HOLDER = Arrival(UUID(int=1), 1, holds=True, scheduled_at=START)
+LATE = timedelta(milliseconds=250)
+
+
+def starts(
+    every: timedelta, burst: int, until: timedelta, claimed_at: Callable[[datetime], datetime]
+) -> list[datetime]:
+    """Return the times at which runs of a key start, of which many wait.
+
+    Args:
+        every: The time between two starts.
+        burst: The starts at once.
+        until: The time that passes.
+        claimed_at: Returns the time at which runs are claimed that are promoted at a time.
+    """
+    chance = random.Random(1)  # noqa: S311 - repeatable
+    limit = Limit(None, every // timedelta(microseconds=1), burst)
+    row = KeyRow(1, running=0, unclaimed=0, has_waiters=True, limit=limit, tat=None, wake_at=START)
+    claims: list[tuple[datetime, int]] = []  # when so many promoted runs start
+    started: list[datetime] = []
+    wake: datetime | None = START
+    while (now := min([*(at for at, _ in claims[:1]), wake or START + until])) < START + until:
+        claimed = heapq.heappop(claims)[1] if claims and claims[0][0] == now else 0
+        started += [now] * claimed
+        assert admit({1: row}, [HOLDER] * claimed, now) == []
+        found = row.wanted(now)
+        row.promote(found, found, now, more=True)
+        if found:
+            heapq.heappush(claims, (claimed_at(now), found))
+        wake = row.wake_at and row.wake_at + timedelta(milliseconds=chance.uniform(0, 50))
+    return started
+
+
+@pytest.mark.parametrize(("a_minute", "hop"), [(1, 20), (100, 20), (600, 20), (6_000, 20), (600, 200), (60_000, 150)])
+def test_rate_is_kept_within_a_hundredth(a_minute: int, hop: int) -> None:
+    minutes = 10 if a_minute < 6_000 else 1
+    found = starts(
+        timedelta(minutes=1) / a_minute, 1, timedelta(minutes=minutes), lambda now: now + timedelta(milliseconds=hop)
+    )
+    assert abs(len(found) - a_minute * minutes) <= max(a_minute * minutes / 100, 1)
+
+
+@pytest.mark.parametrize("a_minute", [1, 60, 600, 6_000])
+@pytest.mark.parametrize("burst", [1, 5])
+def test_outage_adds_a_quarter_of_a_second_to_the_burst(a_minute: int, burst: int) -> None:
+    every, back = timedelta(minutes=1) / a_minute, START + timedelta(minutes=10)
+    found = starts(every, burst, timedelta(minutes=12), lambda now: max(now, back) + timedelta(milliseconds=20))
+    for window in (timedelta(seconds=1), timedelta(seconds=10), timedelta(minutes=1)):
+        most = (window + LATE) // every + burst
+        for first, last in zip(found, found[most:], strict=False):
+            assert last - first >= window, f"more than {most} starts in {window} from {first}"
+    assert len(found) >= (timedelta(minutes=2) // every) * 0.99
+
+
+MINUTE = timedelta(minutes=1)
+
+
+def most_in(window: timedelta, times: list[datetime]) -> int:
+    """Return the greatest number of times in any window."""
+    times = sorted(times)
+    first, most = 0, 0
+    for last, at in enumerate(times):
+        while at - times[first] >= window:
+            first += 1
+        most = max(most, last - first + 1)
+    return most
+
+
+def flood_of(per_second: float, offered: int, seconds: int) -> list[datetime]:
+    """Return the times at which runs are due that a flood_of offers, with the pacer's looks each second."""
+    ring, held, due = Ring(per_second), 0, list[datetime]()
+    for second in range(seconds):
+        for tick in range(10):
+            now = START + timedelta(seconds=second, milliseconds=100 * tick + 3)
+            ring.forget_past(now)
+            for _ in range(offered // 10):
+                at = None if held else ring.place(now)
+                held += at is None
+                due += [] if at is None else [at]
+            if tick == 5:
+                while held and (at := ring.place(now, reach=2, spaced=True)) is not None:
+                    held -= 1
+                    due.append(at)
+    return due
+
+
+@pytest.mark.parametrize("per_second", [100.0, 7.5, 1.0, 0.5, 0.01])
+def test_flood_is_within_a_hundredth_of_the_rate_in_any_minute(per_second: float) -> None:
+    due = flood_of(per_second, 1000, 180 if per_second > 0.1 else 600)
+    within = [at for at in due if at >= START + timedelta(seconds=1)]
+    assert most_in(MINUTE, within) <= max(per_second * 60 * 1.01, per_second * 60 + 1)
+    assert len(due) >= per_second * (170 if per_second > 0.1 else 590) - 1
+
+
+def test_timers_written_ahead_delay_no_trigger_under_the_limit() -> None:
+    chance = random.Random(1)  # noqa: S311 - repeatable
+    ring, delays = Ring(100), list[timedelta]()
+    for step in range(600):
+        now = START + timedelta(milliseconds=100 * step)
+        ring.forget_past(now)
+        for _ in range(2):
+            assert ring.place(now + timedelta(seconds=5)) is not None
+        for _ in range(2):
+            at = now + timedelta(milliseconds=chance.uniform(0, 50))
+            due = ring.place(at)
+            assert due is not None
+            delays.append(due - at)
+    assert max(delays) == timedelta(0)
+
+
+def test_order_is_kept_and_another_rate_applies_to_free_places() -> None:
+    ring = Ring(10)
+    ring.forget_past(START)
+    due = [at for _ in range(60) if (at := ring.place(START)) is not None]
+    assert due == sorted(due)
+    assert ring.place(START) is not None
+    for _ in range(100):
+        ring.place(START)
+    assert ring.place(START) is None
+    ring.change_rate(20)
+    assert ring.place(START) == START
+    ring.change_rate(0.1)
+    ring.forget_past(START)
+    assert ring.place(START) == START
+    assert ring.place(START) == START + timedelta(seconds=10)

@@ -1,27 +1,14 @@
 """The root's overlap policy sees whole occurrences, and an occurrence has a deadline."""
 
 import threading
-from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
 from uuid import UUID
 
 import pytest
 
+from tests.fixtures.acts import EXECUTOR, ending
 from tests.fixtures.database import ClockedDatabase, Database
-from tests.transitions.acts import (
-    EXECUTOR,
-    apply_batch,
-    begin,
-    claim,
-    end,
-    ending,
-    final_state,
-    open_run,
-    own_requests,
-    succeed,
-    trigger,
-)
 from tests.transitions.graphs import (
     Parents,
     after,
@@ -51,13 +38,6 @@ from tidewheel.transitions.finished import RunEnd
 CHAIN: Parents = {"a": [], "b": after("a")}
 
 
-@pytest.fixture
-def session(database: Database) -> Iterator[Session]:
-    session = database.session()
-    yield session
-    session.close()
-
-
 def repaired(database: Database, session: Session) -> int:
     return ActiveRunRepair(session, database.installation).step()
 
@@ -67,8 +47,8 @@ def opened(database: Database, **root: object) -> UUID:
     put(database, CHAIN, **root)
     if isinstance(database, ClockedDatabase):
         database.advance(timedelta(seconds=1))  # a version is in force after its instant
-    root_run = trigger(database, "a")
-    succeed(database, begin(database, root_run))
+    root_run = database.trigger("a")
+    database.succeed(database.begin(root_run))
     drain_some(database, never())
     return root_run
 
@@ -77,16 +57,16 @@ def opened(database: Database, **root: object) -> UUID:
 @pytest.mark.parametrize("policy", ["skip", "buffer_one", "buffer_all"])
 def test_a_root_waits_for_the_whole_occurrence(database: Database, session: Session, policy: str, drained: str) -> None:
     put(database, CHAIN, overlap=policy)
-    first, second = trigger(database, "a"), trigger(database, "a")
-    succeed(database, begin(database, first))
+    first, second = database.trigger("a"), database.trigger("a")
+    database.succeed(database.begin(first))
     if drained:
         drain_some(database, never())
-    assert claim(database, second).started == []
+    assert database.claim(second).started == []
     assert repaired(database, session) == 0
     if policy == "skip":
-        assert final_state(database, second) == ("skipped", "overlap")
+        assert database.final_state(second) == ("skipped", "overlap")
     else:
-        assert open_run(database, second).state == RunState.BUFFERED
+        assert database.open_run(second).state == RunState.BUFFERED
     play(database)
     expected = "skipped" if policy == "skip" else "succeeded"
     assert states(database, second)["a"] == expected
@@ -100,26 +80,26 @@ def test_a_root_waits_for_the_whole_occurrence(database: Database, session: Sess
 @pytest.mark.parametrize("root", [{"overlap": "skip", "workflow": {"overlap": "root"}}, {"overlap": "allow_all"}])
 def test_a_root_that_does_not_hold_its_place_starts_at_once(database: Database, root: dict[str, object]) -> None:
     opened(database, **root)
-    second = trigger(database, "a")
-    assert len(claim(database, second).started) == 1
+    second = database.trigger("a")
+    assert len(database.claim(second).started) == 1
 
 
 def test_a_trigger_may_start_beside_an_occurrence(database: Database) -> None:
     first = opened(database, overlap="skip")
-    beside = trigger(database, "a", overlap="allow_all")
+    beside = database.trigger("a", overlap="allow_all")
     play(database)
     assert [states(database, root)["b"] for root in (first, beside)] == ["succeeded"] * 2
     assert_nothing_left(database)
 
 
 def cancels(database: Database) -> list[dict[str, Any]]:
-    return [one for one in own_requests(database) if one["type"] == "workflow.cancel"]
+    return [one for one in database.own_requests() if one["type"] == "workflow.cancel"]
 
 
 def deliver(database: Database, session: Session) -> list[Reply]:
     """Apply the requests that claims have published, as intake does, and the cancels."""
     documents = [{name: one[name] for name in ("type", "request_id", "run_id", "reason")} for one in cancels(database)]
-    replies = [reply for document in documents for reply in apply_batch(database, document)]
+    replies = [reply for document in documents for reply in database.apply_batch(document)]
     PendingCancels(session, database.installation).step()
     return replies
 
@@ -128,21 +108,21 @@ def deliver(database: Database, session: Session) -> list[Reply]:
 @pytest.mark.parametrize("policy", ["cancel_other", "terminate_other"])
 def test_a_replacing_root_cancels_the_occurrence(database: Database, session: Session, policy: str, began: str) -> None:
     put(database, {**CHAIN, "always": [("a", "always")]}, overlap=policy)
-    first = trigger(database, "a")
-    started = begin(database, first)
+    first = database.trigger("a")
+    started = database.begin(first)
     if began:
-        succeed(database, started)
+        database.succeed(started)
         drain_some(database, never())
-    second = trigger(database, "a")
-    done = claim(database, second)
+    second = database.trigger("a")
+    done = database.claim(second)
     at_once = policy == "terminate_other"
     assert [one.run_id for one in done.started] == ([second] if at_once else [])
     [reply] = deliver(database, session)
     assert (reply.status, reply.unchanged) == (ReplyStatus.ACCEPTED, False)
     if not began and not at_once:
-        end(database, ending(started, RunState.SUCCEEDED))  # its attempt has seen the signal
+        database.end(ending(started, RunState.SUCCEEDED))  # its attempt has seen the signal
     if at_once:
-        succeed(database, done.started[0])
+        database.succeed(done.started[0])
     play(database)
     assert workflow(database, first)[0] == "cancelled"
     assert "succeeded" not in {states(database, first).get(key) for key in ("b", "always")}
@@ -152,16 +132,15 @@ def test_a_replacing_root_cancels_the_occurrence(database: Database, session: Se
 
 def test_a_completion_in_a_clients_transaction_leaves_the_place(database: Database, session: Session) -> None:
     put(database, CHAIN, overlap="buffer_all")
-    first, second = trigger(database, "a"), trigger(database, "a")
-    started = begin(database, first)
+    first, second = database.trigger("a"), database.trigger("a")
+    started = database.begin(first)
     with database.transaction() as connection:
         ends = [RunEnd(first, started.attempt, RunState.SUCCEEDED, EXECUTOR)]
         finish_runs(connection, database.installation, ends, lasting=True)
-    assert claim(database, second).started == []
+    assert database.claim(second).started == []
     assert repaired(database, session) == 0
-    with database.transaction() as connection:
-        apply_deferred_effects(connection, database.installation)
-    assert open_run(database, second).state == RunState.BUFFERED
+    database.within(apply_deferred_effects, database.installation)
+    assert database.open_run(second).state == RunState.BUFFERED
     play(database)
     assert states(database, second) == {"a": "succeeded", "b": "succeeded"}
     assert_nothing_left(database)
@@ -170,12 +149,12 @@ def test_a_completion_in_a_clients_transaction_leaves_the_place(database: Databa
 def test_an_occurrence_without_children_gives_its_place_back(database: Database) -> None:
     """The edges have gone by the time of its root's end."""
     put(database, CHAIN, overlap="buffer_all")
-    first, second = trigger(database, "a"), trigger(database, "a")
+    first, second = database.trigger("a"), database.trigger("a")
     database.execute("DELETE FROM job_edges")
-    succeed(database, begin(database, first))
-    assert claim(database, second).started == []
+    database.succeed(database.begin(first))
+    assert database.claim(second).started == []
     drain_some(database, never())
-    assert open_run(database, second).state == RunState.QUEUED
+    assert database.open_run(second).state == RunState.QUEUED
     assert database.count("workflows") == 0
     play(database)
     assert_nothing_left(database)
@@ -183,12 +162,12 @@ def test_an_occurrence_without_children_gives_its_place_back(database: Database)
 
 def test_a_paused_occurrence_keeps_its_place(database: Database, session: Session) -> None:
     put(database, CHAIN, overlap="buffer_one")
-    first = trigger(database, "a")
-    started = begin(database, first)
+    first = database.trigger("a")
+    started = database.begin(first)
     assert changed(database, "pause", first)
-    succeed(database, started)
-    second = trigger(database, "a")
-    assert claim(database, second).started == []
+    database.succeed(started)
+    second = database.trigger("a")
+    assert database.claim(second).started == []
     drain_some(database, never())
     assert repaired(database, session) == 0
     assert changed(database, "resume", first)
@@ -200,76 +179,74 @@ def test_a_paused_occurrence_keeps_its_place(database: Database, session: Sessio
 @pytest.mark.parametrize("failing", ["a", "b"])
 def test_a_resumed_occurrence_holds_its_place_again(database: Database, failing: str) -> None:
     put(database, CHAIN, overlap="skip")
-    first = trigger(database, "a")
+    first = database.trigger("a")
     play(database, lambda key: RunState.FAILED if key == failing else RunState.SUCCEEDED)
-    second = trigger(database, "a")
-    started = begin(database, second)
+    second = database.trigger("a")
+    started = database.begin(second)
     reply = change(database, "resume", first)
     assert (reply.status, reply.errors[0].problem) == (
         ReplyStatus.REJECTED, "another occurrence, or another run of the root, is open",
     )  # fmt: skip
-    succeed(database, started)
+    database.succeed(started)
     play(database)
     assert changed(database, "resume", first)
-    third = trigger(database, "a")
-    assert claim(database, third).started == []
-    assert final_state(database, third) == ("skipped", "overlap")
+    third = database.trigger("a")
+    assert database.claim(third).started == []
+    assert database.final_state(third) == ("skipped", "overlap")
     play(database)
     assert latest_states(database, first) == {"a": "succeeded", "b": "succeeded"}
     assert_nothing_left(database)
 
 
-def test_an_occurrence_ends_at_its_deadline(clocked: ClockedDatabase) -> None:
-    clocked.stop_clock()
-    session = clocked.session()
-    first = opened(clocked, overlap="skip", workflow={"timeout": "10m"})
+def test_an_occurrence_ends_at_its_deadline(still: ClockedDatabase) -> None:
+    session = still.session()
+    first = opened(still, overlap="skip", workflow={"timeout": "10m"})
     deadlines = WorkflowDeadlines(session)
-    clocked.advance(timedelta(minutes=9))
+    still.advance(timedelta(minutes=9))
     assert deadlines.step() == 0
-    clocked.advance(timedelta(minutes=2))
+    still.advance(timedelta(minutes=2))
     assert deadlines.step() == 1
     assert deadlines.step() == 0
-    assert workflow(clocked, first)[0] == "timing_out"
-    assert change(clocked, "resume", first).errors[0].problem == "the occurrence is being cancelled"
-    PendingCancels(session, clocked.installation).step()
+    assert workflow(still, first)[0] == "timing_out"
+    assert change(still, "resume", first).errors[0].problem == "the occurrence is being cancelled"
+    PendingCancels(session, still.installation).step()
     session.close()
-    play(clocked)
-    assert workflow(clocked, first) == ("timed_out", 0, 0)
-    assert states(clocked, first) == {"a": "succeeded", "b": "cancelled"}
-    assert clocked.rows("SELECT reason FROM finished_runs WHERE state = 'cancelled'") == [("workflow_timeout",)]
-    assert changed(clocked, "resume", first)
-    [(left,)] = clocked.rows("SELECT deadline_at - tidewheel_now() FROM workflows")
+    play(still)
+    assert workflow(still, first) == ("timed_out", 0, 0)
+    assert states(still, first) == {"a": "succeeded", "b": "cancelled"}
+    assert still.rows("SELECT reason FROM finished_runs WHERE state = 'cancelled'") == [("workflow_timeout",)]
+    assert changed(still, "resume", first)
+    [(left,)] = still.rows("SELECT deadline_at - tidewheel_now() FROM workflows")
     assert left == timedelta(minutes=10)
-    play(clocked)
-    assert workflow(clocked, first)[0] == "succeeded"
-    assert_nothing_left(clocked)
+    play(still)
+    assert workflow(still, first)[0] == "succeeded"
+    assert_nothing_left(still)
 
 
-def test_a_deadline_passes_during_a_pause(clocked: ClockedDatabase) -> None:
-    clocked.stop_clock()
-    session = clocked.session()
-    put(clocked, CHAIN, workflow={"timeout": "10m"})
-    clocked.advance(timedelta(seconds=1))
-    first = trigger(clocked, "a")
-    started = begin(clocked, first)
-    assert changed(clocked, "pause", first)
-    succeed(clocked, started)
-    drain_some(clocked, never())
-    clocked.advance(timedelta(minutes=11))
+def test_a_deadline_passes_during_a_pause(still: ClockedDatabase) -> None:
+    session = still.session()
+    put(still, CHAIN, workflow={"timeout": "10m"})
+    still.advance(timedelta(seconds=1))
+    first = still.trigger("a")
+    started = still.begin(first)
+    assert changed(still, "pause", first)
+    still.succeed(started)
+    drain_some(still, never())
+    still.advance(timedelta(minutes=11))
     assert WorkflowDeadlines(session).step() == 1
     session.close()
-    play(clocked)
-    assert workflow(clocked, first)[0] == "timed_out"
-    assert states(clocked, first) == {"a": "succeeded"}
-    assert_nothing_left(clocked)
+    play(still)
+    assert workflow(still, first)[0] == "timed_out"
+    assert states(still, first) == {"a": "succeeded"}
+    assert_nothing_left(still)
 
 
 def test_a_request_about_a_root_without_children_opens_nothing(database: Database) -> None:
     """The drain holds the release of a root whose children have gone; the request waits for it."""
     put(database, CHAIN)
-    root = trigger(database, "a")
+    root = database.trigger("a")
     database.execute("DELETE FROM job_edges")
-    succeed(database, begin(database, root))
+    database.succeed(database.begin(root))
     replies: list[Reply] = []
     with database.transaction() as draining:
         drain(draining, database.installation, range(64))

@@ -4,15 +4,8 @@ from collections import Counter
 
 import pytest
 
+from tests.fixtures.acts import submission
 from tests.fixtures.database import Database
-from tests.transitions.acts import (
-    apply_batch,
-    claim,
-    requests,
-    submission,
-    succeed,
-    trigger,
-)
 from tests.transitions.graphs import (
     DIAMOND,
     after,
@@ -38,12 +31,12 @@ from tidewheel.schemas.generated.records import ReplyStatus
 @pytest.mark.parametrize("began", [False, True], ids=["while the root runs", "after its end"])
 def test_a_paused_occurrence_releases_nothing_until_it_is_resumed(database: Database, began: bool) -> None:  # noqa: FBT001
     put(database, DIAMOND)
-    root = trigger(database, "a")
+    root = database.trigger("a")
     chance = never()
-    [started] = claim(database, root).started
+    [started] = database.claim(root).started
     if not began:
         assert changed(database, "pause", root)
-    succeed(database, started)
+    database.succeed(started)
     if began:
         drain_some(database, chance)
         assert changed(database, "pause", root)
@@ -59,7 +52,7 @@ def test_a_paused_occurrence_releases_nothing_until_it_is_resumed(database: Data
 
 def test_a_cancelled_occurrence_ends_its_runs_and_reaches_no_other(database: Database) -> None:
     put(database, {**DIAMOND, "e": [("d", "always")]})
-    root = trigger(database, "a")
+    root = database.trigger("a")
     chance = never()
     end_some(database, lambda _: RunState.SUCCEEDED, chance)
     drain_some(database, chance)
@@ -90,7 +83,7 @@ def test_resume_runs_the_failed_part_again(database: Database) -> None:
     """A `failure` branch that has succeeded stays; the rest runs in its current version."""
     graph = {**DIAMOND, "e": after("d"), "repair": [("b", "failure")]}
     put(database, graph)
-    root = trigger(database, "a")
+    root = database.trigger("a")
     play(database, lambda key: RunState.FAILED if key == "b" else RunState.SUCCEEDED)
     expected = {
         "a": "succeeded",
@@ -102,7 +95,7 @@ def test_resume_runs_the_failed_part_again(database: Database) -> None:
     }
     assert states(database, root) == expected
     assert workflow(database, root) == ("failed", 0, 1)
-    apply_batch(database, submission("b", schedule={"after": [{"job": "a", "when": "success"}]}, payload="corrected"))
+    database.apply_batch(submission("b", schedule={"after": [{"job": "a", "when": "success"}]}, payload="corrected"))
     assert changed(database, "resume", root)
     assert change(database, "resume", root).unchanged  # it is open
     [redriven] = database.rows(
@@ -123,19 +116,19 @@ def test_resume_runs_the_failed_part_again(database: Database) -> None:
 
 def test_resume_holds_no_place_while_it_waits_for_a_job(database: Database) -> None:
     put(database, DIAMOND, overlap="skip")
-    root = trigger(database, "a")
+    root = database.trigger("a")
     play(database, lambda key: RunState.FAILED if key == "b" else RunState.SUCCEEDED)
     with database.transaction() as editing:
         editing.execute("SELECT FROM jobs WHERE key = 'b' FOR UPDATE")
         resumed = in_background(lambda: change(database, "resume", root))
         until_one_is_blocked(database, "the resume waits for the job")
-        assert claim(database, trigger(database, "a")).started
+        assert database.claim(database.trigger("a")).started
     assert resumed.result(10.0).errors[0].problem.startswith("another occurrence")
 
 
 def test_resume_of_a_failed_root_and_then_again(database: Database) -> None:
     put(database, DIAMOND)
-    root = trigger(database, "a")
+    root = database.trigger("a")
     failing = {"a"}
     play(database, lambda key: RunState.FAILED if key in failing else RunState.SUCCEEDED)
     assert states(database, root) == {"a": "failed", "b": "skipped", "c": "skipped", "d": "skipped"}
@@ -154,14 +147,14 @@ def test_resume_of_a_root_keeps_what_its_trigger_gave(database: Database) -> Non
     put(database, DIAMOND, concurrency_key={"key": "of the job", "at_once": 9}, payload="of the job")
     trace = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
     given: dict[str, object] = {"payload": "order 7", "labels": {"customer": "acme"}, "traceparent": trace}
-    root = trigger(database, "a", overlap="allow_all", concurrency_key="acme", **given)
+    root = database.trigger("a", overlap="allow_all", concurrency_key="acme", **given)
     failing = {"a"}
     play(database, lambda key: RunState.FAILED if key in failing else RunState.SUCCEEDED)
     assert changed(database, "resume", root)
     play(database, lambda key: RunState.FAILED if key in failing else RunState.SUCCEEDED)
     failing.clear()
     assert changed(database, "resume", root)
-    sent = [one for one in requests(database) if one.job_id == str(job_id("default", "a"))]
+    sent = [one for one in database.requests() if one.job_id == str(job_id("default", "a"))]
     assert [(one.payload, one.labels, one.traceparent, one.concurrency_key) for one in sent] == [
         (b'"order 7"', {"customer": "acme"}, trace, "acme")
     ] * 3
@@ -172,7 +165,7 @@ def test_resume_of_a_root_keeps_what_its_trigger_gave(database: Database) -> Non
 
 def test_resume_is_refused_when_runs_are_no_longer_stored(database: Database) -> None:
     put(database, DIAMOND)
-    root = trigger(database, "a")
+    root = database.trigger("a")
     play(database, lambda key: RunState.FAILED if key == "d" else RunState.SUCCEEDED)
     database.execute("DELETE FROM finished_runs WHERE run_id = %s", [root])
     reply = change(database, "resume", root)
@@ -184,7 +177,7 @@ def test_resume_is_refused_when_runs_are_no_longer_stored(database: Database) ->
 def test_requests_about_no_occurrence_are_refused(database: Database) -> None:
     put(database, DIAMOND)
     database.execute("INSERT INTO tenants (tenant) VALUES ('acme')")
-    queued = trigger(database, "a")
+    queued = database.trigger("a")
     for kind in ("pause", "resume", "cancel"):
         reply = change(database, kind, queued)
         assert (reply.status, reply.code) == (ReplyStatus.REJECTED, "unknown_workflow")

@@ -10,7 +10,7 @@ from tests.control.api.test_conventions import a_past_day
 from tests.fixtures.database import Database
 from tests.scheduler.backfills import make_batch
 from tests.transitions.acts import begin, requests, submit, succeed
-from tests.transitions.test_completions import headers
+from tests.transitions.test_after_end import headers
 
 SENT, OTHER = f"00-{'a' * 32}-{'b' * 16}-01", f"00-{'c' * 32}-{'d' * 16}-01"
 TRIGGER = "/api/v1/jobs/job:trigger"

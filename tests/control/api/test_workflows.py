@@ -6,7 +6,7 @@ from tests.control.api.answering import answer_of, answering, refusal
 from tests.fixtures.database import Database
 from tests.transitions.acts import submit, trigger
 from tests.transitions.graphs import DIAMOND, after, play, put
-from tests.transitions.test_parents import give, run_of
+from tests.transitions.test_workflows import give, run_of
 from tidewheel.control.client.client import Client
 from tidewheel.ids import child_run_id, job_id
 from tidewheel.runs import RunState

@@ -19,7 +19,7 @@ from tests.fixtures.database import Database
 from tests.transitions.acts import apply_batch, begun, end, ending, requeue, submission, submit, trigger
 from tests.transitions.figures import finish
 from tests.transitions.graphs import after, play, put
-from tests.transitions.test_parents import run_of
+from tests.transitions.test_workflows import run_of
 from tidewheel.control.client.client import Client
 from tidewheel.ids import job_id
 from tidewheel.postgres.session import Session

@@ -9,7 +9,7 @@ from tests.control.console.pages import console, key_of, posted, shown, signed_i
 from tests.fixtures.database import Database
 from tests.transitions.acts import apply_batch, trigger
 from tests.transitions.graphs import DIAMOND, after, drain_some, end_and_drain, end_some, never, play, put, workflow
-from tests.transitions.test_parents import run_of
+from tests.transitions.test_workflows import run_of
 from tidewheel.nouns.workflows.graph import FOLDED, picture_of
 from tidewheel.nouns.workflows.model import Parent, WorkflowNode
 from tidewheel.runs import RunState
