@@ -128,7 +128,7 @@ _endpoint_of = cache(_Endpoint)  # a model costs milliseconds to make, and sever
 
 
 def _path_value(request: Request, each: Parameter) -> object:
-    if each.accepts(str):
+    if each.spoken == "key":
         return read_key(request)
     value = request.path_params[each.spoken]
     return (read_number(value) or 0) if each.accepts(int) else value  # 0: no row has it

@@ -747,7 +747,7 @@ _HOT = {
         find_due_tenants find_due_runs find_due_handled read_owned_attempts read_previous read_signals lock_attempt
     """,
     "tidewheel.control": """
-        read_logs read_run find_jobs_of_page list_jobs show_job count_backfilled read_job_position
+        read_logs read_run find_jobs_of_page list_jobs show_job read_job_position
         read_versions_near read_runs_at
         read_attempts_of read_skips_at read_overrides_around find_active_run
         read_recent_runs find_timeline_runs count_timeline_runs
@@ -765,6 +765,7 @@ _HOT = {
     "tidewheel.nouns.limits": "list_blocked_keys read_blocked_key list_key_limits list_keys_in_use",
     "tidewheel.nouns.batches": "list_batches read_batch_runs read_run_edges",
     "tidewheel.nouns.workflows": "find_workflows find_workflows_of_root",
+    "tidewheel.nouns.works": "count_backfilled",
 }
 HOT = [(package, name) for package, names in _HOT.items() for name in names.split()]
 
