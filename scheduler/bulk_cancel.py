@@ -215,7 +215,7 @@ class BulkCancel:
             columns |= {"after_id": position.run_id, "after_at": position.scheduled_at}
             find = _FIND_CANCELLED if columns["job_id"] is None else _FIND_CANCELLED_OF_JOB
             with connection.cursor(row_factory=class_row(Candidate), binary=True) as cursor:
-                return readable_rows(cursor.execute(find, columns))
+                return cursor.execute(find, columns).fetchall()
 
     def _job(self, connection: Conn, position: _ScanPosition, columns: Mapping[str, object]) -> UUID | None:
         """Return the current job of a scan by labels, or move on to the next one."""

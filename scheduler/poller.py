@@ -11,11 +11,8 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import cast
 
-import psycopg
-
 from tidewheel.clock import monotonic_seconds
 from tidewheel.errors import Unavailable
-from tidewheel.postgres.database_clock import read_now
 from tidewheel.postgres.low_water import BEGINNING, LowWaterMarks
 from tidewheel.postgres.notify import Channel, Notifier
 from tidewheel.postgres.session import BY_KEY, Session
@@ -170,10 +167,6 @@ def _probe(
     """Read the database's clock and the earliest timer of each of these shards."""
     with session.transaction() as connection:
         columns: dict[str, object] = {"shards": list(shards), "marks": list(marks)}
-        try:
-            rows = connection.execute(_PROBE_TIMERS, columns, binary=True).fetchall()
-        except psycopg.DataError:  # Python has no instant before year 1, nor after 9999: firing finds the timers
-            now = read_now(connection)
-            rows = [(shard, now, now) for shard in shards]
+        rows = connection.execute(_PROBE_TIMERS, columns, binary=True).fetchall()
     found = {cast("int", shard): cast("datetime | None", at) for shard, at, _ in rows}
     return cast("datetime", rows[0][2]), found

@@ -593,7 +593,7 @@ SELECT s.shard, earliest.due_at, (SELECT tidewheel_now()) AS now
   LEFT JOIN LATERAL (
     SELECT t.due_at
       FROM timers AS t
-     WHERE t.shard = s.shard AND t.due_at > s.mark AND t.due_at < 'infinity'
+     WHERE t.shard = s.shard AND t.due_at > s.mark AND t.due_at < '9999-12-30' -- no client reads a later one
      ORDER BY t.due_at
      LIMIT 1
   ) AS earliest ON true
@@ -934,7 +934,7 @@ SELECT j.job_id
 -- name: find_cancelled_of_job
 -- Returns some runs of one job that a cancellation matches, and the last run that was scanned.
 -- Index: job_runs_by_job, scanned from the last position. No lock: each run is locked when it ends.
-SELECT s.run_id, s.job_id, s.scheduled_at, s.state, s.cause, s.attempt, s.executor_id, fits.named,
+SELECT s.run_id, s.job_id, greatest(least(s.scheduled_at, '9999-12-30'), '0001-01-02') AS scheduled_at, s.state, s.cause, s.attempt, s.executor_id, fits.named,
        s.position = %(scan_limit)s AS last_scanned
   FROM (
     SELECT o.*, row_number() OVER (ORDER BY o.scheduled_at, o.run_id) AS position
@@ -958,7 +958,7 @@ SELECT s.run_id, s.job_id, s.scheduled_at, s.state, s.cause, s.attempt, s.execut
 -- name: find_cancelled
 -- Returns the same of all jobs.
 -- Index: job_runs_pkey, scanned from the last position. No lock: each run is locked when it ends.
-SELECT s.run_id, s.job_id, s.scheduled_at, s.state, s.cause, s.attempt, s.executor_id, fits.named,
+SELECT s.run_id, s.job_id, greatest(least(s.scheduled_at, '9999-12-30'), '0001-01-02') AS scheduled_at, s.state, s.cause, s.attempt, s.executor_id, fits.named,
        s.position = %(scan_limit)s AS last_scanned
   FROM (
     SELECT o.*, row_number() OVER (ORDER BY o.run_id) AS position
@@ -1350,7 +1350,7 @@ SELECT w.root_run_id
 -- Index: job_runs_deadline. No lock.
 -- Why: few runs near their deadline are owned by an executor, since it ends them itself.
 SELECT (SELECT tidewheel_now()),
-       (SELECT o.deadline_at
+       (SELECT greatest(o.deadline_at, '0001-01-02')
           FROM job_runs AS o
          WHERE o.deadline_at <= (SELECT tidewheel_now()) + %(ahead)s::interval
            AND o.state = ANY (%(states)s::text[])

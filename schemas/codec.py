@@ -189,15 +189,25 @@ def _read(data: bytes, form: Form, read: Callable[[bytes, int], tuple[R, int]]) 
 def _resolved(data: bytes, start: int, writer: str, form: Form) -> dict[str, Any]:
     """Return the fields of a message of some schema, with its body at `start`, as this release has them."""
     _require_kind(writer, form)
-    source, reader = BytesIO(data), None if writer is form.schema else _parsed(form.schema)
+    source, ours = BytesIO(data), None if writer is form.schema else _parsed(form.schema)
     source.seek(start)
     try:
-        found = cast("dict[str, Any]", schemaless_reader(source, _parsed(writer), reader))
+        found = cast("dict[str, Any]", schemaless_reader(source, _parsed(writer), ours))
+        if ours is not None:
+            found = _as_ours(found, ours)
     except Exception as error:
         raise _damaged(form, error) from error
     if surplus := len(data) - source.tell():
         raise _of_another_length(form, surplus)
     return found
+
+
+def _as_ours(datum: dict[str, Any], schema: Schema) -> dict[str, Any]:
+    """Return what a foreign schema has given as ours reads it: other logical types may give other Python types."""
+    written = BytesIO()
+    schemaless_writer(written, schema, datum)
+    written.seek(0)
+    return cast("dict[str, Any]", schemaless_reader(written, schema, None))
 
 
 def _fields_of(record: "DataclassInstance") -> dict[str, object]:

@@ -10,6 +10,7 @@ from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 
 from tidewheel.control.console.words import NO_REASON, agreed, counted, number
+from tidewheel.control.reads.stored import readable
 from tidewheel.jobs.strict_json import as_list
 from tidewheel.jobs.values import parse_timestamp
 from tidewheel.nouns.runs.model import Cancellation
@@ -126,7 +127,10 @@ class Work:
 def _of_backfill(row: StoredWork, now: datetime) -> Work:
     """Return the progress of a backfill: occurrences that are processed."""
     given: Mapping[str, Any] = {**row.filter, **row.facts}
-    about = [given["job"], _range(parse_timestamp(given["from"]), parse_timestamp(given["to"]))]
+    ends = readable(
+        "filter", f"work {row.work_id}", lambda: [parse_timestamp(given[each]) for each in ("from", "to")], []
+    )
+    about = [str(given.get("job", "a job that is deleted")), *([_range(*ends)] if ends else [])]
     need, rest = given["needed"], row.matched_count - given["needed"]
     needs = (
         f": {number(need)} {agreed(need, 'needs', 'need')} a run and {number(rest)} {agreed(rest, 'does', 'do')} not"

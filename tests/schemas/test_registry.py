@@ -1,16 +1,22 @@
 """The client of a schema registry, against answers that a proxy or a dying registry gives."""
 
+import json
 import socket
 import threading
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
+from datetime import UTC, datetime, time
+from decimal import Decimal
+from io import BytesIO
 
 import pytest
+from fastavro import parse_schema, schemaless_writer
 
 from tidewheel.errors import SettingsError, Unavailable, UndecodableMessage
 from tidewheel.schemas import registry as module
 from tidewheel.schemas.codec import decode_fields, install_registry
 from tidewheel.schemas.registry import Registry, lookup_in_registry
+from tidewheel.schemas.requests import read_document
 
 OK = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n"
 
@@ -78,6 +84,37 @@ def test_schema_of_the_registry_that_is_no_record_rejects_the_message(schema: st
     try:
         with pytest.raises(UndecodableMessage, match="Request"):
             decode_fields(b"\0\0\0\0\1", "Request")
+    finally:
+        install_registry(None)
+
+
+WRITTEN = datetime(2026, 11, 20, tzinfo=UTC)
+
+
+@pytest.mark.parametrize(
+    ("name", "type_", "value", "read"),
+    [
+        ("run_at", "long", int(WRITTEN.timestamp() * 1_000_000), "2026-11-20T00:00:00.000000Z"),
+        ("run_at", {"type": "long", "logicalType": "time-micros"}, time(1), None),
+        ("result_json", {"type": "string", "logicalType": "uuid"}, "00000000-0000-4000-8000-000000000000", None),
+        ("payload", {"type": "bytes", "logicalType": "decimal", "precision": 4}, Decimal(7), None),
+    ],
+)
+def test_other_logical_types_of_a_producer_are_read_as_ours_or_reject_the_message(
+    name: str, type_: object, value: object, read: str | None
+) -> None:
+    kinds = {"type": "enum", "name": "RequestType", "symbols": ["unknown", "job_trigger"], "default": "unknown"}
+    fields = [{"name": "type", "type": kinds}, {"name": name, "type": type_}]
+    schema = {"type": "record", "name": "Request", "namespace": "io.tidewheel", "fields": fields}
+    body = BytesIO()
+    schemaless_writer(body, parse_schema(schema), {"type": "job_trigger", name: value})
+    install_registry(lambda _: json.dumps(schema))
+    try:
+        document, _ = read_document(b"\0\0\0\0\1" + body.getvalue())
+    except UndecodableMessage:
+        assert read is None
+    else:
+        assert document[name] == read
     finally:
         install_registry(None)
 

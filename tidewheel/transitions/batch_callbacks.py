@@ -104,7 +104,7 @@ def _triggers(
             {
                 "request_id": f"batch/{batch.batch_id}/{name}{again}",
                 "tenant": counts.tenant,
-                "key": callback["key"],
+                "key": str(callback["key"]),
                 "payload": {**(as_object(callback["payload"]) or {}), **facts},
             },
             key=str(callback["key"]),
