@@ -98,7 +98,7 @@ class BulkWorkPage:
         work = self.paces.seen(read, now)
         given = _given(row)
         chosen = [each for each in as_list(given.get("ids")) or () if isinstance(each, int)][:_CHOSEN]
-        times = {name: _instant(given[name], f"work {number}") for name in INSTANTS & given.keys()}
+        times = {name: _instant(given.get(name), f"work {number}") for name in INSTANTS}
         letters = DeadLetters(connection).list(ids=chosen, redriven=True).dead_letters if chosen else ()
         stalled = _is_stalled(connection, [work])
         return View(

@@ -12,6 +12,7 @@ from tidewheel.control.cli.exit_codes import ExitCode
 from tidewheel.control.cli.options import complete_key, requesting, utc_and_local
 from tidewheel.control.cli.output import Output, moment, print_document, print_facts, print_result, progress_bar
 from tidewheel.control.cli.tables import Cell
+from tidewheel.control.reads.stored import readable
 from tidewheel.doors.cli import Flag, Shown, Table, command
 from tidewheel.errors import refuse
 from tidewheel.jobs.strict_json import as_list, as_object
@@ -127,7 +128,8 @@ def _facts(work: Work, zone: str | None) -> Iterator[tuple[str, str | None]]:
 
 def _value(name: str, value: object, zone: str | None) -> str:
     if name in INSTANTS:
-        return utc_and_local(parse_timestamp(str(value)), zone)
+        text = str(value)
+        return readable("filter", name, lambda: utc_and_local(parse_timestamp(text), zone), text)
     parts = as_list(value)
     if parts is not None:
         return ", ".join(map(str, parts))
