@@ -203,7 +203,7 @@ def _resolved(data: bytes, start: int, writer: str, form: Form) -> dict[str, Any
 
 
 def _as_ours(datum: dict[str, Any], schema: Schema) -> dict[str, Any]:
-    """Return what a foreign schema has given as ours reads it: other logical types may give other Python types."""
+    """Return a datum of a foreign schema as ours reads it, whose logical types may be others."""
     written = BytesIO()
     schemaless_writer(written, schema, datum)
     written.seek(0)
