@@ -127,9 +127,8 @@ class Work:
 def _of_backfill(row: StoredWork, now: datetime) -> Work:
     """Return the progress of a backfill: occurrences that are processed."""
     given: Mapping[str, Any] = {**row.filter, **row.facts}
-    ends = readable(
-        "filter", f"work {row.work_id}", lambda: [parse_timestamp(given[each]) for each in ("from", "to")], []
-    )
+    stored = f"work {row.work_id}"
+    ends = readable("filter", stored, lambda: [parse_timestamp(given[at]) for at in ("from", "to")], list[datetime]())
     about = [str(given.get("job", "a job that is deleted")), *([_range(*ends)] if ends else [])]
     need, rest = given["needed"], row.matched_count - given["needed"]
     needs = (

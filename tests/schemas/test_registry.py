@@ -3,14 +3,16 @@
 import json
 import socket
 import threading
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, time
 from decimal import Decimal
 from io import BytesIO
+from typing import cast
 
 import pytest
-from fastavro import parse_schema, schemaless_writer
+from fastavro import parse_schema
+from fastavro import schemaless_writer as _writer  # pyright: ignore[reportUnknownVariableType]
 
 from tidewheel.errors import SettingsError, Unavailable, UndecodableMessage
 from tidewheel.schemas import registry as module
@@ -18,6 +20,7 @@ from tidewheel.schemas.codec import decode_fields, install_registry
 from tidewheel.schemas.registry import Registry, lookup_in_registry
 from tidewheel.schemas.requests import read_document
 
+_write = cast("Callable[[BytesIO, object, object], None]", _writer)
 OK = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n"
 
 
@@ -107,7 +110,7 @@ def test_other_logical_types_of_a_producer_are_read_as_ours_or_reject_the_messag
     fields = [{"name": "type", "type": kinds}, {"name": name, "type": type_}]
     schema = {"type": "record", "name": "Request", "namespace": "io.tidewheel", "fields": fields}
     body = BytesIO()
-    schemaless_writer(body, parse_schema(schema), {"type": "job_trigger", name: value})
+    _write(body, parse_schema(schema), {"type": "job_trigger", name: value})
     install_registry(lambda _: json.dumps(schema))
     try:
         document, _ = read_document(b"\0\0\0\0\1" + body.getvalue())
