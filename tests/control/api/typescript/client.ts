@@ -92,7 +92,7 @@ async function listed(): Promise<Run[]> {
   let cursor: string | null = null;
   do {
     const query = { job: "nightly", limit: 2, ...(cursor === null ? {} : { cursor }) };
-    const page: components["schemas"]["RunsPage"] = accepted(await api.GET("/api/v1/runs", { params: { query } }));
+    const page: components["schemas"]["RunPage"] = accepted(await api.GET("/api/v1/runs", { params: { query } }));
     assert.ok(page.runs.length <= 2);
     assert.equal(page.total, 5);
     found.push(...page.runs);
