@@ -93,7 +93,10 @@ def test_pooler_that_shares_sessions_is_refused(fleet: Fleet) -> None:
 def _most_connections() -> dict[str, int]:
     """Return the most connections of each process, as docs/deployment.md has them."""
     page = (ROOT / "docs" / "deployment.md").read_text()
-    return {role: int(most) for role, most in re.findall(r"^\| `tidewheel (\w+)` \|[^|]*\| (\d+)", page, re.MULTILINE)}
+    return {
+        role: int(most)
+        for role, most in re.findall(r"^\| `tidewheel service (\w+)` \|[^|]*\| (\d+)", page, re.MULTILINE)
+    }
 
 
 def get(service: Service, path: str) -> tuple[int, str]:
