@@ -213,25 +213,19 @@ _SCHEMAS = _group(
         "record their ids in the database.",
     },
 )
-_TOPICS = Group(
+_TOPICS = _group(
     "The Kafka topics.",
+    "admin",
     {
-        "apply": Command("admin", "apply_topics", "Create missing topics; raise partition counts that are too low."),
-        "list": Command("admin", "list_topics", "List the topics and what `topics apply` would change."),
-        "rotate-key": Command(
-            "secrets",
-            "rotate_key",
-            "Add a key that signs run messages: the older name of `secrets rotate run-messages`.",
-        ),
+        "apply=apply_topics": "Create missing topics; raise partition counts that are too low.",
+        "list=list_topics": "List the topics and what `topics apply` would change.",
+        "rotate-key=rotate_key": "Add a key that signs run messages: the older name of `secrets rotate run-messages`.",
     },
 )
-_SECRETS = Group(
+_SECRETS = _group(
     "The keys with which services sign.",
-    {
-        "rotate": Command(
-            "secrets", "rotate", "Add a key that signs run messages or task tokens, and delete all but the one before."
-        )
-    },
+    "admin",
+    {"rotate": "Add a key that signs run messages or task tokens, and delete all but the one before."},
 )
 _API_KEY = _group(
     "Keys of REST and the console.",
