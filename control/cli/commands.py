@@ -78,12 +78,10 @@ _JOB = Group(
         "create": Command("job_edit", "create", "Create a job from a file, from flags, or both; fail if it exists."),
         "list": Command(_JOBS, "list_jobs", "List jobs by key, each with its next occurrence and last run."),
         "show": Command(_JOBS, "show", "Show a job: its spec, state, pause and last run."),
-        "update": Command("job_edit", "update", "Change a job: flags replace single fields, a file replaces the job."),
+        "update": Command("job_edit", "update", "Change a job: flags replace single fields, a file all of it."),
         "pause": Command(_JOBS, "pause", "Pause a job's schedule; triggers still run."),
         "resume": Command(_JOBS, "resume", "Resume a paused job."),
-        "release": Command(
-            "job_edit", "release", "Let quarantined jobs fire again, once the cause of their error is corrected."
-        ),
+        "release": Command("job_edit", "release", "Let quarantined jobs fire again, once their error is corrected."),
         "delete": Command(_JOBS, "delete", "Delete a job; started runs finish, the rest are cancelled."),
         "trigger": Command("job_edit", "trigger", "Run a job once, now or later; print the run's id."),
         "backfill": Command(
@@ -92,9 +90,7 @@ _JOB = Group(
         "next": Command(
             "occurrences", "next_occurrences", "Show a job's next occurrences, skipped and moved ones too."
         ),
-        "stats": Command(
-            _JOBS, "stats", "Show a job's runs by day: counts, durations and lateness, kept for two years."
-        ),
+        "stats": Command(_JOBS, "stats", "Show a job's runs by day: counts, durations and lateness."),
         "preview": Command("occurrences", "preview", "Show what an unsaved job would do, from a file or from flags."),
         "skip": Command(_JOBS, "skip", "Skip one future occurrence of a job."),
         "move": Command(_JOBS, "move", "Move one future occurrence of a job to another time."),

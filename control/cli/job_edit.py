@@ -82,7 +82,7 @@ def update(
     tenant: Tenant = DEFAULT_TENANT,
     output: OutputOption = Output.TEXT,
 ) -> None:
-    """Change a job: flags replace single fields, a file replaces the job."""
+    """Change a job: flags replace single fields, a file all of it."""
     given = read_job(flags.file) if flags.file else {}
     job_key = key_of(key, named, given)
     with reading() as connection:
@@ -211,7 +211,7 @@ def release(
     tenant: Tenant = DEFAULT_TENANT,
     output: OutputOption = Output.TEXT,
 ) -> None:
-    """Let quarantined jobs fire again, once the cause of their error is corrected.
+    """Let quarantined jobs fire again, once their error is corrected.
 
     A scheduler quarantines a job that it cannot fire, such as one whose time zone no longer exists. The job then fires
     nothing more, and all others go on. `job list --quarantined` lists such jobs, and `job show KEY` has the error.

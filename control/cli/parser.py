@@ -102,12 +102,12 @@ class _Group(_Named):
         return _LazyCommand(info_name or "", self._by_flags).make_context(info_name, args, *rest, **options)
 
     def format_options(self, ctx: Any, formatter: Any) -> None:  # noqa: ANN401 - as above
-        """Write the flags of the command without a name before the commands."""
+        """Write the flags of the command without a name, then the commands; a group's own flag is --help alone."""
         if self._by_flags is not None and not self._by_flags.hidden:
             command = _LazyCommand(self.name or "", self._by_flags).real()
             with formatter.section("Without a command"):
                 formatter.write_dl(filter(None, (each.get_help_record(ctx) for each in command.params)))
-        super().format_options(ctx, formatter)
+        self.format_commands(ctx, formatter)
 
 
 def root_command() -> TyperGroup:
