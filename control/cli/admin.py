@@ -1,4 +1,4 @@
-"""`tidewheel migrate` and `admin schemas`, `topics` and `secrets`: an operator's commands around a deploy."""
+"""Commands around a deploy: `tidewheel migrate`, `admin schemas`, `topics` and `secrets`."""
 
 from pathlib import Path
 from typing import Annotated

@@ -1,4 +1,6 @@
-"""Entry point of the `tidewheel` command. Commands and their modules: `commands.py`; their parser: `parser.py`.
+"""Entry point of the `tidewheel` command.
+
+Commands and their modules: `commands.py`; their parser: `parser.py`.
 
 Exit codes: `exit_codes.py`. A refusal is a line on standard error for each problem. What standard
 output cannot take ends the command, in one sentence.

@@ -102,7 +102,7 @@ class _Group(_Named):
         return _LazyCommand(info_name or "", self._by_flags).make_context(info_name, args, *rest, **options)
 
     def format_options(self, ctx: Any, formatter: Any) -> None:  # noqa: ANN401 - as above
-        """Write the flags of the command without a name, then the commands; a group's own flag is --help alone."""
+        """Write the flags of the command without a name, then the commands; leave out --help."""
         if self._by_flags is not None and not self._by_flags.hidden:
             command = _LazyCommand(self.name or "", self._by_flags).real()
             with formatter.section("Without a command"):
