@@ -85,7 +85,7 @@ _JOB = Group(
         "delete": Command(_JOBS, "delete", "Delete a job; started runs finish, the rest are cancelled."),
         "trigger": Command("job_edit", "trigger", "Run a job once, now or later; print the run's id."),
         "backfill": Command(
-            "backfills", "backfill_job", "Run the occurrences of a past range; print the backfill's id."
+            "job_edit", "backfill_job", "Run the occurrences of a past range; print the backfill's id."
         ),
         "next": Command(
             "occurrences", "next_occurrences", "Show a job's next occurrences, skipped and moved ones too."
