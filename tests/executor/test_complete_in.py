@@ -168,6 +168,15 @@ def test_superseded_attempt_never_commits_its_effect(
     assert shop.final_state(started.run_id)[0] != "succeeded"
 
 
+def test_cancelled_run_ends_without_its_effect(shop: Database, own: Own) -> None:
+    started = shop.begun()
+    request_cancel(shop, started)
+    with pytest.raises(AttemptOver), own.transaction():
+        work(own, completion(shop, started))
+    shop.succeed(started)
+    assert (shop.final_state(started.run_id)[0], effects(shop, started.run_id)) == ("cancelled", 0)
+
+
 def test_completion_waits_for_a_concurrent_cancel(shop: Database, own: Own) -> None:
     for gives_up in (False, True):
         started = shop.begun()

@@ -165,6 +165,12 @@ def test_schedule_that_can_never_fire_is_refused_with_path_and_remedy(
     assert database.count("jobs") == 0
 
 
+def test_two_submits_of_one_job_in_one_batch_are_applied_in_their_order(database: Database) -> None:
+    replies = database.apply_batch(submission(payload=1), submission("other"), submission(payload=2))
+    assert [reply.job_version for reply in replies] == [1, 1, 2]
+    assert kinds(database) == ["job.created", "job.created", "job.updated"]
+
+
 def test_refused_submit_does_not_affect_its_batch(database: Database) -> None:
     replies = database.apply_batch(submission("a"), submission("b", schedule="0 0 30 2 *"), submission("c"))
     assert [reply.status for reply in replies] == ["accepted", "rejected", "accepted"]

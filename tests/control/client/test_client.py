@@ -291,8 +291,10 @@ def test_tenants_do_not_see_each_others_runs(client: Client, database: Database)
         acme.submit(job())
         run_id = acme.trigger("job")
         assert acme.runs.get(run_id).job_id == job_id("acme", "job")
-        with pytest.raises(UnknownRun):
-            client.runs.get(run_id)
+        for call in (client.runs.get, client.runs.detail):
+            with pytest.raises(UnknownRun):
+                call(run_id)
+        assert (client.runs.list().runs, len(acme.runs.list().runs)) == ((), 1)
         assert refusal_code(lambda: client.runs.cancel(run_id)) == "unknown_run"
         assert refusal_code(lambda: client.trigger("job")) == "unknown_job"
         assert acme.runs.get(run_id).state == "queued"
