@@ -38,27 +38,26 @@ SELECT s.position::smallint, earliest.publish_at, (SELECT tidewheel_now()) AS no
   ) AS earliest ON true
 
 -- name: count_executors
--- Returns the handlers of each live executor of a queue.
+-- Returns the handlers and the slots of each live executor of a queue.
 -- Index: executors_pkey; a handful of rows. No lock.
 -- Why: 30 s are two ordinary leases. An executor that is gone for longer counts no more.
-SELECT e.handlers
+SELECT e.handlers, e.slots
   FROM executors AS e
  WHERE %(queue)s::text = ANY (e.queues)
    AND NOT e.stopping
    AND e.last_heartbeat_at > (SELECT tidewheel_now()) - coalesce(e.lease, interval '15 s') * 2
 
 -- name: find_unclaimed
--- Returns the runs among these that an executor can still claim, with the instant from which it can.
+-- Returns those of these runs that are open, with the instant from which an executor can claim them, and whether one still can.
 -- Index: job_runs_pkey. No lock; the answer is a measurement.
--- Why: frozen runs and those that no live executor can run stay unclaimed, and must not hold others back. The CASE keeps publish_at
--- from being an index condition.
-SELECT r.run_id, r.publish_at
+-- Why: frozen runs and those that no live executor can run stay unclaimed, and must not hold others back.
+SELECT r.run_id, r.publish_at,
+       r.state = ANY (%(sources)s::text[])
+       AND r.publish_at <= (SELECT tidewheel_now())
+       AND (%(handlers)s::text[] IS NULL OR r.handler = ANY (%(handlers)s::text[]))
+       AND {{tidewheel.transitions.not_frozen(r)}} AS can_be_claimed
   FROM job_runs AS r
  WHERE r.run_id = ANY (%(run_ids)s::uuid[])
-   AND r.state = ANY (%(sources)s::text[])
-   AND CASE WHEN r.publish_at <= (SELECT tidewheel_now()) THEN true ELSE false END
-   AND (%(handlers)s::text[] IS NULL OR r.handler = ANY (%(handlers)s::text[]))
-   AND {{tidewheel.transitions.not_frozen(r)}}
 
 -- name: stage_outbox
 -- Returns tenant, priority and entry (time, address, id and size) of the due rows of one topic, slice by slice, oldest first.
