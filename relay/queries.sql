@@ -2,7 +2,8 @@
 -- Returns due rows of the held slices between two positions of each, lane by lane, oldest first.
 -- Index: outbox_due, from the low-water mark.
 -- No lock: a row of relay_slices makes the slice this relay's.
--- Why: rows of paused topics and rows in flight are skipped. A subquery with a LIMIT that refers to `s` runs once for each row of
+-- Why: rows of paused topics and rows in flight are skipped. The ids in flight are a subquery, for a kept plan hashes it: it compares an
+-- array one by one, 480 us a row with 8,000 ids. A subquery with a LIMIT that refers to `s` runs once for each row of
 -- `s`, in their order, so the rows come in the order of the loop.
 SELECT s.position::smallint, o.publish_at, o.topic, o.key, o.value, o.headers, o.ctid, int8send(o.id)
   FROM unnest(%(slice_lanes)s::smallint[], %(marks)s::timestamptz[], %(mark_ids)s::bigint[], %(ends)s::timestamptz[],
@@ -16,7 +17,7 @@ SELECT s.position::smallint, o.publish_at, o.topic, o.key, o.value, o.headers, o
        AND (r.publish_at, r.id) <= (s.last, s.last_id)
        AND r.publish_at <= (SELECT tidewheel_now())
        AND r.topic <> ALL (%(backed_off)s)
-       AND r.id <> ALL (%(in_flight)s::bigint[])
+       AND r.id NOT IN (SELECT unnest(%(in_flight)s::bigint[]))
      ORDER BY r.publish_at, r.id
      LIMIT s.row_limit
   ) AS o
@@ -75,7 +76,7 @@ SELECT s.position::smallint, o.tenant, o.priority, o.entry
        AND (r.publish_at, r.id) > (s.mark, s.mark_id)
        AND r.publish_at <= (SELECT tidewheel_now())
        AND r.topic = %(topic)s
-       AND r.id <> ALL (%(known)s::bigint[])
+       AND r.id NOT IN (SELECT unnest(%(known)s::bigint[]))
      ORDER BY r.publish_at, r.id
      LIMIT %(row_limit)s
   ) AS o
