@@ -365,7 +365,7 @@ class HoldBack:
 
 
 def _find_unclaimed(connection: Conn, window: Window, handlers: list[str] | None) -> tuple[list[bytes], int]:
-    """Return the recorded runs that an executor could still claim by their messages, and how many are over."""
+    """Return the recorded runs that an executor could still claim by message, and how many are over."""
     if not window.unclaimed:
         return [], 0
     columns = {
