@@ -24,7 +24,7 @@ from tidewheel.errors import Unavailable
 from tidewheel.executor.claim import BatchClaimer, ClaimResult, FetchedMessage, without_errors
 from tidewheel.executor.offsets import Offsets
 from tidewheel.executor.slots import Slots
-from tidewheel.kafka.clients import consume_batch, leave_group
+from tidewheel.kafka.clients import RUNS_QUEUED, consume_batch, leave_group
 from tidewheel.process.health import health
 from tidewheel.process.service import Backoff, Shutdown
 from tidewheel.runs import Lane
@@ -207,7 +207,7 @@ class LaneConsumer:
 
     def _consume(self, limit: int) -> list[FetchedMessage]:
         held = [each.message for each in self._fetched]
-        found = self._offsets.step_over(consume_batch(self._consumer, limit, held))
+        found = self._offsets.step_over(consume_batch(self._consumer, limit, held, queued=RUNS_QUEUED))
         return self._claimer.decode(without_errors(found, self._topic))
 
     def _start_claim(self, end: int, taken: int, real: int) -> None:

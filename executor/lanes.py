@@ -12,7 +12,7 @@ from tidewheel.executor.claim import BatchClaimer
 from tidewheel.executor.consume import LaneConsumer
 from tidewheel.executor.share_consume import ShareLaneConsumer
 from tidewheel.executor.slots import Slots
-from tidewheel.kafka.clients import consumer, share_consumer
+from tidewheel.kafka.clients import RUNS_QUEUED, consumer, share_consumer
 from tidewheel.kafka.groups import GroupProtocol, group_protocol, read_from_start
 from tidewheel.kafka.topics import Topics, missing_topic_remedy, missing_topics
 from tidewheel.process.service import Shutdown
@@ -66,7 +66,8 @@ class Lanes:
                 )
                 created.append(shared)
             else:
-                member = consumer(self.kafka, group=f"{topic}.executors", role=role, protocol=self.protocol)
+                group = f"{topic}.executors"
+                member = consumer(self.kafka, group=group, role=role, protocol=self.protocol, queued=RUNS_QUEUED)
                 created.append(
                     LaneConsumer(
                         member,

@@ -1,15 +1,16 @@
-"""`tidewheel migrate`, `schemas check` and `topics`: an operator's commands around a deploy."""
+"""Commands around a deploy: `tidewheel migrate`, `admin schemas`, `topics` and `secrets`."""
 
-import json
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from tidewheel.audit import ALL_TENANTS, Change, Door, process_actor, record_change
 from tidewheel.control.cli.exit_codes import ExitCode
 from tidewheel.control.cli.options import Replication, check_replication
 from tidewheel.control.cli.output import Output, OutputOption, print_document, print_result, print_table
 from tidewheel.control.cli.service_options import joined
+from tidewheel.control.rotation import ROTATIONS
 from tidewheel.errors import SettingsError, refuse
 from tidewheel.kafka import topics
 from tidewheel.kafka.topics import (
@@ -57,7 +58,7 @@ def migrate(
     url = settings.database()
     if status:
         states = [(row.name, row.state.value, row.applied_at) for row in runner.status(url)]
-        _print([f"{state:<8} {name}" for name, state, _ in states], {"migrations": states}, output)
+        print_result([f"{state:<8} {name}" for name, state, _ in states], {"migrations": states}, output)
         return
     applied = runner.migrate(
         url,
@@ -76,7 +77,7 @@ def migrate(
     lines += [
         f"left     {name}: `tidewheel migrate --post`, after the last process of the release before" for name in left
     ]
-    _print(lines, {verb.replace(" ", "_"): applied, "left": left}, output)
+    print_result(lines, {verb.replace(" ", "_"): applied, "left": left}, output)
 
 
 def _read_passwords(folder: Path | None) -> dict[str, str]:
@@ -100,7 +101,7 @@ def _read_passwords(folder: Path | None) -> dict[str, str]:
 def check_schemas(output: OutputOption = Output.TEXT) -> None:
     """Check the schemas against every released version; exit code 1 on a conflict."""
     found = check()
-    _print(found or ["all schemas are compatible with every released version"], {"problems": found}, output)
+    print_result(found or ["all schemas are compatible with every released version"], {"problems": found}, output)
     if found:
         raise typer.Exit(ExitCode.FAILED)
 
@@ -135,18 +136,16 @@ def register_schemas(
             else f"{number:>6} {subject} ({subjects[subject]}) is registered"
             for subject, number in found.items()
         ]  # fmt: skip
-        _print(lines, {"would_register": [each for each in facts if each["id"] is None], "schemas": facts}, output)
+        print_result(
+            lines, {"would_register": [each for each in facts if each["id"] is None], "schemas": facts}, output
+        )
         return
     recorded = registry.register_schemas(client, subjects)
     with connect(settings.database(), "tidewheel-schemas") as connection:
         record_schema_ids(connection, recorded)
         connection.commit()
     lines = [f"{facts['id']:>6} {facts['subject']} ({name})" for name, facts in recorded.items()]
-    _print(lines, {"schemas": recorded}, output)
-
-
-def _print(lines: list[str], document: dict[str, object], output: Output) -> None:
-    typer.echo(json.dumps(document, default=str) if output is not Output.TEXT else "\n".join(lines))
+    print_result(lines, {"schemas": recorded}, output)
 
 
 Queues = Annotated[
@@ -241,3 +240,43 @@ def _tenants(given: list[str] | None, config: dict[str, str], names: Topics) -> 
 
 def _counts(settings: Connections) -> PartitionCounts:
     return PartitionCounts(settings.runs_partitions, settings.events_partitions, settings.tenant_partitions)
+
+
+Revoke = Annotated[
+    bool, typer.Option("--revoke", help="A key has become known: make all but the new one invalid at once.")
+]
+
+
+def rotate(
+    name: Annotated[str, typer.Argument(metavar="NAME", help=f"{' or '.join(ROTATIONS)}.")],
+    revoke: Revoke = False,  # noqa: FBT002 - a flag
+    output: OutputOption = Output.TEXT,
+) -> None:
+    """Add a key that signs run messages or task tokens, and delete all but the one before.
+
+    The database has the keys, and services read a new one within seconds: nothing has to be restarted. Rotate them as
+    often as your rules for passwords require.
+
+    run-messages: relays sign each message that brings a run to executors, so that no other client of Kafka starts a
+    run. Messages of the key before stay valid until the next rotation. With --revoke executors leave them, and read
+    their runs from the database some seconds later: no run is lost.
+
+    task-tokens: the holder of an attempt's token may report its end from outside. Tokens of the key before stay
+    valid until the next rotation, which is refused while an attempt with such a token is open. With --revoke those
+    attempts end by their timeouts.
+    """
+    if name not in ROTATIONS:
+        refuse("NAME", f"{name!r} is no secret that is rotated", f"write {' or '.join(ROTATIONS)}")
+    work, signs_after_seconds = ROTATIONS[name]
+    with connect(Connections.load().database(), "tidewheel-secrets") as connection:
+        key_id = work(connection, revoke=revoke)
+        change = Change(ALL_TENANTS, "secret.rotate", f"secret/{name}/{key_id}")
+        record_change(connection, process_actor(Door.CLI), change)
+    signs = "at once" if revoke else f"in {signs_after_seconds} s"
+    others = "all other keys are deleted" if revoke else "the key before stays valid"
+    print_result([f"added key {key_id}, which signs {signs}; {others}"], {"key_id": key_id}, output)
+
+
+def rotate_key(revoke: Revoke = False, output: OutputOption = Output.TEXT) -> None:  # noqa: FBT002 - a flag
+    """Add a key that signs run messages: the older name of `secrets rotate run-messages`."""
+    rotate("run-messages", revoke=revoke, output=output)

@@ -120,21 +120,25 @@ def _reach(home: Path | None) -> _Reached:
     """Return the addresses that a command would use, or those of the stack in `home`."""
     from tidewheel.settings.connections import Connections
 
-    stack = _running(home)
     if home is not None:
-        if stack is None:
-            message = (
-                f"no stack runs in {home}: `tidewheel dev --home {home}` or `tidewheel up --home {home}` starts one"
-            )
-            raise NotRunning(message)
-        return _Reached(stack.database_url, stack.kafka, stack)
-    settings = Connections.load()
+        named = stack_in(home)
+        return _Reached(named.database_url, named.kafka, named)
+    stack, settings = _running(None), Connections.load()
     url, kafka = settings.database(), settings.kafka_config()
     # A shell that has evaluated `tidewheel env` has the same address, with the password in a file.
     addresses = (stack.database_url, _without_password(stack.database_url)) if stack else ()
     if stack is not None and url in addresses and kafka["bootstrap.servers"] == stack.bootstrap:
         return _Reached(stack.database_url, stack.kafka, stack)
     return _Reached(url, kafka, None)
+
+
+def stack_in(home: Path) -> "StackInfo":
+    """Return the stack in a folder; refuse if none runs there."""
+    stack = _running(home)
+    if stack is None:
+        message = f"no stack runs in {home}: `tidewheel dev --home {home}` or `tidewheel up --home {home}` starts one"
+        raise NotRunning(message)
+    return stack
 
 
 def _running(home: Path | None) -> "StackInfo | None":

@@ -1,4 +1,6 @@
-"""Entry point of the `tidewheel` command. Sub-commands and their modules: `commands.py`.
+"""Entry point of the `tidewheel` command.
+
+Commands and their modules: `commands.py`; their parser: `parser.py`.
 
 Exit codes: `exit_codes.py`. A refusal is a line on standard error for each problem. What standard
 output cannot take ends the command, in one sentence.
@@ -26,7 +28,7 @@ def _main() -> None:
 
         sys.stdout.write(f"{describe_release()}\n")
         return
-    from tidewheel.control.cli.commands import run
+    from tidewheel.control.cli.parser import run
 
     run()
 

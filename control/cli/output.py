@@ -19,8 +19,8 @@ from typing import Annotated
 import typer
 
 from tidewheel.clock import SystemClock
-from tidewheel.control.cli.commands import COLUMNS
 from tidewheel.control.cli.options import utc_and_local
+from tidewheel.control.cli.parser import COLUMNS
 from tidewheel.control.cli.tables import Cell, fact_lines, relative_text, seconds_text, table_lines
 from tidewheel.control.reads.json_form import as_json
 from tidewheel.control.words import printable, printable_lines

@@ -19,6 +19,7 @@ from uuid import UUID
 import psycopg
 import typer
 
+from tidewheel.control.cli.connect import stack_in
 from tidewheel.control.cli.exit_codes import ExitCode
 from tidewheel.control.cli.options import Limit, reading
 from tidewheel.control.cli.output import Output, OutputOption, print_document, print_facts, print_table, wrapped
@@ -29,7 +30,7 @@ from tidewheel.control.reads.findings import Finding, Severity
 from tidewheel.control.reads.json_form import as_json
 from tidewheel.control.reads.status import COUNTED, FleetStatus, Service, age_text, read_intake_offsets, read_status
 from tidewheel.control.reads.stored import show_damaged
-from tidewheel.errors import MigrationError, NotRunning, SettingsError, Unavailable
+from tidewheel.errors import MigrationError, SettingsError, Unavailable
 from tidewheel.extras import is_installed
 from tidewheel.jobs.strict_json import as_object
 from tidewheel.kafka.offsets import offsets_client, read_end_offsets, read_partitions
@@ -140,16 +141,7 @@ def _stack_json(stack: "StackStatus | None") -> dict[str, object]:
 
 
 def _url(settings: Connections, home: Path | None) -> str:
-    if home is not None and is_installed("local"):
-        from tidewheel.local.stack import running_stack  # its packages are an extra
-
-        if (info := running_stack(home)) is None:
-            message = (
-                f"no stack runs in {home}: `tidewheel dev --home {home}` or `tidewheel up --home {home}` starts one"
-            )
-            raise NotRunning(message)
-        return info.database_url
-    return settings.database()
+    return stack_in(home).database_url if home is not None and is_installed("local") else settings.database()
 
 
 def _requests_behind(connection: Conn, settings: Connections, topics: Topics) -> tuple[int | None, str | None]:

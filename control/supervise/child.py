@@ -42,7 +42,7 @@ def main() -> None:
         gate.sendall(json.dumps(_prepare(role)).encode() + b"\n")
         if gate.recv(1) != GO:
             return
-    from tidewheel.control.cli.commands import run
+    from tidewheel.control.cli.parser import run
 
     sys.argv = ["tidewheel", "service", role, *flags]
     run(unusable=UNUSABLE)

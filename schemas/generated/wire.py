@@ -19,7 +19,10 @@ from tidewheel.schemas.generated.records import (
     LambdaTarget,
     Lane,
     Overlap,
+    ReplyError,
+    ReplyStatus,
     RequestOrigin,
+    RequestType,
     Retry,
     RunCompleted,
     RunError,
@@ -70,6 +73,8 @@ _TARGET_KIND_AT = {2 * index: symbol for index, symbol in enumerate(TargetKind)}
 _TARGET_KIND_BYTES = {symbol.value: bytes((2 * index,)) for index, symbol in enumerate(TargetKind)}
 _BACKOFF_AT = {2 * index: symbol for index, symbol in enumerate(Backoff)}
 _BACKOFF_BYTES = {symbol.value: bytes((2 * index,)) for index, symbol in enumerate(Backoff)}
+_REQUEST_TYPE_BYTES = {symbol.value: bytes((2 * index,)) for index, symbol in enumerate(RequestType)}
+_REPLY_STATUS_BYTES = {symbol.value: bytes((2 * index,)) for index, symbol in enumerate(ReplyStatus)}
 _CAUSE_AT = {2 * index: symbol for index, symbol in enumerate(Cause)}
 _CAUSE_BYTES = {symbol.value: bytes((2 * index,)) for index, symbol in enumerate(Cause)}
 _RUN_STATUS_AT = {2 * index: symbol for index, symbol in enumerate(RunStatus)}
@@ -661,25 +666,58 @@ def read_job_definition(data: bytes, at: int = 10) -> tuple[JobDefinition, int]:
     return record, at
 
 
-def _run_error(record: RunError) -> bytes:
+def lifecycle_event(
+    event_id: str,
+    type: str,
+    occurred_at: datetime,
+    tenant: str,
+    job_id: str,
+    job_key: str,
+    job_version: int | None,
+    run_id: str | None,
+    attempt: int | None,
+    sequence: int | None,
+    reason: str | None,
+    actor: str | None,
+    detail: Mapping[str, str],
+) -> bytes:
+    """Return the whole message that carries one LifecycleEvent of these fields."""
     return b"".join(
         (
-            LONGS[len(raw := record.type.encode())],
+            LIFECYCLE_EVENT_HEADER,
+            LONGS[len(raw := event_id.encode())],
             raw,
-            LONGS[len(raw := record.message.encode())],
+            LONGS[len(raw := type.encode())],
             raw,
+            cached_instant(occurred_at),
+            LONGS[len(raw := tenant.encode())],
+            raw,
+            LONGS[len(raw := job_id.encode())],
+            raw,
+            LONGS[len(raw := job_key.encode())],
+            raw,
+            b"\0" if job_version is None else b"\2" + INT32S[job_version],
+            b"\0" if run_id is None else b"\2" + LONGS[len(raw := run_id.encode())] + raw,
+            b"\0" if attempt is None else b"\2" + INT32S[attempt],
+            b"\0" if sequence is None else b"\2" + LONGS[sequence],
+            b"\0" if reason is None else b"\2" + LONGS[len(raw := reason.encode())] + raw,
+            b"\0" if actor is None else b"\2" + LONGS[len(raw := actor.encode())] + raw,
+            strings(detail),
         )
     )
 
 
-def _read_run_error(data: bytes, at: int) -> tuple[RunError, int]:
-    type, at = text_at(data, at)
-    message, at = text_at(data, at)
-    record = RunError(
-        type=type,
-        message=message,
+def _reply_error(record: ReplyError) -> bytes:
+    return b"".join(
+        (
+            LONGS[len(raw := record.path.encode())],
+            raw,
+            LONGS[len(raw := record.problem.encode())],
+            raw,
+            LONGS[len(raw := record.remedy.encode())],
+            raw,
+        )
     )
-    return record, at
 
 
 def _request_origin(record: RequestOrigin) -> bytes:
@@ -701,6 +739,78 @@ def _read_request_origin(data: bytes, at: int) -> tuple[RequestOrigin, int]:
         topic=topic,
         partition=partition,
         offset=offset,
+    )
+    return record, at
+
+
+def reply(
+    request_id: str | None,
+    type: str,
+    tenant: str,
+    key: str | None,
+    status: str,
+    job_id: str | None,
+    job_version: int | None,
+    run_id: str | None,
+    run_status: str | None,
+    next_run_at: datetime | None,
+    backfill_id: str | None,
+    backfill_status: str | None,
+    occurrences: int | None,
+    cancellation_id: int | None,
+    batch_id: str | None,
+    unchanged: bool,
+    code: str | None,
+    errors: tuple[ReplyError, ...],
+    origin: RequestOrigin | None,
+    dedupe: str | None,
+) -> bytes:
+    """Return the whole message that carries one Reply of these fields."""
+    return b"".join(
+        (
+            REPLY_HEADER,
+            b"\0" if request_id is None else b"\2" + LONGS[len(raw := request_id.encode())] + raw,
+            _REQUEST_TYPE_BYTES[type],
+            LONGS[len(raw := tenant.encode())],
+            raw,
+            b"\0" if key is None else b"\2" + LONGS[len(raw := key.encode())] + raw,
+            _REPLY_STATUS_BYTES[status],
+            b"\0" if job_id is None else b"\2" + LONGS[len(raw := job_id.encode())] + raw,
+            b"\0" if job_version is None else b"\2" + INT32S[job_version],
+            b"\0" if run_id is None else b"\2" + LONGS[len(raw := run_id.encode())] + raw,
+            b"\0" if run_status is None else b"\2" + LONGS[len(raw := run_status.encode())] + raw,
+            b"\0" if next_run_at is None else b"\2" + cached_instant(next_run_at),
+            b"\0" if backfill_id is None else b"\2" + LONGS[len(raw := backfill_id.encode())] + raw,
+            b"\0" if backfill_status is None else b"\2" + LONGS[len(raw := backfill_status.encode())] + raw,
+            b"\0" if occurrences is None else b"\2" + LONGS[occurrences],
+            b"\0" if cancellation_id is None else b"\2" + LONGS[cancellation_id],
+            b"\0" if batch_id is None else b"\2" + LONGS[len(raw := batch_id.encode())] + raw,
+            boolean(unchanged),
+            b"\0" if code is None else b"\2" + LONGS[len(raw := code.encode())] + raw,
+            array(errors, _reply_error),
+            b"\0" if origin is None else b"\2" + _request_origin(origin),
+            b"\0" if dedupe is None else b"\2" + LONGS[len(raw := dedupe.encode())] + raw,
+        )
+    )
+
+
+def _run_error(record: RunError) -> bytes:
+    return b"".join(
+        (
+            LONGS[len(raw := record.type.encode())],
+            raw,
+            LONGS[len(raw := record.message.encode())],
+            raw,
+        )
+    )
+
+
+def _read_run_error(data: bytes, at: int) -> tuple[RunError, int]:
+    type, at = text_at(data, at)
+    message, at = text_at(data, at)
+    record = RunError(
+        type=type,
+        message=message,
     )
     return record, at
 

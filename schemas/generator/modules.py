@@ -1,9 +1,9 @@
 """The text of the generated modules: `records.py`, and `wire.py` with the codec of the hot path.
 
-Messages that are not of the hot path are read and written by fastavro. Those of it are read with the primitives written
-out in place, and made by setting their slots: a call for each field and the initialiser of a frozen dataclass made a
-RunCompleted take twice as long (10 us for 5). They are written from their fields, so that code that writes thousands
-need not create a record for each.
+Messages that are not of the hot path are read and written by fastavro; replies and lifecycle events are only read by
+it. Those of the hot path are read with the primitives written out in place, and made by setting their slots: a call for
+each field and the initialiser of a frozen dataclass made a RunCompleted take twice as long (10 us for 5). They are
+written from their fields, so that code that writes thousands need not create a record for each.
 """
 
 import re
@@ -37,6 +37,7 @@ _PYTHON = {
 }
 
 HOT = ("job_definition", "run_completed", "run_request")
+WRITE_HOT = ("lifecycle_event", "reply")  # one of each for an accepted request, where fastavro costs 30 us more
 # From there on jobs of one kind say the same, payload included, or without it: read once.
 SHARED_FROM = {"JobDefinition": ("job_version", "payload_content_type")}
 MAX_SHARED_BYTES = 1024  # what is longer has labels of its own
@@ -124,8 +125,8 @@ def _wrapped(text: str, indent: str) -> list[str]:
 
 def wire_module() -> Iterator[str]:
     """Yield the module's lines."""
-    types = shape(*HOT)
-    body = [line for part in (_enums(types), _setters(types), _records(types)) for line in part]
+    types, read = shape(*HOT, *WRITE_HOT), shape(*HOT)
+    body = [line for part in (_enums(types, read), _setters(read), _records(types, read)) for line in part]
     yield _WIRE_HEAD
     yield from _imports(types, "\n".join(body))
     yield ""
@@ -135,6 +136,7 @@ def wire_module() -> Iterator[str]:
 
 
 def _imports(types: Shape, body: str) -> Iterator[str]:
+    used = set(re.findall(r"\w+", re.sub(r'""".*?"""', "", body)))
     names = [*_WRITE.values(), *_READ.values()]
     names += ["strings", "array", "strings_at", "array_at", "optional_at", "size_at", "require_value"]
     names += ["planned_instant_at", "slot", "cached_instant", "INT32S", "LONGS"]
@@ -142,8 +144,8 @@ def _imports(types: Shape, body: str) -> Iterator[str]:
     yield "from datetime import datetime"
     yield "from functools import lru_cache"
     yield ""
-    yield from _import("generated.records", [*types.enums, *types.records])
-    yield from _import("primitives", [name for name in names if re.search(rf"\b{name}\b[(),[]", body)])
+    yield from _import("generated.records", [name for name in (*types.enums, *types.records) if name in used])
+    yield from _import("primitives", [name for name in names if name in used])
 
 
 def _import(module: str, names: list[str]) -> Iterator[str]:
@@ -152,9 +154,10 @@ def _import(module: str, names: list[str]) -> Iterator[str]:
     yield ")"
 
 
-def _enums(types: Shape) -> Iterator[str]:
+def _enums(types: Shape, read: Shape) -> Iterator[str]:
     for name in types.enums:
-        yield f"_{_constant(name)}_AT = {{2 * index: symbol for index, symbol in enumerate({name})}}"
+        if name in read.enums:
+            yield f"_{_constant(name)}_AT = {{2 * index: symbol for index, symbol in enumerate({name})}}"
         values = f"symbol.value: bytes((2 * index,)) for index, symbol in enumerate({name})"
         yield f"_{_constant(name)}_BYTES = {{{values}}}"
 
@@ -168,11 +171,12 @@ def _setters(types: Shape) -> Iterator[str]:
             yield f'_set_{snake(record.name)}_{field.name} = slot({record.name}, "{field.name}")'
 
 
-def _records(types: Shape) -> Iterator[str]:
+def _records(types: Shape, read: Shape) -> Iterator[str]:
     for record in types.records.values():
         yield from _message_writer(record) if record.root else _writer(record)
-        yield from _shared_reader(record)
-        yield from _reader(record)
+        if record.name in read.records:
+            yield from _shared_reader(record)
+            yield from _reader(record)
 
 
 def _is_hot(record: Record) -> bool:

@@ -14,7 +14,8 @@ from tests.docs.tables import table
 from tidewheel.control.api.app import make_app
 from tidewheel.control.api.openapi import openapi
 from tidewheel.control.api.workers import Pools
-from tidewheel.control.cli.commands import every_command, root_command
+from tidewheel.control.cli.commands import every_command
+from tidewheel.control.cli.parser import root_command
 from tidewheel.kafka.topics import Topics
 from tidewheel.process.service import Shutdown
 from tidewheel.schemas.codec import encode

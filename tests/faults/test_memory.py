@@ -3,7 +3,7 @@
 import gzip
 import json
 import socket
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from functools import partial
@@ -66,6 +66,7 @@ def send_to_all(
     *,
     key: bytes | None = None,
     headers: dict[str, str | bytes | None] | None = None,
+    lanes: Iterable[Lane] = Lane,
 ) -> None:
     """Produce to each topic that a service reads; each value as a batch of its own, all in one partition."""
     told = {"message.max.bytes": 1_000_000_000, "batch.size": 1_000_000_000, "batch.num.messages": 1}
@@ -73,7 +74,7 @@ def send_to_all(
     for topic in (
         fleet.topics.requests,
         fleet.topics.target_replies,
-        *(fleet.topics.runs(DEFAULT_QUEUE, lane) for lane in Lane),
+        *(fleet.topics.runs(DEFAULT_QUEUE, lane) for lane in lanes),
     ):
         for value in values:
             producer.produce(topic, value, key, partition=0, headers=headers)
@@ -128,7 +129,11 @@ def test_thousands_of_messages_of_a_legal_size(fleet: Fleet, kind: str, group: s
 @pytest.mark.parametrize("group", ["consumer", "share"])
 @pytest.mark.parametrize("part", ["key", "header", "name"])
 def test_thousands_of_messages_with_a_long_key_or_header(fleet: Fleet, part: str, group: str) -> None:
-    """The value has three bytes, which is all that the client counts of what it has fetched."""
+    """The value has three bytes, which is all that the client counts of what it has fetched.
+
+    Topics of runs are left out with a consumer group: only the relay may write there, and an executor's queue is
+    bounded in values.
+    """
     services = fleet.start_all(EXECUTOR_GROUP=group)
     fleet.wait_started()
     key = bytes(900_000) if part == "key" else None
@@ -137,7 +142,8 @@ def test_thousands_of_messages_with_a_long_key_or_header(fleet: Fleet, part: str
         "name": {"x" * 900_000: b""},
     }
     headers = longest.get(part)
-    send_to_all(fleet, [b"abc"] * 2000, "zstd", key=key, headers=headers)
+    lanes = Lane if group == "share" else ()
+    send_to_all(fleet, [b"abc"] * 2000, "zstd", key=key, headers=headers, lanes=lanes)
     assert_reads_on(fleet)
     report(f"{part}, {group}", services)
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.control.cli.command import NO_DATABASE, tidewheel
-from tidewheel.control.cli.commands import root_command
+from tidewheel.control.cli.parser import root_command
 
 _COLUMNS = "100"
 

@@ -2,12 +2,13 @@
 
 import threading
 from contextlib import closing
-from datetime import timedelta
+from datetime import datetime, timedelta
 from hashlib import sha256
 from typing import LiteralString
 
 import psycopg
 import pytest
+import yaml
 from psycopg import sql
 
 from tests.control.cli.command import tidewheel
@@ -200,6 +201,16 @@ def probes(monkeypatch: pytest.MonkeyPatch, *texts: tuple[str, LiteralString]) -
     )
     monkeypatch.setattr(runner, "migrations", lambda: (*real(), *more))
     return [migration.name for migration in more]
+
+
+def test_state_of_migrations_is_printed_in_each_form(fresh_database: Database) -> None:
+    shown = tidewheel(fresh_database.url, "migrate", "--status", "-o", "json").json["migrations"]
+    assert [[each.name, each.state.value] for each in status(fresh_database.url)] == [row[:2] for row in shown]
+    assert datetime.fromisoformat(shown[0][2]).utcoffset() == timedelta(0)
+    form = tidewheel(fresh_database.url, "migrate", "--status", "-o", "yaml").out
+    assert form.startswith("---\nmigrations:\n")
+    assert yaml.safe_load(form) == {"migrations": shown}
+    assert tidewheel(fresh_database.url, "admin", "schemas", "check", "-o", "yaml").out == "---\nproblems: []\n"
 
 
 ALONE: LiteralString = "-- outside a transaction\n"

@@ -42,9 +42,12 @@ _FETCH: Mapping[str, int] = {
     "receive.message.max.bytes": 2 * 1024 * 1024,
 }
 
-_QUEUED = 16  # messages in the client's queue, above which it fetches no more
+# Messages in the client's queue, above which it fetches no more. The client counts the bytes of values alone, so keys
+# and headers are bounded by this number. It is larger for topics that only the relay may write: an executor that finds
+# 16 messages where hundreds are due claims few at once, and the broker answers twice as many fetches.
+_QUEUED = 16
+RUNS_QUEUED = 2000
 
-# The client counts the bytes of values alone. Keys and headers are bounded by the number of messages, so it is small.
 BOUNDED_FETCH: Mapping[str, int] = {
     **_FETCH,
     "message.max.bytes": _FETCH["fetch.max.bytes"],  # of a consumer only the least that it may fetch
@@ -170,12 +173,14 @@ def consumer(
     protocol: Literal["consumer", "classic"],
     reset: str = "earliest",
     one_batch: bool = False,
+    queued: int = _QUEUED,
 ) -> Consumer:
     """Return a consumer that commits nothing by itself.
 
     Args:
         reset: The first offset of a partition that has none.
         one_batch: True if it fetches the next batch half a second later.
+        queued: Messages in its queue, above which it fetches no more.
     """
     _refuse_overrides(config)
     grouping: dict[str, str | int] = {"group.protocol": "consumer"}
@@ -197,6 +202,7 @@ def consumer(
             "enable.auto.offset.store": False,
             "auto.offset.reset": reset,
             **BOUNDED_FETCH,
+            "queued.min.messages": queued,
             "fetch.wait.max.ms": 100,
             **(_ONE_BATCH if one_batch else {}),
         },
@@ -211,7 +217,9 @@ def bytes_of(messages: Collection[Message]) -> int:
     return sum(map(len, messages)) + sum(map(len, filter(None, parts)))
 
 
-def consume_batch(client: Consumer, count: int, held: Collection[Message] = ()) -> list[Message]:
+def consume_batch(
+    client: Consumer, count: int, held: Collection[Message] = (), *, queued: int = _QUEUED
+) -> list[Message]:
     """Return messages that have arrived: at most `count`, and 16 MiB together with the held ones.
 
     A batch of 270 bytes by zstd holds 900 KB, so a bound by count alone is none. Beyond the bound is what the client
@@ -221,7 +229,7 @@ def consume_batch(client: Consumer, count: int, held: Collection[Message] = ()) 
     while count > len(taken) and left > 0:
         more = client.consume(count - len(taken), wait)
         taken += more
-        if len(more) < _QUEUED - 1:  # the caller may have polled one
+        if len(more) < queued - 1:  # the caller may have polled one
             break
         left, wait = left - bytes_of(more), _NEXT_FETCH_SECONDS
     return taken

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from tests.fixtures.database import Database
-from tidewheel.control.cli.commands import root_command
 from tidewheel.control.cli.exit_codes import ExitCode
 from tidewheel.control.cli.main import main
+from tidewheel.control.cli.parser import root_command
 
 NO_DATABASE = "postgresql://127.0.0.1:1/none"
 

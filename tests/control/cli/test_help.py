@@ -80,7 +80,7 @@ def test_version_and_help_import_no_command() -> None:
     assert "Show this message and exit." in out
     assert not [name for name in modules if below(name, (*NEVER_FOR_HELP, "pydantic"))]
     out, modules = imported("job", "--help")  # typer parses a group's options by pydantic
-    assert "Show this message and exit." in out
+    assert "Commands:" in out
     assert not [name for name in modules if below(name, NEVER_FOR_HELP)]
 
 
@@ -239,4 +239,9 @@ def test_h_is_help() -> None:
     for words in ((), ("job",), ("job", "list")):
         done = tidewheel(NO_DATABASE, *words, "-h")
         assert done.code == 0
-        assert "Show this message and exit." in done.out
+        assert done == tidewheel(NO_DATABASE, *words, "--help")
+
+
+@pytest.mark.parametrize("group", ["job", "run"])
+def test_help_of_a_large_group_fits_a_screen(group: str) -> None:
+    assert len(tidewheel(NO_DATABASE, group, "--help", columns=80).lines) <= 24

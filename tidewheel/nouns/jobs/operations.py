@@ -91,7 +91,10 @@ class OneJob(Noun):
         key: str,
         days: Annotated[int, Field(ge=1, le=MAX_DAYS, description="How many days back from today.")] = 30,
     ) -> JobStatistics:
-        """Show a job's runs by day: counts, durations and lateness, kept for two years."""
+        """Show a job's runs by day: counts, durations and lateness.
+
+        They are kept for two years.
+        """
         with self._call.snapshot() as connection:
             return job_statistics(connection, self._call.tenant, key, days)
 
