@@ -181,9 +181,8 @@ def due_rows(
 ) -> tuple[list[DueRow], int]:
     """Read due rows of these slices and lanes.
 
-    The statement is streamed, and so never prepared. Its plan hashes the ids in flight, which needs their values. A
-    generic plan compares them one by one: 16 us a row instead of 2. A quick poll, with limits of about QUICK_ROWS
-    together, is prepared: its planning takes twice as long as the rest.
+    The statement is streamed, and so never prepared. A quick poll, with limits of about QUICK_ROWS together, is
+    prepared: its planning takes twice as long as the rest.
 
     Returns:
         The rows, and the number of bytes that are left of `room`. Where none are left, more rows may be due.

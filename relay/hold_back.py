@@ -343,14 +343,16 @@ class HoldBack:
         queue, _ = self._queue_and_lane(topic)
         with self._session.transaction() as connection:
             executors = connection.execute(_COUNT_EXECUTORS, {"queue": queue}, binary=True).fetchall()
-            handlers = {name for (names,) in cast("list[tuple[list[str]]]", executors) for name in names}
-            waiting = _find_unclaimed(connection, window, sorted(handlers) if executors else None)
+            found = cast("list[tuple[list[str], int]]", executors)
+            handlers = {name for names, _ in found for name in names}
+            waiting, ended = _find_unclaimed(connection, window, sorted(handlers) if found else None)
             if held and now - self._weights_at >= _WEIGHTS_SECONDS:
                 self._weights = dict(
                     cast("list[tuple[str, int]]", connection.execute(_READ_WEIGHTS, binary=True).fetchall())
                 )
                 self._weights_at = now
-        window.counted(waiting, len(executors), now, share=len(self._slices) / SLICES, held=held)
+        slots, share = sum(number for _, number in found), len(self._slices) / SLICES
+        window.counted(waiting, len(found), now, share=share, held=held, slots=slots, ended=ended)
 
     def _observe(self, topic: str, staged: int) -> None:
         queue, lane = self._queue_and_lane(topic)
@@ -362,21 +364,22 @@ class HoldBack:
         return queue or DEFAULT_QUEUE, lane
 
 
-def _find_unclaimed(connection: Conn, window: Window, handlers: list[str] | None) -> list[bytes]:
-    """Return the published runs that an executor could still claim by their messages."""
+def _find_unclaimed(connection: Conn, window: Window, handlers: list[str] | None) -> tuple[list[bytes], int]:
+    """Return the recorded runs that an executor could still claim by message, and how many are over."""
     if not window.unclaimed:
-        return []
+        return [], 0
     columns = {
         "run_ids": arrays.uuids(read_uuid(run_id.decode()) for run_id in window.unclaimed),
         "sources": sources(Move.CLAIM),
         "handlers": handlers,
     }
     found = connection.execute(_FIND_UNCLAIMED, columns, binary=True).fetchall()
-    return [
+    waiting = [
         key
-        for run_id, publish_at in cast("list[tuple[UUID, datetime]]", found)
-        if publish_at <= window.unclaimed[key := str(run_id).encode()].publish_at
+        for run_id, publish_at, can_be_claimed in cast("list[tuple[UUID, datetime, bool]]", found)
+        if can_be_claimed and publish_at <= window.unclaimed[key := str(run_id).encode()].publish_at
     ]
+    return waiting, len(window.unclaimed) - len(found)
 
 
 def _record(window: Window, rows: Sequence[DueRow], now: float) -> None:

@@ -168,6 +168,9 @@ class Relay:
         """Await the acknowledgement of a batch that is not full, delete it, then let rows gather."""
         self._await_acks()
         linger = min(len(batch.rows) * _LINGER_SECONDS_PER_ROW, _MAX_LINGER_SECONDS)
+        held_seconds = self._reader.held_seconds()
+        if held_seconds is not None:
+            linger = min(linger, held_seconds)  # or the window opens later than executors empty it
         until = max(monotonic_seconds() + linger, began + _MIN_ROUND_SECONDS)
         self._await_delete()
         self._stop.wait(max(until - monotonic_seconds(), 0.0))

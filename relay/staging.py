@@ -32,6 +32,7 @@ _SIZE = slice(22, 26)  # of the value
 MOST: int = 20_000  # of a window
 _UNSERVED = 64  # the window of a queue without an executor
 _FIRST = 16  # at the least, of a window that begins
+_FIRST_SLOTS = 128  # of idle executors that a window fills at first: a credit lets as many leave without a count
 _PER_EXECUTOR = 4  # a window of the fleet's slots would put a second filling of them in front of all others
 _LEAST = 4
 _SAMPLE = 256  # runs of a full window that are counted at the least; of a larger one each represents several
@@ -45,7 +46,8 @@ _CALM_SECONDS = 5.0  # between two counts while the credit suffices
 _TRICKLE_SECONDS = 30.0  # where fewer than _FEW were published since
 _OPEN_SECONDS = 0.25  # between two counts while it does not
 _HELD_SECONDS = 0.1
-_YOUNG_SECONDS = 0.05  # while a small window grows
+_GROWING_SECONDS = 0.02  # after one that has made the window larger
+_YOUNG_SECONDS = 0.05  # while the window is small
 _YOUNG_ROWS = 1000
 _STANDSTILL_SECONDS = 1.0  # the longest pause while no executor claims; the sweep serves a free slot by then
 _MOST_DOUBLINGS = 8
@@ -159,6 +161,7 @@ class Window:
         self._credit, self._credited_at = _CREDIT_ROWS, now
         self._counted_at = now
         self._strained = False  # at the last count runs had waited for long
+        self._grows = False  # at the last count the window became larger
         self._standstill = 0  # counts in a row that found no room, and nothing claimed since the one before
 
     def room(self) -> int:
@@ -189,6 +192,8 @@ class Window:
         """Return the seconds until the unclaimed runs should be counted again."""
         if held:
             pause = _YOUNG_SECONDS if self.size < _YOUNG_ROWS else _HELD_SECONDS
+            if self._grows:
+                pause = _GROWING_SECONDS
             if not self.room():
                 pause = min(pause * 2**self._standstill, _STANDSTILL_SECONDS)
         elif self._strained or self._credit < _CREDIT_ROWS / 2:
@@ -199,8 +204,24 @@ class Window:
             pause = _CALM_SECONDS if _total(self.unclaimed) >= _FEW else _TRICKLE_SECONDS
         return max(self._counted_at + pause - now, 0.0)
 
-    def counted(self, waiting: Iterable[bytes], executors: int, now: float, *, share: float, held: bool) -> None:
-        """Record a count at a monotonic time, and make the window smaller or larger."""
+    def counted(
+        self,
+        waiting: Iterable[bytes],
+        executors: int,
+        now: float,
+        *,
+        share: float,
+        held: bool,
+        slots: int = 0,
+        ended: int = 0,
+    ) -> None:
+        """Record a count at a monotonic time, and make the window smaller or larger.
+
+        Args:
+            share: Of the slices that this relay has.
+            slots: Of the executors.
+            ended: Recorded runs that are over.
+        """
         self._counted_at = now
         since = now - _FORGET_SECONDS if executors else float("-inf")
         recorded, published = len(self.unclaimed), _total(self.unclaimed)
@@ -208,7 +229,13 @@ class Window:
         age = now - min((one.sent for one in left.values()), default=now)  # with those that are forgotten now
         self.unclaimed = {run_id: one for run_id, one in left.items() if one.sent > since}
         self._strained = age > _LONG_SECONDS
-        self.size = _next_size(self.size, published, _total(left), age, executors, share=share, held=held)
+        before = self.size
+        if executors and not before:
+            self.size = max(_FIRST, int(_PER_EXECUTOR * executors * share), int(min(slots, _FIRST_SLOTS) * share))
+        else:
+            quick = recorded > 0 and ended >= recorded / 2
+            self.size = _next_size(before, published, _total(left), age, executors, share=share, held=held, quick=quick)
+        self._grows = self.size > before
         stands = recorded == len(self.unclaimed) and not self.room()
         self._standstill = min(self._standstill + 1, _MOST_DOUBLINGS) if stands else 0
 
@@ -235,16 +262,25 @@ def _total(runs: Mapping[bytes, Unclaimed]) -> float:
 
 
 def _next_size(
-    size: int, published: float, unclaimed: float, age: float, executors: int, *, share: float, held: bool
+    size: int,
+    published: float,
+    unclaimed: float,
+    age: float,
+    executors: int,
+    *,
+    share: float,
+    held: bool,
+    quick: bool,
 ) -> int:
     if not executors:
         return _UNSERVED
-    if not size:
-        return max(_FIRST, int(_PER_EXECUTOR * executors * share))
     least = max(_LEAST, int(executors * share))
     if age > _LONG_SECONDS:
         return max(int(size * 0.7), least)
     full = published > 0 and (held or published >= size)
+    if quick and published >= size / 2 and age < _SHORT_SECONDS and unclaimed <= size / 8:
+        # Most are over, so more than free slots took them. Four times as many take a fraction of a second.
+        return min(max(size * 4, least), MOST)
     if full and age < _SHORT_SECONDS and unclaimed <= size / 2:
         return min(max(int(size * 1.5), least), MOST)
     if full and age < _FAIR_SECONDS and unclaimed <= size / 8:

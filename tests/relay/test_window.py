@@ -134,3 +134,21 @@ def test_of_a_large_window_a_sample_is_counted() -> None:
     assert abs(window.room() - MOST // 2) < 100
     window.counted(waiting[: MOST // 4], 1, 0.05, share=1.0, held=True)
     assert abs(window.size - window.room() - MOST // 4) < 100
+
+
+def test_first_window_fills_the_slots_of_idle_executors_as_far_as_a_credit() -> None:
+    for slots, size in ((4, 16), (100, 100), (2000, 128)):
+        window = Window(0.0)
+        window.counted([], 1, 0.0, share=1.0, held=True, slots=slots)
+        assert window.room() == size
+
+
+def test_window_grows_fourfold_only_where_runs_have_ended() -> None:
+    """Runs that only fill free slots say nothing about those behind them."""
+    for ended, size in ((100, 400), (10, 150)):
+        window = Window(0.0)
+        window.counted([], 1, 0.0, share=1.0, held=True, slots=100)
+        publish(window, window.room(), 0.0)
+        window.counted([], 1, 0.05, share=1.0, held=True, slots=100, ended=ended)
+        assert window.size == size
+        assert window.seconds_to_count(0.05, held=True) < 0.03

@@ -1137,7 +1137,20 @@ def test_outbox_scan_begins_at_the_low_water_mark(loaded: Database, facts: Mappi
     assert "ROW(publish_at, id) > " in scan["Index Cond"]
     assert "publish_at <= " in scan["Index Cond"]
     # Nothing sorts, gathers or joins otherwise: what is read comes in the index's order, slice by slice.
-    assert {node["Node Type"] for node in plan} <= {"Nested Loop", "Function Scan", "Limit", "Index Scan", "Result"}
+    in_order = {"Nested Loop", "Function Scan", "Limit", "Index Scan", "Result"}
+    assert {node["Node Type"] for node in plan} <= in_order | {"ProjectSet"}  # of the ids in flight
+
+
+@pytest.mark.parametrize("name", ["read_outbox", "stage_outbox"])
+def test_kept_plan_hashes_the_ids_that_the_relay_passes_over(loaded: Database, name: str) -> None:
+    """Otherwise it compares each row with each of thousands of ids."""
+    statement = Statements("tidewheel.relay")[name]
+    with connect(loaded.url, "test", options=f"{SESSION_OPTIONS} -c plan_cache_mode=force_generic_plan") as connection:
+        connection.execute(f"PREPARE kept AS {numbered(statement)}".encode())
+        nulls = ", ".join("NULL" for _ in dict.fromkeys(PLACEHOLDER.findall(statement)))
+        lines = connection.execute(f"EXPLAIN EXECUTE kept ({nulls})".encode()).fetchall()
+    plan = "\n".join(str(line) for (line,) in lines)
+    assert "NOT (ANY (id = (hashed SubPlan" in plan or "NOT (hashed SubPlan" in plan
 
 
 def test_sweep_reads_due_runs_only(loaded: Database, facts: Mapping[str, object]) -> None:
