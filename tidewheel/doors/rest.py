@@ -152,6 +152,7 @@ def _list_of(declared: Operation) -> type[Any]:
     words = declared.summary.removeprefix("List ")
     of: Any = get_args(declared.result)[0]
     cursor = [("next_cursor", object)] if get_origin(declared.result) is Page else []
-    record = make_dataclass(f"{title(singular(declared.name.removeprefix('list_').removeprefix('get_')))}List", [(name, list[of]), *cursor])
+    noun = title(singular(declared.name.removeprefix("list_").removeprefix("get_")))
+    record = make_dataclass(f"{noun}List", [(name, list[of]), *cursor])
     record.__doc__ = words[0].upper() + words[1:]
     return record
