@@ -311,6 +311,9 @@ def test_refusals_name_the_field_and_the_time_from_which_the_name_is_free(clocke
             client.tenants.delete("default")
         with pytest.raises(UnknownTenant):
             client.tenants.delete("nobody")
+        for grace in (timedelta(seconds=-1), timedelta(days=401)):
+            with pytest.raises(InvalidInput, match=r"grace: .*; write 0s to 400d"):
+                client.tenants.delete("acme", grace=grace)
         refused = tidewheel(database, "admin", "tenant", "delete", "acme").refusals
         assert [line.partition(":")[0] for line in refused] == ["--yes"]
         now = tidewheel(database, "admin", "tenant", "delete", "acme", "--yes", "--grace", "0s").lines[0]

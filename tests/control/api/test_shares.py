@@ -5,6 +5,7 @@ import socket
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
+from datetime import UTC, datetime
 from http import HTTPStatus
 from threading import Event
 from typing import LiteralString
@@ -26,6 +27,11 @@ from tidewheel.control.client.client import Client
 
 LOCKS: LiteralString = """
 SELECT coalesce(max(extract(epoch FROM clock_timestamp() - state_change)), 0)::float
+  FROM pg_stat_activity
+ WHERE datname = current_database() AND application_name = 'tidewheel-api' AND wait_event_type = 'Lock'
+"""
+WAITS_SINCE: LiteralString = """
+SELECT max(query_start)
   FROM pg_stat_activity
  WHERE datname = current_database() AND application_name = 'tidewheel-api' AND wait_event_type = 'Lock'
 """
@@ -103,6 +109,21 @@ def test_request_that_met_a_lock_is_answered_once_the_lock_is_free(door: ApiClie
         until(lambda: door.database.value(LOCKS), "the request has met the lock")
         holder.execute("COMMIT")
         assert asked.result().json()["run_id"] == str(run_id)
+
+
+def test_change_of_a_backfill_waits_for_a_batch_of_its_runs(door: ApiClient) -> None:
+    database, key = door.database, created(door.database)
+    apply_batch(database, submission("hourly", schedule={"cron": "0 * * * *"}))
+    past = {"from": "2026-01-01T00:00:00Z", "to": "2026-01-02T00:00:00Z", "versions": "current"}
+    path = door.post("/api/v1/jobs/hourly:backfill", json=past, headers=with_key(key)).headers["location"]
+    with database.transaction() as holder, ThreadPoolExecutor(1) as threads:
+        holder.execute("SELECT FROM backfills FOR UPDATE")
+        paused = threads.submit(door.post, f"{path}:pause", json={}, headers=with_key(key))
+        until(lambda: database.value(WAITS_SINCE), "the request has met the lock")
+        first = database.value(WAITS_SINCE) or datetime.min.replace(tzinfo=UTC)
+        until(lambda: (database.value(WAITS_SINCE) or first) > first or paused.done(), "it is repeated")
+        holder.execute("COMMIT")
+        assert answer_of(paused.result())["status"] == "paused"
 
 
 def test_no_thread_waits_for_a_lock_longer_than_a_second(

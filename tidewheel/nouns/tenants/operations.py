@@ -54,7 +54,8 @@ _ONE = f"{ROOT}/{{tenant}}"
 DEFAULT_TENANT = "default"
 """The tenant of requests that name none."""
 
-Grace = Annotated[timedelta, BeforeValidator(span(timedelta(0), timedelta(days=400)))]
+_MOST_GRACE = timedelta(days=400)
+Grace = Annotated[timedelta, BeforeValidator(span(timedelta(0), _MOST_GRACE))]
 """The time from the request of a deletion to its begin, in which it can be taken back."""
 GRACE = timedelta(days=1)
 _Name = Annotated[str, InDoors("tenant")]
@@ -173,6 +174,8 @@ class Tenants(Noun):
         if name == DEFAULT_TENANT:
             problem = "tenant default cannot be deleted: requests that name no tenant belong to it"
             refuse("tenant", problem, "delete its jobs instead")
+        if not timedelta(0) <= grace <= _MOST_GRACE:
+            refuse("grace", f"{grace} is not valid", "write 0s to 400d")
 
         def delete(connection: Conn) -> bool:
             if grace and not connection.execute(_SCHEDULE_DELETION, {"tenant": name, "grace": grace}).rowcount:

@@ -92,10 +92,10 @@ class Works(Noun):
     def _change(
         self, verb: str, work_id: UUID, sources: Collection[BackfillState], target: BackfillState, reason: str | None
     ) -> WorkChange:
-        def change(connection: Conn) -> WorkChange | None:
+        def change(connection: Conn) -> WorkChange:
             found = lock_work(connection, self._call.tenant, work_id)
             if found is None:
-                return None
+                raise UnknownWork(str(work_id))
             kind, state = found
             if state not in sources:
                 return WorkChange(state, unchanged=True)
@@ -103,8 +103,9 @@ class Works(Noun):
             self._call.record(connection, f"{kind}.{verb}", f"{kind}/{work_id}", reason=reason)
             return WorkChange(target, unchanged=False)
 
-        done = self._call.write(change)
-        if done is None:
+        try:
+            done = self._call.write(change)
+        except UnknownWork:  # nothing was written, so a request that meets a lock may be repeated
             return self._change_backfill(verb, work_id, reason)
         self._call.notify(Channel.TIMERS)
         return done
