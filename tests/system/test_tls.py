@@ -174,9 +174,9 @@ class gate:
     def __init__(self, port: int, authority: Authority) -> None:
         self._port, self._context = port, ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         self._context.load_cert_chain(*authority.issue())
-        self._loop = asyncio.new_event_loop()
         self._served: Future[int] = Future()
-        self._thread = threading.Thread(target=self._loop.run_until_complete, args=[self._serve()])
+        # `run` cancels what still copies: its sockets would be found unclosed in another test.
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()))
 
     def __enter__(self) -> int:
         self._thread.start()
@@ -185,10 +185,9 @@ class gate:
     def __exit__(self, *error: object) -> None:
         self._loop.call_soon_threadsafe(self._ended.set)
         self._thread.join()
-        self._loop.close()
 
     async def _serve(self) -> None:
-        self._ended = asyncio.Event()
+        self._loop, self._ended = asyncio.get_running_loop(), asyncio.Event()
         server = await asyncio.start_server(self._pass, "127.0.0.1", 0)
         self._served.set_result(server.sockets[0].getsockname()[1])
         await self._ended.wait()
@@ -204,11 +203,13 @@ class gate:
             writer.write(b"S")
             await writer.start_tls(self._context)
             inner, outer = await asyncio.open_connection("127.0.0.1", self._port)
-            await asyncio.wait(
-                [asyncio.ensure_future(_copy(reader, outer)), asyncio.ensure_future(_copy(inner, writer))],
-                return_when=asyncio.FIRST_COMPLETED,
-            )
-            outer.close()
+            try:
+                await asyncio.wait(
+                    [asyncio.ensure_future(_copy(reader, outer)), asyncio.ensure_future(_copy(inner, writer))],
+                    return_when=asyncio.FIRST_COMPLETED,
+                )
+            finally:
+                outer.close()
         except (OSError, asyncio.IncompleteReadError):  # the client refuses the certificate, or is gone
             pass
         finally:
