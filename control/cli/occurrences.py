@@ -38,7 +38,7 @@ from tidewheel.doors.cli import Flag, Shown, command
 from tidewheel.errors import UnknownJob, refuse
 from tidewheel.nouns.jobs.commands import zone_of
 from tidewheel.nouns.jobs.flags import JobFlags, described, with_job_flags
-from tidewheel.nouns.jobs.occurrences import Occurrences
+from tidewheel.nouns.jobs.occurrences import MAX_NEXT, Occurrences
 from tidewheel.nouns.jobs.reads import show_job
 from tidewheel.postgres.session import Conn
 from tidewheel.settings.connections import Connections
@@ -178,7 +178,8 @@ def _show_next(shown: Shown) -> None:
     print_result(lines, found, shown.output)
 
 
-_NEXT = {"key": Flag(kind=Key), "n": Flag(kind=Number)}
+_Next = Annotated[int, typer.Option("-n", metavar="N", min=1, max=MAX_NEXT, help="Show this many instants.")]
+_NEXT = {"key": Flag(kind=Key), "n": Flag(kind=_Next)}
 next_occurrences = command(Occurrences, "next", _show_next, flags=_NEXT, local_times=True)
 
 

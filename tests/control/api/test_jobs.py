@@ -229,6 +229,7 @@ def test_last_run_has_its_status_and_duration(client: httpx.Client, database: Da
         ("/api/v1/jobs?prefix=%00", "prefix"),
         ("/api/v1/jobs/%00", "key"),
         ("/api/v1/jobs/%ff", "key"),
+        ("/api/v1/jobs/a/next?limit=101", "limit"),
         ("/api/v1/jobs/a:explain", "at"),
         ("/api/v1/jobs/a:explain?at=now", "at"),
     ],

@@ -11,7 +11,7 @@ from tidewheel.control.explain.explain import explain
 from tidewheel.control.explain.explanation import Explanation
 from tidewheel.control.explain.job_timeline import JobTimeline, equal_edges, job_timeline
 from tidewheel.control.explain.month import JobCalendar, job_calendar
-from tidewheel.control.explain.upcoming import MAX_SHOWN, Upcoming, upcoming
+from tidewheel.control.explain.upcoming import Upcoming, upcoming
 from tidewheel.control.reads.resuming import Resumption, preview_resume
 from tidewheel.errors import refuse
 from tidewheel.jobs.invalid import InvalidValue
@@ -21,6 +21,8 @@ from tidewheel.nouns.jobs.operations import JOB
 from tidewheel.nouns.jobs.reads import show_job
 from tidewheel.nouns.operation import InDoors, Noun, operation
 
+MAX_NEXT = 100
+"""The most next occurrences of one call: some tens of milliseconds on a thread of the API, which no time ends."""
 MOST_DAYS = 800
 """The longest time of a timeline: counts by day are kept for two years."""
 _FIRST_YEAR, _LAST_YEAR = 1971, 2198
@@ -49,7 +51,7 @@ class Occurrences(Noun):
     def next(
         self,
         key: str,
-        n: Annotated[int, Field(ge=1, le=MAX_SHOWN, description="How many at most."), InDoors("limit")] = 10,
+        n: Annotated[int, Field(ge=1, le=MAX_NEXT, description="How many at most."), InDoors("limit")] = 10,
     ) -> Upcoming:
         """Show a job's next occurrences, skipped and moved ones too."""
         late = self._call.installation.misfire_after
