@@ -133,7 +133,7 @@ def test_masked_url_that_comes_back_keeps_the_stored_secret(pages: ApiClient, vi
 
 
 def test_check_shows_instants_beside_each_other_and_changes_nothing(pages: ApiClient) -> None:
-    submit(pages.database, "job", **FULL)
+    submit(pages.database, "job", **FULL, start_at="2031-06-01T00:00:00Z")
     answer = pressed(pages, "/jobs/job/edit", "check", schedule__cron="45 2 * * *", payload='{"depot": 5}')
     assert answer.status_code == HTTPStatus.OK
     assert answer.text.count('<s class="gone">') == 10
