@@ -72,6 +72,15 @@ def test_two_backfills_of_one_instant_have_different_ids(hourly: ClockedDatabase
     assert second.created_at - first.created_at == timedelta(milliseconds=1)
 
 
+def test_backfill_of_a_clock_before_1970_is_shown_and_counted(hourly: ClockedDatabase) -> None:
+    backfill_id = accept(hourly, NOON - 5 * HOUR, NOON)
+    hourly.execute("UPDATE backfills SET created_at = '1969-12-31T23:00:00Z', occurrences = 10001")
+    shown = progress(hourly, backfill_id)
+    assert (shown.created_at.year, shown.facts["runs"]) == (1969, {})
+    assert (shown.matched_count, shown.is_counted) == (10_001, True), "each occurrence is counted"
+    assert move(hourly, "cancel", backfill_id).backfill_status == "cancelled"
+
+
 def test_a_dry_run_writes_nothing(hourly: ClockedDatabase) -> None:
     before = hourly.count("outbox")
     reply = ask_backfill(hourly, NOON - 5 * HOUR, NOON, dry_run=True)

@@ -53,8 +53,8 @@ class Work:
 
     @property
     def is_counted(self) -> bool:
-        """True if no more than `matched_count` matched."""
-        return self.matched_count != COUNTED + 1
+        """True if no more than `matched_count` matched: of a backfill, each occurrence is counted."""
+        return self.matched_count <= COUNTED or self.kind == "backfill"
 
     @property
     def processed(self) -> int:
