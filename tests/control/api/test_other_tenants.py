@@ -45,14 +45,14 @@ def addresses(client: ApiClient) -> Iterator[Address]:
             contents = operation.get("requestBody", {}).get("content", {}).values()
             sent = next((each.get("example") for each in contents), None)
             if "{tenant}" in path:
-                yield Address(method, filled, {**sent, "tenant": _OTHER} if "tenant" in (sent or {}) else sent)
+                yield Address(method, filled, {**(sent or {}), "tenant": _OTHER} if "tenant" in (sent or {}) else sent)
             if "tenant" in asked:
                 yield Address(method, f"{filled}?tenant={_OTHER}", sent)
             if "all_tenants" in asked:
                 yield Address(method, f"{filled}?all_tenants=true", sent)
             for name, value in (("tenant", _OTHER), ("all_tenants", True)):
                 if any(name in _fields(each["schema"], client) for each in contents):
-                    yield Address(method, filled, {**sent, name: value})
+                    yield Address(method, filled, {**(sent or {}), name: value})
 
 
 def _fields(schema: dict[str, Any], client: ApiClient) -> set[str]:
