@@ -69,15 +69,6 @@ def _wait(client: "Client", work_id: UUID) -> Work:
         return client.works.wait(work_id, on_progress=lambda work: show(work.processed))
 
 
-def _show_list(shown: Shown) -> None:
-    if shown.output is not Output.TEXT:
-        print_document(shown.found, shown.output)
-    elif found := shown.found["works"]:
-        _WORKS.print(found)
-    else:
-        typer.echo("no bulk work")
-
-
 def _show_one(shown: Shown) -> None:
     if shown.options["follow"]:
         follow(shown, shown.found.work_id)
@@ -180,7 +171,7 @@ WAIT = {
 """The option to follow a work."""
 
 _work = partial(command, Works, flags=_FLAGS)
-list_works = _work("list", _show_list)
+list_works = _work("list", partial(_WORKS.show, nothing="no bulk work"))
 show = _work("get", _show_one, options={"follow": Annotated[bool, _FOLLOW]}, local_times=True)
 pause = _work("pause", partial(_show_change, "pause"))
 resume = _work("resume", partial(_show_change, "resume"))

@@ -12,6 +12,8 @@ from tidewheel.jobs.values import Reason
 
 T = TypeVar("T")
 
+WorkPlace = tuple[datetime, UUID]
+"""The place of a work in a list: its creation and its id."""
 INSTANTS = frozenset({"from", "to", "since", "until", "next_at"})
 """The instants of a filter and of facts, which are texts."""
 COUNTED = 10_000  # matches beyond this are not counted: no client pages through more

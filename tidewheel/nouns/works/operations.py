@@ -6,7 +6,7 @@ A work is a row that schedulers work off at its rate, a batch a transaction. Wha
 from collections.abc import Callable, Collection
 from dataclasses import KW_ONLY, dataclass
 from functools import partial
-from typing import Annotated, TypeVar
+from typing import Annotated, Literal, TypeVar
 from uuid import UUID, uuid4
 
 from pydantic import BeforeValidator, Field
@@ -17,8 +17,8 @@ from tidewheel.control.client.polling import POLL_SECONDS, Polling
 from tidewheel.errors import UnknownWork, refuse
 from tidewheel.ids import hashed_id
 from tidewheel.jobs.values import Key
-from tidewheel.nouns.operation import Call, InDoors, Noun, Rows, operation
-from tidewheel.nouns.works.model import COUNTED, Started, Survey, Work, WorkChange, WorkReason
+from tidewheel.nouns.operation import Call, InDoors, Noun, Page, Rows, operation
+from tidewheel.nouns.works.model import COUNTED, Started, Survey, Work, WorkChange, WorkPlace, WorkReason
 from tidewheel.nouns.works.reads import list_works, show_work
 from tidewheel.postgres.database_clock import read_now
 from tidewheel.postgres.notify import Channel
@@ -33,16 +33,22 @@ S = TypeVar("S", bound=Started)
 T = TypeVar("T")
 WorkId = Annotated[UUID, BeforeValidator(partial(as_id, name="work_id"))]
 _OfJob = Annotated[Key | None, Field(description="Only works of the job with this key."), InDoors("job")]
+Kind = Literal["backfill", "redrive", "purge", "retry"]
+"""What bulk work does."""
+"""What work does."""
+_OfKind = Annotated[Kind | None, Field(description="Only works of this kind.")]
 
 
 class Works(Noun):
     """Bulk work: redrives and purges of dead letters, retries of failed runs, backfills."""
 
     @operation(f"GET {WORKS}", "list_works", scope=Scope.READ)
-    def list(self, *, key: _OfJob = None, limit: Rows = 50) -> list[Work]:
+    def list(
+        self, *, key: _OfJob = None, kind: _OfKind = None, after: WorkPlace | None = None, limit: Rows = 50
+    ) -> Page[Work]:
         """List bulk work, the newest first."""
         with self._call.snapshot() as connection:
-            return list_works(connection, self._call.tenant, key, limit=limit)
+            return list_works(connection, self._call.tenant, key, kind=kind, after=after, limit=limit)
 
     @operation(f"GET {_WORK}", "get_work", scope=Scope.READ)
     def get(self, work_id: WorkId) -> Work:

@@ -21,21 +21,25 @@ b.backfill_id, 'backfill', b.state,
                    '+00:00"', 'Z"')::jsonb, b.job_id
 
 -- name: list_works
--- Returns a tenant's works and backfills, or those of one job, the newest first.
--- Index: works_by_tenant, backfills_by_tenant or backfills_by_job, from their ends; jobs_pkey, job_versions_pkey. No lock.
+-- Returns a page of a tenant's works and backfills, or those of a job or a kind, the newest first.
+-- Index: works_by_tenant, backfills_by_tenant or backfills_by_job, from the place of the page; jobs_pkey, job_versions_pkey. No lock.
 -- Why a subquery: the policy of jobs comes before a condition that reads JSON, which no index would serve.
 SELECT {{columns_of(w)}}
   FROM ((SELECT {{from_works(w)}}
            FROM works AS w
           WHERE w.tenant = %(tenant)s AND (%(job_id)s::uuid IS NULL OR w.filter ->> 'job_id' = %(job_id)s::text)
-          ORDER BY w.created_at DESC LIMIT %(limit)s)
+            AND (%(kind)s::text IS NULL OR w.kind = %(kind)s)
+            AND w.created_at <= %(before_at)s AND (w.created_at, w.work_id) < (%(before_at)s, %(before_id)s)
+          ORDER BY w.created_at DESC, w.work_id DESC LIMIT %(limit)s)
          UNION ALL
         (SELECT {{from_backfills(b)}}
            FROM backfills AS b
           WHERE b.tenant = %(tenant)s AND (%(job_id)s::uuid IS NULL OR b.job_id = %(job_id)s)
-          ORDER BY b.created_at DESC LIMIT %(limit)s)) AS w
+            AND (%(kind)s::text IS NULL OR %(kind)s = 'backfill')
+            AND b.created_at <= %(before_at)s AND (b.created_at, b.backfill_id) < (%(before_at)s, %(before_id)s)
+          ORDER BY b.created_at DESC, b.backfill_id DESC LIMIT %(limit)s)) AS w
   LEFT JOIN jobs AS j USING (job_id)
- ORDER BY w.created_at DESC, w.kind
+ ORDER BY w.created_at DESC, w.work_id DESC
  LIMIT %(limit)s
 
 -- name: show_work

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from datetime import UTC, datetime
 from typing import TypeVar
 from uuid import UUID
 
@@ -9,8 +10,9 @@ from tidewheel.control.reads.job_position import read_job_position
 from tidewheel.control.reads.stored import rows_as
 from tidewheel.errors import UnknownWork
 from tidewheel.ids import run_range
+from tidewheel.nouns.operation import Page
 from tidewheel.nouns.tenants.reads import require_tenant
-from tidewheel.nouns.works.model import Work
+from tidewheel.nouns.works.model import Work, WorkPlace
 from tidewheel.postgres.session import Conn
 from tidewheel.postgres.statements import Statements
 
@@ -19,20 +21,28 @@ _LIST_WORKS = _SQL["list_works"]
 _SHOW_WORK = _SQL["show_work"]
 _COUNT_BACKFILLED = _SQL["count_backfilled"]
 
+_NEWEST: WorkPlace = (datetime(9999, 12, 31, tzinfo=UTC), UUID(int=(1 << 128) - 1))
 _SURVEYED = 25  # statements that count before a work starts: some seconds
 P = TypeVar("P")
 
 
-def list_works(connection: Conn, tenant: str, key: str | None = None, *, limit: int = 100) -> list[Work]:
-    """Return a tenant's works, or those of one job, the newest first.
+def list_works(
+    connection: Conn, tenant: str, key: str | None = None, *, kind: str | None = None,
+    after: WorkPlace | None = None, limit: int = 100,
+) -> Page[Work]:  # fmt: skip
+    """Return a page of a tenant's works, or those of one job or kind, the newest first.
 
     Raises:
         UnknownJob: There is no such job and never was one.
     """
     require_tenant(connection, tenant)
     job_id = None if key is None else read_job_position(connection, tenant, key).job_id
+    columns: dict[str, object] = {"tenant": tenant, "job_id": job_id, "kind": kind, "limit": limit + 1}
+    columns |= dict(zip(("before_at", "before_id"), after or _NEWEST, strict=True))
     with connection.cursor(row_factory=rows_as(Work), binary=True) as cursor:
-        return cursor.execute(_LIST_WORKS, {"tenant": tenant, "job_id": job_id, "limit": limit}).fetchall()
+        found = cursor.execute(_LIST_WORKS, columns).fetchall()
+    last = found[limit - 1] if len(found) > limit else None
+    return Page(found[:limit], None if last is None else (last.created_at, last.work_id))
 
 
 def show_work(connection: Conn, tenant: str, work_id: UUID) -> Work:

@@ -18,7 +18,7 @@ _PAUSED: Json = {"status": "paused", "unchanged": False}
 _REASON: Json = {"reason": "maintenance"}
 
 WORKS: Mapping[str, Route] = {
-    "list": Route({"works": [_WORK]}),
+    "list": Route({"works": [_WORK], "next_cursor": None}),
     "get": Route(_WORK),
     "pause": Route(_PAUSED, sent=_REASON),
     "resume": Route(_PAUSED),
