@@ -4,6 +4,7 @@ The stored spec is the submitted one, before defaults, in canonical form. In the
 `submitted_form` it has the same hash.
 """
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import cast
@@ -82,12 +83,16 @@ def stored_spec(spec: Mapping[str, object], definition: JobDefinition) -> JobSpe
 
     The stored spec is canonical, without the payload, which the definition has.
     """
-    request = parse_request({"type": "job.submit", "job": submitted_form(spec)})
+    form = submitted_form(spec)
+    is_json = definition.payload_content_type == JSON_CONTENT
+    if is_json and definition.payload:
+        form = {**form, "payload": json.loads(definition.payload)}  # keys may be filled with its fields
+    request = parse_request({"type": "job.submit", "job": form})
     assert isinstance(request, JobSubmit)  # noqa: S101 - by its type
-    if not definition.payload and definition.payload_content_type == JSON_CONTENT:
+    if is_json and not definition.payload:
         return request.job
-    field = "payload" if definition.payload_content_type == JSON_CONTENT else "payload_base64"
-    return request.job.model_copy(update={field: definition.payload})
+    # The bytes as they were: a number may have been written in another form.
+    return request.job.model_copy(update={"payload" if is_json else "payload_base64": definition.payload})
 
 
 def _read(writing: Writing, batch: Sequence[ReceivedRequest]) -> dict[UUID, _StoredVersion]:

@@ -28,7 +28,7 @@ from tidewheel.postgres.session import Session
 from tidewheel.postgres.statements import Statements
 from tidewheel.process.failpoint import failpoint
 from tidewheel.process.metrics import metrics
-from tidewheel.relay.due_rows import SESSION_OPTIONS, Batch, DueRow, Published, addresses, ids
+from tidewheel.relay.due_rows import SESSION_OPTIONS, TOPIC, Batch, DueRow, Published, addresses, ids
 
 _SQL = Statements("tidewheel.relay")
 _DELETE_OUTBOX = _SQL["delete_outbox"]
@@ -103,6 +103,8 @@ class Deleter:
                     # A kept plan compares the ids one by one: cheap for few, and planning is half of their cost.
                     small = len(published.acknowledged) <= _SMALL_ROWS
                     connection.execute(_DELETE_OUTBOX, acknowledged, prepare=small)
+        for row, error in published.refused:
+            _LOG.error("a message for %s is in quarantine, since it cannot be published: %s", row[TOPIC], error)
         failpoint("relay.deleted")
 
 

@@ -385,11 +385,17 @@ def _find_unclaimed(connection: Conn, window: Window, handlers: list[str] | None
 def _record(window: Window, rows: Sequence[DueRow], now: float) -> None:
     """Record rows that leave in the window of their topic."""
     sample = [
-        (key, row[PUBLISH_AT])
-        for row in rows[:: window.stride]
-        if (key := row[KEY]) is not None and len(key) == _RUN_ID_LENGTH
+        (key, row[PUBLISH_AT]) for row in rows[:: window.stride] if (key := row[KEY]) is not None and _is_run_id(key)
     ]
     window.publish(sample, now, runs=len(rows))
+
+
+def _is_run_id(key: bytes) -> bool:
+    """Return True if a key names a run: a damaged one is published, and not looked up."""
+    try:
+        return len(key) == _RUN_ID_LENGTH and str(read_uuid(key.decode())).encode() == key
+    except ValueError:
+        return False
 
 
 def _position_of(entry: bytes) -> OutboxPosition:

@@ -1,8 +1,9 @@
 """Produce a batch of rows and wait for its acknowledgement.
 
-A batch is acknowledged when the producer's queue is empty and no failure was reported. There are four kinds of
+A batch is acknowledged when the producer's queue is empty and no failure was reported. There are five kinds of
 failure:
 
+- A row's headers cannot be read. It is refused like the next kind, without a try.
 - Kafka refuses a row for good. Bisection finds it, since one such row fails the whole record batch that holds it.
 - A topic accepts less than Tidewheel sends. Bisection finds the row, which is postponed.
 - A topic does not exist or is not authorized. The relay backs off from this topic only.
@@ -173,6 +174,9 @@ class Publisher:
                         produce(topic, value, key, headers=_headers(headers))
                 except BufferError:
                     self._produce_when_there_is_room(row)
+            except _DamagedHeaders as damaged:
+                not_taken.add(row_id)
+                refused.append((row, str(damaged)))
             except KafkaException as failure:
                 not_taken.add(row_id)
                 error = self._why_not_taken(topic, failure)
@@ -273,4 +277,12 @@ def _names(names: tuple[bytes, ...]) -> tuple[str, ...]:
 
 
 def _headers(parts: list[bytes]) -> list[tuple[str, str | bytes | None]]:
-    return list(zip(_names(tuple(parts[::2])), parts[1::2], strict=True))
+    try:
+        return list(zip(_names(tuple(parts[::2])), parts[1::2], strict=True))
+    except (AttributeError, TypeError, ValueError) as error:  # no name, no list of bytes, no value or no UTF-8
+        message = f"its headers cannot be read: {error}"
+        raise _DamagedHeaders(message) from error
+
+
+class _DamagedHeaders(Exception):
+    """A row's headers are not name, value, name, value."""

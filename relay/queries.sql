@@ -26,7 +26,10 @@ SELECT s.position::smallint, o.publish_at, o.topic, o.key, o.value, o.headers, o
 -- name: probe_outbox
 -- Returns the database's clock, and the earliest due time of each held slice and lane.
 -- Index: outbox_due, one descent for each slice and lane, from the low-water mark. No lock.
-SELECT s.position::smallint, earliest.publish_at, (SELECT tidewheel_now()) AS now
+-- Why: no Python instant is beyond the year 9999, and a damaged row there must not fail the poll. No read returns it.
+SELECT s.position::smallint,
+       CASE WHEN earliest.publish_at <= '9999-12-31 00:00Z' THEN earliest.publish_at END AS publish_at,
+       (SELECT tidewheel_now()) AS now
   FROM unnest(%(slice_lanes)s::smallint[], %(marks)s::timestamptz[], %(mark_ids)s::bigint[])
        WITH ORDINALITY AS s (slice_lane, mark, mark_id, position)
   LEFT JOIN LATERAL (

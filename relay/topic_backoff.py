@@ -135,7 +135,7 @@ class TopicLimits:
 
 def size_of(row: DueRow) -> int:
     """Return the bytes of a row's key, value and headers, before compression."""
-    return len(row[KEY] or b"") + len(row[VALUE] or b"") + sum(map(len, row[HEADERS] or ()))
+    return len(row[KEY] or b"") + len(row[VALUE] or b"") + sum(len(part or b"") for part in row[HEADERS] or ())
 
 
 def _work(topic: str) -> str:

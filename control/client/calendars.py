@@ -44,10 +44,10 @@ class Calendars:
 
     def list(self) -> Sequence[CalendarSummary]:
         """Return the tenant's calendars, by name."""
-        with self._connection.transaction() as connection:
+        with self._connection.snapshot() as connection:
             return list_calendars(connection, self._connection.tenant)
 
     def get(self, name: str) -> CalendarDetail:
         """Return a calendar with its days."""
-        with self._connection.transaction() as connection:
+        with self._connection.snapshot() as connection:
             return show_calendar(connection, self._connection.tenant, name)

@@ -5,10 +5,11 @@ same time, so that all of them are damaged within minutes.
 """
 
 import re
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from http import HTTPStatus
-from itertools import zip_longest
+from itertools import islice, zip_longest
 from pathlib import Path
 from traceback import extract_tb
 from typing import LiteralString, NamedTuple
@@ -22,8 +23,9 @@ from tests.control.cli.command import tidewheel
 from tests.control.console.pages import HTML
 from tests.control.console.seeded import seed
 from tests.control.every_field import bring_into_every_state
-from tests.control.test_every_view import Places, command_lines, page_paths, route_paths
+from tests.control.test_every_view import READS, Places, command_lines, page_paths, route_paths
 from tests.fixtures.database import ClockedDatabase
+from tidewheel.control.client.client import Client
 from tidewheel.testing.databases import Template
 
 COLUMNS: LiteralString = """
@@ -85,11 +87,19 @@ def rounds(database: ClockedDatabase) -> Iterator[list[Damage]]:
 
 
 @contextmanager
-def damaged(connection: psycopg.Connection, damages: Sequence[Damage]) -> Generator[list[Damage]]:
-    """Do those of the damages that the constraints of the tables allow; restore the tables at the end."""
+def damaged(
+    connection: psycopg.Connection, damages: Sequence[Damage], *, row: int | None = None
+) -> Generator[list[Damage]]:
+    """Do those of the damages that the constraints of the tables allow; restore the tables at the end.
+
+    With `row`, they concern one row of each table, counted from its first one and round again.
+    """
     done: list[Damage] = []
     for each in damages:
-        statement = SQL("UPDATE {} SET {} = {}").format(Identifier(each.table), Identifier(each.column), each.value)
+        table = Identifier(each.table)
+        statement = SQL("UPDATE {} SET {} = {}").format(table, Identifier(each.column), each.value)
+        if row is not None:
+            statement = SQL("{} WHERE (tableoid, ctid) = ({})").format(statement, ONE_ROW.format(table, row, table))
         with suppress(psycopg.IntegrityError, psycopg.DataError):
             connection.execute(SQL("CREATE TABLE {} AS TABLE {}").format(kept(each), Identifier(each.table)))
             connection.execute(statement)
@@ -108,6 +118,11 @@ def damaged(connection: psycopg.Connection, damages: Sequence[Damage]) -> Genera
                 )
             )
             connection.execute(SQL("DROP TABLE {}").format(kept(each)))
+
+
+ONE_ROW = SQL("""
+SELECT tableoid, ctid FROM {} ORDER BY tableoid, ctid OFFSET (SELECT {} % count(*) FROM {}) LIMIT 1
+""")
 
 
 def kept(damage: Damage) -> Identifier:
@@ -171,3 +186,93 @@ def test_no_damaged_form_fails_a_view(places: Places, caplog: pytest.LogCaptureF
                     if (fault := fault_of(places, view, caplog)) is not None:
                         faults.setdefault(fault, f"{view}: {fault}: {done}")
     assert not faults, "\n".join(faults.values())
+
+
+LONGEST = "limit=500"  # the whole of each list
+MOST = 2  # paths of a route that names a row
+TABLE_ROW = re.compile(r"<tr\b")
+FACTS = {
+    ("jobs", "deleted_at"),
+    ("freezes", "thawed_at"),
+    ("dead_letters", "redriven_at"),
+    ("job_edges", "from_at"),
+    ("job_edges", "until_at"),
+    ("calendars", "since"),
+    ("executors", "lease"),
+    ("processes", "last_heartbeat_at"),
+    ("audit_log", "at"),
+    ("dead_letters", "created_at"),
+}
+"""Columns that decide if a row is in its list: a deleted job is in none. The last two are bounded by `since`."""
+RANKED = "/api/v1/runs/slowest"  # those of a window up to now
+
+Sizes = Mapping[str, int]
+
+
+def lists(places: Places, client: Client) -> dict[str, Callable[[], Sizes]]:
+    """Return what counts the rows of each list of the routes, the console's pages and the client, by its name."""
+    found: dict[str, Callable[[], Sizes]] = {}
+    document = places.client.get("/api/v1/openapi.json").json()
+    for route in set(places.routes()) - {RANKED}:
+        taken = {each["name"] for each in document["paths"][route]["get"].get("parameters", ())}
+        end = f"?{LONGEST}" if "limit" in taken else ""
+        some = [path if "?" in path else path + end for path in islice(route_paths(places, route), 40)]
+        whole = {path: size for path in some if (size := partial(answered, places, path))()}
+        found |= dict(islice(whole.items(), MOST))
+    for page in page_paths(places):
+        if IDS.search(page) is None and "?" not in page and shown(places, page):
+            found[f"page {page}"] = partial(shown, places, page)
+    for name, arguments in READS.items():
+        part, _, method = name.rpartition(".")
+        if part and not arguments and method != "count":
+            found[f"client {name}"] = partial(returned, getattr(getattr(client, part), method))
+    return found
+
+
+def answered(places: Places, path: str) -> Sizes:
+    """Return the number of rows of each list of records in an answer."""
+    answer = places.client.get(path, headers={"Connection": "close"})
+    try:
+        body = answer.json()
+    except ValueError:
+        return {}
+    named = body.items() if answer.status_code == HTTPStatus.OK and isinstance(body, dict) else ()
+    return {name: len(rows) for name, rows in named if isinstance(rows, list) and rows and isinstance(rows[0], dict)}
+
+
+def shown(places: Places, page: str) -> Sizes:
+    rows = len(TABLE_ROW.findall(places.client.get(page, headers={"Connection": "close", **HTML}).text))
+    return {"rows": rows} if rows else {}
+
+
+def returned(read: Callable[[], object]) -> Sizes:
+    found = read()
+    rows = found if isinstance(found, list | tuple) else getattr(found, "rows", None) or getattr(found, "items", ())
+    return {"rows": len(rows)} if isinstance(rows, list | tuple) and rows else {}
+
+
+def shrunk(size: Callable[[], Sizes], before: Sizes) -> str | None:
+    """Return which part of a list has fewer rows than before; None if none has."""
+    after = size()
+    return next((f"{name}: {n} to {after.get(name, 0)}" for name, n in before.items() if after.get(name, 0) < n), None)
+
+
+@pytest.mark.slow
+def test_no_damaged_row_leaves_its_list(places: Places) -> None:
+    """One row of each table is damaged at a time: it stays in each list that has it, and so do all others."""
+    database = places.made.database
+    lost: dict[tuple[str, str, str], str] = {}
+    with Client(database.url) as client, psycopg.connect(database.url, autocommit=True) as connection:
+        connection.execute("SET session_replication_role = replica")
+        sizes = lists(places, client)
+        whole = {name: size() for name, size in sizes.items()}
+        for number, all_of_them in enumerate(rounds(database)):
+            damages = [each for each in all_of_them if (each.table, each.column) not in FACTS]
+            with damaged(connection, damages, row=number) as done:
+                fewer = [name for name, size in sizes.items() if shrunk(size, whole[name])]
+            for damage in done if fewer else ():
+                with damaged(connection, [damage], row=number):
+                    for name in fewer:
+                        if why := shrunk(sizes[name], whole[name]):
+                            lost.setdefault((name, damage.table, damage.column), f"{name}: {why}: {damage}")
+    assert not lost, "\n".join(lost.values())

@@ -294,8 +294,8 @@ def test_every_read_of_the_client_answers(places: Places) -> None:
             for name, method in getmembers(each)
             if callable(method) and not name.startswith("_") and name not in parts
         }
-        assert methods == set(_READS) | _joined(_WRITES, ".")
-        for name, given in _READS.items():
+        assert methods == set(READS) | _joined(_WRITES, ".")
+        for name, given in READS.items():
             part, _, method = name.rpartition(".")
             read: Any = getattr(parts[part], method)
             for arguments in _arguments(places, given):
@@ -309,7 +309,7 @@ def _arguments(places: Places, given: tuple[object, ...]) -> Iterator[Sequence[o
 
 
 _AT = datetime(2026, 11, 21, 12, tzinfo=UTC)
-_READS: Mapping[str, tuple[object, ...]] = {
+READS: Mapping[str, tuple[object, ...]] = {
     "audit": (_AT - timedelta(hours=1), _AT + timedelta(hours=1)), "diff": (":key", 1, 1), "explain": (":key", _AT),
     "next": (":key",), "preview": ({"schedule": "@every 400d", "target": "x", "key": "k", "window": "90d"},),
     "statistics": (":key",), "versions": (":key",),

@@ -178,7 +178,13 @@ METRICS = (
         "attempt_duration_seconds", Kind.HISTOGRAM, "seconds", ("lane",), "time from an attempt's start to its report"
     ),
     Metric("outbox_published", Kind.COUNTER, "messages", ("lane",), "messages acknowledged by the broker"),
-    Metric("outbox_quarantined", Kind.COUNTER, "messages", (), "messages that the broker refused for good"),
+    Metric(
+        "outbox_quarantined",
+        Kind.COUNTER,
+        "messages",
+        (),
+        "messages that the broker refused for good, or whose headers cannot be read",
+    ),
     Metric(
         "replies_expired",
         Kind.COUNTER,

@@ -1,6 +1,7 @@
 """Reads of API keys."""
 
-from datetime import UTC, datetime
+from datetime import datetime
+from typing import Final
 
 from psycopg.rows import class_row
 
@@ -13,7 +14,7 @@ from tidewheel.postgres.statements import Statements
 _SQL = Statements("tidewheel.nouns.api_keys")
 _LIST_API_KEYS = _SQL["list_api_keys"]
 _SHOW_API_KEY = _SQL["show_api_key"]
-_LATEST = datetime(9999, 12, 31, tzinfo=UTC)
+_LATEST: Final = "infinity", "~"  # behind each key, one with a damaged time among them
 
 
 def ensure_key_id(key_id: str) -> None:
@@ -36,7 +37,7 @@ def list_api_keys(
     connection: Conn, tenant: str | None, *, after: tuple[datetime, str] | None = None, limit: int = 50
 ) -> Page[ApiKeySummary]:
     """Return a page of the keys of a tenant, of `*` for those of all tenants, or of None for every key."""
-    at, key_id = after or (_LATEST, "")
+    at, key_id = after or _LATEST
     columns: dict[str, object] = {"tenant": tenant, "before_at": at, "before_id": key_id, "limit": limit + 1}
     with connection.cursor(row_factory=class_row(ApiKeySummary), binary=True) as cursor:
         found = cursor.execute(_LIST_API_KEYS, columns).fetchall()

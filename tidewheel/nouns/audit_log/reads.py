@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from datetime import UTC, datetime
-from typing import Any, Unpack
+from typing import Any, Final, Unpack
 
 from tidewheel.audit import ActorKind
 from tidewheel.nouns.audit_log.model import AuditEntry, AuditFilter, AuditLogPage
@@ -18,7 +18,8 @@ _LIST_AUDIT_LOG_OF_ALL = _SQL["list_audit_log_of_all"]
 MAX_LOOK = 20_000
 """The rows that one page looks at: a rare actor needs several pages."""
 
-_EARLIEST, _LATEST = datetime(2000, 1, 1, tzinfo=UTC), datetime(9999, 12, 31, tzinfo=UTC)
+_EARLIEST = datetime(2000, 1, 1, tzinfo=UTC)
+_LATEST: Final = "infinity", (1 << 63) - 1  # behind each entry, one with a damaged time among them
 
 
 def list_audit_log(
@@ -27,8 +28,8 @@ def list_audit_log(
     """Return a page of the audit log of a tenant, or of all for None, the newest first."""
     indexed = {"object"} if tenant is not None else set[str]()
     is_filtered = any(fits.get(name) for name in {"actor", "object", "action", "door"} - indexed)
-    until = fits.get("until") or _LATEST
-    at, number = after or (until, 0)
+    until = fits.get("until")
+    at, number = after or (_LATEST if until is None else (until, 0))
     columns: dict[str, object] = {
         "tenant": tenant, "since": fits.get("since") or _EARLIEST, "before_at": at, "before_id": number,
         "actor": fits.get("actor"), "object": fits.get("object"), "action": fits.get("action"),
