@@ -181,7 +181,7 @@ def run_bucket(run: UUID) -> int:
 
 
 def run_range(job: UUID, at: datetime) -> tuple[UUID, UUID]:
-    """Return the first and the last possible run_id of this job's bucket and this millisecond, as `run_id` has it."""
+    """Return the first and the last possible run_id of this job's bucket and this millisecond."""
     first = (max(0, (at - _EPOCH) // _MILLISECOND) << 80) | _VERSION_8 | (bucket_of(job) << 64) | _VARIANT
     return UUID(int=first), UUID(int=first | _LOW_62_BITS)
 

@@ -130,7 +130,7 @@ def _read_ends(
 
 
 def _position_after(client: Consumer, kafka: Mapping[str, str], received: Message, offset: int) -> int | None:
-    """Return the position behind a message, behind a batch that cannot be unpacked, or at the end of a partition."""
+    """Return the position behind a message, a batch that cannot be unpacked, or a partition."""
     error = received.error()
     if error is None:
         return offset + 1

@@ -210,7 +210,7 @@ Sizes = Mapping[str, int]
 
 
 def lists(places: Places, client: Client) -> dict[str, Callable[[], Sizes]]:
-    """Return what counts the rows of each list of the routes, the console's pages and the client, by its name."""
+    """Return the counters of the rows of each list, by the list's name: routes, console's pages, client."""
     found: dict[str, Callable[[], Sizes]] = {}
     document = places.client.get("/api/v1/openapi.json").json()
     for route in set(places.routes()) - {RANKED}:

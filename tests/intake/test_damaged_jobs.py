@@ -1,4 +1,4 @@
-"""A stored form of one job that intake cannot read: its own requests get a reply, those of other jobs are applied."""
+"""A damaged job: intake replies to its requests, and applies those of other jobs."""
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence

@@ -65,7 +65,7 @@ def test_row_with_a_damaged_time_stops_no_other(
 
 
 def test_run_message_with_a_damaged_key_holds_no_topic_up(relaying: Relaying) -> None:
-    """Its key has the length of a run's id, and the relay looks up whether executors have claimed that run."""
+    """A damaged key has the length of a run's id, which the relay looks up among claims."""
     topic = relaying.topic("runs.standard")
     rows = [relaying.row(topic, key=b"\xff" * 36, tenant="a"), relaying.row(topic, key=b"x" * 36, tenant="a")]
     rows += [relaying.row(topic, key=str(uuid4()).encode(), tenant="a", shard=number % 64) for number in range(500)]

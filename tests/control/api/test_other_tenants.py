@@ -1,4 +1,4 @@
-"""No route lets a key of one tenant act on another: the routes are found in the document of the application."""
+"""No route of the OpenAPI document lets a key of one tenant act on another."""
 
 import re
 from collections.abc import Iterator
