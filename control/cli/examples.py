@@ -60,6 +60,7 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
         "tidewheel dlq redrive --job send-email --error TimeoutError --rate 10/s --wait",
     ),
     "dlq purge": ("tidewheel dlq purge --until 30d --redriven --dry-run",),
+    "work list": ("tidewheel work list --kind purge", "tidewheel work list --job report -n 10"),
     "workflow list": ("tidewheel workflow list etl/load --state failed",),
     "batch submit": ("tidewheel batch submit -f batch.yaml --wait",),
     "batch add": ("tidewheel batch add 019b2d5e-7a10-7c3e-8f00-1f5f1f9b1a3c -f more.yaml",),
