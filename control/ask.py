@@ -11,7 +11,7 @@ from uuid import UUID
 
 from tidewheel.control.reads.job_position import key_of_job
 from tidewheel.errors import FieldError, Refused, UnknownDeadLetter, UnknownJob, UnknownRun
-from tidewheel.nouns.dead_letters.reads import show_dead_letter
+from tidewheel.nouns.dead_letters.operations import show_dead_letter
 from tidewheel.nouns.runs.detail import show_run
 from tidewheel.nouns.runs.model import RunSummary
 from tidewheel.nouns.runs.reads import LOOKED_AT, find_short_id

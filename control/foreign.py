@@ -23,7 +23,7 @@ from tidewheel.errors import FieldError, InvalidInput, refuse
 from tidewheel.jobs.peer_words import our_value
 from tidewheel.jobs.strict_json import as_list, as_object
 from tidewheel.runs import Overlap
-from tidewheel.schedules.peer_cron import EventBridge, event_bridge, from_event_bridge, from_quartz
+from tidewheel.schedules.cron_fields import EventBridge, event_bridge, from_event_bridge, from_quartz
 
 _READ = {
     "schedule", "timeZone", "concurrencyPolicy", "suspend", "jobTemplate", "startingDeadlineSeconds",

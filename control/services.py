@@ -1,6 +1,9 @@
-"""Start each service: wait for its dependencies, then run its loop until SIGTERM.
+"""`tidewheel service …`: wait for the dependencies, then run one service until SIGTERM.
 
 Each function imports its own service: all of them together take 20 MB, which a process would hold for ever.
+
+The environment (`TIDEWHEEL_…`) or the file that TIDEWHEEL_CONFIG names can set every setting. Flags exist for the
+settings that differ between processes.
 """
 
 import logging
@@ -8,22 +11,25 @@ import os
 from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
-from typing import TypeVar
+from typing import Annotated, TypeVar
 from uuid import UUID, uuid4
 
 import psycopg
+import typer
 from psycopg.conninfo import conninfo_to_dict
 
 from tidewheel import task_token_keys
+from tidewheel.control.cli.dev import Handlers, LogLevel, joined
 from tidewheel.errors import SettingsError, Unavailable
 from tidewheel.kafka.clients import bootstrap_check, why_kafka_is_away
 from tidewheel.migrations.runner import require_current
 from tidewheel.migrations.stored_schemas import lookup_in
-from tidewheel.postgres.epoch import epoch
+from tidewheel.postgres.fences import epoch
 from tidewheel.postgres.session import Conn, connect, connect_configured
 from tidewheel.presence import Presence
 from tidewheel.process import tracing
 from tidewheel.process.health import health, serve_health
+from tidewheel.process.logs import configure_logging
 from tidewheel.process.service import (
     Shutdown,
     end_process_late,
@@ -33,10 +39,9 @@ from tidewheel.process.service import (
 )
 from tidewheel.schemas.codec import install_lookup, install_registry
 from tidewheel.schemas.registry import Registry, lookup_in_registry
-from tidewheel.settings.api import ApiSettings, is_loopback
 from tidewheel.settings.connections import Connections
 from tidewheel.settings.executor import ExecutorSettings
-from tidewheel.settings.services import IntakeSettings, RelaySettings, SchedulerSettings
+from tidewheel.settings.services import ApiSettings, IntakeSettings, RelaySettings, SchedulerSettings, is_loopback
 from tidewheel.transitions.installation import Installation, read_installation, record_topic_prefix
 
 R = TypeVar("R")
@@ -50,6 +55,17 @@ _NO_SSLMODE = (
     "TIDEWHEEL_DATABASE_URL names %s and no sslmode: the server is not verified, and without TLS on it the password and"
     " all rows can be read on the way; add sslmode=verify-full, or the sslmode that you want"
 )
+
+MetricsPort = Annotated[
+    int | None,
+    typer.Option(
+        metavar="PORT", help="Serve /metrics, /healthz and /readyz on this port of 127.0.0.1; 0 picks a free one."
+    ),
+]
+FailFast = Annotated[
+    bool | None,
+    typer.Option("--fail-fast", help="End with an error if PostgreSQL or Kafka is away at the start; do not wait."),
+]
 
 
 def open_host(url: str) -> str | None:
@@ -251,3 +267,57 @@ def _why_away(url: str) -> str | None:
     except Unavailable as error:
         return f"does not answer: {error}"
     return None
+
+
+def intake(log_level: LogLevel = "info", metrics_port: MetricsPort = None, fail_fast: FailFast = None) -> None:
+    """Apply the requests of the requests topic."""
+    configure_logging(log_level)
+    run_intake(IntakeSettings.load(metrics_port=metrics_port, fail_fast=fail_fast))
+
+
+def scheduler(log_level: LogLevel = "info", metrics_port: MetricsPort = None, fail_fast: FailFast = None) -> None:
+    """Create the runs of due occurrences."""
+    configure_logging(log_level)
+    run_scheduler(SchedulerSettings.load(metrics_port=metrics_port, fail_fast=fail_fast))
+
+
+def relay(log_level: LogLevel = "info", metrics_port: MetricsPort = None, fail_fast: FailFast = None) -> None:
+    """Publish outbox rows to Kafka."""
+    configure_logging(log_level)
+    run_relay(RelaySettings.load(metrics_port=metrics_port, fail_fast=fail_fast))
+
+
+def executor(
+    handlers: Handlers = None,
+    queues: Annotated[
+        list[str] | None, typer.Option(metavar="NAMES", help="Queues to serve, separated by commas; repeatable.")
+    ] = None,
+    slots: Annotated[
+        int | None,
+        typer.Option(metavar="N", help="The largest number of runs that this executor executes in parallel."),
+    ] = None,
+    *,
+    log_level: LogLevel = "info",
+    metrics_port: MetricsPort = None,
+    fail_fast: FailFast = None,
+) -> None:
+    """Claim and execute runs, and record their outcomes."""
+    configure_logging(log_level)
+    settings = ExecutorSettings.load(
+        handlers=joined(handlers), queues=joined(queues), slots=slots, metrics_port=metrics_port, fail_fast=fail_fast
+    )
+    run_executor(settings)
+
+
+def api(
+    host: Annotated[
+        str | None, typer.Option(metavar="ADDRESS", help="Address to listen on; 127.0.0.1 by default.")
+    ] = None,
+    port: Annotated[int | None, typer.Option(metavar="PORT", help="Port to listen on; 0 picks a free one.")] = None,
+    log_level: LogLevel = "info",
+    metrics_port: MetricsPort = None,
+    fail_fast: FailFast = None,
+) -> None:
+    """Serve REST: jobs, runs and dead letters, executors in other languages, and task tokens."""
+    configure_logging(log_level)
+    run_api(ApiSettings.load(api_host=host, api_port=port, metrics_port=metrics_port, fail_fast=fail_fast))

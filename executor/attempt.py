@@ -14,13 +14,12 @@ from uuid import UUID
 
 from tidewheel.clock import monotonic_seconds
 from tidewheel.errors import AttemptOver
-from tidewheel.executor.attempt_output import LogForwarder, Output
 from tidewheel.executor.complete_in import Completion, verify_completion
 from tidewheel.executor.context import Flag
-from tidewheel.executor.handler_channel import Parent, Previous
+from tidewheel.executor.context_parts import Parent, Previous
 from tidewheel.executor.handler_services import NO_SERVICES, HandlerServices
 from tidewheel.executor.lease import ENDLESS, Lease
-from tidewheel.executor.outcome import Outcome
+from tidewheel.executor.outcome import LogForwarder, Outcome, Output
 from tidewheel.process.tracing import trace_id_of
 from tidewheel.schemas.generated.records import JobDefinition, RunRequest
 from tidewheel.transitions.claim import Started

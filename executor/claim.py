@@ -28,7 +28,7 @@ from tidewheel.postgres.session import CommitUnknown, Conn, RowsLocked, Session
 from tidewheel.postgres.statements import Statements
 from tidewheel.process.failpoint import failpoint
 from tidewheel.process.fallbacks import Step, work
-from tidewheel.process.faults import OnceAMinute
+from tidewheel.process.logs import OnceAMinute
 from tidewheel.process.metrics import metrics
 from tidewheel.process.service import Backoff, Shutdown
 from tidewheel.schemas.codec import decode
@@ -47,9 +47,9 @@ from tidewheel.transitions.claim import (
     split_by_places,
 )
 from tidewheel.transitions.installation import Installation
-from tidewheel.transitions.run_events import append_started
-from tidewheel.transitions.run_messages import DEFINITIONS
-from tidewheel.transitions.tenant_places import LimitedTenants
+from tidewheel.transitions.messages import DEFINITIONS
+from tidewheel.transitions.requeue import append_started
+from tidewheel.transitions.run_keys import LimitedTenants
 
 _LOG = logging.getLogger("tidewheel.executor")
 

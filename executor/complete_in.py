@@ -16,8 +16,8 @@ from psycopg.pq import TransactionStatus
 
 from tidewheel.errors import AttemptOver, FieldError, InvalidInput
 from tidewheel.executor.outcome import Outcome, failed, serialize_result
-from tidewheel.postgres.caller_connection import use_async_connection, use_connection
 from tidewheel.postgres.session import Conn
+from tidewheel.postgres.session_kinds import use_async_connection, use_connection
 from tidewheel.postgres.statements import Statements
 from tidewheel.process.failpoint import failpoint
 from tidewheel.runs import AttemptOutcome, RunState

@@ -24,11 +24,10 @@ import psycopg
 from tidewheel.clock import monotonic_seconds
 from tidewheel.errors import Unavailable
 from tidewheel.executor.attempt import Attempt
-from tidewheel.executor.end_log import DEFAULT_LOG, EndLog, observe_ended
-from tidewheel.executor.handler_services import ProgressBuffer
+from tidewheel.executor.attempt_log import DEFAULT_LOG, EndLog, observe_ended
+from tidewheel.executor.handler_services import ASIDE_SECONDS, REFUSED_ALIKE, ProgressBuffer, pause_seconds
 from tidewheel.executor.outcome import Outcome, failed
 from tidewheel.executor.record_outcomes import Recorded, record_outcomes
-from tidewheel.executor.set_aside import ASIDE_SECONDS, REFUSED_ALIKE, pause_seconds
 from tidewheel.postgres.session import RowsLocked, Session, is_data_fault, is_refused
 from tidewheel.process.failpoint import failpoint
 from tidewheel.process.fallbacks import Step, work

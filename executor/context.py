@@ -14,9 +14,17 @@ from uuid import UUID
 from pydantic_core import PydanticSerializationError
 
 from tidewheel.clock import SystemClock, monotonic_seconds
-from tidewheel.executor.handler_channel import HandlerChannel, NoChannel, Parent, Previous, refuse_loop
-from tidewheel.executor.run_batch import RunBatch
-from tidewheel.executor.steps import Steps, has_steps, own_checkpoint
+from tidewheel.executor.context_parts import (
+    HandlerChannel,
+    NoChannel,
+    Parent,
+    Previous,
+    RunBatch,
+    Steps,
+    has_steps,
+    own_checkpoint,
+    refuse_loop,
+)
 from tidewheel.jobs.strict_json import strict_json
 from tidewheel.jobs.values import MAX_PROGRESS_BYTES, MAX_RESULT_BYTES
 from tidewheel.schemas.primitives import slot

@@ -1,31 +1,61 @@
-"""Services of an executor for running handlers: progress, earlier runs, completion in a transaction.
+"""Serve running handlers: progress, earlier runs, runs added to a batch, completion.
 
 A handler writes its progress from any thread and never waits. The completer takes it out and saves it. So a checkpoint
 is saved before the end of its attempt, and no older one is saved after it.
+
+The executor writes the runs itself, so that they are there before the handler goes on. The transaction locks the jobs,
+the occurrence of the batch and then the run, whose row must still have the attempt: the attempt of another executor, or
+a later one, finds its row changed. The refs make a repeated call harmless: what the batch has is not added again.
 """
 
 import json
 import threading
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Hashable, Iterable, Set
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
-from typing import cast
+from typing import Generic, TypeVar, cast
 from uuid import UUID
 
 import psycopg
 
 from tidewheel.clock import monotonic_seconds
-from tidewheel.errors import Unavailable
-from tidewheel.executor.batch_adds import BatchAdds
+from tidewheel.errors import (
+    AttemptOver,
+    InvalidInput,
+    Refused,
+    Unavailable,
+    UndecodableMessage,
+    UnknownBatch,
+    refuse,
+)
 from tidewheel.executor.complete_in import CompletionConfig
-from tidewheel.executor.handler_channel import Parent, Previous
-from tidewheel.executor.set_aside import SetAside
+from tidewheel.executor.context_parts import Parent, Previous
+from tidewheel.jobs.parsing import parse_request
+from tidewheel.jobs.payload import too_large
+from tidewheel.jobs.requests import BatchAdd
+from tidewheel.jobs.strict_json import read_object
 from tidewheel.postgres.session import Conn, Session
+from tidewheel.postgres.session_kinds import SessionPool
 from tidewheel.postgres.statements import Statements
 from tidewheel.runs import Cause, RunState
 from tidewheel.transitions.attempts import ProgressReport
+from tidewheel.transitions.batch_writer import Origin, lock_jobs_for_share
+from tidewheel.transitions.batches import add_to_batch, lock_batch, named_jobs
+from tidewheel.transitions.installation import Installation
 from tidewheel.transitions.parents import read_parents
+
+K = TypeVar("K", bound=Hashable)
+
+REFUSED_ALIKE = 3
+"""If so many single writes are refused and none is accepted, the cause is the installation, and all wait."""
+ASIDE_SECONDS = 1.0
+"""Until the next try; doubled each time."""
+_LONGEST_ASIDE_SECONDS = 15.0
+
+_SQL = Statements("tidewheel.executor")
+_FIND_BATCH_OF_RUN = _SQL["find_batch_of_run"]
+_LOCK_ATTEMPT = _SQL["lock_attempt"]
 
 SAVE_SECONDS = 1.0  # between two saves of progress: a crash loses at most this much of it
 
@@ -33,6 +63,121 @@ _READ_PREVIOUS = Statements("tidewheel.executor")["read_previous"]
 _MAX_RUNS = 1000  # of the job, searched backwards for one that succeeded
 
 Key = tuple[UUID, int]
+
+
+def pause_seconds(tries: int) -> float:
+    """Return the seconds until the next try of a write that was set aside so often before."""
+    return min(ASIDE_SECONDS * 2.0**tries, _LONGEST_ASIDE_SECONDS)
+
+
+class SetAside(Generic[K]):
+    """The keys of refused writes, each with the time of its next try."""
+
+    def __init__(self) -> None:
+        self._tries: dict[K, tuple[int, float]] = {}
+
+    def __contains__(self, key: K) -> bool:
+        return key in self._tries
+
+    def waits(self, key: K) -> bool:
+        """Return True if the write must not be tried yet."""
+        return key in self._tries and monotonic_seconds() < self._tries[key][1]
+
+    def add(self, key: K) -> float:
+        """Set a refused write aside; return the seconds until its next try."""
+        tries = self._tries[key][0] if key in self._tries else 0
+        seconds = pause_seconds(tries)
+        self._tries[key] = tries + 1, monotonic_seconds() + seconds
+        return seconds
+
+    def drop(self, key: K) -> None:
+        """Forget a write that was accepted."""
+        self._tries.pop(key, None)
+
+    def keep(self, keys: Set[K]) -> None:
+        """Forget all other writes."""
+        for key in self._tries.keys() - keys:
+            del self._tries[key]
+
+
+class BatchAdds:
+    """Adds runs to batches; safe from every thread.
+
+    Args:
+        sessions: Several, so that a call which waits for the lock of its batch keeps no other from adding.
+        on_added: Called after the commit: the outbox has messages.
+    """
+
+    def __init__(
+        self, sessions: SessionPool, installation: Installation, executor_id: UUID, on_added: Callable[[], None]
+    ) -> None:
+        self._sessions, self._installation = sessions, installation
+        self._executor_id, self._on_added = executor_id, on_added
+
+    def add(self, run_id: UUID, attempt: int, document: bytes, traceparent: str | None) -> bool:
+        """Add the `runs` of a JSON document to a run's batch; return False if it has all of them already."""
+        request = parse_added_runs(run_id, document)
+        try:
+            with self._sessions.transaction() as connection:
+                added = self._add(connection, run_id, attempt, request, traceparent)
+        except Refused as refused:
+            raise InvalidInput(refused.errors) from refused
+        except psycopg.Error as error:
+            raise Unavailable(str(error)) from error
+        if added:
+            self._on_added()
+        return added
+
+    def close(self) -> None:
+        """Close the sessions."""
+        self._sessions.close()
+
+    def _add(self, connection: Conn, run_id: UUID, attempt: int, request: BatchAdd, traceparent: str | None) -> bool:
+        row = connection.execute(_FIND_BATCH_OF_RUN, {"run_id": run_id}, binary=True).fetchone()
+        if row is None:
+            raise _over(run_id, attempt)
+        tenant, batch_id, most = cast("tuple[str, UUID | None, int | None]", row)
+        if batch_id is None:
+            refuse("batch", "the run belongs to no batch", "submit its job by batch.submit")
+        if most is not None:
+            for place, run in enumerate(request.runs):
+                if error := too_large(f"runs.{place}.payload", run.carried, tenant, most):
+                    raise error
+        request = request.model_copy(update={"batch_id": str(batch_id)})
+        jobs = lock_jobs_for_share(connection, named_jobs(tenant, request))
+        try:
+            lock_batch(connection, tenant, batch_id)
+        except UnknownBatch as error:  # retention has deleted it: so the run has ended
+            raise _over(run_id, attempt) from error
+        fence = {
+            "run_id": run_id,
+            "attempt": attempt,
+            "executor_id": self._executor_id,
+            "running": RunState.RUNNING,
+        }
+        if connection.execute(_LOCK_ATTEMPT, fence).fetchone() is None:
+            raise _over(run_id, attempt)
+        origin = Origin(traceparent=traceparent)
+        return add_to_batch(connection, self._installation, tenant, request, origin=origin, jobs=jobs)
+
+
+def parse_added_runs(run_id: UUID, document: bytes) -> BatchAdd:
+    """Return the request that runs to add are; its batch is not known yet."""
+    try:
+        given = read_object(document)
+    except UndecodableMessage as error:
+        refuse("runs", str(error), "add fewer runs by one call")
+    about = {"type": "batch.add", "batch_id": str(run_id), "from_run_id": str(run_id)}
+    try:
+        request = parse_request(given | about)
+    except Refused as refused:
+        raise InvalidInput(refused.errors) from refused
+    assert isinstance(request, BatchAdd)  # noqa: S101 - by its type
+    return request
+
+
+def _over(run_id: UUID, attempt: int) -> AttemptOver:
+    return AttemptOver(f"attempt {attempt} of run {run_id} is over; no run was added to its batch")
 
 
 @dataclass(slots=True, eq=False)

@@ -10,43 +10,46 @@ from contextlib import suppress
 from uuid import UUID, uuid4
 
 from tidewheel.executor.attempt import SHUTDOWN_GRACE_SECONDS, Attempt
-from tidewheel.executor.batch_adds import BatchAdds
+from tidewheel.executor.attempt_log import EndLog, Watchdog, observe_claimed
 from tidewheel.executor.claim import BatchClaimer, Claimer, StartRuns
 from tidewheel.executor.complete_in import CompletionConfig
 from tidewheel.executor.completer import Completer
-from tidewheel.executor.dispatch import TargetDispatcher
-from tidewheel.executor.end_log import EndLog, observe_claimed
-from tidewheel.executor.handler_services import EarlierRuns, HandlerServices
+from tidewheel.executor.context_parts import ADDERS
+from tidewheel.executor.handler_services import BatchAdds, EarlierRuns, HandlerServices
 from tidewheel.executor.handlers import Handler
-from tidewheel.executor.heartbeat import Heartbeat, read_owned
 from tidewheel.executor.lanes import Lanes, choose_lanes
-from tidewheel.executor.lease import Lease
+from tidewheel.executor.lease import Heartbeat, Lease, read_owned
 from tidewheel.executor.message_check import MessageCheck, key_look_up
 from tidewheel.executor.outcome import CANCELLED, NOT_STARTED, RELEASED, Outcome
 from tidewheel.executor.output_capture import Flusher, OutputTopic
 from tidewheel.executor.reaper import Reaper
-from tidewheel.executor.run_batch import ADDERS
 from tidewheel.executor.run_queue import RunQueue
 from tidewheel.executor.runners.aws import LambdaRunner
 from tidewheel.executor.runners.kafka import KafkaRunner
 from tidewheel.executor.runners.python import python_runner
-from tidewheel.executor.runners.runner import DeferredRunner, Recalling, Runner, capabilities, target_kinds
+from tidewheel.executor.runners.runner import (
+    DeferredRunner,
+    Recalling,
+    Runner,
+    TargetDispatcher,
+    capabilities,
+    target_kinds,
+)
 from tidewheel.executor.runners.secret_store import SecretStore, secret_store
 from tidewheel.executor.runners.shell import ShellRunner
 from tidewheel.executor.slots import HeldBytes, Slots
 from tidewheel.executor.sweep import Sweep
-from tidewheel.executor.watchdog import Watchdog
 from tidewheel.kafka.topics import queue_names
 from tidewheel.message_signatures import MessageKeys
 from tidewheel.postgres.notify import Channel, Listener, Notifier
 from tidewheel.postgres.session import KEPT_PLANS, UNIFORM, Conn, Session
-from tidewheel.postgres.session_pool import SessionPool
+from tidewheel.postgres.session_kinds import SessionPool
 from tidewheel.process.clock_skew import ClockSkew
 from tidewheel.process.service import Shutdown
 from tidewheel.runs import Lane
 from tidewheel.schemas.generated.records import JobDefinition, RunRequest, TargetKind
 from tidewheel.settings.executor import ExecutorSettings
-from tidewheel.transitions.cancel_signals import Signal
+from tidewheel.transitions.cancellation import Signal
 from tidewheel.transitions.claim import Started
 from tidewheel.transitions.installation import Installation
 

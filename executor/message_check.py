@@ -17,7 +17,7 @@ from tidewheel.clock import monotonic_seconds
 from tidewheel.errors import Unavailable
 from tidewheel.message_signatures import SIGNATURE_HEADER, MessageKeys, SignatureFlaw, digest_of
 from tidewheel.postgres.session import Session
-from tidewheel.process.faults import OnceAMinute
+from tidewheel.process.logs import OnceAMinute
 from tidewheel.process.metrics import metrics
 
 _LOG = logging.getLogger("tidewheel.executor")

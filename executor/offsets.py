@@ -15,7 +15,7 @@ from collections.abc import Iterable, Sequence
 from confluent_kafka import Consumer, KafkaException, Message, TopicPartition
 
 from tidewheel.clock import monotonic_seconds
-from tidewheel.kafka.unreadable import is_unreadable
+from tidewheel.kafka.offsets import is_unreadable
 from tidewheel.process.failpoint import failpoint
 
 _LOG = logging.getLogger("tidewheel.executor")

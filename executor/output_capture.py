@@ -24,9 +24,9 @@ from confluent_kafka import KafkaError, KafkaException, Message
 
 from tidewheel.errors import Unavailable
 from tidewheel.executor.attempt import Attempt
-from tidewheel.executor.attempt_output import LOGGER, forwarding
 from tidewheel.executor.context import LOG_FORMAT
-from tidewheel.executor.set_aside import REFUSED_ALIKE, SetAside
+from tidewheel.executor.handler_services import REFUSED_ALIKE, SetAside
+from tidewheel.executor.outcome import LOGGER, forwarding
 from tidewheel.kafka.clients import producer
 from tidewheel.postgres.session import Session, is_refused
 from tidewheel.process.metrics import metrics

@@ -25,13 +25,12 @@ from tidewheel.process.metrics import metrics
 from tidewheel.process.service import Shutdown, run_loop
 from tidewheel.runs import OWNED, AttemptOutcome, RunState
 from tidewheel.transitions.finish import finish_runs
-from tidewheel.transitions.finished import RunEnd
+from tidewheel.transitions.finished import UNKNOWN_OUTCOME, RunEnd
 from tidewheel.transitions.installation import Installation
+from tidewheel.transitions.messages import DEFINITIONS, read_definitions
 from tidewheel.transitions.places import FreedPlace
 from tidewheel.transitions.requeue import Requeue, requeue_runs
-from tidewheel.transitions.retry import UNKNOWN_OUTCOME
 from tidewheel.transitions.run_keys import settle_keys
-from tidewheel.transitions.run_messages import DEFINITIONS, read_definitions
 
 _LOG = logging.getLogger("tidewheel.executor")
 

@@ -11,22 +11,19 @@ from functools import partial
 from typing import Protocol
 from uuid import UUID
 
-from tidewheel.executor.attempt_output import Output
-from tidewheel.executor.outcome import Outcome, failed
+from tidewheel.executor.outcome import Outcome, Output, failed
 from tidewheel.postgres.session import Conn, at_commit, read_ids
 from tidewheel.postgres.statements import Statements
 from tidewheel.process.metrics import metrics
 from tidewheel.runs import AttemptOutcome, RunState
 from tidewheel.schemas.generated.records import JobDefinition, RunRequest
-from tidewheel.transitions.await_external import Wait, end_cancelled_waits, wait_runs
-from tidewheel.transitions.cancel_signals import start_cancelling
+from tidewheel.transitions.cancellation import start_cancelling
 from tidewheel.transitions.claim import Started
 from tidewheel.transitions.finish import finish_runs
-from tidewheel.transitions.finished import RunEnd
+from tidewheel.transitions.finished import UNKNOWN_OUTCOME, Failure, RunEnd, next_attempt
 from tidewheel.transitions.installation import Installation
 from tidewheel.transitions.places import FreedPlace
-from tidewheel.transitions.requeue import Requeue, requeue_runs
-from tidewheel.transitions.retry import UNKNOWN_OUTCOME, Failure, next_attempt
+from tidewheel.transitions.requeue import Requeue, Wait, end_cancelled_waits, requeue_runs, wait_runs
 from tidewheel.transitions.run_keys import settle_keys
 
 _FIND_COMPLETED = Statements("tidewheel.executor")["find_completed"]

@@ -21,8 +21,7 @@ import psycopg
 from psycopg.rows import class_row
 
 from tidewheel.errors import Unavailable, UnknownExecutor, refuse
-from tidewheel.executor.attempt_output import Output
-from tidewheel.executor.outcome import Outcome
+from tidewheel.executor.outcome import Outcome, Output
 from tidewheel.executor.record_outcomes import record_outcomes
 from tidewheel.executor.sweep import DueRun
 from tidewheel.postgres.notify import Channel
@@ -33,12 +32,12 @@ from tidewheel.process.failpoint import failpoint
 from tidewheel.process.metrics import metrics
 from tidewheel.runs import OWNED, Lane, Move, sources
 from tidewheel.schemas.generated.records import JobDefinition, RunRequest
-from tidewheel.transitions.cancel_signals import Signal
+from tidewheel.transitions.cancellation import Signal
 from tidewheel.transitions.claim import Claim, Started, claim_runs, read_claims, share_old_claims
 from tidewheel.transitions.installation import Installation
-from tidewheel.transitions.run_events import append_started
-from tidewheel.transitions.run_messages import DEFINITIONS, build_requests, build_requests_within, read_definitions
-from tidewheel.transitions.tenant_places import LimitedTenants
+from tidewheel.transitions.messages import DEFINITIONS, build_requests, build_requests_within, read_definitions
+from tidewheel.transitions.requeue import append_started
+from tidewheel.transitions.run_keys import LimitedTenants
 
 _LOG = logging.getLogger("tidewheel.executor")
 

@@ -23,9 +23,9 @@ from types import coroutine
 
 from tidewheel.clock import monotonic_seconds
 from tidewheel.executor.attempt import Attempt
-from tidewheel.executor.dispatch import Timeouts
 from tidewheel.executor.outcome import NOT_STARTED
 from tidewheel.executor.runners.python import LOSSES
+from tidewheel.executor.runners.runner import Timeouts
 from tidewheel.executor.slots import Slots
 from tidewheel.runs import Lane
 from tidewheel.schemas.generated import records

@@ -41,7 +41,7 @@ from tidewheel.process.service import Shutdown, run_loop
 from tidewheel.runs import Lane, Move, sources
 from tidewheel.schemas.generated.records import JobDefinition, RunRequest
 from tidewheel.transitions.claim import Claim
-from tidewheel.transitions.run_messages import DEFINITIONS, build_requests_within
+from tidewheel.transitions.messages import DEFINITIONS, build_requests_within
 
 _LOG = logging.getLogger("tidewheel.executor")
 

@@ -19,23 +19,23 @@ from tidewheel.audit import Actor
 from tidewheel.errors import RequestConflict, Unavailable, UnknownTenant
 from tidewheel.intake.backfills import apply_backfill_changes, apply_backfills
 from tidewheel.intake.calendars import apply_calendar_deletes, apply_calendar_puts
-from tidewheel.intake.freezes import apply_freezes, apply_thaws
 from tidewheel.intake.graphs import lock_graphs
-from tidewheel.intake.lifecycle import apply_deletes, apply_pauses, apply_resumes
-from tidewheel.intake.overrides import apply_overrides
-from tidewheel.intake.request import ReceivedRequest, rejected
-from tidewheel.intake.rollback import apply_rollbacks
-from tidewheel.intake.runs import apply_cancel_filters, apply_cancels, apply_retries, block_claims
-from tidewheel.intake.submit import apply_submits
-from tidewheel.intake.task_tokens import apply_completes, apply_heartbeats
-from tidewheel.intake.tenant_limits import exceeded
-from tidewheel.intake.trigger import apply_triggers
-from tidewheel.intake.workflows import (
+from tidewheel.intake.group_requests import (
     apply_batch_adds,
     apply_batch_closes,
     apply_batch_submits,
+    apply_freezes,
+    apply_thaws,
     apply_workflow_changes,
 )
+from tidewheel.intake.lifecycle import apply_deletes, apply_pauses, apply_resumes, apply_rollbacks
+from tidewheel.intake.new_jobs import exceeded
+from tidewheel.intake.overrides import apply_overrides
+from tidewheel.intake.request import ReceivedRequest, rejected
+from tidewheel.intake.runs import apply_cancel_filters, apply_cancels, apply_retries, block_claims
+from tidewheel.intake.submit import apply_submits
+from tidewheel.intake.task_tokens import apply_completes, apply_heartbeats
+from tidewheel.intake.trigger import apply_triggers
 from tidewheel.intake.writing import Writing, record_requests
 from tidewheel.jobs import requests
 from tidewheel.jobs.requests import JobBackfill, JobRollback, JobSubmit, Request, RunComplete, RunHeartbeat

@@ -23,7 +23,15 @@ from confluent_kafka import Message
 from tidewheel.audit import ACTOR_HEADER, person
 from tidewheel.errors import FieldError, Refused, UndecodableMessage
 from tidewheel.intake.apply import BLOCKS_CLAIMS, apply_with, is_recorded
-from tidewheel.intake.request import ReceivedRequest, rejected_unread, reply_row, type_by_name
+from tidewheel.intake.request import (
+    ReceivedRequest,
+    encoding_of,
+    read_document,
+    read_request,
+    rejected_unread,
+    reply_row,
+    type_by_name,
+)
 from tidewheel.intake.runs import CancelNeedsClaims
 from tidewheel.intake.writing import Writing
 from tidewheel.jobs.invalid import UnreadableValue
@@ -37,7 +45,6 @@ from tidewheel.postgres.session import Conn, at_commit
 from tidewheel.process import tracing
 from tidewheel.process.metrics import metrics
 from tidewheel.schemas.generated.records import Reply, RequestOrigin, RequestType
-from tidewheel.schemas.requests import encoding_of, read_document, read_request
 from tidewheel.task_tokens import TASK_TOKEN_HEADER, TaskTokens
 from tidewheel.transitions.dead_letters import DeadMessage, dead_letter_message
 from tidewheel.transitions.installation import Installation

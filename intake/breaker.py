@@ -16,12 +16,12 @@ from confluent_kafka import Message
 from tidewheel.clock import monotonic_seconds
 from tidewheel.errors import Unavailable
 from tidewheel.intake.batch import apply_batch, type_of
-from tidewheel.intake.offsets import Partition, partition_of
+from tidewheel.intake.partitions import Partition, partition_of
 from tidewheel.migrations.runner import has_newer
 from tidewheel.postgres.database_clock import read_now
 from tidewheel.postgres.faults import MAX_ALIKE, kind_of
 from tidewheel.postgres.session import Session
-from tidewheel.process.faults import faults
+from tidewheel.process.logs import faults
 from tidewheel.schemas.generated.records import RequestType
 from tidewheel.transitions.installation import Installation
 

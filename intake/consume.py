@@ -21,28 +21,36 @@ from tidewheel.clock import monotonic_seconds
 from tidewheel.errors import Unavailable, Unusable
 from tidewheel.intake.batch import bury_batch, origin_of
 from tidewheel.intake.breaker import RequestBreaker
-from tidewheel.intake.offsets import (
+from tidewheel.intake.partitions import (
     DeferredPartitions,
     Fenced,
     Partition,
+    RequestWaits,
     StoredOffsets,
     Subscription,
+    SuspectReader,
     hold_deletions,
     partition_of,
 )
 from tidewheel.intake.recovery import Applier, read_clock
-from tidewheel.intake.suspect import RequestWaits, SuspectReader
 from tidewheel.kafka.clients import consumer, leave_group, poll_batch
 from tidewheel.kafka.groups import quickest_protocol
-from tidewheel.kafka.offsets import GONE, offsets_client, read_led_offsets, read_topic_id, read_topic_ids
-from tidewheel.kafka.unreadable import end_of_batch, is_unreadable
+from tidewheel.kafka.offsets import (
+    GONE,
+    end_of_batch,
+    is_unreadable,
+    offsets_client,
+    read_led_offsets,
+    read_topic_id,
+    read_topic_ids,
+)
 from tidewheel.postgres.notify import Notifier
 from tidewheel.postgres.session import BY_KEY, Session
 from tidewheel.postgres.statements import Statements
 from tidewheel.process.clock_skew import ClockSkew
 from tidewheel.process.failpoint import failpoint
-from tidewheel.process.faults import OnceAMinute
 from tidewheel.process.health import health
+from tidewheel.process.logs import OnceAMinute
 from tidewheel.process.metrics import metrics
 from tidewheel.process.service import Backoff, Shutdown
 from tidewheel.schemas.generated.records import RequestOrigin

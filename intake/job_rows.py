@@ -17,8 +17,8 @@ from psycopg import errors
 from tidewheel.ids import bucket_of, hashed_text, micros, shard_of
 from tidewheel.intake.next_version import WITHOUT_OCCURRENCES, NextVersion
 from tidewheel.intake.writing import Writing
-from tidewheel.jobs.concurrency import fill_key, is_template
 from tidewheel.jobs.invalid import InvalidValue
+from tidewheel.jobs.keys import fill_key, is_template
 from tidewheel.jobs.schedule import FixedDelaySpec, IntervalSpec, ManualSpec
 from tidewheel.jobs.spec import JobSpec, canonical_spec, policy_document
 from tidewheel.jobs.spec_cache import CachedSpec, ScheduleTemplate, SpecTemplate

@@ -1,4 +1,4 @@
-"""Create jobs that do not exist.
+"""Create jobs that do not exist, within the limits of their tenant; refuse what exceeds them.
 
 A new job has no timer, run or override to consider. Most specs have a cached pattern and schedule
 (`tidewheel.jobs.spec_cache`): their start is computed once per batch. Other specs take the path of `next_version`, with
@@ -7,20 +7,25 @@ the same refusals. Both have their rows written by `job_rows`. Jobs that exist, 
 
 A bulk load has no request_id, no reply and, by default, no events. Each job is checked like a submit. A batch is one
 transaction. A load that is repeated creates the missing jobs only, since a job's id is derived from its key.
+
+One statement reads the tenants of a batch with their limits. A tenant without a quota of jobs is not locked. With a
+quota, a batch with submits locks the quota. The lock comes before any timer, and lasts until the commit: two submits
+of such a tenant come one after another. They count the tenant's jobs once, and store the room that is left. The next
+ones take from that, and count again when it is too small: meanwhile jobs may have been deleted.
 """
 
 import logging
 import unicodedata
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import NamedTuple, cast
 from uuid import UUID
 
 from tidewheel.audit import Actor, Change, process_actor, record_change
-from tidewheel.errors import FieldError, InvalidInput, Refused, Unavailable, VersionConflict
+from tidewheel.errors import FieldError, InvalidInput, Refused, TenantLimitExceeded, Unavailable, VersionConflict
 from tidewheel.intake.calendars import lock_calendars, named_calendars, unknown_calendars, write_job_calendars
-from tidewheel.intake.freezes import keep_frozen_jobs
+from tidewheel.intake.group_requests import keep_frozen_jobs
 from tidewheel.intake.job_rows import NewJob, ScheduleStart, write_new_jobs
 from tidewheel.intake.locks import absent_job
 from tidewheel.intake.next_version import (
@@ -36,24 +41,35 @@ from tidewheel.intake.next_version import (
     once_at,
 )
 from tidewheel.intake.request import ReceivedRequest, rejected
-from tidewheel.intake.tenant_limits import exceeded
 from tidewheel.intake.writing import Writing
-from tidewheel.jobs.requests import JobSubmit
+from tidewheel.jobs.payload import Payload, too_large
+from tidewheel.jobs.requests import BatchAdd, BatchSubmit, JobSubmit, JobTrigger
 from tidewheel.jobs.schedule import AfterSpec
 from tidewheel.jobs.spec_cache import CachedSpec, ScheduleTemplate
 from tidewheel.jobs.strict_json import canonical
 from tidewheel.postgres.partitions import day_of, start_of
-from tidewheel.postgres.pg_binary import uuids
+from tidewheel.postgres.pg_binary import texts, uuids
 from tidewheel.postgres.session import Conn
 from tidewheel.postgres.statements import Statements
 from tidewheel.schedules.cron_parser import uses_hash
+from tidewheel.schedules.decision import CatchUp
 from tidewheel.schedules.parse import ensure_can_fire, parse_schedule, schedule_from_text
-from tidewheel.schedules.policies import CatchUp
 from tidewheel.schedules.schedule import TICK, FixedDelay, Once
 from tidewheel.schedules.timer_state import DaySets
 from tidewheel.schemas.generated.records import Reply
 from tidewheel.transitions.installation import Installation
 from tidewheel.transitions.kept_since import share_kept_since
+from tidewheel.transitions.tenant_refusals import refusals_of
+
+_SQL = Statements("tidewheel.intake")
+_FIND_TENANTS = _SQL["find_tenants"]
+_LOCK_JOB_QUOTA = _SQL["lock_job_quota"]
+_TAKE_JOB_ROOM = _SQL["take_job_room"]
+_LEAVE_JOB_ROOM = _SQL["leave_job_room"]
+_COUNT_JOBS = _SQL["count_jobs"]
+_FIND_LIVE_JOBS = _SQL["find_live_jobs"]
+
+_TenantRow = tuple[str, int | None, int | None]
 
 _LOG = logging.getLogger("tidewheel.intake")
 
@@ -61,6 +77,91 @@ _FIND_JOBS = Statements("tidewheel.intake")["find_jobs"]
 
 _NO_JOB = UUID(int=0)  # for a schedule that does not depend on the job's id
 _TRIES = 5  # each failed try means that another transaction has created one of the jobs
+
+_UNCHECKED = FieldError("job.schedule.after", "a bulk load checks no graph", "leave out --bulk")
+
+
+def exceeded(writing: Writing, batch: Sequence[ReceivedRequest]) -> dict[int, Refused]:
+    """Return the refusals of a batch by position: unknown tenants, payloads, jobs beyond a quota."""
+    tenants = sorted({received.tenant for received in batch})
+    rows = cast("list[_TenantRow]", writing.execute(_FIND_TENANTS, tenants=texts(tenants)).fetchall())
+    payloads = {tenant: most for tenant, _, most in rows if most is not None}
+    quotas = {tenant: most for tenant, most, _ in rows if most is not None}
+    unknown = set(tenants) - {row[0] for row in rows}
+    refusals = refusals_of(writing.connection, unknown) if unknown else {}
+    refused: dict[int, Refused] = {}
+    for index, received in enumerate(batch):
+        if received.tenant in refusals:
+            refused[index] = refusals[received.tenant]
+        elif received.tenant in payloads and (error := _too_large(received, payloads[received.tenant])):
+            refused[index] = error
+    submits = [
+        (index, received)
+        for index, received in enumerate(batch)
+        if received.tenant in quotas and index not in refused and isinstance(received.request, JobSubmit)
+    ]
+    if submits:
+        refused |= _beyond_quota(writing, submits, quotas)
+    return refused
+
+
+def _too_large(received: ReceivedRequest, most: int) -> Refused | None:
+    found = (too_large(path, payload, received.tenant, most) for path, payload in _payloads(received.request))
+    return next(filter(None, found), None)
+
+
+def _payloads(request: object) -> Iterator[tuple[str, Payload | None]]:
+    match request:
+        case JobSubmit():
+            yield "job.payload", request.job.carried
+        case JobTrigger():
+            yield "payload", request.carried
+        case BatchSubmit() | BatchAdd():
+            for index, run in enumerate(request.runs):
+                yield f"runs.{index}.payload", run.carried
+            if isinstance(request, BatchSubmit) and request.on is not None:
+                for name, callback in request.on:
+                    if callback is not None:
+                        yield f"on.{name}.payload", callback.carried
+        case _:
+            pass
+
+
+def _beyond_quota(
+    writing: Writing, submits: Sequence[tuple[int, ReceivedRequest]], quotas: Mapping[str, int]
+) -> dict[int, Refused]:
+    tenants = sorted({received.tenant for _, received in submits})
+    for tenant in tenants:
+        writing.execute(_LOCK_JOB_QUOTA, tenant=tenant, quota=quotas[tenant])
+    # A later statement than the lock: it sees the jobs that the wait has let commit.
+    job_ids = uuids({received.job_id for _, received in submits})
+    live = {cast("UUID", row[0]) for row in writing.read(_FIND_LIVE_JOBS, job_ids=job_ids)}
+    refused: dict[int, Refused] = {}
+    for tenant in tenants:
+        most = quotas[tenant]
+        new: dict[UUID, list[int]] = {}
+        for index, received in submits:
+            if received.tenant == tenant and received.job_id not in live:
+                new.setdefault(received.job_id, []).append(index)
+        if not new:
+            continue
+        room = _room(writing, tenant, most, len(new))
+        problem = f"tenant {tenant} has its {most} jobs"
+        remedy = "delete jobs that are not used, or raise the limit by `tidewheel admin tenant limits NAME --jobs`"
+        error = TenantLimitExceeded(FieldError("job.key", problem, remedy))
+        refused |= {index: error for indexes in list(new.values())[room:] for index in indexes}
+    return refused
+
+
+def _room(writing: Writing, tenant: str, most: int, jobs: int) -> int:
+    """Return how many of so many new jobs fit, and take the room for these."""
+    if writing.execute(_TAKE_JOB_ROOM, tenant=tenant, quota=most, jobs=jobs).rowcount:
+        return jobs
+    [(counted,)] = cast("list[tuple[int]]", writing.read(_COUNT_JOBS, tenant=tenant, limit=most))
+    left = most - counted
+    room = min(left, jobs)
+    writing.execute(_LEAVE_JOB_ROOM, tenant=tenant, quota=most, room=left - room)
+    return room
 
 
 class Created(NamedTuple):
@@ -80,9 +181,6 @@ class Loaded:
     created: int
     existing: int
     refused: dict[int, Reply]
-
-
-_UNCHECKED = FieldError("job.schedule.after", "a bulk load checks no graph", "leave out --bulk")
 
 
 def load_jobs(

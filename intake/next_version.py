@@ -12,7 +12,7 @@ from uuid import UUID
 from tidewheel.errors import FieldError, InvalidInput, Refused, ScheduleRefused
 from tidewheel.intake.locks import JobRow
 from tidewheel.jobs.allow_lists import AllowLists
-from tidewheel.jobs.hosts import read_url
+from tidewheel.jobs.http_values import read_url
 from tidewheel.jobs.invalid import InvalidValue
 from tidewheel.jobs.spec import JobSpec, policy_document, schedule_document
 from tidewheel.jobs.strict_json import canonical
@@ -21,9 +21,8 @@ from tidewheel.jobs.values import format_timestamp
 from tidewheel.runs import RunState
 from tidewheel.schedules.calendars import ensure_open_days
 from tidewheel.schedules.decide import next_wakeup
-from tidewheel.schedules.decision import HoldReason
+from tidewheel.schedules.decision import CatchUp, HoldReason
 from tidewheel.schedules.parse import ensure_can_fire, schedule_from_text
-from tidewheel.schedules.policies import CatchUp
 from tidewheel.schedules.ranges import nth_occurrence
 from tidewheel.schedules.schedule import FixedDelay, Once, Schedule
 from tidewheel.schedules.timer_state import DaySets, timer_state

@@ -15,9 +15,9 @@ from datetime import datetime, timedelta
 from uuid import UUID
 
 from tidewheel.errors import FieldError, InvalidInput, Refused, ScheduleRefused, UnknownJob, refuse
+from tidewheel.intake.calendars import delete_overrides, drop_moves, read_upcoming_overrides
 from tidewheel.intake.locks import JobRow, Locked, lock_jobs
 from tidewheel.intake.next_version import NextTimer
-from tidewheel.intake.override_rows import delete_overrides, drop_moves, read_upcoming_overrides
 from tidewheel.intake.request import ReceivedRequest, accepted, rejected
 from tidewheel.intake.timers import TimerToPut, apply_overdue, put_timers, read_timer_runs
 from tidewheel.intake.writing import Writing
@@ -29,8 +29,7 @@ from tidewheel.postgres.statements import Statements
 from tidewheel.runs import FINAL, RunState
 from tidewheel.schedules.calendars import is_occurrence
 from tidewheel.schedules.decide import next_wakeup
-from tidewheel.schedules.decision import HoldReason, Override
-from tidewheel.schedules.policies import policies_from_text
+from tidewheel.schedules.decision import HoldReason, Override, policies_from_text
 from tidewheel.schedules.schedule import TICK, FixedDelay, Manual
 from tidewheel.schedules.timer_state import DaySets, TimerState, timer_state
 from tidewheel.schemas.generated.records import Reply

@@ -18,7 +18,7 @@ from tidewheel.errors import Unavailable
 from tidewheel.intake.batch import NeedsOwnTransaction, RequestTimedOut, apply_batch, origin_of
 from tidewheel.intake.breaker import Address, LoneFailures, RequestBreaker, Verdict, address_of
 from tidewheel.intake.locks import RowLocked
-from tidewheel.intake.offsets import DeferredPartitions, Fenced, StoredOffsets, ends_of, partition_of
+from tidewheel.intake.partitions import DeferredPartitions, Fenced, StoredOffsets, ends_of, partition_of
 from tidewheel.postgres.database_clock import read_now
 from tidewheel.postgres.notify import Channel, Notifier
 from tidewheel.postgres.session import CommitUnknown, Conn, Session, is_data_fault, is_time_limit

@@ -9,7 +9,7 @@ cancels it as soon as it is free, unless the transaction that held it has ended 
 
 `runs.cancel` writes one row that every claim reads, so that it takes effect at once for any number of runs. The row is
 written under `claims_lock`: a batch of claims comes wholly before it, or sees it. The scheduler ends the runs in
-batches (scheduler/bulk_cancel.py). Runs that are created after the request was applied are not cancelled.
+batches (scheduler/cancels.py). Runs that are created after the request was applied are not cancelled.
 
 `run.retry` creates a new run of an ended one, or makes the next attempt of a retrying one due now. The old run keeps
 its state. The new run has its payload under the job's current version. It names the old one as its parent, and the root
@@ -37,12 +37,10 @@ from tidewheel.postgres.session import Conn, OwnConnection
 from tidewheel.postgres.statements import Statements
 from tidewheel.runs import MOVES, OPEN, Move, RunState
 from tidewheel.schemas.generated.records import Reply
-from tidewheel.transitions.cancel_matches import LOOKED_AT, count_matches
-from tidewheel.transitions.cancel_signals import request_cancel
+from tidewheel.transitions.cancellation import LOOKED_AT, count_matches, request_cancel
 from tidewheel.transitions.create import NewRun
 from tidewheel.transitions.finished import RunEnd
-from tidewheel.transitions.manual_retry import RetryRequest, retry_runs
-from tidewheel.transitions.moves import hasten_run
+from tidewheel.transitions.requested_changes import RetryRequest, hasten_run, retry_runs
 
 _SQL = Statements("tidewheel.intake")
 _LOCK_RUN = _SQL["lock_run"]

@@ -17,9 +17,15 @@ from uuid import UUID
 from psycopg.types.json import Jsonb
 
 from tidewheel.errors import InvalidInput, Refused, Unavailable, VersionConflict
-from tidewheel.intake.calendars import lock_calendars, named_calendars, unknown_calendars, write_job_calendars
-from tidewheel.intake.freezes import keep_frozen_jobs
+from tidewheel.intake.calendars import (
+    fit_moves,
+    lock_calendars,
+    named_calendars,
+    unknown_calendars,
+    write_job_calendars,
+)
 from tidewheel.intake.graphs import EdgeChange, check_edges, outside_graphs, write_edges
+from tidewheel.intake.group_requests import keep_frozen_jobs
 from tidewheel.intake.job_rows import write_next_versions
 from tidewheel.intake.locks import JobRow, Locked, lock_jobs
 from tidewheel.intake.new_jobs import create_jobs
@@ -36,7 +42,6 @@ from tidewheel.intake.next_version import (
     once_text,
     same_schedule,
 )
-from tidewheel.intake.override_rows import fit_moves
 from tidewheel.intake.request import ReceivedRequest, accepted, accepted_new, rejected
 from tidewheel.intake.timers import TimerToPut, apply_overdue, next_instants, put_timers, read_timer_runs
 from tidewheel.intake.writing import Writing

@@ -29,10 +29,9 @@ from tidewheel.postgres.statements import Statements
 from tidewheel.runs import AttemptOutcome, Move, RunState, target
 from tidewheel.schemas.generated.records import JobDefinition, Reply
 from tidewheel.transitions.attempts import REPORTING, ProgressReport, save_progress
-from tidewheel.transitions.finished import RunEnd
+from tidewheel.transitions.finished import Failure, RunEnd, next_attempt
+from tidewheel.transitions.messages import DEFINITIONS, read_definitions
 from tidewheel.transitions.requeue import Requeue, requeue_runs
-from tidewheel.transitions.retry import Failure, next_attempt
-from tidewheel.transitions.run_messages import DEFINITIONS, read_definitions
 
 _SQL = Statements("tidewheel.intake")
 _LOCK_ATTEMPTS = _SQL["lock_attempts"]

@@ -22,7 +22,7 @@ from tidewheel.errors import FieldError, InvalidInput, UnknownJob, refuse
 from tidewheel.ids import JobId, RunId, dedupe_id, run_id
 from tidewheel.intake.request import ReceivedRequest, accepted, rejected
 from tidewheel.intake.writing import Writing
-from tidewheel.jobs.dedupe import Dedupe, merged_dedupe
+from tidewheel.jobs.keys import Dedupe, merged_dedupe
 from tidewheel.jobs.requests import JobTrigger
 from tidewheel.jobs.values import LONGEST_DELAY
 from tidewheel.postgres.pg_binary import instants, texts, uuids
@@ -30,9 +30,9 @@ from tidewheel.postgres.session import rows_of
 from tidewheel.postgres.statements import Statements
 from tidewheel.runs import Cause, Gate, Overlap, order_gates
 from tidewheel.schemas.generated.records import Reply
+from tidewheel.transitions.batch_writer import SharedJob, lock_jobs_for_share
 from tidewheel.transitions.create import NewRun, RunInputs, create_runs
-from tidewheel.transitions.moves import NEXT, lock_unbegun, move_runs
-from tidewheel.transitions.shared_jobs import SharedJob, lock_jobs_for_share
+from tidewheel.transitions.requested_changes import NEXT, lock_unbegun, move_runs
 
 _SQL = Statements("tidewheel.intake")
 _OPEN_WINDOWS = _SQL["open_windows"]

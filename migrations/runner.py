@@ -24,6 +24,7 @@ import psycopg
 from psycopg import sql
 
 from tidewheel.clock import monotonic_seconds
+from tidewheel.distribution import release_version
 from tidewheel.errors import MigrationError
 from tidewheel.migrations.row_security import REMEDY, TENANT_ROLE, ownership_problem, secure_tables
 from tidewheel.migrations.service_roles import (
@@ -38,7 +39,6 @@ from tidewheel.postgres.held_lock import HeldLock, begin_lasting, try_table_lock
 from tidewheel.postgres.partitions import ensure_coming_days
 from tidewheel.postgres.session import Conn, connect
 from tidewheel.postgres.statements import Statements, trusted
-from tidewheel.release import release_version
 
 R = TypeVar("R")
 

@@ -31,7 +31,7 @@ from tidewheel.postgres.low_water import LATE_COMMIT, FullScanPacer
 from tidewheel.postgres.session import Conn, Session
 from tidewheel.postgres.statements import Statements
 from tidewheel.process.metrics import metrics
-from tidewheel.relay.due_rows import (
+from tidewheel.relay.outbox_rows import (
     BEGINNING,
     ID,
     KEY,
@@ -46,7 +46,7 @@ from tidewheel.relay.due_rows import (
     ids_of,
     position_columns,
 )
-from tidewheel.relay.held_report import HeldLane, HeldReport, HeldWalk
+from tidewheel.relay.outbox_scans import HeldLane, HeldReport, HeldWalk
 from tidewheel.relay.staging import Staging, Window, address_of, id_of, position_in
 from tidewheel.runs import Move, sources
 

@@ -23,8 +23,8 @@ from tidewheel.kafka.clients import producer
 from tidewheel.message_signatures import SIGNATURE_HEADER, MessageKeys
 from tidewheel.process.failpoint import failpoint
 from tidewheel.process.service import Shutdown
-from tidewheel.relay.due_rows import HEADERS, ID, KEY, TOPIC, VALUE, DueRow, Published
-from tidewheel.relay.topic_backoff import TopicBackoff, TopicLimits, size_of
+from tidewheel.relay.outbox_rows import HEADERS, ID, KEY, TOPIC, VALUE, DueRow, Published
+from tidewheel.relay.topics import TopicBackoff, TopicLimits, size_of
 
 _METADATA_SECONDS = 10.0
 _FLUSH_SECONDS = 1.0  # between two checks for a shutdown

@@ -25,7 +25,8 @@ from tidewheel.postgres.low_water import LATE_COMMIT, FullScanPacer
 from tidewheel.postgres.session import Session
 from tidewheel.postgres.statements import Statements
 from tidewheel.process.fallbacks import Step, work
-from tidewheel.relay.due_rows import (
+from tidewheel.relay.hold_back import HoldBack
+from tidewheel.relay.outbox_rows import (
     BEGINNING,
     ID,
     PAIR_INDEX,
@@ -45,8 +46,7 @@ from tidewheel.relay.due_rows import (
     position_columns,
     position_of,
 )
-from tidewheel.relay.hold_back import HoldBack
-from tidewheel.relay.low_water import LateRowScan, OutboxMarks, just_before
+from tidewheel.relay.outbox_scans import LateRowScan, OutboxMarks, just_before
 
 _PROBE_OUTBOX = Statements("tidewheel.relay")["probe_outbox"]
 

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from uuid import UUID
 
 from tidewheel.process.spans import Spans, harmless
-from tidewheel.relay.due_rows import HEADERS, KEY, TOPIC, DueRow
+from tidewheel.relay.outbox_rows import HEADERS, KEY, TOPIC, DueRow
 
 
 @harmless

@@ -15,11 +15,11 @@ import psycopg
 from tidewheel.clock import monotonic_seconds
 from tidewheel.errors import Unavailable
 from tidewheel.outbox import SLICES, OutboxLane, slice_lane_of
-from tidewheel.postgres.background import BackgroundQuery
 from tidewheel.postgres.held_lock import find_lock_holders
 from tidewheel.postgres.low_water import FullScanPacer
 from tidewheel.postgres.pg_binary import integers
 from tidewheel.postgres.session import Conn, Session, rows_of
+from tidewheel.postgres.session_kinds import BackgroundQuery
 from tidewheel.postgres.statements import Statements
 from tidewheel.process.metrics import metrics
 from tidewheel.runs import OWNED, Move, sources

@@ -14,7 +14,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import cast
+from typing import Generic, TypeVar, cast
 from uuid import UUID
 
 from psycopg.rows import class_row
@@ -26,17 +26,27 @@ from tidewheel.postgres.session import Conn, RowsLocked, Session, readable_rows
 from tidewheel.postgres.statements import Statements
 from tidewheel.process.failpoint import failpoint
 from tidewheel.runs import OWNED, AttemptOutcome, Cause, Move, RunState, sources
-from tidewheel.scheduler.set_aside import SetAside
 from tidewheel.schemas.generated.records import JobDefinition
 from tidewheel.transitions.finish import finish_runs
-from tidewheel.transitions.finished import RunEnd
+from tidewheel.transitions.finished import (
+    FINAL_TIMEOUTS,
+    Failure,
+    RunEnd,
+    Timeout,
+    next_attempt,
+    timeout_message,
+    timeout_type,
+)
 from tidewheel.transitions.installation import Installation
+from tidewheel.transitions.messages import DEFINITIONS, read_definitions
 from tidewheel.transitions.places import FreedPlace
 from tidewheel.transitions.requeue import Requeue, requeue_runs
-from tidewheel.transitions.retry import FINAL_TIMEOUTS, Failure, Timeout, next_attempt, timeout_message, timeout_type
 from tidewheel.transitions.run_keys import settle_keys
-from tidewheel.transitions.run_messages import DEFINITIONS, read_definitions
 from tidewheel.transitions.workflows import cancel_open_runs, lock_workflows
+
+T = TypeVar("T")
+
+_SECONDS = 60.0
 
 _LOG = logging.getLogger("tidewheel.scheduler")
 
@@ -58,6 +68,23 @@ _BUSY_SECONDS = 0.05  # until the next step when other transactions hold all ove
 _MAX_RUNS = 500  # runs in one transaction: some tens of milliseconds
 _MAX_WORKFLOWS = 50  # in one step, each in a transaction of its own: an occurrence may have 10,000 open runs
 _LOCK_TIMEOUT = "50ms"  # a drain holds an occurrence for some tens of milliseconds
+
+
+class SetAside(Generic[T]):
+    """Ids of rows that are tried again later: what failed them may be corrected by then."""
+
+    def __init__(self) -> None:
+        self._until: dict[T, float] = {}
+
+    def add(self, row: T) -> None:
+        """Leave a row out for a minute."""
+        self._until[row] = monotonic_seconds() + _SECONDS
+
+    def current(self) -> set[T]:
+        """Return the rows to leave out now."""
+        now = monotonic_seconds()
+        self._until = {row: until for row, until in self._until.items() if until > now}
+        return set(self._until)
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,15 +23,13 @@ from tidewheel.postgres.statements import Statements
 from tidewheel.process.failpoint import failpoint
 from tidewheel.process.fallbacks import Step, work
 from tidewheel.process.metrics import metrics
-from tidewheel.scheduler.decide_batch import BatchDecider
-from tidewheel.scheduler.job_faults import Breaker
-from tidewheel.scheduler.quarantine import free, postpone, quarantine
+from tidewheel.scheduler.job_faults import BatchDecider, Breaker, free, postpone, quarantine
 from tidewheel.schedules.decision import Decision, HoldReason
 from tidewheel.transitions.decision_inputs import read_decision_inputs
 from tidewheel.transitions.events import lifecycle_row
 from tidewheel.transitions.frozen_timers import hold_frozen
 from tidewheel.transitions.installation import Installation
-from tidewheel.transitions.run_messages import read_definitions
+from tidewheel.transitions.messages import read_definitions
 from tidewheel.transitions.timers import LockedTimer, advance_timers, find_open_fixed_delay_runs
 
 _LOG = logging.getLogger("tidewheel.scheduler")

@@ -1,30 +1,118 @@
-"""Decide which errors are a job's own, and when many jobs fail too much alike for that.
+"""Decide about the timers of a batch, and quarantine or pause a job whose own error fails it.
 
 Firing quarantines a job for an error of its own data only: SQLSTATE classes 22, 23 and 54 of its row, or an error of
 computing its next instant. Any other error leaves the timer due, a little later. So does an error of a job's own that
 more than `MAX_ALIKE` jobs have: it is not their data, and the first of them are freed again (docs/adr/0029).
+
+Each is one transaction. The timer's position stays, so no occurrence is lost. Killed before its commit: the timer is
+due and fails again, or the job stays quarantined until a submit or `tidewheel job release`.
 """
 
+import logging
 import threading
-from collections.abc import Sequence
-from datetime import timedelta
+from collections.abc import Collection, Mapping, Sequence
+from datetime import datetime, timedelta
 from uuid import UUID
 
 import psycopg
 
 from tidewheel.clock import monotonic_seconds
 from tidewheel.errors import UndecodableMessage
+from tidewheel.outbox import append
 from tidewheel.postgres.faults import MAX_ALIKE, cause_of, kind_of
-from tidewheel.postgres.session import is_data_fault
-from tidewheel.process.faults import faults
+from tidewheel.postgres.session import Session, is_data_fault
+from tidewheel.postgres.statements import Statements
+from tidewheel.process.failpoint import failpoint
+from tidewheel.process.logs import faults
 from tidewheel.process.metrics import metrics
-from tidewheel.scheduler.decide_batch import DecisionFailed
-from tidewheel.transitions.timers import LockedTimer
+from tidewheel.schedules.decide import decide, decide_on_time, hold_for_run, on_resume, with_jitter
+from tidewheel.schedules.decision import Decision, HoldReason
+from tidewheel.schedules.schedule import TICK
+from tidewheel.schedules.timer_state import TimerState, timer_state
+from tidewheel.transitions.decision_inputs import DecisionInputs
+from tidewheel.transitions.events import lifecycle_row
+from tidewheel.transitions.installation import Installation
+from tidewheel.transitions.timers import LockedTimer, release_quarantined
+
+_DecisionKey = tuple[str, str, datetime, datetime | None]
 
 _WINDOW_SECONDS = 3600.0
 _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 1.0, 30.0
 _QUIET_SECONDS = 2 * _LONGEST_PAUSE_SECONDS  # without a failure: each postponed job has been tried again by then
 _WORK = "jobs that fail alike"
+
+_LOG = logging.getLogger("tidewheel.scheduler")
+
+_SQL = Statements("tidewheel.scheduler")
+_QUARANTINE_TIMER = _SQL["quarantine_timer"]
+_POSTPONE_TIMER = _SQL["postpone_timer"]
+_QUARANTINE_JOB = _SQL["quarantine_job"]
+_READ_KEY = _SQL["read_key"]
+_LOCK_QUARANTINED_TIMERS = _SQL["lock_quarantined_timers"]
+
+
+class DecisionFailed(Exception):
+    """The next occurrence of a job cannot be computed; `__cause__` is the error."""
+
+
+class BatchDecider:
+    """Decides each distinct (schedule, policy, instant) once: timers that share them share the decision.
+
+    Args:
+        waiting: The fixed_delay jobs whose last run is open.
+    """
+
+    def __init__(
+        self,
+        inputs: DecisionInputs,
+        waiting: Collection[UUID],
+        pause_ends: Mapping[UUID, datetime],
+        *,
+        now: datetime,
+        horizon: datetime,
+        misfire_after: timedelta,
+    ) -> None:
+        self._inputs, self._waiting, self._pause_ends = inputs, waiting, pause_ends
+        self._now, self._horizon, self._misfire_after = now, horizon, misfire_after
+        self._decided: dict[_DecisionKey, tuple[TimerState | None, Decision]] = {}
+
+    def __call__(self, timer: LockedTimer) -> Decision:
+        """Decide about a timer."""
+        try:
+            if timer.hold_reason is not None or timer.overridden:
+                return self._decide_alone(timer)
+            key = (timer.schedule_json, timer.policy_json, timer.scheduled_at, timer.catch_up_end)
+            state, decision = self._decided.get(key) or self._decide(timer, key)
+            return decision if state is None else with_jitter(decision, state, timer.job_id)
+        except MemoryError:
+            raise  # of this process
+        except Exception as error:
+            # Only this job's schedule, policy and overrides are read here: the error is its own.
+            raise DecisionFailed from error
+
+    def _decide(self, timer: LockedTimer, key: _DecisionKey) -> tuple[TimerState | None, Decision]:
+        decided = decide_on_time(timer, now=self._now, horizon=self._horizon, misfire_after=self._misfire_after)
+        if decided is not None:
+            self._decided[key] = answer = None, decided
+            return answer
+        state = self._state(timer)
+        decision = decide(state, now=self._now, horizon=self._horizon, misfire_after=self._misfire_after)
+        if state.plain and not state.schedule.hashed:
+            self._decided[key] = state, decision
+        return state, decision
+
+    def _decide_alone(self, timer: LockedTimer) -> Decision:
+        """Decide about a timer with a hold or overrides, whose decision no other timer shares."""
+        state = self._state(timer)
+        if timer.hold_reason == HoldReason.PAUSE:
+            # The pause ended at `paused_until`, not at this poll. The time since then counts as downtime.
+            ended = on_resume(state, now=self._pause_ends.get(timer.job_id, self._now) - TICK)
+            return hold_for_run(ended) if timer.job_id in self._waiting else ended
+        decision = decide(state, now=self._now, horizon=self._horizon, misfire_after=self._misfire_after)
+        return with_jitter(decision, state, timer.job_id)
+
+    def _state(self, timer: LockedTimer) -> TimerState:
+        return timer_state(timer, self._inputs.day_sets, self._inputs.of(timer))
 
 
 def is_jobs_own(error: BaseException) -> bool:
@@ -113,3 +201,76 @@ class Breaker:
             with self._lock:
                 self._open_since.clear()
             faults.clear(_WORK)
+
+
+def postpone(session: Session, timer: LockedTimer, until: datetime) -> None:
+    """Try a timer again later."""
+    columns = {
+        "job_id": timer.job_id,
+        "version": timer.version,
+        "scheduled_at": timer.scheduled_at,
+        "due_at": timer.due_at,
+        "until": until,
+    }
+    with session.transaction() as connection:
+        connection.execute(_POSTPONE_TIMER, columns)
+
+
+def quarantine(
+    session: Session, installation: Installation, timer: LockedTimer, error: BaseException, now: datetime
+) -> None:
+    """Quarantine a job with its error."""
+    job_id = timer.job_id
+    text = describe(error)
+    _LOG.error(
+        "job %s is quarantined: %s; it fires again after a submit or `tidewheel job release`",
+        job_id,
+        text,
+        extra={"job_id": str(job_id)},
+    )
+    with session.transaction() as connection:
+        key_columns = {"job_id": job_id, "version": timer.version, "scheduled_at": timer.scheduled_at}
+        disabled = connection.execute(_QUARANTINE_TIMER, key_columns).fetchone()
+        if disabled is None:
+            return
+        tenant, shard, version = disabled
+        key = connection.execute(_READ_KEY, {"job_id": job_id}).fetchone()
+        connection.execute(_QUARANTINE_JOB, {"tenant": tenant, "job_id": job_id, "error": text})
+        event = lifecycle_row(
+            installation,
+            kind="job.quarantined",
+            tenant=str(tenant),
+            job_id=job_id,
+            job_key=str(key[0]) if key else "",
+            job_version=version if isinstance(version, int) else None,
+            shard=shard if isinstance(shard, int) else 0,
+            now=now,
+            reason=text[:1000],
+        )
+        append(connection, [event], shards=installation.shards)
+    metrics.count("jobs_quarantined")
+
+
+def free(
+    session: Session,
+    installation: Installation,
+    timers: Sequence[LockedTimer],
+    error: BaseException,
+    *,
+    now: datetime,
+    until: datetime,
+) -> None:
+    """Release quarantined jobs whose error is common, and postpone them as the others that have it.
+
+    Args:
+        timers: The timers as they were quarantined. A job that was edited or released since then stays as it is.
+    """
+    common = f"more jobs fail with {kind_of(error)}"
+    with session.transaction() as connection:
+        connection.execute(_LOCK_QUARANTINED_TIMERS, {"job_ids": [timer.job_id for timer in timers]})
+        freed = release_quarantined(connection, installation, timers, now=now, until=until, reason=common)
+        failpoint("freeing.before_commit")
+    failpoint("freeing.after_commit")
+    if freed:
+        keys = ", ".join(job.key for job in freed)
+        _LOG.warning("quarantined jobs are released and tried again, since %s: %s", common, keys)

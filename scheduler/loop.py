@@ -2,6 +2,10 @@
 
 A scheduler owns a share of the shards, by rendezvous hashing among the live schedulers. Any scheduler fires timers that
 are overdue by more than a few seconds, so failover needs no election.
+
+ATTACH waits for another transaction's lock on the parent (VACUUM, ANALYZE, a migration), for minutes at worst. So this
+thread has a connection of its own and a short lock_timeout, and retries until all are there. Firing never waits for it:
+it needs today's partitions only, which have existed for three days by then.
 """
 
 import logging
@@ -16,22 +20,18 @@ from tidewheel.errors import InstallationFault, Unavailable
 from tidewheel.membership import Membership, rendezvous
 from tidewheel.postgres.low_water import LowWaterMarks
 from tidewheel.postgres.notify import Channel, Listener, Notifier
+from tidewheel.postgres.partitions import coming_days, create_missing, days_ahead
 from tidewheel.postgres.session import BY_KEY, RowsLocked, Session, is_time_limit
 from tidewheel.process.clock_skew import ClockSkew
 from tidewheel.process.metrics import metrics
 from tidewheel.process.service import Backoff, Shutdown, run_loop
 from tidewheel.scheduler.backfill_loop import BackfillLoop
-from tidewheel.scheduler.backlog import ShardRotation
 from tidewheel.scheduler.backlog_metrics import BacklogMetrics
-from tidewheel.scheduler.bulk_cancel import BulkCancel, CancelResult
-from tidewheel.scheduler.days_ahead import DaysAhead
+from tidewheel.scheduler.cancels import BulkCancel, CancelResult, PendingCancels
+from tidewheel.scheduler.concurrency_keys import KeyDuties, KeyRepair
 from tidewheel.scheduler.deadlines import Deadlines, WorkflowDeadlines
-from tidewheel.scheduler.freezing import Thaws
-from tidewheel.scheduler.key_duties import KeyDuties
-from tidewheel.scheduler.key_repair import KeyRepair
-from tidewheel.scheduler.pending_cancels import PendingCancels
-from tidewheel.scheduler.poller import TimerPoller
-from tidewheel.scheduler.releases import Releases
+from tidewheel.scheduler.poller import ShardRotation, TimerPoller
+from tidewheel.scheduler.releases import Releases, Thaws
 from tidewheel.scheduler.repair import ActiveRunRepair, mend_workflows, release_stuck_chains, repair_missing_timers
 from tidewheel.scheduler.retention import Retention
 from tidewheel.scheduler.retention_rules import periods_of
@@ -41,8 +41,11 @@ from tidewheel.scheduler.tzdata_refresh import TzdataRefresh
 from tidewheel.scheduler.unhandled import UnhandledWatch
 from tidewheel.scheduler.work_loop import WorkLoop
 from tidewheel.settings.services import SchedulerSettings
-from tidewheel.transitions.deferred_effects import MAX_APPLIED, apply_deferred_effects
+from tidewheel.transitions.after_end import MAX_APPLIED, apply_deferred_effects
 from tidewheel.transitions.installation import Installation
+
+_EVERY_SECONDS = 600.0
+_DAY_SECONDS = 86_400
 
 _LOG = logging.getLogger("tidewheel.scheduler")
 
@@ -51,6 +54,41 @@ _SOON = 0.02  # while steps follow each other faster, a look for work that is se
 _SECOND = 1.0
 _SELDOM = 5.0
 _MINUTE = 60.0
+
+
+class DaysAhead:
+    """The thread of a scheduler that creates the partitions of the days ahead."""
+
+    def __init__(self, url: str, stop: Shutdown) -> None:
+        self._session = Session(url, "tidewheel-scheduler-days", autocommit=True)
+        self._stop = stop
+        self._thread = threading.Thread(target=self._run, name="days-ahead", daemon=True)
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    def step(self) -> int:
+        """Create what is missing; return the number of days ahead that have all their partitions."""
+        with self._session.transaction() as connection:
+            try:
+                create_missing(connection, coming_days(connection))
+            finally:
+                ahead = days_ahead(connection)
+                metrics.set("partitions_ahead_seconds", ahead * _DAY_SECONDS)
+        return ahead
+
+    def close(self) -> None:
+        """Close the session."""
+        self._session.close()
+
+    def _run(self) -> None:
+        run_loop(self._stop, "scheduler: partitions of the days ahead", self._round)
+
+    def _round(self) -> float:
+        self.step()
+        self.close()
+        return _EVERY_SECONDS
 
 
 @dataclass(slots=True)

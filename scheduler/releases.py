@@ -1,25 +1,47 @@
-"""Drain the releases of the shards of this scheduler: runs of workflows whose parents have ended.
+"""Release what waits: runs whose parents have ended, and timers that a freeze has held.
 
 Releases of other schedulers' shards wait for their owner, or for its successor after its last heartbeat. A drain that
 fails is repeated one release at a time. One that fails alone is postponed by a minute, and the others go on. After five
 failures it is quarantined: `tidewheel doctor` shows it, and a resume of its occurrence drains it again. A drain that
 waits for a lock is repeated as well, for its thread also fires. A release that waits alone is postponed by a second.
+
+Rows decide which instants come under a freeze: those after `created_at`, up to `thawed_at`. A scheduler that was down
+for all of that time records the same as one that saw it. Three steps share the work:
+
+- Firing holds a timer at the first instant under a freeze, and decides earlier ones as of the freeze's beginning. It
+  locks the freezes for that. So a thaw comes wholly before a firing, or finds the timers that it has held.
+- Runs that were written ahead of such instants are retracted, as by a pause. Claims refuse them until then, and after
+  the thaw too.
+- After the thaw the timers are decided as after a pause, a bounded batch in each step, so that other timers fire in
+  between. `on_resume` decides, and what fires leaves at the catch-up rate.
+
+All other runs need no release: claims and sweeps see the thaw at once.
 """
 
 import logging
-from collections.abc import Sequence
-from datetime import timedelta
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import cast
+from uuid import UUID
 
 from tidewheel.clock import monotonic_seconds
 from tidewheel.errors import Unavailable
 from tidewheel.postgres.database_clock import read_now
-from tidewheel.postgres.session import RowsLocked, Session
+from tidewheel.postgres.pg_binary import instants, uuids
+from tidewheel.postgres.session import Conn, RowsLocked, Session, readable_rows
 from tidewheel.postgres.statements import Statements
 from tidewheel.process.failpoint import failpoint
 from tidewheel.process.metrics import metrics
+from tidewheel.runs import HOLDS, Move, RunState, sources
+from tidewheel.schedules.decision import SkipReason
+from tidewheel.transitions.children import fail_release, postpone_releases
 from tidewheel.transitions.drain import Drained, drain
+from tidewheel.transitions.finish import finish_runs
+from tidewheel.transitions.finished import RunEnd
+from tidewheel.transitions.frozen_timers import decide_held, lock_held_timers, retract_frozen, undecided
 from tidewheel.transitions.installation import Installation
-from tidewheel.transitions.releases import fail_release, postpone_releases
+from tidewheel.transitions.timers import move_timers
 
 _LOG = logging.getLogger("tidewheel.scheduler")
 
@@ -33,6 +55,24 @@ _LOCK_TIMEOUT = "50ms"
 _LOCKED = timedelta(seconds=1)  # until the next drain of a release that has waited alone
 _ALONE_TIMEOUT = "10ms"
 _ALONE_SECONDS = 0.2  # of one pass over releases that are tried alone
+
+_SQL = Statements("tidewheel.scheduler")
+_FIND_THAWS = _SQL["find_thaws"]
+_HAS_TIMER_BEHIND = _SQL["has_timer_behind"]
+_FIND_WRITTEN_AHEAD = _SQL["find_written_ahead"]
+_FIND_RUNS_BEFORE_EDIT = _SQL["find_runs_before_edit"]
+_FIND_HELD_TIMERS = _SQL["find_held_timers"]
+_DROP_THAWED = _SQL["drop_thawed"]
+_BEGIN_SETTLING = _SQL["begin_settling"]
+_FIND_SETTLED = _SQL["find_settled"]
+_RESOLVE_FREEZES = _SQL["resolve_freezes"]
+_SETTLE_FREEZES = _SQL["settle_freezes"]
+
+_RELEASED = 500  # timers of one step: tens of milliseconds
+_SCANNED = 5000  # index entries of one step
+_POLL_SECONDS = 1.0
+_MAX_SETTLE_SECONDS = 60.0  # between two looks for the jobs of a transaction that stays open: each may read all jobs
+_NOWHERE = UUID(int=0)
 
 
 class Releases:
@@ -102,3 +142,161 @@ class Releases:
         with self._session.transaction() as connection:
             connection.execute(_SET_WAITS, {"lock_timeout": _LOCK_TIMEOUT})
             postpone_releases(connection, [release], read_now(connection) + by)
+
+
+@dataclass(slots=True)
+class _Retraction:
+    """A pass over the jobs with runs that were written ahead, a page in each step."""
+
+    after: UUID = _NOWHERE
+    found: int = 0
+    done: int = 0  # jobs whose runs were retracted, and runs that were skipped
+
+
+@dataclass(slots=True)
+class _Look:
+    """The time of the next look for the transactions that did not see a freeze, and the pause after it."""
+
+    next_at: float = 0.0
+    seconds: float = _POLL_SECONDS
+
+
+class Thaws:
+    """Retracts runs for freezes, releases the timers of thawed ones, and completes freezes by jobs."""
+
+    def __init__(self, session: Session, installation: Installation) -> None:
+        self._session, self._installation = session, installation
+        self._next_poll = 0.0
+        self._looks: dict[int, _Look] = {}  # by freeze that is not settled
+        self._pass: list[int] = []  # the freezes that were thawed when the current pass over the held timers began
+        self._after, self._found, self._done = _NOWHERE, 0, 0
+        self._retraction: _Retraction | None = None  # of the runs written ahead, at the begin of a pass
+        self._settling = _Retraction()  # of the freezes that are not settled
+        self._is_behind = False  # whether firing had more to decide when it began
+
+    def step(self) -> bool:
+        """Retract the runs of some jobs, or release some timers; return True if more can be done at once."""
+        if monotonic_seconds() < self._next_poll:
+            return False
+        with self._session.transaction() as connection:
+            rows = cast(
+                "list[tuple[int, datetime | None]]", readable_rows(connection.execute(_FIND_THAWS, binary=True))
+            )
+        thawed = {number: at for number, at in rows if at is not None}
+        more = self._settle([number for number, at in rows if at is None])
+        more = (bool(thawed) and self._release(thawed)) or more
+        self._next_poll = 0.0 if more else monotonic_seconds() + _POLL_SECONDS
+        return more
+
+    def _release(self, thawed: Mapping[int, datetime]) -> bool:
+        """Release the next timers of a pass over the held ones; return True if more can be done at once.
+
+        A pass ends the freezes that were thawed when it began, unless it found something: a timer with an instant
+        under them that firing has not decided, a run written ahead, a timer to release. It looks for them in this
+        order, because firing turns a timer of the first kind into the others.
+        """
+        if not self._pass:
+            with self._session.transaction() as connection:
+                columns = {"shards": self._installation.shards, "until": max(thawed.values())}
+                [(behind,)] = connection.execute(_HAS_TIMER_BEHIND, columns).fetchall()
+            self._pass, self._after, self._found, self._done = list(thawed), _NOWHERE, 0, 0
+            self._is_behind, self._retraction = bool(behind), _Retraction()
+        if self._retraction is not None:
+            if self._retract(self._pass, self._retraction):
+                return True
+            self._found, self._done, self._retraction = self._retraction.found, self._retraction.done, None
+        with self._session.transaction() as connection:
+            columns = {"after": self._after, "limit": _SCANNED}
+            found = connection.execute(_FIND_HELD_TIMERS, columns, binary=True).fetchall()
+        rows = cast("list[tuple[UUID, bool]]", found)
+        chosen = [job for job, released in rows if released][:_RELEASED]
+        if chosen:
+            released = self._release_batch(chosen)
+            self._found += len(chosen)
+            self._done += released
+            if released:
+                _LOG.info("released %d timers of thawed freezes", released)
+        if len(chosen) == _RELEASED:
+            self._after = chosen[-1]
+            return True
+        if len(rows) == _SCANNED:
+            self._after = rows[-1][0]
+            return True
+        ended, self._pass = self._pass, []
+        if self._found == 0 and not self._is_behind:
+            with self._session.transaction() as connection:
+                connection.execute(_DROP_THAWED, {"ids": ended})
+            _LOG.info("%d freezes are thawed, and their timers released", len(ended))
+        return self._done > 0  # what another transaction holds is found again a second later
+
+    def _retract(self, freezes: Sequence[int], retraction: _Retraction) -> bool:
+        """Retract the runs of the next jobs that were written ahead of instants under these freezes.
+
+        Returns:
+            True if there may be more, also behind jobs that another transaction holds.
+        """
+        columns: dict[str, object] = {
+            "ids": list(freezes), "sources": sources(Move.SKIP), "holds": HOLDS, "after": retraction.after,
+            "limit": _RELEASED,
+        }  # fmt: skip
+        with self._session.transaction() as connection:
+            found = connection.execute(_FIND_WRITTEN_AHEAD, columns, binary=True).fetchall()
+            began = dict(cast("list[tuple[UUID, datetime]]", found))
+            ended = self._end_before_edit(connection, began, columns) if began else 0
+        if not began:
+            return False
+        with self._session.transaction() as connection:
+            jobs = retract_frozen(connection, began)
+        if jobs or ended:
+            _LOG.info("retracted the runs of %d jobs that were written ahead of a freeze, and ended %d", jobs, ended)
+        retraction.after = max(began)
+        retraction.found += len(began)
+        retraction.done += jobs + ended
+        return len(began) == _RELEASED
+
+    def _end_before_edit(self, connection: Conn, began: Mapping[UUID, datetime], columns: Mapping[str, object]) -> int:
+        """Skip the runs written ahead that an edit has left, which did not see the freeze."""
+        named = {**columns, "job_ids": uuids(began), "began": instants(began.values())}
+        found = cast("list[tuple[UUID]]", connection.execute(_FIND_RUNS_BEFORE_EDIT, named, binary=True).fetchall())
+        ends = [RunEnd(run, 0, RunState.SKIPPED, reason=SkipReason.FROZEN) for (run,) in found]
+        return len(finish_runs(connection, self._installation, ends).states)
+
+    def _release_batch(self, job_ids: Sequence[UUID]) -> int:
+        try:
+            with self._session.transaction() as connection:
+                return len(decide_held(connection, self._installation, job_ids))
+        except Unavailable:
+            raise
+        except Exception as error:  # noqa: BLE001 - releasing one at a time finds the one that fails
+            if len(job_ids) > 1:
+                _LOG.warning("releasing %d timers failed (%s); they are released one by one", len(job_ids), error)
+                return sum(self._release_batch([job]) for job in job_ids)
+            _LOG.exception("the timer of job %s cannot be decided; firing decides about it", job_ids[0])
+            with self._session.transaction() as connection:
+                held, now = lock_held_timers(connection, job_ids), read_now(connection)
+                move_timers(connection, [(timer.job_id, undecided(timer, now)) for timer in held])
+            return len(held)
+
+    def _settle(self, freezes: list[int]) -> bool:
+        """Add jobs and retract runs that did not see these freezes; return True if more can be done."""
+        self._looks = {number: self._looks.get(number) or _Look() for number in freezes}
+        now = monotonic_seconds()
+        due = [number for number, look in self._looks.items() if look.next_at <= now]
+        if not due:
+            return False
+        with self._session.transaction() as connection:
+            connection.execute(_BEGIN_SETTLING, {"ids": due})
+        with self._session.transaction() as connection:
+            rows = cast("list[tuple[int]]", connection.execute(_FIND_SETTLED, {"ids": due}, binary=True).fetchall())
+            connection.execute(_RESOLVE_FREEZES, {"ids": due})
+        if self._retract(due, self._settling):
+            return True
+        retracted, self._settling = self._settling, _Retraction()
+        if not retracted.found:  # else the next look finds those whose rows another transaction held
+            with self._session.transaction() as connection:
+                connection.execute(_SETTLE_FREEZES, {"ids": [number for (number,) in rows]})
+        now = monotonic_seconds()
+        for number in due:
+            seconds = self._looks[number].seconds
+            self._looks[number] = _Look(now + seconds, min(seconds * 2, _MAX_SETTLE_SECONDS))
+        return False

@@ -20,9 +20,9 @@ from tidewheel.runs import RunState
 from tidewheel.schedules.parse import schedule_from_text
 from tidewheel.schedules.schedule import FixedDelay, Once, Schedule
 from tidewheel.transitions.active_runs import NO_RUN, mark_waiters, release_stale_active_runs, settle_places
-from tidewheel.transitions.cancel_signals import Signal
+from tidewheel.transitions.cancellation import Signal
 from tidewheel.transitions.installation import Installation
-from tidewheel.transitions.mend import mend_workflow
+from tidewheel.transitions.resume import mend_workflow
 from tidewheel.transitions.workflows import NO_JOB, lock_workflows
 
 _LOG = logging.getLogger("tidewheel.scheduler")

@@ -7,18 +7,22 @@ and the days that `find_needed_since` names.
 
 Detaching waits for transactions that have used the table, so this is a thread of its own. A process that dies, or
 waits for too long, leaves a partition that is detached, or about to be: the next pass drops it.
+
+A statement merges a slice of time of some tenants. Figures that a process writes late become a row of their own, with
+the next pass.
 """
 
 import logging
 import threading
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
-from datetime import date, datetime, timedelta
+from datetime import UTC, date, datetime, timedelta
 from functools import partial
-from typing import LiteralString, cast
+from typing import Final, LiteralString, NamedTuple, cast
 
 import psycopg
 
+from tidewheel.activity import GRAINS
 from tidewheel.postgres.database_clock import read_now
 from tidewheel.postgres.held_lock import HeldLock, held_lock
 from tidewheel.postgres.partitions import StoredDay, day_of, drop_day, start_of, stored_days
@@ -26,17 +30,26 @@ from tidewheel.postgres.session import Conn, Session
 from tidewheel.postgres.statements import Statements
 from tidewheel.process.metrics import metrics
 from tidewheel.process.service import Shutdown, run_loop
-from tidewheel.scheduler.activity_merge import merge_activity
-from tidewheel.scheduler.ended_jobs import remove_ended_jobs
-from tidewheel.scheduler.history_limits import remove_by_job
-from tidewheel.scheduler.job_days import count_days
-from tidewheel.scheduler.pace import Pace
+from tidewheel.scheduler.removals import (
+    Pace,
+    count_days,
+    lock_kept_since,
+    remove_by_job,
+    remove_by_tenant,
+    remove_ended_jobs,
+)
 from tidewheel.scheduler.retention_rules import RULES, Days, Period, Periods, Rows
-from tidewheel.scheduler.tenant_periods import lock_kept_since, remove_by_tenant
-
-_LOG = logging.getLogger("tidewheel.scheduler")
 
 _SQL = Statements("tidewheel.scheduler")
+_FIND_OLDEST_ACTIVITY = _SQL["find_oldest_activity"]
+_FIND_TENANTS_OF_ACTIVITY = _SQL["find_tenants_of_activity"]
+_MERGE_ACTIVITY = _SQL["merge_activity"]
+
+_TENANTS = 200  # in one statement: some 50,000 rows if each has two classes
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+_LOG = logging.getLogger("tidewheel.scheduler")
 _LOCK_RETENTION = _SQL["lock_retention"]
 _LOCK_OLD_RETENTION = _SQL["lock_old_retention"]
 _FIND_DAYS_IN_USE = _SQL["find_days_in_use"]
@@ -58,6 +71,42 @@ _SOON_SECONDS = 300.0  # after a pass that leaves runs beyond their jobs' limits
 _PAGE = 10_000  # rows that one statement deletes: some tens of milliseconds
 _DAY = timedelta(days=1)
 _ATTEMPTS = ("attempts", "attempt_outputs")  # cut by the start of an attempt
+
+
+class _Merge(NamedTuple):
+    """Rows of a grain that become rows of the next one, from the age `after` on."""
+
+    grain: int
+    after: timedelta
+    slice: timedelta
+
+
+MERGES: Final = (
+    _Merge(0, timedelta(hours=2), timedelta(minutes=10)),
+    _Merge(1, timedelta(hours=48), timedelta(hours=6)),
+)
+"""Plots of an hour need half minutes, those of two days quarters of an hour."""
+
+
+def merge_activity(connection: Conn, now: datetime, pace: Pace) -> None:
+    """Merge the rows that are old enough, on a connection with autocommit."""
+    for each in MERGES:
+        into = GRAINS[each.grain + 1]
+        before = now - each.after
+        before -= (before - _EPOCH) % into
+        while (first := _oldest(connection, each.grain)) is not None and first < before:
+            end = min(first - (first - _EPOCH) % each.slice + each.slice, before)
+            columns = {"grain": each.grain, "into": into, "first": first, "end": end}
+            tenants = [tenant for (tenant,) in connection.execute(_FIND_TENANTS_OF_ACTIVITY, columns)]
+            for at in range(0, len(tenants), _TENANTS):
+                connection.execute(_MERGE_ACTIVITY, columns | {"tenants": tenants[at : at + _TENANTS]})
+                if pace.rest():
+                    return
+
+
+def _oldest(connection: Conn, grain: int) -> datetime | None:
+    row = connection.execute(_FIND_OLDEST_ACTIVITY, {"grain": grain}, binary=True).fetchone()
+    return cast("tuple[datetime | None]", row)[0]
 
 
 @dataclass(frozen=True, slots=True)

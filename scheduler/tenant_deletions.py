@@ -24,14 +24,14 @@ from psycopg.rows import class_row
 
 from tidewheel.clock import monotonic_seconds
 from tidewheel.errors import InstallationFault, Unavailable
-from tidewheel.postgres.background import BackgroundQuery
 from tidewheel.postgres.database_clock import read_now
 from tidewheel.postgres.pg_binary import uuids
 from tidewheel.postgres.session import Conn, RowsLocked, Session, read_ids
+from tidewheel.postgres.session_kinds import BackgroundQuery
 from tidewheel.postgres.statements import Statements
 from tidewheel.process.failpoint import failpoint
-from tidewheel.process.faults import faults
-from tidewheel.scheduler.bulk_cancel import TO_CANCEL, CancelResult, Candidate, end_candidates
+from tidewheel.process.logs import faults
+from tidewheel.scheduler.cancels import TO_CANCEL, CancelResult, Candidate, end_candidates
 from tidewheel.scheduler.tenant_rows import Deletion, TenantRows
 from tidewheel.transitions.events import append_job_events
 from tidewheel.transitions.installation import Installation

@@ -21,9 +21,9 @@ from tidewheel.clock import monotonic_seconds
 from tidewheel.errors import Unavailable
 from tidewheel.jobs.values import RESERVED, format_timestamp
 from tidewheel.outbox import OutboxRow, append
-from tidewheel.postgres.background import BackgroundQuery
 from tidewheel.postgres.low_water import FullScanPacer
 from tidewheel.postgres.session import Conn, Session, readable_rows
+from tidewheel.postgres.session_kinds import BackgroundQuery
 from tidewheel.postgres.statements import Statements
 from tidewheel.process.metrics import metrics
 from tidewheel.runs import Move, sources

@@ -26,11 +26,24 @@ from fastavro import (
 from fastavro.types import Schema
 
 from tidewheel.errors import UndecodableMessage
-from tidewheel.schemas.files import HEADER_BYTES, MAGIC, REGISTRY_MAGIC, current, fingerprint, released
+from tidewheel.schemas.avro import (
+    HEADER_BYTES,
+    MAGIC,
+    REGISTRY_MAGIC,
+    Array,
+    Enum,
+    Nullable,
+    Record,
+    Strings,
+    Type,
+    current,
+    fingerprint,
+    released,
+    shape,
+)
 from tidewheel.schemas.generated import records, wire
-from tidewheel.schemas.json_form import from_json, to_json
+from tidewheel.schemas.interop import from_json, to_json
 from tidewheel.schemas.primitives import MAX_ITEMS
-from tidewheel.schemas.shape import Array, Enum, Nullable, Record, Strings, Type, shape
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance

@@ -14,8 +14,8 @@ from urllib.request import HTTPRedirectHandler, Request, build_opener
 
 from tidewheel.clock import monotonic_seconds
 from tidewheel.errors import SettingsError, Unavailable
+from tidewheel.schemas.avro import HEADER_BYTES, REGISTRY_MAGIC
 from tidewheel.schemas.codec import FORMS, encode
-from tidewheel.schemas.files import HEADER_BYTES, REGISTRY_MAGIC
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance

@@ -16,10 +16,9 @@ from tests.strict_types import ROOT
 from tests.test_compose import ROLES, SERVICES, load
 from tidewheel.migrations.runner import PATIENCE_SECONDS
 from tidewheel.migrations.service_roles import role_of
-from tidewheel.settings.api import ApiSettings
 from tidewheel.settings.connections import Connections
 from tidewheel.settings.executor import ExecutorSettings
-from tidewheel.settings.services import SchedulerSettings
+from tidewheel.settings.services import ApiSettings, SchedulerSettings
 
 pytestmark = pytest.mark.process
 

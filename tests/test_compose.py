@@ -18,13 +18,12 @@ import yaml
 from tests.control.cli.command import find_command
 from tests.strict_types import ROOT
 from tidewheel.local.broker_config import KafkaPasswords, Node, server_properties
-from tidewheel.local.postgres_program import find_programs
-from tidewheel.migrations.service_rights import SERVICES as ROLES
+from tidewheel.local.postgres import find_programs
+from tidewheel.migrations.service_roles import SERVICES as ROLES
 from tidewheel.migrations.service_roles import role_of
-from tidewheel.settings.api import ApiSettings
 from tidewheel.settings.connections import Connections
 from tidewheel.settings.executor import ExecutorSettings
-from tidewheel.settings.services import IntakeSettings, RelaySettings, SchedulerSettings
+from tidewheel.settings.services import ApiSettings, IntakeSettings, RelaySettings, SchedulerSettings
 
 SERVICES = ("intake", "scheduler", "relay", "executor", "api")
 ONCE = ("migrate", "topics")

@@ -14,8 +14,7 @@ from hashlib import sha256
 from typing import Final
 
 from tidewheel.errors import SettingsError
-from tidewheel.jobs.headers import NOT_IN_A_VALUE, SECRET_NAME
-from tidewheel.jobs.hosts import read_host, read_ipv6
+from tidewheel.jobs.http_values import NOT_IN_A_VALUE, SECRET_NAME, read_host, read_ipv6
 from tidewheel.jobs.invalid import InvalidValue
 from tidewheel.redaction import protect
 

@@ -9,8 +9,8 @@ from typing import TypeVar
 from starlette.requests import Request
 from starlette.responses import Response
 
-from tidewheel.control.api.callers import Caller
-from tidewheel.control.api.queries import as_key
+from tidewheel.control.api.authorization import Caller
+from tidewheel.control.api.request_input import as_key
 from tidewheel.control.api.workers import Turn, Workers
 from tidewheel.control.client.connection import Connection
 from tidewheel.control.reads.json_form import as_json

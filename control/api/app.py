@@ -18,20 +18,28 @@ from starlette.responses import Response
 
 from tidewheel.api_keys import Scope
 from tidewheel.control.api.answers import encoded
-from tidewheel.control.api.ask import AskApi
-from tidewheel.control.api.bearer import Guard
+from tidewheel.control.api.authorization import Guard
 from tidewheel.control.api.connections import connection_type
+from tidewheel.control.api.examples import (
+    AUDIT_LOG,
+    BATCHES,
+    FREEZES,
+    JOB_TIMES,
+    LIMITS,
+    OCCURRENCES,
+    ONE_JOB,
+    ORDERING_KEYS,
+    WORKFLOWS,
+    WORKS,
+)
 from tidewheel.control.api.executors import ExecutorsApi
-from tidewheel.control.api.fleet import FleetApi
-from tidewheel.control.api.health import HealthApi
 from tidewheel.control.api.jobs import JobsApi
 from tidewheel.control.api.key_check import KeyCheck
-from tidewheel.control.api.now import NowApi
+from tidewheel.control.api.keyless import HealthApi, SchemasApi, TaskTokensApi
 from tidewheel.control.api.openapi import add_route, openapi
+from tidewheel.control.api.overview import AskApi, FleetApi, NowApi
 from tidewheel.control.api.problems import HANDLERS
 from tidewheel.control.api.run_events import RunEventsApi
-from tidewheel.control.api.schemas import SchemasApi
-from tidewheel.control.api.task_tokens import TaskTokensApi
 from tidewheel.control.api.workers import Pools
 from tidewheel.control.console.console import Console
 from tidewheel.control.console.door import Door
@@ -43,33 +51,26 @@ from tidewheel.executor.message_check import MessageCheck
 from tidewheel.executor.reaper import Reaper
 from tidewheel.message_signatures import MessageKeys
 from tidewheel.nouns.api_keys.operations import ApiKeys
-from tidewheel.nouns.api_keys.routes import API_KEYS
+from tidewheel.nouns.api_keys.web import API_KEYS
 from tidewheel.nouns.audit_log.operations import AuditLog
-from tidewheel.nouns.audit_log.routes import AUDIT_LOG
 from tidewheel.nouns.batches.operations import Batches
-from tidewheel.nouns.batches.routes import BATCHES
 from tidewheel.nouns.dead_letters.operations import DeadLetters
-from tidewheel.nouns.dead_letters.routes import DEAD_LETTERS
+from tidewheel.nouns.dead_letters.web import DEAD_LETTERS
 from tidewheel.nouns.freezes.operations import Freezes
-from tidewheel.nouns.freezes.routes import FREEZES
 from tidewheel.nouns.jobs.occurrences import JobTimes, Occurrences
 from tidewheel.nouns.jobs.operations import OneJob
-from tidewheel.nouns.jobs.routes import JOB_TIMES, OCCURRENCES, ONE_JOB
 from tidewheel.nouns.limits.operations import Limits, OrderingKeys
-from tidewheel.nouns.limits.routes import LIMITS, ORDERING_KEYS
 from tidewheel.nouns.operation import Noun
-from tidewheel.nouns.runs.listing import RunList
 from tidewheel.nouns.runs.operations import Runs
-from tidewheel.nouns.runs.routes import LISTS, RUNS, RunsApi
+from tidewheel.nouns.runs.reads import RunList
+from tidewheel.nouns.runs.web import LISTS, RUNS, RunsApi
 from tidewheel.nouns.tenants.operations import Tenants
 from tidewheel.nouns.tenants.routes import TENANTS, add_deletion
 from tidewheel.nouns.workflows.operations import Workflows
-from tidewheel.nouns.workflows.routes import WORKFLOWS
 from tidewheel.nouns.works.operations import Works
-from tidewheel.nouns.works.routes import WORKS
 from tidewheel.postgres.session import Session
 from tidewheel.process.service import Shutdown
-from tidewheel.settings.api import ApiSettings
+from tidewheel.settings.services import ApiSettings
 from tidewheel.transitions.installation import Installation
 
 NOUNS: Sequence[tuple[type[Noun], Mapping[str, Route]]] = (

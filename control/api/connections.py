@@ -22,7 +22,7 @@ from typing import ClassVar, cast
 from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from tidewheel.control.api.bearer import KEY, TRUSTED
+from tidewheel.control.api.authorization import KEY, TRUSTED
 
 _HEAD_SECONDS = 10.0
 _REQUEST_SECONDS = 60.0  # more than the waits for locks that one request may have

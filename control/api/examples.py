@@ -1,6 +1,13 @@
-"""Examples of the OpenAPI document: one answer of each route, and the bodies that are sent."""
+"""Examples of the OpenAPI document, the bodies that are sent, and the tables of derived routes."""
 
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from tidewheel.control.api.answers import TRACEPARENT
+from tidewheel.doors.rest import Route
 from tidewheel.jobs.strict_json import Json
+from tidewheel.nouns.batches.operations import ChangedBatch, CreatedBatch
+from tidewheel.nouns.workflows.operations import ChangedWorkflow
 
 RUN_ID = "019d3a1c-7f00-8123-8456-789abcdef012"
 EXECUTOR_ID = "6c1f7c1e-1f5a-4d0e-9b57-0a3f6f2f7a10"
@@ -188,3 +195,170 @@ BACKLOG: Json = {"backlog": [{
     },
 }]}  # fmt: skip
 SLOWEST: Json = {"runs": [{"took": 4.2, "run": _RUN}]}
+
+_ENTRY: Json = {
+    "id": 7, "at": "2026-11-20T01:00:00Z", "tenant": "default", "door": "rest", "actor_kind": "key", "actor": "ci",
+    "verified": True, "named": "anna", "key_id": "k3v9x0a1bc", "action": "job.submit", "object": "job/nightly",
+    "request_id": None, "version_before": 2, "version_after": 3, "objects": 1, "result": "accepted", "reason": None,
+}  # fmt: skip
+
+AUDIT_LOG: Mapping[str, Route] = {"list": Route({"next_cursor": None, "entries": [_ENTRY]})}
+
+_AT = "2026-11-20T01:00:00Z"
+WORK_ID = "3f2c6f6e-8a5d-4a44-8c7e-0d6f0d9a9c11"
+_WORK: Json = {
+    "work_id": WORK_ID, "kind": "redrive", "state": "running",
+    "filter": {"kind": "run", "error_type": "TimeoutError", "redriven": False, "since": "1970-01-01T00:00:00Z",
+               "until": _AT},
+    "rate": 10.0, "matched_count": 12, "done_count": 3, "rejected_count": 0, "rejections": [], "reason": None,
+    "created_at": _AT, "finished_at": None, "facts": {},
+}  # fmt: skip
+_PAUSED: Json = {"status": "paused", "unchanged": False}
+_REASON: Json = {"reason": "maintenance"}
+
+WORKS: Mapping[str, Route] = {
+    "list": Route({"works": [_WORK], "next_cursor": None}),
+    "get": Route(_WORK),
+    "pause": Route(_PAUSED, sent=_REASON),
+    "resume": Route(_PAUSED),
+    "cancel": Route(_PAUSED, sent=_REASON),
+}
+_BATCH: dict[str, Json] = {
+    "batch_id": RUN_ID, "state": "open", "accepts_runs": False, "generation": 0, "total": 2, "pending": 1,
+    "succeeded": 1, "failed": 0, "cancelled": 0, "first_failed_run_id": None, "reason": None, "created_at": _AT,
+    "finished_at": None,
+}  # fmt: skip
+_RUNS: Json = [
+    {"ref": "load", "key": "nightly", "run_id": RUN_ID, "state": "succeeded", "parents": [], "reason": None,
+     "attempt": 1, "started_at": _AT, "finished_at": _AT},
+    {"ref": "report", "key": "nightly", "run_id": RUN_ID, "state": "running",
+     "parents": [{"ref": "load", "when": "success"}], "reason": None, "attempt": 1, "started_at": _AT,
+     "finished_at": None},
+]  # fmt: skip
+_SUBMITTED: Json = {
+    "runs": [{"ref": "load", "key": "nightly"}, {"ref": "report", "key": "nightly", "after": [{"ref": "load"}]}],
+    "on": {"finished": {"key": "nightly", "payload": {"order": 7}}},
+}
+_CHANGED_BATCH: Json = {"batch_id": RUN_ID, "unchanged": False}
+
+BATCHES: Mapping[str, Route] = {
+    "submit": Route({"batch_id": RUN_ID}, sent=_SUBMITTED, shape=CreatedBatch, headers=TRACEPARENT),
+    "add": Route(_CHANGED_BATCH, sent={"runs": [{"ref": "more", "key": "nightly"}]}, shape=ChangedBatch),
+    "close": Route(_CHANGED_BATCH, shape=ChangedBatch),
+    "resume": Route(_CHANGED_BATCH, sent={}, shape=ChangedBatch),
+    "cancel": Route(_CHANGED_BATCH, sent={"reason": "maintenance"}, shape=ChangedBatch),
+    "get": Route({"summary": _BATCH, "runs": _RUNS}),
+    "list": Route({"batches": [_BATCH], "next_cursor": None}),
+}
+
+_FREEZE: Json = {
+    "tenant": "default", "queue": "reports", "labels": None, "key_prefix": None, "by": "anna",
+    "reason": "printer swap", "since": "2026-11-20T01:00:00Z",
+}  # fmt: skip
+_CHANGED_SCOPE: Json = {"unchanged": False}
+
+_DAY: Json = {
+    "day": "2026-11-19", "succeeded": 23, "failed": 1, "timed_out": 0, "cancelled": 0, "skipped": 0, "attempts": 26,
+    "duration": {"p50": 1.25, "p90": 2.21, "p99": 2.94}, "lateness": {"p50": 0.01, "p90": 0.02, "p99": 0.05},
+    "longest": {"run_id": RUN_ID, "took": 2.9},
+}  # fmt: skip
+_TIMELINE: Json = {
+    "key": "nightly", "now": AT, "since": "2026-11-13T01:00:00Z", "until": NEXT, "mode": "runs", "bins": [],
+    "runs": [{
+        "run_id": RUN_ID, "scheduled_at": AT, "started_at": "2026-11-20T01:00:00.021Z",
+        "finished_at": "2026-11-20T01:00:04.221Z", "state": "succeeded", "cause": "timer", "attempt": 1, "reason": None,
+        "error_type": None,
+    }],
+    "complete_since": None, "more_skips": False, "took_p95": "PT4.9S",
+    "skips": [{
+        "at": "2026-11-15T01:00:00Z", "last_at": "2026-11-16T01:00:00Z", "occurrences": 2, "exact": True,
+        "reason": "paused", "words": "It came due in a pause.",
+    }],
+    "pauses": [{"since": "2026-11-14T09:00:00Z", "until": "2026-11-16T09:00:00Z", "by": "anna"}],
+    "versions": [{"number": 3, "at": "2026-11-14T09:00:00Z"}],
+}  # fmt: skip
+_CALENDAR: Json = {
+    "key": "nightly", "zone": "Europe/Berlin", "month": "2026-03-01", "now": AT, "words": "",
+    "days": [{
+        "date": "2026-03-29", "fires": 1, "exact": True, "first": ["2026-03-29T03:00:00+02:00"],
+        "notes": ["the clock goes from 02:00 to 03:00"], "excluded_by": [], "skipped": 0, "moved": 0,
+    }],
+}  # fmt: skip
+_EXPLANATION: Json = {
+    "key": "nightly", "at": AT, "local": "2026-11-20T02:00:00+01:00", "zone": "Europe/Berlin", "outcome": "skipped",
+    "words": "It was missed: no scheduler ran at that time.", "reason": "misfire", "run": None, "others": [],
+    "version": {"number": 3, "effective_at": "2026-11-01T09:00:00Z", "until": None}, "span": None, "moved_to": None,
+    "before": "2026-11-19T01:00:00Z", "after": NEXT, "notes": [], "workflow": None, "between_runs": False,
+}  # fmt: skip
+_UPCOMING: Json = {"key": "nightly", "zone": "Europe/Berlin", "now": AT, "occurrences": [OCCURRENCE], "words": ""}
+
+ONE_JOB: Mapping[str, Route] = {
+    "statistics": Route({"key": "nightly", "days": [_DAY], "total": _DAY}),
+}
+OCCURRENCES: Mapping[str, Route] = {"next": Route(_UPCOMING), "explain": Route(_EXPLANATION)}
+JOB_TIMES: Mapping[str, Route] = {
+    "timeline": Route(_TIMELINE),
+    "calendar": Route(_CALENDAR),
+    "preview_resume": Route(RESUMPTION),
+}
+_LIMIT: dict[str, Json] = {
+    "key": "api/*", "at_once": 3, "rate": "100/min", "burst": 1, "running": 3, "waiting": 12,
+}  # fmt: skip
+_SET: dict[str, Json] = {**_LIMIT, "set_by": "anna, with ci (rest)", "set_at": _AT, "keys": 1}
+_CHANGED_LIMIT: Json = {"unchanged": False, "started": 2, "complete": True}
+_BLOCKED: Json = {"key": "acme", "blocked_by": RUN_ID, "blocked_at": _AT, "retried_by": None, "waiting": 12}
+
+LIMITS: Mapping[str, Route] = {
+    "set": Route(_CHANGED_LIMIT, sent={"key": "api/*", "at_once": 3, "rate": "100/min"}),
+    "remove": Route(_CHANGED_LIMIT, sent={"key": "api/*"}),
+    "list": Route({"limits": [_SET], "next_cursor": None}),
+    "keys": Route({"keys": [{**_LIMIT, "key": "api/acme", "next_at": None}], "next_cursor": None}),
+}
+ORDERING_KEYS: Mapping[str, Route] = {
+    "blocked": Route({"keys": [_BLOCKED], "next_cursor": None}),
+    "unblock": Route({"run_id": RUN_ID, "skipped": False}, sent={"key": "acme"}),
+}
+
+_WORKFLOW: dict[str, Json] = {
+    "root_run_id": RUN_ID, "key": "nightly", "state": "failed", "scheduled_at": "2026-11-20T01:00:00Z",
+    "generation": 0, "pending": 0, "failed": 1, "reason": None, "created_at": "2026-11-20T01:00:04.3Z",
+    "finished_at": "2026-11-20T01:02:11Z",
+}  # fmt: skip
+_SHOWN: Json = {"summary": _WORKFLOW, "nodes": [
+    {"key": "nightly", "state": "succeeded", "parents": [], "run_id": RUN_ID, "reason": None, "attempt": 1,
+     "started_at": "2026-11-20T01:00:00.021Z", "finished_at": "2026-11-20T01:00:04.221Z"},
+    {"key": "mail", "state": "failed", "parents": [{"key": "nightly", "when": "success"}],
+     "run_id": "019d3a1c-7f00-8123-8456-789abcdef077", "reason": None, "attempt": 4,
+     "started_at": "2026-11-20T01:02:09Z", "finished_at": "2026-11-20T01:02:11Z"},
+], "again": ["mail"]}  # fmt: skip
+_PARENT: Json = {
+    "key": "extract", "when": "success", "status": "succeeded", "run_id": RUN_ID, "result": {"rows": 7},
+    "result_bytes": 10, "left_out": False, "expired": False,
+}  # fmt: skip
+_CHANGED_WORKFLOW: Json = {"root_run_id": RUN_ID, "unchanged": False}
+
+WORKFLOWS: Mapping[str, Route] = {
+    "list": Route({"workflows": [_WORKFLOW], "next_cursor": None}),
+    "get": Route(_SHOWN),
+    "pause": Route(_CHANGED_WORKFLOW, sent={"reason": "maintenance"}, shape=ChangedWorkflow),
+    "resume": Route(_CHANGED_WORKFLOW, sent={}, shape=ChangedWorkflow),
+    "parents": Route({"parents": [_PARENT]}),
+    "cancel": Route(_CHANGED_WORKFLOW, sent={"reason": "maintenance"}, shape=ChangedWorkflow),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ChangedFreeze:
+    """Result of a freeze or a thaw: `unchanged` if the scope was frozen, or thawed, already."""
+
+    unchanged: bool
+
+
+FREEZES: Mapping[str, Route] = {
+    "list": Route({"freezes": [{"freeze": _FREEZE, "jobs": None, "open_runs": 340, "waiting": 312, "held": 14}]}),
+    "preview_thaw": Route(RESUMPTION),
+    "freeze": Route(
+        _CHANGED_SCOPE, sent={"queue": "reports", "reason": "printer swap", "by": "anna"}, shape=ChangedFreeze
+    ),
+    "thaw": Route(_CHANGED_SCOPE, sent={"queue": "reports"}, shape=ChangedFreeze),
+}

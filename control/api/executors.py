@@ -21,9 +21,7 @@ from starlette.responses import Response
 from tidewheel.audit import ALL_TENANTS
 from tidewheel.control.api import examples
 from tidewheel.control.api.answers import encoded
-from tidewheel.control.api.bearer import KEY
-from tidewheel.control.api.bodies import read_body
-from tidewheel.control.api.json_schemas import body_of
+from tidewheel.control.api.authorization import KEY
 from tidewheel.control.api.key_check import StoredKey
 from tidewheel.control.api.models import (
     MAX_SWEEP,
@@ -33,7 +31,8 @@ from tidewheel.control.api.models import (
     Registration,
     ReportedOutcome,
 )
-from tidewheel.control.api.openapi import add_route
+from tidewheel.control.api.openapi import add_route, body_of
+from tidewheel.control.api.request_input import read_body
 from tidewheel.control.api.workers import Turn, Workers, WorkerState
 from tidewheel.executor.message_check import MessageCheck
 from tidewheel.executor.remote_executors import (
@@ -47,11 +46,11 @@ from tidewheel.executor.remote_executors import (
 from tidewheel.jobs.strict_json import Json
 from tidewheel.jobs.values import MAX_ELEMENTS
 from tidewheel.message_signatures import MessageKeys
-from tidewheel.nouns.api_keys.model import ALL_QUEUES
+from tidewheel.nouns.api_keys.operations import ALL_QUEUES
 from tidewheel.process.service import Shutdown
 from tidewheel.runs import Lane
 from tidewheel.schemas.codec import encode
-from tidewheel.settings.api import ApiSettings
+from tidewheel.settings.services import ApiSettings
 from tidewheel.transitions.claim import Started
 from tidewheel.transitions.installation import Installation
 

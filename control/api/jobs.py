@@ -32,12 +32,10 @@ from tidewheel.control.api.answers import (
     idempotency_key,
     location,
 )
-from tidewheel.control.api.bearer import SPEND
-from tidewheel.control.api.bodies import ELSEWHERE, read_body, read_document, read_verb
-from tidewheel.control.api.callers import Caller, Operator, Reader, Writer
-from tidewheel.control.api.json_schemas import IN_ADDRESS, body_of, patch_of
-from tidewheel.control.api.openapi import add_route
-from tidewheel.control.api.queries import (
+from tidewheel.control.api.authorization import SPEND, Caller, Operator, Reader, Writer
+from tidewheel.control.api.openapi import IN_ADDRESS, add_route, body_of, patch_of
+from tidewheel.control.api.request_input import (
+    ELSEWHERE,
     Cursors,
     LabelFilter,
     PageQuery,
@@ -45,13 +43,15 @@ from tidewheel.control.api.queries import (
     Text,
     Whole,
     as_key,
+    read_body,
+    read_document,
     read_key,
     read_query,
+    read_verb,
     whole,
 )
 from tidewheel.control.api.workers import Workers
-from tidewheel.control.client.connection import Connection, drop_none
-from tidewheel.control.client.results import BackfillResult, backfill_of
+from tidewheel.control.client.connection import BackfillResult, Connection, backfill_of, drop_none
 from tidewheel.control.explain.preview import Preview, preview
 from tidewheel.errors import FieldError, Refused, RequestConflict, VersionConflict, refuse
 from tidewheel.jobs.parsing import RequestRefused, parse_request

@@ -7,9 +7,19 @@ from uuid import UUID
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
-from tidewheel.executor.attempt_output import OUTPUT_BYTES, Output
 from tidewheel.executor.message_check import MessageCheck
-from tidewheel.executor.outcome import CANCELLED, NOT_STARTED, RELEASED, Outcome, failed, succeeded, timed_out, waiting
+from tidewheel.executor.outcome import (
+    CANCELLED,
+    NOT_STARTED,
+    OUTPUT_BYTES,
+    RELEASED,
+    Outcome,
+    Output,
+    failed,
+    succeeded,
+    timed_out,
+    waiting,
+)
 from tidewheel.jobs.invalid import InvalidValue
 from tidewheel.jobs.validation import StrictModel
 from tidewheel.jobs.values import MAX_RESULT_BYTES, Key, Queue, RunId, bounded_json, few, one_line, span

@@ -28,11 +28,10 @@ from tidewheel.api_keys import Scope
 from tidewheel.clock import monotonic_seconds
 from tidewheel.control.api import examples
 from tidewheel.control.api.answers import encoded
-from tidewheel.control.api.bearer import HEAD, IS_OPEN, KEY
-from tidewheel.control.api.callers import Reader
+from tidewheel.control.api.authorization import HEAD, IS_OPEN, KEY, Reader
 from tidewheel.control.api.openapi import add_route
 from tidewheel.control.api.problems import Overloaded
-from tidewheel.control.api.queries import TenantQuery, read_query
+from tidewheel.control.api.request_input import TenantQuery, read_query
 from tidewheel.control.api.workers import Turn, Workers, WorkerState
 from tidewheel.control.reads.run_changes import ENDS, OPEN_RUNS, Place, RunChanges, read_run_changes, start_of_changes
 from tidewheel.errors import Unavailable, refuse

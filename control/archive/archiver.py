@@ -1,32 +1,182 @@
-"""One round of archiving: closed days in, old days and deleted tenants out.
+"""Archive closed days, remove old days and deleted tenants, restore a day, verify archives.
 
 Remove rows from archived days: deleted tenants, and runs of days beyond the archive's period. New files are written
 first, then the manifest takes their place in one step, then the files that it no longer names are deleted. Blocks
 without the tenant are copied as they are, and files without it stay.
+
+Tidewheel reads none of them. In its own tables retention would drop a restored run within the hour, and code that
+creates its id again would find it.
+
+A day with a difference may be one that another process writes. So it is verified again, until neither its manifest nor
+its files have changed meanwhile. Files that no manifest names are those of a writer while one is at work.
 """
 
-from collections.abc import Iterator
-from contextlib import closing
+import json
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from datetime import date, timedelta
-from typing import cast
+from hashlib import sha256
+from typing import LiteralString, NamedTuple, cast
 
-from tidewheel.control.archive.containers import Parts, raw_block, read_block
+import psycopg
+from psycopg import sql
+
+from tidewheel.control.archive.containers import Parts, Record, raw_block, read_block, read_rows
+from tidewheel.control.archive.days import (
+    FACTS,
+    RUNS,
+    ArchivedDay,
+    ArchiveFile,
+    Block,
+    Manifest,
+    list_days,
+    locked_archive,
+    read_manifest,
+)
 from tidewheel.control.archive.export import archive_session, delete_others, export_days, record_day, write_manifest
-from tidewheel.control.archive.manifest import FACTS, RUNS, ArchiveFile, Block, Manifest, read_manifest
-from tidewheel.control.archive.records import ArchivedDay, list_days, locked_archive
-from tidewheel.control.archive.restore import remove_restored_tenants
-from tidewheel.control.archive.stores import Store, manifest_text
+from tidewheel.control.archive.stores import MANIFEST, MissingFile, Store, manifest_text
+from tidewheel.errors import ArchiveDamaged, SettingsError
 from tidewheel.postgres.database_clock import read_now
 from tidewheel.postgres.held_lock import HeldLock
 from tidewheel.postgres.partitions import day_of, stored_days
 from tidewheel.postgres.session import Conn
 from tidewheel.postgres.statements import Statements
 
+SCHEMA = "tidewheel_archive"
+_INFINITY = "infinity"
+
+_CREATE: LiteralString = """
+CREATE SCHEMA IF NOT EXISTS tidewheel_archive;
+CREATE TABLE IF NOT EXISTS tidewheel_archive.finished_runs (LIKE finished_runs);
+CREATE TABLE IF NOT EXISTS tidewheel_archive.attempts (LIKE attempts);
+CREATE TABLE IF NOT EXISTS tidewheel_archive.run_inputs (LIKE run_inputs);
+CREATE TABLE IF NOT EXISTS tidewheel_archive.facts (
+    day date NOT NULL, kind text NOT NULL, tenant text NOT NULL, job_id uuid, at timestamptz NOT NULL,
+    "row" jsonb NOT NULL
+);
+ALTER TABLE tidewheel_archive.finished_runs ADD COLUMN IF NOT EXISTS day date, ADD COLUMN IF NOT EXISTS job_key text;
+ALTER TABLE tidewheel_archive.attempts ADD COLUMN IF NOT EXISTS day date;
+ALTER TABLE tidewheel_archive.run_inputs ADD COLUMN IF NOT EXISTS day date;
+CREATE INDEX IF NOT EXISTS restored_runs_by_id ON tidewheel_archive.finished_runs (run_id);
+CREATE INDEX IF NOT EXISTS restored_attempts_by_id ON tidewheel_archive.attempts (run_id)
+"""
+
 _SQL = Statements("tidewheel.control.archive")
 _FIND_TENANTS_TO_REMOVE = _SQL["find_tenants_to_remove"]
 _RECORD_TENANT_REMOVED = _SQL["record_tenant_removed"]
 _DELETE_ARCHIVED_DAY = _SQL["delete_archived_day"]
+
+_PIECE_BYTES = 8 << 20  # read at once
+
+
+class _Table(NamedTuple):
+    """A table of the schema, with the columns that a restored row has."""
+
+    name: str
+    columns: Sequence[str]
+
+
+_RUNS = _Table("finished_runs", (
+    "run_id", "tenant", "job_id", "job_key", "job_version", "shard", "cause", "queue", "lane", "state", "scheduled_at",
+    "publish_at", "created_at", "started_at", "finished_at", "attempt", "executor_id", "claimed_from", "parent_run_id",
+    "root_run_id", "request_id", "requested_from", "reason", "error_type", "workflow_run_id", "generation",
+    "concurrency_key",
+))  # fmt: skip
+_ATTEMPTS = _Table("attempts", (
+    "run_id", "tenant", "attempt", "outcome", "started_at", "finished_at", "executor_id", "claimed_from", "error_type",
+    "error_message",
+))  # fmt: skip
+_INPUTS = _Table("run_inputs", (
+    "run_id", "tenant", "created_at", "payload", "payload_content_type", "labels", "overlap", "traceparent", "late_ms",
+))  # fmt: skip
+_FACTS = _Table("facts", ("kind", "tenant", "job_id", "at", "row"))
+_TABLES = (_RUNS, _ATTEMPTS, _INPUTS, _FACTS)
+
+
+def restore_day(connection: Conn, store: Store, manifest: Manifest) -> None:
+    """Write the rows of a day in place of those that an earlier restore has written, in one transaction.
+
+    Args:
+        connection: With autocommit, of the owner of the tables.
+
+    Raises:
+        ArchiveDamaged: A block is not what was written; nothing was restored.
+    """
+    day = manifest.day
+    try:
+        with connection.transaction():
+            connection.execute(_CREATE)
+            _delete(connection, day)
+            for rows in read_rows(store, manifest, RUNS):
+                _copy(connection, _RUNS, day, map(_run, rows))
+                _copy(connection, _ATTEMPTS, day, (_of(row, each) for row in rows for each in row["attempts"]))
+                _copy(connection, _INPUTS, day, (_inputs(row) for row in rows if row["inputs"]))
+            for rows in read_rows(store, manifest, FACTS):
+                _copy(connection, _FACTS, day, rows)
+    except psycopg.errors.InsufficientPrivilege as error:
+        message = (
+            f"the schema {SCHEMA} cannot be written: {error}; grant CREATE on the database to {connection.info.user}"
+        )
+        raise SettingsError(message) from error
+
+
+def drop_restored(connection: Conn, day: date | None = None) -> bool:
+    """Delete the restored rows of a day, or the schema with all of them; return False if the day has none."""
+    if day is None:
+        connection.execute("DROP SCHEMA IF EXISTS tidewheel_archive CASCADE")
+        return True
+    if not _is_there(connection):
+        return False
+    with connection.transaction():
+        return _delete(connection, day) > 0
+
+
+def remove_restored_tenants(connection: Conn, tenants: Iterable[str]) -> None:
+    """Delete the restored rows of deleted tenants."""
+    if _is_there(connection):
+        for table in _TABLES:
+            statement = sql.SQL("DELETE FROM {} WHERE tenant = ANY (%s)").format(sql.Identifier(SCHEMA, table.name))
+            connection.execute(statement, [list(tenants)])
+
+
+def _is_there(connection: Conn) -> bool:
+    return connection.execute("SELECT to_regclass('tidewheel_archive.facts') IS NOT NULL").fetchone() == (True,)
+
+
+def _delete(connection: Conn, day: date) -> int:
+    """Delete the rows of a day; return their number."""
+    rows = 0
+    for table in _TABLES:
+        statement = sql.SQL("DELETE FROM {} WHERE day = %s").format(sql.Identifier(SCHEMA, table.name))
+        rows += connection.execute(statement, [day]).rowcount
+    return rows
+
+
+def _copy(connection: Conn, table: _Table, day: date, rows: Iterable[Record]) -> None:
+    columns = sql.SQL(", ").join(map(sql.Identifier, ("day", *table.columns)))
+    statement = sql.SQL("COPY {} ({}) FROM STDIN").format(sql.Identifier(SCHEMA, table.name), columns)
+    with connection.cursor() as cursor, cursor.copy(statement) as copy:
+        for row in rows:
+            copy.write_row([day, *_values(table, row)])
+
+
+def _values(table: _Table, row: Record) -> Iterator[object]:
+    return (row[name] for name in table.columns)
+
+
+def _run(row: Record) -> Record:
+    return {**row, "publish_at": row["publish_at"] or _INFINITY}
+
+
+def _of(run: Record, row: Record) -> Record:
+    """Return a row of a run with the columns that name it."""
+    return {**row, "run_id": run["run_id"], "tenant": run["tenant"]}
+
+
+def _inputs(run: Record) -> Record:
+    inputs = run["inputs"]
+    return {**_of(run, inputs), "labels": json.dumps(inputs["labels"])}
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,3 +288,94 @@ def _touched(manifest: Manifest, tenants: set[str]) -> Iterator[tuple[ArchiveFil
         else:
             spans = [(block, rank[block.tenant], next(ends)) for block in file.blocks]
             yield file, {block for block, first, last in spans if any(first <= each <= last for each in ranks)}
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """A difference between an archived day and what was written.
+
+    Args:
+        is_of_writer: True if a process that writes the day makes it, for as long as it writes.
+    """
+
+    day: str
+    file: str
+    problem: str
+    is_of_writer: bool = False
+
+
+@dataclass(slots=True)
+class Verified:
+    """Totals of a verification."""
+
+    days: int = 0
+    files: int = 0
+    runs: int = 0
+    bytes: int = 0
+
+    def add(self, other: "Verified") -> None:
+        """Add the totals of a day."""
+        self.days += other.days
+        self.files += other.files
+        self.runs += other.runs
+        self.bytes += other.bytes
+
+
+def verify(
+    store: Store,
+    days: Iterable[str],
+    recorded: Callable[[], Iterable[ArchivedDay]],
+    totals: Verified,
+    is_written: Callable[[], bool],
+) -> Iterator[Finding]:
+    """Yield the differences of days; count what was read."""
+    for day in days:
+        while True:
+            before = manifest_text(store, day), store.files(day)
+            record = next((each for each in recorded() if each.day.isoformat() == day), None)
+            read = Verified(days=1)
+            findings = list(_verify_day(store, day, record, read))
+            writes = bool(findings) and is_written()
+            if not findings or before == (manifest_text(store, day), store.files(day)):
+                break
+        totals.add(read)
+        yield from (each for each in findings if not (writes and each.is_of_writer))
+
+
+def _verify_day(store: Store, day: str, record: ArchivedDay | None, totals: Verified) -> Iterator[Finding]:
+    if (text := manifest_text(store, day)) is None:
+        # Without a record the files are those of an archiver that died: the next one deletes them or writes them again.
+        problem = "is missing" if record else "is missing: no archiver has finished this day"
+        yield Finding(day, MANIFEST, problem, is_of_writer=record is None)
+        return
+    try:
+        manifest = read_manifest(day, text)
+    except ArchiveDamaged as error:
+        yield Finding(day, MANIFEST, str(error))
+        return
+    sizes = store.files(day)
+    for file in manifest.files:
+        if file.name not in sizes:
+            yield Finding(day, file.name, "is missing")
+        elif sizes[file.name] != file.size:
+            yield Finding(day, file.name, f"has {sizes[file.name]:,} bytes instead of {file.size:,}")
+        elif _checksum(store, day, file) != file.sha256:
+            yield Finding(day, file.name, "is not what was written: its checksum differs")
+        totals.files += 1
+        totals.bytes += file.size
+    for name in sorted(sizes.keys() - {MANIFEST, *(file.name for file in manifest.files)}):
+        yield Finding(day, name, "is a file that the manifest does not name", is_of_writer=True)
+    rows = sum(file.rows for file in manifest.of_kind(RUNS))
+    totals.runs += rows
+    if record is not None and record.runs != rows:
+        # A writer records the day after it has written the manifest.
+        problem = f"has {rows:,} runs, and the database has recorded {record.runs:,}"
+        yield Finding(day, MANIFEST, problem, is_of_writer=True)
+
+
+def _checksum(store: Store, day: str, file: ArchiveFile) -> str:
+    digest = sha256()
+    with suppress(MissingFile):  # a rewrite has deleted it: the checksum differs then
+        for offset in range(0, file.size, _PIECE_BYTES):
+            digest.update(store.read(f"{day}/{file.name}", (offset, min(_PIECE_BYTES, file.size - offset))))
+    return digest.hexdigest()

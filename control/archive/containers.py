@@ -21,7 +21,7 @@ from fastavro import (
 )
 from fastavro.types import Schema
 
-from tidewheel.control.archive.manifest import FACTS, RUNS, ArchiveFile, Block, Manifest, damaged
+from tidewheel.control.archive.days import FACTS, RUNS, ArchiveFile, Block, Manifest, damaged
 from tidewheel.control.archive.stores import MissingFile, Store
 from tidewheel.postgres.held_lock import HeldLock
 

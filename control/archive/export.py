@@ -22,8 +22,7 @@ from uuid import UUID
 from psycopg.rows import dict_row
 
 from tidewheel.control.archive.containers import Parts, Record
-from tidewheel.control.archive.manifest import FACTS, RUNS, Manifest, id_day, read_manifest
-from tidewheel.control.archive.records import ArchivedDay, list_days
+from tidewheel.control.archive.days import FACTS, RUNS, ArchivedDay, Manifest, id_day, list_days, read_manifest
 from tidewheel.control.archive.stores import MANIFEST, SETTING, Store, manifest_text
 from tidewheel.errors import ArchiveDamaged, Unavailable
 from tidewheel.postgres.database_clock import read_now

@@ -1,24 +1,26 @@
-"""Find one run in the archive, by its id alone.
+"""Show a run by its id, of the database or else of the archive.
 
 The first 48 bits of an id are an instant. The database has the days that the ids of each archived day name: that day or
 the one before, for runs of timers. So one or two manifests are read, and one block of each.
 """
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from datetime import date, timedelta
 from functools import lru_cache
+from typing import TYPE_CHECKING
 from uuid import UUID
 
-from tidewheel.control.archive.containers import Record, read_block
-from tidewheel.control.archive.manifest import damaged, read_manifest
-from tidewheel.control.archive.records import days_of_run
+from tidewheel.control.archive.days import damaged, days_of_run, read_manifest
 from tidewheel.control.archive.stores import MANIFEST, Store, manifest_text, open_store
 from tidewheel.errors import ArchiveDamaged, UnknownRun
-from tidewheel.nouns.runs.detail import counts_of, with_stages
+from tidewheel.nouns.runs.detail import counts_of, show_failed_run, show_run, with_stages
 from tidewheel.nouns.runs.model import PastAttempt, RetryChain, RunDetail
 from tidewheel.postgres.session import Conn
 from tidewheel.runs import AttemptOutcome, RunState
+
+if TYPE_CHECKING:
+    from tidewheel.control.archive.containers import Record
 
 _ATTEMPTS = 100  # as of a run in the database
 _SAME = (
@@ -39,7 +41,7 @@ def show_archived_run(
     raise UnknownRun(str(run_id))
 
 
-def find_record(store: Store, days: Sequence[date], tenant: str, run_id: UUID) -> Record | None:
+def find_record(store: Store, days: Sequence[date], tenant: str, run_id: UUID) -> "Record | None":
     """Return the record of a run of one of these days; None if none has it; raise as above."""
     for day in days:
         for record in _candidates(store, day.isoformat(), tenant, run_id):
@@ -48,11 +50,13 @@ def find_record(store: Store, days: Sequence[date], tenant: str, run_id: UUID) -
     return None
 
 
-def _candidates(store: Store, day: str, tenant: str, run_id: UUID) -> list[Record]:
+def _candidates(store: Store, day: str, tenant: str, run_id: UUID) -> "list[Record]":
     """Return the records of the block that can have a run.
 
     If the day was rewritten meanwhile, its new manifest is read.
     """
+    from tidewheel.control.archive.containers import read_block  # here: lists of runs load no fastavro
+
     text = _manifest_text(store, day)
     while True:
         place = read_manifest(day, text).block_of(tenant, run_id)
@@ -77,7 +81,7 @@ def _opened(archive: str) -> Store:
     return open_store(archive)
 
 
-def _detail(record: Record) -> RunDetail:
+def _detail(record: "Record") -> RunDetail:
     """Return a run as it was shown before it left the database, without what the archive does not keep."""
     inputs: Record = record["inputs"] or {}
     attempts = _attempts(record)
@@ -103,7 +107,7 @@ def _detail(record: Record) -> RunDetail:
     return with_stages(found)
 
 
-def _attempts(record: Record) -> tuple[PastAttempt, ...]:
+def _attempts(record: "Record") -> tuple[PastAttempt, ...]:
     """Return the attempts, of a run that succeeded with the run itself as the last one."""
     found: list[Record] = list(record["attempts"])
     if record["state"] == RunState.SUCCEEDED:
@@ -120,3 +124,28 @@ def _attempts(record: Record) -> tuple[PastAttempt, ...]:
 
 def _uuid(text: str | None) -> UUID | None:
     return None if text is None else UUID(text)
+
+
+def show_run_anywhere(
+    snapshot: Callable[[], AbstractContextManager[Conn]], archive: str | None, tenant: str, run_id: UUID
+) -> RunDetail:
+    """Return a run, from the archive if the database has it no more, else the copy of a failed one.
+
+    Args:
+        archive: The setting; without one no archive is read, and the error names the archived days that may have it.
+    """
+    try:
+        with snapshot() as connection:
+            return show_run(connection, tenant, run_id)
+    except UnknownRun:
+        pass
+    if archive is not None:
+        with suppress(UnknownRun):
+            return show_archived_run(snapshot, archive, tenant, run_id)
+    with snapshot() as connection:
+        try:
+            return show_failed_run(connection, tenant, run_id)
+        except UnknownRun:
+            if archive is None and (days := days_of_run(connection, run_id)):
+                raise UnknownRun(str(run_id), days) from None
+            raise

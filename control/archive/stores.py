@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Protocol, TypeVar, cast
 from urllib.parse import urlsplit
 
+from tidewheel.distribution import require
 from tidewheel.errors import SettingsError, Unavailable
-from tidewheel.extras import require
 
 MANIFEST = "manifest.json"
 SETTING = "TIDEWHEEL_ARCHIVE"

@@ -8,12 +8,11 @@ from typing import Annotated
 
 import typer
 
-from tidewheel.control.archive.records import ArchivedDay, forget_days, is_locked, list_days, locked_archive
+from tidewheel.control.archive.days import ArchivedDay, forget_days, is_locked, list_days, locked_archive
 from tidewheel.control.archive.stores import MANIFEST, SETTING, MissingFile, open_store
 from tidewheel.control.cli.exit_codes import ExitCode
-from tidewheel.control.cli.options import DEFAULT_TENANT, Tenant, Tz, checked_url, reading
+from tidewheel.control.cli.options import DEFAULT_TENANT, RunId, Tenant, Tz, checked_url, reading
 from tidewheel.control.cli.output import Output, OutputOption, print_document, print_result, print_table
-from tidewheel.control.cli.run_ids import RunId
 from tidewheel.control.cli.runs import print_run
 from tidewheel.errors import SettingsError, refuse
 from tidewheel.settings.connections import Connections
@@ -64,8 +63,8 @@ def show(
 
 def verify(day: Day = None, *, output: OutputOption = Output.TEXT) -> None:
     """Read every file of the archive, or of a day; exit code 1 if one is damaged, missing or added."""
-    from tidewheel.control.archive.verify import Verified
-    from tidewheel.control.archive.verify import verify as find
+    from tidewheel.control.archive.archiver import Verified
+    from tidewheel.control.archive.archiver import verify as find
 
     def recorded() -> list[ArchivedDay]:
         with reading() as connection:
@@ -98,9 +97,9 @@ def restore(
     output: OutputOption = Output.TEXT,
 ) -> None:
     """Copy an archived day into tables of the schema tidewheel_archive, for reading by SQL."""
+    from tidewheel.control.archive.archiver import SCHEMA, drop_restored, restore_day
+    from tidewheel.control.archive.days import read_manifest
     from tidewheel.control.archive.export import archive_session
-    from tidewheel.control.archive.manifest import read_manifest
-    from tidewheel.control.archive.restore import SCHEMA, drop_restored, restore_day
 
     wanted = None if day is None else _day(day)
     url = checked_url()

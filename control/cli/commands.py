@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 _PACKAGE = "tidewheel.control.cli"
+_SERVICES_MODULE = "tidewheel.control.services"
 _API_KEYS = "tidewheel.nouns.api_keys.commands"
 _LETTERS = "tidewheel.nouns.dead_letters.commands"
 _BATCHES = "tidewheel.nouns.batches.commands"
@@ -59,14 +60,14 @@ def _group(text: str, module: str, helps: Mapping[str, str]) -> Group:
 
 
 _SERVE = Command("dev", "run", "Run several services as one unit, for a small installation; restart one that ends.")
-_BENCH = Command("bench", "bench", "Measure this machine, from a checkout.", extra="local")
+_BENCH = Command("local", "bench", "Measure this machine, from a checkout.", extra="local")
 _SERVICES: Mapping[str, Command] = {
-    "intake": Command("services", "intake", "Apply the requests of the requests topic."),
-    "scheduler": Command("services", "scheduler", "Create the runs of due occurrences."),
-    "relay": Command("services", "relay", "Publish outbox rows to Kafka."),
-    "executor": Command("services", "executor", "Claim and execute runs, and record their outcomes."),
+    "intake": Command(_SERVICES_MODULE, "intake", "Apply the requests of the requests topic."),
+    "scheduler": Command(_SERVICES_MODULE, "scheduler", "Create the runs of due occurrences."),
+    "relay": Command(_SERVICES_MODULE, "relay", "Publish outbox rows to Kafka."),
+    "executor": Command(_SERVICES_MODULE, "executor", "Claim and execute runs, and record their outcomes."),
     "api": Command(
-        "services",
+        _SERVICES_MODULE,
         "api",
         "Serve REST: jobs, runs and dead letters, executors in other languages, and task tokens.",
         extra="api",
@@ -188,7 +189,7 @@ _ARCHIVE = _group(
 )
 _STANDBY = _group(
     "A standby site, raised from the topics of this one.",
-    "standby",
+    "recovery",
     {
         "enable": "Begin to record jobs and open runs in two compacted topics, for a standby site.",
         "disable": "Stop recording for a standby site; the topics stay.",
@@ -267,7 +268,7 @@ _LIMIT = _group(
 )
 _CALENDAR = _group(
     "Named sets of days on which jobs do not fire, or only fire.",
-    "calendars",
+    "schedules",
     {
         "put": "Create or replace a calendar; jobs that name it follow at once.",
         "list=list_all": "List the calendars of a tenant.",
@@ -277,19 +278,19 @@ _CALENDAR = _group(
 )
 _CRON = Group(
     "Cron expressions.",
-    {"explain": Command("cron", "explain", "Describe cron expressions and show their next instants.")},
+    {"explain": Command("schedules", "explain", "Describe cron expressions and show their next instants.")},
 )
 _ADMIN = Group(
     "Operate an installation: tenants, keys, archive, audit, standby site, topics.",
     {
         "archive": _ARCHIVE,
         "audit": Command(
-            "audit",
+            "recovery",
             "audit",
             "Recompute every occurrence of a range, and compare it with what is recorded. Exit code 1 for a gap.",
         ),
         "restore": Command(
-            "restore",
+            "recovery",
             "restore",
             "Continue after a restore from a base backup: record what Kafka has since, before services start.",
         ),
@@ -318,7 +319,7 @@ _ADMIN = Group(
         "executors": Command(
             "status", "list_executors", "List executors, each with its slots, queues, handlers and last heartbeat."
         ),
-        "find": Command("ask", "answer", "Find what a text names: a run, a dead letter or a job."),
+        "find": Command("status", "answer", "Find what a text names: a run, a dead letter or a job."),
         "bench": _BENCH,
     },
 )

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tidewheel.control.cli.service_options import Home
+from tidewheel.control.cli.dev import Home
+from tidewheel.distribution import is_installed
 from tidewheel.errors import NotRunning
-from tidewheel.extras import is_installed
 
 if TYPE_CHECKING:
     from tidewheel.local.stack import StackInfo
@@ -152,7 +152,7 @@ def _running(home: Path | None) -> "StackInfo | None":
 def _variables(reached: _Reached, url: str, kafka: Mapping[str, str], *, secrets: bool) -> Iterator[tuple[str, str]]:
     from psycopg.conninfo import conninfo_to_dict
 
-    from tidewheel.settings.kafka_client import client_variables
+    from tidewheel.settings.sources import client_variables
 
     stack = reached.stack
     if stack is not None:
@@ -281,7 +281,7 @@ def _embedded_psql() -> str | None:
     """Return the psql beside the embedded server's programs."""
     if not is_installed("local"):
         return None
-    from tidewheel.local.postgres_program import find_programs
+    from tidewheel.local.postgres import find_programs
 
     path = find_programs(None) / "psql"
     return str(path) if os.access(path, os.X_OK) else None

@@ -1,15 +1,26 @@
-"""`tidewheel dev` and `tidewheel serve`: every service of an installation by one command.
+"""`tidewheel dev` and `tidewheel serve`, and the options of all commands that start services.
 
 Exit codes: 0 after a signal, 1 if a service cannot be kept running, 130 or 143 if a second signal ended it at once.
 """
 
 import asyncio
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from tidewheel.control.cli.service_options import Handlers, Home, LogLevel, joined
-from tidewheel.control.supervise.log import Log
+Home = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="DIR", help="Folder of the stack's data; default: TIDEWHEEL_HOME, else one in the user's data folder."
+    ),
+]
+Handlers = Annotated[
+    list[str] | None,
+    typer.Option(metavar="MODULES", help="Modules with @tidewheel.handler functions, separated by commas; repeatable."),
+]
+LogLevel = Annotated[str, typer.Option(metavar="LEVEL", help="Log level: debug, info, warning or error.")]
 
 MetricsPort = Annotated[
     int | None,
@@ -19,6 +30,11 @@ MetricsPort = Annotated[
     ),
 ]
 ApiPort = Annotated[int | None, typer.Option(metavar="PORT", help="Port of the HTTP API; 0 picks a free one.")]
+
+
+def joined(names: Sequence[str] | None) -> str | None:
+    """Return the names of a repeatable option as the one list of its setting; None where it is not given."""
+    return ",".join(names) if names else None
 
 
 def dev(
@@ -42,6 +58,8 @@ def dev(
         metrics_port=metrics_port,
         flags=["--log-level", log_level],
     )
+    from tidewheel.control.supervise.process import Log  # here: services share the options of this file
+
     log = Log("dev")
     try:
         is_well = asyncio.run(run_dev(options, log))
@@ -65,7 +83,7 @@ def run(
 
     SIGTERM stops them in order. The exit code is 1 if a service cannot be kept running.
     """
-    from tidewheel.control.supervise.services import make_services, module_files, read_roles, run_services
+    from tidewheel.control.supervise.supervisor import make_services, module_files, read_roles, run_services
     from tidewheel.settings.executor import ExecutorSettings
 
     names = read_roles("intake,scheduler,relay,executor,api" if roles is None else ",".join(roles))
@@ -76,6 +94,8 @@ def run(
     if api_port is not None:
         variables["TIDEWHEEL_API_PORT"] = str(api_port)
     services = make_services(names, variables, ["--log-level", log_level], metrics_port)
+    from tidewheel.control.supervise.process import Log  # here: services share the options of this file
+
     log = Log("run")
     try:
         is_well = asyncio.run(run_services(services, log))

@@ -31,7 +31,7 @@ from tidewheel.control.cli.output import (
     print_table,
     progress_bar,
 )
-from tidewheel.control.cli.waiting import Wait, print_ended_run, wait_for_run
+from tidewheel.control.cli.run_output import Wait, print_ended_run, wait_for_run
 from tidewheel.control.client.enqueue import TriggerOptions
 from tidewheel.control.instants import read_instant, read_later
 from tidewheel.control.reads.json_form import as_json

@@ -24,7 +24,7 @@ def main() -> None:
 def _main() -> None:
     if sys.argv[1:] == ["--version"]:
         # Imported here: the command line's imports cost more than the rest of this call.
-        from tidewheel.release import describe_release
+        from tidewheel.distribution import describe_release
 
         sys.stdout.write(f"{describe_release()}\n")
         return

@@ -1,4 +1,4 @@
-"""Options that several commands share, and sessions of the database for reads and for requests.
+"""Options and arguments that several commands share, and their sessions of the database.
 
 Both check the database first, so that a missing one is reported in one line. Times in output are UTC beside local time;
 `control/instants.py` reads those of options.
@@ -8,9 +8,10 @@ import re
 import shlex
 import sys
 from collections.abc import Callable, Generator, Iterable, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Annotated, TypeVar
+from difflib import get_close_matches
+from typing import TYPE_CHECKING, Annotated, NamedTuple, TypeVar, cast
 from uuid import UUID
 
 import typer
@@ -19,7 +20,16 @@ from psycopg import DatabaseError, IsolationLevel
 from tidewheel.audit import Door, process_actor
 from tidewheel.control.instants import SECONDS, read_instant
 from tidewheel.control.reads.stored import show_damaged
-from tidewheel.errors import FieldError, InvalidInput, ScheduleRefused, TidewheelError, refuse
+from tidewheel.errors import (
+    FieldError,
+    InvalidInput,
+    Refused,
+    ScheduleRefused,
+    TidewheelError,
+    UnknownJob,
+    UnknownRun,
+    refuse,
+)
 from tidewheel.jobs.invalid import InvalidValue
 from tidewheel.jobs.values import format_timestamp, parse_duration
 from tidewheel.migrations.runner import require_current
@@ -28,8 +38,15 @@ from tidewheel.settings.connections import MOST_COPIES, Connections
 
 if TYPE_CHECKING:
     from tidewheel.control.client.client import Client
+
+
 _COMPLETED = 50  # keys that a shell offers
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask first; needed without a terminal.")]
+
+_PART = re.compile(r"(?P<begin>[0-9a-f]{4}[0-9a-f-]{0,31})(?:(?:…|\.\.\.)(?P<end>[0-9a-f]{1,12}))?", re.ASCII)
+_SHOWN = 10  # candidates of an ambiguous id
+
+_COMPARED = 1000  # keys, of those with the same first character and of all
 
 
 def confirm(question: str, *, yes: bool) -> None:
@@ -219,3 +236,89 @@ def utc_and_local(at: datetime, zone_name: str | None) -> str:
     from tidewheel.schedules.describe import to_zone  # here: UTC needs no zone data
 
     return f"{rfc3339(at)}  {wall(to_zone(at, zone_name))}"
+
+
+class _Part(NamedTuple):
+    """A part of a run's id, as it was written, and its begin and end without hyphens."""
+
+    text: str
+    begin: str
+    end: str
+
+
+def _read(text: str) -> UUID | _Part:
+    try:
+        return UUID(text)
+    except ValueError:
+        if (found := _PART.fullmatch(text.lower())) is None:
+            message = f"{text!r} is no id of a run: write the whole id, or its first digits, at least 4"
+            raise typer.BadParameter(message) from None
+        return _Part(text, found["begin"].replace("-", ""), found["end"] or "")
+
+
+def _whole_ids(context: typer.Context, given: object) -> object:
+    """Replace each part of an id by the id of the only run that has it."""
+    if isinstance(given, list):
+        return [_whole_ids(context, each) for each in cast("list[object]", given)]
+    return _find(str(context.params["tenant"]), given) if isinstance(given, _Part) else given
+
+
+def _find(tenant: str, part: _Part) -> UUID:
+    """Return the id of the only stored run that a part names; a run of the archive needs its whole id."""
+    from tidewheel.nouns.runs.reads import find_short_id  # here: a whole id needs no read
+
+    with reading() as connection:
+        runs, is_cut = find_short_id(connection, tenant, part.begin, part.end)
+    if is_cut:
+        refuse("RUN", f"too many runs have ids that begin with {part.begin}", "write more digits of the id")
+    if not runs:
+        raise UnknownRun(part.text)
+    if len(runs) > 1:
+        listed = ", ".join(f"{run.run_id} ({run.key}, {run.status})" for run in runs[:_SHOWN])
+        more = f", and {len(runs) - _SHOWN} more" if len(runs) > _SHOWN else ""
+        refuse("RUN", f"{part.text} names {len(runs)} runs", f"write more digits of one of {listed}{more}")
+    return runs[0].run_id
+
+
+RunId = Annotated[
+    UUID,
+    typer.Argument(
+        metavar="RUN",
+        help="The run's id, or its first digits if no other run has them.",
+        parser=_read,
+        callback=_whole_ids,
+    ),
+]
+RunIds = Annotated[
+    list[UUID] | None,
+    typer.Argument(metavar="RUN", help="Runs, by id or by its first digits.", parser=_read, callback=_whole_ids),
+]
+FromRun = Annotated[
+    UUID | None,
+    typer.Option(
+        "--from-run", metavar="RUN", help="A run of the batch that is under way.", parser=_read, callback=_whole_ids
+    ),
+]
+
+
+def with_nearest(unknown: UnknownJob, option: str | None) -> Refused:
+    """Return a refusal with a remedy that names the option of the key, or no option for an argument."""
+    [error] = unknown.errors
+    remedy = error.remedy
+    if not unknown.was_deleted:
+        near = _nearest(unknown.tenant, unknown.key)
+        listed = f"`tidewheel job list{tenant_flag(unknown.tenant)}` lists the keys"
+        remedy = f"did you mean {' or '.join(map(repr, near))}?" if near else listed
+    refused = Refused([FieldError(option or error.path, error.problem, remedy)])
+    refused.code = unknown.code
+    return refused
+
+
+def _nearest(tenant: str, key: str) -> list[str]:
+    from tidewheel.nouns.jobs.reads import list_jobs
+
+    keys: set[str] = set()
+    with suppress(TidewheelError, DatabaseError), reading() as connection:
+        for prefix in (key[:1], ""):
+            keys |= {job.key for job in list_jobs(connection, tenant, prefix=prefix, limit=_COMPARED).jobs}
+    return get_close_matches(key, sorted(keys), n=3)

@@ -17,12 +17,14 @@ from uuid import UUID
 import typer
 
 from tidewheel.clock import monotonic_seconds
-from tidewheel.control.archive.show import show_run_anywhere
+from tidewheel.control.archive.lookup import show_run_anywhere
 from tidewheel.control.cli.options import (
     DEFAULT_TENANT,
     MAX_INT,
     Reason,
     RequestId,
+    RunId,
+    RunIds,
     Tenant,
     Tz,
     Yes,
@@ -43,9 +45,17 @@ from tidewheel.control.cli.output import (
     print_table,
     progress_bar,
 )
-from tidewheel.control.cli.run_format import attempt_facts, attempt_rows, place_facts, run_facts, run_row
-from tidewheel.control.cli.run_ids import RunId, RunIds
-from tidewheel.control.cli.waiting import Follow, Wait, print_ended_run, wait_for_run
+from tidewheel.control.cli.run_output import (
+    Follow,
+    Wait,
+    attempt_facts,
+    attempt_rows,
+    place_facts,
+    print_ended_run,
+    run_facts,
+    run_row,
+    wait_for_run,
+)
 from tidewheel.control.instants import read_instant
 from tidewheel.control.reads.json_form import as_json
 from tidewheel.control.words import printable_lines
@@ -53,8 +63,8 @@ from tidewheel.doors.cli import Flag, Table, command
 from tidewheel.errors import UnknownRun, refuse
 from tidewheel.nouns.operation import field_values
 from tidewheel.nouns.runs.detail import claims_of
-from tidewheel.nouns.runs.listing import RunList
 from tidewheel.nouns.runs.model import RunDetail
+from tidewheel.nouns.runs.reads import RunList
 from tidewheel.runs import FINAL, RunState
 from tidewheel.settings.connections import Connections
 

@@ -1,4 +1,4 @@
-"""`tidewheel status` and `doctor`: what lives, what is due and not done, and what is wrong.
+"""`tidewheel status`, `doctor` and `admin executors | shards | find`: what lives, and what is wrong.
 
 `tidewheel status` prints services with their heartbeats. The parts of the local stack come first where one exists. Exit
 codes: 0 if nothing is wrong, 1 if something is, 3 if the local stack is used and does not run, 6 if PostgreSQL does not
@@ -19,19 +19,20 @@ from uuid import UUID
 import psycopg
 import typer
 
+from tidewheel.control.ask import Answer, Kind, NotUnderstood, ask
 from tidewheel.control.cli.connect import stack_in
+from tidewheel.control.cli.dev import Home
 from tidewheel.control.cli.exit_codes import ExitCode
-from tidewheel.control.cli.options import Limit, reading
+from tidewheel.control.cli.options import DEFAULT_TENANT, Limit, Tenant, reading, tenant_flag
 from tidewheel.control.cli.output import Output, OutputOption, print_document, print_facts, print_table, wrapped
-from tidewheel.control.cli.service_options import Home
 from tidewheel.control.cli.tables import Cell, relative_text
 from tidewheel.control.reads import fleet as read
 from tidewheel.control.reads.findings import Finding, Severity
+from tidewheel.control.reads.fleet import COUNTED, FleetStatus, Service, age_text, read_intake_offsets, read_status
 from tidewheel.control.reads.json_form import as_json
-from tidewheel.control.reads.status import COUNTED, FleetStatus, Service, age_text, read_intake_offsets, read_status
 from tidewheel.control.reads.stored import show_damaged
+from tidewheel.distribution import is_installed
 from tidewheel.errors import MigrationError, SettingsError, Unavailable
-from tidewheel.extras import is_installed
 from tidewheel.jobs.strict_json import as_object
 from tidewheel.kafka.offsets import offsets_client, read_end_offsets, read_partitions
 from tidewheel.kafka.topics import Topics
@@ -44,10 +45,17 @@ from tidewheel.transitions.tenant_refusals import topics_to_read
 
 if TYPE_CHECKING:
     from tidewheel.local.stack import StackStatus
+
 _WATCH_SECONDS = 2.0
 _CLEAR = "\x1b[H\x1b[2J"
 Watch = Annotated[bool, typer.Option("--watch", "-w", help="Show it again every two seconds, until Ctrl-C.")]
 _WARNINGS, _ERRORS = 1, 2
+
+_COMMANDS = {
+    Kind.RUN: "tidewheel run show {}",
+    Kind.DEAD_LETTER: "tidewheel dlq show {}",
+    Kind.JOB: "tidewheel job show {}",
+}
 
 
 def status(home: Home = None, *, watch: Watch = False, output: OutputOption = Output.TEXT) -> None:
@@ -312,3 +320,38 @@ def _row(each: read.ExecutorSummary) -> tuple[Cell, ...]:
         ", ".join(each.queues),
         ", ".join(each.handlers),
     )
+
+
+def answer(
+    question: Annotated[
+        list[str],
+        typer.Argument(metavar="TEXT", help="A run id, #4711, a key, or the beginning of one; quotes are optional."),
+    ],
+    *,
+    tenant: Tenant = DEFAULT_TENANT,
+    output: OutputOption = Output.TEXT,
+) -> None:
+    """Find what a text names: a run, a dead letter or a job."""
+    with reading() as connection:
+        found = ask(connection, tenant, " ".join(question))
+    if found.kind is Kind.NOTHING:
+        raise NotUnderstood(found)
+    if output is not Output.TEXT:
+        print_document(found, output)
+    else:
+        _print(found, tenant)
+
+
+def _print(found: Answer, tenant: str) -> None:
+    if found.target is not None:
+        typer.echo(wrapped(f"{_name(found.kind)} {found.target}: {found.words}", "  "))
+        typer.echo(_COMMANDS[found.kind].format(found.target) + tenant_flag(tenant))
+    if found.alternatives:
+        if found.target is not None:
+            typer.echo("")
+        rows = [(_name(each.kind), each.target, each.words) for each in found.alternatives]
+        print_table(("kind", "name", "about"), rows)
+
+
+def _name(kind: Kind) -> str:
+    return kind.replace("_", " ")

@@ -10,25 +10,20 @@ from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar, cast
 from uuid import UUID
 
 from tidewheel.audit import Actor
-from tidewheel.control.client.calendars import Calendars
-from tidewheel.control.client.client import Client
-from tidewheel.control.client.polling import POLL_SECONDS, Polling
-from tidewheel.control.client.task_tokens import TaskTokens
+from tidewheel.control.client.client import Calendars, Client, TaskTokens
 from tidewheel.nouns.api_keys.operations import ApiKeys
 from tidewheel.nouns.audit_log.operations import AuditLog
-from tidewheel.nouns.batches.model import Batch
-from tidewheel.nouns.batches.operations import Batches
+from tidewheel.nouns.batches.operations import Batch, Batches
 from tidewheel.nouns.dead_letters.operations import DeadLetters
 from tidewheel.nouns.freezes.operations import Freezes
 from tidewheel.nouns.jobs.operations import Jobs
 from tidewheel.nouns.limits.operations import Limits, OrderingKeys
-from tidewheel.nouns.runs.logs import FOLLOW_SECONDS
+from tidewheel.nouns.runs.detail import FOLLOW_SECONDS
 from tidewheel.nouns.runs.model import LogPiece, Run
 from tidewheel.nouns.runs.operations import Runs, run_polling
 from tidewheel.nouns.tenants.operations import Tenants
 from tidewheel.nouns.workflows.operations import Workflows
-from tidewheel.nouns.works.model import Work
-from tidewheel.nouns.works.operations import Works
+from tidewheel.nouns.works.operations import POLL_SECONDS, Polling, Work, Works
 from tidewheel.settings.connections import Connections
 
 P = ParamSpec("P")

@@ -1,23 +1,20 @@
-"""`tidewheel.Client`: submit and trigger jobs, and read their runs, from Python.
+"""stays (Client, with its parts Calendars and TaskTokens). async_client.py imports both from here.
 
 Requests are applied by the code that intake uses, in one transaction each, on Tidewheel's database.
 """
 
-from collections.abc import Mapping
-from datetime import datetime, timedelta
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import date, datetime, timedelta
 from types import TracebackType
 from typing import Self, Unpack
-from uuid import UUID
+from uuid import UUID, uuid4
 
 from tidewheel.audit import Actor
-from tidewheel.control.client.arguments import as_document, as_int
-from tidewheel.control.client.calendars import Calendars
-from tidewheel.control.client.connection import Connection, drop_none
+from tidewheel.control.client.connection import BackfillResult, Connection, Triggered, backfill_of, drop_none, triggered
 from tidewheel.control.client.enqueue import TriggerOptions, trigger_document
-from tidewheel.control.client.results import BackfillResult, Triggered, backfill_of, triggered
-from tidewheel.control.client.task_tokens import TaskTokens
 from tidewheel.control.explain.preview import Preview, preview
 from tidewheel.control.occurrence_audit.result import AuditResult, run_audit
+from tidewheel.control.reads.calendars import CalendarDetail, CalendarSummary, list_calendars, show_calendar
 from tidewheel.ids import RunId
 from tidewheel.jobs.spec import JobSpec
 from tidewheel.nouns.api_keys.operations import ApiKeys
@@ -30,11 +27,120 @@ from tidewheel.nouns.jobs.model import Job, job_of
 from tidewheel.nouns.jobs.occurrences import Occurrences
 from tidewheel.nouns.jobs.operations import Jobs, OneJob
 from tidewheel.nouns.limits.operations import Limits, OrderingKeys
+from tidewheel.nouns.operation import as_int, as_mapping
 from tidewheel.nouns.runs.operations import Runs
 from tidewheel.nouns.tenants.operations import Tenants
 from tidewheel.nouns.workflows.operations import Workflows
 from tidewheel.nouns.works.operations import Works
+from tidewheel.runs import RunState
 from tidewheel.settings.connections import Connections
+
+
+class TaskTokens:
+    """Requests about an attempt from outside its executor."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+
+    def complete(self, token: str, result: object = None, *, request_id: str | None = None) -> RunState:
+        """Report that an attempt has succeeded.
+
+        Args:
+            result: Any JSON value, at most 64 KiB.
+
+        Returns:
+            The run's new state: succeeded, or cancelled where a cancellation was requested meanwhile.
+        """
+        return self._end(request_id, token=token, result=result)
+
+    def fail(
+        self,
+        token: str,
+        error_type: str | None = None,
+        error_message: str | None = None,
+        *,
+        permanent: bool = False,
+        request_id: str | None = None,
+    ) -> RunState:
+        """Report that an attempt has failed; the job's retry policy decides on another one.
+
+        Args:
+            error_type: Compared with the job's `non_retryable`.
+
+        Returns:
+            The run's new state: retrying, failed, or cancelled where a cancellation was requested meanwhile.
+        """
+        failure = {"error_type": error_type, "error_message": error_message, "permanent": permanent or None}
+        return self._end(request_id, token=token, status="failed", **failure)
+
+    def heartbeat(self, token: str, progress: object = None, checkpoint: object = None) -> RunState:
+        """Report that an attempt is alive.
+
+        Args:
+            progress: Its progress: any JSON value, at most 4 KiB.
+            checkpoint: State for the next attempt to continue from: any JSON value, at most 64 KiB.
+
+        Returns:
+            The run's state; `cancelling` if a stop was requested.
+
+        Raises:
+            StaleToken: The attempt has ended: stop working on it.
+        """
+        self._connection.refresh_task_tokens()
+        document = {"type": "run.heartbeat", "token": token, "progress": progress, "checkpoint": checkpoint}
+        return RunState(self._connection.request(document).run_status or "")
+
+    def _end(self, request_id: str | None, **fields: object) -> RunState:
+        # With an id, a repeat after a lost COMMIT returns the first reply, not StaleToken.
+        self._connection.refresh_task_tokens()
+        document = {"type": "run.complete", **fields}
+        return RunState(self._connection.request(document, request_id or str(uuid4())).run_status or "")
+
+
+class Calendars:
+    """Reads and requests about named sets of days."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+
+    def put(
+        self,
+        name: str,
+        *,
+        days: Iterable[date | str] = (),
+        weekdays: Iterable[str | int] = (),
+        source: str | None = None,
+    ) -> bool:
+        """Create or replace a calendar; jobs that name it follow at once.
+
+        Args:
+            weekdays: Days of every week, such as `SAT`.
+
+        Returns:
+            True if the calendar has changed.
+        """
+        document: dict[str, object] = {
+            "type": "calendar.put",
+            "name": name,
+            "days": [str(day) for day in days],
+            "weekdays": list(weekdays),
+            "source": source,
+        }
+        return not self._connection.request(document).unchanged
+
+    def delete(self, name: str) -> None:
+        """Delete a calendar that no job names."""
+        self._connection.request({"type": "calendar.delete", "name": name})
+
+    def list(self) -> Sequence[CalendarSummary]:
+        """Return the tenant's calendars, by name."""
+        with self._connection.snapshot() as connection:
+            return list_calendars(connection, self._connection.tenant)
+
+    def get(self, name: str) -> CalendarDetail:
+        """Return a calendar with its days."""
+        with self._connection.snapshot() as connection:
+            return show_calendar(connection, self._connection.tenant, name)
 
 
 class Client(OneJob, Occurrences):
@@ -95,7 +201,7 @@ class Client(OneJob, Occurrences):
             if_version: Only while this is the current version; 0 only creates.
         """
         # A JobSpec is passed as it is: as a mapping, its payload and jitter would be parsed differently.
-        given = job if isinstance(job, JobSpec) else as_document(job, "job")
+        given = job if isinstance(job, JobSpec) else as_mapping(job, "job")
         document: dict[str, object] = {"type": "job.submit", "job": given, "if_version": if_version}
         return job_of(self._connection.request(document, request_id))
 
@@ -109,7 +215,7 @@ class Client(OneJob, Occurrences):
                 applied to the new version.
         """
         return job_of(
-            patch_job(self._connection, key, as_document(patch, "patch"), if_version=if_version, request_id=request_id)
+            patch_job(self._connection, key, as_mapping(patch, "patch"), if_version=if_version, request_id=request_id)
         )
 
     def trigger(self, key: str, payload: object = None, **options: Unpack[TriggerOptions]) -> RunId:

@@ -1,4 +1,4 @@
-"""The connection that every part of `Client` shares.
+"""The connection that every part of `Client` shares, and the results of its requests.
 
 A request is applied by the code that intake uses, in one transaction of its own, on Tidewheel's database.
 
@@ -11,8 +11,10 @@ import logging
 import threading
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from datetime import datetime
 from typing import LiteralString, TypeVar
+from uuid import UUID
 
 import psycopg
 from psycopg.errors import InsufficientPrivilege
@@ -23,9 +25,11 @@ from tidewheel.clock import monotonic_seconds
 from tidewheel.control.client.enqueue import raise_if_rejected
 from tidewheel.control.reads.stored import show_damaged
 from tidewheel.errors import InstallationFault, Unavailable, UnknownJob, VersionConflict, refuse
+from tidewheel.ids import RunId
 from tidewheel.intake.apply import BLOCKS_CLAIMS, apply_requests
 from tidewheel.intake.locks import RowLocked
 from tidewheel.intake.request import ReceivedRequest
+from tidewheel.intake.trigger import ACCEPTED
 from tidewheel.jobs.parsing import own_request
 from tidewheel.jobs.requests import Freeze, Request, RunComplete, RunHeartbeat, Thaw
 from tidewheel.jobs.validation import ensure_text_names
@@ -290,3 +294,45 @@ def begin_for_tenant(
             connection.execute(_ACT_FOR_TENANT, {"role": role, "tenant": tenant, "search_path": search_path})
     except psycopg.errors.InvalidParameterValue as error:
         raise InstallationFault(first_line(error), _REMEDY, error.sqlstate or "") from error
+
+
+@dataclass(frozen=True, slots=True)
+class Triggered:
+    """The answer to a trigger with dedupe.
+
+    Args:
+        run_id: The run that the trigger has: its own, or that of an earlier one.
+        outcome: `accepted` for a new run; `deduplicated`, `replaced` or `debounced` for an earlier one.
+        runs_at: When the run is due; of a deduplicated trigger this may have passed.
+    """
+
+    run_id: RunId
+    outcome: str
+    runs_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class BackfillResult:
+    """A backfill after its request.
+
+    Args:
+        backfill_id: Its id in `client.works`; None after a dry run, which creates none.
+        occurrences: How many of its range are to be run.
+        unchanged: True if an earlier delivery of the request has created it.
+    """
+
+    backfill_id: UUID | None
+    occurrences: int | None
+    unchanged: bool
+
+
+def backfill_of(reply: Reply) -> BackfillResult:
+    """Return the backfill of an accepted request."""
+    backfill_id = UUID(reply.backfill_id) if reply.backfill_id else None
+    return BackfillResult(backfill_id, reply.occurrences, reply.unchanged)
+
+
+def triggered(reply: Reply) -> Triggered:
+    """Return the answer to a trigger that may have a dedupe."""
+    assert reply.next_run_at is not None  # noqa: S101 - a run has a time
+    return Triggered(RunId(UUID(reply.run_id)), reply.dedupe or ACCEPTED, reply.next_run_at)

@@ -15,16 +15,6 @@ from uuid import UUID
 
 from psycopg import AsyncConnection, Connection
 
-from tidewheel.control.client.callers import (
-    NoTenant,
-    Row,
-    fetch_row,
-    fetch_row_async,
-    is_foreign,
-    is_foreign_async,
-    psycopg_beneath,
-    psycopg_beneath_async,
-)
 from tidewheel.errors import (
     FieldError,
     InvalidInput,
@@ -42,15 +32,26 @@ from tidewheel.jobs.parsing import own_request
 from tidewheel.jobs.payload import JSON_CONTENT
 from tidewheel.jobs.requests import JobTrigger
 from tidewheel.jobs.validation import ensure_text_names
-from tidewheel.postgres.caller_connection import use_async_connection, use_connection
 from tidewheel.postgres.session import Conn
+from tidewheel.postgres.session_kinds import (
+    NoTenant,
+    Row,
+    fetch_row,
+    fetch_row_async,
+    is_foreign,
+    is_foreign_async,
+    psycopg_beneath,
+    psycopg_beneath_async,
+    use_async_connection,
+    use_connection,
+)
 from tidewheel.postgres.statements import Statements
 from tidewheel.schemas.generated.records import Reply, ReplyStatus
 from tidewheel.settings.connections import Connections
 from tidewheel.transitions.installation import Installation, read_installation
 
 if TYPE_CHECKING:
-    from tidewheel.control.client.callers import AsyncCaller, Caller
+    from tidewheel.postgres.session_kinds import AsyncCaller, Caller
 
 _ENQUEUE_BY_TOPIC = Statements("tidewheel.control")["enqueue_by_topic"]
 

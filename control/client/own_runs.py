@@ -10,7 +10,12 @@ from uuid import UUID
 import psycopg
 from psycopg import AsyncConnection, Connection
 
-from tidewheel.control.client.callers import (
+from tidewheel.errors import UnknownRun
+from tidewheel.jobs.parsing import own_request
+from tidewheel.nouns.runs.model import Run
+from tidewheel.postgres.database_clock import read_now
+from tidewheel.postgres.session import Conn
+from tidewheel.postgres.session_kinds import (
     Row,
     fetch_row,
     fetch_row_async,
@@ -18,13 +23,9 @@ from tidewheel.control.client.callers import (
     is_foreign_async,
     psycopg_beneath,
     psycopg_beneath_async,
+    use_async_connection,
+    use_connection,
 )
-from tidewheel.errors import UnknownRun
-from tidewheel.jobs.parsing import own_request
-from tidewheel.nouns.runs.model import Run
-from tidewheel.postgres.caller_connection import use_async_connection, use_connection
-from tidewheel.postgres.database_clock import read_now
-from tidewheel.postgres.session import Conn
 from tidewheel.postgres.statements import Statements
 from tidewheel.runs import RunState
 
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from typing import LiteralString
 
-    from tidewheel.control.client.callers import AsyncCaller, Caller
+    from tidewheel.postgres.session_kinds import AsyncCaller, Caller
 
 _SQL = Statements("tidewheel.control")
 _CANCEL, _STATUS = _SQL["cancel_in_transaction"], _SQL["status_in_transaction"]

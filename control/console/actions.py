@@ -1,11 +1,16 @@
-"""Actions: a dialog as a page of its own, whose form changes something and leads on.
+"""Actions: a dialog as a page of its own, whose form is confirmed, changes something and leads on.
 
 A GET of an action's address shows its dialog and changes nothing. A POST acts, and answers with 303 and a message that
 the next page shows once. A refusal shows the dialog again, with each error at its field and all that was typed.
+
+The form has the number that its dialog showed, and the instant of its count. The action concerns only what existed at
+that instant. If this is more than the number, the dialog is shown again with the new one. An action on one thing is
+bound to the state that its dialog shows.
 """
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from datetime import datetime
 from http import HTTPStatus
 from typing import Literal, Protocol
 
@@ -16,24 +21,27 @@ from starlette.responses import RedirectResponse, Response
 from tidewheel.api_keys import Scope
 from tidewheel.audit import Door as AuditDoor
 from tidewheel.control.api.answers import call
-from tidewheel.control.api.bearer import KEY
-from tidewheel.control.api.callers import Caller, caller
+from tidewheel.control.api.authorization import KEY, Caller, caller
 from tidewheel.control.api.key_check import StoredKey
 from tidewheel.control.api.workers import Workers
 from tidewheel.control.client.connection import Connection
-from tidewheel.control.console.door import SIGN_IN, Door
-from tidewheel.control.console.forms import MOST_BYTES, Form, check_form, read_form
-from tidewheel.control.console.listing import pairs
+from tidewheel.control.console.door import MOST_BYTES, SIGN_IN, Door, Form, check_form, read_form
 from tidewheel.control.console.rendering import KeyShown, Visitor
 from tidewheel.control.console.urls import Urls
-from tidewheel.control.console.view import without_zone
+from tidewheel.control.console.view import pairs, without_zone
 from tidewheel.control.console.words import number
-from tidewheel.errors import FieldError, Refused, TidewheelError, Unavailable
+from tidewheel.errors import FieldError, Refused, TidewheelError, Unavailable, refuse
+from tidewheel.intake.apply import has_reply
+from tidewheel.jobs.invalid import InvalidValue
+from tidewheel.jobs.values import format_timestamp, parse_timestamp
 from tidewheel.nouns.freezes.model import FrozenScope
 from tidewheel.nouns.freezes.reads import standing_freezes
 
 SAMPLE = 5
 """The lines of what a dialog touches."""
+
+FREELY = 100
+"""So many things a click may change."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -281,3 +289,85 @@ def _refused(field: Field, form: Form, errors: Sequence[FieldError]) -> Field:
         return field
     own = [each for each in errors if each.path == field.name or each.path.endswith(f".{field.name}")]
     return replace(field, value=form.get(field.name, "" if field.kind == "check" else field.value), errors=own)
+
+
+def bound(count: int, until: datetime) -> Sequence[Field]:
+    """Return the hidden fields that bind an action to what its dialog has counted."""
+    return (
+        Field("counted", "", kind="hidden", value=str(count)),
+        Field("counted_at", "", kind="hidden", value=format_timestamp(until)),
+    )
+
+
+def as_shown(state: str) -> Field:
+    """Return the hidden field that binds an action to the state that its dialog shows."""
+    return Field("shown", "", kind="hidden", value=state)
+
+
+def ensure_as_shown(connection: Connection, form: Form, state: str, news: str) -> None:
+    """Refuse to change what is no longer as the dialog has shown it. A repeat gets its first reply.
+
+    Args:
+        form: The form of the dialog; one without the field is of no dialog.
+        news: The sentence about it.
+
+    Raises:
+        InvalidInput: Another person has changed it.
+    """
+    if form.get("shown", state) == state:
+        return
+    request_id = request_id_of(form)
+    with connection.snapshot() as reading:
+        if request_id is not None and has_reply(reading, connection.tenant, request_id):
+            return
+    refuse("", news, "nothing was changed: read the dialog again, then decide")
+
+
+def confirmation(count: int, what: str = "") -> Sequence[Field]:
+    """Return the field that asks for a number; none for a few things.
+
+    Args:
+        what: Its name, if a box of the dialog decides it; empty for the number itself.
+    """
+    if count <= FREELY:
+        return ()
+    label = f"Type {what or count} to confirm"
+    return (Field("typed", label, kind="number", required=True, help="Nothing can undo it."),)
+
+
+def until_of(form: Form, now: datetime) -> datetime:
+    """Return the instant of the count of a form's dialog; never a later one than now."""
+    try:
+        return min(parse_timestamp(form.get("counted_at", "")), now)
+    except InvalidValue:
+        return now
+
+
+def ensure_counted(form: Form, count: int) -> None:
+    """Refuse a change of more things than the dialog has counted."""
+    counted = counted_of(form)
+    if counted is not None and count > counted:
+        refuse("typed", f"{count:,} match now, and {counted:,} when they were counted", "read the new number")
+
+
+def counted_of(form: Form) -> int | None:
+    """Return the number of things that a form's dialog has counted; None for a form of no dialog."""
+    return _number(form, "counted")
+
+
+def ensure_confirmed(form: Form, count: int) -> None:
+    """Refuse a change of more than a hundred things without their number.
+
+    The number may be that which the dialog showed: meanwhile there may be fewer.
+
+    Raises:
+        InvalidInput: The number is missing, or is another one, or there are more things than it.
+    """
+    ensure_counted(form, count)
+    if count > FREELY and _number(form, "typed") not in {count, counted_of(form) or count}:
+        refuse("typed", f"this is not the number {count:,}", f"type {count} to confirm")
+
+
+def _number(form: Form, name: str) -> int | None:
+    digits = "".join(each for each in form.get(name, "")[:40] if each.isascii() and each.isdecimal())
+    return int(digits) if digits else None

@@ -6,8 +6,8 @@ from typing import ClassVar
 
 from starlette.requests import Request
 
-from tidewheel.control.api.ask import answered
-from tidewheel.control.api.callers import Caller
+from tidewheel.control.api.authorization import Caller
+from tidewheel.control.api.overview import answered
 from tidewheel.control.ask import EXAMPLES, Answer, Kind, Meaning
 from tidewheel.control.client.connection import Connection
 from tidewheel.control.console.urls import Urls

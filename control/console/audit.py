@@ -9,19 +9,16 @@ from starlette.requests import Request
 
 from tidewheel.api_keys import Scope
 from tidewheel.audit import ALL_TENANTS
-from tidewheel.control.api.callers import Caller
-from tidewheel.control.api.queries import Cursors, PageQuery
+from tidewheel.control.api.authorization import Caller
+from tidewheel.control.api.request_input import Cursors, PageQuery
 from tidewheel.control.client.connection import Connection
-from tidewheel.control.console.listing import list_view
 from tidewheel.control.console.urls import Urls
-from tidewheel.control.console.view import View, page_now, read_filters
+from tidewheel.control.console.view import View, list_view, page_now, read_filters
 from tidewheel.control.instants import read_instant
 from tidewheel.doors.address import after_of, next_cursor, query_of
 from tidewheel.ids import job_id
-from tidewheel.nouns.audit_log.model import AuditEntry
-from tidewheel.nouns.audit_log.model import AuditLogPage as Entries
-from tidewheel.nouns.audit_log.operations import AuditLog
-from tidewheel.nouns.audit_log.reads import list_audit_log
+from tidewheel.nouns.audit_log.operations import AuditEntry, AuditLog, list_audit_log
+from tidewheel.nouns.audit_log.operations import AuditLogPage as Entries
 from tidewheel.nouns.operation import operations
 
 _ACTIONS = (

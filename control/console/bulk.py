@@ -1,37 +1,38 @@
-"""Bulk work: cancellations by filter and works, and one of them with its progress."""
+"""Bulk work: cancellations by filter and works; pause, resume and cancel a work."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from functools import partial
-from typing import Any, ClassVar, cast, get_type_hints
+from http import HTTPStatus
+from typing import Any, ClassVar, Literal, cast, get_type_hints
 from uuid import UUID
 
 from pydantic import create_model
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
-from tidewheel.control.api.callers import Caller
-from tidewheel.control.api.queries import TenantQuery, read_number, read_query
+from tidewheel.api_keys import Scope
+from tidewheel.control.api.authorization import Caller
+from tidewheel.control.api.request_input import TenantQuery, read_number, read_query
 from tidewheel.control.client.connection import Connection
-from tidewheel.control.console.paces import Paces
-from tidewheel.control.console.progress import KINDS, Work, of_cancellation, of_work, ordered
+from tidewheel.control.console.actions import Dialog, Done, Field, text_of
+from tidewheel.control.console.door import Form
+from tidewheel.control.console.progress import KINDS, Paces, Work, of_cancellation, of_work, ordered
 from tidewheel.control.console.urls import Urls
 from tidewheel.control.console.view import Failed, View, page_now, part
+from tidewheel.control.console.words import number, state
 from tidewheel.control.reads.fleet import is_scheduler_alive
 from tidewheel.control.reads.stored import readable
 from tidewheel.ids import job_id
 from tidewheel.jobs.strict_json import as_list
 from tidewheel.jobs.values import parse_timestamp
-from tidewheel.nouns.dead_letters.model import DeadLetterFilter
-from tidewheel.nouns.dead_letters.operations import DeadLetters
-from tidewheel.nouns.dead_letters.reads import list_dead_letters
+from tidewheel.nouns.dead_letters.operations import DeadLetterFilter, DeadLetters, list_dead_letters
 from tidewheel.nouns.freezes.reads import freezes_of, standing_freezes
 from tidewheel.nouns.runs.model import Cancellation
 from tidewheel.nouns.runs.reads import list_cancellations, show_cancellation
-from tidewheel.nouns.works.model import COUNTED, INSTANTS
-from tidewheel.nouns.works.model import Work as StoredWork
-from tidewheel.nouns.works.reads import list_works, show_work
+from tidewheel.nouns.works.operations import COUNTED, ENDS, INSTANTS, Works, list_works, show_work
+from tidewheel.nouns.works.operations import Work as StoredWork
 from tidewheel.postgres.session import Conn
 
 _OF_EACH = 50
@@ -43,6 +44,26 @@ _FIELDS: dict[str, Any] = {
 _Letters = create_model("_Letters", **_FIELDS)
 _LISTED = 200  # dead letters of a redrive, of which the rejected ones are left out
 _CHOSEN = 10  # of the dead letters that a redrive names one by one
+
+Verb = Literal["pause", "resume", "cancel"]
+
+_WILL: Mapping[tuple[str, Verb], str] = {
+    ("backfill", "pause"): "It creates no further run until it is resumed.",
+    ("backfill", "resume"): "It continues where it was paused.",
+    ("backfill", "cancel"): "It creates no further run, and its runs that have not started are cancelled.",
+}
+_STAYS: Mapping[tuple[str, Verb], str] = {
+    ("backfill", "pause"): "Runs that it has created go on.",
+    ("backfill", "cancel"): "Runs that have started go on.",
+}
+_WORK_STAYS: Mapping[Verb, str] = {
+    "pause": "What it has done stays.", "cancel": "What it has done stays, and runs that it has created continue."
+}  # fmt: skip
+_FROM: Mapping[Verb, Collection[str]] = {
+    "pause": ("running",), "resume": ("paused",), "cancel": ("running", "paused")
+}  # fmt: skip
+_KEEP: Mapping[Verb, str] = {"pause": "Let it run", "resume": "Keep it paused", "cancel": "Let it run"}
+_DONE: Mapping[str, str] = {"pause": "is paused", "resume": "continues", "cancel": "is cancelled"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,3 +247,78 @@ def _uuid(text: str) -> UUID | None:
         return UUID(text)
     except ValueError:
         return None
+
+
+@dataclass(frozen=True, slots=True)
+class ChangeBulk:
+    """Pause, resume or cancel bulk work.
+
+    Args:
+        verb: Which of these.
+    """
+
+    verb: Verb
+    scope = Scope.OPERATE
+
+    def ask(self, connection: Connection, caller: Caller, request: Request, urls: Urls) -> Dialog:
+        """Return what the change stops, with the progress so far."""
+        work = read_work(connection, caller, request)
+        _require_change(work.kind)
+        total = "" if work.total is None else f" of {number(work.total, at_least=work.at_least)}"
+        so_far = f"Done so far: {number(work.done)}{total} {work.noun}. {work.gone_words}".rstrip()
+        name, back = f"the {work.kind}", urls("bulk_work", kind=work.kind, id=work.id)
+        if work.state not in _FROM[self.verb]:
+            is_now = f"It {ENDS}" if work.state == "ending" else f"Its state is {state(work.state)}"
+            words = f"Nothing would change. {is_now}."
+            return Dialog(
+                f"{self.verb.capitalize()} {name}?", "", back, place="bulk", will=(words, so_far), keep="Back"
+            )
+        return Dialog(
+            f"{self.verb.capitalize()} {name}?", f"{self.verb.capitalize()} {name}",
+            back, place="bulk", danger=self.verb == "cancel",
+            will=(self._will(work), so_far), sample=work.about, keep=_KEEP[self.verb],
+            stays=tuple(filter(None, (self._stays(work),))),
+            fields=() if self.verb == "resume" else (
+                Field("reason", "Reason (optional)", help=f"Stored with the {work.kind}."),
+            ),
+        )  # fmt: skip
+
+    def _will(self, work: Work) -> str:
+        if work.words is None:
+            return _WILL[work.kind, self.verb]
+        if self.verb == "resume":
+            return "It continues where it was paused, at its rate."
+        until = " until it is resumed" if self.verb == "pause" else ""
+        return f"It {work.words.does} no further {work.words.noun}{until}."
+
+    def _stays(self, work: Work) -> str | None:
+        return _STAYS.get((work.kind, self.verb)) if work.words is None else _WORK_STAYS.get(self.verb)
+
+    def act(self, connection: Connection, caller: Caller, form: Form, request: Request, urls: Urls) -> Done:
+        """Change it."""
+        del caller
+        kind, found = read_place(request)
+        _require_change(kind)
+        assert isinstance(found, UUID)  # noqa: S101 - of these kinds
+        works = Works(connection)
+        reason = text_of(form, "reason")
+        if self.verb == "resume":
+            unchanged = works.resume(found).unchanged
+        else:
+            change = works.pause if self.verb == "pause" else works.cancel
+            unchanged = change(found, reason=reason).unchanged
+        words = (
+            f"The {kind} {_DONE[self.verb]}." if not unchanged else f"Nothing to {self.verb}: the {kind} has changed."
+        )
+        return Done(urls("bulk_work", kind=kind, id=found), words, self._undo(kind, found, urls, unchanged=unchanged))
+
+    def _undo(self, kind: str, found: UUID, urls: Urls, *, unchanged: bool) -> tuple[str, str] | None:
+        other = {"pause": "resume", "resume": "pause"}.get(self.verb)
+        if other is None or unchanged:
+            return None
+        return other.capitalize(), urls(f"bulk_{other}", kind=kind, id=found)
+
+
+def _require_change(kind: str) -> None:
+    if kind == "cancellation":
+        raise HTTPException(HTTPStatus.NOT_FOUND, "a cancellation cannot be stopped: no executor starts its runs")

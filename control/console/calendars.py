@@ -1,9 +1,10 @@
-"""Calendars: the list, and a year of one in small months with the jobs that name it."""
+"""Calendars: the list, a year of one with its jobs; put one with a look at its effect, delete one."""
 
 import calendar
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import date
+from hashlib import sha256
 from http import HTTPStatus
 from typing import ClassVar
 from uuid import UUID
@@ -11,17 +12,34 @@ from uuid import UUID
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
-from tidewheel.control.api.callers import Caller
-from tidewheel.control.api.queries import TenantQuery, Whole, read_query
+from tidewheel.api_keys import Scope
+from tidewheel.control.api.authorization import Caller
+from tidewheel.control.api.request_input import TenantQuery, Whole, read_query
 from tidewheel.control.client.connection import Connection
+from tidewheel.control.console.actions import Dialog, Done, Field, as_shown, ensure_as_shown, request_id_of, text_of
+from tidewheel.control.console.door import Form
 from tidewheel.control.console.urls import Urls
 from tidewheel.control.console.view import View, page_now, part
+from tidewheel.control.console.words import agreed, counted, number
+from tidewheel.control.explain.explanation import OccurrenceOutcome
+from tidewheel.control.explain.upcoming import UpcomingOccurrence, upcoming
 from tidewheel.control.reads.calendars import CalendarDetail, CalendarSummary, list_calendars, show_calendar
-from tidewheel.errors import UnknownCalendar
+from tidewheel.distribution import install_command, is_installed
+from tidewheel.errors import FieldError, InvalidInput, Refused, TidewheelError, UnknownCalendar, refuse
 from tidewheel.ids import job_id
+from tidewheel.jobs.invalid import InvalidValue
+from tidewheel.jobs.requests import CalendarPut
+from tidewheel.jobs.validation import validate
+from tidewheel.jobs.values import WEEKDAYS
 
 _WEEKDAYS = ("MON", "TUE", "WED", "THU", "FRI", "SAT", "SUN")
 _FIRST, _LAST = 1970, 2199  # the years of schedules
+
+_JOBS, _OCCURRENCES, _DAYS = 10, 50, 8  # that are looked at, and named
+_FIRES = {OccurrenceOutcome.SCHEDULED, OccurrenceOutcome.PAUSED, OccurrenceOutcome.WAITING}
+
+_MOST_BYTES = 1 << 20
+_ICS = "Events of an iCalendar text (.ics); recurring events are expanded ten years ahead."
 
 
 class CalendarQuery(TenantQuery):
@@ -114,3 +132,244 @@ def months(found: CalendarDetail, year: int, today: date) -> list[Month]:
         weeks = [[shown(each, month) for each in week] for week in calendar.Calendar().monthdatescalendar(year, month)]
         made.append(Month(f"{date(year, month, 1):%B}", weeks))
     return made
+
+
+@dataclass(frozen=True, slots=True)
+class DaySet:
+    """The days of a calendar: single ones, and weekdays by their numbers from Sunday on."""
+
+    days: frozenset[date]
+    weekdays: frozenset[int]
+
+    @classmethod
+    def of(cls, found: CalendarDetail) -> "DaySet":
+        """Return those of a calendar."""
+        return cls(frozenset(found.days), frozenset(map(WEEKDAYS.index, found.weekdays)))
+
+    def __contains__(self, day: date) -> bool:
+        return day in self.days or day.isoweekday() % 7 in self.weekdays
+
+
+def effect_of(connection: Connection, tenant: str, found: CalendarDetail, then: DaySet, today: date) -> Sequence[str]:
+    """Return what new days change: days that come or go, and the next occurrences on them.
+
+    Days that have passed are left out. Of the jobs, the first ten are looked at.
+    """
+    now = DaySet.of(found)
+    lines = [*_of_days(now, then, today), *_of_weekdays(now, then)]
+    if not lines:
+        return ()
+    for key in found.keys[:_JOBS]:
+        lines += _of_job(connection, tenant, key, now, then)
+    if found.jobs > _JOBS:
+        lines.append(f"{counted(found.jobs - _JOBS, 'further job')} not checked.")
+    return lines
+
+
+def _of_days(now: DaySet, then: DaySet, today: date) -> Iterator[str]:
+    for verb, days in (("Adds", then.days - now.days), ("Removes", now.days - then.days)):
+        coming = sorted(day for day in days if day >= today)
+        if coming:
+            yield f"{verb} {counted(len(coming), 'day')}: {_named(coming)}."
+
+
+def _of_weekdays(now: DaySet, then: DaySet) -> Iterator[str]:
+    for verb, days in (("Adds", then.weekdays - now.weekdays), ("Removes", now.weekdays - then.weekdays)):
+        if days:
+            yield f"{verb} every {', '.join(WEEKDAYS[day] for day in sorted(days))}."
+
+
+def _of_job(connection: Connection, tenant: str, key: str, now: DaySet, then: DaySet) -> Iterator[str]:
+    try:
+        with connection.snapshot() as reading:
+            coming = upcoming(reading, tenant, key, _OCCURRENCES).occurrences
+    except TidewheelError as error:
+        yield f"{key}: {error}"
+        return
+    fires = [each for each in coming if each.outcome in _FIRES]
+    changed = [each.local.date() for each in fires if _changes(each, now, then)]
+    if changed:
+        of = f"of its next {counted(len(fires), 'occurrence')}"
+        fall = "falls" if len(changed) == 1 else "fall"
+        yield f"{key}: {number(len(changed))} {of} {fall} on such days: {_named(sorted(set(changed)))}."
+
+
+def _changes(each: UpcomingOccurrence, now: DaySet, then: DaySet) -> bool:
+    day = each.local.date()
+    return (day in now) != (day in then)
+
+
+def _named(days: Sequence[date]) -> str:
+    names = [f"{day:%a} {day.day} {day:%b %Y}" for day in days[:_DAYS]]
+    return ", ".join(names) + (f" and {number(len(days) - _DAYS)} more" if len(days) > _DAYS else "")
+
+
+def _fields(found: CalendarDetail | None) -> Sequence[Field]:
+    days, weekdays = ("\n".join(map(str, found.days)), ", ".join(found.weekdays)) if found else ("", "")
+    source = (found.source or "") if found else ""
+    return (
+        Field("days", "Days", "long", days, "Such as 2026-12-25, one per line."),
+        Field("weekdays", "Weekdays", value=weekdays, help="Such as SAT, SUN."),
+        Field("ics", "iCalendar (optional)", "long", help=_ICS, upload=".ics,text/calendar"),
+        Field("source", "Source (optional)", value=source, help="Shown beside the days."),
+    )  # fmt: skip
+
+
+def _document(connection: Connection, form: Form, name: str) -> Mapping[str, object]:
+    """Return the request that a form describes.
+
+    Raises:
+        Refused: A field does not fit.
+    """
+    days = _words(form, "days")
+    if (ics := text_of(form, "ics")) is not None:
+        if not is_installed("calendars"):
+            refuse("ics", "this server reads no iCalendar", f"write days, or run on it: {install_command('calendars')}")
+        from tidewheel.control.ical import days_of  # its packages are an extra
+
+        try:
+            found = days_of(ics.encode(), "ics", today=page_now(connection).date())
+        except Refused as error:
+            raise InvalidInput([FieldError("ics", each.problem, each.remedy) for each in error.errors]) from error
+        days += [str(day) for day in sorted(found.days)]
+    if not days and not _words(form, "weekdays"):
+        refuse("days", "a calendar needs a day", "write a day, a weekday, or an iCalendar text")
+    return {
+        "type": "calendar.put", "name": name, "days": sorted(set(days)), "weekdays": _words(form, "weekdays"),
+        "source": text_of(form, "source"),
+    }  # fmt: skip
+
+
+def _put(connection: Connection, form: Form, document: Mapping[str, object]) -> bool:
+    """Put a calendar; return False if it was so already.
+
+    Raises:
+        Refused: A field does not fit.
+    """
+    try:
+        return not connection.request(document, request_id_of(form)).unchanged
+    except Refused as error:
+        raise InvalidInput([_at_field(each) for each in error.errors]) from error
+
+
+def _days_of(document: Mapping[str, object]) -> DaySet:
+    """Return the days that a request puts.
+
+    Raises:
+        InvalidInput: A field does not fit.
+    """
+    try:
+        given = validate(CalendarPut, document)
+    except InvalidValue as error:
+        raise InvalidInput([_at_field(each) for each in error.errors]) from error
+    return DaySet(frozenset(given.days), frozenset(given.weekdays))
+
+
+def _digest(found: CalendarDetail, then: DaySet) -> str:
+    """Return what names an effect: a calendar and new days of it."""
+    words = f"{found.version} {sorted(then.days)} {sorted(then.weekdays)}"
+    return sha256(words.encode()).hexdigest()[:16]
+
+
+def _at_field(error: FieldError) -> FieldError:
+    """Return an error at the field of the form: that of a day is one of the days."""
+    return FieldError(error.path.partition(".")[0], error.problem, error.remedy)
+
+
+def _words(form: Form, name: str) -> list[str]:
+    return form.get(name, "").replace(",", " ").split()
+
+
+@dataclass(frozen=True, slots=True)
+class NewCalendar:
+    """Create a calendar."""
+
+    scope = Scope.WRITE
+    most_bytes: ClassVar[int] = _MOST_BYTES
+
+    def ask(self, connection: Connection, caller: Caller, request: Request, urls: Urls) -> Dialog:
+        """Return the fields of a calendar."""
+        name = Field("name", "Name", required=True, help="1 to 64 of a-z, 0-9, '.', '_' and '-'. Jobs name it.")
+        return Dialog(
+            "New calendar", "Create the calendar", urls("calendars"), place="jobs", keep="Back",
+            will=("Jobs that name it do not fire on its days, or fire only on them.",), fields=(name, *_fields(None)),
+        )  # fmt: skip
+
+    def act(self, connection: Connection, caller: Caller, form: Form, request: Request, urls: Urls) -> Done:
+        """Create it."""
+        name = text_of(form, "name") or ""
+        with connection.snapshot() as reading:
+            names = {each.name for each in list_calendars(reading, caller.tenant)}
+        if name in names:
+            refuse("name", f"there is a calendar {name!r} already", "choose another name, or change that one")
+        _put(connection, form, _document(connection, form, name))
+        return Done(urls("calendar", name=name), f"Calendar {name} is created.")
+
+
+@dataclass(frozen=True, slots=True)
+class PutCalendar:
+    """Replace the days of a calendar."""
+
+    scope = Scope.WRITE
+    most_bytes: ClassVar[int] = _MOST_BYTES
+
+    def ask(self, connection: Connection, caller: Caller, request: Request, urls: Urls) -> Dialog:
+        """Return its days."""
+        found = calendar_of_page(connection, caller, request)
+        follow = agreed(found.jobs, "uses this calendar and follows", "use this calendar and follow")
+        use = (
+            f"{counted(found.jobs, 'job')} {follow} the change at once." if found.jobs else "No job uses this calendar."
+        )
+        return Dialog(
+            f"Change calendar {found.name}", "Save the days", urls("calendar", name=found.name), place="jobs",
+            will=(use,), stays=("Runs already created do not change.",),
+            fields=(as_shown(str(found.version)), *_fields(found)),
+        )  # fmt: skip
+
+    def act(self, connection: Connection, caller: Caller, form: Form, request: Request, urls: Urls) -> Done | Dialog:
+        """Return what changes for the jobs that name it; replace the days once that was seen."""
+        found = calendar_of_page(connection, caller, request)
+        ensure_as_shown(connection, form, str(found.version), f"Another change has made version {found.version} of it.")
+        name, document = found.name, _document(connection, form, found.name)
+        then = _days_of(document)
+        seen = _digest(found, then)
+        if found.jobs and form.get("seen") != seen:
+            effect = effect_of(connection, caller.tenant, found, then, page_now(connection).date())
+            if effect:
+                dialog = self.ask(connection, caller, request, urls).refused(form, ())
+                fields = (*dialog.fields, Field("seen", "", "hidden", seen))
+                return replace(dialog, will=effect, fields=fields, button="Save these days")
+        changed = _put(connection, form, document)
+        words = f"Calendar {name} has the new days." if changed else f"Calendar {name} had these days already."
+        return Done(urls("calendar", name=name), words)
+
+
+@dataclass(frozen=True, slots=True)
+class DeleteCalendar:
+    """Delete a calendar that no job names."""
+
+    scope = Scope.WRITE
+
+    def ask(self, connection: Connection, caller: Caller, request: Request, urls: Urls) -> Dialog:
+        """Return what is deleted."""
+        found = calendar_of_page(connection, caller, request)
+        if found.jobs:
+            use = agreed(
+                found.jobs, "job uses it. Remove the calendar from that job", "jobs use it. Remove it from these jobs"
+            )
+            return Dialog(
+                f"Delete calendar {found.name}?", "", urls("calendar", name=found.name), place="jobs",
+                will=(f"This calendar cannot be deleted while {number(found.jobs)} {use} first.",),
+                sample=found.keys[:5], keep="Back",
+            )  # fmt: skip
+        days = f"Its {counted(len(found.days), 'day')} and weekdays" if found.days else "Its weekdays"
+        return Dialog(
+            f"Delete calendar {found.name}?", f"Delete {found.name}", urls("calendar", name=found.name), place="jobs",
+            will=(f"{days} are deleted.", "No job uses it."), danger=True,
+        )  # fmt: skip
+
+    def act(self, connection: Connection, caller: Caller, form: Form, request: Request, urls: Urls) -> Done:
+        """Delete it."""
+        name = str(request.path_params["name"])
+        connection.request({"type": "calendar.delete", "name": name}, request_id_of(form))
+        return Done(urls("calendars"), f"Calendar {name} is deleted.")

@@ -1,4 +1,4 @@
-"""The routes of the console, outside of the OpenAPI document: pages, sign-in, static files."""
+"""Routes of the console: pages and actions by address, sign-in, static files."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -16,18 +16,19 @@ from starlette.routing import Route
 
 from tidewheel.api_keys import Scope
 from tidewheel.control.api.answers import call, encoded
-from tidewheel.control.api.callers import caller
+from tidewheel.control.api.authorization import caller
 from tidewheel.control.api.key_check import KeyCheck
 from tidewheel.control.api.workers import Workers
 from tidewheel.control.client.connection import Connection
-from tidewheel.control.console import places
 from tidewheel.control.console.actions import Action, Actions, framed, visitor
-from tidewheel.control.console.bulk import BulkPage, BulkWorkPage
-from tidewheel.control.console.bulk_actions import ChangeBulk
-from tidewheel.control.console.door import Door
-from tidewheel.control.console.forms import check_form, read_form
+from tidewheel.control.console.ask import AskPage
+from tidewheel.control.console.audit import AuditLogPage
+from tidewheel.control.console.bulk import BulkPage, BulkWorkPage, ChangeBulk
+from tidewheel.control.console.calendars import CalendarPage, CalendarsPage, DeleteCalendar, NewCalendar, PutCalendar
+from tidewheel.control.console.door import Door, SignInPage, check_form, read_form
+from tidewheel.control.console.fleet import FleetPage, RunDoctor
 from tidewheel.control.console.job import JobPage
-from tidewheel.control.console.job_actions import PauseJob, ResumeJob
+from tidewheel.control.console.job_actions import MoveOccurrence, PauseJob, ResumeJob, SkipOccurrence, UnskipOccurrence
 from tidewheel.control.console.job_dialogs import (
     BackfillJob,
     DeleteJob,
@@ -37,40 +38,47 @@ from tidewheel.control.console.job_dialogs import (
     TriggerJob,
 )
 from tidewheel.control.console.job_form import JobForms
-from tidewheel.control.console.job_next import JobNextPage
-from tidewheel.control.console.job_settings import JobSettingsPage
-from tidewheel.control.console.jobs import JobsPage
+from tidewheel.control.console.job_pages import JobNextPage, JobSettingsPage, VersionsPage
+from tidewheel.control.console.jobs import JobsPage, PauseJobs, ResumeJobs
 from tidewheel.control.console.live import Live
-from tidewheel.control.console.many_jobs import PauseJobs, ResumeJobs
 from tidewheel.control.console.many_runs import CancelMatching, CancelRuns, RetryRuns
-from tidewheel.control.console.occurrence_actions import MoveOccurrence, SkipOccurrence, UnskipOccurrence
 from tidewheel.control.console.overview import OverviewPage
-from tidewheel.control.console.paces import Paces
+from tidewheel.control.console.progress import Paces
 from tidewheel.control.console.run import RunPage
 from tidewheel.control.console.run_actions import CancelRun, RetryRun
 from tidewheel.control.console.run_log import RawLog, RunLines
-from tidewheel.control.console.runs import RunsPage
+from tidewheel.control.console.runs import RunsPage, SlowPage
 from tidewheel.control.console.sign_in import COOKIE, LOOKS, ZONE_COOKIE, sign_in_of
-from tidewheel.control.console.signing import SignInPage
-from tidewheel.control.console.slow import SlowPage
 from tidewheel.control.console.urls import local_path
-from tidewheel.control.console.versions import VersionsPage
 from tidewheel.control.console.view import Page, View, without_zone
 from tidewheel.control.console.words import zone_of
 from tidewheel.control.doctor.doctor import Doctor
-from tidewheel.nouns.dead_letters import pages as pages_of_letters
+from tidewheel.nouns.api_keys.web import KeysPage, NewKey, RevokeKey
+from tidewheel.nouns.dead_letters import web as pages_of_letters
 from tidewheel.nouns.freezes.pages import ChooseFreezePage, FreezeAction, ThawAction
-from tidewheel.nouns.runs import pages as pages_of_runs
-from tidewheel.nouns.tenants.pages import tenant_names
+from tidewheel.nouns.runs import web as pages_of_runs
+from tidewheel.nouns.tenants.pages import DELETE, LIMIT, UNDELETE, NewTenant, TenantPage, TenantsPage, tenant_names
 from tidewheel.nouns.tenants.reads import require_tenant, show_tenant
 from tidewheel.nouns.workflows.dialogs import CancelWorkflow, PauseWorkflow, ResumeWorkflow
 from tidewheel.nouns.workflows.pages import WorkflowPage, WorkflowsPage
-from tidewheel.settings.api import ApiSettings
+from tidewheel.settings.services import ApiSettings
 
 _YEAR_SECONDS = 365 * 86_400
 _OF_ALL_TENANTS = frozenset({"admin", "fleet"})  # places that also show a tenant that was deleted
 # Another site's request to a page has no cookie (SameSite=strict), so it learns nothing from the size of an answer.
 _PACKED = Middleware(GZipMiddleware, minimum_size=1024, compresslevel=5)
+
+ACTIONS_OF_PLACES: Mapping[str, Action] = {
+    "/admin/new-tenant": NewTenant(),
+    "/admin/tenants/{name}/limits": LIMIT,
+    "/admin/tenants/{name}/delete": DELETE,
+    "/admin/tenants/{name}/undelete": UNDELETE,
+    "/admin/new-key": NewKey(),
+    "/admin/keys/{key_id}/revoke": RevokeKey(),
+    "/new-calendar": NewCalendar(),
+    "/calendars/{name}/edit": PutCalendar(),
+    "/calendars/{name}/delete": DeleteCalendar(),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +121,7 @@ class Console:
             "/runs/{run_id}/lines": RunLines(),
             "/workflows": WorkflowsPage(),
             "/workflows/{root_run_id}": WorkflowPage(),
-            **places.pages(self.shards, self.doctor),
+            **pages_of_places(self.shards, self.doctor),
             "/dead-letters": pages_of_letters.DeadLettersListPage(),
             "/dead-letters/{number}": pages_of_letters.DeadLetterPage(),
             "/bulk": BulkPage(paces),
@@ -141,7 +149,7 @@ class Console:
             "/workflows/{root_run_id}/pause": PauseWorkflow(),
             "/workflows/{root_run_id}/resume": ResumeWorkflow(),
             "/workflows/{root_run_id}/cancel": CancelWorkflow(),
-            **places.actions(self.doctor),
+            **actions_of_places(self.doctor),
             "/selected-jobs/pause": PauseJobs(),
             "/selected-jobs/resume": ResumeJobs(),
             "/runs/cancel": CancelRuns(),
@@ -230,3 +238,22 @@ class Console:
 
     def _to(self, path: str) -> Response:
         return self.door.renderer.guarded(RedirectResponse(f"{self.door.base}{path}", HTTPStatus.SEE_OTHER))
+
+
+def pages_of_places(shards: int, doctor: Doctor) -> Mapping[str, Page]:
+    """Return the pages_of_places."""
+    return {
+        "/ask": AskPage(),
+        "/fleet": FleetPage(shards, doctor),
+        "/admin/tenants": TenantsPage(),
+        "/admin/tenants/{name}": TenantPage(),
+        "/admin/keys": KeysPage(),
+        "/admin/audit": AuditLogPage(),
+        "/calendars": CalendarsPage(),
+        "/calendars/{name}": CalendarPage(),
+    }
+
+
+def actions_of_places(doctor: Doctor) -> Mapping[str, Action]:
+    """Return the actions_of_places."""
+    return {**ACTIONS_OF_PLACES, "/fleet/doctor": RunDoctor(doctor)}

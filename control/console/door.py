@@ -1,24 +1,29 @@
-"""Requests for pages: recognize them, decide who may open them, show errors as pages."""
+"""Requests for pages: recognize them, sign in, read forms, decide who may open a page."""
 
 import json
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import dataclass
 from http import HTTPStatus
-from typing import Any
-from urllib.parse import quote
+from typing import Any, TypeAlias
+from urllib.parse import parse_qsl, quote, urlsplit
 
+from starlette.datastructures import ImmutableMultiDict
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
-from tidewheel.api_keys import Scope
-from tidewheel.audit import ALL_TENANTS
-from tidewheel.control.api.key_check import StoredKey
+from tidewheel.api_keys import PREFIX, Scope, read_key
+from tidewheel.audit import ALL_TENANTS, person
+from tidewheel.control.api.key_check import KeyCheck, StoredKey
 from tidewheel.control.api.problems import PAGE
+from tidewheel.control.api.request_input import in_time
 from tidewheel.control.console.rendering import KeyShown, Renderer, Visitor
 from tidewheel.control.console.sign_in import COOKIE, LIFE, Signer, SignIn, sign_in_of
-from tidewheel.control.console.urls import is_page, within
+from tidewheel.control.console.urls import is_page, local_path, within
+from tidewheel.control.console.words import size
 from tidewheel.errors import InvalidInput, TenantDeleted, UnknownTenant
-from tidewheel.jobs.values import is_tenant
-from tidewheel.settings.api import ApiSettings
+from tidewheel.jobs.values import MAX_PAYLOAD_BYTES, is_tenant
+from tidewheel.settings.services import ApiSettings, is_loopback
 
 SIGN_IN = "tidewheel.sign_in"  # in a request's scope: the sign-in that its key was taken from
 KNOWN = "tidewheel.known"  # in a request's scope: the key of that sign-in, as it was last read
@@ -27,6 +32,23 @@ TO_SIGN_IN = ("/sign-in", "/sign-out", "/theme")
 _STATIC = "/static/"
 _NO_TENANT = (UnknownTenant.code, TenantDeleted.code, InvalidInput.code)  # of a page whose tenant no other page has
 Handler = Callable[[Request, Any], Coroutine[Any, Any, Response]]
+
+MOST_BYTES = 16 * 1024
+"""Of a form that has no field for long texts."""
+
+_MOST_FIELDS = 200
+# Read and dropped beyond the limit: browsers show no answer before they have sent all. A key has 3.6 MiB.
+_DROPPED_BYTES = 1 << 20
+Form: TypeAlias = ImmutableMultiDict[str, str]
+
+_FORM = "application/x-www-form-urlencoded"
+
+_NO_KEY = "No such key, or it was revoked."
+_MISTYPED = "The key has a typing error, or a part of it is missing. Copy the whole key."
+_MAY_NOT_READ = "This key lacks the scope read, which every page needs."
+_PLAIN = "This page came by plain HTTP, where others can read the key. Open it by HTTPS."
+_OLD_LINK = "The link was opened before, or is an hour old. Sign in with a key."
+_BUSY = "The key has sent too many requests at once. Sign in again in a moment."
 
 
 def is_static(path: str) -> bool:
@@ -109,3 +131,119 @@ class Door:
         if ended:
             self.renderer.delete_cookie(request, answer, COOKIE)
         return self.renderer.guarded(answer)
+
+
+async def read_form(request: Request, most_bytes: int = MOST_BYTES) -> Form:
+    """Return the fields of a form: `form["a"]` is the last of a name, `form.getlist("a")` has all.
+
+    Raises:
+        HTTPException: It is no form, is longer than any of the console's, or does not come in time.
+    """
+    if request.headers.get("content-type", "").partition(";")[0].strip().lower() != _FORM:
+        raise HTTPException(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, f"send a form, as {_FORM}")
+    body, read_bytes = bytearray(), 0
+    async with in_time():
+        async for chunk in request.stream():
+            read_bytes += len(chunk)
+            if read_bytes > most_bytes + _DROPPED_BYTES:
+                break
+            body += chunk[: most_bytes - len(body)]
+    if read_bytes > most_bytes:
+        payload = f", a payload {size(MAX_PAYLOAD_BYTES)} of that" if most_bytes > MAX_PAYLOAD_BYTES else ""
+        detail = f"this form accepts at most {size(most_bytes)}{payload}; nothing was saved"
+        raise HTTPException(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, detail)
+    try:
+        return ImmutableMultiDict(parse_qsl(body.decode(), keep_blank_values=True, max_num_fields=_MOST_FIELDS))
+    except ValueError as error:
+        raise HTTPException(HTTPStatus.BAD_REQUEST, "the form cannot be read") from error
+
+
+def check_form(request: Request, form: Mapping[str, str], door: Door) -> None:
+    """Refuse a form that no page of the console has sent.
+
+    Browsers name the site of the sender to secure origins only; else the origin must be that of the request.
+
+    Raises:
+        HTTPException: It comes from another site, or its token is not that of this browser.
+    """
+    site, origin = request.headers.get("sec-fetch-site"), request.headers.get("origin")
+    foreign = site != "same-origin" if site is not None else _is_foreign(origin, request.headers.get("host", ""))
+    if foreign:
+        raise HTTPException(HTTPStatus.FORBIDDEN, "a page of another site may not change anything here")
+    if not door.signer.fits_form(request, form.get("token", "")):
+        raise HTTPException(HTTPStatus.FORBIDDEN, "the form is out of date; reload the page and repeat the action")
+
+
+def _is_foreign(origin: str | None, host: str) -> bool:
+    return origin is not None and urlsplit(origin).netloc != host
+
+
+@dataclass(frozen=True, slots=True)
+class SignInPage:
+    """The sign-in page.
+
+    Args:
+        allows_plain_http: True if keys may be typed into pages that others can read on their way.
+    """
+
+    door: Door
+    keys: KeyCheck
+    allows_plain_http: bool
+
+    async def show(self, request: Request) -> Response:
+        """Return the page; where no key is needed, lead to the overview."""
+        if not self.door.needs_key:
+            return self.door.renderer.guarded(RedirectResponse(f"{self.door.base}/", HTTPStatus.SEE_OTHER))
+        query = request.query_params
+        if (link := query.get("link")) is not None:
+            return await self._open(request, link)
+        return self._page(request, {"next": query.get("next", "")}, ended="ended" in query)
+
+    async def _open(self, request: Request, link: str) -> Response:
+        """Sign in by a link of `tidewheel dev`, which opens the console once."""
+        if (made := await self.keys.open_link(link)) is None:
+            return self._page(request, {}, wrong=_OLD_LINK)
+        answer = RedirectResponse(f"{self.door.base}/", HTTPStatus.SEE_OTHER)
+        self.door.set_sign_in(request, answer, made)
+        return self.door.renderer.guarded(answer)
+
+    async def sign_in(self, request: Request) -> Response:
+        """Check the key, and set the cookie."""
+        form = await read_form(request)
+        check_form(request, form, self.door)
+        made = await self._check(request, form)
+        if not isinstance(made, SignIn):
+            return self._page(request, form, wrong=made)
+        back = f"{self.door.base}{local_path(form.get('next', ''))}"
+        answer = RedirectResponse(back, HTTPStatus.SEE_OTHER)
+        self.door.set_sign_in(request, answer, made)
+        return self.door.renderer.guarded(answer)
+
+    async def _check(self, request: Request, form: Mapping[str, str]) -> SignIn | str:
+        """Return the sign-in that begins now, or the reason why none does."""
+        if not self.allows_plain_http and _is_plain(request):
+            return _PLAIN
+        if (key := read_key(form.get("key", "").strip())) is None:
+            return _MISTYPED
+        use = await self.keys.begin(key)
+        if isinstance(use, Response):
+            return _NO_KEY if use.status_code == HTTPStatus.UNAUTHORIZED else _BUSY
+        use.in_progress -= 1
+        if Scope.READ not in use.stored.rights:
+            return _MAY_NOT_READ
+        return await self.keys.sign_in(key.key_id, person(form.get("name"))) or _NO_KEY
+
+    def _page(self, request: Request, form: Mapping[str, str], *, wrong: str = "", ended: bool = False) -> Response:
+        status = HTTPStatus.UNPROCESSABLE_ENTITY if wrong else HTTPStatus.OK
+        values: dict[str, object] = {
+            "place": "", "wrong": wrong, "ended": ended, "next": local_path(form.get("next", "")),
+            "name": form.get("name", ""), "host": request.url.netloc, "prefix": PREFIX,
+        }  # fmt: skip
+        return self.door.renderer.page(request, "sign-in.html", Visitor(), status=status, values=values)
+
+
+def _is_plain(request: Request) -> bool:
+    """Return True if a browser on another machine has sent the form by plain HTTP."""
+    origin = request.headers.get("origin")
+    given = urlsplit(origin if origin else str(request.url))
+    return given.scheme == "http" and not is_loopback(given.hostname or "")

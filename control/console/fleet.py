@@ -11,25 +11,27 @@ from uuid import UUID
 from starlette.requests import Request
 
 from tidewheel.api_keys import Scope
-from tidewheel.control.api.callers import Caller, ensure_all_tenants
-from tidewheel.control.api.queries import TenantQuery, Text, read_query
+from tidewheel.control.api.authorization import Caller, ensure_all_tenants
+from tidewheel.control.api.request_input import TenantQuery, Text, read_query
 from tidewheel.control.client.connection import Connection
 from tidewheel.control.console.actions import Dialog, Done
-from tidewheel.control.console.forms import Form
+from tidewheel.control.console.door import Form
 from tidewheel.control.console.urls import Urls
 from tidewheel.control.console.view import Failed, View, page_now, part
 from tidewheel.control.console.words import counted
 from tidewheel.control.doctor.doctor import Doctor
 from tidewheel.control.reads.fleet import (
     ExecutorSummary,
+    FleetStatus,
     RunOfExecutor,
+    Service,
     ShardOwner,
     count_runs,
     list_executors,
     list_runs_of,
     list_shards,
+    read_status,
 )
-from tidewheel.control.reads.status import FleetStatus, Service, read_status
 
 _EXECUTORS = 1000
 _ONE_BY_ONE = 50  # more executors are shown in groups, unusual ones first

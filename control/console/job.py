@@ -12,14 +12,14 @@ from pydantic import Field, model_validator
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
-from tidewheel.control.api.callers import Caller
-from tidewheel.control.api.queries import TenantQuery, as_key
+from tidewheel.control.api.authorization import Caller
+from tidewheel.control.api.request_input import TenantQuery, as_key
 from tidewheel.control.client.connection import Connection
 from tidewheel.control.console.axis import LEAST_SPAN, Axis, Window, axis, axis_between, window_of
 from tidewheel.control.console.job_line import job_line
-from tidewheel.control.console.job_rows import LATE, Row, Show, counts, filtered, frozen, job_rows
 from tidewheel.control.console.jobs import hold_words
 from tidewheel.control.console.rendering import zone_of_page
+from tidewheel.control.console.runs import LATE, Row, Show, counts, filtered, frozen, job_rows
 from tidewheel.control.console.sentences import about_job
 from tidewheel.control.console.urls import Urls, read_ref
 from tidewheel.control.console.view import Failed, View, page_now, part, read_filters, without_zone
@@ -30,12 +30,11 @@ from tidewheel.control.explain.recent import Around, around
 from tidewheel.control.explain.upcoming import Upcoming, UpcomingOccurrence, upcoming
 from tidewheel.control.reads.job_position import key_of_job
 from tidewheel.control.reads.resuming import Resumption, preview_resume
-from tidewheel.control.schedule_words import schedule_words
+from tidewheel.control.words import schedule_words
 from tidewheel.ids import job_id
 from tidewheel.jobs.invalid import InvalidValue
 from tidewheel.jobs.values import Instant, format_second, format_timestamp
-from tidewheel.nouns.dead_letters.model import DeadLetterFilter
-from tidewheel.nouns.dead_letters.reads import list_dead_letters
+from tidewheel.nouns.dead_letters.operations import DeadLetterFilter, list_dead_letters
 from tidewheel.nouns.freezes.reads import freeze_changes
 from tidewheel.nouns.jobs.occurrences import MOST_DAYS
 from tidewheel.nouns.jobs.reads import show_job

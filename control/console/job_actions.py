@@ -1,24 +1,35 @@
-"""Actions on one job: pause and resume."""
+"""Actions on one job and its occurrences: pause and resume it; skip or move one to come, undo that."""
 
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
 
 from starlette.requests import Request
 
 from tidewheel.api_keys import Scope
-from tidewheel.control.api.callers import Caller
+from tidewheel.control.api.authorization import Caller
+from tidewheel.control.api.request_input import TenantQuery, read_query
 from tidewheel.control.client.connection import Connection
-from tidewheel.control.console.actions import Dialog, Done, Field, request_id_of, text_of
-from tidewheel.control.console.confirming import as_shown, ensure_as_shown
-from tidewheel.control.console.forms import Form
+from tidewheel.control.console.actions import Dialog, Done, Field, as_shown, ensure_as_shown, request_id_of, text_of
+from tidewheel.control.console.door import Form
 from tidewheel.control.console.job import key_of_page
 from tidewheel.control.console.urls import Urls
+from tidewheel.control.console.view import page_now
+from tidewheel.control.explain.explain import explain
+from tidewheel.control.explain.explanation import Explanation, OccurrenceOutcome
+from tidewheel.control.explain.facts import read_instant_facts
 from tidewheel.control.explain.preview import NOT_FIRING
+from tidewheel.control.explain.text import OVERLAP_EFFECTS
 from tidewheel.control.explain.upcoming import Upcoming, upcoming
 from tidewheel.control.reads.resuming import preview_resume
-from tidewheel.jobs.values import format_second, format_timestamp
+from tidewheel.ids import job_id
+from tidewheel.jobs.invalid import InvalidValue
+from tidewheel.jobs.values import Instant, format_second, format_timestamp, parse_timestamp
 from tidewheel.nouns.jobs.model import JobDetail, job_of
 from tidewheel.nouns.jobs.reads import show_job
-from tidewheel.schedules.policies import CatchUp
+from tidewheel.runs import Overlap
+from tidewheel.schedules.decision import CatchUp
+from tidewheel.schedules.describe import to_zone
 
 _WITHOUT_TIMER = {
     "manual": ("The job has no schedule: a pause marks it as paused, and has no occurrence to stop.",),
@@ -35,6 +46,8 @@ _LATER = {
     CatchUp.FIRE_ALL: "those within the `window` of the job fire when the pause ends",
 }
 _LONGEST = 100  # characters of a reason in the address of an undo, which a cookie holds
+
+_REASON = Field("reason", "Reason (optional)", help="Stored with the occurrence and in the audit log.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,3 +161,171 @@ def _news(job: JobDetail) -> str:
     by = f" by {job.paused_by}" if job.paused_by else ""
     why = f": {job.pause_reason}" if job.pause_reason else ""
     return f"It has been paused since {format_second(job.paused_at)}{by}{why}."
+
+
+class OccurrenceQuery(TenantQuery):
+    """Query of these actions; `at` is the nominal instant."""
+
+    at: Instant
+
+
+@dataclass(frozen=True, slots=True)
+class SkipOccurrence:
+    """Skip one occurrence."""
+
+    scope = Scope.OPERATE
+
+    def ask(self, connection: Connection, caller: Caller, request: Request, urls: Urls) -> Dialog:
+        """Return the occurrence that will not fire."""
+        found = _explained(connection, caller, request)
+        question, back = (
+            f"Skip {_clock(found.local)} of {found.key}?",
+            urls.job(found.key, job_id(caller.tenant, found.key), "job_next"),
+        )
+        if found.outcome == OccurrenceOutcome.WILL_BE_SKIPPED:
+            will = (readings(found), f"Nothing would change. {found.words}")
+            return Dialog(question, "", back, place="jobs", will=will, keep="Back")
+        if found.outcome == OccurrenceOutcome.NO_OCCURRENCE:
+            none = (readings(found), found.words, *_nearest(found))
+            return Dialog(question, "", back, place="jobs", will=none, keep="Back")
+        return Dialog(
+            question, f"Skip {_clock(found.local)}", back, place="jobs",
+            will=(readings(found), _now(found), "After the skip, it does not fire, and no run is created."),
+            stays=("The other occurrences stay as they are.",), fields=(_REASON,),
+        )  # fmt: skip
+
+    def act(self, connection: Connection, caller: Caller, form: Form, request: Request, urls: Urls) -> Done:
+        """Skip it."""
+        return _Change(connection, caller, form, request, urls).send("job.skip", "will be skipped")
+
+
+@dataclass(frozen=True, slots=True)
+class MoveOccurrence:
+    """Move one occurrence to another time."""
+
+    scope = Scope.OPERATE
+
+    def ask(self, connection: Connection, caller: Caller, request: Request, urls: Urls) -> Dialog:
+        """Return the occurrence, and ask for its new time."""
+        found = _explained(connection, caller, request)
+        example = found.local.isoformat(timespec="seconds")
+        about = f"A time with its offset from UTC, such as {example}."
+        to = Field("to", "Fires instead at", value=example, help=about, required=True)
+        return Dialog(
+            f"Move {_clock(found.local)} of {found.key}?", f"Move {_clock(found.local)}",
+            urls.job(found.key, job_id(caller.tenant, found.key), "job_next"), place="jobs",
+            will=(readings(found), _now(found), "After the move, it fires at the time below."),
+            stays=("Records keep its original time.",),
+            fields=(to, _REASON),
+        )  # fmt: skip
+
+    def act(self, connection: Connection, caller: Caller, form: Form, request: Request, urls: Urls) -> Done | Dialog:
+        """Move it; onto another occurrence only after a warning."""
+        to = text_of(form, "to")
+        if to is not None and form.get("onto") != to and (met := _met(connection, caller, request, to)):
+            fields = [Field(name, "", "hidden", form.get(name, "")) for name in ("to", "reason")]
+            dialog = self.ask(connection, caller, request, urls)
+            return replace(dialog, will=(*dialog.will, *met), fields=(*fields, Field("onto", "", "hidden", to)))
+        return _Change(connection, caller, form, request, urls).send("job.move", "is moved", to=to)
+
+
+@dataclass(frozen=True, slots=True)
+class UnskipOccurrence:
+    """Undo a skip or a move."""
+
+    scope = Scope.OPERATE
+
+    def ask(self, connection: Connection, caller: Caller, request: Request, urls: Urls) -> Dialog:
+        """Return the occurrence that fires again."""
+        found = _explained(connection, caller, request)
+        what = "skip" if found.moved_to is None else "move"
+        return Dialog(
+            f"Undo the {what} of {_clock(found.local)} of {found.key}?", f"Undo the {what}",
+            urls.job(found.key, job_id(caller.tenant, found.key), "job_next"), place="jobs",
+            will=(readings(found), _now(found), _fires(found, page_now(connection))),
+        )  # fmt: skip
+
+    def act(self, connection: Connection, caller: Caller, form: Form, request: Request, urls: Urls) -> Done:
+        """Undo it."""
+        at = read_query(request, OccurrenceQuery).at
+        words = "will fire at its time" if at > page_now(connection) else "fires now: its time has passed"
+        return _Change(connection, caller, form, request, urls).send("job.unskip", words)
+
+
+def _met(connection: Connection, caller: Caller, request: Request, to: str) -> Sequence[str]:
+    """Return a sentence if another occurrence fires at the time that was typed."""
+    key, own = key_of_page(connection, caller, request), read_query(request, OccurrenceQuery).at
+    try:
+        at = parse_timestamp(to)
+    except InvalidValue:  # the request refuses it
+        return ()
+    with connection.snapshot() as reading:
+        facts = read_instant_facts(reading, caller.tenant, key, at, connection.installation.misfire_after)
+        job = show_job(reading, caller.tenant, key).job
+    span = facts.version_span
+    moved = any(each.moved_to == at and each.scheduled_at != own for each in facts.override)
+    if at == own or not (moved or (span is not None and facts.own_override is None and span.fires(at))):
+        return ()
+    overlap = Overlap.BUFFER_ALL if "ordering_key" in job else Overlap(str(job.get("overlap", Overlap.SKIP)))
+    has_places = " if the concurrency key has a place for each" if "concurrency_key" in job else ""
+    effect = f"{OVERLAP_EFFECTS[overlap]}{has_places if overlap is Overlap.ALLOW_ALL else ''}"
+    met = f"Another occurrence of this job fires at {format_timestamp(at)}, too."
+    return (f"{met} If one run is still active when the other, the new run, starts, {effect}.",)
+
+
+def _fires(found: Explanation, now: datetime) -> str:
+    """Return when an occurrence fires that is neither skipped nor moved any more."""
+    return f"After that, it fires {'at its time' if found.at > now else 'at once, because its own time has passed'}."
+
+
+def _nearest(found: Explanation) -> Iterator[str]:
+    """Yield the occurrence nearest to an instant that has none."""
+    near = [at for at in (found.before, found.after) if at is not None]
+    if near:
+        at = min(near, key=lambda at: abs(at - found.at))
+        yield f"The nearest occurrence is that of {_clock(to_zone(at, found.zone))} {found.zone}."
+
+
+def _now(found: Explanation) -> str:
+    """Return the present state of an occurrence, before the action."""
+    return "At present, it will fire at this time." if found.outcome == OccurrenceOutcome.SCHEDULED else found.words
+
+
+def readings(found: Explanation) -> str:
+    """Return an instant on the job's clock and in UTC, in a sentence."""
+    own = f"{_clock(found.local)} {found.zone} ({found.local:%Z, UTC%z})"
+    return f"Its time is {own}." if found.zone == "UTC" else f"Its time is {own}, which is {_clock(found.at)} UTC."
+
+
+def _clock(at: datetime) -> str:
+    return f"{at:%a} {at.day} {at:%b %Y %H:%M:%S}"
+
+
+def _explained(connection: Connection, caller: Caller, request: Request) -> Explanation:
+    """Return the explanation of the occurrence."""
+    key, at = key_of_page(connection, caller, request), read_query(request, OccurrenceQuery).at
+    with connection.snapshot() as reading:
+        late = connection.installation.misfire_after
+        return explain(reading, caller.tenant, key, at, misfire_after=late, with_undo=False)
+
+
+@dataclass(frozen=True, slots=True)
+class _Change:
+    """A change of the occurrence that an address names."""
+
+    connection: Connection
+    caller: Caller
+    form: Form
+    request: Request
+    urls: Urls
+
+    def send(self, kind: str, words: str, **fields: object) -> Done:
+        """Send the request; what it changes may be taken back."""
+        key = key_of_page(self.connection, self.caller, self.request)
+        at = format_timestamp(read_query(self.request, OccurrenceQuery).at)
+        document = {"type": kind, "key": key, "at": at, "reason": text_of(self.form, "reason"), **fields}
+        job = job_of(self.connection.request(document, request_id_of(self.form)))
+        found = _explained(self.connection, self.caller, self.request)
+        what = f"{_clock(found.local)} {found.zone} of {key}"
+        undo = None if kind == "job.unskip" else ("Undo", self.urls.job(key, job.job_id, "job_unskip", at=at))
+        return Done(self.urls.job(key, job.job_id, "job_next"), f"{what} {words}.", undo)

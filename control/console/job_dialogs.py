@@ -7,12 +7,10 @@ from typing import ClassVar
 from starlette.requests import Request
 
 from tidewheel.api_keys import Scope
-from tidewheel.control.api.callers import Caller
-from tidewheel.control.client.connection import Connection
-from tidewheel.control.client.results import backfill_of
-from tidewheel.control.console.actions import SAMPLE, Dialog, Done, Field, request_id_of, text_of, whole_of
-from tidewheel.control.console.confirming import counted_of
-from tidewheel.control.console.forms import Form
+from tidewheel.control.api.authorization import Caller
+from tidewheel.control.client.connection import Connection, backfill_of
+from tidewheel.control.console.actions import SAMPLE, Dialog, Done, Field, counted_of, request_id_of, text_of, whole_of
+from tidewheel.control.console.door import Form
 from tidewheel.control.console.job import key_of_page
 from tidewheel.control.console.spec_check import changed_fields
 from tidewheel.control.console.urls import Urls

@@ -14,13 +14,13 @@ from starlette.responses import RedirectResponse, Response
 
 from tidewheel.api_keys import Scope
 from tidewheel.control.api.answers import call
-from tidewheel.control.api.callers import Caller, caller
+from tidewheel.control.api.authorization import Caller, caller
 from tidewheel.control.api.workers import Workers
 from tidewheel.control.client.connection import Connection
 from tidewheel.control.console.actions import acting, request_id_of, visitor
-from tidewheel.control.console.door import Door
-from tidewheel.control.console.forms import Form, check_form, read_form
+from tidewheel.control.console.door import Door, Form, check_form, read_form
 from tidewheel.control.console.job import key_of_page
+from tidewheel.control.console.job_pages import last_author
 from tidewheel.control.console.spec_check import Check, check, every_error
 from tidewheel.control.console.spec_form import (
     Draft,
@@ -32,7 +32,6 @@ from tidewheel.control.console.spec_form import (
     retyped,
     typed,
 )
-from tidewheel.control.console.versions import last_author
 from tidewheel.control.foreign import read_pasted
 from tidewheel.errors import FieldError, InvalidInput, Refused, RequestConflict, UnknownJob, VersionConflict
 from tidewheel.ids import job_id

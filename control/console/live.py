@@ -19,8 +19,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from tidewheel.api_keys import Scope
-from tidewheel.control.api.bearer import IS_OPEN, KEY
-from tidewheel.control.api.callers import caller
+from tidewheel.control.api.authorization import IS_OPEN, KEY, caller
 from tidewheel.control.api.problems import Overloaded
 from tidewheel.control.api.run_events import Places, Streaming
 from tidewheel.control.api.turns import Turns

@@ -11,26 +11,36 @@ from pydantic import Field as PydanticField
 from starlette.requests import Request
 
 from tidewheel.api_keys import Scope
-from tidewheel.control.api.callers import Caller
-from tidewheel.control.api.queries import TenantQuery, read_query
+from tidewheel.control.api.authorization import Caller
+from tidewheel.control.api.request_input import TenantQuery, read_query
 from tidewheel.control.client.connection import Connection
-from tidewheel.control.console.actions import SAMPLE, Dialog, Done, Field, request_id_of, sample_of, text_of
-from tidewheel.control.console.confirming import bound, confirmation, counted_of, ensure_confirmed, until_of
-from tidewheel.control.console.forms import Form
-from tidewheel.control.console.listing import pairs
-from tidewheel.control.console.retried import retried_lines, share_first
+from tidewheel.control.console.actions import (
+    SAMPLE,
+    Dialog,
+    Done,
+    Field,
+    bound,
+    confirmation,
+    counted_of,
+    ensure_confirmed,
+    request_id_of,
+    sample_of,
+    text_of,
+    until_of,
+)
+from tidewheel.control.console.door import Form
+from tidewheel.control.console.run_actions import retried_lines, share_first
 from tidewheel.control.console.sentences import is_cancelled
 from tidewheel.control.console.urls import Urls, local_path
-from tidewheel.control.console.view import page_now
+from tidewheel.control.console.view import page_now, pairs
 from tidewheel.control.console.words import agreed, counted, number
 from tidewheel.doors.address import in_address
 from tidewheel.errors import FieldError, InvalidInput, Refused, refuse
 from tidewheel.nouns.operation import model_of, operations
 from tidewheel.nouns.runs.detail import read_retry_facts
-from tidewheel.nouns.runs.listing import RunList
 from tidewheel.nouns.runs.model import CancelResult, PageFilter, RunFilter, RunSummary
 from tidewheel.nouns.runs.operations import Runs
-from tidewheel.nouns.runs.reads import list_runs, read_runs_and_waits
+from tidewheel.nouns.runs.reads import RunList, list_runs, read_runs_and_waits
 from tidewheel.runs import FINAL, RunState
 
 MOST = 200

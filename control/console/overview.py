@@ -1,26 +1,34 @@
-"""The overview: is all well, and if not, what, since when, whose."""
+"""The overview: is all well, and if not, what, since when, whose; lateness over time as lines."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from itertools import pairwise
 from typing import ClassVar, Literal
 
 from starlette.requests import Request
 
 from tidewheel.activity import Stage
-from tidewheel.control.api.callers import Caller
-from tidewheel.control.api.now import fleet_of, sees_fleet
-from tidewheel.control.api.queries import TenantQuery
+from tidewheel.control.api.authorization import Caller
+from tidewheel.control.api.overview import fleet_of, sees_fleet
+from tidewheel.control.api.request_input import TenantQuery
 from tidewheel.control.client.connection import Connection
-from tidewheel.control.console import lateness
 from tidewheel.control.console.axis import Axis, Window, axis
 from tidewheel.control.console.tide import NARROW, WIDE, Counts, Span, Tide, sentence, tide
 from tidewheel.control.console.urls import Urls
 from tidewheel.control.console.view import Failed, View, page_now, part, read_filters
 from tidewheel.control.console.words import counted, percent
-from tidewheel.control.reads.activity import ActivityFigures, UpcomingJobs, read_activity, read_upcoming
-from tidewheel.control.reads.backlog import OpenRuns, read_open_runs
 from tidewheel.control.reads.now import Now, read_now_of
+from tidewheel.control.reads.workload import (
+    ActivityFigures,
+    OpenRuns,
+    UpcomingJobs,
+    read_activity,
+    read_open_runs,
+    read_upcoming,
+)
+from tidewheel.control.words import duration
 from tidewheel.jobs.values import format_timestamp
 from tidewheel.nouns.freezes.reads import frozen_spans
 from tidewheel.nouns.jobs.reads import list_jobs
@@ -46,6 +54,9 @@ _PLACES: Mapping[str, str] = {
     "outbox": "fleet",
     "timers": "fleet",
 }  # by the kind of a need: the page that shows it
+
+LATENESS_WIDTH = 1000  # of the coordinates of lateness_lines, which stretch to the width of the plot
+_LEAST, _MOST = -3, 5  # powers of ten in seconds: 1 ms to a day
 
 
 class OverviewQuery(TenantQuery):
@@ -193,7 +204,7 @@ def _late(along: Axis, figures: ActivityFigures | Failed, stage: str) -> object:
     p50, p99 = ([None if each is None else getattr(each, name) for each in found] for name in ("p50", "p99"))
     whole = (figures.stages or {}).get(stage)
     half, most = (None, None) if whole is None else (whole.p50, whole.p99)
-    return {"lines": lateness.lines(along, p50, p99), "words": lateness.sentence(STAGES[stage], half, most)}
+    return {"lines": lateness_lines(along, p50, p99), "words": lateness_sentence(STAGES[stage], half, most)}
 
 
 def _sentence(
@@ -220,3 +231,66 @@ def _sentence(
     late = "" if here.on_time_rate is None else f"; {percent(here.on_time_rate)} began within a second of their time"
     bad = f"{here.failed_hour:,} failed" if here.failed_hour else "none failed"
     return f"{well} {counted(here.ended_hour, 'run')} ended in the last hour, {bad}{late}.{again}"
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """A horizontal line at a power of ten: its height in pixels and its label."""
+
+    y: float
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Lines:
+    """Two lateness_lines over the bins up to now.
+
+    Args:
+        height: The height of the plot in pixels.
+        p50: The path of the median.
+        p99: The path of the 99th percentile.
+        rules: The powers of ten.
+    """
+
+    height: int
+    p50: str
+    p99: str
+    rules: Sequence[Rule]
+
+
+def lateness_lines(along: Axis, p50: Sequence[float | None], p99: Sequence[float | None], height: int = 120) -> Lines:
+    """Return the lateness_lines of lateness in seconds, a value or None for each bin up to now.
+
+    A bin without a run interrupts a line. A value of 0 lies on the floor.
+    """
+    known = [each for each in (*p50, *p99) if each is not None]
+    powers = [math.log10(each) for each in known if each > 0]
+    low = max(min((math.floor(each) for each in powers), default=_LEAST), _LEAST)
+    high = min(max(max((math.ceil(each) for each in powers), default=0), low + 2), _MOST)
+
+    def y(seconds: float) -> float:
+        power = min(max(math.log10(seconds), low), high) if seconds > 0 else low
+        return round(height - 8 - (power - low) / (high - low) * (height - 24), 1)
+
+    step = LATENESS_WIDTH / along.behind
+    rules = [Rule(y(10.0**power), duration(timedelta(seconds=10.0**power))) for power in range(low, high + 1)]
+    half, most = ([None if each is None else y(each) for each in values] for values in (p50, p99))
+    return Lines(height, _path(half, step), _path(most, step), rules)
+
+
+def lateness_sentence(stage: str, p50: float | None, p99: float | None) -> str:
+    """Return the lateness_sentence of a plot of lateness, by the quantiles of its whole window."""
+    if p50 is None or p99 is None:
+        return f"Lateness, {stage}: no run in this window."
+    half, most = (duration(timedelta(seconds=each)) for each in (p50, p99))
+    return f"Lateness, {stage}: half of the runs within {half}, 99 of 100 within {most}."
+
+
+def _path(heights: Sequence[float | None], step: float) -> str:
+    """Return a path of steps: a horizontal piece for each bin, joined to that of its neighbour."""
+    parts: list[str] = []
+    for at, (before, height) in enumerate(pairwise([None, *heights])):
+        if height is not None:
+            parts.append(f"M{at * step:.1f} {height}" if before is None else f"V{height}")
+            parts.append(f"H{(at + 1) * step:.1f}")
+    return "".join(parts)

@@ -33,7 +33,7 @@ from tidewheel.control.console.urls import PATHS, Urls
 from tidewheel.ids import instant_of
 from tidewheel.jobs.values import format_timestamp
 from tidewheel.nouns.freezes.model import Freeze
-from tidewheel.settings.api import ApiSettings
+from tidewheel.settings.services import ApiSettings
 
 CONTENT_SECURITY_POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; form-action 'self';"

@@ -1,5 +1,6 @@
-"""Actions on one run: cancel it, run an ended one again, start the next attempt of a retrying one."""
+"""Actions on one run: cancel it, run an ended run again, start its next attempt."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from uuid import UUID
@@ -7,20 +8,20 @@ from uuid import UUID
 from starlette.requests import Request
 
 from tidewheel.api_keys import Scope
-from tidewheel.control.api.callers import Caller
+from tidewheel.control.api.authorization import Caller
 from tidewheel.control.client.connection import Connection
 from tidewheel.control.console.actions import Dialog, Done, Field, request_id_of, text_of, whole_of
-from tidewheel.control.console.forms import Form
+from tidewheel.control.console.door import Form
 from tidewheel.control.console.run_log import run_id_of
 from tidewheel.control.console.sentences import is_cancelled
 from tidewheel.control.console.urls import Urls
 from tidewheel.control.console.view import page_now
-from tidewheel.control.console.words import counted, state, when
+from tidewheel.control.console.words import agreed, counted, number, state, when
 from tidewheel.control.reads.job_position import read_job_position
 from tidewheel.errors import refuse
 from tidewheel.jobs.values import format_timestamp
 from tidewheel.nouns.freezes.reads import freezes_of
-from tidewheel.nouns.runs.detail import read_retry_facts, show_run
+from tidewheel.nouns.runs.detail import RetryFacts, count_open_retries, read_retry_facts, show_run
 from tidewheel.nouns.runs.model import RunDetail
 from tidewheel.nouns.runs.operations import Runs
 from tidewheel.runs import FINAL, OWNED, RunState
@@ -28,6 +29,9 @@ from tidewheel.runs import FINAL, OWNED, RunState
 _ALONE = "Only this job runs. To run the jobs after it too, resume the failed part on the workflow's page."
 _COUNTS = "Its dead letter then counts as redriven."
 REASON = Field("reason", "Reason (optional)", help="Stored in the audit log.")
+
+PARTS = "Each runs alone: to start the jobs after it, resume its workflow."
+_PART = "It runs alone: to start the jobs after it, resume the workflow."
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,3 +180,35 @@ def _open_run(connection: Connection, caller: Caller, request: Request) -> RunDe
     if run.summary.status in FINAL:
         refuse("", f"the run has already ended as {state(run.summary.status)}", "retry it for a new run")
     return run
+
+
+def retried_lines(facts: Sequence[RetryFacts], noun: str) -> Sequence[str]:
+    """Return a sentence about each fact that some of these runs have; a run is called `noun`."""
+    parts, retried = sum(each.is_part for each in facts), sum(each.retries > 0 for each in facts)
+    still_open = count_open_retries(facts)
+    part = agreed(parts, "is a part of a workflow", "are parts of workflows")
+    before = agreed(retried, "was retried before and gets", "were retried before and get")
+    go_on = agreed(still_open, "retry is open and goes", "retries are open and go")
+    found = (
+        (parts, f"{share_first(parts, len(facts), noun)} {part}. {_PART if parts == 1 else PARTS}"),
+        (retried, f"{share_first(retried, len(facts), noun)} {before} one more run."),
+        (still_open, f"{number(still_open)} earlier {go_on} on."),
+    )
+    return [words for count, words in found if count]
+
+
+def share_first(count: int, matched: int, noun: str) -> str:
+    """Return `share` as the first words of a sentence."""
+    words = share(count, matched, noun)
+    return f"{words[:1].upper()}{words[1:]}"
+
+
+def share(count: int, matched: int, noun: str) -> str:
+    """Return how many of the things of a dialog bulk work has.
+
+    >>> share(1, 1, "run"), share(3, 3, "run"), share(2, 24, "run")
+    ('this run', 'all of these runs', '2 of these 24 runs')
+    """
+    if count >= matched:
+        return f"this {noun}" if matched == 1 else f"all of these {noun}s"
+    return f"{number(count)} of these {number(matched)} {noun}s"

@@ -1,31 +1,194 @@
-"""The output of an attempt: as lines of a page, the lines that follow, and byte for byte."""
+"""The output of an attempt: numbered and coloured lines, lines that follow, and bytes."""
 
-from collections.abc import Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
+from itertools import islice
 from typing import ClassVar
 from uuid import UUID
 
 from fastapi.security import SecurityScopes
+from markupsafe import Markup
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
 from tidewheel.api_keys import Scope
 from tidewheel.control.api.answers import call
-from tidewheel.control.api.callers import Caller, caller
-from tidewheel.control.api.queries import TenantQuery, Whole, read_query
+from tidewheel.control.api.authorization import Caller, caller
+from tidewheel.control.api.request_input import TenantQuery, Whole, read_query
 from tidewheel.control.api.workers import Workers
 from tidewheel.control.client.connection import Connection
-from tidewheel.control.console.log_lines import Log, log_of
 from tidewheel.control.console.rendering import HEADERS
 from tidewheel.control.console.urls import Urls
 from tidewheel.control.console.view import View
+from tidewheel.control.console.words import boxed
 from tidewheel.jobs.validation import shown
-from tidewheel.nouns.runs.detail import show_run
-from tidewheel.nouns.runs.logs import read_logs
+from tidewheel.nouns.runs.detail import read_logs, show_run
 from tidewheel.nouns.runs.model import LogPiece, RunDetail
 from tidewheel.runs import FINAL
+
+LONGEST = 2_000
+"""Characters of a line beyond which it is folded."""
+
+_LINES = 1_000  # in a page: the last ones
+_BOXES = 500  # control characters drawn with their numbers; further ones are drawn as one character
+
+COLOURS: Mapping[int, str] = {1: "red", 2: "green", 3: "yellow", 4: "blue", 5: "magenta", 6: "cyan"}
+"""The classes by the numbers of ANSI; black and white are the page's ink."""
+
+# Source: ECMA-48: CSI sequences, OSC and other strings up to their terminator, and escapes of two characters.
+_ESCAPE = re.compile(
+    r"\x1b\[(?P<parameters>[0-?]*)[ -/]*(?P<final>[@-~])|\x1b[\]PX^_][^\x07\x1b\n]*(?:\x07|\x1b\\)?|\x1b[ -/]*[0-~]?"
+)
+_PARAMETERS = 32  # of one sequence: more are ignored
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A line.
+
+    Args:
+        number: Its number, from the first byte that is stored.
+        folded: The number of characters that are folded.
+        is_open: True if the attempt may still add to it.
+    """
+
+    number: int
+    text: Markup
+    rest: Markup
+    folded: int
+    is_open: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Log:
+    """The output of an attempt, or what it has written since a part of it was read.
+
+    Args:
+        dropped_bytes: How many bytes before the lines are no longer stored.
+        left_out: How many lines before these are left out.
+        end: The number of bytes before the next part, in all that the attempt has written.
+        next_line: The number of the line with which the next part begins.
+    """
+
+    attempt: int
+    lines: Sequence[Line]
+    dropped_bytes: int
+    left_out: int
+    end: int
+    next_line: int
+
+
+def log_of(piece: LogPiece, *, after: int = 0, first: int = 1, is_over: bool = True) -> Log:
+    """Return the lines of an attempt's output.
+
+    Args:
+        piece: What is stored of its output after these bytes.
+        after: The bytes that were read before.
+        first: The number of the first line after them.
+        is_over: True if the attempt writes no more.
+    """
+    dropped, output = piece.dropped_bytes, piece.output
+    text = output.decode(errors="replace").replace("\r\n", "\n")
+    given = text.split("\n")
+    last = given.pop()  # the text after the last break
+    if last:
+        given.append(last)
+    is_open = bool(last) and not is_over
+    left_out = max(len(given) - _LINES, 0)
+    boxes, lines = _Boxes(), list[Line]()
+    for number, line in enumerate(islice(given, left_out, None), first + left_out):
+        line = line.rpartition("\r")[2]  # as a terminal shows the progress of a download
+        lines.append(_line(number, line, boxes, is_open=is_open and number == first + len(given) - 1))
+    end = after + dropped + (output.rfind(b"\n") + 1 if is_open else len(output))
+    return Log(piece.attempt, lines, dropped, left_out, end, first + len(given) - is_open)
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Text in one colour; None is the page's ink."""
+
+    text: str
+    colour: str | None = None
+
+
+def spans(line: str, colour: str | None = None) -> Iterator[Span]:
+    r"""Yield the parts of a line, each in one colour.
+
+    >>> list(spans("\x1b[1;31mfailed\x1b[0m: \x1b]0;title\x07no\x1b[2K disk"))
+    [Span(text='failed', colour='red'), Span(text=': no disk', colour=None)]
+    """
+    at, text = 0, ""
+    for found in _ESCAPE.finditer(line):
+        text += line[at : found.start()]
+        at = found.end()
+        if found["final"] == "m" and (following := _selected(found["parameters"], colour)) != colour:
+            if text:
+                yield Span(text, colour)
+            text, colour = "", following
+    if text := text + line[at:]:
+        yield Span(text, colour)
+
+
+class _Boxes:
+    """Draws control characters, and counts them."""
+
+    def __init__(self) -> None:
+        self._left = _BOXES
+
+    def drawn(self, text: str) -> Markup:
+        if text.isprintable():
+            return boxed(text, kept="\t")
+        controls = sum(not char.isprintable() for char in text)
+        if controls > self._left:
+            text = "".join(char if char.isprintable() or char == "\t" else "\u25af" for char in text)
+        self._left = max(self._left - controls, 0)
+        return boxed(text, kept="\t")
+
+
+def _line(number: int, text: str, boxes: _Boxes, *, is_open: bool) -> Line:
+    head, rest, room = list[Span](), list[Span](), LONGEST
+    for span in spans(text):
+        if room > 0:
+            head.append(Span(span.text[:room], span.colour))
+        if len(span.text) > room:
+            rest.append(Span(span.text[room:], span.colour))
+        room = max(room - len(span.text), 0)
+    return Line(number, _markup(head, boxes), _markup(rest, boxes), sum(len(each.text) for each in rest), is_open)
+
+
+def _markup(parts: Sequence[Span], boxes: _Boxes) -> Markup:
+    made = (
+        boxes.drawn(each.text)
+        if each.colour is None
+        else Markup('<span class="ansi-{}">{}</span>').format(each.colour, boxes.drawn(each.text))
+        for each in parts
+    )
+    return Markup("").join(made)
+
+
+def _selected(parameters: str, colour: str | None) -> str | None:
+    """Return the colour after a sequence that selects one."""
+    codes = [int(each) if each.isdecimal() and len(each) < 4 else 0 for each in re.split("[;:]", parameters)]
+    codes = codes[:_PARAMETERS]
+    at = 0
+    while at < len(codes):
+        code = codes[at]
+        if code in {38, 48}:  # a colour of 256 or of 16 million, of the text or of the ground
+            is_short = codes[at + 1 : at + 2] == [5]
+            if code == 38:
+                number = codes[at + 2] if is_short and at + 2 < len(codes) else 0
+                colour = COLOURS.get(number % 8) if number < 16 else None
+            at += 3 if is_short else 5
+            continue
+        if code in {0, 39}:
+            colour = None
+        elif code // 10 in {3, 9}:
+            colour = COLOURS.get(code % 10)
+        at += 1
+    return colour
 
 
 class LogQuery(TenantQuery):

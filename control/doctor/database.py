@@ -12,9 +12,8 @@ import psycopg
 
 from tidewheel.clock import SystemClock
 from tidewheel.control.doctor.check import Context
-from tidewheel.control.reads.backlog import read_held_lanes
 from tidewheel.control.reads.findings import Finding, Severity
-from tidewheel.control.reads.status import (
+from tidewheel.control.reads.fleet import (
     age_text,
     find_unhandled_runs,
     read_outbox,
@@ -22,6 +21,7 @@ from tidewheel.control.reads.status import (
     read_services,
     read_status,
 )
+from tidewheel.control.reads.workload import read_held_lanes
 from tidewheel.errors import MigrationError, SettingsError, Unavailable
 from tidewheel.migrations.row_security import REMEDY, ownership_problem, role_problem, unsecured_tables
 from tidewheel.migrations.runner import MigrationState, created_names, is_post, migrations, status

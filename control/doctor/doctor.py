@@ -11,9 +11,9 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from tidewheel.control.doctor import broker, database, replication
+from tidewheel.control.doctor import database, servers
 from tidewheel.control.doctor.check import Check, Context, Limits, Report, run_checks
-from tidewheel.extras import is_installed
+from tidewheel.distribution import is_installed
 from tidewheel.settings.connections import Connections
 
 CHECKS = (
@@ -29,16 +29,16 @@ CHECKS = (
     Check("partitions", database.check_partitions, needs="schema"),
     Check("archive", database.check_archive, needs="schema"),
     Check("retention", database.check_retention, needs="schema"),
-    Check("replication", replication.check_replication, needs="database"),
-    Check("standby", replication.check_standby_site, needs="schema"),
+    Check("replication", servers.check_replication, needs="database"),
+    Check("standby", servers.check_standby_site, needs="schema"),
     Check("vacuum", database.check_vacuum, needs="database"),
     Check("quarantine", database.check_quarantine, needs="schema"),
     Check("order", database.check_order, needs="schema"),
     Check("signatures", database.check_signatures, needs="schema"),
     Check("keys", database.check_keys, needs="schema"),
-    Check("broker", broker.check_broker),
-    Check("topics", broker.check_topics, needs="broker"),
-    Check("disk", broker.check_disk),
+    Check("broker", servers.check_broker),
+    Check("topics", servers.check_topics, needs="broker"),
+    Check("disk", servers.check_disk),
 )
 FRESH = timedelta(seconds=10)
 """A younger diagnosis is not repeated: its checks read the server's own views, and ask the brokers."""

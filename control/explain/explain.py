@@ -7,7 +7,6 @@ whatever the job's past.
 
 from datetime import UTC, datetime, timedelta
 
-from tidewheel.control.explain.dst_notes import no_occurrence_notes, occurrence_notes
 from tidewheel.control.explain.explanation import (
     MISFIRE_AFTER,
     MOVED,
@@ -18,7 +17,7 @@ from tidewheel.control.explain.explanation import (
     Verdict,
     WorkflowFacts,
 )
-from tidewheel.control.explain.facts import InstantFacts, read_instant_facts
+from tidewheel.control.explain.facts import InstantFacts, VersionSpan, read_instant_facts
 from tidewheel.control.explain.predict import chained, explain_child, later_parents, moved_to_future, not_recorded
 from tidewheel.control.explain.text import (
     MANUAL,
@@ -37,7 +36,7 @@ from tidewheel.control.explain.text import (
     versions_removed,
     will_fire_created,
 )
-from tidewheel.control.explain.version_timeline import VersionSpan
+from tidewheel.control.explain.upcoming import no_occurrence_notes, occurrence_notes
 from tidewheel.errors import ScheduleRefused
 from tidewheel.postgres.session import Conn
 from tidewheel.runs import Cause, RunState

@@ -19,7 +19,7 @@ from tidewheel.control.explain.recent import Unfired, unfired_between
 from tidewheel.control.reads.job_position import JobPosition, read_job_position
 from tidewheel.control.reads.json_form import one_of
 from tidewheel.nouns.freezes.reads import freeze_changes
-from tidewheel.nouns.jobs.statistics import read_counted_days
+from tidewheel.nouns.jobs.operations import read_counted_days
 from tidewheel.nouns.runs.model import STATUSES, RunDetail
 from tidewheel.postgres.session import Conn
 from tidewheel.postgres.statements import Statements

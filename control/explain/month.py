@@ -9,11 +9,9 @@ from datetime import UTC, date, datetime, timedelta
 from itertools import islice, pairwise
 from typing import NamedTuple
 
-from tidewheel.control.explain.dst_notes import occurrence_notes
-from tidewheel.control.explain.facts import read_overrides_around
+from tidewheel.control.explain.facts import VersionSpan, VersionTimeline, read_overrides_around, read_version_timeline
 from tidewheel.control.explain.text import NO_FURTHER_OCCURRENCE
-from tidewheel.control.explain.upcoming import upcoming_words
-from tidewheel.control.explain.version_timeline import VersionSpan, VersionTimeline, read_version_timeline
+from tidewheel.control.explain.upcoming import occurrence_notes, upcoming_words
 from tidewheel.control.reads.job_position import JobPosition, read_job_position
 from tidewheel.errors import UnknownJob
 from tidewheel.nouns.freezes.reads import freezes_of

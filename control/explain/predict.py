@@ -22,7 +22,7 @@ from tidewheel.control.explain.explanation import (
     Verdict,
     WorkflowFacts,
 )
-from tidewheel.control.explain.facts import InstantFacts, OverrideFacts
+from tidewheel.control.explain.facts import InstantFacts, OverrideFacts, VersionSpan
 from tidewheel.control.explain.text import (
     FOLLOWS,
     NEXT_POLL_FIRES,
@@ -49,12 +49,10 @@ from tidewheel.control.explain.text import (
     will_fire,
     will_fire_moved,
 )
-from tidewheel.control.explain.version_timeline import VersionSpan
 from tidewheel.postgres.statements import Statements
 from tidewheel.runs import FINAL, RunState
 from tidewheel.schedules.decide import decide
-from tidewheel.schedules.decision import HoldReason, SkipReason
-from tidewheel.schedules.policies import jittered
+from tidewheel.schedules.decision import HoldReason, SkipReason, jittered
 from tidewheel.schedules.schedule import FixedDelay
 from tidewheel.transitions.occurrences import MEETS, Occurrence
 from tidewheel.transitions.parents import read_parent_runs

@@ -9,14 +9,13 @@ from datetime import datetime, timedelta
 
 from psycopg.rows import class_row
 
-from tidewheel.control.client.arguments import as_document
 from tidewheel.control.explain.explanation import MISFIRE_AFTER, OccurrenceOutcome
 from tidewheel.control.explain.text import OVERLAP_EFFECTS, instant, paused, policy_effect
 from tidewheel.control.explain.upcoming import MAX_SHOWN, OccurrenceScan, UpcomingOccurrence
 from tidewheel.control.words import duration
 from tidewheel.errors import Refused
 from tidewheel.ids import job_id
-from tidewheel.intake.calendars import unknown_calendars
+from tidewheel.intake.calendars import lost_moves, read_upcoming_overrides, unknown_calendars
 from tidewheel.intake.locks import JobRow, absent_job
 from tidewheel.intake.next_version import (
     NextVersion,
@@ -28,21 +27,20 @@ from tidewheel.intake.next_version import (
     next_version,
     once_at,
 )
-from tidewheel.intake.override_rows import lost_moves, read_upcoming_overrides
 from tidewheel.jobs.allow_lists import AllowLists
 from tidewheel.jobs.parsing import own_request
 from tidewheel.jobs.requests import JobSubmit
 from tidewheel.jobs.schedule import AfterSpec
 from tidewheel.jobs.spec import JobSpec
 from tidewheel.nouns.freezes.reads import freezes_of
+from tidewheel.nouns.operation import as_mapping
 from tidewheel.postgres.database_clock import read_now
 from tidewheel.postgres.session import Conn
 from tidewheel.postgres.statements import Statements
 from tidewheel.schedules.calendars import is_occurrence
 from tidewheel.schedules.cron_schedule import CronSchedule
-from tidewheel.schedules.decision import Override
+from tidewheel.schedules.decision import Override, policies_from_text
 from tidewheel.schedules.describe import describe, to_zone
-from tidewheel.schedules.policies import policies_from_text
 from tidewheel.schedules.schedule import TICK, FixedDelay, Interval, Once, Schedule
 from tidewheel.schedules.timer_state import DaySets, TimerPosition, TimerState, timer_state, zone_name
 from tidewheel.transitions.decision_inputs import read_day_sets
@@ -101,7 +99,7 @@ def preview(
         after: All occurrences are later than this; by default now.
         allow_lists: The targets that a submit allows; by default any.
     """
-    given = job if isinstance(job, JobSpec) else as_document(job, "job")
+    given = job if isinstance(job, JobSpec) else as_mapping(job, "job")
     request = own_request({"type": "job.submit", "tenant": tenant, "job": given})
     assert isinstance(request, JobSubmit)  # noqa: S101 - by its type
     if allow_lists is not None:

@@ -8,16 +8,14 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 
 from tidewheel.control.explain.explanation import RunFacts, SkipSpan
-from tidewheel.control.explain.facts import InstantFacts, OverrideFacts
-from tidewheel.control.explain.version_timeline import VersionSpan
+from tidewheel.control.explain.facts import InstantFacts, OverrideFacts, VersionSpan
 from tidewheel.control.reads.waits import GOES_ON, read_waits
 from tidewheel.control.words import duration
 from tidewheel.nouns.freezes.model import Freeze
 from tidewheel.runs import Overlap, RunState
 from tidewheel.schedules.decide import MAX_CAUGHT_UP
-from tidewheel.schedules.decision import SkipReason
+from tidewheel.schedules.decision import CatchUp, SkipReason
 from tidewheel.schedules.describe import to_zone
-from tidewheel.schedules.policies import CatchUp
 from tidewheel.schedules.schedule import FixedDelay, Once
 from tidewheel.transitions.overlap import REPLACING
 

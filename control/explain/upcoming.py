@@ -1,4 +1,4 @@
-"""`next`: the next occurrences of a saved job, with skips, moves, calendars, pauses and freezes.
+"""`next`: the next occurrences of a job, with skips, moves, pauses, freezes and clock changes.
 
 The scan uses the firing code's schedules, from the timer's position. Runs created ahead of their time come first. An
 occurrence that does not fire (skipped, excluded, in a pause) is shown in its place and not counted. A freeze is shown
@@ -11,9 +11,14 @@ from datetime import UTC, datetime, timedelta
 from typing import cast
 from uuid import UUID
 
-from tidewheel.control.explain.dst_notes import occurrence_notes
 from tidewheel.control.explain.explanation import MISFIRE_AFTER, OccurrenceOutcome
-from tidewheel.control.explain.facts import OverrideFacts, read_job_error, read_overrides_around
+from tidewheel.control.explain.facts import (
+    OverrideFacts,
+    VersionSpan,
+    read_job_error,
+    read_overrides_around,
+    read_version_timeline,
+)
 from tidewheel.control.explain.text import (
     AWAITS_POLL,
     FOLLOWS,
@@ -26,7 +31,6 @@ from tidewheel.control.explain.text import (
     postponed,
     quarantined,
 )
-from tidewheel.control.explain.version_timeline import VersionSpan, read_version_timeline
 from tidewheel.control.reads.job_position import JobPosition, read_job_position
 from tidewheel.errors import UnknownJob
 from tidewheel.nouns.freezes.model import Freeze
@@ -34,19 +38,70 @@ from tidewheel.nouns.freezes.reads import freezes_of
 from tidewheel.postgres.session import Conn
 from tidewheel.postgres.statements import Statements
 from tidewheel.runs import RunState
-from tidewheel.schedules.calendars import excluded_spans, is_occurrence
+from tidewheel.schedules.calendars import CalendarSchedule, excluded_spans, is_occurrence
+from tidewheel.schedules.cron_fields import following
+from tidewheel.schedules.cron_schedule import CronSchedule, ZonedCron
 from tidewheel.schedules.decide import MAX_COUNTED, decide
-from tidewheel.schedules.decision import HoldReason, Override
-from tidewheel.schedules.describe import to_zone
-from tidewheel.schedules.policies import jittered
-from tidewheel.schedules.schedule import TICK, FixedDelay, Manual, Once
+from tidewheel.schedules.decision import HoldReason, Override, jittered
+from tidewheel.schedules.describe import dst_effects, to_zone
+from tidewheel.schedules.schedule import TICK, FixedDelay, Manual, Once, Schedule, at_second, whole_second
 from tidewheel.schedules.timer_state import TimerState
+from tidewheel.schedules.zones import zone
+
+_NEAR = timedelta(days=2)  # a clock change further away does not concern the instant
 
 _FIND_RUNS_AHEAD = Statements("tidewheel.control")["find_runs_ahead"]
 
 MAX_SHOWN = 1_000
 _YEAR = timedelta(days=366)  # how far ahead excluded days are shown if no occurrence fires after them
 _LAST = datetime.max.replace(tzinfo=UTC)
+
+
+def occurrence_notes(schedule: Schedule, at: datetime, since: datetime | None = None) -> tuple[str, ...]:
+    """Return the effects on an occurrence, and the local times that a clock change skipped before it."""
+    bare = schedule.schedule if isinstance(schedule, CalendarSchedule) else schedule
+    if not isinstance(bare, CronSchedule):
+        return ()
+    since = max(since or bare.before(at) or at - _NEAR, at - 2 * _NEAR)
+    several = len(bare.entries) > 1
+    return tuple(
+        f"`{entry.fields.expression}`: {note}" if several else note
+        for entry in bare.entries
+        if entry.following(whole_second(at)) == whole_second(at)
+        for note in dst_effects(entry, whole_second(since), whole_second(at))
+    )
+
+
+def no_occurrence_notes(schedule: Schedule, at: datetime) -> tuple[str, ...]:
+    """Return the clock changes that may make a reader expect an occurrence at an instant without one."""
+    bare = schedule.schedule if isinstance(schedule, CalendarSchedule) else schedule
+    if not isinstance(bare, CronSchedule):
+        return ()
+    other_pass = [note for entry in bare.entries if (note := _other_pass(entry, at)) is not None]
+    notes = [*other_pass]
+    for neighbour in (bare.before(at), bare.after(at)):
+        if not other_pass and neighbour is not None and abs(neighbour - at) < _NEAR:
+            nearest = f"{neighbour.replace(tzinfo=None).isoformat()}Z"
+            notes += [f"occurrence at {nearest}: {note}" for note in occurrence_notes(bare, neighbour)]
+    return tuple(notes)
+
+
+def _other_pass(entry: ZonedCron, at: datetime) -> str | None:
+    """Return a note if the local time occurs twice and fires only at the other instant."""
+    second, of = whole_second(at), zone(entry.zone_name)
+    span = of.span_at(second)
+    local = second + of.offsets[span]
+    if at.microsecond or following(entry.fields, local) != local:
+        return None
+    for index in (span - 1, span + 1):
+        if 0 <= index < len(of.starts):
+            other = local - of.offsets[index]
+            if of.span_at(other) == index and entry.following(other) == other:
+                which = "second" if index < span else "first"
+                shown = f"{at_second(local):%Y-%m-%d %H:%M:%S}"
+                fires = f"{at_second(other):%Y-%m-%dT%H:%M:%S}Z"
+                return f"{shown} occurs twice: this is the {which} time, and the job fires at {fires} (DST overlap)"
+    return None
 
 
 @dataclass(frozen=True, slots=True)

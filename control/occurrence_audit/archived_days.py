@@ -20,8 +20,7 @@ from fastavro import parse_schema
 from psycopg import Rollback
 
 from tidewheel.control.archive.containers import SCHEMAS, Record, decode_block, raw_block
-from tidewheel.control.archive.manifest import FACTS, RUNS, ArchiveFile, damaged, read_manifest
-from tidewheel.control.archive.records import list_days
+from tidewheel.control.archive.days import FACTS, RUNS, ArchiveFile, damaged, list_days, read_manifest
 from tidewheel.control.archive.stores import MANIFEST, MissingFile, Store, manifest_text
 from tidewheel.control.occurrence_audit.records import Scope, ended_from
 from tidewheel.errors import ArchiveDamaged

@@ -36,9 +36,8 @@ from tidewheel.errors import ScheduleRefused, refuse
 from tidewheel.jobs.values import format_timestamp
 from tidewheel.postgres.session import Conn, rows_of
 from tidewheel.postgres.statements import Statements
-from tidewheel.schedules.decision import DaySet, Override
+from tidewheel.schedules.decision import DaySet, Override, Policies, policies_from_text
 from tidewheel.schedules.parse import schedule_from_text
-from tidewheel.schedules.policies import Policies, policies_from_text
 from tidewheel.schedules.timer_state import DaySets, TimerPosition, timer_state
 from tidewheel.schedules.zones import tzdata_version
 from tidewheel.transitions.decision_inputs import read_day_sets

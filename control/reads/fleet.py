@@ -1,6 +1,9 @@
-"""Read the fleet: executors, and the owner of each shard."""
+"""Read the fleet: services, executors, owners of shards, what is due and not done, and findings.
 
-from collections.abc import Sequence
+The measurements are the statements of the scheduler's metrics, so that a page and a gauge show the same number.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Annotated, cast
@@ -9,11 +12,22 @@ from uuid import UUID
 from psycopg.rows import class_row
 from pydantic import Field
 
-from tidewheel.control.reads.waits import LEASE
+from tidewheel.control.reads.findings import Finding, Severity
+from tidewheel.control.reads.stored import rows_as
+from tidewheel.control.reads.waits import LEASE, start_executor
+from tidewheel.control.reads.workload import HeldLane, held_findings, read_held_lanes
+from tidewheel.jobs.values import format_duration, format_second
 from tidewheel.membership import rendezvous
+from tidewheel.nouns.freezes.model import Freeze
+from tidewheel.nouns.freezes.reads import all_freezes
+from tidewheel.outbox import SLICES, OutboxLane, slice_lane_of
+from tidewheel.postgres.pg_binary import integers
 from tidewheel.postgres.session import Conn
 from tidewheel.postgres.statements import Statements
-from tidewheel.runs import OWNED
+from tidewheel.presence import SILENT_SECONDS
+from tidewheel.process.fallbacks import Share, Step
+from tidewheel.runs import OWNED, Move, sources
+from tidewheel.scheduler.unhandled import find_unhandled
 
 _SQL = Statements("tidewheel.control")
 _LIST_EXECUTORS = _SQL["list_executors"]
@@ -30,6 +44,29 @@ _PARTS = 5_000  # tenants of a queue and lane whose runs are looked at
 
 _FIRST = UUID(int=0)
 _TIMEOUT = timedelta(seconds=10)  # the default of TIDEWHEEL_MEMBER_TIMEOUT
+_READ_SERVICES = _SQL["read_services"]
+_READ_FALLBACKS = _SQL["read_fallbacks"]
+_READ_FLEET_FACTS = _SQL["read_fleet_facts"]
+_READ_INTAKE_OFFSETS = _SQL["read_intake_offsets"]
+_SCHEDULER_SQL = Statements("tidewheel.scheduler")
+_MEASURE_RUNS = _SCHEDULER_SQL["measure_runs"]
+_MEASURE_OUTBOX = _SCHEDULER_SQL["measure_outbox"]
+_MEASURE_TIMERS = _SCHEDULER_SQL["measure_timers"]
+
+COUNTED = 10_000
+"""The due runs of a lane, and messages of a slice, that are counted: more are shown as at least so many."""
+
+_LATE = timedelta(seconds=1)
+_TIMERS = 1000  # of each shard that are counted
+
+_ROLES: Mapping[str, tuple[Severity, str]] = {
+    "scheduler": (Severity.ERROR, "nothing fires, and no deadline ends a run"),
+    "relay": (Severity.ERROR, "no message leaves: no completion, no event, and runs start by the sweep alone"),
+    "executor": (Severity.ERROR, "no run starts"),
+    "intake": (Severity.WARNING, "requests on Kafka wait"),
+    "api": (Severity.WARNING, "no call over HTTP is answered"),
+}
+_OPTIONAL = "api"  # missed only if one has died
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,3 +166,217 @@ def list_shards(connection: Conn, shards: int) -> list[ShardOwner]:
 def is_scheduler_alive(connection: Conn) -> bool:
     """Return True if a scheduler has a recent heartbeat; for a session of all tenants."""
     return connection.execute(_LIST_SCHEDULERS, {"timeout": _TIMEOUT}).fetchone() is not None
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    """A process of a service, or an executor in another language."""
+
+    role: Annotated[str, Field(description="Its role.")]
+    process_id: Annotated[UUID, Field(description="Its id; of an executor its executor_id.")]
+    host: Annotated[str, Field(description="Its host.")]
+    pid: Annotated[int | None, Field(description="Its process id there; null for an executor in another language.")]
+    version: Annotated[str | None, Field(description="Its release; null for an executor in another language.")]
+    started_at: Annotated[datetime, Field(description="When it started.")]
+    last_heartbeat_at: Annotated[datetime, Field(description="Its last heartbeat.")]
+    is_silent: Annotated[
+        bool, Field(description="True without a heartbeat for longer than its lease, or four heartbeats.")
+    ]
+    is_stopping: Annotated[bool, Field(description="True while an executor drains.")]
+    queues: Annotated[Sequence[str] | None, Field(description="The queues of an executor.")]
+    handlers: Annotated[Sequence[str] | None, Field(description="The handlers and capabilities of an executor.")]
+    slots: Annotated[int | None, Field(description="The slots of an executor.")]
+    settings: Annotated[Mapping[str, str] | None, Field(description="The settings that all processes must share.")]
+    skew_seconds: Annotated[float | None, Field(description="Its clock minus the database's at its last heartbeat.")]
+
+    @property
+    def name(self) -> str:
+        """Its role, host and process id."""
+        return f"{self.role} {self.host}" + (f" pid {self.pid}" if self.pid else "")
+
+
+@dataclass(frozen=True, slots=True)
+class DueRuns:
+    """Runs of one queue and lane that are due and have not started."""
+
+    queue: Annotated[str, Field(description="The queue.")]
+    lane: Annotated[str, Field(description="The lane.")]
+    due: Annotated[int, Field(description="Their number, `COUNTED` at most. Frozen ones are left out.")]
+    oldest: Annotated[timedelta, Field(description="The time for which the oldest is due.")]
+    orphaned: Annotated[int, Field(description="Attempts whose executor is silent.")]
+
+
+@dataclass(frozen=True, slots=True)
+class DueMessages:
+    """Messages of one lane of the outbox that no broker has acknowledged."""
+
+    lane: Annotated[str, Field(description="The lane.")]
+    due: Annotated[int, Field(description="Their number, `COUNTED` at most for each slice.")]
+    oldest: Annotated[timedelta, Field(description="The time for which the oldest is due.")]
+
+
+@dataclass(frozen=True, slots=True)
+class FleetStatus:
+    """The state of the fleet."""
+
+    now: Annotated[datetime, Field(description="The database's clock.")]
+    services: Annotated[
+        tuple[Service, ...],
+        Field(description="The processes, by role: those that live, and the dead ones that no other has replaced."),
+    ]
+    due: Annotated[tuple[DueRuns, ...], Field(description="The due runs of each queue and lane that has some.")]
+    outbox: Annotated[
+        tuple[DueMessages, ...], Field(description="The messages of each lane of the outbox that has some.")
+    ]
+    overdue_timers: Annotated[int, Field(description="The number of timers that are overdue.")]
+    overdue_by: Annotated[timedelta, Field(description="The time for which the oldest timer is overdue.")]
+    held: Annotated[tuple[HeldLane, ...], Field(description="The queues and lanes whose runs relays hold back.")]
+    freezes: Annotated[tuple[Freeze, ...], Field(description="The standing freezes of all tenants.")]
+    problems: Annotated[tuple[Finding, ...], Field(description="The findings.")]
+
+
+def read_status(connection: Conn, shards: int) -> FleetStatus:
+    """Return the state of the fleet, by a fixed number of statements that read heads of indexes."""
+    now, has_jobs = cast("tuple[datetime, bool]", connection.execute(_READ_FLEET_FACTS, binary=True).fetchone())
+    services = read_services(connection)
+    freezes = all_freezes(connection)
+    overdue, overdue_by = read_overdue(connection, shards)
+    due = read_due_runs(connection)
+    held = read_held_lanes(connection)
+    return FleetStatus(
+        now=now,
+        services=unreplaced(services),
+        due=tuple(each for each in due if each.due or each.orphaned),
+        outbox=tuple(read_outbox(connection)),
+        overdue_timers=overdue,
+        overdue_by=overdue_by,
+        held=held,
+        freezes=freezes,
+        problems=(
+            *_missing_roles(services, has_jobs=has_jobs),
+            *_silent_executors(services),
+            *find_unhandled_runs(connection),
+            *held_findings(held, now),
+            *find_fallbacks(connection),
+            *map(_frozen, freezes),
+        ),
+    )
+
+
+def read_services(connection: Conn) -> tuple[Service, ...]:
+    """Return the processes of all services; one that died is among them for a day."""
+    columns = {"lease": LEASE, "silent_after": timedelta(seconds=SILENT_SECONDS)}
+    with connection.cursor(row_factory=rows_as(Service), binary=True) as cursor:
+        return tuple(cursor.execute(_READ_SERVICES, columns))
+
+
+def unreplaced(services: Sequence[Service]) -> tuple[Service, ...]:
+    """Return the processes without dead ones that another has replaced.
+
+    A process replaces one of its role that was dead before it started, on its own host if there is one.
+    """
+    dead: list[Service] = []
+    replaced: set[UUID] = set()
+    for each in sorted(services, key=lambda service: service.started_at):
+        earlier = [one for one in dead if one.role == each.role and one.last_heartbeat_at <= each.started_at]
+        if earlier:
+            taken = min(earlier, key=lambda one: (one.host != each.host, one.last_heartbeat_at))
+            dead.remove(taken)
+            replaced.add(taken.process_id)
+        if each.is_silent:
+            dead.append(each)
+    return tuple(each for each in services if each.process_id not in replaced)
+
+
+def read_due_runs(connection: Conn) -> list[DueRuns]:
+    """Return what is due of each queue and lane with open runs."""
+    columns = {"sources": sources(Move.CLAIM), "owned": OWNED, "lease": LEASE, "limit": COUNTED}
+    rows = connection.execute(_MEASURE_RUNS, columns, binary=True).fetchall()
+    return [DueRuns(*cast("tuple[str, str, int, timedelta, int]", row)) for row in rows]
+
+
+def read_outbox(connection: Conn) -> list[DueMessages]:
+    """Return what is due of each lane of the outbox that has some."""
+    lanes = {slice_lane_of(part, lane): lane for lane in OutboxLane for part in range(SLICES)}
+    found: dict[OutboxLane, tuple[int, timedelta]] = {}
+    columns = {"slice_lanes": integers(lanes), "limit": COUNTED}
+    for slice_lane, due, age in connection.execute(_MEASURE_OUTBOX, columns, binary=True):
+        lane = lanes[cast("int", slice_lane)]
+        before, oldest = found.get(lane, (0, timedelta(0)))
+        found[lane] = before + cast("int", due), max(oldest, cast("timedelta", age))
+    return [DueMessages(lane, *figures) for lane, figures in found.items()]
+
+
+def read_overdue(connection: Conn, shards: int) -> tuple[int, timedelta]:
+    """Return the number of overdue timers, and the time for which the oldest is due."""
+    columns = {"shards": integers(range(shards)), "late": _LATE, "limit": _TIMERS}
+    row = connection.execute(_MEASURE_TIMERS, columns, binary=True).fetchone()
+    overdue, age, _ = cast("tuple[int, timedelta, datetime]", row)
+    return overdue, age
+
+
+def read_intake_offsets(connection: Conn) -> dict[tuple[str, int], int]:
+    """Return the offset from which intake reads next, by topic and partition."""
+    rows = connection.execute(_READ_INTAKE_OFFSETS, binary=True).fetchall()
+    return {(str(topic), cast("int", partition)): cast("int", offset) for topic, partition, offset in rows}
+
+
+def find_unhandled_runs(connection: Conn) -> Iterator[Finding]:
+    """Yield a finding for each handler that due runs need and no live executor of their queue has."""
+    for each in find_unhandled(connection):
+        wait = "run waits" if each.runs == 1 else "runs wait"
+        evidence = f"{each.runs:,} {wait} in tenant {each.tenant}, such as {each.run_id}"
+        yield Finding("handlers", Severity.ERROR, each.reason, evidence, start_executor(each.queue, each.handler))
+
+
+def find_fallbacks(connection: Conn) -> Iterator[Finding]:
+    """Yield a finding for each fall-back that does much of the work: all is well, and a fault is hidden."""
+    columns = {"silent_after": timedelta(seconds=SILENT_SECONDS), "steps": list(Step)}
+    for step, queue, usual, fallback in connection.execute(_READ_FALLBACKS, columns, binary=True):
+        share = Share(Step(str(step)), str(queue), cast("int", usual), cast("int", fallback))
+        if share.is_fault:
+            yield Finding("fallbacks", Severity.WARNING, share.text, share.counts, share.remedy)
+
+
+def _missing_roles(services: Sequence[Service], *, has_jobs: bool) -> Iterator[Finding]:
+    if not has_jobs and not services:
+        return  # an installation that nothing uses yet
+    for role, (severity, effect) in _ROLES.items():
+        known = [each for each in services if each.role == role]
+        if any(not each.is_silent for each in known) or (role == _OPTIONAL and not known):
+            continue
+        latest = max(known, key=lambda each: each.last_heartbeat_at, default=None)
+        what = f"no {role} lives: {effect}"
+        evidence = f"no {role} has a row in processes"
+        if latest is not None:
+            only = "the only one" if len(known) == 1 else f"the last of {len(known)}"
+            since = format_second(latest.last_heartbeat_at)
+            evidence = f"{only}, {latest.name}, is dead: its last heartbeat was at {since}"
+        yield Finding("services", severity, what, evidence, f"tidewheel service {role}")
+
+
+def _silent_executors(services: Sequence[Service]) -> Iterator[Finding]:
+    """Yield one finding for all silent executors beside live ones; a reaper ends their leases."""
+    leases = [each for each in services if each.role == "executor" and each.queues is not None]
+    silent = [each for each in leases if each.is_silent]
+    if not silent or len(silent) == len(leases):
+        return  # none is silent, or no executor lives, which is a finding of its own
+    latest = max(silent, key=lambda each: each.last_heartbeat_at)
+    one = len(silent) == 1
+    who, their = (f"{latest.name} is", "its") if one else (f"{len(silent):,} executors are", "their")
+    evidence = (
+        f"{their} last heartbeat was at {format_second(latest.last_heartbeat_at)}. {their.capitalize()} attempts end "
+        f"as lost. Other executors retry {their} runs, except runs with delivery at_most_once"
+    )
+    remedy = f"read the output of {'its process on that host' if one else 'their processes'}"
+    yield Finding("executors", Severity.WARNING, f"{who} silent", evidence, remedy)
+
+
+def _frozen(freeze: Freeze) -> Finding:
+    what = f"a freeze is in force: runs of {freeze.scope} do not start"
+    return Finding("freezes", Severity.WARNING, what, freeze.words, freeze.thaw_command)
+
+
+def age_text(age: timedelta) -> str:
+    """Return an age in whole seconds."""
+    return format_duration(timedelta(seconds=max(round(age.total_seconds()), 0)))

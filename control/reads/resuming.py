@@ -17,8 +17,7 @@ from tidewheel.postgres.pg_binary import uuids
 from tidewheel.postgres.session import Conn
 from tidewheel.postgres.statements import Statements
 from tidewheel.schedules.decide import MAX_CAUGHT_UP, on_resume
-from tidewheel.schedules.decision import SkipReason
-from tidewheel.schedules.policies import Policies, policies_from_text
+from tidewheel.schedules.decision import Policies, SkipReason, policies_from_text
 from tidewheel.schedules.schedule import TICK, FixedDelay
 from tidewheel.schedules.timer_state import TimerState, timer_state
 from tidewheel.transitions.decision_inputs import DecisionInputs, read_decision_inputs

@@ -24,7 +24,7 @@ from tidewheel.nouns.freezes.model import Freeze
 from tidewheel.postgres.session import Conn
 from tidewheel.postgres.statements import Statements
 from tidewheel.runs import IN_FLIGHT, OWNED, AttemptOutcome, Gate, Move, RunState, sources
-from tidewheel.transitions.rate_ring import Ring
+from tidewheel.transitions.tenant_rates import Ring
 
 _SQL = Statements("tidewheel.control")
 _READ_WAITS = _SQL["read_waits"]

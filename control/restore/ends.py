@@ -19,9 +19,8 @@ from tidewheel.schemas.generated.records import JobDefinition, RunCompleted, Run
 from tidewheel.transitions.create import NewRun, RunInputs, create_runs
 from tidewheel.transitions.drain import drain
 from tidewheel.transitions.finish import finish_runs
-from tidewheel.transitions.finished import RunEnd
+from tidewheel.transitions.finished import UNKNOWN_OUTCOME, RunEnd
 from tidewheel.transitions.installation import Installation
-from tidewheel.transitions.retry import UNKNOWN_OUTCOME
 
 _SQL = Statements("tidewheel.control.restore")
 _READ_VERSIONS = _SQL["read_versions"]

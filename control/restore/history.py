@@ -18,7 +18,7 @@ from tidewheel.runs import Cause
 from tidewheel.schedules.decision import Skip, SkipReason
 from tidewheel.schemas.codec import decode
 from tidewheel.schemas.generated.records import LifecycleEvent, Reply, RequestType, RunCompleted, RunRequest
-from tidewheel.schemas.json_form import from_json
+from tidewheel.schemas.interop import from_json
 
 R = TypeVar("R")
 Place = tuple[str, int]

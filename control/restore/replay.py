@@ -22,7 +22,7 @@ from tidewheel.control.restore.history import Answer, History, Place, read_messa
 from tidewheel.ids import instant_of, job_id, run_id
 from tidewheel.intake.apply import store_reply
 from tidewheel.intake.batch import apply_batch, decode_message
-from tidewheel.intake.offsets import StoredOffsets, ends_of, partition_of
+from tidewheel.intake.partitions import StoredOffsets, ends_of, partition_of
 from tidewheel.intake.request import ReceivedRequest
 from tidewheel.jobs.requests import (
     BatchAdd,

@@ -1,9 +1,16 @@
-"""Begin and stop recording rows for a standby site (docs/adr/0082-standby-site.md)."""
+"""Begin and stop recording rows for a standby site, and read its state (ADR 0082).
 
+A service that imports this module gets no right to change the state, as `recording` does.
+"""
+
+from dataclasses import dataclass
+from datetime import datetime, timedelta
 from typing import LiteralString
+from uuid import UUID
 
 import psycopg
 from psycopg import sql
+from psycopg.rows import class_row
 
 from tidewheel.errors import Unavailable
 from tidewheel.kafka.topics import Topics
@@ -32,6 +39,8 @@ CREATE TRIGGER {name} AFTER {event} ON {table} REFERENCING {rows} TABLE AS chang
 _LIST: LiteralString = """
 INSERT INTO standby_changes (kind, key) SELECT {kind}, jsonb_build_object({pairs})::text FROM {table}
 """
+
+_READ_STANDBY = Statements("tidewheel.control.standby")["read_standby"]
 
 
 def enable(connection: Conn, topics: Topics) -> None:
@@ -100,3 +109,35 @@ def _execute_in_tries(connection: Conn, table: str, statements: list[sql.Compose
                     "names, then run the command again"
                 )
                 raise Unavailable(message) from error
+
+
+@dataclass(frozen=True, slots=True)
+class Recording:
+    """The state of recording, and of the raise that this installation came from.
+
+    Args:
+        enabled_at: The time at which recording began; None while it is off.
+        listed: True once the rows that existed before are noted too; False again once Kafka has refused a record.
+        complete_at: The snapshot of the last complete batch; None before the first one.
+        age: The time since then, by the database's clock.
+        changes: Noted changes that are in no batch yet.
+        raised_as_of: The snapshot of `raised_batch`.
+    """
+
+    site: UUID
+    enabled_at: datetime | None
+    listed: bool
+    batch: int
+    complete_at: datetime | None
+    age: timedelta | None
+    changes: int
+    raised_site: UUID | None
+    raised_batch: int | None
+    raised_as_of: datetime | None
+    raised_at: datetime | None
+
+
+def read_recording(connection: Conn) -> Recording | None:
+    """Return the state of recording; None if this installation neither records nor was raised."""
+    with connection.cursor(row_factory=class_row(Recording)) as cursor:
+        return cursor.execute(_READ_STANDBY).fetchone()

@@ -50,7 +50,7 @@ def main() -> None:
 
 def _prepare(role: str) -> dict[str, object]:
     """Import the role's code, and an executor's handlers; return the report."""
-    import_module("tidewheel.control.cli.services")
+    import_module("tidewheel.control.services")
     import_module(CODE[role])
     if role != "executor":
         return {}

@@ -19,20 +19,16 @@ from tidewheel.api_keys import ApiKey, Scope, read_key
 from tidewheel.clock import monotonic_seconds
 from tidewheel.control.client.client import Client
 from tidewheel.control.console.sign_in import add_sign_in
-from tidewheel.control.local_stack import make_stack
-from tidewheel.control.supervise.dev_stack import DevLock, DevStack
-from tidewheel.control.supervise.log import Log
-from tidewheel.control.supervise.process import Report
-from tidewheel.control.supervise.services import ROLES, make_services, module_files, stopping_by_signals
-from tidewheel.control.supervise.supervisor import Supervisor
+from tidewheel.control.supervise.local_stack import DevLock, DevStack, make_stack
+from tidewheel.control.supervise.process import Log, Report
+from tidewheel.control.supervise.supervisor import ROLES, Supervisor, make_services, module_files, stopping_by_signals
 from tidewheel.errors import refuse
 from tidewheel.local.daemon import free_port, is_free
-from tidewheel.local.files import write_private
 from tidewheel.local.stack import StackInfo
-from tidewheel.local.state import API_HEADERS_FILE, API_TOKEN_FILE, HOME_VARIABLE
+from tidewheel.local.state import API_HEADERS_FILE, API_TOKEN_FILE, HOME_VARIABLE, write_private
 from tidewheel.postgres.session import connect
-from tidewheel.settings.api import ApiSettings
 from tidewheel.settings.executor import ExecutorSettings
+from tidewheel.settings.services import ApiSettings
 
 _QUIET_MILLISECONDS = 50  # editors write a file in several steps
 _LONGEST_MILLISECONDS = 500

@@ -16,7 +16,7 @@ from tempfile import mkdtemp
 from examples.demo.checks import check_all
 from examples.demo.display import Screen, print_summary
 from examples.demo.scenario import run_scenario
-from tidewheel.control.local_stack import start_stack
+from tidewheel.control.supervise.local_stack import start_stack
 from tidewheel.errors import TidewheelError
 from tidewheel.local.stack import LocalStack
 

@@ -11,7 +11,7 @@ from examples.demo.checks import Check, History, figures
 from examples.demo.consumer import Seen
 from examples.demo.requests import Line
 from tidewheel.clock import monotonic_seconds
-from tidewheel.local.progress import Step
+from tidewheel.local.daemon import Step
 from tidewheel.schemas.generated.records import RunStatus
 
 _LINE_EVERY_SECONDS = 4.0

@@ -17,7 +17,7 @@ from pydantic_core import to_json
 
 from tidewheel.errors import AttemptOver, FieldError, InvalidInput, Unavailable
 from tidewheel.executor.context import Context, Flag, logger_of
-from tidewheel.executor.handler_channel import HandlerChannel, Parent, Previous
+from tidewheel.executor.context_parts import HandlerChannel, Parent, Previous
 from tidewheel.executor.outcome import Outcome, error_text, trace_text
 from tidewheel.runs import AttemptOutcome
 

@@ -26,7 +26,7 @@ from tidewheel.clock import boot_seconds
 from tidewheel.errors import AttemptOver, TidewheelError
 from tidewheel.executor.complete_in import Completion, CompletionConfig
 from tidewheel.executor.context import LOG_FORMAT, Context, Flag
-from tidewheel.executor.handler_channel import Completing, Parent, Previous
+from tidewheel.executor.context_parts import Completing, Parent, Previous
 from tidewheel.executor.handlers import Handler, import_handlers, invalid_payload, registered
 from tidewheel.executor.isolation.protocol import (
     Frame,

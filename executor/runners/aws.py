@@ -20,7 +20,7 @@ from typing import Protocol, TypedDict, cast
 from tidewheel.executor.attempt import Attempt
 from tidewheel.executor.lease import Lease, LeaseOver
 from tidewheel.executor.outcome import NOT_STARTED, Outcome, failed, succeeded
-from tidewheel.executor.runners.retry_after import retry_after
+from tidewheel.executor.runners.runner import retry_after
 from tidewheel.jobs.allow_lists import AllowLists
 from tidewheel.jobs.invalid import InvalidValue
 from tidewheel.jobs.values import MAX_RESULT_BYTES

@@ -21,19 +21,19 @@ from tidewheel.clock import SystemClock
 from tidewheel.executor.attempt import Attempt
 from tidewheel.executor.lease import LeaseOver
 from tidewheel.executor.outcome import NOT_STARTED, RELEASED, Outcome, failed, succeeded, waiting
-from tidewheel.executor.runners.addresses import (
+from tidewheel.executor.runners.http_client import HttpClient, NotRepeated, read_place
+from tidewheel.executor.runners.http_transport import (
     CONNECT_SECONDS,
     AddressGuard,
     AddressRefused,
     LookUpTimedOut,
     Resolve,
 )
-from tidewheel.executor.runners.http_client import HttpClient, NotRepeated, read_place
-from tidewheel.executor.runners.retry_after import retry_after
+from tidewheel.executor.runners.runner import retry_after
 from tidewheel.executor.runners.secret_store import SecretMissing, SecretRefused, SecretStore
 from tidewheel.http_secrets import host_key, read_secrets, signature_headers
 from tidewheel.jobs.allow_lists import AllowLists
-from tidewheel.jobs.hosts import TargetUrl
+from tidewheel.jobs.http_values import TargetUrl
 from tidewheel.jobs.invalid import InvalidValue
 from tidewheel.jobs.values import MAX_RESULT_BYTES
 from tidewheel.redaction import CREDENTIAL_HEADERS, REDACTED, Redactor, redact

@@ -28,9 +28,15 @@ from aiohttp.http_exceptions import HttpProcessingError, LineTooLong
 from yarl import URL
 
 from tidewheel.executor.lease import Lease, LeaseOver
-from tidewheel.executor.runners.addresses import AddressGuard, AddressInfo, look_up_seconds
-from tidewheel.executor.runners.http_transport import LeasedTransport, Sending, Tls
-from tidewheel.jobs.hosts import TargetUrl, read_url
+from tidewheel.executor.runners.http_transport import (
+    AddressGuard,
+    AddressInfo,
+    LeasedTransport,
+    Sending,
+    Tls,
+    look_up_seconds,
+)
+from tidewheel.jobs.http_values import TargetUrl, read_url
 
 _KEPT_CONNECTIONS = 200  # beyond those in use
 _KEPT_SECONDS = 30

@@ -12,8 +12,7 @@ from typing import NamedTuple, TypeAlias
 
 from tidewheel.clock import monotonic_seconds
 from tidewheel.http_secrets import PREFIX, HttpSecret, environment_secrets, make_secret
-from tidewheel.jobs.headers import SECRET_NAME
-from tidewheel.jobs.hosts import TargetUrl
+from tidewheel.jobs.http_values import SECRET_NAME, TargetUrl
 from tidewheel.jobs.values import is_tenant
 from tidewheel.redaction import protect
 from tidewheel.settings.executor import ExecutorSettings

@@ -20,9 +20,19 @@ from pydantic import TypeAdapter
 from tidewheel.jobs.requests import Request
 from tidewheel.jobs.strict_json import as_list, as_object
 from tidewheel.jobs.validation import Forms, allow_short_forms
-from tidewheel.schemas.files import json_schema_uri
+from tidewheel.schemas.avro import (
+    Array,
+    Enum,
+    Field,
+    Nullable,
+    Primitive,
+    Record,
+    Strings,
+    Type,
+    json_schema_uri,
+    shape,
+)
 from tidewheel.schemas.generator.modules import records_module, wire_module
-from tidewheel.schemas.shape import Array, Enum, Field, Nullable, Primitive, Record, Strings, Type, shape
 
 _RECORDS = ("run_completed", "lifecycle_event", "dead_letter", "reply")
 _DIALECT = "https://json-schema.org/draft/2020-12/schema"

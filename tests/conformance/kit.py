@@ -22,7 +22,7 @@ from tidewheel.local.daemon import free_port
 from tidewheel.nouns.runs.model import Run
 from tidewheel.runs import Lane
 from tidewheel.settings.connections import Connections
-from tidewheel.settings.kafka_client import client_variables
+from tidewheel.settings.sources import client_variables
 
 Target = str | Mapping[str, object]
 

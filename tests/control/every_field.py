@@ -19,8 +19,7 @@ from tests.transitions.acts import EXECUTOR, HANDLER, apply_batch, begin, claim,
 from tests.transitions.graphs import drain_some, never
 from tidewheel.control.client.client import Client
 from tidewheel.jobs.batches import BatchCallbacks, BatchRun
-from tidewheel.jobs.concurrency import ConcurrencyKey, OrderingKey
-from tidewheel.jobs.dedupe import JobDedupe, TriggerDedupe
+from tidewheel.jobs.keys import ConcurrencyKey, JobDedupe, OrderingKey, TriggerDedupe
 from tidewheel.jobs.requests import AnyRequest
 from tidewheel.jobs.retry import RetryPolicy
 from tidewheel.jobs.schedule import ParentSpec, ScheduleSpec

@@ -19,8 +19,7 @@ from tests.scheduler.firing import fire_due
 from tests.transitions.acts import about, apply_batch, begin, end, ending, requeue, submission, submit, trigger
 from tests.transitions.graphs import drain_some, never
 from tidewheel.control.archive.containers import Parts, read_rows
-from tidewheel.control.archive.manifest import FACTS, RUNS, read_manifest
-from tidewheel.control.archive.records import locked_archive
+from tidewheel.control.archive.days import FACTS, RUNS, locked_archive, read_manifest
 from tidewheel.control.archive.stores import FolderStore
 from tidewheel.control.cli.exit_codes import ExitCode
 from tidewheel.control.client.client import Client
@@ -30,7 +29,7 @@ from tidewheel.ids import job_id
 from tidewheel.postgres.partitions import create_missing, stored_days
 from tidewheel.process.service import Shutdown
 from tidewheel.runs import AttemptOutcome, RunState
-from tidewheel.scheduler.freezing import Thaws
+from tidewheel.scheduler.releases import Thaws
 from tidewheel.scheduler.retention import Retention
 from tidewheel.scheduler.retention_rules import periods_of
 from tidewheel.settings.services import SchedulerSettings

@@ -8,8 +8,8 @@ from confluent_kafka import Producer
 
 from tests.fixtures.database import Database
 from tests.relay.topics import make_topics
-from tidewheel.control.occurrence_audit.completions import unrecorded_ends
 from tidewheel.control.occurrence_audit.records import Scope
+from tidewheel.control.occurrence_audit.result import unrecorded_ends
 from tidewheel.local.stack import StackInfo
 
 pytestmark = pytest.mark.kafka

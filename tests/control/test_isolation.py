@@ -22,16 +22,16 @@ from tests.transitions.test_workflows import play
 from tidewheel.activity import Stage
 from tidewheel.control.client.client import Client
 from tidewheel.control.client.connection import Connection, begin_for_tenant
-from tidewheel.control.reads.activity import read_activity, slowest_runs
 from tidewheel.control.reads.now import read_now_of
 from tidewheel.control.reads.resuming import preview_resume
 from tidewheel.control.reads.run_changes import read_run_changes
+from tidewheel.control.reads.workload import read_activity, slowest_runs
 from tidewheel.ids import job_id
 from tidewheel.migrations.row_security import TENANT_ROLE
 from tidewheel.nouns.freezes.model import FrozenScope
 from tidewheel.nouns.freezes.reads import freeze_changes, list_freezes, preview_thaw
 from tidewheel.nouns.jobs.reads import list_jobs
-from tidewheel.nouns.works.reads import list_works
+from tidewheel.nouns.works.operations import list_works
 from tidewheel.postgres.pg_binary import Field, FieldDumper
 from tidewheel.postgres.session import BY_KEY, Conn, OwnConnection, connect
 from tidewheel.postgres.statements import Statements, trusted

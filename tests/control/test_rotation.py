@@ -9,8 +9,8 @@ from tests.fixtures.database import Database
 from tests.intake.waiting import waiting
 from tests.transitions.acts import submit
 from tidewheel import task_token_keys
+from tidewheel.control.cli.admin import rotate_task_tokens
 from tidewheel.control.client.client import Client
-from tidewheel.control.rotation import rotate_task_tokens
 from tidewheel.errors import Refused, SettingsError
 from tidewheel.runs import RunState
 from tidewheel.task_tokens import TaskTokens, task_token

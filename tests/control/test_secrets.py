@@ -28,12 +28,10 @@ from tests.strict_types import ROOT
 from tests.transitions.acts import submit
 from tidewheel.message_signatures import MessageKeys, digest_of
 from tidewheel.migrations.row_security import TENANT_ROLE
-from tidewheel.migrations.service_rights import SERVICES
-from tidewheel.migrations.service_roles import role_of
+from tidewheel.migrations.service_roles import SERVICES, role_of
 from tidewheel.postgres.session import connect
-from tidewheel.settings.api import ApiSettings
 from tidewheel.settings.executor import ExecutorSettings
-from tidewheel.settings.services import IntakeSettings, RelaySettings, SchedulerSettings
+from tidewheel.settings.services import ApiSettings, IntakeSettings, RelaySettings, SchedulerSettings
 from tidewheel.task_tokens import task_token
 
 PAGE = ROOT / "docs" / "threats.md"

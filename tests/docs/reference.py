@@ -18,10 +18,9 @@ from tests.docs.reference_messages import messages_page, requests_page
 from tests.docs.tables import table
 from tidewheel.jobs.values import format_duration
 from tidewheel.process.metrics import METRICS, Kind
-from tidewheel.settings.api import ApiSettings
 from tidewheel.settings.connections import Connections
 from tidewheel.settings.executor import ExecutorSettings
-from tidewheel.settings.services import ArchiveSettings, IntakeSettings, RelaySettings, SchedulerSettings
+from tidewheel.settings.services import ApiSettings, ArchiveSettings, IntakeSettings, RelaySettings, SchedulerSettings
 
 DOCS = Path(__file__).parents[2] / "docs"
 

@@ -19,7 +19,7 @@ from tidewheel.control.cli.parser import root_command
 from tidewheel.kafka.topics import Topics
 from tidewheel.process.service import Shutdown
 from tidewheel.schemas.codec import encode
-from tidewheel.settings.api import ApiSettings
+from tidewheel.settings.services import ApiSettings
 from tidewheel.transitions.installation import Installation
 
 _ROUTES = """\

@@ -28,7 +28,7 @@ MODULES = [*_modules(), "tests.docs.pages"]
 
 
 def test_modules_with_examples_are_found() -> None:
-    assert {"tidewheel.ids", "tidewheel.jobs.values", "tidewheel.transitions.retry"} <= set(MODULES)
+    assert {"tidewheel.ids", "tidewheel.jobs.values", "tidewheel.transitions.finished"} <= set(MODULES)
 
 
 @pytest.mark.parametrize("name", MODULES)

@@ -10,9 +10,9 @@ import pytest
 from tests.docs.pages import Shell, blocks, fits, follow
 from tests.strict_types import ROOT
 from tidewheel.local.daemon import free_port
-from tidewheel.local.files import locked
 from tidewheel.local.stack import LocalStack, StackInfo
-from tidewheel.settings.kafka_client import client_variables
+from tidewheel.local.state import locked
+from tidewheel.settings.sources import client_variables
 from tidewheel.testing.plugin import DATABASE_VARIABLE, KAFKA_VARIABLE
 
 PAGES = (

@@ -4,7 +4,7 @@ import pytest
 
 import tidewheel
 from tidewheel.errors import InvalidInput
-from tidewheel.executor.handler_channel import Parent
+from tidewheel.executor.context_parts import Parent
 from tidewheel.executor.handlers import Handler, registered
 
 

@@ -26,13 +26,14 @@ from tests.relay.topics import make_topics
 from tidewheel.clock import monotonic_seconds
 from tidewheel.errors import Cancel, Permanent, RetryAfter, Snooze
 from tidewheel.executor.attempt import Attempt
-from tidewheel.executor.attempt_output import OUTPUT_BYTES, Output
-from tidewheel.executor.end_log import EndLog
+from tidewheel.executor.attempt_log import EndLog
 from tidewheel.executor.handler_services import HandlerServices
 from tidewheel.executor.outcome import (
     CANCELLED,
+    OUTPUT_BYTES,
     RELEASED,
     Outcome,
+    Output,
     failed,
     from_exception,
     succeeded,

@@ -22,7 +22,7 @@ from tidewheel.local.stack import StackInfo
 from tidewheel.process.metrics import metrics
 from tidewheel.process.service import Shutdown
 from tidewheel.runs import RunState
-from tidewheel.scheduler.bulk_cancel import BulkCancel
+from tidewheel.scheduler.cancels import BulkCancel
 from tidewheel.schemas.generated.records import ReplyStatus
 
 pytestmark = pytest.mark.kafka

@@ -39,9 +39,9 @@ from tidewheel.postgres.partitions import day_of
 from tidewheel.postgres.session import UNIFORM
 from tidewheel.runs import AttemptOutcome, RunState
 from tidewheel.scheduler.repair import release_stuck_chains
+from tidewheel.transitions.after_end import apply_deferred_effects
 from tidewheel.transitions.attempts import ProgressReport, Saved, save_progress
 from tidewheel.transitions.claim import Started, claim_runs, claim_uniform
-from tidewheel.transitions.deferred_effects import apply_deferred_effects
 
 MINUTE = timedelta(minutes=1)
 KEEP_OPEN = """

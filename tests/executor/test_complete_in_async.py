@@ -25,10 +25,10 @@ from tests.fixtures.database import Database, Template
 from tests.fixtures.services import until
 from tidewheel.control.client.enqueue import enqueue, enqueue_async
 from tidewheel.errors import AttemptOver, InvalidInput, Refused
-from tidewheel.postgres.caller_connection import use_async_connection
 from tidewheel.postgres.session import Conn
+from tidewheel.postgres.session_kinds import use_async_connection
 from tidewheel.runs import AttemptOutcome
-from tidewheel.transitions.deferred_effects import apply_deferred_effects
+from tidewheel.transitions.after_end import apply_deferred_effects
 
 Own = psycopg.AsyncConnection[TupleRow]
 

@@ -27,12 +27,11 @@ from tests.transitions.stepping import in_background
 from tests.transitions.test_batches import of, started, states
 from tidewheel.clock import SystemClock
 from tidewheel.errors import AttemptOver, InvalidInput, Permanent
-from tidewheel.executor.batch_adds import BatchAdds
 from tidewheel.executor.context import Context, Flag
-from tidewheel.executor.handler_channel import NoChannel, Previous
-from tidewheel.executor.run_batch import RunBatch
+from tidewheel.executor.context_parts import NoChannel, Previous, RunBatch
+from tidewheel.executor.handler_services import BatchAdds
 from tidewheel.local.stack import StackInfo
-from tidewheel.postgres.session_pool import SessionPool
+from tidewheel.postgres.session_kinds import SessionPool
 from tidewheel.runs import AttemptOutcome
 
 JSON = st.recursive(

@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 from tests.executor.http_target import Answer, call, call_message, serving
 from tests.executor.http_target import HttpTarget as Receiver
 from tidewheel.executor.outcome import Outcome
-from tidewheel.executor.runners.addresses import AddressGuard, AddressRefused
 from tidewheel.executor.runners.http import redactor_of
 from tidewheel.executor.runners.http_client import read_place
+from tidewheel.executor.runners.http_transport import AddressGuard, AddressRefused
 from tidewheel.executor.runners.secret_store import SecretStore
 from tidewheel.http_secrets import read_entry
-from tidewheel.jobs.hosts import REFUSED, is_public
+from tidewheel.jobs.http_values import REFUSED, is_public
 from tidewheel.redaction import REDACTED
 from tidewheel.runs import AttemptOutcome
 from tidewheel.schemas.generated.records import HttpTarget

@@ -15,8 +15,8 @@ import pytest
 from tests.executor.attempting import attempt_of
 from tests.executor.http_target import Answer, call, conversing, serving
 from tidewheel.executor.outcome import Outcome
-from tidewheel.executor.runners.addresses import Resolve
 from tidewheel.executor.runners.http import HttpRunner
+from tidewheel.executor.runners.http_transport import Resolve
 from tidewheel.runs import AttemptOutcome
 
 OK = b"HTTP/1.1 200 OK\r\n"

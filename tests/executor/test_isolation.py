@@ -24,7 +24,7 @@ from tests.executor.test_shell_runner import gone
 from tests.fixtures.services import until
 from tidewheel.executor.attempt import Attempt
 from tidewheel.executor.context import Context
-from tidewheel.executor.handler_channel import Previous
+from tidewheel.executor.context_parts import Previous
 from tidewheel.executor.isolation.pool import WorkerPool
 from tidewheel.executor.isolation.process import Setup
 from tidewheel.executor.outcome import CANCELLED, RELEASED, Outcome, timed_out

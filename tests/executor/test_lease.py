@@ -22,8 +22,7 @@ from tests.fixtures.services import until
 from tests.relay.topics import make_topics
 from tidewheel.clock import boot_seconds
 from tidewheel.errors import AttemptOver
-from tidewheel.executor.heartbeat import Heartbeat, OnSignal
-from tidewheel.executor.lease import Lease
+from tidewheel.executor.lease import Heartbeat, Lease, OnSignal
 from tidewheel.executor.outcome import NOT_STARTED, RELEASED
 from tidewheel.executor.runners.aws import LambdaRunner
 from tidewheel.executor.runners.http import HttpRunner
@@ -39,7 +38,7 @@ from tidewheel.process.clock_skew import ClockSkew
 from tidewheel.process.service import Shutdown
 from tidewheel.runs import AttemptOutcome
 from tidewheel.settings.executor import ExecutorSettings
-from tidewheel.transitions.cancel_signals import Signal
+from tidewheel.transitions.cancellation import Signal
 
 OVER = Lease(-math.inf)
 

@@ -19,7 +19,7 @@ from tests.executor.running import Executing
 from tests.fixtures.reader import TopicReader
 from tests.fixtures.services import until
 from tests.transitions.stepping import in_background
-from tidewheel.control.rotation import rotate_message_keys
+from tidewheel.control.cli.admin import rotate_message_keys
 from tidewheel.message_signatures import (
     SIGNATURE_HEADER,
     SIGNS_AFTER_SECONDS,

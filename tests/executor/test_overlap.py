@@ -17,7 +17,7 @@ from tests.fixtures.services import until
 from tests.transitions.overlapping import make, signals
 from tidewheel.process.service import Shutdown
 from tidewheel.runs import RunState
-from tidewheel.transitions.cancel_signals import RunningAttempt, Signal, add_signals
+from tidewheel.transitions.cancellation import RunningAttempt, Signal, add_signals
 
 A_SECOND = timedelta(seconds=1)
 # Were it not for the terminate, a handler that does not listen would hold its run for a minute.

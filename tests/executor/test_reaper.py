@@ -12,7 +12,7 @@ from tests.fixtures.database import Database
 from tests.transitions.stepping import in_background, until_blocked
 from tidewheel.executor.reaper import Reaper, Watch
 from tidewheel.process.service import Shutdown
-from tidewheel.transitions.await_external import Wait, wait_runs
+from tidewheel.transitions.requeue import Wait, wait_runs
 
 LEASE = timedelta(seconds=15)
 A, B = UUID(int=1), UUID(int=2)

@@ -12,9 +12,9 @@ from tests.executor.attempting import attempt_of
 from tests.fixtures.services import until
 from tidewheel.clock import monotonic_seconds
 from tidewheel.executor.attempt import Attempt
-from tidewheel.executor.dispatch import TargetDispatcher
 from tidewheel.executor.outcome import NOT_STARTED, Outcome, succeeded
 from tidewheel.executor.run_queue import RunQueue
+from tidewheel.executor.runners.runner import TargetDispatcher
 from tidewheel.executor.slots import Slots
 from tidewheel.runs import Lane
 from tidewheel.schemas.generated import records

@@ -23,8 +23,7 @@ from tests.executor.attempting import RUN, attempt_of, run_attempt
 from tests.fixtures.services import until
 from tidewheel.errors import SettingsError
 from tidewheel.executor.attempt import Attempt
-from tidewheel.executor.attempt_output import OUTPUT_BYTES
-from tidewheel.executor.outcome import Outcome
+from tidewheel.executor.outcome import OUTPUT_BYTES, Outcome
 from tidewheel.executor.programs.process import ProgramStarter
 from tidewheel.executor.programs.supervisor import Command
 from tidewheel.executor.runners.shell import ShellRunner

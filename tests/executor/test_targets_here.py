@@ -23,10 +23,9 @@ from tests.transitions.stepping import in_background
 from tidewheel.clock import monotonic_seconds
 from tidewheel.errors import SettingsError
 from tidewheel.executor.attempt import Attempt
-from tidewheel.executor.dispatch import TargetDispatcher
 from tidewheel.executor.outcome import CANCELLED, Outcome, succeeded
 from tidewheel.executor.runners import http
-from tidewheel.executor.runners.runner import DeferredRunner, Runner, target_kinds
+from tidewheel.executor.runners.runner import DeferredRunner, Runner, TargetDispatcher, target_kinds
 from tidewheel.executor.runners.secret_store import SecretStore
 from tidewheel.local.stack import StackInfo
 from tidewheel.runs import AttemptOutcome

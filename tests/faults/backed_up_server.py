@@ -18,13 +18,12 @@ from tests.fixtures.database import Database
 from tests.fixtures.roles import role_passwords
 from tests.fixtures.services import Fleet, make_fleet, until
 from tidewheel.local.daemon import free_port, run_program
-from tidewheel.local.postgres import Postgres
-from tidewheel.local.postgres_program import find_programs, server_account
+from tidewheel.local.postgres import Postgres, find_programs, server_account
 from tidewheel.local.stack import StackInfo
 from tidewheel.migrations.runner import migrate
 from tidewheel.postgres.session import connect
 from tidewheel.settings.connections import Connections
-from tidewheel.settings.kafka_client import client_variables
+from tidewheel.settings.sources import client_variables
 from tidewheel.transitions.installation import read_installation
 
 _PASSWORD = uuid4().hex

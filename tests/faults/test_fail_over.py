@@ -167,7 +167,7 @@ def test_audit_finds_what_an_asynchronous_standby_lost(
     effects = Counter(effect.run_id for effect in oracle.effects())
     assert all(effects[run] == 2 for run in again if before[run].job_key == "tock")
     # Of the last minute before its snapshot the audit compares no ends, for these may be younger than it.
-    monkeypatch.setattr("tidewheel.control.occurrence_audit.completions._MARGIN", timedelta(0))
+    monkeypatch.setattr("tidewheel.control.occurrence_audit.result._MARGIN", timedelta(0))
     assert run_audit(database.url, begun).passed  # the database agrees with itself
     checked = run_audit(database.url, begun, kafka=fleet.kafka)
     found = {each.finding.words.split()[1] for each in checked.findings}

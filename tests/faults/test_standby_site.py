@@ -27,7 +27,7 @@ from confluent_kafka.admin import (
 from tests.faults.own_server import fleet_on
 from tests.fixtures.database import Database
 from tests.fixtures.services import PATIENCE_SECONDS, Fleet, admin_of, make_fleet, until
-from tidewheel.control.standby import raising, recording, state
+from tidewheel.control.standby import raising, recording
 from tidewheel.control.standby.raising import raise_site
 from tidewheel.errors import SettingsError
 from tidewheel.kafka.topics import Topics, create_standby_topics, setting_deviations, topic_statuses
@@ -225,9 +225,9 @@ def _lose_and_raise(lost: Fleet, raised: Fleet, here: StackInfo, there: StackInf
     _judge(effects(lost), effects(raised), report.as_of)
 
 
-def _state(fleet: Fleet) -> state.Recording:
+def _state(fleet: Fleet) -> recording.Recording:
     with fleet.database.transaction() as connection:
-        found = state.read_recording(connection)
+        found = recording.read_recording(connection)
     assert found is not None
     return found
 

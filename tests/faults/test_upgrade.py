@@ -30,13 +30,13 @@ from tests.fixtures.services import LONG_LEASE, Asked, Fleet, Role, Service, mak
 from tests.strict_types import ROOT
 from tidewheel.control.client.client import Client
 from tidewheel.control.occurrence_audit.result import run_audit
+from tidewheel.distribution import release_version
 from tidewheel.errors import MigrationError
 from tidewheel.local.daemon import free_port
 from tidewheel.local.stack import StackInfo
 from tidewheel.migrations import runner
 from tidewheel.migrations.runner import Migration, migrate
 from tidewheel.postgres.statements import trusted
-from tidewheel.release import release_version
 
 pytestmark = [pytest.mark.postgres, pytest.mark.kafka, pytest.mark.slow]
 

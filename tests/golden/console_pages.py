@@ -14,7 +14,7 @@ from tidewheel.control.api.app import make_app
 from tidewheel.control.api.workers import Pools
 from tidewheel.ids import job_id
 from tidewheel.process.service import Shutdown
-from tidewheel.settings.api import ApiSettings
+from tidewheel.settings.services import ApiSettings
 
 _SELECTED = "/selected-jobs/{}?" + "&".join(f"job={job_id('default', key)}" for key in ("hourly", "slow", "paused"))
 _FURTHER: Mapping[str, str] = {

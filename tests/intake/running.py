@@ -21,7 +21,7 @@ from tidewheel.kafka.topics import Topics
 from tidewheel.process.service import Shutdown
 from tidewheel.schemas.codec import decode
 from tidewheel.schemas.generated.records import Reply
-from tidewheel.schemas.json_form import from_json
+from tidewheel.schemas.interop import from_json
 from tidewheel.settings.services import IntakeSettings
 from tidewheel.transitions.installation import Installation
 

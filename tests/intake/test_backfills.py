@@ -13,7 +13,7 @@ from tests.scheduler.firing import fire_due
 from tests.transitions.stepping import in_background, until_blocked
 from tidewheel.errors import UnknownJob
 from tidewheel.jobs.parsing import RequestRefused, parse_request
-from tidewheel.nouns.works.reads import list_works
+from tidewheel.nouns.works.operations import list_works
 from tidewheel.schemas.generated.records import Reply, ReplyStatus
 
 HOUR, DAY = timedelta(hours=1), timedelta(days=1)

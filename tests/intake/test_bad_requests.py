@@ -13,7 +13,7 @@ from tidewheel.local.stack import StackInfo
 from tidewheel.process.metrics import metrics
 from tidewheel.schemas.codec import encode_fields
 from tidewheel.schemas.generated.records import Reply, RequestOrigin, RequestType
-from tidewheel.schemas.json_form import from_json
+from tidewheel.schemas.interop import from_json
 
 pytestmark = pytest.mark.kafka
 

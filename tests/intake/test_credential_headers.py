@@ -16,7 +16,8 @@ from tests.tidewheel.jobs.submitting import refused_job, submitted
 from tidewheel.control.client.bulk_load import BulkLoader, JobText
 from tidewheel.control.client.client import Client
 from tidewheel.errors import InvalidInput, Refused
-from tidewheel.jobs.hosts import read_url
+from tidewheel.intake.request import read_request
+from tidewheel.jobs.http_values import read_url
 from tidewheel.jobs.targets import HttpTargetSpec
 from tidewheel.nouns.jobs.reads import show_job
 from tidewheel.redaction import CREDENTIAL_HEADERS, REDACTED
@@ -26,7 +27,6 @@ from tidewheel.schemas.generated.records import (
     Reply,
     ReplyStatus,
 )
-from tidewheel.schemas.requests import read_request
 from tidewheel.settings.connections import Connections
 
 CANARY = "canary-3f1c9a"

@@ -11,13 +11,13 @@ from tests.fixtures.database import Database
 from tests.fixtures.services import until
 from tests.intake.test_cancel_filter import claimable, enter, refusal
 from tests.transitions.stepping import in_background, until_blocked
-from tidewheel.intake import freezes
+from tidewheel.intake import group_requests
 from tidewheel.intake.locks import RowLocked
 from tidewheel.jobs.parsing import RequestRefused, parse_request
 from tidewheel.postgres.session import UNIFORM, Conn
 from tidewheel.postgres.statements import Statements
 from tidewheel.runs import AttemptOutcome
-from tidewheel.scheduler.freezing import Thaws
+from tidewheel.scheduler.releases import Thaws
 from tidewheel.schemas.generated.records import Reply, ReplyStatus
 from tidewheel.transitions.claim import Claim, Started, claim_uniform
 
@@ -134,7 +134,7 @@ def test_submit_that_commits_after_the_freeze_joins_it(with_jobs: Database) -> N
 
 def test_too_many_jobs_are_refused_and_leave_nothing(with_jobs: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     with_jobs.submit("billing/more", labels={"team": "billing"})
-    monkeypatch.setattr(freezes, "MAX_JOBS", 1)
+    monkeypatch.setattr(group_requests, "MAX_JOBS", 1)
     [reply] = with_jobs.apply_batch({"type": "freeze", "labels": {"team": "billing"}})
     assert refusal(reply) == ("invalid", "labels")
     assert reply.errors[0].problem == "more than 1 jobs fit"

@@ -24,7 +24,7 @@ from tidewheel.intake.locks import RowLocked
 from tidewheel.local.stack import StackInfo
 from tidewheel.postgres.session import UNIFORM, connect
 from tidewheel.runs import RunState
-from tidewheel.scheduler.pending_cancels import PendingCancels
+from tidewheel.scheduler.cancels import PendingCancels
 from tidewheel.transitions.claim import Started, claim_uniform
 from tidewheel.transitions.finish import finish_runs
 

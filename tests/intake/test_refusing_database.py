@@ -23,7 +23,7 @@ from tidewheel.control.client.bulk_load import BulkLoader, JobText
 from tidewheel.control.client.client import Client
 from tidewheel.local.stack import StackInfo
 from tidewheel.postgres.faults import MAX_ALIKE
-from tidewheel.process.faults import faults
+from tidewheel.process.logs import faults
 
 pytestmark = pytest.mark.kafka
 KEYS = [f"job-{number}" for number in range(5)]

@@ -12,8 +12,8 @@ from tests.fixtures.database import ClockedDatabase, Database
 from tests.intake.minutes import refusal
 from tests.tidewheel.jobs.submitting import submitted
 from tidewheel.intake.apply import apply_requests
+from tidewheel.intake.lifecycle import stored_spec
 from tidewheel.intake.request import ReceivedRequest
-from tidewheel.intake.rollback import stored_spec
 from tidewheel.jobs.parsing import parse_request
 from tidewheel.jobs.spec import canonical_spec
 from tidewheel.jobs.strict_json import read_object

@@ -17,21 +17,21 @@ from tests.intake.running import Requests
 from tests.relay.topics import delete_topic, make_topics
 from tests.scheduler.test_tenant_deletions import rows_by_table
 from tidewheel.control.client.client import Client
-from tidewheel.intake import consume, offsets
-from tidewheel.intake.offsets import hold_deletions
+from tidewheel.intake import consume, partitions
+from tidewheel.intake.partitions import hold_deletions
+from tidewheel.intake.request import read_request
 from tidewheel.jobs.parsing import RequestRefused
 from tidewheel.kafka.offsets import read_led_offsets
 from tidewheel.local.stack import StackInfo
 from tidewheel.scheduler import tenant_deletions
 from tidewheel.scheduler.tenant_deletions import TenantDeletions
 from tidewheel.schemas.generated.records import ReplyError
-from tidewheel.schemas.requests import read_request
 from tidewheel.transitions.tenant_refusals import topics_to_read
 
 
 @pytest.fixture
 def requests(database: Database, info: StackInfo, monkeypatch: pytest.MonkeyPatch) -> Requests:
-    monkeypatch.setattr(offsets, "_AGE_SECONDS", 0.2)
+    monkeypatch.setattr(partitions, "_AGE_SECONDS", 0.2)
     return Requests(database, info.kafka)
 
 
@@ -130,7 +130,7 @@ def test_tenants_partition_without_a_leader_is_read_later_and_no_member_joins_ag
     def read(client: Consumer, places: Sequence[tuple[str, int]]) -> dict[tuple[str, int], tuple[int, int]]:
         found = read_led_offsets(client, [*places, (f"{own}.missing", 0)])
         assert found.keys() == set(places)
-        return {place: offsets for place, offsets in found.items() if place[0] not in away}
+        return {place: partitions for place, partitions in found.items() if place[0] not in away}
 
     monkeypatch.setattr(consume, "read_led_offsets", read)
     monkeypatch.setattr(consume, "_AGAIN_SECONDS", 0.1)

@@ -5,8 +5,8 @@ from datetime import timedelta
 from tests.fixtures.acts import EXECUTOR
 from tests.fixtures.database import Database
 from tidewheel.schemas.generated.records import Reply
-from tidewheel.transitions.await_external import Wait, wait_runs
 from tidewheel.transitions.claim import Started
+from tidewheel.transitions.requeue import Wait, wait_runs
 
 
 def token_of(database: Database, started: Started) -> str:

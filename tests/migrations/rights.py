@@ -15,7 +15,7 @@ from psycopg.errors import Diagnostic
 
 from tests.strict_types import ROOT
 from tests.tidewheel.postgres.test_statements import numbered
-from tidewheel.migrations.service_rights import SERVICES
+from tidewheel.migrations.service_roles import SERVICES
 from tidewheel.postgres.session import Conn, connect
 from tidewheel.postgres.statements import Statements
 

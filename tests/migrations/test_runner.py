@@ -17,12 +17,12 @@ from tests.fixtures.services import until
 from tests.strict_types import ROOT
 from tests.transitions.stepping import in_background
 from tidewheel.clock import SystemClock, monotonic_seconds
+from tidewheel.distribution import release_version
 from tidewheel.errors import MigrationError, Unavailable
 from tidewheel.migrations import runner
 from tidewheel.migrations.runner import Migration, MigrationState, migrate, migrations, require_current, status
 from tidewheel.postgres.partitions import AHEAD_DAYS, TABLES, day_of
 from tidewheel.postgres.statements import Statements, trusted
-from tidewheel.release import release_version
 
 NAMES = [migration.name for migration in migrations()]
 LAST = NAMES[-1]

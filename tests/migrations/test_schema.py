@@ -16,8 +16,8 @@ from tidewheel.outbox import SLICES
 from tidewheel.postgres.partitions import TABLES
 from tidewheel.runs import DEAD_LETTERED, FINAL, OPEN, AttemptOutcome, Cause, Lane, Overlap, RunState
 from tidewheel.schedules.decision import BackfillState, HoldReason, SkipReason
+from tidewheel.schemas.avro import fingerprint
 from tidewheel.schemas.codec import all_schemas
-from tidewheel.schemas.files import fingerprint
 from tidewheel.schemas.generated import records
 from tidewheel.transitions.claim import Claim, claim_runs
 

@@ -27,8 +27,7 @@ from tidewheel.errors import MigrationError
 from tidewheel.local.stack import LocalStack
 from tidewheel.migrations.row_security import TENANT_ROLE, role_problem, unsecured_tables
 from tidewheel.migrations.runner import created_names, migrate, require_current
-from tidewheel.migrations.service_rights import FUNCTIONS, RIGHTS, SERVICES
-from tidewheel.migrations.service_roles import role_of
+from tidewheel.migrations.service_roles import FUNCTIONS, RIGHTS, SERVICES, role_of
 from tidewheel.postgres.partitions import StoredDay, create_missing, day_of, drop_day, stored_days
 from tidewheel.postgres.session import connect
 from tidewheel.settings.connections import Connections
@@ -70,7 +69,7 @@ def test_rights_are_those_that_the_statements_need(shared_database: Database) ->
         if derived != declared:
             right = ", ".join(f'"{service}": "{letters}"' for service, letters in derived.items() if letters)
             wrong.append(f'"{table}": {{{right}}},')
-    assert not wrong, "write into RIGHTS of migrations/service_rights.py:\n" + "\n".join(wrong)
+    assert not wrong, "write into RIGHTS of migrations/service_roles.py:\n" + "\n".join(wrong)
     assert list(RIGHTS) == sorted(RIGHTS)
     called = {service: functions_of(service) for service in SERVICES}
     assert not [(name, each) for name, services in FUNCTIONS.items() for each in services if name not in called[each]]

@@ -11,7 +11,7 @@ from tests.fixtures.services import until
 from tests.relay.relaying import Relaying
 from tidewheel.outbox import SLICES, OutboxRow
 from tidewheel.process.service import Shutdown
-from tidewheel.relay.due_rows import ID, KEY, TOPIC, Published
+from tidewheel.relay.outbox_rows import ID, KEY, TOPIC, Published
 from tidewheel.relay.read import Reader
 
 pytestmark = pytest.mark.kafka

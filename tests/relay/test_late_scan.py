@@ -21,11 +21,11 @@ from tidewheel.kafka.topics import Topics
 from tidewheel.local.stack import StackInfo
 from tidewheel.outbox import SLICES, OutboxLane
 from tidewheel.postgres.session import Session
-from tidewheel.relay import group_lag
-from tidewheel.relay import low_water as walk
-from tidewheel.relay.due_rows import ID, VALUE, Batch, DueRow
-from tidewheel.relay.group_lag import GroupLag
+from tidewheel.relay import outbox_scans as walk
+from tidewheel.relay import topics
+from tidewheel.relay.outbox_rows import ID, VALUE, Batch, DueRow
 from tidewheel.relay.read import Reader
+from tidewheel.relay.topics import GroupLag
 
 pytestmark = pytest.mark.kafka
 HELD = list(range(SLICES))
@@ -359,20 +359,20 @@ def test_topic_whose_offsets_cannot_be_read_is_skipped(relaying: Relaying, monke
     """The list of topics names a partition that the broker does not have, as while it elects a leader."""
     requests, gone = relaying.topic("requests", partitions=2), relaying.topic("runs.batch", partitions=2)
     fill(relaying, requests, 4)
-    known = group_lag.read_partitions
+    known = topics.read_partitions
 
     def listed(client: Consumer) -> dict[str, list[tuple[str, int]]]:
         return {**known(client), gone: [(gone, 0), (gone, 7)]}
 
-    monkeypatch.setattr(group_lag, "read_partitions", listed)
+    monkeypatch.setattr(topics, "read_partitions", listed)
     GroupLag(relaying.kafka, Topics(relaying.prefix)).measure()
     assert lag_of(requests, f"{requests}.intake") == 4
     assert lag_of(gone, f"{gone}.executors") is None
 
 
 def test_relay_measures_by_itself_while_it_publishes(relaying: Relaying, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(group_lag, "_EVERY_SECONDS", 0.1)
-    monkeypatch.setattr(group_lag, "_SHARE", 1)  # else it waits a hundred times as long as it measured
+    monkeypatch.setattr(topics, "_EVERY_SECONDS", 0.1)
+    monkeypatch.setattr(topics, "_SHARE", 1)  # else it waits a hundred times as long as it measured
     requests = relaying.topic("requests", partitions=2)
     fill(relaying, requests, 4)
     with relaying.running(topic_prefix=relaying.prefix):

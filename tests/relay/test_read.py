@@ -11,7 +11,7 @@ from tests.relay.relaying import Relaying
 from tidewheel.outbox import SLICES, OutboxLane, append
 from tidewheel.postgres.database_clock import read_now
 from tidewheel.postgres.session import Conn
-from tidewheel.relay.due_rows import ID, VALUE, Batch, Published
+from tidewheel.relay.outbox_rows import ID, VALUE, Batch, Published
 
 pytestmark = pytest.mark.kafka
 

@@ -17,12 +17,12 @@ from tidewheel.kafka.topics import Topics
 from tidewheel.local.stack import StackInfo
 from tidewheel.message_signatures import MessageKeys
 from tidewheel.outbox import OutboxLane
-from tidewheel.process.faults import faults
+from tidewheel.process.logs import faults
 from tidewheel.process.service import Shutdown
 from tidewheel.relay import loop
-from tidewheel.relay.due_rows import VALUE, DueRow, Published
+from tidewheel.relay.outbox_rows import VALUE, DueRow, Published
 from tidewheel.relay.publish import Publisher
-from tidewheel.relay.topic_backoff import TopicBackoff
+from tidewheel.relay.topics import TopicBackoff
 
 ROWS = 40
 
@@ -63,7 +63,7 @@ def ask_for_topic(admin: AdminClient, topic: str) -> "Future[Any]":
 
 def test_pauses_grow_until_topic_succeeds(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     now = 100.0
-    monkeypatch.setattr("tidewheel.relay.topic_backoff.monotonic_seconds", lambda: now)
+    monkeypatch.setattr("tidewheel.relay.topics.monotonic_seconds", lambda: now)
     backoff = TopicBackoff()
     pauses: list[float] = []
     for _ in range(7):
@@ -84,7 +84,7 @@ def test_pauses_grow_until_topic_succeeds(monkeypatch: pytest.MonkeyPatch, caplo
 
 def test_topic_that_fails_again_keeps_its_backoff(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 100.0
-    monkeypatch.setattr("tidewheel.relay.topic_backoff.monotonic_seconds", lambda: now)
+    monkeypatch.setattr("tidewheel.relay.topics.monotonic_seconds", lambda: now)
     backoff = TopicBackoff()
     backoff.back_off("new", "why")
     now += 0.5
@@ -160,7 +160,7 @@ def test_rows_of_recreated_topic_are_published(relaying: Relaying) -> None:
 
 def test_topic_has_failed_for_as_long_as_its_tries_fail_without_a_gap(monkeypatch: pytest.MonkeyPatch) -> None:
     now, day = 0.0, 86_400.0
-    monkeypatch.setattr("tidewheel.relay.topic_backoff.monotonic_seconds", lambda: now)
+    monkeypatch.setattr("tidewheel.relay.topics.monotonic_seconds", lambda: now)
     backoff = TopicBackoff()
     backoff.back_off("new", "why")
     now += day

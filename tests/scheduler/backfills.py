@@ -7,8 +7,7 @@ import pytest
 
 from tests.fixtures.acts import about
 from tests.fixtures.database import Database
-from tidewheel.nouns.works.model import Work
-from tidewheel.nouns.works.reads import show_work
+from tidewheel.nouns.works.operations import Work, show_work
 from tidewheel.scheduler.backfill_loop import BackfillLoop, create_next_runs
 from tidewheel.schemas.generated.records import Reply, ReplyStatus
 

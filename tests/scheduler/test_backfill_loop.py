@@ -16,7 +16,7 @@ from tests.scheduler.test_loop import running
 from tests.transitions.graphs import drain_some, never
 from tests.transitions.stepping import in_background, until_blocked
 from tidewheel.ids import job_id, run_id
-from tidewheel.nouns.works.model import Work
+from tidewheel.nouns.works.operations import Work
 from tidewheel.runs import Cause, RunState
 from tidewheel.scheduler.backfill_loop import create_next_runs
 

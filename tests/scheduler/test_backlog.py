@@ -22,9 +22,12 @@ from tests.scheduler.test_firing import scheduler_of
 from tidewheel.ids import job_id
 from tidewheel.postgres.low_water import BEGINNING
 from tidewheel.runs import RunState
-from tidewheel.scheduler.backlog import BatchWidth, ShardRotation
 from tidewheel.scheduler.backlog_metrics import BacklogMetrics
-from tidewheel.scheduler.poller import _probe  # pyright: ignore[reportPrivateUsage]
+from tidewheel.scheduler.poller import (
+    BatchWidth,
+    ShardRotation,
+    _probe,  # pyright: ignore[reportPrivateUsage]
+)
 from tidewheel.schemas.generated.records import ReplyStatus
 
 

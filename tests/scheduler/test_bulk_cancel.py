@@ -15,12 +15,11 @@ from tests.scheduler.test_firing import scheduler_of
 from tests.transitions.overlapping import signals
 from tidewheel.ids import job_id
 from tidewheel.runs import AttemptOutcome, RunState
-from tidewheel.scheduler import bulk_cancel as module
-from tidewheel.scheduler import pending_cancels
-from tidewheel.scheduler.bulk_cancel import BulkCancel, CancelResult
-from tidewheel.scheduler.pending_cancels import PendingCancels
-from tidewheel.transitions.await_external import Wait, wait_runs
+from tidewheel.scheduler import cancels
+from tidewheel.scheduler import cancels as module
+from tidewheel.scheduler.cancels import BulkCancel, CancelResult, PendingCancels
 from tidewheel.transitions.finish import finish_runs
+from tidewheel.transitions.requeue import Wait, wait_runs
 
 
 @pytest.fixture
@@ -274,7 +273,7 @@ def test_scheduler_applies_pending_cancels(with_job: Database) -> None:
 
 
 def test_locked_runs_do_not_hide_other_pending_cancels(with_job: Database, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pending_cancels, "_MAX_APPLIED", 2)
+    monkeypatch.setattr(cancels, "_MAX_APPLIED", 2)
     runs = [with_job.trigger() for _ in range(5)]
     want(with_job, *runs)
     wanted = PendingCancels(with_job.session(), with_job.installation)
@@ -288,7 +287,7 @@ def test_locked_runs_do_not_hide_other_pending_cancels(with_job: Database, monke
 def test_failing_pending_cancel_does_not_block_others(with_job: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     poison, *others = [with_job.trigger() for _ in range(3)]
     want(with_job, poison, *others)
-    tries = refuse_end(monkeypatch, pending_cancels, poison)
+    tries = refuse_end(monkeypatch, cancels, poison)
     wanted = PendingCancels(with_job.session(), with_job.installation)
     assert [wanted.step().ended for _ in range(3)] == [2, 0, 0]
     assert states(with_job, others) == ["cancelled"] * 2

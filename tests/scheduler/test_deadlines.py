@@ -13,7 +13,7 @@ from tests.transitions.overlapping import JOB, holding, make
 from tests.transitions.stepping import in_background, until_blocked
 from tidewheel.runs import AttemptOutcome
 from tidewheel.scheduler.deadlines import Deadlines
-from tidewheel.transitions.await_external import Wait, wait_runs
+from tidewheel.transitions.requeue import Wait, wait_runs
 
 SECOND, MINUTE, HOUR = timedelta(seconds=1), timedelta(minutes=1), timedelta(hours=1)
 HTTP = {"type": "http", "url": "https://example.org/", "async": True, "async_timeout": "1h"}

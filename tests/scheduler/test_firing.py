@@ -20,13 +20,11 @@ from tidewheel.errors import Unavailable
 from tidewheel.jobs.strict_json import canonical
 from tidewheel.jobs.values import format_timestamp
 from tidewheel.process.service import Shutdown
-from tidewheel.scheduler.decide_batch import BatchDecider, DecisionFailed
 from tidewheel.scheduler.firing import fire
+from tidewheel.scheduler.job_faults import BatchDecider, DecisionFailed
 from tidewheel.scheduler.loop import Scheduler
-from tidewheel.schedules.decide import decide, with_jitter
-from tidewheel.schedules.decision import DaySet, Decision, Override
-from tidewheel.schedules.fast_path import decide_on_time
-from tidewheel.schedules.policies import CatchUp
+from tidewheel.schedules.decide import decide, decide_on_time, with_jitter
+from tidewheel.schedules.decision import CatchUp, DaySet, Decision, Override
 from tidewheel.schedules.timer_state import timer_state
 from tidewheel.settings.services import SchedulerSettings
 from tidewheel.transitions.decision_inputs import DecisionInputs

@@ -19,9 +19,9 @@ from tidewheel.nouns.freezes.model import FrozenScope
 from tidewheel.nouns.freezes.reads import preview_thaw
 from tidewheel.postgres.statements import Statements
 from tidewheel.runs import RunState
-from tidewheel.scheduler import freezing
+from tidewheel.scheduler import releases
 from tidewheel.scheduler.deadlines import Deadlines
-from tidewheel.scheduler.freezing import Thaws
+from tidewheel.scheduler.releases import Thaws
 from tidewheel.transitions.frozen_timers import hold_frozen
 
 SECOND, MINUTE = timedelta(seconds=1), timedelta(minutes=1)
@@ -359,11 +359,11 @@ def test_freeze_over_an_edit_that_did_not_see_it_ends(still: ClockedDatabase) ->
     """A job without a timer keeps its runs of before: the scheduler spun, and the freeze stayed for ever."""
     still.submit(**MINUTELY, on_resume="skip")
     fire_due(still, lookahead=5 * MINUTE)
-    freezing = still.connection()
-    still.apply_batch_within(freezing, {"type": "freeze", "scope": "tenant"})
+    releases = still.connection()
+    still.apply_batch_within(releases, {"type": "freeze", "scope": "tenant"})
     still.advance(2 * MINUTE)
     still.submit(schedule="manual")
-    freezing.commit()
+    releases.commit()
     runs = [run.run_id for run in still.job_runs()]
     assert instants(still) == [1.0, 2.0]
     thaws = Thaws(still.session(), still.installation)
@@ -422,11 +422,11 @@ def test_edit_to_manual_under_a_freeze_decides_what_was_written_ahead(still: Clo
 def test_edit_that_did_not_see_a_freeze_leaves_no_run_to_the_new_version(still: ClockedDatabase) -> None:
     still.submit(**MINUTELY, on_resume="fire_all")
     fire_due(still, lookahead=5 * MINUTE)
-    freezing = still.connection()
-    still.apply_batch_within(freezing, {"type": "freeze", "scope": "tenant"})
+    releases = still.connection()
+    still.apply_batch_within(releases, {"type": "freeze", "scope": "tenant"})
     still.advance(2 * MINUTE)
     still.submit(schedule="@every 1s", overlap="allow_all", on_resume="fire_all")
-    freezing.commit()
+    releases.commit()
     runs = [run.run_id for run in still.job_runs()]
     release(still)
     assert [still.final_state(run) for run in runs] == [("skipped", "frozen")] * 2
@@ -482,7 +482,7 @@ def test_freeze_retracts_at_once_beside_an_older_one_that_waits_for_a_transactio
     still: ClockedDatabase, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seconds = [0.0]
-    monkeypatch.setattr(freezing, "monotonic_seconds", lambda: seconds[0])
+    monkeypatch.setattr(releases, "monotonic_seconds", lambda: seconds[0])
     still.submit(**MINUTELY)
     fire_due(still, lookahead=5 * MINUTE)
     before = still.connection()
@@ -507,7 +507,7 @@ def test_thaw_looks_once_a_pass_for_runs_that_were_written_ahead(
     still: ClockedDatabase, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each look reads the runs of the whole backlog."""
-    monkeypatch.setattr(freezing, "_RELEASED", 2)
+    monkeypatch.setattr(releases, "_RELEASED", 2)
     for number in range(9):
         still.submit(f"job-{number}", **MINUTELY)
     ask(still, "freeze", queue="default")

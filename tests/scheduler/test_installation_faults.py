@@ -21,7 +21,7 @@ from tidewheel.errors import Unavailable
 from tidewheel.ids import job_id
 from tidewheel.nouns.jobs.reads import show_job
 from tidewheel.postgres.faults import MAX_ALIKE
-from tidewheel.process.faults import faults
+from tidewheel.process.logs import faults
 from tidewheel.scheduler.firing import fire
 from tidewheel.scheduler.job_faults import Breaker
 

@@ -25,9 +25,9 @@ from tidewheel.errors import Unavailable
 from tidewheel.ids import job_id
 from tidewheel.postgres.partitions import AHEAD_DAYS, TABLES, day_of, days_ahead, ensure_coming_days
 from tidewheel.process.service import Shutdown
-from tidewheel.scheduler import job_days
-from tidewheel.scheduler.days_ahead import DaysAhead
-from tidewheel.scheduler.pace import Pace
+from tidewheel.scheduler import removals
+from tidewheel.scheduler.loop import DaysAhead
+from tidewheel.scheduler.removals import Pace
 
 RUNS: LiteralString = """
 INSERT INTO finished_runs (run_id, job_id, tenant, job_version, shard, cause, queue, lane, scheduled_at, publish_at,
@@ -52,7 +52,7 @@ def test_each_run_is_counted_once_though_a_scheduler_dies(
     fresh_database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     [day] = made(fresh_database, 2)
-    monkeypatch.setattr(job_days, "_SLICE", 1)
+    monkeypatch.setattr(removals, "_SLICE", 1)
     jobs = {key: job_id("default", key) for key in ("a", "b")}
     for key, job in jobs.items():
         fresh_database.submit(key)
@@ -61,7 +61,7 @@ def test_each_run_is_counted_once_though_a_scheduler_dies(
     fresh_database.execute("ANALYZE finished_runs")
     for visit in (1, 2, 3):  # before the first commit, and after some
         killed = Retention(fresh_database.url, KEEP, Shutdown())
-        with dying(job_days, visit):
+        with dying(removals, visit):
             killed.step()
         killed.close()
     retention = Retention(fresh_database.url, KEEP, Shutdown())
@@ -109,7 +109,7 @@ def test_slice_may_take_longer_than_the_limits_of_its_session(fresh_database: Da
         counting.execute(LIMITS)
         with fresh_database.transaction() as holding:
             holding.execute("LOCK TABLE job_days IN EXCLUSIVE MODE")
-            running = in_background(lambda: job_days.count_days(counting, Pace(Shutdown())))
+            running = in_background(lambda: removals.count_days(counting, Pace(Shutdown())))
             pid = counting.info.backend_pid
             until(lambda: running.done() or fresh_database.value(IS_LONG, [pid]) == 1, "the slice takes long")
         running.result(30)
@@ -127,7 +127,7 @@ def test_pass_that_loses_its_connection_ends_with_the_cause(
             " WHERE datname = current_database() AND application_name = 'tidewheel-scheduler-retention'"
         )
 
-    monkeypatch.setattr(job_days, "failpoint", terminate)
+    monkeypatch.setattr(removals, "failpoint", terminate)
     retention = Retention(fresh_database.url, KEEP, Shutdown())
     with pytest.raises(Unavailable, match="terminating connection due to administrator command"):
         retention.step()

@@ -20,9 +20,8 @@ from tidewheel.control.reads.findings import Finding, Severity
 from tidewheel.ids import job_id
 from tidewheel.process.service import Shutdown
 from tidewheel.runs import RunState
-from tidewheel.scheduler.key_duties import KeyDuties
-from tidewheel.scheduler.key_repair import KeyRepair
-from tidewheel.scheduler.pending_cancels import PendingCancels
+from tidewheel.scheduler.cancels import PendingCancels
+from tidewheel.scheduler.concurrency_keys import KeyDuties, KeyRepair
 from tidewheel.scheduler.releases import Releases
 from tidewheel.scheduler.retention import Retention
 from tidewheel.scheduler.retention_rules import periods_of

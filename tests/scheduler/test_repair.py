@@ -30,9 +30,9 @@ from tidewheel.ids import bucket_of, job_id, shard_of
 from tidewheel.postgres.session import Session
 from tidewheel.runs import RunState
 from tidewheel.scheduler import repair as module
-from tidewheel.scheduler.pending_cancels import PendingCancels
+from tidewheel.scheduler.cancels import PendingCancels
 from tidewheel.scheduler.repair import ActiveRunRepair, mend_workflows, repair_missing_timers
-from tidewheel.transitions.cancel_signals import RunningAttempt, Signal, add_signals
+from tidewheel.transitions.cancellation import RunningAttempt, Signal, add_signals
 from tidewheel.transitions.finish import finish_runs
 from tidewheel.transitions.finished import RunEnd
 

@@ -27,9 +27,8 @@ from tidewheel.postgres.partitions import TABLES, day_of, ensure_days, start_of,
 from tidewheel.postgres.statements import Statements, trusted
 from tidewheel.process.service import Shutdown
 from tidewheel.runs import RunState
-from tidewheel.scheduler import ended_jobs, history_limits, tenant_periods
-from tidewheel.scheduler.history_limits import remove_by_job
-from tidewheel.scheduler.pace import Pace
+from tidewheel.scheduler import removals
+from tidewheel.scheduler.removals import Pace, remove_by_job
 from tidewheel.scheduler.retention import Retention
 from tidewheel.scheduler.retention_rules import RULES, Bounded, By, Days, Jobs, Periods, Rows
 from tidewheel.transitions.kept_since import read_kept_since
@@ -329,7 +328,7 @@ def test_superseded_versions_go_if_no_run_can_have_them(
     database: Database, retention: Retention, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The third version was superseded 500 days ago: runs of ten days and the longest delay make 410."""
-    monkeypatch.setattr(ended_jobs, "_VERSIONS", 2)
+    monkeypatch.setattr(removals, "_VERSIONS", 2)
     for key in ("plain", "open", "ran", "missed", "moved", "backfilled", "edited"):
         database.submit(key, schedule={"cron": "0 * * * *"})
     job = dict(database.rows("SELECT key, job_id FROM jobs"))
@@ -648,7 +647,7 @@ def test_shorter_periods_of_a_tenant_leave_other_tenants_alone(
     database: Database, retention: Retention, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A scheduler that dies between two pages of a day goes on with that day."""
-    monkeypatch.setattr(tenant_periods, "_PAGE", 2)
+    monkeypatch.setattr(removals, "_PAGE", 2)
     days = made(database, 6, 5, 4, 3)
     with Client(database.url) as client:
         client.tenants.create("acme")
@@ -663,7 +662,7 @@ def test_shorter_periods_of_a_tenant_leave_other_tenants_alone(
             database.execute(RUN_OF, {"tenant": tenant, "state": state, "at": at})
     before = database.rows(LEFT, ["default"])
 
-    with dying(tenant_periods):
+    with dying(removals):
         retention.step()
     retention.step()
     assert database.rows(LEFT, ["acme"]) == [(day, "succeeded", 3) for day in days[2:]]
@@ -694,7 +693,7 @@ def test_job_keeps_the_number_of_runs_of_its_history_limit(
     database: Database, retention: Retention, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A scheduler that dies between two pages goes on, and an edit of a job ends its limit."""
-    monkeypatch.setattr(history_limits, "_PAGE", 2)
+    monkeypatch.setattr(removals, "_PAGE", 2)
     days = made(database, 5, 4, 3, 2)
     since = start_of(days[0])
     with Client(database.url) as client:
@@ -711,7 +710,7 @@ def test_job_keeps_the_number_of_runs_of_its_history_limit(
         for day in days:
             database.execute(RUNS_OF_JOB, {"job_id": job_id, "at": datetime.combine(day, time(1), UTC)})
 
-    with dying(history_limits):
+    with dying(removals):
         retention.step()
     retention.step()
     kept = [
@@ -733,7 +732,7 @@ def test_job_keeps_the_number_of_runs_of_its_history_limit(
 def test_runs_beyond_a_limit_stay_while_an_edit_or_an_old_release_needs_them(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(history_limits, "_PAGE", 2)
+    monkeypatch.setattr(removals, "_PAGE", 2)
     days = made(database, 3, 2)
     hourly = {"schedule": "0 * * * *", "target": "nothing"}
     with Client(database.url) as client:
@@ -764,12 +763,12 @@ def test_runs_beyond_a_limit_stay_while_an_edit_or_an_old_release_needs_them(
             with Client(database.url) as client:
                 client.submit({"key": "raised", **hourly, "history_limit": 4})
 
-    monkeypatch.setattr(history_limits, "failpoint", raise_limit)
+    monkeypatch.setattr(removals, "failpoint", raise_limit)
     with database.transaction() as editing:
         editing.execute("SELECT FROM history_limits WHERE job_id = %s FOR UPDATE", [jobs["edited"]])
         assert (walk()[1], kept()) == (True, [4, 6, 1])
-    monkeypatch.setattr(history_limits, "_PAGE", 2)
-    monkeypatch.setattr(history_limits, "_BUDGET_SECONDS", 0.0)
+    monkeypatch.setattr(removals, "_PAGE", 2)
+    monkeypatch.setattr(removals, "_BUDGET_SECONDS", 0.0)
     walks = 1
     while walk()[1]:
         walks += 1

@@ -22,12 +22,11 @@ from tidewheel.control.client.client import Client
 from tidewheel.errors import InvalidInput, TenantDeleted, UnknownTenant
 from tidewheel.migrations.runner import created_names
 from tidewheel.postgres.statements import trusted
-from tidewheel.process.faults import faults
+from tidewheel.process.logs import faults
 from tidewheel.runs import RunState
 from tidewheel.scheduler import tenant_deletions as module
 from tidewheel.scheduler import tenant_rows
-from tidewheel.scheduler.bulk_cancel import CancelResult
-from tidewheel.scheduler.pending_cancels import PendingCancels
+from tidewheel.scheduler.cancels import CancelResult, PendingCancels
 from tidewheel.scheduler.releases import Releases
 from tidewheel.scheduler.tenant_deletions import TenantDeletions
 from tidewheel.scheduler.tenant_rows import KEPT

@@ -14,10 +14,10 @@ from tests.fixtures.services import until
 from tidewheel.clock import monotonic_seconds
 from tidewheel.control.client.client import Client
 from tidewheel.errors import InvalidInput
-from tidewheel.nouns.dead_letters import reads as dead_letters
-from tidewheel.nouns.works import reads as works
+from tidewheel.nouns.dead_letters import operations as dead_letters
+from tidewheel.nouns.works import operations as works
 from tidewheel.postgres.session import Session
-from tidewheel.scheduler import work_kinds
+from tidewheel.scheduler import work_loop
 from tidewheel.scheduler.work_loop import WorkLoop, do_batch
 
 FIRING_SECONDS = 5.0  # in which firing may wait for a redrive on a busy machine; a session's lock_timeout is 10 s
@@ -89,7 +89,7 @@ def test_a_batch_that_is_not_committed_is_done_again(
 def test_a_rare_error_is_found_by_batches_that_look_at_a_bounded_number(
     client: Client, clocked: ClockedDatabase, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(work_kinds, "_LOOKED_AT", 3)
+    monkeypatch.setattr(work_loop, "_LOOKED_AT", 3)
     monkeypatch.setattr(dead_letters, "LOOKED_AT", 3)
     for _ in range(7):
         fail(clocked)
@@ -209,7 +209,7 @@ def test_work_whose_code_fails_stops_no_other(
     assert client.dead_letters.purge(everything=True).work_id is not None
     clocked.advance(timedelta(seconds=1))
     redrive_id = requested(client)
-    monkeypatch.setattr(work_kinds.Purge, "apply", broken)
+    monkeypatch.setattr(work_loop.Purge, "apply", broken)
     with closing(Session(clocked.url, "scheduler")) as session:
         loop = WorkLoop(session, clocked.installation)
         with pytest.raises(RuntimeError, match="broken"):

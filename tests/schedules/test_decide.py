@@ -18,9 +18,8 @@ from tidewheel.schedules.decide import (
     skip_paused,
     with_jitter,
 )
-from tidewheel.schedules.decision import DaySet, Decision, HoldReason, Skip, SkipReason
+from tidewheel.schedules.decision import CatchUp, DaySet, Decision, HoldReason, Policies, Skip, SkipReason
 from tidewheel.schedules.parse import parse_schedule
-from tidewheel.schedules.policies import CatchUp, Policies
 from tidewheel.schedules.schedule import FixedDelay, Once, Schedule
 from tidewheel.schedules.timer_state import TimerState
 

@@ -17,8 +17,8 @@ from tests.schedules.brute_force import pinned_zone
 from tidewheel import schedules
 from tidewheel.errors import ScheduleRefused
 from tidewheel.schedules.cron_schedule import CronSchedule
+from tidewheel.schedules.decision import jittered
 from tidewheel.schedules.parse import parse_schedule, schedule_from_text
-from tidewheel.schedules.policies import jittered
 from tidewheel.schedules.schedule import FixedDelay
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)

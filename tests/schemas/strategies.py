@@ -12,9 +12,9 @@ from fastavro import parse_schema
 from fastavro import schemaless_writer as _writer  # pyright: ignore[reportUnknownVariableType]
 from hypothesis import strategies as st
 
+from tidewheel.schemas.avro import Array, Enum, Nullable, Primitive, Record, Strings, Type, shape
 from tidewheel.schemas.codec import FORMS, decode, decode_fields, encode, encode_fields
 from tidewheel.schemas.generated import records
-from tidewheel.schemas.shape import Array, Enum, Nullable, Primitive, Record, Strings, Type, shape
 
 _write = cast("Callable[[BytesIO, object, object], None]", _writer)
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from tidewheel.schemas.cloudevents import Headers, completion_headers, lifecycle_headers
 from tidewheel.schemas.generated.records import LifecycleEvent, RunCompleted
+from tidewheel.schemas.interop import Headers, completion_headers, lifecycle_headers
 
 TRACE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 

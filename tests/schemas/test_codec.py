@@ -14,7 +14,8 @@ from tests.fixtures.examples import examples
 from tests.fixtures.work import counted
 from tests.schemas.strategies import KINDS, any_message, fastavro_body, read, write
 from tidewheel.errors import Unavailable, UndecodableMessage
-from tidewheel.schemas import codec, files
+from tidewheel.schemas import avro, codec
+from tidewheel.schemas.avro import fingerprint, single_object_header
 from tidewheel.schemas.codec import (
     FORMS,
     MAX_MESSAGE_BYTES,
@@ -27,7 +28,6 @@ from tidewheel.schemas.codec import (
     install_lookup,
     is_avro,
 )
-from tidewheel.schemas.files import fingerprint, single_object_header
 from tidewheel.schemas.generated import records, wire
 
 each_kind = pytest.mark.parametrize("kind", KINDS)
@@ -253,7 +253,7 @@ def test_all_schemas_contains_every_release_without_duplicates() -> None:
     assert {schema.name for schema in stored} >= {*KINDS}
     assert len({schema.fingerprint for schema in stored}) == len(stored)
     assert all(fingerprint(schema.text) == schema.fingerprint for schema in stored)
-    released = {fingerprint(text) for texts in files.released().values() for text in texts.values()}
+    released = {fingerprint(text) for texts in avro.released().values() for text in texts.values()}
     assert released <= {schema.fingerprint for schema in stored}
 
 

@@ -15,8 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.fixtures.examples import examples
-from tidewheel.schemas.compatibility import check, problems
-from tidewheel.schemas.files import current, released
+from tidewheel.schemas.avro import check, current, problems, released
 
 _write = cast("Callable[[BytesIO, object, object], None]", _writer)
 _read = cast("Callable[[BytesIO, object, object], object]", _reader)

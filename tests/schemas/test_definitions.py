@@ -11,9 +11,9 @@ from fastavro import schemaless_reader as _reader  # pyright: ignore[reportUnkno
 
 from tests.schemas.strategies import fastavro_body
 from tidewheel.jobs.spec import JobSpec
+from tidewheel.schemas.avro import fingerprint, single_object_header
 from tidewheel.schemas.codec import FORMS, decode, encode, install_lookup
 from tidewheel.schemas.definitions import definition_record
-from tidewheel.schemas.files import fingerprint, single_object_header
 from tidewheel.schemas.generated.records import Backoff, JobDefinition, Lane, Overlap, TargetKind
 
 

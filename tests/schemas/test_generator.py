@@ -7,10 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from tidewheel.schemas.avro import Shape, current, fingerprint, single_object_header, snake
 from tidewheel.schemas.codec import FORMS
-from tidewheel.schemas.files import current, fingerprint, single_object_header
 from tidewheel.schemas.generator import main as generate
-from tidewheel.schemas.shape import Shape, snake
 
 FOLDER = Path(generate.__file__).parents[1]
 

@@ -10,12 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.schemas.strategies import any_message
-from tidewheel.schemas import files
+from tidewheel.schemas import avro
+from tidewheel.schemas.avro import snake
 from tidewheel.schemas.codec import encode_json
 from tidewheel.schemas.generated.records import DeadLetter, LifecycleEvent, Reply, RunCompleted
-from tidewheel.schemas.shape import snake
 
-FOLDER = Path(files.__file__).parent / "json"
+FOLDER = Path(avro.__file__).parent / "json"
 RECORDS = (RunCompleted, LifecycleEvent, DeadLetter, Reply)
 
 
@@ -53,4 +53,4 @@ def test_reader_of_a_schema_accepts_fields_of_later_releases(a_completion: RunCo
 def test_file_is_a_schema_whose_id_names_it_and_its_release(path: Path) -> None:
     schema = schema_of(path.stem)
     jsonschema_rs.meta.validate(schema)
-    assert schema["$id"] == files.json_schema_uri(path.stem)
+    assert schema["$id"] == avro.json_schema_uri(path.stem)

@@ -15,10 +15,10 @@ from fastavro import parse_schema
 from fastavro import schemaless_writer as _writer  # pyright: ignore[reportUnknownVariableType]
 
 from tidewheel.errors import SettingsError, Unavailable, UndecodableMessage
+from tidewheel.intake.request import read_document
 from tidewheel.schemas import registry as module
 from tidewheel.schemas.codec import decode_fields, install_registry
 from tidewheel.schemas.registry import Registry, lookup_in_registry
-from tidewheel.schemas.requests import read_document
 
 _write = cast("Callable[[BytesIO, object, object], None]", _writer)
 OK = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n"

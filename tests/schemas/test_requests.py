@@ -14,12 +14,12 @@ from tests.fixtures.examples import examples
 from tests.fixtures.work import counted
 from tests.schemas.strategies import any_message
 from tidewheel.errors import InvalidInput, UndecodableMessage
+from tidewheel.intake.request import read_document, read_request
 from tidewheel.jobs.invalid import UnreadableValue
 from tidewheel.jobs.parsing import RequestRefused
 from tidewheel.jobs.requests import JobSubmit
 from tidewheel.jobs.spec import canonical_spec
 from tidewheel.schemas.codec import encode_fields
-from tidewheel.schemas.requests import read_document, read_request
 
 MEBIBYTE = 1 << 20
 DOCUMENT: dict[str, Any] = {

@@ -18,14 +18,14 @@ from tests.strict_types import ROOT
 from tidewheel import Client
 from tidewheel.control.cli.exit_codes import ExitCode
 from tidewheel.control.doctor.doctor import diagnose
-from tidewheel.control.reads.status import read_status
+from tidewheel.control.reads.fleet import read_status
 from tidewheel.errors import SettingsError
 from tidewheel.local.stack import StackInfo
 from tidewheel.migrations.service_roles import role_of
 from tidewheel.postgres.session import POOLED_BY_TRANSACTION, connect, connect_configured
 from tidewheel.runs import Lane
 from tidewheel.settings.connections import Connections
-from tidewheel.settings.kafka_client import client_variables
+from tidewheel.settings.sources import client_variables
 
 # Longer than the test: what happens in time was notified.
 UNPOLLED = {"SCHEDULER_POLL": "PT2M", "RELAY_POLL": "PT2M", "SWEEP": "PT2M"}

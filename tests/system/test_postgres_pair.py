@@ -20,7 +20,7 @@ from psycopg.conninfo import make_conninfo
 from tests.fixtures.services import until
 from tests.strict_types import ROOT
 from tidewheel.local.daemon import free_port
-from tidewheel.local.postgres_program import find_programs, server_account
+from tidewheel.local.postgres import find_programs, server_account
 
 pytestmark = [pytest.mark.postgres, pytest.mark.slow]
 

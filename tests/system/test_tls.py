@@ -36,7 +36,7 @@ from tidewheel.local.broker_config import KafkaPasswords, Node, server_propertie
 from tidewheel.local.stack import LocalStack
 from tidewheel.postgres.session import connect
 from tidewheel.settings.connections import Connections
-from tidewheel.settings.kafka_client import client_variables
+from tidewheel.settings.sources import client_variables
 from tidewheel.transitions.installation import read_installation
 
 pytestmark = [pytest.mark.postgres, pytest.mark.kafka, pytest.mark.slow]

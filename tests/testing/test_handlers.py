@@ -9,7 +9,7 @@ from pydantic import BaseModel
 
 import tidewheel
 from tidewheel.errors import Refused
-from tidewheel.executor.handler_channel import Parent, Previous
+from tidewheel.executor.context_parts import Parent, Previous
 from tidewheel.testing.handlers import run_handler, run_handler_async
 
 AT = datetime(2027, 3, 1, 12, tzinfo=UTC)

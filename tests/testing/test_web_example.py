@@ -11,7 +11,7 @@ from psycopg.conninfo import conninfo_to_dict
 from tests.fixtures.database import Database
 from tests.strict_types import ROOT
 from tests.transitions.acts import submit
-from tidewheel.scheduler.pending_cancels import PendingCancels
+from tidewheel.scheduler.cancels import PendingCancels
 
 
 @pytest.fixture

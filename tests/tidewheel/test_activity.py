@@ -16,9 +16,9 @@ from tidewheel.postgres.session import Session
 from tidewheel.presence import Presence
 from tidewheel.process.service import Shutdown
 from tidewheel.runs import RunState
-from tidewheel.scheduler import activity_merge
-from tidewheel.scheduler.activity_merge import merge_activity
-from tidewheel.scheduler.pace import Pace
+from tidewheel.scheduler import retention
+from tidewheel.scheduler.removals import Pace
+from tidewheel.scheduler.retention import merge_activity
 from tidewheel.settings.services import SchedulerSettings
 from tidewheel.transitions.finish import finish_runs
 
@@ -158,7 +158,7 @@ def test_old_figures_are_merged_and_stay_the_same_in_sum(database: Database) -> 
 
 
 def test_each_statement_merges_the_figures_of_some_tenants(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(activity_merge, "_TENANTS", 2)
+    monkeypatch.setattr(retention, "_TENANTS", 2)
     now = database.now()
     tenants = ["acme", "default", "<script>", "other", "z" * 63]
     for tenant in tenants:

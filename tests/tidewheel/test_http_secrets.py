@@ -12,7 +12,7 @@ from tests.fixtures.examples import examples
 from tidewheel import http_secrets
 from tidewheel.errors import SettingsError
 from tidewheel.http_secrets import MAX_VALUE, environment_secrets, read_entry, without_secrets
-from tidewheel.jobs.hosts import read_url
+from tidewheel.jobs.http_values import read_url
 from tidewheel.settings.executor import ExecutorSettings
 
 LABELS = st.from_regex(r"[a-z]([a-z0-9-]{0,20}[a-z0-9])?", fullmatch=True).filter(lambda text: text[:4] != "xn--")

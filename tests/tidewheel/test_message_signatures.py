@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.fixtures.database import Database
-from tidewheel.control.rotation import rotate_message_keys
+from tidewheel.control.cli.admin import rotate_message_keys
 from tidewheel.errors import SettingsError, Unavailable
 from tidewheel.message_signatures import (
     SIGNATURE_CHARACTERS,

@@ -5,7 +5,7 @@ from uuid import uuid4
 
 from tests.fixtures.database import Database
 from tests.fixtures.services import until
-from tidewheel.control.reads.status import read_services
+from tidewheel.control.reads.fleet import read_services
 from tidewheel.presence import SILENT_SECONDS, Presence
 from tidewheel.settings.executor import ExecutorSettings
 from tidewheel.settings.services import SchedulerSettings, shared_settings

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from tidewheel.process.json_logging import JsonLines
+from tidewheel.process.logs import JsonLines
 from tidewheel.redaction import REDACTED, Redactor, protect, redact
 
 SECRET = "hunter2-and-more"

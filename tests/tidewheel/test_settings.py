@@ -13,12 +13,10 @@ from tests.strict_types import ROOT
 from tidewheel.errors import SettingsError
 from tidewheel.local.stack import LocalStack, running_stack
 from tidewheel.local.state import HOME_VARIABLE
-from tidewheel.settings.api import ApiSettings
 from tidewheel.settings.connections import Connections
 from tidewheel.settings.executor import ExecutorSettings
-from tidewheel.settings.kafka_client import client_config, client_variables
-from tidewheel.settings.services import ArchiveSettings, IntakeSettings, RelaySettings, SchedulerSettings
-from tidewheel.settings.sources import unknown_variables
+from tidewheel.settings.services import ApiSettings, ArchiveSettings, IntakeSettings, RelaySettings, SchedulerSettings
+from tidewheel.settings.sources import client_config, client_variables, unknown_variables
 
 SECRET = "hunter2hunter2"
 URL = f"postgresql://ann:{SECRET}@db.example:5432/jobs"

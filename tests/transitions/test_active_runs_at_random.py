@@ -27,8 +27,8 @@ from tidewheel.scheduler.repair import ActiveRunRepair
 from tidewheel.transitions.claim import Claim, Started, claim_runs, claim_uniform, contest_runs
 from tidewheel.transitions.finish import finish_runs
 from tidewheel.transitions.finished import RunEnd
+from tidewheel.transitions.messages import build_requests
 from tidewheel.transitions.requeue import Requeue, requeue_runs
-from tidewheel.transitions.run_messages import build_requests
 
 JOBS = tuple("abcdefgh")
 THREADS = 4

@@ -12,13 +12,12 @@ from tests.fixtures.acts import EXECUTOR, ending
 from tests.fixtures.database import ClockedDatabase, Database
 from tests.scheduler.firing import fire_due
 from tidewheel.intake.apply import apply_requests
-from tidewheel.intake.request import ReceivedRequest
+from tidewheel.intake.request import ReceivedRequest, read_request
 from tidewheel.jobs.parsing import parse_request
 from tidewheel.jobs.values import format_timestamp
 from tidewheel.runs import AttemptOutcome, RunState
 from tidewheel.schemas.codec import decode, encode_json
 from tidewheel.schemas.generated.records import RequestOrigin, RunCompleted
-from tidewheel.schemas.requests import read_request
 from tidewheel.transitions.finish import finish_runs
 from tidewheel.transitions.finished import RunEnd
 

@@ -21,7 +21,7 @@ from tidewheel.ids import job_id
 from tidewheel.postgres.session import Conn, Session
 from tidewheel.postgres.statements import Statements
 from tidewheel.runs import FINAL, AttemptOutcome, RunState
-from tidewheel.scheduler.bulk_cancel import BulkCancel
+from tidewheel.scheduler.cancels import BulkCancel
 from tidewheel.scheduler.repair import ActiveRunRepair
 from tidewheel.transitions.claim import Claim, claim_runs, claim_uniform
 from tidewheel.transitions.finish import finish_runs

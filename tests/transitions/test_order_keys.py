@@ -21,13 +21,13 @@ from tidewheel.control.reads.waits import read_waits
 from tidewheel.errors import Refused, Unavailable
 from tidewheel.postgres.session import Conn, Session
 from tidewheel.runs import AttemptOutcome, RunState
+from tidewheel.scheduler.concurrency_keys import KeyDuties
 from tidewheel.scheduler.deadlines import Deadlines
-from tidewheel.scheduler.key_duties import KeyDuties
+from tidewheel.transitions.after_end import apply_deferred_effects
 from tidewheel.transitions.claim import Claim, claim_uniform
-from tidewheel.transitions.deferred_effects import apply_deferred_effects
 from tidewheel.transitions.finish import finish_runs
 from tidewheel.transitions.finished import RunEnd
-from tidewheel.transitions.order_keys import wake_orders
+from tidewheel.transitions.held_back import wake_orders
 from tidewheel.transitions.requeue import Requeue, requeue_runs
 
 KEY: LiteralString = "SELECT head, blocked_by FROM order_keys"

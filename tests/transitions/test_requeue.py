@@ -11,9 +11,8 @@ from tests.fixtures.database import Database
 from tidewheel.outbox import slice_lane_of, slice_of
 from tidewheel.runs import AttemptOutcome, RunState
 from tidewheel.transitions.attempts import AttemptOutput, flush_outputs
-from tidewheel.transitions.await_external import Wait, end_cancelled_waits, wait_runs
 from tidewheel.transitions.claim import Started
-from tidewheel.transitions.requeue import Requeue, requeue_runs
+from tidewheel.transitions.requeue import Requeue, Wait, end_cancelled_waits, requeue_runs, wait_runs
 
 COUNTED = [
     pytest.param(AttemptOutcome.FAILED, "retrying", 1, 0, id="failed"),

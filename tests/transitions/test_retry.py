@@ -20,9 +20,9 @@ from tidewheel.postgres.session import Session
 from tidewheel.scheduler.work_loop import WorkLoop, do_batch
 from tidewheel.schemas.generated.records import Backoff, Retry
 from tidewheel.settings.connections import Connections
-from tidewheel.transitions import retry as module
+from tidewheel.transitions import finished as module
+from tidewheel.transitions.finished import Failure, delay_before_next
 from tidewheel.transitions.installation import read_installation, record_topic_prefix
-from tidewheel.transitions.retry import Failure, delay_before_next
 
 ERROR = Failure("ValueError")
 DAY_MS = 86_400_000

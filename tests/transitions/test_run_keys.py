@@ -21,17 +21,15 @@ from tidewheel.errors import Unavailable
 from tidewheel.ids import key_id
 from tidewheel.postgres.session import UNIFORM, Conn
 from tidewheel.runs import AttemptOutcome, Gate, Overlap, RunState
-from tidewheel.scheduler.key_duties import KeyDuties
-from tidewheel.scheduler.key_repair import KeyRepair
+from tidewheel.scheduler.concurrency_keys import KeyDuties, KeyRepair
 from tidewheel.scheduler.repair import ActiveRunRepair
+from tidewheel.transitions.after_end import apply_deferred_effects
 from tidewheel.transitions.claim import Claim, Claimed, Started, claim_keyed, claim_runs, contest_runs
-from tidewheel.transitions.deferred_effects import apply_deferred_effects
 from tidewheel.transitions.finish import finish_runs
 from tidewheel.transitions.finished import RunEnd
 from tidewheel.transitions.places import FreedPlace
 from tidewheel.transitions.requeue import Requeue, requeue_runs
-from tidewheel.transitions.run_keys import settle_keys
-from tidewheel.transitions.tenant_places import LimitedTenants
+from tidewheel.transitions.run_keys import LimitedTenants, settle_keys
 
 KEY: LiteralString = "SELECT running, has_waiters, wake_at IS NOT NULL FROM run_keys WHERE key_id = %s"
 CLAIMABLE: LiteralString = """
@@ -347,7 +345,7 @@ def test_key_with_a_slow_rate_is_not_idle(still: ClockedDatabase) -> None:
 
 def test_repair_reads_so_many_runs_and_goes_on(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     """A key with more runs than one step reads must not keep the repair from the others."""
-    monkeypatch.setattr("tidewheel.scheduler.key_repair._MAX_RUNS", 4)
+    monkeypatch.setattr("tidewheel.scheduler.concurrency_keys._MAX_RUNS", 4)
     keyed(database, at_once=100)
     runs = [database.trigger(concurrency_key=name) for name, count in KEYS.items() for _ in range(count)]
     database.claim(*runs)

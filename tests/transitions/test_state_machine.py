@@ -16,7 +16,7 @@ from tidewheel.ids import job_id
 from tidewheel.postgres.session import Conn
 from tidewheel.runs import FINAL, MOVES, OPEN, AttemptOutcome, Move, RunState, end_of, target
 from tidewheel.transitions.active_runs import NO_RUN, AcquireRequest, buffer_runs, mark_waiters, release_active_runs
-from tidewheel.transitions.cancel_signals import request_cancel
+from tidewheel.transitions.cancellation import request_cancel
 from tidewheel.transitions.claim import Claim, claim_runs
 from tidewheel.transitions.finish import finish_runs
 from tidewheel.transitions.finished import RunEnd

@@ -17,11 +17,11 @@ from tidewheel.ids import tenant_key_id
 from tidewheel.postgres.session import UNIFORM
 from tidewheel.process.service import Shutdown
 from tidewheel.runs import AttemptOutcome, RunState
-from tidewheel.scheduler.key_repair import KeyRepair
+from tidewheel.scheduler.concurrency_keys import KeyRepair
+from tidewheel.transitions.after_end import apply_deferred_effects
 from tidewheel.transitions.claim import Started
-from tidewheel.transitions.deferred_effects import apply_deferred_effects
 from tidewheel.transitions.finish import finish_runs
-from tidewheel.transitions.tenant_places import COUNTED_FOR
+from tidewheel.transitions.run_keys import COUNTED_FOR
 
 COUNTERS = "SELECT running, unclaimed, has_waiters FROM run_keys WHERE key = ''"
 
@@ -135,8 +135,8 @@ def test_run_keeps_the_place_of_its_key_while_it_waits_for_its_tenant(database: 
 def test_count_of_started_runs_goes_on_where_the_step_before_stopped(
     clocked: ClockedDatabase, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tidewheel.transitions.tenant_places._MAX_READ", 2)
-    monkeypatch.setattr("tidewheel.scheduler.key_repair._MAX_READ", 4)
+    monkeypatch.setattr("tidewheel.transitions.run_keys._MAX_READ", 2)
+    monkeypatch.setattr("tidewheel.scheduler.concurrency_keys._MAX_READ", 4)
     clocked.stop_clock()
     clocked.submit()
     started = [clocked.begun() for _ in range(7)]

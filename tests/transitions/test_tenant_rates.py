@@ -17,12 +17,11 @@ from tests.transitions.graphs import end_and_drain
 from tidewheel.control.client.client import Client
 from tidewheel.postgres.session import RowsLocked, connect
 from tidewheel.runs import RunState
-from tidewheel.scheduler import key_duties
-from tidewheel.scheduler.key_duties import KeyDuties
-from tidewheel.transitions import held_runs
+from tidewheel.scheduler import concurrency_keys
+from tidewheel.scheduler.concurrency_keys import KeyDuties
+from tidewheel.transitions import held_back
 from tidewheel.transitions.places import Arrival, KeyRow, Limit, admit
-from tidewheel.transitions.rate_ring import Ring
-from tidewheel.transitions.tenant_rates import TenantRates
+from tidewheel.transitions.tenant_rates import Ring, TenantRates
 
 TRIGGER = {"type": "job.trigger", "key": "job"}
 HELD = "SELECT count(*) FROM job_runs WHERE waits_for IS NOT NULL"
@@ -180,9 +179,9 @@ def test_lifted_rate_queues_a_backlog_in_steps(rated: ClockedDatabase, monkeypat
     limit(rated, 1)
     flood(rated, 311)
     limit(rated, None)
-    for module in (key_duties, held_runs):
+    for module in (concurrency_keys, held_back):
         monkeypatch.setattr(module, "MAX_RELEASED", 5)
-    monkeypatch.setattr(key_duties, "_STEP_SECONDS", 0.02)
+    monkeypatch.setattr(concurrency_keys, "_STEP_SECONDS", 0.02)
     duties = KeyDuties(rated.session(), rated.installation)
     steps = [duties.pace()]
     while steps[-1][1]:

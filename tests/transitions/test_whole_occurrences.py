@@ -26,11 +26,11 @@ from tests.transitions.graphs import (
 from tests.transitions.stepping import until_one_is_blocked
 from tidewheel.postgres.session import Session
 from tidewheel.runs import RunState
+from tidewheel.scheduler.cancels import PendingCancels
 from tidewheel.scheduler.deadlines import WorkflowDeadlines
-from tidewheel.scheduler.pending_cancels import PendingCancels
 from tidewheel.scheduler.repair import ActiveRunRepair
 from tidewheel.schemas.generated.records import Reply, ReplyStatus
-from tidewheel.transitions.deferred_effects import apply_deferred_effects
+from tidewheel.transitions.after_end import apply_deferred_effects
 from tidewheel.transitions.drain import drain
 from tidewheel.transitions.finish import finish_runs
 from tidewheel.transitions.finished import RunEnd

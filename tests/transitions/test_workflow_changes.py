@@ -24,7 +24,7 @@ from tests.transitions.graphs import (
 from tests.transitions.stepping import in_background, until_one_is_blocked
 from tidewheel.ids import job_id
 from tidewheel.runs import RunState
-from tidewheel.scheduler.pending_cancels import PendingCancels
+from tidewheel.scheduler.cancels import PendingCancels
 from tidewheel.schemas.generated.records import ReplyStatus
 
 

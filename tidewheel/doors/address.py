@@ -9,7 +9,16 @@ from typing import Annotated, Any, cast, get_args, get_origin
 
 from pydantic import BeforeValidator, Field
 
-from tidewheel.control.api.queries import Cursors, LabelFilter, LimitQuery, PageQuery, TenantQuery, Whole, flag, whole
+from tidewheel.control.api.request_input import (
+    Cursors,
+    LabelFilter,
+    LimitQuery,
+    PageQuery,
+    TenantQuery,
+    Whole,
+    flag,
+    whole,
+)
 from tidewheel.jobs.values import Instant
 from tidewheel.nouns.operation import Operation, Parameter, Rows, model_of
 

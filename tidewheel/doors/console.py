@@ -13,12 +13,23 @@ from typing import Any
 from starlette.requests import Request
 
 from tidewheel.api_keys import Scope
-from tidewheel.control.api.callers import Caller
-from tidewheel.control.api.queries import TenantQuery, read_query
+from tidewheel.control.api.authorization import Caller
+from tidewheel.control.api.request_input import TenantQuery, read_query
 from tidewheel.control.client.connection import Connection
-from tidewheel.control.console.actions import Dialog, Done, Field, request_id_of, sample_of, text_of
-from tidewheel.control.console.confirming import bound, confirmation, ensure_confirmed, ensure_counted, until_of
-from tidewheel.control.console.forms import Form
+from tidewheel.control.console.actions import (
+    Dialog,
+    Done,
+    Field,
+    bound,
+    confirmation,
+    ensure_confirmed,
+    ensure_counted,
+    request_id_of,
+    sample_of,
+    text_of,
+    until_of,
+)
+from tidewheel.control.console.door import Form
 from tidewheel.control.console.urls import Urls
 from tidewheel.control.console.view import page_now
 from tidewheel.control.console.words import agreed, counted

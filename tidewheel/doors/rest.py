@@ -16,11 +16,17 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from tidewheel.control.api.answers import IDEMPOTENCY_KEY, LOCATION, accepted, answer, call, idempotency_key
-from tidewheel.control.api.bodies import ELSEWHERE, read_body
-from tidewheel.control.api.callers import Caller, caller, ensure_all_tenants
-from tidewheel.control.api.json_schemas import body_of, schema_of
-from tidewheel.control.api.openapi import add_route
-from tidewheel.control.api.queries import Cursors, PageQuery, read_key, read_number, read_query
+from tidewheel.control.api.authorization import Caller, caller, ensure_all_tenants
+from tidewheel.control.api.openapi import add_route, body_of, schema_of
+from tidewheel.control.api.request_input import (
+    ELSEWHERE,
+    Cursors,
+    PageQuery,
+    read_body,
+    read_key,
+    read_number,
+    read_query,
+)
 from tidewheel.control.api.workers import Workers
 from tidewheel.control.client.connection import Connection
 from tidewheel.doors.address import after_of, next_cursor, query_of, singular, title

@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
-from tidewheel.jobs.hosts import Host, TargetUrl, read_host, read_ipv6
+from tidewheel.jobs.http_values import Host, TargetUrl, read_host, read_ipv6
 from tidewheel.jobs.invalid import InvalidValue
 from tidewheel.jobs.validation import shown
 

@@ -8,9 +8,8 @@ from typing import Annotated, ClassVar, Literal, Self, TypeAlias
 from pydantic import BeforeValidator, Field, model_validator
 
 from tidewheel.jobs.batches import AddedRuns, BatchCallbacks, BatchRuns
-from tidewheel.jobs.concurrency import ConcurrencyKeyName, OrderingKeyField
-from tidewheel.jobs.dedupe import TriggerDedupe
 from tidewheel.jobs.invalid import InvalidValue
+from tidewheel.jobs.keys import ConcurrencyKeyName, OrderingKeyField, TriggerDedupe
 from tidewheel.jobs.payload import WithPayload
 from tidewheel.jobs.spec import JobSpec
 from tidewheel.jobs.spec_cache import CachedSpec

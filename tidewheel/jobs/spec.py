@@ -7,9 +7,8 @@ from typing import Annotated, ClassVar, Literal, NamedTuple, Self, cast
 
 from pydantic import BeforeValidator, Field, WithJsonSchema, model_validator
 
-from tidewheel.jobs.concurrency import ConcurrencyKeyField, OrderingKeyField, fill_key
-from tidewheel.jobs.dedupe import JobDedupe
 from tidewheel.jobs.invalid import InvalidValue
+from tidewheel.jobs.keys import ConcurrencyKeyField, JobDedupe, OrderingKeyField, fill_key
 from tidewheel.jobs.payload import WithPayload
 from tidewheel.jobs.retry import RetryPolicy
 from tidewheel.jobs.schedule import (
@@ -299,7 +298,7 @@ class JobSpec(WithPayload):
 def policy_document(spec: JobSpec) -> dict[str, Json]:
     """Return the policies of the spec's occurrences, with all defaults.
 
-    `job_versions` stores this form, so its names and shapes outlast releases. `tidewheel.schedules.policies` reads it.
+    `job_versions` stores this form, so its names and shapes outlast releases. `tidewheel.schedules.decision` reads it.
     """
     return {
         "catch_up": spec.catch_up,

@@ -20,8 +20,8 @@ from typing import NamedTuple, TypeVar
 
 from pydantic import BaseModel
 
-from tidewheel.jobs.concurrency import is_template, parse_rate, rate_words
 from tidewheel.jobs.invalid import InvalidValue
+from tidewheel.jobs.keys import is_template, parse_rate, rate_words
 from tidewheel.jobs.schedule import (
     AfterSpec,
     CronSpec,

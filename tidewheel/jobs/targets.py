@@ -10,14 +10,15 @@ from typing import Annotated, ClassVar, Literal, Self, TypeAlias, get_args
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from tidewheel.jobs.allow_lists import path_problem
-from tidewheel.jobs.headers import (
+from tidewheel.jobs.http_values import (
     MAX_HEADER,
+    MAX_URL,
     SecretReference,
     read_headers,
     read_literal_headers,
+    read_url,
     refuse_literal_credentials,
 )
-from tidewheel.jobs.hosts import MAX_URL, read_url
 from tidewheel.jobs.invalid import InvalidValue, UnreadableValue
 from tidewheel.jobs.strict_json import as_list, as_object
 from tidewheel.jobs.validation import StrictModel, shown, validate

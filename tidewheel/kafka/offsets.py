@@ -1,15 +1,18 @@
-"""Read the offsets and the ids of topics.
+"""Read the offsets and the ids of topics, and find the end of a batch that the client cannot unpack.
 
 The admin client's requests for offsets end the whole process if a broker restarts meanwhile. The consumer's do not.
 
 Source: https://github.com/confluentinc/librdkafka/issues/3663
 
 A topic that was deleted and created again has another id, and other offsets.
+
+The client reports the first offset of such a batch, not the last one, and reads nothing behind it. Every position
+inside the batch is refused with that same first offset, so a search finds the first position that is not.
 """
 
 from collections.abc import Generator, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from typing import Protocol, cast
 
 from confluent_kafka import (
@@ -18,13 +21,15 @@ from confluent_kafka import (
     Consumer,
     KafkaError,
     KafkaException,
+    Message,
     TopicCollection,
     TopicPartition,
 )
 from confluent_kafka.admin import AdminClient
 
+from tidewheel.clock import monotonic_seconds
 from tidewheel.errors import Unavailable
-from tidewheel.kafka.clients import BOUNDED_FETCH
+from tidewheel.kafka.clients import BOUNDED_FETCH, consumer
 
 _SECONDS = 3.0  # `tidewheel status` goes on without
 _SILENT = frozenset({KafkaError._TIMED_OUT, KafkaError._TIMED_OUT_QUEUE, KafkaError._TRANSPORT})
@@ -39,6 +44,10 @@ GONE = frozenset(
     }
 )
 """Errors of a topic that was deleted, is not known yet, or may not be read."""
+
+_SEARCH_SECONDS = 10.0  # for the answer at one position
+_POLL_SECONDS = 0.2
+_UNREADABLE = frozenset({KafkaError._BAD_COMPRESSION, KafkaError._BAD_MSG})
 
 
 @contextmanager
@@ -162,3 +171,44 @@ def read_topic_ids(config: Mapping[str, str], names: Sequence[str]) -> dict[str,
                 message = f"{name} cannot be described: {error.args[0].str()}"
                 raise Unavailable(message) from error
     return ids
+
+
+def is_unreadable(error: KafkaError) -> bool:
+    """Return True if the error is about the bytes of a batch, so that another try fails again."""
+    return error.code() in _UNREADABLE
+
+
+def end_of_batch(config: Mapping[str, str], group: str, at: TopicPartition) -> int:
+    """Return the offset behind an unreadable batch; the caller's group is neither joined nor changed."""
+    ends = {**config, "enable.partition.eof": "true"}
+    with closing(consumer(ends, group=group, role="unreadable", protocol="classic")) as client:
+        inside, step = at.offset, 1
+        while _is_inside(client, at, inside + step):
+            inside, step = inside + step, 2 * step
+        behind = inside + step
+        while behind - inside > 1:
+            middle = (inside + behind) // 2
+            if _is_inside(client, at, middle):
+                inside = middle
+            else:
+                behind = middle
+    return behind
+
+
+def _is_inside(client: Consumer, first: TopicPartition, offset: int) -> bool:
+    _, end = client.get_watermark_offsets(first, timeout=_SEARCH_SECONDS, cached=False)
+    if offset >= end:
+        return False
+    client.assign([TopicPartition(first.topic, first.partition, offset)])
+    deadline = monotonic_seconds() + _SEARCH_SECONDS
+    while monotonic_seconds() < deadline:
+        message: Message | None = client.poll(_POLL_SECONDS)
+        if message is None:
+            continue
+        error = message.error()
+        if error is None or error.code() == KafkaError._PARTITION_EOF:
+            return False
+        if is_unreadable(error):
+            return message.offset() == first.offset
+    text = f"{first.topic}/{first.partition}: no answer at offset {offset}"
+    raise Unavailable(text)

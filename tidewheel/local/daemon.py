@@ -1,4 +1,4 @@
-"""One process that outlives its starter and is found again; how programs are run; free ports.
+"""Start processes that outlive their starter, find them again, run programs, choose free ports.
 
 Invariant: nothing is signalled unless its command line carries the marker, an argument that names this stack's folder.
 A recycled pid is therefore never hit. A process whose starter died before it recorded the pid is found all the same.
@@ -12,16 +12,18 @@ import socket
 import subprocess
 import threading
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, NamedTuple
+from typing import IO, TYPE_CHECKING, NamedTuple, TypeAlias
 
 from tidewheel.errors import StackError
 
 if TYPE_CHECKING:
     import psutil  # imported where it is used: every command calls `is_noted_alive`, which needs none on Linux
+
 _POLL_SECONDS = 0.02  # short compared with the 40 ms that PostgreSQL takes to stop
 _AFTER_KILL_SECONDS = 10.0  # SIGKILL is carried out at once unless the process hangs in the kernel
 _PAUSE = threading.Event()  # never set: to wait on it is to sleep
@@ -255,3 +257,26 @@ def _leave() -> None:
     _reap()
     for child in _CHILDREN.values():
         child.returncode = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One thing being done, in words, with the bytes to do; 0 where they cannot be counted."""
+
+    what: str
+    done_bytes: int = 0
+    total_bytes: int = 0
+    part: str = ""
+
+    @property
+    def words(self) -> str:
+        """The step with its part."""
+        return f"{self.what}: {self.part}" if self.part else self.what
+
+
+Progress: TypeAlias = Callable[[Step], None]
+
+
+def in_silence(step: Step) -> None:
+    """Show nothing."""
+    del step

@@ -20,8 +20,8 @@ import platformdirs
 from pydantic import BaseModel, ValidationError
 
 from tidewheel.errors import StackError
-from tidewheel.local.files import locked
-from tidewheel.local.progress import Progress, Step, in_silence
+from tidewheel.local.daemon import Progress, Step, in_silence
+from tidewheel.local.state import locked
 
 if TYPE_CHECKING:
     from jgo.maven import MavenContext

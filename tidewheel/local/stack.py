@@ -18,16 +18,16 @@ from psycopg.conninfo import conninfo_to_dict
 
 from tidewheel.errors import StackError
 from tidewheel.local.broker_config import client_properties, replication_of
-from tidewheel.local.files import locked, write_private
+from tidewheel.local.daemon import Progress, Step, in_silence
 from tidewheel.local.jars import broker_jars
 from tidewheel.local.kafka import Broker
 from tidewheel.local.parts import STANDBY, Parts, PartState, PartStatus, database_addresses
 from tidewheel.local.postgres import Postgres
-from tidewheel.local.progress import Progress, Step, in_silence
 from tidewheel.local.state import (
     StackState,
     default_home,
     erase_state,
+    locked,
     new_kafka_passwords,
     new_state,
     promoted,
@@ -35,6 +35,7 @@ from tidewheel.local.state import (
     with_free_node_ports,
     with_free_postgres_port,
     with_free_standby_port,
+    write_private,
     write_state,
 )
 

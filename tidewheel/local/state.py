@@ -1,15 +1,16 @@
-"""The stored state of a stack, `stack.json`: ports, passwords, cluster id, external parts.
+"""The files of a stack's folder: `stack.json`, private files, and the lock of one process at a time.
 
 Invariant: all parameters of a part are written before the part is created. The next `up` can therefore adopt what a
 crash leaves behind, and the next `down` can remove it. Pids are not here: `tidewheel.local.daemon` records them.
 """
 
 import base64
+import fcntl
 import os
 import secrets
 import uuid
-from collections.abc import Iterable
-from contextlib import suppress
+from collections.abc import Generator, Iterable
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import platformdirs
@@ -18,7 +19,6 @@ from pydantic import BaseModel, ValidationError
 from tidewheel.errors import StackError
 from tidewheel.local.broker_config import KafkaPasswords, Node
 from tidewheel.local.daemon import answers, free_port
-from tidewheel.local.files import write_private
 
 HOME_VARIABLE = "TIDEWHEEL_HOME"
 
@@ -31,6 +31,25 @@ API_TOKEN_FILE = "api-token"  # noqa: S105 - the name of a file
 
 DEV_FILE = "dev.lock"
 """Names the `tidewheel dev` of the stack, which holds a lock of the file."""
+
+
+def write_private(path: Path, text: str) -> None:
+    """Replace a file by one with mode 0600, which is never seen half-written nor with other rights."""
+    scratch = path.with_name(f"{path.name}.new")
+    scratch.unlink(missing_ok=True)
+    with open(os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:  # noqa: PTH123 - a descriptor
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    scratch.replace(path)
+
+
+@contextmanager
+def locked(path: Path) -> Generator[None]:
+    """Lock the file at `path`; wait for its owner. A process that dies releases the lock."""
+    with path.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 def default_home() -> Path:

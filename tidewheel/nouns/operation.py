@@ -5,9 +5,10 @@ which the signature unpacks. Every door is derived from both: see `tidewheel/doo
 itself: it refuses what its own declaration does not allow.
 """
 
+import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, fields, replace
-from datetime import datetime
+from datetime import datetime, timedelta
 from functools import cached_property, wraps
 from inspect import Parameter as Argument
 from inspect import Signature, getdoc, signature
@@ -26,20 +27,22 @@ from typing import (
     get_origin,
     get_type_hints,
 )
+from uuid import UUID
 
 from pydantic import Field, GetCoreSchemaHandler, SkipValidation, create_model
 from pydantic.fields import FieldInfo
 from pydantic_core import CoreSchema
 
 from tidewheel.api_keys import Scope
-from tidewheel.errors import InvalidInput
+from tidewheel.errors import InvalidInput, refuse
 from tidewheel.jobs.invalid import InvalidValue
-from tidewheel.jobs.validation import StrictModel, validate
+from tidewheel.jobs.validation import StrictModel, ensure_text_names, shown, validate
 
 if TYPE_CHECKING:
     from tidewheel.control.client.connection import Connection
     from tidewheel.jobs.requests import Sent
     from tidewheel.schemas.generated.records import Reply
+
 
 M = TypeVar("M", bound=StrictModel)
 N = TypeVar("N", bound="Noun")
@@ -54,6 +57,9 @@ Place = tuple[datetime, int]
 """The place of a row in a list: its creation and its id."""
 
 DryRun = Annotated[bool, Field(description="Only count them, and return the first ten.")]
+
+MAX_INT = 2**31 - 1  # of an `integer` column
+MAX_BIGINT = 2**63 - 1
 
 
 class Noun:
@@ -277,3 +283,44 @@ def as_document(found: object, declared: Operation) -> object:
 def field_values(record: object) -> dict[str, Any]:
     """Return the fields of a record by their names."""
     return {each.name: getattr(record, each.name) for each in fields(cast("Any", record))}
+
+
+def as_id(value: UUID | str, name: str) -> UUID:
+    """Return an id, also from its text.
+
+    >>> as_id("00000000-0000-0000-0000-000000000001", "run_id")
+    UUID('00000000-0000-0000-0000-000000000001')
+    """
+    try:
+        return value if isinstance(value, UUID) else UUID(value)
+    except (AttributeError, TypeError, ValueError):
+        pass
+    return refuse(name, f"{shown(value)} is not an id", "pass the UUID from a reply, an event or a list")
+
+
+def as_mapping(value: object, name: str) -> dict[str, object]:
+    """Return a mapping as a document."""
+    if not isinstance(value, Mapping):
+        refuse(name, f"{shown(value)} is not a mapping", f"pass the fields of the {name} by their names")
+    document = cast("Mapping[str, object]", value)
+    ensure_text_names(document, name)
+    return dict(document)
+
+
+def as_int(value: int, name: str, most: int = MAX_INT) -> int:
+    """Return a number that a column holds.
+
+    >>> as_int(3, "attempt")
+    3
+    """
+    if type(value) is not int or not 0 <= value <= most:
+        refuse(name, f"{shown(value)} does not fit", f"pass a whole number from 0 to {most}")
+    return value
+
+
+def as_seconds(timeout: timedelta | float) -> float:
+    """Return a timeout in seconds."""
+    seconds = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
+    if type(seconds) not in {int, float} or not (0 <= seconds < math.inf):
+        refuse("timeout", f"{shown(seconds)} is not a timeout", "pass a number of seconds, 0 or more")
+    return seconds

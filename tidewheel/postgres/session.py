@@ -24,10 +24,9 @@ from psycopg.rows import RowFactory
 
 from tidewheel.clock import monotonic_seconds
 from tidewheel.errors import SettingsError, Unavailable
-from tidewheel.postgres.epoch import EpochOver, epoch
 from tidewheel.postgres.faults import first_line, without_partition, without_rows_fault
+from tidewheel.postgres.fences import EpochOver, epoch, named_servers, primaries
 from tidewheel.postgres.partitions import repair_days
-from tidewheel.postgres.primaries import named_servers, primaries
 from tidewheel.postgres.statements import Statements
 
 _RESTAMP_EVENTS = Statements("tidewheel")["restamp_events"]

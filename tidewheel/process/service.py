@@ -17,8 +17,8 @@ from typing import TypeVar
 from tidewheel.clock import monotonic_seconds
 from tidewheel.errors import InstallationFault, Unavailable
 from tidewheel.process.exhausted import end_exhausted_process, is_exhausted
-from tidewheel.process.faults import faults
 from tidewheel.process.health import health
+from tidewheel.process.logs import faults
 
 R = TypeVar("R")
 

@@ -27,7 +27,7 @@ from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
 from opentelemetry.sdk.trace.sampling import Decision
 from opentelemetry.trace import Link, NonRecordingSpan, Span, SpanContext, SpanKind, Status, StatusCode, TraceFlags
 
-from tidewheel.process.faults import OnceAMinute
+from tidewheel.process.logs import OnceAMinute
 
 _HALF = (1 << 64) - 1
 _LINKS = 128  # what the SDK keeps of one span by default

@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING
 from uuid import UUID
 
-from tidewheel.extras import require
+from tidewheel.distribution import require
 
 if TYPE_CHECKING:
     from tidewheel.process.spans import Spans

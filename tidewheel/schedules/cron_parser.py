@@ -11,7 +11,15 @@ import re
 from functools import lru_cache
 
 from tidewheel.errors import ScheduleRefused
-from tidewheel.schedules.cron_fields import CronFields, DayRule, bits, days_by_month_shape, values
+from tidewheel.schedules.cron_fields import (
+    CronFields,
+    DayRule,
+    bits,
+    days_by_month_shape,
+    from_event_bridge,
+    from_quartz,
+    values,
+)
 from tidewheel.schedules.cron_syntax import (
     DAY_OF_WEEK,
     FIVE,
@@ -24,7 +32,6 @@ from tidewheel.schedules.cron_syntax import (
     read_field,
     split_expression,
 )
-from tidewheel.schedules.peer_cron import from_event_bridge, from_quartz
 
 _MAX_PROBLEMS = 4  # with more problems the corrected expression would no longer resemble it
 

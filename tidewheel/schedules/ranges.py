@@ -14,8 +14,8 @@ from uuid import UUID
 
 from tidewheel.errors import ScheduleRefused
 from tidewheel.schedules.cron_schedule import CronSchedule, DstGap, DstOverlap, choice, zoned_cron
+from tidewheel.schedules.decision import Policies, policies_from_text
 from tidewheel.schedules.parse import schedule_from_text
-from tidewheel.schedules.policies import Policies, policies_from_text
 from tidewheel.schedules.schedule import TICK, Schedule
 from tidewheel.schedules.timer_state import DaySets, effective_schedule
 from tidewheel.schedules.zones import zone

@@ -8,9 +8,8 @@ from uuid import UUID
 
 from tidewheel.schedules.calendars import CalendarSchedule, Excluding, is_occurrence
 from tidewheel.schedules.cron_schedule import CronSchedule
-from tidewheel.schedules.decision import DaySet, Override
+from tidewheel.schedules.decision import DaySet, Override, Policies, policies_from_text
 from tidewheel.schedules.parse import schedule_from_text
-from tidewheel.schedules.policies import Policies, policies_from_text
 from tidewheel.schedules.schedule import Schedule
 
 DaySets = Mapping[tuple[str, str], DaySet]

@@ -5,11 +5,10 @@ database or broker is named, libpq's `PG*` variables and then the running local 
 generated from here.
 """
 
-from tidewheel.settings.api import ApiSettings
 from tidewheel.settings.connections import Connections
 from tidewheel.settings.executor import ExecutorSettings
-from tidewheel.settings.kafka_client import client_config, client_variables
-from tidewheel.settings.services import IntakeSettings, RelaySettings, SchedulerSettings
+from tidewheel.settings.services import ApiSettings, IntakeSettings, RelaySettings, SchedulerSettings
+from tidewheel.settings.sources import client_config, client_variables
 
 __all__ = [
     "ApiSettings",

@@ -10,12 +10,11 @@ import psycopg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from pydantic import Field, SecretStr, ValidationInfo, field_validator
 
+from tidewheel.distribution import install_command, is_installed
 from tidewheel.errors import NotRunning, SettingsError, Unavailable
-from tidewheel.extras import install_command, is_installed
 from tidewheel.jobs.allow_lists import AllowLists, ProgramPattern, read_folder, read_host_pattern, read_port
 from tidewheel.redaction import protect
-from tidewheel.settings.kafka_client import client_config, read_properties
-from tidewheel.settings.sources import Duration, Entries, Settings
+from tidewheel.settings.sources import Duration, Entries, Settings, client_config, read_properties
 
 if TYPE_CHECKING:
     from tidewheel.local.stack import StackInfo

@@ -1,13 +1,16 @@
-"""Settings of intake, of schedulers and of relays."""
+"""Settings of intake, of schedulers, of relays and of the HTTP API."""
 
+import re
 from datetime import timedelta
 from hashlib import sha256
+from ipaddress import ip_address, ip_network
 from typing import Final, Literal
 
-from pydantic import Field, SecretStr
+from pydantic import Field, SecretStr, ValidationInfo, field_validator
 
 from tidewheel.jobs.values import format_duration
 from tidewheel.settings.connections import Connections
+from tidewheel.settings.executor import LEASE, MAX_LOST, MESSAGE_SIGNATURES, SWEEP
 from tidewheel.settings.sources import Duration
 
 _SHARED: Final = (
@@ -30,6 +33,9 @@ _SHARED: Final = (
 )
 NOT_SET: Final = "not set"
 _DIGITS = 8  # of the digest of a secret: enough to see a difference, useless to find a random secret
+
+_BASE_PATH: Final = re.compile(r"(/[A-Za-z0-9_~-][A-Za-z0-9._~-]*)*", re.ASCII)
+_API_TOKEN: Final = re.compile(r"[A-Za-z0-9._~+/-]{16,}=*", re.ASCII)  # Source: RFC 6750, section 2.1
 
 
 class IntakeSettings(Connections):
@@ -141,3 +147,106 @@ def _text(value: object) -> str:
     if isinstance(value, timedelta):
         return format_duration(value)
     return NOT_SET if value is None else str(value)
+
+
+class ApiSettings(Connections):
+    """Settings of the HTTP API."""
+
+    api_host: str = Field("127.0.0.1", description="address on which the API listens")
+    api_port: int = Field(8080, ge=0, le=65535, description="port of the API; 0 picks a free one")
+    api_token: SecretStr | None = Field(
+        None,
+        validate_default=True,
+        description="bearer token of executors without an API key of their own; without one the API listens on loopback"
+        " addresses only",
+    )
+    api_threads: int = Field(
+        8, ge=1, le=64, description="most calls of executors served at once, each with a database connection"
+    )
+    api_connections_per_address: int = Field(
+        64,
+        ge=1,
+        le=500,
+        description="open connections of one address that have not shown the token; those of trusted proxies are not"
+        " counted",
+    )
+    api_trusted_proxies: str | None = Field(
+        None,
+        description="addresses and networks of reverse proxies, separated by commas, such as `10.0.0.7,10.1.0.0/16`;"
+        " their X-Forwarded-For and X-Forwarded-Proto name the client and its scheme, those of others are ignored",
+    )
+    api_key_rate: float = Field(
+        100.0,
+        gt=0,
+        le=1_000_000,
+        description="requests a second of each API key without a rate of its own, in each process; more get 429",
+    )
+    api_base_path: str | None = Field(
+        None,
+        description="path below which a reverse proxy serves API and console, such as `/ops/tidewheel`; it may pass"
+        " the path on or remove it",
+    )
+    console_name: str | None = Field(
+        None, max_length=40, description="name of the installation in the console, such as `production`"
+    )
+    console_plain_http: bool = Field(
+        default=False,
+        description="true lets keys sign in to the console by plain HTTP from other machines, who can read them there",
+    )
+    api_heartbeat: Duration = Field(
+        timedelta(seconds=1),
+        gt=timedelta(0),
+        description="heartbeat interval of executors in other languages; a cancel reaches them with the response",
+    )
+    sweep: Duration = SWEEP
+    message_signatures: Literal["refuse", "warn"] = MESSAGE_SIGNATURES
+    lease: Duration = LEASE
+    max_lost: int = MAX_LOST
+
+    @field_validator("api_token")
+    @classmethod
+    def _guards_what_others_reach(cls, token: SecretStr | None, info: ValidationInfo) -> SecretStr | None:
+        """Refuse an API that other machines reach without a token: any client could read payloads."""
+        host = str(info.data.get("api_host", ""))
+        if token is None and not is_loopback(host):
+            message = f"is missing while TIDEWHEEL_API_HOST is {host}: set one, or listen on 127.0.0.1"
+            raise ValueError(message)
+        if token is not None and not _API_TOKEN.fullmatch(token.get_secret_value()):
+            message = (
+                "is not a bearer token: write at least 16 letters and digits, such as `openssl rand -hex 24` prints"
+            )
+            raise ValueError(message)
+        return token
+
+    @field_validator("api_trusted_proxies")
+    @classmethod
+    def _are_addresses(cls, proxies: str | None) -> str | None:
+        """Refuse names: uvicorn would compare them with addresses, and trust none."""
+        for each in (proxies or "").split(",") if proxies is not None else ():
+            try:
+                ip_network(each.strip())
+            except ValueError as error:
+                message = f"names {each.strip()!r}, which is no address: write such as 10.0.0.7,10.1.0.0/16"
+                raise ValueError(message) from error
+        return proxies
+
+    @field_validator("api_base_path")
+    @classmethod
+    def _is_a_path(cls, path: str | None) -> str | None:
+        """Refuse a base path that would make other links than those of the proxy."""
+        if path is not None and not _BASE_PATH.fullmatch(path):
+            message = "is no path: write one such as /ops/tidewheel, without a slash at its end"
+            raise ValueError(message)
+        return path
+
+
+def is_loopback(host: str) -> bool:
+    """Return True if only this machine reaches an address.
+
+    >>> [is_loopback(host) for host in ("127.0.0.1", "::1", "localhost", "0.0.0.0", "example.org")]
+    [True, True, True, False, False]
+    """
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

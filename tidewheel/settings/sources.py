@@ -18,7 +18,8 @@ from tidewheel.errors import SettingsError
 from tidewheel.http_secrets import PREFIX as SECRET_PREFIX
 from tidewheel.jobs.validation import shown
 from tidewheel.jobs.values import format_duration, parse_duration
-from tidewheel.settings.kafka_client import KAFKA_PREFIX
+
+KAFKA_PREFIX: Final = "TIDEWHEEL_KAFKA_CONFIG_"
 
 PREFIX: Final = "TIDEWHEEL_"
 _LOG = logging.getLogger("tidewheel.settings")
@@ -53,6 +54,48 @@ _WRITTEN: Final = {
 }
 """What to write, by the kind of pydantic's error."""
 _NUMBER: Final = re.compile(r"\d{1,12}(?:\.\d{1,9})?", re.ASCII)
+
+
+def client_config(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the Kafka client settings in an environment.
+
+    >>> client_config({"TIDEWHEEL_KAFKA_CONFIG_SASL_USERNAME": "ann", "HOME": "/"})
+    {'sasl.username': 'ann'}
+    """
+    return {
+        name.removeprefix(KAFKA_PREFIX).lower().replace("_", ".").replace("log.level", "log_level"): value
+        for name, value in environment.items()
+        if name.startswith(KAFKA_PREFIX)
+    }
+
+
+def client_variables(config: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables of an environment that has these Kafka client settings.
+
+    >>> client_variables({"sasl.username": "ann"})
+    {'TIDEWHEEL_KAFKA_CONFIG_SASL_USERNAME': 'ann'}
+    """
+    return {f"{KAFKA_PREFIX}{name.upper().replace('.', '_')}": value for name, value in config.items()}
+
+
+def read_properties(path: Path) -> dict[str, str]:
+    """Read a file of lines `name=value`; blank lines and those that begin with # are ignored."""
+    at = f"TIDEWHEEL_KAFKA_PROPERTIES names {path}"
+    try:
+        lines = path.read_text().splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        message = f"{at}, which cannot be read: {error}; correct it or unset the variable"
+        raise SettingsError(message) from error
+    read: dict[str, str] = {}
+    for number, line in enumerate(lines, start=1):
+        if not line.strip() or line.startswith("#"):
+            continue
+        name, separator, value = (part.strip() for part in line.partition("="))
+        if not separator:
+            message = f"{at}, whose line {number} is not `name=value`; correct it"  # not shown: it may be a password
+            raise SettingsError(message)
+        read[name] = value
+    return read
 
 
 class Settings(BaseModel):

@@ -8,7 +8,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from tidewheel.executor.handler_channel import Parent
+    from tidewheel.executor.context_parts import Parent
     from tidewheel.testing.handlers import HandlerResult, run_handler, run_handler_async
     from tidewheel.testing.simulation import Simulated, simulate
     from tidewheel.testing.stack import Stack, Tidewheel
@@ -25,7 +25,7 @@ __all__ = [
 ]
 
 _WHERE = {
-    "Parent": "tidewheel.executor.handler_channel",
+    "Parent": "tidewheel.executor.context_parts",
     "HandlerResult": "tidewheel.testing.handlers",
     "run_handler": "tidewheel.testing.handlers",
     "run_handler_async": "tidewheel.testing.handlers",

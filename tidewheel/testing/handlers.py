@@ -18,9 +18,9 @@ from psycopg import AsyncConnection, Connection
 from tidewheel.clock import SystemClock
 from tidewheel.errors import refuse
 from tidewheel.executor.attempt import Attempt
-from tidewheel.executor.batch_adds import parse_added_runs
 from tidewheel.executor.complete_in import encode_result
-from tidewheel.executor.handler_channel import Parent, Previous
+from tidewheel.executor.context_parts import Parent, Previous
+from tidewheel.executor.handler_services import parse_added_runs
 from tidewheel.executor.handlers import Handler, registered
 from tidewheel.executor.outcome import Outcome, from_exception, timed_out
 from tidewheel.executor.output_capture import captured

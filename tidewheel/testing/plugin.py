@@ -29,7 +29,7 @@ _SHARED_HOME = "tidewheel_home"  # in what the controller passes to each worker 
 @pytest.fixture(scope="session")
 def tidewheel_stack(pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory) -> "Generator[Stack]":
     """PostgreSQL and Kafka for all tests, started once; removed at the end, also after Ctrl-C."""
-    from tidewheel.extras import require
+    from tidewheel.distribution import require
     from tidewheel.settings.connections import Connections
     from tidewheel.testing.stack import Stack
 

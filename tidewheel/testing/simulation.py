@@ -8,9 +8,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import date, datetime, timedelta
 
-from tidewheel.control.explain.dst_notes import occurrence_notes
 from tidewheel.control.explain.explanation import MISFIRE_AFTER
 from tidewheel.control.explain.preview import version_of
+from tidewheel.control.explain.upcoming import occurrence_notes
 from tidewheel.errors import FieldError, InvalidInput
 from tidewheel.ids import job_id
 from tidewheel.intake.locks import absent_job

@@ -26,7 +26,7 @@ from tidewheel.postgres.statements import Statements
 from tidewheel.process.metrics import metrics
 from tidewheel.runs import HOLDS, Gate, Move, RunState, sources, target
 from tidewheel.transitions.installation import Installation
-from tidewheel.transitions.run_messages import build_requests, request_rows
+from tidewheel.transitions.messages import build_requests, request_rows
 
 _SQL = Statements("tidewheel.transitions")
 _ACQUIRE_ACTIVE_RUNS = _SQL["acquire_active_runs"]

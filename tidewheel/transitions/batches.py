@@ -22,13 +22,11 @@ from tidewheel.postgres.pg_binary import NULL, columns, copy_rows, int8, text, t
 from tidewheel.postgres.session import Conn
 from tidewheel.postgres.statements import Statements
 from tidewheel.runs import Cause, RunState
-from tidewheel.transitions.batch_callbacks import callbacks_text
-from tidewheel.transitions.batch_writer import BatchWriter, Member, Origin, Waits
+from tidewheel.transitions.batch_writer import BatchWriter, Member, Origin, SharedJob, Waits
 from tidewheel.transitions.create import milliseconds
 from tidewheel.transitions.installation import Installation
 from tidewheel.transitions.occurrences import MEETS, read_node_runs
-from tidewheel.transitions.shared_jobs import SharedJob
-from tidewheel.transitions.workflows import NO_JOB, Workflow, end_workflow, lock_workflows
+from tidewheel.transitions.workflows import NO_JOB, Workflow, callbacks_text, end_workflow, lock_workflows
 
 _SQL = Statements("tidewheel.transitions")
 _ADD_BATCH_WORKFLOW = _SQL["add_batch_workflow"]

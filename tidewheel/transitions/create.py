@@ -40,10 +40,9 @@ from tidewheel.postgres.session import Conn
 from tidewheel.postgres.statements import Statements
 from tidewheel.runs import Cause, Gate, Overlap, RunState
 from tidewheel.schemas.generated.wire import run_request
-from tidewheel.transitions.held_runs import hold_runs
+from tidewheel.transitions.held_back import hold_runs, lock_orders, take_order
 from tidewheel.transitions.installation import Installation
-from tidewheel.transitions.order_keys import lock_orders, take_order
-from tidewheel.transitions.run_messages import DEFINITIONS
+from tidewheel.transitions.messages import DEFINITIONS
 
 _SQL = Statements("tidewheel.transitions")
 _FIND_EXISTING_RUNS = _SQL["find_existing_runs"]

@@ -1,18 +1,35 @@
-"""Append lifecycle events of jobs to the outbox, for the topic `tidewheel.events`."""
+"""Events for the outbox: lifecycle events of jobs, and the completion events of runs.
 
-from collections.abc import Mapping, Sequence
+Hot path: every run that ends runs this code, so values that are equal within the batch are encoded once.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 from uuid import UUID
 
-from tidewheel.ids import hashed_id, micros
+from tidewheel.ids import event_text, hashed_id, micros
 from tidewheel.jobs.values import format_timestamp
-from tidewheel.outbox import OutboxLane, OutboxRow, append
+from tidewheel.outbox import OutboxLane, OutboxRow, append, pack
 from tidewheel.postgres.session import Conn
+from tidewheel.process import tracing
+from tidewheel.runs import DEAD_LETTERED, RunState, sequence_of
 from tidewheel.schedules.decision import Skip
-from tidewheel.schemas.cloudevents import lifecycle_headers
+from tidewheel.schemas.avro import HEADER_BYTES
 from tidewheel.schemas.generated import records
+from tidewheel.schemas.generated.records import RequestOrigin, RunError
+from tidewheel.schemas.generated.wire import read_run_completed, run_completed
+from tidewheel.schemas.interop import completion_headers, lifecycle_headers
+from tidewheel.schemas.primitives import PLACEHOLDER, split_at
+from tidewheel.transitions.finished import FinishedRun, RunEnd
 from tidewheel.transitions.installation import Installation
+
+if TYPE_CHECKING:
+    from tidewheel.process.spans import Spans
+
+
+_KINDS = {state: state.encode() for state in RunState}
+_ID = PLACEHOLDER.encode()
 
 
 def lifecycle_row(
@@ -135,3 +152,142 @@ def skip_event(installation: Installation, job: VersionFields, job_key: str, ski
             "is_exact": str(skip.exact).lower(),
         },
     )
+
+
+def completions(finished: Iterable[FinishedRun], installation: Installation) -> Iterator[OutboxRow]:
+    """Yield the completion event of each run that ends in one transaction."""
+    topic, as_json = installation.topics.completions, installation.content_type == "application/json"
+    frame = installation.frames["RunCompleted"] if installation.as_registry else None
+    headers: _Headers | None = None
+    executor_id: UUID | None = None
+    executor: str | None = None
+    started_at: datetime | None = None
+    for run in finished:
+        row, end, state, request, definition = run
+        if end.executor_id is not executor_id:
+            executor_id = end.executor_id
+            executor = None if executor_id is None else str(executor_id)
+        # The encoder finds a cached instant faster if it is the same object; messages share theirs.
+        if row.started_at != started_at:
+            started_at = row.started_at
+        # Rows of one statement share theirs.
+        if headers is None or row.ended_at != headers.ended_at:
+            headers = _Headers(installation, row.ended_at)
+        ended_at = headers.ended_at
+        scheduled_at = request.scheduled_at if request.scheduled_at == row.scheduled_at else row.scheduled_at
+        published_at = request.publish_at if request.publish_at == row.publish_at else row.publish_at
+        sequence = sequence_of(row.attempt, ended_running=started_at is not None)
+        event_id = event_text(end.run_id.bytes, _KINDS[state], sequence)
+        value = run_completed(
+            event_id,
+            row.run,
+            row.job,
+            definition.job_key,
+            row.job_version,
+            row.tenant,
+            row.lane,
+            row.cause,
+            state,
+            scheduled_at,
+            published_at,
+            started_at,
+            ended_at,
+            row.attempt,
+            definition.retry.max_attempts,
+            executor,
+            end.result if state is RunState.SUCCEEDED else None,
+            _error(end, state) if end.error_type else None,
+            {**definition.labels, **request.labels} if request.labels else definition.labels,
+            request.parent_run_id,
+            request.root_run_id,
+            sequence,
+            request.late_ms,
+            end.reason,
+            row.request_id,
+            None if row.requested_from is None else _origin(row.requested_from),
+        )
+        traceparent = request.traceparent
+        if tracing.spans is not None:
+            traceparent = _trace(tracing.spans, run)
+        if frame is not None:
+            value = frame + value[HEADER_BYTES:]
+        elif as_json:
+            value = installation.encode_event(read_run_completed(value)[0])
+        yield OutboxRow(
+            row.shard,
+            OutboxLane.EVENTS,
+            topic,
+            row.job.encode(),
+            value,
+            ended_at,
+            headers.of(event_id.encode(), row.run.encode(), state, traceparent),
+        )
+
+
+def _trace(spans: "Spans", run: FinishedRun) -> str:
+    """Record the span of a run that ends; return the context that its completion carries."""
+    row, end, state, request, definition = run
+    spans.ended(
+        end.run_id,
+        request.traceparent,
+        # A retry's publish_at is its own; a backfilled run's instant is long before the run.
+        due=row.publish_at if row.attempt <= 1 else max(row.scheduled_at, row.created_at),
+        ended=row.ended_at,
+        error=(end.error_type or state.value) if state in DEAD_LETTERED else None,
+        about={
+            "tidewheel.run_id": row.run,
+            "tidewheel.job.key": definition.job_key,
+            "tidewheel.job.version": row.job_version,
+            "tidewheel.tenant": row.tenant,
+            "tidewheel.queue": definition.queue,
+            "tidewheel.lane": str(row.lane),
+            "tidewheel.cause": str(row.cause),
+            "tidewheel.scheduled_at": format_timestamp(row.scheduled_at),
+            "tidewheel.state": state.value,
+            "tidewheel.attempt": row.attempt,
+        },
+        retried=UUID(request.parent_run_id) if request.parent_run_id else None,
+    )
+    return spans.traceparent(end.run_id, request.traceparent)
+
+
+class _Headers:
+    """The encoded headers of completions at one instant; within one state most differ in two ids alone."""
+
+    def __init__(self, installation: Installation, ended_at: datetime) -> None:
+        self._installation, self.ended_at = installation, ended_at
+        self._pieces: dict[RunState, list[bytes]] = {}
+
+    def of(self, event_id: bytes, run_id: bytes, state: RunState, traceparent: str | None) -> bytes:
+        """Return the headers of one completion."""
+        if traceparent is not None:
+            return self._packed(event_id, run_id, state, traceparent)
+        pieces = self._pieces.get(state)
+        if pieces is None:
+            pieces = self._pieces[state] = split_at(self._packed(_ID, _ID, state, None), _ID, _ID)
+        head, middle, tail = pieces
+        return b"".join((head, event_id, middle, run_id, tail))
+
+    def _packed(self, event_id: bytes, run_id: bytes, state: RunState, traceparent: str | None) -> bytes:
+        headers = completion_headers(
+            self._installation.source,
+            event_id=event_id,
+            run_id=run_id,
+            status=state,
+            finished_at=self.ended_at,
+            traceparent=traceparent,
+            content_type=self._installation.content_type,
+        )
+        return pack(headers)
+
+
+def _origin(requested_from: str) -> RequestOrigin:
+    """Return the coordinates of a message."""
+    topic, partition, offset = requested_from.split("/")
+    return RequestOrigin(topic=topic, partition=int(partition), offset=int(offset))
+
+
+def _error(end: RunEnd, state: RunState) -> RunError | None:
+    if end.error_type is None or state not in DEAD_LETTERED:
+        return None
+    return RunError(type=end.error_type, message=end.error_message or "")

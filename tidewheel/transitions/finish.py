@@ -22,18 +22,23 @@ from tidewheel.process.metrics import metrics
 from tidewheel.runs import BARRED, DEAD_LETTERED, FINAL, HOLDS, OPEN, AttemptOutcome, Gate, RunState, end_of
 from tidewheel.schemas.generated import records
 from tidewheel.transitions.active_runs import release_active_runs
-from tidewheel.transitions.after_end import count_failures, failure_triggers, keep_inputs, schedule_after_end
+from tidewheel.transitions.after_end import (
+    add_deferred_effects,
+    count_at_commit,
+    count_failures,
+    failure_triggers,
+    keep_inputs,
+    schedule_after_end,
+)
 from tidewheel.transitions.attempts import AttemptEnd, write_attempts, write_outputs
-from tidewheel.transitions.completions import completions
+from tidewheel.transitions.children import write_releases
 from tidewheel.transitions.dead_letters import dead_letter_run
-from tidewheel.transitions.deferred_effects import add_deferred_effects
-from tidewheel.transitions.ended_figures import count_at_commit
+from tidewheel.transitions.events import completions
 from tidewheel.transitions.finished import ClosedRun, Ended, FinishedRun, RunEnd
 from tidewheel.transitions.installation import Installation
+from tidewheel.transitions.messages import DEFINITIONS, build_requests
 from tidewheel.transitions.places import FreedPlace
-from tidewheel.transitions.releases import write_releases
 from tidewheel.transitions.run_keys import settle_keys
-from tidewheel.transitions.run_messages import DEFINITIONS, build_requests
 
 _LOG = logging.getLogger("tidewheel.transitions")
 

@@ -12,9 +12,9 @@ from tidewheel.jobs.allow_lists import AllowLists
 from tidewheel.kafka.topics import Topics
 from tidewheel.postgres.session import Conn
 from tidewheel.postgres.statements import Statements
-from tidewheel.schemas.cloudevents import ContentType
 from tidewheel.schemas.codec import encode, encode_json
 from tidewheel.schemas.generated.records import DeadLetter, LifecycleEvent, RunCompleted
+from tidewheel.schemas.interop import ContentType
 from tidewheel.schemas.registry import Recorded, framed, frames_of
 from tidewheel.settings.connections import Connections
 from tidewheel.task_tokens import TaskTokens

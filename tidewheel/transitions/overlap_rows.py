@@ -29,10 +29,11 @@ from tidewheel.transitions.active_runs import (
     release_active_runs,
     transfer_active_runs,
 )
-from tidewheel.transitions.cancel_signals import RunningAttempt, Signal, add_signals, request_cancel
+from tidewheel.transitions.cancellation import RunningAttempt, Signal, add_signals, request_cancel
 from tidewheel.transitions.finish import finish_runs
 from tidewheel.transitions.finished import RunEnd
 from tidewheel.transitions.installation import Installation
+from tidewheel.transitions.messages import request_row
 from tidewheel.transitions.overlap import (
     DEPENDS_ON_WAITING,
     REPLACING,
@@ -41,7 +42,6 @@ from tidewheel.transitions.overlap import (
     OverlapDecision,
     decide,
 )
-from tidewheel.transitions.own_requests import request_row
 from tidewheel.transitions.places import Arrival, FreedPlace, held_places
 
 REPLACING_WORDS = words(sorted(REPLACING))

@@ -1,32 +1,123 @@
-"""End attempts whose runs go on: retried, released, snoozed, or lost with their executor.
+"""End attempts of unfinished runs: requeue them, or await an external completion.
 
 The row's attempt number stays raised, which fences off the old attempt. The message for the next attempt is written in
 the same transaction, with the row's `publish_at`, however far ahead. An active run stays its job's active run.
+
+A waiting run keeps its executor_id, as a part of the fence. No lease guards it, only its deadlines, which the scheduler
+enforces. A message with its task token ends it or requeues it.
+
+The transaction of the claim, or of the attempt's end, writes them. While the setting is `ends`, nothing is read or
+written here.
 """
 
-from collections.abc import Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from typing import NamedTuple
 from uuid import UUID
 
 from psycopg.rows import class_row
 
+from tidewheel.jobs.values import format_timestamp
 from tidewheel.outbox import append
-from tidewheel.postgres.session import Conn, read_ids
+from tidewheel.postgres.pg_binary import integers, uuids
+from tidewheel.postgres.session import Conn, read_ids, rows_of
 from tidewheel.postgres.statements import Statements
-from tidewheel.runs import HOLDS, AttemptOutcome, Move, RunState, sources, target
+from tidewheel.process import tracing
+from tidewheel.runs import HOLDS, AttemptOutcome, Move, RunState, sequence_of, sources, target
+from tidewheel.schemas.generated import records
 from tidewheel.transitions.attempts import AttemptEnd, write_attempts
+from tidewheel.transitions.claim import Started
+from tidewheel.transitions.events import lifecycle_row
 from tidewheel.transitions.finish import finish_runs
 from tidewheel.transitions.finished import Ended, RunEnd
 from tidewheel.transitions.installation import Installation
+from tidewheel.transitions.messages import DEFINITIONS, build_requests, request_rows
 from tidewheel.transitions.places import FreedPlace, held_places
-from tidewheel.transitions.run_events import append_retrying
 from tidewheel.transitions.run_keys import settle_keys
-from tidewheel.transitions.run_messages import build_requests, request_rows
+
+_READ_STARTED = Statements("tidewheel.transitions")["read_started"]
 
 _SQL = Statements("tidewheel.transitions")
 _REQUEUE_RUNS = _SQL["requeue_runs"]
 _FIND_BUSY_ATTEMPTS = _SQL["find_busy_attempts"]
+_WAIT_RUNS = _SQL["wait_runs"]
+
+
+class _StartedRun(NamedTuple):
+    """The columns of a started run that its event needs."""
+
+    run_id: UUID
+    job_id: UUID
+    job_key: str
+    tenant: str
+    shard: int
+    queue: str
+    lane: str
+    job_version: int
+    traceparent: str | None
+
+
+def append_started(connection: Conn, installation: Installation, started: Sequence[Started], executor_id: UUID) -> None:
+    """Append the event of each attempt that this transaction has started."""
+    if not installation.run_events or not started:
+        return
+    with connection.cursor(row_factory=rows_of(_StartedRun._make), binary=True) as cursor:
+        found = cursor.execute(_READ_STARTED, {"run_ids": uuids(one.run_id for one in started)})
+        runs = {run.run_id: run for run in found}
+    rows = (
+        lifecycle_row(
+            installation,
+            kind="run.started",
+            tenant=run.tenant,
+            job_id=run.job_id,
+            job_key=run.job_key,
+            job_version=run.job_version,
+            shard=run.shard,
+            now=one.started_at,
+            detail={"executor_id": str(executor_id), "queue": run.queue, "lane": run.lane},
+            run=(one.run_id, one.attempt, sequence_of(one.attempt, ended_running=None)),
+            traceparent=tracing.traceparent_of(one.run_id, run.traceparent),
+        )
+        for one in started
+        if (run := runs.get(one.run_id)) is not None
+    )
+    append(connection, rows, shards=installation.shards)
+
+
+def append_retrying(
+    connection: Conn,
+    installation: Installation,
+    requeued: "Iterable[tuple[Requeue, RequeuedRun]]",
+    requests: Mapping[UUID, records.RunRequest],
+) -> None:
+    """Append the event of each attempt that this transaction ends, and that another one follows."""
+    if not installation.run_events:
+        return
+    rows = (
+        lifecycle_row(
+            installation,
+            kind="run.retrying",
+            tenant=run.tenant,
+            job_id=run.job_id,
+            job_key=DEFINITIONS.of(requests[run.run_id].definition).job_key,
+            job_version=run.job_version,
+            shard=run.shard,
+            now=run.ended_at,
+            reason=end.outcome.value,
+            detail=_detail(end, run),
+            run=(run.run_id, end.attempt, sequence_of(end.attempt, ended_running=True)),
+            traceparent=tracing.traceparent_of(run.run_id, requests[run.run_id].traceparent),
+        )
+        for end, run in requeued
+    )
+    append(connection, rows, shards=installation.shards)
+
+
+def _detail(end: "Requeue", run: "RequeuedRun") -> dict[str, str]:
+    error = {"error_type": end.error_type, "error_message": end.error_message}
+    given = {name: value for name, value in error.items() if value is not None}
+    return {"next_attempt_at": format_timestamp(run.publish_at), **given}
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,3 +306,72 @@ def _attempt(row: RequeuedRun, requeue: Requeue) -> AttemptEnd:
         output_bytes=requeue.output_bytes,
         unflushed=requeue.unflushed,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """An attempt that an external system completes."""
+
+    run_id: UUID
+    attempt: int
+    executor_id: UUID
+    timeout: timedelta
+    heartbeat: timedelta | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """The runs that wait now, and the busy ones: another transaction holds their row, so retry them."""
+
+    waits: Set[UUID] = frozenset()
+    busy: Set[UUID] = frozenset()
+
+
+def wait_runs(connection: Conn, waits: Sequence[Wait]) -> Waiting:
+    """Move runs to waiting, in the caller's transaction.
+
+    A run that has ended, because its completion came first, stays as it is. One that is being cancelled is left to
+    `end_cancelled_waits`.
+    """
+    if not waits:
+        return Waiting()
+    columns: dict[str, object] = {
+        "run_ids": uuids(wait.run_id for wait in waits),
+        "attempts": integers(wait.attempt for wait in waits),
+        "executor_ids": uuids(wait.executor_id for wait in waits),
+        "timeouts": [wait.timeout for wait in waits],
+        "heartbeats": [wait.heartbeat for wait in waits],
+        "sources": sources(Move.WAIT),
+        "target": target(Move.WAIT),
+    }
+    moved = read_ids(connection, _WAIT_RUNS, columns)
+    return Waiting(moved, _find(connection, [wait for wait in waits if wait.run_id not in moved], sources(Move.WAIT)))
+
+
+def end_cancelled_waits(
+    connection: Conn, installation: Installation, waits: Sequence[Wait], *, freed_keys: list[FreedPlace] | None = None
+) -> Ended:
+    """End runs with a cancel request that came before they waited: no other process would end them.
+
+    `freed_keys` is that of `finish_runs`.
+    """
+    cancelled = _find(connection, waits, [RunState.CANCELLING])
+    ends = [
+        RunEnd(wait.run_id, wait.attempt, RunState.CANCELLED, wait.executor_id)
+        for wait in waits
+        if wait.run_id in cancelled
+    ]
+    return finish_runs(connection, installation, ends, freed_keys=freed_keys)
+
+
+def _find(connection: Conn, waits: Sequence[Wait], states: Sequence[str]) -> set[UUID]:
+    """Return the runs whose attempt is still the current one, in one of these states."""
+    if not waits:
+        return set()
+    columns: dict[str, object] = {
+        "run_ids": uuids(wait.run_id for wait in waits),
+        "attempts": integers(wait.attempt for wait in waits),
+        "executor_ids": uuids(wait.executor_id for wait in waits),
+        "sources": list(states),
+    }
+    return read_ids(connection, _FIND_BUSY_ATTEMPTS, columns)

@@ -1,4 +1,4 @@
-"""Take places of concurrency keys for claimed runs, and pass on those of ended attempts.
+"""Places of concurrency keys, and of a tenant's runs in flight: the rows of `run_keys`.
 
 `settle_keys` is the one function for it. It locks the keys' rows by one statement in key_id order, after every open run
 and active run of the transaction. With a key locked no statement waits for another row: a waiting run is taken with
@@ -7,29 +7,38 @@ SKIP LOCKED. A run holds a place exactly while its `gates` have `HOLDS_KEY`, and
 A place that an end gives back goes to the oldest waiting run, in the same transaction. So no newcomer takes it, and no
 waiting run is claimed in vain. If other transactions hold all waiting runs, `wake_at` is set and the scheduler promotes
 them.
+
+The claim decides. A claimer knows the limited tenants from a read each second. It sends their runs to the claims that
+take places, which lock the tenant's row last. So runs of other tenants read and write nothing more.
+
+When a limit begins, runs have started without a place. The scheduler marks and counts these until ten seconds later,
+when no claimer can have an older list.
 """
 
+import math
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from functools import partial
-from typing import cast
+from typing import NamedTuple, cast
 from uuid import UUID
 
 from psycopg.rows import class_row
 
+from tidewheel.clock import monotonic_seconds
+from tidewheel.ids import tenant_key_id
 from tidewheel.outbox import append
 from tidewheel.postgres.pg_binary import instants, integers, uuids, words
 from tidewheel.postgres.session import Conn, at_commit
 from tidewheel.postgres.statements import Statements
 from tidewheel.process.metrics import metrics
-from tidewheel.runs import HOLDS, Gate, Move, sources, target
+from tidewheel.runs import HOLDS, IN_FLIGHT, Gate, Move, sources, target
 from tidewheel.transitions.active_runs import PromotedRun
+from tidewheel.transitions.held_back import settle_order
 from tidewheel.transitions.installation import Installation
-from tidewheel.transitions.order_keys import settle_order
+from tidewheel.transitions.messages import build_requests, request_rows
 from tidewheel.transitions.places import Arrival, FreedPlace, KeyRow, Limit, Refusal, admit, share_out
-from tidewheel.transitions.run_messages import build_requests, request_rows
 
 _SQL = Statements("tidewheel.transitions")
 _ADD_RUN_KEYS = _SQL["add_run_keys"]
@@ -47,6 +56,14 @@ _LimitRow = tuple[int, int | None, int | None, int]
 _KeyColumns = tuple[
     int, int, int, bool, int | None, int | None, int, datetime | None, datetime | None, bool, datetime
 ]  # fmt: skip
+_FIND_LIMITED_TENANTS = _SQL["find_limited_tenants"]
+_PUT_TENANT_KEY = _SQL["put_tenant_key"]
+_COUNT_STARTED_RUNS = _SQL["count_started_runs"]
+_ADD_COUNTED_RUNS = _SQL["add_counted_runs"]
+
+_MAX_READ = 2000  # open runs in one transaction: about twenty milliseconds if all are counted
+COUNTED_FOR = timedelta(seconds=10)
+_FRESH_SECONDS = 1.0
 
 
 @dataclass(slots=True)
@@ -205,3 +222,51 @@ def _write_keys(connection: Conn, rows: Sequence[KeyRow]) -> None:
         "wake_at": instants(row.wake_at for row in rows),
     }
     connection.execute(_WRITE_RUN_KEYS, columns)
+
+
+class LimitedTenants:
+    """The tenants that limit their runs in flight, as one thread reads them once a second."""
+
+    def __init__(self) -> None:
+        self.known: Collection[str] = frozenset()
+        self._until = -math.inf
+
+    def read(self, connection: Conn) -> Collection[str]:
+        """Return their names, in a transaction that claims."""
+        now = monotonic_seconds()
+        if now >= self._until:
+            self.known = frozenset(str(row[0]) for row in connection.execute(_FIND_LIMITED_TENANTS))
+            self._until = now + _FRESH_SECONDS
+        return self.known
+
+
+def limit_in_flight(connection: Conn, installation: Installation, tenant: str, at_once: int | None) -> int:
+    """Write the limit of a tenant and give free places to waiting runs; return the number that got one."""
+    key = tenant_key_id(tenant)
+    connection.execute(_PUT_TENANT_KEY, {"key_id": key, "tenant": tenant, "at_once": at_once})
+    return settle_keys(connection, installation, woken=[key]).promoted
+
+
+class Count(NamedTuple):
+    """The runs that a step counted and read, and the run to go on after; None at the end."""
+
+    counted: int
+    read: int
+    after: UUID | None
+
+
+def count_started_runs(connection: Conn, tenant: str, after: UUID) -> Count:
+    """Count the runs that have started without a place, among the next open runs of a tenant by id."""
+    columns: dict[str, object] = {
+        "tenant": tenant,
+        "states": list(IN_FLIGHT),
+        "holds": Gate.HOLDS_TENANT,
+        "after": after,
+        "limit": _MAX_READ,
+    }
+    row = connection.execute(_COUNT_STARTED_RUNS, columns, binary=True).fetchone()
+    assert row is not None  # noqa: S101 - an aggregate
+    counted, read, last = cast("tuple[int, int, UUID | None]", row)
+    if counted:
+        connection.execute(_ADD_COUNTED_RUNS, {"key_id": tenant_key_id(tenant), "runs": counted})
+    return Count(counted, read, last if read == _MAX_READ else None)

@@ -1,15 +1,21 @@
-"""Fire locked timers: create the runs that are due, record the skips, move the timers on.
+"""Fire locked timers: create due runs, record skips, and move the timers on.
 
 The caller has locked the timer rows, which makes an occurrence exactly one run. A pure function decides which
 occurrences fire, which are skipped and which comes next. This module only writes.
+
+The next firing decides what passed meanwhile by the job's `catch_up`, as after any downtime. So each occurrence fires,
+or is recorded as skipped. A job that fails again is quarantined again.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import partial
 from types import MappingProxyType
 from typing import NamedTuple, cast
 from uuid import UUID
+
+from psycopg.rows import class_row
 
 from tidewheel.ids import JobId, run_id
 from tidewheel.outbox import append
@@ -23,7 +29,7 @@ from tidewheel.schedules.decision import Decision, Fire
 from tidewheel.schemas.codec import decode
 from tidewheel.schemas.generated.records import JobDefinition
 from tidewheel.transitions.create import NewRun, RunInputs, create_runs
-from tidewheel.transitions.events import skip_event
+from tidewheel.transitions.events import append_job_events, skip_event
 from tidewheel.transitions.installation import Installation
 
 _SQL = Statements("tidewheel.transitions")
@@ -44,10 +50,11 @@ _COPY_SKIPS = (
 )
 _SKIP_TYPES = ("uuid", "text", "int4", "text", "timestamptz", "timestamptz", "int8", "bool", "timestamptz")
 
-
 _NO_GATES = Gate(0)
 
 _CHAINS = '"kind":"fixed_delay"'  # in the canonical text of the schedule
+
+_RELEASE_TIMERS = Statements("tidewheel.transitions")["release_timers"]
 
 
 class LockedTimer(NamedTuple):
@@ -324,3 +331,44 @@ def _write_skips(
 
 def _key(timer: LockedTimer) -> str:
     return decode(timer.definition, JobDefinition).job_key
+
+
+@dataclass(frozen=True, slots=True)
+class ReleasedJob:
+    """A job that was released."""
+
+    job_id: UUID
+    tenant: str
+    key: str
+    shard: int
+    version: int
+
+
+def release_quarantined(
+    connection: Conn,
+    installation: Installation,
+    timers: Sequence[LockedTimer],
+    *,
+    now: datetime,
+    until: datetime | None = None,
+    reason: str | None = None,
+) -> list[ReleasedJob]:
+    """Release the jobs of these locked timers, in the caller's transaction; return the released ones.
+
+    Args:
+        timers: The timers as they were quarantined. A job that was edited or released since then stays as it is.
+        until: The time before which none of them is tried again; None for at once.
+    """
+    if not timers:
+        return []
+    columns: dict[str, object] = {
+        "job_ids": [timer.job_id for timer in timers],
+        "positions": [timer.scheduled_at for timer in timers],
+        "waiting": list(find_open_fixed_delay_runs(connection, timers)),
+        "until": until,
+    }
+    with connection.cursor(row_factory=class_row(ReleasedJob), binary=True) as cursor:
+        released = cursor.execute(_RELEASE_TIMERS, columns).fetchall()
+    reasons = {job.job_id: reason for job in released}
+    append_job_events(connection, installation, "job.released", released, now=now, reasons=reasons)
+    return released

@@ -1,31 +1,38 @@
-"""The rows of occurrences: locked, opened, counted down, ended.
+"""The rows of occurrences: locked, opened, counted down, ended; and the callbacks of batches.
 
 `pending` counts the runs that were written and whose release is not drained. An occurrence ends with 0 of them.
+
+A trigger is a request in the outbox, written by the drain that has counted the end: once, whatever dies. Its id names
+the batch, the callback and, after a resume, the generation.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
-from typing import cast
+from typing import NamedTuple, cast
 from uuid import UUID
 
 from psycopg.rows import class_row
 
 from tidewheel.ids import child_run_id
+from tidewheel.jobs.batches import BatchCallbacks
+from tidewheel.jobs.strict_json import as_object, compact, read_value
 from tidewheel.jobs.values import format_timestamp
-from tidewheel.outbox import append
+from tidewheel.outbox import OutboxRow, append
 from tidewheel.postgres.pg_binary import instants, integers, texts, uuids, words
-from tidewheel.postgres.session import Conn, at_commit
+from tidewheel.postgres.session import Conn, at_commit, rows_of
 from tidewheel.postgres.statements import Statements
 from tidewheel.process.metrics import metrics
 from tidewheel.runs import DEAD_LETTERED, RunState
 from tidewheel.transitions.active_runs import settle_places
-from tidewheel.transitions.batch_callbacks import BatchCounts, count_batch_ends
+from tidewheel.transitions.children import Release
 from tidewheel.transitions.events import lifecycle_row
 from tidewheel.transitions.installation import Installation
-from tidewheel.transitions.releases import Release
+from tidewheel.transitions.messages import request_row
+
+_COUNT_BATCH_ENDS = Statements("tidewheel.transitions")["count_batch_ends"]
 
 _SQL = Statements("tidewheel.transitions")
 _ADD_WORKFLOWS = _SQL["add_workflows"]
@@ -41,6 +48,98 @@ _GOING_ON = frozenset({"open", "paused", "cancelling", "timing_out"})
 
 NO_JOB = UUID(int=0)
 """In place of the root's job, in the occurrence of a batch."""
+
+
+class BatchCounts(NamedTuple):
+    """The occurrence of a batch after a drain."""
+
+    tenant: str
+    shard: int
+    generation: int
+    state: str
+    failed: int
+
+
+class _Batch(NamedTuple):
+    batch_id: UUID
+    total: int
+    succeeded: int
+    first_failed_run_id: UUID | None
+    callbacks: bytes
+
+
+def callbacks_text(on: BatchCallbacks | None) -> bytes:
+    """Return callbacks as the JSON text that `batches` holds."""
+    given: dict[str, object] = {}
+    for name in ("failed", "succeeded", "finished"):
+        if on is not None and (callback := getattr(on, name)) is not None:
+            payload = callback.carried
+            given[name] = {"key": callback.key, "payload": read_value(payload.content) if payload else {}}
+    return compact(given)
+
+
+def count_batch_ends(
+    connection: Conn,
+    installation: Installation,
+    batches: Mapping[UUID, BatchCounts],
+    drained: Sequence[Release],
+    *,
+    ended: Collection[UUID],
+    now: datetime,
+) -> None:
+    """Count drained releases in batches whose occurrences are locked; append the triggers that are due."""
+    succeeded = Counter(one.root_run_id for one in drained if one.state == RunState.SUCCEEDED)
+    failures: dict[UUID, UUID] = {}
+    for one in drained:
+        if one.state in DEAD_LETTERED:
+            failures.setdefault(one.root_run_id, one.run_id)
+    columns: dict[str, object] = {
+        "batch_ids": uuids(batches),
+        "succeeded": integers(succeeded[batch] for batch in batches),
+        "failed_run_ids": uuids(failures.get(batch) for batch in batches),
+    }
+    with connection.cursor(row_factory=rows_of(_Batch._make), binary=True) as cursor:
+        found = cursor.execute(_COUNT_BATCH_ENDS, columns).fetchall()
+    rows: list[OutboxRow] = []
+    for batch in found:
+        counts = batches[batch.batch_id]
+        first = failures.get(batch.batch_id)
+        due = ["failed"] if first is not None and first == batch.first_failed_run_id else []
+        if batch.batch_id in ended:
+            due += ["succeeded", "finished"] if counts.state == "succeeded" else ["finished"]
+        rows += _triggers(installation, batch, counts, due, now)
+    append(connection, rows, shards=installation.shards)
+
+
+def _triggers(
+    installation: Installation, batch: _Batch, counts: BatchCounts, due: Sequence[str], now: datetime
+) -> list[OutboxRow]:
+    callbacks = as_object(read_value(batch.callbacks)) or {}
+    facts = {
+        "batch_id": str(batch.batch_id),
+        "total": batch.total,
+        "succeeded": batch.succeeded,
+        "failed": counts.failed,
+        "first_failed_run_id": None if batch.first_failed_run_id is None else str(batch.first_failed_run_id),
+    }
+    again = f"/{counts.generation}" if counts.generation else ""
+    return [
+        request_row(
+            installation,
+            "job.trigger",
+            {
+                "request_id": f"batch/{batch.batch_id}/{name}{again}",
+                "tenant": counts.tenant,
+                "key": str(callback["key"]),
+                "payload": {**(as_object(callback["payload"]) or {}), **facts},
+            },
+            key=str(callback["key"]),
+            shard=counts.shard,
+            at=now,
+        )
+        for name in due
+        if (callback := as_object(callbacks.get(name))) is not None
+    ]
 
 
 @dataclass(slots=True)

@@ -16,7 +16,7 @@ from typing import cast
 import psutil
 
 from tidewheel.errors import refuse
-from tidewheel.process.json_logging import configure_logging
+from tidewheel.process.logs import configure_logging
 from tools.bench.environment import Server, open_server
 from tools.bench.flow import warm_up_server
 from tools.bench.measurement import Line, Options, Round, summarise

@@ -31,7 +31,7 @@ from tidewheel.local.stack import LocalStack, StackInfo
 from tidewheel.migrations.runner import migrate
 from tidewheel.postgres.session import Conn, connect
 from tidewheel.settings.connections import Connections
-from tidewheel.settings.kafka_client import client_variables
+from tidewheel.settings.sources import client_variables
 from tidewheel.transitions.installation import Installation, read_installation, record_topic_prefix
 from tools.bench.measurement import Incomplete
 from tools.bench.starts import VARIABLE as STARTS_VARIABLE

@@ -17,7 +17,7 @@ from tests.transitions.acts import HANDLER
 from tidewheel.control.api.app import Api
 from tidewheel.message_signatures import digest_of
 from tidewheel.process.service import Shutdown
-from tidewheel.settings.api import ApiSettings
+from tidewheel.settings.services import ApiSettings
 
 _SECONDS = 60.0
 TOPIC = "t.runs.standard"

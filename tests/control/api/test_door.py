@@ -16,7 +16,7 @@ from tidewheel.control.api.app import Api
 from tidewheel.errors import SettingsError
 from tidewheel.process.service import Shutdown
 from tidewheel.schemas.codec import all_schemas
-from tidewheel.settings.api import ApiSettings
+from tidewheel.settings.services import ApiSettings
 
 TOKEN = "correct-horse-battery"
 REGISTRATION = {"name": "here:1", "handlers": ["a"], "slots": 1}

@@ -14,7 +14,7 @@ import pytest
 from tests.control.api.answering import ApiClient, answer_of, answering, enter, refusal
 from tests.fixtures.database import Database
 from tests.transitions.acts import HANDLER, begun, submit, succeed
-from tidewheel.control.api import bodies
+from tidewheel.control.api import request_input
 from tidewheel.nouns.jobs import reads
 
 SPEC: dict[str, Any] = {"schedule": "@every 1h", "target": HANDLER}
@@ -145,7 +145,7 @@ def test_body_that_cannot_be_read_is_refused_with_its_cause(
 
 
 def test_body_that_comes_too_slowly_is_refused_in_time(client: httpx.Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bodies, "_SECONDS", 0.3)
+    monkeypatch.setattr(request_input, "_SECONDS", 0.3)
     executor = enter(client)
     head = b"POST /api/v1/jobs HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
     with socket.create_connection((client.base_url.host, client.base_url.port or 0), timeout=60) as slow:

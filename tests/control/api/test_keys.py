@@ -20,9 +20,9 @@ from tests.fixtures.services import until
 from tests.transitions.acts import begun, end, ending, submit, trigger
 from tidewheel.api_keys import Scope, new_key
 from tidewheel.clock import monotonic_seconds
-from tidewheel.control.api import bodies, connections, key_check
+from tidewheel.control.api import connections, key_check, request_input
 from tidewheel.control.client.client import Client
-from tidewheel.nouns.audit_log import reads
+from tidewheel.nouns.audit_log import operations
 from tidewheel.runs import RunState
 
 TOKEN = "correct-horse-battery"
@@ -59,8 +59,8 @@ def test_every_route_of_jobs_needs_the_scope_that_its_documentation_names(door: 
     }
     document = answer_of(door.get("/api/v1/openapi.json", headers=with_key(keys[Scope.ADMIN])))
     tried = 0
-    for path, operations in document["paths"].items():
-        for method, operation in operations.items():
+    for path, methods in document["paths"].items():
+        for method, operation in methods.items():
             scope = operation.get("x-tidewheel-scope")
             if scope is None or path.endswith("openapi.json"):
                 continue
@@ -217,7 +217,7 @@ def test_requests_of_one_key_leave_places_to_others(door: ApiClient) -> None:
 
 
 def test_bodies_of_one_key_leave_memory_to_others(door: ApiClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(bodies.ALLOWANCES, "keys", 40_000)
+    monkeypatch.setitem(request_input.ALLOWANCES, "keys", 40_000)
     greedy, other = created(door.database), created(door.database)
     head = f"POST /api/v1/jobs HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {greedy}\r\nContent-Length: 9000\r\n\r\n"
     with socket.create_connection((door.base_url.host, door.base_url.port or 0), timeout=60) as slow:
@@ -304,7 +304,7 @@ def test_audit_log_pages_by_time_tenant_actor_and_object(door: ApiClient) -> Non
 def test_page_of_the_audit_log_that_looked_at_its_share_goes_on(
     door: ApiClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reads, "MAX_LOOK", 3)
+    monkeypatch.setattr(operations, "MAX_LOOK", 3)
     for number in range(8):
         submit(door.database, f"job-{number}")
     admin = with_key(created(door.database, "admin"))

@@ -12,10 +12,10 @@ from tests.control.api.answering import answer_of, answering, enter, refusal
 from tests.control.client.test_dead_letters import work_off
 from tests.fixtures.database import Database
 from tests.transitions.acts import begin, begun, end, ending, requeue, submit, succeed, trigger
-from tidewheel.nouns.dead_letters import reads as dead_letters
+from tidewheel.nouns.dead_letters import operations as dead_letters
 from tidewheel.nouns.runs import reads as reads
 from tidewheel.runs import AttemptOutcome, RunState
-from tidewheel.scheduler.bulk_cancel import BulkCancel
+from tidewheel.scheduler.cancels import BulkCancel
 
 _PURGE = "/api/v1/dead-letters:purge"
 

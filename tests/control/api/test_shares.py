@@ -22,7 +22,7 @@ from tests.fixtures.services import until
 from tests.intake.waiting import token_of, waiting
 from tests.transitions.acts import apply_batch, submission, submit
 from tidewheel.clock import monotonic_seconds
-from tidewheel.control.api import bearer, bodies, key_check, run_events, workers
+from tidewheel.control.api import authorization, key_check, request_input, run_events, workers
 from tidewheel.control.client.client import Client
 
 LOCKS: LiteralString = """
@@ -258,7 +258,7 @@ def test_strangers_keep_out_neither_static_files_nor_sign_in_nor_tokens_in_bodie
     submit(database)
     started = waiting(database)
     token = token_of(database, started)
-    monkeypatch.setattr(bearer, "_TURN_SECONDS", 3600.0)
+    monkeypatch.setattr(authorization, "_TURN_SECONDS", 3600.0)
     with answering(database, token=TOKEN, api_connections_per_address=500) as client, ExitStack() as held:
         file = re.search(r'"(/static/[^"]+)"', client.get("/sign-in").text)
         assert file is not None
@@ -281,7 +281,7 @@ def test_strangers_keep_out_neither_static_files_nor_sign_in_nor_tokens_in_bodie
 
 
 def test_strangers_keep_nobody_out_of_sign_in(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bearer, "_TURN_SECONDS", 3600.0)
+    monkeypatch.setattr(authorization, "_TURN_SECONDS", 3600.0)
     with answering(database, token=TOKEN) as client:
         without = {"Authorization": "", "Accept": "text/html"}
         client.get("/api/v1/schemas/0101010101010101", headers=without)  # takes the one turn of the hour
@@ -291,7 +291,7 @@ def test_strangers_keep_nobody_out_of_sign_in(database: Database, monkeypatch: p
 def test_strangers_behind_a_trusted_proxy_take_turns_by_their_addresses(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bearer, "_TURN_SECONDS", 0.2)
+    monkeypatch.setattr(authorization, "_TURN_SECONDS", 0.2)
     with (
         answering(database, token=TOKEN, api_trusted_proxies="127.0.0.0/8") as client,
         ThreadPoolExecutor(60) as threads,
@@ -311,7 +311,7 @@ def test_strangers_behind_a_trusted_proxy_take_turns_by_their_addresses(
 
 
 def test_form_that_does_not_come_is_refused(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bodies, "_SECONDS", 0.2)
+    monkeypatch.setattr(request_input, "_SECONDS", 0.2)
     head = "POST /sign-in HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 100\r\n"
     head += "Content-Type: application/x-www-form-urlencoded\r\n\r\nkey="
     with (

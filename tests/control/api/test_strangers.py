@@ -21,7 +21,7 @@ from tests.fixtures.services import until
 from tests.intake.waiting import token_of, waiting
 from tests.transitions.acts import submit
 from tidewheel.clock import monotonic_seconds
-from tidewheel.control.api import app, bodies
+from tidewheel.control.api import app, request_input
 
 TOKEN = "correct-horse-battery"
 BEATS = 100
@@ -143,7 +143,7 @@ def test_strangers_of_one_address_do_not_keep_an_executor_out(
 
 
 def test_bodies_of_strangers_take_a_bounded_part_of_memory(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(bodies.ALLOWANCES, "strangers", 80_000)
+    monkeypatch.setitem(request_input.ALLOWANCES, "strangers", 80_000)
     part = b"POST /api/v1/runs/%s:complete HTTP/1.1\r\nHost: x\r\nContent-Length: 36000\r\n\r\n" % str(uuid4()).encode()
     with answering(database, token=TOKEN) as client, stranger(client, part + b" " * 32000):
         path, body = f"/api/v1/runs/{uuid4()}:complete", b" " * 20000

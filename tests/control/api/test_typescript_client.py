@@ -17,8 +17,8 @@ import pytest
 from tests.fixtures.services import Fleet
 from tidewheel.api_keys import Scope
 from tidewheel.control.client.client import Client
-from tidewheel.local.files import locked
 from tidewheel.local.jars import default_cache
+from tidewheel.local.state import locked
 
 SOURCES = Path(__file__).parent / "typescript"
 SECONDS = 120.0

@@ -19,9 +19,8 @@ from tests.fixtures.database import ClockedDatabase
 from tests.strict_types import ROOT
 from tests.transitions.acts import begin, begun, end, ending, requeue, submit, succeed, trigger
 from tidewheel.control.archive import containers, export
+from tidewheel.control.archive.days import locked_archive, read_manifest
 from tidewheel.control.archive.lookup import find_record
-from tidewheel.control.archive.manifest import read_manifest
-from tidewheel.control.archive.records import locked_archive
 from tidewheel.control.archive.stores import FolderStore, ManifestChanged
 from tidewheel.control.cli.exit_codes import ExitCode
 from tidewheel.control.client.client import Client

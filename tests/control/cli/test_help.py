@@ -14,12 +14,12 @@ from tests.control.cli.command import NO_DATABASE, find_command, tidewheel
 from tests.fixtures.database import Database
 from tests.transitions.acts import submit
 from tidewheel.control.cli.commands import Command, every_command
-from tidewheel.control.cli.examples import EXAMPLES
 from tidewheel.control.cli.exit_codes import ExitCode
+from tidewheel.control.cli.parser import EXAMPLES
+from tidewheel.distribution import PROTOCOL
 from tidewheel.local.stack import StackInfo
 from tidewheel.migrations.runner import migrations
 from tidewheel.nouns.works.operations import WORKS
-from tidewheel.release import PROTOCOL
 
 ALL: dict[tuple[str, ...], Command] = {tuple(words.split()): command for words, command in every_command()}
 

@@ -7,7 +7,7 @@ from uuid import UUID
 from tests.control.cli.command import json_output, tidewheel
 from tests.fixtures.database import ClockedDatabase, Database
 from tests.scheduler.firing import fire_due
-from tidewheel.control.cli.run_format import run_row
+from tidewheel.control.cli.run_output import run_row
 from tidewheel.nouns.runs.model import RunSummary
 
 

@@ -24,7 +24,7 @@ from tidewheel.control.cli.exit_codes import ExitCode
 from tidewheel.errors import Unavailable
 from tidewheel.process.service import Shutdown
 from tidewheel.runs import AttemptOutcome, RunState
-from tidewheel.scheduler.bulk_cancel import BulkCancel
+from tidewheel.scheduler.cancels import BulkCancel
 
 
 @pytest.fixture

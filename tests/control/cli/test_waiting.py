@@ -12,7 +12,7 @@ from tests.fixtures.services import until
 from tests.transitions.acts import begin, end, ending, job_runs, submit, trigger
 from tests.transitions.stepping import in_background
 from tidewheel.control.cli.exit_codes import ExitCode
-from tidewheel.control.cli.waiting import wait_for_run
+from tidewheel.control.cli.run_output import wait_for_run
 from tidewheel.control.client.client import Client
 from tidewheel.runs import RunState
 

@@ -26,13 +26,12 @@ from tests.transitions.acts import (
 )
 from tidewheel.control.client.client import Client
 from tidewheel.errors import InvalidInput, UnknownDeadLetter, UnknownJob
-from tidewheel.nouns.dead_letters import reads as module
-from tidewheel.nouns.dead_letters.model import DeadLetterFilter, DeadLettersPage
-from tidewheel.nouns.works.model import Work
+from tidewheel.nouns.dead_letters import operations as module
+from tidewheel.nouns.dead_letters.operations import DeadLetterFilter, DeadLettersPage
+from tidewheel.nouns.works.operations import Work
 from tidewheel.postgres.session import RowsLocked, Session
 from tidewheel.runs import AttemptOutcome, RunState
-from tidewheel.scheduler.work_kinds import Purge, Redrive
-from tidewheel.scheduler.work_loop import WorkLoop, do_batch
+from tidewheel.scheduler.work_loop import Purge, Redrive, WorkLoop, do_batch
 from tidewheel.transitions.dead_letters import DeadMessage, dead_letter_message
 
 

@@ -22,12 +22,11 @@ from tests.transitions.acts import apply_batch, submission, submit
 from tidewheel.control.client.client import Client
 from tidewheel.errors import Refused
 from tidewheel.intake.apply import apply_requests
-from tidewheel.intake.request import ReceivedRequest
+from tidewheel.intake.request import ReceivedRequest, read_request
 from tidewheel.jobs.values import HIDDEN
 from tidewheel.outbox import slice_lane_of, slice_of
 from tidewheel.runs import Gate
 from tidewheel.schemas.generated.records import Reply, ReplyStatus
-from tidewheel.schemas.requests import read_request
 from tidewheel.settings.connections import Connections
 from tidewheel.transitions.installation import record_topic_prefix
 

@@ -20,12 +20,11 @@ from sqlalchemy.orm import Session
 import tidewheel
 from tests.fixtures.database import Database
 from tests.transitions.acts import submit, trigger
-from tidewheel.control.client.callers import AsyncpgConnection
 from tidewheel.errors import InvalidInput, Refused, TenantDeleted, UnknownJob, UnknownRun
 from tidewheel.intake.apply import apply_requests
-from tidewheel.intake.request import ReceivedRequest
+from tidewheel.intake.request import ReceivedRequest, read_request
+from tidewheel.postgres.session_kinds import AsyncpgConnection
 from tidewheel.runs import RunState
-from tidewheel.schemas.requests import read_request
 from tidewheel.settings.connections import Connections
 from tidewheel.transitions.installation import record_topic_prefix
 

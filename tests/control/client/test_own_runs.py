@@ -14,7 +14,7 @@ from tests.transitions.acts import begin, begun, end, ending, open_run, submit, 
 from tests.transitions.overlapping import signals
 from tidewheel.errors import Refused, UnknownRun
 from tidewheel.runs import RunState
-from tidewheel.scheduler.pending_cancels import PendingCancels
+from tidewheel.scheduler.cancels import PendingCancels
 
 
 @pytest.fixture

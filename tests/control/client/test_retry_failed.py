@@ -14,11 +14,11 @@ from tidewheel.control.client.client import Client
 from tidewheel.errors import InvalidInput, UnknownJob
 from tidewheel.ids import instant_of
 from tidewheel.nouns.runs import operations
-from tidewheel.nouns.works import reads
-from tidewheel.nouns.works.model import Work
+from tidewheel.nouns.works import operations as works
+from tidewheel.nouns.works.operations import Work
 from tidewheel.postgres.session import RowsLocked, Session
 from tidewheel.runs import RunState
-from tidewheel.scheduler import work_kinds
+from tidewheel.scheduler import work_loop
 from tidewheel.scheduler.work_loop import do_batch
 from tidewheel.transitions.works import lock_due_work
 
@@ -128,13 +128,13 @@ def test_run_of_a_dropped_day_is_rejected(client: Client, database: Database) ->
 def test_walk_looks_at_a_bounded_number_at_once(
     client: Client, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(work_kinds, "_LOOKED_AT", 3)
+    monkeypatch.setattr(work_loop, "_LOOKED_AT", 3)
     monkeypatch.setattr(operations, "_LOOKED_AT", 3)
     for _ in range(7):
         fail(database)
     rare = fail(database, error="Rare")
     assert client.runs.retry_failed(error_type="Rare", dry_run=True).matched == 1
-    monkeypatch.setattr(reads, "_SURVEYED", 1)
+    monkeypatch.setattr(works, "_SURVEYED", 1)
     found = client.runs.retry_failed(error_type="Rare")
     assert (found.matched, found.at_least) == (0, True)
     assert (done(client, database, found.work_id).done_count, set(retried(database))) == (1, {rare})
@@ -174,7 +174,7 @@ def test_retry_beside_another_work_over_the_same_runs_makes_no_second_run(
         with database.transaction() as connection:  # another scheduler, before its commit
             work = lock_due_work(connection, begun.work_id, database.now())
             assert work is not None
-            kind = work_kinds.KINDS[first]
+            kind = work_loop.KINDS[first]
             batch = kind.next(connection, work, 1)
             assert batch is not None
             assert kind.apply(connection, database.installation, work, batch) == (1, {})

@@ -24,7 +24,7 @@ from tidewheel.control.client.client import Client
 from tidewheel.ids import job_id
 from tidewheel.postgres.session import Session
 from tidewheel.runs import AttemptOutcome, RunState
-from tidewheel.scheduler.bulk_cancel import BulkCancel
+from tidewheel.scheduler.cancels import BulkCancel
 from tidewheel.scheduler.work_loop import do_batch
 
 REASON = "<script>alert(1)</script>\u202e"

@@ -10,9 +10,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tidewheel.control.console.axis import Window, axis, axis_between
-from tidewheel.control.console.job_line import SIZE, Line, job_line, most_at_once, sentence
-from tidewheel.control.console.job_rows import Show, counts, filtered, job_rows
-from tidewheel.control.console.job_strip import HEIGHT, WIDTH, strip
+from tidewheel.control.console.job_line import (
+    SIZE,
+    STRIP_HEIGHT,
+    STRIP_WIDTH,
+    Line,
+    job_line,
+    most_at_once,
+    sentence,
+    strip,
+)
+from tidewheel.control.console.runs import Show, counts, filtered, job_rows
 from tidewheel.control.console.urls import Urls
 from tidewheel.control.explain.job_timeline import JobTimeline, Pause, TimelineBin, TimelineRun, VersionTick
 from tidewheel.control.explain.month import Counted
@@ -146,7 +154,9 @@ def test_strip_fits_its_row(shown: list[TimelineRun], *, comes: bool) -> None:
     ]
     found = strip(recent, comes=comes)
     assert len(found.bars) == len(shown) + comes
-    assert all(0 <= bar.x <= WIDTH - 5 and bar.y >= 0 and bar.y + bar.height <= HEIGHT for bar in found.bars)
+    assert all(
+        0 <= bar.x <= STRIP_WIDTH - 5 and bar.y >= 0 and bar.y + bar.height <= STRIP_HEIGHT for bar in found.bars
+    )
     assert ("failed" in found.words.replace("none failed", "")) == any(
         run.state in {"failed", "timed_out"} for run in shown
     )

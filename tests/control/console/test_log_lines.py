@@ -6,7 +6,7 @@ import re
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidewheel.control.console.log_lines import COLOURS, LONGEST, Line, Log, Span, log_of, spans
+from tidewheel.control.console.run_log import COLOURS, LONGEST, Line, Log, Span, log_of, spans
 from tidewheel.nouns.runs.model import LogPiece
 
 

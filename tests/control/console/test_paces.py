@@ -5,8 +5,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from tidewheel.control.console.paces import Paces
-from tidewheel.control.console.progress import Work
+from tidewheel.control.console.progress import Paces, Work
 
 BEGAN = datetime(2026, 11, 21, 12, tzinfo=UTC)
 WORK = Work("redrive", "r", "running", (), 0, 100_000, BEGAN)

@@ -33,7 +33,7 @@ from tidewheel.control.client.client import Client
 from tidewheel.control.console.json_view import json_view
 from tidewheel.nouns.runs import places as run_places
 from tidewheel.runs import AttemptOutcome, RunState
-from tidewheel.scheduler.freezing import Thaws
+from tidewheel.scheduler.releases import Thaws
 
 _PAGE_BYTES = 300_000
 

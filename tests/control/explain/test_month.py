@@ -13,9 +13,9 @@ from tests.fixtures.database import ClockedDatabase
 from tests.transitions.acts import submit
 from tidewheel.control.explain.month import Counted, InForce, coming_counts, count_fires, job_calendar, local_pieces
 from tidewheel.schedules.calendars import Excluding
+from tidewheel.schedules.decision import policies_from_text
 from tidewheel.schedules.describe import to_zone
 from tidewheel.schedules.parse import parse_schedule
-from tidewheel.schedules.policies import policies_from_text
 from tidewheel.schedules.schedule import TICK
 from tidewheel.schedules.timer_state import TimerState
 

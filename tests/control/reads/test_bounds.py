@@ -11,20 +11,20 @@ from tests.control.api.answering import answering
 from tests.fixtures.history import OPEN, RUNS, Large
 from tidewheel.control.reads.fleet import list_executors
 from tidewheel.control.reads.run_changes import read_run_changes
-from tidewheel.nouns.api_keys.reads import list_api_keys
-from tidewheel.nouns.audit_log.reads import list_audit_log
-from tidewheel.nouns.batches.reads import list_batches
-from tidewheel.nouns.dead_letters.reads import group_dead_letters, list_dead_letters
+from tidewheel.nouns.api_keys.operations import list_api_keys
+from tidewheel.nouns.audit_log.operations import list_audit_log
+from tidewheel.nouns.batches.operations import list_batches
+from tidewheel.nouns.dead_letters.operations import group_dead_letters, list_dead_letters
 from tidewheel.nouns.freezes.reads import list_freezes
 from tidewheel.nouns.jobs.reads import list_jobs, show_job
 from tidewheel.nouns.jobs.versions import versions
-from tidewheel.nouns.limits.reads import list_blocked_keys, list_keys, list_limits
+from tidewheel.nouns.limits.operations import list_blocked_keys, list_keys, list_limits
 from tidewheel.nouns.runs.detail import show_run
 from tidewheel.nouns.runs.model import PageFilter, RunPage
 from tidewheel.nouns.runs.reads import list_cancellations, list_runs
 from tidewheel.nouns.tenants.reads import list_tenants, tenant_usage
-from tidewheel.nouns.workflows.reads import list_workflows
-from tidewheel.nouns.works.reads import list_works
+from tidewheel.nouns.workflows.operations import list_workflows
+from tidewheel.nouns.works.operations import list_works
 from tidewheel.postgres.session import Conn
 from tools.bench.history import BUSY_JOB, RARE, RARE_JOB
 

@@ -15,7 +15,7 @@ from tidewheel.control.explain.explanation import OccurrenceOutcome
 from tidewheel.nouns.freezes.model import FrozenScope
 from tidewheel.nouns.freezes.reads import count_freezable
 from tidewheel.nouns.jobs.reads import show_job
-from tidewheel.scheduler.freezing import Thaws
+from tidewheel.scheduler.releases import Thaws
 
 MINUTE = timedelta(minutes=1)
 _TENANT = FrozenScope("default", None, None, None)

@@ -21,8 +21,8 @@ from tests.fixtures.terminal import CTRL_C, Terminal, terminal
 from tidewheel.clock import monotonic_seconds
 from tidewheel.control.cli.exit_codes import ExitCode
 from tidewheel.local.daemon import free_port, is_free
-from tidewheel.local.files import locked
 from tidewheel.local.stack import LocalStack, StackInfo, running_stack
+from tidewheel.local.state import locked
 
 pytestmark = [pytest.mark.slow, pytest.mark.kafka]
 

@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from tidewheel.control.supervise.log import Log
+from tidewheel.control.supervise.process import Log
 
 RECORD = (
     '{"time": "2026-11-23T00:24:32.839+00:00", "level": "warning", "logger": "x", "message": "late", "run_id": "7"}'

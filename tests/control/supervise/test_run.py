@@ -17,7 +17,7 @@ from psycopg.conninfo import make_conninfo
 
 from tests.fixtures.services import Fleet, until
 from tidewheel.local.daemon import free_port
-from tidewheel.settings.kafka_client import client_variables
+from tidewheel.settings.sources import client_variables
 
 pytestmark = [pytest.mark.slow, pytest.mark.kafka]
 

@@ -4,8 +4,8 @@ import pytest
 
 from tests.control.cli.command import process
 from tidewheel.control.supervise.child import CODE
-from tidewheel.control.supervise.dev_stack import DevLock
-from tidewheel.control.supervise.services import make_services, module_files, read_roles
+from tidewheel.control.supervise.local_stack import DevLock
+from tidewheel.control.supervise.supervisor import make_services, module_files, read_roles
 from tidewheel.errors import InvalidInput, SettingsError, StackError, Unavailable
 from tidewheel.local.state import HOME_VARIABLE
 from tidewheel.settings.connections import Connections

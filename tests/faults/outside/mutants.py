@@ -52,7 +52,7 @@ def _acknowledge_without_report() -> None:
     publisher: Any = importlib.import_module("tidewheel.relay.publish").Publisher
 
     def await_acks(self: Any) -> Any:  # noqa: ANN401
-        result = importlib.import_module("tidewheel.relay.due_rows").Published()
+        result = importlib.import_module("tidewheel.relay.outbox_rows").Published()
         result.acknowledged, self._sent, self._failed = list(self._sent), (), []
         return result
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from tidewheel.jobs import allow_lists as module
 from tidewheel.jobs.allow_lists import AllowLists, ProgramPattern
-from tidewheel.jobs.hosts import read_url
+from tidewheel.jobs.http_values import read_url
 from tidewheel.jobs.invalid import InvalidValue
 from tidewheel.settings.connections import Connections
 

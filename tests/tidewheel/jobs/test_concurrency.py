@@ -3,8 +3,8 @@
 import pytest
 
 from tests.tidewheel.jobs.submitting import refused_job
-from tidewheel.jobs.concurrency import ConcurrencyKey, fill_key, parse_rate
 from tidewheel.jobs.invalid import InvalidValue
+from tidewheel.jobs.keys import ConcurrencyKey, fill_key, parse_rate
 from tidewheel.jobs.payload import BYTES_CONTENT, JSON_CONTENT, Payload
 from tidewheel.jobs.spec import JobSpec, canonical_spec
 from tidewheel.jobs.validation import validate

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from tests.tidewheel.jobs.submitting import refused_job
 from tidewheel.executor.runners.http_client import read_place
-from tidewheel.jobs import hosts as module
+from tidewheel.jobs import http_values as module
 from tidewheel.jobs.allow_lists import AllowLists
-from tidewheel.jobs.hosts import REFUSED, read_url
+from tidewheel.jobs.http_values import REFUSED, read_url
 from tidewheel.jobs.invalid import InvalidValue
 
 # Each is an address that targets must not reach, in a spelling that some client reads as that address.

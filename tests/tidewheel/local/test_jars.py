@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from tidewheel.errors import StackError
+from tidewheel.local.daemon import Step
 from tidewheel.local.jars import REPOSITORY_VARIABLE, Jar, broker_jars, read_manifest
-from tidewheel.local.progress import Step
 
 NOBODY_LISTENS = "http://127.0.0.1:1"
 

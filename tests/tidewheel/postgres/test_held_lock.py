@@ -18,7 +18,7 @@ from tests.control.archive.test_archive import ADD_RUNS
 from tests.control.cli.command import json_output, tidewheel
 from tests.fixtures.database import Database
 from tests.fixtures.services import delete_topics, until
-from tidewheel.control.archive.records import locked_archive
+from tidewheel.control.archive.days import locked_archive
 from tidewheel.control.archive.stores import FolderStore
 from tidewheel.control.cli.exit_codes import ExitCode
 from tidewheel.control.occurrence_audit.result import run_audit

@@ -15,8 +15,8 @@ from tests.transitions.stepping import in_background
 from tidewheel.errors import Unavailable
 from tidewheel.postgres.pg_binary import texts
 from tidewheel.postgres.session import Conn, Session, connect, is_data_fault, is_time_limit
-from tidewheel.postgres.session_pool import SessionPool
-from tidewheel.process.json_logging import JsonLines
+from tidewheel.postgres.session_kinds import SessionPool
+from tidewheel.process.logs import JsonLines
 
 LIMITED = {
     "statement": "SET statement_timeout = '50ms'",

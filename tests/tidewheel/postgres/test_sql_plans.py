@@ -24,7 +24,7 @@ from tidewheel.ids import run_range
 from tidewheel.outbox import slice_lane_of
 from tidewheel.postgres.session import BY_KEY, KEPT_PLANS, UNIFORM, Conn, connect
 from tidewheel.postgres.statements import Statements
-from tidewheel.relay.due_rows import SESSION_OPTIONS
+from tidewheel.relay.outbox_rows import SESSION_OPTIONS
 from tidewheel.runs import BARRED, OWNED, Cause, Gate, Move, RunState, sources
 from tidewheel.scheduler.tenant_rows import find_tenant_tables, removal_from
 from tidewheel.transitions.overlap import REPLACING

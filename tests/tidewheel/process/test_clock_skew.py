@@ -10,12 +10,12 @@ from prometheus_client import REGISTRY
 from tests.fixtures.database import ClockedDatabase
 from tests.fixtures.services import until
 from tidewheel.clock import SettableClock, monotonic_seconds
-from tidewheel.executor.heartbeat import Heartbeat
+from tidewheel.executor.lease import Heartbeat
 from tidewheel.membership import Membership
 from tidewheel.message_signatures import MessageKeys
 from tidewheel.process.clock_skew import ClockSkew
 from tidewheel.process.service import Shutdown
-from tidewheel.transitions.cancel_signals import Signal
+from tidewheel.transitions.cancellation import Signal
 
 NOON = datetime(2026, 3, 29, 12, tzinfo=UTC)
 MAX_SKEW = timedelta(seconds=2)

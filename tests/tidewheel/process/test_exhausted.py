@@ -16,7 +16,7 @@ pytestmark = pytest.mark.process
 _PRELUDE = """
 import logging, os, resource, signal, sys, threading
 from pathlib import Path
-from tidewheel.process.json_logging import configure_logging
+from tidewheel.process.logs import configure_logging
 configure_logging()
 def exhaust():
     used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()

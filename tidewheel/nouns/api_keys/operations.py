@@ -1,10 +1,12 @@
-"""`client.api_keys`: create, list and revoke keys of the HTTP API."""
+"""`client.api_keys`: create, list and revoke keys of the HTTP API; their records and reads."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Annotated, cast
+from typing import Annotated, Final, cast
 
 from psycopg.errors import UniqueViolation
+from psycopg.rows import class_row
 from pydantic import BeforeValidator, Field
 
 from tidewheel.api_keys import MAX_RATE, Scope, new_key
@@ -14,14 +16,17 @@ from tidewheel.errors import UnknownApiKey, refuse
 from tidewheel.jobs.invalid import InvalidValue
 from tidewheel.jobs.validation import shown
 from tidewheel.jobs.values import MAX_ELEMENTS, Key, Queue, span
-from tidewheel.nouns.api_keys.model import ALL_QUEUES, ApiKeySummary, NewApiKey
-from tidewheel.nouns.api_keys.reads import ensure_key_id, list_api_keys
 from tidewheel.nouns.operation import Noun, Page, Rows, operation
 from tidewheel.nouns.tenants.reads import require_tenant
 from tidewheel.postgres.session import Conn
 from tidewheel.postgres.statements import Statements
 
 _SQL = Statements("tidewheel.nouns.api_keys")
+_LIST_API_KEYS = _SQL["list_api_keys"]
+_SHOW_API_KEY = _SQL["show_api_key"]
+_LATEST: Final = "infinity", "~"  # behind each key, one with a damaged time among them
+
+ALL_QUEUES = "*"
 _ADD_API_KEY = _SQL["add_api_key"]
 _ADD_EXECUTOR_KEY = _SQL["add_executor_key"]
 _LOCK_KEYS_OF_TENANT = _SQL["lock_keys_of_tenant"]
@@ -32,6 +37,77 @@ _KEYS = "/api/v1/keys"
 _DEFAULT_KEYS = 20  # of a tenant without a limit: one for each of its programs and people, and no flood
 _DEFAULT_KEY_RATE = 100.0  # as by default of keys without a rate
 _YEAR = timedelta(days=365)
+_Lifetime = Annotated[timedelta, BeforeValidator(span(timedelta(seconds=1), timedelta(days=3660)))]
+_Queues = Annotated[Sequence[Queue], Field(max_length=MAX_ELEMENTS)]
+_Rate = Annotated[float, Field(gt=0, le=MAX_RATE)]
+
+
+def ensure_key_id(key_id: str) -> None:
+    """Refuse a text that is the id of no key."""
+    if not (key_id.isascii() and key_id.isalnum()):
+        raise UnknownApiKey(key_id[:40])
+
+
+@dataclass(frozen=True, slots=True)
+class ApiKeySummary:
+    """A key of the HTTP API."""
+
+    key_id: Annotated[str, Field(description="Its id, the part of the key after `tw_`.")]
+    name: Annotated[str, Field(description="Its name, which the audit log shows.")]
+    tenant: Annotated[str, Field(description="Its tenant; `*` for all.")]
+    scopes: Annotated[tuple[Scope, ...], Field(description="Its rights.")]
+    rate: Annotated[float | None, Field(description="Its requests a second; null for the setting of the process.")]
+    created_at: Annotated[datetime, Field(description="When it was created.")]
+    expires_at: Annotated[datetime | None, Field(description="When it expires.")]
+    revoked_at: Annotated[datetime | None, Field(description="When it was revoked.")]
+    last_used_at: Annotated[datetime | None, Field(description="Its last use, which is recorded once a minute.")]
+    queues: Annotated[
+        Sequence[str] | None,
+        Field(description="With the scope execute the queues of its executors, `*` for all; null without."),
+    ] = None
+
+    def __post_init__(self) -> None:
+        """Take the scopes as the database has them; a key with queues has `execute`."""
+        scopes = (*map(Scope, self.scopes), *((Scope.EXECUTE,) if self.queues else ()))
+        object.__setattr__(self, "scopes", tuple(dict.fromkeys(scopes)))
+
+
+def show_api_key(connection: Conn, tenant: str | None, key_id: str) -> ApiKeySummary:
+    """Return a key of a tenant, or of any; raise UnknownApiKey if there is none."""
+    ensure_key_id(key_id)
+    with connection.cursor(row_factory=class_row(ApiKeySummary), binary=True) as cursor:
+        found = cursor.execute(_SHOW_API_KEY, {"tenant": tenant, "key_id": key_id}).fetchone()
+    if found is None:
+        raise UnknownApiKey(key_id)
+    return found
+
+
+def list_api_keys(
+    connection: Conn, tenant: str | None, *, after: tuple[datetime, str] | None = None, limit: int = 50
+) -> Page[ApiKeySummary]:
+    """Return a page of the keys of a tenant, of `*` for those of all tenants, or of None for every key."""
+    at, key_id = after or _LATEST
+    columns: dict[str, object] = {"tenant": tenant, "before_at": at, "before_id": key_id, "limit": limit + 1}
+    with connection.cursor(row_factory=class_row(ApiKeySummary), binary=True) as cursor:
+        found = cursor.execute(_LIST_API_KEYS, columns).fetchall()
+    last = found[limit - 1] if len(found) > limit else None
+    return Page(found[:limit], last and (last.created_at, last.key_id))
+
+
+@dataclass(frozen=True, slots=True)
+class NewApiKey:
+    """A key that was created."""
+
+    key: Annotated[str, Field(description="The whole key, which is not stored and is shown once.")]
+    summary: Annotated[ApiKeySummary, Field(description="What is stored of it.")]
+
+
+@dataclass(frozen=True, slots=True)
+class RevokedKey:
+    """Result of a revocation: `unchanged` if the key was revoked before."""
+
+    key_id: str
+    unchanged: bool
 
 
 def _scope(given: object) -> Scope:
@@ -42,9 +118,6 @@ def _scope(given: object) -> Scope:
 
 
 _Scopes = Sequence[Annotated[Scope | str, BeforeValidator(_scope), one_of(Scope)]]
-_Lifetime = Annotated[timedelta, BeforeValidator(span(timedelta(seconds=1), timedelta(days=3660)))]
-_Queues = Annotated[Sequence[Queue], Field(max_length=MAX_ELEMENTS)]
-_Rate = Annotated[float, Field(gt=0, le=MAX_RATE)]
 
 
 def _authorize(arguments: Mapping[str, object]) -> Scope | None:

@@ -6,8 +6,7 @@ from tidewheel.control.cli.options import place_text
 from tidewheel.control.cli.output import Output, print_document
 from tidewheel.control.cli.tables import Cell
 from tidewheel.doors.cli import Flag, Shown, Table, command
-from tidewheel.nouns.audit_log.model import AuditEntry, AuditLogPage
-from tidewheel.nouns.audit_log.operations import AuditLog
+from tidewheel.nouns.audit_log.operations import AuditEntry, AuditLog, AuditLogPage
 
 
 def _show_list(shown: Shown) -> None:

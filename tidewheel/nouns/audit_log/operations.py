@@ -1,15 +1,104 @@
-"""`client.audit_log`: list changes and operations with their actors."""
+"""`client.audit_log`: list changes and operations with their actors, the newest first."""
 
-from typing import Annotated, Unpack
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Annotated, Any, Final, Literal, TypedDict, Unpack
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from tidewheel.api_keys import Scope
-from tidewheel.nouns.audit_log.model import AuditFilter, AuditLogPage
-from tidewheel.nouns.audit_log.reads import list_audit_log
+from tidewheel.audit import MAX_OBJECT, ActorKind
+from tidewheel.jobs.values import Instant, one_line
 from tidewheel.nouns.operation import Noun, Place, Rows, operation
+from tidewheel.postgres.session import Conn
+from tidewheel.postgres.statements import Statements
+
+_SQL = Statements("tidewheel.nouns.audit_log")
+_LIST_AUDIT_LOG = _SQL["list_audit_log"]
+_LIST_AUDIT_LOG_OF_OBJECT = _SQL["list_audit_log_of_object"]
+_LIST_AUDIT_LOG_OF_ALL = _SQL["list_audit_log_of_all"]
+
+MAX_LOOK = 20_000
+"""The rows that one page looks at: a rare actor needs several pages."""
+
+_EARLIEST = datetime(2000, 1, 1, tzinfo=UTC)
+_LATEST: Final = "infinity", (1 << 63) - 1  # behind each entry, one with a damaged time among them
+
+_Text = Annotated[str, AfterValidator(one_line(255))]
+_Object = Annotated[str, AfterValidator(one_line(MAX_OBJECT))]
+_Door = Literal["rest", "kafka", "cli", "client", "console"]
 
 _AllTenants = Annotated[bool, Field(description="The entries of every tenant and of the whole installation.")]
+
+
+class AuditFilter(TypedDict, total=False):
+    """Filter of the audit log, whose entries match all of its fields."""
+
+    since: Annotated[Instant | None, Field(description="Only entries of this instant or later.")]
+    until: Annotated[Instant | None, Field(description="Only entries before this instant.")]
+    actor: Annotated[_Text | None, Field(description="Only those of this key, user, message or named person.")]
+    object: Annotated[_Object | None, Field(description="Only those of this object, such as job/nightly.")]
+    action: Annotated[_Text | None, Field(description="Only this action, such as job.submit.")]
+    door: Annotated[_Door | None, Field(description="Only by this door.")]
+
+
+@dataclass(frozen=True, slots=True)
+class AuditEntry:
+    """A change or an operation, or its refusal."""
+
+    id: int
+    at: Annotated[datetime, Field(description="When it was written, by the database's clock.")]
+    tenant: Annotated[str, Field(description="Its tenant; `*` for the whole installation.")]
+    door: Annotated[str, Field(description="The way by which it came: rest, kafka, cli, client or console.")]
+    actor_kind: Annotated[str, Field(description="key, local, user, message, role or system.")]
+    actor: Annotated[str, Field(description="The name of the key, of the user, or the coordinates of the message.")]
+    verified: Annotated[bool, Field(description="True if Tidewheel or PostgreSQL has verified the actor.")]
+    named: Annotated[str | None, Field(description="The person that the sender has named; nothing verifies it.")]
+    key_id: Annotated[str | None, Field(description="The API key.")]
+    action: Annotated[str, Field(description="The type of the request.")]
+    object: str
+    request_id: str | None
+    version_before: Annotated[int | None, Field(description="The job's version before.")]
+    version_after: Annotated[int | None, Field(description="The job's version after.")]
+    objects: Annotated[int, Field(description="The number of objects that a batch has changed.")]
+    result: Annotated[str, Field(description="`accepted`, or the code of the refusal.")]
+    reason: Annotated[str | None, Field(description="The reason that the request gave.")]
+
+
+@dataclass(frozen=True, slots=True)
+class AuditLogPage:
+    """Entries of the audit log, the newest first. A page may be empty and have a cursor."""
+
+    entries: Sequence[AuditEntry]
+    next_cursor: Place | None
+
+
+def list_audit_log(
+    connection: Conn, tenant: str | None, *, after: Place | None = None, limit: int = 50, **fits: Unpack[AuditFilter]
+) -> AuditLogPage:
+    """Return a page of the audit log of a tenant, or of all for None, the newest first."""
+    indexed = {"object"} if tenant is not None else set[str]()
+    is_filtered = any(fits.get(name) for name in {"actor", "object", "action", "door"} - indexed)
+    until = fits.get("until")
+    at, number = after or (_LATEST if until is None else (until, 0))
+    columns: dict[str, object] = {
+        "tenant": tenant, "since": fits.get("since") or _EARLIEST, "before_at": at, "before_id": number,
+        "actor": fits.get("actor"), "object": fits.get("object"), "action": fits.get("action"),
+        "door": fits.get("door"), "look": MAX_LOOK if is_filtered else limit, "limit": limit,
+    }  # fmt: skip
+    statement = _LIST_AUDIT_LOG_OF_OBJECT if fits.get("object") else _LIST_AUDIT_LOG
+    rows = connection.execute(_LIST_AUDIT_LOG_OF_ALL if tenant is None else statement, columns, binary=True).fetchall()
+    entries = [_entry(row[2:]) for row in rows if row[3] is not None]
+    if len(entries) == limit:
+        return AuditLogPage(tuple(entries), (entries[-1].at, entries[-1].id))
+    end_at, end_id, *_ = rows[0]
+    return AuditLogPage(tuple(entries), None if end_at is None else (end_at, end_id))  # type: ignore[arg-type]  # as in the statement
+
+
+def _entry(row: Sequence[Any]) -> AuditEntry:
+    number, at, tenant, door, kind, actor, *rest = row
+    return AuditEntry(number, at, tenant, door, kind, actor, ActorKind(kind).is_verified, *rest)
 
 
 class AuditLog(Noun):

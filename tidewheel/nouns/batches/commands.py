@@ -9,17 +9,15 @@ import typer
 
 from tidewheel.control.cli.exit_codes import ExitCode
 from tidewheel.control.cli.job_files import read_document
-from tidewheel.control.cli.options import requesting
+from tidewheel.control.cli.options import FromRun, requesting
 from tidewheel.control.cli.output import Output, count_text, moment, print_document, print_facts, print_result
-from tidewheel.control.cli.run_ids import FromRun
-from tidewheel.control.cli.waiting import Wait
+from tidewheel.control.cli.run_output import Wait
 from tidewheel.doors.cli import Flag, Shown, Table, changed, command
 from tidewheel.errors import refuse
 from tidewheel.jobs.validation import shown as shown_text
-from tidewheel.nouns.batches.model import Batch, BatchSummary
-from tidewheel.nouns.batches.operations import Batches
+from tidewheel.nouns.batches.operations import Batch, Batches, BatchSummary
 from tidewheel.nouns.workflows.commands import drawing
-from tidewheel.nouns.workflows.model import Parent, WorkflowNode
+from tidewheel.nouns.workflows.operations import Parent, WorkflowNode
 
 _Prepare = Callable[[dict[str, Any], Mapping[str, Any]], None]
 

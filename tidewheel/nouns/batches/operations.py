@@ -1,20 +1,36 @@
-"""`client.batches`: submit batches of runs, add to them, follow and end them."""
+"""`client.batches`: submit batches of runs, add to them, follow and end them; records and reads."""
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
 from functools import partial
-from typing import Annotated
+from typing import Annotated, NamedTuple, cast
 from uuid import UUID
 
+from psycopg.rows import class_row
 from pydantic import BeforeValidator, Field
 
 from tidewheel.api_keys import Scope
-from tidewheel.control.client.arguments import as_id
-from tidewheel.control.client.polling import POLL_SECONDS, Polling
+from tidewheel.errors import UnknownBatch
 from tidewheel.jobs.batches import AddedRuns, BatchCallbacks, BatchRuns
 from tidewheel.jobs.values import Reason
-from tidewheel.nouns.batches.model import Batch, BatchSummary
-from tidewheel.nouns.batches.reads import MAX_RUNS, list_batches, show_batch
-from tidewheel.nouns.operation import InRequest, Noun, Page, Rows, operation
+from tidewheel.nouns.operation import InRequest, Noun, Page, Rows, as_id, operation
+from tidewheel.nouns.tenants.reads import require_tenant
+from tidewheel.nouns.works.operations import POLL_SECONDS, Polling
+from tidewheel.postgres.pg_binary import uuids
+from tidewheel.postgres.session import Conn, rows_of
+from tidewheel.postgres.statements import Statements
+from tidewheel.transitions.occurrences import NodeRun, read_node_runs
+
+_SQL = Statements("tidewheel.nouns.batches")
+_LIST_BATCHES = _SQL["list_batches"]
+_SHOW_BATCH = _SQL["show_batch"]
+_READ_BATCH_RUNS = _SQL["read_batch_runs"]
+_READ_RUN_EDGES = _SQL["read_run_edges"]
+
+MAX_RUNS = 10_000  # of one answer
+_MAX_EDGES = 100_000
+_LAST = UUID(int=(1 << 128) - 1)
 
 BATCHES = "/api/v1/batches"
 _BATCH = f"{BATCHES}/{{batch_id:uuid}}"
@@ -24,6 +40,133 @@ _After = Annotated[UUID, BeforeValidator(partial(as_id, name="after"))]
 _FromRun = Annotated[UUID, BeforeValidator(partial(as_id, name="from_run_id"))]
 _Shown = Annotated[int, Field(ge=1, le=MAX_RUNS, description="How many of its runs at most.")]
 _Given = Sequence[Mapping[str, object]]
+
+
+class _Row(NamedTuple):
+    ref: str
+    run_id: UUID
+    key: str
+
+
+@dataclass(frozen=True, slots=True)
+class BatchSummary:
+    """A batch as lists show it."""
+
+    batch_id: Annotated[UUID, Field(description="Its id.")]
+    state: Annotated[str, Field(description="`open`, `paused`, `cancelling`, `succeeded`, `failed` or `cancelled`.")]
+    accepts_runs: Annotated[bool, Field(description="True until it is closed.")]
+    generation: Annotated[int, Field(description="0, and one more for each resume.")]
+    total: Annotated[int, Field(description="The number of its runs.")]
+    pending: Annotated[
+        int, Field(description="The number of its runs that have not ended, or whose end is not counted yet.")
+    ]
+    succeeded: Annotated[int, Field(description="The number of its runs that succeeded.")]
+    failed: Annotated[int, Field(description="The number of its runs that failed or timed out, in this generation.")]
+    cancelled: Annotated[int, Field(description="The number of its runs that were cancelled, likewise.")]
+    first_failed_run_id: Annotated[UUID | None, Field(description="The run that failed first, likewise.")]
+    reason: Annotated[str | None, Field(description="The reason of a pause or a cancel.")]
+    created_at: Annotated[datetime, Field(description="Its acceptance.")]
+    finished_at: Annotated[datetime | None, Field(description="Its end.")]
+
+    @property
+    def skipped(self) -> int:
+        """The number of its runs that were skipped."""
+        return self.total - self.pending - self.succeeded - self.failed - self.cancelled
+
+
+def list_batches(connection: Conn, tenant: str, *, after: UUID | None, limit: int) -> Page[BatchSummary]:
+    """Return a page of a tenant's batches, the newest first, after the last one of the page before.
+
+    Raises:
+        InvalidInput: There is no such tenant.
+    """
+    require_tenant(connection, tenant)
+    columns: dict[str, object] = {"tenant": tenant, "before": after or _LAST, "limit": limit + 1}
+    with connection.cursor(row_factory=class_row(BatchSummary), binary=True) as cursor:
+        found = cursor.execute(_LIST_BATCHES, columns).fetchall()
+    return Page(found[:limit], found[limit - 1].batch_id if len(found) > limit else None)
+
+
+@dataclass(frozen=True, slots=True)
+class NodeParent:
+    """A run of the same batch that comes before, with the condition on its end."""
+
+    ref: str
+    when: str
+
+
+@dataclass(frozen=True, slots=True)
+class BatchNode:
+    """A run of a batch."""
+
+    ref: Annotated[str, Field(description="Its name in the batch.")]
+    key: Annotated[str, Field(description="The key of its job.")]
+    run_id: Annotated[UUID, Field(description="The run.")]
+    state: Annotated[str, Field(description="Its state; `expired` if the run is no longer stored.")]
+    parents: Annotated[
+        Sequence[NodeParent], Field(description="The runs that end before it starts, of those that are shown.")
+    ]
+    reason: Annotated[str | None, Field(description="Why it was skipped or cancelled.")] = None
+    attempt: Annotated[int, Field(description="The number of its attempts.")] = 0
+    started_at: Annotated[datetime | None, Field(description="The start of its last attempt.")] = None
+    finished_at: Annotated[datetime | None, Field(description="Its end.")] = None
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """A batch with its runs, in the order of their refs."""
+
+    summary: BatchSummary
+    runs: Sequence[BatchNode]
+
+
+def show_batch(connection: Conn, tenant: str, batch_id: UUID, *, limit: int) -> Batch:
+    """Return one batch with so many of its runs at most.
+
+    Raises:
+        UnknownBatch: The tenant has no batch of this id.
+    """
+    columns: dict[str, object] = {"tenant": tenant, "batch_id": batch_id, "limit": limit}
+    with connection.cursor(row_factory=class_row(BatchSummary), binary=True) as cursor:
+        summary = cursor.execute(_SHOW_BATCH, columns).fetchone()
+    if summary is None:
+        raise UnknownBatch(str(batch_id))
+    with connection.cursor(row_factory=rows_of(_Row._make), binary=True) as cursor:
+        rows = cursor.execute(_READ_BATCH_RUNS, columns).fetchall()
+    ids = [row.run_id for row in rows]
+    found = read_node_runs(connection, ids, batch_id)
+    columns = {"batch_id": batch_id, "run_ids": uuids(ids), "limit": _MAX_EDGES}
+    edges = connection.execute(_READ_RUN_EDGES, columns, binary=True).fetchall()
+    refs = {row.run_id: row.ref for row in rows}
+    parents: dict[UUID, list[NodeParent]] = {}
+    for parent, child, when in cast("list[tuple[UUID, UUID, str]]", edges):
+        parents.setdefault(child, []).append(NodeParent(refs[parent], when))
+    for listed in parents.values():
+        listed.sort(key=lambda parent: parent.ref)
+    return Batch(summary, [_run(row, found.get(row.run_id), parents.get(row.run_id, ())) for row in rows])
+
+
+def _run(row: _Row, run: NodeRun | None, parents: Sequence[NodeParent]) -> BatchNode:
+    if run is None:
+        return BatchNode(row.ref, row.key, row.run_id, "expired", parents)
+    return BatchNode(
+        row.ref, row.key, row.run_id, run.state, parents, run.reason, run.attempt, run.started_at, run.finished_at
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class CreatedBatch:
+    """A batch that a request has created."""
+
+    batch_id: UUID
+
+
+@dataclass(frozen=True, slots=True)
+class ChangedBatch:
+    """A batch after a request."""
+
+    batch_id: UUID
+    unchanged: bool
 
 
 class Batches(Noun):

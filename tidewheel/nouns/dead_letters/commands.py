@@ -12,17 +12,17 @@ from tidewheel.control.cli.output import (
     print_document,
     print_facts,
 )
-from tidewheel.control.cli.run_format import attempt_facts, attempt_row, retry_chain_facts
+from tidewheel.control.cli.run_output import attempt_facts, attempt_row, retry_chain_facts
 from tidewheel.control.cli.tables import Cell, cell_text
 from tidewheel.control.reads.json_form import as_json
 from tidewheel.doors.cli import Flag, Shown, Table, command
 from tidewheel.jobs.strict_json import as_object
-from tidewheel.nouns.dead_letters.model import (
+from tidewheel.nouns.dead_letters.operations import (
     DeadLetterDetail,
     DeadLetterGroup,
+    DeadLetters,
     DeadLetterSummary,
 )
-from tidewheel.nouns.dead_letters.operations import DeadLetters
 from tidewheel.nouns.works.commands import OF_FAILED, WAIT, show_started
 
 

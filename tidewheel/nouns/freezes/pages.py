@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 from starlette.requests import Request
 
 from tidewheel.api_keys import Scope
-from tidewheel.control.api.callers import Caller, ensure_all_tenants
-from tidewheel.control.api.queries import TenantQuery, read_query
+from tidewheel.control.api.authorization import Caller, ensure_all_tenants
+from tidewheel.control.api.request_input import TenantQuery, read_query
 from tidewheel.control.client.connection import Connection
 from tidewheel.control.console.actions import SAMPLE, Dialog, Done, Field, address_of, request_id_of, text_of
-from tidewheel.control.console.forms import Form
+from tidewheel.control.console.door import Form
 from tidewheel.control.console.urls import Urls, local_path
 from tidewheel.control.console.view import View
 from tidewheel.control.console.words import agreed, counted, number

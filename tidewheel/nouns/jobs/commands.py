@@ -34,14 +34,13 @@ from tidewheel.control.cli.output import (
 from tidewheel.control.cli.tables import Cell
 from tidewheel.control.instants import read_instant, read_later
 from tidewheel.control.reads.json_form import as_json
-from tidewheel.control.schedule_words import schedule_words
+from tidewheel.control.words import schedule_words
 from tidewheel.doors.cli import Flag, Shown, Table, command
 from tidewheel.errors import UnknownJob
 from tidewheel.jobs.strict_json import as_object
 from tidewheel.nouns.jobs.model import Change, Job, JobDetail, JobPage, JobSummary, LastRun, Version
-from tidewheel.nouns.jobs.operations import Jobs, OneJob
+from tidewheel.nouns.jobs.operations import MAX_DAYS, JobDay, Jobs, JobStatistics, OneJob
 from tidewheel.nouns.jobs.reads import show_job
-from tidewheel.nouns.jobs.statistics import MAX_DAYS, JobDay, JobStatistics
 from tidewheel.schedules.decision import HoldReason
 
 _RELEASE = "correct the cause, then run `tidewheel job release {key}{tenant}`; or correct the job and submit it"

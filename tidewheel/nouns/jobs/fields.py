@@ -9,9 +9,8 @@ from datetime import timedelta
 from typing import Literal, cast, get_args
 
 from tidewheel.control.explain.text import OVERLAP_EFFECTS
-from tidewheel.jobs.concurrency import OrderingKey
-from tidewheel.jobs.dedupe import JobDedupe
 from tidewheel.jobs.invalid import InvalidValue, UnreadableValue
+from tidewheel.jobs.keys import JobDedupe, OrderingKey
 from tidewheel.jobs.retry import DEFAULT_ATTEMPTS, RetryPolicy
 from tidewheel.jobs.schedule import CronSpec
 from tidewheel.jobs.spec import JobSpec
@@ -19,7 +18,7 @@ from tidewheel.jobs.strict_json import as_list, as_object, read_value
 from tidewheel.jobs.targets import TARGETS, HttpTargetSpec, KafkaTargetSpec
 from tidewheel.jobs.validation import StrictModel
 from tidewheel.jobs.values import format_duration
-from tidewheel.schedules.policies import CatchUp
+from tidewheel.schedules.decision import CatchUp
 
 SCHEDULES = ("cron", "interval", "fixed_delay", "once", "after", "manual")
 Kind = Literal["text", "span", "number", "instant", "json", "list", "pairs", "parents", "words", "flag", "zone"]

@@ -15,7 +15,7 @@ from psycopg.rows import class_row
 from tidewheel.control.reads.stored import read_definition, read_stored_json
 from tidewheel.errors import FieldError, InvalidInput, UnknownJob
 from tidewheel.ids import job_id
-from tidewheel.jobs.headers import without_literal_credentials
+from tidewheel.jobs.http_values import without_literal_credentials
 from tidewheel.jobs.payload import JSON_CONTENT
 from tidewheel.jobs.spec_cache import submitted_form
 from tidewheel.jobs.strict_json import as_object

@@ -8,8 +8,16 @@ import typer
 from tidewheel.control.cli.output import print_result
 from tidewheel.control.cli.tables import Cell
 from tidewheel.doors.cli import Flag, Shown, Table, command
-from tidewheel.nouns.limits.model import COUNTED, BlockedKey, BoundedKey, ChangedLimit, KeyInUse, LimitSummary
-from tidewheel.nouns.limits.operations import Limits, OrderingKeys
+from tidewheel.nouns.limits.operations import (
+    COUNTED,
+    BlockedKey,
+    BoundedKey,
+    ChangedLimit,
+    KeyInUse,
+    Limits,
+    LimitSummary,
+    OrderingKeys,
+)
 
 
 def _show_set(shown: Shown) -> None:

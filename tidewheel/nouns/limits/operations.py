@@ -1,29 +1,39 @@
-"""`client.limits` and `client.ordering_keys`: limits of concurrency keys, and blocked ordering keys."""
+"""`client.limits`, `client.ordering_keys`: limits of concurrency keys, blocked ordering keys."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
 from typing import Annotated
 from uuid import UUID
 
+from psycopg.rows import class_row
 from pydantic import AfterValidator, Field
 
 from tidewheel.api_keys import Scope
 from tidewheel.clock import monotonic_seconds
 from tidewheel.control.client.connection import drop_none
 from tidewheel.errors import refuse
-from tidewheel.ids import RunId
-from tidewheel.jobs.concurrency import MOST_AT_ONCE, MOST_BURST, KeyLimit
+from tidewheel.ids import RunId, order_id
+from tidewheel.jobs.keys import MOST_AT_ONCE, MOST_BURST, KeyLimit, rate_words
 from tidewheel.jobs.values import one_line
-from tidewheel.nouns.limits.model import BlockedKey, ChangedLimit, KeyInUse, LimitSummary, UnblockedKey
-from tidewheel.nouns.limits.reads import list_blocked_keys, list_keys, list_limits, read_blocked_key
 from tidewheel.nouns.operation import Noun, Page, Rows, checked, operation
 from tidewheel.nouns.tenants.reads import require_tenant
 from tidewheel.postgres.notify import Channel
 from tidewheel.postgres.session import Conn
+from tidewheel.postgres.statements import Statements
+from tidewheel.transitions.held_back import skip_blocker
 from tidewheel.transitions.key_limits import MOST_PREFIXES, KeyPattern, apply_limit, remove_limit, set_limit
-from tidewheel.transitions.order_keys import skip_blocker
 from tidewheel.transitions.places import Limit
+
+_SQL = Statements("tidewheel.nouns.limits")
+_LIST_KEY_LIMITS = _SQL["list_key_limits"]
+_LIST_KEYS_IN_USE = _SQL["list_keys_in_use"]
+_LIST_BLOCKED_KEYS = _SQL["list_blocked_keys"]
+_READ_BLOCKED_KEY = _SQL["read_blocked_key"]
+
+COUNTED = 1000
+"""The keys of a prefix that are looked at, and the waiting runs that are counted, for each line."""
 
 _LIMITS = "/api/v1/limits"
 _ORDERING_KEYS = "/api/v1/ordering-keys"
@@ -34,6 +44,124 @@ _Pattern = Annotated[_Text, Field(description="The key, or the beginning of keys
 _OrderingKey = Annotated[_Text, Field(description="The ordering key.")]
 _Places = Annotated[int, Field(ge=0, le=MOST_AT_ONCE)]
 _Starts = Annotated[int, Field(ge=1, le=MOST_BURST)]
+
+
+@dataclass(frozen=True, slots=True)
+class BoundedKey:
+    """A key or a prefix with its limit, and what runs and waits."""
+
+    key: Annotated[str, Field(description="The key, or the prefix with its asterisk.")]
+    at_once: Annotated[int | None, Field(description="The places of each key; null for no bound.")]
+    rate: Annotated[
+        str | None, Field(description="The starts of each key in a time, such as `100/min`; null for no rate.")
+    ]
+    burst: Annotated[int, Field(description="The starts at once after a rest.")]
+    running: Annotated[int, Field(description="The places that runs hold.")]
+    waiting: Annotated[int, Field(description="The runs that wait, of at most 1,000.")]
+
+    def __post_init__(self) -> None:
+        """Take the rate as the database has it, in microseconds between two starts."""
+        if isinstance(self.rate, int):
+            object.__setattr__(self, "rate", rate_words(self.rate))
+
+
+@dataclass(frozen=True, slots=True)
+class LimitSummary(BoundedKey):
+    """The limit of a key or a prefix that an operator has set."""
+
+    set_by: Annotated[str, Field(description="The actor and the door.")]
+    set_at: Annotated[datetime, Field(description="When it was set.")]
+    keys: Annotated[int, Field(description="The number of its keys in use, of at most 1,000.")]
+
+
+def list_limits(connection: Conn, tenant: str, *, after: str | None = None, limit: int = 50) -> Page[LimitSummary]:
+    """Return a page of a tenant's limits: those of keys by key, then those of prefixes."""
+    require_tenant(connection, tenant)
+    last = after or ""
+    columns: dict[str, object] = {
+        "tenant": tenant, "is_prefix": last.endswith("*"), "after": last.removesuffix("*"), "limit": limit + 1,
+        "counted": COUNTED,
+    }  # fmt: skip
+    with connection.cursor(row_factory=class_row(LimitSummary), binary=True) as cursor:
+        found = cursor.execute(_LIST_KEY_LIMITS, columns).fetchall()
+    return Page(found[:limit], found[limit - 1].key if len(found) > limit else None)
+
+
+@dataclass(frozen=True, slots=True)
+class KeyInUse(BoundedKey):
+    """A key whose runs have been claimed within the last ten minutes, hold places, or wait."""
+
+    next_at: Annotated[
+        datetime | None,
+        Field(description="When the scheduler looks for room again; null if an end gives the next place."),
+    ]
+
+
+def list_keys(
+    connection: Conn, tenant: str, *, prefix: str = "", after: str | None = None, limit: int = 50
+) -> Page[KeyInUse]:
+    """Return a page of a tenant's keys in use, by key."""
+    require_tenant(connection, tenant)
+    columns: dict[str, object] = {
+        "tenant": tenant, "after": after or "", "first": prefix, "last": prefix + "\U0010ffff", "limit": limit + 1,
+        "counted": COUNTED,
+    }  # fmt: skip
+    with connection.cursor(row_factory=class_row(KeyInUse), binary=True) as cursor:
+        found = cursor.execute(_LIST_KEYS_IN_USE, columns).fetchall()
+    return Page(found[:limit], found[limit - 1].key if len(found) > limit else None)
+
+
+@dataclass(frozen=True, slots=True)
+class BlockedKey:
+    """A blocked key."""
+
+    key: Annotated[str, Field(description="The ordering key.")]
+    blocked_by: Annotated[UUID, Field(description="The run that failed.")]
+    blocked_at: Annotated[datetime, Field(description="The time from which the runs behind it wait.")]
+    retried_by: Annotated[UUID | None, Field(description="The open retry of that run.")]
+    waiting: Annotated[int, Field(description="The number of runs that wait, up to 1,000.")]
+
+
+def list_blocked_keys(
+    connection: Conn, tenant: str, *, after: tuple[datetime, str] | None = None, limit: int = 50
+) -> Page[BlockedKey]:
+    """Return a page of blocked keys, the longest first, after `blocked_at` and `key` of the page before."""
+    at, key = after or (None, None)
+    columns: dict[str, object] = {
+        "tenant": tenant, "after": at, "after_id": None if key is None else order_id(tenant, key), "limit": limit + 1,
+        "counted": COUNTED,
+    }  # fmt: skip
+    with connection.cursor(row_factory=class_row(BlockedKey), binary=True) as cursor:
+        found = cursor.execute(_LIST_BLOCKED_KEYS, columns).fetchall()
+    last = found[limit - 1] if len(found) > limit else None
+    return Page(found[:limit], last and (last.blocked_at, last.key))
+
+
+def read_blocked_key(connection: Conn, tenant: str, key: str) -> BlockedKey | None:
+    """Return a key if it is blocked."""
+    columns: dict[str, object] = {"key_id": order_id(tenant, key), "counted": COUNTED}
+    with connection.cursor(row_factory=class_row(BlockedKey), binary=True) as cursor:
+        return cursor.execute(_READ_BLOCKED_KEY, columns).fetchone()
+
+
+@dataclass(frozen=True, slots=True)
+class ChangedLimit:
+    """The result of a change of a limit."""
+
+    unchanged: Annotated[bool, Field(description="True if there was nothing to remove.")]
+    started: Annotated[int, Field(description="The number of waiting runs that got a place.")]
+    complete: Annotated[
+        bool,
+        Field(description="False if the scheduler applies it to more runs, within a minute or with their next claim."),
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class UnblockedKey:
+    """The result of unblocking a key."""
+
+    run_id: Annotated[RunId, Field(description="The retry; the run that had failed if it was skipped.")]
+    skipped: Annotated[bool, Field(description="True if the next run starts without a retry.")]
 
 
 class Limits(Noun):

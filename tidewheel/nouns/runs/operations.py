@@ -15,17 +15,14 @@ from psycopg.rows import class_row
 from pydantic import BeforeValidator, Field
 
 from tidewheel.api_keys import Scope
-from tidewheel.control.archive.show import show_run_anywhere
-from tidewheel.control.client.arguments import as_id, as_int, as_seconds
-from tidewheel.control.client.polling import Polling
+from tidewheel.control.archive.lookup import show_run_anywhere
 from tidewheel.control.reads.job_position import read_job_position
 from tidewheel.errors import UnknownRun, refuse
 from tidewheel.ids import RunId, first_run_id, job_id
 from tidewheel.jobs.requests import CancelFields, RunsMatching
 from tidewheel.jobs.values import Instant, Key
-from tidewheel.nouns.operation import DryRun, InDoors, Page, Rows, fields_of, operation
-from tidewheel.nouns.runs.listing import RunList
-from tidewheel.nouns.runs.logs import LogFollower, read_logs
+from tidewheel.nouns.operation import DryRun, InDoors, Page, Rows, as_id, as_int, as_seconds, fields_of, operation
+from tidewheel.nouns.runs.detail import LogFollower, read_logs
 from tidewheel.nouns.runs.model import (
     Cancellation,
     CancelResult,
@@ -37,17 +34,26 @@ from tidewheel.nouns.runs.model import (
     RunDetail,
     RunSummary,
 )
-from tidewheel.nouns.runs.reads import count_matching, list_cancellations, read_runs, show_cancellation
+from tidewheel.nouns.runs.reads import RunList, count_matching, list_cancellations, read_runs, show_cancellation
 from tidewheel.nouns.tenants.reads import require_tenant
-from tidewheel.nouns.works.model import COUNTED, Rate, Started, Survey, WorkReason
-from tidewheel.nouns.works.operations import WORKS, Asked, start
-from tidewheel.nouns.works.reads import first_matches
+from tidewheel.nouns.works.operations import (
+    COUNTED,
+    WORKS,
+    Asked,
+    Polling,
+    Rate,
+    Started,
+    Survey,
+    WorkReason,
+    first_matches,
+    start,
+)
 from tidewheel.postgres.database_clock import read_now
 from tidewheel.postgres.session import Conn
 from tidewheel.postgres.statements import Statements
 from tidewheel.runs import RunState
-from tidewheel.transitions.cancel_matches import LOOKED_AT
-from tidewheel.transitions.manual_retry import scan_failed_runs
+from tidewheel.transitions.cancellation import LOOKED_AT
+from tidewheel.transitions.requested_changes import scan_failed_runs
 
 _READ_RUN = Statements("tidewheel.control")["read_run"]
 _RUN = "/api/v1/runs/{run_id:uuid}"

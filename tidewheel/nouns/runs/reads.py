@@ -1,4 +1,4 @@
-"""Read pages of a tenant's runs, and its cancellations by filter.
+"""Read lists of runs, and cancellations by filter. `run list` imports no client and nothing of intake.
 
 An open run has the state of `job_runs`. A queued run that is not due yet is shown as `scheduled`.
 
@@ -11,12 +11,13 @@ on one page.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, NamedTuple, cast
+from typing import TYPE_CHECKING, NamedTuple, Unpack, cast
 from uuid import UUID
 
 from psycopg.rows import class_row
 from psycopg.types.json import Jsonb
 
+from tidewheel.api_keys import Scope
 from tidewheel.control.reads.job_position import read_job_position
 from tidewheel.control.reads.stored import rows_as
 from tidewheel.control.reads.waits import read_waits
@@ -24,17 +25,18 @@ from tidewheel.errors import UnknownCancellation, refuse
 from tidewheel.ids import first_run_id, instant_of, job_id, order_id
 from tidewheel.jobs.validation import shown
 from tidewheel.jobs.values import format_timestamp, parse_timestamp
-from tidewheel.nouns.operation import Page
-from tidewheel.nouns.runs.model import Cancellation, Group, PageFilter, RecentRun, RunPage, RunSummary
+from tidewheel.nouns.operation import Noun, Page, Rows, operation
+from tidewheel.nouns.runs.model import Cancellation, Group, PageFilter, RecentRun, RunFilter, RunPage, RunSummary
 from tidewheel.nouns.tenants.reads import require_tenant
 from tidewheel.postgres.database_clock import read_now
 from tidewheel.postgres.session import Conn
 from tidewheel.postgres.statements import Statements
 from tidewheel.runs import DEAD_LETTERED, FINAL, IN_FLIGHT, OPEN, OWNED, SCHEDULED, Move, RunState, sources
-from tidewheel.transitions.cancel_matches import count_matches
+from tidewheel.transitions.cancellation import count_matches
 
 if TYPE_CHECKING:
     from tidewheel.jobs.requests import RunsMatching
+
 
 _SQL = Statements("tidewheel.control")
 _FIND_RUNS = _SQL["find_runs"]
@@ -331,3 +333,16 @@ def show_cancellation(connection: Conn, tenant: str, number: int) -> Cancellatio
     if found is None:
         raise UnknownCancellation(number)
     return found
+
+
+class RunList(Noun):
+    """Lists of runs."""
+
+    @operation("GET /api/v1/runs", "list_runs", scope=Scope.READ)
+    def list(self, *, after: str | None = None, limit: Rows = 50, **filters: Unpack[RunFilter]) -> RunPage:
+        """List runs, the latest first; those whose time is ahead are last.
+
+        The list is in the order of the column scheduled; a backfill or a retry is listed by the time of its request.
+        """
+        with self._call.snapshot() as connection:
+            return list_runs(connection, self._call.tenant, cast("PageFilter", filters), after=after, limit=limit)

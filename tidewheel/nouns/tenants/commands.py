@@ -23,7 +23,8 @@ from tidewheel.control.cli.tables import Cell
 from tidewheel.control.instants import typed_number
 from tidewheel.doors.cli import Flag, Shown, Table, command
 from tidewheel.errors import refuse
-from tidewheel.nouns.tenants.model import (
+from tidewheel.nouns.tenants.operations import Tenants
+from tidewheel.nouns.tenants.reads import (
     ChangedTenant,
     Count,
     KeptState,
@@ -32,7 +33,6 @@ from tidewheel.nouns.tenants.model import (
     TenantSummary,
     TenantUsage,
 )
-from tidewheel.nouns.tenants.operations import Tenants
 
 Name = Annotated[str, typer.Argument(metavar="NAME", help="The tenant.")]
 _SIZE = re.compile(r"(\d{1,9})\s*(|B|kB|KB|KiB|MB|MiB)", re.ASCII)

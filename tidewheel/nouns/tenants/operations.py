@@ -19,19 +19,22 @@ from tidewheel.intake.runs import block_claims
 from tidewheel.jobs.values import Reason, Tenant, span
 from tidewheel.nouns.freezes.operations import Freezes
 from tidewheel.nouns.operation import InDoors, Noun, Page, Rows, operation
-from tidewheel.nouns.tenants.model import (
+from tidewheel.nouns.tenants.reads import (
     ChangedTenant,
     KeptState,
     Limits,
     TenantPeriods,
     TenantSummary,
     TenantUsage,
+    list_tenants,
+    show_tenant,
+    tenant_periods,
+    tenant_usage,
 )
-from tidewheel.nouns.tenants.reads import list_tenants, show_tenant, tenant_periods, tenant_usage
 from tidewheel.postgres.notify import Channel
 from tidewheel.postgres.session import Conn
 from tidewheel.postgres.statements import Statements
-from tidewheel.transitions.tenant_places import limit_in_flight
+from tidewheel.transitions.run_keys import limit_in_flight
 from tidewheel.transitions.tenant_rates import add_rate_locks
 from tidewheel.transitions.tenant_refusals import refusals_of
 from tidewheel.transitions.tenant_taking import cancel_tenant, take_tenant

@@ -9,25 +9,22 @@ from typing import Any, ClassVar, NamedTuple
 from starlette.requests import Request
 
 from tidewheel.api_keys import Scope
-from tidewheel.control.api.callers import Caller, ensure_all_tenants
-from tidewheel.control.api.queries import Cursors, PageQuery, TenantQuery, read_query
+from tidewheel.control.api.authorization import Caller, ensure_all_tenants
+from tidewheel.control.api.request_input import Cursors, PageQuery, TenantQuery, read_query
 from tidewheel.control.client.connection import Connection
-from tidewheel.control.console.actions import Dialog, Done, Field, text_of
-from tidewheel.control.console.confirming import as_shown
-from tidewheel.control.console.forms import Form
-from tidewheel.control.console.job_strip import Strip, strip_of_bins
-from tidewheel.control.console.listing import list_view
+from tidewheel.control.console.actions import Dialog, Done, Field, as_shown, text_of
+from tidewheel.control.console.door import Form
+from tidewheel.control.console.job_line import Strip, strip_of_bins
 from tidewheel.control.console.urls import Urls
-from tidewheel.control.console.view import Failed, View, page_now, part, read_filters
+from tidewheel.control.console.view import Failed, View, list_view, page_now, part, read_filters
 from tidewheel.control.console.words import NONE, agreed, counted, number
 from tidewheel.control.instants import typed_number
-from tidewheel.control.reads.activity import read_activity
+from tidewheel.control.reads.workload import read_activity
 from tidewheel.doors.address import after_of, next_cursor
 from tidewheel.errors import FieldError, InvalidInput, refuse
 from tidewheel.nouns.operation import Page, operations
-from tidewheel.nouns.tenants.model import Count, TenantSummary, TenantUsage
 from tidewheel.nouns.tenants.operations import DEFAULT_TENANT, Tenants
-from tidewheel.nouns.tenants.reads import ensure_seen, list_tenants
+from tidewheel.nouns.tenants.reads import Count, TenantSummary, TenantUsage, ensure_seen, list_tenants
 
 _CHOSEN_FROM = 50
 _HOUR, _BINS = timedelta(hours=1), 20  # of a strip

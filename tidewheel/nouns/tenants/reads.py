@@ -1,25 +1,32 @@
-"""Reads of tenants: their limits, their periods of retention, and what they use.
+"""Tenants, their limits, their periods of retention and their usage: records and reads.
 
 The operator owns the rows of `tenants`. A list for an unknown tenant is refused, because it would only be empty.
 """
 
-from collections.abc import Mapping
-from dataclasses import fields
-from datetime import timedelta
-from typing import Any, cast
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from datetime import date, datetime, timedelta
+from typing import Annotated, Any, Literal, TypedDict, cast, get_args
 
 from psycopg.rows import args_row
+from pydantic import BeforeValidator, Field
 
+from tidewheel.api_keys import MAX_RATE as MAX_KEY_RATE
+from tidewheel.control.reads.json_form import one_of
 from tidewheel.errors import UnknownTenant
 from tidewheel.ids import first_run_id
-from tidewheel.jobs.values import is_tenant
+from tidewheel.jobs.invalid import InvalidValue
+from tidewheel.jobs.values import MAX_PAYLOAD_BYTES, Finite, is_tenant
 from tidewheel.nouns.operation import Page
-from tidewheel.nouns.tenants.model import Count, TenantDeletion, TenantPeriod, TenantSummary, TenantUsage
 from tidewheel.postgres.database_clock import read_now
 from tidewheel.postgres.session import Conn
 from tidewheel.postgres.statements import Statements
 from tidewheel.runs import IN_FLIGHT, RunState
 from tidewheel.transitions.tenant_refusals import refusals_of
+
+KeptState = Literal["any", "succeeded", "failed", "timed_out", "cancelled", "skipped"]
+KEPT_STATES: tuple[KeptState, ...] = get_args(KeptState)
+_MIN_RATE = 0.01  # a second: one each hundred seconds
 
 _SQL = Statements("tidewheel.nouns.tenants")
 _FIND_TENANT = _SQL["find_tenant"]
@@ -32,6 +39,177 @@ _READ_TENANT_PERIODS = _SQL["read_tenant_periods"]
 MAX_COUNTED = 5_000
 """The rows of a kind that the usage of a tenant counts: more are shown as at least so many."""
 _DAY = timedelta(days=1)
+
+
+def _some(value: object) -> object:
+    if value == 0 and not isinstance(value, bool):
+        remedy = "freeze the tenant instead: tidewheel admin tenant pause NAME"
+        raise InvalidValue(problem="0 would refuse everything", remedy=remedy)
+    return value
+
+
+_Some = BeforeValidator(_some)
+_Triggers = Annotated[
+    Annotated[Finite, Field(ge=_MIN_RATE, le=10_000), _Some] | None,
+    Field(description="Runs a second that may become due; more are delayed."),
+]
+_InFlight = Annotated[
+    Annotated[int, Field(ge=1, le=100_000), _Some] | None,
+    Field(description="Runs that may be active at once; more wait."),
+]
+_Jobs = Annotated[
+    Annotated[int, Field(ge=1, le=1_000_000), _Some] | None, Field(description="Jobs of the tenant; more are refused.")
+]
+_PayloadBytes = Annotated[
+    Annotated[int, Field(ge=1, le=MAX_PAYLOAD_BYTES), _Some] | None,
+    Field(description="Size of a payload; a larger one is refused."),
+]
+_Keys = Annotated[
+    Annotated[int, Field(ge=1, le=10_000), _Some] | None,
+    Field(description="API keys in force that the tenant's own keys may create; 20 by default."),
+]
+_KeyRate = Annotated[
+    Annotated[Finite, Field(ge=_MIN_RATE, le=MAX_KEY_RATE), _Some] | None,
+    Field(
+        description="Requests a second of all its API keys, in each process; a key of the tenant makes none with more, "
+        "100 by default."
+    ),
+]
+
+
+class Limits(TypedDict, total=False):
+    """Limits of a tenant: one that is left out stays as it is, and null lifts it."""
+
+    weight: Annotated[
+        Annotated[int, Field(ge=1, le=100)] | None,
+        Field(description="Runs in each of its turns while a queue is held back, 1 to 100; 1 by default."),
+    ]
+    triggers_per_second: _Triggers
+    in_flight: _InFlight
+    jobs: _Jobs
+    payload_bytes: _PayloadBytes
+    keys: _Keys
+    key_rate: _KeyRate
+
+
+@dataclass(frozen=True, slots=True)
+class TenantDeletion:
+    """The deletion of a tenant, with its progress."""
+
+    accepted_at: Annotated[
+        datetime, Field(description="When it was accepted: nothing of the tenant starts from then on.")
+    ]
+    jobs: Annotated[int, Field(description="The jobs that it has deleted.")]
+    runs: Annotated[int, Field(description="The runs that it has ended or requested to stop.")]
+    removed: Annotated[Mapping[str, int], Field(description="The rows that it has removed, by table.")]
+    at_table: Annotated[str | None, Field(description="The table whose rows it removes now; null before and after.")]
+    finished_at: Annotated[
+        datetime | None, Field(description="When the last row was removed; null if that is still to come.")
+    ]
+    free_at: Annotated[
+        datetime | None, Field(description="When the name is free again; null if the deletion has not ended.")
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class TenantSummary:
+    """A tenant with its limits; a limit that is null is no bound."""
+
+    tenant: Annotated[str, Field(description="Its name.")]
+    created_at: Annotated[datetime, Field(description="When it was created.")]
+    weight: Annotated[
+        int, Field(description="The share of a queue that is held back: so many runs leave in each of its turns.")
+    ]
+    triggers_per_second: _Triggers
+    in_flight: _InFlight
+    jobs: _Jobs
+    payload_bytes: _PayloadBytes
+    keys: _Keys
+    key_rate: _KeyRate
+    paused_at: Annotated[datetime | None, Field(description="When it was paused; null if it is not.")]
+    delete_at: Annotated[
+        datetime | None,
+        Field(description="When its requested deletion begins, which can be taken back until then; null without."),
+    ]
+    roles: Annotated[Sequence[str], Field(description="The database roles that may call the SQL functions for it.")]
+    deletion: Annotated[TenantDeletion | None, Field(description="Its deletion; null if it is not deleted.")]
+
+    @property
+    def state(self) -> Literal["active", "paused", "to be deleted", "deleting", "deleted"]:
+        """The state in a few words."""
+        if self.deletion is not None:
+            return "deleting" if self.deletion.finished_at is None else "deleted"
+        if self.delete_at is not None:
+            return "to be deleted"
+        return "active" if self.paused_at is None else "paused"
+
+
+@dataclass(frozen=True, slots=True)
+class Changed:
+    """Result of a change; false if nothing was changed."""
+
+    unchanged: bool
+
+    def __bool__(self) -> bool:
+        """Return False if it was so already."""
+        return not self.unchanged
+
+
+@dataclass(frozen=True, slots=True)
+class ChangedTenant(Changed):
+    """Result of a change: `unchanged` if the tenant was so already."""
+
+    tenant: TenantSummary
+
+
+@dataclass(frozen=True, slots=True)
+class Count:
+    """A number of rows; `at_least` if there may be more."""
+
+    count: int
+    at_least: bool
+
+
+@dataclass(frozen=True, slots=True)
+class TenantUsage:
+    """Present usage of a tenant."""
+
+    tenant: Annotated[TenantSummary, Field(description="Its name with its limits.")]
+    open_runs: Annotated[Count, Field(description="The number of its open runs.")]
+    in_flight: Annotated[
+        Count, Field(description="How many of those are active: they run, or wait for an external completion.")
+    ]
+    waiting: Annotated[
+        Count, Field(description="How many of those wait to start: for their time, a slot, a place or another run.")
+    ]
+    finished_runs: Annotated[
+        Count, Field(description="The number of its runs of the last 24 hours that have ended, by scheduled time.")
+    ]
+    jobs: Annotated[Count, Field(description="The number of its jobs.")]
+
+
+@dataclass(frozen=True, slots=True)
+class TenantPeriod:
+    """The period of a tenant's finished runs."""
+
+    state: Annotated[str, one_of(KEPT_STATES), Field(description="The state of the runs, or `any`.")]
+    days: Annotated[
+        int | None, Field(description="The days for which they are kept; null after the period was lifted.")
+    ]
+    kept_since: Annotated[
+        date | None,
+        Field(description="The first day from which none was removed by this period; null if none was removed."),
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class TenantPeriods(Changed):
+    """The periods of a tenant; `unchanged` if a change found them so already."""
+
+    tenant: str
+    periods: Sequence[TenantPeriod]
+
+
 _NAMES = [each.name for each in fields(TenantSummary)][:-1]  # columns of a tenant before those of its deletion
 
 

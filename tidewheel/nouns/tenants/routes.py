@@ -11,20 +11,17 @@ from starlette.responses import Response
 
 from tidewheel.api_keys import Scope
 from tidewheel.control.api.answers import answer, location
-from tidewheel.control.api.bodies import read_body
-from tidewheel.control.api.callers import Admin, Caller, ensure_all_tenants
-from tidewheel.control.api.json_schemas import body_of
-from tidewheel.control.api.openapi import add_route
-from tidewheel.control.api.queries import TenantQuery, read_query
+from tidewheel.control.api.authorization import Admin, Caller, ensure_all_tenants
+from tidewheel.control.api.openapi import add_route, body_of
+from tidewheel.control.api.request_input import TenantQuery, read_body, read_query
 from tidewheel.control.api.workers import Workers
 from tidewheel.doors.rest import Route
 from tidewheel.errors import refuse
 from tidewheel.jobs.strict_json import Json
 from tidewheel.jobs.validation import StrictModel
 from tidewheel.jobs.values import Tenant
-from tidewheel.nouns.tenants.model import ChangedTenant
 from tidewheel.nouns.tenants.operations import GRACE, ROOT, Grace, Tenants
-from tidewheel.nouns.tenants.reads import ensure_seen
+from tidewheel.nouns.tenants.reads import ChangedTenant, ensure_seen
 
 _TENANT: dict[str, Json] = {
     "tenant": "acme", "created_at": "2026-10-01T09:00:00Z", "weight": 1, "triggers_per_second": 100.0,

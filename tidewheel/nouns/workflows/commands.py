@@ -6,13 +6,11 @@ from typing import Annotated
 
 import typer
 
-from tidewheel.control.cli.options import utc_and_local
+from tidewheel.control.cli.options import RunId, utc_and_local
 from tidewheel.control.cli.output import Output, count_text, moment, print_document, print_facts
-from tidewheel.control.cli.run_ids import RunId
 from tidewheel.control.cli.tables import Cell
 from tidewheel.doors.cli import Flag, Shown, Table, changed, command
-from tidewheel.nouns.workflows.model import Workflow, WorkflowNode, WorkflowSummary
-from tidewheel.nouns.workflows.operations import Workflows
+from tidewheel.nouns.workflows.operations import Workflow, WorkflowNode, Workflows, WorkflowSummary
 
 _SIGNS = {"succeeded": "+", "failed": "x", "timed_out": "x", "running": ">", "cancelled": "-", "skipped": "-"}
 _OTHER_SIGN = "."

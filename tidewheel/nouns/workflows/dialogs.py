@@ -6,18 +6,17 @@ from dataclasses import dataclass
 from starlette.requests import Request
 
 from tidewheel.api_keys import Scope
-from tidewheel.control.api.callers import Caller
+from tidewheel.control.api.authorization import Caller
 from tidewheel.control.client.connection import Connection
 from tidewheel.control.console.actions import SAMPLE, Dialog, Done, request_id_of, sample_of, text_of
-from tidewheel.control.console.forms import Form
+from tidewheel.control.console.door import Form
 from tidewheel.control.console.run_actions import REASON
 from tidewheel.control.console.urls import Urls
 from tidewheel.control.console.words import agreed, counted, ordinal, state
 from tidewheel.control.reads.waits import read_waits
 from tidewheel.errors import refuse
 from tidewheel.nouns.runs.detail import count_open_retries, read_retry_facts
-from tidewheel.nouns.workflows.model import Workflow
-from tidewheel.nouns.workflows.operations import Workflows
+from tidewheel.nouns.workflows.operations import Workflow, Workflows
 from tidewheel.nouns.workflows.pages import root_of
 from tidewheel.runs import OPEN
 

@@ -1,17 +1,45 @@
-"""`client.workflows`: list, show, pause, resume and cancel occurrences of workflows."""
+"""`client.workflows`: list, show, pause, resume and cancel occurrences of workflows.
 
+An older generation has the latest run of each job up to it.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
 from functools import partial
-from typing import Annotated
+from typing import Annotated, Literal, cast
 from uuid import UUID
 
+from psycopg.rows import class_row
 from pydantic import BeforeValidator, Field
 
 from tidewheel.api_keys import Scope
-from tidewheel.control.client.arguments import as_id
+from tidewheel.control.reads.job_position import read_job_position
+from tidewheel.control.reads.stored import read_stored_json
+from tidewheel.errors import UnknownWorkflow, refuse
+from tidewheel.ids import child_run_id, job_id
 from tidewheel.jobs.values import Key, Reason
-from tidewheel.nouns.operation import InDoors, Noun, Page, Rows, operation
-from tidewheel.nouns.workflows.model import ParentOfRun, Place, State, Workflow, WorkflowSummary
-from tidewheel.nouns.workflows.reads import list_parents, list_workflows, show_workflow
+from tidewheel.nouns.operation import InDoors, Noun, Page, Rows, as_id, field_values, operation
+from tidewheel.nouns.tenants.reads import require_tenant
+from tidewheel.postgres.pg_binary import uuids
+from tidewheel.postgres.session import Conn
+from tidewheel.postgres.statements import Statements
+from tidewheel.runs import RunState
+from tidewheel.transitions.occurrences import Node, NodeRun, read_occurrence, to_run_again
+from tidewheel.transitions.parents import ParentRun, read_parents
+
+_SQL = Statements("tidewheel.nouns.workflows")
+_FIND_WORKFLOWS = _SQL["find_workflows"]
+_FIND_WORKFLOWS_OF_ROOT = _SQL["find_workflows_of_root"]
+_READ_WORKFLOWS = _SQL["read_workflows"]
+_READ_KEYS = _SQL["read_node_keys"]
+
+LOOKED_AT = 20_000  # rows of a page, matching or not: some tens of milliseconds
+
+_START = (datetime(9999, 12, 31, tzinfo=UTC), UUID(int=(1 << 128) - 1))
+
+Place = tuple[datetime, UUID]
+State = Literal["open", "paused", "cancelling", "timing_out", "succeeded", "failed", "cancelled", "timed_out"]
 
 _WORKFLOWS = "/api/v1/workflows"
 _WORKFLOW = f"{_WORKFLOWS}/{{run_id:uuid}}"
@@ -24,11 +52,207 @@ _ParentKey = Annotated[
     Field(description="Only the parent with this key, with its result, whatever the size of all together."),
     InDoors("job"),
 ]
-_Parents = list[ParentOfRun]  # the class has another `list`
 _Generation = Annotated[
     Annotated[int, Field(ge=0, le=2**63 - 1)] | None,
     Field(description="As this generation has left it; by default as it is."),
 ]
+
+
+@dataclass(frozen=True, slots=True)
+class WorkflowSummary:
+    """An occurrence of a workflow as lists show it."""
+
+    root_run_id: Annotated[UUID, Field(description="The root's run.")]
+    key: Annotated[str, Field(description="The root's key.")]
+    state: Annotated[
+        str,
+        Field(
+            description="`open`, `paused`, `cancelling`, `timing_out`, `succeeded`, `failed`, `cancelled` or "
+            "`timed_out`."
+        ),
+    ]
+    scheduled_at: Annotated[datetime, Field(description="The nominal instant of all of its runs.")]
+    generation: Annotated[int, Field(description="0, and one more for each resume.")]
+    pending: Annotated[
+        int,
+        Field(description="The number of its runs that have not ended, or whose children are not released yet."),
+    ]
+    failed: Annotated[int, Field(description="The number of its runs that failed or timed out, in this generation.")]
+    reason: Annotated[str | None, Field(description="The reason of a pause or a cancel.")]
+    created_at: Annotated[datetime, Field(description="The end of the root's run, or the first request about it.")]
+    finished_at: Annotated[datetime | None, Field(description="Its end.")]
+
+
+def list_workflows(
+    connection: Conn,
+    tenant: str,
+    key: str | None = None,
+    state: str | None = None,
+    *,
+    after: Place | None = None,
+    limit: int = 50,
+) -> Page[WorkflowSummary]:
+    """Return a page of a tenant's occurrences, the newest first; those of one root by instant.
+
+    A page looks at a limited number of rows: with a state that few have, it may be short or empty, and not the last.
+
+    Raises:
+        InvalidInput: There is no such tenant.
+        UnknownJob: There is no such job and never was one.
+    """
+    require_tenant(connection, tenant)
+    at, before = after or _START
+    columns: dict[str, object] = {"tenant": tenant, "state": state, "before_at": at, "before_id": before}
+    columns |= {"limit": limit + 1, "look": LOOKED_AT if state else limit + 1}
+    if key is not None:
+        read_job_position(connection, tenant, key)
+        columns["job_id"] = job_id(tenant, key)
+    statement = _FIND_WORKFLOWS if key is None else _FIND_WORKFLOWS_OF_ROOT
+    row = connection.execute(statement, columns, binary=True).fetchone()
+    roots, _, looked_at, last_seen = cast("tuple[list[UUID], int, int, UUID | None]", row)
+    goes_on = roots[limit - 1] if len(roots) > limit else last_seen if state and looked_at == LOOKED_AT else None
+    found = _read_workflows(connection, tenant, [*roots[:limit], *([goes_on] if goes_on else [])])
+    after = (found[goes_on].scheduled_at, goes_on) if goes_on and goes_on in found else None
+    return Page([found[root] for root in roots[:limit] if root in found], after)
+
+
+def _read_workflows(connection: Conn, tenant: str, roots: Sequence[UUID]) -> dict[UUID, WorkflowSummary]:
+    columns = {"tenant": tenant, "root_run_ids": uuids(roots)}
+    with connection.cursor(row_factory=class_row(WorkflowSummary), binary=True) as cursor:
+        return {each.root_run_id: each for each in cursor.execute(_READ_WORKFLOWS, columns)}
+
+
+@dataclass(frozen=True, slots=True)
+class Parent:
+    """A parent of a job in an occurrence, with the condition on its end."""
+
+    key: str
+    when: str
+
+
+@dataclass(frozen=True, slots=True)
+class WorkflowNode:
+    """A job in an occurrence."""
+
+    key: Annotated[str, Field(description="Its key.")]
+    state: Annotated[
+        str,
+        Field(
+            description="The state of its latest run; `pending` if it has none yet, or waits for another one after a "
+            "resume, and `not_reached` if it will have none."
+        ),
+    ]
+    parents: Annotated[Sequence[Parent], Field(description="Its parents.")]
+    run_id: Annotated[UUID | None, Field(description="Its latest run; null for a job that waits for one.")] = None
+    reason: Annotated[str | None, Field(description="Why that was skipped or cancelled.")] = None
+    attempt: Annotated[int, Field(description="The number of its attempts.")] = 0
+    started_at: Annotated[datetime | None, Field(description="The start of its last attempt.")] = None
+    finished_at: Annotated[datetime | None, Field(description="Its end.")] = None
+
+
+@dataclass(frozen=True, slots=True)
+class Workflow:
+    """An occurrence with its graph: the root first, each job after its parents."""
+
+    summary: Annotated[WorkflowSummary, Field(description="The occurrence as in lists.")]
+    nodes: Annotated[Sequence[WorkflowNode], Field(description="Its jobs.")]
+    again: Annotated[
+        Sequence[str],
+        Field(description="The keys of the jobs that a resume runs again, if it has ended and a part of it failed."),
+    ]
+
+
+def show_workflow(connection: Conn, tenant: str, root_run_id: UUID, *, generation: int | None = None) -> Workflow:
+    """Return one occurrence with its graph, as it is or as an earlier generation has left it.
+
+    Raises:
+        InvalidInput: It has no such generation.
+        UnknownWorkflow: The tenant has no occurrence with this root's run.
+    """
+    summary = _read_workflows(connection, tenant, [root_run_id]).get(root_run_id)
+    if summary is None:
+        raise UnknownWorkflow(str(root_run_id))
+    if generation is not None and generation > summary.generation:
+        refuse("generation", f"it has no generation {generation}", f"write one from 0 to {summary.generation}")
+    is_older = generation is not None and generation < summary.generation
+    nodes = read_occurrence(connection, root_run_id, generation)
+    rows = connection.execute(_READ_KEYS, {"job_ids": uuids(nodes)}, binary=True).fetchall()
+    keys = dict(cast("list[tuple[UUID, str]]", rows))
+    unreached = "pending" if summary.state in ("open", "paused") and not is_older else "not_reached"
+    if summary.finished_at is None and not is_older:
+        for job in _waiting_again(nodes, summary):
+            nodes[job].run = None
+    return Workflow(
+        summary,
+        [
+            _node(keys[job], node.run, [Parent(keys[parent], when) for parent, when in node.parents.items()], unreached)
+            for job, node in nodes.items()
+        ],
+        [keys[each.job_id] for each in to_run_again(nodes)] if summary.finished_at and not is_older else [],
+    )
+
+
+def _waiting_again(nodes: Mapping[UUID, Node], summary: WorkflowSummary) -> Collection[UUID]:
+    """Return the jobs whose run is of an older generation and whose parents run again."""
+    found: set[UUID] = set()
+    again: set[UUID] = set()  # jobs with a run of this generation, or with none yet
+    for job, node in nodes.items() if summary.generation else ():  # parents first
+        of_this = child_run_id(job, summary.scheduled_at, summary.root_run_id, summary.generation)
+        if node.run is None or node.run.run_id == of_this:
+            again.add(job)
+        elif node.state is not RunState.SUCCEEDED and (found | again).intersection(node.parents):
+            found.add(job)
+    return found
+
+
+def _node(key: str, run: NodeRun | None, parents: Sequence[Parent], unreached: str) -> WorkflowNode:
+    if run is None:
+        return WorkflowNode(key, unreached, parents)
+    return WorkflowNode(key, run.state, parents, run.run_id, run.reason, run.attempt, run.started_at, run.finished_at)
+
+
+@dataclass(frozen=True, slots=True)
+class ParentOfRun:
+    """A parent of a run in its occurrence."""
+
+    key: Annotated[str, Field(description="The parent's key.")]
+    when: Annotated[str, Field(description="The condition on its end.")]
+    status: Annotated[
+        str | None,
+        Field(description="The state of its run; null if it has none yet, or if that is no longer stored."),
+    ]
+    run_id: Annotated[UUID | None, Field(description="Its latest run; null likewise.")]
+    result: Annotated[
+        object, Field(description="Its result; null if it returned none, or if it is left out or expired.")
+    ]
+    result_bytes: Annotated[int, Field(description="The size of its result.")]
+    left_out: Annotated[
+        bool,
+        Field(description="True if all results together have more than 64 KiB; `job` reads this one."),
+    ]
+    expired: Annotated[bool, Field(description="True if the run or its result is no longer stored.")]
+
+
+def list_parents(connection: Conn, tenant: str, run_id: UUID, key: str | None) -> list[ParentOfRun]:
+    """Return the parents of a run, or the one with a key."""
+    return [_parent(each) for each in read_parents(connection, run_id, tenant=tenant, key=key)]
+
+
+def _parent(found: ParentRun) -> ParentOfRun:
+    values = field_values(found)
+    values["result"] = read_stored_json("result", found.result, f"run {found.run_id}")
+    return ParentOfRun(**values)
+
+
+@dataclass(frozen=True, slots=True)
+class ChangedWorkflow:
+    """Result of a change of an occurrence: `unchanged` if it was in that state already, or has ended."""
+
+    root_run_id: UUID
+    unchanged: bool
+
+
+_Parents = list[ParentOfRun]  # the class has another `list`
 
 
 class Workflows(Noun):

@@ -17,8 +17,7 @@ from tidewheel.doors.cli import Flag, Shown, Table, command
 from tidewheel.errors import refuse
 from tidewheel.jobs.strict_json import as_list, as_object
 from tidewheel.jobs.values import parse_timestamp
-from tidewheel.nouns.works.model import ENDS, INSTANTS, Work
-from tidewheel.nouns.works.operations import Works
+from tidewheel.nouns.works.operations import ENDS, INSTANTS, Work, Works
 from tidewheel.runs import RunState
 from tidewheel.schedules.decision import BackfillState
 

@@ -1,35 +1,57 @@
-"""`client.works`: bulk work that operations of other nouns start, and schedulers do.
+"""`client.works`: bulk work that schedulers do; its records, its reads, and the poll for its end.
 
 A work is a row that schedulers work off at its rate, a batch a transaction. What a batch does is known to its kind.
 """
 
-from collections.abc import Callable, Collection
-from dataclasses import KW_ONLY, dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, replace
+from datetime import UTC, datetime
 from functools import partial
-from typing import Annotated, Literal, TypeVar
+from typing import Annotated, Generic, Literal, Protocol, TypeVar
 from uuid import UUID, uuid4
 
 from pydantic import BeforeValidator, Field
 
 from tidewheel.api_keys import Scope
-from tidewheel.control.client.arguments import as_id
-from tidewheel.control.client.polling import POLL_SECONDS, Polling
+from tidewheel.clock import monotonic_seconds
+from tidewheel.control.reads.job_position import read_job_position
+from tidewheel.control.reads.stored import rows_as
 from tidewheel.errors import UnknownWork, refuse
-from tidewheel.ids import hashed_id
-from tidewheel.jobs.values import Key
-from tidewheel.nouns.operation import Call, InDoors, Noun, Page, Rows, operation
-from tidewheel.nouns.works.model import COUNTED, Started, Survey, Work, WorkChange, WorkPlace, WorkReason
-from tidewheel.nouns.works.reads import list_works, show_work
+from tidewheel.ids import hashed_id, run_range
+from tidewheel.jobs.values import Key, Reason
+from tidewheel.nouns.operation import Call, InDoors, Noun, Page, Rows, as_id, as_seconds, operation
+from tidewheel.nouns.tenants.reads import require_tenant
 from tidewheel.postgres.database_clock import read_now
 from tidewheel.postgres.notify import Channel
 from tidewheel.postgres.session import Conn
+from tidewheel.postgres.statements import Statements
 from tidewheel.schedules.decision import BackfillState
 from tidewheel.transitions.works import NewWork, add_work, lock_work, set_work_state
 
+POLL_SECONDS = 0.5  # each poll of a backfill counts the states of its runs
+
+_SQL = Statements("tidewheel.nouns.works")
+_LIST_WORKS = _SQL["list_works"]
+_SHOW_WORK = _SQL["show_work"]
+_COUNT_BACKFILLED = _SQL["count_backfilled"]
+
+WorkPlace = tuple[datetime, UUID]
+"""The place of a work in a list: its creation and its id."""
+
+_NEWEST: WorkPlace = (datetime(9999, 12, 31, tzinfo=UTC), UUID(int=(1 << 128) - 1))
+_SURVEYED = 25  # statements that count before a work starts: some seconds
+P = TypeVar("P")
+INSTANTS = frozenset({"from", "to", "since", "until", "next_at"})
+"""The instants of a filter and of facts, which are texts."""
+COUNTED = 10_000  # matches beyond this are not counted: no client pages through more
+ENDS = "ends with the job's deletion"
+"""What becomes of a backfill of a deleted job, until a scheduler cancels it."""
+
+Rate = Annotated[float, Field(ge=0.000_001, le=1_000_000)]
+WorkReason = Annotated[Reason | None, Field(description="Stored with the work.")]
+
 WORKS = "/api/v1/works"
 _WORK = f"{WORKS}/{{work_id:uuid}}"
-
-S = TypeVar("S", bound=Started)
 T = TypeVar("T")
 WorkId = Annotated[UUID, BeforeValidator(partial(as_id, name="work_id"))]
 _OfJob = Annotated[Key | None, Field(description="Only works of the job with this key."), InDoors("job")]
@@ -37,6 +59,184 @@ Kind = Literal["backfill", "redrive", "purge", "retry"]
 """What bulk work does."""
 """What work does."""
 _OfKind = Annotated[Kind | None, Field(description="Only works of this kind.")]
+
+
+class Polled(Protocol):
+    """A run, a batch or bulk work."""
+
+    @property
+    def state(self) -> str:
+        """Its state."""
+        ...
+
+    @property
+    def finished_at(self) -> datetime | None:
+        """The time of its end; None before."""
+        ...
+
+
+class Polling(Generic[T]):
+    """One wait, of `timeout` seconds at most; `on_progress` gets each result of a poll before the last."""
+
+    def __init__(
+        self,
+        name: str,
+        work_id: UUID,
+        timeout: float | None,
+        on_progress: Callable[[T], None] | None = None,
+        *,
+        first_pause: float = POLL_SECONDS,
+    ) -> None:
+        self._name, self._work_id, self._timeout, self._on_progress = name, work_id, timeout, on_progress
+        if timeout is not None:
+            as_seconds(timeout)
+        self._started, self._pause = monotonic_seconds(), first_pause
+
+    def goes_on(self, found: T, work: Polled) -> bool:
+        """Return True if the work has not ended: then poll again."""
+        if work.finished_at is not None:
+            return False
+        if self._on_progress is not None:
+            self._on_progress(found)
+        if self._timeout is not None and monotonic_seconds() - self._started > self._timeout:
+            message = f"{self._name} {self._work_id} is {work.state} after {self._timeout:g} s"
+            raise TimeoutError(message)
+        return True
+
+    def pause(self) -> float:
+        """Return the seconds until the next poll, which grow to `POLL_SECONDS`; no more than are left."""
+        pause, self._pause = self._pause, min(self._pause * 1.5, POLL_SECONDS)
+        left = POLL_SECONDS if self._timeout is None else self._timeout - (monotonic_seconds() - self._started)
+        return max(min(pause, left), 0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """Bulk work with its progress."""
+
+    work_id: Annotated[UUID, Field(description="Its id.")]
+    kind: Annotated[str, Field(description="What it does, such as `redrive`.")]
+    state: Annotated[str, Field(description="`running`, `paused`, `finished` or `cancelled`.")]
+    filter: Annotated[Mapping[str, object], Field(description="The filter of its request, by its fields' names.")]
+    rate: Annotated[float | None, Field(description="Things a second at most; null for no bound.")]
+    matched_count: Annotated[
+        int,
+        Field(description="How many matched at its acceptance; counted to 10,001, which means that there may be more."),
+    ]
+    done_count: Annotated[int, Field(description="How many are done so far.")]
+    rejected_count: Annotated[int, Field(description="How many could not be done so far.")]
+    rejections: Annotated[
+        Sequence[Mapping[str, object]], Field(description="The first hundred of these: `id` and `errors` of each.")
+    ]
+    reason: Annotated[str | None, Field(description="The reason of its request, pause or cancellation.")]
+    created_at: Annotated[datetime, Field(description="When it was accepted.")]
+    finished_at: Annotated[datetime | None, Field(description="When it was finished or cancelled.")]
+    facts: Annotated[
+        Mapping[str, object],
+        Field(
+            description="Of a backfill: how many runs it `needed` at first and has `created`, its next instant, whether"
+            " it is `ending` with its job, and, shown alone, `runs`: how many are in each state."
+        ),
+    ]
+
+    @property
+    def is_counted(self) -> bool:
+        """True if no more than `matched_count` matched: of a backfill, each occurrence is counted."""
+        return self.matched_count <= COUNTED or self.kind == "backfill"
+
+    @property
+    def processed(self) -> int:
+        """Things that were done or rejected, of `matched_count`."""
+        return self.done_count + self.rejected_count
+
+
+def list_works(
+    connection: Conn, tenant: str, key: str | None = None, *, kind: str | None = None,
+    after: WorkPlace | None = None, limit: int = 100,
+) -> Page[Work]:  # fmt: skip
+    """Return a page of a tenant's works, or those of one job or kind, the newest first.
+
+    Raises:
+        UnknownJob: There is no such job and never was one.
+    """
+    require_tenant(connection, tenant)
+    job_id = None if key is None else read_job_position(connection, tenant, key).job_id
+    columns: dict[str, object] = {"tenant": tenant, "job_id": job_id, "kind": kind, "limit": limit + 1}
+    columns |= dict(zip(("before_at", "before_id"), after or _NEWEST, strict=True))
+    with connection.cursor(row_factory=rows_as(Work), binary=True) as cursor:
+        found = cursor.execute(_LIST_WORKS, columns).fetchall()
+    last = found[limit - 1] if len(found) > limit else None
+    return Page(found[:limit], None if last is None else (last.created_at, last.work_id))
+
+
+def show_work(connection: Conn, tenant: str, work_id: UUID) -> Work:
+    """Return one work; a backfill with the states of the runs that are stored.
+
+    Raises:
+        UnknownWork: The tenant has no work of this id.
+    """
+    with connection.cursor(row_factory=rows_as(Work), binary=True) as cursor:
+        found = cursor.execute(_SHOW_WORK, {"tenant": tenant, "work_id": work_id}).fetchone()
+    if found is None:
+        raise UnknownWork(str(work_id))
+    if found.kind != "backfill":
+        return found
+    job_id = UUID(str(found.filter["job_id"]))
+    first, last = run_range(job_id, found.created_at)
+    columns = {"job_id": job_id, "first_run_id": first, "last_run_id": last}
+    runs = {str(state): count for state, count in connection.execute(_COUNT_BACKFILLED, columns).fetchall()}
+    return replace(found, facts={**found.facts, "runs": runs})
+
+
+def first_matches(scan: Callable[[P | None, int], tuple[Sequence[P], P | None]], limit: int) -> tuple[list[P], bool]:
+    """Return the first things that match, and True if it looked at all of them.
+
+    Args:
+        scan: Returns so many of those after one of them, and the last one looked at; None at the end.
+    """
+    found: list[P] = []
+    after: P | None = None
+    for _ in range(_SURVEYED):
+        more, after = scan(after, limit - len(found))
+        found += more
+        if after is None or len(found) == limit:
+            break
+    return found, after is None
+
+
+@dataclass(frozen=True, slots=True)
+class Survey(Generic[T]):
+    """Things that match before a work starts, and the filter and the cursor that it starts with."""
+
+    matched: int  # `COUNTED` at most
+    at_least: bool
+    first: tuple[T, ...]
+    filter: Mapping[str, object]
+    cursor: Mapping[str, object]
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """A work that a call has started, or that its dry run would. Each noun adds the first things."""
+
+    work_id: Annotated[UUID | None, Field(description="The work's id; null of a dry run, and if nothing matched.")]
+    matched: Annotated[int, Field(description="How many match; counted to 10,000.")]
+    at_least: Annotated[
+        bool, Field(description="True if there may be more than `matched`: of many only the first are looked at.")
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class WorkChange:
+    """Result of a pause, a resume or a cancellation."""
+
+    status: Annotated[str, Field(description="The work's state.")]
+    unchanged: Annotated[
+        bool, Field(description="True if its state did not allow the change, or it had been made already.")
+    ]
+
+
+S = TypeVar("S", bound=Started)
 
 
 class Works(Noun):

@@ -17,14 +17,14 @@ from threading import Event
 from typing import LiteralString, cast
 
 from tidewheel.clock import monotonic_seconds
-from tidewheel.control.api.queries import Cursors, PageQuery
+from tidewheel.control.api.request_input import Cursors, PageQuery
 from tidewheel.control.client.client import Client
 from tidewheel.doors.address import query_of
 from tidewheel.ids import first_run_id
 from tidewheel.jobs.values import format_timestamp
 from tidewheel.local.daemon import free_port
 from tidewheel.nouns.operation import operations
-from tidewheel.nouns.runs.listing import RunList
+from tidewheel.nouns.runs.reads import RunList
 from tools.bench.complete import until
 from tools.bench.environment import Environment, Server
 from tools.bench.history import BUSY_JOB, BYTES_OF_A_RUN, RARE_JOB, History, load_history

@@ -17,8 +17,8 @@ from confluent_kafka import Producer
 
 from tidewheel.clock import monotonic_seconds
 from tidewheel.control.client.client import Client
-from tidewheel.jobs.concurrency import FASTEST, MOST_AT_ONCE, MOST_BURST
-from tidewheel.nouns.tenants.model import Limits
+from tidewheel.jobs.keys import FASTEST, MOST_AT_ONCE, MOST_BURST
+from tidewheel.nouns.tenants.reads import Limits
 from tools.bench.environment import Environment, Server
 from tools.bench.flow import Flow, flowing
 from tools.bench.load import PAYLOAD

@@ -1,0 +1,211 @@
+"""Archived days: the manifest of each in the archive, and what the database records of them.
+
+A manifest is written after its files, so files without one are no archive. Its own checksum covers all else in it.
+"""
+
+import json
+import re
+from bisect import bisect_right
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from datetime import date, datetime
+from hashlib import sha256
+from typing import Any, cast
+from uuid import UUID
+
+from psycopg.rows import class_row
+
+from tidewheel.errors import ArchiveDamaged, Unavailable
+from tidewheel.postgres.held_lock import HeldLock, held_lock
+from tidewheel.postgres.session import Conn
+from tidewheel.postgres.statements import Statements
+
+FORMAT = 1
+RUNS, FACTS = "runs", "facts"
+_DAY_MS = 86_400_000
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*", re.ASCII)  # no path: a manifest leads to no file elsewhere
+
+_SQL = Statements("tidewheel.control.archive")
+_LOCK_ARCHIVE = _SQL["lock_archive"]
+_IS_ARCHIVE_LOCKED = _SQL["is_archive_locked"]
+_FIND_ARCHIVED_DAYS = _SQL["find_archived_days"]
+_FIND_DAYS_OF_RUN = _SQL["find_days_of_run"]
+_DELETE_ARCHIVED_DAYS = _SQL["delete_archived_days"]
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """A block of an Avro file.
+
+    Args:
+        size: Its bytes.
+        tenant: The tenant of its first record.
+        run_id: The run of its first record; empty in a file of facts.
+        crc: The CRC-32 of its bytes.
+    """
+
+    offset: int
+    size: int
+    rows: int
+    tenant: str
+    run_id: str
+    crc: int
+
+
+@dataclass(frozen=True, slots=True)
+class ArchiveFile:
+    """An Avro file of a day.
+
+    Args:
+        name: Its name in the day's folder, which ends with the first digits of its checksum.
+        kind: `runs` or `facts`.
+        header: The bytes before its first block.
+    """
+
+    name: str
+    kind: str
+    rows: int
+    size: int
+    sha256: str
+    header: int
+    blocks: tuple[Block, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """The content of an archived day.
+
+    Args:
+        day: The day, in UTC, on which its runs ended.
+        is_base: True if its facts have all rows from before, too.
+        tzdata: The version of the time zones by which schedulers computed when it was archived.
+        tenants: The runs of each tenant, in the order of the files; tenants that have only facts have none.
+        id_days: The days in the ids of its runs, as days since 1970.
+    """
+
+    day: date
+    is_base: bool
+    tzdata: str | None
+    runs: int
+    tenants: Mapping[str, int]
+    id_days: tuple[int, ...]
+    files: tuple[ArchiveFile, ...]
+
+    @property
+    def size(self) -> int:
+        """The bytes of its files."""
+        return sum(file.size for file in self.files)
+
+    def of_kind(self, kind: str) -> tuple[ArchiveFile, ...]:
+        """Return the files of a kind."""
+        return tuple(file for file in self.files if file.kind == kind)
+
+    def block_of(self, tenant: str, run_id: UUID) -> tuple[ArchiveFile, Block] | None:
+        """Return the only block that can have a run; None if none can."""
+        rank = {name: number for number, name in enumerate(self.tenants)}
+        if tenant not in rank:
+            return None
+        blocks = [(file, block) for file in self.of_kind(RUNS) for block in file.blocks]
+        keys = [(rank[block.tenant], block.run_id) for _, block in blocks]
+        place = bisect_right(keys, (rank[tenant], str(run_id)))
+        return blocks[place - 1] if place else None
+
+    def encode(self) -> bytes:
+        """Return the manifest as JSON, with its checksum."""
+        document = {"format": FORMAT, **asdict(self), "day": self.day.isoformat()}
+        return _text({**document, "sha256": sha256(_text(document)).hexdigest()})
+
+
+def read_manifest(day: str, text: bytes) -> Manifest:
+    """Return the manifest of a day."""
+    where = f"the manifest of {day}"
+    try:
+        document: dict[str, Any] = json.loads(text)
+        checksum = document.pop("sha256")
+        is_whole = sha256(_text(document)).hexdigest() == checksum and document["day"] == day
+        is_whole &= _text({**document, "sha256": checksum}) == text
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise damaged(where, f"it cannot be read: {error}") from error
+    if not is_whole:
+        raise damaged(where, "it is not what was written, its checksum differs")
+    if document["format"] != FORMAT:
+        message = f"{where} has the format {document['format']}, this release reads {FORMAT}; install a later release"
+        raise ArchiveDamaged(message)
+    files: list[ArchiveFile] = []
+    for file in document["files"]:
+        if not _NAME.fullmatch(str(file["name"])):
+            raise damaged(where, f"it names the file {file['name']!r}, which is none of its folder")
+        values: dict[str, Any] = {**file, "blocks": tuple(Block(**block) for block in file["blocks"])}
+        files.append(ArchiveFile(**values))
+    return Manifest(
+        day=date.fromisoformat(day),
+        is_base=document["is_base"],
+        tzdata=document["tzdata"],
+        runs=document["runs"],
+        tenants=document["tenants"],
+        id_days=tuple(document["id_days"]),
+        files=tuple(files),
+    )
+
+
+def damaged(name: str, problem: str) -> ArchiveDamaged:
+    """Return the error of a file that is not what was written."""
+    return ArchiveDamaged(
+        f"{name}: {problem}; restore it from a copy, `tidewheel admin archive verify` lists all such files"
+    )
+
+
+def id_day(run_id: UUID | str) -> int:
+    """Return the day in the first 48 bits of a run's id, as days since 1970.
+
+    >>> id_day("019d3a1c-7f00-8123-8456-789abcdef012")
+    20541
+    """
+    return int(str(run_id).replace("-", "")[:12], 16) // _DAY_MS
+
+
+def _text(document: Mapping[str, object]) -> bytes:
+    return json.dumps(document, separators=(",", ":"), ensure_ascii=False).encode() + b"\n"
+
+
+@dataclass(frozen=True, slots=True)
+class ArchivedDay:
+    """A day that is archived: in UTC, the day on which its runs ended."""
+
+    day: date
+    runs: int
+    bytes: int
+    archived_at: datetime
+
+
+def list_days(connection: Conn) -> list[ArchivedDay]:
+    """Return the archived days, the oldest first."""
+    with connection.cursor(row_factory=class_row(ArchivedDay), binary=True) as cursor:
+        return cursor.execute(_FIND_ARCHIVED_DAYS).fetchall()
+
+
+def days_of_run(connection: Conn, run_id: UUID) -> list[date]:
+    """Return the archived days with a run whose id has the day of this id, the latest first."""
+    rows = connection.execute(_FIND_DAYS_OF_RUN, {"id_day": id_day(run_id)}, binary=True).fetchall()
+    return [day for (day,) in cast("list[tuple[date]]", rows)]
+
+
+def forget_days(connection: Conn) -> int:
+    """Forget all archived days: retention drops days without the archive again. Its files stay."""
+    return connection.execute(_DELETE_ARCHIVED_DAYS).rowcount
+
+
+@contextmanager
+def locked_archive(url: str) -> Generator[HeldLock]:
+    """Keep the archive to this process; raise Unavailable if another process writes it."""
+    with held_lock(url, "tidewheel-archive-lock", _LOCK_ARCHIVE) as lock:
+        if not lock.is_alone:
+            message = "another process writes the archive; repeat the command when it has ended"
+            raise Unavailable(message)
+        yield lock
+
+
+def is_locked(connection: Conn) -> bool:
+    """Return True while a process writes the archive."""
+    return connection.execute(_IS_ARCHIVE_LOCKED).fetchone() == (True,)

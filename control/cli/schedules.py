@@ -1,0 +1,249 @@
+"""`tidewheel admin cron explain` and `admin calendar`: expressions in words, named sets of days.
+
+Needs no database.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from tidewheel.clock import SystemClock
+from tidewheel.control.cli.options import DEFAULT_TENANT, Tenant, reading, requesting, rfc3339, wall
+from tidewheel.control.cli.output import (
+    Output,
+    OutputOption,
+    print_document,
+    print_facts,
+    print_result,
+    print_table,
+    wrapped,
+)
+from tidewheel.control.instants import read_instant
+from tidewheel.control.reads.calendars import CalendarDetail, list_calendars, show_calendar
+from tidewheel.control.reads.json_form import as_json
+from tidewheel.distribution import require
+from tidewheel.errors import ScheduleRefused, refuse
+from tidewheel.ids import job_id
+from tidewheel.jobs.strict_json import as_object
+from tidewheel.jobs.values import HORIZON_YEARS
+from tidewheel.schedules.cron_parser import uses_hash
+from tidewheel.schedules.cron_schedule import DstGap, DstOverlap
+from tidewheel.schedules.describe import MarkedOccurrence, describe, marked_occurrences
+from tidewheel.schedules.parse import ensure_can_fire, parse_schedule
+from tidewheel.schedules.zones import LAST_YEAR
+
+_MAX_SHOWN = 1000
+
+Name = Annotated[str, typer.Argument(metavar="NAME", help="The calendar's name.")]
+
+
+@dataclass(frozen=True, slots=True)
+class Explained:
+    """Expressions in words, with the instants that they match, all later than `after`."""
+
+    expressions: tuple[str, ...]
+    words: tuple[str, ...]
+    timezone: str
+    dst_gap: DstGap
+    dst_overlap: DstOverlap
+    after: datetime
+    occurrences: "tuple[Occurrence, ...]"
+
+
+@dataclass(frozen=True, slots=True)
+class Occurrence:
+    """One instant, the expressions that match it, and the effects of clock changes on it."""
+
+    utc: datetime
+    local: datetime
+    notes: tuple[str, ...]
+    expressions: tuple[str, ...]
+
+
+def explain(
+    expressions: Annotated[list[str], typer.Argument(metavar="EXPR", help='Each in quotes, such as "0 8 * * *".')],
+    *,
+    timezone: Annotated[str, typer.Option("--tz", metavar="ZONE", help="IANA time zone of the expressions.")] = "UTC",
+    after: Annotated[str | None, typer.Option(metavar="TIME", help="Begin after this time; default: now.")] = None,
+    number: Annotated[
+        int, typer.Option("-n", metavar="N", min=1, max=_MAX_SHOWN, help="Show this many instants.")
+    ] = 10,
+    dst_gap: Annotated[DstGap, typer.Option(help="Rule for a local time that the clock skips.")] = DstGap.SHIFT_FORWARD,
+    dst_overlap: Annotated[
+        DstOverlap, typer.Option(help="Rule for a local time that occurs twice.")
+    ] = DstOverlap.FIRST,
+    key: Annotated[
+        str | None, typer.Option(metavar="KEY", help="The key of the job for which `H` is computed.")
+    ] = None,
+    tenant: Annotated[str, typer.Option(metavar="NAME", help="Tenant of that job.")] = "default",
+    output: OutputOption = Output.TEXT,
+) -> None:
+    """Describe cron expressions and show their next instants."""
+    _refuse_unquoted(expressions)
+    if key is None and any(map(uses_hash, expressions)):
+        problem = "`H` depends on the job's id, and no job is given"
+        raise ScheduleRefused(problem, "add --key with the job's key, or write a number", "cron")
+    begin = read_instant(after, "--after", timezone, ahead=True) if after else SystemClock().now()
+    job = job_id(tenant, key) if key is not None else None
+    read: dict[str, object] = {"expressions": expressions, "timezone": timezone}
+    chosen: dict[str, DstGap | DstOverlap] = {"dst_gap": dst_gap, "dst_overlap": dst_overlap}
+    ensure_can_fire(parse_schedule({"kind": "cron", **read, **chosen}, job_id=job), begin)
+    marked = {
+        each: marked_occurrences(each, timezone, begin, number, **chosen, hash_key=job.bytes if job else None)
+        for each in expressions
+    }
+    explained = Explained(
+        expressions=tuple(expressions),
+        words=tuple(describe(each, timezone, **chosen) for each in expressions),
+        timezone=timezone,
+        dst_gap=dst_gap,
+        dst_overlap=dst_overlap,
+        after=begin,
+        occurrences=_merged(marked)[:number],
+    )
+    print_result(_text(explained, number), explained, output)
+
+
+def _merged(marked: Mapping[str, Iterable[MarkedOccurrence]]) -> tuple[Occurrence, ...]:
+    """Return the instants of all expressions in order; a shared instant is one, with the notes of each."""
+    found: dict[tuple[datetime, datetime], Occurrence] = {}
+    for expression, occurrences in marked.items():
+        for each in occurrences:
+            known = found.get((each.at, each.local))
+            shown = [f"`{expression}`: {note}" for note in each.notes] if len(marked) > 1 else each.notes
+            notes = (*(known.notes if known else ()), *shown)
+            named = (*(known.expressions if known else ()), expression)
+            found[each.at, each.local] = Occurrence(each.at, each.local, notes, named)
+    return tuple(found[place] for place in sorted(found))
+
+
+def _refuse_unquoted(expressions: Sequence[str]) -> None:
+    """Refuse `explain 0 8 * * *`: the shell splits it into five words and expands the stars."""
+    if len(expressions) > 1 and not any(" " in each or each.startswith("@") for each in expressions):
+        problem = f"the command received {len(expressions)} expressions of one word each"
+        raise ScheduleRefused(
+            problem, 'put each expression in quotes: tidewheel admin cron explain "0 8 * * *"', "cron"
+        )
+
+
+def _text(explained: Explained, number: int) -> Iterator[str]:
+    several = len(explained.expressions) > 1
+    for expression, words in zip(explained.expressions, explained.words, strict=True):
+        yield wrapped(f"{expression}: {words}", "  ")
+    yield ""
+    for each in explained.occurrences:
+        named = f"  {', '.join(each.expressions)}" if several else ""
+        yield f"{rfc3339(each.utc)}  {wall(each.local)}{named}"
+        for note in each.notes:
+            yield wrapped(f"    ! {note}", "      ")
+    if len(explained.occurrences) < number:
+        yield f"no further instants before the year {LAST_YEAR + 1}"
+
+
+def put(
+    name: Name,
+    *,
+    file: Annotated[
+        Path | None,
+        typer.Option(
+            "--from", metavar="FILE.ics", help="All days on which the events of an iCalendar file take place."
+        ),
+    ] = None,
+    days: Annotated[str | None, typer.Option(metavar="DAY,...", help="Days, such as 2026-12-25,2026-12-26.")] = None,
+    weekdays: Annotated[
+        str | None, typer.Option(metavar="DAY,...", help="Days of every week, such as SAT,SUN.")
+    ] = None,
+    years: Annotated[
+        int, typer.Option(metavar="N", help="With --from: expand repeated events this many years ahead.")
+    ] = HORIZON_YEARS,
+    source: Annotated[
+        str | None,
+        typer.Option(metavar="TEXT", help="Source of the days, stored and shown; by default the file's name."),
+    ] = None,
+    tenant: Tenant = DEFAULT_TENANT,
+    output: OutputOption = Output.TEXT,
+) -> None:
+    """Create or replace a calendar; jobs that name it follow at once."""
+    if file is None and not days and not weekdays:
+        refuse("NAME", f"calendar {name!r} would have no days", "add days by --from, --days or --weekdays")
+    single, origin = _words(days), source
+    if file is not None:
+        require("calendars", "--from")
+        from tidewheel.control.ical import read_calendar_file  # its packages are an extra
+
+        found = read_calendar_file(file, today=SystemClock().now().date(), years=years)
+        single += [day.isoformat() for day in sorted(found.days)]
+        until = f", repeats followed to {found.repeats_until}" if found.repeats_until else ""
+        origin = source or f"{file.name}: {found.events} events{until}"
+    with requesting(tenant) as client:
+        changed = client.calendars.put(name, days=single, weekdays=_words(weekdays), source=origin)
+        calendar = client.calendars.get(name)
+    what = f"version {calendar.version}" if changed else f"unchanged, version {calendar.version}"
+    document = {"unchanged": not changed, **(as_object(as_json(calendar)) or {})}
+    print_result(
+        [wrapped(f"calendar {name}: {what}; {_days(calendar)}; {_jobs(calendar.jobs)}", "  ")], document, output
+    )
+
+
+def list_all(*, tenant: Tenant = DEFAULT_TENANT, output: OutputOption = Output.TEXT) -> None:
+    """List the calendars of a tenant."""
+    with reading() as connection:
+        found = list_calendars(connection, tenant)
+    if output is not Output.TEXT:
+        print_document({"calendars": found}, output)
+        return
+    if not found:
+        typer.echo("no calendars")
+        return
+    print_table(
+        ("name", "version", "days", "weekdays", "jobs", "source"),
+        (
+            (each.name, str(each.version), str(each.days), ",".join(each.weekdays), str(each.jobs), each.source or "")
+            for each in found
+        ),
+    )
+
+
+def show(name: Name, *, tenant: Tenant = DEFAULT_TENANT, output: OutputOption = Output.TEXT) -> None:
+    """Show a calendar: its days and the jobs that name it."""
+    with reading() as connection:
+        calendar = show_calendar(connection, tenant, name)
+    if output is not Output.TEXT:
+        print_document(calendar, output)
+        return
+    more = calendar.jobs - len(calendar.keys)
+    print_facts(
+        (
+            ("name", calendar.name),
+            ("version", str(calendar.version)),
+            ("changed", rfc3339(calendar.updated_at)),
+            ("source", calendar.source),
+            ("weekdays", ", ".join(calendar.weekdays)),
+            ("days", "\n".join(map(str, calendar.days))),
+            ("jobs", "\n".join((*calendar.keys, *([f"and {more} more"] if more else [])))),
+        )
+    )
+
+
+def delete(name: Name, *, tenant: Tenant = DEFAULT_TENANT, output: OutputOption = Output.TEXT) -> None:
+    """Delete a calendar that no job names."""
+    with requesting(tenant) as client:
+        client.calendars.delete(name)
+    print_result([f"calendar {name}: deleted"], {"name": name, "deleted": True}, output)
+
+
+def _words(text: str | None) -> list[str]:
+    return [word.strip() for word in text.split(",")] if text else []
+
+
+def _days(calendar: CalendarDetail) -> str:
+    single = [f"{len(calendar.days)} day{'' if len(calendar.days) == 1 else 's'}"] if calendar.days else []
+    return " and ".join([*single, *([", ".join(calendar.weekdays)] if calendar.weekdays else [])])
+
+
+def _jobs(number: int) -> str:
+    return "no job names it" if not number else f"{number} job{' names' if number == 1 else 's name'} it"

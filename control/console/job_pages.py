@@ -1,0 +1,315 @@
+"""Pages of a job: what comes by day, its settings, its versions compared."""
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, date, datetime, time, timedelta
+from functools import cache, partial
+from typing import Annotated, ClassVar
+from uuid import UUID
+
+from pydantic import BeforeValidator, Field
+from starlette.requests import Request
+
+from tidewheel.audit import ACCEPTED, MAX_OBJECT
+from tidewheel.control.api.authorization import Caller
+from tidewheel.control.api.openapi import body_of
+from tidewheel.control.api.request_input import LimitQuery, TenantQuery, read_query, whole
+from tidewheel.control.client.connection import Connection
+from tidewheel.control.console.job import key_of_page, moved_to, schedule_text
+from tidewheel.control.console.jobs import hold_words
+from tidewheel.control.console.spec_check import changed_fields
+from tidewheel.control.console.urls import Urls
+from tidewheel.control.console.view import Failed, View, page_now, part, read_filters
+from tidewheel.control.console.words import pretty
+from tidewheel.control.explain.facts import read_overrides_around
+from tidewheel.control.explain.month import CalendarDay, JobCalendar, job_calendar
+from tidewheel.control.explain.upcoming import Upcoming, upcoming
+from tidewheel.control.reads.yaml_form import as_yaml
+from tidewheel.errors import UnknownJob
+from tidewheel.ids import job_id
+from tidewheel.jobs.spec import JobSpec
+from tidewheel.jobs.strict_json import as_object
+from tidewheel.nouns.audit_log.operations import AuditEntry, list_audit_log
+from tidewheel.nouns.jobs.model import JobDetail, Version
+from tidewheel.nouns.jobs.occurrences import Month, first_day
+from tidewheel.nouns.jobs.reads import show_job
+from tidewheel.nouns.jobs.versions import job_at, versions
+from tidewheel.postgres.session import Conn
+from tidewheel.schedules.describe import to_zone
+
+_PATHS = 6  # changed fields that a row names
+_LOOK = 100  # entries of the audit log about one job
+
+Number = Annotated[int, Field(ge=1, le=2**31 - 1), BeforeValidator(whole)]
+
+_WEEK = 7
+LIMITS = (10, 50, 100)
+
+_DEFAULT = re.compile(r" ?Default: `([^`]*)`\.?")
+_APART = frozenset({"key", "payload", "payload_base64"})
+
+
+class VersionsQuery(LimitQuery):
+    """The query of the page.
+
+    Attributes:
+        before: Only versions before this one.
+        a: The first of two versions to compare.
+        b: The second.
+    """
+
+    limit: Annotated[int, Field(ge=1, le=100), BeforeValidator(whole)] = 20
+    before: Number | None = None
+    a: Number | None = None
+    b: Number | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class VersionRow:
+    """A version in the list; `by` is None if the audit log has no author."""
+
+    version: Version
+    by: str | None
+    changed: str
+
+
+@dataclass(frozen=True, slots=True)
+class VersionsPage:
+    """The page of a job's versions."""
+
+    template: ClassVar[str] = "versions.html"
+    place: ClassVar[str] = "jobs"
+
+    def read(self, connection: Connection, caller: Caller, request: Request, urls: Urls) -> View:
+        """Read the versions, their authors, and the fields of two that differ."""
+        query, errors = read_filters(request, VersionsQuery)
+        key, tenant = key_of_page(connection, caller, request), caller.tenant
+        if (moved := moved_to(request, urls, key, job_id(tenant, key), "job_versions")) is not None:
+            return View({}, moved_to=moved)
+        job = _job(connection, tenant, key)
+        with connection.snapshot() as reading:
+            found = versions(reading, tenant, key, limit=query.limit, before=query.before)
+            made = {each.version_after: _who(each) for each in _changes(reading, tenant, key)}
+        rows = [_row(each, made.get(each.number)) for each in found]
+
+        def compared() -> object:
+            with connection.snapshot() as reading:
+                before, after = (job_at(reading, tenant, key, number) for number in (query.a or 0, query.b or 0))
+            return changed_fields(before, after)
+
+        named, newest = job_id(tenant, key), found[0] if found and query.before is None else None
+        older = found[-1].number if len(found) == query.limit and found[-1].number > 1 else None
+        return View(
+            {
+                "now": page_now(connection), "job": job, "tab": "versions",
+                "held": job and hold_words(job.summary), "schedule": job and schedule_text(job.summary.schedule),
+                "key": key, "job_id": named, "rows": rows, "query": query,
+                "errors": errors,
+                "compared": part(compared) if query.a and query.b else None,
+                "in_force": newest if newest is not None and newest.until is None else None,
+                "older": older and urls.job(key, named, "job_versions", before=older),
+            },
+            422 if errors else 200,
+        )  # fmt: skip
+
+
+def last_author(connection: Connection, tenant: str, key: str) -> str | None:
+    """Return who made the newest version of a job, or deleted it; None without an entry of the audit log."""
+    with connection.snapshot() as reading:
+        found = _changes(reading, tenant, key)
+    return _who(found[-1]) if found else None
+
+
+def _changes(reading: Conn, tenant: str, key: str) -> list[AuditEntry]:
+    """Return the entries of the audit log that made a version of a job, or deleted it, the oldest first."""
+    page = list_audit_log(reading, tenant, limit=_LOOK, object=f"job/{key}"[:MAX_OBJECT])
+    made = [each for each in page.entries if each.result == ACCEPTED and each.version_before != each.version_after]
+    return made[::-1]
+
+
+def _who(entry: AuditEntry) -> str:
+    """Return who made a change: the person that the sender named, and the key or the user."""
+    return f"{entry.named}, {entry.actor}" if entry.named else entry.actor
+
+
+def _job(connection: Connection, tenant: str, key: str) -> JobDetail | None:
+    """Return the job; None if it was deleted."""
+    try:
+        with connection.snapshot() as reading:
+            return show_job(reading, tenant, key)
+    except UnknownJob:
+        return None
+
+
+def _row(version: Version, by: str | None) -> VersionRow:
+    paths = [each.path for each in version.changes]
+    more = f" and {len(paths) - _PATHS} more" if len(paths) > _PATHS else ""
+    first = "first version" if version.number == 1 else ""
+    return VersionRow(version, by, f"{', '.join(paths[:_PATHS])}{more}" or first)
+
+
+class NextQuery(TenantQuery):
+    """Query of the page."""
+
+    month: Month | None = None
+    limit: Annotated[int, Field(ge=1, le=100), BeforeValidator(whole)] = 10
+
+
+@dataclass(frozen=True, slots=True)
+class JobNextPage:
+    """The page of what comes."""
+
+    template: ClassVar[str] = "job-next.html"
+    place: ClassVar[str] = "jobs"
+
+    def read(self, connection: Connection, caller: Caller, request: Request, urls: Urls) -> View:
+        """Read the month and the list."""
+        query, errors = read_filters(request, NextQuery)
+        key = key_of_page(connection, caller, request)
+        away = moved_to(request, urls, key, job_id(caller.tenant, key), "job_next")
+        if away is not None:
+            return View({}, moved_to=away)
+        now, tenant = page_now(connection), caller.tenant
+        with connection.snapshot() as reading:
+            job = show_job(reading, tenant, key)
+
+        def read_month() -> tuple[JobCalendar, Mapping[date, Sequence[datetime]]]:
+            with connection.snapshot() as reading:
+                found = job_calendar(reading, tenant, key, first_day(query.month) if query.month else None)
+                return found, _targets(reading, job.summary.job_id, found)
+
+        def read_list() -> Upcoming:
+            late = connection.installation.misfire_after
+            with connection.snapshot() as reading:
+                return upcoming(reading, tenant, key, query.limit, misfire_after=late)
+
+        read, coming = part(read_month), part(read_list)
+        known = None if isinstance(read, Failed) else read[0]
+        listed = () if isinstance(coming, Failed) else coming.occurrences
+        return View(
+            {
+                "now": now, "job": job, "held": hold_words(job.summary), "tab": "next", "month": known or read,
+                "coming": coming, "errors": errors, "query": query, "limits": LIMITS,
+                "schedule": schedule_text(job.summary.schedule), "weeks": weeks(known.days) if known else [],
+                "earlier": other_month(known.month, -1) if known else None,
+                "later": other_month(known.month, 1) if known else None,
+                "today": (now.astimezone(listed[0].local.tzinfo) if listed else now).date(),
+                "on_clock": None if isinstance(coming, Failed) else partial(to_zone, zone_name=coming.zone),
+                "targets": {} if isinstance(read, Failed) else read[1],
+            },
+            422 if errors else 200,
+        )  # fmt: skip
+
+
+def _targets(reading: Conn, job: UUID, shown: JobCalendar) -> Mapping[date, Sequence[datetime]]:
+    """Return the new times of the occurrences moved from each day."""
+    found: dict[date, list[datetime]] = {}
+    if not any(day.moved for day in shown.days):
+        return found
+    begin = datetime.combine(shown.month, time(), UTC) - timedelta(days=2)  # a zone's day begins a day earlier at most
+    for each in read_overrides_around(reading, job, begin, begin):
+        if each.moved_to is not None:
+            day = to_zone(each.scheduled_at, shown.zone).date()
+            found.setdefault(day, []).append(to_zone(each.moved_to, shown.zone))
+    return found
+
+
+def weeks(days: Sequence[CalendarDay]) -> list[list[CalendarDay | None]]:
+    """Return the days of a month as weeks from Monday to Sunday; None outside of the month."""
+    cells: list[CalendarDay | None] = [*[None] * days[0].date.weekday(), *days]
+    cells += [None] * (-len(cells) % _WEEK)
+    return [cells[at : at + _WEEK] for at in range(0, len(cells), _WEEK)]
+
+
+def other_month(month: date, step: int) -> str:
+    """Return the month before (-1) or after (1), as YYYY-MM.
+
+    >>> other_month(date(2026, 1, 1), -1), other_month(date(2026, 12, 1), 1)
+    ('2025-12', '2027-01')
+    """
+    found = month - timedelta(days=1) if step < 0 else month + timedelta(days=31)
+    return f"{found:%Y-%m}"
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """A setting.
+
+    Args:
+        value: Its value, or its default; empty without one.
+        is_default: True if the job does not have it.
+    """
+
+    path: str
+    value: str
+    is_default: bool
+    meaning: str
+
+
+@dataclass(frozen=True, slots=True)
+class JobSettingsPage:
+    """The page of a job's settings."""
+
+    template: ClassVar[str] = "job-settings.html"
+    place: ClassVar[str] = "jobs"
+
+    def read(self, connection: Connection, caller: Caller, request: Request, urls: Urls) -> View:
+        """Read the job."""
+        read_query(request, TenantQuery)
+        key = key_of_page(connection, caller, request)
+        moved = moved_to(request, urls, key, job_id(caller.tenant, key), "job_settings")
+        if moved is not None:
+            return View({}, moved_to=moved)
+        now = page_now(connection)
+        with connection.snapshot() as reading:
+            job = show_job(reading, caller.tenant, key)
+        return View(
+            {
+                "now": now, "job": job, "held": hold_words(job.summary), "tab": "settings",
+                "schedule": schedule_text(job.summary.schedule), "settings": list(settings_of(job.job)),
+                "document": as_yaml(job.job),
+                "payload": pretty(job.job["payload"]) if "payload" in job.job else job.job.get("payload_base64"),
+            }
+        )  # fmt: skip
+
+
+def settings_of(job: Mapping[str, object]) -> Iterator[Setting]:
+    """Yield all settings in the order of the specification, those of the job with their values.
+
+    >>> [(each.path, each.value) for each in settings_of({"retry": {"max_attempts": 3}}) if not each.is_default]
+    [('retry', 'as follows'), ('retry.max_attempts', '3')]
+    """
+    for name, (meaning, default) in _meanings().items():
+        if name in _APART:
+            continue
+        if name not in job:
+            yield Setting(name, default, is_default=True, meaning=meaning)
+            continue
+        values = list(_flattened(job[name], name))
+        if values[0][0] != name:  # the meaning is that of the whole object
+            yield Setting(name, "as follows", is_default=False, meaning=meaning)
+        for path, value in values:
+            yield Setting(path, value, is_default=False, meaning=meaning if path == name else "")
+
+
+def _flattened(value: object, path: str) -> Iterator[tuple[str, str]]:
+    below = as_object(value)
+    if below and len(path.split(".")) < 4:
+        for name, each in below.items():
+            yield from _flattened(each, f"{path}.{name}")
+    else:
+        yield path, value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+@cache
+def _meanings() -> Mapping[str, tuple[str, str]]:
+    """Return the meaning and the default of each setting, from the schema of REST."""
+    found: dict[str, tuple[str, str]] = {}
+    for name, schema in body_of(JobSpec)["properties"].items():
+        described = schema if "description" in schema else schema.get("anyOf", [{}])[0]  # beside its short forms
+        words = str(described.get("description", ""))
+        default = _DEFAULT.search(words)
+        found[name] = (_DEFAULT.sub("", words), default[1] if default else "")
+    return found

@@ -1,0 +1,218 @@
+"""Check Kafka, the disk of the local stack, the primary, its standbys, and a standby site."""
+
+import shutil
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple, cast
+
+import psycopg
+from psycopg.conninfo import conninfo_to_dict
+
+from tidewheel.control.doctor.check import Context
+from tidewheel.control.doctor.database import live_queues
+from tidewheel.control.reads.findings import Finding, Severity
+from tidewheel.control.reads.fleet import age_text
+from tidewheel.control.standby.recording import read_recording
+from tidewheel.errors import SettingsError, Unavailable, UnknownTenant
+from tidewheel.kafka.clients import bootstrap_check
+from tidewheel.kafka.topics import (
+    DEFAULT_QUEUE,
+    PartitionCounts,
+    Topics,
+    missing_topic_remedy,
+    queues_with_topics,
+    setting_deviations,
+    tenants_with_topics,
+    topic_statuses,
+)
+from tidewheel.nouns.tenants.reads import require_tenant
+from tidewheel.postgres.faults import first_line
+from tidewheel.postgres.fences import Place, find_primaries
+from tidewheel.postgres.session import Conn, rows_of
+from tidewheel.postgres.statements import Statements
+from tidewheel.standby import CARRIED
+
+_SQL = Statements("tidewheel.control.doctor")
+_READ_REPLICATION = _SQL["read_replication"]
+_FIND_UNRECORDED_TABLES = _SQL["find_unrecorded_tables"]
+_FIND_REFUSED_RECORDS = _SQL["find_refused_records"]
+_WRITABLE = ("read-write", "primary")
+_READ_ONLY = "session is read-only"  # libpq of a server that is a standby
+_MEBIBYTE = 1 << 20
+
+_GIBIBYTE = 1 << 30
+
+
+class _Standby(NamedTuple):
+    wanted: str
+    pid: int | None
+    name: str | None
+    sync_state: str | None
+    behind: int | None
+
+
+def check_replication(context: Context) -> Iterator[Finding]:
+    """Check that a fail-over loses nothing, and that clients follow it."""
+    url = context.url or ""
+    yield from _check_servers(url)
+    with context.connection() as connection, connection.cursor(row_factory=rows_of(_Standby._make)) as cursor:
+        rows = cursor.execute(_READ_REPLICATION, binary=True).fetchall()
+    wanted, standbys = rows[0].wanted, [each for each in rows if each.pid is not None]
+    names = ", ".join(sorted({each.name or "?" for each in standbys})) or "none is attached"
+    if standbys and not wanted:
+        what = "a fail-over may lose acknowledged work: commits do not wait for a standby"
+        remedy = "set synchronous_standby_names on the primary, or accept the loss (docs/recovery.md, Fail-over)"
+        evidence = f"synchronous_standby_names is empty; standbys: {names}"
+        yield Finding("replication", Severity.WARNING, what, evidence, remedy)
+    may_read = all(each.sync_state is not None for each in standbys)
+    if wanted and may_read and not any(each.sync_state in ("sync", "quorum") for each in standbys):
+        what = "commits wait for a standby that is not there: nothing starts, fires or ends"
+        remedy = (
+            "start the standby; or let commits go on without: ALTER SYSTEM SET synchronous_standby_names = '', "
+            "then SELECT pg_reload_conf()"
+        )
+        evidence = f"synchronous_standby_names is {wanted!r}; standbys: {names}"
+        yield Finding("replication", Severity.ERROR, what, evidence, remedy)
+    for each in standbys:
+        if each.behind is not None and each.behind > context.limits.standby_bytes:
+            what = f"the standby {each.name} is behind its primary"
+            remedy = "see its log, its disk and the network: a fail-over waits for the rest, or loses it"
+            yield Finding("replication", Severity.WARNING, what, f"{each.behind // _MEBIBYTE:,} MiB of WAL", remedy)
+    if standbys or wanted:
+        # Without the options of Tidewheel's own sessions, which set it.
+        with psycopg.connect(url, connect_timeout=5, target_session_attrs="read-write") as plain:
+            [mode] = cast("tuple[str]", plain.execute("SELECT current_setting('synchronous_commit')").fetchone())
+        if mode in ("off", "local"):
+            what = "a fail-over may lose what applications commit: their transactions wait for no standby"
+            remedy = "ALTER SYSTEM SET synchronous_commit = 'on', and reset it for databases and roles"
+            yield Finding("replication", Severity.WARNING, what, f"synchronous_commit is {mode}", remedy)
+
+
+def check_standby_site(context: Context) -> Iterator[Finding]:
+    """Check that the topics of a standby site have all rows, as of lately."""
+    with context.connection() as connection:
+        found = read_recording(connection)
+        if found is None or found.enabled_at is None:
+            return
+        tables = [str(name) for (name,) in connection.execute(_FIND_UNRECORDED_TABLES, {"tables": [*CARRIED]})]
+        refused = None
+        if context.installation is not None:
+            topics = context.installation.topics
+            names = {"topics": [topics.jobs, topics.run_states]}
+            [refused] = cast("tuple[str | None]", connection.execute(_FIND_REFUSED_RECORDS, names).fetchone())
+    if tables:
+        what = "changed rows of some tables are not recorded for the standby site: they are lost with this one"
+        remedy = "run `tidewheel admin standby enable` again, as after each `tidewheel migrate`"
+        yield Finding("standby", Severity.ERROR, what, ", ".join(tables), remedy)
+    if refused is not None:
+        what = "Kafka has refused records for the standby site: no later state is complete"
+        remedy = (
+            "set max.message.bytes of the two topics as docs/topics.md has it, then `tidewheel admin standby enable`"
+        )
+        yield Finding("standby", Severity.ERROR, what, refused, remedy)
+    elif found.age is not None and found.age > context.limits.site_age:
+        what = "the topics of the standby site are behind: a site that is lost now loses this time"
+        evidence = f"complete as of {age_text(found.age)} ago, {found.changes:,} noted changes"
+        remedy = "start a scheduler and a relay, or see their logs; a broker may be away"
+        yield Finding("standby", Severity.WARNING, what, evidence, remedy)
+
+
+def _check_servers(url: str) -> Iterator[Finding]:
+    """Check the servers of a connection string that names several."""
+    found = find_primaries(url)
+    if len(found) == 1:
+        return
+    address = {server: _address(server) for server in found}
+    if conninfo_to_dict(url).get("target_session_attrs") not in _WRITABLE:
+        what = "other programs that use the database's URL may reach a standby: Tidewheel itself does not"
+        evidence = f"{len(found)} hosts without target_session_attrs"
+        remedy = "add target_session_attrs=read-write to TIDEWHEEL_DATABASE_URL"
+        yield Finding("replication", Severity.WARNING, what, evidence, remedy)
+    primaries = {server: place for server, place in found.items() if isinstance(place, Place)}
+    if len(primaries) > 1:
+        what = "two servers accept writes: an old primary lives"
+        evidence = ", ".join(f"{address[server]} on timeline {place.timeline}" for server, place in primaries.items())
+        remedy = "stop the one on the lower timeline, and make it a standby by pg_rewind or pg_basebackup"
+        yield Finding("replication", Severity.ERROR, what, evidence, remedy)
+    for server, error in found.items():
+        if isinstance(error, psycopg.Error) and _READ_ONLY not in str(error):
+            what = f"the server {address[server]} does not answer: a fail-over has nowhere to go"
+            remedy = "start it, or correct the hosts in TIDEWHEEL_DATABASE_URL"
+            yield Finding("replication", Severity.WARNING, what, first_line(error), remedy)
+
+
+def _address(server: str) -> str:
+    parts = conninfo_to_dict(server)
+    return f"{parts.get('host') or parts.get('hostaddr')}:{parts.get('port') or 5432}"
+
+
+def check_broker(context: Context) -> Iterator[Finding]:
+    """Check that a Kafka broker answers."""
+    try:
+        bootstrap_check(context.settings.kafka_config())()
+    except Unavailable as error:
+        remedy = "start the brokers, or correct TIDEWHEEL_KAFKA_BOOTSTRAP; runs start by the sweep meanwhile"
+        yield Finding("broker", Severity.ERROR, "no Kafka broker answers", str(error), remedy)
+    except SettingsError as error:
+        remedy = "correct what the evidence names, or `tidewheel up`"
+        yield Finding("broker", Severity.ERROR, "the settings of Kafka clients cannot be used", str(error), remedy)
+
+
+def check_topics(context: Context) -> Iterator[Finding]:
+    """Check that the topics exist, with their partitions, copies and settings."""
+    settings, installation = context.settings, context.installation
+    names = installation.topics if installation is not None else Topics(settings.topic_prefix)
+    config = settings.kafka_config()
+    queues, tenants = {*queues_with_topics(config, names)} - {DEFAULT_QUEUE}, tenants_with_topics(config, names)
+    if installation is not None:
+        with context.connection() as connection:
+            queues |= live_queues(connection) - {DEFAULT_QUEUE}
+            yield from _topics_without_tenant(connection, names, tenants)
+    statuses = topic_statuses(
+        config,
+        names,
+        queues=[DEFAULT_QUEUE, *sorted(queues)],
+        tenants=tenants,
+        outputs=settings.outputs_topic,
+        counts=PartitionCounts(settings.runs_partitions, settings.events_partitions, settings.tenant_partitions),
+    )
+    for each in statuses:
+        if each.lacks:
+            what = f"the topic {each.topic.name} would be {each.lacks}"
+            evidence = f"{each.partitions} of {each.topic.partitions} partitions"
+            severity = Severity.WARNING if each.partitions else Severity.ERROR
+            yield Finding("topics", severity, what, evidence, missing_topic_remedy(each.topic.name))
+        elif each.copies < settings.replication:
+            what = f"partitions of the topic {each.topic.name} have too few copies"
+            evidence = f"{each.copies}, TIDEWHEEL_REPLICATION is {settings.replication}"
+            remedy = f"kafka-reassign-partitions.sh with {settings.replication} replicas for {each.topic.name}"
+            yield Finding("topics", Severity.WARNING, what, evidence, remedy)
+    for deviation in setting_deviations(config, statuses, replication=settings.replication):
+        what = f"{deviation.setting} of the topic {deviation.topic} differs from what Tidewheel sets"
+        evidence = f"it is {deviation.value}, Tidewheel sets {deviation.wanted}"
+        alter = f"--add-config {deviation.setting}={deviation.wanted}"
+        remedy = f"kafka-configs.sh --alter --entity-type topics --entity-name {deviation.topic} {alter}"
+        yield Finding("topics", Severity.WARNING, what, evidence, remedy)
+
+
+def _topics_without_tenant(connection: Conn, names: Topics, tenants: Sequence[str]) -> Iterator[Finding]:
+    for tenant in tenants:
+        try:
+            require_tenant(connection, tenant)
+        except UnknownTenant:
+            what = f"the topic {names.requests_of(tenant)} belongs to no tenant"
+            evidence = f"there is no tenant {tenant}: no request on it is read"
+            remedy = f"`tidewheel admin tenant create {tenant}`, or delete it with {names.replies_of(tenant)}"
+            yield Finding("topics", Severity.WARNING, what, evidence, remedy)
+
+
+def check_disk(context: Context) -> Iterator[Finding]:
+    """Check the free space of the local stack's disk; that of a server elsewhere cannot be read by SQL."""
+    if context.data_dir is None:
+        return
+    free = shutil.disk_usage(context.data_dir).free
+    if free < context.limits.free_bytes:
+        what = "the disk of the local stack is nearly full: PostgreSQL and Kafka stop when it is"
+        evidence = f"{free / _GIBIBYTE:.1f} GiB are free in {context.data_dir}"
+        yield Finding(
+            "disk", Severity.ERROR, what, evidence, "free space there, or move TIDEWHEEL_HOME to a larger disk"
+        )

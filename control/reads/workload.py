@@ -1,0 +1,334 @@
+"""Read the workload of a tenant: ended and open runs, jobs that come due, lanes that relays hold back.
+
+The rows are those of `tidewheel.activity`: of 5 seconds, and of minutes and hours when they are older. A row counts in
+the bin of its begin.
+"""
+
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from itertools import pairwise
+from typing import Annotated, Literal, cast
+from uuid import UUID
+
+from psycopg.rows import class_row
+from pydantic import Field
+
+from tidewheel.activity import Stage, quantile, unpack_stages
+from tidewheel.control.reads.findings import Finding, Severity
+from tidewheel.control.reads.waits import Wait, read_waits
+from tidewheel.jobs.values import format_second
+from tidewheel.nouns.runs.model import RunSummary
+from tidewheel.nouns.runs.reads import read_runs
+from tidewheel.postgres.session import Conn
+from tidewheel.postgres.statements import Statements
+from tidewheel.runs import SCHEDULED, Move, RunState, sources
+
+_SQL = Statements("tidewheel.control")
+_READ_ACTIVITY = _SQL["read_activity"]
+_READ_STAGES = _SQL["read_stages"]
+_FIND_SLOWEST_RUNS = _SQL["find_slowest_runs"]
+LOOKED_AT = 100_000
+"""The rows of one answer, the newest first: about 100 ms."""
+_ON_TIME_BUCKET = 73  # of tidewheel/activity.py: its upper bound is 1.05 s
+_COUNT_UPCOMING = Statements("tidewheel.control")["count_upcoming"]
+COUNTED = 10_000
+"""The timers that are counted: more are shown as at least so many."""
+_LEAST_OF_SHARD = 20
+
+_GROUP_OPEN_RUNS = Statements("tidewheel.control")["group_open_runs"]
+MAX_OPEN = 10_000
+"""The open runs that are counted, the oldest: more are shown as at least so many."""
+_NOT_STARTED = frozenset({*sources(Move.CLAIM), RunState.BUFFERED})
+_READ_HELD_LANES = Statements("tidewheel.control")["read_held_lanes"]
+_LONG = timedelta(seconds=10)  # a burst that is over by then needs no operator
+_NAMED = 3  # tenants in a sentence
+
+
+@dataclass(frozen=True, slots=True)
+class StageLateness:
+    """The lateness of runs at a stage, from the instant at which each was due, in seconds within 5 %."""
+
+    runs: Annotated[int, Field(description="The number of runs.")]
+    p50: Annotated[float | None, Field(description="The half of them is not later.")]
+    p99: Annotated[float | None, Field(description="Ninety-nine hundredths of them are not later.")]
+
+
+@dataclass(frozen=True, slots=True)
+class ActivityBin:
+    """The runs that ended in a span of time."""
+
+    at: Annotated[datetime, Field(description="Its begin.")]
+    succeeded: Annotated[int, Field(description="The number of runs that succeeded.")] = 0
+    failed: Annotated[int, Field(description="That failed.")] = 0
+    timed_out: Annotated[int, Field(description="That timed out.")] = 0
+    cancelled: Annotated[int, Field(description="That were cancelled.")] = 0
+    skipped: Annotated[int, Field(description="That were skipped.")] = 0
+    stages: Annotated[
+        Mapping[str, StageLateness] | None,
+        Field(
+            description="The lateness by stage: `written` of runs by timer, `claimed`, and `ended`; null if it was"
+            " not read."
+        ),
+    ] = None
+
+
+@dataclass(frozen=True, slots=True)
+class ActivityFigures:
+    """Bins, the earliest first."""
+
+    bins: Annotated[tuple[ActivityBin, ...], Field(description="One for each span, also without a run.")]
+    at_least: Annotated[
+        bool, Field(description="True if there are more figures than one answer reads: the earliest are left out.")
+    ]
+    stages: Annotated[
+        Mapping[str, StageLateness] | None,
+        Field(description="The lateness of all bins together, as theirs; null if it was not read."),
+    ] = None
+
+
+@dataclass(frozen=True, slots=True)
+class SlowRun:
+    """A run among the slowest of its time."""
+
+    took: Annotated[float, Field(description="The duration of its last attempt, in seconds.")]
+    run: Annotated[RunSummary, Field(description="The run.")]
+
+
+def read_activity(
+    connection: Conn,
+    tenant: str,
+    edges: Sequence[datetime],
+    stages: Collection[Stage] = (),
+    *,
+    queue: str | None = None,
+    lane: str | None = None,
+) -> ActivityFigures:
+    """Return the runs of a tenant that ended between ascending edges, which begin and end the bins."""
+    columns: dict[str, object] = {
+        "tenant": tenant, "edges": list(edges), "look": LOOKED_AT, "queue": queue, "lane": lane,
+    }  # fmt: skip
+    counts: list[dict[str, int]] = [{} for _ in edges[1:]]
+    looked_at = 0
+    rows = cast("list[tuple[int, str, int, int]]", connection.execute(_READ_ACTIVITY, columns, binary=True).fetchall())
+    for place, state, runs, of_rows in rows:
+        counts[place][state] = runs
+        looked_at += of_rows
+    bins = [_bin(begin, by_state) for begin, by_state in zip(edges[:-1], counts, strict=True)]
+    if not stages:
+        return ActivityFigures(tuple(bins), looked_at >= LOOKED_AT)
+    found = _buckets(connection, {**columns, "stages": sorted(stages)})
+    bins = [replace(each, stages=_lateness(found.get(place, {}))) for place, each in enumerate(bins)]
+    whole = {stage: sum((each.get(stage, Counter()) for each in found.values()), Counter[int]()) for stage in stages}
+    return ActivityFigures(tuple(bins), looked_at >= LOOKED_AT, _lateness(whole))
+
+
+def on_time_rate(connection: Conn, tenant: str, since: datetime, until: datetime) -> float | None:
+    """Return the share of runs that were claimed within a second of their time; None without one."""
+    columns: dict[str, object] = {
+        "tenant": tenant, "edges": [since, until], "look": LOOKED_AT, "stages": [Stage.CLAIMED],
+        "queue": None, "lane": None,
+    }  # fmt: skip
+    counts = Counter[int]()
+    for by_stage in _buckets(connection, columns).values():
+        counts += by_stage[Stage.CLAIMED]
+    if not counts:
+        return None
+    return sum(count for bucket, count in counts.items() if bucket <= _ON_TIME_BUCKET) / counts.total()
+
+
+def slowest_runs(connection: Conn, tenant: str, since: datetime, until: datetime, limit: int) -> tuple[SlowRun, ...]:
+    """Return the slowest runs that ended in a span of time, the slowest first.
+
+    Each row of figures has three, so runs that many slower ones surround are not among them.
+    """
+    columns = {"tenant": tenant, "since": since, "until": until, "look": LOOKED_AT, "limit": limit}
+    found = cast("list[tuple[UUID, float]]", connection.execute(_FIND_SLOWEST_RUNS, columns, binary=True).fetchall())
+    took = dict(found)
+    return tuple(SlowRun(took[run.run_id], run) for run in read_runs(connection, list(took)))
+
+
+@dataclass(frozen=True, slots=True)
+class UpcomingBin:
+    """The jobs whose timers come due in a span of time."""
+
+    at: Annotated[datetime, Field(description="Its begin.")]
+    jobs: Annotated[int, Field(description="Their number. A job counts once, at its next time.")]
+
+
+@dataclass(frozen=True, slots=True)
+class UpcomingJobs:
+    """Bins, the earliest first."""
+
+    bins: Annotated[tuple[UpcomingBin, ...], Field(description="One for each span.")]
+    jobs: Annotated[int, Field(description="The number of all of them.")]
+    at_least: Annotated[bool, Field(description="True if there are more timers than are counted.")]
+
+
+def read_upcoming(connection: Conn, tenant: str, shards: int, edges: Sequence[datetime]) -> UpcomingJobs:
+    """Return the jobs whose timers come due between ascending edges, which begin and end the bins."""
+    per_shard = max(COUNTED // shards, _LEAST_OF_SHARD)
+    columns = {"tenant": tenant, "shards": list(range(shards)), "edges": list(edges), "look": per_shard}
+    counts = [0] * (len(edges) - 1)
+    cut = False
+    rows = connection.execute(_COUNT_UPCOMING, columns, binary=True).fetchall()
+    for place, jobs, is_cut in cast("list[tuple[int, int, bool]]", rows):
+        counts[place] += jobs
+        cut |= is_cut
+    bins = tuple(UpcomingBin(begin, jobs) for (begin, _), jobs in zip(pairwise(edges), counts, strict=True))
+    return UpcomingJobs(bins, sum(counts), cut)
+
+
+def _bin(at: datetime, runs: Mapping[str, int]) -> ActivityBin:
+    succeeded, failed, timed_out, cancelled, skipped = (
+        runs.get(state, 0)
+        for state in (
+            RunState.SUCCEEDED, RunState.FAILED, RunState.TIMED_OUT, RunState.CANCELLED, RunState.SKIPPED,
+        )
+    )  # fmt: skip
+    return ActivityBin(at, succeeded, failed, timed_out, cancelled, skipped)
+
+
+def _lateness(by_stage: Mapping[Stage, Counter[int]]) -> dict[str, StageLateness]:
+    return {
+        stage.name.lower(): StageLateness(counts.total(), quantile(counts, 0.5), quantile(counts, 0.99))
+        for stage, counts in by_stage.items()
+        if counts
+    }
+
+
+def _buckets(connection: Conn, columns: Mapping[str, object]) -> dict[int, dict[Stage, Counter[int]]]:
+    rows = cast("list[tuple[int, int, int]]", connection.execute(_READ_STAGES, columns, binary=True).fetchall())
+    found: dict[int, list[tuple[int, int]]] = {}
+    for place, key, runs in rows:
+        found.setdefault(place, []).append((key, runs))
+    return {place: unpack_stages(packed) for place, packed in found.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class Backlog:
+    """Runs of one queue and lane that are due, have not started, and have no cancel."""
+
+    queue: Annotated[str, Field(description="The queue.")]
+    lane: Annotated[str, Field(description="The lane.")]
+    state: Annotated[
+        Literal["queued", "buffered"],
+        Field(description="`buffered` where a limit, an order or another run of the job holds them; else `queued`."),
+    ]
+    count: Annotated[int, Field(description="Their number.")]
+    at_least: Annotated[bool, Field(description="True if there may be more.")]
+    oldest_at: Annotated[datetime, Field(description="The time from which the oldest might start.")]
+    oldest_run_id: Annotated[UUID, Field(description="The oldest.")]
+    why: Annotated[Wait | None, Field(description="The reason for which the oldest waits.")]
+
+
+@dataclass(frozen=True, slots=True)
+class OpenRuns:
+    """The open runs of a tenant."""
+
+    states: Annotated[
+        Mapping[str, int], Field(description="Their number by state; `scheduled` are those before their time.")
+    ]
+    to_retry: Annotated[int, Field(description="Those that wait for a retry, except those whose cancel is accepted.")]
+    at_least: Annotated[bool, Field(description="True if there may be more.")]
+    backlogs: Annotated[tuple[Backlog, ...], Field(description="What is due, the oldest first.")]
+    waiting: Annotated[
+        tuple[Backlog, ...], Field(description="The same by handler and by hold too: these wait for different reasons.")
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    queue: str
+    lane: str
+    handler: str
+    state: str
+    is_held: bool
+    ahead: bool
+    is_cancelled: bool
+    runs: int
+    oldest_at: datetime | None
+    run_id: UUID
+
+
+def read_open_runs(connection: Conn, tenant: str) -> OpenRuns:
+    """Return the open runs of a tenant, the oldest `MAX_OPEN` of them."""
+    columns = {"tenant": tenant, "look": MAX_OPEN}
+    with connection.cursor(row_factory=class_row(_Row), binary=True) as cursor:
+        rows = cursor.execute(_GROUP_OPEN_RUNS, columns).fetchall()
+    at_least = sum(row.runs for row in rows) >= MAX_OPEN
+    states = Counter[str]()
+    for row in rows:
+        states[SCHEDULED if row.ahead and row.state == RunState.QUEUED else row.state] += row.runs
+    going_on = [row for row in rows if not row.is_cancelled]
+    due = [row for row in going_on if row.state in _NOT_STARTED and not row.ahead and row.oldest_at is not None]
+    waiting = list(_groups(due, by_reason=True, at_least=at_least))
+    waits = read_waits(connection, [each.oldest_run_id for each in waiting])
+    backlogs = _groups(due, by_reason=False, at_least=at_least)
+    return OpenRuns(
+        states=dict(states),
+        to_retry=sum(row.runs for row in going_on if row.state == RunState.RETRYING),
+        at_least=at_least,
+        backlogs=tuple(replace(each, why=waits.get(each.oldest_run_id)) for each in backlogs),
+        waiting=tuple(replace(each, why=waits.get(each.oldest_run_id)) for each in waiting),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class HeldLane:
+    """A queue and lane whose runs wait in the outbox."""
+
+    queue: Annotated[str, Field(description="The queue.")]
+    lane: Annotated[str, Field(description="The lane.")]
+    since: Annotated[datetime, Field(description="When they were first held back.")]
+    runs: Annotated[int, Field(description="The number of runs that wait.")]
+    at_least: Annotated[bool, Field(description="True if there may be more.")]
+    tenants: Annotated[int, Field(description="The number of their tenants.")]
+    largest: Annotated[Mapping[str, int], Field(description="The runs of the tenants that have the most.")]
+
+    @property
+    def by_size(self) -> list[str]:
+        """The tenants in `largest`, the one with the most runs first."""
+        return sorted(self.largest, key=lambda tenant: (-self.largest[tenant], tenant))
+
+    @property
+    def words(self) -> str:
+        """The runs with their tenants, in one line."""
+        named = [f"{tenant} {self.largest[tenant]:,}" for tenant in self.by_size[:_NAMED]]
+        others = [f"and of {self.tenants - len(named)} others"] if self.tenants > len(named) else []
+        least, wait = "at least " if self.at_least else "", "run waits" if self.runs == 1 else "runs wait"
+        return f"{least}{self.runs:,} {wait} since {format_second(self.since)}: {', '.join([*named, *others])}"
+
+
+def read_held_lanes(connection: Conn) -> tuple[HeldLane, ...]:
+    """Return what live relays hold back, as of the last two seconds, by queue and lane."""
+    with connection.cursor(row_factory=class_row(HeldLane), binary=True) as cursor:
+        return tuple(cursor.execute(_READ_HELD_LANES))
+
+
+def held_findings(held: Sequence[HeldLane], now: datetime) -> Iterator[Finding]:
+    """Yield a finding for each queue and lane that is held back for long."""
+    for each in held:
+        if now - each.since < _LONG:
+            continue
+        what = f"queue {each.queue!r}, lane {each.lane}: executors take runs more slowly than they become due"
+        remedy = "start more executors, or more slots"
+        if each.tenants > 1:
+            limit = f"tidewheel admin tenant limits {each.by_size[0]} --in-flight N"
+            remedy += f"; {limit}, below the number of slots, leaves some to other tenants"
+        yield Finding("fairness", Severity.WARNING, what, each.words, remedy)
+
+
+def _groups(rows: Sequence[_Row], *, by_reason: bool, at_least: bool) -> Iterator[Backlog]:
+    groups: dict[tuple[str, str, bool, tuple[str, bool] | None], list[_Row]] = {}
+    for row in rows:
+        reason = (row.handler, row.is_held) if by_reason else None
+        groups.setdefault((row.queue, row.lane, row.state == RunState.BUFFERED, reason), []).append(row)
+    found: list[Backlog] = []
+    for (queue, lane, buffered, _), parts in groups.items():
+        oldest_at, run_id = min((part.oldest_at, part.run_id) for part in parts if part.oldest_at is not None)
+        count = sum(part.runs for part in parts)
+        state: Literal["queued", "buffered"] = "buffered" if buffered else "queued"
+        found.append(Backlog(queue, lane, state, count, at_least, oldest_at, run_id, None))
+    yield from sorted(found, key=lambda each: each.oldest_at)

@@ -1,0 +1,298 @@
+"""Parts of a handler's context: the channel to its executor, its steps, the batch of its run.
+
+A step that has finished and is saved is not repeated by a later attempt: it gets the saved result. A checkpoint that
+holds steps is a JSON object whose first name is `tidewheel.steps`.
+"""
+
+import asyncio
+import json
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
+from dataclasses import dataclass
+from datetime import datetime
+from typing import TYPE_CHECKING, Protocol
+from uuid import UUID
+
+from pydantic_core import PydanticSerializationError, to_json
+
+from tidewheel.errors import Permanent, refuse
+from tidewheel.jobs.strict_json import MAX_DOCUMENT_BYTES, strict_json
+from tidewheel.jobs.values import MAX_RESULT_BYTES, MAX_TEXT
+
+if TYPE_CHECKING:
+    from psycopg import AsyncConnection, Connection
+
+
+ADDERS = 4
+"""Calls of one executor that add at the same time; further ones wait."""
+
+# Not the loop's own threads, for which other calls of handlers wait: each of these may wait seconds for a locked batch.
+_THREADS = ThreadPoolExecutor(ADDERS, thread_name_prefix="batch-add")
+
+_STEPS, _OWN = "tidewheel.steps", "checkpoint"
+_HEAD = f'{{"{_STEPS}":'.encode()
+
+
+@dataclass(frozen=True, slots=True)
+class Previous:
+    """A job's runs before this one.
+
+    Args:
+        scheduled_at: The job's last earlier instant that became a run; None if there is none.
+        result: Return value of the last earlier run that succeeded, as plain values. None if it returned nothing, or
+            its result has expired.
+        result_at: That run's nominal instant; None if no earlier run has succeeded.
+    """
+
+    scheduled_at: datetime | None = None
+    result: object = None
+    result_at: datetime | None = None
+
+
+class Parent:
+    """The latest run of a parent in the occurrence of a child.
+
+    Args:
+        run_id: The run; None if it is no longer stored.
+        status: Its state, such as `succeeded` or `skipped`; None likewise.
+        result: Its return value, as plain values.
+        expired: True if the run or its result is no longer stored; the result is None then.
+        left_out_bytes: The size of a result that is left out, because all together are larger than 64 KiB.
+    """
+
+    __slots__ = ("_result", "expired", "left_out_bytes", "run_id", "status")
+
+    def __init__(
+        self,
+        run_id: UUID | None,
+        status: str | None,
+        result: object = None,
+        *,
+        expired: bool = False,
+        left_out_bytes: int = 0,
+    ) -> None:
+        self.run_id, self.status, self.expired = run_id, status, expired
+        self._result, self.left_out_bytes = result, left_out_bytes
+
+    @property
+    def result(self) -> object:
+        """Its return value, as plain values; None if it returned nothing, or has expired.
+
+        Raises:
+            LookupError: All results together are larger than 64 KiB: read this one by `ctx.parent(key)`.
+        """
+        if self.left_out_bytes:
+            message = (
+                f"the parents' results have more than 64 KiB together, and this one of {self.left_out_bytes} bytes is"
+                " left out; read it by ctx.parent(key), or await ctx.parent_async(key)"
+            )
+            raise LookupError(message)
+        return self._result
+
+    def __repr__(self) -> str:
+        """Return its run and state."""
+        return f"Parent({self.run_id!r}, {self.status!r})"
+
+
+class Completing(Protocol):
+    """Completion of a run inside a transaction of its handler."""
+
+    def complete_in(self, connection: "Connection[object]", result: object) -> None:
+        """As `Context.complete_in`."""
+        ...
+
+    async def complete_in_async(self, connection: "AsyncConnection[object]", result: object) -> None:
+        """As `Context.complete_in_async`."""
+        ...
+
+
+class HandlerChannel(Protocol):
+    """The connection from a handler to its executor: calls, or a pipe from the handler's own process."""
+
+    def heartbeat(self, progress: bytes | None, checkpoint: bytes | None) -> None:
+        """Record a heartbeat with JSON texts to be saved; never waits."""
+        ...
+
+    def wait_saved(self) -> None:
+        """Wait until what was recorded is saved."""
+        ...
+
+    def previous(self) -> Previous:
+        """Look up the job's earlier runs; waits for the database."""
+        ...
+
+    def parents(self, key: str | None) -> Mapping[str, Parent]:
+        """Look up the parents' runs in the occurrence, or that of one parent; waits for the database."""
+        ...
+
+    def add_runs(self, document: bytes) -> bool:
+        """Add runs to the batch of the run; return False if it has them already; waits for the database."""
+        ...
+
+    def completing(self) -> Completing:
+        """Return the completion of the attempt's run inside a transaction of its handler."""
+        ...
+
+
+class NoChannel:
+    """The channel of a context that no executor created, as in a unit test of a handler."""
+
+    def heartbeat(self, progress: bytes | None, checkpoint: bytes | None) -> None:
+        """Do nothing."""
+
+    def wait_saved(self) -> None:
+        """Return at once."""
+
+    def previous(self) -> Previous:
+        """Return that there are no earlier runs."""
+        return Previous()
+
+    def parents(self, key: str | None) -> Mapping[str, Parent]:
+        """Return that there are no parents."""
+        del key
+        return {}
+
+    def add_runs(self, document: bytes) -> bool:
+        """Refuse: there is no run whose batch gets them."""
+        del document
+        message = "this context has no run; tidewheel.testing.run_handler creates one that accepts ctx.batch.add"
+        raise RuntimeError(message)
+
+    def completing(self) -> Completing:
+        """Refuse: there is no run to complete."""
+        message = "this context has no run; tidewheel.testing.run_handler creates one that accepts complete_in"
+        raise RuntimeError(message)
+
+
+def refuse_loop(method: str, arguments: str) -> None:
+    """Refuse a call that blocks, on the event loop."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return
+    message = f"ctx.{method}({arguments}) would block the event loop; write `await ctx.{method}_async({arguments})`"
+    raise RuntimeError(message)
+
+
+class RunBatch:
+    """The batch that a run belongs to."""
+
+    __slots__ = ("_channel",)
+
+    def __init__(self, channel: HandlerChannel) -> None:
+        self._channel = channel
+
+    def add(self, runs: Sequence[Mapping[str, object]]) -> bool:
+        """Add runs to the batch; return False if it has all of them already, as in a later attempt.
+
+        The runs are there when this returns, whatever becomes of the attempt. A later attempt that adds the same refs
+        adds nothing. It blocks, so a coroutine awaits `add_async` instead.
+
+        Args:
+            runs: Each with `ref`, `key`, and `payload`, `delay` or `after` if needed; at most 10,000. `after` may also
+                name runs that the batch has, such as this one.
+
+        Raises:
+            InvalidInput: The run belongs to no batch, the batch is being cancelled, or a run does not fit. No run was
+                added.
+            Unavailable: The database does not answer. The runs may be there: add the same refs again.
+            RuntimeError: It was called on the event loop, which it would block, or after `complete_in`.
+        """
+        refuse_loop("batch.add", "…")
+        return self._channel.add_runs(_document(runs))
+
+    async def add_async(self, runs: Sequence[Mapping[str, object]]) -> bool:
+        """As `add`, without blocking the loop."""
+        context, document = copy_context(), _document(runs)
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(_THREADS, lambda: context.run(self._channel.add_runs, document))
+
+
+def _document(runs: Sequence[Mapping[str, object]]) -> bytes:
+    """Return the runs as the JSON text of a request."""
+    try:
+        text = strict_json({"runs": runs})
+    except (PydanticSerializationError, ValueError, RecursionError) as error:
+        refuse("runs", f"they cannot be serialized to JSON ({error})", "use plain values or pydantic models")
+    if len(text) > MAX_DOCUMENT_BYTES:
+        problem = f"they have {len(text)} bytes as JSON, more than {MAX_DOCUMENT_BYTES}"
+        refuse("runs", problem, "add them by several calls")
+    return text
+
+
+class Steps:
+    """The finished steps of a run, and its handler's own checkpoint; safe from every thread."""
+
+    def __init__(self, checkpoint: bytes | None) -> None:
+        self._done, self._own = dict[str, bytes](), checkpoint
+        if has_steps(checkpoint):
+            document = json.loads(checkpoint or b"")
+            self._done = {name: to_json(result) for name, result in document[_STEPS].items()}
+            self._own = to_json(document[_OWN]) if _OWN in document else None
+        self._used = set[str]()
+        self._lock = threading.Lock()
+
+    def begin(self, name: str) -> bytes | None:
+        """Take a name; return the saved result of an earlier attempt as JSON, None if the step must run."""
+        if not 1 <= len(name) <= MAX_TEXT:
+            message = f"the name of a step has 1 to {MAX_TEXT} characters, this one has {len(name)}"
+            raise ValueError(message)
+        with self._lock:
+            if name in self._used:
+                message = f"step {name!r} was used before in this attempt; give each step a name of its own"
+                raise ValueError(message)
+            self._used.add(name)
+            return self._done.get(name)
+
+    def finish(self, name: str, result: object, save: Callable[[bytes], None]) -> bytes:
+        """Add a step's result and pass the checkpoint on; return the result as JSON, or raise Permanent."""
+        try:
+            text = strict_json(result)
+        except (PydanticSerializationError, ValueError, RecursionError) as error:
+            message = f"the result of step {name!r} cannot be serialized to JSON ({error}); return plain values"
+            raise Permanent(message) from error
+        with self._lock:
+            checkpoint = self._checkpoint(self._done | {name: text}, self._own)
+            if len(checkpoint) > MAX_RESULT_BYTES:
+                message = (
+                    f"the result of step {name!r} has {len(text)} bytes as JSON, and brings the run's checkpoint to"
+                    f" {len(checkpoint)}, more than {MAX_RESULT_BYTES}; store it elsewhere and return its address"
+                )
+                raise Permanent(message)
+            self._done[name] = text
+            save(checkpoint)
+        return text
+
+    def keep(self, own: bytes, save: Callable[[bytes], None]) -> None:
+        """Replace the handler's own checkpoint, and pass the whole on; change nothing if it is too large."""
+        with self._lock:
+            checkpoint = self._checkpoint(self._done, own)
+            if len(checkpoint) > MAX_RESULT_BYTES:
+                message = (
+                    f"checkpoint and finished steps have {len(checkpoint)} bytes as JSON, more than"
+                    f" {MAX_RESULT_BYTES}; store the data elsewhere and checkpoint its address"
+                )
+                raise ValueError(message)
+            self._own = own
+            save(checkpoint)
+
+    @staticmethod
+    def _checkpoint(done: dict[str, bytes], own: bytes | None) -> bytes:
+        steps = b",".join(to_json(name) + b":" + result for name, result in done.items())
+        rest = b"" if own is None else b',"%b":%b' % (_OWN.encode(), own)
+        return b"%b{%b}%b}" % (_HEAD, steps, rest)
+
+
+def has_steps(checkpoint: bytes | None) -> bool:
+    """Return True for a checkpoint that holds steps."""
+    return checkpoint is not None and checkpoint.startswith(_HEAD)
+
+
+def own_checkpoint(checkpoint: bytes | None) -> object:
+    """Return the handler's own checkpoint as plain values; None if there is none."""
+    if checkpoint is None:
+        return None
+    value = json.loads(checkpoint)
+    return value.get(_OWN) if has_steps(checkpoint) else value

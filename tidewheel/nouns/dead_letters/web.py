@@ -1,0 +1,199 @@
+"""Dead letters on the web: the pages, and the one answer that REST has in a form of its own."""
+
+from base64 import b64encode
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from datetime import datetime, timedelta
+from functools import partial
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from starlette.requests import Request
+
+from tidewheel.control.api.authorization import Caller
+from tidewheel.control.api.examples import JOB_ID, RUN_ID, WORK_ID
+from tidewheel.control.api.examples import RUN as RUN_EXAMPLE
+from tidewheel.control.api.openapi import schema_of
+from tidewheel.control.api.request_input import Cursors, PageQuery, TenantQuery, read_number, read_query
+from tidewheel.control.client.connection import Connection
+from tidewheel.control.console.dump import dump
+from tidewheel.control.console.sentences import about_run
+from tidewheel.control.console.urls import Urls
+from tidewheel.control.console.view import View, filters_of, list_view, page_now, part, read_filters
+from tidewheel.control.console.words import agreed, counted
+from tidewheel.doors.address import after_of, query_of
+from tidewheel.doors.console import Confirm
+from tidewheel.doors.rest import Route
+from tidewheel.errors import UnknownDeadLetter
+from tidewheel.jobs.strict_json import Json
+from tidewheel.nouns.dead_letters.operations import (
+    DeadLetterDetail,
+    DeadLetterGroup,
+    DeadLetters,
+    DeadLettersPage,
+    DeadLetterSummary,
+    DeadLetterWork,
+)
+from tidewheel.nouns.operation import operations
+from tidewheel.nouns.runs.web import RUN, with_attempts
+
+SPANS = {"1h": timedelta(hours=1), "24h": timedelta(days=1), "7d": timedelta(days=7), "30d": timedelta(days=30)}
+REDRIVEN: Mapping[str, bool | None] = {"open": False, "redriven": True, "all": None}
+"""The filter of each tab."""
+_GROUPS = 8
+_MOST_GROUPS = 100  # of a page
+_LIST = operations(DeadLetters)["list"]
+_MADE, _NAMES = query_of(_LIST, _LIST.parameters)
+
+_AT = "2026-11-20T01:00:00Z"
+_LETTER: dict[str, Json] = {
+    "id": 41, "kind": "run", "run_id": RUN_ID, "key": "nightly", "job_id": JOB_ID, "status": "failed", "cause": "timer",
+    "queue": "default", "lane": "standard", "attempt": 5, "error_type": "TimeoutError", "topic": None,
+    "partition": None, "offset": None, "reason": "no retry is left", "created_at": _AT, "redriven_run_id": None,
+    "redriven_at": None,
+}  # fmt: skip
+_MATCHED: dict[str, Json] = {"matched": 12, "at_least": False, "first": []}
+
+
+if TYPE_CHECKING:
+    _Query = PageQuery
+else:
+    _Query = _MADE
+
+
+class PageOfLettersQuery(_Query):
+    """Filter of the page of dead letters, with its tab, and a span before now."""
+
+    show: Literal["open", "redriven", "all"] = "open"
+    last: Literal["1h", "24h", "7d", "30d"] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLettersListPage:
+    """The list of dead letters."""
+
+    template: ClassVar[str] = "dead-letters.html"
+    place: ClassVar[str] = "dead_letters"
+
+    def read(self, connection: Connection, caller: Caller, request: Request, urls: Urls) -> View:
+        """Read the causes, and a page of dead letters by the filters of the address."""
+        query, errors = read_filters(request, PageOfLettersQuery)
+        narrowed = {name: getattr(query, spoken) for name, spoken in _NAMES.items()}
+        if narrowed["redriven"] is not None:  # the tab is in its place
+            query = query.model_copy(update={"show": "redriven" if narrowed["redriven"] else "open", "redriven": None})
+        now = page_now(connection)
+        since: datetime | None = narrowed["since"] if query.last is None else now - SPANS[query.last]
+        narrowed |= {"since": since, "redriven": REDRIVEN[query.show]}
+
+        def listed() -> tuple[DeadLettersPage, str | None]:
+            cursors = Cursors.of_list("dead-letters", query, caller.tenant)
+            found: DeadLettersPage = DeadLetters(connection).list(after=after_of(cursors, _LIST), **narrowed)
+            return found, cursors.write(*found.next_cursor or [None])
+
+        filters = filters_of(query)
+        by_cause = query.show == "open" and query.cursor is None and not set(filters) - {"last"}
+        view = list_view("dead_letters", query, listed, errors=errors, now=now, urls=urls)
+        selected = {name: value for name, value in filters.items() if name not in {"last", "show"}}
+        if query.last is not None:  # an instant in place of the span
+            selected["since"] = f"{since:%Y-%m-%dT%H:%M:%SZ}"
+        more: dict[str, Any] = {
+            "groups": part(lambda: DeadLetters(connection).groups(since=since, redriven=False)) if by_cause else None,
+            "shown_groups": _GROUPS, "most_groups": _MOST_GROUPS, "group_filters": group_filters,
+            "selected": selected, "redriven": {"open": "false", "redriven": "true", "all": None}[query.show],
+        }  # fmt: skip
+        return replace(view, values={**view.values, **more})
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLetterPage:
+    """The page of a dead letter."""
+
+    template: ClassVar[str] = "dead-letter.html"
+    place: ClassVar[str] = "dead_letters"
+
+    def read(self, connection: Connection, caller: Caller, request: Request, urls: Urls) -> View:
+        """Read it, with its run or its message."""
+        del caller, urls
+        read_query(request, TenantQuery)
+        number = read_number(str(request.path_params["number"]))
+        if number is None:
+            raise UnknownDeadLetter(0)
+        now, found = page_now(connection), DeadLetters(connection).get(number)
+        messages = {"key": found.message_key, "value": found.message_value}
+        return View(
+            {
+                "now": now, "letter": found, "run": found.run,
+                "sentence": None if found.run is None else about_run(found.run, now),
+                "bytes": [(name, content, dump(content)) for name, content in messages.items() if content is not None],
+            }
+        )  # fmt: skip
+
+
+def group_filters(group: DeadLetterGroup) -> Mapping[str, str] | None:
+    """Return the filters that name the dead letters of a group; None if its job is no longer stored."""
+    if group.kind == "run" and group.key is None:
+        return None
+    given = {"kind": group.kind, "job": group.key, "error_type": group.error_type, "status": group.status}
+    return {name: value for name, value in given.items() if value is not None}
+
+
+def _line(each: DeadLetterSummary) -> str:
+    return f"#{each.id}  {each.key or each.topic}  {each.error_type or each.reason}"
+
+
+def _under_way(done: str, result: DeadLetterWork) -> str:
+    many = counted(result.matched, "dead letter", at_least=result.at_least)
+    return f"{many} {agreed(result.matched, 'is', 'are')} being {done}."
+
+
+REDRIVE = Confirm(
+    noun=DeadLetters, verb="redrive", things="dead letter", back="dead_letters", one=("dead_letter", "number"),
+    sentence="A failed run becomes a new run of its job's version in force; a message goes to its topic once more.",
+    line=_line, done=partial(_under_way, "redriven"),
+    to=lambda urls, result: urls("bulk_work", kind="redrive", id=result.work_id),
+    labels={"rate": "How many per second at most"}, values={"rate": "50"},
+)  # fmt: skip
+PURGE = Confirm(
+    noun=DeadLetters, verb="purge", things="dead letter", back="dead_letters", one=("dead_letter", "number"),
+    sentence="What is purged cannot be redriven any more.", line=_line, done=partial(_under_way, "purged"),
+    to=lambda urls, result: urls("bulk_work", kind="purge", id=result.work_id),
+    labels={"rate": "How many per second at most (optional)"},
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLetter(DeadLetterSummary):
+    """A dead letter with its run, or with its message."""
+
+    run: Mapping[str, Any] | None
+    message_key_base64: str | None
+    message_value_base64: str | None
+
+
+def _shape(found: DeadLetterDetail) -> DeadLetter:
+    """Return a dead letter with its run as the routes of runs return one, and with its message as base64."""
+    summary = {each.name: getattr(found, each.name) for each in fields(DeadLetterSummary)}
+    run = None if found.run is None else with_attempts(found.run)
+    return DeadLetter(**summary, run=run, message_key_base64=_base64(found.message_key),
+                      message_value_base64=_base64(found.message_value))  # fmt: skip
+
+
+def _base64(content: bytes | None) -> str | None:
+    return None if content is None else b64encode(content).decode()
+
+
+_SCHEMA = schema_of(DeadLetter)
+_SCHEMA["properties"]["run"] = {"anyOf": [RUN, {"type": "null"}]}
+
+DEAD_LETTERS: Mapping[str, Route] = {
+    "list": Route({"dead_letters": [_LETTER], "next_cursor": None, "total": 1, "at_least": False}),
+    "groups": Route({"looked_at": 12, "at_least": False, "groups": [{
+        "kind": "run", "key": "nightly", "job_id": JOB_ID, "error_type": "TimeoutError", "status": "failed",
+        "count": 12, "first_at": _AT, "last_at": "2026-11-21T01:00:00Z", "versions": [2, 3], "current_version": 3,
+    }]}),
+    "get": Route(
+        {**_LETTER, "run": RUN_EXAMPLE, "message_key_base64": None, "message_value_base64": None},
+        schema=_SCHEMA, shape=_shape,
+    ),
+    "redrive": Route({"work_id": WORK_ID, **_MATCHED}, sent={"error_type": "TimeoutError", "rate": 10}),
+    "purge": Route({"work_id": WORK_ID, **_MATCHED}, sent={"job": "nightly", "redriven": True}),
+}  # fmt: skip

@@ -1,0 +1,371 @@
+"""Runs held back before they are queued, by the order of their key or the rate of their tenant.
+
+`take_order` numbers new runs under the lock of the key's row: the first may start, the others are buffered. Only the
+first has a message. `settle_order` lets the next one start when the first has ended for good, or blocks the key when it
+has failed. A run that fails before its turn, as by `schedule_to_start`, blocks the key when its turn comes. Keys are
+locked in key_id order, after every other row. The next run is taken with SKIP LOCKED: if another transaction holds it,
+`wake_at` is set, and the scheduler queues it.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from functools import partial
+from typing import TYPE_CHECKING, cast
+from uuid import UUID
+
+from psycopg.rows import class_row
+
+from tidewheel.errors import refuse
+from tidewheel.ids import order_id, rate_key_id
+from tidewheel.outbox import append
+from tidewheel.postgres.database_clock import read_now
+from tidewheel.postgres.pg_binary import instants, integers, texts, uuids
+from tidewheel.postgres.session import Conn, at_commit
+from tidewheel.postgres.statements import Statements
+from tidewheel.process.metrics import metrics
+from tidewheel.runs import DEAD_LETTERED, Move, RunState, sources, target
+from tidewheel.transitions.active_runs import PromotedRun
+from tidewheel.transitions.events import lifecycle_row
+from tidewheel.transitions.installation import Installation
+from tidewheel.transitions.messages import build_requests, request_rows
+from tidewheel.transitions.places import FreedPlace
+from tidewheel.transitions.tenant_rates import RateRow, Ring, write_rate
+
+if TYPE_CHECKING:
+    from tidewheel.transitions.create import NewRun
+
+
+_SQL = Statements("tidewheel.transitions")
+_ADD_ORDER_KEYS = _SQL["add_order_keys"]
+_LOCK_ORDER_KEYS = _SQL["lock_order_keys"]
+_PROMOTE_IN_ORDER = _SQL["promote_in_order"]
+_FIND_NEXT_IN_ORDER = _SQL["find_next_in_order"]
+_ADD_ORDER_FAILURES = _SQL["add_order_failures"]
+_DROP_ORDER_FAILURES = _SQL["drop_order_failures"]
+_WRITE_ORDER_KEYS = _SQL["write_order_keys"]
+_DROP_ORDER_KEYS = _SQL["drop_order_keys"]
+_READ_BLOCKERS = _SQL["read_blockers"]
+_FIND_WOKEN_ORDERS = _SQL["find_woken_orders"]
+
+_KeyColumns = tuple[int, int, UUID | None, UUID | None, datetime | None]
+_RETRY = timedelta(milliseconds=50)  # until the next look at a run that another transaction holds
+_MAX_WOKEN = 500
+_LOCK_TENANT_RATES = _SQL["lock_tenant_rates"]
+_HOLD_RUNS = _SQL["hold_runs"]
+_FIND_HELD_TENANTS = _SQL["find_held_tenants"]
+_READ_TENANT_RATE = _SQL["read_tenant_rate"]
+_RELEASE_HELD_RUNS = _SQL["release_held_runs"]
+_SEES_ALL_HELD = _SQL["sees_all_held"]
+_FIRST_HELD = _SQL["first_held"]
+_DROP_TENANT_RATE = _SQL["drop_tenant_rate"]
+
+_PACED = 2  # buckets after the present that each look fills from the held runs
+MAX_RELEASED = 1000
+"""Held runs that one transaction queues: about twenty milliseconds."""
+
+
+@dataclass(slots=True)
+class OrderKey:
+    """The row of a key, locked."""
+
+    key_id: int
+    next_no: int
+    head: UUID | None
+    blocked_by: UUID | None
+    wake_at: datetime | None = None
+
+    @property
+    def is_free(self) -> bool:
+        """True if the next run may start."""
+        return self.head is None and self.blocked_by is None
+
+    @property
+    def is_used(self) -> bool:
+        """True if a run is open, or keeps others waiting."""
+        return not self.is_free or self.wake_at is not None
+
+
+@dataclass(frozen=True, slots=True)
+class _PromotedRun(PromotedRun):
+    """The row of a run that is first in its order now."""
+
+    key_id: int
+
+
+def lock_orders(connection: Conn, runs: "Sequence[NewRun]") -> dict[int, OrderKey]:
+    """Lock the keys of new runs, the missing ones inserted."""
+    first = {order_id(run.tenant, run.ordering_key or ""): run for run in runs}
+    given = sorted(first)
+    columns: dict[str, object] = {
+        "key_ids": given,
+        "tenants": texts([first[key].tenant for key in given]),
+        "keys": texts([first[key].ordering_key or "" for key in given]),
+    }
+    found = connection.execute(_ADD_ORDER_KEYS, columns, binary=True).fetchall()
+    return {row[0]: OrderKey(*row) for row in cast("list[_KeyColumns]", found)}
+
+
+def take_order(connection: Conn, keys: dict[int, OrderKey], runs: "Sequence[NewRun]") -> "list[NewRun]":
+    """Return new runs with their numbers, in the order in which they were accepted; write the locked keys.
+
+    A retry of the run that blocks its key takes that run's place, and so does one of a run that has failed before its
+    turn. A further retry of such a run is the last of the key.
+    """
+    numbered: list[NewRun] = []
+    for run in runs:
+        key = keys[order_id(run.tenant, run.ordering_key or "")]
+        if (blocker := run.repeats_blocker) is not None:
+            if key.head is None and key.blocked_by == blocker:
+                key.head = run.run_id
+                numbered.append(run._replace(order_no=-1))
+                continue
+            if (number := _drop_failures(connection, [blocker]).get(blocker)) is not None:
+                numbered.append(run._replace(order_no=number, waits_in_order=True))
+                continue
+        starts = key.is_free and key.wake_at is None
+        if starts:
+            key.head = run.run_id
+        numbered.append(run._replace(order_no=key.next_no, waits_in_order=not starts))
+        key.next_no += 1
+    _store(connection, keys.values())
+    return numbered
+
+
+def settle_order(
+    connection: Conn, installation: Installation, *, ended: Sequence[FreedPlace] = (), woken: Sequence[int] = ()
+) -> int:
+    """Let the next runs of keys start; return their number. The transaction waits for no other row now."""
+    wanted = sorted({*(place.key_id for place in ended), *woken})
+    found = connection.execute(_LOCK_ORDER_KEYS, {"key_ids": wanted}, binary=True).fetchall()
+    keys = {row[0]: OrderKey(*row) for row in cast("list[_KeyColumns]", found)}
+    for each in keys.values():
+        each.wake_at = None
+    blocked: list[UUID] = []
+    early: list[FreedPlace] = []
+    for place in ended:
+        key = keys.get(place.key_id)
+        if key is None or place.ended is None:
+            continue
+        failed = place.state in DEAD_LETTERED and not place.passes
+        if key.head != place.ended:
+            if failed:
+                early.append(place)
+            continue
+        key.head = None
+        if failed:
+            key.blocked_by = place.ended
+            blocked.append(place.ended)
+        elif place.state is RunState.SUCCEEDED or place.passes:
+            key.blocked_by = None
+    _add_failures(connection, early)
+    promoted = _promote(connection, installation, keys)
+    blocked += _block(connection, keys)
+    _store(connection, keys.values())
+    _announce(connection, installation, blocked)
+    return promoted
+
+
+def wake_orders(connection: Conn, installation: Installation) -> int:
+    """Queue the next runs of keys where other transactions held them; return their number."""
+    found = connection.execute(_FIND_WOKEN_ORDERS, {"limit": _MAX_WOKEN}, binary=True).fetchall()
+    return settle_order(connection, installation, woken=[cast("int", row[0]) for row in found]) if found else 0
+
+
+def skip_blocker(connection: Conn, installation: Installation, tenant: str, key: str) -> UUID:
+    """Let the next run of a blocked key start; return the run that blocked it, or raise InvalidInput."""
+    found = connection.execute(_LOCK_ORDER_KEYS, {"key_ids": [order_id(tenant, key)]}, binary=True).fetchone()
+    row = None if found is None else OrderKey(*cast("_KeyColumns", found))
+    if row is None or row.blocked_by is None:
+        refuse(
+            "key",
+            f"the ordering key {key!r} is not blocked",
+            "`tidewheel admin ordering-key list` lists those that are",
+        )
+    if row.head is not None:
+        refuse("key", f"run {row.head} retries the failed run", f"wait for its end, or cancel run {row.head}")
+    blocker = row.blocked_by
+    row.blocked_by, row.wake_at = None, read_now(connection)  # without a reason to wait the row would go
+    _store(connection, [row])
+    settle_order(connection, installation, woken=[row.key_id])
+    return blocker
+
+
+def _promote(connection: Conn, installation: Installation, keys: dict[int, OrderKey]) -> int:
+    """Queue the next run of each key that is free."""
+    free = [key.key_id for key in keys.values() if key.is_free]
+    if not free:
+        return 0
+    columns: dict[str, object] = {
+        "key_ids": free,
+        "target": target(Move.PROMOTE),
+        "buffered": RunState.BUFFERED,
+    }
+    with connection.cursor(row_factory=class_row(_PromotedRun), binary=True) as cursor:
+        promoted = cursor.execute(_PROMOTE_IN_ORDER, columns).fetchall()
+    for run in promoted:
+        keys[run.key_id].head = run.run_id
+    append(
+        connection,
+        request_rows(promoted, build_requests(connection, promoted), installation),
+        shards=installation.shards,
+    )
+    return len(promoted)
+
+
+def _block(connection: Conn, keys: Mapping[int, OrderKey]) -> list[UUID]:
+    """Block the free keys whose next run has failed; return these runs. Wake those whose next run is held."""
+    free = [key.key_id for key in keys.values() if key.is_free]
+    if not free:
+        return []
+    columns: dict[str, object] = {"key_ids": free, "buffered": RunState.BUFFERED}
+    found = connection.execute(_FIND_NEXT_IN_ORDER, columns, binary=True).fetchall()
+    for key_id, failed in cast("list[tuple[int, UUID | None]]", found):
+        keys[key_id].blocked_by = failed
+        if failed is None:
+            keys[key_id].wake_at = read_now(connection) + _RETRY
+    blockers = [failed for _, failed in cast("list[tuple[int, UUID | None]]", found) if failed is not None]
+    _drop_failures(connection, blockers)
+    return blockers
+
+
+def _add_failures(connection: Conn, early: Sequence[FreedPlace]) -> None:
+    """Record runs that have failed before their turn."""
+    if early:
+        columns: dict[str, object] = {
+            "key_ids": [place.key_id for place in early],
+            "order_nos": [place.order_no for place in early],
+            "run_ids": uuids(place.ended for place in early),
+        }
+        connection.execute(_ADD_ORDER_FAILURES, columns)
+
+
+def _drop_failures(connection: Conn, run_ids: Sequence[UUID | None]) -> dict[UUID | None, int]:
+    """Delete the records of runs that have failed before their turn; return their numbers."""
+    if not run_ids:
+        return {}
+    rows = connection.execute(_DROP_ORDER_FAILURES, {"run_ids": uuids(run_ids)}, binary=True).fetchall()
+    return dict(cast("list[tuple[UUID | None, int]]", rows))
+
+
+def _store(connection: Conn, keys: Collection[OrderKey]) -> None:
+    """Write the keys, and delete those without a use."""
+    used = [key for key in keys if key.is_used]
+    gone = [key.key_id for key in keys if not key.is_used]
+    if gone:
+        connection.execute(_DROP_ORDER_KEYS, {"key_ids": gone})
+    if not used:
+        return
+    columns: dict[str, object] = {
+        "key_ids": [key.key_id for key in used],
+        "next_nos": integers(key.next_no for key in used),
+        "heads": uuids(key.head for key in used),
+        "blockers": uuids(key.blocked_by for key in used),
+        "wake_at": instants(key.wake_at for key in used),
+    }
+    connection.execute(_WRITE_ORDER_KEYS, columns)
+
+
+def _announce(connection: Conn, installation: Installation, blocked: Sequence[UUID]) -> None:
+    """Append an event for each key that is blocked from now on."""
+    if not blocked:
+        return
+    now = read_now(connection)
+    found = connection.execute(_READ_BLOCKERS, {"run_ids": uuids(blocked)}, binary=True).fetchall()
+    rows = cast("list[tuple[UUID, str, UUID, str, int, int, str]]", found)
+    events = [
+        lifecycle_row(
+            installation,
+            kind="key.blocked",
+            tenant=tenant,
+            job_id=job_id,
+            job_key=job_key,
+            shard=shard,
+            now=now,
+            job_version=version,
+            reason="the run failed, and the runs behind it wait",
+            detail={"ordering_key": key, "run_id": str(run_id)},
+        )
+        for run_id, tenant, job_id, job_key, shard, version, key in rows
+    ]
+    append(connection, events, shards=installation.shards)
+
+
+def hold_runs(connection: Conn, held: Mapping[UUID, str]) -> None:
+    """Hold runs, by tenant, that were just written: no claim matches them until the scheduler queues them."""
+    columns = {
+        "run_ids": uuids(held),
+        "waits_for": [rate_key_id(tenant) for tenant in held.values()],
+        "sources": sources(Move.BUFFER),
+        "target": target(Move.BUFFER),
+    }
+    connection.execute(_HOLD_RUNS, columns)
+    at_commit(connection, partial(metrics.count, "runs_buffered", len(held)))
+
+
+def find_held_tenants(connection: Conn) -> list[str]:
+    """Return the tenants that have taken places, of which runs may be held."""
+    return [str(row[0]) for row in connection.execute(_FIND_HELD_TENANTS).fetchall()]
+
+
+def pace(connection: Conn, installation: Installation, tenant: str) -> int:
+    """Queue held runs of a tenant at the places of the next two seconds; return their number.
+
+    Without a rate all are queued, a thousand in a transaction.
+    """
+    with connection.cursor(row_factory=class_row(RateRow), binary=True) as cursor:
+        row = cursor.execute(_LOCK_TENANT_RATES, {"tenants": [tenant]}).fetchone()
+    if row is None:
+        return 0
+    rate = cast("tuple[float | None] | None", connection.execute(_READ_TENANT_RATE, {"tenant": tenant}).fetchone())
+    per_second = None if rate is None else rate[0]
+    ring = row.ring
+    if per_second is None:
+        times = [row.now] * MAX_RELEASED
+    else:
+        ring.change_rate(per_second)
+        ring.forget_past(row.now)
+        trial = Ring(ring.per_second, ring.first, list(ring.used))
+        times = list[datetime]()
+        while len(times) < MAX_RELEASED and (at := trial.place(row.now, reach=_PACED, spaced=True)) is not None:
+            times.append(at)
+    until = row.now + timedelta(microseconds=_PACED * ring.width)
+    released = _release(connection, installation, tenant, times, until) if times else []
+    if per_second is not None:
+        for _ in released:
+            ring.place(row.now, reach=_PACED, spaced=True)
+    held_from, sees_all = _held_from(connection, row)
+    if sees_all and held_from is None and per_second is None:
+        connection.execute(_DROP_TENANT_RATE, {"tenant": tenant})
+    else:
+        write_rate(connection, tenant, ring, held_from)
+    return len(released)
+
+
+def _held_from(connection: Conn, row: RateRow) -> tuple[datetime | None, bool]:
+    """Return the time of the oldest held run, and False if an open transaction may hold further ones."""
+    columns: dict[str, object] = {"key_id": rate_key_id(row.tenant), "tenant": row.tenant}
+    sees_all = connection.execute(_SEES_ALL_HELD, columns).fetchone() == (True,)
+    # A later statement than the lock: it sees the runs of transactions that have ended by then.
+    first = cast("tuple[datetime] | None", connection.execute(_FIRST_HELD, columns, binary=True).fetchone())
+    known = [] if first is None else [first[0]]
+    if not sees_all and row.held_from is not None:
+        known.append(row.held_from)
+    return min(known, default=None), sees_all
+
+
+def _release(
+    connection: Conn, installation: Installation, tenant: str, times: Sequence[datetime], until: datetime
+) -> list[PromotedRun]:
+    columns: dict[str, object] = {
+        "key_id": rate_key_id(tenant),
+        "times": instants(times),
+        "count": len(times),
+        "until": until,
+        "target": target(Move.PROMOTE),
+    }
+    with connection.cursor(row_factory=class_row(PromotedRun), binary=True) as cursor:
+        released = cursor.execute(_RELEASE_HELD_RUNS, columns).fetchall()
+    rows = request_rows(released, build_requests(connection, released), installation)
+    append(connection, rows, shards=installation.shards)
+    return released
