@@ -19,7 +19,7 @@ import tidewheel
 from tests.control.api.answering import NO_ROOTS
 from tests.control.api.test_keys import TOKEN, created, with_key
 from tests.control.api.test_shares import job_of
-from tests.fixtures.services import Fleet
+from tests.fixtures.services import LONG_LEASE, ROLES, Fleet
 from tests.transitions.acts import apply_batch, submission
 from tidewheel.clock import monotonic_seconds
 from tidewheel.local.daemon import free_port
@@ -50,6 +50,7 @@ def flood(kind: str, base: str, key: str, over: Event) -> None:
                 "/api/v1/jobs/job:trigger", json={}, headers=with_key(key) | {"Idempotency-Key": "R"}
             ),
             "cancellations": lambda: client.post("/api/v1/runs:cancel", json={"key": "job"}, headers=with_key(key)),
+            "triggers": lambda: client.post("/api/v1/jobs/job:trigger", json={}, headers=with_key(key)),
             "strangers": lambda: client.get("/api/v1/schemas/0101010101010101"),
         }
         while not over.is_set():
@@ -122,3 +123,42 @@ def test_flood_of_one_tenant_leaves_another_its_times(fleet: Fleet, kind: str) -
     _LOG.info("%s: p50 %.1f times the quiet one of %.4f s, p99 %.3f s", kind, factor, quiet[0], flooded[1])
     assert flooded[0] <= 3 * quiet[0] + 0.01  # a switch between threads of the interpreter takes 5 ms
     assert flooded[1] <= max(0.5, 3 * quiet[1])
+
+
+@pytest.mark.parametrize("kind", ["bulks", "triggers"])
+def test_flood_of_one_tenant_leaves_another_its_starts(fleet: Fleet, kind: str) -> None:
+    """Runs by timers of one tenant start on time beside requests of another, which executors also run."""
+    database, port = fleet.database, free_port()
+    database.execute("INSERT INTO tenants (tenant) VALUES ('acme')")
+    apply_batch(database, submission(target="note"))
+    timers = [submission(key=f"timer-{n}", schedule="@every 1s", target="note") | {"tenant": "acme"} for n in range(20)]
+    apply_batch(database, *timers)
+    for role in ROLES:
+        fleet.start(role, LEASE=LONG_LEASE)
+    fleet.start("api", API_PORT=str(port), API_TOKEN=TOKEN)
+    fleet.wait_started()
+    quiet = lateness_of(fleet, "acme")
+    over, base, key = Event(), f"http://127.0.0.1:{port}", created(database)
+    with ThreadPoolExecutor(8) as threads:
+        flooding = [threads.submit(flood, kind, base, key, over) for _ in range(8)]
+        try:
+            flooded = lateness_of(fleet, "acme")
+        finally:
+            over.set()
+        assert [each.result() for each in flooding] == [None] * 8
+    _LOG.info("starts beside %s: p99 %.3f s, and %.3f s quiet", kind, flooded, quiet)
+    assert flooded <= max(0.5, 2 * quiet)
+
+
+def lateness_of(fleet: Fleet, tenant: str) -> float:
+    """Return the p99 of the lateness, in seconds, of the next 400 starts of a tenant."""
+    since = fleet.database.value("SELECT tidewheel_now()")
+    fleet.until(lambda: fleet.database.value(_STARTS, (tenant, since)) is not None, "400 runs have started")
+    return float(fleet.database.value(_STARTS, (tenant, since)))
+
+
+_STARTS = """
+    SELECT CASE WHEN count(*) >= 400
+                THEN extract(epoch FROM percentile_cont(0.99) WITHIN GROUP (ORDER BY started_at - scheduled_at)) END
+      FROM runs WHERE tenant = %s AND scheduled_at > %s AND started_at IS NOT NULL
+"""
