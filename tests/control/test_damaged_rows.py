@@ -5,14 +5,14 @@ same time, so that all of them are damaged within minutes.
 """
 
 import re
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence, Sized
 from contextlib import contextmanager, suppress
 from functools import partial
 from http import HTTPStatus
 from itertools import islice, zip_longest
 from pathlib import Path
 from traceback import extract_tb
-from typing import LiteralString, NamedTuple
+from typing import Any, LiteralString, NamedTuple
 
 import psycopg
 import pytest
@@ -233,11 +233,11 @@ def answered(places: Places, path: str) -> Sizes:
     """Return the number of rows of each list of records in an answer."""
     answer = places.client.get(path, headers={"Connection": "close"})
     try:
-        body = answer.json()
+        body: Any = answer.json()
     except ValueError:
         return {}
-    named = body.items() if answer.status_code == HTTPStatus.OK and isinstance(body, dict) else ()
-    return {name: len(rows) for name, rows in named if isinstance(rows, list) and rows and isinstance(rows[0], dict)}
+    named: Mapping[str, Any] = body if answer.status_code == HTTPStatus.OK and hasattr(body, "items") else {}
+    return {name: len(rows) for name, rows in named.items() if type(rows) is list and rows and type(rows[0]) is dict}
 
 
 def shown(places: Places, page: str) -> Sizes:
@@ -245,10 +245,10 @@ def shown(places: Places, page: str) -> Sizes:
     return {"rows": rows} if rows else {}
 
 
-def returned(read: Callable[[], object]) -> Sizes:
+def returned(read: Callable[[], Any]) -> Sizes:
     found = read()
-    rows = found if isinstance(found, list | tuple) else getattr(found, "rows", None) or getattr(found, "items", ())
-    return {"rows": len(rows)} if isinstance(rows, list | tuple) and rows else {}
+    rows: Any = getattr(found, "rows", None) or getattr(found, "items", None) or found
+    return {"rows": len(rows)} if isinstance(rows, Sized) and not isinstance(rows, str | Mapping) and rows else {}
 
 
 def shrunk(size: Callable[[], Sizes], before: Sizes) -> str | None:
