@@ -5,7 +5,7 @@ same time, so that all of them are damaged within minutes.
 """
 
 import re
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence, Sized
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from http import HTTPStatus
@@ -237,7 +237,7 @@ def answered(places: Places, path: str) -> Sizes:
     except ValueError:
         return {}
     named: Mapping[str, Any] = body if answer.status_code == HTTPStatus.OK and hasattr(body, "items") else {}
-    return {name: len(rows) for name, rows in named.items() if type(rows) is list and rows and type(rows[0]) is dict}
+    return {name: len(rows) for name, rows in named.items() if is_list(rows) and rows and hasattr(rows[0], "items")}
 
 
 def shown(places: Places, page: str) -> Sizes:
@@ -247,8 +247,12 @@ def shown(places: Places, page: str) -> Sizes:
 
 def returned(read: Callable[[], Any]) -> Sizes:
     found = read()
-    rows: Any = getattr(found, "rows", None) or getattr(found, "items", None) or found
-    return {"rows": len(rows)} if isinstance(rows, Sized) and not isinstance(rows, str | Mapping) and rows else {}
+    rows: Any = found if is_list(found) else getattr(found, "rows", None) or getattr(found, "items", ())
+    return {"rows": len(rows)} if is_list(rows) and rows else {}
+
+
+def is_list(value: object) -> bool:
+    return isinstance(value, list | tuple)
 
 
 def shrunk(size: Callable[[], Sizes], before: Sizes) -> str | None:

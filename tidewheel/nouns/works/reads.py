@@ -2,8 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from datetime import UTC, datetime
-from typing import TypeVar
+from typing import Final, TypeVar
 from uuid import UUID
 
 from tidewheel.control.reads.job_position import read_job_position
@@ -21,7 +20,7 @@ _LIST_WORKS = _SQL["list_works"]
 _SHOW_WORK = _SQL["show_work"]
 _COUNT_BACKFILLED = _SQL["count_backfilled"]
 
-_NEWEST: WorkPlace = (datetime(9999, 12, 31, tzinfo=UTC), UUID(int=(1 << 128) - 1))
+_NEWEST: Final = "infinity", UUID(int=(1 << 128) - 1)  # behind each work, one with a damaged time among them
 _SURVEYED = 25  # statements that count before a work starts: some seconds
 P = TypeVar("P")
 
