@@ -12,7 +12,7 @@ from http import HTTPStatus
 from itertools import islice, zip_longest
 from pathlib import Path
 from traceback import extract_tb
-from typing import LiteralString, NamedTuple
+from typing import Any, LiteralString, NamedTuple
 
 import psycopg
 import pytest
@@ -233,11 +233,11 @@ def answered(places: Places, path: str) -> Sizes:
     """Return the number of rows of each list of records in an answer."""
     answer = places.client.get(path, headers={"Connection": "close"})
     try:
-        body = answer.json()
+        body: Any = answer.json()
     except ValueError:
         return {}
-    named = body.items() if answer.status_code == HTTPStatus.OK and isinstance(body, dict) else ()
-    return {name: len(rows) for name, rows in named if isinstance(rows, list) and rows and isinstance(rows[0], dict)}
+    named: Mapping[str, Any] = body if answer.status_code == HTTPStatus.OK and hasattr(body, "items") else {}
+    return {name: len(rows) for name, rows in named.items() if is_list(rows) and rows and hasattr(rows[0], "items")}
 
 
 def shown(places: Places, page: str) -> Sizes:
@@ -245,10 +245,14 @@ def shown(places: Places, page: str) -> Sizes:
     return {"rows": rows} if rows else {}
 
 
-def returned(read: Callable[[], object]) -> Sizes:
+def returned(read: Callable[[], Any]) -> Sizes:
     found = read()
-    rows = found if isinstance(found, list | tuple) else getattr(found, "rows", None) or getattr(found, "items", ())
-    return {"rows": len(rows)} if isinstance(rows, list | tuple) and rows else {}
+    rows: Any = found if is_list(found) else getattr(found, "rows", None) or getattr(found, "items", ())
+    return {"rows": len(rows)} if is_list(rows) and rows else {}
+
+
+def is_list(value: object) -> bool:
+    return isinstance(value, list | tuple)
 
 
 def shrunk(size: Callable[[], Sizes], before: Sizes) -> str | None:

@@ -5,9 +5,9 @@ A work is a row that schedulers work off at its rate, a batch a transaction. Wha
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
-from datetime import UTC, datetime
+from datetime import datetime
 from functools import partial
-from typing import Annotated, Generic, Literal, Protocol, TypeVar
+from typing import Annotated, Final, Generic, Literal, Protocol, TypeVar
 from uuid import UUID, uuid4
 
 from pydantic import BeforeValidator, Field
@@ -38,7 +38,7 @@ _COUNT_BACKFILLED = _SQL["count_backfilled"]
 WorkPlace = tuple[datetime, UUID]
 """The place of a work in a list: its creation and its id."""
 
-_NEWEST: WorkPlace = (datetime(9999, 12, 31, tzinfo=UTC), UUID(int=(1 << 128) - 1))
+_NEWEST: Final = "infinity", UUID(int=(1 << 128) - 1)  # behind each work, one with a damaged time among them
 _SURVEYED = 25  # statements that count before a work starts: some seconds
 P = TypeVar("P")
 INSTANTS = frozenset({"from", "to", "since", "until", "next_at"})
