@@ -37,7 +37,7 @@ from tidewheel.control.api.jobs import JobsApi
 from tidewheel.control.api.key_check import KeyCheck
 from tidewheel.control.api.keyless import HealthApi, SchemasApi, TaskTokensApi
 from tidewheel.control.api.openapi import add_route, openapi
-from tidewheel.control.api.overview import AskApi, FleetApi, NowApi
+from tidewheel.control.api.overview import OverviewApi
 from tidewheel.control.api.problems import HANDLERS
 from tidewheel.control.api.run_events import RunEventsApi
 from tidewheel.control.api.workers import Pools
@@ -113,11 +113,9 @@ def make_app(settings: ApiSettings, installation: Installation, pools: Pools, *,
         ExecutorsApi(pools.executors, installation, settings, keys, check, stop),
         TaskTokensApi(pools.reports, installation),
         JobsApi(pools.reads, pools.writes),
-        AskApi(pools.reads),
         RunsApi(pools.reads, pools.writes, settings),
-        FleetApi(pools.reads, doctor, installation.shards),
+        OverviewApi(pools.reads, doctor, installation.shards),
         RunEventsApi(pools.streams, stop),
-        NowApi(pools.reads, installation.shards),
         SchemasApi(pools.strangers),
         HealthApi(pools.probes, stop),
     )

@@ -261,12 +261,7 @@ class Caller:
 
 
 async def caller(request: Request, needed: SecurityScopes) -> Caller:
-    """Return the caller, who has the scopes that the route needs.
-
-    Raises:
-        HTTPException: The caller has shown no key, lacks a scope, names a tenant of others, or is a page of another
-            site in a browser.
-    """
+    """Return the caller, who has the scopes that the route needs."""
     key: StoredKey | None = request.scope.get(KEY)
     if key is None and not request.scope.get(TRUSTED):
         raise HTTPException(HTTPStatus.UNAUTHORIZED, "send Authorization: Bearer and an API key", _BEARER)

@@ -20,7 +20,7 @@ from starlette.responses import Response
 
 from tidewheel.audit import ALL_TENANTS
 from tidewheel.control.api import examples
-from tidewheel.control.api.answers import encoded
+from tidewheel.control.api.answers import as_json_response
 from tidewheel.control.api.authorization import KEY
 from tidewheel.control.api.key_check import StoredKey
 from tidewheel.control.api.models import (
@@ -212,24 +212,23 @@ class ExecutorsApi:
             max_sweep=MAX_SWEEP,
             max_outcomes=MAX_ELEMENTS,
         )
-        return _json(registered, HTTPStatus.CREATED)
+        return as_json_response(registered, HTTPStatus.CREATED)
 
     async def heartbeat_executor(self, request: Request) -> Response:
         """Renew a lease; return the attempts to stop."""
         body, executor_id = await read_body(request, Heartbeat), _executor_id(request)
         key_id = _key_id(request)
         stops = await self._do(
-            request,
-            lambda state: state.executors.heartbeat(executor_id, stopping=body.stopping, key_id=key_id),
+            request, lambda state: state.executors.heartbeat(executor_id, stopping=body.stopping, key_id=key_id)
         )
-        return _json(Signals(tuple(stops)))
+        return as_json_response(Signals(tuple(stops)))
 
     async def claim_runs(self, request: Request) -> Response:
         """Claim runs."""
         body, executor_id = await read_body(request, ClaimRequest), _executor_id(request)
         key = _key(request)
         claimed = await self._do(request, lambda state: self._claim(state, executor_id, body, key))
-        return _json(StartedAttempts(tuple(self._started(each, claimed) for each in claimed.started)))
+        return as_json_response(StartedAttempts(tuple(self._started(each, claimed) for each in claimed.started)))
 
     async def finish_attempts(self, request: Request) -> Response:
         """Record the outcomes of attempts."""
@@ -245,7 +244,7 @@ class ExecutorsApi:
             if not left or self.stop.requested():
                 break
         found = (RecordedOutcome(*fence, _ANSWERS.get(answer, answer)) for fence, answer in answers.items())
-        return _json(RecordedOutcomes(tuple(found)))
+        return as_json_response(RecordedOutcomes(tuple(found)))
 
     async def unregister_executor(self, request: Request) -> Response:
         """Unregister an executor."""
@@ -318,7 +317,3 @@ def _key_id(request: Request) -> str | None:
 def _tenant(key: StoredKey | None) -> str | None:
     """Return the tenant of a key; None for all of them."""
     return None if key is None or key.tenant == ALL_TENANTS else key.tenant
-
-
-def _json(value: object, status: HTTPStatus = HTTPStatus.OK) -> Response:
-    return Response(encoded(value), status, media_type="application/json")

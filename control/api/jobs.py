@@ -25,6 +25,8 @@ from tidewheel.control.api.answers import (
     TRACEPARENT,
     accepted,
     answer,
+    answer_read,
+    as_json_response,
     call,
     encoded,
     entity_tag,
@@ -66,6 +68,7 @@ from tidewheel.nouns.jobs.operations import JOB, JOBS
 from tidewheel.nouns.jobs.reads import list_jobs, show_job
 from tidewheel.nouns.jobs.versions import MAX_VERSIONS, versions
 from tidewheel.nouns.works.operations import WORKS
+from tidewheel.postgres.session import Conn
 from tidewheel.schemas.generated.records import Reply, ReplyStatus
 
 _MOST_JOBS = 500  # of one bulk: about as many fit into a body, and one transaction
@@ -78,6 +81,7 @@ _STATES: Mapping[str | None, JobFilter] = {
 }
 _SPEC = {"$ref": "#/components/schemas/JobSpec"}
 _MERGE_PATCH = "application/merge-patch+json"
+_CREATED_RUN: dict[str, Json] = {"run_id": examples.RUN_ID, "dedupe": None, "runs_at": None}
 
 
 class JobsQuery(PageQuery):
@@ -190,9 +194,6 @@ class CreatedRun:
     runs_at: datetime | None
 
 
-_CREATED_RUN: dict[str, Json] = {"run_id": examples.RUN_ID, "dedupe": None, "runs_at": None}
-
-
 @dataclass(frozen=True, slots=True)
 class BulkResult:
     """Result of one job of a bulk: a changed job, or the errors of a rejected one."""
@@ -270,12 +271,11 @@ class JobsApi:
         cursors = Cursors.of(request, query, caller.tenant)
         [after] = cursors.read(Key) or [""]
 
-        def read(connection: Connection) -> JobPage:
-            with connection.snapshot() as reading:
-                page = list_jobs(reading, caller.tenant, after=after, limit=query.limit, **query.filter)
+        def read(reading: Conn) -> JobPage:
+            page = list_jobs(reading, caller.tenant, after=after, limit=query.limit, **query.filter)
             return replace(page, next_cursor=cursors.write(page.next_cursor))
 
-        return await answer(self.reads, caller, read)
+        return await answer_read(self.reads, caller, read)
 
     async def get_job(self, request: Request, caller: Reader) -> Response:
         """Return one job, with its next occurrence and its last run."""
@@ -296,13 +296,12 @@ class JobsApi:
         cursors = Cursors.of(request, query, caller.tenant)
         [before] = cursors.read(Whole) or [None]
 
-        def read(connection: Connection) -> VersionsPage:
-            with connection.snapshot() as reading:
-                found = versions(reading, caller.tenant, key, limit=query.limit, before=before)
+        def read(reading: Conn) -> VersionsPage:
+            found = versions(reading, caller.tenant, key, limit=query.limit, before=before)
             more = len(found) == query.limit and found[-1].number > 1
             return VersionsPage(tuple(found), cursors.write(found[-1].number) if more else None)
 
-        return await answer(self.reads, caller, read)
+        return await answer_read(self.reads, caller, read)
 
     async def preview_job(self, request: Request, caller: Reader) -> Response:
         """Return what an unsaved job would do: its policies in words, and its next occurrences."""
@@ -361,7 +360,7 @@ class JobsApi:
         where = location(caller, f"/api/v1/runs/{reply.run_id}")
         runs_at = None if reply.dedupe is None else reply.next_run_at
         body = {"run_id": reply.run_id, "dedupe": reply.dedupe, "runs_at": runs_at}
-        return Response(encoded(body), HTTPStatus.CREATED, where, media_type="application/json")
+        return as_json_response(body, HTTPStatus.CREATED, where)
 
     async def backfill_job(self, request: Request, caller: Operator) -> Response:
         """Run the occurrences of a past range."""
@@ -410,10 +409,10 @@ class JobsApi:
     ) -> Response:
         reply = await call(self.writes, caller, change)
         job = _changed_job(reply)
-        created = creates and job.version == 1 and not job.unchanged
-        where = location(caller, f"{JOBS}/{quote(job.key, safe='')}") if created else {}
-        status = HTTPStatus.CREATED if created else HTTPStatus.OK
-        return Response(encoded(job), status, entity_tag(job.version) | where, media_type="application/json")
+        if not (creates and job.version == 1 and not job.unchanged):
+            return as_json_response(job, headers=entity_tag(job.version))
+        where = location(caller, f"{JOBS}/{quote(job.key, safe='')}")
+        return as_json_response(job, HTTPStatus.CREATED, entity_tag(job.version) | where)
 
 
 def _with_body_paths(change: Callable[[], Reply]) -> Reply:

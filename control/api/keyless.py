@@ -1,12 +1,8 @@
 """Routes without an API key: reports by a task token, schemas by fingerprint, probes.
 
-The task token is the only authorization: in the `Authorization` header, or in the body as in requests by Kafka. Its
-signature is checked before any transaction.
-
-The path needs no token, so a request costs little. Schemas of this release are in memory. Requests for others read the
-database, one at a time of each address.
-
-Probes need no token. However many come, the database is checked once a second at most, on one connection.
+A task token is in the `Authorization` header, or in the body as in requests by Kafka. Its signature is checked before
+any transaction. A request for a schema of another release reads the database, one at a time of each address. However
+many probes come, the database is checked once a second at most, on one connection.
 """
 
 import asyncio
@@ -24,7 +20,7 @@ from starlette.responses import PlainTextResponse, Response
 
 from tidewheel.clock import monotonic_seconds
 from tidewheel.control.api import examples
-from tidewheel.control.api.answers import encoded
+from tidewheel.control.api.answers import as_json_response
 from tidewheel.control.api.authorization import PROBES, address_of, bearer
 from tidewheel.control.api.openapi import add_route, body_of
 from tidewheel.control.api.problems import NotReady
@@ -39,10 +35,8 @@ from tidewheel.process.service import Shutdown
 from tidewheel.schemas.codec import all_schemas
 from tidewheel.transitions.installation import Installation
 
-_FINGERPRINT_BYTES = 8
-
 _PING = Statements("tidewheel.control")["ping"]
-
+_FINGERPRINT_BYTES = 8
 _SECONDS = 3.0  # about the timeout of a probe
 _KEPT_SECONDS = 1.0  # for which an answer holds
 
@@ -92,7 +86,7 @@ class TaskTokensApi:
         request_id = cast("str | None", document.get("request_id"))
         turn = Turn(address_of(request), str(request.path_params["run_id"]))  # a token names no tenant
         reply = await self.workers.do(lambda state: state.connection().request(document, request_id), turn)
-        return Response(encoded(ReportedRun(str(reply.run_id), reply.run_status)), media_type="application/json")
+        return as_json_response(ReportedRun(str(reply.run_id), reply.run_status))
 
     def _document(self, request: Request, body: Mapping[str, object], kind: str) -> dict[str, object]:
         token = bearer(request)
@@ -170,11 +164,7 @@ class HealthApi:
         return PlainTextResponse("ok\n")
 
     async def get_readiness(self, _: Request) -> Response:
-        """Answer that the database answers.
-
-        Raises:
-            NotReady: The database does not answer, or a stop is requested.
-        """
+        """Answer that the database answers."""
         if self._stop.requested():
             message = "stop requested"
             raise NotReady(message)

@@ -50,6 +50,12 @@ ELSEWHERE: Mapping[str, str] = {
     "if_version": "send it as the header If-Match",
 }
 
+_RELIED_ON: Mapping[str, str] = {
+    "If-Match": "this call changes no version",
+    "If-None-Match": "this call creates nothing that may exist already",
+    "Idempotency-Key": "this call stores no answer",
+}
+
 # Bytes at once. A parsed document takes up to twenty times as much as its text.
 ALLOWANCES = {"executors": 8 << 20, "keys": 8 << 20, "reports": 4 << 20, "strangers": 4 << 20}
 _OF_KEY = 0.45  # 3.6 MiB: a form that is too long is read up to 3 MiB before it is refused, as browsers need it
@@ -126,12 +132,7 @@ class PageQuery(LimitQuery):
 
 
 def read_query(request: Request, model: type[M], *, names: Collection[str] | None = None) -> M:
-    """Return the query as a model.
-
-    Args:
-        model: The model; a field that may be repeated is a tuple or labels.
-        names: Only these parameters; others are not looked at.
-    """
+    """Return the query as a model, or only some of its parameters; a repeatable one is a tuple or labels."""
     items = request.query_params.multi_items()
     if len(items) > _MAX_PARAMETERS:
         refuse("", f"a query of {len(items)} parameters is too long", "send the documented ones")
@@ -159,13 +160,6 @@ def ensure_known_conditions(request: Request, known: Collection[str]) -> None:
             refuse(name, problem, "leave it out")
         if len(given) > 1:
             refuse(name, "it is given twice", "send it once")
-
-
-_RELIED_ON: Mapping[str, str] = {
-    "If-Match": "this call changes no version",
-    "If-None-Match": "this call creates nothing that may exist already",
-    "Idempotency-Key": "this call stores no answer",
-}
 
 
 def read_key(request: Request) -> str:

@@ -14,9 +14,6 @@ T = TypeVar("T", bound=Hashable)
 class Turns(Generic[T]):
     """A queue with a line for each key of each tenant; an entry that waits already keeps its place.
 
-    Args:
-        most: The most entries; by default any number.
-
     >>> turns = Turns[str](most=5)
     >>> for name in ("a1", "a2", "a3", "b1", "a1"):
     ...     assert turns.wait(name[0], "key", name) is None

@@ -47,13 +47,9 @@ _REST = 4  # times the time for which claims waited, until the next request bloc
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """Whose turn a request takes.
+    """Whose turn a request takes."""
 
-    Args:
-        tenant: Its tenant; where none is known, what takes its place, such as an address.
-    """
-
-    tenant: str = ""
+    tenant: str = ""  # where none is known, what takes its place, such as an address
     key: str = ""
 
 
@@ -62,18 +58,13 @@ _NOBODY = Turn()
 
 @dataclass(eq=False, slots=True)
 class _Work(Generic[T]):
-    """Work that waits for a thread, or has one.
-
-    Args:
-        blocks_claims: True if no run starts while it writes.
-        blocked_at: When claims began to wait for it, or for its try.
-    """
+    """Work that waits for a thread, or has one."""
 
     run: "Callable[[WorkerState], T]"
     turn: Turn
-    blocks_claims: bool
+    blocks_claims: bool  # no run starts while it writes
     result: "asyncio.Future[T]"
-    blocked_at: float | None = None
+    blocked_at: float | None = None  # when claims began to wait for it, or for its try
 
 
 class _BlocksClaims(Exception):
@@ -162,10 +153,8 @@ class Workers:
     async def do(self, work: Callable[[WorkerState], T], turn: Turn = _NOBODY) -> T:
         """Run work on one of the threads; repeat it for some seconds while it meets a lock.
 
+        Work that has committed a part of its changes is not repeated.
         Work with a request that blocks claims is done in a turn of such work: alone, with a rest afterwards.
-
-        Args:
-            work: The work, which is repeated only if it has committed nothing.
         """
         now = asyncio.get_running_loop().time
         until, pause, blocks_claims = now() + _PARKED_SECONDS, _FIRST_PAUSE_SECONDS, False

@@ -19,8 +19,8 @@ from tidewheel.control.api.answers import (
     LOCATION,
     TRACEPARENT,
     answer,
+    as_json_response,
     call,
-    encoded,
     idempotency_key,
     location,
 )
@@ -181,7 +181,7 @@ class RunsApi:
     async def cancel_run(self, request: Request, caller: Operator) -> Response:
         """Cancel a run in any state; the answer has the state it was in."""
         reply = await self._request(request, caller, "run.cancel")
-        return Response(encoded(CancelledRun(_run_id(request), reply.run_status or "")), media_type="application/json")
+        return as_json_response(CancelledRun(_run_id(request), reply.run_status or ""))
 
     async def retry_run(self, request: Request, caller: Operator) -> Response:
         """Create a new run of one that has ended, or make the next `attempt` of a retrying run due now.
@@ -192,7 +192,7 @@ class RunsApi:
         where = location(caller, f"{_RUNS}/{reply.run_id}")
         status = HTTPStatus.CREATED if reply.run_status is None else HTTPStatus.OK
         document = {"run_id": reply.run_id, "run_status": reply.run_status, "unchanged": reply.unchanged}
-        return Response(encoded(document), status, where, media_type="application/json")
+        return as_json_response(document, status, where)
 
     async def _request(self, request: Request, caller: Caller, kind: str) -> Reply:
         sent, request_id = await read_verb(request, kind, run_id=str(_run_id(request))), idempotency_key(request)
