@@ -1,4 +1,4 @@
-"""stays (Client, with its parts Calendars and TaskTokens). async_client.py imports both from here.
+"""`tidewheel.Client`: submit, trigger and read jobs and runs; calendars and task tokens.
 
 Requests are applied by the code that intake uses, in one transaction each, on Tidewheel's database.
 """
@@ -37,20 +37,16 @@ from tidewheel.settings.connections import Connections
 
 
 class TaskTokens:
-    """Requests about an attempt from outside its executor."""
+    """Requests about an attempt from outside its executor.
+
+    An attempt whose run has a cancellation ends as `cancelled`.
+    """
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
 
     def complete(self, token: str, result: object = None, *, request_id: str | None = None) -> RunState:
-        """Report that an attempt has succeeded.
-
-        Args:
-            result: Any JSON value, at most 64 KiB.
-
-        Returns:
-            The run's new state: succeeded, or cancelled where a cancellation was requested meanwhile.
-        """
+        """Report that an attempt has succeeded, with a JSON value of 64 KiB at most; return the run's state."""
         return self._end(request_id, token=token, result=result)
 
     def fail(
@@ -62,13 +58,10 @@ class TaskTokens:
         permanent: bool = False,
         request_id: str | None = None,
     ) -> RunState:
-        """Report that an attempt has failed; the job's retry policy decides on another one.
+        """Report that an attempt has failed; return the run's new state, as the retry policy decides.
 
         Args:
             error_type: Compared with the job's `non_retryable`.
-
-        Returns:
-            The run's new state: retrying, failed, or cancelled where a cancellation was requested meanwhile.
         """
         failure = {"error_type": error_type, "error_message": error_message, "permanent": permanent or None}
         return self._end(request_id, token=token, status="failed", **failure)
@@ -111,13 +104,10 @@ class Calendars:
         weekdays: Iterable[str | int] = (),
         source: str | None = None,
     ) -> bool:
-        """Create or replace a calendar; jobs that name it follow at once.
+        """Create or replace a calendar; jobs that name it follow at once. Return True if it has changed.
 
         Args:
             weekdays: Days of every week, such as `SAT`.
-
-        Returns:
-            True if the calendar has changed.
         """
         document: dict[str, object] = {
             "type": "calendar.put",
@@ -292,11 +282,7 @@ class Client(OneJob, Occurrences):
         Args:
             error: Only those whose error contains this text.
             everything: Release all; needed without keys or an error.
-            dry_run: Only count them, and return the first ten.
             on_progress: Called after each batch with the number done.
-
-        Raises:
-            Unavailable: The database does not answer; repeat the call to continue.
         """
         return release(
             self._connection, keys, error=error, everything=everything, dry_run=dry_run, on_progress=on_progress

@@ -195,9 +195,6 @@ class Connection:
         Args:
             once: Do not repeat after a COMMIT that was not answered, which may have succeeded.
             all_tenants: Write as the owner of the tables, which row-level security does not bind.
-
-        Raises:
-            Unavailable: The database does not answer, or another transaction holds a row for `lock_seconds`.
         """
         until = monotonic_seconds() + self._lock_seconds
         tries = 1

@@ -59,7 +59,6 @@ Place = tuple[datetime, int]
 DryRun = Annotated[bool, Field(description="Only count them, and return the first ten.")]
 
 MAX_INT = 2**31 - 1  # of an `integer` column
-MAX_BIGINT = 2**63 - 1
 
 
 class Noun:
@@ -260,11 +259,7 @@ def model_of(title: str, named: Sequence[tuple[str, Parameter]], base: type[M], 
 
 
 def checked(model: type[M], given: Mapping[str, object]) -> M:
-    """Return what a caller has given, as a model.
-
-    Raises:
-        InvalidInput: It does not fit; `errors` names every problem.
-    """
+    """Return what a caller has given, as a model."""
     try:
         return validate(model, given)
     except InvalidValue as error:

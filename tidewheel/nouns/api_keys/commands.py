@@ -72,20 +72,14 @@ _CREATE = {
     "all_tenants": Flag(help="A key of all tenants."),
 }
 _KEYS = Table("key", ("id", "name", "tenant", "scopes", "created", "expires", "last used", "revoked"), _row)
-_LIST = {"all_tenants": Flag(help="The keys of every tenant.")}
-_ID = Flag(metavar="ID", help="The key's id, the part after tw_.")
 
 create = command(ApiKeys, "create", _show_new, flags=_CREATE, prepare=_all_queues)
 list_keys = command(
-    ApiKeys,
-    "list",
-    partial(_KEYS.show, nothing="no keys"),
+    ApiKeys, "list", partial(_KEYS.show, nothing="no keys"),
     flags={"all_tenants": Flag(help="The keys of every tenant.")},
-)
+)  # fmt: skip
 revoke = command(
-    ApiKeys,
-    "revoke",
-    changed("key", "revoked", "the key was revoked already"),
-    flags={"key_id": _ID, "tenant": None},
+    ApiKeys, "revoke", changed("key", "revoked", "the key was revoked already"),
+    flags={"key_id": Flag(metavar="ID", help="The key's id, the part after tw_."), "tenant": None},
     prepare=_of_any_tenant,
-)
+)  # fmt: skip

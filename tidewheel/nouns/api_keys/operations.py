@@ -157,8 +157,7 @@ class ApiKeys(Noun):
         Clients send it as Authorization: Bearer. Only a digest of it is stored: a lost key is revoked and replaced.
 
         Raises:
-            Refused: An argument does not fit, there is no such tenant, or the request is a repeat: only its first
-                answer has the key.
+            Refused: The request is a repeat: only its first answer has the key.
         """
         tenant = ALL_TENANTS if all_tenants else self._call.tenant
         known = sorted({Scope(each) for each in scopes}, key=list(Scope).index)
@@ -210,9 +209,6 @@ class ApiKeys(Noun):
 
         Returns:
             False if it was revoked before.
-
-        Raises:
-            UnknownApiKey: The client's tenant, or with `all_tenants` any, has no key of this id.
         """
         ensure_key_id(key_id)
         columns = {"key_id": key_id, "tenant": None if all_tenants else self._call.tenant}

@@ -190,11 +190,7 @@ class DeadLetterDetail(DeadLetterSummary):
 
 
 def show_dead_letter(connection: Conn, tenant: str, number: int) -> DeadLetterDetail:
-    """Return one dead letter.
-
-    Raises:
-        UnknownDeadLetter: The tenant has no dead letter of this id.
-    """
+    """Return one dead letter."""
     columns = filter_columns(connection, tenant, {"ids": [number]})
     found = _list(connection, {**columns, **_NEWEST, "look": 1, "limit": 1})
     row = connection.execute(_READ_DEAD_LETTER, {"id": number, "tenant": tenant}, binary=True).fetchone()
@@ -206,11 +202,7 @@ def show_dead_letter(connection: Conn, tenant: str, number: int) -> DeadLetterDe
 
 
 def survey_dead_letters(connection: Conn, tenant: str, filters: DeadLetterFilter) -> Survey[DeadLetterSummary]:
-    """Count a tenant's dead letters up to the newest one of now, and return the oldest ones.
-
-    Raises:
-        UnknownDeadLetter: It has no dead letter of one of the ids.
-    """
+    """Count a tenant's dead letters up to the newest one of now, and return the oldest ones."""
     _require(connection, tenant, filters.get("ids") or ())
     columns = filter_columns(connection, tenant, filters)
     found, complete = first_matches(partial(scan_dead_letters, connection, columns), COUNTED + 1)
@@ -240,12 +232,7 @@ def scan_dead_letters(
 
 
 def filter_columns(connection: Conn, tenant: str, filters: DeadLetterFilter) -> dict[str, object]:
-    """Return the parameters of a filter in SQL.
-
-    Raises:
-        InvalidInput: There is no such tenant.
-        UnknownJob: There is no such job and never was one.
-    """
+    """Return the parameters of a filter in SQL."""
     require_tenant(connection, tenant)
     columns: dict[str, object] = dict.fromkeys(DeadLetterFilter.__annotations__) | filters
     key, ids = filters.get("key"), filters.get("ids")
@@ -314,11 +301,7 @@ class DeadLetters(Noun):
 
     @operation(f"GET {_LETTERS}/{{number}}", "get_dead_letter", scope=Scope.READ)
     def get(self, number: Annotated[Number, Field(description="The dead letter's id.")]) -> DeadLetterDetail:
-        """Show a dead letter: its run with attempts and retry chain, or its message.
-
-        Raises:
-            UnknownDeadLetter: The tenant has no dead letter of this id.
-        """
+        """Show a dead letter: its run with attempts and retry chain, or its message."""
         with self._call.snapshot() as connection:
             return show_dead_letter(connection, self._call.tenant, number)
 
@@ -340,10 +323,6 @@ class DeadLetters(Noun):
 
         Runs are redriven unless a kind or ids name messages. The work continues when the caller has ended. It leaves
         out redriven dead letters, and those of a later time.
-
-        Raises:
-            Refused: A filter does not fit, or there is no such job.
-            Unavailable: The database does not answer.
         """
         _ensure_selected(filters, chosen=everything or dry_run)
         filters = {**filters, "redriven": False, "kind": _kind_to_redrive(filters)}
@@ -366,10 +345,6 @@ class DeadLetters(Noun):
         """Delete dead letters, the oldest first; their runs stay.
 
         Schedulers delete them. The work continues when the caller has ended. It leaves out those of a later time.
-
-        Raises:
-            Refused: A filter does not fit, or there is no such job.
-            Unavailable: The database does not answer.
         """
         _ensure_selected(filters, chosen=everything or dry_run)
         return self._start("dlq.purge", filters, Asked(rate, reason, request_id, dry_run=dry_run))

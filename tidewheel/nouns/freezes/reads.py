@@ -111,9 +111,6 @@ def preview_thaw(connection: Conn, scope: FrozenScope, *, only: str | None = Non
     """Return what a thaw of exactly this scope does, to jobs of one tenant only if `only` names it.
 
     Jobs that another freeze names stay held.
-
-    Raises:
-        UnknownFreeze: No standing freeze has this scope.
     """
     columns = {**_columns(scope), "only": only, "limit": MAX_JOBS + 1}
     if connection.execute(_FIND_FREEZE, columns).fetchone() is None:

@@ -261,11 +261,7 @@ class OrderingKeys(Noun):
         ] = False,
         request_id: str | None = None,
     ) -> UnblockedKey:
-        """Retry the failed run of an ordering key: its success lets the next run start.
-
-        Raises:
-            Refused: The key is not blocked, or a run retries the failed one already.
-        """
+        """Retry the failed run of an ordering key: its success lets the next run start."""
         own = self._call
         if skip:
             if request_id is not None:

@@ -157,7 +157,6 @@ def find_places(
 
     Args:
         snapshot: Opens a transaction, which ends before Kafka is read.
-        kafka: False to leave out what is looked up on Kafka.
         look_seconds: The longest look for each message on Kafka.
     """
     with snapshot() as connection:

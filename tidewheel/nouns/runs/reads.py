@@ -300,13 +300,9 @@ def read_recent_runs(connection: Conn, job_ids: Sequence[UUID]) -> Mapping[UUID,
 def count_matching(
     connection: Conn, tenant: str, asked: "RunsMatching", *, look: int | None = None
 ) -> tuple[int, bool]:
-    """Return how many open runs a cancellation would end, without those whose cancel is accepted already.
+    """Return how many open runs a cancellation would end, and True if there may be more.
 
-    Args:
-        look: How many open runs to look at; None for all of them.
-
-    Returns:
-        The number; and True if there may be more.
+    Runs whose cancel is accepted already are not counted. It looks at `look` open runs; None for all of them.
     """
     if asked.key is not None:
         read_job_position(connection, tenant, asked.key)

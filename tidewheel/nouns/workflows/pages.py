@@ -67,19 +67,14 @@ class Edge:
 
 @dataclass(frozen=True, slots=True)
 class Drawing:
-    """A graph with its places.
-
-    Args:
-        places: The left upper corner of each node.
-        edges: The edges, by child and parent.
-    """
+    """A graph with its places."""
 
     node_width: ClassVar[int] = WIDTH
 
     width: int
     height: int
-    places: Sequence[tuple[int, int]]
-    edges: Sequence[Edge]
+    places: Sequence[tuple[int, int]]  # the left upper corner of each node
+    edges: Sequence[Edge]  # by child and parent
 
 
 @dataclass(slots=True)

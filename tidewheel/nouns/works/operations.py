@@ -57,7 +57,6 @@ WorkId = Annotated[UUID, BeforeValidator(partial(as_id, name="work_id"))]
 _OfJob = Annotated[Key | None, Field(description="Only works of the job with this key."), InDoors("job")]
 Kind = Literal["backfill", "redrive", "purge", "retry"]
 """What bulk work does."""
-"""What work does."""
 _OfKind = Annotated[Kind | None, Field(description="Only works of this kind.")]
 
 
@@ -154,11 +153,7 @@ def list_works(
     connection: Conn, tenant: str, key: str | None = None, *, kind: str | None = None,
     after: WorkPlace | None = None, limit: int = 100,
 ) -> Page[Work]:  # fmt: skip
-    """Return a page of a tenant's works, or those of one job or kind, the newest first.
-
-    Raises:
-        UnknownJob: There is no such job and never was one.
-    """
+    """Return a page of a tenant's works, or those of one job or kind, the newest first."""
     require_tenant(connection, tenant)
     job_id = None if key is None else read_job_position(connection, tenant, key).job_id
     columns: dict[str, object] = {"tenant": tenant, "job_id": job_id, "kind": kind, "limit": limit + 1}
@@ -170,11 +165,7 @@ def list_works(
 
 
 def show_work(connection: Conn, tenant: str, work_id: UUID) -> Work:
-    """Return one work; a backfill with the states of the runs that are stored.
-
-    Raises:
-        UnknownWork: The tenant has no work of this id.
-    """
+    """Return one work; a backfill with the states of the runs that are stored."""
     with connection.cursor(row_factory=rows_as(Work), binary=True) as cursor:
         found = cursor.execute(_SHOW_WORK, {"tenant": tenant, "work_id": work_id}).fetchone()
     if found is None:
@@ -252,27 +243,16 @@ class Works(Noun):
 
     @operation(f"GET {_WORK}", "get_work", scope=Scope.READ)
     def get(self, work_id: WorkId) -> Work:
-        """Show bulk work: its filter, its progress, and what could not be done.
-
-        Raises:
-            UnknownWork: The tenant has no work of this id.
-        """
+        """Show bulk work: its filter, its progress, and what could not be done."""
         with self._call.snapshot() as connection:
             return show_work(connection, self._call.tenant, work_id)
 
     def wait(
         self, work_id: UUID, *, timeout: float | None = None, on_progress: Callable[[Work], None] | None = None
     ) -> Work:
-        """Wait until a work is finished or cancelled; return it.
+        """Wait until a work has ended, and return it; raise TimeoutError after so many seconds.
 
-        Args:
-            work_id: The work.
-            timeout: The most seconds to wait.
-            on_progress: Called with the work twice a second.
-
-        Raises:
-            UnknownWork: The tenant has no work of this id.
-            TimeoutError: It has not ended in time.
+        `on_progress` gets the work twice a second.
         """
         polling = Polling("work", work_id, timeout, on_progress)
         while polling.goes_on(found := self.get(work_id), found):
