@@ -164,7 +164,11 @@ class HealthApi:
         return PlainTextResponse("ok\n")
 
     async def get_readiness(self, _: Request) -> Response:
-        """Answer that the database answers."""
+        """Answer that the database answers.
+
+        Raises:
+            NotReady: The database does not answer, or a stop is requested.
+        """
         if self._stop.requested():
             message = "stop requested"
             raise NotReady(message)
