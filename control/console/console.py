@@ -59,8 +59,7 @@ from tidewheel.nouns.freezes.pages import ChooseFreezePage, FreezeAction, ThawAc
 from tidewheel.nouns.runs import web as pages_of_runs
 from tidewheel.nouns.tenants.pages import DELETE, LIMIT, UNDELETE, NewTenant, TenantPage, TenantsPage, tenant_names
 from tidewheel.nouns.tenants.reads import require_tenant, show_tenant
-from tidewheel.nouns.workflows.dialogs import CancelWorkflow, PauseWorkflow, ResumeWorkflow
-from tidewheel.nouns.workflows.pages import WorkflowPage, WorkflowsPage
+from tidewheel.nouns.workflows.web import CancelWorkflow, PauseWorkflow, ResumeWorkflow, WorkflowPage, WorkflowsPage
 from tidewheel.settings.services import ApiSettings
 
 _YEAR_SECONDS = 365 * 86_400
