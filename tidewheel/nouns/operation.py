@@ -18,6 +18,7 @@ from typing import (
     Any,
     Concatenate,
     Literal,
+    LiteralString,
     NamedTuple,
     ParamSpec,
     TypeAlias,
@@ -39,8 +40,11 @@ from tidewheel.jobs.invalid import InvalidValue
 from tidewheel.jobs.validation import StrictModel, ensure_text_names, shown, validate
 
 if TYPE_CHECKING:
+    from psycopg.rows import BaseRowFactory
+
     from tidewheel.control.client.connection import Connection
     from tidewheel.jobs.requests import Sent
+    from tidewheel.postgres.session import Conn
     from tidewheel.schemas.generated.records import Reply
 
 
@@ -95,6 +99,16 @@ class Page(list[T]):
     def __init__(self, found: Iterable[T], next_cursor: Any) -> None:  # noqa: ANN401 - as `after` is declared
         super().__init__(found)
         self.next_cursor = next_cursor
+
+
+def read_page(
+    connection: "Conn", record: "BaseRowFactory[T]", statement: LiteralString, columns: Mapping[str, object],
+    place: Callable[[T], object], *, limit: int,
+) -> Page[T]:  # fmt: skip
+    """Read a page, and a row more that shows whether another page follows the place of its last row."""
+    with connection.cursor(row_factory=record, binary=True) as cursor:
+        found = cursor.execute(statement, {**columns, "limit": limit + 1}).fetchall()
+    return Page(found[:limit], place(found[limit - 1]) if len(found) > limit else None)
 
 
 @dataclass(frozen=True, slots=True)

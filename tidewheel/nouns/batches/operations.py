@@ -14,7 +14,7 @@ from tidewheel.api_keys import Scope
 from tidewheel.errors import UnknownBatch
 from tidewheel.jobs.batches import AddedRuns, BatchCallbacks, BatchRuns
 from tidewheel.jobs.values import Reason
-from tidewheel.nouns.operation import InRequest, Noun, Page, Rows, as_id, operation
+from tidewheel.nouns.operation import InRequest, Noun, Page, Rows, as_id, operation, read_page
 from tidewheel.nouns.tenants.reads import require_tenant
 from tidewheel.nouns.works.operations import POLL_SECONDS, Polling
 from tidewheel.postgres.pg_binary import uuids
@@ -77,10 +77,10 @@ class BatchSummary:
 def list_batches(connection: Conn, tenant: str, *, after: UUID | None, limit: int) -> Page[BatchSummary]:
     """Return a page of a tenant's batches, the newest first, after the last one of the page before."""
     require_tenant(connection, tenant)
-    columns: dict[str, object] = {"tenant": tenant, "before": after or _LAST, "limit": limit + 1}
-    with connection.cursor(row_factory=class_row(BatchSummary), binary=True) as cursor:
-        found = cursor.execute(_LIST_BATCHES, columns).fetchall()
-    return Page(found[:limit], found[limit - 1].batch_id if len(found) > limit else None)
+    columns = {"tenant": tenant, "before": after or _LAST}
+    return read_page(
+        connection, class_row(BatchSummary), _LIST_BATCHES, columns, lambda last: last.batch_id, limit=limit
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,7 @@ from tidewheel.errors import UnknownCancellation, refuse
 from tidewheel.ids import first_run_id, instant_of, job_id, order_id
 from tidewheel.jobs.validation import shown
 from tidewheel.jobs.values import format_timestamp, parse_timestamp
-from tidewheel.nouns.operation import Noun, Page, Rows, operation
+from tidewheel.nouns.operation import Noun, Page, Rows, operation, read_page
 from tidewheel.nouns.runs.model import Cancellation, Group, PageFilter, RecentRun, RunFilter, RunPage, RunSummary
 from tidewheel.nouns.tenants.reads import require_tenant
 from tidewheel.postgres.database_clock import read_now
@@ -316,10 +316,10 @@ def list_cancellations(
 ) -> Page[Cancellation]:
     """Return a page of a tenant's cancellations, the newest first."""
     require_tenant(connection, tenant)
-    columns: dict[str, object] = {"tenant": tenant, "before": after or _LAST_NUMBER, "limit": limit + 1}
-    with connection.cursor(row_factory=rows_as(Cancellation), binary=True) as cursor:
-        found = cursor.execute(_LIST_CANCELLATIONS, columns).fetchall()
-    return Page(found[:limit], found[limit - 1].cancellation_id if len(found) > limit else None)
+    columns = {"tenant": tenant, "before": after or _LAST_NUMBER}
+    return read_page(
+        connection, rows_as(Cancellation), _LIST_CANCELLATIONS, columns, lambda last: last.cancellation_id, limit=limit
+    )
 
 
 def show_cancellation(connection: Conn, tenant: str, number: int) -> Cancellation:

@@ -17,7 +17,7 @@ from tidewheel.errors import UnknownTenant
 from tidewheel.ids import first_run_id
 from tidewheel.jobs.invalid import InvalidValue
 from tidewheel.jobs.values import MAX_PAYLOAD_BYTES, Finite, is_tenant
-from tidewheel.nouns.operation import Page
+from tidewheel.nouns.operation import Page, read_page
 from tidewheel.postgres.database_clock import read_now
 from tidewheel.postgres.session import Conn
 from tidewheel.postgres.statements import Statements
@@ -228,10 +228,8 @@ def ensure_seen(name: str, only: str | None) -> str:
 
 def list_tenants(connection: Conn, *, after: str | None = None, limit: int = 50) -> Page[TenantSummary]:
     """Return a page of the tenants, in the order of their names; deleted ones until their names are free."""
-    columns: dict[str, object] = {"after": after or "", "limit": limit + 1}
-    with connection.cursor(row_factory=args_row(_summary), binary=True) as cursor:
-        found = cursor.execute(_LIST_TENANTS, columns).fetchall()
-    return Page(found[:limit], found[limit - 1].tenant if len(found) > limit else None)
+    columns = {"after": after or ""}
+    return read_page(connection, args_row(_summary), _LIST_TENANTS, columns, lambda last: last.tenant, limit=limit)
 
 
 def show_tenant(connection: Conn, tenant: str) -> TenantSummary:

@@ -19,7 +19,7 @@ from tidewheel.control.reads.stored import rows_as
 from tidewheel.errors import UnknownWork, refuse
 from tidewheel.ids import hashed_id, run_range
 from tidewheel.jobs.values import Key, Reason
-from tidewheel.nouns.operation import Call, InDoors, Noun, Page, Rows, as_id, as_seconds, operation
+from tidewheel.nouns.operation import Call, InDoors, Noun, Page, Rows, as_id, as_seconds, operation, read_page
 from tidewheel.nouns.tenants.reads import require_tenant
 from tidewheel.postgres.database_clock import read_now
 from tidewheel.postgres.notify import Channel
@@ -28,31 +28,31 @@ from tidewheel.postgres.statements import Statements
 from tidewheel.schedules.decision import BackfillState
 from tidewheel.transitions.works import NewWork, add_work, lock_work, set_work_state
 
-POLL_SECONDS = 0.5  # each poll of a backfill counts the states of its runs
+P = TypeVar("P")
+S = TypeVar("S", bound="Started")
+T = TypeVar("T")
 
 _SQL = Statements("tidewheel.nouns.works")
 _LIST_WORKS = _SQL["list_works"]
 _SHOW_WORK = _SQL["show_work"]
 _COUNT_BACKFILLED = _SQL["count_backfilled"]
 
-WorkPlace = tuple[datetime, UUID]
-"""The place of a work in a list: its creation and its id."""
-
-_NEWEST: WorkPlace = (datetime(9999, 12, 31, tzinfo=UTC), UUID(int=(1 << 128) - 1))
+POLL_SECONDS = 0.5  # each poll of a backfill counts the states of its runs
+COUNTED = 10_000  # matches beyond this are not counted: no client pages through more
 _SURVEYED = 25  # statements that count before a work starts: some seconds
-P = TypeVar("P")
 INSTANTS = frozenset({"from", "to", "since", "until", "next_at"})
 """The instants of a filter and of facts, which are texts."""
-COUNTED = 10_000  # matches beyond this are not counted: no client pages through more
 ENDS = "ends with the job's deletion"
 """What becomes of a backfill of a deleted job, until a scheduler cancels it."""
 
-Rate = Annotated[float, Field(ge=0.000_001, le=1_000_000)]
-WorkReason = Annotated[Reason | None, Field(description="Stored with the work.")]
-
 WORKS = "/api/v1/works"
 _WORK = f"{WORKS}/{{work_id:uuid}}"
-T = TypeVar("T")
+
+WorkPlace = tuple[datetime, UUID]
+"""The place of a work in a list: its creation and its id."""
+_NEWEST: WorkPlace = (datetime(9999, 12, 31, tzinfo=UTC), UUID(int=(1 << 128) - 1))
+Rate = Annotated[float, Field(ge=0.000_001, le=1_000_000)]
+WorkReason = Annotated[Reason | None, Field(description="Stored with the work.")]
 WorkId = Annotated[UUID, BeforeValidator(partial(as_id, name="work_id"))]
 _OfJob = Annotated[Key | None, Field(description="Only works of the job with this key."), InDoors("job")]
 Kind = Literal["backfill", "redrive", "purge", "retry"]
@@ -156,12 +156,11 @@ def list_works(
     """Return a page of a tenant's works, or those of one job or kind, the newest first."""
     require_tenant(connection, tenant)
     job_id = None if key is None else read_job_position(connection, tenant, key).job_id
-    columns: dict[str, object] = {"tenant": tenant, "job_id": job_id, "kind": kind, "limit": limit + 1}
-    columns |= dict(zip(("before_at", "before_id"), after or _NEWEST, strict=True))
-    with connection.cursor(row_factory=rows_as(Work), binary=True) as cursor:
-        found = cursor.execute(_LIST_WORKS, columns).fetchall()
-    last = found[limit - 1] if len(found) > limit else None
-    return Page(found[:limit], None if last is None else (last.created_at, last.work_id))
+    at, before = after or _NEWEST
+    columns = {"tenant": tenant, "job_id": job_id, "kind": kind, "before_at": at, "before_id": before}
+    return read_page(
+        connection, rows_as(Work), _LIST_WORKS, columns, lambda last: (last.created_at, last.work_id), limit=limit
+    )
 
 
 def show_work(connection: Conn, tenant: str, work_id: UUID) -> Work:
@@ -225,9 +224,6 @@ class WorkChange:
     unchanged: Annotated[
         bool, Field(description="True if its state did not allow the change, or it had been made already.")
     ]
-
-
-S = TypeVar("S", bound=Started)
 
 
 class Works(Noun):
