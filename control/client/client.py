@@ -10,12 +10,13 @@ from typing import Self, Unpack
 from uuid import UUID, uuid4
 
 from tidewheel.audit import Actor
-from tidewheel.control.client.connection import BackfillResult, Connection, Triggered, backfill_of, drop_none, triggered
+from tidewheel.control.client.connection import BackfillResult, Connection, Triggered, backfill_of, drop_none
 from tidewheel.control.client.enqueue import TriggerOptions, trigger_document
 from tidewheel.control.explain.preview import Preview, preview
 from tidewheel.control.occurrence_audit.result import AuditResult, run_audit
 from tidewheel.control.reads.calendars import CalendarDetail, CalendarSummary, list_calendars, show_calendar
 from tidewheel.ids import RunId
+from tidewheel.intake.trigger import ACCEPTED
 from tidewheel.jobs.spec import JobSpec
 from tidewheel.nouns.api_keys.operations import ApiKeys
 from tidewheel.nouns.audit_log.operations import AuditLog
@@ -236,7 +237,9 @@ class Client(OneJob, Occurrences):
         """
         dedupe = drop_none({"key": dedupe_key, "window": window, "mode": mode, "longest": longest})
         document = trigger_document(key, payload, tenant=self._connection.tenant, dedupe=dedupe or None, **options)
-        return triggered(self._connection.request(document, options.get("request_id")))
+        reply = self._connection.request(document, options.get("request_id"))
+        assert reply.next_run_at is not None  # noqa: S101 - a run has a time
+        return Triggered(RunId(UUID(reply.run_id)), reply.dedupe or ACCEPTED, reply.next_run_at)
 
     def run_later(
         self,

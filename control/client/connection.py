@@ -29,7 +29,6 @@ from tidewheel.ids import RunId
 from tidewheel.intake.apply import BLOCKS_CLAIMS, apply_requests
 from tidewheel.intake.locks import RowLocked
 from tidewheel.intake.request import ReceivedRequest
-from tidewheel.intake.trigger import ACCEPTED
 from tidewheel.jobs.parsing import own_request
 from tidewheel.jobs.requests import Freeze, Request, RunComplete, RunHeartbeat, Thaw
 from tidewheel.jobs.validation import ensure_text_names
@@ -41,15 +40,17 @@ from tidewheel.schemas.generated.records import Reply
 from tidewheel.settings.connections import Connections
 from tidewheel.transitions.installation import Installation, read_installation
 
-_SET_REPEATABLE_READ = Statements("tidewheel.control")["set_repeatable_read"]
 T = TypeVar("T")
-_LOG = logging.getLogger("tidewheel.client")
-_TRIES = 5
-_LOCK_SECONDS = 10.0  # as `lock_timeout` of a session
-_CREATES_RUNS = ("job.trigger", "job.backfill", "run.retry", "workflow.resume", "batch.submit")
+
+_SET_REPEATABLE_READ = Statements("tidewheel.control")["set_repeatable_read"]
 _SQL = Statements("tidewheel")
 _ACT_FOR_TENANT = _SQL["act_for_tenant"]
 _READ_SEARCH_PATH = _SQL["read_search_path"]
+
+_TRIES = 5
+_LOCK_SECONDS = 10.0  # as `lock_timeout` of a session
+_CREATES_RUNS = ("job.trigger", "job.backfill", "run.retry", "workflow.resume", "batch.submit")
+_LOG = logging.getLogger("tidewheel.client")
 _REMEDY = "create the role again, or run `tidewheel migrate` with TIDEWHEEL_TENANT_ROLE set to the role that exists"
 
 
@@ -327,9 +328,3 @@ def backfill_of(reply: Reply) -> BackfillResult:
     """Return the backfill of an accepted request."""
     backfill_id = UUID(reply.backfill_id) if reply.backfill_id else None
     return BackfillResult(backfill_id, reply.occurrences, reply.unchanged)
-
-
-def triggered(reply: Reply) -> Triggered:
-    """Return the answer to a trigger that may have a dedupe."""
-    assert reply.next_run_at is not None  # noqa: S101 - a run has a time
-    return Triggered(RunId(UUID(reply.run_id)), reply.dedupe or ACCEPTED, reply.next_run_at)

@@ -62,7 +62,7 @@ Place = tuple[datetime, int]
 
 DryRun = Annotated[bool, Field(description="Only count them, and return the first ten.")]
 
-MAX_INT = 2**31 - 1  # of an `integer` column
+_MAX_INT = 2**31 - 1  # of an `integer` column
 
 
 class Noun:
@@ -316,14 +316,14 @@ def as_mapping(value: object, name: str) -> dict[str, object]:
     return dict(document)
 
 
-def as_int(value: int, name: str, most: int = MAX_INT) -> int:
+def as_int(value: int, name: str) -> int:
     """Return a number that a column holds.
 
     >>> as_int(3, "attempt")
     3
     """
-    if type(value) is not int or not 0 <= value <= most:
-        refuse(name, f"{shown(value)} does not fit", f"pass a whole number from 0 to {most}")
+    if type(value) is not int or not 0 <= value <= _MAX_INT:
+        refuse(name, f"{shown(value)} does not fit", f"pass a whole number from 0 to {_MAX_INT}")
     return value
 
 

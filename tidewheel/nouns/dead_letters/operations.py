@@ -1,8 +1,7 @@
 """`client.dead_letters`: list, count, show, redrive and purge dead letters; their records and reads.
 
-A redrive and a purge are works. Each dead letter is redriven once: its new run is written in
-the transaction that locks and marks it. A redriven run that fails again is a new dead letter, which the same redrive
-leaves alone.
+A redrive and a purge are works. Each dead letter is redriven once: its new run is written in the transaction that locks
+and marks it. A redriven run that fails again is a new dead letter, which the same redrive leaves alone.
 
 An unreadable message belongs to the tenant of its topic, on a shared topic to the default tenant.
 """
@@ -203,14 +202,17 @@ def show_dead_letter(connection: Conn, tenant: str, number: int) -> DeadLetterDe
 
 def survey_dead_letters(connection: Conn, tenant: str, filters: DeadLetterFilter) -> Survey[DeadLetterSummary]:
     """Count a tenant's dead letters up to the newest one of now, and return the oldest ones."""
-    _require(connection, tenant, filters.get("ids") or ())
+    if ids := filters.get("ids"):
+        scan = scan_dead_letters(connection, filter_columns(connection, tenant, {"ids": ids}), None, len(ids))
+        if missing := set(ids) - {letter.id for letter in scan.letters}:
+            raise UnknownDeadLetter(min(missing))
     columns = filter_columns(connection, tenant, filters)
     found, complete = first_matches(partial(scan_dead_letters, connection, columns), COUNTED + 1)
     cursor = {"at": EARLIEST.isoformat(), "id": 0}
     if complete and not found:
         return Survey(0, at_least=False, first=(), filter={}, cursor=cursor)
-    ids: DeadLetterFilter = {"ids": [letter.id for letter in found[:_SHOWN]]}
-    first = _list(connection, {**filter_columns(connection, tenant, ids), **_NEWEST, "look": _SHOWN, "limit": _SHOWN})
+    shown: DeadLetterFilter = {"ids": [letter.id for letter in found[:_SHOWN]]}
+    first = _list(connection, {**filter_columns(connection, tenant, shown), **_NEWEST, "look": _SHOWN, "limit": _SHOWN})
     # By the filters of the index alone: a rare error would read all dead letters.
     newest = _list(connection, {**columns, **dict.fromkeys(_UNINDEXED), **_NEWEST, "look": 1, "limit": 1})
     # A run that is redriven now and fails again is a dead letter of a later time.
@@ -241,13 +243,6 @@ def filter_columns(connection: Conn, tenant: str, filters: DeadLetterFilter) -> 
     columns |= {"since": filters.get("since") or EARLIEST, "until": filters.get("until") or _LATEST}
     ids_or_none = None if ids is None else list(ids)
     return columns | {"tenant": tenant, "ids": ids_or_none, "job_id": None if key is None else job_id(tenant, key)}
-
-
-def _require(connection: Conn, tenant: str, ids: Sequence[int]) -> None:
-    if ids:
-        scan = scan_dead_letters(connection, filter_columns(connection, tenant, {"ids": ids}), None, len(ids))
-        if missing := set(ids) - {letter.id for letter in scan.letters}:
-            raise UnknownDeadLetter(min(missing))
 
 
 def _list(connection: Conn, columns: dict[str, object]) -> list[DeadLetterSummary]:
@@ -325,7 +320,8 @@ class DeadLetters(Noun):
         out redriven dead letters, and those of a later time.
         """
         _ensure_selected(filters, chosen=everything or dry_run)
-        filters = {**filters, "redriven": False, "kind": _kind_to_redrive(filters)}
+        kind = filters.get("kind") or (None if filters.get("ids") else "run")
+        filters = {**filters, "redriven": False, "kind": kind}
         return self._start("dlq.redrive", filters, Asked(rate, reason, request_id, dry_run=dry_run))
 
     @operation(
@@ -357,8 +353,3 @@ class DeadLetters(Noun):
 def _ensure_selected(filters: DeadLetterFilter, *, chosen: bool) -> None:
     if not chosen and all(value is None for value in filters.values()):
         refuse("ids", "no dead letter is selected", "give ids, a filter, or `all` (`everything` in Python)")
-
-
-def _kind_to_redrive(filters: DeadLetterFilter) -> Literal["run", "message"] | None:
-    """Return the kind of a redrive by a filter: runs, unless `kind` or `ids` name messages."""
-    return filters.get("kind") or (None if filters.get("ids") else "run")

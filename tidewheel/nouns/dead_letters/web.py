@@ -4,7 +4,6 @@ from base64 import b64encode
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from datetime import datetime, timedelta
-from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from starlette.requests import Request
@@ -19,7 +18,6 @@ from tidewheel.control.console.dump import dump
 from tidewheel.control.console.sentences import about_run
 from tidewheel.control.console.urls import Urls
 from tidewheel.control.console.view import View, filters_of, list_view, page_now, part, read_filters
-from tidewheel.control.console.words import agreed, counted
 from tidewheel.doors.address import after_of, query_of
 from tidewheel.doors.console import Confirm
 from tidewheel.doors.rest import Route
@@ -31,7 +29,6 @@ from tidewheel.nouns.dead_letters.operations import (
     DeadLetters,
     DeadLettersPage,
     DeadLetterSummary,
-    DeadLetterWork,
 )
 from tidewheel.nouns.operation import operations
 from tidewheel.nouns.runs.web import RUN, with_attempts
@@ -112,7 +109,6 @@ class DeadLetterPage:
 
     def read(self, connection: Connection, caller: Caller, request: Request, urls: Urls) -> View:
         """Read it, with its run or its message."""
-        del caller, urls
         read_query(request, TenantQuery)
         number = read_number(str(request.path_params["number"]))
         if number is None:
@@ -140,22 +136,14 @@ def _line(each: DeadLetterSummary) -> str:
     return f"#{each.id}  {each.key or each.topic}  {each.error_type or each.reason}"
 
 
-def _under_way(done: str, result: DeadLetterWork) -> str:
-    many = counted(result.matched, "dead letter", at_least=result.at_least)
-    return f"{many} {agreed(result.matched, 'is', 'are')} being {done}."
-
-
 REDRIVE = Confirm(
     noun=DeadLetters, verb="redrive", things="dead letter", back="dead_letters", one=("dead_letter", "number"),
     sentence="A failed run becomes a new run of its job's version in force; a message goes to its topic once more.",
-    line=_line, done=partial(_under_way, "redriven"),
-    to=lambda urls, result: urls("bulk_work", kind="redrive", id=result.work_id),
-    labels={"rate": "How many per second at most"}, values={"rate": "50"},
+    line=_line, done="redriven", labels={"rate": "How many per second at most"}, values={"rate": "50"},
 )  # fmt: skip
 PURGE = Confirm(
     noun=DeadLetters, verb="purge", things="dead letter", back="dead_letters", one=("dead_letter", "number"),
-    sentence="What is purged cannot be redriven any more.", line=_line, done=partial(_under_way, "purged"),
-    to=lambda urls, result: urls("bulk_work", kind="purge", id=result.work_id),
+    sentence="What is purged cannot be redriven any more.", line=_line, done="purged",
     labels={"rate": "How many per second at most (optional)"},
 )  # fmt: skip
 

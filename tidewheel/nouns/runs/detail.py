@@ -46,15 +46,13 @@ _SHOW_RUN = _SQL["show_run"]
 _READ_PAST_ATTEMPTS = _SQL["read_past_attempts"]
 _READ_RETRY_CHAIN = _SQL["read_retry_chain"]
 _READ_RETRY_FACTS = _SQL["read_retry_facts"]
+_READ_LOGS = _SQL["read_logs"]
 
 _MESSAGE = re.compile(r"(?P<topic>.+)/(?P<partition>\d+)/(?P<offset>\d+)@(?P<timestamp>-?\d+)", re.ASCII)
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _LATEST = 253_402_300_799_999  # milliseconds of the last instant that Python has
 _COUNTED = (AttemptOutcome.FAILED, AttemptOutcome.TIMED_OUT)
 _COLUMNS = frozenset(each.name for each in fields(RunDetail))
-
-_READ_LOGS = Statements("tidewheel.control")["read_logs"]
-
 _PAGE = 20  # attempts in one read, 64 KiB each
 FOLLOW_SECONDS = 0.5
 

@@ -30,7 +30,6 @@ from tidewheel.control.api.openapi import IN_ADDRESS, add_route, body_of, schema
 from tidewheel.control.api.request_input import Cursors, Flag, PageQuery, TenantQuery, read_key, read_query, read_verb
 from tidewheel.control.api.workers import Workers
 from tidewheel.control.client.connection import Connection
-from tidewheel.control.console.words import agreed, counted
 from tidewheel.control.reads.json_form import one_of
 from tidewheel.control.reads.stored import read_stored_json
 from tidewheel.doors.address import after_of, next_cursor, query_of
@@ -39,7 +38,7 @@ from tidewheel.doors.rest import Route
 from tidewheel.jobs.requests import RunCancel, RunRetry
 from tidewheel.nouns.operation import field_values, operations
 from tidewheel.nouns.runs.model import Attempt, RunDetail, RunPage, RunSummary
-from tidewheel.nouns.runs.operations import RetryWork, Runs
+from tidewheel.nouns.runs.operations import Runs
 from tidewheel.nouns.runs.places import RunWhere, run_where
 from tidewheel.nouns.runs.reads import RunList
 from tidewheel.runs import RunState
@@ -207,15 +206,10 @@ def _line(each: RunSummary) -> str:
     return f"{each.run_id}  {each.key}  {each.error_type or each.status}"
 
 
-def _under_way(result: RetryWork) -> str:
-    many = counted(result.matched, "failed run", at_least=result.at_least)
-    return f"{many} {agreed(result.matched, 'is', 'are')} being retried."
-
-
 RETRY = Confirm(
     noun=Runs, verb="retry_failed", things="failed run", back="runs", not_back=("error_type",),
     one=("run", "run_id"),
     sentence="Each becomes a new run with its own payload, unless it has been retried already.",
-    line=_line, done=_under_way, to=lambda urls, result: urls("bulk_work", kind="retry", id=result.work_id),
-    labels={"rate": "How many per second at most", "versions": "Version of the new runs"}, values={"rate": "50"},
+    line=_line, done="retried", values={"rate": "50"},
+    labels={"rate": "How many per second at most", "versions": "Version of the new runs"},
 )  # fmt: skip

@@ -224,11 +224,6 @@ class ParentOfRun:
     expired: Annotated[bool, Field(description="True if the run or its result is no longer stored.")]
 
 
-def list_parents(connection: Conn, tenant: str, run_id: UUID, key: str | None) -> list[ParentOfRun]:
-    """Return the parents of a run, or the one with a key."""
-    return [_parent(each) for each in read_parents(connection, run_id, tenant=tenant, key=key)]
-
-
 def _parent(found: ParentRun) -> ParentOfRun:
     values = field_values(found)
     values["result"] = read_stored_json("result", found.result, f"run {found.run_id}")
@@ -303,7 +298,7 @@ class Workflows(Noun):
     def parents(self, run_id: _RunId, *, key: _ParentKey = None) -> _Parents:
         """List the parents of a run in its occurrence, with their latest runs and results."""
         with self._call.snapshot() as connection:
-            return list_parents(connection, self._call.tenant, run_id, key)
+            return [_parent(each) for each in read_parents(connection, run_id, tenant=self._call.tenant, key=key)]
 
     def _change(self, kind: str, root_run_id: UUID, reason: str | None, request_id: str | None) -> bool:
         document = {"type": kind, "run_id": str(root_run_id), "reason": reason}

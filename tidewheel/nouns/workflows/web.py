@@ -193,7 +193,6 @@ class PauseWorkflow:
 
     def ask(self, connection: Connection, caller: Caller, request: Request, urls: Urls) -> Dialog:
         """Return what waits, and what goes on."""
-        del caller
         found, question = _open_workflow(connection, request), "Pause this workflow of {}?"
         if found.summary.state == "cancelling":
             return _cancelling(question, found, urls, request)
@@ -207,7 +206,6 @@ class PauseWorkflow:
 
     def act(self, connection: Connection, caller: Caller, form: Form, request: Request, urls: Urls) -> Done:
         """Pause it."""
-        del caller
         _change(connection, "workflow.pause", form, request)
         undo = ("Resume", urls("workflow_resume", root_run_id=_root_of(request)))
         return Done(_page(urls, request), "The workflow is paused.", undo)
@@ -248,7 +246,6 @@ class ResumeWorkflow:
 
     def act(self, connection: Connection, caller: Caller, form: Form, request: Request, urls: Urls) -> Done:
         """Resume it."""
-        del caller
         again = len(Workflows(connection).get(_root_of(request)).again)
         unchanged = _change(connection, "workflow.resume", form, request)
         resumed = "It is resumed."
@@ -266,7 +263,6 @@ class CancelWorkflow:
 
     def ask(self, connection: Connection, caller: Caller, request: Request, urls: Urls) -> Dialog:
         """Return the runs that are cancelled, and the jobs that get none."""
-        del caller
         found = _open_workflow(connection, request)
         if found.summary.state == "cancelling":
             return _cancelling("Cancel this workflow of {}?", found, urls, request)
@@ -294,7 +290,6 @@ class CancelWorkflow:
 
     def act(self, connection: Connection, caller: Caller, form: Form, request: Request, urls: Urls) -> Done:
         """Cancel it."""
-        del caller
         runs = len(_going_on(connection, Workflows(connection).get(_root_of(request))))
         unchanged = _change(connection, "workflow.cancel", form, request)
         who = f"{counted(runs, 'run')} {agreed(runs, 'is', 'are')}" if runs else "It is"

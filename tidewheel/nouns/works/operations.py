@@ -320,8 +320,9 @@ def start(
     The kind of the work is the last part of `action`. A repeated `request_id` returns the first work.
     """
     kind = action.rpartition(".")[2]
-    work_id = _id_of(call, kind, asked.request_id)
-    if asked.request_id is not None and not asked.dry_run:
+    of_request = None if asked.request_id is None else f"{kind}/{call.tenant}/{asked.request_id}".encode()
+    work_id = uuid4() if of_request is None else hashed_id(of_request)
+    if of_request is not None and not asked.dry_run:
         first = _work_of_request(call, work_id, asked.rate)
         if first is not None:
             return made(work_id, min(first.matched_count, COUNTED), first.matched_count > COUNTED, ())
@@ -341,11 +342,6 @@ def start(
     call.write(add)
     call.notify(Channel.TIMERS)
     return made(work_id, found.matched, found.at_least, ())
-
-
-def _id_of(call: Call, kind: str, request_id: str | None) -> UUID:
-    """Return the id of a new work; a repeated request gives the same."""
-    return uuid4() if request_id is None else hashed_id(f"{kind}/{call.tenant}/{request_id}".encode())
 
 
 def _work_of_request(call: Call, work_id: UUID, rate: float | None) -> Work | None:

@@ -1,4 +1,4 @@
-"""Pages of freezes: choose a scope, see what it stops, and end it."""
+"""Freezes on the web: choose a scope, see what it stops, and end it."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -71,7 +71,6 @@ class ChooseFreezePage:
 
     def read(self, connection: Connection, caller: Caller, request: Request, urls: Urls) -> View:
         """Read the standing freezes, with what waits under each."""
-        del urls
         back = _back(read_query(request, BackQuery))
         with connection.snapshot(all_tenants=caller.all_tenants) as reading:
             now = read_now(reading)
