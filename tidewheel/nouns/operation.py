@@ -38,13 +38,13 @@ from tidewheel.api_keys import Scope
 from tidewheel.errors import InvalidInput, refuse
 from tidewheel.jobs.invalid import InvalidValue
 from tidewheel.jobs.validation import StrictModel, ensure_text_names, shown, validate
+from tidewheel.postgres.session import Conn, read_rows
 
 if TYPE_CHECKING:
-    from psycopg.rows import BaseRowFactory
+    from psycopg.rows import RowFactory
 
     from tidewheel.control.client.connection import Connection
     from tidewheel.jobs.requests import Sent
-    from tidewheel.postgres.session import Conn
     from tidewheel.schemas.generated.records import Reply
 
 
@@ -102,12 +102,11 @@ class Page(list[T]):
 
 
 def read_page(
-    connection: "Conn", record: "BaseRowFactory[T]", statement: LiteralString, columns: Mapping[str, object],
+    connection: Conn, record: "RowFactory[T]", statement: LiteralString, columns: Mapping[str, object],
     place: Callable[[T], object], *, limit: int,
 ) -> Page[T]:  # fmt: skip
     """Read a page, and a row more that shows whether another page follows the place of its last row."""
-    with connection.cursor(row_factory=record, binary=True) as cursor:
-        found = cursor.execute(statement, {**columns, "limit": limit + 1}).fetchall()
+    found = read_rows(connection, record, statement, {**columns, "limit": limit + 1})
     return Page(found[:limit], place(found[limit - 1]) if len(found) > limit else None)
 
 

@@ -18,7 +18,7 @@ from tidewheel.jobs.validation import shown
 from tidewheel.jobs.values import MAX_ELEMENTS, Key, Queue, span
 from tidewheel.nouns.operation import Noun, Page, Rows, operation, read_page
 from tidewheel.nouns.tenants.reads import require_tenant
-from tidewheel.postgres.session import Conn
+from tidewheel.postgres.session import Conn, read_row
 from tidewheel.postgres.statements import Statements
 
 _SQL = Statements("tidewheel.nouns.api_keys")
@@ -74,8 +74,7 @@ class ApiKeySummary:
 def show_api_key(connection: Conn, tenant: str | None, key_id: str) -> ApiKeySummary:
     """Return a key of a tenant, or of any; raise UnknownApiKey if there is none."""
     ensure_key_id(key_id)
-    with connection.cursor(row_factory=class_row(ApiKeySummary), binary=True) as cursor:
-        found = cursor.execute(_SHOW_API_KEY, {"tenant": tenant, "key_id": key_id}).fetchone()
+    found = read_row(connection, class_row(ApiKeySummary), _SHOW_API_KEY, {"tenant": tenant, "key_id": key_id})
     if found is None:
         raise UnknownApiKey(key_id)
     return found

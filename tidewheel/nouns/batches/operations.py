@@ -18,7 +18,7 @@ from tidewheel.nouns.operation import InRequest, Noun, Page, Rows, as_id, operat
 from tidewheel.nouns.tenants.reads import require_tenant
 from tidewheel.nouns.works.operations import POLL_SECONDS, Polling
 from tidewheel.postgres.pg_binary import uuids
-from tidewheel.postgres.session import Conn, rows_of
+from tidewheel.postgres.session import Conn, read_row, read_rows, rows_of
 from tidewheel.postgres.statements import Statements
 from tidewheel.transitions.occurrences import NodeRun, read_node_runs
 
@@ -119,12 +119,10 @@ class Batch:
 def show_batch(connection: Conn, tenant: str, batch_id: UUID, *, limit: int) -> Batch:
     """Return one batch with so many of its runs at most."""
     columns: dict[str, object] = {"tenant": tenant, "batch_id": batch_id, "limit": limit}
-    with connection.cursor(row_factory=class_row(BatchSummary), binary=True) as cursor:
-        summary = cursor.execute(_SHOW_BATCH, columns).fetchone()
+    summary = read_row(connection, class_row(BatchSummary), _SHOW_BATCH, columns)
     if summary is None:
         raise UnknownBatch(str(batch_id))
-    with connection.cursor(row_factory=rows_of(_Row._make), binary=True) as cursor:
-        rows = cursor.execute(_READ_BATCH_RUNS, columns).fetchall()
+    rows = read_rows(connection, rows_of(_Row._make), _READ_BATCH_RUNS, columns)
     ids = [row.run_id for row in rows]
     found = read_node_runs(connection, ids, batch_id)
     columns = {"batch_id": batch_id, "run_ids": uuids(ids), "limit": _MAX_EDGES}

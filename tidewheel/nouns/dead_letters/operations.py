@@ -36,7 +36,7 @@ from tidewheel.nouns.works.operations import (
     first_matches,
     start,
 )
-from tidewheel.postgres.session import Conn
+from tidewheel.postgres.session import Conn, read_rows
 from tidewheel.postgres.statements import Statements
 from tidewheel.transitions import dead_letters as rows
 from tidewheel.transitions.dead_letters import DeadLetterRef, LetterScan
@@ -246,8 +246,7 @@ def filter_columns(connection: Conn, tenant: str, filters: DeadLetterFilter) -> 
 
 
 def _list(connection: Conn, columns: dict[str, object]) -> list[DeadLetterSummary]:
-    with connection.cursor(row_factory=class_row(DeadLetterSummary), binary=True) as cursor:
-        return cursor.execute(_LIST_DEAD_LETTERS, columns).fetchall()
+    return read_rows(connection, class_row(DeadLetterSummary), _LIST_DEAD_LETTERS, columns)
 
 
 def _last_looked_at(connection: Conn, columns: Mapping[str, object]) -> Place | None:

@@ -21,7 +21,7 @@ from tidewheel.jobs.values import IfVersion, Instant, Reason
 from tidewheel.nouns.jobs.model import Change, Job, JobDetail, JobFilter, JobPage, Version, job_of
 from tidewheel.nouns.jobs.reads import list_jobs, show_job
 from tidewheel.nouns.operation import Noun, Rows, operation
-from tidewheel.postgres.session import Conn
+from tidewheel.postgres.session import Conn, read_rows
 from tidewheel.postgres.statements import Statements
 
 _SQL = Statements("tidewheel.control")
@@ -102,8 +102,7 @@ class CountedDay:
 
 def read_counted_days(connection: Conn, job: UUID, days: int) -> Sequence[CountedDay]:
     """Return the counted days of a job, up to so many before today, the newest first."""
-    with connection.cursor(row_factory=class_row(CountedDay), binary=True) as cursor:
-        return cursor.execute(_READ_JOB_DAYS, {"job_id": job, "days": days}).fetchall()
+    return read_rows(connection, class_row(CountedDay), _READ_JOB_DAYS, {"job_id": job, "days": days})
 
 
 def _day(rows: Sequence[CountedDay]) -> JobDay:

@@ -23,7 +23,7 @@ from tidewheel.jobs.values import format_second
 from tidewheel.nouns.freezes.reads import freezes_of
 from tidewheel.nouns.jobs.model import JobDetail, JobFilter, JobPage, JobSummary, LastRun
 from tidewheel.nouns.tenants.reads import require_tenant
-from tidewheel.postgres.session import Conn
+from tidewheel.postgres.session import Conn, read_row, read_rows
 from tidewheel.postgres.statements import Statements
 from tidewheel.schedules.decision import HoldReason
 
@@ -65,8 +65,7 @@ def list_jobs(
     if after:
         found = _find(connection, columns, after, limit=limit + 1, look=look if is_narrow else limit + 1)
     more = len(found.job_ids) > limit
-    with connection.cursor(row_factory=rows_as(_JobRow), binary=True) as cursor:
-        rows = cursor.execute(_LIST_JOBS, {"job_ids": found.job_ids[:limit]}).fetchall()
+    rows = read_rows(connection, rows_as(_JobRow), _LIST_JOBS, {"job_ids": found.job_ids[:limit]})
     page = tuple(_summary(connection, tenant, row) for row in rows)
     return JobPage(
         jobs=page,
@@ -87,8 +86,7 @@ def show_job(connection: Conn, tenant: str, key: str, *, as_stored: bool = False
     from tidewheel.control.explain.facts import read_job_error
     from tidewheel.nouns.jobs.versions import submitted_job  # here: a list of jobs needs no codec
 
-    with connection.cursor(row_factory=rows_as(_JobDetailRow), binary=True) as cursor:
-        row = cursor.execute(_SHOW_JOB, {"job_id": job_id(tenant, key)}).fetchone()
+    row = read_row(connection, rows_as(_JobDetailRow), _SHOW_JOB, {"job_id": job_id(tenant, key)})
     if row is None:
         deleted_at = read_job_position(connection, tenant, key).deleted_at
         raise UnknownJob(tenant, key, None if deleted_at is None else format_second(deleted_at))

@@ -20,7 +20,7 @@ from tidewheel.jobs.values import one_line
 from tidewheel.nouns.operation import Noun, Page, Rows, checked, operation, read_page
 from tidewheel.nouns.tenants.reads import require_tenant
 from tidewheel.postgres.notify import Channel
-from tidewheel.postgres.session import Conn
+from tidewheel.postgres.session import Conn, read_row
 from tidewheel.postgres.statements import Statements
 from tidewheel.transitions.held_back import skip_blocker
 from tidewheel.transitions.key_limits import MOST_PREFIXES, KeyPattern, apply_limit, remove_limit, set_limit
@@ -133,8 +133,7 @@ def list_blocked_keys(
 def read_blocked_key(connection: Conn, tenant: str, key: str) -> BlockedKey | None:
     """Return a key if it is blocked."""
     columns: dict[str, object] = {"key_id": order_id(tenant, key), "counted": COUNTED}
-    with connection.cursor(row_factory=class_row(BlockedKey), binary=True) as cursor:
-        return cursor.execute(_READ_BLOCKED_KEY, columns).fetchone()
+    return read_row(connection, class_row(BlockedKey), _READ_BLOCKED_KEY, columns)
 
 
 @dataclass(frozen=True, slots=True)

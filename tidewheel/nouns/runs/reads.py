@@ -29,7 +29,7 @@ from tidewheel.nouns.operation import Noun, Page, Rows, operation, read_page
 from tidewheel.nouns.runs.model import Cancellation, Group, PageFilter, RecentRun, RunFilter, RunPage, RunSummary
 from tidewheel.nouns.tenants.reads import require_tenant
 from tidewheel.postgres.database_clock import read_now
-from tidewheel.postgres.session import Conn
+from tidewheel.postgres.session import Conn, read_row
 from tidewheel.postgres.statements import Statements
 from tidewheel.runs import DEAD_LETTERED, FINAL, IN_FLIGHT, OPEN, OWNED, SCHEDULED, Move, RunState, sources
 from tidewheel.transitions.cancellation import count_matches
@@ -324,8 +324,7 @@ def list_cancellations(
 
 def show_cancellation(connection: Conn, tenant: str, number: int) -> Cancellation:
     """Return one cancellation, or raise UnknownCancellation."""
-    with connection.cursor(row_factory=rows_as(Cancellation), binary=True) as cursor:
-        found = cursor.execute(_READ_CANCELLATION, {"id": number, "tenant": tenant}).fetchone()
+    found = read_row(connection, rows_as(Cancellation), _READ_CANCELLATION, {"id": number, "tenant": tenant})
     if found is None:
         raise UnknownCancellation(number)
     return found

@@ -1,4 +1,4 @@
-"""Workflows on the web: the list, the page of one occurrence, and the dialogs that pause, resume and cancel it."""
+"""Workflows on the web: the list, the page of an occurrence, and dialogs to pause, resume and cancel it."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence

@@ -23,7 +23,7 @@ from tidewheel.nouns.operation import Call, InDoors, Noun, Page, Rows, as_id, as
 from tidewheel.nouns.tenants.reads import require_tenant
 from tidewheel.postgres.database_clock import read_now
 from tidewheel.postgres.notify import Channel
-from tidewheel.postgres.session import Conn
+from tidewheel.postgres.session import Conn, read_row
 from tidewheel.postgres.statements import Statements
 from tidewheel.schedules.decision import BackfillState
 from tidewheel.transitions.works import NewWork, add_work, lock_work, set_work_state
@@ -165,8 +165,7 @@ def list_works(
 
 def show_work(connection: Conn, tenant: str, work_id: UUID) -> Work:
     """Return one work; a backfill with the states of the runs that are stored."""
-    with connection.cursor(row_factory=rows_as(Work), binary=True) as cursor:
-        found = cursor.execute(_SHOW_WORK, {"tenant": tenant, "work_id": work_id}).fetchone()
+    found = read_row(connection, rows_as(Work), _SHOW_WORK, {"tenant": tenant, "work_id": work_id})
     if found is None:
         raise UnknownWork(str(work_id))
     if found.kind != "backfill":
