@@ -26,8 +26,8 @@ from tidewheel.api_keys import Scope as Right
 from tidewheel.audit import ACTOR_HEADER, ALL_TENANTS, Actor, ActorKind, Door, person
 from tidewheel.control.api.key_check import KeyCheck, KeyUse, ShownKey, StoredKey
 from tidewheel.control.api.problems import PAGE, on_http, on_unavailable, problem, unauthorized
-from tidewheel.control.api.request_input import BodyMemory, Sharer, TenantQuery, in_time, read_query
-from tidewheel.control.api.turns import Turnstile
+from tidewheel.control.api.request_input import Body, BodyMemory, Sharer, TenantQuery, in_time, read_query
+from tidewheel.control.api.workers import Turnstile
 from tidewheel.control.console.door import KNOWN, SIGN_IN, TO_SIGN_IN, is_static
 from tidewheel.control.console.door import Door as ConsoleDoor
 from tidewheel.control.console.sign_in import SignIn
@@ -138,7 +138,7 @@ class Guard:
             return await on_unavailable(request, error)
 
     async def _serve(self, sharer: Sharer, scope: Scope, receive: Receive, send: Send) -> None:
-        body = self._bodies.body(sharer, receive)
+        body = Body(self._bodies, sharer, receive)
         try:
             await self._app(_as_get(scope), body.receive, send)
         finally:

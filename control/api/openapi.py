@@ -105,19 +105,15 @@ def body_of(
     model: type[BaseModel],
     *,
     without: Sequence[str] = (),
-    title: str | None = None,
     typed: Mapping[str, dict[str, Any]] | None = None,
 ) -> dict[str, Any]:
     """Return the schema of a body, except the fields that the address and the headers give.
 
     Its defaults are in words. Some clients send every default that a schema has. A job would then have the defaults
     of the client's release, and submitting it by another door would change it.
-
-    Args:
-        title: The name of the schema; by default that of the model.
     """
     schema = schema_of(model, "validation")
-    schema["title"] = title or model.__name__
+    schema["title"] = model.__name__
     for name in without:
         schema["properties"].pop(name, None)
         if name in schema.get("required", []):

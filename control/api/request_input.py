@@ -291,10 +291,6 @@ class BodyMemory:
         self._held = Counter[str]()  # bytes by kind of caller
         self._held_by = Counter[Sharer]()
 
-    def body(self, sharer: "Sharer", receive: Receive) -> "Body":
-        """Return the body of a request, of which nothing has been read."""
-        return Body(self, sharer, receive)
-
     def add(self, sharer: "Sharer", size: int) -> None:
         """Count bytes, or take back a negative `size`; raise Overloaded beyond the sharer's part."""
         kind, whole = sharer.kind, sharer._replace(key=None)
@@ -319,7 +315,7 @@ class Sharer(NamedTuple):
 
 
 class Body:
-    """The body of one request."""
+    """The body of one request, of which nothing has been read."""
 
     def __init__(self, memory: BodyMemory, sharer: Sharer, receive: Receive) -> None:
         self._memory, self._sharer, self._receive = memory, sharer, receive

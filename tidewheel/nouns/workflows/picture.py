@@ -190,7 +190,8 @@ def picture_of(nodes: Sequence[WorkflowNode]) -> Picture | None:
     members: dict[int, list[WorkflowNode]] = {}
     for at, node in enumerate(nodes):
         members.setdefault(group[at], []).append(node)
-    order = sorted(members, key=lambda each: (_layer(nodes, group)[each], each))
+    layer = dict(zip(group, depths(nodes), strict=True))
+    order = sorted(members, key=lambda each: (layer[each], each))
     number = {each: at for at, each in enumerate(order)}
     places = {node.key: number[group[at]] for at, node in enumerate(nodes)}
     links = _links(nodes, places)
@@ -212,10 +213,6 @@ def is_met(when: str, state: str) -> bool:
     if when == "always":
         return state in _ENDED
     return state in DEAD_LETTERED if when == "failure" else state == RunState.SUCCEEDED
-
-
-def _layer(nodes: Sequence[WorkflowNode], group: Sequence[int]) -> Mapping[int, int]:
-    return dict(zip(group, depths(nodes), strict=True))
 
 
 def _groups(nodes: Sequence[WorkflowNode]) -> list[int]:

@@ -1,4 +1,4 @@
-"""Workflows on the web: the list, the page of an occurrence, and dialogs to pause, resume and cancel it."""
+"""Workflows on the web: list and page of occurrences, and dialogs to pause, resume and cancel one."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
