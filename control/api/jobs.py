@@ -85,23 +85,22 @@ _CREATED_RUN: dict[str, Json] = {"run_id": examples.RUN_ID, "dedupe": None, "run
 
 
 class JobsQuery(PageQuery):
-    """Filter of a list of jobs.
+    """Filter of a list of jobs."""
 
-    Attributes:
-        prefix: Only keys with this prefix.
-        status: Only jobs in this state; `unwell` are those in quarantine, or whose last run failed within seven days.
-        label: Only jobs with this label, as name=value; repeatable.
-        lane: Only jobs of this lane.
-        queue: Only jobs of this queue.
-        kind: Only schedules of this kind.
-    """
-
-    prefix: Text = ""
-    status: Literal["active", "paused", "finished", "quarantined", "unwell"] | None = None
-    label: LabelFilter = Field(default_factory=dict[str, str])
-    lane: Lane | None = None
-    queue: Queue | None = None
-    kind: Kind | None = None
+    prefix: Annotated[Text, Field(description="Only keys with this prefix.")] = ""
+    status: Annotated[
+        Literal["active", "paused", "finished", "quarantined", "unwell"] | None,
+        Field(
+            description="Only jobs in this state; `unwell` are those in quarantine, or whose last run failed within "
+            "seven days."
+        ),
+    ] = None
+    label: LabelFilter = Field(
+        default_factory=dict[str, str], description="Only jobs with this label, as name=value; repeatable."
+    )
+    lane: Annotated[Lane | None, Field(description="Only jobs of this lane.")] = None
+    queue: Annotated[Queue | None, Field(description="Only jobs of this queue.")] = None
+    kind: Annotated[Kind | None, Field(description="Only schedules of this kind.")] = None
 
     @property
     def filter(self) -> JobFilter:
@@ -111,53 +110,34 @@ class JobsQuery(PageQuery):
 
 
 class VersionsQuery(PageQuery):
-    """Query of a list of versions.
+    """Query of a list of versions."""
 
-    Attributes:
-        limit: How many at most.
-    """
-
-    limit: Annotated[int, Field(ge=1, le=MAX_VERSIONS), BeforeValidator(whole)] = 20
+    limit: Annotated[int, Field(ge=1, le=MAX_VERSIONS, description="How many at most."), BeforeValidator(whole)] = 20
 
 
 class PreviewBody(StrictModel):
-    """Body of a preview.
+    """Body of a preview."""
 
-    Attributes:
-        job: The job as in a submit; its key may be left out.
-        limit: How many occurrences.
-        after: The occurrences after this instant; by default now.
-    """
-
-    job: dict[str, object]
-    limit: Annotated[int, Field(ge=1, le=100)] = 10
-    after: Instant | None = None
+    job: Annotated[dict[str, object], Field(description="The job as in a submit; its key may be left out.")]
+    limit: Annotated[int, Field(ge=1, le=100, description="How many occurrences.")] = 10
+    after: Annotated[Instant | None, Field(description="The occurrences after this instant; by default now.")] = None
 
 
 class BulkBody(StrictModel):
-    """Body of a bulk.
+    """Body of a bulk."""
 
-    Attributes:
-        jobs: The jobs, each as in a submit.
-    """
-
-    jobs: Annotated[list[dict[str, object]], Field(min_length=1, max_length=_MOST_JOBS)]
+    jobs: list[dict[str, object]] = Field(
+        min_length=1, max_length=_MOST_JOBS, description="The jobs, each as in a submit."
+    )
 
 
 class ReleaseBody(StrictModel):
-    """Body of a release of quarantined jobs.
+    """Body of a release of quarantined jobs."""
 
-    Attributes:
-        keys: Only these jobs.
-        error: Only those whose error contains this text.
-        everything: True to release all.
-        dry_run: Only count them.
-    """
-
-    keys: list[Key] = Field(default_factory=list[str], max_length=_MOST_JOBS)
-    error: Text | None = None
-    everything: bool = False
-    dry_run: bool = False
+    keys: list[Key] = Field(default_factory=list[str], max_length=_MOST_JOBS, description="Only these jobs.")
+    error: Annotated[Text | None, Field(description="Only those whose error contains this text.")] = None
+    everything: Annotated[bool, Field(description="True to release all.")] = False
+    dry_run: Annotated[bool, Field(description="Only count them.")] = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,17 +161,14 @@ class ChangedJob:
 
 @dataclass(frozen=True, slots=True)
 class CreatedRun:
-    """A run that a request has created.
+    """A run that a request has created."""
 
-    Attributes:
-        run_id: The run; of a trigger with dedupe it may be that of an earlier one.
-        dedupe: Of a trigger with dedupe: `accepted`, `deduplicated`, `replaced` or `debounced`.
-        runs_at: Of a trigger with dedupe: when the run is due.
-    """
-
-    run_id: UUID
-    dedupe: str | None
-    runs_at: datetime | None
+    run_id: Annotated[UUID, Field(description="The run; of a trigger with dedupe it may be that of an earlier one.")]
+    dedupe: Annotated[
+        str | None,
+        Field(description="Of a trigger with dedupe: `accepted`, `deduplicated`, `replaced` or `debounced`."),
+    ]
+    runs_at: Annotated[datetime | None, Field(description="Of a trigger with dedupe: when the run is due.")]
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,10 +10,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from http import HTTPStatus
-from typing import cast
+from typing import Annotated, cast
 from uuid import uuid4
 
 from fastapi import APIRouter
+from pydantic import Field
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
@@ -43,15 +44,10 @@ _KEPT_SECONDS = 1.0  # for which an answer holds
 
 @dataclass(frozen=True, slots=True)
 class ReportedRun:
-    """A run after a report.
+    """A run after a report."""
 
-    Args:
-        run_id: Its id.
-        run_status: Its state; null if the report changed nothing.
-    """
-
-    run_id: str
-    run_status: str | None
+    run_id: Annotated[str, Field(description="Its id.")]
+    run_status: Annotated[str | None, Field(description="Its state; null if the report changed nothing.")]
 
 
 @dataclass(frozen=True, slots=True)

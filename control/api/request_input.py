@@ -100,35 +100,28 @@ LabelFilter = Annotated[Mapping[LabelName, Text], Field(max_length=20), BeforeVa
 
 
 class TenantQuery(StrictModel):
-    """The part of a query that every route has.
+    """The part of a query that every route has."""
 
-    Attributes:
-        tenant: The tenant; that of the caller's key if it is left out, or `default`.
-    """
-
-    tenant: Tenant = "default"
+    tenant: Annotated[
+        Tenant, Field(description="The tenant; that of the caller's key if it is left out, or `default`.")
+    ] = "default"
     noun: ClassVar[str] = "parameter"
 
 
 class LimitQuery(TenantQuery):
-    """Query of a list without pages.
-
-    Attributes:
-        limit: How many at most.
-    """
+    """Query of a list without pages."""
 
     noun: ClassVar[str] = "filter"
-    limit: Limit = 50
+    limit: Annotated[Limit, Field(description="How many at most.")] = 50
 
 
 class PageQuery(LimitQuery):
-    """The part of a query that every list with pages has.
+    """The part of a query that every list with pages has."""
 
-    Attributes:
-        cursor: The `next_cursor` of the page before.
-    """
-
-    cursor: Annotated[str, AfterValidator(one_line(_MAX_CURSOR))] | None = None
+    cursor: Annotated[
+        Annotated[str, AfterValidator(one_line(_MAX_CURSOR))] | None,
+        Field(description="The `next_cursor` of the page before."),
+    ] = None
 
 
 def read_query(request: Request, model: type[M], *, names: Collection[str] | None = None) -> M:

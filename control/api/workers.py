@@ -1,4 +1,4 @@
-"""Threads for the database work of HTTP requests, so that it never blocks the event loop; turns of callers.
+"""Threads for the database work of HTTP requests, and turns of callers: nothing blocks the event loop.
 
 Each kind of caller has threads, a queue and connections of its own, so executors never wait for strangers. Tenants and
 their keys take turns: the tenant that sends most waits longest, and a full queue pushes out the last of the tenant that

@@ -13,11 +13,12 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import LiteralString, TypeVar
+from typing import Annotated, LiteralString, TypeVar
 from uuid import UUID
 
 import psycopg
 from psycopg.errors import InsufficientPrivilege
+from pydantic import Field
 
 from tidewheel import task_token_keys
 from tidewheel.audit import Actor, Change, process_actor, record_change
@@ -311,17 +312,13 @@ class Triggered:
 
 @dataclass(frozen=True, slots=True)
 class BackfillResult:
-    """A backfill after its request.
+    """A backfill after its request."""
 
-    Args:
-        backfill_id: Its id in `client.works`; None after a dry run, which creates none.
-        occurrences: How many of its range are to be run.
-        unchanged: True if an earlier delivery of the request has created it.
-    """
-
-    backfill_id: UUID | None
-    occurrences: int | None
-    unchanged: bool
+    backfill_id: Annotated[
+        UUID | None, Field(description="Its id in `client.works`; null after a dry run, which creates none.")
+    ]
+    occurrences: Annotated[int | None, Field(description="How many of its range are to be run.")]
+    unchanged: Annotated[bool, Field(description="True if an earlier delivery of the request has created it.")]
 
 
 def backfill_of(reply: Reply) -> BackfillResult:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from starlette.requests import Request
 
 from tidewheel.control.api.authorization import Caller
-from tidewheel.control.api.examples import JOB_ID, RUN_ID, WORK_ID
+from tidewheel.control.api.examples import AT, JOB_ID, NEXT, RUN_ID, WORK_ID
 from tidewheel.control.api.examples import RUN as RUN_EXAMPLE
 from tidewheel.control.api.openapi import schema_of
 from tidewheel.control.api.request_input import Cursors, PageQuery, TenantQuery, read_number, read_query
@@ -41,11 +41,10 @@ _MOST_GROUPS = 100  # of a page
 _LIST = operations(DeadLetters)["list"]
 _MADE, _NAMES = query_of(_LIST, _LIST.parameters)
 
-_AT = "2026-11-20T01:00:00Z"
 _LETTER: dict[str, Json] = {
     "id": 41, "kind": "run", "run_id": RUN_ID, "key": "nightly", "job_id": JOB_ID, "status": "failed", "cause": "timer",
     "queue": "default", "lane": "standard", "attempt": 5, "error_type": "TimeoutError", "topic": None,
-    "partition": None, "offset": None, "reason": "no retry is left", "created_at": _AT, "redriven_run_id": None,
+    "partition": None, "offset": None, "reason": "no retry is left", "created_at": AT, "redriven_run_id": None,
     "redriven_at": None,
 }  # fmt: skip
 _MATCHED: dict[str, Json] = {"matched": 12, "at_least": False, "first": []}
@@ -176,7 +175,7 @@ DEAD_LETTERS: Mapping[str, Route] = {
     "list": Route({"dead_letters": [_LETTER], "next_cursor": None, "total": 1, "at_least": False}),
     "groups": Route({"looked_at": 12, "at_least": False, "groups": [{
         "kind": "run", "key": "nightly", "job_id": JOB_ID, "error_type": "TimeoutError", "status": "failed",
-        "count": 12, "first_at": _AT, "last_at": "2026-11-21T01:00:00Z", "versions": [2, 3], "current_version": 3,
+        "count": 12, "first_at": AT, "last_at": NEXT, "versions": [2, 3], "current_version": 3,
     }]}),
     "get": Route(
         {**_LETTER, "run": RUN_EXAMPLE, "message_key_base64": None, "message_value_base64": None},

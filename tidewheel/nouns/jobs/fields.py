@@ -22,8 +22,9 @@ from tidewheel.schedules.decision import CatchUp
 
 SCHEDULES = ("cron", "interval", "fixed_delay", "once", "after", "manual")
 Kind = Literal["text", "span", "number", "instant", "json", "list", "pairs", "parents", "words", "flag", "zone"]
-
-
+NOTHING = object()
+"""In place of a value that is not there: None is a value in JSON."""
+_INDENTED = 32_768  # characters up to which JSON is indented
 _AS_TYPED: Mapping[Kind, tuple[str, str]] = {
     "json": ("", "@FILE reads it from a file."),
     "list": ("One per line.", "Repeatable."),
@@ -153,7 +154,6 @@ MEANINGS: Mapping[str, Mapping[str, str]] = {
     },
 }
 """What each value of a choice does, by its field."""
-_INDENTED = 32_768  # characters up to which JSON is indented
 GROUPS: Sequence[Group] = (
     Group("Target and payload", (
         _target("handler", "handler", help="The name of a Python handler."),
@@ -265,10 +265,6 @@ GROUPS: Sequence[Group] = (
 
 FIELDS: Sequence[SpecField] = tuple(field for group in GROUPS for field in group.fields)
 LABELS: Mapping[str, str] = {field.path: field.label for field in FIELDS}
-
-
-NOTHING = object()
-"""In place of a value that is not there: None is a value in JSON."""
 
 
 def put(job: dict[str, object], path: Sequence[str], value: object) -> None:
