@@ -141,6 +141,11 @@ class FreezeSummary:
     waiting: Annotated[int, Field(description="The number of those that are due now.")]
     held: Annotated[int, Field(description="The number of jobs whose timer it has held, `MAX_WAITING` at most.")]
 
+    @property
+    def is_capped(self) -> bool:
+        """True if there may be more runs than `open_runs`."""
+        return self.open_runs >= MAX_WAITING
+
 
 class Freezable(NamedTuple):
     """The open runs that a freeze would concern."""

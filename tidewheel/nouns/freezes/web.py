@@ -19,7 +19,7 @@ from tidewheel.control.console.words import agreed, counted, number
 from tidewheel.control.reads.fleet import list_executors
 from tidewheel.doors.address import query_of
 from tidewheel.errors import FieldError, refuse
-from tidewheel.nouns.freezes.model import MAX_WAITING, Freezable, Freeze, FreezeSummary, FrozenScope
+from tidewheel.nouns.freezes.model import Freezable, Freeze, FreezeSummary, FrozenScope
 from tidewheel.nouns.freezes.operations import Freezes
 from tidewheel.nouns.freezes.reads import (
     all_freezes,
@@ -76,9 +76,7 @@ class ChooseFreezePage:
             now = read_now(reading)
             freezes = list_freezes(reading, caller.tenant, counts_all=caller.all_tenants)
             standing = all_freezes(reading) if caller.all_tenants else ()
-        rows = [
-            (each, address_of(each.freeze), _waiting(each, at_least=each.open_runs >= MAX_WAITING)) for each in freezes
-        ]
+        rows = [(each, address_of(each.freeze), _waiting(each, at_least=each.is_capped)) for each in freezes]
         others = [(each, address_of(each)) for each in standing if each.tenant not in {None, caller.tenant}]
         may_fleet = caller.all_tenants and Scope.ADMIN in caller.scopes
         return View({"now": now, "rows": rows, "others": others, "may_freeze_fleet": may_fleet, "back": back})
