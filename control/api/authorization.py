@@ -1,9 +1,8 @@
 """Authorize requests by API keys: the tenant, the scopes and the rates of a caller.
 
-A forged token is refused here, before the body is read and before any transaction. Strangers, which have shown no
-token, share a small allowance of memory for their bodies, and are served at a limited rate, an address after the other.
-
-`caller` is the one dependency that decides. The guard has refused forged tokens and keys before the body is read.
+The guard refuses forged tokens and keys before the body is read and before any transaction. Then `caller` is the one
+dependency that decides. Strangers, which have shown no token, share a small allowance of memory for their bodies, and
+are served at a limited rate, an address after the other.
 """
 
 import hmac

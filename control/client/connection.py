@@ -1,10 +1,8 @@
 """The connection that every part of `Client` shares, and the results of its requests.
 
-A request is applied by the code that intake uses, in one transaction of its own, on Tidewheel's database.
-
-A transaction acts for one tenant by a role: row-level security hides all other rows. Sessions are used for one tenant
-after another. So the role, the tenant and the search path end with the transaction. `migrations/row_security.py` makes
-the role and the policies.
+A request is applied by the code that intake uses, in a transaction of its own. A transaction acts for one tenant by a
+role: row-level security hides all other rows. Sessions are used for one tenant after another. So the role, the tenant
+and the search path end with the transaction. `migrations/row_security.py` makes the role and the policies.
 """
 
 import logging
