@@ -16,6 +16,7 @@ from tidewheel.control.client.connection import Connection
 from tidewheel.control.reads.json_form import as_json
 from tidewheel.errors import refuse
 from tidewheel.jobs.validation import shown
+from tidewheel.postgres.session import Conn
 
 T = TypeVar("T")
 
@@ -42,6 +43,18 @@ async def answer(
     return Response(content, status, dict(headers or {}), media_type="application/json")
 
 
+async def answer_read(
+    workers: Workers, caller: Caller, read: Callable[[Conn], object], *, all_tenants: bool = False
+) -> Response:
+    """Return what one snapshot of the database shows, as `answer`."""
+
+    def work(connection: Connection) -> object:
+        with connection.snapshot(all_tenants=all_tenants) as reading:
+            return read(reading)
+
+    return await answer(workers, caller, work)
+
+
 async def call(workers: Workers, caller: Caller, work: Callable[[Connection], T]) -> T:
     """Run work on a thread in the caller's turn, with its tenant, actor and trace; as `Workers.do`."""
     return await workers.do(
@@ -61,9 +74,16 @@ def accepted(
 ) -> Response:
     """Answer 202, or 201, with the path of what schedulers work off, or 200 if nothing is left to do."""
     following = getattr(result, name)
-    status = HTTPStatus.OK if following is None else status
-    headers = {} if following is None else location(caller, f"{where}/{following}")
-    return Response(encoded(result), status, headers, media_type="application/json")
+    if following is None:
+        return as_json_response(result)
+    return as_json_response(result, status, location(caller, f"{where}/{following}"))
+
+
+def as_json_response(
+    value: object, status: HTTPStatus = HTTPStatus.OK, headers: Mapping[str, str] | None = None
+) -> Response:
+    """Return an answer with the JSON of a value that needs no thread."""
+    return Response(encoded(value), status, headers, media_type="application/json")
 
 
 def encoded(value: object) -> bytes:

@@ -17,27 +17,16 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from tidewheel.api_keys import Scope
+from tidewheel.control.api import examples
 from tidewheel.control.api.answers import encoded
 from tidewheel.control.api.authorization import Guard
 from tidewheel.control.api.connections import connection_type
-from tidewheel.control.api.examples import (
-    AUDIT_LOG,
-    BATCHES,
-    FREEZES,
-    JOB_TIMES,
-    LIMITS,
-    OCCURRENCES,
-    ONE_JOB,
-    ORDERING_KEYS,
-    WORKFLOWS,
-    WORKS,
-)
 from tidewheel.control.api.executors import ExecutorsApi
 from tidewheel.control.api.jobs import JobsApi
 from tidewheel.control.api.key_check import KeyCheck
 from tidewheel.control.api.keyless import HealthApi, SchemasApi, TaskTokensApi
 from tidewheel.control.api.openapi import add_route, openapi
-from tidewheel.control.api.overview import AskApi, FleetApi, NowApi
+from tidewheel.control.api.overview import OverviewApi
 from tidewheel.control.api.problems import HANDLERS
 from tidewheel.control.api.run_events import RunEventsApi
 from tidewheel.control.api.workers import Pools
@@ -65,7 +54,7 @@ from tidewheel.nouns.runs.operations import Runs
 from tidewheel.nouns.runs.reads import RunList
 from tidewheel.nouns.runs.web import LISTS, RUNS, RunsApi
 from tidewheel.nouns.tenants.operations import Tenants
-from tidewheel.nouns.tenants.routes import TENANTS, add_deletion
+from tidewheel.nouns.tenants.web import add_deletion
 from tidewheel.nouns.workflows.operations import Workflows
 from tidewheel.nouns.works.operations import Works
 from tidewheel.postgres.session import Session
@@ -75,20 +64,20 @@ from tidewheel.transitions.installation import Installation
 
 NOUNS: Sequence[tuple[type[Noun], Mapping[str, Route]]] = (
     (DeadLetters, DEAD_LETTERS),
-    (Freezes, FREEZES),
-    (Batches, BATCHES),
-    (Workflows, WORKFLOWS),
+    (Freezes, examples.FREEZES),
+    (Batches, examples.BATCHES),
+    (Workflows, examples.WORKFLOWS),
     (RunList, LISTS),
     (Runs, RUNS),
-    (Works, WORKS),
+    (Works, examples.WORKS),
     (ApiKeys, API_KEYS),
-    (Limits, LIMITS),
-    (OrderingKeys, ORDERING_KEYS),
-    (Tenants, TENANTS),
-    (JobTimes, JOB_TIMES),
-    (Occurrences, OCCURRENCES),
-    (OneJob, ONE_JOB),
-    (AuditLog, AUDIT_LOG),
+    (Limits, examples.LIMITS),
+    (OrderingKeys, examples.ORDERING_KEYS),
+    (Tenants, examples.TENANTS),
+    (JobTimes, examples.JOB_TIMES),
+    (Occurrences, examples.OCCURRENCES),
+    (OneJob, examples.ONE_JOB),
+    (AuditLog, examples.AUDIT_LOG),
 )
 """The nouns whose routes are derived."""
 _ABOUT = "Jobs, runs and dead letters of Tidewheel, and the calls of executors in other languages."
@@ -113,11 +102,9 @@ def make_app(settings: ApiSettings, installation: Installation, pools: Pools, *,
         ExecutorsApi(pools.executors, installation, settings, keys, check, stop),
         TaskTokensApi(pools.reports, installation),
         JobsApi(pools.reads, pools.writes),
-        AskApi(pools.reads),
         RunsApi(pools.reads, pools.writes, settings),
-        FleetApi(pools.reads, doctor, installation.shards),
+        OverviewApi(pools.reads, doctor, installation.shards),
         RunEventsApi(pools.streams, stop),
-        NowApi(pools.reads, installation.shards),
         SchemasApi(pools.strangers),
         HealthApi(pools.probes, stop),
     )

@@ -1,9 +1,8 @@
 """Authorize requests by API keys: the tenant, the scopes and the rates of a caller.
 
-A forged token is refused here, before the body is read and before any transaction. Strangers, which have shown no
-token, share a small allowance of memory for their bodies, and are served at a limited rate, an address after the other.
-
-`caller` is the one dependency that decides. The guard has refused forged tokens and keys before the body is read.
+The guard refuses forged tokens and keys before the body is read and before any transaction. Then `caller` is the one
+dependency that decides. Strangers, which have shown no token, share a small allowance of memory for their bodies, and
+are served at a limited rate, an address after the other.
 """
 
 import hmac
@@ -26,8 +25,8 @@ from tidewheel.api_keys import Scope as Right
 from tidewheel.audit import ACTOR_HEADER, ALL_TENANTS, Actor, ActorKind, Door, person
 from tidewheel.control.api.key_check import KeyCheck, KeyUse, ShownKey, StoredKey
 from tidewheel.control.api.problems import PAGE, on_http, on_unavailable, problem, unauthorized
-from tidewheel.control.api.request_input import BodyMemory, Sharer, TenantQuery, in_time, read_query
-from tidewheel.control.api.turns import Turnstile
+from tidewheel.control.api.request_input import Body, BodyMemory, Sharer, TenantQuery, in_time, read_query
+from tidewheel.control.api.workers import Turnstile
 from tidewheel.control.console.door import KNOWN, SIGN_IN, TO_SIGN_IN, is_static
 from tidewheel.control.console.door import Door as ConsoleDoor
 from tidewheel.control.console.sign_in import SignIn
@@ -138,7 +137,7 @@ class Guard:
             return await on_unavailable(request, error)
 
     async def _serve(self, sharer: Sharer, scope: Scope, receive: Receive, send: Send) -> None:
-        body = self._bodies.body(sharer, receive)
+        body = Body(self._bodies, sharer, receive)
         try:
             await self._app(_as_get(scope), body.receive, send)
         finally:
@@ -261,12 +260,7 @@ class Caller:
 
 
 async def caller(request: Request, needed: SecurityScopes) -> Caller:
-    """Return the caller, who has the scopes that the route needs.
-
-    Raises:
-        HTTPException: The caller has shown no key, lacks a scope, names a tenant of others, or is a page of another
-            site in a browser.
-    """
+    """Return the caller, who has the scopes that the route needs."""
     key: StoredKey | None = request.scope.get(KEY)
     if key is None and not request.scope.get(TRUSTED):
         raise HTTPException(HTTPStatus.UNAUTHORIZED, "send Authorization: Bearer and an API key", _BEARER)

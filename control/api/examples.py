@@ -2,25 +2,34 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
+from http import HTTPStatus
+from typing import Any
 
 from tidewheel.control.api.answers import TRACEPARENT
+from tidewheel.control.api.authorization import Caller
 from tidewheel.doors.rest import Route
 from tidewheel.jobs.strict_json import Json
 from tidewheel.nouns.batches.operations import ChangedBatch, CreatedBatch
+from tidewheel.nouns.tenants.reads import ensure_seen
 from tidewheel.nouns.workflows.operations import ChangedWorkflow
 
 RUN_ID = "019d3a1c-7f00-8123-8456-789abcdef012"
 EXECUTOR_ID = "6c1f7c1e-1f5a-4d0e-9b57-0a3f6f2f7a10"
 JOB_ID = "2f0b9a7e-6f6b-5d0c-9d2e-0c7a4f1b2a33"
+WORK_ID = "3f2c6f6e-8a5d-4a44-8c7e-0d6f0d9a9c11"
 AT, NEXT = "2026-11-20T01:00:00Z", "2026-11-21T01:00:00Z"
+_TIMES: dict[str, Json] = {"started_at": "2026-11-20T01:00:00.021Z", "finished_at": "2026-11-20T01:00:04.221Z"}
+_NO_ERROR: dict[str, Json] = {"reason": None, "error_type": None}
+_REASON: Json = {"reason": "maintenance"}
+_CHANGED: Json = {"unchanged": False}
 
 KEYLESS_SPEC: dict[str, Json] = {
     "schedule": {"cron": "0 2 * * *", "timezone": "Europe/Berlin"}, "target": "nightly-report", "overlap": "skip"
 }  # fmt: skip
 JOB_SPEC: dict[str, Json] = {"key": "nightly", **KEYLESS_SPEC}
 _LAST_RUN: dict[str, Json] = {
-    "run_id": RUN_ID, "state": "succeeded", "scheduled_at": AT, "started_at": "2026-11-20T01:00:00.021Z",
-    "finished_at": "2026-11-20T01:00:04.221Z", "duration": "PT4.2S", "reason": None, "error_type": None,
+    "run_id": RUN_ID, "state": "succeeded", "scheduled_at": AT, **_TIMES, "duration": "PT4.2S", **_NO_ERROR,
 }  # fmt: skip
 _JOB_SUMMARY: dict[str, Json] = {
     "key": "nightly", "job_id": JOB_ID, "version": 3, "kind": "cron",
@@ -36,16 +45,13 @@ JOB: Json = {
 }  # fmt: skip
 CHANGED_JOB: Json = {"key": "nightly", "job_id": JOB_ID, "version": 3, "unchanged": False, "next_run_at": NEXT}
 BULK: Json = {
-    "accepted": 1, "rejected": 0,
-    "results": [{"key": "nightly", "accepted": True, "job": CHANGED_JOB, "errors": []}],
+    "accepted": 1, "rejected": 0, "results": [{"key": "nightly", "accepted": True, "job": CHANGED_JOB, "errors": []}],
 }  # fmt: skip
 OCCURRENCE: dict[str, Json] = {
     "at": NEXT, "local": "2026-11-21T02:00:00+01:00", "outcome": "scheduled", "leaves_at": NEXT, "run_id": None,
     "last_at": None, "occurrences": 1, "exact": True, "notes": [], "overridden": False,
 }  # fmt: skip
-BACKFILL: dict[str, Json] = {
-    "backfill_id": "019d3a1c-7f00-8123-8456-789abcdef013", "occurrences": 7, "unchanged": False,
-}  # fmt: skip
+BACKFILL: Json = {"backfill_id": "019d3a1c-7f00-8123-8456-789abcdef013", "occurrences": 7, "unchanged": False}
 RELEASED: Json = {"released": 1, "matched": 1, "first": [
     {"job_id": JOB_ID, "key": "nightly", "error": "no such zone", "created_at": AT}]}  # fmt: skip
 VERSIONS: Json = {"next_cursor": None, "versions": [
@@ -90,15 +96,13 @@ RESUMPTION: Json = {
 _RUN: dict[str, Json] = {
     "run_id": RUN_ID, "key": "nightly", "job_id": JOB_ID, "job_version": 3, "status": "succeeded", "cause": "timer",
     "queue": "default", "lane": "standard", "attempt": 1, "scheduled_at": AT, "created_at": "2026-11-20T00:59:59.8Z",
-    "publish_at": None, "started_at": "2026-11-20T01:00:00.021Z", "finished_at": "2026-11-20T01:00:04.221Z",
-    "reason": None, "error_type": None, "concurrency_key": None, "why": None,
+    "publish_at": None, **_TIMES, **_NO_ERROR, "concurrency_key": None, "why": None,
 }  # fmt: skip
 RUNS: Json = {"runs": [_RUN], "next_cursor": None, "total": 1, "at_least": False}
+_CLAIMED_FROM = "tidewheel.runs.standard/3/1841@1795568400004"
 _ATTEMPT: dict[str, Json] = {
-    "attempt": 1, "outcome": "succeeded", "executor_id": EXECUTOR_ID, "started_at": "2026-11-20T01:00:00.021Z",
-    "finished_at": "2026-11-20T01:00:04.221Z", "error_type": None, "error_message": None,
-    "claimed_from": "tidewheel.runs.standard/3/1841@1795568400004", "trace": None, "output_bytes": 0,
-    "result": {"rows": 7},
+    "attempt": 1, "outcome": "succeeded", "executor_id": EXECUTOR_ID, **_TIMES, "error_type": None,
+    "error_message": None, "claimed_from": _CLAIMED_FROM, "trace": None, "output_bytes": 0, "result": {"rows": 7},
 }  # fmt: skip
 ATTEMPTS: Json = {"attempts": [_ATTEMPT]}
 RUN: Json = {
@@ -118,11 +122,8 @@ RUN: Json = {
     "archived": False, "copied": False,
 }  # fmt: skip
 _PLACE: dict[str, Json] = {
-    "topic": "tidewheel.runs.standard",
-    "partition": 3,
-    "offset": 1841,
-    "timestamp": "2026-11-20T01:00:00.004Z",
-}
+    "topic": "tidewheel.runs.standard", "partition": 3, "offset": 1841, "timestamp": "2026-11-20T01:00:00.004Z",
+}  # fmt: skip
 WHERE: Json = {
     "table_name": "finished_runs_20261120", "day": "2026-11-20", "shard": 17, "request_id": None,
     "requested_from": None, "outbox": [], "run_message": _PLACE,
@@ -130,9 +131,7 @@ WHERE: Json = {
         "topic": "tidewheel.completions", "partition": 0, "offset": 7, "timestamp": "2026-11-20T01:00:04.250Z",
     },
     "kafka": None,
-    "claims": [{
-        **_PLACE, "attempt": 1, "claimed_from": "tidewheel.runs.standard/3/1841@1795568400004",
-    }],
+    "claims": [{**_PLACE, "attempt": 1, "claimed_from": _CLAIMED_FROM}],
 }  # fmt: skip
 LOGS: Json = {"logs": [{"attempt": 1, "outcome": "succeeded", "dropped_bytes": 0, "output": "7 rows\n"}]}
 CANCELLED: Json = {"run_id": RUN_ID, "run_status": "queued"}
@@ -179,10 +178,10 @@ NOW: Json = {
     "open": {"running": 46, "queued": 3, "scheduled": 20}, "open_at_least": False, "ended_hour": 4229, "ran_hour": 4224,
     "failed_hour": 17, "on_time_rate": 0.992,
 }  # fmt: skip
+_STAGES: Json = {"claimed": {"runs": 61, "p50": 0.0113, "p99": 0.0241}}
 ACTIVITY: Json = {"at_least": False, "bins": [{
-    "at": AT, "succeeded": 60, "failed": 1, "timed_out": 0, "cancelled": 0, "skipped": 2,
-    "stages": {"claimed": {"runs": 61, "p50": 0.0113, "p99": 0.0241}},
-}], "stages": {"claimed": {"runs": 61, "p50": 0.0113, "p99": 0.0241}}}  # fmt: skip
+    "at": AT, "succeeded": 60, "failed": 1, "timed_out": 0, "cancelled": 0, "skipped": 2, "stages": _STAGES,
+}], "stages": _STAGES}  # fmt: skip
 UPCOMING_JOBS: Json = {"bins": [{"at": AT, "jobs": 312}], "jobs": 312, "at_least": False}
 BACKLOG: Json = {"backlog": [{
     "queue": "reports", "lane": "standard", "state": "queued", "count": 312, "at_least": False, "oldest_at": AT,
@@ -190,31 +189,27 @@ BACKLOG: Json = {"backlog": [{
     "why": {
         "code": "no_handler", "words": "no live executor of queue reports has the handler render-pdf",
         "remedy": "tidewheel service executor --queues reports", "until": None, "behind_run_id": None,
-        "executor_id": None,
-        "freezes": [], "cancellation_id": None, "cancel_requested": False,
+        "executor_id": None, "freezes": [], "cancellation_id": None, "cancel_requested": False,
     },
 }]}  # fmt: skip
 SLOWEST: Json = {"runs": [{"took": 4.2, "run": _RUN}]}
 
 _ENTRY: Json = {
-    "id": 7, "at": "2026-11-20T01:00:00Z", "tenant": "default", "door": "rest", "actor_kind": "key", "actor": "ci",
+    "id": 7, "at": AT, "tenant": "default", "door": "rest", "actor_kind": "key", "actor": "ci",
     "verified": True, "named": "anna", "key_id": "k3v9x0a1bc", "action": "job.submit", "object": "job/nightly",
     "request_id": None, "version_before": 2, "version_after": 3, "objects": 1, "result": "accepted", "reason": None,
 }  # fmt: skip
 
 AUDIT_LOG: Mapping[str, Route] = {"list": Route({"next_cursor": None, "entries": [_ENTRY]})}
 
-_AT = "2026-11-20T01:00:00Z"
-WORK_ID = "3f2c6f6e-8a5d-4a44-8c7e-0d6f0d9a9c11"
 _WORK: Json = {
     "work_id": WORK_ID, "kind": "redrive", "state": "running",
     "filter": {"kind": "run", "error_type": "TimeoutError", "redriven": False, "since": "1970-01-01T00:00:00Z",
-               "until": _AT},
+               "until": AT},
     "rate": 10.0, "matched_count": 12, "done_count": 3, "rejected_count": 0, "rejections": [], "reason": None,
-    "created_at": _AT, "finished_at": None, "facts": {},
+    "created_at": AT, "finished_at": None, "facts": {},
 }  # fmt: skip
 _PAUSED: Json = {"status": "paused", "unchanged": False}
-_REASON: Json = {"reason": "maintenance"}
 
 WORKS: Mapping[str, Route] = {
     "list": Route({"works": [_WORK], "next_cursor": None}),
@@ -225,16 +220,16 @@ WORKS: Mapping[str, Route] = {
 }
 _BATCH: dict[str, Json] = {
     "batch_id": RUN_ID, "state": "open", "accepts_runs": False, "generation": 0, "total": 2, "pending": 1,
-    "succeeded": 1, "failed": 0, "cancelled": 0, "first_failed_run_id": None, "reason": None, "created_at": _AT,
+    "succeeded": 1, "failed": 0, "cancelled": 0, "first_failed_run_id": None, "reason": None, "created_at": AT,
     "finished_at": None,
 }  # fmt: skip
-_RUNS: Json = [
-    {"ref": "load", "key": "nightly", "run_id": RUN_ID, "state": "succeeded", "parents": [], "reason": None,
-     "attempt": 1, "started_at": _AT, "finished_at": _AT},
-    {"ref": "report", "key": "nightly", "run_id": RUN_ID, "state": "running",
-     "parents": [{"ref": "load", "when": "success"}], "reason": None, "attempt": 1, "started_at": _AT,
-     "finished_at": None},
-]  # fmt: skip
+_LOAD: dict[str, Json] = {
+    "ref": "load", "key": "nightly", "run_id": RUN_ID, "state": "succeeded", "parents": [], "reason": None,
+    "attempt": 1, "started_at": AT, "finished_at": AT,
+}  # fmt: skip
+_REPORT: Json = {
+    **_LOAD, "ref": "report", "state": "running", "parents": [{"ref": "load", "when": "success"}], "finished_at": None,
+}  # fmt: skip
 _SUBMITTED: Json = {
     "runs": [{"ref": "load", "key": "nightly"}, {"ref": "report", "key": "nightly", "after": [{"ref": "load"}]}],
     "on": {"finished": {"key": "nightly", "payload": {"order": 7}}},
@@ -246,17 +241,15 @@ BATCHES: Mapping[str, Route] = {
     "add": Route(_CHANGED_BATCH, sent={"runs": [{"ref": "more", "key": "nightly"}]}, shape=ChangedBatch),
     "close": Route(_CHANGED_BATCH, shape=ChangedBatch),
     "resume": Route(_CHANGED_BATCH, sent={}, shape=ChangedBatch),
-    "cancel": Route(_CHANGED_BATCH, sent={"reason": "maintenance"}, shape=ChangedBatch),
-    "get": Route({"summary": _BATCH, "runs": _RUNS}),
+    "cancel": Route(_CHANGED_BATCH, sent=_REASON, shape=ChangedBatch),
+    "get": Route({"summary": _BATCH, "runs": [_LOAD, _REPORT]}),
     "list": Route({"batches": [_BATCH], "next_cursor": None}),
 }
 
 _FREEZE: Json = {
     "tenant": "default", "queue": "reports", "labels": None, "key_prefix": None, "by": "anna",
-    "reason": "printer swap", "since": "2026-11-20T01:00:00Z",
+    "reason": "printer swap", "since": AT,
 }  # fmt: skip
-_CHANGED_SCOPE: Json = {"unchanged": False}
-
 _DAY: Json = {
     "day": "2026-11-19", "succeeded": 23, "failed": 1, "timed_out": 0, "cancelled": 0, "skipped": 0, "attempts": 26,
     "duration": {"p50": 1.25, "p90": 2.21, "p99": 2.94}, "lateness": {"p50": 0.01, "p90": 0.02, "p99": 0.05},
@@ -265,9 +258,8 @@ _DAY: Json = {
 _TIMELINE: Json = {
     "key": "nightly", "now": AT, "since": "2026-11-13T01:00:00Z", "until": NEXT, "mode": "runs", "bins": [],
     "runs": [{
-        "run_id": RUN_ID, "scheduled_at": AT, "started_at": "2026-11-20T01:00:00.021Z",
-        "finished_at": "2026-11-20T01:00:04.221Z", "state": "succeeded", "cause": "timer", "attempt": 1, "reason": None,
-        "error_type": None,
+        "run_id": RUN_ID, "scheduled_at": AT, **_TIMES, "state": "succeeded", "cause": "timer", "attempt": 1,
+        **_NO_ERROR,
     }],
     "complete_since": None, "more_skips": False, "took_p95": "PT4.9S",
     "skips": [{
@@ -292,26 +284,21 @@ _EXPLANATION: Json = {
 }  # fmt: skip
 _UPCOMING: Json = {"key": "nightly", "zone": "Europe/Berlin", "now": AT, "occurrences": [OCCURRENCE], "words": ""}
 
-ONE_JOB: Mapping[str, Route] = {
-    "statistics": Route({"key": "nightly", "days": [_DAY], "total": _DAY}),
-}
+ONE_JOB: Mapping[str, Route] = {"statistics": Route({"key": "nightly", "days": [_DAY], "total": _DAY})}
 OCCURRENCES: Mapping[str, Route] = {"next": Route(_UPCOMING), "explain": Route(_EXPLANATION)}
 JOB_TIMES: Mapping[str, Route] = {
-    "timeline": Route(_TIMELINE),
-    "calendar": Route(_CALENDAR),
-    "preview_resume": Route(RESUMPTION),
-}
-_LIMIT: dict[str, Json] = {
-    "key": "api/*", "at_once": 3, "rate": "100/min", "burst": 1, "running": 3, "waiting": 12,
+    "timeline": Route(_TIMELINE), "calendar": Route(_CALENDAR), "preview_resume": Route(RESUMPTION),
 }  # fmt: skip
-_SET: dict[str, Json] = {**_LIMIT, "set_by": "anna, with ci (rest)", "set_at": _AT, "keys": 1}
+_SET: dict[str, Json] = {"key": "api/*", "at_once": 3, "rate": "100/min"}
+_LIMIT: dict[str, Json] = {**_SET, "burst": 1, "running": 3, "waiting": 12}
+_LIMIT_SET: dict[str, Json] = {**_LIMIT, "set_by": "anna, with ci (rest)", "set_at": AT, "keys": 1}
 _CHANGED_LIMIT: Json = {"unchanged": False, "started": 2, "complete": True}
-_BLOCKED: Json = {"key": "acme", "blocked_by": RUN_ID, "blocked_at": _AT, "retried_by": None, "waiting": 12}
+_BLOCKED: Json = {"key": "acme", "blocked_by": RUN_ID, "blocked_at": AT, "retried_by": None, "waiting": 12}
 
 LIMITS: Mapping[str, Route] = {
-    "set": Route(_CHANGED_LIMIT, sent={"key": "api/*", "at_once": 3, "rate": "100/min"}),
+    "set": Route(_CHANGED_LIMIT, sent=_SET),
     "remove": Route(_CHANGED_LIMIT, sent={"key": "api/*"}),
-    "list": Route({"limits": [_SET], "next_cursor": None}),
+    "list": Route({"limits": [_LIMIT_SET], "next_cursor": None}),
     "keys": Route({"keys": [{**_LIMIT, "key": "api/acme", "next_at": None}], "next_cursor": None}),
 }
 ORDERING_KEYS: Mapping[str, Route] = {
@@ -320,13 +307,11 @@ ORDERING_KEYS: Mapping[str, Route] = {
 }
 
 _WORKFLOW: dict[str, Json] = {
-    "root_run_id": RUN_ID, "key": "nightly", "state": "failed", "scheduled_at": "2026-11-20T01:00:00Z",
-    "generation": 0, "pending": 0, "failed": 1, "reason": None, "created_at": "2026-11-20T01:00:04.3Z",
-    "finished_at": "2026-11-20T01:02:11Z",
+    "root_run_id": RUN_ID, "key": "nightly", "state": "failed", "scheduled_at": AT, "generation": 0, "pending": 0,
+    "failed": 1, "reason": None, "created_at": "2026-11-20T01:00:04.3Z", "finished_at": "2026-11-20T01:02:11Z",
 }  # fmt: skip
 _SHOWN: Json = {"summary": _WORKFLOW, "nodes": [
-    {"key": "nightly", "state": "succeeded", "parents": [], "run_id": RUN_ID, "reason": None, "attempt": 1,
-     "started_at": "2026-11-20T01:00:00.021Z", "finished_at": "2026-11-20T01:00:04.221Z"},
+    {"key": "nightly", "state": "succeeded", "parents": [], "run_id": RUN_ID, "reason": None, "attempt": 1, **_TIMES},
     {"key": "mail", "state": "failed", "parents": [{"key": "nightly", "when": "success"}],
      "run_id": "019d3a1c-7f00-8123-8456-789abcdef077", "reason": None, "attempt": 4,
      "started_at": "2026-11-20T01:02:09Z", "finished_at": "2026-11-20T01:02:11Z"},
@@ -340,10 +325,45 @@ _CHANGED_WORKFLOW: Json = {"root_run_id": RUN_ID, "unchanged": False}
 WORKFLOWS: Mapping[str, Route] = {
     "list": Route({"workflows": [_WORKFLOW], "next_cursor": None}),
     "get": Route(_SHOWN),
-    "pause": Route(_CHANGED_WORKFLOW, sent={"reason": "maintenance"}, shape=ChangedWorkflow),
+    "pause": Route(_CHANGED_WORKFLOW, sent=_REASON, shape=ChangedWorkflow),
     "resume": Route(_CHANGED_WORKFLOW, sent={}, shape=ChangedWorkflow),
     "parents": Route({"parents": [_PARENT]}),
-    "cancel": Route(_CHANGED_WORKFLOW, sent={"reason": "maintenance"}, shape=ChangedWorkflow),
+    "cancel": Route(_CHANGED_WORKFLOW, sent=_REASON, shape=ChangedWorkflow),
+}
+
+_TENANT: dict[str, Json] = {
+    "tenant": "acme", "created_at": "2026-10-01T09:00:00Z", "weight": 1, "triggers_per_second": 100.0,
+    "in_flight": 500, "jobs": 1000, "payload_bytes": 65536, "keys": None, "key_rate": None,
+    "paused_at": None, "delete_at": None, "roles": ["acme_app"], "deletion": None,
+}  # fmt: skip
+DELETED_TENANT: Json = {"unchanged": False, "tenant": {**_TENANT, "delete_at": "2026-11-20T09:00:00Z"}}
+_CHANGED_TENANT: Json = {"unchanged": False, "tenant": _TENANT}
+_PERIODS: Json = {
+    "unchanged": False, "tenant": "acme", "periods": [{"state": "succeeded", "days": 7, "kept_since": "2026-11-12"}],
+}  # fmt: skip
+_FEW: Json = {"count": 7, "at_least": False}
+_USAGE: Json = {
+    "tenant": _TENANT, "open_runs": _FEW, "in_flight": _FEW, "waiting": {"count": 0, "at_least": False},
+    "finished_runs": {"count": 10_000, "at_least": True}, "jobs": _FEW,
+}  # fmt: skip
+
+
+def _ensure_seen(caller: Caller, arguments: dict[str, Any]) -> None:
+    ensure_seen(arguments["name"], None if caller.all_tenants else caller.tenant)
+
+
+_of_one = partial(Route, prepare=_ensure_seen)
+TENANTS: Mapping[str, Route] = {
+    "create": Route(_CHANGED_TENANT, sent={"tenant": "acme", "in_flight": 500}, status=HTTPStatus.CREATED),
+    "list": Route({"tenants": [_TENANT], "next_cursor": None}),
+    "get": _of_one(_TENANT),
+    "limit": _of_one(_CHANGED_TENANT, {"jobs": 1000}),
+    "pause": _of_one(_CHANGED_TENANT, {"reason": "audit"}),
+    "resume": _of_one(_CHANGED_TENANT),
+    "undelete": _of_one(_CHANGED_TENANT),
+    "usage": _of_one(_USAGE),
+    "retention": _of_one(_PERIODS),
+    "keep": _of_one(_PERIODS, {"days": 7, "state": "succeeded"}),
 }
 
 
@@ -357,8 +377,6 @@ class ChangedFreeze:
 FREEZES: Mapping[str, Route] = {
     "list": Route({"freezes": [{"freeze": _FREEZE, "jobs": None, "open_runs": 340, "waiting": 312, "held": 14}]}),
     "preview_thaw": Route(RESUMPTION),
-    "freeze": Route(
-        _CHANGED_SCOPE, sent={"queue": "reports", "reason": "printer swap", "by": "anna"}, shape=ChangedFreeze
-    ),
-    "thaw": Route(_CHANGED_SCOPE, sent={"queue": "reports"}, shape=ChangedFreeze),
+    "freeze": Route(_CHANGED, sent={"queue": "reports", "reason": "printer swap", "by": "anna"}, shape=ChangedFreeze),
+    "thaw": Route(_CHANGED, sent={"queue": "reports"}, shape=ChangedFreeze),
 }

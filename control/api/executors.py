@@ -10,17 +10,18 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import partial
 from http import HTTPStatus
-from typing import TypeVar, cast
+from typing import Annotated, TypeVar, cast
 from uuid import UUID
 
 from fastapi import APIRouter
+from pydantic import Field
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
 from tidewheel.audit import ALL_TENANTS
 from tidewheel.control.api import examples
-from tidewheel.control.api.answers import encoded
+from tidewheel.control.api.answers import as_json_response
 from tidewheel.control.api.authorization import KEY
 from tidewheel.control.api.key_check import StoredKey
 from tidewheel.control.api.models import (
@@ -72,27 +73,18 @@ class RunTopic:
 
 @dataclass(frozen=True, slots=True)
 class RegisteredExecutor:
-    """A registered executor, with the intervals and limits that it keeps.
+    """A registered executor, with the intervals and limits that it keeps."""
 
-    Args:
-        executor_id: Its id, which its further calls have in their address.
-        heartbeat_seconds: The interval of its heartbeats.
-        lease_seconds: The time after its last heartbeat at which its attempts count as lost.
-        sweep_seconds: The interval of its sweeps.
-        topics: The topics that it consumes.
-        max_runs: The most runs of one claim.
-        max_sweep: The most runs of one sweep.
-        max_outcomes: The most outcomes of one report.
-    """
-
-    executor_id: UUID
-    heartbeat_seconds: float
-    lease_seconds: float
-    sweep_seconds: float
-    topics: tuple[RunTopic, ...]
-    max_runs: int
-    max_sweep: int
-    max_outcomes: int
+    executor_id: Annotated[UUID, Field(description="Its id, which its further calls have in their address.")]
+    heartbeat_seconds: Annotated[float, Field(description="The interval of its heartbeats.")]
+    lease_seconds: Annotated[
+        float, Field(description="The time after its last heartbeat at which its attempts count as lost.")
+    ]
+    sweep_seconds: Annotated[float, Field(description="The interval of its sweeps.")]
+    topics: Annotated[tuple[RunTopic, ...], Field(description="The topics that it consumes.")]
+    max_runs: Annotated[int, Field(description="The most runs of one claim.")]
+    max_sweep: Annotated[int, Field(description="The most runs of one sweep.")]
+    max_outcomes: Annotated[int, Field(description="The most outcomes of one report.")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,27 +96,18 @@ class Signals:
 
 @dataclass(frozen=True, slots=True)
 class StartedAttempt:
-    """An attempt that the executor owns.
+    """An attempt that the executor owns."""
 
-    Args:
-        run_id: Its run.
-        attempt: Its number.
-        failed_attempts: The number of earlier attempts that failed.
-        lost_attempts: The number of earlier attempts that were lost.
-        started_at: The instant of its start.
-        schedule_to_close_remaining_seconds: The rest of the run's `schedule_to_close`.
-        task_token: Authorizes calls about this attempt.
-        request: The run's message in base 64, if the claim did not name it.
-    """
-
-    run_id: UUID
-    attempt: int
-    failed_attempts: int
-    lost_attempts: int
-    started_at: datetime
-    schedule_to_close_remaining_seconds: float | None
-    task_token: str
-    request: str | None
+    run_id: Annotated[UUID, Field(description="Its run.")]
+    attempt: Annotated[int, Field(description="Its number.")]
+    failed_attempts: Annotated[int, Field(description="The number of earlier attempts that failed.")]
+    lost_attempts: Annotated[int, Field(description="The number of earlier attempts that were lost.")]
+    started_at: Annotated[datetime, Field(description="The instant of its start.")]
+    schedule_to_close_remaining_seconds: Annotated[
+        float | None, Field(description="The rest of the run's `schedule_to_close`.")
+    ]
+    task_token: Annotated[str, Field(description="Authorizes calls about this attempt.")]
+    request: Annotated[str | None, Field(description="The run's message in base 64, if the claim did not name it.")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,17 +119,11 @@ class StartedAttempts:
 
 @dataclass(frozen=True, slots=True)
 class RecordedOutcome:
-    """The answer to one outcome.
+    """The answer to one outcome."""
 
-    Args:
-        run_id: Its run.
-        attempt: Its attempt.
-        answer: `recorded`, `superseded` or `busy`; repeat the report of a busy one.
-    """
-
-    run_id: UUID
-    attempt: int
-    answer: str
+    run_id: Annotated[UUID, Field(description="Its run.")]
+    attempt: Annotated[int, Field(description="Its attempt.")]
+    answer: Annotated[str, Field(description="`recorded`, `superseded` or `busy`; repeat the report of a busy one.")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,24 +189,23 @@ class ExecutorsApi:
             max_sweep=MAX_SWEEP,
             max_outcomes=MAX_ELEMENTS,
         )
-        return _json(registered, HTTPStatus.CREATED)
+        return as_json_response(registered, HTTPStatus.CREATED)
 
     async def heartbeat_executor(self, request: Request) -> Response:
         """Renew a lease; return the attempts to stop."""
         body, executor_id = await read_body(request, Heartbeat), _executor_id(request)
         key_id = _key_id(request)
         stops = await self._do(
-            request,
-            lambda state: state.executors.heartbeat(executor_id, stopping=body.stopping, key_id=key_id),
+            request, lambda state: state.executors.heartbeat(executor_id, stopping=body.stopping, key_id=key_id)
         )
-        return _json(Signals(tuple(stops)))
+        return as_json_response(Signals(tuple(stops)))
 
     async def claim_runs(self, request: Request) -> Response:
         """Claim runs."""
         body, executor_id = await read_body(request, ClaimRequest), _executor_id(request)
         key = _key(request)
         claimed = await self._do(request, lambda state: self._claim(state, executor_id, body, key))
-        return _json(StartedAttempts(tuple(self._started(each, claimed) for each in claimed.started)))
+        return as_json_response(StartedAttempts(tuple(self._started(each, claimed) for each in claimed.started)))
 
     async def finish_attempts(self, request: Request) -> Response:
         """Record the outcomes of attempts."""
@@ -245,7 +221,7 @@ class ExecutorsApi:
             if not left or self.stop.requested():
                 break
         found = (RecordedOutcome(*fence, _ANSWERS.get(answer, answer)) for fence, answer in answers.items())
-        return _json(RecordedOutcomes(tuple(found)))
+        return as_json_response(RecordedOutcomes(tuple(found)))
 
     async def unregister_executor(self, request: Request) -> Response:
         """Unregister an executor."""
@@ -318,7 +294,3 @@ def _key_id(request: Request) -> str | None:
 def _tenant(key: StoredKey | None) -> str | None:
     """Return the tenant of a key; None for all of them."""
     return None if key is None or key.tenant == ALL_TENANTS else key.tenant
-
-
-def _json(value: object, status: HTTPStatus = HTTPStatus.OK) -> Response:
-    return Response(encoded(value), status, media_type="application/json")

@@ -25,6 +25,8 @@ from tidewheel.control.api.answers import (
     TRACEPARENT,
     accepted,
     answer,
+    answer_read,
+    as_json_response,
     call,
     encoded,
     entity_tag,
@@ -66,6 +68,7 @@ from tidewheel.nouns.jobs.operations import JOB, JOBS
 from tidewheel.nouns.jobs.reads import list_jobs, show_job
 from tidewheel.nouns.jobs.versions import MAX_VERSIONS, versions
 from tidewheel.nouns.works.operations import WORKS
+from tidewheel.postgres.session import Conn
 from tidewheel.schemas.generated.records import Reply, ReplyStatus
 
 _MOST_JOBS = 500  # of one bulk: about as many fit into a body, and one transaction
@@ -78,26 +81,26 @@ _STATES: Mapping[str | None, JobFilter] = {
 }
 _SPEC = {"$ref": "#/components/schemas/JobSpec"}
 _MERGE_PATCH = "application/merge-patch+json"
+_CREATED_RUN: dict[str, Json] = {"run_id": examples.RUN_ID, "dedupe": None, "runs_at": None}
 
 
 class JobsQuery(PageQuery):
-    """Filter of a list of jobs.
+    """Filter of a list of jobs."""
 
-    Attributes:
-        prefix: Only keys with this prefix.
-        status: Only jobs in this state; `unwell` are those in quarantine, or whose last run failed within seven days.
-        label: Only jobs with this label, as name=value; repeatable.
-        lane: Only jobs of this lane.
-        queue: Only jobs of this queue.
-        kind: Only schedules of this kind.
-    """
-
-    prefix: Text = ""
-    status: Literal["active", "paused", "finished", "quarantined", "unwell"] | None = None
-    label: LabelFilter = Field(default_factory=dict[str, str])
-    lane: Lane | None = None
-    queue: Queue | None = None
-    kind: Kind | None = None
+    prefix: Annotated[Text, Field(description="Only keys with this prefix.")] = ""
+    status: Annotated[
+        Literal["active", "paused", "finished", "quarantined", "unwell"] | None,
+        Field(
+            description="Only jobs in this state; `unwell` are those in quarantine, or whose last run failed within "
+            "seven days."
+        ),
+    ] = None
+    label: LabelFilter = Field(
+        default_factory=dict[str, str], description="Only jobs with this label, as name=value; repeatable."
+    )
+    lane: Annotated[Lane | None, Field(description="Only jobs of this lane.")] = None
+    queue: Annotated[Queue | None, Field(description="Only jobs of this queue.")] = None
+    kind: Annotated[Kind | None, Field(description="Only schedules of this kind.")] = None
 
     @property
     def filter(self) -> JobFilter:
@@ -107,53 +110,34 @@ class JobsQuery(PageQuery):
 
 
 class VersionsQuery(PageQuery):
-    """Query of a list of versions.
+    """Query of a list of versions."""
 
-    Attributes:
-        limit: How many at most.
-    """
-
-    limit: Annotated[int, Field(ge=1, le=MAX_VERSIONS), BeforeValidator(whole)] = 20
+    limit: Annotated[int, Field(ge=1, le=MAX_VERSIONS, description="How many at most."), BeforeValidator(whole)] = 20
 
 
 class PreviewBody(StrictModel):
-    """Body of a preview.
+    """Body of a preview."""
 
-    Attributes:
-        job: The job as in a submit; its key may be left out.
-        limit: How many occurrences.
-        after: The occurrences after this instant; by default now.
-    """
-
-    job: dict[str, object]
-    limit: Annotated[int, Field(ge=1, le=100)] = 10
-    after: Instant | None = None
+    job: Annotated[dict[str, object], Field(description="The job as in a submit; its key may be left out.")]
+    limit: Annotated[int, Field(ge=1, le=100, description="How many occurrences.")] = 10
+    after: Annotated[Instant | None, Field(description="The occurrences after this instant; by default now.")] = None
 
 
 class BulkBody(StrictModel):
-    """Body of a bulk.
+    """Body of a bulk."""
 
-    Attributes:
-        jobs: The jobs, each as in a submit.
-    """
-
-    jobs: Annotated[list[dict[str, object]], Field(min_length=1, max_length=_MOST_JOBS)]
+    jobs: list[dict[str, object]] = Field(
+        min_length=1, max_length=_MOST_JOBS, description="The jobs, each as in a submit."
+    )
 
 
 class ReleaseBody(StrictModel):
-    """Body of a release of quarantined jobs.
+    """Body of a release of quarantined jobs."""
 
-    Attributes:
-        keys: Only these jobs.
-        error: Only those whose error contains this text.
-        everything: True to release all.
-        dry_run: Only count them.
-    """
-
-    keys: list[Key] = Field(default_factory=list[str], max_length=_MOST_JOBS)
-    error: Text | None = None
-    everything: bool = False
-    dry_run: bool = False
+    keys: list[Key] = Field(default_factory=list[str], max_length=_MOST_JOBS, description="Only these jobs.")
+    error: Annotated[Text | None, Field(description="Only those whose error contains this text.")] = None
+    everything: Annotated[bool, Field(description="True to release all.")] = False
+    dry_run: Annotated[bool, Field(description="Only count them.")] = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,20 +161,14 @@ class ChangedJob:
 
 @dataclass(frozen=True, slots=True)
 class CreatedRun:
-    """A run that a request has created.
+    """A run that a request has created."""
 
-    Attributes:
-        run_id: The run; of a trigger with dedupe it may be that of an earlier one.
-        dedupe: Of a trigger with dedupe: `accepted`, `deduplicated`, `replaced` or `debounced`.
-        runs_at: Of a trigger with dedupe: when the run is due.
-    """
-
-    run_id: UUID
-    dedupe: str | None
-    runs_at: datetime | None
-
-
-_CREATED_RUN: dict[str, Json] = {"run_id": examples.RUN_ID, "dedupe": None, "runs_at": None}
+    run_id: Annotated[UUID, Field(description="The run; of a trigger with dedupe it may be that of an earlier one.")]
+    dedupe: Annotated[
+        str | None,
+        Field(description="Of a trigger with dedupe: `accepted`, `deduplicated`, `replaced` or `debounced`."),
+    ]
+    runs_at: Annotated[datetime | None, Field(description="Of a trigger with dedupe: when the run is due.")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -270,12 +248,11 @@ class JobsApi:
         cursors = Cursors.of(request, query, caller.tenant)
         [after] = cursors.read(Key) or [""]
 
-        def read(connection: Connection) -> JobPage:
-            with connection.snapshot() as reading:
-                page = list_jobs(reading, caller.tenant, after=after, limit=query.limit, **query.filter)
+        def read(reading: Conn) -> JobPage:
+            page = list_jobs(reading, caller.tenant, after=after, limit=query.limit, **query.filter)
             return replace(page, next_cursor=cursors.write(page.next_cursor))
 
-        return await answer(self.reads, caller, read)
+        return await answer_read(self.reads, caller, read)
 
     async def get_job(self, request: Request, caller: Reader) -> Response:
         """Return one job, with its next occurrence and its last run."""
@@ -296,13 +273,12 @@ class JobsApi:
         cursors = Cursors.of(request, query, caller.tenant)
         [before] = cursors.read(Whole) or [None]
 
-        def read(connection: Connection) -> VersionsPage:
-            with connection.snapshot() as reading:
-                found = versions(reading, caller.tenant, key, limit=query.limit, before=before)
+        def read(reading: Conn) -> VersionsPage:
+            found = versions(reading, caller.tenant, key, limit=query.limit, before=before)
             more = len(found) == query.limit and found[-1].number > 1
             return VersionsPage(tuple(found), cursors.write(found[-1].number) if more else None)
 
-        return await answer(self.reads, caller, read)
+        return await answer_read(self.reads, caller, read)
 
     async def preview_job(self, request: Request, caller: Reader) -> Response:
         """Return what an unsaved job would do: its policies in words, and its next occurrences."""
@@ -361,7 +337,7 @@ class JobsApi:
         where = location(caller, f"/api/v1/runs/{reply.run_id}")
         runs_at = None if reply.dedupe is None else reply.next_run_at
         body = {"run_id": reply.run_id, "dedupe": reply.dedupe, "runs_at": runs_at}
-        return Response(encoded(body), HTTPStatus.CREATED, where, media_type="application/json")
+        return as_json_response(body, HTTPStatus.CREATED, where)
 
     async def backfill_job(self, request: Request, caller: Operator) -> Response:
         """Run the occurrences of a past range."""
@@ -410,10 +386,10 @@ class JobsApi:
     ) -> Response:
         reply = await call(self.writes, caller, change)
         job = _changed_job(reply)
-        created = creates and job.version == 1 and not job.unchanged
-        where = location(caller, f"{JOBS}/{quote(job.key, safe='')}") if created else {}
-        status = HTTPStatus.CREATED if created else HTTPStatus.OK
-        return Response(encoded(job), status, entity_tag(job.version) | where, media_type="application/json")
+        if not (creates and job.version == 1 and not job.unchanged):
+            return as_json_response(job, headers=entity_tag(job.version))
+        where = location(caller, f"{JOBS}/{quote(job.key, safe='')}")
+        return as_json_response(job, HTTPStatus.CREATED, entity_tag(job.version) | where)
 
 
 def _with_body_paths(change: Callable[[], Reply]) -> Reply:

@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import partial
 from http import HTTPStatus
-from typing import Protocol, TypeVar
+from typing import TypeAlias, TypeVar
 
 from psycopg.rows import class_row
 from starlette.responses import Response
 
-from tidewheel.api_keys import Bucket, Scope
+from tidewheel.api_keys import ApiKey, Bucket, Scope
 from tidewheel.control.api.problems import problem, unauthorized
 from tidewheel.control.api.workers import Turn, Workers, WorkerState
 from tidewheel.control.console.sign_in import BOUNDS, SignIn, add_sign_in, end_sign_in, take_link
@@ -38,18 +38,8 @@ _MOST_AT_ONCE = 40  # requests of one key: 32 of them may be streams
 _KEPT = 1000  # keys beyond which those of one tenant that are not in use are forgotten
 _NEW = Turn("new keys")
 
-
-class ShownKey(Protocol):
-    """The key that a request shows: itself, or by a sign-in."""
-
-    @property
-    def key_id(self) -> str:
-        """Its id."""
-        ...
-
-    def fits(self, secret_hash: bytes, sign_ins: Mapping[str, str | None]) -> bool:
-        """Compare with what is stored of the key and of its sign-ins."""
-        ...
+ShownKey: TypeAlias = ApiKey | SignIn
+"""The key that a request shows: itself, or by a sign-in."""
 
 
 @dataclass(frozen=True, slots=True)

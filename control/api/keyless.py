@@ -1,12 +1,8 @@
 """Routes without an API key: reports by a task token, schemas by fingerprint, probes.
 
-The task token is the only authorization: in the `Authorization` header, or in the body as in requests by Kafka. Its
-signature is checked before any transaction.
-
-The path needs no token, so a request costs little. Schemas of this release are in memory. Requests for others read the
-database, one at a time of each address.
-
-Probes need no token. However many come, the database is checked once a second at most, on one connection.
+A task token is in the `Authorization` header, or in the body as in requests by Kafka. Its signature is checked before
+any transaction. A request for a schema of another release reads the database, one at a time of each address. However
+many probes come, the database is checked once a second at most, on one connection.
 """
 
 import asyncio
@@ -14,17 +10,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from http import HTTPStatus
-from typing import cast
+from typing import Annotated, cast
 from uuid import uuid4
 
 from fastapi import APIRouter
+from pydantic import Field
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
 from tidewheel.clock import monotonic_seconds
 from tidewheel.control.api import examples
-from tidewheel.control.api.answers import encoded
+from tidewheel.control.api.answers import as_json_response
 from tidewheel.control.api.authorization import PROBES, address_of, bearer
 from tidewheel.control.api.openapi import add_route, body_of
 from tidewheel.control.api.problems import NotReady
@@ -39,25 +36,18 @@ from tidewheel.process.service import Shutdown
 from tidewheel.schemas.codec import all_schemas
 from tidewheel.transitions.installation import Installation
 
-_FINGERPRINT_BYTES = 8
-
 _PING = Statements("tidewheel.control")["ping"]
-
+_FINGERPRINT_BYTES = 8
 _SECONDS = 3.0  # about the timeout of a probe
 _KEPT_SECONDS = 1.0  # for which an answer holds
 
 
 @dataclass(frozen=True, slots=True)
 class ReportedRun:
-    """A run after a report.
+    """A run after a report."""
 
-    Args:
-        run_id: Its id.
-        run_status: Its state; null if the report changed nothing.
-    """
-
-    run_id: str
-    run_status: str | None
+    run_id: Annotated[str, Field(description="Its id.")]
+    run_status: Annotated[str | None, Field(description="Its state; null if the report changed nothing.")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +82,7 @@ class TaskTokensApi:
         request_id = cast("str | None", document.get("request_id"))
         turn = Turn(address_of(request), str(request.path_params["run_id"]))  # a token names no tenant
         reply = await self.workers.do(lambda state: state.connection().request(document, request_id), turn)
-        return Response(encoded(ReportedRun(str(reply.run_id), reply.run_status)), media_type="application/json")
+        return as_json_response(ReportedRun(str(reply.run_id), reply.run_status))
 
     def _document(self, request: Request, body: Mapping[str, object], kind: str) -> dict[str, object]:
         token = bearer(request)

@@ -30,6 +30,8 @@ from tidewheel.errors import FieldError
 from tidewheel.jobs.strict_json import Json, as_list, as_object
 from tidewheel.jobs.validation import Forms, allow_short_forms
 
+Endpoint = Callable[..., Coroutine[Any, Any, Response]]
+
 # Fields of a request of intake that the address, the query or a header gives.
 IN_ADDRESS = ("type", "tenant", "request_id", "traceparent", "key", "run_id", "if_version")
 
@@ -56,19 +58,12 @@ _REFERENCE = "#/components/schemas/{model}"
 _FIELDS = re.compile(r"\n\n(?:Args|Attributes):\n")
 _FIELD = re.compile(r"^    (\w+): (.+(?:\n {5,}.+)*)", re.MULTILINE)
 _BASE64: dict[str, Any] = {"type": ["string", "null"], "contentEncoding": "base64"}
-
-Endpoint = Callable[..., Coroutine[Any, Any, Response]]
-
 _IN_PATH = re.compile(r"\{(\w+)\}")
 _PATH_SCHEMAS: Mapping[str, dict[str, object]] = {
     "key": {"type": "string", "minLength": 1, "maxLength": 255},
     "key_id": {"type": "string", "pattern": "^[0-9a-z]{10}$"},
     "tenant": {"type": "string", "pattern": "^[a-z0-9][a-z0-9._-]{0,62}$"},
-    "run_id": {"type": "string", "format": "uuid"},
-    "executor_id": {"type": "string", "format": "uuid"},
-    "work_id": {"type": "string", "format": "uuid"},
-    "backfill_id": {"type": "string", "format": "uuid"},
-    "batch_id": {"type": "string", "format": "uuid"},
+    **{name: {"type": "string", "format": "uuid"} for name in ("run_id", "executor_id", "work_id", "batch_id")},
     "number": {"type": "integer", "minimum": 1, "maximum": 2**63 - 1},
     "fingerprint": {"type": "string", "pattern": "^[0-9a-fA-F]{16}$"},
 }
@@ -110,19 +105,15 @@ def body_of(
     model: type[BaseModel],
     *,
     without: Sequence[str] = (),
-    title: str | None = None,
     typed: Mapping[str, dict[str, Any]] | None = None,
 ) -> dict[str, Any]:
     """Return the schema of a body, except the fields that the address and the headers give.
 
     Its defaults are in words. Some clients send every default that a schema has. A job would then have the defaults
     of the client's release, and submitting it by another door would change it.
-
-    Args:
-        title: The name of the schema; by default that of the model.
     """
     schema = schema_of(model, "validation")
-    schema["title"] = title or model.__name__
+    schema["title"] = model.__name__
     for name in without:
         schema["properties"].pop(name, None)
         if name in schema.get("required", []):

@@ -18,7 +18,7 @@ from starlette.responses import Response
 from tidewheel.activity import Stage
 from tidewheel.api_keys import Scope
 from tidewheel.control.api import examples
-from tidewheel.control.api.answers import answer, call, encoded
+from tidewheel.control.api.answers import answer, answer_read, as_json_response, call
 from tidewheel.control.api.authorization import Admin, Caller, Reader, ensure_all_tenants
 from tidewheel.control.api.openapi import add_route
 from tidewheel.control.api.request_input import (
@@ -122,10 +122,36 @@ class SlowestRuns:
 
 
 @dataclass(frozen=True, slots=True)
-class NowApi:
-    """Calls about the present of a tenant, and about its figures."""
+class ExecutorsPage:
+    """Executors in the order of their ids."""
+
+    executors: tuple[ExecutorSummary, ...]
+    next_cursor: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Shards:
+    """Every shard with its owner."""
+
+    shards: tuple[ShardOwner, ...]
+
+
+class AskQuery(TenantQuery):
+    """A text.
+
+    Attributes:
+        q: A run id, also as `01a1f866…44d1`, a dead letter such as `#4711`, a key, or the beginning of one.
+    """
+
+    q: Annotated[str, AfterValidator(one_line(MAX_TEXT))]
+
+
+@dataclass(frozen=True, slots=True)
+class OverviewApi:
+    """Calls about the present of a tenant, and about the whole installation for callers of all tenants."""
 
     reads: Workers
+    doctor: Doctor
     shards: int
 
     def add_to(self, router: APIRouter) -> None:
@@ -139,6 +165,15 @@ class NowApi:
         read("/api/v1/backlog", self.get_backlog, query=TenantQuery, answer=BacklogPage, example=examples.BACKLOG)
         read("/api/v1/runs/slowest", self.list_slowest_runs, query=SlowestQuery, answer=SlowestRuns,
              example=examples.SLOWEST)  # fmt: skip
+        read("/api/v1/ask", self.ask, query=AskQuery, answer=Answer, example=examples.ANSWER)
+        read("/api/v1/executors", self.list_executors, query=PageQuery, answer=ExecutorsPage,
+             example=examples.EXECUTORS)  # fmt: skip
+        read("/api/v1/shards", self.list_shards, query=TenantQuery, answer=Shards, example=examples.SHARDS)
+        operate = partial(add_route, router, scope=Scope.ADMIN, query=TenantQuery)
+        operate("GET", "/api/v1/status", self.get_status, answer=FleetStatus, example=examples.STATUS)
+        diagnose = partial(operate, answer=Diagnosis, example=examples.DIAGNOSIS)
+        diagnose("GET", _DOCTOR, self.get_diagnosis)
+        diagnose("POST", f"{_DOCTOR}:run", self.run_doctor)
 
     async def get_now(self, request: Request, caller: Reader) -> Response:
         """Return what needs a person, what is due, what runs, and what ended in the last hour.
@@ -191,12 +226,61 @@ class NowApi:
 
         return await self._answer(caller, read)
 
-    async def _answer(self, caller: Caller, read: Callable[[Conn, datetime], object]) -> Response:
-        def work(connection: Connection) -> object:
-            with connection.snapshot() as reading:
-                return read(reading, read_now(reading))
+    async def ask(self, request: Request, caller: Reader) -> Response:
+        """Find what a text names: a run, a dead letter or a job."""
+        query = read_query(request, AskQuery)
+        return await answer(self.reads, caller, lambda each: answered(each, caller, query.q))
 
-        return await answer(self.reads, caller, work)
+    async def list_executors(self, request: Request, caller: Reader) -> Response:
+        """List executors with their handlers, for a caller with the rights of all tenants."""
+        ensure_all_tenants(caller, Scope.READ)
+        query = read_query(request, PageQuery)
+        cursors = Cursors.of(request, query, caller.tenant)
+        [after] = cursors.read(UUID) or [None]
+
+        def read(reading: Conn) -> ExecutorsPage:
+            found = list_executors(reading, after=after, limit=query.limit + 1)
+            page = found[: query.limit]
+            return ExecutorsPage(tuple(page), cursors.write(page[-1].executor_id) if len(found) > len(page) else None)
+
+        return await answer_read(self.reads, caller, read, all_tenants=True)
+
+    async def list_shards(self, request: Request, caller: Reader) -> Response:
+        """Return each shard with the scheduler that owns it, for a caller with the rights of all tenants."""
+        ensure_all_tenants(caller, Scope.READ)
+        read_query(request, TenantQuery)
+        return await answer_read(
+            self.reads, caller, lambda reading: Shards(tuple(list_shards(reading, self.shards))), all_tenants=True
+        )
+
+    async def get_diagnosis(self, request: Request, caller: Admin) -> Response:
+        """Return the last diagnosis of this process, for a caller with the rights of all tenants."""
+        ensure_all_tenants(caller)
+        read_query(request, TenantQuery)
+        return await answer(self.reads, caller, lambda _: self.doctor.last())
+
+    async def run_doctor(self, request: Request, caller: Admin) -> Response:
+        """Run the checks of doctor and wait for them; a diagnosis of the last ten seconds is not repeated."""
+        ensure_all_tenants(caller)
+        read_query(request, TenantQuery)
+        await read_body(request, StrictModel)
+
+        def read(connection: Connection) -> datetime:
+            with connection.snapshot() as reading:
+                return read_now(reading)
+
+        return as_json_response(await self.doctor.run(await call(self.reads, caller, read), _WAIT_SECONDS))
+
+    async def get_status(self, request: Request, caller: Admin) -> Response:
+        """Return services with their heartbeats, what is due and not done, and what is wrong."""
+        read_query(request, TenantQuery)
+        ensure_all_tenants(caller)
+        return await answer_read(
+            self.reads, caller, lambda reading: read_status(reading, self.shards), all_tenants=True
+        )
+
+    async def _answer(self, caller: Caller, read: Callable[[Conn, datetime], object]) -> Response:
+        return await answer_read(self.reads, caller, lambda reading: read(reading, read_now(reading)))
 
 
 def now_of(connection: Connection, caller: Caller, shards: int) -> Now:
@@ -227,128 +311,6 @@ def edges_of(since: datetime, until: datetime, step: timedelta) -> Sequence[date
     if count > MAX_BINS:
         refuse("step", f"{count:,} bins are too many", f"name a longer step, for {MAX_BINS:,} bins at most")
     return [since + step * place for place in range(count + 1)]
-
-
-@dataclass(frozen=True, slots=True)
-class ExecutorsPage:
-    """Executors in the order of their ids."""
-
-    executors: tuple[ExecutorSummary, ...]
-    next_cursor: str | None
-
-
-@dataclass(frozen=True, slots=True)
-class Shards:
-    """Every shard with its owner."""
-
-    shards: tuple[ShardOwner, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class FleetApi:
-    """Calls about the whole installation, for callers with the rights of all tenants."""
-
-    reads: Workers
-    doctor: Doctor
-    shards: int
-
-    def add_to(self, router: APIRouter) -> None:
-        """Add the routes."""
-        read = partial(add_route, router, "GET")
-        read("/api/v1/executors", self.list_executors, scope=Scope.READ, query=PageQuery, answer=ExecutorsPage,
-             example=examples.EXECUTORS)  # fmt: skip
-        read("/api/v1/shards", self.list_shards, scope=Scope.READ, query=TenantQuery, answer=Shards,
-             example=examples.SHARDS)  # fmt: skip
-        read("/api/v1/status", self.get_status, scope=Scope.ADMIN, query=TenantQuery, answer=FleetStatus,
-             example=examples.STATUS)  # fmt: skip
-        route = partial(
-            add_route, router, scope=Scope.ADMIN, query=TenantQuery, answer=Diagnosis, example=examples.DIAGNOSIS
-        )
-        route("GET", _DOCTOR, self.get_diagnosis)
-        route("POST", f"{_DOCTOR}:run", self.run_doctor)
-
-    async def list_executors(self, request: Request, caller: Reader) -> Response:
-        """List executors with their handlers, for a caller with the rights of all tenants."""
-        ensure_all_tenants(caller, Scope.READ)
-        query = read_query(request, PageQuery)
-        cursors = Cursors.of(request, query, caller.tenant)
-        [after] = cursors.read(UUID) or [None]
-
-        def read(connection: Connection) -> ExecutorsPage:
-            with connection.snapshot(all_tenants=True) as reading:
-                found = list_executors(reading, after=after, limit=query.limit + 1)
-            page = found[: query.limit]
-            return ExecutorsPage(tuple(page), cursors.write(page[-1].executor_id) if len(found) > len(page) else None)
-
-        return await answer(self.reads, caller, read)
-
-    async def list_shards(self, request: Request, caller: Reader) -> Response:
-        """Return each shard with the scheduler that owns it, for a caller with the rights of all tenants."""
-        ensure_all_tenants(caller, Scope.READ)
-        read_query(request, TenantQuery)
-
-        def read(connection: Connection) -> Shards:
-            with connection.snapshot(all_tenants=True) as reading:
-                return Shards(tuple(list_shards(reading, self.shards)))
-
-        return await answer(self.reads, caller, read)
-
-    async def get_diagnosis(self, request: Request, caller: Admin) -> Response:
-        """Return the last diagnosis of this process, for a caller with the rights of all tenants."""
-        ensure_all_tenants(caller)
-        read_query(request, TenantQuery)
-        return await answer(self.reads, caller, lambda _: self.doctor.last())
-
-    async def run_doctor(self, request: Request, caller: Admin) -> Response:
-        """Run the checks of doctor and wait for them; a diagnosis of the last ten seconds is not repeated."""
-        ensure_all_tenants(caller)
-        read_query(request, TenantQuery)
-        await read_body(request, StrictModel)
-
-        def read(connection: Connection) -> datetime:
-            with connection.snapshot() as reading:
-                return read_now(reading)
-
-        found = await self.doctor.run(await call(self.reads, caller, read), _WAIT_SECONDS)
-        return Response(encoded(found), media_type="application/json")
-
-    async def get_status(self, request: Request, caller: Admin) -> Response:
-        """Return services with their heartbeats, what is due and not done, and what is wrong."""
-        read_query(request, TenantQuery)
-        ensure_all_tenants(caller)
-
-        def read(connection: Connection) -> FleetStatus:
-            with connection.snapshot(all_tenants=True) as reading:
-                return read_status(reading, self.shards)
-
-        return await answer(self.reads, caller, read)
-
-
-class AskQuery(TenantQuery):
-    """A text.
-
-    Attributes:
-        q: A run id, also as `01a1f866…44d1`, a dead letter such as `#4711`, a key, or the beginning of one.
-    """
-
-    q: Annotated[str, AfterValidator(one_line(MAX_TEXT))]
-
-
-@dataclass(frozen=True, slots=True)
-class AskApi:
-    """The call that finds what a text names, with the threads of reads."""
-
-    reads: Workers
-
-    def add_to(self, router: APIRouter) -> None:
-        """Add the route."""
-        add_route(router, "GET", "/api/v1/ask", self.ask, scope=Scope.READ, query=AskQuery, answer=Answer,
-                  example=examples.ANSWER)  # fmt: skip
-
-    async def ask(self, request: Request, caller: Reader) -> Response:
-        """Find what a text names: a run, a dead letter or a job."""
-        query = read_query(request, AskQuery)
-        return await answer(self.reads, caller, lambda each: answered(each, caller, query.q))
 
 
 def answered(connection: Connection, caller: Caller, text: str) -> Answer:

@@ -15,6 +15,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from tidewheel import errors
 from tidewheel.clock import monotonic_seconds
 from tidewheel.errors import (
     FieldError,
@@ -26,19 +27,6 @@ from tidewheel.errors import (
     StaleToken,
     TenantDeleted,
     Unavailable,
-    UnknownApiKey,
-    UnknownBackfill,
-    UnknownBatch,
-    UnknownCalendar,
-    UnknownCancellation,
-    UnknownDeadLetter,
-    UnknownExecutor,
-    UnknownFreeze,
-    UnknownJob,
-    UnknownRun,
-    UnknownTenant,
-    UnknownWork,
-    UnknownWorkflow,
     VersionConflict,
 )
 from tidewheel.intake.locks import RowLocked
@@ -46,13 +34,10 @@ from tidewheel.jobs.validation import shown
 
 PAGE = "tidewheel.page"  # in a request's scope: it is one for the console, and errors are pages
 
-_UNKNOWN = (
-    UnknownApiKey, UnknownBackfill, UnknownBatch, UnknownCalendar, UnknownCancellation, UnknownDeadLetter,
-    UnknownExecutor, UnknownFreeze, UnknownJob, UnknownRun, UnknownTenant, UnknownWork, UnknownWorkflow,
-)  # fmt: skip
+_CODES = (str(getattr(each, "code", "")) for each in vars(errors).values())
 STATUSES: Mapping[str, HTTPStatus] = {
+    **dict.fromkeys((code for code in _CODES if code.startswith("unknown_")), HTTPStatus.NOT_FOUND),
     InvalidInput.code: HTTPStatus.UNPROCESSABLE_ENTITY,
-    **dict.fromkeys((each.code for each in _UNKNOWN), HTTPStatus.NOT_FOUND),
     PausedByOperator.code: HTTPStatus.FORBIDDEN,
     StaleToken.code: HTTPStatus.CONFLICT,
     TenantDeleted.code: HTTPStatus.CONFLICT,

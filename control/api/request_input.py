@@ -50,6 +50,12 @@ ELSEWHERE: Mapping[str, str] = {
     "if_version": "send it as the header If-Match",
 }
 
+_RELIED_ON: Mapping[str, str] = {
+    "If-Match": "this call changes no version",
+    "If-None-Match": "this call creates nothing that may exist already",
+    "Idempotency-Key": "this call stores no answer",
+}
+
 # Bytes at once. A parsed document takes up to twenty times as much as its text.
 ALLOWANCES = {"executors": 8 << 20, "keys": 8 << 20, "reports": 4 << 20, "strangers": 4 << 20}
 _OF_KEY = 0.45  # 3.6 MiB: a form that is too long is read up to 3 MiB before it is refused, as browsers need it
@@ -94,44 +100,32 @@ LabelFilter = Annotated[Mapping[LabelName, Text], Field(max_length=20), BeforeVa
 
 
 class TenantQuery(StrictModel):
-    """The part of a query that every route has.
+    """The part of a query that every route has."""
 
-    Attributes:
-        tenant: The tenant; that of the caller's key if it is left out, or `default`.
-    """
-
-    tenant: Tenant = "default"
+    tenant: Annotated[
+        Tenant, Field(description="The tenant; that of the caller's key if it is left out, or `default`.")
+    ] = "default"
     noun: ClassVar[str] = "parameter"
 
 
 class LimitQuery(TenantQuery):
-    """Query of a list without pages.
-
-    Attributes:
-        limit: How many at most.
-    """
+    """Query of a list without pages."""
 
     noun: ClassVar[str] = "filter"
-    limit: Limit = 50
+    limit: Annotated[Limit, Field(description="How many at most.")] = 50
 
 
 class PageQuery(LimitQuery):
-    """The part of a query that every list with pages has.
+    """The part of a query that every list with pages has."""
 
-    Attributes:
-        cursor: The `next_cursor` of the page before.
-    """
-
-    cursor: Annotated[str, AfterValidator(one_line(_MAX_CURSOR))] | None = None
+    cursor: Annotated[
+        Annotated[str, AfterValidator(one_line(_MAX_CURSOR))] | None,
+        Field(description="The `next_cursor` of the page before."),
+    ] = None
 
 
 def read_query(request: Request, model: type[M], *, names: Collection[str] | None = None) -> M:
-    """Return the query as a model.
-
-    Args:
-        model: The model; a field that may be repeated is a tuple or labels.
-        names: Only these parameters; others are not looked at.
-    """
+    """Return the query as a model, or only some of its parameters; a repeatable one is a tuple or labels."""
     items = request.query_params.multi_items()
     if len(items) > _MAX_PARAMETERS:
         refuse("", f"a query of {len(items)} parameters is too long", "send the documented ones")
@@ -159,13 +153,6 @@ def ensure_known_conditions(request: Request, known: Collection[str]) -> None:
             refuse(name, problem, "leave it out")
         if len(given) > 1:
             refuse(name, "it is given twice", "send it once")
-
-
-_RELIED_ON: Mapping[str, str] = {
-    "If-Match": "this call changes no version",
-    "If-None-Match": "this call creates nothing that may exist already",
-    "Idempotency-Key": "this call stores no answer",
-}
 
 
 def read_key(request: Request) -> str:
@@ -297,10 +284,6 @@ class BodyMemory:
         self._held = Counter[str]()  # bytes by kind of caller
         self._held_by = Counter[Sharer]()
 
-    def body(self, sharer: "Sharer", receive: Receive) -> "Body":
-        """Return the body of a request, of which nothing has been read."""
-        return Body(self, sharer, receive)
-
     def add(self, sharer: "Sharer", size: int) -> None:
         """Count bytes, or take back a negative `size`; raise Overloaded beyond the sharer's part."""
         kind, whole = sharer.kind, sharer._replace(key=None)
@@ -325,7 +308,7 @@ class Sharer(NamedTuple):
 
 
 class Body:
-    """The body of one request."""
+    """The body of one request, of which nothing has been read."""
 
     def __init__(self, memory: BodyMemory, sharer: Sharer, receive: Receive) -> None:
         self._memory, self._sharer, self._receive = memory, sharer, receive

@@ -1,7 +1,8 @@
-"""Threads for the database work of HTTP requests, so that it never blocks the event loop.
+"""Threads for the database work of HTTP requests, and turns of callers: nothing blocks the event loop.
 
 Each kind of caller has threads, a queue and connections of its own, so executors never wait for strangers. Tenants and
-their keys take turns, and the last free thread of a kind is for a tenant that has none.
+their keys take turns: the tenant that sends most waits longest, and a full queue pushes out the last of the tenant that
+has the most in it. The last free thread of a kind is for a tenant that has none.
 
 No thread waits for a lock longer than 200 ms. A request that meets a locked row gives its thread back, and is repeated
 until it finds the row free: its transaction was rolled back. After five seconds the answer is 503 `busy`.
@@ -10,7 +11,7 @@ until it finds the row free: its transaction was rolled back. After five seconds
 import asyncio
 import threading
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -19,7 +20,6 @@ from typing import Any, Generic, TypeVar
 from tidewheel.audit import Actor, Door, process_actor
 from tidewheel.clock import monotonic_seconds
 from tidewheel.control.api.problems import Busy, Overloaded
-from tidewheel.control.api.turns import Turns
 from tidewheel.control.client.connection import Connection
 from tidewheel.executor.remote_executors import RemoteExecutors
 from tidewheel.intake.locks import RowLocked
@@ -29,6 +29,7 @@ from tidewheel.process.service import Shutdown
 from tidewheel.transitions.installation import Installation
 
 T = TypeVar("T")
+E = TypeVar("E", bound=Hashable)
 
 _LOCKED = (RowLocked, RowsLocked)
 
@@ -47,13 +48,9 @@ _REST = 4  # times the time for which claims waited, until the next request bloc
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """Whose turn a request takes.
+    """Whose turn a request takes."""
 
-    Args:
-        tenant: Its tenant; where none is known, what takes its place, such as an address.
-    """
-
-    tenant: str = ""
+    tenant: str = ""  # where none is known, what takes its place, such as an address
     key: str = ""
 
 
@@ -62,18 +59,13 @@ _NOBODY = Turn()
 
 @dataclass(eq=False, slots=True)
 class _Work(Generic[T]):
-    """Work that waits for a thread, or has one.
-
-    Args:
-        blocks_claims: True if no run starts while it writes.
-        blocked_at: When claims began to wait for it, or for its try.
-    """
+    """Work that waits for a thread, or has one."""
 
     run: "Callable[[WorkerState], T]"
     turn: Turn
-    blocks_claims: bool
+    blocks_claims: bool  # no run starts while it writes
     result: "asyncio.Future[T]"
-    blocked_at: float | None = None
+    blocked_at: float | None = None  # when claims began to wait for it, or for its try
 
 
 class _BlocksClaims(Exception):
@@ -139,6 +131,66 @@ class WorkerState:
             self._connection.close()
 
 
+class Turns(Generic[E]):
+    """A queue with a line for each key of each tenant; an entry that waits already keeps its place.
+
+    >>> turns = Turns[str](most=5)
+    >>> for name in ("a1", "a2", "a3", "b1", "a1"):
+    ...     assert turns.wait(name[0], "key", name) is None
+    >>> turns.wait("c", "key", "c1"), turns.wait("a", "key", "a4"), turns.wait("a", "other", "a5")
+    (None, 'a4', 'a3')
+    >>> turns.leave("a", "key", "a2")
+    >>> [turns.take(), turns.take(), turns.take(), turns.take(), turns.take()]
+    [('a', 'a1'), ('b', 'b1'), ('c', 'c1'), ('a', 'a5'), None]
+    """
+
+    def __init__(self, most: int | None = None) -> None:
+        self._most = most
+        self._tenants: dict[str, dict[str, dict[E, None]]] = {}
+
+    def __len__(self) -> int:
+        """Return the number of entries."""
+        return sum(map(_size, self._tenants.values()))
+
+    def wait(self, tenant: str, key: str, entry: E) -> E | None:
+        """Add an entry; return the one that a full queue pushes out for it, perhaps the same."""
+        self._tenants.setdefault(tenant, {}).setdefault(key, {}).setdefault(entry)
+        if self._most is None or len(self) <= self._most:
+            return None
+        largest = max(self._tenants, key=lambda name: (_size(self._tenants[name]), name == tenant))
+        lines = self._tenants[largest]
+        longest = max(lines, key=lambda name: (len(lines[name]), (largest, name) == (tenant, key)))
+        last = next(reversed(lines[longest]))
+        self.leave(largest, longest, last)
+        return last
+
+    def leave(self, tenant: str, key: str, entry: E) -> None:
+        """Remove an entry, if it waits."""
+        lines = self._tenants.get(tenant, {})
+        if key in lines:
+            lines[key].pop(entry, None)
+            if not lines[key]:
+                del lines[key]
+            if not lines:
+                del self._tenants[tenant]
+
+    def take(self, may: Callable[[str], bool] = lambda _: True) -> tuple[str, E] | None:
+        """Remove and return the entry whose turn it is, with its tenant; None if no tenant that may has one."""
+        tenant = next(filter(may, self._tenants), None)
+        if tenant is None:
+            return None
+        lines = self._tenants.pop(tenant)
+        key = next(iter(lines))
+        line = lines.pop(key)
+        entry = next(iter(line))
+        del line[entry]
+        if line:
+            lines[key] = line  # behind the other keys
+        if lines:
+            self._tenants[tenant] = lines  # behind the others
+        return tenant, entry
+
+
 class Workers:
     """A few threads with a bounded queue."""
 
@@ -162,10 +214,8 @@ class Workers:
     async def do(self, work: Callable[[WorkerState], T], turn: Turn = _NOBODY) -> T:
         """Run work on one of the threads; repeat it for some seconds while it meets a lock.
 
+        Work that has committed a part of its changes is not repeated.
         Work with a request that blocks claims is done in a turn of such work: alone, with a rest afterwards.
-
-        Args:
-            work: The work, which is repeated only if it has committed nothing.
         """
         now = asyncio.get_running_loop().time
         until, pause, blocks_claims = now() + _PARKED_SECONDS, _FIRST_PAUSE_SECONDS, False
@@ -251,6 +301,42 @@ class Workers:
             work.blocked_at = state.blocked_at
 
 
+class Turnstile:
+    """Turns `apart_seconds` apart, an address after the other."""
+
+    def __init__(self, *, apart_seconds: float, saved_seconds: float, most: int) -> None:
+        self._apart, self._saved = apart_seconds, saved_seconds
+        self._waiting = Turns[asyncio.Future[bool]](most)
+        self._next = 0.0
+        self._timer: asyncio.TimerHandle | None = None
+
+    async def passes(self, address: str) -> bool:
+        """Wait for a turn; return False as soon as the queue pushes this entry out."""
+        loop = asyncio.get_running_loop()
+        if self._timer is None and self._next <= loop.time():
+            self._count(loop.time())
+            return True
+        entry: asyncio.Future[bool] = loop.create_future()
+        if (last := self._waiting.wait(address, "", entry)) is not None:
+            last.set_result(False)
+        self._timer = self._timer or loop.call_at(self._next, self._give)
+        try:
+            return await entry
+        finally:
+            self._waiting.leave(address, "", entry)
+
+    def _give(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._timer = None
+        if (found := self._waiting.take()) is not None:
+            self._count(loop.time())
+            found[1].set_result(True)
+            self._timer = loop.call_at(self._next, self._give)
+
+    def _count(self, now: float) -> None:
+        self._next = max(self._next, now - self._saved) + self._apart
+
+
 class Pools:
     """The workers of each kind of caller."""
 
@@ -288,3 +374,7 @@ def _less(counts: Counter[str], name: str) -> None:
     counts[name] -= 1
     if not counts[name]:
         del counts[name]
+
+
+def _size(lines: dict[str, dict[E, None]]) -> int:
+    return sum(map(len, lines.values()))

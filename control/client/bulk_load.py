@@ -64,20 +64,14 @@ class Pending(NamedTuple):
 
 @dataclass(slots=True)
 class LoadResult:
-    """Result of submitting jobs.
-
-    Args:
-        unchanged: How many did not change; of a bulk load, how many existed.
-        problems: The first hundred errors, each with the place of the job.
-        keys: The keys of the submitted jobs, or of the deleted ones; empty of a bulk load.
-    """
+    """Result of submitting jobs."""
 
     created: int = 0
     updated: int = 0
-    unchanged: int = 0
+    unchanged: int = 0  # of a bulk load: how many existed
     rejected: int = 0
-    problems: list[tuple[str, FieldError]] = field(default_factory=list[tuple[str, FieldError]])
-    keys: set[str] = field(default_factory=set[str])
+    problems: list[tuple[str, FieldError]] = field(default_factory=list[tuple[str, FieldError]])  # the first hundred
+    keys: set[str] = field(default_factory=set[str])  # those of the jobs; empty of a bulk load
     pending: list[Pending] = field(default_factory=list[Pending])
 
     def reject(self, place: str, errors: Iterable[FieldError]) -> None:

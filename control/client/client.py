@@ -1,4 +1,4 @@
-"""stays (Client, with its parts Calendars and TaskTokens). async_client.py imports both from here.
+"""`tidewheel.Client`: submit, trigger and read jobs and runs; calendars and task tokens.
 
 Requests are applied by the code that intake uses, in one transaction each, on Tidewheel's database.
 """
@@ -10,12 +10,13 @@ from typing import Self, Unpack
 from uuid import UUID, uuid4
 
 from tidewheel.audit import Actor
-from tidewheel.control.client.connection import BackfillResult, Connection, Triggered, backfill_of, drop_none, triggered
+from tidewheel.control.client.connection import BackfillResult, Connection, Triggered, backfill_of, drop_none
 from tidewheel.control.client.enqueue import TriggerOptions, trigger_document
 from tidewheel.control.explain.preview import Preview, preview
 from tidewheel.control.occurrence_audit.result import AuditResult, run_audit
 from tidewheel.control.reads.calendars import CalendarDetail, CalendarSummary, list_calendars, show_calendar
 from tidewheel.ids import RunId
+from tidewheel.intake.trigger import ACCEPTED
 from tidewheel.jobs.spec import JobSpec
 from tidewheel.nouns.api_keys.operations import ApiKeys
 from tidewheel.nouns.audit_log.operations import AuditLog
@@ -27,7 +28,7 @@ from tidewheel.nouns.jobs.model import Job, job_of
 from tidewheel.nouns.jobs.occurrences import Occurrences
 from tidewheel.nouns.jobs.operations import Jobs, OneJob
 from tidewheel.nouns.limits.operations import Limits, OrderingKeys
-from tidewheel.nouns.operation import as_int, as_mapping
+from tidewheel.nouns.operation import Noun, as_int, as_mapping
 from tidewheel.nouns.runs.operations import Runs
 from tidewheel.nouns.tenants.operations import Tenants
 from tidewheel.nouns.workflows.operations import Workflows
@@ -36,21 +37,14 @@ from tidewheel.runs import RunState
 from tidewheel.settings.connections import Connections
 
 
-class TaskTokens:
-    """Requests about an attempt from outside its executor."""
+class TaskTokens(Noun):
+    """Requests about an attempt from outside its executor.
 
-    def __init__(self, connection: Connection) -> None:
-        self._connection = connection
+    An attempt whose run has a cancellation ends as `cancelled`.
+    """
 
     def complete(self, token: str, result: object = None, *, request_id: str | None = None) -> RunState:
-        """Report that an attempt has succeeded.
-
-        Args:
-            result: Any JSON value, at most 64 KiB.
-
-        Returns:
-            The run's new state: succeeded, or cancelled where a cancellation was requested meanwhile.
-        """
+        """Report that an attempt has succeeded, with a JSON value of 64 KiB at most; return the run's state."""
         return self._end(request_id, token=token, result=result)
 
     def fail(
@@ -62,13 +56,10 @@ class TaskTokens:
         permanent: bool = False,
         request_id: str | None = None,
     ) -> RunState:
-        """Report that an attempt has failed; the job's retry policy decides on another one.
+        """Report that an attempt has failed; return the run's new state, as the retry policy decides.
 
         Args:
             error_type: Compared with the job's `non_retryable`.
-
-        Returns:
-            The run's new state: retrying, failed, or cancelled where a cancellation was requested meanwhile.
         """
         failure = {"error_type": error_type, "error_message": error_message, "permanent": permanent or None}
         return self._end(request_id, token=token, status="failed", **failure)
@@ -86,22 +77,19 @@ class TaskTokens:
         Raises:
             StaleToken: The attempt has ended: stop working on it.
         """
-        self._connection.refresh_task_tokens()
+        self._call.refresh_task_tokens()
         document = {"type": "run.heartbeat", "token": token, "progress": progress, "checkpoint": checkpoint}
-        return RunState(self._connection.request(document).run_status or "")
+        return RunState(self._call.request(document).run_status or "")
 
     def _end(self, request_id: str | None, **fields: object) -> RunState:
         # With an id, a repeat after a lost COMMIT returns the first reply, not StaleToken.
-        self._connection.refresh_task_tokens()
+        self._call.refresh_task_tokens()
         document = {"type": "run.complete", **fields}
-        return RunState(self._connection.request(document, request_id or str(uuid4())).run_status or "")
+        return RunState(self._call.request(document, request_id or str(uuid4())).run_status or "")
 
 
-class Calendars:
+class Calendars(Noun):
     """Reads and requests about named sets of days."""
-
-    def __init__(self, connection: Connection) -> None:
-        self._connection = connection
 
     def put(
         self,
@@ -111,36 +99,30 @@ class Calendars:
         weekdays: Iterable[str | int] = (),
         source: str | None = None,
     ) -> bool:
-        """Create or replace a calendar; jobs that name it follow at once.
+        """Create or replace a calendar; jobs that name it follow at once. Return True if it has changed.
 
         Args:
             weekdays: Days of every week, such as `SAT`.
-
-        Returns:
-            True if the calendar has changed.
         """
         document: dict[str, object] = {
-            "type": "calendar.put",
-            "name": name,
-            "days": [str(day) for day in days],
-            "weekdays": list(weekdays),
+            "type": "calendar.put", "name": name, "days": [str(day) for day in days], "weekdays": list(weekdays),
             "source": source,
-        }
-        return not self._connection.request(document).unchanged
+        }  # fmt: skip
+        return not self._call.request(document).unchanged
 
     def delete(self, name: str) -> None:
         """Delete a calendar that no job names."""
-        self._connection.request({"type": "calendar.delete", "name": name})
+        self._call.request({"type": "calendar.delete", "name": name})
 
     def list(self) -> Sequence[CalendarSummary]:
         """Return the tenant's calendars, by name."""
-        with self._connection.snapshot() as connection:
-            return list_calendars(connection, self._connection.tenant)
+        with self._call.snapshot() as connection:
+            return list_calendars(connection, self._call.tenant)
 
     def get(self, name: str) -> CalendarDetail:
         """Return a calendar with its days."""
-        with self._connection.snapshot() as connection:
-            return show_calendar(connection, self._connection.tenant, name)
+        with self._call.snapshot() as connection:
+            return show_calendar(connection, self._call.tenant, name)
 
 
 class Client(OneJob, Occurrences):
@@ -163,22 +145,21 @@ class Client(OneJob, Occurrences):
         settings: Connections | None = None,
         actor: Actor | None = None,
     ) -> None:
-        self._connection = Connection(database_url, tenant=tenant, settings=settings, actor=actor)
-        super().__init__(self._connection)
-        self.jobs = Jobs(self._connection)
-        self.runs = Runs(self._connection)
-        self.dead_letters = DeadLetters(self._connection)
-        self.works = Works(self._connection)
-        self.task_tokens = TaskTokens(self._connection)
-        self.workflows = Workflows(self._connection)
-        self.batches = Batches(self._connection)
-        self.calendars = Calendars(self._connection)
-        self.freezes = Freezes(self._connection)
-        self.limits = Limits(self._connection)
-        self.ordering_keys = OrderingKeys(self._connection)
-        self.tenants = Tenants(self._connection)
-        self.api_keys = ApiKeys(self._connection)
-        self.audit_log = AuditLog(self._connection)
+        super().__init__(Connection(database_url, tenant=tenant, settings=settings, actor=actor))
+        self.jobs = Jobs(self._call)
+        self.runs = Runs(self._call)
+        self.dead_letters = DeadLetters(self._call)
+        self.works = Works(self._call)
+        self.task_tokens = TaskTokens(self._call)
+        self.workflows = Workflows(self._call)
+        self.batches = Batches(self._call)
+        self.calendars = Calendars(self._call)
+        self.freezes = Freezes(self._call)
+        self.limits = Limits(self._call)
+        self.ordering_keys = OrderingKeys(self._call)
+        self.tenants = Tenants(self._call)
+        self.api_keys = ApiKeys(self._call)
+        self.audit_log = AuditLog(self._call)
 
     def __enter__(self) -> Self:
         return self
@@ -190,7 +171,7 @@ class Client(OneJob, Occurrences):
 
     def close(self) -> None:
         """Close its connections."""
-        self._connection.close()
+        self._call.close()
 
     def submit(
         self, job: Mapping[str, object] | JobSpec, *, if_version: int | None = None, request_id: str | None = None
@@ -203,7 +184,7 @@ class Client(OneJob, Occurrences):
         # A JobSpec is passed as it is: as a mapping, its payload and jitter would be parsed differently.
         given = job if isinstance(job, JobSpec) else as_mapping(job, "job")
         document: dict[str, object] = {"type": "job.submit", "job": given, "if_version": if_version}
-        return job_of(self._connection.request(document, request_id))
+        return job_of(self._call.request(document, request_id))
 
     def patch(
         self, key: str, patch: Mapping[str, object], *, if_version: int | None = None, request_id: str | None = None
@@ -215,13 +196,13 @@ class Client(OneJob, Occurrences):
                 applied to the new version.
         """
         return job_of(
-            patch_job(self._connection, key, as_mapping(patch, "patch"), if_version=if_version, request_id=request_id)
+            patch_job(self._call, key, as_mapping(patch, "patch"), if_version=if_version, request_id=request_id)
         )
 
     def trigger(self, key: str, payload: object = None, **options: Unpack[TriggerOptions]) -> RunId:
         """Run a job once, with any JSON value as its payload; bytes are passed unchanged."""
-        document = trigger_document(key, payload, tenant=self._connection.tenant, **options)
-        return RunId(UUID(self._connection.request(document, options.get("request_id")).run_id))
+        document = trigger_document(key, payload, tenant=self._call.tenant, **options)
+        return RunId(UUID(self._call.request(document, options.get("request_id")).run_id))
 
     def trigger_deduped(
         self,
@@ -245,8 +226,10 @@ class Client(OneJob, Occurrences):
             **options: Those of `TriggerOptions`; with `debounce` neither `delay` nor `run_at`.
         """
         dedupe = drop_none({"key": dedupe_key, "window": window, "mode": mode, "longest": longest})
-        document = trigger_document(key, payload, tenant=self._connection.tenant, dedupe=dedupe or None, **options)
-        return triggered(self._connection.request(document, options.get("request_id")))
+        document = trigger_document(key, payload, tenant=self._call.tenant, dedupe=dedupe or None, **options)
+        reply = self._call.request(document, options.get("request_id"))
+        assert reply.next_run_at is not None  # noqa: S101 - a run has a time
+        return Triggered(RunId(UUID(reply.run_id)), reply.dedupe or ACCEPTED, reply.next_run_at)
 
     def run_later(
         self,
@@ -265,16 +248,10 @@ class Client(OneJob, Occurrences):
         """
         key = f"later/{handler}"
         document = trigger_document(
-            key,
-            payload,
-            tenant=self._connection.tenant,
-            delay=delay,
-            run_at=run_at,
-            labels=labels,
-            request_id=request_id,
+            key, payload, tenant=self._call.tenant, delay=delay, run_at=run_at, labels=labels, request_id=request_id
         )
         job: dict[str, object] = {"key": key, "schedule": "manual", "target": handler}
-        reply = self._connection.request_with_job(document, {"type": "job.submit", "job": job, "if_version": 0})
+        reply = self._call.request_with_job(document, {"type": "job.submit", "job": job, "if_version": 0})
         return RunId(UUID(reply.run_id))
 
     def release(
@@ -292,15 +269,9 @@ class Client(OneJob, Occurrences):
         Args:
             error: Only those whose error contains this text.
             everything: Release all; needed without keys or an error.
-            dry_run: Only count them, and return the first ten.
             on_progress: Called after each batch with the number done.
-
-        Raises:
-            Unavailable: The database does not answer; repeat the call to continue.
         """
-        return release(
-            self._connection, keys, error=error, everything=everything, dry_run=dry_run, on_progress=on_progress
-        )
+        return release(self._call, keys, error=error, everything=everything, dry_run=dry_run, on_progress=on_progress)
 
     def backfill(
         self,
@@ -330,7 +301,7 @@ class Client(OneJob, Occurrences):
             "type": "job.backfill", "key": key, "from": from_at, "to": to_at, "what": what, "versions": versions,
             "overlap": overlap, "max_concurrent": max_concurrent, "order": order, "dry_run": dry_run, "reason": reason,
         }  # fmt: skip
-        return backfill_of(self._connection.request(document, request_id))
+        return backfill_of(self._call.request(document, request_id))
 
     def audit(self, first: datetime, before: datetime | None = None, *, key: str | None = None) -> AuditResult:
         """Recompute every occurrence of a range, and compare it with what is recorded.
@@ -342,12 +313,12 @@ class Client(OneJob, Occurrences):
         Raises:
             InvalidInput: The range is ahead, or runs of it are no longer kept.
         """
-        own = self._connection
+        own = self._call
         return run_audit(own.url, first, before, tenant=own.tenant, key=key, archive=own.archive)
 
     def preview(self, job: Mapping[str, object] | JobSpec, n: int = 10, *, after: datetime | None = None) -> Preview:
         """Return what an unsaved job would do: its policies in words, and its next `n` occurrences."""
         n = as_int(n, "n")
-        allowed, late = self._connection.installation.allow_lists, self._connection.installation.misfire_after
-        with self._connection.snapshot() as connection:
-            return preview(connection, self._connection.tenant, job, n, after, allow_lists=allowed, misfire_after=late)
+        allowed, late = self._call.installation.allow_lists, self._call.installation.misfire_after
+        with self._call.snapshot() as connection:
+            return preview(connection, self._call.tenant, job, n, after, allow_lists=allowed, misfire_after=late)

@@ -1,10 +1,8 @@
 """The connection that every part of `Client` shares, and the results of its requests.
 
-A request is applied by the code that intake uses, in one transaction of its own, on Tidewheel's database.
-
-A transaction acts for one tenant by a role: row-level security hides all other rows. Sessions are used for one tenant
-after another. So the role, the tenant and the search path end with the transaction. `migrations/row_security.py` makes
-the role and the policies.
+A request is applied by the code that intake uses, in a transaction of its own. A transaction acts for one tenant by a
+role: row-level security hides all other rows. Sessions are used for one tenant after another. So the role, the tenant
+and the search path end with the transaction. `migrations/row_security.py` makes the role and the policies.
 """
 
 import logging
@@ -13,11 +11,12 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import LiteralString, TypeVar
+from typing import Annotated, LiteralString, TypeVar
 from uuid import UUID
 
 import psycopg
 from psycopg.errors import InsufficientPrivilege
+from pydantic import Field
 
 from tidewheel import task_token_keys
 from tidewheel.audit import Actor, Change, process_actor, record_change
@@ -29,7 +28,6 @@ from tidewheel.ids import RunId
 from tidewheel.intake.apply import BLOCKS_CLAIMS, apply_requests
 from tidewheel.intake.locks import RowLocked
 from tidewheel.intake.request import ReceivedRequest
-from tidewheel.intake.trigger import ACCEPTED
 from tidewheel.jobs.parsing import own_request
 from tidewheel.jobs.requests import Freeze, Request, RunComplete, RunHeartbeat, Thaw
 from tidewheel.jobs.validation import ensure_text_names
@@ -41,15 +39,17 @@ from tidewheel.schemas.generated.records import Reply
 from tidewheel.settings.connections import Connections
 from tidewheel.transitions.installation import Installation, read_installation
 
-_SET_REPEATABLE_READ = Statements("tidewheel.control")["set_repeatable_read"]
 T = TypeVar("T")
-_LOG = logging.getLogger("tidewheel.client")
-_TRIES = 5
-_LOCK_SECONDS = 10.0  # as `lock_timeout` of a session
-_CREATES_RUNS = ("job.trigger", "job.backfill", "run.retry", "workflow.resume", "batch.submit")
+
+_SET_REPEATABLE_READ = Statements("tidewheel.control")["set_repeatable_read"]
 _SQL = Statements("tidewheel")
 _ACT_FOR_TENANT = _SQL["act_for_tenant"]
 _READ_SEARCH_PATH = _SQL["read_search_path"]
+
+_TRIES = 5
+_LOCK_SECONDS = 10.0  # as `lock_timeout` of a session
+_CREATES_RUNS = ("job.trigger", "job.backfill", "run.retry", "workflow.resume", "batch.submit")
+_LOG = logging.getLogger("tidewheel.client")
 _REMEDY = "create the role again, or run `tidewheel migrate` with TIDEWHEEL_TENANT_ROLE set to the role that exists"
 
 
@@ -195,9 +195,6 @@ class Connection:
         Args:
             once: Do not repeat after a COMMIT that was not answered, which may have succeeded.
             all_tenants: Write as the owner of the tables, which row-level security does not bind.
-
-        Raises:
-            Unavailable: The database does not answer, or another transaction holds a row for `lock_seconds`.
         """
         until = monotonic_seconds() + self._lock_seconds
         tries = 1
@@ -313,26 +310,16 @@ class Triggered:
 
 @dataclass(frozen=True, slots=True)
 class BackfillResult:
-    """A backfill after its request.
+    """A backfill after its request."""
 
-    Args:
-        backfill_id: Its id in `client.works`; None after a dry run, which creates none.
-        occurrences: How many of its range are to be run.
-        unchanged: True if an earlier delivery of the request has created it.
-    """
-
-    backfill_id: UUID | None
-    occurrences: int | None
-    unchanged: bool
+    backfill_id: Annotated[
+        UUID | None, Field(description="Its id in `client.works`; null after a dry run, which creates none.")
+    ]
+    occurrences: Annotated[int | None, Field(description="How many of its range are to be run.")]
+    unchanged: Annotated[bool, Field(description="True if an earlier delivery of the request has created it.")]
 
 
 def backfill_of(reply: Reply) -> BackfillResult:
     """Return the backfill of an accepted request."""
     backfill_id = UUID(reply.backfill_id) if reply.backfill_id else None
     return BackfillResult(backfill_id, reply.occurrences, reply.unchanged)
-
-
-def triggered(reply: Reply) -> Triggered:
-    """Return the answer to a trigger that may have a dedupe."""
-    assert reply.next_run_at is not None  # noqa: S101 - a run has a time
-    return Triggered(RunId(UUID(reply.run_id)), reply.dedupe or ACCEPTED, reply.next_run_at)

@@ -48,7 +48,7 @@ from tidewheel.postgres.session_kinds import (
 from tidewheel.postgres.statements import Statements
 from tidewheel.schemas.generated.records import Reply, ReplyStatus
 from tidewheel.settings.connections import Connections
-from tidewheel.transitions.installation import Installation, read_installation
+from tidewheel.transitions.installation import read_installation
 
 if TYPE_CHECKING:
     from tidewheel.postgres.session_kinds import AsyncCaller, Caller
@@ -186,7 +186,7 @@ def _apply(connection: Conn, received: ReceivedRequest) -> Reply:
     """Apply a request as a whole or not at all."""
     # Read before the blocks below, so that the caller's transaction has begun if there is to be one. A block
     # without an open transaction begins one of its own and commits it.
-    installation = _installation(connection)
+    installation = read_installation(connection, _settings())
     for _ in range(_TRIES - 1):
         with suppress(Unavailable), connection.transaction():
             return apply_requests(connection, installation, [received])[0]
@@ -298,7 +298,3 @@ def raise_if_rejected(reply: Reply) -> None:
 @cache
 def _settings() -> Connections:
     return Connections.load()
-
-
-def _installation(connection: Conn) -> Installation:
-    return read_installation(connection, _settings())

@@ -45,9 +45,6 @@ def cancel(connection: "Caller", run_id: UUID, *, reason: str | None = None, ten
     The cancel takes effect within about a second of the commit. A run that an executor starts in between gets the
     signal to stop.
 
-    Args:
-        connection: As of `enqueue`.
-
     Returns:
         The state in which the transaction sees the run. A terminal run does not change.
     """

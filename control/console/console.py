@@ -55,12 +55,11 @@ from tidewheel.control.console.words import zone_of
 from tidewheel.control.doctor.doctor import Doctor
 from tidewheel.nouns.api_keys.web import KeysPage, NewKey, RevokeKey
 from tidewheel.nouns.dead_letters import web as pages_of_letters
-from tidewheel.nouns.freezes.pages import ChooseFreezePage, FreezeAction, ThawAction
+from tidewheel.nouns.freezes.web import ChooseFreezePage, FreezeAction, ThawAction
 from tidewheel.nouns.runs import web as pages_of_runs
-from tidewheel.nouns.tenants.pages import DELETE, LIMIT, UNDELETE, NewTenant, TenantPage, TenantsPage, tenant_names
 from tidewheel.nouns.tenants.reads import require_tenant, show_tenant
-from tidewheel.nouns.workflows.dialogs import CancelWorkflow, PauseWorkflow, ResumeWorkflow
-from tidewheel.nouns.workflows.pages import WorkflowPage, WorkflowsPage
+from tidewheel.nouns.tenants.web import DELETE, LIMIT, UNDELETE, NewTenant, TenantPage, TenantsPage, tenant_names
+from tidewheel.nouns.workflows.web import CancelWorkflow, PauseWorkflow, ResumeWorkflow, WorkflowPage, WorkflowsPage
 from tidewheel.settings.services import ApiSettings
 
 _YEAR_SECONDS = 365 * 86_400

@@ -22,8 +22,7 @@ from tidewheel.api_keys import Scope
 from tidewheel.control.api.authorization import IS_OPEN, KEY, caller
 from tidewheel.control.api.problems import Overloaded
 from tidewheel.control.api.run_events import Places, Streaming
-from tidewheel.control.api.turns import Turns
-from tidewheel.control.api.workers import Turn, Workers, WorkerState
+from tidewheel.control.api.workers import Turn, Turns, Workers, WorkerState
 from tidewheel.control.reads.run_changes import Watched, read_pulses
 from tidewheel.errors import Unavailable
 from tidewheel.process.service import Shutdown

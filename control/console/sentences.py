@@ -17,7 +17,7 @@ from tidewheel.control.words import duration
 from tidewheel.jobs.values import format_timestamp
 from tidewheel.nouns.jobs.model import JobDetail
 from tidewheel.nouns.runs.model import RunDetail, RunSummary
-from tidewheel.nouns.workflows.pages import is_met
+from tidewheel.nouns.workflows.picture import is_met
 from tidewheel.runs import DEAD_LETTERED, RunState
 from tidewheel.transitions.parents import Neighbours
 

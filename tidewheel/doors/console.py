@@ -43,18 +43,17 @@ _UNBOUNDED = FieldError("", "more than 10,000 match, too many for one page", "ch
 
 @dataclass(frozen=True, kw_only=True)
 class Confirm:
-    """The confirm page of a bulk operation, as an action of the console."""
+    """The confirm page of an operation that starts a work, as an action of the console."""
 
     noun: type[Noun]
     verb: str  # the name of the operation's method
     things: str  # what it changes, in the singular, such as `dead letter`
     sentence: str  # what happens to them
-    done: Callable[[Any], str]  # the sentence about a result
+    done: str  # the past participle of its verb
     back: str  # the name of the page of all of them, where the caller comes from
     one: tuple[str, str]  # the name of the page of one of them, and of the id in its address
     not_back: Collection[str] = ()  # fields of the filter that this page lacks
     line: Callable[[Any], str]  # a line of the sample
-    to: Callable[[Urls, Any], str]  # the address that a result leads to
     labels: Mapping[str, str] = field(default_factory=dict[str, str])  # of fields, by parameter
     values: Mapping[str, str] = field(default_factory=dict[str, str])  # the first ones of fields, by parameter
 
@@ -99,7 +98,8 @@ class Confirm:
         result = self._declared.call(self.noun, connection, self._declared.checked(given))
         if result.matched == 0:
             refuse("", f"no {self.things} matches", "go back; it has perhaps been changed already")
-        return Done(self.to(urls, result), self.done(result))
+        many, be = counted(result.matched, self.things, at_least=result.at_least), agreed(result.matched, "is", "are")
+        return Done(urls("bulk_work", kind=self._declared.verb, id=result.work_id), f"{many} {be} being {self.done}.")
 
     @cached_property
     def _declared(self) -> Operation:

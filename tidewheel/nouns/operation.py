@@ -18,6 +18,7 @@ from typing import (
     Any,
     Concatenate,
     Literal,
+    LiteralString,
     NamedTuple,
     ParamSpec,
     TypeAlias,
@@ -37,8 +38,11 @@ from tidewheel.api_keys import Scope
 from tidewheel.errors import InvalidInput, refuse
 from tidewheel.jobs.invalid import InvalidValue
 from tidewheel.jobs.validation import StrictModel, ensure_text_names, shown, validate
+from tidewheel.postgres.session import Conn, read_rows
 
 if TYPE_CHECKING:
+    from psycopg.rows import RowFactory
+
     from tidewheel.control.client.connection import Connection
     from tidewheel.jobs.requests import Sent
     from tidewheel.schemas.generated.records import Reply
@@ -58,8 +62,7 @@ Place = tuple[datetime, int]
 
 DryRun = Annotated[bool, Field(description="Only count them, and return the first ten.")]
 
-MAX_INT = 2**31 - 1  # of an `integer` column
-MAX_BIGINT = 2**63 - 1
+_MAX_INT = 2**31 - 1  # of an `integer` column
 
 
 class Noun:
@@ -96,6 +99,15 @@ class Page(list[T]):
     def __init__(self, found: Iterable[T], next_cursor: Any) -> None:  # noqa: ANN401 - as `after` is declared
         super().__init__(found)
         self.next_cursor = next_cursor
+
+
+def read_page(
+    connection: Conn, record: "RowFactory[T]", statement: LiteralString, columns: Mapping[str, object],
+    place: Callable[[T], object], *, limit: int,
+) -> Page[T]:  # fmt: skip
+    """Read a page, and a row more that shows whether another page follows the place of its last row."""
+    found = read_rows(connection, record, statement, {**columns, "limit": limit + 1})
+    return Page(found[:limit], place(found[limit - 1]) if len(found) > limit else None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,11 +272,7 @@ def model_of(title: str, named: Sequence[tuple[str, Parameter]], base: type[M], 
 
 
 def checked(model: type[M], given: Mapping[str, object]) -> M:
-    """Return what a caller has given, as a model.
-
-    Raises:
-        InvalidInput: It does not fit; `errors` names every problem.
-    """
+    """Return what a caller has given, as a model."""
     try:
         return validate(model, given)
     except InvalidValue as error:
@@ -307,14 +315,14 @@ def as_mapping(value: object, name: str) -> dict[str, object]:
     return dict(document)
 
 
-def as_int(value: int, name: str, most: int = MAX_INT) -> int:
+def as_int(value: int, name: str) -> int:
     """Return a number that a column holds.
 
     >>> as_int(3, "attempt")
     3
     """
-    if type(value) is not int or not 0 <= value <= most:
-        refuse(name, f"{shown(value)} does not fit", f"pass a whole number from 0 to {most}")
+    if type(value) is not int or not 0 <= value <= _MAX_INT:
+        refuse(name, f"{shown(value)} does not fit", f"pass a whole number from 0 to {_MAX_INT}")
     return value
 
 

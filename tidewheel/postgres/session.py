@@ -476,6 +476,22 @@ def _leave_out(error: str) -> None:
     _LOG.error("a stored row cannot be read and is left alone, the others are worked off: %s", error)
 
 
+def read_rows(
+    connection: Conn, record: RowFactory[R], statement: LiteralString, columns: Mapping[str, object]
+) -> list[R]:
+    """Return the rows of a statement as records."""
+    with connection.cursor(row_factory=record, binary=True) as cursor:
+        return cursor.execute(statement, columns).fetchall()
+
+
+def read_row(
+    connection: Conn, record: RowFactory[R], statement: LiteralString, columns: Mapping[str, object]
+) -> R | None:
+    """Return the only row of a statement as a record; None without one."""
+    with connection.cursor(row_factory=record, binary=True) as cursor:
+        return cursor.execute(statement, columns).fetchone()
+
+
 def read_ids(connection: Conn, statement: LiteralString, columns: Mapping[str, object]) -> set[UUID]:
     """Return the ids that a statement finds, its only column."""
     found = connection.execute(statement, columns, binary=True).fetchall()

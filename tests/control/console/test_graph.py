@@ -6,7 +6,7 @@ from itertools import combinations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidewheel.nouns.workflows.pages import HEIGHT, WIDTH, draw, layers_of
+from tidewheel.nouns.workflows.picture import HEIGHT, WIDTH, draw, layers_of
 
 
 @st.composite

@@ -11,7 +11,7 @@ from tests.transitions.acts import apply_batch, trigger
 from tests.transitions.graphs import DIAMOND, after, drain_some, end_and_drain, end_some, never, play, put, workflow
 from tests.transitions.test_workflows import run_of
 from tidewheel.nouns.workflows.operations import Parent, WorkflowNode
-from tidewheel.nouns.workflows.pages import FOLDED, picture_of
+from tidewheel.nouns.workflows.picture import FOLDED, picture_of
 from tidewheel.runs import RunState
 
 _SCRIPT = "<script>alert(1)</script>\u05d0"

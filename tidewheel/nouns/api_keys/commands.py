@@ -1,9 +1,8 @@
 """`tidewheel admin api-key …`: flags and texts that their declarations lack."""
 
-from collections.abc import Mapping
 from datetime import timedelta
 from functools import partial
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -18,14 +17,6 @@ from tidewheel.settings.services import NOT_SET
 
 def _lifetime(text: str) -> timedelta | None:
     return None if text == "never" else read_duration(text, "--expires")
-
-
-def _all_queues(arguments: dict[str, Any], _: Mapping[str, Any]) -> None:
-    arguments["queues"] = arguments["queues"] or ()
-
-
-def _of_any_tenant(arguments: dict[str, Any], _: Mapping[str, Any]) -> None:
-    arguments["all_tenants"] = True
 
 
 def _show_new(shown: Shown) -> None:
@@ -72,20 +63,17 @@ _CREATE = {
     "all_tenants": Flag(help="A key of all tenants."),
 }
 _KEYS = Table("key", ("id", "name", "tenant", "scopes", "created", "expires", "last used", "revoked"), _row)
-_LIST = {"all_tenants": Flag(help="The keys of every tenant.")}
-_ID = Flag(metavar="ID", help="The key's id, the part after tw_.")
 
-create = command(ApiKeys, "create", _show_new, flags=_CREATE, prepare=_all_queues)
+create = command(
+    ApiKeys, "create", _show_new, flags=_CREATE,
+    prepare=lambda arguments, _: arguments.update(queues=arguments["queues"] or ()),
+)  # fmt: skip
 list_keys = command(
-    ApiKeys,
-    "list",
-    partial(_KEYS.show, nothing="no keys"),
+    ApiKeys, "list", partial(_KEYS.show, nothing="no keys"),
     flags={"all_tenants": Flag(help="The keys of every tenant.")},
-)
+)  # fmt: skip
 revoke = command(
-    ApiKeys,
-    "revoke",
-    changed("key", "revoked", "the key was revoked already"),
-    flags={"key_id": _ID, "tenant": None},
-    prepare=_of_any_tenant,
-)
+    ApiKeys, "revoke", changed("key", "revoked", "the key was revoked already"),
+    flags={"key_id": Flag(metavar="ID", help="The key's id, the part after tw_."), "tenant": None},
+    prepare=lambda arguments, _: arguments.update(all_tenants=True),
+)  # fmt: skip

@@ -16,23 +16,22 @@ from tidewheel.errors import UnknownApiKey, refuse
 from tidewheel.jobs.invalid import InvalidValue
 from tidewheel.jobs.validation import shown
 from tidewheel.jobs.values import MAX_ELEMENTS, Key, Queue, span
-from tidewheel.nouns.operation import Noun, Page, Rows, operation
+from tidewheel.nouns.operation import Noun, Page, Rows, operation, read_page
 from tidewheel.nouns.tenants.reads import require_tenant
-from tidewheel.postgres.session import Conn
+from tidewheel.postgres.session import Conn, read_row
 from tidewheel.postgres.statements import Statements
 
 _SQL = Statements("tidewheel.nouns.api_keys")
 _LIST_API_KEYS = _SQL["list_api_keys"]
 _SHOW_API_KEY = _SQL["show_api_key"]
-_LATEST: Final = "infinity", "~"  # behind each key, one with a damaged time among them
-
-ALL_QUEUES = "*"
 _ADD_API_KEY = _SQL["add_api_key"]
 _ADD_EXECUTOR_KEY = _SQL["add_executor_key"]
 _LOCK_KEYS_OF_TENANT = _SQL["lock_keys_of_tenant"]
 _READ_KEY_LIMITS = _SQL["read_key_limits"]
 _REVOKE_API_KEY = _SQL["revoke_api_key"]
 
+ALL_QUEUES = "*"
+_LATEST: Final = "infinity", "~"  # behind each key, one with a damaged time among them
 _KEYS = "/api/v1/keys"
 _DEFAULT_KEYS = 20  # of a tenant without a limit: one for each of its programs and people, and no flood
 _DEFAULT_KEY_RATE = 100.0  # as by default of keys without a rate
@@ -75,8 +74,7 @@ class ApiKeySummary:
 def show_api_key(connection: Conn, tenant: str | None, key_id: str) -> ApiKeySummary:
     """Return a key of a tenant, or of any; raise UnknownApiKey if there is none."""
     ensure_key_id(key_id)
-    with connection.cursor(row_factory=class_row(ApiKeySummary), binary=True) as cursor:
-        found = cursor.execute(_SHOW_API_KEY, {"tenant": tenant, "key_id": key_id}).fetchone()
+    found = read_row(connection, class_row(ApiKeySummary), _SHOW_API_KEY, {"tenant": tenant, "key_id": key_id})
     if found is None:
         raise UnknownApiKey(key_id)
     return found
@@ -87,11 +85,11 @@ def list_api_keys(
 ) -> Page[ApiKeySummary]:
     """Return a page of the keys of a tenant, of `*` for those of all tenants, or of None for every key."""
     at, key_id = after or _LATEST
-    columns: dict[str, object] = {"tenant": tenant, "before_at": at, "before_id": key_id, "limit": limit + 1}
-    with connection.cursor(row_factory=class_row(ApiKeySummary), binary=True) as cursor:
-        found = cursor.execute(_LIST_API_KEYS, columns).fetchall()
-    last = found[limit - 1] if len(found) > limit else None
-    return Page(found[:limit], last and (last.created_at, last.key_id))
+    columns = {"tenant": tenant, "before_at": at, "before_id": key_id}
+    return read_page(
+        connection, class_row(ApiKeySummary), _LIST_API_KEYS, columns, lambda last: (last.created_at, last.key_id),
+        limit=limit,
+    )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,9 +125,7 @@ def _authorize(arguments: Mapping[str, object]) -> Scope | None:
 class ApiKeys(Noun):
     """Keys of the HTTP API."""
 
-    @operation(
-        f"POST {_KEYS}", "create_key", scope=Scope.ADMIN, python_only=("request_id",), authorize=_authorize
-    )  # fmt: skip
+    @operation(f"POST {_KEYS}", "create_key", scope=Scope.ADMIN, python_only=("request_id",), authorize=_authorize)
     def create(
         self,
         name: Annotated[Key, Field(description="Shown in lists and in the audit log.")],
@@ -157,8 +153,7 @@ class ApiKeys(Noun):
         Clients send it as Authorization: Bearer. Only a digest of it is stored: a lost key is revoked and replaced.
 
         Raises:
-            Refused: An argument does not fit, there is no such tenant, or the request is a repeat: only its first
-                answer has the key.
+            Refused: The request is a repeat: only its first answer has the key.
         """
         tenant = ALL_TENANTS if all_tenants else self._call.tenant
         known = sorted({Scope(each) for each in scopes}, key=list(Scope).index)
@@ -210,9 +205,6 @@ class ApiKeys(Noun):
 
         Returns:
             False if it was revoked before.
-
-        Raises:
-            UnknownApiKey: The client's tenant, or with `all_tenants` any, has no key of this id.
         """
         ensure_key_id(key_id)
         columns = {"key_id": key_id, "tenant": None if all_tenants else self._call.tenant}

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from starlette.requests import Request
 
@@ -174,22 +174,18 @@ def _shown(connection: Connection, caller: Caller, request: Request) -> ApiKeySu
         return show_api_key(reading, None if caller.all_tenants else caller.tenant, request.path_params["key_id"])
 
 
-def _with_a_key(caller: Caller, _: dict[str, Any]) -> None:
-    ensure_shows_key(caller)
-
-
-def _of_the_caller(caller: Caller, arguments: dict[str, Any]) -> None:
-    arguments["all_tenants"] = caller.all_tenants
-
-
 API_KEYS: Mapping[str, Route] = {
     "create": Route(
         {"key": "tw_k3v9x0a1bc_…", "summary": _KEY},
         sent={"name": "ci", "scopes": ["write"], "lifetime": "90d"},
-        prepare=_with_a_key,
+        prepare=lambda caller, _: ensure_shows_key(caller),
         status=HTTPStatus.CREATED,
         gives={"Cache-Control": "no-store"},
     ),
     "list": Route({"keys": [_KEY], "next_cursor": None}),
-    "revoke": Route({"key_id": "k3v9x0a1bc", "unchanged": False}, shape=RevokedKey, prepare=_of_the_caller),
+    "revoke": Route(
+        {"key_id": "k3v9x0a1bc", "unchanged": False},
+        shape=RevokedKey,
+        prepare=lambda caller, arguments: arguments.update(all_tenants=caller.all_tenants),
+    ),
 }

@@ -14,11 +14,11 @@ from tidewheel.api_keys import Scope
 from tidewheel.errors import UnknownBatch
 from tidewheel.jobs.batches import AddedRuns, BatchCallbacks, BatchRuns
 from tidewheel.jobs.values import Reason
-from tidewheel.nouns.operation import InRequest, Noun, Page, Rows, as_id, operation
+from tidewheel.nouns.operation import InRequest, Noun, Page, Rows, as_id, operation, read_page
 from tidewheel.nouns.tenants.reads import require_tenant
 from tidewheel.nouns.works.operations import POLL_SECONDS, Polling
 from tidewheel.postgres.pg_binary import uuids
-from tidewheel.postgres.session import Conn, rows_of
+from tidewheel.postgres.session import Conn, read_row, read_rows, rows_of
 from tidewheel.postgres.statements import Statements
 from tidewheel.transitions.occurrences import NodeRun, read_node_runs
 
@@ -75,16 +75,12 @@ class BatchSummary:
 
 
 def list_batches(connection: Conn, tenant: str, *, after: UUID | None, limit: int) -> Page[BatchSummary]:
-    """Return a page of a tenant's batches, the newest first, after the last one of the page before.
-
-    Raises:
-        InvalidInput: There is no such tenant.
-    """
+    """Return a page of a tenant's batches, the newest first, after the last one of the page before."""
     require_tenant(connection, tenant)
-    columns: dict[str, object] = {"tenant": tenant, "before": after or _LAST, "limit": limit + 1}
-    with connection.cursor(row_factory=class_row(BatchSummary), binary=True) as cursor:
-        found = cursor.execute(_LIST_BATCHES, columns).fetchall()
-    return Page(found[:limit], found[limit - 1].batch_id if len(found) > limit else None)
+    columns = {"tenant": tenant, "before": after or _LAST}
+    return read_page(
+        connection, class_row(BatchSummary), _LIST_BATCHES, columns, lambda last: last.batch_id, limit=limit
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,18 +117,12 @@ class Batch:
 
 
 def show_batch(connection: Conn, tenant: str, batch_id: UUID, *, limit: int) -> Batch:
-    """Return one batch with so many of its runs at most.
-
-    Raises:
-        UnknownBatch: The tenant has no batch of this id.
-    """
+    """Return one batch with so many of its runs at most."""
     columns: dict[str, object] = {"tenant": tenant, "batch_id": batch_id, "limit": limit}
-    with connection.cursor(row_factory=class_row(BatchSummary), binary=True) as cursor:
-        summary = cursor.execute(_SHOW_BATCH, columns).fetchone()
+    summary = read_row(connection, class_row(BatchSummary), _SHOW_BATCH, columns)
     if summary is None:
         raise UnknownBatch(str(batch_id))
-    with connection.cursor(row_factory=rows_of(_Row._make), binary=True) as cursor:
-        rows = cursor.execute(_READ_BATCH_RUNS, columns).fetchall()
+    rows = read_rows(connection, rows_of(_Row._make), _READ_BATCH_RUNS, columns)
     ids = [row.run_id for row in rows]
     found = read_node_runs(connection, ids, batch_id)
     columns = {"batch_id": batch_id, "run_ids": uuids(ids), "limit": _MAX_EDGES}
@@ -188,11 +178,7 @@ class Batches(Noun):
     ) -> UUID:  # fmt: skip
         """Run jobs once each, some after others, and trigger jobs when they end.
 
-        Returns:
-            The batch.
-
         Raises:
-            Refused: A run or a callback does not fit; nothing was written.
             Unavailable: The database does not answer. Without a `request_id` the batch may exist.
         """
         document = {"type": "batch.submit", "runs": runs, "on": on, "open": open}
@@ -217,10 +203,6 @@ class Batches(Noun):
 
         Returns:
             False if it has all of them already.
-
-        Raises:
-            UnknownBatch: The tenant has no batch of this id.
-            Refused: The batch takes no further runs, or one of these does not fit.
         """
         run_id = None if from_run_id is None else str(from_run_id)
         document = {"type": "batch.add", "batch_id": str(batch_id), "from_run_id": run_id, "runs": runs}
@@ -232,9 +214,6 @@ class Batches(Noun):
 
         Returns:
             False if it is closed already.
-
-        Raises:
-            UnknownBatch: The tenant has no batch of this id.
         """
         return not self._call.request({"type": "batch.close", "batch_id": str(batch_id)}, request_id).unchanged
 
@@ -246,7 +225,6 @@ class Batches(Noun):
             False if it is open.
 
         Raises:
-            UnknownBatch: The tenant has no batch of this id.
             Refused: Nothing of it failed, it is being cancelled, or its runs are no longer stored.
             Unavailable: The database does not answer. Without a `request_id` the resume may have happened.
         """
@@ -258,19 +236,12 @@ class Batches(Noun):
 
         Returns:
             False if it has ended.
-
-        Raises:
-            UnknownBatch: The tenant has no batch of this id.
         """
         return self._change("workflow.cancel", batch_id, reason, request_id)
 
     @operation(f"GET {_BATCH}", "get_batch", scope=Scope.READ)
     def get(self, batch_id: BatchId, *, limit: _Shown = 1000) -> Batch:
-        """Show a batch: its counts, and its runs in the order of their refs.
-
-        Raises:
-            UnknownBatch: The tenant has no batch of this id.
-        """
+        """Show a batch: its counts, and its runs in the order of their refs."""
         with self._call.snapshot() as connection:
             return show_batch(connection, self._call.tenant, batch_id, limit=limit)
 
@@ -287,15 +258,9 @@ class Batches(Noun):
         timeout: float | None = None,
         on_progress: Callable[[Batch], None] | None = None,
     ) -> Batch:
-        """Wait until a batch has ended; return it.
+        """Wait until a batch has ended, and return it; raise TimeoutError after so many seconds.
 
-        Args:
-            timeout: The most seconds to wait.
-            on_progress: Called with the batch twice a second.
-
-        Raises:
-            UnknownBatch: The tenant has no batch of this id.
-            TimeoutError: It has not ended in time.
+        `on_progress` gets the batch twice a second.
         """
         polling = Polling("batch", batch_id, timeout, on_progress)
         while polling.goes_on(found := self.get(batch_id), found.summary):

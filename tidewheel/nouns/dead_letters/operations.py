@@ -1,8 +1,7 @@
 """`client.dead_letters`: list, count, show, redrive and purge dead letters; their records and reads.
 
-A redrive and a purge are works. Each dead letter is redriven once: its new run is written in
-the transaction that locks and marks it. A redriven run that fails again is a new dead letter, which the same redrive
-leaves alone.
+A redrive and a purge are works. Each dead letter is redriven once: its new run is written in the transaction that locks
+and marks it. A redriven run that fails again is a new dead letter, which the same redrive leaves alone.
 
 An unreadable message belongs to the tenant of its topic, on a shared topic to the default tenant.
 """
@@ -37,7 +36,7 @@ from tidewheel.nouns.works.operations import (
     first_matches,
     start,
 )
-from tidewheel.postgres.session import Conn
+from tidewheel.postgres.session import Conn, read_rows
 from tidewheel.postgres.statements import Statements
 from tidewheel.transitions import dead_letters as rows
 from tidewheel.transitions.dead_letters import DeadLetterRef, LetterScan
@@ -190,11 +189,7 @@ class DeadLetterDetail(DeadLetterSummary):
 
 
 def show_dead_letter(connection: Conn, tenant: str, number: int) -> DeadLetterDetail:
-    """Return one dead letter.
-
-    Raises:
-        UnknownDeadLetter: The tenant has no dead letter of this id.
-    """
+    """Return one dead letter."""
     columns = filter_columns(connection, tenant, {"ids": [number]})
     found = _list(connection, {**columns, **_NEWEST, "look": 1, "limit": 1})
     row = connection.execute(_READ_DEAD_LETTER, {"id": number, "tenant": tenant}, binary=True).fetchone()
@@ -206,19 +201,18 @@ def show_dead_letter(connection: Conn, tenant: str, number: int) -> DeadLetterDe
 
 
 def survey_dead_letters(connection: Conn, tenant: str, filters: DeadLetterFilter) -> Survey[DeadLetterSummary]:
-    """Count a tenant's dead letters up to the newest one of now, and return the oldest ones.
-
-    Raises:
-        UnknownDeadLetter: It has no dead letter of one of the ids.
-    """
-    _require(connection, tenant, filters.get("ids") or ())
+    """Count a tenant's dead letters up to the newest one of now, and return the oldest ones."""
+    if ids := filters.get("ids"):
+        scan = scan_dead_letters(connection, filter_columns(connection, tenant, {"ids": ids}), None, len(ids))
+        if missing := set(ids) - {letter.id for letter in scan.letters}:
+            raise UnknownDeadLetter(min(missing))
     columns = filter_columns(connection, tenant, filters)
     found, complete = first_matches(partial(scan_dead_letters, connection, columns), COUNTED + 1)
     cursor = {"at": EARLIEST.isoformat(), "id": 0}
     if complete and not found:
         return Survey(0, at_least=False, first=(), filter={}, cursor=cursor)
-    ids: DeadLetterFilter = {"ids": [letter.id for letter in found[:_SHOWN]]}
-    first = _list(connection, {**filter_columns(connection, tenant, ids), **_NEWEST, "look": _SHOWN, "limit": _SHOWN})
+    shown: DeadLetterFilter = {"ids": [letter.id for letter in found[:_SHOWN]]}
+    first = _list(connection, {**filter_columns(connection, tenant, shown), **_NEWEST, "look": _SHOWN, "limit": _SHOWN})
     # By the filters of the index alone: a rare error would read all dead letters.
     newest = _list(connection, {**columns, **dict.fromkeys(_UNINDEXED), **_NEWEST, "look": 1, "limit": 1})
     # A run that is redriven now and fails again is a dead letter of a later time.
@@ -240,12 +234,7 @@ def scan_dead_letters(
 
 
 def filter_columns(connection: Conn, tenant: str, filters: DeadLetterFilter) -> dict[str, object]:
-    """Return the parameters of a filter in SQL.
-
-    Raises:
-        InvalidInput: There is no such tenant.
-        UnknownJob: There is no such job and never was one.
-    """
+    """Return the parameters of a filter in SQL."""
     require_tenant(connection, tenant)
     columns: dict[str, object] = dict.fromkeys(DeadLetterFilter.__annotations__) | filters
     key, ids = filters.get("key"), filters.get("ids")
@@ -256,16 +245,8 @@ def filter_columns(connection: Conn, tenant: str, filters: DeadLetterFilter) -> 
     return columns | {"tenant": tenant, "ids": ids_or_none, "job_id": None if key is None else job_id(tenant, key)}
 
 
-def _require(connection: Conn, tenant: str, ids: Sequence[int]) -> None:
-    if ids:
-        scan = scan_dead_letters(connection, filter_columns(connection, tenant, {"ids": ids}), None, len(ids))
-        if missing := set(ids) - {letter.id for letter in scan.letters}:
-            raise UnknownDeadLetter(min(missing))
-
-
 def _list(connection: Conn, columns: dict[str, object]) -> list[DeadLetterSummary]:
-    with connection.cursor(row_factory=class_row(DeadLetterSummary), binary=True) as cursor:
-        return cursor.execute(_LIST_DEAD_LETTERS, columns).fetchall()
+    return read_rows(connection, class_row(DeadLetterSummary), _LIST_DEAD_LETTERS, columns)
 
 
 def _last_looked_at(connection: Conn, columns: Mapping[str, object]) -> Place | None:
@@ -314,11 +295,7 @@ class DeadLetters(Noun):
 
     @operation(f"GET {_LETTERS}/{{number}}", "get_dead_letter", scope=Scope.READ)
     def get(self, number: Annotated[Number, Field(description="The dead letter's id.")]) -> DeadLetterDetail:
-        """Show a dead letter: its run with attempts and retry chain, or its message.
-
-        Raises:
-            UnknownDeadLetter: The tenant has no dead letter of this id.
-        """
+        """Show a dead letter: its run with attempts and retry chain, or its message."""
         with self._call.snapshot() as connection:
             return show_dead_letter(connection, self._call.tenant, number)
 
@@ -340,13 +317,10 @@ class DeadLetters(Noun):
 
         Runs are redriven unless a kind or ids name messages. The work continues when the caller has ended. It leaves
         out redriven dead letters, and those of a later time.
-
-        Raises:
-            Refused: A filter does not fit, or there is no such job.
-            Unavailable: The database does not answer.
         """
         _ensure_selected(filters, chosen=everything or dry_run)
-        filters = {**filters, "redriven": False, "kind": _kind_to_redrive(filters)}
+        kind = filters.get("kind") or (None if filters.get("ids") else "run")
+        filters = {**filters, "redriven": False, "kind": kind}
         return self._start("dlq.redrive", filters, Asked(rate, reason, request_id, dry_run=dry_run))
 
     @operation(
@@ -366,10 +340,6 @@ class DeadLetters(Noun):
         """Delete dead letters, the oldest first; their runs stay.
 
         Schedulers delete them. The work continues when the caller has ended. It leaves out those of a later time.
-
-        Raises:
-            Refused: A filter does not fit, or there is no such job.
-            Unavailable: The database does not answer.
         """
         _ensure_selected(filters, chosen=everything or dry_run)
         return self._start("dlq.purge", filters, Asked(rate, reason, request_id, dry_run=dry_run))
@@ -382,8 +352,3 @@ class DeadLetters(Noun):
 def _ensure_selected(filters: DeadLetterFilter, *, chosen: bool) -> None:
     if not chosen and all(value is None for value in filters.values()):
         refuse("ids", "no dead letter is selected", "give ids, a filter, or `all` (`everything` in Python)")
-
-
-def _kind_to_redrive(filters: DeadLetterFilter) -> Literal["run", "message"] | None:
-    """Return the kind of a redrive by a filter: runs, unless `kind` or `ids` name messages."""
-    return filters.get("kind") or (None if filters.get("ids") else "run")

@@ -4,13 +4,12 @@ from base64 import b64encode
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from datetime import datetime, timedelta
-from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from starlette.requests import Request
 
 from tidewheel.control.api.authorization import Caller
-from tidewheel.control.api.examples import JOB_ID, RUN_ID, WORK_ID
+from tidewheel.control.api.examples import AT, JOB_ID, NEXT, RUN_ID, WORK_ID
 from tidewheel.control.api.examples import RUN as RUN_EXAMPLE
 from tidewheel.control.api.openapi import schema_of
 from tidewheel.control.api.request_input import Cursors, PageQuery, TenantQuery, read_number, read_query
@@ -19,7 +18,6 @@ from tidewheel.control.console.dump import dump
 from tidewheel.control.console.sentences import about_run
 from tidewheel.control.console.urls import Urls
 from tidewheel.control.console.view import View, filters_of, list_view, page_now, part, read_filters
-from tidewheel.control.console.words import agreed, counted
 from tidewheel.doors.address import after_of, query_of
 from tidewheel.doors.console import Confirm
 from tidewheel.doors.rest import Route
@@ -31,7 +29,6 @@ from tidewheel.nouns.dead_letters.operations import (
     DeadLetters,
     DeadLettersPage,
     DeadLetterSummary,
-    DeadLetterWork,
 )
 from tidewheel.nouns.operation import operations
 from tidewheel.nouns.runs.web import RUN, with_attempts
@@ -44,11 +41,10 @@ _MOST_GROUPS = 100  # of a page
 _LIST = operations(DeadLetters)["list"]
 _MADE, _NAMES = query_of(_LIST, _LIST.parameters)
 
-_AT = "2026-11-20T01:00:00Z"
 _LETTER: dict[str, Json] = {
     "id": 41, "kind": "run", "run_id": RUN_ID, "key": "nightly", "job_id": JOB_ID, "status": "failed", "cause": "timer",
     "queue": "default", "lane": "standard", "attempt": 5, "error_type": "TimeoutError", "topic": None,
-    "partition": None, "offset": None, "reason": "no retry is left", "created_at": _AT, "redriven_run_id": None,
+    "partition": None, "offset": None, "reason": "no retry is left", "created_at": AT, "redriven_run_id": None,
     "redriven_at": None,
 }  # fmt: skip
 _MATCHED: dict[str, Json] = {"matched": 12, "at_least": False, "first": []}
@@ -112,7 +108,6 @@ class DeadLetterPage:
 
     def read(self, connection: Connection, caller: Caller, request: Request, urls: Urls) -> View:
         """Read it, with its run or its message."""
-        del caller, urls
         read_query(request, TenantQuery)
         number = read_number(str(request.path_params["number"]))
         if number is None:
@@ -140,22 +135,14 @@ def _line(each: DeadLetterSummary) -> str:
     return f"#{each.id}  {each.key or each.topic}  {each.error_type or each.reason}"
 
 
-def _under_way(done: str, result: DeadLetterWork) -> str:
-    many = counted(result.matched, "dead letter", at_least=result.at_least)
-    return f"{many} {agreed(result.matched, 'is', 'are')} being {done}."
-
-
 REDRIVE = Confirm(
     noun=DeadLetters, verb="redrive", things="dead letter", back="dead_letters", one=("dead_letter", "number"),
     sentence="A failed run becomes a new run of its job's version in force; a message goes to its topic once more.",
-    line=_line, done=partial(_under_way, "redriven"),
-    to=lambda urls, result: urls("bulk_work", kind="redrive", id=result.work_id),
-    labels={"rate": "How many per second at most"}, values={"rate": "50"},
+    line=_line, done="redriven", labels={"rate": "How many per second at most"}, values={"rate": "50"},
 )  # fmt: skip
 PURGE = Confirm(
     noun=DeadLetters, verb="purge", things="dead letter", back="dead_letters", one=("dead_letter", "number"),
-    sentence="What is purged cannot be redriven any more.", line=_line, done=partial(_under_way, "purged"),
-    to=lambda urls, result: urls("bulk_work", kind="purge", id=result.work_id),
+    sentence="What is purged cannot be redriven any more.", line=_line, done="purged",
     labels={"rate": "How many per second at most (optional)"},
 )  # fmt: skip
 
@@ -188,7 +175,7 @@ DEAD_LETTERS: Mapping[str, Route] = {
     "list": Route({"dead_letters": [_LETTER], "next_cursor": None, "total": 1, "at_least": False}),
     "groups": Route({"looked_at": 12, "at_least": False, "groups": [{
         "kind": "run", "key": "nightly", "job_id": JOB_ID, "error_type": "TimeoutError", "status": "failed",
-        "count": 12, "first_at": _AT, "last_at": "2026-11-21T01:00:00Z", "versions": [2, 3], "current_version": 3,
+        "count": 12, "first_at": AT, "last_at": NEXT, "versions": [2, 3], "current_version": 3,
     }]}),
     "get": Route(
         {**_LETTER, "run": RUN_EXAMPLE, "message_key_base64": None, "message_value_base64": None},

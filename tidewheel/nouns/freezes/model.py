@@ -51,10 +51,11 @@ class FrozenScope:
         parts += [f"key_prefix={self.key_prefix}"] if self.key_prefix is not None else []
         return _in_words(parts)
 
-    def scope_words(self) -> str:
-        """Return the scope in words.
+    @property
+    def scope(self) -> str:
+        """The scope in words.
 
-        >>> FrozenScope(None, "reports", None, None).scope_words()
+        >>> FrozenScope(None, "reports", None, None).scope
         'queue reports of the fleet'
         """
         owner = "the fleet" if self.tenant is None else f"tenant {self.tenant}"
@@ -69,11 +70,6 @@ class Freeze(FrozenScope):
     by: Annotated[str | None, Field(description="The name in the request, which nothing verifies.")]
     reason: Annotated[str | None, Field(description="The reason in the request.")]
     since: Annotated[datetime, Field(description="When it was written.")]
-
-    @property
-    def scope(self) -> str:
-        """The scope in words."""
-        return self.scope_words()
 
     @property
     def words(self) -> str:

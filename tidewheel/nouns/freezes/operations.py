@@ -29,12 +29,7 @@ class Freezes(Noun):
     @operation(f"GET {_FREEZES}/thaw-preview", "preview_thaw", scope=Scope.READ)
     @fields_of(FreezeScope)
     def preview_thaw(self, asked: FreezeScope) -> Resumption:
-        """Return what a thaw of exactly this scope does with the occurrences that came due meanwhile.
-
-        Raises:
-            Refused: No standing freeze has this scope.
-            Unavailable: The database does not answer.
-        """
+        """Return what a thaw of exactly this scope does with the occurrences that came due meanwhile."""
         tenant, everywhere = self._call.tenant, self._call.all_tenants
         scope = FrozenScope(None if asked.scope == "fleet" else tenant, asked.queue, asked.labels, asked.key_prefix)
         with self._call.snapshot(all_tenants=everywhere) as connection:
@@ -50,7 +45,6 @@ class Freezes(Noun):
 
         Raises:
             Refused: A field does not fit, or the labels or the key prefix fit too many jobs.
-            Unavailable: The database does not answer.
         """
         return not self._request("freeze", sent).unchanged
 
@@ -61,9 +55,5 @@ class Freezes(Noun):
 
         Returns:
             False if it was thawed already.
-
-        Raises:
-            Refused: No standing freeze has this scope.
-            Unavailable: The database does not answer.
         """
         return not self._request("thaw", sent).unchanged

@@ -12,7 +12,7 @@ from tidewheel.control.reads.resuming import MAX_JOBS, Resumption, resumption
 from tidewheel.control.reads.stored import rows_as
 from tidewheel.errors import UnknownFreeze
 from tidewheel.nouns.freezes.model import MAX_WAITING, Freezable, Freeze, FreezeChange, FreezeSummary, FrozenScope
-from tidewheel.postgres.session import Conn
+from tidewheel.postgres.session import Conn, read_rows
 from tidewheel.postgres.statements import Statements
 from tidewheel.runs import OWNED, Move, sources
 
@@ -43,16 +43,14 @@ def list_freezes(connection: Conn, tenant: str, *, counts_all: bool = True) -> l
         "limit": MAX_WAITING,
         "look": _LOOKED_AT,
     }
-    with connection.cursor(row_factory=rows_as(_Row), binary=True) as cursor:
-        rows = cursor.execute(_LIST_FREEZES, columns).fetchall()
+    rows = read_rows(connection, rows_as(_Row), _LIST_FREEZES, columns)
     return [FreezeSummary(row.freeze, row.jobs, row.open_runs, row.waiting, row.held) for row in rows]
 
 
 def freeze_changes(connection: Conn, tenant: str, since: datetime, until: datetime) -> list[FreezeChange]:
     """Return the freezes and thaws of a time in the audit log of a tenant, the newest first."""
     columns: dict[str, object] = {"tenant": tenant, "since": since, "until": until}
-    with connection.cursor(row_factory=class_row(FreezeChange), binary=True) as cursor:
-        return cursor.execute(_READ_FREEZE_CHANGES, columns).fetchall()
+    return read_rows(connection, class_row(FreezeChange), _READ_FREEZE_CHANGES, columns)
 
 
 def frozen_spans(
@@ -75,21 +73,18 @@ def frozen_spans(
 def standing_freezes(connection: Conn, tenant: str, limit: int = _STANDING) -> tuple[Freeze, ...]:
     """Return the standing freezes of a tenant and of the fleet, the oldest first, without counts."""
     columns: dict[str, object] = {"tenant": tenant, "limit": limit}
-    with connection.cursor(row_factory=rows_as(Freeze), binary=True) as cursor:
-        return tuple(cursor.execute(_FIND_STANDING_FREEZES, columns))
+    return tuple(read_rows(connection, rows_as(Freeze), _FIND_STANDING_FREEZES, columns))
 
 
 def all_freezes(connection: Conn) -> tuple[Freeze, ...]:
     """Return the standing freezes of all tenants and of the fleet, the oldest first, without counts."""
-    with connection.cursor(row_factory=rows_as(Freeze), binary=True) as cursor:
-        return tuple(cursor.execute(_LIST_ALL_FREEZES))
+    return tuple(read_rows(connection, rows_as(Freeze), _LIST_ALL_FREEZES, {}))
 
 
 def freezes_of(connection: Conn, tenant: str, job_id: UUID, queue: str | None = None) -> tuple[Freeze, ...]:
     """Return the standing freezes of a job's runs, the oldest first; by default in its current queue."""
     columns: dict[str, object] = {"tenant": tenant, "queue": queue, "job_id": job_id}
-    with connection.cursor(row_factory=rows_as(Freeze), binary=True) as cursor:
-        return tuple(cursor.execute(_FIND_FREEZES_OF, columns))
+    return tuple(read_rows(connection, rows_as(Freeze), _FIND_FREEZES_OF, columns))
 
 
 def is_paused_by_tenant(connection: Conn, tenant: str) -> bool:
@@ -111,9 +106,6 @@ def preview_thaw(connection: Conn, scope: FrozenScope, *, only: str | None = Non
     """Return what a thaw of exactly this scope does, to jobs of one tenant only if `only` names it.
 
     Jobs that another freeze names stay held.
-
-    Raises:
-        UnknownFreeze: No standing freeze has this scope.
     """
     columns = {**_columns(scope), "only": only, "limit": MAX_JOBS + 1}
     if connection.execute(_FIND_FREEZE, columns).fetchone() is None:

@@ -13,10 +13,11 @@ from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
-from typing import cast
+from typing import Annotated, cast
 from uuid import UUID
 
 from psycopg.rows import class_row
+from pydantic import Field
 
 from tidewheel.control.client.connection import Connection, drop_none, raise_rejection
 from tidewheel.errors import UnknownJob, VersionConflict, refuse
@@ -111,17 +112,11 @@ class QuarantinedJob:
 
 @dataclass(frozen=True, slots=True)
 class ReleaseResult:
-    """Result of a release.
+    """Result of a release."""
 
-    Args:
-        released: How many jobs were released; of a dry run 0.
-        matched: How many quarantined jobs matched.
-        first: The first ten of these.
-    """
-
-    released: int
-    matched: int
-    first: tuple[QuarantinedJob, ...]
+    released: Annotated[int, Field(description="How many jobs were released; of a dry run 0.")]
+    matched: Annotated[int, Field(description="How many quarantined jobs matched.")]
+    first: Annotated[tuple[QuarantinedJob, ...], Field(description="The first ten of these.")]
 
 
 def release(

@@ -22,8 +22,9 @@ from tidewheel.schedules.decision import CatchUp
 
 SCHEDULES = ("cron", "interval", "fixed_delay", "once", "after", "manual")
 Kind = Literal["text", "span", "number", "instant", "json", "list", "pairs", "parents", "words", "flag", "zone"]
-
-
+NOTHING = object()
+"""In place of a value that is not there: None is a value in JSON."""
+_INDENTED = 32_768  # characters up to which JSON is indented
 _AS_TYPED: Mapping[Kind, tuple[str, str]] = {
     "json": ("", "@FILE reads it from a file."),
     "list": ("One per line.", "Repeatable."),
@@ -35,30 +36,19 @@ _AS_TYPED: Mapping[Kind, tuple[str, str]] = {
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SpecField:
-    """A field of a job; one without a dot in its path has a flag of its name.
+    """A field of a job; one without a dot in its path has a flag of its name."""
 
-    Args:
-        path: Its place in the job, which is its name in the form.
-        only: The kind of schedule or target that has it.
-        options: Its values, if it is a choice.
-        default: What holds while it is empty.
-        meanings: What each of its values does, if it is a choice.
-        rows: The lines of its text area; 0 for a single line.
-        named: Its flag, where that has another name.
-        metavar: What a flag takes; by default what its kind says.
-    """
-
-    path: str
+    path: str  # its place in the job, which is its name in the form
     label: str
     kind: Kind = "text"
-    only: str = ""
-    options: Sequence[str] = ()
-    default: str = ""
+    only: str = ""  # the kind of schedule or target that has it
+    options: Sequence[str] = ()  # its values, if it is a choice
+    default: str = ""  # what holds while it is empty
     help: str = ""
-    meanings: Mapping[str, str] = field(default_factory=dict[str, str])
-    rows: int = 0
-    named: str = ""
-    metavar: str = ""
+    meanings: Mapping[str, str] = field(default_factory=dict[str, str])  # what each of its values does
+    rows: int = 0  # the lines of its text area; 0 for a single line
+    named: str = ""  # its flag, where that has another name
+    metavar: str = ""  # what a flag takes; by default what its kind says
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -164,7 +154,6 @@ MEANINGS: Mapping[str, Mapping[str, str]] = {
     },
 }
 """What each value of a choice does, by its field."""
-_INDENTED = 32_768  # characters up to which JSON is indented
 GROUPS: Sequence[Group] = (
     Group("Target and payload", (
         _target("handler", "handler", help="The name of a Python handler."),
@@ -276,10 +265,6 @@ GROUPS: Sequence[Group] = (
 
 FIELDS: Sequence[SpecField] = tuple(field for group in GROUPS for field in group.fields)
 LABELS: Mapping[str, str] = {field.path: field.label for field in FIELDS}
-
-
-NOTHING = object()
-"""In place of a value that is not there: None is a value in JSON."""
 
 
 def put(job: dict[str, object], path: Sequence[str], value: object) -> None:

@@ -21,7 +21,7 @@ from tidewheel.jobs.values import IfVersion, Instant, Reason
 from tidewheel.nouns.jobs.model import Change, Job, JobDetail, JobFilter, JobPage, Version, job_of
 from tidewheel.nouns.jobs.reads import list_jobs, show_job
 from tidewheel.nouns.operation import Noun, Rows, operation
-from tidewheel.postgres.session import Conn
+from tidewheel.postgres.session import Conn, read_rows
 from tidewheel.postgres.statements import Statements
 
 _SQL = Statements("tidewheel.control")
@@ -100,20 +100,9 @@ class CountedDay:
     longest_run_id: UUID | None
 
 
-def job_statistics(connection: Conn, tenant: str, key: str, days: int = 30) -> JobStatistics:
-    """Return the counts of a job, also a removed one, for so many days before today."""
-    job = job_id(tenant, key)
-    rows = read_counted_days(connection, job, days)
-    if not rows and not _is_known(connection, job):
-        raise UnknownJob(tenant, key)
-    shown = tuple(_day([row]) for row in rows)
-    return JobStatistics(key, shown, _day(rows) if rows else None)
-
-
 def read_counted_days(connection: Conn, job: UUID, days: int) -> Sequence[CountedDay]:
     """Return the counted days of a job, up to so many before today, the newest first."""
-    with connection.cursor(row_factory=class_row(CountedDay), binary=True) as cursor:
-        return cursor.execute(_READ_JOB_DAYS, {"job_id": job, "days": days}).fetchall()
+    return read_rows(connection, class_row(CountedDay), _READ_JOB_DAYS, {"job_id": job, "days": days})
 
 
 def _day(rows: Sequence[CountedDay]) -> JobDay:
@@ -144,10 +133,6 @@ def _longest(rows: Sequence[CountedDay]) -> Iterator[LongestRun]:
 
 def _quantiles(counts: Mapping[int, int]) -> Quantiles:
     return Quantiles(quantile(counts, 0.5), quantile(counts, 0.9), quantile(counts, 0.99))
-
-
-def _is_known(connection: Conn, job: UUID) -> bool:
-    return connection.execute(_READ_JOB_POSITION, {"job_id": job}).fetchone() is not None
 
 
 class Jobs(Noun):
@@ -227,8 +212,12 @@ class OneJob(Noun):
 
         They are kept for two years.
         """
+        job = job_id(self._call.tenant, key)
         with self._call.snapshot() as connection:
-            return job_statistics(connection, self._call.tenant, key, days)
+            rows = read_counted_days(connection, job, days)
+            if not rows and connection.execute(_READ_JOB_POSITION, {"job_id": job}).fetchone() is None:
+                raise UnknownJob(self._call.tenant, key)
+        return JobStatistics(key, tuple(_day([row]) for row in rows), _day(rows) if rows else None)
 
     @operation(f"GET {JOB}/versions", "list_job_versions", scope=Scope.READ)
     def versions(self, key: str, *, limit: Rows = 20, before: Number | None = None) -> list[Version]:

@@ -8,14 +8,14 @@ or waiting for the end of its run has no next occurrence from its timer.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Unpack, cast
+from typing import Any, Unpack, cast
 from uuid import UUID
 
 from psycopg.types.json import Jsonb
 
 from tidewheel.control.explain.explanation import OccurrenceOutcome
 from tidewheel.control.reads.job_position import read_job_position
-from tidewheel.control.reads.stored import UNREADABLE, read_definition, read_stored_json, readable, rows_as
+from tidewheel.control.reads.stored import UNREADABLE, documents_as, read_definition, read_stored_json, readable
 from tidewheel.errors import UnknownJob
 from tidewheel.ids import job_id
 from tidewheel.jobs.strict_json import as_object
@@ -23,7 +23,7 @@ from tidewheel.jobs.values import format_second
 from tidewheel.nouns.freezes.reads import freezes_of
 from tidewheel.nouns.jobs.model import JobDetail, JobFilter, JobPage, JobSummary, LastRun
 from tidewheel.nouns.tenants.reads import require_tenant
-from tidewheel.postgres.session import Conn
+from tidewheel.postgres.session import Conn, read_row, read_rows
 from tidewheel.postgres.statements import Statements
 from tidewheel.schedules.decision import HoldReason
 
@@ -32,6 +32,11 @@ _LIST_JOBS = _SQL["list_jobs"]
 _SHOW_JOB = _SQL["show_job"]
 _FIND_JOBS_OF_PAGE = _SQL["find_jobs_of_page"]
 _LIST_CHILDREN = _SQL["list_children"]
+
+# Columns that records have as they are.
+_OF_SUMMARY = ("key", "job_id", "version", "paused", "paused_until", "finished_at", "hold_reason")
+_OF_DETAIL = ("effective_at", "created_at", "paused_by", "pause_reason", "paused_at", "consecutive_failures")
+_OF_RUN = ("run_id", "state", "scheduled_at", "started_at", "reason", "error_type")
 
 COUNTED = 10_000  # matches beyond this are not counted: no client pages through more
 LOOKED_AT = 20_000  # rows of a page, matching or not: some tens of milliseconds
@@ -65,8 +70,7 @@ def list_jobs(
     if after:
         found = _find(connection, columns, after, limit=limit + 1, look=look if is_narrow else limit + 1)
     more = len(found.job_ids) > limit
-    with connection.cursor(row_factory=rows_as(_JobRow), binary=True) as cursor:
-        rows = cursor.execute(_LIST_JOBS, {"job_ids": found.job_ids[:limit]}).fetchall()
+    rows = read_rows(connection, documents_as(JobSummary), _LIST_JOBS, {"job_ids": found.job_ids[:limit]})
     page = tuple(_summary(connection, tenant, row) for row in rows)
     return JobPage(
         jobs=page,
@@ -87,26 +91,20 @@ def show_job(connection: Conn, tenant: str, key: str, *, as_stored: bool = False
     from tidewheel.control.explain.facts import read_job_error
     from tidewheel.nouns.jobs.versions import submitted_job  # here: a list of jobs needs no codec
 
-    with connection.cursor(row_factory=rows_as(_JobDetailRow), binary=True) as cursor:
-        row = cursor.execute(_SHOW_JOB, {"job_id": job_id(tenant, key)}).fetchone()
+    row = read_row(connection, documents_as(JobSummary), _SHOW_JOB, {"job_id": job_id(tenant, key)})
     if row is None:
         deleted_at = read_job_position(connection, tenant, key).deleted_at
         raise UnknownJob(tenant, key, None if deleted_at is None else format_second(deleted_at))
-    definition = read_definition(row.definition, f"job {row.key}")
-    held = row.hold_reason == HoldReason.QUARANTINED
-    error, quarantined_at = (read_job_error(connection, row.job_id) if held else None) or (None, None)
+    definition = read_definition(row["definition"], f"job {key}")
+    held = row["hold_reason"] == HoldReason.QUARANTINED
+    error, quarantined_at = (read_job_error(connection, row["job_id"]) if held else None) or (None, None)
     return JobDetail(
         summary=_summary(connection, tenant, row),
-        job=submitted_job(row.key, row.spec, definition, as_stored=as_stored),
-        effective_at=row.effective_at,
-        created_at=row.created_at,
-        paused_by=row.paused_by,
-        pause_reason=row.pause_reason,
-        paused_at=row.paused_at,
-        consecutive_failures=row.consecutive_failures,
+        job=submitted_job(key, row["spec"], definition, as_stored=as_stored),
         error=error,
         quarantined_at=quarantined_at,
-        freezes=freezes_of(connection, tenant, row.job_id),
+        freezes=freezes_of(connection, tenant, row["job_id"]),
+        **{name: row[name] for name in _OF_DETAIL},
     )
 
 
@@ -139,51 +137,16 @@ def _find(connection: Conn, columns: Mapping[str, object], after: str, *, limit:
     return _Found(job_ids, matching, last_seen if looked_at >= look else None)
 
 
-@dataclass(frozen=True, slots=True)
-class _JobRow:
-    key: str
-    job_id: UUID
-    version: int
-    schedule_json: str
-    labels: Mapping[str, str] | None
-    paused: bool
-    paused_until: datetime | None
-    finished_at: datetime | None
-    next_at: datetime | None
-    due_at: datetime | None
-    ahead_at: datetime | None
-    hold_reason: str | None
-    leaves_out: bool | None
-    run_id: UUID | None
-    state: str | None
-    scheduled_at: datetime | None
-    started_at: datetime | None
-    ended_at: datetime | None
-    reason: str | None
-    error_type: str | None
-
-
-@dataclass(frozen=True, slots=True)
-class _JobDetailRow(_JobRow):
-    spec: object
-    definition: bytes
-    effective_at: datetime
-    paused_by: str | None
-    pause_reason: str | None
-    paused_at: datetime | None
-    consecutive_failures: int
-    created_at: datetime
-
-
-def _next_at(connection: Conn, tenant: str, row: _JobRow) -> tuple[datetime | None, datetime | None]:
+def _next_at(connection: Conn, tenant: str, row: Mapping[str, Any]) -> tuple[datetime | None, datetime | None]:
     """Return the time of the next occurrence that fires, and the time by which its timer must be due."""
-    if row.hold_reason is not None or not row.leaves_out:
-        known = (row.ahead_at, row.next_at if row.hold_reason is None else None)
+    if row["hold_reason"] is not None or not row["leaves_out"]:
+        known = (row["ahead_at"], row["next_at"] if row["hold_reason"] is None else None)
         next_at = min((at for at in known if at is not None), default=None)
-        return next_at, row.paused_until if row.hold_reason == HoldReason.PAUSE else row.next_at
+        return next_at, row["paused_until"] if row["hold_reason"] == HoldReason.PAUSE else row["next_at"]
     from tidewheel.control.explain.upcoming import upcoming  # here: only jobs with calendars or overrides need it
 
-    found = readable("schedule", f"job {row.key}", lambda: upcoming(connection, tenant, row.key, 1), None)
+    key: str = row["key"]
+    found = readable("schedule", f"job {key}", lambda: upcoming(connection, tenant, key, 1), None)
     occurrences = () if found is None else found.occurrences
     first = next((each for each in occurrences if each.leaves_at is not None), None)
     if first is None:
@@ -192,40 +155,27 @@ def _next_at(connection: Conn, tenant: str, row: _JobRow) -> tuple[datetime | No
     return next_at, first.leaves_at if first.outcome is OccurrenceOutcome.WAITING else None
 
 
-def _summary(connection: Conn, tenant: str, row: _JobRow) -> JobSummary:
+def _summary(connection: Conn, tenant: str, row: Mapping[str, Any]) -> JobSummary:
     next_at, due = _next_at(connection, tenant, row)
-    schedule = as_object(read_stored_json("schedule", row.schedule_json, f"job {row.key}")) or {"kind": UNREADABLE}
+    stored = read_stored_json("schedule", row["schedule_json"], f"job {row['key']}")
+    schedule = as_object(stored) or {"kind": UNREADABLE}
     timezone = schedule.get("timezone")
     return JobSummary(
-        key=row.key,
-        job_id=row.job_id,
-        version=row.version,
         kind=str(schedule.get("kind")),
         schedule=schedule,
         timezone=timezone if isinstance(timezone, str) else None,
-        labels=row.labels or {},
-        paused=row.paused,
-        paused_until=row.paused_until,
-        finished_at=row.finished_at,
-        hold_reason=row.hold_reason,
+        labels=row["labels"] or {},
         next_at=next_at,
         # Only firing sets a timer later than that, after a failure.
-        postponed_until=row.due_at if row.due_at is not None and due is not None and row.due_at > due else None,
+        postponed_until=row["due_at"] if row["due_at"] and due and row["due_at"] > due else None,
         last_run=_last_run(row),
+        **{name: row[name] for name in _OF_SUMMARY},
     )
 
 
-def _last_run(row: _JobRow) -> LastRun | None:
-    if row.run_id is None or row.state is None or row.scheduled_at is None:
+def _last_run(row: Mapping[str, Any]) -> LastRun | None:
+    if row["run_id"] is None or row["state"] is None or row["scheduled_at"] is None:
         return None
-    took = row.ended_at - row.started_at if row.ended_at and row.started_at else None
-    return LastRun(
-        run_id=row.run_id,
-        state=row.state,
-        scheduled_at=row.scheduled_at,
-        started_at=row.started_at,
-        finished_at=row.ended_at,
-        duration=took,
-        reason=row.reason,
-        error_type=row.error_type,
-    )
+    began, ended = row["started_at"], row["ended_at"]
+    took = ended - began if ended and began else None
+    return LastRun(finished_at=ended, duration=took, **{name: row[name] for name in _OF_RUN})

@@ -100,8 +100,6 @@ def submitted_job(
     """Return the `job` of the request that created a stored version.
 
     Args:
-        key: The job's key; intake assigned one if it was submitted without.
-        definition: Its definition, which has the payload; None if that cannot be read.
         as_stored: True for a change of the job, which keeps the secrets in its URL: output hides them.
     """
     job: dict[str, object] = {"key": key, **submitted_form(spec)}

@@ -20,17 +20,10 @@ from tidewheel.nouns.limits.operations import (
 )
 
 
-def _show_set(shown: Shown) -> None:
-    _show_changed("set", shown)
-
-
-def _show_removed(shown: Shown) -> None:
-    none = "unchanged: no limit is set for exactly this key or prefix"
-    _show_changed(none if shown.found.unchanged else "removed", shown)
-
-
 def _show_changed(words: str, shown: Shown) -> None:
     changed: ChangedLimit = shown.found
+    if changed.unchanged:
+        words = "unchanged: no limit is set for exactly this key or prefix"
     if changed.started:
         words += f"; {changed.started} waiting {'run gets' if changed.started == 1 else 'runs get'} a place"
     print_result([words if changed.complete else f"{words}; further runs within a minute"], changed, shown.output)
@@ -74,8 +67,8 @@ _LIMITS = Table("limit", ("key", "at once", "rate", "burst", "keys", "running", 
 _KEYS = Table("key", ("key", "at once", "rate", "burst", "running", "waiting", "next start"), _key_row)
 _BLOCKED = Table("key", ("key", "blocked by", "since", "retried by", "waiting"), _blocked_row)
 
-set_limit = command(Limits, "set", _show_set, flags=_FLAGS)
-remove = command(Limits, "remove", _show_removed, flags=_FLAGS)
+set_limit = command(Limits, "set", partial(_show_changed, "set"), flags=_FLAGS)
+remove = command(Limits, "remove", partial(_show_changed, "removed"), flags=_FLAGS)
 list_all = command(Limits, "list", partial(_LIMITS.show, nothing="no limits are set; those of jobs apply"))
 keys = command(
     Limits, "keys", partial(_KEYS.show, nothing="no key is in use"), flags={"prefix": Flag(kind=_PREFIX)}

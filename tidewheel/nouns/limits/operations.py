@@ -17,10 +17,10 @@ from tidewheel.errors import refuse
 from tidewheel.ids import RunId, order_id
 from tidewheel.jobs.keys import MOST_AT_ONCE, MOST_BURST, KeyLimit, rate_words
 from tidewheel.jobs.values import one_line
-from tidewheel.nouns.operation import Noun, Page, Rows, checked, operation
+from tidewheel.nouns.operation import Noun, Page, Rows, checked, operation, read_page
 from tidewheel.nouns.tenants.reads import require_tenant
 from tidewheel.postgres.notify import Channel
-from tidewheel.postgres.session import Conn
+from tidewheel.postgres.session import Conn, read_row
 from tidewheel.postgres.statements import Statements
 from tidewheel.transitions.held_back import skip_blocker
 from tidewheel.transitions.key_limits import MOST_PREFIXES, KeyPattern, apply_limit, remove_limit, set_limit
@@ -77,14 +77,11 @@ class LimitSummary(BoundedKey):
 def list_limits(connection: Conn, tenant: str, *, after: str | None = None, limit: int = 50) -> Page[LimitSummary]:
     """Return a page of a tenant's limits: those of keys by key, then those of prefixes."""
     require_tenant(connection, tenant)
-    last = after or ""
+    begin = after or ""
     columns: dict[str, object] = {
-        "tenant": tenant, "is_prefix": last.endswith("*"), "after": last.removesuffix("*"), "limit": limit + 1,
-        "counted": COUNTED,
+        "tenant": tenant, "is_prefix": begin.endswith("*"), "after": begin.removesuffix("*"), "counted": COUNTED,
     }  # fmt: skip
-    with connection.cursor(row_factory=class_row(LimitSummary), binary=True) as cursor:
-        found = cursor.execute(_LIST_KEY_LIMITS, columns).fetchall()
-    return Page(found[:limit], found[limit - 1].key if len(found) > limit else None)
+    return read_page(connection, class_row(LimitSummary), _LIST_KEY_LIMITS, columns, lambda last: last.key, limit=limit)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,12 +100,9 @@ def list_keys(
     """Return a page of a tenant's keys in use, by key."""
     require_tenant(connection, tenant)
     columns: dict[str, object] = {
-        "tenant": tenant, "after": after or "", "first": prefix, "last": prefix + "\U0010ffff", "limit": limit + 1,
-        "counted": COUNTED,
+        "tenant": tenant, "after": after or "", "first": prefix, "last": prefix + "\U0010ffff", "counted": COUNTED,
     }  # fmt: skip
-    with connection.cursor(row_factory=class_row(KeyInUse), binary=True) as cursor:
-        found = cursor.execute(_LIST_KEYS_IN_USE, columns).fetchall()
-    return Page(found[:limit], found[limit - 1].key if len(found) > limit else None)
+    return read_page(connection, class_row(KeyInUse), _LIST_KEYS_IN_USE, columns, lambda last: last.key, limit=limit)
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,20 +122,18 @@ def list_blocked_keys(
     """Return a page of blocked keys, the longest first, after `blocked_at` and `key` of the page before."""
     at, key = after or (None, None)
     columns: dict[str, object] = {
-        "tenant": tenant, "after": at, "after_id": None if key is None else order_id(tenant, key), "limit": limit + 1,
-        "counted": COUNTED,
+        "tenant": tenant, "after": at, "after_id": None if key is None else order_id(tenant, key), "counted": COUNTED,
     }  # fmt: skip
-    with connection.cursor(row_factory=class_row(BlockedKey), binary=True) as cursor:
-        found = cursor.execute(_LIST_BLOCKED_KEYS, columns).fetchall()
-    last = found[limit - 1] if len(found) > limit else None
-    return Page(found[:limit], last and (last.blocked_at, last.key))
+    return read_page(
+        connection, class_row(BlockedKey), _LIST_BLOCKED_KEYS, columns, lambda last: (last.blocked_at, last.key),
+        limit=limit,
+    )  # fmt: skip
 
 
 def read_blocked_key(connection: Conn, tenant: str, key: str) -> BlockedKey | None:
     """Return a key if it is blocked."""
     columns: dict[str, object] = {"key_id": order_id(tenant, key), "counted": COUNTED}
-    with connection.cursor(row_factory=class_row(BlockedKey), binary=True) as cursor:
-        return cursor.execute(_READ_BLOCKED_KEY, columns).fetchone()
+    return read_row(connection, class_row(BlockedKey), _READ_BLOCKED_KEY, columns)
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,11 +253,7 @@ class OrderingKeys(Noun):
         ] = False,
         request_id: str | None = None,
     ) -> UnblockedKey:
-        """Retry the failed run of an ordering key: its success lets the next run start.
-
-        Raises:
-            Refused: The key is not blocked, or a run retries the failed one already.
-        """
+        """Retry the failed run of an ordering key: its success lets the next run start."""
         own = self._call
         if skip:
             if request_id is not None:

@@ -32,7 +32,7 @@ from tidewheel.nouns.runs.model import (
     RunStage,
     StageName,
 )
-from tidewheel.postgres.session import Conn, rows_of
+from tidewheel.postgres.session import Conn, read_row, read_rows, rows_of
 from tidewheel.postgres.statements import Statements
 from tidewheel.runs import FINAL, OWNED, AttemptOutcome, RunState
 
@@ -46,15 +46,13 @@ _SHOW_RUN = _SQL["show_run"]
 _READ_PAST_ATTEMPTS = _SQL["read_past_attempts"]
 _READ_RETRY_CHAIN = _SQL["read_retry_chain"]
 _READ_RETRY_FACTS = _SQL["read_retry_facts"]
+_READ_LOGS = _SQL["read_logs"]
 
 _MESSAGE = re.compile(r"(?P<topic>.+)/(?P<partition>\d+)/(?P<offset>\d+)@(?P<timestamp>-?\d+)", re.ASCII)
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _LATEST = 253_402_300_799_999  # milliseconds of the last instant that Python has
 _COUNTED = (AttemptOutcome.FAILED, AttemptOutcome.TIMED_OUT)
 _COLUMNS = frozenset(each.name for each in fields(RunDetail))
-
-_READ_LOGS = Statements("tidewheel.control")["read_logs"]
-
 _PAGE = 20  # attempts in one read, 64 KiB each
 FOLLOW_SECONDS = 0.5
 
@@ -66,14 +64,15 @@ def show_run(connection: Conn, tenant: str, run_id: UUID) -> RunDetail:
     attempts = tuple(past_attempts(connection, run_id))
     if row["finished_at"] is not None and len(attempts) == row["attempt"]:
         row |= counts_of(attempts)
-    chain = (row["parent_run_id"], row["root_run_id"], _read_retry_chain(connection, row))
+    instant = {"job_id": row["job_id"], "scheduled_at": row["scheduled_at"]}
+    related = read_rows(connection, class_row(RelatedRun), _READ_RETRY_CHAIN, instant)
     return with_stages(
         _detail(
             row,
             why=read_waits(connection, [run_id]).get(run_id) if row["finished_at"] is None else None,
             max_attempts=_max_attempts(definition),
             late=None if row["late_ms"] is None else timedelta(milliseconds=row["late_ms"]),
-            retry_chain=retry_chain_of(run_id, *chain),
+            retry_chain=retry_chain_of(run_id, row["parent_run_id"], row["root_run_id"], related),
             attempts=attempts,
             payload=_payload(row["payload_bytes"], row["payload_content_type"], definition),
         )
@@ -100,8 +99,7 @@ def counts_of(attempts: Sequence[Attempt]) -> dict[str, Any]:
 
 def past_attempts(connection: Conn, run_id: UUID) -> list[PastAttempt]:
     """Return the ended attempts of a run, the oldest first, at most the last hundred."""
-    with connection.cursor(row_factory=class_row(PastAttempt), binary=True) as cursor:
-        return cursor.execute(_READ_PAST_ATTEMPTS, {"run_id": run_id}).fetchall()
+    return read_rows(connection, class_row(PastAttempt), _READ_PAST_ATTEMPTS, {"run_id": run_id})
 
 
 def retry_chain_of(run_id: UUID, parent: UUID | None, root: UUID | None, related: Iterable[RelatedRun]) -> RetryChain:
@@ -139,8 +137,7 @@ def count_open_retries(facts: Sequence[RetryFacts]) -> int:
 
 def read_retry_facts(connection: Conn, run_ids: Sequence[UUID]) -> Sequence[RetryFacts]:
     """Return the facts about these runs; none about one that is no longer stored."""
-    with connection.cursor(row_factory=rows_of(RetryFacts._make), binary=True) as cursor:
-        return cursor.execute(_READ_RETRY_FACTS, {"run_ids": list(run_ids)}).fetchall()
+    return read_rows(connection, rows_of(RetryFacts._make), _READ_RETRY_FACTS, {"run_ids": list(run_ids)})
 
 
 def claim_message(attempt: int, text: str) -> ClaimMessage:
@@ -166,8 +163,7 @@ def claims_of(run: RunDetail) -> tuple[ClaimMessage, ...]:
 
 
 def _row(connection: Conn, statement: LiteralString, tenant: str, run_id: UUID) -> dict[str, Any]:
-    with connection.cursor(row_factory=documents_as(RunDetail), binary=True) as cursor:
-        row = cursor.execute(statement, {"run_id": run_id, "tenant": tenant}).fetchone()
+    row = read_row(connection, documents_as(RunDetail), statement, {"run_id": run_id, "tenant": tenant})
     if row is None:
         raise UnknownRun(str(run_id))
     return row
@@ -187,12 +183,6 @@ def _payload(size: int | None, content_type: str | None, definition: "JobDefinit
     if size is not None:
         return PayloadFacts(size, content_type or of_job, is_own=True)
     return None if definition is None else PayloadFacts(len(definition.payload), of_job, is_own=False)
-
-
-def _read_retry_chain(connection: Conn, row: dict[str, Any]) -> list[RelatedRun]:
-    columns = {"job_id": row["job_id"], "scheduled_at": row["scheduled_at"]}
-    with connection.cursor(row_factory=class_row(RelatedRun), binary=True) as cursor:
-        return cursor.execute(_READ_RETRY_CHAIN, columns).fetchall()
 
 
 def _stages(run: RunDetail) -> Iterator[RunStage]:

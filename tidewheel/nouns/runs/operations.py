@@ -114,14 +114,7 @@ class Runs(RunList):
         return show_run_anywhere(self._call.snapshot, self._call.archive, self._call.tenant, run_id)
 
     def wait(self, run_id: UUID, timeout: timedelta | float = 60.0) -> Run:
-        """Wait until a run is terminal, and return it.
-
-        Args:
-            timeout: How long, as a timedelta or in seconds.
-
-        Raises:
-            TimeoutError: It was not terminal in time; the message names its state.
-        """
+        """Wait until a run is terminal, and return it; raise TimeoutError after so many seconds."""
         polling = run_polling(run_id, timeout)
         while polling.goes_on(run := self.get(run_id), run):
             self._call.sleep(polling.pause())
@@ -142,9 +135,6 @@ class Runs(RunList):
 
         Returns:
             False if nothing changed: the attempt was due, it has started, or the run has ended.
-
-        Raises:
-            Refused: There is no such run, it is open and does not retry, or `attempt` is later than its next one.
         """
         document = {"type": "run.retry", "run_id": str(as_id(run_id, "run_id")), "attempt": attempt}
         return not self._call.request(document, request_id).unchanged
@@ -170,10 +160,6 @@ class Runs(RunList):
 
         Schedulers create the new runs, each with the payload of its old run, as `run retry` does. The work continues
         when the caller has ended. It leaves out runs that have been retried, and those that fail later.
-
-        Raises:
-            Refused: A filter does not fit, or there is no such job.
-            Unavailable: The database does not answer.
         """
         if not (everything or dry_run) and all(value is None for value in filters.values()):
             refuse("all", "no failed run is selected", "give a filter, or `all` (`everything` in Python)")
@@ -183,11 +169,7 @@ class Runs(RunList):
     @operation("POST /api/v1/runs:cancel", "cancel_runs", scope=Scope.OPERATE, starts=_CANCELLATIONS)
     @fields_of(CancelAsked)
     def cancel_matching(self, asked: CancelAsked) -> CancelResult:
-        """Cancel all open runs that match a filter: no executor starts one, and schedulers end them.
-
-        Raises:
-            Refused: The filter would match every run, or it names something that does not exist.
-        """
+        """Cancel all open runs that match a filter: no executor starts one, and schedulers end them."""
         if asked.dry_run:
             with self._call.snapshot() as connection:
                 return CancelResult(None, *count_matching(connection, self._call.tenant, asked, look=LOOKED_AT))
@@ -201,9 +183,6 @@ class Runs(RunList):
 
         Returns:
             The cancellation's id, for `cancellation`: schedulers end the runs in batches.
-
-        Raises:
-            Refused: The filter would match every run, or it names something that does not exist.
         """
         return self._cancel(sent)
 

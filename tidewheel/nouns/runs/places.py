@@ -27,7 +27,7 @@ from tidewheel.nouns.runs.detail import claims_of
 from tidewheel.nouns.runs.model import ClaimMessage
 from tidewheel.nouns.runs.operations import Runs
 from tidewheel.outbox import OutboxLane, slice_lane_of, slice_of
-from tidewheel.postgres.session import Conn
+from tidewheel.postgres.session import Conn, read_row, read_rows
 from tidewheel.postgres.statements import Statements
 from tidewheel.settings.connections import Connections
 from tidewheel.transitions.installation import Installation, read_installation
@@ -157,12 +157,10 @@ def find_places(
 
     Args:
         snapshot: Opens a transaction, which ends before Kafka is read.
-        kafka: False to leave out what is looked up on Kafka.
         look_seconds: The longest look for each message on Kafka.
     """
     with snapshot() as connection:
-        with connection.cursor(row_factory=class_row(_Row), binary=True) as cursor:
-            row = cursor.execute(_READ_RUN_PLACE, {"run_id": run_id, "tenant": tenant}).fetchone()
+        row = read_row(connection, class_row(_Row), _READ_RUN_PLACE, {"run_id": run_id, "tenant": tenant})
         if row is None:
             raise UnknownRun(str(run_id))
         installation = read_installation(connection, settings)
@@ -182,8 +180,7 @@ def _outbox(connection: Conn, installation: Installation, row: _Row, run_id: UUI
         "instants": [at for at in (row.publish_at, row.finished_at) if at is not None],
         "run_id": str(run_id).encode(),
     }
-    with connection.cursor(row_factory=class_row(PendingMessage), binary=True) as cursor:
-        return tuple(cursor.execute(_FIND_OUTBOX_ROWS, columns))
+    return tuple(read_rows(connection, class_row(PendingMessage), _FIND_OUTBOX_ROWS, columns))
 
 
 def _on_kafka(

@@ -25,11 +25,11 @@ from tidewheel.errors import UnknownCancellation, refuse
 from tidewheel.ids import first_run_id, instant_of, job_id, order_id
 from tidewheel.jobs.validation import shown
 from tidewheel.jobs.values import format_timestamp, parse_timestamp
-from tidewheel.nouns.operation import Noun, Page, Rows, operation
+from tidewheel.nouns.operation import Noun, Page, Rows, operation, read_page
 from tidewheel.nouns.runs.model import Cancellation, Group, PageFilter, RecentRun, RunFilter, RunPage, RunSummary
 from tidewheel.nouns.tenants.reads import require_tenant
 from tidewheel.postgres.database_clock import read_now
-from tidewheel.postgres.session import Conn
+from tidewheel.postgres.session import Conn, read_row
 from tidewheel.postgres.statements import Statements
 from tidewheel.runs import DEAD_LETTERED, FINAL, IN_FLIGHT, OPEN, OWNED, SCHEDULED, Move, RunState, sources
 from tidewheel.transitions.cancellation import count_matches
@@ -300,13 +300,9 @@ def read_recent_runs(connection: Conn, job_ids: Sequence[UUID]) -> Mapping[UUID,
 def count_matching(
     connection: Conn, tenant: str, asked: "RunsMatching", *, look: int | None = None
 ) -> tuple[int, bool]:
-    """Return how many open runs a cancellation would end, without those whose cancel is accepted already.
+    """Return how many open runs a cancellation would end, and True if there may be more.
 
-    Args:
-        look: How many open runs to look at; None for all of them.
-
-    Returns:
-        The number; and True if there may be more.
+    Runs whose cancel is accepted already are not counted. It looks at `look` open runs; None for all of them.
     """
     if asked.key is not None:
         read_job_position(connection, tenant, asked.key)
@@ -320,16 +316,15 @@ def list_cancellations(
 ) -> Page[Cancellation]:
     """Return a page of a tenant's cancellations, the newest first."""
     require_tenant(connection, tenant)
-    columns: dict[str, object] = {"tenant": tenant, "before": after or _LAST_NUMBER, "limit": limit + 1}
-    with connection.cursor(row_factory=rows_as(Cancellation), binary=True) as cursor:
-        found = cursor.execute(_LIST_CANCELLATIONS, columns).fetchall()
-    return Page(found[:limit], found[limit - 1].cancellation_id if len(found) > limit else None)
+    columns = {"tenant": tenant, "before": after or _LAST_NUMBER}
+    return read_page(
+        connection, rows_as(Cancellation), _LIST_CANCELLATIONS, columns, lambda last: last.cancellation_id, limit=limit
+    )
 
 
 def show_cancellation(connection: Conn, tenant: str, number: int) -> Cancellation:
     """Return one cancellation, or raise UnknownCancellation."""
-    with connection.cursor(row_factory=rows_as(Cancellation), binary=True) as cursor:
-        found = cursor.execute(_READ_CANCELLATION, {"id": number, "tenant": tenant}).fetchone()
+    found = read_row(connection, rows_as(Cancellation), _READ_CANCELLATION, {"id": number, "tenant": tenant})
     if found is None:
         raise UnknownCancellation(number)
     return found

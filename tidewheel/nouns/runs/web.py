@@ -19,8 +19,8 @@ from tidewheel.control.api.answers import (
     LOCATION,
     TRACEPARENT,
     answer,
+    as_json_response,
     call,
-    encoded,
     idempotency_key,
     location,
 )
@@ -30,7 +30,6 @@ from tidewheel.control.api.openapi import IN_ADDRESS, add_route, body_of, schema
 from tidewheel.control.api.request_input import Cursors, Flag, PageQuery, TenantQuery, read_key, read_query, read_verb
 from tidewheel.control.api.workers import Workers
 from tidewheel.control.client.connection import Connection
-from tidewheel.control.console.words import agreed, counted
 from tidewheel.control.reads.json_form import one_of
 from tidewheel.control.reads.stored import read_stored_json
 from tidewheel.doors.address import after_of, next_cursor, query_of
@@ -39,7 +38,7 @@ from tidewheel.doors.rest import Route
 from tidewheel.jobs.requests import RunCancel, RunRetry
 from tidewheel.nouns.operation import field_values, operations
 from tidewheel.nouns.runs.model import Attempt, RunDetail, RunPage, RunSummary
-from tidewheel.nouns.runs.operations import RetryWork, Runs
+from tidewheel.nouns.runs.operations import Runs
 from tidewheel.nouns.runs.places import RunWhere, run_where
 from tidewheel.nouns.runs.reads import RunList
 from tidewheel.runs import RunState
@@ -181,7 +180,7 @@ class RunsApi:
     async def cancel_run(self, request: Request, caller: Operator) -> Response:
         """Cancel a run in any state; the answer has the state it was in."""
         reply = await self._request(request, caller, "run.cancel")
-        return Response(encoded(CancelledRun(_run_id(request), reply.run_status or "")), media_type="application/json")
+        return as_json_response(CancelledRun(_run_id(request), reply.run_status or ""))
 
     async def retry_run(self, request: Request, caller: Operator) -> Response:
         """Create a new run of one that has ended, or make the next `attempt` of a retrying run due now.
@@ -192,7 +191,7 @@ class RunsApi:
         where = location(caller, f"{_RUNS}/{reply.run_id}")
         status = HTTPStatus.CREATED if reply.run_status is None else HTTPStatus.OK
         document = {"run_id": reply.run_id, "run_status": reply.run_status, "unchanged": reply.unchanged}
-        return Response(encoded(document), status, where, media_type="application/json")
+        return as_json_response(document, status, where)
 
     async def _request(self, request: Request, caller: Caller, kind: str) -> Reply:
         sent, request_id = await read_verb(request, kind, run_id=str(_run_id(request))), idempotency_key(request)
@@ -207,15 +206,10 @@ def _line(each: RunSummary) -> str:
     return f"{each.run_id}  {each.key}  {each.error_type or each.status}"
 
 
-def _under_way(result: RetryWork) -> str:
-    many = counted(result.matched, "failed run", at_least=result.at_least)
-    return f"{many} {agreed(result.matched, 'is', 'are')} being retried."
-
-
 RETRY = Confirm(
     noun=Runs, verb="retry_failed", things="failed run", back="runs", not_back=("error_type",),
     one=("run", "run_id"),
     sentence="Each becomes a new run with its own payload, unless it has been retried already.",
-    line=_line, done=_under_way, to=lambda urls, result: urls("bulk_work", kind="retry", id=result.work_id),
-    labels={"rate": "How many per second at most", "versions": "Version of the new runs"}, values={"rate": "50"},
+    line=_line, done="retried", values={"rate": "50"},
+    labels={"rate": "How many per second at most", "versions": "Version of the new runs"},
 )  # fmt: skip

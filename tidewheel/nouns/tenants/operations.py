@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from datetime import timedelta
 from functools import partial
-from typing import Annotated, Unpack
+from typing import Annotated, LiteralString, Unpack
 
 from pydantic import BeforeValidator, Field
 
@@ -65,11 +65,8 @@ _Name = Annotated[str, InDoors("tenant")]
 _Days = Annotated[int, Field(ge=1, le=3650)]
 
 
-def _of_all(_: Mapping[str, object]) -> Scope | None:
-    return Scope.ADMIN
-
-
-_by_operators = partial(operation, scope=Scope.ADMIN, authorize=_of_all)
+_LIMITS = Limits.__annotations__.keys()
+_by_operators = partial(operation, scope=Scope.ADMIN, authorize=lambda _: Scope.ADMIN)
 
 
 class Tenants(Noun):
@@ -200,13 +197,7 @@ class Tenants(Noun):
     @_by_operators(f"POST {_ONE}:undelete", "undelete_tenant")
     def undelete(self, name: _Name) -> ChangedTenant:
         """Take the deletion of a tenant back in its time of grace."""
-
-        def keep(connection: Conn) -> bool:
-            kept = connection.execute(_KEEP_TENANT, {"tenant": name}).rowcount == 1
-            if kept:
-                self._record(connection, "undelete", name)
-            return kept
-
+        keep = partial(self._write, _KEEP_TENANT, {"tenant": name}, "undelete")
         return self._changed(name, done=self._locked(name, keep))
 
     def grant_role(self, name: str, role: str) -> bool:
@@ -222,22 +213,13 @@ class Tenants(Noun):
             if connection.execute(_FIND_ROLE, {"role": role}).fetchone() is None:
                 problem = f"the server has no role {role[:64]!r}"
                 refuse("role", problem, "write its name as `SELECT rolname FROM pg_roles` shows it")
-            granted = connection.execute(_GRANT_ROLE, {"tenant": name, "role": role}).rowcount == 1
-            if granted:
-                self._record(connection, "grant_role", name)
-            return granted
+            return self._write(_GRANT_ROLE, {"tenant": name, "role": role}, "grant_role", connection)
 
         return self._locked(name, grant) if name != ALL_TENANTS else self._call.write(grant, all_tenants=True)
 
     def revoke_role(self, name: str, role: str) -> bool:
         """Revoke such a grant; return False if there was none. A role without another one acts for no tenant."""
-
-        def revoke(connection: Conn) -> bool:
-            revoked = connection.execute(_REVOKE_ROLE, {"tenant": name, "role": role}).rowcount == 1
-            if revoked:
-                self._record(connection, "revoke_role", name)
-            return revoked
-
+        revoke = partial(self._write, _REVOKE_ROLE, {"tenant": name, "role": role}, "revoke_role")
         return self._call.write(revoke, all_tenants=True)
 
     @operation(f"GET {_ONE}/usage", "get_tenant_usage", scope=Scope.READ)
@@ -264,15 +246,8 @@ class Tenants(Noun):
         state: Annotated[KeptState, Field(description="The state of the runs, or any.")] = "any",
     ) -> TenantPeriods:
         """Keep finished runs of a tenant for so many days; what is older goes day by day, once an hour."""
-        keep = None if days is None else timedelta(days=days)
-
-        def change(connection: Conn) -> bool:
-            if not connection.execute(_SET_TENANT_PERIOD, {"tenant": name, "state": state, "keep": keep}).rowcount:
-                return False
-            self._record(connection, "retention", name)
-            return True
-
-        done = self._locked(name, change)
+        period = {"tenant": name, "state": state, "keep": None if days is None else timedelta(days=days)}
+        done = self._locked(name, partial(self._write, _SET_TENANT_PERIOD, period, "retention"))
         return replace(self.retention(name), unchanged=not done)
 
     def _locked(self, name: str, change: Callable[[Conn], bool]) -> bool:
@@ -285,11 +260,15 @@ class Tenants(Noun):
 
         return self._call.write(work, all_tenants=True)
 
+    def _write(self, statement: LiteralString, columns: Mapping[str, object], action: str, connection: Conn) -> bool:
+        """Execute a statement about one tenant; return True, and record the action, if it has changed a row."""
+        done = connection.execute(statement, columns).rowcount > 0
+        if done:
+            self._record(connection, action, str(columns["tenant"]))
+        return done
+
     def _changed(self, name: str, *, done: bool) -> ChangedTenant:
         return ChangedTenant(unchanged=not done, tenant=self.get(name))
 
     def _record(self, connection: Conn, action: str, name: str) -> None:
         record_change(connection, self._call.actor, Change(ALL_TENANTS, f"tenant.{action}", f"tenant/{name}"))
-
-
-_LIMITS = Limits.__annotations__.keys()

@@ -17,9 +17,9 @@ from tidewheel.errors import UnknownTenant
 from tidewheel.ids import first_run_id
 from tidewheel.jobs.invalid import InvalidValue
 from tidewheel.jobs.values import MAX_PAYLOAD_BYTES, Finite, is_tenant
-from tidewheel.nouns.operation import Page
+from tidewheel.nouns.operation import Page, read_page
 from tidewheel.postgres.database_clock import read_now
-from tidewheel.postgres.session import Conn
+from tidewheel.postgres.session import Conn, read_row, read_rows
 from tidewheel.postgres.statements import Statements
 from tidewheel.runs import IN_FLIGHT, RunState
 from tidewheel.transitions.tenant_refusals import refusals_of
@@ -228,16 +228,13 @@ def ensure_seen(name: str, only: str | None) -> str:
 
 def list_tenants(connection: Conn, *, after: str | None = None, limit: int = 50) -> Page[TenantSummary]:
     """Return a page of the tenants, in the order of their names; deleted ones until their names are free."""
-    columns: dict[str, object] = {"after": after or "", "limit": limit + 1}
-    with connection.cursor(row_factory=args_row(_summary), binary=True) as cursor:
-        found = cursor.execute(_LIST_TENANTS, columns).fetchall()
-    return Page(found[:limit], found[limit - 1].tenant if len(found) > limit else None)
+    columns = {"after": after or ""}
+    return read_page(connection, args_row(_summary), _LIST_TENANTS, columns, lambda last: last.tenant, limit=limit)
 
 
 def show_tenant(connection: Conn, tenant: str) -> TenantSummary:
     """Return a tenant, even one being deleted or with a reserved name, or raise UnknownTenant."""
-    with connection.cursor(row_factory=args_row(_summary), binary=True) as cursor:
-        found = cursor.execute(_SHOW_TENANT, {"tenant": tenant}).fetchone()
+    found = read_row(connection, args_row(_summary), _SHOW_TENANT, {"tenant": tenant})
     if found is None:
         raise UnknownTenant(tenant)
     return found
@@ -271,8 +268,7 @@ def tenant_usage(connection: Conn, tenant: str) -> TenantUsage:
 def tenant_periods(connection: Conn, tenant: str) -> list[TenantPeriod]:
     """Return the shorter periods of a tenant; raise UnknownTenant if it does not exist any more."""
     require_tenant(connection, tenant)
-    with connection.cursor(row_factory=args_row(TenantPeriod), binary=True) as cursor:
-        return cursor.execute(_READ_TENANT_PERIODS, {"tenant": tenant}).fetchall()
+    return read_rows(connection, args_row(TenantPeriod), _READ_TENANT_PERIODS, {"tenant": tenant})
 
 
 def _count(number: int) -> Count:

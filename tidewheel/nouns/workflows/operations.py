@@ -95,10 +95,6 @@ def list_workflows(
     """Return a page of a tenant's occurrences, the newest first; those of one root by instant.
 
     A page looks at a limited number of rows: with a state that few have, it may be short or empty, and not the last.
-
-    Raises:
-        InvalidInput: There is no such tenant.
-        UnknownJob: There is no such job and never was one.
     """
     require_tenant(connection, tenant)
     at, before = after or _START
@@ -163,12 +159,7 @@ class Workflow:
 
 
 def show_workflow(connection: Conn, tenant: str, root_run_id: UUID, *, generation: int | None = None) -> Workflow:
-    """Return one occurrence with its graph, as it is or as an earlier generation has left it.
-
-    Raises:
-        InvalidInput: It has no such generation.
-        UnknownWorkflow: The tenant has no occurrence with this root's run.
-    """
+    """Return one occurrence with its graph, as it is or as an earlier generation has left it."""
     summary = _read_workflows(connection, tenant, [root_run_id]).get(root_run_id)
     if summary is None:
         raise UnknownWorkflow(str(root_run_id))
@@ -233,11 +224,6 @@ class ParentOfRun:
     expired: Annotated[bool, Field(description="True if the run or its result is no longer stored.")]
 
 
-def list_parents(connection: Conn, tenant: str, run_id: UUID, key: str | None) -> list[ParentOfRun]:
-    """Return the parents of a run, or the one with a key."""
-    return [_parent(each) for each in read_parents(connection, run_id, tenant=tenant, key=key)]
-
-
 def _parent(found: ParentRun) -> ParentOfRun:
     values = field_values(found)
     values["result"] = read_stored_json("result", found.result, f"run {found.run_id}")
@@ -273,12 +259,7 @@ class Workflows(Noun):
 
     @operation(f"GET {_WORKFLOW}", "get_workflow", scope=Scope.READ)
     def get(self, root_run_id: RootRunId, *, generation: _Generation = None) -> Workflow:
-        """Show an occurrence with its graph: the root first, each job with the state of its latest run.
-
-        Raises:
-            InvalidInput: It has no such generation.
-            UnknownWorkflow: The tenant has no occurrence with this root's run.
-        """
+        """Show an occurrence with its graph: the root first, each job with the state of its latest run."""
         with self._call.snapshot() as connection:
             return show_workflow(connection, self._call.tenant, root_run_id, generation=generation)
 
@@ -315,13 +296,9 @@ class Workflows(Noun):
 
     @operation("GET /api/v1/runs/{run_id:uuid}/parents", "list_parents", scope=Scope.READ)
     def parents(self, run_id: _RunId, *, key: _ParentKey = None) -> _Parents:
-        """List the parents of a run in its occurrence, with their latest runs and results.
-
-        Raises:
-            UnknownRun: The tenant has no run of this id.
-        """
+        """List the parents of a run in its occurrence, with their latest runs and results."""
         with self._call.snapshot() as connection:
-            return list_parents(connection, self._call.tenant, run_id, key)
+            return [_parent(each) for each in read_parents(connection, run_id, tenant=self._call.tenant, key=key)]
 
     def _change(self, kind: str, root_run_id: UUID, reason: str | None, request_id: str | None) -> bool:
         document = {"type": kind, "run_id": str(root_run_id), "reason": reason}

@@ -19,45 +19,44 @@ from tidewheel.control.reads.stored import rows_as
 from tidewheel.errors import UnknownWork, refuse
 from tidewheel.ids import hashed_id, run_range
 from tidewheel.jobs.values import Key, Reason
-from tidewheel.nouns.operation import Call, InDoors, Noun, Page, Rows, as_id, as_seconds, operation
+from tidewheel.nouns.operation import Call, InDoors, Noun, Page, Rows, as_id, as_seconds, operation, read_page
 from tidewheel.nouns.tenants.reads import require_tenant
 from tidewheel.postgres.database_clock import read_now
 from tidewheel.postgres.notify import Channel
-from tidewheel.postgres.session import Conn
+from tidewheel.postgres.session import Conn, read_row
 from tidewheel.postgres.statements import Statements
 from tidewheel.schedules.decision import BackfillState
 from tidewheel.transitions.works import NewWork, add_work, lock_work, set_work_state
 
-POLL_SECONDS = 0.5  # each poll of a backfill counts the states of its runs
+P = TypeVar("P")
+S = TypeVar("S", bound="Started")
+T = TypeVar("T")
 
 _SQL = Statements("tidewheel.nouns.works")
 _LIST_WORKS = _SQL["list_works"]
 _SHOW_WORK = _SQL["show_work"]
 _COUNT_BACKFILLED = _SQL["count_backfilled"]
 
-WorkPlace = tuple[datetime, UUID]
-"""The place of a work in a list: its creation and its id."""
-
-_NEWEST: Final = "infinity", UUID(int=(1 << 128) - 1)  # behind each work, one with a damaged time among them
+POLL_SECONDS = 0.5  # each poll of a backfill counts the states of its runs
+COUNTED = 10_000  # matches beyond this are not counted: no client pages through more
 _SURVEYED = 25  # statements that count before a work starts: some seconds
-P = TypeVar("P")
 INSTANTS = frozenset({"from", "to", "since", "until", "next_at"})
 """The instants of a filter and of facts, which are texts."""
-COUNTED = 10_000  # matches beyond this are not counted: no client pages through more
 ENDS = "ends with the job's deletion"
 """What becomes of a backfill of a deleted job, until a scheduler cancels it."""
 
-Rate = Annotated[float, Field(ge=0.000_001, le=1_000_000)]
-WorkReason = Annotated[Reason | None, Field(description="Stored with the work.")]
-
 WORKS = "/api/v1/works"
 _WORK = f"{WORKS}/{{work_id:uuid}}"
-T = TypeVar("T")
+
+WorkPlace = tuple[datetime, UUID]
+"""The place of a work in a list: its creation and its id."""
+_NEWEST: Final = "infinity", UUID(int=(1 << 128) - 1)  # behind each work, one with a damaged time among them
+Rate = Annotated[float, Field(ge=0.000_001, le=1_000_000)]
+WorkReason = Annotated[Reason | None, Field(description="Stored with the work.")]
 WorkId = Annotated[UUID, BeforeValidator(partial(as_id, name="work_id"))]
 _OfJob = Annotated[Key | None, Field(description="Only works of the job with this key."), InDoors("job")]
 Kind = Literal["backfill", "redrive", "purge", "retry"]
 """What bulk work does."""
-"""What work does."""
 _OfKind = Annotated[Kind | None, Field(description="Only works of this kind.")]
 
 
@@ -154,29 +153,19 @@ def list_works(
     connection: Conn, tenant: str, key: str | None = None, *, kind: str | None = None,
     after: WorkPlace | None = None, limit: int = 100,
 ) -> Page[Work]:  # fmt: skip
-    """Return a page of a tenant's works, or those of one job or kind, the newest first.
-
-    Raises:
-        UnknownJob: There is no such job and never was one.
-    """
+    """Return a page of a tenant's works, or those of one job or kind, the newest first."""
     require_tenant(connection, tenant)
     job_id = None if key is None else read_job_position(connection, tenant, key).job_id
-    columns: dict[str, object] = {"tenant": tenant, "job_id": job_id, "kind": kind, "limit": limit + 1}
-    columns |= dict(zip(("before_at", "before_id"), after or _NEWEST, strict=True))
-    with connection.cursor(row_factory=rows_as(Work), binary=True) as cursor:
-        found = cursor.execute(_LIST_WORKS, columns).fetchall()
-    last = found[limit - 1] if len(found) > limit else None
-    return Page(found[:limit], None if last is None else (last.created_at, last.work_id))
+    at, before = after or _NEWEST
+    columns = {"tenant": tenant, "job_id": job_id, "kind": kind, "before_at": at, "before_id": before}
+    return read_page(
+        connection, rows_as(Work), _LIST_WORKS, columns, lambda last: (last.created_at, last.work_id), limit=limit
+    )
 
 
 def show_work(connection: Conn, tenant: str, work_id: UUID) -> Work:
-    """Return one work; a backfill with the states of the runs that are stored.
-
-    Raises:
-        UnknownWork: The tenant has no work of this id.
-    """
-    with connection.cursor(row_factory=rows_as(Work), binary=True) as cursor:
-        found = cursor.execute(_SHOW_WORK, {"tenant": tenant, "work_id": work_id}).fetchone()
+    """Return one work; a backfill with the states of the runs that are stored."""
+    found = read_row(connection, rows_as(Work), _SHOW_WORK, {"tenant": tenant, "work_id": work_id})
     if found is None:
         raise UnknownWork(str(work_id))
     if found.kind != "backfill":
@@ -236,9 +225,6 @@ class WorkChange:
     ]
 
 
-S = TypeVar("S", bound=Started)
-
-
 class Works(Noun):
     """Bulk work: redrives and purges of dead letters, retries of failed runs, backfills."""
 
@@ -252,27 +238,16 @@ class Works(Noun):
 
     @operation(f"GET {_WORK}", "get_work", scope=Scope.READ)
     def get(self, work_id: WorkId) -> Work:
-        """Show bulk work: its filter, its progress, and what could not be done.
-
-        Raises:
-            UnknownWork: The tenant has no work of this id.
-        """
+        """Show bulk work: its filter, its progress, and what could not be done."""
         with self._call.snapshot() as connection:
             return show_work(connection, self._call.tenant, work_id)
 
     def wait(
         self, work_id: UUID, *, timeout: float | None = None, on_progress: Callable[[Work], None] | None = None
     ) -> Work:
-        """Wait until a work is finished or cancelled; return it.
+        """Wait until a work has ended, and return it; raise TimeoutError after so many seconds.
 
-        Args:
-            work_id: The work.
-            timeout: The most seconds to wait.
-            on_progress: Called with the work twice a second.
-
-        Raises:
-            UnknownWork: The tenant has no work of this id.
-            TimeoutError: It has not ended in time.
+        `on_progress` gets the work twice a second.
         """
         polling = Polling("work", work_id, timeout, on_progress)
         while polling.goes_on(found := self.get(work_id), found):
@@ -344,8 +319,9 @@ def start(
     The kind of the work is the last part of `action`. A repeated `request_id` returns the first work.
     """
     kind = action.rpartition(".")[2]
-    work_id = _id_of(call, kind, asked.request_id)
-    if asked.request_id is not None and not asked.dry_run:
+    of_request = None if asked.request_id is None else f"{kind}/{call.tenant}/{asked.request_id}".encode()
+    work_id = uuid4() if of_request is None else hashed_id(of_request)
+    if of_request is not None and not asked.dry_run:
         first = _work_of_request(call, work_id, asked.rate)
         if first is not None:
             return made(work_id, min(first.matched_count, COUNTED), first.matched_count > COUNTED, ())
@@ -365,11 +341,6 @@ def start(
     call.write(add)
     call.notify(Channel.TIMERS)
     return made(work_id, found.matched, found.at_least, ())
-
-
-def _id_of(call: Call, kind: str, request_id: str | None) -> UUID:
-    """Return the id of a new work; a repeated request gives the same."""
-    return uuid4() if request_id is None else hashed_id(f"{kind}/{call.tenant}/{request_id}".encode())
 
 
 def _work_of_request(call: Call, work_id: UUID, rate: float | None) -> Work | None:

@@ -1,4 +1,4 @@
-"""Pages of freezes: choose a scope, see what it stops, and end it."""
+"""Freezes on the web: choose a scope, see what it stops, and end it."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -71,7 +71,6 @@ class ChooseFreezePage:
 
     def read(self, connection: Connection, caller: Caller, request: Request, urls: Urls) -> View:
         """Read the standing freezes, with what waits under each."""
-        del urls
         back = _back(read_query(request, BackQuery))
         with connection.snapshot(all_tenants=caller.all_tenants) as reading:
             now = read_now(reading)
@@ -297,4 +296,4 @@ def _is_own_pause(connection: Connection, caller: Caller) -> bool:
 
 def _words(scope: FrozenScope) -> str:
     narrow = scope.narrow()
-    return scope.scope_words() if scope.tenant is None or not narrow else narrow
+    return scope.scope if scope.tenant is None or not narrow else narrow

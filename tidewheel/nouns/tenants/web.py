@@ -1,16 +1,26 @@
-"""Pages of tenants, with their usage beside their limits; a key of one tenant sees its own."""
+"""Tenants on the web: their pages, with usage beside limits, and what REST adds to its derived routes.
+
+A key of one tenant sees its own. The body of a deletion repeats the name.
+"""
 
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
+from http import HTTPStatus
 from typing import Any, ClassVar, NamedTuple
 
+from fastapi import APIRouter
 from starlette.requests import Request
+from starlette.responses import Response
 
 from tidewheel.api_keys import Scope
-from tidewheel.control.api.authorization import Caller, ensure_all_tenants
-from tidewheel.control.api.request_input import Cursors, PageQuery, TenantQuery, read_query
+from tidewheel.control.api import examples
+from tidewheel.control.api.answers import answer, location
+from tidewheel.control.api.authorization import Admin, Caller, ensure_all_tenants
+from tidewheel.control.api.openapi import add_route, body_of
+from tidewheel.control.api.request_input import Cursors, PageQuery, TenantQuery, read_body, read_query
+from tidewheel.control.api.workers import Workers
 from tidewheel.control.client.connection import Connection
 from tidewheel.control.console.actions import Dialog, Done, Field, as_shown, text_of
 from tidewheel.control.console.door import Form
@@ -22,9 +32,11 @@ from tidewheel.control.instants import typed_number
 from tidewheel.control.reads.workload import read_activity
 from tidewheel.doors.address import after_of, next_cursor
 from tidewheel.errors import FieldError, InvalidInput, refuse
+from tidewheel.jobs.validation import StrictModel
+from tidewheel.jobs.values import Tenant
 from tidewheel.nouns.operation import Page, operations
-from tidewheel.nouns.tenants.operations import DEFAULT_TENANT, Tenants
-from tidewheel.nouns.tenants.reads import Count, TenantSummary, TenantUsage, ensure_seen, list_tenants
+from tidewheel.nouns.tenants.operations import DEFAULT_TENANT, GRACE, ROOT, Grace, Tenants
+from tidewheel.nouns.tenants.reads import ChangedTenant, Count, TenantSummary, TenantUsage, ensure_seen, list_tenants
 
 _CHOSEN_FROM = 50
 _HOUR, _BINS = timedelta(hours=1), 20  # of a strip
@@ -123,7 +135,7 @@ class TenantsPage:
             return each, gauges(each, part(lambda: tenants.usage(each.tenant)))
 
         def rows(page: Page[TenantSummary]) -> dict[str, object]:
-            return {"rows": [row(each) for each in page]}
+            return {"rows": list(map(row, page))}
 
         return list_view("tenants", query, listed, errors=errors, now=page_now(connection), urls=urls, of_page=rows)
 
@@ -138,7 +150,6 @@ class TenantPage:
 
     def read(self, connection: Connection, caller: Caller, request: Request, urls: Urls) -> View:
         """Read the tenant, its usage and its periods."""
-        del urls
         read_query(request, TenantQuery)
         name, tenants = _named(request, caller), Tenants(connection)
         tenant, now = tenants.get(name), page_now(connection)
@@ -331,7 +342,6 @@ def _undeletion_dialog(tenants: Tenants, name: str) -> Dialog:
 
 
 def _undelete(tenants: Tenants, name: str, form: Form) -> str:
-    del form
     kept = tenants.undelete(name)
     return f"Tenant {name} is kept." if kept else f"Nothing was changed: no deletion of {name} was requested."
 
@@ -339,3 +349,39 @@ def _undelete(tenants: Tenants, name: str, form: Form) -> str:
 LIMIT = ChangeTenant(_limits_dialog, _limit)
 DELETE = ChangeTenant(_deletion_dialog, _delete)
 UNDELETE = ChangeTenant(_undeletion_dialog, _undelete)
+
+
+class DeletionBody(StrictModel):
+    """Body of a deletion.
+
+    Attributes:
+        tenant: The name of the tenant once more, as a confirmation.
+        grace: The time in which the deletion can be taken back; 0 for none.
+    """
+
+    tenant: Tenant
+    grace: Grace = GRACE
+
+
+def add_deletion(router: APIRouter, writes: Workers) -> None:
+    """Add the route of a deletion."""
+
+    async def delete_tenant(request: Request, caller: Admin) -> Response:
+        """Delete a tenant with all that it has, a day later, for a caller with the rights of all of them."""
+        ensure_all_tenants(caller)
+        read_query(request, TenantQuery)
+        name = ensure_seen(request.path_params["tenant"], None)
+        body = await read_body(request, DeletionBody)
+        if body.tenant != name:
+            refuse("tenant", f"{body.tenant!r} is not the tenant of the address", f"write {name!r} to delete it")
+        where = location(caller, f"{ROOT}/{name}")
+        return await answer(
+            writes, caller, lambda connection: Tenants(connection).delete(name, grace=body.grace),
+            status=HTTPStatus.ACCEPTED, headers=where,
+        )  # fmt: skip
+
+    add_route(
+        router, "DELETE", f"{ROOT}/{{tenant}}", delete_tenant, scope=Scope.ADMIN, query=TenantQuery,
+        status=HTTPStatus.ACCEPTED, answer=ChangedTenant, example=examples.DELETED_TENANT, body=body_of(DeletionBody),
+        sent={"tenant": "acme"},
+    )  # fmt: skip
