@@ -128,15 +128,19 @@ def shown(value: object) -> str:
     return f"a {type(value).__name__}"
 
 
+def not_valid(value: object, remedy: str, path: str = "") -> InvalidValue:
+    """Return the error of a value that its reader does not accept."""
+    if isinstance(value, UnreadableValue):
+        return InvalidValue(problem=value.problem, remedy=value.remedy, path=path)
+    return InvalidValue(problem=f"{shown(value)} is not valid", remedy=remedy, path=path)
+
+
 def ensure_text_names(value: object, path: str) -> None:
     """Refuse a mapping with a name that is not text.
 
     In JSON, 1 and "1" are one name: one of the two values would be lost.
 
     >>> ensure_text_names({"lines": [{"1": 2}]}, "payload")
-
-    Raises:
-        InvalidInput: The error has the path of the mapping.
     """
     pending: list[tuple[object, str, int]] = [(value, path, 0)]
     while pending:
