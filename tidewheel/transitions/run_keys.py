@@ -28,7 +28,6 @@ from psycopg.rows import class_row
 
 from tidewheel.clock import monotonic_seconds
 from tidewheel.ids import tenant_key_id
-from tidewheel.outbox import append
 from tidewheel.postgres.pg_binary import instants, integers, uuids, words
 from tidewheel.postgres.session import Conn, at_commit
 from tidewheel.postgres.statements import Statements
@@ -37,7 +36,7 @@ from tidewheel.runs import HOLDS, IN_FLIGHT, Gate, Move, sources, target
 from tidewheel.transitions.active_runs import PromotedRun
 from tidewheel.transitions.held_back import settle_order
 from tidewheel.transitions.installation import Installation
-from tidewheel.transitions.messages import build_requests, request_rows
+from tidewheel.transitions.messages import append_requests
 from tidewheel.transitions.places import Arrival, FreedPlace, KeyRow, Limit, Refusal, admit, share_out
 
 _SQL = Statements("tidewheel.transitions")
@@ -195,11 +194,7 @@ def _promote(connection: Conn, installation: Installation, rows: dict[int, KeyRo
             promoted = cursor.execute(_PROMOTE_FOR_KEYS, columns).fetchall()
         left = connection.execute(_FIND_KEYS_WITH_WAITERS, {"key_ids": list(wanted)}, binary=True)
         more = {cast("int", row[0]) for row in left}
-        append(
-            connection,
-            request_rows(promoted, build_requests(connection, promoted), installation),
-            shards=installation.shards,
-        )
+        append_requests(connection, installation, promoted)
     found = Counter(run.awaited for run in promoted)
     for key, row in rows.items():
         if key in wanted:

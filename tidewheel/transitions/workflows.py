@@ -32,9 +32,8 @@ from tidewheel.transitions.events import lifecycle_row
 from tidewheel.transitions.installation import Installation
 from tidewheel.transitions.messages import request_row
 
-_COUNT_BATCH_ENDS = Statements("tidewheel.transitions")["count_batch_ends"]
-
 _SQL = Statements("tidewheel.transitions")
+_COUNT_BATCH_ENDS = _SQL["count_batch_ends"]
 _ADD_WORKFLOWS = _SQL["add_workflows"]
 _LOCK_WORKFLOWS = _SQL["lock_workflows"]
 _SET_WORKFLOW = _SQL["set_workflow"]
