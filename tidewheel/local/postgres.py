@@ -29,7 +29,7 @@ from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from tidewheel.errors import StackError
-from tidewheel.local.daemon import Account, Daemon, Progress, Step, in_silence, run_program
+from tidewheel.local.daemon import Account, Daemon, Progress, Step, in_silence, log_tail, run_program
 from tidewheel.local.state import locked
 
 StopMode = Literal["smart", "fast", "immediate"]
@@ -49,7 +49,6 @@ _START_SECONDS = 120.0  # recovery after a crash replays up to max_wal_size; a c
 _POLL_SECONDS = 0.03
 _SILENT_SECONDS = 1.0  # a start takes 0.2 to 0.7 s
 _STOP_TIMEOUT = timedelta(seconds=30)
-_LOG_TAIL_LINES = 5
 
 _DROP_SLOT = "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE slot_name = %s AND NOT active"
 _STREAMS = "SELECT FROM pg_stat_replication WHERE application_name = %s AND state = 'streaming'"
@@ -317,7 +316,7 @@ class Postgres:
             command = [str(programs / "pg_basebackup"), *copy, *where]
             result = run_program(command, cwd=self._data, account=account, variables=password)
         if result.returncode != 0:
-            message = f"the data folder {self._data} cannot be made: {_tail(result.stdout.splitlines())}"
+            message = f"the data folder {self._data} cannot be made: {log_tail(result.stdout)}"
             raise StackError(message)
         self._initialized.touch()
 
@@ -360,8 +359,8 @@ class Postgres:
         return psycopg.connect(url, autocommit=True, connect_timeout=5)
 
     def _log_tail(self) -> str:
-        lines = self._log.read_text(errors="replace").splitlines() if self._log.exists() else []
-        return f"{_tail(lines)} ({self._log})"
+        text = self._log.read_text(errors="replace") if self._log.exists() else ""
+        return f"{log_tail(text)} ({self._log})"
 
 
 def server_url(password: str, ports: Sequence[int], database: str = _NAME) -> str:
@@ -379,7 +378,3 @@ def _reason(error: psycopg.OperationalError) -> str:
     """Return the server's own error, without the address before it and the detail below it."""
     first = str(error).strip().partition("\n")[0] or type(error).__name__
     return first.rpartition(" failed: ")[2].removeprefix("FATAL:").strip()
-
-
-def _tail(lines: Sequence[str]) -> str:
-    return " | ".join(line.strip() for line in lines[-_LOG_TAIL_LINES:])

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
-from tidewheel.errors import FieldError, InvalidInput
+from tidewheel.errors import refuse
 from tidewheel.schedules.cron_schedule import CronSchedule, offset_spans
 from tidewheel.schedules.decision import DaySet
 from tidewheel.schedules.open_days import DayShifts, OpenDays, open_days
@@ -304,7 +304,7 @@ def ensure_open_days(effective: Schedule, now: datetime) -> None:
         return
     path = "exclude_calendars" if effective.exclude else "include_calendars"
     problem = "its calendars exclude every future occurrence: it can never fire"
-    raise InvalidInput([FieldError(path, problem, "correct the schedule or the calendars")])
+    refuse(path, problem, "correct the schedule or the calendars")
 
 
 def _rest(

@@ -16,7 +16,7 @@ from psycopg.rows import class_row
 from tidewheel import task_token_keys
 from tidewheel.clock import SystemClock, monotonic_seconds
 from tidewheel.control.client.client import Client
-from tidewheel.errors import FieldError, InvalidInput
+from tidewheel.errors import refuse
 from tidewheel.executor.handlers import registered
 from tidewheel.executor.runners.runner import capabilities, target_kinds
 from tidewheel.ids import RunId, job_id
@@ -143,8 +143,7 @@ class Tidewheel:
         """
         instant = datetime.fromisoformat(at) if isinstance(at, str) else at
         if instant.tzinfo is None:
-            problem = f"{instant.isoformat()} has no offset"
-            raise InvalidInput([FieldError("at", problem, "give it one, such as tzinfo=UTC or a Z at the end")])
+            refuse("at", f"{instant.isoformat()} has no offset", "give it one, such as tzinfo=UTC or a Z at the end")
         with self._session.transaction() as connection:
             stop_clock(connection, instant)
         return instant.astimezone(UTC)

@@ -34,11 +34,6 @@ from tidewheel.postgres.session import CommitUnknown, Conn, Session, own_options
 from tidewheel.postgres.session_kinds import SessionPool
 from tidewheel.postgres.statements import Statements
 
-BUCKETS = 64
-_SECOND = 1_000_000
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-_REACH = 10  # buckets after the present that a backlog takes places in: the rest of it follows an edit of the rate
-
 _SQL = Statements("tidewheel.transitions")
 _FIND_RATES = _SQL["find_rates"]
 _ADD_TENANT_RATES = _SQL["add_tenant_rates"]
@@ -48,6 +43,10 @@ _ANNOUNCE_HELD = _SQL["announce_held"]
 _ADD_RATE_LOCKS = _SQL["add_rate_locks"]
 _ANNOUNCE_OLD_HELD = _SQL["announce_old_held"]
 
+BUCKETS = 64
+_SECOND = 1_000_000
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_REACH = 10  # buckets after the present that a backlog takes places in: the rest of it follows an edit of the rate
 _FRESH_SECONDS = 1.0
 _SESSIONS = 4  # of a process: as many as threads of the API that write
 _OPTIONS = "-c lock_timeout=200ms"  # the transaction that writes the runs holds other locks meanwhile
@@ -118,19 +117,11 @@ class Shaped(Protocol):
     """The columns of a new run that decide when it is due."""
 
     @property
-    def run_id(self) -> UUID:
-        """The run."""
-        ...
-
+    def run_id(self) -> UUID: ...  # noqa: D102 - the column of that name, as below
     @property
-    def tenant(self) -> str:
-        """Its tenant."""
-        ...
-
+    def tenant(self) -> str: ...  # noqa: D102
     @property
-    def publish_at(self) -> datetime:
-        """Its own time."""
-        ...
+    def publish_at(self) -> datetime: ...  # noqa: D102
 
 
 @dataclass(slots=True)
