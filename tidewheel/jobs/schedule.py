@@ -29,6 +29,10 @@ _BESIDE = "write it beside schedule, in job"
 _BOUNDS = {"start_at": _BESIDE, "end_at": _BESIDE, "max_runs": _BESIDE, "jitter": _BESIDE}
 _CRON_ALONE = "it belongs to cron; leave it out"
 _ZONE = {"timezone": _CRON_ALONE, "dst_gap": _CRON_ALONE, "dst_overlap": _CRON_ALONE}
+_EVERY = re.compile(r"@every\s+(\S.*)")
+_ISO_DURATION = re.compile(r"P[\dT].*")
+_ISO_TIMESTAMP = re.compile(r"\d{4}-\d\d-\d\d.*")
+_SPAN = re.compile(r"(?:every\s+)?((?:[\d.]+[a-z]+)+)", re.ASCII | re.IGNORECASE)
 
 
 class OnceSpec(StrictModel):
@@ -189,11 +193,6 @@ def read_schedule(value: object) -> ScheduleSpec:
 
 
 ScheduleField: TypeAlias = Annotated[ScheduleSpec, BeforeValidator(read_schedule)]
-
-_EVERY = re.compile(r"@every\s+(\S.*)")
-_ISO_DURATION = re.compile(r"P[\dT].*")
-_ISO_TIMESTAMP = re.compile(r"\d{4}-\d\d-\d\d.*")
-_SPAN = re.compile(r"(?:every\s+)?((?:[\d.]+[a-z]+)+)", re.ASCII | re.IGNORECASE)
 
 
 def _from_text(text: str) -> dict[str, object]:

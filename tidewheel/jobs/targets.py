@@ -38,6 +38,8 @@ _FUNCTION = re.compile(
     r"(arn:aws[a-zA-Z-]*:lambda:[a-z0-9-]+:\d{12}:function:)?[a-zA-Z0-9_-]{1,64}(:[a-zA-Z0-9$_-]{1,128})?", re.ASCII
 )
 
+_NO_TEXT = re.compile(r"[\0\ud800-\udfff]")  # NUL ends a word of a program; half a surrogate pair has no UTF-8
+
 
 def _unreserved(name: str) -> str:
     if name.startswith(RESERVED):
@@ -69,9 +71,6 @@ def _topic(name: str) -> str:
 
 def _answer_span(value: object) -> timedelta:
     return span(timedelta(seconds=1), LONGEST_ANSWER)(value)
-
-
-_NO_TEXT = re.compile(r"[\0\ud800-\udfff]")  # NUL ends a word of a program; half a surrogate pair has no UTF-8
 
 
 def _argv(value: object) -> tuple[str, ...]:

@@ -80,6 +80,7 @@ _TASK_TOKEN = re.compile(r"[A-Za-z0-9_-]{48}", re.ASCII)
 WEEKDAYS = ("SUN", "MON", "TUE", "WED", "THU", "FRI", "SAT")
 # Source: W3C Trace Context, "traceparent Header Field Values": neither id is all zeros, and ff is no version.
 _TRACEPARENT = re.compile(r"(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}", re.ASCII)
+_NAME = "a-z, 0-9, '.', '_' and '-'"
 
 
 def parse_duration(value: str | float) -> timedelta:
@@ -443,7 +444,6 @@ else:
 Key = Annotated[str, AfterValidator(one_line(MAX_TEXT)), AfterValidator(_visible), AfterValidator(_bare)]
 Reason = Annotated[str, AfterValidator(several_lines(1000))]
 Description = Annotated[str, AfterValidator(several_lines(4096))]
-_NAME = "a-z, 0-9, '.', '_' and '-'"
 Tenant = Annotated[
     str, AfterValidator(_matching(_TENANT, "tenant name", f"write 1 to 63 of {_NAME}, a letter or digit first"))
 ]

@@ -15,6 +15,7 @@ from tidewheel.errors import ScheduleRefused
 
 TICK = timedelta(microseconds=1)
 """The resolution of instants, as in PostgreSQL."""
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class Schedule(Protocol):
@@ -65,7 +66,6 @@ class Bounds:
 
 
 UNBOUNDED = Bounds()
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def whole_second(instant: datetime) -> int:
