@@ -191,7 +191,6 @@ class Interval:
 
     Args:
         anchor_fires: True if ``n`` begins with 0 instead of 1: the user named the anchor, so it is an occurrence too.
-        bounds: Both ends belong to it.
     """
 
     interval_us: int
@@ -246,9 +245,6 @@ class FixedDelay:
     """One occurrence at once, and each later one `interval_us` after the end of the last run by the timer.
 
     Its occurrences are the recorded ones. As a schedule it has none, so it has no catch-up and no backfill.
-
-    Args:
-        bounds: Both ends belong to it.
     """
 
     interval_us: int

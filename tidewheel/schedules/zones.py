@@ -25,7 +25,6 @@ from tidewheel.errors import ScheduleRefused
 FOREVER = 2**62
 """Later than any second a datetime can name; negated, earlier."""
 LAST_YEAR = 2199
-
 """The last year of zone rules and of searches. No schedule of today needs a later year, and a search for a date that
 never comes ends in a few milliseconds.
 """

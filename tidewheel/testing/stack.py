@@ -123,9 +123,7 @@ class Tidewheel:
     @property
     def now(self) -> datetime:
         """The time on the test's clock."""
-        with self._session.transaction() as connection:
-            row = connection.execute(_NOW).fetchone()
-        return cast("tuple[datetime]", row)[0]
+        return cast("datetime", self._read_instant(_NOW))
 
     def submit(self, job: Mapping[str, object] | JobSpec) -> Job:
         """Create a job, or change it; `client` has all else that can be requested."""
@@ -158,7 +156,7 @@ class Tidewheel:
         until = self.now + (by if by is not None else timedelta(**units))
         ends_at = monotonic_seconds() + timeout
         self._drain(ends_at)
-        while (at := self._next_due()) is not None and at <= until:
+        while (at := self._read_instant(_READ_NEXT_DUE)) is not None and at <= until:
             self.set_time(at)
             self._drain(ends_at)
         self.set_time(until)
@@ -222,9 +220,9 @@ class Tidewheel:
             task_token_keys.refresh(installation.task_tokens, connection)
             return installation
 
-    def _next_due(self) -> datetime | None:
+    def _read_instant(self, statement: LiteralString) -> datetime | None:
         with self._session.transaction() as connection:
-            row = connection.execute(_READ_NEXT_DUE).fetchone()
+            row = connection.execute(statement).fetchone()
         return cast("tuple[datetime | None]", row)[0]
 
     def _drain(self, ends_at: float) -> None:

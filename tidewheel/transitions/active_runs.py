@@ -223,9 +223,12 @@ def _acquire(connection: Conn, requests: Sequence[AcquireRequest]) -> dict[UUID,
 
 def _promote(connection: Conn, installation: Installation, released: Sequence[_Released]) -> None:
     """Make the oldest waiting run of each job active, after the release in this transaction."""
-    promoted = {run.job_id: run for run in _promote_next(connection, [each.job_id for each in released])}
+    job_ids = uuids(each.job_id for each in released)
+    oldest = {"job_ids": job_ids, "buffered": RunState.BUFFERED, "target": target(Move.PROMOTE)}
+    with connection.cursor(row_factory=class_row(PromotedRun), binary=True) as cursor:
+        promoted = {run.job_id: run for run in cursor.execute(_PROMOTE_NEXT_RUNS, oldest)}
     columns = {
-        "job_ids": uuids(each.job_id for each in released),
+        "job_ids": job_ids,
         "tenants": [each.tenant for each in released],
         # If other transactions hold all waiting runs, a run that has ended stays active until the next repair.
         "run_ids": uuids(promoted[each.job_id].run_id if each.job_id in promoted else each.run_id for each in released),
@@ -234,9 +237,3 @@ def _promote(connection: Conn, installation: Installation, released: Sequence[_R
     }
     connection.execute(_PROMOTE_WAITING_RUNS, columns)
     append_requests(connection, installation, list(promoted.values()))
-
-
-def _promote_next(connection: Conn, job_ids: Sequence[UUID]) -> list[PromotedRun]:
-    columns = {"job_ids": uuids(job_ids), "buffered": RunState.BUFFERED, "target": target(Move.PROMOTE)}
-    with connection.cursor(row_factory=class_row(PromotedRun), binary=True) as cursor:
-        return cursor.execute(_PROMOTE_NEXT_RUNS, columns).fetchall()

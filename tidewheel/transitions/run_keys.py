@@ -5,14 +5,11 @@ and active run of the transaction. With a key locked no statement waits for anot
 SKIP LOCKED. A run holds a place exactly while its `gates` have `HOLDS_KEY`, and `run_keys.running` counts these runs.
 
 A place that an end gives back goes to the oldest waiting run, in the same transaction. So no newcomer takes it, and no
-waiting run is claimed in vain. If other transactions hold all waiting runs, `wake_at` is set and the scheduler promotes
-them.
+waiting run is claimed in vain. If other transactions hold all waiting runs, the scheduler promotes them at `wake_at`.
 
-The claim decides. A claimer knows the limited tenants from a read each second. It sends their runs to the claims that
-take places, which lock the tenant's row last. So runs of other tenants read and write nothing more.
-
-When a limit begins, runs have started without a place. The scheduler marks and counts these until ten seconds later,
-when no claimer can have an older list.
+A claimer knows the tenants with a limit from a read each second. It sends their runs to the claims that take places,
+which lock the tenant's row last. When a limit begins, runs have started without a place. The scheduler marks and counts
+these until ten seconds later, when no claimer can have an older list.
 """
 
 import math

@@ -1,13 +1,10 @@
 """Shape the runs of a tenant by its triggers per second, with places in a ring of buckets (ADR 0055).
 
 Runs take their places in a transaction of its own, beside the one that writes them. So the tenant's row is locked for
-less than a millisecond, and never longer because of other locks. A crash in between loses places, and never exceeds the
-rate. A run that finds no place is held: buffered, with `waits_for`, without a message. The scheduler paces held runs.
-
-A transaction that holds a run shares a row of `tenant_locks` before its reservation commits and until it ends
-itself. While one does, the scheduler keeps the tenant's row and `held_from`: it cannot see that run yet.
-
-A process reads the rates of its tenants at most once a second each. Runs of other tenants cost no further statement.
+less than a millisecond. A crash in between loses places, and never exceeds the rate. A run that finds no place is held:
+buffered, with `waits_for`, without a message. The scheduler paces held runs. A transaction that holds a run shares a
+row of `tenant_locks` before its reservation commits and until it ends itself. While one does, the scheduler keeps the
+tenant's row and `held_from`: it cannot see that run yet.
 
 A tenant with a rate has so many places in each bucket of a second, or of a longer time below one a second. A run takes
 a place in the first bucket from its own time on that has one. In its own bucket it becomes due at its own time. In a
