@@ -64,11 +64,9 @@ def _expressions(value: object) -> tuple[str, ...]:
     expressions = [value] if isinstance(value, str) else as_list(value)
     if not expressions:
         remedy = "write a cron expression such as 0 8 * * MON-FRI, or a list of them"
-        raise (
-            InvalidValue(problem="it has no expression", remedy=remedy)
-            if expressions == []
-            else not_valid(value, remedy)
-        )
+        if expressions is None:
+            raise not_valid(value, remedy)
+        raise InvalidValue(problem="it has no expression", remedy=remedy)
     if len(expressions) > MAX_EXPRESSIONS:
         raise InvalidValue(
             problem=f"there are {len(expressions)} expressions", remedy=f"write at most {MAX_EXPRESSIONS}"
@@ -134,11 +132,12 @@ def read_parents(value: object, field: str, remedy: str, between: str) -> tuple[
 
 def ensure_distinct(names: Sequence[str], field: str) -> None:
     """Refuse parents of which two have one name."""
+    seen: set[str] = set()
     for place, name in enumerate(names):
-        if name in names[:place]:
-            raise InvalidValue(
-                problem=f"{shown(name)} is named twice", remedy="name each parent once", path=f"{place}.{field}"
-            )
+        if name in seen:
+            problem = f"{shown(name)} is named twice"
+            raise InvalidValue(problem=problem, remedy="name each parent once", path=f"{place}.{field}")
+        seen.add(name)
 
 
 def _parents(value: object) -> tuple[object, ...]:
