@@ -33,8 +33,8 @@ MOST: Final = 10_000
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _STAGE_BITS = 16
 _COUNT_BITS = 32
-_BY_RATIO = 1 / math.log(1.1)  # of the buckets of tidewheel/activity.py
-_RATIO = 1.1
+_RATIO = 1.1  # of a bucket's bounds
+_BY_RATIO = 1 / math.log(_RATIO)
 
 
 class Stage(IntEnum):

@@ -8,6 +8,8 @@ import time
 from datetime import UTC, datetime, timedelta
 from typing import Protocol
 
+_BOOT_CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)  # macOS: its monotonic clock goes on
+
 
 class Clock(Protocol):
     """Protocol of a clock, so that a test can pass its own."""
@@ -49,6 +51,3 @@ def monotonic_seconds() -> float:
 def boot_seconds() -> float:
     """Return seconds that never go back, and go on while the machine is suspended, as leases do."""
     return time.clock_gettime(_BOOT_CLOCK)
-
-
-_BOOT_CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)  # macOS: its monotonic clock goes on

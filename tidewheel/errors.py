@@ -2,44 +2,18 @@
 
     TidewheelError
     ├── Refused                  the caller's input: correct it, nothing was changed
-    │   ├── InvalidInput         invalid fields, each with path, problem and remedy
-    │   ├── ScheduleRefused      a schedule that cannot be read or can never fire (also a ValueError)
-    │   ├── UnknownJob           no such job in this tenant
-    │   ├── UnknownRun           no such run in this tenant
-    │   ├── StaleToken           a task token whose attempt is over, or superseded
-    │   ├── RunBusy              another transaction holds the run's lock: the sender may repeat the request
-    │   ├── UnknownExecutor      an executor in another language that has no lease, or has lost it
-    │   ├── UnknownBackfill      no such backfill in this tenant
-    │   ├── UnknownBatch         no such batch in this tenant
-    │   ├── UnknownCancellation  no such cancellation by filter in this tenant
-    │   ├── UnknownDeadLetter    no such dead letter in this tenant
-    │   ├── UnknownWork          no such bulk work in this tenant
-    │   ├── UnknownCalendar      no such calendar in this tenant
-    │   ├── UnknownApiKey        no such API key
-    │   ├── UnknownTenant        no such tenant in this installation
-    │   │   └── TenantDeleted    one that is being deleted, or whose name is reserved since
-    │   ├── TenantLimitExceeded  a job or a payload beyond the limits of its tenant
-    │   ├── PausedByOperator     a freeze of a tenant that its own keys may not end
-    │   ├── VersionConflict      the job's current version differs from the expected one
-    │   └── RequestConflict      a request_id used before with another body
+    │   ├── UnknownId            no object of this id: a class for each noun
+    │   └── UnknownTenant
+    │       └── TenantDeleted
     ├── Unavailable              try again: PostgreSQL or Kafka does not answer now
-    │   └── InstallationFault    PostgreSQL refuses: the operator corrects schema, grants or space, then it works again
+    │   └── InstallationFault    the same call succeeds once the operator has corrected schema, grants or space
     ├── Unusable                 stop and tell the operator: settings, schema, stack
-    │   ├── SettingsError
-    │   │   ├── ExtraMissing     packages of an extra are not installed
-    │   │   └── NotRunning       no server is named, and no local stack runs
-    │   ├── MigrationError
-    │   ├── UndecodableMessage   bytes that no schema known here describes
-    │   ├── ArchiveDamaged       a file of the archive that is not what was written
-    │   └── StackError           the embedded stack cannot be started
+    │   └── SettingsError
+    │       ├── ExtraMissing
+    │       └── NotRunning
     └── HandlerSignal            raised by users' handlers to choose how an attempt ends
-        ├── Permanent            do not retry
-        ├── RetryAfter           retry, but not before a given delay
-        ├── Snooze               run again later, the attempt is not counted
-        ├── Cancel               end the run as cancelled
-        └── AttemptOver          raised by `complete_in`, `batch.add`, `heartbeat`: the attempt is over, do not catch it
 
-A lost claim is no error: it is a return value.
+The other errors are direct subclasses of these four, in the same order. A lost claim is no error but a return value.
 """
 
 import re
@@ -74,10 +48,7 @@ def _as_it_was(kind: type[TidewheelError], args: tuple[object, ...]) -> Tidewhee
 class FieldError:
     """One invalid field: path, problem and remedy.
 
-    Args:
-        path: The field, dotted from the request's root, such as ``job.schedule.cron``; empty for the whole message.
-        problem: What was read and why it is invalid.
-        remedy: What to write instead.
+    The path is dotted from the request's root, such as ``job.schedule.cron``, and empty for the whole message.
     """
 
     path: str
@@ -372,10 +343,7 @@ class Unavailable(TidewheelError):
 
 
 class InstallationFault(Unavailable):
-    """PostgreSQL refuses a statement for a cause that no job, run or request has: schema, grants, space.
-
-    The same call succeeds once the operator has followed the remedy.
-    """
+    """PostgreSQL refuses a statement for a cause that no job, run or request has: schema, grants, space."""
 
     def __init__(self, problem: str, remedy: str, sqlstate: str) -> None:
         self.problem, self.remedy, self.sqlstate = problem, remedy, sqlstate

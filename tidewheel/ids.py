@@ -1,8 +1,8 @@
 """Ids that carry their own routing.
 
 A job_id is derived from (tenant, key), so that registering twice is idempotent and needs no look-up. A run_id sorts by
-time (index locality) and contains its job's bucket, which determines its shard. Both are
-deterministic: deriving the id of the same thing again gives the same id, which makes firing idempotent.
+time (index locality) and contains its job's bucket, which determines its shard. Both are derived: the same thing gets
+the same id again, which makes firing idempotent.
 """
 
 from collections.abc import Sequence
@@ -94,7 +94,6 @@ def run_id(
     """The id of the run that (job, instant, cause, origin) becomes.
 
     Args:
-        job: The job's id; its bucket is carried along.
         scheduled_at: The nominal instant, to the microsecond.
         origin: What distinguishes runs of one job, instant and cause: empty for a timer, the request_id for a trigger.
         at: The instant in the 48 bits of milliseconds; `scheduled_at` unless given (backfill and retry differ).

@@ -1,11 +1,8 @@
 """Append rows to the outbox, in the caller's transaction.
 
-Rows of one slice and lane leave by `publish_at`, if their transaction commits within a second of that clock reading.
-`Session.transaction` gives the events of a longer one the time of its end (ADR 0004).
-
-An outbox row is the only way onto Kafka. It commits together with the change that it announces. Delayed rows (a
-delayed trigger, a retry, a run created ahead of its time) have a later `publish_at`. The relay publishes and deletes
-them.
+An outbox row is the only way onto Kafka. It commits together with the change that it announces. The relay publishes and
+deletes it. Rows of one slice and lane leave by `publish_at`, if their transaction commits within a second of that clock
+reading. `Session.transaction` gives the events of a longer one the time of its end (ADR 0004).
 """
 
 from collections.abc import Iterable, Iterator, Sequence

@@ -4,8 +4,7 @@ SQL takes its allowed sources and its target from `MOVES`. Tests compare the CHE
 API's enumeration and `docs/run-states.md` with this table. No other file spells a state out.
 
 `Lane`, `Cause` and `Overlap` exist a second time, as generated wire enums (`tidewheel.schemas.generated.records`) with
-a further symbol `unknown` for the values of newer releases. Code converts them by value where a
-record is built or read.
+a further symbol `unknown` for the values of newer releases. Code converts them by value.
 """
 
 from collections.abc import Mapping

@@ -1,19 +1,18 @@
 """The parts of a batch's requests: its runs, which may come after one another, and its callbacks."""
 
 from collections.abc import Collection, Mapping, Sequence
-from datetime import timedelta
 from graphlib import CycleError, TopologicalSorter
 from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, model_validator
 
 from tidewheel.errors import FieldError
-from tidewheel.jobs.invalid import InvalidValue, UnreadableValue
+from tidewheel.jobs.invalid import InvalidValue
 from tidewheel.jobs.payload import JSON_CONTENT, WithPayload
-from tidewheel.jobs.schedule import MAX_PARENTS
+from tidewheel.jobs.schedule import ensure_distinct, read_parents
 from tidewheel.jobs.strict_json import as_list, as_object, read_value
-from tidewheel.jobs.validation import StrictModel, shown
-from tidewheel.jobs.values import LONGEST_DELAY, Key, span
+from tidewheel.jobs.validation import StrictModel, not_valid, shown
+from tidewheel.jobs.values import Delay, Key
 
 MAX_RUNS = 10_000  # of one request
 CALLBACK_FIELDS = ("batch_id", "total", "succeeded", "failed", "first_failed_run_id")
@@ -35,23 +34,11 @@ class BatchParent(StrictModel):
 
 
 def _parents(value: object) -> object:
-    parents = [value] if isinstance(value, str) else as_list(value)
-    if parents is None:
-        problem = value.problem if isinstance(value, UnreadableValue) else f"{shown(value)} is not valid"
-        raise InvalidValue(problem=problem, remedy='write a list of refs, or of {"ref": ..., "when": ...}')
-    if len(parents) > MAX_PARENTS:
-        remedy = f"write at most {MAX_PARENTS}, or put a run between them"
-        raise InvalidValue(problem=f"there are {len(parents)} parents", remedy=remedy)
-    return tuple({"ref": one} if isinstance(one, str) else one for one in parents)
+    return read_parents(value, "ref", 'write a list of refs, or of {"ref": ..., "when": ...}', "a run")
 
 
 def _distinct(parents: tuple[BatchParent, ...]) -> tuple[BatchParent, ...]:
-    seen: set[str] = set()
-    for place, parent in enumerate(parents):
-        if parent.ref in seen:
-            problem = f"{shown(parent.ref)} is named twice"
-            raise InvalidValue(problem=problem, remedy="name each parent once", path=f"{place}.ref")
-        seen.add(parent.ref)
+    ensure_distinct([parent.ref for parent in parents], "ref")
     return parents
 
 
@@ -69,7 +56,7 @@ class BatchRun(WithPayload):
 
     ref: Key
     key: Key
-    delay: Annotated[timedelta, BeforeValidator(span(timedelta(0), LONGEST_DELAY))] | None = None
+    delay: Delay | None = None
     after: Annotated[tuple[BatchParent, ...], BeforeValidator(_parents), AfterValidator(_distinct)] = ()
 
 
@@ -114,8 +101,7 @@ class BatchCallbacks(StrictModel):
 
 def _some(value: object) -> object:
     if (runs := as_list(value)) is None:
-        problem = value.problem if isinstance(value, UnreadableValue) else f"{shown(value)} is not valid"
-        raise InvalidValue(problem=problem, remedy="write a list of runs")
+        raise not_valid(value, "write a list of runs")
     if not runs:
         raise InvalidValue(problem="it has no run", remedy="write at least one run")
     if len(runs) > MAX_RUNS:

@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 from tidewheel.errors import FieldError
 from tidewheel.jobs.invalid import InvalidValue, UnreadableValue
 from tidewheel.jobs.strict_json import as_object
-from tidewheel.jobs.validation import StrictModel, shown
+from tidewheel.jobs.validation import StrictModel, not_valid, shown
 from tidewheel.redaction import CREDENTIAL_HEADERS, REDACTED
 
 MAX_URL = 2048
@@ -304,8 +304,7 @@ def is_literal_credential(name: str, value: object) -> bool:
 
 def _object(value: object) -> dict[str, object]:
     if (given := as_object(value)) is None:
-        problem = value.problem if isinstance(value, UnreadableValue) else f"{shown(value)} is not valid"
-        raise InvalidValue(problem=problem, remedy="write an object of names and values")
+        raise not_valid(value, "write an object of names and values")
     if len(given) > MAX_HEADERS:
         raise InvalidValue(problem=f"there are {len(given)} headers", remedy=f"write at most {MAX_HEADERS}")
     return given

@@ -6,6 +6,7 @@ the field in its own payload, or its submit is refused. So no timer meets a key 
 
 import json
 import re
+from collections.abc import Callable
 from datetime import timedelta
 from fractions import Fraction
 from typing import Annotated, Literal, NamedTuple, Self, TypeAlias, cast
@@ -65,9 +66,6 @@ def fill_key(template: str, payload: Payload | None, what: str = "concurrency ke
 
     >>> fill_key("mail/{payload.customer.id}", Payload(b'{"customer":{"id":7}}', JSON_CONTENT))
     'mail/7'
-
-    Args:
-        template: A key; one without fields is returned as it is.
 
     Raises:
         InvalidValue: A field is missing or has the wrong type, or the result is no key; the path is the field's.
@@ -187,16 +185,22 @@ def rate_words(every_us: int) -> str:
     return f"{count:.6g}/{unit}"
 
 
-def _object(value: object) -> object:
-    if isinstance(value, str):
-        return {"key": value}
-    if value is None or isinstance(value, ConcurrencyKey) or as_object(value) is not None:
-        return value
-    remedy = 'write a key, or {"key": ..., "at_once": 1}'
-    raise InvalidValue(problem=f"{shown(value)} is not a key", remedy=remedy)
+def _reader(model: type[StrictModel], example: str) -> Callable[[object], object]:
+    """Return a reader of a key that is text or an object."""
+
+    def read(value: object) -> object:
+        if isinstance(value, str):
+            return {"key": value}
+        if value is None or isinstance(value, model) or as_object(value) is not None:
+            return value
+        raise InvalidValue(problem=f"{shown(value)} is not a key", remedy=f"write a key, or {example}")
+
+    return read
 
 
-ConcurrencyKeyField = Annotated[ConcurrencyKey | None, BeforeValidator(_object)]
+ConcurrencyKeyField = Annotated[
+    ConcurrencyKey | None, BeforeValidator(_reader(ConcurrencyKey, '{"key": ..., "at_once": 1}'))
+]
 
 
 class OrderingKey(StrictModel):
@@ -210,26 +214,13 @@ class OrderingKey(StrictModel):
     on_failure: Literal["block", "skip"] = "block"
 
 
-def _ordering_object(value: object) -> object:
-    if isinstance(value, str):
-        return {"key": value}
-    if value is None or isinstance(value, OrderingKey) or as_object(value) is not None:
-        return value
-    remedy = 'write a key, or {"key": ..., "on_failure": "skip"}'
-    raise InvalidValue(problem=f"{shown(value)} is not a key", remedy=remedy)
-
-
-OrderingKeyField = Annotated[OrderingKey | None, BeforeValidator(_ordering_object)]
+OrderingKeyField = Annotated[
+    OrderingKey | None, BeforeValidator(_reader(OrderingKey, '{"key": ..., "on_failure": "skip"}'))
+]
 
 
 class Dedupe(NamedTuple):
-    """The dedupe of a trigger, merged with its job's: the triggers with one key have one run in a window.
-
-    Args:
-        window: The time from the first trigger on; with `debounce` the time without a trigger.
-        mode: A later trigger is dropped, replaces the inputs of the run, or replaces and postpones it.
-        longest: With `debounce`: the longest time from the first trigger to the run.
-    """
+    """The dedupe of a trigger, merged with its job's: the triggers with one key have one run in a window."""
 
     key: str
     window: timedelta

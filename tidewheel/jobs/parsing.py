@@ -19,6 +19,10 @@ from tidewheel.jobs.values import Key, RunId, Tenant, is_plain_key, is_tenant, i
 _MODELS: dict[str, type[AnyRequest]] = {
     str(get_args(model.model_fields["type"].annotation)[0]): model for model in get_args(AnyRequest)
 }
+_SUBMIT_NAMES = frozenset({"type", "request_id", "tenant", "traceparent", "job"})
+_KEY: TypeAdapter[str] = TypeAdapter(Key)
+_TENANT: TypeAdapter[str] = TypeAdapter(Tenant)
+_RUN_ID: TypeAdapter[str] = TypeAdapter(RunId)
 
 
 class RequestRefused(InvalidInput):
@@ -86,9 +90,6 @@ def _not_of(tenant: str, named: object) -> FieldError:
     return FieldError("tenant", problem, "leave it out, or send the request to the topic of its tenant")
 
 
-_SUBMIT_NAMES = frozenset({"type", "request_id", "tenant", "traceparent", "job"})
-
-
 def _submit_at_once(document: Mapping[str, object]) -> JobSubmit | None:
     """Return a plain `job.submit` without running its model; None for a document that the model must read.
 
@@ -136,11 +137,6 @@ def request_identity(document: Mapping[str, object]) -> RequestIdentity:
         key=_readable(_KEY, document.get("key", inner.get("key"))),
         run_id=_readable(_RUN_ID, document.get("run_id")),
     )
-
-
-_KEY: TypeAdapter[str] = TypeAdapter(Key)
-_TENANT: TypeAdapter[str] = TypeAdapter(Tenant)
-_RUN_ID: TypeAdapter[str] = TypeAdapter(RunId)
 
 
 def _readable(kind: TypeAdapter[str], value: object) -> str | None:

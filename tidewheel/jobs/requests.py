@@ -1,7 +1,6 @@
 """Requests to Tidewheel: one model per request, discriminated by `type`."""
 
 from collections.abc import Mapping
-from datetime import timedelta
 from functools import cached_property
 from typing import Annotated, ClassVar, Literal, Self, TypeAlias
 
@@ -15,13 +14,14 @@ from tidewheel.jobs.spec import JobSpec
 from tidewheel.jobs.spec_cache import CachedSpec
 from tidewheel.jobs.validation import StrictModel
 from tidewheel.jobs.values import (
-    LONGEST_DELAY,
+    MAX_DAYS,
     MAX_PROGRESS_BYTES,
     MAX_RESULT_BYTES,
     BackfillId,
     BatchId,
     CalendarName,
     Day,
+    Delay,
     Description,
     IfVersion,
     Instant,
@@ -36,10 +36,9 @@ from tidewheel.jobs.values import (
     Tenant,
     Traceparent,
     Weekday,
+    at_most,
     bounded_json,
     few,
-    many_days,
-    span,
 )
 
 _IN_JOB = "write it inside job"
@@ -93,7 +92,7 @@ class JobTrigger(_Request, WithPayload):
 
     type: Literal["job.trigger"]
     key: Key
-    delay: Annotated[timedelta, BeforeValidator(span(timedelta(0), LONGEST_DELAY))] | None = None
+    delay: Delay | None = None
     run_at: Instant | None = None
     labels: Labels | None = None
     overlap: OverlapPolicy | None = None
@@ -264,7 +263,7 @@ class CalendarPut(_Request):
 
     type: Literal["calendar.put"]
     name: CalendarName
-    days: Annotated[tuple[Day, ...], BeforeValidator(many_days)] = ()
+    days: Annotated[tuple[Day, ...], BeforeValidator(at_most(MAX_DAYS, "days"))] = ()
     weekdays: Annotated[tuple[Weekday, ...], BeforeValidator(few)] = ()
     source: Reason | None = None
 
@@ -301,7 +300,7 @@ class RunRetry(_Request):
 
     type: Literal["run.retry"]
     run_id: RunId
-    delay: Annotated[timedelta, BeforeValidator(span(timedelta(0), LONGEST_DELAY))] | None = None
+    delay: Delay | None = None
     attempt: Annotated[int, Field(ge=1, le=2**31 - 1)] | None = None
     reason: Reason | None = None
 

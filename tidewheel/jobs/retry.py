@@ -1,31 +1,25 @@
 """The retry policy as submitted."""
 
-import re
 from collections.abc import Mapping
 from datetime import timedelta
 from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import BeforeValidator, Field, WithJsonSchema, model_validator
 
-from tidewheel.jobs.invalid import InvalidValue, UnreadableValue
-from tidewheel.jobs.validation import StrictModel, shown
-from tidewheel.jobs.values import Finite, Key, few, format_duration, span
+from tidewheel.jobs.invalid import InvalidValue
+from tidewheel.jobs.validation import StrictModel
+from tidewheel.jobs.values import Finite, Key, few, format_duration, parse_percentage, span
 
 DEFAULT_ATTEMPTS = 4
 MAX_ATTEMPTS = 1000
 SHORTEST_DELAY = timedelta(milliseconds=1)
 LONGEST_DELAY = timedelta(days=30)
 
-_PERCENT = re.compile(r"(\d{1,3}(?:\.\d{1,6})?)%", re.ASCII)
 _Delay = Annotated[timedelta, BeforeValidator(span(SHORTEST_DELAY, LONGEST_DELAY))]
 
 
-def _percentage(value: object) -> float:
-    match = _PERCENT.fullmatch(value) if isinstance(value, str) else None
-    if match is None or float(match.group(1)) > 100:
-        problem = value.problem if isinstance(value, UnreadableValue) else f"{shown(value)} is not valid"
-        raise InvalidValue(problem=problem, remedy="write a percentage from 0% to 100%, such as 10%")
-    return float(match.group(1)) / 100
+def _fraction(value: object) -> float:
+    return parse_percentage(value) / 100
 
 
 class RetryPolicy(StrictModel):
@@ -46,7 +40,7 @@ class RetryPolicy(StrictModel):
     initial: _Delay = timedelta(seconds=2)
     factor: Annotated[Finite, Field(ge=1, le=1000)] = 2.0
     max: _Delay = timedelta(hours=1)
-    jitter: Annotated[float, BeforeValidator(_percentage), WithJsonSchema({"type": "string"}, mode="validation")] = 0.1
+    jitter: Annotated[float, BeforeValidator(_fraction), WithJsonSchema({"type": "string"}, mode="validation")] = 0.1
     intervals: Annotated[tuple[_Delay, ...], Field(min_length=1), BeforeValidator(few)] | None = None
     non_retryable: Annotated[tuple[Key, ...], BeforeValidator(few)] = ()
 

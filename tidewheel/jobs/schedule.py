@@ -4,16 +4,16 @@
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Annotated, ClassVar, Literal, TypeAlias
 
 from pydantic import AfterValidator, BeforeValidator
 
-from tidewheel.jobs.invalid import InvalidValue, UnreadableValue
+from tidewheel.jobs.invalid import InvalidValue
 from tidewheel.jobs.peer_words import our_field
 from tidewheel.jobs.strict_json import Json, as_list, as_object
-from tidewheel.jobs.validation import StrictModel, shown, validate
+from tidewheel.jobs.validation import StrictModel, not_valid, shown, validate
 from tidewheel.jobs.values import Instant, Key, format_timestamp, microseconds, span
 
 MAX_EXPRESSIONS = 20
@@ -29,6 +29,10 @@ _BESIDE = "write it beside schedule, in job"
 _BOUNDS = {"start_at": _BESIDE, "end_at": _BESIDE, "max_runs": _BESIDE, "jitter": _BESIDE}
 _CRON_ALONE = "it belongs to cron; leave it out"
 _ZONE = {"timezone": _CRON_ALONE, "dst_gap": _CRON_ALONE, "dst_overlap": _CRON_ALONE}
+_EVERY = re.compile(r"@every\s+(\S.*)")
+_ISO_DURATION = re.compile(r"P[\dT].*")
+_ISO_TIMESTAMP = re.compile(r"\d{4}-\d\d-\d\d.*")
+_SPAN = re.compile(r"(?:every\s+)?((?:[\d.]+[a-z]+)+)", re.ASCII | re.IGNORECASE)
 
 
 class OnceSpec(StrictModel):
@@ -59,9 +63,10 @@ class FixedDelaySpec(StrictModel):
 def _expressions(value: object) -> tuple[str, ...]:
     expressions = [value] if isinstance(value, str) else as_list(value)
     if not expressions:
-        problem = value.problem if isinstance(value, UnreadableValue) else f"{shown(value)} is not valid"
-        problem = "it has no expression" if expressions == [] else problem
-        raise InvalidValue(problem=problem, remedy="write a cron expression such as 0 8 * * MON-FRI, or a list of them")
+        remedy = "write a cron expression such as 0 8 * * MON-FRI, or a list of them"
+        if expressions is None:
+            raise not_valid(value, remedy)
+        raise InvalidValue(problem="it has no expression", remedy=remedy)
     if len(expressions) > MAX_EXPRESSIONS:
         raise InvalidValue(
             problem=f"there are {len(expressions)} expressions", remedy=f"write at most {MAX_EXPRESSIONS}"
@@ -71,19 +76,15 @@ def _expressions(value: object) -> tuple[str, ...]:
 
 def _expression(value: object) -> str:
     if not isinstance(value, str) or not value.strip():
-        raise InvalidValue(
-            problem=f"{shown(value)} is not valid", remedy="write a cron expression such as 0 8 * * MON-FRI"
-        )
+        raise not_valid(value, "write a cron expression such as 0 8 * * MON-FRI")
     if len(value) > MAX_EXPRESSION or not value.isprintable():
-        raise InvalidValue(
-            problem=f"{shown(value)} is not valid", remedy=f"write at most {MAX_EXPRESSION} printable characters"
-        )
+        raise not_valid(value, f"write at most {MAX_EXPRESSION} printable characters")
     return value.strip()
 
 
 def _zone(value: object) -> str:
     if not isinstance(value, str) or not value or len(value) > 64 or not value.isprintable():
-        raise InvalidValue(problem=f"{shown(value)} is not valid", remedy="write an IANA zone such as Europe/Berlin")
+        raise not_valid(value, "write an IANA zone such as Europe/Berlin")
     return value
 
 
@@ -118,25 +119,36 @@ class ParentSpec(StrictModel):
     when: Literal["success", "failure", "always"] = "success"
 
 
-def _parents(value: object) -> tuple[object, ...]:
+def read_parents(value: object, field: str, remedy: str, between: str) -> tuple[object, ...]:
+    """Return the parents that a name or a list describes; `field` is where an object has its name."""
     parents = [value] if isinstance(value, str) else as_list(value)
-    if not parents:
-        problem = value.problem if isinstance(value, UnreadableValue) else f"{shown(value)} is not valid"
-        problem = "it names no parent" if parents == [] else problem
-        raise InvalidValue(problem=problem, remedy='write a list of keys, or of {"job": ..., "when": ...}')
+    if parents is None:
+        raise not_valid(value, remedy)
     if len(parents) > MAX_PARENTS:
-        remedy = f"write at most {MAX_PARENTS}, or put a job between them"
+        remedy = f"write at most {MAX_PARENTS}, or put {between} between them"
         raise InvalidValue(problem=f"there are {len(parents)} parents", remedy=remedy)
-    return tuple({"job": one} if isinstance(one, str) else one for one in parents)
+    return tuple({field: one} if isinstance(one, str) else one for one in parents)
+
+
+def ensure_distinct(names: Sequence[str], field: str) -> None:
+    """Refuse parents of which two have one name."""
+    seen: set[str] = set()
+    for place, name in enumerate(names):
+        if name in seen:
+            problem = f"{shown(name)} is named twice"
+            raise InvalidValue(problem=problem, remedy="name each parent once", path=f"{place}.{field}")
+        seen.add(name)
+
+
+def _parents(value: object) -> tuple[object, ...]:
+    remedy = 'write a list of keys, or of {"job": ..., "when": ...}'
+    if not (parents := read_parents(value, "job", remedy, "a job")):
+        raise InvalidValue(problem="it names no parent", remedy=remedy)
+    return parents
 
 
 def _distinct(parents: tuple[ParentSpec, ...]) -> tuple[ParentSpec, ...]:
-    seen: set[str] = set()
-    for place, parent in enumerate(parents):
-        if parent.job in seen:
-            problem = f"{shown(parent.job)} is named twice"
-            raise InvalidValue(problem=problem, remedy="name each parent once", path=f"{place}.job")
-        seen.add(parent.job)
+    ensure_distinct([parent.job for parent in parents], "job")
     return parents
 
 
@@ -167,8 +179,7 @@ def read_schedule(value: object) -> ScheduleSpec:
     if isinstance(value, str):
         return read_schedule(_from_text(value))
     if (given := as_object(value)) is None:
-        problem = value.problem if isinstance(value, UnreadableValue) else f"{shown(value)} is not valid"
-        raise InvalidValue(problem=problem, remedy=_EXAMPLES)
+        raise not_valid(value, _EXAMPLES)
     kinds = [kind for kind in _KINDS if kind in given]
     if len(kinds) > 1:
         raise InvalidValue(
@@ -181,11 +192,6 @@ def read_schedule(value: object) -> ScheduleSpec:
 
 
 ScheduleField: TypeAlias = Annotated[ScheduleSpec, BeforeValidator(read_schedule)]
-
-_EVERY = re.compile(r"@every\s+(\S.*)")
-_ISO_DURATION = re.compile(r"P[\dT].*")
-_ISO_TIMESTAMP = re.compile(r"\d{4}-\d\d-\d\d.*")
-_SPAN = re.compile(r"(?:every\s+)?((?:[\d.]+[a-z]+)+)", re.ASCII | re.IGNORECASE)
 
 
 def _from_text(text: str) -> dict[str, object]:

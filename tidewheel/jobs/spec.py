@@ -1,6 +1,5 @@
 """A job as submitted, with every default of this release."""
 
-import re
 from collections.abc import Mapping
 from datetime import datetime, timedelta
 from typing import Annotated, ClassVar, Literal, NamedTuple, Self, cast
@@ -23,7 +22,7 @@ from tidewheel.jobs.schedule import (
 from tidewheel.jobs.schedule import schedule_document as _schedule_document
 from tidewheel.jobs.strict_json import Json, as_list, as_object, canonical
 from tidewheel.jobs.targets import HandlerTargetSpec, HttpTargetSpec, KafkaTargetSpec, TargetField
-from tidewheel.jobs.validation import StrictModel, shown
+from tidewheel.jobs.validation import StrictModel
 from tidewheel.jobs.values import (
     PRIORITY,
     CalendarName,
@@ -35,8 +34,10 @@ from tidewheel.jobs.values import (
     Priority,
     Queue,
     few,
+    format_percentage,
     format_timestamp,
     microseconds,
+    parse_percentage,
     span,
 )
 
@@ -46,8 +47,6 @@ LONGEST_WINDOW = timedelta(days=90)  # as long as runs are kept
 _WAIT = span(timedelta(milliseconds=100), LONGEST_WINDOW)  # bounds a run's wait, and all its attempts together
 MAX_FAILURES = 1_000_000
 MAX_HISTORY = 100_000  # its end is found by a walk over so many index entries
-
-_PERCENT = re.compile(r"(\d{1,3}(?:\.\d{1,6})?)%", re.ASCII)
 
 _OF_OCCURRENCES = (
     "jitter", "catch_up", "window", "on_resume", "exclude_calendars", "include_calendars", "on_excluded",
@@ -67,12 +66,8 @@ class Jitter(NamedTuple):
 def _jitter(value: object) -> Jitter:
     if isinstance(value, Jitter):
         return value
-    if isinstance(value, str) and (match := _PERCENT.fullmatch(value)) and float(match.group(1)) <= 100:
-        return Jitter(percent=float(match.group(1)))
     if isinstance(value, str) and value.endswith("%"):
-        raise InvalidValue(
-            problem=f"{shown(value)} is not valid", remedy="write a percentage from 0% to 100%, such as 10%"
-        )
+        return Jitter(percent=parse_percentage(value))
     return Jitter(longest=span(timedelta(0), LONGEST_JITTER)(value))
 
 
@@ -343,14 +338,9 @@ def _given(spec: JobSpec) -> dict[str, Json]:
     return {name: _plain(value) for name, value in given.items()}
 
 
-def _percentage(percent: float) -> str:
-    """Return a percentage with up to six decimals and no exponent."""
-    return f"{percent:.6f}".rstrip("0").rstrip(".") + "%"
-
-
 def _plain(value: object) -> Json:
     if isinstance(value, Jitter):
-        return _percentage(value.percent) if value.percent else _plain(value.longest)
+        return format_percentage(value.percent) if value.percent else _plain(value.longest)
     if (parts := as_object(value)) is not None:
         return {name: _plain(part) for name, part in parts.items()}
     if (elements := as_list(value)) is not None:

@@ -36,7 +36,7 @@ from tidewheel.jobs.spec import JobSpec, canonical_parts, canonical_schedule
 from tidewheel.jobs.strict_json import Json, as_list, as_object
 from tidewheel.jobs.targets import TARGETS
 from tidewheel.jobs.validation import validate
-from tidewheel.jobs.values import format_duration, is_plain_key, json_payload, microseconds
+from tidewheel.jobs.values import format_duration, format_percentage, is_plain_key, json_payload, microseconds
 
 M = TypeVar("M", bound=BaseModel)
 T = TypeVar("T")
@@ -236,18 +236,14 @@ def _duration(value: object) -> object:
 
 def _fraction(value: object) -> object:
     """Return a fraction as the percentage that was submitted."""
-    return _percentage(value * 100) if isinstance(value, int | float) else value
-
-
-def _percentage(percent: float) -> str:
-    return f"{percent:.6f}".rstrip("0").rstrip(".") + "%"  # six decimals are the most that intake accepts
+    return format_percentage(value * 100) if isinstance(value, int | float) else value
 
 
 def _jitter(value: object) -> object:
     """Return a duration or a percentage, even if both are stored as a pair."""
     match as_list(value):
         case [span, percent]:
-            return _percentage(percent) if isinstance(percent, int | float) and percent else _duration(span)
+            return format_percentage(percent) if isinstance(percent, int | float) and percent else _duration(span)
         case _:
             return _duration(value)
 

@@ -170,10 +170,8 @@ _TOO_DEEP = f"its arrays and objects are nested more than {MAX_DEPTH} levels dee
 def _containers(data: bytes) -> int:
     """Count arrays and objects; exactly only where there could be too many."""
     count = data.count(b"[") + data.count(b"{")
-    return count if count <= MAX_CONTAINERS else _containers_outside_strings(data)
-
-
-def _containers_outside_strings(data: bytes) -> int:
+    if count <= MAX_CONTAINERS:
+        return count
     outside = _STRING.sub(b"", data)
     return outside.count(b"[") + outside.count(b"{")
 

@@ -19,9 +19,9 @@ from tidewheel.jobs.http_values import (
     read_url,
     refuse_literal_credentials,
 )
-from tidewheel.jobs.invalid import InvalidValue, UnreadableValue
+from tidewheel.jobs.invalid import InvalidValue
 from tidewheel.jobs.strict_json import as_list, as_object
-from tidewheel.jobs.validation import StrictModel, shown, validate
+from tidewheel.jobs.validation import StrictModel, not_valid, shown, validate
 from tidewheel.jobs.values import RESERVED, Key, one_line, span
 from tidewheel.redaction import REDACTED
 
@@ -37,6 +37,8 @@ _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}", re.ASCII)
 _FUNCTION = re.compile(
     r"(arn:aws[a-zA-Z-]*:lambda:[a-z0-9-]+:\d{12}:function:)?[a-zA-Z0-9_-]{1,64}(:[a-zA-Z0-9$_-]{1,128})?", re.ASCII
 )
+
+_NO_TEXT = re.compile(r"[\0\ud800-\udfff]")  # NUL ends a word of a program; half a surrogate pair has no UTF-8
 
 
 def _unreserved(name: str) -> str:
@@ -71,19 +73,15 @@ def _answer_span(value: object) -> timedelta:
     return span(timedelta(seconds=1), LONGEST_ANSWER)(value)
 
 
-_NO_TEXT = re.compile(r"[\0\ud800-\udfff]")  # NUL ends a word of a program; half a surrogate pair has no UTF-8
-
-
 def _argv(value: object) -> tuple[str, ...]:
     remedy = 'write a list of words, such as ["/srv/bin/report", "--day", "today"]; no shell reads them'
     if (given := as_list(value)) is None:
-        problem = value.problem if isinstance(value, UnreadableValue) else f"{shown(value)} is not valid"
-        raise InvalidValue(problem=problem, remedy=remedy)
+        raise not_valid(value, remedy)
     if not given or len(given) > MAX_ARGUMENTS:
         raise InvalidValue(problem=f"there are {len(given)} words", remedy=f"write 1 to {MAX_ARGUMENTS}")
     for index, word in enumerate(given):
         if not isinstance(word, str) or _NO_TEXT.search(word):
-            raise InvalidValue(problem=f"{shown(word)} is not valid", remedy=remedy, path=str(index))
+            raise not_valid(word, remedy, str(index))
     if fault := path_problem(str(given[0])):
         raise InvalidValue(problem=fault, remedy="write the program's path, such as /srv/bin/report", path="0")
     if sum(len(str(word).encode()) for word in given) > MAX_ARGUMENT_BYTES:
@@ -100,7 +98,7 @@ def _absolute(path: str) -> str:
 
 def _environment(value: object) -> dict[str, str]:
     if (given := as_object(value)) is None:
-        raise InvalidValue(problem=f"{shown(value)} is not valid", remedy="write an object of names and values")
+        raise not_valid(value, "write an object of names and values")
     if len(given) > MAX_VARIABLES:
         raise InvalidValue(problem=f"there are {len(given)} variables", remedy=f"write at most {MAX_VARIABLES}")
     for name, content in given.items():
@@ -242,11 +240,8 @@ def read_target(value: object) -> TargetSpec:
     if isinstance(value, str):
         return validate(HandlerTargetSpec, {"type": "handler", "name": value})
     if (given := as_object(value)) is None:
-        problem = value.problem if isinstance(value, UnreadableValue) else f"{shown(value)} is not valid"
-        raise InvalidValue(
-            problem=problem,
-            remedy='write a handler\'s name, or such as {"type": "http", "url": "https://example.org/report"}',
-        )
+        example = '{"type": "http", "url": "https://example.org/report"}'
+        raise not_valid(value, f"write a handler's name, or such as {example}")
     return _by_type(given)
 
 

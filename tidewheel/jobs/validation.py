@@ -31,6 +31,41 @@ _DURATION: Mapping[str, object] = {
     "description": "A duration, such as 90s, 5m, PT1H, or a number of seconds",
     "anyOf": [{"type": "string"}, {"type": "number"}],
 }
+MAX_ERRORS = 50  # enough to correct any honest request at once
+_LONGEST_READ = 60
+_LONGEST_NAME = 64
+
+_MISSING = {
+    "job": "give the job: its key, schedule and target",
+    "schedule": 'say when it is due, such as "0 8 * * MON-FRI", "@every 10s", or "manual" for triggers alone',
+    "target": 'say what runs, a handler\'s name or such as {"type": "http", "url": "https://example.org/report"}',
+    "key": "name the job by the key it was submitted with",
+    "run_id": "name the run by the id from a reply or an event",
+}
+
+_EXPECTED = {
+    "string_type": "a string",
+    "string_unicode": "a string of whole characters",
+    "int_type": "a whole number",
+    "int_from_float": "a whole number",
+    "float_type": "a number",
+    "bool_type": "true or false",
+    "dict_type": "an object",
+    "model_type": "an object",
+    "model_attributes_type": "an object",
+    "tuple_type": "a list",
+    "list_type": "a list",
+    "finite_number": "a finite number",
+}
+
+_BOUNDS = {
+    "greater_than_equal": ("ge", "at least"),
+    "less_than_equal": ("le", "at most"),
+    "greater_than": ("gt", "more than"),
+    "less_than": ("lt", "less than"),
+    "too_short": ("min_length", "at least"),
+    "too_long": ("max_length", "at most"),
+}
 
 
 class StrictModel(BaseModel):
@@ -70,41 +105,6 @@ class StrictModel(BaseModel):
 
 
 M = TypeVar("M", bound=StrictModel)
-MAX_ERRORS = 50  # enough to correct any honest request at once
-_LONGEST_READ = 60
-_LONGEST_NAME = 64
-
-_MISSING = {
-    "job": "give the job: its key, schedule and target",
-    "schedule": 'say when it is due, such as "0 8 * * MON-FRI", "@every 10s", or "manual" for triggers alone',
-    "target": 'say what runs, a handler\'s name or such as {"type": "http", "url": "https://example.org/report"}',
-    "key": "name the job by the key it was submitted with",
-    "run_id": "name the run by the id from a reply or an event",
-}
-
-_EXPECTED = {
-    "string_type": "a string",
-    "string_unicode": "a string of whole characters",
-    "int_type": "a whole number",
-    "int_from_float": "a whole number",
-    "float_type": "a number",
-    "bool_type": "true or false",
-    "dict_type": "an object",
-    "model_type": "an object",
-    "model_attributes_type": "an object",
-    "tuple_type": "a list",
-    "list_type": "a list",
-    "finite_number": "a finite number",
-}
-
-_BOUNDS = {
-    "greater_than_equal": ("ge", "at least"),
-    "less_than_equal": ("le", "at most"),
-    "greater_than": ("gt", "more than"),
-    "less_than": ("lt", "less than"),
-    "too_short": ("min_length", "at least"),
-    "too_long": ("max_length", "at most"),
-}
 
 
 def validate(model: type[M], document: object) -> M:
@@ -128,15 +128,19 @@ def shown(value: object) -> str:
     return f"a {type(value).__name__}"
 
 
+def not_valid(value: object, remedy: str, path: str = "") -> InvalidValue:
+    """Return the error of a value that its reader does not accept."""
+    if isinstance(value, UnreadableValue):
+        return InvalidValue(problem=value.problem, remedy=value.remedy, path=path)
+    return InvalidValue(problem=f"{shown(value)} is not valid", remedy=remedy, path=path)
+
+
 def ensure_text_names(value: object, path: str) -> None:
     """Refuse a mapping with a name that is not text.
 
     In JSON, 1 and "1" are one name: one of the two values would be lost.
 
     >>> ensure_text_names({"lines": [{"1": 2}]}, "payload")
-
-    Raises:
-        InvalidInput: The error has the path of the mapping.
     """
     pending: list[tuple[object, str, int]] = [(value, path, 0)]
     while pending:

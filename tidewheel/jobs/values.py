@@ -20,7 +20,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema
 
 from tidewheel.jobs.invalid import InvalidValue, UnreadableValue
 from tidewheel.jobs.strict_json import as_list, as_object, compact
-from tidewheel.jobs.validation import shown
+from tidewheel.jobs.validation import not_valid, shown
 from tidewheel.runs import Overlap
 
 MAX_PAYLOAD_BYTES = 256 * 1024
@@ -48,6 +48,7 @@ _ISO_CALENDAR = re.compile(r"P[\d.]*[YM]", re.ASCII)
 _MICROSECONDS = (604_800_000_000, 86_400_000_000, 3_600_000_000, 60_000_000, 1_000_000, 1_000, 1)
 _LONGEST = timedelta(days=36_525)  # a century: more than any use needs, and every reader can count it
 _REMEDY = "write a duration such as 10s, 5m, 1h30m, 250ms or PT10S, or a number of seconds"
+_PERCENT = re.compile(r"(\d{1,3}(?:\.\d{1,6})?)%", re.ASCII)
 
 # Hour 24 is ISO 8601's alone: newer Pythons read it as the next day, older ones refuse it.
 _RFC3339 = re.compile(
@@ -79,6 +80,7 @@ _TASK_TOKEN = re.compile(r"[A-Za-z0-9_-]{48}", re.ASCII)
 WEEKDAYS = ("SUN", "MON", "TUE", "WED", "THU", "FRI", "SAT")
 # Source: W3C Trace Context, "traceparent Header Field Values": neither id is all zeros, and ff is no version.
 _TRACEPARENT = re.compile(r"(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}", re.ASCII)
+_NAME = "a-z, 0-9, '.', '_' and '-'"
 
 
 def parse_duration(value: str | float) -> timedelta:
@@ -86,9 +88,6 @@ def parse_duration(value: str | float) -> timedelta:
 
     >>> parse_duration("1h30m") == parse_duration("PT1H30M") == parse_duration(5400)
     True
-
-    Args:
-        value: Text, or a number of seconds.
 
     Raises:
         InvalidValue: It is not a duration, negative, finer than a microsecond or longer than a century.
@@ -111,6 +110,19 @@ def format_duration(span: timedelta) -> str:
         if count:
             parts.append(f"{count}{unit}")
     return "".join(parts) or "0s"
+
+
+def parse_percentage(value: object) -> float:
+    """Return the number of a percentage from 0 to 100, such as `10%`."""
+    match = _PERCENT.fullmatch(value) if isinstance(value, str) else None
+    if match is None or float(match.group(1)) > 100:
+        raise not_valid(value, "write a percentage from 0% to 100%, such as 10%")
+    return float(match.group(1))
+
+
+def format_percentage(percent: float) -> str:
+    """Return a percentage with the six decimals that a submitted one has at most, and no exponent."""
+    return f"{percent:.6f}".rstrip("0").rstrip(".") + "%"
 
 
 def format_iso_duration(span: timedelta) -> str:
@@ -258,13 +270,6 @@ def is_traceparent(value: object) -> bool:
     return type(value) is str and _TRACEPARENT.fullmatch(value) is not None
 
 
-def json_payload(value: object) -> bytes:
-    """Return a JSON value as the text that is stored and delivered."""
-    if isinstance(value, UnreadableValue):
-        raise InvalidValue(problem=value.problem, remedy=value.remedy)
-    return _bounded(compact(value))
-
-
 def bounded_json(most_bytes: int) -> Callable[[object], bytes]:
     """Return a reader of any JSON value, as its compact text of at most so many bytes."""
 
@@ -276,22 +281,23 @@ def bounded_json(most_bytes: int) -> Callable[[object], bytes]:
     return read
 
 
-def few(value: object) -> object:
-    """Refuse a list of more than MAX_ELEMENTS before any element is read; return a list as a tuple."""
-    if (elements := as_list(value)) is None:
-        return value
-    if len(elements) > MAX_ELEMENTS:
-        raise InvalidValue(problem=f"there are {len(elements)} elements", remedy=f"write at most {MAX_ELEMENTS}")
-    return tuple(elements)
+json_payload = bounded_json(MAX_PAYLOAD_BYTES)
 
 
-def many_days(value: object) -> object:
-    """Refuse a list of more than MAX_DAYS before any day is read; return a list as a tuple."""
-    if (elements := as_list(value)) is None:
-        return value
-    if len(elements) > MAX_DAYS:
-        raise InvalidValue(problem=f"there are {len(elements)} days", remedy=f"write at most {MAX_DAYS}")
-    return tuple(elements)
+def at_most(most: int, what: str) -> Callable[[object], object]:
+    """Return a check of a list, before any element is read; it returns a list as a tuple."""
+
+    def check(value: object) -> object:
+        if (elements := as_list(value)) is None:
+            return value
+        if len(elements) > most:
+            raise InvalidValue(problem=f"there are {len(elements)} {what}", remedy=f"write at most {most}")
+        return tuple(elements)
+
+    return check
+
+
+few = at_most(MAX_ELEMENTS, "elements")
 
 
 @lru_cache(maxsize=4096)  # a few durations recur in all documents
@@ -331,7 +337,7 @@ def _refuse(problem: str, remedy: str = _REMEDY) -> timedelta:
 def _text_or_number(value: object) -> str | float:
     if isinstance(value, str | int | float) and not isinstance(value, bool):
         return value
-    raise _wrong(value, "write a duration such as 10s, 5m, 1h30m, 250ms or PT10S, or a number of seconds")
+    raise not_valid(value, _REMEDY)
 
 
 def _instant(value: object) -> datetime:
@@ -339,45 +345,22 @@ def _instant(value: object) -> datetime:
         return value.astimezone(UTC)
     if isinstance(value, str):
         return parse_timestamp(value)
-    raise _wrong(value, "write an RFC 3339 timestamp such as 2026-03-29T08:00:00+02:00")
+    raise not_valid(value, "write an RFC 3339 timestamp such as 2026-03-29T08:00:00+02:00")
 
 
-def _wrong(value: object, remedy: str) -> InvalidValue:
-    if isinstance(value, UnreadableValue):
-        return InvalidValue(problem=value.problem, remedy=value.remedy)
-    return InvalidValue(problem=f"{shown(value)} is not valid", remedy=remedy)
+def _matching(pattern: re.Pattern[str], what: str, remedy: str) -> Callable[[str], str]:
+    """Return a check for text of one pattern."""
+
+    def check(text: str) -> str:
+        if not pattern.fullmatch(text):
+            raise InvalidValue(problem=f"{shown(text)} is not a {what}", remedy=remedy)
+        return text
+
+    return check
 
 
-def _tenant(name: str) -> str:
-    if not _TENANT.fullmatch(name):
-        raise InvalidValue(
-            problem=f"{shown(name)} is not a tenant name",
-            remedy="write 1 to 63 of a-z, 0-9, '.', '_' and '-', a letter or digit first",
-        )
-    return name
-
-
-def _queue(name: str) -> str:
-    if not QUEUE.fullmatch(name):
-        raise InvalidValue(
-            problem=f"{shown(name)} is not a queue name", remedy="write 1 to 64 of a-z, 0-9, '.', '_' and '-'"
-        )
-    return name
-
-
-def _run_id(text: str) -> str:
-    try:
-        if len(text) == 36:
-            return str(uuid.UUID(text))
-    except ValueError:
-        pass
-    raise InvalidValue(
-        problem=f"{shown(text)} is not a run id", remedy="copy the UUID of 36 characters from a reply or an event"
-    )
-
-
-def _id_of(what: str) -> Callable[[str], str]:
-    """Return a reader of ids that replies have."""
+def _id_of(what: str, source: str = "its reply") -> Callable[[str], str]:
+    """Return a reader of the ids of what a request creates."""
 
     def read(text: str) -> str:
         try:
@@ -386,19 +369,10 @@ def _id_of(what: str) -> Callable[[str], str]:
         except ValueError:
             pass
         raise InvalidValue(
-            problem=f"{shown(text)} is not a {what} id", remedy="copy the UUID of 36 characters from its reply"
+            problem=f"{shown(text)} is not a {what} id", remedy=f"copy the UUID of 36 characters from {source}"
         )
 
     return read
-
-
-def _calendar_name(name: str) -> str:
-    if not _CALENDAR.fullmatch(name):
-        raise InvalidValue(
-            problem=f"{shown(name)} is not a calendar name",
-            remedy="write 1 to 64 of a-z, 0-9, '.', '_' and '-', a letter or digit first",
-        )
-    return name
 
 
 def _day(value: object) -> date:
@@ -409,7 +383,7 @@ def _day(value: object) -> date:
             pass
     if isinstance(value, date) and not isinstance(value, datetime):
         return value
-    raise _wrong(value, "write a date such as 2026-12-25")
+    raise not_valid(value, "write a date such as 2026-12-25")
 
 
 def _weekday(value: object) -> int:
@@ -417,29 +391,20 @@ def _weekday(value: object) -> int:
         return WEEKDAYS.index(value.upper())
     if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < len(WEEKDAYS):
         return value
-    raise _wrong(value, f"write one of {', '.join(WEEKDAYS)}")
+    raise not_valid(value, f"write one of {', '.join(WEEKDAYS)}")
 
 
 def _priority(value: object) -> int:
     if isinstance(value, int) and not isinstance(value, bool) and LOWEST <= value <= HIGHEST:
         return value
-    raise _wrong(value, f"write {LOWEST} to {HIGHEST}: {HIGHEST} goes first, {PRIORITY} is the default")
-
-
-def _traceparent(text: str) -> str:
-    if not _TRACEPARENT.fullmatch(text):
-        raise InvalidValue(
-            problem=f"{shown(text)} is not a traceparent",
-            remedy="write one as W3C Trace Context has it, or leave it out",
-        )
-    return text
+    raise not_valid(value, f"write {LOWEST} to {HIGHEST}: {HIGHEST} goes first, {PRIORITY} is the default")
 
 
 def _payload_base64(value: object) -> bytes:
     if isinstance(value, bytes):
         return _bounded(value)
     if not isinstance(value, str):
-        raise _wrong(value, "write the bytes as base64")
+        raise not_valid(value, "write the bytes as base64")
     try:
         return _bounded(base64.b64decode(value, validate=True))
     except ValueError as error:
@@ -479,12 +444,16 @@ else:
 Key = Annotated[str, AfterValidator(one_line(MAX_TEXT)), AfterValidator(_visible), AfterValidator(_bare)]
 Reason = Annotated[str, AfterValidator(several_lines(1000))]
 Description = Annotated[str, AfterValidator(several_lines(4096))]
-Tenant = Annotated[str, AfterValidator(_tenant)]
-Queue = Annotated[str, AfterValidator(_queue)]
-RunId = Annotated[str, AfterValidator(_run_id)]
+Tenant = Annotated[
+    str, AfterValidator(_matching(_TENANT, "tenant name", f"write 1 to 63 of {_NAME}, a letter or digit first"))
+]
+Queue = Annotated[str, AfterValidator(_matching(QUEUE, "queue name", f"write 1 to 64 of {_NAME}"))]
+RunId = Annotated[str, AfterValidator(_id_of("run", "a reply or an event"))]
 BackfillId = Annotated[str, AfterValidator(_id_of("backfill"))]
 BatchId = Annotated[str, AfterValidator(_id_of("batch"))]
-CalendarName = Annotated[str, AfterValidator(_calendar_name)]
+CalendarName = Annotated[
+    str, AfterValidator(_matching(_CALENDAR, "calendar name", f"write 1 to 64 of {_NAME}, a letter or digit first"))
+]
 Day = Annotated[date, BeforeValidator(_day)]
 Weekday = Annotated[
     int, BeforeValidator(_weekday), WithJsonSchema({"type": ["string", "integer"]}, mode="validation")
@@ -496,8 +465,12 @@ Priority = Annotated[
 ]
 IfVersion = Annotated[int, Field(ge=0)]  # 0: only where there is no such job
 TaskToken = Annotated[str, AfterValidator(_task_token)]
-Traceparent = Annotated[str, AfterValidator(_traceparent)]
+Traceparent = Annotated[
+    str,
+    AfterValidator(_matching(_TRACEPARENT, "traceparent", "write one as W3C Trace Context has it, or leave it out")),
+]
 Instant = Annotated[datetime, BeforeValidator(_instant)]
+Delay = Annotated[timedelta, BeforeValidator(span(timedelta(0), LONGEST_DELAY))]
 # The outermost type, so that null is read too: null is a payload, not the lack of one.
 JsonPayload = Annotated[bytes | None, BeforeValidator(json_payload)]
 BytesPayload = Annotated[bytes, BeforeValidator(_payload_base64)]

@@ -191,11 +191,7 @@ def end_of_large_batch(
     """Return the offset behind a batch that is too large; None if it is not found within 100 s.
 
     One offset after the other is tried. A search by halves could step over messages between two such batches: the
-    process that ends does not report which one ended it.
-
-    Args:
-        group: The group of the caller; it is neither joined nor changed.
-        at: The first offset of the batch.
+    process that ends does not report which one ended it. The group is neither joined nor changed.
     """
     probe, deadline = at, monotonic_seconds() + _SEARCH_SECONDS
     while monotonic_seconds() < deadline:

@@ -1,13 +1,10 @@
 """Read the offsets and the ids of topics, and find the end of a batch that the client cannot unpack.
 
 The admin client's requests for offsets end the whole process if a broker restarts meanwhile. The consumer's do not.
-
 Source: https://github.com/confluentinc/librdkafka/issues/3663
 
-A topic that was deleted and created again has another id, and other offsets.
-
-The client reports the first offset of such a batch, not the last one, and reads nothing behind it. Every position
-inside the batch is refused with that same first offset, so a search finds the first position that is not.
+The client reports the first offset of an unreadable batch, not the last one, and reads nothing behind it. Every
+position inside the batch is refused with that same first offset, so a search finds the first position that is not.
 """
 
 from collections.abc import Generator, Mapping, Sequence
@@ -25,7 +22,7 @@ from confluent_kafka import (
     TopicCollection,
     TopicPartition,
 )
-from confluent_kafka.admin import AdminClient
+from confluent_kafka.admin import AdminClient, TopicMetadata  # type: ignore[attr-defined]  # its stub re-exports none
 
 from tidewheel.clock import monotonic_seconds
 from tidewheel.errors import Unavailable
@@ -63,12 +60,8 @@ def offsets_client(config: Mapping[str, str], group: str = "tidewheel.offsets") 
 
 def read_partitions(client: Consumer, topic: str | None = None) -> dict[str, list[tuple[str, int]]]:
     """Return the partitions of one topic, or of all."""
-    try:
-        found = client.list_topics(topic, timeout=_SECONDS) if topic else client.list_topics(timeout=_SECONDS)
-    except KafkaException as error:
-        message = f"no broker answers: {error.args[0].str()}"
-        raise Unavailable(message) from error
-    return {name: [(name, partition) for partition in each.partitions] for name, each in found.topics.items()}
+    found = _list_topics(client, topic)
+    return {name: [(name, partition) for partition in each.partitions] for name, each in found.items()}
 
 
 def read_end_offsets(client: Consumer, places: Sequence[tuple[str, int]]) -> dict[tuple[str, int], tuple[int, int]]:
@@ -96,11 +89,7 @@ def read_led_offsets(client: Consumer, places: Sequence[tuple[str, int]]) -> dic
     """
     if not places:
         return {}
-    try:
-        topics = client.list_topics(timeout=_SECONDS).topics
-    except KafkaException as error:
-        message = f"no broker answers: {error.args[0].str()}"
-        raise Unavailable(message) from error
+    topics = _list_topics(client)
     by_leader: dict[int, list[tuple[str, int]]] = {}
     for topic, number in places:
         partition = topics[topic].partitions.get(number) if topic in topics else None
@@ -110,6 +99,15 @@ def read_led_offsets(client: Consumer, places: Sequence[tuple[str, int]]) -> dic
     for some in by_leader.values():
         found |= _read_readable(client, some)
     return found
+
+
+def _list_topics(client: Consumer, topic: str | None = None) -> dict[str, TopicMetadata]:
+    try:
+        found = client.list_topics(topic, timeout=_SECONDS) if topic else client.list_topics(timeout=_SECONDS)
+    except KafkaException as error:
+        message = f"no broker answers: {error.args[0].str()}"
+        raise Unavailable(message) from error
+    return cast("dict[str, TopicMetadata]", found.topics)
 
 
 def _read_readable(client: Consumer, places: Sequence[tuple[str, int]]) -> dict[tuple[str, int], tuple[int, int]]:

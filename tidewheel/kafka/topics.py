@@ -33,7 +33,6 @@ _AT_LEAST = frozenset(
     {"retention.ms", "max.message.bytes", "min.insync.replicas", "min.compaction.lag.ms", "delete.retention.ms"}
 )
 
-
 COMPACTION_LAG = timedelta(hours=1)
 """A record that was replaced stays for this time at least."""
 
@@ -369,7 +368,7 @@ def setting_deviations(
         SettingDeviation(name, setting, value, wanted)
         for name, actual in _read_settings(config, present).items()
         for setting, wanted in _settings_of(present[name], replication).items()
-        if (value := actual[setting].value) != wanted and not (setting in _AT_LEAST and _is_at_least(value, wanted))
+        if (value := actual[setting].value) != wanted and not _is_larger(setting, value, wanted)
     ]
 
 
@@ -412,8 +411,8 @@ def _tenant_behind(start: str, topic: str) -> str | None:
     return tenant if is_tenant(tenant) else None
 
 
-def _is_at_least(value: str, wanted: str) -> bool:
-    return int(value) < 0 or int(value) >= int(wanted)  # a retention of -1 is for ever
+def _is_larger(setting: str, value: str, wanted: str) -> bool:
+    return setting in _AT_LEAST and (int(value) < 0 or int(value) >= int(wanted))  # a retention of -1 is for ever
 
 
 def _admin(config: Mapping[str, str]) -> AdminClient:

@@ -36,6 +36,7 @@ _CHILDREN: dict[int, subprocess.Popen[bytes]] = {}
 _LOWEST = 20_000
 _HIGHEST = 32_000
 _TRIES = 200
+_LOG_TAIL_LINES = 5
 
 
 class Account(NamedTuple):
@@ -220,6 +221,11 @@ def answers(port: int) -> bool:
     except OSError:
         return False
     return True
+
+
+def log_tail(text: str) -> str:
+    """Return the last lines of a log or of a program's output, for an error."""
+    return " | ".join(line.strip() for line in text.splitlines()[-_LOG_TAIL_LINES:])
 
 
 def _gone(process: "psutil.Process", seconds: float) -> bool:

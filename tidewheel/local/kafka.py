@@ -22,7 +22,7 @@ from tidewheel.local.broker_config import (
     replication_of,
     server_properties,
 )
-from tidewheel.local.daemon import Daemon, answers, run_program
+from tidewheel.local.daemon import Daemon, answers, log_tail, run_program
 from tidewheel.local.state import write_private
 
 _READY_SECONDS = 120.0  # 2 s on an idle machine with two cores, 6 s for three nodes; 25 s were seen under full load
@@ -31,7 +31,6 @@ _STOP_TIMEOUT = timedelta(seconds=30)
 _QUORUM_TIMEOUT = timedelta(seconds=3)  # see Cluster.stop
 _HEAP_MEGABYTES_ALONE = 512
 _HEAP_MEGABYTES_OF_SEVERAL = 256
-_LOG_TAIL_LINES = 5
 _QUICKLY_COMPILED = ("-XX:TieredStopAtLevel=1",)
 
 ClassPath: TypeAlias = Callable[[], Sequence[Path]]
@@ -146,7 +145,7 @@ class Broker:
         tool = ["kafka.tools.StorageTool", "format", f"--cluster-id={self._cluster_id}", "--config", properties]
         formatted = run_program([*self._java(), *_QUICKLY_COMPILED, *tool], cwd=self._folder)
         if formatted.returncode != 0:
-            message = f"Kafka's storage could not be formatted in {self._data}: {_tail(formatted.stdout)}"
+            message = f"Kafka's storage could not be formatted in {self._data}: {log_tail(formatted.stdout)}"
             raise StackError(message)
         self._formatted.touch()
 
@@ -163,7 +162,7 @@ class Broker:
 
     def _log_tail(self) -> str:
         logs = (self._log, self._log.with_suffix(".out"))
-        return f"{' '.join(_tail(log.read_text(errors='replace')) for log in logs if log.exists())} ({self._log})"
+        return f"{' '.join(log_tail(log.read_text(errors='replace')) for log in logs if log.exists())} ({self._log})"
 
 
 class Cluster:
@@ -260,7 +259,3 @@ def _until(done: Callable[[], bool], deadline: float, check: Callable[[], None])
             message = f"Kafka is not ready after {_READY_SECONDS:.0f} s"
             raise StackError(message)
         threading.Event().wait(_POLL_SECONDS)
-
-
-def _tail(text: str) -> str:
-    return " | ".join(line.strip() for line in text.splitlines()[-_LOG_TAIL_LINES:])

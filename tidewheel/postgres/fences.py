@@ -31,6 +31,7 @@ _CONNECT_SECONDS = 2
 _READ_PLACE = "SELECT system_identifier, pg_walfile_name(pg_current_wal_lsn()) FROM pg_control_system()"
 
 _READ_EPOCH = Statements("tidewheel")["read_epoch"]
+_NEVER = threading.Event()
 
 
 class Place(NamedTuple):
@@ -157,7 +158,6 @@ class Primaries:
                 self.note(found)
 
 
-_NEVER = threading.Event()
 primaries = Primaries()
 
 

@@ -1,12 +1,11 @@
 """Sessions shared by threads, of one background query, and on the caller's connection.
 
-A second connection object over the same libpq connection runs them. It neither uses nor changes the caller's row
-factory, cursors, adapters and prepared statements. The caller's lock is held meanwhile, so no other statement comes
-between. The transaction belongs to the caller: nothing here commits what the caller has begun.
+On the caller's connection a second connection object over the same libpq connection runs Tidewheel's statements. It
+neither uses nor changes the caller's row factory, cursors, adapters and prepared statements. The caller's lock is held
+meanwhile. The transaction belongs to the caller: nothing here commits what the caller has begun.
 
-Beneath SQLAlchemy lies a psycopg connection, or that of another driver. Over another driver Tidewheel's statements are
-SQL functions, in a savepoint: a refused call leaves the caller's transaction usable. No library is imported here. A
-caller that has one of its objects has imported it.
+Over another driver than psycopg Tidewheel's statements are SQL functions, in a savepoint: a refused call leaves the
+caller's transaction usable. No library is imported here: a caller that has one of its objects has imported it.
 """
 
 import asyncio
@@ -22,7 +21,7 @@ import psycopg
 from psycopg import AsyncConnection, Connection
 from psycopg.pq import PipelineStatus, TransactionStatus
 
-from tidewheel.errors import FieldError, InvalidInput, Unavailable
+from tidewheel.errors import Unavailable, refuse
 from tidewheel.postgres.partitions import repair_days
 from tidewheel.postgres.session import Conn, Session, lacks_partition
 
@@ -41,15 +40,11 @@ if TYPE_CHECKING:
 
 
 R = TypeVar("R")
-
-_CANCEL_SECONDS = 0.1  # between two cancels: a cancel that arrives before the statement starts has no effect
-
 T = TypeVar("T")
-
+Row: TypeAlias = Sequence[object]
 _CallerConnection = Connection[object] | AsyncConnection[object]
 
-Row: TypeAlias = Sequence[object]
-
+_CANCEL_SECONDS = 0.1  # between two cancels: a cancel that arrives before the statement starts has no effect
 _PARAMETER = re.compile(r"%\((\w+)\)s")
 _NO_DATA_FOUND = "P0002"
 _UNDEFINED_OBJECT = "42704"
@@ -134,8 +129,7 @@ def use_connection(connection: Connection[object]) -> Generator[Conn]:
         Unavailable: A partition was missing, so the transaction has failed; the partition exists now.
     """
     if not isinstance(cast("object", connection), Connection):
-        problem = f"a {_name(connection)} was given"
-        raise _invalid(problem, _remedy(connection, "a psycopg.Connection"))
+        refuse("connection", f"a {_name(connection)} was given", _remedy(connection, "a psycopg.Connection"))
     with connection.lock, _wrap(connection) as wrapped:
         yield wrapped
 
@@ -150,8 +144,7 @@ async def use_async_connection(connection: AsyncConnection[object], work: Callab
         Unavailable: As `use_connection`.
     """
     if not isinstance(cast("object", connection), AsyncConnection):
-        problem = f"a {_name(connection)} was given"
-        raise _invalid(problem, _remedy(connection, "a psycopg.AsyncConnection"))
+        refuse("connection", f"a {_name(connection)} was given", _remedy(connection, "a psycopg.AsyncConnection"))
 
     def on_thread() -> T:
         with _wrap(connection) as wrapped:
@@ -176,7 +169,7 @@ def _wrap(connection: _CallerConnection) -> Generator[Conn]:
     """Yield a second connection object over the same libpq connection; the caller holds its lock."""
     libpq = connection.pgconn
     if (refusal := _why_not(connection)) is not None:
-        raise _invalid(*refusal)
+        refuse("connection", *refusal)
     handlers = libpq.notice_handler, libpq.notify_handler
     wrapped = cast("Conn", Connection(libpq))
     libpq.notice_handler, libpq.notify_handler = handlers  # the server's notices still go to the caller's handlers
@@ -225,10 +218,6 @@ def _remedy(given: object, expected: str) -> str:
 
 def _name(given: object) -> str:
     return f"{type(given).__module__}.{type(given).__qualname__}"
-
-
-def _invalid(problem: str, remedy: str) -> InvalidInput:
-    return InvalidInput([FieldError("connection", problem, remedy)])
 
 
 class AsyncpgConnection(Protocol):

@@ -49,243 +49,193 @@ class Metric:
     meaning: str
 
 
+def _counter(name: str, unit: str, meaning: str, *labels: str) -> Metric:
+    return Metric(name, Kind.COUNTER, unit, labels, meaning)
+
+
+def _gauge(name: str, unit: str, meaning: str, *labels: str) -> Metric:
+    return Metric(name, Kind.GAUGE, unit, labels, meaning)
+
+
 METRICS = (
-    Metric("requests", Kind.COUNTER, "requests", ("type", "status"), "requests with a reply, by type and status"),
-    Metric(
-        "undecodable_requests", Kind.COUNTER, "messages", (), "messages on the requests topic that are not requests"
-    ),
-    Metric(
+    _counter("requests", "requests", "requests with a reply, by type and status", "type", "status"),
+    _counter("undecodable_requests", "messages", "messages on the requests topic that are not requests"),
+    _counter(
         "intake_partitions_abandoned",
-        Kind.COUNTER,
         "partitions",
-        (),
         "partitions of requests that intake stopped reading: the next offset expired, the end of a batch was not "
         "found, or a tenant's topic was created again",
     ),
-    Metric("releases_drained", Kind.COUNTER, "releases", (), "ends of runs of workflows, passed on to the children"),
-    Metric("workflows_ended", Kind.COUNTER, "occurrences", ("state",), "occurrences of workflows that ended, by state"),
-    Metric("releases_quarantined", Kind.COUNTER, "releases", (), "releases that no drain could pass on, set aside"),
-    Metric(
-        "workflows_mended",
-        Kind.COUNTER,
-        "occurrences",
-        (),
-        "occurrences that had stopped, mended by the scheduler",
-    ),
-    Metric("occurrences", Kind.COUNTER, "occurrences", ("outcome",), "fired occurrences, and skipped ones by reason"),
-    Metric("occurrences_caught_up", Kind.COUNTER, "occurrences", (), "missed occurrences that fired late"),
-    Metric("backfilled_runs", Kind.COUNTER, "runs", (), "runs created by backfills"),
-    Metric(
+    _counter("releases_drained", "releases", "ends of runs of workflows, passed on to the children"),
+    _counter("workflows_ended", "occurrences", "occurrences of workflows that ended, by state", "state"),
+    _counter("releases_quarantined", "releases", "releases that no drain could pass on, set aside"),
+    _counter("workflows_mended", "occurrences", "occurrences that had stopped, mended by the scheduler"),
+    _counter("occurrences", "occurrences", "fired occurrences, and skipped ones by reason", "outcome"),
+    _counter("occurrences_caught_up", "occurrences", "missed occurrences that fired late"),
+    _counter("backfilled_runs", "runs", "runs created by backfills"),
+    _counter(
         "jobs_quarantined",
-        Kind.COUNTER,
         "jobs",
-        (),
         "jobs that stopped with an error: no next time can be computed, or no row can be written",
     ),
-    Metric(
+    _counter(
         "timers_postponed",
-        Kind.COUNTER,
         "timers",
-        (),
         "timers tried again later, because their jobs fail alike or by an error that is not their own",
     ),
-    Metric(
+    _gauge(
         "installation_faults",
-        Kind.GAUGE,
         "faults",
-        ("work",),
         "1 while some work waits for an operator: schema, grants, space, or jobs that fail alike",
+        "work",
     ),
-    Metric(
+    _gauge(
         "standby_age_seconds",
-        Kind.GAUGE,
         "seconds",
-        (),
         "the age of the last complete state in the topics of a standby site; 0 where none is recorded",
     ),
-    Metric(
+    _gauge(
         "partitions_ahead_seconds",
-        Kind.GAUGE,
         "seconds",
-        (),
         "the days after today that have all their partitions; the scheduler creates three",
     ),
-    Metric(
+    _gauge(
         "retention_behind_seconds",
-        Kind.GAUGE,
         "seconds",
-        (),
-        "time by which the oldest partition is older than its period, after the last pass of this scheduler; `tidewheel"
-        " doctor` names the cause",
+        "time by which the oldest partition is older than its period, after the last pass of this scheduler; "
+        "`tidewheel doctor` names the cause",
     ),
-    Metric(
+    _gauge(
         "archive_behind_seconds",
-        Kind.GAUGE,
         "seconds",
-        (),
-        "time since the end of the oldest day that waits for `tidewheel admin archive run`, after the last pass "
-        "of retention;"
-        " 0 without an archive",
+        "time since the end of the oldest day that waits for `tidewheel admin archive run`, after the last pass of "
+        "retention; 0 without an archive",
     ),
-    Metric(
-        "timers_rescheduled", Kind.COUNTER, "timers", (), "timers whose next time changed with a new tzdata release"
-    ),
-    Metric("timers_repaired", Kind.COUNTER, "timers", (), "missing timers that the scheduler created again"),
-    Metric(
-        "runs_buffered",
-        Kind.COUNTER,
-        "runs",
-        (),
-        "runs that had to wait for an active run, or for a place of their key",
-    ),
-    Metric(
+    _counter("timers_rescheduled", "timers", "timers whose next time changed with a new tzdata release"),
+    _counter("timers_repaired", "timers", "missing timers that the scheduler created again"),
+    _counter("runs_buffered", "runs", "runs that had to wait for an active run, or for a place of their key"),
+    _counter(
         "active_runs_repaired",
-        Kind.COUNTER,
         "active runs",
-        (),
         "active runs that had ended while other runs waited, released by the scheduler",
     ),
-    Metric("ordering_keys_blocked", Kind.GAUGE, "keys", (), "ordering keys that a failed run blocks, up to 10,000"),
-    Metric(
-        "ordering_keys_blocked_oldest_seconds", Kind.GAUGE, "seconds", (), "time for which the first of them is blocked"
+    _gauge("ordering_keys_blocked", "keys", "ordering keys that a failed run blocks, up to 10,000"),
+    _gauge("ordering_keys_blocked_oldest_seconds", "seconds", "time for which the first of them is blocked"),
+    _counter(
+        "keys_repaired", "keys", "concurrency keys and limits of runs in flight whose counters the scheduler repaired"
     ),
-    Metric(
-        "keys_repaired",
-        Kind.COUNTER,
-        "keys",
-        (),
-        "concurrency keys and limits of runs in flight whose counters the scheduler repaired",
-    ),
-    Metric("timers_overdue", Kind.GAUGE, "timers", (), "timers that are due for more than a second and have not fired"),
-    Metric("timers_overdue_oldest_seconds", Kind.GAUGE, "seconds", (), "time for which the oldest of them is due"),
-    Metric(
-        "occurrences_missing",
-        Kind.GAUGE,
-        "occurrences",
-        (),
-        "instants of overdue timers that have passed without a record",
-    ),
-    Metric("jobs_behind", Kind.GAUGE, "jobs", (), "recurring jobs that are two of their own intervals behind"),
+    _gauge("timers_overdue", "timers", "timers that are due for more than a second and have not fired"),
+    _gauge("timers_overdue_oldest_seconds", "seconds", "time for which the oldest of them is due"),
+    _gauge("occurrences_missing", "occurrences", "instants of overdue timers that have passed without a record"),
+    _gauge("jobs_behind", "jobs", "recurring jobs that are two of their own intervals behind"),
     Metric(
         "lateness_seconds",
         Kind.HISTOGRAM,
         "seconds",
-        ("stage", "lane"),
-        "time from the instant at which a run is due to a stage: written (0 if ahead), acknowledged (by the broker),"
-        " claimed, started, ended; event: from a run's end to the broker's acknowledgement of its events",
+        (
+            "stage",
+            "lane",
+        ),
+        "time from the instant at which a run is due to a stage: written (0 if ahead), acknowledged (by the "
+        "broker), claimed, started, ended; event: from a run's end to the broker's acknowledgement of its events",
     ),
     Metric(
         "attempt_duration_seconds", Kind.HISTOGRAM, "seconds", ("lane",), "time from an attempt's start to its report"
     ),
-    Metric("outbox_published", Kind.COUNTER, "messages", ("lane",), "messages acknowledged by the broker"),
-    Metric(
-        "outbox_quarantined",
-        Kind.COUNTER,
-        "messages",
-        (),
-        "messages that the broker refused for good, or whose headers cannot be read",
+    _counter("outbox_published", "messages", "messages acknowledged by the broker", "lane"),
+    _counter(
+        "outbox_quarantined", "messages", "messages that the broker refused for good, or whose headers cannot be read"
     ),
-    Metric(
+    _counter(
         "replies_expired",
-        Kind.COUNTER,
         "messages",
-        (),
         "replies deleted after a day: the tenant's topic of replies is missing or forbidden",
     ),
-    Metric("outbox_postponed", Kind.COUNTER, "messages", (), "tries put off: larger than the topic's limit"),
-    Metric(
+    _counter("outbox_postponed", "messages", "tries put off: larger than the topic's limit"),
+    _gauge(
         "outbox_held",
-        Kind.GAUGE,
         "messages",
-        ("queue", "lane"),
         "due runs that the relay holds back, as executors cannot take them yet",
+        "queue",
+        "lane",
     ),
-    Metric(
+    _gauge(
         "outbox_window",
-        Kind.GAUGE,
         "runs",
-        ("queue", "lane"),
         "published and unclaimed runs that the relay allows, while or since it held runs back",
+        "queue",
+        "lane",
     ),
-    Metric("outbox_due", Kind.GAUGE, "messages", ("lane",), "due messages in the outbox; counted up to 100,000"),
-    Metric("outbox_oldest_seconds", Kind.GAUGE, "seconds", ("lane",), "age of the oldest due message in the outbox"),
-    Metric(
+    _gauge("outbox_due", "messages", "due messages in the outbox; counted up to 100,000", "lane"),
+    _gauge("outbox_oldest_seconds", "seconds", "age of the oldest due message in the outbox", "lane"),
+    _counter(
         "work",
-        Kind.COUNTER,
         "pieces",
-        ("step", "queue", "path"),
         "work by the usual path of a step and by its fall-back, which works and hides a fault; only deliver has queues",
+        "step",
+        "queue",
+        "path",
     ),
-    Metric("claims", Kind.COUNTER, "claims", ("result", "source"), "claims won or lost, by message or by sweep"),
-    Metric(
+    _counter("claims", "claims", "claims won or lost, by message or by sweep", "result", "source"),
+    _gauge(
         "runs_due",
-        Kind.GAUGE,
         "runs",
-        ("queue", "lane"),
         "due runs that no executor has claimed and no freeze names; counted up to 100,000 for each queue and lane",
+        "queue",
+        "lane",
     ),
-    Metric("runs_due_oldest_seconds", Kind.GAUGE, "seconds", ("queue", "lane"), "time for which the oldest is due"),
-    Metric(
+    _gauge("runs_due_oldest_seconds", "seconds", "time for which the oldest is due", "queue", "lane"),
+    _gauge(
         "runs_orphaned",
-        Kind.GAUGE,
         "runs",
-        (),
         "running attempts whose executor has been silent for twice its lease, and that no other executor has ended",
     ),
-    Metric(
+    _counter(
         "stored_forms_unreadable",
-        Kind.COUNTER,
         "forms",
-        ("form",),
         "stored forms that a view could not read and left out: definition, schedule, payload, result and others",
+        "form",
     ),
-    Metric("attempts", Kind.COUNTER, "attempts", ("outcome",), "ended attempts, by outcome"),
-    Metric("runs_ended", Kind.COUNTER, "runs", ("state",), "runs that reached a terminal state"),
-    Metric("ends_refused", Kind.COUNTER, "runs", (), "ends of runs that had ended before; the first end stays"),
-    Metric(
+    _counter("attempts", "attempts", "ended attempts, by outcome", "outcome"),
+    _counter("runs_ended", "runs", "runs that reached a terminal state", "state"),
+    _counter("ends_refused", "runs", "ends of runs that had ended before; the first end stays"),
+    _counter(
         "outcomes_set_aside",
-        Kind.COUNTER,
         "outcomes",
-        (),
         "tries of single outcomes that could not be recorded; each is tried again later",
     ),
-    Metric("leases_lost", Kind.COUNTER, "attempts", (), "attempts ended because their executor missed its lease"),
-    Metric(
+    _counter("leases_lost", "attempts", "attempts ended because their executor missed its lease"),
+    _gauge(
         "lease_used_ratio",
-        Kind.GAUGE,
         "ratio",
-        (),
-        "largest part of an executor's lease without a heartbeat: in the last minute, of itself; now, of all as a"
-        " scheduler sees them",
+        "largest part of an executor's lease without a heartbeat: in the last minute, of itself; now, of all as a "
+        "scheduler sees them",
     ),
-    Metric("runs_without_executor", Kind.GAUGE, "runs", (), "due runs that no live executor can handle"),
-    Metric(
-        "unknown_handlers", Kind.COUNTER, "messages", (), "run messages skipped because this executor lacks the handler"
-    ),
-    Metric(
+    _gauge("runs_without_executor", "runs", "due runs that no live executor can handle"),
+    _counter("unknown_handlers", "messages", "run messages skipped because this executor lacks the handler"),
+    _counter(
         "messages_unverified",
-        Kind.COUNTER,
         "messages",
-        ("reason",),
         "run messages without a valid signature: missing, unknown_key or wrong",
+        "reason",
     ),
-    Metric("event_loop_stalls", Kind.COUNTER, "stalls", (), "times that a handler blocked the event loop"),
-    Metric("event_loop_blocked_seconds", Kind.GAUGE, "seconds", (), "age of the event loop's current block; 0 if none"),
-    Metric("worker_processes_lost", Kind.COUNTER, "processes", (), "worker processes that died or were killed"),
-    Metric("output_bytes_dropped", Kind.COUNTER, "bytes", (), "output that was not published to the outputs topic"),
-    Metric(
+    _counter("event_loop_stalls", "stalls", "times that a handler blocked the event loop"),
+    _gauge("event_loop_blocked_seconds", "seconds", "age of the event loop's current block; 0 if none"),
+    _counter("worker_processes_lost", "processes", "worker processes that died or were killed"),
+    _counter("output_bytes_dropped", "bytes", "output that was not published to the outputs topic"),
+    _gauge(
         "group_lag",
-        Kind.GAUGE,
         "messages",
-        ("group", "topic"),
         "messages that a consumer group of intake or of executors has not read; of 100 groups at most",
+        "group",
+        "topic",
     ),
-    Metric("slots_busy", Kind.GAUGE, "slots", (), "slots in use"),
-    Metric("shards_owned", Kind.GAUGE, "shards", (), "shards that this scheduler owns"),
-    Metric("slices_owned", Kind.GAUGE, "slices", (), "outbox slices that this relay owns"),
-    Metric("clock_skew_seconds", Kind.GAUGE, "seconds", (), "this process's clock minus the database's"),
-    Metric("clock_skew_bound_seconds", Kind.GAUGE, "seconds", (), "largest error of clock_skew_seconds"),
-    Metric("max_clock_skew_seconds", Kind.GAUGE, "seconds", (), "configured limit; a larger skew logs a warning"),
+    _gauge("slots_busy", "slots", "slots in use"),
+    _gauge("shards_owned", "shards", "shards that this scheduler owns"),
+    _gauge("slices_owned", "slices", "outbox slices that this relay owns"),
+    _gauge("clock_skew_seconds", "seconds", "this process's clock minus the database's"),
+    _gauge("clock_skew_bound_seconds", "seconds", "largest error of clock_skew_seconds"),
+    _gauge("max_clock_skew_seconds", "seconds", "configured limit; a larger skew logs a warning"),
 )
 
 

@@ -9,11 +9,22 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
-from tidewheel.errors import FieldError, InvalidInput
+from tidewheel.errors import refuse
 from tidewheel.schedules.cron_schedule import CronSchedule, offset_spans
 from tidewheel.schedules.decision import DaySet
 from tidewheel.schedules.open_days import DayShifts, OpenDays, open_days
 from tidewheel.schedules.schedule import TICK, Schedule, at_second, iterate, whole_second
+
+MAX_SPANS = 400
+"""The most excluded spans of one call: more than the weekends of a year and a calendar day in every week."""
+
+MAX_COUNTED = 100_000
+"""The most occurrences of one span that are counted; a longer one has at least so many."""
+
+_MAX_JUMPS = 4_000  # over closed spans in one search: each comes with an open day, so at least twenty years
+# shifted occurrences that `count` visits in a fifth of a second; beyond it the count is a lower bound
+_MAX_SHIFTED = 2_000
+_SECOND = timedelta(seconds=1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,18 +67,6 @@ class Excluding:
 def is_occurrence(schedule: Schedule, at: datetime) -> bool:
     """Return True if the instant is an occurrence of the schedule."""
     return schedule.after(at - TICK) == at
-
-
-MAX_SPANS = 400
-"""The most excluded spans of one call: more than the weekends of a year and a calendar day in every week."""
-
-MAX_COUNTED = 100_000
-"""The most occurrences of one span that are counted; a longer one has at least so many."""
-
-_MAX_JUMPS = 4_000  # over closed spans in one search: each comes with an open day, so at least twenty years
-# shifted occurrences that `count` visits in a fifth of a second; beyond it the count is a lower bound
-_MAX_SHIFTED = 2_000
-_SECOND = timedelta(seconds=1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -304,7 +303,7 @@ def ensure_open_days(effective: Schedule, now: datetime) -> None:
         return
     path = "exclude_calendars" if effective.exclude else "include_calendars"
     problem = "its calendars exclude every future occurrence: it can never fire"
-    raise InvalidInput([FieldError(path, problem, "correct the schedule or the calendars")])
+    refuse(path, problem, "correct the schedule or the calendars")
 
 
 def _rest(

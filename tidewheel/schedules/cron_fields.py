@@ -1,9 +1,7 @@
 """The fields of a cron expression, in any scheduler's order, and the search for matches in local time.
 
-Plain means: no zone, no gaps, every day of 86,400 seconds.
-
-Local time is an integer here: seconds since 1970-01-01 00:00 on the wall. `cron_schedule.py` turns it into instants.
-Counting visits months, not matches: a year of a one-second job is thirty million occurrences and twelve months.
+Local time is an integer here, without zone and gaps: seconds since 1970-01-01 00:00 on the wall. `cron_schedule.py`
+turns it into instants. Counting visits months, not matches: a year of a one-second job is thirty million occurrences.
 
 EventBridge has minute, hour, day of month, month, day of week and year. Quartz has seconds first, and the year as an
 optional seventh field. Both number the days of the week from Sunday, 1, and use `?` for a day field without a limit.

@@ -197,7 +197,6 @@ class CronSchedule:
 
     Args:
         entries: Expressions in their zones, shared among all schedules that have them.
-        bounds: Both ends belong to it.
     """
 
     entries: tuple[ZonedCron, ...]

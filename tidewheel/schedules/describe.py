@@ -31,6 +31,19 @@ _WEEKDAYS = ("Sunday", "Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "
 _NOUNS = {DAY_OF_MONTH: "day", DAY_OF_WEEK: "day of the week"}
 _ORDINALS = ("", "first", "second", "third", "fourth", "fifth")
 _FEW = 6  # times of day that are listed one by one; more of them read better as a rule
+_WALL_CLOCK = (
+    "Its minute or hour field begins with *, so it fires at every matching local time: twice in a DST overlap, never "
+    "for a DST gap."
+)
+_GAP = {
+    DstGap.SHIFT_FORWARD: "A time in a DST gap fires at the end of the gap.",
+    DstGap.SKIP: "A time in a DST gap is skipped.",
+}
+_OVERLAP = {
+    DstOverlap.FIRST: "A time in a DST overlap fires the first time only.",
+    DstOverlap.SECOND: "A time in a DST overlap fires the second time only.",
+    DstOverlap.BOTH: "A time in a DST overlap fires both times.",
+}
 
 
 def time_words(second: str, minute: str, hour: str) -> str:
@@ -204,21 +217,6 @@ def _clock(local: int, beside: int | None = None) -> str:
     shown = at_second(local)
     day = "" if beside is not None and local // 86_400 == beside // 86_400 else f"{shown:%Y-%m-%d} "
     return f"{day}{shown:%H:%M:%S}" if shown.second else f"{day}{shown:%H:%M}"
-
-
-_WALL_CLOCK = (
-    "Its minute or hour field begins with *, so it fires at every matching local time: twice in a DST overlap, never "
-    "for a DST gap."
-)
-_GAP = {
-    DstGap.SHIFT_FORWARD: "A time in a DST gap fires at the end of the gap.",
-    DstGap.SKIP: "A time in a DST gap is skipped.",
-}
-_OVERLAP = {
-    DstOverlap.FIRST: "A time in a DST overlap fires the first time only.",
-    DstOverlap.SECOND: "A time in a DST overlap fires the second time only.",
-    DstOverlap.BOTH: "A time in a DST overlap fires both times.",
-}
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,6 +29,11 @@ _Calendars: TypeAlias = tuple[tuple[DaySet, ...], tuple[DaySet, ...], str]  # ex
 
 _WEEK = range(7)
 _TWO_DAYS = 2 * DAY_SECONDS  # no change of a clock is longer
+MAX_SHIFT_DAYS = 366
+"""The most days of a shift: at most to the same season."""
+
+_DAY = DAY_SECONDS * 1_000_000
+_SECOND = 1_000_000
 
 
 class OpenDays:
@@ -153,13 +158,6 @@ def _missing_days(of: Zone) -> Iterator[int]:
         if after - before >= DAY_SECONDS:
             low, high = of.starts[index] + before, of.starts[index] + after
             yield from range(-(-low // DAY_SECONDS), high // DAY_SECONDS)
-
-
-MAX_SHIFT_DAYS = 366
-"""The most days of a shift: at most to the same season."""
-
-_DAY = DAY_SECONDS * 1_000_000
-_SECOND = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,15 @@ from tidewheel.schedules.schedule import TICK, Schedule
 from tidewheel.schedules.timer_state import DaySets, effective_schedule
 from tidewheel.schedules.zones import zone
 
+MAX_NUMBER = 100_000_000
+"""A one-second job for three years."""
+
+MAX_SCANNED = 100_000
+"""Occurrences of several expressions are counted one by one: this many take half a second, at submission only."""
+
+_SECOND = timedelta(seconds=1)
+_END = datetime.max.replace(tzinfo=UTC)
+
 
 class Version(Protocol):
     """The part of a job version's row that its occurrences depend on."""
@@ -132,16 +141,6 @@ def _descending(span: VersionSpan, cursor: datetime | None) -> Iterator[datetime
     while found is not None and found > span.start:
         yield found
         found = span.schedule.before(found)
-
-
-MAX_NUMBER = 100_000_000
-"""A one-second job for three years."""
-
-MAX_SCANNED = 100_000
-"""Occurrences of several expressions are counted one by one: this many take half a second, at submission only."""
-
-_SECOND = timedelta(seconds=1)
-_END = datetime.max.replace(tzinfo=UTC)
 
 
 def nth_occurrence(schedule: Schedule, after: datetime, n: int) -> datetime | None:

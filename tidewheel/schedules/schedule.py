@@ -15,6 +15,7 @@ from tidewheel.errors import ScheduleRefused
 
 TICK = timedelta(microseconds=1)
 """The resolution of instants, as in PostgreSQL."""
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class Schedule(Protocol):
@@ -65,7 +66,6 @@ class Bounds:
 
 
 UNBOUNDED = Bounds()
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def whole_second(instant: datetime) -> int:
@@ -191,7 +191,6 @@ class Interval:
 
     Args:
         anchor_fires: True if ``n`` begins with 0 instead of 1: the user named the anchor, so it is an occurrence too.
-        bounds: Both ends belong to it.
     """
 
     interval_us: int
@@ -246,9 +245,6 @@ class FixedDelay:
     """One occurrence at once, and each later one `interval_us` after the end of the last run by the timer.
 
     Its occurrences are the recorded ones. As a schedule it has none, so it has no catch-up and no backfill.
-
-    Args:
-        bounds: Both ends belong to it.
     """
 
     interval_us: int

@@ -25,12 +25,23 @@ from tidewheel.errors import ScheduleRefused
 FOREVER = 2**62
 """Later than any second a datetime can name; negated, earlier."""
 LAST_YEAR = 2199
-
 """The last year of zone rules and of searches. No schedule of today needs a later year, and a search for a date that
 never comes ends in a few milliseconds.
 """
 _HEADER = struct.Struct(">4sc15x6L")  # section 3.1: magic, version, six counts
 _TYPE = struct.Struct(">lBB")  # section 3.2: offset in seconds, is daylight time, index of its abbreviation
+EPOCH_ORDINAL = date(1970, 1, 1).toordinal()
+"""The proleptic Gregorian ordinal of 1970-01-01: day numbers here count from that day."""
+_NAME = r"(?:<[A-Za-z0-9+-]+>|[A-Za-z]{3,})"
+_TIME = r"[+-]?\d{1,3}(?::\d{1,2}){0,2}"
+
+_RULE = re.compile(
+    rf"(?P<std>{_NAME})(?P<std_at>{_TIME})"
+    rf"(?:(?P<dst>{_NAME})(?P<dst_at>{_TIME})?,(?P<begin>[^,]+),(?P<end>[^,]+))?",
+    re.ASCII,
+)
+_DAY = re.compile(rf"(?:M(\d+)\.(\d+)\.(\d+)|(J?)(\d+))(?:/({_TIME}))?", re.ASCII)
+_DEFAULT_TIME = 2 * 3600  # seconds after midnight when a rule names no time (POSIX)
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,20 +138,6 @@ def _second_block(data: bytes) -> int:
 
 def _text_at(names: bytes, index: int) -> str:
     return names[index : names.index(b"\0", index)].decode("ascii")
-
-
-EPOCH_ORDINAL = date(1970, 1, 1).toordinal()
-"""The proleptic Gregorian ordinal of 1970-01-01: day numbers here count from that day."""
-_NAME = r"(?:<[A-Za-z0-9+-]+>|[A-Za-z]{3,})"
-_TIME = r"[+-]?\d{1,3}(?::\d{1,2}){0,2}"
-
-_RULE = re.compile(
-    rf"(?P<std>{_NAME})(?P<std_at>{_TIME})"
-    rf"(?:(?P<dst>{_NAME})(?P<dst_at>{_TIME})?,(?P<begin>[^,]+),(?P<end>[^,]+))?",
-    re.ASCII,
-)
-_DAY = re.compile(rf"(?:M(\d+)\.(\d+)\.(\d+)|(J?)(\d+))(?:/({_TIME}))?", re.ASCII)
-_DEFAULT_TIME = 2 * 3600  # seconds after midnight when a rule names no time (POSIX)
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,6 +32,14 @@ ALLOW_LIST_VARIABLES: Final = tuple(
 """The variables by which clients and services refuse a job's target, and which must be equal for all of them."""
 
 _LIBPQ: Final = ("PGHOST", "PGHOSTADDR", "PGSERVICE", "PGDATABASE")
+_SECRET_PARTS = ("password", "secret", "key.pem", "oauthbearer.config")  # of the names of Kafka clients' settings
+
+_READERS: Final[Mapping[str, Callable[[str], object]]] = {
+    "http_hosts": read_host_pattern,
+    "http_ports": read_port,
+    "shell_allow": ProgramPattern.read,
+    "shell_cwd": read_folder,
+}
 
 
 class Connections(Settings):
@@ -270,16 +278,6 @@ class Connections(Settings):
     def kafka_client(self) -> dict[str, str]:
         """Return the Kafka client settings of the file and of the environment."""
         return (read_properties(self.kafka_properties) if self.kafka_properties else {}) | client_config(os.environ)
-
-
-_SECRET_PARTS = ("password", "secret", "key.pem", "oauthbearer.config")  # of the names of Kafka clients' settings
-
-_READERS: Final[Mapping[str, Callable[[str], object]]] = {
-    "http_hosts": read_host_pattern,
-    "http_ports": read_port,
-    "shell_allow": ProgramPattern.read,
-    "shell_cwd": read_folder,
-}
 
 
 def _running_stack(part: str, variable: str) -> "StackInfo":

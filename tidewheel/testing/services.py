@@ -35,6 +35,7 @@ from tidewheel.transitions.installation import Installation
 
 _KAFKA_SECONDS = 30.0
 _STOP_SECONDS = 30.0
+_AT_ONCE = timedelta(0)  # smaller than any setting allows: the sweep claims what is due, and not what was for a while
 
 
 class _OffsetInfo(Protocol):
@@ -42,8 +43,6 @@ class _OffsetInfo(Protocol):
 
 
 Offsets: TypeAlias = Mapping[TopicPartition, Future[_OffsetInfo]]
-
-_AT_ONCE = timedelta(0)  # smaller than any setting allows: the sweep claims what is due, and not what was for a while
 
 
 class Inbox:

@@ -11,7 +11,7 @@ from datetime import date, datetime, timedelta
 from tidewheel.control.explain.explanation import MISFIRE_AFTER
 from tidewheel.control.explain.preview import version_of
 from tidewheel.control.explain.upcoming import occurrence_notes
-from tidewheel.errors import FieldError, InvalidInput
+from tidewheel.errors import FieldError, InvalidInput, refuse
 from tidewheel.ids import job_id
 from tidewheel.intake.locks import absent_job
 from tidewheel.jobs.parsing import parse_request
@@ -90,7 +90,7 @@ def simulate(
     for name in (*spec.exclude_calendars, *spec.include_calendars):
         if (_TENANT, name) not in days:
             problem, remedy = f"{name!r} is not given", f'give its days: calendars={{"{name}": ["2026-12-25"]}}'
-            raise InvalidInput([FieldError("calendars", problem, remedy)])
+            refuse("calendars", problem, remedy)
     return list(_Timeline(spec, start, end, days, sorted(down), taking, misfire_after).lines())
 
 
@@ -124,8 +124,7 @@ class _Timeline:
             decided = with_jitter(decided, state, job)
             yield from self._outcomes(state, decided, now)
             wakeup, state = self._next(state, decided, now)
-        problem = f"more than {MAX_WAKEUPS:,} wakeups of the job's timer"
-        raise InvalidInput([FieldError("end", problem, "simulate a shorter span")])
+        refuse("end", f"more than {MAX_WAKEUPS:,} wakeups of the job's timer", "simulate a shorter span")
 
     def _up(self, now: datetime) -> datetime:
         """Return the first instant from `now` at which a scheduler runs."""

@@ -16,7 +16,7 @@ from psycopg.rows import class_row
 from tidewheel import task_token_keys
 from tidewheel.clock import SystemClock, monotonic_seconds
 from tidewheel.control.client.client import Client
-from tidewheel.errors import FieldError, InvalidInput
+from tidewheel.errors import refuse
 from tidewheel.executor.handlers import registered
 from tidewheel.executor.runners.runner import capabilities, target_kinds
 from tidewheel.ids import RunId, job_id
@@ -123,9 +123,7 @@ class Tidewheel:
     @property
     def now(self) -> datetime:
         """The time on the test's clock."""
-        with self._session.transaction() as connection:
-            row = connection.execute(_NOW).fetchone()
-        return cast("tuple[datetime]", row)[0]
+        return cast("datetime", self._read_instant(_NOW))
 
     def submit(self, job: Mapping[str, object] | JobSpec) -> Job:
         """Create a job, or change it; `client` has all else that can be requested."""
@@ -143,8 +141,7 @@ class Tidewheel:
         """
         instant = datetime.fromisoformat(at) if isinstance(at, str) else at
         if instant.tzinfo is None:
-            problem = f"{instant.isoformat()} has no offset"
-            raise InvalidInput([FieldError("at", problem, "give it one, such as tzinfo=UTC or a Z at the end")])
+            refuse("at", f"{instant.isoformat()} has no offset", "give it one, such as tzinfo=UTC or a Z at the end")
         with self._session.transaction() as connection:
             stop_clock(connection, instant)
         return instant.astimezone(UTC)
@@ -159,7 +156,7 @@ class Tidewheel:
         until = self.now + (by if by is not None else timedelta(**units))
         ends_at = monotonic_seconds() + timeout
         self._drain(ends_at)
-        while (at := self._next_due()) is not None and at <= until:
+        while (at := self._read_instant(_READ_NEXT_DUE)) is not None and at <= until:
             self.set_time(at)
             self._drain(ends_at)
         self.set_time(until)
@@ -223,9 +220,9 @@ class Tidewheel:
             task_token_keys.refresh(installation.task_tokens, connection)
             return installation
 
-    def _next_due(self) -> datetime | None:
+    def _read_instant(self, statement: LiteralString) -> datetime | None:
         with self._session.transaction() as connection:
-            row = connection.execute(_READ_NEXT_DUE).fetchone()
+            row = connection.execute(statement).fetchone()
         return cast("tuple[datetime | None]", row)[0]
 
     def _drain(self, ends_at: float) -> None:

@@ -2,9 +2,9 @@
 
 Unless its policy is `allow_all`, a run that meets another one of its job starts only as the job's active run. It stays
 that until it is terminal. A root's run that holds its place (`Gate.WHOLE`) leaves it to its occurrence, until that
-ends. A run that meets none starts without a row here. A buffered run waits for the active run's
-end. Buffering and promoting happen under the lock of the job's row in `active_runs` alone. So a release that finds
-`has_waiters` false need not look for waiting runs; one that finds it true promotes the oldest.
+ends. A run that meets none starts without a row here. A buffered run waits for the active run's end. Buffering and
+promoting happen under the lock of the job's row in `active_runs` alone. So a release that finds `has_waiters` false
+need not look for waiting runs; one that finds it true promotes the oldest.
 
 No other module writes active runs. ADR 0008 holds the order of locks: open runs first, then active runs. A transaction
 that has locked an active run waits for no open run.
@@ -19,14 +19,13 @@ from uuid import UUID
 
 from psycopg.rows import class_row
 
-from tidewheel.outbox import append
 from tidewheel.postgres.pg_binary import texts, uuids
 from tidewheel.postgres.session import Conn, at_commit, rows_of
 from tidewheel.postgres.statements import Statements
 from tidewheel.process.metrics import metrics
 from tidewheel.runs import HOLDS, Gate, Move, RunState, sources, target
 from tidewheel.transitions.installation import Installation
-from tidewheel.transitions.messages import build_requests, request_rows
+from tidewheel.transitions.messages import append_requests
 
 _SQL = Statements("tidewheel.transitions")
 _ACQUIRE_ACTIVE_RUNS = _SQL["acquire_active_runs"]
@@ -178,7 +177,6 @@ def settle_places(
     """Leave the places of ended roots to their occurrences; release those of ended occurrences.
 
     Args:
-        connection: As for `release_active_runs`.
         held: (job_id, root_run_id) of roots whose occurrence is open.
         freed: (job_id, run_id) of runs of roots, as for `release_active_runs`.
     """
@@ -194,7 +192,6 @@ def take_place(connection: Conn, request: AcquireRequest, root_run_id: UUID) -> 
     """Make a resumed occurrence the holder of its root's place; return False if it is taken.
 
     Args:
-        connection: As for `release_active_runs`.
         request: The root's run: the new one if the root runs again.
     """
     columns: dict[str, object] = {**request._asdict(), "root": root_run_id}
@@ -226,9 +223,12 @@ def _acquire(connection: Conn, requests: Sequence[AcquireRequest]) -> dict[UUID,
 
 def _promote(connection: Conn, installation: Installation, released: Sequence[_Released]) -> None:
     """Make the oldest waiting run of each job active, after the release in this transaction."""
-    promoted = {run.job_id: run for run in _promote_next(connection, [each.job_id for each in released])}
+    job_ids = uuids(each.job_id for each in released)
+    oldest = {"job_ids": job_ids, "buffered": RunState.BUFFERED, "target": target(Move.PROMOTE)}
+    with connection.cursor(row_factory=class_row(PromotedRun), binary=True) as cursor:
+        promoted = {run.job_id: run for run in cursor.execute(_PROMOTE_NEXT_RUNS, oldest)}
     columns = {
-        "job_ids": uuids(each.job_id for each in released),
+        "job_ids": job_ids,
         "tenants": [each.tenant for each in released],
         # If other transactions hold all waiting runs, a run that has ended stays active until the next repair.
         "run_ids": uuids(promoted[each.job_id].run_id if each.job_id in promoted else each.run_id for each in released),
@@ -236,11 +236,4 @@ def _promote(connection: Conn, installation: Installation, released: Sequence[_R
         "buffered": RunState.BUFFERED,
     }
     connection.execute(_PROMOTE_WAITING_RUNS, columns)
-    rows = list(promoted.values())
-    append(connection, request_rows(rows, build_requests(connection, rows), installation), shards=installation.shards)
-
-
-def _promote_next(connection: Conn, job_ids: Sequence[UUID]) -> list[PromotedRun]:
-    columns = {"job_ids": uuids(job_ids), "buffered": RunState.BUFFERED, "target": target(Move.PROMOTE)}
-    with connection.cursor(row_factory=class_row(PromotedRun), binary=True) as cursor:
-        return cursor.execute(_PROMOTE_NEXT_RUNS, columns).fetchall()
+    append_requests(connection, installation, list(promoted.values()))

@@ -1,22 +1,17 @@
 """Apply the effects of a run's end: failure policies, the next time of a fixed_delay, inputs, figures.
 
 `pause_on_failure` pauses a job after some consecutive failures. `on_failure` triggers another job. Both requests go
-through the outbox, in the ending transaction, and come back by intake like every request. So one piece of code pauses
-jobs and creates runs, under its own locks. The request_id contains the failed run's id, so that it is applied once.
-Only jobs with such a policy cost anything here. A run that `on_failure` has triggered triggers none itself, whatever
-its job's policy, so that failures cannot trigger each other in a circle.
+through the outbox, in the ending transaction, and come back by intake. So one piece of code pauses jobs and creates
+runs, under its own locks. The request_id contains the failed run's id, so that it is applied once. A run that
+`on_failure` has triggered triggers none itself, so that failures cannot trigger each other in a circle.
 
 The end of a fixed_delay's scheduled run sets the next fire time, in the ending transaction. The timer is held while
-that run is open (`HoldReason.RUN`). A pause in between keeps it held. The time is set all the same, so that resuming
-continues from there. Both writes are one transaction, so no crash leaves a timer held without an open run. The
-scheduler repairs such a timer all the same (`tidewheel.scheduler.repair`).
+that run is open (`HoldReason.RUN`), and a pause in between keeps it held. So no crash leaves a timer held without an
+open run.
 
-Such a transaction may stay open for long, so it must lock no timer, job, inputs or active run. A completion there
-(`lasting`) inserts rows with the effects that are left, which commit or roll back with it. The scheduler applies them
-within about a second: the next fire time of a fixed_delay, the reset of consecutive failures, the move of the inputs,
-the release of the active run, the place of its key. After a crash in between the row is still there.
-
-No service sees the commit of a user's own connection: such an end is in no figure.
+A client's own transaction may stay open for long, so it must lock no timer, job, inputs or active run. A completion
+there (`lasting`) inserts rows with the effects that are left, which commit or roll back with it. The scheduler applies
+them within about a second. No service sees the commit of such a connection: its ends are in no figure.
 """
 
 from collections.abc import Iterable, Sequence
@@ -49,12 +44,12 @@ _COUNT_FAILURES = _SQL["count_failures"]
 _LOCK_CHAINED_TIMERS = _SQL["lock_chained_timers"]
 _MOVE_CHAINED_TIMERS = _SQL["move_chained_timers"]
 _KEEP_INPUTS = _SQL["keep_inputs"]
+_ADD_DEFERRED_EFFECTS = _SQL["add_deferred_effects"]
+_TAKE_DEFERRED_EFFECTS = _SQL["take_deferred_effects"]
 
 _PAUSE = "pause-on-failure"
 _ON_FAILURE = "on-failure"
 ON_FAILURE_OF = "tidewheel.on_failure_of"  # label of a run that on_failure triggers: the id of the failed run
-_ADD_DEFERRED_EFFECTS = _SQL["add_deferred_effects"]
-_TAKE_DEFERRED_EFFECTS = _SQL["take_deferred_effects"]
 
 MAX_APPLIED = 1000
 """Runs per transaction: about ten milliseconds of work."""

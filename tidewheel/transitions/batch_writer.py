@@ -130,6 +130,18 @@ class Member(NamedTuple):
     blocks: tuple[UUID, str] | None = None
 
 
+def add_joins(connection: Conn, root: UUID, tenant: str, waits: Sequence[tuple[UUID, int, int]]) -> None:
+    """Write the joins of runs of an occurrence: each run, its pending parents, and the unmet ones."""
+    columns: dict[str, object] = {
+        "root": root,
+        "tenant": tenant,
+        "run_ids": uuids(run for run, _, _ in waits),
+        "parents": integers(parents for _, parents, _ in waits),
+        "unmet": integers(unmet for _, _, unmet in waits),
+    }
+    connection.execute(_ADD_JOINS, columns)
+
+
 def member_id(job_id: UUID, at: datetime, batch_id: UUID, ref: str, generation: int = 0) -> RunId:
     """Return the id of the run of a job that a batch gets at this time under a ref."""
     again = b"\0%d" % generation if generation else b""
@@ -160,16 +172,9 @@ class BatchWriter:
         runs = [self._new_run(member) for member in members]
         create_runs(self.connection, self.installation, runs, now=self.now)
         pairs = [(run.run_id, member.waits) for run, member in zip(runs, members, strict=True)]
-        joined = [(run, waits) for run, waits in pairs if waits.parents]
+        joined = [(run, *waits) for run, waits in pairs if waits.parents]
         if joined:
-            columns: dict[str, object] = {
-                "root": self.batch_id,
-                "tenant": self.tenant,
-                "run_ids": uuids(run for run, _ in joined),
-                "parents": integers(waits.parents for _, waits in joined),
-                "unmet": integers(waits.unmet for _, waits in joined),
-            }
-            self.connection.execute(_ADD_JOINS, columns)
+            add_joins(self.connection, self.batch_id, self.tenant, joined)
         skipped = [run for run, waits in pairs if waits.unmet and not waits.parents]
         ends = [RunEnd(run, 0, RunState.SKIPPED, reason="parents") for run in skipped]
         finish_runs(self.connection, self.installation, ends)

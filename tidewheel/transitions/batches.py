@@ -12,7 +12,7 @@ from hashlib import sha256
 from typing import NamedTuple, cast
 from uuid import UUID
 
-from tidewheel.errors import FieldError, InvalidInput, UnknownBatch
+from tidewheel.errors import FieldError, InvalidInput, UnknownBatch, refuse
 from tidewheel.ids import RunId, job_id, run_bucket, run_id, shard_of, uuid_of
 from tidewheel.jobs.batches import BatchRun
 from tidewheel.jobs.requests import BatchAdd, BatchSubmit
@@ -192,19 +192,19 @@ def _key_errors(place: int, run: BatchRun, jobs: Mapping[UUID, SharedJob], tenan
 
 def _check_takes_runs(connection: Conn, workflow: Workflow, request: BatchAdd) -> None:
     if workflow.state in _ENDED:
-        _refuse("batch_id", f"the batch has finished: it is {workflow.state}", "submit another batch")
+        refuse("batch_id", f"the batch has finished: it is {workflow.state}", "submit another batch")
     if workflow.state == "cancelling":
-        _refuse("batch_id", "the batch is being cancelled", "submit another batch")
+        refuse("batch_id", "the batch is being cancelled", "submit another batch")
     is_open = connection.execute(_READ_BATCH, {"batch_id": workflow.root_run_id}).fetchone()
     if is_open is not None and is_open[0]:
         return
     if request.from_run_id is None:
         remedy = "name one of its runs that is under way, or submit the batch with open: true"
-        _refuse("from_run_id", "the batch is closed", remedy)
+        refuse("from_run_id", "the batch is closed", remedy)
     found = {"batch_id": workflow.root_run_id, "run_ids": uuids([UUID(request.from_run_id)])}
     if connection.execute(_FIND_PENDING_RUNS, found).fetchone() is None:
         problem = "it is no run of the batch, or its end has been counted"
-        _refuse("from_run_id", problem, "add runs before the run ends, or submit the batch with open: true")
+        refuse("from_run_id", problem, "add runs before the run ends, or submit the batch with open: true")
 
 
 def _check_refs(request: BatchAdd, known: Mapping[str, _Known]) -> None:
@@ -226,10 +226,6 @@ def _check_refs(request: BatchAdd, known: Mapping[str, _Known]) -> None:
     ]
     if errors:
         raise InvalidInput(errors[:_MAX_ERRORS])
-
-
-def _refuse(path: str, problem: str, remedy: str) -> None:
-    raise InvalidInput([FieldError(path, problem, remedy)])
 
 
 def _write(

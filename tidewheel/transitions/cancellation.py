@@ -23,10 +23,9 @@ _REQUEST_CANCEL = _SQL["request_cancel"]
 _START_CANCELLING = _SQL["start_cancelling"]
 _FIND_BUSY_ATTEMPTS = _SQL["find_busy_attempts"]
 _ADD_SIGNALS = _SQL["add_signals"]
+_COUNT_CANCEL_MATCHES = _SQL["count_cancel_matches"]
 
 _NO_REASONS: Mapping[UUID, str] = MappingProxyType({})
-
-_COUNT_CANCEL_MATCHES = Statements("tidewheel.transitions")["count_cancel_matches"]
 _STATES = sorted(OPEN - {RunState.CANCELLING})
 
 LOOKED_AT = 250_000

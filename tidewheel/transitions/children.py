@@ -13,7 +13,6 @@ from uuid import UUID
 from psycopg.rows import class_row
 
 from tidewheel.ids import JobId, RunId, run_bucket, shard_of
-from tidewheel.outbox import append
 from tidewheel.postgres.pg_binary import instants, integers, texts, uuids, words
 from tidewheel.postgres.session import Conn, rows_of
 from tidewheel.postgres.statements import Statements
@@ -24,7 +23,7 @@ from tidewheel.transitions.create import NewRun, RunInputs
 from tidewheel.transitions.finished import ClosedRun, FinishedRun, opens
 from tidewheel.transitions.held_back import hold_runs
 from tidewheel.transitions.installation import Installation
-from tidewheel.transitions.messages import DEFINITIONS, build_requests, read_definitions, request_rows
+from tidewheel.transitions.messages import DEFINITIONS, append_requests, read_definitions
 
 _SQL = Statements("tidewheel.transitions")
 _ADD_RELEASES = _SQL["add_releases"]
@@ -34,13 +33,6 @@ _DROP_RELEASES = _SQL["drop_releases"]
 _POSTPONE_RELEASES = _SQL["postpone_releases"]
 _ADVANCE_RELEASES = _SQL["advance_releases"]
 _FAIL_RELEASE = _SQL["fail_release"]
-
-_NEVER = "infinity"
-_MAX_FAILURES = 5  # drains a minute apart; then an operator looks at it
-_MAX_ERROR = 1000  # characters
-
-NO_GRAPH = datetime(1970, 1, 1, tzinfo=UTC)
-"""In place of the instant of the graph, in the occurrence of a batch."""
 _LOCK_JOBS_FOR_SHARE = _SQL["lock_jobs_for_share"]
 _READ_CHILD_JOBS = _SQL["read_child_jobs"]
 _READ_CHILD_VERSIONS = _SQL["read_child_versions"]
@@ -50,6 +42,12 @@ _UNBLOCK_RUNS = _SQL["unblock_runs"]
 NOW = datetime(9999, 1, 1, tzinfo=UTC)
 """In place of an instant: the version in force now."""
 
+NO_GRAPH = datetime(1970, 1, 1, tzinfo=UTC)
+"""In place of the instant of the graph, in the occurrence of a batch."""
+
+_NEVER = "infinity"
+_MAX_FAILURES = 5  # drains a minute apart; then an operator looks at it
+_MAX_ERROR = 1000  # characters
 _AT_ONCE = timedelta(0)
 
 
@@ -299,6 +297,4 @@ def unblock(
     if held:
         hold_runs(connection, {run.run_id: run.tenant for run in runs if run.run_id in held})
     queued = [run for run in unblocked if run.run_id not in held]
-    append(
-        connection, request_rows(queued, build_requests(connection, queued), installation), shards=installation.shards
-    )
+    append_requests(connection, installation, queued)

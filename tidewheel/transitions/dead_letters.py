@@ -40,9 +40,6 @@ class DeadMessage:
     """A message that cannot be read, on a topic of requests or of targets' replies.
 
     Args:
-        topic: Its topic.
-        partition: Its partition.
-        offset: Its offset.
         key: Its key, byte for byte, or the head of it.
         value: Its value, byte for byte, or the head of it.
         reason: The reason why it cannot be read.
@@ -105,14 +102,7 @@ def dead_letter_run(connection: Conn, installation: Installation, run: FinishedR
         "error_type": end.error_type, "error_message": end.error_message,
     }  # fmt: skip
     connection.execute(_ADD_FAILED_RUN, facts)
-    dead = {
-        "tenant": row.tenant,
-        "run_id": row.run_id,
-        "job_id": row.job_id,
-        "reason": reason,
-        "created_at": row.ended_at,
-    }
-    connection.execute(_ADD_DEAD_RUN, dead)
+    connection.execute(_ADD_DEAD_RUN, facts | {"reason": reason, "created_at": row.ended_at})
     with connection.cursor(row_factory=class_row(_PastAttempt)) as cursor:
         past = cursor.execute(_READ_ATTEMPTS, {"run_id": row.run_id}).fetchall()[::-1]
     payload, content_type = _payload(request, definition)
@@ -260,8 +250,6 @@ def purge(connection: Conn, ids: Sequence[int], *, redriven: bool | None) -> int
     """Delete dead letters, in the caller's transaction; return the number of deleted ones.
 
     Args:
-        connection: Inside a transaction.
-        ids: The dead letters.
         redriven: True deletes only those that were redriven, False only the others.
     """
     return connection.execute(_PURGE_DEAD_LETTERS, {"ids": list(ids), "redriven": redriven}).rowcount

@@ -261,7 +261,8 @@ def _plan(shares: Sequence[_Share], workflows: Mapping[UUID, Workflow]) -> _Plan
     for share in shares:
         release = share.release
         workflow = workflows.get(release.root_run_id)
-        if workflow is None or workflow.state not in ("open", "paused") or not _goes_on(release):
+        opens_none = release.is_of_root and not release.opens
+        if workflow is None or workflow.state not in ("open", "paused") or opens_none:
             plan.drained.append(release)
         elif workflow.state == "paused":
             plan.paused.append(release)
@@ -274,10 +275,6 @@ def _plan(shares: Sequence[_Share], workflows: Mapping[UUID, Workflow]) -> _Plan
             else:
                 plan.drained.append(release)
     return plan
-
-
-def _goes_on(release: Release) -> bool:
-    return not release.is_of_root or release.opens
 
 
 def _write(

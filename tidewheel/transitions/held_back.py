@@ -28,7 +28,7 @@ from tidewheel.runs import DEAD_LETTERED, Move, RunState, sources, target
 from tidewheel.transitions.active_runs import PromotedRun
 from tidewheel.transitions.events import lifecycle_row
 from tidewheel.transitions.installation import Installation
-from tidewheel.transitions.messages import build_requests, request_rows
+from tidewheel.transitions.messages import append_requests
 from tidewheel.transitions.places import FreedPlace
 from tidewheel.transitions.tenant_rates import RateRow, Ring, write_rate
 
@@ -47,10 +47,6 @@ _WRITE_ORDER_KEYS = _SQL["write_order_keys"]
 _DROP_ORDER_KEYS = _SQL["drop_order_keys"]
 _READ_BLOCKERS = _SQL["read_blockers"]
 _FIND_WOKEN_ORDERS = _SQL["find_woken_orders"]
-
-_KeyColumns = tuple[int, int, UUID | None, UUID | None, datetime | None]
-_RETRY = timedelta(milliseconds=50)  # until the next look at a run that another transaction holds
-_MAX_WOKEN = 500
 _LOCK_TENANT_RATES = _SQL["lock_tenant_rates"]
 _HOLD_RUNS = _SQL["hold_runs"]
 _FIND_HELD_TENANTS = _SQL["find_held_tenants"]
@@ -60,6 +56,9 @@ _SEES_ALL_HELD = _SQL["sees_all_held"]
 _FIRST_HELD = _SQL["first_held"]
 _DROP_TENANT_RATE = _SQL["drop_tenant_rate"]
 
+_KeyColumns = tuple[int, int, UUID | None, UUID | None, datetime | None]
+_RETRY = timedelta(milliseconds=50)  # until the next look at a run that another transaction holds
+_MAX_WOKEN = 500
 _PACED = 2  # buckets after the present that each look fills from the held runs
 MAX_RELEASED = 1000
 """Held runs that one transaction queues: about twenty milliseconds."""
@@ -177,11 +176,8 @@ def skip_blocker(connection: Conn, installation: Installation, tenant: str, key:
     found = connection.execute(_LOCK_ORDER_KEYS, {"key_ids": [order_id(tenant, key)]}, binary=True).fetchone()
     row = None if found is None else OrderKey(*cast("_KeyColumns", found))
     if row is None or row.blocked_by is None:
-        refuse(
-            "key",
-            f"the ordering key {key!r} is not blocked",
-            "`tidewheel admin ordering-key list` lists those that are",
-        )
+        remedy = "`tidewheel admin ordering-key list` lists those that are"
+        refuse("key", f"the ordering key {key!r} is not blocked", remedy)
     if row.head is not None:
         refuse("key", f"run {row.head} retries the failed run", f"wait for its end, or cancel run {row.head}")
     blocker = row.blocked_by
@@ -196,20 +192,12 @@ def _promote(connection: Conn, installation: Installation, keys: dict[int, Order
     free = [key.key_id for key in keys.values() if key.is_free]
     if not free:
         return 0
-    columns: dict[str, object] = {
-        "key_ids": free,
-        "target": target(Move.PROMOTE),
-        "buffered": RunState.BUFFERED,
-    }
+    columns: dict[str, object] = {"key_ids": free, "target": target(Move.PROMOTE), "buffered": RunState.BUFFERED}
     with connection.cursor(row_factory=class_row(_PromotedRun), binary=True) as cursor:
         promoted = cursor.execute(_PROMOTE_IN_ORDER, columns).fetchall()
     for run in promoted:
         keys[run.key_id].head = run.run_id
-    append(
-        connection,
-        request_rows(promoted, build_requests(connection, promoted), installation),
-        shards=installation.shards,
-    )
+    append_requests(connection, installation, promoted)
     return len(promoted)
 
 
@@ -366,6 +354,5 @@ def _release(
     }
     with connection.cursor(row_factory=class_row(PromotedRun), binary=True) as cursor:
         released = cursor.execute(_RELEASE_HELD_RUNS, columns).fetchall()
-    rows = request_rows(released, build_requests(connection, released), installation)
-    append(connection, rows, shards=installation.shards)
+    append_requests(connection, installation, released)
     return released

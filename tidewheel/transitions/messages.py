@@ -13,7 +13,7 @@ from uuid import UUID
 from psycopg.rows import class_row
 
 from tidewheel.jobs.strict_json import compact
-from tidewheel.outbox import OutboxLane, OutboxRow
+from tidewheel.outbox import OutboxLane, OutboxRow, append
 from tidewheel.postgres.session import Conn
 from tidewheel.postgres.statements import Statements
 from tidewheel.runs import Cause
@@ -165,6 +165,11 @@ def request_rows(
         )
         for run in runs
     ]
+
+
+def append_requests(connection: Conn, installation: Installation, runs: Sequence[QueuedRun]) -> None:
+    """Append the messages of queued runs to the outbox, built from their rows."""
+    append(connection, request_rows(runs, build_requests(connection, runs), installation), shards=installation.shards)
 
 
 def _read_ancestors(connection: Conn, run_ids: Sequence[UUID]) -> dict[UUID, tuple[UUID | None, UUID | None]]:

@@ -14,7 +14,7 @@ from uuid import UUID
 from psycopg.rows import class_row
 
 from tidewheel.errors import UnknownWorkflow
-from tidewheel.ids import child_run_id
+from tidewheel.ids import child_run_id, instant_of
 from tidewheel.postgres.pg_binary import uuids
 from tidewheel.postgres.session import Conn, rows_of
 from tidewheel.postgres.statements import Statements
@@ -27,7 +27,6 @@ _READ_GRAPH = _SQL["read_graph"]
 _READ_RUN_STATES = _SQL["read_run_states"]
 _READ_ROOT_INPUTS = _SQL["read_root_inputs"]
 
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _NEVER = datetime(9999, 1, 1, tzinfo=UTC)
 _MARGIN = timedelta(hours=1)  # the database's clock may have been set back
 
@@ -171,8 +170,7 @@ def read_node_runs(
 
 def span_of_batch(batch_id: UUID, finished_at: datetime | None) -> dict[str, object]:
     """Return as columns the instants between which the runs of a batch have ended; None for an open one."""
-    since = _EPOCH + timedelta(milliseconds=batch_id.int >> 80) - _MARGIN
-    return {"since": since, "until": _NEVER if finished_at is None else finished_at + _MARGIN}
+    return {"since": instant_of(batch_id) - _MARGIN, "until": _NEVER if finished_at is None else finished_at + _MARGIN}
 
 
 def _since(occurrence: Occurrence) -> datetime:
@@ -180,7 +178,7 @@ def _since(occurrence: Occurrence) -> datetime:
 
     It is that of the root's id, or the start of a root that was moved ahead.
     """
-    at = _EPOCH + timedelta(milliseconds=occurrence.root_run_id.int >> 80)
+    at = instant_of(occurrence.root_run_id)
     if occurrence.graph_at < occurrence.scheduled_at:
         at = min(at, occurrence.graph_at)
     return at - _MARGIN

@@ -1,13 +1,11 @@
 """Changes of runs that clients request: new runs of ended ones, new times of waiting ones.
 
-The old run keeps its state. The new run has its payload, and names it as its parent, and the root of the retry chain.
-If the old run is a dead letter, the same transaction stores the new run's id in it.
+The new run of an ended one has its payload, and names it as its parent, and the root of the retry chain. The same
+transaction stores the new run's id in a dead letter of the old one.
 
-New inputs come by a later trigger with the run's dedupe key.
-
-A run keeps its id, so every answer names the run that starts. Messages with its old inputs stay in Kafka. `MOVED` is
-the fence against them: from then on only a claim with the row's `publish_at` matches (ADR 0060). So each move has a
-later `publish_at` than the one before.
+A later trigger with the dedupe key of a waiting run brings new inputs. The run keeps its id, and messages with its old
+inputs stay in Kafka. `MOVED` is the fence against them: from then on only a claim with the row's `publish_at` matches
+(ADR 0060). So each move has a later `publish_at` than the one before.
 
 A retrying run whose next attempt is hastened keeps its state, its attempts and its retry policy. The message with the
 later time stays too: the claim of that attempt makes it stale.
@@ -26,32 +24,31 @@ from psycopg.rows import class_row
 from tidewheel.errors import Refused, UnknownJob, UnknownRun, refuse
 from tidewheel.ids import JobId, RunId, first_run_id, run_id
 from tidewheel.jobs.payload import Payload
-from tidewheel.outbox import append
 from tidewheel.postgres.database_clock import read_now
 from tidewheel.postgres.partitions import day_of, ensure_days
 from tidewheel.postgres.pg_binary import instants, integers, texts, uuids, words
 from tidewheel.postgres.session import Conn
 from tidewheel.postgres.statements import Statements
 from tidewheel.runs import FINAL, Cause, Gate, Move, Overlap, RunState, target
+from tidewheel.transitions.active_runs import PromotedRun
 from tidewheel.transitions.batch_writer import SharedJob, lock_jobs_for_share, payload_of, read_versions
 from tidewheel.transitions.create import NewRun, RunInputs, create_runs, deadlines
 from tidewheel.transitions.dead_letters import mark_redriven
 from tidewheel.transitions.installation import Installation
-from tidewheel.transitions.messages import build_requests, read_definitions, request_rows
+from tidewheel.transitions.messages import append_requests, read_definitions
 
 _SQL = Statements("tidewheel.transitions")
 _READ_RETRIED_RUNS = _SQL["read_retried_runs"]
 _READ_JOB_KEY = _SQL["read_job_key"]
 _SCAN_FAILED_RUNS = _SQL["scan_failed_runs"]
 _FIND_RETRIED_RUNS = _SQL["find_retried_runs"]
-
-_FILTERED = ("job_id", "status", "error_type", "queue", "lane")
-_MILLISECOND = timedelta(milliseconds=1)
 _LOCK_UNBEGUN_RUNS = _SQL["lock_unbegun_runs"]
 _MOVE_RUNS = _SQL["move_runs"]
 _HASTEN_RUN = _SQL["hasten_run"]
 _REPLACE_INPUTS = _SQL["replace_inputs"]
 
+_FILTERED = ("job_id", "status", "error_type", "queue", "lane")
+_MILLISECOND = timedelta(milliseconds=1)
 _NO_INPUTS = RunInputs()
 _STATES = words([RunState.QUEUED, RunState.BUFFERED])
 NEXT = timedelta(microseconds=1)
@@ -237,23 +234,9 @@ def _new_run(request: RetryRequest, old: OldRun, job: SharedJob, payload: Payloa
 
 
 @dataclass(frozen=True, slots=True)
-class _Moved:
+class _Moved(PromotedRun):
     """The row of a moved run; `queued` is false if it waits for others."""
 
-    run_id: UUID
-    job_id: UUID
-    shard: int
-    queue: str
-    lane: str
-    cause: str
-    job_version: int
-    attempt: int
-    scheduled_at: datetime
-    publish_at: datetime
-    created_at: datetime
-    concurrency_key: str | None
-    tenant: str
-    priority: int | None
     queued: bool
 
 
@@ -296,7 +279,7 @@ def move_runs(connection: Conn, installation: Installation, runs: Sequence[NewRu
         rows = cursor.execute(_MOVE_RUNS, columns).fetchall()
     ensure_days(connection, sorted({day_of(row.created_at) for row in rows}))
     connection.execute(_REPLACE_INPUTS, given)
-    _append_requests(connection, installation, [row for row in rows if row.queued])
+    append_requests(connection, installation, [row for row in rows if row.queued])
 
 
 def hasten_run(connection: Conn, installation: Installation, run_id: UUID, attempt: int) -> bool:
@@ -308,10 +291,5 @@ def hasten_run(connection: Conn, installation: Installation, run_id: UUID, attem
     columns: dict[str, object] = {"run_id": run_id, "attempt": attempt, "state": target(Move.RETRY)}
     with connection.cursor(row_factory=class_row(_Moved), binary=True) as cursor:
         rows = cursor.execute(_HASTEN_RUN, columns).fetchall()
-    _append_requests(connection, installation, rows)
+    append_requests(connection, installation, rows)
     return bool(rows)
-
-
-def _append_requests(connection: Conn, installation: Installation, rows: Sequence[_Moved]) -> None:
-    requests = build_requests(connection, rows)
-    append(connection, request_rows(rows, requests, installation), shards=installation.shards)

@@ -6,8 +6,7 @@ the same transaction, with the row's `publish_at`, however far ahead. An active 
 A waiting run keeps its executor_id, as a part of the fence. No lease guards it, only its deadlines, which the scheduler
 enforces. A message with its task token ends it or requeues it.
 
-The transaction of the claim, or of the attempt's end, writes them. While the setting is `ends`, nothing is read or
-written here.
+The same transaction writes the events `run.started` and `run.retrying`, if the setting `events_runs` is `all`.
 """
 
 from collections.abc import Iterable, Mapping, Sequence, Set
@@ -26,6 +25,7 @@ from tidewheel.postgres.statements import Statements
 from tidewheel.process import tracing
 from tidewheel.runs import HOLDS, AttemptOutcome, Move, RunState, sequence_of, sources, target
 from tidewheel.schemas.generated import records
+from tidewheel.transitions.active_runs import PromotedRun
 from tidewheel.transitions.attempts import AttemptEnd, write_attempts
 from tidewheel.transitions.claim import Started
 from tidewheel.transitions.events import lifecycle_row
@@ -36,9 +36,8 @@ from tidewheel.transitions.messages import DEFINITIONS, build_requests, request_
 from tidewheel.transitions.places import FreedPlace, held_places
 from tidewheel.transitions.run_keys import settle_keys
 
-_READ_STARTED = Statements("tidewheel.transitions")["read_started"]
-
 _SQL = Statements("tidewheel.transitions")
+_READ_STARTED = _SQL["read_started"]
 _REQUEUE_RUNS = _SQL["requeue_runs"]
 _FIND_BUSY_ATTEMPTS = _SQL["find_busy_attempts"]
 _WAIT_RUNS = _SQL["wait_runs"]
@@ -164,29 +163,15 @@ class Requeue:
 
 
 @dataclass(frozen=True, slots=True)
-class RequeuedRun:
+class RequeuedRun(PromotedRun):
     """An open run's row after the attempt ended."""
 
-    run_id: UUID
-    job_id: UUID
-    tenant: str
-    shard: int
-    queue: str
-    lane: str
-    cause: str
-    job_version: int
-    attempt: int
-    scheduled_at: datetime
-    publish_at: datetime
-    created_at: datetime
     started_at: datetime
     executor_id: UUID | None
     claimed_from: str | None
     ended_at: datetime
-    concurrency_key: str | None
     key_id: int | None
     gates: int
-    priority: int | None
 
 
 @dataclass(slots=True)

@@ -1,10 +1,10 @@
-"""Resume an ended or stopped occurrence, the failed part of a batch, or a stuck occurrence.
+"""Resume an ended or stopped occurrence, or the failed part of a batch; mend a stuck occurrence.
 
-No transaction of Tidewheel leaves one behind. A manual change or a partial restore may. What is known is the end of
-each run, by its derived id. The other jobs get a run in a new generation, and an occurrence without such a job ends.
+No transaction of Tidewheel leaves a stuck one behind. A manual change or a partial restore may. What is known is the
+end of each run, by its derived id. The other jobs get a run in a new generation.
 
-The runs that run again are replaced in the batch by those that repeat them, in its refs and its edges. So a drain finds
-the children of a repeated run as it finds those of a first one. What succeeded stays.
+A batch has the repeated runs in place of the old ones, in its refs and its edges. So a drain finds the children of a
+repeated run as it finds those of a first one.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -18,12 +18,12 @@ from tidewheel.errors import refuse
 from tidewheel.ids import child_run_id
 from tidewheel.jobs.batches import MAX_RUNS
 from tidewheel.jobs.validation import shown
-from tidewheel.postgres.pg_binary import integers, uuids
+from tidewheel.postgres.pg_binary import uuids
 from tidewheel.postgres.session import Conn, rows_of
 from tidewheel.postgres.statements import Statements
 from tidewheel.runs import DEAD_LETTERED, Gate, Overlap, RunState
 from tidewheel.transitions.active_runs import AcquireRequest, take_place
-from tidewheel.transitions.batch_writer import BatchWriter, Member, SharedJob, Waits, lock_jobs_for_share
+from tidewheel.transitions.batch_writer import BatchWriter, Member, SharedJob, Waits, add_joins, lock_jobs_for_share
 from tidewheel.transitions.children import (
     NOW,
     ChildJob,
@@ -51,8 +51,6 @@ from tidewheel.transitions.occurrences import (
 )
 from tidewheel.transitions.requested_changes import OldPayloads, OldRun
 from tidewheel.transitions.workflows import Workflow, end_workflow, leave_places, set_workflow
-
-_ADD_JOINS = Statements("tidewheel.transitions")["add_joins"]
 
 _SQL = Statements("tidewheel.transitions")
 _READ_JOINS_OF = _SQL["read_joins_of"]
@@ -119,22 +117,14 @@ def open_generation(
     """Write the joins and the first runs of an occurrence's next generation; its counts stay as they are.
 
     Args:
-        connection: Inside a transaction that has locked the occurrence.
-        workflow: The occurrence, which has no open run and no release.
+        workflow: The occurrence, which is locked and has no open run and no release.
         jobs: The rows of the jobs that run, as `lock_children` returns them.
         root_inputs: As for `resume`.
     """
     root, at, generation = workflow.root_run_id, workflow.scheduled_at, _next(workflow)
     ids = {one.job_id: child_run_id(one.job_id, at, root, generation) for one in again}
     joined, first = [one for one in again if one.parents], [one for one in again if not one.parents]
-    columns: dict[str, object] = {
-        "root": root,
-        "tenant": workflow.tenant,
-        "run_ids": uuids(ids[one.job_id] for one in joined),
-        "parents": integers(one.parents for one in joined),
-        "unmet": integers(one.unmet for one in joined),
-    }
-    connection.execute(_ADD_JOINS, columns)
+    add_joins(connection, root, workflow.tenant, [(ids[one.job_id], one.parents, one.unmet) for one in joined])
     versions = read_versions_at(connection, {(one.job_id, NOW) for one in first})
     release = Release(
         id=0,
@@ -181,8 +171,7 @@ def mend_workflow(connection: Conn, installation: Installation, workflow: Workfl
     """Go on with an occurrence that has stopped, or end it.
 
     Args:
-        connection: Inside a transaction that has locked the occurrence.
-        workflow: The occurrence, whose open runs are all blocked and which has no release.
+        workflow: The occurrence, which is locked, whose open runs are all blocked and which has no release.
     """
     root, at = workflow.root_run_id, workflow.scheduled_at
     nodes = read_occurrence(connection, root)

@@ -5,14 +5,11 @@ and active run of the transaction. With a key locked no statement waits for anot
 SKIP LOCKED. A run holds a place exactly while its `gates` have `HOLDS_KEY`, and `run_keys.running` counts these runs.
 
 A place that an end gives back goes to the oldest waiting run, in the same transaction. So no newcomer takes it, and no
-waiting run is claimed in vain. If other transactions hold all waiting runs, `wake_at` is set and the scheduler promotes
-them.
+waiting run is claimed in vain. If other transactions hold all waiting runs, the scheduler promotes them at `wake_at`.
 
-The claim decides. A claimer knows the limited tenants from a read each second. It sends their runs to the claims that
-take places, which lock the tenant's row last. So runs of other tenants read and write nothing more.
-
-When a limit begins, runs have started without a place. The scheduler marks and counts these until ten seconds later,
-when no claimer can have an older list.
+A claimer knows the tenants with a limit from a read each second. It sends their runs to the claims that take places,
+which lock the tenant's row last. When a limit begins, runs have started without a place. The scheduler marks and counts
+these until ten seconds later, when no claimer can have an older list.
 """
 
 import math
@@ -28,7 +25,6 @@ from psycopg.rows import class_row
 
 from tidewheel.clock import monotonic_seconds
 from tidewheel.ids import tenant_key_id
-from tidewheel.outbox import append
 from tidewheel.postgres.pg_binary import instants, integers, uuids, words
 from tidewheel.postgres.session import Conn, at_commit
 from tidewheel.postgres.statements import Statements
@@ -37,7 +33,7 @@ from tidewheel.runs import HOLDS, IN_FLIGHT, Gate, Move, sources, target
 from tidewheel.transitions.active_runs import PromotedRun
 from tidewheel.transitions.held_back import settle_order
 from tidewheel.transitions.installation import Installation
-from tidewheel.transitions.messages import build_requests, request_rows
+from tidewheel.transitions.messages import append_requests
 from tidewheel.transitions.places import Arrival, FreedPlace, KeyRow, Limit, Refusal, admit, share_out
 
 _SQL = Statements("tidewheel.transitions")
@@ -195,11 +191,7 @@ def _promote(connection: Conn, installation: Installation, rows: dict[int, KeyRo
             promoted = cursor.execute(_PROMOTE_FOR_KEYS, columns).fetchall()
         left = connection.execute(_FIND_KEYS_WITH_WAITERS, {"key_ids": list(wanted)}, binary=True)
         more = {cast("int", row[0]) for row in left}
-        append(
-            connection,
-            request_rows(promoted, build_requests(connection, promoted), installation),
-            shards=installation.shards,
-        )
+        append_requests(connection, installation, promoted)
     found = Counter(run.awaited for run in promoted)
     for key, row in rows.items():
         if key in wanted:

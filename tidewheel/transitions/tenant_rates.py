@@ -1,13 +1,10 @@
 """Shape the runs of a tenant by its triggers per second, with places in a ring of buckets (ADR 0055).
 
 Runs take their places in a transaction of its own, beside the one that writes them. So the tenant's row is locked for
-less than a millisecond, and never longer because of other locks. A crash in between loses places, and never exceeds the
-rate. A run that finds no place is held: buffered, with `waits_for`, without a message. The scheduler paces held runs.
-
-A transaction that holds a run shares a row of `tenant_locks` before its reservation commits and until it ends
-itself. While one does, the scheduler keeps the tenant's row and `held_from`: it cannot see that run yet.
-
-A process reads the rates of its tenants at most once a second each. Runs of other tenants cost no further statement.
+less than a millisecond. A crash in between loses places, and never exceeds the rate. A run that finds no place is held:
+buffered, with `waits_for`, without a message. The scheduler paces held runs. A transaction that holds a run shares a
+row of `tenant_locks` before its reservation commits and until it ends itself. While one does, the scheduler keeps the
+tenant's row and `held_from`: it cannot see that run yet.
 
 A tenant with a rate has so many places in each bucket of a second, or of a longer time below one a second. A run takes
 a place in the first bucket from its own time on that has one. In its own bucket it becomes due at its own time. In a
@@ -34,11 +31,6 @@ from tidewheel.postgres.session import CommitUnknown, Conn, Session, own_options
 from tidewheel.postgres.session_kinds import SessionPool
 from tidewheel.postgres.statements import Statements
 
-BUCKETS = 64
-_SECOND = 1_000_000
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-_REACH = 10  # buckets after the present that a backlog takes places in: the rest of it follows an edit of the rate
-
 _SQL = Statements("tidewheel.transitions")
 _FIND_RATES = _SQL["find_rates"]
 _ADD_TENANT_RATES = _SQL["add_tenant_rates"]
@@ -48,6 +40,10 @@ _ANNOUNCE_HELD = _SQL["announce_held"]
 _ADD_RATE_LOCKS = _SQL["add_rate_locks"]
 _ANNOUNCE_OLD_HELD = _SQL["announce_old_held"]
 
+BUCKETS = 64
+_SECOND = 1_000_000
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_REACH = 10  # buckets after the present that a backlog takes places in: the rest of it follows an edit of the rate
 _FRESH_SECONDS = 1.0
 _SESSIONS = 4  # of a process: as many as threads of the API that write
 _OPTIONS = "-c lock_timeout=200ms"  # the transaction that writes the runs holds other locks meanwhile
@@ -118,19 +114,11 @@ class Shaped(Protocol):
     """The columns of a new run that decide when it is due."""
 
     @property
-    def run_id(self) -> UUID:
-        """The run."""
-        ...
-
+    def run_id(self) -> UUID: ...  # noqa: D102 - the column of that name, as below
     @property
-    def tenant(self) -> str:
-        """Its tenant."""
-        ...
-
+    def tenant(self) -> str: ...  # noqa: D102
     @property
-    def publish_at(self) -> datetime:
-        """Its own time."""
-        ...
+    def publish_at(self) -> datetime: ...  # noqa: D102
 
 
 @dataclass(slots=True)

@@ -3,8 +3,7 @@
 The caller has locked the timer rows, which makes an occurrence exactly one run. A pure function decides which
 occurrences fire, which are skipped and which comes next. This module only writes.
 
-The next firing decides what passed meanwhile by the job's `catch_up`, as after any downtime. So each occurrence fires,
-or is recorded as skipped. A job that fails again is quarantined again.
+A quarantined job that is released fires by its `catch_up`, as after any downtime.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -43,6 +42,7 @@ _DROP_TIMERS = _SQL["drop_timers"]
 _FINISH_JOBS = _SQL["finish_jobs"]
 _RETRACT_RUNS = _SQL["retract_runs"]
 _LEAVE_ORDERS = _SQL["leave_orders"]
+_RELEASE_TIMERS = _SQL["release_timers"]
 
 _COPY_SKIPS = (
     "COPY skips (job_id, tenant, job_version, reason, first_at, last_at, occurrences, is_exact, created_at) "
@@ -53,8 +53,6 @@ _SKIP_TYPES = ("uuid", "text", "int4", "text", "timestamptz", "timestamptz", "in
 _NO_GATES = Gate(0)
 
 _CHAINS = '"kind":"fixed_delay"'  # in the canonical text of the schedule
-
-_RELEASE_TIMERS = Statements("tidewheel.transitions")["release_timers"]
 
 
 class LockedTimer(NamedTuple):

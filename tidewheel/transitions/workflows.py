@@ -32,9 +32,8 @@ from tidewheel.transitions.events import lifecycle_row
 from tidewheel.transitions.installation import Installation
 from tidewheel.transitions.messages import request_row
 
-_COUNT_BATCH_ENDS = Statements("tidewheel.transitions")["count_batch_ends"]
-
 _SQL = Statements("tidewheel.transitions")
+_COUNT_BATCH_ENDS = _SQL["count_batch_ends"]
 _ADD_WORKFLOWS = _SQL["add_workflows"]
 _LOCK_WORKFLOWS = _SQL["lock_workflows"]
 _SET_WORKFLOW = _SQL["set_workflow"]
@@ -50,14 +49,23 @@ NO_JOB = UUID(int=0)
 """In place of the root's job, in the occurrence of a batch."""
 
 
-class BatchCounts(NamedTuple):
-    """The occurrence of a batch after a drain."""
+@dataclass(slots=True)
+class Workflow:
+    """An occurrence's row, locked; its counts change during the drain."""
 
+    root_run_id: UUID
     tenant: str
+    root_job_id: UUID
     shard: int
-    generation: int
+    scheduled_at: datetime
+    graph_at: datetime
     state: str
+    generation: int
+    pending: int
     failed: int
+    cancelled: int
+    reason: str | None
+    deadline_at: datetime | None
 
 
 class _Batch(NamedTuple):
@@ -81,7 +89,7 @@ def callbacks_text(on: BatchCallbacks | None) -> bytes:
 def count_batch_ends(
     connection: Conn,
     installation: Installation,
-    batches: Mapping[UUID, BatchCounts],
+    batches: Mapping[UUID, Workflow],
     drained: Sequence[Release],
     *,
     ended: Collection[UUID],
@@ -102,63 +110,44 @@ def count_batch_ends(
         found = cursor.execute(_COUNT_BATCH_ENDS, columns).fetchall()
     rows: list[OutboxRow] = []
     for batch in found:
-        counts = batches[batch.batch_id]
+        occurrence = batches[batch.batch_id]
         first = failures.get(batch.batch_id)
         due = ["failed"] if first is not None and first == batch.first_failed_run_id else []
         if batch.batch_id in ended:
-            due += ["succeeded", "finished"] if counts.state == "succeeded" else ["finished"]
-        rows += _triggers(installation, batch, counts, due, now)
+            due += ["succeeded", "finished"] if occurrence.state == "succeeded" else ["finished"]
+        rows += _triggers(installation, batch, occurrence, due, now)
     append(connection, rows, shards=installation.shards)
 
 
 def _triggers(
-    installation: Installation, batch: _Batch, counts: BatchCounts, due: Sequence[str], now: datetime
+    installation: Installation, batch: _Batch, occurrence: Workflow, due: Sequence[str], now: datetime
 ) -> list[OutboxRow]:
     callbacks = as_object(read_value(batch.callbacks)) or {}
     facts = {
         "batch_id": str(batch.batch_id),
         "total": batch.total,
         "succeeded": batch.succeeded,
-        "failed": counts.failed,
+        "failed": occurrence.failed,
         "first_failed_run_id": None if batch.first_failed_run_id is None else str(batch.first_failed_run_id),
     }
-    again = f"/{counts.generation}" if counts.generation else ""
+    again = f"/{occurrence.generation}" if occurrence.generation else ""
     return [
         request_row(
             installation,
             "job.trigger",
             {
                 "request_id": f"batch/{batch.batch_id}/{name}{again}",
-                "tenant": counts.tenant,
+                "tenant": occurrence.tenant,
                 "key": str(callback["key"]),
                 "payload": {**(as_object(callback["payload"]) or {}), **facts},
             },
             key=str(callback["key"]),
-            shard=counts.shard,
+            shard=occurrence.shard,
             at=now,
         )
         for name in due
         if (callback := as_object(callbacks.get(name))) is not None
     ]
-
-
-@dataclass(slots=True)
-class Workflow:
-    """An occurrence's row, locked; its counts change during the drain."""
-
-    root_run_id: UUID
-    tenant: str
-    root_job_id: UUID
-    shard: int
-    scheduled_at: datetime
-    graph_at: datetime
-    state: str
-    generation: int
-    pending: int
-    failed: int
-    cancelled: int
-    reason: str | None
-    deadline_at: datetime | None
 
 
 def lock_workflows(connection: Conn, roots: Iterable[UUID]) -> dict[UUID, Workflow]:
@@ -263,12 +252,7 @@ def _settle(
         append_workflow_events(connection, installation, [one for one in ended if one.root_job_id != NO_JOB], now)
         for state, number in Counter(workflow.state for workflow in ended).items():
             at_commit(connection, partial(metrics.count, "workflows_ended", number, state))
-    batches = {
-        root: BatchCounts(one.tenant, one.shard, one.generation, one.state, one.failed)
-        for root, one in workflows.items()
-        if one.root_job_id == NO_JOB
-    }
-    if batches:
+    if batches := {root: one for root, one in workflows.items() if one.root_job_id == NO_JOB}:
         over = {workflow.root_run_id for workflow in ended}
         count_batch_ends(connection, installation, batches, drained, ended=over, now=now)
 
