@@ -17,7 +17,7 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from difflib import get_close_matches
 from email.utils import parsedate_to_datetime
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Protocol
 
 from tidewheel.clock import SystemClock, monotonic_seconds
 from tidewheel.distribution import require
@@ -65,15 +65,6 @@ class Runner(Protocol):
 
     async def close(self) -> None:
         """Release connections and threads."""
-        ...
-
-
-@runtime_checkable
-class Recalling(Protocol):
-    """A runner whose client queues what is to be sent."""
-
-    def recall(self) -> None:
-        """Take back what is not sent yet: the lease is over. Called from the thread of the heartbeat."""
         ...
 
 
