@@ -3,9 +3,8 @@
 A scheduler owns a share of the shards, by rendezvous hashing among the live schedulers. Any scheduler fires timers that
 are overdue by more than a few seconds, so failover needs no election.
 
-ATTACH waits for another transaction's lock on the parent (VACUUM, ANALYZE, a migration), for minutes at worst. So this
-thread has a connection of its own and a short lock_timeout, and retries until all are there. Firing never waits for it:
-it needs today's partitions only, which have existed for three days by then.
+The partitions of the days ahead are created on a thread and a connection of their own: ATTACH may wait for another
+transaction's lock on the parent for minutes. Firing needs today's partitions only, which have existed for three days.
 """
 
 import logging
@@ -44,10 +43,10 @@ from tidewheel.settings.services import SchedulerSettings
 from tidewheel.transitions.after_end import MAX_APPLIED, apply_deferred_effects
 from tidewheel.transitions.installation import Installation
 
-_EVERY_SECONDS = 600.0
-_DAY_SECONDS = 86_400
-
 _LOG = logging.getLogger("tidewheel.scheduler")
+
+_DAYS_SECONDS = 600.0  # between two looks for missing partitions
+_DAY_SECONDS = 86_400
 
 _EACH_STEP = 0.0  # the duty keeps its own cadence
 _SOON = 0.02  # while steps follow each other faster, a look for work that is seldom there would cost more than firing
@@ -88,18 +87,15 @@ class DaysAhead:
     def _round(self) -> float:
         self.step()
         self.close()
-        return _EVERY_SECONDS
+        return _DAYS_SECONDS
 
 
 @dataclass(slots=True)
 class _Duty:
-    """Work of the scheduler at a cadence.
+    """Work of the scheduler, at most once in `every` seconds.
 
-    Args:
-        every: The least seconds between two starts. A duty with less than a second goes on at once while it has work.
-        run: Does the work; returns the seconds until the next step should come, infinite if that does not matter.
-        backoff: Its pauses after errors that concern it alone.
-        next_at: The monotonic time of the next start.
+    `run` returns the seconds until the next step should come, infinite if that does not matter. A duty with less than a
+    second goes on at once while it has work. `backoff` has its pauses after errors that concern it alone.
     """
 
     name: str
@@ -273,9 +269,7 @@ class Scheduler:
     def _drain_releases(self) -> float:
         """Write the runs of children whose parents have ended."""
         runs, more = self._releases.step(self._shards)
-        if runs:
-            self._notifier.notify(Channel.OUTBOX)
-        return 0.0 if more else math.inf
+        return self._notified((runs, 0.0 if more else math.inf))
 
     def _poll_overdue_timers(self) -> float:
         """Fire timers of other schedulers' shards that their owner has left overdue."""
@@ -314,14 +308,17 @@ class Scheduler:
 
     def _released(self, runs: int) -> float:
         """Wake relays for runs that may start now; their messages are due, so the next step comes at once."""
-        if runs:
+        return self._notified((runs, 0.0 if runs else math.inf))
+
+    def _notified(self, done: tuple[int, float]) -> float:
+        """Wake relays if a duty has written something; return its pause."""
+        written, pause = done
+        if written:
             self._notifier.notify(Channel.OUTBOX)
-        return 0.0 if runs else math.inf
+        return pause
 
     def _announce_unhandled(self) -> float:
-        if self._unhandled.step():
-            self._notifier.notify(Channel.OUTBOX)
-        return math.inf
+        return self._notified((self._unhandled.step(), math.inf))
 
     def _measure(self) -> float:
         self._metrics.step(measures=0 in self._shards)
@@ -347,26 +344,17 @@ class Scheduler:
         return 0.0 if self._thaws.step() else math.inf
 
     def _time_out(self) -> float:
-        timed_out, until_deadline = self._deadlines.step()
-        if timed_out:
-            self._notifier.notify(Channel.OUTBOX)
-        return 0.0 if timed_out else until_deadline
+        return self._notified(self._deadlines.step())
 
     def _time_out_workflows(self) -> float:
         self._workflow_deadlines.step()  # the next duty of this step cancels the runs
         return math.inf
 
     def _backfill(self) -> float:
-        created, until_next = self._backfills.step(self._shards)
-        if created:
-            self._notifier.notify(Channel.OUTBOX)
-        return until_next
+        return self._notified(self._backfills.step(self._shards))
 
     def _work(self) -> float:
-        processed, until_next = self._works.step()
-        if processed:
-            self._notifier.notify(Channel.OUTBOX)
-        return until_next
+        return self._notified(self._works.step())
 
     def _delete_tenants(self) -> float:
         done, until_next = self._tenant_deletions.step(deletes=0 in self._shards)

@@ -1,6 +1,4 @@
-"""Announce runs that no live executor of their queue can handle.
-
-The executors lack the handler, or none serves the queue.
+"""Announce runs that no live executor can handle: all lack the handler, or none serves the queue.
 
 Such runs have not failed and do not use up an attempt: in a rolling deploy the new job exists before the new executor.
 Each tenant's queue and handler is announced at most every ten minutes, by whichever scheduler finds it. The gauge
@@ -48,19 +46,13 @@ _SCAN_RUNS = 10_000  # runs of each queue and lane that are checked
 
 @dataclass(frozen=True, slots=True)
 class Unhandled:
-    """Runs of one tenant that no live executor can handle.
-
-    Args:
-        handler: The handler or capability that the queue's executors lack, if it has any.
-        runs: Their number, among those checked.
-        run_id: The run that has waited longest.
-    """
+    """Runs of one tenant that no live executor can handle."""
 
     tenant: str
     queue: str
-    handler: str
-    runs: int
-    run_id: UUID
+    handler: str  # or a capability
+    runs: int  # among those checked
+    run_id: UUID  # the run that has waited longest
     since: datetime
 
     @property
