@@ -58,19 +58,12 @@ _SEPARATOR = "\x1f"  # between the attempt and the request_id of a report
 
 
 class Kind(NamedTuple):
-    """A type of requests.
-
-    Args:
-        apply: Applies requests of the type, in the caller's transaction; returns a reply for each, in their order.
-        is_about_jobs: False if one batch may hold several about one job, or about none: all neighbours are one batch.
-        blocks_claims: True if it blocks all claims until its commit: each in a transaction of its own, if by Kafka.
-        is_recorded: True if the audit log has a row for each.
-    """
+    """A type of requests; `apply` returns a reply for each, in their order."""
 
     apply: Callable[[Writing, Sequence[ReceivedRequest]], list[Reply]]
-    is_about_jobs: bool = False
-    blocks_claims: bool = False
-    is_recorded: bool = True
+    is_about_jobs: bool = False  # else one batch may hold several about one job, or about none
+    blocks_claims: bool = False  # until its commit: by Kafka each comes in a transaction of its own
+    is_recorded: bool = True  # in the audit log
 
 
 # Triggers, batches and the reports of attempts are not recorded: one client in a loop would write more rows than all
@@ -124,8 +117,7 @@ def apply_requests(
 ) -> list[Reply]:
     """Apply requests in the caller's transaction, whose last statements settle the places of keys.
 
-    Args:
-        actor: The origin of those that did not come by Kafka; by default the user of this process.
+    The actor is the origin of those that did not come by Kafka; by default the user of this process.
 
     Raises:
         Unavailable: Another transaction stored a reply for the same request_id, or has brought a job of the batch into

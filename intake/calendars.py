@@ -54,14 +54,14 @@ _DROP_JOB_CALENDARS = _SQL["drop_job_calendars"]
 _READ_LOCKED_TIMERS = _SQL["read_locked_timers"]
 _READ_JOBS_WITHOUT_TIMER = _SQL["read_jobs_without_timer"]
 _REVIVE_JOBS = _SQL["revive_jobs"]
+_READ_UPCOMING_OVERRIDES = _SQL["read_upcoming_overrides"]
+_DELETE_OVERRIDES = _SQL["delete_overrides"]
+_DROP_MOVES = _SQL["drop_moves"]
 
 MAX_JOBS = 50_000
 """The jobs that a change may reach: about 0.1 ms each, 0.3 ms for an overdue one, of the 60 s of a transaction."""
 
 _TRIES = 3  # another transaction may delete the calendar between two statements
-_READ_UPCOMING_OVERRIDES = _SQL["read_upcoming_overrides"]
-_DELETE_OVERRIDES = _SQL["delete_overrides"]
-_DROP_MOVES = _SQL["drop_moves"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,13 +217,8 @@ def _reset_timers(writing: Writing, locked: Locked) -> None:
     left = writing.read_as(LockedTimer, _READ_LOCKED_TIMERS, **columns)
     timers = [timer for timer in left if timer.hold_reason != HoldReason.QUARANTINED]
     inputs = read_decision_inputs(writing.connection, timers)
-    advance_timers(
-        writing.connection,
-        writing.installation,
-        timers,
-        lambda timer: _reset(timer, inputs, locked.now),
-        now=locked.now,
-    )
+    connection, installation, now = writing.connection, writing.installation, locked.now
+    advance_timers(connection, installation, timers, lambda timer: _reset(timer, inputs, now), now=now)
     had = {timer.job_id for timer in left}
     without = writing.read_as(LockedTimer, _READ_JOBS_WITHOUT_TIMER, **columns)
     timerless = [row for row in without if row.job_id not in had]
@@ -275,8 +270,7 @@ def read_upcoming_overrides(
 def fit_moves(writing: Writing, changed: Mapping[UUID, tuple[JobRow, Schedule]], now: datetime) -> None:
     """Delete or drop the moved occurrences that the new versions of jobs do not have.
 
-    Args:
-        changed: Each job's old row, with the schedule of its new version under its calendars, by id.
+    `changed` has each job's old row, and the schedule of its new version under its calendars.
     """
     if not changed:
         return

@@ -7,8 +7,6 @@ that is paused or cancelled. A cancel of its open runs is a row for each (`pendi
 A batch of runs is an occurrence too. Its requests lock the jobs that they name, then the occurrences in the order of
 their ids, as a drain does.
 
-A scope is the fleet, a tenant, a queue, labels, a key prefix, or what fits several of them.
-
 A freeze is one row that every claim reads. It is written under the lock `claims`: a batch of claims comes wholly before
 it, or sees it. Firing holds the timers that come due under it. A thaw ends the freeze at once, and the scheduler then
 releases these timers (scheduler/releases.py). The sweeps of the executors find the runs that waited.
@@ -55,16 +53,13 @@ from tidewheel.transitions.resume import resume, resume_batch
 from tidewheel.transitions.workflows import NO_JOB, Workflow, cancel_open_runs, lock_workflows, set_workflow
 
 _TRANSITIONS = Statements("tidewheel.transitions")
+_FIND_FREEZE = _TRANSITIONS["find_freeze"]
 _KEEP_ROOT_RUNS = _TRANSITIONS["keep_root_runs"]
 _KEEP_ROOT_RELEASES = _TRANSITIONS["keep_root_releases"]
 _OPEN_EARLY = _TRANSITIONS["open_early"]
 _HASTEN_RELEASES = _TRANSITIONS["hasten_releases"]
 
-_REASON = "workflow_cancelled"
-_TRIGGER = "trigger the root for a new occurrence"
-
 _SQL = Statements("tidewheel.intake")
-_FIND_FREEZE = Statements("tidewheel.transitions")["find_freeze"]
 _NEXT_FREEZE_ID = _SQL["next_freeze_id"]
 _RESET_PLAN_MODE = _SQL["reset_plan_mode"]
 _FIND_JOBS_TO_FREEZE = _SQL["find_jobs_to_freeze"]
@@ -74,6 +69,9 @@ _TAKE_OVER_PAUSE = _SQL["take_over_pause"]
 _LOCK_FREEZE = _SQL["lock_freeze"]
 _THAW = _SQL["thaw"]
 _KEEP_FROZEN_JOBS = _SQL["keep_frozen_jobs"]
+
+_REASON = "workflow_cancelled"
+_TRIGGER = "trigger the root for a new occurrence"
 
 MAX_JOBS = 100_000  # jobs of one freeze: a row each, about a second in all
 

@@ -1,11 +1,10 @@
 """Requests about runs: `run.cancel`, `runs.cancel` by a filter, and `run.retry`.
 
 `run.cancel` works in every state, is idempotent, and replies with the state that it found: unchanged if the run was
-being cancelled or has ended. A run without a running
-attempt ends at once. A running attempt gets a cancel signal, and can only become cancelled from then on. If another
-transaction holds the run for longer than 200 ms, the cancel is stored in `pending_cancels`, under `claims_lock`.
-From its commit on no claim starts the run, and no other transaction ends it as other than cancelled. The scheduler
-cancels it as soon as it is free, unless the transaction that held it has ended it.
+being cancelled or has ended. A run without a running attempt ends at once. A running attempt gets a cancel signal, and
+can only become cancelled from then on. If another transaction holds the run for longer than 200 ms, the cancel is
+stored in `pending_cancels`, under `claims_lock`. From its commit on no claim starts the run, and no other transaction
+ends it as other than cancelled. The scheduler cancels it as soon as it is free, unless its holder has ended it.
 
 `runs.cancel` writes one row that every claim reads, so that it takes effect at once for any number of runs. The row is
 written under `claims_lock`: a batch of claims comes wholly before it, or sees it. The scheduler ends the runs in
@@ -47,7 +46,6 @@ _LOCK_RUN = _SQL["lock_run"]
 _READ_RUN = _SQL["read_run"]
 _FIND_PENDING_CANCEL = _SQL["find_pending_cancel"]
 _ADD_PENDING_CANCEL = _SQL["add_pending_cancel"]
-
 _READ_JOB_KEY = Statements("tidewheel.transitions")["read_job_key"]
 _RESET_PLAN_MODE = _SQL["reset_plan_mode"]
 _FIND_LABELLED_JOBS = _SQL["find_labelled_jobs"]
@@ -65,8 +63,7 @@ MAX_JOBS = 10_000  # jobs of one cancellation by labels: a row each, a few hundr
 class CancelNeedsClaims(Exception):
     """A cancel of a locked run must block claims until its commit; nothing was written.
 
-    Args:
-        received: The request. It has to be the only one of its transaction: claims wait for rows of the others.
+    It has to be the only request of its transaction: claims wait for rows of the others.
     """
 
     def __init__(self, received: ReceivedRequest) -> None:

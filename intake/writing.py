@@ -47,25 +47,16 @@ _NO_GRAPHS = Graphs()
 
 @dataclass(slots=True, eq=False)
 class Writing:
-    """A transaction that applies requests.
-
-    Args:
-        actor: The origin of requests that did not come by Kafka; None for the user of this process.
-        written: Gets the types of the requests that are accepted and change rows; None if no caller reads them.
-        together: The requests that are applied by one call, in their order.
-        graphs: Locked before any timer.
-        freed: The places of keys that ended runs have given back.
-        woken: The keys whose limit an edit has changed.
-    """
+    """A transaction that applies requests."""
 
     connection: Conn
     installation: Installation
-    actor: Actor | None = None
-    written: set[RequestType] | None = None
-    together: Sequence[ReceivedRequest] = ()
-    graphs: Graphs = _NO_GRAPHS
+    actor: Actor | None = None  # the origin of requests that did not come by Kafka; None for the user of this process
+    written: set[RequestType] | None = None  # gets the types of requests that change rows; None if no caller reads it
+    together: Sequence[ReceivedRequest] = ()  # that are applied by one call, in their order
+    graphs: Graphs = _NO_GRAPHS  # locked before any timer
     freed: list[FreedPlace] = field(default_factory=list[FreedPlace])
-    woken: set[int] = field(default_factory=set[int])
+    woken: set[int] = field(default_factory=set[int])  # keys whose limit an edit has changed
 
     @property
     def may_block_claims(self) -> bool:
