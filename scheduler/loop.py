@@ -25,7 +25,7 @@ from tidewheel.process.clock_skew import ClockSkew
 from tidewheel.process.metrics import metrics
 from tidewheel.process.service import Backoff, Shutdown, run_loop
 from tidewheel.scheduler.backfill_loop import BackfillLoop
-from tidewheel.scheduler.backlog_metrics import BacklogMetrics
+from tidewheel.scheduler.backlog import BacklogMetrics, UnhandledWatch
 from tidewheel.scheduler.cancels import BulkCancel, CancelResult, PendingCancels
 from tidewheel.scheduler.concurrency_keys import KeyDuties, KeyRepair
 from tidewheel.scheduler.deadlines import Deadlines, WorkflowDeadlines
@@ -37,7 +37,6 @@ from tidewheel.scheduler.retention_rules import periods_of
 from tidewheel.scheduler.standby_batches import StandbyBatches
 from tidewheel.scheduler.tenant_deletions import TenantDeletions
 from tidewheel.scheduler.tzdata_refresh import TzdataRefresh
-from tidewheel.scheduler.unhandled import UnhandledWatch
 from tidewheel.scheduler.work_loop import WorkLoop
 from tidewheel.settings.services import SchedulerSettings
 from tidewheel.transitions.after_end import MAX_APPLIED, apply_deferred_effects
