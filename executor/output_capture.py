@@ -34,6 +34,15 @@ from tidewheel.process.service import Shutdown, run_loop
 from tidewheel.redaction import redact
 from tidewheel.transitions.attempts import AttemptOutput, flush_outputs
 
+_LOG = logging.getLogger("tidewheel.executor")
+
+Running = Callable[[], Iterable[Attempt]]
+
+_EVERY_SECONDS = 1.0
+_BATCH = 100  # attempts in one statement: 6.4 MB at most
+_LAST_SECONDS = 2.0  # for sending the rest to the topic when the executor ends
+_TRIED_MS = 10_000  # for the delivery of one message: later, newer output matters more
+
 current: ContextVar[Attempt | None] = ContextVar("tidewheel_attempt", default=None)
 
 
@@ -123,17 +132,6 @@ class _Records(logging.Handler):
             if name not in vars(record):
                 setattr(record, name, value)
         return attempt.keep(line).allows(len(line))
-
-
-_LOG = logging.getLogger("tidewheel.executor")
-
-_EVERY_SECONDS = 1.0
-_BATCH = 100  # attempts in one statement: 6.4 MB at most
-_LAST_SECONDS = 2.0  # for sending the rest to the topic when the executor ends
-
-_TRIED_MS = 10_000  # for the delivery of one message: later, newer output matters more
-
-Running = Callable[[], Iterable[Attempt]]
 
 
 class Flusher:

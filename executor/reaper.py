@@ -63,17 +63,14 @@ class Watched:
 
 @dataclass(frozen=True, slots=True)
 class Leased:
-    """An attempt owned by an executor that missed its lease.
-
-    `state` is None if another transaction holds the row.
-    """
+    """An attempt owned by an executor that missed its lease."""
 
     run_id: UUID
     job_id: UUID
     job_version: int
     attempt: int
     lost_attempts: int
-    state: str | None
+    state: str | None  # None if another transaction holds the row
 
 
 class Watch:
@@ -95,10 +92,8 @@ class Watch:
     ) -> list[tuple[UUID, int]]:
         """Record the counters; return the executors that missed their whole lease, with their counter.
 
-        Args:
-            now: Monotonic seconds.
-            leases: Leases of the executors in seconds. The longer of its own and this process's applies: a reaper with
-                a short lease must not end the attempts of an executor that is configured to send heartbeats less often.
+        Times are monotonic seconds. The longer of an executor's own lease and this process's applies: a reaper with a
+        short lease must not end the attempts of an executor that is configured to send heartbeats less often.
         """
         answered = self._answered(server_start, now)
         since_return = now - self._returned_at

@@ -96,10 +96,7 @@ class WorkerProcess:
         self._write()
 
     def receive(self, sink: Sink, on_wakeup: Callable[[], object]) -> Frame:
-        """Wait for its next frame.
-
-        Args:
-            sink: Called with its standard output and error meanwhile.
+        """Wait for its next frame; the sink gets its standard output and error meanwhile.
 
         Raises:
             Died: It has ended, or was killed after a protocol error; all processes it had started are killed.

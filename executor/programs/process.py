@@ -108,11 +108,9 @@ class ProgramStarter:
         self._programs: set[Program] = set()
 
     async def start(self, command: Command, payload: bytes, sinks: Sequence[Sink]) -> Program:
-        """Start a program.
+        """Start a program; the sinks get its standard output, and its standard error.
 
-        Args:
-            payload: Its standard input: a file, so that it may read it or not.
-            sinks: Called with its standard output, and with its standard error.
+        The payload is its standard input: a file, so that it may read it or not.
 
         Raises:
             OSError: This process has no descriptors left.

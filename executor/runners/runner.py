@@ -4,8 +4,8 @@ A timeout that expires cancels the attempt's task, which then reports it, howeve
 A coroutine that ignores the cancellation is fenced off after a grace: its attempt is over, and its slot is free when
 its code has ended.
 
-The grammar is checked before Python's readers see the text: `float` accepts `inf`, `1e9` and `1_000`, and
-`parsedate_to_datetime` accepts nearly any words and reads a date without a zone as local time.
+The grammar of Retry-After is checked before Python's readers see the text: `float` accepts `inf`, `1e9` and `1_000`,
+and `parsedate_to_datetime` accepts nearly any words and reads a date without a zone as local time.
 
 Source: RFC 9110, sections 5.6.7 (HTTP-date), 6.6.1 (Date) and 10.2.3 (Retry-After).
 """
@@ -35,11 +35,9 @@ from tidewheel.transitions.finished import Timeout
 if TYPE_CHECKING:
     from tidewheel.process.spans import Spans
 
-
 _LONGEST = timedelta(days=1)
 _SECONDS = re.compile(r"(\d+)(?:\.\d+)?", re.ASCII)  # the fraction departs from the RFC: some rate limiters send one
 _LONGEST_DIGITS = 5  # a day has 86,400 seconds
-
 _DAYS = "Mon|Tue|Wed|Thu|Fri|Sat|Sun"
 _MONTHS = "Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec"
 _TIME = r"\d\d:\d\d:\d\d"
@@ -72,9 +70,7 @@ class DeferredRunner:
     """Loads a runner with its first attempt, in a thread: most executors never need its modules.
 
     An attempt that waits for the load has not started: its time does not count, and a stop releases it as not started.
-
-    Args:
-        load: Imports and returns the runner. If it raises, the attempts that wait fail and the next one calls it again.
+    If `load` raises, the attempts that wait fail, and the next one calls it again.
     """
 
     def __init__(self, load: Callable[[], Runner]) -> None:
@@ -148,8 +144,7 @@ def capabilities(kinds: Iterable[TargetKind]) -> frozenset[str]:
 class TargetDispatcher:
     """Runs attempts with the runner of their target's kind.
 
-    Args:
-        grace_seconds: Between cancelling an attempt's task and fencing the attempt off.
+    The grace lies between cancelling an attempt's task and fencing the attempt off.
     """
 
     def __init__(self, runners: Mapping[TargetKind, Runner], *, grace_seconds: float) -> None:
@@ -291,13 +286,12 @@ def _unsupported(attempt: Attempt) -> Outcome:
 
 
 def retry_after(headers: Mapping[str, str]) -> timedelta | None:
-    """Return the delay, at most a day; None if the field is missing or malformed.
+    """Return the delay in a response's headers, at most a day; None if it is missing or malformed.
+
+    A date is compared with the response's Date.
 
     >>> [retry_after({"retry-after": text}) for text in ("90", "1.5", "inf", "1e9", "1_000", "-5")]
     [datetime.timedelta(seconds=90), datetime.timedelta(seconds=1, microseconds=500000), None, None, None, None]
-
-    Args:
-        headers: The response's; a date is compared with its Date.
     """
     value = headers.get("retry-after", "").strip(" \t")
     if seconds := _SECONDS.fullmatch(value):
