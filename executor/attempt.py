@@ -67,7 +67,7 @@ class Attempt:
     began_at: float = field(default=0.0, init=False)  # when its target may have started
     ended_at: float = field(default=0.0, init=False)
     span: str | None = field(default=None, init=False)
-    last_heartbeat: float | None = field(default=None, init=False)  # or its start; None while it waits for a thread
+    last_heartbeat: float | None = field(default=None, init=False)  # or start; None while it waits for a thread
     closes_at: float | None = field(default=None, init=False)  # when schedule_to_close expires
     output: Output | None = field(default=None, init=False)
     _cancel_task: Callable[[], object] | None = field(default=None, init=False)
@@ -219,10 +219,6 @@ class Attempt:
         if self._cancel_task is not None:
             self._cancel_task()
         return True
-
-    def reset_heartbeat(self, at: float | None) -> None:
-        """Count the heartbeat timeout from this moment on; None pauses it."""
-        self.last_heartbeat = at
 
     # What its handler does, called from any thread.
 

@@ -141,7 +141,8 @@ class Flusher:
         self._session, self._executor_id, self._running, self._stream = session, executor_id, running, stream
         self._aside = SetAside[tuple[UUID, int]]()
         self._stop = Shutdown()
-        self._thread = threading.Thread(target=self._run, name="output", daemon=True)
+        loop = (self._stop, "output of attempts", self.step)
+        self._thread = threading.Thread(target=run_loop, args=loop, name="output", daemon=True)
 
     def start(self) -> None:
         """Start the thread."""
@@ -154,9 +155,6 @@ class Flusher:
         self._session.close()
         if self._stream is not None:
             self._stream.close()
-
-    def _run(self) -> None:
-        run_loop(self._stop, "output of attempts", self.step)
 
     def step(self) -> float:
         """Write new output; return the seconds until the next poll."""

@@ -130,12 +130,12 @@ class Reaper:
     def __init__(
         self, session: Session, installation: Installation, *, lease: timedelta, max_lost: int, stop: Shutdown
     ) -> None:
-        self._session, self._installation, self._max_lost, self._stop = session, installation, max_lost, stop
+        self._session, self._installation, self._max_lost = session, installation, max_lost
         self._watch = Watch(lease)
         self._locked: set[UUID] = set()  # silent executors with an attempt that another transaction holds
         self._orphans: set[UUID] = set()
         self._next_orphans = monotonic_seconds() + _ORPHANS_SECONDS
-        self._thread = threading.Thread(target=self._run, name="reaper", daemon=True)
+        self._thread = threading.Thread(target=run_loop, args=(stop, "reaper", self.step), name="reaper", daemon=True)
 
     def start(self) -> None:
         """Start the thread."""
@@ -145,9 +145,6 @@ class Reaper:
         """Wait until it has stopped."""
         self._thread.join(timeout=30)
         self._session.close()
-
-    def _run(self) -> None:
-        run_loop(self._stop, "reaper", self.step)
 
     def step(self) -> float:
         """Poll the counters once; return the seconds until the next poll."""

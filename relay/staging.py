@@ -22,7 +22,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import NamedTuple
 
-PRIORITIES = 10
 STEP_SECONDS = 30  # that one step of priority is worth
 _STEP_MICROSECONDS = STEP_SECONDS * 1_000_000
 _TIME = slice(0, 8)  # publish_at, microseconds since 2000

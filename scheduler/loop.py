@@ -59,8 +59,8 @@ class DaysAhead:
 
     def __init__(self, url: str, stop: Shutdown) -> None:
         self._session = Session(url, "tidewheel-scheduler-days", autocommit=True)
-        self._stop = stop
-        self._thread = threading.Thread(target=self._run, name="days-ahead", daemon=True)
+        loop = (stop, "scheduler: partitions of the days ahead", self._round)
+        self._thread = threading.Thread(target=run_loop, args=loop, name="days-ahead", daemon=True)
 
     def start(self) -> None:
         """Start the thread."""
@@ -79,9 +79,6 @@ class DaysAhead:
     def close(self) -> None:
         """Close the session."""
         self._session.close()
-
-    def _run(self) -> None:
-        run_loop(self._stop, "scheduler: partitions of the days ahead", self._round)
 
     def _round(self) -> float:
         self.step()
@@ -177,25 +174,25 @@ class Scheduler:
         self._standby = StandbyBatches(url, installation, stop)
         duties: tuple[tuple[str, float, Callable[[], float]], ...] = (  # in this order: shards before their timers
             ("repair", _MINUTE, self._repair),
-            ("tzdata", _EACH_STEP, self._refresh_tzdata),
+            ("tzdata", _EACH_STEP, lambda: 0.0 if self._tzdata.step() else math.inf),
             ("shards", _EACH_STEP, self._assign_shards),
             ("timers", _EACH_STEP, self._poll_timers),
             ("releases", _SOON, self._drain_releases),
             ("overdue timers", _SECOND, self._poll_overdue_timers),
             ("deferred effects", _SECOND, self._apply_deferred_effects),
-            ("active runs", _SECOND, self._repair_active_runs),
+            ("active runs", _SECOND, lambda: self._released(self._active_runs.step())),
             ("waiting for keys", _SOON, self._promote_for_keys),
             ("keys", _SECOND, self._repair_keys),
             ("rates of tenants", _SECOND, self._pace),
-            ("unhandled runs", _SECOND, self._announce_unhandled),
+            ("unhandled runs", _SECOND, lambda: self._notified((self._unhandled.step(), math.inf))),
             ("metrics", _SECOND, self._measure),
             ("workflow deadlines", _SECOND, self._time_out_workflows),
             ("pending cancels", _SECOND, self._apply_pending_cancels),
-            ("bulk cancel", _EACH_STEP, self._cancel_by_filter),
-            ("thaws", _EACH_STEP, self._thaw),
-            ("deadlines", _EACH_STEP, self._time_out),
-            ("backfills", _EACH_STEP, self._backfill),
-            ("works", _EACH_STEP, self._work),
+            ("bulk cancel", _EACH_STEP, lambda: 0.0 if self._notify(self._bulk_cancel.step()) else math.inf),
+            ("thaws", _EACH_STEP, lambda: 0.0 if self._thaws.step() else math.inf),
+            ("deadlines", _EACH_STEP, lambda: self._notified(self._deadlines.step())),
+            ("backfills", _EACH_STEP, lambda: self._notified(self._backfills.step(self._shards))),
+            ("works", _EACH_STEP, lambda: self._notified(self._works.step())),
             ("deletions of tenants", _EACH_STEP, self._delete_tenants),
             ("standby", _SELDOM, self._start_standby),
         )
@@ -250,9 +247,6 @@ class Scheduler:
             self._next_repair += 1
         return math.inf
 
-    def _refresh_tzdata(self) -> float:
-        return 0.0 if self._tzdata.step() else math.inf
-
     def _assign_shards(self) -> float:
         members = self._membership.live()
         if members != self._members:
@@ -284,9 +278,6 @@ class Scheduler:
             self.expedite()  # there may be more
         return self._released(applied)
 
-    def _repair_active_runs(self) -> float:
-        return self._released(self._active_runs.step())
-
     def _promote_for_keys(self) -> float:
         promoted, until_next = self._keys.promote(self._shards)
         return min(self._released(promoted), until_next)
@@ -316,9 +307,6 @@ class Scheduler:
             self._notifier.notify(Channel.OUTBOX)
         return pause
 
-    def _announce_unhandled(self) -> float:
-        return self._notified((self._unhandled.step(), math.inf))
-
     def _measure(self) -> float:
         self._metrics.step(measures=0 in self._shards)
         return math.inf
@@ -328,9 +316,6 @@ class Scheduler:
             self.expedite()
         return math.inf
 
-    def _cancel_by_filter(self) -> float:
-        return 0.0 if self._notify(self._bulk_cancel.step()) else math.inf
-
     def _notify(self, cancelled: CancelResult) -> bool:
         """Wake relays and executors for cancelled runs; return True if there are more to cancel."""
         if cancelled.ended:
@@ -339,21 +324,9 @@ class Scheduler:
             self._notifier.notify(Channel.SIGNALS)
         return cancelled.more
 
-    def _thaw(self) -> float:
-        return 0.0 if self._thaws.step() else math.inf
-
-    def _time_out(self) -> float:
-        return self._notified(self._deadlines.step())
-
     def _time_out_workflows(self) -> float:
         self._workflow_deadlines.step()  # the next duty of this step cancels the runs
         return math.inf
-
-    def _backfill(self) -> float:
-        return self._notified(self._backfills.step(self._shards))
-
-    def _work(self) -> float:
-        return self._notified(self._works.step())
 
     def _delete_tenants(self) -> float:
         done, until_next = self._tenant_deletions.step(deletes=0 in self._shards)

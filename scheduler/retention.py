@@ -146,7 +146,8 @@ class Retention:
         self._session, self._url = Session(url, "tidewheel-scheduler-retention", autocommit=True), url
         self._periods, self._stop = periods, stop
         self._pause = _EVERY_SECONDS
-        self._thread = threading.Thread(target=self._run, name="retention", daemon=True)
+        loop = partial(run_loop, stop, "scheduler: removing what is old", self._round, longest_pause=_EVERY_SECONDS)
+        self._thread = threading.Thread(target=loop, name="retention", daemon=True)
 
     def start(self) -> None:
         """Start the thread."""
@@ -167,9 +168,6 @@ class Retention:
     def close(self) -> None:
         """Close the session."""
         self._session.close()
-
-    def _run(self) -> None:
-        run_loop(self._stop, "scheduler: removing what is old", self._round, longest_pause=_EVERY_SECONDS)
 
     def _round(self) -> float:
         try:

@@ -54,7 +54,8 @@ def current() -> dict[str, str]:
 def released() -> dict[str, dict[str, str]]:
     """Return the texts of each released version, oldest version first."""
     versions = [folder for folder in (_HERE / "released").iterdir() if folder.is_dir()]
-    return {folder.name: _texts(folder) for folder in sorted(versions, key=lambda folder: _order(folder.name))}
+    versions.sort(key=lambda folder: [int(part) for part in folder.name.split(".")])
+    return {folder.name: _texts(folder) for folder in versions}
 
 
 @cache
@@ -85,10 +86,6 @@ def single_object_header(schema: str) -> bytes:
 def _texts(folder: Traversable) -> dict[str, str]:
     found = {file.name.removesuffix(".avsc"): file for file in folder.iterdir() if file.name.endswith(".avsc")}
     return {stem: found[stem].read_text("utf-8") for stem in sorted(found)}
-
-
-def _order(version: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in version.split("."))
 
 
 @dataclass(frozen=True, slots=True)

@@ -237,7 +237,7 @@ class Timeouts:
         # Other targets send heartbeats from outside, with the task token, while they wait: PostgreSQL keeps those.
         seconds = attempt.heartbeat_seconds
         if seconds is not None and attempt.definition.target.kind is TargetKind.HANDLER:
-            attempt.reset_heartbeat(attempt.last_heartbeat or began)
+            attempt.last_heartbeat = attempt.last_heartbeat or began
             self._heartbeat = loop.call_later(seconds - elapsed, self._check_heartbeat, seconds)
 
     def end(self) -> None:
@@ -250,7 +250,7 @@ class Timeouts:
 
     def pause(self) -> None:
         """Stop start_to_close and heartbeat: waiting for a thread or a process is not the attempt's time."""
-        self._attempt.reset_heartbeat(None)
+        self._attempt.last_heartbeat = None
         if self._start_to_close is not None:
             self._start_to_close.cancel()
             self._start_to_close = None
@@ -258,7 +258,7 @@ class Timeouts:
     def restart(self) -> None:
         """Give the attempt its full time from now on."""
         if self._start_to_close is None and not self._attempt.reported:
-            self._attempt.reset_heartbeat(monotonic_seconds())
+            self._attempt.last_heartbeat = monotonic_seconds()
             self._start_clock(0.0)
 
     def _start_clock(self, elapsed: float) -> None:
