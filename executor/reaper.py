@@ -253,12 +253,8 @@ class Reaper:
             try:
                 definition = DEFINITIONS.of(stored[row.job_id, row.job_version])
             except (KeyError, UndecodableMessage) as error:
-                _LOG.error(
-                    "the definition of run %s cannot be read: %s; its attempt ends as lost, as of at_least_once",
-                    row.run_id,
-                    error,
-                    extra={"run_id": str(row.run_id)},
-                )
+                text = "the definition of run %s cannot be read: %s; its attempt ends as lost, as of at_least_once"
+                _LOG.error(text, row.run_id, error, extra={"run_id": str(row.run_id)})
                 continue
             if definition.at_most_once:
                 once.add(row.run_id)

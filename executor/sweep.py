@@ -307,12 +307,8 @@ class Sweep:
             try:
                 found[run_id] = request, DEFINITIONS.of(request.definition)
             except UndecodableMessage as error:
-                _LOG.error(
-                    "the definition of run %s cannot be read: %s; the run stays open for a newer release",
-                    run_id,
-                    error,
-                    extra={"run_id": str(run_id)},
-                )
+                text = "the definition of run %s cannot be read: %s; the run stays open for a newer release"
+                _LOG.error(text, run_id, error, extra={"run_id": str(run_id)})
         return found
 
 

@@ -359,12 +359,8 @@ class Applier:
         self._breaker.applied(ends)
         if piece.refusal is not None and not isinstance(piece.refusal, RequestTimedOut):
             origin = origin_of(piece.messages[0])
-            _LOG.error(
-                "intake cannot apply the request at %s and rejects it",
-                origin,
-                exc_info=piece.refusal,
-                extra={"origin": origin},
-            )
+            text = "intake cannot apply the request at %s and rejects it"
+            _LOG.error(text, origin, exc_info=piece.refusal, extra={"origin": origin})
         if written:
             self._breaker.restart(written)
         for channel in (Channel.TIMERS, Channel.OUTBOX, Channel.SIGNALS):

@@ -234,19 +234,11 @@ class BulkCancel:
         except Exception as error:  # noqa: BLE001 - ending one run at a time finds the one that fails
             if len(rows) == 1:
                 run_id = rows[0].run_id
-                _LOG.exception(
-                    "cancellation %d cannot cancel run %s; the scheduler tries it again with the next scan",
-                    cancellation.id,
-                    run_id,
-                    extra={"run_id": str(run_id)},
-                )
+                text = "cancellation %d cannot cancel run %s; the scheduler tries it again with the next scan"
+                _LOG.exception(text, cancellation.id, run_id, extra={"run_id": str(run_id)})
                 return CancelResult(failed=1)
-            _LOG.warning(
-                "cancellation %d failed for %d runs (%s); the scheduler cancels them one by one",
-                cancellation.id,
-                len(rows),
-                error,
-            )
+            text = "cancellation %d failed for %d runs (%s); the scheduler cancels them one by one"
+            _LOG.warning(text, cancellation.id, len(rows), error)
             each = [self._end_or_bisect(cancellation, [row]) for row in rows]
             ended, signalled = sum(one.ended for one in each), sum(one.signalled for one in each)
             return CancelResult(ended, signalled, failed=sum(one.failed for one in each))

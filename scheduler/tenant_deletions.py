@@ -358,11 +358,7 @@ def _bisect(tenant: str, at: _Pass, runs: list[Candidate]) -> None:
         at.singly = len(runs)
         return
     run_id = runs[0].run_id
-    _LOG.exception(
-        "run %s of tenant %s cannot be ended; the next pass tries it again",
-        run_id,
-        tenant,
-        extra={"run_id": str(run_id)},
-    )
+    text = "run %s of tenant %s cannot be ended; the next pass tries it again"
+    _LOG.exception(text, run_id, tenant, extra={"run_id": str(run_id)})
     at.run_id, at.singly, at.failed = run_id, max(0, at.singly - 1), True
     at.found += 1
