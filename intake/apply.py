@@ -18,25 +18,25 @@ import psycopg
 from tidewheel.audit import Actor
 from tidewheel.errors import RequestConflict, Unavailable, UnknownTenant
 from tidewheel.intake.backfills import apply_backfill_changes, apply_backfills
-from tidewheel.intake.calendars import apply_calendar_deletes, apply_calendar_puts
+from tidewheel.intake.calendars import apply_calendar_puts, delete_calendar
 from tidewheel.intake.graphs import lock_graphs
 from tidewheel.intake.group_requests import (
     apply_batch_adds,
     apply_batch_closes,
     apply_batch_submits,
-    apply_freezes,
-    apply_thaws,
     apply_workflow_changes,
+    freeze,
+    thaw,
 )
 from tidewheel.intake.lifecycle import apply_deletes, apply_pauses, apply_resumes, apply_rollbacks
 from tidewheel.intake.new_jobs import exceeded
 from tidewheel.intake.overrides import apply_overrides
 from tidewheel.intake.request import ReceivedRequest, rejected
-from tidewheel.intake.runs import apply_cancel_filters, apply_cancels, apply_retries, block_claims
+from tidewheel.intake.runs import apply_cancels, apply_retries, block_claims, cancel_by_filter
 from tidewheel.intake.submit import apply_submits
 from tidewheel.intake.task_tokens import apply_completes, apply_heartbeats
 from tidewheel.intake.trigger import apply_triggers
-from tidewheel.intake.writing import Writing, record_requests
+from tidewheel.intake.writing import Writing, record_requests, singly
 from tidewheel.jobs import requests
 from tidewheel.jobs.requests import JobBackfill, JobRollback, JobSubmit, Request, RunComplete, RunHeartbeat
 from tidewheel.postgres.database_clock import read_now
@@ -83,14 +83,14 @@ _KINDS: dict[type, Kind] = {
     requests.BackfillResume: Kind(apply_backfill_changes, is_about_jobs=True),
     requests.BackfillCancel: Kind(apply_backfill_changes, is_about_jobs=True),
     requests.CalendarPut: Kind(apply_calendar_puts, is_about_jobs=True),
-    requests.CalendarDelete: Kind(apply_calendar_deletes, is_about_jobs=True),
+    requests.CalendarDelete: Kind(singly(delete_calendar), is_about_jobs=True),
     requests.RunCancel: Kind(apply_cancels),
     requests.RunComplete: Kind(apply_completes, is_recorded=False),
     requests.RunHeartbeat: Kind(apply_heartbeats, is_recorded=False),
     requests.RunRetry: Kind(apply_retries),
-    requests.RunsCancel: Kind(apply_cancel_filters, blocks_claims=True),
-    requests.Freeze: Kind(apply_freezes, blocks_claims=True),
-    requests.Thaw: Kind(apply_thaws),
+    requests.RunsCancel: Kind(singly(cancel_by_filter), blocks_claims=True),
+    requests.Freeze: Kind(singly(freeze), blocks_claims=True),
+    requests.Thaw: Kind(singly(thaw)),
     requests.WorkflowPause: Kind(apply_workflow_changes),
     requests.WorkflowResume: Kind(apply_workflow_changes),
     requests.WorkflowCancel: Kind(apply_workflow_changes, blocks_claims=True),

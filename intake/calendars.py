@@ -22,7 +22,7 @@ from tidewheel.errors import FieldError, InvalidInput, ScheduleRefused, Unavaila
 from tidewheel.intake.locks import JobRow, Locked, lock_jobs_by_id
 from tidewheel.intake.request import ReceivedRequest, accepted, rejected
 from tidewheel.intake.timers import TimerToPut, apply_overdue, put_timers
-from tidewheel.intake.writing import Writing, one_by_one
+from tidewheel.intake.writing import Writing
 from tidewheel.jobs.requests import CalendarDelete, CalendarPut, JobSubmit
 from tidewheel.jobs.spec import JobSpec
 from tidewheel.postgres.pg_binary import instants, integers, uuids
@@ -76,11 +76,6 @@ class _CalendarRow:
 def apply_calendar_puts(writing: Writing, batch: Sequence[ReceivedRequest]) -> list[Reply]:
     """Create or replace calendars."""
     return [_put_calendar(writing, received) for received in batch]
-
-
-def apply_calendar_deletes(writing: Writing, batch: Sequence[ReceivedRequest]) -> list[Reply]:
-    """Delete calendars that no job names."""
-    return one_by_one(batch, partial(_delete_calendar, writing))
 
 
 def named_calendars(batch: Iterable[ReceivedRequest]) -> set[tuple[str, str]]:
@@ -170,7 +165,8 @@ def _since(row: _CalendarRow, new: DaySet, now: datetime) -> datetime | None:
     return now if row.version and any((day in row.days) != (day in new) for day in days) else None
 
 
-def _delete_calendar(writing: Writing, received: ReceivedRequest) -> Reply:
+def delete_calendar(writing: Writing, received: ReceivedRequest) -> Reply:
+    """Delete a calendar that no job names."""
     name, tenant = received.of(CalendarDelete).name, received.tenant
     if not writing.read(_LOCK_CALENDAR, tenant=tenant, name=name):
         raise UnknownCalendar(tenant, name, _suggestion(name, _names(writing.connection, tenant)))
