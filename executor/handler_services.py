@@ -20,15 +20,7 @@ from uuid import UUID
 import psycopg
 
 from tidewheel.clock import monotonic_seconds
-from tidewheel.errors import (
-    AttemptOver,
-    InvalidInput,
-    Refused,
-    Unavailable,
-    UndecodableMessage,
-    UnknownBatch,
-    refuse,
-)
+from tidewheel.errors import AttemptOver, InvalidInput, Refused, Unavailable, UndecodableMessage, UnknownBatch, refuse
 from tidewheel.executor.complete_in import CompletionConfig, lock_attempt
 from tidewheel.executor.context_parts import Parent, Previous
 from tidewheel.jobs.parsing import parse_request

@@ -250,15 +250,7 @@ def _total(runs: Mapping[bytes, Unclaimed]) -> float:
 
 
 def _next_size(
-    size: int,
-    published: float,
-    unclaimed: float,
-    age: float,
-    executors: int,
-    *,
-    share: float,
-    held: bool,
-    quick: bool,
+    size: int, published: float, unclaimed: float, age: float, executors: int, *, share: float, held: bool, quick: bool
 ) -> int:
     if not executors:
         return _UNSERVED

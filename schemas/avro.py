@@ -4,14 +4,13 @@ Supported are the types of Tidewheel's schemas: no fixed, no nested union, only 
 default null. No record is empty or contains itself, so that its schema bounds the depth and the size of a message.
 Each type and each field has a doc, each enum a default, and none an alias, because names never change.
 
-A schema's file is named after its record in snake case: `run_request.avsc` holds `io.tidewheel.RunRequest`. Source of
-fingerprints: Apache Avro 1.12 Specification, "Single-object encoding" and "Schema Fingerprints".
+A schema's file is named after its record in snake case: `run_request.avsc` holds `io.tidewheel.RunRequest`.
 
 Full and transitive: each current schema is compared with each released version of it. Two changes are allowed, both in
 either direction: to add or remove a nullable field, and to add or remove a symbol of an enum. `shape` refuses what
 would break them: a nullable field without default null, and an enum without a default symbol.
 
-Source: Apache Avro 1.12 Specification, "Schema Resolution".
+Source: Apache Avro 1.12 Specification, "Single-object encoding", "Schema Fingerprints" and "Schema Resolution".
 """
 
 import json
