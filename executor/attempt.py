@@ -46,19 +46,10 @@ class AttemptClock(Protocol):
 
 @dataclass(slots=True, eq=False)
 class Attempt:
-    """A claimed attempt.
+    """A claimed attempt; its times are monotonic seconds.
 
-    Args:
-        on_report: Called once, with the first outcome reported.
-        on_release: Called once, when its code has ended and the slot is free.
-        lease: Under which it was claimed; once that is over, nothing of the attempt is sent any more.
-        stop_outcome: Why its task is being cancelled: a timeout, or the executor's shutdown. None while it is not.
-        on_thread: True if the slot waits for a thread and not for the task.
-        has_started: True if its target may have started.
-        claimed_at: Monotonic seconds at which its claim was complete.
-        began_at: Monotonic seconds at which its target may have started.
-        last_heartbeat: Monotonic seconds of its last heartbeat, or of its start; None while it waits for a thread.
-        closes_at: Monotonic seconds at which schedule_to_close expires; None without that timeout.
+    `on_report` gets the first outcome reported. `on_release` is called once, when its code has ended and the slot is
+    free. Once its lease is over, nothing of it is sent any more.
     """
 
     started: Started
@@ -67,17 +58,17 @@ class Attempt:
     on_report: Callable[["Attempt", Outcome], None]
     on_release: Callable[["Attempt"], None]
     services: HandlerServices = NO_SERVICES
-    lease: Lease = ENDLESS
+    lease: Lease = ENDLESS  # under which it was claimed
     cancelled: Flag = field(default_factory=Flag)
-    stop_outcome: Outcome | None = field(default=None, init=False)
-    on_thread: bool = field(default=False, init=False)
-    has_started: bool = field(default=False, init=False)
+    stop_outcome: Outcome | None = field(default=None, init=False)  # while its task is cancelled: timeout or shutdown
+    on_thread: bool = field(default=False, init=False)  # the slot waits for a thread and not for the task
+    has_started: bool = field(default=False, init=False)  # its target may have started
     claimed_at: float = field(default_factory=monotonic_seconds, init=False)
-    began_at: float = field(default=0.0, init=False)
+    began_at: float = field(default=0.0, init=False)  # when its target may have started
     ended_at: float = field(default=0.0, init=False)
     span: str | None = field(default=None, init=False)
-    last_heartbeat: float | None = field(default=None, init=False)
-    closes_at: float | None = field(default=None, init=False)
+    last_heartbeat: float | None = field(default=None, init=False)  # or start; None while it waits for a thread
+    closes_at: float | None = field(default=None, init=False)  # when schedule_to_close expires
     output: Output | None = field(default=None, init=False)
     _cancel_task: Callable[[], object] | None = field(default=None, init=False)
     _cancel_queued: Callable[[], bool] | None = field(default=None, init=False)
@@ -228,10 +219,6 @@ class Attempt:
         if self._cancel_task is not None:
             self._cancel_task()
         return True
-
-    def reset_heartbeat(self, at: float | None) -> None:
-        """Count the heartbeat timeout from this moment on; None pauses it."""
-        self.last_heartbeat = at
 
     # What its handler does, called from any thread.
 

@@ -5,8 +5,8 @@ A line follows the commit of the end. Before it, the executor does not know whet
 
 A run's instant and its claim are times of the database's clock. From there on the executor's monotonic clock counts.
 
-It runs on a thread of its own, as the heartbeat does, so the lease is kept meanwhile. While the loop is blocked the
-executor claims nothing. Claimed attempts that have not started are released at once, uncounted, to other executors.
+The watchdog has a thread of its own, as the heartbeat has, so the lease is kept meanwhile. While the loop is blocked,
+the executor claims nothing. Claimed attempts that have not started are released at once, uncounted, to other executors.
 
 A handler that holds the interpreter's lock, as in a slow regular expression, keeps this thread and every other one from
 running. `faulthandler` then writes the stacks of all threads to the log, from a signal handler that needs no lock. Its
@@ -36,9 +36,10 @@ from tidewheel.process.metrics import metrics
 from tidewheel.runs import AttemptOutcome, RunState
 
 _LOG = logging.getLogger("tidewheel.executor")
+
 _MESSAGE_CHARACTERS = 300
 _VERBS = {RunState.FAILED: "fails", RunState.TIMED_OUT: "times out"}
-SUPERSEDED = "a superseded report changes nothing"
+_SUPERSEDED = "a superseded report changes nothing"
 
 _CHECKS = 4  # within the time after which the loop counts as blocked
 _AGAIN_SECONDS = 30.0  # until a blocked loop is logged again
@@ -50,9 +51,8 @@ _STDERR = 2
 class EndLog:
     """The log of the ends of one executor's attempts.
 
-    Args:
-        all_ends: True for a line about each end, not about failures and releases alone.
-        errors: True for the message and the traceback of a failure; without, a line has its type alone.
+    With `all_ends` it has a line about each end, else about failures and releases alone. Without `errors` the line of a
+    failure has its type alone, without message and traceback.
     """
 
     def __init__(self, *, all_ends: bool = False, errors: bool = True) -> None:
@@ -88,9 +88,9 @@ class EndLog:
 
     def _superseded(self, attempt: Attempt, outcome: Outcome) -> None:
         if outcome.error_type:
-            self._failure(attempt, outcome, SUPERSEDED)
+            self._failure(attempt, outcome, _SUPERSEDED)
         else:
-            _LOG.info(SUPERSEDED, extra=attempt.about)
+            _LOG.info(_SUPERSEDED, extra=attempt.about)
 
     def _end(self, attempt: Attempt, outcome: Outcome, recorded: Recorded) -> None:
         if outcome.error_type:

@@ -104,12 +104,10 @@ class BatchClaimer:
         return [FetchedMessage(message, self._decode_one(message)) for message in messages]
 
     def claim(self, fetched: Sequence[FetchedMessage], *, real: int) -> ClaimResult:
-        """Claim the runs of messages and start them.
+        """Claim the runs of messages and start them; each has a slot that was taken before.
 
-        Args:
-            fetched: Decoded messages, each with a slot that was taken before.
-            real: Number of these slots that exist; the others are overcommitted. At-most-once runs get existing slots
-                only: if a process dies, it is unknown whether an attempt it had claimed has started.
+        So many of these slots are real, the others are overcommitted. At-most-once runs get real slots only: if a
+        process dies, it is unknown whether an attempt it had claimed has started.
 
         Raises:
             Unavailable: Nothing was claimed.
@@ -209,10 +207,8 @@ class Claimer:
     def claim_in_parts(self, claims: Sequence[Claim], *, source: str) -> Iterator[Sequence[Started]]:
         """Claim a batch: first the runs that need no place of a key, then the others.
 
-        A claim of a hot key waits for the transactions that hold the key's row. The others must start meanwhile.
-
-        Yields:
-            The claimed runs of a part. The next part is claimed when the caller has started them.
+        A claim of a hot key waits for the transactions that hold the key's row. The others must start meanwhile: so the
+        next part is claimed when the caller has started the runs of the one before.
         """
         free, keyed = split_by_places(claims, self._limited.known)
         if not (free and keyed):
@@ -227,13 +223,9 @@ class Claimer:
         yield started
 
     def claim(self, claims: Sequence[Claim], *, source: str) -> Claimed:
-        """Claim a batch.
+        """Claim a batch: runs that are not claimed are lost, buffered behind their job's active run, or left.
 
-        Args:
-            source: `message` or `sweep`, for the metrics.
-
-        Returns:
-            The claimed runs; all others are lost, buffered behind their job's active run, or left.
+        The source is `message` or `sweep`, for the metrics.
 
         Raises:
             Unavailable: Nothing was claimed.

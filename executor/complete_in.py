@@ -43,19 +43,14 @@ class CompletionConfig:
 
 @dataclass(slots=True)
 class Completion:
-    """The completion of one attempt's run, by its handler.
-
-    Args:
-        request: The run message; None reads it from the database.
-        output: Returns the attempt's output so far: its tail, and the number of bytes in all.
-    """
+    """The completion of one attempt's run, by its handler."""
 
     config: CompletionConfig
     run_id: UUID
     attempt: int
-    request: RunRequest | None = None
+    request: RunRequest | None = None  # the run message; None reads it from the database
     definition: JobDefinition | None = None
-    output: Callable[[], tuple[bytes | None, int | None]] | None = None
+    output: Callable[[], tuple[bytes | None, int | None]] | None = None  # so far: its tail, and the number of its bytes
     called: bool = field(default=False, init=False)
 
     def complete_in(self, connection: Connection[object], result: object) -> None:
@@ -86,18 +81,12 @@ class Completion:
         )
 
     def _write(self, connection: Conn, end: RunEnd) -> None:
-        columns = {
-            "run_id": self.run_id,
-            "attempt": self.attempt,
-            "executor_id": self.config.executor_id,
-            "running": RunState.RUNNING,
-        }
         try:
-            held = connection.execute(_LOCK_ATTEMPT, columns).fetchone()
+            is_held = lock_attempt(connection, self.run_id, self.attempt, self.config.executor_id)
         except psycopg.errors.UndefinedTable as error:
             problem, remedy = "its database has no table job_runs", "give a connection to Tidewheel's own database"
             raise InvalidInput([FieldError("connection", problem, remedy)]) from error
-        if held is None:
+        if not is_held:
             self._refuse(connection)
         failpoint("complete_in.held")
         self.called = True
@@ -112,6 +101,12 @@ class Completion:
         except psycopg.errors.RaiseException as error:
             message = f"attempt {self.attempt} of run {self.run_id} is over; its transaction is rolled back"
             raise AttemptOver(message) from error
+
+
+def lock_attempt(connection: Conn, run_id: UUID, attempt: int, executor_id: UUID) -> bool:
+    """Lock the row of a running attempt; return False if it is over, or another executor's."""
+    columns = {"run_id": run_id, "attempt": attempt, "executor_id": executor_id, "running": RunState.RUNNING}
+    return connection.execute(_LOCK_ATTEMPT, columns).fetchone() is not None
 
 
 def encode_result(result: object) -> bytes | None:

@@ -66,12 +66,10 @@ class _Aside(NamedTuple):
 
 
 class Completer:
-    """The threads that write outcomes.
+    """The threads that write outcomes: without a second session one writer alone.
 
-    Args:
-        second_session: Of the second writer; None runs one writer alone.
-        on_released: Called after a batch whose ends release children of workflows.
-        in_burst: Returns True if the lanes claim more than this executor completes.
+    `on_released` is called after a batch whose ends release children of workflows. `in_burst` returns True if the lanes
+    claim more than this executor completes.
     """
 
     def __init__(

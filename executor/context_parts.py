@@ -22,8 +22,7 @@ from tidewheel.jobs.strict_json import MAX_DOCUMENT_BYTES, strict_json
 from tidewheel.jobs.values import MAX_RESULT_BYTES, MAX_TEXT
 
 if TYPE_CHECKING:
-    from psycopg import AsyncConnection, Connection
-
+    from tidewheel.executor.complete_in import Completion
 
 ADDERS = 4
 """Calls of one executor that add at the same time; further ones wait."""
@@ -96,18 +95,6 @@ class Parent:
         return f"Parent({self.run_id!r}, {self.status!r})"
 
 
-class Completing(Protocol):
-    """Completion of a run inside a transaction of its handler."""
-
-    def complete_in(self, connection: "Connection[object]", result: object) -> None:
-        """As `Context.complete_in`."""
-        ...
-
-    async def complete_in_async(self, connection: "AsyncConnection[object]", result: object) -> None:
-        """As `Context.complete_in_async`."""
-        ...
-
-
 class HandlerChannel(Protocol):
     """The connection from a handler to its executor: calls, or a pipe from the handler's own process."""
 
@@ -131,7 +118,7 @@ class HandlerChannel(Protocol):
         """Add runs to the batch of the run; return False if it has them already; waits for the database."""
         ...
 
-    def completing(self) -> Completing:
+    def completing(self) -> "Completion":
         """Return the completion of the attempt's run inside a transaction of its handler."""
         ...
 
@@ -160,7 +147,7 @@ class NoChannel:
         message = "this context has no run; tidewheel.testing.run_handler creates one that accepts ctx.batch.add"
         raise RuntimeError(message)
 
-    def completing(self) -> Completing:
+    def completing(self) -> "Completion":
         """Refuse: there is no run to complete."""
         message = "this context has no run; tidewheel.testing.run_handler creates one that accepts complete_in"
         raise RuntimeError(message)

@@ -126,12 +126,8 @@ class DueTenants:
 def deal(runs: Iterable[R], weights: Mapping[str, int], next_turn: Callable[[float], float]) -> list[R]:
     """Return runs in turns of their tenants, those of each tenant in their order.
 
-    The next turn of a tenant comes after an exponential time by its weight. So each tenant is the next one as often as
-    its weight says, however many turns there are.
-
-    Args:
-        weights: Of tenants; one without a weight has 1.
-        next_turn: Returns a random exponential time of this rate.
+    The next turn of a tenant comes after an exponential time by its weight, by default 1. So each tenant is the next
+    one as often as its weight says, however many turns there are. `next_turn` returns such a time, of this rate.
     """
     at: defaultdict[str, float] = defaultdict(float)
     turns: list[tuple[float, R]] = []

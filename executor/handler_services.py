@@ -20,16 +20,8 @@ from uuid import UUID
 import psycopg
 
 from tidewheel.clock import monotonic_seconds
-from tidewheel.errors import (
-    AttemptOver,
-    InvalidInput,
-    Refused,
-    Unavailable,
-    UndecodableMessage,
-    UnknownBatch,
-    refuse,
-)
-from tidewheel.executor.complete_in import CompletionConfig
+from tidewheel.errors import AttemptOver, InvalidInput, Refused, Unavailable, UndecodableMessage, UnknownBatch, refuse
+from tidewheel.executor.complete_in import CompletionConfig, lock_attempt
 from tidewheel.executor.context_parts import Parent, Previous
 from tidewheel.jobs.parsing import parse_request
 from tidewheel.jobs.payload import too_large
@@ -47,22 +39,17 @@ from tidewheel.transitions.parents import read_parents
 
 K = TypeVar("K", bound=Hashable)
 
-REFUSED_ALIKE = 3
-"""If so many single writes are refused and none is accepted, the cause is the installation, and all wait."""
-ASIDE_SECONDS = 1.0
-"""Until the next try; doubled each time."""
-_LONGEST_ASIDE_SECONDS = 15.0
+Key = tuple[UUID, int]
 
 _SQL = Statements("tidewheel.executor")
 _FIND_BATCH_OF_RUN = _SQL["find_batch_of_run"]
-_LOCK_ATTEMPT = _SQL["lock_attempt"]
+_READ_PREVIOUS = _SQL["read_previous"]
 
+REFUSED_ALIKE = 3  # single writes: if none is accepted, the cause is the installation, and all wait
+ASIDE_SECONDS = 1.0  # until the next try; doubled each time
+_LONGEST_ASIDE_SECONDS = 15.0
 SAVE_SECONDS = 1.0  # between two saves of progress: a crash loses at most this much of it
-
-_READ_PREVIOUS = Statements("tidewheel.executor")["read_previous"]
 _MAX_RUNS = 1000  # of the job, searched backwards for one that succeeded
-
-Key = tuple[UUID, int]
 
 
 def pause_seconds(tries: int) -> float:
@@ -103,9 +90,8 @@ class SetAside(Generic[K]):
 class BatchAdds:
     """Adds runs to batches; safe from every thread.
 
-    Args:
-        sessions: Several, so that a call which waits for the lock of its batch keeps no other from adding.
-        on_added: Called after the commit: the outbox has messages.
+    It has several sessions, so that a call which waits for the lock of its batch keeps no other from adding. `on_added`
+    is called after the commit: the outbox has messages.
     """
 
     def __init__(
@@ -149,13 +135,7 @@ class BatchAdds:
             lock_batch(connection, tenant, batch_id)
         except UnknownBatch as error:  # retention has deleted it: so the run has ended
             raise _over(run_id, attempt) from error
-        fence = {
-            "run_id": run_id,
-            "attempt": attempt,
-            "executor_id": self._executor_id,
-            "running": RunState.RUNNING,
-        }
-        if connection.execute(_LOCK_ATTEMPT, fence).fetchone() is None:
+        if not lock_attempt(connection, run_id, attempt, self._executor_id):
             raise _over(run_id, attempt)
         origin = Origin(traceparent=traceparent)
         return add_to_batch(connection, self._installation, tenant, request, origin=origin, jobs=jobs)
@@ -322,21 +302,13 @@ class EarlierRuns:
 
 @dataclass(frozen=True, slots=True)
 class HandlerServices:
-    """The services of one executor, shared by all its attempts.
+    """The services of one executor, shared by all its attempts."""
 
-    Args:
-        progress: Keeps heartbeats' progress until it is saved; None drops it.
-        earlier_runs: Looks up earlier and parents' runs; None finds none.
-        completion: For `ctx.complete_in`; None refuses it.
-        batch_adds: For `ctx.batch.add`, likewise.
-        stream_output: True if all output goes to a topic too.
-    """
-
-    progress: ProgressBuffer | None = None
-    earlier_runs: EarlierRuns | None = None
-    completion: CompletionConfig | None = None
-    batch_adds: BatchAdds | None = None
-    stream_output: bool = False
+    progress: ProgressBuffer | None = None  # None drops progress
+    earlier_runs: EarlierRuns | None = None  # None finds none
+    completion: CompletionConfig | None = None  # None refuses `ctx.complete_in`
+    batch_adds: BatchAdds | None = None  # likewise
+    stream_output: bool = False  # to a topic
 
 
 NO_SERVICES = HandlerServices()

@@ -34,18 +34,13 @@ _PARAMETERS = 2
 
 @dataclass(frozen=True, slots=True)
 class Handler:
-    """A registered handler.
-
-    Args:
-        payload: Validates a JSON payload; None accepts any JSON value.
-        own_process: True if it runs in a worker process, where it can be killed and cannot harm other attempts.
-    """
+    """A registered handler."""
 
     name: str
     function: Callable[..., object] | Callable[..., Awaitable[object]]
     is_async: bool
-    payload: TypeAdapter[object] | None
-    own_process: bool = False
+    payload: TypeAdapter[object] | None  # None accepts any JSON value
+    own_process: bool = False  # where it can be killed and cannot harm other attempts
 
     def call(self, context: Context, payload: object) -> Outcome:
         """Call a plain function and return its outcome."""

@@ -30,13 +30,12 @@ from tidewheel.process.service import Backoff, Shutdown
 from tidewheel.runs import Lane
 from tidewheel.settings.executor import ExecutorSettings
 
+_LOG = logging.getLogger("tidewheel.executor")
+
 _POLL_SECONDS = 0.2
 _FULL_SECONDS = 0.5  # between two checks while no slot is free
 _LINGER_SECONDS = 0.002
 _MAX_CLAIMS = 500  # claims in one transaction
-
-_LOG = logging.getLogger("tidewheel.executor")
-
 _MAX_SHARED = 500  # messages requested from a share group at once
 _LONGEST_WAIT = timedelta(seconds=5)  # far below 15 s, the shortest lock on a message that a broker may set
 

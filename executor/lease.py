@@ -1,6 +1,6 @@
 """The lease of an executor, until which its attempts may have effects, and its heartbeat.
 
-It runs on a thread of its own, so that a blocked event loop does not cost the lease.
+The heartbeat has a thread of its own, so that a blocked event loop does not cost the lease.
 
 Every attempt keeps the lease under which it was claimed. A heartbeat in time extends that lease. A heartbeat that comes
 too late starts another lease, and the old one stays over. So a process that was stopped sends nothing of what it had
@@ -235,9 +235,8 @@ class Heartbeat:
     def _renew(self, now: float) -> bool:
         """Extend the lease from the time before the write, or start another: a reaper sees it no earlier.
 
-        Returns:
-            False for a lease that was over before COMMIT had ended: a reaper that saw the counter unchanged may have
-            taken its attempts meanwhile. It stays over, and the next heartbeat starts another.
+        Return False for a lease that was over before COMMIT had ended: a reaper that saw the counter unchanged may have
+        taken its attempts meanwhile. It stays over, and the next heartbeat starts another.
         """
         self._gaps.append((now, now - self._last_heartbeat))
         self._last_heartbeat, until = now, now + self._lease_seconds

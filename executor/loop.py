@@ -27,14 +27,7 @@ from tidewheel.executor.run_queue import RunQueue
 from tidewheel.executor.runners.aws import LambdaRunner
 from tidewheel.executor.runners.kafka import KafkaRunner
 from tidewheel.executor.runners.python import python_runner
-from tidewheel.executor.runners.runner import (
-    DeferredRunner,
-    Recalling,
-    Runner,
-    TargetDispatcher,
-    capabilities,
-    target_kinds,
-)
+from tidewheel.executor.runners.runner import DeferredRunner, Runner, TargetDispatcher, capabilities, target_kinds
 from tidewheel.executor.runners.secret_store import SecretStore, secret_store
 from tidewheel.executor.runners.shell import ShellRunner
 from tidewheel.executor.slots import HeldBytes, Slots
@@ -230,7 +223,7 @@ class Executor:
         """Release what has not started or is not sent, and end what is no longer owned."""
         self._release_not_started()
         for runner in self._runners.values():
-            if isinstance(runner, Recalling):
+            if isinstance(runner, KafkaRunner):
                 runner.recall()
         running = [one for one in list(self._running.values()) if one.has_started and not one.reported]
         owned = read_owned(connection, self.executor_id, [attempt.key for attempt in running]) if running else ()

@@ -25,6 +25,9 @@ from tidewheel.redaction import redact
 from tidewheel.runs import AttemptOutcome
 from tidewheel.transitions.finished import FINAL_TIMEOUTS, timeout_message, timeout_of, timeout_type
 
+LOGGER = "tidewheel.output"
+_LOG = logging.getLogger(LOGGER)
+
 _TRACE_CHARACTERS = 32 * 1024
 # Source: the module `traceback`. The capturing group keeps the sentence between two tracebacks.
 _CHAINED = re.compile(
@@ -38,10 +41,6 @@ _UNCUT_TIMES = 32  # a worker process keeps so much more: redaction does not sho
 OUTPUT_BYTES = 64 * 1024
 _STREAM_BYTES = 1024 * 1024  # of one attempt between two polls; more is dropped from the topic, and counted
 _PIECE_BYTES = 256 * 1024
-
-LOGGER = "tidewheel.output"
-_LOG = logging.getLogger(LOGGER)
-
 _BURST_BYTES = 64 * 1024  # the amount that is stored with the run anyway
 _BYTES_PER_SECOND = 4 * 1024  # 350 MB a day for an attempt that never stops printing
 _LINE_COST = 200  # bytes of the JSON around a line
@@ -54,27 +53,19 @@ forwarding: ContextVar[bool] = ContextVar("tidewheel_forwarding", default=False)
 class Outcome:
     """The end of one attempt.
 
-    Args:
-        result: JSON text of the returned value, at most 64 KiB.
-        error_type: Name of the error's type, such as `ValueError` or `http_500`.
-        error_message: Text of the error, cut to 4096 characters.
-        trace: The traceback, cut to its last 32 Ki characters. A message is cut first.
-        retry_after: The earliest next attempt, if the target named one.
-        not_started: True if the target certainly did nothing: even an at-most-once run may start again.
-        waits: Time limit for an end that comes from outside, by task token; None if this is the end.
-        completes: True if the handler has called `complete_in`: if it has committed, this outcome changes nothing.
+    If its handler has called `complete_in` and has committed, an outcome that `completes` changes nothing.
     """
 
     kind: AttemptOutcome
-    result: bytes | None = None
-    error_type: str | None = None
-    error_message: str | None = None
-    trace: str | None = None
+    result: bytes | None = None  # JSON text of the returned value, at most 64 KiB
+    error_type: str | None = None  # such as `ValueError` or `http_500`
+    error_message: str | None = None  # cut to 4096 characters
+    trace: str | None = None  # cut to its last 32 Ki characters; a message is cut first
     permanent: bool = False
-    retry_after: timedelta | None = None
+    retry_after: timedelta | None = None  # until the earliest next attempt, if the target named one
     snooze: timedelta = timedelta(0)
-    not_started: bool = False
-    waits: timedelta | None = None
+    not_started: bool = False  # the target certainly did nothing: even an at-most-once run may start again
+    waits: timedelta | None = None  # the time limit of an end that comes from outside; None if this is the end
     completes: bool = False
 
     @property
@@ -211,9 +202,7 @@ class Piece:
 class Output:
     """The tail of an attempt's output, and the number of bytes it ever wrote; safe from every thread.
 
-    Args:
-        streamed: True if all output is kept until `take_stream`, not only the tail.
-        closed: True if the attempt's end was being recorded before its first output.
+    If it is streamed, all output is kept until `take_stream`. It begins closed if the attempt's end is being recorded.
     """
 
     __slots__ = ("_closed", "_flushed", "_lock", "_stream", "_tail", "_touched", "dropped", "written")

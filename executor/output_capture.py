@@ -34,6 +34,15 @@ from tidewheel.process.service import Shutdown, run_loop
 from tidewheel.redaction import redact
 from tidewheel.transitions.attempts import AttemptOutput, flush_outputs
 
+_LOG = logging.getLogger("tidewheel.executor")
+
+Running = Callable[[], Iterable[Attempt]]
+
+_EVERY_SECONDS = 1.0
+_BATCH = 100  # attempts in one statement: 6.4 MB at most
+_LAST_SECONDS = 2.0  # for sending the rest to the topic when the executor ends
+_TRIED_MS = 10_000  # for the delivery of one message: later, newer output matters more
+
 current: ContextVar[Attempt | None] = ContextVar("tidewheel_attempt", default=None)
 
 
@@ -125,17 +134,6 @@ class _Records(logging.Handler):
         return attempt.keep(line).allows(len(line))
 
 
-_LOG = logging.getLogger("tidewheel.executor")
-
-_EVERY_SECONDS = 1.0
-_BATCH = 100  # attempts in one statement: 6.4 MB at most
-_LAST_SECONDS = 2.0  # for sending the rest to the topic when the executor ends
-
-_TRIED_MS = 10_000  # for the delivery of one message: later, newer output matters more
-
-Running = Callable[[], Iterable[Attempt]]
-
-
 class Flusher:
     """The thread that writes the output of running attempts, also to a topic if there is one."""
 
@@ -143,7 +141,8 @@ class Flusher:
         self._session, self._executor_id, self._running, self._stream = session, executor_id, running, stream
         self._aside = SetAside[tuple[UUID, int]]()
         self._stop = Shutdown()
-        self._thread = threading.Thread(target=self._run, name="output", daemon=True)
+        loop = (self._stop, "output of attempts", self.step)
+        self._thread = threading.Thread(target=run_loop, args=loop, name="output", daemon=True)
 
     def start(self) -> None:
         """Start the thread."""
@@ -156,9 +155,6 @@ class Flusher:
         self._session.close()
         if self._stream is not None:
             self._stream.close()
-
-    def _run(self) -> None:
-        run_loop(self._stop, "output of attempts", self.step)
 
     def step(self) -> float:
         """Write new output; return the seconds until the next poll."""

@@ -63,17 +63,14 @@ class Watched:
 
 @dataclass(frozen=True, slots=True)
 class Leased:
-    """An attempt owned by an executor that missed its lease.
-
-    `state` is None if another transaction holds the row.
-    """
+    """An attempt owned by an executor that missed its lease."""
 
     run_id: UUID
     job_id: UUID
     job_version: int
     attempt: int
     lost_attempts: int
-    state: str | None
+    state: str | None  # None if another transaction holds the row
 
 
 class Watch:
@@ -95,10 +92,8 @@ class Watch:
     ) -> list[tuple[UUID, int]]:
         """Record the counters; return the executors that missed their whole lease, with their counter.
 
-        Args:
-            now: Monotonic seconds.
-            leases: Leases of the executors in seconds. The longer of its own and this process's applies: a reaper with
-                a short lease must not end the attempts of an executor that is configured to send heartbeats less often.
+        Times are monotonic seconds. The longer of an executor's own lease and this process's applies: a reaper with a
+        short lease must not end the attempts of an executor that is configured to send heartbeats less often.
         """
         answered = self._answered(server_start, now)
         since_return = now - self._returned_at
@@ -135,12 +130,12 @@ class Reaper:
     def __init__(
         self, session: Session, installation: Installation, *, lease: timedelta, max_lost: int, stop: Shutdown
     ) -> None:
-        self._session, self._installation, self._max_lost, self._stop = session, installation, max_lost, stop
+        self._session, self._installation, self._max_lost = session, installation, max_lost
         self._watch = Watch(lease)
         self._locked: set[UUID] = set()  # silent executors with an attempt that another transaction holds
         self._orphans: set[UUID] = set()
         self._next_orphans = monotonic_seconds() + _ORPHANS_SECONDS
-        self._thread = threading.Thread(target=self._run, name="reaper", daemon=True)
+        self._thread = threading.Thread(target=run_loop, args=(stop, "reaper", self.step), name="reaper", daemon=True)
 
     def start(self) -> None:
         """Start the thread."""
@@ -150,9 +145,6 @@ class Reaper:
         """Wait until it has stopped."""
         self._thread.join(timeout=30)
         self._session.close()
-
-    def _run(self) -> None:
-        run_loop(self._stop, "reaper", self.step)
 
     def step(self) -> float:
         """Poll the counters once; return the seconds until the next poll."""
@@ -261,12 +253,8 @@ class Reaper:
             try:
                 definition = DEFINITIONS.of(stored[row.job_id, row.job_version])
             except (KeyError, UndecodableMessage) as error:
-                _LOG.error(
-                    "the definition of run %s cannot be read: %s; its attempt ends as lost, as of at_least_once",
-                    row.run_id,
-                    error,
-                    extra={"run_id": str(row.run_id)},
-                )
+                text = "the definition of run %s cannot be read: %s; its attempt ends as lost, as of at_least_once"
+                _LOG.error(text, row.run_id, error, extra={"run_id": str(row.run_id)})
                 continue
             if definition.at_most_once:
                 once.add(row.run_id)

@@ -61,20 +61,16 @@ class RecordableAttempt(Protocol):
 class Recorded:
     """The effect of recorded outcomes on their runs, for log lines and metrics after the commit.
 
-    Args:
-        busy: Runs whose row another transaction holds; retry them.
-        superseded: Runs that were over before, or have a later attempt: nothing was written.
-        completed: Runs that the attempt itself had ended, by `complete_in`: nothing was written.
-        released: True if children of workflows wait for these ends.
+    Nothing was written of the first three kinds: retry what is busy.
     """
 
-    busy: set[UUID] = field(default_factory=set[UUID])
-    superseded: set[UUID] = field(default_factory=set[UUID])
-    completed: set[UUID] = field(default_factory=set[UUID])
+    busy: set[UUID] = field(default_factory=set[UUID])  # another transaction holds the row
+    superseded: set[UUID] = field(default_factory=set[UUID])  # over before, or with a later attempt
+    completed: set[UUID] = field(default_factory=set[UUID])  # by the attempt itself, with `complete_in`
     states: dict[UUID, RunState] = field(default_factory=dict[UUID, RunState])
     requeued: int = 0
     waits: Set[UUID] = frozenset()
-    released: bool = False
+    released: bool = False  # children of workflows wait for these ends
 
 
 def record_outcomes(

@@ -67,30 +67,22 @@ Fence = tuple[UUID, int]
 
 @dataclass(frozen=True, slots=True)
 class RemoteClaim:
-    """One claim of a remote executor.
-
-    Args:
-        number: Higher than that of its last claim; the same number repeats that claim's response.
-        sweep: Number of due runs of its queues that it requests instead, without messages.
-        min_age: The least time for which those must have been due.
-        key_id: The API key of the caller; None for the token of all.
-    """
+    """One claim of a remote executor."""
 
     executor_id: UUID
-    number: int
+    number: int  # higher than that of its last claim; the same number repeats that claim's response
     claims: Sequence[Claim] = ()
-    sweep: int = 0
-    min_age: timedelta = timedelta(seconds=1)
-    key_id: str | None = None
+    sweep: int = 0  # the number of due runs of its queues that it requests instead, without messages
+    min_age: timedelta = timedelta(seconds=1)  # for which those must have been due
+    key_id: str | None = None  # the API key of the caller; None for the token of all
 
 
 @dataclass(frozen=True, slots=True)
 class RemoteClaimResult:
     """Attempts that a remote executor owns now, and the messages of those that were swept.
 
-    Args:
-        started: The attempts. A missing run was lost, buffered behind its job's active run, or left.
-        signalled: True if signals were written: the caller notifies executors after the commit.
+    A missing run was lost, buffered behind its job's active run, or left. If signals were written, the caller notifies
+    executors after the commit.
     """
 
     started: Sequence[Started]
@@ -184,9 +176,8 @@ class RemoteExecutors:
     ) -> UUID:
         """Register an executor that must send a heartbeat within `lease`; return its id.
 
-        Args:
-            key_id: The API key with which alone its further calls are accepted; None for the token of all.
-            acts_for: The tenant whose runs alone it starts; None for all.
+        Its further calls are accepted with this API key alone, or None for the token of all. It starts the runs of the
+        tenant alone that it acts for; None for all.
         """
         executor_id = uuid4()
         facts = {"name": name, "queues": list(queues), "handlers": list(handlers), "slots": slots, "lease": lease}
@@ -234,12 +225,11 @@ class RemoteExecutors:
     def finish(
         self, executor_id: UUID, reports: Sequence[AttemptReport], *, key_id: str | None = None
     ) -> dict[Fence, str]:
-        """Record the ends of attempts.
+        """Record the ends of attempts; return an answer for each.
 
-        Returns:
-            For each: `recorded`; `superseded` if this executor no longer owns the attempt, and nothing was changed;
-            `busy` if another transaction has its row locked, and `refused` if the database refuses this report alone:
-            both must be repeated.
+        It is `recorded`, or `superseded` if this executor no longer owns the attempt, and nothing was changed. It is
+        `busy` if another transaction holds the row, and `refused` if the database refuses this report alone. The
+        executor repeats both.
 
         Raises:
             Unavailable: The database refuses every report.

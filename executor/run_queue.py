@@ -44,10 +44,8 @@ Run = Coroutine[object, object, None]
 class RunQueue:
     """Starts attempts in order, those of the critical lane first.
 
-    Args:
-        inline: Names of handlers that are coroutines of this process: each may end without waiting.
-        run: Runs an attempt and reports its end; raises nothing.
-        on_end: Called for each attempt whose code has ended, from any thread.
+    The `inline` handlers are coroutines of this process: each may end without waiting. `run` reports an attempt's end
+    and raises nothing. `on_end` is called for each attempt whose code has ended, from any thread.
     """
 
     def __init__(

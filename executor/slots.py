@@ -21,7 +21,6 @@ from tidewheel.runs import Lane
 from tidewheel.schemas.generated.records import JobDefinition, RunRequest
 
 _RESERVED_FOR_CRITICAL = 10  # one slot of so many
-
 _MOST_BYTES: Final = 40 << 20
 _RESERVED_BYTES: Final = 16 << 20  # beside it, for the critical lane
 _SHARED_BYTES: Final = 8 << 20  # beyond both, for the sweep: five of the largest attempts of a second tenant
@@ -47,12 +46,12 @@ class Slots:
         self._changed = threading.Condition()
 
     def take(self, lane: Lane, limit: int) -> int:
-        """Take up to `most` slots for a lane at once; return their number, 0 if none is free."""
+        """Take slots for a lane, up to the limit; return their number, 0 if none is free."""
         with self._changed:
             return self._take(lane, min(self._free(lane), limit))
 
     def take_overcommit(self, lane: Lane, limit: int) -> TakenSlots:
-        """Take up to `most` slots for a lane at once, overcommitted ones included."""
+        """Take slots for a lane, up to the limit, overcommitted ones included."""
         with self._changed:
             real = max(self._free(lane), 0)
             taken = self._take(lane, min(self._free_overcommit(lane), limit))
@@ -61,12 +60,10 @@ class Slots:
             return TakenSlots(taken, min(real, taken))
 
     def take_next(self, lane: Lane, limit: int, seconds: float) -> int:
-        """Take the next `most` slots that come free, before any other caller; for one thread.
+        """Take the next slots that come free, before any other caller, up to the limit; return their number.
 
         Until then no lane overcommits, and the other lanes wait. The critical lane waits only if `lane` is critical.
-
-        Returns:
-            The number taken; 0 if none came free in time.
+        For one thread.
         """
         with self._changed:
             self._next = lane
@@ -236,13 +233,10 @@ class Room:
     """The bytes that tenants may still claim: any below the bound, above it a share of a reserve.
 
     A tenant whose payloads fill the executor is left out until enough of its attempts have ended. The others go on.
-
-    Args:
-        held: The bytes of each tenant; None below the bound.
     """
 
     def __init__(self, held: Counter[str] | None) -> None:
-        self._held = held
+        self._held = held  # by tenant; None below the bound
 
     def has(self, tenant: str, more: int = 0) -> bool:
         """Return True if a tenant holds less than its share, and no more than it with so many bytes."""

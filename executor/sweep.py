@@ -142,7 +142,7 @@ class Sweep:
         self._marks = LowWaterMarks[tuple[str, Lane, str]]()
         self._misses, self._burst_until = 0, 0.0
         self._schedule = LaneSchedule(every, monotonic_seconds())
-        self._thread = threading.Thread(target=self._run, name="sweep", daemon=True)
+        self._thread = threading.Thread(target=run_loop, args=(stop, "sweep", self.step), name="sweep", daemon=True)
 
     def start(self) -> None:
         """Start the thread."""
@@ -154,12 +154,10 @@ class Sweep:
         self._session.close()
         self._claimer.close()
 
-    def _run(self) -> None:
-        run_loop(self._stop, "sweep", self.step)
-
     def step(self) -> float:
         """Poll once; return the seconds until the next poll."""
-        limits = self._limits() if self._wait_for_slots() else []
+        is_free = self._slots.wait_free(Lane.CRITICAL, _FULL_SECONDS)
+        limits = self._limits() if is_free and not self._overloaded() else []
         pause = self._poll(limits) if limits else _QUICK_POLL_SECONDS
         if not self._overloaded():
             self._serve_overdue()
@@ -198,10 +196,6 @@ class Sweep:
         if self._schedule.has_missed(lane):
             random.shuffle(late)  # every executor finds the same runs, and all but one would start nothing again
         return self._tenants.deal(late)
-
-    def _wait_for_slots(self) -> bool:
-        """Wait up to half a second for a free slot; return True if there is one."""
-        return self._slots.wait_free(Lane.CRITICAL, _FULL_SECONDS) and not self._overloaded()
 
     def _limits(self) -> list[tuple[str, Lane, int]]:
         """Return the number of slots for each queue and lane that no message is about to fill."""
@@ -313,12 +307,8 @@ class Sweep:
             try:
                 found[run_id] = request, DEFINITIONS.of(request.definition)
             except UndecodableMessage as error:
-                _LOG.error(
-                    "the definition of run %s cannot be read: %s; the run stays open for a newer release",
-                    run_id,
-                    error,
-                    extra={"run_id": str(run_id)},
-                )
+                text = "the definition of run %s cannot be read: %s; the run stays open for a newer release"
+                _LOG.error(text, run_id, error, extra={"run_id": str(run_id)})
         return found
 
 

@@ -18,25 +18,25 @@ import psycopg
 from tidewheel.audit import Actor
 from tidewheel.errors import RequestConflict, Unavailable, UnknownTenant
 from tidewheel.intake.backfills import apply_backfill_changes, apply_backfills
-from tidewheel.intake.calendars import apply_calendar_deletes, apply_calendar_puts
+from tidewheel.intake.calendars import apply_calendar_puts, delete_calendar
 from tidewheel.intake.graphs import lock_graphs
 from tidewheel.intake.group_requests import (
     apply_batch_adds,
     apply_batch_closes,
     apply_batch_submits,
-    apply_freezes,
-    apply_thaws,
     apply_workflow_changes,
+    freeze,
+    thaw,
 )
 from tidewheel.intake.lifecycle import apply_deletes, apply_pauses, apply_resumes, apply_rollbacks
 from tidewheel.intake.new_jobs import exceeded
 from tidewheel.intake.overrides import apply_overrides
 from tidewheel.intake.request import ReceivedRequest, rejected
-from tidewheel.intake.runs import apply_cancel_filters, apply_cancels, apply_retries, block_claims
+from tidewheel.intake.runs import apply_cancels, apply_retries, block_claims, cancel_by_filter
 from tidewheel.intake.submit import apply_submits
 from tidewheel.intake.task_tokens import apply_completes, apply_heartbeats
 from tidewheel.intake.trigger import apply_triggers
-from tidewheel.intake.writing import Writing, record_requests
+from tidewheel.intake.writing import Writing, record_requests, singly
 from tidewheel.jobs import requests
 from tidewheel.jobs.requests import JobBackfill, JobRollback, JobSubmit, Request, RunComplete, RunHeartbeat
 from tidewheel.postgres.database_clock import read_now
@@ -58,19 +58,12 @@ _SEPARATOR = "\x1f"  # between the attempt and the request_id of a report
 
 
 class Kind(NamedTuple):
-    """A type of requests.
-
-    Args:
-        apply: Applies requests of the type, in the caller's transaction; returns a reply for each, in their order.
-        is_about_jobs: False if one batch may hold several about one job, or about none: all neighbours are one batch.
-        blocks_claims: True if it blocks all claims until its commit: each in a transaction of its own, if by Kafka.
-        is_recorded: True if the audit log has a row for each.
-    """
+    """A type of requests; `apply` returns a reply for each, in their order."""
 
     apply: Callable[[Writing, Sequence[ReceivedRequest]], list[Reply]]
-    is_about_jobs: bool = False
-    blocks_claims: bool = False
-    is_recorded: bool = True
+    is_about_jobs: bool = False  # else one batch may hold several about one job, or about none
+    blocks_claims: bool = False  # until its commit: by Kafka each comes in a transaction of its own
+    is_recorded: bool = True  # in the audit log
 
 
 # Triggers, batches and the reports of attempts are not recorded: one client in a loop would write more rows than all
@@ -90,14 +83,14 @@ _KINDS: dict[type, Kind] = {
     requests.BackfillResume: Kind(apply_backfill_changes, is_about_jobs=True),
     requests.BackfillCancel: Kind(apply_backfill_changes, is_about_jobs=True),
     requests.CalendarPut: Kind(apply_calendar_puts, is_about_jobs=True),
-    requests.CalendarDelete: Kind(apply_calendar_deletes, is_about_jobs=True),
+    requests.CalendarDelete: Kind(singly(delete_calendar), is_about_jobs=True),
     requests.RunCancel: Kind(apply_cancels),
     requests.RunComplete: Kind(apply_completes, is_recorded=False),
     requests.RunHeartbeat: Kind(apply_heartbeats, is_recorded=False),
     requests.RunRetry: Kind(apply_retries),
-    requests.RunsCancel: Kind(apply_cancel_filters, blocks_claims=True),
-    requests.Freeze: Kind(apply_freezes, blocks_claims=True),
-    requests.Thaw: Kind(apply_thaws),
+    requests.RunsCancel: Kind(singly(cancel_by_filter), blocks_claims=True),
+    requests.Freeze: Kind(singly(freeze), blocks_claims=True),
+    requests.Thaw: Kind(singly(thaw)),
     requests.WorkflowPause: Kind(apply_workflow_changes),
     requests.WorkflowResume: Kind(apply_workflow_changes),
     requests.WorkflowCancel: Kind(apply_workflow_changes, blocks_claims=True),
@@ -124,8 +117,7 @@ def apply_requests(
 ) -> list[Reply]:
     """Apply requests in the caller's transaction, whose last statements settle the places of keys.
 
-    Args:
-        actor: The origin of those that did not come by Kafka; by default the user of this process.
+    The actor is the origin of those that did not come by Kafka; by default the user of this process.
 
     Raises:
         Unavailable: Another transaction stored a reply for the same request_id, or has brought a job of the batch into

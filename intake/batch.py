@@ -89,11 +89,9 @@ def apply_batch(
     *,
     written: set[RequestType] | None = None,
 ) -> None:
-    """Apply messages in the caller's transaction.
+    """Apply messages of one topic or both in the caller's transaction; replies come after requests.
 
-    Args:
-        messages: Messages of one topic or both, each topic's in the order to apply them. Replies come after requests.
-        failure: The failure of an earlier try. With it requests are rejected, and replies become dead letters.
+    With the failure of an earlier try requests are rejected, and replies become dead letters.
 
     Raises:
         NeedsOwnTransaction: The batch contains cancellations by filter or of workflows, freezes, or a cancel of a
@@ -161,7 +159,7 @@ def decode_message(installation: Installation, message: Message, failure: Except
     except (UndecodableMessage, RequestRefused) as error:
         return error.without_frames()
     received = ReceivedRequest(request, origin_of(message), encoding, _bytes(message.key()), message.timestamp()[1])
-    if headers := dict(_pairs(message)):
+    if headers := dict(_pairs(message.headers())):
         received.sent_traceparent = _traceparent(headers.get("traceparent"))
         if is_recorded(received):
             received.named = person(headers.get(ACTOR_HEADER))
@@ -286,7 +284,8 @@ def _dead_letter(writing: Writing, message: Message, reason: str, now: datetime)
     else:
         # The token of a reply is a header; the headers of a request are not used.
         is_reply = origin.topic == installation.topics.target_replies
-        headers = [(name, value) for name, value in _pairs(message) if is_reply and isinstance(value, bytes)]
+        pairs = _pairs(message.headers())
+        headers = [(name, value) for name, value in pairs if is_reply and isinstance(value, bytes)]
         dead = DeadMessage(*place, key, value, reason, headers, tenant=tenant)
     return dead_letter_message(connection, installation, dead, now)
 
@@ -305,9 +304,8 @@ def _why_too_long(message: Message) -> str | None:
     return None
 
 
-def _pairs(message: Message) -> Iterable[tuple[str, bytes | str | None]]:
-    headers = message.headers() or ()
-    return headers.items() if isinstance(headers, Mapping) else headers
+def _pairs(headers: Headers) -> Iterable[tuple[str, bytes | str | None]]:
+    return headers.items() if isinstance(headers, Mapping) else headers or ()
 
 
 def _bytes(value: object) -> bytes | None:
@@ -388,9 +386,8 @@ def _request(document: Mapping[str, object]) -> RunComplete:
 
 def _texts(headers: Headers) -> dict[str, str]:
     """Return the headers as text; the last one of a repeated name."""
-    pairs = headers.items() if isinstance(headers, Mapping) else headers or ()
-    return {name.lower(): _text(value) for name, value in pairs if value is not None}
-
-
-def _text(value: bytes | str) -> str:
-    return value if isinstance(value, str) else value.decode("utf-8", "replace")
+    return {
+        name.lower(): value if isinstance(value, str) else value.decode("utf-8", "replace")
+        for name, value in _pairs(headers)
+        if value is not None
+    }

@@ -22,7 +22,7 @@ from tidewheel.errors import FieldError, InvalidInput, ScheduleRefused, Unavaila
 from tidewheel.intake.locks import JobRow, Locked, lock_jobs_by_id
 from tidewheel.intake.request import ReceivedRequest, accepted, rejected
 from tidewheel.intake.timers import TimerToPut, apply_overdue, put_timers
-from tidewheel.intake.writing import Writing, one_by_one
+from tidewheel.intake.writing import Writing
 from tidewheel.jobs.requests import CalendarDelete, CalendarPut, JobSubmit
 from tidewheel.jobs.spec import JobSpec
 from tidewheel.postgres.pg_binary import instants, integers, uuids
@@ -54,14 +54,14 @@ _DROP_JOB_CALENDARS = _SQL["drop_job_calendars"]
 _READ_LOCKED_TIMERS = _SQL["read_locked_timers"]
 _READ_JOBS_WITHOUT_TIMER = _SQL["read_jobs_without_timer"]
 _REVIVE_JOBS = _SQL["revive_jobs"]
+_READ_UPCOMING_OVERRIDES = _SQL["read_upcoming_overrides"]
+_DELETE_OVERRIDES = _SQL["delete_overrides"]
+_DROP_MOVES = _SQL["drop_moves"]
 
 MAX_JOBS = 50_000
 """The jobs that a change may reach: about 0.1 ms each, 0.3 ms for an overdue one, of the 60 s of a transaction."""
 
 _TRIES = 3  # another transaction may delete the calendar between two statements
-_READ_UPCOMING_OVERRIDES = _SQL["read_upcoming_overrides"]
-_DELETE_OVERRIDES = _SQL["delete_overrides"]
-_DROP_MOVES = _SQL["drop_moves"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,11 +76,6 @@ class _CalendarRow:
 def apply_calendar_puts(writing: Writing, batch: Sequence[ReceivedRequest]) -> list[Reply]:
     """Create or replace calendars."""
     return [_put_calendar(writing, received) for received in batch]
-
-
-def apply_calendar_deletes(writing: Writing, batch: Sequence[ReceivedRequest]) -> list[Reply]:
-    """Delete calendars that no job names."""
-    return one_by_one(batch, partial(_delete_calendar, writing))
 
 
 def named_calendars(batch: Iterable[ReceivedRequest]) -> set[tuple[str, str]]:
@@ -170,7 +165,8 @@ def _since(row: _CalendarRow, new: DaySet, now: datetime) -> datetime | None:
     return now if row.version and any((day in row.days) != (day in new) for day in days) else None
 
 
-def _delete_calendar(writing: Writing, received: ReceivedRequest) -> Reply:
+def delete_calendar(writing: Writing, received: ReceivedRequest) -> Reply:
+    """Delete a calendar that no job names."""
     name, tenant = received.of(CalendarDelete).name, received.tenant
     if not writing.read(_LOCK_CALENDAR, tenant=tenant, name=name):
         raise UnknownCalendar(tenant, name, _suggestion(name, _names(writing.connection, tenant)))
@@ -217,13 +213,8 @@ def _reset_timers(writing: Writing, locked: Locked) -> None:
     left = writing.read_as(LockedTimer, _READ_LOCKED_TIMERS, **columns)
     timers = [timer for timer in left if timer.hold_reason != HoldReason.QUARANTINED]
     inputs = read_decision_inputs(writing.connection, timers)
-    advance_timers(
-        writing.connection,
-        writing.installation,
-        timers,
-        lambda timer: _reset(timer, inputs, locked.now),
-        now=locked.now,
-    )
+    connection, installation, now = writing.connection, writing.installation, locked.now
+    advance_timers(connection, installation, timers, lambda timer: _reset(timer, inputs, now), now=now)
     had = {timer.job_id for timer in left}
     without = writing.read_as(LockedTimer, _READ_JOBS_WITHOUT_TIMER, **columns)
     timerless = [row for row in without if row.job_id not in had]
@@ -275,8 +266,7 @@ def read_upcoming_overrides(
 def fit_moves(writing: Writing, changed: Mapping[UUID, tuple[JobRow, Schedule]], now: datetime) -> None:
     """Delete or drop the moved occurrences that the new versions of jobs do not have.
 
-    Args:
-        changed: Each job's old row, with the schedule of its new version under its calendars, by id.
+    `changed` has each job's old row, and the schedule of its new version under its calendars.
     """
     if not changed:
         return

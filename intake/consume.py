@@ -20,7 +20,6 @@ from confluent_kafka import OFFSET_END, Consumer, KafkaError, KafkaException, Me
 from tidewheel.clock import monotonic_seconds
 from tidewheel.errors import Unavailable, Unusable
 from tidewheel.intake.batch import bury_batch, origin_of
-from tidewheel.intake.breaker import RequestBreaker
 from tidewheel.intake.partitions import (
     DeferredPartitions,
     Fenced,
@@ -32,7 +31,7 @@ from tidewheel.intake.partitions import (
     hold_deletions,
     partition_of,
 )
-from tidewheel.intake.recovery import Applier, read_clock
+from tidewheel.intake.recovery import Applier, RequestBreaker, read_clock
 from tidewheel.kafka.clients import consumer, leave_group, poll_batch
 from tidewheel.kafka.groups import quickest_protocol
 from tidewheel.kafka.offsets import (

@@ -69,19 +69,13 @@ class _Node:
 
 @dataclass(frozen=True, slots=True)
 class EdgeChange:
-    """The change of the edges to one job, checked.
-
-    Args:
-        parents: The condition of each parent.
-        root: The root of its graph; its own id if it has no parents.
-        moved: The jobs that come under another root: itself, and those beneath it.
-    """
+    """The change of the edges to one job, checked."""
 
     job_id: UUID
     tenant: str
-    parents: Mapping[UUID, str]
-    root: UUID
-    moved: frozenset[UUID]
+    parents: Mapping[UUID, str]  # with the condition of each
+    root: UUID  # of its graph; its own id if it has no parents
+    moved: frozenset[UUID]  # jobs that come under another root: itself, and those beneath it
 
 
 def lock_graphs(connection: Conn, batch: Collection[ReceivedRequest]) -> Graphs:

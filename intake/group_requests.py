@@ -7,8 +7,6 @@ that is paused or cancelled. A cancel of its open runs is a row for each (`pendi
 A batch of runs is an occurrence too. Its requests lock the jobs that they name, then the occurrences in the order of
 their ids, as a drain does.
 
-A scope is the fleet, a tenant, a queue, labels, a key prefix, or what fits several of them.
-
 A freeze is one row that every claim reads. It is written under the lock `claims`: a batch of claims comes wholly before
 it, or sees it. Firing holds the timers that come due under it. A thaw ends the freeze at once, and the scheduler then
 releases these timers (scheduler/releases.py). The sweeps of the executors find the runs that waited.
@@ -55,18 +53,14 @@ from tidewheel.transitions.resume import resume, resume_batch
 from tidewheel.transitions.workflows import NO_JOB, Workflow, cancel_open_runs, lock_workflows, set_workflow
 
 _TRANSITIONS = Statements("tidewheel.transitions")
+_FIND_FREEZE = _TRANSITIONS["find_freeze"]
 _KEEP_ROOT_RUNS = _TRANSITIONS["keep_root_runs"]
 _KEEP_ROOT_RELEASES = _TRANSITIONS["keep_root_releases"]
 _OPEN_EARLY = _TRANSITIONS["open_early"]
 _HASTEN_RELEASES = _TRANSITIONS["hasten_releases"]
 
-_REASON = "workflow_cancelled"
-_TRIGGER = "trigger the root for a new occurrence"
-
 _SQL = Statements("tidewheel.intake")
-_FIND_FREEZE = Statements("tidewheel.transitions")["find_freeze"]
 _NEXT_FREEZE_ID = _SQL["next_freeze_id"]
-_RESET_PLAN_MODE = _SQL["reset_plan_mode"]
 _FIND_JOBS_TO_FREEZE = _SQL["find_jobs_to_freeze"]
 _ADD_FROZEN_JOBS = _SQL["add_frozen_jobs"]
 _ADD_FREEZE = _SQL["add_freeze"]
@@ -74,6 +68,9 @@ _TAKE_OVER_PAUSE = _SQL["take_over_pause"]
 _LOCK_FREEZE = _SQL["lock_freeze"]
 _THAW = _SQL["thaw"]
 _KEEP_FROZEN_JOBS = _SQL["keep_frozen_jobs"]
+
+_REASON = "workflow_cancelled"
+_TRIGGER = "trigger the root for a new occurrence"
 
 MAX_JOBS = 100_000  # jobs of one freeze: a row each, about a second in all
 
@@ -247,22 +244,13 @@ class _Standing(NamedTuple):
     by_operator: bool
 
 
-def apply_freezes(writing: Writing, batch: Sequence[ReceivedRequest]) -> list[Reply]:
-    """Write freezes."""
-    return one_by_one(batch, partial(_freeze, writing))
-
-
-def apply_thaws(writing: Writing, batch: Sequence[ReceivedRequest]) -> list[Reply]:
-    """End freezes."""
-    return one_by_one(batch, partial(_thaw, writing))
-
-
 def keep_frozen_jobs(connection: Conn, job_ids: Iterable[UUID]) -> None:
     """Add jobs that were just written to the standing freezes that they fit; remove them from the others."""
     connection.execute(_KEEP_FROZEN_JOBS, {"job_ids": uuids(job_ids)})
 
 
-def _freeze(writing: Writing, received: ReceivedRequest) -> Reply:
+def freeze(writing: Writing, received: ReceivedRequest) -> Reply:
+    """Write a freeze."""
     request = received.of(Freeze)
     scope = _scope(received, request)
     is_pause = request.scope == "tenant" and not (request.queue or request.labels or request.key_prefix)
@@ -295,7 +283,8 @@ def _take_over(writing: Writing, received: ReceivedRequest, columns: dict[str, o
     return writing.execute(_TAKE_OVER_PAUSE, **{**columns, "id": standing.id}).rowcount > 0
 
 
-def _thaw(writing: Writing, received: ReceivedRequest) -> Reply:
+def thaw(writing: Writing, received: ReceivedRequest) -> Reply:
+    """End a freeze."""
     request = received.of(Thaw)
     scope = _scope(received, request)
     standing = _find(writing, scope)
@@ -315,8 +304,8 @@ def _thaw(writing: Writing, received: ReceivedRequest) -> Reply:
 
 def _lock(writing: Writing, received: ReceivedRequest, standing: _Standing) -> None:
     if not try_lock(writing.connection, _LOCK_FREEZE, {"id": standing.id}):
-        freeze = "the freeze"
-        raise RowLocked(freeze, [received])
+        what = "the freeze"
+        raise RowLocked(what, [received])
 
 
 def _is_operator(writing: Writing, received: ReceivedRequest) -> bool:
@@ -345,10 +334,7 @@ def _add_jobs(writing: Writing, columns: dict[str, object]) -> None:
     """Write the jobs of a freeze by labels or key prefix."""
     if columns["labels"] is None and columns["key_prefix"] is None:
         return
-    # Labels have no index. Under `BY_KEY`, intake's plan mode, a tenant's jobs would be read one by one in key order.
-    with writing.connection.transaction(force_rollback=True):  # a savepoint: the plan mode is restored
-        writing.connection.execute(_RESET_PLAN_MODE)
-        found = writing.read(_FIND_JOBS_TO_FREEZE, **columns, limit=MAX_JOBS + 1)
+    found = writing.read_unindexed(_FIND_JOBS_TO_FREEZE, **columns, limit=MAX_JOBS + 1)
     if len(found) > MAX_JOBS:
         path = "labels" if columns["labels"] is not None else "key_prefix"
         refuse(path, f"more than {MAX_JOBS} jobs fit", "narrow it, or freeze a queue or the tenant")

@@ -7,8 +7,8 @@ pause, and a `once` whose instant lies in it fires. Triggers work on a paused jo
 A deletion leaves a tombstone, so that version numbers never repeat for a job_id. Started runs finish. Runs that never
 started are cancelled, and runs whose instant is ahead are retracted.
 
-The stored spec is the submitted one, before defaults, in canonical form. In the form of
-`submitted_form` it has the same hash.
+The stored spec is the submitted one, before defaults, in canonical form. In the form of `submitted_form` it has the
+same hash.
 """
 
 import json
@@ -52,10 +52,10 @@ _DELETE_JOBS = _SQL["delete_jobs"]
 _RETIRE_VERSIONS = _SQL["retire_versions"]
 _LOCK_UNSTARTED_RUNS = _SQL["lock_unstarted_runs"]
 _ADD_JOB_CANCELLATION = _SQL["add_job_cancellation"]
-
-_MAX_CANCELLED = 1000  # runs that the request itself cancels, in tens of milliseconds
 _READ_REQUESTED_VERSIONS = _SQL["read_requested_versions"]
 _READ_EARLIEST_VERSIONS = _SQL["read_earliest_versions"]
+
+_MAX_CANCELLED = 1000  # runs that the request itself cancels, in tens of milliseconds
 
 
 def apply_pauses(writing: Writing, batch: Sequence[ReceivedRequest]) -> list[Reply]:
@@ -286,11 +286,8 @@ def stored_spec(spec: Mapping[str, object], definition: JobDefinition) -> JobSpe
 
 def _read(writing: Writing, batch: Sequence[ReceivedRequest]) -> dict[UUID, _StoredVersion]:
     """Return those of the requested versions that exist."""
-    columns = {
-        "job_ids": uuids(received.job_id for received in batch),
-        "versions": integers(received.of(JobRollback).version for received in batch),
-    }
-    rows = writing.connection.execute(_READ_REQUESTED_VERSIONS, columns).fetchall()
+    ids, versions = uuids(each.job_id for each in batch), integers(each.of(JobRollback).version for each in batch)
+    rows = writing.execute(_READ_REQUESTED_VERSIONS, job_ids=ids, versions=versions).fetchall()
     return {
         job_id: _StoredVersion(spec, decode(definition, JobDefinition))
         for job_id, spec, definition in cast("list[tuple[UUID, Mapping[str, object], bytes]]", rows)

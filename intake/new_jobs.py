@@ -61,7 +61,10 @@ from tidewheel.transitions.installation import Installation
 from tidewheel.transitions.kept_since import share_kept_since
 from tidewheel.transitions.tenant_refusals import refusals_of
 
+_LOG = logging.getLogger("tidewheel.intake")
+
 _SQL = Statements("tidewheel.intake")
+_FIND_JOBS = _SQL["find_jobs"]
 _FIND_TENANTS = _SQL["find_tenants"]
 _LOCK_JOB_QUOTA = _SQL["lock_job_quota"]
 _TAKE_JOB_ROOM = _SQL["take_job_room"]
@@ -70,10 +73,6 @@ _COUNT_JOBS = _SQL["count_jobs"]
 _FIND_LIVE_JOBS = _SQL["find_live_jobs"]
 
 _TenantRow = tuple[str, int | None, int | None]
-
-_LOG = logging.getLogger("tidewheel.intake")
-
-_FIND_JOBS = Statements("tidewheel.intake")["find_jobs"]
 
 _NO_JOB = UUID(int=0)  # for a schedule that does not depend on the job's id
 _TRIES = 5  # each failed try means that another transaction has created one of the jobs
@@ -361,12 +360,5 @@ def _start_of(version: NextVersion) -> ScheduleStart:
     next_at = version.next_at
     # A timer with calendars is also due to record excluded days, which have no run.
     fires_at = version.effective.after(next_at - TICK) if version.calendars and next_at else version.due_at
-    return ScheduleStart(
-        version.schedule_text,
-        version.kind,
-        version.interval_us,
-        version.anchor,
-        next_at,
-        version.due_at,
-        fires_at,
-    )
+    text, kind, every = version.schedule_text, version.kind, version.interval_us
+    return ScheduleStart(text, kind, every, version.anchor, next_at, version.due_at, fires_at)

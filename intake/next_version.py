@@ -29,6 +29,8 @@ from tidewheel.schedules.timer_state import DaySets, timer_state
 
 _SHIFTS_BY = ("exclude_calendars", "include_calendars", "on_excluded")
 
+_BESIDE_SCHEDULE = {"start_at", "end_at", "max_runs", "exclude_calendars", "include_calendars"}
+
 WITHOUT_OCCURRENCES = ("manual", "after")  # kinds of schedules that need no timer
 
 
@@ -36,44 +38,31 @@ WITHOUT_OCCURRENCES = ("manual", "after")  # kinds of schedules that need no tim
 class VersionInputs:
     """The facts about a job, after its overdue occurrences were applied, that its next version depends on.
 
-    Args:
-        remaining_from: The first instant that the version in force has still to fire; None if it has none.
-        timer_used_up: True if applying the overdue occurrences has used up the timer.
-        run_open: True if the run of the timer's instant is open.
-        keep_cursor: True if `remaining_from` stays its cursor: the job is paused or quarantined, and its schedule and
-            policies stay.
-        spread_anchor: True if a new interval starts at an instant derived from the job's id, as in a bulk load.
+    With `keep_cursor` the cursor stays `remaining_from`: the job is on hold, and its schedule and policies stay.
     """
 
     now: datetime
-    remaining_from: datetime | None = None
-    timer_used_up: bool = False
-    run_open: bool = False
+    remaining_from: datetime | None = None  # the first instant that the version in force has still to fire
+    timer_used_up: bool = False  # by applying the overdue occurrences
+    run_open: bool = False  # of the timer's instant
     keep_cursor: bool = False
-    spread_anchor: bool = False
+    spread_anchor: bool = False  # a new interval starts at an instant derived from the job's id, as in a bulk load
 
 
 @dataclass(frozen=True, slots=True)
 class NextVersion:
-    """A version to write.
-
-    Args:
-        schedule_text: The schedule in full, as `job_versions.schedule_json` has it.
-        anchor: The time when its interval was first accepted.
-        next_at: The first instant without a record; None if the job can never fire again.
-        due_at: The time of the timer's next poll; equal to `next_at` without calendars.
-    """
+    """A version to write."""
 
     job: JobRow
     number: int
     spec: JobSpec
-    schedule_text: str
+    schedule_text: str  # in full, as `job_versions.schedule_json` has it
     policy_text: str
-    anchor: datetime | None
+    anchor: datetime | None  # the time when its interval was first accepted
     interval_us: int | None
     paused: bool
-    next_at: datetime | None
-    due_at: datetime | None
+    next_at: datetime | None  # the first instant without a record; None if the job can never fire again
+    due_at: datetime | None  # the time of the timer's next poll; equal to `next_at` without calendars
     hold_reason: HoldReason | None
     effective: Schedule
 
@@ -194,9 +183,8 @@ def ensure_not_fired(spec: JobSpec, job: JobRow, fired: RunState | None) -> None
 def schedule_text(spec: JobSpec, job: JobRow, anchor: datetime, *, first: datetime) -> str:
     """Return the canonical schedule; `schedules` caches parsed schedules by this text.
 
-    Args:
-        anchor: The time when an interval without an anchor of its own was first accepted.
-        first: The time when the job was first accepted; `max_runs: n` ends with the n-th occurrence from then.
+    The anchor is that of an interval without its own. `max_runs: n` ends with the n-th occurrence from `first` on, when
+    the job was first accepted.
     """
     document = anchored(schedule_document(spec), anchor)
     text = canonical(document).decode()
@@ -273,9 +261,6 @@ def at_root(refused: Refused) -> InvalidInput:
     base = "job" if error.path in _BESIDE_SCHEDULE else "job.schedule"
     path = f"{base}.{error.path}" if error.path else base
     return InvalidInput([FieldError(path, error.problem, error.remedy)])
-
-
-_BESIDE_SCHEDULE = {"start_at", "end_at", "max_runs", "exclude_calendars", "include_calendars"}
 
 
 def _policy_text(spec: JobSpec, job: JobRow, schedule: str, now: datetime) -> str:

@@ -38,15 +38,13 @@ _ACQUIRE_PARTITION = _SQL["acquire_partition"]
 _STORE_OFFSETS = _SQL["store_offsets"]
 _HOLD_DELETIONS = _SQL["hold_deletions"]
 
+Partition: TypeAlias = tuple[str, int]
+
 # An honest start reads and stores within a second, so that three in a row were most likely killed by what they read.
 _SUSPECT_FROM = 3
 _KEPT_BYTES = 1 << 20  # of a deferred partition; a member may own dozens
 _RETRY_SECONDS = 0.5  # a try waits 0.2 s at most for the lock: the other partitions get the rest
-
 _AGE_SECONDS = 10.0  # a new topic is found within it; the broker's answer has all partitions of the cluster
-
-Partition: TypeAlias = tuple[str, int]
-
 _MESSAGES = 10_000  # read in this way; the client has fetched fewer when a process is killed before its first commit
 _APPLIED_BYTES = 1 << 20  # of messages that are applied at once
 _SECONDS = 120.0  # and 100 s for the last search: a group evicts a member that does not poll for 300 s
@@ -105,11 +103,8 @@ class StoredOffsets:
     def acquire(self, connection: Conn, offsets: Mapping[Partition, tuple[int, int]]) -> dict[Partition, int]:
         """Acquire partitions in the caller's transaction, and return their next offsets.
 
-        A partition is left out if its stored offset belongs to a topic that was deleted and created again.
-
-        Args:
-            offsets: The first offset of each partition, which is the next one when none is stored, and the offset
-                behind its last message.
+        Each is given with its first offset, which is the next one when none is stored, and the one behind its last
+        message. One is left out if its stored offset belongs to a topic that was deleted and created again.
         """
         acquired: dict[Partition, int] = {}
         for (topic, number), (first_offset, end) in sorted(offsets.items()):
@@ -285,10 +280,8 @@ class RequestWaits(Exception):
 class SuspectReader:
     """Reads the suspect partitions of one topic.
 
-    Args:
-        apply: Applies messages of one partition; returns when their offsets are stored.
-        bury: Stores a dead letter in the place of the batch between two offsets, and the second one.
-        on_step: Called before each step; raises to end the work.
+    `apply` returns when the offsets of the messages are stored. `bury` stores a dead letter in the place of the batch
+    between two offsets, and the second one. `on_step` is called before each step, and raises to end the work.
     """
 
     def __init__(

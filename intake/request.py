@@ -21,7 +21,6 @@ from tidewheel.jobs.invalid import UnreadableValue
 from tidewheel.jobs.parsing import RequestIdentity, parse_request, parse_request_of
 from tidewheel.jobs.payload import BYTES_CONTENT, JSON_CONTENT
 from tidewheel.jobs.requests import JobSubmit, JobTrigger, Request
-from tidewheel.jobs.requests import Request as ParsedRequest
 from tidewheel.jobs.spec import canonical_spec
 from tidewheel.jobs.strict_json import canonical, read_object, read_value
 from tidewheel.jobs.validation import shown
@@ -50,11 +49,8 @@ _CONTENT_TYPES = {
 _NAMES_BY_TYPE = {kind: kind.value.replace("_", ".") for kind in RequestType}
 
 
-def read_request(value: bytes, tenant: str | None = None) -> tuple[ParsedRequest, Encoding]:
-    """Return the request of a message, and its encoding.
-
-    Args:
-        tenant: The tenant of the message's topic, to which the request then belongs; None for the shared topic.
+def read_request(value: bytes, tenant: str | None = None) -> tuple[Request, Encoding]:
+    """Return the request of a message, and its encoding; by a tenant's own topic it is of this tenant.
 
     Raises:
         UndecodableMessage: The bytes are not a request. They become a dead letter.
@@ -120,27 +116,19 @@ def _plain_value(type_: Type, value: Any) -> Any:  # noqa: ANN401 - `type_` has 
 class ReceivedRequest:
     """A request to apply.
 
-    Attributes:
-        origin: Its topic, partition and offset; None if it did not come from Kafka.
-        key: The key of its job; a job submitted without one gets the request_id, or the message's coordinates.
-        sent_ms: The timestamp of its message. A topic that was created again repeats offsets, but no timestamps.
-        named: The person that the message's header names, for the audit log.
-        sent_traceparent: The `traceparent` of the headers that came with it. It is no part of the request's content,
-            so a request that is sent again may have another one.
-        made_from: The hash of what the client sent, where the request was made from it and from stored rows, as the
-            submit of a patch is.
-        in_callers_transaction: True if a client commits its transaction at some time of its own.
+    A job that was submitted without a key gets the request_id, or the message's coordinates. `made_from` is the hash of
+    what the client sent, where the request was made from it and from stored rows, as the submit of a patch is.
     """
 
     request: Request
-    origin: RequestOrigin | None = None
+    origin: RequestOrigin | None = None  # None if it did not come from Kafka
     encoding: Encoding = "json"
     reply_key: bytes | None = None
-    sent_ms: int | None = None
-    named: str | None = None
-    sent_traceparent: str | None = None
+    sent_ms: int | None = None  # of its message: a topic that was created again repeats offsets, but no timestamps
+    named: str | None = None  # the person that the message's header names, for the audit log
+    sent_traceparent: str | None = None  # of the headers: no part of the content, another one if it is sent again
     made_from: bytes | None = None
-    in_callers_transaction: bool = False
+    in_callers_transaction: bool = False  # which a client commits at some time of its own
     tenant: str = field(init=False)
     key: str | None = field(init=False)
     _job_id: JobId | None = field(init=False, default=None)

@@ -1,11 +1,10 @@
 """Requests about runs: `run.cancel`, `runs.cancel` by a filter, and `run.retry`.
 
 `run.cancel` works in every state, is idempotent, and replies with the state that it found: unchanged if the run was
-being cancelled or has ended. A run without a running
-attempt ends at once. A running attempt gets a cancel signal, and can only become cancelled from then on. If another
-transaction holds the run for longer than 200 ms, the cancel is stored in `pending_cancels`, under `claims_lock`.
-From its commit on no claim starts the run, and no other transaction ends it as other than cancelled. The scheduler
-cancels it as soon as it is free, unless the transaction that held it has ended it.
+being cancelled or has ended. A run without a running attempt ends at once. A running attempt gets a cancel signal, and
+can only become cancelled from then on. If another transaction holds the run for longer than 200 ms, the cancel is
+stored in `pending_cancels`, under `claims_lock`. From its commit on no claim starts the run, and no other transaction
+ends it as other than cancelled. The scheduler cancels it as soon as it is free, unless its holder has ended it.
 
 `runs.cancel` writes one row that every claim reads, so that it takes effect at once for any number of runs. The row is
 written under `claims_lock`: a batch of claims comes wholly before it, or sees it. The scheduler ends the runs in
@@ -47,9 +46,7 @@ _LOCK_RUN = _SQL["lock_run"]
 _READ_RUN = _SQL["read_run"]
 _FIND_PENDING_CANCEL = _SQL["find_pending_cancel"]
 _ADD_PENDING_CANCEL = _SQL["add_pending_cancel"]
-
 _READ_JOB_KEY = Statements("tidewheel.transitions")["read_job_key"]
-_RESET_PLAN_MODE = _SQL["reset_plan_mode"]
 _FIND_LABELLED_JOBS = _SQL["find_labelled_jobs"]
 _NEXT_CANCELLATION_ID = _SQL["next_cancellation_id"]
 _ADD_CANCELLED_JOBS = _SQL["add_cancelled_jobs"]
@@ -65,8 +62,7 @@ MAX_JOBS = 10_000  # jobs of one cancellation by labels: a row each, a few hundr
 class CancelNeedsClaims(Exception):
     """A cancel of a locked run must block claims until its commit; nothing was written.
 
-    Args:
-        received: The request. It has to be the only one of its transaction: claims wait for rows of the others.
+    It has to be the only request of its transaction: claims wait for rows of the others.
     """
 
     def __init__(self, received: ReceivedRequest) -> None:
@@ -142,11 +138,6 @@ class _Cancels:
         return _Done(RunState(left), changed=True)
 
 
-def apply_cancel_filters(writing: Writing, batch: Sequence[ReceivedRequest]) -> list[Reply]:
-    """Write cancellations."""
-    return one_by_one(batch, partial(_cancel_by_filter, writing))
-
-
 def block_claims(connection: Conn, batch: Sequence[ReceivedRequest]) -> None:
     """Wait for the claims under way, and block new ones until the end of the caller's transaction.
 
@@ -163,7 +154,8 @@ def block_claims(connection: Conn, batch: Sequence[ReceivedRequest]) -> None:
         raise RowLocked(claims, batch)
 
 
-def _cancel_by_filter(writing: Writing, received: ReceivedRequest) -> Reply:
+def cancel_by_filter(writing: Writing, received: ReceivedRequest) -> Reply:
+    """Write a cancellation."""
     request = received.of(RunsCancel)
     job = _job(writing, received, request)
     labelled = _labelled(writing, received.tenant, request)
@@ -208,12 +200,8 @@ def _job(writing: Writing, received: ReceivedRequest, request: RunsCancel) -> UU
 def _labelled(writing: Writing, tenant: str, request: RunsCancel) -> list[UUID]:
     if not request.labels:
         return []
-    # Labels have no index. Under `BY_KEY`, intake's plan mode, a tenant's jobs are read one by one in key order: with
-    # 10,000,000 jobs the statement times out.
-    with writing.connection.transaction(force_rollback=True):  # a savepoint: the plan mode is restored
-        writing.connection.execute(_RESET_PLAN_MODE)
-        labels = Jsonb(request.labels)
-        found = writing.read(_FIND_LABELLED_JOBS, tenant=tenant, labels=labels, limit=MAX_JOBS + 1)
+    labels = Jsonb(request.labels)
+    found = writing.read_unindexed(_FIND_LABELLED_JOBS, tenant=tenant, labels=labels, limit=MAX_JOBS + 1)
     if not found:
         refuse("labels", "no job has all of these labels", "correct them: the list of jobs can be filtered by label")
     if len(found) > MAX_JOBS:

@@ -8,8 +8,8 @@ member owns at a time.
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from functools import partial
 
-from tidewheel.intake.breaker import RequestBreaker
 from tidewheel.intake.consume import Member
+from tidewheel.intake.recovery import RequestBreaker
 from tidewheel.process.clock_skew import ClockSkew
 from tidewheel.process.service import Shutdown
 from tidewheel.settings.services import IntakeSettings

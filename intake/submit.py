@@ -225,10 +225,7 @@ def _identical(edit: ReceivedRequest, job: JobRow) -> bool:
 
 
 def _write(
-    writing: Writing,
-    edits: Sequence[tuple[ReceivedRequest, NextVersion]],
-    now: datetime,
-    reasons: Mapping[UUID, str],
+    writing: Writing, edits: Sequence[tuple[ReceivedRequest, NextVersion]], now: datetime, reasons: Mapping[UUID, str]
 ) -> None:
     if not edits:
         return

@@ -54,16 +54,11 @@ class PausableJob(JobFields, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class TimerToPut:
-    """The new position of a job's timer.
-
-    Args:
-        scheduled_at: The first instant without a record.
-        due_at: The time of its next wakeup; None for `scheduled_at`.
-    """
+    """The new position of a job's timer."""
 
     job: PausableJob
-    scheduled_at: datetime
-    due_at: datetime | None = None
+    scheduled_at: datetime  # the first instant without a record
+    due_at: datetime | None = None  # the time of its next wakeup; None for `scheduled_at`
     hold_reason: HoldReason | None = None
     until: datetime | None = None
     version: int | None = None

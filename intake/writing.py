@@ -6,6 +6,7 @@ The audit log has a row for each request that changes or operates, accepted or r
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+from functools import partial
 from typing import LiteralString, NamedTuple, TypeVar, cast
 from uuid import UUID
 
@@ -19,6 +20,7 @@ from tidewheel.jobs.requests import Freeze, JobDelete, JobRollback, JobSubmit, T
 from tidewheel.outbox import OutboxRow, append
 from tidewheel.postgres.database_clock import read_now
 from tidewheel.postgres.session import Conn
+from tidewheel.postgres.statements import Statements
 from tidewheel.runs import RunState
 from tidewheel.schemas.generated.records import Reply, ReplyStatus, RequestType
 from tidewheel.transitions.after_end import is_pause_on_failure
@@ -29,6 +31,8 @@ from tidewheel.transitions.places import FreedPlace
 from tidewheel.transitions.run_keys import settle_keys
 
 Row = TypeVar("Row")
+
+_RESET_PLAN_MODE = Statements("tidewheel.intake")["reset_plan_mode"]
 
 # By the first part of a request's type: the field that names its object.
 _NAMED_BY = {"run": "run_id", "workflow": "run_id", "calendar": "name", "backfill": "backfill_id", "batch": "batch_id"}
@@ -47,25 +51,16 @@ _NO_GRAPHS = Graphs()
 
 @dataclass(slots=True, eq=False)
 class Writing:
-    """A transaction that applies requests.
-
-    Args:
-        actor: The origin of requests that did not come by Kafka; None for the user of this process.
-        written: Gets the types of the requests that are accepted and change rows; None if no caller reads them.
-        together: The requests that are applied by one call, in their order.
-        graphs: Locked before any timer.
-        freed: The places of keys that ended runs have given back.
-        woken: The keys whose limit an edit has changed.
-    """
+    """A transaction that applies requests."""
 
     connection: Conn
     installation: Installation
-    actor: Actor | None = None
-    written: set[RequestType] | None = None
-    together: Sequence[ReceivedRequest] = ()
-    graphs: Graphs = _NO_GRAPHS
+    actor: Actor | None = None  # the origin of requests that did not come by Kafka; None for the user of this process
+    written: set[RequestType] | None = None  # gets the types of requests that change rows; None if no caller reads it
+    together: Sequence[ReceivedRequest] = ()  # that are applied by one call, in their order
+    graphs: Graphs = _NO_GRAPHS  # locked before any timer
     freed: list[FreedPlace] = field(default_factory=list[FreedPlace])
-    woken: set[int] = field(default_factory=set[int])
+    woken: set[int] = field(default_factory=set[int])  # keys whose limit an edit has changed
 
     @property
     def may_block_claims(self) -> bool:
@@ -102,6 +97,16 @@ class Writing:
         with self.connection.cursor(row_factory=class_row(row), binary=True) as cursor:
             return cursor.execute(statement, columns).fetchall()
 
+    def read_unindexed(self, statement: LiteralString, **columns: object) -> list[tuple[object, ...]]:
+        """Return the rows of a statement that finds jobs by labels, which have no index.
+
+        Under `BY_KEY`, intake's plan mode, a tenant's jobs are read one by one in key order: with 10,000,000 jobs the
+        statement times out.
+        """
+        with self.connection.transaction(force_rollback=True):  # a savepoint: the plan mode is restored
+            self.connection.execute(_RESET_PLAN_MODE)
+            return self.read(statement, **columns)
+
     def append(self, rows: Iterable[OutboxRow]) -> None:
         """Append rows to the outbox."""
         append(self.connection, rows, shards=self.installation.shards)
@@ -124,6 +129,13 @@ def one_by_one(batch: Iterable[ReceivedRequest], act: Callable[[ReceivedRequest]
         except Refused as refused:
             replies.append(rejected(received, refused))
     return replies
+
+
+def singly(
+    act: Callable[[Writing, ReceivedRequest], Reply],
+) -> Callable[[Writing, Sequence[ReceivedRequest]], list[Reply]]:
+    """Return the function that applies requests one after another by this one."""
+    return lambda writing, batch: one_by_one(batch, partial(act, writing))
 
 
 def record_requests(writing: Writing, changes: Iterable[tuple[ReceivedRequest, Reply]]) -> None:

@@ -61,15 +61,10 @@ CREATE POLICY of_tenant ON {} USING (tenant = current_setting('tidewheel.tenant'
 
 
 def secure_tables(connection: Conn, names: Collection[str], role: str | None) -> str | None:
-    """Create the missing policies; create the role and its grants; in the caller's transaction.
+    """Create the missing policies, the role and its grants, in a transaction of the tables' owner.
 
-    Args:
-        connection: Of the owner of the tables, inside a transaction.
-        names: Tidewheel's tables and views; other tables of the schema stay as they are.
-        role: The role as which the API and `Client` act for a tenant; None if they do so as the owner.
-
-    Returns:
-        The reason why no session can act as the role; None if it can.
+    Other tables of the schema than these stay as they are. The API and `Client` act for a tenant as the role, or as the
+    owner if it is None. Return the reason why no session can act as the role; None if it can.
     """
     for name in unsecured_tables(connection, names):
         table = sql.Identifier(name)

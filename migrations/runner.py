@@ -198,9 +198,8 @@ def migrate(
             transaction holds a lock for minutes. Or processes of another release are there, and `post` is set. A
             migration of a newer release is no error.
     """
-    from tidewheel.migrations.stored_schemas import (
-        store_schemas,  # imports the codec, which `require_current` does not need
-    )
+    # It imports the codec, which `require_current` does not need.
+    from tidewheel.migrations.stored_schemas import store_schemas
 
     with (
         connect(url, "tidewheel-migrate", options=_NO_HURRY) as connection,
@@ -231,13 +230,12 @@ def migrate(
                 create_roles(connection, roles, tenant_role, role_prefix)
             if recorded_prefix(connection) is not None:
                 grant_rights(connection, role_prefix, revoke=post)
+            text = (
+                "the role %s may call the SQL functions for tenant default alone; for another tenant run "
+                "`tidewheel admin tenant limits NAME --grant-role %s`, with '*' as the name for all tenants"
+            )
             for role in roles_of_default(connection):
-                _LOG.warning(
-                    "the role %s may call the SQL functions for tenant default alone; for another tenant run "
-                    "`tidewheel admin tenant limits NAME --grant-role %s`, with '*' as the name for all tenants",
-                    role,
-                    role,
-                )
+                _LOG.warning(text, role, role)
 
         def rehearse() -> None:
             _try_all(connection, pending)

@@ -1,11 +1,12 @@
 """The database roles of services and applications, and the only declaration of their rights.
 
 `tidewheel migrate --roles` creates them and records in `settings` that this database has them. Each `migrate` of such a
-database grants what its release needs. `migrate --post` revokes the rest. `service_rights.py` declares the rights.
-Roles are those of the server, so each installation on one server has a prefix of its own.
+database grants what its release needs. `migrate --post` revokes the rest. Roles are those of the server, so each
+installation on one server has a prefix of its own.
 
-They follow from the statements. `tests/migrations/test_service_roles.py` compares them with what PostgreSQL derives
-from the statements of all modules that a service imports. After a change of statements the test prints what to write.
+The rights follow from the statements. `tests/migrations/test_service_roles.py` compares them with what PostgreSQL
+derives from the statements of all modules that a service imports. After a change of statements the test prints what to
+write.
 
 Letters as in PostgreSQL's own lists: r reads, a inserts, w updates or locks rows, d deletes.
 """
@@ -212,12 +213,10 @@ def role_of(service: str, prefix: str = ROLE_PREFIX) -> str:
 
 
 def create_roles(connection: Conn, passwords: Mapping[str, str], tenant_role: str | None, prefix: str) -> None:
-    """Create the missing roles, set these passwords, and record that the database has the roles.
+    """Create the missing roles, set passwords by service, and record that the database has the roles.
 
-    Args:
-        connection: Of the owner of the tables, inside a transaction.
-        passwords: By service; such a role may log in. The server gets the verifier, never the password.
-        tenant_role: The role as which the API acts for a tenant; None if it does so as itself.
+    The caller is in a transaction of the tables' owner. A role with a password may log in. The server gets the verifier
+    and not the password. The API acts for a tenant as the tenant role, or as itself.
 
     Raises:
         MigrationError: A role cannot be created or changed; the message has the statements for a superuser.
@@ -239,10 +238,7 @@ def create_roles(connection: Conn, passwords: Mapping[str, str], tenant_role: st
         api = role_of("api", prefix)
         columns = {"role": api, "of": tenant_role}
         if tenant_role is not None and connection.execute(_IS_MEMBER, columns).fetchone() != (True,):
-            _change(
-                connection,
-                sql.SQL("GRANT {} TO {}").format(sql.Identifier(tenant_role), sql.Identifier(api)),
-            )
+            _change(connection, sql.SQL("GRANT {} TO {}").format(sql.Identifier(tenant_role), sql.Identifier(api)))
     except psycopg.errors.ReservedName as error:
         message = f"TIDEWHEEL_ROLE_PREFIX: {first_line(error)}; set another prefix"
         raise MigrationError(message) from error
@@ -274,11 +270,9 @@ def require_prefix(connection: Conn, prefix: str) -> None:
 
 
 def grant_rights(connection: Conn, prefix: str, *, revoke: bool) -> None:
-    """Give each role the rights that this release declares, in the caller's transaction.
+    """Give each role the rights that this release declares, in a transaction of the tables' owner.
 
-    Args:
-        connection: Of the owner of the tables.
-        revoke: Revoke all others. Processes of the release before may need them.
+    Also revoke all others if that is requested: processes of the release before may need them.
     """
     roles = [role_of(service, prefix) for service in SERVICES]
     [(schema,)] = cast("list[tuple[str]]", connection.execute("SELECT current_schema()").fetchall())

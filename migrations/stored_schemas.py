@@ -4,18 +4,14 @@ from collections.abc import Callable
 
 import psycopg
 
-from tidewheel.clock import monotonic_seconds
 from tidewheel.errors import Unavailable
 from tidewheel.postgres.session import Conn, connect
 from tidewheel.postgres.statements import Statements
-from tidewheel.schemas.codec import all_schemas
+from tidewheel.schemas.codec import all_schemas, sparing
 
 _SQL = Statements("tidewheel.migrations")
 _STORE_SCHEMA = _SQL["store_schema"]
 _FIND_SCHEMA = _SQL["find_schema"]
-
-_MISSING_SECONDS = 5.0  # an unknown id opens one connection per interval; a deploy is noticed after it
-_MISSING_KEPT = 1000
 
 
 def store_schemas(connection: Conn) -> None:
@@ -36,20 +32,12 @@ def lookup_in(url: str) -> Callable[[bytes], str | None]:
     The look-up raises Unavailable if the database does not respond, so that a valid message is not taken for an invalid
     one.
     """
-    missing: dict[bytes, float] = {}
 
-    def lookup(fingerprint: bytes) -> str | None:
-        if missing.get(fingerprint, 0.0) > monotonic_seconds():
-            return None
+    def find(fingerprint: bytes) -> str | None:
         try:
             with connect(url, "tidewheel-schemas", autocommit=True) as connection:
-                found = find_schema(connection, fingerprint)
+                return find_schema(connection, fingerprint)
         except psycopg.Error as error:
             raise Unavailable(str(error)) from error
-        if found is None:
-            if len(missing) >= _MISSING_KEPT:
-                missing.clear()
-            missing[fingerprint] = monotonic_seconds() + _MISSING_SECONDS
-        return found
 
-    return lookup
+    return sparing(find)

@@ -1,13 +1,11 @@
 """Hold back the runs of topics whose executors cannot take them yet, and deal out what may leave.
 
 A topic is held back once its next rows exceed its window (`staging.py`). From then on reads pass over it, as over a
-paused topic. Its rows are staged as addresses (`staging.py`), and the chosen ones are fetched. When none is staged, the
-reader reads the topic again, from the last second on.
+paused topic. Its rows are staged as addresses, and the chosen ones are fetched. When none is staged, the reader reads
+the topic again, from the last second on.
 
 Rows may be committed after their time. Once a second a topic is staged from 15 s before its marks on, for a twentieth
-of the time at most. A walk in the background finds rows that are later still (`held_report.py`).
-
-What is held back is reported every two seconds (`held_report.py`).
+of the time at most. A walk in the background finds rows that are later still (`outbox_scans.py`).
 
 Everything here is in memory. A failure of a topic forgets it: the reader's marks of the instant at which the topic was
 held back are still there, so all its rows are read again.
@@ -71,16 +69,11 @@ _EPOCH = datetime(2000, 1, 1, tzinfo=UTC)
 
 @dataclass
 class _Held:
-    """A topic that is held back.
+    """A topic that is held back since a monotonic time.
 
-    Args:
-        marks: All rows up to these positions are staged or have left, except late ones.
-        recent: Ids of rows beyond the marks that are staged or have left, with their times, by slice and lane.
-        passed: The same of rows that the marks have passed less than 15 s ago.
-        complete: True if the last scan found all rows that were due.
-        began: The monotonic time at which it was held back.
-        walk: The positions from which the walk in the background goes on; empty before it begins anew.
-        walked_at: The monotonic time at which a part of that walk was started.
+    All rows up to the marks are staged or have left, except late ones. `recent` has the ids and times of rows beyond
+    the marks of which that is true too, `passed` those that the marks have passed less than 15 s ago. The walk in the
+    background goes on from `walk`, which is empty before it begins anew.
     """
 
     lane: OutboxLane
@@ -90,11 +83,11 @@ class _Held:
     recent: defaultdict[Pair, dict[bytes, datetime]] = field(default_factory=lambda: defaultdict(dict))
     passed: defaultdict[Pair, dict[bytes, datetime]] = field(default_factory=lambda: defaultdict(dict))
     late_scans: FullScanPacer = field(default_factory=lambda: FullScanPacer(at_once=False))
-    complete: bool = False
+    complete: bool = False  # the last scan found all rows that were due
     full: bool = False
     scanned_at: float = 0.0
     walk: dict[Pair, OutboxPosition] = field(default_factory=dict[Pair, OutboxPosition])
-    walked_at: float = 0.0
+    walked_at: float = 0.0  # when a part of it was started
 
     def move(self, pair: Pair, mark: OutboxPosition) -> None:
         """Set the mark of a pair; a lower one if the clock was set back."""
@@ -205,13 +198,8 @@ class HoldBack:
     ) -> tuple[list[DueRow], dict[str, dict[Pair, OutboxPosition]]]:
         """Stage what is due, and fetch the rows that leave now.
 
-        Args:
-            in_flight: Rows that were read before and may still be there.
-            most: Rows of each topic.
-            room: Bytes of all rows.
-
-        Returns:
-            The rows, and the topics that are held back no longer, with the positions from which they are read.
+        They are `most` of each topic, and have `room` bytes together. Rows in flight were read before. Also return the
+        topics that are held back no longer, with the positions from which they are read.
         """
         rows: list[DueRow] = []
         ended: dict[str, dict[Pair, OutboxPosition]] = {}
@@ -347,10 +335,8 @@ class HoldBack:
             handlers = {name for names, _ in found for name in names}
             waiting, ended = _find_unclaimed(connection, window, sorted(handlers) if found else None)
             if held and now - self._weights_at >= _WEIGHTS_SECONDS:
-                self._weights = dict(
-                    cast("list[tuple[str, int]]", connection.execute(_READ_WEIGHTS, binary=True).fetchall())
-                )
-                self._weights_at = now
+                weights = connection.execute(_READ_WEIGHTS, binary=True).fetchall()
+                self._weights, self._weights_at = dict(cast("list[tuple[str, int]]", weights)), now
         slots, share = sum(number for _, number in found), len(self._slices) / SLICES
         window.counted(waiting, len(found), now, share=share, held=held, slots=slots, ended=ended)
 

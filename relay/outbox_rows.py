@@ -1,4 +1,4 @@
-"""Rows of the outbox: read those due between two positions, delete the acknowledged ones.
+"""Rows of the outbox: read those due between two positions, delete acknowledged and expired ones.
 
 Rows are plain tuples: a named tuple costs as much as a call of the producer. Their addresses and ids stay in
 PostgreSQL's own binary form. They go back in arrays that are joined from these bytes, without a conversion.
@@ -56,18 +56,32 @@ ID: Final = 7
 _TID: Final = adapters.types["tid"]
 _INT8: Final = adapters.types["int8"]
 
+_LOG = logging.getLogger("tidewheel.relay")
+
 _SQL = Statements("tidewheel.relay")
+_READ_OUTBOX = _SQL["read_outbox"]
 _DELETE_OUTBOX = _SQL["delete_outbox"]
 _QUARANTINE_OUTBOX_ROW = _SQL["quarantine_outbox_row"]
 _POSTPONE_OUTBOX = _SQL["postpone_outbox"]
+_DELETE_EXPIRED_REPLIES = _SQL["delete_expired_replies"]
+
+BEGINNING: Final[OutboxPosition] = (datetime(1970, 1, 1, tzinfo=UTC), 0)
+_END: Final[OutboxPosition] = (datetime(9999, 12, 31, tzinfo=UTC), 0)
+
+# For a small table the planner prefers a sequential scan, and the outbox is often small. With one possible plan left,
+# PostgreSQL keeps the plan of a poll: planning is half of its cost.
+SESSION_OPTIONS = "-c enable_seqscan=off -c enable_bitmapscan=off -c enable_sort=off -c plan_cache_mode=auto"
+
+MAX_BYTES = 32 * 1024 * 1024  # of messages in one batch; three batches are in memory at a time
+# Rows per chunk of the stream. Their bytes are counted here, because a sum in the statement costs half as much again as
+# the read. Older versions of libpq stream single rows only.
+_CHUNK_ROWS = 100 if capabilities.has_stream_chunked() else 1
+QUICK_ROWS = 64  # about so many rows, at most twice as many, are fetched at once by a quick poll, however large
 _SMALL_ROWS = 64  # deleted on the caller's thread: handing over so few costs more than their statement
-_LOG = logging.getLogger("tidewheel.relay")
-_DELETE_EXPIRED_REPLIES = Statements("tidewheel.relay")["delete_expired_replies"]
-_KEPT = timedelta(days=1)
+_KEPT = timedelta(days=1)  # of expired replies
+FAILED_SECONDS = _KEPT.total_seconds()  # for which a topic must have failed before replies to it are deleted
 _EVERY_SECONDS = 60.0
 _LIMIT = 1000  # rows of one statement: about ten milliseconds
-FAILED_SECONDS = _KEPT.total_seconds()
-"""How long a topic must have failed before replies to it are deleted."""
 
 
 class Addresses(bytes):
@@ -80,17 +94,12 @@ class Ids(bytes):
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Rows read together.
+    """Rows read together."""
 
-    Args:
-        rows: In the order in which they are produced: one slice and lane after another.
-        full: True if more rows may be due than were read.
-    """
-
-    rows: Sequence[DueRow]
+    rows: Sequence[DueRow]  # in the order in which they are produced: one slice and lane after another
     pairs: Sequence[Pair]
     counts: Mapping[Pair, int]
-    full: bool
+    full: bool  # more rows may be due than were read
 
     def __bool__(self) -> bool:
         """Return True if there are rows."""
@@ -171,34 +180,14 @@ class _IdsDumper(Dumper):
 
 
 adapters.register_dumper(Addresses, _AddressesDumper)
-
-
 adapters.register_dumper(Ids, _IdsDumper)
-
-_READ_OUTBOX = Statements("tidewheel.relay")["read_outbox"]
-
-BEGINNING: Final[OutboxPosition] = (datetime(1970, 1, 1, tzinfo=UTC), 0)
-_END: Final[OutboxPosition] = (datetime(9999, 12, 31, tzinfo=UTC), 0)
-
-# For a small table the planner prefers a sequential scan, and the outbox is often small. With one possible plan left,
-# PostgreSQL keeps the plan of a poll: planning is half of its cost.
-SESSION_OPTIONS = "-c enable_seqscan=off -c enable_bitmapscan=off -c enable_sort=off -c plan_cache_mode=auto"
-
-MAX_BYTES = 32 * 1024 * 1024  # of messages in one batch; three batches are in memory at a time
-# Rows per chunk of the stream. Their bytes are counted here, because a sum in the statement costs half as much again as
-# the read. Older versions of libpq stream single rows only.
-_CHUNK_ROWS = 100 if capabilities.has_stream_chunked() else 1
-QUICK_ROWS = 64  # about so many rows, at most twice as many, are fetched at once by a quick poll, however large
 
 
 @dataclass(frozen=True, slots=True)
 class RowRange:
-    """A range of outbox rows.
+    """A range of outbox rows: of each slice and lane those after a position, up to another one.
 
-    Args:
-        after: The position after which each slice and lane is read. A missing one is read from the very start.
-        upto: The last position of each. A missing one is read as far as rows are due.
-        in_flight: Rows that were read before and may still be there. They are not read.
+    A missing slice and lane is read from the very start, and as far as rows are due. Rows in flight are not read again.
     """
 
     limits: Mapping[Pair, int]
@@ -211,13 +200,10 @@ class RowRange:
 def due_rows(
     connection: Conn, pairs: Sequence[Pair], row_range: RowRange, room: int = MAX_BYTES, *, quick: bool = False
 ) -> tuple[list[DueRow], int]:
-    """Read due rows of these slices and lanes.
+    """Read due rows of these slices and lanes; also return how many bytes are left of `room`.
 
-    The statement is streamed, and so never prepared. A quick poll, with limits of about QUICK_ROWS together, is
-    prepared: its planning takes twice as long as the rest.
-
-    Returns:
-        The rows, and the number of bytes that are left of `room`. Where none are left, more rows may be due.
+    Where none are left, more rows may be due. The statement is streamed, and so never prepared. A quick poll, with
+    limits of about QUICK_ROWS together, is prepared: its planning takes twice as long as the rest.
     """
     upto = [row_range.upto.get(pair, _END) for pair in pairs]
     columns = {
@@ -233,10 +219,8 @@ def due_rows(
         if quick:
             rows = cast("list[DueRow]", cursor.execute(_READ_OUTBOX, columns, binary=True).fetchall())
             return rows, room - sum(len(row[VALUE] or b"") for row in rows)
-        found = cursor.stream(_READ_OUTBOX, columns, binary=True, size=_CHUNK_ROWS)
-        with closing(
-            cast("Generator[DueRow]", found)
-        ) as found:  # closing it ends the stream, so that the server sends no more rows
+        stream = cast("Generator[DueRow]", cursor.stream(_READ_OUTBOX, columns, binary=True, size=_CHUNK_ROWS))
+        with closing(stream) as found:  # closing it ends the stream, so that the server sends no more rows
             for row in found:
                 rows.append(row)
                 if (value := row[VALUE]) is not None:
@@ -344,14 +328,11 @@ class ExpiredReplies:
         self._pacer.finish()
         for topic, count in found:
             metrics.count("replies_expired", count)
-            _LOG.error(
-                "%d replies were deleted, since %s has taken none for a day; run `tidewheel admin topics apply "
-                "--tenants %s`,"
-                " or grant WRITE",
-                count,
-                topic,
-                topic.removeprefix(self._prefix),
+            text = (
+                "%d replies were deleted, since %s has taken none for a day;"
+                " run `tidewheel admin topics apply --tenants %s`, or grant WRITE"
             )
+            _LOG.error(text, count, topic, topic.removeprefix(self._prefix))
         if sum(count for _, count in found) == _LIMIT:
             self._pacer.scan_soon()
 

@@ -1,13 +1,11 @@
 """Low-water marks, the scan for late rows, and the scan over rows that are held back.
 
-Scan for late rows in the background: due rows before the low-water marks. Deleted rows stay in the index while any
-transaction in the database is open. A full scan meets all of them: 15 s for 4.5 million rows. While full scans are
-quick the reader makes them itself. Slow ones run here, on their own thread and session, one slice and lane after
-another.
+A row that is due before the marks is late. Deleted rows stay in the index while any transaction in the database is
+open, and a full scan meets all of them: 15 s for 4.5 million rows. While full scans are quick the reader makes them
+itself. Slow ones run here, on their own thread and session, one slice and lane after another.
 
-The sweep of executors, `tidewheel status` and `doctor` read it.
-
-What is held back for less than half a second is not reported. So a short burst costs no write.
+What is held back is reported to the sweep of executors, `tidewheel status` and `doctor`, if it lasts for half a second.
+So a short burst costs no write.
 
 A row may be committed minutes after its time. Reads pass over such topics, and scans look 15 s behind the marks. So a
 row that is later still would wait until its topic is held back no longer. The walk goes over what lies before the
@@ -53,13 +51,15 @@ from tidewheel.relay.outbox_rows import (
 )
 
 _LOG = logging.getLogger("tidewheel.relay")
-_PART_SECONDS = 2.0  # then the rows found so far are returned, and the scan goes on after it
 
-_REPORT_HELD = Statements("tidewheel.relay")["report_held"]
+_SQL = Statements("tidewheel.relay")
+_REPORT_HELD = _SQL["report_held"]
+_STAGE_OUTBOX = _SQL["stage_outbox"]
+
+_PART_SECONDS = 2.0  # then the rows found so far are returned, and the scan goes on after it
 _EVERY_SECONDS = 2.0
 _BRIEF_SECONDS = 0.5
 _LARGEST = 5  # tenants of a queue and lane that are named
-_STAGE_OUTBOX = Statements("tidewheel.relay")["stage_outbox"]
 _PART_ROWS = 20_000  # about 50 ms, on a thread of its own; a million rows take a minute
 
 
@@ -227,18 +227,13 @@ class LateRowScan:
 
 @dataclass(frozen=True, slots=True)
 class HeldLane:
-    """The runs of a queue and lane that are held back.
-
-    Args:
-        began: The monotonic time at which they were held back.
-        complete: False if there may be more.
-    """
+    """The runs of a queue and lane that are held back since a monotonic time."""
 
     queue: str
     lane: str
     began: float
     counts: Mapping[str, int]
-    complete: bool
+    complete: bool  # else there may be more
 
 
 class HeldReport:

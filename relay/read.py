@@ -5,8 +5,8 @@ A low-water mark is the position up to which all rows of a slice and lane have b
 committed within a second of reading the clock. Rows that were read and not published lower it again.
 
 Late rows lie behind the mark all the same. A full scan from the very start finds them, once a second and for a
-twentieth of the time at most. Slow full scans run in the background (`low_water.py`). Where that makes them rare, short
-scans run between them, over rows that lay behind the marks for less than 15 s.
+twentieth of the time at most. Slow full scans run in the background (`outbox_scans.py`). Where that makes them rare,
+short scans run between them, over rows that lay behind the marks for less than 15 s.
 
 Marks are kept in memory only: a new relay first looks up the earliest row of each slice and lane.
 """
@@ -67,11 +67,9 @@ class Reader:
     """Reads due rows of the slices that this relay holds."""
 
     def __init__(self, url: str, limit: int, *, fair_prefix: str | None = None, member_id: UUID | None = None) -> None:
-        """Create a reader. It connects at the first read.
+        """Create a reader, which connects at the first read.
 
-        Args:
-            fair_prefix: Of the topics that may be held back; None holds none back.
-            member_id: The relay that reports what it holds back; None for no report.
+        Topics of the fair prefix may be held back. The relay of this id reports what it holds back.
         """
         self._session = Session(url, "tidewheel-relay", options=SESSION_OPTIONS, autocommit=True)
         self._limit = limit
@@ -92,12 +90,9 @@ class Reader:
         keys.require()
 
     def read(self, held: Sequence[int], paused: list[str], in_flight: Sequence[DueRow]) -> Batch:
-        """Read the next batch.
+        """Read the next batch, without rows in flight: those were read before and may still be there.
 
         Its rows are not read again, unless `acknowledged` finds some missing, or `reset` is called.
-
-        Args:
-            in_flight: Rows that were read before and may still be there.
         """
         hold_back = self._hold_back
         if hold_back is not None:
@@ -187,9 +182,8 @@ class Reader:
     ) -> tuple[datetime, dict[str, datetime]]:
         """Read the database's clock and the due time of the earliest row of each lane.
 
-        Args:
-            all_read: True if no row is in flight. This poll is then the full scan when one is due. If it finds a row,
-                the next read is a full scan too.
+        If no row is in flight, `all_read`, this poll is the full scan when one is due. If it finds a row, the next read
+        is a full scan too.
         """
         paused = self._paused(paused)
         pairs = self._ensure_marks(_pairs(held), paused)

@@ -22,7 +22,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import NamedTuple
 
-PRIORITIES = 10
 STEP_SECONDS = 30  # that one step of priority is worth
 _STEP_MICROSECONDS = STEP_SECONDS * 1_000_000
 _TIME = slice(0, 8)  # publish_at, microseconds since 2000
@@ -113,12 +112,9 @@ class Staging:
             self._entries.add(entry)
 
     def take(self, most: int, weights: Mapping[str, int], *, room: int) -> list[bytes]:
-        """Remove and return the next runs, until their values fill the room.
+        """Remove and return the next runs, until their values fill the room; the last one may exceed it.
 
-        Args:
-            most: Runs that are returned at most.
-            weights: Of tenants; one without a weight has 1.
-            room: Bytes of the values. The last one may exceed it.
+        A tenant without a weight has 1.
         """
         taken: list[bytes] = []
         while len(taken) < most and room > 0 and self._turns:
@@ -140,15 +136,10 @@ class Staging:
 
 
 class Unclaimed(NamedTuple):
-    """A published run.
+    """A published run."""
 
-    Args:
-        sent: The monotonic time at which it was published.
-        publish_at: Of its message. A later attempt of the run has a later one.
-    """
-
-    sent: float
-    publish_at: datetime
+    sent: float  # the monotonic time at which it was published
+    publish_at: datetime  # of its message: a later attempt of the run has a later one
     represents: float
 
 
@@ -217,10 +208,7 @@ class Window:
     ) -> None:
         """Record a count at a monotonic time, and make the window smaller or larger.
 
-        Args:
-            share: Of the slices that this relay has.
-            slots: Of the executors.
-            ended: Recorded runs that are over.
+        This relay has a share of the slices, and the executors have so many slots. `ended` recorded runs are over.
         """
         self._counted_at = now
         since = now - _FORGET_SECONDS if executors else float("-inf")
@@ -262,15 +250,7 @@ def _total(runs: Mapping[bytes, Unclaimed]) -> float:
 
 
 def _next_size(
-    size: int,
-    published: float,
-    unclaimed: float,
-    age: float,
-    executors: int,
-    *,
-    share: float,
-    held: bool,
-    quick: bool,
+    size: int, published: float, unclaimed: float, age: float, executors: int, *, share: float, held: bool, quick: bool
 ) -> int:
     if not executors:
         return _UNSERVED

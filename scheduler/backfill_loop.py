@@ -1,10 +1,8 @@
-"""Create the runs of backfills, a bounded batch at a time: compute the next ones, write them.
+"""Create the runs of backfills, a bounded batch at a time.
 
 A batch is one transaction: runs, their messages and the cursor. After a crash the next batch begins where the last
 committed one ended. The batch locks the job's row, so that two backfills of one job do not both create a run for one
 instant. At most `max_concurrent` runs of a backfill are open at any time.
-
-Reads only. The caller has locked the backfill and its job, so no other backfill of the job computes at the same time.
 """
 
 import logging
@@ -34,23 +32,19 @@ from tidewheel.transitions.create import NewRun, RunInputs, create_runs
 from tidewheel.transitions.decision_inputs import read_day_sets
 from tidewheel.transitions.installation import Installation
 
-_READ_VERSION_FACTS = Statements("tidewheel.scheduler")["read_version_facts"]
-
-MAX_INSTANTS = 500
-"""Instants checked in one batch: five milliseconds."""
-
-MAX_RUNS = 100
-"""Runs created in one batch, as in a catch-up."""
-
 _LOG = logging.getLogger("tidewheel.scheduler")
 
 _SQL = Statements("tidewheel.scheduler")
+_READ_VERSION_FACTS = _SQL["read_version_facts"]
 _FIND_OPEN_BACKFILLS = _SQL["find_open_backfills"]
 _LOCK_OPEN_BACKFILL = _SQL["lock_open_backfill"]
 _LOCK_BACKFILLED_JOB = _SQL["lock_backfilled_job"]
 _READ_BACKFILL_PROGRESS = _SQL["read_backfill_progress"]
 _ADVANCE_BACKFILL = _SQL["advance_backfill"]
 _END_BACKFILL = _SQL["end_backfill"]
+
+MAX_INSTANTS = 500  # checked in one batch: five milliseconds
+MAX_RUNS = 100  # created in one batch, as in a catch-up
 
 _EVERY_SECONDS = 0.2  # between two steps: the longest wait of the next run after one has ended
 _SHARE_SECONDS = 0.05  # of each step; a batch that has begun by then is the last, since firing comes first
@@ -59,16 +53,11 @@ _BEFORE_ALL = UUID(int=0)
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """The next part of a backfill.
-
-    Args:
-        cursor_at: The start of the next batch; None if nothing is left.
-        more: True if the next batch need not wait for a run to end.
-    """
+    """The next part of a backfill; without `more` the next one waits for a run to end."""
 
     runs: Sequence[NewRun]
     existing: int
-    cursor_at: datetime | None
+    cursor_at: datetime | None  # the start of the next batch; None if nothing is left
     more: bool
 
 
@@ -89,10 +78,7 @@ class _Facts:
 
 
 def next_batch(connection: Conn, backfill: Backfill, opened: int, now: datetime) -> Batch:
-    """Compute the next batch of a backfill.
-
-    Args:
-        connection: Inside the transaction that has locked it.
+    """Compute the next batch of a backfill, which the caller has locked with its job.
 
     Raises:
         ScheduleRefused: A version of the range cannot be read any more, or its calendar was deleted.

@@ -39,6 +39,8 @@ from tidewheel.transitions.tenant_refusals import TENANT_DELETED
 _LOG = logging.getLogger("tidewheel.scheduler")
 
 _SQL = Statements("tidewheel.scheduler")
+_FIND_PENDING_CANCELS = _SQL["find_pending_cancels"]
+_DELETE_PENDING_CANCELS = _SQL["delete_pending_cancels"]
 _FIND_CANCELLATIONS = _SQL["find_cancellations"]
 _NEXT_CANCELLED_JOB = _SQL["next_cancelled_job"]
 _FIND_CANCELLED_OF_JOB = _SQL["find_cancelled_of_job"]
@@ -60,9 +62,7 @@ _POLL_SECONDS = 0.25  # an executor stops a running attempt within a second, inc
 _AFTER_FAILURE_SECONDS = 60.0  # until the next scan, after one whose runs could all not be ended
 _NOWHERE = UUID(int=0)
 _LONG_AGO = datetime(1, 1, 1, tzinfo=UTC)
-_FIND_PENDING_CANCELS = _SQL["find_pending_cancels"]
-_DELETE_PENDING_CANCELS = _SQL["delete_pending_cancels"]
-_MAX_APPLIED = 500
+_MAX_APPLIED = 500  # pending cancels in one transaction
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,21 +99,17 @@ class Candidate:
 
 @dataclass(slots=True)
 class _ScanPosition:
-    """The position of a scan.
+    """The position of a scan, which begins no sooner than the monotonic time `not_before`.
 
-    Args:
-        signalling: True for the first scan, which looks for running attempts only. They are stopped within a second,
-            however many other runs there are to end.
-        scheduled_at: The instant of the last run scanned, in a scan of one job.
-        at_end: True if nothing is left to scan, of this job or of all.
-        not_before: The monotonic time at which the scan may begin.
+    The first scan is `signalling`: it looks for running attempts only. They are stopped within a second, however many
+    other runs there are to end.
     """
 
     signalling: bool = False
     job_id: UUID = _NOWHERE
     scheduled_at: datetime = _LONG_AGO
     run_id: UUID = _NOWHERE
-    at_end: bool = False
+    at_end: bool = False  # of this job's runs, or of all
     found: int = 0
     done: int = 0
     failed: int = 0
@@ -122,13 +118,7 @@ class _ScanPosition:
 
 @dataclass(slots=True)
 class CancelResult:
-    """The result of one step.
-
-    Args:
-        signalled: The number of running attempts that were requested to stop. Their executors must be woken.
-        more: True if more can be done at once.
-        failed: The number of runs that cannot be ended. The error of each is logged.
-    """
+    """The numbers of runs that one step has ended or signalled: executors of the latter must be woken."""
 
     ended: int = 0
     signalled: int = 0
@@ -232,12 +222,8 @@ class BulkCancel:
         row = connection.execute(_NEXT_CANCELLED_JOB, {**columns, "after": position.job_id}, binary=True).fetchone()
         if row is None:
             return None
-        position.job_id, position.scheduled_at, position.run_id, position.at_end = (
-            cast("UUID", row[0]),
-            _LONG_AGO,
-            _NOWHERE,
-            False,
-        )
+        position.job_id, position.scheduled_at = cast("UUID", row[0]), _LONG_AGO
+        position.run_id, position.at_end = _NOWHERE, False
         return position.job_id
 
     def _end_or_bisect(self, cancellation: OpenCancellation, rows: Sequence[Candidate]) -> CancelResult:
@@ -248,19 +234,11 @@ class BulkCancel:
         except Exception as error:  # noqa: BLE001 - ending one run at a time finds the one that fails
             if len(rows) == 1:
                 run_id = rows[0].run_id
-                _LOG.exception(
-                    "cancellation %d cannot cancel run %s; the scheduler tries it again with the next scan",
-                    cancellation.id,
-                    run_id,
-                    extra={"run_id": str(run_id)},
-                )
+                text = "cancellation %d cannot cancel run %s; the scheduler tries it again with the next scan"
+                _LOG.exception(text, cancellation.id, run_id, extra={"run_id": str(run_id)})
                 return CancelResult(failed=1)
-            _LOG.warning(
-                "cancellation %d failed for %d runs (%s); the scheduler cancels them one by one",
-                cancellation.id,
-                len(rows),
-                error,
-            )
+            text = "cancellation %d failed for %d runs (%s); the scheduler cancels them one by one"
+            _LOG.warning(text, cancellation.id, len(rows), error)
             each = [self._end_or_bisect(cancellation, [row]) for row in rows]
             ended, signalled = sum(one.ended for one in each), sum(one.signalled for one in each)
             return CancelResult(ended, signalled, failed=sum(one.failed for one in each))

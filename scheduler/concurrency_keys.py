@@ -50,6 +50,8 @@ _RESTORE_TENANT_KEY = _SQL["restore_tenant_key"]
 _LOCK_TENANT_REPAIR = _SQL["lock_tenant_repair"]
 _MEASURE_TENANT_KEY = _SQL["measure_tenant_key"]
 _REPAIR_TENANT_KEY = _SQL["repair_tenant_key"]
+_FIND_WOKEN_KEYS = _SQL["find_woken_keys"]
+_PROBE_KEYS = _SQL["probe_keys"]
 
 _MAX_WOKEN = 500  # keys in one transaction: about twenty milliseconds
 _MAX_SCANNED = 1000  # keys in one step of the repair
@@ -57,6 +59,7 @@ _MAX_RUNS = 20_000  # open runs in one step of the repair: about twenty millisec
 _MAX_READ = 50_000  # open runs in one step of the count: about a hundred milliseconds
 _MAX_OPEN = 500_000  # open runs of a tenant whose counter is repaired: about a second
 _LEAST_COST = 250  # a transaction takes as long as reading so many runs
+_STEP_SECONDS = 0.05  # for queueing held runs; then the scheduler does its other duties
 _PASS_SECONDS = 60.0
 _SHARE = 100  # the repair of tenants takes one part of so many of the time, at most
 _IDLE_AFTER = timedelta(minutes=10)
@@ -65,20 +68,13 @@ _BEFORE_ALL = UUID(int=0)  # no run has it
 
 _ScannedRow = tuple[int | None, int | None, bool | None, bool | None, bool | None]
 _MeasuredRow = tuple[int, int, int, bool]
-_FIND_WOKEN_KEYS = _SQL["find_woken_keys"]
-_PROBE_KEYS = _SQL["probe_keys"]
-_STEP_SECONDS = 0.05
 
 
 @dataclass(slots=True)
 class _Count:
-    """A pass over the open runs of a tenant whose limit has begun.
+    """A pass over the open runs of a tenant whose limit has begun."""
 
-    Args:
-        is_last: True if it began after the last claim that may not know the limit.
-    """
-
-    is_last: bool
+    is_last: bool  # it began after the last claim that may not know the limit
     after: UUID | None = _BEFORE_ALL
     counted: int = 0
 
@@ -232,14 +228,7 @@ class KeyDuties:
         self._to_pace: list[str] = []
 
     def promote(self, shards: Sequence[int]) -> tuple[int, float]:
-        """Give free places of keys to waiting runs.
-
-        Args:
-            shards: The keys whose ids fall into these shards.
-
-        Returns:
-            The number of promoted runs, and the seconds until the next key is due.
-        """
+        """Give free places of keys to waiting runs; return their number, and the seconds until the next."""
         columns: dict[str, object] = {"shards": list(shards), "count": self._installation.shards, "limit": _MAX_WOKEN}
         with self._session.transaction() as connection:
             due = [row[0] for row in connection.execute(_FIND_WOKEN_KEYS, columns, binary=True).fetchall()]
@@ -254,10 +243,9 @@ class KeyDuties:
             return wake_orders(connection, self._installation)
 
     def pace(self) -> tuple[int, bool]:
-        """Queue held runs of tenants with a rate at their places, for up to `_STEP_SECONDS`.
+        """Queue held runs of tenants with a rate for up to `_STEP_SECONDS`; return their number.
 
-        Returns:
-            The number of runs, and True if there is more to queue: the next call goes on where this one stops.
+        Also return True if there are more: the next call goes on where this one stops.
         """
         if not self._to_pace:
             with self._session.transaction() as connection:

@@ -46,8 +46,6 @@ from tidewheel.transitions.workflows import cancel_open_runs, lock_workflows
 
 T = TypeVar("T")
 
-_SECONDS = 60.0
-
 _LOG = logging.getLogger("tidewheel.scheduler")
 
 _SQL = Statements("tidewheel.scheduler")
@@ -63,6 +61,7 @@ FROZEN = "frozen"  # the reason of a run whose deadline passed under a freeze
 WORKFLOW_TIMEOUT = "workflow_timeout"
 
 _STATES = [state for state in sources(Move.TIME_OUT) if state not in OWNED]
+_SET_ASIDE_SECONDS = 60.0
 _AHEAD = timedelta(seconds=1)  # the range of a probe, and the time for which its result holds
 _BUSY_SECONDS = 0.05  # until the next step when other transactions hold all overdue rows
 _MAX_RUNS = 500  # runs in one transaction: some tens of milliseconds
@@ -78,7 +77,7 @@ class SetAside(Generic[T]):
 
     def add(self, row: T) -> None:
         """Leave a row out for a minute."""
-        self._until[row] = monotonic_seconds() + _SECONDS
+        self._until[row] = monotonic_seconds() + _SET_ASIDE_SECONDS
 
     def current(self) -> set[T]:
         """Return the rows to leave out now."""

@@ -34,25 +34,21 @@ from tidewheel.transitions.timers import LockedTimer, advance_timers, find_open_
 
 _LOG = logging.getLogger("tidewheel.scheduler")
 
-_MAX_LARGE = 64  # timers of a batch with definitions longer than 8 KiB: these hold payloads of up to 256 KiB
-
 _SQL = Statements("tidewheel.scheduler")
 _LOCK_DUE_TIMERS = _SQL["lock_due_timers"]
 _LOCK_TIMER = _SQL["lock_timer"]
 _READ_PAUSE_ENDS = _SQL["read_pause_ends"]
 _RESUME_JOBS = _SQL["resume_jobs"]
 
+_MAX_LARGE = 64  # timers of a batch with definitions longer than 8 KiB: these hold payloads of up to 256 KiB
+
 
 @dataclass(frozen=True, slots=True)
 class FireBatch:
     """The limits of one firing transaction.
 
-    Args:
-        horizon: Instants up to here become runs.
-        misfire_after: How late an occurrence may be before it is missed.
-        since: Take only timers due after this instant; another batch takes the earlier ones.
-        until: Take only timers due up to this instant; None: the horizon.
-        marks: The low-water mark of each shard. A shard without one is read from the very start.
+    Instants up to the horizon become runs. Only timers that are due after `since` and up to `until`, by default the
+    horizon, are taken. A shard without a low-water mark is read from the very start.
     """
 
     shards: Sequence[int]
@@ -66,13 +62,9 @@ class FireBatch:
 
 
 def fire(session: Session, installation: Installation, batch: FireBatch, breaker: Breaker | None = None) -> int:
-    """Fire one batch of due timers.
+    """Fire one batch of due timers; return the number of timers that were advanced.
 
-    Args:
-        breaker: Counts the jobs that failed before; None: only those of this batch.
-
-    Returns:
-        The number of timers that were advanced.
+    The breaker counts the jobs that failed before; None counts only those of this batch.
 
     Raises:
         Unavailable: The database was lost, or refuses (InstallationFault). The batch happened wholly, or not at all

@@ -34,13 +34,6 @@ from tidewheel.transitions.events import lifecycle_row
 from tidewheel.transitions.installation import Installation
 from tidewheel.transitions.timers import LockedTimer, release_quarantined
 
-_DecisionKey = tuple[str, str, datetime, datetime | None]
-
-_WINDOW_SECONDS = 3600.0
-_FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 1.0, 30.0
-_QUIET_SECONDS = 2 * _LONGEST_PAUSE_SECONDS  # without a failure: each postponed job has been tried again by then
-_WORK = "jobs that fail alike"
-
 _LOG = logging.getLogger("tidewheel.scheduler")
 
 _SQL = Statements("tidewheel.scheduler")
@@ -50,6 +43,13 @@ _QUARANTINE_JOB = _SQL["quarantine_job"]
 _READ_KEY = _SQL["read_key"]
 _LOCK_QUARANTINED_TIMERS = _SQL["lock_quarantined_timers"]
 
+_DecisionKey = tuple[str, str, datetime, datetime | None]
+
+_WINDOW_SECONDS = 3600.0
+_FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 1.0, 30.0
+_QUIET_SECONDS = 2 * _LONGEST_PAUSE_SECONDS  # without a failure: each postponed job has been tried again by then
+_WORK = "jobs that fail alike"
+
 
 class DecisionFailed(Exception):
     """The next occurrence of a job cannot be computed; `__cause__` is the error."""
@@ -58,8 +58,7 @@ class DecisionFailed(Exception):
 class BatchDecider:
     """Decides each distinct (schedule, policy, instant) once: timers that share them share the decision.
 
-    Args:
-        waiting: The fixed_delay jobs whose last run is open.
+    `waiting` has the fixed_delay jobs whose last run is open.
     """
 
     def __init__(
@@ -262,8 +261,7 @@ def free(
 ) -> None:
     """Release quarantined jobs whose error is common, and postpone them as the others that have it.
 
-    Args:
-        timers: The timers as they were quarantined. A job that was edited or released since then stays as it is.
+    A job that was edited or released since its timer was quarantined stays as it is.
     """
     common = f"more jobs fail with {kind_of(error)}"
     with session.transaction() as connection:

@@ -3,9 +3,8 @@
 A scheduler owns a share of the shards, by rendezvous hashing among the live schedulers. Any scheduler fires timers that
 are overdue by more than a few seconds, so failover needs no election.
 
-ATTACH waits for another transaction's lock on the parent (VACUUM, ANALYZE, a migration), for minutes at worst. So this
-thread has a connection of its own and a short lock_timeout, and retries until all are there. Firing never waits for it:
-it needs today's partitions only, which have existed for three days by then.
+The partitions of the days ahead are created on a thread and a connection of their own: ATTACH may wait for another
+transaction's lock on the parent for minutes. Firing needs today's partitions only, which have existed for three days.
 """
 
 import logging
@@ -26,7 +25,7 @@ from tidewheel.process.clock_skew import ClockSkew
 from tidewheel.process.metrics import metrics
 from tidewheel.process.service import Backoff, Shutdown, run_loop
 from tidewheel.scheduler.backfill_loop import BackfillLoop
-from tidewheel.scheduler.backlog_metrics import BacklogMetrics
+from tidewheel.scheduler.backlog import BacklogMetrics, UnhandledWatch
 from tidewheel.scheduler.cancels import BulkCancel, CancelResult, PendingCancels
 from tidewheel.scheduler.concurrency_keys import KeyDuties, KeyRepair
 from tidewheel.scheduler.deadlines import Deadlines, WorkflowDeadlines
@@ -38,16 +37,15 @@ from tidewheel.scheduler.retention_rules import periods_of
 from tidewheel.scheduler.standby_batches import StandbyBatches
 from tidewheel.scheduler.tenant_deletions import TenantDeletions
 from tidewheel.scheduler.tzdata_refresh import TzdataRefresh
-from tidewheel.scheduler.unhandled import UnhandledWatch
 from tidewheel.scheduler.work_loop import WorkLoop
 from tidewheel.settings.services import SchedulerSettings
 from tidewheel.transitions.after_end import MAX_APPLIED, apply_deferred_effects
 from tidewheel.transitions.installation import Installation
 
-_EVERY_SECONDS = 600.0
-_DAY_SECONDS = 86_400
-
 _LOG = logging.getLogger("tidewheel.scheduler")
+
+_DAYS_SECONDS = 600.0  # between two looks for missing partitions
+_DAY_SECONDS = 86_400
 
 _EACH_STEP = 0.0  # the duty keeps its own cadence
 _SOON = 0.02  # while steps follow each other faster, a look for work that is seldom there would cost more than firing
@@ -61,8 +59,8 @@ class DaysAhead:
 
     def __init__(self, url: str, stop: Shutdown) -> None:
         self._session = Session(url, "tidewheel-scheduler-days", autocommit=True)
-        self._stop = stop
-        self._thread = threading.Thread(target=self._run, name="days-ahead", daemon=True)
+        loop = (stop, "scheduler: partitions of the days ahead", self._round)
+        self._thread = threading.Thread(target=run_loop, args=loop, name="days-ahead", daemon=True)
 
     def start(self) -> None:
         """Start the thread."""
@@ -82,24 +80,18 @@ class DaysAhead:
         """Close the session."""
         self._session.close()
 
-    def _run(self) -> None:
-        run_loop(self._stop, "scheduler: partitions of the days ahead", self._round)
-
     def _round(self) -> float:
         self.step()
         self.close()
-        return _EVERY_SECONDS
+        return _DAYS_SECONDS
 
 
 @dataclass(slots=True)
 class _Duty:
-    """Work of the scheduler at a cadence.
+    """Work of the scheduler, at most once in `every` seconds.
 
-    Args:
-        every: The least seconds between two starts. A duty with less than a second goes on at once while it has work.
-        run: Does the work; returns the seconds until the next step should come, infinite if that does not matter.
-        backoff: Its pauses after errors that concern it alone.
-        next_at: The monotonic time of the next start.
+    `run` returns the seconds until the next step should come, infinite if that does not matter. A duty with less than a
+    second goes on at once while it has work. `backoff` has its pauses after errors that concern it alone.
     """
 
     name: str
@@ -182,25 +174,25 @@ class Scheduler:
         self._standby = StandbyBatches(url, installation, stop)
         duties: tuple[tuple[str, float, Callable[[], float]], ...] = (  # in this order: shards before their timers
             ("repair", _MINUTE, self._repair),
-            ("tzdata", _EACH_STEP, self._refresh_tzdata),
+            ("tzdata", _EACH_STEP, lambda: 0.0 if self._tzdata.step() else math.inf),
             ("shards", _EACH_STEP, self._assign_shards),
             ("timers", _EACH_STEP, self._poll_timers),
             ("releases", _SOON, self._drain_releases),
             ("overdue timers", _SECOND, self._poll_overdue_timers),
             ("deferred effects", _SECOND, self._apply_deferred_effects),
-            ("active runs", _SECOND, self._repair_active_runs),
+            ("active runs", _SECOND, lambda: self._released(self._active_runs.step())),
             ("waiting for keys", _SOON, self._promote_for_keys),
             ("keys", _SECOND, self._repair_keys),
             ("rates of tenants", _SECOND, self._pace),
-            ("unhandled runs", _SECOND, self._announce_unhandled),
+            ("unhandled runs", _SECOND, lambda: self._notified((self._unhandled.step(), math.inf))),
             ("metrics", _SECOND, self._measure),
             ("workflow deadlines", _SECOND, self._time_out_workflows),
             ("pending cancels", _SECOND, self._apply_pending_cancels),
-            ("bulk cancel", _EACH_STEP, self._cancel_by_filter),
-            ("thaws", _EACH_STEP, self._thaw),
-            ("deadlines", _EACH_STEP, self._time_out),
-            ("backfills", _EACH_STEP, self._backfill),
-            ("works", _EACH_STEP, self._work),
+            ("bulk cancel", _EACH_STEP, lambda: 0.0 if self._notify(self._bulk_cancel.step()) else math.inf),
+            ("thaws", _EACH_STEP, lambda: 0.0 if self._thaws.step() else math.inf),
+            ("deadlines", _EACH_STEP, lambda: self._notified(self._deadlines.step())),
+            ("backfills", _EACH_STEP, lambda: self._notified(self._backfills.step(self._shards))),
+            ("works", _EACH_STEP, lambda: self._notified(self._works.step())),
             ("deletions of tenants", _EACH_STEP, self._delete_tenants),
             ("standby", _SELDOM, self._start_standby),
         )
@@ -255,9 +247,6 @@ class Scheduler:
             self._next_repair += 1
         return math.inf
 
-    def _refresh_tzdata(self) -> float:
-        return 0.0 if self._tzdata.step() else math.inf
-
     def _assign_shards(self) -> float:
         members = self._membership.live()
         if members != self._members:
@@ -273,9 +262,7 @@ class Scheduler:
     def _drain_releases(self) -> float:
         """Write the runs of children whose parents have ended."""
         runs, more = self._releases.step(self._shards)
-        if runs:
-            self._notifier.notify(Channel.OUTBOX)
-        return 0.0 if more else math.inf
+        return self._notified((runs, 0.0 if more else math.inf))
 
     def _poll_overdue_timers(self) -> float:
         """Fire timers of other schedulers' shards that their owner has left overdue."""
@@ -290,9 +277,6 @@ class Scheduler:
         if applied == MAX_APPLIED:
             self.expedite()  # there may be more
         return self._released(applied)
-
-    def _repair_active_runs(self) -> float:
-        return self._released(self._active_runs.step())
 
     def _promote_for_keys(self) -> float:
         promoted, until_next = self._keys.promote(self._shards)
@@ -314,14 +298,14 @@ class Scheduler:
 
     def _released(self, runs: int) -> float:
         """Wake relays for runs that may start now; their messages are due, so the next step comes at once."""
-        if runs:
-            self._notifier.notify(Channel.OUTBOX)
-        return 0.0 if runs else math.inf
+        return self._notified((runs, 0.0 if runs else math.inf))
 
-    def _announce_unhandled(self) -> float:
-        if self._unhandled.step():
+    def _notified(self, done: tuple[int, float]) -> float:
+        """Wake relays if a duty has written something; return its pause."""
+        written, pause = done
+        if written:
             self._notifier.notify(Channel.OUTBOX)
-        return math.inf
+        return pause
 
     def _measure(self) -> float:
         self._metrics.step(measures=0 in self._shards)
@@ -332,9 +316,6 @@ class Scheduler:
             self.expedite()
         return math.inf
 
-    def _cancel_by_filter(self) -> float:
-        return 0.0 if self._notify(self._bulk_cancel.step()) else math.inf
-
     def _notify(self, cancelled: CancelResult) -> bool:
         """Wake relays and executors for cancelled runs; return True if there are more to cancel."""
         if cancelled.ended:
@@ -343,30 +324,9 @@ class Scheduler:
             self._notifier.notify(Channel.SIGNALS)
         return cancelled.more
 
-    def _thaw(self) -> float:
-        return 0.0 if self._thaws.step() else math.inf
-
-    def _time_out(self) -> float:
-        timed_out, until_deadline = self._deadlines.step()
-        if timed_out:
-            self._notifier.notify(Channel.OUTBOX)
-        return 0.0 if timed_out else until_deadline
-
     def _time_out_workflows(self) -> float:
         self._workflow_deadlines.step()  # the next duty of this step cancels the runs
         return math.inf
-
-    def _backfill(self) -> float:
-        created, until_next = self._backfills.step(self._shards)
-        if created:
-            self._notifier.notify(Channel.OUTBOX)
-        return until_next
-
-    def _work(self) -> float:
-        processed, until_next = self._works.step()
-        if processed:
-            self._notifier.notify(Channel.OUTBOX)
-        return until_next
 
     def _delete_tenants(self) -> float:
         done, until_next = self._tenant_deletions.step(deletes=0 in self._shards)

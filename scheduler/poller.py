@@ -27,12 +27,11 @@ from tidewheel.scheduler.job_faults import Breaker
 from tidewheel.settings.services import SchedulerSettings
 from tidewheel.transitions.installation import Installation
 
-_MIN_SHARDS = 2
-
 _LOG = logging.getLogger("tidewheel.scheduler")
 
 _PROBE_TIMERS = Statements("tidewheel.scheduler")["probe_timers"]
 
+_MIN_SHARDS = 2  # of a batch
 _MISSED_FRACTION = 4  # missed timers get this fraction of a batch, since each can create a hundred runs
 _DRAIN_SECONDS = 0.25  # of one drain; then the scheduler does its other duties
 _SINGLE_SECONDS = 5.0  # on one connection after the second one could not be opened
@@ -97,16 +96,10 @@ class TimerPoller:
         self._second_session.close()
 
     def poll(self, shards: list[int], ahead: timedelta, marks: LowWaterMarks[int], rotation: ShardRotation) -> float:
-        """Fire timers of these shards that are due up to `ahead` from now.
+        """Fire timers that are due up to `ahead` from now; return the seconds until the next poll.
 
-        One call fires one batch, or drains a backlog for `_DRAIN_SECONDS`.
-
-        Args:
-            ahead: How far ahead of now; negative to fire only what is overdue by more.
-            rotation: The shards left to poll in a backlog; kept from call to call.
-
-        Returns:
-            The seconds until the next poll.
+        One call fires one batch, or drains a backlog for `_DRAIN_SECONDS`. A negative `ahead` fires only what is
+        overdue by more. The rotation, kept from call to call, has the shards left to poll in a backlog.
         """
         self._breaker.settle()
         if not shards:

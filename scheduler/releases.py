@@ -45,18 +45,9 @@ from tidewheel.transitions.timers import move_timers
 
 _LOG = logging.getLogger("tidewheel.scheduler")
 
-_FIND_DUE_RELEASES = Statements("tidewheel.scheduler")["find_due_releases"]
 _SET_WAITS = Statements("tidewheel.transitions")["set_waits"]
-
-_STEP_SECONDS = 0.05  # of one step; then the scheduler does its other duties
-_POSTPONED = timedelta(minutes=1)
-_ONE_BY_ONE = 50  # releases tried alone after a failure
-_LOCK_TIMEOUT = "50ms"
-_LOCKED = timedelta(seconds=1)  # until the next drain of a release that has waited alone
-_ALONE_TIMEOUT = "10ms"
-_ALONE_SECONDS = 0.2  # of one pass over releases that are tried alone
-
 _SQL = Statements("tidewheel.scheduler")
+_FIND_DUE_RELEASES = _SQL["find_due_releases"]
 _FIND_THAWS = _SQL["find_thaws"]
 _HAS_TIMER_BEHIND = _SQL["has_timer_behind"]
 _FIND_WRITTEN_AHEAD = _SQL["find_written_ahead"]
@@ -67,6 +58,14 @@ _BEGIN_SETTLING = _SQL["begin_settling"]
 _FIND_SETTLED = _SQL["find_settled"]
 _RESOLVE_FREEZES = _SQL["resolve_freezes"]
 _SETTLE_FREEZES = _SQL["settle_freezes"]
+
+_STEP_SECONDS = 0.05  # of one step; then the scheduler does its other duties
+_POSTPONED = timedelta(minutes=1)
+_ONE_BY_ONE = 50  # releases tried alone after a failure
+_LOCK_TIMEOUT = "50ms"
+_LOCKED = timedelta(seconds=1)  # until the next drain of a release that has waited alone
+_ALONE_TIMEOUT = "10ms"
+_ALONE_SECONDS = 0.2  # of one pass over releases that are tried alone
 
 _RELEASED = 500  # timers of one step: tens of milliseconds
 _SCANNED = 5000  # index entries of one step
@@ -232,8 +231,7 @@ class Thaws:
     def _retract(self, freezes: Sequence[int], retraction: _Retraction) -> bool:
         """Retract the runs of the next jobs that were written ahead of instants under these freezes.
 
-        Returns:
-            True if there may be more, also behind jobs that another transaction holds.
+        Return True if there may be more, also behind jobs that another transaction holds.
         """
         columns: dict[str, object] = {
             "ids": list(freezes), "sources": sources(Move.SKIP), "holds": HOLDS, "after": retraction.after,

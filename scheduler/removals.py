@@ -1,15 +1,13 @@
-"""Remove runs and jobs that retention keeps for less than their days.
+"""Remove runs and jobs that retention keeps for less than their days, and count the runs of a day.
 
-A job is looked at once for each closed day. Only runs that ended on closed days go, in pages. The transaction of each
-page locks the limit, which must still be in force. `history_limits` has the day from which all runs of the job are
-stored. It moves before the first page: so from then on requests that rely on these runs are refused. After a crash the
-job's pages begin again.
+Runs go in pages, each a transaction, by the periods of tenants (`tenant_periods`) and the limits of jobs
+(`history_limits`). Both rows have the first day of which all runs are stored. It moves before the first page: so from
+then on requests that rely on these runs are refused. After a crash the pages begin again. A job is looked at once for
+each closed day, and each page locks its limit, which must still be in force.
 
-A day's runs go in pages, each a transaction. `tenant_periods` has the position, which moves before the first page: so
-from then on requests that rely on these runs are refused. After a crash the pages of the day begin again.
-
-A slice of the job ids and the position behind it are one transaction: so a crash counts no run twice. A slice reads the
-whole day in the order of its pages: in the order of the jobs each run would be a read at random.
+A day is counted by slices of the job ids. A slice and the position behind it are one transaction: so a crash counts no
+run twice. A slice reads the whole day in the order of its pages: in the order of the jobs each run would be a read at
+random.
 
 A round goes over all jobs in the order of their ids, and a pass takes a part of it: `retention_state` has the position.
 A job stays while a timer, a run, a dead letter, a backfill or an edge in force needs it.
@@ -37,6 +35,8 @@ from tidewheel.process.failpoint import failpoint
 from tidewheel.process.health import health
 from tidewheel.process.service import Shutdown
 
+_LOG = logging.getLogger("tidewheel.scheduler")
+
 _SQL = Statements("tidewheel.scheduler")
 _FIND_TENANT_PERIODS = _SQL["find_tenant_periods"]
 _LOCK_KEPT_SINCE = _SQL["lock_kept_since"]
@@ -52,27 +52,9 @@ _HAS_RELEASE_WITHOUT_LIMITS = _SQL["has_release_without_limits"]
 _MOVE_HISTORY_LIMIT = _SQL["move_history_limit"]
 _FIND_HISTORY_TO_REMOVE = _SQL["find_history_to_remove"]
 _RECORD_HISTORY_WALK = _SQL["record_history_walk"]
-
-_DAY = timedelta(days=1)
-_BEGIN = datetime.min.replace(tzinfo=UTC)
-_JOBS = 1000  # whose limits one statement reads
-_PAGE = 5000  # runs of one transaction, with their attempts: some tenths of a second
-_BUDGET_SECONDS = 1200.0  # of a walk: drops and shorter periods of tenants come first in the next pass
 _FIND_DAYS_TO_COUNT = _SQL["find_days_to_count"]
 _COUNT_SLICE = _SQL["count_slice"]
 _ADVANCE_COUNT = _SQL["advance_count"]
-# A tenth of 100 million runs takes more than a minute. Nothing else writes the rows that the transaction locks. The
-# limit of a begun transaction can be removed, and not extended. Source: PostgreSQL's assign_transaction_timeout.
-_EXTEND_LIMITS: LiteralString = """
-SELECT set_config(name, CASE name WHEN 'statement_timeout' THEN '10min' ELSE '0' END, true)
-  FROM pg_settings WHERE name IN ('statement_timeout', 'transaction_timeout')
-"""
-
-_SLICE = 1_000_000  # runs of one transaction: some seconds
-_MAX_SLICES = 10  # of a day: each reads all of it
-_FIRST = UUID(int=0), datetime(1970, 1, 1, tzinfo=UTC)
-
-_LOG = logging.getLogger("tidewheel.scheduler")
 _READ_JOB_ROUND = _SQL["read_job_round"]
 _ADVANCE_JOB_ROUND = _SQL["advance_job_round"]
 _SCAN_ENDED_JOBS = _SQL["scan_ended_jobs"]
@@ -83,7 +65,22 @@ _FIND_EDITED_JOBS = _SQL["find_edited_jobs"]
 _LOCK_JOB = _SQL["lock_backfilled_job"]
 _REMOVE_VERSIONS = _SQL["remove_versions"]
 
+# A tenth of 100 million runs takes more than a minute. Nothing else writes the rows that the transaction locks. The
+# limit of a begun transaction can be removed, and not extended. Source: PostgreSQL's assign_transaction_timeout.
+_EXTEND_LIMITS: LiteralString = """
+SELECT set_config(name, CASE name WHEN 'statement_timeout' THEN '10min' ELSE '0' END, true)
+  FROM pg_settings WHERE name IN ('statement_timeout', 'transaction_timeout')
+"""
+
+_DAY = timedelta(days=1)
 _NOWHERE = UUID(int=0)
+_BEGIN = datetime.min.replace(tzinfo=UTC)
+_FIRST = _NOWHERE, datetime(1970, 1, 1, tzinfo=UTC)
+_JOBS = 1000  # whose limits one statement reads
+_PAGE = 5000  # runs of one transaction, with their attempts: some tenths of a second
+_BUDGET_SECONDS = 1200.0  # of a walk: drops and shorter periods of tenants come first in the next pass
+_SLICE = 1_000_000  # runs of one transaction: some seconds
+_MAX_SLICES = 10  # of a day: each reads all of it
 _JOBS_READ = 5000  # jobs that one statement reads: some milliseconds
 _PAGES = 200  # of a pass: a round over 24 million jobs takes a day
 _REMOVED = 200  # jobs of one transaction: each is looked up in every partition of finished runs
@@ -120,9 +117,7 @@ class Pace:
 def remove_by_tenant(connection: Conn, days: Collection[date], now: datetime, pace: Pace) -> int:
     """Remove what is older than the periods of tenants; return the number of removed runs.
 
-    Args:
-        connection: With autocommit.
-        days: The days whose runs may go: they are closed and counted, and archived if archiving is on.
+    The connection has autocommit. The runs of `days` may go: they are closed, counted, and archived if archiving is on.
     """
     removed = 0
     with connection.cursor(row_factory=class_row(_TenantPeriod), binary=True) as cursor:
@@ -176,7 +171,7 @@ def _move(connection: Conn, period: _TenantPeriod, day: date, *, removing: bool)
 
 
 def _remove_day(connection: Conn, period: _TenantPeriod, day: date, pace: Pace) -> int:
-    removed, after = 0, UUID(int=0)
+    removed, after = 0, _NOWHERE
     columns: dict[str, object] = {
         "tenant": period.tenant, "state": period.state, "limit": _PAGE,
         "first": start_of(day), "end": start_of(day + _DAY),
@@ -212,12 +207,7 @@ class _Left(Enum):
 
 
 def remove_by_job(connection: Conn, days: Collection[date], pace: Pace) -> tuple[int, bool]:
-    """Remove the runs beyond the limits of their jobs; return their number, and True if more is left.
-
-    Args:
-        connection: With autocommit.
-        days: The days whose runs may go, as for `remove_by_tenant`.
-    """
+    """Remove the runs beyond the limits of their jobs; return their number, and True if more is left."""
     removed, soon, until = 0, False, monotonic_seconds() + _BUDGET_SECONDS
     if not days:
         return removed, soon
@@ -235,7 +225,7 @@ def remove_by_job(connection: Conn, days: Collection[date], pace: Pace) -> tuple
 
 def _limits(connection: Conn, day: date) -> Iterator[_HistoryLimit]:
     """Yield the limits in force of jobs that were not looked at for a day yet."""
-    after = UUID(int=0)
+    after = _NOWHERE
     while True:
         with connection.cursor(row_factory=class_row(_HistoryLimit), binary=True) as cursor:
             found = cursor.execute(_FIND_HISTORY_LIMITS, {"after": after, "day": day, "limit": _JOBS}).fetchall()
@@ -254,7 +244,7 @@ def _remove(
     last = cast("tuple[datetime, UUID] | None", connection.execute(_FIND_HISTORY_END, columns, binary=True).fetchone())
     if last is None:
         return 0, _Left.NOTHING
-    columns |= {"last_at": last[0], "last_id": last[1], "after_at": _BEGIN, "after_id": UUID(int=0)}
+    columns |= {"last_at": last[0], "last_id": last[1], "after_at": _BEGIN, "after_id": _NOWHERE}
     kept_since = min(day_of(last[0]), max(days)) + _DAY
     removed, began = 0, False
     while found := connection.execute(_FIND_HISTORY_TO_REMOVE, columns, binary=True).fetchall():
@@ -358,16 +348,12 @@ def remove_ended_jobs(connection: Conn, before: datetime, pace: Pace) -> int:
 
 
 def remove_superseded(connection: Conn, jobs: tuple[UUID, UUID], before: datetime, pace: Pace) -> bool:
-    """Remove old versions of some jobs; return True if a shutdown was requested.
+    """Remove old versions of jobs behind the first id, up to the second; return True at a shutdown.
 
     No index finds the runs of a version. A run of a version has an instant of at most the longest delay after the
     version was superseded: so the oldest instant of a job's stored runs bounds the versions that they have. The
-    instants that the timer, overrides and backfills still need bound them in the same way.
-
-    Args:
-        connection: With autocommit.
-        jobs: Jobs behind the first id, up to the second one.
-        before: The instant before which no stored day of runs and no open occurrence needs a version.
+    instants that the timer, overrides and backfills still need bound them in the same way. No stored day of runs and no
+    open occurrence needs a version from before `before`.
     """
     removed, old = 0, before - LONGEST_DELAY
     edited = read_ids(connection, _FIND_EDITED_JOBS, {"after": jobs[0], "last": jobs[1], "before": old})

@@ -53,13 +53,8 @@ def repair_missing_timers(session: Session, shard: int, shards: int) -> int:
     repaired = [job for job in jobs if _repair(session, job)]
     if repaired:
         metrics.count("timers_repaired", len(repaired))
-        _LOG.error(
-            "the scheduler restored the missing timers of %d jobs of shard %d: %s; %s",
-            len(repaired),
-            shard,
-            first_ids(repaired),
-            _CHECK,
-        )
+        text = "the scheduler restored the missing timers of %d jobs of shard %d: %s; %s"
+        _LOG.error(text, len(repaired), shard, first_ids(repaired), _CHECK)
     return len(repaired)
 
 
@@ -69,12 +64,8 @@ def release_stuck_chains(session: Session) -> int:
         released = [cast("UUID", job) for (job,) in connection.execute(_RELEASE_HELD_CHAINS, binary=True)]
     if released:
         metrics.count("timers_repaired", len(released))
-        _LOG.error(
-            "the scheduler released %d fixed_delay jobs that waited for runs that are not open: %s; %s",
-            len(released),
-            first_ids(released),
-            _CHECK,
-        )
+        text = "the scheduler released %d fixed_delay jobs that waited for runs that are not open: %s; %s"
+        _LOG.error(text, len(released), first_ids(released), _CHECK)
     return len(released)
 
 
@@ -162,12 +153,8 @@ def _repair(session: Session, job_id: UUID) -> bool:
         try:
             known = schedule_from_text(str(schedule), job_id)
         except ScheduleRefused as error:
-            _LOG.error(
-                "job %s has no timer, and the scheduler cannot restore it: %s; submit the job with a valid schedule",
-                job_id,
-                error,
-                extra={"job_id": str(job_id)},
-            )
+            text = "job %s has no timer, and the scheduler cannot restore it: %s; submit the job with a valid schedule"
+            _LOG.error(text, job_id, error, extra={"job_id": str(job_id)})
             return False
         following = _following(known, cast("datetime | None", last_at), known_until)
         if following is None:

@@ -8,8 +8,8 @@ and the days that `find_needed_since` names.
 Detaching waits for transactions that have used the table, so this is a thread of its own. A process that dies, or
 waits for too long, leaves a partition that is detached, or about to be: the next pass drops it.
 
-A statement merges a slice of time of some tenants. Figures that a process writes late become a row of their own, with
-the next pass.
+Figures of activity are merged by slices of time. Those that a process writes late become a row of their own, with the
+next pass.
 """
 
 import logging
@@ -40,16 +40,12 @@ from tidewheel.scheduler.removals import (
 )
 from tidewheel.scheduler.retention_rules import RULES, Days, Period, Periods, Rows
 
+_LOG = logging.getLogger("tidewheel.scheduler")
+
 _SQL = Statements("tidewheel.scheduler")
 _FIND_OLDEST_ACTIVITY = _SQL["find_oldest_activity"]
 _FIND_TENANTS_OF_ACTIVITY = _SQL["find_tenants_of_activity"]
 _MERGE_ACTIVITY = _SQL["merge_activity"]
-
-_TENANTS = 200  # in one statement: some 50,000 rows if each has two classes
-
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-
-_LOG = logging.getLogger("tidewheel.scheduler")
 _LOCK_RETENTION = _SQL["lock_retention"]
 _LOCK_OLD_RETENTION = _SQL["lock_old_retention"]
 _FIND_DAYS_IN_USE = _SQL["find_days_in_use"]
@@ -69,6 +65,8 @@ _LOCK_TIMEOUT: LiteralString = "SET lock_timeout = '2s'"
 _EVERY_SECONDS = 3600.0
 _SOON_SECONDS = 300.0  # after a pass that leaves runs beyond their jobs' limits
 _PAGE = 10_000  # rows that one statement deletes: some tens of milliseconds
+_TENANTS = 200  # in one statement that merges: some 50,000 rows if each has two classes
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _DAY = timedelta(days=1)
 _ATTEMPTS = ("attempts", "attempt_outputs")  # cut by the start of an attempt
 
@@ -111,22 +109,14 @@ def _oldest(connection: Conn, grain: int) -> datetime | None:
 
 @dataclass(frozen=True, slots=True)
 class _Needs:
-    """The old partitions that live runs and requests need.
+    """The old partitions that live runs and requests need."""
 
-    Args:
-        created: The days on which open runs were created.
-        started: The days on which their attempts started.
-        occurrences_since: The first day that open occurrences need; None for none.
-        runs_since: The first day whose finished runs open backfills need; None for none.
-        unarchived: The days that the archive lacks; empty without an archive.
-    """
-
-    created: Collection[date]
-    started: Collection[date]
-    occurrences_since: date | None
-    runs_since: date | None
+    created: Collection[date]  # days on which open runs were created
+    started: Collection[date]  # days on which their attempts started
+    occurrences_since: date | None  # the first day that open occurrences need
+    runs_since: date | None  # the first day whose finished runs open backfills need
     counted: Collection[date]
-    unarchived: Collection[date]
+    unarchived: Collection[date]  # days that the archive lacks; none without an archive
 
     def holder(self, stored: StoredDay) -> str | None:
         """Return the cause for which a partition stays; None if it may be dropped."""
@@ -156,7 +146,8 @@ class Retention:
         self._session, self._url = Session(url, "tidewheel-scheduler-retention", autocommit=True), url
         self._periods, self._stop = periods, stop
         self._pause = _EVERY_SECONDS
-        self._thread = threading.Thread(target=self._run, name="retention", daemon=True)
+        loop = partial(run_loop, stop, "scheduler: removing what is old", self._round, longest_pause=_EVERY_SECONDS)
+        self._thread = threading.Thread(target=loop, name="retention", daemon=True)
 
     def start(self) -> None:
         """Start the thread."""
@@ -177,9 +168,6 @@ class Retention:
     def close(self) -> None:
         """Close the session."""
         self._session.close()
-
-    def _run(self) -> None:
-        run_loop(self._stop, "scheduler: removing what is old", self._round, longest_pause=_EVERY_SECONDS)
 
     def _round(self) -> float:
         try:

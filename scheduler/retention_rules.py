@@ -29,21 +29,13 @@ class Period(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Periods:
-    """The length of each period.
+    """The length of each period."""
 
-    Args:
-        runs: Of finished runs and what belongs to them.
-        outputs: Of results, tracebacks and output.
-        failed: Of copies of failed runs, and of dead letters.
-        audit: Of the audit log.
-        statistics: Of counts by day.
-    """
-
-    runs: timedelta
-    outputs: timedelta
-    failed: timedelta
+    runs: timedelta  # of finished runs and what belongs to them
+    outputs: timedelta  # of results, tracebacks and output
+    failed: timedelta  # of copies of failed runs, and of dead letters
     audit: timedelta
-    statistics: timedelta
+    statistics: timedelta  # of counts by day
 
     def of(self, period: Period) -> timedelta:
         """Return the length of a period; outputs do not outlive their runs."""
@@ -76,11 +68,7 @@ class Days:
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """A statement deletes old rows, some in each transaction.
-
-    Args:
-        statement: Takes `before` and `limit`; fewer deleted rows than `limit` end the pass over the table.
-    """
+    """A statement, which takes `before` and `limit`, deletes old rows, some in each transaction."""
 
     statement: LiteralString
     period: Period = Period.RUNS
@@ -88,9 +76,9 @@ class Rows:
 
 @dataclass(frozen=True, slots=True)
 class Jobs:
-    """Rows go with their job, which `ended_jobs.py` removes when it was deleted or finished long ago.
+    """Rows go with their job, which `removals.py` removes when it was deleted or finished long ago.
 
-    Versions of live jobs go before, by `ended_jobs.py`.
+    Superseded versions of live jobs go before.
     """
 
 

@@ -101,42 +101,29 @@ class _Part(Enum):
 
 @dataclass(slots=True)
 class _Pass:
-    """The position of a pass that stops a tenant; a process that dies costs a pass.
-
-    Args:
-        settled: True if no transaction is open that may have found the tenant.
-        no_jobs: True if a whole pass since then has found no job: there will be none.
-        jobs_done: True if the last look at the jobs has left none. Others may come until the tenant is settled.
-        found: The number of rows to stop that the pass has found.
-        found_jobs: How many of these are jobs.
-        left_jobs: How many of those other transactions held.
-        stopped: How many of these it has stopped.
-        singly: The number of runs to end one by one, after a batch that failed.
-        waits: How many passes before this one have stopped nothing.
-    """
+    """The position of a pass that stops a tenant; a process that dies costs a pass."""
 
     part: _Part = _Part.ORIGINS
-    settled: bool = False
-    no_jobs: bool = False
-    jobs_done: bool = False
+    settled: bool = False  # no transaction is open that may have found the tenant
+    no_jobs: bool = False  # a whole pass since then has found no job: there will be none
+    jobs_done: bool = False  # the last look at the jobs has left none; others may come until the tenant is settled
     root_id: UUID = _NOWHERE
     key: str = ""
     run_id: UUID = _NOWHERE
-    found: int = 0
-    found_jobs: int = 0
-    left_jobs: int = 0
+    found: int = 0  # rows to stop
+    found_jobs: int = 0  # jobs among these
+    left_jobs: int = 0  # jobs that other transactions held
     stopped: int = 0
-    singly: int = 0
+    singly: int = 0  # runs to end one by one, after a batch that failed
     failed: bool = False
-    waits: int = 0
+    waits: int = 0  # passes before this one that have stopped nothing
     not_before: float = 0.0
 
 
 class TenantDeletions:
     """Works off the deletions of tenants on its own thread and connection, which it closes.
 
-    Args:
-        keep: How long the name of a deleted tenant is reserved: as long as partitions of its time exist.
+    The name of a deleted tenant is reserved for `keep`: as long as partitions of its time exist.
     """
 
     def __init__(self, session: Session, installation: Installation, keep: timedelta) -> None:
@@ -149,9 +136,7 @@ class TenantDeletions:
     def step(self, *, deletes: bool) -> tuple[CancelResult, float]:
         """Start the next part of the work if this scheduler deletes and its time has come.
 
-        Returns:
-            The number of runs that ended or were requested to stop in the last part, and the seconds until the next
-            step should come.
+        Return the result of the last part, and the seconds until the next step should come.
 
         Raises:
             InstallationFault: The database refuses the work.
@@ -373,11 +358,7 @@ def _bisect(tenant: str, at: _Pass, runs: list[Candidate]) -> None:
         at.singly = len(runs)
         return
     run_id = runs[0].run_id
-    _LOG.exception(
-        "run %s of tenant %s cannot be ended; the next pass tries it again",
-        run_id,
-        tenant,
-        extra={"run_id": str(run_id)},
-    )
+    text = "run %s of tenant %s cannot be ended; the next pass tries it again"
+    _LOG.exception(text, run_id, tenant, extra={"run_id": str(run_id)})
     at.run_id, at.singly, at.failed = run_id, max(0, at.singly - 1), True
     at.found += 1

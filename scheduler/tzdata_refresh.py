@@ -230,12 +230,8 @@ def _find_outdated(
         try:
             state = _state_of(_rewound(timer, now), inputs)
         except Exception as error:  # noqa: BLE001 - the error is this job's, and firing quarantines it
-            _LOG.warning(
-                "the next time of job %s cannot be computed: %s; the scheduler quarantines the job when it is due",
-                timer.job_id,
-                error,
-                extra={"job_id": str(timer.job_id)},
-            )
+            text = "the next time of job %s cannot be computed: %s; the scheduler quarantines the job when it is due"
+            _LOG.warning(text, timer.job_id, error, extra={"job_id": str(timer.job_id)})
             continue
         if not is_current(timer, state, written, now):
             outdated[timer.job_id] = timer, min({timer.scheduled_at, *written})

@@ -1,8 +1,8 @@
-"""Do bulk work in batches, at the rate of each work; the kinds, and what a batch of each changes.
+"""Do bulk work in batches, at the rate of each work.
 
 A batch is one transaction: what it changes, and the cursor. After a crash the next batch begins where the last
 committed one ended. The row has the time of its next batch, so that its rate holds over all schedulers. Any of them
-takes the next batch. What a batch does is known to its kind alone: `work_kinds.py`.
+takes the next batch. What a batch does is known to its kind alone.
 
 Firing has the same thread: it waits 50 ms at most for a locked row, and the batch is tried later.
 """
@@ -36,12 +36,7 @@ from tidewheel.transitions.dead_letters import (
     scan_dead_letters,
 )
 from tidewheel.transitions.installation import Installation
-from tidewheel.transitions.requested_changes import (
-    RetryRequest,
-    find_retried,
-    retry_runs,
-    scan_failed_runs,
-)
+from tidewheel.transitions.requested_changes import RetryRequest, find_retried, retry_runs, scan_failed_runs
 from tidewheel.transitions.works import (
     Cursor,
     OpenWork,
@@ -53,18 +48,17 @@ from tidewheel.transitions.works import (
     set_work_state,
 )
 
+T = TypeVar("T")
+
+_LOG = logging.getLogger("tidewheel.scheduler")
+
+_SET_WAITS = Statements("tidewheel.transitions")["set_waits"]
 _SQL = Statements("tidewheel.scheduler")
 _LOCK_FAILED_RUNS = _SQL["lock_failed_runs"]
 _LOCK_DEAD_LETTERS_OF = _SQL["lock_dead_letters_of"]
 
-T = TypeVar("T")
-
 _LOOKED_AT = 2000  # dead letters of one batch: some milliseconds, where an error is rare
 _LETTER_COLUMNS = ("ids", "kind", "job_id", "status", "error_type", "queue", "lane", "since", "until", "redriven")
-
-_SET_WAITS = Statements("tidewheel.transitions")["set_waits"]
-_LOG = logging.getLogger("tidewheel.scheduler")
-
 _EVERY_SECONDS = 0.2  # between two steps
 _SHARE_SECONDS = 0.05  # of each step; a batch that has begun by then is the last, since firing comes first
 _BATCHES_PER_SECOND = 10.0  # with a rate, as long as each batch does something
@@ -229,14 +223,7 @@ class WorkLoop:
         self._locked: dict[UUID, float] = {}  # works that met a locked row or failed, and when they are tried again
 
     def step(self) -> tuple[int, float]:
-        """Work for up to `_SHARE_SECONDS`, every `_EVERY_SECONDS`.
-
-        Returns:
-            The number of processed things, and the seconds until the next step.
-
-        Raises:
-            Unavailable: The database does not answer.
-        """
+        """Do works for a while; return the number of processed things and the seconds until the next step."""
         now = monotonic_seconds()
         if now < self._next:
             return 0, self._next - now

@@ -4,14 +4,13 @@ Supported are the types of Tidewheel's schemas: no fixed, no nested union, only 
 default null. No record is empty or contains itself, so that its schema bounds the depth and the size of a message.
 Each type and each field has a doc, each enum a default, and none an alias, because names never change.
 
-A schema's file is named after its record in snake case: `run_request.avsc` holds `io.tidewheel.RunRequest`. Source of
-fingerprints: Apache Avro 1.12 Specification, "Single-object encoding" and "Schema Fingerprints".
+A schema's file is named after its record in snake case: `run_request.avsc` holds `io.tidewheel.RunRequest`.
 
 Full and transitive: each current schema is compared with each released version of it. Two changes are allowed, both in
 either direction: to add or remove a nullable field, and to add or remove a symbol of an enum. `shape` refuses what
 would break them: a nullable field without default null, and an enum without a default symbol.
 
-Source: Apache Avro 1.12 Specification, "Schema Resolution".
+Source: Apache Avro 1.12 Specification, "Single-object encoding", "Schema Fingerprints" and "Schema Resolution".
 """
 
 import json
@@ -54,7 +53,8 @@ def current() -> dict[str, str]:
 def released() -> dict[str, dict[str, str]]:
     """Return the texts of each released version, oldest version first."""
     versions = [folder for folder in (_HERE / "released").iterdir() if folder.is_dir()]
-    return {folder.name: _texts(folder) for folder in sorted(versions, key=lambda folder: _order(folder.name))}
+    versions.sort(key=lambda folder: [int(part) for part in folder.name.split(".")])
+    return {folder.name: _texts(folder) for folder in versions}
 
 
 @cache
@@ -85,10 +85,6 @@ def single_object_header(schema: str) -> bytes:
 def _texts(folder: Traversable) -> dict[str, str]:
     found = {file.name.removesuffix(".avsc"): file for file in folder.iterdir() if file.name.endswith(".avsc")}
     return {stem: found[stem].read_text("utf-8") for stem in sorted(found)}
-
-
-def _order(version: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in version.split("."))
 
 
 @dataclass(frozen=True, slots=True)

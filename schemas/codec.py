@@ -9,7 +9,7 @@ since an unreachable database is no fault of the message.
 """
 
 import json
-from collections.abc import Callable, Mapping, Sized
+from collections.abc import Callable, Hashable, Mapping, Sized
 from dataclasses import dataclass, fields, is_dataclass
 from datetime import datetime
 from functools import cache
@@ -25,6 +25,7 @@ from fastavro import (
 )
 from fastavro.types import Schema
 
+from tidewheel.clock import monotonic_seconds
 from tidewheel.errors import UndecodableMessage
 from tidewheel.schemas.avro import (
     HEADER_BYTES,
@@ -49,12 +50,15 @@ if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 R = TypeVar("R")
+K = TypeVar("K", bound=Hashable)
 C = TypeVar("C", bound=Sized)
 Lookup = Callable[[bytes], str | None]
 RegistryLookup = Callable[[int], str | None]
 
 _REGISTRY_HEADER_BYTES = 5
 
+_MISSING_SECONDS = 5.0  # until an unknown schema is looked up again: a deploy is noticed after it
+_MISSING_KEPT = 1000
 MAX_MESSAGE_BYTES = 1 << 20  # Kafka's default max.message.bytes; Tidewheel writes no larger message
 
 
@@ -175,6 +179,23 @@ def install_lookup(lookup: Lookup | None) -> None:
     """
     _state["lookup"] = lookup
     _looked_up.clear()
+
+
+def sparing(find: Callable[[K], str | None]) -> Callable[[K], str | None]:
+    """Return a look-up that looks for a missing schema again after some seconds only."""
+    missing: dict[K, float] = {}
+
+    def lookup(key: K) -> str | None:
+        if missing.get(key, 0.0) > monotonic_seconds():
+            return None
+        found = find(key)
+        if found is None:
+            if len(missing) >= _MISSING_KEPT:
+                missing.clear()
+            missing[key] = monotonic_seconds() + _MISSING_SECONDS
+        return found
+
+    return lookup
 
 
 def install_registry(lookup: RegistryLookup | None) -> None:

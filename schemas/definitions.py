@@ -34,9 +34,7 @@ def definition_record(
 ) -> JobDefinition:
     """Return what executors need of one job version, every default in place.
 
-    Args:
-        job_id: UUID of the job, 36 characters in lower case.
-        job_key: Key intake gave a job that was submitted without one.
+    The id has 36 characters in lower case. Intake gives a key to a job that was submitted without one.
     """
     key = spec.key if job_key is None else job_key
     if key is None:

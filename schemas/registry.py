@@ -15,7 +15,7 @@ from urllib.request import HTTPRedirectHandler, Request, build_opener
 from tidewheel.clock import monotonic_seconds
 from tidewheel.errors import SettingsError, Unavailable
 from tidewheel.schemas.avro import HEADER_BYTES, REGISTRY_MAGIC
-from tidewheel.schemas.codec import FORMS, encode
+from tidewheel.schemas.codec import FORMS, encode, sparing
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 _SECONDS = 5.0  # for each part of an answer, and from its head to its end: intake's transaction waits meanwhile
 _MAX_BYTES = 4 << 20  # of an answer
 _UNKNOWN_SCHEMA = 40403  # error_code of an id that the registry does not have
-_MISSING_SECONDS = 5.0  # an unknown id is looked up again after this
-_MISSING_KEPT = 1000
 _CONTENT_TYPE = "application/vnd.schemaregistry.v1+json"
 
 Recorded = Mapping[str, Mapping[str, object]]
@@ -119,19 +117,7 @@ class _NoRedirect(HTTPRedirectHandler):
 
 def lookup_in_registry(registry: Registry) -> Callable[[int], str | None]:
     """Return a look-up for the codec; an unknown id is looked up again after some seconds."""
-    missing: dict[int, float] = {}
-
-    def lookup(number: int) -> str | None:
-        if missing.get(number, 0.0) > monotonic_seconds():
-            return None
-        found = registry.schema(number)
-        if found is None:
-            if len(missing) >= _MISSING_KEPT:
-                missing.clear()
-            missing[number] = monotonic_seconds() + _MISSING_SECONDS
-        return found
-
-    return lookup
+    return sparing(registry.schema)
 
 
 def register_schemas(registry: Registry, subjects: Mapping[str, str]) -> dict[str, dict[str, object]]:

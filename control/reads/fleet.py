@@ -27,7 +27,7 @@ from tidewheel.postgres.statements import Statements
 from tidewheel.presence import SILENT_SECONDS
 from tidewheel.process.fallbacks import Share, Step
 from tidewheel.runs import OWNED, Move, sources
-from tidewheel.scheduler.unhandled import find_unhandled
+from tidewheel.scheduler.backlog import find_unhandled
 
 _SQL = Statements("tidewheel.control")
 _LIST_EXECUTORS = _SQL["list_executors"]

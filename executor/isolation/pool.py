@@ -14,21 +14,18 @@ from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from typing import NoReturn
 
-from tidewheel.errors import AttemptOver, Unavailable
+from tidewheel.errors import AttemptOver
 from tidewheel.executor.attempt import Attempt
 from tidewheel.executor.isolation.process import Died, Setup, WorkerProcess
 from tidewheel.executor.isolation.protocol import (
     Frame,
     Kind,
-    added_frame,
     attempt_head,
     attempt_key,
     outcome_of,
-    parents_frame,
-    previous_frame,
-    saved_frame,
+    reply_to,
+    reply_too_late,
 )
 from tidewheel.executor.outcome import NOT_STARTED, Outcome, failed
 from tidewheel.process.metrics import metrics
@@ -277,26 +274,13 @@ class _WorkerThread:
                         process.send(Frame(Kind.CANCEL, {**attempt_head(*attempt.key), "over": str(error)}))
                 case Kind.READ_PREVIOUS | Kind.READ_PARENTS | Kind.SAVE | Kind.ADD_RUNS if _is_of(frame, attempt):
                     threading.Thread(target=self._reply, args=(frame, attempt), daemon=True).start()
-                case Kind.READ_PREVIOUS:
-                    process.send(previous_frame(frame, _refuse_ended))
-                case Kind.READ_PARENTS:
-                    process.send(parents_frame(frame, _refuse_ended))
-                case Kind.SAVE:
-                    process.send(saved_frame(frame, _refuse_save))
-                case Kind.ADD_RUNS:
-                    process.send(added_frame(frame, _refuse_ended))
+                case Kind.READ_PREVIOUS | Kind.READ_PARENTS | Kind.SAVE | Kind.ADD_RUNS:
+                    process.send(reply_too_late(frame))
                 case _:
                     pass
 
     def _reply(self, request: Frame, attempt: Attempt) -> None:
-        if request.kind is Kind.SAVE:
-            self._replies.put(saved_frame(request, attempt.wait_saved))
-        elif request.kind is Kind.READ_PARENTS:
-            self._replies.put(parents_frame(request, attempt.parents))
-        elif request.kind is Kind.ADD_RUNS:
-            self._replies.put(added_frame(request, attempt.add_runs))
-        else:
-            self._replies.put(previous_frame(request, attempt.previous))
+        self._replies.put(reply_to(request, attempt))
         self._wake()
 
     def _on_wakeup(self) -> None:
@@ -314,16 +298,6 @@ class _WorkerThread:
 def _is_of(frame: Frame, attempt: Attempt) -> bool:
     """Return True if the attempt itself sent it, and not a leftover thread of an earlier one."""
     return attempt_key(frame) == (str(attempt.run_id), attempt.started.attempt)
-
-
-def _refuse_ended(_: object = None) -> NoReturn:
-    message = "the requesting attempt is over"
-    raise Unavailable(message)
-
-
-def _refuse_save() -> None:
-    message = "the requesting attempt is over"
-    raise AttemptOver(message)
 
 
 def _attempt_frame(attempt: Attempt) -> Frame:

@@ -96,17 +96,14 @@ class WorkerProcess:
         self._write()
 
     def receive(self, sink: Sink, on_wakeup: Callable[[], object]) -> Frame:
-        """Wait for its next frame.
-
-        Args:
-            sink: Called with its standard output and error meanwhile.
+        """Wait for its next frame; the sink gets its standard output and error meanwhile.
 
         Raises:
             Died: It has ended, or was killed after a protocol error; all processes it had started are killed.
         """
         while True:
-            frame = self._next_frame()
-            if frame is not None:
+            if self._received:
+                frame = self._received.pop(0)
                 if frame.kind is Kind.OUTCOME:
                     self._read_rest(sink)  # written before it was sent, so it is in the pipe
                 return frame
@@ -223,9 +220,6 @@ class WorkerProcess:
         except ProtocolError as error:
             self._end_reason = f"it wrote bytes that are not a frame into the executor's pipe ({error})"
             self._reap()
-
-    def _next_frame(self) -> Frame | None:
-        return self._received.pop(0) if self._received else None
 
     def _exited(self) -> bool:
         """Return True if it has ended; it is not reaped, which keeps the number of its group."""

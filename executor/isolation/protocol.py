@@ -6,11 +6,11 @@ release, so the protocol has no versions.
 
 import json
 import struct
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import StrEnum
-from typing import cast
+from typing import Any, cast
 from uuid import UUID
 
 from pydantic_core import to_json
@@ -29,25 +29,21 @@ _NO_PART = -1
 class Kind(StrEnum):
     """Kinds of frames.
 
-    To the worker: setup, attempt, cancel, previous runs, parents, saved, added. From the worker: ready, unready,
-    outcome, heartbeat, request for previous runs, for parents, for a save, for runs to add.
+    To the worker: setup, attempt, cancel, reply. From it: ready, unready, outcome, heartbeat, and four requests.
     """
 
     SETUP = "setup"
     ATTEMPT = "attempt"
     CANCEL = "cancel"
-    PREVIOUS = "previous"
+    REPLY = "reply"
     READY = "ready"
     UNREADY = "unready"
     OUTCOME = "outcome"
     HEARTBEAT = "heartbeat"
     READ_PREVIOUS = "read_previous"
-    PARENTS = "parents"
     READ_PARENTS = "read_parents"
     SAVE = "save"
-    SAVED = "saved"
     ADD_RUNS = "add_runs"
-    ADDED = "added"
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,94 +169,67 @@ def context_of(frame: Frame, cancelled: Flag, channel: HandlerChannel) -> Contex
     )
 
 
-def previous_frame(request: Frame, read: Callable[[], Previous]) -> Frame:
-    """Return the reply to a request for previous runs: the runs, or the error of reading them."""
-    attempt = attempt_head(*attempt_key(request))
+def reply_to(request: Frame, channel: HandlerChannel) -> Frame:
+    """Do what a worker requests, and return the reply: the result, or the error."""
+    head = attempt_head(*attempt_key(request))
     try:
-        found = read()
-    except Unavailable as error:
-        return Frame(Kind.PREVIOUS, {**attempt, "error": str(error)}, [None])
-    head = {**attempt, "at": _text(found.scheduled_at), "result_at": _text(found.result_at)}
-    return Frame(Kind.PREVIOUS, head, [to_json(found.result)])
-
-
-def previous_of(frame: Frame) -> Previous:
-    """Return the previous runs in a frame."""
-    if "error" in frame.head:
-        raise Unavailable(str(frame.head["error"]))
-    result = json.loads(frame.parts[0] or b"null")
-    return Previous(_instant(frame.head["at"]), result, _instant(frame.head["result_at"]))
-
-
-def parents_frame(request: Frame, read: Callable[[str | None], Mapping[str, Parent]]) -> Frame:
-    """Return the reply to a request for the parents' runs: the runs, or the error of reading them."""
-    attempt = attempt_head(*attempt_key(request))
-    try:
-        found = read(cast("str | None", request.head["key"]))
-    except Unavailable as error:
-        return Frame(Kind.PARENTS, {**attempt, "error": str(error)}, [None])
-    rows = [
-        (key, one.run_id, one.status, None if one.left_out_bytes else one.result, one.expired, one.left_out_bytes)
-        for key, one in found.items()
-    ]
-    return Frame(Kind.PARENTS, attempt, [to_json(rows)])
-
-
-def parents_of(frame: Frame) -> dict[str, Parent]:
-    """Return the parents' runs in a frame."""
-    if "error" in frame.head:
-        raise Unavailable(str(frame.head["error"]))
-    return {
-        key: Parent(None if run is None else UUID(run), status, result, expired=expired, left_out_bytes=left_out)
-        for key, run, status, result, expired, left_out in json.loads(frame.parts[0] or b"[]")
-    }
-
-
-def saved_frame(request: Frame, wait_saved: Callable[[], None]) -> Frame:
-    """Return the reply to a request for a save: it was saved, or the error of waiting for it."""
-    attempt = attempt_head(*attempt_key(request))
-    try:
-        wait_saved()
+        return Frame(Kind.REPLY, head, [to_json(_serve(request, channel))])
     except AttemptOver as over:
-        return Frame(Kind.SAVED, {**attempt, "over": str(over)})
-    return Frame(Kind.SAVED, attempt)
-
-
-def verify_saved(frame: Frame) -> None:
-    """Raise the error of a save."""
-    if "over" in frame.head:
-        raise AttemptOver(str(frame.head["over"]))
-
-
-def added_frame(request: Frame, add: Callable[[bytes], bool]) -> Frame:
-    """Return the reply to a request to add runs: the result, or its error."""
-    attempt = attempt_head(*attempt_key(request))
-    try:
-        return Frame(Kind.ADDED, {**attempt, "added": add(request.parts[0] or b"")})
-    except AttemptOver as over:
-        return Frame(Kind.ADDED, {**attempt, "over": str(over)})
+        return Frame(Kind.REPLY, {**head, "over": str(over)})
     except Unavailable as error:
-        return Frame(Kind.ADDED, {**attempt, "error": str(error)})
+        return Frame(Kind.REPLY, {**head, "error": str(error)})
     except InvalidInput as refused:
         errors = [(one.path, one.problem, one.remedy) for one in refused.errors]
-        return Frame(Kind.ADDED, {**attempt, "refused": errors})
+        return Frame(Kind.REPLY, {**head, "refused": errors})
 
 
-def added_of(frame: Frame) -> bool:
-    """Return the result of adding runs, or raise its error."""
-    head = frame.head
+def reply_too_late(request: Frame) -> Frame:
+    """Return the reply to a leftover thread of an attempt that has ended."""
+    error = "over" if request.kind is Kind.SAVE else "error"
+    return Frame(Kind.REPLY, {**attempt_head(*attempt_key(request)), error: "the requesting attempt is over"})
+
+
+def result_of(reply: Frame) -> Any:  # noqa: ANN401 - of the request's kind
+    """Return the result in a reply as plain values, or raise its error."""
+    head = reply.head
     if "over" in head:
         raise AttemptOver(str(head["over"]))
     if "error" in head:
         raise Unavailable(str(head["error"]))
     if "refused" in head:
         raise InvalidInput([FieldError(*error) for error in cast("list[tuple[str, str, str]]", head["refused"])])
-    return bool(head["added"])
+    return json.loads(reply.parts[0] or b"null")
 
 
-def _text(at: datetime | None) -> str | None:
-    return None if at is None else at.isoformat()
+def previous_of(reply: Frame) -> Previous:
+    """Return the previous runs in a reply."""
+    at, result, result_at = result_of(reply)
+    return Previous(_instant(at), result, _instant(result_at))
 
 
-def _instant(text: object) -> datetime | None:
-    return None if text is None else datetime.fromisoformat(str(text))
+def parents_of(reply: Frame) -> dict[str, Parent]:
+    """Return the parents' runs in a reply."""
+    return {
+        key: Parent(None if run is None else UUID(run), status, result, expired=expired, left_out_bytes=left_out)
+        for key, run, status, result, expired, left_out in result_of(reply)
+    }
+
+
+def _serve(request: Frame, channel: HandlerChannel) -> object:
+    if request.kind is Kind.SAVE:
+        channel.wait_saved()
+        return None
+    if request.kind is Kind.ADD_RUNS:
+        return channel.add_runs(request.parts[0] or b"")
+    if request.kind is Kind.READ_PREVIOUS:
+        found = channel.previous()
+        return found.scheduled_at, found.result, found.result_at
+    parents = channel.parents(cast("str | None", request.head["key"]))
+    return [
+        (key, one.run_id, one.status, None if one.left_out_bytes else one.result, one.expired, one.left_out_bytes)
+        for key, one in parents.items()
+    ]
+
+
+def _instant(text: str | None) -> datetime | None:
+    return None if text is None else datetime.fromisoformat(text)

@@ -26,13 +26,12 @@ from tidewheel.clock import boot_seconds
 from tidewheel.errors import AttemptOver, TidewheelError
 from tidewheel.executor.complete_in import Completion, CompletionConfig
 from tidewheel.executor.context import LOG_FORMAT, Context, Flag
-from tidewheel.executor.context_parts import Completing, Parent, Previous
+from tidewheel.executor.context_parts import Parent, Previous
 from tidewheel.executor.handlers import Handler, import_handlers, invalid_payload, registered
 from tidewheel.executor.isolation.protocol import (
     Frame,
     FrameReader,
     Kind,
-    added_of,
     attempt_head,
     attempt_key,
     context_of,
@@ -40,7 +39,7 @@ from tidewheel.executor.isolation.protocol import (
     outcome_frame,
     parents_of,
     previous_of,
-    verify_saved,
+    result_of,
 )
 from tidewheel.executor.outcome import CANCELLED, NOT_STARTED, Outcome, failed, from_exception, leave_cuts_to_executor
 from tidewheel.process import tracing
@@ -217,7 +216,7 @@ class _PipeChannel:
             message = "complete_in comes last: no step can be saved after it"
             raise RuntimeError(message)
         with self._lock:
-            verify_saved(self._worker.request(Frame(Kind.SAVE, self._head)))
+            result_of(self._worker.request(Frame(Kind.SAVE, self._head)))
 
     def previous(self) -> Previous:
         with self._lock:
@@ -232,9 +231,9 @@ class _PipeChannel:
             message = "complete_in comes last: no run can be added after it"
             raise RuntimeError(message)
         with self._lock:
-            return added_of(self._worker.request(Frame(Kind.ADD_RUNS, self._head, [document])))
+            return bool(result_of(self._worker.request(Frame(Kind.ADD_RUNS, self._head, [document]))))
 
-    def completing(self) -> Completing:
+    def completing(self) -> Completion:
         self._require_owned()
         with self._lock:
             if self._completion is None:

@@ -14,6 +14,7 @@ import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import IO, cast
 
 from tidewheel.executor.programs import supervisor
@@ -85,7 +86,7 @@ class Program:
         for pipe, sink in zip((output, errors), sinks, strict=True):
             drained: asyncio.Future[None] = loop.create_future()
             self._drained.append(drained)
-            transport, _ = await loop.connect_read_pipe(_pipe(sink, drained), pipe)
+            transport, _ = await loop.connect_read_pipe(partial(_Pipe, sink, drained), pipe)
             self._transports.append(transport)
 
     def request(self, command: Command) -> None:
@@ -108,11 +109,9 @@ class ProgramStarter:
         self._programs: set[Program] = set()
 
     async def start(self, command: Command, payload: bytes, sinks: Sequence[Sink]) -> Program:
-        """Start a program.
+        """Start a program; the sinks get its standard output, and its standard error.
 
-        Args:
-            payload: Its standard input: a file, so that it may read it or not.
-            sinks: Called with its standard output, and with its standard error.
+        The payload is its standard input: a file, so that it may read it or not.
 
         Raises:
             OSError: This process has no descriptors left.
@@ -246,10 +245,6 @@ class _Pipe(asyncio.Protocol):
         del exc
         if not self._drained.done():
             self._drained.set_result(None)
-
-
-def _pipe(sink: Sink, drained: "asyncio.Future[None]") -> Callable[[], _Pipe]:
-    return lambda: _Pipe(sink, drained)
 
 
 def _file(payload: bytes) -> IO[bytes]:

@@ -42,20 +42,13 @@ _MAX_POLLS = 500  # then a process that survives SIGKILL is left: it hangs in th
 
 
 class Command(TypedDict):
-    """A program to run.
+    """A program to run."""
 
-    Attributes:
-        argv: Absolute path of the file, and its arguments.
-        cwd: Absolute path without links; None is a new folder that is removed afterwards.
-        limits: By their names in setrlimit(2).
-        not_after: End of the executor's lease, in seconds of the clock that goes on while processes are stopped.
-    """
-
-    argv: list[str] | tuple[str, ...]
+    argv: list[str] | tuple[str, ...]  # absolute path of the file, and its arguments
     env: Mapping[str, str]
-    cwd: str | None
-    limits: Mapping[str, int]
-    not_after: float
+    cwd: str | None  # absolute path without links; None is a new folder that is removed afterwards
+    limits: Mapping[str, int]  # by their names in setrlimit(2)
+    not_after: float  # end of the executor's lease, in seconds of the clock that goes on while processes are stopped
 
 
 class ProgramExit(TypedDict, total=False):

@@ -47,6 +47,7 @@ _CUT_CHARACTERS = 8192  # each takes at most 6 bytes as JSON: 48 KiB together
 _RETRIED_4XX = frozenset({HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_EARLY, HTTPStatus.TOO_MANY_REQUESTS})
 _IN_HEADER = " " + string.punctuation.replace("%", "")  # in a job's key; all else but letters and digits is encoded
 _SHOWN_CHARACTERS = 1024  # of a response or a location, in an error's message
+_LEFT_SECONDS = 1.0  # for the body of a 202 response: read so that the connection can be kept
 
 _NAMES: Sequence[tuple[type[Exception], str]] = (
     (aiohttp.ClientConnectorError, "http_connect"),
@@ -126,18 +127,12 @@ def _result(document: dict[str, object]) -> bytes:
     return json.dumps(document, ensure_ascii=False, separators=(",", ":")).encode()
 
 
-_LEFT_SECONDS = 1.0  # for the body of a 202 response: read so that the connection can be kept
-
-
 class HttpRunner:
     """Calls HTTP targets.
 
-    Args:
-        allow_private: True if targets may reach loopback, private and link-local addresses.
-        secrets: Keys that sign requests, by host: `read_secrets`.
-        ca_file: Roots that are accepted besides the system's, in PEM.
-        allow_lists: Hosts and ports that may be called; by default any.
-        store: Secrets that jobs name in headers; by default none.
+    With `allow_private` they may have loopback, private and link-local addresses. `secrets` has the keys that sign
+    requests, by host, `ca_file` the roots that are accepted besides the system's, in PEM. By default any host and port
+    may be called, and jobs can name no secret.
     """
 
     def __init__(

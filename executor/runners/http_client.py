@@ -210,10 +210,7 @@ class HttpClient:
     ) -> AsyncGenerator[aiohttp.ClientResponse]:
         """Send a request; the block has the response, whose body is still to be read.
 
-        Args:
-            headers: Of the request; aiohttp adds host and content-length.
-            seconds: The time limit of the look-up, and of the connection with TLS.
-            lease: Of the attempt; once it is over, nothing more is sent.
+        The seconds limit the look-up, and the connection with TLS. Once the lease is over, nothing more is sent.
 
         Raises:
             LeaseOver: Nothing was sent, or no more than a part of the request.

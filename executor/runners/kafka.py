@@ -127,7 +127,7 @@ class KafkaRunner:
                 return outcome
 
     def recall(self) -> None:
-        """Remove from the client what it has not sent yet; its attempts are released."""
+        """Remove from the client what it has not sent: the lease is over. The heartbeat's thread calls it."""
         if (client := self._producer) is not None:
             _recall(client)
 

@@ -4,8 +4,8 @@ A timeout that expires cancels the attempt's task, which then reports it, howeve
 A coroutine that ignores the cancellation is fenced off after a grace: its attempt is over, and its slot is free when
 its code has ended.
 
-The grammar is checked before Python's readers see the text: `float` accepts `inf`, `1e9` and `1_000`, and
-`parsedate_to_datetime` accepts nearly any words and reads a date without a zone as local time.
+The grammar of Retry-After is checked before Python's readers see the text: `float` accepts `inf`, `1e9` and `1_000`,
+and `parsedate_to_datetime` accepts nearly any words and reads a date without a zone as local time.
 
 Source: RFC 9110, sections 5.6.7 (HTTP-date), 6.6.1 (Date) and 10.2.3 (Retry-After).
 """
@@ -17,7 +17,7 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from difflib import get_close_matches
 from email.utils import parsedate_to_datetime
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Protocol
 
 from tidewheel.clock import SystemClock, monotonic_seconds
 from tidewheel.distribution import require
@@ -35,11 +35,9 @@ from tidewheel.transitions.finished import Timeout
 if TYPE_CHECKING:
     from tidewheel.process.spans import Spans
 
-
 _LONGEST = timedelta(days=1)
 _SECONDS = re.compile(r"(\d+)(?:\.\d+)?", re.ASCII)  # the fraction departs from the RFC: some rate limiters send one
 _LONGEST_DIGITS = 5  # a day has 86,400 seconds
-
 _DAYS = "Mon|Tue|Wed|Thu|Fri|Sat|Sun"
 _MONTHS = "Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec"
 _TIME = r"\d\d:\d\d:\d\d"
@@ -68,22 +66,11 @@ class Runner(Protocol):
         ...
 
 
-@runtime_checkable
-class Recalling(Protocol):
-    """A runner whose client queues what is to be sent."""
-
-    def recall(self) -> None:
-        """Take back what is not sent yet: the lease is over. Called from the thread of the heartbeat."""
-        ...
-
-
 class DeferredRunner:
     """Loads a runner with its first attempt, in a thread: most executors never need its modules.
 
     An attempt that waits for the load has not started: its time does not count, and a stop releases it as not started.
-
-    Args:
-        load: Imports and returns the runner. If it raises, the attempts that wait fail and the next one calls it again.
+    If `load` raises, the attempts that wait fail, and the next one calls it again.
     """
 
     def __init__(self, load: Callable[[], Runner]) -> None:
@@ -157,8 +144,7 @@ def capabilities(kinds: Iterable[TargetKind]) -> frozenset[str]:
 class TargetDispatcher:
     """Runs attempts with the runner of their target's kind.
 
-    Args:
-        grace_seconds: Between cancelling an attempt's task and fencing the attempt off.
+    The grace lies between cancelling an attempt's task and fencing the attempt off.
     """
 
     def __init__(self, runners: Mapping[TargetKind, Runner], *, grace_seconds: float) -> None:
@@ -251,7 +237,7 @@ class Timeouts:
         # Other targets send heartbeats from outside, with the task token, while they wait: PostgreSQL keeps those.
         seconds = attempt.heartbeat_seconds
         if seconds is not None and attempt.definition.target.kind is TargetKind.HANDLER:
-            attempt.reset_heartbeat(attempt.last_heartbeat or began)
+            attempt.last_heartbeat = attempt.last_heartbeat or began
             self._heartbeat = loop.call_later(seconds - elapsed, self._check_heartbeat, seconds)
 
     def end(self) -> None:
@@ -264,7 +250,7 @@ class Timeouts:
 
     def pause(self) -> None:
         """Stop start_to_close and heartbeat: waiting for a thread or a process is not the attempt's time."""
-        self._attempt.reset_heartbeat(None)
+        self._attempt.last_heartbeat = None
         if self._start_to_close is not None:
             self._start_to_close.cancel()
             self._start_to_close = None
@@ -272,7 +258,7 @@ class Timeouts:
     def restart(self) -> None:
         """Give the attempt its full time from now on."""
         if self._start_to_close is None and not self._attempt.reported:
-            self._attempt.reset_heartbeat(monotonic_seconds())
+            self._attempt.last_heartbeat = monotonic_seconds()
             self._start_clock(0.0)
 
     def _start_clock(self, elapsed: float) -> None:
@@ -300,13 +286,12 @@ def _unsupported(attempt: Attempt) -> Outcome:
 
 
 def retry_after(headers: Mapping[str, str]) -> timedelta | None:
-    """Return the delay, at most a day; None if the field is missing or malformed.
+    """Return the delay in a response's headers, at most a day; None if it is missing or malformed.
+
+    A date is compared with the response's Date.
 
     >>> [retry_after({"retry-after": text}) for text in ("90", "1.5", "inf", "1e9", "1_000", "-5")]
     [datetime.timedelta(seconds=90), datetime.timedelta(seconds=1, microseconds=500000), None, None, None, None]
-
-    Args:
-        headers: The response's; a date is compared with its Date.
     """
     value = headers.get("retry-after", "").strip(" \t")
     if seconds := _SECONDS.fullmatch(value):

@@ -29,7 +29,7 @@ from tidewheel.executor.runners.runner import DeferredRunner, Runner, TargetDisp
 from tidewheel.executor.runners.secret_store import SecretStore
 from tidewheel.local.stack import StackInfo
 from tidewheel.runs import AttemptOutcome
-from tidewheel.scheduler.unhandled import UnhandledWatch
+from tidewheel.scheduler.backlog import UnhandledWatch
 from tidewheel.schemas.generated.records import TargetKind
 from tidewheel.settings.executor import ExecutorSettings
 from tidewheel.transitions.installation import Installation

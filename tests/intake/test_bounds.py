@@ -11,7 +11,7 @@ from tests.fixtures.bounds import BOUNDS
 from tests.fixtures.database import ClockedDatabase, Database
 from tests.scheduler.firing import fire_due
 from tests.tidewheel.jobs.test_bounds import PLACES, outcome
-from tidewheel.intake.breaker import RequestBreaker
+from tidewheel.intake.recovery import RequestBreaker
 from tidewheel.intake.request import reply_row
 from tidewheel.jobs.parsing import RequestRefused
 from tidewheel.postgres.faults import MAX_ALIKE

@@ -1,6 +1,6 @@
 """The rights that the statements of each service need, as PostgreSQL derives them.
 
-`python -m tests.migrations.rights URL` prints them for a migrated database, as `service_rights.py` has them.
+`python -m tests.migrations.rights URL` prints them for a migrated database, as `service_roles.py` has them.
 """
 
 import re
@@ -186,7 +186,7 @@ def _needed_by_statement(connection: Conn) -> dict[tuple[str, str], Rights]:
 
 
 def main() -> None:
-    """Print the rights as `service_rights.py` has them."""
+    """Print the rights as `service_roles.py` has them."""
     with connect(sys.argv[1], "test") as connection:
         found = {service: rights_of(connection, service) for service in SERVICES}
         for table in tables_with_a_tenant(connection):

@@ -22,7 +22,7 @@ from tests.scheduler.test_firing import scheduler_of
 from tidewheel.ids import job_id
 from tidewheel.postgres.low_water import BEGINNING
 from tidewheel.runs import RunState
-from tidewheel.scheduler.backlog_metrics import BacklogMetrics
+from tidewheel.scheduler.backlog import BacklogMetrics
 from tidewheel.scheduler.poller import (
     BatchWidth,
     ShardRotation,

@@ -20,12 +20,12 @@ from tidewheel.control.reads.findings import Finding, Severity
 from tidewheel.ids import job_id
 from tidewheel.process.service import Shutdown
 from tidewheel.runs import RunState
+from tidewheel.scheduler.backlog import Unhandled, UnhandledWatch
 from tidewheel.scheduler.cancels import PendingCancels
 from tidewheel.scheduler.concurrency_keys import KeyDuties, KeyRepair
 from tidewheel.scheduler.releases import Releases
 from tidewheel.scheduler.retention import Retention
 from tidewheel.scheduler.retention_rules import periods_of
-from tidewheel.scheduler.unhandled import Unhandled, UnhandledWatch
 from tidewheel.schemas.generated.records import LifecycleEvent, ReplyStatus
 from tidewheel.settings.services import SchedulerSettings
 

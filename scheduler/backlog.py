@@ -1,24 +1,32 @@
-"""Measure what is due and not done: runs, timers, messages of the outbox, silent executors.
+"""Measure what is due and not done, and announce runs that no live executor can handle.
 
 The scheduler that owns shard 0 measures for the whole installation, so each number is exported once. It does so on a
 thread of its own, every five seconds and for one part in a hundred of the time at most. A scrape costs no statement.
+
+Runs that no executor can handle have not failed and do not use up an attempt: in a rolling deploy the new job exists
+before the new executor. Each tenant's queue and handler is announced at most every ten minutes, by whichever scheduler
+finds it. The gauge always reports how many runs wait.
 """
 
 import logging
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import cast
+from uuid import UUID
 
 import psycopg
+from psycopg.rows import class_row
 
 from tidewheel.clock import monotonic_seconds
 from tidewheel.errors import Unavailable
-from tidewheel.outbox import SLICES, OutboxLane, slice_lane_of
+from tidewheel.jobs.values import RESERVED, format_timestamp
+from tidewheel.outbox import SLICES, OutboxLane, OutboxRow, append, slice_lane_of
 from tidewheel.postgres.held_lock import find_lock_holders
 from tidewheel.postgres.low_water import FullScanPacer
 from tidewheel.postgres.pg_binary import integers
-from tidewheel.postgres.session import Conn, Session, rows_of
+from tidewheel.postgres.session import Conn, Session, readable_rows, rows_of
 from tidewheel.postgres.session_kinds import BackgroundQuery
 from tidewheel.postgres.statements import Statements
 from tidewheel.process.metrics import metrics
@@ -26,6 +34,7 @@ from tidewheel.runs import OWNED, Move, sources
 from tidewheel.schedules.schedule import TICK, FixedDelay
 from tidewheel.schedules.timer_state import timer_state
 from tidewheel.transitions.decision_inputs import DecisionInputs, read_decision_inputs
+from tidewheel.transitions.events import lifecycle_row
 from tidewheel.transitions.installation import Installation
 from tidewheel.transitions.timers import LockedTimer
 
@@ -38,6 +47,10 @@ _MEASURE_TIMERS = _SQL["measure_timers"]
 _READ_OVERDUE_TIMERS = _SQL["read_overdue_timers"]
 _MEASURE_LEASES = _SQL["measure_leases"]
 _MEASURE_BLOCKED_KEYS = _SQL["measure_blocked_keys"]
+_FIND_UNHANDLED = _SQL["find_unhandled"]
+_ANNOUNCE_UNHANDLED = _SQL["announce_unhandled"]
+_PURGE_UNHANDLED = _SQL["purge_unhandled"]
+_READ_UNHANDLED_JOBS = _SQL["read_unhandled_jobs"]
 
 _EVERY_SECONDS = 5.0
 _SHARE = 100
@@ -50,7 +63,12 @@ _INSTANTS = 10_000  # of a timer that are counted
 _BEHIND = 2  # instants without a record that make a job count as behind
 _LEASE = timedelta(seconds=30)  # of an executor in another language, which records none
 
-Series = tuple[str, ...]
+_LOOK_SECONDS = 10.0  # between two looks for runs that no executor can handle
+_MIN_AGE = timedelta(seconds=10)  # ten times as long as an executor that has the handler needs
+_DEAD_AFTER = timedelta(seconds=60)  # an executor without a heartbeat for so long claims nothing
+_ANNOUNCE_EVERY = timedelta(minutes=10)
+_KEEP = timedelta(days=1)
+_SCAN_RUNS = 10_000  # runs of each queue and lane that are checked
 
 
 class BacklogMetrics:
@@ -95,7 +113,8 @@ class BacklogMetrics:
             self._measure_runs(connection)
             self._measure_outbox(connection)
             self._measure_timers(connection)
-            _measure_blocked_keys(connection)
+            row = connection.execute(_MEASURE_BLOCKED_KEYS, {"limit": _COUNTED_KEYS}, binary=True).fetchone()
+            _set_blocked_keys(*cast("tuple[int, timedelta]", row))
             self._warn_of_lock_holders(connection)
             row = connection.execute(_MEASURE_LEASES, binary=True).fetchone()
             metrics.set("lease_used_ratio", cast("tuple[float]", row)[0])
@@ -139,7 +158,8 @@ class BacklogMetrics:
                 timers = cursor.execute(_READ_OVERDUE_TIMERS, shards | {"limit": _EXAMINED}).fetchall()
         inputs = read_decision_inputs(connection, timers)
         missing = [_missing(timer, inputs, now) for timer in timers]
-        _set_timers(overdue, age, missing=sum(missing) + overdue - len(missing), behind=_behind(missing))
+        behind = sum(count >= _BEHIND for count in missing)
+        _set_timers(overdue, age, missing=sum(missing) + overdue - len(missing), behind=behind)
 
     def _reset(self) -> None:
         for queue, lane in self._lanes:
@@ -150,11 +170,6 @@ class BacklogMetrics:
         _set_blocked_keys(0, timedelta(0))
         _set_outbox({}, {})
         _set_timers(0, timedelta(0), missing=0, behind=0)
-
-
-def _measure_blocked_keys(connection: Conn) -> None:
-    row = connection.execute(_MEASURE_BLOCKED_KEYS, {"limit": _COUNTED_KEYS}, binary=True).fetchone()
-    _set_blocked_keys(*cast("tuple[int, timedelta]", row))
 
 
 def _set_blocked_keys(count: int, age: timedelta) -> None:
@@ -175,10 +190,6 @@ def _set_timers(overdue: int, age: timedelta, *, missing: int, behind: int) -> N
     metrics.set("jobs_behind", behind)
 
 
-def _behind(missing: Sequence[int]) -> int:
-    return sum(count >= _BEHIND for count in missing)
-
-
 def _missing(timer: LockedTimer, inputs: DecisionInputs, now: datetime) -> int:
     """Count the instants of a timer that have passed without a record; 1 if that cannot be computed."""
     try:
@@ -188,3 +199,118 @@ def _missing(timer: LockedTimer, inputs: DecisionInputs, now: datetime) -> int:
         return max(live.count(timer.scheduled_at - TICK, now, _INSTANTS)[0], 1)
     except Exception:  # noqa: BLE001 - a schedule that cannot be read is quarantined by firing, which logs it
         return 1
+
+
+@dataclass(frozen=True, slots=True)
+class Unhandled:
+    """Runs of one tenant that no live executor can handle."""
+
+    tenant: str
+    queue: str
+    handler: str  # or a capability
+    runs: int  # among those checked
+    run_id: UUID  # the run that has waited longest
+    since: datetime
+
+    @property
+    def reason(self) -> str:
+        """The reason for logs and events."""
+        if self.handler.startswith(RESERVED):
+            kind = self.handler.removeprefix(RESERVED)
+            return f"no executor of queue {self.queue!r} runs {kind} targets (TIDEWHEEL_TARGETS)"
+        return f"no executor of queue {self.queue!r} has the handler {self.handler!r}"
+
+
+def find_unhandled(connection: Conn, *, min_age: timedelta = _MIN_AGE) -> list[Unhandled]:
+    """Return the runs that are due for longer than `min_age` and that no live executor can handle."""
+    columns = {"min_age": min_age, "silent_for": _DEAD_AFTER, "sources": sources(Move.CLAIM), "limit": _SCAN_RUNS}
+    with connection.cursor(row_factory=class_row(Unhandled), binary=True) as cursor:
+        return readable_rows(cursor.execute(_FIND_UNHANDLED, columns))
+
+
+class UnhandledWatch:
+    """Checks for unhandled runs, on its own thread and connection, which it closes."""
+
+    def __init__(self, session: Session, installation: Installation, *, min_age: timedelta = _MIN_AGE) -> None:
+        self._session, self._installation, self._min_age = session, installation, min_age
+        self._background = BackgroundQuery[bool](session, "unhandled")
+        self._pacer = FullScanPacer(_LOOK_SECONDS, at_once=False)  # executors that start at the same time get a moment
+
+    def step(self) -> bool:
+        """Start a check when one is due; return True if the last check has announced something.
+
+        A check may meet all deleted entries of the open runs' index, and firing must not wait for that.
+        """
+        announced = self._background.take()
+        if not self._background.busy and self._pacer.start():
+            self._background.start(self._scan)
+        return bool(announced)
+
+    def close(self) -> None:
+        """Cancel the check under way, and close the connection."""
+        self._background.close()
+
+    def _scan(self) -> bool:
+        began, announced = monotonic_seconds(), False
+        try:
+            announced = bool(self.check())
+        except (Unavailable, psycopg.Error) as error:
+            _LOG.warning("the check for unhandled runs failed: %s; the scheduler repeats it later", error)
+        self._pacer.record(monotonic_seconds() - began)
+        return announced
+
+    def check(self) -> list[Unhandled]:
+        """Check now; return the announcements."""
+        with self._session.transaction() as connection:
+            found = find_unhandled(connection, min_age=self._min_age)
+            announced = self._announce(connection, found) if found else []
+        metrics.set("runs_without_executor", sum(each.runs for each in found))
+        for each in announced:
+            _LOG.warning("%s: %d runs wait and use up no attempt; start an executor for them", each.reason, each.runs)
+        return announced
+
+    def _announce(self, connection: Conn, found: Sequence[Unhandled]) -> list[Unhandled]:
+        columns = {
+            "tenants": [each.tenant for each in found],
+            "queues": [each.queue for each in found],
+            "handlers": [each.handler for each in found],
+            "quiet_for": _ANNOUNCE_EVERY,
+        }
+        noted = connection.execute(_ANNOUNCE_UNHANDLED, columns, binary=True).fetchall()
+        if not noted:
+            return []
+        connection.execute(_PURGE_UNHANDLED, {"kept_for": _KEEP})
+        due = {(str(tenant), str(queue), str(handler)) for tenant, queue, handler, _ in noted}
+        announced = [each for each in found if (each.tenant, each.queue, each.handler) in due]
+        rows = self._events(connection, announced, cast("datetime", noted[0][3]))
+        append(connection, rows, shards=self._installation.shards)
+        return announced
+
+    def _events(self, connection: Conn, announced: Sequence[Unhandled], now: datetime) -> list[OutboxRow]:
+        runs = {"run_ids": [each.run_id for each in announced]}
+        jobs = {row[0]: row[1:] for row in connection.execute(_READ_UNHANDLED_JOBS, runs, binary=True)}
+        events: list[OutboxRow] = []
+        for each in announced:
+            if each.run_id not in jobs:
+                continue  # its run has ended since
+            job_id, key, shard, version = jobs[each.run_id]
+            event = lifecycle_row(
+                self._installation,
+                kind="job.no_executor",
+                tenant=each.tenant,
+                job_id=cast("UUID", job_id),
+                job_key=str(key),
+                job_version=cast("int", version),
+                shard=cast("int", shard),
+                now=now,
+                reason=each.reason,
+                detail={
+                    "queue": each.queue,
+                    "handler": each.handler,
+                    "runs": str(each.runs),
+                    "run_id": str(each.run_id),
+                    "due_since": format_timestamp(each.since),
+                },
+            )
+            events.append(event)
+        return events
