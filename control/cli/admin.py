@@ -16,7 +16,7 @@ from tidewheel.audit import ALL_TENANTS, Change, Door, process_actor, record_cha
 from tidewheel.control.cli.dev import joined
 from tidewheel.control.cli.exit_codes import ExitCode
 from tidewheel.control.cli.options import Replication, check_replication
-from tidewheel.control.cli.output import Output, OutputOption, print_document, print_result, print_table
+from tidewheel.control.cli.output import Output, OutputOption, print_result, print_rows
 from tidewheel.errors import SettingsError, refuse
 from tidewheel.kafka import topics
 from tidewheel.kafka.topics import (
@@ -296,31 +296,26 @@ def list_topics(queues: Queues = None, tenants: Tenants = None, output: OutputOp
         outputs=settings.outputs_topic,
         counts=_counts(settings),
     )
-    if output is not Output.TEXT:
-        rows = [
-            {
-                "topic": each.topic.name,
-                "partitions": each.partitions,
-                "wanted_partitions": each.topic.partitions,
-                "copies": each.copies,
-                "would_be": each.lacks,
-            }
-            for each in found
-        ]
-        print_document({"topics": rows}, output)
-        return
-    print_table(
-        ["topic", "partitions", "copies", "apply"],
-        [
-            (
-                each.topic.name,
-                f"{each.partitions} of {each.topic.partitions}" if each.lacks else str(each.partitions),
-                str(each.copies),
-                f"would be {each.lacks}" if each.lacks else "nothing to do",
-            )
-            for each in found
-        ],
-    )
+    document = [
+        {
+            "topic": each.topic.name,
+            "partitions": each.partitions,
+            "wanted_partitions": each.topic.partitions,
+            "copies": each.copies,
+            "would_be": each.lacks,
+        }
+        for each in found
+    ]
+    rows = [
+        (
+            each.topic.name,
+            f"{each.partitions} of {each.topic.partitions}" if each.lacks else str(each.partitions),
+            str(each.copies),
+            f"would be {each.lacks}" if each.lacks else "nothing to do",
+        )
+        for each in found
+    ]
+    print_rows(("topic", "partitions", "copies", "apply"), rows, {"topics": document}, output)
 
 
 def _queues(given: list[str] | None, config: dict[str, str], names: Topics) -> list[str]:

@@ -41,6 +41,7 @@ from tidewheel.control.cli.output import (
     count_text,
     print_document,
     print_facts,
+    print_record,
     print_result,
     print_table,
     progress_bar,
@@ -107,15 +108,8 @@ def show(
     if follow:
         with requesting(tenant) as client:
             wait_for_run(client, run_id)
-    print_run(_show(tenant, run_id), timezone, output)
-
-
-def print_run(found: RunDetail, timezone: str | None, output: Output) -> None:
-    """Print a run with its attempts."""
-    if output is not Output.TEXT:
-        print_document(found, output)
-    else:
-        print_facts(run_facts(found, timezone))
+    found = _show(tenant, run_id)
+    print_record(run_facts(found, timezone), found, output)
 
 
 def attempts(run_id: RunId, *, tenant: Tenant = DEFAULT_TENANT, output: OutputOption = Output.TEXT) -> None:
@@ -339,9 +333,7 @@ def cancel(
 
 def _cancel_each(client: "Client", runs: Sequence[UUID], reason: str | None, output: Output, *, dry_run: bool) -> None:
     found = [(run, client.runs.get(run).state if dry_run else client.runs.cancel(run, reason=reason)) for run in runs]
-    if output is not Output.TEXT:
-        print_document({"runs": [{"run_id": run, "found": state} for run, state in found]}, output)
-        return
+    lines: list[str] = []
     for run, state in found:
         if dry_run:
             done = f"is {state}"
@@ -349,7 +341,8 @@ def _cancel_each(client: "Client", runs: Sequence[UUID], reason: str | None, out
             done = f"nothing to cancel; it has ended as {state}"
         else:
             done = f"cancel requested; it was {state}"
-        typer.echo(f"run {run}: {done}")
+        lines.append(f"run {run}: {done}")
+    print_result(lines, {"runs": [{"run_id": run, "found": state} for run, state in found]}, output)
 
 
 def _wait(client: "Client", number: int, total: int) -> "Cancellation":
