@@ -18,7 +18,7 @@ from hashlib import sha256
 from typing import NamedTuple, TextIO, cast
 from uuid import UUID
 
-from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
+from confluent_kafka import Consumer, KafkaError, Message, TopicPartition
 from psycopg import IsolationLevel
 
 from tidewheel.clock import monotonic_seconds
@@ -37,7 +37,14 @@ from tidewheel.control.reads.json_form import as_json
 from tidewheel.errors import Unavailable
 from tidewheel.jobs.values import format_timestamp
 from tidewheel.kafka.clients import poll_batch
-from tidewheel.kafka.offsets import end_of_batch, is_unreadable, offsets_client, read_end_offsets, read_partitions
+from tidewheel.kafka.offsets import (
+    end_of_batch,
+    is_unreadable,
+    offsets_client,
+    read_end_offsets,
+    read_offsets_since,
+    read_partitions,
+)
 from tidewheel.nouns.tenants.reads import show_tenant
 from tidewheel.postgres.held_lock import held_lock
 from tidewheel.postgres.partitions import day_of, start_of
@@ -53,7 +60,6 @@ _GROUP = "tidewheel.audit"
 _MARGIN = timedelta(minutes=1)  # the longest transaction: an end may be younger than the snapshot
 _SILENT_SECONDS = 30.0  # without a message
 _BATCH = 1000
-_KAFKA_SECONDS = 10.0
 
 _SQL = Statements("tidewheel.control.occurrence_audit")
 _SET_TIME_LIMIT = _SQL["set_time_limit"]
@@ -75,8 +81,9 @@ _LEASE = timedelta(minutes=10)
 _LONGEST = "6h"  # of the snapshot, which holds back vacuum and retention
 
 
-class EndedRun(NamedTuple):
-    """A finding with the job of its run; tenant and key are empty if the database lacks the job."""
+@dataclass(frozen=True, slots=True)
+class JobFinding:
+    """A finding with its job; tenant and key are empty if the database lacks it."""
 
     tenant: str
     key: str
@@ -104,7 +111,7 @@ class _Unrecorded(NamedTuple):
 
 def unrecorded_ends(
     connection: Conn, kafka: Mapping[str, str], topic: str, scope: Scope, taken_at: datetime
-) -> Iterator[EndedRun]:
+) -> Iterator[JobFinding]:
     """Yield the completions of a range of ends that the snapshot of the connection lacks."""
     before = min(scope.before, taken_at - _MARGIN)
     with offsets_client({**kafka, "enable.partition.eof": "true"}, _GROUP) as client:
@@ -120,7 +127,7 @@ def unrecorded_ends(
                 yield from map(_finding, cursor.execute(_FIND_UNRECORDED, columns).fetchall())
 
 
-def _finding(row: _Unrecorded) -> EndedRun:
+def _finding(row: _Unrecorded) -> JobFinding:
     if row.ended_at is not None:
         words = f"the database has its end at {format_timestamp(row.ended_at)}: it was executed twice"
     elif row.state is not None:
@@ -129,7 +136,7 @@ def _finding(row: _Unrecorded) -> EndedRun:
         words = "the database has no such run"
     words = f"run {row.run_id} has a completion on Kafka, and {words}"
     finding = Finding("unrecorded", row.finished_at, row.finished_at, 1, words)
-    return EndedRun(row.tenant or "", row.key or "", row.job_id, finding)
+    return JobFinding(row.tenant or "", row.key or "", row.job_id, finding)
 
 
 def _read_ends(
@@ -139,16 +146,10 @@ def _read_ends(
 
     A partition is read once its position is at the end of now, where no readable message may lie.
     """
-    stamp = int((first - _MARGIN).timestamp() * 1000)
-    partitions = read_partitions(client, topic).get(topic, [])
-    ends = {part: end for (_, part), (_, end) in read_end_offsets(client, partitions).items()}
-    places = [TopicPartition(*place, stamp) for place in partitions]
-    try:
-        found = client.offsets_for_times(places, timeout=_KAFKA_SECONDS) if places else []
-    except KafkaException as error:
-        message = f"offsets of {topic} cannot be read: {error.args[0].str()}"
-        raise Unavailable(message) from error
-    left = {each.partition: each.offset for each in found if 0 <= each.offset < ends[each.partition]}
+    places = read_partitions(client, topic).get(topic, [])
+    ends = {part: end for (_, part), (_, end) in read_end_offsets(client, places).items()}
+    found = read_offsets_since(client, places, first - _MARGIN, what=f"offsets of {topic}")
+    left = {part: offset for (_, part), offset in found.items() if 0 <= offset < ends[part]}
     client.assign([TopicPartition(topic, part, offset) for part, offset in left.items()])
     deadline = monotonic_seconds() + _SILENT_SECONDS
     while left:
@@ -198,16 +199,6 @@ def _end_of(received: Message) -> _End | None:
         return None
     at = datetime.fromisoformat(headers["ce_time"].decode())
     return _End(UUID(headers["ce_subject"].decode()), UUID(key.decode()), at)
-
-
-@dataclass(frozen=True, slots=True)
-class JobFinding:
-    """A finding with its job."""
-
-    tenant: str
-    key: str
-    job_id: UUID
-    finding: Finding
 
 
 @dataclass(slots=True)
@@ -329,7 +320,7 @@ def run_audit(
                     totals.findings += 1
                     totals.unrecorded += 1
                     if len(findings) < MAX_LISTED:
-                        findings.append(JobFinding(*ended))
+                        findings.append(ended)
             lock.check()  # else retention may have removed what was read last
     result = replace(result, findings=tuple(findings))
     return result if writer is None else replace(result, sha256=writer.close(result))

@@ -7,11 +7,11 @@ from datetime import UTC, datetime, timedelta
 from typing import TypeVar, cast
 from uuid import UUID
 
-from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
+from confluent_kafka import Consumer, KafkaError, Message, TopicPartition
 
 from tidewheel.errors import Unavailable, UndecodableMessage
 from tidewheel.kafka.clients import poll_batch
-from tidewheel.kafka.offsets import read_end_offsets, read_partitions
+from tidewheel.kafka.offsets import read_end_offsets, read_offsets_since, read_partitions
 from tidewheel.kafka.topics import Topics, read_retention
 from tidewheel.message_signatures import SIGNATURE_HEADER, MessageKeys, SignatureFlaw, digest_of
 from tidewheel.runs import Cause
@@ -24,7 +24,6 @@ R = TypeVar("R")
 Place = tuple[str, int]
 Origin = tuple[str, int, int]
 
-_KAFKA_SECONDS = 10.0
 _SILENT_POLLS = 60  # of a second each
 _DECIDED_LATE = frozenset({SkipReason.MISFIRE, SkipReason.CATCH_UP_LIMIT, SkipReason.PAUSED, SkipReason.FROZEN})
 """Reasons that depend on when a scheduler decided; the others follow from the job and its calendars."""
@@ -241,13 +240,7 @@ def _ranges(
         for place in places
     ]
     ends = read_end_offsets(client, read)
-    stamp = int(since.timestamp() * 1000)
-    try:
-        found = client.offsets_for_times([TopicPartition(*place, stamp) for place in read], timeout=_KAFKA_SECONDS)
-    except KafkaException as error:
-        message = f"offsets cannot be read: {error.args[0].str()}"
-        raise Unavailable(message) from error
-    first = {(each.topic, each.partition): each.offset for each in found}
+    first = read_offsets_since(client, read, since)
     ranges = {place: (first[place] if first[place] >= 0 else end, end) for place, (_, end) in ends.items()}
     return ranges, {place: stored for place, (stored, _) in ends.items()}
 

@@ -20,7 +20,7 @@ from tidewheel.control.reads.fleet import age_text
 from tidewheel.control.standby.recording import read_recording
 from tidewheel.errors import SettingsError, Unavailable, UndecodableMessage
 from tidewheel.jobs.strict_json import as_object
-from tidewheel.kafka.clients import BOUNDED_FETCH, poll_batch
+from tidewheel.kafka.clients import poll_batch
 from tidewheel.kafka.offsets import offsets_client, read_end_offsets, read_partitions
 from tidewheel.kafka.topics import COMPACTION_LAG, Topics, TopicStatus, setting_deviations
 from tidewheel.migrations.runner import migrations
@@ -105,7 +105,8 @@ class Mark:
 
 def read_topic(config: Mapping[str, str], topic: str, marks: list[Mark]) -> Iterator[Record]:
     """Yield the records of a topic up to its present end; add its marks to `marks`."""
-    with offsets_client(config, "tidewheel.standby") as client:
+    reading = {**config, "auto.offset.reset": "earliest", "enable.partition.eof": "true"}
+    with offsets_client(reading, "tidewheel.standby") as client:
         places = read_partitions(client, topic).get(topic, [])
         if len(places) != 1:
             message = (
@@ -114,28 +115,13 @@ def read_topic(config: Mapping[str, str], topic: str, marks: list[Mark]) -> Iter
             )
             raise SettingsError(message)
         first, end = read_end_offsets(client, places)[places[0]]
-    reader = Consumer(
-        {
-            **config,
-            **BOUNDED_FETCH,
-            "client.id": "tidewheel-standby",
-            "group.id": "tidewheel.standby",
-            "enable.auto.commit": False,
-            "auto.offset.reset": "earliest",
-            "enable.partition.eof": True,
-            "log_level": 2,
-        }
-    )
-    try:
-        reader.assign([TopicPartition(topic, 0, first)])
-        for found in _messages(reader, topic, end):
+        client.assign([TopicPartition(topic, 0, first)])
+        for found in _messages(client, topic, end):
             record = _record(found)
             if isinstance(record, Mark):
                 marks.append(record)
             else:
                 yield record
-    finally:
-        reader.close()
 
 
 def _messages(reader: Consumer, topic: str, end: int) -> Iterator[Message]:
