@@ -292,16 +292,12 @@ def _touched(manifest: Manifest, tenants: set[str]) -> Iterator[tuple[ArchiveFil
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """A difference between an archived day and what was written.
-
-    Args:
-        is_of_writer: True if a process that writes the day makes it, for as long as it writes.
-    """
+    """A difference between an archived day and what was written."""
 
     day: str
     file: str
     problem: str
-    is_of_writer: bool = False
+    is_of_writer: bool = False  # a process that writes the day makes it, for as long as it writes
 
 
 @dataclass(slots=True)

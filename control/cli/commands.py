@@ -22,18 +22,13 @@ _WORKS = "tidewheel.nouns.works.commands"
 
 
 class Command(NamedTuple):
-    """One command.
+    """One command."""
 
-    Args:
-        module: Its module in this package, or with a dot that of a noun.
-        passes_arguments: True if unknown options are arguments, which it passes on.
-    """
-
-    module: str
+    module: str  # in this package, or with a dot that of a noun
     function: str
     help: str
     extra: str | None = None
-    passes_arguments: bool = False
+    passes_arguments: bool = False  # unknown options are arguments, which it passes on
     hidden: bool = False
 
     @property

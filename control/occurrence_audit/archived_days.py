@@ -185,18 +185,12 @@ _OF_RUN = parse_schema(
 
 @dataclass(frozen=True, slots=True)
 class AuditedDay:
-    """The source of the runs that ended on a day.
-
-    Args:
-        source: `database` or `archive`.
-        runs: The number of its runs in the archive; None of a day in the database.
-        sha256: The checksum of the archived day's manifest, which has those of its files.
-    """
+    """The source of the runs that ended on a day."""
 
     day: date
-    source: str
-    runs: int | None = None
-    sha256: str | None = None
+    source: str  # `database` or `archive`
+    runs: int | None = None  # in the archive; None of a day in the database
+    sha256: str | None = None  # of the archived day's manifest, which has those of its files
     problems: tuple[str, ...] = ()
 
 

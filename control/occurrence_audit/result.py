@@ -237,23 +237,17 @@ class AuditTotals:
 
 @dataclass(frozen=True, slots=True)
 class AuditResult:
-    """The result of an audit.
-
-    Args:
-        tenant: The only tenant; None for all.
-        key: The only job; None for all.
-        sha256: The hash of the report; None if none was written.
-    """
+    """The result of an audit."""
 
     facts: AuditFacts
     first: datetime
     before: datetime
-    tenant: str | None
-    key: str | None
+    tenant: str | None  # None for all
+    key: str | None  # None for all jobs
     days: tuple[AuditedDay, ...]
     totals: AuditTotals
     findings: tuple[JobFinding, ...]
-    sha256: str | None = None
+    sha256: str | None = None  # of the report; None if none was written
 
     @property
     def passed(self) -> bool:

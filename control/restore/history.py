@@ -65,24 +65,16 @@ class Change:
 
 @dataclass(slots=True)
 class History:
-    """The records that Kafka has since the backup.
-
-    Args:
-        requests: The last message of each run, with its topic.
-        replies: The reply to each request, by its coordinates.
-        skips: The spans of each job that a misfire, a pause or a freeze skipped.
-        forged: How many run messages no relay has signed; they are left out.
-        unknown_keys: How many are signed by a key that the database lacks.
-    """
+    """The records that Kafka has since the backup."""
 
     ends: dict[UUID, RunCompleted] = field(default_factory=dict[UUID, RunCompleted])
-    requests: dict[UUID, RunRequest] = field(default_factory=dict[UUID, RunRequest])
-    replies: dict[Origin, Answer] = field(default_factory=dict[Origin, Answer])
+    requests: dict[UUID, RunRequest] = field(default_factory=dict[UUID, RunRequest])  # the last message of each run
+    replies: dict[Origin, Answer] = field(default_factory=dict[Origin, Answer])  # by the coordinates of the request
     changes: dict[str, list[Change]] = field(default_factory=lambda: defaultdict(list))
-    skips: dict[UUID, list[Skip]] = field(default_factory=lambda: defaultdict(list))
+    skips: dict[UUID, list[Skip]] = field(default_factory=lambda: defaultdict(list))  # decided late, by job
     unreadable: int = 0
-    forged: int = 0
-    unknown_keys: int = 0
+    forged: int = 0  # run messages that no relay has signed; they are left out
+    unknown_keys: int = 0  # run messages signed by a key that the database lacks
 
     @property
     def runs(self) -> dict[UUID, RunCompleted | RunRequest]:

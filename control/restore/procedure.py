@@ -55,39 +55,23 @@ MARGIN = timedelta(minutes=10)
 
 @dataclass(slots=True)
 class Restored:
-    """The report of a restore; the counts are those of the last call.
+    """The report of a restore; the counts are those of the last call."""
 
-    Args:
-        since: The time from which Kafka was read.
-        stopped_at: No process of the old installation began a run after it.
-        completions: The runs whose ends Kafka has.
-        replies: The requests whose replies Kafka has.
-        forged: Run messages that no relay has signed; they are left out.
-        requests: Requests that were applied again.
-        expired_requests: Requests that Kafka no longer had: their changes are lost.
-        occurrences: Occurrences that were created again.
-        runs: Other runs that were created again.
-        ended: Runs that got the end that Kafka has.
-        unknown: Runs that may have begun and run again, with a further attempt.
-        failed: At-most-once runs that may have begun: they failed with `unknown_outcome`.
-        lost: Runs of job versions that neither the database nor Kafka has.
-    """
-
-    since: datetime
-    stopped_at: datetime
-    completions: int = 0
+    since: datetime  # Kafka was read from this time on
+    stopped_at: datetime  # no process of the old installation began a run after it
+    completions: int = 0  # runs whose ends Kafka has
     messages: int = 0
     replies: int = 0
     unreadable: int = 0
-    forged: int = 0
-    requests: int = 0
-    expired_requests: int = 0
-    occurrences: int = 0
-    runs: int = 0
-    ended: int = 0
-    unknown: int = 0
-    failed: int = 0
-    lost: list[UUID] = field(default_factory=list[UUID])
+    forged: int = 0  # run messages that no relay has signed; they are left out
+    requests: int = 0  # applied again
+    expired_requests: int = 0  # those that Kafka no longer had: their changes are lost
+    occurrences: int = 0  # created again
+    runs: int = 0  # others that were created again
+    ended: int = 0  # with the end that Kafka has
+    unknown: int = 0  # may have begun, and run again with a further attempt
+    failed: int = 0  # at-most-once runs that may have begun: `unknown_outcome`
+    lost: list[UUID] = field(default_factory=list[UUID])  # of job versions that neither the database nor Kafka has
     sessions: list[str] = field(default_factory=list[str])
 
 

@@ -75,18 +75,14 @@ _DOUBT = "an occurrence or a run since the last record of the lost site may have
 
 
 class Record(NamedTuple):
-    """A record of a row; `row` is None if the row was gone.
-
-    Args:
-        copied_at: The time at which the topic got it; None if the topic keeps the times of the first one.
-    """
+    """A record of a row; `row` is None if the row was gone."""
 
     site: UUID
     batch: int
     kind: str
     key: str
     row: bytes | None
-    copied_at: datetime | None
+    copied_at: datetime | None  # None if the topic keeps the times of the first one
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,32 +170,19 @@ def _record(message: Message) -> Record | Mark:
 
 @dataclass(frozen=True, slots=True)
 class Raised:
-    """The result of a raise.
-
-    Args:
-        batch: Its batch whose state this installation has.
-        as_of: The snapshot of that batch: the loss window begins here.
-        until: The time of the raise, by this database's clock: the loss window ends here at the latest.
-        repeated: True if an earlier call has raised this installation already; the counts are those of no row then.
-        doubtful_runs: Runs of at-most-once jobs that end `failed` with `unknown_outcome`; those that waited end
-            `cancelled`.
-        paused_jobs: At-most-once jobs, as tenant/key, that wait for `tidewheel job resume`.
-        left_out: Records behind the last complete batch, which are not applied.
-        gaps: The reasons why rows may be missing, which the caller has accepted.
-        unchecked: True if the copies do not keep the times of copying, so a mirror that was behind is not noticed.
-    """
+    """The result of a raise."""
 
     site: UUID
     batch: int
-    as_of: datetime
-    until: datetime
-    repeated: bool = False
+    as_of: datetime  # the loss window begins here
+    until: datetime  # the time of the raise, by this database's clock: the loss window ends here at the latest
+    repeated: bool = False  # an earlier call has raised this installation; the counts are those of no row
     rows: Mapping[str, int] = field(default_factory=dict[str, int])
-    doubtful_runs: Sequence[UUID] = ()
-    paused_jobs: Sequence[str] = ()
-    left_out: int = 0
-    gaps: Sequence[str] = ()
-    unchecked: bool = False
+    doubtful_runs: Sequence[UUID] = ()  # of at-most-once jobs: `failed`, those that waited `cancelled`
+    paused_jobs: Sequence[str] = ()  # at-most-once, as tenant/key: they wait for `tidewheel job resume`
+    left_out: int = 0  # records behind the last complete batch
+    gaps: Sequence[str] = ()  # reasons why rows may be missing, which the caller has accepted
+    unchecked: bool = False  # the copies do not keep the times of copying: a mirror that was behind is not noticed
 
     @property
     def window(self) -> timedelta:

@@ -113,27 +113,18 @@ def _execute_in_tries(connection: Conn, table: str, statements: list[sql.Compose
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """The state of recording, and of the raise that this installation came from.
-
-    Args:
-        enabled_at: The time at which recording began; None while it is off.
-        listed: True once the rows that existed before are noted too; False again once Kafka has refused a record.
-        complete_at: The snapshot of the last complete batch; None before the first one.
-        age: The time since then, by the database's clock.
-        changes: Noted changes that are in no batch yet.
-        raised_as_of: The snapshot of `raised_batch`.
-    """
+    """The state of recording, and of the raise that this installation came from."""
 
     site: UUID
-    enabled_at: datetime | None
-    listed: bool
+    enabled_at: datetime | None  # None while it is off
+    listed: bool  # the rows that existed before are noted too; False once Kafka has refused a record
     batch: int
-    complete_at: datetime | None
-    age: timedelta | None
-    changes: int
+    complete_at: datetime | None  # the snapshot of the last complete batch
+    age: timedelta | None  # since then, by the database's clock
+    changes: int  # noted, in no batch yet
     raised_site: UUID | None
     raised_batch: int | None
-    raised_as_of: datetime | None
+    raised_as_of: datetime | None  # the snapshot of `raised_batch`
     raised_at: datetime | None
 
 

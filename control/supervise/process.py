@@ -40,34 +40,22 @@ _WIDTH = max(map(len, _COLOURS))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Service:
-    """A service to keep running.
+    """A service to keep running."""
 
-    Args:
-        role: Its command, such as `intake`.
-        variables: Its environment variables, beside those of the supervisor.
-        stop_seconds: Time between SIGTERM and SIGKILL.
-    """
-
-    role: str
+    role: str  # its command, such as `intake`
     flags: Sequence[str] = ()
-    variables: Mapping[str, str] = field(default_factory=dict[str, str])
-    stop_seconds: float = 30.0
+    variables: Mapping[str, str] = field(default_factory=dict[str, str])  # beside those of the supervisor
+    stop_seconds: float = 30.0  # between SIGTERM and SIGKILL
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """The report of a process that has imported its code.
+    """The report of a process that has imported its code."""
 
-    Args:
-        error: The reason for which the handlers cannot be imported; None if they can.
-        files: The user's files that it imported, or that the error names.
-        payloads: An example of the payload of each handler that takes a model.
-    """
-
-    error: str | None = None
-    files: frozenset[str] = frozenset()
+    error: str | None = None  # for which the handlers cannot be imported
+    files: frozenset[str] = frozenset()  # of the user: imported, or named by the error
     handlers: tuple[str, ...] = ()
-    payloads: Mapping[str, object] = field(default_factory=dict[str, object])
+    payloads: Mapping[str, object] = field(default_factory=dict[str, object])  # examples
 
 
 class ServiceProcess:
