@@ -1,14 +1,13 @@
 """Archive closed days, remove old days and deleted tenants, restore a day, verify archives.
 
-Remove rows from archived days: deleted tenants, and runs of days beyond the archive's period. New files are written
-first, then the manifest takes their place in one step, then the files that it no longer names are deleted. Blocks
-without the tenant are copied as they are, and files without it stay.
+New files are written first, then the manifest takes the place of the one before, then the files that it no longer names
+are deleted. Blocks and files without a deleted tenant stay as they are.
 
-Tidewheel reads none of them. In its own tables retention would drop a restored run within the hour, and code that
-creates its id again would find it.
+Restored rows have tables of their own, which Tidewheel does not read. In its own retention would drop a run within the
+hour, and code that creates its id again would find it.
 
 A day with a difference may be one that another process writes. So it is verified again, until neither its manifest nor
-its files have changed meanwhile. Files that no manifest names are those of a writer while one is at work.
+its files have changed meanwhile.
 """
 
 import json
@@ -96,9 +95,6 @@ _TABLES = (_RUNS, _ATTEMPTS, _INPUTS, _FACTS)
 
 def restore_day(connection: Conn, store: Store, manifest: Manifest) -> None:
     """Write the rows of a day in place of those that an earlier restore has written, in one transaction.
-
-    Args:
-        connection: With autocommit, of the owner of the tables.
 
     Raises:
         ArchiveDamaged: A block is not what was written; nothing was restored.
@@ -191,9 +187,6 @@ class Round:
 
 def archive_closed_days(url: str, store: Store, keep: timedelta) -> Round:
     """Archive each closed day; remove days older than the archive's period, and deleted tenants.
-
-    Args:
-        store: The archive; the caller closes it.
 
     Raises:
         ArchiveDamaged: The archive has a day with other rows, or a block that cannot be read.

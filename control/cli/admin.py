@@ -1,8 +1,7 @@
 """`tidewheel migrate`, `admin schemas`, `admin topics`, and `admin secrets` with the rotation of keys.
 
-Each has a table whose keys all verify, and whose newest key signs once services know it. A rotation keeps the key
-before the newest, so nothing on its way is refused. Only this module writes these tables, as the owner of the tables:
-services read them.
+A secret has a table whose keys all verify, and whose newest key signs once services know it. A rotation keeps the key
+before the newest, so nothing on its way is refused. Services read these tables, and only this module writes them.
 """
 
 from collections.abc import Callable, Mapping
@@ -76,10 +75,6 @@ Revoke = Annotated[
 def rotate_message_keys(connection: Conn, *, revoke: bool = False) -> int:
     """Add a key of run messages, and delete those that no longer verify; in the caller's transaction.
 
-    Args:
-        connection: The other keys stay locked until the transaction ends.
-        revoke: Delete every other key, such as when one has become known. Else the newest of them stays.
-
     Raises:
         SettingsError: The newest key is too young: messages of the one before it may be unread.
     """
@@ -94,11 +89,6 @@ def rotate_message_keys(connection: Conn, *, revoke: bool = False) -> int:
 
 def rotate_task_tokens(connection: Conn, *, revoke: bool = False) -> int:
     """Add a key of task tokens, and delete those before the newest; in the caller's transaction.
-
-    Args:
-        connection: The other keys stay locked until the transaction ends.
-        revoke: Delete every other key, such as when one has become known: attempts that wait for a report end by their
-            timeouts. Else the newest of them stays until the next rotation.
 
     Raises:
         SettingsError: The newest key is too young, or open attempts have tokens of a key that would go.

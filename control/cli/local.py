@@ -1,7 +1,4 @@
-"""`tidewheel up` and `down`: the local stack; `tidewheel admin bench`: measure this machine.
-
-Exit codes: 0 on success, 1 with one line that names the reason (`tidewheel.control.cli.main`).
-"""
+"""`tidewheel up` and `down`: the local stack; `tidewheel admin bench`: measure this machine."""
 
 import shlex
 from collections.abc import Generator

@@ -1,7 +1,4 @@
-"""`tidewheel admin cron explain` and `admin calendar`: expressions in words, named sets of days.
-
-Needs no database.
-"""
+"""`tidewheel admin cron explain`, which needs no database, and `admin calendar`: named sets of days."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass

@@ -1,11 +1,8 @@
 """`tidewheel status`, `doctor` and `admin executors | shards | find`: what lives, and what is wrong.
 
-`tidewheel status` prints services with their heartbeats. The parts of the local stack come first where one exists. Exit
-codes: 0 if nothing is wrong, 1 if something is, 3 if the local stack is used and does not run, 6 if PostgreSQL does not
-answer. `tidewheel admin executors` and `shard list` are the lists of the whole installation.
-
-`tidewheel doctor` prints each finding with evidence and a remedy. Exit codes: 0 if nothing is wrong, 1 if there are
-warnings only, 2 if an error keeps work waiting.
+Exit codes of `status`: 0 if nothing is wrong, 1 if something is, 3 if the local stack is used and does not run, 6 if
+PostgreSQL does not answer. Those of `doctor`: 0 if nothing is wrong, 1 for warnings only, 2 if an error keeps work
+waiting.
 """
 
 import sys

@@ -178,12 +178,7 @@ def compare(
     missing: Iterable[MissingChild],
     scope: Scope,
 ) -> JobAudit:
-    """Compare a job's computed occurrences with its records.
-
-    Args:
-        links: Its scheduled runs, each with the one before, if it is a fixed_delay.
-        missing: Ended occurrences of its workflow in which it has no run.
-    """
+    """Compare a job's computed occurrences with its records."""
     comparison = _Comparison(job, skips, overrides, scope)
     comparison.run(days)
     comparison.follow(links)

@@ -1,9 +1,7 @@
 """The recorded side of an audit: scheduled runs by job and day, and their instants in bulk.
 
-`archived_days.py` adds archived days to the tables before.
-
-PostgreSQL sends a `timestamptz` as the big-endian bytes of this number. So the computed occurrences of a job are
-compared with the recorded ones as bytes.
+PostgreSQL sends a `timestamptz` as big-endian microseconds since 2000. So computed and recorded occurrences are compared
+as bytes.
 """
 
 import sys

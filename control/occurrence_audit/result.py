@@ -1,7 +1,7 @@
 """Run an audit, compare ends of runs with those on Kafka, write the report and return its totals.
 
-The report is one JSON document with a line for each job. Its last line has the SHA-256 of all lines before, so
-`head -n -1 FILE | sha256sum` checks it. It is written as the audit goes on, whatever the number of jobs.
+The report is one JSON document, written as the audit goes on, with a line for each job. Its last line has the SHA-256
+of all lines before, so `head -n -1 FILE | sha256sum` checks it.
 
 A fail-over to a server that lacks the last transactions leaves Kafka ahead. A run has a completion: the database has
 it open, ended at another time, or not at all.
@@ -54,7 +54,6 @@ from tidewheel.settings.connections import Connections
 from tidewheel.transitions.installation import read_installation
 from tidewheel.transitions.tenant_refusals import deletions_of
 
-_FIND_UNRECORDED = Statements("tidewheel.control.occurrence_audit")["find_unrecorded_ends"]
 _LOG = logging.getLogger(__name__)
 _GROUP = "tidewheel.audit"
 _MARGIN = timedelta(minutes=1)  # the longest transaction: an end may be younger than the snapshot
@@ -62,6 +61,7 @@ _SILENT_SECONDS = 30.0  # without a message
 _BATCH = 1000
 
 _SQL = Statements("tidewheel.control.occurrence_audit")
+_FIND_UNRECORDED = _SQL["find_unrecorded_ends"]
 _SET_TIME_LIMIT = _SQL["set_time_limit"]
 _HOLD_RETENTION = _SQL["hold_retention"]
 _HOLD_OLD_RETENTION = _SQL["hold_old_retention"]

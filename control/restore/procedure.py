@@ -98,11 +98,8 @@ def restore(
     """Bring a restored database up to what Kafka has; other sessions can only read it meanwhile.
 
     Args:
-        url: The database, as the owner of its tables.
         since: Read Kafka from this time on; by default from ten minutes before the last heartbeat in the database.
         stopped_at: The time at which the old installation stopped at the latest; by default now.
-        dry_run: Read Kafka and count; write nothing.
-        accept_gaps: Go on if Kafka may have dropped messages since the backup, or if a key was rotated since.
 
     Raises:
         SettingsError: Another restore works, the user does not own the database, the time of the backup is not known,

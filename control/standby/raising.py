@@ -191,12 +191,7 @@ class Raised:
 
 
 def raise_site(connection: Conn, config: Mapping[str, str], topics: Topics, *, accept_gaps: bool = False) -> Raised:
-    """Insert the rows of the last complete batch into an empty installation.
-
-    Args:
-        connection: Of the owner of the tables, outside a transaction.
-        config: The Kafka client's settings for the broker that has the topics.
-        accept_gaps: Go on although rows may be missing.
+    """Insert the rows of the last complete batch into an empty installation, as the owner of its tables.
 
     Raises:
         SettingsError: The installation has jobs of its own, the topics hold no complete batch, another release or

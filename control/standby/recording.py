@@ -25,6 +25,7 @@ _FINISH_LISTING = _SQL["finish_listing"]
 _DISABLE = _SQL["disable_standby"]
 _FORGET_CHANGES = _SQL["forget_changes"]
 _FORGET_REFUSED = _SQL["forget_refused_records"]
+_READ_STANDBY = _SQL["read_standby"]
 
 # A trigger waits for the transactions that write its table, and those that come wait behind it: for this time at most.
 _LOCK_TIMEOUT: LiteralString = "SET LOCAL lock_timeout = '500ms'"
@@ -40,15 +41,11 @@ _LIST: LiteralString = """
 INSERT INTO standby_changes (kind, key) SELECT {kind}, jsonb_build_object({pairs})::text FROM {table}
 """
 
-_READ_STANDBY = Statements("tidewheel.control.standby")["read_standby"]
-
 
 def enable(connection: Conn, topics: Topics) -> None:
     """Begin to record, and list all rows that exist; a repeat begins again.
 
-    Args:
-        connection: Of the owner of the tables, outside a transaction.
-        topics: The names of the topics; records that Kafka has refused there are listed again.
+    By a connection of the owner of the tables, outside a transaction. Refused records are listed again.
     """
     _replace_triggers(connection, create=True)
     with connection.transaction():

@@ -1,7 +1,7 @@
 """Supervised processes: their gate, their output in one log, their end.
 
-A thread writes it, so that a reader that stops reading stops no service: above 10,000 waiting lines, further ones are
-counted and dropped.
+A thread writes the log, so that a reader that stops reading stops no service: above 10,000 waiting lines, further ones
+are counted and dropped.
 """
 
 import asyncio
@@ -29,7 +29,6 @@ _LINE_BYTES = 256 * 1024  # a longer line of output is cut into several
 _REPORT_BYTES = 16 * 1024 * 1024  # the paths of a large project
 _REST_SECONDS = 1.0  # programs that a service has left behind may hold its output open
 _TAIL_LINES = 20
-
 _WAITING_LINES = 10_000
 _FLUSH_SECONDS = 2.0
 _COLOURS = {"intake": 36, "scheduler": 35, "relay": 34, "executor": 32, "api": 33}
