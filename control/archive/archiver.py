@@ -33,7 +33,14 @@ from tidewheel.control.archive.days import (
     locked_archive,
     read_manifest,
 )
-from tidewheel.control.archive.export import archive_session, delete_others, export_days, record_day, write_manifest
+from tidewheel.control.archive.export import (
+    Round,
+    archive_session,
+    delete_others,
+    export_days,
+    record_day,
+    write_manifest,
+)
 from tidewheel.control.archive.stores import MANIFEST, MissingFile, Store, manifest_text
 from tidewheel.errors import ArchiveDamaged, SettingsError
 from tidewheel.postgres.database_clock import read_now
@@ -175,16 +182,6 @@ def _inputs(run: Record) -> Record:
     return {**_of(run, inputs), "labels": json.dumps(inputs["labels"])}
 
 
-@dataclass(frozen=True, slots=True)
-class Round:
-    """Result of a round: the archived days, and those adopted because their files were there already."""
-
-    archived: list[ArchivedDay]
-    adopted: list[date]
-    removed: list[date]
-    tenants: list[str]
-
-
 def archive_closed_days(url: str, store: Store, keep: timedelta) -> Round:
     """Archive each closed day; remove days older than the archive's period, and deleted tenants.
 
@@ -193,12 +190,12 @@ def archive_closed_days(url: str, store: Store, keep: timedelta) -> Round:
         Unavailable: Another process archives, or a server does not answer.
     """
     with locked_archive(url) as lock, closing(archive_session(url)) as session, session.transaction() as connection:
-        exported = export_days(connection, store, url, lock)
-        removed = remove_old_days(connection, store, day_of(read_now(connection) - keep), lock)
-        tenants = remove_tenants(connection, store, lock)
-        if tenants:
-            remove_restored_tenants(connection, tenants)
-        return Round(exported.days, exported.adopted, removed, tenants)
+        done = export_days(connection, store, url, lock)
+        done.removed.extend(remove_old_days(connection, store, day_of(read_now(connection) - keep), lock))
+        done.tenants.extend(remove_tenants(connection, store, lock))
+        if done.tenants:
+            remove_restored_tenants(connection, done.tenants)
+        return done
 
 
 def remove_tenants(connection: Conn, store: Store, lock: HeldLock) -> list[str]:

@@ -117,7 +117,8 @@ def _read(home: Path | None) -> _Found | SettingsError | MigrationError | Unavai
     """Return the fleet, or the reason why it is unknown."""
     settings = Connections.load()
     try:
-        with connect(_url(settings, home), "tidewheel-cli") as connection:
+        url = stack_in(home).database_url if home is not None and is_installed("local") else settings.database()
+        with connect(url, "tidewheel-cli") as connection:
             require_current(connection)
             show_damaged(connection, shows=True)
             installation = read_installation(connection, settings)
@@ -143,10 +144,6 @@ def _stack_json(stack: "StackStatus | None") -> dict[str, object]:
     from tidewheel.control.cli.local import stack_json
 
     return stack_json(stack)
-
-
-def _url(settings: Connections, home: Path | None) -> str:
-    return stack_in(home).database_url if home is not None and is_installed("local") else settings.database()
 
 
 def _requests_behind(connection: Conn, settings: Connections, topics: Topics) -> tuple[int | None, str | None]:

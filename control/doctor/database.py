@@ -321,25 +321,22 @@ def check_signatures(context: Context) -> Iterator[Finding]:
     with context.connection() as connection:
         row = connection.execute(_READ_KEY_AGES, binary=True).fetchone()
         of_tokens = connection.execute(_READ_TASK_TOKEN_KEY_FACTS, binary=True).fetchone()
-    count, age = cast("tuple[int, timedelta | None]", row)
-    remedy = "tidewheel admin secrets rotate run-messages"
-    if age is None:
-        what = "there is no key to sign run messages: executors leave all of them to the sweep"
-        yield Finding("signatures", Severity.ERROR, what, f"{count} rows in message_keys", remedy)
-    elif age > context.limits.key_age:
-        what = "the key that signs run messages is old"
-        yield Finding("signatures", Severity.WARNING, what, f"created {age.days} days ago", remedy)
-    count, age, is_readable = cast("tuple[int, timedelta | None, bool]", of_tokens)
-    remedy = "tidewheel admin secrets rotate task-tokens"
-    if age is None:
-        what = "there is no key to sign task tokens: attempts that need one fail"
-        yield Finding("signatures", Severity.ERROR, what, f"{count} rows in task_token_keys", remedy)
-    elif age > context.limits.key_age:
-        what = "the key that signs task tokens is old"
-        yield Finding("signatures", Severity.WARNING, what, f"created {age.days} days ago", remedy)
-    if is_readable:
+    messages, tokens = cast("tuple[int, timedelta | None]", row), cast("tuple[int, timedelta | None, bool]", of_tokens)
+    for signed, table, consequence, count, age in (
+        ("run messages", "message_keys", "executors leave all of them to the sweep", *messages),
+        ("task tokens", "task_token_keys", "attempts that need one fail", *tokens[:2]),
+    ):
+        remedy = f"tidewheel admin secrets rotate {signed.replace(' ', '-')}"
+        if age is None:
+            what = f"there is no key to sign {signed}: {consequence}"
+            yield Finding("signatures", Severity.ERROR, what, f"{count} rows in {table}", remedy)
+        elif age > context.limits.key_age:
+            what = f"the key that signs {signed} is old"
+            yield Finding("signatures", Severity.WARNING, what, f"created {age.days} days ago", remedy)
+    if tokens[2]:
         what = "applications read a key of task tokens, and could end any attempt"
         evidence = "settings.task_token_key is still one of them, as in 0.1.0"
+        remedy = "tidewheel admin secrets rotate task-tokens"
         yield Finding("signatures", Severity.WARNING, what, evidence, remedy)
 
 

@@ -1,7 +1,7 @@
 """The recorded side of an audit: scheduled runs by job and day, and their instants in bulk.
 
-PostgreSQL sends a `timestamptz` as big-endian microseconds since 2000. So computed and recorded occurrences are compared
-as bytes.
+PostgreSQL sends a `timestamptz` as big-endian microseconds since 2000. So computed occurrences are compared with the
+recorded ones as bytes.
 """
 
 import sys
