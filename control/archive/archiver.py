@@ -51,6 +51,7 @@ from tidewheel.postgres.statements import Statements
 
 SCHEMA = "tidewheel_archive"
 _INFINITY = "infinity"
+_PIECE_BYTES = 8 << 20  # read at once
 
 _CREATE: LiteralString = """
 CREATE SCHEMA IF NOT EXISTS tidewheel_archive;
@@ -72,8 +73,6 @@ _SQL = Statements("tidewheel.control.archive")
 _FIND_TENANTS_TO_REMOVE = _SQL["find_tenants_to_remove"]
 _RECORD_TENANT_REMOVED = _SQL["record_tenant_removed"]
 _DELETE_ARCHIVED_DAY = _SQL["delete_archived_day"]
-
-_PIECE_BYTES = 8 << 20  # read at once
 
 
 class _Table(NamedTuple):
@@ -112,7 +111,8 @@ def restore_day(connection: Conn, store: Store, manifest: Manifest) -> None:
             connection.execute(_CREATE)
             _delete(connection, day)
             for rows in read_rows(store, manifest, RUNS):
-                _copy(connection, _RUNS, day, map(_run, rows))
+                runs = ({**row, "publish_at": row["publish_at"] or _INFINITY} for row in rows)
+                _copy(connection, _RUNS, day, runs)
                 _copy(connection, _ATTEMPTS, day, (_of(row, each) for row in rows for each in row["attempts"]))
                 _copy(connection, _INPUTS, day, (_inputs(row) for row in rows if row["inputs"]))
             for rows in read_rows(store, manifest, FACTS):
@@ -161,15 +161,7 @@ def _copy(connection: Conn, table: _Table, day: date, rows: Iterable[Record]) ->
     statement = sql.SQL("COPY {} ({}) FROM STDIN").format(sql.Identifier(SCHEMA, table.name), columns)
     with connection.cursor() as cursor, cursor.copy(statement) as copy:
         for row in rows:
-            copy.write_row([day, *_values(table, row)])
-
-
-def _values(table: _Table, row: Record) -> Iterator[object]:
-    return (row[name] for name in table.columns)
-
-
-def _run(row: Record) -> Record:
-    return {**row, "publish_at": row["publish_at"] or _INFINITY}
+            copy.write_row([day, *(row[name] for name in table.columns)])
 
 
 def _of(run: Record, row: Record) -> Record:

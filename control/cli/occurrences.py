@@ -44,7 +44,17 @@ from tidewheel.nouns.jobs.reads import show_job
 from tidewheel.postgres.session import Conn
 from tidewheel.settings.connections import Connections
 
+_SHOWN_PARENTS = 10
+_OUTCOME_TEXT = {
+    OccurrenceOutcome.WILL_BE_SKIPPED: "skipped manually",
+    OccurrenceOutcome.WILL_BE_MOVED: "moved",
+    OccurrenceOutcome.WILL_BE_EXCLUDED: "excluded by a calendar",
+    OccurrenceOutcome.PAUSED: "paused",
+    OccurrenceOutcome.WAITING: "overdue, waiting for a scheduler",
+}
+
 AnyInstant = Annotated[str | None, typer.Option("--at", metavar="TIME", help="Any past or future instant.")]
+Number = Annotated[int, typer.Option("-n", metavar="N", min=1, max=MAX_SHOWN, help="Show this many instants.")]
 
 
 def explain(
@@ -163,9 +173,6 @@ def _attempt_row(attempt: AttemptFacts) -> tuple[Cell, ...]:
     return str(attempt.attempt), attempt.outcome or "running", attempt.started_at, attempt.finished_at, error
 
 
-Number = Annotated[int, typer.Option("-n", metavar="N", min=1, max=MAX_SHOWN, help="Show this many instants.")]
-
-
 def _show_next(shown: Shown) -> None:
     found: Upcoming = shown.found
     lines = [*_lines(found.occurrences, shown.zone or found.zone), *([wrapped(found.words)] if found.words else [])]
@@ -240,13 +247,3 @@ def _outcome_text(each: UpcomingOccurrence, zone: str) -> str:
     if each.leaves_at is not None and each.leaves_at != each.at:
         parts.append(f"fires {utc_and_local(each.leaves_at, zone)}")
     return f"  {', '.join(parts)}" if parts else ""
-
-
-_SHOWN_PARENTS = 10
-_OUTCOME_TEXT = {
-    OccurrenceOutcome.WILL_BE_SKIPPED: "skipped manually",
-    OccurrenceOutcome.WILL_BE_MOVED: "moved",
-    OccurrenceOutcome.WILL_BE_EXCLUDED: "excluded by a calendar",
-    OccurrenceOutcome.PAUSED: "paused",
-    OccurrenceOutcome.WAITING: "overdue, waiting for a scheduler",
-}

@@ -74,7 +74,9 @@ if TYPE_CHECKING:
     from tidewheel.nouns.runs.model import Cancellation, LogPiece
 
 _ARCHIVE = "none: the run is in the archive"
-
+_UTF8 = getincrementaldecoder("utf-8")
+_POLL_SECONDS = 0.2
+_WARN_SECONDS = 10.0  # schedulers poll four times a second
 
 _RUNS = Table("run", ("run", "key", "status", "cause", "scheduled", "attempt", "duration", "why"), run_row)
 list_runs = command(
@@ -219,9 +221,6 @@ def _cell(value: object) -> str:
     return "" if value is None else str(as_json(value))
 
 
-_UTF8 = getincrementaldecoder("utf-8")
-
-
 def logs(
     run_id: RunId,
     *,
@@ -274,10 +273,6 @@ def _print_piece(piece: "LogPiece", text: str, *, new: bool) -> None:
     if piece.dropped_bytes:
         typer.echo(f"-- {piece.dropped_bytes} earlier bytes are no longer stored", err=True)
     typer.echo(printable_lines(text), nl=False)
-
-
-_POLL_SECONDS = 0.2
-_WARN_SECONDS = 10.0  # schedulers poll four times a second
 
 
 def cancel(
