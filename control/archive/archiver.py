@@ -100,11 +100,7 @@ _TABLES = (_RUNS, _ATTEMPTS, _INPUTS, _FACTS)
 
 
 def restore_day(connection: Conn, store: Store, manifest: Manifest) -> None:
-    """Write the rows of a day in place of those that an earlier restore has written, in one transaction.
-
-    Raises:
-        ArchiveDamaged: A block is not what was written; nothing was restored.
-    """
+    """Write the rows of a day in place of those that an earlier restore has written, in one transaction."""
     day = manifest.day
     try:
         with connection.transaction():
@@ -175,12 +171,7 @@ def _inputs(run: Record) -> Record:
 
 
 def archive_closed_days(url: str, store: Store, keep: timedelta) -> Round:
-    """Archive each closed day; remove days older than the archive's period, and deleted tenants.
-
-    Raises:
-        ArchiveDamaged: The archive has a day with other rows, or a block that cannot be read.
-        Unavailable: Another process archives, or a server does not answer.
-    """
+    """Archive each closed day; remove days older than the archive's period, and deleted tenants."""
     with locked_archive(url) as lock, closing(archive_session(url)) as session, session.transaction() as connection:
         done = export_days(connection, store, url, lock)
         done.removed.extend(remove_old_days(connection, store, day_of(read_now(connection) - keep), lock))

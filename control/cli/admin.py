@@ -73,11 +73,7 @@ Revoke = Annotated[
 
 
 def rotate_message_keys(connection: Conn, *, revoke: bool = False) -> int:
-    """Add a key of run messages, and delete those that no longer verify; in the caller's transaction.
-
-    Raises:
-        SettingsError: The newest key is too young: messages of the one before it may be unread.
-    """
+    """Add a key of run messages, and delete those that no longer verify; in the caller's transaction."""
     connection.execute(_LOCK_MESSAGE_KEYS)
     newest = connection.execute(_READ_MESSAGE_KEY_AGE, binary=True).fetchone()
     if newest is not None and not revoke:
@@ -88,11 +84,7 @@ def rotate_message_keys(connection: Conn, *, revoke: bool = False) -> int:
 
 
 def rotate_task_tokens(connection: Conn, *, revoke: bool = False) -> int:
-    """Add a key of task tokens, and delete those before the newest; in the caller's transaction.
-
-    Raises:
-        SettingsError: The newest key is too young, or open attempts have tokens of a key that would go.
-    """
+    """Add a key of task tokens, and delete those before the newest; in the caller's transaction."""
     connection.execute(_LOCK_TASK_TOKEN_KEYS)
     rows = connection.execute(_READ_TASK_TOKEN_KEY_AGES, binary=True).fetchall()
     ages = [age for (age,) in cast("list[tuple[float]]", rows)]

@@ -2,9 +2,7 @@
 
 One job is a JSON object or a YAML mapping. Many jobs are JSON lines, one JSON object, a JSON array, or YAML: one job, a
 list, or several documents. JSON lines are read one at a time, in any number. Any other form is read whole, up to
-64 MiB, and its jobs are made one at a time. A job that cannot be read is reported with its place, and the other jobs
-are read. An empty YAML document counts as nothing. A CronJob of Kubernetes, or a List of them, is read as
-`control/foreign.py` describes.
+64 MiB. A job that cannot be read is reported with its place, and the other jobs are read.
 
 YAML has JSON's types: a date, a time or `yes` is text, names are text, and a repeated name is refused. A job whose
 aliases repeat so much that it would be longer than a request is refused before it is made: nine lines of YAML may stand

@@ -208,11 +208,8 @@ def database_days(first: date, before: datetime) -> list[AuditedDay]:
 def read_archived_days(connection: Conn, store: Store, scope: Scope, stored_from: datetime) -> list[AuditedDay]:
     """Copy what an audit needs of the days before an instant; return them with their problems.
 
-    A block that cannot be read is left out: its runs are missing then, too.
-
-    Args:
-        connection: With autocommit. From now on it finds both in the tables of Tidewheel.
-        stored_from: The begin of the first day whose runs are all in the tables.
+    A block that cannot be read is left out: its runs are missing then, too. From now on the connection, which must have
+    autocommit, finds both in the tables of Tidewheel.
     """
     connection.execute(_CREATE)
     connection.execute("INSERT INTO audited_since VALUES (%s)", [stored_from])

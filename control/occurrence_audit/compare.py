@@ -76,11 +76,6 @@ class InForce:
     shifts: bool = False
     calendars_after: datetime | None = None  # days that decided up to this instant may be forgotten
 
-    @property
-    def follows_records(self) -> bool:
-        """True if its occurrences are the recorded ones."""
-        return self.schedule is None or isinstance(self.schedule, FixedDelay)
-
     def opened(self, low: datetime, high: datetime) -> Iterator[set[int]]:
         """Yield the occurrences in ``(low, high]`` under each of the days by which they may have been decided.
 
@@ -125,19 +120,14 @@ class AuditedJob:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """A disagreement between what is computed and what is recorded.
+    """A disagreement between what is computed and what is recorded."""
 
-    Args:
-        problem: `missing`, `doubled`, `unexpected`, `excluded`, `miscounted`, `attempts`, `unreadable` or `unrecorded`.
-        version: The version in force then; None if there was none.
-    """
-
-    problem: str
+    problem: str  # missing, doubled, unexpected, excluded, miscounted, attempts, unreadable or unrecorded
     first_at: datetime
     last_at: datetime
     occurrences: int
     words: str
-    version: int | None = None
+    version: int | None = None  # in force then
 
 
 @dataclass(slots=True)
@@ -273,7 +263,7 @@ class _Comparison:
             low, high = each.within(start, end)
             if low >= high:
                 continue
-            if each.schedule is None or each.follows_records:
+            if each.schedule is None or isinstance(each.schedule, FixedDelay):  # its occurrences are the recorded ones
                 numbers = sorted(set(unpack(recorded)))
                 parts.append(pack(array("q", numbers[_past(numbers, low) : _past(numbers, high)])))
                 continue
