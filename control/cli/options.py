@@ -86,6 +86,7 @@ def complete_key(context: typer.Context, incomplete: str) -> list[str]:
 # Eager: the callbacks of other options and arguments read in this tenant.
 Tenant = Annotated[str, typer.Option(metavar="NAME", is_eager=True, help="Tenant to act in.")]
 Key = Annotated[str, typer.Argument(metavar="KEY", help="The job's key.", autocompletion=complete_key)]
+Delay = Annotated[str | None, typer.Option(metavar="DURATION", help="The delay before the run, such as 10m.")]
 Reason = Annotated[str | None, typer.Option(metavar="TEXT", help="Reason, stored with the change.")]
 
 RequestId = Annotated[

@@ -21,6 +21,7 @@ from tidewheel.control.archive.lookup import show_run_anywhere
 from tidewheel.control.cli.options import (
     DEFAULT_TENANT,
     MAX_INT,
+    Delay,
     Reason,
     RequestId,
     RunId,
@@ -176,9 +177,7 @@ def where(
 def retry(
     run_id: RunId,
     *,
-    delay: Annotated[
-        str | None, typer.Option(metavar="DURATION", help="The delay before the run, such as 10m.")
-    ] = None,
+    delay: Delay = None,
     attempt: Annotated[
         int | None,
         typer.Option(metavar="N", min=1, max=MAX_INT, help="Of a retrying run: make its next attempt due now."),

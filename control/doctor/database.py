@@ -154,9 +154,8 @@ def check_server(context: Context) -> Iterator[Finding]:
     if skew > limit:
         what = "the clock of this machine differs from the database's: its logs show another time"
         remedy = "synchronise both clocks (chrony or systemd-timesyncd)"
-        yield Finding(
-            "clock", Severity.WARNING, what, f"{skew.total_seconds():.3f} s, allowed {age_text(limit)}", remedy
-        )
+        evidence = f"{skew.total_seconds():.3f} s, allowed {age_text(limit)}"
+        yield Finding("clock", Severity.WARNING, what, evidence, remedy)
 
 
 def check_fleet(context: Context) -> Iterator[Finding]:
@@ -273,10 +272,8 @@ def check_vacuum(context: Context) -> Iterator[Finding]:
         if kept >= context.limits.slot_bytes:
             what = f"the replication slot {name} has no reader, and the server keeps WAL for it"
             end = f"SELECT pg_drop_replication_slot('{name}')"
-            evidence = f"{kept // _MEBIBYTE:,} MiB of WAL"
-            yield Finding(
-                "vacuum", Severity.WARNING, what, evidence, f'tidewheel admin psql -c "{end}", or start its reader'
-            )
+            remedy = f'tidewheel admin psql -c "{end}", or start its reader'
+            yield Finding("vacuum", Severity.WARNING, what, f"{kept // _MEBIBYTE:,} MiB of WAL", remedy)
 
 
 def check_quarantine(context: Context) -> Iterator[Finding]:
@@ -392,9 +389,7 @@ def _find_restore(connection: Conn) -> Finding | None:
         return None
     since, works = cast("tuple[str, bool]", row)
     evidence = f"it reads Kafka from {since}, and {'a' if works else 'no'} process works on it"
-    if works:
-        return Finding(
-            "database", Severity.ERROR, "a restore is under way: services wait", evidence, "wait for its end"
-        )
     what, remedy = "a restore was interrupted: no service starts", "`tidewheel admin restore --yes` continues it"
+    if works:
+        what, remedy = "a restore is under way: services wait", "wait for its end"
     return Finding("database", Severity.ERROR, what, evidence, remedy)

@@ -153,16 +153,8 @@ def _record(message: Message) -> Record | Mark:
         if kind != MARK or row is None:
             return Record(site, batch, kind, key, content or None, copied_at)
         facts = as_object(json.loads(content or b"{}")) or {}
-        return Mark(
-            site,
-            batch,
-            cast("int", facts["first_batch"]),
-            row.as_of,
-            cast("int", facts["shards"]),
-            str(facts["schema"]),
-            offset,
-            copied_at,
-        )
+        first_batch, shards = cast("int", facts["first_batch"]), cast("int", facts["shards"])
+        return Mark(site, batch, first_batch, row.as_of, shards, str(facts["schema"]), offset, copied_at)
     except (KeyError, ValueError, zlib.error, UndecodableMessage) as error:
         text = f"{message.topic()}[0]@{offset} is no record of a standby site: {error}"
         raise UndecodableMessage(text) from error
@@ -230,13 +222,9 @@ def _load(connection: Conn, config: Mapping[str, str], topic: str) -> list[Mark]
     marks: list[Mark] = []
     with connection.cursor() as cursor, cursor.copy(_COPY) as copy:
         for record in read_topic(config, topic, marks):
-            copy.write_row(_fields(record))
+            row = None if record.row is None else record.row.decode()
+            copy.write_row((record.site, record.batch, record.kind, record.key, row, record.copied_at))
     return marks
-
-
-def _fields(record: Record) -> Sequence[object]:
-    row = None if record.row is None else record.row.decode()
-    return record.site, record.batch, record.kind, record.key, row, record.copied_at
 
 
 def _last_complete(by_topic: Mapping[str, Sequence[Mark]]) -> Mark:
@@ -244,9 +232,8 @@ def _last_complete(by_topic: Mapping[str, Sequence[Mark]]) -> Mark:
     missing = [topic for topic, marks in by_topic.items() if not marks]
     if missing:
         message = (
-            f"{' and '.join(missing)} hold no complete state; wait until `tidewheel admin standby status` of the "
-            "other site "
-            "shows one and the topics are mirrored, or give --prefix the begin of their names"
+            f"{' and '.join(missing)} hold no complete state; wait until `tidewheel admin standby status` of the other"
+            " site shows one and the topics are mirrored, or give --prefix the begin of their names"
         )
         raise SettingsError(message)
     last = [max(marks, key=lambda mark: mark.offset) for marks in by_topic.values()]
