@@ -67,10 +67,8 @@ def read_instant(
     """Parse an instant in one of the forms above.
 
     Args:
-        path: The option, for the error.
         zone_name: The zone of local times and named days.
         ahead: True if a duration without a sign is from now on, False if it is ago.
-        now: The present; this machine's clock by default.
 
     >>> noon = datetime(2026, 3, 29, 12, tzinfo=UTC)
     >>> for text in ("now", "+5m", "24h", "3 min ago", "yesterday", "tomorrow 9am", "2:30", "Fri 13 Nov 02:30"):

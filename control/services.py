@@ -81,10 +81,12 @@ def open_host(url: str) -> str | None:
     return next((host for host in named.split(",") if host and host[0] not in "/@" and not is_loopback(host)), None)
 
 
-def run_intake(settings: IntakeSettings) -> None:
-    """Apply requests until SIGTERM."""
+def intake(log_level: LogLevel = "info", metrics_port: MetricsPort = None, fail_fast: FailFast = None) -> None:
+    """Apply the requests of the requests topic."""
     from tidewheel.intake.service import Intake
 
+    configure_logging(log_level)
+    settings = IntakeSettings.load(metrics_port=metrics_port, fail_fast=fail_fast)
     start = _Start("intake", settings)
     url, installation = start.database()
     kafka = start.kafka(installation)
@@ -93,10 +95,12 @@ def run_intake(settings: IntakeSettings) -> None:
     start.leave()
 
 
-def run_scheduler(settings: SchedulerSettings) -> None:
-    """Create the runs of due occurrences until SIGTERM; needs no Kafka."""
+def scheduler(log_level: LogLevel = "info", metrics_port: MetricsPort = None, fail_fast: FailFast = None) -> None:
+    """Create the runs of due occurrences."""
     from tidewheel.scheduler.loop import Scheduler
 
+    configure_logging(log_level)
+    settings = SchedulerSettings.load(metrics_port=metrics_port, fail_fast=fail_fast)
     start = _Start("scheduler", settings)
     url, installation = start.database()
     start.announce()
@@ -104,10 +108,12 @@ def run_scheduler(settings: SchedulerSettings) -> None:
     start.leave()
 
 
-def run_relay(settings: RelaySettings) -> None:
-    """Publish outbox rows until SIGTERM."""
+def relay(log_level: LogLevel = "info", metrics_port: MetricsPort = None, fail_fast: FailFast = None) -> None:
+    """Publish outbox rows to Kafka."""
     from tidewheel.relay.loop import Relay
 
+    configure_logging(log_level)
+    settings = RelaySettings.load(metrics_port=metrics_port, fail_fast=fail_fast)
     start = _Start("relay", settings)
     url, installation = start.database()
     kafka = start.kafka(installation)
@@ -117,7 +123,51 @@ def run_relay(settings: RelaySettings) -> None:
     start.leave()
 
 
-def run_executor(settings: ExecutorSettings) -> None:
+def executor(
+    handlers: Handlers = None,
+    queues: Annotated[
+        list[str] | None, typer.Option(metavar="NAMES", help="Queues to serve, separated by commas; repeatable.")
+    ] = None,
+    slots: Annotated[
+        int | None,
+        typer.Option(metavar="N", help="The largest number of runs that this executor executes in parallel."),
+    ] = None,
+    *,
+    log_level: LogLevel = "info",
+    metrics_port: MetricsPort = None,
+    fail_fast: FailFast = None,
+) -> None:
+    """Claim and execute runs, and record their outcomes."""
+    configure_logging(log_level)
+    settings = ExecutorSettings.load(
+        handlers=joined(handlers), queues=joined(queues), slots=slots, metrics_port=metrics_port, fail_fast=fail_fast
+    )
+    _run_executor(settings)
+
+
+def api(
+    host: Annotated[
+        str | None, typer.Option(metavar="ADDRESS", help="Address to listen on; 127.0.0.1 by default.")
+    ] = None,
+    port: Annotated[int | None, typer.Option(metavar="PORT", help="Port to listen on; 0 picks a free one.")] = None,
+    log_level: LogLevel = "info",
+    metrics_port: MetricsPort = None,
+    fail_fast: FailFast = None,
+) -> None:
+    """Serve REST: jobs, runs and dead letters, executors in other languages, and task tokens."""
+    from tidewheel.control.api.app import Api
+
+    configure_logging(log_level)
+    settings = ApiSettings.load(api_host=host, api_port=port, metrics_port=metrics_port, fail_fast=fail_fast)
+    start = _Start("api", settings)
+    url, installation = start.database()
+    service = Api(settings, url, installation, start.stop)
+    start.announce()
+    service.run()
+    start.leave()
+
+
+def _run_executor(settings: ExecutorSettings) -> None:
     """Execute runs until SIGTERM, then drain."""
     import uvloop
 
@@ -157,18 +207,6 @@ def run_executor(settings: ExecutorSettings) -> None:
     # A handler's thread that does not end must not block the exit: its attempt was released.
     logging.shutdown()
     os._exit(0)
-
-
-def run_api(settings: ApiSettings) -> None:
-    """Serve HTTP until SIGTERM; needs no Kafka."""
-    from tidewheel.control.api.app import Api
-
-    start = _Start("api", settings)
-    url, installation = start.database()
-    api = Api(settings, url, installation, start.stop)
-    start.announce()
-    api.run()
-    start.leave()
 
 
 class _Start:
@@ -267,57 +305,3 @@ def _why_away(url: str) -> str | None:
     except Unavailable as error:
         return f"does not answer: {error}"
     return None
-
-
-def intake(log_level: LogLevel = "info", metrics_port: MetricsPort = None, fail_fast: FailFast = None) -> None:
-    """Apply the requests of the requests topic."""
-    configure_logging(log_level)
-    run_intake(IntakeSettings.load(metrics_port=metrics_port, fail_fast=fail_fast))
-
-
-def scheduler(log_level: LogLevel = "info", metrics_port: MetricsPort = None, fail_fast: FailFast = None) -> None:
-    """Create the runs of due occurrences."""
-    configure_logging(log_level)
-    run_scheduler(SchedulerSettings.load(metrics_port=metrics_port, fail_fast=fail_fast))
-
-
-def relay(log_level: LogLevel = "info", metrics_port: MetricsPort = None, fail_fast: FailFast = None) -> None:
-    """Publish outbox rows to Kafka."""
-    configure_logging(log_level)
-    run_relay(RelaySettings.load(metrics_port=metrics_port, fail_fast=fail_fast))
-
-
-def executor(
-    handlers: Handlers = None,
-    queues: Annotated[
-        list[str] | None, typer.Option(metavar="NAMES", help="Queues to serve, separated by commas; repeatable.")
-    ] = None,
-    slots: Annotated[
-        int | None,
-        typer.Option(metavar="N", help="The largest number of runs that this executor executes in parallel."),
-    ] = None,
-    *,
-    log_level: LogLevel = "info",
-    metrics_port: MetricsPort = None,
-    fail_fast: FailFast = None,
-) -> None:
-    """Claim and execute runs, and record their outcomes."""
-    configure_logging(log_level)
-    settings = ExecutorSettings.load(
-        handlers=joined(handlers), queues=joined(queues), slots=slots, metrics_port=metrics_port, fail_fast=fail_fast
-    )
-    run_executor(settings)
-
-
-def api(
-    host: Annotated[
-        str | None, typer.Option(metavar="ADDRESS", help="Address to listen on; 127.0.0.1 by default.")
-    ] = None,
-    port: Annotated[int | None, typer.Option(metavar="PORT", help="Port to listen on; 0 picks a free one.")] = None,
-    log_level: LogLevel = "info",
-    metrics_port: MetricsPort = None,
-    fail_fast: FailFast = None,
-) -> None:
-    """Serve REST: jobs, runs and dead letters, executors in other languages, and task tokens."""
-    configure_logging(log_level)
-    run_api(ApiSettings.load(api_host=host, api_port=port, metrics_port=metrics_port, fail_fast=fail_fast))

@@ -17,9 +17,7 @@ _ZERO, _SECOND, _MILLISECOND = timedelta(0), timedelta(seconds=1), timedelta(mil
 def duration(span: timedelta | None, *, exact: bool = False) -> str:
     """Return a duration; a dash for None.
 
-    Args:
-        span: The duration; a negative one counts as none.
-        exact: False for a measured one: three figures, or two units, are enough.
+    Of one that is not `exact`, as a measured one, three figures or two units are enough.
 
     >>> [duration(timedelta(seconds=each)) for each in (0.00544, 0.25, 4.2, 12.345, 59.96, 72, 3600, 7500, 200000)]
     ['5.44 ms', '250 ms', '4.2 s', '12.3 s', '1 min', '1 min 12 s', '1 h', '2 h 5 min', '2 d 7 h']

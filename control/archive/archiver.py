@@ -1,14 +1,13 @@
 """Archive closed days, remove old days and deleted tenants, restore a day, verify archives.
 
-Remove rows from archived days: deleted tenants, and runs of days beyond the archive's period. New files are written
-first, then the manifest takes their place in one step, then the files that it no longer names are deleted. Blocks
-without the tenant are copied as they are, and files without it stay.
+New files are written first, then the manifest takes the place of the one before, then the files that it no longer names
+are deleted. Blocks and files without a deleted tenant stay as they are.
 
-Tidewheel reads none of them. In its own tables retention would drop a restored run within the hour, and code that
-creates its id again would find it.
+Restored rows have tables of their own, which Tidewheel does not read. In its own retention would drop a run within the
+hour, and code that creates its id again would find it.
 
 A day with a difference may be one that another process writes. So it is verified again, until neither its manifest nor
-its files have changed meanwhile. Files that no manifest names are those of a writer while one is at work.
+its files have changed meanwhile.
 """
 
 import json
@@ -34,7 +33,14 @@ from tidewheel.control.archive.days import (
     locked_archive,
     read_manifest,
 )
-from tidewheel.control.archive.export import archive_session, delete_others, export_days, record_day, write_manifest
+from tidewheel.control.archive.export import (
+    Round,
+    archive_session,
+    delete_others,
+    export_days,
+    record_day,
+    write_manifest,
+)
 from tidewheel.control.archive.stores import MANIFEST, MissingFile, Store, manifest_text
 from tidewheel.errors import ArchiveDamaged, SettingsError
 from tidewheel.postgres.database_clock import read_now
@@ -45,6 +51,7 @@ from tidewheel.postgres.statements import Statements
 
 SCHEMA = "tidewheel_archive"
 _INFINITY = "infinity"
+_PIECE_BYTES = 8 << 20  # read at once
 
 _CREATE: LiteralString = """
 CREATE SCHEMA IF NOT EXISTS tidewheel_archive;
@@ -66,8 +73,6 @@ _SQL = Statements("tidewheel.control.archive")
 _FIND_TENANTS_TO_REMOVE = _SQL["find_tenants_to_remove"]
 _RECORD_TENANT_REMOVED = _SQL["record_tenant_removed"]
 _DELETE_ARCHIVED_DAY = _SQL["delete_archived_day"]
-
-_PIECE_BYTES = 8 << 20  # read at once
 
 
 class _Table(NamedTuple):
@@ -95,21 +100,15 @@ _TABLES = (_RUNS, _ATTEMPTS, _INPUTS, _FACTS)
 
 
 def restore_day(connection: Conn, store: Store, manifest: Manifest) -> None:
-    """Write the rows of a day in place of those that an earlier restore has written, in one transaction.
-
-    Args:
-        connection: With autocommit, of the owner of the tables.
-
-    Raises:
-        ArchiveDamaged: A block is not what was written; nothing was restored.
-    """
+    """Write the rows of a day in place of those that an earlier restore has written, in one transaction."""
     day = manifest.day
     try:
         with connection.transaction():
             connection.execute(_CREATE)
             _delete(connection, day)
             for rows in read_rows(store, manifest, RUNS):
-                _copy(connection, _RUNS, day, map(_run, rows))
+                runs = ({**row, "publish_at": row["publish_at"] or _INFINITY} for row in rows)
+                _copy(connection, _RUNS, day, runs)
                 _copy(connection, _ATTEMPTS, day, (_of(row, each) for row in rows for each in row["attempts"]))
                 _copy(connection, _INPUTS, day, (_inputs(row) for row in rows if row["inputs"]))
             for rows in read_rows(store, manifest, FACTS):
@@ -158,15 +157,7 @@ def _copy(connection: Conn, table: _Table, day: date, rows: Iterable[Record]) ->
     statement = sql.SQL("COPY {} ({}) FROM STDIN").format(sql.Identifier(SCHEMA, table.name), columns)
     with connection.cursor() as cursor, cursor.copy(statement) as copy:
         for row in rows:
-            copy.write_row([day, *_values(table, row)])
-
-
-def _values(table: _Table, row: Record) -> Iterator[object]:
-    return (row[name] for name in table.columns)
-
-
-def _run(row: Record) -> Record:
-    return {**row, "publish_at": row["publish_at"] or _INFINITY}
+            copy.write_row([day, *(row[name] for name in table.columns)])
 
 
 def _of(run: Record, row: Record) -> Record:
@@ -179,33 +170,15 @@ def _inputs(run: Record) -> Record:
     return {**_of(run, inputs), "labels": json.dumps(inputs["labels"])}
 
 
-@dataclass(frozen=True, slots=True)
-class Round:
-    """Result of a round: the archived days, and those adopted because their files were there already."""
-
-    archived: list[ArchivedDay]
-    adopted: list[date]
-    removed: list[date]
-    tenants: list[str]
-
-
 def archive_closed_days(url: str, store: Store, keep: timedelta) -> Round:
-    """Archive each closed day; remove days older than the archive's period, and deleted tenants.
-
-    Args:
-        store: The archive; the caller closes it.
-
-    Raises:
-        ArchiveDamaged: The archive has a day with other rows, or a block that cannot be read.
-        Unavailable: Another process archives, or a server does not answer.
-    """
+    """Archive each closed day; remove days older than the archive's period, and deleted tenants."""
     with locked_archive(url) as lock, closing(archive_session(url)) as session, session.transaction() as connection:
-        exported = export_days(connection, store, url, lock)
-        removed = remove_old_days(connection, store, day_of(read_now(connection) - keep), lock)
-        tenants = remove_tenants(connection, store, lock)
-        if tenants:
-            remove_restored_tenants(connection, tenants)
-        return Round(exported.days, exported.adopted, removed, tenants)
+        done = export_days(connection, store, url, lock)
+        done.removed.extend(remove_old_days(connection, store, day_of(read_now(connection) - keep), lock))
+        done.tenants.extend(remove_tenants(connection, store, lock))
+        if done.tenants:
+            remove_restored_tenants(connection, done.tenants)
+        return done
 
 
 def remove_tenants(connection: Conn, store: Store, lock: HeldLock) -> list[str]:
@@ -292,16 +265,12 @@ def _touched(manifest: Manifest, tenants: set[str]) -> Iterator[tuple[ArchiveFil
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """A difference between an archived day and what was written.
-
-    Args:
-        is_of_writer: True if a process that writes the day makes it, for as long as it writes.
-    """
+    """A difference between an archived day and what was written."""
 
     day: str
     file: str
     problem: str
-    is_of_writer: bool = False
+    is_of_writer: bool = False  # a process that writes the day makes it, for as long as it writes
 
 
 @dataclass(slots=True)

@@ -36,60 +36,39 @@ _DELETE_ARCHIVED_DAYS = _SQL["delete_archived_days"]
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """A block of an Avro file.
-
-    Args:
-        size: Its bytes.
-        tenant: The tenant of its first record.
-        run_id: The run of its first record; empty in a file of facts.
-        crc: The CRC-32 of its bytes.
-    """
+    """A block of an Avro file."""
 
     offset: int
-    size: int
+    size: int  # in bytes
     rows: int
-    tenant: str
-    run_id: str
-    crc: int
+    tenant: str  # of its first record
+    run_id: str  # of its first record; empty in a file of facts
+    crc: int  # CRC-32
 
 
 @dataclass(frozen=True, slots=True)
 class ArchiveFile:
-    """An Avro file of a day.
+    """An Avro file of a day."""
 
-    Args:
-        name: Its name in the day's folder, which ends with the first digits of its checksum.
-        kind: `runs` or `facts`.
-        header: The bytes before its first block.
-    """
-
-    name: str
-    kind: str
+    name: str  # in the day's folder; ends with the first digits of its checksum
+    kind: str  # `runs` or `facts`
     rows: int
     size: int
     sha256: str
-    header: int
+    header: int  # bytes before its first block
     blocks: tuple[Block, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """The content of an archived day.
+    """The content of an archived day."""
 
-    Args:
-        day: The day, in UTC, on which its runs ended.
-        is_base: True if its facts have all rows from before, too.
-        tzdata: The version of the time zones by which schedulers computed when it was archived.
-        tenants: The runs of each tenant, in the order of the files; tenants that have only facts have none.
-        id_days: The days in the ids of its runs, as days since 1970.
-    """
-
-    day: date
-    is_base: bool
-    tzdata: str | None
+    day: date  # of UTC, on which its runs ended
+    is_base: bool  # its facts have all rows from before, too
+    tzdata: str | None  # by which schedulers computed when it was archived
     runs: int
-    tenants: Mapping[str, int]
-    id_days: tuple[int, ...]
+    tenants: Mapping[str, int]  # their runs, in the order of the files; those that have only facts have none
+    id_days: tuple[int, ...]  # days since 1970 in the ids of its runs
     files: tuple[ArchiveFile, ...]
 
     @property

@@ -15,8 +15,9 @@ Two processes that write one day would delete each other's files, so the lock is
 from collections import defaultdict
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import date, datetime, timedelta
-from typing import LiteralString, NamedTuple, cast
+from typing import LiteralString, cast
 from uuid import UUID
 
 from psycopg.rows import dict_row
@@ -63,11 +64,14 @@ _FIRST = UUID(int=0)
 _ALWAYS = "-infinity"
 
 
-class Exported(NamedTuple):
-    """Result of archiving: the archived days, and those adopted because their files were there already."""
+@dataclass(frozen=True, slots=True)
+class Round:
+    """Result of a round: archived days, those whose files were there already, and what was removed."""
 
-    days: list[ArchivedDay]
+    archived: list[ArchivedDay]
     adopted: list[date]
+    removed: list[date]
+    tenants: list[str]
 
 
 def archive_session(url: str) -> Session:
@@ -78,9 +82,9 @@ def archive_session(url: str) -> Session:
     return session
 
 
-def export_days(connection: Conn, store: Store, url: str, lock: HeldLock) -> Exported:
+def export_days(connection: Conn, store: Store, url: str, lock: HeldLock) -> Round:
     """Archive each closed day that is not archived yet, the oldest first, by an autocommit connection."""
-    result = Exported([], [])
+    result = Round([], [], [], [])
     recorded = list_days(connection)
     if recorded:
         _check_archive(store, recorded[-1].day)
@@ -90,7 +94,7 @@ def export_days(connection: Conn, store: Store, url: str, lock: HeldLock) -> Exp
                 _adopt_dropped(connection, store, result, lock)
                 retention.check()
             first = _days(connection, _FIND_DAYS_TO_ARCHIVE)[:1]
-            if first and not result.days:
+            if first and not result.archived:
                 _archive(connection, store, first[0], result, lock)
     for day in _days(connection, _FIND_DAYS_TO_ARCHIVE):
         _archive(connection, store, day, result, lock)
@@ -142,7 +146,7 @@ def _without_retention(url: str) -> Generator[HeldLock]:
         yield lock
 
 
-def _adopt_dropped(connection: Conn, store: Store, result: Exported, lock: HeldLock) -> None:
+def _adopt_dropped(connection: Conn, store: Store, result: Round, lock: HeldLock) -> None:
     """Record the days that only the archive has, in the caller's transaction: all at once, or none."""
     stored = {each.day for each in stored_days(connection) if each.table == "finished_runs"}
     stored -= set(_days(connection, _FIND_DROPPED_DAYS))
@@ -155,7 +159,7 @@ def _adopt_dropped(connection: Conn, store: Store, result: Exported, lock: HeldL
             result.adopted.append(manifest.day)
 
 
-def _archive(connection: Conn, store: Store, day: date, result: Exported, lock: HeldLock) -> None:
+def _archive(connection: Conn, store: Store, day: date, result: Round, lock: HeldLock) -> None:
     """Write a day, or adopt it; record it."""
     manifest = _standing(connection, store, day, lock)
     if manifest is not None:
@@ -166,9 +170,9 @@ def _archive(connection: Conn, store: Store, day: date, result: Exported, lock: 
     _record(connection, manifest, result, lock)
 
 
-def _record(connection: Conn, manifest: Manifest, result: Exported, lock: HeldLock) -> None:
+def _record(connection: Conn, manifest: Manifest, result: Round, lock: HeldLock) -> None:
     record_day(connection, manifest, lock)
-    result.days.append(ArchivedDay(manifest.day, manifest.runs, manifest.size, read_now(connection)))
+    result.archived.append(ArchivedDay(manifest.day, manifest.runs, manifest.size, read_now(connection)))
 
 
 def _standing(connection: Conn, store: Store, day: date, lock: HeldLock) -> Manifest | None:

@@ -131,8 +131,7 @@ def show_run_anywhere(
 ) -> RunDetail:
     """Return a run, from the archive if the database has it no more, else the copy of a failed one.
 
-    Args:
-        archive: The setting; without one no archive is read, and the error names the archived days that may have it.
+    Without an archive the error names the archived days that may have it.
     """
     try:
         with snapshot() as connection:

@@ -1,8 +1,7 @@
 """`tidewheel migrate`, `admin schemas`, `admin topics`, and `admin secrets` with the rotation of keys.
 
-Each has a table whose keys all verify, and whose newest key signs once services know it. A rotation keeps the key
-before the newest, so nothing on its way is refused. Only this module writes these tables, as the owner of the tables:
-services read them.
+A secret has a table whose keys all verify, and whose newest key signs once services know it. A rotation keeps the key
+before the newest, so nothing on its way is refused. Services read these tables, and only this module writes them.
 """
 
 from collections.abc import Callable, Mapping
@@ -16,7 +15,7 @@ from tidewheel.audit import ALL_TENANTS, Change, Door, process_actor, record_cha
 from tidewheel.control.cli.dev import joined
 from tidewheel.control.cli.exit_codes import ExitCode
 from tidewheel.control.cli.options import Replication, check_replication
-from tidewheel.control.cli.output import Output, OutputOption, print_document, print_result, print_table
+from tidewheel.control.cli.output import Output, OutputOption, print_result, print_rows
 from tidewheel.errors import SettingsError, refuse
 from tidewheel.kafka import topics
 from tidewheel.kafka.topics import (
@@ -74,15 +73,7 @@ Revoke = Annotated[
 
 
 def rotate_message_keys(connection: Conn, *, revoke: bool = False) -> int:
-    """Add a key of run messages, and delete those that no longer verify; in the caller's transaction.
-
-    Args:
-        connection: The other keys stay locked until the transaction ends.
-        revoke: Delete every other key, such as when one has become known. Else the newest of them stays.
-
-    Raises:
-        SettingsError: The newest key is too young: messages of the one before it may be unread.
-    """
+    """Add a key of run messages, and delete those that no longer verify; in the caller's transaction."""
     connection.execute(_LOCK_MESSAGE_KEYS)
     newest = connection.execute(_READ_MESSAGE_KEY_AGE, binary=True).fetchone()
     if newest is not None and not revoke:
@@ -93,16 +84,7 @@ def rotate_message_keys(connection: Conn, *, revoke: bool = False) -> int:
 
 
 def rotate_task_tokens(connection: Conn, *, revoke: bool = False) -> int:
-    """Add a key of task tokens, and delete those before the newest; in the caller's transaction.
-
-    Args:
-        connection: The other keys stay locked until the transaction ends.
-        revoke: Delete every other key, such as when one has become known: attempts that wait for a report end by their
-            timeouts. Else the newest of them stays until the next rotation.
-
-    Raises:
-        SettingsError: The newest key is too young, or open attempts have tokens of a key that would go.
-    """
+    """Add a key of task tokens, and delete those before the newest; in the caller's transaction."""
     connection.execute(_LOCK_TASK_TOKEN_KEYS)
     rows = connection.execute(_READ_TASK_TOKEN_KEY_AGES, binary=True).fetchall()
     ages = [age for (age,) in cast("list[tuple[float]]", rows)]
@@ -296,31 +278,26 @@ def list_topics(queues: Queues = None, tenants: Tenants = None, output: OutputOp
         outputs=settings.outputs_topic,
         counts=_counts(settings),
     )
-    if output is not Output.TEXT:
-        rows = [
-            {
-                "topic": each.topic.name,
-                "partitions": each.partitions,
-                "wanted_partitions": each.topic.partitions,
-                "copies": each.copies,
-                "would_be": each.lacks,
-            }
-            for each in found
-        ]
-        print_document({"topics": rows}, output)
-        return
-    print_table(
-        ["topic", "partitions", "copies", "apply"],
-        [
-            (
-                each.topic.name,
-                f"{each.partitions} of {each.topic.partitions}" if each.lacks else str(each.partitions),
-                str(each.copies),
-                f"would be {each.lacks}" if each.lacks else "nothing to do",
-            )
-            for each in found
-        ],
-    )
+    document = [
+        {
+            "topic": each.topic.name,
+            "partitions": each.partitions,
+            "wanted_partitions": each.topic.partitions,
+            "copies": each.copies,
+            "would_be": each.lacks,
+        }
+        for each in found
+    ]
+    rows = [
+        (
+            each.topic.name,
+            f"{each.partitions} of {each.topic.partitions}" if each.lacks else str(each.partitions),
+            str(each.copies),
+            f"would be {each.lacks}" if each.lacks else "nothing to do",
+        )
+        for each in found
+    ]
+    print_rows(("topic", "partitions", "copies", "apply"), rows, {"topics": document}, output)
 
 
 def _queues(given: list[str] | None, config: dict[str, str], names: Topics) -> list[str]:

@@ -12,8 +12,8 @@ from tidewheel.control.archive.days import ArchivedDay, forget_days, is_locked, 
 from tidewheel.control.archive.stores import MANIFEST, SETTING, MissingFile, open_store
 from tidewheel.control.cli.exit_codes import ExitCode
 from tidewheel.control.cli.options import DEFAULT_TENANT, RunId, Tenant, Tz, checked_url, reading
-from tidewheel.control.cli.output import Output, OutputOption, print_document, print_result, print_table
-from tidewheel.control.cli.runs import print_run
+from tidewheel.control.cli.output import Output, OutputOption, print_record, print_result, print_rows
+from tidewheel.control.cli.run_output import run_facts
 from tidewheel.errors import SettingsError, refuse
 from tidewheel.settings.connections import Connections
 
@@ -41,13 +41,8 @@ def list_archived(output: OutputOption = Output.TEXT) -> None:
     """List archived days, the oldest first, each with its runs and its size."""
     with reading() as connection:
         days = list_days(connection)
-    if output is not Output.TEXT:
-        print_document({"days": days}, output)
-    elif days:
-        rows = [(str(each.day), f"{each.runs:,}", f"{each.bytes:,}", each.archived_at) for each in days]
-        print_table(("day", "runs", "bytes", "archived"), rows)
-    else:
-        typer.echo("no day is archived")
+    rows = [(str(each.day), f"{each.runs:,}", f"{each.bytes:,}", each.archived_at) for each in days]
+    print_rows(("day", "runs", "bytes", "archived"), rows, {"days": days}, output, nothing="no day is archived")
 
 
 def show(
@@ -58,7 +53,8 @@ def show(
 
     archive = Connections.load().archive
     open_store(archive).close()
-    print_run(show_archived_run(reading, archive, tenant, run_id), timezone, output)
+    found = show_archived_run(reading, archive, tenant, run_id)
+    print_record(run_facts(found, timezone), found, output)
 
 
 def verify(day: Day = None, *, output: OutputOption = Output.TEXT) -> None:
@@ -77,13 +73,10 @@ def verify(day: Day = None, *, output: OutputOption = Output.TEXT) -> None:
     store, totals = open_store(Connections.load().archive), Verified()
     days = [_day(day).isoformat()] if day else sorted({*store.days(), *(each.day.isoformat() for each in recorded())})
     findings = list(find(store, days, recorded, totals, is_written))
-    if output is not Output.TEXT:
-        print_document({**asdict(totals), "findings": findings}, output)
-    else:
-        for each in findings:
-            typer.echo(f"{each.day}/{each.file} {each.problem}")
-        problems = f"{len(findings):,} findings" if findings else "all as written"
-        typer.echo(f"{totals.days:,} days, {totals.files:,} files, {totals.runs:,} runs: {problems}")
+    problems = f"{len(findings):,} findings" if findings else "all as written"
+    lines = [f"{each.day}/{each.file} {each.problem}" for each in findings]
+    lines.append(f"{totals.days:,} days, {totals.files:,} files, {totals.runs:,} runs: {problems}")
+    print_result(lines, {**asdict(totals), "findings": findings}, output)
     if findings:
         raise typer.Exit(ExitCode.FAILED)
 

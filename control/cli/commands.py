@@ -9,31 +9,20 @@ from typing import NamedTuple
 
 _PACKAGE = "tidewheel.control.cli"
 _SERVICES_MODULE = "tidewheel.control.services"
-_API_KEYS = "tidewheel.nouns.api_keys.commands"
-_LETTERS = "tidewheel.nouns.dead_letters.commands"
-_BATCHES = "tidewheel.nouns.batches.commands"
-_WORKFLOWS = "tidewheel.nouns.workflows.commands"
 _LIMITS = "tidewheel.nouns.limits.commands"
-_TENANTS = "tidewheel.nouns.tenants.commands"
 _JOBS = "tidewheel.nouns.jobs.commands"
 _RUNS = "tidewheel.nouns.runs.commands"
 _FREEZES = "tidewheel.nouns.freezes.commands"
-_WORKS = "tidewheel.nouns.works.commands"
 
 
 class Command(NamedTuple):
-    """One command.
+    """One command."""
 
-    Args:
-        module: Its module in this package, or with a dot that of a noun.
-        passes_arguments: True if unknown options are arguments, which it passes on.
-    """
-
-    module: str
+    module: str  # in this package, or with a dot that of a noun
     function: str
     help: str
     extra: str | None = None
-    passes_arguments: bool = False
+    passes_arguments: bool = False  # unknown options are arguments, which it passes on
     hidden: bool = False
 
     @property
@@ -125,7 +114,7 @@ _RUN = Group(
 )
 _DLQ = _group(
     "Dead letters: failed runs, and messages that are not requests.",
-    _LETTERS,
+    "tidewheel.nouns.dead_letters.commands",
     {
         "list=list_dead_letters": "List dead letters, the newest first.",
         "groups": "Group the newest 10,000 dead letters by job, error type and final state, the largest group first.",
@@ -136,7 +125,7 @@ _DLQ = _group(
 )
 _WORK = _group(
     "Bulk work: redrives, purges, retries by filter and backfills.",
-    _WORKS,
+    "tidewheel.nouns.works.commands",
     {
         "list=list_works": "List bulk work, the newest first.",
         "show": "Show bulk work: its filter, its progress, and what could not be done.",
@@ -147,7 +136,7 @@ _WORK = _group(
 )
 _WORKFLOW = _group(
     "Occurrences of workflows.",
-    _WORKFLOWS,
+    "tidewheel.nouns.workflows.commands",
     {
         "list=list_workflows": "List occurrences of workflows, the newest first; those of one root by instant.",
         "show": "Show an occurrence with its graph: the root first, each job with the state of its latest run.",
@@ -158,7 +147,7 @@ _WORKFLOW = _group(
 )
 _BATCH = _group(
     "Runs that one request writes together.",
-    _BATCHES,
+    "tidewheel.nouns.batches.commands",
     {
         "submit": "Run jobs once each, some after others, and trigger jobs when they end.",
         "add": "Add runs to a batch that is open, or from one of its runs.",
@@ -226,7 +215,7 @@ _SECRETS = _group(
 )
 _API_KEY = _group(
     "Keys of REST and the console.",
-    _API_KEYS,
+    "tidewheel.nouns.api_keys.commands",
     {
         "create": "Create a key of the HTTP API; the answer alone has its secret.",
         "list=list_keys": "List keys, the newest first, each with its last use.",
@@ -243,7 +232,7 @@ _ORDERING_KEY = _group(
 )
 _TENANT = _group(
     "Tenants and their limits.",
-    _TENANTS,
+    "tidewheel.nouns.tenants.commands",
     {
         "create": "Create a tenant, with limits or without.",
         "list=list_tenants": "List tenants by name, each with its limits.",

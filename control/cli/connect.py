@@ -24,6 +24,17 @@ if TYPE_CHECKING:
     from tidewheel.local.stack import StackInfo
 
 _SECRET_PARTS = ("password", "secret", "jaas", "key.pem", "oauthbearer.config")
+_PSQL = {
+    "host": "PGHOST",
+    "port": "PGPORT",
+    "user": "PGUSER",
+    "password": "PGPASSWORD",
+    "dbname": "PGDATABASE",
+    "sslmode": "PGSSLMODE",
+    "sslrootcert": "PGSSLROOTCERT",
+    "require_auth": "PGREQUIREAUTH",
+    "target_session_attrs": "PGTARGETSESSIONATTRS",
+}
 
 
 class Format(StrEnum):
@@ -189,19 +200,6 @@ def _api_variables(home: Path, *, secrets: bool) -> Iterator[tuple[str, str]]:
             yield "TIDEWHEEL_API_KEY", headers.read_text().rpartition(" ")[2].strip()
     if secrets and token.exists():
         yield "TIDEWHEEL_API_TOKEN", token.read_text()
-
-
-_PSQL = {
-    "host": "PGHOST",
-    "port": "PGPORT",
-    "user": "PGUSER",
-    "password": "PGPASSWORD",
-    "dbname": "PGDATABASE",
-    "sslmode": "PGSSLMODE",
-    "sslrootcert": "PGSSLROOTCERT",
-    "require_auth": "PGREQUIREAUTH",
-    "target_session_attrs": "PGTARGETSESSIONATTRS",
-}
 
 
 def _document(reached: _Reached, url: str, kafka: Mapping[str, str]) -> dict[str, object]:

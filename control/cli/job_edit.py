@@ -9,6 +9,7 @@ import typer
 from tidewheel.control.cli.job_files import read_job
 from tidewheel.control.cli.options import (
     DEFAULT_TENANT,
+    Delay,
     IfVersion,
     Key,
     Reason,
@@ -113,9 +114,7 @@ def trigger(
     payload: Annotated[
         str | None, typer.Option(metavar="JSON", help="Payload instead of the job's; @FILE reads it from a file.")
     ] = None,
-    delay: Annotated[
-        str | None, typer.Option(metavar="DURATION", help="The delay before the run, such as 10m.")
-    ] = None,
+    delay: Delay = None,
     run_at: Annotated[
         str | None, typer.Option(metavar="TIME", help="Start at this time; at once if it has passed.")
     ] = None,

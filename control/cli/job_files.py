@@ -2,9 +2,7 @@
 
 One job is a JSON object or a YAML mapping. Many jobs are JSON lines, one JSON object, a JSON array, or YAML: one job, a
 list, or several documents. JSON lines are read one at a time, in any number. Any other form is read whole, up to
-64 MiB, and its jobs are made one at a time. A job that cannot be read is reported with its place, and the other jobs
-are read. An empty YAML document counts as nothing. A CronJob of Kubernetes, or a List of them, is read as
-`control/foreign.py` describes.
+64 MiB. A job that cannot be read is reported with its place, and the other jobs are read.
 
 YAML has JSON's types: a date, a time or `yes` is text, names are text, and a repeated name is refused. A job whose
 aliases repeat so much that it would be longer than a request is refused before it is made: nine lines of YAML may stand
@@ -32,6 +30,22 @@ from tidewheel.jobs.strict_json import MAX_DOCUMENT_BYTES, as_object, read_objec
 
 STANDARD_INPUT = "-"
 MAX_VALUES = MAX_DOCUMENT_BYTES // 2  # of one job: a value takes two bytes of JSON, and a kilobyte of memory here
+MAX_WHOLE_BYTES = 64 << 20  # of a file that is read whole: some 100,000 jobs; JSON lines have no limit
+
+_DECODER = json.JSONDecoder()
+_BLANK = " \t\r\n"
+_CUT_OFF = FieldError("", "the file ends within the array", "write all of it: an array ends with `]`")
+_COMMA = FieldError("", "two jobs of the array are not separated by one comma", "write one comma between two jobs")
+_BEHIND = FieldError("", "text follows the array", "write one array, or one JSON object on each line")
+
+_TOO_DEEP = "it is nested too deep"
+_TEXT, _NULL = "tag:yaml.org,2002:str", "tag:yaml.org,2002:null"
+_SCALARS = (
+    ("null", r"null|~|", ["n", "~", ""]),
+    ("bool", r"true|false", ["t", "f"]),
+    ("int", r"-?(?:0|[1-9][0-9]*)", list("-0123456789")),
+    ("float", NUMBER, list("-0123456789")),
+)
 
 
 def read_job(source: str) -> dict[str, object]:
@@ -117,14 +131,10 @@ class JobLoader(yaml.SafeLoader):
         return super().construct_mapping(node, deep=True)
 
 
-def _constructed(loader: JobLoader, node: yaml.Node) -> object:
-    """Return the value of a node."""
-    ensure_bounded(node)
-    return cast("object", loader.construct_document(node))  # pyright: ignore[reportUnknownMemberType]
-
-
-def _is_nothing(node: yaml.Node) -> bool:
-    return isinstance(node, yaml.ScalarNode) and node.tag == _NULL
+for name, pattern, first in _SCALARS:
+    JobLoader.add_implicit_resolver(  # pyright: ignore[reportUnknownMemberType]  # its stub leaves `first` open
+        f"tag:yaml.org,2002:{name}", re.compile(rf"(?:{pattern})\Z"), first
+    )
 
 
 def ensure_bounded(root: yaml.Node) -> None:
@@ -161,29 +171,6 @@ def _parts(node: yaml.Node) -> list[yaml.Node]:
             return [part for pair in cast("list[tuple[yaml.Node, yaml.Node]]", node.value) for part in pair]
         case _:
             return []
-
-
-_TOO_DEEP = "it is nested too deep"
-_TEXT, _NULL = "tag:yaml.org,2002:str", "tag:yaml.org,2002:null"
-_SCALARS = (
-    ("null", r"null|~|", ["n", "~", ""]),
-    ("bool", r"true|false", ["t", "f"]),
-    ("int", r"-?(?:0|[1-9][0-9]*)", list("-0123456789")),
-    ("float", NUMBER, list("-0123456789")),
-)
-for name, pattern, first in _SCALARS:
-    JobLoader.add_implicit_resolver(  # pyright: ignore[reportUnknownMemberType]  # its stub leaves `first` open
-        f"tag:yaml.org,2002:{name}", re.compile(rf"(?:{pattern})\Z"), first
-    )
-
-
-MAX_WHOLE_BYTES = 64 << 20  # of a file that is read whole: some 100,000 jobs; JSON lines have no limit
-
-_DECODER = json.JSONDecoder()
-_BLANK = " \t\r\n"
-_CUT_OFF = FieldError("", "the file ends within the array", "write all of it: an array ends with `]`")
-_COMMA = FieldError("", "two jobs of the array are not separated by one comma", "write one comma between two jobs")
-_BEHIND = FieldError("", "text follows the array", "write one array, or one JSON object on each line")
 
 
 def ensure_readable(source: str) -> None:
@@ -348,7 +335,8 @@ def _yaml(name: str, before: int, data: bytes) -> Iterator[JobText]:
         while loader.check_node():
             for one in _composed(loader):
                 place = f"{name}:{before + one.start_mark.line + 1}"
-                found = as_object(_constructed(loader, one))
+                ensure_bounded(one)
+                found = as_object(cast("object", loader.construct_document(one)))  # pyright: ignore[reportUnknownMemberType]
                 content = _no_job("it is not a mapping") if found is None else found
                 yield JobText(place, content, len(data) * one.end_mark.index // len(text))
     except UnicodeDecodeError as error:
@@ -399,7 +387,8 @@ def _composed(loader: JobLoader) -> Iterator[yaml.Node]:
     while not loader.check_event(yaml.SequenceEndEvent, yaml.DocumentEndEvent):
         loader.composed = 0
         node = cast("yaml.Node", loader.compose_node(None, 0))
-        if listed or not _is_nothing(node):  # a `---` too many makes an empty document
+        is_empty = isinstance(node, yaml.ScalarNode) and node.tag == _NULL  # a `---` too many makes such a document
+        if listed or not is_empty:
             yield node
     if listed:
         loader.next_event()

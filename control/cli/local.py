@@ -1,7 +1,4 @@
-"""`tidewheel up` and `down`: the local stack; `tidewheel admin bench`: measure this machine.
-
-Exit codes: 0 on success, 1 with one line that names the reason (`tidewheel.control.cli.main`).
-"""
+"""`tidewheel up` and `down`: the local stack; `tidewheel admin bench`: measure this machine."""
 
 import shlex
 from collections.abc import Generator
@@ -16,7 +13,7 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn
 
 from tidewheel.control.cli.dev import Home
 from tidewheel.control.cli.exit_codes import ExitCode
-from tidewheel.control.cli.output import Output, OutputOption, print_document
+from tidewheel.control.cli.output import Output, OutputOption, print_document, print_result
 from tidewheel.control.supervise.local_stack import make_stack, start_stack
 from tidewheel.errors import StackError, refuse
 from tidewheel.local.daemon import Progress as Watcher
@@ -76,12 +73,10 @@ def down(
     exists = _exists(stack)
     with _shown() as watch:
         stack.down(erase=erase, progress=watch if exists else in_silence)
-    if output is not Output.TEXT:
-        print_document({"home": str(stack.home), "running": False, "erased": erase}, output)
-    elif exists:
-        typer.echo(f"stopped; the data in {stack.home} is {'gone' if erase else 'kept'}")
-    else:
-        typer.echo(f"there is no stack in {stack.home}; `tidewheel dev` or `tidewheel up` makes one")
+    line = f"there is no stack in {stack.home}; `tidewheel dev` or `tidewheel up` makes one"
+    if exists:
+        line = f"stopped; the data in {stack.home} is {'gone' if erase else 'kept'}"
+    print_result([line], {"home": str(stack.home), "running": False, "erased": erase}, output)
 
 
 def fail_over(home: Home = None, output: OutputOption = Output.TEXT) -> None:
@@ -160,42 +155,26 @@ def _shown() -> Generator[Watcher]:
     """Yield a watcher that shows each step on standard error: live on a terminal, otherwise a line each."""
     console = Console(stderr=True)
     if not console.is_terminal:
-        yield _Lines(console)
+        last = ""
+
+        def begin(step: Step) -> None:
+            nonlocal last
+            if step.what != last:
+                last = step.what
+                console.print(last)
+
+        yield begin
         return
     columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[amount]}"))
     with Progress(*columns, console=console, transient=True) as progress:
-        yield _Bar(progress)
+        task = progress.add_task("", total=None, amount="")
 
+        def show(step: Step) -> None:
+            done, total = step.done_bytes, step.total_bytes
+            amount = f"{done / 1e6:.0f} of {total / 1e6:.0f} MB" if total else ""
+            progress.update(task, description=step.words, completed=done, total=total or None, amount=amount)
 
-class _Bar:
-    """One line for the current step, with a bar if bytes are counted."""
-
-    def __init__(self, progress: Progress) -> None:
-        self._progress = progress
-        self._task = progress.add_task("", total=None, amount="")
-
-    def __call__(self, step: Step) -> None:
-        amount = f"{step.done_bytes / 1e6:.0f} of {step.total_bytes / 1e6:.0f} MB" if step.total_bytes else ""
-        self._progress.update(
-            self._task,
-            description=step.words,
-            completed=step.done_bytes,
-            total=step.total_bytes or None,
-            amount=amount,
-        )
-
-
-class _Lines:
-    """One line at the beginning of each step, without counts."""
-
-    def __init__(self, console: Console) -> None:
-        self._console = console
-        self._last = ""
-
-    def __call__(self, step: Step) -> None:
-        if step.what != self._last:
-            self._console.print(step.what)
-            self._last = step.what
+        yield show
 
 
 def bench(

@@ -1,9 +1,7 @@
 """Entry point of the `tidewheel` command.
 
-Commands and their modules: `commands.py`; their parser: `parser.py`.
-
-Exit codes: `exit_codes.py`. A refusal is a line on standard error for each problem. What standard
-output cannot take ends the command, in one sentence.
+`commands.py` names the module of each command, `parser.py` runs it. A refusal is a line on standard error for each
+problem. What standard output cannot take ends the command, in one sentence.
 """
 
 import io

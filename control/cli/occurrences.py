@@ -26,7 +26,7 @@ from tidewheel.control.cli.output import (
     print_table,
     wrapped,
 )
-from tidewheel.control.cli.tables import Cell, seconds_text
+from tidewheel.control.cli.tables import Cell
 from tidewheel.control.explain import explain as explanations
 from tidewheel.control.explain import preview as previews
 from tidewheel.control.explain import recent
@@ -36,6 +36,7 @@ from tidewheel.control.explain.upcoming import MAX_SHOWN, Upcoming, UpcomingOccu
 from tidewheel.control.instants import read_instant, unit_of
 from tidewheel.doors.cli import Flag, Shown, command
 from tidewheel.errors import UnknownJob, refuse
+from tidewheel.jobs.values import format_second
 from tidewheel.nouns.jobs.commands import zone_of
 from tidewheel.nouns.jobs.flags import JobFlags, described, with_job_flags
 from tidewheel.nouns.jobs.occurrences import MAX_NEXT, Occurrences
@@ -43,7 +44,17 @@ from tidewheel.nouns.jobs.reads import show_job
 from tidewheel.postgres.session import Conn
 from tidewheel.settings.connections import Connections
 
+_SHOWN_PARENTS = 10
+_OUTCOME_TEXT = {
+    OccurrenceOutcome.WILL_BE_SKIPPED: "skipped manually",
+    OccurrenceOutcome.WILL_BE_MOVED: "moved",
+    OccurrenceOutcome.WILL_BE_EXCLUDED: "excluded by a calendar",
+    OccurrenceOutcome.PAUSED: "paused",
+    OccurrenceOutcome.WAITING: "overdue, waiting for a scheduler",
+}
+
 AnyInstant = Annotated[str | None, typer.Option("--at", metavar="TIME", help="Any past or future instant.")]
+Number = Annotated[int, typer.Option("-n", metavar="N", min=1, max=MAX_SHOWN, help="Show this many instants.")]
 
 
 def explain(
@@ -74,7 +85,7 @@ def explain(
             _print_explanation(found, timezone, output)
         elif span is not None:
             unfired = recent.unfired(connection, tenant, key, span, limit=number, misfire_after=misfire_after)
-            _print_unfired(unfired, timezone, output)
+            print_result(_unfired_lines(unfired, timezone or unfired.zone), unfired, output)
         else:
             _print_around(recent.around(connection, tenant, key, misfire_after=misfire_after), timezone, output)
 
@@ -108,26 +119,19 @@ def _print_around(found: recent.Around, timezone: str | None, output: Output) ->
         typer.echo("\nno further occurrence")
 
 
-def _print_unfired(found: recent.UnfiredOccurrences, timezone: str | None, output: Output) -> None:
-    if output is not Output.TEXT:
-        print_document(found, output)
-        return
-    zone = timezone or found.zone
+def _unfired_lines(found: recent.UnfiredOccurrences, zone: str) -> Iterator[str]:
     if not found.any_due:
-        following = f"the next is {utc_and_local(found.next_at, zone)}" if found.next_at else found.words
-        typer.echo(f"the job had no occurrence since {seconds_text(found.since)}")
-        typer.echo(wrapped(following, "  "))
-        return
-    if not found.unfired:
-        typer.echo(f"every occurrence since {seconds_text(found.since)} fired")
-        return
+        yield f"the job had no occurrence since {format_second(found.since)}"
+        yield wrapped(f"the next is {utc_and_local(found.next_at, zone)}" if found.next_at else found.words, "  ")
+    elif not found.unfired:
+        yield f"every occurrence since {format_second(found.since)} fired"
     for each in found.unfired:
         few = str(each.occurrences) if each.exact else f"more than {each.occurrences}"
         span = f", {few} until {utc_and_local(each.last_at, zone)}" if each.last_at != each.at else ""
-        typer.echo(wrapped(f"{utc_and_local(each.at, zone)}{span}: {each.reason.replace('_', ' ')}", "  "))
-        typer.echo(wrapped(f"  {each.words}", "  "))
+        yield wrapped(f"{utc_and_local(each.at, zone)}{span}: {each.reason.replace('_', ' ')}", "  ")
+        yield wrapped(f"  {each.words}", "  ")
     if found.has_more:
-        typer.echo("more: add -n, or write a shorter --last")
+        yield "more: add -n, or write a shorter --last"
 
 
 def _facts(found: Explanation, zone: str) -> Iterator[tuple[str, str | None]]:
@@ -167,9 +171,6 @@ def _workflow_facts(workflow: WorkflowFacts) -> Iterator[tuple[str, str | None]]
 def _attempt_row(attempt: AttemptFacts) -> tuple[Cell, ...]:
     error = ": ".join(part for part in (attempt.error_type, attempt.error_message) if part)
     return str(attempt.attempt), attempt.outcome or "running", attempt.started_at, attempt.finished_at, error
-
-
-Number = Annotated[int, typer.Option("-n", metavar="N", min=1, max=MAX_SHOWN, help="Show this many instants.")]
 
 
 def _show_next(shown: Shown) -> None:
@@ -246,13 +247,3 @@ def _outcome_text(each: UpcomingOccurrence, zone: str) -> str:
     if each.leaves_at is not None and each.leaves_at != each.at:
         parts.append(f"fires {utc_and_local(each.leaves_at, zone)}")
     return f"  {', '.join(parts)}" if parts else ""
-
-
-_SHOWN_PARENTS = 10
-_OUTCOME_TEXT = {
-    OccurrenceOutcome.WILL_BE_SKIPPED: "skipped manually",
-    OccurrenceOutcome.WILL_BE_MOVED: "moved",
-    OccurrenceOutcome.WILL_BE_EXCLUDED: "excluded by a calendar",
-    OccurrenceOutcome.PAUSED: "paused",
-    OccurrenceOutcome.WAITING: "overdue, waiting for a scheduler",
-}

@@ -39,14 +39,17 @@ from tidewheel.settings.connections import MOST_COPIES, Connections
 if TYPE_CHECKING:
     from tidewheel.control.client.client import Client
 
+T = TypeVar("T")
+DEFAULT_TENANT = "default"
+MAX_INT = 2**31 - 1  # of an `integer` column
 
 _COMPLETED = 50  # keys that a shell offers
-Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask first; needed without a terminal.")]
-
 _PART = re.compile(r"(?P<begin>[0-9a-f]{4}[0-9a-f-]{0,31})(?:(?:…|\.\.\.)(?P<end>[0-9a-f]{1,12}))?", re.ASCII)
 _SHOWN = 10  # candidates of an ambiguous id
-
 _COMPARED = 1000  # keys, of those with the same first character and of all
+_IDS: Mapping[object, str] = {int: r"\d{1,18}", UUID: r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}", str: ".{1,255}"}
+
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask first; needed without a terminal.")]
 
 
 def confirm(question: str, *, yes: bool) -> None:
@@ -83,20 +86,18 @@ def complete_key(context: typer.Context, incomplete: str) -> list[str]:
 # Eager: the callbacks of other options and arguments read in this tenant.
 Tenant = Annotated[str, typer.Option(metavar="NAME", is_eager=True, help="Tenant to act in.")]
 Key = Annotated[str, typer.Argument(metavar="KEY", help="The job's key.", autocompletion=complete_key)]
+Delay = Annotated[str | None, typer.Option(metavar="DURATION", help="The delay before the run, such as 10m.")]
 Reason = Annotated[str | None, typer.Option(metavar="TEXT", help="Reason, stored with the change.")]
 
 RequestId = Annotated[
     str | None,
     typer.Option(metavar="ID", help="The request's id; a repeated id returns the first reply and changes nothing."),
 ]
-MAX_INT = 2**31 - 1  # of an `integer` column
-
 IfVersion = Annotated[
     int | None, typer.Option(metavar="N", min=1, max=MAX_INT, help="Fail unless this is the job's current version.")
 ]
 Limit = Annotated[int, typer.Option("-n", metavar="N", min=1, max=1000, help="Show at most this many.")]
 Replication = Annotated[int | None, typer.Option(metavar="N", help="Copies of each new partition; 3 in production.")]
-DEFAULT_TENANT = "default"
 
 
 def tenant_flag(tenant: str) -> str:
@@ -182,8 +183,6 @@ After = Annotated[
     str | None,
     typer.Option("--after", metavar="PLACE", help="Begin after this place; the last line of a page names it."),
 ]
-T = TypeVar("T")
-_IDS: Mapping[object, str] = {int: r"\d{1,18}", UUID: r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}", str: ".{1,255}"}
 
 
 def read_place(text: str, kind: Callable[[str], T]) -> tuple[datetime, T]:

@@ -21,10 +21,10 @@ import typer
 from tidewheel.clock import SystemClock
 from tidewheel.control.cli.options import utc_and_local
 from tidewheel.control.cli.parser import COLUMNS
-from tidewheel.control.cli.tables import Cell, fact_lines, relative_text, seconds_text, table_lines
+from tidewheel.control.cli.tables import Cell, fact_lines, relative_text, table_lines
 from tidewheel.control.reads.json_form import as_json
 from tidewheel.control.words import printable, printable_lines
-from tidewheel.jobs.values import format_duration
+from tidewheel.jobs.values import format_duration, format_second
 
 # Rich is imported where a progress bar is drawn: no list needs it.
 
@@ -83,6 +83,26 @@ def print_table(headings: Sequence[str], rows: Iterable[Sequence[Cell]], *, spar
         typer.echo(line, color=True)
 
 
+def print_rows(
+    headings: Sequence[str], rows: Sequence[Sequence[Cell]], document: object, output: Output, *, nothing: str = ""
+) -> None:
+    """Print a table, or `nothing` where it has no row, or the same facts as one document."""
+    if output is not Output.TEXT:
+        print_document(document, output)
+    elif rows:
+        print_table(headings, rows)
+    else:
+        typer.echo(nothing)
+
+
+def print_record(facts: Iterable[tuple[str, str | None]], document: object, output: Output) -> None:
+    """Print labels with their values, or the same facts as one document."""
+    if output is Output.TEXT:
+        print_facts(facts)
+    else:
+        print_document(document, output)
+
+
 def print_facts(facts: Iterable[tuple[str, str | None]]) -> None:
     """Print labels with their values, one a line; a label without a value is left out."""
     for line in fact_lines(facts, columns=width() if sys.stdout.isatty() else None, colour=has_colour()):
@@ -95,7 +115,7 @@ def moment(at: datetime, zone: str | None) -> str:
     if not sys.stdout.isatty():
         return text
     relative = relative_text(at, SystemClock().now())
-    return text if relative == seconds_text(at) else f"{text}  ({relative})"
+    return text if relative == format_second(at) else f"{text}  ({relative})"
 
 
 def has_colour() -> bool:
@@ -142,7 +162,7 @@ def progress_bar(title: str, total: int | None) -> Generator[Callable[[int], Non
     Yields a function that takes how many of `total` are done. `total` is None where it is unknown.
     """
     if not sys.stderr.isatty():
-        yield _ignore
+        yield lambda _: None
         return
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -156,7 +176,3 @@ def progress_bar(title: str, total: int | None) -> Generator[Callable[[int], Non
 def width() -> int:
     """Return the width of the terminal, or 100 where standard output is none."""
     return shutil.get_terminal_size((COLUMNS, 24)).columns if sys.stdout.isatty() else COLUMNS
-
-
-def _ignore(done: int) -> None:
-    del done

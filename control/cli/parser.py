@@ -114,9 +114,7 @@ _CONTEXT = {"max_content_width": COLUMNS, "help_option_names": _HELP}
 def run(*, unusable: int | None = None) -> None:
     """Run the command that the arguments name; write a Tidewheel error to standard error, a line a field.
 
-    Args:
-        unusable: Exit code for an error that only an operator can correct, in place of its own: a supervisor tells it
-            from a crash.
+    `unusable` is the exit code for what only an operator can correct, by which a supervisor tells it from a crash.
     """
     try:
         root_command()()

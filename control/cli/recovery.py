@@ -47,6 +47,7 @@ from tidewheel.settings.connections import Connections
 
 if TYPE_CHECKING:
     from tidewheel.control.restore.procedure import Restored
+    from tidewheel.control.standby.raising import Raised
 
 
 _NO_HURRY = "-c statement_timeout=0 -c transaction_timeout=0 -c idle_in_transaction_session_timeout=0"
@@ -140,12 +141,12 @@ def raise_site(
     config = {**settings.kafka_config(), "bootstrap.servers": source}
     with connect(url, "tidewheel-standby", autocommit=True, options=_NO_HURRY) as connection:
         raised = raise_from(connection, config, Topics(prefix or settings.topic_prefix), accept_gaps=accept_gaps)
-    if output is not Output.TEXT:
-        print_document({**asdict(raised), "window": raised.window}, output)
-        return
+    print_result(_raised_lines(raised), {**asdict(raised), "window": raised.window}, output)
+
+
+def _raised_lines(raised: "Raised") -> list[str]:
     if raised.repeated:
-        typer.echo(f"unchanged: raised already, from site {raised.site} as of {moment(raised.as_of, None)}")
-        return
+        return [f"unchanged: raised already, from site {raised.site} as of {moment(raised.as_of, None)}"]
     lines = [
         f"raised from site {raised.site}, batch {raised.batch:,}",
         *(f"{number:>12,} {kind}" for kind, number in raised.rows.items()),
@@ -171,7 +172,7 @@ def raise_site(
             f"{count_text(len(raised.paused_jobs), 'job')} with at-most-once paused; resume them when it is safe:"
         )
         lines += [f"  {job}" for job in raised.paused_jobs[:_SHOWN]]
-    print_result(lines, None, output)
+    return lines
 
 
 def _check_source(source: str, prefix: str | None) -> None:

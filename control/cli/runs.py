@@ -21,6 +21,7 @@ from tidewheel.control.archive.lookup import show_run_anywhere
 from tidewheel.control.cli.options import (
     DEFAULT_TENANT,
     MAX_INT,
+    Delay,
     Reason,
     RequestId,
     RunId,
@@ -41,6 +42,7 @@ from tidewheel.control.cli.output import (
     count_text,
     print_document,
     print_facts,
+    print_record,
     print_result,
     print_table,
     progress_bar,
@@ -73,7 +75,9 @@ if TYPE_CHECKING:
     from tidewheel.nouns.runs.model import Cancellation, LogPiece
 
 _ARCHIVE = "none: the run is in the archive"
-
+_UTF8 = getincrementaldecoder("utf-8")
+_POLL_SECONDS = 0.2
+_WARN_SECONDS = 10.0  # schedulers poll four times a second
 
 _RUNS = Table("run", ("run", "key", "status", "cause", "scheduled", "attempt", "duration", "why"), run_row)
 list_runs = command(
@@ -107,15 +111,8 @@ def show(
     if follow:
         with requesting(tenant) as client:
             wait_for_run(client, run_id)
-    print_run(_show(tenant, run_id), timezone, output)
-
-
-def print_run(found: RunDetail, timezone: str | None, output: Output) -> None:
-    """Print a run with its attempts."""
-    if output is not Output.TEXT:
-        print_document(found, output)
-    else:
-        print_facts(run_facts(found, timezone))
+    found = _show(tenant, run_id)
+    print_record(run_facts(found, timezone), found, output)
 
 
 def attempts(run_id: RunId, *, tenant: Tenant = DEFAULT_TENANT, output: OutputOption = Output.TEXT) -> None:
@@ -180,9 +177,7 @@ def where(
 def retry(
     run_id: RunId,
     *,
-    delay: Annotated[
-        str | None, typer.Option(metavar="DURATION", help="The delay before the run, such as 10m.")
-    ] = None,
+    delay: Delay = None,
     attempt: Annotated[
         int | None,
         typer.Option(metavar="N", min=1, max=MAX_INT, help="Of a retrying run: make its next attempt due now."),
@@ -223,9 +218,6 @@ def _show(tenant: str, run_id: UUID) -> RunDetail:
 
 def _cell(value: object) -> str:
     return "" if value is None else str(as_json(value))
-
-
-_UTF8 = getincrementaldecoder("utf-8")
 
 
 def logs(
@@ -282,10 +274,6 @@ def _print_piece(piece: "LogPiece", text: str, *, new: bool) -> None:
     typer.echo(printable_lines(text), nl=False)
 
 
-_POLL_SECONDS = 0.2
-_WARN_SECONDS = 10.0  # schedulers poll four times a second
-
-
 def cancel(
     runs: RunIds = None,
     *,
@@ -339,9 +327,7 @@ def cancel(
 
 def _cancel_each(client: "Client", runs: Sequence[UUID], reason: str | None, output: Output, *, dry_run: bool) -> None:
     found = [(run, client.runs.get(run).state if dry_run else client.runs.cancel(run, reason=reason)) for run in runs]
-    if output is not Output.TEXT:
-        print_document({"runs": [{"run_id": run, "found": state} for run, state in found]}, output)
-        return
+    lines: list[str] = []
     for run, state in found:
         if dry_run:
             done = f"is {state}"
@@ -349,7 +335,8 @@ def _cancel_each(client: "Client", runs: Sequence[UUID], reason: str | None, out
             done = f"nothing to cancel; it has ended as {state}"
         else:
             done = f"cancel requested; it was {state}"
-        typer.echo(f"run {run}: {done}")
+        lines.append(f"run {run}: {done}")
+    print_result(lines, {"runs": [{"run_id": run, "found": state} for run, state in found]}, output)
 
 
 def _wait(client: "Client", number: int, total: int) -> "Cancellation":

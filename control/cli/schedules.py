@@ -1,7 +1,4 @@
-"""`tidewheel admin cron explain` and `admin calendar`: expressions in words, named sets of days.
-
-Needs no database.
-"""
+"""`tidewheel admin cron explain`, which needs no database, and `admin calendar`: named sets of days."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,10 +13,9 @@ from tidewheel.control.cli.options import DEFAULT_TENANT, Tenant, reading, reque
 from tidewheel.control.cli.output import (
     Output,
     OutputOption,
-    print_document,
-    print_facts,
+    print_record,
     print_result,
-    print_table,
+    print_rows,
     wrapped,
 )
 from tidewheel.control.instants import read_instant
@@ -193,40 +189,29 @@ def list_all(*, tenant: Tenant = DEFAULT_TENANT, output: OutputOption = Output.T
     """List the calendars of a tenant."""
     with reading() as connection:
         found = list_calendars(connection, tenant)
-    if output is not Output.TEXT:
-        print_document({"calendars": found}, output)
-        return
-    if not found:
-        typer.echo("no calendars")
-        return
-    print_table(
-        ("name", "version", "days", "weekdays", "jobs", "source"),
-        (
-            (each.name, str(each.version), str(each.days), ",".join(each.weekdays), str(each.jobs), each.source or "")
-            for each in found
-        ),
-    )
+    rows = [
+        (each.name, str(each.version), str(each.days), ",".join(each.weekdays), str(each.jobs), each.source or "")
+        for each in found
+    ]
+    headings = ("name", "version", "days", "weekdays", "jobs", "source")
+    print_rows(headings, rows, {"calendars": found}, output, nothing="no calendars")
 
 
 def show(name: Name, *, tenant: Tenant = DEFAULT_TENANT, output: OutputOption = Output.TEXT) -> None:
     """Show a calendar: its days and the jobs that name it."""
     with reading() as connection:
         calendar = show_calendar(connection, tenant, name)
-    if output is not Output.TEXT:
-        print_document(calendar, output)
-        return
     more = calendar.jobs - len(calendar.keys)
-    print_facts(
-        (
-            ("name", calendar.name),
-            ("version", str(calendar.version)),
-            ("changed", rfc3339(calendar.updated_at)),
-            ("source", calendar.source),
-            ("weekdays", ", ".join(calendar.weekdays)),
-            ("days", "\n".join(map(str, calendar.days))),
-            ("jobs", "\n".join((*calendar.keys, *([f"and {more} more"] if more else [])))),
-        )
+    facts = (
+        ("name", calendar.name),
+        ("version", str(calendar.version)),
+        ("changed", rfc3339(calendar.updated_at)),
+        ("source", calendar.source),
+        ("weekdays", ", ".join(calendar.weekdays)),
+        ("days", "\n".join(map(str, calendar.days))),
+        ("jobs", "\n".join((*calendar.keys, *([f"and {more} more"] if more else [])))),
     )
+    print_record(facts, calendar, output)
 
 
 def delete(name: Name, *, tenant: Tenant = DEFAULT_TENANT, output: OutputOption = Output.TEXT) -> None:

@@ -1,11 +1,8 @@
 """`tidewheel status`, `doctor` and `admin executors | shards | find`: what lives, and what is wrong.
 
-`tidewheel status` prints services with their heartbeats. The parts of the local stack come first where one exists. Exit
-codes: 0 if nothing is wrong, 1 if something is, 3 if the local stack is used and does not run, 6 if PostgreSQL does not
-answer. `tidewheel admin executors` and `shard list` are the lists of the whole installation.
-
-`tidewheel doctor` prints each finding with evidence and a remedy. Exit codes: 0 if nothing is wrong, 1 if there are
-warnings only, 2 if an error keeps work waiting.
+Exit codes of `status`: 0 if nothing is wrong, 1 if something is, 3 if the local stack is used and does not run, 6 if
+PostgreSQL does not answer. Those of `doctor`: 0 if nothing is wrong, 1 for warnings only, 2 if an error keeps work
+waiting.
 """
 
 import sys
@@ -120,7 +117,8 @@ def _read(home: Path | None) -> _Found | SettingsError | MigrationError | Unavai
     """Return the fleet, or the reason why it is unknown."""
     settings = Connections.load()
     try:
-        with connect(_url(settings, home), "tidewheel-cli") as connection:
+        url = stack_in(home).database_url if home is not None and is_installed("local") else settings.database()
+        with connect(url, "tidewheel-cli") as connection:
             require_current(connection)
             show_damaged(connection, shows=True)
             installation = read_installation(connection, settings)
@@ -146,10 +144,6 @@ def _stack_json(stack: "StackStatus | None") -> dict[str, object]:
     from tidewheel.control.cli.local import stack_json
 
     return stack_json(stack)
-
-
-def _url(settings: Connections, home: Path | None) -> str:
-    return stack_in(home).database_url if home is not None and is_installed("local") else settings.database()
 
 
 def _requests_behind(connection: Conn, settings: Connections, topics: Topics) -> tuple[int | None, str | None]:

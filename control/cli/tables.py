@@ -84,13 +84,8 @@ def cell_text(cell: Cell, now: datetime | None = None) -> str:
     '2026-03-06T09:00:01Z'
     """
     if isinstance(cell, datetime):
-        return seconds_text(cell) if now is None else relative_text(cell, now)
+        return format_second(cell) if now is None else relative_text(cell, now)
     return printable(" ".join((cell or "").splitlines()).replace("\t", " "))
-
-
-def seconds_text(at: datetime) -> str:
-    """Return an instant in UTC, in whole seconds."""
-    return format_second(at)
 
 
 def relative_text(at: datetime, now: datetime) -> str:
@@ -103,7 +98,7 @@ def relative_text(at: datetime, now: datetime) -> str:
     """
     seconds = int((at - now).total_seconds())
     if abs(seconds) >= _DAY_SECONDS:
-        return seconds_text(at)
+        return format_second(at)
     size, unit = next((each for each in _UNITS if abs(seconds) >= each[0]), _UNITS[-1])
     if not seconds:
         return "now"

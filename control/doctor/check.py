@@ -24,33 +24,21 @@ _STATEMENT_LIMIT = "-c statement_timeout=5s -c lock_timeout=500ms"
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Limits beyond which something is a finding.
-
-    Args:
-        transaction_age: An older transaction holds vacuum back.
-        site_age: An older state in the topics of a standby site means that they are behind.
-        message_age: An older message of the outbox means that none leaves.
-        timer_age: A timer that is overdue for longer means that nothing fires.
-        key_age: An older key of run messages or task tokens is to be rotated.
-        key_expiry: An API key in use that expires sooner is a finding.
-        retention_age: A pass of retention that is longer ago means that none works; they are an hour apart.
-        retention_behind: Partitions that are older than their period by more are a finding.
-        connections_share: The part of the server's connections in use.
-    """
+    """Limits beyond which something is a finding."""
 
     check_seconds: float = 15.0
-    transaction_age: timedelta = timedelta(minutes=10)
+    transaction_age: timedelta = timedelta(minutes=10)  # an older one holds vacuum back
     free_bytes: int = 2 << 30
     slot_bytes: int = 1 << 30
     standby_bytes: int = 256 << 20
-    site_age: timedelta = timedelta(minutes=5)
-    message_age: timedelta = timedelta(seconds=30)
-    timer_age: timedelta = timedelta(seconds=60)
-    key_age: timedelta = timedelta(days=365)
-    key_expiry: timedelta = timedelta(days=14)
-    retention_age: timedelta = timedelta(hours=6)
-    retention_behind: timedelta = timedelta(days=2)
-    connections_share: float = 0.9
+    site_age: timedelta = timedelta(minutes=5)  # of the state in the topics of a standby site: they are behind
+    message_age: timedelta = timedelta(seconds=30)  # of the outbox: none leaves
+    timer_age: timedelta = timedelta(seconds=60)  # overdue for longer: nothing fires
+    key_age: timedelta = timedelta(days=365)  # of run messages or task tokens: it is to be rotated
+    key_expiry: timedelta = timedelta(days=14)  # of an API key in use
+    retention_age: timedelta = timedelta(hours=6)  # since a pass of retention: none works; they are an hour apart
+    retention_behind: timedelta = timedelta(days=2)  # of partitions, beyond their period
+    connections_share: float = 0.9  # of those of the server
 
 
 @dataclass(slots=True)

@@ -154,9 +154,8 @@ def check_server(context: Context) -> Iterator[Finding]:
     if skew > limit:
         what = "the clock of this machine differs from the database's: its logs show another time"
         remedy = "synchronise both clocks (chrony or systemd-timesyncd)"
-        yield Finding(
-            "clock", Severity.WARNING, what, f"{skew.total_seconds():.3f} s, allowed {age_text(limit)}", remedy
-        )
+        evidence = f"{skew.total_seconds():.3f} s, allowed {age_text(limit)}"
+        yield Finding("clock", Severity.WARNING, what, evidence, remedy)
 
 
 def check_fleet(context: Context) -> Iterator[Finding]:
@@ -273,10 +272,8 @@ def check_vacuum(context: Context) -> Iterator[Finding]:
         if kept >= context.limits.slot_bytes:
             what = f"the replication slot {name} has no reader, and the server keeps WAL for it"
             end = f"SELECT pg_drop_replication_slot('{name}')"
-            evidence = f"{kept // _MEBIBYTE:,} MiB of WAL"
-            yield Finding(
-                "vacuum", Severity.WARNING, what, evidence, f'tidewheel admin psql -c "{end}", or start its reader'
-            )
+            remedy = f'tidewheel admin psql -c "{end}", or start its reader'
+            yield Finding("vacuum", Severity.WARNING, what, f"{kept // _MEBIBYTE:,} MiB of WAL", remedy)
 
 
 def check_quarantine(context: Context) -> Iterator[Finding]:
@@ -321,25 +318,22 @@ def check_signatures(context: Context) -> Iterator[Finding]:
     with context.connection() as connection:
         row = connection.execute(_READ_KEY_AGES, binary=True).fetchone()
         of_tokens = connection.execute(_READ_TASK_TOKEN_KEY_FACTS, binary=True).fetchone()
-    count, age = cast("tuple[int, timedelta | None]", row)
-    remedy = "tidewheel admin secrets rotate run-messages"
-    if age is None:
-        what = "there is no key to sign run messages: executors leave all of them to the sweep"
-        yield Finding("signatures", Severity.ERROR, what, f"{count} rows in message_keys", remedy)
-    elif age > context.limits.key_age:
-        what = "the key that signs run messages is old"
-        yield Finding("signatures", Severity.WARNING, what, f"created {age.days} days ago", remedy)
-    count, age, is_readable = cast("tuple[int, timedelta | None, bool]", of_tokens)
-    remedy = "tidewheel admin secrets rotate task-tokens"
-    if age is None:
-        what = "there is no key to sign task tokens: attempts that need one fail"
-        yield Finding("signatures", Severity.ERROR, what, f"{count} rows in task_token_keys", remedy)
-    elif age > context.limits.key_age:
-        what = "the key that signs task tokens is old"
-        yield Finding("signatures", Severity.WARNING, what, f"created {age.days} days ago", remedy)
-    if is_readable:
+    messages, tokens = cast("tuple[int, timedelta | None]", row), cast("tuple[int, timedelta | None, bool]", of_tokens)
+    for signed, table, consequence, count, age in (
+        ("run messages", "message_keys", "executors leave all of them to the sweep", *messages),
+        ("task tokens", "task_token_keys", "attempts that need one fail", *tokens[:2]),
+    ):
+        remedy = f"tidewheel admin secrets rotate {signed.replace(' ', '-')}"
+        if age is None:
+            what = f"there is no key to sign {signed}: {consequence}"
+            yield Finding("signatures", Severity.ERROR, what, f"{count} rows in {table}", remedy)
+        elif age > context.limits.key_age:
+            what = f"the key that signs {signed} is old"
+            yield Finding("signatures", Severity.WARNING, what, f"created {age.days} days ago", remedy)
+    if tokens[2]:
         what = "applications read a key of task tokens, and could end any attempt"
         evidence = "settings.task_token_key is still one of them, as in 0.1.0"
+        remedy = "tidewheel admin secrets rotate task-tokens"
         yield Finding("signatures", Severity.WARNING, what, evidence, remedy)
 
 
@@ -395,9 +389,7 @@ def _find_restore(connection: Conn) -> Finding | None:
         return None
     since, works = cast("tuple[str, bool]", row)
     evidence = f"it reads Kafka from {since}, and {'a' if works else 'no'} process works on it"
-    if works:
-        return Finding(
-            "database", Severity.ERROR, "a restore is under way: services wait", evidence, "wait for its end"
-        )
     what, remedy = "a restore was interrupted: no service starts", "`tidewheel admin restore --yes` continues it"
+    if works:
+        what, remedy = "a restore is under way: services wait", "wait for its end"
     return Finding("database", Severity.ERROR, what, evidence, remedy)

@@ -1,7 +1,6 @@
 """All checks, the diagnosis of an installation, and the last one of a process.
 
-The last diagnosis of a process: the checks run on request, on a thread of their own. Those who wait for its end wait on
-the event loop, so that they keep no thread from others.
+A process runs the checks on request, on a thread of their own. Those who wait for the end wait on the event loop.
 """
 
 import asyncio

@@ -37,9 +37,7 @@ _FIND_UNRECORDED_TABLES = _SQL["find_unrecorded_tables"]
 _FIND_REFUSED_RECORDS = _SQL["find_refused_records"]
 _WRITABLE = ("read-write", "primary")
 _READ_ONLY = "session is read-only"  # libpq of a server that is a standby
-_MEBIBYTE = 1 << 20
-
-_GIBIBYTE = 1 << 30
+_MEBIBYTE, _GIBIBYTE = 1 << 20, 1 << 30
 
 
 class _Standby(NamedTuple):
@@ -213,6 +211,5 @@ def check_disk(context: Context) -> Iterator[Finding]:
     if free < context.limits.free_bytes:
         what = "the disk of the local stack is nearly full: PostgreSQL and Kafka stop when it is"
         evidence = f"{free / _GIBIBYTE:.1f} GiB are free in {context.data_dir}"
-        yield Finding(
-            "disk", Severity.ERROR, what, evidence, "free space there, or move TIDEWHEEL_HOME to a larger disk"
-        )
+        remedy = "free space there, or move TIDEWHEEL_HOME to a larger disk"
+        yield Finding("disk", Severity.ERROR, what, evidence, remedy)

@@ -185,18 +185,12 @@ _OF_RUN = parse_schema(
 
 @dataclass(frozen=True, slots=True)
 class AuditedDay:
-    """The source of the runs that ended on a day.
-
-    Args:
-        source: `database` or `archive`.
-        runs: The number of its runs in the archive; None of a day in the database.
-        sha256: The checksum of the archived day's manifest, which has those of its files.
-    """
+    """The source of the runs that ended on a day."""
 
     day: date
-    source: str
-    runs: int | None = None
-    sha256: str | None = None
+    source: str  # `database` or `archive`
+    runs: int | None = None  # in the archive; None of a day in the database
+    sha256: str | None = None  # of the archived day's manifest, which has those of its files
     problems: tuple[str, ...] = ()
 
 
@@ -214,11 +208,8 @@ def database_days(first: date, before: datetime) -> list[AuditedDay]:
 def read_archived_days(connection: Conn, store: Store, scope: Scope, stored_from: datetime) -> list[AuditedDay]:
     """Copy what an audit needs of the days before an instant; return them with their problems.
 
-    A block that cannot be read is left out: its runs are missing then, too.
-
-    Args:
-        connection: With autocommit. From now on it finds both in the tables of Tidewheel.
-        stored_from: The begin of the first day whose runs are all in the tables.
+    A block that cannot be read is left out: its runs are missing then, too. From now on the connection, which must have
+    autocommit, finds both in the tables of Tidewheel.
     """
     connection.execute(_CREATE)
     connection.execute("INSERT INTO audited_since VALUES (%s)", [stored_from])

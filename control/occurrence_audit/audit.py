@@ -62,25 +62,16 @@ _DAYS = 100  # likewise: a day of a job that fires each second has 0.7 MB
 
 @dataclass(frozen=True, slots=True)
 class AuditFacts:
-    """The state of the installation that an audit reads.
-
-    Args:
-        stored_tzdata: The tzdata release by which the timers were computed.
-        tzdata_changes: The changes of that release, each with its time; None if there was none.
-        runs_from: The beginning of the first day whose runs are all stored, those of each tenant in the scope; with
-            archived days that of the first one from which on all are archived.
-        deleting: The tenants that are being deleted: the audit leaves them out.
-        tzdata: The tzdata release by which the audit computes.
-    """
+    """The state of the installation that an audit reads."""
 
     taken_at: datetime
     database: str
     snapshot: str
-    stored_tzdata: object
-    tzdata_changes: object
-    runs_from: datetime | None
-    deleting: list[str]
-    tzdata: str = tzdata_version()
+    stored_tzdata: object  # by which the timers were computed
+    tzdata_changes: object  # each with its time; None if there was none
+    runs_from: datetime | None  # from this day on all runs are stored, or archived
+    deleting: list[str]  # tenants that the audit leaves out
+    tzdata: str = tzdata_version()  # by which the audit computes
 
 
 class _HasJob(Protocol):

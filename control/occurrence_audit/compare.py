@@ -66,27 +66,15 @@ class CalendarState(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class InForce:
-    """A version in its time in force.
-
-    Args:
-        after: It counts for instants later than this.
-        until: It counts up to this instant; None while it is current.
-        calendars: Its schedule under the days of its calendars, by time; empty without one; None if one is gone.
-        calendars_after: Days that decided an occurrence up to this instant may be forgotten; None if none are.
-    """
+    """A version in its time in force."""
 
     version: int
-    after: datetime
-    until: datetime | None
+    after: datetime  # it counts for instants later than this
+    until: datetime | None  # and up to this one; None while it is current
     schedule: Schedule | None
-    calendars: tuple[CalendarState, ...] | None = ()
+    calendars: tuple[CalendarState, ...] | None = ()  # its schedule under their days; None if one is gone
     shifts: bool = False
-    calendars_after: datetime | None = None
-
-    @property
-    def follows_records(self) -> bool:
-        """True if its occurrences are the recorded ones."""
-        return self.schedule is None or isinstance(self.schedule, FixedDelay)
+    calendars_after: datetime | None = None  # days that decided up to this instant may be forgotten
 
     def opened(self, low: datetime, high: datetime) -> Iterator[set[int]]:
         """Yield the occurrences in ``(low, high]`` under each of the days by which they may have been decided.
@@ -119,68 +107,48 @@ class InForce:
 
 @dataclass(frozen=True, slots=True)
 class AuditedJob:
-    """A job with its versions and the position of its timer.
-
-    Args:
-        key: Its key; empty if the job has no row.
-        cursor_at: The first instant that its timer has not decided; None without a timer.
-        kept_since: The begin of the first day whose runs its `history_limit` has left; None if it has removed none.
-    """
+    """A job with its versions and the position of its timer."""
 
     job_id: UUID
     tenant: str
-    key: str
+    key: str  # empty if the job has no row
     versions: Sequence[InForce]
-    cursor_at: datetime | None = None
+    cursor_at: datetime | None = None  # the first instant that its timer has not decided; None without a timer
     hold_reason: str | None = None
-    kept_since: datetime | None = None
+    kept_since: datetime | None = None  # the first day that its `history_limit` has left whole
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """A disagreement between what is computed and what is recorded.
+    """A disagreement between what is computed and what is recorded."""
 
-    Args:
-        problem: `missing`, `doubled`, `unexpected`, `excluded`, `miscounted`, `attempts`, `unreadable` or `unrecorded`.
-        version: The version in force then; None if there was none.
-    """
-
-    problem: str
+    problem: str  # missing, doubled, unexpected, excluded, miscounted, attempts, unreadable or unrecorded
     first_at: datetime
     last_at: datetime
     occurrences: int
     words: str
-    version: int | None = None
+    version: int | None = None  # in force then
 
 
 @dataclass(slots=True)
 class JobAudit:
-    """The audit of one job.
-
-    Args:
-        fired: How many became a run that was not skipped.
-        skipped: How many did not fire, by reason.
-        undecided: How many the timer has not decided yet, by the reason of its hold.
-        by_message: Runs whose last attempt has the coordinates of a Kafka message.
-        by_sweep: Runs whose last attempt was claimed without a message.
-        audited_from: The first audited instant, if the `history_limit` has removed runs of the range; else None.
-    """
+    """The audit of one job."""
 
     job_id: UUID
     tenant: str
     key: str
     computed: int = 0
-    fired: int = 0
-    skipped: Counter[str] = field(default_factory=Counter[str])
-    undecided: Counter[str] = field(default_factory=Counter[str])
+    fired: int = 0  # occurrences that became a run that was not skipped
+    skipped: Counter[str] = field(default_factory=Counter[str])  # by reason
+    undecided: Counter[str] = field(default_factory=Counter[str])  # by the reason of the timer's hold
     missing: int = 0
     runs: Counter[str] = field(default_factory=Counter[str])
     attempts: int = 0
-    by_message: int = 0
-    by_sweep: int = 0
+    by_message: int = 0  # runs whose last attempt has the coordinates of a Kafka message
+    by_sweep: int = 0  # runs whose last attempt was claimed without one
     findings: list[Finding] = field(default_factory=list[Finding])
     finding_count: int = 0
-    audited_from: datetime | None = None
+    audited_from: datetime | None = None  # if the `history_limit` has removed runs of the range
 
     def add(self, finding: Finding) -> None:
         """Add a finding."""
@@ -200,12 +168,7 @@ def compare(
     missing: Iterable[MissingChild],
     scope: Scope,
 ) -> JobAudit:
-    """Compare a job's computed occurrences with its records.
-
-    Args:
-        links: Its scheduled runs, each with the one before, if it is a fixed_delay.
-        missing: Ended occurrences of its workflow in which it has no run.
-    """
+    """Compare a job's computed occurrences with its records."""
     comparison = _Comparison(job, skips, overrides, scope)
     comparison.run(days)
     comparison.follow(links)
@@ -300,7 +263,7 @@ class _Comparison:
             low, high = each.within(start, end)
             if low >= high:
                 continue
-            if each.schedule is None or each.follows_records:
+            if each.schedule is None or isinstance(each.schedule, FixedDelay):  # its occurrences are the recorded ones
                 numbers = sorted(set(unpack(recorded)))
                 parts.append(pack(array("q", numbers[_past(numbers, low) : _past(numbers, high)])))
                 continue

@@ -1,9 +1,7 @@
 """The recorded side of an audit: scheduled runs by job and day, and their instants in bulk.
 
-`archived_days.py` adds archived days to the tables before.
-
-PostgreSQL sends a `timestamptz` as the big-endian bytes of this number. So the computed occurrences of a job are
-compared with the recorded ones as bytes.
+PostgreSQL sends a `timestamptz` as big-endian microseconds since 2000. So computed occurrences are compared with the
+recorded ones as bytes.
 """
 
 import sys
@@ -34,27 +32,20 @@ class Scope:
 
 
 class RecordedDay(NamedTuple):
-    """The scheduled runs of a job with instants on one day of UTC.
-
-    Args:
-        instants: The runs' instants in order, as big-endian microseconds since 2000; one twice if two runs have it.
-        skipped: By the overlap policy.
-        by_message: How many last attempts have the coordinates of a Kafka message.
-        by_sweep: How many last attempts were claimed without a message.
-    """
+    """The scheduled runs of a job with instants on one day of UTC."""
 
     job_id: UUID
     day: datetime
-    instants: bytes
+    instants: bytes  # in order, as big-endian microseconds since 2000; one twice if two runs have it
     succeeded: int
     failed: int
     timed_out: int
     cancelled: int
-    skipped: int
+    skipped: int  # by the overlap policy
     open: int
     attempts: int
-    by_message: int
-    by_sweep: int
+    by_message: int  # last attempts that have the coordinates of a Kafka message
+    by_sweep: int  # last attempts that were claimed without a message
 
 
 class WrongAttempts(NamedTuple):

@@ -1,7 +1,7 @@
 """Run an audit, compare ends of runs with those on Kafka, write the report and return its totals.
 
-The report is one JSON document with a line for each job. Its last line has the SHA-256 of all lines before, so
-`head -n -1 FILE | sha256sum` checks it. It is written as the audit goes on, whatever the number of jobs.
+The report is one JSON document, written as the audit goes on, with a line for each job. Its last line has the SHA-256
+of all lines before, so `head -n -1 FILE | sha256sum` checks it.
 
 A fail-over to a server that lacks the last transactions leaves Kafka ahead. A run has a completion: the database has
 it open, ended at another time, or not at all.
@@ -18,7 +18,7 @@ from hashlib import sha256
 from typing import NamedTuple, TextIO, cast
 from uuid import UUID
 
-from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
+from confluent_kafka import Consumer, KafkaError, Message, TopicPartition
 from psycopg import IsolationLevel
 
 from tidewheel.clock import monotonic_seconds
@@ -37,7 +37,14 @@ from tidewheel.control.reads.json_form import as_json
 from tidewheel.errors import Unavailable
 from tidewheel.jobs.values import format_timestamp
 from tidewheel.kafka.clients import poll_batch
-from tidewheel.kafka.offsets import end_of_batch, is_unreadable, offsets_client, read_end_offsets, read_partitions
+from tidewheel.kafka.offsets import (
+    end_of_batch,
+    is_unreadable,
+    offsets_client,
+    read_end_offsets,
+    read_offsets_since,
+    read_partitions,
+)
 from tidewheel.nouns.tenants.reads import show_tenant
 from tidewheel.postgres.held_lock import held_lock
 from tidewheel.postgres.partitions import day_of, start_of
@@ -47,15 +54,14 @@ from tidewheel.settings.connections import Connections
 from tidewheel.transitions.installation import read_installation
 from tidewheel.transitions.tenant_refusals import deletions_of
 
-_FIND_UNRECORDED = Statements("tidewheel.control.occurrence_audit")["find_unrecorded_ends"]
 _LOG = logging.getLogger(__name__)
 _GROUP = "tidewheel.audit"
 _MARGIN = timedelta(minutes=1)  # the longest transaction: an end may be younger than the snapshot
 _SILENT_SECONDS = 30.0  # without a message
 _BATCH = 1000
-_KAFKA_SECONDS = 10.0
 
 _SQL = Statements("tidewheel.control.occurrence_audit")
+_FIND_UNRECORDED = _SQL["find_unrecorded_ends"]
 _SET_TIME_LIMIT = _SQL["set_time_limit"]
 _HOLD_RETENTION = _SQL["hold_retention"]
 _HOLD_OLD_RETENTION = _SQL["hold_old_retention"]
@@ -75,8 +81,9 @@ _LEASE = timedelta(minutes=10)
 _LONGEST = "6h"  # of the snapshot, which holds back vacuum and retention
 
 
-class EndedRun(NamedTuple):
-    """A finding with the job of its run; tenant and key are empty if the database lacks the job."""
+@dataclass(frozen=True, slots=True)
+class JobFinding:
+    """A finding with its job; tenant and key are empty if the database lacks it."""
 
     tenant: str
     key: str
@@ -104,7 +111,7 @@ class _Unrecorded(NamedTuple):
 
 def unrecorded_ends(
     connection: Conn, kafka: Mapping[str, str], topic: str, scope: Scope, taken_at: datetime
-) -> Iterator[EndedRun]:
+) -> Iterator[JobFinding]:
     """Yield the completions of a range of ends that the snapshot of the connection lacks."""
     before = min(scope.before, taken_at - _MARGIN)
     with offsets_client({**kafka, "enable.partition.eof": "true"}, _GROUP) as client:
@@ -120,7 +127,7 @@ def unrecorded_ends(
                 yield from map(_finding, cursor.execute(_FIND_UNRECORDED, columns).fetchall())
 
 
-def _finding(row: _Unrecorded) -> EndedRun:
+def _finding(row: _Unrecorded) -> JobFinding:
     if row.ended_at is not None:
         words = f"the database has its end at {format_timestamp(row.ended_at)}: it was executed twice"
     elif row.state is not None:
@@ -129,7 +136,7 @@ def _finding(row: _Unrecorded) -> EndedRun:
         words = "the database has no such run"
     words = f"run {row.run_id} has a completion on Kafka, and {words}"
     finding = Finding("unrecorded", row.finished_at, row.finished_at, 1, words)
-    return EndedRun(row.tenant or "", row.key or "", row.job_id, finding)
+    return JobFinding(row.tenant or "", row.key or "", row.job_id, finding)
 
 
 def _read_ends(
@@ -139,16 +146,10 @@ def _read_ends(
 
     A partition is read once its position is at the end of now, where no readable message may lie.
     """
-    stamp = int((first - _MARGIN).timestamp() * 1000)
-    partitions = read_partitions(client, topic).get(topic, [])
-    ends = {part: end for (_, part), (_, end) in read_end_offsets(client, partitions).items()}
-    places = [TopicPartition(*place, stamp) for place in partitions]
-    try:
-        found = client.offsets_for_times(places, timeout=_KAFKA_SECONDS) if places else []
-    except KafkaException as error:
-        message = f"offsets of {topic} cannot be read: {error.args[0].str()}"
-        raise Unavailable(message) from error
-    left = {each.partition: each.offset for each in found if 0 <= each.offset < ends[each.partition]}
+    places = read_partitions(client, topic).get(topic, [])
+    ends = {part: end for (_, part), (_, end) in read_end_offsets(client, places).items()}
+    found = read_offsets_since(client, places, first - _MARGIN, what=f"offsets of {topic}")
+    left = {part: offset for (_, part), offset in found.items() if 0 <= offset < ends[part]}
     client.assign([TopicPartition(topic, part, offset) for part, offset in left.items()])
     deadline = monotonic_seconds() + _SILENT_SECONDS
     while left:
@@ -200,16 +201,6 @@ def _end_of(received: Message) -> _End | None:
     return _End(UUID(headers["ce_subject"].decode()), UUID(key.decode()), at)
 
 
-@dataclass(frozen=True, slots=True)
-class JobFinding:
-    """A finding with its job."""
-
-    tenant: str
-    key: str
-    job_id: UUID
-    finding: Finding
-
-
 @dataclass(slots=True)
 class AuditTotals:
     """The sums over all jobs, as the fields of `JobAudit`; `shortened` counts those with `audited_from`."""
@@ -246,23 +237,17 @@ class AuditTotals:
 
 @dataclass(frozen=True, slots=True)
 class AuditResult:
-    """The result of an audit.
-
-    Args:
-        tenant: The only tenant; None for all.
-        key: The only job; None for all.
-        sha256: The hash of the report; None if none was written.
-    """
+    """The result of an audit."""
 
     facts: AuditFacts
     first: datetime
     before: datetime
-    tenant: str | None
-    key: str | None
+    tenant: str | None  # None for all
+    key: str | None  # None for all jobs
     days: tuple[AuditedDay, ...]
     totals: AuditTotals
     findings: tuple[JobFinding, ...]
-    sha256: str | None = None
+    sha256: str | None = None  # of the report; None if none was written
 
     @property
     def passed(self) -> bool:
@@ -329,7 +314,7 @@ def run_audit(
                     totals.findings += 1
                     totals.unrecorded += 1
                     if len(findings) < MAX_LISTED:
-                        findings.append(JobFinding(*ended))
+                        findings.append(ended)
             lock.check()  # else retention may have removed what was read last
     result = replace(result, findings=tuple(findings))
     return result if writer is None else replace(result, sha256=writer.close(result))

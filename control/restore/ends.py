@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
+from functools import partial
 from typing import LiteralString, NamedTuple, cast
 from uuid import UUID
 
@@ -132,7 +133,8 @@ def _record_ends(
             if not found:
                 continue
             ends = [history.ends[run] for run in sorted(found)]
-            ensure_days(connection, {day_of(at) for each in ends for at in (each.finished_at, _begun_at(each))})
+            instants = {at for each in ends for at in (each.finished_at, each.started_at) if at is not None}
+            ensure_days(connection, {*map(day_of, instants)})
             if left := [each for each in ends if found[UUID(each.run_id)]]:
                 connection.execute(_SET_ENDING, _columns(left))
                 ended += len(finish_runs(connection, installation, [_end(each) for each in left]).states)
@@ -142,7 +144,7 @@ def _record_ends(
             }
             connection.execute(_SET_ENDED, {**times, "since": since})
             connection.execute(_SET_FAILED, times)
-            _add_attempts(connection, [(each, each.attempt - 1) for each in left])
+            _add_attempts(connection, left)
             failpoint("restoring.ends")
     return ended
 
@@ -184,15 +186,13 @@ def _raise(session: Session, last: Mapping[UUID, tuple[int, datetime]]) -> int:
         rows = connection.execute(_RAISE_ATTEMPTS, columns, binary=True).fetchall()
         found = cast("list[tuple[UUID, str, int]]", rows)
         ensure_days(connection, {day_of(last[run][1]) for run, _, _ in found})
-        connection.execute(
-            _ADD_UNKNOWN_ATTEMPTS,
-            {
-                "run_ids": uuids(run for run, _, _ in found),
-                "tenants": [tenant for _, tenant, _ in found],
-                "attempts": [attempt for _, _, attempt in found],
-                "at": [last[run][1] for run, _, _ in found],
-            },
-        )
+        added: dict[str, object] = {
+            "run_ids": uuids(run for run, _, _ in found),
+            "tenants": [tenant for _, tenant, _ in found],
+            "attempts": [attempt for _, _, attempt in found],
+            "at": [last[run][1] for run, _, _ in found],
+        }
+        connection.execute(_ADD_UNKNOWN_ATTEMPTS, added)
         return len(found)
 
 
@@ -227,29 +227,18 @@ def _fail(connection: Conn, installation: Installation, found: Sequence[_Unclaim
     if not once:
         return 0
     ensure_days(connection, {day_of(run.scheduled_at) for run in once})
-    connection.execute(
-        _SET_ENDING,
-        {
-            "run_ids": uuids(run.run_id for run in once),
-            "states": [RunState.RUNNING] * len(once),
-            "attempts": [max(run.attempt, 1) for run in once],
-            "executors": uuids(None for _ in once),
-            "started": [None if run.attempt else run.scheduled_at for run in once],  # it has its record
-            "published": [run.scheduled_at for run in once],
-        },
-    )
+    columns: dict[str, object] = {
+        "run_ids": uuids(run.run_id for run in once),
+        "states": [RunState.RUNNING] * len(once),
+        "attempts": [max(run.attempt, 1) for run in once],
+        "executors": uuids(None for _ in once),
+        "started": [None if run.attempt else run.scheduled_at for run in once],  # it has its record
+        "published": [run.scheduled_at for run in once],
+    }
+    connection.execute(_SET_ENDING, columns)
     message = "the database was restored, and the run may have begun before"
-    ends = [
-        RunEnd(
-            run.run_id,
-            max(run.attempt, 1),
-            RunState.FAILED,
-            reason=UNKNOWN_OUTCOME,
-            error_type=UNKNOWN_OUTCOME,
-            error_message=message,
-        )
-        for run in once
-    ]
+    end = partial(RunEnd, reason=UNKNOWN_OUTCOME, error_type=UNKNOWN_OUTCOME, error_message=message)
+    ends = [end(run.run_id, max(run.attempt, 1), RunState.FAILED) for run in once]
     ended = len(finish_runs(connection, installation, ends).states)
     failpoint("restoring.unknown")
     return ended
@@ -270,10 +259,6 @@ def _versions(connection: Conn, runs: Iterable[RunCompleted | RunRequest]) -> Ma
     columns = {"job_ids": uuids(job for job, _ in named), "versions": [version for _, version in named]}
     with connection.cursor(row_factory=rows_of(_Version._make), binary=True) as cursor:
         return {(row.job_id, row.version): row for row in cursor.execute(_READ_VERSIONS, columns)}
-
-
-def _begun_at(end: RunCompleted) -> datetime:
-    return end.started_at or end.finished_at
 
 
 def _new_run(run: RunCompleted | RunRequest, request: RunRequest | None, version: _Version) -> NewRun:
@@ -346,15 +331,15 @@ def _end(end: RunCompleted) -> RunEnd:
     )
 
 
-def _add_attempts(connection: Conn, runs: Sequence[tuple[RunCompleted, int]]) -> None:
+def _add_attempts(connection: Conn, runs: Sequence[RunCompleted]) -> None:
     """Record the attempts before the last one, of which no message tells the outcome."""
-    earlier = [(run, attempts) for run, attempts in runs if attempts > 0]
-    if earlier:
+    if earlier := [run for run in runs if run.attempt > 1]:
+        instants = [run.published_at or run.scheduled_at for run in earlier]
         columns: dict[str, object] = {
-            "run_ids": uuids(UUID(run.run_id) for run, _ in earlier),
-            "tenants": [run.tenant for run, _ in earlier],
-            "attempts": [attempts for _, attempts in earlier],
-            "at": [run.published_at or run.scheduled_at for run, _ in earlier],
+            "run_ids": uuids(UUID(run.run_id) for run in earlier),
+            "tenants": [run.tenant for run in earlier],
+            "attempts": [run.attempt - 1 for run in earlier],
+            "at": instants,
         }
-        ensure_days(connection, {day_of(run.published_at or run.scheduled_at) for run, _ in earlier})
+        ensure_days(connection, {*map(day_of, instants)})
         connection.execute(_ADD_UNKNOWN_ATTEMPTS, columns)

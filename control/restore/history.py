@@ -7,11 +7,11 @@ from datetime import UTC, datetime, timedelta
 from typing import TypeVar, cast
 from uuid import UUID
 
-from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
+from confluent_kafka import Consumer, KafkaError, Message, TopicPartition
 
 from tidewheel.errors import Unavailable, UndecodableMessage
 from tidewheel.kafka.clients import poll_batch
-from tidewheel.kafka.offsets import read_end_offsets, read_partitions
+from tidewheel.kafka.offsets import read_end_offsets, read_offsets_since, read_partitions
 from tidewheel.kafka.topics import Topics, read_retention
 from tidewheel.message_signatures import SIGNATURE_HEADER, MessageKeys, SignatureFlaw, digest_of
 from tidewheel.runs import Cause
@@ -24,7 +24,6 @@ R = TypeVar("R")
 Place = tuple[str, int]
 Origin = tuple[str, int, int]
 
-_KAFKA_SECONDS = 10.0
 _SILENT_POLLS = 60  # of a second each
 _DECIDED_LATE = frozenset({SkipReason.MISFIRE, SkipReason.CATCH_UP_LIMIT, SkipReason.PAUSED, SkipReason.FROZEN})
 """Reasons that depend on when a scheduler decided; the others follow from the job and its calendars."""
@@ -66,24 +65,16 @@ class Change:
 
 @dataclass(slots=True)
 class History:
-    """The records that Kafka has since the backup.
-
-    Args:
-        requests: The last message of each run, with its topic.
-        replies: The reply to each request, by its coordinates.
-        skips: The spans of each job that a misfire, a pause or a freeze skipped.
-        forged: How many run messages no relay has signed; they are left out.
-        unknown_keys: How many are signed by a key that the database lacks.
-    """
+    """The records that Kafka has since the backup."""
 
     ends: dict[UUID, RunCompleted] = field(default_factory=dict[UUID, RunCompleted])
-    requests: dict[UUID, RunRequest] = field(default_factory=dict[UUID, RunRequest])
-    replies: dict[Origin, Answer] = field(default_factory=dict[Origin, Answer])
+    requests: dict[UUID, RunRequest] = field(default_factory=dict[UUID, RunRequest])  # the last message of each run
+    replies: dict[Origin, Answer] = field(default_factory=dict[Origin, Answer])  # by the coordinates of the request
     changes: dict[str, list[Change]] = field(default_factory=lambda: defaultdict(list))
-    skips: dict[UUID, list[Skip]] = field(default_factory=lambda: defaultdict(list))
+    skips: dict[UUID, list[Skip]] = field(default_factory=lambda: defaultdict(list))  # decided late, by job
     unreadable: int = 0
-    forged: int = 0
-    unknown_keys: int = 0
+    forged: int = 0  # run messages that no relay has signed; they are left out
+    unknown_keys: int = 0  # run messages signed by a key that the database lacks
 
     @property
     def runs(self) -> dict[UUID, RunCompleted | RunRequest]:
@@ -241,13 +232,7 @@ def _ranges(
         for place in places
     ]
     ends = read_end_offsets(client, read)
-    stamp = int(since.timestamp() * 1000)
-    try:
-        found = client.offsets_for_times([TopicPartition(*place, stamp) for place in read], timeout=_KAFKA_SECONDS)
-    except KafkaException as error:
-        message = f"offsets cannot be read: {error.args[0].str()}"
-        raise Unavailable(message) from error
-    first = {(each.topic, each.partition): each.offset for each in found}
+    first = read_offsets_since(client, read, since)
     ranges = {place: (first[place] if first[place] >= 0 else end, end) for place, (_, end) in ends.items()}
     return ranges, {place: stored for place, (stored, _) in ends.items()}
 

@@ -1,6 +1,6 @@
 """The steps after a restore from a base backup (docs/adr/0081-restore.md)."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import datetime, timedelta
 from typing import LiteralString, cast
@@ -13,19 +13,17 @@ from tidewheel import task_token_keys
 from tidewheel.control.restore.ends import create_missing, end_unknown, raise_attempts, record_ends
 from tidewheel.control.restore.history import History, find_expired, read_history
 from tidewheel.control.restore.replay import replay_requests
-from tidewheel.control.restore.timers import Fired, fire_again, set_chains
+from tidewheel.control.restore.timers import Fired, Past, fire_again, set_chains
 from tidewheel.errors import SettingsError, refuse
 from tidewheel.jobs.values import format_timestamp
 from tidewheel.kafka.offsets import offsets_client
 from tidewheel.message_signatures import MessageKeys
 from tidewheel.migrations.runner import require_current
-from tidewheel.postgres.database_clock import as_of, read_now
+from tidewheel.postgres.database_clock import read_now
 from tidewheel.postgres.held_lock import HeldLock, begin_lasting, try_table_lock
 from tidewheel.postgres.session import BY_KEY, Conn, OwnConnection, Session
 from tidewheel.postgres.statements import Statements
 from tidewheel.process.failpoint import failpoint
-from tidewheel.runs import Cause
-from tidewheel.schemas.generated.records import RunCompleted, RunRequest
 from tidewheel.settings.connections import Connections
 from tidewheel.transitions.installation import Installation, read_installation
 
@@ -47,53 +45,33 @@ _READ_NEEDLESS_REQUESTS = _SQL["read_needless_requests"]
 _DELETE_MESSAGES = _SQL["delete_messages"]
 
 _PAGE = 10_000
+_END_MS = 30_000  # until a session has ended
+_OPTIONS = f"{BY_KEY} -c statement_timeout=0 -c lock_timeout=60s -c default_transaction_read_only=off"
+_GROUP = "tidewheel.restore"
 
 MARGIN = timedelta(minutes=10)
 """Kafka is read from this long before the backup: heartbeats come every few seconds, clocks differ by less."""
 
-_BEFORE = timedelta(milliseconds=1)
-
-_END_MS = 30_000  # until a session has ended
-_OPTIONS = f"{BY_KEY} -c statement_timeout=0 -c lock_timeout=60s -c default_transaction_read_only=off"
-
-_GROUP = "tidewheel.restore"
-
 
 @dataclass(slots=True)
 class Restored:
-    """The report of a restore; the counts are those of the last call.
+    """The report of a restore; the counts are those of the last call."""
 
-    Args:
-        since: The time from which Kafka was read.
-        stopped_at: No process of the old installation began a run after it.
-        completions: The runs whose ends Kafka has.
-        replies: The requests whose replies Kafka has.
-        forged: Run messages that no relay has signed; they are left out.
-        requests: Requests that were applied again.
-        expired_requests: Requests that Kafka no longer had: their changes are lost.
-        occurrences: Occurrences that were created again.
-        runs: Other runs that were created again.
-        ended: Runs that got the end that Kafka has.
-        unknown: Runs that may have begun and run again, with a further attempt.
-        failed: At-most-once runs that may have begun: they failed with `unknown_outcome`.
-        lost: Runs of job versions that neither the database nor Kafka has.
-    """
-
-    since: datetime
-    stopped_at: datetime
-    completions: int = 0
+    since: datetime  # Kafka was read from this time on
+    stopped_at: datetime  # no process of the old installation began a run after it
+    completions: int = 0  # runs whose ends Kafka has
     messages: int = 0
     replies: int = 0
     unreadable: int = 0
-    forged: int = 0
-    requests: int = 0
-    expired_requests: int = 0
-    occurrences: int = 0
-    runs: int = 0
-    ended: int = 0
-    unknown: int = 0
-    failed: int = 0
-    lost: list[UUID] = field(default_factory=list[UUID])
+    forged: int = 0  # run messages that no relay has signed; they are left out
+    requests: int = 0  # applied again
+    expired_requests: int = 0  # those that Kafka no longer had: their changes are lost
+    occurrences: int = 0  # created again
+    runs: int = 0  # others that were created again
+    ended: int = 0  # with the end that Kafka has
+    unknown: int = 0  # may have begun, and run again with a further attempt
+    failed: int = 0  # at-most-once runs that may have begun: `unknown_outcome`
+    lost: list[UUID] = field(default_factory=list[UUID])  # of job versions that neither the database nor Kafka has
     sessions: list[str] = field(default_factory=list[str])
 
 
@@ -120,11 +98,8 @@ def restore(
     """Bring a restored database up to what Kafka has; other sessions can only read it meanwhile.
 
     Args:
-        url: The database, as the owner of its tables.
         since: Read Kafka from this time on; by default from ten minutes before the last heartbeat in the database.
         stopped_at: The time at which the old installation stopped at the latest; by default now.
-        dry_run: Read Kafka and count; write nothing.
-        accept_gaps: Go on if Kafka may have dropped messages since the backup, or if a key was rotated since.
 
     Raises:
         SettingsError: Another restore works, the user does not own the database, the time of the backup is not known,
@@ -171,12 +146,13 @@ def restore(
             report.forged = history.forged
             if dry_run:
                 return report
-            past = _Past(session, installation, history, report)
+            past = Past(session, installation, history, report.since)
             if not state.messages_dropped:
                 progress("applies requests again")
                 held.check()
                 replayed = replay_requests(session, installation, client, config, history, past=past)
                 report.requests, report.expired_requests = replayed.requests, replayed.expired
+                report.occurrences, report.runs, report.ended = past.occurrences, past.created, past.ended
         progress("records runs and their ends")
         held.check()
         _write(session, installation, history, state, report, fired=past.fired)
@@ -195,78 +171,6 @@ def _ensure_complete(expired: Sequence[str], since: datetime) -> None:
             " ended may run again; restore a later backup, or accept that by --accept-gaps"
         )
         raise SettingsError(message)
-
-
-class _Past:
-    """The runs of jobs until a time, written before a request changes these jobs."""
-
-    def __init__(self, session: Session, installation: Installation, history: History, report: Restored) -> None:
-        self.fired = Fired(history)
-        self.requested = {UUID(answer.reply.run_id) for answer in history.replies.values() if answer.reply.run_id}
-        self._session, self._installation, self._history, self._report = session, installation, history, report
-        self._released_jobs = {*history.of_workflows.values()}
-        self._begun = _ByJob((end.job_id, end.started_at or end.finished_at, run) for run, end in history.ends.items())
-        # Runs by REST, CLI or Client: no request creates them again.
-        self._direct = _ByJob(
-            (each.job_id, _known_by(each), run)
-            for run, each in history.runs.items()
-            if Cause(each.cause.value) in (Cause.TRIGGER, Cause.RETRY)
-            and (isinstance(each, RunRequest) or not each.origin)
-        )
-
-    def reach(self, until: datetime, job: UUID | None, run: UUID | None) -> None:
-        """Create the runs of a job, or of all, up to a time, and this run.
-
-        Runs that had begun by then get their ends.
-        """
-        if job in self._released_jobs:
-            job = None  # the ends of other jobs create its runs
-        jobs = None if job is None else {job}
-        with as_of(until - _BEFORE):  # a filter cancels what was created before it
-            self._report.occurrences += fire_again(
-                self._session, self._installation, self.fired, jobs=jobs, until=until
-            )
-        missing = {*self._direct.until(until, job)} - self.requested
-        if run is not None and run in self._history.runs:
-            missing.add(run)
-        created, _ = create_missing(self._session, self._installation, self._history, runs=missing)
-        self._report.runs += created
-        begun = self._begun.until(until, job)
-        if run is not None and run in self._history.ends and run in missing:
-            begun.append(run)
-        self._report.ended += record_ends(
-            self._session, self._installation, self._history, self._report.since, runs=begun
-        )
-        set_chains(
-            self._session, self.fired, jobs={UUID(self._history.ends[each].job_id) for each in begun}, until=until
-        )
-
-
-class _ByJob:
-    """Runs by job, in the order of a time; each is taken once."""
-
-    def __init__(self, runs: Iterable[tuple[str, datetime, UUID]]) -> None:
-        self._left: dict[UUID, list[tuple[datetime, UUID]]] = {}  # the first one last
-        for job, at, run in runs:
-            self._left.setdefault(UUID(job), []).append((at, run))
-        for each in self._left.values():
-            each.sort(reverse=True)
-
-    def until(self, until: datetime, job: UUID | None) -> list[UUID]:
-        """Take the runs of a job, or of all, up to a time."""
-        taken: list[UUID] = []
-        for each in self._left if job is None else self._left.keys() & {job}:
-            runs = self._left[each]
-            while runs and runs[-1][0] <= until:
-                taken.append(runs.pop()[1])
-        return taken
-
-
-def _known_by(run: RunCompleted | RunRequest) -> datetime:
-    """Return a time at which a run existed."""
-    if isinstance(run, RunRequest):
-        return run.publish_at
-    return min(run.finished_at, run.published_at or run.finished_at)
 
 
 def _write(
@@ -307,10 +211,8 @@ def _begin(
         found = connection.execute(_READ_RESTORE).fetchone()
         if found is not None:
             state = _State(**cast("dict[str, object]", found[0]))  # type: ignore[arg-type]
-            for option, given, stored in (
-                ("--since", since, state.since),
-                ("--stopped-at", stopped_at, state.stopped_at),
-            ):
+            stored_times = (("--since", since, state.since), ("--stopped-at", stopped_at, state.stopped_at))
+            for option, given, stored in stored_times:
                 if given is not None and given != datetime.fromisoformat(stored):
                     refuse(option, f"the restore that is under way has begun with {stored}", "leave it out")
             return state

@@ -12,13 +12,14 @@ from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime, timedelta
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 from uuid import UUID
 
 import psycopg
 from confluent_kafka import Consumer, Message
 
 from tidewheel.control.restore.history import Answer, History, Place, read_messages, time_of
+from tidewheel.control.restore.timers import LATEST, Past
 from tidewheel.ids import instant_of, job_id, run_id
 from tidewheel.intake.apply import store_reply
 from tidewheel.intake.batch import apply_batch, decode_message
@@ -49,20 +50,7 @@ _READ_STORED_OFFSETS = Statements("tidewheel.control.restore")["read_stored_offs
 _ADDS = BatchAdd | BatchClose | BatchSubmit | JobTrigger | RunComplete | RunHeartbeat
 """These change no other run and no timer."""
 _NEAR = timedelta(minutes=1)  # between the clocks of a producer and of the database
-_LATEST = datetime.max.replace(tzinfo=UTC)
 _EARLIEST = datetime.min.replace(tzinfo=UTC)
-
-
-class Past(Protocol):
-    """Writes the past of a job, or of all jobs.
-
-    `requested` has the runs that requests create.
-    """
-
-    requested: set[UUID]
-
-    def reach(self, until: datetime, job: UUID | None, run: UUID | None) -> None:
-        """Write what a job, or all jobs, had done until a time, and this run."""
 
 
 class _Applied(NamedTuple):
@@ -152,7 +140,7 @@ class _Runs:
         return bool(self._times or self._retries)
 
     def find(
-        self, received: ReceivedRequest, sent_at: datetime, until: datetime = _LATEST
+        self, received: ReceivedRequest, sent_at: datetime, until: datetime = LATEST
     ) -> tuple[bool, datetime | None]:
         """Find a run of a request.
 
@@ -162,7 +150,7 @@ class _Runs:
         match request:
             case JobTrigger():
                 delay = request.delay or timedelta(0)
-                for due in self._near(received.job_id, sent_at + delay, until + delay if until < _LATEST else until):
+                for due in self._near(received.job_id, sent_at + delay, until + delay if until < LATEST else until):
                     if self._has(run_id(received.job_id, due, Cause.TRIGGER, seed)):
                         return True, None if due == request.run_at else due - delay
             case RunRetry(run_id=old, attempt=None):
@@ -177,7 +165,7 @@ class _Runs:
                         job_id(received.tenant, run.key),
                         timedelta(0) if run.after else run.delay or timedelta(0),
                     )
-                    for due in self._near(job, sent_at + delay, until + delay if until < _LATEST else until):
+                    for due in self._near(job, sent_at + delay, until + delay if until < LATEST else until):
                         at = due - delay
                         if self._has(member_id(job, at, batch or batch_id_of(received.tenant, seed, at), run.ref)):
                             return True, at
@@ -249,7 +237,7 @@ def _in_order(
 
 def _between_neighbours(part: list[_Applied]) -> list[_Applied]:
     """Move the times of a partition that are not exact between those that are."""
-    latest = _LATEST
+    latest = LATEST
     for number, each in reversed([*enumerate(part)]):
         at = each.at if each.is_exact else min(each.at, latest)
         part[number], latest = each._replace(at=at), at if each.is_exact else latest
@@ -273,7 +261,7 @@ def _exact_time(
 ) -> datetime | None:
     """Return the time in the ids of a request's runs, or of its change of a job; none if it left none."""
     if answer is None or isinstance(received.request, BatchAdd):
-        return runs.find(received, sent_at, _LATEST if answer is None else answer.replied_at)[1]
+        return runs.find(received, sent_at, LATEST if answer is None else answer.replied_at)[1]
     reply, at = answer.reply, None
     if reply.status is ReplyStatus.ACCEPTED and not reply.unchanged:
         match received.request:

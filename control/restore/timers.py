@@ -1,13 +1,14 @@
-"""Move timers past the occurrences that the lost database had fired."""
+"""Move timers past the occurrences that the lost database had fired, and write what jobs had done."""
 
 from bisect import bisect_right
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from uuid import UUID
 
+from tidewheel.control.restore.ends import create_missing, record_ends
 from tidewheel.control.restore.history import History
 from tidewheel.ids import RunId
-from tidewheel.postgres.database_clock import read_now
+from tidewheel.postgres.database_clock import as_of, read_now
 from tidewheel.postgres.pg_binary import uuids
 from tidewheel.postgres.session import Conn, Session, rows_of
 from tidewheel.postgres.statements import Statements
@@ -18,6 +19,7 @@ from tidewheel.schedules.decision import Decision, Fire, HoldReason, Skip
 from tidewheel.schedules.parse import schedule_from_text
 from tidewheel.schedules.schedule import FixedDelay
 from tidewheel.schedules.timer_state import timer_state
+from tidewheel.schemas.generated.records import RunCompleted, RunRequest
 from tidewheel.transitions.create import create_runs
 from tidewheel.transitions.decision_inputs import DecisionInputs, read_decision_inputs
 from tidewheel.transitions.installation import Installation
@@ -28,7 +30,7 @@ _LOCK_TIMERS = Statements("tidewheel.control.restore")["lock_timers"]
 _AT_ONCE = 100
 _NEVER_MISSED = timedelta(days=36_500)
 _LIMIT = 1_000
-
+_BEFORE = timedelta(milliseconds=1)
 LATEST = datetime.max.replace(tzinfo=UTC)
 
 
@@ -85,13 +87,10 @@ def fire_again(
     jobs: Collection[UUID] | None = None,
     until: datetime = LATEST,
 ) -> int:
-    """Create the runs up to the last occurrence of each job that Kafka has; return their number.
+    """Create the runs up to the last occurrence of each job that Kafka has by a time; return their number.
 
     The policies for missed occurrences do not apply: those that Kafka has as skipped are skipped, the others fire.
     Runs that exist stay as they are.
-
-    Args:
-        until: Leave later occurrences out.
     """
     last, created = fired.ahead(jobs, until), 0
     moved_jobs = list(last)
@@ -134,6 +133,49 @@ def set_chains(
                     continue
                 if (due := schedule.due(last[timer.job_id], ended[timer.job_id])) is not None:
                     move_timers(connection, [(timer.job_id, _held(timer, Decision(next_at=due)))])
+
+
+class Past:
+    """The runs of jobs until a time, written before a request changes these jobs."""
+
+    def __init__(self, session: Session, installation: Installation, history: History, since: datetime) -> None:
+        self.fired = Fired(history)
+        self.occurrences = self.created = self.ended = 0
+        self.requested = {UUID(answer.reply.run_id) for answer in history.replies.values() if answer.reply.run_id}
+        """The runs that requests create."""
+        self._session, self._installation, self._history, self._since = session, installation, history, since
+        self._released_jobs = {*history.of_workflows.values()}
+        self._begun = _ByJob((end.job_id, end.started_at or end.finished_at, run) for run, end in history.ends.items())
+        # Runs by REST, CLI or Client: no request creates them again.
+        self._direct = _ByJob(
+            (each.job_id, _known_by(each), run)
+            for run, each in history.runs.items()
+            if Cause(each.cause.value) in (Cause.TRIGGER, Cause.RETRY)
+            and (isinstance(each, RunRequest) or not each.origin)
+        )
+
+    def reach(self, until: datetime, job: UUID | None, run: UUID | None) -> None:
+        """Create the runs of a job, or of all, up to a time, and this run.
+
+        Runs that had begun by then get their ends.
+        """
+        if job in self._released_jobs:
+            job = None  # the ends of other jobs create its runs
+        jobs = None if job is None else {job}
+        with as_of(until - _BEFORE):  # a filter cancels what was created before it
+            self.occurrences += fire_again(self._session, self._installation, self.fired, jobs=jobs, until=until)
+        missing = {*self._direct.until(until, job)} - self.requested
+        if run is not None and run in self._history.runs:
+            missing.add(run)
+        created, _ = create_missing(self._session, self._installation, self._history, runs=missing)
+        self.created += created
+        begun = self._begun.until(until, job)
+        if run is not None and run in self._history.ends and run in missing:
+            begun.append(run)
+        self.ended += record_ends(self._session, self._installation, self._history, self._since, runs=begun)
+        set_chains(
+            self._session, self.fired, jobs={UUID(self._history.ends[each].job_id) for each in begun}, until=until
+        )
 
 
 def _held(timer: LockedTimer, decision: Decision) -> Decision:
@@ -197,3 +239,30 @@ class _Decider:
                 skips.append(Skip(span.reason, min(gone), max(gone), len(gone)))
                 fires = tuple(each for each in fires if each.at not in gone)
         return decision._replace(fires=fires, skips=tuple(skips))
+
+
+class _ByJob:
+    """Runs by job, in the order of a time; each is taken once."""
+
+    def __init__(self, runs: Iterable[tuple[str, datetime, UUID]]) -> None:
+        self._left: dict[UUID, list[tuple[datetime, UUID]]] = {}  # the first one last
+        for job, at, run in runs:
+            self._left.setdefault(UUID(job), []).append((at, run))
+        for each in self._left.values():
+            each.sort(reverse=True)
+
+    def until(self, until: datetime, job: UUID | None) -> list[UUID]:
+        """Take the runs of a job, or of all, up to a time."""
+        taken: list[UUID] = []
+        for each in self._left if job is None else self._left.keys() & {job}:
+            runs = self._left[each]
+            while runs and runs[-1][0] <= until:
+                taken.append(runs.pop()[1])
+        return taken
+
+
+def _known_by(run: RunCompleted | RunRequest) -> datetime:
+    """Return a time at which a run existed."""
+    if isinstance(run, RunRequest):
+        return run.publish_at
+    return min(run.finished_at, run.published_at or run.finished_at)

@@ -20,7 +20,7 @@ from tidewheel.control.reads.fleet import age_text
 from tidewheel.control.standby.recording import read_recording
 from tidewheel.errors import SettingsError, Unavailable, UndecodableMessage
 from tidewheel.jobs.strict_json import as_object
-from tidewheel.kafka.clients import BOUNDED_FETCH, poll_batch
+from tidewheel.kafka.clients import poll_batch
 from tidewheel.kafka.offsets import offsets_client, read_end_offsets, read_partitions
 from tidewheel.kafka.topics import COMPACTION_LAG, Topics, TopicStatus, setting_deviations
 from tidewheel.migrations.runner import migrations
@@ -75,18 +75,14 @@ _DOUBT = "an occurrence or a run since the last record of the lost site may have
 
 
 class Record(NamedTuple):
-    """A record of a row; `row` is None if the row was gone.
-
-    Args:
-        copied_at: The time at which the topic got it; None if the topic keeps the times of the first one.
-    """
+    """A record of a row; `row` is None if the row was gone."""
 
     site: UUID
     batch: int
     kind: str
     key: str
     row: bytes | None
-    copied_at: datetime | None
+    copied_at: datetime | None  # None if the topic keeps the times of the first one
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +101,8 @@ class Mark:
 
 def read_topic(config: Mapping[str, str], topic: str, marks: list[Mark]) -> Iterator[Record]:
     """Yield the records of a topic up to its present end; add its marks to `marks`."""
-    with offsets_client(config, "tidewheel.standby") as client:
+    reading = {**config, "auto.offset.reset": "earliest", "enable.partition.eof": "true"}
+    with offsets_client(reading, "tidewheel.standby") as client:
         places = read_partitions(client, topic).get(topic, [])
         if len(places) != 1:
             message = (
@@ -114,28 +111,13 @@ def read_topic(config: Mapping[str, str], topic: str, marks: list[Mark]) -> Iter
             )
             raise SettingsError(message)
         first, end = read_end_offsets(client, places)[places[0]]
-    reader = Consumer(
-        {
-            **config,
-            **BOUNDED_FETCH,
-            "client.id": "tidewheel-standby",
-            "group.id": "tidewheel.standby",
-            "enable.auto.commit": False,
-            "auto.offset.reset": "earliest",
-            "enable.partition.eof": True,
-            "log_level": 2,
-        }
-    )
-    try:
-        reader.assign([TopicPartition(topic, 0, first)])
-        for found in _messages(reader, topic, end):
+        client.assign([TopicPartition(topic, 0, first)])
+        for found in _messages(client, topic, end):
             record = _record(found)
             if isinstance(record, Mark):
                 marks.append(record)
             else:
                 yield record
-    finally:
-        reader.close()
 
 
 def _messages(reader: Consumer, topic: str, end: int) -> Iterator[Message]:
@@ -171,16 +153,8 @@ def _record(message: Message) -> Record | Mark:
         if kind != MARK or row is None:
             return Record(site, batch, kind, key, content or None, copied_at)
         facts = as_object(json.loads(content or b"{}")) or {}
-        return Mark(
-            site,
-            batch,
-            cast("int", facts["first_batch"]),
-            row.as_of,
-            cast("int", facts["shards"]),
-            str(facts["schema"]),
-            offset,
-            copied_at,
-        )
+        first_batch, shards = cast("int", facts["first_batch"]), cast("int", facts["shards"])
+        return Mark(site, batch, first_batch, row.as_of, shards, str(facts["schema"]), offset, copied_at)
     except (KeyError, ValueError, zlib.error, UndecodableMessage) as error:
         text = f"{message.topic()}[0]@{offset} is no record of a standby site: {error}"
         raise UndecodableMessage(text) from error
@@ -188,32 +162,19 @@ def _record(message: Message) -> Record | Mark:
 
 @dataclass(frozen=True, slots=True)
 class Raised:
-    """The result of a raise.
-
-    Args:
-        batch: Its batch whose state this installation has.
-        as_of: The snapshot of that batch: the loss window begins here.
-        until: The time of the raise, by this database's clock: the loss window ends here at the latest.
-        repeated: True if an earlier call has raised this installation already; the counts are those of no row then.
-        doubtful_runs: Runs of at-most-once jobs that end `failed` with `unknown_outcome`; those that waited end
-            `cancelled`.
-        paused_jobs: At-most-once jobs, as tenant/key, that wait for `tidewheel job resume`.
-        left_out: Records behind the last complete batch, which are not applied.
-        gaps: The reasons why rows may be missing, which the caller has accepted.
-        unchecked: True if the copies do not keep the times of copying, so a mirror that was behind is not noticed.
-    """
+    """The result of a raise."""
 
     site: UUID
     batch: int
-    as_of: datetime
-    until: datetime
-    repeated: bool = False
+    as_of: datetime  # the loss window begins here
+    until: datetime  # the time of the raise, by this database's clock: the loss window ends here at the latest
+    repeated: bool = False  # an earlier call has raised this installation; the counts are those of no row
     rows: Mapping[str, int] = field(default_factory=dict[str, int])
-    doubtful_runs: Sequence[UUID] = ()
-    paused_jobs: Sequence[str] = ()
-    left_out: int = 0
-    gaps: Sequence[str] = ()
-    unchecked: bool = False
+    doubtful_runs: Sequence[UUID] = ()  # of at-most-once jobs: `failed`, those that waited `cancelled`
+    paused_jobs: Sequence[str] = ()  # at-most-once, as tenant/key: they wait for `tidewheel job resume`
+    left_out: int = 0  # records behind the last complete batch
+    gaps: Sequence[str] = ()  # reasons why rows may be missing, which the caller has accepted
+    unchecked: bool = False  # the copies do not keep the times of copying: a mirror that was behind is not noticed
 
     @property
     def window(self) -> timedelta:
@@ -222,12 +183,7 @@ class Raised:
 
 
 def raise_site(connection: Conn, config: Mapping[str, str], topics: Topics, *, accept_gaps: bool = False) -> Raised:
-    """Insert the rows of the last complete batch into an empty installation.
-
-    Args:
-        connection: Of the owner of the tables, outside a transaction.
-        config: The Kafka client's settings for the broker that has the topics.
-        accept_gaps: Go on although rows may be missing.
+    """Insert the rows of the last complete batch into an empty installation, as the owner of its tables.
 
     Raises:
         SettingsError: The installation has jobs of its own, the topics hold no complete batch, another release or
@@ -266,13 +222,9 @@ def _load(connection: Conn, config: Mapping[str, str], topic: str) -> list[Mark]
     marks: list[Mark] = []
     with connection.cursor() as cursor, cursor.copy(_COPY) as copy:
         for record in read_topic(config, topic, marks):
-            copy.write_row(_fields(record))
+            row = None if record.row is None else record.row.decode()
+            copy.write_row((record.site, record.batch, record.kind, record.key, row, record.copied_at))
     return marks
-
-
-def _fields(record: Record) -> Sequence[object]:
-    row = None if record.row is None else record.row.decode()
-    return record.site, record.batch, record.kind, record.key, row, record.copied_at
 
 
 def _last_complete(by_topic: Mapping[str, Sequence[Mark]]) -> Mark:
@@ -280,9 +232,8 @@ def _last_complete(by_topic: Mapping[str, Sequence[Mark]]) -> Mark:
     missing = [topic for topic, marks in by_topic.items() if not marks]
     if missing:
         message = (
-            f"{' and '.join(missing)} hold no complete state; wait until `tidewheel admin standby status` of the "
-            "other site "
-            "shows one and the topics are mirrored, or give --prefix the begin of their names"
+            f"{' and '.join(missing)} hold no complete state; wait until `tidewheel admin standby status` of the other"
+            " site shows one and the topics are mirrored, or give --prefix the begin of their names"
         )
         raise SettingsError(message)
     last = [max(marks, key=lambda mark: mark.offset) for marks in by_topic.values()]

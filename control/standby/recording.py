@@ -25,6 +25,7 @@ _FINISH_LISTING = _SQL["finish_listing"]
 _DISABLE = _SQL["disable_standby"]
 _FORGET_CHANGES = _SQL["forget_changes"]
 _FORGET_REFUSED = _SQL["forget_refused_records"]
+_READ_STANDBY = _SQL["read_standby"]
 
 # A trigger waits for the transactions that write its table, and those that come wait behind it: for this time at most.
 _LOCK_TIMEOUT: LiteralString = "SET LOCAL lock_timeout = '500ms'"
@@ -40,15 +41,11 @@ _LIST: LiteralString = """
 INSERT INTO standby_changes (kind, key) SELECT {kind}, jsonb_build_object({pairs})::text FROM {table}
 """
 
-_READ_STANDBY = Statements("tidewheel.control.standby")["read_standby"]
-
 
 def enable(connection: Conn, topics: Topics) -> None:
     """Begin to record, and list all rows that exist; a repeat begins again.
 
-    Args:
-        connection: Of the owner of the tables, outside a transaction.
-        topics: The names of the topics; records that Kafka has refused there are listed again.
+    By a connection of the owner of the tables, outside a transaction. Refused records are listed again.
     """
     _replace_triggers(connection, create=True)
     with connection.transaction():
@@ -113,27 +110,18 @@ def _execute_in_tries(connection: Conn, table: str, statements: list[sql.Compose
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """The state of recording, and of the raise that this installation came from.
-
-    Args:
-        enabled_at: The time at which recording began; None while it is off.
-        listed: True once the rows that existed before are noted too; False again once Kafka has refused a record.
-        complete_at: The snapshot of the last complete batch; None before the first one.
-        age: The time since then, by the database's clock.
-        changes: Noted changes that are in no batch yet.
-        raised_as_of: The snapshot of `raised_batch`.
-    """
+    """The state of recording, and of the raise that this installation came from."""
 
     site: UUID
-    enabled_at: datetime | None
-    listed: bool
+    enabled_at: datetime | None  # None while it is off
+    listed: bool  # the rows that existed before are noted too; False once Kafka has refused a record
     batch: int
-    complete_at: datetime | None
-    age: timedelta | None
-    changes: int
+    complete_at: datetime | None  # the snapshot of the last complete batch
+    age: timedelta | None  # since then, by the database's clock
+    changes: int  # noted, in no batch yet
     raised_site: UUID | None
     raised_batch: int | None
-    raised_as_of: datetime | None
+    raised_as_of: datetime | None  # the snapshot of `raised_batch`
     raised_at: datetime | None
 
 

@@ -30,6 +30,20 @@ GO = b"\n"
 UNUSABLE = 78  # exit code for an error that only an operator can correct; EX_CONFIG of sysexits.h
 
 _PR_SET_PDEATHSIG = 1  # Source: prctl(2)
+_PYTHON = Path(os.__file__).resolve().parent
+_TIDEWHEEL = Path(__file__).resolve().parents[1]
+_EXAMPLES: Mapping[str, object] = {
+    "string": "text",
+    "integer": 1,
+    "number": 1.5,
+    "boolean": True,
+    "array": [],
+    "date": "2030-01-01",
+    "date-time": "2030-01-01T00:00:00Z",
+    "email": "a@example.org",
+    "uuid": "00000000-0000-4000-8000-000000000000",
+    "uri": "https://example.org/",
+}
 
 
 def main() -> None:
@@ -103,20 +117,6 @@ def example_payload(schema: Mapping[str, object]) -> object:
     return example(schema)
 
 
-_EXAMPLES: Mapping[str, object] = {
-    "string": "text",
-    "integer": 1,
-    "number": 1.5,
-    "boolean": True,
-    "array": [],
-    "date": "2030-01-01",
-    "date-time": "2030-01-01T00:00:00Z",
-    "email": "a@example.org",
-    "uuid": "00000000-0000-4000-8000-000000000000",
-    "uri": "https://example.org/",
-}
-
-
 def _imported_files() -> Iterator[str]:
     """Yield the files of the user's modules: all but Tidewheel's, Python's own and installed packages."""
     for name, module in list(sys.modules.items()):
@@ -140,9 +140,6 @@ def _is_own(file: str) -> bool:
     installed = {"site-packages", "dist-packages"} & set(path.parts)
     return not installed and not path.is_relative_to(_PYTHON) and not path.is_relative_to(_TIDEWHEEL)
 
-
-_PYTHON = Path(os.__file__).resolve().parent
-_TIDEWHEEL = Path(__file__).resolve().parents[1]
 
 if __name__ == "__main__":
     main()

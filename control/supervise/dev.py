@@ -38,17 +38,11 @@ _HEADER = "Authorization: Bearer "  # every user of the machine reaches its loop
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DevOptions:
-    """The flags of `tidewheel dev`.
+    """The flags of `tidewheel dev`."""
 
-    Args:
-        handlers: Modules with handlers, separated by commas.
-        home: The stack's folder; None for the default.
-        api_port: The API's port; None for that of the settings, or a free one if it is in use.
-    """
-
-    handlers: str | None
+    handlers: str | None  # modules, separated by commas
     home: Path | None
-    api_port: int | None
+    api_port: int | None  # None for that of the settings, or a free one if it is in use
     metrics_port: int | None
     flags: Sequence[str]
 

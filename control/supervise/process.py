@@ -1,7 +1,7 @@
 """Supervised processes: their gate, their output in one log, their end.
 
-A thread writes it, so that a reader that stops reading stops no service: above 10,000 waiting lines, further ones are
-counted and dropped.
+A thread writes the log, so that a reader that stops reading stops no service: above 10,000 waiting lines, further ones
+are counted and dropped.
 """
 
 import asyncio
@@ -29,7 +29,6 @@ _LINE_BYTES = 256 * 1024  # a longer line of output is cut into several
 _REPORT_BYTES = 16 * 1024 * 1024  # the paths of a large project
 _REST_SECONDS = 1.0  # programs that a service has left behind may hold its output open
 _TAIL_LINES = 20
-
 _WAITING_LINES = 10_000
 _FLUSH_SECONDS = 2.0
 _COLOURS = {"intake": 36, "scheduler": 35, "relay": 34, "executor": 32, "api": 33}
@@ -40,34 +39,22 @@ _WIDTH = max(map(len, _COLOURS))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Service:
-    """A service to keep running.
+    """A service to keep running."""
 
-    Args:
-        role: Its command, such as `intake`.
-        variables: Its environment variables, beside those of the supervisor.
-        stop_seconds: Time between SIGTERM and SIGKILL.
-    """
-
-    role: str
+    role: str  # its command, such as `intake`
     flags: Sequence[str] = ()
-    variables: Mapping[str, str] = field(default_factory=dict[str, str])
-    stop_seconds: float = 30.0
+    variables: Mapping[str, str] = field(default_factory=dict[str, str])  # beside those of the supervisor
+    stop_seconds: float = 30.0  # between SIGTERM and SIGKILL
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """The report of a process that has imported its code.
+    """The report of a process that has imported its code."""
 
-    Args:
-        error: The reason for which the handlers cannot be imported; None if they can.
-        files: The user's files that it imported, or that the error names.
-        payloads: An example of the payload of each handler that takes a model.
-    """
-
-    error: str | None = None
-    files: frozenset[str] = frozenset()
+    error: str | None = None  # for which the handlers cannot be imported
+    files: frozenset[str] = frozenset()  # of the user: imported, or named by the error
     handlers: tuple[str, ...] = ()
-    payloads: Mapping[str, object] = field(default_factory=dict[str, object])
+    payloads: Mapping[str, object] = field(default_factory=dict[str, object])  # examples
 
 
 class ServiceProcess:

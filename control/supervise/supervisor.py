@@ -1,7 +1,6 @@
 """Supervise the services of one command: restart with backoff, stop in order.
 
 Invariant: a process whose handlers cannot be imported replaces none. It imports them while the one before still serves.
-
 The first signal stops them in order, a second one ends at once: also those of `tidewheel dev`.
 """
 
@@ -62,11 +61,7 @@ class Restarts:
 
 
 class Supervisor:
-    """Services as child processes.
-
-    Args:
-        keeps_waiting: True if an executor whose handlers cannot be imported waits for a change of their files.
-    """
+    """Services as child processes; an executor with faulty handlers ends, or keeps waiting for a change."""
 
     def __init__(self, services: Sequence[Service], log: Log, *, keeps_waiting: bool = False) -> None:
         self._slots = [_Slot(service) for service in services]

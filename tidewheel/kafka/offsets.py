@@ -10,6 +10,7 @@ position inside the batch is refused with that same first offset, so a search fi
 from collections.abc import Generator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import closing, contextmanager
+from datetime import datetime
 from typing import Protocol, cast
 
 from confluent_kafka import (
@@ -31,6 +32,7 @@ from tidewheel.kafka.clients import BOUNDED_FETCH, consumer
 _SECONDS = 3.0  # `tidewheel status` goes on without
 _SILENT = frozenset({KafkaError._TIMED_OUT, KafkaError._TIMED_OUT_QUEUE, KafkaError._TRANSPORT})
 _DESCRIBE_SECONDS = 10.0
+_LOOK_UP_SECONDS = 10.0  # by time
 
 GONE = frozenset(
     {
@@ -80,6 +82,26 @@ def read_end_offsets(client: Consumer, places: Sequence[tuple[str, int]]) -> dic
             message = f"the offsets of {place.topic} cannot be read: {place.error.str()}"
             raise Unavailable(message)
     return {place: (start.offset, end.offset) for place, start, end in zip(places, first, last, strict=True)}
+
+
+def read_offsets_since(
+    client: Consumer,
+    places: Sequence[tuple[str, int]],
+    since: datetime,
+    *,
+    what: str = "offsets",
+    seconds: float = _LOOK_UP_SECONDS,
+) -> dict[tuple[str, int], int]:
+    """Return the first offset of each partition from an instant on; negative where none is so late."""
+    if not places:
+        return {}
+    stamp = int(since.timestamp() * 1000)
+    try:
+        found = client.offsets_for_times([TopicPartition(*place, stamp) for place in places], timeout=seconds)
+    except KafkaException as error:
+        message = f"{what} cannot be read: {error.args[0].str()}"
+        raise Unavailable(message) from error
+    return {(each.topic, each.partition): each.offset for each in found}
 
 
 def read_led_offsets(client: Consumer, places: Sequence[tuple[str, int]]) -> dict[tuple[str, int], tuple[int, int]]:

@@ -19,9 +19,9 @@ from psycopg.rows import class_row
 from pydantic import Field
 
 from tidewheel.clock import monotonic_seconds
-from tidewheel.errors import TidewheelError, Unavailable, UnknownRun
+from tidewheel.errors import TidewheelError, UnknownRun
 from tidewheel.kafka.clients import poll_batch
-from tidewheel.kafka.offsets import offsets_client, read_end_offsets, read_partitions
+from tidewheel.kafka.offsets import offsets_client, read_end_offsets, read_offsets_since, read_partitions
 from tidewheel.nouns.operation import Call
 from tidewheel.nouns.runs.detail import claims_of
 from tidewheel.nouns.runs.model import ClaimMessage
@@ -203,19 +203,12 @@ def _on_kafka(
 
 def _find(client: Consumer, topic: str, wanted: _Wanted, look_seconds: float) -> MessagePlace | None:
     """Return the first message of a topic with a key, and with a subject if one is given."""
-    stamp = int((wanted.since - _MARGIN).timestamp() * 1000)
-    partitions = read_partitions(client, topic).get(topic, [])
-    if not partitions:
-        return None
-    ends = {part: end for (_, part), (_, end) in read_end_offsets(client, partitions).items()}
-    try:
-        found = client.offsets_for_times(
-            [TopicPartition(*place, stamp) for place in partitions], timeout=_KAFKA_SECONDS
-        )
-    except KafkaException as error:
-        message = f"offsets of {topic} cannot be read: {error.args[0].str()}"
-        raise Unavailable(message) from error
-    left = {each.partition: each.offset for each in found if 0 <= each.offset < ends[each.partition]}
+    places = read_partitions(client, topic).get(topic, [])
+    ends = {part: end for (_, part), (_, end) in read_end_offsets(client, places).items()}
+    offsets = read_offsets_since(
+        client, places, wanted.since - _MARGIN, what=f"offsets of {topic}", seconds=_KAFKA_SECONDS
+    )
+    left = {part: offset for (_, part), offset in offsets.items() if 0 <= offset < ends[part]}
     client.assign([TopicPartition(topic, part, offset) for part, offset in left.items()])
     deadline, seen = monotonic_seconds() + look_seconds, 0
     while left and seen < _MESSAGES and monotonic_seconds() < deadline:
