@@ -28,9 +28,9 @@ from tidewheel.control.client.connection import Connection
 from tidewheel.control.console.door import MOST_BYTES, SIGN_IN, Door, Form, check_form, read_form
 from tidewheel.control.console.rendering import KeyShown, Visitor
 from tidewheel.control.console.urls import Urls
-from tidewheel.control.console.view import pairs, without_zone
+from tidewheel.control.console.view import Failed, in_snapshot, pairs, part_of, without_zone
 from tidewheel.control.console.words import number
-from tidewheel.errors import FieldError, Refused, TidewheelError, Unavailable, refuse
+from tidewheel.errors import FieldError, Refused, refuse
 from tidewheel.intake.apply import has_reply
 from tidewheel.jobs.invalid import InvalidValue
 from tidewheel.jobs.values import format_timestamp, parse_timestamp
@@ -231,12 +231,8 @@ def framed(connection: Connection, visitor: Visitor) -> Visitor:
 
     A page does without the band if the freezes cannot be read.
     """
-    try:
-        with connection.snapshot() as reading:
-            found = standing_freezes(reading, visitor.tenant)
-    except Unavailable:
-        raise
-    except TidewheelError:
+    found = part_of(connection, standing_freezes, visitor.tenant)
+    if isinstance(found, Failed):
         return visitor
     return visitor._replace(frozen=[(each, address_of(each)) for each in found])
 
@@ -251,6 +247,21 @@ def address_of(scope: FrozenScope) -> Mapping[str, object]:
 def acting(request: Request, found: Caller) -> Caller:
     """Return the caller as the audit log names it: by the console, with the name of the sign-in."""
     return replace(found, actor=replace(found.actor, door=AuditDoor.CONSOLE, named=_name(request) or found.actor.named))
+
+
+def reason_field(where: str, value: str = "") -> Field:
+    """Return the field of a reason, with the places where it is stored."""
+    return Field("reason", "Reason (optional)", value=value, help=f"Stored {where}.")
+
+
+def cannot(question: str, back: str, *why: str, place: str = "jobs") -> Dialog:
+    """Return the dialog of an action that cannot be done."""
+    return Dialog(question, "", back, place=place, will=why, keep="Back")
+
+
+def no_change(question: str, back: str, why: str, place: str = "jobs") -> Dialog:
+    """Return the dialog of an action that would change nothing."""
+    return cannot(question, back, f"Nothing would change. {why}", place=place)
 
 
 def sample_of(lines: Sequence[str], count: int) -> Sequence[str]:
@@ -317,10 +328,8 @@ def ensure_as_shown(connection: Connection, form: Form, state: str, news: str) -
     if form.get("shown", state) == state:
         return
     request_id = request_id_of(form)
-    with connection.snapshot() as reading:
-        if request_id is not None and has_reply(reading, connection.tenant, request_id):
-            return
-    refuse("", news, "nothing was changed: read the dialog again, then decide")
+    if request_id is None or not in_snapshot(connection, has_reply, connection.tenant, request_id):
+        refuse("", news, "nothing was changed: read the dialog again, then decide")
 
 
 def confirmation(count: int, what: str = "") -> Sequence[Field]:

@@ -16,7 +16,7 @@ from tidewheel.api_keys import Scope
 from tidewheel.control.api.authorization import Caller
 from tidewheel.control.api.request_input import TenantQuery, read_number, read_query
 from tidewheel.control.client.connection import Connection
-from tidewheel.control.console.actions import Dialog, Done, Field, text_of
+from tidewheel.control.console.actions import Dialog, Done, cannot, reason_field, text_of
 from tidewheel.control.console.door import Form
 from tidewheel.control.console.progress import KINDS, Paces, Work, of_cancellation, of_work, ordered
 from tidewheel.control.console.urls import Urls
@@ -270,17 +270,13 @@ class ChangeBulk:
         if work.state not in _FROM[self.verb]:
             is_now = f"It {ENDS}" if work.state == "ending" else f"Its state is {state(work.state)}"
             words = f"Nothing would change. {is_now}."
-            return Dialog(
-                f"{self.verb.capitalize()} {name}?", "", back, place="bulk", will=(words, so_far), keep="Back"
-            )
+            return cannot(f"{self.verb.capitalize()} {name}?", back, words, so_far, place="bulk")
         return Dialog(
             f"{self.verb.capitalize()} {name}?", f"{self.verb.capitalize()} {name}",
             back, place="bulk", danger=self.verb == "cancel",
             will=(self._will(work), so_far), sample=work.about, keep=_KEEP[self.verb],
             stays=tuple(filter(None, (self._stays(work),))),
-            fields=() if self.verb == "resume" else (
-                Field("reason", "Reason (optional)", help=f"Stored with the {work.kind}."),
-            ),
+            fields=() if self.verb == "resume" else (reason_field(f"with the {work.kind}"),),
         )  # fmt: skip
 
     def _will(self, work: Work) -> str:

@@ -19,11 +19,11 @@ from tidewheel.control.client.connection import Connection
 from tidewheel.control.console.actions import Dialog, Done, Field, as_shown, ensure_as_shown, request_id_of, text_of
 from tidewheel.control.console.door import Form
 from tidewheel.control.console.urls import Urls
-from tidewheel.control.console.view import View, page_now, part
+from tidewheel.control.console.view import View, in_snapshot, page_now, part_of
 from tidewheel.control.console.words import agreed, counted, number
 from tidewheel.control.explain.explanation import OccurrenceOutcome
 from tidewheel.control.explain.upcoming import UpcomingOccurrence, upcoming
-from tidewheel.control.reads.calendars import CalendarDetail, CalendarSummary, list_calendars, show_calendar
+from tidewheel.control.reads.calendars import CalendarDetail, list_calendars, show_calendar
 from tidewheel.distribution import install_command, is_installed
 from tidewheel.errors import FieldError, InvalidInput, Refused, TidewheelError, UnknownCalendar, refuse
 from tidewheel.ids import job_id
@@ -78,11 +78,8 @@ class CalendarsPage:
         del urls
         read_query(request, TenantQuery)
 
-        def listed() -> list[CalendarSummary]:
-            with connection.snapshot() as reading:
-                return list_calendars(reading, caller.tenant)
-
-        return View({"now": page_now(connection), "calendars": part(listed)})
+        found = part_of(connection, list_calendars, caller.tenant)
+        return View({"now": page_now(connection), "calendars": found})
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,8 +108,7 @@ class CalendarPage:
 def calendar_of_page(connection: Connection, caller: Caller, request: Request) -> CalendarDetail:
     """Return the calendar that an address names, or answer 404."""
     try:
-        with connection.snapshot() as reading:
-            return show_calendar(reading, caller.tenant, str(request.path_params["name"]))
+        return in_snapshot(connection, show_calendar, caller.tenant, str(request.path_params["name"]))
     except UnknownCalendar as error:
         raise HTTPException(HTTPStatus.NOT_FOUND, str(error)) from error
 
@@ -181,8 +177,7 @@ def _of_weekdays(now: DaySet, then: DaySet) -> Iterator[str]:
 
 def _of_job(connection: Connection, tenant: str, key: str, now: DaySet, then: DaySet) -> Iterator[str]:
     try:
-        with connection.snapshot() as reading:
-            coming = upcoming(reading, tenant, key, _OCCURRENCES).occurrences
+        coming = in_snapshot(connection, upcoming, tenant, key, _OCCURRENCES).occurrences
     except TidewheelError as error:
         yield f"{key}: {error}"
         return
@@ -298,9 +293,7 @@ class NewCalendar:
     def act(self, connection: Connection, caller: Caller, form: Form, request: Request, urls: Urls) -> Done:
         """Create it."""
         name = text_of(form, "name") or ""
-        with connection.snapshot() as reading:
-            names = {each.name for each in list_calendars(reading, caller.tenant)}
-        if name in names:
+        if name in {each.name for each in in_snapshot(connection, list_calendars, caller.tenant)}:
             refuse("name", f"there is a calendar {name!r} already", "choose another name, or change that one")
         _put(connection, form, _document(connection, form, name))
         return Done(urls("calendar", name=name), f"Calendar {name} is created.")

@@ -10,11 +10,22 @@ from tidewheel.api_keys import Scope
 from tidewheel.control.api.authorization import Caller
 from tidewheel.control.api.request_input import TenantQuery, read_query
 from tidewheel.control.client.connection import Connection
-from tidewheel.control.console.actions import Dialog, Done, Field, as_shown, ensure_as_shown, request_id_of, text_of
+from tidewheel.control.console.actions import (
+    Dialog,
+    Done,
+    Field,
+    as_shown,
+    cannot,
+    ensure_as_shown,
+    no_change,
+    reason_field,
+    request_id_of,
+    text_of,
+)
 from tidewheel.control.console.door import Form
-from tidewheel.control.console.job import key_of_page
+from tidewheel.control.console.job import job_of_page, key_of_page
 from tidewheel.control.console.urls import Urls
-from tidewheel.control.console.view import page_now
+from tidewheel.control.console.view import in_snapshot, page_now
 from tidewheel.control.explain.explain import explain
 from tidewheel.control.explain.explanation import Explanation, OccurrenceOutcome
 from tidewheel.control.explain.facts import read_instant_facts
@@ -47,7 +58,7 @@ _LATER = {
 }
 _LONGEST = 100  # characters of a reason in the address of an undo, which a cookie holds
 
-_REASON = Field("reason", "Reason (optional)", help="Stored with the occurrence and in the audit log.")
+_REASON = reason_field("with the occurrence and in the audit log")
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +69,7 @@ class PauseJob:
 
     def ask(self, connection: Connection, caller: Caller, request: Request, urls: Urls) -> Dialog:
         """Return what a pause stops."""
-        job = _shown(connection, caller, key_of_page(connection, caller, request))
+        job = job_of_page(connection, caller, request)
         key, resumes = job.summary.key, CatchUp(str(job.job.get("on_resume", CatchUp.SKIP)))
         stays = [f"{_news(job)} {_REPLACES}"] if job.summary.paused else []
         return Dialog(
@@ -74,10 +85,7 @@ class PauseJob:
                     "until", "Resume automatically at (optional)", value=request.query_params.get("until", ""),
                     help="With its offset, such as 2026-12-24T08:00:00Z.",
                 ),)),
-                Field(
-                    "reason", "Reason (optional)", value=request.query_params.get("reason", ""),
-                    help="Stored with the pause and in the audit log.",
-                ),
+                reason_field("with the pause and in the audit log", request.query_params.get("reason", "")),
             ),
         )  # fmt: skip
 
@@ -103,11 +111,10 @@ class ResumeJob:
 
     def ask(self, connection: Connection, caller: Caller, request: Request, urls: Urls) -> Dialog:
         """Return what fires again."""
-        job = _shown(connection, caller, key_of_page(connection, caller, request))
+        job = job_of_page(connection, caller, request)
         key, found = job.summary.key, job.summary.job_id
         if not job.summary.paused:
-            words = f"Nothing would change. {key} is not paused."
-            return Dialog(f"Resume {key}?", "", urls.job(key, found), place="jobs", will=(words,), keep="Back")
+            return no_change(f"Resume {key}?", urls.job(key, found), f"{key} is not paused.")
         with connection.snapshot() as reading:
             due = preview_resume(reading, caller.tenant, [found])
             again = _RESUMED.get(job.summary.kind) or _next(upcoming(reading, caller.tenant, key), job)
@@ -137,16 +144,9 @@ def _next(coming: Upcoming, job: JobDetail) -> str:
     return f"It fires again, next at {format_timestamp(at)}." if at else "Its schedule has no later occurrence."
 
 
-def _shown(connection: Connection, caller: Caller, key: str) -> JobDetail:
-    """Return a job."""
-    with connection.snapshot() as reading:
-        return show_job(reading, caller.tenant, key)
-
-
 def _unchanged(connection: Connection, caller: Caller, form: Form, request: Request) -> JobDetail:
     """Return a job whose pause is as its dialog has shown it."""
-    key = key_of_page(connection, caller, request)
-    job = _shown(connection, caller, key)
+    job = job_of_page(connection, caller, request)
     ensure_as_shown(connection, form, _state(job), _news(job))
     return job
 
@@ -183,11 +183,9 @@ class SkipOccurrence:
             urls.job(found.key, job_id(caller.tenant, found.key), "job_next"),
         )
         if found.outcome == OccurrenceOutcome.WILL_BE_SKIPPED:
-            will = (readings(found), f"Nothing would change. {found.words}")
-            return Dialog(question, "", back, place="jobs", will=will, keep="Back")
+            return cannot(question, back, readings(found), f"Nothing would change. {found.words}")
         if found.outcome == OccurrenceOutcome.NO_OCCURRENCE:
-            none = (readings(found), found.words, *_nearest(found))
-            return Dialog(question, "", back, place="jobs", will=none, keep="Back")
+            return cannot(question, back, readings(found), found.words, *_nearest(found))
         return Dialog(
             question, f"Skip {_clock(found.local)}", back, place="jobs",
             will=(readings(found), _now(found), "After the skip, it does not fire, and no run is created."),
@@ -304,9 +302,8 @@ def _clock(at: datetime) -> str:
 def _explained(connection: Connection, caller: Caller, request: Request) -> Explanation:
     """Return the explanation of the occurrence."""
     key, at = key_of_page(connection, caller, request), read_query(request, OccurrenceQuery).at
-    with connection.snapshot() as reading:
-        late = connection.installation.misfire_after
-        return explain(reading, caller.tenant, key, at, misfire_after=late, with_undo=False)
+    late = connection.installation.misfire_after
+    return in_snapshot(connection, explain, caller.tenant, key, at, misfire_after=late, with_undo=False)
 
 
 @dataclass(frozen=True, slots=True)

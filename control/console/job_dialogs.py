@@ -9,12 +9,24 @@ from starlette.requests import Request
 from tidewheel.api_keys import Scope
 from tidewheel.control.api.authorization import Caller
 from tidewheel.control.client.connection import Connection, backfill_of
-from tidewheel.control.console.actions import SAMPLE, Dialog, Done, Field, counted_of, request_id_of, text_of, whole_of
+from tidewheel.control.console.actions import (
+    SAMPLE,
+    Dialog,
+    Done,
+    Field,
+    cannot,
+    counted_of,
+    no_change,
+    reason_field,
+    request_id_of,
+    text_of,
+    whole_of,
+)
 from tidewheel.control.console.door import Form
-from tidewheel.control.console.job import key_of_page
+from tidewheel.control.console.job import job_of_page, key_of_page
 from tidewheel.control.console.spec_check import changed_fields
 from tidewheel.control.console.urls import Urls
-from tidewheel.control.console.view import part
+from tidewheel.control.console.view import in_snapshot, part
 from tidewheel.control.console.words import agreed, counted, number
 from tidewheel.control.explain.explanation import OccurrenceOutcome
 from tidewheel.control.explain.preview import NOT_FIRING, Preview, preview
@@ -52,7 +64,8 @@ class TriggerJob:
 
     def ask(self, connection: Connection, caller: Caller, request: Request, urls: Urls) -> Dialog:
         """Return what a trigger makes."""
-        key, job = _shown(connection, caller, request)
+        job = job_of_page(connection, caller, request)
+        key = job.summary.key
         own = "the payload of the job" if {"payload", "payload_base64"} & job.job.keys() else "no payload"
         has = f"If empty, the run has {own}."
         paused = ("The job is paused, but this trigger runs nevertheless.",) if job.summary.paused else ()
@@ -115,8 +128,7 @@ def _followers(connection: Connection, caller: Caller, job: JobDetail) -> Sequen
 
 def _children(connection: Connection, caller: Caller, key: str) -> str:
     """Return the keys of the first jobs that come after a job; empty without one."""
-    with connection.snapshot() as reading:
-        found = list_children(reading, caller.tenant, key, limit=SAMPLE + 1)
+    found = in_snapshot(connection, list_children, caller.tenant, key, limit=SAMPLE + 1)
     return f"{', '.join(found[:SAMPLE])}{' and more' if len(found) > SAMPLE else ''}"
 
 
@@ -128,14 +140,12 @@ class DeleteJob:
 
     def ask(self, connection: Connection, caller: Caller, request: Request, urls: Urls) -> Dialog:
         """Return what a deletion ends."""
-        key, job = _shown(connection, caller, request)
+        job = job_of_page(connection, caller, request)
+        key = job.summary.key
         if following := _children(connection, caller, key):
-            words = (
-                f"{key} cannot be deleted, because these jobs run after it: {following}. Change or delete them first."
-            )
-            return Dialog(
-                f"Delete {key}?", "", urls.job(key, job.summary.job_id), place="jobs", will=(words,), keep="Back"
-            )
+            words = f"{key} cannot be deleted, because these jobs run after it: {following}."
+            back = urls.job(key, job.summary.job_id)
+            return cannot(f"Delete {key}?", back, f"{words} Change or delete them first.")
         cancelled = _cancelled(connection, key)
         return Dialog(
             f"Delete {key}?", f"Delete {key}", urls.job(key, job.summary.job_id), place="jobs", danger=True,
@@ -147,7 +157,7 @@ class DeleteJob:
             stays=("Runs that have started finish, with their retries. Ended runs stay until their retention ends.",),
             fields=(
                 Field("if_version", "", "hidden", str(job.summary.version)),
-                Field("reason", "Reason (optional)", help="Stored in the audit log."),
+                reason_field("in the audit log"),
             ),
         )  # fmt: skip
 
@@ -186,7 +196,7 @@ class RestoreJob:
             is_deleted = _is_deleted(reading, caller.tenant, key)
         if not is_deleted:
             back = urls.job(key, job_id(caller.tenant, key))
-            return _unchanged(f"Submit {key} again?", back, f"{key} is not deleted.")
+            return no_change(f"Submit {key} again?", back, f"{key} is not deleted.")
         return Dialog(
             f"Submit {key} again?", f"Submit {key} again", urls("jobs"), place="jobs", keep="Leave it deleted",
             will=(f"Its version {last.number} becomes version {last.number + 1}.",),
@@ -212,7 +222,8 @@ class RollBackJob:
 
     def ask(self, connection: Connection, caller: Caller, request: Request, urls: Urls) -> Dialog:
         """Return what the earlier version changes, and when it fires."""
-        key, job = _shown(connection, caller, request)
+        job = job_of_page(connection, caller, request)
+        key = job.summary.key
         number, current = _version(request, "version"), job.summary.version
         with connection.snapshot() as reading:
             earlier = job_at(reading, caller.tenant, key, number)
@@ -221,7 +232,7 @@ class RollBackJob:
         question, back = f"Roll {key} back to version {number}?", urls.job(key, job.summary.job_id, "job_versions")
         if not changes:
             same = "It is the version in force." if number == current else f"Version {current} has the same spec."
-            return _unchanged(question, back, same)
+            return no_change(question, back, same)
         lines = [f"{each.path}: {each.before} → {each.after}" for each in changes]
         more = [f"{len(lines) - _SAMPLE} more fields"] if len(lines) > _SAMPLE else []
         return Dialog(
@@ -253,10 +264,11 @@ class ReleaseJob:
 
     def ask(self, connection: Connection, caller: Caller, request: Request, urls: Urls) -> Dialog:
         """Return why it is quarantined."""
-        key, job = _shown(connection, caller, request)
+        job = job_of_page(connection, caller, request)
+        key = job.summary.key
         question, back = f"Release {key}?", urls.job(key, job.summary.job_id)
         if not job.error:
-            return _unchanged(question, back, f"{key} is not quarantined.")
+            return no_change(question, back, f"{key} is not quarantined.")
         return Dialog(
             question, f"Release {key}", back, place="jobs",
             sample=(f"Its next time could not be computed: {job.error}",),
@@ -281,7 +293,8 @@ class BackfillJob:
 
     def ask(self, connection: Connection, caller: Caller, request: Request, urls: Urls) -> Dialog:
         """Return the fields of a range."""
-        key, job = _shown(connection, caller, request)
+        job = job_of_page(connection, caller, request)
+        key = job.summary.key
         query = request.query_params
         return Dialog(
             f"Backfill {key}?", "Count the occurrences", urls.job(key, job.summary.job_id), place="jobs",
@@ -304,7 +317,7 @@ class BackfillJob:
                 Field("overlap", "overlap", "choice", options=(
                     ("", "the job's own setting"), *((each, f"{each}: {does}") for each, does in _OVERLAPS.items())
                 )),
-                Field("reason", "Reason (optional)", help="Stored with the backfill and in the audit log."),
+                reason_field("with the backfill and in the audit log"),
             ),
             keep="Back",
         )  # fmt: skip
@@ -319,14 +332,13 @@ class BackfillJob:
         try:
             counted_now = backfill_of(connection.request({**document, "dry_run": True}, None)).occurrences or 0
         except Refused as refused:
-            _, job = _shown(connection, caller, request)
-            raise _in_form(refused, job.summary.version) from refused
+            version = job_of_page(connection, caller, request).summary.version
+            raise _in_form(refused, version) from refused
         if not counted_now and shown is None:
             words = "No occurrence of this range is left to run."
-            return _unchanged(f"Backfill {key}?", urls.job(key, named, "job_backfill"), words)
+            return no_change(f"Backfill {key}?", urls.job(key, named, "job_backfill"), words)
         if shown is None or counted_now > shown:
-            _, job = _shown(connection, caller, request)
-            return _confirm(job, counted_now, form, urls.job(key, named))
+            return _confirm(job_of_page(connection, caller, request), counted_now, form, urls.job(key, named))
         found = backfill_of(connection.request(document, request_id_of(form)))
         words = f"Backfill {found.backfill_id} makes {counted(found.occurrences or 0, 'run')} of {key}."
         if not found.backfill_id:
@@ -394,23 +406,12 @@ def _instant(each: UpcomingOccurrence, zone: str) -> str:
     return f"{each.local:{_CLOCK}} (moved to {to_zone(each.leaves_at, zone):{_CLOCK}})"
 
 
-def _unchanged(question: str, back: str, why: str) -> Dialog:
-    """Return the dialog of an action that would change nothing."""
-    return Dialog(question, "", back, place="jobs", will=(f"Nothing would change. {why}",), keep="Back")
-
-
 def _is_deleted(reading: Conn, tenant: str, key: str) -> bool:
     try:
         show_job(reading, tenant, key)
     except UnknownJob:
         return True
     return False
-
-
-def _shown(connection: Connection, caller: Caller, request: Request) -> tuple[str, JobDetail]:
-    key = key_of_page(connection, caller, request)
-    with connection.snapshot() as reading:
-        return key, show_job(reading, caller.tenant, key)
 
 
 def _typed(form: Form, field: SpecField) -> object:

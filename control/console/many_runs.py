@@ -23,6 +23,8 @@ from tidewheel.control.console.actions import (
     confirmation,
     counted_of,
     ensure_confirmed,
+    no_change,
+    reason_field,
     request_id_of,
     sample_of,
     text_of,
@@ -32,7 +34,7 @@ from tidewheel.control.console.door import Form
 from tidewheel.control.console.run_actions import retried_lines, share_first
 from tidewheel.control.console.sentences import is_cancelled
 from tidewheel.control.console.urls import Urls, local_path
-from tidewheel.control.console.view import page_now, pairs
+from tidewheel.control.console.view import in_snapshot, page_now, pairs
 from tidewheel.control.console.words import agreed, counted, number
 from tidewheel.doors.address import in_address
 from tidewheel.errors import FieldError, InvalidInput, Refused, refuse
@@ -45,7 +47,7 @@ from tidewheel.runs import FINAL, RunState
 
 MOST = 200
 """So many rows of a list one request may select."""
-_REASON = Field("reason", "Reason (optional)", help="Stored and published with each run.")
+_REASON = reason_field("and published with each run")
 
 
 def _id(value: object) -> object:
@@ -83,9 +85,8 @@ class CancelRuns:
         between = sum(run.status == RunState.RETRYING for run in still_open)
         ended, cancelled = len(found) - len(not_ended), len(not_ended) - len(still_open)
         if not still_open:
-            words = "Nothing would change. Each selected run has ended or is being cancelled already."
-            question = "Cancel the selected runs?"
-            return Dialog(question, "", _back(request, urls), place="runs", will=(words,), keep="Back")
+            why = "Each selected run has ended or is being cancelled already."
+            return no_change("Cancel the selected runs?", _back(request, urls), why, place="runs")
         return Dialog(
             f"Cancel {counted(len(still_open), 'run')}?", f"Cancel {counted(len(still_open), 'run')}",
             _back(request, urls), place="runs",
@@ -128,16 +129,15 @@ class RetryRuns:
         if not found:
             return _nothing(request, urls)
         ended = [run for run in found if run.status in FINAL]
-        with connection.snapshot() as reading:
-            facts = [each for each in read_retry_facts(reading, [run.run_id for run in ended]) if not each.is_deleted]
+        stored = in_snapshot(connection, read_retry_facts, [run.run_id for run in ended])
+        facts = [each for each in stored if not each.is_deleted]
         kept = {each.run_id for each in facts}
         letters = [each.dead_letter for each in facts if each.dead_letter is not None]
         left, gone = len(found) - len(ended), len(ended) - len(facts)
         have = agreed(left, "has", "have")
         if not facts:
-            words = "Nothing would change. A run can be retried once it has ended, while its job is not deleted."
-            question = "Retry the selected runs?"
-            return Dialog(question, "", _back(request, urls), place="runs", will=(words,), keep="Back")
+            why = "A run can be retried once it has ended, while its job is not deleted."
+            return no_change("Retry the selected runs?", _back(request, urls), why, place="runs")
         return Dialog(
             f"Retry {counted(len(facts), 'run')}?", f"Retry {counted(len(facts), 'run')}", _back(request, urls),
             place="runs",
@@ -192,10 +192,7 @@ class CancelMatching:
         if status in _NOT_STARTED:
             found, started, any_state = waiting, 0, _NOT_BEGUN
         if not found.matched:
-            words = f"Nothing would change. {_none_matches(query)}"
-            return Dialog(
-                "Cancel runs?", "", urls("runs", **_shown(query)), place="runs", will=(words,), keep="Back"
-            )  # fmt: skip
+            return no_change("Cancel runs?", urls("runs", **_shown(query)), _none_matches(query), place="runs")
         by_box = bool(started) or (found.at_least and status not in _NOT_STARTED)
         few = waiting.matched if by_box else found.matched
         many = counted(found.matched, "run", at_least=found.at_least)
@@ -343,8 +340,7 @@ def _ended_too(connection: Connection, caller: Caller, query: RunFilter, found: 
     if "labels" in query and "key" not in query:
         return ()
     filters = cast("PageFilter", {**query, "status": None})
-    with connection.snapshot() as reading:
-        listed = list_runs(reading, caller.tenant, filters, limit=1)
+    listed = in_snapshot(connection, list_runs, caller.tenant, filters, limit=1)
     if listed.total <= found.matched:
         return ()
     still = number(found.matched, at_least=found.at_least)
@@ -375,8 +371,7 @@ def _nothing(request: Request, urls: Urls) -> Dialog:
 
 def _selected(connection: Connection, request: Request) -> Sequence[RunSummary]:
     chosen = read_query(request, SelectedQuery).run
-    with connection.snapshot() as reading:
-        return read_runs_and_waits(reading, list(chosen))
+    return in_snapshot(connection, read_runs_and_waits, list(chosen))
 
 
 def _each(request: Request, change: Callable[[UUID], bool], none: FieldError) -> tuple[int, int]:

@@ -22,7 +22,7 @@ from tidewheel.control.api.workers import Workers
 from tidewheel.control.client.connection import Connection
 from tidewheel.control.console.rendering import HEADERS
 from tidewheel.control.console.urls import Urls
-from tidewheel.control.console.view import View
+from tidewheel.control.console.view import View, in_snapshot
 from tidewheel.control.console.words import boxed
 from tidewheel.jobs.validation import shown
 from tidewheel.nouns.runs.detail import read_logs, show_run
@@ -240,8 +240,7 @@ class RunLines:
     def read(self, connection: Connection, caller: Caller, request: Request, urls: Urls) -> View:
         """Read the lines after those that the reader has."""
         query, run_id = read_query(request, LogQuery), run_id_of(request)
-        with connection.snapshot() as reading:
-            run = show_run(reading, caller.tenant, run_id)
+        run = in_snapshot(connection, show_run, caller.tenant, run_id)
         over, after = is_over(run, query.attempt), query.after or 0
         pieces = read_logs(connection, run_id, query.attempt, after=after)
         piece = pieces[0] if pieces else LogPiece(query.attempt, None, 0, b"")

@@ -15,7 +15,16 @@ from tidewheel.control.client.connection import Connection
 from tidewheel.control.console.axis import Window
 from tidewheel.control.console.many_runs import matching_button, matching_filters
 from tidewheel.control.console.urls import Urls
-from tidewheel.control.console.view import Failed, View, filters_of, list_view, page_now, part, read_filters
+from tidewheel.control.console.view import (
+    Failed,
+    View,
+    filters_of,
+    in_snapshot,
+    list_view,
+    page_now,
+    part,
+    read_filters,
+)
 from tidewheel.control.console.words import between, family_of, reason_words
 from tidewheel.control.explain.job_timeline import JobTimeline, TimelineRun
 from tidewheel.control.explain.recent import Unfired
@@ -159,8 +168,8 @@ class RunsPage:
 
         def listed() -> tuple[RunPage, str | None]:
             cursors = Cursors.of_list("runs", query, caller.tenant)
-            with connection.snapshot() as reading:
-                page = list_runs(reading, caller.tenant, narrowed, after=after_of(cursors, _LIST), limit=query.limit)
+            after = after_of(cursors, _LIST)
+            page = in_snapshot(connection, list_runs, caller.tenant, narrowed, after=after, limit=query.limit)
             return page, next_cursor(cursors, page.next_cursor)
 
         alike: PageFilter = {**narrowed, "group": None, "status": _ALIKE[query.group]} if query.group else narrowed
