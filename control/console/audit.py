@@ -1,6 +1,5 @@
 """The audit log: who changed what, when, by which door. Rows lead to what they are about."""
 
-from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
@@ -46,7 +45,6 @@ class AuditFilters(_Query):
     since: Annotated[datetime, BeforeValidator(_instant)] | None = None
 
 
-@dataclass(frozen=True, slots=True)
 class AuditLogPage:
     """The audit log."""
 

@@ -80,7 +80,6 @@ class BulkPage:
 
     def read(self, connection: Connection, caller: Caller, request: Request, urls: Urls) -> View:
         """Read the newest fifty of each kind."""
-        del urls
         read_query(request, TenantQuery)
         now = page_now(connection)
         parts = [part(partial(_newest, connection, caller, kind, now)) for kind in ("cancellation", "work")]
@@ -109,7 +108,6 @@ class BulkWorkPage:
 
     def read(self, connection: Connection, caller: Caller, request: Request, urls: Urls) -> View:
         """Read it."""
-        del urls
         read_query(request, TenantQuery)
         now, (_, number) = page_now(connection), read_place(request)
         with connection.snapshot() as reading:
@@ -292,7 +290,6 @@ class ChangeBulk:
 
     def act(self, connection: Connection, caller: Caller, form: Form, request: Request, urls: Urls) -> Done:
         """Change it."""
-        del caller
         kind, found = read_place(request)
         _require_change(kind)
         assert isinstance(found, UUID)  # noqa: S101 - of these kinds

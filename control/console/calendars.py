@@ -66,7 +66,6 @@ class Month:
     weeks: Sequence[Sequence[Day | None]]
 
 
-@dataclass(frozen=True, slots=True)
 class CalendarsPage:
     """The list of calendars."""
 
@@ -75,14 +74,12 @@ class CalendarsPage:
 
     def read(self, connection: Connection, caller: Caller, request: Request, urls: Urls) -> View:
         """List the calendars of the tenant."""
-        del urls
         read_query(request, TenantQuery)
 
         found = part_of(connection, list_calendars, caller.tenant)
         return View({"now": page_now(connection), "calendars": found})
 
 
-@dataclass(frozen=True, slots=True)
 class CalendarPage:
     """The page of a calendar."""
 
@@ -275,7 +272,6 @@ def _words(form: Form, name: str) -> list[str]:
     return form.get(name, "").replace(",", " ").split()
 
 
-@dataclass(frozen=True, slots=True)
 class NewCalendar:
     """Create a calendar."""
 
@@ -299,7 +295,6 @@ class NewCalendar:
         return Done(urls("calendar", name=name), f"Calendar {name} is created.")
 
 
-@dataclass(frozen=True, slots=True)
 class PutCalendar:
     """Replace the days of a calendar."""
 
@@ -337,7 +332,6 @@ class PutCalendar:
         return Done(urls("calendar", name=name), words)
 
 
-@dataclass(frozen=True, slots=True)
 class DeleteCalendar:
     """Delete a calendar that no job names."""
 

@@ -89,7 +89,6 @@ class FleetPage:
 
     def read(self, connection: Connection, caller: Caller, request: Request, urls: Urls) -> View:
         """Read each part by itself, for a key of all tenants; the state of services needs the scope admin."""
-        del urls
         ensure_all_tenants(caller, Scope.READ)
         query, is_admin = read_query(request, FleetQuery), Scope.ADMIN in caller.scopes
         now = page_now(connection)

@@ -1,7 +1,6 @@
 """One job on its time axis: what it did, why not, what comes."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from datetime import datetime, timedelta, tzinfo
 from functools import partial
 from typing import ClassVar, Literal, Self, TypeVar, cast
@@ -93,7 +92,6 @@ class JobQuery(TenantQuery):
         return self
 
 
-@dataclass(frozen=True, slots=True)
 class JobPage:
     """The page of a job."""
 

@@ -61,7 +61,6 @@ _LONGEST = 100  # characters of a reason in the address of an undo, which a cook
 _REASON = reason_field("with the occurrence and in the audit log")
 
 
-@dataclass(frozen=True, slots=True)
 class PauseJob:
     """Pause a job."""
 
@@ -103,7 +102,6 @@ class PauseJob:
         return Done(urls.job(key, found.job_id), f"{key} is paused.", undo)
 
 
-@dataclass(frozen=True, slots=True)
 class ResumeJob:
     """Resume a paused job."""
 
@@ -169,7 +167,6 @@ class OccurrenceQuery(TenantQuery):
     at: Instant
 
 
-@dataclass(frozen=True, slots=True)
 class SkipOccurrence:
     """Skip one occurrence."""
 
@@ -197,7 +194,6 @@ class SkipOccurrence:
         return _Change(connection, caller, form, request, urls).send("job.skip", "will be skipped")
 
 
-@dataclass(frozen=True, slots=True)
 class MoveOccurrence:
     """Move one occurrence to another time."""
 
@@ -227,7 +223,6 @@ class MoveOccurrence:
         return _Change(connection, caller, form, request, urls).send("job.move", "is moved", to=to)
 
 
-@dataclass(frozen=True, slots=True)
 class UnskipOccurrence:
     """Undo a skip or a move."""
 

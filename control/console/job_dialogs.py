@@ -1,7 +1,7 @@
 """Actions on one job: trigger, delete, restore, roll back, release, backfill."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import ClassVar
 
 from starlette.requests import Request
@@ -55,7 +55,6 @@ _NEVER = "The job then has no occurrence to come."
 _CLOCK = "%a %d %b %H:%M"
 
 
-@dataclass(frozen=True, slots=True)
 class TriggerJob:
     """Run a job once."""
 
@@ -132,7 +131,6 @@ def _children(connection: Connection, caller: Caller, key: str) -> str:
     return f"{', '.join(found[:SAMPLE])}{' and more' if len(found) > SAMPLE else ''}"
 
 
-@dataclass(frozen=True, slots=True)
 class DeleteJob:
     """Delete a job."""
 
@@ -182,7 +180,6 @@ def _cancelled(connection: Connection, key: str) -> str:
     return f"{many} {agreed(waiting.matched, 'is', 'are')} cancelled" if waiting.matched else ""
 
 
-@dataclass(frozen=True, slots=True)
 class RestoreJob:
     """Submit the last version of a deleted job again."""
 
@@ -214,7 +211,6 @@ class RestoreJob:
         return Done(urls.job(key, found.job_id), f"{key} is back, as version {found.version}.")
 
 
-@dataclass(frozen=True, slots=True)
 class RollBackJob:
     """Give a job the spec of an earlier version again; the address names it."""
 
@@ -256,7 +252,6 @@ class RollBackJob:
         return Done(urls.job(key, found.job_id), words, undo)
 
 
-@dataclass(frozen=True, slots=True)
 class ReleaseJob:
     """Release a quarantined job."""
 
@@ -285,7 +280,6 @@ class ReleaseJob:
         return Done(urls.job(key, job_id(caller.tenant, key)), words)
 
 
-@dataclass(frozen=True, slots=True)
 class BackfillJob:
     """Run the occurrences of a past range: counted first, then made."""
 

@@ -66,7 +66,6 @@ class VersionRow:
     changed: str
 
 
-@dataclass(frozen=True, slots=True)
 class VersionsPage:
     """The page of a job's versions."""
 
@@ -140,7 +139,6 @@ class NextQuery(TenantQuery):
     limit: Annotated[int, Field(ge=1, le=100), BeforeValidator(whole)] = 10
 
 
-@dataclass(frozen=True, slots=True)
 class JobNextPage:
     """The page of what comes."""
 
@@ -226,7 +224,6 @@ class Setting:
     meaning: str
 
 
-@dataclass(frozen=True, slots=True)
 class JobSettingsPage:
     """The page of a job's settings."""
 

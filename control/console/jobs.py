@@ -58,7 +58,6 @@ class SelectedJobsQuery(TenantQuery):
     job: Annotated[tuple[IdOfQuery, ...], PydanticField(max_length=MOST)] = ()
 
 
-@dataclass(frozen=True, slots=True)
 class PauseJobs:
     """Pause the jobs that are selected in a list."""
 
@@ -92,7 +91,6 @@ class PauseJobs:
         return Done(urls("jobs", status="paused"), words)
 
 
-@dataclass(frozen=True, slots=True)
 class ResumeJobs:
     """Resume the jobs that are selected in a list."""
 
@@ -180,7 +178,6 @@ def _sample(found: Sequence[SelectedJob]) -> Sequence[str]:
     return sample_of([each.key for each in found[:SAMPLE]], len(found))
 
 
-@dataclass(frozen=True, slots=True)
 class JobsPage:
     """The list of jobs."""
 

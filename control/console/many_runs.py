@@ -1,7 +1,6 @@
 """Actions on many runs: cancel or retry those that are selected, cancel all that match a filter."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import datetime
 from typing import Annotated, Any, cast
 from uuid import UUID
@@ -67,7 +66,6 @@ class SelectedQuery(TenantQuery):
     run: Annotated[tuple[IdOfQuery, ...], PydanticField(max_length=MOST)] = ()  # their ids
 
 
-@dataclass(frozen=True, slots=True)
 class CancelRuns:
     """Cancel the runs that are selected in a list."""
 
@@ -75,7 +73,6 @@ class CancelRuns:
 
     def ask(self, connection: Connection, caller: Caller, request: Request, urls: Urls) -> Dialog:
         """Return which of them have started."""
-        del caller
         found = _selected(connection, request)
         if not found:
             return _nothing(request, urls)
@@ -101,7 +98,6 @@ class CancelRuns:
 
     def act(self, connection: Connection, caller: Caller, form: Form, request: Request, urls: Urls) -> Done:
         """Cancel each of them that is open and has no cancel yet; a repeat of the form changes nothing."""
-        del caller
         runs, reason, found = Runs(connection), text_of(form, "reason"), _selected(connection, request)
         covered = {run.run_id for run in found if is_cancelled(run)}
         if all(run.status in FINAL or run.run_id in covered for run in found):
@@ -117,7 +113,6 @@ class CancelRuns:
         return Done(_back(request, urls), words)
 
 
-@dataclass(frozen=True, slots=True)
 class RetryRuns:
     """Retry the runs that are selected in a list."""
 
@@ -157,7 +152,6 @@ class RetryRuns:
 
     def act(self, connection: Connection, caller: Caller, form: Form, request: Request, urls: Urls) -> Done:
         """Create a new run of each of them that has ended."""
-        del caller
         runs, request_id = Runs(connection), request_id_of(form)
 
         def retry(run_id: UUID) -> bool:
@@ -175,7 +169,6 @@ _QUERY = model_of("MatchingQuery", [in_address(each) for each in _ASKED], Tenant
 """The filter of a cancellation, in the words of the list of runs, whose state is no filter of a cancellation."""
 
 
-@dataclass(frozen=True, slots=True)
 class CancelMatching:
     """Cancel all open runs that match a filter."""
 

@@ -1,7 +1,6 @@
 """Actions on one run: cancel it, run an ended run again, start its next attempt."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import datetime
 from uuid import UUID
 
@@ -44,7 +43,6 @@ PARTS = "Each runs alone: to start the jobs after it, resume its workflow."
 _PART = "It runs alone: to start the jobs after it, resume the workflow."
 
 
-@dataclass(frozen=True, slots=True)
 class CancelRun:
     """Cancel an open run."""
 
@@ -82,7 +80,6 @@ class CancelRun:
         return Done(urls("run", run_id=run_id), words)
 
 
-@dataclass(frozen=True, slots=True)
 class RetryRun:
     """Run an ended run again, or start the next attempt of a retrying run now.
 

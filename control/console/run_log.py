@@ -230,7 +230,6 @@ def attempts_with_logs(run: RunDetail) -> Sequence[int]:
     return sorted(found, reverse=True)
 
 
-@dataclass(frozen=True, slots=True)
 class RunLines:
     """The lines that an attempt has written since the last look: a part of the page of its run."""
 

@@ -153,7 +153,6 @@ class PageOfRunsQuery(_Query):
     ended_until: Instant | None = None
 
 
-@dataclass(frozen=True, slots=True)
 class RunsPage:
     """The list of runs."""
 
@@ -211,7 +210,6 @@ class SlowQuery(TenantQuery):
     last: Literal["1h", "24h", "7d"] = "24h"
 
 
-@dataclass(frozen=True, slots=True)
 class SlowPage:
     """The slowest runs."""
 
@@ -220,7 +218,6 @@ class SlowPage:
 
     def read(self, connection: Connection, caller: Caller, request: Request, urls: Urls) -> View:
         """Read the slowest runs of the time that the address names."""
-        del urls
         query, errors = read_filters(request, SlowQuery)
         now = page_now(connection)
 

@@ -22,19 +22,13 @@ from tidewheel.control.explain.predict import chained, explain_child, later_pare
 from tidewheel.control.explain.text import (
     MANUAL,
     NOT_RECORDED,
-    deleted,
     fired,
+    instant,
     moved,
-    moved_here,
-    no_occurrence,
-    not_yet,
     outside_bounds,
-    record_deleted,
     skipped,
     skipped_by_overlap,
     undo_skip,
-    versions_removed,
-    will_fire_created,
 )
 from tidewheel.control.explain.upcoming import no_occurrence_notes, occurrence_notes
 from tidewheel.errors import ScheduleRefused
@@ -186,7 +180,8 @@ def _of_run(facts: InstantFacts, run: RunFacts, version_span: VersionSpan | None
         due, reason, origin = moved_to, MOVED, f" {moved(override)}"
     if due > facts.job.now and run.attempt == 0 and run.state == RunState.QUEUED:
         outcome = OccurrenceOutcome.WILL_BE_MOVED if moved_to else OccurrenceOutcome.SCHEDULED
-        return Verdict(outcome, f"{will_fire_created(due)}{origin}", reason, moved_to=moved_to)
+        words = f"It will fire at {instant(due)}. Its run exists already.{origin}"
+        return Verdict(outcome, words, reason, moved_to=moved_to)
     return Verdict(OccurrenceOutcome.FIRED, f"{fired(facts, run)}{origin}", reason, moved_to=moved_to)
 
 
@@ -196,10 +191,15 @@ def _no_job(facts: InstantFacts) -> Verdict:
     submitted_at = later[0].row.effective_at if later else None
     if earlier:
         deleted_at = earlier[-1].row.retired_at or facts.job.deleted_at
-        return Verdict(OccurrenceOutcome.DELETED, deleted(deleted_at, submitted_at))
-    if later and later[0].row.version > 1:
-        return Verdict(OccurrenceOutcome.UNKNOWN, versions_removed(later[0].row.effective_at))
-    return Verdict(OccurrenceOutcome.NOT_YET, not_yet(submitted_at))
+        when = f" at {instant(deleted_at)}" if deleted_at else ""
+        again = f" It was submitted again at {instant(submitted_at)}." if submitted_at else ""
+        return Verdict(OccurrenceOutcome.DELETED, f"The job had been deleted{when}.{again}")
+    if submitted_at is None:
+        return Verdict(OccurrenceOutcome.NOT_YET, "Did not fire: the job did not exist yet.")
+    if later[0].row.version > 1:
+        kept = f"they are kept from {instant(submitted_at)} on"
+        return Verdict(OccurrenceOutcome.UNKNOWN, f"The job's versions of that time are removed: {kept}.")
+    return Verdict(OccurrenceOutcome.NOT_YET, f"Did not fire: the job was first submitted at {instant(submitted_at)}.")
 
 
 def _span(facts: InstantFacts, version_span: VersionSpan) -> SkipSpan | None:
@@ -221,19 +221,24 @@ def _span(facts: InstantFacts, version_span: VersionSpan) -> SkipSpan | None:
 def _no_occurrence(facts: InstantFacts, version_span: VersionSpan) -> Verdict:
     override = facts.moved_here
     if override is not None:
-        return Verdict(OccurrenceOutcome.NO_OCCURRENCE, moved_here(override))
+        words = (
+            f"The occurrence of {instant(override.scheduled_at)} was moved to this instant. Explain that one instead."
+        )
+        return Verdict(OccurrenceOutcome.NO_OCCURRENCE, words)
     if isinstance(version_span.schedule, Manual):
         return Verdict(OccurrenceOutcome.NO_OCCURRENCE, MANUAL)
     if version_span.outside_bounds(facts.at):
         return Verdict(OccurrenceOutcome.NO_OCCURRENCE, outside_bounds(facts, version_span), SkipReason.BOUND)
     notes = no_occurrence_notes(version_span.schedule, facts.at)
-    return Verdict(OccurrenceOutcome.NO_OCCURRENCE, no_occurrence(version_span), notes=notes)
+    words = f"The schedule of version {version_span.row.version} has no occurrence at this instant."
+    return Verdict(OccurrenceOutcome.NO_OCCURRENCE, words, notes=notes)
 
 
 def _nothing_recorded(facts: InstantFacts) -> Verdict:
     oldest = facts.oldest_day()
     if oldest is not None and facts.at < oldest:
-        return Verdict(OccurrenceOutcome.UNKNOWN, record_deleted(oldest))
+        words = f"It was an occurrence, and its record is deleted: runs are kept from {oldest:%Y-%m-%d} on."
+        return Verdict(OccurrenceOutcome.UNKNOWN, words)
     return Verdict(OccurrenceOutcome.UNKNOWN, NOT_RECORDED)
 
 

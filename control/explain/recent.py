@@ -13,7 +13,6 @@ from tidewheel.postgres.statements import Statements
 from tidewheel.runs import RunState
 
 _FIND_UNFIRED = Statements("tidewheel.control")["find_unfired"]
-
 MAX_UNFIRED = 1_000
 _HELD = (OccurrenceOutcome.PAUSED, OccurrenceOutcome.WAITING)
 
@@ -102,11 +101,7 @@ def unfired(
     limit: int = 50,
     misfire_after: timedelta = MISFIRE_AFTER,
 ) -> UnfiredOccurrences:
-    """Return the occurrences of the last `span` that did not fire, the newest first, each with its reason.
-
-    Args:
-        limit: How many rows at most; a long span of occurrences is one row.
-    """
+    """Return what did not fire in the last `span`, the newest first; a long span of occurrences is one row."""
     job = read_job_position(connection, tenant, key)
     since = job.now - span
 
@@ -121,16 +116,9 @@ def unfired(
             last = present.before if present.before and present.before > held.at else held.at
             found.insert(0, Unfired(held.at, last, 1, last == held.at, held.outcome, held.words))
     last_due, following = _occurrences(present)
+    any_due = bool(found) or (last_due is not None and last_due >= since)
     return UnfiredOccurrences(
-        key,
-        present.zone,
-        since,
-        job.now,
-        tuple(found),
-        has_more=has_more,
-        any_due=bool(found) or (last_due is not None and last_due >= since),
-        next_at=following,
-        words=present.words,
+        key, present.zone, since, job.now, tuple(found), has_more, any_due, next_at=following, words=present.words
     )
 
 

@@ -1,7 +1,7 @@
 """Sentences about instants of a job: the outcome, the reason, and the remedy if there is one.
 
-`explain`, `predict` and `upcoming` decide which of them hold. `preview` has those about a job's policies, `dst_notes`
-those about clock changes.
+`explain`, `predict` and `upcoming` decide which of them hold, and have the short ones that are needed once. `preview`
+has those about a job's policies.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,12 +19,9 @@ from tidewheel.schedules.describe import to_zone
 from tidewheel.schedules.schedule import FixedDelay, Once
 from tidewheel.transitions.overlap import REPLACING
 
-UNDO_MOVE = "Undo the move to let it fire at its own time."
 FOLLOWS = "The job follows its parents in a workflow. The list of workflows has its occurrences."
 MANUAL = "The job's schedule is manual: triggers create its runs. It never fires by itself."
 NO_FURTHER_OCCURRENCE = "The schedule has no further occurrence."
-NEXT_POLL_FIRES = "The next poll creates its run."
-SEVERAL_POLLS = "The backlog takes several polls."
 NOT_RECORDED = (
     "It was an occurrence, and no run or skip of it is recorded. Unless rows were deleted manually, this is a bug in "
     "Tidewheel: please report it with this explanation."
@@ -32,7 +29,6 @@ NOT_RECORDED = (
 
 _CHECK_SCHEDULER = "Check that a `tidewheel service scheduler` process runs."
 TIMER_MISSING = f"The job's timer row is missing. A scheduler repairs it within minutes. {_CHECK_SCHEDULER}"
-
 AWAITS_POLL = f"A scheduler creates its run at its next poll, within a second or two. {_CHECK_SCHEDULER}"
 
 OVERLAP_EFFECTS: Mapping[str, str] = {
@@ -59,9 +55,7 @@ def instant(at: datetime) -> str:
 
 def fired(facts: InstantFacts, run: RunFacts) -> str:
     """Return the outcome of a fired occurrence."""
-    late = ""
-    if run.late is not None and run.late > timedelta(seconds=1):
-        late = f" {duration(run.late)} late"
+    late = f" {duration(run.late)} late" if run.late is not None and run.late > timedelta(seconds=1) else ""
     return f"It fired{late}{_WHY_LATE if run.caught_up else ''}. {state_text_of(facts, run)}"
 
 
@@ -211,9 +205,7 @@ def _backfill(facts: InstantFacts, span: SkipSpan, them: str = "it") -> str:
 
 def _among(span: SkipSpan) -> str:
     """Return the span's occurrences as a part of a sentence; empty for a single one."""
-    if span.occurrences == 1:
-        return ""
-    return f", one of {_occurrences(span)}"
+    return "" if span.occurrences == 1 else f", one of {_occurrences(span)}"
 
 
 def _occurrences(span: SkipSpan) -> str:
@@ -293,16 +285,6 @@ def _new_time(override: OverrideFacts, zone: str) -> str:
     return f"{instant(to)} ({to_zone(to, zone).isoformat()})" if zone != "UTC" else instant(to)
 
 
-def will_fire(why: str = "") -> str:
-    """Return the future of an occurrence that nothing holds."""
-    return f"It will fire. {why}".rstrip()
-
-
-def will_fire_created(due: datetime) -> str:
-    """Return the future of an occurrence whose run was created ahead of its time."""
-    return f"It will fire at {instant(due)}. Its run exists already."
-
-
 def late(facts: InstantFacts, next_poll: str) -> str:
     """Return the state of an occurrence that is late: the next poll's effect on it, and the remedy."""
     cursor = facts.job.cursor_at
@@ -311,28 +293,12 @@ def late(facts: InstantFacts, next_poll: str) -> str:
     return f"It is {since} late and has not fired yet. {next_poll}{timer} {_CHECK_SCHEDULER}"
 
 
-def late_postponed(facts: InstantFacts, again_at: datetime) -> str:
-    """Return the state of an occurrence whose firing failed for a cause outside of its job."""
-    return f"It is {duration(facts.job.now - facts.at)} late and has not fired yet. {postponed(again_at)}"
-
-
 def postponed(again_at: datetime) -> str:
     """Return when an occurrence is tried again whose firing failed, and the remedy."""
     return (
         f"Firing it failed and is postponed: a scheduler tries again from {instant(again_at)} on. The error is in the "
         "schedulers' logs, and in `/readyz` of the scheduler that met it. Correct the cause; it then fires by itself."
     )
-
-
-def next_poll_skips(version_span: VersionSpan) -> str:
-    """Return the next poll's effect on a missed occurrence."""
-    effect = policy_effect("catch_up", version_span.policies.catch_up, version_span.policies.window)
-    return f"It is missed, and the next poll skips it. {effect}."
-
-
-def jitter_until(publish_at: datetime) -> str:
-    """Return the effect of jitter on one occurrence."""
-    return f"With jitter its run may start at {instant(publish_at)}."
 
 
 def after_last_run(schedule: FixedDelay) -> str:
@@ -393,10 +359,14 @@ def in_pause(facts: InstantFacts, due: datetime) -> str:
     return f"{pause} {_on_resume(facts, version_span, due)}" if version_span else pause
 
 
+def frozen(freezes: Sequence[Freeze]) -> str:
+    """Return the freezes that stop a job."""
+    return f"The job has been {'; '.join(freeze.words for freeze in freezes)}."
+
+
 def in_freeze(facts: InstantFacts, freezes: Sequence[Freeze], due: datetime) -> str:
     """Return the freezes that hold an occurrence, and the effect of their end."""
-    words = f"The job has been {'; '.join(freeze.words for freeze in freezes)}."
-    version_span = facts.version_span
+    words, version_span = frozen(freezes), facts.version_span
     return f"{words} {_on_resume(facts, version_span, due, 'freeze')}" if version_span else words
 
 
@@ -419,34 +389,6 @@ def _on_resume(facts: InstantFacts, version_span: VersionSpan, due: datetime, ho
     return f"If the job is still {still} at {instant(due)}, t{then}"
 
 
-def not_yet(first_at: datetime | None) -> str:
-    """Return why an instant before the first submit has no occurrence."""
-    why = f"the job was first submitted at {instant(first_at)}" if first_at else "the job did not exist yet"
-    return f"Did not fire: {why}."
-
-
-def versions_removed(since: datetime) -> str:
-    """Return why nothing is known of an instant before the oldest stored version."""
-    return f"The job's versions of that time are removed: they are kept from {instant(since)} on."
-
-
-def deleted(deleted_at: datetime | None, again_at: datetime | None) -> str:
-    """Return why an instant after a deletion has no occurrence."""
-    when = f" at {instant(deleted_at)}" if deleted_at else ""
-    again = f" It was submitted again at {instant(again_at)}." if again_at else ""
-    return f"The job had been deleted{when}.{again}"
-
-
-def moved_here(override: OverrideFacts) -> str:
-    """Return the occurrence that was moved to an instant."""
-    return f"The occurrence of {instant(override.scheduled_at)} was moved to this instant. Explain that one instead."
-
-
-def no_occurrence(version_span: VersionSpan) -> str:
-    """Return the schedule that lacks an instant."""
-    return f"The schedule of version {version_span.row.version} has no occurrence at this instant."
-
-
 def outside_bounds(facts: InstantFacts, version_span: VersionSpan) -> str:
     """Return the bound that excludes an instant."""
     bounds = getattr(version_span.schedule, "bounds")  # noqa: B009 - of a cron or an interval, which have some
@@ -457,11 +399,6 @@ def outside_bounds(facts: InstantFacts, version_span: VersionSpan) -> str:
             f"max_runs is {version_span.row.max_runs}, and the last of those occurrences was {instant(bounds.end_at)}."
         )
     return f"It is after end_at, {instant(bounds.end_at)}."
-
-
-def record_deleted(oldest_day: datetime) -> str:
-    """Return why the outcome of an old occurrence is unknown."""
-    return f"It was an occurrence, and its record is deleted: runs are kept from {oldest_day:%Y-%m-%d} on."
 
 
 def after_pause(on_resume: CatchUp, window: timedelta) -> str:

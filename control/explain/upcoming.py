@@ -25,6 +25,7 @@ from tidewheel.control.explain.text import (
     MANUAL,
     NO_FURTHER_OCCURRENCE,
     after_pause,
+    frozen,
     only_next_known,
     override_source,
     paused,
@@ -42,17 +43,16 @@ from tidewheel.schedules.calendars import CalendarSchedule, excluded_spans, is_o
 from tidewheel.schedules.cron_fields import following
 from tidewheel.schedules.cron_schedule import CronSchedule, ZonedCron
 from tidewheel.schedules.decide import MAX_COUNTED, decide
-from tidewheel.schedules.decision import HoldReason, Override, jittered
+from tidewheel.schedules.decision import HoldReason, jittered
 from tidewheel.schedules.describe import dst_effects, to_zone
 from tidewheel.schedules.schedule import TICK, FixedDelay, Manual, Once, Schedule, at_second, whole_second
 from tidewheel.schedules.timer_state import TimerState
 from tidewheel.schedules.zones import zone
 
-_NEAR = timedelta(days=2)  # a clock change further away does not concern the instant
-
 _FIND_RUNS_AHEAD = Statements("tidewheel.control")["find_runs_ahead"]
 
 MAX_SHOWN = 1_000
+_NEAR = timedelta(days=2)  # a clock change further away does not concern the instant
 _YEAR = timedelta(days=366)  # how far ahead excluded days are shown if no occurrence fires after them
 _LAST = datetime.max.replace(tzinfo=UTC)
 
@@ -78,7 +78,7 @@ def no_occurrence_notes(schedule: Schedule, at: datetime) -> tuple[str, ...]:
     if not isinstance(bare, CronSchedule):
         return ()
     other_pass = [note for entry in bare.entries if (note := _other_pass(entry, at)) is not None]
-    notes = [*other_pass]
+    notes = other_pass[:]
     for neighbour in (bare.before(at), bare.after(at)):
         if not other_pass and neighbour is not None and abs(neighbour - at) < _NEAR:
             nearest = f"{neighbour.replace(tzinfo=None).isoformat()}Z"
@@ -225,27 +225,18 @@ class OccurrenceScan:
         first, last = self.state.live.after(self.after), self.state.live.before(until + TICK)
         if first is not None and last is not None and first <= last:
             occurrences, exact = self.state.live.count(self.after, until, MAX_COUNTED)
-            yield UpcomingOccurrence(
-                first,
-                to_zone(first, self.zone),
-                OccurrenceOutcome.PAUSED,
-                last_at=last,
-                occurrences=occurrences,
-                exact=exact,
-            )
+            yield self._span(OccurrenceOutcome.PAUSED, first, last, occurrences, exact=exact)
 
     def _excluded(self, position: datetime, until: datetime) -> Iterator[UpcomingOccurrence]:
-        for first, last, occurrences, exact in excluded_spans(
-            self.state.schedule, self.state.effective, position, until
-        ):
-            yield UpcomingOccurrence(
-                first,
-                to_zone(first, self.zone),
-                OccurrenceOutcome.WILL_BE_EXCLUDED,
-                last_at=last,
-                occurrences=occurrences,
-                exact=exact,
-            )
+        spans = excluded_spans(self.state.schedule, self.state.effective, position, until)
+        for first, last, occurrences, exact in spans:
+            yield self._span(OccurrenceOutcome.WILL_BE_EXCLUDED, first, last, occurrences, exact=exact)
+
+    def _span(
+        self, outcome: OccurrenceOutcome, first: datetime, last: datetime, occurrences: int, *, exact: bool
+    ) -> UpcomingOccurrence:
+        local = to_zone(first, self.zone)
+        return UpcomingOccurrence(first, local, outcome, last_at=last, occurrences=occurrences, exact=exact)
 
 
 def upcoming(
@@ -255,17 +246,13 @@ def upcoming(
     job = read_job_position(connection, tenant, key)
     if job.deleted_at is not None:
         raise UnknownJob(tenant, key)
-    timeline = read_version_timeline(
-        connection, job.job_id, tenant, job.now, cursor=job.cursor_at, catch_up_end=job.catch_up_end
-    )
+    timeline = read_version_timeline(connection, job, job.now)
     version_span, n = timeline.version_spans[-1], min(max(n, 0), MAX_SHOWN)
     override = read_overrides_around(connection, job.job_id, job.cursor_at or job.now, job.now)
     ahead, freezes = _runs_ahead(connection, job, n), freezes_of(connection, tenant, job.job_id)
     held = replace(job, paused=True, paused_until=None) if freezes else job
-    lines = [
-        *_queued(ahead, override, version_span),
-        *_from_timer(held, version_span, override, n - len(ahead), misfire_after),
-    ]
+    fired_later = _from_timer(held, version_span, override, n - len(ahead), misfire_after)
+    lines = [*_queued(ahead, override, version_span), *fired_later]
     words = upcoming_words(connection, job, version_span, freezes, "" if lines else NO_FURTHER_OCCURRENCE)
     return Upcoming(key, version_span.zone, job.now, tuple(lines), words)
 
@@ -295,22 +282,16 @@ def _from_timer(
     cursor = job.cursor_at
     if cursor is None or job.hold_reason == HoldReason.QUARANTINED:
         return
-    overrides = [Override(each.scheduled_at, each.moved_to, each.done_at is not None) for each in override]
-    state = version_span.timer_state(overrides)
+    state = version_span.timer_state([each.of_timer for each in override])
     if isinstance(state.schedule, FixedDelay | Once):
         if job.hold_reason != HoldReason.RUN:
             outcome = _alone(job, cursor)
             notes = (_awaits(job, cursor),) if outcome is OccurrenceOutcome.WAITING else ()
             yield UpcomingOccurrence(cursor, to_zone(cursor, version_span.zone), outcome, cursor, notes=notes)
         return
+    by_instant, position = {each.scheduled_at: each for each in override}, max(job.now, cursor - TICK)
     scan = OccurrenceScan(
-        state,
-        job.job_id,
-        version_span.zone,
-        max(job.now, cursor - TICK),
-        job.paused,
-        job.paused_until,
-        {each.scheduled_at: each for each in override},
+        state, job.job_id, version_span.zone, position, job.paused, job.paused_until, override=by_instant
     )
     if cursor <= job.now and job.hold_reason is None and not job.paused:
         decision = decide(state, now=job.now, horizon=job.now, misfire_after=misfire_after)
@@ -346,7 +327,7 @@ def upcoming_words(
     connection: Conn, job: JobPosition, version_span: VersionSpan, freezes: Sequence[Freeze], otherwise: str
 ) -> str:
     """Return the reason for a hold, or for no occurrence or only one; else what the caller has to say."""
-    held = f"The job has been {'; '.join(freeze.words for freeze in freezes)}." if freezes else ""
+    held = frozen(freezes) if freezes else ""
     return f"{held} {_words_without_freezes(connection, job, version_span) or otherwise}".strip()
 
 
