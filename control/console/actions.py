@@ -27,6 +27,7 @@ from tidewheel.control.api.workers import Workers
 from tidewheel.control.client.connection import Connection
 from tidewheel.control.console.door import MOST_BYTES, SIGN_IN, Door, Form, check_form, read_form
 from tidewheel.control.console.rendering import KeyShown, Visitor
+from tidewheel.control.console.sign_in import SignIn
 from tidewheel.control.console.urls import Urls
 from tidewheel.control.console.view import Failed, in_snapshot, pairs, part_of, without_zone
 from tidewheel.control.console.words import number
@@ -49,14 +50,9 @@ class Field:
     """A field of a dialog.
 
     Args:
-        name: Its name in the form.
-        label: Its label.
-        kind: How it is typed.
         value: What it has at first; after a refusal, what was typed.
         help: A line below it.
         options: The values of a choice, each with its words.
-        required: True if it may not be empty.
-        errors: What is wrong with it.
         rows: The lines of a long text.
         upload: The kinds of files whose text the script puts into a long text; empty for none.
         button: Of a box: verb and object of the dialog's button while it is checked; empty if it changes neither.
@@ -85,7 +81,6 @@ class Dialog:
         back: The address to go back to without the action.
         will: What happens, in at most three lines.
         stays: What does not.
-        fields: What the operator may choose.
         sample: The first few things that it touches.
         keep: The button that changes nothing.
         danger: True if nothing can undo it.
@@ -117,8 +112,7 @@ class Done:
     """The result of an action.
 
     Args:
-        to: The address to go on to.
-        words: The message of the next page.
+        words: The message of the next page, which has the address `to`.
         undo: The label and the address of the action that undoes it, which needs no field.
         shown: A template and its values, shown at once in place of the address: for what is shown only once.
         then: Awaited on the event loop for the result in place of this one: what takes seconds keeps no thread.
@@ -154,13 +148,7 @@ class Action(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Actions:
-    """The routes of the actions.
-
-    Args:
-        reads: The threads of reads.
-        writes: The threads of changes.
-        door: Sign-ins and the renderer.
-    """
+    """The routes of the actions: dialogs on the threads of reads, changes on those of changes."""
 
     reads: Workers
     writes: Workers
@@ -246,7 +234,9 @@ def address_of(scope: FrozenScope) -> Mapping[str, object]:
 
 def acting(request: Request, found: Caller) -> Caller:
     """Return the caller as the audit log names it: by the console, with the name of the sign-in."""
-    return replace(found, actor=replace(found.actor, door=AuditDoor.CONSOLE, named=_name(request) or found.actor.named))
+    sign_in: SignIn | None = request.scope.get(SIGN_IN)
+    named = sign_in.name if sign_in else None
+    return replace(found, actor=replace(found.actor, door=AuditDoor.CONSOLE, named=named or found.actor.named))
 
 
 def reason_field(where: str, value: str = "") -> Field:
@@ -290,11 +280,6 @@ def request_id_of(form: Form) -> str | None:
     return text_of(form, "request_id")
 
 
-def _name(request: Request) -> str | None:
-    sign_in = request.scope.get(SIGN_IN)
-    return sign_in.name if sign_in else None
-
-
 def _refused(field: Field, form: Form, errors: Sequence[FieldError]) -> Field:
     if field.kind == "hidden":
         return field
@@ -316,14 +301,9 @@ def as_shown(state: str) -> Field:
 
 
 def ensure_as_shown(connection: Connection, form: Form, state: str, news: str) -> None:
-    """Refuse to change what is no longer as the dialog has shown it. A repeat gets its first reply.
+    """Refuse to change what is no longer as the dialog has shown it; `news` is the sentence about it.
 
-    Args:
-        form: The form of the dialog; one without the field is of no dialog.
-        news: The sentence about it.
-
-    Raises:
-        InvalidInput: Another person has changed it.
+    A repeat gets its first reply. A form without the field is of no dialog.
     """
     if form.get("shown", state) == state:
         return
@@ -368,9 +348,6 @@ def ensure_confirmed(form: Form, count: int) -> None:
     """Refuse a change of more than a hundred things without their number.
 
     The number may be that which the dialog showed: meanwhile there may be fewer.
-
-    Raises:
-        InvalidInput: The number is missing, or is another one, or there are more things than it.
     """
     ensure_counted(form, count)
     if count > FREELY and _number(form, "typed") not in {count, counted_of(form) or count}:

@@ -101,7 +101,7 @@ def unfired(
     limit: int = 50,
     misfire_after: timedelta = MISFIRE_AFTER,
 ) -> UnfiredOccurrences:
-    """Return what did not fire in the last `span`, the newest first; a long span of occurrences is one row."""
+    """Return what did not fire in the last `span`, the newest first; a row may be many occurrences."""
     job = read_job_position(connection, tenant, key)
     since = job.now - span
 
