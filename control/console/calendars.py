@@ -7,7 +7,6 @@ from datetime import date
 from hashlib import sha256
 from http import HTTPStatus
 from typing import ClassVar
-from uuid import UUID
 
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -22,7 +21,7 @@ from tidewheel.control.console.urls import Urls
 from tidewheel.control.console.view import View, in_snapshot, page_now, part_of
 from tidewheel.control.console.words import agreed, counted, number
 from tidewheel.control.explain.explanation import OccurrenceOutcome
-from tidewheel.control.explain.upcoming import UpcomingOccurrence, upcoming
+from tidewheel.control.explain.upcoming import upcoming
 from tidewheel.control.reads.calendars import CalendarDetail, list_calendars, show_calendar
 from tidewheel.distribution import install_command, is_installed
 from tidewheel.errors import FieldError, InvalidInput, Refused, TidewheelError, UnknownCalendar, refuse
@@ -32,12 +31,9 @@ from tidewheel.jobs.requests import CalendarPut
 from tidewheel.jobs.validation import validate
 from tidewheel.jobs.values import WEEKDAYS
 
-_WEEKDAYS = ("MON", "TUE", "WED", "THU", "FRI", "SAT", "SUN")
 _FIRST, _LAST = 1970, 2199  # the years of schedules
-
 _JOBS, _OCCURRENCES, _DAYS = 10, 50, 8  # that are looked at, and named
 _FIRES = {OccurrenceOutcome.SCHEDULED, OccurrenceOutcome.PAUSED, OccurrenceOutcome.WAITING}
-
 _MOST_BYTES = 1 << 20
 _ICS = "Events of an iCalendar text (.ics); recurring events are expanded ten years ahead."
 
@@ -91,11 +87,10 @@ class CalendarPage:
         query, now = read_query(request, CalendarQuery), page_now(connection)
         year = min(max(query.year or now.year, _FIRST), _LAST)
         found = calendar_of_page(connection, caller, request)
-        ids: list[tuple[str, UUID]] = [(key, job_id(caller.tenant, key)) for key in found.keys]
         return View(
             {
                 "now": now, "calendar": found, "months": months(found, year, now.date()), "year": year,
-                "jobs": [(key, urls.job(key, each)) for key, each in ids],
+                "jobs": [(key, urls.job(key, job_id(caller.tenant, key))) for key in found.keys],
                 "of_year": sum(day.year == year for day in found.days),
                 "before": year - 1 if year > _FIRST else None, "after": year + 1 if year < _LAST else None,
             }
@@ -112,13 +107,12 @@ def calendar_of_page(connection: Connection, caller: Caller, request: Request) -
 
 def months(found: CalendarDetail, year: int, today: date) -> list[Month]:
     """Return the months of a year with their closed days."""
-    days, weekly = frozenset(found.days), {_WEEKDAYS.index(each) for each in found.weekdays}
+    closed = DaySet.of(found)
 
     def shown(each: date, month: int) -> Day | None:
         if each.month != month:
             return None
-        is_weekly = each.weekday() in weekly
-        return Day(each.day, is_weekly or each in days, is_weekly and each not in days, each == today)
+        return Day(each.day, each in closed, each in closed and each not in closed.days, each == today)
 
     made: list[Month] = []
     for month in range(1, 13):
@@ -178,17 +172,12 @@ def _of_job(connection: Connection, tenant: str, key: str, now: DaySet, then: Da
     except TidewheelError as error:
         yield f"{key}: {error}"
         return
-    fires = [each for each in coming if each.outcome in _FIRES]
-    changed = [each.local.date() for each in fires if _changes(each, now, then)]
+    fires = [each.local.date() for each in coming if each.outcome in _FIRES]
+    changed = [day for day in fires if (day in now) != (day in then)]
     if changed:
         of = f"of its next {counted(len(fires), 'occurrence')}"
-        fall = "falls" if len(changed) == 1 else "fall"
+        fall = agreed(len(changed), "falls", "fall")
         yield f"{key}: {number(len(changed))} {of} {fall} on such days: {_named(sorted(set(changed)))}."
-
-
-def _changes(each: UpcomingOccurrence, now: DaySet, then: DaySet) -> bool:
-    day = each.local.date()
-    return (day in now) != (day in then)
 
 
 def _named(days: Sequence[date]) -> str:
@@ -208,11 +197,7 @@ def _fields(found: CalendarDetail | None) -> Sequence[Field]:
 
 
 def _document(connection: Connection, form: Form, name: str) -> Mapping[str, object]:
-    """Return the request that a form describes.
-
-    Raises:
-        Refused: A field does not fit.
-    """
+    """Return the request that a form describes; raise Refused if a field does not fit."""
     days = _words(form, "days")
     if (ics := text_of(form, "ics")) is not None:
         if not is_installed("calendars"):
@@ -233,11 +218,7 @@ def _document(connection: Connection, form: Form, name: str) -> Mapping[str, obj
 
 
 def _put(connection: Connection, form: Form, document: Mapping[str, object]) -> bool:
-    """Put a calendar; return False if it was so already.
-
-    Raises:
-        Refused: A field does not fit.
-    """
+    """Put a calendar; return False if it was so already, and raise Refused if a field does not fit."""
     try:
         return not connection.request(document, request_id_of(form)).unchanged
     except Refused as error:
@@ -245,11 +226,7 @@ def _put(connection: Connection, form: Form, document: Mapping[str, object]) -> 
 
 
 def _days_of(document: Mapping[str, object]) -> DaySet:
-    """Return the days that a request puts.
-
-    Raises:
-        InvalidInput: A field does not fit.
-    """
+    """Return the days that a request puts; raise InvalidInput if a field does not fit."""
     try:
         given = validate(CalendarPut, document)
     except InvalidValue as error:

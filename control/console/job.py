@@ -66,14 +66,7 @@ _UNFIRED = {
 
 
 class JobQuery(TenantQuery):
-    """Query of the page of a job.
-
-    Attributes:
-        window: The time up to now; without one, that of some dozens of occurrences.
-        from_at: The begin of a time, in place of a window.
-        to_at: Its end.
-        show: The filter of the list.
-    """
+    """A window up to now, or a time in its place; without both, the time of some dozens of occurrences."""
 
     window: Literal["2m", "10m", "1h", "6h", "24h", "7d", "30d", "90d"] | None = None
     from_at: Instant | None = Field(default=None, alias="from")

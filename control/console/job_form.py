@@ -27,7 +27,6 @@ from tidewheel.control.console.spec_form import (
     draft_of,
     draft_of_json,
     errors_by_field,
-    json_of,
     normalised,
     retyped,
     typed,
@@ -38,7 +37,7 @@ from tidewheel.errors import FieldError, InvalidInput, Refused, RequestConflict,
 from tidewheel.ids import job_id
 from tidewheel.jobs.strict_json import as_object
 from tidewheel.jobs.targets import TARGETS
-from tidewheel.nouns.jobs.fields import GROUPS, LABELS, SCHEDULES
+from tidewheel.nouns.jobs.fields import GROUPS, LABELS, SCHEDULES, json_text
 from tidewheel.nouns.jobs.model import Job as SavedJob
 from tidewheel.nouns.jobs.model import job_of
 from tidewheel.nouns.jobs.reads import show_job
@@ -60,8 +59,7 @@ class Typed:
         if_version: The version that saving expects; 0 for none.
         view: `form` or `json`.
         under: What the form lacks, as JSON text, if it is not that of the base.
-        paste: The text of the field for schedules of others.
-        notes: What a pasted schedule was read as.
+        paste: The text of the field for schedules of others; `notes` are what it was read as.
         errors: What was refused, with paths from the job.
         lost: True if another change came first.
     """
@@ -222,7 +220,7 @@ def _answer(connection: Connection, found: Caller, request: Request, form: Form,
         return _lost(connection, found, state, draft, refused)
     match form.get("do"):
         case "as_json" if not draft.errors:
-            return replace(state, view="json", document=json_of(draft.job))
+            return replace(state, view="json", document=json_text(draft.job))
         case "as_form" if not draft.errors:
             return _as_form(state, draft.job)
         case "paste":
@@ -235,7 +233,7 @@ def _as_form(state: Typed, job: dict[str, object]) -> Typed:
     """Return the form of a job; what the form has no field for goes with it."""
     job = normalised(job)
     under = {name: value for name, value in job.items() if name != "payload"}
-    return replace(state, view="form", texts=typed(job), under=json_of(under))
+    return replace(state, view="form", texts=typed(job), under=json_text(under))
 
 
 def _pasted(state: Typed, draft: Draft) -> Typed:

@@ -31,13 +31,11 @@ from tidewheel.runs import FINAL
 
 LONGEST = 2_000
 """Characters of a line beyond which it is folded."""
-
-_LINES = 1_000  # in a page: the last ones
-_BOXES = 500  # control characters drawn with their numbers; further ones are drawn as one character
-
 COLOURS: Mapping[int, str] = {1: "red", 2: "green", 3: "yellow", 4: "blue", 5: "magenta", 6: "cyan"}
 """The classes by the numbers of ANSI; black and white are the page's ink."""
 
+_LINES = 1_000  # in a page: the last ones
+_BOXES = 500  # control characters drawn with their numbers; further ones are drawn as one character
 # Source: ECMA-48: CSI sequences, OSC and other strings up to their terminator, and escapes of two characters.
 _ESCAPE = re.compile(
     r"\x1b\[(?P<parameters>[0-?]*)[ -/]*(?P<final>[@-~])|\x1b[\]PX^_][^\x07\x1b\n]*(?:\x07|\x1b\\)?|\x1b[ -/]*[0-~]?"
@@ -47,13 +45,7 @@ _PARAMETERS = 32  # of one sequence: more are ignored
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A line.
-
-    Args:
-        number: Its number, from the first byte that is stored.
-        folded: The number of characters that are folded.
-        is_open: True if the attempt may still add to it.
-    """
+    """A line, numbered from the first byte that is stored; open while the attempt may still add to it."""
 
     number: int
     text: Markup
@@ -85,7 +77,6 @@ def log_of(piece: LogPiece, *, after: int = 0, first: int = 1, is_over: bool = T
     """Return the lines of an attempt's output.
 
     Args:
-        piece: What is stored of its output after these bytes.
         after: The bytes that were read before.
         first: The number of the first line after them.
         is_over: True if the attempt writes no more.

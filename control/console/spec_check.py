@@ -9,7 +9,7 @@ from difflib import unified_diff
 
 from tidewheel.control.client.connection import Connection
 from tidewheel.control.console.spec_form import Job
-from tidewheel.control.console.words import NONE, counted, pretty
+from tidewheel.control.console.words import NONE, agreed, counted, pretty
 from tidewheel.control.explain.explanation import OccurrenceOutcome
 from tidewheel.control.explain.preview import Preview, preview
 from tidewheel.control.explain.upcoming import Upcoming, UpcomingOccurrence, upcoming
@@ -33,8 +33,7 @@ class Instant:
     """An instant of the job as it is, of the job as typed, or of both.
 
     Args:
-        now: On the clock of the job in force, if it fires then.
-        then: On the clock of the job as typed, if it fires then.
+        now: On the clock of the job in force, if it fires then; `then` on that of the job as typed.
         mark: `gone`, `new`, or empty.
         notes: Effects of clock changes, and what keeps it from firing.
     """
@@ -63,7 +62,6 @@ class Check:
         version: The version that is made; the version in force if nothing differs.
         words: Schedule and policies, a sentence each.
         zones: The zones of the job in force, None for a new one, and of the job as typed.
-        instants: The next instants of both, in order.
         until: The end of their time, in words; empty for a new job.
         payload: The lines of the payload that differ, each with its sign.
     """
@@ -87,8 +85,9 @@ def check(connection: Connection, tenant: str, job: Job, in_force: JobDetail | N
         before = None if in_force is None else _in_force(reading, tenant, in_force)
     unchanged = in_force is not None and _hash(tenant, job) == _hash(tenant, in_force.job)
     version = in_force.summary.version if in_force is not None and unchanged else found.version
-    changes = [] if in_force is None or unchanged else changed_fields(in_force.job, job)
-    lines = [] if in_force is None or unchanged else list(_payload_lines(in_force.job, job))
+    changes, lines = list[Changed](), list[tuple[str, str]]()
+    if in_force is not None and not unchanged:
+        changes, lines = changed_fields(in_force.job, job), list(_payload_lines(in_force.job, job))
     old = () if before is None else before.occurrences
     instants, until = beside(found.occurrences if in_force is None else old, found.occurrences)
     return Check(
@@ -156,20 +155,16 @@ def value_text(value: object, most: int = 400) -> str:
     return text if len(text) <= most else f"{text[:most]}…"
 
 
-def _bare(path: str) -> str:
-    return path.removeprefix("job.")
-
-
 def _is_about(path: str, known: str) -> bool:
     """Return True for the same field, one within it, and an object that lacks it since it was left out."""
-    first, second = f"{_bare(path)}.", f"{_bare(known)}."
+    first, second = (f"{each.removeprefix('job.')}." for each in (path, known))
     return first.startswith(second) or second.startswith(first)
 
 
 def _leave_out(job: dict[str, object], errors: Sequence[FieldError]) -> None:
     for each in errors:
         below: dict[str, object] | None = job
-        *parents, last = _bare(each.path).split(".")
+        *parents, last = each.path.removeprefix("job.").split(".")
         for name in parents:
             below = None if below is None else as_object(below.get(name))
         if below is not None:
@@ -202,8 +197,8 @@ def _effects(
         return
     ahead = sum(each.run_id is not None for each in coming)
     if ahead:
-        noun = "is" if ahead == 1 else "are"
-        yield f"{counted(ahead, 'run')} written ahead {noun} retracted. Version {version} writes its own runs."
+        are = agreed(ahead, "is", "are")
+        yield f"{counted(ahead, 'run')} written ahead {are} retracted. Version {version} writes its own runs."
     if found.drops:
         yield found.drops
     yield f"Runs under way end as they are, with version {in_force.summary.version}."
