@@ -18,10 +18,10 @@ from tidewheel.control.api.openapi import body_of
 from tidewheel.control.api.request_input import LimitQuery, TenantQuery, read_query, whole
 from tidewheel.control.client.connection import Connection
 from tidewheel.control.console.job import head_of, key_of_page, moved_to
+from tidewheel.control.console.payloads import pretty
 from tidewheel.control.console.spec_check import changed_fields
 from tidewheel.control.console.urls import Urls
 from tidewheel.control.console.view import Failed, View, in_snapshot, page_now, part, part_of, read_filters
-from tidewheel.control.console.words import pretty
 from tidewheel.control.explain.facts import read_overrides_around
 from tidewheel.control.explain.month import CalendarDay, JobCalendar, job_calendar
 from tidewheel.control.explain.upcoming import upcoming

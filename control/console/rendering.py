@@ -17,7 +17,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 
 from tidewheel.control.api.key_check import StoredKey
-from tidewheel.control.console import json_view, words
+from tidewheel.control.console import payloads, words
 from tidewheel.control.console.sign_in import (
     DONE_COOKIE,
     FORM_COOKIE,
@@ -279,7 +279,7 @@ def _templates() -> Environment:
         lstrip_blocks=True, auto_reload=False,
     )  # fmt: skip
     made.filters.update(words.FILTERS)
-    made.filters.update(json_view.FILTERS)
+    made.filters.update(payloads.FILTERS)
     return made
 
 

@@ -8,8 +8,9 @@ from datetime import datetime
 from difflib import unified_diff
 
 from tidewheel.control.client.connection import Connection
+from tidewheel.control.console.payloads import pretty
 from tidewheel.control.console.spec_form import Job
-from tidewheel.control.console.words import NONE, agreed, counted, pretty
+from tidewheel.control.console.words import NONE, agreed, counted
 from tidewheel.control.explain.explanation import OccurrenceOutcome
 from tidewheel.control.explain.preview import Preview, preview
 from tidewheel.control.explain.upcoming import Upcoming, UpcomingOccurrence, upcoming
