@@ -27,9 +27,8 @@ from tidewheel.control.cli.output import (
     wrapped,
 )
 from tidewheel.control.cli.tables import Cell, seconds_text
-from tidewheel.control.explain import explain as explanations
+from tidewheel.control.explain import explain as explaining
 from tidewheel.control.explain import preview as previews
-from tidewheel.control.explain import recent
 from tidewheel.control.explain.explanation import AttemptFacts, Explanation, OccurrenceOutcome, WorkflowFacts
 from tidewheel.control.explain.preview import Preview
 from tidewheel.control.explain.upcoming import MAX_SHOWN, Upcoming, UpcomingOccurrence
@@ -55,7 +54,8 @@ def explain(
         typer.Option(metavar="DURATION", help="List all of a time such as 24h that did not fire."),
     ] = None,
     number: Annotated[
-        int, typer.Option("-n", metavar="N", min=1, max=recent.MAX_UNFIRED, help="With --last: show at most this many.")
+        int,
+        typer.Option("-n", metavar="N", min=1, max=explaining.MAX_UNFIRED, help="With --last: show at most this many."),
     ] = 50,
     timezone: Tz = None,
     tenant: Tenant = DEFAULT_TENANT,
@@ -70,13 +70,13 @@ def explain(
     with reading() as connection:
         if instant is not None:
             unit = unit_of(at or "")
-            found = explanations.explain(connection, tenant, key, instant, misfire_after=misfire_after, unit=unit)
+            found = explaining.explain(connection, tenant, key, instant, misfire_after=misfire_after, unit=unit)
             _print_explanation(found, timezone, output)
         elif span is not None:
-            unfired = recent.unfired(connection, tenant, key, span, limit=number, misfire_after=misfire_after)
+            unfired = explaining.unfired(connection, tenant, key, span, limit=number, misfire_after=misfire_after)
             _print_unfired(unfired, timezone, output)
         else:
-            _print_around(recent.around(connection, tenant, key, misfire_after=misfire_after), timezone, output)
+            _print_around(explaining.around(connection, tenant, key, misfire_after=misfire_after), timezone, output)
 
 
 def _print_explanation(found: Explanation, timezone: str | None, output: Output) -> None:
@@ -95,7 +95,7 @@ def _print_explanation(found: Explanation, timezone: str | None, output: Output)
         print_table(("attempt", "outcome", "began", "ended", "error"), map(_attempt_row, found.run.attempts))
 
 
-def _print_around(found: recent.Around, timezone: str | None, output: Output) -> None:
+def _print_around(found: explaining.Around, timezone: str | None, output: Output) -> None:
     if output is not Output.TEXT:
         print_document(found, output)
         return
@@ -108,7 +108,7 @@ def _print_around(found: recent.Around, timezone: str | None, output: Output) ->
         typer.echo("\nno further occurrence")
 
 
-def _print_unfired(found: recent.UnfiredOccurrences, timezone: str | None, output: Output) -> None:
+def _print_unfired(found: explaining.UnfiredOccurrences, timezone: str | None, output: Output) -> None:
     if output is not Output.TEXT:
         print_document(found, output)
         return

@@ -31,10 +31,10 @@ from tidewheel.control.console.view import (
     read_filters,
     without_zone,
 )
+from tidewheel.control.explain.explain import Around, around
 from tidewheel.control.explain.explanation import OccurrenceOutcome
 from tidewheel.control.explain.job_timeline import JobTimeline, TimelineRun, job_timeline
 from tidewheel.control.explain.month import Counted, coming_counts
-from tidewheel.control.explain.recent import Around, around
 from tidewheel.control.explain.upcoming import UpcomingOccurrence, upcoming
 from tidewheel.control.reads.job_position import key_of_job
 from tidewheel.control.reads.resuming import Resumption, preview_resume

@@ -26,8 +26,8 @@ from tidewheel.control.console.view import (
     read_filters,
 )
 from tidewheel.control.console.words import between, family_of, reason_words
+from tidewheel.control.explain.explain import Unfired
 from tidewheel.control.explain.job_timeline import JobTimeline, TimelineRun
-from tidewheel.control.explain.recent import Unfired
 from tidewheel.control.reads.workload import slowest_runs
 from tidewheel.doors.address import after_of, next_cursor, query_of
 from tidewheel.ids import job_id

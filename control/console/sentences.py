@@ -5,7 +5,7 @@ from datetime import datetime, timedelta
 from itertools import takewhile
 
 from tidewheel.control.console.words import agreed, between, counted, number, reason_words, state, when
-from tidewheel.control.explain.recent import Unfired
+from tidewheel.control.explain.explain import Unfired
 from tidewheel.control.explain.text import paused_by
 from tidewheel.control.explain.upcoming import Upcoming
 from tidewheel.control.reads.resuming import Resumption

@@ -1,6 +1,5 @@
 """Instants in the zone of the page, durations, numbers, states and people's text as pages show them."""
 
-import json
 import re
 import unicodedata
 from collections.abc import Callable, Mapping

@@ -14,8 +14,8 @@ from uuid import UUID
 from psycopg.rows import class_row
 
 from tidewheel.activity import quantile, unpack
+from tidewheel.control.explain.explain import Unfired, unfired_between
 from tidewheel.control.explain.explanation import MISFIRE_AFTER
-from tidewheel.control.explain.recent import Unfired, unfired_between
 from tidewheel.control.reads.job_position import JobPosition, read_job_position
 from tidewheel.control.reads.json_form import one_of
 from tidewheel.nouns.freezes.reads import freeze_changes
