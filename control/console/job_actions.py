@@ -1,7 +1,7 @@
 """Actions on one job and its occurrences: pause and resume it; skip or move one to come, undo that."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import datetime
 
 from starlette.requests import Request
@@ -175,23 +175,21 @@ class SkipOccurrence:
     def ask(self, connection: Connection, caller: Caller, request: Request, urls: Urls) -> Dialog:
         """Return the occurrence that will not fire."""
         found = _explained(connection, caller, request)
-        question, back = (
-            f"Skip {_clock(found.local)} of {found.key}?",
-            urls.job(found.key, job_id(caller.tenant, found.key), "job_next"),
-        )
+        back = urls.job(found.key, job_id(caller.tenant, found.key), "job_next")
+        question = f"Skip {_clock(found.local)} of {found.key}?"
         if found.outcome == OccurrenceOutcome.WILL_BE_SKIPPED:
-            return cannot(question, back, readings(found), f"Nothing would change. {found.words}")
+            return cannot(question, back, _readings(found), f"Nothing would change. {found.words}")
         if found.outcome == OccurrenceOutcome.NO_OCCURRENCE:
-            return cannot(question, back, readings(found), found.words, *_nearest(found))
+            return cannot(question, back, _readings(found), found.words, *_nearest(found))
         return Dialog(
             question, f"Skip {_clock(found.local)}", back, place="jobs",
-            will=(readings(found), _now(found), "After the skip, it does not fire, and no run is created."),
+            will=(_readings(found), _now(found), "After the skip, it does not fire, and no run is created."),
             stays=("The other occurrences stay as they are.",), fields=(_REASON,),
         )  # fmt: skip
 
     def act(self, connection: Connection, caller: Caller, form: Form, request: Request, urls: Urls) -> Done:
         """Skip it."""
-        return _Change(connection, caller, form, request, urls).send("job.skip", "will be skipped")
+        return _change(connection, caller, form, request, urls, kind="job.skip", words="will be skipped")
 
 
 class MoveOccurrence:
@@ -208,7 +206,7 @@ class MoveOccurrence:
         return Dialog(
             f"Move {_clock(found.local)} of {found.key}?", f"Move {_clock(found.local)}",
             urls.job(found.key, job_id(caller.tenant, found.key), "job_next"), place="jobs",
-            will=(readings(found), _now(found), "After the move, it fires at the time below."),
+            will=(_readings(found), _now(found), "After the move, it fires at the time below."),
             stays=("Records keep its original time.",),
             fields=(to, _REASON),
         )  # fmt: skip
@@ -220,7 +218,7 @@ class MoveOccurrence:
             fields = [Field(name, "", "hidden", form.get(name, "")) for name in ("to", "reason")]
             dialog = self.ask(connection, caller, request, urls)
             return replace(dialog, will=(*dialog.will, *met), fields=(*fields, Field("onto", "", "hidden", to)))
-        return _Change(connection, caller, form, request, urls).send("job.move", "is moved", to=to)
+        return _change(connection, caller, form, request, urls, kind="job.move", words="is moved", to=to)
 
 
 class UnskipOccurrence:
@@ -232,17 +230,19 @@ class UnskipOccurrence:
         """Return the occurrence that fires again."""
         found = _explained(connection, caller, request)
         what = "skip" if found.moved_to is None else "move"
+        ahead = found.at > page_now(connection)
+        fires = "at its time" if ahead else "at once, because its own time has passed"
         return Dialog(
             f"Undo the {what} of {_clock(found.local)} of {found.key}?", f"Undo the {what}",
             urls.job(found.key, job_id(caller.tenant, found.key), "job_next"), place="jobs",
-            will=(readings(found), _now(found), _fires(found, page_now(connection))),
+            will=(_readings(found), _now(found), f"After that, it fires {fires}."),
         )  # fmt: skip
 
     def act(self, connection: Connection, caller: Caller, form: Form, request: Request, urls: Urls) -> Done:
         """Undo it."""
         at = read_query(request, OccurrenceQuery).at
         words = "will fire at its time" if at > page_now(connection) else "fires now: its time has passed"
-        return _Change(connection, caller, form, request, urls).send("job.unskip", words)
+        return _change(connection, caller, form, request, urls, kind="job.unskip", words=words)
 
 
 def _met(connection: Connection, caller: Caller, request: Request, to: str) -> Sequence[str]:
@@ -266,11 +266,6 @@ def _met(connection: Connection, caller: Caller, request: Request, to: str) -> S
     return (f"{met} If one run is still active when the other, the new run, starts, {effect}.",)
 
 
-def _fires(found: Explanation, now: datetime) -> str:
-    """Return when an occurrence fires that is neither skipped nor moved any more."""
-    return f"After that, it fires {'at its time' if found.at > now else 'at once, because its own time has passed'}."
-
-
 def _nearest(found: Explanation) -> Iterator[str]:
     """Yield the occurrence nearest to an instant that has none."""
     near = [at for at in (found.before, found.after) if at is not None]
@@ -284,7 +279,7 @@ def _now(found: Explanation) -> str:
     return "At present, it will fire at this time." if found.outcome == OccurrenceOutcome.SCHEDULED else found.words
 
 
-def readings(found: Explanation) -> str:
+def _readings(found: Explanation) -> str:
     """Return an instant on the job's clock and in UTC, in a sentence."""
     own = f"{_clock(found.local)} {found.zone} ({found.local:%Z, UTC%z})"
     return f"Its time is {own}." if found.zone == "UTC" else f"Its time is {own}, which is {_clock(found.at)} UTC."
@@ -301,23 +296,16 @@ def _explained(connection: Connection, caller: Caller, request: Request) -> Expl
     return in_snapshot(connection, explain, caller.tenant, key, at, misfire_after=late, with_undo=False)
 
 
-@dataclass(frozen=True, slots=True)
-class _Change:
-    """A change of the occurrence that an address names."""
-
-    connection: Connection
-    caller: Caller
-    form: Form
-    request: Request
-    urls: Urls
-
-    def send(self, kind: str, words: str, **fields: object) -> Done:
-        """Send the request; what it changes may be taken back."""
-        key = key_of_page(self.connection, self.caller, self.request)
-        at = format_timestamp(read_query(self.request, OccurrenceQuery).at)
-        document = {"type": kind, "key": key, "at": at, "reason": text_of(self.form, "reason"), **fields}
-        job = job_of(self.connection.request(document, request_id_of(self.form)))
-        found = _explained(self.connection, self.caller, self.request)
-        what = f"{_clock(found.local)} {found.zone} of {key}"
-        undo = None if kind == "job.unskip" else ("Undo", self.urls.job(key, job.job_id, "job_unskip", at=at))
-        return Done(self.urls.job(key, job.job_id, "job_next"), f"{what} {words}.", undo)
+def _change(
+    connection: Connection, caller: Caller, form: Form, request: Request, urls: Urls, *,
+    kind: str, words: str, **fields: object,
+) -> Done:  # fmt: skip
+    """Change the occurrence that an address names; what is changed may be taken back."""
+    key = key_of_page(connection, caller, request)
+    at = format_timestamp(read_query(request, OccurrenceQuery).at)
+    document = {"type": kind, "key": key, "at": at, "reason": text_of(form, "reason"), **fields}
+    job = job_of(connection.request(document, request_id_of(form)))
+    found = _explained(connection, caller, request)
+    what = f"{_clock(found.local)} {found.zone} of {key}"
+    undo = None if kind == "job.unskip" else ("Undo", urls.job(key, job.job_id, "job_unskip", at=at))
+    return Done(urls.job(key, job.job_id, "job_next"), f"{what} {words}.", undo)

@@ -53,6 +53,10 @@ _OVERLAPS = MEANINGS["overlap"]
 _RECURRING = frozenset({"cron", "interval", "fixed_delay"})
 _NEVER = "The job then has no occurrence to come."
 _CLOCK = "%a %d %b %H:%M"
+_RANGE = ("from", "to", "what", "versions", "order", "overlap", "reason")
+_IN_TURN = "These runs wait for each other, because the overlap of the job does not allow two at once."
+_EVEN_FIRED = "all, also those whose run succeeded or failed"
+_MISSING = "An occurrence whose run was skipped or cancelled runs again. One whose run failed does not."
 
 
 class TriggerJob:
@@ -338,12 +342,6 @@ class BackfillJob:
         if not found.backfill_id:
             return Done(urls.job(key, named), f"No occurrence of {key} is left to run.")
         return Done(urls("bulk_work", kind="backfill", id=found.backfill_id), words)
-
-
-_RANGE = ("from", "to", "what", "versions", "order", "overlap", "reason")
-_IN_TURN = "These runs wait for each other, because the overlap of the job does not allow two at once."
-_EVEN_FIRED = "all, also those whose run succeeded or failed"
-_MISSING = "An occurrence whose run was skipped or cancelled runs again. One whose run failed does not."
 
 
 def _current(version: int) -> str:

@@ -30,6 +30,7 @@ _LEAST, _MOST = 4.0, 46.0
 _HOLLOW = 12.0
 _THINNEST = 0.35  # percent
 _RETRIES = 4
+_UNFIRED = {OccurrenceOutcome.WILL_BE_EXCLUDED, OccurrenceOutcome.WILL_BE_SKIPPED, OccurrenceOutcome.WILL_BE_MOVED}
 
 STRIP_WIDTH, STRIP_HEIGHT, STRIP_AXIS = 146, 20, 14
 _STEP, _DEEP = 7, 5
@@ -257,9 +258,6 @@ def _special(along: Axis, coming: Sequence[UpcomingOccurrence]) -> Iterator[Mark
     for each in coming:
         if each.outcome in _UNFIRED and along.begin <= each.at < along.end:
             yield Mark(f"{state(each.outcome)}, {along.clock(each.at)}", diamond=along.x(each.at), family="ahead")
-
-
-_UNFIRED = {OccurrenceOutcome.WILL_BE_EXCLUDED, OccurrenceOutcome.WILL_BE_SKIPPED, OccurrenceOutcome.WILL_BE_MOVED}
 
 
 def _pauses(along: Axis, timeline: JobTimeline) -> Iterator[tuple[Bar, str]]:

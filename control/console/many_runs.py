@@ -46,7 +46,21 @@ from tidewheel.runs import FINAL, RunState
 
 MOST = 200
 """So many rows of a list one request may select."""
+
 _REASON = reason_field("and published with each run")
+_NOT_BEGUN = "The filter by state does not apply: all runs that have not started are cancelled. Started runs go on."
+_ANY_STATE = "The filter by state does not apply: runs in every open state are cancelled."
+_BY_BOX = "The filter by state does not apply. Runs that have started are cancelled only if you select that below."
+_IF_CHECKED = 'If you select "Cancel runs that have started too", an attempt'
+_BETWEEN = " A run between two attempts ends as cancelled at once."
+_STARTED, _WITH_STARTED = "include_started", "with_started"
+_NOT_STARTED = frozenset({"scheduled", RunState.QUEUED, RunState.BUFFERED, RunState.BLOCKED})
+_NONE_SELECTED = FieldError("run", "no run is selected", "go back and select some")
+_NONE_OPEN = FieldError("run", "none of the selected runs is open", "go back and select others")
+_NONE_ENDED = FieldError("run", "none of the selected runs can be retried", "go back and select others")
+_HAVE = ("have dead letters, which then count as redriven", "has a dead letter, which then counts as redriven")
+_GONE = "the job is deleted, or the run is no longer stored."
+_NONE_MATCHES = FieldError("", "no open run matches", "go back and choose other filters")
 
 
 def _id(value: object) -> object:
@@ -251,21 +265,6 @@ def _ends(waiting: str, started: int, between: int = 0, *, who: str = "An attemp
         ),
     )
     return [words for applies, words in parts if applies]
-
-
-_NOT_BEGUN = "The filter by state does not apply: all runs that have not started are cancelled. Started runs go on."
-_ANY_STATE = "The filter by state does not apply: runs in every open state are cancelled."
-_BY_BOX = "The filter by state does not apply. Runs that have started are cancelled only if you select that below."
-_IF_CHECKED = 'If you select "Cancel runs that have started too", an attempt'
-_BETWEEN = " A run between two attempts ends as cancelled at once."
-_STARTED, _WITH_STARTED = "include_started", "with_started"
-_NOT_STARTED = frozenset({"scheduled", RunState.QUEUED, RunState.BUFFERED, RunState.BLOCKED})
-_NONE_SELECTED = FieldError("run", "no run is selected", "go back and select some")
-_NONE_OPEN = FieldError("run", "none of the selected runs is open", "go back and select others")
-_NONE_ENDED = FieldError("run", "none of the selected runs can be retried", "go back and select others")
-_HAVE = ("have dead letters, which then count as redriven", "has a dead letter, which then counts as redriven")
-_GONE = "the job is deleted, or the run is no longer stored."
-_NONE_MATCHES = FieldError("", "no open run matches", "go back and choose other filters")
 
 
 def matching_filters(filters: PageFilter) -> Mapping[str, object] | None:

@@ -43,8 +43,8 @@ LATE = timedelta(seconds=1)
 
 _AT_THEIR_TIME = {Cause.TIMER, Cause.TRIGGER}
 
-_SPANS = {"1h": timedelta(hours=1), "24h": timedelta(days=1), "7d": timedelta(days=7), "30d": timedelta(days=30)}
-
+_SLOW_SPANS = {"1h": timedelta(hours=1), "24h": timedelta(days=1), "7d": timedelta(days=7)}
+_SPANS = {**_SLOW_SPANS, "30d": timedelta(days=30)}
 _RETRYABLE = {"status", "job", "lane", "queue", "since", "until", "last"}
 _ALIKE: Mapping[Group, Status | None] = {
     "due": None, "running_or_cancelling": "running", "failed_or_timed_out": "failed"
@@ -54,7 +54,6 @@ _ALIKE: Mapping[Group, Status | None] = {
 _LIST = operations(RunList)["list"]
 _MADE, _NAMES = query_of(_LIST, _LIST.parameters)
 
-_SLOW_SPANS = {"1h": timedelta(hours=1), "24h": timedelta(days=1), "7d": timedelta(days=7)}
 _SHOWN = 50
 _RUNNING = 10
 

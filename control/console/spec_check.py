@@ -19,13 +19,14 @@ from tidewheel.intake.request import ReceivedRequest
 from tidewheel.jobs.parsing import parse_request
 from tidewheel.jobs.strict_json import as_list, as_object
 from tidewheel.jobs.values import format_timestamp
-from tidewheel.nouns.jobs.model import JobDetail
+from tidewheel.nouns.jobs.model import Change, JobDetail
 from tidewheel.nouns.jobs.versions import changes as changes_of
 from tidewheel.postgres.session import Conn
 
 _SHOWN = 10
 _PAYLOAD_LINES = 2_000  # compared line by line up to here: beyond, a comparison takes seconds
 _LINES_SHOWN = 200
+_LONGEST = 400  # characters of a value
 _ROUNDS = 3
 
 
@@ -47,15 +48,6 @@ class Instant:
 
 
 @dataclass(frozen=True, slots=True)
-class Changed:
-    """A field that differs, as text."""
-
-    path: str
-    before: str
-    after: str
-
-
-@dataclass(frozen=True, slots=True)
 class Check:
     """The effect of saving a job.
 
@@ -72,7 +64,7 @@ class Check:
     zones: tuple[str | None, str]
     instants: Sequence[Instant]
     until: str
-    changes: Sequence[Changed]
+    changes: Sequence[Change]
     payload: Sequence[tuple[str, str]]
     effects: Sequence[str]
     unchanged: bool
@@ -86,7 +78,7 @@ def check(connection: Connection, tenant: str, job: Job, in_force: JobDetail | N
         before = None if in_force is None else _in_force(reading, tenant, in_force)
     unchanged = in_force is not None and _hash(tenant, job) == _hash(tenant, in_force.job)
     version = in_force.summary.version if in_force is not None and unchanged else found.version
-    changes, lines = list[Changed](), list[tuple[str, str]]()
+    changes, lines = list[Change](), list[tuple[str, str]]()
     if in_force is not None and not unchanged:
         changes, lines = changed_fields(in_force.job, job), list(_payload_lines(in_force.job, job))
     old = () if before is None else before.occurrences
@@ -140,12 +132,12 @@ def beside(
     return rows, f"Both columns end at {format_timestamp(reach)}.{''.join(later)}"
 
 
-def changed_fields(before: Job, after: Job) -> list[Changed]:
+def changed_fields(before: Job, after: Job) -> list[Change]:
     """Return the fields that differ between two jobs, as text."""
-    return [Changed(each.path, value_text(each.before), value_text(each.after)) for each in changes_of(before, after)]
+    return [Change(each.path, _value_text(each.before), _value_text(each.after)) for each in changes_of(before, after)]
 
 
-def value_text(value: object, most: int = 400) -> str:
+def _value_text(value: object) -> str:
     """Return a value for a table, shortened; a dash if it is not set."""
     if value is None:
         return NONE
@@ -153,7 +145,7 @@ def value_text(value: object, most: int = 400) -> str:
     if some and all(isinstance(each, str) for each in some):
         value = ", ".join(map(str, some))
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-    return text if len(text) <= most else f"{text[:most]}…"
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"
 
 
 def _is_about(path: str, known: str) -> bool:
