@@ -143,7 +143,7 @@ def effect_of(connection: Connection, tenant: str, found: CalendarDetail, then: 
     Days that have passed are left out. Of the jobs, the first ten are looked at.
     """
     now = DaySet.of(found)
-    lines = [*_of_days(now, then, today), *_of_weekdays(now, then)]
+    lines = list(_of_days(now, then, today))
     if not lines:
         return ()
     for key in found.keys[:_JOBS]:
@@ -158,12 +158,9 @@ def _of_days(now: DaySet, then: DaySet, today: date) -> Iterator[str]:
         coming = sorted(day for day in days if day >= today)
         if coming:
             yield f"{verb} {counted(len(coming), 'day')}: {_named(coming)}."
-
-
-def _of_weekdays(now: DaySet, then: DaySet) -> Iterator[str]:
-    for verb, days in (("Adds", then.weekdays - now.weekdays), ("Removes", now.weekdays - then.weekdays)):
-        if days:
-            yield f"{verb} every {', '.join(WEEKDAYS[day] for day in sorted(days))}."
+    for verb, weekdays in (("Adds", then.weekdays - now.weekdays), ("Removes", now.weekdays - then.weekdays)):
+        if weekdays:
+            yield f"{verb} every {', '.join(WEEKDAYS[day] for day in sorted(weekdays))}."
 
 
 def _of_job(connection: Connection, tenant: str, key: str, now: DaySet, then: DaySet) -> Iterator[str]:

@@ -1,7 +1,7 @@
 """One job on its time axis: what it did, why not, what comes."""
 
 from collections.abc import Mapping, Sequence
-from datetime import datetime, timedelta, tzinfo
+from datetime import datetime, timedelta
 from functools import partial
 from typing import ClassVar, Literal, Self, TypeVar, cast
 from urllib.parse import unquote
@@ -108,7 +108,9 @@ class JobPage:
         listed = part_of(connection, list_runs, tenant, PageFilter(key=key, until=now), limit=_LATEST)
         latest = () if isinstance(listed, Failed) else listed.runs
         ahead = () if isinstance(coming, Failed) else coming.occurrences
-        along = _axis(query, now, zone, _window(query, now, ahead, latest))
+        along = axis(_window(query, now, ahead, latest), now, zone)
+        if query.from_at is not None and query.to_at is not None:
+            along = axis_between(query.from_at, query.to_at, now, zone)
 
         def list_past() -> tuple[JobTimeline, Sequence[TimelineRun | RunSummary]]:
             with connection.snapshot() as reading:
@@ -202,12 +204,6 @@ def moved_to(request: Request, urls: Urls, key: str, job_id: UUID, name: str = "
     address = urls.job(key, job_id, name)
     given = urls(name, ref=unquote(str(request.path_params["ref"])))
     return None if address.partition("?")[0] == given.partition("?")[0] else address
-
-
-def _axis(query: JobQuery, now: datetime, zone: tzinfo, window: Window) -> Axis:
-    if query.from_at is not None and query.to_at is not None:
-        return axis_between(query.from_at, query.to_at, now, zone)
-    return axis(window, now, zone)
 
 
 def _window(

@@ -209,7 +209,8 @@ def _run(along: Axis, run: TimelineRun, timeline: JobTimeline, urls: Urls) -> Ma
 
 
 def _bin(along: Axis, each: TimelineBin, address: Callable[..., str]) -> Iterator[Mark]:
-    x, href = along.x(each.at), address(**_span_of(each))
+    x, least = along.x(each.at), each.at + LEAST_SPAN
+    href = address(**{"from": format_second(each.at), "to": format_second(max(each.until, least))})
     step = along.x(each.until) - x
     width = round(max(step * 0.8, _THINNEST), 3)
     counts = {"succeeded": each.succeeded, "failed": each.failed, "timed out": each.timed_out,
@@ -225,12 +226,6 @@ def _bin(along: Axis, each: TimelineBin, address: Callable[..., str]) -> Iterato
         yield Mark(words, href, Bar("moving", x, SIZE.above - _LEAST, width, _LEAST))
     if each.cancelled or each.skipped:
         yield Mark(words, href, diamond=round(x + step / 2, 3))
-
-
-def _span_of(each: TimelineBin) -> dict[str, str]:
-    """Return the time of a bin as a query has it, and two minutes at least."""
-    until = max(each.until, each.at + LEAST_SPAN)
-    return {"from": format_second(each.at), "to": format_second(until)}
 
 
 def _skips(along: Axis, timeline: JobTimeline) -> Iterator[Mark]:

@@ -114,7 +114,11 @@ def beside(
     before: Sequence[UpcomingOccurrence], after: Sequence[UpcomingOccurrence], most: int = _SHOWN
 ) -> tuple[list[Instant], str]:
     """Return the instants of two lists in order, as far as both lists reach; and that end in words."""
-    was, then = ({each.at: each for each in some if _fires(each)} for some in (before, after))
+    excluded = OccurrenceOutcome.WILL_BE_EXCLUDED
+    was, then = (
+        {each.at: each for each in some if each.outcome is not excluded and each.last_at is None}
+        for some in (before, after)
+    )
     last = [max(each.at for each in some) for some in (before, after) if len(some) >= most]  # more of these follow
     reach = min(last, default=None)
     rows: list[Instant] = []
@@ -170,10 +174,6 @@ def _in_force(reading: Conn, tenant: str, job: JobDetail) -> Upcoming | None:
         return replace(found, occurrences=tuple(each for each in found.occurrences if each.at > found.now))
     except Refused:  # a quarantined job may have a schedule that cannot be read
         return None
-
-
-def _fires(each: UpcomingOccurrence) -> bool:
-    return each.outcome is not OccurrenceOutcome.WILL_BE_EXCLUDED and each.last_at is None
 
 
 def _notes(each: UpcomingOccurrence) -> Iterator[str]:

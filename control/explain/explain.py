@@ -286,7 +286,11 @@ def _without_record(facts: InstantFacts, version_span: VersionSpan) -> Verdict:
     cursor, finished = facts.job.cursor_at, facts.job.finished_at is not None
     if current and (facts.at >= cursor if cursor else not (finished and version_span.fires(facts.at))):
         return not_recorded(facts, version_span)
-    return _nothing_recorded(facts)
+    oldest = facts.oldest_day()
+    if oldest is not None and facts.at < oldest:
+        words = f"It was an occurrence, and its record is deleted: runs are kept from {oldest:%Y-%m-%d} on."
+        return Verdict(OccurrenceOutcome.UNKNOWN, words)
+    return Verdict(OccurrenceOutcome.UNKNOWN, NOT_RECORDED)
 
 
 def _of_run(facts: InstantFacts, run: RunFacts, version_span: VersionSpan | None) -> Verdict:
@@ -353,14 +357,6 @@ def _no_occurrence(facts: InstantFacts, version_span: VersionSpan) -> Verdict:
     notes = no_occurrence_notes(version_span.schedule, facts.at)
     words = f"The schedule of version {version_span.row.version} has no occurrence at this instant."
     return Verdict(OccurrenceOutcome.NO_OCCURRENCE, words, notes=notes)
-
-
-def _nothing_recorded(facts: InstantFacts) -> Verdict:
-    oldest = facts.oldest_day()
-    if oldest is not None and facts.at < oldest:
-        words = f"It was an occurrence, and its record is deleted: runs are kept from {oldest:%Y-%m-%d} on."
-        return Verdict(OccurrenceOutcome.UNKNOWN, words)
-    return Verdict(OccurrenceOutcome.UNKNOWN, NOT_RECORDED)
 
 
 def _neighbours(facts: InstantFacts, version_span: VersionSpan | None) -> tuple[datetime | None, datetime | None]:

@@ -97,7 +97,8 @@ def job_calendar(connection: Conn, tenant: str, key: str, month: date | None = N
     timeline = _timeline(connection, job, min(at, job.now))
     current = timeline.version_spans[-1]
     shown = (month or to_zone(job.now, current.zone).date()).replace(day=1)
-    days = _days_of(shown)
+    following = (shown + 31 * _DAY).replace(day=1)
+    days = [shown + at * _DAY for at in range((following - shown).days)]
     begin = datetime(shown.year, shown.month, 1, tzinfo=UTC) - 2 * _DAY
     overrides = _overrides(connection, job, begin)
     in_force = _in_force(timeline, overrides)
@@ -254,8 +255,3 @@ def _with_next(day: CalendarDay, job: JobPosition, zone: str) -> CalendarDay:
         return day
     local = to_zone(job.cursor_at, zone)
     return replace(day, fires=1, exact=False, first=(local,)) if day.date == local.date() else day
-
-
-def _days_of(month: date) -> list[date]:
-    following = (month + 31 * _DAY).replace(day=1)
-    return [month + at * _DAY for at in range((following - month).days)]

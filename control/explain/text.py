@@ -74,11 +74,12 @@ def state_text_of(facts: InstantFacts, run: RunFacts) -> str:
             return f"Its run waits for the concurrency key {run.concurrency_key!r}. {remedy}"
         return f"Its run waits for the job's active run{f', {holder}' if holder else ''}."
     attempt, error = f"attempt {run.attempt}", f" ({run.error_type})" if run.error_type else ""
+    since = f" since {instant(run.started_at)}" if run.started_at else ""
     ended = f" at {instant(run.finished_at)}" if run.finished_at else ""
     why = f" ({run.reason})" if run.reason else ""
     remedy = "Its dead letter lists every attempt. Correct the cause, then redrive it or trigger the job."
     return {
-        RunState.RUNNING: f"Its run is in progress: {attempt}{_since(run)}.",
+        RunState.RUNNING: f"Its run is in progress: {attempt}{since}.",
         RunState.RETRYING: f"Its run is in progress: {attempt} failed, and the next may start at {_publish(run)}.",
         RunState.WAITING: f"Its run is in progress: {attempt} waits for its external completion.",
         RunState.CANCELLING: f"Its run is being cancelled: {attempt} was requested to stop.",
@@ -102,10 +103,6 @@ def _queued(facts: InstantFacts, run: RunFacts) -> str:
     if why is not None and why.code in GOES_ON:
         return f"Its run {why.words}. It has waited{waited}." if waited else f"Its run {why.words}."
     return f"Its run has waited{waited}{f': {why.words}' if why else ''}."
-
-
-def _since(run: RunFacts) -> str:
-    return f" since {instant(run.started_at)}" if run.started_at else ""
 
 
 def _publish(run: RunFacts) -> str:
@@ -133,7 +130,7 @@ def skipped_by_overlap(facts: InstantFacts, run: RunFacts, version_span: Version
 
 def skipped(facts: InstantFacts, span: SkipSpan, version_span: VersionSpan | None) -> str:
     """Return the reason of a skip in the ledger."""
-    among = _among(span)
+    among = "" if span.occurrences == 1 else f", one of {_occurrences(span)}"
     match SkipReason(span.reason):
         case SkipReason.MISFIRE:
             limit = duration(facts.misfire_after, exact=True)
@@ -201,11 +198,6 @@ def _backfill(facts: InstantFacts, span: SkipSpan, them: str = "it") -> str:
     if span.backfill_id is None:
         return f"A backfill of that time runs {them}."
     return f"Backfill {span.backfill_id} is under way and includes it."
-
-
-def _among(span: SkipSpan) -> str:
-    """Return the span's occurrences as a part of a sentence; empty for a single one."""
-    return "" if span.occurrences == 1 else f", one of {_occurrences(span)}"
 
 
 def _occurrences(span: SkipSpan) -> str:

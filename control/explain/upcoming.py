@@ -285,7 +285,8 @@ def _from_timer(
     state = version_span.timer_state([each.of_timer for each in override])
     if isinstance(state.schedule, FixedDelay | Once):
         if job.hold_reason != HoldReason.RUN:
-            outcome = _alone(job, cursor)
+            ahead = OccurrenceOutcome.SCHEDULED if cursor > job.now else OccurrenceOutcome.WAITING
+            outcome = OccurrenceOutcome.PAUSED if job.paused else ahead
             notes = (_awaits(job, cursor),) if outcome is OccurrenceOutcome.WAITING else ()
             yield UpcomingOccurrence(cursor, to_zone(cursor, version_span.zone), outcome, cursor, notes=notes)
         return
@@ -315,12 +316,6 @@ def _override_notes(override: OverrideFacts | None) -> tuple[str, ...]:
 def _awaits(job: JobPosition, cursor: datetime) -> str:
     """Return what an overdue occurrence waits for."""
     return postponed(job.due_at) if job.due_at is not None and job.due_at > cursor else AWAITS_POLL
-
-
-def _alone(job: JobPosition, at: datetime) -> OccurrenceOutcome:
-    if job.paused:
-        return OccurrenceOutcome.PAUSED
-    return OccurrenceOutcome.SCHEDULED if at > job.now else OccurrenceOutcome.WAITING
 
 
 def upcoming_words(

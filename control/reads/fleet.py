@@ -243,7 +243,7 @@ def read_status(connection: Conn, shards: int) -> FleetStatus:
         *find_unhandled_runs(connection),
         *held_findings(held, now),
         *find_fallbacks(connection),
-        *map(_frozen, freezes),
+        *(Finding("freezes", Severity.WARNING, freeze_text(each), each.words, each.thaw_command) for each in freezes),
     )
     return FleetStatus(
         now=now, services=unreplaced(services), due=tuple(each for each in due if each.due or each.orphaned),
@@ -359,10 +359,6 @@ def _silent_executors(services: Sequence[Service]) -> Iterator[Finding]:
     )
     remedy = f"read the output of {'its process on that host' if one else 'their processes'}"
     yield Finding("executors", Severity.WARNING, f"{who} silent", evidence, remedy)
-
-
-def _frozen(freeze: Freeze) -> Finding:
-    return Finding("freezes", Severity.WARNING, freeze_text(freeze), freeze.words, freeze.thaw_command)
 
 
 def freeze_text(freeze: Freeze) -> str:
