@@ -28,15 +28,15 @@ from tidewheel.control.console.calendars import CalendarPage, CalendarsPage, Del
 from tidewheel.control.console.door import Door, SignInPage, check_form, read_form
 from tidewheel.control.console.fleet import FleetPage, RunDoctor
 from tidewheel.control.console.job import JobPage
-from tidewheel.control.console.job_actions import MoveOccurrence, PauseJob, ResumeJob, SkipOccurrence, UnskipOccurrence
-from tidewheel.control.console.job_dialogs import (
-    BackfillJob,
-    DeleteJob,
+from tidewheel.control.console.job_actions import (
+    MoveOccurrence,
+    PauseJob,
     ReleaseJob,
-    RestoreJob,
-    RollBackJob,
-    TriggerJob,
+    ResumeJob,
+    SkipOccurrence,
+    UnskipOccurrence,
 )
+from tidewheel.control.console.job_dialogs import BackfillJob, DeleteJob, RestoreJob, RollBackJob, TriggerJob
 from tidewheel.control.console.job_form import JobForms
 from tidewheel.control.console.job_pages import JobNextPage, JobSettingsPage, VersionsPage
 from tidewheel.control.console.jobs import JobsPage, PauseJobs, ResumeJobs

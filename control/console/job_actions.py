@@ -1,4 +1,4 @@
-"""Actions on one job and its occurrences: pause and resume it; skip or move one to come, undo that."""
+"""Actions on one job: pause, resume, release it; skip or move an occurrence to come, undo that."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -36,6 +36,7 @@ from tidewheel.control.reads.resuming import preview_resume
 from tidewheel.ids import job_id
 from tidewheel.jobs.invalid import InvalidValue
 from tidewheel.jobs.values import Instant, format_second, format_timestamp, parse_timestamp
+from tidewheel.nouns.jobs.changes import release
 from tidewheel.nouns.jobs.model import JobDetail, job_of
 from tidewheel.nouns.jobs.reads import show_job
 from tidewheel.runs import Overlap
@@ -131,6 +132,34 @@ class ResumeJob:
         reason = reason if len(reason) <= _LONGEST else f"{reason[: _LONGEST - 1]}…"
         undo = ("Pause", urls.job(key, found.job_id, "job_pause", until=end, reason=reason or None))
         return Done(urls.job(key, found.job_id), f"{key} is resumed.", undo)
+
+
+class ReleaseJob:
+    """Release a quarantined job."""
+
+    scope = Scope.OPERATE
+
+    def ask(self, connection: Connection, caller: Caller, request: Request, urls: Urls) -> Dialog:
+        """Return why it is quarantined."""
+        job = job_of_page(connection, caller, request)
+        key = job.summary.key
+        question, back = f"Release {key}?", urls.job(key, job.summary.job_id)
+        if not job.error:
+            return no_change(question, back, f"{key} is not quarantined.")
+        return Dialog(
+            question, f"Release {key}", back, place="jobs",
+            sample=(f"Its next time could not be computed: {job.error}",),
+            will=("Its next time is computed again. The setting catch_up fires or skips what was missed.",),
+            stays=("Until then, the job does not fire. If the computation fails again, it is quarantined again.",),
+            keep="Leave it quarantined",
+        )  # fmt: skip
+
+    def act(self, connection: Connection, caller: Caller, form: Form, request: Request, urls: Urls) -> Done:
+        """Release it; a second release finds nothing to do."""
+        key = key_of_page(connection, caller, request)
+        done = release(connection, [key], error=None, everything=False, dry_run=False)
+        words = f"{key} is released." if done.released else f"{key} was not quarantined: nothing was changed."
+        return Done(urls.job(key, job_id(caller.tenant, key)), words)
 
 
 def _next(coming: Upcoming, job: JobDetail) -> str:

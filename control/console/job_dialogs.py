@@ -1,4 +1,4 @@
-"""Actions on one job: trigger, delete, restore, roll back, release, backfill."""
+"""Actions on one job: trigger, delete, restore, roll back, backfill."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -36,7 +36,6 @@ from tidewheel.errors import InvalidInput, Refused, UnknownJob, refuse
 from tidewheel.ids import job_id
 from tidewheel.intake.backfills import TAKE_ALL, TAKE_CURRENT
 from tidewheel.jobs.invalid import InvalidValue
-from tidewheel.nouns.jobs.changes import release
 from tidewheel.nouns.jobs.fields import FIELDS, MEANINGS, SpecField, value_of
 from tidewheel.nouns.jobs.model import JobDetail, job_of
 from tidewheel.nouns.jobs.reads import list_children, show_job
@@ -254,34 +253,6 @@ class RollBackJob:
             back = urls.job(key, found.job_id, "job_rollback", version=expected, if_version=found.version)
             undo = (f"Back to version {expected}", back)
         return Done(urls.job(key, found.job_id), words, undo)
-
-
-class ReleaseJob:
-    """Release a quarantined job."""
-
-    scope = Scope.OPERATE
-
-    def ask(self, connection: Connection, caller: Caller, request: Request, urls: Urls) -> Dialog:
-        """Return why it is quarantined."""
-        job = job_of_page(connection, caller, request)
-        key = job.summary.key
-        question, back = f"Release {key}?", urls.job(key, job.summary.job_id)
-        if not job.error:
-            return no_change(question, back, f"{key} is not quarantined.")
-        return Dialog(
-            question, f"Release {key}", back, place="jobs",
-            sample=(f"Its next time could not be computed: {job.error}",),
-            will=("Its next time is computed again. The setting catch_up fires or skips what was missed.",),
-            stays=("Until then, the job does not fire. If the computation fails again, it is quarantined again.",),
-            keep="Leave it quarantined",
-        )  # fmt: skip
-
-    def act(self, connection: Connection, caller: Caller, form: Form, request: Request, urls: Urls) -> Done:
-        """Release it; a second release finds nothing to do."""
-        key = key_of_page(connection, caller, request)
-        done = release(connection, [key], error=None, everything=False, dry_run=False)
-        words = f"{key} is released." if done.released else f"{key} was not quarantined: nothing was changed."
-        return Done(urls.job(key, job_id(caller.tenant, key)), words)
 
 
 class BackfillJob:

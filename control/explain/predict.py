@@ -25,7 +25,7 @@ from tidewheel.control.explain.facts import InstantFacts, OverrideFacts, Version
 from tidewheel.control.explain.text import (
     FOLLOWS,
     TIMER_MISSING,
-    after_last_run,
+    delay_of,
     excluded,
     in_freeze,
     in_pause,
@@ -95,7 +95,9 @@ def chained(facts: InstantFacts, schedule: FixedDelay) -> Verdict:
     """Predict an instant of a fixed_delay without a run."""
     cursor, run_open = facts.job.cursor_at, facts.job.hold_reason == HoldReason.RUN
     if facts.at == cursor and not run_open and facts.timeline.version_spans[-1] is facts.version_span:
-        return _held(facts, facts.at) or _ahead_or_late(facts, after_last_run(schedule))
+        return _held(facts, facts.at) or _ahead_or_late(
+            facts, f"It is {delay_of(schedule)} after the end of the last run."
+        )
     return Verdict(OccurrenceOutcome.NO_OCCURRENCE, no_chained_occurrence(schedule, cursor, run_open=run_open))
 
 

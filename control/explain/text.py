@@ -41,8 +41,6 @@ OVERLAP_EFFECTS: Mapping[str, str] = {
 }
 """What becomes of a new run while another run of its job is active, by the overlap policy: a part of a sentence."""
 
-_WHY_LATE = ", caught up after downtime, a pause or a late submit"
-
 
 def instant(at: datetime) -> str:
     """Return an instant in the form of the sentences.
@@ -56,7 +54,8 @@ def instant(at: datetime) -> str:
 def fired(facts: InstantFacts, run: RunFacts) -> str:
     """Return the outcome of a fired occurrence."""
     late = f" {duration(run.late)} late" if run.late is not None and run.late > timedelta(seconds=1) else ""
-    return f"It fired{late}{_WHY_LATE if run.caught_up else ''}. {state_text_of(facts, run)}"
+    why_late = ", caught up after downtime, a pause or a late submit" if run.caught_up else ""
+    return f"It fired{late}{why_late}. {state_text_of(facts, run)}"
 
 
 def state_text_of(facts: InstantFacts, run: RunFacts) -> str:
@@ -293,25 +292,18 @@ def postponed(again_at: datetime) -> str:
     )
 
 
-def after_last_run(schedule: FixedDelay) -> str:
-    """Return why a fixed_delay is due at its next instant."""
-    return f"It is {_delay(schedule)} after the end of the last run."
-
-
-def only_next_known(schedule: FixedDelay) -> str:
-    """Return why a fixed_delay has one known occurrence at most."""
-    return f"Each occurrence is {_delay(schedule)} after the end of the previous run, so only the next one is known."
-
-
 def no_chained_occurrence(schedule: FixedDelay, cursor: datetime | None, *, run_open: bool) -> str:
     """Return why a fixed_delay has no occurrence at an instant, and its next one."""
     following = f" The next is {instant(cursor)}." if cursor is not None else ""
     if run_open:
-        following = f" The next one is {_delay(schedule)} after the end of the open run."
-    return f"The schedule is a fixed_delay of {_delay(schedule)}. No occurrence is recorded at this instant.{following}"
+        following = f" The next one is {delay_of(schedule)} after the end of the open run."
+    return (
+        f"The schedule is a fixed_delay of {delay_of(schedule)}. No occurrence is recorded at this instant.{following}"
+    )
 
 
-def _delay(schedule: FixedDelay) -> str:
+def delay_of(schedule: FixedDelay) -> str:
+    """Return the delay of a schedule in words."""
     return duration(timedelta(microseconds=schedule.interval_us), exact=True)
 
 
@@ -346,9 +338,9 @@ def paused(
 
 def in_pause(facts: InstantFacts, due: datetime) -> str:
     """Return the pause that holds an occurrence, and the effect of its end."""
-    job, version_span = facts.job, facts.version_span
+    job = facts.job
     pause = paused(job.paused_until, job.paused_at, job.paused_by, job.pause_reason)
-    return f"{pause} {_on_resume(facts, version_span, due)}" if version_span else pause
+    return f"{pause} {_on_resume(facts, due)}".rstrip()
 
 
 def frozen(freezes: Sequence[Freeze]) -> str:
@@ -358,11 +350,13 @@ def frozen(freezes: Sequence[Freeze]) -> str:
 
 def in_freeze(facts: InstantFacts, freezes: Sequence[Freeze], due: datetime) -> str:
     """Return the freezes that hold an occurrence, and the effect of their end."""
-    words, version_span = frozen(freezes), facts.version_span
-    return f"{words} {_on_resume(facts, version_span, due, 'freeze')}" if version_span else words
+    return f"{frozen(freezes)} {_on_resume(facts, due, 'freeze')}".rstrip()
 
 
-def _on_resume(facts: InstantFacts, version_span: VersionSpan, due: datetime, hold: str = "pause") -> str:
+def _on_resume(facts: InstantFacts, due: datetime, hold: str = "pause") -> str:
+    version_span = facts.version_span
+    if version_span is None:
+        return ""
     if isinstance(version_span.schedule, Once | FixedDelay):
         return f"It fires when the {hold} ends."
     policies = version_span.policies
@@ -391,21 +385,6 @@ def outside_bounds(facts: InstantFacts, version_span: VersionSpan) -> str:
             f"max_runs is {version_span.row.max_runs}, and the last of those occurrences was {instant(bounds.end_at)}."
         )
     return f"It is after end_at, {instant(bounds.end_at)}."
-
-
-def after_pause(on_resume: CatchUp, window: timedelta) -> str:
-    """Return what the end of a pause does with its occurrences.
-
-    >>> after_pause(CatchUp.FIRE_ONCE, timedelta(hours=6))
-    'Of the occurrences that come due during the pause, only the latest then fires, because on_resume is fire_once.'
-    """
-    due, longest = "ccurrences that come due during the pause", duration(window, exact=True)
-    effect = {
-        CatchUp.SKIP: f"O{due} are then skipped",
-        CatchUp.FIRE_ONCE: f"Of the o{due}, only the latest then fires",
-        CatchUp.FIRE_ALL: f"Of the o{due}, at most the newest {MAX_CAUGHT_UP:,} of the last {longest} then fire",
-    }[on_resume]
-    return f"{effect}, because on_resume is {on_resume}."
 
 
 def policy_effect(field: str, policy: CatchUp, window: timedelta) -> str:

@@ -24,15 +24,15 @@ from tidewheel.control.explain.text import (
     FOLLOWS,
     MANUAL,
     NO_FURTHER_OCCURRENCE,
-    after_pause,
+    delay_of,
     frozen,
-    only_next_known,
     override_source,
     paused,
     postponed,
     quarantined,
 )
 from tidewheel.control.reads.job_position import JobPosition, read_job_position
+from tidewheel.control.words import duration
 from tidewheel.errors import UnknownJob
 from tidewheel.nouns.freezes.model import Freeze
 from tidewheel.nouns.freezes.reads import freezes_of
@@ -42,8 +42,8 @@ from tidewheel.runs import RunState
 from tidewheel.schedules.calendars import CalendarSchedule, excluded_spans, is_occurrence
 from tidewheel.schedules.cron_fields import following
 from tidewheel.schedules.cron_schedule import CronSchedule, ZonedCron
-from tidewheel.schedules.decide import MAX_COUNTED, decide
-from tidewheel.schedules.decision import HoldReason, jittered
+from tidewheel.schedules.decide import MAX_CAUGHT_UP, MAX_COUNTED, decide
+from tidewheel.schedules.decision import CatchUp, HoldReason, jittered
 from tidewheel.schedules.describe import dst_effects, to_zone
 from tidewheel.schedules.schedule import TICK, FixedDelay, Manual, Once, Schedule, at_second, whole_second
 from tidewheel.schedules.timer_state import TimerState
@@ -331,9 +331,25 @@ def _words_without_freezes(connection: Conn, job: JobPosition, version_span: Ver
         return quarantined(read_job_error(connection, job.job_id))
     if job.paused:
         policies = version_span.policies
-        return f"{paused(job.paused_until)} {after_pause(policies.on_resume, policies.window)}"
+        return f"{paused(job.paused_until)} {_after_pause(policies.on_resume, policies.window)}"
     if isinstance(version_span.schedule, Manual):
         return FOLLOWS if version_span.schedule.follows else MANUAL
     if isinstance(version_span.schedule, FixedDelay):
-        return only_next_known(version_span.schedule)
+        delay = delay_of(version_span.schedule)
+        return f"Each occurrence is {delay} after the end of the previous run, so only the next one is known."
     return ""
+
+
+def _after_pause(on_resume: CatchUp, window: timedelta) -> str:
+    """Return what the end of a pause does with its occurrences.
+
+    >>> _after_pause(CatchUp.FIRE_ONCE, timedelta(hours=6))
+    'Of the occurrences that come due during the pause, only the latest then fires, because on_resume is fire_once.'
+    """
+    due, longest = "ccurrences that come due during the pause", duration(window, exact=True)
+    effect = {
+        CatchUp.SKIP: f"O{due} are then skipped",
+        CatchUp.FIRE_ONCE: f"Of the o{due}, only the latest then fires",
+        CatchUp.FIRE_ALL: f"Of the o{due}, at most the newest {MAX_CAUGHT_UP:,} of the last {longest} then fire",
+    }[on_resume]
+    return f"{effect}, because on_resume is {on_resume}."
