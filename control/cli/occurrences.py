@@ -27,9 +27,8 @@ from tidewheel.control.cli.output import (
     wrapped,
 )
 from tidewheel.control.cli.tables import Cell
-from tidewheel.control.explain import explain as explanations
+from tidewheel.control.explain import explain as explaining
 from tidewheel.control.explain import preview as previews
-from tidewheel.control.explain import recent
 from tidewheel.control.explain.explanation import AttemptFacts, Explanation, OccurrenceOutcome, WorkflowFacts
 from tidewheel.control.explain.preview import Preview
 from tidewheel.control.explain.upcoming import MAX_SHOWN, Upcoming, UpcomingOccurrence
@@ -66,7 +65,8 @@ def explain(
         typer.Option(metavar="DURATION", help="List all of a time such as 24h that did not fire."),
     ] = None,
     number: Annotated[
-        int, typer.Option("-n", metavar="N", min=1, max=recent.MAX_UNFIRED, help="With --last: show at most this many.")
+        int,
+        typer.Option("-n", metavar="N", min=1, max=explaining.MAX_UNFIRED, help="With --last: show at most this many."),
     ] = 50,
     timezone: Tz = None,
     tenant: Tenant = DEFAULT_TENANT,
@@ -81,13 +81,13 @@ def explain(
     with reading() as connection:
         if instant is not None:
             unit = unit_of(at or "")
-            found = explanations.explain(connection, tenant, key, instant, misfire_after=misfire_after, unit=unit)
+            found = explaining.explain(connection, tenant, key, instant, misfire_after=misfire_after, unit=unit)
             _print_explanation(found, timezone, output)
         elif span is not None:
-            unfired = recent.unfired(connection, tenant, key, span, limit=number, misfire_after=misfire_after)
+            unfired = explaining.unfired(connection, tenant, key, span, limit=number, misfire_after=misfire_after)
             print_result(_unfired_lines(unfired, timezone or unfired.zone), unfired, output)
         else:
-            _print_around(recent.around(connection, tenant, key, misfire_after=misfire_after), timezone, output)
+            _print_around(explaining.around(connection, tenant, key, misfire_after=misfire_after), timezone, output)
 
 
 def _print_explanation(found: Explanation, timezone: str | None, output: Output) -> None:
@@ -106,7 +106,7 @@ def _print_explanation(found: Explanation, timezone: str | None, output: Output)
         print_table(("attempt", "outcome", "began", "ended", "error"), map(_attempt_row, found.run.attempts))
 
 
-def _print_around(found: recent.Around, timezone: str | None, output: Output) -> None:
+def _print_around(found: explaining.Around, timezone: str | None, output: Output) -> None:
     if output is not Output.TEXT:
         print_document(found, output)
         return
@@ -119,7 +119,7 @@ def _print_around(found: recent.Around, timezone: str | None, output: Output) ->
         typer.echo("\nno further occurrence")
 
 
-def _unfired_lines(found: recent.UnfiredOccurrences, zone: str) -> Iterator[str]:
+def _unfired_lines(found: explaining.UnfiredOccurrences, zone: str) -> Iterator[str]:
     if not found.any_due:
         yield f"the job had no occurrence since {format_second(found.since)}"
         yield wrapped(f"the next is {utc_and_local(found.next_at, zone)}" if found.next_at else found.words, "  ")

@@ -27,10 +27,11 @@ from tidewheel.control.api.workers import Workers
 from tidewheel.control.client.connection import Connection
 from tidewheel.control.console.door import MOST_BYTES, SIGN_IN, Door, Form, check_form, read_form
 from tidewheel.control.console.rendering import KeyShown, Visitor
+from tidewheel.control.console.sign_in import SignIn
 from tidewheel.control.console.urls import Urls
-from tidewheel.control.console.view import pairs, without_zone
+from tidewheel.control.console.view import Failed, in_snapshot, pairs, part_of, without_zone
 from tidewheel.control.console.words import number
-from tidewheel.errors import FieldError, Refused, TidewheelError, Unavailable, refuse
+from tidewheel.errors import FieldError, Refused, refuse
 from tidewheel.intake.apply import has_reply
 from tidewheel.jobs.invalid import InvalidValue
 from tidewheel.jobs.values import format_timestamp, parse_timestamp
@@ -49,14 +50,9 @@ class Field:
     """A field of a dialog.
 
     Args:
-        name: Its name in the form.
-        label: Its label.
-        kind: How it is typed.
         value: What it has at first; after a refusal, what was typed.
         help: A line below it.
         options: The values of a choice, each with its words.
-        required: True if it may not be empty.
-        errors: What is wrong with it.
         rows: The lines of a long text.
         upload: The kinds of files whose text the script puts into a long text; empty for none.
         button: Of a box: verb and object of the dialog's button while it is checked; empty if it changes neither.
@@ -85,7 +81,6 @@ class Dialog:
         back: The address to go back to without the action.
         will: What happens, in at most three lines.
         stays: What does not.
-        fields: What the operator may choose.
         sample: The first few things that it touches.
         keep: The button that changes nothing.
         danger: True if nothing can undo it.
@@ -117,8 +112,7 @@ class Done:
     """The result of an action.
 
     Args:
-        to: The address to go on to.
-        words: The message of the next page.
+        words: The message of the next page, which has the address `to`.
         undo: The label and the address of the action that undoes it, which needs no field.
         shown: A template and its values, shown at once in place of the address: for what is shown only once.
         then: Awaited on the event loop for the result in place of this one: what takes seconds keeps no thread.
@@ -154,13 +148,7 @@ class Action(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Actions:
-    """The routes of the actions.
-
-    Args:
-        reads: The threads of reads.
-        writes: The threads of changes.
-        door: Sign-ins and the renderer.
-    """
+    """The routes of the actions: dialogs on the threads of reads, changes on those of changes."""
 
     reads: Workers
     writes: Workers
@@ -231,12 +219,8 @@ def framed(connection: Connection, visitor: Visitor) -> Visitor:
 
     A page does without the band if the freezes cannot be read.
     """
-    try:
-        with connection.snapshot() as reading:
-            found = standing_freezes(reading, visitor.tenant)
-    except Unavailable:
-        raise
-    except TidewheelError:
+    found = part_of(connection, standing_freezes, visitor.tenant)
+    if isinstance(found, Failed):
         return visitor
     return visitor._replace(frozen=[(each, address_of(each)) for each in found])
 
@@ -250,7 +234,24 @@ def address_of(scope: FrozenScope) -> Mapping[str, object]:
 
 def acting(request: Request, found: Caller) -> Caller:
     """Return the caller as the audit log names it: by the console, with the name of the sign-in."""
-    return replace(found, actor=replace(found.actor, door=AuditDoor.CONSOLE, named=_name(request) or found.actor.named))
+    sign_in: SignIn | None = request.scope.get(SIGN_IN)
+    named = sign_in.name if sign_in else None
+    return replace(found, actor=replace(found.actor, door=AuditDoor.CONSOLE, named=named or found.actor.named))
+
+
+def reason_field(where: str, value: str = "") -> Field:
+    """Return the field of a reason, with the places where it is stored."""
+    return Field("reason", "Reason (optional)", value=value, help=f"Stored {where}.")
+
+
+def cannot(question: str, back: str, *why: str, place: str = "jobs") -> Dialog:
+    """Return the dialog of an action that cannot be done."""
+    return Dialog(question, "", back, place=place, will=why, keep="Back")
+
+
+def no_change(question: str, back: str, why: str, place: str = "jobs") -> Dialog:
+    """Return the dialog of an action that would change nothing."""
+    return cannot(question, back, f"Nothing would change. {why}", place=place)
 
 
 def sample_of(lines: Sequence[str], count: int) -> Sequence[str]:
@@ -279,11 +280,6 @@ def request_id_of(form: Form) -> str | None:
     return text_of(form, "request_id")
 
 
-def _name(request: Request) -> str | None:
-    sign_in = request.scope.get(SIGN_IN)
-    return sign_in.name if sign_in else None
-
-
 def _refused(field: Field, form: Form, errors: Sequence[FieldError]) -> Field:
     if field.kind == "hidden":
         return field
@@ -305,22 +301,15 @@ def as_shown(state: str) -> Field:
 
 
 def ensure_as_shown(connection: Connection, form: Form, state: str, news: str) -> None:
-    """Refuse to change what is no longer as the dialog has shown it. A repeat gets its first reply.
+    """Refuse to change what is no longer as the dialog has shown it; `news` is the sentence about it.
 
-    Args:
-        form: The form of the dialog; one without the field is of no dialog.
-        news: The sentence about it.
-
-    Raises:
-        InvalidInput: Another person has changed it.
+    A repeat gets its first reply. A form without the field is of no dialog.
     """
     if form.get("shown", state) == state:
         return
     request_id = request_id_of(form)
-    with connection.snapshot() as reading:
-        if request_id is not None and has_reply(reading, connection.tenant, request_id):
-            return
-    refuse("", news, "nothing was changed: read the dialog again, then decide")
+    if request_id is None or not in_snapshot(connection, has_reply, connection.tenant, request_id):
+        refuse("", news, "nothing was changed: read the dialog again, then decide")
 
 
 def confirmation(count: int, what: str = "") -> Sequence[Field]:
@@ -359,9 +348,6 @@ def ensure_confirmed(form: Form, count: int) -> None:
     """Refuse a change of more than a hundred things without their number.
 
     The number may be that which the dialog showed: meanwhile there may be fewer.
-
-    Raises:
-        InvalidInput: The number is missing, or is another one, or there are more things than it.
     """
     ensure_counted(form, count)
     if count > FREELY and _number(form, "typed") not in {count, counted_of(form) or count}:

@@ -1,7 +1,6 @@
 """The search field: an id or a key leads to its page, another text to a list or suggestions."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import ClassVar
 
 from starlette.requests import Request
@@ -21,7 +20,6 @@ _SUGGESTIONS = 8
 _TEXT = one_line(MAX_TEXT)
 
 
-@dataclass(frozen=True, slots=True)
 class AskPage:
     """The page of a text that names no one thing."""
 

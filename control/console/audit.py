@@ -1,6 +1,5 @@
 """The audit log: who changed what, when, by which door. Rows lead to what they are about."""
 
-from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
@@ -32,6 +31,8 @@ def _instant(value: object) -> object:
     return read_instant(value, "since", "UTC") if isinstance(value, str) else value
 
 
+_PAGES = {"run": "run_id", "workflow": "root_run_id", "calendar": "name"}  # with the name of the id in their address
+
 _LIST = operations(AuditLog)["list"]
 _MADE, _NAMES = query_of(_LIST, _LIST.parameters)
 if TYPE_CHECKING:
@@ -46,7 +47,6 @@ class AuditFilters(_Query):
     since: Annotated[datetime, BeforeValidator(_instant)] | None = None
 
 
-@dataclass(frozen=True, slots=True)
 class AuditLogPage:
     """The audit log."""
 
@@ -81,12 +81,8 @@ def _link(entry: AuditEntry, caller: Caller, urls: Urls) -> str | None:
     parts = {"tenant": tenant} if tenant else {}
     if kind == "job" and name:
         return urls.job(name, job_id(entry.tenant, name), **parts)
-    if kind == "run" and name:
-        return urls("run", run_id=name, **parts)
-    if kind == "workflow" and name:
-        return urls("workflow", root_run_id=name, **parts)
-    if kind == "calendar" and name:
-        return urls("calendar", name=name, **parts)
+    if kind in _PAGES and name:
+        return urls(kind, **{_PAGES[kind]: name}, **parts)
     if kind == "tenant" and name:
         return urls("tenant", name=name)
     return urls("keys") if kind == "key" else None

@@ -16,7 +16,7 @@ from tidewheel.api_keys import Scope
 from tidewheel.control.api.authorization import Caller
 from tidewheel.control.api.request_input import TenantQuery, read_number, read_query
 from tidewheel.control.client.connection import Connection
-from tidewheel.control.console.actions import Dialog, Done, Field, text_of
+from tidewheel.control.console.actions import Dialog, Done, cannot, reason_field, text_of
 from tidewheel.control.console.door import Form
 from tidewheel.control.console.progress import KINDS, Paces, Work, of_cancellation, of_work, ordered
 from tidewheel.control.console.urls import Urls
@@ -38,12 +38,13 @@ from tidewheel.postgres.session import Conn
 _OF_EACH = 50
 _COUNTED = 10  # redrives that left dead letters, or will: so many are counted, those under way first
 _ACCOUNTED = timedelta(days=1)  # after the end: later, retention removes dead letters, and deleted jobs
+_LISTED = 200  # dead letters of a redrive, of which the rejected ones are left out
+_CHOSEN = 10  # of the dead letters that a redrive names one by one
+
 _FIELDS: dict[str, Any] = {
     name: (hint, None) for name, hint in get_type_hints(DeadLetterFilter, include_extras=True).items()
 }
 _Letters = create_model("_Letters", **_FIELDS)
-_LISTED = 200  # dead letters of a redrive, of which the rejected ones are left out
-_CHOSEN = 10  # of the dead letters that a redrive names one by one
 
 Verb = Literal["pause", "resume", "cancel"]
 
@@ -68,11 +69,7 @@ _DONE: Mapping[str, str] = {"pause": "is paused", "resume": "continues", "cancel
 
 @dataclass(frozen=True, slots=True)
 class BulkPage:
-    """The list of bulk work.
-
-    Args:
-        paces: What was read before.
-    """
+    """The list of bulk work."""
 
     paces: Paces
     template: ClassVar[str] = "bulk.html"
@@ -80,7 +77,6 @@ class BulkPage:
 
     def read(self, connection: Connection, caller: Caller, request: Request, urls: Urls) -> View:
         """Read the newest fifty of each kind."""
-        del urls
         read_query(request, TenantQuery)
         now = page_now(connection)
         parts = [part(partial(_newest, connection, caller, kind, now)) for kind in ("cancellation", "work")]
@@ -97,11 +93,7 @@ class BulkPage:
 
 @dataclass(frozen=True, slots=True)
 class BulkWorkPage:
-    """The page of one cancellation or work.
-
-    Args:
-        paces: What was read before.
-    """
+    """The page of one cancellation or work."""
 
     paces: Paces
     template: ClassVar[str] = "bulk-work.html"
@@ -109,9 +101,8 @@ class BulkWorkPage:
 
     def read(self, connection: Connection, caller: Caller, request: Request, urls: Urls) -> View:
         """Read it."""
-        del urls
         read_query(request, TenantQuery)
-        now, (_, number) = page_now(connection), read_place(request)
+        now, (_, number) = page_now(connection), _place(request)
         with connection.snapshot() as reading:
             row = _row(reading, caller.tenant, number)
             read = _read_work(reading, caller.tenant, row, now)
@@ -132,24 +123,8 @@ def _instant(text: Any, row: str) -> datetime | None:  # noqa: ANN401 - as it is
     return None if text is None else readable("filter", row, lambda: parse_timestamp(text), None)
 
 
-def read_work(connection: Connection, caller: Caller, request: Request) -> Work:
-    """Return the bulk work that an address names.
-
-    Raises:
-        UnknownCancellation: The tenant has none of this id; UnknownWork likewise.
-    """
-    _, number = read_place(request)
-    now = page_now(connection)
-    with connection.snapshot() as reading:
-        return _read_work(reading, caller.tenant, _row(reading, caller.tenant, number), now)
-
-
-def read_place(request: Request) -> tuple[str, UUID | int]:
-    """Return the kind and the id that an address names.
-
-    Raises:
-        HTTPException: It names none.
-    """
+def _place(request: Request) -> tuple[str, UUID | int]:
+    """Return the kind and the id that an address names, or answer 404."""
     kind, text = str(request.path_params["kind"]), str(request.path_params["id"])
     if kind in KINDS:
         number = read_number(text) if kind == "cancellation" else _uuid(text)
@@ -251,18 +226,16 @@ def _uuid(text: str) -> UUID | None:
 
 @dataclass(frozen=True, slots=True)
 class ChangeBulk:
-    """Pause, resume or cancel bulk work.
-
-    Args:
-        verb: Which of these.
-    """
+    """Pause, resume or cancel bulk work."""
 
     verb: Verb
     scope = Scope.OPERATE
 
     def ask(self, connection: Connection, caller: Caller, request: Request, urls: Urls) -> Dialog:
         """Return what the change stops, with the progress so far."""
-        work = read_work(connection, caller, request)
+        now, (_, named) = page_now(connection), _place(request)
+        with connection.snapshot() as reading:
+            work = _read_work(reading, caller.tenant, _row(reading, caller.tenant, named), now)
         _require_change(work.kind)
         total = "" if work.total is None else f" of {number(work.total, at_least=work.at_least)}"
         so_far = f"Done so far: {number(work.done)}{total} {work.noun}. {work.gone_words}".rstrip()
@@ -270,17 +243,13 @@ class ChangeBulk:
         if work.state not in _FROM[self.verb]:
             is_now = f"It {ENDS}" if work.state == "ending" else f"Its state is {state(work.state)}"
             words = f"Nothing would change. {is_now}."
-            return Dialog(
-                f"{self.verb.capitalize()} {name}?", "", back, place="bulk", will=(words, so_far), keep="Back"
-            )
+            return cannot(f"{self.verb.capitalize()} {name}?", back, words, so_far, place="bulk")
         return Dialog(
             f"{self.verb.capitalize()} {name}?", f"{self.verb.capitalize()} {name}",
             back, place="bulk", danger=self.verb == "cancel",
             will=(self._will(work), so_far), sample=work.about, keep=_KEEP[self.verb],
             stays=tuple(filter(None, (self._stays(work),))),
-            fields=() if self.verb == "resume" else (
-                Field("reason", "Reason (optional)", help=f"Stored with the {work.kind}."),
-            ),
+            fields=() if self.verb == "resume" else (reason_field(f"with the {work.kind}"),),
         )  # fmt: skip
 
     def _will(self, work: Work) -> str:
@@ -296,8 +265,7 @@ class ChangeBulk:
 
     def act(self, connection: Connection, caller: Caller, form: Form, request: Request, urls: Urls) -> Done:
         """Change it."""
-        del caller
-        kind, found = read_place(request)
+        kind, found = _place(request)
         _require_change(kind)
         assert isinstance(found, UUID)  # noqa: S101 - of these kinds
         works = Works(connection)

@@ -7,7 +7,6 @@ from datetime import date
 from hashlib import sha256
 from http import HTTPStatus
 from typing import ClassVar
-from uuid import UUID
 
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -19,11 +18,11 @@ from tidewheel.control.client.connection import Connection
 from tidewheel.control.console.actions import Dialog, Done, Field, as_shown, ensure_as_shown, request_id_of, text_of
 from tidewheel.control.console.door import Form
 from tidewheel.control.console.urls import Urls
-from tidewheel.control.console.view import View, page_now, part
+from tidewheel.control.console.view import View, in_snapshot, page_now, part_of
 from tidewheel.control.console.words import agreed, counted, number
 from tidewheel.control.explain.explanation import OccurrenceOutcome
-from tidewheel.control.explain.upcoming import UpcomingOccurrence, upcoming
-from tidewheel.control.reads.calendars import CalendarDetail, CalendarSummary, list_calendars, show_calendar
+from tidewheel.control.explain.upcoming import upcoming
+from tidewheel.control.reads.calendars import CalendarDetail, list_calendars, show_calendar
 from tidewheel.distribution import install_command, is_installed
 from tidewheel.errors import FieldError, InvalidInput, Refused, TidewheelError, UnknownCalendar, refuse
 from tidewheel.ids import job_id
@@ -32,12 +31,9 @@ from tidewheel.jobs.requests import CalendarPut
 from tidewheel.jobs.validation import validate
 from tidewheel.jobs.values import WEEKDAYS
 
-_WEEKDAYS = ("MON", "TUE", "WED", "THU", "FRI", "SAT", "SUN")
 _FIRST, _LAST = 1970, 2199  # the years of schedules
-
 _JOBS, _OCCURRENCES, _DAYS = 10, 50, 8  # that are looked at, and named
 _FIRES = {OccurrenceOutcome.SCHEDULED, OccurrenceOutcome.PAUSED, OccurrenceOutcome.WAITING}
-
 _MOST_BYTES = 1 << 20
 _ICS = "Events of an iCalendar text (.ics); recurring events are expanded ten years ahead."
 
@@ -66,7 +62,6 @@ class Month:
     weeks: Sequence[Sequence[Day | None]]
 
 
-@dataclass(frozen=True, slots=True)
 class CalendarsPage:
     """The list of calendars."""
 
@@ -75,17 +70,12 @@ class CalendarsPage:
 
     def read(self, connection: Connection, caller: Caller, request: Request, urls: Urls) -> View:
         """List the calendars of the tenant."""
-        del urls
         read_query(request, TenantQuery)
 
-        def listed() -> list[CalendarSummary]:
-            with connection.snapshot() as reading:
-                return list_calendars(reading, caller.tenant)
-
-        return View({"now": page_now(connection), "calendars": part(listed)})
+        found = part_of(connection, list_calendars, caller.tenant)
+        return View({"now": page_now(connection), "calendars": found})
 
 
-@dataclass(frozen=True, slots=True)
 class CalendarPage:
     """The page of a calendar."""
 
@@ -97,11 +87,10 @@ class CalendarPage:
         query, now = read_query(request, CalendarQuery), page_now(connection)
         year = min(max(query.year or now.year, _FIRST), _LAST)
         found = calendar_of_page(connection, caller, request)
-        ids: list[tuple[str, UUID]] = [(key, job_id(caller.tenant, key)) for key in found.keys]
         return View(
             {
                 "now": now, "calendar": found, "months": months(found, year, now.date()), "year": year,
-                "jobs": [(key, urls.job(key, each)) for key, each in ids],
+                "jobs": [(key, urls.job(key, job_id(caller.tenant, key))) for key in found.keys],
                 "of_year": sum(day.year == year for day in found.days),
                 "before": year - 1 if year > _FIRST else None, "after": year + 1 if year < _LAST else None,
             }
@@ -111,21 +100,19 @@ class CalendarPage:
 def calendar_of_page(connection: Connection, caller: Caller, request: Request) -> CalendarDetail:
     """Return the calendar that an address names, or answer 404."""
     try:
-        with connection.snapshot() as reading:
-            return show_calendar(reading, caller.tenant, str(request.path_params["name"]))
+        return in_snapshot(connection, show_calendar, caller.tenant, str(request.path_params["name"]))
     except UnknownCalendar as error:
         raise HTTPException(HTTPStatus.NOT_FOUND, str(error)) from error
 
 
 def months(found: CalendarDetail, year: int, today: date) -> list[Month]:
     """Return the months of a year with their closed days."""
-    days, weekly = frozenset(found.days), {_WEEKDAYS.index(each) for each in found.weekdays}
+    closed = DaySet.of(found)
 
     def shown(each: date, month: int) -> Day | None:
         if each.month != month:
             return None
-        is_weekly = each.weekday() in weekly
-        return Day(each.day, is_weekly or each in days, is_weekly and each not in days, each == today)
+        return Day(each.day, each in closed, each in closed and each not in closed.days, each == today)
 
     made: list[Month] = []
     for month in range(1, 13):
@@ -156,7 +143,7 @@ def effect_of(connection: Connection, tenant: str, found: CalendarDetail, then: 
     Days that have passed are left out. Of the jobs, the first ten are looked at.
     """
     now = DaySet.of(found)
-    lines = [*_of_days(now, then, today), *_of_weekdays(now, then)]
+    lines = list(_of_days(now, then, today))
     if not lines:
         return ()
     for key in found.keys[:_JOBS]:
@@ -171,32 +158,23 @@ def _of_days(now: DaySet, then: DaySet, today: date) -> Iterator[str]:
         coming = sorted(day for day in days if day >= today)
         if coming:
             yield f"{verb} {counted(len(coming), 'day')}: {_named(coming)}."
-
-
-def _of_weekdays(now: DaySet, then: DaySet) -> Iterator[str]:
-    for verb, days in (("Adds", then.weekdays - now.weekdays), ("Removes", now.weekdays - then.weekdays)):
-        if days:
-            yield f"{verb} every {', '.join(WEEKDAYS[day] for day in sorted(days))}."
+    for verb, weekdays in (("Adds", then.weekdays - now.weekdays), ("Removes", now.weekdays - then.weekdays)):
+        if weekdays:
+            yield f"{verb} every {', '.join(WEEKDAYS[day] for day in sorted(weekdays))}."
 
 
 def _of_job(connection: Connection, tenant: str, key: str, now: DaySet, then: DaySet) -> Iterator[str]:
     try:
-        with connection.snapshot() as reading:
-            coming = upcoming(reading, tenant, key, _OCCURRENCES).occurrences
+        coming = in_snapshot(connection, upcoming, tenant, key, _OCCURRENCES).occurrences
     except TidewheelError as error:
         yield f"{key}: {error}"
         return
-    fires = [each for each in coming if each.outcome in _FIRES]
-    changed = [each.local.date() for each in fires if _changes(each, now, then)]
+    fires = [each.local.date() for each in coming if each.outcome in _FIRES]
+    changed = [day for day in fires if (day in now) != (day in then)]
     if changed:
         of = f"of its next {counted(len(fires), 'occurrence')}"
-        fall = "falls" if len(changed) == 1 else "fall"
+        fall = agreed(len(changed), "falls", "fall")
         yield f"{key}: {number(len(changed))} {of} {fall} on such days: {_named(sorted(set(changed)))}."
-
-
-def _changes(each: UpcomingOccurrence, now: DaySet, then: DaySet) -> bool:
-    day = each.local.date()
-    return (day in now) != (day in then)
 
 
 def _named(days: Sequence[date]) -> str:
@@ -216,11 +194,7 @@ def _fields(found: CalendarDetail | None) -> Sequence[Field]:
 
 
 def _document(connection: Connection, form: Form, name: str) -> Mapping[str, object]:
-    """Return the request that a form describes.
-
-    Raises:
-        Refused: A field does not fit.
-    """
+    """Return the request that a form describes; raise Refused if a field does not fit."""
     days = _words(form, "days")
     if (ics := text_of(form, "ics")) is not None:
         if not is_installed("calendars"):
@@ -241,11 +215,7 @@ def _document(connection: Connection, form: Form, name: str) -> Mapping[str, obj
 
 
 def _put(connection: Connection, form: Form, document: Mapping[str, object]) -> bool:
-    """Put a calendar; return False if it was so already.
-
-    Raises:
-        Refused: A field does not fit.
-    """
+    """Put a calendar; return False if it was so already, and raise Refused if a field does not fit."""
     try:
         return not connection.request(document, request_id_of(form)).unchanged
     except Refused as error:
@@ -253,11 +223,7 @@ def _put(connection: Connection, form: Form, document: Mapping[str, object]) -> 
 
 
 def _days_of(document: Mapping[str, object]) -> DaySet:
-    """Return the days that a request puts.
-
-    Raises:
-        InvalidInput: A field does not fit.
-    """
+    """Return the days that a request puts; raise InvalidInput if a field does not fit."""
     try:
         given = validate(CalendarPut, document)
     except InvalidValue as error:
@@ -280,7 +246,6 @@ def _words(form: Form, name: str) -> list[str]:
     return form.get(name, "").replace(",", " ").split()
 
 
-@dataclass(frozen=True, slots=True)
 class NewCalendar:
     """Create a calendar."""
 
@@ -298,15 +263,12 @@ class NewCalendar:
     def act(self, connection: Connection, caller: Caller, form: Form, request: Request, urls: Urls) -> Done:
         """Create it."""
         name = text_of(form, "name") or ""
-        with connection.snapshot() as reading:
-            names = {each.name for each in list_calendars(reading, caller.tenant)}
-        if name in names:
+        if name in {each.name for each in in_snapshot(connection, list_calendars, caller.tenant)}:
             refuse("name", f"there is a calendar {name!r} already", "choose another name, or change that one")
         _put(connection, form, _document(connection, form, name))
         return Done(urls("calendar", name=name), f"Calendar {name} is created.")
 
 
-@dataclass(frozen=True, slots=True)
 class PutCalendar:
     """Replace the days of a calendar."""
 
@@ -344,7 +306,6 @@ class PutCalendar:
         return Done(urls("calendar", name=name), words)
 
 
-@dataclass(frozen=True, slots=True)
 class DeleteCalendar:
     """Delete a calendar that no job names."""
 

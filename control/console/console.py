@@ -28,15 +28,15 @@ from tidewheel.control.console.calendars import CalendarPage, CalendarsPage, Del
 from tidewheel.control.console.door import Door, SignInPage, check_form, read_form
 from tidewheel.control.console.fleet import FleetPage, RunDoctor
 from tidewheel.control.console.job import JobPage
-from tidewheel.control.console.job_actions import MoveOccurrence, PauseJob, ResumeJob, SkipOccurrence, UnskipOccurrence
-from tidewheel.control.console.job_dialogs import (
-    BackfillJob,
-    DeleteJob,
+from tidewheel.control.console.job_actions import (
+    MoveOccurrence,
+    PauseJob,
     ReleaseJob,
-    RestoreJob,
-    RollBackJob,
-    TriggerJob,
+    ResumeJob,
+    SkipOccurrence,
+    UnskipOccurrence,
 )
+from tidewheel.control.console.job_dialogs import BackfillJob, DeleteJob, RestoreJob, RollBackJob, TriggerJob
 from tidewheel.control.console.job_form import JobForms
 from tidewheel.control.console.job_pages import JobNextPage, JobSettingsPage, VersionsPage
 from tidewheel.control.console.jobs import JobsPage, PauseJobs, ResumeJobs
@@ -67,7 +67,45 @@ _OF_ALL_TENANTS = frozenset({"admin", "fleet"})  # places that also show a tenan
 # Another site's request to a page has no cookie (SameSite=strict), so it learns nothing from the size of an answer.
 _PACKED = Middleware(GZipMiddleware, minimum_size=1024, compresslevel=5)
 
-ACTIONS_OF_PLACES: Mapping[str, Action] = {
+_PAGES: Mapping[str, Page] = {
+    "/jobs": JobsPage(),
+    "/jobs/{ref}": JobPage(),
+    "/jobs/{ref}/next": JobNextPage(),
+    "/jobs/{ref}/settings": JobSettingsPage(),
+    "/jobs/{ref}/versions": VersionsPage(),
+    "/runs": RunsPage(),
+    "/runs/slow": SlowPage(),
+    "/runs/{run_id}/lines": RunLines(),
+    "/workflows": WorkflowsPage(),
+    "/workflows/{root_run_id}": WorkflowPage(),
+    "/dead-letters": pages_of_letters.DeadLettersListPage(),
+    "/dead-letters/{number}": pages_of_letters.DeadLetterPage(),
+    "/freeze": ChooseFreezePage(),
+    "/ask": AskPage(),
+    "/admin/tenants": TenantsPage(),
+    "/admin/tenants/{name}": TenantPage(),
+    "/admin/keys": KeysPage(),
+    "/admin/audit": AuditLogPage(),
+    "/calendars": CalendarsPage(),
+    "/calendars/{name}": CalendarPage(),
+}
+_ACTIONS: Mapping[str, Action] = {
+    "/jobs/{ref}/pause": PauseJob(),
+    "/jobs/{ref}/resume": ResumeJob(),
+    "/jobs/{ref}/skip": SkipOccurrence(),
+    "/jobs/{ref}/move": MoveOccurrence(),
+    "/jobs/{ref}/unskip": UnskipOccurrence(),
+    "/jobs/{ref}/rollback": RollBackJob(),
+    "/jobs/{ref}/trigger": TriggerJob(),
+    "/jobs/{ref}/backfill": BackfillJob(),
+    "/jobs/{ref}/release": ReleaseJob(),
+    "/jobs/{ref}/delete": DeleteJob(),
+    "/jobs/{ref}/restore": RestoreJob(),
+    "/runs/{run_id}/cancel": CancelRun(),
+    "/runs/{run_id}/retry": RetryRun(),
+    "/workflows/{root_run_id}/pause": PauseWorkflow(),
+    "/workflows/{root_run_id}/resume": ResumeWorkflow(),
+    "/workflows/{root_run_id}/cancel": CancelWorkflow(),
     "/admin/new-tenant": NewTenant(),
     "/admin/tenants/{name}/limits": LIMIT,
     "/admin/tenants/{name}/delete": DELETE,
@@ -77,23 +115,25 @@ ACTIONS_OF_PLACES: Mapping[str, Action] = {
     "/new-calendar": NewCalendar(),
     "/calendars/{name}/edit": PutCalendar(),
     "/calendars/{name}/delete": DeleteCalendar(),
+    "/selected-jobs/pause": PauseJobs(),
+    "/selected-jobs/resume": ResumeJobs(),
+    "/runs/cancel": CancelRuns(),
+    "/runs/retry": RetryRuns(),
+    "/runs/retry-failed": pages_of_runs.RETRY,
+    "/runs/cancel-all": CancelMatching(),
+    "/dead-letters/redrive": pages_of_letters.REDRIVE,
+    "/dead-letters/purge": pages_of_letters.PURGE,
+    "/bulk/{kind}/{id}/pause": ChangeBulk("pause"),
+    "/bulk/{kind}/{id}/resume": ChangeBulk("resume"),
+    "/bulk/{kind}/{id}/cancel": ChangeBulk("cancel"),
+    "/freeze/scope": FreezeAction(),
+    "/thaw": ThawAction(),
 }
 
 
 @dataclass(frozen=True, slots=True)
 class Console:
-    """The console.
-
-    Args:
-        reads: The threads of reads.
-        writes: The threads of changes.
-        door: Sign-ins and the renderer.
-        keys: The check of API keys.
-        live: The streams of pages.
-        shards: The number of shards of the installation.
-        settings: The archive, the brokers, and what the console is named.
-        doctor: The last diagnosis of this process.
-    """
+    """The console; `reads` and `writes` are the threads of pages and of actions."""
 
     reads: Workers
     writes: Workers
@@ -106,63 +146,19 @@ class Console:
 
     def add_to(self, router: APIRouter) -> None:
         """Add the routes."""
-        paces = Paces()
+        paces, forms = Paces(), JobForms(self.reads, self.writes, self.door)
         pages: Mapping[str, Page] = {
+            **_PAGES,
             "/": OverviewPage(self.shards),
-            "/jobs": JobsPage(),
-            "/jobs/{ref}": JobPage(),
-            "/jobs/{ref}/next": JobNextPage(),
-            "/jobs/{ref}/settings": JobSettingsPage(),
-            "/jobs/{ref}/versions": VersionsPage(),
-            "/runs": RunsPage(),
-            "/runs/slow": SlowPage(),
             "/runs/{run_id}": RunPage(self.settings),
-            "/runs/{run_id}/lines": RunLines(),
-            "/workflows": WorkflowsPage(),
-            "/workflows/{root_run_id}": WorkflowPage(),
-            **pages_of_places(self.shards, self.doctor),
-            "/dead-letters": pages_of_letters.DeadLettersListPage(),
-            "/dead-letters/{number}": pages_of_letters.DeadLetterPage(),
             "/bulk": BulkPage(paces),
             "/bulk/{kind}/{id}": BulkWorkPage(paces),
-            "/freeze": ChooseFreezePage(),
+            "/fleet": FleetPage(self.shards, self.doctor),
         }
-        forms = JobForms(self.reads, self.writes, self.door)
+        actions: Mapping[str, Action] = {**_ACTIONS, "/fleet/doctor": RunDoctor(self.doctor)}
         for path in ("/jobs/new", "/jobs/{ref}/edit"):  # before "/jobs/{ref}", which would take "new" for a key
             self._route(router, "GET", path, forms.show)
             self._route(router, "POST", path, forms.submit)
-        actions: Mapping[str, Action] = {
-            "/jobs/{ref}/pause": PauseJob(),
-            "/jobs/{ref}/resume": ResumeJob(),
-            "/jobs/{ref}/skip": SkipOccurrence(),
-            "/jobs/{ref}/move": MoveOccurrence(),
-            "/jobs/{ref}/unskip": UnskipOccurrence(),
-            "/jobs/{ref}/rollback": RollBackJob(),
-            "/jobs/{ref}/trigger": TriggerJob(),
-            "/jobs/{ref}/backfill": BackfillJob(),
-            "/jobs/{ref}/release": ReleaseJob(),
-            "/jobs/{ref}/delete": DeleteJob(),
-            "/jobs/{ref}/restore": RestoreJob(),
-            "/runs/{run_id}/cancel": CancelRun(),
-            "/runs/{run_id}/retry": RetryRun(),
-            "/workflows/{root_run_id}/pause": PauseWorkflow(),
-            "/workflows/{root_run_id}/resume": ResumeWorkflow(),
-            "/workflows/{root_run_id}/cancel": CancelWorkflow(),
-            **actions_of_places(self.doctor),
-            "/selected-jobs/pause": PauseJobs(),
-            "/selected-jobs/resume": ResumeJobs(),
-            "/runs/cancel": CancelRuns(),
-            "/runs/retry": RetryRuns(),
-            "/runs/retry-failed": pages_of_runs.RETRY,
-            "/runs/cancel-all": CancelMatching(),
-            "/dead-letters/redrive": pages_of_letters.REDRIVE,
-            "/dead-letters/purge": pages_of_letters.PURGE,
-            "/bulk/{kind}/{id}/pause": ChangeBulk("pause"),
-            "/bulk/{kind}/{id}/resume": ChangeBulk("resume"),
-            "/bulk/{kind}/{id}/cancel": ChangeBulk("cancel"),
-            "/freeze/scope": FreezeAction(),
-            "/thaw": ThawAction(),
-        }
         acting = Actions(self.reads, self.writes, self.door)
         for path, action in actions.items():
             self._route(router, "GET", path, partial(acting.show, action))
@@ -237,22 +233,3 @@ class Console:
 
     def _to(self, path: str) -> Response:
         return self.door.renderer.guarded(RedirectResponse(f"{self.door.base}{path}", HTTPStatus.SEE_OTHER))
-
-
-def pages_of_places(shards: int, doctor: Doctor) -> Mapping[str, Page]:
-    """Return the pages_of_places."""
-    return {
-        "/ask": AskPage(),
-        "/fleet": FleetPage(shards, doctor),
-        "/admin/tenants": TenantsPage(),
-        "/admin/tenants/{name}": TenantPage(),
-        "/admin/keys": KeysPage(),
-        "/admin/audit": AuditLogPage(),
-        "/calendars": CalendarsPage(),
-        "/calendars/{name}": CalendarPage(),
-    }
-
-
-def actions_of_places(doctor: Doctor) -> Mapping[str, Action]:
-    """Return the actions_of_places."""
-    return {**ACTIONS_OF_PLACES, "/fleet/doctor": RunDoctor(doctor)}

@@ -29,26 +29,24 @@ SIGN_IN = "tidewheel.sign_in"  # in a request's scope: the sign-in that its key 
 KNOWN = "tidewheel.known"  # in a request's scope: the key of that sign-in, as it was last read
 
 TO_SIGN_IN = ("/sign-in", "/sign-out", "/theme")
-_STATIC = "/static/"
-_NO_TENANT = (UnknownTenant.code, TenantDeleted.code, InvalidInput.code)  # of a page whose tenant no other page has
-Handler = Callable[[Request, Any], Coroutine[Any, Any, Response]]
-
 MOST_BYTES = 16 * 1024
 """Of a form that has no field for long texts."""
 
+_STATIC = "/static/"
+_NO_TENANT = (UnknownTenant.code, TenantDeleted.code, InvalidInput.code)  # of a page whose tenant no other page has
 _MOST_FIELDS = 200
 # Read and dropped beyond the limit: browsers show no answer before they have sent all. A key has 3.6 MiB.
 _DROPPED_BYTES = 1 << 20
-Form: TypeAlias = ImmutableMultiDict[str, str]
-
 _FORM = "application/x-www-form-urlencoded"
-
 _NO_KEY = "No such key, or it was revoked."
 _MISTYPED = "The key has a typing error, or a part of it is missing. Copy the whole key."
 _MAY_NOT_READ = "This key lacks the scope read, which every page needs."
 _PLAIN = "This page came by plain HTTP, where others can read the key. Open it by HTTPS."
 _OLD_LINK = "The link was opened before, or is an hour old. Sign in with a key."
 _BUSY = "The key has sent too many requests at once. Sign in again in a moment."
+
+Form: TypeAlias = ImmutableMultiDict[str, str]
+Handler = Callable[[Request, Any], Coroutine[Any, Any, Response]]
 
 
 def is_static(path: str) -> bool:
@@ -134,11 +132,7 @@ class Door:
 
 
 async def read_form(request: Request, most_bytes: int = MOST_BYTES) -> Form:
-    """Return the fields of a form: `form["a"]` is the last of a name, `form.getlist("a")` has all.
-
-    Raises:
-        HTTPException: It is no form, is longer than any of the console's, or does not come in time.
-    """
+    """Return the fields of a form: `form["a"]` is the last of a name, `form.getlist("a")` has all."""
     if request.headers.get("content-type", "").partition(";")[0].strip().lower() != _FORM:
         raise HTTPException(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, f"send a form, as {_FORM}")
     body, read_bytes = bytearray(), 0
@@ -162,20 +156,15 @@ def check_form(request: Request, form: Mapping[str, str], door: Door) -> None:
     """Refuse a form that no page of the console has sent.
 
     Browsers name the site of the sender to secure origins only; else the origin must be that of the request.
-
-    Raises:
-        HTTPException: It comes from another site, or its token is not that of this browser.
     """
     site, origin = request.headers.get("sec-fetch-site"), request.headers.get("origin")
-    foreign = site != "same-origin" if site is not None else _is_foreign(origin, request.headers.get("host", ""))
-    if foreign:
+    is_foreign = site != "same-origin"
+    if site is None:
+        is_foreign = origin is not None and urlsplit(origin).netloc != request.headers.get("host", "")
+    if is_foreign:
         raise HTTPException(HTTPStatus.FORBIDDEN, "a page of another site may not change anything here")
     if not door.signer.fits_form(request, form.get("token", "")):
         raise HTTPException(HTTPStatus.FORBIDDEN, "the form is out of date; reload the page and repeat the action")
-
-
-def _is_foreign(origin: str | None, host: str) -> bool:
-    return origin is not None and urlsplit(origin).netloc != host
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,11 +1,11 @@
 """The fleet: who is alive, who is full, what doctor reports."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
-from typing import ClassVar
+from typing import ClassVar, TypeVar
 from uuid import UUID
 
 from starlette.requests import Request
@@ -23,15 +23,17 @@ from tidewheel.control.doctor.doctor import Doctor
 from tidewheel.control.reads.fleet import (
     ExecutorSummary,
     FleetStatus,
-    RunOfExecutor,
     Service,
-    ShardOwner,
     count_runs,
     list_executors,
     list_runs_of,
     list_shards,
     read_status,
 )
+from tidewheel.postgres.session import Conn
+
+P = TypeVar("P")
+T = TypeVar("T")
 
 _EXECUTORS = 1000
 _ONE_BY_ONE = 50  # more executors are shown in groups, unusual ones first
@@ -89,13 +91,12 @@ class FleetPage:
 
     def read(self, connection: Connection, caller: Caller, request: Request, urls: Urls) -> View:
         """Read each part by itself, for a key of all tenants; the state of services needs the scope admin."""
-        del urls
         ensure_all_tenants(caller, Scope.READ)
         query, is_admin = read_query(request, FleetQuery), Scope.ADMIN in caller.scopes
         now = page_now(connection)
-        fleet = part(lambda: self._status(connection)) if is_admin else None
+        fleet = part(lambda: _of_all(connection, read_status, self.shards)) if is_admin else None
         services = fleet.services if isinstance(fleet, FleetStatus) else ()
-        shards = part(lambda: self._shards(connection))
+        shards = part(lambda: _of_all(connection, list_shards, self.shards))
         rows = part(lambda: _rows(connection, services, query.find))
         alone = () if isinstance(rows, Failed) else rows
         groups = _groups(alone) if len(alone) > _ONE_BY_ONE and not query.find else ()
@@ -103,8 +104,9 @@ class FleetPage:
         opened = next((each for each in alone if str(each.executor.executor_id) == query.executor), None)
         if opened is not None and opened not in shown:
             shown.append(opened)
-        runs = part(lambda: _runs(connection, opened.executor)) if opened else ()
-        owned = Counter[str]() if isinstance(shards, Failed) else _owned(shards)
+        runs = part(lambda: _of_all(connection, list_runs_of, opened.executor)) if opened else ()
+        owners = () if isinstance(shards, Failed) else [each.owner for each in shards]
+        owned = Counter(owner.name for owner in owners if owner is not None)
         return View(
             {
                 "now": now, "fleet": fleet, "rows": rows, "shown": shown, "groups": groups, "runs": runs,
@@ -114,14 +116,6 @@ class FleetPage:
                 "diagnosis": self.doctor.last() if is_admin else None,
             }
         )  # fmt: skip
-
-    def _status(self, connection: Connection) -> FleetStatus:
-        with connection.snapshot(all_tenants=True) as reading:
-            return read_status(reading, self.shards)
-
-    def _shards(self, connection: Connection) -> list[ShardOwner]:
-        with connection.snapshot(all_tenants=True) as reading:
-            return list_shards(reading, self.shards)
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,11 +178,7 @@ def _groups(rows: Sequence[Row]) -> list[Group]:
     return sorted(made, key=lambda group: -group.executors)
 
 
-def _owned(shards: Sequence[ShardOwner]) -> Counter[str]:
-    """Return the number of shards of each scheduler, by its name."""
-    return Counter(each.owner.name for each in shards if each.owner is not None)
-
-
-def _runs(connection: Connection, executor: ExecutorSummary) -> list[RunOfExecutor]:
+def _of_all(connection: Connection, read: Callable[[Conn, P], T], about: P) -> T:
+    """Return what a read of all tenants returns."""
     with connection.snapshot(all_tenants=True) as reading:
-        return list_runs_of(reading, executor)
+        return read(reading, about)

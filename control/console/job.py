@@ -1,8 +1,7 @@
 """One job on its time axis: what it did, why not, what comes."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from datetime import datetime, timedelta, tzinfo
+from datetime import datetime, timedelta
 from functools import partial
 from typing import ClassVar, Literal, Self, TypeVar, cast
 from urllib.parse import unquote
@@ -22,12 +21,21 @@ from tidewheel.control.console.rendering import zone_of_page
 from tidewheel.control.console.runs import LATE, Row, Show, counts, filtered, frozen, job_rows
 from tidewheel.control.console.sentences import about_job
 from tidewheel.control.console.urls import Urls, read_ref
-from tidewheel.control.console.view import Failed, View, page_now, part, read_filters, without_zone
+from tidewheel.control.console.view import (
+    Failed,
+    View,
+    in_snapshot,
+    page_now,
+    part,
+    part_of,
+    read_filters,
+    without_zone,
+)
+from tidewheel.control.explain.explain import Around, around
 from tidewheel.control.explain.explanation import OccurrenceOutcome
 from tidewheel.control.explain.job_timeline import JobTimeline, TimelineRun, job_timeline
 from tidewheel.control.explain.month import Counted, coming_counts
-from tidewheel.control.explain.recent import Around, around
-from tidewheel.control.explain.upcoming import Upcoming, UpcomingOccurrence, upcoming
+from tidewheel.control.explain.upcoming import UpcomingOccurrence, upcoming
 from tidewheel.control.reads.job_position import key_of_job
 from tidewheel.control.reads.resuming import Resumption, preview_resume
 from tidewheel.control.words import schedule_words
@@ -36,6 +44,7 @@ from tidewheel.jobs.invalid import InvalidValue
 from tidewheel.jobs.values import Instant, format_second, format_timestamp
 from tidewheel.nouns.dead_letters.operations import DeadLetterFilter, list_dead_letters
 from tidewheel.nouns.freezes.reads import freeze_changes
+from tidewheel.nouns.jobs.model import JobDetail
 from tidewheel.nouns.jobs.occurrences import MOST_DAYS
 from tidewheel.nouns.jobs.reads import show_job
 from tidewheel.nouns.runs.model import PageFilter, RunSummary, Status
@@ -57,14 +66,7 @@ _UNFIRED = {
 
 
 class JobQuery(TenantQuery):
-    """Query of the page of a job.
-
-    Attributes:
-        window: The time up to now; without one, that of some dozens of occurrences.
-        from_at: The begin of a time, in place of a window.
-        to_at: Its end.
-        show: The filter of the list.
-    """
+    """A window up to now, or a time in its place; without both, the time of some dozens of occurrences."""
 
     window: Literal["2m", "10m", "1h", "6h", "24h", "7d", "30d", "90d"] | None = None
     from_at: Instant | None = Field(default=None, alias="from")
@@ -83,7 +85,6 @@ class JobQuery(TenantQuery):
         return self
 
 
-@dataclass(frozen=True, slots=True)
 class JobPage:
     """The page of a job."""
 
@@ -101,28 +102,17 @@ class JobPage:
         if moved is not None:
             return View({}, moved_to=moved)
         now, tenant = page_now(connection), caller.tenant
-        with connection.snapshot() as reading:
-            job = show_job(reading, tenant, key)
-
-        def list_coming() -> Upcoming:
-            with connection.snapshot() as reading:
-                return upcoming(reading, tenant, key, _NEXT)
-
-        def list_latest() -> Sequence[RunSummary]:
-            with connection.snapshot() as reading:
-                return list_runs(reading, tenant, PageFilter(key=key, until=now), limit=_LATEST).runs
-
-        coming, latest = part(list_coming), part(list_latest)
+        late = connection.installation.misfire_after
+        job = in_snapshot(connection, show_job, tenant, key)
+        coming = part_of(connection, upcoming, tenant, key, _NEXT)
+        listed = part_of(connection, list_runs, tenant, PageFilter(key=key, until=now), limit=_LATEST)
+        latest = () if isinstance(listed, Failed) else listed.runs
         ahead = () if isinstance(coming, Failed) else coming.occurrences
-        along = _axis(query, now, zone, _window(query, now, ahead, _or(latest, ())))
-
-        def count_coming() -> Sequence[Counted]:
-            with connection.snapshot() as reading:
-                edges = along.edges[max(along.behind - 1, 0) :]
-                return coming_counts(reading, tenant, key, edges) if along.end > now else []
+        along = axis(_window(query, now, ahead, latest), now, zone)
+        if query.from_at is not None and query.to_at is not None:
+            along = axis_between(query.from_at, query.to_at, now, zone)
 
         def list_past() -> tuple[JobTimeline, Sequence[TimelineRun | RunSummary]]:
-            late = connection.installation.misfire_after
             with connection.snapshot() as reading:
                 found = job_timeline(reading, tenant, key, along.edges[: along.behind + 1], misfire_after=late)
                 if found.mode == "runs":
@@ -131,35 +121,30 @@ class JobPage:
                 narrowed = PageFilter(key=key, status=status, since=along.begin, until=min(now, along.until))
                 return found, list_runs(reading, tenant, narrowed, limit=_RUNS).runs
 
-        def read_why() -> str:
-            with connection.snapshot() as reading:
-                return why(around(reading, tenant, key, misfire_after=connection.installation.misfire_after))
-
-        def preview() -> Resumption | None:
-            if not job.summary.paused:
-                return None
-            with connection.snapshot() as reading:
-                return preview_resume(reading, tenant, [job.summary.job_id])
-
         def list_redriven() -> Mapping[UUID, UUID]:
             filters: DeadLetterFilter = {"kind": "run", "key": key, "redriven": True, "since": along.begin}
-            with connection.snapshot() as reading:
-                found = list_dead_letters(reading, tenant, filters, limit=_RUNS).dead_letters
+            found = in_snapshot(connection, list_dead_letters, tenant, filters, limit=_RUNS).dead_letters
             return {each.run_id: each.redriven_run_id for each in found if each.run_id and each.redriven_run_id}
 
         def find_frozen(rows: Sequence[Row]) -> set[UUID | None]:
-            late = [row.at for row in rows if row.late is not None and row.late > LATE]
-            if not late:
+            begun_late = [row.at for row in rows if row.late is not None and row.late > LATE]
+            if not begun_late:
                 return set()
-            with connection.snapshot() as reading:
-                found = freeze_changes(reading, tenant, min(late), now)
+            found = in_snapshot(connection, freeze_changes, tenant, min(begun_late), now)
             queue, labels = str(job.job.get("queue") or "default"), job.summary.labels
             return frozen(
                 rows, [each for each in found if not each.begins and each.names(queue=queue, key=key, labels=labels)]
             )
 
         address = partial(urls.job, key, job_id(tenant, key), show=query.show)
-        past, counted, reason = part(list_past), part(count_coming), part(read_why)
+        past = part(list_past)
+        counted: Sequence[Counted] | Failed = ()
+        if along.end > now:
+            counted = part_of(connection, coming_counts, tenant, key, along.edges[max(along.behind - 1, 0) :])
+        last_and_next = part_of(connection, around, tenant, key, misfire_after=late)
+        resumption: Resumption | Failed | None = None
+        if job.summary.paused:
+            resumption = part_of(connection, preview_resume, tenant, [job.summary.job_id])
         values: dict[str, object] = {"line": None, "rows": [], "counts": {}, "more": False}
         if not isinstance(past, Failed):
             timeline, runs = past
@@ -175,17 +160,17 @@ class JobPage:
             }  # fmt: skip
         return View(
             {
-                "now": now, "job": job, "coming": coming, "past": past, "query": query, "errors": errors,
+                "now": now, "coming": coming, "past": past, "query": query, "errors": errors,
                 "windows": list(Window), "shows": list(Show), "zoom": _zoom(along), "zone": zone_name,
-                "tab": "timeline", "window": along.window if query.from_at is None else None,
+                "window": along.window if query.from_at is None else None,
                 "span": {"from": format_timestamp(along.begin), "to": format_timestamp(along.end)},
-                "why": _or(reason, ""),
-                "held": hold_words(job.summary), "schedule": schedule_text(job.summary.schedule),
+                "why": "" if isinstance(last_and_next, Failed) else why(last_and_next),
+                **head_of(job, "timeline"),
                 "sentence": about_job(
-                    job, _or(latest, ()), None if isinstance(coming, Failed) else coming, now,
+                    job, latest, _or(coming, None), now,
                     unfired=() if isinstance(past, Failed) else past[0].skips,
                     more_unfired=not isinstance(past, Failed) and past[0].more_skips,
-                    resumption=_or(part(preview), None),
+                    resumption=_or(resumption, None),
                 ),
                 "chosen": {"window": query.window} if query.from_at is None else {
                     "from": format_timestamp(query.from_at), "to": format_timestamp(query.to_at or now)},
@@ -219,12 +204,6 @@ def moved_to(request: Request, urls: Urls, key: str, job_id: UUID, name: str = "
     address = urls.job(key, job_id, name)
     given = urls(name, ref=unquote(str(request.path_params["ref"])))
     return None if address.partition("?")[0] == given.partition("?")[0] else address
-
-
-def _axis(query: JobQuery, now: datetime, zone: tzinfo, window: Window) -> Axis:
-    if query.from_at is not None and query.to_at is not None:
-        return axis_between(query.from_at, query.to_at, now, zone)
-    return axis(window, now, zone)
 
 
 def _window(
@@ -265,18 +244,23 @@ def schedule_text(schedule: Mapping[str, object]) -> str:
     return f"{schedule_words(schedule)}: {times}"
 
 
-def key_of_page(connection: Connection, caller: Caller, request: Request) -> str:
-    """Return the key of the job that the address of a page names.
+def head_of(job: JobDetail, tab: str) -> Mapping[str, object]:
+    """Return the values of the head that the pages of a job share."""
+    schedule = schedule_text(job.summary.schedule)
+    return {"job": job, "tab": tab, "held": hold_words(job.summary), "schedule": schedule}
 
-    Raises:
-        HTTPException: It names none.
-        UnknownJob: There is no job of this id.
-    """
+
+def job_of_page(connection: Connection, caller: Caller, request: Request) -> JobDetail:
+    """Return the job that the address of a page names."""
+    return in_snapshot(connection, show_job, caller.tenant, key_of_page(connection, caller, request))
+
+
+def key_of_page(connection: Connection, caller: Caller, request: Request) -> str:
+    """Return the key of the job, perhaps deleted, that the address of a page names, or answer 404."""
     ref = str(request.path_params["ref"])
     named = read_ref(unquote(ref))
     if isinstance(named, UUID):
-        with connection.snapshot() as reading:
-            return key_of_job(reading, caller.tenant, named)
+        return in_snapshot(connection, key_of_job, caller.tenant, named)
     if unquote(ref).startswith("id:"):
         raise HTTPException(404, "a job's id is a UUID")
     return as_key(unquote(ref), "key")

@@ -1,7 +1,7 @@
-"""Actions on one job and its occurrences: pause and resume it; skip or move one to come, undo that."""
+"""Actions on one job: pause, resume, release it; skip or move an occurrence to come, undo that."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import datetime
 
 from starlette.requests import Request
@@ -10,11 +10,22 @@ from tidewheel.api_keys import Scope
 from tidewheel.control.api.authorization import Caller
 from tidewheel.control.api.request_input import TenantQuery, read_query
 from tidewheel.control.client.connection import Connection
-from tidewheel.control.console.actions import Dialog, Done, Field, as_shown, ensure_as_shown, request_id_of, text_of
+from tidewheel.control.console.actions import (
+    Dialog,
+    Done,
+    Field,
+    as_shown,
+    cannot,
+    ensure_as_shown,
+    no_change,
+    reason_field,
+    request_id_of,
+    text_of,
+)
 from tidewheel.control.console.door import Form
-from tidewheel.control.console.job import key_of_page
+from tidewheel.control.console.job import job_of_page, key_of_page
 from tidewheel.control.console.urls import Urls
-from tidewheel.control.console.view import page_now
+from tidewheel.control.console.view import in_snapshot, page_now
 from tidewheel.control.explain.explain import explain
 from tidewheel.control.explain.explanation import Explanation, OccurrenceOutcome
 from tidewheel.control.explain.facts import read_instant_facts
@@ -25,6 +36,7 @@ from tidewheel.control.reads.resuming import preview_resume
 from tidewheel.ids import job_id
 from tidewheel.jobs.invalid import InvalidValue
 from tidewheel.jobs.values import Instant, format_second, format_timestamp, parse_timestamp
+from tidewheel.nouns.jobs.changes import release
 from tidewheel.nouns.jobs.model import JobDetail, job_of
 from tidewheel.nouns.jobs.reads import show_job
 from tidewheel.runs import Overlap
@@ -47,10 +59,9 @@ _LATER = {
 }
 _LONGEST = 100  # characters of a reason in the address of an undo, which a cookie holds
 
-_REASON = Field("reason", "Reason (optional)", help="Stored with the occurrence and in the audit log.")
+_REASON = reason_field("with the occurrence and in the audit log")
 
 
-@dataclass(frozen=True, slots=True)
 class PauseJob:
     """Pause a job."""
 
@@ -58,7 +69,7 @@ class PauseJob:
 
     def ask(self, connection: Connection, caller: Caller, request: Request, urls: Urls) -> Dialog:
         """Return what a pause stops."""
-        job = _shown(connection, caller, key_of_page(connection, caller, request))
+        job = job_of_page(connection, caller, request)
         key, resumes = job.summary.key, CatchUp(str(job.job.get("on_resume", CatchUp.SKIP)))
         stays = [f"{_news(job)} {_REPLACES}"] if job.summary.paused else []
         return Dialog(
@@ -74,10 +85,7 @@ class PauseJob:
                     "until", "Resume automatically at (optional)", value=request.query_params.get("until", ""),
                     help="With its offset, such as 2026-12-24T08:00:00Z.",
                 ),)),
-                Field(
-                    "reason", "Reason (optional)", value=request.query_params.get("reason", ""),
-                    help="Stored with the pause and in the audit log.",
-                ),
+                reason_field("with the pause and in the audit log", request.query_params.get("reason", "")),
             ),
         )  # fmt: skip
 
@@ -95,7 +103,6 @@ class PauseJob:
         return Done(urls.job(key, found.job_id), f"{key} is paused.", undo)
 
 
-@dataclass(frozen=True, slots=True)
 class ResumeJob:
     """Resume a paused job."""
 
@@ -103,11 +110,10 @@ class ResumeJob:
 
     def ask(self, connection: Connection, caller: Caller, request: Request, urls: Urls) -> Dialog:
         """Return what fires again."""
-        job = _shown(connection, caller, key_of_page(connection, caller, request))
+        job = job_of_page(connection, caller, request)
         key, found = job.summary.key, job.summary.job_id
         if not job.summary.paused:
-            words = f"Nothing would change. {key} is not paused."
-            return Dialog(f"Resume {key}?", "", urls.job(key, found), place="jobs", will=(words,), keep="Back")
+            return no_change(f"Resume {key}?", urls.job(key, found), f"{key} is not paused.")
         with connection.snapshot() as reading:
             due = preview_resume(reading, caller.tenant, [found])
             again = _RESUMED.get(job.summary.kind) or _next(upcoming(reading, caller.tenant, key), job)
@@ -128,6 +134,34 @@ class ResumeJob:
         return Done(urls.job(key, found.job_id), f"{key} is resumed.", undo)
 
 
+class ReleaseJob:
+    """Release a quarantined job."""
+
+    scope = Scope.OPERATE
+
+    def ask(self, connection: Connection, caller: Caller, request: Request, urls: Urls) -> Dialog:
+        """Return why it is quarantined."""
+        job = job_of_page(connection, caller, request)
+        key = job.summary.key
+        question, back = f"Release {key}?", urls.job(key, job.summary.job_id)
+        if not job.error:
+            return no_change(question, back, f"{key} is not quarantined.")
+        return Dialog(
+            question, f"Release {key}", back, place="jobs",
+            sample=(f"Its next time could not be computed: {job.error}",),
+            will=("Its next time is computed again. The setting catch_up fires or skips what was missed.",),
+            stays=("Until then, the job does not fire. If the computation fails again, it is quarantined again.",),
+            keep="Leave it quarantined",
+        )  # fmt: skip
+
+    def act(self, connection: Connection, caller: Caller, form: Form, request: Request, urls: Urls) -> Done:
+        """Release it; a second release finds nothing to do."""
+        key = key_of_page(connection, caller, request)
+        done = release(connection, [key], error=None, everything=False, dry_run=False)
+        words = f"{key} is released." if done.released else f"{key} was not quarantined: nothing was changed."
+        return Done(urls.job(key, job_id(caller.tenant, key)), words)
+
+
 def _next(coming: Upcoming, job: JobDetail) -> str:
     """Return when a paused job fires after its resume."""
     if job.freezes:
@@ -137,16 +171,9 @@ def _next(coming: Upcoming, job: JobDetail) -> str:
     return f"It fires again, next at {format_timestamp(at)}." if at else "Its schedule has no later occurrence."
 
 
-def _shown(connection: Connection, caller: Caller, key: str) -> JobDetail:
-    """Return a job."""
-    with connection.snapshot() as reading:
-        return show_job(reading, caller.tenant, key)
-
-
 def _unchanged(connection: Connection, caller: Caller, form: Form, request: Request) -> JobDetail:
     """Return a job whose pause is as its dialog has shown it."""
-    key = key_of_page(connection, caller, request)
-    job = _shown(connection, caller, key)
+    job = job_of_page(connection, caller, request)
     ensure_as_shown(connection, form, _state(job), _news(job))
     return job
 
@@ -169,7 +196,6 @@ class OccurrenceQuery(TenantQuery):
     at: Instant
 
 
-@dataclass(frozen=True, slots=True)
 class SkipOccurrence:
     """Skip one occurrence."""
 
@@ -178,28 +204,23 @@ class SkipOccurrence:
     def ask(self, connection: Connection, caller: Caller, request: Request, urls: Urls) -> Dialog:
         """Return the occurrence that will not fire."""
         found = _explained(connection, caller, request)
-        question, back = (
-            f"Skip {_clock(found.local)} of {found.key}?",
-            urls.job(found.key, job_id(caller.tenant, found.key), "job_next"),
-        )
+        back = urls.job(found.key, job_id(caller.tenant, found.key), "job_next")
+        question = f"Skip {_clock(found.local)} of {found.key}?"
         if found.outcome == OccurrenceOutcome.WILL_BE_SKIPPED:
-            will = (readings(found), f"Nothing would change. {found.words}")
-            return Dialog(question, "", back, place="jobs", will=will, keep="Back")
+            return cannot(question, back, _readings(found), f"Nothing would change. {found.words}")
         if found.outcome == OccurrenceOutcome.NO_OCCURRENCE:
-            none = (readings(found), found.words, *_nearest(found))
-            return Dialog(question, "", back, place="jobs", will=none, keep="Back")
+            return cannot(question, back, _readings(found), found.words, *_nearest(found))
         return Dialog(
             question, f"Skip {_clock(found.local)}", back, place="jobs",
-            will=(readings(found), _now(found), "After the skip, it does not fire, and no run is created."),
+            will=(_readings(found), _now(found), "After the skip, it does not fire, and no run is created."),
             stays=("The other occurrences stay as they are.",), fields=(_REASON,),
         )  # fmt: skip
 
     def act(self, connection: Connection, caller: Caller, form: Form, request: Request, urls: Urls) -> Done:
         """Skip it."""
-        return _Change(connection, caller, form, request, urls).send("job.skip", "will be skipped")
+        return _change(connection, caller, form, request, urls, kind="job.skip", words="will be skipped")
 
 
-@dataclass(frozen=True, slots=True)
 class MoveOccurrence:
     """Move one occurrence to another time."""
 
@@ -214,7 +235,7 @@ class MoveOccurrence:
         return Dialog(
             f"Move {_clock(found.local)} of {found.key}?", f"Move {_clock(found.local)}",
             urls.job(found.key, job_id(caller.tenant, found.key), "job_next"), place="jobs",
-            will=(readings(found), _now(found), "After the move, it fires at the time below."),
+            will=(_readings(found), _now(found), "After the move, it fires at the time below."),
             stays=("Records keep its original time.",),
             fields=(to, _REASON),
         )  # fmt: skip
@@ -226,10 +247,9 @@ class MoveOccurrence:
             fields = [Field(name, "", "hidden", form.get(name, "")) for name in ("to", "reason")]
             dialog = self.ask(connection, caller, request, urls)
             return replace(dialog, will=(*dialog.will, *met), fields=(*fields, Field("onto", "", "hidden", to)))
-        return _Change(connection, caller, form, request, urls).send("job.move", "is moved", to=to)
+        return _change(connection, caller, form, request, urls, kind="job.move", words="is moved", to=to)
 
 
-@dataclass(frozen=True, slots=True)
 class UnskipOccurrence:
     """Undo a skip or a move."""
 
@@ -239,17 +259,19 @@ class UnskipOccurrence:
         """Return the occurrence that fires again."""
         found = _explained(connection, caller, request)
         what = "skip" if found.moved_to is None else "move"
+        ahead = found.at > page_now(connection)
+        fires = "at its time" if ahead else "at once, because its own time has passed"
         return Dialog(
             f"Undo the {what} of {_clock(found.local)} of {found.key}?", f"Undo the {what}",
             urls.job(found.key, job_id(caller.tenant, found.key), "job_next"), place="jobs",
-            will=(readings(found), _now(found), _fires(found, page_now(connection))),
+            will=(_readings(found), _now(found), f"After that, it fires {fires}."),
         )  # fmt: skip
 
     def act(self, connection: Connection, caller: Caller, form: Form, request: Request, urls: Urls) -> Done:
         """Undo it."""
         at = read_query(request, OccurrenceQuery).at
         words = "will fire at its time" if at > page_now(connection) else "fires now: its time has passed"
-        return _Change(connection, caller, form, request, urls).send("job.unskip", words)
+        return _change(connection, caller, form, request, urls, kind="job.unskip", words=words)
 
 
 def _met(connection: Connection, caller: Caller, request: Request, to: str) -> Sequence[str]:
@@ -273,11 +295,6 @@ def _met(connection: Connection, caller: Caller, request: Request, to: str) -> S
     return (f"{met} If one run is still active when the other, the new run, starts, {effect}.",)
 
 
-def _fires(found: Explanation, now: datetime) -> str:
-    """Return when an occurrence fires that is neither skipped nor moved any more."""
-    return f"After that, it fires {'at its time' if found.at > now else 'at once, because its own time has passed'}."
-
-
 def _nearest(found: Explanation) -> Iterator[str]:
     """Yield the occurrence nearest to an instant that has none."""
     near = [at for at in (found.before, found.after) if at is not None]
@@ -291,7 +308,7 @@ def _now(found: Explanation) -> str:
     return "At present, it will fire at this time." if found.outcome == OccurrenceOutcome.SCHEDULED else found.words
 
 
-def readings(found: Explanation) -> str:
+def _readings(found: Explanation) -> str:
     """Return an instant on the job's clock and in UTC, in a sentence."""
     own = f"{_clock(found.local)} {found.zone} ({found.local:%Z, UTC%z})"
     return f"Its time is {own}." if found.zone == "UTC" else f"Its time is {own}, which is {_clock(found.at)} UTC."
@@ -304,28 +321,20 @@ def _clock(at: datetime) -> str:
 def _explained(connection: Connection, caller: Caller, request: Request) -> Explanation:
     """Return the explanation of the occurrence."""
     key, at = key_of_page(connection, caller, request), read_query(request, OccurrenceQuery).at
-    with connection.snapshot() as reading:
-        late = connection.installation.misfire_after
-        return explain(reading, caller.tenant, key, at, misfire_after=late, with_undo=False)
+    late = connection.installation.misfire_after
+    return in_snapshot(connection, explain, caller.tenant, key, at, misfire_after=late, with_undo=False)
 
 
-@dataclass(frozen=True, slots=True)
-class _Change:
-    """A change of the occurrence that an address names."""
-
-    connection: Connection
-    caller: Caller
-    form: Form
-    request: Request
-    urls: Urls
-
-    def send(self, kind: str, words: str, **fields: object) -> Done:
-        """Send the request; what it changes may be taken back."""
-        key = key_of_page(self.connection, self.caller, self.request)
-        at = format_timestamp(read_query(self.request, OccurrenceQuery).at)
-        document = {"type": kind, "key": key, "at": at, "reason": text_of(self.form, "reason"), **fields}
-        job = job_of(self.connection.request(document, request_id_of(self.form)))
-        found = _explained(self.connection, self.caller, self.request)
-        what = f"{_clock(found.local)} {found.zone} of {key}"
-        undo = None if kind == "job.unskip" else ("Undo", self.urls.job(key, job.job_id, "job_unskip", at=at))
-        return Done(self.urls.job(key, job.job_id, "job_next"), f"{what} {words}.", undo)
+def _change(
+    connection: Connection, caller: Caller, form: Form, request: Request, urls: Urls, *,
+    kind: str, words: str, **fields: object,
+) -> Done:  # fmt: skip
+    """Change the occurrence that an address names; what is changed may be taken back."""
+    key = key_of_page(connection, caller, request)
+    at = format_timestamp(read_query(request, OccurrenceQuery).at)
+    document = {"type": kind, "key": key, "at": at, "reason": text_of(form, "reason"), **fields}
+    job = job_of(connection.request(document, request_id_of(form)))
+    found = _explained(connection, caller, request)
+    what = f"{_clock(found.local)} {found.zone} of {key}"
+    undo = None if kind == "job.unskip" else ("Undo", urls.job(key, job.job_id, "job_unskip", at=at))
+    return Done(urls.job(key, job.job_id, "job_next"), f"{what} {words}.", undo)

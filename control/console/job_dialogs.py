@@ -1,7 +1,7 @@
-"""Actions on one job: trigger, delete, restore, roll back, release, backfill."""
+"""Actions on one job: trigger, delete, restore, roll back, backfill."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import ClassVar
 
 from starlette.requests import Request
@@ -9,12 +9,24 @@ from starlette.requests import Request
 from tidewheel.api_keys import Scope
 from tidewheel.control.api.authorization import Caller
 from tidewheel.control.client.connection import Connection, backfill_of
-from tidewheel.control.console.actions import SAMPLE, Dialog, Done, Field, counted_of, request_id_of, text_of, whole_of
+from tidewheel.control.console.actions import (
+    SAMPLE,
+    Dialog,
+    Done,
+    Field,
+    cannot,
+    counted_of,
+    no_change,
+    reason_field,
+    request_id_of,
+    text_of,
+    whole_of,
+)
 from tidewheel.control.console.door import Form
-from tidewheel.control.console.job import key_of_page
+from tidewheel.control.console.job import job_of_page, key_of_page
 from tidewheel.control.console.spec_check import changed_fields
 from tidewheel.control.console.urls import Urls
-from tidewheel.control.console.view import part
+from tidewheel.control.console.view import in_snapshot, part
 from tidewheel.control.console.words import agreed, counted, number
 from tidewheel.control.explain.explanation import OccurrenceOutcome
 from tidewheel.control.explain.preview import NOT_FIRING, Preview, preview
@@ -24,7 +36,6 @@ from tidewheel.errors import InvalidInput, Refused, UnknownJob, refuse
 from tidewheel.ids import job_id
 from tidewheel.intake.backfills import TAKE_ALL, TAKE_CURRENT
 from tidewheel.jobs.invalid import InvalidValue
-from tidewheel.nouns.jobs.changes import release
 from tidewheel.nouns.jobs.fields import FIELDS, MEANINGS, SpecField, value_of
 from tidewheel.nouns.jobs.model import JobDetail, job_of
 from tidewheel.nouns.jobs.reads import list_children, show_job
@@ -41,9 +52,12 @@ _OVERLAPS = MEANINGS["overlap"]
 _RECURRING = frozenset({"cron", "interval", "fixed_delay"})
 _NEVER = "The job then has no occurrence to come."
 _CLOCK = "%a %d %b %H:%M"
+_RANGE = ("from", "to", "what", "versions", "order", "overlap", "reason")
+_IN_TURN = "These runs wait for each other, because the overlap of the job does not allow two at once."
+_EVEN_FIRED = "all, also those whose run succeeded or failed"
+_MISSING = "An occurrence whose run was skipped or cancelled runs again. One whose run failed does not."
 
 
-@dataclass(frozen=True, slots=True)
 class TriggerJob:
     """Run a job once."""
 
@@ -52,7 +66,8 @@ class TriggerJob:
 
     def ask(self, connection: Connection, caller: Caller, request: Request, urls: Urls) -> Dialog:
         """Return what a trigger makes."""
-        key, job = _shown(connection, caller, request)
+        job = job_of_page(connection, caller, request)
+        key = job.summary.key
         own = "the payload of the job" if {"payload", "payload_base64"} & job.job.keys() else "no payload"
         has = f"If empty, the run has {own}."
         paused = ("The job is paused, but this trigger runs nevertheless.",) if job.summary.paused else ()
@@ -115,12 +130,10 @@ def _followers(connection: Connection, caller: Caller, job: JobDetail) -> Sequen
 
 def _children(connection: Connection, caller: Caller, key: str) -> str:
     """Return the keys of the first jobs that come after a job; empty without one."""
-    with connection.snapshot() as reading:
-        found = list_children(reading, caller.tenant, key, limit=SAMPLE + 1)
+    found = in_snapshot(connection, list_children, caller.tenant, key, limit=SAMPLE + 1)
     return f"{', '.join(found[:SAMPLE])}{' and more' if len(found) > SAMPLE else ''}"
 
 
-@dataclass(frozen=True, slots=True)
 class DeleteJob:
     """Delete a job."""
 
@@ -128,14 +141,12 @@ class DeleteJob:
 
     def ask(self, connection: Connection, caller: Caller, request: Request, urls: Urls) -> Dialog:
         """Return what a deletion ends."""
-        key, job = _shown(connection, caller, request)
+        job = job_of_page(connection, caller, request)
+        key = job.summary.key
         if following := _children(connection, caller, key):
-            words = (
-                f"{key} cannot be deleted, because these jobs run after it: {following}. Change or delete them first."
-            )
-            return Dialog(
-                f"Delete {key}?", "", urls.job(key, job.summary.job_id), place="jobs", will=(words,), keep="Back"
-            )
+            words = f"{key} cannot be deleted, because these jobs run after it: {following}."
+            back = urls.job(key, job.summary.job_id)
+            return cannot(f"Delete {key}?", back, f"{words} Change or delete them first.")
         cancelled = _cancelled(connection, key)
         return Dialog(
             f"Delete {key}?", f"Delete {key}", urls.job(key, job.summary.job_id), place="jobs", danger=True,
@@ -147,7 +158,7 @@ class DeleteJob:
             stays=("Runs that have started finish, with their retries. Ended runs stay until their retention ends.",),
             fields=(
                 Field("if_version", "", "hidden", str(job.summary.version)),
-                Field("reason", "Reason (optional)", help="Stored in the audit log."),
+                reason_field("in the audit log"),
             ),
         )  # fmt: skip
 
@@ -172,7 +183,6 @@ def _cancelled(connection: Connection, key: str) -> str:
     return f"{many} {agreed(waiting.matched, 'is', 'are')} cancelled" if waiting.matched else ""
 
 
-@dataclass(frozen=True, slots=True)
 class RestoreJob:
     """Submit the last version of a deleted job again."""
 
@@ -186,7 +196,7 @@ class RestoreJob:
             is_deleted = _is_deleted(reading, caller.tenant, key)
         if not is_deleted:
             back = urls.job(key, job_id(caller.tenant, key))
-            return _unchanged(f"Submit {key} again?", back, f"{key} is not deleted.")
+            return no_change(f"Submit {key} again?", back, f"{key} is not deleted.")
         return Dialog(
             f"Submit {key} again?", f"Submit {key} again", urls("jobs"), place="jobs", keep="Leave it deleted",
             will=(f"Its version {last.number} becomes version {last.number + 1}.",),
@@ -204,7 +214,6 @@ class RestoreJob:
         return Done(urls.job(key, found.job_id), f"{key} is back, as version {found.version}.")
 
 
-@dataclass(frozen=True, slots=True)
 class RollBackJob:
     """Give a job the spec of an earlier version again; the address names it."""
 
@@ -212,7 +221,8 @@ class RollBackJob:
 
     def ask(self, connection: Connection, caller: Caller, request: Request, urls: Urls) -> Dialog:
         """Return what the earlier version changes, and when it fires."""
-        key, job = _shown(connection, caller, request)
+        job = job_of_page(connection, caller, request)
+        key = job.summary.key
         number, current = _version(request, "version"), job.summary.version
         with connection.snapshot() as reading:
             earlier = job_at(reading, caller.tenant, key, number)
@@ -221,7 +231,7 @@ class RollBackJob:
         question, back = f"Roll {key} back to version {number}?", urls.job(key, job.summary.job_id, "job_versions")
         if not changes:
             same = "It is the version in force." if number == current else f"Version {current} has the same spec."
-            return _unchanged(question, back, same)
+            return no_change(question, back, same)
         lines = [f"{each.path}: {each.before} → {each.after}" for each in changes]
         more = [f"{len(lines) - _SAMPLE} more fields"] if len(lines) > _SAMPLE else []
         return Dialog(
@@ -245,35 +255,6 @@ class RollBackJob:
         return Done(urls.job(key, found.job_id), words, undo)
 
 
-@dataclass(frozen=True, slots=True)
-class ReleaseJob:
-    """Release a quarantined job."""
-
-    scope = Scope.OPERATE
-
-    def ask(self, connection: Connection, caller: Caller, request: Request, urls: Urls) -> Dialog:
-        """Return why it is quarantined."""
-        key, job = _shown(connection, caller, request)
-        question, back = f"Release {key}?", urls.job(key, job.summary.job_id)
-        if not job.error:
-            return _unchanged(question, back, f"{key} is not quarantined.")
-        return Dialog(
-            question, f"Release {key}", back, place="jobs",
-            sample=(f"Its next time could not be computed: {job.error}",),
-            will=("Its next time is computed again. The setting catch_up fires or skips what was missed.",),
-            stays=("Until then, the job does not fire. If the computation fails again, it is quarantined again.",),
-            keep="Leave it quarantined",
-        )  # fmt: skip
-
-    def act(self, connection: Connection, caller: Caller, form: Form, request: Request, urls: Urls) -> Done:
-        """Release it; a second release finds nothing to do."""
-        key = key_of_page(connection, caller, request)
-        done = release(connection, [key], error=None, everything=False, dry_run=False)
-        words = f"{key} is released." if done.released else f"{key} was not quarantined: nothing was changed."
-        return Done(urls.job(key, job_id(caller.tenant, key)), words)
-
-
-@dataclass(frozen=True, slots=True)
 class BackfillJob:
     """Run the occurrences of a past range: counted first, then made."""
 
@@ -281,7 +262,8 @@ class BackfillJob:
 
     def ask(self, connection: Connection, caller: Caller, request: Request, urls: Urls) -> Dialog:
         """Return the fields of a range."""
-        key, job = _shown(connection, caller, request)
+        job = job_of_page(connection, caller, request)
+        key = job.summary.key
         query = request.query_params
         return Dialog(
             f"Backfill {key}?", "Count the occurrences", urls.job(key, job.summary.job_id), place="jobs",
@@ -304,7 +286,7 @@ class BackfillJob:
                 Field("overlap", "overlap", "choice", options=(
                     ("", "the job's own setting"), *((each, f"{each}: {does}") for each, does in _OVERLAPS.items())
                 )),
-                Field("reason", "Reason (optional)", help="Stored with the backfill and in the audit log."),
+                reason_field("with the backfill and in the audit log"),
             ),
             keep="Back",
         )  # fmt: skip
@@ -319,25 +301,18 @@ class BackfillJob:
         try:
             counted_now = backfill_of(connection.request({**document, "dry_run": True}, None)).occurrences or 0
         except Refused as refused:
-            _, job = _shown(connection, caller, request)
-            raise _in_form(refused, job.summary.version) from refused
+            version = job_of_page(connection, caller, request).summary.version
+            raise _in_form(refused, version) from refused
         if not counted_now and shown is None:
             words = "No occurrence of this range is left to run."
-            return _unchanged(f"Backfill {key}?", urls.job(key, named, "job_backfill"), words)
+            return no_change(f"Backfill {key}?", urls.job(key, named, "job_backfill"), words)
         if shown is None or counted_now > shown:
-            _, job = _shown(connection, caller, request)
-            return _confirm(job, counted_now, form, urls.job(key, named))
+            return _confirm(job_of_page(connection, caller, request), counted_now, form, urls.job(key, named))
         found = backfill_of(connection.request(document, request_id_of(form)))
         words = f"Backfill {found.backfill_id} makes {counted(found.occurrences or 0, 'run')} of {key}."
         if not found.backfill_id:
             return Done(urls.job(key, named), f"No occurrence of {key} is left to run.")
         return Done(urls("bulk_work", kind="backfill", id=found.backfill_id), words)
-
-
-_RANGE = ("from", "to", "what", "versions", "order", "overlap", "reason")
-_IN_TURN = "These runs wait for each other, because the overlap of the job does not allow two at once."
-_EVEN_FIRED = "all, also those whose run succeeded or failed"
-_MISSING = "An occurrence whose run was skipped or cancelled runs again. One whose run failed does not."
 
 
 def _current(version: int) -> str:
@@ -394,23 +369,12 @@ def _instant(each: UpcomingOccurrence, zone: str) -> str:
     return f"{each.local:{_CLOCK}} (moved to {to_zone(each.leaves_at, zone):{_CLOCK}})"
 
 
-def _unchanged(question: str, back: str, why: str) -> Dialog:
-    """Return the dialog of an action that would change nothing."""
-    return Dialog(question, "", back, place="jobs", will=(f"Nothing would change. {why}",), keep="Back")
-
-
 def _is_deleted(reading: Conn, tenant: str, key: str) -> bool:
     try:
         show_job(reading, tenant, key)
     except UnknownJob:
         return True
     return False
-
-
-def _shown(connection: Connection, caller: Caller, request: Request) -> tuple[str, JobDetail]:
-    key = key_of_page(connection, caller, request)
-    with connection.snapshot() as reading:
-        return key, show_job(reading, caller.tenant, key)
 
 
 def _typed(form: Form, field: SpecField) -> object:

@@ -19,7 +19,7 @@ from tidewheel.control.api.workers import Workers
 from tidewheel.control.client.connection import Connection
 from tidewheel.control.console.actions import acting, request_id_of, visitor
 from tidewheel.control.console.door import Door, Form, check_form, read_form
-from tidewheel.control.console.job import key_of_page
+from tidewheel.control.console.job import job_of_page, key_of_page
 from tidewheel.control.console.job_pages import last_author
 from tidewheel.control.console.spec_check import Check, check, every_error
 from tidewheel.control.console.spec_form import (
@@ -27,19 +27,19 @@ from tidewheel.control.console.spec_form import (
     draft_of,
     draft_of_json,
     errors_by_field,
-    json_of,
     normalised,
     retyped,
     typed,
 )
+from tidewheel.control.console.view import in_snapshot
 from tidewheel.control.foreign import read_pasted
 from tidewheel.errors import FieldError, InvalidInput, Refused, RequestConflict, UnknownJob, VersionConflict
 from tidewheel.ids import job_id
 from tidewheel.jobs.strict_json import as_object
 from tidewheel.jobs.targets import TARGETS
-from tidewheel.nouns.jobs.fields import GROUPS, LABELS, SCHEDULES
+from tidewheel.nouns.jobs.fields import GROUPS, LABELS, SCHEDULES, json_text
 from tidewheel.nouns.jobs.model import Job as SavedJob
-from tidewheel.nouns.jobs.model import JobDetail, job_of
+from tidewheel.nouns.jobs.model import job_of
 from tidewheel.nouns.jobs.reads import show_job
 from tidewheel.nouns.jobs.versions import job_at
 from tidewheel.redaction import REDACTED, redact_query
@@ -59,8 +59,7 @@ class Typed:
         if_version: The version that saving expects; 0 for none.
         view: `form` or `json`.
         under: What the form lacks, as JSON text, if it is not that of the base.
-        paste: The text of the field for schedules of others.
-        notes: What a pasted schedule was read as.
+        paste: The text of the field for schedules of others; `notes` are what it was read as.
         errors: What was refused, with paths from the job.
         lost: True if another change came first.
     """
@@ -94,7 +93,7 @@ class JobForms:
         def made(connection: Connection) -> Response:
             if "ref" not in request.path_params:
                 return self._page(request, found, Typed(None, texts={"schedule": "cron", "target": "handler"}))
-            job = _in_force(connection, found, key_of_page(connection, found, request))
+            job = job_of_page(connection, found, request)
             version = job.summary.version
             return self._page(request, found, Typed(job.summary.key, version, version, texts=typed(job.job)))
 
@@ -154,11 +153,6 @@ def _opened(state: Typed, at: Collection[str]) -> set[str]:
     return {group.title for group in GROUPS for each in group.fields if state.texts.get(each.path) or each.path in at}
 
 
-def _in_force(connection: Connection, found: Caller, key: str, *, as_stored: bool = False) -> JobDetail:
-    with connection.snapshot() as reading:
-        return show_job(reading, found.tenant, key, as_stored=as_stored)
-
-
 def _with_secrets(connection: Connection, found: Caller, key: str | None, draft: Draft) -> Draft:
     """Return a job with the stored URL in place of the masked one, if that came back unchanged.
 
@@ -168,10 +162,10 @@ def _with_secrets(connection: Connection, found: Caller, key: str | None, draft:
     if key is None or REDACTED not in str(target.get("url")):
         return draft
     try:
-        stored = as_object(_in_force(connection, found, key, as_stored=True).job.get("target")) or {}
+        job = in_snapshot(connection, show_job, found.tenant, key, as_stored=True).job
     except UnknownJob:
         return draft
-    url = stored.get("url")
+    url = (as_object(job.get("target")) or {}).get("url")
     if not isinstance(url, str) or target["url"] != redact_query(url):
         return draft
     return replace(draft, job={**draft.job, "target": {**target, "url": url}})
@@ -197,10 +191,7 @@ def _read(connection: Connection, found: Caller, request: Request, form: Form) -
 
 
 def _version(connection: Connection, found: Caller, key: str | None, number: int) -> dict[str, object]:
-    if key is None or not number:
-        return {}
-    with connection.snapshot() as reading:
-        return job_at(reading, found.tenant, key, number)
+    return in_snapshot(connection, job_at, found.tenant, key, number) if key is not None and number else {}
 
 
 def _wrong_key(draft: Draft, key: str | None) -> FieldError | None:
@@ -229,7 +220,7 @@ def _answer(connection: Connection, found: Caller, request: Request, form: Form,
         return _lost(connection, found, state, draft, refused)
     match form.get("do"):
         case "as_json" if not draft.errors:
-            return replace(state, view="json", document=json_of(draft.job))
+            return replace(state, view="json", document=json_text(draft.job))
         case "as_form" if not draft.errors:
             return _as_form(state, draft.job)
         case "paste":
@@ -242,7 +233,7 @@ def _as_form(state: Typed, job: dict[str, object]) -> Typed:
     """Return the form of a job; what the form has no field for goes with it."""
     job = normalised(job)
     under = {name: value for name, value in job.items() if name != "payload"}
-    return replace(state, view="form", texts=typed(job), under=json_of(under))
+    return replace(state, view="form", texts=typed(job), under=json_text(under))
 
 
 def _pasted(state: Typed, draft: Draft) -> Typed:
@@ -260,7 +251,9 @@ def _checked(connection: Connection, found: Caller, state: Typed, draft: Draft, 
     drafted, draft = draft, _with_secrets(connection, found, state.key, draft)
     with_secrets = draft is not drafted  # then those of both are the same, and no difference shows one
     try:
-        in_force = None if state.key is None else _in_force(connection, found, state.key, as_stored=with_secrets)
+        in_force = None
+        if state.key is not None:
+            in_force = in_snapshot(connection, show_job, found.tenant, state.key, as_stored=with_secrets)
     except UnknownJob:  # it was deleted: saving creates it again
         in_force = None
     errors = list(dict.fromkeys((*draft.errors, *(refused.errors if refused else ()))))  # a save refuses a draft's too

@@ -30,21 +30,17 @@ _LEAST, _MOST = 4.0, 46.0
 _HOLLOW = 12.0
 _THINNEST = 0.35  # percent
 _RETRIES = 4
+_UNFIRED = {OccurrenceOutcome.WILL_BE_EXCLUDED, OccurrenceOutcome.WILL_BE_SKIPPED, OccurrenceOutcome.WILL_BE_MOVED}
 
 STRIP_WIDTH, STRIP_HEIGHT, STRIP_AXIS = 146, 20, 14
-_STEP, _BAR, _DEEP = 7, 5, 5
+_STEP, _DEEP = 7, 5
 _TALLEST = 12.0
 _SHOWN = 20
 
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """A thing on the line.
-
-    Args:
-        diamond: The middle of a lozenge, in percent.
-        dots: The heights of a dot for each further attempt.
-    """
+    """A bar, or the middle of a lozenge in percent; a dot is a further attempt."""
 
     words: str
     href: str | None = None
@@ -56,15 +52,7 @@ class Mark:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """The drawing.
-
-    Args:
-        marks: The runs and the skips, and what comes.
-        pauses: The hatched grounds, each with its words.
-        versions: The places of new versions, each with its words.
-        now_x: The place of now; None if it is outside.
-        words: The sentence of the caption.
-    """
+    """The drawing; pauses are hatched grounds, and the place of now is None if it is outside."""
 
     size: Size
     marks: Sequence[Mark]
@@ -74,11 +62,6 @@ class Line:
     now_x: float | None
     scale: str
     words: str
-
-    @property
-    def axis_y(self) -> int:
-        """The height of the axis."""
-        return self.size.above
 
 
 def job_line(
@@ -215,9 +198,8 @@ def _run(along: Axis, run: TimelineRun, timeline: JobTimeline, urls: Urls) -> Ma
     top = float(SIZE.above) - height
     dots = [top - 5 - 5 * at for at in range(min(max(run.attempt - 1, 0), _RETRIES))]
     if family == "bad":
-        return Mark(
-            words, href, Bar("bad", x, SIZE.above + 2, width, SIZE.below - 4), dots=[SIZE.above - 5.0] if dots else ()
-        )
+        bar = Bar("bad", x, SIZE.above + 2, width, SIZE.below - 4)
+        return Mark(words, href, bar, dots=[SIZE.above - 5.0] if dots else ())
     if family == "moving" and timeline.took_p95 is not None and took is not None and took > timeline.took_p95:
         family = "trouble"
         words += f", longer than 95 % of the job's runs ({duration(timeline.took_p95)})"
@@ -227,7 +209,8 @@ def _run(along: Axis, run: TimelineRun, timeline: JobTimeline, urls: Urls) -> Ma
 
 
 def _bin(along: Axis, each: TimelineBin, address: Callable[..., str]) -> Iterator[Mark]:
-    x, href = along.x(each.at), address(**_span_of(each))
+    x, least = along.x(each.at), each.at + LEAST_SPAN
+    href = address(**{"from": format_second(each.at), "to": format_second(max(each.until, least))})
     step = along.x(each.until) - x
     width = round(max(step * 0.8, _THINNEST), 3)
     counts = {"succeeded": each.succeeded, "failed": each.failed, "timed out": each.timed_out,
@@ -243,12 +226,6 @@ def _bin(along: Axis, each: TimelineBin, address: Callable[..., str]) -> Iterato
         yield Mark(words, href, Bar("moving", x, SIZE.above - _LEAST, width, _LEAST))
     if each.cancelled or each.skipped:
         yield Mark(words, href, diamond=round(x + step / 2, 3))
-
-
-def _span_of(each: TimelineBin) -> dict[str, str]:
-    """Return the time of a bin as a query has it, and two minutes at least."""
-    until = max(each.until, each.at + LEAST_SPAN)
-    return {"from": format_second(each.at), "to": format_second(until)}
 
 
 def _skips(along: Axis, timeline: JobTimeline) -> Iterator[Mark]:
@@ -278,9 +255,6 @@ def _special(along: Axis, coming: Sequence[UpcomingOccurrence]) -> Iterator[Mark
             yield Mark(f"{state(each.outcome)}, {along.clock(each.at)}", diamond=along.x(each.at), family="ahead")
 
 
-_UNFIRED = {OccurrenceOutcome.WILL_BE_EXCLUDED, OccurrenceOutcome.WILL_BE_SKIPPED, OccurrenceOutcome.WILL_BE_MOVED}
-
-
 def _pauses(along: Axis, timeline: JobTimeline) -> Iterator[tuple[Bar, str]]:
     for each in timeline.pauses:
         first, last = along.x(each.since), along.x(each.until or along.end)
@@ -300,12 +274,7 @@ class StripBar:
 
 @dataclass(frozen=True, slots=True)
 class Strip:
-    """A strip.
-
-    Args:
-        bars: From the oldest run on.
-        words: The counts in words; they are shown if a run failed.
-    """
+    """A strip: bars from the oldest run on, and their counts in words."""
 
     bars: Sequence[StripBar]
     words: str
@@ -318,12 +287,8 @@ def strip(runs: Sequence[RecentRun], *, comes: bool) -> Strip:
     bars = [_bar(run, (first + at) * _STEP) for at, run in enumerate(reversed(runs))]
     if comes:
         bars.append(StripBar("ahead", _SHOWN * _STEP + 1, STRIP_AXIS - 7.0, 6.0))
-    failed = sum(family_of(run.state) == "bad" for run in runs)
-    return Strip(
-        bars,
-        f"{failed} of {counted(len(runs), 'run')} failed" if failed else f"{counted(len(runs), 'run')}, none failed",
-        failed,
-    )
+    failed, many = sum(family_of(run.state) == "bad" for run in runs), counted(len(runs), "run")
+    return Strip(bars, f"{failed} of {many} failed" if failed else f"{many}, none failed", failed)
 
 
 def strip_of_bins(bins: Sequence[ActivityBin]) -> Strip:
@@ -346,9 +311,6 @@ def _bar(run: RecentRun, x: int) -> StripBar:
         return StripBar(family, x, STRIP_AXIS + 1.0, _DEEP)
     if family == "undone":
         return StripBar(family, x, STRIP_AXIS - 2.0, 4)
-    height = (
-        7.0
-        if family == "ahead"
-        else max(round(height_of(between(run.started_at, run.finished_at)) / 46 * _TALLEST, 1), 3.0)
-    )
+    took = height_of(between(run.started_at, run.finished_at))
+    height = 7.0 if family == "ahead" else max(round(took / _MOST * _TALLEST, 1), 3.0)
     return StripBar(family, x, round(STRIP_AXIS - height, 1), height)

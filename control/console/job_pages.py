@@ -17,22 +17,21 @@ from tidewheel.control.api.authorization import Caller
 from tidewheel.control.api.openapi import body_of
 from tidewheel.control.api.request_input import LimitQuery, TenantQuery, read_query, whole
 from tidewheel.control.client.connection import Connection
-from tidewheel.control.console.job import key_of_page, moved_to, schedule_text
-from tidewheel.control.console.jobs import hold_words
+from tidewheel.control.console.job import head_of, key_of_page, moved_to
+from tidewheel.control.console.payloads import pretty
 from tidewheel.control.console.spec_check import changed_fields
 from tidewheel.control.console.urls import Urls
-from tidewheel.control.console.view import Failed, View, page_now, part, read_filters
-from tidewheel.control.console.words import pretty
+from tidewheel.control.console.view import Failed, View, in_snapshot, page_now, part, part_of, read_filters
 from tidewheel.control.explain.facts import read_overrides_around
 from tidewheel.control.explain.month import CalendarDay, JobCalendar, job_calendar
-from tidewheel.control.explain.upcoming import Upcoming, upcoming
+from tidewheel.control.explain.upcoming import upcoming
 from tidewheel.control.reads.yaml_form import as_yaml
 from tidewheel.errors import UnknownJob
 from tidewheel.ids import job_id
 from tidewheel.jobs.spec import JobSpec
 from tidewheel.jobs.strict_json import as_object
 from tidewheel.nouns.audit_log.operations import AuditEntry, list_audit_log
-from tidewheel.nouns.jobs.model import JobDetail, Version
+from tidewheel.nouns.jobs.model import Version
 from tidewheel.nouns.jobs.occurrences import Month, first_day
 from tidewheel.nouns.jobs.reads import show_job
 from tidewheel.nouns.jobs.versions import job_at, versions
@@ -41,29 +40,21 @@ from tidewheel.schedules.describe import to_zone
 
 _PATHS = 6  # changed fields that a row names
 _LOOK = 100  # entries of the audit log about one job
-
-Number = Annotated[int, Field(ge=1, le=2**31 - 1), BeforeValidator(whole)]
-
 _WEEK = 7
-LIMITS = (10, 50, 100)
-
+_LIMITS = (10, 50, 100)
 _DEFAULT = re.compile(r" ?Default: `([^`]*)`\.?")
 _APART = frozenset({"key", "payload", "payload_base64"})
 
+_Number = Annotated[int, Field(ge=1, le=2**31 - 1), BeforeValidator(whole)]
+
 
 class VersionsQuery(LimitQuery):
-    """The query of the page.
-
-    Attributes:
-        before: Only versions before this one.
-        a: The first of two versions to compare.
-        b: The second.
-    """
+    """The versions before one, and two versions to compare."""
 
     limit: Annotated[int, Field(ge=1, le=100), BeforeValidator(whole)] = 20
-    before: Number | None = None
-    a: Number | None = None
-    b: Number | None = None
+    before: _Number | None = None
+    a: _Number | None = None
+    b: _Number | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +66,6 @@ class VersionRow:
     changed: str
 
 
-@dataclass(frozen=True, slots=True)
 class VersionsPage:
     """The page of a job's versions."""
 
@@ -88,7 +78,10 @@ class VersionsPage:
         key, tenant = key_of_page(connection, caller, request), caller.tenant
         if (moved := moved_to(request, urls, key, job_id(tenant, key), "job_versions")) is not None:
             return View({}, moved_to=moved)
-        job = _job(connection, tenant, key)
+        try:
+            job = in_snapshot(connection, show_job, tenant, key)
+        except UnknownJob:  # it was deleted
+            job = None
         with connection.snapshot() as reading:
             found = versions(reading, tenant, key, limit=query.limit, before=query.before)
             made = {each.version_after: _who(each) for each in _changes(reading, tenant, key)}
@@ -103,10 +96,9 @@ class VersionsPage:
         older = found[-1].number if len(found) == query.limit and found[-1].number > 1 else None
         return View(
             {
-                "now": page_now(connection), "job": job, "tab": "versions",
-                "held": job and hold_words(job.summary), "schedule": job and schedule_text(job.summary.schedule),
-                "key": key, "job_id": named, "rows": rows, "query": query,
-                "errors": errors,
+                **(head_of(job, "versions") if job else {"job": None}),
+                "now": page_now(connection), "key": key, "job_id": named, "rows": rows, "errors": errors,
+                "query": query,
                 "compared": part(compared) if query.a and query.b else None,
                 "in_force": newest if newest is not None and newest.until is None else None,
                 "older": older and urls.job(key, named, "job_versions", before=older),
@@ -117,8 +109,7 @@ class VersionsPage:
 
 def last_author(connection: Connection, tenant: str, key: str) -> str | None:
     """Return who made the newest version of a job, or deleted it; None without an entry of the audit log."""
-    with connection.snapshot() as reading:
-        found = _changes(reading, tenant, key)
+    found = in_snapshot(connection, _changes, tenant, key)
     return _who(found[-1]) if found else None
 
 
@@ -132,15 +123,6 @@ def _changes(reading: Conn, tenant: str, key: str) -> list[AuditEntry]:
 def _who(entry: AuditEntry) -> str:
     """Return who made a change: the person that the sender named, and the key or the user."""
     return f"{entry.named}, {entry.actor}" if entry.named else entry.actor
-
-
-def _job(connection: Connection, tenant: str, key: str) -> JobDetail | None:
-    """Return the job; None if it was deleted."""
-    try:
-        with connection.snapshot() as reading:
-            return show_job(reading, tenant, key)
-    except UnknownJob:
-        return None
 
 
 def _row(version: Version, by: str | None) -> VersionRow:
@@ -157,7 +139,6 @@ class NextQuery(TenantQuery):
     limit: Annotated[int, Field(ge=1, le=100), BeforeValidator(whole)] = 10
 
 
-@dataclass(frozen=True, slots=True)
 class JobNextPage:
     """The page of what comes."""
 
@@ -172,29 +153,24 @@ class JobNextPage:
         if away is not None:
             return View({}, moved_to=away)
         now, tenant = page_now(connection), caller.tenant
-        with connection.snapshot() as reading:
-            job = show_job(reading, tenant, key)
+        job = in_snapshot(connection, show_job, tenant, key)
 
         def read_month() -> tuple[JobCalendar, Mapping[date, Sequence[datetime]]]:
             with connection.snapshot() as reading:
                 found = job_calendar(reading, tenant, key, first_day(query.month) if query.month else None)
                 return found, _targets(reading, job.summary.job_id, found)
 
-        def read_list() -> Upcoming:
-            late = connection.installation.misfire_after
-            with connection.snapshot() as reading:
-                return upcoming(reading, tenant, key, query.limit, misfire_after=late)
-
-        read, coming = part(read_month), part(read_list)
+        late = connection.installation.misfire_after
+        read, coming = part(read_month), part_of(connection, upcoming, tenant, key, query.limit, misfire_after=late)
         known = None if isinstance(read, Failed) else read[0]
         listed = () if isinstance(coming, Failed) else coming.occurrences
         return View(
             {
-                "now": now, "job": job, "held": hold_words(job.summary), "tab": "next", "month": known or read,
-                "coming": coming, "errors": errors, "query": query, "limits": LIMITS,
-                "schedule": schedule_text(job.summary.schedule), "weeks": weeks(known.days) if known else [],
-                "earlier": other_month(known.month, -1) if known else None,
-                "later": other_month(known.month, 1) if known else None,
+                **head_of(job, "next"),
+                "now": now, "month": known or read, "coming": coming, "errors": errors, "query": query,
+                "limits": _LIMITS, "weeks": _weeks(known.days) if known else [],
+                "earlier": _other_month(known.month, -1) if known else None,
+                "later": _other_month(known.month, 1) if known else None,
                 "today": (now.astimezone(listed[0].local.tzinfo) if listed else now).date(),
                 "on_clock": None if isinstance(coming, Failed) else partial(to_zone, zone_name=coming.zone),
                 "targets": {} if isinstance(read, Failed) else read[1],
@@ -216,17 +192,17 @@ def _targets(reading: Conn, job: UUID, shown: JobCalendar) -> Mapping[date, Sequ
     return found
 
 
-def weeks(days: Sequence[CalendarDay]) -> list[list[CalendarDay | None]]:
+def _weeks(days: Sequence[CalendarDay]) -> list[list[CalendarDay | None]]:
     """Return the days of a month as weeks from Monday to Sunday; None outside of the month."""
     cells: list[CalendarDay | None] = [*[None] * days[0].date.weekday(), *days]
     cells += [None] * (-len(cells) % _WEEK)
     return [cells[at : at + _WEEK] for at in range(0, len(cells), _WEEK)]
 
 
-def other_month(month: date, step: int) -> str:
+def _other_month(month: date, step: int) -> str:
     """Return the month before (-1) or after (1), as YYYY-MM.
 
-    >>> other_month(date(2026, 1, 1), -1), other_month(date(2026, 12, 1), 1)
+    >>> _other_month(date(2026, 1, 1), -1), _other_month(date(2026, 12, 1), 1)
     ('2025-12', '2027-01')
     """
     found = month - timedelta(days=1) if step < 0 else month + timedelta(days=31)
@@ -248,7 +224,6 @@ class Setting:
     meaning: str
 
 
-@dataclass(frozen=True, slots=True)
 class JobSettingsPage:
     """The page of a job's settings."""
 
@@ -262,14 +237,11 @@ class JobSettingsPage:
         moved = moved_to(request, urls, key, job_id(caller.tenant, key), "job_settings")
         if moved is not None:
             return View({}, moved_to=moved)
-        now = page_now(connection)
-        with connection.snapshot() as reading:
-            job = show_job(reading, caller.tenant, key)
+        now, job = page_now(connection), in_snapshot(connection, show_job, caller.tenant, key)
         return View(
             {
-                "now": now, "job": job, "held": hold_words(job.summary), "tab": "settings",
-                "schedule": schedule_text(job.summary.schedule), "settings": list(settings_of(job.job)),
-                "document": as_yaml(job.job),
+                **head_of(job, "settings"),
+                "now": now, "settings": list(settings_of(job.job)), "document": as_yaml(job.job),
                 "payload": pretty(job.job["payload"]) if "payload" in job.job else job.job.get("payload_base64"),
             }
         )  # fmt: skip

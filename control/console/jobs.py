@@ -15,16 +15,26 @@ from tidewheel.control.api.jobs import JobsQuery
 from tidewheel.control.api.request_input import Cursors, TenantQuery, read_query
 from tidewheel.control.ask import nearest_key
 from tidewheel.control.client.connection import Connection
-from tidewheel.control.console.actions import SAMPLE, Dialog, Done, Field, request_id_of, sample_of, text_of
+from tidewheel.control.console.actions import (
+    SAMPLE,
+    Dialog,
+    Done,
+    Field,
+    no_change,
+    reason_field,
+    request_id_of,
+    sample_of,
+    text_of,
+)
 from tidewheel.control.console.door import Form
 from tidewheel.control.console.job_line import Strip, strip
 from tidewheel.control.console.many_runs import MOST, IdOfQuery, back_to
 from tidewheel.control.console.urls import Urls
-from tidewheel.control.console.view import Failed, View, list_view, page_now, pairs, part, read_filters
+from tidewheel.control.console.view import Failed, View, in_snapshot, list_view, page_now, pairs, part_of, read_filters
 from tidewheel.control.console.words import counted, number
 from tidewheel.control.reads.job_position import SelectedJob, read_selected_jobs
 from tidewheel.control.reads.resuming import preview_resume
-from tidewheel.control.reads.waits import Wait, read_waits
+from tidewheel.control.reads.waits import read_waits
 from tidewheel.control.words import schedule_words
 from tidewheel.errors import FieldError, InvalidInput
 from tidewheel.ids import instant_of
@@ -48,7 +58,6 @@ class SelectedJobsQuery(TenantQuery):
     job: Annotated[tuple[IdOfQuery, ...], PydanticField(max_length=MOST)] = ()
 
 
-@dataclass(frozen=True, slots=True)
 class PauseJobs:
     """Pause the jobs that are selected in a list."""
 
@@ -69,7 +78,7 @@ class PauseJobs:
             ),
             stays=("Runs under way and backfills go on. Triggers still run.", *_already(paused, "paused already")),
             fields=(
-                Field("reason", "Reason (optional)", help="Stored with each pause and in the audit log."),
+                reason_field("with each pause and in the audit log"),
                 Field("kept", "", "hidden", " ".join(each.job_id.hex for each in found if each.paused)),
             ),
             sample=_sample([each for each in found if not each.paused]),
@@ -82,7 +91,6 @@ class PauseJobs:
         return Done(urls("jobs", status="paused"), words)
 
 
-@dataclass(frozen=True, slots=True)
 class ResumeJobs:
     """Resume the jobs that are selected in a list."""
 
@@ -94,8 +102,7 @@ class ResumeJobs:
         paused = sum(each.paused for each in found)
         if not paused:
             return _nothing("Resume", "None of the selected jobs is paused." if found else "", request, urls)
-        with connection.snapshot() as reading:
-            due = preview_resume(reading, caller.tenant, [each.job_id for each in found])
+        due = in_snapshot(connection, preview_resume, caller.tenant, [each.job_id for each in found])
         return Dialog(
             f"Resume {counted(paused, 'job')}?", f"Resume {counted(paused, 'job')}", _back(request, urls), place="jobs",
             will=("They fire again.", *due.words),
@@ -125,14 +132,12 @@ def _back(request: Request, urls: Urls) -> str:
 
 def _nothing(verb: str, why: str, request: Request, urls: Urls) -> Dialog:
     """Return the dialog of an action that would change none of the selected jobs."""
-    words = f"Nothing would change. {why or 'No job is selected.'}"
-    return Dialog(f"{verb} the selected jobs?", "", _back(request, urls), place="jobs", will=(words,), keep="Back")
+    return no_change(f"{verb} the selected jobs?", _back(request, urls), why or "No job is selected.")
 
 
 def _selected(connection: Connection, caller: Caller, request: Request) -> Sequence[SelectedJob]:
     chosen = read_query(request, SelectedJobsQuery).job
-    with connection.snapshot() as reading:
-        return read_selected_jobs(reading, caller.tenant, chosen)
+    return in_snapshot(connection, read_selected_jobs, caller.tenant, chosen)
 
 
 def _change(
@@ -173,7 +178,6 @@ def _sample(found: Sequence[SelectedJob]) -> Sequence[str]:
     return sample_of([each.key for each in found[:SAMPLE]], len(found))
 
 
-@dataclass(frozen=True, slots=True)
 class JobsPage:
     """The list of jobs."""
 
@@ -188,36 +192,25 @@ class JobsPage:
         def listed() -> tuple[JobPage, str | None]:
             cursors = Cursors.of_list("jobs", query, caller.tenant)
             [after] = cursors.read(Key) or [""]
-            with connection.snapshot() as reading:
-                page = list_jobs(reading, caller.tenant, after=after, limit=query.limit, **query.filter)
+            page = in_snapshot(connection, list_jobs, caller.tenant, after=after, limit=query.limit, **query.filter)
             return page, cursors.write(page.next_cursor)
 
         def rows(page: JobPage) -> Mapping[str, object]:
-            def read_strips() -> Mapping[UUID, Sequence[RecentRun]]:
-                with connection.snapshot() as reading:
-                    return read_recent_runs(reading, [job.job_id for job in page.jobs])
-
-            def read_retries() -> Mapping[UUID, Wait]:
-                latest = [job.last_run for job in page.jobs if job.last_run]
-                retrying = [run.run_id for run in latest if run.state == RunState.RETRYING]
-                if not retrying:
-                    return {}
-                with connection.snapshot() as reading:
-                    return read_waits(reading, retrying)
-
-            recent = part(read_strips)
+            recent = part_of(connection, read_recent_runs, [job.job_id for job in page.jobs])
             runs: Mapping[UUID, Sequence[RecentRun]] = {} if isinstance(recent, Failed) else recent
             found = [_row(job, runs.get(job.job_id, ())) for job in page.jobs]
+            latest = [job.last_run for job in page.jobs if job.last_run]
+            retrying = [run.run_id for run in latest if run.state == RunState.RETRYING]
+            retries = part_of(connection, read_waits, retrying) if retrying else {}
             return {
-                "rows": found, "recent": recent, "retries": part(read_retries), "nearest": nearest(page),
+                "rows": found, "recent": recent, "retries": retries, "nearest": nearest(page),
                 "freezable": freezable_filters(query),
             }  # fmt: skip
 
         def nearest(page: JobPage) -> str | None:
             if page.jobs or not query.prefix or page.next_cursor is not None:
                 return None
-            with connection.snapshot() as reading:
-                return nearest_key(reading, caller.tenant, query.prefix)
+            return in_snapshot(connection, nearest_key, caller.tenant, query.prefix)
 
         return list_view("jobs", query, listed, errors=errors, now=now, urls=urls, of_page=rows)
 

@@ -1,7 +1,6 @@
 """Actions on many runs: cancel or retry those that are selected, cancel all that match a filter."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import datetime
 from typing import Annotated, Any, cast
 from uuid import UUID
@@ -23,6 +22,8 @@ from tidewheel.control.console.actions import (
     confirmation,
     counted_of,
     ensure_confirmed,
+    no_change,
+    reason_field,
     request_id_of,
     sample_of,
     text_of,
@@ -32,7 +33,7 @@ from tidewheel.control.console.door import Form
 from tidewheel.control.console.run_actions import retried_lines, share_first
 from tidewheel.control.console.sentences import is_cancelled
 from tidewheel.control.console.urls import Urls, local_path
-from tidewheel.control.console.view import page_now, pairs
+from tidewheel.control.console.view import in_snapshot, page_now, pairs
 from tidewheel.control.console.words import agreed, counted, number
 from tidewheel.doors.address import in_address
 from tidewheel.errors import FieldError, InvalidInput, Refused, refuse
@@ -45,7 +46,21 @@ from tidewheel.runs import FINAL, RunState
 
 MOST = 200
 """So many rows of a list one request may select."""
-_REASON = Field("reason", "Reason (optional)", help="Stored and published with each run.")
+
+_REASON = reason_field("and published with each run")
+_NOT_BEGUN = "The filter by state does not apply: all runs that have not started are cancelled. Started runs go on."
+_ANY_STATE = "The filter by state does not apply: runs in every open state are cancelled."
+_BY_BOX = "The filter by state does not apply. Runs that have started are cancelled only if you select that below."
+_IF_CHECKED = 'If you select "Cancel runs that have started too", an attempt'
+_BETWEEN = " A run between two attempts ends as cancelled at once."
+_STARTED, _WITH_STARTED = "include_started", "with_started"
+_NOT_STARTED = frozenset({"scheduled", RunState.QUEUED, RunState.BUFFERED, RunState.BLOCKED})
+_NONE_SELECTED = FieldError("run", "no run is selected", "go back and select some")
+_NONE_OPEN = FieldError("run", "none of the selected runs is open", "go back and select others")
+_NONE_ENDED = FieldError("run", "none of the selected runs can be retried", "go back and select others")
+_HAVE = ("have dead letters, which then count as redriven", "has a dead letter, which then counts as redriven")
+_GONE = "the job is deleted, or the run is no longer stored."
+_NONE_MATCHES = FieldError("", "no open run matches", "go back and choose other filters")
 
 
 def _id(value: object) -> object:
@@ -65,7 +80,6 @@ class SelectedQuery(TenantQuery):
     run: Annotated[tuple[IdOfQuery, ...], PydanticField(max_length=MOST)] = ()  # their ids
 
 
-@dataclass(frozen=True, slots=True)
 class CancelRuns:
     """Cancel the runs that are selected in a list."""
 
@@ -73,7 +87,6 @@ class CancelRuns:
 
     def ask(self, connection: Connection, caller: Caller, request: Request, urls: Urls) -> Dialog:
         """Return which of them have started."""
-        del caller
         found = _selected(connection, request)
         if not found:
             return _nothing(request, urls)
@@ -83,9 +96,8 @@ class CancelRuns:
         between = sum(run.status == RunState.RETRYING for run in still_open)
         ended, cancelled = len(found) - len(not_ended), len(not_ended) - len(still_open)
         if not still_open:
-            words = "Nothing would change. Each selected run has ended or is being cancelled already."
-            question = "Cancel the selected runs?"
-            return Dialog(question, "", _back(request, urls), place="runs", will=(words,), keep="Back")
+            why = "Each selected run has ended or is being cancelled already."
+            return no_change("Cancel the selected runs?", _back(request, urls), why, place="runs")
         return Dialog(
             f"Cancel {counted(len(still_open), 'run')}?", f"Cancel {counted(len(still_open), 'run')}",
             _back(request, urls), place="runs",
@@ -100,7 +112,6 @@ class CancelRuns:
 
     def act(self, connection: Connection, caller: Caller, form: Form, request: Request, urls: Urls) -> Done:
         """Cancel each of them that is open and has no cancel yet; a repeat of the form changes nothing."""
-        del caller
         runs, reason, found = Runs(connection), text_of(form, "reason"), _selected(connection, request)
         covered = {run.run_id for run in found if is_cancelled(run)}
         if all(run.status in FINAL or run.run_id in covered for run in found):
@@ -116,7 +127,6 @@ class CancelRuns:
         return Done(_back(request, urls), words)
 
 
-@dataclass(frozen=True, slots=True)
 class RetryRuns:
     """Retry the runs that are selected in a list."""
 
@@ -128,16 +138,15 @@ class RetryRuns:
         if not found:
             return _nothing(request, urls)
         ended = [run for run in found if run.status in FINAL]
-        with connection.snapshot() as reading:
-            facts = [each for each in read_retry_facts(reading, [run.run_id for run in ended]) if not each.is_deleted]
+        stored = in_snapshot(connection, read_retry_facts, [run.run_id for run in ended])
+        facts = [each for each in stored if not each.is_deleted]
         kept = {each.run_id for each in facts}
         letters = [each.dead_letter for each in facts if each.dead_letter is not None]
         left, gone = len(found) - len(ended), len(ended) - len(facts)
         have = agreed(left, "has", "have")
         if not facts:
-            words = "Nothing would change. A run can be retried once it has ended, while its job is not deleted."
-            question = "Retry the selected runs?"
-            return Dialog(question, "", _back(request, urls), place="runs", will=(words,), keep="Back")
+            why = "A run can be retried once it has ended, while its job is not deleted."
+            return no_change("Retry the selected runs?", _back(request, urls), why, place="runs")
         return Dialog(
             f"Retry {counted(len(facts), 'run')}?", f"Retry {counted(len(facts), 'run')}", _back(request, urls),
             place="runs",
@@ -157,7 +166,6 @@ class RetryRuns:
 
     def act(self, connection: Connection, caller: Caller, form: Form, request: Request, urls: Urls) -> Done:
         """Create a new run of each of them that has ended."""
-        del caller
         runs, request_id = Runs(connection), request_id_of(form)
 
         def retry(run_id: UUID) -> bool:
@@ -175,7 +183,6 @@ _QUERY = model_of("MatchingQuery", [in_address(each) for each in _ASKED], Tenant
 """The filter of a cancellation, in the words of the list of runs, whose state is no filter of a cancellation."""
 
 
-@dataclass(frozen=True, slots=True)
 class CancelMatching:
     """Cancel all open runs that match a filter."""
 
@@ -192,10 +199,7 @@ class CancelMatching:
         if status in _NOT_STARTED:
             found, started, any_state = waiting, 0, _NOT_BEGUN
         if not found.matched:
-            words = f"Nothing would change. {_none_matches(query)}"
-            return Dialog(
-                "Cancel runs?", "", urls("runs", **_shown(query)), place="runs", will=(words,), keep="Back"
-            )  # fmt: skip
+            return no_change("Cancel runs?", urls("runs", **_shown(query)), _none_matches(query), place="runs")
         by_box = bool(started) or (found.at_least and status not in _NOT_STARTED)
         few = waiting.matched if by_box else found.matched
         many = counted(found.matched, "run", at_least=found.at_least)
@@ -263,21 +267,6 @@ def _ends(waiting: str, started: int, between: int = 0, *, who: str = "An attemp
     return [words for applies, words in parts if applies]
 
 
-_NOT_BEGUN = "The filter by state does not apply: all runs that have not started are cancelled. Started runs go on."
-_ANY_STATE = "The filter by state does not apply: runs in every open state are cancelled."
-_BY_BOX = "The filter by state does not apply. Runs that have started are cancelled only if you select that below."
-_IF_CHECKED = 'If you select "Cancel runs that have started too", an attempt'
-_BETWEEN = " A run between two attempts ends as cancelled at once."
-_STARTED, _WITH_STARTED = "include_started", "with_started"
-_NOT_STARTED = frozenset({"scheduled", RunState.QUEUED, RunState.BUFFERED, RunState.BLOCKED})
-_NONE_SELECTED = FieldError("run", "no run is selected", "go back and select some")
-_NONE_OPEN = FieldError("run", "none of the selected runs is open", "go back and select others")
-_NONE_ENDED = FieldError("run", "none of the selected runs can be retried", "go back and select others")
-_HAVE = ("have dead letters, which then count as redriven", "has a dead letter, which then counts as redriven")
-_GONE = "the job is deleted, or the run is no longer stored."
-_NONE_MATCHES = FieldError("", "no open run matches", "go back and choose other filters")
-
-
 def matching_filters(filters: PageFilter) -> Mapping[str, object] | None:
     """Return the filters of a cancellation of all that a list shows; None if it has others or none."""
     named = {name for name, value in filters.items() if value}
@@ -343,8 +332,7 @@ def _ended_too(connection: Connection, caller: Caller, query: RunFilter, found: 
     if "labels" in query and "key" not in query:
         return ()
     filters = cast("PageFilter", {**query, "status": None})
-    with connection.snapshot() as reading:
-        listed = list_runs(reading, caller.tenant, filters, limit=1)
+    listed = in_snapshot(connection, list_runs, caller.tenant, filters, limit=1)
     if listed.total <= found.matched:
         return ()
     still = number(found.matched, at_least=found.at_least)
@@ -375,8 +363,7 @@ def _nothing(request: Request, urls: Urls) -> Dialog:
 
 def _selected(connection: Connection, request: Request) -> Sequence[RunSummary]:
     chosen = read_query(request, SelectedQuery).run
-    with connection.snapshot() as reading:
-        return read_runs_and_waits(reading, list(chosen))
+    return in_snapshot(connection, read_runs_and_waits, list(chosen))
 
 
 def _each(request: Request, change: Callable[[UUID], bool], none: FieldError) -> tuple[int, int]:

@@ -17,7 +17,7 @@ from tidewheel.control.client.connection import Connection
 from tidewheel.control.console.axis import Axis, Window, axis
 from tidewheel.control.console.tide import NARROW, WIDE, Counts, Span, Tide, sentence, tide
 from tidewheel.control.console.urls import Urls
-from tidewheel.control.console.view import Failed, View, page_now, part, read_filters
+from tidewheel.control.console.view import Failed, View, page_now, part, part_of, read_filters
 from tidewheel.control.console.words import counted, percent
 from tidewheel.control.reads.now import Now, read_now_of
 from tidewheel.control.reads.workload import (
@@ -99,12 +99,13 @@ class OverviewPage:
         query, _ = read_filters(request, OverviewQuery)
         now = page_now(connection)
         along = axis(Window(query.window), now, whole=query.window == "1h")  # as the tiles are of the last hour
-        stage = Stage[query.stage.upper()]
+        edges, stages = along.edges[: along.behind + 1], (Stage[query.stage.upper()],)
+        ahead = [along.now, *along.edges[along.behind + 1 :]]
         present = part(lambda: self._present(connection, caller))
-        figures = part(lambda: _figures(connection, caller, along, stage))
-        upcoming = part(lambda: self._upcoming(connection, caller, along))
+        figures = part_of(connection, read_activity, caller.tenant, edges, stages)
+        upcoming = part_of(connection, read_upcoming, caller.tenant, self.shards, ahead)
         steps = part(lambda: _steps(connection, caller, figures))
-        spans = part(lambda: _frozen(connection, caller, along))
+        spans = part_of(connection, frozen_spans, caller.tenant, along.begin, along.now)
         frozen = () if isinstance(spans, Failed) else spans
         here, open_runs = present if isinstance(present, tuple) else (present, present)
         found = here.findings if isinstance(here, Now) else ()
@@ -136,10 +137,6 @@ class OverviewPage:
                 reading, caller.tenant, self.shards, fleet, sees_slots=caller.all_tenants, open_runs=found
             ), found
 
-    def _upcoming(self, connection: Connection, caller: Caller, along: Axis) -> UpcomingJobs:
-        with connection.snapshot() as reading:
-            return read_upcoming(reading, caller.tenant, self.shards, [along.now, *along.edges[along.behind + 1 :]])
-
 
 def _lists(urls: Urls, now: datetime, query: OverviewQuery) -> Mapping[str, str]:
     """Return the address by the kind of a need; that of runs which wait is the backlog."""
@@ -147,16 +144,6 @@ def _lists(urls: Urls, now: datetime, query: OverviewQuery) -> Mapping[str, str]
     failed = urls("runs", group="failed_or_timed_out", ended_since=format_timestamp(now - _HOUR))
     places = {kind: urls(name) for kind, name in _PLACES.items()}
     return places | {"failed_runs": failed, "held_runs": backlog, "waiting_runs": backlog}
-
-
-def _figures(connection: Connection, caller: Caller, along: Axis, stage: Stage) -> ActivityFigures:
-    with connection.snapshot() as reading:
-        return read_activity(reading, caller.tenant, along.edges[: along.behind + 1], (stage,))
-
-
-def _frozen(connection: Connection, caller: Caller, along: Axis) -> Sequence[Span]:
-    with connection.snapshot() as reading:
-        return frozen_spans(reading, caller.tenant, along.begin, along.now)
 
 
 def _steps(connection: Connection, caller: Caller, figures: ActivityFigures | Failed) -> Steps:
@@ -243,14 +230,7 @@ class Rule:
 
 @dataclass(frozen=True, slots=True)
 class Lines:
-    """Two lateness_lines over the bins up to now.
-
-    Args:
-        height: The height of the plot in pixels.
-        p50: The path of the median.
-        p99: The path of the 99th percentile.
-        rules: The powers of ten.
-    """
+    """The lines of the median and the 99th percentile, in a plot of a height in pixels."""
 
     height: int
     p50: str
@@ -259,7 +239,7 @@ class Lines:
 
 
 def lateness_lines(along: Axis, p50: Sequence[float | None], p99: Sequence[float | None], height: int = 120) -> Lines:
-    """Return the lateness_lines of lateness in seconds, a value or None for each bin up to now.
+    """Return the lines of lateness in seconds, a value or None for each bin up to now.
 
     A bin without a run interrupts a line. A value of 0 lies on the floor.
     """
@@ -279,7 +259,7 @@ def lateness_lines(along: Axis, p50: Sequence[float | None], p99: Sequence[float
 
 
 def lateness_sentence(stage: str, p50: float | None, p99: float | None) -> str:
-    """Return the lateness_sentence of a plot of lateness, by the quantiles of its whole window."""
+    """Return the sentence of a plot of lateness, by the quantiles of its whole window."""
     if p50 is None or p99 is None:
         return f"Lateness, {stage}: no run in this window."
     half, most = (duration(timedelta(seconds=each)) for each in (p50, p99))

@@ -1,10 +1,8 @@
 """Progress of cancellations and works in one form, with their pace over the last half minute.
 
-The rate is that since the acceptance, by the stored counts. Work that was paused meanwhile has the same rate: so the
-time left is shown only while it runs, and says about. Pages that are open have the rate of the last 30 s (`paces.py`).
-
-The rows of bulk work have counts, and no history. A page that is open reads them again with each change, so a process
-remembers what it read for half a minute. A page that is opened first has the rate since the acceptance.
+The rows of bulk work have counts, and no history. A page that is opened first has the rate since the acceptance. Work
+that was paused meanwhile has the same rate: so the time left is shown only while it runs. A page that stays open reads
+the rows again with each change, so a process remembers for half a minute what it read.
 """
 
 from collections import OrderedDict, deque
@@ -23,8 +21,9 @@ from tidewheel.nouns.works.operations import COUNTED, ENDS
 from tidewheel.nouns.works.operations import Work as StoredWork
 from tidewheel.transitions.cancellation import LOOKED_AT
 
-SPAN = timedelta(seconds=30)
-_STALE = 2 * SPAN  # no page has read it for so long
+_SPAN = timedelta(seconds=30)
+_STALE = 2 * _SPAN  # no page has read it for so long
+_TOO_EARLY = timedelta(seconds=5)  # a rate of the first batches says little
 _MOST = 500  # works that are remembered
 
 
@@ -48,25 +47,15 @@ _NOUNS: Mapping[str, str] = {
     "backfill": "occurrence", "cancellation": "run", **{kind: words.noun for kind, words in WORKS.items()}
 }  # fmt: skip
 
-TOO_EARLY = timedelta(seconds=5)
-"""A rate of the first batches says little."""
-
 
 @dataclass(frozen=True, slots=True)
 class Work:
     """Bulk work with its progress.
 
     Args:
-        kind: Its kind.
-        id: Its id in addresses.
         state: `running`, `paused`, `finished`, `cancelled`; of a backfill of a deleted job `ending`.
         about: What it concerns, one phrase each.
-        done: How many are done.
-        total: Of how many; None if that is not known.
-        created_at: When it was accepted.
-        finished_at: When it ended.
-        reason: Its reason.
-        failed: How many could not be done.
+        total: None if that is not known.
         gone: How many others took; 0 while that is not known.
         kept: How many a cancelled redrive left as dead letters; 0 while that is not known.
         at_least: True if there may be more than `total`.
@@ -120,17 +109,13 @@ class Work:
         if self.kind not in WORKS:
             them = agreed(self.gone, "itself", "themselves")
             return f"{many} ended before, by {them} or by another request." if self.gone else ""
-        if self.state == "cancelled":
-            return self._kept_words(many)
-        return f"{WORKS[self.kind].others} took {many} first." if self.gone else ""
-
-    def _kept_words(self, gone: str) -> str:
-        """Return what became of the dead letters that a cancelled redrive did not redrive, by now."""
-        took = f"{WORKS[self.kind].others} took {gone}. " if self.gone else ""
-        if not self.kept:
-            return took.rstrip()
-        rest = f"{counted(self.kept, 'dead letter')} {agreed(self.kept, 'is', 'are')} left as before."
-        return f"{took}{rest}"
+        others = WORKS[self.kind].others
+        if self.state != "cancelled":
+            return f"{others} took {many} first." if self.gone else ""
+        took = [f"{others} took {many}."] if self.gone else []
+        are = agreed(self.kept, "is", "are")
+        left = [f"{counted(self.kept, 'dead letter')} {are} left as before."] if self.kept else []
+        return " ".join([*took, *left])
 
 
 def _of_backfill(row: StoredWork, now: datetime) -> Work:
@@ -147,7 +132,7 @@ def _of_backfill(row: StoredWork, now: datetime) -> Work:
     about += [f"at most {counted(given['max_concurrent'], 'run')} open at once"]
     state = "ending" if given["ending"] else row.state
     work = Work(row.kind, str(row.work_id), state, about, row.done_count, row.matched_count, row.created_at,
-                finished_at=row.finished_at, reason=row.reason)  # fmt: skip
+                row.finished_at, row.reason)  # fmt: skip
     return _paced(work, now)
 
 
@@ -204,7 +189,7 @@ def _bounded(work: Work, most: int) -> Work:
 def _paced(work: Work, now: datetime) -> Work:
     """Return the work with its rate and the time left."""
     took = (work.finished_at or now) - work.created_at
-    if not work.done or took < TOO_EARLY:
+    if not work.done or took < _TOO_EARLY:
         return work
     rate = work.done / took.total_seconds()
     return replace(work, rate=rate, left=time_left(work, rate))
@@ -255,7 +240,7 @@ class Paces:
             return work
         with self._lock:
             first = self._first(work, now)
-        if now - first.at < TOO_EARLY or work.done < first.done:
+        if now - first.at < _TOO_EARLY or work.done < first.done:
             return work
         rate = (work.done - first.done) / (now - first.at).total_seconds()
         return replace(work, rate=rate, is_recent=True, left=time_left(work, rate))
@@ -269,7 +254,7 @@ class Paces:
             self._read.popitem(last=False)
         while counts and counts[0].at <= now - _STALE:
             counts.popleft()
-        while len(counts) > 1 and counts[1].at <= now - SPAN:
+        while len(counts) > 1 and counts[1].at <= now - _SPAN:
             counts.popleft()
         if not counts or counts[-1].at < now:
             counts.append(_Read(now, work.done))

@@ -17,7 +17,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 
 from tidewheel.control.api.key_check import StoredKey
-from tidewheel.control.console import json_view, words
+from tidewheel.control.console import payloads, words
 from tidewheel.control.console.sign_in import (
     DONE_COOKIE,
     FORM_COOKIE,
@@ -51,7 +51,6 @@ HEADERS: Mapping[str, str] = {
 
 PART = "tidewheel-part"
 """The header of a script's request for a part of a page: the message of an action waits for a whole page."""
-
 PATTERNS = 4
 """Patterns of named installations: a band under the top bar, and a mark in the favicon."""
 
@@ -78,12 +77,7 @@ class StaticFile(NamedTuple):
 
 
 class KeyShown(NamedTuple):
-    """A key as the frame of a page shows it: without its hash.
-
-    Args:
-        warns_at: The instant from which pages warn of that.
-        expires_soon: True from then on.
-    """
+    """A key as the frame of a page shows it: without its hash; from `warns_at` on it expires soon."""
 
     name: str
     expires_at: datetime | None
@@ -100,7 +94,7 @@ class Visitor(NamedTuple):
     """The reader of a page, as its frame shows it.
 
     Args:
-        sign_in: Its sign-in; None where no key is needed, and before it signs in.
+        sign_in: None where no key is needed, and before it signs in.
         many: True if it may name other tenants.
         frozen: The freezes that it sees, each with the parts of the address of its thaw.
     """
@@ -154,7 +148,7 @@ class Renderer:
             .get_template(template)
             .render(
                 url=self.urls(visitor),
-                **looks_of(request),
+                **_looks_of(request),
                 favicon=self._favicon,
                 pattern=self._pattern,
                 page_zone=zone,
@@ -210,9 +204,10 @@ class Renderer:
         """Set a cookie that no script reads and no other site sends.
 
         By https its name begins with `__Host-`, so that no other host of the domain sets it; with `__Secure-` below a
-        base path, since `__Host-` takes none. Browsers refuse both by plain HTTP.
+        base path, since `__Host-` takes none. Browsers refuse both by plain HTTP. Behind a proxy the forms name the
+        scheme.
         """
-        secure = is_secure(request)
+        secure = request.headers.get("origin", "").startswith("https://") or request.url.scheme == "https"
         prefix = "" if not secure else "__Secure-" if self._base else "__Host-"
         answer.set_cookie(
             prefix + name, value, max_age=seconds, path=self._base or "/", httponly=True, samesite="strict",
@@ -240,23 +235,14 @@ def zone_of_page(request: Request) -> tuple[str, tzinfo]:
     return "UTC", UTC
 
 
-def looks_of(request: Request) -> Mapping[str, str]:
+def _looks_of(request: Request) -> Mapping[str, str]:
     """Return what the reader has chosen of the looks of pages, by name."""
     found = {name: cookie_of(request, cookie) for name, (cookie, _) in LOOKS.items()}
     return {name: found[name] if found[name] in values else values[0] for name, (_, values) in LOOKS.items()}
 
 
-def is_secure(request: Request) -> bool:
-    """Return True if the browser reached this page by https; behind a proxy its forms name the scheme."""
-    return request.headers.get("origin", "").startswith("https://") or request.url.scheme == "https"
-
-
 class Lost(NamedTuple):
-    """The thing that an address names.
-
-    Args:
-        words: Whether it may be older than what is kept; empty where nothing is known.
-    """
+    """The thing that an address names; `words` about its age are empty where nothing is known."""
 
     noun: str
     name: str
@@ -293,7 +279,7 @@ def _templates() -> Environment:
         lstrip_blocks=True, auto_reload=False,
     )  # fmt: skip
     made.filters.update(words.FILTERS)
-    made.filters.update(json_view.FILTERS)
+    made.filters.update(payloads.FILTERS)
     return made
 
 

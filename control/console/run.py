@@ -14,11 +14,11 @@ from tidewheel.control.client.connection import Connection
 from tidewheel.control.console.run_log import Log, attempts_with_logs, is_over, more_of, read_log, run_id_of
 from tidewheel.control.console.sentences import about_run
 from tidewheel.control.console.urls import Urls
-from tidewheel.control.console.view import Failed, View, page_now, part
+from tidewheel.control.console.view import Failed, View, in_snapshot, page_now, part, part_of
 from tidewheel.control.console.words import between, family_of, state, target
 from tidewheel.control.explain.job_timeline import why_late
 from tidewheel.control.reads.fleet import AbleExecutors, able_executors
-from tidewheel.control.reads.stored import Payload, read_run_payload
+from tidewheel.control.reads.stored import read_run_payload
 from tidewheel.control.reads.waits import WaitCode
 from tidewheel.control.words import duration
 from tidewheel.errors import UnknownRun
@@ -32,7 +32,7 @@ from tidewheel.nouns.runs.operations import Runs
 from tidewheel.nouns.runs.places import MessagePlace, RunWhere, stored_places
 from tidewheel.runs import FINAL, OWNED, Cause
 from tidewheel.settings.services import ApiSettings
-from tidewheel.transitions.parents import Neighbours, read_neighbours
+from tidewheel.transitions.parents import read_neighbours
 
 _THINNEST = 0.15  # percent: a pixel of a wide page
 _TICK = 0.4
@@ -75,10 +75,9 @@ class Stage:
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """The stages of a run.
+    """The stages of a run in the order of time.
 
     Args:
-        stages: In the order of time.
         total: From its time to its end, or to now.
         slowest: The stage that took the longest, all of its name together; None if none has a duration.
         left_out: The number of earlier attempts without a row.
@@ -233,26 +232,14 @@ class RunPage:
         with_logs: Sequence[int] = attempts_with_logs(run) if is_stored else ()
         picked = query.attempt or (with_logs[0] if with_logs else None)
 
-        def read_places() -> RunWhere:
-            return stored_places(connection, self.settings, run_id, kafka=query.kafka)
-
-        def read_payload() -> Payload | None:
-            with connection.snapshot() as reading:
-                return read_run_payload(reading, caller.tenant, run_id)
-
         def read_output() -> Log | None:
             try:
                 return None if picked is None else read_log(connection, run, picked)
             except UnknownRun:  # dropped meanwhile
                 return None
 
-        def read_neighbours_of() -> Neighbours | None:
-            with connection.snapshot() as reading:
-                return read_neighbours(reading, run_id, tenant=caller.tenant)
-
         def read_target() -> str:
-            with connection.snapshot() as reading:
-                return target(job_at(reading, caller.tenant, run.summary.key, run.summary.job_version))
+            return target(in_snapshot(connection, job_at, caller.tenant, run.summary.key, run.summary.job_version))
 
         def read_able() -> AbleExecutors | None:
             why = run.summary.why
@@ -268,19 +255,16 @@ class RunPage:
             until = next((each for each in starts if each is not None), None)
             if until is None or until - since < _LONG_WAIT:
                 return None
-            with connection.snapshot() as reading:
-                found = freeze_changes(reading, caller.tenant, since, until)
+            found = in_snapshot(connection, freeze_changes, caller.tenant, since, until)
             names = partial(FreezeChange.names, queue=summary.queue, key=summary.key, labels=run.labels)
             return next((each for each in found if not each.begins and names(each)), None)
 
-        def read_late() -> str | None:
-            if run.late is None:
-                return None
-            with connection.snapshot() as reading:
-                return why_late(reading, caller.tenant, run)
-
-        places = part(read_places) if is_stored else None
-        neighbours = part(read_neighbours_of) if is_stored and run.workflow_run_id else None
+        places = neighbours = payload = None
+        if is_stored:
+            places = part(lambda: stored_places(connection, self.settings, run_id, kafka=query.kafka))
+            payload = part_of(connection, read_run_payload, caller.tenant, run_id)
+            if run.workflow_run_id:
+                neighbours = part_of(connection, read_neighbours, run_id, tenant=caller.tenant)
         sentence = about_run(run, now, None if isinstance(neighbours, Failed) else neighbours)
         completion = places.completion if query.kafka and isinstance(places, RunWhere) else None
         log = part(read_output) if is_stored else None
@@ -289,11 +273,10 @@ class RunPage:
             {
                 "now": now, "run": run, "summary": run.summary, "sentence": sentence,
                 "timing": timing(run, now), "thaw": part(read_thaw) if is_stored else None,
-                "why_late": part(read_late),
+                "why_late": None if run.late is None else part_of(connection, why_late, caller.tenant, run),
                 "is_final": run.summary.status in FINAL, "able": part(read_able),
                 "newest": run.attempts[: -_OPEN_ROWS - 1 : -1], "older": run.attempts[: -_OPEN_ROWS][::-1],
-                "payload": part(read_payload) if is_stored else None,
-                "neighbours": neighbours,
+                "payload": payload, "neighbours": neighbours,
                 "target": part(read_target) if run.handler.startswith(RESERVED) else None,
                 "most": _NEIGHBOURS, "places": places, "claims": claims_of(run), "looked": query.kafka,
                 "command": read_command(completion) if completion else None,

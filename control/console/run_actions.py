@@ -1,7 +1,6 @@
 """Actions on one run: cancel it, run an ended run again, start its next attempt."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import datetime
 from uuid import UUID
 
@@ -10,12 +9,22 @@ from starlette.requests import Request
 from tidewheel.api_keys import Scope
 from tidewheel.control.api.authorization import Caller
 from tidewheel.control.client.connection import Connection
-from tidewheel.control.console.actions import Dialog, Done, Field, request_id_of, text_of, whole_of
+from tidewheel.control.console.actions import (
+    Dialog,
+    Done,
+    Field,
+    cannot,
+    no_change,
+    reason_field,
+    request_id_of,
+    text_of,
+    whole_of,
+)
 from tidewheel.control.console.door import Form
 from tidewheel.control.console.run_log import run_id_of
 from tidewheel.control.console.sentences import is_cancelled
 from tidewheel.control.console.urls import Urls
-from tidewheel.control.console.view import page_now
+from tidewheel.control.console.view import in_snapshot, page_now
 from tidewheel.control.console.words import agreed, counted, number, state, when
 from tidewheel.control.reads.job_position import read_job_position
 from tidewheel.errors import refuse
@@ -28,13 +37,12 @@ from tidewheel.runs import FINAL, OWNED, RunState
 
 _ALONE = "Only this job runs. To run the jobs after it too, resume the failed part on the workflow's page."
 _COUNTS = "Its dead letter then counts as redriven."
-REASON = Field("reason", "Reason (optional)", help="Stored in the audit log.")
+REASON = reason_field("in the audit log")
 
 PARTS = "Each runs alone: to start the jobs after it, resume its workflow."
 _PART = "It runs alone: to start the jobs after it, resume the workflow."
 
 
-@dataclass(frozen=True, slots=True)
 class CancelRun:
     """Cancel an open run."""
 
@@ -46,8 +54,7 @@ class CancelRun:
         summary = run.summary
         question, back = f"Cancel 1 run of {summary.key}?", urls("run", run_id=summary.run_id)
         if is_cancelled(summary):
-            words = "Nothing would change. This run is being cancelled already."
-            return Dialog(question, "", back, will=(words,), keep="Back", place="runs")
+            return no_change(question, back, "This run is being cancelled already.", place="runs")
         will = f"The run is {state(summary.status)} and ends as cancelled. No further attempt starts."
         if summary.status in OWNED:
             where = f" on {run.executor}" if run.executor else ""
@@ -64,8 +71,7 @@ class CancelRun:
         run_id = run_id_of(request)
         document = {"type": "run.cancel", "run_id": str(run_id), "reason": text_of(form, "reason")}
         was = connection.request(document, request_id_of(form)).run_status or ""
-        with connection.snapshot() as reading:
-            of_key = f"run of {show_run(reading, caller.tenant, run_id).summary.key}"
+        of_key = f"run of {in_snapshot(connection, show_run, caller.tenant, run_id).summary.key}"
         words = f"The {of_key} is cancelled."
         if was in FINAL:
             words = f"The {of_key} had ended already: {state(was)}."
@@ -74,7 +80,6 @@ class CancelRun:
         return Done(urls("run", run_id=run_id), words)
 
 
-@dataclass(frozen=True, slots=True)
 class RetryRun:
     """Run an ended run again, or start the next attempt of a retrying run now.
 
@@ -92,22 +97,20 @@ class RetryRun:
             return _next_attempt(run, page_now(connection), urls)
         if summary.status not in FINAL:
             refuse("", f"the run is {state(summary.status)}", "wait for its end, or cancel it")
+        question, back = f"Retry this run of {summary.key}?", urls("run", run_id=run_id)
         with connection.snapshot() as reading:
             facts = read_retry_facts(reading, [run_id])
             version = read_job_position(reading, caller.tenant, summary.key).version if facts else 0
             is_frozen = bool(freezes_of(reading, caller.tenant, summary.job_id))
         if all(each.is_deleted for each in facts):
             why = "its job is deleted" if facts else "it is no longer stored in the database"
-            return Dialog(
-                f"Retry this run of {summary.key}?", "", urls("run", run_id=run_id), keep="Back", place="runs",
-                will=(f"It cannot be retried: {why}.",),
-            )  # fmt: skip
+            return cannot(question, back, f"It cannot be retried: {why}.", place="runs")
         done = len(run.retry_chain.next)
         is_same = summary.job_version == version
         begins = "after the thaw: a freeze covers the job" if is_frozen else "now"
         had = "This run had the same version." if is_same else f"This run had version {summary.job_version}."
         return Dialog(
-            f"Retry this run of {summary.key}?", "Retry 1 run", urls("run", run_id=run_id),
+            question, "Retry 1 run", back,
             will=(
                 f"A new run is created with this payload and the job's current version, {version}. {had}",
                 *((_COUNTS,) if any(each.dead_letter is not None for each in facts) else ()),
@@ -124,7 +127,6 @@ class RetryRun:
 
     def act(self, connection: Connection, caller: Caller, form: Form, request: Request, urls: Urls) -> Done:
         """Make the new run, or make the attempt due."""
-        del caller
         if text_of(form, "attempt") is not None:
             return _start(connection, form, run_id_of(request), urls)
         document = {
@@ -146,9 +148,7 @@ def _next_attempt(run: RunDetail, now: datetime, urls: Urls) -> Dialog:
     is_due = summary.publish_at is None or summary.publish_at <= now
     if is_due or is_cancelled(summary):
         words = f": {why.words}" if why else ""
-        return Dialog(
-            question, "", back, will=(f"Nothing would change{words}.",), keep="Back", place="runs"
-        )  # fmt: skip
+        return cannot(question, back, f"Nothing would change{words}.", place="runs")
     frozen = ("A freeze covers the run: the attempt starts after the thaw.",) if why and why.freezes else ()
     return Dialog(
         question, f"Start attempt {attempt} now", back, place="runs", keep="Let it wait",
@@ -175,8 +175,7 @@ def _start(connection: Connection, form: Form, run_id: UUID, urls: Urls) -> Done
 
 
 def _open_run(connection: Connection, caller: Caller, request: Request) -> RunDetail:
-    with connection.snapshot() as reading:
-        run = show_run(reading, caller.tenant, run_id_of(request))
+    run = in_snapshot(connection, show_run, caller.tenant, run_id_of(request))
     if run.summary.status in FINAL:
         refuse("", f"the run has already ended as {state(run.summary.status)}", "retry it for a new run")
     return run

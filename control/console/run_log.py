@@ -22,7 +22,7 @@ from tidewheel.control.api.workers import Workers
 from tidewheel.control.client.connection import Connection
 from tidewheel.control.console.rendering import HEADERS
 from tidewheel.control.console.urls import Urls
-from tidewheel.control.console.view import View
+from tidewheel.control.console.view import View, in_snapshot
 from tidewheel.control.console.words import boxed
 from tidewheel.jobs.validation import shown
 from tidewheel.nouns.runs.detail import read_logs, show_run
@@ -31,13 +31,11 @@ from tidewheel.runs import FINAL
 
 LONGEST = 2_000
 """Characters of a line beyond which it is folded."""
-
-_LINES = 1_000  # in a page: the last ones
-_BOXES = 500  # control characters drawn with their numbers; further ones are drawn as one character
-
 COLOURS: Mapping[int, str] = {1: "red", 2: "green", 3: "yellow", 4: "blue", 5: "magenta", 6: "cyan"}
 """The classes by the numbers of ANSI; black and white are the page's ink."""
 
+_LINES = 1_000  # in a page: the last ones
+_BOXES = 500  # control characters drawn with their numbers; further ones are drawn as one character
 # Source: ECMA-48: CSI sequences, OSC and other strings up to their terminator, and escapes of two characters.
 _ESCAPE = re.compile(
     r"\x1b\[(?P<parameters>[0-?]*)[ -/]*(?P<final>[@-~])|\x1b[\]PX^_][^\x07\x1b\n]*(?:\x07|\x1b\\)?|\x1b[ -/]*[0-~]?"
@@ -47,13 +45,7 @@ _PARAMETERS = 32  # of one sequence: more are ignored
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A line.
-
-    Args:
-        number: Its number, from the first byte that is stored.
-        folded: The number of characters that are folded.
-        is_open: True if the attempt may still add to it.
-    """
+    """A line, numbered from the first byte that is stored; open while the attempt may still add to it."""
 
     number: int
     text: Markup
@@ -85,7 +77,6 @@ def log_of(piece: LogPiece, *, after: int = 0, first: int = 1, is_over: bool = T
     """Return the lines of an attempt's output.
 
     Args:
-        piece: What is stored of its output after these bytes.
         after: The bytes that were read before.
         first: The number of the first line after them.
         is_over: True if the attempt writes no more.
@@ -230,7 +221,6 @@ def attempts_with_logs(run: RunDetail) -> Sequence[int]:
     return sorted(found, reverse=True)
 
 
-@dataclass(frozen=True, slots=True)
 class RunLines:
     """The lines that an attempt has written since the last look: a part of the page of its run."""
 
@@ -240,8 +230,7 @@ class RunLines:
     def read(self, connection: Connection, caller: Caller, request: Request, urls: Urls) -> View:
         """Read the lines after those that the reader has."""
         query, run_id = read_query(request, LogQuery), run_id_of(request)
-        with connection.snapshot() as reading:
-            run = show_run(reading, caller.tenant, run_id)
+        run = in_snapshot(connection, show_run, caller.tenant, run_id)
         over, after = is_over(run, query.attempt), query.after or 0
         pieces = read_logs(connection, run_id, query.attempt, after=after)
         piece = pieces[0] if pieces else LogPiece(query.attempt, None, 0, b"")

@@ -15,10 +15,19 @@ from tidewheel.control.client.connection import Connection
 from tidewheel.control.console.axis import Window
 from tidewheel.control.console.many_runs import matching_button, matching_filters
 from tidewheel.control.console.urls import Urls
-from tidewheel.control.console.view import Failed, View, filters_of, list_view, page_now, part, read_filters
+from tidewheel.control.console.view import (
+    Failed,
+    View,
+    filters_of,
+    in_snapshot,
+    list_view,
+    page_now,
+    part,
+    read_filters,
+)
 from tidewheel.control.console.words import between, family_of, reason_words
+from tidewheel.control.explain.explain import Unfired
 from tidewheel.control.explain.job_timeline import JobTimeline, TimelineRun
-from tidewheel.control.explain.recent import Unfired
 from tidewheel.control.reads.workload import slowest_runs
 from tidewheel.doors.address import after_of, next_cursor, query_of
 from tidewheel.ids import job_id
@@ -34,8 +43,8 @@ LATE = timedelta(seconds=1)
 
 _AT_THEIR_TIME = {Cause.TIMER, Cause.TRIGGER}
 
-_SPANS = {"1h": timedelta(hours=1), "24h": timedelta(days=1), "7d": timedelta(days=7), "30d": timedelta(days=30)}
-
+_SLOW_SPANS = {"1h": timedelta(hours=1), "24h": timedelta(days=1), "7d": timedelta(days=7)}
+_SPANS = {**_SLOW_SPANS, "30d": timedelta(days=30)}
 _RETRYABLE = {"status", "job", "lane", "queue", "since", "until", "last"}
 _ALIKE: Mapping[Group, Status | None] = {
     "due": None, "running_or_cancelling": "running", "failed_or_timed_out": "failed"
@@ -45,7 +54,6 @@ _ALIKE: Mapping[Group, Status | None] = {
 _LIST = operations(RunList)["list"]
 _MADE, _NAMES = query_of(_LIST, _LIST.parameters)
 
-_SLOW_SPANS = {"1h": timedelta(hours=1), "24h": timedelta(days=1), "7d": timedelta(days=7)}
 _SHOWN = 50
 _RUNNING = 10
 
@@ -144,7 +152,6 @@ class PageOfRunsQuery(_Query):
     ended_until: Instant | None = None
 
 
-@dataclass(frozen=True, slots=True)
 class RunsPage:
     """The list of runs."""
 
@@ -159,8 +166,8 @@ class RunsPage:
 
         def listed() -> tuple[RunPage, str | None]:
             cursors = Cursors.of_list("runs", query, caller.tenant)
-            with connection.snapshot() as reading:
-                page = list_runs(reading, caller.tenant, narrowed, after=after_of(cursors, _LIST), limit=query.limit)
+            after = after_of(cursors, _LIST)
+            page = in_snapshot(connection, list_runs, caller.tenant, narrowed, after=after, limit=query.limit)
             return page, next_cursor(cursors, page.next_cursor)
 
         alike: PageFilter = {**narrowed, "group": None, "status": _ALIKE[query.group]} if query.group else narrowed
@@ -202,7 +209,6 @@ class SlowQuery(TenantQuery):
     last: Literal["1h", "24h", "7d"] = "24h"
 
 
-@dataclass(frozen=True, slots=True)
 class SlowPage:
     """The slowest runs."""
 
@@ -211,7 +217,6 @@ class SlowPage:
 
     def read(self, connection: Connection, caller: Caller, request: Request, urls: Urls) -> View:
         """Read the slowest runs of the time that the address names."""
-        del urls
         query, errors = read_filters(request, SlowQuery)
         now = page_now(connection)
 

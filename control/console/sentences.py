@@ -1,14 +1,11 @@
-"""One sentence about a job and about a run, under the title of its page.
-
-Reasons for which a run waits are those of `control/reads/waits.py`.
-"""
+"""One sentence about a job and about a run, under the title of its page."""
 
 from collections.abc import Sequence
 from datetime import datetime, timedelta
 from itertools import takewhile
 
 from tidewheel.control.console.words import agreed, between, counted, number, reason_words, state, when
-from tidewheel.control.explain.recent import Unfired
+from tidewheel.control.explain.explain import Unfired
 from tidewheel.control.explain.text import paused_by
 from tidewheel.control.explain.upcoming import Upcoming
 from tidewheel.control.reads.resuming import Resumption
@@ -48,7 +45,7 @@ def about_job(
 
     Args:
         latest: Its latest runs, the last one first.
-        coming: Its next instants; None if they could not be read.
+        coming: None if it could not be read.
         unfired: The occurrences of the time shown that did not fire.
         resumption: What a resume of the paused job does; None if it is not paused.
     """
@@ -65,11 +62,9 @@ def about_run(run: RunDetail, now: datetime, neighbours: Neighbours | None = Non
         case RunState.SUCCEEDED:
             return f"Attempt {summary.attempt} succeeded in {took}."
         case RunState.FAILED | RunState.TIMED_OUT:
-            how = "Failed" if summary.status == RunState.FAILED else "Timed out"
             reason = error or state(summary.reason or "") or "no error is recorded"
-            return (
-                f"{how} after {counted(summary.attempt, 'attempt')}{': ' if reason else ''}{reason}".rstrip(".") + "."
-            )
+            how = f"{state(summary.status).capitalize()} after {counted(summary.attempt, 'attempt')}"
+            return f"{how}: {reason}".rstrip(".") + "."
         case RunState.CANCELLED | RunState.SKIPPED:
             unmet = _unmet(neighbours) if summary.reason == "parents" and neighbours is not None else ""
             reason = f": {unmet or reason_words(summary.reason)}" if summary.reason else ""
@@ -183,11 +178,8 @@ def _well(latest: Sequence[str], skipped: str) -> str:
     """
     good, undone, skips = (latest.count(each) for each in (RunState.SUCCEEDED, RunState.CANCELLED, RunState.SKIPPED))
     rest = len(latest) - good - undone - skips
-    others = [
-        f"{count} {agreed(count, 'was', 'were')} {how}"
-        for count, how in ((undone, "cancelled"), (skips, "skipped"))
-        if count
-    ]
+    ends = (undone, "cancelled"), (skips, "skipped")
+    others = [f"{count} {agreed(count, 'was', 'were')} {how}" for count, how in ends if count]
     others += [f"{rest} {agreed(rest, 'has', 'have')} not ended"] if rest else []
     words = f"the last {f'{good} runs' if good > 1 else 'run'} succeeded"
     if others:
@@ -215,9 +207,7 @@ def _coming(job: JobDetail, coming: Upcoming | None, now: datetime) -> str:
         return "A freeze holds it: nothing fires until the thaw."
     if summary.next_at is not None:
         return f"Next {when(summary.next_at, now)}." if summary.next_at > now else "Due now."
-    if coming is not None and coming.words:
-        return coming.words
-    return ""
+    return "" if coming is None else coming.words
 
 
 def _meanwhile(found: Resumption) -> str:

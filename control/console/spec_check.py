@@ -8,8 +8,9 @@ from datetime import datetime
 from difflib import unified_diff
 
 from tidewheel.control.client.connection import Connection
+from tidewheel.control.console.payloads import pretty
 from tidewheel.control.console.spec_form import Job
-from tidewheel.control.console.words import NONE, counted, pretty
+from tidewheel.control.console.words import NONE, agreed, counted
 from tidewheel.control.explain.explanation import OccurrenceOutcome
 from tidewheel.control.explain.preview import Preview, preview
 from tidewheel.control.explain.upcoming import Upcoming, UpcomingOccurrence, upcoming
@@ -18,13 +19,14 @@ from tidewheel.intake.request import ReceivedRequest
 from tidewheel.jobs.parsing import parse_request
 from tidewheel.jobs.strict_json import as_list, as_object
 from tidewheel.jobs.values import format_timestamp
-from tidewheel.nouns.jobs.model import JobDetail
+from tidewheel.nouns.jobs.model import Change, JobDetail
 from tidewheel.nouns.jobs.versions import changes as changes_of
 from tidewheel.postgres.session import Conn
 
 _SHOWN = 10
 _PAYLOAD_LINES = 2_000  # compared line by line up to here: beyond, a comparison takes seconds
 _LINES_SHOWN = 200
+_LONGEST = 400  # characters of a value
 _ROUNDS = 3
 
 
@@ -33,8 +35,7 @@ class Instant:
     """An instant of the job as it is, of the job as typed, or of both.
 
     Args:
-        now: On the clock of the job in force, if it fires then.
-        then: On the clock of the job as typed, if it fires then.
+        now: On the clock of the job in force, if it fires then; `then` on that of the job as typed.
         mark: `gone`, `new`, or empty.
         notes: Effects of clock changes, and what keeps it from firing.
     """
@@ -47,15 +48,6 @@ class Instant:
 
 
 @dataclass(frozen=True, slots=True)
-class Changed:
-    """A field that differs, as text."""
-
-    path: str
-    before: str
-    after: str
-
-
-@dataclass(frozen=True, slots=True)
 class Check:
     """The effect of saving a job.
 
@@ -63,7 +55,6 @@ class Check:
         version: The version that is made; the version in force if nothing differs.
         words: Schedule and policies, a sentence each.
         zones: The zones of the job in force, None for a new one, and of the job as typed.
-        instants: The next instants of both, in order.
         until: The end of their time, in words; empty for a new job.
         payload: The lines of the payload that differ, each with its sign.
     """
@@ -73,7 +64,7 @@ class Check:
     zones: tuple[str | None, str]
     instants: Sequence[Instant]
     until: str
-    changes: Sequence[Changed]
+    changes: Sequence[Change]
     payload: Sequence[tuple[str, str]]
     effects: Sequence[str]
     unchanged: bool
@@ -87,8 +78,9 @@ def check(connection: Connection, tenant: str, job: Job, in_force: JobDetail | N
         before = None if in_force is None else _in_force(reading, tenant, in_force)
     unchanged = in_force is not None and _hash(tenant, job) == _hash(tenant, in_force.job)
     version = in_force.summary.version if in_force is not None and unchanged else found.version
-    changes = [] if in_force is None or unchanged else changed_fields(in_force.job, job)
-    lines = [] if in_force is None or unchanged else list(_payload_lines(in_force.job, job))
+    changes, lines = list[Change](), list[tuple[str, str]]()
+    if in_force is not None and not unchanged:
+        changes, lines = changed_fields(in_force.job, job), list(_payload_lines(in_force.job, job))
     old = () if before is None else before.occurrences
     instants, until = beside(found.occurrences if in_force is None else old, found.occurrences)
     return Check(
@@ -122,7 +114,11 @@ def beside(
     before: Sequence[UpcomingOccurrence], after: Sequence[UpcomingOccurrence], most: int = _SHOWN
 ) -> tuple[list[Instant], str]:
     """Return the instants of two lists in order, as far as both lists reach; and that end in words."""
-    was, then = ({each.at: each for each in some if _fires(each)} for some in (before, after))
+    excluded = OccurrenceOutcome.WILL_BE_EXCLUDED
+    was, then = (
+        {each.at: each for each in some if each.outcome is not excluded and each.last_at is None}
+        for some in (before, after)
+    )
     last = [max(each.at for each in some) for some in (before, after) if len(some) >= most]  # more of these follow
     reach = min(last, default=None)
     rows: list[Instant] = []
@@ -140,12 +136,12 @@ def beside(
     return rows, f"Both columns end at {format_timestamp(reach)}.{''.join(later)}"
 
 
-def changed_fields(before: Job, after: Job) -> list[Changed]:
+def changed_fields(before: Job, after: Job) -> list[Change]:
     """Return the fields that differ between two jobs, as text."""
-    return [Changed(each.path, value_text(each.before), value_text(each.after)) for each in changes_of(before, after)]
+    return [Change(each.path, _value_text(each.before), _value_text(each.after)) for each in changes_of(before, after)]
 
 
-def value_text(value: object, most: int = 400) -> str:
+def _value_text(value: object) -> str:
     """Return a value for a table, shortened; a dash if it is not set."""
     if value is None:
         return NONE
@@ -153,23 +149,19 @@ def value_text(value: object, most: int = 400) -> str:
     if some and all(isinstance(each, str) for each in some):
         value = ", ".join(map(str, some))
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-    return text if len(text) <= most else f"{text[:most]}…"
-
-
-def _bare(path: str) -> str:
-    return path.removeprefix("job.")
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"
 
 
 def _is_about(path: str, known: str) -> bool:
     """Return True for the same field, one within it, and an object that lacks it since it was left out."""
-    first, second = f"{_bare(path)}.", f"{_bare(known)}."
+    first, second = (f"{each.removeprefix('job.')}." for each in (path, known))
     return first.startswith(second) or second.startswith(first)
 
 
 def _leave_out(job: dict[str, object], errors: Sequence[FieldError]) -> None:
     for each in errors:
         below: dict[str, object] | None = job
-        *parents, last = _bare(each.path).split(".")
+        *parents, last = each.path.removeprefix("job.").split(".")
         for name in parents:
             below = None if below is None else as_object(below.get(name))
         if below is not None:
@@ -182,10 +174,6 @@ def _in_force(reading: Conn, tenant: str, job: JobDetail) -> Upcoming | None:
         return replace(found, occurrences=tuple(each for each in found.occurrences if each.at > found.now))
     except Refused:  # a quarantined job may have a schedule that cannot be read
         return None
-
-
-def _fires(each: UpcomingOccurrence) -> bool:
-    return each.outcome is not OccurrenceOutcome.WILL_BE_EXCLUDED and each.last_at is None
 
 
 def _notes(each: UpcomingOccurrence) -> Iterator[str]:
@@ -202,8 +190,8 @@ def _effects(
         return
     ahead = sum(each.run_id is not None for each in coming)
     if ahead:
-        noun = "is" if ahead == 1 else "are"
-        yield f"{counted(ahead, 'run')} written ahead {noun} retracted. Version {version} writes its own runs."
+        are = agreed(ahead, "is", "are")
+        yield f"{counted(ahead, 'run')} written ahead {are} retracted. Version {version} writes its own runs."
     if found.drops:
         yield found.drops
     yield f"Runs under way end as they are, with version {in_force.summary.version}."

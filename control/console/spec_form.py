@@ -17,7 +17,6 @@ from tidewheel.nouns.jobs.fields import (
     NOTHING,
     SCHEDULES,
     SpecField,
-    json_text,
     put,
     text_of,
     value_of,
@@ -42,7 +41,12 @@ def typed(job: Job) -> dict[str, str]:
     >>> typed({"key": "a", "schedule": {"cron": ["0 8 * * *"]}, "labels": {"team": "x"}})
     {'key': 'a', 'schedule': 'cron', 'target': '', 'schedule.cron': '0 8 * * *', 'labels': 'team=x'}
     """
-    texts = {"key": str(job.get("key") or ""), "schedule": schedule_kind(job), "target": target_kind(job)}
+    schedule, target = (as_object(job.get(name)) or {} for name in ("schedule", "target"))
+    texts = {
+        "key": str(job.get("key") or ""),
+        "schedule": next((kind for kind in SCHEDULES if kind in schedule), ""),
+        "target": str(target["type"]) if target.get("type") in TARGETS else "",
+    }
     for field in FIELDS:
         value = at_path(job, field.names)
         if value is not NOTHING and (not field.only or field.only in texts.values()):
@@ -96,11 +100,6 @@ def draft_of_json(text: str) -> Draft:
         return Draft({}, (FieldError("", str(error), "write the job as a JSON object"),))
 
 
-def json_of(job: Job) -> str:
-    """Return a job as the text of the JSON view."""
-    return json_text(job)
-
-
 def errors_by_field(errors: Sequence[FieldError]) -> tuple[dict[str, list[FieldError]], list[FieldError]]:
     """Return the errors by the fields of the form that they concern, and those that concern none.
 
@@ -116,18 +115,6 @@ def errors_by_field(errors: Sequence[FieldError]) -> tuple[dict[str, list[FieldE
         name = next((name for name in names if f"{error.path}.".startswith(f"{name}.")), None)
         (others if name is None else at.setdefault(name, [])).append(error)
     return at, others
-
-
-def schedule_kind(job: Job) -> str:
-    """Return the kind of a job's schedule; empty if it has none."""
-    given = as_object(job.get("schedule")) or {}
-    return next((kind for kind in SCHEDULES if kind in given), "")
-
-
-def target_kind(job: Job) -> str:
-    """Return the kind of a job's target; empty if it has none."""
-    kind = (as_object(job.get("target")) or {}).get("type")
-    return str(kind) if kind in TARGETS else ""
 
 
 def at_path(job: Job, path: Sequence[str]) -> object:

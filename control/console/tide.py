@@ -17,7 +17,6 @@ from tidewheel.control.console.words import counted, number
 _LEAST = 3.0  # pixels: one failure beside 4,000 successes stays visible
 _FILLED, _HOLLOW = 0.8, 0.7  # of a bin
 _FEW = 10  # failures of which a bin fills its height
-
 _RAISED = 6  # pixels: the lower end of a lozenge is then above the axis
 _STRIP, _THIN = 4.0, 0.3  # the height of a frozen time in pixels, its least width in percent
 
@@ -42,7 +41,6 @@ class Size:
 
 
 WIDE, NARROW = Size(84, 20, 24), Size(40, 14, 20, joined=2)
-JOB, JOB_NARROW = Size(48, 16, 20), Size(40, 14, 20, joined=2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,11 +87,7 @@ class Bar:
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """One bin with something in it.
-
-    Args:
-        diamond: The middle of its lozenge, along the axis and from the top; None without one.
-    """
+    """One bin with something in it; the middle of its lozenge is along the axis and from the top."""
 
     at: datetime
     counts: Counts
@@ -110,9 +104,8 @@ class Tide:
     Args:
         columns: The bins with something in them, the earliest first.
         links: Bars that join neighbouring lozenges.
-        top: The words of the highest bar, and its place; None without a bar.
+        top: The place of the highest bar, and its words.
         moving: The bar of the runs under way, at the edge of now.
-        frozen: The bars of the times in which a scope was frozen.
     """
 
     size: Size
@@ -123,11 +116,6 @@ class Tide:
     top: tuple[float, str] | None
     moving: Bar | None = None
     frozen: Sequence[Bar] = ()
-
-    @property
-    def axis_y(self) -> int:
-        """The height of the axis."""
-        return self.size.above
 
 
 def tide(

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from typing import ClassVar, Protocol, TypeVar, cast
+from typing import ClassVar, Concatenate, ParamSpec, Protocol, TypeVar, cast
 from urllib.parse import urlencode
 
 from starlette.requests import Request
@@ -15,11 +15,11 @@ from tidewheel.control.console.urls import Urls
 from tidewheel.errors import FieldError, InvalidInput, Refused, TidewheelError, Unavailable
 from tidewheel.jobs.validation import StrictModel
 from tidewheel.postgres.database_clock import read_now
+from tidewheel.postgres.session import Conn
 
 T = TypeVar("T")
 M = TypeVar("M", bound=StrictModel)
-
-P = TypeVar("P")
+P = ParamSpec("P")
 
 _MORE = "add a job key, or choose a time in the field since"
 _FIELDS: Mapping[str, tuple[str, str]] = {
@@ -72,11 +72,7 @@ class Failed:
 
 
 def part(read: Callable[[], T]) -> T | Failed:
-    """Read a part of a page.
-
-    Returns:
-        Its value; or the reason for which there is none. An absent database is no matter of one part.
-    """
+    """Return a part of a page, or the reason for which it has none; an absent database fails the page."""
     try:
         return read()
     except Unavailable:
@@ -87,10 +83,24 @@ def part(read: Callable[[], T]) -> T | Failed:
         return Failed(str(error))
 
 
+def in_snapshot(
+    connection: Connection, read: Callable[Concatenate[Conn, P], T], *args: P.args, **kwargs: P.kwargs
+) -> T:
+    """Return what one read returns, in a transaction of its own."""
+    with connection.snapshot() as reading:
+        return read(reading, *args, **kwargs)
+
+
+def part_of(
+    connection: Connection, read: Callable[Concatenate[Conn, P], T], *args: P.args, **kwargs: P.kwargs
+) -> T | Failed:
+    """Return a part of a page that is one read."""
+    return part(lambda: in_snapshot(connection, read, *args, **kwargs))
+
+
 def page_now(connection: Connection) -> datetime:
     """Return the database's clock, which is the present of a page."""
-    with connection.snapshot() as reading:
-        return read_now(reading)
+    return in_snapshot(connection, read_now)
 
 
 def without_zone(request: Request) -> Request:
@@ -133,12 +143,12 @@ def pairs(labels: Mapping[str, str]) -> list[str]:
 def list_view(
     place: str,
     query: PageQuery,
-    read: Callable[[], tuple[P, str | None]],
+    read: Callable[[], tuple[T, str | None]],
     *,
     errors: tuple[FieldError, ...],
     now: datetime,
     urls: Urls,
-    of_page: Callable[[P], Mapping[str, object]] = lambda page: {},
+    of_page: Callable[[T], Mapping[str, object]] = lambda page: {},
 ) -> View:
     """Return the view of a list.
 
@@ -147,7 +157,7 @@ def list_view(
         errors: Those of filters that do not fit.
         of_page: Values of the template that depend on the rows.
     """
-    found: tuple[P, str | None] | Failed = Failed("") if errors else part(read)
+    found: tuple[T, str | None] | Failed = Failed("") if errors else part(read)
     if isinstance(found, Failed) and found.refused:
         errors, found = tuple(map(_in_form, found.refused)), Failed("")
     filters = filters_of(query)

@@ -1,6 +1,5 @@
 """Instants in the zone of the page, durations, numbers, states and people's text as pages show them."""
 
-import json
 import re
 import unicodedata
 from collections.abc import Callable, Mapping
@@ -13,7 +12,6 @@ from jinja2 import pass_context
 from jinja2.runtime import Context
 from markupsafe import Markup, escape
 
-from tidewheel.control.console.dump import dump
 from tidewheel.control.words import duration
 from tidewheel.jobs.invalid import InvalidValue
 from tidewheel.jobs.strict_json import as_list, as_object
@@ -36,7 +34,6 @@ _INSTANT = re.compile(
 )  # with the same instant by another clock
 _CODE = re.compile(r"`((?:[^`<>&]|&#39;|&amp;)+)`")
 _COMMAND = re.compile(r"((?:[A-Z_]+=\S+ )?(?:tidewheel|kafka-configs\.sh) .+?)(?:(, )((?:with|or) .*))?", re.DOTALL)
-_NUMBER = re.compile(r'"\\u0000(-?[0-9][0-9.eE+-]*)"')
 
 _FAMILIES: Mapping[str, str] = {
     SCHEDULED: "ahead", RunState.QUEUED: "ahead", RunState.BUFFERED: "ahead", RunState.BLOCKED: "ahead",
@@ -209,16 +206,6 @@ def ordinal(value: int) -> str:
     return f"{value}{suffix}"
 
 
-def text_of(value: bytes) -> str:
-    """Return bytes as text, else their first 4 KiB as hexadecimal digits with characters."""
-    try:
-        return value.decode()
-    except UnicodeDecodeError:
-        found = dump(value)
-        rows = zip(found.hexadecimal.splitlines(), found.text.splitlines(), strict=True)
-        return "\n".join(f"{digits:54} {text}" for digits, text in rows)
-
-
 def state(text: str | None) -> str:
     """Return a state in words; of a damaged row it may be absent.
 
@@ -339,25 +326,6 @@ def visible(text: str) -> str:
     return "".join(f"[U+{ord(char):04X}]" if _is_control(char) else char for char in text)
 
 
-def pretty(value: object) -> str:
-    r"""Return JSON text indented; bytes that are no JSON as text, else as hexadecimal digits.
-
-    Numbers stay the text that they were: a float would lose digits.
-
-    >>> print(pretty(b'{"amount": 120.10}'))
-    {
-      "amount": 120.10
-    }
-    """
-    if not isinstance(value, bytes):
-        return json.dumps(value, ensure_ascii=False, indent=2)
-    try:
-        text = json.dumps(json.loads(value, parse_float=lambda text: f"\0{text}"), ensure_ascii=False, indent=2)
-        return _NUMBER.sub(r"\1", text)
-    except (ValueError, RecursionError):
-        return text_of(value)
-
-
 def boxed(text: str, *, kept: str) -> Markup:
     """Return text with its control characters as visible boxes, except those that are kept."""
     if text.isprintable():
@@ -409,7 +377,7 @@ FILTERS: Mapping[str, Callable[..., Any]] = {
     "state": state, "reason": reason_words, "short_id": short_id,
     "people": people, "lines": lines, "key": key,
     "visible": visible, "prose": prose, "target": target, "remedy": remedy,
-    "pretty": pretty, "bytes": size, "ordinal": ordinal,
-    "text_of": text_of, "counted": counted, "pace": pace, "percent": percent,
+    "bytes": size, "ordinal": ordinal,
+    "counted": counted, "pace": pace, "percent": percent,
     "symbol_of": symbol_of, "family_of": family_of,
 }  # fmt: skip

@@ -1,11 +1,14 @@
 """`explain`: the past or future outcome of any instant of a job, and its reason.
 
-A recorded outcome comes from the records: a run, else a span of the ledger. From the timer's position on the outcome is
-computed for now by the scheduler's own code. Nothing is written. An explanation takes a handful of indexed reads,
-whatever the job's past.
+Without an instant, it is that of the last and of the next occurrence, or of all that did not fire. A recorded outcome
+comes from the records: a run, else a span of the ledger. From the timer's position on the scheduler's own code computes
+it for now. Nothing is written. An explanation takes a handful of indexed reads, whatever the job's past.
 """
 
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
+
+from psycopg.rows import class_row
 
 from tidewheel.control.explain.explanation import (
     MISFIRE_AFTER,
@@ -22,31 +25,84 @@ from tidewheel.control.explain.predict import chained, explain_child, later_pare
 from tidewheel.control.explain.text import (
     MANUAL,
     NOT_RECORDED,
-    deleted,
     fired,
+    instant,
     moved,
-    moved_here,
-    no_occurrence,
-    not_yet,
     outside_bounds,
-    record_deleted,
     skipped,
     skipped_by_overlap,
     undo_skip,
-    versions_removed,
-    will_fire_created,
 )
 from tidewheel.control.explain.upcoming import no_occurrence_notes, occurrence_notes
+from tidewheel.control.reads.job_position import JobPosition, read_job_position
 from tidewheel.errors import ScheduleRefused
 from tidewheel.postgres.session import Conn
+from tidewheel.postgres.statements import Statements
 from tidewheel.runs import Cause, RunState
 from tidewheel.schedules.decision import HoldReason, SkipReason
 from tidewheel.schedules.describe import to_zone
 from tidewheel.schedules.schedule import FixedDelay, Manual
 from tidewheel.schedules.zones import LAST_YEAR
 
+_FIND_UNFIRED = Statements("tidewheel.control")["find_unfired"]
+MAX_UNFIRED = 1_000
 _FIRST_YEAR = 1970
 _WITHOUT = {OccurrenceOutcome.NO_OCCURRENCE, OccurrenceOutcome.NOT_YET}
+_HELD = (OccurrenceOutcome.PAUSED, OccurrenceOutcome.WAITING)
+
+
+@dataclass(frozen=True, slots=True)
+class Around:
+    """The occurrences around the present; the words of `present` say why there is none."""
+
+    key: str
+    now: datetime
+    last: Explanation | None
+    next: Explanation | None
+    present: Explanation
+
+
+@dataclass(frozen=True, slots=True)
+class Unfired:
+    """An occurrence that did not fire, or a span of them.
+
+    Args:
+        at: Its nominal instant; of a span the first.
+        last_at: The last instant of a span; the same as `at` for one occurrence.
+        occurrences: How many.
+        exact: False if there are more than that.
+        reason: The ledger's word for the reason; `paused` or `waiting` if nothing is recorded yet.
+        words: The reason in sentences, of the first.
+    """
+
+    at: datetime
+    last_at: datetime
+    occurrences: int
+    exact: bool
+    reason: str
+    words: str
+
+
+@dataclass(frozen=True, slots=True)
+class UnfiredOccurrences:
+    """The occurrences of a time that did not fire.
+
+    Args:
+        now: Its end: the database's clock.
+        unfired: The newest first.
+        any_due: True if an occurrence was due in that time; False if there was none to fire.
+        words: Of the present instant: the reason why there is no occurrence.
+    """
+
+    key: str
+    zone: str
+    since: datetime
+    now: datetime
+    unfired: tuple[Unfired, ...]
+    has_more: bool
+    any_due: bool
+    next_at: datetime | None
+    words: str
 
 
 def explain(
@@ -80,6 +136,65 @@ def explain(
         return found
     only = _explain(connection, tenant, key, found.after, misfire_after, with_undo=with_undo)
     return found if only.after is not None and only.after < at + unit else only
+
+
+def around(connection: Conn, tenant: str, key: str, *, misfire_after: timedelta = MISFIRE_AFTER) -> Around:
+    """Explain the last due occurrence of a job and the next one."""
+    now = read_job_position(connection, tenant, key).now
+
+    def explained(at: datetime | None) -> Explanation | None:
+        return None if at is None else explain(connection, tenant, key, at, misfire_after=misfire_after)
+
+    present = explain(connection, tenant, key, now, misfire_after=misfire_after, unit=timedelta(0))
+    last_due, following = _occurrences(present)
+    last = present if last_due == now else explained(last_due)
+    return Around(key, now, last, explained(following), present)
+
+
+def unfired(
+    connection: Conn,
+    tenant: str,
+    key: str,
+    span: timedelta,
+    *,
+    limit: int = 50,
+    misfire_after: timedelta = MISFIRE_AFTER,
+) -> UnfiredOccurrences:
+    """Return what did not fire in the last `span`, the newest first; a row may be many occurrences."""
+    job = read_job_position(connection, tenant, key)
+    since = job.now - span
+
+    def words(at: datetime) -> Explanation:
+        return explain(connection, tenant, key, at, misfire_after=misfire_after, unit=timedelta(0))
+
+    found, has_more = unfired_between(connection, job, since, job.now, limit=limit, misfire_after=misfire_after)
+    present = words(job.now)
+    if job.cursor_at is not None and job.cursor_at <= job.now:
+        held = words(job.cursor_at)
+        if held.outcome in _HELD:
+            last = present.before if present.before and present.before > held.at else held.at
+            found.insert(0, Unfired(held.at, last, 1, last == held.at, held.outcome, held.words))
+    last_due, following = _occurrences(present)
+    any_due = bool(found) or (last_due is not None and last_due >= since)
+    return UnfiredOccurrences(
+        key, present.zone, since, job.now, tuple(found), has_more, any_due, next_at=following, words=present.words
+    )
+
+
+def unfired_between(
+    connection: Conn, job: JobPosition, since: datetime, until: datetime, *, limit: int, misfire_after: timedelta
+) -> tuple[list[Unfired], bool]:
+    """Return the recorded occurrences that did not fire, the newest first; True if there are more."""
+    columns: dict[str, object] = {
+        "job_id": job.job_id, "since": since, "now": until, "skipped": RunState.SKIPPED, "limit": limit + 1
+    }  # fmt: skip
+    with connection.cursor(row_factory=class_row(Unfired), binary=True) as cursor:
+        recorded = cursor.execute(_FIND_UNFIRED, columns).fetchall()
+    found = [
+        replace(each, words=explain(connection, job.tenant, job.key, each.at, misfire_after=misfire_after).words)
+        for each in recorded[:limit]
+    ]
+    return found, len(recorded) > limit
 
 
 def _explain(
@@ -171,7 +286,11 @@ def _without_record(facts: InstantFacts, version_span: VersionSpan) -> Verdict:
     cursor, finished = facts.job.cursor_at, facts.job.finished_at is not None
     if current and (facts.at >= cursor if cursor else not (finished and version_span.fires(facts.at))):
         return not_recorded(facts, version_span)
-    return _nothing_recorded(facts)
+    oldest = facts.oldest_day()
+    if oldest is not None and facts.at < oldest:
+        words = f"It was an occurrence, and its record is deleted: runs are kept from {oldest:%Y-%m-%d} on."
+        return Verdict(OccurrenceOutcome.UNKNOWN, words)
+    return Verdict(OccurrenceOutcome.UNKNOWN, NOT_RECORDED)
 
 
 def _of_run(facts: InstantFacts, run: RunFacts, version_span: VersionSpan | None) -> Verdict:
@@ -186,7 +305,8 @@ def _of_run(facts: InstantFacts, run: RunFacts, version_span: VersionSpan | None
         due, reason, origin = moved_to, MOVED, f" {moved(override)}"
     if due > facts.job.now and run.attempt == 0 and run.state == RunState.QUEUED:
         outcome = OccurrenceOutcome.WILL_BE_MOVED if moved_to else OccurrenceOutcome.SCHEDULED
-        return Verdict(outcome, f"{will_fire_created(due)}{origin}", reason, moved_to=moved_to)
+        words = f"It will fire at {instant(due)}. Its run exists already.{origin}"
+        return Verdict(outcome, words, reason, moved_to=moved_to)
     return Verdict(OccurrenceOutcome.FIRED, f"{fired(facts, run)}{origin}", reason, moved_to=moved_to)
 
 
@@ -196,10 +316,15 @@ def _no_job(facts: InstantFacts) -> Verdict:
     submitted_at = later[0].row.effective_at if later else None
     if earlier:
         deleted_at = earlier[-1].row.retired_at or facts.job.deleted_at
-        return Verdict(OccurrenceOutcome.DELETED, deleted(deleted_at, submitted_at))
-    if later and later[0].row.version > 1:
-        return Verdict(OccurrenceOutcome.UNKNOWN, versions_removed(later[0].row.effective_at))
-    return Verdict(OccurrenceOutcome.NOT_YET, not_yet(submitted_at))
+        when = f" at {instant(deleted_at)}" if deleted_at else ""
+        again = f" It was submitted again at {instant(submitted_at)}." if submitted_at else ""
+        return Verdict(OccurrenceOutcome.DELETED, f"The job had been deleted{when}.{again}")
+    if submitted_at is None:
+        return Verdict(OccurrenceOutcome.NOT_YET, "Did not fire: the job did not exist yet.")
+    if later[0].row.version > 1:
+        kept = f"they are kept from {instant(submitted_at)} on"
+        return Verdict(OccurrenceOutcome.UNKNOWN, f"The job's versions of that time are removed: {kept}.")
+    return Verdict(OccurrenceOutcome.NOT_YET, f"Did not fire: the job was first submitted at {instant(submitted_at)}.")
 
 
 def _span(facts: InstantFacts, version_span: VersionSpan) -> SkipSpan | None:
@@ -221,20 +346,17 @@ def _span(facts: InstantFacts, version_span: VersionSpan) -> SkipSpan | None:
 def _no_occurrence(facts: InstantFacts, version_span: VersionSpan) -> Verdict:
     override = facts.moved_here
     if override is not None:
-        return Verdict(OccurrenceOutcome.NO_OCCURRENCE, moved_here(override))
+        words = (
+            f"The occurrence of {instant(override.scheduled_at)} was moved to this instant. Explain that one instead."
+        )
+        return Verdict(OccurrenceOutcome.NO_OCCURRENCE, words)
     if isinstance(version_span.schedule, Manual):
         return Verdict(OccurrenceOutcome.NO_OCCURRENCE, MANUAL)
     if version_span.outside_bounds(facts.at):
         return Verdict(OccurrenceOutcome.NO_OCCURRENCE, outside_bounds(facts, version_span), SkipReason.BOUND)
     notes = no_occurrence_notes(version_span.schedule, facts.at)
-    return Verdict(OccurrenceOutcome.NO_OCCURRENCE, no_occurrence(version_span), notes=notes)
-
-
-def _nothing_recorded(facts: InstantFacts) -> Verdict:
-    oldest = facts.oldest_day()
-    if oldest is not None and facts.at < oldest:
-        return Verdict(OccurrenceOutcome.UNKNOWN, record_deleted(oldest))
-    return Verdict(OccurrenceOutcome.UNKNOWN, NOT_RECORDED)
+    words = f"The schedule of version {version_span.row.version} has no occurrence at this instant."
+    return Verdict(OccurrenceOutcome.NO_OCCURRENCE, words, notes=notes)
 
 
 def _neighbours(facts: InstantFacts, version_span: VersionSpan | None) -> tuple[datetime | None, datetime | None]:
@@ -255,3 +377,11 @@ def _notes(facts: InstantFacts, version_span: VersionSpan | None) -> tuple[str, 
     if isinstance(version_span.schedule, Manual):
         notes += later_parents(facts)
     return tuple(notes)
+
+
+def _occurrences(present: Explanation) -> tuple[datetime | None, datetime | None]:
+    """Return the last due occurrence and the next one; a job that never had one has runs alone."""
+    if present.between_runs:
+        return None, None
+    is_due = present.outcome is not OccurrenceOutcome.NO_OCCURRENCE and present.version is not None
+    return present.at if is_due else present.before, present.after

@@ -24,14 +24,8 @@ from tidewheel.schedules.schedule import TICK, UNBOUNDED, Interval, Once, Schedu
 from tidewheel.schedules.timer_state import DaySets, TimerPosition, TimerState, timer_state, zone_name
 from tidewheel.transitions.decision_inputs import read_day_sets
 
-_READ_VERSIONS_NEAR = Statements("tidewheel.control")["read_versions_near"]
-
-MAX_NEIGHBOURS = 5  # versions on either side; neighbours of an instant in further versions are not shown
-
-_EVERY_DAY = DaySet(weekdays=frozenset(range(7)))
-_WEEKDAYS = ("Sunday", "Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday")
-
 _SQL = Statements("tidewheel.control")
+_READ_VERSIONS_NEAR = _SQL["read_versions_near"]
 _READ_RUNS_AT = _SQL["read_runs_at"]
 _READ_ATTEMPTS_OF = _SQL["read_attempts_of"]
 _READ_SKIPS_AT = _SQL["read_skips_at"]
@@ -42,7 +36,10 @@ _FIND_ACTIVE_RUN = _SQL["find_active_run"]
 _FIND_CHAIN = _SQL["find_chain"]
 _OLDEST_DAY_OF_RUNS = _SQL["oldest_day_of_runs"]
 
+_NEIGHBOURS = 5  # versions on either side; neighbours of an instant in further versions are not shown
 _FOREVER = datetime.max.replace(tzinfo=UTC)
+_EVERY_DAY = DaySet(weekdays=frozenset(range(7)))
+_WEEKDAYS = ("Sunday", "Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday")
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,18 +151,11 @@ class VersionTimeline:
         return None
 
 
-def read_version_timeline(
-    connection: Conn,
-    job_id: UUID,
-    tenant: str,
-    at: datetime,
-    *,
-    cursor: datetime | None,
-    catch_up_end: datetime | None,
-) -> VersionTimeline:
-    """Read the versions around an instant."""
+def read_version_timeline(connection: Conn, job: JobPosition, at: datetime) -> VersionTimeline:
+    """Read the versions of a job around an instant."""
+    tenant, cursor_at = job.tenant, job.cursor_at or at
     with connection.cursor(row_factory=class_row(VersionRow), binary=True) as reading:
-        columns = {"job_id": job_id, "at": at, "limit": MAX_NEIGHBOURS}
+        columns = {"job_id": job.job_id, "at": at, "limit": _NEIGHBOURS}
         rows = reading.execute(_READ_VERSIONS_NEAR, columns).fetchall()
     policies = [
         legible("policy", f"version {row.version}", partial(policies_from_text, row.policy_json)) for row in rows
@@ -180,7 +170,7 @@ def read_version_timeline(
             row,
             following,
             days,
-            TimerPosition(job_id, tenant, row.schedule_json, row.policy_json, cursor or at, catch_up_end),
+            TimerPosition(job.job_id, tenant, row.schedule_json, row.policy_json, cursor_at, job.catch_up_end),
         )
         for row, following in zip(rows, [*rows[1:], None], strict=True)
     )
@@ -203,6 +193,11 @@ class OverrideFacts:
     created_by: str | None
     reason: str | None
     done_at: datetime | None
+
+    @property
+    def of_timer(self) -> Override:
+        """The part that decisions depend on."""
+        return Override(self.scheduled_at, self.moved_to, self.done_at is not None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,7 +251,7 @@ class InstantFacts:
         """The skips and moves that the timer's decisions depend on."""
         cursor = self.job.cursor_at or _FOREVER
         return [
-            Override(each.scheduled_at, each.moved_to, each.done_at is not None)
+            each.of_timer
             for each in self.override
             if each.scheduled_at >= cursor or (each.moved_to is not None and each.done_at is None)
         ]
@@ -305,9 +300,7 @@ def read_instant_facts(connection: Conn, tenant: str, key: str, at: datetime, mi
         connection=connection,
         at=at,
         job=job,
-        timeline=read_version_timeline(
-            connection, job.job_id, tenant, at, cursor=job.cursor_at, catch_up_end=job.catch_up_end
-        ),
+        timeline=read_version_timeline(connection, job, at),
         runs=_read_runs(connection, job.job_id, at, due),
         spans=spans,
         override=override,
@@ -344,9 +337,5 @@ def _read_attempts(connection: Conn, row: Mapping[str, Any]) -> Sequence[Attempt
 def _facts(row: Mapping[str, Any], attempts: Sequence[AttemptFacts], due: datetime) -> RunFacts:
     stored = {name: value for name, value in row.items() if name not in {"executor_id", "late_ms"}}
     is_late = row["cause"] == Cause.TIMER and row["created_at"] > due
-    return RunFacts(
-        **stored,
-        late=row["created_at"] - due if is_late else None,
-        caught_up=row["late_ms"] is not None,
-        attempts=tuple(attempts),
-    )
+    late = row["created_at"] - due if is_late else None
+    return RunFacts(**stored, late=late, caught_up=row["late_ms"] is not None, attempts=tuple(attempts))

@@ -4,18 +4,18 @@ Up to `MAX_RUNS` runs are shown one by one. More are counted from the newest `LO
 all, and the time is a week or longer, the counts of retention complete them by day.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
-from typing import Annotated, Literal, NamedTuple, cast
+from typing import Annotated, Literal, NamedTuple, TypeAlias, cast
 from uuid import UUID
 
 from psycopg.rows import class_row
 
 from tidewheel.activity import quantile, unpack
+from tidewheel.control.explain.explain import Unfired, unfired_between
 from tidewheel.control.explain.explanation import MISFIRE_AFTER
-from tidewheel.control.explain.recent import Unfired, unfired_between
 from tidewheel.control.reads.job_position import JobPosition, read_job_position
 from tidewheel.control.reads.json_form import one_of
 from tidewheel.nouns.freezes.reads import freeze_changes
@@ -31,13 +31,15 @@ _COUNT_TIMELINE_RUNS = _SQL["count_timeline_runs"]
 _READ_TOOK_P95 = _SQL["read_took_p95"]
 _READ_VERSIONS_SINCE = _SQL["read_versions_since"]
 _READ_PAUSES = _SQL["read_pauses"]
+
 MAX_RUNS = 400
 LOOKED_AT = 20_000
-MAX_SKIPS = 20
+_MAX_SKIPS = 20
 _DAY = timedelta(days=1)
 _WEEK = 7 * _DAY
 UNKNOWN = "the occurrence was missed, came due in a pause, or was past when the job was submitted"
 _TICK = timedelta(microseconds=1)
+_PauseEntry: TypeAlias = tuple[datetime, bool, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,11 +183,10 @@ def job_timeline(
     with connection.cursor(row_factory=class_row(TimelineRun), binary=True) as cursor:
         runs = cursor.execute(_FIND_TIMELINE_RUNS, {**columns, "limit": MAX_RUNS + 1}).fetchall()
     bins, complete_since = ((), None) if len(runs) <= MAX_RUNS else _bins(connection, job, edges)
-    with connection.cursor(row_factory=class_row(VersionTick), binary=True) as cursor:
-        versions = cursor.execute(_READ_VERSIONS_SINCE, columns).fetchall()
+    versions = _versions(connection, columns)
     took = connection.execute(_READ_TOOK_P95, {"job_id": job.job_id}, binary=True).fetchone()
     last = min(until, job.now)
-    skips, more = unfired_between(connection, job, since, last, limit=MAX_SKIPS, misfire_after=misfire_after)
+    skips, more = unfired_between(connection, job, since, last, limit=_MAX_SKIPS, misfire_after=misfire_after)
     return JobTimeline(
         key=key, now=job.now, since=since, until=until, mode="bins" if bins else "runs",
         runs=() if bins else tuple(runs), bins=bins, complete_since=complete_since, skips=tuple(skips),
@@ -237,21 +238,26 @@ def _count(connection: Conn, job_id: UUID, edges: Sequence[datetime]) -> list[Bi
 
 
 def _pauses(connection: Conn, job: JobPosition, since: datetime, until: datetime) -> tuple[Pause, ...]:
-    columns = {"tenant": job.tenant, "object": f"job/{job.key}", "until": min(until, job.now)}
-    rows = connection.execute(_READ_PAUSES, columns, binary=True).fetchall()
-    found = list(joined_pauses(cast("Sequence[tuple[datetime, bool, str]]", rows)))
+    found = list(joined_pauses(_pause_entries(connection, job.tenant, job.key, min(until, job.now))))
     if job.paused and job.paused_at is not None:
         found = [each for each in found if each.since < job.paused_at]
         found.insert(0, Pause(job.paused_at, job.paused_until, job.paused_by))
     return tuple(each for each in found if each.since < until and (each.until is None or each.until > since))
 
 
-def joined_pauses(entries: Sequence[tuple[datetime, bool, str]]) -> Iterator[Pause]:
-    """Yield the pauses that a resume has ended, the newest first.
+def _pause_entries(connection: Conn, tenant: str, key: str, until: datetime) -> Sequence[_PauseEntry]:
+    """Return pauses and resumes, the newest first: the instant, True for a pause, the author."""
+    columns = {"tenant": tenant, "object": f"job/{key}", "until": until}
+    return cast("Sequence[_PauseEntry]", connection.execute(_READ_PAUSES, columns, binary=True).fetchall())
 
-    Args:
-        entries: The instants of pauses and resumes, the newest first, each with True for a pause, and its author.
-    """
+
+def _versions(connection: Conn, columns: Mapping[str, object]) -> list[VersionTick]:
+    with connection.cursor(row_factory=class_row(VersionTick), binary=True) as cursor:
+        return cursor.execute(_READ_VERSIONS_SINCE, columns).fetchall()
+
+
+def joined_pauses(entries: Sequence[_PauseEntry]) -> Iterator[Pause]:
+    """Yield the pauses that a resume has ended, the newest first."""
     end: datetime | None = None
     begin: tuple[datetime, str] | None = None
     for at, begins, by in (*entries, (datetime.min.replace(tzinfo=UTC), False, "")):
@@ -268,13 +274,9 @@ def why_late(connection: Conn, tenant: str, run: RunDetail) -> str:
     summary = run.summary
     at, made = summary.scheduled_at, summary.created_at
     columns: dict[str, object] = {"job_id": summary.job_id, "since": at, "until": made + _TICK}
-    with connection.cursor(row_factory=class_row(VersionTick), binary=True) as cursor:
-        submitted = cursor.execute(_READ_VERSIONS_SINCE, columns).fetchall()
-    if any(each.number == summary.job_version for each in submitted):
+    if any(each.number == summary.job_version for each in _versions(connection, columns)):
         return f"it was past when version {summary.job_version} of the job was submitted"
-    columns = {"tenant": tenant, "object": f"job/{summary.key}", "until": made}
-    entries = connection.execute(_READ_PAUSES, columns, binary=True).fetchall()
-    pause = _pause_at(at, cast("Sequence[tuple[datetime, bool, str]]", entries))
+    pause = _pause_at(at, _pause_entries(connection, tenant, summary.key, made))
     if pause is not None:
         return pause
     for change in freeze_changes(connection, tenant, at, made):
@@ -283,13 +285,10 @@ def why_late(connection: Conn, tenant: str, run: RunDetail) -> str:
     return "the occurrence was missed"
 
 
-def _pause_at(at: datetime, entries: Sequence[tuple[datetime, bool, str]]) -> str | None:
+def _pause_at(at: datetime, entries: Sequence[_PauseEntry]) -> str | None:
     """Return whether the job was paused at an instant; None if it was not.
 
     A pause with an end of its own ends without an entry, so one without a resume may have ended before.
-
-    Args:
-        entries: Pauses and resumes until the run was made, the newest first, each with True for a pause and its author.
     """
     before = next((begins for when, begins, _ in entries if when <= at), None)
     after = next(((begins, by) for when, begins, by in reversed(entries) if when > at), None)

@@ -3,7 +3,7 @@
 A day is one on the wall clock of the job's zone. A past day has the occurrences of the versions that were in force.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, date, datetime, timedelta
 from itertools import islice, pairwise
@@ -97,7 +97,8 @@ def job_calendar(connection: Conn, tenant: str, key: str, month: date | None = N
     timeline = _timeline(connection, job, min(at, job.now))
     current = timeline.version_spans[-1]
     shown = (month or to_zone(job.now, current.zone).date()).replace(day=1)
-    days = _days_of(shown)
+    following = (shown + 31 * _DAY).replace(day=1)
+    days = [shown + at * _DAY for at in range((following - shown).days)]
     begin = datetime(shown.year, shown.month, 1, tzinfo=UTC) - 2 * _DAY
     overrides = _overrides(connection, job, begin)
     in_force = _in_force(timeline, overrides)
@@ -224,9 +225,7 @@ def _closing(
 
 
 def _timeline(connection: Conn, job: JobPosition, at: datetime) -> VersionTimeline:
-    timeline = read_version_timeline(
-        connection, job.job_id, job.tenant, at, cursor=job.cursor_at, catch_up_end=job.catch_up_end
-    )
+    timeline = read_version_timeline(connection, job, at)
     if job.deleted_at is not None or not timeline.version_spans:
         raise UnknownJob(job.tenant, job.key)
     return timeline
@@ -234,10 +233,7 @@ def _timeline(connection: Conn, job: JobPosition, at: datetime) -> VersionTimeli
 
 def _overrides(connection: Conn, job: JobPosition, since: datetime) -> list[Override]:
     begin = min(since, job.cursor_at or since)
-    return [
-        Override(each.scheduled_at, each.moved_to, each.done_at is not None)
-        for each in read_overrides_around(connection, job.job_id, begin, begin)
-    ]
+    return [each.of_timer for each in read_overrides_around(connection, job.job_id, begin, begin)]
 
 
 def _in_force(timeline: VersionTimeline, overrides: Sequence[Override]) -> list[InForce]:
@@ -255,15 +251,7 @@ def _in_force(timeline: VersionTimeline, overrides: Sequence[Override]) -> list[
 
 def _with_next(day: CalendarDay, job: JobPosition, zone: str) -> CalendarDay:
     """Return a day of a fixed_delay, whose next occurrence alone is known."""
-    at: Mapping[date, datetime] = {}
-    if job.cursor_at is not None and job.hold_reason not in {HoldReason.RUN, HoldReason.QUARANTINED}:
-        local = to_zone(job.cursor_at, zone)
-        at = {local.date(): local}
-    if day.date not in at:
+    if job.cursor_at is None or job.hold_reason in {HoldReason.RUN, HoldReason.QUARANTINED}:
         return day
-    return replace(day, fires=1, exact=False, first=(at[day.date],))
-
-
-def _days_of(month: date) -> list[date]:
-    following = (month + 31 * _DAY).replace(day=1)
-    return [month + at * _DAY for at in range((following - month).days)]
+    local = to_zone(job.cursor_at, zone)
+    return replace(day, fires=1, exact=False, first=(local,)) if day.date == local.date() else day

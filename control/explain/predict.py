@@ -1,8 +1,7 @@
 """Predict the outcome of an instant without a record, and explain that of a job with parents.
 
-The scheduler's own code decides for the current time. Nothing is written.
-
-Explain an instant of a job with parents: by its run in the occurrence, else by what it waits for.
+The scheduler's own code decides for the current time. Nothing is written. A job with parents is explained by its run in
+the occurrence, else by what it waits for.
 """
 
 from collections.abc import Callable, Sequence
@@ -25,30 +24,25 @@ from tidewheel.control.explain.explanation import (
 from tidewheel.control.explain.facts import InstantFacts, OverrideFacts, VersionSpan
 from tidewheel.control.explain.text import (
     FOLLOWS,
-    NEXT_POLL_FIRES,
-    SEVERAL_POLLS,
     TIMER_MISSING,
-    UNDO_MOVE,
-    after_last_run,
+    delay_of,
     excluded,
     in_freeze,
     in_pause,
     instant,
-    jitter_until,
     late,
     late_moved,
-    late_postponed,
     moved,
-    next_poll_skips,
     no_chained_occurrence,
+    policy_effect,
     postponed,
     quarantined,
     skipped_manually,
     state_text_of,
     undo_skip,
-    will_fire,
     will_fire_moved,
 )
+from tidewheel.control.words import duration
 from tidewheel.postgres.statements import Statements
 from tidewheel.runs import FINAL, RunState
 from tidewheel.schedules.decide import decide
@@ -91,7 +85,8 @@ def moved_to_future(facts: InstantFacts, override: OverrideFacts, version_span: 
         return Verdict(held.outcome, f"{words} {held.words}", MOVED, moved_to=to)
     if to > now:
         words = will_fire_moved(override, zone)
-        return Verdict(OccurrenceOutcome.WILL_BE_MOVED, words, MOVED, moved_to=to, undo=UNDO_MOVE)
+        undo = "Undo the move to let it fire at its own time."
+        return Verdict(OccurrenceOutcome.WILL_BE_MOVED, words, MOVED, moved_to=to, undo=undo)
     words = late_moved(override, zone, now - to, _postponed_until(facts, to))
     return Verdict(OccurrenceOutcome.WAITING, words, MOVED, moved_to=to)
 
@@ -100,7 +95,9 @@ def chained(facts: InstantFacts, schedule: FixedDelay) -> Verdict:
     """Predict an instant of a fixed_delay without a run."""
     cursor, run_open = facts.job.cursor_at, facts.job.hold_reason == HoldReason.RUN
     if facts.at == cursor and not run_open and facts.timeline.version_spans[-1] is facts.version_span:
-        return _held(facts, facts.at) or _ahead_or_late(facts, after_last_run(schedule))
+        return _held(facts, facts.at) or _ahead_or_late(
+            facts, f"It is {delay_of(schedule)} after the end of the last run."
+        )
     return Verdict(OccurrenceOutcome.NO_OCCURRENCE, no_chained_occurrence(schedule, cursor, run_open=run_open))
 
 
@@ -166,10 +163,11 @@ def _held(facts: InstantFacts, due: datetime) -> Verdict | None:
 
 def _ahead_or_late(facts: InstantFacts, why: str) -> Verdict:
     if facts.at > facts.job.now:
-        return Verdict(OccurrenceOutcome.SCHEDULED, will_fire(why))
+        return Verdict(OccurrenceOutcome.SCHEDULED, f"It will fire. {why}".rstrip())
     again_at = _postponed_until(facts, facts.at)
     if again_at is not None:
-        return Verdict(OccurrenceOutcome.WAITING, late_postponed(facts, again_at))
+        words = f"It is {duration(facts.job.now - facts.at)} late and has not fired yet. {postponed(again_at)}"
+        return Verdict(OccurrenceOutcome.WAITING, words)
     return Verdict(OccurrenceOutcome.WAITING, late(facts, _next_poll(facts)))
 
 
@@ -190,24 +188,23 @@ def _next_poll(facts: InstantFacts) -> str:
     now, state = facts.job.now, version_span.timer_state(facts.overrides)
     decision = decide(state, now=now, horizon=now, misfire_after=facts.misfire_after)
     if any(fire.at == facts.at for fire in decision.fires):
-        return NEXT_POLL_FIRES
+        return "The next poll creates its run."
     if any(skip.first_at <= facts.at <= skip.last_at for skip in decision.skips):
-        return next_poll_skips(version_span)
-    return SEVERAL_POLLS
+        policies = version_span.policies
+        effect = policy_effect("catch_up", policies.catch_up, policies.window)
+        return f"It is missed, and the next poll skips it. {effect}."
+    return "The backlog takes several polls."
 
 
 def _jitter(facts: InstantFacts, version_span: VersionSpan) -> str:
     policies = version_span.policies
     if not policies.jitters:
         return ""
+    following = version_span.effective.after(facts.at)
     publish_at = jittered(
-        facts.at,
-        version_span.effective.after(facts.at),
-        facts.job.job_id,
-        longest=policies.jitter,
-        percent=policies.jitter_percent,
+        facts.at, following, facts.job.job_id, longest=policies.jitter, percent=policies.jitter_percent
     )
-    return jitter_until(publish_at)
+    return f"With jitter its run may start at {instant(publish_at)}."
 
 
 def _facts(facts: InstantFacts, found: _Found, root_run_id: UUID, root_state: str) -> WorkflowFacts:
@@ -216,14 +213,8 @@ def _facts(facts: InstantFacts, found: _Found, root_run_id: UUID, root_state: st
         runs = tuple(cursor.execute(_READ_CHILD_RUNS, columns))
     occurrence = Occurrence(root_run_id, found.root_job_id, facts.at, found.graph_at or facts.at, found.generation or 0)
     parents = read_parent_runs(facts.connection, occurrence, facts.job.job_id)
-    return WorkflowFacts(
-        found.root_key,
-        root_run_id,
-        root_state,
-        found.state,
-        runs,
-        tuple(ParentState(key, when, run.state if run else None) for key, when, run in parents),
-    )
+    states = tuple(ParentState(key, when, run.state if run else None) for key, when, run in parents)
+    return WorkflowFacts(found.root_key, root_run_id, root_state, found.state, runs, states)
 
 
 def _verdict(facts: InstantFacts, workflow: WorkflowFacts, found: _Found) -> Verdict:
@@ -251,19 +242,14 @@ def _of_run(facts: InstantFacts, workflow: WorkflowFacts, latest: ChildRun) -> V
 
 
 def _waiting(workflow: WorkflowFacts) -> str:
-    paused = " The occurrence is paused: resume it to go on." if workflow.state == "paused" else ""
-    return f"{_waits(workflow.parents)}{paused}"
-
-
-def _waits(parents: Sequence[ParentState]) -> str:
-    waiting = [parent for parent in parents if parent.state not in FINAL]
-    if not waiting:
-        return "Its parents have ended, and its run is written now."
-    first = waiting[0]
-    state = f"whose run is {first.state}" if first.state else "which has no run yet"
-    if len(parents) == 1:
-        return f"It waits for its parent {first.key!r}, {state}."
-    return f"It waits for {len(waiting)} of {len(parents)} parents, first for {first.key!r}, {state}."
+    waiting = [parent for parent in workflow.parents if parent.state not in FINAL]
+    words = "Its parents have ended, and its run is written now."
+    if waiting:
+        first, many = waiting[0], len(workflow.parents)
+        of_which = "its parent" if many == 1 else f"{len(waiting)} of {many} parents, first for"
+        state = f"whose run is {first.state}" if first.state else "which has no run yet"
+        words = f"It waits for {of_which} {first.key!r}, {state}."
+    return f"{words} The occurrence is paused: resume it to go on." if workflow.state == "paused" else words
 
 
 def _skipped(parents: Sequence[ParentState], reason: str | None) -> str:

@@ -110,7 +110,9 @@ def preview(
     overrides = read_upcoming_overrides(connection, [row.job_id], now)[row.job_id] if row.exists else {}
     lost, ended = lost_moves(overrides, version.effective, now), _ended_skips(connection, overrides, version, now)
     kept = [each for at, each in overrides.items() if at > begin and at not in lost]
-    state = _timer_state(connection, tenant, version, begin, kept)
+    days = read_day_sets(connection, {(tenant, name) for name in version.calendars})
+    place = TimerPosition(row.job_id, tenant, version.schedule_text, version.policy_text, begin)
+    state = timer_state(place, days, kept)
     schedule, zone, n = state.schedule, zone_name(state.schedule), min(max(n, 0), MAX_SHOWN)
     freezes = freezes_of(connection, tenant, row.job_id) if row.exists else ()
     lines = tuple(_lines(state, version, begin, now, n, frozen=bool(freezes)))
@@ -118,13 +120,18 @@ def preview(
     held = [f"The job is {'; '.join(freeze.words for freeze in freezes)}."] if freezes else []
     words = (*_words(version, state, now, misfire_after), *held)
     return Preview(
-        request.job.key, version.number, zone, now, words, lines, exhausted=counted < n and _ends(schedule),
+        request.job.key, version.number, zone, now, words, lines,
+        exhausted=counted < n and not isinstance(schedule, FixedDelay),
         drops=" ".join((*_lost(lost, *_DROPPED), *_lost(ended, *_ENDED))),
     )  # fmt: skip
 
 
 def _version(connection: Conn, tenant: str, spec: JobSpec, now: datetime) -> NextVersion:
-    row = _job_row(connection, tenant, spec.key or "", now)
+    """Return the version of the key's job, or of a new job, that a spec would become."""
+    job = job_id(tenant, spec.key or "")
+    with connection.cursor(row_factory=class_row(JobRow), binary=True) as cursor:
+        stored = cursor.execute(_READ_JOBS, {"job_ids": [job]}).fetchone()
+    row = stored or absent_job(job, tenant, spec.key or "", now)
     days = read_day_sets(connection, {(tenant, name) for name in (*spec.exclude_calendars, *spec.include_calendars)})
     unknown = unknown_calendars(connection, tenant, spec, days)
     if unknown is not None:
@@ -145,22 +152,6 @@ def version_of(spec: JobSpec, row: JobRow, now: datetime, days: DaySets) -> Next
     except Refused as refused:
         raise at_root(refused) from refused
     return next_version(spec, row, VersionInputs(now), days)
-
-
-def _job_row(connection: Conn, tenant: str, key: str, now: datetime) -> JobRow:
-    """Return the row of the key's job, or of a new job."""
-    job = job_id(tenant, key)
-    with connection.cursor(row_factory=class_row(JobRow), binary=True) as cursor:
-        found = cursor.execute(_READ_JOBS, {"job_ids": [job]}).fetchone()
-    return found or absent_job(job, tenant, key, now)
-
-
-def _timer_state(
-    connection: Conn, tenant: str, version: NextVersion, cursor: datetime, overrides: Sequence[Override]
-) -> TimerState:
-    days = read_day_sets(connection, {(tenant, name) for name in version.calendars})
-    place = TimerPosition(version.job.job_id, tenant, version.schedule_text, version.policy_text, cursor)
-    return timer_state(place, days, overrides)
 
 
 def _lines(
@@ -203,10 +194,6 @@ def _lost(at: Sequence[datetime], one: str, more: str) -> Iterator[str]:
     elif at:
         first = f"{more.format(f'{len(at):,}')}, the first that of {instant(at[0])}"
         yield f"{first}: the new schedule does not have these instants."
-
-
-def _ends(schedule: Schedule) -> bool:
-    return not isinstance(schedule, FixedDelay)
 
 
 def _words(version: NextVersion, state: TimerState, now: datetime, misfire_after: timedelta) -> Iterator[str]:

@@ -1,7 +1,7 @@
 """Sentences about instants of a job: the outcome, the reason, and the remedy if there is one.
 
-`explain`, `predict` and `upcoming` decide which of them hold. `preview` has those about a job's policies, `dst_notes`
-those about clock changes.
+`explain`, `predict` and `upcoming` decide which of them hold, and have the short ones that are needed once. `preview`
+has those about a job's policies.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,12 +19,9 @@ from tidewheel.schedules.describe import to_zone
 from tidewheel.schedules.schedule import FixedDelay, Once
 from tidewheel.transitions.overlap import REPLACING
 
-UNDO_MOVE = "Undo the move to let it fire at its own time."
 FOLLOWS = "The job follows its parents in a workflow. The list of workflows has its occurrences."
 MANUAL = "The job's schedule is manual: triggers create its runs. It never fires by itself."
 NO_FURTHER_OCCURRENCE = "The schedule has no further occurrence."
-NEXT_POLL_FIRES = "The next poll creates its run."
-SEVERAL_POLLS = "The backlog takes several polls."
 NOT_RECORDED = (
     "It was an occurrence, and no run or skip of it is recorded. Unless rows were deleted manually, this is a bug in "
     "Tidewheel: please report it with this explanation."
@@ -32,7 +29,6 @@ NOT_RECORDED = (
 
 _CHECK_SCHEDULER = "Check that a `tidewheel service scheduler` process runs."
 TIMER_MISSING = f"The job's timer row is missing. A scheduler repairs it within minutes. {_CHECK_SCHEDULER}"
-
 AWAITS_POLL = f"A scheduler creates its run at its next poll, within a second or two. {_CHECK_SCHEDULER}"
 
 OVERLAP_EFFECTS: Mapping[str, str] = {
@@ -44,8 +40,6 @@ OVERLAP_EFFECTS: Mapping[str, str] = {
     Overlap.ALLOW_ALL: "both run",
 }
 """What becomes of a new run while another run of its job is active, by the overlap policy: a part of a sentence."""
-
-_WHY_LATE = ", caught up after downtime, a pause or a late submit"
 
 
 def instant(at: datetime) -> str:
@@ -59,10 +53,9 @@ def instant(at: datetime) -> str:
 
 def fired(facts: InstantFacts, run: RunFacts) -> str:
     """Return the outcome of a fired occurrence."""
-    late = ""
-    if run.late is not None and run.late > timedelta(seconds=1):
-        late = f" {duration(run.late)} late"
-    return f"It fired{late}{_WHY_LATE if run.caught_up else ''}. {state_text_of(facts, run)}"
+    late = f" {duration(run.late)} late" if run.late is not None and run.late > timedelta(seconds=1) else ""
+    why_late = ", caught up after downtime, a pause or a late submit" if run.caught_up else ""
+    return f"It fired{late}{why_late}. {state_text_of(facts, run)}"
 
 
 def state_text_of(facts: InstantFacts, run: RunFacts) -> str:
@@ -80,11 +73,12 @@ def state_text_of(facts: InstantFacts, run: RunFacts) -> str:
             return f"Its run waits for the concurrency key {run.concurrency_key!r}. {remedy}"
         return f"Its run waits for the job's active run{f', {holder}' if holder else ''}."
     attempt, error = f"attempt {run.attempt}", f" ({run.error_type})" if run.error_type else ""
+    since = f" since {instant(run.started_at)}" if run.started_at else ""
     ended = f" at {instant(run.finished_at)}" if run.finished_at else ""
     why = f" ({run.reason})" if run.reason else ""
     remedy = "Its dead letter lists every attempt. Correct the cause, then redrive it or trigger the job."
     return {
-        RunState.RUNNING: f"Its run is in progress: {attempt}{_since(run)}.",
+        RunState.RUNNING: f"Its run is in progress: {attempt}{since}.",
         RunState.RETRYING: f"Its run is in progress: {attempt} failed, and the next may start at {_publish(run)}.",
         RunState.WAITING: f"Its run is in progress: {attempt} waits for its external completion.",
         RunState.CANCELLING: f"Its run is being cancelled: {attempt} was requested to stop.",
@@ -108,10 +102,6 @@ def _queued(facts: InstantFacts, run: RunFacts) -> str:
     if why is not None and why.code in GOES_ON:
         return f"Its run {why.words}. It has waited{waited}." if waited else f"Its run {why.words}."
     return f"Its run has waited{waited}{f': {why.words}' if why else ''}."
-
-
-def _since(run: RunFacts) -> str:
-    return f" since {instant(run.started_at)}" if run.started_at else ""
 
 
 def _publish(run: RunFacts) -> str:
@@ -139,7 +129,7 @@ def skipped_by_overlap(facts: InstantFacts, run: RunFacts, version_span: Version
 
 def skipped(facts: InstantFacts, span: SkipSpan, version_span: VersionSpan | None) -> str:
     """Return the reason of a skip in the ledger."""
-    among = _among(span)
+    among = "" if span.occurrences == 1 else f", one of {_occurrences(span)}"
     match SkipReason(span.reason):
         case SkipReason.MISFIRE:
             limit = duration(facts.misfire_after, exact=True)
@@ -207,13 +197,6 @@ def _backfill(facts: InstantFacts, span: SkipSpan, them: str = "it") -> str:
     if span.backfill_id is None:
         return f"A backfill of that time runs {them}."
     return f"Backfill {span.backfill_id} is under way and includes it."
-
-
-def _among(span: SkipSpan) -> str:
-    """Return the span's occurrences as a part of a sentence; empty for a single one."""
-    if span.occurrences == 1:
-        return ""
-    return f", one of {_occurrences(span)}"
 
 
 def _occurrences(span: SkipSpan) -> str:
@@ -293,27 +276,12 @@ def _new_time(override: OverrideFacts, zone: str) -> str:
     return f"{instant(to)} ({to_zone(to, zone).isoformat()})" if zone != "UTC" else instant(to)
 
 
-def will_fire(why: str = "") -> str:
-    """Return the future of an occurrence that nothing holds."""
-    return f"It will fire. {why}".rstrip()
-
-
-def will_fire_created(due: datetime) -> str:
-    """Return the future of an occurrence whose run was created ahead of its time."""
-    return f"It will fire at {instant(due)}. Its run exists already."
-
-
 def late(facts: InstantFacts, next_poll: str) -> str:
     """Return the state of an occurrence that is late: the next poll's effect on it, and the remedy."""
     cursor = facts.job.cursor_at
     timer = f" The timer is at {instant(cursor)}." if cursor is not None and cursor != facts.at else ""
     since = duration(facts.job.now - facts.at)
     return f"It is {since} late and has not fired yet. {next_poll}{timer} {_CHECK_SCHEDULER}"
-
-
-def late_postponed(facts: InstantFacts, again_at: datetime) -> str:
-    """Return the state of an occurrence whose firing failed for a cause outside of its job."""
-    return f"It is {duration(facts.job.now - facts.at)} late and has not fired yet. {postponed(again_at)}"
 
 
 def postponed(again_at: datetime) -> str:
@@ -324,36 +292,18 @@ def postponed(again_at: datetime) -> str:
     )
 
 
-def next_poll_skips(version_span: VersionSpan) -> str:
-    """Return the next poll's effect on a missed occurrence."""
-    effect = policy_effect("catch_up", version_span.policies.catch_up, version_span.policies.window)
-    return f"It is missed, and the next poll skips it. {effect}."
-
-
-def jitter_until(publish_at: datetime) -> str:
-    """Return the effect of jitter on one occurrence."""
-    return f"With jitter its run may start at {instant(publish_at)}."
-
-
-def after_last_run(schedule: FixedDelay) -> str:
-    """Return why a fixed_delay is due at its next instant."""
-    return f"It is {_delay(schedule)} after the end of the last run."
-
-
-def only_next_known(schedule: FixedDelay) -> str:
-    """Return why a fixed_delay has one known occurrence at most."""
-    return f"Each occurrence is {_delay(schedule)} after the end of the previous run, so only the next one is known."
-
-
 def no_chained_occurrence(schedule: FixedDelay, cursor: datetime | None, *, run_open: bool) -> str:
     """Return why a fixed_delay has no occurrence at an instant, and its next one."""
     following = f" The next is {instant(cursor)}." if cursor is not None else ""
     if run_open:
-        following = f" The next one is {_delay(schedule)} after the end of the open run."
-    return f"The schedule is a fixed_delay of {_delay(schedule)}. No occurrence is recorded at this instant.{following}"
+        following = f" The next one is {delay_of(schedule)} after the end of the open run."
+    return (
+        f"The schedule is a fixed_delay of {delay_of(schedule)}. No occurrence is recorded at this instant.{following}"
+    )
 
 
-def _delay(schedule: FixedDelay) -> str:
+def delay_of(schedule: FixedDelay) -> str:
+    """Return the delay of a schedule in words."""
     return duration(timedelta(microseconds=schedule.interval_us), exact=True)
 
 
@@ -388,19 +338,25 @@ def paused(
 
 def in_pause(facts: InstantFacts, due: datetime) -> str:
     """Return the pause that holds an occurrence, and the effect of its end."""
-    job, version_span = facts.job, facts.version_span
+    job = facts.job
     pause = paused(job.paused_until, job.paused_at, job.paused_by, job.pause_reason)
-    return f"{pause} {_on_resume(facts, version_span, due)}" if version_span else pause
+    return f"{pause} {_on_resume(facts, due)}".rstrip()
+
+
+def frozen(freezes: Sequence[Freeze]) -> str:
+    """Return the freezes that stop a job."""
+    return f"The job has been {'; '.join(freeze.words for freeze in freezes)}."
 
 
 def in_freeze(facts: InstantFacts, freezes: Sequence[Freeze], due: datetime) -> str:
     """Return the freezes that hold an occurrence, and the effect of their end."""
-    words = f"The job has been {'; '.join(freeze.words for freeze in freezes)}."
+    return f"{frozen(freezes)} {_on_resume(facts, due, 'freeze')}".rstrip()
+
+
+def _on_resume(facts: InstantFacts, due: datetime, hold: str = "pause") -> str:
     version_span = facts.version_span
-    return f"{words} {_on_resume(facts, version_span, due, 'freeze')}" if version_span else words
-
-
-def _on_resume(facts: InstantFacts, version_span: VersionSpan, due: datetime, hold: str = "pause") -> str:
+    if version_span is None:
+        return ""
     if isinstance(version_span.schedule, Once | FixedDelay):
         return f"It fires when the {hold} ends."
     policies = version_span.policies
@@ -419,34 +375,6 @@ def _on_resume(facts: InstantFacts, version_span: VersionSpan, due: datetime, ho
     return f"If the job is still {still} at {instant(due)}, t{then}"
 
 
-def not_yet(first_at: datetime | None) -> str:
-    """Return why an instant before the first submit has no occurrence."""
-    why = f"the job was first submitted at {instant(first_at)}" if first_at else "the job did not exist yet"
-    return f"Did not fire: {why}."
-
-
-def versions_removed(since: datetime) -> str:
-    """Return why nothing is known of an instant before the oldest stored version."""
-    return f"The job's versions of that time are removed: they are kept from {instant(since)} on."
-
-
-def deleted(deleted_at: datetime | None, again_at: datetime | None) -> str:
-    """Return why an instant after a deletion has no occurrence."""
-    when = f" at {instant(deleted_at)}" if deleted_at else ""
-    again = f" It was submitted again at {instant(again_at)}." if again_at else ""
-    return f"The job had been deleted{when}.{again}"
-
-
-def moved_here(override: OverrideFacts) -> str:
-    """Return the occurrence that was moved to an instant."""
-    return f"The occurrence of {instant(override.scheduled_at)} was moved to this instant. Explain that one instead."
-
-
-def no_occurrence(version_span: VersionSpan) -> str:
-    """Return the schedule that lacks an instant."""
-    return f"The schedule of version {version_span.row.version} has no occurrence at this instant."
-
-
 def outside_bounds(facts: InstantFacts, version_span: VersionSpan) -> str:
     """Return the bound that excludes an instant."""
     bounds = getattr(version_span.schedule, "bounds")  # noqa: B009 - of a cron or an interval, which have some
@@ -457,26 +385,6 @@ def outside_bounds(facts: InstantFacts, version_span: VersionSpan) -> str:
             f"max_runs is {version_span.row.max_runs}, and the last of those occurrences was {instant(bounds.end_at)}."
         )
     return f"It is after end_at, {instant(bounds.end_at)}."
-
-
-def record_deleted(oldest_day: datetime) -> str:
-    """Return why the outcome of an old occurrence is unknown."""
-    return f"It was an occurrence, and its record is deleted: runs are kept from {oldest_day:%Y-%m-%d} on."
-
-
-def after_pause(on_resume: CatchUp, window: timedelta) -> str:
-    """Return what the end of a pause does with its occurrences.
-
-    >>> after_pause(CatchUp.FIRE_ONCE, timedelta(hours=6))
-    'Of the occurrences that come due during the pause, only the latest then fires, because on_resume is fire_once.'
-    """
-    due, longest = "ccurrences that come due during the pause", duration(window, exact=True)
-    effect = {
-        CatchUp.SKIP: f"O{due} are then skipped",
-        CatchUp.FIRE_ONCE: f"Of the o{due}, only the latest then fires",
-        CatchUp.FIRE_ALL: f"Of the o{due}, at most the newest {MAX_CAUGHT_UP:,} of the last {longest} then fire",
-    }[on_resume]
-    return f"{effect}, because on_resume is {on_resume}."
 
 
 def policy_effect(field: str, policy: CatchUp, window: timedelta) -> str:

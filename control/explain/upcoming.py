@@ -24,14 +24,15 @@ from tidewheel.control.explain.text import (
     FOLLOWS,
     MANUAL,
     NO_FURTHER_OCCURRENCE,
-    after_pause,
-    only_next_known,
+    delay_of,
+    frozen,
     override_source,
     paused,
     postponed,
     quarantined,
 )
 from tidewheel.control.reads.job_position import JobPosition, read_job_position
+from tidewheel.control.words import duration
 from tidewheel.errors import UnknownJob
 from tidewheel.nouns.freezes.model import Freeze
 from tidewheel.nouns.freezes.reads import freezes_of
@@ -41,18 +42,17 @@ from tidewheel.runs import RunState
 from tidewheel.schedules.calendars import CalendarSchedule, excluded_spans, is_occurrence
 from tidewheel.schedules.cron_fields import following
 from tidewheel.schedules.cron_schedule import CronSchedule, ZonedCron
-from tidewheel.schedules.decide import MAX_COUNTED, decide
-from tidewheel.schedules.decision import HoldReason, Override, jittered
+from tidewheel.schedules.decide import MAX_CAUGHT_UP, MAX_COUNTED, decide
+from tidewheel.schedules.decision import CatchUp, HoldReason, jittered
 from tidewheel.schedules.describe import dst_effects, to_zone
 from tidewheel.schedules.schedule import TICK, FixedDelay, Manual, Once, Schedule, at_second, whole_second
 from tidewheel.schedules.timer_state import TimerState
 from tidewheel.schedules.zones import zone
 
-_NEAR = timedelta(days=2)  # a clock change further away does not concern the instant
-
 _FIND_RUNS_AHEAD = Statements("tidewheel.control")["find_runs_ahead"]
 
 MAX_SHOWN = 1_000
+_NEAR = timedelta(days=2)  # a clock change further away does not concern the instant
 _YEAR = timedelta(days=366)  # how far ahead excluded days are shown if no occurrence fires after them
 _LAST = datetime.max.replace(tzinfo=UTC)
 
@@ -78,7 +78,7 @@ def no_occurrence_notes(schedule: Schedule, at: datetime) -> tuple[str, ...]:
     if not isinstance(bare, CronSchedule):
         return ()
     other_pass = [note for entry in bare.entries if (note := _other_pass(entry, at)) is not None]
-    notes = [*other_pass]
+    notes = other_pass[:]
     for neighbour in (bare.before(at), bare.after(at)):
         if not other_pass and neighbour is not None and abs(neighbour - at) < _NEAR:
             nearest = f"{neighbour.replace(tzinfo=None).isoformat()}Z"
@@ -225,27 +225,18 @@ class OccurrenceScan:
         first, last = self.state.live.after(self.after), self.state.live.before(until + TICK)
         if first is not None and last is not None and first <= last:
             occurrences, exact = self.state.live.count(self.after, until, MAX_COUNTED)
-            yield UpcomingOccurrence(
-                first,
-                to_zone(first, self.zone),
-                OccurrenceOutcome.PAUSED,
-                last_at=last,
-                occurrences=occurrences,
-                exact=exact,
-            )
+            yield self._span(OccurrenceOutcome.PAUSED, first, last, occurrences, exact=exact)
 
     def _excluded(self, position: datetime, until: datetime) -> Iterator[UpcomingOccurrence]:
-        for first, last, occurrences, exact in excluded_spans(
-            self.state.schedule, self.state.effective, position, until
-        ):
-            yield UpcomingOccurrence(
-                first,
-                to_zone(first, self.zone),
-                OccurrenceOutcome.WILL_BE_EXCLUDED,
-                last_at=last,
-                occurrences=occurrences,
-                exact=exact,
-            )
+        spans = excluded_spans(self.state.schedule, self.state.effective, position, until)
+        for first, last, occurrences, exact in spans:
+            yield self._span(OccurrenceOutcome.WILL_BE_EXCLUDED, first, last, occurrences, exact=exact)
+
+    def _span(
+        self, outcome: OccurrenceOutcome, first: datetime, last: datetime, occurrences: int, *, exact: bool
+    ) -> UpcomingOccurrence:
+        local = to_zone(first, self.zone)
+        return UpcomingOccurrence(first, local, outcome, last_at=last, occurrences=occurrences, exact=exact)
 
 
 def upcoming(
@@ -255,17 +246,13 @@ def upcoming(
     job = read_job_position(connection, tenant, key)
     if job.deleted_at is not None:
         raise UnknownJob(tenant, key)
-    timeline = read_version_timeline(
-        connection, job.job_id, tenant, job.now, cursor=job.cursor_at, catch_up_end=job.catch_up_end
-    )
+    timeline = read_version_timeline(connection, job, job.now)
     version_span, n = timeline.version_spans[-1], min(max(n, 0), MAX_SHOWN)
     override = read_overrides_around(connection, job.job_id, job.cursor_at or job.now, job.now)
     ahead, freezes = _runs_ahead(connection, job, n), freezes_of(connection, tenant, job.job_id)
     held = replace(job, paused=True, paused_until=None) if freezes else job
-    lines = [
-        *_queued(ahead, override, version_span),
-        *_from_timer(held, version_span, override, n - len(ahead), misfire_after),
-    ]
+    fired_later = _from_timer(held, version_span, override, n - len(ahead), misfire_after)
+    lines = [*_queued(ahead, override, version_span), *fired_later]
     words = upcoming_words(connection, job, version_span, freezes, "" if lines else NO_FURTHER_OCCURRENCE)
     return Upcoming(key, version_span.zone, job.now, tuple(lines), words)
 
@@ -295,22 +282,17 @@ def _from_timer(
     cursor = job.cursor_at
     if cursor is None or job.hold_reason == HoldReason.QUARANTINED:
         return
-    overrides = [Override(each.scheduled_at, each.moved_to, each.done_at is not None) for each in override]
-    state = version_span.timer_state(overrides)
+    state = version_span.timer_state([each.of_timer for each in override])
     if isinstance(state.schedule, FixedDelay | Once):
         if job.hold_reason != HoldReason.RUN:
-            outcome = _alone(job, cursor)
+            ahead = OccurrenceOutcome.SCHEDULED if cursor > job.now else OccurrenceOutcome.WAITING
+            outcome = OccurrenceOutcome.PAUSED if job.paused else ahead
             notes = (_awaits(job, cursor),) if outcome is OccurrenceOutcome.WAITING else ()
             yield UpcomingOccurrence(cursor, to_zone(cursor, version_span.zone), outcome, cursor, notes=notes)
         return
+    by_instant, position = {each.scheduled_at: each for each in override}, max(job.now, cursor - TICK)
     scan = OccurrenceScan(
-        state,
-        job.job_id,
-        version_span.zone,
-        max(job.now, cursor - TICK),
-        job.paused,
-        job.paused_until,
-        {each.scheduled_at: each for each in override},
+        state, job.job_id, version_span.zone, position, job.paused, job.paused_until, override=by_instant
     )
     if cursor <= job.now and job.hold_reason is None and not job.paused:
         decision = decide(state, now=job.now, horizon=job.now, misfire_after=misfire_after)
@@ -336,17 +318,11 @@ def _awaits(job: JobPosition, cursor: datetime) -> str:
     return postponed(job.due_at) if job.due_at is not None and job.due_at > cursor else AWAITS_POLL
 
 
-def _alone(job: JobPosition, at: datetime) -> OccurrenceOutcome:
-    if job.paused:
-        return OccurrenceOutcome.PAUSED
-    return OccurrenceOutcome.SCHEDULED if at > job.now else OccurrenceOutcome.WAITING
-
-
 def upcoming_words(
     connection: Conn, job: JobPosition, version_span: VersionSpan, freezes: Sequence[Freeze], otherwise: str
 ) -> str:
     """Return the reason for a hold, or for no occurrence or only one; else what the caller has to say."""
-    held = f"The job has been {'; '.join(freeze.words for freeze in freezes)}." if freezes else ""
+    held = frozen(freezes) if freezes else ""
     return f"{held} {_words_without_freezes(connection, job, version_span) or otherwise}".strip()
 
 
@@ -355,9 +331,25 @@ def _words_without_freezes(connection: Conn, job: JobPosition, version_span: Ver
         return quarantined(read_job_error(connection, job.job_id))
     if job.paused:
         policies = version_span.policies
-        return f"{paused(job.paused_until)} {after_pause(policies.on_resume, policies.window)}"
+        return f"{paused(job.paused_until)} {_after_pause(policies.on_resume, policies.window)}"
     if isinstance(version_span.schedule, Manual):
         return FOLLOWS if version_span.schedule.follows else MANUAL
     if isinstance(version_span.schedule, FixedDelay):
-        return only_next_known(version_span.schedule)
+        delay = delay_of(version_span.schedule)
+        return f"Each occurrence is {delay} after the end of the previous run, so only the next one is known."
     return ""
+
+
+def _after_pause(on_resume: CatchUp, window: timedelta) -> str:
+    """Return what the end of a pause does with its occurrences.
+
+    >>> _after_pause(CatchUp.FIRE_ONCE, timedelta(hours=6))
+    'Of the occurrences that come due during the pause, only the latest then fires, because on_resume is fire_once.'
+    """
+    due, longest = "ccurrences that come due during the pause", duration(window, exact=True)
+    effect = {
+        CatchUp.SKIP: f"O{due} are then skipped",
+        CatchUp.FIRE_ONCE: f"Of the o{due}, only the latest then fires",
+        CatchUp.FIRE_ALL: f"Of the o{due}, at most the newest {MAX_CAUGHT_UP:,} of the last {longest} then fire",
+    }[on_resume]
+    return f"{effect}, because on_resume is {on_resume}."

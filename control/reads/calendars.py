@@ -18,14 +18,7 @@ _SHOW_CALENDAR = _SQL["show_calendar"]
 
 @dataclass(frozen=True, slots=True)
 class CalendarSummary:
-    """A calendar as lists show it.
-
-    Args:
-        version: Raised by every change.
-        days: How many single days it has.
-        weekdays: Days of every week, such as `SAT`.
-        jobs: How many jobs name it.
-    """
+    """A calendar as lists show it, with the numbers of its single days and of the jobs that name it."""
 
     name: str
     version: int
@@ -44,8 +37,7 @@ class CalendarDetail:
         version: Raised by every change.
         days: Single days, ascending.
         weekdays: Days of every week, such as `SAT`.
-        jobs: How many jobs name it.
-        keys: The first hundred of their keys.
+        jobs: How many jobs name it; `keys` are those of the first hundred.
     """
 
     name: str

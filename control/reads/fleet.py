@@ -32,18 +32,8 @@ from tidewheel.scheduler.backlog import find_unhandled
 _SQL = Statements("tidewheel.control")
 _LIST_EXECUTORS = _SQL["list_executors"]
 _LIST_SCHEDULERS = _SQL["list_schedulers"]
-
 _COUNT_RUNS_OF_EXECUTORS = _SQL["count_runs_of_executors"]
 _LIST_RUNS_OF_EXECUTOR = _SQL["list_runs_of_executor"]
-
-LOOKED_AT = 20_000
-"""Open runs that are looked at for those of an executor: some tens of milliseconds."""
-
-_EXECUTORS = 1000  # that are looked at for free slots
-_PARTS = 5_000  # tenants of a queue and lane whose runs are looked at
-
-_FIRST = UUID(int=0)
-_TIMEOUT = timedelta(seconds=10)  # the default of TIDEWHEEL_MEMBER_TIMEOUT
 _READ_SERVICES = _SQL["read_services"]
 _READ_FALLBACKS = _SQL["read_fallbacks"]
 _READ_FLEET_FACTS = _SQL["read_fleet_facts"]
@@ -53,9 +43,15 @@ _MEASURE_RUNS = _SCHEDULER_SQL["measure_runs"]
 _MEASURE_OUTBOX = _SCHEDULER_SQL["measure_outbox"]
 _MEASURE_TIMERS = _SCHEDULER_SQL["measure_timers"]
 
+LOOKED_AT = 20_000
+"""Open runs that are looked at for those of an executor: some tens of milliseconds."""
 COUNTED = 10_000
 """The due runs of a lane, and messages of a slice, that are counted: more are shown as at least so many."""
 
+_EXECUTORS = 1000  # that are looked at for free slots
+_PARTS = 5_000  # tenants of a queue and lane whose runs are looked at
+_FIRST = UUID(int=0)
+_TIMEOUT = timedelta(seconds=10)  # the default of TIDEWHEEL_MEMBER_TIMEOUT
 _LATE = timedelta(seconds=1)
 _TIMERS = 1000  # of each shard that are counted
 
@@ -238,29 +234,22 @@ class FleetStatus:
 def read_status(connection: Conn, shards: int) -> FleetStatus:
     """Return the state of the fleet, by a fixed number of statements that read heads of indexes."""
     now, has_jobs = cast("tuple[datetime, bool]", connection.execute(_READ_FLEET_FACTS, binary=True).fetchone())
-    services = read_services(connection)
-    freezes = all_freezes(connection)
+    services, freezes = read_services(connection), all_freezes(connection)
     overdue, overdue_by = read_overdue(connection, shards)
-    due = read_due_runs(connection)
-    held = read_held_lanes(connection)
-    return FleetStatus(
-        now=now,
-        services=unreplaced(services),
-        due=tuple(each for each in due if each.due or each.orphaned),
-        outbox=tuple(read_outbox(connection)),
-        overdue_timers=overdue,
-        overdue_by=overdue_by,
-        held=held,
-        freezes=freezes,
-        problems=(
-            *_missing_roles(services, has_jobs=has_jobs),
-            *_silent_executors(services),
-            *find_unhandled_runs(connection),
-            *held_findings(held, now),
-            *find_fallbacks(connection),
-            *map(_frozen, freezes),
-        ),
+    due, held = read_due_runs(connection), read_held_lanes(connection)
+    problems = (
+        *_missing_roles(services, has_jobs=has_jobs),
+        *_silent_executors(services),
+        *find_unhandled_runs(connection),
+        *held_findings(held, now),
+        *find_fallbacks(connection),
+        *(Finding("freezes", Severity.WARNING, freeze_text(each), each.words, each.thaw_command) for each in freezes),
     )
+    return FleetStatus(
+        now=now, services=unreplaced(services), due=tuple(each for each in due if each.due or each.orphaned),
+        outbox=tuple(read_outbox(connection)), overdue_timers=overdue, overdue_by=overdue_by, held=held,
+        freezes=freezes, problems=problems,
+    )  # fmt: skip
 
 
 def read_services(connection: Conn) -> tuple[Service, ...]:
@@ -372,9 +361,9 @@ def _silent_executors(services: Sequence[Service]) -> Iterator[Finding]:
     yield Finding("executors", Severity.WARNING, f"{who} silent", evidence, remedy)
 
 
-def _frozen(freeze: Freeze) -> Finding:
-    what = f"a freeze is in force: runs of {freeze.scope} do not start"
-    return Finding("freezes", Severity.WARNING, what, freeze.words, freeze.thaw_command)
+def freeze_text(freeze: Freeze) -> str:
+    """Return what a freeze stops."""
+    return f"a freeze is in force: runs of {freeze.scope} do not start"
 
 
 def age_text(age: timedelta) -> str:

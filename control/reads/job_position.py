@@ -17,8 +17,8 @@ from tidewheel.postgres.pg_binary import uuids
 from tidewheel.postgres.session import Conn, rows_of
 from tidewheel.postgres.statements import Statements
 
-_READ_JOB_POSITION = Statements("tidewheel.control")["read_job_position"]
 _SQL = Statements("tidewheel.control")
+_READ_JOB_POSITION = _SQL["read_job_position"]
 _FIND_JOB_KEY = _SQL["find_job_key"]
 _READ_SELECTED_JOBS = _SQL["read_selected_jobs"]
 

@@ -10,21 +10,19 @@ from psycopg.rows import class_row
 from pydantic import Field
 
 from tidewheel.control.reads.findings import Severity
-from tidewheel.control.reads.fleet import FleetStatus
+from tidewheel.control.reads.fleet import FleetStatus, age_text, freeze_text
 from tidewheel.control.reads.json_form import one_of
 from tidewheel.control.reads.waits import LEASE, Wait, WaitCode
 from tidewheel.control.reads.workload import (
     ActivityBin,
     Backlog,
     OpenRuns,
-    UpcomingJobs,
     on_time_rate,
     read_activity,
     read_open_runs,
     read_upcoming,
 )
 from tidewheel.ids import first_run_id
-from tidewheel.jobs.values import format_duration
 from tidewheel.nouns.freezes.model import FreezeSummary
 from tidewheel.nouns.freezes.reads import list_freezes
 from tidewheel.outbox import OutboxLane
@@ -37,8 +35,9 @@ _SQL = Statements("tidewheel.control")
 _FIND_FAILING_JOBS = _SQL["find_failing_jobs"]
 _FIND_SET_ASIDE = _SQL["find_set_aside"]
 _COUNT_WAITING_DEAD_LETTERS = _SQL["count_waiting_dead_letters"]
+_COUNT_SLOTS = _SQL["count_slots"]
 
-_DAY, _ONE_HOUR = timedelta(days=1), timedelta(hours=1)
+_DAY, _HOUR, _MINUTE = timedelta(days=1), timedelta(hours=1), timedelta(minutes=1)
 _IN_A_ROW = 3
 _SHARE = 0.1  # of the runs of an hour that fail
 _FAILURES = 1000  # of the last day that are looked at
@@ -54,10 +53,6 @@ _WAITS = {
     WaitCode.NO_TARGET: (Severity.ERROR, _SETTLED), WaitCode.SLOT: (Severity.WARNING, _LONG_WAIT),
 }  # fmt: skip
 _LIMITS = frozenset({WaitCode.TENANT, WaitCode.TENANT_RATE, WaitCode.KEY, WaitCode.ORDER})
-
-_COUNT_SLOTS = Statements("tidewheel.control")["count_slots"]
-
-_HOUR, _MINUTE = timedelta(hours=1), timedelta(minutes=1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +93,7 @@ class _Failing:
     message: str | None
 
 
-def find_needs(
+def _find_needs(
     connection: Conn, tenant: str, now: datetime, found: OpenRuns, *, fleet: FleetStatus | None, hour: ActivityBin
 ) -> list[Need]:
     """Return what needs a person, the worst first."""
@@ -128,42 +123,30 @@ def _of_fleet(fleet: FleetStatus | None, tenant: str, now: datetime) -> Iterator
     if fleet.overdue_timers:
         timers = "timer of a job is" if fleet.overdue_timers == 1 else "timers of jobs are"
         words = f"{fleet.overdue_timers:,} {timers} overdue: the occurrences have not fired"
-        evidence, since = f"the oldest for {_age(fleet.overdue_by)}", now - fleet.overdue_by
+        evidence, since = f"the oldest for {age_text(fleet.overdue_by)}", now - fleet.overdue_by
         yield Need("timers", Severity.ERROR, words, evidence, since, fleet.overdue_timers, "tidewheel doctor")
     for outbox in fleet.outbox:
         if outbox.oldest > _LATE:
             words = f"messages of lane {OutboxLane(outbox.lane)} wait for a relay"
             messages = "message is" if outbox.due == 1 else "messages are"
-            evidence = f"{outbox.due:,} {messages} due, the oldest for {_age(outbox.oldest)}"
+            evidence = f"{outbox.due:,} {messages} due, the oldest for {age_text(outbox.oldest)}"
             yield Need("outbox", Severity.WARNING, words, evidence, now - outbox.oldest, outbox.due, "tidewheel status")
 
 
 def _of_freezes(freezes: Sequence[FreezeSummary]) -> Iterator[Need]:
     """Yield the freezes for a reader who does not see the fleet's findings."""
     for each in freezes:
-        words = f"a freeze is in force: runs of {each.freeze.scope} do not start"
+        freeze, words = each.freeze, freeze_text(each.freeze)
         yield Need(
-            "freeze",
-            Severity.WARNING,
-            words,
-            each.freeze.words,
-            each.freeze.since,
-            each.waiting,
-            each.freeze.thaw_command,
-        )
+            "freeze", Severity.WARNING, words, freeze.words, freeze.since, each.waiting, freeze.thaw_command
+        )  # fmt: skip
 
 
 def _of_failing_jobs(connection: Conn, tenant: str, now: datetime) -> Iterator[Need]:
     columns: dict[str, object] = {
-        "tenant": tenant,
-        "first_id": first_run_id(now - _DAY),
-        "look": _FAILURES,
-        "least": _IN_A_ROW,
-        "since": now - _DAY,
-        "hour": now - _ONE_HOUR,
-        "share": _SHARE,
-        "runs": _RUNS,
-    }
+        "tenant": tenant, "first_id": first_run_id(now - _DAY), "since": now - _DAY, "hour": now - _HOUR,
+        "look": _FAILURES, "least": _IN_A_ROW, "share": _SHARE, "runs": _RUNS,
+    }  # fmt: skip
     with connection.cursor(row_factory=class_row(_Failing), binary=True) as cursor:
         failing = cursor.execute(_FIND_FAILING_JOBS, columns).fetchall()
     for job in failing:
@@ -173,17 +156,15 @@ def _of_failing_jobs(connection: Conn, tenant: str, now: datetime) -> Iterator[N
         if job.ended_hour >= _RUNS:
             share = f"{job.in_hour:,} runs failed in the last hour"
             errors = f"{job.failed_hour:,} of its latest {_RUNS} runs failed: {errors}"
+        words = f"its last {job.failures:,} runs failed" if in_a_row else share
+        since, count = job.since_hour, max(job.in_hour, job.failed_hour)
+        if in_a_row:
+            since, count = job.since, job.failures
         yield Need(
-            "failing_job",
-            Severity.ERROR if in_a_row else Severity.WARNING,
-            f"its last {job.failures:,} runs failed" if in_a_row else share,
-            f"{errors}; the latest: {job.message}" if job.message else errors,
-            job.since if in_a_row else job.since_hour,
-            job.failures if in_a_row else max(job.in_hour, job.failed_hour),
-            f"tidewheel run list --job {job.key} --status failed",
-            job.key,
-            job.job_id,
-        )
+            "failing_job", Severity.ERROR if in_a_row else Severity.WARNING, words,
+            f"{errors}; the latest: {job.message}" if job.message else errors, since, count,
+            f"tidewheel run list --job {job.key} --status failed", job.key, job.job_id,
+        )  # fmt: skip
 
 
 def _of_failed_runs(hour: ActivityBin) -> Iterator[Need]:
@@ -256,10 +237,6 @@ def _of_oldest(reason: str) -> str:
     return f"The oldest{'' if reason.startswith(('waits ', 'may ')) else ':'} {reason}."
 
 
-def _age(span: timedelta) -> str:
-    return format_duration(timedelta(seconds=round(span.total_seconds())))
-
-
 @dataclass(frozen=True, slots=True)
 class DueNext:
     """The jobs whose timers come due."""
@@ -328,8 +305,8 @@ def read_now_of(
     upcoming = read_upcoming(connection, tenant, shards, [now, now + _MINUTE])
     return Now(
         as_of=now,
-        findings=tuple(find_needs(connection, tenant, now, found, fleet=fleet, hour=ended)),
-        due_next_minute=_due(upcoming),
+        findings=tuple(_find_needs(connection, tenant, now, found, fleet=fleet, hour=ended)),
+        due_next_minute=DueNext(upcoming.jobs, upcoming.at_least),
         running=running,
         slots=Slots(running, _slots(connection) if sees_slots else None),
         open=found.states,
@@ -339,10 +316,6 @@ def read_now_of(
         failed_hour=failed,
         on_time_rate=on_time_rate(connection, tenant, now - _HOUR, now + _HOUR),
     )
-
-
-def _due(upcoming: UpcomingJobs) -> DueNext:
-    return DueNext(upcoming.jobs, upcoming.at_least)
 
 
 def _slots(connection: Conn) -> int:

@@ -17,7 +17,7 @@ from tidewheel.postgres.pg_binary import uuids
 from tidewheel.postgres.session import Conn
 from tidewheel.postgres.statements import Statements
 from tidewheel.schedules.decide import MAX_CAUGHT_UP, on_resume
-from tidewheel.schedules.decision import Policies, SkipReason, policies_from_text
+from tidewheel.schedules.decision import SkipReason, policies_from_text
 from tidewheel.schedules.schedule import TICK, FixedDelay
 from tidewheel.schedules.timer_state import TimerState, timer_state
 from tidewheel.transitions.decision_inputs import DecisionInputs, read_decision_inputs
@@ -98,7 +98,7 @@ def resumption(connection: Conn, statement: LiteralString, columns: Mapping[str,
     """Return what the end of a hold does to the timers that a statement reads."""
     with connection.cursor(row_factory=class_row(_HeldTimer), binary=True) as cursor:
         found = cursor.execute(statement, columns).fetchall()
-    timers, now = [each for each in found[:MAX_JOBS] if _policies(each)], read_now(connection)
+    timers, now = [each for each in found[:MAX_JOBS] if _is_legible(each)], read_now(connection)
     inputs = read_decision_inputs(connection, timers)
     decided = [each for timer in timers if (each := _decide(timer, inputs, now)) is not None]
     jobs = sorted((each for each in decided if each.fires or each.skips), key=lambda each: -each.skips)
@@ -142,8 +142,8 @@ def _decide(timer: _HeldTimer, inputs: DecisionInputs, now: datetime) -> Resumed
     return ResumedJob(timer.key, fires, sum(skip.occurrences for skip in lost), at_least=not exact)
 
 
-def _policies(timer: _HeldTimer) -> Policies | None:
-    return readable("policy", f"job {timer.key}", lambda: policies_from_text(timer.policy_json), None)
+def _is_legible(timer: _HeldTimer) -> bool:
+    return readable("policy", f"job {timer.key}", lambda: policies_from_text(timer.policy_json), None) is not None
 
 
 def _fires(state: TimerState, first: datetime | None, now: datetime) -> tuple[int, bool]:

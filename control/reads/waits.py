@@ -204,7 +204,7 @@ def _claimable(facts: WaitFacts, freezes: tuple[Freeze, ...], last: "_LastAttemp
     if last is not None:
         return _retrying(facts, last)
     if facts.is_ahead and facts.publish_at is not None:
-        return Wait(WaitCode.NOT_YET, f"may start from {_at(facts.publish_at)} on", until=facts.publish_at)
+        return Wait(WaitCode.NOT_YET, f"may start from {format_second(facts.publish_at)} on", until=facts.publish_at)
     return _due(facts)
 
 
@@ -222,7 +222,7 @@ def _due(facts: WaitFacts) -> Wait:
 def _retrying(facts: WaitFacts, last: "_LastAttempt") -> Wait:
     failed = _failed(facts, last)
     if facts.is_ahead and facts.publish_at is not None:
-        words = f"{failed}; the next one may start from {_at(facts.publish_at)} on"
+        words = f"{failed}; the next one may start from {format_second(facts.publish_at)} on"
         return Wait(WaitCode.RETRY, words, until=facts.publish_at)
     due = _due(facts)
     waits = "the next one " if due.code in GOES_ON else ""
@@ -256,7 +256,7 @@ def read_lack(connection: Conn, tenant: str, key: str) -> Wait | None:
 
 def _without_executor(facts: "_Able | WaitFacts") -> Wait:
     queue = facts.queue
-    last = f"; the last one is silent since {_at(facts.able_seen_at)}" if facts.able_seen_at else ""
+    last = f"; the last one is silent since {format_second(facts.able_seen_at)}" if facts.able_seen_at else ""
     remedy = start_executor(queue, facts.handler)
     if not facts.serving:
         return Wait(WaitCode.NO_EXECUTOR, f"no live executor serves queue {queue!r}{last}", remedy)
@@ -321,11 +321,8 @@ def _key(facts: WaitFacts, key: str) -> Wait:
         return Wait(WaitCode.TENANT, words, remedy)
     if places is not None and held >= places:
         words = f"waits for a place of the concurrency key {key!r}: runs hold {held} of {places}"
-        return Wait(
-            WaitCode.KEY,
-            words,
-            f"`tidewheel admin limit set {key!r} --at-once {places + 1}`, or raise at_once in its jobs",
-        )
+        remedy = f"`tidewheel admin limit set {key!r} --at-once {places + 1}`, or raise at_once in its jobs"
+        return Wait(WaitCode.KEY, words, remedy)
     words = f"waits for the rate of the concurrency key {key!r}; the oldest waiting run starts first"
     remedy = f"`tidewheel admin limit set {key!r} --rate ...`, or raise rate in its jobs"
     return Wait(WaitCode.KEY, words, remedy, until=facts.key_wake_at)
@@ -344,7 +341,7 @@ def _rate(facts: WaitFacts, per_second: float, now: datetime) -> Wait:
     counted = f"at least {ahead:,}" if more else f"{ahead:,}"
     words = (
         f"held by the rate of its tenant, {per_second:g} runs a second: {counted} held runs are before it,"
-        f" and it goes on {'after' if more else 'at about'} {_at(until)}"
+        f" and it goes on {'after' if more else 'at about'} {format_second(until)}"
     )
     return Wait(WaitCode.TENANT_RATE, words, remedy, until=None if more else until)
 
@@ -353,9 +350,8 @@ def _order(facts: WaitFacts, key: str) -> Wait:
     head, blocker = facts.order_head, facts.order_blocked_by
     if blocker is not None and head is None:
         words = f"the ordering key {key!r} is blocked: run {blocker} failed"
-        remedy = (
-            f"`tidewheel admin ordering-key unblock {quote(key)}` retries that run; with --skip the next one starts"
-        )
+        command = f"`tidewheel admin ordering-key unblock {quote(key)}`"
+        remedy = f"{command} retries that run; with --skip the next one starts"
         return Wait(WaitCode.ORDER, words, remedy, behind_run_id=blocker)
     words = f"waits for its turn in the order of the key {key!r}"
     if head is None:
@@ -366,28 +362,24 @@ def _order(facts: WaitFacts, key: str) -> Wait:
 def _external(facts: WaitFacts) -> Wait:
     until = facts.external_deadline_at
     words = "its end is reported from outside, by task token or reply"
-    words += f", until {_at(until)}" if until else ""
+    words += f", until {format_second(until)}" if until else ""
     return Wait(WaitCode.EXTERNAL, words, until=until, executor_id=facts.executor_id)
 
 
 def _owned(facts: WaitFacts) -> Wait:
     name = f"executor {facts.executor or facts.executor_id}"
     if facts.is_silent:
-        since = f" since {_at(facts.seen_at)}" if facts.seen_at else ""
+        since = f" since {format_second(facts.seen_at)}" if facts.seen_at else ""
         words = f"{name} owns its attempt and is silent{since}; another executor ends the attempt and the run goes on"
         remedy = f"start an executor of queue {facts.queue!r} if none lives"
         return Wait(WaitCode.EXECUTOR_SILENT, words, remedy, executor_id=facts.executor_id)
-    runs = f"has been running its attempt since {_at(facts.started_at)}" if facts.started_at else "runs its attempt"
+    since = f" since {format_second(facts.started_at)}" if facts.started_at else ""
+    runs = f"has been running its attempt{since}" if since else "runs its attempt"
     if facts.cancel_requested or facts.state == RunState.CANCELLING:
         runs = f"{runs}; its cancel is requested"
     number = facts.cancellation_id
     cancel = "" if number is None else f"; cancellation {number} includes it, and the attempt gets a signal"
     return Wait(WaitCode.RUNNING, f"{name} {runs}{cancel}", executor_id=facts.executor_id, cancellation_id=number)
-
-
-def _at(instant: datetime) -> str:
-    """Return an instant in whole seconds: `until` has the rest."""
-    return format_second(instant)
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,19 +29,16 @@ _SQL = Statements("tidewheel.control")
 _READ_ACTIVITY = _SQL["read_activity"]
 _READ_STAGES = _SQL["read_stages"]
 _FIND_SLOWEST_RUNS = _SQL["find_slowest_runs"]
-LOOKED_AT = 100_000
-"""The rows of one answer, the newest first: about 100 ms."""
-_ON_TIME_BUCKET = 73  # of tidewheel/activity.py: its upper bound is 1.05 s
-_COUNT_UPCOMING = Statements("tidewheel.control")["count_upcoming"]
-COUNTED = 10_000
-"""The timers that are counted: more are shown as at least so many."""
-_LEAST_OF_SHARD = 20
+_COUNT_UPCOMING = _SQL["count_upcoming"]
+_GROUP_OPEN_RUNS = _SQL["group_open_runs"]
+_READ_HELD_LANES = _SQL["read_held_lanes"]
 
-_GROUP_OPEN_RUNS = Statements("tidewheel.control")["group_open_runs"]
-MAX_OPEN = 10_000
-"""The open runs that are counted, the oldest: more are shown as at least so many."""
+_LOOKED_AT = 100_000  # rows of one answer, the newest first: about 100 ms
+_COUNTED = 10_000  # timers: more are shown as at least so many
+_MOST_OPEN = 10_000  # runs that are counted, the oldest: more are shown as at least so many
+_ON_TIME_BUCKET = 73  # of tidewheel/activity.py: its upper bound is 1.05 s
+_LEAST_OF_SHARD = 20
 _NOT_STARTED = frozenset({*sources(Move.CLAIM), RunState.BUFFERED})
-_READ_HELD_LANES = Statements("tidewheel.control")["read_held_lanes"]
 _LONG = timedelta(seconds=10)  # a burst that is over by then needs no operator
 _NAMED = 3  # tenants in a sentence
 
@@ -107,7 +104,7 @@ def read_activity(
 ) -> ActivityFigures:
     """Return the runs of a tenant that ended between ascending edges, which begin and end the bins."""
     columns: dict[str, object] = {
-        "tenant": tenant, "edges": list(edges), "look": LOOKED_AT, "queue": queue, "lane": lane,
+        "tenant": tenant, "edges": list(edges), "look": _LOOKED_AT, "queue": queue, "lane": lane,
     }  # fmt: skip
     counts: list[dict[str, int]] = [{} for _ in edges[1:]]
     looked_at = 0
@@ -117,17 +114,17 @@ def read_activity(
         looked_at += of_rows
     bins = [_bin(begin, by_state) for begin, by_state in zip(edges[:-1], counts, strict=True)]
     if not stages:
-        return ActivityFigures(tuple(bins), looked_at >= LOOKED_AT)
+        return ActivityFigures(tuple(bins), looked_at >= _LOOKED_AT)
     found = _buckets(connection, {**columns, "stages": sorted(stages)})
     bins = [replace(each, stages=_lateness(found.get(place, {}))) for place, each in enumerate(bins)]
     whole = {stage: sum((each.get(stage, Counter()) for each in found.values()), Counter[int]()) for stage in stages}
-    return ActivityFigures(tuple(bins), looked_at >= LOOKED_AT, _lateness(whole))
+    return ActivityFigures(tuple(bins), looked_at >= _LOOKED_AT, _lateness(whole))
 
 
 def on_time_rate(connection: Conn, tenant: str, since: datetime, until: datetime) -> float | None:
     """Return the share of runs that were claimed within a second of their time; None without one."""
     columns: dict[str, object] = {
-        "tenant": tenant, "edges": [since, until], "look": LOOKED_AT, "stages": [Stage.CLAIMED],
+        "tenant": tenant, "edges": [since, until], "look": _LOOKED_AT, "stages": [Stage.CLAIMED],
         "queue": None, "lane": None,
     }  # fmt: skip
     counts = Counter[int]()
@@ -143,7 +140,7 @@ def slowest_runs(connection: Conn, tenant: str, since: datetime, until: datetime
 
     Each row of figures has three, so runs that many slower ones surround are not among them.
     """
-    columns = {"tenant": tenant, "since": since, "until": until, "look": LOOKED_AT, "limit": limit}
+    columns = {"tenant": tenant, "since": since, "until": until, "look": _LOOKED_AT, "limit": limit}
     found = cast("list[tuple[UUID, float]]", connection.execute(_FIND_SLOWEST_RUNS, columns, binary=True).fetchall())
     took = dict(found)
     return tuple(SlowRun(took[run.run_id], run) for run in read_runs(connection, list(took)))
@@ -168,7 +165,7 @@ class UpcomingJobs:
 
 def read_upcoming(connection: Conn, tenant: str, shards: int, edges: Sequence[datetime]) -> UpcomingJobs:
     """Return the jobs whose timers come due between ascending edges, which begin and end the bins."""
-    per_shard = max(COUNTED // shards, _LEAST_OF_SHARD)
+    per_shard = max(_COUNTED // shards, _LEAST_OF_SHARD)
     columns = {"tenant": tenant, "shards": list(range(shards)), "edges": list(edges), "look": per_shard}
     counts = [0] * (len(edges) - 1)
     cut = False
@@ -253,11 +250,11 @@ class _Row:
 
 
 def read_open_runs(connection: Conn, tenant: str) -> OpenRuns:
-    """Return the open runs of a tenant, the oldest `MAX_OPEN` of them."""
-    columns = {"tenant": tenant, "look": MAX_OPEN}
+    """Return the open runs of a tenant, the oldest 10,000 of them."""
+    columns = {"tenant": tenant, "look": _MOST_OPEN}
     with connection.cursor(row_factory=class_row(_Row), binary=True) as cursor:
         rows = cursor.execute(_GROUP_OPEN_RUNS, columns).fetchall()
-    at_least = sum(row.runs for row in rows) >= MAX_OPEN
+    at_least = sum(row.runs for row in rows) >= _MOST_OPEN
     states = Counter[str]()
     for row in rows:
         states[SCHEDULED if row.ahead and row.state == RunState.QUEUED else row.state] += row.runs

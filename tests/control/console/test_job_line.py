@@ -22,9 +22,9 @@ from tidewheel.control.console.job_line import (
 )
 from tidewheel.control.console.runs import Show, counts, filtered, job_rows
 from tidewheel.control.console.urls import Urls
+from tidewheel.control.explain.explain import Unfired
 from tidewheel.control.explain.job_timeline import JobTimeline, Pause, TimelineBin, TimelineRun, VersionTick
 from tidewheel.control.explain.month import Counted
-from tidewheel.control.explain.recent import Unfired
 from tidewheel.nouns.runs.model import RecentRun
 from tidewheel.runs import RunState
 

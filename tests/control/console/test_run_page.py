@@ -30,7 +30,7 @@ from tests.transitions.acts import (
     trigger,
 )
 from tidewheel.control.client.client import Client
-from tidewheel.control.console.json_view import json_view
+from tidewheel.control.console.payloads import json_view
 from tidewheel.nouns.runs import places as run_places
 from tidewheel.runs import AttemptOutcome, RunState
 from tidewheel.scheduler.releases import Thaws

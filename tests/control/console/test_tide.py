@@ -26,9 +26,9 @@ def test_success_is_above_the_axis_and_failure_below_it() -> None:
     drawn = tide(HOUR, bins(b0=Counts(succeeded=100, failed=1), b1=Counts(timed_out=100)), WIDE, nowhere)
     first, second = drawn.columns
     good, bad = first.bars
-    assert (good.family, good.y, good.y + good.height) == ("good", 0, drawn.axis_y)
-    assert (bad.family, bad.y) == ("bad", drawn.axis_y + 1)
-    assert second.bars[0].y + second.bars[0].height <= drawn.axis_y + WIDE.below
+    assert (good.family, good.y, good.y + good.height) == ("good", 0, drawn.size.above)
+    assert (bad.family, bad.y) == ("bad", drawn.size.above + 1)
+    assert second.bars[0].y + second.bars[0].height <= drawn.size.above + WIDE.below
     assert first.href == "/runs?since=21:16:30&until=21:17:00"
     assert first.words == "21:16: 100 succeeded, 1 failed"
 
@@ -64,9 +64,9 @@ def test_lozenge_hides_no_failure_of_its_bin() -> None:
     drawn = tide(HOUR, bins(b3=Counts(failed=1, skipped=1), b4=Counts(skipped=1)), WIDE, nowhere)
     raised, on_axis = (column.diamond for column in drawn.columns)
     assert raised is not None
-    assert raised[1] + 4.5 < drawn.axis_y < drawn.columns[0].bars[0].y
+    assert raised[1] + 4.5 < drawn.size.above < drawn.columns[0].bars[0].y
     assert on_axis is not None
-    assert on_axis[1] == drawn.axis_y
+    assert on_axis[1] == drawn.size.above
 
 
 def test_runs_under_way_stand_at_now() -> None:

@@ -10,9 +10,8 @@ from tests.control.explain.explaining import explanation_of, fire_all, t
 from tests.fixtures.database import ClockedDatabase
 from tests.fixtures.work import counted
 from tests.transitions.acts import submit, trigger
-from tidewheel.control.explain.explain import explain
+from tidewheel.control.explain.explain import around, explain
 from tidewheel.control.explain.explanation import Explanation, OccurrenceOutcome
-from tidewheel.control.explain.recent import around
 from tidewheel.control.explain.text import MANUAL
 from tidewheel.control.explain.upcoming import upcoming
 from tidewheel.control.instants import read_instant, unit_of

@@ -14,7 +14,7 @@ from tidewheel.control.api.examples import RUN as RUN_EXAMPLE
 from tidewheel.control.api.openapi import schema_of
 from tidewheel.control.api.request_input import Cursors, PageQuery, TenantQuery, read_number, read_query
 from tidewheel.control.client.connection import Connection
-from tidewheel.control.console.dump import dump
+from tidewheel.control.console.payloads import dump
 from tidewheel.control.console.sentences import about_run
 from tidewheel.control.console.urls import Urls
 from tidewheel.control.console.view import View, filters_of, list_view, page_now, part, read_filters

@@ -1,9 +1,10 @@
-"""JSON as a tree that folds: keys in their order, numbers as their text, values in colours."""
+"""Payloads as text: JSON as a tree that folds, numbers as their text, bytes as digits and characters."""
 
 import json
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 from markupsafe import Markup
 
@@ -13,6 +14,9 @@ _DEPTH = 2  # deeper parts are folded
 _LINES = 40  # longer parts are folded
 _NODES = 2_000  # more are shown as text
 _LONGEST = 2_000  # characters of a text that is not folded
+_PER_LINE = 16
+_SHOWN = 4096  # bytes of one message in a page
+_NUMBER = re.compile(r'"\\u0000(-?[0-9][0-9.eE+-]*)"')
 
 
 class _Number(str):
@@ -38,6 +42,60 @@ def json_view(content: bytes) -> Markup | None:
         return Markup('<div class="json">{}</div>').format(_part(None, value, 0, "").markup)
     except (ValueError, RecursionError):
         return None
+
+
+def pretty(value: object) -> str:
+    r"""Return JSON text indented; bytes that are no JSON as text, else as hexadecimal digits.
+
+    Numbers stay the text that they were: a float would lose digits.
+
+    >>> print(pretty(b'{"amount": 120.10}'))
+    {
+      "amount": 120.10
+    }
+    """
+    if not isinstance(value, bytes):
+        return json.dumps(value, ensure_ascii=False, indent=2)
+    try:
+        text = json.dumps(json.loads(value, parse_float=lambda text: f"\0{text}"), ensure_ascii=False, indent=2)
+        return _NUMBER.sub(r"\1", text)
+    except (ValueError, RecursionError):
+        return text_of(value)
+
+
+def text_of(value: bytes) -> str:
+    """Return bytes as text, else their first 4 KiB as hexadecimal digits with characters."""
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        found = dump(value)
+        rows = zip(found.hexadecimal.splitlines(), found.text.splitlines(), strict=True)
+        return "\n".join(f"{digits:54} {text}" for digits, text in rows)
+
+
+class Dump(NamedTuple):
+    """Bytes in two columns of equal lines: offset and digits, and characters of ASCII or dots.
+
+    Args:
+        more: How many bytes are not shown.
+    """
+
+    hexadecimal: str
+    text: str
+    more: int
+
+
+def dump(content: bytes) -> Dump:
+    r"""Return the first 4 KiB of some bytes.
+
+    >>> dump(b"\xff{\"a\"}\n")
+    Dump(hexadecimal='0000  ff 7b 22 61 22 7d 0a', text='.{"a"}.', more=0)
+    """
+    starts = range(0, min(len(content), _SHOWN), _PER_LINE)
+    lines = [(start, content[start : start + _PER_LINE]) for start in starts]
+    digits = "\n".join(f"{start:04x}  {line.hex(' ')}" for start, line in lines)
+    text = "\n".join("".join(chr(byte) if 0x20 <= byte < 0x7F else "." for byte in line) for _, line in lines)
+    return Dump(digits, text, max(len(content) - _SHOWN, 0))
 
 
 def _nodes(value: object) -> int:
@@ -98,5 +156,5 @@ def _text(value: str) -> Markup:
     return boxed(json.dumps(value, ensure_ascii=False), kept="")
 
 
-FILTERS: Mapping[str, Callable[..., Any]] = {"json_view": json_view}
-"""The filter of templates."""
+FILTERS: Mapping[str, Callable[..., Any]] = {"json_view": json_view, "pretty": pretty, "text_of": text_of}
+"""The filters of templates."""
