@@ -39,6 +39,7 @@ from tidewheel.control.occurrence_audit.archived_days import ARCHIVE
 from tidewheel.control.occurrence_audit.result import AuditResult, JobFinding, run_audit
 from tidewheel.control.reads.json_form import as_json
 from tidewheel.control.standby import recording
+from tidewheel.control.standby.state import read_recording
 from tidewheel.errors import refuse
 from tidewheel.jobs.strict_json import as_object
 from tidewheel.kafka.topics import Topics, create_standby_topics
@@ -93,7 +94,7 @@ def disable(output: OutputOption = Output.TEXT) -> None:
 def status(output: OutputOption = Output.TEXT) -> None:
     """Show the last complete state in the topics, and the site from which this one was raised."""
     with reading() as connection:
-        found = recording.read_recording(connection)
+        found = read_recording(connection)
     if output is not Output.TEXT:
         print_document(None if found is None else asdict(found), output)
     elif found is None:

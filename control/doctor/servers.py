@@ -11,7 +11,7 @@ from tidewheel.control.doctor.check import Context
 from tidewheel.control.doctor.database import live_queues
 from tidewheel.control.reads.findings import Finding, Severity
 from tidewheel.control.reads.fleet import age_text
-from tidewheel.control.standby.recording import read_recording
+from tidewheel.control.standby.state import read_recording
 from tidewheel.errors import SettingsError, Unavailable, UnknownTenant
 from tidewheel.kafka.clients import bootstrap_check
 from tidewheel.kafka.topics import (

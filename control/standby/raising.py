@@ -17,7 +17,7 @@ from psycopg import sql
 from tidewheel.audit import ALL_TENANTS, Change, Door, process_actor, record_change
 from tidewheel.clock import monotonic_seconds
 from tidewheel.control.reads.fleet import age_text
-from tidewheel.control.standby.recording import read_recording
+from tidewheel.control.standby.state import read_recording
 from tidewheel.errors import SettingsError, Unavailable, UndecodableMessage
 from tidewheel.jobs.strict_json import as_object
 from tidewheel.kafka.clients import poll_batch

@@ -1,16 +1,9 @@
-"""Begin and stop recording rows for a standby site, and read its state (ADR 0082).
+"""Begin and stop recording rows for a standby site (ADR 0082)."""
 
-A service that imports this module gets no right to change the state, as `recording` does.
-"""
-
-from dataclasses import dataclass
-from datetime import datetime, timedelta
 from typing import LiteralString
-from uuid import UUID
 
 import psycopg
 from psycopg import sql
-from psycopg.rows import class_row
 
 from tidewheel.errors import Unavailable
 from tidewheel.kafka.topics import Topics
@@ -25,7 +18,6 @@ _FINISH_LISTING = _SQL["finish_listing"]
 _DISABLE = _SQL["disable_standby"]
 _FORGET_CHANGES = _SQL["forget_changes"]
 _FORGET_REFUSED = _SQL["forget_refused_records"]
-_READ_STANDBY = _SQL["read_standby"]
 
 # A trigger waits for the transactions that write its table, and those that come wait behind it: for this time at most.
 _LOCK_TIMEOUT: LiteralString = "SET LOCAL lock_timeout = '500ms'"
@@ -106,26 +98,3 @@ def _execute_in_tries(connection: Conn, table: str, statements: list[sql.Compose
                     "names, then run the command again"
                 )
                 raise Unavailable(message) from error
-
-
-@dataclass(frozen=True, slots=True)
-class Recording:
-    """The state of recording, and of the raise that this installation came from."""
-
-    site: UUID
-    enabled_at: datetime | None  # None while it is off
-    listed: bool  # the rows that existed before are noted too; False once Kafka has refused a record
-    batch: int
-    complete_at: datetime | None  # the snapshot of the last complete batch
-    age: timedelta | None  # since then, by the database's clock
-    changes: int  # noted, in no batch yet
-    raised_site: UUID | None
-    raised_batch: int | None
-    raised_as_of: datetime | None  # the snapshot of `raised_batch`
-    raised_at: datetime | None
-
-
-def read_recording(connection: Conn) -> Recording | None:
-    """Return the state of recording; None if this installation neither records nor was raised."""
-    with connection.cursor(row_factory=class_row(Recording)) as cursor:
-        return cursor.execute(_READ_STANDBY).fetchone()

@@ -29,6 +29,7 @@ from tests.fixtures.database import Database
 from tests.fixtures.services import PATIENCE_SECONDS, Fleet, admin_of, make_fleet, until
 from tidewheel.control.standby import raising, recording
 from tidewheel.control.standby.raising import raise_site
+from tidewheel.control.standby.state import Recording, read_recording
 from tidewheel.errors import SettingsError
 from tidewheel.kafka.topics import Topics, create_standby_topics, setting_deviations, topic_statuses
 from tidewheel.local.stack import LocalStack, StackInfo
@@ -225,9 +226,9 @@ def _lose_and_raise(lost: Fleet, raised: Fleet, here: StackInfo, there: StackInf
     _judge(effects(lost), effects(raised), report.as_of)
 
 
-def _state(fleet: Fleet) -> recording.Recording:
+def _state(fleet: Fleet) -> Recording:
     with fleet.database.transaction() as connection:
-        found = recording.read_recording(connection)
+        found = read_recording(connection)
     assert found is not None
     return found
 

@@ -14,6 +14,7 @@ from tests.fixtures.database import Database
 from tests.fixtures.services import until
 from tests.scheduler.firing import fire_due
 from tidewheel.control.standby import recording
+from tidewheel.control.standby.state import read_recording
 from tidewheel.postgres.session import BY_KEY, connect
 from tidewheel.postgres.statements import Statements
 from tidewheel.process.service import Shutdown
@@ -177,7 +178,7 @@ def test_mark_waits_for_records_that_are_late_or_refused(fresh_database: Databas
         batches.step()
     assert published(database, held) == []
     with connect(database.url, "test", autocommit=True) as connection:
-        found = recording.read_recording(connection)
+        found = read_recording(connection)
         assert found is not None
         assert not found.listed
         recording.enable(connection, topics)
