@@ -9,7 +9,7 @@ A crontab is read as cron does on Debian: `TZ` is a variable of the command, as 
 crons have, is the schedule's zone. The first `%` without a backslash ends the command; the rest is its standard input,
 in which `%` is a line end. Variables hold for the lines below them.
 
-Sources: crontab(5) of Debian and of cronie; EventBridge and Quartz as `schedules/peer_cron.py` names them.
+Sources: crontab(5) of Debian and of cronie; EventBridge and Quartz as `schedules/cron_fields.py` names them.
 """
 
 import base64

@@ -55,7 +55,7 @@ _PLACES: Mapping[str, str] = {
     "timers": "fleet",
 }  # by the kind of a need: the page that shows it
 
-LATENESS_WIDTH = 1000  # of the coordinates of lateness_lines, which stretch to the width of the plot
+LATENESS_WIDTH = 1000  # of the coordinates of the lines, which stretch to the width of the plot
 _LEAST, _MOST = -3, 5  # powers of ten in seconds: 1 ms to a day
 
 

@@ -1,4 +1,4 @@
-"""The lateness_lines of lateness as shapes."""
+"""The lines of lateness as shapes."""
 
 import re
 from datetime import UTC, datetime
