@@ -252,11 +252,7 @@ class Batches(Noun):
             return list_batches(connection, self._call.tenant, after=after, limit=limit)
 
     def wait(
-        self,
-        batch_id: UUID,
-        *,
-        timeout: float | None = None,
-        on_progress: Callable[[Batch], None] | None = None,
+        self, batch_id: UUID, *, timeout: float | None = None, on_progress: Callable[[Batch], None] | None = None
     ) -> Batch:
         """Wait until a batch has ended, and return it; raise TimeoutError after so many seconds.
 

@@ -239,8 +239,7 @@ class Tenants(Noun):
         self,
         name: _Name,
         days: Annotated[
-            _Days | None,
-            Field(description="The days for which they are kept, 1 to 3650; null lifts the period."),
+            _Days | None, Field(description="The days for which they are kept, 1 to 3650; null lifts the period.")
         ],
         *,
         state: Annotated[KeptState, Field(description="The state of the runs, or any.")] = "any",

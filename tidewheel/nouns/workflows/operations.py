@@ -74,8 +74,7 @@ class WorkflowSummary:
     scheduled_at: Annotated[datetime, Field(description="The nominal instant of all of its runs.")]
     generation: Annotated[int, Field(description="0, and one more for each resume.")]
     pending: Annotated[
-        int,
-        Field(description="The number of its runs that have not ended, or whose children are not released yet."),
+        int, Field(description="The number of its runs that have not ended, or whose children are not released yet.")
     ]
     failed: Annotated[int, Field(description="The number of its runs that failed or timed out, in this generation.")]
     reason: Annotated[str | None, Field(description="The reason of a pause or a cancel.")]
@@ -209,8 +208,7 @@ class ParentOfRun:
     key: Annotated[str, Field(description="The parent's key.")]
     when: Annotated[str, Field(description="The condition on its end.")]
     status: Annotated[
-        str | None,
-        Field(description="The state of its run; null if it has none yet, or if that is no longer stored."),
+        str | None, Field(description="The state of its run; null if it has none yet, or if that is no longer stored.")
     ]
     run_id: Annotated[UUID | None, Field(description="Its latest run; null likewise.")]
     result: Annotated[
@@ -218,8 +216,7 @@ class ParentOfRun:
     ]
     result_bytes: Annotated[int, Field(description="The size of its result.")]
     left_out: Annotated[
-        bool,
-        Field(description="True if all results together have more than 64 KiB; `job` reads this one."),
+        bool, Field(description="True if all results together have more than 64 KiB; `job` reads this one.")
     ]
     expired: Annotated[bool, Field(description="True if the run or its result is no longer stored.")]
 
