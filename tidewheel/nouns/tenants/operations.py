@@ -204,9 +204,6 @@ class Tenants(Noun):
         """Let a database role call the SQL functions for a tenant, `*` for all.
 
         A role that never had such a grant acts for `default`.
-
-        Returns:
-            False if it has the grant already.
         """
 
         def grant(connection: Conn) -> bool:

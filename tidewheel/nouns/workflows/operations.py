@@ -262,33 +262,17 @@ class Workflows(Noun):
 
     @operation(f"POST {_WORKFLOW}:pause", "pause_workflow", scope=Scope.OPERATE)
     def pause(self, root_run_id: RootRunId, *, reason: Reason | None = None, request_id: str | None = None) -> bool:
-        """Release no further run of an occurrence until it is resumed; queued runs go on.
-
-        Returns:
-            False if it is paused already.
-        """
+        """Release no further run of an occurrence until it is resumed; queued runs go on."""
         return self._change("workflow.pause", root_run_id, reason, request_id)
 
     @operation(f"POST {_WORKFLOW}:resume", "resume_workflow", scope=Scope.OPERATE)
     def resume(self, root_run_id: RootRunId, *, reason: Reason | None = None, request_id: str | None = None) -> bool:
-        """Go on with a paused occurrence, or run the failed part of an ended one again.
-
-        Returns:
-            False if it is open.
-
-        Raises:
-            Refused: Nothing of it failed, or it is being cancelled.
-            Unavailable: The database does not answer. Without a `request_id` the resume may have happened.
-        """
+        """Go on with a paused occurrence, or run the failed part of an ended one again."""
         return self._change("workflow.resume", root_run_id, reason, request_id)
 
     @operation(f"POST {_WORKFLOW}:cancel", "cancel_workflow", scope=Scope.OPERATE)
     def cancel(self, root_run_id: RootRunId, *, reason: Reason | None = None, request_id: str | None = None) -> bool:
-        """Cancel the runs of an occurrence, and release no further one.
-
-        Returns:
-            False if it has ended.
-        """
+        """Cancel the runs of an occurrence, and release no further one."""
         return self._change("workflow.cancel", root_run_id, reason, request_id)
 
     @operation("GET /api/v1/runs/{run_id:uuid}/parents", "list_parents", scope=Scope.READ)
