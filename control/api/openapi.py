@@ -102,10 +102,7 @@ def schema_of(kind: type[Any], mode: JsonSchemaMode = "serialization") -> dict[s
 
 
 def body_of(
-    model: type[BaseModel],
-    *,
-    without: Sequence[str] = (),
-    typed: Mapping[str, dict[str, Any]] | None = None,
+    model: type[BaseModel], *, without: Sequence[str] = (), typed: Mapping[str, dict[str, Any]] | None = None
 ) -> dict[str, Any]:
     """Return the schema of a body, except the fields that the address and the headers give.
 

@@ -34,9 +34,9 @@ from tidewheel.jobs.validation import shown
 
 PAGE = "tidewheel.page"  # in a request's scope: it is one for the console, and errors are pages
 
-_CODES = (str(getattr(each, "code", "")) for each in vars(errors).values())
+_UNKNOWN = {each.code for each in vars(errors).values() if str(getattr(each, "code", "")).startswith("unknown_")}
 STATUSES: Mapping[str, HTTPStatus] = {
-    **dict.fromkeys((code for code in _CODES if code.startswith("unknown_")), HTTPStatus.NOT_FOUND),
+    **dict.fromkeys(_UNKNOWN, HTTPStatus.NOT_FOUND),
     InvalidInput.code: HTTPStatus.UNPROCESSABLE_ENTITY,
     PausedByOperator.code: HTTPStatus.FORBIDDEN,
     StaleToken.code: HTTPStatus.CONFLICT,

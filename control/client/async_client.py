@@ -130,11 +130,7 @@ class AsyncBatches(_Part[Batches]):
     list = _call(Batches.list)
 
     async def wait(
-        self,
-        batch_id: UUID,
-        *,
-        timeout: float | None = None,
-        on_progress: Callable[[Batch], None] | None = None,
+        self, batch_id: UUID, *, timeout: float | None = None, on_progress: Callable[[Batch], None] | None = None
     ) -> Batch:
         """See `Batches.wait`."""
         polling = Polling("batch", batch_id, timeout, on_progress)
@@ -153,11 +149,7 @@ class AsyncWorks(_Part[Works]):
     cancel = _call(Works.cancel)
 
     async def wait(
-        self,
-        work_id: UUID,
-        *,
-        timeout: float | None = None,
-        on_progress: Callable[[Work], None] | None = None,
+        self, work_id: UUID, *, timeout: float | None = None, on_progress: Callable[[Work], None] | None = None
     ) -> Work:
         """See `Works.wait`."""
         polling = Polling("work", work_id, timeout, on_progress)

@@ -129,7 +129,8 @@ class Client(OneJob, Occurrences):
     """A client of Tidewheel for one thread; a context manager.
 
     A method raises `Refused` if an argument does not fit or names what does not exist: `errors` has each field and its
-    remedy. It raises `Unavailable` if the database does not answer. A repeated `request_id` returns the first reply.
+    remedy. It raises `Unavailable` if the database does not answer: without a `request_id` a change may have happened.
+    A repeated `request_id` returns the first reply. A change that returns a truth value returns False if all was so.
 
     Args:
         database_url: The database; else that of the settings.

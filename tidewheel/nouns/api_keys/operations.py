@@ -201,11 +201,7 @@ class ApiKeys(Noun):
 
     @operation(f"POST {_KEYS}/{{key_id}}:revoke", "revoke_key", scope=Scope.ADMIN, python_only=("all_tenants",))
     def revoke(self, key_id: str, *, all_tenants: bool = False) -> bool:
-        """Revoke a key; it opens nothing from the next second on.
-
-        Returns:
-            False if it was revoked before.
-        """
+        """Revoke a key; it opens nothing from the next second on."""
         ensure_key_id(key_id)
         columns = {"key_id": key_id, "tenant": None if all_tenants else self._call.tenant}
 

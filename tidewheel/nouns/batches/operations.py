@@ -176,11 +176,7 @@ class Batches(Noun):
         ] = False,
         request_id: str | None = None,
     ) -> UUID:  # fmt: skip
-        """Run jobs once each, some after others, and trigger jobs when they end.
-
-        Raises:
-            Unavailable: The database does not answer. Without a `request_id` the batch may exist.
-        """
+        """Run jobs once each, some after others, and trigger jobs when they end."""
         document = {"type": "batch.submit", "runs": runs, "on": on, "open": open}
         return UUID(self._call.request(document, request_id).batch_id)
 
@@ -199,44 +195,24 @@ class Batches(Noun):
         ] = None,
         request_id: str | None = None,
     ) -> bool:  # fmt: skip
-        """Add runs to a batch that is open, or from one of its runs.
-
-        Returns:
-            False if it has all of them already.
-        """
+        """Add runs to a batch that is open, or from one of its runs."""
         run_id = None if from_run_id is None else str(from_run_id)
         document = {"type": "batch.add", "batch_id": str(batch_id), "from_run_id": run_id, "runs": runs}
         return not self._call.request(document, request_id).unchanged
 
     @operation(f"POST {_BATCH}:close", "close_batch", scope=Scope.WRITE)
     def close(self, batch_id: BatchId, *, request_id: str | None = None) -> bool:
-        """Let an open batch end with its last run.
-
-        Returns:
-            False if it is closed already.
-        """
+        """Let an open batch end with its last run."""
         return not self._call.request({"type": "batch.close", "batch_id": str(batch_id)}, request_id).unchanged
 
     @operation(f"POST {_BATCH}:resume", "resume_batch", scope=Scope.OPERATE)
     def resume(self, batch_id: BatchId, *, reason: Reason | None = None, request_id: str | None = None) -> bool:
-        """Go on with a paused batch, or run the failed part of an ended one again.
-
-        Returns:
-            False if it is open.
-
-        Raises:
-            Refused: Nothing of it failed, it is being cancelled, or its runs are no longer stored.
-            Unavailable: The database does not answer. Without a `request_id` the resume may have happened.
-        """
+        """Go on with a paused batch, or run the failed part of an ended one again."""
         return self._change("workflow.resume", batch_id, reason, request_id)
 
     @operation(f"POST {_BATCH}:cancel", "cancel_batch", scope=Scope.OPERATE)
     def cancel(self, batch_id: BatchId, *, reason: Reason | None = None, request_id: str | None = None) -> bool:
-        """Cancel the runs of a batch, and close it.
-
-        Returns:
-            False if it has ended.
-        """
+        """Cancel the runs of a batch, and close it."""
         return self._change("workflow.cancel", batch_id, reason, request_id)
 
     @operation(f"GET {_BATCH}", "get_batch", scope=Scope.READ)
@@ -252,11 +228,7 @@ class Batches(Noun):
             return list_batches(connection, self._call.tenant, after=after, limit=limit)
 
     def wait(
-        self,
-        batch_id: UUID,
-        *,
-        timeout: float | None = None,
-        on_progress: Callable[[Batch], None] | None = None,
+        self, batch_id: UUID, *, timeout: float | None = None, on_progress: Callable[[Batch], None] | None = None
     ) -> Batch:
         """Wait until a batch has ended, and return it; raise TimeoutError after so many seconds.
 

@@ -6,23 +6,13 @@ from functools import partial
 
 import typer
 
-from tidewheel.control.cli.output import (
-    Output,
-    moment,
-    print_document,
-    print_facts,
-)
+from tidewheel.control.cli.output import Output, moment, print_document, print_facts
 from tidewheel.control.cli.run_output import attempt_facts, attempt_row, retry_chain_facts
 from tidewheel.control.cli.tables import Cell, cell_text
 from tidewheel.control.reads.json_form import as_json
 from tidewheel.doors.cli import Flag, Shown, Table, command
 from tidewheel.jobs.strict_json import as_object
-from tidewheel.nouns.dead_letters.operations import (
-    DeadLetterDetail,
-    DeadLetterGroup,
-    DeadLetters,
-    DeadLetterSummary,
-)
+from tidewheel.nouns.dead_letters.operations import DeadLetterDetail, DeadLetterGroup, DeadLetters, DeadLetterSummary
 from tidewheel.nouns.works.commands import OF_FAILED, WAIT, show_started
 
 

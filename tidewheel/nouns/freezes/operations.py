@@ -38,22 +38,11 @@ class Freezes(Noun):
     @operation(f"POST {_FREEZES}", "freeze", scope=Scope.OPERATE, authorize=_authorize)
     @fields_of(FreezeFields)
     def freeze(self, sent: FreezeFields) -> bool:
-        """Start no run of a scope until its thaw; what runs goes on.
-
-        Returns:
-            False if this scope was frozen already.
-
-        Raises:
-            Refused: A field does not fit, or the labels or the key prefix fit too many jobs.
-        """
+        """Start no run of a scope until its thaw; what runs goes on."""
         return not self._request("freeze", sent).unchanged
 
     @operation(f"POST {_FREEZES}:thaw", "thaw", scope=Scope.OPERATE, authorize=_authorize)
     @fields_of(ThawFields)
     def thaw(self, sent: ThawFields) -> bool:
-        """End the freeze of exactly this scope; `on_resume` decides what came due meanwhile.
-
-        Returns:
-            False if it was thawed already.
-        """
+        """End the freeze of exactly this scope; `on_resume` decides what came due meanwhile."""
         return not self._request("thaw", sent).unchanged

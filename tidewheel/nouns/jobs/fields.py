@@ -130,19 +130,13 @@ MEANINGS: Mapping[str, Mapping[str, str]] = {
         "skip": "it does not fire",
         "next_business_day": "it fires at the same local time on the next open day",
     },
-    "delivery": {
-        "at_least_once": "another attempt may follow",
-        "at_most_once": "no attempt follows",
-    },
+    "delivery": {"at_least_once": "another attempt may follow", "at_most_once": "no attempt follows"},
     "backoff": {
         "exponential": "each delay is longer by the factor",
         "fixed": "the same delay each time",
         "intervals": "the delays that you list",
     },
-    "dst_gap": {
-        "shift_forward": "it fires at the first instant after the gap",
-        "skip": "it does not fire",
-    },
+    "dst_gap": {"shift_forward": "it fires at the first instant after the gap", "skip": "it does not fire"},
     "dst_overlap": {
         "first": "it fires the first time",
         "second": "it fires the second time",

@@ -232,8 +232,7 @@ class PayloadFacts:
     bytes: Annotated[int, Field(description="Its size.")]
     content_type: Annotated[str, Field(description="Its type.")]
     is_own: Annotated[
-        bool,
-        Field(description="True if the run was created with it; False if it is that of its job's version."),
+        bool, Field(description="True if the run was created with it; False if it is that of its job's version.")
     ]
 
 
@@ -283,8 +282,7 @@ class RunDetail(RunSummary):
     error_message: Annotated[str | None, Field(description="The last attempt's error.")] = None
     result: Annotated[bytes | None, _STORED, Field(description="The handler's result.")] = None
     late: Annotated[
-        timedelta | None,
-        Field(description="How late it was created, if it catches up a missed occurrence."),
+        timedelta | None, Field(description="How late it was created, if it catches up a missed occurrence.")
     ] = None
     request_id: Annotated[str | None, Field(description="The id of the request that created it.")] = None
     traceparent: Annotated[str | None, Field(description="Its trace.")] = None
@@ -342,8 +340,7 @@ class Cancellation:
     include_started: Annotated[bool, Field(description="True if started runs are cancelled too.")]
     reason: Annotated[str | None, Field(description="The reason of the request.")]
     created_at: Annotated[
-        datetime,
-        Field(description="When it was accepted. From then on no claim takes a run that matches it."),
+        datetime, Field(description="When it was accepted. From then on no claim takes a run that matches it.")
     ]
     named_count: Annotated[
         int | None,

@@ -204,9 +204,6 @@ class Tenants(Noun):
         """Let a database role call the SQL functions for a tenant, `*` for all.
 
         A role that never had such a grant acts for `default`.
-
-        Returns:
-            False if it has the grant already.
         """
 
         def grant(connection: Conn) -> bool:
@@ -239,8 +236,7 @@ class Tenants(Noun):
         self,
         name: _Name,
         days: Annotated[
-            _Days | None,
-            Field(description="The days for which they are kept, 1 to 3650; null lifts the period."),
+            _Days | None, Field(description="The days for which they are kept, 1 to 3650; null lifts the period.")
         ],
         *,
         state: Annotated[KeptState, Field(description="The state of the runs, or any.")] = "any",

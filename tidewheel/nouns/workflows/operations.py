@@ -74,8 +74,7 @@ class WorkflowSummary:
     scheduled_at: Annotated[datetime, Field(description="The nominal instant of all of its runs.")]
     generation: Annotated[int, Field(description="0, and one more for each resume.")]
     pending: Annotated[
-        int,
-        Field(description="The number of its runs that have not ended, or whose children are not released yet."),
+        int, Field(description="The number of its runs that have not ended, or whose children are not released yet.")
     ]
     failed: Annotated[int, Field(description="The number of its runs that failed or timed out, in this generation.")]
     reason: Annotated[str | None, Field(description="The reason of a pause or a cancel.")]
@@ -209,8 +208,7 @@ class ParentOfRun:
     key: Annotated[str, Field(description="The parent's key.")]
     when: Annotated[str, Field(description="The condition on its end.")]
     status: Annotated[
-        str | None,
-        Field(description="The state of its run; null if it has none yet, or if that is no longer stored."),
+        str | None, Field(description="The state of its run; null if it has none yet, or if that is no longer stored.")
     ]
     run_id: Annotated[UUID | None, Field(description="Its latest run; null likewise.")]
     result: Annotated[
@@ -218,8 +216,7 @@ class ParentOfRun:
     ]
     result_bytes: Annotated[int, Field(description="The size of its result.")]
     left_out: Annotated[
-        bool,
-        Field(description="True if all results together have more than 64 KiB; `job` reads this one."),
+        bool, Field(description="True if all results together have more than 64 KiB; `job` reads this one.")
     ]
     expired: Annotated[bool, Field(description="True if the run or its result is no longer stored.")]
 
@@ -265,33 +262,17 @@ class Workflows(Noun):
 
     @operation(f"POST {_WORKFLOW}:pause", "pause_workflow", scope=Scope.OPERATE)
     def pause(self, root_run_id: RootRunId, *, reason: Reason | None = None, request_id: str | None = None) -> bool:
-        """Release no further run of an occurrence until it is resumed; queued runs go on.
-
-        Returns:
-            False if it is paused already.
-        """
+        """Release no further run of an occurrence until it is resumed; queued runs go on."""
         return self._change("workflow.pause", root_run_id, reason, request_id)
 
     @operation(f"POST {_WORKFLOW}:resume", "resume_workflow", scope=Scope.OPERATE)
     def resume(self, root_run_id: RootRunId, *, reason: Reason | None = None, request_id: str | None = None) -> bool:
-        """Go on with a paused occurrence, or run the failed part of an ended one again.
-
-        Returns:
-            False if it is open.
-
-        Raises:
-            Refused: Nothing of it failed, or it is being cancelled.
-            Unavailable: The database does not answer. Without a `request_id` the resume may have happened.
-        """
+        """Go on with a paused occurrence, or run the failed part of an ended one again."""
         return self._change("workflow.resume", root_run_id, reason, request_id)
 
     @operation(f"POST {_WORKFLOW}:cancel", "cancel_workflow", scope=Scope.OPERATE)
     def cancel(self, root_run_id: RootRunId, *, reason: Reason | None = None, request_id: str | None = None) -> bool:
-        """Cancel the runs of an occurrence, and release no further one.
-
-        Returns:
-            False if it has ended.
-        """
+        """Cancel the runs of an occurrence, and release no further one."""
         return self._change("workflow.cancel", root_run_id, reason, request_id)
 
     @operation("GET /api/v1/runs/{run_id:uuid}/parents", "list_parents", scope=Scope.READ)
