@@ -47,11 +47,12 @@ from tidewheel.postgres.pg_binary import texts, uuids
 from tidewheel.postgres.session import Conn
 from tidewheel.postgres.statements import Statements
 from tidewheel.schemas.generated.records import Reply
+from tidewheel.transitions.batch_resume import resume_batch
 from tidewheel.transitions.batch_writer import Origin, SharedJob, lock_jobs_for_share
 from tidewheel.transitions.batches import add_to_batch, close_batch, lock_batch, named_jobs, submit_batch
 from tidewheel.transitions.dead_letters import mark_redriven
 from tidewheel.transitions.occurrences import read_occurrence, read_root_inputs, to_run_again
-from tidewheel.transitions.resume import resume, resume_batch
+from tidewheel.transitions.resume import resume
 from tidewheel.transitions.workflows import NO_JOB, Workflow, cancel_open_runs, lock_workflows, set_workflow
 
 _TRANSITIONS = Statements("tidewheel.transitions")
