@@ -241,7 +241,7 @@ def test_resume_of_a_cancelled_batch_and_what_it_refuses(jobs: Database, monkeyp
     assert refused(change(jobs, "resume", batch)) == ("run_id", "the job of its run 'c' is deleted")
     jobs.submit("gone", overlap="allow_all", payload="second")
     for limit, problem in (("MAX_RUNS", "3 runs would run again"), ("_MAX_READ", "the batch has 3 runs")):
-        monkeypatch.setattr(f"tidewheel.transitions.resume.{limit}", 2)
+        monkeypatch.setattr(f"tidewheel.transitions.batch_resume.{limit}", 2)
         path, text = refused(change(jobs, "resume", batch))
         assert (path, problem in text) == ("run_id", True)
     monkeypatch.undo()
