@@ -48,7 +48,10 @@ def _as_it_was(kind: type[TidewheelError], args: tuple[object, ...]) -> Tidewhee
 class FieldError:
     """One invalid field: path, problem and remedy.
 
-    The path is dotted from the request's root, such as ``job.schedule.cron``, and empty for the whole message.
+    Args:
+        path: The field, dotted from the request's root, such as ``job.schedule.cron``; empty for the whole message.
+        problem: What was read and why it is invalid.
+        remedy: What to write instead.
     """
 
     path: str

@@ -1,7 +1,7 @@
-"""Resume a batch that has ended: its failed part runs again, in a generation of its own.
+"""Run the failed part of a batch again.
 
-The runs that run again are replaced in the batch by those that repeat them, in its refs and its edges. So a drain finds
-the children of a repeated run as it finds those of a first one. What succeeded stays.
+The batch has the repeated runs in place of the old ones, in its refs and its edges. So a drain finds the children of a
+repeated run as it finds those of a first one. A service that imports this module gets the right to replace them.
 """
 
 from collections.abc import Iterable, Mapping

@@ -1,4 +1,4 @@
-"""Resume an ended or stopped occurrence; mend a stuck occurrence.
+"""Resume an ended or stopped occurrence; mend a stuck one.
 
 No transaction of Tidewheel leaves a stuck one behind. A manual change or a partial restore may. What is known is the
 end of each run, by its derived id. The other jobs get a run in a new generation.
