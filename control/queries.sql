@@ -93,7 +93,7 @@ WITH failing AS MATERIALIZED (
      LIMIT %(look)s
 ), matching AS MATERIALIZED (
     SELECT key, job_id FROM seen
-     WHERE (%(labels)s = '{}'::jsonb OR coalesce(labels, '{}') @> %(labels)s)
+     WHERE CASE WHEN jsonb_typeof(labels) = 'object' THEN labels ELSE '{}' END @> %(labels)s
        AND (%(paused)s::boolean IS NULL OR paused = %(paused)s)
        AND (%(finished)s::boolean IS NULL OR (finished_at IS NOT NULL) = %(finished)s)
        AND (%(kind)s::text IS NULL OR schedule_kind = %(kind)s)
