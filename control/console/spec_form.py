@@ -12,15 +12,7 @@ from tidewheel.errors import FieldError, UndecodableMessage
 from tidewheel.jobs.invalid import InvalidValue
 from tidewheel.jobs.strict_json import as_object, read_object
 from tidewheel.jobs.targets import TARGETS
-from tidewheel.nouns.jobs.fields import (
-    FIELDS,
-    NOTHING,
-    SCHEDULES,
-    SpecField,
-    put,
-    text_of,
-    value_of,
-)
+from tidewheel.nouns.jobs.fields import FIELDS, NOTHING, SCHEDULES, SpecField, put, text_of, value_of
 
 Job = Mapping[str, object]
 _KEYS = ("concurrency_key", "ordering_key")

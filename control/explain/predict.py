@@ -95,9 +95,8 @@ def chained(facts: InstantFacts, schedule: FixedDelay) -> Verdict:
     """Predict an instant of a fixed_delay without a run."""
     cursor, run_open = facts.job.cursor_at, facts.job.hold_reason == HoldReason.RUN
     if facts.at == cursor and not run_open and facts.timeline.version_spans[-1] is facts.version_span:
-        return _held(facts, facts.at) or _ahead_or_late(
-            facts, f"It is {delay_of(schedule)} after the end of the last run."
-        )
+        why = f"It is {delay_of(schedule)} after the end of the last run."
+        return _held(facts, facts.at) or _ahead_or_late(facts, why)
     return Verdict(OccurrenceOutcome.NO_OCCURRENCE, no_chained_occurrence(schedule, cursor, run_open=run_open))
 
 

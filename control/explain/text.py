@@ -294,12 +294,11 @@ def postponed(again_at: datetime) -> str:
 
 def no_chained_occurrence(schedule: FixedDelay, cursor: datetime | None, *, run_open: bool) -> str:
     """Return why a fixed_delay has no occurrence at an instant, and its next one."""
+    delay = delay_of(schedule)
     following = f" The next is {instant(cursor)}." if cursor is not None else ""
     if run_open:
-        following = f" The next one is {delay_of(schedule)} after the end of the open run."
-    return (
-        f"The schedule is a fixed_delay of {delay_of(schedule)}. No occurrence is recorded at this instant.{following}"
-    )
+        following = f" The next one is {delay} after the end of the open run."
+    return f"The schedule is a fixed_delay of {delay}. No occurrence is recorded at this instant.{following}"
 
 
 def delay_of(schedule: FixedDelay) -> str:
@@ -380,11 +379,10 @@ def outside_bounds(facts: InstantFacts, version_span: VersionSpan) -> str:
     bounds = getattr(version_span.schedule, "bounds")  # noqa: B009 - of a cron or an interval, which have some
     if bounds.start_at is not None and facts.at < bounds.start_at:
         return f"It is before start_at, {instant(bounds.start_at)}."
-    if version_span.row.max_runs is not None:
-        return (
-            f"max_runs is {version_span.row.max_runs}, and the last of those occurrences was {instant(bounds.end_at)}."
-        )
-    return f"It is after end_at, {instant(bounds.end_at)}."
+    end, max_runs = instant(bounds.end_at), version_span.row.max_runs
+    if max_runs is not None:
+        return f"max_runs is {max_runs}, and the last of those occurrences was {end}."
+    return f"It is after end_at, {end}."
 
 
 def policy_effect(field: str, policy: CatchUp, window: timedelta) -> str:

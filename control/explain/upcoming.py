@@ -26,6 +26,7 @@ from tidewheel.control.explain.text import (
     NO_FURTHER_OCCURRENCE,
     delay_of,
     frozen,
+    instant,
     override_source,
     paused,
     postponed,
@@ -81,8 +82,8 @@ def no_occurrence_notes(schedule: Schedule, at: datetime) -> tuple[str, ...]:
     notes = other_pass[:]
     for neighbour in (bare.before(at), bare.after(at)):
         if not other_pass and neighbour is not None and abs(neighbour - at) < _NEAR:
-            nearest = f"{neighbour.replace(tzinfo=None).isoformat()}Z"
-            notes += [f"occurrence at {nearest}: {note}" for note in occurrence_notes(bare, neighbour)]
+            found = occurrence_notes(bare, neighbour)
+            notes += [f"occurrence at {instant(neighbour)}: {note}" for note in found]
     return tuple(notes)
 
 
