@@ -13,20 +13,18 @@ from uuid import UUID
 
 from psycopg.rows import class_row
 
-from tidewheel.control.occurrence_audit.compare import (
+from tidewheel.control.occurrence_audit.compare import compare
+from tidewheel.control.occurrence_audit.records import (
     AuditedJob,
     CalendarState,
+    ChainLink,
     Finding,
     InForce,
     JobAudit,
-    Skipped,
-    compare,
-)
-from tidewheel.control.occurrence_audit.records import (
-    ChainLink,
     MissingChild,
     RecordedDay,
     Scope,
+    Skipped,
     WrongAttempts,
     ended_from,
     instant_of,

@@ -1,4 +1,4 @@
-"""The recorded side of an audit: scheduled runs by job and day, and their instants in bulk.
+"""The records of an audit: scheduled runs by job and day, versions, findings, instants in bulk.
 
 PostgreSQL sends a `timestamptz` as big-endian microseconds since 2000. So computed occurrences are compared with the
 recorded ones as bytes.
@@ -6,7 +6,9 @@ recorded ones as bytes.
 
 import sys
 from array import array
-from dataclasses import asdict, dataclass
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 from typing import NamedTuple, cast
@@ -14,7 +16,10 @@ from uuid import UUID
 
 from tidewheel.postgres.session import Conn
 from tidewheel.postgres.statements import Statements
-from tidewheel.schedules.schedule import TICK, Interval, Schedule
+from tidewheel.schedules.schedule import TICK, FixedDelay, Interval, Schedule
+
+MAX_FINDINGS = 100
+"""Findings of one job that are listed; the rest is counted."""
 
 _EARLIEST_MOVE = Statements("tidewheel.control.occurrence_audit")["earliest_move"]
 _AHEAD = timedelta(hours=1)  # a run may be skipped within the lookahead of 60 s, and clocks are set back
@@ -73,6 +78,117 @@ class MissingChild(NamedTuple):
     job_id: UUID
     scheduled_at: datetime
     root_run_id: UUID
+
+
+class Skipped(NamedTuple):
+    """A row of the ledger."""
+
+    job_id: UUID
+    reason: str
+    first_at: datetime
+    last_at: datetime
+    occurrences: int
+    is_exact: bool
+
+
+class CalendarState(NamedTuple):
+    """A schedule under some days of its calendars; `until` is None while they hold."""
+
+    until: datetime | None
+    schedule: Schedule
+
+
+@dataclass(frozen=True, slots=True)
+class InForce:
+    """A version in its time in force."""
+
+    version: int
+    after: datetime  # it counts for instants later than this
+    until: datetime | None  # and up to this one; None while it is current
+    schedule: Schedule | None
+    calendars: tuple[CalendarState, ...] | None = ()  # its schedule under their days; None if one is gone
+    shifts: bool = False
+    calendars_after: datetime | None = None  # days that decided up to this instant may be forgotten
+
+    def opened(self, low: datetime, high: datetime) -> Iterator[set[int]]:
+        """Yield the occurrences in ``(low, high]`` under each of the days by which they may have been decided.
+
+        An occurrence is decided at its instant, or later: after a pause by the days of that time. So the days that held
+        then count, and all later ones.
+        """
+        for state in self.calendars or ():
+            until = high if state.until is None else min(high, state.until)
+            found = instants_between(state.schedule, low, until).numbers if low < until else ()
+            yield {*found}
+
+    def known(self, low: datetime) -> datetime:
+        """Return the later one of an instant and that up to which days of its calendars may be forgotten."""
+        return low if self.calendars_after is None else max(low, self.calendars_after)
+
+    def holds(self, at: datetime) -> bool:
+        """Return True if an instant of a fixed_delay lies in its time in force."""
+        return self.after <= at and (self.until is None or at <= self.until)
+
+    def within(self, start: datetime, end: datetime) -> tuple[datetime, datetime]:
+        """Return the part of ``(start, end]`` in which it is in force.
+
+        The part is empty if its start is not before its end. The first occurrence of a fixed_delay is the instant of
+        its acceptance.
+        """
+        after = self.after - TICK if isinstance(self.schedule, FixedDelay) else self.after
+        return max(start, after), end if self.until is None else min(end, self.until)
+
+
+@dataclass(frozen=True, slots=True)
+class AuditedJob:
+    """A job with its versions and the position of its timer."""
+
+    job_id: UUID
+    tenant: str
+    key: str  # empty if the job has no row
+    versions: Sequence[InForce]
+    cursor_at: datetime | None = None  # the first instant that its timer has not decided; None without a timer
+    hold_reason: str | None = None
+    kept_since: datetime | None = None  # the first day that its `history_limit` has left whole
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """A disagreement between what is computed and what is recorded."""
+
+    problem: str  # missing, doubled, unexpected, excluded, miscounted, attempts, unreadable or unrecorded
+    first_at: datetime
+    last_at: datetime
+    occurrences: int
+    words: str
+    version: int | None = None  # in force then
+
+
+@dataclass(slots=True)
+class JobAudit:
+    """The audit of one job."""
+
+    job_id: UUID
+    tenant: str
+    key: str
+    computed: int = 0
+    fired: int = 0  # occurrences that became a run that was not skipped
+    skipped: Counter[str] = field(default_factory=Counter[str])  # by reason
+    undecided: Counter[str] = field(default_factory=Counter[str])  # by the reason of the timer's hold
+    missing: int = 0
+    runs: Counter[str] = field(default_factory=Counter[str])
+    attempts: int = 0
+    by_message: int = 0  # runs whose last attempt has the coordinates of a Kafka message
+    by_sweep: int = 0  # runs whose last attempt was claimed without one
+    findings: list[Finding] = field(default_factory=list[Finding])
+    finding_count: int = 0
+    audited_from: datetime | None = None  # if the `history_limit` has removed runs of the range
+
+    def add(self, finding: Finding) -> None:
+        """Add a finding."""
+        self.finding_count += 1
+        if len(self.findings) < MAX_FINDINGS:
+            self.findings.append(finding)
 
 
 def ended_from(connection: Conn, scope: Scope) -> datetime:

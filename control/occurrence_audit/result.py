@@ -30,8 +30,7 @@ from tidewheel.control.occurrence_audit.archived_days import (
     read_archived_days,
 )
 from tidewheel.control.occurrence_audit.audit import AuditFacts, audit, ensure_kept, read_facts
-from tidewheel.control.occurrence_audit.compare import Finding, JobAudit
-from tidewheel.control.occurrence_audit.records import Scope
+from tidewheel.control.occurrence_audit.records import Finding, JobAudit, Scope
 from tidewheel.control.reads.job_position import read_job_position
 from tidewheel.control.reads.json_form import as_json
 from tidewheel.errors import Unavailable

@@ -11,8 +11,18 @@ from hypothesis import strategies as st
 
 from tests.schedules.brute_force import occurrences, wall_clock
 from tidewheel.control.occurrence_audit import compare as module
-from tidewheel.control.occurrence_audit.compare import AuditedJob, InForce, JobAudit, Skipped, compare
-from tidewheel.control.occurrence_audit.records import RecordedDay, Scope, instant_of, number_of, pack
+from tidewheel.control.occurrence_audit.compare import compare
+from tidewheel.control.occurrence_audit.records import (
+    AuditedJob,
+    InForce,
+    JobAudit,
+    RecordedDay,
+    Scope,
+    Skipped,
+    instant_of,
+    number_of,
+    pack,
+)
 from tidewheel.schedules.decision import SkipReason
 from tidewheel.schedules.parse import parse_schedule
 from tidewheel.schedules.schedule import Schedule
