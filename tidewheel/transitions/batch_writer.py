@@ -172,7 +172,7 @@ class BatchWriter:
         runs = [self._new_run(member) for member in members]
         create_runs(self.connection, self.installation, runs, now=self.now)
         pairs = [(run.run_id, member.waits) for run, member in zip(runs, members, strict=True)]
-        joined = [(run, *waits) for run, waits in pairs if waits.parents]
+        joined = [(run, waits.parents, waits.unmet) for run, waits in pairs if waits.parents]
         if joined:
             add_joins(self.connection, self.batch_id, self.tenant, joined)
         skipped = [run for run, waits in pairs if waits.unmet and not waits.parents]
