@@ -54,7 +54,7 @@ from tidewheel.nouns.runs.operations import Runs
 from tidewheel.nouns.runs.reads import RunList
 from tidewheel.nouns.runs.web import LISTS, RUNS, RunsApi
 from tidewheel.nouns.tenants.operations import Tenants
-from tidewheel.nouns.tenants.web import add_deletion
+from tidewheel.nouns.tenants.web import TENANTS, add_deletion
 from tidewheel.nouns.workflows.operations import Workflows
 from tidewheel.nouns.works.operations import Works
 from tidewheel.postgres.session import Session
@@ -73,7 +73,7 @@ NOUNS: Sequence[tuple[type[Noun], Mapping[str, Route]]] = (
     (ApiKeys, API_KEYS),
     (Limits, examples.LIMITS),
     (OrderingKeys, examples.ORDERING_KEYS),
-    (Tenants, examples.TENANTS),
+    (Tenants, TENANTS),
     (JobTimes, examples.JOB_TIMES),
     (Occurrences, examples.OCCURRENCES),
     (OneJob, examples.ONE_JOB),

@@ -2,16 +2,11 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
-from http import HTTPStatus
-from typing import Any
 
 from tidewheel.control.api.answers import TRACEPARENT
-from tidewheel.control.api.authorization import Caller
 from tidewheel.doors.rest import Route
 from tidewheel.jobs.strict_json import Json
 from tidewheel.nouns.batches.operations import ChangedBatch, CreatedBatch
-from tidewheel.nouns.tenants.reads import ensure_seen
 from tidewheel.nouns.workflows.operations import ChangedWorkflow
 
 RUN_ID = "019d3a1c-7f00-8123-8456-789abcdef012"
@@ -329,41 +324,6 @@ WORKFLOWS: Mapping[str, Route] = {
     "resume": Route(_CHANGED_WORKFLOW, sent={}, shape=ChangedWorkflow),
     "parents": Route({"parents": [_PARENT]}),
     "cancel": Route(_CHANGED_WORKFLOW, sent=_REASON, shape=ChangedWorkflow),
-}
-
-_TENANT: dict[str, Json] = {
-    "tenant": "acme", "created_at": "2026-10-01T09:00:00Z", "weight": 1, "triggers_per_second": 100.0,
-    "in_flight": 500, "jobs": 1000, "payload_bytes": 65536, "keys": None, "key_rate": None,
-    "paused_at": None, "delete_at": None, "roles": ["acme_app"], "deletion": None,
-}  # fmt: skip
-DELETED_TENANT: Json = {"unchanged": False, "tenant": {**_TENANT, "delete_at": "2026-11-20T09:00:00Z"}}
-_CHANGED_TENANT: Json = {"unchanged": False, "tenant": _TENANT}
-_PERIODS: Json = {
-    "unchanged": False, "tenant": "acme", "periods": [{"state": "succeeded", "days": 7, "kept_since": "2026-11-12"}],
-}  # fmt: skip
-_FEW: Json = {"count": 7, "at_least": False}
-_USAGE: Json = {
-    "tenant": _TENANT, "open_runs": _FEW, "in_flight": _FEW, "waiting": {"count": 0, "at_least": False},
-    "finished_runs": {"count": 10_000, "at_least": True}, "jobs": _FEW,
-}  # fmt: skip
-
-
-def _ensure_seen(caller: Caller, arguments: dict[str, Any]) -> None:
-    ensure_seen(arguments["name"], None if caller.all_tenants else caller.tenant)
-
-
-_of_one = partial(Route, prepare=_ensure_seen)
-TENANTS: Mapping[str, Route] = {
-    "create": Route(_CHANGED_TENANT, sent={"tenant": "acme", "in_flight": 500}, status=HTTPStatus.CREATED),
-    "list": Route({"tenants": [_TENANT], "next_cursor": None}),
-    "get": _of_one(_TENANT),
-    "limit": _of_one(_CHANGED_TENANT, {"jobs": 1000}),
-    "pause": _of_one(_CHANGED_TENANT, {"reason": "audit"}),
-    "resume": _of_one(_CHANGED_TENANT),
-    "undelete": _of_one(_CHANGED_TENANT),
-    "usage": _of_one(_USAGE),
-    "retention": _of_one(_PERIODS),
-    "keep": _of_one(_PERIODS, {"days": 7, "state": "succeeded"}),
 }
 
 

@@ -350,7 +350,7 @@ def _facts(result: AuditResult) -> Iterator[tuple[str, str | None]]:
     for reason, count in sorted(totals.undecided.items()):
         yield f"not decided: {reason}", f"{count:,}"
     yield "without a record", f"{totals.missing:,}"
-    yield "runs", ", ".join(f"{count:,} {recording}" for recording, count in sorted(totals.runs.items())) or "none"
+    yield "runs", ", ".join(f"{count:,} {state}" for state, count in sorted(totals.runs.items())) or "none"
     yield "claimed", f"{totals.by_message:,} by a message, {totals.by_sweep:,} by the sweep"
     yield "attempts", f"{totals.attempts:,}"
     yield "unrecorded ends", f"{totals.unrecorded:,}" if totals.unrecorded else None

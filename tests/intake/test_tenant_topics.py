@@ -130,7 +130,7 @@ def test_tenants_partition_without_a_leader_is_read_later_and_no_member_joins_ag
     def read(client: Consumer, places: Sequence[tuple[str, int]]) -> dict[tuple[str, int], tuple[int, int]]:
         found = read_led_offsets(client, [*places, (f"{own}.missing", 0)])
         assert found.keys() == set(places)
-        return {place: partitions for place, partitions in found.items() if place[0] not in away}
+        return {place: offsets for place, offsets in found.items() if place[0] not in away}
 
     monkeypatch.setattr(consume, "read_led_offsets", read)
     monkeypatch.setattr(consume, "_AGAIN_SECONDS", 0.1)

@@ -359,11 +359,11 @@ def test_freeze_over_an_edit_that_did_not_see_it_ends(still: ClockedDatabase) ->
     """A job without a timer keeps its runs of before: the scheduler spun, and the freeze stayed for ever."""
     still.submit(**MINUTELY, on_resume="skip")
     fire_due(still, lookahead=5 * MINUTE)
-    releases = still.connection()
-    still.apply_batch_within(releases, {"type": "freeze", "scope": "tenant"})
+    connection = still.connection()
+    still.apply_batch_within(connection, {"type": "freeze", "scope": "tenant"})
     still.advance(2 * MINUTE)
     still.submit(schedule="manual")
-    releases.commit()
+    connection.commit()
     runs = [run.run_id for run in still.job_runs()]
     assert instants(still) == [1.0, 2.0]
     thaws = Thaws(still.session(), still.installation)
@@ -422,11 +422,11 @@ def test_edit_to_manual_under_a_freeze_decides_what_was_written_ahead(still: Clo
 def test_edit_that_did_not_see_a_freeze_leaves_no_run_to_the_new_version(still: ClockedDatabase) -> None:
     still.submit(**MINUTELY, on_resume="fire_all")
     fire_due(still, lookahead=5 * MINUTE)
-    releases = still.connection()
-    still.apply_batch_within(releases, {"type": "freeze", "scope": "tenant"})
+    connection = still.connection()
+    still.apply_batch_within(connection, {"type": "freeze", "scope": "tenant"})
     still.advance(2 * MINUTE)
     still.submit(schedule="@every 1s", overlap="allow_all", on_resume="fire_all")
-    releases.commit()
+    connection.commit()
     runs = [run.run_id for run in still.job_runs()]
     release(still)
     assert [still.final_state(run) for run in runs] == [("skipped", "frozen")] * 2

@@ -61,7 +61,7 @@ def test_each_run_is_counted_once_though_a_scheduler_dies(
     fresh_database.execute("ANALYZE finished_runs")
     for visit in (1, 2, 3):  # before the first commit, and after some
         killed = Retention(fresh_database.url, KEEP, Shutdown())
-        with dying(removals, visit):
+        with dying(removals, "counting.before_commit", visit):
             killed.step()
         killed.close()
     retention = Retention(fresh_database.url, KEEP, Shutdown())

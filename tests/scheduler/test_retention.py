@@ -86,14 +86,15 @@ class Killed(BaseException):
 
 
 @contextmanager
-def dying(module: ModuleType, visit: int = 1) -> Generator[None]:
-    """Let the process die at a visit to the failpoint of a module."""
+def dying(module: ModuleType, point: str, visit: int = 1) -> Generator[None]:
+    """Let the process die at a visit to a failpoint of a module."""
     visits: list[str] = []
 
-    def die(point: str) -> None:
-        visits.append(point)
-        if len(visits) == visit:
-            raise Killed
+    def die(at: str) -> None:
+        if at == point:
+            visits.append(at)
+            if len(visits) == visit:
+                raise Killed
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "failpoint", die)
@@ -662,7 +663,7 @@ def test_shorter_periods_of_a_tenant_leave_other_tenants_alone(
             database.execute(RUN_OF, {"tenant": tenant, "state": state, "at": at})
     before = database.rows(LEFT, ["default"])
 
-    with dying(removals):
+    with dying(removals, "removing.page"):
         retention.step()
     retention.step()
     assert database.rows(LEFT, ["acme"]) == [(day, "succeeded", 3) for day in days[2:]]
@@ -710,7 +711,7 @@ def test_job_keeps_the_number_of_runs_of_its_history_limit(
         for day in days:
             database.execute(RUNS_OF_JOB, {"job_id": job_id, "at": datetime.combine(day, time(1), UTC)})
 
-    with dying(removals):
+    with dying(removals, "removing.history"):
         retention.step()
     retention.step()
     kept = [

@@ -103,11 +103,16 @@ class Page(list[T]):
 
 def read_page(
     connection: Conn, record: "RowFactory[T]", statement: LiteralString, columns: Mapping[str, object],
-    place: Callable[[T], object], *, limit: int,
+    place: Callable[[T], object], *, limit: int, after: object = None,
 ) -> Page[T]:  # fmt: skip
-    """Read a page, and a row more that shows whether another page follows the place of its last row."""
+    """Read a page, and a row more that shows whether another page follows the place of its last row.
+
+    `after` is the place from which the page was read. Rows with a damaged time share the place of the nearest instant
+    that is shown, and a page of them would follow itself.
+    """
     found = read_rows(connection, record, statement, {**columns, "limit": limit + 1})
-    return Page(found[:limit], place(found[limit - 1]) if len(found) > limit else None)
+    following = place(found[limit - 1]) if len(found) > limit else None
+    return Page(found[:limit], None if following == after else following)
 
 
 @dataclass(frozen=True, slots=True)

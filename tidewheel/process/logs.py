@@ -22,7 +22,7 @@ from tidewheel.redaction import redact
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 _encode = json.JSONEncoder(ensure_ascii=False, default=str).encode  # `json.dumps` creates an encoder for each line
 
-_LOG = logging.getLogger("tidewheel.process.logs")
+_LOG = logging.getLogger("tidewheel.process.faults")
 _SECONDS = 60.0
 _SUBJECTS = 1000  # remembered at once; the subjects may be names that a client chose
 

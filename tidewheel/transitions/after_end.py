@@ -6,8 +6,8 @@ runs, under its own locks. The request_id contains the failed run's id, so that 
 `on_failure` has triggered triggers none itself, so that failures cannot trigger each other in a circle.
 
 The end of a fixed_delay's scheduled run sets the next fire time, in the ending transaction. The timer is held while
-that run is open (`HoldReason.RUN`), and a pause in between keeps it held. So no crash leaves a timer held without an
-open run.
+that run is open (`HoldReason.RUN`), and a pause in between keeps it held. Both writes are one transaction, so no crash
+leaves a timer held without an open run.
 
 A client's own transaction may stay open for long, so it must lock no timer, job, inputs or active run. A completion
 there (`lasting`) inserts rows with the effects that are left, which commit or roll back with it. The scheduler applies

@@ -88,7 +88,7 @@ def list_api_keys(
     columns = {"tenant": tenant, "before_at": at, "before_id": key_id}
     return read_page(
         connection, class_row(ApiKeySummary), _LIST_API_KEYS, columns, lambda last: (last.created_at, last.key_id),
-        limit=limit,
+        limit=limit, after=after,
     )  # fmt: skip
 
 

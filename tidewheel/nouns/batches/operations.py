@@ -207,7 +207,11 @@ class Batches(Noun):
 
     @operation(f"POST {_BATCH}:resume", "resume_batch", scope=Scope.OPERATE)
     def resume(self, batch_id: BatchId, *, reason: Reason | None = None, request_id: str | None = None) -> bool:
-        """Go on with a paused batch, or run the failed part of an ended one again."""
+        """Go on with a paused batch, or run the failed part of an ended one again.
+
+        Raises:
+            Refused: Nothing of it failed, it is being cancelled, or its runs are no longer stored.
+        """
         return self._change("workflow.resume", batch_id, reason, request_id)
 
     @operation(f"POST {_BATCH}:cancel", "cancel_batch", scope=Scope.OPERATE)

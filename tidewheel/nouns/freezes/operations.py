@@ -38,11 +38,19 @@ class Freezes(Noun):
     @operation(f"POST {_FREEZES}", "freeze", scope=Scope.OPERATE, authorize=_authorize)
     @fields_of(FreezeFields)
     def freeze(self, sent: FreezeFields) -> bool:
-        """Start no run of a scope until its thaw; what runs goes on."""
+        """Start no run of a scope until its thaw; what runs goes on.
+
+        Raises:
+            Refused: A field does not fit, or the labels or the key prefix fit too many jobs.
+        """
         return not self._request("freeze", sent).unchanged
 
     @operation(f"POST {_FREEZES}:thaw", "thaw", scope=Scope.OPERATE, authorize=_authorize)
     @fields_of(ThawFields)
     def thaw(self, sent: ThawFields) -> bool:
-        """End the freeze of exactly this scope; `on_resume` decides what came due meanwhile."""
+        """End the freeze of exactly this scope; `on_resume` decides what came due meanwhile.
+
+        Raises:
+            Refused: No standing freeze has this scope.
+        """
         return not self._request("thaw", sent).unchanged

@@ -169,7 +169,11 @@ class Runs(RunList):
     @operation("POST /api/v1/runs:cancel", "cancel_runs", scope=Scope.OPERATE, starts=_CANCELLATIONS)
     @fields_of(CancelAsked)
     def cancel_matching(self, asked: CancelAsked) -> CancelResult:
-        """Cancel all open runs that match a filter: no executor starts one, and schedulers end them."""
+        """Cancel all open runs that match a filter: no executor starts one, and schedulers end them.
+
+        Raises:
+            Refused: The filter would match every run, or it names something that does not exist.
+        """
         if asked.dry_run:
             with self._call.snapshot() as connection:
                 return CancelResult(None, *count_matching(connection, self._call.tenant, asked, look=LOOKED_AT))

@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
+from functools import partial
 from http import HTTPStatus
 from typing import Any, ClassVar, NamedTuple
 
@@ -15,7 +16,6 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from tidewheel.api_keys import Scope
-from tidewheel.control.api import examples
 from tidewheel.control.api.answers import answer, location
 from tidewheel.control.api.authorization import Admin, Caller, ensure_all_tenants
 from tidewheel.control.api.openapi import add_route, body_of
@@ -31,7 +31,9 @@ from tidewheel.control.console.words import NONE, agreed, counted, number
 from tidewheel.control.instants import typed_number
 from tidewheel.control.reads.workload import read_activity
 from tidewheel.doors.address import after_of, next_cursor
+from tidewheel.doors.rest import Route
 from tidewheel.errors import FieldError, InvalidInput, refuse
+from tidewheel.jobs.strict_json import Json
 from tidewheel.jobs.validation import StrictModel
 from tidewheel.jobs.values import Tenant
 from tidewheel.nouns.operation import Page, operations
@@ -43,6 +45,41 @@ _HOUR, _BINS = timedelta(hours=1), 20  # of a strip
 _SHOWN = 20  # of a page: each has three bounded counts
 _GROUPED = re.compile(r"\d{1,3}(,\d{3})+(\.\d+)?")  # as pages show a number; 0,5 is none
 _LIST = operations(Tenants)["list"]
+
+_TENANT: dict[str, Json] = {
+    "tenant": "acme", "created_at": "2026-10-01T09:00:00Z", "weight": 1, "triggers_per_second": 100.0,
+    "in_flight": 500, "jobs": 1000, "payload_bytes": 65536, "keys": None, "key_rate": None,
+    "paused_at": None, "delete_at": None, "roles": ["acme_app"], "deletion": None,
+}  # fmt: skip
+_DELETED_TENANT: Json = {"unchanged": False, "tenant": {**_TENANT, "delete_at": "2026-11-20T09:00:00Z"}}
+_CHANGED_TENANT: Json = {"unchanged": False, "tenant": _TENANT}
+_PERIODS: Json = {
+    "unchanged": False, "tenant": "acme", "periods": [{"state": "succeeded", "days": 7, "kept_since": "2026-11-12"}],
+}  # fmt: skip
+_FEW: Json = {"count": 7, "at_least": False}
+_USAGE: Json = {
+    "tenant": _TENANT, "open_runs": _FEW, "in_flight": _FEW, "waiting": {"count": 0, "at_least": False},
+    "finished_runs": {"count": 10_000, "at_least": True}, "jobs": _FEW,
+}  # fmt: skip
+
+
+def _ensure_seen(caller: Caller, arguments: dict[str, Any]) -> None:
+    ensure_seen(arguments["name"], None if caller.all_tenants else caller.tenant)
+
+
+_of_one = partial(Route, prepare=_ensure_seen)
+TENANTS: Mapping[str, Route] = {
+    "create": Route(_CHANGED_TENANT, sent={"tenant": "acme", "in_flight": 500}, status=HTTPStatus.CREATED),
+    "list": Route({"tenants": [_TENANT], "next_cursor": None}),
+    "get": _of_one(_TENANT),
+    "limit": _of_one(_CHANGED_TENANT, {"jobs": 1000}),
+    "pause": _of_one(_CHANGED_TENANT, {"reason": "audit"}),
+    "resume": _of_one(_CHANGED_TENANT),
+    "undelete": _of_one(_CHANGED_TENANT),
+    "usage": _of_one(_USAGE),
+    "retention": _of_one(_PERIODS),
+    "keep": _of_one(_PERIODS, {"days": 7, "state": "succeeded"}),
+}
 
 
 class _Limit(NamedTuple):
@@ -382,6 +419,6 @@ def add_deletion(router: APIRouter, writes: Workers) -> None:
 
     add_route(
         router, "DELETE", f"{ROOT}/{{tenant}}", delete_tenant, scope=Scope.ADMIN, query=TenantQuery,
-        status=HTTPStatus.ACCEPTED, answer=ChangedTenant, example=examples.DELETED_TENANT, body=body_of(DeletionBody),
+        status=HTTPStatus.ACCEPTED, answer=ChangedTenant, example=_DELETED_TENANT, body=body_of(DeletionBody),
         sent={"tenant": "acme"},
     )  # fmt: skip

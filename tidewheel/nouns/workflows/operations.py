@@ -267,7 +267,11 @@ class Workflows(Noun):
 
     @operation(f"POST {_WORKFLOW}:resume", "resume_workflow", scope=Scope.OPERATE)
     def resume(self, root_run_id: RootRunId, *, reason: Reason | None = None, request_id: str | None = None) -> bool:
-        """Go on with a paused occurrence, or run the failed part of an ended one again."""
+        """Go on with a paused occurrence, or run the failed part of an ended one again.
+
+        Raises:
+            Refused: Nothing of it failed, or it is being cancelled.
+        """
         return self._change("workflow.resume", root_run_id, reason, request_id)
 
     @operation(f"POST {_WORKFLOW}:cancel", "cancel_workflow", scope=Scope.OPERATE)

@@ -159,7 +159,13 @@ def list_works(
     at, before = after or _NEWEST
     columns = {"tenant": tenant, "job_id": job_id, "kind": kind, "before_at": at, "before_id": before}
     return read_page(
-        connection, rows_as(Work), _LIST_WORKS, columns, lambda last: (last.created_at, last.work_id), limit=limit
+        connection,
+        rows_as(Work),
+        _LIST_WORKS,
+        columns,
+        lambda last: (last.created_at, last.work_id),
+        limit=limit,
+        after=after,
     )
 
 

@@ -28,7 +28,7 @@ SELECT {{columns_of(w)}}
   FROM ((SELECT {{from_works(w)}}
            FROM works AS w
           WHERE w.tenant = %(tenant)s AND (%(job_id)s::uuid IS NULL OR w.filter ->> 'job_id' = %(job_id)s::text)
-            AND (%(kind)s::text IS NULL OR w.kind = %(kind)s)
+            AND (%(kind)s::text IS NULL OR w.kind = %(kind)s) AND %(kind)s::text IS DISTINCT FROM 'backfill'
             AND w.created_at <= %(before_at)s AND (w.created_at, w.work_id) < (%(before_at)s, %(before_id)s)
           ORDER BY w.created_at DESC, w.work_id DESC LIMIT %(limit)s)
          UNION ALL
