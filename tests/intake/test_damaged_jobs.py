@@ -36,6 +36,7 @@ NAMES = {"tenant", "key", "handler", "queue", "lane"}  # other values are other 
 def requests(shared_database: Database, info: StackInfo) -> Iterator[Requests]:
     made = Requests(shared_database, info.kafka)
     with made.running():
+        made.until_read(made.send({"type": "calendar.put", "name": "none", "days": ["2020-01-01"]})[-1])
         yield made
 
 
@@ -71,7 +72,6 @@ def test_requests_about_other_jobs_are_applied_beside_a_damaged_one(
     requests: Requests, caplog: pytest.LogCaptureFixture
 ) -> None:
     database = requests.database
-    requests.until_read(requests.send({"type": "calendar.put", "name": "none", "days": ["2020-01-01"]})[-1])
     faults: list[object] = []
     for number, (table, column, value) in enumerate(damages(database)):
         names = [f"{name}-{number}" for name in ("first", "bad", "last")]
