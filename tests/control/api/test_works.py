@@ -64,3 +64,16 @@ def test_all_work_lies_on_pages_also_of_one_kind(database: Database, works: list
     last = tidewheel(database, "work", "list", "-n", 2).lines[-1]
     assert last.startswith("more: add --after ")
     assert last.endswith(f"/{works[1]}")
+
+
+@pytest.mark.parametrize("at", ["-infinity", "infinity"])
+def test_pages_of_works_with_a_damaged_time_end(database: Database, works: list[str], at: str) -> None:
+    database.execute("UPDATE works SET created_at = %s", [at])
+    pages, after = 0, None
+    with Client(database.url) as client:
+        while pages <= len(works):
+            listed = client.works.list(kind="retry", after=after, limit=1)
+            pages, after = pages + 1, listed.next_cursor
+            if after is None:
+                return
+    pytest.fail("a page follows itself")
