@@ -352,36 +352,35 @@ class HoldBack:
 
 def _find_unclaimed(connection: Conn, window: Window, handlers: list[str] | None) -> tuple[list[bytes], int]:
     """Return the recorded runs that an executor could still claim by message, and how many are over."""
-    if not window.unclaimed:
-        return [], 0
-    columns = {
-        "run_ids": arrays.uuids(read_uuid(run_id.decode()) for run_id in window.unclaimed),
-        "sources": sources(Move.CLAIM),
-        "handlers": handlers,
-    }
+    keys = {run_id: key for key in window.unclaimed if (run_id := _run_id_of(key)) is not None}
+    if not keys:
+        return [], len(window.unclaimed)
+    columns = {"run_ids": arrays.uuids(keys), "sources": sources(Move.CLAIM), "handlers": handlers}
     found = connection.execute(_FIND_UNCLAIMED, columns, binary=True).fetchall()
     waiting = [
         key
         for run_id, publish_at, can_be_claimed in cast("list[tuple[UUID, datetime, bool]]", found)
-        if can_be_claimed and publish_at <= window.unclaimed[key := str(run_id).encode()].publish_at
+        if can_be_claimed and publish_at <= window.unclaimed[key := keys[run_id]].publish_at
     ]
     return waiting, len(window.unclaimed) - len(found)
+
+
+def _run_id_of(key: bytes) -> UUID | None:
+    """Return the run that a key names; None for a damaged key, whose row is published as any other."""
+    try:
+        return read_uuid(key.decode())
+    except ValueError:
+        return None
 
 
 def _record(window: Window, rows: Sequence[DueRow], now: float) -> None:
     """Record rows that leave in the window of their topic."""
     sample = [
-        (key, row[PUBLISH_AT]) for row in rows[:: window.stride] if (key := row[KEY]) is not None and _is_run_id(key)
+        (key, row[PUBLISH_AT])
+        for row in rows[:: window.stride]
+        if (key := row[KEY]) is not None and len(key) == _RUN_ID_LENGTH
     ]
     window.publish(sample, now, runs=len(rows))
-
-
-def _is_run_id(key: bytes) -> bool:
-    """Return True if a key names a run: a damaged one is published, and not looked up."""
-    try:
-        return len(key) == _RUN_ID_LENGTH and str(read_uuid(key.decode())).encode() == key
-    except ValueError:
-        return False
 
 
 def _position_of(entry: bytes) -> OutboxPosition:
