@@ -6,6 +6,7 @@ from uuid import UUID
 from tests.control.api.answering import answer_of, answering, refusal
 from tests.fixtures.database import Database
 from tests.transitions.acts import begin, end, ending, open_run, submit
+from tidewheel.ids import order_id
 from tidewheel.runs import RunState
 
 
@@ -31,3 +32,20 @@ def test_blocked_keys_are_listed_by_pages_and_unblocked(database: Database) -> N
         assert [(each["key"], each["retried_by"]) for each in left] == [("a", retried["run_id"]), ("c", None)]
         entries = answer_of(client.get("/api/v1/audit-log?object=ordering_key/b"))["entries"]
         assert [entry["action"] for entry in entries] == ["ordering_key.skip"]
+
+
+def test_pages_of_keys_blocked_at_a_damaged_time_end(database: Database) -> None:
+    for key in ("a", "b", "c"):
+        blocked = [order_id("default", key), key]
+        database.execute(
+            "INSERT INTO order_keys (key_id, tenant, key, blocked_by, blocked_at)"
+            " VALUES (%s, 'default', %s, gen_random_uuid(), 'infinity')",
+            blocked,
+        )
+    cursors: set[str] = set()
+    with answering(database) as client:
+        page = answer_of(client.get("/api/v1/ordering-keys?limit=1"))
+        while (cursor := page["next_cursor"]) is not None:
+            assert cursor not in cursors, "a page follows itself"
+            cursors.add(cursor)
+            page = answer_of(client.get(f"/api/v1/ordering-keys?limit=1&cursor={cursor}"))

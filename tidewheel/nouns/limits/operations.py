@@ -126,7 +126,7 @@ def list_blocked_keys(
     }  # fmt: skip
     return read_page(
         connection, class_row(BlockedKey), _LIST_BLOCKED_KEYS, columns, lambda last: (last.blocked_at, last.key),
-        limit=limit,
+        limit=limit, after=after,
     )  # fmt: skip
 
 
