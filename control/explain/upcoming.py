@@ -347,10 +347,11 @@ def _after_pause(on_resume: CatchUp, window: timedelta) -> str:
     >>> _after_pause(CatchUp.FIRE_ONCE, timedelta(hours=6))
     'Of the occurrences that come due during the pause, only the latest then fires, because on_resume is fire_once.'
     """
-    due, longest = "ccurrences that come due during the pause", duration(window, exact=True)
+    paused = "occurrences that come due during the pause"
+    most = f"at most the newest {MAX_CAUGHT_UP:,} of the last {duration(window, exact=True)}"
     effect = {
-        CatchUp.SKIP: f"O{due} are then skipped",
-        CatchUp.FIRE_ONCE: f"Of the o{due}, only the latest then fires",
-        CatchUp.FIRE_ALL: f"Of the o{due}, at most the newest {MAX_CAUGHT_UP:,} of the last {longest} then fire",
+        CatchUp.SKIP: f"{paused.capitalize()} are then skipped",
+        CatchUp.FIRE_ONCE: f"Of the {paused}, only the latest then fires",
+        CatchUp.FIRE_ALL: f"Of the {paused}, {most} then fire",
     }[on_resume]
     return f"{effect}, because on_resume is {on_resume}."
