@@ -23,7 +23,7 @@ from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from struct import pack
-from typing import Final, TypeAlias, cast
+from typing import Final, LiteralString, TypeAlias, cast
 
 import psycopg
 from psycopg import adapters, capabilities
@@ -205,21 +205,27 @@ def due_rows(
     Where none are left, more rows may be due. The statement is streamed, and so never prepared. A quick poll, with
     limits of about QUICK_ROWS together, is prepared: its planning takes twice as long as the rest.
     """
-    upto = [row_range.upto.get(pair, _END) for pair in pairs]
     columns = {
         **position_columns(pairs, row_range.after),
-        "ends": arrays.instants(publish_at for publish_at, _ in upto),
-        "end_ids": arrays.integers(row_id for _, row_id in upto),
+        **end_columns(pairs, row_range.upto),
         "limits": arrays.integers(row_range.limits[pair] for pair in pairs),
         "backed_off": list(row_range.paused),
         "in_flight": row_range.in_flight,
     }
+    if not quick:
+        return stream_rows(connection, _READ_OUTBOX, columns, room)
+    with connection.cursor() as cursor:
+        rows = cast("list[DueRow]", cursor.execute(_READ_OUTBOX, columns, binary=True).fetchall())
+    return rows, room - sum(len(row[VALUE] or b"") for row in rows)
+
+
+def stream_rows(
+    connection: Conn, statement: LiteralString, columns: Mapping[str, object], room: int
+) -> tuple[list[DueRow], int]:
+    """Read the rows of a statement until their values fill the room; also return how many bytes are left."""
     rows: list[DueRow] = []
     with connection.cursor() as cursor:
-        if quick:
-            rows = cast("list[DueRow]", cursor.execute(_READ_OUTBOX, columns, binary=True).fetchall())
-            return rows, room - sum(len(row[VALUE] or b"") for row in rows)
-        stream = cast("Generator[DueRow]", cursor.stream(_READ_OUTBOX, columns, binary=True, size=_CHUNK_ROWS))
+        stream = cast("Generator[DueRow]", cursor.stream(statement, columns, binary=True, size=_CHUNK_ROWS))
         with closing(stream) as found:  # closing it ends the stream, so that the server sends no more rows
             for row in found:
                 rows.append(row)
@@ -237,6 +243,15 @@ def position_columns(pairs: Sequence[Pair], after: Mapping[Pair, OutboxPosition]
         "slice_lanes": arrays.integers(slice_lane_of(number, lane) for number, lane in pairs),
         "marks": arrays.instants(publish_at for publish_at, _ in behind),
         "mark_ids": arrays.integers(row_id for _, row_id in behind),
+    }
+
+
+def end_columns(pairs: Sequence[Pair], upto: Mapping[Pair, OutboxPosition]) -> dict[str, object]:
+    """Return the parameters of the outbox statements that name end positions; a pair without one has no end."""
+    ends = [upto.get(pair, _END) for pair in pairs]
+    return {
+        "ends": arrays.instants(publish_at for publish_at, _ in ends),
+        "end_ids": arrays.integers(row_id for _, row_id in ends),
     }
 
 

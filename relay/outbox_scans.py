@@ -45,6 +45,7 @@ from tidewheel.relay.outbox_rows import (
     Pair,
     RowRange,
     due_rows,
+    end_columns,
     ids_of,
     position_columns,
     position_of,
@@ -301,7 +302,15 @@ class HeldWalk:
     def _find(self, topic: str, after: Mapping[Pair, OutboxPosition]) -> WalkedPart:
         pairs = [*after]
         limit = max(_PART_ROWS // len(pairs), 1)
-        columns = {**position_columns(pairs, after), "topic": topic, "row_limit": limit, "known": ids_of(())}
+        columns = {
+            **position_columns(pairs, after),
+            **end_columns(pairs, {}),
+            "topic": topic,
+            "tenant": None,
+            "priority": None,
+            "row_limit": limit,
+            "known": ids_of(()),
+        }
         began = monotonic_seconds()
         rows: defaultdict[Pair, list[tuple[str, int, bytes]]] = defaultdict(list)
         try:

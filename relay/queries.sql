@@ -64,12 +64,14 @@ SELECT r.run_id, r.publish_at,
  WHERE r.run_id = ANY (%(run_ids)s::uuid[])
 
 -- name: stage_outbox
--- Returns tenant, priority and entry (time, address, id and size) of the due rows of one topic, slice by slice, oldest first.
+-- Returns tenant, priority and entry (time, address, id and size) of the due rows of one topic, slice by slice, oldest first. Leaves out
+-- those of the tenant and priority that are read in order, if there are any.
 -- Index: outbox_due, from the marks of the held topic. No lock.
 -- Why: rows of a held topic are kept as addresses. One bytea a row costs a third of three columns.
 SELECT s.position::smallint, o.tenant, o.priority, o.entry
-  FROM unnest(%(slice_lanes)s::smallint[], %(marks)s::timestamptz[], %(mark_ids)s::bigint[])
-       WITH ORDINALITY AS s (slice_lane, mark, mark_id, position)
+  FROM unnest(%(slice_lanes)s::smallint[], %(marks)s::timestamptz[], %(mark_ids)s::bigint[], %(ends)s::timestamptz[],
+              %(end_ids)s::bigint[])
+       WITH ORDINALITY AS s (slice_lane, mark, mark_id, last, last_id, position)
  CROSS JOIN LATERAL (
     SELECT coalesce(r.tenant, '') AS tenant, coalesce(r.priority, 5::smallint) AS priority,
            timestamptz_send(r.publish_at) || tidsend(r.ctid) || int8send(r.id)
@@ -77,13 +79,56 @@ SELECT s.position::smallint, o.tenant, o.priority, o.entry
       FROM outbox AS r
      WHERE r.slice_lane = s.slice_lane
        AND (r.publish_at, r.id) > (s.mark, s.mark_id)
+       AND (r.publish_at, r.id) <= (s.last, s.last_id)
        AND r.publish_at <= (SELECT tidewheel_now())
        AND r.topic = %(topic)s
+       AND (%(tenant)s::text IS NULL OR coalesce(r.tenant, '') <> %(tenant)s OR coalesce(r.priority, 5) <> %(priority)s)
        AND r.id NOT IN (SELECT unnest(%(known)s::bigint[]))
      ORDER BY r.publish_at, r.id
      LIMIT %(row_limit)s
   ) AS o
  ORDER BY s.position
+
+-- name: read_in_order
+-- Returns due rows of one topic, tenant and priority from marks on, slice by slice, oldest first.
+-- Index: outbox_due, from the marks of the held topic. No lock.
+-- Why: a row that leaves in its order anyway is read once, and not staged. Ids in flight as in read_outbox.
+SELECT (s.position + %(before)s)::smallint, o.publish_at, o.topic, o.key, o.value, o.headers, o.ctid, int8send(o.id)
+  FROM unnest(%(slice_lanes)s::smallint[], %(marks)s::timestamptz[], %(mark_ids)s::bigint[])
+       WITH ORDINALITY AS s (slice_lane, mark, mark_id, position)
+ CROSS JOIN LATERAL (
+    SELECT r.ctid, r.id, r.publish_at, r.topic, r.key, r.value, r.headers
+      FROM outbox AS r
+     WHERE r.slice_lane = s.slice_lane
+       AND (r.publish_at, r.id) > (s.mark, s.mark_id)
+       AND r.publish_at <= (SELECT tidewheel_now())
+       AND r.topic = %(topic)s
+       AND coalesce(r.tenant, '') = %(tenant)s
+       AND coalesce(r.priority, 5) = %(priority)s
+       AND r.id NOT IN (SELECT unnest(%(known)s::bigint[]))
+     ORDER BY r.publish_at, r.id
+     LIMIT %(row_limit)s
+  ) AS o
+ ORDER BY s.position
+
+-- name: count_in_order
+-- Returns the number of due rows of one topic, tenant and priority from marks on, each slice up to a limit.
+-- Index: outbox_due, from the marks of the held topic. No lock.
+SELECT coalesce(sum(o.runs), 0)::integer, coalesce(bool_or(o.runs = %(row_limit)s), false)
+  FROM unnest(%(slice_lanes)s::smallint[], %(marks)s::timestamptz[], %(mark_ids)s::bigint[]) AS s (slice_lane, mark, mark_id)
+ CROSS JOIN LATERAL (
+    SELECT count(*) AS runs
+      FROM (SELECT
+              FROM outbox AS r
+             WHERE r.slice_lane = s.slice_lane
+               AND (r.publish_at, r.id) > (s.mark, s.mark_id)
+               AND r.publish_at <= (SELECT tidewheel_now())
+               AND r.topic = %(topic)s
+               AND coalesce(r.tenant, '') = %(tenant)s
+               AND coalesce(r.priority, 5) = %(priority)s
+             ORDER BY r.publish_at, r.id
+             LIMIT %(row_limit)s) AS c
+  ) AS o
 
 -- name: fetch_outbox
 -- Returns chosen rows by physical address, and by id in case the table was rewritten since.

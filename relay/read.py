@@ -165,7 +165,7 @@ class Reader:
             self._marks.hold(topic, before, left, pairs)
             hold_back.hold(topic, pairs[left[0][PAIR_INDEX] - 1][1])
         for topic in hold_back.topics():
-            hold_back.stage_from(topic, self._marks.paused_at(topic))
+            hold_back.start_at(topic, self._marks.paused_at(topic))
         if exceeding:
             rows = [row for row in rows if row[TOPIC] not in exceeding]
         most = int(self._limit * _WEIGHTS[OutboxLane.STANDARD])

@@ -5,6 +5,8 @@ a tenant a step of priority is worth 30 s: a run of priority 9 goes before one o
 and no later one ever passes what is older still. Runs of one tenant and priority leave in their order.
 
 Only addresses are kept, in bytes that PostgreSQL has made: about 130 bytes a run, with its places in a line and a set.
+The runs of one tenant and priority, the lead, need no staging: the reader has them in their order. They have a place in
+the turns all the same.
 
 `Window` decides how many runs of one topic may be published and not claimed. Kafka is first in, first out, and nothing
 in it can be recalled. What the relay publishes now delays all that comes after it. So it keeps the wait of published
@@ -19,10 +21,11 @@ A large window is a fast flow, in which each run would be looked up several time
 
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import NamedTuple
 
 STEP_SECONDS = 30  # that one step of priority is worth
+_MICROSECOND = timedelta(microseconds=1)
 _STEP_MICROSECONDS = STEP_SECONDS * 1_000_000
 _TIME = slice(0, 8)  # publish_at, microseconds since 2000
 _ADDRESS = slice(8, 14)
@@ -73,6 +76,13 @@ def position_in(entry: bytes) -> tuple[int, int]:
     return int.from_bytes(entry[_TIME], signed=True), int.from_bytes(entry[_ID])
 
 
+class Lead(NamedTuple):
+    """The tenant and priority of a topic whose runs are read in order."""
+
+    tenant: str
+    priority: int
+
+
 class Staging:
     """The runs of one topic that are held back.
 
@@ -84,6 +94,8 @@ class Staging:
         self._entries: set[bytes] = set()  # of all lines
         self._turns: deque[str] = deque()  # tenants with runs, the next one first
         self._left = 0  # runs in the turn of the first tenant; 0 before it begins
+        self._lead: Lead | None = None
+        self._led = b""  # the last entry in the line of the lead, as of its next run
 
     def __len__(self) -> int:
         """Return the number of runs."""
@@ -95,44 +107,81 @@ class Staging:
 
     def counts(self) -> dict[str, int]:
         """Return the number of runs of each tenant that has some."""
-        return {tenant: sum(map(len, line.values())) for tenant, line in self._lines.items()}
+        counts = {tenant: sum(map(len, line.values())) for tenant, line in self._lines.items()}
+        if self._lead is not None:
+            counts[self._lead.tenant] -= 1
+        return counts
+
+    def lead(self, lead: Lead | None, due: timedelta) -> None:
+        """Let the lead take turns, whose next run is due so long after 2000; None ends that."""
+        if self._lead is not None:
+            self._lines[self._lead.tenant][self._lead.priority].pop()
+        before, self._lead, self._led = self._lead, lead, (due // _MICROSECOND).to_bytes(8, signed=True)
+        if lead is not None:
+            self._line(lead.tenant, lead.priority).append(self._led)
+        if before is not None:
+            self._remove_empty(before.tenant, before.priority)
 
     def add(self, rows: Iterable[tuple[str, int, bytes]]) -> None:
         """Add runs: tenant, priority and entry, in the order of their times. Those that are here already stay."""
         for tenant, priority, entry in rows:
             if entry in self._entries:
                 continue
-            line = self._lines.get(tenant)
-            if line is None:
-                line = self._lines[tenant] = {}
-                self._turns.append(tenant)
-            if (entries := line.get(priority)) is None:
-                entries = line[priority] = deque()
-            entries.append(entry)
+            line = self._line(tenant, priority)
+            if (tenant, priority) == self._lead:
+                line.insert(len(line) - 1, entry)  # late: the reader has passed it
+            else:
+                line.append(entry)
             self._entries.add(entry)
 
-    def take(self, most: int, weights: Mapping[str, int], *, room: int) -> list[bytes]:
-        """Remove and return the next runs, until their values fill the room; the last one may exceed it.
+    def take(self, most: int, weights: Mapping[str, int], *, room: int) -> tuple[list[bytes], int]:
+        """Remove the next runs, until their values fill the room; the last one may exceed it.
 
-        A tenant without a weight has 1.
+        A tenant without a weight has 1. Return the runs, and how many of the lead take turns among them.
         """
+        if self._lead is not None and not self._entries:
+            return [], most
         taken: list[bytes] = []
-        while len(taken) < most and room > 0 and self._turns:
+        led = 0
+        while len(taken) + led < most and room > 0 and self._turns:
             tenant = self._turns[0]
             line = self._lines[tenant]
             if not self._left:
                 self._left = max(weights.get(tenant, 1), 1)
-            taken.append(_pop_first(line))
-            room -= size_of(taken[-1])
+            priority = _next_priority(line)
+            entries = line[priority]
+            if entries[0] is self._led:
+                led += 1
+            else:
+                taken.append(entries.popleft())
+                room -= size_of(taken[-1])
             self._left -= 1
-            if not line:
-                del self._lines[tenant]
-                self._turns.popleft()
-                self._left = 0
-            elif not self._left:
+            if not self._remove_empty(tenant, priority) and not self._left:
                 self._turns.rotate(-1)
         self._entries.difference_update(taken)
-        return taken
+        return taken, led
+
+    def _line(self, tenant: str, priority: int) -> deque[bytes]:
+        line = self._lines.get(tenant)
+        if line is None:
+            line = self._lines[tenant] = {}
+            self._turns.append(tenant)
+        if (entries := line.get(priority)) is None:
+            entries = line[priority] = deque()
+        return entries
+
+    def _remove_empty(self, tenant: str, priority: int) -> bool:
+        """Remove a line without entries; return True if its tenant has no run any more."""
+        line = self._lines[tenant]
+        if not line[priority]:
+            del line[priority]
+        if line:
+            return False
+        del self._lines[tenant]
+        if self._turns[0] == tenant:
+            self._left = 0
+        self._turns.remove(tenant)
+        return True
 
 
 class Unclaimed(NamedTuple):
@@ -228,17 +277,12 @@ class Window:
         self._standstill = min(self._standstill + 1, _MOST_DOUBLINGS) if stands else 0
 
 
-def _pop_first(line: dict[int, deque[bytes]]) -> bytes:
-    """Remove and return the entry that leaves next of a tenant; at equal ranks the one of higher priority."""
+def _next_priority(line: Mapping[int, deque[bytes]]) -> int:
+    """Return the priority of a tenant's run that leaves next; at equal ranks the higher one."""
     if len(line) == 1:
         [priority] = line
-    else:
-        priority = min(line, key=lambda each: (_rank(each, line[each][0]), -each))
-    entries = line[priority]
-    entry = entries.popleft()
-    if not entries:
-        del line[priority]
-    return entry
+        return priority
+    return min(line, key=lambda each: (_rank(each, line[each][0]), -each))
 
 
 def _rank(priority: int, entry: bytes) -> int:

@@ -5,8 +5,11 @@ from datetime import timedelta
 from uuid import uuid4
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from tests.fixtures.database import Database
+from tests.fixtures.examples import examples
 from tests.fixtures.services import until
 from tests.relay.relaying import Relaying
 from tidewheel.outbox import SLICES, OutboxRow
@@ -158,6 +161,94 @@ def test_priority_goes_first(relaying: Relaying) -> None:
     relaying.write(*runs(relaying, topic, "a", 2000, priority=0), *urgent)
     relaying.drain(topic_prefix=relaying.prefix)
     assert relaying.values(topic).index(b"urgent") < UNSERVED
+
+
+def test_run_of_higher_priority_passes_a_backlog(relaying: Relaying) -> None:
+    """It is written last, behind all rows that are read in order."""
+    topic = relaying.topic("runs.standard")
+    backlog(relaying, topic, 1000)
+    with relaying.running(topic_prefix=relaying.prefix):
+        until(lambda: relaying.left() == 1000 - UNSERVED, "the window is full")
+        [urgent] = [row._replace(value=b"urgent") for row in runs(relaying, topic, "a", 1, priority=9)]
+        open_runs(relaying.database, [urgent])
+        relaying.write(urgent)
+        first = [one.key.decode() for one in relaying.arrived(topic) if one.key]
+        relaying.database.execute("DELETE FROM job_runs WHERE run_id = ANY (%s::uuid[])", [first[:UNSERVED]])
+        until(lambda: relaying.left() == 1001 - 2 * UNSERVED, "the window is full again")
+        assert b"urgent" in relaying.values(topic)
+
+
+def test_order_of_instants_is_kept_among_slices(relaying: Relaying) -> None:
+    """Also where one run leaves at a time, and one slice has nearly all."""
+    topic = relaying.topic("runs.standard")
+    burst = [
+        row._replace(value=b"%d" % number, shard=0 if number % 10 else number % 64)
+        for number, row in enumerate(
+            row
+            for second in range(200)
+            for row in runs(relaying, topic, "a", 1, publish_at=relaying.due_at(timedelta(seconds=second - 300)))
+        )
+    ]
+    open_runs(relaying.database, burst)
+    relaying.write(*burst)
+    with relaying.running(topic_prefix=relaying.prefix):
+        until(lambda: relaying.left() == 200 - UNSERVED, "the window is full")
+        for claimed in range(10):
+            relaying.database.execute(
+                "DELETE FROM job_runs WHERE run_id = %s::uuid", [(burst[claimed].key or b"").decode()]
+            )
+            until(lambda: relaying.left() == 200 - UNSERVED - claimed - 1, "one more has left")  # noqa: B023
+    order = [int(value or b"-1") for value in relaying.values(topic)]
+    assert sorted(order[:UNSERVED]) == [*range(UNSERVED)]
+    assert order[UNSERVED:] == [*range(UNSERVED, UNSERVED + 10)]
+
+
+STEP = st.tuples(
+    st.lists(
+        st.tuples(
+            st.sampled_from(["a", "a", "a", "b", "c"]),
+            st.sampled_from([None, None, None, 0, 9]),
+            st.integers(0, 63),
+            st.integers(0, 40),
+        ),
+        max_size=40,
+    ),
+    st.integers(0, 60),
+)
+
+
+@settings(examples(40, quick=5), suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
+@given(st.lists(STEP, min_size=2, max_size=6), st.integers(65, 400))
+def test_each_run_leaves_once(
+    relaying: Relaying, steps: list[tuple[list[tuple[str, int | None, int, int]], int]], first: int
+) -> None:
+    """Whatever tenants, priorities, slices and times, late ones among them, and however the window opens."""
+    database, topic = relaying.database, f"{relaying.prefix}.runs.standard"
+    written = Counter(row.key for row in backlog(relaying, topic, first))
+    reader = relaying.reader(2000, fair_prefix=f"{relaying.prefix}.runs.")
+    left: list[bytes | None] = []
+    for rows, claimed in steps:
+        left += read(reader, database)
+        made = [
+            row
+            for tenant, priority, shard, age in rows
+            for row in runs(relaying, topic, tenant, 1, priority=priority)
+            for row in [row._replace(shard=shard, publish_at=relaying.began_at - timedelta(seconds=age))]
+        ]
+        if made:
+            open_runs(database, made)
+            relaying.write(*made)
+            written.update(row.key for row in made)
+        sent = [(key or b"").decode() for key in left]
+        database.execute("DELETE FROM job_runs WHERE run_id = ANY (%s::uuid[])", [sent[:claimed]])
+    database.execute("DELETE FROM job_runs")
+
+    def all_left() -> bool:
+        left.extend(read(reader, database))
+        return len(left) >= written.total() and relaying.left() == 0
+
+    until(all_left, "all runs have left")
+    assert Counter(left) == written
 
 
 def test_frozen_runs_hold_nothing_back(relaying: Relaying) -> None:

@@ -625,7 +625,22 @@ SPECIAL: Mapping[str, Mapping[str, object]] = {
         "states": [RunState.QUEUED],
         "limit": 500,
     },
-    "stage_outbox": {"topic": "tidewheel.runs.standard", "known": [], "row_limit": 1000},
+    "stage_outbox": {
+        "topic": "tidewheel.runs.standard",
+        "known": [],
+        "row_limit": 1000,
+        "tenant": None,
+        "priority": None,
+    },
+    "read_in_order": {
+        "topic": "tidewheel.runs.standard",
+        "known": [],
+        "row_limit": 1000,
+        "tenant": "",
+        "priority": 5,
+        "before": 0,
+    },
+    "count_in_order": {"topic": "tidewheel.runs.standard", "row_limit": 1000, "tenant": "", "priority": 5},
     "delete_expired_replies": {"topics": ["tidewheel.replies.t.acme"], "kept": timedelta(days=1), "limit": 1000},
     "add_tenant_rates": {"rates": [1.0] * BATCH},
     "write_tenant_rate": {"per_second": 1.0, "first_bucket": 0, "used": [0] * 64, "held_from": None},
@@ -741,7 +756,8 @@ _HOT = {
         delete_old_audit delete_old_failed_runs delete_old_dead_letters
     """,
     "tidewheel.relay": """
-        read_outbox probe_outbox delete_outbox find_unclaimed stage_outbox fetch_outbox delete_expired_replies
+        read_outbox probe_outbox delete_outbox find_unclaimed stage_outbox read_in_order count_in_order
+        fetch_outbox delete_expired_replies
     """,
     "tidewheel.executor": """
         find_due_tenants find_due_runs find_due_handled read_owned_attempts read_previous read_signals lock_attempt
@@ -1141,7 +1157,7 @@ def test_outbox_scan_begins_at_the_low_water_mark(loaded: Database, facts: Mappi
     assert {node["Node Type"] for node in plan} <= in_order | {"ProjectSet"}  # of the ids in flight
 
 
-@pytest.mark.parametrize("name", ["read_outbox", "stage_outbox"])
+@pytest.mark.parametrize("name", ["read_outbox", "read_in_order", "stage_outbox"])
 def test_kept_plan_hashes_the_ids_that_the_relay_passes_over(loaded: Database, name: str) -> None:
     """Otherwise it compares each row with each of thousands of ids."""
     statement = Statements("tidewheel.relay")[name]
