@@ -199,6 +199,7 @@ FACTS = {
     ("job_edges", "until_at"),
     ("calendars", "since"),
     ("executors", "lease"),
+    ("executors", "last_heartbeat_at"),
     ("processes", "last_heartbeat_at"),
     ("audit_log", "at"),
     ("dead_letters", "created_at"),
