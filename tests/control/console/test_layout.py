@@ -70,7 +70,7 @@ def test_long_key_takes_three_lines_of_a_phone(here: Tab, seeded: tuple[ApiClien
     ("path", "opener", "focused"),
     [
         ("/jobs/hourly", "text=Trigger…", "dialog textarea[name=payload]"),
-        ("/admin/tenants", "text=New tenant…", "dialog input[name=tenant]"),
+        ("/admin/tenants", "text=New tenant…", "dialog input[name=name]"),
         ("/freeze", "text=Freeze fleet…", "dialog input[name=reason]"),
         ("/jobs/holidays/next?month=2027-03", "text=Move… >> nth=0", "dialog input[name=to]"),
         ("/runs/{running}", "text=Cancel…", "dialog .buttons a"),
