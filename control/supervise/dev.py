@@ -28,7 +28,7 @@ from tidewheel.local.stack import StackInfo
 from tidewheel.local.state import API_HEADERS_FILE, API_TOKEN_FILE, HOME_VARIABLE, write_private
 from tidewheel.postgres.session import connect
 from tidewheel.settings.executor import ExecutorSettings
-from tidewheel.settings.services import ApiSettings
+from tidewheel.settings.services import DEV_TOKEN, ApiSettings
 
 _QUIET_MILLISECONDS = 50  # editors write a file in several steps
 _LONGEST_MILLISECONDS = 500
@@ -98,7 +98,7 @@ def executor_token(home: Path) -> str:
     """
     path = home / API_TOKEN_FILE
     if not path.exists():
-        write_private(path, secrets.token_urlsafe(32))
+        write_private(path, DEV_TOKEN + secrets.token_urlsafe(32))
     return path.read_text()
 
 

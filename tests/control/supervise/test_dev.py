@@ -145,6 +145,7 @@ def test_first_run_succeeds_and_ctrl_c_keeps_the_data(folder: Path, tmp_path_fac
     try:
         with dev(folder, home) as opened:
             assert "dev-greet, dev-hang" in opened.screen
+            assert "API_TOKEN" not in opened.screen, "no warning of a setting that dev itself has set"
             assert opened.colours
             assert result_of(home) == '"hello"'
             opened.until("succeeded in")
