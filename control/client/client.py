@@ -99,7 +99,7 @@ class Calendars(Noun):
         weekdays: Iterable[str | int] = (),
         source: str | None = None,
     ) -> bool:
-        """Create or replace a calendar; jobs that name it follow at once. Return True if it has changed.
+        """Create or replace a calendar; jobs that use it follow at once. Return True if it has changed.
 
         Args:
             weekdays: Days of every week, such as `SAT`.
@@ -111,7 +111,7 @@ class Calendars(Noun):
         return not self._call.request(document).unchanged
 
     def delete(self, name: str) -> None:
-        """Delete a calendar that no job names."""
+        """Delete a calendar that no job uses."""
         self._call.request({"type": "calendar.delete", "name": name})
 
     def list(self) -> Sequence[CalendarSummary]:
@@ -305,7 +305,7 @@ class Client(OneJob, Occurrences):
         return backfill_of(self._call.request(document, request_id))
 
     def audit(self, first: datetime, before: datetime | None = None, *, key: str | None = None) -> AuditResult:
-        """Recompute every occurrence of a range, and compare it with what is recorded.
+        """Recompute every occurrence of a range, and compare it with the records.
 
         Args:
             before: All instants are earlier; the present by default.

@@ -47,7 +47,7 @@ def test_deep_nesting_is_reported(tmp_path: Path) -> None:
     file.write_text("a: " + "[" * 5000 + "]" * 5000)
     [found] = read_jobs(str(file))
     assert isinstance(found.content, FieldError)
-    assert found.content.problem == "it is nested too deep"
+    assert found.content.problem == "is nested too deeply"
 
 
 def test_jobs_may_share_a_part(tmp_path: Path) -> None:

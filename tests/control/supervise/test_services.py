@@ -15,7 +15,7 @@ def test_roles_are_read_once_each_and_in_their_order() -> None:
     assert read_roles(" relay, intake,relay") == ["relay", "intake"]
 
 
-@pytest.mark.parametrize(("text", "problem"), [("relay,cook", "'cook' is no role"), (" , ", "it names no role")])
+@pytest.mark.parametrize(("text", "problem"), [("relay,cook", "'cook' is not a role"), (" , ", "does not name a role")])
 def test_other_names_are_refused_with_the_roles(text: str, problem: str) -> None:
     with pytest.raises(InvalidInput, match=f"--roles: {problem}.*intake"):
         read_roles(text)
