@@ -137,7 +137,7 @@ class ReleaseBody(StrictModel):
     """Body of a release of quarantined jobs."""
 
     keys: list[Key] = Field(default_factory=list[str], max_length=_MOST_JOBS, description="Only these jobs.")
-    error: Annotated[Text | None, Field(description="Only those whose error contains this text.")] = None
+    error: Annotated[Text | None, Field(description="Only jobs whose error contains this text.")] = None
     everything: Annotated[bool, Field(description="True to release all.")] = False
     dry_run: Annotated[bool, Field(description="Only count them.")] = False
 

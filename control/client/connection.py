@@ -298,7 +298,7 @@ class Triggered:
     """The answer to a trigger with dedupe.
 
     Args:
-        run_id: The run that the trigger has: its own, or that of an earlier one.
+        run_id: The trigger's run: its own, or that of an earlier trigger.
         outcome: `accepted` for a new run; `deduplicated`, `replaced` or `debounced` for an earlier one.
         runs_at: When the run is due; of a deduplicated trigger this may have passed.
     """

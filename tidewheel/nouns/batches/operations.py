@@ -210,7 +210,7 @@ class Batches(Noun):
         """Continue a paused batch, or rerun the failed part of an ended one.
 
         Raises:
-            Refused: Nothing of it failed, it is being cancelled, or its runs are no longer stored.
+            Refused: No part of it failed, it is being cancelled, or its runs are no longer stored.
         """
         return self._change("workflow.resume", batch_id, reason, request_id)
 
@@ -234,7 +234,7 @@ class Batches(Noun):
     def wait(
         self, batch_id: UUID, *, timeout: float | None = None, on_progress: Callable[[Batch], None] | None = None
     ) -> Batch:
-        """Wait until a batch has ended, and return it; raise TimeoutError after so many seconds.
+        """Wait until a batch has ended, and return it; raise TimeoutError after this many seconds.
 
         `on_progress` gets the batch twice a second.
         """

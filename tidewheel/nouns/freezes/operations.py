@@ -41,7 +41,7 @@ class Freezes(Noun):
         """Hold all new runs of a scope until you thaw it; running ones finish.
 
         Raises:
-            Refused: A field does not fit, or the labels or the key prefix fit too many jobs.
+            Refused: A field is invalid, or the labels or the key prefix match too many jobs.
         """
         return not self._request("freeze", sent).unchanged
 

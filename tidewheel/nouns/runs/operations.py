@@ -114,7 +114,7 @@ class Runs(RunList):
         return show_run_anywhere(self._call.snapshot, self._call.archive, self._call.tenant, run_id)
 
     def wait(self, run_id: UUID, timeout: timedelta | float = 60.0) -> Run:
-        """Wait until a run is terminal, and return it; raise TimeoutError after so many seconds."""
+        """Wait until a run has ended, and return it; raise TimeoutError after this many seconds."""
         polling = run_polling(run_id, timeout)
         while polling.goes_on(run := self.get(run_id), run):
             self._call.sleep(polling.pause())
@@ -126,7 +126,7 @@ class Runs(RunList):
         return RunState(self._call.request(document, request_id).run_status or "")
 
     def retry(self, run_id: UUID, *, delay: timedelta | float | None = None, request_id: str | None = None) -> RunId:
-        """Create a new run of a terminal one: same payload, its job's current version, after a delay."""
+        """Retry an ended run with a new run: same payload, its job's current version, after a delay."""
         document = {"type": "run.retry", "run_id": str(as_id(run_id, "run_id")), "delay": delay}
         return RunId(UUID(self._call.request(document, request_id).run_id))
 
@@ -134,7 +134,7 @@ class Runs(RunList):
         """Make the next attempt of a retrying run due now; its run, its number and its retry policy stay.
 
         Returns:
-            False if nothing changed: the attempt was due, it has started, or the run has ended.
+            False if nothing changed: the attempt was already due or has started, or the run has ended.
         """
         document = {"type": "run.retry", "run_id": str(as_id(run_id, "run_id")), "attempt": attempt}
         return not self._call.request(document, request_id).unchanged
@@ -172,7 +172,7 @@ class Runs(RunList):
         """Cancel all open runs that match a filter: executors stop starting them, and schedulers end them.
 
         Raises:
-            Refused: The filter would match every run, or it names something that does not exist.
+            Refused: The filter would match every run, or names something that does not exist.
         """
         if asked.dry_run:
             with self._call.snapshot() as connection:
@@ -214,7 +214,7 @@ class Runs(RunList):
         return read_logs(self._call, run_id, attempt)
 
     def follow_logs(self, run_id: UUID, attempt: int | None = None) -> LogFollower:
-        """Iterate over the output of a run's attempts, and new output until the run (or that attempt) ends."""
+        """Iterate over the output of a run's attempts, including new output until the run or attempt ends."""
         number = None if attempt is None else as_int(attempt, "attempt")
         return LogFollower(self._call, as_id(run_id, "run_id"), number)
 

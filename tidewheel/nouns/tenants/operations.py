@@ -79,7 +79,7 @@ class Tenants(Noun):
         """Create a tenant, with or without limits.
 
         Returns:
-            The tenant; `unchanged` if it exists already, with these limits or others.
+            The tenant; `unchanged` if it already exists, with these limits or others.
         """
         columns: dict[str, object] = {**dict.fromkeys(Limits.__annotations__), **limits, "tenant": name}
 
@@ -159,17 +159,17 @@ class Tenants(Noun):
         return self._changed(name, done=done)
 
     def delete(self, name: str, *, grace: timedelta = GRACE) -> ChangedTenant:
-        """Delete a tenant after a time of grace: its jobs and runs end, then a scheduler removes its rows.
+        """Delete a tenant after a grace period: its jobs and runs end, then a scheduler removes its rows.
 
-        Until then the tenant is as before, and `undelete` takes the deletion back; `get` has the time, later the
-        progress. Without grace it begins with the commit. From its begin on requests for the tenant are refused, its
-        keys open nothing, and no claim starts a run of it.
+        Until then the tenant works as before, and `undelete` cancels the deletion; `get` shows the time, later the
+        progress. Without grace, the deletion begins with the commit. From then on, requests for the tenant are
+        refused, its API keys stop working, and claims start none of its runs.
 
         Returns:
-            The tenant; `unchanged` if its deletion was accepted before.
+            The tenant; `unchanged` if its deletion was already accepted.
 
         Raises:
-            Unavailable: The database does not answer, or a claim has been under way for 10 s.
+            Unavailable: The database does not answer, or a claim has been in progress for 10 s.
         """
         if name == DEFAULT_TENANT:
             problem = "tenant default cannot be deleted: requests that name no tenant belong to it"
@@ -201,7 +201,7 @@ class Tenants(Noun):
         return self._changed(name, done=self._locked(name, keep))
 
     def grant_role(self, name: str, role: str) -> bool:
-        """Let a database role call the SQL functions for a tenant, `*` for all.
+        """Let a database role call the SQL functions for a tenant; `*` for all tenants.
 
         A role that never had such a grant acts for `default`.
         """
@@ -215,7 +215,7 @@ class Tenants(Noun):
         return self._locked(name, grant) if name != ALL_TENANTS else self._call.write(grant, all_tenants=True)
 
     def revoke_role(self, name: str, role: str) -> bool:
-        """Revoke such a grant; return False if there was none. A role without another one acts for no tenant."""
+        """Revoke this grant; return False if there was none. A role without any grant has no tenant."""
         revoke = partial(self._write, _REVOKE_ROLE, {"tenant": name, "role": role}, "revoke_role")
         return self._call.write(revoke, all_tenants=True)
 

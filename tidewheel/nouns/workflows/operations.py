@@ -272,7 +272,7 @@ class Workflows(Noun):
         """Continue a paused occurrence, or rerun the failed part of an ended one.
 
         Raises:
-            Refused: Nothing of it failed, or it is being cancelled.
+            Refused: No part of it failed, or it is being cancelled.
         """
         return self._change("workflow.resume", root_run_id, reason, request_id)
 

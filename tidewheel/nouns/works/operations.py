@@ -251,7 +251,7 @@ class Works(Noun):
     def wait(
         self, work_id: UUID, *, timeout: float | None = None, on_progress: Callable[[Work], None] | None = None
     ) -> Work:
-        """Wait until a work has ended, and return it; raise TimeoutError after so many seconds.
+        """Wait until a work has ended, and return it; raise TimeoutError after this many seconds.
 
         `on_progress` gets the work twice a second.
         """
