@@ -34,7 +34,7 @@ MAX_WHOLE_BYTES = 64 << 20  # of a file that is read whole: some 100,000 jobs; J
 
 _DECODER = json.JSONDecoder()
 _BLANK = " \t\r\n"
-_CUT_OFF = FieldError("", "the file ends within the array", "complete the array, which ends with `]`")
+_CUT_OFF = FieldError("", "the file ends within the array", "write the whole array, which ends with `]`")
 _COMMA = FieldError(
     "", "two jobs of the array are not separated by exactly one comma", "write one comma between two jobs"
 )

@@ -182,7 +182,7 @@ def wait_for_run(client: "Client", run_id: UUID) -> "Run":
         if run.why is not None and (run.status, run.why.code) != seen:
             seen = run.status, run.why.code
             remedy = f"; remedy: {run.why.remedy}" if run.why.remedy else ""
-            typer.echo(f"it is {run.status}: {run.why.words}{remedy}", err=True)
+            typer.echo(f"{run.status}: {run.why.words}{remedy}", err=True)
 
 
 def print_ended_run(run: "Run", document: dict[str, object], output: Output) -> None:

@@ -47,7 +47,7 @@ def test_reason_of_a_wait_is_printed_once(database: Database) -> None:
     first, reason, *_ = err.getvalue().splitlines()
     assert first == f"waiting for run {run_id}; Ctrl-C stops waiting, and the run continues"
     assert reason.startswith(
-        "it is queued: no live executor serves queue 'default'; remedy: tidewheel service executor "
+        "queued: no live executor serves queue 'default'; remedy: tidewheel service executor "
     )
 
 
