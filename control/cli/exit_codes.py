@@ -11,7 +11,7 @@ class ExitCode(IntEnum):
     DONE = 0
     """The command did all of its work."""
     FAILED = 1
-    """The command did part of its work, its run failed, or an operator must correct settings or the schema."""
+    """The command did part of its work, the awaited run failed, or an operator must correct settings or the schema."""
     USAGE = 2
     """The parser of the command line refuses a flag or an argument: an unknown name, a missing or malformed value."""
     NOT_RUNNING = 3

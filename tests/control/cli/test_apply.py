@@ -238,7 +238,7 @@ def test_applied_jobs_are_counted_if_the_rest_is_unreadable(database: Database, 
     done = tidewheel(database, "apply", write("jobs.jsonl", jobs), long)
     assert done.code == ExitCode.REFUSED
     assert done.out == f"stopped; so far at least {SUBMIT_BATCH} created, 0 updated, 0 unchanged, 0 rejected\n"
-    assert "too many to be read whole; write one JSON object on each line" in done.err
+    assert "too many to read at once; write one JSON object per line" in done.err
 
 
 @pytest.mark.parametrize("bulk", [(), ("--bulk", "--processes", "1")], ids=["", "bulk"])

@@ -235,7 +235,7 @@ def test_saved_files_replace_the_executor_and_errors_do_not(folder: Path, home: 
         first = service(opened, "executor")
         assert result_of(home) == '"hello"'
         (folder / "shop.py").write_text(HANDLERS.replace("def greet(ctx", "def greet(ctx,,"))
-        shown = opened.until("goes on with those before")
+        shown = opened.until("keeps the previous handlers")
         line = HANDLERS[: HANDLERS.index("def greet(ctx")].count("\n") + 1
         assert f"SyntaxError: invalid syntax ({folder}/shop.py, line {line})" in shown
         assert result_of(home) == '"hello"'

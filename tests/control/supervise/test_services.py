@@ -59,7 +59,10 @@ def test_one_dev_has_a_stack_and_the_next_one_inherits_what_a_killed_one_started
         monkeypatch.setenv(HOME_VARIABLE, str(tmp_path))
         with pytest.raises(Unavailable, match="the database is starting"):
             Connections.load().database()
-        with pytest.raises(StackError, match=r"runs already on the stack in .* --home of its own"), DevLock(tmp_path):
+        with (
+            pytest.raises(StackError, match=r"is already running on the stack in .* another --home"),
+            DevLock(tmp_path),
+        ):
             pass
     with DevLock(tmp_path) as second:  # the first one ended without a stop of the stack
         assert second.owns_stack
