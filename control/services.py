@@ -64,7 +64,9 @@ MetricsPort = Annotated[
 ]
 FailFast = Annotated[
     bool | None,
-    typer.Option("--fail-fast", help="End with an error if PostgreSQL or Kafka is away at the start; do not wait."),
+    typer.Option(
+        "--fail-fast", help="Exit with an error if PostgreSQL or Kafka is unreachable at the start; do not wait."
+    ),
 ]
 
 
@@ -82,7 +84,7 @@ def open_host(url: str) -> str | None:
 
 
 def intake(log_level: LogLevel = "info", metrics_port: MetricsPort = None, fail_fast: FailFast = None) -> None:
-    """Apply the requests of the requests topic."""
+    """Apply the requests from the requests topic."""
     from tidewheel.intake.service import Intake
 
     configure_logging(log_level)
@@ -130,7 +132,7 @@ def executor(
     ] = None,
     slots: Annotated[
         int | None,
-        typer.Option(metavar="N", help="The largest number of runs that this executor executes in parallel."),
+        typer.Option(metavar="N", help="Maximum number of runs that this executor executes in parallel."),
     ] = None,
     *,
     log_level: LogLevel = "info",

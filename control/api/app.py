@@ -59,7 +59,7 @@ from tidewheel.nouns.workflows.operations import Workflows
 from tidewheel.nouns.works.operations import Works
 from tidewheel.postgres.session import Session
 from tidewheel.process.service import Shutdown
-from tidewheel.settings.services import ApiSettings
+from tidewheel.settings.services import DEV_TOKEN, ApiSettings
 from tidewheel.transitions.installation import Installation
 
 NOUNS: Sequence[tuple[type[Noun], Mapping[str, Route]]] = (
@@ -186,7 +186,8 @@ class Api:
         serving.start()
         self._reaper.start()
         _LOG.info("listening on %s port %d", self._settings.api_host, self.port)
-        if self._settings.api_token is not None:
+        token = self._settings.api_token
+        if token is not None and not token.get_secret_value().startswith(DEV_TOKEN):
             _LOG.warning(_ONE_FOR_ALL)
         while not self._stop.wait(1.0) and serving.is_alive():
             pass

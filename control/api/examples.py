@@ -329,7 +329,7 @@ WORKFLOWS: Mapping[str, Route] = {
 
 @dataclass(frozen=True, slots=True)
 class ChangedFreeze:
-    """Result of a freeze or a thaw: `unchanged` if the scope was frozen, or thawed, already."""
+    """Result of a freeze or a thaw; `unchanged` if the scope was already frozen, or thawed."""
 
     unchanged: bool
 

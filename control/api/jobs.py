@@ -112,7 +112,9 @@ class JobsQuery(PageQuery):
 class VersionsQuery(PageQuery):
     """Query of a list of versions."""
 
-    limit: Annotated[int, Field(ge=1, le=MAX_VERSIONS, description="How many at most."), BeforeValidator(whole)] = 20
+    limit: Annotated[
+        int, Field(ge=1, le=MAX_VERSIONS, description="The maximum number of results."), BeforeValidator(whole)
+    ] = 20
 
 
 class PreviewBody(StrictModel):
@@ -135,14 +137,14 @@ class ReleaseBody(StrictModel):
     """Body of a release of quarantined jobs."""
 
     keys: list[Key] = Field(default_factory=list[str], max_length=_MOST_JOBS, description="Only these jobs.")
-    error: Annotated[Text | None, Field(description="Only those whose error contains this text.")] = None
+    error: Annotated[Text | None, Field(description="Only jobs whose error contains this text.")] = None
     everything: Annotated[bool, Field(description="True to release all.")] = False
     dry_run: Annotated[bool, Field(description="Only count them.")] = False
 
 
 @dataclass(frozen=True, slots=True)
 class VersionsPage:
-    """Versions of a job, the newest first."""
+    """Versions of a job, newest first."""
 
     versions: tuple[Version, ...]
     next_cursor: str | None
@@ -243,7 +245,7 @@ class JobsApi:
         edit("DELETE", JOB, self.delete_job)
 
     async def list_jobs(self, request: Request, caller: Reader) -> Response:
-        """List jobs in the order of their keys."""
+        """List jobs by key."""
         query = read_query(request, JobsQuery)
         cursors = Cursors.of(request, query, caller.tenant)
         [after] = cursors.read(Key) or [""]
@@ -255,7 +257,7 @@ class JobsApi:
         return await answer_read(self.reads, caller, read)
 
     async def get_job(self, request: Request, caller: Reader) -> Response:
-        """Return one job, with its next occurrence and its last run."""
+        """Return a job with its next occurrence and its last run."""
         read_query(request, TenantQuery)
         key = read_key(request)
 
@@ -323,7 +325,7 @@ class JobsApi:
         return await self._about(request, caller, "job.delete", if_version=expected_version(request))
 
     async def pause_job(self, request: Request, caller: Operator) -> Response:
-        """Fire no occurrence of a job until it is resumed; triggers still run."""
+        """Pause a job's schedule; triggers still run."""
         return await self._about(request, caller, "job.pause")
 
     async def resume_job(self, request: Request, caller: Operator) -> Response:
@@ -356,7 +358,7 @@ class JobsApi:
         return await answer(self.writes, caller, change)
 
     async def submit_jobs(self, request: Request, caller: Writer) -> Response:
-        """Submit up to 500 jobs in one transaction; a rejected job keeps none of the others out."""
+        """Submit up to 500 jobs in one transaction; a rejected job does not affect the others."""
         read_query(request, TenantQuery)
         body, request_id = await read_body(request, BulkBody), idempotency_key(request)
         if request_id is not None:

@@ -71,7 +71,7 @@ class ActivityQuery(TenantQuery):
     """Query of the figures of ended runs.
 
     Attributes:
-        since: The begin of the first bin; an hour ago by default.
+        since: The start of the first bin; an hour ago by default.
         until: The end of the last bin; now by default.
         step: The length of a bin in seconds. Figures older than 2 hours have minutes, those older than 2 days hours.
         stages: True adds the lateness by stage.
@@ -100,7 +100,7 @@ class SlowestQuery(LimitQuery):
     """Query of the slowest runs."""
 
     since: Annotated[
-        Instant | None, Field(description="Only runs that ended from this instant on; a day ago by default.")
+        Instant | None, Field(description="Only runs that ended at this instant or later; a day ago by default.")
     ] = None
     until: Annotated[Instant | None, Field(description="Only runs that ended before this instant; now by default.")] = (
         None
@@ -109,14 +109,14 @@ class SlowestQuery(LimitQuery):
 
 @dataclass(frozen=True, slots=True)
 class BacklogPage:
-    """Due runs that have not started, by queue and lane, the oldest first."""
+    """Due runs that have not started, by queue and lane, oldest first."""
 
     backlog: tuple[Backlog, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class SlowestRuns:
-    """The slowest runs, the slowest first."""
+    """The slowest runs, slowest first."""
 
     runs: tuple[SlowRun, ...]
 
@@ -176,7 +176,7 @@ class OverviewApi:
         diagnose("POST", f"{_DOCTOR}:run", self.run_doctor)
 
     async def get_now(self, request: Request, caller: Reader) -> Response:
-        """Return what needs a person, what is due, what runs, and what ended in the last hour.
+        """Return what needs attention, what is due, what is running, and what ended in the last hour.
 
         A caller with the scope admin for all tenants also gets the findings about the installation.
         """
@@ -184,7 +184,7 @@ class OverviewApi:
         return await answer(self.reads, caller, lambda connection: now_of(connection, caller, self.shards))
 
     async def get_activity(self, request: Request, caller: Reader) -> Response:
-        """Return the runs that ended, by bin and state, with their lateness by stage."""
+        """Return ended runs by bin and state, with their lateness by stage."""
         query = read_query(request, ActivityQuery)
 
         def read(reading: Conn, now: datetime) -> ActivityFigures:
@@ -206,16 +206,17 @@ class OverviewApi:
         return await self._answer(caller, read)
 
     async def get_backlog(self, request: Request, caller: Reader) -> Response:
-        """Return what is due and has not started by queue and lane, and why the oldest of each waits."""
+        """Return due runs that have not started, by queue and lane, and why the oldest of each waits."""
         read_query(request, TenantQuery)
         return await self._answer(
             caller, lambda reading, _: BacklogPage(read_open_runs(reading, caller.tenant).backlogs)
         )
 
     async def list_slowest_runs(self, request: Request, caller: Reader) -> Response:
-        """List the runs with the longest last attempts, the slowest first.
+        """List the runs with the longest last attempts, slowest first.
 
-        The figures keep three of each span of time: 5 seconds, after 2 hours a minute, after 2 days an hour.
+        The list is a sample: the three slowest runs of every 5 seconds, after 2 hours of every minute, after 2 days of
+        every hour.
         """
         query = read_query(request, SlowestQuery)
 
@@ -227,12 +228,12 @@ class OverviewApi:
         return await self._answer(caller, read)
 
     async def ask(self, request: Request, caller: Reader) -> Response:
-        """Find what a text names: a run, a dead letter or a job."""
+        """Find a run, a dead letter or a job by id or key, or by the beginning of one."""
         query = read_query(request, AskQuery)
         return await answer(self.reads, caller, lambda each: answered(each, caller, query.q))
 
     async def list_executors(self, request: Request, caller: Reader) -> Response:
-        """List executors with their handlers, for a caller with the rights of all tenants."""
+        """List executors with their handlers; requires the rights of all tenants."""
         ensure_all_tenants(caller, Scope.READ)
         query = read_query(request, PageQuery)
         cursors = Cursors.of(request, query, caller.tenant)
@@ -246,7 +247,7 @@ class OverviewApi:
         return await answer_read(self.reads, caller, read, all_tenants=True)
 
     async def list_shards(self, request: Request, caller: Reader) -> Response:
-        """Return each shard with the scheduler that owns it, for a caller with the rights of all tenants."""
+        """Return each shard with its scheduler; requires the rights of all tenants."""
         ensure_all_tenants(caller, Scope.READ)
         read_query(request, TenantQuery)
         return await answer_read(
@@ -254,13 +255,13 @@ class OverviewApi:
         )
 
     async def get_diagnosis(self, request: Request, caller: Admin) -> Response:
-        """Return the last diagnosis of this process, for a caller with the rights of all tenants."""
+        """Return the last diagnosis of this process; requires the rights of all tenants."""
         ensure_all_tenants(caller)
         read_query(request, TenantQuery)
         return await answer(self.reads, caller, lambda _: self.doctor.last())
 
     async def run_doctor(self, request: Request, caller: Admin) -> Response:
-        """Run the checks of doctor and wait for them; a diagnosis of the last ten seconds is not repeated."""
+        """Run the checks of doctor and wait for them; reuse a diagnosis of the last ten seconds."""
         ensure_all_tenants(caller)
         read_query(request, TenantQuery)
         await read_body(request, StrictModel)
@@ -272,7 +273,7 @@ class OverviewApi:
         return as_json_response(await self.doctor.run(await call(self.reads, caller, read), _WAIT_SECONDS))
 
     async def get_status(self, request: Request, caller: Admin) -> Response:
-        """Return services with their heartbeats, what is due and not done, and what is wrong."""
+        """Return services with their heartbeats, due work and problems."""
         read_query(request, TenantQuery)
         ensure_all_tenants(caller)
         return await answer_read(

@@ -102,9 +102,9 @@ LabelFilter = Annotated[Mapping[LabelName, Text], Field(max_length=20), BeforeVa
 class TenantQuery(StrictModel):
     """The part of a query that every route has."""
 
-    tenant: Annotated[
-        Tenant, Field(description="The tenant; that of the caller's key if it is left out, or `default`.")
-    ] = "default"
+    tenant: Annotated[Tenant, Field(description="The tenant; by default that of the caller's key, or `default`.")] = (
+        "default"
+    )
     noun: ClassVar[str] = "parameter"
 
 
@@ -112,7 +112,7 @@ class LimitQuery(TenantQuery):
     """Query of a list without pages."""
 
     noun: ClassVar[str] = "filter"
-    limit: Annotated[Limit, Field(description="How many at most.")] = 50
+    limit: Annotated[Limit, Field(description="The maximum number of results.")] = 50
 
 
 class PageQuery(LimitQuery):
@@ -120,7 +120,7 @@ class PageQuery(LimitQuery):
 
     cursor: Annotated[
         Annotated[str, AfterValidator(one_line(_MAX_CURSOR))] | None,
-        Field(description="The `next_cursor` of the page before."),
+        Field(description="The `next_cursor` of the previous page."),
     ] = None
 
 

@@ -63,13 +63,11 @@ Tenants = Annotated[
     list[str] | None,
     typer.Option(
         metavar="NAMES",
-        help="Tenants with topics of their own, separated by commas; repeatable; by default those that have one.",
+        help="Tenants with topics of their own, separated by commas; repeatable; by default all that have them.",
     ),
 ]
 
-Revoke = Annotated[
-    bool, typer.Option("--revoke", help="A key has become known: make all but the new one invalid at once.")
-]
+Revoke = Annotated[bool, typer.Option("--revoke", help="Invalidate all other keys at once, because one has leaked.")]
 
 
 def rotate_message_keys(connection: Conn, *, revoke: bool = False) -> int:
@@ -77,7 +75,7 @@ def rotate_message_keys(connection: Conn, *, revoke: bool = False) -> int:
     connection.execute(_LOCK_MESSAGE_KEYS)
     newest = connection.execute(_READ_MESSAGE_KEY_AGE, binary=True).fetchone()
     if newest is not None and not revoke:
-        _ensure_old(cast("float", newest[0]), "messages of the one before may be unread")
+        _ensure_old(cast("float", newest[0]), "messages signed with the previous key may be unread")
     added = cast("tuple[int]", connection.execute(_ADD_MESSAGE_KEY, binary=True).fetchone())
     connection.execute(_DELETE_MESSAGE_KEYS, {"kept": 1 if revoke else 2})
     return added[0]
@@ -89,7 +87,7 @@ def rotate_task_tokens(connection: Conn, *, revoke: bool = False) -> int:
     rows = connection.execute(_READ_TASK_TOKEN_KEY_AGES, binary=True).fetchall()
     ages = [age for (age,) in cast("list[tuple[float]]", rows)]
     if ages and not revoke:
-        _ensure_old(ages[0], "services still sign with the one before")
+        _ensure_old(ages[0], "services still sign with the previous key")
         if len(ages) > 1:
             _ensure_none_is_lost(connection)
     added = cast("tuple[int]", connection.execute(_ADD_TASK_TOKEN_KEY, binary=True).fetchone())
@@ -108,7 +106,7 @@ ROTATIONS: Mapping[str, tuple[Callable[..., int], int]] = {
 def _ensure_old(age: float, why: str) -> None:
     if age < MIN_ROTATION_SECONDS:
         message = (
-            f"the newest key is {age:.0f} s old, and {why}: rotate again in {MIN_ROTATION_SECONDS - age:.0f} s, or"
+            f"the newest key is {age:.0f} s old, and {why}; rotate again in {MIN_ROTATION_SECONDS - age:.0f} s, or"
             " revoke all other keys at once with --revoke"
         )
         raise SettingsError(message)
@@ -120,8 +118,8 @@ def _ensure_none_is_lost(connection: Conn) -> None:
     [count] = cast("tuple[int]", row)
     if count:
         message = (
-            f"{count} open attempts may have a task token of the key that this rotation deletes: rotate when they are"
-            " over, or revoke all other keys at once with --revoke; attempts that wait then end by their timeouts"
+            f"{count} open attempts may have a task token of the key that this rotation deletes; rotate after their"
+            " end, or revoke all other keys at once with --revoke, so that waiting attempts end by their timeouts"
         )
         raise SettingsError(message)
 
@@ -131,16 +129,17 @@ def migrate(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Run the pending migrations, then roll back.")] = False,  # noqa: FBT002
     *,
     post: Annotated[
-        bool, typer.Option("--post", help="Apply the migrations …_post, after the last process of the release before.")
+        bool,
+        typer.Option("--post", help="Apply the …_post migrations, after the last process of the previous release."),
     ] = False,
     roles: Annotated[
-        bool, typer.Option("--roles", help="Also create a role for each service, with the rights that it needs.")
+        bool, typer.Option("--roles", help="Also create a role for each service, with the rights it needs.")
     ] = False,
     passwords: Annotated[
         Path | None,
         typer.Option(
             metavar="FOLDER",
-            help="With --roles: let those services log in that have a file here with their password, such as `relay`.",
+            help="With --roles: only services with a password file in this folder, such as `relay`, can log in.",
         ),
     ] = None,
     output: OutputOption = Output.TEXT,
@@ -169,7 +168,7 @@ def migrate(
         lines.append(f"{'would grant' if dry_run else 'granted'} the rights of the roles {settings.role_prefix}_…")
     lines = lines or ["nothing to do"]
     lines += [
-        f"left     {name}: `tidewheel migrate --post`, after the last process of the release before" for name in left
+        f"left     {name}: `tidewheel migrate --post`, after the last process of the previous release" for name in left
     ]
     print_result(lines, {verb.replace(" ", "_"): applied, "left": left}, output)
 
@@ -185,7 +184,7 @@ def _read_passwords(folder: Path | None) -> dict[str, str]:
                 refuse("--passwords", f"{file.name} is no service", f"name the files {', '.join(SERVICES)}")
             found[file.name] = file.read_text().rstrip("\r\n")
             if not found[file.name]:
-                refuse("--passwords", f"{file.name} is empty", "write the password into it, or remove it")
+                refuse("--passwords", f"{file.name} is empty", "write the password into the file, or delete the file")
     except (OSError, UnicodeDecodeError) as error:
         refuse("--passwords", str(error), "give a folder with a readable file for each service")
     protect(*found.values())
@@ -206,7 +205,7 @@ def register_schemas(
 ) -> None:
     """Register this release's schemas in the schema registry, and record their ids in the database.
 
-    A repeated call changes nothing. The exit code is 1 if the registry refuses a schema, or would refuse it with
+    A repeat changes nothing. The exit code is 1 if the registry refuses a schema, or would refuse it with
     --dry-run, and 6 if it does not answer. --dry-run does not need the database.
     """
     settings = Connections.load()
@@ -246,7 +245,7 @@ def apply_topics(
     queues: Queues = None,
     tenants: Tenants = None,
     replication: Replication = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the changes; make none.")] = False,  # noqa: FBT002
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the changes; change nothing.")] = False,  # noqa: FBT002
     output: OutputOption = Output.TEXT,
 ) -> None:
     """Create missing topics; raise partition counts that are too low."""
@@ -319,31 +318,31 @@ def rotate(
     revoke: Revoke = False,  # noqa: FBT002 - a flag
     output: OutputOption = Output.TEXT,
 ) -> None:
-    """Add a key that signs run messages or task tokens, and delete all but the one before.
+    """Add a signing key for run messages or task tokens; keep only the previous key beside it.
 
-    The database has the keys, and services read a new one within seconds: nothing has to be restarted. Rotate them as
-    often as your rules for passwords require.
+    The keys are in the database, and services read a new one within seconds, without a restart. Rotate keys as often
+    as your rules for passwords require.
 
     run-messages: relays sign each message that brings a run to executors, so that no other client of Kafka starts a
-    run. Messages of the key before stay valid until the next rotation. With --revoke executors leave them, and read
-    their runs from the database some seconds later: no run is lost.
+    run. Messages signed with the previous key stay valid until the next rotation. With --revoke, executors ignore
+    those messages and read the runs from the database some seconds later: no run is lost.
 
-    task-tokens: the holder of an attempt's token may report its end from outside. Tokens of the key before stay
-    valid until the next rotation, which is refused while an attempt with such a token is open. With --revoke those
+    task-tokens: the holder of an attempt's token may report its end from outside. Tokens of the previous key stay
+    valid until the next rotation, which is refused while an attempt with such a token is open. With --revoke, those
     attempts end by their timeouts.
     """
     if name not in ROTATIONS:
-        refuse("NAME", f"{name!r} is no secret that is rotated", f"write {' or '.join(ROTATIONS)}")
+        refuse("NAME", f"{name!r} is not a secret that can be rotated", f"write {' or '.join(ROTATIONS)}")
     work, signs_after_seconds = ROTATIONS[name]
     with connect(Connections.load().database(), "tidewheel-secrets") as connection:
         key_id = work(connection, revoke=revoke)
         change = Change(ALL_TENANTS, "secret.rotate", f"secret/{name}/{key_id}")
         record_change(connection, process_actor(Door.CLI), change)
     signs = "at once" if revoke else f"in {signs_after_seconds} s"
-    others = "all other keys are deleted" if revoke else "the key before stays valid"
+    others = "all other keys are deleted" if revoke else "the previous key stays valid"
     print_result([f"added key {key_id}, which signs {signs}; {others}"], {"key_id": key_id}, output)
 
 
 def rotate_key(revoke: Revoke = False, output: OutputOption = Output.TEXT) -> None:  # noqa: FBT002 - a flag
-    """Add a key that signs run messages: the older name of `secrets rotate run-messages`."""
+    """Add a signing key for run messages: the old name of `secrets rotate run-messages`."""
     rotate("run-messages", revoke=revoke, output=output)

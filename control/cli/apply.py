@@ -46,22 +46,26 @@ def apply(
     more: Annotated[
         list[str] | None, typer.Option("-f", "--file", metavar="FILE", help="Same as the argument FILE; repeatable.")
     ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Check the jobs and show the changes; make none.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Check the jobs and show the changes; change nothing.")
+    ] = False,
     has_exit_code: Annotated[
         bool, typer.Option("--exit-code", help="With --dry-run: exit code 8 if something would change.")
     ] = False,
     prune: Annotated[
         bool,
-        typer.Option("--prune", help="Delete the jobs in the scope of --label, --prefix or --all that no file has."),
+        typer.Option("--prune", help="Delete jobs in the scope of --label, --prefix or --all that no file contains."),
     ] = False,
     label: Annotated[
         list[str] | None,
         typer.Option(metavar="NAME=VALUE", help="With --prune: only jobs with this label; repeatable."),
     ] = None,
-    prefix: Annotated[str, typer.Option(metavar="TEXT", help="With --prune: only jobs whose key begins so.")] = "",
+    prefix: Annotated[
+        str, typer.Option(metavar="TEXT", help="With --prune: only jobs whose key begins with this text.")
+    ] = "",
     everything: Annotated[bool, typer.Option("--all", help="With --prune: all jobs of the tenant.")] = False,
     bulk: Annotated[
-        bool, typer.Option("--bulk", help="Load new jobs only, up to millions; jobs that exist stay as they are.")
+        bool, typer.Option("--bulk", help="Load new jobs only, up to millions; existing jobs do not change.")
     ] = False,
     events: Annotated[bool, typer.Option("--events", help="With --bulk: publish an event for each new job.")] = False,
     processes: Annotated[
@@ -79,20 +83,20 @@ def apply(
     tenant: Tenant = DEFAULT_TENANT,
     output: OutputOption = Output.TEXT,
 ) -> None:
-    """Submit every job in some files; report rejected ones, apply the rest."""
+    """Submit every job in the given files; report rejected jobs, apply the rest."""
     scope = _read_scope(label, prefix, everything=everything) if prune else None
     if scope is None and (label or prefix or everything):
         refuse(
             "--label" if label else "--prefix" if prefix else "--all",
-            "it needs --prune",
-            "leave it out, or write --prune",
+            "needs --prune",
+            "leave it out, or add --prune",
         )
     if has_exit_code and not dry_run:
-        refuse("--exit-code", "it needs --dry-run", "leave it out, or write --dry-run")
+        refuse("--exit-code", "needs --dry-run", "leave it out, or add --dry-run")
     _ensure_bulk_fits(bulk=bulk, prune=prune, dry_run=dry_run, events=events, processes=processes)
     sources = [*(files or ()), *(more or ())]
     if not sources:
-        refuse("FILE", "it is missing", "name a file of jobs, or - for standard input")
+        refuse("FILE", "is missing", "name a file of jobs, or - for standard input")
     for source in sources:
         ensure_readable(source)
     url = checked_url()
@@ -160,7 +164,7 @@ def parents_first(children: Sequence[Child]) -> list[JobText]:
     refused: list[JobText] = []
     while (cycle := find_cycle(parents)) is not None:
         problem = f"the jobs form a cycle: {cycle_text([children[number].key for number in cycle])}"
-        error = FieldError("schedule.after", problem, "leave out one of these edges")
+        error = FieldError("schedule.after", problem, "remove one of these edges")
         refused += [JobText(children[number].text.place, error) for number in sorted({*cycle})]
         parents = {number: needed - {*cycle} for number, needed in parents.items() if number not in cycle}
     return [*(children[number].text for number in TopologicalSorter(parents).static_order()), *refused]
@@ -168,11 +172,11 @@ def parents_first(children: Sequence[Child]) -> list[JobText]:
 
 def _ensure_bulk_fits(*, bulk: bool, prune: bool, dry_run: bool, events: bool, processes: int | None) -> None:
     if bulk and prune:
-        refuse("--prune", "--bulk only creates jobs", "leave one of them out")
+        refuse("--prune", "--bulk only creates jobs", "leave one out")
     if bulk and dry_run:
-        refuse("--dry-run", "--bulk has no dry run", "leave out --bulk: the checks are the same")
+        refuse("--dry-run", "cannot be combined with --bulk", "leave out --bulk; the checks are the same")
     if not bulk and (events or processes):
-        refuse("--events" if events else "--processes", "it needs --bulk", "leave it out, or write --bulk")
+        refuse("--events" if events else "--processes", "needs --bulk", "leave it out, or add --bulk")
 
 
 def _add(done: LoadResult, parts: Iterable[LoadResult]) -> None:
@@ -231,8 +235,8 @@ def _total_bytes(files: Sequence[str]) -> int | None:
 def _read_scope(label: list[str] | None, prefix: str, *, everything: bool) -> JobFilter:
     """Return the jobs that may be pruned."""
     if everything == bool(label or prefix):
-        remedy = "write --label or --prefix that all jobs of the files have, or --all for the whole tenant"
-        refuse("--prune", "exactly one of a scope and --all is needed", remedy)
+        remedy = "add --label or --prefix that every job in the files has, or --all for the whole tenant"
+        refuse("--prune", "needs a scope or --all, not both", remedy)
     return JobFilter(labels=read_labels(label or []), prefix=prefix)
 
 
@@ -242,8 +246,8 @@ def _prune(url: str, tenant: str, done: LoadResult, scope: JobFilter, *, dry_run
     With a rejected job, delete none.
     """
     if done.rejected or not done.keys:
-        why = "a job was rejected: correct it" if done.rejected else "the files have no job: add some"
-        typer.echo(f"nothing is pruned, for {why}, then apply again", err=True)
+        why = "a job was rejected; correct it and apply again" if done.rejected else "the files contain no jobs"
+        typer.echo(f"nothing pruned: {why}", err=True)
         return
     gone = [key for key in _keys(tenant, scope) if key not in done.keys]
     if dry_run:
@@ -304,7 +308,7 @@ def _print_load_result(
     parts = [f"{number} {words.get(name, name)}" for name, number in counts.items() if words.get(name, name)]
     line = ("" if ended else "stopped; so far at least ") + ", ".join(parts)
     if len(done.problems) == MAX_PROBLEMS:
-        typer.echo(f"the first {MAX_PROBLEMS} problems are listed: correct them first", err=True)
+        typer.echo(f"the first {MAX_PROBLEMS} problems are listed; correct these first", err=True)
     problems = [
         {"place": place, "path": error.path, "problem": error.problem, "remedy": error.remedy}
         for place, error in done.problems
@@ -318,7 +322,7 @@ def _print_load_result(
         "stopped": not ended,
         "problems": problems,
     }
-    print_result([f"dry run, nothing is stored: {line}" if dry_run else line], document, output)
+    print_result([f"dry run, nothing stored: {line}" if dry_run else line], document, output)
 
 
 def _child(one: JobText) -> Child | None:

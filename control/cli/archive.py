@@ -23,7 +23,7 @@ Day = Annotated[str | None, typer.Argument(metavar="DAY", help="A day of UTC, su
 def run(output: OutputOption = Output.TEXT) -> None:
     """Archive closed days; remove days beyond the archive's period, and deleted tenants.
 
-    A repeat continues where a call before it ended. Run it once a day, and after a failure again.
+    A repeat continues where the last call stopped. Run the command once a day, and again after a failure.
     """
     from tidewheel.control.archive.archiver import archive_closed_days
     from tidewheel.settings.services import ArchiveSettings
@@ -38,7 +38,7 @@ def run(output: OutputOption = Output.TEXT) -> None:
 
 
 def list_archived(output: OutputOption = Output.TEXT) -> None:
-    """List archived days, the oldest first, each with its runs and its size."""
+    """List archived days, oldest first, each with its runs and its size."""
     with reading() as connection:
         days = list_days(connection)
     rows = [(str(each.day), f"{each.runs:,}", f"{each.bytes:,}", each.archived_at) for each in days]
@@ -48,7 +48,7 @@ def list_archived(output: OutputOption = Output.TEXT) -> None:
 def show(
     run_id: RunId, *, timezone: Tz = None, tenant: Tenant = DEFAULT_TENANT, output: OutputOption = Output.TEXT
 ) -> None:
-    """Show a run of the archive, also while the database has it."""
+    """Show a run from the archive, even while the database still has it."""
     from tidewheel.control.archive.lookup import show_archived_run
 
     archive = Connections.load().archive
@@ -58,7 +58,7 @@ def show(
 
 
 def verify(day: Day = None, *, output: OutputOption = Output.TEXT) -> None:
-    """Read every file of the archive, or of a day; exit code 1 if one is damaged, missing or added."""
+    """Check every file of the archive, or of a day; exit code 1 if one is damaged, missing or extra."""
     from tidewheel.control.archive.archiver import Verified
     from tidewheel.control.archive.archiver import verify as find
 
@@ -85,11 +85,11 @@ def restore(
     day: Day = None,
     *,
     drop: Annotated[
-        bool, typer.Option("--drop", help="Delete the restored rows of the day, or without a day all of them.")
+        bool, typer.Option("--drop", help="Delete the restored rows of the day, or of all days if you name none.")
     ] = False,
     output: OutputOption = Output.TEXT,
 ) -> None:
-    """Copy an archived day into tables of the schema tidewheel_archive, for reading by SQL."""
+    """Copy an archived day into tables of the schema tidewheel_archive, to read it with SQL."""
     from tidewheel.control.archive.archiver import SCHEMA, drop_restored, restore_day
     from tidewheel.control.archive.days import read_manifest
     from tidewheel.control.archive.export import archive_session
@@ -99,12 +99,12 @@ def restore(
     with locked_archive(url), closing(archive_session(url)) as session, session.transaction() as connection:
         if drop:
             if not drop_restored(connection, wanted):
-                remedy = f"name a day that is in {SCHEMA}.facts or {SCHEMA}.finished_runs, or none to drop all"
-                refuse("DAY", f"no row of {wanted} is restored", remedy)
+                remedy = f"name a day in {SCHEMA}.facts or {SCHEMA}.finished_runs, or none to drop all"
+                refuse("DAY", f"no rows of {wanted} are restored", remedy)
             print_result(["dropped"], {"dropped": wanted}, output)
             return
         if wanted is None:
-            refuse("DAY", "is missing", "name a day that `tidewheel admin archive list` shows")
+            refuse("DAY", "is missing", "name a day from `tidewheel admin archive list`")
         archive = Connections.load().archive
         store = open_store(archive)
         try:
@@ -112,11 +112,11 @@ def restore(
         except MissingFile:
             if any(each.day == wanted for each in list_days(connection)):
                 message = (
-                    f"{archive} lacks {wanted}, which the database has recorded: mount the folder, correct {SETTING},"
+                    f"{archive} lacks {wanted}, which the database has recorded; mount the folder, correct {SETTING},"
                     " or restore the day from a copy"
                 )
                 raise SettingsError(message) from None
-            refuse("DAY", f"the archive has no day {wanted}", "name one that `tidewheel admin archive list` shows")
+            refuse("DAY", f"the archive has no day {wanted}", "name a day from `tidewheel admin archive list`")
         restore_day(connection, store, manifest)
     line = f"{wanted}: {manifest.runs:,} runs are in tidewheel_archive.finished_runs"
     print_result([line], {"day": wanted, "runs": manifest.runs}, output)
@@ -124,10 +124,10 @@ def restore(
 
 def forget(
     *,
-    yes: Annotated[bool, typer.Option("--yes", help="Confirm it; needed.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Confirm; required.")] = False,
     output: OutputOption = Output.TEXT,
 ) -> None:
-    """Stop archiving: retention drops days without the archive again; the archive's files stay."""
+    """Stop archiving: retention again drops days that are not archived; the archive's files stay."""
     if not yes:
         refuse("--yes", "is missing: runs of days that are not archived will be lost after their period", "add --yes")
     from tidewheel.control.archive.export import archive_session
@@ -146,5 +146,5 @@ def _day(text: str) -> date:
     except ValueError:
         found = None
     if found is None:
-        refuse("DAY", f"{text!r} is no day", "write it as 2026-11-20")
+        refuse("DAY", f"{text!r} is not a day", "write it as 2026-11-20")
     return found

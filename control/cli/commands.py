@@ -48,10 +48,10 @@ def _group(text: str, module: str, helps: Mapping[str, str]) -> Group:
     return Group(text, commands)
 
 
-_SERVE = Command("dev", "run", "Run several services as one unit, for a small installation; restart one that ends.")
-_BENCH = Command("local", "bench", "Measure this machine, from a checkout.", extra="local")
+_SERVE = Command("dev", "run", "Run several services as one unit, for a small installation; restart any that ends.")
+_BENCH = Command("local", "bench", "Benchmark this machine, from a checkout.", extra="local")
 _SERVICES: Mapping[str, Command] = {
-    "intake": Command(_SERVICES_MODULE, "intake", "Apply the requests of the requests topic."),
+    "intake": Command(_SERVICES_MODULE, "intake", "Apply the requests from the requests topic."),
     "scheduler": Command(_SERVICES_MODULE, "scheduler", "Create the runs of due occurrences."),
     "relay": Command(_SERVICES_MODULE, "relay", "Publish outbox rows to Kafka."),
     "executor": Command(_SERVICES_MODULE, "executor", "Claim and execute runs, and record their outcomes."),
@@ -68,24 +68,26 @@ _JOB = Group(
         "create": Command("job_edit", "create", "Create a job from a file, from flags, or both; fail if it exists."),
         "list": Command(_JOBS, "list_jobs", "List jobs by key, each with its next occurrence and last run."),
         "show": Command(_JOBS, "show", "Show a job: its spec, state, pause and last run."),
-        "update": Command("job_edit", "update", "Change a job: flags replace single fields, a file all of it."),
+        "update": Command("job_edit", "update", "Change a job: flags replace single fields, a file replaces them all."),
         "pause": Command(_JOBS, "pause", "Pause a job's schedule; triggers still run."),
         "resume": Command(_JOBS, "resume", "Resume a paused job."),
-        "release": Command("job_edit", "release", "Let quarantined jobs fire again, once their error is corrected."),
+        "release": Command(
+            "job_edit", "release", "Let quarantined jobs fire again, once you have corrected the cause."
+        ),
         "delete": Command(_JOBS, "delete", "Delete a job; started runs finish, the rest are cancelled."),
         "trigger": Command("job_edit", "trigger", "Run a job once, now or later; print the run's id."),
         "backfill": Command(
             "job_edit", "backfill_job", "Run the occurrences of a past range; print the backfill's id."
         ),
         "next": Command(
-            "occurrences", "next_occurrences", "Show a job's next occurrences, skipped and moved ones too."
+            "occurrences", "next_occurrences", "Show a job's next occurrences, including skipped and moved ones."
         ),
         "stats": Command(_JOBS, "stats", "Show a job's runs by day: counts, durations and lateness."),
         "preview": Command("occurrences", "preview", "Show what an unsaved job would do, from a file or from flags."),
         "skip": Command(_JOBS, "skip", "Skip one future occurrence of a job."),
         "move": Command(_JOBS, "move", "Move one future occurrence of a job to another time."),
         "unskip": Command(_JOBS, "unskip", "Undo a skip or a move of a future occurrence."),
-        "versions": Command(_JOBS, "versions", "List a job's versions, the newest first, each with its changes."),
+        "versions": Command(_JOBS, "versions", "List a job's versions, newest first, each with its changes."),
         "diff": Command(_JOBS, "diff", "Compare version B of a job with version A, field by field."),
         "rollback": Command(_JOBS, "rollback", "Restore the spec of an earlier version, as a new version."),
     },
@@ -93,20 +95,20 @@ _JOB = Group(
 _RUN = Group(
     "Runs and their attempts.",
     {
-        "list": Command("runs", "list_runs", "List runs, the latest first; those whose time is ahead are last."),
+        "list": Command("runs", "list_runs", "List runs, latest first; runs scheduled for the future come last."),
         "show": Command("runs", "show", "Show a run: state, attempts, result, deadlines and retry chain."),
         "attempts": Command("runs", "attempts", "List a run's attempts, with their errors and results."),
         "where": Command(
             "runs",
             "where",
-            "Show the places of a run: its table and day, its request, its outbox rows and its messages.",
+            "Show where a run is stored: its table and day, its request, its outbox rows and its messages.",
         ),
-        "cancel": Command("runs", "cancel", "Cancel runs by id, or all that match every given filter."),
+        "cancel": Command("runs", "cancel", "Cancel runs by id, or all open runs that match the filters."),
         "retry": Command(
-            "runs", "retry", "Create a new run of a finished one, or start the next attempt of a retrying one now."
+            "runs", "retry", "Retry a finished run with a new run, or start the next attempt of a retrying run now."
         ),
         "retry-failed": Command(
-            _RUNS, "retry_failed", "Retry failed and timed-out runs that match a filter, the oldest first."
+            _RUNS, "retry_failed", "Retry failed and timed-out runs that match a filter, oldest first."
         ),
         "logs": Command("runs", "logs", "Print the output of a run's attempts: the last 64 KiB of each."),
     },
@@ -116,78 +118,78 @@ _DLQ = _group(
     "Dead letters: failed runs, and messages that are not requests.",
     "tidewheel.nouns.dead_letters.commands",
     {
-        "list=list_dead_letters": "List dead letters, the newest first.",
-        "groups": "Group the newest 10,000 dead letters by job, error type and final state, the largest group first.",
+        "list=list_dead_letters": "List dead letters, newest first.",
+        "groups": "Group the newest 10,000 dead letters by job, error type and final state, largest group first.",
         "show": "Show a dead letter: its run with attempts and retry chain, or its message.",
-        "redrive": "Redrive dead letters, the oldest first: schedulers create new runs, or publish messages again.",
-        "purge": "Delete dead letters, the oldest first; their runs stay.",
+        "redrive": "Redrive dead letters, oldest first: schedulers create new runs, or publish messages again.",
+        "purge": "Delete dead letters, oldest first; their runs are kept.",
     },
 )
 _WORK = _group(
     "Bulk work: redrives, purges, retries by filter and backfills.",
     "tidewheel.nouns.works.commands",
     {
-        "list=list_works": "List bulk work, the newest first.",
-        "show": "Show bulk work: its filter, its progress, and what could not be done.",
-        "pause": "Pause bulk work until it is resumed; what it has done stays.",
+        "list=list_works": "List bulk work, newest first.",
+        "show": "Show bulk work: its filter, its progress and its rejections.",
+        "pause": "Pause bulk work until you resume it; work already done is kept.",
         "resume": "Resume bulk work.",
-        "cancel": "Stop bulk work; what it has done stays. Runs of a backfill that have not started are cancelled.",
+        "cancel": "Stop bulk work; work already done is kept. A backfill's unstarted runs are cancelled.",
     },
 )
 _WORKFLOW = _group(
     "Occurrences of workflows.",
     "tidewheel.nouns.workflows.commands",
     {
-        "list=list_workflows": "List occurrences of workflows, the newest first; those of one root by instant.",
-        "show": "Show an occurrence with its graph: the root first, each job with the state of its latest run.",
-        "pause": "Release no further run of an occurrence until it is resumed; queued runs go on.",
-        "resume": "Go on with a paused occurrence, or run the failed part of an ended one again.",
-        "cancel": "Cancel the runs of an occurrence, and release no further one.",
+        "list=list_workflows": "List occurrences of workflows, newest first; those of one root are sorted by instant.",
+        "show": "Show an occurrence as a graph from its root, each job with the state of its latest run.",
+        "pause": "Start no further jobs of an occurrence until you resume it; queued runs continue.",
+        "resume": "Continue a paused occurrence, or rerun the failed part of an ended one.",
+        "cancel": "Cancel an occurrence: end its open runs, and start no further jobs.",
     },
 )
 _BATCH = _group(
-    "Runs that one request writes together.",
+    "Runs that one request creates together.",
     "tidewheel.nouns.batches.commands",
     {
-        "submit": "Run jobs once each, some after others, and trigger jobs when they end.",
-        "add": "Add runs to a batch that is open, or from one of its runs.",
-        "close": "Let an open batch end with its last run.",
-        "resume": "Go on with a paused batch, or run the failed part of an ended one again.",
+        "submit": "Run jobs once each, with dependencies between them, and trigger jobs when they end.",
+        "add": "Add runs to an open batch, or to any batch from one of its own runs.",
+        "close": "Close an open batch, so that it ends with its last run.",
+        "resume": "Continue a paused batch, or rerun the failed part of an ended one.",
         "cancel": "Cancel the runs of a batch, and close it.",
-        "list=list_batches": "List batches, the newest first.",
-        "show": "Show a batch: its counts, and its runs in the order of their refs.",
+        "list=list_batches": "List batches, newest first.",
+        "show": "Show a batch: its counts, and its runs sorted by ref.",
     },
 )
 _FREEZE = Group(
-    "Start no run of a scope until its thaw. With `list`: list what is frozen.",
-    {"list": Command(_FREEZES, "list_all", "List the standing freezes, with what waits under each.")},
-    by_flags=Command(_FREEZES, "freeze", "Start no run of a scope until its thaw; what runs goes on."),
+    "Hold all new runs of a scope until you thaw it. With `list`: list what is frozen.",
+    {"list": Command(_FREEZES, "list_all", "List the freezes in force, each with its waiting runs and held jobs.")},
+    by_flags=Command(_FREEZES, "freeze", "Hold all new runs of a scope until you thaw it; running ones finish."),
 )
-_SERVICE = Group("A service of an installation: one process of it.", _SERVICES)
+_SERVICE = Group("Run one process of a service.", _SERVICES)
 _ARCHIVE = _group(
     "The archive of finished runs.",
     "archive",
     {
         "run": "Archive closed days; remove days beyond the archive's period, and deleted tenants.",
-        "list=list_archived": "List archived days, the oldest first, each with its runs and its size.",
-        "show": "Show a run of the archive, also while the database has it.",
-        "verify": "Read every file of the archive, or of a day; exit code 1 if one is damaged, missing or added.",
-        "restore": "Copy an archived day into tables of the schema tidewheel_archive, for reading by SQL.",
-        "forget": "Stop archiving: retention drops days without the archive again; the archive's files stay.",
+        "list=list_archived": "List archived days, oldest first, each with its runs and its size.",
+        "show": "Show a run from the archive, even while the database still has it.",
+        "verify": "Check every file of the archive, or of a day; exit code 1 if one is damaged, missing or extra.",
+        "restore": "Copy an archived day into tables of the schema tidewheel_archive, to read it with SQL.",
+        "forget": "Stop archiving: retention again drops days that are not archived; the archive's files stay.",
     },
 )
 _STANDBY = _group(
-    "A standby site, raised from the topics of this one.",
+    "A standby site, rebuilt from the topics of this site.",
     "recovery",
     {
-        "enable": "Begin to record jobs and open runs in two compacted topics, for a standby site.",
+        "enable": "Start recording jobs and open runs in two compacted topics, for a standby site.",
         "disable": "Stop recording for a standby site; the topics stay.",
-        "status": "Show the last complete state in the topics, and the site from which this one was raised.",
-        "raise=raise_site": "Raise this installation from the topics of a site that is lost.",
+        "status": "Show the last complete state in the topics, and the site from which this one was rebuilt.",
+        "raise=raise_site": "Rebuild this installation from the topics of a lost site.",
     },
 )
 _SHARDS = Group(
-    "Shards, which divide the jobs between schedulers.",
+    "Shards, which divide jobs among schedulers.",
     {"list": Command("status", "list_shards", "List shards, each with the scheduler that fires its jobs.")},
 )
 _SCHEMAS = _group(
@@ -205,64 +207,64 @@ _TOPICS = _group(
     {
         "apply=apply_topics": "Create missing topics; raise partition counts that are too low.",
         "list=list_topics": "List the topics and what `topics apply` would change.",
-        "rotate-key=rotate_key": "Add a key that signs run messages: the older name of `secrets rotate run-messages`.",
+        "rotate-key=rotate_key": "Add a signing key for run messages: the old name of `secrets rotate run-messages`.",
     },
 )
 _SECRETS = _group(
-    "The keys with which services sign.",
+    "The keys that services sign with.",
     "admin",
-    {"rotate": "Add a key that signs run messages or task tokens, and delete all but the one before."},
+    {"rotate": "Add a signing key for run messages or task tokens; keep only the previous key beside it."},
 )
 _API_KEY = _group(
-    "Keys of REST and the console.",
+    "API keys for REST and the console.",
     "tidewheel.nouns.api_keys.commands",
     {
-        "create": "Create a key of the HTTP API; the answer alone has its secret.",
-        "list=list_keys": "List keys, the newest first, each with its last use.",
-        "revoke": "Revoke a key; it opens nothing from the next second on.",
+        "create": "Create an API key; only this response contains its secret.",
+        "list=list_keys": "List API keys, newest first, each with its last use.",
+        "revoke": "Revoke an API key; it stops working within a second.",
     },
 )
 _ORDERING_KEY = _group(
-    "Ordering keys that a failed run blocks.",
+    "Ordering keys blocked by a failed run.",
     _LIMITS,
     {
-        "list=blocked": "List ordering keys that a failed run blocks, the longest first.",
-        "unblock": "Retry the failed run of an ordering key: its success lets the next run start.",
+        "list=blocked": "List ordering keys blocked by a failed run, longest blocked first.",
+        "unblock": "Retry the failed run of an ordering key; its success lets the next run start.",
     },
 )
 _TENANT = _group(
     "Tenants and their limits.",
     "tidewheel.nouns.tenants.commands",
     {
-        "create": "Create a tenant, with limits or without.",
+        "create": "Create a tenant, with or without limits.",
         "list=list_tenants": "List tenants by name, each with its limits.",
-        "show": "Show a tenant: its state, its limits, the progress of its deletion.",
-        "limits": "Change limits of a tenant; none lifts one, and those that are not named stay.",
-        "retention": "Keep finished runs of a tenant for a shorter time, of all states or of one.",
-        "pause": "Start no run of a tenant until it is resumed; what runs goes on.",
-        "resume": "End the pause of a tenant; on_resume of its jobs decides what came due meanwhile.",
-        "delete": "Delete a tenant with its jobs, runs and all else, a day later; --undo takes that back.",
-        "usage": "Show what a tenant uses now, beside its limits.",
+        "show": "Show a tenant: its state, its limits and the progress of its deletion.",
+        "limits": "Change limits of a tenant; limits that you leave out stay.",
+        "retention": "Keep a tenant's finished runs for a shorter time, in all final states or in one.",
+        "pause": "Hold all new runs of a tenant until you resume it; running ones finish.",
+        "resume": "End the pause of a tenant; its jobs' on_resume decides which held occurrences fire.",
+        "delete": "Delete a tenant with its jobs, runs and all else, a day later; --undo cancels the deletion.",
+        "usage": "Show a tenant's current usage beside its limits.",
     },
 )
 _LIMIT = _group(
     "Limits of concurrency keys.",
     _LIMITS,
     {
-        "set=set_limit": "Set the limit of a key or of each key with a prefix; it replaces those of jobs.",
-        "rm=remove": "Remove the limit of a key or a prefix; a shorter prefix or the jobs decide again.",
-        "list=list_all": "List limits, each with what runs and waits under it.",
-        "keys": "List keys in use, each with its limit, and what runs and waits.",
+        "set=set_limit": "Set the limit of a key, or of each key with a prefix; it overrides the jobs' own limits.",
+        "rm=remove": "Remove a limit; the next shorter prefix, or the jobs' own limits, apply again.",
+        "list=list_all": "List limits, each with its running and waiting runs.",
+        "keys": "List keys in use, each with its limit and its running and waiting runs.",
     },
 )
 _CALENDAR = _group(
-    "Named sets of days on which jobs do not fire, or only fire.",
+    "Named sets of days on which jobs do not fire, or fire exclusively.",
     "schedules",
     {
-        "put": "Create or replace a calendar; jobs that name it follow at once.",
+        "put": "Create or replace a calendar; jobs that use it follow at once.",
         "list=list_all": "List the calendars of a tenant.",
-        "show": "Show a calendar: its days and the jobs that name it.",
-        "delete": "Delete a calendar that no job names.",
+        "show": "Show a calendar: its days and the jobs that use it.",
+        "delete": "Delete a calendar that no job uses.",
     },
 )
 _CRON = Group(
@@ -276,12 +278,12 @@ _ADMIN = Group(
         "audit": Command(
             "recovery",
             "audit",
-            "Recompute every occurrence of a range, and compare it with what is recorded. Exit code 1 for a gap.",
+            "Recompute every occurrence of a range, and compare it with the records. Exit code 1 for a gap.",
         ),
         "restore": Command(
             "recovery",
             "restore",
-            "Continue after a restore from a base backup: record what Kafka has since, before services start.",
+            "Catch up after a restore from a base backup: record what Kafka has since, before services start.",
         ),
         "standby": _STANDBY,
         "failover": Command(
@@ -298,17 +300,19 @@ _ADMIN = Group(
         "calendar": _CALENDAR,
         "cron": _CRON,
         "psql": Command(
-            "connect", "psql", "Open psql on the database; further arguments are psql's.", passes_arguments=True
+            "connect", "psql", "Open psql on the database; further arguments are passed to psql.", passes_arguments=True
         ),
         "changes": Command(
             "tidewheel.nouns.audit_log.commands",
             "list_all",
-            "List changes and operations with actor, door, result and reason, the newest first.",
+            "List changes and operations with actor, door, result and reason, newest first.",
         ),
         "executors": Command(
             "status", "list_executors", "List executors, each with its slots, queues, handlers and last heartbeat."
         ),
-        "find": Command("status", "answer", "Find what a text names: a run, a dead letter or a job."),
+        "find": Command(
+            "status", "answer", "Find a run, a dead letter or a job by id or key, or by the beginning of one."
+        ),
         "bench": _BENCH,
     },
 )
@@ -325,9 +329,7 @@ COMMANDS: Mapping[str, Command | Group] = {
     ),
     "down": Command("local", "down", "Stop the local stack. Its data stays unless --erase is given.", extra="local"),
     "env": Command("connect", "env", 'Print what a shell, a Kafka client or psql needs: eval "$(tidewheel env)".'),
-    "status": Command(
-        "status", "status", "Show services, what is due and not done, and what is wrong. Exit code 1 if something is."
-    ),
+    "status": Command("status", "status", "Show services, due work and problems. Exit code 1 if there are problems."),
     "doctor": Command("status", "doctor", "Check the installation; print each finding with its evidence and a remedy."),
     "job": _JOB,
     "run": _RUN,
@@ -335,10 +337,10 @@ COMMANDS: Mapping[str, Command | Group] = {
     "work": _WORK,
     "workflow": _WORKFLOW,
     "batch": _BATCH,
-    "apply": Command("apply", "apply", "Submit every job in some files; report rejected ones, apply the rest."),
+    "apply": Command("apply", "apply", "Submit every job in the given files; report rejected jobs, apply the rest."),
     "freeze": _FREEZE,
     "thaw": Command(
-        _FREEZES, "thaw", "End the freeze of exactly this scope; `on_resume` decides what came due meanwhile."
+        _FREEZES, "thaw", "End the freeze of exactly this scope; `on_resume` decides which held occurrences fire."
     ),
     "explain": Command(
         "occurrences",

@@ -71,11 +71,11 @@ def env(
 ) -> None:
     """Print what a shell, a Kafka client or psql needs: eval "$(tidewheel env)".
 
-    Without --secrets the text names files that have the passwords, or leaves them out and notes it on standard error.
+    Without --secrets, the output names the files with the passwords, or omits passwords with a note on standard error.
     """
     reached = _reach(home)
     if secrets and sys.stdout.isatty():
-        typer.echo("tidewheel: warning: passwords follow, on a screen", err=True)
+        typer.echo("tidewheel: warning: printing passwords to a terminal", err=True)
     url = reached.database_url if secrets else _without_password(reached.database_url)
     kafka = {
         name: value
@@ -106,9 +106,9 @@ def psql(
     arguments: Annotated[list[str] | None, typer.Argument(metavar="ARGUMENTS...", help="Passed to psql.")] = None,
     home: Home = None,
 ) -> None:
-    """Open psql on the database; further arguments are psql's.
+    """Open psql on the database; further arguments are passed to psql.
 
-    The password is in no argument. Write `tidewheel admin psql -- --help` for psql's own help.
+    The password is not passed as an argument. Write `tidewheel admin psql -- --help` for psql's own help.
     """
     from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
@@ -120,7 +120,7 @@ def psql(
     program = (_embedded_psql() if reached.stack else None) or shutil.which("psql")
     address = make_conninfo(**parts)
     if program is None:
-        typer.echo(f"tidewheel: psql is not installed; the database is {_without_password(url)}", err=True)
+        typer.echo(f"tidewheel: psql is not installed; the database is at {_without_password(url)}", err=True)
         raise typer.Exit(1)
     variables = {**os.environ, **({"PGPASSWORD": password} if password else {})}
     sys.stdout.flush()
@@ -147,7 +147,9 @@ def stack_in(home: Path) -> "StackInfo":
     """Return the stack in a folder; refuse if none runs there."""
     stack = _running(home)
     if stack is None:
-        message = f"no stack runs in {home}: `tidewheel dev --home {home}` or `tidewheel up --home {home}` starts one"
+        message = (
+            f"no stack is running in {home}; `tidewheel dev --home {home}` or `tidewheel up --home {home}` starts one"
+        )
         raise NotRunning(message)
     return stack
 
@@ -254,7 +256,7 @@ def _note_omissions(reached: _Reached, form: Format, url: str, kafka: Mapping[st
         Format.URL: url != reached.database_url,
     }.get(form, database or broker)
     if incomplete:
-        typer.echo("tidewheel: passwords are left out: --secrets prints them", err=True)
+        typer.echo("tidewheel: passwords are omitted; --secrets prints them", err=True)
 
 
 def _without_password(url: str) -> str:

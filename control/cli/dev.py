@@ -26,7 +26,7 @@ MetricsPort = Annotated[
     int | None,
     typer.Option(
         metavar="PORT",
-        help="Port of the first role's metrics and health; each further role has the next. 0: free ones.",
+        help="Port of the first role's metrics and health; further roles use the next ports. 0 picks free ones.",
     ),
 ]
 ApiPort = Annotated[int | None, typer.Option(metavar="PORT", help="Port of the HTTP API; 0 picks a free one.")]
@@ -46,8 +46,8 @@ def dev(
 ) -> None:
     """Run all of Tidewheel in this terminal for development; reload handlers when they are saved.
 
-    Starts PostgreSQL, Kafka and every service. Ctrl-C stops them in order and keeps the data. A stack of which a part
-    runs already is used, and left running.
+    Starts PostgreSQL, Kafka and every service. Ctrl-C stops them in order and keeps the data. A stack that is already
+    running, even in part, is used and left running.
     """
     from tidewheel.control.supervise.dev import DevOptions, run_dev
 
@@ -79,7 +79,7 @@ def run(
     metrics_port: MetricsPort = None,
     log_level: LogLevel = "info",
 ) -> None:
-    """Run several services as one unit, for a small installation; restart one that ends.
+    """Run several services as one unit, for a small installation; restart any that ends.
 
     SIGTERM stops them in order. The exit code is 1 if a service cannot be kept running.
     """

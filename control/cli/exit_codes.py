@@ -11,11 +11,11 @@ class ExitCode(IntEnum):
     DONE = 0
     """The command did all of its work."""
     FAILED = 1
-    """It did a part of its work, the run it waited for failed, or an operator must correct settings or the schema."""
+    """The command did part of its work, the awaited run failed, or an operator must correct settings or the schema."""
     USAGE = 2
-    """The parser of the command line refuses a flag or an argument: an unknown name, a missing or misformed value."""
+    """The parser of the command line refuses a flag or an argument: an unknown name, a missing or malformed value."""
     NOT_RUNNING = 3
-    """No server is named and the local stack does not run, or a part of it; as in `systemctl status`."""
+    """No server is named, and the local stack is not fully running; as in `systemctl status`."""
     NOT_FOUND = 4
     """There is no such job, run, backfill, bulk work, dead letter, calendar, API key or tenant."""
     REFUSED = 5
@@ -23,7 +23,7 @@ class ExitCode(IntEnum):
     UNAVAILABLE = 6
     """PostgreSQL or Kafka does not answer; the same command may succeed later."""
     NO_OUTPUT = 7
-    """Standard output is closed, before anything is done; or full or broken, after the command's work."""
+    """Standard output is closed before the command's work, or full or broken after it."""
     PENDING = 8
     """`apply --dry-run --exit-code` finds changes that are not applied."""
     EXHAUSTED = 71

@@ -62,7 +62,7 @@ def create(
     flags: JobFlags,
     named: Named = None,
     paused: Annotated[
-        bool, typer.Option("--paused", help="Create it paused: it fires nothing until it is resumed.")
+        bool, typer.Option("--paused", help="Create the job paused; it does not fire until you resume it.")
     ] = False,
     tenant: Tenant = DEFAULT_TENANT,
     output: OutputOption = Output.TEXT,
@@ -95,7 +95,7 @@ def update(
     tenant: Tenant = DEFAULT_TENANT,
     output: OutputOption = Output.TEXT,
 ) -> None:
-    """Change a job: flags replace single fields, a file all of it."""
+    """Change a job: flags replace single fields, a file replaces them all."""
     given = read_job(flags.file) if flags.file else {}
     job_key = key_of(key, named, given)
     with reading() as connection:
@@ -116,7 +116,7 @@ def trigger(
     ] = None,
     delay: Delay = None,
     run_at: Annotated[
-        str | None, typer.Option(metavar="TIME", help="Start at this time; at once if it has passed.")
+        str | None, typer.Option(metavar="TIME", help="Start at this time, or at once if it has passed.")
     ] = None,
     label: Annotated[
         list[str] | None, typer.Option(metavar="NAME=VALUE", help="Label instead of the job's labels; repeatable.")
@@ -126,23 +126,27 @@ def trigger(
         str | None, typer.Option(metavar="KEY", help="Concurrency key instead of the job's.")
     ] = None,
     ordering_key: Annotated[
-        str | None, typer.Option(metavar="KEY", help="Start after the earlier runs with this key; else the job's.")
+        str | None, typer.Option(metavar="KEY", help="Start after earlier runs with this key; by default the job's.")
     ] = None,
     on_failure: Annotated[
-        str, typer.Option(metavar="POLICY", help="With --ordering-key: a failed run blocks the key, or skip.")
+        str,
+        typer.Option(metavar="POLICY", help="With --ordering-key: block the key after a failed run, or skip that run."),
     ] = "block",
     priority: Annotated[
-        int | None, typer.Option(metavar="N", help="Priority instead of the job's, 0 to 9: 9 goes first.")
+        int | None, typer.Option(metavar="N", help="Priority instead of the job's, 0 to 9: 9 starts first.")
     ] = None,
     dedupe_key: Annotated[
-        str | None, typer.Option(metavar="KEY", help="One run for the triggers with this key in a window.")
+        str | None, typer.Option(metavar="KEY", help="Triggers with this key share one run per window.")
     ] = None,
     window: Annotated[
-        str | None, typer.Option(metavar="DURATION", help="Window of --dedupe-key, such as 10m; else the job's.")
+        str | None, typer.Option(metavar="DURATION", help="Window of --dedupe-key, such as 10m; by default the job's.")
     ] = None,
     mode: Annotated[
         str | None,
-        typer.Option(metavar="MODE", help="Later triggers reject, replace or debounce; else the job's, or reject."),
+        typer.Option(
+            metavar="MODE",
+            help="Effect of later triggers: reject, replace or debounce; by default the job's, or reject.",
+        ),
     ] = None,
     longest: Annotated[
         str | None, typer.Option(metavar="DURATION", help="With --mode debounce: the longest delay of the run.")
@@ -200,35 +204,33 @@ def key_of(key: str | None, named: str | None, document: Mapping[str, object]) -
     """Return the key that argument, flag and file agree on."""
     names = sorted({str(each) for each in (key, named, document.get("key")) if each is not None})
     if not names:
-        refuse("key", "is missing", "write the argument KEY, or --key, or `key` in the file")
+        refuse("key", "is missing", "give the argument KEY, --key, or `key` in the file")
     if len(names) > 1:
         times = "twice" if len(names) == 2 else "three times"
-        refuse("key", f"the job is named {times}: {' and '.join(map(repr, names))}", "leave one of them")
+        refuse("key", f"the job is named {times}: {' and '.join(map(repr, names))}", "keep one")
     return names[0]
 
 
 def release(
     keys: Keys = None,
     *,
-    error: Annotated[
-        str | None, typer.Option(metavar="TEXT", help="Only those whose error contains this text.")
-    ] = None,
+    error: Annotated[str | None, typer.Option(metavar="TEXT", help="Only jobs whose error contains this text.")] = None,
     everything: Annotated[
-        bool, typer.Option("--all", help="All quarantined jobs; needed without a key or an error.")
+        bool, typer.Option("--all", help="All quarantined jobs; required without a key or an error.")
     ] = False,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print their number and the first ten; change nothing.")
+        bool, typer.Option("--dry-run", help="Print how many match, and the first ten; change nothing.")
     ] = False,
     tenant: Tenant = DEFAULT_TENANT,
     output: OutputOption = Output.TEXT,
 ) -> None:
-    """Let quarantined jobs fire again, once their error is corrected.
+    """Let quarantined jobs fire again, once you have corrected the cause.
 
-    A scheduler quarantines a job that it cannot fire, such as one whose time zone no longer exists. The job then fires
-    nothing more, and all others go on. `job list --quarantined` lists such jobs, and `job show KEY` has the error.
-    Name jobs by their keys, or select all whose error contains a text, or all.
+    A scheduler quarantines a job that it cannot fire, such as one whose time zone no longer exists. The job stops
+    firing, and all other jobs continue. `job list --quarantined` lists quarantined jobs, and `job show KEY` shows the
+    error. Select jobs by key or by a text in their error, or select all.
 
-    A released job fires from where it stopped. Its catch_up decides about the occurrences that have passed meanwhile.
+    A released job continues where it stopped. Its catch_up decides which of the missed occurrences fire.
     A job that fails again is quarantined again. The command can be repeated: it changes quarantined jobs only.
     """
     with requesting(tenant) as client, progress_bar("releasing", None) as on_progress:
@@ -247,7 +249,7 @@ def release(
     typer.echo(f"jobs released: {result.released:,}")
     if result.released:
         command = f"tidewheel job list --quarantined{tenant_flag(tenant)}"
-        typer.echo(f"each fires from where it stopped; `{command}` shows those that fail again")
+        typer.echo(f"each continues where it stopped; `{command}` lists jobs that fail again")
 
 
 def _zone(job: Mapping[str, object]) -> str | None:
@@ -271,7 +273,7 @@ def backfill_job(
     ] = None,
     overlap: Annotated[str | None, typer.Option(metavar="POLICY", help="Overlap policy instead of the job's.")] = None,
     max_concurrent: Annotated[
-        int | None, typer.Option(metavar="N", help="Have at most this many open runs; 10 by default.")
+        int | None, typer.Option(metavar="N", help="Keep at most this many runs open at once; 10 by default.")
     ] = None,
     order: Annotated[
         str | None, typer.Option(metavar="ORDER", help="Order of the runs: oldest_first or newest_first.")

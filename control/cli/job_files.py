@@ -34,11 +34,13 @@ MAX_WHOLE_BYTES = 64 << 20  # of a file that is read whole: some 100,000 jobs; J
 
 _DECODER = json.JSONDecoder()
 _BLANK = " \t\r\n"
-_CUT_OFF = FieldError("", "the file ends within the array", "write all of it: an array ends with `]`")
-_COMMA = FieldError("", "two jobs of the array are not separated by one comma", "write one comma between two jobs")
+_CUT_OFF = FieldError("", "the file ends within the array", "write the whole array, which ends with `]`")
+_COMMA = FieldError(
+    "", "two jobs of the array are not separated by exactly one comma", "write one comma between two jobs"
+)
 _BEHIND = FieldError("", "text follows the array", "write one array, or one JSON object on each line")
 
-_TOO_DEEP = "it is nested too deep"
+_TOO_DEEP = "is nested too deeply"
 _TEXT, _NULL = "tag:yaml.org,2002:str", "tag:yaml.org,2002:null"
 _SCALARS = (
     ("null", r"null|~|", ["n", "~", ""]),
@@ -55,7 +57,7 @@ def read_job(source: str) -> dict[str, object]:
         return found
     objects = objects_of(found)
     if len(objects) != 1:
-        refuse("--file", f"{source} has {len(objects)} objects of Kubernetes", "run `tidewheel apply` with the file")
+        refuse("--file", f"{source} contains {len(objects)} Kubernetes objects", "run `tidewheel apply` with the file")
     read = read_cron_job(objects[0])
     for note in read.notes:
         typer.echo(f"{source}: {note}", err=True)
@@ -75,7 +77,7 @@ def read_document(source: str, remedy: str) -> dict[str, object]:
         if wrong := next((each for each in written if isinstance(each, FieldError)), None):
             refuse("--file", f"{source}: {wrong.problem}", wrong.remedy)
         if len(written) != 1:
-            refuse("--file", f"{source} has {len(written)} objects in place of one", remedy)
+            refuse("--file", f"{source} contains {len(written)} objects instead of one", remedy)
         found = cast("dict[str, object]", written[0])
     # Before flags are applied: a flag would hide a field that is ambiguous in the file.
     misread = [(name, value) for name, value in found.items() if isinstance(value, UnreadableValue)]
@@ -92,7 +94,7 @@ def read_bytes(source: str, path: str) -> bytes:
     except OSError as error:
         refuse(path, f"{source} cannot be read ({error.strerror})", "name a file, or - for standard input")
     if len(data) > MAX_DOCUMENT_BYTES:
-        problem = f"{source} has more than {MAX_DOCUMENT_BYTES} bytes, the most of one request"
+        problem = f"{source} has more than {MAX_DOCUMENT_BYTES} bytes, the limit of one request"
         refuse(path, problem, "shorten it; `tidewheel apply` reads many jobs")
     return data
 
@@ -107,7 +109,7 @@ class JobLoader(yaml.SafeLoader):
         """Refuse a job of more values than a request can have, before all of them are in memory."""
         self.composed += 1
         if self.composed > MAX_VALUES:
-            problem = f"one job has more than {MAX_VALUES} values, more than a request; shorten its payload"
+            problem = f"one job has more than {MAX_VALUES} values, the limit of one request; shorten its payload"
             mark = cast("yaml.error.Mark", self.next_event(peek=True).start_mark)
             raise yaml.MarkedYAMLError(None, None, problem, mark)
         return super().compose_node(parent, index)
@@ -159,7 +161,7 @@ def ensure_bounded(root: yaml.Node) -> None:
         own = len(node.value) if isinstance(node, yaml.ScalarNode) else 0
         sizes[id(node)] = size = 1 + own + sum(length for length in lengths if length is not None)
         if size > MAX_DOCUMENT_BYTES:
-            problem = f"its aliases stand for more than {MAX_DOCUMENT_BYTES} characters"
+            problem = f"its aliases expand to more than {MAX_DOCUMENT_BYTES} characters"
             raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark)
 
 
@@ -251,8 +253,8 @@ def _whole(stream: BinaryIO, source: str, start: bytes) -> bytes:
 
 def _ensure_short(data: bytes, source: str) -> None:
     if len(data) > MAX_WHOLE_BYTES:
-        problem = f"{source} has more than {MAX_WHOLE_BYTES} bytes, too many to be read whole"
-        refuse("FILE", problem, "write one JSON object on each line, or several files")
+        problem = f"{source} has more than {MAX_WHOLE_BYTES} bytes, too many to read at once"
+        refuse("FILE", problem, "write one JSON object per line, or split the file")
 
 
 def _is_whole(line: bytes) -> bool:
@@ -285,7 +287,7 @@ def _values(name: str, number: int, data: bytes) -> Iterator[JobText]:
     try:
         text = data.decode()
     except UnicodeDecodeError as error:
-        yield JobText(f"{name}:{number}", _no_job(f"it is not valid UTF-8: {error.reason}"), len(data))
+        yield JobText(f"{name}:{number}", _no_job(f"not valid UTF-8: {error.reason}"), len(data))
         return
     at, counted, first = 0, 0, True
     if listed := text.lstrip().startswith("["):
@@ -300,7 +302,7 @@ def _values(name: str, number: int, data: bytes) -> Iterator[JobText]:
         try:
             _, end = _DECODER.raw_decode(text, at)
         except (ValueError, RecursionError) as error:
-            problem = f"it is not valid JSON: {error}" if isinstance(error, ValueError) else _TOO_DEEP
+            problem = f"not valid JSON: {error}" if isinstance(error, ValueError) else _TOO_DEEP
             yield JobText(f"{name}:{number}", _no_job(problem), len(data))
             return
         yield JobText(f"{name}:{number}", text[at:end].encode("utf-8", "surrogatepass"), len(data) * end // len(text))
@@ -337,10 +339,10 @@ def _yaml(name: str, before: int, data: bytes) -> Iterator[JobText]:
                 place = f"{name}:{before + one.start_mark.line + 1}"
                 ensure_bounded(one)
                 found = as_object(cast("object", loader.construct_document(one)))  # pyright: ignore[reportUnknownMemberType]
-                content = _no_job("it is not a mapping") if found is None else found
+                content = _no_job("is not a mapping") if found is None else found
                 yield JobText(place, content, len(data) * one.end_mark.index // len(text))
     except UnicodeDecodeError as error:
-        yield JobText(f"{name}:{before + 1}", _no_job(f"it is not valid UTF-8: {error.reason}"), len(data))
+        yield JobText(f"{name}:{before + 1}", _no_job(f"not valid UTF-8: {error.reason}"), len(data))
     except RecursionError:
         yield JobText(f"{name}:{before + 1}", _no_job(_TOO_DEEP), len(data))
     except yaml.YAMLError as error:
@@ -352,15 +354,15 @@ def _yaml_error(error: yaml.YAMLError, before: int = 0) -> tuple[str, str, int]:
     """Return the problem, its remedy and its line, after `before` lines of the file.
 
     >>> _yaml_error(yaml.scanner.ScannerError(None, None, "no", yaml.error.Mark("", 0, 1, 12, None, 0)))[0]
-    'it is not valid YAML at line 2, column 13: no'
+    'not valid YAML at line 2, column 13: no'
     """
     if not isinstance(error, yaml.MarkedYAMLError):
-        reason = error.reason if isinstance(error, yaml.reader.ReaderError) else "it cannot be read"
-        return f"it is not valid YAML: {reason}", "remove control characters", before + 1
+        reason = error.reason if isinstance(error, yaml.reader.ReaderError) else "cannot be read"
+        return f"not valid YAML: {reason}", "remove control characters", before + 1
     mark, begin = error.problem_mark or error.context_mark, error.context_mark
-    line, problem = before + (mark.line + 1 if mark else 1), error.problem or "it cannot be read"
+    line, problem = before + (mark.line + 1 if mark else 1), error.problem or "cannot be read"
     at = f" at line {line}, column {mark.column + 1}" if mark else ""
-    text = f"it is not valid YAML{at}: {problem}"
+    text = f"not valid YAML{at}: {problem}"
     opened = ""
     if error.context and begin and mark and begin.index != mark.index:
         opened = f"line {before + begin.line + 1}, column {begin.column + 1}"
@@ -375,7 +377,7 @@ def _yaml_error(error: yaml.YAMLError, before: int = 0) -> tuple[str, str, int]:
         ("could not find expected ':'" in problem, "write `name: value`, with a space after the colon"),
     )
     fitting = (remedy for fits, remedy in remedies if fits)
-    return text, next(fitting, "correct this place: brackets, quotes and indentation must fit"), line
+    return text, next(fitting, "correct the brackets, quotes or indentation here"), line
 
 
 def _composed(loader: JobLoader) -> Iterator[yaml.Node]:

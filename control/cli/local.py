@@ -45,14 +45,14 @@ def up(
     standby: Annotated[
         bool | None,
         typer.Option(
-            "--standby/--no-standby", help="PostgreSQL with a synchronous standby, or without; else as it is."
+            "--standby/--no-standby", help="PostgreSQL with or without a synchronous standby; unchanged by default."
         ),
     ] = None,
     output: OutputOption = Output.TEXT,
 ) -> None:
     """Start PostgreSQL and Kafka on this machine; create the schema and the topics.
 
-    A service that TIDEWHEEL_DATABASE_URL or TIDEWHEEL_KAFKA_BOOTSTRAP names is used instead.
+    A server named by TIDEWHEEL_DATABASE_URL or TIDEWHEEL_KAFKA_BOOTSTRAP is used instead.
     """
     if brokers not in (None, *SIZES):
         refuse("--brokers", f"a stack has 1 or 3 brokers, not {brokers}", "write 1 or 3")
@@ -75,14 +75,15 @@ def down(
         stack.down(erase=erase, progress=watch if exists else in_silence)
     line = f"there is no stack in {stack.home}; `tidewheel dev` or `tidewheel up` makes one"
     if exists:
-        line = f"stopped; the data in {stack.home} is {'gone' if erase else 'kept'}"
+        line = f"stopped; the data in {stack.home} is {'erased' if erase else 'kept'}"
     print_result([line], {"home": str(stack.home), "running": False, "erased": erase}, output)
 
 
 def fail_over(home: Home = None, output: OutputOption = Output.TEXT) -> None:
     """Stop the local stack's primary PostgreSQL and promote its standby.
 
-    Services follow by themselves. The next `tidewheel up` makes the old primary the standby, from a new copy.
+    Services follow by themselves. The next `tidewheel up` makes the old primary the standby, from a new copy of
+    the data.
     """
     stack = LocalStack(home)
     with _shown() as watch:
@@ -132,7 +133,7 @@ def print_access(info: StackInfo, *, has_api: bool = False) -> None:
     if info.kafka_properties:
         typer.echo(f"{'client':<13} {info.kafka_properties}")
     if not has_api:
-        typer.echo(f"{'HTTP API':<13} no part of the stack: `tidewheel service api` starts it and logs its URL")
+        typer.echo(f"{'HTTP API':<13} not part of the stack; `tidewheel service api` starts it and logs its URL")
 
 
 def _database_address(info: StackInfo) -> tuple[dict[str, str], dict[str, str]]:
@@ -187,7 +188,7 @@ def bench(
     minutes: Minutes = None,
     output: OutputOption = Output.TEXT,
 ) -> None:
-    """Measure this machine, from a checkout.
+    """Benchmark this machine, from a checkout.
 
     Starts its own PostgreSQL and Kafka, or uses those that TIDEWHEEL_DATABASE_URL and TIDEWHEEL_KAFKA_BOOTSTRAP
     name, in a new database.
@@ -197,14 +198,14 @@ def bench(
     except ModuleNotFoundError as error:
         if not (error.name or "").startswith("tools"):
             raise
-        message = "the benchmarks are not in the wheel: run `tidewheel admin bench` in a checkout, after `make setup`"
+        message = "the benchmarks are not in the wheel; run `tidewheel admin bench` in a checkout, after `make setup`"
         raise StackError(message) from None
     measurement = import_module("tools.bench.measurement")
     options = measurement.Options(jobs=jobs, seconds=seconds, rate=rate, minutes=minutes)
     try:
         reached = command.run(scenarios or [], rounds=rounds, options=options, as_json=output is not Output.TEXT)
     except KeyboardInterrupt:
-        typer.echo("interrupted: everything the benchmark had started is stopped and removed", err=True)
+        typer.echo("interrupted: stopped and removed everything that the benchmark had started", err=True)
         raise typer.Exit(ExitCode.INTERRUPTED) from None
     if not reached:
         raise typer.Exit(ExitCode.FAILED)

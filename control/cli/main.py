@@ -39,7 +39,7 @@ def _guard_output(command: Callable[[], None]) -> None:
     if sys.stderr is None:
         sys.stderr = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115 - likewise
     if sys.stdout is None:
-        _exit("standard output is closed: nothing was done. Send it to /dev/null to drop it")
+        _exit("standard output is closed, so nothing was done; to discard the output, redirect it to /dev/null")
     given = sys.stdout
     if not isinstance(given, io.TextIOWrapper):  # a caller's own, in memory
         command()
@@ -56,7 +56,7 @@ def _guard_output(command: Callable[[], None]) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), output.fileno())
         if isinstance(lost.__cause__, BrokenPipeError):
             sys.exit(ExitCode.CLOSED_PIPE)
-        _exit(f"standard output cannot be written: {lost.reason}. What the command did is done")
+        _exit(f"standard output cannot be written: {lost.reason}; the work of the command is done")
     finally:
         sys.stdout = given
         output.detach()

@@ -52,7 +52,7 @@ _OUTCOME_TEXT = {
     OccurrenceOutcome.WAITING: "overdue, waiting for a scheduler",
 }
 
-AnyInstant = Annotated[str | None, typer.Option("--at", metavar="TIME", help="Any past or future instant.")]
+AnyInstant = Annotated[str | None, typer.Option("--at", metavar="TIME", help="Explain this past or future instant.")]
 Number = Annotated[int, typer.Option("-n", metavar="N", min=1, max=MAX_SHOWN, help="Show this many instants.")]
 
 
@@ -62,7 +62,7 @@ def explain(
     at: AnyInstant = None,
     last: Annotated[
         str | None,
-        typer.Option(metavar="DURATION", help="List all of a time such as 24h that did not fire."),
+        typer.Option(metavar="DURATION", help="List all occurrences of this period, such as 24h, that did not fire."),
     ] = None,
     number: Annotated[
         int,
@@ -74,7 +74,7 @@ def explain(
 ) -> None:
     """Explain why a job did or did not fire: the last occurrence and the next one, or any instant."""
     if at is not None and last is not None:
-        refuse("--last", "it looks back from now, and --at names an instant", "leave one of them out")
+        refuse("--last", "looks back from now, but --at names an instant", "leave one out")
     instant = None if at is None else read_instant(at, "--at", timezone or zone_of(tenant, key))
     span = None if last is None else read_duration(last, "--last")
     misfire_after = Connections.load().misfire_after
@@ -121,7 +121,7 @@ def _print_around(found: explaining.Around, timezone: str | None, output: Output
 
 def _unfired_lines(found: explaining.UnfiredOccurrences, zone: str) -> Iterator[str]:
     if not found.any_due:
-        yield f"the job had no occurrence since {format_second(found.since)}"
+        yield f"the job has had no occurrence since {format_second(found.since)}"
         yield wrapped(f"the next is {utc_and_local(found.next_at, zone)}" if found.next_at else found.words, "  ")
     elif not found.unfired:
         yield f"every occurrence since {format_second(found.since)} fired"
@@ -131,7 +131,7 @@ def _unfired_lines(found: explaining.UnfiredOccurrences, zone: str) -> Iterator[
         yield wrapped(f"{utc_and_local(each.at, zone)}{span}: {each.reason.replace('_', ' ')}", "  ")
         yield wrapped(f"  {each.words}", "  ")
     if found.has_more:
-        yield "more: add -n, or write a shorter --last"
+        yield "more: raise -n, or shorten --last"
 
 
 def _facts(found: Explanation, zone: str) -> Iterator[tuple[str, str | None]]:
@@ -191,7 +191,7 @@ def preview(
     flags: JobFlags,
     named: Named = None,
     begin_after: Annotated[
-        str | None, typer.Option(metavar="TIME", help="Begin after this time; default: now.")
+        str | None, typer.Option(metavar="TIME", help="Start after this time; default: now.")
     ] = None,
     number: Number = 10,
     tenant: Tenant = DEFAULT_TENANT,

@@ -49,7 +49,7 @@ _SHOWN = 10  # candidates of an ambiguous id
 _COMPARED = 1000  # keys, of those with the same first character and of all
 _IDS: Mapping[object, str] = {int: r"\d{1,18}", UUID: r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}", str: ".{1,255}"}
 
-Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask first; needed without a terminal.")]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation; required without a terminal.")]
 
 
 def confirm(question: str, *, yes: bool) -> None:
@@ -68,7 +68,7 @@ def confirm_by_name(name: str, what: str, remedy: str, *, yes: bool) -> None:
     if not sys.stdin.isatty():
         refuse("--yes", f"is missing: {what}", f"{remedy}, then add --yes")
     if typer.prompt(f"{what[0].upper()}{what[1:]}. Type {name} to delete it", err=True) != name:
-        refuse("NAME", "this is not its name", f"type {name}, or add --yes")
+        refuse("NAME", "does not match", f"type {name}, or add --yes")
 
 
 def complete_key(context: typer.Context, incomplete: str) -> list[str]:
@@ -143,7 +143,7 @@ def checked_url() -> str:
 def check_replication(copies: int | None) -> None:
     """Check the value of --replication, or raise InvalidInput."""
     if copies is not None and not 1 <= copies <= MOST_COPIES:
-        refuse("--replication", f"{copies} is no number of copies", f"write 1 to {MOST_COPIES}; 3 in production")
+        refuse("--replication", f"{copies} is not a number of copies", f"write 1 to {MOST_COPIES}; 3 in production")
 
 
 def read_labels(texts: Iterable[str]) -> dict[str, str]:
@@ -174,21 +174,21 @@ Tz = Annotated[
     typer.Option(
         "--tz",
         metavar="ZONE",
-        help="IANA time zone of times without an offset, and of the output.",
+        help="IANA time zone for times without an offset, and for the output.",
         callback=_known_zone,
     ),
 ]
 
 After = Annotated[
     str | None,
-    typer.Option("--after", metavar="PLACE", help="Begin after this place; the last line of a page names it."),
+    typer.Option("--after", metavar="PLACE", help="Start after this place; the last line of a page shows it."),
 ]
 
 
 def read_place(text: str, kind: Callable[[str], T]) -> tuple[datetime, T]:
     """Parse the place of a row in a list: its instant and its id; raise InvalidInput if it is none."""
     if (found := re.fullmatch(rf"(\S{{20,40}})/({_IDS[kind]})", text, re.ASCII)) is None:
-        refuse("--after", f"{text!r} is no place", "copy it from the last line of a page")
+        refuse("--after", f"{text!r} is not a place in a list", "copy it from the last line of a page")
     return read_instant(found[1], "--after"), kind(found[2])
 
 
@@ -250,7 +250,7 @@ def _read(text: str) -> UUID | _Part:
         return UUID(text)
     except ValueError:
         if (found := _PART.fullmatch(text.lower())) is None:
-            message = f"{text!r} is no id of a run: write the whole id, or its first digits, at least 4"
+            message = f"{text!r} is not a run id; write the whole id, or at least its first 4 digits"
             raise typer.BadParameter(message) from None
         return _Part(text, found["begin"].replace("-", ""), found["end"] or "")
 
@@ -269,13 +269,13 @@ def _find(tenant: str, part: _Part) -> UUID:
     with reading() as connection:
         runs, is_cut = find_short_id(connection, tenant, part.begin, part.end)
     if is_cut:
-        refuse("RUN", f"too many runs have ids that begin with {part.begin}", "write more digits of the id")
+        refuse("RUN", f"too many run ids begin with {part.begin}", "write more digits of the id")
     if not runs:
         raise UnknownRun(part.text)
     if len(runs) > 1:
         listed = ", ".join(f"{run.run_id} ({run.key}, {run.status})" for run in runs[:_SHOWN])
         more = f", and {len(runs) - _SHOWN} more" if len(runs) > _SHOWN else ""
-        refuse("RUN", f"{part.text} names {len(runs)} runs", f"write more digits of one of {listed}{more}")
+        refuse("RUN", f"{part.text} matches {len(runs)} runs", f"write more digits of one of {listed}{more}")
     return runs[0].run_id
 
 
@@ -283,19 +283,19 @@ RunId = Annotated[
     UUID,
     typer.Argument(
         metavar="RUN",
-        help="The run's id, or its first digits if no other run has them.",
+        help="The run's id, or enough of its first digits to be unique.",
         parser=_read,
         callback=_whole_ids,
     ),
 ]
 RunIds = Annotated[
     list[UUID] | None,
-    typer.Argument(metavar="RUN", help="Runs, by id or by its first digits.", parser=_read, callback=_whole_ids),
+    typer.Argument(metavar="RUN", help="Runs, by id or by the first digits of one.", parser=_read, callback=_whole_ids),
 ]
 FromRun = Annotated[
     UUID | None,
     typer.Option(
-        "--from-run", metavar="RUN", help="A run of the batch that is under way.", parser=_read, callback=_whole_ids
+        "--from-run", metavar="RUN", help="A run of the batch that is in progress.", parser=_read, callback=_whole_ids
     ),
 ]
 

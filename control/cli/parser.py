@@ -251,7 +251,7 @@ def _app(*, add_completion: bool = False) -> typer.Typer:
     return typer.Typer(
         name="tidewheel",
         cls=_Named,
-        help="A distributed job scheduler: PostgreSQL is the truth, Kafka carries the work.",
+        help="A distributed job scheduler on PostgreSQL and Kafka.",
         no_args_is_help=True,
         add_completion=add_completion,
         pretty_exceptions_enable=False,

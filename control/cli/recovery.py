@@ -64,10 +64,10 @@ def enable(
     replication: Replication = None,
     output: OutputOption = Output.TEXT,
 ) -> None:
-    """Begin to record jobs and open runs in two compacted topics, for a standby site.
+    """Start recording jobs and open runs in two compacted topics, for a standby site.
 
-    It creates the topics and the triggers, and lists what exists. A scheduler begins within 5 s. Run it again after
-    `tidewheel migrate` to a new release. It needs the owner of the tables.
+    The command creates the topics and the triggers, and lists all existing rows. A scheduler starts within 5
+    s. Run the command again after `tidewheel migrate` to a new release. Connect as the owner of the tables.
     """
     check_replication(replication)
     url, settings = checked_url(), Connections.load(replication=replication)
@@ -92,7 +92,7 @@ def disable(output: OutputOption = Output.TEXT) -> None:
 
 
 def status(output: OutputOption = Output.TEXT) -> None:
-    """Show the last complete state in the topics, and the site from which this one was raised."""
+    """Show the last complete state in the topics, and the site from which this one was rebuilt."""
     with reading() as connection:
         found = read_recording(connection)
     if output is not Output.TEXT:
@@ -122,18 +122,20 @@ def raise_site(
     ],
     prefix: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="The begin of their names there, such as `a.tidewheel`; default: as here."),
+        typer.Option(
+            metavar="NAME", help="The prefix of their names there, such as `a.tidewheel`; default: the prefix here."
+        ),
     ] = None,
     accept_gaps: Annotated[
-        bool, typer.Option("--accept-gaps", help="Raise although rows may be missing; the report names the reason.")
+        bool, typer.Option("--accept-gaps", help="Rebuild even if rows may be missing; the report gives the reason.")
     ] = False,
     output: OutputOption = Output.TEXT,
 ) -> None:
-    """Raise this installation from the topics of a site that is lost.
+    """Rebuild this installation from the topics of a lost site.
 
     Stop or cut off the other site first: two sites that fire do everything twice. The database must be new, with
-    `tidewheel migrate` run and no service started. All is one transaction: after a crash run the command again. It
-    needs the owner of the tables.
+    `tidewheel migrate` run and no service started. The command is one transaction: after a crash, run it again.
+    Connect as the owner of the tables.
     """
     from tidewheel.control.standby.raising import raise_site as raise_from
 
@@ -181,40 +183,48 @@ def _check_source(source: str, prefix: str | None) -> None:
     for broker in source.split(","):
         found = _BROKER.fullmatch(broker)
         if found is None or not 0 < int(found["port"]) <= _LAST_PORT:
-            refuse("--from", f"{broker!r} is no broker", "write HOST:PORT, such as kafka-b:9092; several with commas")
+            refuse(
+                "--from",
+                f"{broker!r} is not a broker",
+                "write HOST:PORT, such as kafka-b:9092; separate several with commas",
+            )
     if prefix is not None and not _PREFIX.fullmatch(prefix):
         remedy = "write letters, digits, dots, hyphens and underscores, such as a.tidewheel"
-        refuse("--prefix", f"no topic's name begins with {prefix!r}", remedy)
+        refuse("--prefix", f"{prefix!r} is not a prefix of topic names", remedy)
 
 
 def restore(
     *,
     since: Annotated[
         str | None,
-        typer.Option(metavar="TIME", help="Read Kafka from here; default: 10 minutes before the last heartbeat."),
+        typer.Option(
+            metavar="TIME", help="Read Kafka from this time on; default: 10 minutes before the last heartbeat."
+        ),
     ] = None,
     stopped_at: Annotated[
         str | None,
-        typer.Option(metavar="TIME", help="The end of the lost database, at the latest; default: now."),
+        typer.Option(metavar="TIME", help="The latest time at which the lost database may have run; default: now."),
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Read Kafka and count; write nothing.")] = False,
     accept_gaps: Annotated[
         bool,
-        typer.Option("--accept-gaps", help="Go on if messages may be gone, or their key was rotated since."),
+        typer.Option(
+            "--accept-gaps", help="Continue even if messages may be gone, or their key has been rotated since."
+        ),
     ] = False,
-    yes: Annotated[bool, typer.Option("--yes", help="Confirm it; needed.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Confirm; required.")] = False,
     timezone: Tz = None,
     output: OutputOption = Output.TEXT,
 ) -> None:
-    """Continue after a restore from a base backup: record what Kafka has since, before services start.
+    """Catch up after a restore from a base backup: record what Kafka has since, before services start.
 
-    It ends all other sessions of the database. Until its end new ones can only read, and no service starts. A repeat
-    continues where a call before it ended. Connect as the owner of the database.
+    The command ends all other sessions of the database. Until it finishes, new sessions can only read, and no service
+    starts. A repeat continues where the last call stopped. Connect as the owner of the database.
     """
     from tidewheel.control.restore.procedure import restore as run
 
     if not yes and not dry_run:
-        refuse("--yes", "is missing", "stop all services first; --dry-run counts what the restore finds")
+        refuse("--yes", "is missing", "stop all services first, then add --yes; --dry-run only counts")
     settings = Connections.load()
     report = run(
         settings.database(),
@@ -260,25 +270,26 @@ def audit(
     *,
     begin: Annotated[str, typer.Option("--from", metavar="TIME", help="The first instant of the range.")],
     end: Annotated[
-        str | None, typer.Option("--to", metavar="TIME", help="The end of the range, not part of it; default: now.")
+        str | None, typer.Option("--to", metavar="TIME", help="The end of the range, exclusive; default: now.")
     ] = None,
     job: Annotated[str | None, typer.Option(metavar="KEY", help="Only this job.", autocompletion=complete_key)] = None,
     report: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write a report with the counts of each job, as JSON.")
     ] = None,
     completions: Annotated[
-        bool, typer.Option("--completions", help="Compare the ends of runs with the completions on Kafka too.")
+        bool, typer.Option("--completions", help="Also compare the ends of runs with the completions on Kafka.")
     ] = False,
     timezone: Tz = None,
     tenant: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Only this tenant; of --job by default: default.")
+        str | None,
+        typer.Option(metavar="NAME", help="Only this tenant; by default all, or with --job the tenant default."),
     ] = None,
     output: OutputOption = Output.TEXT,
 ) -> None:
-    """Recompute every occurrence of a range, and compare it with what is recorded. Exit code 1 for a gap.
+    """Recompute every occurrence of a range, and compare it with the records. Exit code 1 for a gap.
 
-    The computed occurrences of each job must equal those that fired and those that were skipped with a reason. It
-    reads one snapshot and writes nothing but the report.
+    Each computed occurrence of a job must have fired, or been skipped with a reason. The audit reads one snapshot and
+    writes only the report.
     """
     first = read_instant(begin, "--from", timezone)
     before = None if end is None else read_instant(end, "--to", timezone)

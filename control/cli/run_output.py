@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from tidewheel.nouns.runs.places import MessagePlace, RunWhere
 
 
-Wait = Annotated[bool, typer.Option("--wait", help="Wait until it has ended; exit code 1 unless it succeeded.")]
-Follow = Annotated[bool, typer.Option("--follow", "-f", help="Wait until it has ended, then show it.")]
+Wait = Annotated[bool, typer.Option("--wait", help="Wait for the end; exit code 1 unless it succeeded.")]
+Follow = Annotated[bool, typer.Option("--follow", "-f", help="Wait until the run has ended, then show it.")]
 
 _REASON_SECONDS = 1.0  # most runs end earlier
 
@@ -133,7 +133,7 @@ def run_facts(run: RunDetail, zone: str | None) -> Iterator[tuple[str, str | Non
     yield "trace", run.traceparent
     yield "dead letter", str(run.dead_letter) if run.dead_letter else None
     yield from retry_chain_facts(run)
-    yield "copied", "yes: its day is dropped, and a copy of the failure is left" if run.copied else None
+    yield "copied", "yes: its day was dropped; a copy of the failure remains" if run.copied else None
     yield "archived", "yes: without outputs, results and progress" if run.archived else None
     yield "attempts", "\n".join("  ".join(filter(None, map(cell_text, row))) for row in attempt_rows(run))
 
@@ -173,7 +173,7 @@ def _text(value: bytes | None) -> str | None:
 
 def wait_for_run(client: "Client", run_id: UUID) -> "Run":
     """Wait until a run has ended; print its id on standard error, and each reason for which it waits."""
-    typer.echo(f"waiting for run {run_id}; Ctrl-C ends the waiting and not the run", err=True)
+    typer.echo(f"waiting for run {run_id}; Ctrl-C stops waiting, and the run continues", err=True)
     seen = None
     while True:
         with suppress(TimeoutError):
@@ -182,7 +182,7 @@ def wait_for_run(client: "Client", run_id: UUID) -> "Run":
         if run.why is not None and (run.status, run.why.code) != seen:
             seen = run.status, run.why.code
             remedy = f"; remedy: {run.why.remedy}" if run.why.remedy else ""
-            typer.echo(f"it is {run.status}: {run.why.words}{remedy}", err=True)
+            typer.echo(f"{run.status}: {run.why.words}{remedy}", err=True)
 
 
 def print_ended_run(run: "Run", document: dict[str, object], output: Output) -> None:

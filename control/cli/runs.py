@@ -89,7 +89,7 @@ list_runs = command(
             metavar="NAME=VALUE", help="Only runs of jobs with this label; repeatable; needs --job or --since."
         ),
         "run_labels": Flag(
-            metavar="NAME=VALUE", help="Only runs with this label: their job's, or instead of it their trigger's."
+            metavar="NAME=VALUE", help="Only runs with this label; a trigger's label overrides the job's."
         ),
         "lane": Flag(metavar="LANE"), "queue": Flag(metavar="NAME"), "cause": Flag(metavar="CAUSE"),
         "concurrency_key": Flag(metavar="KEY"), "ordering_key": Flag(metavar="KEY"),
@@ -123,7 +123,7 @@ def attempts(run_id: RunId, *, tenant: Tenant = DEFAULT_TENANT, output: OutputOp
         return
     rows = list(attempt_rows(found))
     if not rows:
-        typer.echo("no attempt has begun" if found.summary.attempt == 0 else "no attempt has ended")
+        typer.echo("no attempt has started" if found.summary.attempt == 0 else "no attempt has ended")
         return
     print_table(("attempt", "outcome", "started", "duration", "executor", "error"), rows)
     for attempt in found.attempts:
@@ -141,10 +141,10 @@ def where(
     tenant: Tenant = DEFAULT_TENANT,
     output: OutputOption = Output.TEXT,
 ) -> None:
-    """Show the places of a run: its table and day, its request, its outbox rows and its messages.
+    """Show where a run is stored: its table and day, its request, its outbox rows and its messages.
 
-    The coordinates of the request and of the claims are stored. The first message and the completion are looked up by
-    key and time.
+    The coordinates of the request and of the claims are stored. The first message and the completion are looked up on
+    Kafka, by key and time.
     """
     from tidewheel.nouns.runs.places import RunWhere, find_places  # here: a list of runs needs no Kafka client
     from tidewheel.settings.services import SchedulerSettings
@@ -167,7 +167,7 @@ def where(
         return
     executors = {one.attempt: str(one.executor_id or "") for one in found.attempts}
     rows = [
-        (str(one.attempt), one.topic or "none: by the sweep", *map(_cell, (one.partition, one.offset)),
+        (str(one.attempt), one.topic or "none: claimed by the sweep", *map(_cell, (one.partition, one.offset)),
          _cell(one.timestamp), executors.get(one.attempt, found.executor or ""))
         for one in messages
     ]  # fmt: skip
@@ -180,7 +180,7 @@ def retry(
     delay: Delay = None,
     attempt: Annotated[
         int | None,
-        typer.Option(metavar="N", min=1, max=MAX_INT, help="Of a retrying run: make its next attempt due now."),
+        typer.Option(metavar="N", min=1, max=MAX_INT, help="Start attempt N of a retrying run now."),
     ] = None,
     wait: Wait = False,
     yes: Yes = False,
@@ -188,9 +188,9 @@ def retry(
     tenant: Tenant = DEFAULT_TENANT,
     output: OutputOption = Output.TEXT,
 ) -> None:
-    """Create a new run of a finished one, or start the next attempt of a retrying one now."""
+    """Retry a finished run with a new run, or start the next attempt of a retrying run now."""
     if attempt is not None and delay is not None:
-        refuse("--delay", "an attempt is made due now", "leave one of them out")
+        refuse("--delay", "cannot be combined with --attempt", "leave one out")
     with requesting(tenant) as client:
         shown: UUID = run_id
         if attempt is None:
@@ -204,7 +204,7 @@ def retry(
         else:
             changed = client.runs.retry_now(run_id, attempt, request_id=request_id)
             document = {"run_id": run_id, "attempt": attempt, "unchanged": not changed}
-            nothing = f"nothing was changed: attempt {attempt} of run {run_id} was due, or has started"
+            nothing = f"unchanged: attempt {attempt} of run {run_id} was already due, or has started"
             line = f"attempt {attempt} of run {run_id} is due now" if changed else nothing
         if wait:
             print_ended_run(wait_for_run(client, shown), document, output)
@@ -224,14 +224,14 @@ def logs(
     run_id: RunId,
     *,
     attempt: Annotated[int | None, typer.Option(metavar="N", min=1, max=MAX_INT, help="Only this attempt.")] = None,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Continue until the run has ended.")] = False,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Keep printing until the run has ended.")] = False,
     tenant: Tenant = DEFAULT_TENANT,
     output: OutputOption = Output.TEXT,
 ) -> None:
     """Print the output of a run's attempts: the last 64 KiB of each.
 
-    Standard error names the attempt and the bytes that are no longer stored. With --follow and --output json each
-    piece is a document on a line of its own.
+    Standard error names the attempt and the bytes that are no longer stored. With --follow and --output json, each
+    piece is one JSON document on one line.
     """
     with requesting(tenant) as client:
         pieces = client.runs.follow_logs(run_id, attempt) if follow else iter(client.runs.logs(run_id, attempt))
@@ -278,39 +278,35 @@ def cancel(
     runs: RunIds = None,
     *,
     job: Annotated[
-        str | None, typer.Option(metavar="KEY", help="Cancel the open runs of this job.", autocompletion=complete_key)
+        str | None, typer.Option(metavar="KEY", help="Cancel open runs of this job.", autocompletion=complete_key)
     ] = None,
     label: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME=VALUE", help="Cancel the open runs of jobs with this label; repeatable."),
+        typer.Option(metavar="NAME=VALUE", help="Cancel open runs of jobs with this label; repeatable."),
     ] = None,
-    queue: Annotated[str | None, typer.Option(metavar="NAME", help="Cancel the open runs of this queue.")] = None,
-    lane: Annotated[str | None, typer.Option(metavar="LANE", help="Cancel the open runs of this lane.")] = None,
-    handler: Annotated[str | None, typer.Option(metavar="NAME", help="Cancel the open runs of this handler.")] = None,
+    queue: Annotated[str | None, typer.Option(metavar="NAME", help="Cancel open runs of this queue.")] = None,
+    lane: Annotated[str | None, typer.Option(metavar="LANE", help="Cancel open runs of this lane.")] = None,
+    handler: Annotated[str | None, typer.Option(metavar="NAME", help="Cancel open runs of this handler.")] = None,
     cause: Annotated[
         str | None,
-        typer.Option(metavar="CAUSE", help="Cancel the open runs with this cause: timer, trigger, backfill or retry."),
+        typer.Option(metavar="CAUSE", help="Cancel open runs with this cause: timer, trigger, backfill or retry."),
     ] = None,
     before: Annotated[str | None, typer.Option(metavar="TIME", help="Only runs created before this time.")] = None,
-    not_started: Annotated[
-        bool, typer.Option("--not-started", help="Leave out runs that an attempt has started.")
-    ] = False,
+    not_started: Annotated[bool, typer.Option("--not-started", help="Leave out runs that have started.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the number of matching runs; cancel none.")] = False,
-    no_wait: Annotated[bool, typer.Option("--no-wait", help="Do not wait until the last run has ended.")] = False,
+    no_wait: Annotated[bool, typer.Option("--no-wait", help="Do not wait for the last run to end.")] = False,
     reason: Reason = None,
     timezone: Tz = None,
     tenant: Tenant = DEFAULT_TENANT,
     output: OutputOption = Output.TEXT,
 ) -> None:
-    """Cancel runs by id, or all that match every given filter."""
+    """Cancel runs by id, or all open runs that match the filters."""
     given: dict[str, Any] = {
         "key": job, "labels": read_labels(label) if label else None, "queue": queue, "lane": lane, "handler": handler,
         "cause": cause, "created_before": read_instant(before, "--before", timezone) if before else None,
     }  # fmt: skip
     if bool(runs) == (not_started or any(value is not None for value in given.values())):
-        refuse(
-            "RUN", "exactly one of run ids and filters is needed", "write ids, or --job, --label, --queue, --lane, …"
-        )
+        refuse("RUN", "needs run ids or a filter, not both", "give ids, or --job, --label, --queue, --lane, …")
     given["include_started"] = not not_started
     with requesting(tenant) as client:
         if runs:
@@ -332,9 +328,9 @@ def _cancel_each(client: "Client", runs: Sequence[UUID], reason: str | None, out
         if dry_run:
             done = f"is {state}"
         elif state in FINAL:
-            done = f"nothing to cancel; it has ended as {state}"
+            done = f"nothing to cancel: already {state}"
         else:
-            done = f"cancel requested; it was {state}"
+            done = f"cancel requested (was {state})"
         lines.append(f"run {run}: {done}")
     print_result(lines, {"runs": [{"run_id": run, "found": state} for run, state in found]}, output)
 
@@ -348,8 +344,8 @@ def _wait(client: "Client", number: int, total: int) -> "Cancellation":
             if cancellation.cancelled_count != moved:
                 moved, moved_at = cancellation.cancelled_count, monotonic_seconds()
             elif not warned and monotonic_seconds() - moved_at > _WARN_SECONDS:
-                silence = f"no run was cancelled for {_WARN_SECONDS:g} s: start a scheduler"
-                sys.stderr.write(f"tidewheel: {silence}; executors do not start these runs\n")
+                silence = f"no run was cancelled for {_WARN_SECONDS:g} s; start a scheduler"
+                sys.stderr.write(f"tidewheel: {silence} (executors no longer start these runs)\n")
                 warned = True
             never.wait(_POLL_SECONDS)
     return cancellation
@@ -358,5 +354,5 @@ def _wait(client: "Client", number: int, total: int) -> "Cancellation":
 def _print_cancellation(cancellation: "Cancellation", output: Output) -> None:
     done = f"{count_text(cancellation.cancelled_count, 'run')} cancelled"
     lines = [f"cancellation {cancellation.cancellation_id}"]
-    lines.append(done if cancellation.finished_at else f"{done} so far; executors do not start the other runs")
+    lines.append(done if cancellation.finished_at else f"{done} so far; executors no longer start the others")
     print_result(lines, cancellation, output)

@@ -64,7 +64,7 @@ def explain(
     expressions: Annotated[list[str], typer.Argument(metavar="EXPR", help='Each in quotes, such as "0 8 * * *".')],
     *,
     timezone: Annotated[str, typer.Option("--tz", metavar="ZONE", help="IANA time zone of the expressions.")] = "UTC",
-    after: Annotated[str | None, typer.Option(metavar="TIME", help="Begin after this time; default: now.")] = None,
+    after: Annotated[str | None, typer.Option(metavar="TIME", help="Start after this time; default: now.")] = None,
     number: Annotated[
         int, typer.Option("-n", metavar="N", min=1, max=_MAX_SHOWN, help="Show this many instants.")
     ] = 10,
@@ -81,7 +81,7 @@ def explain(
     """Describe cron expressions and show their next instants."""
     _refuse_unquoted(expressions)
     if key is None and any(map(uses_hash, expressions)):
-        problem = "`H` depends on the job's id, and no job is given"
+        problem = "`H` depends on the job's id, but no job is given"
         raise ScheduleRefused(problem, "add --key with the job's key, or write a number", "cron")
     begin = read_instant(after, "--after", timezone, ahead=True) if after else SystemClock().now()
     job = job_id(tenant, key) if key is not None else None
@@ -145,14 +145,10 @@ def put(
     *,
     file: Annotated[
         Path | None,
-        typer.Option(
-            "--from", metavar="FILE.ics", help="All days on which the events of an iCalendar file take place."
-        ),
+        typer.Option("--from", metavar="FILE.ics", help="All days on which an event of an iCalendar file takes place."),
     ] = None,
     days: Annotated[str | None, typer.Option(metavar="DAY,...", help="Days, such as 2026-12-25,2026-12-26.")] = None,
-    weekdays: Annotated[
-        str | None, typer.Option(metavar="DAY,...", help="Days of every week, such as SAT,SUN.")
-    ] = None,
+    weekdays: Annotated[str | None, typer.Option(metavar="DAY,...", help="Days of the week, such as SAT,SUN.")] = None,
     years: Annotated[
         int, typer.Option(metavar="N", help="With --from: expand repeated events this many years ahead.")
     ] = HORIZON_YEARS,
@@ -163,9 +159,9 @@ def put(
     tenant: Tenant = DEFAULT_TENANT,
     output: OutputOption = Output.TEXT,
 ) -> None:
-    """Create or replace a calendar; jobs that name it follow at once."""
+    """Create or replace a calendar; jobs that use it follow at once."""
     if file is None and not days and not weekdays:
-        refuse("NAME", f"calendar {name!r} would have no days", "add days by --from, --days or --weekdays")
+        refuse("NAME", f"calendar {name!r} would have no days", "add days with --from, --days or --weekdays")
     single, origin = _words(days), source
     if file is not None:
         require("calendars", "--from")
@@ -198,7 +194,7 @@ def list_all(*, tenant: Tenant = DEFAULT_TENANT, output: OutputOption = Output.T
 
 
 def show(name: Name, *, tenant: Tenant = DEFAULT_TENANT, output: OutputOption = Output.TEXT) -> None:
-    """Show a calendar: its days and the jobs that name it."""
+    """Show a calendar: its days and the jobs that use it."""
     with reading() as connection:
         calendar = show_calendar(connection, tenant, name)
     more = calendar.jobs - len(calendar.keys)
@@ -215,7 +211,7 @@ def show(name: Name, *, tenant: Tenant = DEFAULT_TENANT, output: OutputOption = 
 
 
 def delete(name: Name, *, tenant: Tenant = DEFAULT_TENANT, output: OutputOption = Output.TEXT) -> None:
-    """Delete a calendar that no job names."""
+    """Delete a calendar that no job uses."""
     with requesting(tenant) as client:
         client.calendars.delete(name)
     print_result([f"calendar {name}: deleted"], {"name": name, "deleted": True}, output)
@@ -231,4 +227,4 @@ def _days(calendar: CalendarDetail) -> str:
 
 
 def _jobs(number: int) -> str:
-    return "no job names it" if not number else f"{number} job{' names' if number == 1 else 's name'} it"
+    return "no job uses it" if not number else f"{number} job{' uses' if number == 1 else 's use'} it"

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 _WATCH_SECONDS = 2.0
 _CLEAR = "\x1b[H\x1b[2J"
-Watch = Annotated[bool, typer.Option("--watch", "-w", help="Show it again every two seconds, until Ctrl-C.")]
+Watch = Annotated[bool, typer.Option("--watch", "-w", help="Refresh every two seconds, until Ctrl-C.")]
 _WARNINGS, _ERRORS = 1, 2
 
 _COMMANDS = {
@@ -56,7 +56,7 @@ _COMMANDS = {
 
 
 def status(home: Home = None, *, watch: Watch = False, output: OutputOption = Output.TEXT) -> None:
-    """Show services, what is due and not done, and what is wrong. Exit code 1 if something is."""
+    """Show services, due work and problems. Exit code 1 if there are problems."""
     code = _show(home, output)
     while watch:
         Event().wait(_WATCH_SECONDS)
@@ -251,7 +251,7 @@ def print_finding(finding: Finding) -> None:
 def list_executors(
     *,
     after: Annotated[
-        UUID | None, typer.Option(metavar="ID", help="Begin after this executor; the last line of a page names it.")
+        UUID | None, typer.Option(metavar="ID", help="Start after this executor; the last line of a page shows it.")
     ] = None,
     number: Limit = 50,
     output: OutputOption = Output.TEXT,
@@ -325,7 +325,7 @@ def answer(
     tenant: Tenant = DEFAULT_TENANT,
     output: OutputOption = Output.TEXT,
 ) -> None:
-    """Find what a text names: a run, a dead letter or a job."""
+    """Find a run, a dead letter or a job by id or key, or by the beginning of one."""
     with reading() as connection:
         found = ask(connection, tenant, " ".join(question))
     if found.kind is Kind.NOTHING:

@@ -99,7 +99,7 @@ class Calendars(Noun):
         weekdays: Iterable[str | int] = (),
         source: str | None = None,
     ) -> bool:
-        """Create or replace a calendar; jobs that name it follow at once. Return True if it has changed.
+        """Create or replace a calendar; jobs that use it follow at once. Return True if it has changed.
 
         Args:
             weekdays: Days of every week, such as `SAT`.
@@ -111,7 +111,7 @@ class Calendars(Noun):
         return not self._call.request(document).unchanged
 
     def delete(self, name: str) -> None:
-        """Delete a calendar that no job names."""
+        """Delete a calendar that no job uses."""
         self._call.request({"type": "calendar.delete", "name": name})
 
     def list(self) -> Sequence[CalendarSummary]:
@@ -128,13 +128,14 @@ class Calendars(Noun):
 class Client(OneJob, Occurrences):
     """A client of Tidewheel for one thread; a context manager.
 
-    A method raises `Refused` if an argument does not fit or names what does not exist: `errors` has each field and its
-    remedy. It raises `Unavailable` if the database does not answer: without a `request_id` a change may have happened.
-    A repeated `request_id` returns the first reply. A change that returns a truth value returns False if all was so.
+    A method raises `Refused` if an argument is invalid or names something that does not exist: `errors` has each
+    field and its remedy. It raises `Unavailable` if the database does not answer; without a `request_id`, a change
+    may have happened. A repeated `request_id` returns the first reply. A change that returns a truth value returns
+    False if nothing changed.
 
     Args:
         database_url: The database; else that of the settings.
-        settings: In place of those of the environment.
+        settings: Settings instead of those of the environment.
         actor: The origin of its changes, for the audit log; by default the user of this process.
     """
 
@@ -180,7 +181,7 @@ class Client(OneJob, Occurrences):
         """Create a job, or update it; an identical spec changes nothing.
 
         Args:
-            if_version: Only while this is the current version; 0 only creates.
+            if_version: Change only this version; 0 only creates.
         """
         # A JobSpec is passed as it is: as a mapping, its payload and jitter would be parsed differently.
         given = job if isinstance(job, JobSpec) else as_mapping(job, "job")
@@ -193,8 +194,8 @@ class Client(OneJob, Occurrences):
         """Change single fields of a job, by a JSON merge patch (RFC 7396); None resets a field.
 
         Args:
-            if_version: Only while this is the current version. Without it a patch that another change overtakes is
-                applied to the new version.
+            if_version: Patch only this version. Without it, a patch that another change overtakes is applied to the
+                new version.
         """
         return job_of(
             patch_job(self._call, key, as_mapping(patch, "patch"), if_version=if_version, request_id=request_id)
@@ -219,10 +220,10 @@ class Client(OneJob, Occurrences):
         """Run a job once for all triggers with one key in a window, and return what happened.
 
         Args:
-            key: The job, whose own `dedupe` has what the call leaves out. Without any the call is a `trigger`.
-            window: The time from the first trigger on, up to 30 days. With `debounce` the time without a trigger.
-            mode: `reject` drops the later triggers. `replace` gives the run that has not begun the last payload, and
-                `debounce` postpones it too.
+            key: The job, whose own `dedupe` supplies what the call omits. Without any, the call is a `trigger`.
+            window: The time from the first trigger, up to 30 days. With `debounce`, the time without a trigger.
+            mode: `reject` drops later triggers. `replace` gives the waiting run the last payload, and `debounce` also
+                postpones the run.
             longest: With `debounce`: the longest time from the first trigger to the run; ten windows by default.
             **options: Those of `TriggerOptions`; with `debounce` neither `delay` nor `run_at`.
         """
@@ -244,8 +245,8 @@ class Client(OneJob, Occurrences):
     ) -> RunId:
         """Run a Python handler once, without a job of yours: now, after `delay`, or at `run_at`.
 
-        The run belongs to the job `later/<handler>`. The first call creates it, with the default policies. Submit a job
-        of this key to give its runs other ones.
+        The run belongs to the job `later/<handler>`. The first call creates this job, with the default policies.
+        Submit a job with this key to set other policies.
         """
         key = f"later/{handler}"
         document = trigger_document(
@@ -263,14 +264,14 @@ class Client(OneJob, Occurrences):
         dry_run: bool = False,
         on_progress: OnProgress | None = None,
     ) -> ReleaseResult:
-        """Release quarantined jobs; the next firing decides what passed meanwhile by `catch_up`.
+        """Release quarantined jobs; their `catch_up` decides which missed occurrences fire.
 
         A released job that fails again is quarantined again. An interrupted call can be repeated.
 
         Args:
-            error: Only those whose error contains this text.
-            everything: Release all; needed without keys or an error.
-            on_progress: Called after each batch with the number done.
+            error: Only jobs whose error contains this text.
+            everything: Release all; required without keys or an error.
+            on_progress: Called after each batch with the number of released jobs.
         """
         return release(self._call, keys, error=error, everything=everything, dry_run=dry_run, on_progress=on_progress)
 
@@ -305,14 +306,14 @@ class Client(OneJob, Occurrences):
         return backfill_of(self._call.request(document, request_id))
 
     def audit(self, first: datetime, before: datetime | None = None, *, key: str | None = None) -> AuditResult:
-        """Recompute every occurrence of a range, and compare it with what is recorded.
+        """Recompute every occurrence of a range, and compare it with the records.
 
         Args:
-            before: All instants are earlier; the present by default.
+            before: The end of the range, exclusive; now by default.
             key: Only this job; by default all jobs of the tenant.
 
         Raises:
-            InvalidInput: The range is ahead, or runs of it are no longer kept.
+            InvalidInput: The range is in the future, or its runs are no longer kept.
         """
         own = self._call
         return run_audit(own.url, first, before, tenant=own.tenant, key=key, archive=own.archive)

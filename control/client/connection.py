@@ -298,7 +298,7 @@ class Triggered:
     """The answer to a trigger with dedupe.
 
     Args:
-        run_id: The run that the trigger has: its own, or that of an earlier one.
+        run_id: The trigger's run: its own, or that of an earlier trigger.
         outcome: `accepted` for a new run; `deduplicated`, `replaced` or `debounced` for an earlier one.
         runs_at: When the run is due; of a deduplicated trigger this may have passed.
     """
@@ -312,11 +312,9 @@ class Triggered:
 class BackfillResult:
     """A backfill after its request."""
 
-    backfill_id: Annotated[
-        UUID | None, Field(description="Its id in `client.works`; null after a dry run, which creates none.")
-    ]
-    occurrences: Annotated[int | None, Field(description="How many of its range are to be run.")]
-    unchanged: Annotated[bool, Field(description="True if an earlier delivery of the request has created it.")]
+    backfill_id: Annotated[UUID | None, Field(description="Its id in `client.works`; null after a dry run.")]
+    occurrences: Annotated[int | None, Field(description="The number of occurrences of the range to run.")]
+    unchanged: Annotated[bool, Field(description="True if an earlier delivery of the request created it.")]
 
 
 def backfill_of(reply: Reply) -> BackfillResult:

@@ -60,7 +60,7 @@ _TRIES = 2  # the second reads the reply that a concurrent transaction stored
 
 
 class TriggerOptions(TypedDict, total=False):
-    """The options of a trigger, each in place of its job's own.
+    """The options of a trigger, each overriding its job's own.
 
     Attributes:
         delay: The time to wait: a timedelta, seconds, or a text such as `5m`.
@@ -68,8 +68,8 @@ class TriggerOptions(TypedDict, total=False):
         concurrency_key: The key whose runs share places; the limit stays the job's, or one at once if it has none.
         ordering_key: The key whose runs start one after another. A failure blocks it, unless it is
             `{"key": ..., "on_failure": "skip"}`.
-        priority: The rank, 0 to 9: 9 goes first.
-        request_id: The same id again returns the first answer.
+        priority: The rank, 0 to 9: 9 starts first.
+        request_id: A repeated id returns the first answer.
     """
 
     delay: timedelta | float | str | None
@@ -117,17 +117,17 @@ def enqueue(
         connection: A psycopg connection to Tidewheel's database, with any row factory, or an SQLAlchemy session or
             connection over any driver. The caller commits it or rolls it back; on autocommit it is committed at once.
         payload: Any JSON value, in place of the job's own; bytes are passed unchanged.
-        dedupe: Such as `{"key": ..., "window": "10m"}`: one run for the triggers with this key in a window.
+        dedupe: Such as `{"key": ..., "window": "10m"}`: triggers with this key share one run per window.
 
-    Over psycopg a trigger with an ordering key or a dedupe is refused, its job's own among them: your transaction would
-    keep a row of the key locked. The SQL function `tidewheel_enqueue` takes both.
+    Over psycopg, a trigger with an ordering key or a dedupe is refused, even with its job's own: your transaction
+    would keep a row of the key locked. The SQL function `tidewheel_enqueue` takes both.
 
     Returns:
         The run's id; the run exists once the caller has committed. Over a driver other than psycopg it is the
         request_id: the request is published after the commit, and intake creates the run.
 
     Raises:
-        Refused: There is no such job, or an argument does not fit; nothing was written.
+        Refused: There is no such job, or an argument is invalid; nothing was written.
         Unavailable: The database had no partition of this day, so the transaction has failed. The partition exists now:
             roll back, and do the work again.
     """

@@ -77,11 +77,13 @@ class RunFacts:
     caught_up: Annotated[
         bool, Field(description="True if its occurrence was missed, paused or past at the submit, and was caught up.")
     ]
-    attempt: Annotated[int, Field(description="The last attempt begun; 0 before the first.")]
+    attempt: Annotated[int, Field(description="The last attempt that started; 0 before the first.")]
     started_at: Annotated[datetime | None, Field(description="When that began.")]
     finished_at: Annotated[datetime | None, Field(description="When the run ended.")]
     error_type: Annotated[str | None, Field(description="The error type of its last attempt.")]
-    concurrency_key: Annotated[str | None, Field(description="The key of which it needs a place to start.")] = None
+    concurrency_key: Annotated[str | None, Field(description="The concurrency key whose place it needs to start.")] = (
+        None
+    )
     ordering_key: Annotated[str | None, Field(description="The key in whose order it waits for its turn.")] = None
     attempts: Annotated[
         tuple[AttemptFacts, ...], Field(description="The last hundred attempts, the oldest first.")
@@ -93,8 +95,8 @@ class VersionInForce:
     """The version in force at the instant."""
 
     number: Annotated[int, Field(description="Its number.")]
-    effective_at: Annotated[datetime, Field(description="It counts for instants later than this.")]
-    until: Annotated[datetime | None, Field(description="And up to this one; null while it is current.")]
+    effective_at: Annotated[datetime, Field(description="In force for instants later than this.")]
+    until: Annotated[datetime | None, Field(description="In force up to this instant; null while it is current.")]
 
 
 @dataclass(frozen=True, slots=True)

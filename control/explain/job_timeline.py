@@ -74,7 +74,7 @@ class TimelineBin:
     """The runs of a part of the time.
 
     Args:
-        at: Its begin.
+        at: Its start.
         until: Its end, which does not belong to it.
         succeeded: The number of runs that succeeded.
         failed: That failed.
@@ -101,7 +101,7 @@ class Pause:
     """A pause of the job.
 
     Args:
-        since: Its begin.
+        since: Its start.
         until: Its end; None if it has none yet.
         by: Its author.
     """
@@ -126,7 +126,7 @@ class JobTimeline:
     Args:
         key: The job.
         now: The database's clock.
-        since: The begin of the time.
+        since: The start of the time range.
         until: Its end, which does not belong to it.
         mode: `runs` if the runs are shown one by one, else `bins`.
         runs: The runs, the newest first.

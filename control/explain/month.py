@@ -37,7 +37,7 @@ class CalendarDay:
         date: The day on the wall clock of the job's zone.
         fires: The number of occurrences that fire on it, moved ones on the day to which they were moved.
         exact: False if it is a lower bound.
-        first: The first three of them, in the job's zone.
+        first: The first three of these, in the job's zone.
         notes: The effects of a clock change.
         excluded_by: The calendars that keep occurrences of this day from firing.
         skipped: The number of its occurrences that a client has skipped.

@@ -268,7 +268,7 @@ def run_audit(
     """Audit a range of an installation in one transaction that only reads.
 
     Args:
-        before: All instants are earlier; the present by default.
+        before: The end of the range, exclusive; now by default.
         kafka: The settings of a client, to compare the ends of runs with the completions on Kafka too.
         archive: The setting; with it days that retention has dropped are audited, too.
     """

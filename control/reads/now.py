@@ -265,7 +265,7 @@ class Now:
     as_of: Annotated[datetime, Field(description="The database's clock.")]
     findings: Annotated[tuple[Need, ...], Field(description="What needs a person, the worst first.")]
     due_next_minute: Annotated[DueNext, Field(description="The jobs that come due within a minute.")]
-    running: Annotated[int, Field(description="The runs under way, also those whose cancel is requested.")]
+    running: Annotated[int, Field(description="The running runs, including those with a requested cancel.")]
     slots: Annotated[Slots, Field(description="The slots of live executors.")]
     open: Annotated[
         Mapping[str, int], Field(description="The open runs by state; `scheduled` are those before their time.")
@@ -276,7 +276,7 @@ class Now:
     failed_hour: Annotated[int, Field(description="Those of these that failed or timed out.")]
     on_time_rate: Annotated[
         float | None,
-        Field(description="The share of those that were claimed within a second of their time; null without one."),
+        Field(description="The share of runs claimed within a second of their time; null without runs."),
     ]
 
 

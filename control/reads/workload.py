@@ -48,7 +48,7 @@ class StageLateness:
     """The lateness of runs at a stage, from the instant at which each was due, in seconds within 5 %."""
 
     runs: Annotated[int, Field(description="The number of runs.")]
-    p50: Annotated[float | None, Field(description="The half of them is not later.")]
+    p50: Annotated[float | None, Field(description="Half of them are not later.")]
     p99: Annotated[float | None, Field(description="Ninety-nine hundredths of them are not later.")]
 
 
@@ -56,7 +56,7 @@ class StageLateness:
 class ActivityBin:
     """The runs that ended in a span of time."""
 
-    at: Annotated[datetime, Field(description="Its begin.")]
+    at: Annotated[datetime, Field(description="Its start.")]
     succeeded: Annotated[int, Field(description="The number of runs that succeeded.")] = 0
     failed: Annotated[int, Field(description="That failed.")] = 0
     timed_out: Annotated[int, Field(description="That timed out.")] = 0
@@ -73,7 +73,7 @@ class ActivityBin:
 
 @dataclass(frozen=True, slots=True)
 class ActivityFigures:
-    """Bins, the earliest first."""
+    """Bins, earliest first."""
 
     bins: Annotated[tuple[ActivityBin, ...], Field(description="One for each span, also without a run.")]
     at_least: Annotated[
@@ -81,7 +81,7 @@ class ActivityFigures:
     ]
     stages: Annotated[
         Mapping[str, StageLateness] | None,
-        Field(description="The lateness of all bins together, as theirs; null if it was not read."),
+        Field(description="The lateness of all bins together; null if it was not read."),
     ] = None
 
 
@@ -150,17 +150,17 @@ def slowest_runs(connection: Conn, tenant: str, since: datetime, until: datetime
 class UpcomingBin:
     """The jobs whose timers come due in a span of time."""
 
-    at: Annotated[datetime, Field(description="Its begin.")]
+    at: Annotated[datetime, Field(description="Its start.")]
     jobs: Annotated[int, Field(description="Their number. A job counts once, at its next time.")]
 
 
 @dataclass(frozen=True, slots=True)
 class UpcomingJobs:
-    """Bins, the earliest first."""
+    """Bins, earliest first."""
 
     bins: Annotated[tuple[UpcomingBin, ...], Field(description="One for each span.")]
     jobs: Annotated[int, Field(description="The number of all of them.")]
-    at_least: Annotated[bool, Field(description="True if there are more timers than are counted.")]
+    at_least: Annotated[bool, Field(description="True if there are more timers than were counted.")]
 
 
 def read_upcoming(connection: Conn, tenant: str, shards: int, edges: Sequence[datetime]) -> UpcomingJobs:

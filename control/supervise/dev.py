@@ -28,7 +28,7 @@ from tidewheel.local.stack import StackInfo
 from tidewheel.local.state import API_HEADERS_FILE, API_TOKEN_FILE, HOME_VARIABLE, write_private
 from tidewheel.postgres.session import connect
 from tidewheel.settings.executor import ExecutorSettings
-from tidewheel.settings.services import ApiSettings
+from tidewheel.settings.services import DEV_TOKEN, ApiSettings
 
 _QUIET_MILLISECONDS = 50  # editors write a file in several steps
 _LONGEST_MILLISECONDS = 500
@@ -72,7 +72,7 @@ async def run_dev(options: DevOptions, log: Log) -> bool:
         services = make_services(ROLES, variables, options.flags, options.metrics_port)
         supervisor = Supervisor(services, log, keeps_waiting=True)
         local = DevStack(stack, lock, supervisor, log)
-        with stopping_by_signals(supervisor, log, "the services are killed; `tidewheel down` stops the stack"):
+        with stopping_by_signals(supervisor, log, "services are killed; `tidewheel down` stops the stack"):
             supervisor.start()
             supervisor.run_beside(_reload_on_save(supervisor, modules))
             try:
@@ -98,7 +98,7 @@ def executor_token(home: Path) -> str:
     """
     path = home / API_TOKEN_FILE
     if not path.exists():
-        write_private(path, secrets.token_urlsafe(32))
+        write_private(path, DEV_TOKEN + secrets.token_urlsafe(32))
     return path.read_text()
 
 
@@ -135,7 +135,7 @@ def _choose_api_port(settings: ApiSettings, given: int | None, log: Log) -> int:
     problem = f"port {port} is in use by {_owner(port)}"
     if "api_port" in settings.model_fields_set:
         name = "--api-port" if given is not None else "TIDEWHEEL_API_PORT"
-        refuse(name, problem, "end that process, or choose another port; 0 is a free one")
+        refuse(name, problem, "stop that process, or choose another port; 0 picks a free one")
     chosen = free_port()
     log.report(f"{problem}: the API listens on {chosen}", level="warning")
     return chosen
@@ -206,7 +206,7 @@ def _banner(info: StackInfo, access: _Access, report: Report, began: float, *, n
     return [
         f"Tidewheel is ready, after {monotonic_seconds() - began:.1f} s.",
         "",
-        f"  handlers    {', '.join(handlers) or 'none: --handlers names their modules'}",
+        f"  handlers    {', '.join(handlers) or 'none; name their modules with --handlers'}",
         f"  console     {access.console}",
         f"  REST        {access.api}: curl -H @{shlex.quote(str(info.data_dir / API_HEADERS_FILE))}",
         "  PostgreSQL  tidewheel admin psql",
@@ -219,7 +219,7 @@ def _banner(info: StackInfo, access: _Access, report: Report, began: float, *, n
         f"  tidewheel job trigger first{f' --payload {shlex.quote(payload)}' if payload else ''}",
         "  tidewheel run list",
         "",
-        "A saved handler is reloaded. Ctrl-C stops all and keeps the data.",
+        "Saved handlers are reloaded. Ctrl-C stops all and keeps the data.",
     ]
 
 

@@ -106,18 +106,18 @@ class DevStack:
             status = await asyncio.to_thread(self._stack.settled_status)
             if PartState.DEAD not in [each.state for each in status.parts] and not status.is_running:
                 self._is_stopped = True
-                self._log.report(f"{part.name} was stopped by another command: all is stopped", level="warning")
+                self._log.report(f"{part.name} was stopped by another command; stopping everything", level="warning")
                 self._supervisor.request_stop()
                 return
             restarts = by_part[part.name]
-            problem, lived = f"{part.name} has ended by itself", monotonic_seconds() - began
+            problem, lived = f"{part.name} has ended unexpectedly", monotonic_seconds() - began
             while True:
                 pause = restarts.next_pause(lived)
                 if pause is None:
-                    message = f"{part.name} has ended {restarts.limit} times in a row: all is stopped"
+                    message = f"{part.name} has ended {restarts.limit} times in a row; stopping everything"
                     self._supervisor.fail(f"{message}; its log is in {self._stack.home / 'logs'}", problem)
                     return
-                self._log.report(f"{problem}; it starts again in {pause:g} s", level="warning")
+                self._log.report(f"{problem}; restarting in {pause:g} s", level="warning")
                 await asyncio.sleep(pause)
                 try:
                     again = await self._unless_stopping(self._stack.up)
@@ -128,9 +128,11 @@ class DevStack:
             if again is None:
                 return
             if again != info:
-                self._supervisor.fail("another process has taken a port of the stack: all is stopped; start it again")
+                self._supervisor.fail(
+                    "another process has taken a port of the stack; stopping everything, start `tidewheel dev` again"
+                )
                 return
-            self._log.report(f"{part.name} runs again")
+            self._log.report(f"{part.name} is running again")
             self._supervisor.release()
 
     async def stop(self) -> None:
@@ -143,7 +145,7 @@ class DevStack:
             self._lock.release_stack()
             self._log.report(f"stopped; the data in {self._stack.home} is kept")
         else:
-            self._log.report("stopped; PostgreSQL and Kafka go on: `tidewheel down` stops them")
+            self._log.report("stopped; PostgreSQL and Kafka keep running; `tidewheel down` stops them")
 
     async def _unless_stopping(self, start: Callable[[Progress], R]) -> R | None:
         """Return what a start on a thread returns; None if a stop was requested meanwhile."""
@@ -206,8 +208,8 @@ class DevLock:
             self._file.close()
             named = f" (pid {before.pid}, started in {before.folder})" if before else ""
             message = (
-                f"`tidewheel dev` runs already on the stack in {self._home}{named}: "
-                "stop it there, or give this one a --home of its own"
+                f"`tidewheel dev` is already running on the stack in {self._home}{named}; "
+                "stop that one, or choose another --home"
             )
             raise StackError(message) from None
         self._owner.owns_stack = before is not None and before.owns_stack

@@ -139,7 +139,7 @@ class ServiceProcess:
         try:
             await asyncio.wait_for(asyncio.shield(self._process.wait()), self.service.stop_seconds)
         except TimeoutError:
-            self._on_line(f"does not end within {self.service.stop_seconds:g} s of SIGTERM: it is killed")
+            self._on_line(f"did not end within {self.service.stop_seconds:g} s of SIGTERM; killing it")
             self.signal(signal.SIGKILL)
         await self.wait()
 
@@ -232,7 +232,7 @@ class Log:
             self._dropped += 1
 
     def _omission(self) -> str:
-        message = f"{self._dropped} lines dropped: this log is not read fast enough"
+        message = f"dropped {self._dropped} lines, because this log is not read fast enough"
         return self._line(self._name, {"time": _now(), "level": "warning", "message": message})
 
     def _write(self) -> None:

@@ -159,14 +159,14 @@ class Supervisor:
             slot.processes.remove(process)
             code = ended.result()
             if code == UNUSABLE and not slot.settled.is_set():
-                self.fail(f"{slot.service.role} cannot start: {_reason(process)}; all is stopped")
+                self.fail(f"{slot.service.role} cannot start: {_reason(process)}; stopping everything")
                 return
             pause = restarts.next_pause(monotonic_seconds() - began)
             if pause is None:
-                message = f"has failed {restarts.limit} times at once and last {end_text(code)}: all is stopped"
+                message = f"has failed {restarts.limit} times in a row and last {end_text(code)}; stopping everything"
                 self.fail(f"{slot.service.role} {message}", "\n".join(process.tail))
                 return
-            message = f"{slot.service.role} {end_text(code)}; it starts again in {pause:g} s"
+            message = f"{slot.service.role} {end_text(code)}; restarting in {pause:g} s"
             self._log.report(message, level="warning")
             await asyncio.sleep(pause)
             process = await self._prepared(slot)
@@ -178,7 +178,7 @@ class Supervisor:
             slot.keep(await process.report())
             if slot.report.error is None or not self._keeps_waiting:
                 return process
-            await self._dismiss(slot, process, "there is no executor until they are corrected")
+            await self._dismiss(slot, process, "no executor runs until the handlers are corrected")
             slot.settled.set()
             await slot.changed.wait()
             slot.changed.clear()
@@ -196,9 +196,9 @@ class Supervisor:
             slot.keep(await process.report())
             if slot.report.error is None:
                 names = ", ".join(slot.report.handlers) or "none"
-                self._log.report(f"handlers changed: the executor is replaced; handlers now: {names}")
+                self._log.report(f"handlers changed; replacing the executor; handlers now: {names}")
                 return process
-            await self._dismiss(slot, process, "the executor goes on with those before")
+            await self._dismiss(slot, process, "the executor keeps the previous handlers")
 
     async def _start(self, slot: "_Slot") -> ServiceProcess:
         process = await ServiceProcess.start(slot.service, partial(self._on_line, slot))
@@ -249,9 +249,9 @@ def read_roles(text: str) -> list[str]:
     names = list(dict.fromkeys(filter(None, (part.strip() for part in text.split(",")))))
     for name in names:
         if name not in ROLES:
-            refuse("--roles", f"{name!r} is no role", f"the roles are {', '.join(ROLES)}")
+            refuse("--roles", f"{name!r} is not a role", f"the roles are {', '.join(ROLES)}")
     if not names:
-        refuse("--roles", "it names no role", f"write some of {','.join(ROLES)}")
+        refuse("--roles", "does not name a role", f"write some of {','.join(ROLES)}")
     return names
 
 
@@ -287,7 +287,7 @@ def module_files(handlers: str | None) -> list[Path]:
         top, *rest = name.split(".")
         spec = PathFinder.find_spec(top, [str(Path.cwd()), *sys.path])
         if spec is None:
-            problem = f"there is no module {name!r} in this folder, and none is installed"
+            problem = f"there is no module {name!r} in this folder or installed"
             refuse("--handlers", problem, f"run the command in the folder of {top}.py, or install the package")
         if spec.origin and spec.has_location and not rest:
             files.append(Path(spec.origin))
@@ -297,7 +297,7 @@ def module_files(handlers: str | None) -> list[Path]:
 async def run_services(services: Sequence[Service], log: Log) -> bool:
     """Run services until a signal; return False if one of them could not be kept running."""
     supervisor = Supervisor(services, log)
-    with stopping_by_signals(supervisor, log, "the services are killed"):
+    with stopping_by_signals(supervisor, log, "services are killed"):
         supervisor.start()
         supervisor.release()
         await supervisor.wait_stopping()
@@ -320,7 +320,7 @@ def stopping_by_signals(supervisor: Supervisor, log: Log, at_once: str) -> Gener
             os._exit(_EXIT_BY_SIGNAL + number)
         if not requested:
             requested = True
-            log.report(f"{number.name}: stopping in order; once more ends at once")
+            log.report(f"{number.name}: stopping in order; repeat to kill everything")
             supervisor.request_stop()
 
     # `nohup` and a shell's background jobs ignore some of them: that stays.

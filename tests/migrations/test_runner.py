@@ -224,7 +224,7 @@ def test_post_files_are_a_step_of_their_own_and_wait_for_other_releases(
     pre, post = probes(monkeypatch, ("probe", ADD), ("probe_post", DROP))
     dry = tidewheel(fresh_database.url, "migrate", "--dry-run")
     assert dry.lines[0] == f"would apply {pre}"
-    left = f"left     {post}: `tidewheel migrate --post`, after the last process of the release before"
+    left = f"left     {post}: `tidewheel migrate --post`, after the last process of the previous release"
     assert tidewheel(fresh_database.url, "migrate").lines == [f"applied {pre}", left]
     assert tidewheel(fresh_database.url, "migrate").lines == ["nothing to do", left]
     with fresh_database.transaction() as connection:

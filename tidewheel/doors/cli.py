@@ -46,7 +46,9 @@ _KINDS: Mapping[str, Any] = {
     "limit": Limit,
     "reason": Reason,
     "request_id": RequestId,
-    "dry_run": Annotated[bool, typer.Option("--dry-run", help="Print their number and the first ten; change nothing.")],
+    "dry_run": Annotated[
+        bool, typer.Option("--dry-run", help="Print how many match, and the first ten; change nothing.")
+    ],
 }
 
 
@@ -145,7 +147,7 @@ class _Command:
         """Return the arguments and flags: the filter's, the others, those of every command."""
         own = [_argument(each, flag) for each, flag in self._flagged()]
         if self.declared.danger:
-            words = "Confirm it; needed without --dry-run."
+            words = "Confirm; required without --dry-run."
             own.append(_flag("yes", Annotated[bool, typer.Option("--yes", help=words)], default=False))
         own += [_flag(name, kind, default=None) for name, kind in self.options.items()]
         if self.local_times or any(each.accepts(datetime) for each, _ in self._flagged() if each.name != "after"):

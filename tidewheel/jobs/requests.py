@@ -335,18 +335,18 @@ class WorkflowResume(_AboutWorkflow):
 
 
 class WorkflowCancel(_AboutWorkflow):
-    """Cancel the runs of an occurrence, and release no further one."""
+    """Cancel an occurrence: end its open runs, and start no further jobs."""
 
     type: Literal["workflow.cancel"]
 
 
 class BatchSubmit(_Request):
-    """Run jobs once each, some after others, and trigger jobs when they end.
+    """Run jobs once each, with dependencies between them, and trigger jobs when they end.
 
     Attributes:
         runs: The runs.
         on: The jobs to trigger at the first failure and at the end.
-        open: True if `batch.add` may come from anywhere, until `batch.close`.
+        open: True if any client may add runs, until the batch is closed.
     """
 
     type: Literal["batch.submit"]
@@ -356,12 +356,12 @@ class BatchSubmit(_Request):
 
 
 class BatchAdd(_Request):
-    """Add runs to a batch that is open, or from one of its runs.
+    """Add runs to an open batch, or to any batch from one of its own runs.
 
     Attributes:
         batch_id: The batch.
-        from_run_id: A run of the batch that adds them; needed unless the batch is open.
-        runs: The runs; their `after` may name runs that the batch has already.
+        from_run_id: A run of the batch that adds them; required unless the batch is open.
+        runs: The runs; their `after` may name existing runs of the batch.
     """
 
     type: Literal["batch.add"]
@@ -476,7 +476,7 @@ class FreezeScope(StrictModel):
     ] = None
     queue: Annotated[Queue | None, Field(description="Only runs of this queue.")] = None
     labels: Annotated[Labels | None, Field(description="Only runs of jobs that have all of these labels.")] = None
-    key_prefix: Annotated[Key | None, Field(description="Only runs of jobs whose keys begin so.")] = None
+    key_prefix: Annotated[Key | None, Field(description="Only runs of jobs whose keys begin with this text.")] = None
 
     @model_validator(mode="after")
     def _named(self) -> Self:

@@ -118,7 +118,7 @@ class JobSpec(WithPayload):
         heartbeat: An attempt times out if it sends no heartbeat for this long.
         history_limit: Retention keeps this many of its latest finished runs.
         labels: Names with values, by which lists, cancellations and freezes select its runs.
-        description: A text for people.
+        description: Free text for people.
         paused: Tidewheel uses this only when it creates the job; versions do not contain it.
     """
 

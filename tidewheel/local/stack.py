@@ -184,7 +184,7 @@ class LocalStack:
         with self._alone():
             parts, standby = self._require_parts(), self.standby
             if standby.pid is None:
-                message = "the standby does not run; `tidewheel up` starts it"
+                message = "the standby is not running; `tidewheel up` starts it"
                 raise StackError(message)
             progress(Step("stopping the primary"))
             parts.postgres.stop()
@@ -212,7 +212,7 @@ class LocalStack:
         """The standby of the embedded server, likewise."""
         standby = self._require_parts().standby
         if standby is None:
-            message = "this stack has no standby; `tidewheel up --standby` makes one"
+            message = "this stack has no standby; `tidewheel up --standby` creates one"
             raise StackError(message)
         return standby
 
@@ -220,7 +220,7 @@ class LocalStack:
         """Node `number`, from 1, for those who stop and start it alone."""
         brokers = self._require_parts().cluster.brokers
         if not 1 <= number <= len(brokers):
-            message = f"this stack has Kafka nodes 1 to {len(brokers)}, no {number}"
+            message = f"this stack has Kafka nodes 1 to {len(brokers)}, not {number}"
             raise StackError(message)
         return brokers[number - 1]
 
@@ -246,7 +246,7 @@ class LocalStack:
         if self._brokers not in (None, len(state.nodes)):
             message = (
                 f"the stack in {self.home} has {len(state.nodes)} broker(s), not {self._brokers}: "
-                "`tidewheel down --erase` first, or take another --home"
+                "run `tidewheel down --erase` first, or choose another --home"
             )
             raise StackError(message)
         parts = self._parts(state)
@@ -271,7 +271,7 @@ class LocalStack:
         url = None if url and _is_same_database(url, self._parts(state).database_url) else url
         bootstrap = None if bootstrap == parts.cluster.bootstrap else bootstrap
         if url and self._standby:
-            message = "--standby is for the stack's own PostgreSQL, and TIDEWHEEL_DATABASE_URL names another: unset it"
+            message = "--standby needs the stack's own PostgreSQL, but TIDEWHEEL_DATABASE_URL names another; unset it"
             raise StackError(message)
         # Before it is written down: a mistyped address must not become what every later command goes by.
         if url:

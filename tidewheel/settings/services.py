@@ -35,6 +35,8 @@ NOT_SET: Final = "not set"
 _DIGITS = 8  # of the digest of a secret: enough to see a difference, useless to find a random secret
 
 _BASE_PATH: Final = re.compile(r"(/[A-Za-z0-9_~-][A-Za-z0-9._~-]*)*", re.ASCII)
+DEV_TOKEN: Final = "dev-"  # noqa: S105 - a part of it
+"""The beginning of the token that `tidewheel dev` sets: its API warns of no token that an operator has not set."""
 _API_TOKEN: Final = re.compile(r"[A-Za-z0-9._~+/-]{16,}=*", re.ASCII)  # Source: RFC 6750, section 2.1
 
 

@@ -1,8 +1,10 @@
 """An executor with an API key starts the runs of the key's tenant and queues, and no others."""
 
+import logging
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from http import HTTPStatus
+from pathlib import Path
 from uuid import UUID
 
 import pytest
@@ -13,6 +15,7 @@ from tests.fixtures.services import until
 from tests.transitions.acts import HANDLER, apply_batch, open_run, submission, submit, trigger
 from tidewheel.api_keys import Scope
 from tidewheel.control.client.client import Client
+from tidewheel.control.supervise.dev import executor_token
 from tidewheel.errors import Refused
 from tidewheel.executor import remote_executors
 
@@ -138,6 +141,15 @@ def test_token_of_all_executors_works_for_a_release_with_a_warning(
     warning = "opens the calls of executors for all tenants"
     with answering(door.database, token=TOKEN):  # begun within the call: a record between two phases is in neither
         until(lambda: any(warning in each.getMessage() for each in caplog.records), "the warning")
+
+
+def test_token_that_dev_sets_brings_no_warning(
+    database: Database, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """`tidewheel dev` warned new users of a setting that they had not set: issue 40."""
+    with answering(database, token=executor_token(tmp_path)):
+        until(lambda: any("listening on" in each.getMessage() for each in caplog.records), "the start")
+    assert not [each.getMessage() for each in caplog.records if each.levelno >= logging.WARNING]
 
 
 def test_executors_of_a_key_are_limited_in_number(

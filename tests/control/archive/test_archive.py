@@ -324,7 +324,7 @@ def test_folder_without_the_last_day_is_not_the_archive(
     monkeypatch.setenv("TIDEWHEEL_ARCHIVE", str(other))
     done = tidewheel(clocked, "admin", "archive", "run")
     assert (done.code, other.exists()) == (1, False), done
-    assert "recorded: mount the folder, correct TIDEWHEEL_ARCHIVE" in done.err.replace("\n  ", " ")
+    assert "recorded; mount the folder, correct TIDEWHEEL_ARCHIVE" in done.err.replace("\n  ", " ")
 
 
 def test_deleted_tenant_leaves_the_archive(clocked: ClockedDatabase, archive: Path, day: date, small: None) -> None:
@@ -418,7 +418,7 @@ def test_drop_of_a_day_that_is_not_restored_is_refused(clocked: ClockedDatabase,
     for _ in range(2):
         done = tidewheel(clocked, "admin", "archive", "restore", day, "--drop")
         assert done.code == ExitCode.REFUSED, done
-        assert done.refusals[0].startswith(f"DAY: no row of {day} is restored; ")
+        assert done.refusals[0].startswith(f"DAY: no rows of {day} are restored; ")
         json_output(clocked, "admin", "archive", "restore", day)
         other = tidewheel(clocked, "admin", "archive", "restore", "2020-02-02", "--drop")
         assert (other.code, "2020-02-02" in other.err) == (ExitCode.REFUSED, True)

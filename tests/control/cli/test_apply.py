@@ -88,7 +88,7 @@ def test_empty_document_is_no_job_and_prune_goes_on(database: Database, write: W
 def test_empty_element_of_a_list_is_rejected(database: Database, write: Write) -> None:
     ended = tidewheel(database, "apply", write("jobs.yaml", "- {key: a, schedule: manual, target: x}\n-\n"))
     assert (ended.code, keys(database)) == (ExitCode.FAILED, ["a"])
-    assert "it is not a mapping" in ended.err
+    assert "is not a mapping" in ended.err
 
 
 def test_cron_jobs_of_kubernetes_are_applied_with_notes(database: Database) -> None:
@@ -156,7 +156,7 @@ def test_cycle_in_a_file_is_spelled_and_other_jobs_are_applied(database: Databas
     done = tidewheel(database, "apply", path := write("jobs.jsonl", "\n".join(lines)))
     assert (done.code, done.out) == (1, "2 created, 0 updated, 0 unchanged, 3 rejected\n")
     assert done.err.splitlines() == [
-        f"{path}:{line}: schedule.after: the jobs form a cycle: a → b → c → a; leave out one of these edges"
+        f"{path}:{line}: schedule.after: the jobs form a cycle: a → b → c → a; remove one of these edges"
         for line in (1, 2, 3)
     ]
     assert keys(database) == ["d", "e"]
@@ -165,7 +165,7 @@ def test_cycle_in_a_file_is_spelled_and_other_jobs_are_applied(database: Databas
 def test_dry_run_reports_the_changes_and_writes_nothing(database: Database, write: Write) -> None:
     submit(database, "b", target="another")
     done = tidewheel(database, "apply", write("jobs.jsonl", f"{GOOD}\n{OTHER}\n"), "--dry-run")
-    assert done.lines[-1] == "dry run, nothing is stored: 1 created, 1 updated, 0 unchanged, 0 rejected"
+    assert done.lines[-1] == "dry run, nothing stored: 1 created, 1 updated, 0 unchanged, 0 rejected"
     assert keys(database) == ["b"]
     assert database.rows("SELECT version FROM jobs") == [(1,)]
 
@@ -184,9 +184,9 @@ def test_json_or_yaml_list_reports_the_line_of_each_job(database: Database, writ
     [
         (f"[{GOOD},\n{OTHER},\n", 2, "the file ends within the array"),
         (f"[{GOOD},\n{OTHER}\n\n", 2, "the file ends within the array"),
-        (f"[{GOOD},\n{OTHER},\n]", 3, "two jobs of the array are not separated by one comma"),
-        (f"[{GOOD},\n{OTHER}\n{GOOD}]", 3, "two jobs of the array are not separated by one comma"),
-        (f"[{GOOD},\n{OTHER},,{GOOD}]", 2, "two jobs of the array are not separated by one comma"),
+        (f"[{GOOD},\n{OTHER},\n]", 3, "two jobs of the array are not separated by exactly one comma"),
+        (f"[{GOOD},\n{OTHER}\n{GOOD}]", 3, "two jobs of the array are not separated by exactly one comma"),
+        (f"[{GOOD},\n{OTHER},,{GOOD}]", 2, "two jobs of the array are not separated by exactly one comma"),
         (f"[{GOOD},{OTHER}]\n[{GOOD}]", 2, "text follows the array"),
         (f"[{GOOD},{OTHER}] garbage", 1, "text follows the array"),
     ],
@@ -238,7 +238,7 @@ def test_applied_jobs_are_counted_if_the_rest_is_unreadable(database: Database, 
     done = tidewheel(database, "apply", write("jobs.jsonl", jobs), long)
     assert done.code == ExitCode.REFUSED
     assert done.out == f"stopped; so far at least {SUBMIT_BATCH} created, 0 updated, 0 unchanged, 0 rejected\n"
-    assert "too many to be read whole; write one JSON object on each line" in done.err
+    assert "too many to read at once; write one JSON object per line" in done.err
 
 
 @pytest.mark.parametrize("bulk", [(), ("--bulk", "--processes", "1")], ids=["", "bulk"])
@@ -283,7 +283,7 @@ def test_dry_run_names_each_job_and_its_fields_and_ends_with_a_code_for_pending_
     assert tidewheel(database, "apply", path, "--dry-run", "--exit-code").code == 0
     pruning = tidewheel(database, "apply", write("b.jsonl", OTHER), "--prune", "--all", "--dry-run", "--exit-code")
     assert (pruning.code, living(database)) == (ExitCode.PENDING, ["a", "b"])
-    assert tidewheel(database, "apply", path, "--exit-code").refusals[0].startswith("--exit-code: it needs --dry-run")
+    assert tidewheel(database, "apply", path, "--exit-code").refusals[0].startswith("--exit-code: needs --dry-run")
 
 
 def json_diff(database: Database, key: str) -> list[object]:
@@ -344,7 +344,7 @@ def test_the_command_is_a_process_with_processes_of_its_own(
 def test_files_are_named_by_argument_or_flag(database: Database, write: Write) -> None:
     found = tidewheel(database, "apply", write("a.json", GOOD), "-f", write("b.json", OTHER), "--output", "json").json
     assert found["created"] == 2
-    assert tidewheel(database, "apply").refusals[0].startswith("FILE: it is missing")
+    assert tidewheel(database, "apply").refusals[0].startswith("FILE: is missing")
 
 
 TEAM = '{"key": "%s", "schedule": "manual", "target": "x", "labels": {"team": "billing"}}'
@@ -389,8 +389,8 @@ def test_prune_needs_a_scope_and_files_without_a_mistake(database: Database, wri
         assert tidewheel(database, "apply", good, *flags).code == ExitCode.REFUSED
     rejected = tidewheel(database, "apply", write("bad.jsonl", f'{GOOD}\n{{"key": 1}}'), "--prune", "--all")
     assert rejected.code == ExitCode.FAILED
-    assert "nothing is pruned, for a job was rejected" in rejected.err
-    assert "the files have no job" in tidewheel(database, "apply", write("empty.jsonl", ""), "--prune", "--all").err
+    assert "nothing pruned: a job was rejected" in rejected.err
+    assert "the files contain no jobs" in tidewheel(database, "apply", write("empty.jsonl", ""), "--prune", "--all").err
     assert living(database) == ["a", "b"]
 
 

@@ -49,7 +49,7 @@ def test_a_batch_of_a_file_is_submitted_drawn_extended_and_closed(database: Data
     assert [one["state"] for one in listed] == ["open", "failed"]
     assert json_output(database, "workflow", "list")["workflows"] == []
     assert tidewheel(database, "batch", "resume", batch).lines == [f"batch {batch}: resumed"]
-    assert tidewheel(database, "batch", "resume", batch).lines == [f"batch {batch}: unchanged: it is open"]
+    assert tidewheel(database, "batch", "resume", batch).lines == [f"batch {batch}: unchanged: the batch is open"]
     play(database)
     listed = json_output(database, "batch", "list")["batches"]
     assert [(one["state"], one["succeeded"], one["failed"]) for one in listed] == [("open", 2, 1), ("succeeded", 4, 0)]
@@ -69,7 +69,7 @@ def test_a_batch_of_a_file_is_submitted_drawn_extended_and_closed(database: Data
     ("text", "found"),
     [
         ("runs: []", "runs: it has no run"),
-        ("run: []", "there is no field 'run'"),
+        ("run: []", "has no field 'run'"),
         ("runs: [{ref: a, key: gone}]", "runs.0.key: tenant 'default' has no job 'gone'"),
         ("runs: [{ref: a, key: a, after: [a]}]", "the runs form a cycle: a → a"),
         ("[]", "write an object with runs, on, open"),

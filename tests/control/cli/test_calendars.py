@@ -31,7 +31,7 @@ def test_calendar_is_put_from_lists_and_shown(database: Database) -> None:
 def test_identical_put_is_reported_as_unchanged(database: Database) -> None:
     for said in ("version 1", "unchanged, version 1"):
         done = tidewheel(database, "admin", "calendar", "put", "closed", "--weekdays", "SAT,SUN")
-        assert done.lines == [f"calendar closed: {said}; SUN, SAT; no job names it"]
+        assert done.lines == [f"calendar closed: {said}; SUN, SAT; no job uses it"]
 
 
 def test_file_adds_its_days_and_reports_the_horizon_of_its_repeats(database: Database, tmp_path: Path) -> None:
@@ -56,7 +56,7 @@ def test_invalid_value_is_refused_with_its_place(database: Database) -> None:
         [line] = tidewheel(database, "admin", "calendar", "put", "closed", *flags).refusals
         return line
 
-    assert refusal().endswith("add days by --from, --days or --weekdays")
+    assert refusal().endswith("add days with --from, --days or --weekdays")
     assert refusal("--days", "2026-12-25,25.12.2026").startswith("days.1: ")
     assert "SUN, MON" in refusal("--weekdays", "SAT,SONNTAG")
 

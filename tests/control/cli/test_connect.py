@@ -77,7 +77,7 @@ def test_command_of_a_run_page_prints_the_completion_as_json(stack: LocalStack, 
 def test_properties_with_secrets_let_a_kafka_client_in(stack: LocalStack) -> None:
     home = str(stack.home)
     without = process("env", "--home", home, "--format", "kafka")
-    assert (without.code, without.err) == (0, "tidewheel: passwords are left out: --secrets prints them\n")
+    assert (without.code, without.err) == (0, "tidewheel: passwords are omitted; --secrets prints them\n")
     assert not [secret for secret in secrets_of(stack) if secret in without.out]
     done = process("env", "--home", home, "--format", "kafka", "--secrets")
     assert (done.code, done.err) == (0, "")
@@ -114,7 +114,7 @@ def test_named_servers_are_printed_and_left_out_passwords_are_noted(
     monkeypatch.setenv("TIDEWHEEL_KAFKA_CONFIG_SASL_PASSWORD", "sesame-of-kafka")
     url = "postgresql://ann:sesame-of-ann@db:5432/app?sslmode=require"
     done = tidewheel(url, "env", "--format", form)
-    assert (done.code, done.err) == (0, "tidewheel: passwords are left out: --secrets prints them\n")
+    assert (done.code, done.err) == (0, "tidewheel: passwords are omitted; --secrets prints them\n")
     assert expected in done.out
     assert "sesame" not in done.out
     shown = tidewheel(url, "env", "--format", form, "--secrets")
@@ -140,8 +140,8 @@ def test_a_home_without_a_running_stack_is_named_with_the_remedy(tmp_path: Path)
     done = process("env", "--home", str(tmp_path))
     assert (done.code, done.out) == (3, "")
     assert (
-        f"no stack runs in {tmp_path}: `tidewheel dev --home {tmp_path}` or `tidewheel up --home {tmp_path}` starts one"
-        in done.err
+        f"no stack is running in {tmp_path};"
+        f" `tidewheel dev --home {tmp_path}` or `tidewheel up --home {tmp_path}` starts one" in done.err
     )
 
 

@@ -109,7 +109,7 @@ def test_work_is_listed_shown_paused_resumed_and_cancelled(letters: Database) ->
     ]  # fmt: skip
     assert tidewheel(letters, "work", "list").lines[1].endswith("cancelled  0 of 2  0         1/s   mended")
     letters.execute("UPDATE works SET matched_count = 10001, done_count = 20000")  # counted to 10,001
-    assert "20,000 of more than were counted" in tidewheel(letters, "work", "list").lines[1]
+    assert "20,000 of more than 10,000" in tidewheel(letters, "work", "list").lines[1]
     assert tidewheel(letters, "work", "show", UUID(int=0)).code == ExitCode.NOT_FOUND
 
 

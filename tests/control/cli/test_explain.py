@@ -100,7 +100,7 @@ def test_time_without_an_occurrence_differs_from_one_in_which_all_fired(nightly:
         return tidewheel(nightly, "explain", key, "--last", "24h").lines
 
     none, following = lines("nightly")
-    assert none == "the job had no occurrence since 2026-03-27T23:00:00Z"
+    assert none == "the job has had no occurrence since 2026-03-27T23:00:00Z"
     assert following.startswith("the next is 2026-03-29T01:00:00Z")
     assert tidewheel(nightly, "job", "create", "by-hand", "--manual", "--handler", "h").code == 0
     nightly.advance(timedelta(seconds=1))

@@ -10,7 +10,7 @@ def test_freeze_is_listed_with_author_reason_and_what_waits(database: Database) 
     trigger(database)
     frozen = tidewheel(database, "freeze", "--queue", "reports", "--reason", "printer swap", "--by", "anna")
     assert frozen.lines == ["frozen"]
-    assert tidewheel(database, "freeze", "--queue", "reports").lines == ["unchanged: this scope was frozen already"]
+    assert tidewheel(database, "freeze", "--queue", "reports").lines == ["unchanged: this scope is already frozen"]
     [found] = json_output(database, "freeze", "list")["freezes"]
     freeze = found["freeze"]
     assert (freeze["tenant"], freeze["queue"], freeze["by"], freeze["reason"]) == (

@@ -141,7 +141,7 @@ def test_target_flag_sets_the_target(database: Database, arguments: tuple[str, .
         (("a", "--handler", "h", "--at", "2999-01-01T00:00"), ("--at:", "--tz", "2999-01-01T00:00:00Z")),
         (
             ("a", "--key", "b", "--handler", "h", "--manual"),
-            ("key: the job is named twice: 'a' and 'b'; leave one of them",),
+            ("key: the job is named twice: 'a' and 'b'; keep one",),
         ),
         (("--handler", "h", "--manual"), ("key: is missing",)),
         (("a", "-f", "/nowhere/job.json"), ("--file: /nowhere/job.json cannot be read",)),
@@ -159,16 +159,16 @@ def test_invalid_value_is_refused_with_its_field(
 @pytest.mark.parametrize(
     ("text", "part"),
     [
-        ("- a\n- b\n", "it is not a mapping"),
+        ("- a\n- b\n", "is not a mapping"),
         ("key: a\nkey: b\n", "the name 'key' is given twice"),
         ("1: a\n", "the name '1' is not text"),
-        ("key: [\n", "it is not valid YAML at line 2, column 1: "),
+        ("key: [\n", "not valid YAML at line 2, column 1: "),
         ('key: a\nschedule: "0 9 * * *\n', "close the quote that opens at line 2, column 11"),
         ("key: a\nschedule: @every 1m\n", "at line 2, column 11: found character '@' that cannot start any token; put"),
         ("key: a\n\ttarget: b\n", "indent with spaces"),
         ("key: a: b\n", "put a value with a colon in quotes"),
         ("key: a\x07\n", "remove control characters"),
-        ('{"key": ', "it is not valid JSON"),
+        ('{"key": ', "not valid JSON"),
     ],
 )
 def test_unreadable_file_is_refused_in_one_line(database: Database, text: str, part: str) -> None:

@@ -13,13 +13,13 @@ def test_key_is_printed_once_listed_without_it_and_revoked(database: Database) -
     key = made.out.strip()
     parts = read_key(key)
     assert parts is not None
-    assert made.err == f"the key is not shown again; `tidewheel admin api-key revoke {parts.key_id}` ends it\n"
+    assert made.err == f"the key is not shown again; `tidewheel admin api-key revoke {parts.key_id}` revokes it\n"
     listed = tidewheel(database, "admin", "api-key", "list")
     assert parts.key_id in listed.out
     assert parts.secret not in listed.out
     [found] = json_output(database, "admin", "api-key", "list")["keys"]
     assert (found["name"], found["scopes"], found["tenant"]) == ("ci", ["read", "write"], "default")
-    for text in ("revoked", "unchanged: the key was revoked already"):
+    for text in ("revoked", "unchanged: the key was already revoked"):
         revoked = tidewheel(database, "admin", "api-key", "revoke", parts.key_id)
         assert revoked.lines == [f"key {parts.key_id}: {text}"]
     assert tidewheel(database, "admin", "api-key", "revoke", "0123456789").refusals == [
@@ -40,7 +40,7 @@ def test_new_key_comes_with_a_note_if_a_live_api_needs_none(database: Database) 
             [host, token, age],
         )
     first, *_ = tidewheel(database, "admin", "api-key", "create", "ci", "--scope", "read").err.splitlines()
-    assert first.startswith("note: api open pid 7 runs without TIDEWHEEL_API_TOKEN: it needs no key")
+    assert first.startswith("note: api open pid 7 runs without TIDEWHEEL_API_TOKEN: callers on its machine need no key")
 
 
 def test_key_without_a_fitting_scope_lifetime_or_tenant_is_refused(database: Database) -> None:

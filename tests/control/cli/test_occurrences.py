@@ -58,7 +58,7 @@ def test_a_job_is_rolled_back(yearly: Database) -> None:
     first = json_output(yearly, "job", "show", "yearly")["job"]
     assert json_output(yearly, "job", "update", "yearly", "--cron", "0 9 1 7 *", "--payload", "1")["version"] == 2
     done = tidewheel(yearly, "job", "rollback", "yearly", "1", "--if-version", "2").lines
-    assert done[0].startswith("yearly: rolled back to version 1, version 3; next 2099-07-01T06:00:00Z")
+    assert done[0].startswith("yearly: rolled back to version 1 (saved as version 3); next 2099-07-01T06:00:00Z")
     assert json_output(yearly, "job", "show", "yearly")["job"] == first
     refusals = tidewheel(yearly, "job", "rollback", "yearly", "2", "--if-version", "2").refusals
     assert any(line.startswith("if_version: ") for line in refusals)

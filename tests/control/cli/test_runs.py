@@ -110,7 +110,7 @@ def test_run_is_shown_with_its_attempts_and_retry_chain(job: Database) -> None:
     ]
     lines = tidewheel(job, "run", "attempts", run).lines
     assert lines[-3:] == ["attempt 2", "trace   at 1", "output  o"]
-    assert tidewheel(job, "run", "attempts", new["run_id"]).lines == ["no attempt has begun"]
+    assert tidewheel(job, "run", "attempts", new["run_id"]).lines == ["no attempt has started"]
 
 
 def test_show_counts_attempts_and_lists_the_current_one(job: Database) -> None:
@@ -171,12 +171,10 @@ def test_runs_are_cancelled_by_id(job: Database) -> None:
     found = json_output(job, "run", "cancel", first, second, "--dry-run")["runs"]
     assert found == [{"run_id": str(run), "found": "queued"} for run in (first, second)]
     assert tidewheel(job, "run", "cancel", first, second, "--reason", "no need").lines == [
-        f"run {first}: cancel requested; it was queued",
-        f"run {second}: cancel requested; it was queued",
+        f"run {first}: cancel requested (was queued)",
+        f"run {second}: cancel requested (was queued)",
     ]
-    assert tidewheel(job, "run", "cancel", first).lines == [
-        f"run {first}: nothing to cancel; it has ended as cancelled"
-    ]
+    assert tidewheel(job, "run", "cancel", first).lines == [f"run {first}: nothing to cancel: already cancelled"]
     assert final_state(job, first) == ("cancelled", "no need")
     [refusal] = tidewheel(job, "run", "cancel", uuid4()).refusals
     assert refusal.startswith("run_id: ")
@@ -191,7 +189,7 @@ def test_runs_are_cancelled_by_filter_until_the_last_has_ended(job: Database) ->
     assert {final_state(job, run) for run in runs} == {("cancelled", "wrong list")}
     running, waiting = begun(job).run_id, trigger(job)
     lines = tidewheel(job, "run", "cancel", "--handler", "send-email", "--not-started", "--no-wait").lines
-    assert lines[1:] == ["0 runs cancelled so far; executors do not start the other runs"]
+    assert lines[1:] == ["0 runs cancelled so far; executors no longer start the others"]
     with scheduling(job):
         until(lambda: final_state(job, waiting)[0] == "cancelled", "it ends")
     assert open_run(job, running).state == "running"
@@ -259,7 +257,7 @@ def test_next_attempt_of_a_retrying_run_is_started_by_its_number(job: Database) 
     assert now.out == f"attempt 2 of run {run.run_id} is due now\n"
     begin(job, run.run_id)
     late = tidewheel(job, "run", "retry", run.run_id, "--attempt", 2)
-    assert late.out == f"nothing was changed: attempt 2 of run {run.run_id} was due, or has started\n"
+    assert late.out == f"unchanged: attempt 2 of run {run.run_id} was already due, or has started\n"
     document = {"run_id": str(run.run_id), "attempt": 2, "unchanged": True}
     assert json_output(job, "run", "retry", run.run_id, "--attempt", 2) == document
     [refusal] = tidewheel(job, "run", "retry", run.run_id, "--attempt", 2, "--delay", "1s").refusals
@@ -268,7 +266,7 @@ def test_next_attempt_of_a_retrying_run_is_started_by_its_number(job: Database) 
 
 def test_blocked_key_is_listed_and_skipped(job: Database) -> None:
     trigger_in_order = ("job", "trigger", "job", "--ordering-key", "acme")
-    assert tidewheel(job, "admin", "ordering-key", "list").lines == ["no key is blocked"]
+    assert tidewheel(job, "admin", "ordering-key", "list").lines == ["no blocked keys"]
     [first, _] = [tidewheel(job, *trigger_in_order).lines[0].removeprefix("run ") for _ in range(2)]
     end(job, ending(begin(job, UUID(first)), RunState.FAILED))
     assert tidewheel(job, "admin", "ordering-key", "list").lines[1].split()[:2] == ["acme", first]

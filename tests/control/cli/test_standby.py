@@ -9,15 +9,15 @@ from tidewheel.control.cli.exit_codes import ExitCode
 @pytest.mark.parametrize(
     ("words", "problem", "remedy"),
     [
-        ("raise --from kafka-b", "--from: 'kafka-b' is no broker", "HOST:PORT"),
-        ("raise --from a:9092,b", "--from: 'b' is no broker", "HOST:PORT"),
-        ("raise --from a:0", "--from: 'a:0' is no broker", "HOST:PORT"),
-        ("raise --from a:70000", "--from: 'a:70000' is no broker", "HOST:PORT"),
-        ("raise --from :9092", "--from: ':9092' is no broker", "HOST:PORT"),
-        ("raise --from a:9092 --prefix b%tidewheel", "--prefix: no topic's name begins with 'b tidewheel'", "dots"),
-        ("raise --from a:9092 --prefix=", "--prefix: no topic's name begins with ''", "a.tidewheel"),
-        ("enable --replication 0", "--replication: 0 is no number of copies", "write 1 to 7"),
-        ("enable --replication 8", "--replication: 8 is no number of copies", "write 1 to 7"),
+        ("raise --from kafka-b", "--from: 'kafka-b' is not a broker", "HOST:PORT"),
+        ("raise --from a:9092,b", "--from: 'b' is not a broker", "HOST:PORT"),
+        ("raise --from a:0", "--from: 'a:0' is not a broker", "HOST:PORT"),
+        ("raise --from a:70000", "--from: 'a:70000' is not a broker", "HOST:PORT"),
+        ("raise --from :9092", "--from: ':9092' is not a broker", "HOST:PORT"),
+        ("raise --from a:9092 --prefix b%tidewheel", "--prefix: 'b tidewheel' is not a prefix of topic names", "dots"),
+        ("raise --from a:9092 --prefix=", "--prefix: '' is not a prefix of topic names", "a.tidewheel"),
+        ("enable --replication 0", "--replication: 0 is not a number of copies", "write 1 to 7"),
+        ("enable --replication 8", "--replication: 8 is not a number of copies", "write 1 to 7"),
     ],
 )
 def test_value_that_no_server_accepts_is_refused_at_once(words: str, problem: str, remedy: str) -> None:

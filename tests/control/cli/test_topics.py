@@ -53,7 +53,7 @@ def test_topics_are_listed_created_and_listed_again(prefix: str) -> None:
 def test_rotated_key_is_added_once_a_minute(fresh_database: Database) -> None:
     fresh_database.execute("UPDATE message_keys SET created_at = created_at - interval '1 hour'")
     assert tidewheel(fresh_database, "admin", "topics", "rotate-key").lines == [
-        "added key 2, which signs in 10 s; the key before stays valid"
+        "added key 2, which signs in 10 s; the previous key stays valid"
     ]
     [refusal] = tidewheel(fresh_database, "admin", "topics", "rotate-key").refusals
     assert "or revoke all other keys at once with --revoke" in refusal

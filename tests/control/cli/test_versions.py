@@ -40,7 +40,7 @@ def test_two_versions_are_compared(edited: Database) -> None:
     assert (found["from"], found["to"]) == (2, 3)
     assert found["changes"][0] == {"path": "labels.team", "before": None, "after": "stock"}
     assert 'labels.team: unset -> "stock"' in tidewheel(edited, "job", "diff", "a", 2, 3).lines
-    assert tidewheel(edited, "job", "diff", "a", 2, 2).lines == ["nothing differs"]
+    assert tidewheel(edited, "job", "diff", "a", 2, 2).lines == ["no differences"]
 
 
 def test_unknown_version_is_refused(edited: Database) -> None:

@@ -45,10 +45,8 @@ def test_reason_of_a_wait_is_printed_once(database: Database) -> None:
         end(database, ending(begin(database, run_id), RunState.SUCCEEDED))
         assert waiting.result(60).state == RunState.SUCCEEDED
     first, reason, *_ = err.getvalue().splitlines()
-    assert first == f"waiting for run {run_id}; Ctrl-C ends the waiting and not the run"
-    assert reason.startswith(
-        "it is queued: no live executor serves queue 'default'; remedy: tidewheel service executor "
-    )
+    assert first == f"waiting for run {run_id}; Ctrl-C stops waiting, and the run continues"
+    assert reason.startswith("queued: no live executor serves queue 'default'; remedy: tidewheel service executor ")
 
 
 def test_retry_waits_for_its_run(database: Database) -> None:

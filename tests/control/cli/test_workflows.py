@@ -100,7 +100,7 @@ def test_pages_of_occurrences_follow_one_another(database: Database) -> None:
         assert last.startswith(str(roots[0])), of
     assert tidewheel(database, "workflow", "list", "--state", "failed").lines == ["no workflows"]
     wrong = tidewheel(database, "workflow", "list", "--after", "2026-11-20T01:00:00.000Z/7")
-    assert "is no place" in wrong.err
+    assert "is not a place in a list" in wrong.err
 
 
 def test_an_unknown_occurrence_is_refused(database: Database) -> None:

@@ -191,7 +191,7 @@ def test_command_line_and_rest_are_the_same(database: Database) -> None:
     made = tidewheel(database, "admin", "tenant", "create", "acme", "--jobs", "1000", "--weight", "3")
     assert made.lines == ["tenant acme: created"]
     again = tidewheel(database, "admin", "tenant", "create", "acme", "--jobs", "1000")
-    assert again.lines == ["tenant acme: unchanged: it exists already"]
+    assert again.lines == ["tenant acme: unchanged: the tenant already exists"]
     [refusal] = tidewheel(database, "admin", "tenant", "create", "acme", "--jobs", "7").refusals
     assert "exists, with other limits; change them with `tidewheel admin tenant limits acme`" in refusal
     [refusal] = tidewheel(database, "admin", "tenant", "limits", "acme", "--jobs", "9" * 30).refusals

@@ -135,4 +135,4 @@ def test_a_time_of_a_job_without_a_schedule_names_the_run_of_its_minute_or_the_n
     assert "before 2026-03-02T08:00:07.123" in " ".join(
         tidewheel(clocked, "explain", "by-hand", "--at", "2026-03-02T09:00Z").out.split()
     )
-    assert "the job had no occurrence" in tidewheel(clocked, "explain", "by-hand", "--last", "24h").out
+    assert "the job has had no occurrence" in tidewheel(clocked, "explain", "by-hand", "--last", "24h").out

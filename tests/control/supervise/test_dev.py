@@ -145,6 +145,7 @@ def test_first_run_succeeds_and_ctrl_c_keeps_the_data(folder: Path, tmp_path_fac
     try:
         with dev(folder, home) as opened:
             assert "dev-greet, dev-hang" in opened.screen
+            assert "API_TOKEN" not in opened.screen, "no warning of a setting that dev itself has set"
             assert opened.colours
             assert result_of(home) == '"hello"'
             opened.until("succeeded in")
@@ -223,7 +224,7 @@ def test_a_stack_of_which_a_part_ran_goes_on(folder: Path, tmp_path_factory: pyt
         with dev(folder, home) as opened:
             opened.press(CTRL_C)
             assert opened.wait() == 0
-            assert "stopped; PostgreSQL and Kafka go on" in opened.screen
+            assert "stopped; PostgreSQL and Kafka keep running" in opened.screen
         assert stack.status().is_running
     finally:
         stack.down(erase=True)
@@ -234,7 +235,7 @@ def test_saved_files_replace_the_executor_and_errors_do_not(folder: Path, home: 
         first = service(opened, "executor")
         assert result_of(home) == '"hello"'
         (folder / "shop.py").write_text(HANDLERS.replace("def greet(ctx", "def greet(ctx,,"))
-        shown = opened.until("goes on with those before")
+        shown = opened.until("keeps the previous handlers")
         line = HANDLERS[: HANDLERS.index("def greet(ctx")].count("\n") + 1
         assert f"SyntaxError: invalid syntax ({folder}/shop.py, line {line})" in shown
         assert result_of(home) == '"hello"'
@@ -258,7 +259,7 @@ def test_faulty_handlers_at_the_start_wait_for_their_correction(folder: Path, ho
     with terminal(command, folder=folder, environment=variables(home)) as opened:
         shown = opened.until(READY)
         assert "No module named 'missing_module'" in shown
-        assert "there is no executor until they are corrected" in shown
+        assert "no executor runs until the handlers are corrected" in shown
         (folder / "shop.py").write_text(HANDLERS)
         opened.until("executor started")
         assert result_of(home) == '"hello"'
@@ -286,7 +287,7 @@ def test_a_service_that_dies_starts_again(folder: Path, home: Path) -> None:
     with dev(folder, home) as opened:
         killed = service(opened, "scheduler")
         killed.kill()
-        opened.until("scheduler started", after="scheduler ended by SIGKILL; it starts again in 0.5 s")
+        opened.until("scheduler started", after="scheduler ended by SIGKILL; restarting in 0.5 s")
         assert service(opened, "scheduler") != killed
         opened.signal(signal.SIGTERM)
         assert opened.wait() == 0
@@ -300,10 +301,10 @@ def test_a_service_whose_settings_are_refused_ends_dev_at_once(folder: Path, hom
         taken.listen()
         flags = ["--metrics-port", str(port - 2)]  # the third role's
         with terminal([*command, *flags], folder=folder, environment=variables(home)) as opened:
-            shown = opened.until("all is stopped")
+            shown = opened.until("stopping everything")
             assert f"relay cannot start: metrics cannot be served on 127.0.0.1 port {port}" in shown
             assert opened.wait() == 1
-            assert "it starts again" not in opened.screen
+            assert "restarting in" not in opened.screen
         assert not psutil.pid_exists(opened.pid)
 
 
@@ -318,17 +319,17 @@ def test_postgresql_and_kafka_start_again_unless_a_command_has_stopped_them(
             assert "there are no topics" not in opened.screen
             for part in ("PostgreSQL", "Kafka node 1"):
                 kill(stack, part)
-                opened.until(f"{part} runs again", after=f"{part} has ended by itself; it starts again in 0.5 s")
+                opened.until(f"{part} is running again", after=f"{part} has ended unexpectedly; restarting in 0.5 s")
                 assert result_of(home) == '"hello"'
             assert "tidewheel.runs.reports.standard" in command(home, "admin", "topics", "list")
             command(home, "down")
             assert opened.wait() == 0
-            assert "PostgreSQL was stopped by another command: all is stopped" in opened.screen
+            assert "PostgreSQL was stopped by another command; stopping everything" in opened.screen
         with dev(folder, home) as opened:
             (home / "postgres/data/global/pg_control").unlink()
             kill(stack, "PostgreSQL")
-            shown = opened.until("PostgreSQL has ended 5 times in a row: all is stopped")
-            assert shown.count("it starts again") == 4
+            shown = opened.until("PostgreSQL has ended 5 times in a row; stopping everything")
+            assert shown.count("restarting in") == 4
             assert "pg_control" in shown
             assert opened.wait() == 1
         assert not stack.status().is_running
@@ -349,7 +350,7 @@ def test_a_second_dev_is_refused_and_a_closed_window_stops_the_first(folder: Pat
         second = ["tidewheel", "dev", "--handlers", "shop"]
         with terminal(second, folder=folder, environment=variables(home)) as other:
             assert other.wait() == 1
-            assert f"`tidewheel dev` runs already on the stack in {home} (pid {opened.pid}" in other.screen
+            assert f"`tidewheel dev` is already running on the stack in {home} (pid {opened.pid}" in other.screen
         opened.close_window()
         assert opened.wait() == 0
         assert not [process for process in services if process.is_running()]

@@ -85,7 +85,7 @@ def test_a_reader_that_stops_reading_stops_no_service_and_learns_what_it_missed(
     lines = [json.loads(line) for line in stream.getvalue().splitlines()]
     kept, omission = lines[:-1], lines[-1]
     assert [line["message"] for line in kept] == [f"line {number}" for number in range(len(kept))]
-    assert omission["message"] == f"{20_000 - len(kept)} lines dropped: this log is not read fast enough"
+    assert omission["message"] == f"dropped {20_000 - len(kept)} lines, because this log is not read fast enough"
 
 
 def test_a_closed_log_ends_no_service() -> None:

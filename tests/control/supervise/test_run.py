@@ -78,7 +78,7 @@ def test_services_of_a_unit_execute_runs_and_stop_in_order(fleet: Fleet) -> None
             assert answer.status == 200
         [relay] = [each for each in children(unit) if "relay" in each.cmdline()]
         relay.kill()
-        unit.until("run", "relay ended by SIGKILL; it starts again in 0.5 s")
+        unit.until("run", "relay ended by SIGKILL; restarting in 0.5 s")
         until(lambda: sum("relay started" in message for message in unit.messages("relay")) == 2, "the relay is back")
         unit.process.send_signal(signal.SIGTERM)
         assert unit.process.wait(60) == 0
@@ -116,7 +116,7 @@ def test_a_unit_that_the_database_refuses_ends_at_once_with_the_remedy(
         [failed] = [line for line in unit.lines("run") if "cannot start" in line["message"]]
         assert reason in failed["message"]
         assert "correct user, password, database or TLS in TIDEWHEEL_DATABASE_URL" in failed["message"]
-        assert not [message for message in unit.messages("run") if "starts again" in message]
+        assert not [message for message in unit.messages("run") if "restarting" in message]
 
 
 def test_a_unit_waits_for_a_database_that_is_away_and_for_topics_of_its_queues(fleet: Fleet) -> None:
@@ -137,10 +137,11 @@ def test_a_service_that_crashes_at_its_start_ends_the_unit_with_its_last_lines(f
         assert unit.process.wait() == 1
         [failed] = [line for line in unit.lines("run") if line["level"] == "error" and "error" in line]
         assert (
-            failed["message"] == "executor has failed 5 times at once and last ended with exit code 7: all is stopped"
+            failed["message"]
+            == "executor has failed 5 times in a row and last ended with exit code 7; stopping everything"
         )
         assert "last words" in failed["error"]
-        assert sum("it starts again" in message for message in unit.messages("run")) == 4
+        assert sum("restarting in" in message for message in unit.messages("run")) == 4
 
 
 def children(unit: Unit) -> list[psutil.Process]:

@@ -15,7 +15,7 @@ def test_roles_are_read_once_each_and_in_their_order() -> None:
     assert read_roles(" relay, intake,relay") == ["relay", "intake"]
 
 
-@pytest.mark.parametrize(("text", "problem"), [("relay,cook", "'cook' is no role"), (" , ", "it names no role")])
+@pytest.mark.parametrize(("text", "problem"), [("relay,cook", "'cook' is not a role"), (" , ", "does not name a role")])
 def test_other_names_are_refused_with_the_roles(text: str, problem: str) -> None:
     with pytest.raises(InvalidInput, match=f"--roles: {problem}.*intake"):
         read_roles(text)
@@ -59,7 +59,10 @@ def test_one_dev_has_a_stack_and_the_next_one_inherits_what_a_killed_one_started
         monkeypatch.setenv(HOME_VARIABLE, str(tmp_path))
         with pytest.raises(Unavailable, match="the database is starting"):
             Connections.load().database()
-        with pytest.raises(StackError, match=r"runs already on the stack in .* --home of its own"), DevLock(tmp_path):
+        with (
+            pytest.raises(StackError, match=r"is already running on the stack in .* another --home"),
+            DevLock(tmp_path),
+        ):
             pass
     with DevLock(tmp_path) as second:  # the first one ended without a stop of the stack
         assert second.owns_stack

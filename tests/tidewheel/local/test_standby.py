@@ -35,7 +35,7 @@ def test_standby_is_promoted_and_the_old_primary_follows_it(info: StackInfo, tmp
     given = LocalStack(tmp_path / "other", database_url=info.database_url, standby=True)
     both = {"PostgreSQL": PartState.RUNNING, "standby": PartState.RUNNING}
     try:
-        with pytest.raises(StackError, match="--standby is for the stack's own"):
+        with pytest.raises(StackError, match="--standby needs the stack's own"):
             given.up()
         plain.up()
         with pytest.raises(StackError, match="up --standby"):

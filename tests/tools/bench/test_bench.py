@@ -130,5 +130,5 @@ def test_missing_scenario_is_refused_with_the_known_names() -> None:
 def test_without_the_tools_of_a_checkout_the_command_says_so() -> None:
     done = bench("fire", before="import sys; sys.modules['tools'] = None; ")
     assert (done.returncode, done.stdout) == (1, "")
-    said = "the benchmarks are not in the wheel: run `tidewheel admin bench` in a checkout, after `make setup`"
+    said = "the benchmarks are not in the wheel; run `tidewheel admin bench` in a checkout, after `make setup`"
     assert done.stderr == f"tidewheel: {said}\n"

@@ -25,13 +25,15 @@ def _show_new(shown: Shown) -> None:
     with reading() as connection:
         unlocked = [each.name for each in read_services(connection) if _needs_no_key(each)]
     for api in unlocked:
-        note = "it needs no key, and callers on its machine have every right"
+        note = "callers on its machine need no key and have all rights"
         typer.echo(wrapped(f"note: {api} runs without TIDEWHEEL_API_TOKEN: {note}", "  "), err=True)
     if shown.output is not Output.TEXT:
         print_document(made, shown.output)
         return
     typer.echo(made.key)
-    typer.echo(f"the key is not shown again; `tidewheel admin api-key revoke {made.summary.key_id}` ends it", err=True)
+    typer.echo(
+        f"the key is not shown again; `tidewheel admin api-key revoke {made.summary.key_id}` revokes it", err=True
+    )
 
 
 def _needs_no_key(service: Service) -> bool:
@@ -45,22 +47,22 @@ def _row(key: ApiKeySummary) -> tuple[Cell, ...]:
 
 
 _SCOPE = typer.Option(
-    "--scope", metavar="SCOPE", help="A right: read, write, operate, admin, which has these; or execute; repeatable."
+    "--scope", metavar="SCOPE", help="A right: read, write, operate, admin (includes these), or execute; repeatable."
 )
 _EXPIRES = typer.Option(
-    "--expires", metavar="DURATION", help="Lifetime, such as 90d; `never` for a key that does not expire."
+    "--expires", metavar="DURATION", help="Lifetime, such as 90d; `never` for a key that never expires."
 )
 _QUEUE = typer.Option(
-    "--queue", metavar="QUEUE", help="With execute: a queue of its executors, by default all; repeatable."
+    "--queue", metavar="QUEUE", help="With execute: a queue that its executors may serve; by default all; repeatable."
 )
-_RATE = typer.Option(metavar="N", help="Requests a second, instead of TIDEWHEEL_API_KEY_RATE.")
+_RATE = typer.Option(metavar="N", help="Requests per second, instead of TIDEWHEEL_API_KEY_RATE.")
 _CREATE = {
     "name": Flag(metavar="NAME"),
     "scopes": Flag(kind=Annotated[list[str], _SCOPE]),
     "lifetime": Flag(kind=Annotated[str, _EXPIRES], default="365d", read=_lifetime),
     "rate": Flag(kind=Annotated[float | None, _RATE]),
     "queues": Flag(kind=Annotated[list[str] | None, _QUEUE]),
-    "all_tenants": Flag(help="A key of all tenants."),
+    "all_tenants": Flag(help="Create a key for all tenants."),
 }
 _KEYS = Table("key", ("id", "name", "tenant", "scopes", "created", "expires", "last used", "revoked"), _row)
 
@@ -70,10 +72,10 @@ create = command(
 )  # fmt: skip
 list_keys = command(
     ApiKeys, "list", partial(_KEYS.show, nothing="no keys"),
-    flags={"all_tenants": Flag(help="The keys of every tenant.")},
+    flags={"all_tenants": Flag(help="List the keys of every tenant.")},
 )  # fmt: skip
 revoke = command(
-    ApiKeys, "revoke", changed("key", "revoked", "the key was revoked already"),
+    ApiKeys, "revoke", changed("key", "revoked", "the key was already revoked"),
     flags={"key_id": Flag(metavar="ID", help="The key's id, the part after tw_."), "tenant": None},
     prepare=lambda arguments, _: arguments.update(all_tenants=True),
 )  # fmt: skip

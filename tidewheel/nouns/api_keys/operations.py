@@ -55,14 +55,14 @@ class ApiKeySummary:
     name: Annotated[str, Field(description="Its name, which the audit log shows.")]
     tenant: Annotated[str, Field(description="Its tenant; `*` for all.")]
     scopes: Annotated[tuple[Scope, ...], Field(description="Its rights.")]
-    rate: Annotated[float | None, Field(description="Its requests a second; null for the setting of the process.")]
+    rate: Annotated[float | None, Field(description="Its requests per second; null for the setting of the process.")]
     created_at: Annotated[datetime, Field(description="When it was created.")]
     expires_at: Annotated[datetime | None, Field(description="When it expires.")]
     revoked_at: Annotated[datetime | None, Field(description="When it was revoked.")]
-    last_used_at: Annotated[datetime | None, Field(description="Its last use, which is recorded once a minute.")]
+    last_used_at: Annotated[datetime | None, Field(description="Its last use, recorded once a minute.")]
     queues: Annotated[
         Sequence[str] | None,
-        Field(description="With the scope execute the queues of its executors, `*` for all; null without."),
+        Field(description="With the scope execute: the queues of its executors, `*` for all; otherwise null."),
     ] = None
 
     def __post_init__(self) -> None:
@@ -96,8 +96,8 @@ def list_api_keys(
 class NewApiKey:
     """A key that was created."""
 
-    key: Annotated[str, Field(description="The whole key, which is not stored and is shown once.")]
-    summary: Annotated[ApiKeySummary, Field(description="What is stored of it.")]
+    key: Annotated[str, Field(description="The whole key, shown only once and not stored.")]
+    summary: Annotated[ApiKeySummary, Field(description="The stored part of the key.")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,29 +131,29 @@ class ApiKeys(Noun):
         name: Annotated[Key, Field(description="Shown in lists and in the audit log.")],
         scopes: Annotated[
             _Scopes, Field(min_length=1, max_length=5, description=(
-                "Its rights; admin has all of them but execute, which is for executors in other languages."
+                "Its rights; admin includes all but execute, which is for executors in other languages."
             )),
         ],
         *,
         lifetime: Annotated[
             _Lifetime | None,
-            Field(description="The time after which it expires, by default a year; null for a key that never does."),
+            Field(description="The time after which it expires; a year by default, null for a key that never expires."),
         ] = _YEAR,
         rate: Annotated[
-            _Rate | None, Field(description="Its requests a second; by default the setting of the API.")
+            _Rate | None, Field(description="Its requests per second; by default the API's setting.")
         ] = None,
         queues: Annotated[
-            _Queues, Field(description="With the scope execute the queues of its executors; by default all.")
+            _Queues, Field(description="With the scope execute: the queues of its executors; by default all.")
         ] = (),
-        all_tenants: Annotated[bool, Field(description="True for a key of all tenants.")] = False,
+        all_tenants: Annotated[bool, Field(description="True for a key for all tenants.")] = False,
         request_id: str | None = None,
     ) -> NewApiKey:  # fmt: skip
-        """Create a key of the HTTP API; the answer alone has its secret.
+        """Create an API key; only this response contains its secret.
 
-        Clients send it as Authorization: Bearer. Only a digest of it is stored: a lost key is revoked and replaced.
+        Clients send the key as Authorization: Bearer. Only a digest is stored: revoke and replace a lost key.
 
         Raises:
-            Refused: The request is a repeat: only its first answer has the key.
+            Refused: The request is a repeat: only the first response contains the key.
         """
         tenant = ALL_TENANTS if all_tenants else self._call.tenant
         known = sorted({Scope(each) for each in scopes}, key=list(Scope).index)
@@ -195,13 +195,13 @@ class ApiKeys(Noun):
         after: tuple[datetime, str] | None = None,
         limit: Rows = 50,
     ) -> Page[ApiKeySummary]:
-        """List keys, the newest first, each with its last use."""
+        """List API keys, newest first, each with its last use."""
         with self._call.snapshot(all_tenants=all_tenants) as connection:
             return list_api_keys(connection, None if all_tenants else self._call.tenant, after=after, limit=limit)
 
     @operation(f"POST {_KEYS}/{{key_id}}:revoke", "revoke_key", scope=Scope.ADMIN, python_only=("all_tenants",))
     def revoke(self, key_id: str, *, all_tenants: bool = False) -> bool:
-        """Revoke a key; it opens nothing from the next second on."""
+        """Revoke an API key; it stops working within a second."""
         ensure_key_id(key_id)
         columns = {"key_id": key_id, "tenant": None if all_tenants else self._call.tenant}
 

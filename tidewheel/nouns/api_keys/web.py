@@ -52,7 +52,7 @@ class KeysPage:
     scope = Scope.ADMIN
 
     def read(self, connection: Connection, caller: Caller, request: Request, urls: Urls) -> View:
-        """List keys, the newest first: those of every tenant, unless the address names one."""
+        """List keys, newest first: those of every tenant, unless the address names one."""
         query, errors = read_filters(request, PageQuery)
         every = caller.all_tenants and "tenant" not in request.query_params
 

@@ -1,4 +1,4 @@
-"""`client.audit_log`: list changes and operations with their actors, the newest first."""
+"""`client.audit_log`: list changes and operations with their actors, newest first."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -35,12 +35,12 @@ _AllTenants = Annotated[bool, Field(description="The entries of every tenant and
 class AuditFilter(TypedDict, total=False):
     """Filter of the audit log, whose entries match all of its fields."""
 
-    since: Annotated[Instant | None, Field(description="Only entries of this instant or later.")]
+    since: Annotated[Instant | None, Field(description="Only entries at this instant or later.")]
     until: Annotated[Instant | None, Field(description="Only entries before this instant.")]
-    actor: Annotated[_Text | None, Field(description="Only those of this key, user, message or named person.")]
-    object: Annotated[_Object | None, Field(description="Only those of this object, such as job/nightly.")]
+    actor: Annotated[_Text | None, Field(description="Only entries of this key, user, message or named person.")]
+    object: Annotated[_Object | None, Field(description="Only entries of this object, such as job/nightly.")]
     action: Annotated[_Text | None, Field(description="Only this action, such as job.submit.")]
-    door: Annotated[_Door | None, Field(description="Only by this door.")]
+    door: Annotated[_Door | None, Field(description="Only entries by this door.")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,25 +50,25 @@ class AuditEntry:
     id: int
     at: Annotated[datetime, Field(description="When it was written, by the database's clock.")]
     tenant: Annotated[str, Field(description="Its tenant; `*` for the whole installation.")]
-    door: Annotated[str, Field(description="The way by which it came: rest, kafka, cli, client or console.")]
+    door: Annotated[str, Field(description="The door by which it came: rest, kafka, cli, client or console.")]
     actor_kind: Annotated[str, Field(description="key, local, user, message, role or system.")]
     actor: Annotated[str, Field(description="The name of the key, of the user, or the coordinates of the message.")]
     verified: Annotated[bool, Field(description="True if Tidewheel or PostgreSQL has verified the actor.")]
-    named: Annotated[str | None, Field(description="The person that the sender has named; nothing verifies it.")]
+    named: Annotated[str | None, Field(description="The person that the sender named, unverified.")]
     key_id: Annotated[str | None, Field(description="The API key.")]
     action: Annotated[str, Field(description="The type of the request.")]
     object: str
     request_id: str | None
     version_before: Annotated[int | None, Field(description="The job's version before.")]
     version_after: Annotated[int | None, Field(description="The job's version after.")]
-    objects: Annotated[int, Field(description="The number of objects that a batch has changed.")]
+    objects: Annotated[int, Field(description="The number of objects that a batch changed.")]
     result: Annotated[str, Field(description="`accepted`, or the code of the refusal.")]
     reason: Annotated[str | None, Field(description="The reason that the request gave.")]
 
 
 @dataclass(frozen=True, slots=True)
 class AuditLogPage:
-    """Entries of the audit log, the newest first. A page may be empty and have a cursor."""
+    """Entries of the audit log, newest first. A page may be empty and have a cursor."""
 
     entries: Sequence[AuditEntry]
     next_cursor: Place | None
@@ -77,7 +77,7 @@ class AuditLogPage:
 def list_audit_log(
     connection: Conn, tenant: str | None, *, after: Place | None = None, limit: int = 50, **fits: Unpack[AuditFilter]
 ) -> AuditLogPage:
-    """Return a page of the audit log of a tenant, or of all for None, the newest first."""
+    """Return a page of the audit log of a tenant, or of all for None, newest first."""
     indexed = {"object"} if tenant is not None else set[str]()
     is_filtered = any(fits.get(name) for name in {"actor", "object", "action", "door"} - indexed)
     until = fits.get("until")
@@ -118,9 +118,9 @@ class AuditLog(Noun):
         limit: Rows = 50,
         **fits: Unpack[AuditFilter],
     ) -> AuditLogPage:
-        """List changes and operations with actor, door, result and reason, the newest first.
+        """List changes and operations with actor, door, result and reason, newest first.
 
-        Accepted triggers and unchanged submits are not recorded. Nothing verifies an actor that has a question mark.
+        Accepted triggers and unchanged submits are not recorded. An actor with a question mark is not verified.
         """
         with self._call.snapshot(all_tenants=all_tenants) as connection:
             tenant = None if all_tenants else self._call.tenant

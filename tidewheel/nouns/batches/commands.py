@@ -29,7 +29,7 @@ def _from_file(*fields: str) -> _Prepare:
         remedy = f"write an object with {', '.join(fields)}"
         given = read_document(arguments["runs"], remedy)
         for name in given.keys() - set(fields):
-            refuse("--file", f"there is no field {shown_text(name)}", remedy)
+            refuse("--file", f"has no field {shown_text(name)}", remedy)
         arguments |= {"runs": None, **given}
 
     return prepare
@@ -66,7 +66,7 @@ def _print(found: Batch, shown: Shown) -> None:
     for line in drawing(nodes):
         typer.echo(line)
     if (more := found.summary.total - len(nodes)) > 0:
-        typer.echo(f"… and {more:,} more: -n shows more of them")
+        typer.echo(f"… and {more:,} more; raise -n to show more")
 
 
 def _row(batch: BatchSummary) -> tuple[str, ...]:
@@ -75,7 +75,7 @@ def _row(batch: BatchSummary) -> tuple[str, ...]:
 
 def _facts(batch: BatchSummary, zone: str | None) -> Iterator[tuple[str, str | None]]:
     yield "batch", str(batch.batch_id)
-    yield "state", batch.state + (", takes further runs" if batch.accepts_runs else "")
+    yield "state", batch.state + (", accepts more runs" if batch.accepts_runs else "")
     yield "resumed", count_text(batch.generation, "time") if batch.generation else None
     yield "runs", f"{batch.total:,}"
     yield "pending", f"{batch.pending:,}" if batch.pending else None
@@ -93,7 +93,7 @@ _FILE = Annotated[
     str, typer.Option("--file", "-f", metavar="FILE", help="The batch in JSON or YAML: runs, on, open; - reads stdin.")
 ]
 _AFTER = Annotated[
-    UUID | None, typer.Option(metavar="ID", help="Begin after this batch; the last line of a page names it.")
+    UUID | None, typer.Option(metavar="ID", help="Start after this batch; the last line of a page shows it.")
 ]
 _ONE: Mapping[str, Flag | None] = {"batch_id": Flag(metavar="ID", help="The id that `batch submit` printed.")}
 _IN_FILE: Mapping[str, Flag | None] = {**_ONE, "runs": Flag(kind=_FILE), "on": None, "open": None}
@@ -105,12 +105,12 @@ submit = _batch(
     local_times=True,
 )  # fmt: skip
 add = _batch(
-    "add", changed("batch", "runs added", "it has these runs"),
+    "add", changed("batch", "runs added", "the batch already has these runs"),
     flags={**_IN_FILE, "from_run_id": Flag(kind=FromRun)}, prepare=_from_file("runs"),
 )  # fmt: skip
-close = _batch("close", changed("batch", "closed", f"it is closed {_ENDED}"), flags=_ONE)
-resume = _batch("resume", changed("batch", "resumed", "it is open"), flags=_ONE)
-cancel = _batch("cancel", changed("batch", "cancelled", f"it is cancelled {_ENDED}"), flags=_ONE)
+close = _batch("close", changed("batch", "closed", f"the batch is closed {_ENDED}"), flags=_ONE)
+resume = _batch("resume", changed("batch", "resumed", "the batch is open"), flags=_ONE)
+cancel = _batch("cancel", changed("batch", "cancelled", f"the batch is cancelled {_ENDED}"), flags=_ONE)
 show = _batch("get", _show, flags={**_ONE, "limit": Flag(default=100)}, local_times=True)
 list_batches = _batch(
     "list", partial(Table("batch", ("batch", "state", "runs", "pending", "failed"), _row).show, nothing="no batches"),

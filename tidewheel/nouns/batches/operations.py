@@ -38,7 +38,7 @@ _BATCH = f"{BATCHES}/{{batch_id:uuid}}"
 BatchId = Annotated[UUID, BeforeValidator(partial(as_id, name="batch_id"))]
 _After = Annotated[UUID, BeforeValidator(partial(as_id, name="after"))]
 _FromRun = Annotated[UUID, BeforeValidator(partial(as_id, name="from_run_id"))]
-_Shown = Annotated[int, Field(ge=1, le=MAX_RUNS, description="How many of its runs at most.")]
+_Shown = Annotated[int, Field(ge=1, le=MAX_RUNS, description="The maximum number of its runs.")]
 _Given = Sequence[Mapping[str, object]]
 
 
@@ -55,15 +55,15 @@ class BatchSummary:
     batch_id: Annotated[UUID, Field(description="Its id.")]
     state: Annotated[str, Field(description="`open`, `paused`, `cancelling`, `succeeded`, `failed` or `cancelled`.")]
     accepts_runs: Annotated[bool, Field(description="True until it is closed.")]
-    generation: Annotated[int, Field(description="0, and one more for each resume.")]
+    generation: Annotated[int, Field(description="The number of resumes so far.")]
     total: Annotated[int, Field(description="The number of its runs.")]
     pending: Annotated[
-        int, Field(description="The number of its runs that have not ended, or whose end is not counted yet.")
+        int, Field(description="The number of its runs that have not ended, or whose end has not been counted yet.")
     ]
     succeeded: Annotated[int, Field(description="The number of its runs that succeeded.")]
     failed: Annotated[int, Field(description="The number of its runs that failed or timed out, in this generation.")]
-    cancelled: Annotated[int, Field(description="The number of its runs that were cancelled, likewise.")]
-    first_failed_run_id: Annotated[UUID | None, Field(description="The run that failed first, likewise.")]
+    cancelled: Annotated[int, Field(description="The number of its runs that were cancelled, in this generation.")]
+    first_failed_run_id: Annotated[UUID | None, Field(description="The run that failed first, in this generation.")]
     reason: Annotated[str | None, Field(description="The reason of a pause or a cancel.")]
     created_at: Annotated[datetime, Field(description="Its acceptance.")]
     finished_at: Annotated[datetime | None, Field(description="Its end.")]
@@ -75,7 +75,7 @@ class BatchSummary:
 
 
 def list_batches(connection: Conn, tenant: str, *, after: UUID | None, limit: int) -> Page[BatchSummary]:
-    """Return a page of a tenant's batches, the newest first, after the last one of the page before."""
+    """Return a page of a tenant's batches, newest first, after the last one of the page before."""
     require_tenant(connection, tenant)
     columns = {"tenant": tenant, "before": after or _LAST}
     return read_page(
@@ -100,7 +100,7 @@ class BatchNode:
     run_id: Annotated[UUID, Field(description="The run.")]
     state: Annotated[str, Field(description="Its state; `expired` if the run is no longer stored.")]
     parents: Annotated[
-        Sequence[NodeParent], Field(description="The runs that end before it starts, of those that are shown.")
+        Sequence[NodeParent], Field(description="The runs that must end before it starts, as far as they are shown.")
     ]
     reason: Annotated[str | None, Field(description="Why it was skipped or cancelled.")] = None
     attempt: Annotated[int, Field(description="The number of its attempts.")] = 0
@@ -172,11 +172,11 @@ class Batches(Noun):
             Field(description="The jobs to trigger at the first failure and at the end."),
         ] = None,
         open: Annotated[
-            bool, Field(description="True if `batch.add` may come from anywhere, until `batch.close`.")
+            bool, Field(description="True if any client may add runs, until the batch is closed.")
         ] = False,
         request_id: str | None = None,
     ) -> UUID:  # fmt: skip
-        """Run jobs once each, some after others, and trigger jobs when they end."""
+        """Run jobs once each, with dependencies between them, and trigger jobs when they end."""
         document = {"type": "batch.submit", "runs": runs, "on": on, "open": open}
         return UUID(self._call.request(document, request_id).batch_id)
 
@@ -186,31 +186,31 @@ class Batches(Noun):
         batch_id: BatchId,
         runs: Annotated[
             _Given, InRequest(AddedRuns),
-            Field(description="The runs; their `after` may name runs that the batch has already."),
+            Field(description="The runs; their `after` may name existing runs of the batch."),
         ],
         *,
         from_run_id: Annotated[
             _FromRun | None,
-            Field(description="A run of the batch that adds them; needed unless the batch is open."),
+            Field(description="A run of the batch that adds them; required unless the batch is open."),
         ] = None,
         request_id: str | None = None,
     ) -> bool:  # fmt: skip
-        """Add runs to a batch that is open, or from one of its runs."""
+        """Add runs to an open batch, or to any batch from one of its own runs."""
         run_id = None if from_run_id is None else str(from_run_id)
         document = {"type": "batch.add", "batch_id": str(batch_id), "from_run_id": run_id, "runs": runs}
         return not self._call.request(document, request_id).unchanged
 
     @operation(f"POST {_BATCH}:close", "close_batch", scope=Scope.WRITE)
     def close(self, batch_id: BatchId, *, request_id: str | None = None) -> bool:
-        """Let an open batch end with its last run."""
+        """Close an open batch, so that it ends with its last run."""
         return not self._call.request({"type": "batch.close", "batch_id": str(batch_id)}, request_id).unchanged
 
     @operation(f"POST {_BATCH}:resume", "resume_batch", scope=Scope.OPERATE)
     def resume(self, batch_id: BatchId, *, reason: Reason | None = None, request_id: str | None = None) -> bool:
-        """Go on with a paused batch, or run the failed part of an ended one again.
+        """Continue a paused batch, or rerun the failed part of an ended one.
 
         Raises:
-            Refused: Nothing of it failed, it is being cancelled, or its runs are no longer stored.
+            Refused: No part of it failed, it is being cancelled, or its runs are no longer stored.
         """
         return self._change("workflow.resume", batch_id, reason, request_id)
 
@@ -221,20 +221,20 @@ class Batches(Noun):
 
     @operation(f"GET {_BATCH}", "get_batch", scope=Scope.READ)
     def get(self, batch_id: BatchId, *, limit: _Shown = 1000) -> Batch:
-        """Show a batch: its counts, and its runs in the order of their refs."""
+        """Show a batch: its counts, and its runs sorted by ref."""
         with self._call.snapshot() as connection:
             return show_batch(connection, self._call.tenant, batch_id, limit=limit)
 
     @operation(f"GET {BATCHES}", "list_batches", scope=Scope.READ)
     def list(self, *, after: _After | None = None, limit: Rows = 100) -> Page[BatchSummary]:
-        """List batches, the newest first."""
+        """List batches, newest first."""
         with self._call.snapshot() as connection:
             return list_batches(connection, self._call.tenant, after=after, limit=limit)
 
     def wait(
         self, batch_id: UUID, *, timeout: float | None = None, on_progress: Callable[[Batch], None] | None = None
     ) -> Batch:
-        """Wait until a batch has ended, and return it; raise TimeoutError after so many seconds.
+        """Wait until a batch has ended, and return it; raise TimeoutError after this many seconds.
 
         `on_progress` gets the batch twice a second.
         """

@@ -63,22 +63,25 @@ Number = Annotated[int, Field(ge=1, le=2**63 - 1)]
 _LETTERS = "/api/v1/dead-letters"
 
 LettersRate = Annotated[Rate | None, Field(description="Maximum dead letters per second; unlimited by default.")]
-Everything = Annotated[bool, InDoors("all"), Field(description="All dead letters; needed without an id or a filter.")]
+Everything = Annotated[bool, InDoors("all"), Field(description="All dead letters; required without an id or a filter.")]
 
 
 class DeadLetterFilter(TypedDict, total=False):
     """Filter of dead letters, which match all of its fields."""
 
-    ids: Annotated[Annotated[Sequence[Number], Field(max_length=1000)] | None, Field(description="Only these.")]
+    ids: Annotated[
+        Annotated[Sequence[Number], Field(max_length=1000)] | None,
+        Field(description="Only dead letters with these ids."),
+    ]
     kind: Annotated[Literal["run", "message"] | None, Field(description="Only this kind.")]
-    key: Annotated[Key | None, Field(description="Only of the job with this key."), InDoors("job")]
+    key: Annotated[Key | None, Field(description="Only those of the job with this key."), InDoors("job")]
     status: Annotated[Literal["failed", "timed_out"] | None, Field(description="Only runs in this final state.")]
     error_type: Annotated[ErrorType | None, Field(description="Only runs whose last attempt had this error type.")]
     queue: OfQueue
     lane: OfLane
     since: Annotated[Instant | None, Field(description="Created at this instant or later.")]
-    until: Annotated[Instant | None, Field(description="Created at this instant or before.")]
-    redriven: Annotated[bool | None, Field(description="True for redriven ones only, false for all others.")]
+    until: Annotated[Instant | None, Field(description="Created at this instant or earlier.")]
+    redriven: Annotated[bool | None, Field(description="Only redriven dead letters, or only the others.")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +113,7 @@ class DeadLetterSummary:
 
 @dataclass(frozen=True, slots=True)
 class DeadLettersPage:
-    """Dead letters, the newest first; `at_least` is true if there are more than `total`."""
+    """Dead letters, newest first; `at_least` is true if there are more than `total`."""
 
     dead_letters: tuple[DeadLetterSummary, ...]  # perhaps none before `next_cursor`: a page looks at so many at most
     next_cursor: Place | None
@@ -121,7 +124,7 @@ class DeadLettersPage:
 def list_dead_letters(
     connection: Conn, tenant: str, filters: DeadLetterFilter, *, after: Place | None = None, limit: int = 50
 ) -> DeadLettersPage:
-    """Return a page of a tenant's dead letters, the newest first.
+    """Return a page of a tenant's dead letters, newest first.
 
     A page looks at 20,000 dead letters at most. With a filter that few match, it may be short and have a cursor.
     """
@@ -160,11 +163,11 @@ class DeadLetterGroup:
 
 @dataclass(frozen=True, slots=True)
 class DeadLetterGroups:
-    """Groups of dead letters, the largest first."""
+    """Groups of dead letters, largest first."""
 
     groups: Annotated[tuple[DeadLetterGroup, ...], Field(description="The 200 largest.")]
-    looked_at: Annotated[int, Field(description="How many dead letters were looked at, the newest ones.")]
-    at_least: Annotated[bool, Field(description="True if there may be more than those.")]
+    looked_at: Annotated[int, Field(description="How many of the newest dead letters were read.")]
+    at_least: Annotated[bool, Field(description="True if there may be more dead letters.")]
 
 
 def group_dead_letters(
@@ -226,7 +229,7 @@ def survey_dead_letters(connection: Conn, tenant: str, filters: DeadLetterFilter
 def scan_dead_letters(
     connection: Conn, columns: Mapping[str, object], after: DeadLetterRef | None, limit: int
 ) -> LetterScan:
-    """Look at the dead letters after one of them, the oldest first; return those that match."""
+    """Look at the dead letters after one of them, oldest first; return those that match."""
     place = {"after_at": EARLIEST, "after_id": 0}
     if after is not None:
         place = {"after_at": after.created_at, "after_id": after.id}
@@ -276,7 +279,7 @@ class DeadLetters(Noun):
     def list(
         self, *, after: Place | None = None, limit: Rows = 50, **filters: Unpack[DeadLetterFilter]
     ) -> DeadLettersPage:
-        """List dead letters, the newest first."""
+        """List dead letters, newest first."""
         with self._call.snapshot() as connection:
             return list_dead_letters(connection, self._call.tenant, filters, after=after, limit=limit)
 
@@ -285,11 +288,9 @@ class DeadLetters(Noun):
         self,
         *,
         since: Annotated[Instant | None, Field(description="Created at this instant or later.")] = None,
-        redriven: Annotated[
-            bool | None, Field(description="True for redriven ones only, false for all others.")
-        ] = None,
+        redriven: Annotated[bool | None, Field(description="Only redriven dead letters, or only the others.")] = None,
     ) -> DeadLetterGroups:
-        """Group the newest 10,000 dead letters by job, error type and final state, the largest group first."""
+        """Group the newest 10,000 dead letters by job, error type and final state, largest group first."""
         with self._call.snapshot() as connection:
             return group_dead_letters(connection, self._call.tenant, since=since, redriven=redriven)
 
@@ -313,10 +314,10 @@ class DeadLetters(Noun):
         request_id: str | None = None,
         **filters: Unpack[DeadLetterFilter],
     ) -> DeadLetterWork:
-        """Redrive dead letters, the oldest first: schedulers create new runs, or publish messages again.
+        """Redrive dead letters, oldest first: schedulers create new runs, or publish messages again.
 
-        Runs are redriven unless a kind or ids name messages. The work continues when the caller has ended. It leaves
-        out redriven dead letters, and those of a later time.
+        Without a kind or ids of messages, only runs are redriven. The work continues after the caller exits. It skips
+        dead letters that were already redriven, and newer ones.
         """
         _ensure_selected(filters, chosen=everything or dry_run)
         kind = filters.get("kind") or (None if filters.get("ids") else "run")
@@ -337,9 +338,9 @@ class DeadLetters(Noun):
         request_id: str | None = None,
         **filters: Unpack[DeadLetterFilter],
     ) -> DeadLetterWork:
-        """Delete dead letters, the oldest first; their runs stay.
+        """Delete dead letters, oldest first; their runs are kept.
 
-        Schedulers delete them. The work continues when the caller has ended. It leaves out those of a later time.
+        Schedulers delete the dead letters. The work continues after the caller exits, and skips newer dead letters.
         """
         _ensure_selected(filters, chosen=everything or dry_run)
         return self._start("dlq.purge", filters, Asked(rate, reason, request_id, dry_run=dry_run))

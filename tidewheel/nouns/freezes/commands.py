@@ -39,7 +39,7 @@ def _prepare_freeze(arguments: dict[str, Any], options: Mapping[str, Any]) -> No
 
 
 def _show_frozen(shown: Shown) -> None:
-    text = "frozen" if shown.found else "unchanged: this scope was frozen already"
+    text = "frozen" if shown.found else "unchanged: this scope is already frozen"
     print_result([text], {"unchanged": not shown.found}, shown.output)
 
 
@@ -65,12 +65,12 @@ def _count(number: int) -> str:
     return f"{number:,} or more" if number >= MAX_WAITING else f"{number:,}"
 
 
-_FREEZES = Table("freeze", ("scope", "since", "by", "why", "runs that wait", "jobs held"), _row)
+_FREEZES = Table("freeze", ("scope", "since", "by", "why", "waiting runs", "held jobs"), _row)
 _FLAGS = {
     "scope": None,  # two flags in its place
     "queue": Flag(metavar="NAME"),
     "labels": Flag(metavar="NAME=VALUE"),
-    "by": Flag(metavar="NAME", help="The operator; by default the user of this process."),
+    "by": Flag(metavar="NAME", help="The operator's name; by default the user of this process."),
 }
 _SCOPES = {
     "fleet": Annotated[
@@ -78,7 +78,7 @@ _SCOPES = {
     ],
     "all": Annotated[bool, typer.Option("--all", help="All runs of the tenant.")],
 }
-_DRY_RUN = typer.Option("--dry-run", help="Only show which occurrences fire, and which are skipped.")
+_DRY_RUN = typer.Option("--dry-run", help="Only show which occurrences would fire, and which would be skipped.")
 
 freeze = command(
     Freezes, "freeze", _show_frozen, flags=_FLAGS, options={**_SCOPES, "yes": Yes}, prepare=_prepare_freeze

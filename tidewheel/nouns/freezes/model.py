@@ -17,12 +17,12 @@ _SCOPES = {"tenant": "the tenant", "fleet": "the fleet", "key_prefix": "keys tha
 
 @dataclass(frozen=True, slots=True)
 class FrozenScope:
-    """The runs that fit all of these fields."""
+    """The runs that match all of these fields."""
 
     tenant: Annotated[str | None, Field(description="The tenant; null for the fleet.")]
-    queue: Annotated[str | None, Field(description="The queue, if it names one.")]
-    labels: Annotated[Mapping[str, str] | None, Field(description="The labels of its jobs, if it names some.")]
-    key_prefix: Annotated[str | None, Field(description="The beginning of its jobs' keys, if it names one.")]
+    queue: Annotated[str | None, Field(description="Its queue, if it has one.")]
+    labels: Annotated[Mapping[str, str] | None, Field(description="The labels of its jobs, if it has any.")]
+    key_prefix: Annotated[str | None, Field(description="The prefix of its jobs' keys, if it has one.")]
 
     def covers(self, other: "FrozenScope") -> bool:
         """Return True if it has all runs of another scope."""
@@ -65,9 +65,9 @@ class FrozenScope:
 
 @dataclass(frozen=True, slots=True)
 class Freeze(FrozenScope):
-    """A standing freeze. It names the runs that fit all its fields."""
+    """A freeze in force. It covers the runs that match all its fields."""
 
-    by: Annotated[str | None, Field(description="The name in the request, which nothing verifies.")]
+    by: Annotated[str | None, Field(description="The name in the request, unverified.")]
     reason: Annotated[str | None, Field(description="The reason in the request.")]
     since: Annotated[datetime, Field(description="When it was written.")]
 
@@ -127,19 +127,19 @@ class FreezeChange(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class FreezeSummary:
-    """A standing freeze with what waits under it."""
+    """A freeze in force, with its waiting runs and held jobs."""
 
     freeze: Annotated[Freeze, Field(description="The freeze.")]
-    jobs: Annotated[int | None, Field(description="The number of its jobs, if it names labels or a key prefix.")]
+    jobs: Annotated[int | None, Field(description="The number of its jobs, if it has labels or a key prefix.")]
     open_runs: Annotated[
         int,
         Field(
-            description="The number of its runs that would start without it and other freezes, now or later, "
-            "`MAX_WAITING` at most, of the first 20,000 open ones."
+            description="The number of its runs that would start without any freeze, now or later: at most"
+            " `MAX_WAITING`, of the first 20,000 open runs."
         ),
     ]
-    waiting: Annotated[int, Field(description="The number of those that are due now.")]
-    held: Annotated[int, Field(description="The number of jobs whose timer it has held, `MAX_WAITING` at most.")]
+    waiting: Annotated[int, Field(description="The number of these runs that are due now.")]
+    held: Annotated[int, Field(description="The number of jobs whose timer it holds, at most `MAX_WAITING`.")]
 
     @property
     def is_capped(self) -> bool:

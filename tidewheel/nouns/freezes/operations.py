@@ -21,7 +21,7 @@ class Freezes(Noun):
 
     @operation(f"GET {_FREEZES}", "list_freezes", scope=Scope.READ)
     def list(self) -> list[FreezeSummary]:
-        """List the standing freezes, with what waits under each."""
+        """List the freezes in force, each with its waiting runs and held jobs."""
         everywhere = self._call.all_tenants
         with self._call.snapshot(all_tenants=everywhere) as connection:
             return list_freezes(connection, self._call.tenant, counts_all=everywhere)
@@ -29,7 +29,7 @@ class Freezes(Noun):
     @operation(f"GET {_FREEZES}/thaw-preview", "preview_thaw", scope=Scope.READ)
     @fields_of(FreezeScope)
     def preview_thaw(self, asked: FreezeScope) -> Resumption:
-        """Return what a thaw of exactly this scope does with the occurrences that came due meanwhile."""
+        """Return which held occurrences a thaw of exactly this scope would fire, and which it would skip."""
         tenant, everywhere = self._call.tenant, self._call.all_tenants
         scope = FrozenScope(None if asked.scope == "fleet" else tenant, asked.queue, asked.labels, asked.key_prefix)
         with self._call.snapshot(all_tenants=everywhere) as connection:
@@ -38,17 +38,17 @@ class Freezes(Noun):
     @operation(f"POST {_FREEZES}", "freeze", scope=Scope.OPERATE, authorize=_authorize)
     @fields_of(FreezeFields)
     def freeze(self, sent: FreezeFields) -> bool:
-        """Start no run of a scope until its thaw; what runs goes on.
+        """Hold all new runs of a scope until you thaw it; running ones finish.
 
         Raises:
-            Refused: A field does not fit, or the labels or the key prefix fit too many jobs.
+            Refused: A field is invalid, or the labels or the key prefix match too many jobs.
         """
         return not self._request("freeze", sent).unchanged
 
     @operation(f"POST {_FREEZES}:thaw", "thaw", scope=Scope.OPERATE, authorize=_authorize)
     @fields_of(ThawFields)
     def thaw(self, sent: ThawFields) -> bool:
-        """End the freeze of exactly this scope; `on_resume` decides what came due meanwhile.
+        """End the freeze of exactly this scope; `on_resume` decides which held occurrences fire.
 
         Raises:
             Refused: No standing freeze has this scope.

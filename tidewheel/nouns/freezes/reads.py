@@ -31,7 +31,7 @@ _STANDING = 20  # freezes of one band
 
 
 def list_freezes(connection: Conn, tenant: str, *, counts_all: bool = True) -> list[FreezeSummary]:
-    """Return the standing freezes of a tenant and of the fleet, the oldest first.
+    """Return the standing freezes of a tenant and of the fleet, oldest first.
 
     Args:
         counts_all: False to count only this tenant's runs and jobs under a freeze of the fleet.
@@ -48,7 +48,7 @@ def list_freezes(connection: Conn, tenant: str, *, counts_all: bool = True) -> l
 
 
 def freeze_changes(connection: Conn, tenant: str, since: datetime, until: datetime) -> list[FreezeChange]:
-    """Return the freezes and thaws of a time in the audit log of a tenant, the newest first."""
+    """Return the freezes and thaws of a time in the audit log of a tenant, newest first."""
     columns: dict[str, object] = {"tenant": tenant, "since": since, "until": until}
     return read_rows(connection, class_row(FreezeChange), _READ_FREEZE_CHANGES, columns)
 
@@ -56,7 +56,7 @@ def freeze_changes(connection: Conn, tenant: str, since: datetime, until: dateti
 def frozen_spans(
     connection: Conn, tenant: str, since: datetime, until: datetime
 ) -> list[tuple[datetime, datetime, str]]:
-    """Return the spans of a time in which a scope was frozen, with their scopes, the earliest first."""
+    """Return the spans of a time in which a scope was frozen, with their scopes, earliest first."""
     began: dict[str, datetime] = {}
     spans: list[tuple[datetime, datetime, str]] = []
     for change in reversed(freeze_changes(connection, tenant, since, until)):
@@ -71,18 +71,18 @@ def frozen_spans(
 
 
 def standing_freezes(connection: Conn, tenant: str, limit: int = _STANDING) -> tuple[Freeze, ...]:
-    """Return the standing freezes of a tenant and of the fleet, the oldest first, without counts."""
+    """Return the standing freezes of a tenant and of the fleet, oldest first, without counts."""
     columns: dict[str, object] = {"tenant": tenant, "limit": limit}
     return tuple(read_rows(connection, rows_as(Freeze), _FIND_STANDING_FREEZES, columns))
 
 
 def all_freezes(connection: Conn) -> tuple[Freeze, ...]:
-    """Return the standing freezes of all tenants and of the fleet, the oldest first, without counts."""
+    """Return the standing freezes of all tenants and of the fleet, oldest first, without counts."""
     return tuple(read_rows(connection, rows_as(Freeze), _LIST_ALL_FREEZES, {}))
 
 
 def freezes_of(connection: Conn, tenant: str, job_id: UUID, queue: str | None = None) -> tuple[Freeze, ...]:
-    """Return the standing freezes of a job's runs, the oldest first; by default in its current queue."""
+    """Return the standing freezes of a job's runs, oldest first; by default in its current queue."""
     columns: dict[str, object] = {"tenant": tenant, "queue": queue, "job_id": job_id}
     return tuple(read_rows(connection, rows_as(Freeze), _FIND_FREEZES_OF, columns))
 

@@ -44,7 +44,7 @@ from tidewheel.nouns.jobs.reads import show_job
 from tidewheel.schedules.decision import HoldReason
 
 _RELEASE = "correct the cause, then run `tidewheel job release {key}{tenant}`; or correct the job and submit it"
-_POSTPONED = "correct the cause, which the schedulers' logs and `/readyz` have; the job then fires by itself"
+_POSTPONED = "correct the cause, which is in the schedulers' logs and at `/readyz`; the job then fires by itself"
 
 
 def print_job_change(
@@ -54,13 +54,14 @@ def print_job_change(
     output: Output,
     *,
     unchanged: str = "the job already has this spec",
+    version: str = ", version {}",
     zone: str | None = None,
 ) -> None:
     """Print the change of a job: the action, its version and its next occurrence."""
-    text = f"unchanged: {unchanged}" if job.unchanged else done
+    text = f"unchanged: {unchanged}, version {job.version}" if job.unchanged else done + version.format(job.version)
     coming = f"; next {utc_and_local(job.next_run_at, zone)}" if job.next_run_at else ""
     document = {"key": key, **(as_object(as_json(job)) or {})}
-    print_result([f"{key}: {text}, version {job.version}{coming}"], document, output)
+    print_result([f"{key}: {text}{coming}"], document, output)
 
 
 def change_lines(found: Sequence[Change]) -> list[str]:
@@ -84,7 +85,7 @@ def _show_list(shown: Shown) -> None:
         _JOBS.print(page.jobs)
         typer.echo(total_text(page.total, at_least=page.at_least, shown=len(page.jobs), noun="job"))
     else:
-        typer.echo("no jobs" if page.next_cursor is None else "none among the jobs of this page")
+        typer.echo("no jobs" if page.next_cursor is None else "no matching jobs on this page")
     if page.next_cursor is not None:
         typer.echo(f"more: add --after {page.next_cursor!r}")
 
@@ -104,12 +105,12 @@ def _show_days(shown: Shown) -> None:
         print_document(found, shown.output)
     elif found.total is None:
         days = shown.arguments["days"]
-        typer.echo(f"no run of the last {days} days is counted; a day is counted an hour after its end, in UTC")
+        typer.echo(f"no runs counted in the last {days} days; a UTC day is counted an hour after its end")
     else:
         rows = [_day_row(day.day.isoformat(), day) for day in found.days]
         print_table(_DAYS, [*rows, _day_row("total", found.total)])
         if found.total.longest is not None:
-            typer.echo(f"the longest run: {found.total.longest.run_id}, {found.total.longest.took:.3g} s")
+            typer.echo(f"longest run: {found.total.longest.run_id}, {found.total.longest.took:.3g} s")
 
 
 def _show_versions(shown: Shown) -> None:
@@ -119,14 +120,18 @@ def _show_versions(shown: Shown) -> None:
         _VERSIONS.print(shown.found["versions"])
 
 
-def _changes(done: str, unchanged: str = "the job already has this spec") -> Callable[[Shown], None]:
+def _changes(
+    done: str, unchanged: str = "the job already has this spec", *, version: str = ", version {}"
+) -> Callable[[Shown], None]:
     """Return what shows a change of a job; its text names arguments, of which instants are local ones."""
 
     def show(shown: Shown) -> None:
         given = {name: _argument_text(value, shown.zone) for name, value in shown.arguments.items()}
         text = done.format_map(given).removesuffix(" until None")
         zone = shown.zone if "at" in given else None
-        print_job_change(shown.arguments["key"], text, shown.found, shown.output, unchanged=unchanged, zone=zone)
+        print_job_change(
+            shown.arguments["key"], text, shown.found, shown.output, unchanged=unchanged, version=version, zone=zone
+        )
 
     return show
 
@@ -165,7 +170,7 @@ def diff(
     with reading() as connection:
         to = second or read.versions(connection, tenant, key, limit=1)[0].number
         found = read.diff(connection, tenant, key, first, to)
-    lines = change_lines(found) or ["nothing differs"]
+    lines = change_lines(found) or ["no differences"]
     print_result(lines, {"key": key, "from": first, "to": to, "changes": found}, output)
 
 
@@ -256,14 +261,14 @@ _VERSIONS = Table("version", ("version", "in force after", "until", "changed"), 
 _DAYS = (
     "day", "succeeded", "failed", "timed out", "cancelled", "skipped", "attempts", "p50", "p90", "p99", "late p99",
 )  # fmt: skip
-_AFTER = Annotated[str, typer.Option(metavar="KEY", help="Begin after this key; the last line of a page names it.")]
+_AFTER = Annotated[str, typer.Option(metavar="KEY", help="Start after this key; the last line of a page shows it.")]
 _QUARANTINED = Annotated[bool, typer.Option("--quarantined", help="Only quarantined jobs.")]
 _UNTIL = Annotated[str | None, typer.Option(metavar="TIME", help="Resume the job automatically at this time.")]
 _AT = Annotated[str, typer.Option(metavar="TIME", help="The occurrence's nominal instant.")]
 _TO = Annotated[str, typer.Option(metavar="TIME", help="New time of the occurrence.")]
 _NUMBER = Annotated[int, typer.Option("-n", metavar="N", min=1, max=100, help="Show at most this many.")]
 _SHOWN_DAYS = Annotated[
-    int, typer.Option("-n", "--days", metavar="N", min=1, max=MAX_DAYS, help="Look back so many days.")
+    int, typer.Option("-n", "--days", metavar="N", min=1, max=MAX_DAYS, help="Look back this many days.")
 ]
 _VERSION = Annotated[int, typer.Argument(metavar="VERSION", min=1, max=MAX_INT, help="The version to restore.")]
 _BEFORE = Annotated[
@@ -295,7 +300,7 @@ _job = partial(command, OneJob, flags=_ONE)
 pause = _job("pause", _changes("paused until {until}", "the job is already paused"), prepare=_read_end)
 resume = _job("resume", _changes("resumed", "the job is not paused"))
 delete = _job("delete", _changes("deleted"))
-rollback = _job("rollback", _changes("rolled back to version {version}"))
+rollback = _job("rollback", _changes("rolled back to version {version}", version=" (saved as version {})"))
 skip = _job("skip", _changes("skips {at}", "the occurrence is already skipped"), prepare=_read_instants)
 move = _job("move", _changes("moves {at} to {to}", "the occurrence already has this time"), prepare=_read_instants)
 unskip = _job(

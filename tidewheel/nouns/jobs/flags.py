@@ -39,7 +39,7 @@ _FILE = Annotated[
 ]
 _TZ = Annotated[
     str | None,
-    typer.Option(metavar="ZONE", help="IANA time zone of the cron schedule, and of times without an offset."),
+    typer.Option(metavar="ZONE", help="IANA time zone for the cron schedule, and for times without an offset."),
 ]
 _MANUAL = Annotated[bool, typer.Option("--manual", help="Manual: only triggers start runs.")]
 

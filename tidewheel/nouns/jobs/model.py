@@ -27,12 +27,16 @@ class JobFilter(TypedDict, total=False):
     prefix: Annotated[str | None, Field(description="Only jobs whose key begins with this text.")]
     labels: Annotated[Labels | None, Field(description="Only jobs with this label; repeatable.")]
     paused: Annotated[bool | None, Field(description="Only paused jobs, or only jobs that are not paused.")]
-    finished: Annotated[bool | None, Field(description="Only jobs without a further occurrence, or only all others.")]
+    finished: Annotated[
+        bool | None, Field(description="Only jobs without a further occurrence, or only jobs with one.")
+    ]
     kind: Annotated[Kind | None, Field(description="Only this kind of schedule.")]
     lane: Annotated[Lane | None, Field(description="Only jobs of this lane.")]
     queue: Annotated[Queue | None, Field(description="Only jobs of this queue.")]
-    quarantined: Annotated[bool | None, Field(description="Only quarantined jobs, or only all others.")]
-    unwell: Annotated[bool | None, Field(description="Only quarantined jobs and those that failed last, or not these.")]
+    quarantined: Annotated[bool | None, Field(description="Only quarantined jobs, or only the others.")]
+    unwell: Annotated[
+        bool | None, Field(description="Only jobs that are quarantined or whose last run failed, or only the others.")
+    ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +55,7 @@ class LastRun:
 
     run_id: Annotated[UUID, Field(description="Its id.")]
     state: Annotated[
-        str, Field(description="Its state; `scheduled` is a queued one whose time is ahead."), one_of(STATUSES)
+        str, Field(description="Its state; `scheduled` is a queued run whose time has not come."), one_of(STATUSES)
     ]
     scheduled_at: Annotated[datetime, Field(description="Its nominal instant.")]
     started_at: Annotated[datetime | None, Field(description="When its last attempt began.")]
@@ -81,16 +85,14 @@ class JobSummary:
     paused_until: Annotated[datetime | None, Field(description="When the pause ends by itself.")]
     finished_at: Annotated[datetime | None, Field(description="When the scheduler found no occurrence left.")]
     hold_reason: Annotated[
-        str | None, Field(description="The reason why its timer is held: `pause`, `quarantine`, `run` or `freeze`.")
+        str | None, Field(description="Why its timer is on hold: `pause`, `quarantine`, `run` or `freeze`.")
     ]
     next_at: Annotated[
-        datetime | None, Field(description="The next occurrence; null if there is none, or the timer is held.")
+        datetime | None, Field(description="The next occurrence; null if there is none, or if the timer is on hold.")
     ]
     postponed_until: Annotated[
         datetime | None,
-        Field(
-            description="When a scheduler tries again to fire a job that failed for a cause outside of its own data."
-        ),
+        Field(description="When a scheduler next tries to fire a job that failed for a cause outside its own data."),
     ]
     last_run: Annotated[LastRun | None, Field(description="The latest run whose instant has come.")]
 
@@ -121,8 +123,8 @@ class JobDetail:
     paused_at: Annotated[datetime | None, Field(description="When it was paused.")]
     consecutive_failures: Annotated[int, Field(description="How many runs in a row have failed.")]
     error: Annotated[str | None, Field(description="The error that quarantined it, while it is quarantined.")]
-    quarantined_at: Annotated[datetime | None, Field(description="When that was.")]
-    freezes: Annotated[tuple[Freeze, ...], Field(description="The standing freezes that name its runs.")] = ()
+    quarantined_at: Annotated[datetime | None, Field(description="When it was quarantined.")]
+    freezes: Annotated[tuple[Freeze, ...], Field(description="The freezes in force that cover its runs.")] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,13 +141,13 @@ class Version:
     """One version of a job."""
 
     number: Annotated[int, Field(description="Its number.")]
-    effective_at: Annotated[datetime, Field(description="It counts for instants later than this.")]
-    until: Annotated[datetime | None, Field(description="And up to this one; null while it is current.")]
-    retired_at: Annotated[datetime | None, Field(description="When the job was deleted under it.")]
+    effective_at: Annotated[datetime, Field(description="In force for instants later than this.")]
+    until: Annotated[datetime | None, Field(description="In force up to this instant; null while it is current.")]
+    retired_at: Annotated[datetime | None, Field(description="When the job was deleted, if this was its last version.")]
     payload_sha256: Annotated[str, Field(description="The hash of its payload.")]
     payload_bytes: Annotated[int, Field(description="The length of its payload.")]
     changes: Annotated[
-        tuple[Change, ...], Field(description="Its changes against the version before; empty for the first.")
+        tuple[Change, ...], Field(description="Its changes from the previous version; empty for the first.")
     ]
 
 

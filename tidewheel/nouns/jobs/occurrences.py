@@ -51,16 +51,18 @@ class Occurrences(Noun):
     def next(
         self,
         key: str,
-        n: Annotated[int, Field(ge=1, le=MAX_NEXT, description="How many at most."), InDoors("limit")] = 10,
+        n: Annotated[
+            int, Field(ge=1, le=MAX_NEXT, description="The maximum number of results."), InDoors("limit")
+        ] = 10,
     ) -> Upcoming:
-        """Show a job's next occurrences, skipped and moved ones too."""
+        """Show a job's next occurrences, including skipped and moved ones."""
         late = self._call.installation.misfire_after
         with self._call.snapshot() as connection:
             return upcoming(connection, self._call.tenant, key, n, misfire_after=late)
 
     @operation(f"GET {JOB}:explain", "explain_job", scope=Scope.READ)
     def explain(self, key: str, at: Annotated[Instant, Field(description="The instant.")]) -> Explanation:
-        """Explain what happened, or will happen, at an instant of a job."""
+        """Explain what happened, or will happen, to a job at an instant."""
         late = self._call.installation.misfire_after
         with self._call.snapshot() as connection:
             return explain(connection, self._call.tenant, key, at, misfire_after=late)
@@ -73,14 +75,14 @@ class JobTimes(Noun):
     def timeline(
         self,
         key: str,
-        from_at: Annotated[Instant, Field(description="Its begin."), InDoors("from")],
-        to_at: Annotated[Instant, Field(description="Its end, which does not belong to it."), InDoors("to")],
+        from_at: Annotated[Instant, Field(description="Its start."), InDoors("from")],
+        to_at: Annotated[Instant, Field(description="Its end, exclusive."), InDoors("to")],
         *,
         bins: Annotated[
-            int, Field(ge=1, le=400, description="The number of bins in which more than 400 runs are counted.")
+            int, Field(ge=1, le=400, description="The number of bins to use for more than 400 runs.")
         ] = 120,
     ) -> JobTimeline:
-        """Return the runs of a job in a time, one by one or counted by bins, with skips, pauses and versions."""
+        """Return a job's runs in a time range, one by one or counted by bin, with skips, pauses and versions."""
         if to_at <= from_at:
             refuse("to", "it does not lie after from", "write a later instant")
         if to_at - from_at > timedelta(days=MOST_DAYS):
@@ -96,16 +98,16 @@ class JobTimes(Noun):
         *,
         month: Annotated[
             Month | None,
-            Field(description="The month as YYYY-MM, on the clock of the job; by default the present one."),
+            Field(description="The month as YYYY-MM, in the job's time zone; by default the current month."),
         ] = None,
     ) -> JobCalendar:
-        """Return the occurrences of a job in a month by day, with clock changes, calendars, skips and moves."""
+        """Return a job's occurrences in a month by day, with clock changes, calendars, skips and moves."""
         with self._call.snapshot() as connection:
             return job_calendar(connection, self._call.tenant, key, first_day(month) if month else None)
 
     @operation(f"GET {JOB}/resume-preview", "preview_resume", scope=Scope.READ)
     def preview_resume(self, key: str) -> Resumption:
-        """Return what the end of a job's pause does with the occurrences that came due meanwhile."""
+        """Return which occurrences of a job's pause a resume would fire, and which it would skip."""
         with self._call.snapshot() as connection:
             job = show_job(connection, self._call.tenant, key).summary
             return preview_resume(connection, self._call.tenant, [job.job_id])

@@ -42,7 +42,7 @@ Number = Annotated[int, Field(ge=1, le=2**31 - 1)]
 class Quantiles:
     """Quantiles of durations in seconds, each within 5 %; None without durations."""
 
-    p50: Annotated[float | None, Field(description="The half of them is not longer.")]
+    p50: Annotated[float | None, Field(description="Half of them are not longer.")]
     p90: Annotated[float | None, Field(description="Nine tenths of them are not longer.")]
     p99: Annotated[float | None, Field(description="Ninety-nine hundredths of them are not longer.")]
 
@@ -51,7 +51,7 @@ class Quantiles:
 class LongestRun:
     """The run whose last attempt took the longest."""
 
-    run_id: Annotated[UUID, Field(description="The run; it may be removed.")]
+    run_id: Annotated[UUID, Field(description="The run, which may have been removed.")]
     took: Annotated[float, Field(description="The duration of that attempt, in seconds.")]
 
 
@@ -66,8 +66,11 @@ class JobDay:
     cancelled: Annotated[int, Field(description="That were cancelled.")]
     skipped: Annotated[int, Field(description="That were skipped.")]
     attempts: Annotated[int, Field(description="The number of their attempts.")]
-    duration: Annotated[Quantiles, Field(description="Of their last attempts.")]
-    lateness: Annotated[Quantiles, Field(description="From the time at which a last attempt might start to its start.")]
+    duration: Annotated[Quantiles, Field(description="The durations of their last attempts.")]
+    lateness: Annotated[
+        Quantiles,
+        Field(description="The lateness of last attempts: from the time at which each could start to its start."),
+    ]
     longest: Annotated[
         LongestRun | None,
         Field(description="The longest run; null if no run started, or if a release before 0.2 counted the day."),
@@ -79,8 +82,8 @@ class JobStatistics:
     """The counted days of a job."""
 
     key: Annotated[str, Field(description="The job's key.")]
-    days: Annotated[tuple[JobDay, ...], Field(description="Days with runs, the newest first.")]
-    total: Annotated[JobDay | None, Field(description="All of them together; null without a day.")]
+    days: Annotated[tuple[JobDay, ...], Field(description="Days with runs, newest first.")]
+    total: Annotated[JobDay | None, Field(description="The sum of all days; null if there are none.")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +104,7 @@ class CountedDay:
 
 
 def read_counted_days(connection: Conn, job: UUID, days: int) -> Sequence[CountedDay]:
-    """Return the counted days of a job, up to so many before today, the newest first."""
+    """Return the counted days of a job, up to so many before today, newest first."""
     return read_rows(connection, class_row(CountedDay), _READ_JOB_DAYS, {"job_id": job, "days": days})
 
 
@@ -206,11 +209,11 @@ class OneJob(Noun):
     def statistics(
         self,
         key: str,
-        days: Annotated[int, Field(ge=1, le=MAX_DAYS, description="How many days back from today.")] = 30,
+        days: Annotated[int, Field(ge=1, le=MAX_DAYS, description="How many days to look back.")] = 30,
     ) -> JobStatistics:
         """Show a job's runs by day: counts, durations and lateness.
 
-        They are kept for two years.
+        The counts are kept for two years.
         """
         job = job_id(self._call.tenant, key)
         with self._call.snapshot() as connection:
@@ -221,7 +224,7 @@ class OneJob(Noun):
 
     @operation(f"GET {JOB}/versions", "list_job_versions", scope=Scope.READ)
     def versions(self, key: str, *, limit: Rows = 20, before: Number | None = None) -> list[Version]:
-        """List a job's versions, the newest first, each with its changes."""
+        """List a job's versions, newest first, each with its changes."""
         from tidewheel.nouns.jobs.versions import versions  # here and below: a list of jobs needs no codec
 
         with self._call.snapshot() as connection:

@@ -43,7 +43,7 @@ class _VersionRow:
 
 
 def versions(connection: Conn, tenant: str, key: str, *, limit: int = 20, before: int | None = None) -> list[Version]:
-    """Return up to 100 versions of a job, also a deleted one, before a number if given, the newest first."""
+    """Return up to 100 versions of a job, also a deleted one, before a number if given, newest first."""
     limit = min(max(limit, 1), MAX_VERSIONS)
     columns = {"job_id": job_id(tenant, key), "before": before or _LATEST, "limit": limit + 1}
     with connection.cursor(row_factory=class_row(_VersionRow), binary=True) as cursor:

@@ -26,7 +26,7 @@ def _show_changed(words: str, shown: Shown) -> None:
         words = "unchanged: no limit is set for exactly this key or prefix"
     if changed.started:
         words += f"; {changed.started} waiting {'run gets' if changed.started == 1 else 'runs get'} a place"
-    print_result([words if changed.complete else f"{words}; further runs within a minute"], changed, shown.output)
+    print_result([words if changed.complete else f"{words}; more within a minute"], changed, shown.output)
 
 
 def _show_unblocked(shown: Shown) -> None:
@@ -55,25 +55,25 @@ def _count(number: int) -> str:
     return f"{number:,} or more" if number >= COUNTED else str(number)
 
 
-_PATTERN = Flag(metavar="KEY", help="A key, or 'PREFIX*' for each key that begins so.")
+_PATTERN = Flag(metavar="KEY", help="A key, or 'PREFIX*' for each key with this prefix.")
 _FLAGS = {
     "key": _PATTERN,
-    "at_once": Flag(metavar="N", help="Runs of a key that are active at once."),
-    "rate": Flag(metavar="N/UNIT", help="Starts of a key, such as 100/min."),
-    "burst": Flag(metavar="N", help="Starts at once after a rest; 1 by default."),
+    "at_once": Flag(metavar="N", help="Maximum number of active runs of a key."),
+    "rate": Flag(metavar="N/UNIT", help="Maximum rate of starts of a key, such as 100/min."),
+    "burst": Flag(metavar="N", help="Starts at once after idle time; 1 by default."),
 }
-_PREFIX = Annotated[str | None, typer.Argument(metavar="[PREFIX]", help="Only keys that begin so.")]
+_PREFIX = Annotated[str | None, typer.Argument(metavar="[PREFIX]", help="Only keys that begin with this text.")]
 _LIMITS = Table("limit", ("key", "at once", "rate", "burst", "keys", "running", "waiting", "set", "by"), _limit_row)
 _KEYS = Table("key", ("key", "at once", "rate", "burst", "running", "waiting", "next start"), _key_row)
 _BLOCKED = Table("key", ("key", "blocked by", "since", "retried by", "waiting"), _blocked_row)
 
 set_limit = command(Limits, "set", partial(_show_changed, "set"), flags=_FLAGS)
 remove = command(Limits, "remove", partial(_show_changed, "removed"), flags=_FLAGS)
-list_all = command(Limits, "list", partial(_LIMITS.show, nothing="no limits are set; those of jobs apply"))
+list_all = command(Limits, "list", partial(_LIMITS.show, nothing="no limits are set; the jobs' own limits apply"))
 keys = command(
-    Limits, "keys", partial(_KEYS.show, nothing="no key is in use"), flags={"prefix": Flag(kind=_PREFIX)}
+    Limits, "keys", partial(_KEYS.show, nothing="no keys in use"), flags={"prefix": Flag(kind=_PREFIX)}
 )  # fmt: skip
-blocked = command(OrderingKeys, "blocked", partial(_BLOCKED.show, nothing="no key is blocked"))
+blocked = command(OrderingKeys, "blocked", partial(_BLOCKED.show, nothing="no blocked keys"))
 unblock = command(
     OrderingKeys, "unblock", _show_unblocked,
     flags={"key": Flag(metavar="KEY"), "skip": Flag(help="Let the next run start without a retry.")},

@@ -48,16 +48,16 @@ _Starts = Annotated[int, Field(ge=1, le=MOST_BURST)]
 
 @dataclass(frozen=True, slots=True)
 class BoundedKey:
-    """A key or a prefix with its limit, and what runs and waits."""
+    """A key or a prefix with its limit and its running and waiting runs."""
 
     key: Annotated[str, Field(description="The key, or the prefix with its asterisk.")]
-    at_once: Annotated[int | None, Field(description="The places of each key; null for no bound.")]
+    at_once: Annotated[int | None, Field(description="The places of each key; null if unlimited.")]
     rate: Annotated[
-        str | None, Field(description="The starts of each key in a time, such as `100/min`; null for no rate.")
+        str | None, Field(description="The maximum rate of starts of each key, such as `100/min`; null if unlimited.")
     ]
-    burst: Annotated[int, Field(description="The starts at once after a rest.")]
-    running: Annotated[int, Field(description="The places that runs hold.")]
-    waiting: Annotated[int, Field(description="The runs that wait, of at most 1,000.")]
+    burst: Annotated[int, Field(description="The starts at once after idle time.")]
+    running: Annotated[int, Field(description="The number of places in use.")]
+    waiting: Annotated[int, Field(description="The number of waiting runs, up to 1,000.")]
 
     def __post_init__(self) -> None:
         """Take the rate as the database has it, in microseconds between two starts."""
@@ -71,7 +71,7 @@ class LimitSummary(BoundedKey):
 
     set_by: Annotated[str, Field(description="The actor and the door.")]
     set_at: Annotated[datetime, Field(description="When it was set.")]
-    keys: Annotated[int, Field(description="The number of its keys in use, of at most 1,000.")]
+    keys: Annotated[int, Field(description="The number of its keys in use, up to 1,000.")]
 
 
 def list_limits(connection: Conn, tenant: str, *, after: str | None = None, limit: int = 50) -> Page[LimitSummary]:
@@ -90,7 +90,7 @@ class KeyInUse(BoundedKey):
 
     next_at: Annotated[
         datetime | None,
-        Field(description="When the scheduler looks for room again; null if an end gives the next place."),
+        Field(description="When the scheduler next checks for a free place; null if a run's end frees the next place."),
     ]
 
 
@@ -111,9 +111,9 @@ class BlockedKey:
 
     key: Annotated[str, Field(description="The ordering key.")]
     blocked_by: Annotated[UUID, Field(description="The run that failed.")]
-    blocked_at: Annotated[datetime, Field(description="The time from which the runs behind it wait.")]
+    blocked_at: Annotated[datetime, Field(description="The time since which later runs wait.")]
     retried_by: Annotated[UUID | None, Field(description="The open retry of that run.")]
-    waiting: Annotated[int, Field(description="The number of runs that wait, up to 1,000.")]
+    waiting: Annotated[int, Field(description="The number of waiting runs, up to 1,000.")]
 
 
 def list_blocked_keys(
@@ -144,7 +144,9 @@ class ChangedLimit:
     started: Annotated[int, Field(description="The number of waiting runs that got a place.")]
     complete: Annotated[
         bool,
-        Field(description="False if the scheduler applies it to more runs, within a minute or with their next claim."),
+        Field(
+            description="False if the scheduler applies the change to more runs within a minute or at their next claim."
+        ),
     ]
 
 
@@ -152,7 +154,7 @@ class ChangedLimit:
 class UnblockedKey:
     """The result of unblocking a key."""
 
-    run_id: Annotated[RunId, Field(description="The retry; the run that had failed if it was skipped.")]
+    run_id: Annotated[RunId, Field(description="The retry, or the failed run if it was skipped.")]
     skipped: Annotated[bool, Field(description="True if the next run starts without a retry.")]
 
 
@@ -166,17 +168,15 @@ class Limits(Noun):
         *,
         at_once: Annotated[
             _Places | None,
-            Field(description="The number of its runs that are active at once; no bound if there is a rate only."),
+            Field(description="The maximum number of active runs; unlimited if only a rate is given."),
         ] = None,
-        rate: Annotated[
-            _Text | None, Field(description="The number of its attempts that start in a time, such as `100/min`.")
-        ] = None,
-        burst: Annotated[_Starts | None, Field(description="The number of starts at once after a rest.")] = None,
+        rate: Annotated[_Text | None, Field(description="The maximum rate of starts, such as `100/min`.")] = None,
+        burst: Annotated[_Starts | None, Field(description="The number of starts at once after idle time.")] = None,
     ) -> ChangedLimit:
-        """Set the limit of a key or of each key with a prefix; it replaces those of jobs.
+        """Set the limit of a key, or of each key with a prefix; it overrides the jobs' own limits.
 
-        The key itself goes before a prefix, and the longest prefix before shorter ones. A raised limit starts waiting
-        runs at once. A lower one ends no run: places drain.
+        The limit of a key overrides that of a prefix, and a longer prefix overrides a shorter one. A raised limit
+        starts waiting runs at once. A lowered limit does not end runs: their places become free as they end.
         """
         wanted = checked(KeyLimit, drop_none({"key": key, "at_once": at_once, "rate": rate, "burst": burst}))
         limit = Limit(wanted.places if wanted.at_once is not None else None, wanted.every_us, wanted.burst or 1)
@@ -191,12 +191,12 @@ class Limits(Noun):
 
     @operation(f"POST {_LIMITS}:remove", "remove_limit", scope=Scope.OPERATE)
     def remove(self, key: _Pattern) -> ChangedLimit:
-        """Remove the limit of a key or a prefix; a shorter prefix or the jobs decide again."""
+        """Remove a limit; the next shorter prefix, or the jobs' own limits, apply again."""
         return self._change(key, "limit.remove", remove_limit)
 
     @operation(f"GET {_LIMITS}", "list_limits", scope=Scope.READ)
     def list(self, *, after: _Text | None = None, limit: Rows = 50) -> Page[LimitSummary]:
-        """List limits, each with what runs and waits under it."""
+        """List limits, each with its running and waiting runs."""
         with self._call.snapshot() as connection:
             return list_limits(connection, self._call.tenant, after=after, limit=limit)
 
@@ -204,11 +204,11 @@ class Limits(Noun):
     def keys(
         self,
         *,
-        prefix: Annotated[_Text | None, Field(description="Only keys that begin so.")] = None,
+        prefix: Annotated[_Text | None, Field(description="Only keys that begin with this text.")] = None,
         after: _Text | None = None,
         limit: Rows = 50,
     ) -> Page[KeyInUse]:
-        """List keys in use, each with its limit, and what runs and waits."""
+        """List keys in use, each with its limit and its running and waiting runs."""
         with self._call.snapshot() as connection:
             return list_keys(connection, self._call.tenant, prefix=prefix or "", after=after, limit=limit)
 
@@ -239,7 +239,7 @@ class OrderingKeys(Noun):
 
     @operation(f"GET {_ORDERING_KEYS}", "list_blocked_keys", scope=Scope.READ)
     def blocked(self, *, after: tuple[datetime, _Text] | None = None, limit: Rows = 50) -> Page[BlockedKey]:
-        """List ordering keys that a failed run blocks, the longest first."""
+        """List ordering keys blocked by a failed run, longest blocked first."""
         with self._call.snapshot() as connection:
             return list_blocked_keys(connection, self._call.tenant, after=after, limit=limit)
 
@@ -249,11 +249,11 @@ class OrderingKeys(Noun):
         key: _OrderingKey,
         *,
         skip: Annotated[
-            bool, Field(description="True to let the next run start without a retry of the failed one.")
+            bool, Field(description="True to let the next run start without a retry of the failed run.")
         ] = False,
         request_id: str | None = None,
     ) -> UnblockedKey:
-        """Retry the failed run of an ordering key: its success lets the next run start."""
+        """Retry the failed run of an ordering key; its success lets the next run start."""
         own = self._call
         if skip:
             if request_id is not None:

@@ -98,7 +98,7 @@ def counts_of(attempts: Sequence[Attempt]) -> dict[str, Any]:
 
 
 def past_attempts(connection: Conn, run_id: UUID) -> list[PastAttempt]:
-    """Return the ended attempts of a run, the oldest first, at most the last hundred."""
+    """Return the ended attempts of a run, oldest first, at most the last hundred."""
     return read_rows(connection, class_row(PastAttempt), _READ_PAST_ATTEMPTS, {"run_id": run_id})
 
 

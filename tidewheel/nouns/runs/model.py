@@ -36,11 +36,13 @@ class RunFilter(TypedDict, total=False):
     key: Annotated[Key | None, Field(description="Only runs of the job with this key."), InDoors("job")]
     labels: Annotated[
         Labels | None,
-        Field(description="Only runs of jobs that have this label now; repeatable. It needs `job` or `since`."),
+        Field(description="Only runs of jobs that have this label now; repeatable. Requires `job` or `since`."),
     ]
     run_labels: Annotated[
         Labels | None,
-        Field(description="Only runs with this label, their job's or a trigger's instead. It needs `job` or `since`."),
+        Field(
+            description="Only runs with this label; a trigger's label overrides the job's. Requires `job` or `since`."
+        ),
     ]
     lane: OfLane
     queue: OfQueue
@@ -50,8 +52,8 @@ class RunFilter(TypedDict, total=False):
     ]
     concurrency_key: Annotated[Key | None, Field(description="Only runs with this key.")]
     ordering_key: Annotated[Key | None, Field(description="Only open runs with this key.")]
-    since: Annotated[Instant | None, Field(description="From this instant on.")]
-    until: Annotated[Instant | None, Field(description="Up to this instant.")]
+    since: Annotated[Instant | None, Field(description="Only runs at this instant or later.")]
+    until: Annotated[Instant | None, Field(description="Only runs at this instant or earlier.")]
 
 
 class PageFilter(RunFilter, total=False):
@@ -99,28 +101,26 @@ class RunSummary:
     cause: Annotated[str, one_of(Cause), Field(description="Its cause.")]
     queue: Annotated[str, Field(description="Its queue.")]
     lane: Annotated[str, one_of(Lane), Field(description="Its priority class.")]
-    attempt: Annotated[int, Field(description="The last attempt begun; 0 before the first.")]
+    attempt: Annotated[int, Field(description="The last attempt that started; 0 before the first.")]
     scheduled_at: Annotated[datetime, Field(description="The nominal instant.")]
     created_at: Annotated[datetime, Field(description="When it was written.")]
     publish_at: Annotated[
         datetime | None,
-        Field(description="When it may be claimed; null once it is terminal, and while it does not wait for its time."),
+        Field(description="When it can be claimed; null for an ended run, and while it waits for something else."),
     ]
     started_at: Annotated[datetime | None, Field(description="When the last attempt began.")]
     finished_at: Annotated[datetime | None, Field(description="When it ended.")]
     reason: Annotated[
         str | None, Field(description="The reason of a skip or a cancellation, or the timeout that fired.")
     ]
-    error_type: Annotated[str | None, Field(description="The error type of its last attempt, once it is terminal.")]
-    concurrency_key: Annotated[str | None, Field(description="The key of which it needs a place to start.")]
-    why: Annotated[
-        Wait | None, Field(description="The reason for which it waits, of an open run in a list or by itself.")
-    ] = None
+    error_type: Annotated[str | None, Field(description="The error type of its last attempt, once it has ended.")]
+    concurrency_key: Annotated[str | None, Field(description="The concurrency key whose place it needs to start.")]
+    why: Annotated[Wait | None, Field(description="Why an open run waits.")] = None
 
 
 @dataclass(frozen=True, slots=True)
 class RunPage:
-    """Runs whose time has come, the latest first, and then those whose time is ahead.
+    """Runs whose time has come, latest first, then runs scheduled for the future.
 
     `at_least` is true if there may be more than `total`.
     """
@@ -150,7 +150,7 @@ class RelatedRun:
     run_id: Annotated[UUID, Field(description="Its id.")]
     parent_run_id: Annotated[UUID | None, Field(description="The run that it retries.")]
     cause: Annotated[str, Field(description="The reason for the run.")]
-    state: Annotated[str, Field(description="Its state; `scheduled` is a queued one whose time is ahead.")]
+    state: Annotated[str, Field(description="Its state; `scheduled` is a queued run whose time has not come.")]
     created_at: Annotated[datetime, Field(description="When it was written.")]
 
 
@@ -163,14 +163,14 @@ class RetryChain:
     previous: Annotated[
         tuple[RelatedRun, ...], Field(description="The runs before it, the first of the chain first.")
     ] = ()
-    next: Annotated[tuple[RelatedRun, ...], Field(description="Its retries, and theirs, the oldest first.")] = ()
+    next: Annotated[tuple[RelatedRun, ...], Field(description="Its retries and their retries, oldest first.")] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class RunStage:
     """A stage of a run.
 
-    Two clocks are never compared without a notice: the broker's and an executor's differ from the database's.
+    The clocks of the broker and of executors may differ from the database's.
     """
 
     name: Annotated[
@@ -181,9 +181,9 @@ class RunStage:
         ),
     ]
     attempt: Annotated[int | None, Field(description="Its attempt; null for stages of the whole run.")]
-    at: Annotated[datetime | None, Field(description="Its instant; null if it is not recorded, or has not come.")]
-    clock: Annotated[Clock, Field(description="The clock that gives the instant.")]
-    known: Annotated[bool, Field(description="False if the instant is not recorded though the stage was passed.")]
+    at: Annotated[datetime | None, Field(description="Its instant; null if it is not recorded, or not reached.")]
+    clock: Annotated[Clock, Field(description="The clock that the instant comes from.")]
+    known: Annotated[bool, Field(description="False if the stage was passed but its instant is not recorded.")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,7 +194,7 @@ class ClaimMessage:
     topic: Annotated[str | None, Field(description="The message's topic; null if the sweep claimed the attempt.")]
     partition: Annotated[int | None, Field(description="Its partition.")]
     offset: Annotated[int | None, Field(description="Its offset.")]
-    timestamp: Annotated[datetime | None, Field(description="The broker's time of it.")]
+    timestamp: Annotated[datetime | None, Field(description="The broker's timestamp.")]
     claimed_from: Annotated[str, Field(description="The stored text.")]
 
 
@@ -211,10 +211,10 @@ class Attempt:
     error_message: Annotated[str | None, Field(description="The error's text.")]
     claimed_from: Annotated[
         str | None,
-        Field(description="The message by which it was claimed, as topic/partition/offset@timestamp, or `sweep`."),
+        Field(description="The message through which it was claimed, as topic/partition/offset@timestamp, or `sweep`."),
     ]
     trace: Annotated[str | None, Field(description="Its traceback.")] = None
-    output_bytes: Annotated[int | None, Field(description="All bytes that it wrote, where known.")] = None
+    output_bytes: Annotated[int | None, Field(description="The number of bytes that it wrote, if known.")] = None
     result: Annotated[bytes | None, _STORED, Field(description="The handler's result.")] = None
 
 
@@ -232,7 +232,7 @@ class PayloadFacts:
     bytes: Annotated[int, Field(description="Its size.")]
     content_type: Annotated[str, Field(description="Its type.")]
     is_own: Annotated[
-        bool, Field(description="True if the run was created with it; False if it is that of its job's version.")
+        bool, Field(description="True if the run was created with it; false if it comes from the job's version.")
     ]
 
 
@@ -252,12 +252,11 @@ class RunDetail(RunSummary):
     ]
     failed_attempts: Annotated[
         int | None,
-        Field(
-            description="How many attempts count against `max_attempts`; null of an ended run with more than a hundred."
-        ),
+        Field(description="How many attempts count against `max_attempts`; null for an ended run with more than 100."),
     ] = None
     lost_attempts: Annotated[
-        int | None, Field(description="How many were lost with their executors; null likewise.")
+        int | None,
+        Field(description="How many were lost with their executors; null for an ended run with more than 100."),
     ] = None
     deadline_at: Annotated[
         datetime | None, Field(description="The earliest of its timeouts that PostgreSQL keeps.")
@@ -266,13 +265,13 @@ class RunDetail(RunSummary):
         None
     )
     external_deadline_at: Annotated[
-        datetime | None, Field(description="While it waits for an external completion: until when.")
+        datetime | None, Field(description="Until when it waits for an external completion.")
     ] = None
     executor_id: Annotated[UUID | None, Field(description="The executor that owns it.")] = None
     executor: Annotated[str | None, Field(description="That executor's name.")] = None
-    claimed_from: Annotated[str | None, Field(description="The message by which the current attempt was claimed.")] = (
-        None
-    )
+    claimed_from: Annotated[
+        str | None, Field(description="The message through which the current attempt was claimed.")
+    ] = None
     progress: Annotated[bytes | None, _STORED, Field(description="Reported by the current attempt, or the last.")] = (
         None
     )
@@ -286,35 +285,33 @@ class RunDetail(RunSummary):
     ] = None
     request_id: Annotated[str | None, Field(description="The id of the request that created it.")] = None
     traceparent: Annotated[str | None, Field(description="Its trace.")] = None
-    dead_letter: Annotated[int | None, Field(description="Its dead letter, if it is one.")] = None
+    dead_letter: Annotated[int | None, Field(description="The id of its dead letter, if it is one.")] = None
     workflow_run_id: Annotated[
         UUID | None, Field(description="The root's run, if it belongs to an occurrence of a workflow.")
     ] = None
     retry_chain: Annotated[RetryChain, Field(description="The runs that it retries, and its retries.")] = RetryChain()
     attempts: Annotated[
-        tuple[PastAttempt, ...], Field(description="The last hundred that have ended, the oldest first.")
+        tuple[PastAttempt, ...], Field(description="The last hundred that have ended, oldest first.")
     ] = ()
     payload: Annotated[
         PayloadFacts | None,
         Field(
-            description="The size and type of its payload; null if the database has it no more, or cannot read its"
-            " definition."
+            description="The size and type of its payload; null if it is no longer in the database, or if its"
+            " definition cannot be read."
         ),
     ] = None
     stages: Annotated[
         tuple[RunStage, ...],
-        Field(description="The stages that it has passed, each with the clock that gave its instant."),
+        Field(description="The stages that it has passed, each with the clock of its instant."),
     ] = ()
     archived: Annotated[
         bool,
-        Field(
-            description="True if the archive has it and the database no more: without outputs, results and progress."
-        ),
+        Field(description="True if it is only in the archive, without outputs, results and progress."),
     ] = False
     copied: Annotated[
         bool,
         Field(
-            description="True if only the copy of a failed run is left: without attempts, inputs and labels of its own."
+            description="True if only the copy of a failed run is left, without attempts, inputs and labels of its own."
         ),
     ] = False
     batch_id: Annotated[UUID | None, Field(description="Its batch, if it belongs to one.")] = None
@@ -340,20 +337,20 @@ class Cancellation:
     include_started: Annotated[bool, Field(description="True if started runs are cancelled too.")]
     reason: Annotated[str | None, Field(description="The reason of the request.")]
     created_at: Annotated[
-        datetime, Field(description="When it was accepted. From then on no claim takes a run that matches it.")
+        datetime, Field(description="When it was accepted. From then on, claims refuse matching runs.")
     ]
     named_count: Annotated[
         int | None,
         Field(
-            description="How many runs it named at its acceptance, except those that had a cancel. Counted to"
-            " 250,000, one more means that there may be more. Null for those of an earlier release, and of deleted"
-            " jobs."
+            description="How many runs matched at its acceptance, except those that already had a cancel. Counted"
+            " to 250,000; one more means that there may be more. Null for cancellations of an earlier release, and of"
+            " deleted jobs."
         ),
     ]
     cancelled_count: Annotated[
-        int, Field(description="How many runs were ended so far, or received a request to stop.")
+        int, Field(description="The number of runs that it has ended or requested to stop so far.")
     ]
-    finished_at: Annotated[datetime | None, Field(description="When no matching run was left.")]
+    finished_at: Annotated[datetime | None, Field(description="When the last matching run had ended.")]
 
 
 @dataclass(frozen=True, slots=True)

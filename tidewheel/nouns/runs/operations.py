@@ -71,13 +71,13 @@ _Attempt = Annotated[Annotated[int, Field(ge=0, le=2**31 - 1)] | None, Field(des
 class FailedRunFilter(TypedDict, total=False):
     """Filter of failed and timed-out runs, which match all of its fields."""
 
-    key: Annotated[Key | None, Field(description="Only of the job with this key."), InDoors("job")]
+    key: Annotated[Key | None, Field(description="Only those of the job with this key."), InDoors("job")]
     status: Annotated[Literal["failed", "timed_out"] | None, Field(description="Only runs in this final state.")]
     error_type: Annotated[ErrorType | None, Field(description="Only runs whose last attempt had this error type.")]
     queue: OfQueue
     lane: OfLane
-    since: Annotated[Instant | None, Field(description="From this instant on, as in the list of runs.")]
-    until: Annotated[Instant | None, Field(description="Up to this instant.")]
+    since: Annotated[Instant | None, Field(description="Only runs at this instant or later, as in the list of runs.")]
+    until: Annotated[Instant | None, Field(description="Only runs at this instant or earlier.")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,11 +110,11 @@ class Runs(RunList):
 
     @operation(f"GET {_RUN}", "get_run", scope=Scope.READ)
     def detail(self, run_id: _RunId) -> RunDetail:
-        """Return one run, with its attempts, deadlines and retry chain, from the archive where it is set."""
+        """Return a run with its attempts, deadlines and retry chain, if necessary from the archive."""
         return show_run_anywhere(self._call.snapshot, self._call.archive, self._call.tenant, run_id)
 
     def wait(self, run_id: UUID, timeout: timedelta | float = 60.0) -> Run:
-        """Wait until a run is terminal, and return it; raise TimeoutError after so many seconds."""
+        """Wait until a run has ended, and return it; raise TimeoutError after this many seconds."""
         polling = run_polling(run_id, timeout)
         while polling.goes_on(run := self.get(run_id), run):
             self._call.sleep(polling.pause())
@@ -126,7 +126,7 @@ class Runs(RunList):
         return RunState(self._call.request(document, request_id).run_status or "")
 
     def retry(self, run_id: UUID, *, delay: timedelta | float | None = None, request_id: str | None = None) -> RunId:
-        """Create a new run of a terminal one: same payload, its job's current version, after a delay."""
+        """Retry an ended run with a new run: same payload, its job's current version, after a delay."""
         document = {"type": "run.retry", "run_id": str(as_id(run_id, "run_id")), "delay": delay}
         return RunId(UUID(self._call.request(document, request_id).run_id))
 
@@ -134,7 +134,7 @@ class Runs(RunList):
         """Make the next attempt of a retrying run due now; its run, its number and its retry policy stay.
 
         Returns:
-            False if nothing changed: the attempt was due, it has started, or the run has ended.
+            False if nothing changed: the attempt was already due or has started, or the run has ended.
         """
         document = {"type": "run.retry", "run_id": str(as_id(run_id, "run_id")), "attempt": attempt}
         return not self._call.request(document, request_id).unchanged
@@ -145,21 +145,21 @@ class Runs(RunList):
         *,
         versions: Annotated[
             Literal["current", "as_of"],
-            Field(description="The version of each new run, that in force now or that of the old run."),
+            Field(description="The job version of each new run: the one in force now, or that of the old run."),
         ] = "current",
         rate: Annotated[Rate | None, Field(description="Maximum runs per second; unlimited by default.")] = None,
         dry_run: DryRun = False,
         everything: Annotated[
-            bool, InDoors("all"), Field(description="All failed runs; needed without a filter.")
+            bool, InDoors("all"), Field(description="All failed runs; required without a filter.")
         ] = False,
         reason: WorkReason = None,
         request_id: str | None = None,
         **filters: Unpack[FailedRunFilter],
     ) -> RetryWork:
-        """Retry failed and timed-out runs that match a filter, the oldest first.
+        """Retry failed and timed-out runs that match a filter, oldest first.
 
         Schedulers create the new runs, each with the payload of its old run, as `run retry` does. The work continues
-        when the caller has ended. It leaves out runs that have been retried, and those that fail later.
+        after the caller exits. It skips runs that were already retried, and runs that fail later.
         """
         if not (everything or dry_run) and all(value is None for value in filters.values()):
             refuse("all", "no failed run is selected", "give a filter, or `all` (`everything` in Python)")
@@ -169,10 +169,10 @@ class Runs(RunList):
     @operation("POST /api/v1/runs:cancel", "cancel_runs", scope=Scope.OPERATE, starts=_CANCELLATIONS)
     @fields_of(CancelAsked)
     def cancel_matching(self, asked: CancelAsked) -> CancelResult:
-        """Cancel all open runs that match a filter: no executor starts one, and schedulers end them.
+        """Cancel all open runs that match a filter: executors stop starting them, and schedulers end them.
 
         Raises:
-            Refused: The filter would match every run, or it names something that does not exist.
+            Refused: The filter would match every run, or names something that does not exist.
         """
         if asked.dry_run:
             with self._call.snapshot() as connection:
@@ -183,7 +183,7 @@ class Runs(RunList):
 
     @fields_of(CancelFields)
     def cancel_all(self, sent: CancelFields) -> int:
-        """Cancel all open runs that match a filter and exist now; no executor claims one of them from now on.
+        """Cancel all open runs that match a filter and exist now; claims refuse them from now on.
 
         Returns:
             The cancellation's id, for `cancellation`: schedulers end the runs in batches.
@@ -198,23 +198,23 @@ class Runs(RunList):
 
     @operation(f"GET {_CANCELLATIONS}", "list_cancellations", scope=Scope.READ)
     def cancellations(self, *, after: _Number | None = None, limit: Rows = 50) -> Page[Cancellation]:
-        """List cancellations by filter, the newest first."""
+        """List cancellations by filter, newest first."""
         with self._call.snapshot() as connection:
             return list_cancellations(connection, self._call.tenant, after=after, limit=limit)
 
     @operation(f"GET {_CANCELLATIONS}/{{number}}", "get_cancellation", scope=Scope.READ)
     def cancellation(self, number: _Number) -> Cancellation:
-        """Return one cancellation with its progress."""
+        """Return a cancellation with its progress."""
         with self._call.snapshot() as connection:
             return show_cancellation(connection, self._call.tenant, number)
 
     @operation(f"GET {_RUN}/logs", "get_run_logs", scope=Scope.READ)
     def logs(self, run_id: _RunId, attempt: _Attempt = None) -> list[LogPiece]:
-        """Return the stored output of a run's attempts, 64 KiB of each, the oldest first."""
+        """Return the stored output of a run's attempts, oldest first: the last 64 KiB of each."""
         return read_logs(self._call, run_id, attempt)
 
     def follow_logs(self, run_id: UUID, attempt: int | None = None) -> LogFollower:
-        """Iterate over the output of a run's attempts, and new output until the run (or that attempt) ends."""
+        """Iterate over the output of a run's attempts, including new output until the run or attempt ends."""
         number = None if attempt is None else as_int(attempt, "attempt")
         return LogFollower(self._call, as_id(run_id, "run_id"), number)
 

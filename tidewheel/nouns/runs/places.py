@@ -70,9 +70,7 @@ class RunWhere:
 
     table_name: Annotated[
         str | None,
-        Field(
-            description="The table that holds it; of an ended run the partition of its day; null if the archive has it."
-        ),
+        Field(description="Its table: for an ended run the partition of its day; null if the run is in the archive."),
     ]
     day: Annotated[date | None, Field(description="The day on which it ended; null while it is open.")]
     shard: Annotated[int | None, Field(description="Its job's shard.")]
@@ -83,11 +81,12 @@ class RunWhere:
         MessagePlace | None, Field(description="Its first message; null if it was not found or not looked up.")
     ] = None
     completion: Annotated[
-        MessagePlace | None, Field(description="Its completion; null likewise, and while it is open.")
+        MessagePlace | None,
+        Field(description="Its completion; null while it is open, and if it was not found or not looked up."),
     ] = None
-    kafka: Annotated[str | None, Field(description="The reason for which Kafka was not read; null if it was.")] = None
+    kafka: Annotated[str | None, Field(description="Why Kafka was not read; null if it was.")] = None
     claims: Annotated[
-        tuple[ClaimMessage, ...], Field(description="The messages by which its attempts were claimed.")
+        tuple[ClaimMessage, ...], Field(description="The messages through which its attempts were claimed.")
     ] = ()
 
 

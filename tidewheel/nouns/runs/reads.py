@@ -2,7 +2,7 @@
 
 An open run has the state of `job_runs`. A queued run that is not due yet is shown as `scheduled`.
 
-Runs whose time has come are first, the latest first. Runs whose time is ahead follow, in the same order. In a list of
+Runs whose time has come are first, latest first. Runs whose time is ahead follow, in the same order. In a list of
 one job that time is the nominal instant. In other lists it is that of the run_id: the instant of a run by timer or
 trigger, the time of the request of a backfill or retry. A cursor has the instant that separates the two, so each run is
 on one page.
@@ -69,7 +69,7 @@ _MILLISECOND, _MICROSECOND = timedelta(milliseconds=1), timedelta(microseconds=1
 def list_runs(
     connection: Conn, tenant: str, filters: PageFilter, *, after: str | None = None, limit: int = 50
 ) -> RunPage:
-    """Return a page of a tenant's runs: those whose time has come, the latest first, and then those ahead.
+    """Return a page of a tenant's runs: those whose time has come, latest first, and then those ahead.
 
     A page looks at a limited number of runs. With a filter that few match, it may be
     short, or empty, and have a cursor.
@@ -289,7 +289,7 @@ def read_runs_and_waits(connection: Conn, run_ids: Sequence[UUID]) -> tuple[RunS
 
 
 def read_recent_runs(connection: Conn, job_ids: Sequence[UUID]) -> Mapping[UUID, Sequence[RecentRun]]:
-    """Return the newest 20 runs of each job within seven days, the newest first."""
+    """Return the newest 20 runs of each job within seven days, newest first."""
     found: dict[UUID, list[RecentRun]] = {each: [] for each in job_ids}
     with connection.cursor(row_factory=class_row(RecentRun), binary=True) as cursor:
         for run in cursor.execute(_READ_RECENT_RUNS, {"job_ids": list(job_ids)}):
@@ -314,7 +314,7 @@ def count_matching(
 def list_cancellations(
     connection: Conn, tenant: str, *, after: int | None = None, limit: int = 50
 ) -> Page[Cancellation]:
-    """Return a page of a tenant's cancellations, the newest first."""
+    """Return a page of a tenant's cancellations, newest first."""
     require_tenant(connection, tenant)
     columns = {"tenant": tenant, "before": after or _LAST_NUMBER}
     return read_page(
@@ -335,9 +335,9 @@ class RunList(Noun):
 
     @operation("GET /api/v1/runs", "list_runs", scope=Scope.READ)
     def list(self, *, after: str | None = None, limit: Rows = 50, **filters: Unpack[RunFilter]) -> RunPage:
-        """List runs, the latest first; those whose time is ahead are last.
+        """List runs, latest first; runs scheduled for the future come last.
 
-        The list is in the order of the column scheduled; a backfill or a retry is listed by the time of its request.
+        The list is sorted by the column scheduled; backfills and retries are sorted by the time of their request.
         """
         with self._call.snapshot() as connection:
             return list_runs(connection, self._call.tenant, cast("PageFilter", filters), after=after, limit=limit)

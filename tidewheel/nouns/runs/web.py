@@ -56,20 +56,20 @@ class WhereQuery(TenantQuery):
 
     kafka: Annotated[
         Flag,
-        Field(description="True to look up the first message and the completion on Kafka, for some seconds at most."),
+        Field(description="True to look up the first message and the completion on Kafka, for a few seconds at most."),
     ] = False
 
 
 @dataclass(frozen=True, slots=True)
 class Attempts:
-    """The last hundred attempts that have ended, the oldest first."""
+    """The last hundred attempts that have ended, oldest first."""
 
     attempts: tuple[Attempt, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class CancelledRun:
-    """A run whose cancel is requested, with the state it was in."""
+    """A run with a requested cancel, and its previous state."""
 
     run_id: UUID
     run_status: Annotated[str, one_of(RunState)]
@@ -79,7 +79,8 @@ class CancelledRun:
 class RetriedRun:
     """The new run of a retry, or the run whose next attempt is due now.
 
-    Of the latter, `run_status` is the state it was in, and `unchanged` is true if the attempt was due or has started.
+    For the latter, `run_status` is its previous state, and `unchanged` is true if the attempt was already due or has
+    started.
     """
 
     run_id: UUID
@@ -154,7 +155,7 @@ class RunsApi:
              body=body_of(RunRetry, without=IN_ADDRESS), sent={"delay": "10s"})  # fmt: skip
 
     async def list_job_runs(self, request: Request, caller: Reader) -> Response:
-        """List the runs of a job, in the order of `listRuns` by their instants."""
+        """List the runs of a job, sorted by instant as in `listRuns`."""
         query, key = cast("PageQuery", read_query(request, _OF_JOB)), read_key(request)
         cursors = Cursors.of(request, query, caller.tenant)
         filters = {name: getattr(query, spoken) for name, spoken in _NAMES.items()}
@@ -173,17 +174,17 @@ class RunsApi:
         return await answer(self.reads, caller, lambda each: {"attempts": _attempts(Runs(each).detail(run_id))})
 
     async def find_run(self, request: Request, caller: Reader) -> Response:
-        """Return the table that holds a run, its request, its rows of the outbox and its messages."""
+        """Return the table of a run, its request, its outbox rows and its messages."""
         kafka, run_id = read_query(request, WhereQuery).kafka, _run_id(request)
         return await answer(self.reads, caller, lambda each: run_where(each, self.settings, run_id, kafka=kafka))
 
     async def cancel_run(self, request: Request, caller: Operator) -> Response:
-        """Cancel a run in any state; the answer has the state it was in."""
+        """Cancel a run in any state; the response contains its previous state."""
         reply = await self._request(request, caller, "run.cancel")
         return as_json_response(CancelledRun(_run_id(request), reply.run_status or ""))
 
     async def retry_run(self, request: Request, caller: Operator) -> Response:
-        """Create a new run of one that has ended, or make the next `attempt` of a retrying run due now.
+        """Retry an ended run with a new run, or make the next `attempt` of a retrying run due now.
 
         The new run has the payload of the old one and its job's current version: 201. Without a new run: 200.
         """

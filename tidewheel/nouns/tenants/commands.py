@@ -81,7 +81,7 @@ def _show_created(shown: Shown) -> None:
     if found.unchanged and not limits.items() <= asdict(found.tenant).items():
         remedy = f"change them with `tidewheel admin tenant limits {name}`"
         refuse("NAME", f"tenant {name} exists, with other limits", remedy)
-    _show_changed("created", "it exists already", shown)
+    _show_changed("created", "the tenant already exists", shown)
 
 
 def _show_changed(done: str, unchanged: str, shown: Shown) -> None:
@@ -102,7 +102,7 @@ class _LimitsCommand(command):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        vars(self)["__doc__"] += "\n\nWithout an option this shows the limits."
+        vars(self)["__doc__"] += "\n\nWithout an option, show the limits. The value none removes a limit."
 
     def __call__(self, **given: Any) -> None:  # noqa: ANN401 - as typer has read them
         """Change the limits and the roles, or show them."""
@@ -120,7 +120,7 @@ class _LimitsCommand(command):
         if output is not Output.TEXT:
             print_document({"tenant": now, "unchanged": not changed}, output)
             return
-        typer.echo(f"tenant {name}: {'changed' if changed else 'unchanged: all is as before'}")
+        typer.echo(f"tenant {name}: {'changed' if changed else 'unchanged: these limits are already set'}")
         if now is not None:
             print_facts(_facts(now))
 
@@ -128,16 +128,19 @@ class _LimitsCommand(command):
 def delete(
     name: Name,
     *,
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask for the name; needed without a terminal.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask for the name; required without a terminal.")] = False,
     grace: Annotated[
-        str, typer.Option(metavar="DURATION", help="Time in which --undo takes the deletion back; 0s for none.")
+        str, typer.Option(metavar="DURATION", help="Grace period in which --undo cancels the deletion; 0s for none.")
     ] = "1d",
-    undo: Annotated[bool, typer.Option("--undo", help="Take a deletion back in its time of grace.")] = False,
+    undo: Annotated[bool, typer.Option("--undo", help="Cancel a deletion during its grace period.")] = False,
     output: OutputOption = Output.TEXT,
 ) -> None:
-    """Delete a tenant with its jobs, runs and all else, a day later; --undo takes that back."""
+    """Delete a tenant with its jobs, runs and all else, a day later; --undo cancels the deletion."""
     if not undo:
-        what, look = "the jobs and runs of a deleted tenant do not come back", f"`tidewheel admin tenant usage {name}`"
+        what, look = (
+            "the jobs and runs of a deleted tenant cannot be recovered",
+            f"`tidewheel admin tenant usage {name}`",
+        )
         confirm_by_name(name, what, f"look with {look}", yes=yes)
     span = read_duration(grace, "--grace")
     with requesting(DEFAULT_TENANT) as client:
@@ -146,11 +149,13 @@ def delete(
     if undo:
         text = "unchanged: no deletion was requested" if found.unchanged else "stays"
     elif at is not None:
-        text = f"will be deleted at {moment(at, None)}; `tidewheel admin tenant delete {name} --undo` keeps it"
+        text = (
+            f"will be deleted at {moment(at, None)}; `tidewheel admin tenant delete {name} --undo` cancels the deletion"
+        )
     else:
-        text = f"is being deleted; `tidewheel admin tenant show {name}` has the progress"
+        text = f"is being deleted; `tidewheel admin tenant show {name}` shows the progress"
     if found.unchanged and not undo:
-        text = f"unchanged: its deletion was accepted before; it {text}"
+        text = f"unchanged: its deletion was already accepted; it {text}"
     print_result([f"tenant {name}: {text}"], found, output)
 
 
@@ -158,14 +163,14 @@ def retention(
     name: Name,
     *,
     days: Annotated[
-        str | None, typer.Option(metavar="N", help="Keep finished runs for so many days; none lifts the period.")
+        str | None, typer.Option(metavar="N", help="Keep finished runs for this many days; none removes the period.")
     ] = None,
     state: Annotated[str, typer.Option(metavar="STATE", help="Only runs that ended in this state.")] = "any",
     output: OutputOption = Output.TEXT,
 ) -> None:
-    """Keep finished runs of a tenant for a shorter time, of all states or of one.
+    """Keep a tenant's finished runs for a shorter time, in all final states or in one.
 
-    Without --days this shows the periods.
+    Without --days, show the periods.
     """
     with requesting(DEFAULT_TENANT) as client:
         if days is None:
@@ -177,7 +182,7 @@ def retention(
         print_document(found, output)
         return
     if days is not None:
-        typer.echo(f"tenant {name}: {'unchanged: the period is as before' if found.unchanged else 'changed'}")
+        typer.echo(f"tenant {name}: {'unchanged: this period is already set' if found.unchanged else 'changed'}")
     if found.periods:
         rows = [(each.state, str(each.days or "none"), str(each.kept_since or "")) for each in found.periods]
         print_table(("state", "days", "kept since"), rows)
@@ -212,7 +217,7 @@ def _facts(each: TenantSummary) -> Iterator[tuple[str, str | None]]:
     yield "in flight", _bound(each.in_flight) or "no limit"
     yield "jobs", _bound(each.jobs) or "no limit"
     yield "payload", _bytes(each.payload_bytes) or "no limit"
-    yield "API keys", _bound(each.keys) or "20 by its own keys"
+    yield "API keys", _bound(each.keys) or "20 created by its own keys"
     yield "API requests/s", _bound(each.key_rate) or "no common limit"
     yield "roles", " ".join(each.roles) or None
 
@@ -267,10 +272,12 @@ _LIMITS: Mapping[str, Flag | None] = {
 _ROLES = {
     "grant_role": Annotated[
         str | None,
-        typer.Option(metavar="ROLE", help="Let a database role call the SQL functions for the tenant, '*' for all."),
+        typer.Option(
+            metavar="ROLE", help="Let a database role call the SQL functions for the tenant; '*' for all tenants."
+        ),
     ],
     "revoke_role": Annotated[
-        str | None, typer.Option(metavar="ROLE", help="Revoke that; a role without another one has no tenant.")
+        str | None, typer.Option(metavar="ROLE", help="Revoke the permission; a role without any has no tenant.")
     ],
 }
 _HEADINGS = ("tenant", "state", "weight", "triggers/s", "in flight", "jobs", "payload", "created")
@@ -282,6 +289,6 @@ list_tenants = command(
 )
 show = _tenant("get", partial(_show, _facts))
 limits = _LimitsCommand(Tenants, "limit", partial(_show, _facts), flags=_LIMITS, options=_ROLES)
-pause = _tenant("pause", partial(_show_changed, "paused", "it was paused already"))
-resume = _tenant("resume", partial(_show_changed, "resumed", "it was not paused"))
+pause = _tenant("pause", partial(_show_changed, "paused", "the tenant was already paused"))
+resume = _tenant("resume", partial(_show_changed, "resumed", "the tenant was not paused"))
 usage = _tenant("usage", partial(_show, _usage))

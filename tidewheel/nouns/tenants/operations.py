@@ -76,10 +76,10 @@ class Tenants(Noun):
     def create(
         self, name: Annotated[Tenant, InDoors("tenant"), Field(description="Its name.")], **limits: Unpack[Limits]
     ) -> ChangedTenant:
-        """Create a tenant, with limits or without.
+        """Create a tenant, with or without limits.
 
         Returns:
-            The tenant; `unchanged` if it exists already, with these limits or others.
+            The tenant; `unchanged` if it already exists, with these limits or others.
         """
         columns: dict[str, object] = {**dict.fromkeys(Limits.__annotations__), **limits, "tenant": name}
 
@@ -107,13 +107,13 @@ class Tenants(Noun):
 
     @operation(f"GET {_ONE}", "get_tenant", scope=Scope.READ)
     def get(self, name: _Name) -> TenantSummary:
-        """Show a tenant: its state, its limits, the progress of its deletion."""
+        """Show a tenant: its state, its limits and the progress of its deletion."""
         with self._call.snapshot(all_tenants=True) as connection:
             return show_tenant(connection, name)
 
     @_by_operators(f"PATCH {_ONE}", "limit_tenant")
     def limit(self, name: _Name, **limits: Unpack[Limits]) -> ChangedTenant:
-        """Change limits of a tenant; none lifts one, and those that are not named stay."""
+        """Change limits of a tenant; limits that you leave out stay."""
 
         def change(connection: Conn) -> bool:
             now = {each: value for each, value in asdict(show_tenant(connection, name)).items() if each in _LIMITS}
@@ -140,7 +140,7 @@ class Tenants(Noun):
         *,
         reason: Annotated[Reason | None, Field(description="Shown until the tenant is resumed.")] = None,
     ) -> ChangedTenant:
-        """Start no run of a tenant until it is resumed; what runs goes on."""
+        """Hold all new runs of a tenant until you resume it; running ones finish."""
         actor = self._call.actor
         with self._call.acting_for(name):
             done = Freezes(self._call).freeze(scope="tenant", reason=reason, by=actor.named or actor.name)
@@ -148,7 +148,7 @@ class Tenants(Noun):
 
     @operation(f"POST {_ONE}:resume", "resume_tenant", scope=Scope.OPERATE)
     def resume(self, name: _Name) -> ChangedTenant:
-        """End the pause of a tenant; on_resume of its jobs decides what came due meanwhile."""
+        """End the pause of a tenant; its jobs' on_resume decides which held occurrences fire."""
         try:
             with self._call.acting_for(name):
                 done = Freezes(self._call).thaw(scope="tenant")
@@ -159,17 +159,17 @@ class Tenants(Noun):
         return self._changed(name, done=done)
 
     def delete(self, name: str, *, grace: timedelta = GRACE) -> ChangedTenant:
-        """Delete a tenant after a time of grace: its jobs and runs end, then a scheduler removes its rows.
+        """Delete a tenant after a grace period: its jobs and runs end, then a scheduler removes its rows.
 
-        Until then the tenant is as before, and `undelete` takes the deletion back; `get` has the time, later the
-        progress. Without grace it begins with the commit. From its begin on requests for the tenant are refused, its
-        keys open nothing, and no claim starts a run of it.
+        Until then the tenant works as before, and `undelete` cancels the deletion; `get` shows the time, later the
+        progress. Without grace, the deletion begins with the commit. From then on, requests for the tenant are
+        refused, its API keys stop working, and claims start none of its runs.
 
         Returns:
-            The tenant; `unchanged` if its deletion was accepted before.
+            The tenant; `unchanged` if its deletion was already accepted.
 
         Raises:
-            Unavailable: The database does not answer, or a claim has been under way for 10 s.
+            Unavailable: The database does not answer, or a claim has been in progress for 10 s.
         """
         if name == DEFAULT_TENANT:
             problem = "tenant default cannot be deleted: requests that name no tenant belong to it"
@@ -196,12 +196,12 @@ class Tenants(Noun):
 
     @_by_operators(f"POST {_ONE}:undelete", "undelete_tenant")
     def undelete(self, name: _Name) -> ChangedTenant:
-        """Take the deletion of a tenant back in its time of grace."""
+        """Cancel the deletion of a tenant during its grace period."""
         keep = partial(self._write, _KEEP_TENANT, {"tenant": name}, "undelete")
         return self._changed(name, done=self._locked(name, keep))
 
     def grant_role(self, name: str, role: str) -> bool:
-        """Let a database role call the SQL functions for a tenant, `*` for all.
+        """Let a database role call the SQL functions for a tenant; `*` for all tenants.
 
         A role that never had such a grant acts for `default`.
         """
@@ -215,19 +215,19 @@ class Tenants(Noun):
         return self._locked(name, grant) if name != ALL_TENANTS else self._call.write(grant, all_tenants=True)
 
     def revoke_role(self, name: str, role: str) -> bool:
-        """Revoke such a grant; return False if there was none. A role without another one acts for no tenant."""
+        """Revoke this grant; return False if there was none. A role without any grant has no tenant."""
         revoke = partial(self._write, _REVOKE_ROLE, {"tenant": name, "role": role}, "revoke_role")
         return self._call.write(revoke, all_tenants=True)
 
     @operation(f"GET {_ONE}/usage", "get_tenant_usage", scope=Scope.READ)
     def usage(self, name: _Name) -> TenantUsage:
-        """Show what a tenant uses now, beside its limits."""
+        """Show a tenant's current usage beside its limits."""
         with self._call.snapshot(all_tenants=True) as connection:
             return tenant_usage(connection, name)
 
     @operation(f"GET {_ONE}/retention", "get_tenant_retention", scope=Scope.READ)
     def retention(self, name: _Name) -> TenantPeriods:
-        """Show the periods of a tenant that are shorter than those of the installation."""
+        """Show a tenant's retention periods that are shorter than the installation's."""
         with self._call.snapshot(all_tenants=True) as connection:
             return TenantPeriods(unchanged=True, tenant=name, periods=tenant_periods(connection, name))
 
@@ -236,12 +236,12 @@ class Tenants(Noun):
         self,
         name: _Name,
         days: Annotated[
-            _Days | None, Field(description="The days for which they are kept, 1 to 3650; null lifts the period.")
+            _Days | None, Field(description="The days for which they are kept, 1 to 3650; null removes the period.")
         ],
         *,
         state: Annotated[KeptState, Field(description="The state of the runs, or any.")] = "any",
     ) -> TenantPeriods:
-        """Keep finished runs of a tenant for so many days; what is older goes day by day, once an hour."""
+        """Keep a tenant's finished runs for this many days; older days are deleted one by one, once an hour."""
         period = {"tenant": name, "state": state, "keep": None if days is None else timedelta(days=days)}
         done = self._locked(name, partial(self._write, _SET_TENANT_PERIOD, period, "retention"))
         return replace(self.retention(name), unchanged=not done)

@@ -51,7 +51,7 @@ def _some(value: object) -> object:
 _Some = BeforeValidator(_some)
 _Triggers = Annotated[
     Annotated[Finite, Field(ge=_MIN_RATE, le=10_000), _Some] | None,
-    Field(description="Runs a second that may become due; more are delayed."),
+    Field(description="Runs per second that may become due; more are delayed."),
 ]
 _InFlight = Annotated[
     Annotated[int, Field(ge=1, le=100_000), _Some] | None,
@@ -66,13 +66,13 @@ _PayloadBytes = Annotated[
 ]
 _Keys = Annotated[
     Annotated[int, Field(ge=1, le=10_000), _Some] | None,
-    Field(description="API keys in force that the tenant's own keys may create; 20 by default."),
+    Field(description="Active API keys that the tenant's own keys may create; 20 by default."),
 ]
 _KeyRate = Annotated[
     Annotated[Finite, Field(ge=_MIN_RATE, le=MAX_KEY_RATE), _Some] | None,
     Field(
-        description="Requests a second of all its API keys, in each process; a key of the tenant makes none with more, "
-        "100 by default."
+        description="Requests per second of all its API keys together, in each process; also the highest rate of a key"
+        " that the tenant creates, by default 100."
     ),
 ]
 
@@ -82,7 +82,7 @@ class Limits(TypedDict, total=False):
 
     weight: Annotated[
         Annotated[int, Field(ge=1, le=100)] | None,
-        Field(description="Runs in each of its turns while a queue is held back, 1 to 100; 1 by default."),
+        Field(description="Runs per turn while a queue is held back, 1 to 100; 1 by default."),
     ]
     triggers_per_second: _Triggers
     in_flight: _InFlight
@@ -97,28 +97,26 @@ class TenantDeletion:
     """The deletion of a tenant, with its progress."""
 
     accepted_at: Annotated[
-        datetime, Field(description="When it was accepted: nothing of the tenant starts from then on.")
+        datetime, Field(description="When it was accepted; from then on, nothing of the tenant starts.")
     ]
     jobs: Annotated[int, Field(description="The jobs that it has deleted.")]
     runs: Annotated[int, Field(description="The runs that it has ended or requested to stop.")]
     removed: Annotated[Mapping[str, int], Field(description="The rows that it has removed, by table.")]
     at_table: Annotated[str | None, Field(description="The table whose rows it removes now; null before and after.")]
-    finished_at: Annotated[
-        datetime | None, Field(description="When the last row was removed; null if that is still to come.")
-    ]
+    finished_at: Annotated[datetime | None, Field(description="When the last row was removed; null before that.")]
     free_at: Annotated[
-        datetime | None, Field(description="When the name is free again; null if the deletion has not ended.")
+        datetime | None, Field(description="When the name can be used again; null if the deletion has not ended.")
     ]
 
 
 @dataclass(frozen=True, slots=True)
 class TenantSummary:
-    """A tenant with its limits; a limit that is null is no bound."""
+    """A tenant with its limits; a null limit is unlimited."""
 
     tenant: Annotated[str, Field(description="Its name.")]
     created_at: Annotated[datetime, Field(description="When it was created.")]
     weight: Annotated[
-        int, Field(description="The share of a queue that is held back: so many runs leave in each of its turns.")
+        int, Field(description="Its share of a queue that is held back: the number of its runs that leave per turn.")
     ]
     triggers_per_second: _Triggers
     in_flight: _InFlight
@@ -129,7 +127,7 @@ class TenantSummary:
     paused_at: Annotated[datetime | None, Field(description="When it was paused; null if it is not.")]
     delete_at: Annotated[
         datetime | None,
-        Field(description="When its requested deletion begins, which can be taken back until then; null without."),
+        Field(description="When its requested deletion begins, which can be cancelled until then; null without one."),
     ]
     roles: Annotated[Sequence[str], Field(description="The database roles that may call the SQL functions for it.")]
     deletion: Annotated[TenantDeletion | None, Field(description="Its deletion; null if it is not deleted.")]
@@ -157,7 +155,7 @@ class Changed:
 
 @dataclass(frozen=True, slots=True)
 class ChangedTenant(Changed):
-    """Result of a change: `unchanged` if the tenant was so already."""
+    """Result of a change: `unchanged` if the tenant already was in this state."""
 
     tenant: TenantSummary
 
@@ -177,10 +175,10 @@ class TenantUsage:
     tenant: Annotated[TenantSummary, Field(description="Its name with its limits.")]
     open_runs: Annotated[Count, Field(description="The number of its open runs.")]
     in_flight: Annotated[
-        Count, Field(description="How many of those are active: they run, or wait for an external completion.")
+        Count, Field(description="How many of these are active: running, or waiting for an external completion.")
     ]
     waiting: Annotated[
-        Count, Field(description="How many of those wait to start: for their time, a slot, a place or another run.")
+        Count, Field(description="How many of these wait to start: for their time, a slot, a place or another run.")
     ]
     finished_runs: Annotated[
         Count, Field(description="The number of its runs of the last 24 hours that have ended, by scheduled time.")
@@ -198,13 +196,13 @@ class TenantPeriod:
     ]
     kept_since: Annotated[
         date | None,
-        Field(description="The first day from which none was removed by this period; null if none was removed."),
+        Field(description="The first day of which this period has removed no run; null if it has removed none."),
     ]
 
 
 @dataclass(frozen=True, slots=True)
 class TenantPeriods(Changed):
-    """The periods of a tenant; `unchanged` if a change found them so already."""
+    """The periods of a tenant; `unchanged` if a change set the periods that were in force."""
 
     tenant: str
     periods: Sequence[TenantPeriod]

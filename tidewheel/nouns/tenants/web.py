@@ -393,7 +393,7 @@ class DeletionBody(StrictModel):
 
     Attributes:
         tenant: The name of the tenant once more, as a confirmation.
-        grace: The time in which the deletion can be taken back; 0 for none.
+        grace: The grace period in which the deletion can be cancelled; 0 for none.
     """
 
     tenant: Tenant
@@ -404,7 +404,7 @@ def add_deletion(router: APIRouter, writes: Workers) -> None:
     """Add the route of a deletion."""
 
     async def delete_tenant(request: Request, caller: Admin) -> Response:
-        """Delete a tenant with all that it has, a day later, for a caller with the rights of all of them."""
+        """Delete a tenant with all its data, a day later; requires the rights of all tenants."""
         ensure_all_tenants(caller)
         read_query(request, TenantQuery)
         name = ensure_seen(request.path_params["tenant"], None)

@@ -85,6 +85,6 @@ list_workflows = _workflow(
     flags={"key": Flag(kind=_ROOT), "state": Flag(metavar="STATE"), "limit": Flag(default=50)},
 )  # fmt: skip
 show = _workflow("get", _show, local_times=True)
-pause = _workflow("pause", changed("workflow", "paused", "it is already paused, or has ended"))
-resume = _workflow("resume", changed("workflow", "resumed", "it is already open, or has ended"))
-cancel = _workflow("cancel", changed("workflow", "cancelled", "it is already cancelled, or has ended"))
+pause = _workflow("pause", changed("workflow", "paused", "the occurrence is already paused, or has ended"))
+resume = _workflow("resume", changed("workflow", "resumed", "the occurrence is already open, or has ended"))
+cancel = _workflow("cancel", changed("workflow", "cancelled", "the occurrence is already cancelled, or has ended"))

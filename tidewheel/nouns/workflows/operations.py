@@ -46,15 +46,15 @@ _WORKFLOW = f"{_WORKFLOWS}/{{run_id:uuid}}"
 
 RootRunId = Annotated[UUID, BeforeValidator(partial(as_id, name="root_run_id")), InDoors("run_id")]
 _RunId = Annotated[UUID, BeforeValidator(partial(as_id, name="run_id"))]
-_Root = Annotated[Key | None, Field(description="Only those of the root with this key."), InDoors("job")]
+_Root = Annotated[Key | None, Field(description="Only occurrences of the root with this key."), InDoors("job")]
 _ParentKey = Annotated[
     Key | None,
-    Field(description="Only the parent with this key, with its result, whatever the size of all together."),
+    Field(description="Only the parent with this key, with its result regardless of the total size."),
     InDoors("job"),
 ]
 _Generation = Annotated[
     Annotated[int, Field(ge=0, le=2**63 - 1)] | None,
-    Field(description="As this generation has left it; by default as it is."),
+    Field(description="Show the state that this generation left; by default the current state."),
 ]
 
 
@@ -72,9 +72,10 @@ class WorkflowSummary:
         ),
     ]
     scheduled_at: Annotated[datetime, Field(description="The nominal instant of all of its runs.")]
-    generation: Annotated[int, Field(description="0, and one more for each resume.")]
+    generation: Annotated[int, Field(description="The number of resumes so far.")]
     pending: Annotated[
-        int, Field(description="The number of its runs that have not ended, or whose children are not released yet.")
+        int,
+        Field(description="The number of its runs that have not ended, or whose children have not been created yet."),
     ]
     failed: Annotated[int, Field(description="The number of its runs that failed or timed out, in this generation.")]
     reason: Annotated[str | None, Field(description="The reason of a pause or a cancel.")]
@@ -91,7 +92,7 @@ def list_workflows(
     after: Place | None = None,
     limit: int = 50,
 ) -> Page[WorkflowSummary]:
-    """Return a page of a tenant's occurrences, the newest first; those of one root by instant.
+    """Return a page of a tenant's occurrences, newest first; those of one root by instant.
 
     A page looks at a limited number of rows: with a state that few have, it may be short or empty, and not the last.
     """
@@ -133,13 +134,13 @@ class WorkflowNode:
     state: Annotated[
         str,
         Field(
-            description="The state of its latest run; `pending` if it has none yet, or waits for another one after a "
-            "resume, and `not_reached` if it will have none."
+            description="The state of its latest run; `pending` while it waits for a run, also after a resume;"
+            " `not_reached` if it will have none."
         ),
     ]
     parents: Annotated[Sequence[Parent], Field(description="Its parents.")]
-    run_id: Annotated[UUID | None, Field(description="Its latest run; null for a job that waits for one.")] = None
-    reason: Annotated[str | None, Field(description="Why that was skipped or cancelled.")] = None
+    run_id: Annotated[UUID | None, Field(description="Its latest run; null while the job waits for one.")] = None
+    reason: Annotated[str | None, Field(description="Why its latest run was skipped or cancelled.")] = None
     attempt: Annotated[int, Field(description="The number of its attempts.")] = 0
     started_at: Annotated[datetime | None, Field(description="The start of its last attempt.")] = None
     finished_at: Annotated[datetime | None, Field(description="Its end.")] = None
@@ -153,7 +154,7 @@ class Workflow:
     nodes: Annotated[Sequence[WorkflowNode], Field(description="Its jobs.")]
     again: Annotated[
         Sequence[str],
-        Field(description="The keys of the jobs that a resume runs again, if it has ended and a part of it failed."),
+        Field(description="The keys of the jobs that a resume would rerun, if a part of the ended occurrence failed."),
     ]
 
 
@@ -208,12 +209,13 @@ class ParentOfRun:
     key: Annotated[str, Field(description="The parent's key.")]
     when: Annotated[str, Field(description="The condition on its end.")]
     status: Annotated[
-        str | None, Field(description="The state of its run; null if it has none yet, or if that is no longer stored.")
+        str | None,
+        Field(description="The state of its latest run; null if there is none, or if it is no longer stored."),
     ]
-    run_id: Annotated[UUID | None, Field(description="Its latest run; null likewise.")]
-    result: Annotated[
-        object, Field(description="Its result; null if it returned none, or if it is left out or expired.")
+    run_id: Annotated[
+        UUID | None, Field(description="Its latest run; null if there is none, or if it is no longer stored.")
     ]
+    result: Annotated[object, Field(description="Its result; null if there is none, or if it is left out or expired.")]
     result_bytes: Annotated[int, Field(description="The size of its result.")]
     left_out: Annotated[
         bool, Field(description="True if all results together have more than 64 KiB; `job` reads this one.")
@@ -229,7 +231,7 @@ def _parent(found: ParentRun) -> ParentOfRun:
 
 @dataclass(frozen=True, slots=True)
 class ChangedWorkflow:
-    """Result of a change of an occurrence: `unchanged` if it was in that state already, or has ended."""
+    """Result of a change of an occurrence; `unchanged` if it already was in that state, or has ended."""
 
     root_run_id: UUID
     unchanged: bool
@@ -250,38 +252,38 @@ class Workflows(Noun):
         after: Place | None = None,
         limit: Rows = 100,
     ) -> Page[WorkflowSummary]:
-        """List occurrences of workflows, the newest first; those of one root by instant."""
+        """List occurrences of workflows, newest first; those of one root are sorted by instant."""
         with self._call.snapshot() as connection:
             return list_workflows(connection, self._call.tenant, key, state, after=after, limit=limit)
 
     @operation(f"GET {_WORKFLOW}", "get_workflow", scope=Scope.READ)
     def get(self, root_run_id: RootRunId, *, generation: _Generation = None) -> Workflow:
-        """Show an occurrence with its graph: the root first, each job with the state of its latest run."""
+        """Show an occurrence as a graph from its root, each job with the state of its latest run."""
         with self._call.snapshot() as connection:
             return show_workflow(connection, self._call.tenant, root_run_id, generation=generation)
 
     @operation(f"POST {_WORKFLOW}:pause", "pause_workflow", scope=Scope.OPERATE)
     def pause(self, root_run_id: RootRunId, *, reason: Reason | None = None, request_id: str | None = None) -> bool:
-        """Release no further run of an occurrence until it is resumed; queued runs go on."""
+        """Start no further jobs of an occurrence until you resume it; queued runs continue."""
         return self._change("workflow.pause", root_run_id, reason, request_id)
 
     @operation(f"POST {_WORKFLOW}:resume", "resume_workflow", scope=Scope.OPERATE)
     def resume(self, root_run_id: RootRunId, *, reason: Reason | None = None, request_id: str | None = None) -> bool:
-        """Go on with a paused occurrence, or run the failed part of an ended one again.
+        """Continue a paused occurrence, or rerun the failed part of an ended one.
 
         Raises:
-            Refused: Nothing of it failed, or it is being cancelled.
+            Refused: No part of it failed, or it is being cancelled.
         """
         return self._change("workflow.resume", root_run_id, reason, request_id)
 
     @operation(f"POST {_WORKFLOW}:cancel", "cancel_workflow", scope=Scope.OPERATE)
     def cancel(self, root_run_id: RootRunId, *, reason: Reason | None = None, request_id: str | None = None) -> bool:
-        """Cancel the runs of an occurrence, and release no further one."""
+        """Cancel an occurrence: end its open runs, and start no further jobs."""
         return self._change("workflow.cancel", root_run_id, reason, request_id)
 
     @operation("GET /api/v1/runs/{run_id:uuid}/parents", "list_parents", scope=Scope.READ)
     def parents(self, run_id: _RunId, *, key: _ParentKey = None) -> _Parents:
-        """List the parents of a run in its occurrence, with their latest runs and results."""
+        """List a run's parents in its occurrence, with their latest runs and results."""
         with self._call.snapshot() as connection:
             return [_parent(each) for each in read_parents(connection, run_id, tenant=self._call.tenant, key=key)]
 

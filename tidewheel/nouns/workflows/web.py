@@ -213,7 +213,7 @@ class PauseWorkflow:
 
 @dataclass(frozen=True, slots=True)
 class ResumeWorkflow:
-    """Go on with a paused occurrence, or run the failed part of an ended one again."""
+    """Continue a paused occurrence, or rerun the failed part of an ended one."""
 
     scope = Scope.OPERATE
 
@@ -257,7 +257,7 @@ class ResumeWorkflow:
 
 @dataclass(frozen=True, slots=True)
 class CancelWorkflow:
-    """Cancel the runs of an occurrence, and release no further one."""
+    """Cancel an occurrence: end its open runs, and start no further jobs."""
 
     scope = Scope.OPERATE
 

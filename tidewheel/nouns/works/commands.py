@@ -135,7 +135,7 @@ def _state(work: Work) -> str:
 
 
 def _done(work: Work) -> str:
-    total = f"{work.matched_count:,}" if work.is_counted else "more than were counted"
+    total = f"{work.matched_count:,}" if work.is_counted else f"more than {work.matched_count - 1:,}"
     return f"{work.done_count:,} of {total}"
 
 
@@ -150,12 +150,12 @@ def _problems(errors: object) -> str:
 
 _WORKS = Table("work", ("id", "kind", "job", "created", "state", "done", "rejected", "rate", "reason"), _row)
 _FLAGS = {
-    "work_id": Flag(metavar="ID", help="The id that the command which started it has printed."),
+    "work_id": Flag(metavar="ID", help="The id, as printed by the command that started the work."),
     "key": Flag(metavar="KEY", complete=complete_key),
 }
-_FOLLOW = typer.Option("--follow", "-f", help="Continue until the work is finished.")
+_FOLLOW = typer.Option("--follow", "-f", help="Wait until the work is finished.")
 
-RATE = Flag(metavar="N/s", help="Process at most this many a second; also N/m or N/h.", read=_read_rate)
+RATE = Flag(metavar="N/s", help="Process at most this many per second; also N/m or N/h.", read=_read_rate)
 """The flag of a work's rate."""
 OF_FAILED: Mapping[str, Flag | None] = {
     "key": Flag(metavar="KEY", complete=complete_key), "status": Flag(metavar="STATE"), "lane": Flag(metavar="LANE"),
@@ -164,7 +164,7 @@ OF_FAILED: Mapping[str, Flag | None] = {
 """The flags of a work on failed runs."""
 WAIT = {
     "wait": Annotated[
-        bool, typer.Option("--wait", help="Wait until each of them is processed, not until new runs have ended.")
+        bool, typer.Option("--wait", help="Wait until all are processed; do not wait for the new runs to end.")
     ]
 }
 """The option to follow a work."""

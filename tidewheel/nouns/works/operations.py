@@ -54,10 +54,10 @@ _NEWEST: Final = "infinity", UUID(int=(1 << 128) - 1)  # behind each work, one w
 Rate = Annotated[float, Field(ge=0.000_001, le=1_000_000)]
 WorkReason = Annotated[Reason | None, Field(description="Stored with the work.")]
 WorkId = Annotated[UUID, BeforeValidator(partial(as_id, name="work_id"))]
-_OfJob = Annotated[Key | None, Field(description="Only works of the job with this key."), InDoors("job")]
+_OfJob = Annotated[Key | None, Field(description="Only bulk work of the job with this key."), InDoors("job")]
 Kind = Literal["backfill", "redrive", "purge", "retry"]
 """What bulk work does."""
-_OfKind = Annotated[Kind | None, Field(description="Only works of this kind.")]
+_OfKind = Annotated[Kind | None, Field(description="Only bulk work of this kind.")]
 
 
 class Polled(Protocol):
@@ -116,16 +116,16 @@ class Work:
     work_id: Annotated[UUID, Field(description="Its id.")]
     kind: Annotated[str, Field(description="What it does, such as `redrive`.")]
     state: Annotated[str, Field(description="`running`, `paused`, `finished` or `cancelled`.")]
-    filter: Annotated[Mapping[str, object], Field(description="The filter of its request, by its fields' names.")]
-    rate: Annotated[float | None, Field(description="Things a second at most; null for no bound.")]
+    filter: Annotated[Mapping[str, object], Field(description="The filter of its request, by field name.")]
+    rate: Annotated[float | None, Field(description="The maximum number of things per second; null if unlimited.")]
     matched_count: Annotated[
         int,
-        Field(description="How many matched at its acceptance; counted to 10,001, which means that there may be more."),
+        Field(description="How many matched at its acceptance, counted to 10,001; then there may be more."),
     ]
     done_count: Annotated[int, Field(description="How many are done so far.")]
-    rejected_count: Annotated[int, Field(description="How many could not be done so far.")]
+    rejected_count: Annotated[int, Field(description="How many were rejected so far.")]
     rejections: Annotated[
-        Sequence[Mapping[str, object]], Field(description="The first hundred of these: `id` and `errors` of each.")
+        Sequence[Mapping[str, object]], Field(description="The first hundred rejections: `id` and `errors` of each.")
     ]
     reason: Annotated[str | None, Field(description="The reason of its request, pause or cancellation.")]
     created_at: Annotated[datetime, Field(description="When it was accepted.")]
@@ -133,8 +133,8 @@ class Work:
     facts: Annotated[
         Mapping[str, object],
         Field(
-            description="Of a backfill: how many runs it `needed` at first and has `created`, its next instant, whether"
-            " it is `ending` with its job, and, shown alone, `runs`: how many are in each state."
+            description="For a backfill: how many runs it `needed` at first and has `created`, its next instant,"
+            " whether it is `ending` with its job, and, if shown alone, `runs`: how many are in each state."
         ),
     ]
 
@@ -153,7 +153,7 @@ def list_works(
     connection: Conn, tenant: str, key: str | None = None, *, kind: str | None = None,
     after: WorkPlace | None = None, limit: int = 100,
 ) -> Page[Work]:  # fmt: skip
-    """Return a page of a tenant's works, or those of one job or kind, the newest first."""
+    """Return a page of a tenant's works, or those of one job or kind, newest first."""
     require_tenant(connection, tenant)
     job_id = None if key is None else read_job_position(connection, tenant, key).job_id
     at, before = after or _NEWEST
@@ -217,7 +217,7 @@ class Started:
     work_id: Annotated[UUID | None, Field(description="The work's id; null of a dry run, and if nothing matched.")]
     matched: Annotated[int, Field(description="How many match; counted to 10,000.")]
     at_least: Annotated[
-        bool, Field(description="True if there may be more than `matched`: of many only the first are looked at.")
+        bool, Field(description="True if there may be more than `matched`; only the first are counted.")
     ]
 
 
@@ -227,7 +227,7 @@ class WorkChange:
 
     status: Annotated[str, Field(description="The work's state.")]
     unchanged: Annotated[
-        bool, Field(description="True if its state did not allow the change, or it had been made already.")
+        bool, Field(description="True if its state did not allow the change, or if the change was already made.")
     ]
 
 
@@ -238,20 +238,20 @@ class Works(Noun):
     def list(
         self, *, key: _OfJob = None, kind: _OfKind = None, after: WorkPlace | None = None, limit: Rows = 50
     ) -> Page[Work]:
-        """List bulk work, the newest first."""
+        """List bulk work, newest first."""
         with self._call.snapshot() as connection:
             return list_works(connection, self._call.tenant, key, kind=kind, after=after, limit=limit)
 
     @operation(f"GET {_WORK}", "get_work", scope=Scope.READ)
     def get(self, work_id: WorkId) -> Work:
-        """Show bulk work: its filter, its progress, and what could not be done."""
+        """Show bulk work: its filter, its progress and its rejections."""
         with self._call.snapshot() as connection:
             return show_work(connection, self._call.tenant, work_id)
 
     def wait(
         self, work_id: UUID, *, timeout: float | None = None, on_progress: Callable[[Work], None] | None = None
     ) -> Work:
-        """Wait until a work has ended, and return it; raise TimeoutError after so many seconds.
+        """Wait until a work has ended, and return it; raise TimeoutError after this many seconds.
 
         `on_progress` gets the work twice a second.
         """
@@ -262,7 +262,7 @@ class Works(Noun):
 
     @operation(f"POST {_WORK}:pause", "pause_work", scope=Scope.OPERATE)
     def pause(self, work_id: WorkId, *, reason: WorkReason = None) -> WorkChange:
-        """Pause bulk work until it is resumed; what it has done stays."""
+        """Pause bulk work until you resume it; work already done is kept."""
         return self._change("pause", work_id, (BackfillState.RUNNING,), BackfillState.PAUSED, reason)
 
     @operation(f"POST {_WORK}:resume", "resume_work", scope=Scope.OPERATE)
@@ -272,7 +272,7 @@ class Works(Noun):
 
     @operation(f"POST {_WORK}:cancel", "cancel_work", scope=Scope.OPERATE)
     def cancel(self, work_id: WorkId, *, reason: WorkReason = None) -> WorkChange:
-        """Stop bulk work; what it has done stays. Runs of a backfill that have not started are cancelled."""
+        """Stop bulk work; work already done is kept. A backfill's unstarted runs are cancelled."""
         sources = (BackfillState.RUNNING, BackfillState.PAUSED)
         return self._change("cancel", work_id, sources, BackfillState.CANCELLED, reason)
 
