@@ -286,8 +286,8 @@ def _ensure_computed(requested: Range) -> None:
 
 def _refuse_future(request: JobBackfill, current: Range, now: datetime) -> Never:
     last = max((at for each in current.spans if (at := each.schedule.before(now + TICK))), default=now)
-    clock = f"it is {format_timestamp(now)} by the database's clock"
-    problem = f"{format_timestamp(request.to_at)} is in the future: {clock}"
+    clock = f"the database's clock is at {format_timestamp(now)}"
+    problem = f"{format_timestamp(request.to_at)} is in the future; {clock}"
     refuse(_TO, problem, f"write {format_timestamp(last)} or earlier")
 
 

@@ -145,7 +145,7 @@ class UpcomingOccurrences:
         if not overridden:
             return "no upcoming occurrence of this job is skipped or moved"
         more = f" and {len(overridden) - _MAX_SHOWN} more" if len(overridden) > _MAX_SHOWN else ""
-        return f"the skipped and moved ones are {', '.join(map(_override_text, overridden[:_MAX_SHOWN]))}{more}"
+        return f"skipped or moved: {', '.join(map(_override_text, overridden[:_MAX_SHOWN]))}{more}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -212,7 +212,8 @@ def _labelled(writing: Writing, tenant: str, request: RunsCancel) -> list[UUID]:
 
 def _created_before(request: RunsCancel, now: datetime) -> datetime | None:
     if request.created_before is not None and request.created_before > now:
-        problem = f"{format_timestamp(request.created_before)} is in the future; it is now {format_timestamp(now)}"
+        clock = f"the database's clock is at {format_timestamp(now)}"
+        problem = f"{format_timestamp(request.created_before)} is in the future; {clock}"
         refuse("created_before", problem, "leave it out to cover all runs created until the request is applied")
     return request.created_before
 

@@ -228,7 +228,7 @@ class UnknownWorkflow(Refused):
 
 
 class UnknownFreeze(Refused):
-    """No standing freeze of exactly this scope."""
+    """No freeze in force has exactly this scope."""
 
     code = "unknown_freeze"
 
@@ -293,7 +293,7 @@ class TenantLimitExceeded(Refused):
 
 
 class PausedByOperator(Refused):
-    """A freeze of a tenant that an operator has begun, and that a key of the tenant may not end."""
+    """An operator froze the tenant, so the tenant's own keys cannot thaw it."""
 
     code = "paused_by_operator"
 
@@ -329,7 +329,7 @@ class VersionConflict(Refused):
 
 
 class RequestConflict(Refused):
-    """The request_id was used before with another body."""
+    """The request_id was already used with a different body."""
 
     code = "request_conflict"
 

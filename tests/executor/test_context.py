@@ -372,7 +372,7 @@ def test_runs_that_do_not_fit_are_refused_by_their_path(database: Database, adds
         [reply] = database.apply_batch({"type": "job.trigger", "key": key})
         alone = UUID(reply.run_id)
         [one] = database.claim(alone).started
-        with pytest.raises(InvalidInput, match="batch: the run belongs to no batch"):
+        with pytest.raises(InvalidInput, match="batch: the run does not belong to a batch"):
             add(adds, alone, one.attempt)
     assert database.count("batch_runs") == 1
 

@@ -88,7 +88,7 @@ def test_secret_is_the_whole_value_of_its_header() -> None:
 def test_secret_is_sent_to_no_host_that_it_does_not_name(host: str) -> None:
     with serving() as target:
         outcome = call_signed(target.url(host=host), SecretStore({"BILLING": ENTRY}))
-    assert_refused(outcome, f"secret BILLING is not for {host}")
+    assert_refused(outcome, f"secret BILLING must not be sent to {host}")
     assert target.received == []
 
 
@@ -165,7 +165,7 @@ def test_replaced_file_is_sent_a_second_later_without_a_restart(tmp_path: Path) 
             assert call_signed(target.url(), store).kind is AttemptOutcome.SUCCEEDED
         put(folder, "BILLING", "third", "a.example")
         clock.now = 2.0
-        assert_refused(call_signed(target.url(), store), "is not for 127.0.0.1")
+        assert_refused(call_signed(target.url(), store), "must not be sent to 127.0.0.1")
         (folder / "BILLING").unlink()
         clock.now = 3.0
         assert_missing(call_signed(target.url(), store), "no secret BILLING")
@@ -218,7 +218,7 @@ _UNUSABLE: list[tuple[Callable[[Path], object], str]] = [
     (_pipe, "BILLING is not a file"),
     (lambda folder: (folder / "BILLING").mkdir(), "BILLING.hosts is missing"),
     (lambda folder: (folder / "BILLING").write_text("t0k"), "BILLING.hosts is missing; name in it the hosts"),
-    (lambda folder: put(folder, "BILLING", "t0k", "", " "), "BILLING.hosts names no host; name in it"),
+    (lambda folder: put(folder, "BILLING", "t0k", "", " "), "BILLING.hosts is empty; name in it"),
     (lambda folder: put(folder, "BILLING", "t0k", "*"), "host 1 is none"),
     (lambda folder: put(folder, "BILLING", "t0k\n\n", "127.0.0.1"), "character 4 of the value"),
     (lambda folder: put(folder, "BILLING", "t0k\r\nX: 1", "127.0.0.1"), "character 4 of the value"),

@@ -96,7 +96,7 @@ def test_entry_without_exact_hosts_ends_the_start(written: str, words: str) -> N
     "name", ["TIDEWHEEL_SECRET_billing", "tidewheel_secret_BILLING", "TIDEWHEEL_SECRET_", "TIDEWHEEL_SECRET_1A"]
 )
 def test_variable_that_no_job_can_name_ends_the_start(name: str) -> None:
-    with pytest.raises(SettingsError, match=f"^{name} names no secret: write TIDEWHEEL_SECRET_ and 1 to 64"):
+    with pytest.raises(SettingsError, match=f"^{name} is not a valid name: write TIDEWHEEL_SECRET_ and 1 to 64"):
         environment_secrets({name: "api.example.org=s3cr3t"})
 
 

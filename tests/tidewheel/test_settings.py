@@ -155,7 +155,7 @@ def test_duration_out_of_bounds_is_shown_in_a_valid_form() -> None:
     [
         ("leese = '10s'", "there is no setting 'leese'; did you mean 'lease'?"),
         ("TIDEWHEEL_SLOTS = 3", "there is no setting 'TIDEWHEEL_SLOTS'; did you mean 'slots'?"),
-        ("zzz = 1", "there is no setting 'zzz'; docs/settings.md names them all"),
+        ("zzz = 1", "there is no setting 'zzz'; docs/settings.md lists all settings"),
         ("kafka_config_acks = '1'", "read from the environment: TIDEWHEEL_KAFKA_CONFIG_<KEY>"),
         ("[intake]\nintake_batch = 1", "there is no setting 'intake'; did you mean 'intake_batch'?"),
     ],
@@ -198,7 +198,7 @@ def test_every_refused_value_is_one_sentence_about_its_variable(
             "TIDEWHEEL_SLOT is not a setting and has no effect; did you mean TIDEWHEEL_SLOTS?",
         ),
         ("TIDEWHEEL_LOOKAHED", "did you mean TIDEWHEEL_LOOKAHEAD?"),
-        ("TIDEWHEEL_ZZZ", "docs/settings.md names them all"),
+        ("TIDEWHEEL_ZZZ", "docs/settings.md lists all settings"),
     ],
 )
 def test_unknown_variable_is_reported_with_the_nearest_by_every_process_once(

@@ -192,7 +192,7 @@ def _key_errors(place: int, run: BatchRun, jobs: Mapping[UUID, SharedJob], tenan
 
 def _check_takes_runs(connection: Conn, workflow: Workflow, request: BatchAdd) -> None:
     if workflow.state in _ENDED:
-        refuse("batch_id", f"the batch has already {workflow.state}", "submit another batch")
+        refuse("batch_id", f"the batch has already ended as {workflow.state}", "submit another batch")
     if workflow.state == "cancelling":
         refuse("batch_id", "the batch is being cancelled", "submit another batch")
     is_open = connection.execute(_READ_BATCH, {"batch_id": workflow.root_run_id}).fetchone()

@@ -165,5 +165,5 @@ def test_too_many_prefixes_are_refused(client: Client, monkeypatch: pytest.Monke
     monkeypatch.setattr(key_limits, "MOST_PREFIXES", 2)
     for key in ("a*", "b*", "key", "a*"):
         client.limits.set(key, at_once=1)
-    with pytest.raises(Refused, match="prefixes already"):
+    with pytest.raises(Refused, match="already has limits of"):
         client.limits.set("c*", at_once=1)

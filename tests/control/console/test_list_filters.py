@@ -10,7 +10,7 @@ from tests.control.api.answering import ApiClient
 from tests.transitions.acts import submit, trigger
 
 _BAND = re.compile(r'<p class="band trouble" role="alert">.*?</p>')
-_CURSOR = "cursor: 'MQ' is no cursor of this list. Open the list again, from its first page."
+_CURSOR = "cursor: 'MQ' is not a cursor of this list. Open the list again, from its first page."
 _NO_JOB = "job: Tenant 'default' has no job 'none'. Correct the key, or find the job in the list of jobs."
 
 

@@ -161,7 +161,7 @@ class ApiKeys(Noun):
         known = sorted({Scope(each) for each in scopes}, key=list(Scope).index)
         served = (sorted(set(queues)) or [ALL_QUEUES]) if Scope.EXECUTE in known else None
         if queues and served is None:
-            refuse("queues", "queues require the scope execute", "add that scope, or leave out the queues")
+            refuse("queues", "need the scope execute", "add that scope, or leave out the queues")
         made = new_key(None if request_id is None else f"{tenant}/{request_id}")
         columns: dict[str, object] = {
             "key_id": made.key_id, "tenant": tenant, "name": name, "secret_hash": made.hash,
