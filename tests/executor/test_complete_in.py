@@ -465,7 +465,7 @@ def test_unusable_connection_is_refused_with_a_remedy(shop: Database, info: Stac
     started = shop.begun()
     done = completion(shop, started)
     with psycopg.connect(shop.url, autocommit=True) as bare:
-        assert "on autocommit, outside a transaction" in refusal(done, bare)
+        assert "in autocommit mode, outside a transaction" in refusal(done, bare)
         with bare.transaction(), bare.pipeline():
             assert "in a pipeline" in refusal(done, bare)
     assert "is closed" in refusal(done, bare)

@@ -73,7 +73,7 @@ async def test_run_is_completed_in_a_transaction_block_on_autocommit(shop: Datab
     started = shop.begun()
     async with connected(shop, autocommit=True) as own:
         done = completion(shop, started)
-        with pytest.raises(InvalidInput, match="on autocommit, outside a transaction"):
+        with pytest.raises(InvalidInput, match="in autocommit mode, outside a transaction"):
             await done.complete_in_async(own, None)
         async with own.transaction():
             await own.execute(EFFECT, [started.run_id, 1])

@@ -103,7 +103,7 @@ def test_secret_is_sent_by_http_to_private_addresses_only() -> None:
     """A name may have another address at the next look-up."""
     store = SecretStore({"BILLING": read_entry("receiver.example=Bearer t0k")})
     with serving() as target:
-        assert_refused(call_signed(target.url(host="receiver.example"), store), "by https only")
+        assert_refused(call_signed(target.url(host="receiver.example"), store), "only by https")
         outcome = call_signed(target.url(), SecretStore({"BILLING": ENTRY}), allow_private=False)
     assert outcome.error_type == "AddressRefused"
     assert target.received == []
@@ -217,7 +217,7 @@ _UNUSABLE: list[tuple[Callable[[Path], object], str]] = [
     (_link_in_a_circle, "Too many levels of symbolic links"),
     (_pipe, "BILLING is not a file"),
     (lambda folder: (folder / "BILLING").mkdir(), "BILLING.hosts is missing"),
-    (lambda folder: (folder / "BILLING").write_text("t0k"), "BILLING.hosts is missing; name in it the hosts"),
+    (lambda folder: (folder / "BILLING").write_text("t0k"), "BILLING.hosts is missing; list in it the hosts"),
     (lambda folder: put(folder, "BILLING", "t0k", "", " "), "BILLING.hosts is empty; name in it"),
     (lambda folder: put(folder, "BILLING", "t0k", "*"), "host 1 is none"),
     (lambda folder: put(folder, "BILLING", "t0k\n\n", "127.0.0.1"), "character 4 of the value"),

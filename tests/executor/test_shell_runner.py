@@ -141,7 +141,7 @@ def test_supervisor_of_a_program_has_no_secret_in_its_environment(monkeypatch: p
     "name", ["TIDEWHEEL_DATABASE_URL", "TIDEWHEEL_SECRET_BILLING", "PGPASSWORD", "AWS_SECRET_ACCESS_KEY"]
 )
 def test_executors_secrets_cannot_be_allowed_for_programs(name: str) -> None:
-    with pytest.raises(SettingsError, match=f"{name} belongs to the executor"):
+    with pytest.raises(SettingsError, match=f"{name} is reserved for the executor"):
         load(shell_env=f"PATH, {name}")
 
 

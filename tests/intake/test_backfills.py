@@ -135,7 +135,7 @@ REFUSED: dict[str, tuple[tuple[datetime, datetime], dict[str, str], tuple[str, s
     "unknown how it went": (
         (NOON - 12 * DAY, NOON),
         {},
-        ("from", "the runs of that time are dropped", "write 2026-11-09T00:00:00.000000Z or later, or what: all"),
+        ("from", "runs of that time are deleted", "write 2026-11-09T00:00:00.000000Z or later, or what: all"),
     ),
     "no such job then": (
         (NOON - 12 * DAY, NOON - 11 * DAY),

@@ -75,7 +75,7 @@ def test_value_that_no_header_carries_ends_the_start(value: str) -> None:
 @pytest.mark.parametrize(
     ("written", "words"),
     [
-        ("Bearer-s3cr3t", "names no host"),
+        ("Bearer-s3cr3t", "does not name a host"),
         ("=s3cr3t", "host 1 is none"),
         ("*=s3cr3t", "without \\*"),
         ("*.example.org=s3cr3t", "without \\*"),
@@ -120,6 +120,6 @@ def test_secret_in_the_file_of_settings_is_refused_with_its_place(
 
 
 def test_folder_of_secrets_must_be_one(tmp_path: Path) -> None:
-    with pytest.raises(SettingsError, match="TIDEWHEEL_SECRETS_DIR: names no folder; correct the path"):
+    with pytest.raises(SettingsError, match="TIDEWHEEL_SECRETS_DIR: is not a folder; correct the path"):
         ExecutorSettings.load(secrets_dir=tmp_path / "missing")
     assert ExecutorSettings.load(secrets_dir=tmp_path).secrets_dir == tmp_path

@@ -55,7 +55,7 @@ class IntervalSpec(StrictModel):
 class FixedDelaySpec(StrictModel):
     """The first occurrence at once, each later one a fixed time after the end of the timer's last run."""
 
-    elsewhere: ClassVar[Mapping[str, str]] = _BOUNDS | _ZONE | {"anchor": "it belongs to interval; leave it out"}
+    elsewhere: ClassVar[Mapping[str, str]] = _BOUNDS | _ZONE | {"anchor": "leave it out; only interval has it"}
 
     fixed_delay: Annotated[timedelta, BeforeValidator(span(SHORTEST_INTERVAL, LONGEST_INTERVAL))]
 

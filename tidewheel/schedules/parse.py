@@ -159,7 +159,7 @@ def _expressions(given: object) -> list[str]:
     several = list(cast("Iterable[object]", given)) if isinstance(given, (list, tuple)) else [given]
     read = [expression for expression in several if isinstance(expression, str)]
     if not read or len(read) < len(several):
-        problem = "a cron expression must be text"
+        problem = "a cron expression is missing or is not text"
         raise ScheduleRefused(problem, "write one such as `0 3 * * *`", "cron")
     if len(read) > MAX_EXPRESSIONS:
         problem = f"{len(read)} expressions exceed the limit of {MAX_EXPRESSIONS}"

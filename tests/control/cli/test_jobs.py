@@ -131,7 +131,7 @@ def test_target_flag_sets_the_target(database: Database, arguments: tuple[str, .
         (("a", "--cron", "0 8 * * *"), ("job.target: is missing",)),
         (("a", "--handler", "h", "--overlap", "skipp", "--manual"), ("job.overlap: 'skipp'", "did you mean 'skip'?")),
         (("a", "--handler", "h", "--every", "1s", "--cron", "0 8 * * *"), ("--cron and --every exclude each other",)),
-        (("a", "--handler", "h", "--every", "1s", "--tz", "UTC"), ("job.schedule.timezone", "belongs to cron")),
+        (("a", "--handler", "h", "--every", "1s", "--tz", "UTC"), ("job.schedule.timezone", "only cron has it")),
         (("a", "--handler", "h", "--manual", "--url", "http://a"), ("target: ", "exclude each other")),
         (("a", "--shell", "a 'b", "--manual"), ("--shell: ", "quotation")),
         (("a", "--shell", "a", "--method", "PUT", "--manual"), ("target: ", "--method", "--shell")),

@@ -139,9 +139,9 @@ def test_limit_of_all_keys_does_not_count_the_tenants_own_row(database: Database
 @pytest.mark.parametrize(
     ("arguments", "path", "remedy"),
     [
-        ({"key": "acme", "at_once": 0}, "at_once", "pause their jobs, or freeze"),
+        ({"key": "acme", "at_once": 0}, "at_once", "pause their jobs or freeze"),
         ({"key": "acme", "at_once": 100_001}, "at_once", "100000"),
-        ({"key": "acme"}, "at_once", "write at_once, rate or both"),
+        ({"key": "acme"}, "at_once", "add one or both"),
         ({"key": "acme", "rate": "fast"}, "rate", "100/min"),
         ({"key": "acme", "at_once": 1, "burst": 2}, "burst", "rate"),
         ({"key": "", "at_once": 1}, "key", ""),

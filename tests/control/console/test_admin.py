@@ -174,7 +174,7 @@ def test_repeat_of_a_new_key_makes_no_second_one(keyed: ApiClient) -> None:
     assert SECRET.search(first.text)
     repeat = keyed.post("/admin/new-key", data=fields)
     assert repeat.status_code == HTTPStatus.UNPROCESSABLE_ENTITY
-    assert "only its first answer shows it" in repeat.text
+    assert "only the first response shows" in repeat.text
     assert not SECRET.search(repeat.text)
     assert keyed.database.count("api_keys") == 2
     assert SECRET.search(posted(keyed, "/admin/new-key", name="ci", read="yes").text)
