@@ -149,7 +149,7 @@ class RunBusy(Refused):
     def __init__(self, run_id: str) -> None:
         self.run_id = run_id
         problem = f"run {run_id} is locked by a transaction that has not ended"
-        super().__init__((FieldError("token", problem, "report again after a second"),))
+        super().__init__((FieldError("token", problem, "report again after a second, or with the next heartbeat"),))
 
 
 class UnknownExecutor(Refused):
@@ -159,7 +159,7 @@ class UnknownExecutor(Refused):
 
     def __init__(self, executor_id: object) -> None:
         self.executor_id = str(executor_id)
-        problem = f"there is no executor {executor_id}: it left, or its lease expired"
+        problem = f"there is no executor {executor_id}: it left, or its lease ended"
         remedy = "stop its attempts, because other executors may be running them, and register again"
         super().__init__((FieldError("executor_id", problem, remedy),))
 
@@ -173,7 +173,7 @@ class UnknownId(Refused):
 
     def __init__(self, wanted: str | int) -> None:
         self.wanted = wanted
-        problem = f"there is no {self.noun} {wanted}" if wanted else f"the id in the URL is not an id of a {self.noun}"
+        problem = f"there is no {self.noun} {wanted}" if wanted else f"the URL has no valid {self.noun} id"
         super().__init__((FieldError(self.path, problem, self.remedy),))
 
 
@@ -223,8 +223,8 @@ class UnknownWorkflow(Refused):
 
     def __init__(self, run_id: str) -> None:
         self.run_id = run_id
-        remedy = "copy the id of an ended root run from the list of workflows"
-        super().__init__((FieldError("run_id", f"run {run_id} is not the root run of a workflow", remedy),))
+        remedy = "copy the id from the list of workflows, after the root run has ended"
+        super().__init__((FieldError("run_id", f"there is no workflow with the root run {run_id}", remedy),))
 
 
 class UnknownFreeze(Refused):

@@ -181,7 +181,10 @@ def test_every_layout_of_a_calendar_file_is_read() -> None:
         (["DTSTART;VALUE=DATE:20261225", "RDATE;VALUE=TIME:080000"], "RDATE"),
         (["DTSTART;VALUE=DATE:20261225", "DURATION:P20000D"], "longer than 10000 days"),
         (["DTSTART;VALUE=DATE:20261225", "EXRULE:FREQ=DAILY"], "EXRULE is no longer part"),
-        (["DTSTART;VALUE=DATE:20261225", "RECURRENCE-ID;RANGE=THISANDFUTURE:20261225"], "THISANDFUTURE is not supported"),
+        (
+            ["DTSTART;VALUE=DATE:20261225", "RECURRENCE-ID;RANGE=THISANDFUTURE:20261225"],
+            "THISANDFUTURE is not supported",
+        ),
         (["DTSTART;VALUE=DATE:20261225", "no colon in this line"], "could not be parsed"),
     ],
 )

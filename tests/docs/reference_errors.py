@@ -24,7 +24,12 @@ prints a line for each field. All of them name the field, the problem and the re
 _OF_REST = (
     ("unreadable", 400, "The body is not a JSON object.", "send a JSON object in UTF-8"),
     ("unauthorized", 401, "There is no valid API key.", "send `Authorization: Bearer` with a key"),
-    ("forbidden", 403, "The key lacks the scope, or a page of another site sends the request.", "use a key with the scope"),
+    (
+        "forbidden",
+        403,
+        "The key lacks the scope, or a page of another site sends the request.",
+        "use a key with the scope",
+    ),
     ("not_found", 404, "There is no such route.", "`/api/v1/openapi.json` lists all routes"),
     ("method_not_allowed", 405, "The route does not accept the method.", "`Allow` lists its methods"),
     ("request_timeout", 408, "The body did not arrive within ten seconds.", "send the whole body at once"),
@@ -33,7 +38,12 @@ _OF_REST = (
     ("misdirected_request", 421, "The request names another host.", "use a host name that the API serves"),
     ("too_many_requests", 429, "The key exceeds its rate.", "retry after `Retry-After`"),
     ("internal", 500, "The service failed.", "see the log of `tidewheel service api`"),
-    ("busy", 503, "Another transaction locks a row that the request needs.", "retry after `Retry-After`, with the same id"),
+    (
+        "busy",
+        503,
+        "Another transaction locks a row that the request needs.",
+        "retry after `Retry-After`, with the same id",
+    ),
     ("overloaded", 503, "Too many requests are waiting.", "retry after `Retry-After`"),
     ("unavailable", 503, "The database does not answer.", "retry after `Retry-After`, with the same id"),
 )

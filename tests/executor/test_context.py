@@ -195,7 +195,7 @@ def test_step_that_raises_is_not_saved_and_its_error_reaches_the_handler() -> No
 def test_names_of_steps_are_unique_in_an_attempt() -> None:
     context, _ = wired(_checkpoint=STEPPED)
     context.step("charge", dict)
-    with pytest.raises(ValueError, match=r"step 'charge' was used before in this attempt; give each step"):
+    with pytest.raises(ValueError, match=r"step 'charge' was already used in this attempt; give each step"):
         context.step("charge", dict)
     for name in ("", "x" * 256):
         with pytest.raises(ValueError, match=r"a step has 1 to 255 characters"):

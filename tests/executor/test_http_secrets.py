@@ -219,7 +219,7 @@ _UNUSABLE: list[tuple[Callable[[Path], object], str]] = [
     (lambda folder: (folder / "BILLING").mkdir(), "BILLING.hosts is missing"),
     (lambda folder: (folder / "BILLING").write_text("t0k"), "BILLING.hosts is missing; list in it the hosts"),
     (lambda folder: put(folder, "BILLING", "t0k", "", " "), "BILLING.hosts is empty; name in it"),
-    (lambda folder: put(folder, "BILLING", "t0k", "*"), "host 1 is none"),
+    (lambda folder: put(folder, "BILLING", "t0k", "*"), "host 1 is not a host"),
     (lambda folder: put(folder, "BILLING", "t0k\n\n", "127.0.0.1"), "character 4 of the value"),
     (lambda folder: put(folder, "BILLING", "t0k\r\nX: 1", "127.0.0.1"), "character 4 of the value"),
     (lambda folder: put(folder, "BILLING", b"t0k\xff", "127.0.0.1"), "character 4 of the value"),

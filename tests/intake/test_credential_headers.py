@@ -41,9 +41,7 @@ def target(**headers: object) -> dict[str, object]:
 @pytest.mark.parametrize("value", [f"Bearer {CANARY}", f"{CANARY}\n", CANARY * 100, 31, [CANARY], None], ids=repr)
 def test_literal_credential_is_refused_by_its_name(name: str, value: object) -> None:
     """The error names the field and the remedy, and shows no value, whatever else is wrong with it."""
-    assert refused_job(target=target(**{name: value})) == {
-        f"job.target.headers.{name}": f"is a credential; {REMEDY}"
-    }
+    assert refused_job(target=target(**{name: value})) == {f"job.target.headers.{name}": f"is a credential; {REMEDY}"}
 
 
 def test_every_literal_credential_is_refused_at_once() -> None:

@@ -98,7 +98,9 @@ def test_skip_for_a_job_without_computed_instants_is_refused(
 
 
 def test_unskip_without_an_override_is_refused_with_existing_ones(minutely: ClockedDatabase) -> None:
-    assert refusal(request_override(minutely, "unskip", 9))[2] == "no upcoming occurrence of this job is skipped or moved"
+    assert (
+        refusal(request_override(minutely, "unskip", 9))[2] == "no upcoming occurrence of this job is skipped or moved"
+    )
     for number in (1, 2, 3, 4):
         override(minutely, "skip", number)
     override(minutely, "move", 2, to=2.5)

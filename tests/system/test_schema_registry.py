@@ -225,7 +225,9 @@ def test_requests_in_the_format_are_applied_and_answered_in_it(
     assert (reply["status"], reply["key"]) == ("accepted", "framed")
     reasons = dict(registered.rows("SELECT convert_from(key, 'UTF8'), reason FROM dead_letters WHERE kind = 'message'"))
     assert reasons.keys() == {"unknown", "other", "short"}
-    assert "the schema registry has no Avro schema with id 987654; register it there, or send JSON" in reasons["unknown"]
+    assert (
+        "the schema registry has no Avro schema with id 987654; register it there, or send JSON" in reasons["unknown"]
+    )
     assert "the message is a RunCompleted, but a Request is expected" in reasons["other"]
     assert "ends within the schema id" in reasons["short"]
     assert registered.rows("SELECT key FROM jobs") == [("framed",)]

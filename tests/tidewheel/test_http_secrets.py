@@ -76,14 +76,14 @@ def test_value_that_no_header_carries_ends_the_start(value: str) -> None:
     ("written", "words"),
     [
         ("Bearer-s3cr3t", "does not name a host"),
-        ("=s3cr3t", "host 1 is none"),
-        ("*=s3cr3t", "without \\*"),
-        ("*.example.org=s3cr3t", "without \\*"),
-        ("a.example,=s3cr3t", "host 2 is none"),
+        ("=s3cr3t", "host 1 is not a host"),
+        ("*=s3cr3t", "or \\*"),
+        ("*.example.org=s3cr3t", "or \\*"),
+        ("a.example,=s3cr3t", "host 2 is not a host"),
         ("a.example:443=s3cr3t", "without a port"),
-        ("https://a.example=s3cr3t", "host 1 is none"),
-        ("Bearer s3cr3t=", "host 1 is none"),
-        ("[::1=s3cr3t", "host 1 is none"),
+        ("https://a.example=s3cr3t", "host 1 is not a host"),
+        ("Bearer s3cr3t=", "host 1 is not a host"),
+        ("[::1=s3cr3t", "host 1 is not a host"),
     ],
 )
 def test_entry_without_exact_hosts_ends_the_start(written: str, words: str) -> None:

@@ -301,10 +301,8 @@ def test_two_jobs_of_one_key_are_refused_with_both_places(
     done = tidewheel(database, "apply", one, two, *flags)
     assert done.code == ExitCode.FAILED
     assert done.err.splitlines()[:2] == [
-        f"{one}:{SUBMIT_BATCH + 2}: key: 'b' is also the key of the job at {one}:1; "
-        "remove one, or change its key",
-        f"{one}:{SUBMIT_BATCH + 3}: key: 'c' is also the key of the job at {two}:2; "
-        "remove one, or change its key",
+        f"{one}:{SUBMIT_BATCH + 2}: key: 'b' is also the key of the job at {one}:1; remove one, or change its key",
+        f"{one}:{SUBMIT_BATCH + 3}: key: 'c' is also the key of the job at {two}:2; remove one, or change its key",
     ]
     assert f"{SUBMIT_BATCH + 3} created, 0 updated, 0 unchanged, 2 rejected" in done.out
 

@@ -61,7 +61,11 @@ from tidewheel.jobs.validation import MAX_ERRORS
             "can never fire",
         ),
         ({"schedule": {"fixed_delay": "1m", "anchor": "x"}}, "job.schedule.anchor", "only interval has it"),
-        ({"schedule": {"fixed_delay": "1m"}, "exclude_calendars": ["x"]}, "job.exclude_calendars", "not supported by fixed_delay"),
+        (
+            {"schedule": {"fixed_delay": "1m"}, "exclude_calendars": ["x"]},
+            "job.exclude_calendars",
+            "not supported by fixed_delay",
+        ),
         ({"schedule": {"fixed_delay": "1m"}, "max_runs": 2}, "job.max_runs", "use end_at"),
         ({"schedule": "@daily", "max_runs": 0}, "job.max_runs", "at least 1"),
         ({"jitter": "101%"}, "job.jitter", "0% to 100%"),
