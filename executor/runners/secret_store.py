@@ -24,7 +24,7 @@ _TRIES = 3  # a mounted folder is replaced at one instant: the second look is at
 _KEPT = 1000  # names that jobs invent must not fill the memory
 _ENVIRONMENT_TENANT = "default"
 _LINE_END = re.compile(r"\r?\n\Z")
-_ADD = "list in it the hosts that may receive the secret, one per line"
+_ADD = "add the hosts that may receive the secret, one per line"
 
 
 class SecretMissing(Exception):
@@ -148,7 +148,7 @@ def _real_files(folder: Path, tenant: str, name: str) -> "tuple[tuple[Path, _Mar
     for file in (name, f"{name}{_HOSTS}"):
         real = Path(os.path.realpath(mine / file, strict=True))
         if not mine.is_relative_to(top) or not real.is_relative_to(mine):
-            message = f"{file} leads out of the tenant's folder; put the file itself there"
+            message = f"{file} points outside the tenant's folder; put the file itself there"
             raise _Unusable(message)
         read = real.stat()
         found.append((real, (read.st_ino, read.st_mtime_ns, read.st_ctime_ns, read.st_size)))

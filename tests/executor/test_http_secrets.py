@@ -212,13 +212,13 @@ def _pipe(folder: Path) -> None:
 
 
 _UNUSABLE: list[tuple[Callable[[Path], object], str]] = [
-    (_link_elsewhere, "BILLING leads out of the tenant's folder"),
-    (_link_to_another_tenant, "BILLING leads out of the tenant's folder"),
+    (_link_elsewhere, "BILLING points outside the tenant's folder"),
+    (_link_to_another_tenant, "BILLING points outside the tenant's folder"),
     (_link_in_a_circle, "Too many levels of symbolic links"),
     (_pipe, "BILLING is not a file"),
     (lambda folder: (folder / "BILLING").mkdir(), "BILLING.hosts is missing"),
-    (lambda folder: (folder / "BILLING").write_text("t0k"), "BILLING.hosts is missing; list in it the hosts"),
-    (lambda folder: put(folder, "BILLING", "t0k", "", " "), "BILLING.hosts is empty; name in it"),
+    (lambda folder: (folder / "BILLING").write_text("t0k"), "BILLING.hosts is missing; add the hosts"),
+    (lambda folder: put(folder, "BILLING", "t0k", "", " "), "BILLING.hosts is empty; add the hosts"),
     (lambda folder: put(folder, "BILLING", "t0k", "*"), "host 1 is not a host"),
     (lambda folder: put(folder, "BILLING", "t0k\n\n", "127.0.0.1"), "character 4 of the value"),
     (lambda folder: put(folder, "BILLING", "t0k\r\nX: 1", "127.0.0.1"), "character 4 of the value"),

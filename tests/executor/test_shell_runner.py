@@ -158,7 +158,7 @@ def test_program_works_in_a_new_folder_that_is_removed(tmp_path: Path, monkeypat
     ("job", "error_type", "said"),
     [
         (shell("sh", "-c", "echo one >&2; echo two >&2; exit 3"), "exit_3", "one\ntwo"),
-        (shell("sh", "-c", "echo out; exit 75"), "exit_75", "the program exited with 75"),
+        (shell("sh", "-c", "echo out; exit 75"), "exit_75", "exit code 75"),
         (shell("sh", "-c", "kill -SEGV $$"), "signal_SIGSEGV", "killed by SIGSEGV"),
     ],
 )

@@ -145,7 +145,7 @@ class ConcurrencyKey(StrictModel):
     @model_validator(mode="after")
     def _burst_of_a_rate(self) -> Self:
         if self.burst is not None and self.rate is None:
-            raise InvalidValue(problem="needs a rate", remedy="add rate, or leave it out", path="burst")
+            raise InvalidValue(problem="needs a rate", remedy="add a rate, or leave it out", path="burst")
         return self
 
 

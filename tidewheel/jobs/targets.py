@@ -116,7 +116,7 @@ def _environment(value: object) -> dict[str, str]:
 def _function(name: str) -> str:
     if not _FUNCTION.fullmatch(name):
         remedy = "write a function's name, or its ARN"
-        raise InvalidValue(problem=f"{shown(name)} is not a function", remedy=remedy)
+        raise InvalidValue(problem=f"{shown(name)} is not a Lambda function", remedy=remedy)
     return name
 
 

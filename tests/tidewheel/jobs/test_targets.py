@@ -99,7 +99,7 @@ def test_requirement_of_a_target_is_one_name(target: object, name: str | None) -
         ({"type": "shell", "argv": ["/a"], "env": {"A": 1}}, "job.target.env.A", "1 is not valid"),
         ({"type": "shell", "argv": ["/a"], "memory_bytes": 1}, "job.target.memory_bytes", ""),
         ({"type": "lambda"}, "job.target.function", "is missing"),
-        ({"type": "lambda", "function": "arn:aws:s3:::bucket"}, "job.target.function", "is not a function"),
+        ({"type": "lambda", "function": "arn:aws:s3:::bucket"}, "job.target.function", "is not a Lambda function"),
         ({"type": "lambda", "function": "a", "region": "Ireland"}, "job.target.region", ""),
         ({"type": "kafka"}, "job.target.topic", "is missing"),
         ({"type": "kafka", "topic": ".."}, "job.target.topic", "not a topic name"),
