@@ -37,7 +37,7 @@ _WITHOUT_MEANING = {
 }  # fmt: skip
 _READ_OF_CONTAINER = {"command", "args", "env", "workingDir"}
 _MOST = 16_384  # characters: a longer text is no schedule
-_REMEDY = "paste one line of a crontab, rate(…) or cron(…) of EventBridge, or a CronJob of Kubernetes"
+_REMEDY = "paste one line of a crontab, an EventBridge rate(…) or cron(…), or a Kubernetes CronJob"
 _CRONTAB = re.compile(r"(@[A-Za-z]+|(?:\S+[ \t]+){4}\S+)(?:[ \t]+(.*))?", re.ASCII)
 _VARIABLE = re.compile(r"""([A-Za-z_]\w*)[ \t]*=[ \t]*(?:"([^"]*)"|'([^']*)'|(.*?))[ \t]*""", re.ASCII)
 _CRON_WORD = re.compile(r"[\d*?,/LW#-]+|(?:[A-Z]{3}(?:[-,][A-Z]{3})*)(?:#\d|L)?", re.ASCII)
@@ -73,8 +73,8 @@ def read_cron_job(document: Mapping[str, object]) -> ForeignJob:
     """Return the job that a CronJob becomes."""
     spec = as_object(document.get("spec")) or {}
     if document.get("kind") != "CronJob":
-        problem = f"{_text(document.get('kind'))[:64] or 'an object without a kind'} of Kubernetes is not a job"
-        refuse("kind", problem, "leave it out: of Kubernetes' objects CronJobs are read, and Lists of them")
+        problem = f"a Kubernetes {_text(document.get('kind'))[:64] or 'object without a kind'} is not a job"
+        refuse("kind", problem, "leave it out; only CronJobs and Lists of CronJobs are supported")
     expression = _text(spec.get("schedule"))
     if not expression:
         refuse("spec.schedule", "is missing", "write the CronJob's schedule as text")

@@ -55,7 +55,7 @@ def read_calendar_file(path: Path, *, today: date, years: int = HORIZON_YEARS) -
         with path.open("rb") as file:
             data = file.read(MAX_BYTES + 1)
     except OSError as error:
-        refuse(path.name, f"it cannot be read: {error.strerror}", "name a file in iCalendar format")
+        refuse(path.name, f"cannot be read: {error.strerror}", "name a file in iCalendar format")
     return days_of(data, path.name, today=today, years=years)
 
 
@@ -68,7 +68,7 @@ def days_of(data: bytes, name: str, *, today: date, years: int = HORIZON_YEARS) 
     ['2026-12-25', '2026-12-26']
     """
     if len(data) > MAX_BYTES:
-        refuse(name, f"it has more than {MAX_BYTES // 2**20} MiB", "leave out what is not an event, or split it")
+        refuse(name, f"has more than {MAX_BYTES // 2**20} MiB", "remove everything but events, or split the file")
     if not 1 <= years <= MAX_YEARS:
         refuse("years", f"{years} is not valid", f"write 1 to {MAX_YEARS}")
     horizon = date(today.year + years, today.month, min(today.day, 28))
@@ -89,11 +89,11 @@ def days_of(data: bytes, name: str, *, today: date, years: int = HORIZON_YEARS) 
         beyond = beyond or cut
         days |= found
         if len(days) > MAX_DAYS:
-            event.refuse(f"with it there are more than {MAX_DAYS} days", "follow repeats less far, or split the file")
+            event.refuse(f"the file covers more than {MAX_DAYS} days", "follow repeats for fewer years, or split it")
         if monotonic_seconds() > deadline:
-            event.refuse(f"its repeats take longer than {_MAX_SECONDS:g} s", "write the rule more simply")
+            event.refuse(f"computing its repeats takes longer than {_MAX_SECONDS:g} s", "simplify the rule")
     if not days:
-        refuse(name, "its events cover no day", "put an event into it that is not cancelled")
+        refuse(name, "has no day that an event covers", "add an event that is not cancelled")
     return FileDays(frozenset(days), touching, horizon if beyond else None)
 
 
@@ -138,7 +138,7 @@ class _Event:
         try:
             yield
         except OverflowError:
-            self.refuse("one of its times is outside the years 1 to 9999", "correct its year or its length")
+            self.refuse("a time is outside the years 1 to 9999", "correct the year or the length")
 
     def refuse(self, problem: str, remedy: str) -> NoReturn:
         """Refuse the file for this event."""
@@ -162,17 +162,17 @@ class _Event:
     def _rule(self, rule: vRecur) -> Iterable[datetime]:
         frequency = str(rule.get("FREQ", [""])[0]).upper()
         if frequency not in _FREQUENCIES:
-            self.refuse("its RRULE has no FREQ of days or longer", f"write one of {', '.join(_FREQUENCIES)}")
+            self.refuse("the RRULE needs a FREQ of days or longer", f"write one of {', '.join(_FREQUENCIES)}")
         for name in ("INTERVAL", "COUNT"):
             if cast("list[int]", rule.get(name, [1]))[0] < 1:
-                self.refuse(f"the {name} of its RRULE is less than 1", "write 1 or more")
+                self.refuse(f"the {name} of the RRULE is less than 1", "write 1 or more")
         self._check_bounds(rule, is_monthly=frequency == "MONTHLY")
         text = str(rule.to_ical(), "utf-8")  # type: ignore[no-untyped-call]  # it gives bytes
         parts = [part for part in text.split(";") if not part.upper().startswith("UNTIL=")]
         try:
             return rrulestr(";".join(parts), dtstart=self._start)
         except ValueError as error:
-            self.refuse(f"its RRULE cannot be read: {error}", "correct it")
+            self.refuse(f"the RRULE cannot be read: {error}", "correct it")
 
     def _check_bounds(self, rule: vRecur, *, is_monthly: bool) -> None:
         """Refuse numbers that RFC 5545, 3.3.10 excludes.
@@ -182,11 +182,11 @@ class _Event:
         for part, highest in _HIGHEST.items():
             for number in cast("list[int]", rule.get(part, [])):
                 if not 1 <= abs(number) <= highest or (part == "BYMONTH" and number < 0):
-                    self.refuse(f"{part}={number} of its RRULE does not exist", f"write 1 to {highest}")
+                    self.refuse(f"{part}={number} of the RRULE does not exist", f"write 1 to {highest}")
         highest = _WEEKS_OF_A_MONTH if is_monthly or "BYMONTH" in rule else _HIGHEST["BYWEEKNO"]
         for day in map(str, cast("list[str]", rule.get("BYDAY", []))):
             if abs(int(day[:-2] or 1)) > highest:
-                self.refuse(f"BYDAY={day} of its RRULE does not exist", f"write a number of at most {highest}")
+                self.refuse(f"BYDAY={day} of the RRULE does not exist", f"write a number of at most {highest}")
 
     def _last(self, until: date) -> datetime:
         # UNTIL of an all-day event may have a time: the whole day counts. Many programs write the calendar's last
@@ -200,7 +200,7 @@ class _Event:
     def _read_length(self) -> timedelta:
         end, length = self._value("DTEND"), self._component.get("DURATION")
         if isinstance(length, list):
-            self.refuse("DURATION occurs twice", "leave one of them out")
+            self.refuse("DURATION occurs twice", "leave one out")
         if end is not None:
             found = self._local(end) - self._start
         else:
@@ -209,24 +209,24 @@ class _Event:
 
     def _checked(self, length: timedelta) -> timedelta:
         if length < _NOTHING:
-            self.refuse("it ends before it begins", "exchange DTSTART and DTEND")
+            self.refuse("the end is before the start", "swap DTSTART and DTEND")
         if length > MAX_DAYS * _DAY:
-            self.refuse(f"it is longer than {MAX_DAYS} days", "write an RRULE, or put weekdays into the calendar")
+            self.refuse(f"the event is longer than {MAX_DAYS} days", "use an RRULE, or weekdays of the calendar")
         return length
 
     def _refuse_unread(self) -> None:
         if self._component.get("EXRULE") is not None:
-            self.refuse("EXRULE is no longer part of the format", "write EXDATEs")
+            self.refuse("EXRULE is no longer part of the format", "use EXDATE")
         found = self._component.get("RECURRENCE-ID")
         if found is not None and "RANGE" in found.params:
-            self.refuse("RANGE=THISANDFUTURE is not read", "end the series with UNTIL and begin another")
+            self.refuse("RANGE=THISANDFUTURE is not supported", "end the series with UNTIL and begin another")
 
     def _value(self, name: str) -> date | None:
         found = self._component.get(name)
         if isinstance(found, list):
-            self.refuse(f"{name} occurs twice", "leave one of them out")
+            self.refuse(f"{name} occurs twice", "leave one out")
         if found is not None and not isinstance(found.dt, date):
-            self.refuse(f"{name} is no date", "write a date, or a date with a time")
+            self.refuse(f"{name} is not a date", "write a date, or a date with a time")
         return None if found is None else cast("date", found.dt)
 
     def _listed(self, name: str) -> Iterator[tuple[date, timedelta]]:
@@ -242,7 +242,7 @@ class _Event:
                     case date() as start:
                         yield start, self._length
                     case _:
-                        self.refuse(f"{name} is no date", "write a date, or a date with a time")
+                        self.refuse(f"{name} is not a date", "write a date, or a date with a time")
 
     def _all(self, name: str) -> list[object]:
         found = self._component.get(name)
@@ -283,10 +283,10 @@ def _events(data: bytes, file: str) -> list[_Event]:
     try:
         found = Calendar.from_ical(data, multiple=True)
     except ValueError as error:
-        refuse(file, f"it is not an iCalendar file: {str(error)[:120]}", "export it again as .ics")
+        refuse(file, f"not an iCalendar file: {str(error)[:120]}", "export it again as .ics")
     components = [event for each in found for event in each.walk("VEVENT")]  # pyright: ignore[reportUnknownMemberType]  # a default of its has no type
     if not components:
-        refuse(file, "it holds no event", "name a file with events (VEVENT)")
+        refuse(file, "contains no event", "name a file with events (VEVENT)")
     if len(components) > MAX_EVENTS:
-        refuse(file, f"it holds {len(components)} events", f"write at most {MAX_EVENTS}")
+        refuse(file, f"contains {len(components)} events", f"keep at most {MAX_EVENTS}")
     return [_Event(component, file, number) for number, component in enumerate(components, start=1)]

@@ -100,12 +100,12 @@ def read_instant(
                 refuse(path, f"{asked[:64]!r} is not a time", _EXAMPLES)
             raise InvalidInput([FieldError(path, part.problem, part.remedy) for part in invalid.errors]) from invalid
     if zone_name is None:
-        problem = f"{asked!r} has no offset, so its instant is unknown"
+        problem = f"{asked!r} has no UTC offset"
         refuse(path, problem, f"add its time zone with --tz, or write {_utc(text)}")
     try:
         local = datetime.fromisoformat(text)
     except ValueError as error:
-        refuse(path, f"{text!r} is not a valid time ({error})", "write one such as 2026-03-29T08:00")
+        refuse(path, f"{text!r} is not a valid time ({error})", "write a time such as 2026-03-29T08:00")
     from tidewheel.schedules.zones import zone  # here: most commands read no local time
 
     return _on_clock_of(zone(zone_name), local, text, path)
@@ -128,7 +128,7 @@ def read_later(text: str, path: str, zone_name: str | None, remedy: str) -> date
     now = SystemClock().now()
     instant = read_instant(text, path, zone_name, ahead=True, now=now)
     if instant < now - _LATE:
-        refuse(path, f"{text!r} has passed: it is {format_timestamp(instant)}", f"write a later time, or {remedy}")
+        refuse(path, f"{text!r} has passed: that was {format_timestamp(instant)}", f"write a later time, or {remedy}")
     return instant
 
 
@@ -163,9 +163,9 @@ def _local_day(day: re.Match[str], zone_name: str, now: datetime, path: str) -> 
     if parts["month"]:
         dates = _dates(today, int(parts["day"] or 0), _MONTHS.index(parts["month"].lower()) + 1, parts["year"])
         if not dates:
-            refuse(path, f"{day[0]!r} is no day of the calendar", _EXAMPLES)
+            refuse(path, f"{day[0]!r} is not a day of the calendar", _EXAMPLES)
         if not (fitting := [each for each in dates if weekday in {None, each.weekday()}]):
-            refuse(path, f"{dates[0].isoformat()} is a {dates[0]:%A}", "leave the weekday out, or write the year")
+            refuse(path, f"{dates[0].isoformat()} is a {dates[0]:%A}", "leave out the weekday, or add the year")
         found = fitting[0]
     elif weekday is not None:
         found = today - timedelta(days=(today.weekday() - weekday) % 7)
@@ -210,7 +210,7 @@ def _relative(text: str, now: datetime, path: str, *, ahead: bool) -> datetime |
         span = parse_duration(float(found[2]) if SECONDS.fullmatch(found[2]) else found[2])
         return now + span if found[1] == "+" or (ahead and not found[1]) else now - span
     except OverflowError:
-        refuse(path, f"{text!r} is outside the calendar", _EXAMPLES)
+        refuse(path, f"{text!r} is out of range", _EXAMPLES)
     except InvalidValue:
         return None
 

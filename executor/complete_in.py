@@ -84,7 +84,7 @@ class Completion:
         try:
             is_held = lock_attempt(connection, self.run_id, self.attempt, self.config.executor_id)
         except psycopg.errors.UndefinedTable as error:
-            problem, remedy = "its database has no table job_runs", "give a connection to Tidewheel's own database"
+            problem, remedy = "its database has no table job_runs", "pass a connection to Tidewheel's database"
             raise InvalidInput([FieldError("connection", problem, remedy)]) from error
         if not is_held:
             self._refuse(connection)
@@ -132,5 +132,5 @@ def verify_completion(outcome: Outcome) -> Outcome:
 
 def _require_transaction(connection: Connection[object] | AsyncConnection[object]) -> None:
     if getattr(connection, "autocommit", False) and connection.pgconn.transaction_status == TransactionStatus.IDLE:
-        problem, remedy = "it is on autocommit, outside a transaction", "write `with connection.transaction():`"
+        problem, remedy = "is in autocommit mode, outside a transaction", "write `with connection.transaction():`"
         raise InvalidInput([FieldError("connection", problem, remedy)])

@@ -302,7 +302,7 @@ def logger_of(run_id: str, attempt: int, job_key: str) -> "logging.LoggerAdapter
 
 def _only(key: str, found: Mapping[str, Parent]) -> Parent:
     if key not in found:
-        message = f"the run has no parent {key!r} in an occurrence of a workflow; ctx.parents() has all"
+        message = f"the run has no parent {key!r} in its workflow; ctx.parents() lists all"
         raise LookupError(message)
     return found[key]
 

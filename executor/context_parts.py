@@ -202,10 +202,10 @@ def _document(runs: Sequence[Mapping[str, object]]) -> bytes:
     try:
         text = strict_json({"runs": runs})
     except (PydanticSerializationError, ValueError, RecursionError) as error:
-        refuse("runs", f"they cannot be serialized to JSON ({error})", "use plain values or pydantic models")
+        refuse("runs", f"cannot be serialized to JSON ({error})", "use plain values or pydantic models")
     if len(text) > MAX_DOCUMENT_BYTES:
-        problem = f"they have {len(text)} bytes as JSON, more than {MAX_DOCUMENT_BYTES}"
-        refuse("runs", problem, "add them by several calls")
+        problem = f"have {len(text)} bytes as JSON, more than {MAX_DOCUMENT_BYTES}"
+        refuse("runs", problem, "split them into several calls")
     return text
 
 
@@ -224,11 +224,11 @@ class Steps:
     def begin(self, name: str) -> bytes | None:
         """Take a name; return the saved result of an earlier attempt as JSON, None if the step must run."""
         if not 1 <= len(name) <= MAX_TEXT:
-            message = f"the name of a step has 1 to {MAX_TEXT} characters, this one has {len(name)}"
+            message = f"a step's name must have 1 to {MAX_TEXT} characters, not {len(name)}"
             raise ValueError(message)
         with self._lock:
             if name in self._used:
-                message = f"step {name!r} was used before in this attempt; give each step a name of its own"
+                message = f"step {name!r} was already used in this attempt; give each step its own name"
                 raise ValueError(message)
             self._used.add(name)
             return self._done.get(name)

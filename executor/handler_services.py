@@ -124,7 +124,7 @@ class BatchAdds:
             raise _over(run_id, attempt)
         tenant, batch_id, most = cast("tuple[str, UUID | None, int | None]", row)
         if batch_id is None:
-            refuse("batch", "the run belongs to no batch", "submit its job by batch.submit")
+            refuse("batch", "the run does not belong to a batch", "submit its job with batch.submit")
         if most is not None:
             for place, run in enumerate(request.runs):
                 if error := too_large(f"runs.{place}.payload", run.carried, tenant, most):
@@ -146,7 +146,7 @@ def parse_added_runs(run_id: UUID, document: bytes) -> BatchAdd:
     try:
         given = read_object(document)
     except UndecodableMessage as error:
-        refuse("runs", str(error), "add fewer runs by one call")
+        refuse("runs", str(error), "add fewer runs per call")
     about = {"type": "batch.add", "batch_id": str(run_id), "from_run_id": str(run_id)}
     try:
         request = parse_request(given | about)

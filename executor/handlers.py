@@ -117,9 +117,8 @@ def handler(name: str, *, isolation: Isolation | None = None) -> Callable[[Funct
             raise ValueError(message)
         known = _HANDLERS.get(name)
         if known is not None and _qualified_name(known.function) != _qualified_name(function):
-            message = (
-                f"two functions are the handler {name!r}: {_place(known.function)} and {_place(function)}; rename one"
-            )
+            places = f"{_place(known.function)} and {_place(function)}"
+            message = f"two functions are registered as handler {name!r}: {places}; rename one"
             raise DuplicateHandler(message)
         adapter = _payload_adapter(function, parameters[1])
         _HANDLERS[name] = Handler(name, function, is_async, adapter, own_process=isolation == "process")
@@ -169,10 +168,10 @@ def _check_isolation(name: str, isolation: str | None, *, is_async: bool) -> Non
 def _advice(name: str, error: BaseException) -> str:
     """Return the remedy for a failed import: the faulty line, or how modules are named and found."""
     if name.endswith(".py"):
-        return f"; write {name.removesuffix('.py')}, a module's name and not a file's"
+        return f"; write {name.removesuffix('.py')}, the name of the module, not of the file"
     if isinstance(error, ModuleNotFoundError) and error.name == name.partition(".")[0]:
         if str(Path.cwd()) in sys.path:  # as in `dev` and `run`
-            return f"; there is none in this folder, {Path.cwd()}, and none is installed"
+            return f"; it is neither in this folder, {Path.cwd()}, nor installed"
         return "; is it in this folder? then run `PYTHONPATH=. tidewheel service executor …`"
     if isinstance(error, SyntaxError) and error.filename:
         return f" ({error.filename}, line {error.lineno})"

@@ -185,8 +185,8 @@ class RemoteExecutors:
         with self._session.transaction() as connection:
             added = connection.execute(_ADD_REMOTE_EXECUTOR, {"executor_id": executor_id, **facts, **of_key}).rowcount
         if not added:
-            problem = f"{MAX_EXECUTORS:,} executors are registered with this key or token, the most that may be"
-            refuse("name", problem, "let each leave at its end, or give others a key of their own")
+            problem = f"{MAX_EXECUTORS:,} executors are registered with this key or token, which is the limit"
+            refuse("name", problem, "unregister executors when they stop, or give others their own key")
         _LOG.info("executor %s, %s, serves %s with %d slots", executor_id, name, list(queues), slots)
         return executor_id
 
@@ -309,7 +309,7 @@ def claim_remotely(
         share_old_claims(connection)
     if claim.number < last:
         problem = f"{claim.number} is below {last}, the number of the executor's last claim"
-        refuse("claim_id", problem, "count on from it, or register again after a restart")
+        refuse("claim_id", problem, "continue from that number, or register again after a restart")
     if claim.number == last:
         return _repeat_response(connection, claim)
     swept = _find_due(connection, claim, queues, handlers, acts_for) if claim.sweep else []

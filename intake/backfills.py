@@ -60,9 +60,9 @@ _CHANGES: dict[type, tuple[tuple[BackfillState, ...], BackfillState]] = {
 MAX_UNFINISHED = 100
 """Unfinished backfills of one job: the scheduler reads each several times a second."""
 
-TAKE_CURRENT = "let `versions` be `current`"
+TAKE_CURRENT = "write versions: current"
 """The remedy of a range that the versions in force then do not cover."""
-TAKE_ALL = "`what: all`"
+TAKE_ALL = "what: all"
 """The remedy of a range whose recorded runs are dropped."""
 
 MAX_OCCURRENCES = 100_000
@@ -111,7 +111,7 @@ def _accept(writing: Writing, received: ReceivedRequest, job: _BackfilledJob | N
     now = writing.now()
     _ensure_not_too_many(job, request)
     if job.is_ordered and request.overlap not in {None, Overlap.ALLOW_ALL}:
-        refuse("overlap", "the job has an ordering_key", "leave it out: ordered runs start one after another")
+        refuse("overlap", "the job has an ordering_key", "leave it out; ordered runs never overlap")
     _, expected = found = _find_occurrences(connection, job.job_id, job.version, request, now=now)
     if request.dry_run:
         return _accepted(received, job, occurrences=expected)
@@ -135,7 +135,7 @@ def _backfill_id(received: ReceivedRequest, job_id: UUID) -> UUID:
 
 def _ensure_not_too_many(job: _BackfilledJob, request: JobBackfill) -> None:
     if job.unfinished >= MAX_UNFINISHED and not request.dry_run:
-        problem = f"the job has {job.unfinished} backfills that are not finished, and may have {MAX_UNFINISHED}"
+        problem = f"the job has {job.unfinished} unfinished backfills; the limit is {MAX_UNFINISHED}"
         refuse("key", problem, "wait for them, or cancel some")
 
 
@@ -232,7 +232,7 @@ def _find_occurrences(
     _ensure_computed(requested)
     count, exact = requested.count(MAX_OCCURRENCES)
     if not exact:
-        problem = f"the range holds at least {count + 1} occurrences; a backfill runs {MAX_OCCURRENCES} at most"
+        problem = f"the range holds at least {count + 1} occurrences; a backfill runs at most {MAX_OCCURRENCES}"
         refuse(_TO, problem, "split the range into several")
     if not count:
         _refuse_empty(requested, current, request, now)
@@ -250,7 +250,7 @@ def _missing(connection: Conn, job_id: UUID, requested: Range, request: JobBackf
 def _range(connection: Conn, job_id: UUID, request: JobBackfill, version: int | None) -> Range:
     versions = read_versions(connection, job_id, version=version, first=request.from_at, last=request.to_at)
     if len(versions) > MAX_VERSIONS:
-        problem = f"more than {MAX_VERSIONS} versions of the job were in force in the range"
+        problem = f"the job had more than {MAX_VERSIONS} versions in the range"
         refuse(_TO, problem, f"split the range, or {TAKE_CURRENT}")
     day_sets = read_day_sets(connection, calendars_of(request.tenant, versions))
     try:
@@ -269,39 +269,39 @@ def _refuse_unread(refused: ScheduleRefused, versions: Sequence[VersionInForce])
 
 def _ensure_known(connection: Conn, job_id: UUID, request: JobBackfill) -> None:
     if request.from_at < _EARLIEST:
-        problem = f"{format_timestamp(request.from_at)} lies before 1970"
+        problem = f"{format_timestamp(request.from_at)} is before 1970"
         refuse(_FROM, problem, f"write {format_timestamp(_EARLIEST)} or later")
     known_since = share_kept_since(connection, request.tenant, job_id) if request.what == "missing_only" else None
     if known_since is not None and request.from_at < known_since:
-        problem = f"{format_timestamp(request.from_at)} is too long ago: the runs of that time are dropped"
+        problem = f"{format_timestamp(request.from_at)} is too long ago; runs of that time are deleted"
         refuse(_FROM, problem, f"write {format_timestamp(known_since)} or later, or {TAKE_ALL}")
 
 
 def _ensure_computed(requested: Range) -> None:
     for stretch in requested.spans:
         if isinstance(stretch.nominal, FixedDelay):
-            problem = f"version {stretch.version} is a fixed_delay: its occurrences are those recorded, none is missing"
+            problem = f"version {stretch.version} is a fixed_delay, which has no occurrences to backfill"
             refuse(_KEY, problem, "trigger the job, or choose a range without that version")
 
 
 def _refuse_future(request: JobBackfill, current: Range, now: datetime) -> Never:
     last = max((at for each in current.spans if (at := each.schedule.before(now + TICK))), default=now)
-    clock = f"it is {format_timestamp(now)} by the database's clock"
-    problem = f"{format_timestamp(request.to_at)} is in the future: {clock}"
+    clock = f"the database's clock is at {format_timestamp(now)}"
+    problem = f"{format_timestamp(request.to_at)} is in the future; {clock}"
     refuse(_TO, problem, f"write {format_timestamp(last)} or earlier")
 
 
 def _refuse_empty(requested: Range, current: Range, request: JobBackfill, now: datetime) -> Never:
     if requested is not current and current.count(1)[0]:
-        problem = "no version in force then has an occurrence in the range"
+        problem = "no version has an occurrence in the range"
         if not requested.spans:
-            problem = "no version of the job was in force in that range, or Tidewheel no longer stores it"
+            problem = "no version of the job was in force in that range, or it is no longer stored"
         refuse(_FROM, problem, TAKE_CURRENT)
     schedules = [each.schedule for each in current.spans]
     if all(isinstance(schedule, Manual) for schedule in schedules):
-        refuse(_KEY, "the job is manual: it has no occurrences", "trigger it instead")
+        refuse(_KEY, "the job is manual and has no occurrences", "trigger it instead")
     nearest = _nearest(schedules, request, now)
-    remedy = f"the nearest is {format_timestamp(nearest)}" if nearest else "no occurrence of the job has passed yet"
+    remedy = f"the nearest is {format_timestamp(nearest)}" if nearest else "the job has no past occurrence yet"
     refuse(_FROM, "there is no occurrence in the range", remedy)
 
 

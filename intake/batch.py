@@ -241,7 +241,7 @@ def _undecodable(tenant: str | None, key: bytes, error: UndecodableMessage) -> t
         name = key.decode()
     except UnicodeDecodeError:
         name = None  # the reply's own key has the bytes
-    refused = Refused([FieldError("", str(error), "send it again as a request; the message is among the dead letters")])
+    refused = Refused([FieldError("", str(error), "send it again as a request; the message is a dead letter now")])
     refused.code = "undecodable"
     return RequestIdentity(None, None, tenant, name, None), refused
 
@@ -318,18 +318,18 @@ def _refused_by_failure(installation: Installation, message: Message, failure: E
     identity = request_identity(document)
     if (tenant := _tenant(installation, message)) is not None:
         identity = replace(identity, tenant=tenant)
-    remedy = "request less in one request"
+    remedy = "split the request"
     if not isinstance(failure, RequestTimedOut):
-        remedy = "correct the request, or report this with its request_id"
+        remedy = "correct the request, or report this error with the request_id"
     return RequestRefused((FieldError("", _why(failure), remedy),), identity)
 
 
 def _why(failure: Exception) -> str:
     if isinstance(failure, RequestTimedOut):
-        return "it takes longer than a transaction may, and was rolled back"
+        return "the request took longer than a transaction may, and was rolled back"
     # The primary message only: the detail of a PostgreSQL error quotes the row.
     problem = failure.diag.message_primary if isinstance(failure, psycopg.Error) else None
-    return f"it could not be applied: {problem or type(failure).__name__}"
+    return f"the request could not be applied: {problem or type(failure).__name__}"
 
 
 def read_target_reply(headers: Headers, value: bytes | None, tokens: TaskTokens) -> RunComplete:
@@ -341,7 +341,7 @@ def read_target_reply(headers: Headers, value: bytes | None, tokens: TaskTokens)
     texts = _texts(headers)
     token = texts.get(TASK_TOKEN_HEADER)
     if token is None:
-        message = f"the header {TASK_TOKEN_HEADER} is missing; send back the one that came with the message"
+        message = f"the header {TASK_TOKEN_HEADER} is missing; send back the token of the message"
         raise UndecodableMessage(message)
     if tokens.read(token) is None:
         message = f"the header {TASK_TOKEN_HEADER} is not a task token of this installation"

@@ -153,8 +153,8 @@ def _put_calendar(writing: Writing, received: ReceivedRequest) -> Reply:
 
 
 def _too_many(jobs: int) -> InvalidInput:
-    problem = f"{jobs} jobs name this calendar, and a change reaches all of them at once: {MAX_JOBS} at most"
-    remedy = "put the new days under a second name, and submit jobs with that one until fewer name this one"
+    problem = f"{jobs} jobs use this calendar, but a change can update at most {MAX_JOBS}"
+    remedy = "create a second calendar with the new days, and move jobs to it until fewer use this one"
     return InvalidInput([FieldError("name", problem, remedy)])
 
 
@@ -171,8 +171,8 @@ def delete_calendar(writing: Writing, received: ReceivedRequest) -> Reply:
     if not writing.read(_LOCK_CALENDAR, tenant=tenant, name=name):
         raise UnknownCalendar(tenant, name, _suggestion(name, _names(writing.connection, tenant)))
     for key, jobs in writing.read(_COUNT_CALENDAR_JOBS, tenant=tenant, name=name):
-        problem = f"{jobs} jobs name it, {key!r} first" if jobs != 1 else f"the job {key!r} names it"
-        raise InvalidInput([FieldError("name", problem, "leave it out of them, or delete them")])
+        problem = f"{jobs} jobs use it, {key!r} first" if jobs != 1 else f"the job {key!r} uses it"
+        raise InvalidInput([FieldError("name", problem, "remove it from the jobs, or delete them")])
     writing.execute(_DELETE_CALENDAR, tenant=tenant, name=name)
     return accepted(received)
 
@@ -184,7 +184,7 @@ def _lock_or_insert(writing: Writing, tenant: str, name: str) -> _CalendarRow:
         found = writing.read(_LOCK_CALENDAR, tenant=tenant, name=name)
         for version, days, weekdays, source in cast("list[tuple[int, list[date], list[int], str | None]]", found):
             return _CalendarRow(version, DaySet(frozenset(days), frozenset(weekdays)), source)
-    message = f"calendar {name!r} is created and deleted by other transactions again and again"
+    message = f"calendar {name!r} is repeatedly created and deleted by other transactions"
     raise Unavailable(message)
 
 
@@ -200,7 +200,7 @@ def _suggestion(name: str, names: Sequence[str]) -> str:
     near = get_close_matches(name, names, n=1)
     if near:
         return f"did you mean {near[0]!r}?"
-    return f"write one of {', '.join(names[:10])}" if names else "put the calendar first"
+    return f"write one of {', '.join(names[:10])}" if names else "create the calendar first"
 
 
 def _reset_timers(writing: Writing, locked: Locked) -> None:

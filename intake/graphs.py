@@ -48,7 +48,7 @@ _ADD_FLOW = _SQL["add_flow"]
 
 MAX_NODES = 10_000  # of a graph
 MAX_CHILDREN = 10_000  # of one job
-_SPLIT = "split it, or end a graph with a job that triggers the next"
+_SPLIT = "split it, or let the last job trigger the next workflow"
 _PATH = "job.schedule.after"
 
 
@@ -229,7 +229,7 @@ def _ensure_parents(received: ReceivedRequest, parents: Sequence[ParentSpec], no
         node = nodes.get(job_id(received.tenant, parent.job))
         path = f"{_PATH}.{place}.job"
         if parent.job == received.key:
-            errors.append(FieldError(path, f"{parent.job!r} would come after itself", "name another job"))
+            errors.append(FieldError(path, f"{parent.job!r} would run after itself", "name another job"))
         elif node is None or not node.exists:
             problem = f"there is no job {parent.job!r}"
             errors.append(FieldError(path, problem, "submit the parent first, or correct the key"))
@@ -246,7 +246,7 @@ def _root(parents: Sequence[ParentSpec], received: ReceivedRequest, nodes: Mappi
     if len(roots) > 1:
         first, second = list(roots.values())[:2]
         problem = f"{parents[first].job!r} and {parents[second].job!r} belong to different workflows"
-        remedy = "a job comes after one root: let one of their roots come after the other, or name one of them only"
+        remedy = "a job has one root; let one root run after the other, or name only one of the parents"
         raise InvalidInput([FieldError(f"{_PATH}.{second}.job", problem, remedy)])
     return next(iter(roots), received.job_id)
 
@@ -275,8 +275,8 @@ def _ensure_acyclic(
             keys = {job: node.key for job, node in _read_nodes(writing, steps).items()}
             names = [keys[job] for job in reversed(steps)]
             path = " → ".join([*names, names[0]]) if len(names) <= 20 else f"{names[0]} → … → {names[-1]} → {names[0]}"
-            problem = f"it would form a cycle: {path}"
-            raise InvalidInput([FieldError(f"{_PATH}.{place}.job", problem, "leave out one of these edges")])
+            problem = f"would form a cycle: {path}"
+            raise InvalidInput([FieldError(f"{_PATH}.{place}.job", problem, "remove one of these edges")])
 
 
 def _ensure_one_root(writing: Writing, received: ReceivedRequest, below: set[UUID], root: UUID) -> None:
@@ -293,7 +293,8 @@ def _ensure_one_root(writing: Writing, received: ReceivedRequest, below: set[UUI
     if (other.root_job_id or other.job_id) != root:
         child, new = nodes[outside[0].child].key, nodes[root].key if root in nodes else received.key
         problem = (
-            f"{child!r} comes after it and {other.key!r}, and would have two roots: {new!r} and that of {other.key!r}"
+            f"{child!r} runs after this job and after {other.key!r}, so it would have two roots:"
+            f" {new!r} and that of {other.key!r}"
         )
         raise InvalidInput([FieldError("job.schedule", problem, "change the parents of that job first")])
 
@@ -302,8 +303,8 @@ def _ensure_small(writing: Writing, root: UUID, moved: frozenset[UUID], added: I
     [row] = writing.read(_COUNT_NODES, root=root, limit=MAX_NODES + 1)
     nodes = max(cast("tuple[int]", row)[0], 1) + len(moved - {root})
     if moved and nodes > MAX_NODES:
-        problem = f"the workflow would have {nodes} jobs, and may have {MAX_NODES}"
+        problem = f"the workflow would have {nodes} jobs; the limit is {MAX_NODES}"
         raise InvalidInput([FieldError(_PATH, problem, _SPLIT)])
     if writing.read(_COUNT_CHILDREN, job_ids=uuids(added), limit=MAX_CHILDREN):
-        problem = f"a parent has {MAX_CHILDREN} children, the most of one job"
+        problem = f"a parent already has {MAX_CHILDREN} children, the limit of one job"
         raise InvalidInput([FieldError(_PATH, problem, _SPLIT)])

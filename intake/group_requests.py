@@ -183,7 +183,7 @@ def _change(writing: Writing, received: ReceivedRequest) -> Reply:
 def _pause(writing: Writing, workflow: Workflow, reason: str | None) -> bool:
     if workflow.state != "open":
         if workflow.state != "paused":
-            refuse("run_id", f"the occurrence is {workflow.state}", "pause one that is open")
+            refuse("run_id", f"the occurrence is {workflow.state}", "pause only an open occurrence")
         return False
     set_workflow(writing.connection, workflow, "paused", reason=reason)
     return True
@@ -228,7 +228,7 @@ def _resume(writing: Writing, workflow: Workflow) -> bool:
             refuse("run_id", "the root's run is no longer stored", _TRIGGER)
     now, generation = writing.now(), workflow.generation + 1
     if not resume(connection, installation, workflow, again, now, root_inputs=inputs):
-        refuse("run_id", "another occurrence, or another run of the root, is open", "resume it when that has ended")
+        refuse("run_id", "another occurrence or another run of the root is open", "resume it when that has ended")
     run_again = {
         run.run_id: child_run_id(one.job_id, workflow.scheduled_at, workflow.root_run_id, generation)
         for one in again
@@ -338,6 +338,6 @@ def _add_jobs(writing: Writing, columns: dict[str, object]) -> None:
     found = writing.read_unindexed(_FIND_JOBS_TO_FREEZE, **columns, limit=MAX_JOBS + 1)
     if len(found) > MAX_JOBS:
         path = "labels" if columns["labels"] is not None else "key_prefix"
-        refuse(path, f"more than {MAX_JOBS} jobs fit", "narrow it, or freeze a queue or the tenant")
+        refuse(path, f"more than {MAX_JOBS} jobs match", "narrow it, or freeze a queue or the tenant")
     jobs = cast("list[tuple[UUID]]", found)
     writing.execute(_ADD_FROZEN_JOBS, **columns, job_ids=uuids(job for (job,) in jobs))

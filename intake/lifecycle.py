@@ -177,11 +177,11 @@ def _until_refused(job: JobRow, request: JobPause, locked: Locked) -> InvalidInp
         return None
     if request.until <= locked.now:
         now = format_timestamp(locked.now)
-        problem = f"{format_timestamp(request.until)} has passed: it is {now} by the database's clock"
+        problem = f"{format_timestamp(request.until)} has passed; the database's clock is at {now}"
         return InvalidInput([FieldError("until", problem, "write a later instant, or leave it out")])
     if job.job_id not in locked.timers:
-        problem = "the job has no occurrences of its own, so nothing would end the pause"
-        return InvalidInput([FieldError("until", problem, "leave it out, and send job.resume when it is time")])
+        problem = "the job has no occurrences of its own, so the pause would never end"
+        return InvalidInput([FieldError("until", problem, "leave it out, and send job.resume later")])
     return None
 
 
@@ -209,7 +209,7 @@ def _replies(
 
 def _has_children(keys: Sequence[str]) -> InvalidInput:
     named = ", ".join(repr(key) for key in keys)
-    return InvalidInput([FieldError("key", f"jobs come after it: {named}", "change or delete these jobs first")])
+    return InvalidInput([FieldError("key", f"these jobs run after it: {named}", "change or delete these jobs first")])
 
 
 def _refusal(received: ReceivedRequest, locked: Locked) -> Refused | None:
@@ -307,7 +307,7 @@ def _target_version(received: ReceivedRequest, job: JobRow | None, earliest: int
         raise VersionConflict(request.if_version, job.version)
     if not earliest <= request.version <= job.version:
         problem = f"there is no version {request.version} of {job.key!r}"
-        remedy = f"write {earliest} to {job.version}" if earliest < job.version else "it has no other version"
+        remedy = f"write {earliest} to {job.version}" if earliest < job.version else "the job has no other version"
         raise InvalidInput([FieldError("version", problem, remedy)])
     return request.version
 

@@ -45,7 +45,7 @@ class RowLocked(Unavailable):
     """Another transaction has held a row that a request needs for longer than 200 ms; nothing was written."""
 
     def __init__(self, what: str, requests: Iterable[ReceivedRequest]) -> None:
-        super().__init__(f"{what} is locked by a transaction that has not ended: send the request again")
+        super().__init__(f"{what} is locked by an open transaction; send the request again")
         self.origins: tuple[RequestOrigin, ...] = tuple(each.origin for each in requests if each.origin is not None)
 
 

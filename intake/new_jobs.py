@@ -77,7 +77,7 @@ _TenantRow = tuple[str, int | None, int | None]
 _NO_JOB = UUID(int=0)  # for a schedule that does not depend on the job's id
 _TRIES = 5  # each failed try means that another transaction has created one of the jobs
 
-_UNCHECKED = FieldError("job.schedule.after", "a bulk load checks no graph", "leave out --bulk")
+_UNCHECKED = FieldError("job.schedule.after", "a bulk load does not check graphs", "leave out --bulk")
 
 
 def exceeded(writing: Writing, batch: Sequence[ReceivedRequest]) -> dict[int, Refused]:
@@ -145,8 +145,8 @@ def _beyond_quota(
         if not new:
             continue
         room = _room(writing, tenant, most, len(new))
-        problem = f"tenant {tenant} has its {most} jobs"
-        remedy = "delete jobs that are not used, or raise the limit by `tidewheel admin tenant limits NAME --jobs`"
+        problem = f"tenant {tenant} has reached its limit of {most} jobs"
+        remedy = "delete unused jobs, or raise the limit with `tidewheel admin tenant limits NAME --jobs`"
         error = TenantLimitExceeded(FieldError("job.key", problem, remedy))
         refused |= {index: error for indexes in list(new.values())[room:] for index in indexes}
     return refused
@@ -245,7 +245,7 @@ def create_jobs(
             keep_frozen_jobs(writing.connection, created.jobs)
             _warn_of_look_alikes(jobs)
             return created
-    message = "other transactions have created some of these jobs at the same time"
+    message = "other transactions created some of these jobs at the same time"
     raise Unavailable(message)
 
 

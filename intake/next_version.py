@@ -140,8 +140,8 @@ def ensure_can_run(spec: JobSpec, job: JobRow, now: datetime, day_sets: DaySets,
     schedule = schedule_from_text(text, job.job_id)
     ensure_can_fire(schedule, now)
     if isinstance(schedule, Once) and schedule.at <= now and CatchUp(spec.catch_up) is CatchUp.SKIP:
-        problem = f"{format_timestamp(schedule.at)} has passed, and catch_up is skip: it would never fire"
-        raise ScheduleRefused(problem, "write a later time, or leave catch_up out to fire it late", "once")
+        problem = f"{format_timestamp(schedule.at)} has passed and catch_up is skip, so the job would never fire"
+        raise ScheduleRefused(problem, "write a later time, or leave out catch_up to fire late", "once")
     policy = canonical(policy_document(spec)).decode()
     ensure_open_days(timer_state(NextTimer(job, text, policy, now), day_sets).effective, now)
 
@@ -168,7 +168,7 @@ def ensure_allowed(target: TargetSpec, allow_lists: AllowLists) -> None:
 def ensure_remembered(at: datetime, kept_since: datetime | None) -> None:
     """Refuse a `once` from before the first kept day: its run may be dropped, so that its id is free."""
     if kept_since is not None and at < kept_since:
-        problem = f"{format_timestamp(at)} is too long ago: runs are kept from {format_timestamp(kept_since)} on"
+        problem = f"{format_timestamp(at)} is too long ago; runs are kept since {format_timestamp(kept_since)}"
         raise ScheduleRefused(problem, "trigger the job instead, or write a later time", "once")
 
 
@@ -176,7 +176,7 @@ def ensure_not_fired(spec: JobSpec, job: JobRow, fired: RunState | None) -> None
     """Refuse a `once` whose instant has a run already: its job was deleted and is submitted again."""
     at = once_at(spec, job.job_id)
     if at is not None and fired is not None:
-        problem = f"{format_timestamp(at)} has become a run of this job already, which is {fired}; it cannot fire again"
+        problem = f"{format_timestamp(at)} already became a run of this job (now {fired}) and cannot fire again"
         raise ScheduleRefused(problem, "trigger the job, or write another time", "once")
 
 

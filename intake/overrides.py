@@ -77,11 +77,11 @@ class UpcomingOccurrences:
         self._ensure_upcoming(at)
         if to == at:
             known = self.overrides.get(at)
-            remedy = "undo the skip or the move (unskip) to let it fire then" if known else "it fires then as it is"
-            problem = f"{format_timestamp(to)} is the occurrence's own instant"
+            remedy = "undo the skip or the move with unskip" if known else "leave the occurrence as it is"
+            problem = f"{format_timestamp(to)} is already the occurrence's time"
             refuse("to", problem, remedy)
         if to <= self.now:
-            refuse("to", self._passed(to), "write a later instant")
+            refuse("to", self._passed(to), "write a later time")
         if abs(to - at) > MAX_MOVE:
             problem = f"{format_timestamp(to)} is more than {MAX_MOVE.days} days from the occurrence"
             refuse("to", problem, "skip it, and trigger the job then")
@@ -94,7 +94,7 @@ class UpcomingOccurrences:
         """
         known = self.overrides.get(at)
         if known is None:
-            problem = f"{format_timestamp(at)} is neither skipped nor moved, or has passed"
+            problem = f"{format_timestamp(at)} is not skipped or moved, or has passed"
             refuse("at", problem, self._overridden())
         self._ensure_not_fired(known)
         return None if at > self.now else Override(at, self.now)
@@ -102,7 +102,7 @@ class UpcomingOccurrences:
     def _ensure_upcoming(self, at: datetime) -> None:
         if not self.computed:
             kind = "manual" if isinstance(self.state.schedule, Manual) else "fixed_delay"
-            problem = f"the schedule is {kind}: its occurrences are not known ahead"
+            problem = f"the schedule is {kind}, whose occurrences are not known in advance"
             refuse("at", problem, "pause the job" if kind == "fixed_delay" else "cancel a run instead")
         known = self.overrides.get(at)
         if known is not None and known.moved_to is not None:
@@ -114,8 +114,8 @@ class UpcomingOccurrences:
         if at > self.now and not is_occurrence(self.state.effective, at):
             refuse("at", self._no_occurrence(at), self._nearest(at))
         if known is None and len(self.overrides) >= MAX_OVERRIDES:
-            problem = f"{len(self.overrides)} upcoming occurrences of this job are skipped or moved already"
-            refuse("at", problem, "pause the job until then, or exclude a calendar")
+            problem = f"{len(self.overrides)} upcoming occurrences of this job are already skipped or moved"
+            refuse("at", problem, "pause the job, or exclude a calendar")
 
     def _ensure_not_fired(self, known: Override) -> None:
         if known.moved_to is not None and known.moved_to <= self.now:
@@ -124,7 +124,7 @@ class UpcomingOccurrences:
             refuse("at", problem, "cancel its run, or name an upcoming occurrence")
 
     def _passed(self, instant: datetime) -> str:
-        return f"{format_timestamp(instant)} has passed: it is {format_timestamp(self.now)} by the database's clock"
+        return f"{format_timestamp(instant)} has passed; the database's clock is at {format_timestamp(self.now)}"
 
     def _no_occurrence(self, at: datetime) -> str:
         problem = f"{format_timestamp(at)} is not an occurrence"
@@ -143,9 +143,9 @@ class UpcomingOccurrences:
     def _overridden(self) -> str:
         overridden = [each for each in self.overrides.values() if each.moved_to is None or each.moved_to > self.now]
         if not overridden:
-            return "no upcoming occurrence of this job is"
+            return "no upcoming occurrence of this job is skipped or moved"
         more = f" and {len(overridden) - _MAX_SHOWN} more" if len(overridden) > _MAX_SHOWN else ""
-        return f"those that are: {', '.join(map(_override_text, overridden[:_MAX_SHOWN]))}{more}"
+        return f"skipped or moved: {', '.join(map(_override_text, overridden[:_MAX_SHOWN]))}{more}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,7 +265,7 @@ def _apply_changes(
 
 
 def _has_a_run(at: datetime, state: RunState) -> InvalidInput:
-    problem = f"{format_timestamp(at)} has become a run already, which is {state}"
+    problem = f"{format_timestamp(at)} already became a run (now {state})"
     remedy = "trigger the job to run it again" if state in FINAL else "cancel its run"
     return InvalidInput([FieldError("at", problem, remedy)])
 

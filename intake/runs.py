@@ -66,7 +66,7 @@ class CancelNeedsClaims(Exception):
     """
 
     def __init__(self, received: ReceivedRequest) -> None:
-        super().__init__("a cancel of a locked run is applied alone")
+        super().__init__("a cancel of a locked run is applied on its own")
         self.origin = received.origin
 
 
@@ -203,17 +203,18 @@ def _labelled(writing: Writing, tenant: str, request: RunsCancel) -> list[UUID]:
     labels = Jsonb(request.labels)
     found = writing.read_unindexed(_FIND_LABELLED_JOBS, tenant=tenant, labels=labels, limit=MAX_JOBS + 1)
     if not found:
-        refuse("labels", "no job has all of these labels", "correct them: the list of jobs can be filtered by label")
+        refuse("labels", "no job has all of these labels", "correct them; filter the list of jobs by label to check")
     if len(found) > MAX_JOBS:
         problem = f"more than {MAX_JOBS} jobs have these labels"
-        refuse("labels", problem, "name a further label, or cancel by queue, lane or handler")
+        refuse("labels", problem, "add a label, or cancel by queue, lane or handler")
     return [cast("UUID", job) for (job,) in found]
 
 
 def _created_before(request: RunsCancel, now: datetime) -> datetime | None:
     if request.created_before is not None and request.created_before > now:
-        problem = f"{format_timestamp(request.created_before)} is in the future: it is {format_timestamp(now)}"
-        refuse("created_before", problem, "leave it out: it covers all runs created until the request is applied")
+        clock = f"the database's clock is at {format_timestamp(now)}"
+        problem = f"{format_timestamp(request.created_before)} is in the future; {clock}"
+        refuse("created_before", problem, "leave it out to cover all runs created until the request is applied")
     return request.created_before
 
 
@@ -265,7 +266,7 @@ def _hasten(writing: Writing, received: ReceivedRequest) -> Reply:
     job_id, version, state, begun = cast("tuple[UUID, int, str, int]", found[0])
     if state in OPEN and attempt > begun:
         if state != RunState.RETRYING:
-            refuse("run_id", f"run {run_id} is {state}", "only the next attempt of a retrying run can be made due")
+            refuse("run_id", f"run {run_id} is {state}", "only a retrying run has a next attempt to make due")
         if attempt > begun + 1:
             refuse("attempt", f"the next attempt of run {run_id} is {begun + 1}", f"send {begun + 1}")
     due = state == RunState.RETRYING and hasten_run(writing.connection, writing.installation, run_id, attempt)

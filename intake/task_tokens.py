@@ -149,8 +149,8 @@ def _read_ended(writing: Writing, run_ids: Sequence[RunId]) -> dict[UUID, str]:
 
 
 def _forged() -> InvalidInput:
-    problem = "it is not a task token of this installation"
-    return InvalidInput([FieldError("token", problem, "send back the token that came with the attempt, unchanged")])
+    problem = "is not a task token of this installation"
+    return InvalidInput([FieldError("token", problem, "send back the attempt's token unchanged")])
 
 
 def _busy(received: ReceivedRequest, run_id: RunId, state: str) -> Reply:

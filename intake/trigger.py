@@ -130,13 +130,13 @@ def _order(received: ReceivedRequest, request: JobTrigger, job: SharedJob) -> tu
     if ordering is None and job.ordering_key is None:
         return None, _NO_GATES
     if ordering is None and request.concurrency_key is not None:
-        refuse("concurrency_key", "the job has an ordering_key", "leave it out: ordered runs start one after another")
+        refuse("concurrency_key", "the job has an ordering_key", "leave it out; ordered runs never overlap")
     if job.key is not None:
-        refuse("ordering_key", "the job has a concurrency_key", "leave one out: ordered runs start one after another")
+        refuse("ordering_key", "the job has a concurrency_key", "leave one out; ordered runs never overlap")
     if (overlap := request.overlap or job.overlap) != Overlap.ALLOW_ALL:
         if ordering is None:
-            refuse("overlap", "the job has an ordering_key", "leave it out: ordered runs start one after another")
-        refuse("ordering_key", f"the run's overlap is {overlap}", "write overlap: allow_all in the trigger or the job")
+            refuse("overlap", "the job has an ordering_key", "leave it out; ordered runs never overlap")
+        refuse("ordering_key", f"the run's overlap is {overlap}", "set overlap: allow_all in the trigger or the job")
     _ensure_short(received, "ordering_key", "ordering key")
     if ordering is None:
         return job.order_of(request.carried)
@@ -151,7 +151,7 @@ def _dedupe(received: ReceivedRequest, request: JobTrigger, job: SharedJob) -> D
         return None
     if dedupe.mode == "debounce" and (request.delay or request.run_at):
         path = "delay" if request.delay else "run_at"
-        refuse(path, "a debounced run starts after its window", "leave it out")
+        refuse(path, "cannot be combined with debounce, where a run starts after its window", "leave it out")
     _ensure_short(received, "dedupe", "dedupe window")
     return dedupe._replace(key=job.fill(dedupe.key, request.carried, "dedupe key"))
 
@@ -159,7 +159,7 @@ def _dedupe(received: ReceivedRequest, request: JobTrigger, job: SharedJob) -> D
 def _ensure_short(received: ReceivedRequest, path: str, what: str) -> None:
     """Refuse a shared row in a caller's transaction, whose end the ends of other runs would wait for."""
     if received.in_callers_transaction:
-        remedy = "call the SQL function tidewheel_enqueue in it, and intake creates the run after the commit"
+        remedy = "call the SQL function tidewheel_enqueue instead; intake creates the run after the commit"
         refuse(path, f"a row of this {what} would stay locked until your transaction ends", remedy)
 
 

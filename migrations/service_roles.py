@@ -263,8 +263,8 @@ def require_prefix(connection: Conn, prefix: str) -> None:
     recorded = recorded_prefix(connection)
     if recorded not in (None, prefix):
         message = (
-            f"TIDEWHEEL_ROLE_PREFIX: it is {prefix}, and the roles of this database are {recorded}_…; "
-            f"set it to {recorded}, or create roles of this prefix with `tidewheel migrate --roles`"
+            f"TIDEWHEEL_ROLE_PREFIX is {prefix}, but the roles of this database are {recorded}_…; "
+            f"set it to {recorded}, or create the roles with `tidewheel migrate --roles`"
         )
         raise MigrationError(message)
 

@@ -298,13 +298,13 @@ def _schema_named(name: bytes) -> str:
 
 def _schema_numbered(data: bytes, lookup: RegistryLookup) -> str:
     if len(data) < _REGISTRY_HEADER_BYTES:
-        msg = "the message is cut short within the schema id of its registry's wire format"
+        msg = "the message ends within the schema id of the registry's wire format"
         raise UndecodableMessage(msg)
     number = int.from_bytes(data[len(REGISTRY_MAGIC) : _REGISTRY_HEADER_BYTES])
     if number not in _numbered:
         found = lookup(number)
         if found is None:
-            msg = f"the schema registry has no Avro schema of id {number}; register it there, or send JSON"
+            msg = f"the schema registry has no Avro schema with id {number}; register it there, or send JSON"
             raise UndecodableMessage(msg)
         _numbered[number] = found
     return _numbered[number]
@@ -330,17 +330,17 @@ def _require_kind(writer: str, form: Form) -> None:
     except ValueError as error:
         raise _damaged(form, error) from error
     if name != form.name:
-        msg = f"the message is a {name}, and a {form.name} is expected"
+        msg = f"the message is a {name}, but a {form.name} is expected"
         raise UndecodableMessage(msg)
 
 
 def _of_another_length(form: Form, surplus: int) -> UndecodableMessage:
     what = f"{surplus} bytes follow the record" if surplus > 0 else f"the record is cut short by {-surplus} bytes"
-    return UndecodableMessage(f"this is not a readable {form.name}: {what}")
+    return UndecodableMessage(f"the message is not a readable {form.name}: {what}")
 
 
 def _damaged(form: Form, error: Exception) -> UndecodableMessage:
-    return UndecodableMessage(f"this is not a readable {form.name}: {type(error).__name__}: {str(error)[:200]}")
+    return UndecodableMessage(f"the message is not a readable {form.name}: {type(error).__name__}: {str(error)[:200]}")
 
 
 def _unrecognised(data: bytes) -> str:

@@ -52,7 +52,7 @@ def from_json(data: bytes, record_type: type[R]) -> R:
     try:
         return cast("R", _record(shape().records[record_type.__name__], read_object(data), ""))
     except ValueError as error:
-        msg = f"this is not a readable {record_type.__name__}: {error}"
+        msg = f"the message is not a readable {record_type.__name__}: {error}"
         raise UndecodableMessage(msg) from error
 
 
@@ -180,7 +180,7 @@ def _from_base64(value: object, path: str) -> bytes:
 
 
 def _misfit(path: str, value: object, expected: str) -> ValueError:
-    return ValueError(f"{path or 'the message'} is {value!r:.80}, and {expected} is expected")
+    return ValueError(f"{path or 'the message'} is {value!r:.80}, but {expected} is expected")
 
 
 def completion_headers(

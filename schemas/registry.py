@@ -38,7 +38,7 @@ class Registry:
         except ValueError:  # a port that is no number, or half a pair of brackets
             parts, is_address = urlsplit(""), False
         if not is_address:
-            message = "TIDEWHEEL_SCHEMA_REGISTRY_URL is no http or https address; write http://host:port"
+            message = "TIDEWHEEL_SCHEMA_REGISTRY_URL is not an http or https URL; write http://host:port"
             raise SettingsError(message)
         host = parts.netloc.rpartition("@")[2]
         self._base = urlunsplit((parts.scheme, host, parts.path.rstrip("/"), "", ""))

@@ -123,7 +123,7 @@ class UnknownRun(Refused):
         self.run_id, self.unread = run_id, tuple(unread)
         problem, remedy = f"there is no run {run_id}", "copy the id from a reply or an event"
         if unread:
-            problem += f" in the database; archived days may have it: {', '.join(map(str, unread))}"
+            problem += f" in the database, but it may be in the archived days {', '.join(map(str, unread))}"
             remedy = "set TIDEWHEEL_ARCHIVE to the archive, for this command or for the API"
         super().__init__((FieldError("run_id", problem, remedy),))
 
@@ -137,7 +137,7 @@ class StaleToken(Refused):
         self.run_id, self.state = run_id, state
         which = "the attempt" if attempt is None else f"attempt {attempt}"
         now = f"the run is {state}" if state else "the run is no longer stored"
-        remedy = "stop reporting this attempt; a later attempt has its own token"
+        remedy = "stop reporting this attempt; each attempt has its own token"
         super().__init__((FieldError("token", f"{which} of run {run_id} is over: {now}", remedy),))
 
 
@@ -149,7 +149,7 @@ class RunBusy(Refused):
     def __init__(self, run_id: str) -> None:
         self.run_id = run_id
         problem = f"run {run_id} is locked by a transaction that has not ended"
-        super().__init__((FieldError("token", problem, "repeat it after a second, or send the next one as usual"),))
+        super().__init__((FieldError("token", problem, "report again after a second, or with the next heartbeat"),))
 
 
 class UnknownExecutor(Refused):
@@ -159,8 +159,8 @@ class UnknownExecutor(Refused):
 
     def __init__(self, executor_id: object) -> None:
         self.executor_id = str(executor_id)
-        problem = f"there is no executor {executor_id}: it has left, or missed its lease"
-        remedy = "stop its attempts, which other executors may run by now, and register again"
+        problem = f"there is no executor {executor_id}: it left, or its lease ended"
+        remedy = "stop its attempts, because other executors may be running them, and register again"
         super().__init__((FieldError("executor_id", problem, remedy),))
 
 
@@ -173,9 +173,7 @@ class UnknownId(Refused):
 
     def __init__(self, wanted: str | int) -> None:
         self.wanted = wanted
-        problem = (
-            f"there is no {self.noun} {wanted}" if wanted else f"the address has no id that a {self.noun} can have"
-        )
+        problem = f"there is no {self.noun} {wanted}" if wanted else f"the URL has no valid {self.noun} id"
         super().__init__((FieldError(self.path, problem, self.remedy),))
 
 
@@ -201,7 +199,7 @@ class UnknownDeadLetter(UnknownId):
     """No dead letter of this id in this tenant."""
 
     code, noun = "unknown_dead_letter", "dead letter"
-    remedy = "copy the id from the list of dead letters; it may have been purged"
+    remedy = "copy the id from the list of dead letters, unless it was purged"
 
 
 class UnknownWork(UnknownId):
@@ -225,18 +223,18 @@ class UnknownWorkflow(Refused):
 
     def __init__(self, run_id: str) -> None:
         self.run_id = run_id
-        remedy = "name the root's run after it has ended, as the list of workflows shows it"
-        super().__init__((FieldError("run_id", f"no occurrence of a workflow has the root's run {run_id}", remedy),))
+        remedy = "copy the id from the list of workflows, after the root run has ended"
+        super().__init__((FieldError("run_id", f"there is no workflow with the root run {run_id}", remedy),))
 
 
 class UnknownFreeze(Refused):
-    """No standing freeze of exactly this scope."""
+    """No freeze in force has exactly this scope."""
 
     code = "unknown_freeze"
 
     def __init__(self, path: str) -> None:
-        remedy = "choose one of the list of freezes, with the same scope"
-        super().__init__((FieldError(path, "no standing freeze has this scope", remedy),))
+        remedy = "copy the exact scope from the list of freezes"
+        super().__init__((FieldError(path, "no freeze in force has this scope", remedy),))
 
 
 class UnknownCalendar(Refused):
@@ -273,14 +271,14 @@ class TenantDeleted(UnknownTenant):
     def __init__(self, tenant: str, free_at: datetime | None, *, in_archive: bool = False) -> None:
         self.tenant, self.free_at = tenant, free_at
         if free_at is None:
-            problem = f"the tenant {tenant!r} is being deleted"
-            remedy = "name another tenant, or wait for the end of the deletion"
+            problem = f"tenant {tenant!r} is being deleted"
+            remedy = "name another tenant, or wait until the deletion ends"
         elif in_archive:
-            problem = f"the tenant {tenant!r} was deleted, and the archive may still have its runs"
+            problem = f"tenant {tenant!r} was deleted, and its runs may still be in the archive"
             remedy = "name another tenant, or create this one again after the next `tidewheel admin archive run`"
         else:
             until = f"{free_at:%Y-%m-%d %H:%M}Z"
-            problem = f"the tenant {tenant!r} was deleted, and its name is reserved until {until}"
+            problem = f"tenant {tenant!r} was deleted, and its name is reserved until {until}"
             remedy = f"name another tenant, or create this one again after {until}"
         Refused.__init__(self, (FieldError("tenant", problem, remedy),))
 
@@ -295,14 +293,14 @@ class TenantLimitExceeded(Refused):
 
 
 class PausedByOperator(Refused):
-    """A freeze of a tenant that an operator has begun, and that a key of the tenant may not end."""
+    """An operator froze the tenant, so the tenant's own keys cannot thaw it."""
 
     code = "paused_by_operator"
 
     def __init__(self, tenant: str) -> None:
         self.tenant = tenant
-        problem = f"an operator has frozen tenant {tenant}, and a key of the tenant does not end that"
-        remedy = f"an operator or a key of all tenants ends it: `tidewheel admin tenant resume {tenant}`"
+        problem = f"an operator froze tenant {tenant}, so the tenant's own keys cannot thaw it"
+        remedy = f"run `tidewheel admin tenant resume {tenant}` as an operator, or use a key of all tenants"
         super().__init__((FieldError("scope", problem, remedy),))
 
 
@@ -314,9 +312,9 @@ class VersionConflict(Refused):
     def __init__(self, expected: int, current: int | None) -> None:
         self.expected, self.current = expected, current
         problem = "there is no such job" if current is None else f"the current version is {current}, not {expected}"
-        remedy = "leave it out, or write 0" if current is None else "read the job again and apply the change to that"
+        remedy = "leave it out, or write 0" if current is None else "read the job again and reapply the change"
         if expected == 0:
-            problem, remedy = f"the job exists already, at version {current}", "change it instead of creating it"
+            problem, remedy = f"the job already exists, at version {current}", "update it instead"
         super().__init__((FieldError("if_version", problem, remedy),))
 
     @classmethod
@@ -331,13 +329,13 @@ class VersionConflict(Refused):
 
 
 class RequestConflict(Refused):
-    """The request_id was used before with another body."""
+    """The request_id was already used with a different body."""
 
     code = "request_conflict"
 
     def __init__(self, request_id: str) -> None:
         self.request_id = request_id
-        problem = f"request_id {request_id!r} was used before with another body"
+        problem = f"request_id {request_id!r} was already used with a different body"
         super().__init__((FieldError("request_id", problem, "send a new request_id for a new request"),))
 
 

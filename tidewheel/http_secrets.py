@@ -45,7 +45,7 @@ def read_entry(written: str) -> HttpSecret:
     """
     hosts, equals, value = written.partition("=")
     if not equals:
-        message = "names no host: write <host>=<value>, several hosts with commas between them"
+        message = "does not name a host: write <host>=<value>, with commas between several hosts"
         raise ValueError(message)
     return make_secret(value, hosts.split(","))
 
@@ -64,7 +64,7 @@ def environment_secrets(environment: Mapping[str, str]) -> dict[str, HttpSecret]
             continue
         name = variable[len(PREFIX) :]
         if not variable.startswith(PREFIX) or not SECRET_NAME.fullmatch(name):
-            message = f"{variable} names no secret: write {PREFIX} and 1 to 64 of A-Z, 0-9 and '_', a letter first"
+            message = f"{variable} is not a valid name: write {PREFIX} and 1 to 64 of A-Z, 0-9 and '_', a letter first"
             raise SettingsError(message)
         try:
             secrets[name] = read_entry(written)
@@ -122,8 +122,8 @@ def read_secrets(written: str) -> dict[str, tuple[bytes, ...]]:
         host, equals, secret = entry.partition("=")
         if not equals or not _HOST.fullmatch(host):
             message = (
-                f"entry {number} names no host: write <host>=whsec_…, with the host as in URLs of targets, without a"
-                " port and without *; several entries are separated by blanks"
+                f"entry {number} does not name a host: write <host>=whsec_…, with the host as in target URLs, without a"
+                " port or *; separate several entries with spaces"
             )
             raise ValueError(message)
         host = host_key(host)
@@ -146,7 +146,7 @@ def _host(written: str, number: int) -> str:
         return (read_ipv6(written[1:-1]) if bracketed else read_host(written)).name
     except InvalidValue:
         # Not shown: where the host is left out, this is a part of the secret.
-        message = f"host {number} is none: write it as in URLs of targets, without a port and without *"
+        message = f"host {number} is not a host: write it as in target URLs, without a port or *"
         raise ValueError(message) from None
 
 
@@ -158,10 +158,10 @@ def _value(value: str) -> str:
         message = f"the value has {len(value)} characters: write at most {MAX_VALUE}"
         raise ValueError(message)
     if found := NOT_IN_A_VALUE.search(value):
-        message = f"character {found.start() + 1} of the value is none that a header carries: write ASCII, one line"
+        message = f"character {found.start() + 1} of the value is not allowed in a header: write one line of ASCII"
         raise ValueError(message)
     if value != value.strip():
-        message = "the value begins or ends with a blank, which no header keeps: leave it out"
+        message = "the value begins or ends with a space, which headers drop: remove it"
         raise ValueError(message)
     return value
 
@@ -173,7 +173,7 @@ def _secret(word: str, number: int) -> bytes:
         secret = b""
     if not word.startswith(_PREFIX) or not 24 <= len(secret) <= 64:  # Source: "Signing secret" there
         message = (
-            f"entry {number} has no secret: write {_PREFIX} and the base64 of 24 to 64 random bytes after the host"
+            f"entry {number} has no valid secret: write {_PREFIX} and 24 to 64 random bytes in base64 after the host"
         )
         raise ValueError(message)
     return secret

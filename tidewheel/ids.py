@@ -140,7 +140,7 @@ def read_uuid(text: str) -> UUID:
     """
     number = int(text.replace("-", ""), 16)
     if not 0 <= number < 1 << 128:
-        message = f"{text!r} is no UUID"
+        message = f"{text!r} is not a UUID"
         raise ValueError(message)
     return uuid_of(number)
 

@@ -82,6 +82,6 @@ def read_key(key: bytes) -> tuple[str, str]:
     """
     kind, _, row = key.decode().partition(" ")
     if kind != MARK and kind not in CARRIED:
-        message = f"the key {key[:60]!r} names no table that this release knows"
+        message = f"the key {key[:60]!r} does not name a table that this release knows"
         raise ValueError(message)
     return kind, row

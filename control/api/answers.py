@@ -109,14 +109,14 @@ def expected_version(request: Request, *, creates: bool = False) -> int | None:
         if only_new.strip() != "*":
             refuse("If-None-Match", f"{shown(only_new)} is not valid", "write *, or use If-Match")
         if given is not None:
-            refuse("If-None-Match", "If-Match expects a version, and this one expects none", "send one of them")
+            refuse("If-None-Match", "cannot be combined with If-Match", "send one of the two")
         return 0
     if given is None:
         return None
     if given.strip() == "*":
         if creates:  # as a promise that the job exists, it would have to be checked
-            refuse("If-Match", "* names no version", "write the ETag of an answer, or send a PATCH")
+            refuse("If-Match", "* does not name a version", "write the ETag of a response, or send a PATCH")
         return None
     if (found := _ENTITY_TAG.fullmatch(given.strip())) is None:
-        refuse("If-Match", f"{shown(given)} is not valid", 'write the ETag of an answer, such as "3"')
+        refuse("If-Match", f"{shown(given)} is not valid", 'write the ETag of a response, such as "3"')
     return int(found[1])

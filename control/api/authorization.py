@@ -58,9 +58,9 @@ _MOST_WAITING = 100  # half a second: a request waits on, and counts as one in p
 _SHORT_BODY_BYTES = 16 * 1024  # strangers have 500 connections at most, so these are 8 MiB
 _NEEDS_NONE = (
     "this API runs without TIDEWHEEL_API_TOKEN and needs no Authorization; leave the header out,"
-    " or send an API key of `tidewheel admin api-key create`"
+    " or send an API key from `tidewheel admin api-key create`"
 )
-_LACKS_EXECUTE = "the key lacks the scope execute; create one by `tidewheel admin api-key create NAME --scope execute`"
+_LACKS_EXECUTE = "the key lacks the scope execute; run `tidewheel admin api-key create NAME --scope execute`"
 _MANY_STRANGERS = "too many requests without a token are waiting; repeat the request in a moment"
 
 _BEARER = {"WWW-Authenticate": "Bearer"}
@@ -182,7 +182,7 @@ class Guard:
         """Return the refusal of a request for another host than this machine; None where the API has a token."""
         if self._token is not None or is_loopback(host := _host(request)):
             return None
-        detail = f"the API listens for this machine alone, not for {host}; set TIDEWHEEL_API_TOKEN"
+        detail = f"the API serves only this machine, not {host}; set TIDEWHEEL_API_TOKEN"
         return problem(HTTPStatus.MISDIRECTED_REQUEST, "misdirected", detail)
 
     def _caller(self, request: Request) -> str | ApiKey | SignIn | Response:
@@ -192,7 +192,7 @@ class Guard:
         path, given = request.scope["path"], bearer(request)
         if _RUNS.fullmatch(path):
             if given is not None and self._tokens.read(given) is None:
-                return unauthorized("the bearer token is not a task token of this installation; send it back unchanged")
+                return unauthorized("the bearer token is not a task token of this installation; send it unchanged")
             return "strangers" if given is None else "reports"  # the body may have the token
         if _OPEN.fullmatch(path):
             return "strangers"
@@ -207,9 +207,9 @@ class Guard:
             return unauthorized(_NEEDS_NONE) if request.headers.get("authorization") else "executors"
         if given is None or not hmac.compare_digest(given.encode(), self._token):
             shown = "an API key with the scope execute" if for_executors else "an API key"
-            return unauthorized(f"send Authorization: Bearer and {shown}")
+            return unauthorized(f"send Authorization: Bearer with {shown}")
         if not for_executors and request.scope["path"] != _DOCUMENT:
-            detail = "the token of executors opens their calls alone; send a key of `tidewheel admin api-key create`"
+            detail = "TIDEWHEEL_API_TOKEN is valid only for executors; send a key from `tidewheel admin api-key create`"
             return problem(HTTPStatus.FORBIDDEN, "forbidden", detail)
         return "executors"
 
@@ -218,7 +218,7 @@ def _ambiguous(request: Request) -> Response | None:
     """Return the refusal of a request whose end a proxy may see elsewhere. Source: RFC 9112 section 6.1."""
     if not ("content-length" in request.headers and "transfer-encoding" in request.headers):
         return None
-    detail = "Content-Length and Transfer-Encoding exclude each other; send one of them"
+    detail = "Content-Length and Transfer-Encoding cannot be combined; send one of the two"
     return problem(HTTPStatus.BAD_REQUEST, "bad_request", detail, headers={"Connection": "close"})
 
 
@@ -237,7 +237,7 @@ def _is_of_executors(request: Request) -> bool:
 
 def _key(given: str) -> ApiKey | Response:
     if (key := read_key(given)) is None:
-        return unauthorized("the API key has a typing error, or a part of it is missing; copy the whole key")
+        return unauthorized("the API key is mistyped or incomplete; copy the whole key")
     return key
 
 
@@ -263,7 +263,7 @@ async def caller(request: Request, needed: SecurityScopes) -> Caller:
     """Return the caller, who has the scopes that the route needs."""
     key: StoredKey | None = request.scope.get(KEY)
     if key is None and not request.scope.get(TRUSTED):
-        raise HTTPException(HTTPStatus.UNAUTHORIZED, "send Authorization: Bearer and an API key", _BEARER)
+        raise HTTPException(HTTPStatus.UNAUTHORIZED, "send Authorization: Bearer with an API key", _BEARER)
     _refuse_other_sites(request)
     found = _local(request) if key is None else _keyed(request, key)
     if missing := [scope for scope in needed.scopes if scope not in found.scopes]:
@@ -282,15 +282,13 @@ def ensure_all_tenants(found: Caller, needed: Right = Right.ADMIN) -> None:
     if needed not in found.scopes:
         raise _lacks(needed)
     if not found.all_tenants:
-        raise HTTPException(HTTPStatus.FORBIDDEN, f"the key belongs to tenant {found.tenant}; use one of all tenants")
+        raise HTTPException(HTTPStatus.FORBIDDEN, f"the key belongs to tenant {found.tenant}; use a key of all tenants")
 
 
 def ensure_shows_key(found: Caller) -> None:
     """Refuse a new key to a caller without one: it would open the API for ever, also once that needs keys."""
     if found.actor.kind is ActorKind.LOCAL:
-        detail = (
-            "a caller without a key makes none: run `tidewheel admin api-key create` on the installation's database"
-        )
+        detail = "only a caller with a key can create keys; run `tidewheel admin api-key create` for the first one"
         raise HTTPException(HTTPStatus.FORBIDDEN, detail)
 
 
@@ -334,4 +332,4 @@ def _refuse_other_sites(request: Request) -> None:
     if request.method in SAFE or origin is None:
         return
     if urlsplit(origin).netloc != request.headers.get("host", ""):
-        raise HTTPException(HTTPStatus.FORBIDDEN, "a page of another site may not change anything here")
+        raise HTTPException(HTTPStatus.FORBIDDEN, "requests from pages of other sites are refused")

@@ -169,7 +169,7 @@ class ExecutorsApi:
         body, key = await read_body(request, Registration), _key(request)
         acts_for = _tenant(key)
         if key is not None and key.queues != [ALL_QUEUES] and (others := set(body.queues) - set(key.queues or ())):
-            detail = f"the key {key.key_id} has no right to queue {', '.join(sorted(others))}; use a key that has it"
+            detail = f"the key {key.key_id} is not valid for queue {', '.join(sorted(others))}; use a key that is"
             raise HTTPException(HTTPStatus.FORBIDDEN, detail)
         key_id = None if key is None else key.key_id
         executor_id = await self.workers.do(

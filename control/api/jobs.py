@@ -306,7 +306,7 @@ class JobsApi:
         read_query(request, TenantQuery)
         key, body = read_key(request), await read_document(request)
         if body.setdefault("key", key) != key:
-            refuse("key", "the address has another one", "leave it out")
+            refuse("key", "differs from the key in the URL", "leave it out")
         return await self._submit(request, caller, body)
 
     async def patch_job(self, request: Request, caller: Writer) -> Response:

@@ -132,9 +132,7 @@ class KeyCheck:
         """Return the use of a key, with one more request in progress; refuse it if too many are being read."""
         use = await self._read(key)
         if use is None or not use.stored.opens_to(key):
-            return unauthorized(
-                "there is no such API key; `tidewheel admin api-key list` shows the ids of those that exist"
-            )
+            return unauthorized("there is no such API key; `tidewheel admin api-key list` lists the existing ones")
         if use.stored.revoked or use.stored.expired:
             state = "was revoked" if use.stored.revoked else "has expired"
             return unauthorized(f"the API key {key.key_id} {state}; use another one")
@@ -143,7 +141,7 @@ class KeyCheck:
         if (seconds := use.wait(now)) == 0 and (seconds := self._wait_of_tenant(use.stored, now)) > 0:
             who = f"the API keys of tenant {use.stored.tenant} have"
         if seconds > 0:
-            detail = f"{who} sent too many requests at once; repeat the request later"
+            detail = f"{who} sent too many requests at once; retry later"
             again = {"Retry-After": str(math.ceil(seconds))}
             return problem(HTTPStatus.TOO_MANY_REQUESTS, "rate_limited", detail, headers=again)
         use.in_progress += 1

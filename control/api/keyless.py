@@ -88,16 +88,16 @@ class TaskTokensApi:
         token = bearer(request)
         document: dict[str, object] = dict(body)
         if token is not None and document.setdefault("token", token) != token:
-            raise InvalidInput([FieldError("token", "the header has another one", "send it once")])
+            raise InvalidInput([FieldError("token", "differs from the token in the header", "send it once")])
         named = self.installation.task_tokens.read(str(document.get("token", "")))
         if named is None:
-            detail = "send the attempt's task token, unchanged: as bearer token, or as `token` in the body"
+            detail = "send the attempt's task token unchanged, as bearer token or as `token` in the body"
             raise HTTPException(HTTPStatus.UNAUTHORIZED, detail, {"WWW-Authenticate": "Bearer"})
         if document.setdefault("type", kind) != kind:
-            raise InvalidInput([FieldError("type", f"this address is for {kind}", "leave it out")])
+            raise InvalidInput([FieldError("type", f"this route accepts only {kind}", "leave it out")])
         if named[0] != request.path_params["run_id"]:
-            problem = "it belongs to another run than the address names"
-            raise InvalidInput([FieldError("token", problem, "correct the address")])
+            problem = "does not belong to the run in the URL"
+            raise InvalidInput([FieldError("token", problem, "correct the URL")])
         return document
 
 

@@ -136,7 +136,7 @@ class ClaimRequest(StrictModel):
     @model_validator(mode="after")
     def _one_way(self) -> Self:
         if bool(self.runs) == bool(self.sweep):
-            raise InvalidValue(problem="runs and sweep exclude each other", remedy="send one of them", path="sweep")
+            raise InvalidValue(problem="runs and sweep cannot be combined", remedy="send exactly one", path="sweep")
         return self
 
 
@@ -160,7 +160,7 @@ class ReportedOutcome(StrictModel):
         output: Its output; only the last 64 KiB are kept.
     """
 
-    elsewhere: ClassVar[Mapping[str, str]] = {"token": "an executor is known by its id; leave it out"}
+    elsewhere: ClassVar[Mapping[str, str]] = {"token": "leave it out; the executor's id is enough"}
 
     run_id: RunId
     attempt: AttemptNumber
@@ -180,10 +180,10 @@ class ReportedOutcome(StrictModel):
     @model_validator(mode="after")
     def _fits_its_status(self) -> Self:
         for name in sorted(self.model_fields_set - _ALWAYS - _FIELDS[self.status]):
-            raise InvalidValue(problem=f"it is not allowed with {self.status!r}", remedy="leave it out", path=name)
+            raise InvalidValue(problem=f"is not allowed with {self.status!r}", remedy="leave it out", path=name)
         needed = _NEEDED.get(self.status)
         if needed is not None and getattr(self, needed) is None:
-            raise InvalidValue(problem=f"is missing, with {self.status!r}", remedy="add it", path=needed)
+            raise InvalidValue(problem=f"is required with {self.status!r}", remedy="add it", path=needed)
         return self
 
     @property

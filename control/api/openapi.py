@@ -42,13 +42,13 @@ PROBLEM: dict[str, Any] = {
     "required": ["type", "title", "status", "code", "detail"],
     "properties": {
         "type": {"type": "string", "description": "`urn:tidewheel:problem:` and the code."},
-        "title": {"type": "string", "description": "The phrase of the status."},
+        "title": {"type": "string", "description": "The status phrase."},
         "status": {"type": "integer", "description": "The status."},
         "code": {"type": "string", "description": "The kind of the refusal, such as `invalid` or `unknown_job`."},
         "detail": {"type": "string", "description": "The cause, and the remedy."},
         "errors": {
             "type": "array",
-            "description": "The fields that do not fit.",
+            "description": "The invalid fields.",
             "items": {"$ref": "#/components/schemas/FieldError"},
         },
     },

@@ -307,10 +307,10 @@ def sees_fleet(caller: Caller) -> bool:
 def edges_of(since: datetime, until: datetime, step: timedelta) -> Sequence[datetime]:
     """Return the edges of bins; the last one may be longer than the span."""
     if until <= since:
-        refuse("until", "it is not after the begin", "name a later instant")
+        refuse("until", "is not after since", "choose a later time")
     count = -((since - until) // step)
     if count > MAX_BINS:
-        refuse("step", f"{count:,} bins are too many", f"name a longer step, for {MAX_BINS:,} bins at most")
+        refuse("step", f"makes {count:,} bins", f"choose a longer step, for at most {MAX_BINS:,} bins")
     return [since + step * place for place in range(count + 1)]
 
 

@@ -48,9 +48,9 @@ STATUSES: Mapping[str, HTTPStatus] = {
 # Source: RFC 9110. Releases of Python differ in the names of these two, which are also codes.
 _TITLES = {HTTPStatus(413): "Content Too Large", HTTPStatus(422): "Unprocessable Content"}
 _PRECONDITIONS = ("if-match", "if-none-match")
-_ADDRESSES = "ids are UUIDs, no address ends with a slash, and /api/v1/openapi.json has all of them"
+_ADDRESSES = "ids are UUIDs, and /api/v1/openapi.json lists all routes"
 _AGAIN_SECONDS = 1
-_AWAY = "the service cannot do this now; repeat the request, which may have had its effect"
+_AWAY = "the service is unavailable; retry the request, which may have taken effect"
 _LOG = logging.getLogger("tidewheel.api")
 _LOG_SECONDS = 5.0  # between two lines about requests that were not served: clients repeat them
 
@@ -66,7 +66,7 @@ class Busy(Unavailable):
     def of(cls, cause: Unavailable) -> Self:
         """Return the error for a lock that a statement has met."""
         named = isinstance(cause, RowLocked)
-        return cls(str(cause) if named else "another transaction holds a row that this request needs; repeat it")
+        return cls(str(cause) if named else "another transaction locks a row that this request needs; retry")
 
 
 class NotReady(Unavailable):
@@ -147,12 +147,12 @@ async def on_http(request: Request, error: Exception) -> Response:
     status, detail, headers = HTTPStatus(error.status_code), error.detail, error.headers
     if status is HTTPStatus.METHOD_NOT_ALLOWED:
         allowed = ", ".join(_methods(request))
-        detail, headers = f"this address has {allowed}, and no {request.method}", {"Allow": allowed}
+        detail, headers = f"this route accepts {allowed}, not {request.method}", {"Allow": allowed}
     elif detail == HTTPStatus.NOT_FOUND.phrase:  # of Starlette, which found no route
         hint = "" if request.scope.get(PAGE) else f"; {_ADDRESSES}"
         if request.scope["path"].startswith("/api/v1/jobs/"):
             hint = f'; write a "/" in a key as %2F{hint}'
-        detail = f"there is no address {shown(request.scope['path'])}{hint}"
+        detail = f"there is no route {shown(request.scope['path'])}{hint}"
     code = _TITLES.get(status, status.phrase).lower().replace(" ", "_")
     return problem(status, code, detail, headers=headers)
 

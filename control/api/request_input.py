@@ -44,16 +44,16 @@ _SECONDS = 10.0  # for a body of at most 1 MiB: a slower client is stuck or mali
 _JSON = ("application/json",)
 
 ELSEWHERE: Mapping[str, str] = {
-    "type": "leave it out: the address names it",
-    "tenant": "write it in the query, as ?tenant=",
+    "type": "leave it out; the URL already names it",
+    "tenant": "send it in the query, as ?tenant=",
     "request_id": "send it as the header Idempotency-Key",
     "if_version": "send it as the header If-Match",
 }
 
 _RELIED_ON: Mapping[str, str] = {
-    "If-Match": "this call changes no version",
-    "If-None-Match": "this call creates nothing that may exist already",
-    "Idempotency-Key": "this call stores no answer",
+    "If-Match": "this call does not change a version",
+    "If-None-Match": "this call does not create anything that may already exist",
+    "Idempotency-Key": "this call does not store its response",
 }
 
 # Bytes at once. A parsed document takes up to twenty times as much as its text.
@@ -128,7 +128,7 @@ def read_query(request: Request, model: type[M], *, names: Collection[str] | Non
     """Return the query as a model, or only some of its parameters; a repeatable one is a tuple or labels."""
     items = request.query_params.multi_items()
     if len(items) > _MAX_PARAMETERS:
-        refuse("", f"a query of {len(items)} parameters is too long", "send the documented ones")
+        refuse("", f"the query has {len(items)} parameters, which is too many", "send only documented ones")
     given: dict[str, object] = {}
     for name, value in items:
         if names is not None and name not in names:
@@ -136,7 +136,7 @@ def read_query(request: Request, model: type[M], *, names: Collection[str] | Non
         if _is_repeatable(model, name):
             given[name] = (*_parts(given.get(name)), value)
         elif name in given:
-            refuse(name, "it is given twice", "send it once")
+            refuse(name, "is given twice", "send it once")
         else:
             given[name] = value
     try:
@@ -152,7 +152,7 @@ def ensure_known_conditions(request: Request, known: Collection[str]) -> None:
         if given and name not in known:
             refuse(name, problem, "leave it out")
         if len(given) > 1:
-            refuse(name, "it is given twice", "send it once")
+            refuse(name, "is given twice", "send it once")
 
 
 def read_key(request: Request) -> str:
@@ -160,7 +160,7 @@ def read_key(request: Request) -> str:
     try:
         key = unquote_to_bytes(str(request.path_params["key"])).decode()
     except UnicodeDecodeError:
-        refuse("key", "it is not UTF-8", "percent-encode the key in UTF-8")
+        refuse("key", "is not UTF-8", "percent-encode the key in UTF-8")
     return as_key(key, "key")
 
 
@@ -206,10 +206,10 @@ class Cursors:
                 TypeAdapter[Any](kind).validate_python(part) for kind, part in zip((str, *kinds), parts, strict=True)
             ]
         except (ValueError, binascii.Error):
-            refuse("cursor", f"{shown(self.given)} is no cursor of this list", "copy next_cursor, or leave it out")
+            refuse("cursor", f"{shown(self.given)} is not a cursor of this list", "copy next_cursor, or leave it out")
         if found[0] != self.list:
-            problem = "it belongs to another list, or to other filters"
-            refuse("cursor", problem, "send the filters of the page before, or leave it out")
+            problem = "belongs to another list or other filters"
+            refuse("cursor", problem, "send the filters of the previous page, or leave it out")
         return found[1:]
 
     def write(self, *parts: object) -> str | None:
@@ -261,7 +261,7 @@ async def read_verb(request: Request, kind: str, **fields: object) -> dict[str, 
     body = await read_document(request)
     wrong = [name for name in body if name in ELSEWHERE or name in fields]
     if wrong:
-        remedies = ((name, ELSEWHERE.get(name, "leave it out: the address has it")) for name in wrong)
+        remedies = ((name, ELSEWHERE.get(name, "leave it out; the URL already names it")) for name in wrong)
         raise InvalidInput([FieldError(name, f"{name!r} does not belong here", remedy) for name, remedy in remedies])
     return {**body, "type": kind, **fields}
 
@@ -273,7 +273,7 @@ async def in_time() -> AsyncGenerator[None]:
         async with asyncio.timeout(_SECONDS):
             yield
     except (TimeoutError, ClientDisconnect) as error:
-        detail = f"the body did not come within {_SECONDS:g} s"
+        detail = f"the body did not arrive within {_SECONDS:g} s"
         raise HTTPException(HTTPStatus.REQUEST_TIMEOUT, detail, {"Connection": "close"}) from error
 
 
@@ -295,7 +295,7 @@ class BodyMemory:
         of_key = self._held_by[sharer] if sharer.key else 0
         left = ALLOWANCES[kind] - self._held[kind]
         if size > 0 and (self._held_by[whole] > left or of_key > ALLOWANCES[kind] * _OF_KEY):
-            text = "the bodies of other requests take all the memory for them; repeat the request in a moment"
+            text = "other requests use all the memory for bodies; retry in a moment"
             raise Overloaded(text)
 
 

@@ -84,7 +84,7 @@ class Places:
             (self._open.total(), self._most, "this process"),
         ):
             if count >= most:
-                message = f"{whose} has {most} open {self._kind}, which is the limit; close one, then open this one"
+                message = f"{whose} has {most} open {self._kind}, the limit; close one first"
                 raise Overloaded(message)
         self._open[tenant, key_id] += 1
         taken = [(tenant, key_id)]
@@ -270,4 +270,4 @@ def _instant(text: str | None) -> datetime | None:
     try:
         return parse_timestamp(text)
     except ValueError:
-        refuse("Last-Event-ID", f"{shown(text)} is no id of this stream", "send the id of an event, or leave it out")
+        refuse("Last-Event-ID", f"{shown(text)} is not an id of this stream", "send an event's id, or leave it out")

@@ -146,7 +146,7 @@ def migrate(
 ) -> None:
     """Migrate the database to this release's schema."""
     if passwords is not None and not roles:
-        refuse("--passwords", "it belongs to --roles", "add --roles, or leave it out")
+        refuse("--passwords", "needs --roles", "add --roles, or leave it out")
     settings = Connections.load()
     url = settings.database()
     if status:
@@ -181,7 +181,7 @@ def _read_passwords(folder: Path | None) -> dict[str, str]:
             if file.name.startswith("."):
                 continue  # of the volumes of Kubernetes
             if file.name not in SERVICES:
-                refuse("--passwords", f"{file.name} is no service", f"name the files {', '.join(SERVICES)}")
+                refuse("--passwords", f"{file.name} is not a service", f"name the files {', '.join(SERVICES)}")
             found[file.name] = file.read_text().rstrip("\r\n")
             if not found[file.name]:
                 refuse("--passwords", f"{file.name} is empty", "write the password into the file, or delete the file")

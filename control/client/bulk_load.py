@@ -137,7 +137,7 @@ class BulkLoader:
                 yield place, received
             else:
                 problem = f"{received.key!r} is also the key of the job at {first}"
-                done.reject(place, [FieldError("key", problem, "leave one of the two out, or give it another key")])
+                done.reject(place, [FieldError("key", problem, "remove one, or change its key")])
 
     def delete(self, keys: Sequence[str]) -> LoadResult:
         """Delete jobs; its `keys` are those that existed."""
@@ -332,7 +332,7 @@ def _incoming(content: bytes | Mapping[str, object], tenant: str) -> ReceivedReq
         raise InvalidInput([FieldError("job.jobs", "a file of jobs is a list", remedy)])
     received = ReceivedRequest(own_request({"type": "job.submit", "tenant": tenant, "job": job}))
     if received.key is None:
-        raise InvalidInput([FieldError("key", "is missing", "name each job, so that it is the same one the next time")])
+        raise InvalidInput([FieldError("key", "is missing", "add a key, so that the job is recognized next time")])
     return received
 
 

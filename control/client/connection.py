@@ -118,7 +118,7 @@ class Connection:
                 task_token_keys.refresh(self.installation.task_tokens, connection)
         except InsufficientPrivilege:
             problem = "the database role of this client may not check task tokens"
-            refuse("token", problem, "report by the HTTP API or by a message, or connect as another role")
+            refuse("token", problem, "use the HTTP API or a message, or connect as another role")
 
     @contextmanager
     def transaction(self, *, all_tenants: bool = False) -> Generator[Conn]:

@@ -206,7 +206,7 @@ def _columns(received: ReceivedRequest) -> dict[str, object]:
     payload = request.carried
     if payload is not None and payload.content_type != JSON_CONTENT:
         remedy = "give a JSON value, or use a psycopg connection"
-        raise InvalidInput([FieldError("payload", "this driver's requests carry no bytes", remedy)])
+        raise InvalidInput([FieldError("payload", "this driver cannot send bytes", remedy)])
     order, dedupe = request.ordering_key, request.dedupe
     return {
         **{name: getattr(request, name) for name in _FIELDS},

@@ -208,7 +208,7 @@ class _WorkerThread:
         except Exception as error:  # noqa: BLE001 - this thread must not end
             _LOG.exception("the exchange with a worker process failed; its attempt fails, and a new process starts")
             self._drop()
-            outcome = failed(UNUSABLE, f"the exchange with the worker process failed: {error}")
+            outcome = failed(UNUSABLE, f"communication with the worker process failed: {error}")
         queued.future.set_result(outcome)
 
     def _start(self) -> str | None:
@@ -235,7 +235,7 @@ class _WorkerThread:
             problem = str(frame.head.get("error"))
         self._drop()
         text = redact(output.decode("utf-8", "replace").strip())[-_OUTPUT_CHARACTERS:]
-        return f"a worker process did not become ready: {problem}" + (f"; it wrote: {text}" if text else "")
+        return f"a worker process did not become ready: {problem}" + (f"; its output: {text}" if text else "")
 
     def _converse(self, queued: _QueuedAttempt) -> Outcome:
         process, attempt = self._process, queued.attempt

@@ -218,7 +218,7 @@ class WorkerProcess:
         try:
             self._received.extend(self._frames.feed(data))
         except ProtocolError as error:
-            self._end_reason = f"it wrote bytes that are not a frame into the executor's pipe ({error})"
+            self._end_reason = f"the handler's process wrote invalid data to the executor's pipe ({error})"
             self._reap()
 
     def _exited(self) -> bool:
@@ -266,5 +266,5 @@ def _exit_reason(code: int) -> str:
     if code >= 0:
         return f"the handler's process ended with exit code {code} before the handler returned"
     name = signal.Signals(-code).name
-    hint = "; the system does that where memory is short" if -code == signal.SIGKILL else ""
+    hint = "; the system does so when memory runs out" if -code == signal.SIGKILL else ""
     return f"the handler's process was killed by {name}{hint}"

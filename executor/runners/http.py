@@ -87,7 +87,7 @@ def outcome_of_response(response: aiohttp.ClientResponse, body: bytes, url: str,
             result = _result({"status": status, "body": text[:_CUT_CHARACTERS], "cut": True})
         return succeeded(result)
     if status < HTTPStatus.OK:  # the client reads 1xx by itself, except 101, which it never requests
-        return failed("http_protocol", f"{url} answered with status {status:03}, which ends no request")
+        return failed("http_protocol", f"{url} answered with status {status:03}, which is not a final status")
     permanent = status < 500 and status not in _RETRIED_4XX
     description = f"{url} answered {status} {sent.redact(response.reason or '')}"
     if status in _REDIRECTS and "location" in headers:

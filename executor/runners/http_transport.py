@@ -316,7 +316,7 @@ class AddressGuard(AbstractResolver):
     def _check(self, host: str, addresses: Sequence[str]) -> None:
         if not self._allow_private and not all(is_public(ip_address(address)) for address in addresses):
             # Without the address of a name, which an attacker may want to find out.
-            message = f"{host} is an address that targets must not reach; TIDEWHEEL_HTTP_ALLOW_PRIVATE allows it"
+            message = f"{host} is an address that targets must not reach; set TIDEWHEEL_HTTP_ALLOW_PRIVATE to allow it"
             raise AddressRefused(message)
 
     async def _look_up(self, host: str, port: int) -> Sequence[str]:

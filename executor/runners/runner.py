@@ -114,11 +114,11 @@ def target_kinds(settings: ExecutorSettings) -> list[TargetKind]:
     """Return the types of targets that an executor runs."""
     if unknown := next((name for name in settings.targets if name not in TARGETS), None):
         near = get_close_matches(unknown, TARGETS, n=1)
-        remedy = f"did you mean {near[0]!r}?" if near else f"write some of {', '.join(TARGETS)}"
-        message = f"TIDEWHEEL_TARGETS: there is no type of target {unknown!r}; {remedy}"
+        remedy = f"did you mean {near[0]!r}?" if near else f"write one or more of {', '.join(TARGETS)}"
+        message = f"TIDEWHEEL_TARGETS: there is no target type {unknown!r}; {remedy}"
         raise SettingsError(message)
     if not settings.targets:
-        message = f"TIDEWHEEL_TARGETS: an executor without targets runs nothing; write some of {', '.join(TARGETS)}"
+        message = f"TIDEWHEEL_TARGETS: the list is empty; write one or more of {', '.join(TARGETS)}"
         raise SettingsError(message)
     lists = {
         TargetKind.KAFKA: ("TIDEWHEEL_KAFKA_TOPICS", settings.kafka_topics),

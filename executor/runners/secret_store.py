@@ -24,7 +24,7 @@ _TRIES = 3  # a mounted folder is replaced at one instant: the second look is at
 _KEPT = 1000  # names that jobs invent must not fill the memory
 _ENVIRONMENT_TENANT = "default"
 _LINE_END = re.compile(r"\r?\n\Z")
-_ADD = "name in it the hosts that the secret may be sent to, one in each line"
+_ADD = "add the hosts that may receive the secret, one per line"
 
 
 class SecretMissing(Exception):
@@ -53,18 +53,18 @@ class SecretStore:
         secret = self._find(tenant, name)
         if url.host.name not in secret.hosts:
             message = (
-                f"secret {name} is not for {url.host.name}; its hosts are named where the executor has the secret:"
+                f"secret {name} must not be sent to {url.host.name}; add the host where the executor has the secret:"
                 f" in {PREFIX}{name}, or in the file {name}{_HOSTS} of tenant {tenant}"
             )
             raise SecretRefused(message)
         if url.scheme != "https" and not url.host.is_local:
-            message = f"secret {name} is sent by https only, unless the URL has an address of a private network"
+            message = f"secret {name} is sent only by https, except to addresses of private networks"
             raise SecretRefused(message)
         return secret.value
 
     def _find(self, tenant: str, name: str) -> HttpSecret:
         if not is_tenant(tenant) or not SECRET_NAME.fullmatch(name):  # both become parts of a path
-            message = "the job's version names no secret; submit the job again"
+            message = "the job's version does not name a secret; submit the job again"
             raise SecretMissing(message)
         look = self._look(self._folder, tenant, name) if self._folder else _ABSENT
         if look.problem:
@@ -122,12 +122,12 @@ def _read(folder: Path, tenant: str, name: str, now: float) -> _Look:
             before = _real_files(folder, tenant, name)
             value, hosts = (_content(path) for path, _ in before)
             if _real_files(folder, tenant, name) != before:  # one version's value must not meet another's hosts
-                problem = f"{name} changes while it is read"
+                problem = f"{name} changed while it was read"
                 continue
             lines = [line for line in hosts.decode().split("\n") if line.strip()]
             secret = make_secret(_LINE_END.sub("", value.decode("latin-1")), lines)
             protect(secret.value)
-            return _Look(now, secret if lines else None, "" if lines else f"{name}{_HOSTS} names no host; {_ADD}")
+            return _Look(now, secret if lines else None, "" if lines else f"{name}{_HOSTS} is empty; {_ADD}")
         except FileNotFoundError as missing:  # also between two steps while the files are replaced
             problem = f"{name}{_HOSTS} is missing; {_ADD}" if str(missing.filename).endswith(_HOSTS) else ""
         except OSError as error:
@@ -148,7 +148,7 @@ def _real_files(folder: Path, tenant: str, name: str) -> "tuple[tuple[Path, _Mar
     for file in (name, f"{name}{_HOSTS}"):
         real = Path(os.path.realpath(mine / file, strict=True))
         if not mine.is_relative_to(top) or not real.is_relative_to(mine):
-            message = f"{file} leads out of the tenant's folder; write the file itself there"
+            message = f"{file} points outside the tenant's folder; put the file itself there"
             raise _Unusable(message)
         read = real.stat()
         found.append((real, (read.st_ino, read.st_mtime_ns, read.st_ctime_ns, read.st_size)))

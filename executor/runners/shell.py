@@ -131,8 +131,8 @@ def _real_folder(cwd: str, folders: Sequence[str]) -> str:
     real = os.path.realpath(cwd)
     if any(is_within(real, os.path.realpath(folder)) for folder in folders):
         return real
-    problem = f"{cwd!r} leads out of the folders that jobs may work in"
-    raise InvalidValue(problem=problem, remedy="TIDEWHEEL_SHELL_CWD names those")
+    problem = f"{cwd!r} points outside the folders in which jobs may run"
+    raise InvalidValue(problem=problem, remedy="use a folder that TIDEWHEEL_SHELL_CWD allows")
 
 
 def names(listed: str) -> list[str]:
@@ -158,9 +158,9 @@ def _outcome_of(ending: ProgramEnd, errors: bytes) -> Outcome:
     if ending.exit_code == 0:
         return succeeded(b'{"exit_code":0}')
     if ending.exit_code is not None:
-        return failed(f"exit_{ending.exit_code}", _last_lines(errors) or f"it ended with code {ending.exit_code}")
+        return failed(f"exit_{ending.exit_code}", _last_lines(errors) or f"exit code {ending.exit_code}")
     if ending.signal_name is not None:
-        return failed(f"signal_{ending.signal_name}", _last_lines(errors) or f"it was killed by {ending.signal_name}")
+        return failed(f"signal_{ending.signal_name}", _last_lines(errors) or f"killed by {ending.signal_name}")
     if ending.errno == LEASE_OVER:
         return NOT_STARTED
     if ending.errno is None:

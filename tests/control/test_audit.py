@@ -342,7 +342,7 @@ def test_tenant_that_is_being_deleted_is_left_out_and_named(clocked: ClockedData
     done = tidewheel(clocked, "admin", "audit", "--from", "2026-03-29T00:00Z")
     assert "acme" in done.out
     [refusal] = tidewheel(clocked, "admin", "audit", "--from", "2026-03-29T00:00Z", "--tenant", "acme").refusals
-    assert refusal.startswith("tenant: the tenant 'acme' is being deleted")
+    assert refusal.startswith("tenant: tenant 'acme' is being deleted")
 
 
 def test_refused_audit_leaves_the_report_before_it(history: ClockedDatabase, tmp_path: Path) -> None:

@@ -210,7 +210,7 @@ def test_other_objects_of_kubernetes_are_refused_by_kind(tmp_path: Path) -> None
     path = tmp_path / "all.yaml"
     path.write_text("apiVersion: v1\nkind: ConfigMap\n---\n" + (FILES / "cronjob.yaml").read_text())
     refused, _ = read_jobs(str(path))
-    assert "ConfigMap of Kubernetes is not a job" in str(refused.content)
+    assert "a Kubernetes ConfigMap is not a job" in str(refused.content)
     assert read_pasted(path.read_text()).job["key"] == "hello"
 
 

@@ -22,20 +22,30 @@ prints a line for each field. All of them name the field, the problem and the re
 """
 # Codes of answers that no exception of this package has.
 _OF_REST = (
-    ("unreadable", 400, "The body is no JSON object.", "send a JSON object in UTF-8"),
-    ("unauthorized", 401, "There is no valid API key.", "send `Authorization: Bearer` and a key"),
-    ("forbidden", 403, "The key lacks the scope, or the page is of another site.", "take a key with the scope"),
-    ("not_found", 404, "There is no such address.", "`/api/v1/openapi.json` has all of them"),
-    ("method_not_allowed", 405, "The address has other methods.", "`Allow` has them"),
-    ("request_timeout", 408, "The body did not arrive within ten seconds.", "send it at once"),
-    ("content_too_large", 413, "The body has more than 1 MiB.", "send less, or several requests"),
+    ("unreadable", 400, "The body is not a JSON object.", "send a JSON object in UTF-8"),
+    ("unauthorized", 401, "There is no valid API key.", "send `Authorization: Bearer` with a key"),
+    (
+        "forbidden",
+        403,
+        "The key lacks the scope, or a page of another site sends the request.",
+        "use a key with the scope",
+    ),
+    ("not_found", 404, "There is no such route.", "`/api/v1/openapi.json` lists all routes"),
+    ("method_not_allowed", 405, "The route does not accept the method.", "`Allow` lists its methods"),
+    ("request_timeout", 408, "The body did not arrive within ten seconds.", "send the whole body at once"),
+    ("content_too_large", 413, "The body has more than 1 MiB.", "split the request"),
     ("unsupported_media_type", 415, "The body has another type, or is compressed.", "send plain `application/json`"),
-    ("misdirected_request", 421, "The request names another host.", "call the API by a name that it serves"),
-    ("too_many_requests", 429, "The key has more requests than its rate.", "repeat after `Retry-After`"),
-    ("internal", 500, "The service has an error of its own.", "see the log of `tidewheel service api`"),
-    ("busy", 503, "Another transaction holds a row that the request needs.", "repeat after `Retry-After`, same id"),
-    ("overloaded", 503, "More requests wait than the process takes.", "repeat after `Retry-After`"),
-    ("unavailable", 503, "The database does not answer now.", "repeat after `Retry-After`, with the same id"),
+    ("misdirected_request", 421, "The request names another host.", "use a host name that the API serves"),
+    ("too_many_requests", 429, "The key exceeds its rate.", "retry after `Retry-After`"),
+    ("internal", 500, "The service failed.", "see the log of `tidewheel service api`"),
+    (
+        "busy",
+        503,
+        "Another transaction locks a row that the request needs.",
+        "retry after `Retry-After`, with the same id",
+    ),
+    ("overloaded", 503, "Too many requests are waiting.", "retry after `Retry-After`"),
+    ("unavailable", 503, "The database does not answer.", "retry after `Retry-After`, with the same id"),
 )
 
 

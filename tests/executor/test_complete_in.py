@@ -465,17 +465,17 @@ def test_unusable_connection_is_refused_with_a_remedy(shop: Database, info: Stac
     started = shop.begun()
     done = completion(shop, started)
     with psycopg.connect(shop.url, autocommit=True) as bare:
-        assert "on autocommit, outside a transaction" in refusal(done, bare)
+        assert "in autocommit mode, outside a transaction" in refusal(done, bare)
         with bare.transaction(), bare.pipeline():
             assert "in a pipeline" in refusal(done, bare)
-    assert "it is closed" in refusal(done, bare)
+    assert "is closed" in refusal(done, bare)
     with psycopg.connect(shop.url, client_encoding="LATIN1") as latin:
-        assert "its client_encoding is LATIN1" in refusal(done, latin)
+        assert "has client_encoding=LATIN1" in refusal(done, latin)
     with psycopg.connect(make_conninfo(info.database_url, dbname="postgres")) as elsewhere:
         assert "no table job_runs" in refusal(done, elsewhere)
     with pytest.raises(psycopg.Error):
         own.execute("SELECT 1/0")
-    assert "its transaction has failed already" in refusal(done, own)
+    assert "is in a failed transaction" in refusal(done, own)
     assert "a builtins.str was given" in refusal(done, "postgresql://")
 
 

@@ -73,7 +73,7 @@ async def test_run_is_completed_in_a_transaction_block_on_autocommit(shop: Datab
     started = shop.begun()
     async with connected(shop, autocommit=True) as own:
         done = completion(shop, started)
-        with pytest.raises(InvalidInput, match="on autocommit, outside a transaction"):
+        with pytest.raises(InvalidInput, match="in autocommit mode, outside a transaction"):
             await done.complete_in_async(own, None)
         async with own.transaction():
             await own.execute(EFFECT, [started.run_id, 1])
@@ -159,9 +159,9 @@ async def test_wrong_kind_of_connection_is_refused_with_the_right_call(shop: Dat
         raise AssertionError(connection)
 
     async with connected(shop) as own:
-        with pytest.raises(InvalidInput, match="await the one that ends with _async"):
+        with pytest.raises(InvalidInput, match="await the function that ends with _async"):
             enqueue(own, "job")  # type: ignore[arg-type]  # which is what is tested
-        with psycopg.connect(shop.url) as sync, pytest.raises(InvalidInput, match="call the one without _async"):
+        with psycopg.connect(shop.url) as sync, pytest.raises(InvalidInput, match="call the function without _async"):
             await use_async_connection(sync, never)  # type: ignore[arg-type]
 
 

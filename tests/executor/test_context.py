@@ -195,7 +195,7 @@ def test_step_that_raises_is_not_saved_and_its_error_reaches_the_handler() -> No
 def test_names_of_steps_are_unique_in_an_attempt() -> None:
     context, _ = wired(_checkpoint=STEPPED)
     context.step("charge", dict)
-    with pytest.raises(ValueError, match=r"step 'charge' was used before in this attempt; give each step"):
+    with pytest.raises(ValueError, match=r"step 'charge' was already used in this attempt; give each step"):
         context.step("charge", dict)
     for name in ("", "x" * 256):
         with pytest.raises(ValueError, match=r"a step has 1 to 255 characters"):
@@ -372,7 +372,7 @@ def test_runs_that_do_not_fit_are_refused_by_their_path(database: Database, adds
         [reply] = database.apply_batch({"type": "job.trigger", "key": key})
         alone = UUID(reply.run_id)
         [one] = database.claim(alone).started
-        with pytest.raises(InvalidInput, match="batch: the run belongs to no batch"):
+        with pytest.raises(InvalidInput, match="batch: the run does not belong to a batch"):
             add(adds, alone, one.attempt)
     assert database.count("batch_runs") == 1
 

@@ -94,7 +94,7 @@ def test_wrong_function_is_named_by_its_own_file_and_line(tmp_path: Path, monkey
     (tmp_path / "shop_wrong.py").write_text('import tidewheel\n\n@tidewheel.handler("one")\ndef a(p): pass\n')
     with pytest.raises(SettingsError, match=r"handler 'one': a must take .*shop_wrong\.py, line 3\)"):
         import_handlers("shop_wrong")
-    with pytest.raises(SettingsError, match="there is none in this folder"):
+    with pytest.raises(SettingsError, match="it is neither in this folder"):
         import_handlers("shop_gone")
 
 

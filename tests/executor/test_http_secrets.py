@@ -88,7 +88,7 @@ def test_secret_is_the_whole_value_of_its_header() -> None:
 def test_secret_is_sent_to_no_host_that_it_does_not_name(host: str) -> None:
     with serving() as target:
         outcome = call_signed(target.url(host=host), SecretStore({"BILLING": ENTRY}))
-    assert_refused(outcome, f"secret BILLING is not for {host}")
+    assert_refused(outcome, f"secret BILLING must not be sent to {host}")
     assert target.received == []
 
 
@@ -103,7 +103,7 @@ def test_secret_is_sent_by_http_to_private_addresses_only() -> None:
     """A name may have another address at the next look-up."""
     store = SecretStore({"BILLING": read_entry("receiver.example=Bearer t0k")})
     with serving() as target:
-        assert_refused(call_signed(target.url(host="receiver.example"), store), "by https only")
+        assert_refused(call_signed(target.url(host="receiver.example"), store), "only by https")
         outcome = call_signed(target.url(), SecretStore({"BILLING": ENTRY}), allow_private=False)
     assert outcome.error_type == "AddressRefused"
     assert target.received == []
@@ -165,7 +165,7 @@ def test_replaced_file_is_sent_a_second_later_without_a_restart(tmp_path: Path) 
             assert call_signed(target.url(), store).kind is AttemptOutcome.SUCCEEDED
         put(folder, "BILLING", "third", "a.example")
         clock.now = 2.0
-        assert_refused(call_signed(target.url(), store), "is not for 127.0.0.1")
+        assert_refused(call_signed(target.url(), store), "must not be sent to 127.0.0.1")
         (folder / "BILLING").unlink()
         clock.now = 3.0
         assert_missing(call_signed(target.url(), store), "no secret BILLING")
@@ -212,14 +212,14 @@ def _pipe(folder: Path) -> None:
 
 
 _UNUSABLE: list[tuple[Callable[[Path], object], str]] = [
-    (_link_elsewhere, "BILLING leads out of the tenant's folder"),
-    (_link_to_another_tenant, "BILLING leads out of the tenant's folder"),
+    (_link_elsewhere, "BILLING points outside the tenant's folder"),
+    (_link_to_another_tenant, "BILLING points outside the tenant's folder"),
     (_link_in_a_circle, "Too many levels of symbolic links"),
     (_pipe, "BILLING is not a file"),
     (lambda folder: (folder / "BILLING").mkdir(), "BILLING.hosts is missing"),
-    (lambda folder: (folder / "BILLING").write_text("t0k"), "BILLING.hosts is missing; name in it the hosts"),
-    (lambda folder: put(folder, "BILLING", "t0k", "", " "), "BILLING.hosts names no host; name in it"),
-    (lambda folder: put(folder, "BILLING", "t0k", "*"), "host 1 is none"),
+    (lambda folder: (folder / "BILLING").write_text("t0k"), "BILLING.hosts is missing; add the hosts"),
+    (lambda folder: put(folder, "BILLING", "t0k", "", " "), "BILLING.hosts is empty; add the hosts"),
+    (lambda folder: put(folder, "BILLING", "t0k", "*"), "host 1 is not a host"),
     (lambda folder: put(folder, "BILLING", "t0k\n\n", "127.0.0.1"), "character 4 of the value"),
     (lambda folder: put(folder, "BILLING", "t0k\r\nX: 1", "127.0.0.1"), "character 4 of the value"),
     (lambda folder: put(folder, "BILLING", b"t0k\xff", "127.0.0.1"), "character 4 of the value"),

@@ -111,9 +111,9 @@ async def test_isolated_handler_runs_in_a_warm_worker_process() -> None:
     [
         ("exit", "exit code 3"),
         ("segfault", "killed by SIGSEGV"),
-        ("kill", "killed by SIGKILL; the system does that where memory is short"),
+        ("kill", "killed by SIGKILL; the system does so when memory runs out"),
         ("close", "closed the pipe to the executor"),
-        ("garbage", "bytes that are not a frame"),
+        ("garbage", "wrote invalid data"),
     ],
 )
 def test_dead_worker_fails_its_attempt_and_is_replaced(payload: str, message: str) -> None:

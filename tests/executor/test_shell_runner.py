@@ -141,7 +141,7 @@ def test_supervisor_of_a_program_has_no_secret_in_its_environment(monkeypatch: p
     "name", ["TIDEWHEEL_DATABASE_URL", "TIDEWHEEL_SECRET_BILLING", "PGPASSWORD", "AWS_SECRET_ACCESS_KEY"]
 )
 def test_executors_secrets_cannot_be_allowed_for_programs(name: str) -> None:
-    with pytest.raises(SettingsError, match=f"{name} belongs to the executor"):
+    with pytest.raises(SettingsError, match=f"{name} is reserved for the executor"):
         load(shell_env=f"PATH, {name}")
 
 
@@ -158,8 +158,8 @@ def test_program_works_in_a_new_folder_that_is_removed(tmp_path: Path, monkeypat
     ("job", "error_type", "said"),
     [
         (shell("sh", "-c", "echo one >&2; echo two >&2; exit 3"), "exit_3", "one\ntwo"),
-        (shell("sh", "-c", "echo out; exit 75"), "exit_75", "it ended with code 75"),
-        (shell("sh", "-c", "kill -SEGV $$"), "signal_SIGSEGV", "it was killed by SIGSEGV"),
+        (shell("sh", "-c", "echo out; exit 75"), "exit_75", "exit code 75"),
+        (shell("sh", "-c", "kill -SEGV $$"), "signal_SIGSEGV", "killed by SIGSEGV"),
     ],
 )
 def test_other_exit_codes_and_signals_are_named_failures(job: dict[str, Any], error_type: str, said: str) -> None:

@@ -135,12 +135,12 @@ REFUSED: dict[str, tuple[tuple[datetime, datetime], dict[str, str], tuple[str, s
     "unknown how it went": (
         (NOON - 12 * DAY, NOON),
         {},
-        ("from", "the runs of that time are dropped", "write 2026-11-09T00:00:00.000000Z or later, or `what: all`"),
+        ("from", "runs of that time are deleted", "write 2026-11-09T00:00:00.000000Z or later, or what: all"),
     ),
     "no such job then": (
         (NOON - 12 * DAY, NOON - 11 * DAY),
         {},
-        ("from", "no version of the job was in force in that range", "let `versions` be `current`"),
+        ("from", "no version of the job was in force in that range", "write versions: current"),
     ),
     "between two": (
         (NOON - HOUR / 3, NOON - HOUR / 4),
@@ -199,7 +199,7 @@ def test_million_instants_are_refused_without_listing_them(clocked: ClockedDatab
     with counted() as work:
         reply = ask_backfill(clocked, NOON - 12 * DAY, NOON)
     assert work.calls < 20_000
-    assert "at least 100001 occurrences; a backfill runs 100000 at most" in refused(reply)[1]
+    assert "at least 100001 occurrences; a backfill runs at most 100000" in refused(reply)[1]
 
 
 def test_current_version_backfills_before_the_job_existed(hourly: ClockedDatabase) -> None:
@@ -261,7 +261,7 @@ def test_backfill_of_another_tenant_cannot_be_changed(hourly: ClockedDatabase) -
 
 
 def test_reversed_range_is_refused() -> None:
-    with pytest.raises(RequestRefused, match="to: it lies before from"):
+    with pytest.raises(RequestRefused, match="to: is before from"):
         parse_request(asking(NOON, NOON - HOUR))
 
 

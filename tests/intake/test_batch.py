@@ -143,7 +143,7 @@ def test_target_reply_refused_by_the_database_is_dead_lettered_alone(fresh_datab
     assert database.open_run(poisoned.run_id).state == "waiting"
     [(topic, *_, key, value, reason)] = buried(requests)
     assert (topic, key, value) == (requests.topics.target_replies, b"poison", b"13")
-    assert str(reason).startswith("it could not be applied: new row for relation")
+    assert str(reason).startswith("the request could not be applied: new row for relation")
 
 
 @pytest.mark.kafka

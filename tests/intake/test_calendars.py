@@ -213,7 +213,7 @@ def test_calendars_of_another_tenant_are_unknown(friday: Database) -> None:
     friday.execute("INSERT INTO tenants (tenant) VALUES ('other')")
     friday.apply_batch(putting() | {"tenant": "other"})
     [reply] = friday.apply_batch(submission(**DAILY, exclude_calendars=["holidays"]))
-    assert [error.remedy for error in reply.errors] == ["put the calendar first"]
+    assert [error.remedy for error in reply.errors] == ["create the calendar first"]
 
 
 def test_job_without_any_open_day_is_refused(friday: Database) -> None:
@@ -230,7 +230,7 @@ def test_calendar_is_deleted_once_no_job_names_it(friday: Database) -> None:
         friday.submit(key, **DAILY, exclude_calendars=["holidays"])
     [reply] = friday.apply_batch(deleting())
     [error] = reply.errors
-    assert (error.path, error.problem) == ("name", "2 jobs name it, 'a' first")
+    assert (error.path, error.problem) == ("name", "2 jobs use it, 'a' first")
     friday.submit("a", **DAILY)
     friday.apply_batch(about("job.delete", "b"))
     assert [reply.status for reply in friday.apply_batch(deleting(), deleting())] == ["accepted", "rejected"]

@@ -143,7 +143,7 @@ def test_put_that_affects_too_many_jobs_is_refused_with_their_number(
     reply = put(friday, "2026-11-21")
     [error] = reply.errors
     assert (reply.status, error.path) == ("rejected", "name")
-    assert error.problem.startswith("3 jobs name this calendar")
-    assert "second name" in error.remedy
+    assert error.problem.startswith("3 jobs use this calendar")
+    assert "second calendar" in error.remedy
     friday.submit("c", schedule="0 9 * * *")
     assert put(friday, "2026-11-21").status == "accepted"

@@ -141,7 +141,7 @@ def test_batch_with_invalid_data_is_retried_request_by_request(
         ("c", "accepted"),
     ]
     [error] = replies[1].errors
-    assert error.problem.startswith("it could not be applied: new row for relation")
+    assert error.problem.startswith("the request could not be applied: new row for relation")
     assert "a batch of 4 requests failed" in caplog.text
 
 
@@ -239,8 +239,8 @@ def test_timed_out_batch_is_retried_in_halves_down_to_one_rejection(
     assert [reply.request_id for reply in replies if reply.status == "rejected"] == ["endless"]
     [error] = replies[10].errors
     assert (error.problem, error.remedy) == (
-        "it takes longer than a transaction may, and was rolled back",
-        "request less in one request",
+        "the request took longer than a transaction may, and was rolled back",
+        "split the request",
     )
     assert {version for (version,) in fresh_database.rows("SELECT version FROM jobs")} == {1}
     assert "21 requests took too long" in caplog.text

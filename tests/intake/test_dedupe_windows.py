@@ -226,7 +226,10 @@ def test_bad_dedupe_is_refused_by_its_path(still: ClockedDatabase, given: dict[s
 
 def test_debounce_with_a_time_is_refused(still: ClockedDatabase) -> None:
     [error] = refused(still, delay="1m", **dedupe("debounce"))
-    assert (error.path, error.problem) == ("delay", "a debounced run starts after its window")
+    assert (error.path, error.problem) == (
+        "delay",
+        "cannot be combined with debounce, where a run starts after its window",
+    )
 
 
 def refused(database: Database, **fields: object) -> Sequence[FieldError | ReplyError]:

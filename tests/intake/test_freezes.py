@@ -137,7 +137,7 @@ def test_too_many_jobs_are_refused_and_leave_nothing(with_jobs: Database, monkey
     monkeypatch.setattr(group_requests, "MAX_JOBS", 1)
     [reply] = with_jobs.apply_batch({"type": "freeze", "labels": {"team": "billing"}})
     assert refusal(reply) == ("invalid", "labels")
-    assert reply.errors[0].problem == "more than 1 jobs fit"
+    assert reply.errors[0].problem == "more than 1 jobs match"
     assert (with_jobs.count("freezes"), with_jobs.count("frozen_jobs")) == (0, 0)
     freeze(with_jobs, labels={"team": "sales"})
 

@@ -99,8 +99,8 @@ def test_an_edit_closes_the_periods_of_the_former_parents(clocked: ClockedDataba
 def test_a_cycle_is_refused_with_its_path(database: Database) -> None:
     database.apply_batch(node("a"), node("b", "a"), node("c", "b"))
     path, problem = refusal(put(database, "a", "c"))
-    assert (path, problem) == ("job.schedule.after.0.job", "it would form a cycle: a → b → c → a")
-    assert refusal(put(database, "a", "a")) == ("job.schedule.after.0.job", "'a' would come after itself")
+    assert (path, problem) == ("job.schedule.after.0.job", "would form a cycle: a → b → c → a")
+    assert refusal(put(database, "a", "a")) == ("job.schedule.after.0.job", "'a' would run after itself")
     assert database.rows("SELECT version FROM jobs WHERE key = 'a'") == [(1,)]
 
 
@@ -156,7 +156,7 @@ def test_a_subtree_moves_to_another_root(database: Database) -> None:
 def test_a_job_with_children_is_not_deleted(database: Database) -> None:
     database.apply_batch(node("a"), node("b", "a"), node("c", "a"), node("d", "b"))
     [reply] = database.apply_batch({"type": "job.delete", "key": "a"})
-    assert refusal(reply) == ("key", "jobs come after it: 'b', 'c'")
+    assert refusal(reply) == ("key", "these jobs run after it: 'b', 'c'")
     replies = database.apply_batch(*({"type": "job.delete", "key": key} for key in "abc"))
     assert [reply.status for reply in replies] == [ReplyStatus.REJECTED, ReplyStatus.REJECTED, ReplyStatus.ACCEPTED]
     replies = database.apply_batch(*({"type": "job.delete", "key": key} for key in "abd"))
@@ -174,7 +174,7 @@ def test_a_job_that_gets_its_first_child_meanwhile_is_not_deleted(database: Data
     deleting = in_background(lambda: database.apply_batch_within(two, {"type": "job.delete", "key": "a"}))
     until_blocked(database, two)
     one.commit()
-    assert refusal(deleting.result(30)[0]) == ("key", "jobs come after it: 'b'")
+    assert refusal(deleting.result(30)[0]) == ("key", "these jobs run after it: 'b'")
 
 
 @pytest.mark.parametrize("change", [node("a"), {"type": "job.delete", "key": "a"}], ids=["submit", "delete"])
@@ -235,7 +235,7 @@ def test_sizes_are_bounded(database: Database, monkeypatch: pytest.MonkeyPatch) 
     database.apply_batch(node("a"), node("b", "a"), node("c", "a"))
     assert "2 children" in refusal(put(database, "d", "a"))[1]
     assert put(database, "d", "b").status is ReplyStatus.ACCEPTED
-    assert refusal(put(database, "e", "c"))[1] == "the workflow would have 5 jobs, and may have 4"
+    assert refusal(put(database, "e", "c"))[1] == "the workflow would have 5 jobs; the limit is 4"
     database.apply_batch(node("x"), node("y", "x"))
     assert "6 jobs" in refusal(put(database, "x", "c"))[1]
 

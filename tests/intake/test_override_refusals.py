@@ -57,7 +57,7 @@ def test_past_occurrence_is_refused_with_the_next_one(minutely: ClockedDatabase)
     minutely.advance(2 * MINUTE)
     path, problem, remedy = refusal(request_override(minutely, "skip", 2))
     assert (path, remedy) == ("at", f"the next is {text(minutely, 3)}")
-    assert problem == f"{text(minutely, 2)} has passed: it is {text(minutely, 2)} by the database's clock"
+    assert problem == f"{text(minutely, 2)} has passed; the database's clock is at {text(minutely, 2)}"
 
 
 def test_skip_on_an_excluded_day_is_refused(clocked: ClockedDatabase) -> None:
@@ -73,8 +73,8 @@ def test_skip_on_an_excluded_day_is_refused(clocked: ClockedDatabase) -> None:
 @pytest.mark.parametrize(
     ("to", "problem", "remedy"),
     [
-        (2.0, "is the occurrence's own instant", "it fires then as it is"),
-        (0.0, "has passed", "write a later instant"),
+        (2.0, "is already the occurrence's time", "leave the occurrence as it is"),
+        (0.0, "has passed", "write a later time"),
         (401 * 1440.0, "is more than 400 days from the occurrence", "skip it, and trigger the job then"),
     ],
     ids=["its own", "passed", "too far"],
@@ -85,7 +85,7 @@ def test_invalid_target_of_a_move_is_refused(minutely: ClockedDatabase, to: floa
     assert problem in found[1]
     override(minutely, "skip", 2)
     again = refusal(request_override(minutely, "move", 2, to=minute(minutely, 2).isoformat()))
-    assert again[2] == "undo the skip or the move (unskip) to let it fire then"
+    assert again[2] == "undo the skip or the move with unskip"
 
 
 @pytest.mark.parametrize(("schedule", "kind"), [("manual", "manual"), ({"fixed_delay": "1m"}, "fixed_delay")])
@@ -94,18 +94,20 @@ def test_skip_for_a_job_without_computed_instants_is_refused(
 ) -> None:
     still.submit(schedule=schedule)
     path, problem, _ = refusal(request_override(still, "skip", 1))
-    assert (path, problem) == ("at", f"the schedule is {kind}: its occurrences are not known ahead")
+    assert (path, problem) == ("at", f"the schedule is {kind}, whose occurrences are not known in advance")
 
 
 def test_unskip_without_an_override_is_refused_with_existing_ones(minutely: ClockedDatabase) -> None:
-    assert refusal(request_override(minutely, "unskip", 9))[2] == "no upcoming occurrence of this job is"
+    assert (
+        refusal(request_override(minutely, "unskip", 9))[2] == "no upcoming occurrence of this job is skipped or moved"
+    )
     for number in (1, 2, 3, 4):
         override(minutely, "skip", number)
     override(minutely, "move", 2, to=2.5)
     path, problem, remedy = refusal(request_override(minutely, "unskip", 9))
-    assert (path, problem) == ("at", f"{text(minutely, 9)} is neither skipped nor moved, or has passed")
+    assert (path, problem) == ("at", f"{text(minutely, 9)} is not skipped or moved, or has passed")
     assert remedy == (
-        f"those that are: {text(minutely, 1)} (skipped), {text(minutely, 2)} (moved to {text(minutely, 2.5)}), "
+        f"skipped or moved: {text(minutely, 1)} (skipped), {text(minutely, 2)} (moved to {text(minutely, 2.5)}), "
         f"{text(minutely, 3)} (skipped) and 1 more"
     )
 
@@ -133,7 +135,7 @@ def test_a_job_has_at_most_a_thousand_overrides_ahead(minutely: ClockedDatabase)
         "FROM jobs, generate_series(3, 1000) AS n"
     )
     path, problem, _ = refusal(request_override(minutely, "skip", 1001))
-    assert (path, problem) == ("at", "1000 upcoming occurrences of this job are skipped or moved already")
+    assert (path, problem) == ("at", "1000 upcoming occurrences of this job are already skipped or moved")
     assert override(minutely, "move", 1000, to=1000.5).unchanged is False, "in place of another"
     fire_for(minutely, 2)
     assert override(minutely, "skip", 1001).unchanged is False, "those that have passed do not count"
@@ -238,7 +240,7 @@ def test_occurrence_that_fires_while_its_override_waits_is_refused(minutely: Clo
     changing.commit()
     assert refusal(reply) == (
         "at",
-        f"{text(minutely, 1)} has become a run already, which is running",
+        f"{text(minutely, 1)} already became a run (now running)",
         "cancel its run",
     )
     assert minutely.count("overrides") == 0
@@ -254,7 +256,7 @@ def test_occurrence_with_a_cancelled_run_is_refused(minutely: ClockedDatabase) -
     minutely.apply_batch({"type": "run.cancel", "run_id": str(run.run_id)})
     _, problem, remedy = refusal(request_override(minutely, "skip", 1))
     assert (problem, remedy) == (
-        f"{text(minutely, 1)} has become a run already, which is cancelled",
+        f"{text(minutely, 1)} already became a run (now cancelled)",
         "trigger the job to run it again",
     )
     fire_for(minutely, 1)

@@ -187,7 +187,7 @@ def test_retry_follows_its_jobs_overlap_policy(database: Database) -> None:
 def test_retry_of_an_open_run_is_refused(with_job: Database) -> None:
     started = with_job.begun()
     code, path, problem = refusal(with_job.apply_batch(asking(started.run_id))[0])
-    assert (code, path, problem) == ("invalid", "run_id", f"run {started.run_id} is running: it has not ended")
+    assert (code, path, problem) == ("invalid", "run_id", f"run {started.run_id} is running and has not ended")
     assert len(with_job.job_runs()) == 1
 
 
@@ -307,7 +307,7 @@ def test_attempt_beyond_the_next_and_retry_without_attempt_name_the_next_one(wit
     run = retrying(with_job)
     beyond, without = with_job.apply_batch(asking(run, attempt=3), asking(run))
     assert refusal(beyond) == ("invalid", "attempt", f"the next attempt of run {run} is 2")
-    assert refusal(without) == ("invalid", "run_id", f"run {run} is retrying: it has not ended")
+    assert refusal(without) == ("invalid", "run_id", f"run {run} is retrying and has not ended")
     assert "`attempt: 2`" in without.errors[0].remedy
     unknown, other = with_job.apply_batch(asking(uuid4(), attempt=2), asking(run, attempt=2, tenant="acme"))
     assert (unknown.code, other.code) == ("unknown_run", "unknown_tenant")

@@ -61,7 +61,7 @@ def test_rollback_to_the_current_version_changes_nothing(database: Database) -> 
 
 def test_unknown_version_is_refused_with_the_known_ones(database: Database) -> None:
     database.submit(payload=1)
-    assert refusal(rollback(database, 2))[2] == "it has no other version"
+    assert refusal(rollback(database, 2))[2] == "the job has no other version"
     database.submit(payload=2)
     assert refusal(rollback(database, 7)) == ("version", "there is no version 7 of 'job'", "write 1 to 2")
     database.execute("DELETE FROM job_versions WHERE version = 1")

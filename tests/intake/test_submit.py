@@ -142,7 +142,7 @@ def test_payload_is_stored_in_the_definition_only(database: Database) -> None:
 @pytest.mark.parametrize(
     ("job", "path", "problem"),
     [
-        ({"schedule": "0 0 30 2 *"}, "job.schedule.cron", "no date fits"),
+        ({"schedule": "0 0 30 2 *"}, "job.schedule.cron", "no date matches"),
         ({"schedule": ["* * * * *"]}, "job.schedule", "is not valid"),
         ({"schedule": {"cron": "0 0 * * *", "timezone": "Europe/Berlinn"}}, "job.schedule.timezone", "Europe/Berlinn"),
         ({"schedule": "61 0 * * *"}, "job.schedule.cron", "61"),
@@ -250,7 +250,7 @@ def test_once_whose_instant_has_a_run_is_refused(clocked: ClockedDatabase, betwe
     [reply] = clocked.apply_batch(submission(**once))
     [error] = reply.errors
     assert (error.path, error.remedy) == ("job.schedule.once", "trigger the job, or write another time")
-    assert "has become a run of this job already" in error.problem
+    assert "already became a run of this job" in error.problem
     clocked.submit(schedule={"once": clocked.now().isoformat()})
     fire_due(clocked)
     assert clocked.count("runs") == 2

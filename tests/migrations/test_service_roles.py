@@ -100,7 +100,7 @@ def test_roles_are_created_once_and_each_migration_restores_their_rights(
     assert fresh_database.rows(GRANTS) == before
     (tmp_path / "relais").write_text("secret")
     assert tidewheel(logged, "migrate", "--roles", "--passwords", tmp_path).refusals == [
-        f"--passwords: relais is no service; name the files {', '.join(SERVICES)}"
+        f"--passwords: relais is not a service; name the files {', '.join(SERVICES)}"
     ]
     (tmp_path / "relais").rename(tmp_path / "intake").write_text("\n")
     [empty] = tidewheel(logged, "migrate", "--roles", "--passwords", tmp_path).refusals

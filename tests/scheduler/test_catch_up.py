@@ -281,4 +281,4 @@ def test_fixed_delay_with_an_open_run_waits_after_its_pause_expires(still: Clock
 def test_end_of_a_pause_for_a_job_without_a_timer_is_refused(still: ClockedDatabase) -> None:
     still.submit(schedule="manual")
     reply = pause(still, 3)
-    assert [(error.path, "nothing would end the pause" in error.problem) for error in reply.errors] == [("until", True)]
+    assert [(error.path, "the pause would never end" in error.problem) for error in reply.errors] == [("until", True)]

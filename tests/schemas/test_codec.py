@@ -224,7 +224,7 @@ def test_invalid_stored_schema_makes_the_message_undecodable() -> None:
 
 
 def test_message_of_another_record_type_is_refused(a_completion: records.RunCompleted) -> None:
-    with pytest.raises(UndecodableMessage, match="the message is a RunCompleted, and a RunRequest is expected"):
+    with pytest.raises(UndecodableMessage, match="the message is a RunCompleted, but a RunRequest is expected"):
         decode(encode(a_completion), records.RunRequest)
 
 

@@ -80,7 +80,7 @@ def test_names_and_symbols_of_newer_releases_are_tolerated(a_completion: RunComp
     ("name", "value", "words"),
     [
         ("run_id", None, "run_id is missing"),
-        ("run_id", 7, "run_id is 7, and string is expected"),
+        ("run_id", 7, "run_id is 7, but string is expected"),
         ("job_version", True, "job_version is True"),
         ("job_version", 2**31, "int is expected"),
         ("sequence", 1.5, "long is expected"),

@@ -108,10 +108,10 @@ TWICE = {"headers": {"Authorization": "x"}, "secret_headers": {"Authorization": 
 @pytest.mark.parametrize(
     ("fields", "path", "words"),
     [
-        (trigger(payload=b"{"), "payload", "it is not valid JSON"),
+        (trigger(payload=b"{"), "payload", "not valid JSON"),
         (trigger(payload=b"\xff"), "payload", "not valid UTF-8"),
         (trigger(payload=b"x", payload_content_type="text/plain"), "payload", "content type 'text/plain' is unknown"),
-        (_calling(**TWICE), "job.target.headers.Authorization", "it is in headers and in secret_headers"),
+        (_calling(**TWICE), "job.target.headers.Authorization", "is in both headers and secret_headers"),
     ],
 )
 def test_invalid_avro_field_is_refused_by_its_path(fields: dict[str, object], path: str, words: str) -> None:

@@ -328,5 +328,5 @@ def test_broken_secret_of_the_environment_ends_the_start_by_its_name(fleet: Flee
     fleet.until(lambda: not service.alive, "the executor has ended")
     assert service.process.exitcode == 1
     log = service.log.read_text()
-    assert "TIDEWHEEL_SECRET_BILLING: names no host" in log
+    assert "TIDEWHEEL_SECRET_BILLING: does not name a host" in log
     assert "s3cr3t" not in log

@@ -225,9 +225,11 @@ def test_requests_in_the_format_are_applied_and_answered_in_it(
     assert (reply["status"], reply["key"]) == ("accepted", "framed")
     reasons = dict(registered.rows("SELECT convert_from(key, 'UTF8'), reason FROM dead_letters WHERE kind = 'message'"))
     assert reasons.keys() == {"unknown", "other", "short"}
-    assert "the schema registry has no Avro schema of id 987654; register it there, or send JSON" in reasons["unknown"]
-    assert "the message is a RunCompleted, and a Request is expected" in reasons["other"]
-    assert "cut short within the schema id" in reasons["short"]
+    assert (
+        "the schema registry has no Avro schema with id 987654; register it there, or send JSON" in reasons["unknown"]
+    )
+    assert "the message is a RunCompleted, but a Request is expected" in reasons["other"]
+    assert "ends within the schema id" in reasons["short"]
     assert registered.rows("SELECT key FROM jobs") == [("framed",)]
 
 
@@ -256,5 +258,5 @@ def test_registry_that_refuses_a_schema_is_named_with_its_reason(apicurio: Apicu
     registry = Registry(apicurio.url)
     with pytest.raises(SettingsError, match="refuses the schema of subject 'bad-value'"):
         registry.register("bad-value", '{"type": "nothing"}')
-    with pytest.raises(SettingsError, match="no http or https address"):
+    with pytest.raises(SettingsError, match="not an http or https URL"):
         Registry("registry:8081")

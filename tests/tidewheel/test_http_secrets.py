@@ -75,15 +75,15 @@ def test_value_that_no_header_carries_ends_the_start(value: str) -> None:
 @pytest.mark.parametrize(
     ("written", "words"),
     [
-        ("Bearer-s3cr3t", "names no host"),
-        ("=s3cr3t", "host 1 is none"),
-        ("*=s3cr3t", "without \\*"),
-        ("*.example.org=s3cr3t", "without \\*"),
-        ("a.example,=s3cr3t", "host 2 is none"),
+        ("Bearer-s3cr3t", "does not name a host"),
+        ("=s3cr3t", "host 1 is not a host"),
+        ("*=s3cr3t", "or \\*"),
+        ("*.example.org=s3cr3t", "or \\*"),
+        ("a.example,=s3cr3t", "host 2 is not a host"),
         ("a.example:443=s3cr3t", "without a port"),
-        ("https://a.example=s3cr3t", "host 1 is none"),
-        ("Bearer s3cr3t=", "host 1 is none"),
-        ("[::1=s3cr3t", "host 1 is none"),
+        ("https://a.example=s3cr3t", "host 1 is not a host"),
+        ("Bearer s3cr3t=", "host 1 is not a host"),
+        ("[::1=s3cr3t", "host 1 is not a host"),
     ],
 )
 def test_entry_without_exact_hosts_ends_the_start(written: str, words: str) -> None:
@@ -96,7 +96,7 @@ def test_entry_without_exact_hosts_ends_the_start(written: str, words: str) -> N
     "name", ["TIDEWHEEL_SECRET_billing", "tidewheel_secret_BILLING", "TIDEWHEEL_SECRET_", "TIDEWHEEL_SECRET_1A"]
 )
 def test_variable_that_no_job_can_name_ends_the_start(name: str) -> None:
-    with pytest.raises(SettingsError, match=f"^{name} names no secret: write TIDEWHEEL_SECRET_ and 1 to 64"):
+    with pytest.raises(SettingsError, match=f"^{name} is not a valid name: write TIDEWHEEL_SECRET_ and 1 to 64"):
         environment_secrets({name: "api.example.org=s3cr3t"})
 
 
@@ -120,6 +120,6 @@ def test_secret_in_the_file_of_settings_is_refused_with_its_place(
 
 
 def test_folder_of_secrets_must_be_one(tmp_path: Path) -> None:
-    with pytest.raises(SettingsError, match="TIDEWHEEL_SECRETS_DIR: names no folder; correct the path"):
+    with pytest.raises(SettingsError, match="TIDEWHEEL_SECRETS_DIR: is not a folder; correct the path"):
         ExecutorSettings.load(secrets_dir=tmp_path / "missing")
     assert ExecutorSettings.load(secrets_dir=tmp_path).secrets_dir == tmp_path

@@ -98,11 +98,11 @@ def test_invalid_toml_is_refused_by_variable_and_place(file: Path, content: byte
         (RelaySettings, "DELIVERY_TIMEOUT", "PT9S", "greater than or equal to 10 seconds"),
         (ExecutorSettings, "SLOTS", "0", "greater than or equal to 1"),
         (ExecutorSettings, "HTTP_ALLOW_PRIVATE", "perhaps", "write true or false; the default is false"),
-        (Connections, "HTTP_HOSTS", "*example.org", "no host name"),
-        (Connections, "HTTP_HOSTS", "*.127.0.0.1", "write the address alone"),
+        (Connections, "HTTP_HOSTS", "*example.org", "not a host name"),
+        (Connections, "HTTP_HOSTS", "*.127.0.0.1", "write only the address"),
         (Connections, "HTTP_PORTS", "80,0", "no port"),
         (Connections, "SHELL_ALLOW", "backup", "not an absolute path"),
-        (Connections, "SHELL_ALLOW", "/srv/bin/*", "name each one"),
+        (Connections, "SHELL_ALLOW", "/srv/bin/*", "name each program"),
         (Connections, "SHELL_ALLOW", "/bin/sh ... -c", "last word"),
         (Connections, "SHELL_ALLOW", "/bin/sh 'a", "quotation"),
         (Connections, "SHELL_CWD", "/srv/../etc", "'..'"),
@@ -155,7 +155,7 @@ def test_duration_out_of_bounds_is_shown_in_a_valid_form() -> None:
     [
         ("leese = '10s'", "there is no setting 'leese'; did you mean 'lease'?"),
         ("TIDEWHEEL_SLOTS = 3", "there is no setting 'TIDEWHEEL_SLOTS'; did you mean 'slots'?"),
-        ("zzz = 1", "there is no setting 'zzz'; docs/settings.md names them all"),
+        ("zzz = 1", "there is no setting 'zzz'; docs/settings.md lists all settings"),
         ("kafka_config_acks = '1'", "read from the environment: TIDEWHEEL_KAFKA_CONFIG_<KEY>"),
         ("[intake]\nintake_batch = 1", "there is no setting 'intake'; did you mean 'intake_batch'?"),
     ],
@@ -198,7 +198,7 @@ def test_every_refused_value_is_one_sentence_about_its_variable(
             "TIDEWHEEL_SLOT is not a setting and has no effect; did you mean TIDEWHEEL_SLOTS?",
         ),
         ("TIDEWHEEL_LOOKAHED", "did you mean TIDEWHEEL_LOOKAHEAD?"),
-        ("TIDEWHEEL_ZZZ", "docs/settings.md names them all"),
+        ("TIDEWHEEL_ZZZ", "docs/settings.md lists all settings"),
     ],
 )
 def test_unknown_variable_is_reported_with_the_nearest_by_every_process_once(

@@ -238,7 +238,7 @@ def test_resume_of_a_cancelled_batch_and_what_it_refuses(jobs: Database, monkeyp
     play(jobs)
     assert set(states(jobs, batch).values()) == {"cancelled"}
     jobs.apply_batch({"type": "job.delete", "key": "gone"})
-    assert refused(change(jobs, "resume", batch)) == ("run_id", "the job of its run 'c' is deleted")
+    assert refused(change(jobs, "resume", batch)) == ("run_id", "the job of run 'c' is deleted")
     jobs.submit("gone", overlap="allow_all", payload="second")
     for limit, problem in (("MAX_RUNS", "3 runs would run again"), ("_MAX_READ", "the batch has 3 runs")):
         monkeypatch.setattr(f"tidewheel.transitions.batch_resume.{limit}", 2)
@@ -268,7 +268,7 @@ def test_runs_of_an_ordered_job_start_one_after_another(jobs: Database) -> None:
 
 
 def test_what_a_batch_refuses(jobs: Database) -> None:
-    for size, problem in ((0, "it has no run"), (10_001, "there are 10001 runs")):
+    for size, problem in ((0, "is empty"), (10_001, "there are 10001 runs")):
         with pytest.raises(Refused) as error:
             send(jobs, "submit", runs=of("a") * size)
         assert (error.value.errors[0].path, error.value.errors[0].problem) == ("runs", problem)
@@ -287,7 +287,7 @@ def test_what_a_batch_refuses(jobs: Database) -> None:
     play(jobs)
     assert refused(send(jobs, "add", batch_id=str(batch), runs=of("b"))) == (
         "batch_id",
-        "the batch has finished: it is succeeded",
+        "the batch has already ended as succeeded",
     )
     assert jobs.count("batches") == jobs.count("batch_runs") == 1
 
@@ -310,7 +310,7 @@ def test_a_run_adds_runs_until_its_end_is_drained(jobs: Database) -> None:
     ]
     assert not send(jobs, "add", **about, runs=runs).unchanged
     assert send(jobs, "add", **about, runs=runs).unchanged
-    assert refused(send(jobs, "add", **about, runs=of("d", "x"))) == ("runs.0.ref", "the batch has a run 'd' already")
+    assert refused(send(jobs, "add", **about, runs=of("d", "x"))) == ("runs.0.ref", "the batch already has a run 'd'")
     unknown = [{"ref": "x", "key": "job", "after": ["z"]}]
     assert refused(send(jobs, "add", **about, runs=unknown))[0] == "runs.0.after.0.ref"
     assert states(jobs, batch) | {"c": "", "d": "", "e": ""} == {

@@ -185,7 +185,7 @@ def test_a_resumed_occurrence_holds_its_place_again(database: Database, failing:
     started = database.begin(second)
     reply = change(database, "resume", first)
     assert (reply.status, reply.errors[0].problem) == (
-        ReplyStatus.REJECTED, "another occurrence, or another run of the root, is open",
+        ReplyStatus.REJECTED, "another occurrence or another run of the root is open",
     )  # fmt: skip
     database.succeed(started)
     play(database)

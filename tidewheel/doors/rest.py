@@ -72,7 +72,7 @@ class _Endpoint:
         self._is_idempotent = len(self._sent) < len(others) and self._method != "GET"
         named = [(each.spoken, each) for each in self._sent]
         self.body = model_of(f"{title(declared.name)}Body", named, StrictModel, declared.summary)
-        in_path = {each.spoken: "leave it out: the address has it" for each in self._in_path}
+        in_path = {each.spoken: "leave it out; the URL already names it" for each in self._in_path}
         self.body.elsewhere = {**ELSEWHERE, **in_path, **getattr(declared.function, "elsewhere", {})}
 
     def add_to(self, router: APIRouter, route: Route, workers: Workers) -> None:

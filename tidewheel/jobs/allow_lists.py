@@ -26,12 +26,12 @@ def path_problem(path: str) -> str | None:
     """Return what is wrong with a path; None if it is absolute and in its shortest form.
 
     >>> path_problem("/usr/bin/make"), path_problem("/srv/../bin/sh")
-    (None, "'/srv/../bin/sh' has '.', '..' or '//' in it, or '/' at its end")
+    (None, "'/srv/../bin/sh' contains '.', '..' or '//', or ends with '/'")
     """
     if not path.startswith("/") or "\0" in path or len(path) > _MAX_PATH:
         return f"{shown(path)} is not an absolute path"
     if path.startswith("//") or posixpath.normpath(path) != path:
-        return f"{shown(path)} has '.', '..' or '//' in it, or '/' at its end"
+        return f"{shown(path)} contains '.', '..' or '//', or ends with '/'"
     return None
 
 
@@ -57,11 +57,11 @@ class ProgramPattern:
             message = f"{problem}; begin each entry with the absolute path of a program"
             raise ValueError(message)
         if re.search(r"[*?\[]", program):
-            message = f"{shown(program)} is no single program; name each one, and use patterns for its arguments only"
+            message = f"{shown(program)} is a pattern; name each program, and use patterns only for its arguments"
             raise ValueError(message)
         more = arguments[-1:] == [MORE]
         if MORE in (arguments[:-1] if more else arguments):
-            message = f"in {shown(entry)} {MORE!r} is not the last word; it means any further arguments"
+            message = f"{MORE!r} must be the last word of {shown(entry)}; it means any further arguments"
             raise ValueError(message)
         return cls(program, tuple(arguments[:-1] if more else arguments), more)
 
@@ -87,7 +87,7 @@ def read_host_pattern(text: str) -> str:
     below = text.startswith("*.")
     host = read_host(text.removeprefix("*."))
     if below and host.address is not None:
-        message = f"{shown(text)} is no pattern of names; write the address alone"
+        message = f"{shown(text)} is not a pattern of names; write only the address"
         raise ValueError(message)
     return f"*.{host.name}" if below else host.name
 
@@ -97,7 +97,7 @@ def read_port(text: str) -> int | None:
     if text == ANY:
         return None
     if not re.fullmatch(r"\d{1,5}", text, re.ASCII) or not 1 <= int(text) <= 65535:
-        message = f"{shown(text)} is no port; write 1 to 65535, or * for any"
+        message = f"{shown(text)} is not a port; write 1 to 65535, or * for any"
         raise ValueError(message)
     return int(text)
 
@@ -145,13 +145,13 @@ class AllowLists:
         """Check the host and the port of an HTTP target."""
         if not self.allow_private and url.host.is_local:
             problem = f"{url.host.text} is an address that targets must not reach"
-            raise InvalidValue(problem=problem, remedy="TIDEWHEEL_HTTP_ALLOW_PRIVATE allows it", path="url")
+            raise InvalidValue(problem=problem, remedy="set TIDEWHEEL_HTTP_ALLOW_PRIVATE to allow it", path="url")
         if ANY not in self.hosts and not any(_host_matches(url.host, pattern) for pattern in self.hosts):
             problem = f"{url.host.text} is not a host that jobs may call"
-            raise InvalidValue(problem=problem, remedy="TIDEWHEEL_HTTP_HOSTS names those", path="url")
+            raise InvalidValue(problem=problem, remedy="use a host that TIDEWHEEL_HTTP_HOSTS allows", path="url")
         if self.ports is not None and url.called_port not in self.ports:
             problem = f"{url.called_port} is not a port that jobs may call"
-            raise InvalidValue(problem=problem, remedy="TIDEWHEEL_HTTP_PORTS names those", path="url")
+            raise InvalidValue(problem=problem, remedy="use a port that TIDEWHEEL_HTTP_PORTS allows", path="url")
 
     def is_own_topic(self, topic: str) -> bool:
         """Return True for a topic of the installation, also in another spelling.
@@ -164,15 +164,15 @@ class AllowLists:
     def check_topic(self, topic: str) -> None:
         """Check the topic of a Kafka target."""
         if self.is_own_topic(topic):
-            problem = f"{topic} is a topic of Tidewheel itself"
+            problem = f"{topic} is one of Tidewheel's own topics"
             remedy = f"name one that does not begin with {self.topic_prefix!r}"
             raise InvalidValue(problem=problem, remedy=remedy, path="topic")
         if topic.startswith(_INTERNAL):
-            problem = f"{topic} is an internal topic of Kafka"
+            problem = f"{topic} is an internal Kafka topic"
             raise InvalidValue(problem=problem, remedy=f"name one that does not begin with {_INTERNAL!r}", path="topic")
         if not self._matches(topic, self.topics):
             problem = f"{topic} is not a topic that jobs may write to"
-            raise InvalidValue(problem=problem, remedy="TIDEWHEEL_KAFKA_TOPICS names those", path="topic")
+            raise InvalidValue(problem=problem, remedy="use a topic that TIDEWHEEL_KAFKA_TOPICS allows", path="topic")
 
     def check_function(self, function: str, qualifier: str | None, region: str | None) -> None:
         """Check the function of a Lambda target, as it is written, with its qualifier."""
@@ -181,7 +181,9 @@ class AllowLists:
             name = f"{region}:{name}"
         if not self._matches(name, self.functions):
             problem = f"{name} is not a function that jobs may invoke"
-            raise InvalidValue(problem=problem, remedy="TIDEWHEEL_LAMBDA_FUNCTIONS names those", path="function")
+            raise InvalidValue(
+                problem=problem, remedy="use a function that TIDEWHEEL_LAMBDA_FUNCTIONS allows", path="function"
+            )
 
     def check_program(self, argv: Sequence[str], cwd: str | None, env: Mapping[str, str]) -> None:
         """Check a shell target: its whole command line, its folder as written, and its variables."""
@@ -190,16 +192,20 @@ class AllowLists:
         matching = [pattern for pattern in self.programs if pattern.allows(argv)]
         if not matching or path_problem(argv[0]):
             problem = f"{shown(shlex.join(argv))} is not a command line that jobs may run"
-            raise InvalidValue(problem=problem, remedy="TIDEWHEEL_SHELL_ALLOW names those", path="argv")
+            raise InvalidValue(
+                problem=problem, remedy="use a command line that TIDEWHEEL_SHELL_ALLOW allows", path="argv"
+            )
         if cwd is not None and (path_problem(cwd) or not any(is_within(cwd, folder) for folder in self.folders)):
-            problem = f"{shown(cwd)} is not a folder that jobs may work in"
-            raise InvalidValue(problem=problem, remedy="TIDEWHEEL_SHELL_CWD names those; or leave it out", path="cwd")
+            problem = f"{shown(cwd)} is not a folder in which jobs may run"
+            raise InvalidValue(
+                problem=problem, remedy="use a folder that TIDEWHEEL_SHELL_CWD allows, or leave it out", path="cwd"
+            )
         if all(pattern.program != ANY for pattern in matching):
             for name in sorted(set(env).difference(self.variables)):
                 # A variable can make an allowed program run another one. A list of dangerous ones is never complete.
                 raise InvalidValue(
                     problem=f"a job may not set {name}",
-                    remedy="TIDEWHEEL_SHELL_JOB_ENV names those",
+                    remedy="use a variable that TIDEWHEEL_SHELL_JOB_ENV allows",
                     path=f"env.{name}",
                 )
 

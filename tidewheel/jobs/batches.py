@@ -17,7 +17,7 @@ from tidewheel.jobs.values import Delay, Key
 MAX_RUNS = 10_000  # of one request
 CALLBACK_FIELDS = ("batch_id", "total", "succeeded", "failed", "first_failed_run_id")
 """The fields that a callback's payload gets."""
-_OWN_ORDER = "name a run of this request, or one that the batch has already"
+_OWN_ORDER = "name a run of this request or of the batch"
 _SHOWN = 20  # names of a cycle
 
 
@@ -76,11 +76,11 @@ class BatchCallback(WithPayload):
             return self
         fields = None if payload.content_type != JSON_CONTENT else as_object(read_value(payload.content))
         if fields is None:
-            remedy = "write an object: the trigger adds the batch's fields to it"
-            raise InvalidValue(problem="the payload of a callback is no object", remedy=remedy, path="payload")
+            remedy = "write an object; the trigger adds the batch's fields"
+            raise InvalidValue(problem="the payload of a callback is not an object", remedy=remedy, path="payload")
         for name in CALLBACK_FIELDS:
             if name in fields:
-                problem, remedy = f"{name!r} is a field that the trigger adds", "give your field another name"
+                problem, remedy = f"the trigger adds a field {name!r} itself", "rename yours"
                 raise InvalidValue(problem=problem, remedy=remedy, path=f"payload.{name}")
         return self
 
@@ -103,9 +103,9 @@ def _some(value: object) -> object:
     if (runs := as_list(value)) is None:
         raise not_valid(value, "write a list of runs")
     if not runs:
-        raise InvalidValue(problem="it has no run", remedy="write at least one run")
+        raise InvalidValue(problem="is empty", remedy="write at least one run")
     if len(runs) > MAX_RUNS:
-        remedy = f"write at most {MAX_RUNS}, leave the batch open, and add the others by batch.add"
+        remedy = f"write at most {MAX_RUNS}; for more, leave the batch open and use batch.add"
         raise InvalidValue(problem=f"there are {len(runs)} runs", remedy=remedy)
     return tuple(runs)
 
@@ -115,20 +115,20 @@ def _ordered(runs: tuple[BatchRun, ...]) -> tuple[BatchRun, ...]:
     places: dict[str, int] = {}
     for place, run in enumerate(runs):
         if run.ref in places:
-            problem = f"{shown(run.ref)} is the ref of run {places[run.ref]} too"
-            raise InvalidValue(problem=problem, remedy="give each run a ref of its own", path=f"{place}.ref")
+            problem = f"{shown(run.ref)} is already the ref of run {places[run.ref]}"
+            raise InvalidValue(problem=problem, remedy="give each run its own ref", path=f"{place}.ref")
         places[run.ref] = place
     parents = {place: [places[one.ref] for one in run.after if one.ref in places] for place, run in enumerate(runs)}
     if (cycle := find_cycle(parents)) is not None:
         problem = f"the runs form a cycle: {cycle_text([runs[place].ref for place in cycle])}"
-        raise InvalidValue(problem=problem, remedy="leave out one of these parents", path=f"{cycle[0]}.after")
+        raise InvalidValue(problem=problem, remedy="remove one of these parents", path=f"{cycle[0]}.after")
     return runs
 
 
 def _all_known(runs: tuple[BatchRun, ...]) -> tuple[BatchRun, ...]:
     refs = {run.ref for run in runs}
     unknown = [
-        FieldError(f"{place}.after.{number}.ref", f"no run of the batch has the ref {shown(parent.ref)}", _OWN_ORDER)
+        FieldError(f"{place}.after.{number}.ref", f"the batch has no run with the ref {shown(parent.ref)}", _OWN_ORDER)
         for place, run in enumerate(runs)
         for number, parent in enumerate(run.after)
         if parent.ref not in refs

@@ -24,7 +24,7 @@ MAX_URL = 2048
 Address: TypeAlias = IPv4Address | IPv6Address
 Network: TypeAlias = IPv4Network | IPv6Network
 
-_REMEDY = "write such as https://example.org/report"
+_REMEDY = "write a URL such as https://example.org/report"
 _CREDENTIALS = 'leave it out, and name a secret of the executor: headers {"Authorization": {"secret": "NAME"}}'
 _BRACKETED = re.compile(r"\[[^\[\]]*\](:\d*)?", re.ASCII)
 _NUMBER = re.compile(r"[0-9]+|0x[0-9a-f]*", re.ASCII)
@@ -126,7 +126,7 @@ def read_url(text: str) -> TargetUrl:
     IPv4Address('127.0.0.1')
     """
     if len(text) > MAX_URL:
-        raise InvalidValue(problem=f"it has {len(text)} characters", remedy=f"write at most {MAX_URL}")
+        raise InvalidValue(problem=f"has {len(text)} characters", remedy=f"write at most {MAX_URL}")
     if not text.isprintable() or re.search(r"[\s\\]", text):
         raise InvalidValue(problem=f"{_shown(text)} is not an absolute http or https URL", remedy=_REMEDY)
     try:
@@ -134,16 +134,16 @@ def read_url(text: str) -> TargetUrl:
         host, port = parts.hostname, parts.port
     except ValueError as error:
         why = "" if "@" in text else f" ({error})"
-        raise InvalidValue(problem=f"{_shown(text)} is no URL{why}", remedy=_REMEDY) from error
+        raise InvalidValue(problem=f"{_shown(text)} is not a URL{why}", remedy=_REMEDY) from error
     if "@" in parts.netloc:
-        raise InvalidValue(problem="it holds a user name or password", remedy=_CREDENTIALS)
+        raise InvalidValue(problem="contains a user name or password", remedy=_CREDENTIALS)
     if parts.scheme not in ("http", "https") or not host:
         raise InvalidValue(problem=f"{_shown(text)} is not an absolute http or https URL", remedy=_REMEDY)
     if port == 0:
-        raise InvalidValue(problem="no program listens on port 0", remedy="write another port, or leave it out")
+        raise InvalidValue(problem="port 0 cannot be called", remedy="write another port, or leave it out")
     bracketed = parts.netloc.startswith("[")
     if bracketed and not _BRACKETED.fullmatch(parts.netloc):
-        raise InvalidValue(problem=f"{_shown(text)} is no URL", remedy=_REMEDY)
+        raise InvalidValue(problem=f"{_shown(text)} is not a URL", remedy=_REMEDY)
     return TargetUrl(parts.scheme, read_ipv6(host) if bracketed else read_host(host), port, parts.path, parts.query)
 
 
@@ -158,9 +158,9 @@ def read_ipv6(text: str) -> Host:
     try:
         address = IPv6Address(text)
     except ValueError as error:
-        raise InvalidValue(problem=f"{shown(text)} is no IPv6 address", remedy="write such as [2001:db8::1]") from error
+        raise InvalidValue(problem=f"{shown(text)} is not an IPv6 address", remedy="write [2001:db8::1]") from error
     if address.scope_id is not None:
-        remedy = "leave out what follows '%': it names an interface of one machine"
+        remedy = "leave out '%' and what follows, which names an interface of one machine"
         raise InvalidValue(problem=f"{shown(text)} has a scope", remedy=remedy)
     return Host(str(address), address, not is_public(address))
 
@@ -180,17 +180,15 @@ def read_host(text: str) -> Host:
             address = IPv4Address(socket.inet_aton(bare))
         except OSError as error:
             remedy = "write four numbers up to 255, or a name"
-            raise InvalidValue(problem=f"{shown(text)} is no IPv4 address", remedy=remedy) from error
+            raise InvalidValue(problem=f"{shown(text)} is not an IPv4 address", remedy=remedy) from error
         return Host(str(address), address, not is_public(address))
     bad = next((label for label in labels if not _LABEL.fullmatch(label) or not _is_encoded(label)), None)
     if bad is not None:
-        problem = f"{shown(text)} is no host name: {shown(bad)} is no part of one"
-        remedy = "write parts of 1 to 63 letters, digits, '-' and '_', with a dot between them"
+        problem = f"{shown(text)} is not a host name: {shown(bad)} is invalid"
+        remedy = "write parts of 1 to 63 letters, digits, '-' and '_', separated by dots"
         raise InvalidValue(problem=problem, remedy=remedy)
     if len(bare) > _MAX_NAME:
-        raise InvalidValue(
-            problem=f"a host name of {len(bare)} characters does not exist", remedy=f"write at most {_MAX_NAME}"
-        )
+        raise InvalidValue(problem=f"the host name has {len(bare)} characters", remedy=f"write at most {_MAX_NAME}")
     local = bare == "localhost" or bare.endswith(".localhost")  # Source: RFC 6761 section 6.3
     return Host(name, None, local)
 
@@ -227,7 +225,7 @@ def _to_ascii(text: str) -> str:
     try:
         return idna.encode(text, uts46=True).decode()
     except UnicodeError as error:
-        problem = f"{shown(text)} is no internationalised host name ({error})"
+        problem = f"{shown(text)} is not an internationalised host name ({error})"
         raise InvalidValue(problem=problem, remedy="write it in ASCII, such as xn--bcher-kva.example") from error
 
 
@@ -258,15 +256,15 @@ def read_literal_headers(value: object) -> dict[str, str]:
     literal: dict[str, str] = {}
     for name, content in read_headers(value).items():
         if isinstance(content, SecretReference):
-            problem = "only a target of type http has secret headers"
-            raise InvalidValue(problem=problem, remedy="leave it out, or call the target by HTTP", path=name)
+            problem = "only targets of type http can have secret headers"
+            raise InvalidValue(problem=problem, remedy="leave it out, or use a target of type http", path=name)
         literal[name] = content
     return literal
 
 
 def merged_headers(headers: Mapping[str, str], secret_headers: Mapping[str, str]) -> dict[str, object]:
     """Return the headers of an Avro request as JSON requests have them."""
-    both = UnreadableValue("it is in headers and in secret_headers", "write it in one of them")
+    both = UnreadableValue("is in both headers and secret_headers", "write it in one only")
     secrets = {name: both if name in headers else {"secret": secret} for name, secret in secret_headers.items()}
     return {**headers, **secrets}
 
@@ -280,7 +278,7 @@ def refuse_literal_credentials(headers: object) -> object:
     Raises:
         InvalidValue: Some have; no error shows a value.
     """
-    problem, remedy = "it is a credential", 'write {"secret": "NAME"} and set TIDEWHEEL_SECRET_NAME on the executors'
+    problem, remedy = "is a credential", 'write {"secret": "NAME"} and set TIDEWHEEL_SECRET_NAME on the executors'
     literal = [name for name, value in (as_object(headers) or {}).items() if is_literal_credential(name, value)]
     if literal:
         raise InvalidValue.of([FieldError(name, problem, remedy) for name in literal])
@@ -325,13 +323,13 @@ def _reference(name: str, value: object) -> SecretReference:
     given = as_object(value) or {}
     if list(given) != ["secret"]:
         # The names alone: a value beside the reference may be the secret itself.
-        problem = "it is an object with other fields than secret" if given else "it is an empty object"
-        remedy = 'write text, or {"secret": "NAME"} alone; the secret is the header\'s whole value'
+        problem = "is an object with fields other than secret" if given else "is an empty object"
+        remedy = 'write text, or only {"secret": "NAME"}; the secret is the whole value of the header'
         raise InvalidValue(problem=problem, remedy=remedy, path=name)
     secret = given["secret"]
     if not isinstance(secret, str) or not SECRET_NAME.fullmatch(secret):
         # Not shown: it may be the secret, written where its name belongs.
-        problem = "it is not the name of a secret"
+        problem = "is not the name of a secret"
         remedy = "write 1 to 64 of A-Z, 0-9 and '_', a letter first, such as BILLING for TIDEWHEEL_SECRET_BILLING"
         raise InvalidValue(problem=problem, remedy=remedy, path=f"{name}.secret")
     return SecretReference(secret=secret)
@@ -341,14 +339,12 @@ def _text(name: str, content: object) -> str:
     if isinstance(content, UnreadableValue):
         raise InvalidValue(problem=content.problem, remedy=content.remedy, path=name)
     if not isinstance(content, str) or len(content) > MAX_HEADER:
-        remedy = f"write text of one line, at most {MAX_HEADER} characters"
-        problem = "its text is too long" if isinstance(content, str) else f"{shown(content)} is not valid"
+        remedy = f"write one line of at most {MAX_HEADER} characters"
+        problem = "the text is too long" if isinstance(content, str) else f"{shown(content)} is not valid"
         raise InvalidValue(problem=problem, remedy=remedy, path=name)
     if found := NOT_IN_A_VALUE.search(content):
-        remedy = "write ASCII text of one line; percent-encode the rest, or send it in the payload"
-        raise InvalidValue(problem=f"it holds {found.group()!a}, which no header carries", remedy=remedy, path=name)
+        remedy = "write one line of ASCII; percent-encode the rest, or send it in the payload"
+        raise InvalidValue(problem=f"contains {found.group()!a}, which headers cannot have", remedy=remedy, path=name)
     if content != content.strip():
-        raise InvalidValue(
-            problem="it begins or ends with a blank, which no header keeps", remedy="leave it out", path=name
-        )
+        raise InvalidValue(problem="begins or ends with a space, which headers drop", remedy="remove it", path=name)
     return content

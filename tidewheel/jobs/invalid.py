@@ -30,4 +30,4 @@ class UnreadableValue:
     """Placeholder in a document for a value that can be read in more than one way; no field accepts it."""
 
     problem: str
-    remedy: str = "write it so that it can be read in one way only"
+    remedy: str = "write it so that only one reading is possible"

@@ -49,7 +49,7 @@ def parse_rate(value: object) -> timedelta:
     elif stored := _STORED.fullmatch(text):
         rate = Fraction(1_000_000, int(stored.group(1)))
     else:
-        remedy = "write a number of starts and a unit, such as 100/min, 5/s, 20/h or 1/day"
+        remedy = "write a number of starts per unit of time, such as 100/min, 5/s, 20/h or 1/day"
         raise InvalidValue(problem=f"{shown(value)} is not a rate", remedy=remedy)
     if not SLOWEST <= rate <= FASTEST:
         raise InvalidValue(problem=f"{shown(value)} is out of bounds", remedy="write 1/day to 10000/s")
@@ -72,9 +72,9 @@ def fill_key(template: str, payload: Payload | None, what: str = "concurrency ke
     """
     if not is_template(template):
         return template
-    remedy = f"send a payload that has it as a string or an integer, or another {what.replace(' ', '_')}"
+    remedy = f"send a payload with a string or an integer there, or change the {what.replace(' ', '_')}"
     if payload is None or not payload.content or payload.content_type != JSON_CONTENT:
-        problem = f"the {what} {template} needs a field, and there is no payload of JSON"
+        problem = f"the {what} {template} needs a field, but there is no JSON payload"
         raise InvalidValue(problem=problem, remedy=remedy, path="payload")
     document: object = json.loads(payload.content)
 
@@ -83,11 +83,11 @@ def fill_key(template: str, payload: Payload | None, what: str = "concurrency ke
         for name in match.group(1)[1:].split("."):
             members = as_object(value)
             if members is None or name not in members:
-                problem = f"the {what} {template} needs this field, and the payload does not have it"
+                problem = f"the {what} {template} needs this field, but the payload lacks it"
                 raise InvalidValue(problem=problem, remedy=remedy, path=f"payload{match.group(1)}")
             value = members[name]
         if isinstance(value, bool) or not isinstance(value, str | int):
-            problem = f"the {what} {template} needs this field, which is neither a string nor an integer"
+            problem = f"the {what} {template} needs this field, but it is neither a string nor an integer"
             raise InvalidValue(problem=problem, remedy=remedy, path=f"payload{match.group(1)}")
         return str(value)
 
@@ -101,8 +101,8 @@ def fill_key(template: str, payload: Payload | None, what: str = "concurrency ke
 
 def _known_fields(key: str) -> str:
     if "{" in (rest := _FIELD.sub("", key)) or "}" in rest:
-        problem = f"{shown(key)} has braces that name no field of the payload"
-        raise InvalidValue(problem=problem, remedy="write a field as {payload.customer}, or leave the braces out")
+        problem = f"{shown(key)} has braces that do not name a payload field"
+        raise InvalidValue(problem=problem, remedy="write a field as {payload.customer}, or remove the braces")
     return key
 
 
@@ -111,8 +111,8 @@ ConcurrencyKeyName = Annotated[Key, AfterValidator(_known_fields)]
 
 def _some_places(value: object) -> object:
     if value == 0 and not isinstance(value, bool):
-        remedy = f"write 1 to {MOST_AT_ONCE}; to hold the runs pause their jobs, or freeze a scope"
-        raise InvalidValue(problem="0 lets no run start", remedy=remedy)
+        remedy = f"write 1 to {MOST_AT_ONCE}; to hold runs, pause their jobs or freeze a scope"
+        raise InvalidValue(problem="0 would let no run start", remedy=remedy)
     return value
 
 
@@ -145,14 +145,14 @@ class ConcurrencyKey(StrictModel):
     @model_validator(mode="after")
     def _burst_of_a_rate(self) -> Self:
         if self.burst is not None and self.rate is None:
-            raise InvalidValue(problem="it bounds a rate", remedy="write a rate, or leave it out", path="burst")
+            raise InvalidValue(problem="needs a rate", remedy="add a rate, or leave it out", path="burst")
         return self
 
 
 def _no_fields(key: str) -> str:
     if is_template(key):
-        problem = f"{shown(key)} has braces, and keys have the fields of the payload filled in"
-        raise InvalidValue(problem=problem, remedy="write the key itself, or its beginning and an asterisk: api/*")
+        problem = f"{shown(key)} has braces, but keys are compared after payload fields are filled in"
+        raise InvalidValue(problem=problem, remedy="write the whole key, or a prefix and an asterisk, such as api/*")
     return key
 
 
@@ -168,8 +168,8 @@ class KeyLimit(ConcurrencyKey):
     @model_validator(mode="after")
     def _limits_something(self) -> Self:
         if self.at_once is None and self.rate is None:
-            remedy = "write at_once, rate or both, or remove the limit"
-            raise InvalidValue(problem="it limits nothing without at_once and rate", remedy=remedy, path="at_once")
+            remedy = "add one or both, or remove the limit"
+            raise InvalidValue(problem="a limit needs at_once or rate", remedy=remedy, path="at_once")
         return self
 
 
@@ -297,9 +297,9 @@ def merged_dedupe(given: TriggerDedupe | None, stored: str | None) -> Dedupe | N
         return Dedupe(defaults.key, defaults.window, defaults.mode, defaults.longest)
     key, window, mode = given.key or defaults.key, given.window or defaults.window, given.mode or defaults.mode
     if key is None:
-        refuse("dedupe.key", "neither the trigger nor the job has one", "write the key that the triggers share")
+        refuse("dedupe.key", "is missing in the trigger and the job", "add the key that triggers share")
     if window is None:
-        refuse("dedupe.window", "neither the trigger nor the job has one", "write a duration, such as 10m")
+        refuse("dedupe.window", "is missing in the trigger and the job", "add a duration, such as 10m")
     longest = given.longest
     if longest is None and mode == "debounce" and defaults.longest is not None and defaults.longest >= window:
         longest = defaults.longest
@@ -326,9 +326,7 @@ def _check_longest(window: timedelta, mode: Mode, longest: timedelta | None) -> 
     if longest is None:
         return
     if mode != "debounce":
-        raise InvalidValue(
-            problem="it bounds a debounce", remedy="write mode: debounce, or leave it out", path="longest"
-        )
+        raise InvalidValue(problem="needs mode: debounce", remedy="add that, or leave it out", path="longest")
     if longest < window:
         remedy = f"write {format_duration(window)} or more"
-        raise InvalidValue(problem="it is shorter than window", remedy=remedy, path="longest")
+        raise InvalidValue(problem="is shorter than window", remedy=remedy, path="longest")

@@ -26,8 +26,8 @@ def too_large(path: str, payload: Payload | None, tenant: str, most: int) -> Ten
     """Return the refusal of a payload that is larger than its tenant's limit."""
     if payload is None or len(payload.content) <= most:
         return None
-    problem = f"{len(payload.content)} bytes are more than the {most} that tenant {tenant} may send"
-    remedy = "send a reference to the data, or raise the limit by `tidewheel admin tenant limits NAME --payload`"
+    problem = f"has {len(payload.content)} bytes, but tenant {tenant} may send at most {most}"
+    remedy = "send a reference to the data, or raise the limit with `tidewheel admin tenant limits NAME --payload`"
     return TenantLimitExceeded(FieldError(path, problem, remedy))
 
 
@@ -50,8 +50,8 @@ class WithPayload(StrictModel):
     def _one_payload(self) -> Self:
         if self.payload is not None and self.payload_base64 is not None:
             raise InvalidValue(
-                problem="payload and payload_base64 exclude each other",
-                remedy="leave one of them out",
+                problem="payload and payload_base64 cannot be combined",
+                remedy="leave one out",
                 path="payload_base64",
             )
         return self

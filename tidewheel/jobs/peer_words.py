@@ -6,7 +6,7 @@ A name is compared without case, `_` and `-`: `maxRetries`, `max_retries` and `M
 from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
-_COUNTS_FIRST = "it counts the first attempt too"
+_COUNTS_FIRST = "the first attempt counts too"
 
 
 class _Ours(NamedTuple):
@@ -21,13 +21,13 @@ _WORDS: Mapping[_Ours, str] = {
     _Ours("key"): "name job_name job_key job_id id identity workflow_id schedule_id trigger_key singleton_key",
     _Ours("schedule", "a cron expression, a duration, an instant, or an object"): "spec trigger repeat",
     _Ours("schedule.cron"): "cron_expression cron_expressions cron_schedule crontab cron_spec pattern",
-    _Ours("schedule.cron", "rules of iCalendar are not read; calendars exclude and include days"): "rrule rrules",
+    _Ours("schedule.cron", "iCalendar rules are not supported; use calendars of days"): "rrule rrules",
     _Ours("schedule.timezone"): "tz time_zone time_zone_name timezone_name zone",
     _Ours("schedule.interval"): "every intervals repeat_interval repeat_every period run_every",
     _Ours("schedule.once"): "run_date fire_at",
     _Ours("start_at"): "start_time start_date starting_at",
     _Ours("end_at"): "end_time end_date until",
-    _Ours("max_runs", "it counts occurrences from the first on"): "repeat_count remaining_actions limited_actions",
+    _Ours("max_runs", "the first occurrence counts too"): "repeat_count remaining_actions limited_actions",
     _Ours("target"): "action worker task task_name job_class kind workflow_type workflow func function job_template",
     _Ours("payload"): "args arguments kwargs input inputs data body params parameters job_data_map opts",
     _Ours("queue"): "queue_name task_queue",
@@ -78,7 +78,7 @@ def our_field(name: str, known: Collection[str]) -> str | None:
     """Return the remedy for a field that other schedulers have; None if none has it.
 
     >>> our_field("concurrencyPolicy", ["overlap"]), our_field("MaxRetries", ["overlap", "retry"])
-    ('write it as overlap', 'write it as retry: {"max_attempts": ...}; it counts the first attempt too')
+    ('write it as overlap', 'write it as retry: {"max_attempts": ...}; the first attempt counts too')
     """
     ours = _OURS.get(_plain(name))
     if ours is None:
@@ -95,7 +95,7 @@ def our_field(name: str, known: Collection[str]) -> str | None:
     elif ours.path in {"delay", "run_at"}:
         place = f"trigger the job with {field}, or write a `once` schedule"
     else:
-        place = f"the word is {ours.path}, a field of the job"
+        place = f"use {ours.path}, a field of the job"
     return f"{place}; {ours.remark}" if ours.remark else place
 
 

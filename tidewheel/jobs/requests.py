@@ -104,12 +104,10 @@ class JobTrigger(_Request, WithPayload):
     @model_validator(mode="after")
     def _one_time(self) -> Self:
         if self.delay is not None and self.run_at is not None:
-            raise InvalidValue(
-                problem="delay and run_at exclude each other", remedy="leave one of them out", path="delay"
-            )
+            raise InvalidValue(problem="delay and run_at cannot be combined", remedy="leave one out", path="delay")
         if self.ordering_key is not None and self.concurrency_key is not None:
-            remedy = "leave one of them out: the runs of an ordering key start one after another"
-            problem = "ordering_key and concurrency_key exclude each other"
+            remedy = "leave one out; runs of an ordering key already start one after another"
+            problem = "ordering_key and concurrency_key cannot be combined"
             raise InvalidValue(problem=problem, remedy=remedy, path="ordering_key")
         return self
 
@@ -222,7 +220,7 @@ class JobBackfill(_AboutJob):
     @model_validator(mode="after")
     def _range_ahead(self) -> Self:
         if self.to_at < self.from_at:
-            raise InvalidValue(problem="it lies before from", remedy="exchange the two", path="to")
+            raise InvalidValue(problem="is before from", remedy="swap the two", path="to")
         return self
 
 
@@ -270,7 +268,7 @@ class CalendarPut(_Request):
     @model_validator(mode="after")
     def _some(self) -> Self:
         if not self.days and not self.weekdays:
-            raise InvalidValue(problem="it has neither days nor weekdays", remedy="name at least one day", path="days")
+            raise InvalidValue(problem="there are neither days nor weekdays", remedy="add at least one", path="days")
         return self
 
 
@@ -307,7 +305,7 @@ class RunRetry(_Request):
     @model_validator(mode="after")
     def _now_or_later(self) -> Self:
         if self.attempt is not None and self.delay is not None:
-            raise InvalidValue(problem="an attempt is made due now", remedy="leave it out", path="delay")
+            raise InvalidValue(problem="cannot be combined with attempt", remedy="leave it out", path="delay")
         return self
 
 
@@ -401,10 +399,12 @@ class RunComplete(_Request):
         for name in ("error_type", "error_message", "permanent"):
             if self.status == "succeeded" and name in self.model_fields_set:
                 raise InvalidValue(
-                    problem="a success has none", remedy="leave it out, or write status: failed", path=name
+                    problem="is not allowed with a success", remedy="leave it out, or write status: failed", path=name
                 )
         if self.status == "failed" and "result" in self.model_fields_set:
-            raise InvalidValue(problem="a failure has none", remedy="write error_type and error_message", path="result")
+            raise InvalidValue(
+                problem="is not allowed with a failure", remedy="write error_type and error_message", path="result"
+            )
         return self
 
 
@@ -445,8 +445,8 @@ class RunsMatching(StrictModel):
     @model_validator(mode="after")
     def _narrow(self) -> Self:
         if not any((self.key, self.labels, self.queue, self.lane, self.handler, self.cause)):
-            remedy = "filter by at least one of key, labels, queue, lane, handler and cause"
-            raise InvalidValue(problem="without a filter, this would cancel every run", remedy=remedy, path="key")
+            remedy = "filter by key, labels, queue, lane, handler or cause"
+            raise InvalidValue(problem="there is no filter, so every run would be cancelled", remedy=remedy, path="key")
         return self
 
 
@@ -481,11 +481,11 @@ class FreezeScope(StrictModel):
     @model_validator(mode="after")
     def _named(self) -> Self:
         if not any((self.scope, self.queue, self.labels, self.key_prefix)):
-            remedy = "write scope (fleet or tenant), queue, labels or key_prefix"
-            raise InvalidValue(problem="it names no scope", remedy=remedy, path="scope")
+            remedy = "add scope (fleet or tenant), queue, labels or key_prefix"
+            raise InvalidValue(problem="is missing", remedy=remedy, path="scope")
         if self.scope == "fleet" and (self.labels or self.key_prefix):
             path = "labels" if self.labels else "key_prefix"
-            problem = "labels and keys are those of one tenant's jobs"
+            problem = "labels and keys belong to the jobs of one tenant"
             raise InvalidValue(problem=problem, remedy="leave it out, or leave out scope: fleet", path=path)
         return self
 

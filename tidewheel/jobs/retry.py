@@ -59,13 +59,13 @@ class RetryPolicy(StrictModel):
     @model_validator(mode="after")
     def _agree(self) -> Self:
         if self.intervals is not None and self.kind != "intervals":
-            problem = f"backoff {self.kind!r} and intervals exclude each other"
-            raise InvalidValue(problem=problem, remedy="leave one of them out", path="intervals")
+            problem = f"backoff {self.kind!r} and intervals cannot be combined"
+            raise InvalidValue(problem=problem, remedy="leave one out", path="intervals")
         if self.intervals is None and self.kind == "intervals":
             raise InvalidValue(
-                problem="is missing", remedy='write the delays, such as ["1s", "10s", "1m"]', path="intervals"
+                problem="is missing", remedy='add the delays, such as ["1s", "10s", "1m"]', path="intervals"
             )
         if self.kind == "exponential" and self.initial > self.max:
             problem = f"{format_duration(self.initial)} is longer than max, {format_duration(self.max)}"
-            raise InvalidValue(problem=problem, remedy="raise max, or start with less", path="initial")
+            raise InvalidValue(problem=problem, remedy="raise max, or lower initial", path="initial")
         return self

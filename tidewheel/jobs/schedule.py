@@ -27,7 +27,7 @@ _EXAMPLES = (
 )
 _BESIDE = "write it beside schedule, in job"
 _BOUNDS = {"start_at": _BESIDE, "end_at": _BESIDE, "max_runs": _BESIDE, "jitter": _BESIDE}
-_CRON_ALONE = "it belongs to cron; leave it out"
+_CRON_ALONE = "leave it out; only cron has it"
 _ZONE = {"timezone": _CRON_ALONE, "dst_gap": _CRON_ALONE, "dst_overlap": _CRON_ALONE}
 _EVERY = re.compile(r"@every\s+(\S.*)")
 _ISO_DURATION = re.compile(r"P[\dT].*")
@@ -55,7 +55,7 @@ class IntervalSpec(StrictModel):
 class FixedDelaySpec(StrictModel):
     """The first occurrence at once, each later one a fixed time after the end of the timer's last run."""
 
-    elsewhere: ClassVar[Mapping[str, str]] = _BOUNDS | _ZONE | {"anchor": "it belongs to interval; leave it out"}
+    elsewhere: ClassVar[Mapping[str, str]] = _BOUNDS | _ZONE | {"anchor": "leave it out; only interval has it"}
 
     fixed_delay: Annotated[timedelta, BeforeValidator(span(SHORTEST_INTERVAL, LONGEST_INTERVAL))]
 
@@ -66,7 +66,7 @@ def _expressions(value: object) -> tuple[str, ...]:
         remedy = "write a cron expression such as 0 8 * * MON-FRI, or a list of them"
         if expressions is None:
             raise not_valid(value, remedy)
-        raise InvalidValue(problem="it has no expression", remedy=remedy)
+        raise InvalidValue(problem="is empty", remedy=remedy)
     if len(expressions) > MAX_EXPRESSIONS:
         raise InvalidValue(
             problem=f"there are {len(expressions)} expressions", remedy=f"write at most {MAX_EXPRESSIONS}"
@@ -125,7 +125,7 @@ def read_parents(value: object, field: str, remedy: str, between: str) -> tuple[
     if parents is None:
         raise not_valid(value, remedy)
     if len(parents) > MAX_PARENTS:
-        remedy = f"write at most {MAX_PARENTS}, or put {between} between them"
+        remedy = f"write at most {MAX_PARENTS}, or put {between} in between"
         raise InvalidValue(problem=f"there are {len(parents)} parents", remedy=remedy)
     return tuple({field: one} if isinstance(one, str) else one for one in parents)
 
@@ -143,7 +143,7 @@ def ensure_distinct(names: Sequence[str], field: str) -> None:
 def _parents(value: object) -> tuple[object, ...]:
     remedy = 'write a list of keys, or of {"job": ..., "when": ...}'
     if not (parents := read_parents(value, "job", remedy, "a job")):
-        raise InvalidValue(problem="it names no parent", remedy=remedy)
+        raise InvalidValue(problem="is empty", remedy=remedy)
     return parents
 
 
@@ -183,11 +183,11 @@ def read_schedule(value: object) -> ScheduleSpec:
     kinds = [kind for kind in _KINDS if kind in given]
     if len(kinds) > 1:
         raise InvalidValue(
-            problem=f"it has {' and '.join(kinds)}; a schedule has one kind", remedy="split it into several jobs"
+            problem=f"has {' and '.join(kinds)}, but a schedule has one kind", remedy="split it into several jobs"
         )
     if not kinds:
         ours = next(filter(None, (our_field(name, _KINDS) for name in given)), _EXAMPLES)
-        raise InvalidValue(problem=f"it has {_names(given)}, which is not a kind of schedule", remedy=ours)
+        raise InvalidValue(problem=f"has {_names(given)}, which is not a kind of schedule", remedy=ours)
     return validate(_KINDS[kinds[0]], given)
 
 

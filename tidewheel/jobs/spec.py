@@ -200,19 +200,19 @@ class JobSpec(WithPayload):
         for name in ("start_at", "end_at", "max_runs"):
             if getattr(self, name) is not None and not self.recurring:
                 raise InvalidValue(
-                    problem="it bounds a schedule that does not recur",
+                    problem="needs a schedule that recurs",
                     remedy="leave it out, or use cron or interval",
                     path=name,
                 )
         if self.max_runs is not None and isinstance(self.schedule, FixedDelaySpec):
-            problem = "the occurrences of a fixed_delay depend on how long its runs take, so the n-th is not known"
-            raise InvalidValue(problem=problem, remedy="write end_at, or use interval", path="max_runs")
+            problem = "is not supported by fixed_delay, whose occurrences depend on how long runs take"
+            raise InvalidValue(problem=problem, remedy="use end_at, or interval", path="max_runs")
         if isinstance(self.schedule, FixedDelaySpec) and (self.exclude_calendars or self.include_calendars):
-            problem = "the occurrences of a fixed_delay are not computed, so no calendar can leave any out"
+            problem = "is not supported by fixed_delay, whose occurrences depend on how long runs take"
             path = "exclude_calendars" if self.exclude_calendars else "include_calendars"
             raise InvalidValue(problem=problem, remedy="use interval or cron", path=path)
         if self.start_at is not None and self.end_at is not None and self.end_at < self.start_at:
-            problem = f"{format_timestamp(self.end_at)} lies before start_at, so the job can never fire"
+            problem = f"{format_timestamp(self.end_at)} is before start_at, so the job could never fire"
             raise InvalidValue(problem=problem, remedy="write a later instant", path="end_at")
         return self
 
@@ -222,8 +222,8 @@ class JobSpec(WithPayload):
         if isinstance(self.schedule, AfterSpec):
             for name in (*_OF_OCCURRENCES, "workflow"):
                 if name in self.model_fields_set and getattr(self, name):
-                    problem = "a job with after has no occurrences of its own: it follows those of its root"
-                    raise InvalidValue(problem=problem, remedy="write it in the root of the workflow", path=name)
+                    problem = "a job with after follows the occurrences of its root"
+                    raise InvalidValue(problem=problem, remedy="set it on the root of the workflow", path=name)
         return self
 
     @model_validator(mode="after")
@@ -242,14 +242,14 @@ class JobSpec(WithPayload):
         if self.ordering_key is None:
             return self
         if self.concurrency_key is not None:
-            problem = "ordering_key and concurrency_key exclude each other"
-            remedy = "leave one out: the runs of an ordering key start one after another"
+            problem = "ordering_key and concurrency_key cannot be combined"
+            remedy = "leave one out; runs of an ordering key already start one after another"
         elif isinstance(self.schedule, AfterSpec):
-            problem = "the runs of a job with after start when their parents have ended"
-            remedy = "leave it out; overlap: buffer_all in the root lets its occurrences run one after another"
+            problem = "cannot be combined with after, whose runs start when their parents end"
+            remedy = "leave it out; with overlap: buffer_all on the root, occurrences run one after another"
         elif self.overlap_policy != "allow_all":
-            problem = f"the job's overlap is {self.overlap_policy}"
-            remedy = "write overlap: allow_all beside it, or leave it out and write overlap: buffer_all"
+            problem = f"cannot be combined with overlap: {self.overlap_policy}"
+            remedy = "use overlap: allow_all with it, or overlap: buffer_all without it"
         else:
             return self
         raise InvalidValue(problem=problem, remedy=remedy, path="ordering_key")
@@ -257,16 +257,16 @@ class JobSpec(WithPayload):
     @model_validator(mode="after")
     def _triggers_are_deduped(self) -> Self:
         if self.dedupe is not None and not isinstance(self.schedule, ManualSpec):
-            problem = "it is for triggers, and the job has a schedule"
-            remedy = "write it in the job.trigger, or schedule: manual; overlap: skip keeps occurrences apart"
+            problem = "applies to triggers, but the job has a schedule"
+            remedy = "write it in job.trigger, or use schedule: manual; to keep occurrences apart, use overlap: skip"
             raise InvalidValue(problem=problem, remedy=remedy, path="dedupe")
         return self
 
     @model_validator(mode="after")
     def _whole_occurrences_meet(self) -> Self:
         if self.workflow is not None and self.workflow.overlap == "whole" and not self.holds_place:
-            problem = "with overlap allow_all an occurrence never meets another one"
-            remedy = "write another policy as the job's overlap, such as skip or buffer_one, or leave this out"
+            problem = "has no effect with overlap: allow_all"
+            remedy = "use another overlap for the job, such as skip or buffer_one, or leave this out"
             raise InvalidValue(problem=problem, remedy=remedy, path="workflow.overlap")
         return self
 
@@ -274,7 +274,7 @@ class JobSpec(WithPayload):
     def _heartbeats_are_possible(self) -> Self:
         if self.heartbeat is not None and not self._reports_heartbeats:
             problem = f"a target of type {self.target.type} never reports a heartbeat"
-            remedy = "leave it out; start_to_close bounds an attempt (only handlers and async targets report one)"
+            remedy = "leave it out and use start_to_close; only handlers and async targets report heartbeats"
             raise InvalidValue(problem=problem, remedy=remedy, path="heartbeat")
         return self
 

@@ -35,11 +35,11 @@ def read_object(data: bytes) -> dict[str, object]:
         msg = f"the message has {len(data)} bytes; send at most {MAX_DOCUMENT_BYTES}"
         raise UndecodableMessage(msg)
     if _containers(data) > MAX_CONTAINERS:
-        msg = f"the message holds more than {MAX_CONTAINERS} arrays and objects; send fewer"
+        msg = f"the message has more than {MAX_CONTAINERS} arrays and objects; send fewer"
         raise UndecodableMessage(msg)
     value = _parsed(_utf8(data))
     if (found := as_object(value)) is None:
-        msg = f"it is valid JSON, but not an object ({type(value).__name__}); write an object: {{...}}"
+        msg = f"valid JSON, but not an object ({type(value).__name__}); write an object: {{...}}"
         raise UndecodableMessage(msg)
     return found
 
@@ -49,7 +49,7 @@ def read_value(data: bytes) -> object:
     try:
         return _parsed(_utf8(data))
     except UndecodableMessage as error:
-        return UnreadableValue(str(error), "send JSON text, or name the content type application/octet-stream")
+        return UnreadableValue(str(error), "send JSON text, or set the content type to application/octet-stream")
 
 
 def compact(value: object) -> bytes:
@@ -58,18 +58,18 @@ def compact(value: object) -> bytes:
         text = _written(value)
         encoded = text.encode()
     except UnicodeEncodeError as error:
-        problem = f"it holds half of a surrogate pair ({error.object[error.start]!r}), which is not a character"
+        problem = f"contains half of a surrogate pair ({error.object[error.start]!r}), which is not a character"
         raise InvalidValue(problem=problem, remedy="send well-formed UTF-8") from error
     except RecursionError as error:
         raise InvalidValue(problem=_TOO_DEEP, remedy="flatten it") from error
     except ValueError as error:
         raise InvalidValue(
-            problem="it holds NaN or an infinite number, or itself", remedy="send what JSON can hold"
+            problem="contains NaN, Infinity or a circular reference, which JSON cannot represent", remedy="remove it"
         ) from error
     except TypeError as error:
-        raise InvalidValue(problem=str(error), remedy="send what JSON can hold, and each name once") from error
+        raise InvalidValue(problem=str(error), remedy="send only JSON values, and each name once") from error
     if "\\u0000" in text and _NUL.search(text):
-        raise InvalidValue(problem="it holds the NUL character", remedy="remove it, or send the bytes as base64")
+        raise InvalidValue(problem="contains the NUL character", remedy="remove it, or send the bytes as base64")
     if not depth_within(encoded, MAX_DEPTH):
         raise InvalidValue(problem=_TOO_DEEP, remedy="flatten it")
     return encoded
@@ -95,7 +95,7 @@ def strict_json(value: object) -> bytes:
     text = to_json(value, inf_nan_mode="constants")
     if (b"NaN" in text or b"Infinity" in text) and (found := _not_finite(json.loads(text))) is not None:
         place, number = found
-        message = f"{place or 'the value'} is {number}, which JSON cannot hold: write None or text in its place"
+        message = f"{place or 'the value'} is {number}, which JSON cannot represent: write None or text instead"
         raise ValueError(message)
     if type(value) in {dict, list} and (name := _lost_name(value)) is not None:
         message = f"two names of one dict are {name!r} in JSON: make them differ as text"
@@ -164,7 +164,7 @@ def depth_within(data: bytes, limit: int) -> bool:
     return not brackets
 
 
-_TOO_DEEP = f"its arrays and objects are nested more than {MAX_DEPTH} levels deep"
+_TOO_DEEP = f"arrays and objects are nested more than {MAX_DEPTH} levels deep"
 
 
 def _containers(data: bytes) -> int:
@@ -180,7 +180,7 @@ def _utf8(data: bytes) -> str:
     try:
         return data.decode()
     except UnicodeDecodeError as error:
-        msg = f"it is not valid UTF-8: byte {data[error.start]:#04x} at position {error.start}"
+        msg = f"not valid UTF-8: byte {data[error.start]:#04x} at position {error.start}"
         raise UndecodableMessage(msg) from error
 
 
@@ -188,7 +188,7 @@ def _parsed(text: str) -> object:
     try:
         return _loads(text)
     except json.JSONDecodeError as error:
-        msg = f"it is not valid JSON: {error.msg} at line {error.lineno}, column {error.colno}"
+        msg = f"not valid JSON: {error.msg} at line {error.lineno}, column {error.colno}"
         raise UndecodableMessage(msg) from error
     except RecursionError as error:
         msg = _TOO_DEEP

@@ -57,7 +57,7 @@ class HandlerTargetSpec(StrictModel):
 def _url(text: str) -> str:
     query = read_url(text).query
     if REDACTED in query:
-        problem = f"{REDACTED} is what output shows in the place of a secret"
+        problem = f"contains {REDACTED}, which output shows in place of a secret"
         raise InvalidValue(problem=problem, remedy="write the secret itself, or name one in a header")
     return text
 
@@ -86,13 +86,13 @@ def _argv(value: object) -> tuple[str, ...]:
         raise InvalidValue(problem=fault, remedy="write the program's path, such as /srv/bin/report", path="0")
     if sum(len(str(word).encode()) for word in given) > MAX_ARGUMENT_BYTES:
         remedy = f"write at most {MAX_ARGUMENT_BYTES} bytes; the payload arrives on standard input"
-        raise InvalidValue(problem="it is too long", remedy=remedy)
+        raise InvalidValue(problem="is too long", remedy=remedy)
     return tuple(str(word) for word in given)
 
 
 def _absolute(path: str) -> str:
     if problem := path_problem(path):
-        raise InvalidValue(problem=problem, remedy="write such as /srv/reports")
+        raise InvalidValue(problem=problem, remedy="write a path such as /srv/reports")
     return path
 
 
@@ -103,12 +103,12 @@ def _environment(value: object) -> dict[str, str]:
         raise InvalidValue(problem=f"there are {len(given)} variables", remedy=f"write at most {MAX_VARIABLES}")
     for name, content in given.items():
         if not _VARIABLE.fullmatch(name) or name.startswith("TIDEWHEEL_"):
-            remedy = "write letters, digits and '_', no digit first; Tidewheel sets those that begin with TIDEWHEEL_"
+            remedy = "use letters, digits and '_', not a digit first; names with TIDEWHEEL_ are reserved"
             raise InvalidValue(problem=f"{shown(name)} cannot be set", remedy=remedy)
         if not isinstance(content, str) or _NO_TEXT.search(content) or len(content) > MAX_URL:
             remedy = f"write text of at most {MAX_URL} characters, without NUL"
             # Text is not shown: it is often a secret.
-            problem = f"{'its text' if isinstance(content, str) else shown(content)} is not valid"
+            problem = f"{'the text' if isinstance(content, str) else shown(content)} is not valid"
             raise InvalidValue(problem=problem, remedy=remedy, path=name)
     return {name: str(content) for name, content in given.items()}
 
@@ -116,15 +116,13 @@ def _environment(value: object) -> dict[str, str]:
 def _function(name: str) -> str:
     if not _FUNCTION.fullmatch(name):
         remedy = "write a function's name, or its ARN"
-        raise InvalidValue(problem=f"{shown(name)} names no function", remedy=remedy)
+        raise InvalidValue(problem=f"{shown(name)} is not a Lambda function", remedy=remedy)
     return name
 
 
 def _only_with(target: StrictModel, name: str, flag: str, *, given: bool) -> None:
     if name in target.model_fields_set and not given:
-        raise InvalidValue(
-            problem=f"it has no meaning without {flag}", remedy=f"write {flag}: true, or leave it out", path=name
-        )
+        raise InvalidValue(problem=f"needs {flag}: true", remedy="add that, or leave it out", path=name)
 
 
 class HttpTargetSpec(StrictModel):
@@ -170,7 +168,7 @@ class ShellTargetSpec(StrictModel):
     """A program with its arguments, run by an executor that allows it; the payload is its standard input."""
 
     elsewhere: ClassVar[Mapping[str, str]] = {
-        "command": 'write it as argv, a list of words: ["/bin/sh", "-c", "…"] where a shell is wanted',
+        "command": 'write it as argv, a list of words; for a shell, ["/bin/sh", "-c", "…"]',
         "timeout": "write start_to_close, beside target",
     }
 
@@ -241,7 +239,7 @@ def read_target(value: object) -> TargetSpec:
         return validate(HandlerTargetSpec, {"type": "handler", "name": value})
     if (given := as_object(value)) is None:
         example = '{"type": "http", "url": "https://example.org/report"}'
-        raise not_valid(value, f"write a handler's name, or such as {example}")
+        raise not_valid(value, f"write a handler's name, or an object such as {example}")
     return _by_type(given)
 
 

@@ -36,16 +36,16 @@ _LONGEST_READ = 60
 _LONGEST_NAME = 64
 
 _MISSING = {
-    "job": "give the job: its key, schedule and target",
-    "schedule": 'say when it is due, such as "0 8 * * MON-FRI", "@every 10s", or "manual" for triggers alone',
-    "target": 'say what runs, a handler\'s name or such as {"type": "http", "url": "https://example.org/report"}',
-    "key": "name the job by the key it was submitted with",
-    "run_id": "name the run by the id from a reply or an event",
+    "job": "add the job: its key, schedule and target",
+    "schedule": 'add when the job is due: "0 8 * * MON-FRI", "@every 10s", or "manual" for triggers only',
+    "target": 'add what runs: a handler\'s name, or {"type": "http", "url": "https://example.org/report"}',
+    "key": "add the key with which the job was submitted",
+    "run_id": "add the run's id from a reply or an event",
 }
 
 _EXPECTED = {
     "string_type": "a string",
-    "string_unicode": "a string of whole characters",
+    "string_unicode": "a string of valid Unicode",
     "int_type": "a whole number",
     "int_from_float": "a whole number",
     "float_type": "a number",
@@ -100,7 +100,7 @@ class StrictModel(BaseModel):
     def _bounded(cls, value: object) -> object:
         if (given := as_object(value)) and len(given) > MAX_FIELDS:
             problem = f"an object of {len(given)} fields is too large"
-            raise InvalidValue(problem=problem, remedy="send the fields that are documented, and no others")
+            raise InvalidValue(problem=problem, remedy="send only documented fields")
         return value
 
 

@@ -156,7 +156,7 @@ def parse_timestamp(text: str) -> datetime:
         )
     date, time, offset = match.groups()
     if offset is None:
-        problem = f"{text!r} has no offset, so it names no instant"
+        problem = f"{text!r} has no UTC offset"
         raise InvalidValue(
             problem=problem, remedy=f"write {date}T{time}Z, or an offset such as +02:00 in place of the Z"
         )
@@ -167,7 +167,7 @@ def parse_timestamp(text: str) -> datetime:
             problem=f"{text!r} is not an instant ({error})", remedy=f"write one such as {_EXAMPLE}"
         ) from error
     if moment.year < _EARLIEST_YEAR:
-        raise InvalidValue(problem=f"{text!r} lies before {_EARLIEST_YEAR}", remedy="write a later instant")
+        raise InvalidValue(problem=f"{text!r} is before {_EARLIEST_YEAR}", remedy="write a later time")
     return moment
 
 
@@ -194,13 +194,13 @@ def one_line(maximum: int) -> Callable[[str], str]:
 
     def check(text: str) -> str:
         if not text:
-            raise InvalidValue(problem="it is empty", remedy=f"write 1 to {maximum} characters")
+            raise InvalidValue(problem="is empty", remedy=f"write 1 to {maximum} characters")
         if len(text) > maximum:
-            raise InvalidValue(problem=f"it has {len(text)} characters", remedy=f"write at most {maximum}")
+            raise InvalidValue(problem=f"has {len(text)} characters", remedy=f"write at most {maximum}")
         if found := _NOT_ONE_LINE.search(text):
             if found.group() in _LINE_BREAKS:
-                raise InvalidValue(problem="it has a line break", remedy="write one line of visible characters")
-            raise InvalidValue(problem=f"it holds {found.group()!r}, which is not text", remedy="remove it")
+                raise InvalidValue(problem="has a line break", remedy="write one line")
+            raise InvalidValue(problem=f"contains {found.group()!r}, which is not text", remedy="remove it")
         return text
 
     return check
@@ -209,14 +209,14 @@ def one_line(maximum: int) -> Callable[[str], str]:
 def _bare(text: str) -> str:
     """Refuse blanks at the ends of a name: no header value can have them, and two names look alike."""
     if text != text.strip():
-        raise InvalidValue(problem=f"{shown(text)} begins or ends with a blank", remedy=f"write {shown(text.strip())}")
+        raise InvalidValue(problem=f"{shown(text)} begins or ends with a space", remedy=f"write {shown(text.strip())}")
     return text
 
 
 def _visible(text: str) -> str:
     """Refuse format and private characters in a name: two names look alike."""
     if not text.isprintable() and (found := _HIDDEN.search(text)):
-        raise InvalidValue(problem=f"it holds {found.group()!r}, which is no visible character", remedy="remove it")
+        raise InvalidValue(problem=f"contains {found.group()!r}, which is not visible", remedy="remove it")
     return text
 
 
@@ -225,9 +225,9 @@ def several_lines(maximum: int) -> Callable[[str], str]:
 
     def check(text: str) -> str:
         if len(text) > maximum:
-            raise InvalidValue(problem=f"it has {len(text)} characters", remedy=f"write at most {maximum}")
+            raise InvalidValue(problem=f"has {len(text)} characters", remedy=f"write at most {maximum}")
         if found := _NOT_TEXT.search(text):
-            raise InvalidValue(problem=f"it holds {found.group()!r}, which is not text", remedy="remove it")
+            raise InvalidValue(problem=f"contains {found.group()!r}, which is not text", remedy="remove it")
         return text
 
     return check
@@ -359,7 +359,7 @@ def _matching(pattern: re.Pattern[str], what: str, remedy: str) -> Callable[[str
     return check
 
 
-def _id_of(what: str, source: str = "its reply") -> Callable[[str], str]:
+def _id_of(what: str, source: str = "the reply") -> Callable[[str], str]:
     """Return a reader of the ids of what a request creates."""
 
     def read(text: str) -> str:
@@ -369,7 +369,7 @@ def _id_of(what: str, source: str = "its reply") -> Callable[[str], str]:
         except ValueError:
             pass
         raise InvalidValue(
-            problem=f"{shown(text)} is not a {what} id", remedy=f"copy the UUID of 36 characters from {source}"
+            problem=f"{shown(text)} is not a {what} id", remedy=f"copy the 36 characters of the UUID from {source}"
         )
 
     return read
@@ -417,15 +417,13 @@ def _payload_base64(value: object) -> bytes:
 
 def _task_token(text: str) -> str:
     if not _TASK_TOKEN.fullmatch(text):
-        raise InvalidValue(
-            problem="it is not a task token", remedy="send back the token of 48 characters that came with the attempt"
-        )
+        raise InvalidValue(problem="is not a task token", remedy="send back the attempt's token of 48 characters")
     return text
 
 
 def _bounded(content: bytes, most_bytes: int = MAX_PAYLOAD_BYTES) -> bytes:
     if len(content) > most_bytes:
-        problem = f"it has {len(content)} bytes; at most {most_bytes} are allowed"
+        problem = f"has {len(content)} bytes; at most {most_bytes} are allowed"
         raise InvalidValue(problem=problem, remedy="store it elsewhere and send a reference")
     return content
 
@@ -467,7 +465,7 @@ IfVersion = Annotated[int, Field(ge=0)]  # 0: only where there is no such job
 TaskToken = Annotated[str, AfterValidator(_task_token)]
 Traceparent = Annotated[
     str,
-    AfterValidator(_matching(_TRACEPARENT, "traceparent", "write one as W3C Trace Context has it, or leave it out")),
+    AfterValidator(_matching(_TRACEPARENT, "traceparent", "write one as in W3C Trace Context, or leave it out")),
 ]
 Instant = Annotated[datetime, BeforeValidator(_instant)]
 Delay = Annotated[timedelta, BeforeValidator(span(timedelta(0), LONGEST_DELAY))]

@@ -367,5 +367,5 @@ def _refuse_overrides(config: Mapping[str, str]) -> None:
     taken = sorted(_NOT_YOURS & set(config))
     if taken:
         names = ", ".join(_variable(name) for name in taken)
-        message = f"{names}: this setting is part of a promise and cannot be changed; unset it"
+        message = f"{names}: cannot be changed, because Tidewheel's guarantees depend on it; unset it"
         raise SettingsError(message)

@@ -200,7 +200,7 @@ def queue_names(text: str) -> list[str]:
         message = f"queues: {bad!r} is not a queue name; write 1 to 64 of a-z, 0-9, '.', '_' and '-'"
         raise SettingsError(message)
     if not names:
-        message = f"queues: there is none in {text!r}; write {DEFAULT_QUEUE!r}, or names separated by commas"
+        message = f"queues: {text!r} contains no name; write {DEFAULT_QUEUE!r}, or names separated by commas"
         raise SettingsError(message)
     return names
 
@@ -223,8 +223,8 @@ def tenant_names(text: str, present: Sequence[str] = ()) -> list[str]:
         # Kafka names metrics by topics with '.' for '_', and refuses the second of two such topics.
         if (other := by_metric.setdefault(name.replace("_", "."), name)) != name:
             message = (
-                f"tenants: the topics of {name!r} and {other!r} would differ in '.' and '_' alone, which Kafka refuses;"
-                " let one of the two use the shared topic"
+                f"tenants: the topics of {name!r} and {other!r} would differ only in '.' and '_', which Kafka"
+                " does not allow; use the shared topic for one of them"
             )
             raise SettingsError(message)
     return names

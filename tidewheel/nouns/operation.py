@@ -308,13 +308,13 @@ def as_id(value: UUID | str, name: str) -> UUID:
         return value if isinstance(value, UUID) else UUID(value)
     except (AttributeError, TypeError, ValueError):
         pass
-    return refuse(name, f"{shown(value)} is not an id", "pass the UUID from a reply, an event or a list")
+    return refuse(name, f"{shown(value)} is not an id", "pass a UUID from a reply, an event or a list")
 
 
 def as_mapping(value: object, name: str) -> dict[str, object]:
     """Return a mapping as a document."""
     if not isinstance(value, Mapping):
-        refuse(name, f"{shown(value)} is not a mapping", f"pass the fields of the {name} by their names")
+        refuse(name, f"{shown(value)} is not a mapping", f"pass the fields of the {name} by name")
     document = cast("Mapping[str, object]", value)
     ensure_text_names(document, name)
     return dict(document)
@@ -327,7 +327,7 @@ def as_int(value: int, name: str) -> int:
     3
     """
     if type(value) is not int or not 0 <= value <= _MAX_INT:
-        refuse(name, f"{shown(value)} does not fit", f"pass a whole number from 0 to {_MAX_INT}")
+        refuse(name, f"{shown(value)} is out of range", f"pass a whole number from 0 to {_MAX_INT}")
     return value
 
 

@@ -188,7 +188,7 @@ def _wrap(connection: _CallerConnection) -> Generator[Conn]:
             raise
         # On a connection of its own, for the transaction has failed.
         repair_days(wrapped)
-        message = f"{error.diag.message_primary}; it exists now: roll back, and do the work again"
+        message = f"{error.diag.message_primary}; it exists now: roll back, then repeat the work"
         raise Unavailable(message) from error
     finally:
         del wrapped.pgconn  # else psycopg warns, at its collection, of a connection that was not closed
@@ -197,23 +197,23 @@ def _wrap(connection: _CallerConnection) -> Generator[Conn]:
 def _why_not(connection: _CallerConnection) -> tuple[str, str] | None:
     """Return problem and remedy of a connection that cannot be used now, else None."""
     if connection.closed:
-        return "it is closed", "give an open connection"
+        return "is closed", "give an open connection"
     if connection.pgconn.pipeline_status != PipelineStatus.OFF:
-        return "it is in a pipeline", "leave the pipeline block first"
+        return "is in a pipeline", "leave the pipeline block first"
     if connection.pgconn.transaction_status == TransactionStatus.INERROR:
-        return "its transaction has failed already", "roll back, and do the work again"
+        return "is in a failed transaction", "roll back, then repeat the work"
     # Texts are sent in binary form too, and the server reads them in the session's encoding.
     if (encoding := connection.pgconn.parameter_status(b"client_encoding")) != b"UTF8":
-        return f"its client_encoding is {(encoding or b'?').decode()}", "connect with client_encoding=UTF8"
+        return f"has client_encoding={(encoding or b'?').decode()}", "connect with client_encoding=UTF8"
     return None
 
 
 def _remedy(given: object, expected: str) -> str:
     if isinstance(given, Connection):
-        return "call the one without _async"
+        return "call the function without _async"
     if isinstance(given, AsyncConnection):
-        return "await the one that ends with _async"
-    return f"give {expected}, or one of the other drivers on the page own-transactions; each has its SQL function too"
+        return "await the function that ends with _async"
+    return f"pass {expected}, or one of another driver listed on the page own-transactions"
 
 
 def _name(given: object) -> str:

@@ -302,7 +302,7 @@ def ensure_open_days(effective: Schedule, now: datetime) -> None:
     if effective.schedule.after(now) is None and effective.before(now) is not None:
         return
     path = "exclude_calendars" if effective.exclude else "include_calendars"
-    problem = "its calendars exclude every future occurrence: it can never fire"
+    problem = "the calendars exclude every future occurrence, so the job can never fire"
     refuse(path, problem, "correct the schedule or the calendars")
 
 

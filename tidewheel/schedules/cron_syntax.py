@@ -201,7 +201,7 @@ def resolve(element: str, kind: FieldKind, hash_key: bytes | None) -> str:
     """
     match = HASHED.fullmatch(element)
     if match is None or hash_key is None:
-        problem = "H is derived from the job's id, and there is none here"
+        problem = "H is derived from the job's id, but there is no job here"
         raise ElementRefused(problem, "", "submit or preview it as a job, or write a number")
     low, high, step = match.group("low", "high", "step")
     first = number_of(low, kind) if low else kind.low
@@ -299,7 +299,7 @@ def _unreadable(element: str, kind: FieldKind) -> ElementRefused:
         return ElementRefused(f"? means an unrestricted day field, not the {kind.name}", "*")
     if not element:
         return ElementRefused(f"the {kind.name} field has an empty element beside a comma", "", shapes(kind))
-    problem = f"{element.upper()!r} cannot be read in the {kind.name} field"
+    problem = f"{element.upper()!r} is not valid in the {kind.name} field"
     if kind is DAY_OF_WEEK and element == "l":
         return ElementRefused(problem, "5L", "5L is the month's last Friday, 6 every Saturday")
     if kind is DAY_OF_MONTH and element.endswith("-l"):
@@ -337,7 +337,7 @@ def split_expression(expression: str) -> tuple[str | None, list[str]]:
     if found := event_bridge(text):
         ours = found.text.replace("?", "*")
         remedy = f"write `{ours}`" if found.field == "cron" else f'write the schedule as {{"interval": "{ours}"}}'
-        problem = f"{text!r} is an expression of EventBridge"
+        problem = f"{text!r} is an EventBridge expression"
         raise ScheduleRefused(problem, remedy, "cron")
     return zone_name, SHORTHANDS.get(text.lower(), text).split()
 
@@ -348,7 +348,7 @@ def _checked(expression: str) -> str:
         raise ScheduleRefused(problem, "write several shorter expressions", "cron")
     strange = next((character for character in expression if not " " <= character <= "~" and character != "\t"), None)
     if strange is not None:
-        problem = f"the expression has {strange!r}, which no cron expression contains"
+        problem = f"the expression has {strange!r}, which is not allowed in cron expressions"
         raise ScheduleRefused(problem, "write it in plain ASCII, with spaces between the fields", "cron")
     if not expression.strip():
         problem = "the expression is empty"
@@ -373,9 +373,9 @@ def _shorthand_refused(text: str) -> ScheduleRefused:
     word = text.split()[0].lower()
     if word == "@every":
         every = text.split()[1] if len(text.split()) > 1 else "10s"
-        problem = f"{text!r} is an interval, not a time of day"
+        problem = f"{text!r} is an interval, not a cron expression"
         return ScheduleRefused(problem, f'write the schedule as {{"interval": "{every}"}}', "cron")
     if word == "@reboot":
-        problem = "@reboot has no meaning for a job that belongs to no machine"
+        problem = "@reboot is not supported, because jobs do not belong to a machine"
         return ScheduleRefused(problem, "trigger a manual job when your service starts", "cron")
     return ScheduleRefused(f"{text!r} is not known", f"write one of {', '.join(SHORTHANDS)}", "cron")

@@ -96,7 +96,7 @@ def ensure_can_fire(schedule: Schedule, now: datetime) -> None:
 def _refuse_dead(entries: tuple[ZonedCron, ...], second: int) -> None:
     for number, entry in enumerate(entries):
         if entry.following(second) == FOREVER:
-            problem = f"no date fits `{entry.fields.expression}`: it can never fire"
+            problem = f"no date matches `{entry.fields.expression}`, so it can never fire"
             path = "cron" if len(entries) == 1 else f"cron.{number}"
             raise ScheduleRefused(
                 problem, "correct its day and month fields: 30 February, for example, does not exist", path
@@ -105,11 +105,11 @@ def _refuse_dead(entries: tuple[ZonedCron, ...], second: int) -> None:
 
 def _refuse_bounds(bounds: Bounds, now: datetime) -> None:
     if bounds.end_at is not None and bounds.end_at <= now:
-        problem = f"end_at {bounds.end_at.isoformat()} has passed: it can never fire"
+        problem = f"end_at {bounds.end_at.isoformat()} has passed, so the job can never fire"
         raise ScheduleRefused(problem, "write a later end_at, or omit it", "end_at")
-    problem = "no occurrence is within start_at and end_at: it can never fire"
+    problem = "no occurrence is between start_at and end_at, so the job can never fire"
     path = "start_at" if bounds.end_at is None else "end_at"
-    raise ScheduleRefused(problem, "widen the bounds so that they contain at least one occurrence", path)
+    raise ScheduleRefused(problem, "widen the bounds to include at least one occurrence", path)
 
 
 def _every(document: Mapping[str, object]) -> int:
@@ -159,11 +159,11 @@ def _expressions(given: object) -> list[str]:
     several = list(cast("Iterable[object]", given)) if isinstance(given, (list, tuple)) else [given]
     read = [expression for expression in several if isinstance(expression, str)]
     if not read or len(read) < len(several):
-        problem = "a cron expression is text, and none is given"
+        problem = "a cron expression is missing or is not text"
         raise ScheduleRefused(problem, "write one such as `0 3 * * *`", "cron")
     if len(read) > MAX_EXPRESSIONS:
-        problem = f"{len(read)} expressions are more than {MAX_EXPRESSIONS}"
-        raise ScheduleRefused(problem, "split them among several jobs", "cron")
+        problem = f"{len(read)} expressions exceed the limit of {MAX_EXPRESSIONS}"
+        raise ScheduleRefused(problem, "split them into several jobs", "cron")
     return read
 
 
@@ -177,7 +177,7 @@ def _zone_name(given: object) -> str:
 def _bounds(document: Mapping[str, object]) -> Bounds:
     start, end = (None if document.get(name) is None else read_instant(document[name], name) for name in _BOUNDS)
     if start is not None and end is not None and end < start:
-        problem = f"end_at {end.isoformat()} lies before start_at {start.isoformat()}"
+        problem = f"end_at {end.isoformat()} is before start_at {start.isoformat()}"
         raise ScheduleRefused(problem, "write a later end_at", "end_at")
     return Bounds(start, end)
 

@@ -127,7 +127,7 @@ def _ensure_there(version: int, tenant: str, policies: Policies, day_sets: DaySe
     for name in policies.calendars:
         if (tenant, name) not in day_sets:
             problem = f"version {version} names the calendar {name!r}, which was deleted"
-            raise ScheduleRefused(problem, "put that calendar again, or choose a range without that version", "from")
+            raise ScheduleRefused(problem, "create that calendar again, or choose a range without that version", "from")
 
 
 def _ascending(span: VersionSpan, cursor: datetime | None) -> Iterator[datetime]:

@@ -131,7 +131,7 @@ def read_instant(text: object, path: str) -> datetime:
     try:
         return found.astimezone(UTC)
     except OverflowError:
-        problem = f"{str(text)[:64]!r} is beyond the calendar"
+        problem = f"{str(text)[:64]!r} is out of range"
         raise ScheduleRefused(problem, example, path) from None
 
 

@@ -153,7 +153,7 @@ def changes_by_rule(footer: str, years: range) -> list[Change]:
     """Return the changes by the rule in these years, ascending; none without daylight saving time."""
     rule = _RULE.fullmatch(footer)
     if rule is None:
-        problem = f"{footer!r} is no POSIX TZ rule"
+        problem = f"{footer!r} is not a POSIX TZ rule"
         raise ValueError(problem)
     if rule["dst"] is None:
         return []
@@ -195,7 +195,7 @@ def _nearest(name: str) -> str:
     hours = re.fullmatch(r"(?:UTC|GMT)?([+-])0?(\d{1,2})(?::?00)?", name.strip(), re.IGNORECASE | re.ASCII)
     if hours and f"Etc/GMT{hours[1]}{hours[2]}" in zone_names():
         turned = "-" if hours[1] == "+" else "+"
-        return f"write Etc/GMT{turned}{hours[2]} (IANA counts westward), or the place's own zone"
+        return f"write Etc/GMT{turned}{hours[2]} (IANA counts westward), or the zone of a place"
     folded = {known.casefold(): known for known in sorted(zone_names())}
     if name.strip().casefold() in folded:
         return f"write {folded[name.strip().casefold()]}"

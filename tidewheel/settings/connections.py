@@ -195,7 +195,7 @@ class Connections(Settings):
         hosts = len(str(parts.get("host") or parts.get("hostaddr") or "").split(","))
         ports = len(str(parts.get("port") or "").split(","))
         if ports not in (1, hosts):
-            message = f"names {hosts} hosts and {ports} ports; write one port, or one for each: host1:5432,host2:5432"
+            message = f"names {hosts} hosts but {ports} ports; write one port, or one per host: host1:5432,host2:5432"
             raise ValueError(message)
         return url
 
@@ -292,7 +292,7 @@ def _running_stack(part: str, variable: str) -> "StackInfo":
         if (found := running_stack()) is not None:
             return found
         if living_dev(default_home()) is not None:
-            message = f"the {part} is starting: `tidewheel dev` starts the local stack; repeat this in some seconds"
+            message = f"the {part} is starting: `tidewheel dev` starts the local stack; try again in a few seconds"
             raise Unavailable(message)
     message = f"no {part}: run {start}, or set {variable}"
     raise NotRunning(message)

@@ -146,7 +146,7 @@ class ExecutorSettings(Connections):
             try:
                 ssl.create_default_context(cafile=file)
             except OSError as error:  # ssl.SSLError is one
-                message = f"has no certificate in PEM: {error.strerror or error}; name a readable file"
+                message = f"has no PEM certificate: {error.strerror or error}; name a readable file"
                 raise ValueError(message) from None
         return file
 
@@ -159,7 +159,7 @@ class ExecutorSettings(Connections):
         except OSError:  # a path that is too long
             is_folder = False
         if not is_folder:
-            message = "names no folder; correct the path or unset the variable"
+            message = "is not a folder; correct the path or unset the variable"
             raise ValueError(message)
         return folder
 
@@ -176,6 +176,6 @@ class ExecutorSettings(Connections):
         """Refuse the names of the executor's own passwords and keys."""
         for name in listed.split(","):
             if name.strip().upper().startswith(_NOT_PASSED):
-                message = f"{name.strip()} belongs to the executor; set the variables of a job in its env"
+                message = f"{name.strip()} is reserved for the executor; set a job's variables in its env"
                 raise ValueError(message)
         return listed

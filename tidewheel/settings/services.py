@@ -211,11 +211,11 @@ class ApiSettings(Connections):
         """Refuse an API that other machines reach without a token: any client could read payloads."""
         host = str(info.data.get("api_host", ""))
         if token is None and not is_loopback(host):
-            message = f"is missing while TIDEWHEEL_API_HOST is {host}: set one, or listen on 127.0.0.1"
+            message = f"is required when TIDEWHEEL_API_HOST is {host}; set it, or listen on 127.0.0.1"
             raise ValueError(message)
         if token is not None and not _API_TOKEN.fullmatch(token.get_secret_value()):
             message = (
-                "is not a bearer token: write at least 16 letters and digits, such as `openssl rand -hex 24` prints"
+                "is not a bearer token; write at least 16 letters and digits, for example from `openssl rand -hex 24`"
             )
             raise ValueError(message)
         return token
@@ -228,7 +228,7 @@ class ApiSettings(Connections):
             try:
                 ip_network(each.strip())
             except ValueError as error:
-                message = f"names {each.strip()!r}, which is no address: write such as 10.0.0.7,10.1.0.0/16"
+                message = f"names {each.strip()!r}, which is not an address; write, for example, 10.0.0.7,10.1.0.0/16"
                 raise ValueError(message) from error
         return proxies
 
@@ -237,7 +237,7 @@ class ApiSettings(Connections):
     def _is_a_path(cls, path: str | None) -> str | None:
         """Refuse a base path that would make other links than those of the proxy."""
         if path is not None and not _BASE_PATH.fullmatch(path):
-            message = "is no path: write one such as /ops/tidewheel, without a slash at its end"
+            message = "is not a path; write one such as /ops/tidewheel, without a trailing slash"
             raise ValueError(message)
         return path
 

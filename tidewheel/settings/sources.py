@@ -188,7 +188,7 @@ def _entries(value: object) -> object:
     """Return the entries of a list: of the file, or of a variable, separated by commas or line ends."""
     parts = re.split(r"[,\n]", value) if isinstance(value, str) else value
     if not isinstance(parts, list | tuple):
-        message = "write entries separated by commas or line ends, or a list in the file"
+        message = "write entries separated by commas or line breaks, or a list in the file"
         raise ValueError(message)  # noqa: TRY004 - pydantic reports a ValueError
     return tuple(entry for part in cast("list[object]", parts) if (entry := str(part).strip()))
 
@@ -199,7 +199,7 @@ Entries = Annotated[tuple[str, ...], BeforeValidator(_entries)]
 @cache  # once a process
 def _warn_once(name: str) -> None:
     near = get_close_matches(name.removeprefix(PREFIX).lower(), _known(), n=1)
-    remedy = f"did you mean {PREFIX}{near[0].upper()}?" if near else "docs/settings.md names them all"
+    remedy = f"did you mean {PREFIX}{near[0].upper()}?" if near else "docs/settings.md lists all settings"
     _LOG.warning("%s is not a setting and has no effect; %s", name, remedy)
 
 
@@ -217,7 +217,7 @@ def _refuse_unknown(given: Mapping[str, object], path: str) -> None:
             continue
         bare = name.lower().removeprefix(PREFIX.lower())
         near = get_close_matches(bare, known, n=1)
-        remedy = f"did you mean {near[0]!r}?" if near else "docs/settings.md names them all"
+        remedy = f"did you mean {near[0]!r}?" if near else "docs/settings.md lists all settings"
         if bare.startswith("kafka_config"):
             remedy = f"Kafka clients' settings are read from the environment: {KAFKA_PREFIX}<KEY>"
         elif bare.startswith("secret_"):

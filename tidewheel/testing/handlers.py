@@ -161,7 +161,7 @@ def find_handler(handler: str | Callable[..., object]) -> Handler:
     for each in known.values():
         if each.function is handler:
             return each
-    message = f"{handler!r} is no handler; decorate it with @tidewheel.handler"
+    message = f"{handler!r} is not a handler; decorate it with @tidewheel.handler"
     raise LookupError(message)
 
 

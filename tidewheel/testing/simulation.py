@@ -89,7 +89,7 @@ def simulate(
     spec, days = request.job, _day_sets(calendars or {})
     for name in (*spec.exclude_calendars, *spec.include_calendars):
         if (_TENANT, name) not in days:
-            problem, remedy = f"{name!r} is not given", f'give its days: calendars={{"{name}": ["2026-12-25"]}}'
+            problem, remedy = f"{name!r} is not given", f'pass its days: calendars={{"{name}": ["2026-12-25"]}}'
             refuse("calendars", problem, remedy)
     return list(_Timeline(spec, start, end, days, sorted(down), taking, misfire_after).lines())
 
@@ -173,7 +173,7 @@ def _check(start: datetime, end: datetime, down: Sequence[Downtime]) -> None:
         if at.tzinfo is None:
             errors.append(FieldError(path, f"{at.isoformat()} has no offset", "give it one, such as tzinfo=UTC"))
     if not errors and end < start:
-        errors.append(FieldError("end", "it lies before start", "swap them"))
+        errors.append(FieldError("end", "is before start", "swap them"))
     if errors:
         raise InvalidInput(errors)
 

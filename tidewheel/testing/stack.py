@@ -240,7 +240,7 @@ class Tidewheel:
             while pending := self._cycle(columns):
                 if monotonic_seconds() > ends_at:
                     left = ", ".join(f"{count} {what}" for what, count in pending)
-                    message = f"not all was done in time, there are left: {left}"
+                    message = f"not finished in time: {left}"
                     raise TimeoutError(message)
                 self._services.check()
                 self._never.wait(_POLL_SECONDS)

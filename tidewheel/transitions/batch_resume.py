@@ -65,18 +65,18 @@ def resume_batch(connection: Conn, installation: Installation, workflow: Workflo
         refuse("run_id", "the batch is no longer stored", _ANOTHER)
     _, total, finished_at = cast("tuple[bool, int, datetime]", row)
     if total > _MAX_READ:
-        refuse("run_id", f"the batch has {total} runs, and a resume reads at most {_MAX_READ}", _ANOTHER)
+        refuse("run_id", f"the batch has {total} runs, but a resume reads at most {_MAX_READ}", _ANOTHER)
     with connection.cursor(row_factory=rows_of(_Old._make), binary=True) as cursor:
         old = {row.run_id: row for row in cursor.execute(_READ_MEMBERS, {"batch_id": batch_id})}
     again = to_run_again(_nodes(connection, batch_id, old, total, finished_at))
     if not again:
         refuse("run_id", "no run of the batch failed or was cancelled", _ANOTHER)
     if len(again) > MAX_RUNS:
-        refuse("run_id", f"{len(again)} runs would run again, and a resume writes at most {MAX_RUNS}", _ANOTHER)
+        refuse("run_id", f"{len(again)} runs would run again, but a resume writes at most {MAX_RUNS}", _ANOTHER)
     jobs = lock_jobs_for_share(connection, {old[one.job_id].job_id for one in again})
     for one in again:
         if old[one.job_id].job_id not in jobs:
-            problem = f"the job of its run {shown(old[one.job_id].ref)} is deleted"
+            problem = f"the job of run {shown(old[one.job_id].ref)} is deleted"
             refuse("run_id", problem, "submit that job again, or submit another batch")
     wanted = {"run_ids": uuids(one.job_id for one in again), **span_of_batch(batch_id, finished_at)}
     with connection.cursor(row_factory=class_row(OldRun), binary=True) as cursor:

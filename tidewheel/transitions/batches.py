@@ -180,7 +180,7 @@ def _key_errors(place: int, run: BatchRun, jobs: Mapping[UUID, SharedJob], tenan
     """Return why a run does not go with its job's key: no field to fill it, or another order."""
     job = jobs[job_id(tenant, run.key)]
     if job.ordering_key is not None and run.after:
-        problem = f"job {run.key!r} has an ordering_key, and a run with after starts when its parents have ended"
+        problem = f"job {run.key!r} has an ordering_key, which cannot be combined with after"
         return [FieldError(f"runs.{place}.after", problem, "leave it out, or name a job without an ordering_key")]
     try:
         job.key_of(run.carried)
@@ -192,33 +192,33 @@ def _key_errors(place: int, run: BatchRun, jobs: Mapping[UUID, SharedJob], tenan
 
 def _check_takes_runs(connection: Conn, workflow: Workflow, request: BatchAdd) -> None:
     if workflow.state in _ENDED:
-        refuse("batch_id", f"the batch has finished: it is {workflow.state}", "submit another batch")
+        refuse("batch_id", f"the batch has already ended as {workflow.state}", "submit another batch")
     if workflow.state == "cancelling":
         refuse("batch_id", "the batch is being cancelled", "submit another batch")
     is_open = connection.execute(_READ_BATCH, {"batch_id": workflow.root_run_id}).fetchone()
     if is_open is not None and is_open[0]:
         return
     if request.from_run_id is None:
-        remedy = "name one of its runs that is under way, or submit the batch with open: true"
+        remedy = "name a run of the batch that is still running, or submit the batch with open: true"
         refuse("from_run_id", "the batch is closed", remedy)
     found = {"batch_id": workflow.root_run_id, "run_ids": uuids([UUID(request.from_run_id)])}
     if connection.execute(_FIND_PENDING_RUNS, found).fetchone() is None:
-        problem = "it is no run of the batch, or its end has been counted"
+        problem = "is not an open run of the batch"
         refuse("from_run_id", problem, "add runs before the run ends, or submit the batch with open: true")
 
 
 def _check_refs(request: BatchAdd, known: Mapping[str, _Known]) -> None:
     refs = {run.ref for run in request.runs}
     errors = [
-        FieldError(f"runs.{place}.ref", f"the batch has a run {shown(run.ref)} already", "give it another ref")
+        FieldError(f"runs.{place}.ref", f"the batch already has a run {shown(run.ref)}", "give it another ref")
         for place, run in enumerate(request.runs)
         if run.ref in known
     ]
     errors += [
         FieldError(
             f"runs.{place}.after.{number}.ref",
-            f"no run of the batch has the ref {shown(one.ref)}",
-            "name a run of this request, or one that the batch has already",
+            f"the batch has no run with the ref {shown(one.ref)}",
+            "name a run of this request or of the batch",
         )
         for place, run in enumerate(request.runs)
         for number, one in enumerate(run.after)

@@ -176,10 +176,10 @@ def skip_blocker(connection: Conn, installation: Installation, tenant: str, key:
     found = connection.execute(_LOCK_ORDER_KEYS, {"key_ids": [order_id(tenant, key)]}, binary=True).fetchone()
     row = None if found is None else OrderKey(*cast("_KeyColumns", found))
     if row is None or row.blocked_by is None:
-        remedy = "`tidewheel admin ordering-key list` lists those that are"
+        remedy = "`tidewheel admin ordering-key list` lists blocked keys"
         refuse("key", f"the ordering key {key!r} is not blocked", remedy)
     if row.head is not None:
-        refuse("key", f"run {row.head} retries the failed run", f"wait for its end, or cancel run {row.head}")
+        refuse("key", f"run {row.head} retries the failed run", f"wait until it ends, or cancel run {row.head}")
     blocker = row.blocked_by
     row.blocked_by, row.wake_at = None, read_now(connection)  # without a reason to wait the row would go
     _store(connection, [row])

@@ -110,7 +110,7 @@ def _prefix(recorded: object, settings: Connections) -> str:
     if "topic_prefix" in settings.model_fields_set:
         message = (
             f"TIDEWHEEL_TOPIC_PREFIX is {settings.topic_prefix!r}, but the topics of this database's installation begin"
-            f" with {recorded!r}; leave it unset, or name another database"
+            f" with {recorded!r}; unset it, or use another database"
         )
         raise SettingsError(message)
     return str(recorded)

@@ -186,10 +186,10 @@ def _finished_run(
     if run is None or run.tenant != request.tenant:
         raise UnknownRun(str(request.run_id))
     if RunState(run.state) not in FINAL:
-        remedy = "wait until it has ended, or cancel it first"
+        remedy = "wait until it ends, or cancel it first"
         if run.state == RunState.RETRYING:
             remedy = f"send `attempt: {run.attempt + 1}` to start its next attempt now, or cancel it first"
-        refuse("run_id", f"run {run.run_id} is {run.state}: it has not ended", remedy)
+        refuse("run_id", f"run {run.run_id} is {run.state} and has not ended", remedy)
     if run.run_id not in jobs:
         row = connection.execute(_READ_JOB_KEY, {"job_id": run.job_id}, binary=True).fetchone()
         raise UnknownJob(run.tenant, str(row[0]) if row else "")

@@ -153,7 +153,7 @@ def test_star_never_creates_a_job_and_a_weak_tag_means_its_version(client: httpx
         assert told["errors"][0]["path"] == "If-Match"
     both = {"If-Match": '"1"', "If-None-Match": "*"}
     told = refusal(client.put("/api/v1/jobs/b", json=SPEC, headers=both), HTTPStatus.UNPROCESSABLE_ENTITY)
-    assert told["errors"][0]["remedy"] == "send one of them"
+    assert told["errors"][0]["remedy"] == "send one of the two"
     refusal(client.delete("/api/v1/jobs/b", headers={"If-Match": "*"}), HTTPStatus.NOT_FOUND)
     lost = client.put("/api/v1/jobs/b", json=SPEC, headers={"If-Match": '"1"'})
     [error] = refusal(lost, HTTPStatus.PRECONDITION_FAILED)["errors"]

@@ -87,11 +87,11 @@ def test_every_invalid_field_is_named(client: httpx.Client) -> None:
 @pytest.mark.parametrize(
     ("outcome", "path", "problem"),
     [
-        ({"status": "succeeded", "error_type": "E"}, "outcomes.0.error_type", "it is not allowed with 'succeeded'"),
-        ({"status": "failed"}, "outcomes.0.error_type", "is missing, with 'failed'"),
-        ({"status": "snoozed"}, "outcomes.0.delay", "is missing, with 'snoozed'"),
+        ({"status": "succeeded", "error_type": "E"}, "outcomes.0.error_type", "is not allowed with 'succeeded'"),
+        ({"status": "failed"}, "outcomes.0.error_type", "is required with 'failed'"),
+        ({"status": "snoozed"}, "outcomes.0.delay", "is required with 'snoozed'"),
         ({"status": "succeded"}, "outcomes.0.status", "'succeded' is not valid"),
-        ({"status": "succeeded", "result": "x" * 70_000}, "outcomes.0.result", "it has 70002 bytes"),
+        ({"status": "succeeded", "result": "x" * 70_000}, "outcomes.0.result", "has 70002 bytes"),
         ({"status": "waiting", "within": "0s"}, "outcomes.0.within", "'0s' is not valid"),
     ],
 )
@@ -162,7 +162,7 @@ def test_executors_must_send_the_configured_token(database: Database) -> None:
 @pytest.mark.parametrize(
     ("told", "remedy"),
     [
-        ({"api_host": "0.0.0.0"}, "TIDEWHEEL_API_TOKEN: is missing while TIDEWHEEL_API_HOST is 0.0.0.0"),  # noqa: S104
+        ({"api_host": "0.0.0.0"}, "TIDEWHEEL_API_TOKEN: is required when TIDEWHEEL_API_HOST is 0.0.0.0"),  # noqa: S104
         ({"api_token": "short"}, "TIDEWHEEL_API_TOKEN: is not a bearer token"),
         ({"api_token": ""}, "TIDEWHEEL_API_TOKEN: is not a bearer token"),
     ],

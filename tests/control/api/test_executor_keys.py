@@ -170,7 +170,7 @@ def test_executors_of_a_key_are_limited_in_number(
 def test_queues_without_the_scope_are_refused(database: Database) -> None:
     submit(database)
     with Client(database.url) as client:
-        with pytest.raises(Refused, match="queues: they belong to the scope execute"):
+        with pytest.raises(Refused, match="queues: need the scope execute"):
             client.api_keys.create("n", ["read"], queues=["reports"])
         with pytest.raises(Refused, match=r"queues\.0: "):
             client.api_keys.create("n", ["execute"], queues=["not a queue"])

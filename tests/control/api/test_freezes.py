@@ -31,5 +31,5 @@ def test_repeated_key_returns_the_first_answer_and_a_body_names_no_tenant(databa
             }
         wrong = client.post("/api/v1/freezes:thaw", json={"tenant": "acme", "label": "a=b"})
         remedies = {each["path"]: each["remedy"] for each in refusal(wrong, HTTPStatus.UNPROCESSABLE_ENTITY)["errors"]}
-        assert remedies == {"tenant": "write it in the query, as ?tenant=", "label": "write labels, as an object"}
+        assert remedies == {"tenant": "send it in the query, as ?tenant=", "label": "write labels, as an object"}
         assert database.count("freezes") == 1

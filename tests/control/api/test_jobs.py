@@ -153,7 +153,7 @@ def test_body_that_comes_too_slowly_is_refused_in_time(client: httpx.Client, mon
         assert executor.heartbeat() == []
         answer = b"".join(iter(lambda: slow.recv(65536), b""))
     assert answer.startswith(b"HTTP/1.1 408 ")
-    assert b"the body did not come within 0.3 s" in answer
+    assert b"the body did not arrive within 0.3 s" in answer
 
 
 def test_merge_patch_changes_one_field_and_null_resets_it(client: httpx.Client) -> None:

@@ -225,7 +225,7 @@ def test_address_without_a_possible_id_of_a_dead_letter_is_not_answered_about_an
     for number in ("0", "x", "9223372036854775808"):
         told = refusal(client.get(f"/api/v1/dead-letters/{number}"), HTTPStatus.NOT_FOUND)
         [error] = told["errors"]
-        assert (error["path"], error["problem"]) == ("id", "the address has no id that a dead letter can have")
+        assert (error["path"], error["problem"]) == ("id", "the URL has no valid dead letter id")
 
 
 def test_dead_letters_are_grouped_by_cause_with_the_versions_that_failed(

@@ -84,7 +84,7 @@ def test_occurrences_of_another_tenant_and_unknown_ones_are_not_found(database: 
                 assert refusal(answer, HTTPStatus.NOT_FOUND)["code"] == "unknown_workflow"
         assert answer_of(client.get(WORKFLOWS, params={"tenant": "acme"}))["workflows"] == []
         ended = refusal(client.post(f"{WORKFLOWS}/{root}:pause"), HTTPStatus.UNPROCESSABLE_ENTITY)
-        assert (ended["errors"][0]["path"], ended["errors"][0]["remedy"]) == ("run_id", "pause one that is open")
+        assert (ended["errors"][0]["path"], ended["errors"][0]["remedy"]) == ("run_id", "pause only an open occurrence")
 
 
 def test_batches_have_pages_and_a_repeated_change_has_the_first_answer(database: Database) -> None:
@@ -106,7 +106,7 @@ def test_batches_have_pages_and_a_repeated_change_has_the_first_answer(database:
         named = refusal(
             client.post(f"/api/v1/batches/{ids[0]}:add", json={"runs": more, "batch_id": str(ids[0])}), _INVALID
         )
-        assert named["errors"][0]["remedy"] == "leave it out: the address has it"
+        assert named["errors"][0]["remedy"] == "leave it out; the URL already names it"
         created = client.post("/api/v1/batches", json={"runs": more})
         where = f"/api/v1/batches/{created.json()['batch_id']}"
         assert (created.status_code, created.headers["location"]) == (HTTPStatus.CREATED, where)

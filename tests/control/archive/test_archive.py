@@ -336,7 +336,7 @@ def test_deleted_tenant_leaves_the_archive(clocked: ClockedDatabase, archive: Pa
     untouched = {path.name for path in files(archive, day)}
     clocked.execute(_DELETED, ["acme"])
     pass_day(clocked, timedelta(0))
-    with Client(clocked.url) as client, pytest.raises(Refused, match="the archive may still have its runs"):
+    with Client(clocked.url) as client, pytest.raises(Refused, match="its runs may still be in the archive"):
         client.tenants.create("acme")
     assert json_output(clocked, "admin", "archive", "run")["tenants"] == ["acme"]
     assert json_output(clocked, "admin", "archive", "run")["tenants"] == []
@@ -390,7 +390,7 @@ def test_unread_archive_is_named_where_a_run_is_missing(
     done = tidewheel(clocked, "run", "show", started.run_id)
     assert done.code == ExitCode.NOT_FOUND
     [missing] = done.refusals
-    assert f"archived days may have it: {day}; set TIDEWHEEL_ARCHIVE" in missing
+    assert f"it may be in the archived days: {day}; set TIDEWHEEL_ARCHIVE" in missing
     with answering(clocked) as api:
         answer = api.get(f"/api/v1/runs/{started.run_id}")
         assert (answer.status_code, "TIDEWHEEL_ARCHIVE" in answer.text) == (HTTPStatus.NOT_FOUND, True)

@@ -136,11 +136,11 @@ def test_rejected_job_is_reported_with_its_line_and_others_applied(
     assert sorted(told) == sorted(
         [
             "2: targte: there is no field 'targte'; did you mean 'target'?",
-            "2: target: is missing; say what runs, a handler's name or such as"
+            "2: target: is missing; add what runs: a handler's name, or"
             ' {"type": "http", "url": "https://example.org/report"}',
             "3: it is not valid JSON: Expecting value at column 23; write a job as an object: key, schedule, target",
-            "4: key: is missing; name each job, so that it is the same one the next time",
-            "5: schedule.cron: no date fits `0 0 30 2 *`: it can never fire; correct its day and month fields: 30"
+            "4: key: is missing; add a key, so that the job is recognized next time",
+            "5: schedule.cron: no date matches `0 0 30 2 *`, so it can never fire; correct its day and month fields: 30"
             " February, for example, does not exist",
         ]
     )
@@ -301,10 +301,8 @@ def test_two_jobs_of_one_key_are_refused_with_both_places(
     done = tidewheel(database, "apply", one, two, *flags)
     assert done.code == ExitCode.FAILED
     assert done.err.splitlines()[:2] == [
-        f"{one}:{SUBMIT_BATCH + 2}: key: 'b' is also the key of the job at {one}:1; "
-        "leave one of the two out, or give it another key",
-        f"{one}:{SUBMIT_BATCH + 3}: key: 'c' is also the key of the job at {two}:2; "
-        "leave one of the two out, or give it another key",
+        f"{one}:{SUBMIT_BATCH + 2}: key: 'b' is also the key of the job at {one}:1; remove one, or change its key",
+        f"{one}:{SUBMIT_BATCH + 3}: key: 'c' is also the key of the job at {two}:2; remove one, or change its key",
     ]
     assert f"{SUBMIT_BATCH + 3} created, 0 updated, 0 unchanged, 2 rejected" in done.out
 

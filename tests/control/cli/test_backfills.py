@@ -66,7 +66,7 @@ def test_repeated_request_returns_the_same_backfill(hourly: ClockedDatabase) -> 
 def test_invalid_backfill_request_is_refused(hourly: ClockedDatabase) -> None:
     ask = ("job", "backfill", "hourly")
     [refusal] = tidewheel(hourly, *ask, "--from", "2026-03-29T00:00:00Z", "--to", "2026-03-28T00:00:00Z").refusals
-    assert refusal == "to: it lies before from; exchange the two"
+    assert refusal == "to: is before from; swap the two"
     [refusal] = tidewheel(hourly, *ask, *RANGE, "--what", "missing").refusals
     assert refusal.startswith("what: 'missing' is not valid; did you mean 'missing_only'?")
     for command in ("show", "pause", "resume", "cancel"):

@@ -83,7 +83,7 @@ def test_a_calendar_is_deleted_once_no_job_names_it(database: Database) -> None:
     json_output(database, "admin", "calendar", "put", "closed", "--days", "2026-12-25")
     submit(database, "report", schedule={"cron": "0 9 * * *"}, exclude_calendars=["closed"])
     [refusal] = tidewheel(database, "admin", "calendar", "delete", "closed").refusals
-    assert refusal.startswith("name: the job 'report' names it")
+    assert refusal.startswith("name: the job 'report' uses it")
     submit(database, "report", schedule={"cron": "0 9 * * *"})
     assert json_output(database, "admin", "calendar", "delete", "closed") == {"name": "closed", "deleted": True}
     [refusal] = tidewheel(database, "admin", "calendar", "show", "closed").refusals

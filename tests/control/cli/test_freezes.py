@@ -26,13 +26,13 @@ def test_freeze_is_listed_with_author_reason_and_what_waits(database: Database) 
 
 def test_scopes_that_fit_nothing_or_everything_are_refused(database: Database) -> None:
     assert tidewheel(database, "freeze", "--reason", "none").refusals == [
-        "scope: none is named; write --fleet, --all, --queue, --label or --key-prefix; "
+        "scope: is missing; write --fleet, --all, --queue, --label or --key-prefix; "
         "`tidewheel job pause KEY` holds one job"
     ]
     [both] = tidewheel(database, "freeze", "--fleet", "--label", "a=b").refusals
-    assert both.startswith("labels: labels and keys are those of one tenant's jobs")
+    assert both.startswith("labels: labels and keys belong to the jobs of one tenant")
     [unknown] = tidewheel(database, "thaw", "--all").refusals
-    assert unknown == "scope: no standing freeze has this scope; choose one of the list of freezes, with the same scope"
+    assert unknown == "scope: no freeze in force has this scope; copy the exact scope from the list of freezes"
 
 
 def test_freeze_of_the_fleet_needs_a_yes_where_nobody_can_answer(database: Database) -> None:

@@ -131,7 +131,7 @@ def test_target_flag_sets_the_target(database: Database, arguments: tuple[str, .
         (("a", "--cron", "0 8 * * *"), ("job.target: is missing",)),
         (("a", "--handler", "h", "--overlap", "skipp", "--manual"), ("job.overlap: 'skipp'", "did you mean 'skip'?")),
         (("a", "--handler", "h", "--every", "1s", "--cron", "0 8 * * *"), ("--cron and --every exclude each other",)),
-        (("a", "--handler", "h", "--every", "1s", "--tz", "UTC"), ("job.schedule.timezone", "belongs to cron")),
+        (("a", "--handler", "h", "--every", "1s", "--tz", "UTC"), ("job.schedule.timezone", "only cron has it")),
         (("a", "--handler", "h", "--manual", "--url", "http://a"), ("target: ", "exclude each other")),
         (("a", "--shell", "a 'b", "--manual"), ("--shell: ", "quotation")),
         (("a", "--shell", "a", "--method", "PUT", "--manual"), ("target: ", "--method", "--shell")),
@@ -192,7 +192,7 @@ def test_every_problem_has_a_line_of_its_own(database: Database) -> None:
 def test_existing_job_is_not_created_again(database: Database) -> None:
     manual(database, "a")
     [refusal] = tidewheel(database, "job", "create", "a", "--manual", "--handler", "other").refusals
-    assert refusal.startswith("KEY: the job exists already, at version 1; change it with `tidewheel job update`")
+    assert refusal.startswith("KEY: the job already exists, at version 1; change it with `tidewheel job update`")
     assert json_output(database, "job", "show", "a")["version"] == 1
 
 
@@ -364,7 +364,7 @@ def test_triggers_with_a_dedupe_key_share_a_run(database: Database) -> None:
         ("--mode", "reject", "key"),
     ):
         [refusal] = tidewheel(database, "job", "trigger", "a", option, value).refusals
-        assert f"dedupe.{lack}: neither the trigger nor the job has one" in refusal
+        assert f"dedupe.{lack}: is missing in the trigger and the job" in refusal
     ranked = json_output(database, *shared[:3], "--dedupe-key", "r", "--window", "1m", "--priority", "8")
     assert database.value("SELECT priority FROM job_runs WHERE run_id = %s", [ranked["run_id"]]) == 8
 
@@ -401,6 +401,6 @@ def test_a_time_that_has_passed_is_refused_and_never_the_present(database: Datab
     submit(database, "job", schedule="@every 1h")
     command = words.split()
     [refusal] = tidewheel(database, *command[:-1], f"{command[-1]}={at}").refusals
-    assert refusal.startswith(f"{command[-1]}: {at!r} has passed: it is ")
+    assert refusal.startswith(f"{command[-1]}: {at!r} has passed: that was ")
     assert tidewheel(database, *command, "+1h").code == 0
     assert tidewheel(database, "job", "trigger", "job", "--run-at", "now").code == 0

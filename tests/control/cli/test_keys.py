@@ -45,7 +45,7 @@ def test_new_key_comes_with_a_note_if_a_live_api_needs_none(database: Database) 
 
 def test_key_without_a_fitting_scope_lifetime_or_tenant_is_refused(database: Database) -> None:
     [scope] = tidewheel(database, "admin", "api-key", "create", "ci", "--scope", "reed").refusals
-    assert scope == "scopes.0: 'reed' is no scope; write one of read, write, operate, admin, execute"
+    assert scope == "scopes.0: 'reed' is not a scope; write one of read, write, operate, admin, execute"
     [lifetime] = tidewheel(
         database, "admin", "api-key", "create", "ci", "--scope", "read", "--expires", "soon"
     ).refusals

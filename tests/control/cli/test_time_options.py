@@ -125,7 +125,7 @@ def test_a_named_day_at_a_time_that_the_clock_skips_is_refused() -> None:
         ("2:30", "'2026-03-29T02:30' does not exist in Europe/Berlin (DST gap)"),
         ("25:00", "'2026-03-29T25:00' is not a valid time (hour must be in 0..23)"),
         ("24:00", "'24:00' is not a time"),
-        ("30 Feb", "'30 Feb' is no day of the calendar"),
+        ("30 Feb", "'30 Feb' is not a day of the calendar"),
         ("Mon 13 Nov 2026", "2026-11-13 is a Friday"),
     ],
 )

@@ -45,7 +45,7 @@ def test_two_versions_are_compared(edited: Database) -> None:
 
 def test_unknown_version_is_refused(edited: Database) -> None:
     [refusal] = tidewheel(edited, "job", "diff", "a", 1, 9).refusals
-    assert refusal == "version: job 'a' has no version 9; write one from 1 to 3"
+    assert refusal == "version: job 'a' has no version 9; write 1 to 3"
     for command in (("versions", "b"), ("diff", "b", 1)):
         [refusal] = tidewheel(edited, "job", *command).refusals
         assert refusal.startswith("key: tenant 'default' has no job 'b'")

@@ -106,7 +106,7 @@ def test_pages_of_occurrences_follow_one_another(database: Database) -> None:
 def test_an_unknown_occurrence_is_refused(database: Database) -> None:
     done = tidewheel(database, "workflow", "show", "01a1f89d-7409-8c4e-9632-26f1249891bd")
     assert done.code == ExitCode.NOT_FOUND
-    assert "no occurrence of a workflow" in done.err
+    assert "there is no workflow with the root run" in done.err
 
 
 def test_a_cycle_in_a_file_is_refused(database: Database, tmp_path: Path) -> None:

@@ -368,7 +368,7 @@ def test_another_tenant_cannot_read_or_redrive(client: Client, database: Databas
     assert database.count("dead_letters") == 2
 
 
-@pytest.mark.parametrize(("reason", "problem"), [("a\0b", "which is not text"), ("a" * 1001, "it has 1001 characters")])
+@pytest.mark.parametrize(("reason", "problem"), [("a\0b", "which is not text"), ("a" * 1001, "has 1001 characters")])
 def test_reason_that_no_request_may_have_is_refused(
     client: Client, database: Database, reason: str, problem: str
 ) -> None:

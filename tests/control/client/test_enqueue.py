@@ -150,7 +150,7 @@ def test_repeated_request_returns_the_same_run(shop: Database, own: psycopg.Conn
     assert enqueue(own, "charge", {"cents": 900}, request_id="order-2") != first
     own.commit()
     assert shop.count("job_runs") == 2
-    with pytest.raises(Refused, match="was used before with another body") as caught:
+    with pytest.raises(Refused, match="was already used with a different body") as caught:
         enqueue(own, "charge", {"cents": 901}, request_id="order-1")
     assert caught.value.code == "request_conflict"
 

@@ -139,9 +139,9 @@ def test_limit_of_all_keys_does_not_count_the_tenants_own_row(database: Database
 @pytest.mark.parametrize(
     ("arguments", "path", "remedy"),
     [
-        ({"key": "acme", "at_once": 0}, "at_once", "pause their jobs, or freeze"),
+        ({"key": "acme", "at_once": 0}, "at_once", "pause their jobs or freeze"),
         ({"key": "acme", "at_once": 100_001}, "at_once", "100000"),
-        ({"key": "acme"}, "at_once", "write at_once, rate or both"),
+        ({"key": "acme"}, "at_once", "add one or both"),
         ({"key": "acme", "rate": "fast"}, "rate", "100/min"),
         ({"key": "acme", "at_once": 1, "burst": 2}, "burst", "rate"),
         ({"key": "", "at_once": 1}, "key", ""),
@@ -165,5 +165,5 @@ def test_too_many_prefixes_are_refused(client: Client, monkeypatch: pytest.Monke
     monkeypatch.setattr(key_limits, "MOST_PREFIXES", 2)
     for key in ("a*", "b*", "key", "a*"):
         client.limits.set(key, at_once=1)
-    with pytest.raises(Refused, match="prefixes already"):
+    with pytest.raises(Refused, match="already has limits of"):
         client.limits.set("c*", at_once=1)

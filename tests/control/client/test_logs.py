@@ -138,5 +138,5 @@ def test_command_reports_a_run_without_output(database: Database, started: Start
     assert (done.code, done.out) == (0, "")
     assert done.err == f"no output of run {started.run_id} is stored\n"
     assert tidewheel(database, "run", "logs", started.run_id, "--attempt", "7").refusals == [
-        "attempt: there is no attempt 7, the newest is 1; leave it out to read all attempts"
+        "attempt: there is no attempt 7; the newest is 1; leave it out to read all attempts"
     ]

@@ -220,7 +220,7 @@ def test_grant_that_would_do_nothing_is_refused(shop: Database, role: str) -> No
     with Client(shop.url) as client:
         with pytest.raises(UnknownTenant):
             client.tenants.grant_role("nobody", role)
-        with pytest.raises(Refused, match="the server has no role 'nobody'"):
+        with pytest.raises(Refused, match="the database server has no role 'nobody'"):
             client.tenants.grant_role("acme", "nobody")
         assert not client.tenants.revoke_role("acme", role)
 

@@ -84,7 +84,7 @@ def test_jobs_beyond_the_quota_are_refused_and_edits_are_not(client: Client, dat
     replies = apply_batch(database, *(submission(key) | ACME for key in ("a", "b", "c")))
     assert refusals(replies) == ["tenant_limit"]
     [error] = replies[2].errors
-    assert (error.path, error.problem) == ("job.key", "tenant acme has its 2 jobs")
+    assert (error.path, error.problem) == ("job.key", "tenant acme has reached its limit of 2 jobs")
     assert "--jobs" in error.remedy
     assert not refusals(apply_batch(database, submission("a", labels={"x": "y"}) | ACME))
     assert not refusals(apply_batch(database, submission("other")))
@@ -193,9 +193,9 @@ def test_command_line_and_rest_are_the_same(database: Database) -> None:
     again = tidewheel(database, "admin", "tenant", "create", "acme", "--jobs", "1000")
     assert again.lines == ["tenant acme: unchanged: the tenant already exists"]
     [refusal] = tidewheel(database, "admin", "tenant", "create", "acme", "--jobs", "7").refusals
-    assert "exists, with other limits; change them with `tidewheel admin tenant limits acme`" in refusal
+    assert "already exists, with other limits; change them with `tidewheel admin tenant limits acme`" in refusal
     [refusal] = tidewheel(database, "admin", "tenant", "limits", "acme", "--jobs", "9" * 30).refusals
-    assert "is not a whole number of at most 9 digits" in refusal
+    assert "is not a whole number of up to 9 digits" in refusal
     done = tidewheel(
         database, "admin", "tenant", "limits", "acme", "--payload", "64KiB", "--in-flight", "500", "--jobs", "none"
     )
@@ -204,7 +204,7 @@ def test_command_line_and_rest_are_the_same(database: Database) -> None:
         [refusal] = tidewheel(database, "admin", "tenant", "limits", "acme", "--triggers-per-second", text).refusals
         assert f"{text!r} is not a number" in refusal
     assert tidewheel(database, "admin", "tenant", "limits", "acme", "--jobs", "many").refusals == [
-        "--jobs: 'many' is not a whole number of at most 9 digits; write one such as 500, or none"
+        "--jobs: 'many' is not a whole number of up to 9 digits; write a number such as 500, or none"
     ]
     shown = json_output(database, "admin", "tenant", "show", "acme")
     assert shown["weight"] == 3

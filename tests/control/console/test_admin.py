@@ -119,7 +119,7 @@ def test_refused_limit_stands_at_its_field_with_what_was_typed(pages: ApiClient)
         page = refused(pages, "/admin/tenants/default/limits", triggers_per_second=text)
         assert f"&#39;{text}&#39; is not a number" in page
     page = refused(pages, "/admin/tenants/default/limits", in_flight="0", weight="101")
-    assert "0 would refuse everything" in page
+    assert "0 would refuse every request" in page
     assert 'name="weight" value="101" inputmode="numeric" aria-invalid="true"' in page
     assert "There is a tenant" in refused(pages, "/admin/new-tenant", name="default")
     assert "is not a tenant name" in refused(pages, "/admin/new-tenant", name="<b>Acme")
@@ -174,7 +174,7 @@ def test_repeat_of_a_new_key_makes_no_second_one(keyed: ApiClient) -> None:
     assert SECRET.search(first.text)
     repeat = keyed.post("/admin/new-key", data=fields)
     assert repeat.status_code == HTTPStatus.UNPROCESSABLE_ENTITY
-    assert "only its first answer shows it" in repeat.text
+    assert "only the first response shows" in repeat.text
     assert not SECRET.search(repeat.text)
     assert keyed.database.count("api_keys") == 2
     assert SECRET.search(posted(keyed, "/admin/new-key", name="ci", read="yes").text)

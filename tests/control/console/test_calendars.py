@@ -114,7 +114,7 @@ def test_errors_stand_at_their_fields_and_nothing_typed_is_lost(pages: ApiClient
     assert "2026-02-30</textarea>" in page
     assert "&#39;2026-02-30&#39; is not valid" in page
     page = refused(pages, "/new-calendar", name="holidays", days="", weekdays="", ics="BEGIN:NOTHING")
-    assert "It is not an iCalendar file" in page or "It holds no event" in page
+    assert "Not an iCalendar file" in page or "Contains no event" in page
     assert "BEGIN:NOTHING</textarea>" in page
     assert "A calendar needs a day" in refused(pages, "/new-calendar", name="holidays")
     assert 'aria-invalid="true"' in refused(pages, "/new-calendar", name="<Holidays>", days="2026-05-01")

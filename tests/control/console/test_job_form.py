@@ -238,7 +238,7 @@ def test_other_kind_of_schedule_drops_the_fields_of_the_former(pages: ApiClient)
         assert stored(pages.database, "job", version(pages.database))["schedule"] == schedule
     answer = pressed(pages, "/jobs/job/edit", "check", schedule="cron", schedule__cron="")
     assert 'href="#f-schedule.cron"' in answer.text
-    assert "It has no expression" in answer.text
+    assert "Is empty" in answer.text
     assert "Write a cron expression such as 0 8 * * MON-FRI" in answer.text
 
 

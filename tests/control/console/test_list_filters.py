@@ -10,7 +10,7 @@ from tests.control.api.answering import ApiClient
 from tests.transitions.acts import submit, trigger
 
 _BAND = re.compile(r'<p class="band trouble" role="alert">.*?</p>')
-_CURSOR = "cursor: 'MQ' is no cursor of this list. Open the list again, from its first page."
+_CURSOR = "cursor: 'MQ' is not a cursor of this list. Open the list again, from its first page."
 _NO_JOB = "job: Tenant 'default' has no job 'none'. Correct the key, or find the job in the list of jobs."
 
 
@@ -20,13 +20,13 @@ _NO_JOB = "job: Tenant 'default' has no job 'none'. Correct the key, or find the
         ("/runs?job=none", _NO_JOB),
         (
             "/runs?label=team%3Da",
-            "label: A filter by labels alone would read all runs. Add a job key, or choose a time in the field since.",
+            "label: Labels alone would read all runs. Add a job key, or choose a time in the field since.",
         ),
         ("/runs?label=team", "label: 'team' is not valid. Write name=value."),
         ("/runs?last=1y", "last: '1y' is not valid. Write '1h', '24h', '7d' or '30d'."),
         (
             "/runs?status=failed&ordering_key=a",
-            "ordering_key: A run that has ended is in no order. Leave it out, or name a status of open runs.",
+            "ordering_key: Runs that have ended cannot be filtered by it. Leave it out, or choose an open status.",
         ),
         ("/runs?cursor=MQ", _CURSOR),
         ("/jobs?cursor=MQ", _CURSOR),

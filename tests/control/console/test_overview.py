@@ -108,7 +108,7 @@ def test_figures_lead_to_lists_of_what_they_count(pages: ApiClient) -> None:
     bars = {unescape(href) for href in re.findall(r'<a href="(/runs\?ended_since=[^"]+)" ', page)}
     assert [href for href in bars if '<p class="sentence">3 runs match.' in shown(pages, href)]
     assert '<div class="tile"><small>Due, next minute' in page, "no list has these jobs"
-    assert "An open run has no end" in pages.get("/runs?status=queued&ended_since=2026-01-01T00:00:00Z").text
+    assert "Open runs have no end" in pages.get("/runs?status=queued&ended_since=2026-01-01T00:00:00Z").text
 
 
 def test_retry_that_a_cancellation_prevents_is_not_announced(pages: ApiClient) -> None:

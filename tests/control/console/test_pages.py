@@ -234,7 +234,7 @@ def test_filters_are_those_of_rest_and_errors_name_the_field(pages: ApiClient) -
         ("/runs?cursor=x", "cursor"),
         ("/runs?label=a%3Db", "read all runs"),
         ("/runs?workflow=1", "There is no filter &#39;workflow&#39;</bdi>. <bdi>The known filters are tenant, limit"),
-        ("/runs/cancel-all", "Without a filter, this would cancel every run"),
+        ("/runs/cancel-all", "There is no filter, so every run would be cancelled"),
         ("/runs/cancel-all", "<title>Not possible"),
         ("/runs/cancel?run=hourly", "&#39;hourly&#39; is not the id of a run</bdi>. <bdi>Write a UUID</bdi>."),
     ):

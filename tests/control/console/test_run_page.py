@@ -349,7 +349,7 @@ def test_one_page_at_a_time_looks_on_kafka_and_does_not_read_itself_again(pages:
     with run_places.looking() as is_first:
         assert is_first
         page = shown(pages, f"/runs/{started.run_id}?kafka=true")
-    assert "another look on Kafka is in progress" in page
+    assert "another search on Kafka is in progress" in page
     assert 'data-live=""' in page
 
 

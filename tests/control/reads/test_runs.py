@@ -225,7 +225,7 @@ def test_count_equals_the_runs_that_a_cancellation_matches(client: Client, datab
     assert client.runs.count(key="job") == 1
     with pytest.raises(UnknownJob):
         client.runs.count(key="nope")
-    with pytest.raises(InvalidInput, match="would cancel every run"):
+    with pytest.raises(InvalidInput, match="every run would be cancelled"):
         client.runs.count(include_started=False)
 
 

@@ -71,7 +71,7 @@ def test_any_two_versions_are_compared(clocked: ClockedDatabase) -> None:
             Change("schedule.interval", "1m30s", None),
         ]
         assert diff(connection, "default", "job", 2, 2) == []
-        with pytest.raises(InvalidInput, match="no version 4; write one from 1 to 3"):
+        with pytest.raises(InvalidInput, match="no version 4; write 1 to 3"):
             diff(connection, "default", "job", 1, 4)
         with pytest.raises(UnknownJob):
             diff(connection, "default", "nobody", 1, 2)

@@ -98,11 +98,11 @@ def test_payload_that_does_not_fill_a_key_is_refused_with_a_remedy(payload: byte
 
 
 def test_bytes_fill_no_key() -> None:
-    with pytest.raises(InvalidValue, match="no payload of JSON"):
+    with pytest.raises(InvalidValue, match="no JSON payload"):
         fill_key("{payload.a}", Payload(b'{"a": 1}', BYTES_CONTENT))
 
 
 def test_job_with_a_schedule_needs_the_field_in_its_own_payload() -> None:
     given = {"schedule": "@every 1m", "concurrency_key": "{payload.customer}"}
     assert "needs this field" in refused_job(**given, payload={})["job.payload.customer"]
-    assert "no payload of JSON" in refused_job(**given)["job.payload"]
+    assert "no JSON payload" in refused_job(**given)["job.payload"]

@@ -95,11 +95,11 @@ def test_requirement_of_a_target_is_one_name(target: object, name: str | None) -
         ({"type": "shell", "command": "report | mail"}, "job.target.command", '["/bin/sh", "-c"'),
         ({"type": "shell", "argv": ["/a"], "timeout": "1s"}, "job.target.timeout", "start_to_close"),
         ({"type": "shell", "argv": ["/a"], "cwd": "reports"}, "job.target.cwd", "/srv/reports"),
-        ({"type": "shell", "argv": ["/a"], "env": {"TIDEWHEEL_RUN_ID": "1"}}, "job.target.env", "Tidewheel sets those"),
+        ({"type": "shell", "argv": ["/a"], "env": {"TIDEWHEEL_RUN_ID": "1"}}, "job.target.env", "are reserved"),
         ({"type": "shell", "argv": ["/a"], "env": {"A": 1}}, "job.target.env.A", "1 is not valid"),
         ({"type": "shell", "argv": ["/a"], "memory_bytes": 1}, "job.target.memory_bytes", ""),
         ({"type": "lambda"}, "job.target.function", "is missing"),
-        ({"type": "lambda", "function": "arn:aws:s3:::bucket"}, "job.target.function", "names no function"),
+        ({"type": "lambda", "function": "arn:aws:s3:::bucket"}, "job.target.function", "is not a Lambda function"),
         ({"type": "lambda", "function": "a", "region": "Ireland"}, "job.target.region", ""),
         ({"type": "kafka"}, "job.target.topic", "is missing"),
         ({"type": "kafka", "topic": ".."}, "job.target.topic", "not a topic name"),
@@ -122,8 +122,8 @@ def test_invalid_field_is_refused_by_its_path(target: dict[str, object], path: s
         ({"secret": "B" * 65}, "Authorization.secret", "write 1 to 64 of A-Z"),
         ({"secret": "BILLING\n"}, "Authorization.secret", "write 1 to 64 of A-Z"),
         ({"secret": None}, "Authorization.secret", "write 1 to 64 of A-Z"),
-        ({"secret": "BILLING", "prefix": "Bearer "}, "Authorization", '{"secret": "NAME"} alone'),
-        ({"name": "BILLING"}, "Authorization", "other fields than secret"),
+        ({"secret": "BILLING", "prefix": "Bearer "}, "Authorization", 'only {"secret": "NAME"}'),
+        ({"name": "BILLING"}, "Authorization", "fields other than secret"),
         ({}, "Authorization", "an empty object"),
     ],
 )
@@ -146,7 +146,7 @@ def test_header_has_either_a_value_or_a_secret() -> None:
 
 def test_secrets_are_for_http_targets_only() -> None:
     target = {"type": "kafka", "topic": "orders", "headers": {"a": {"secret": "BILLING"}}}
-    assert "only a target of type http" in refused_job(target=target)["job.target.headers.a"]
+    assert "only targets of type http" in refused_job(target=target)["job.target.headers.a"]
 
 
 def test_field_of_avro_requests_is_refused_in_json_with_its_place() -> None:

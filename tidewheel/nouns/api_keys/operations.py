@@ -112,7 +112,9 @@ def _scope(given: object) -> Scope:
     try:
         return Scope(str(given))
     except ValueError:
-        raise InvalidValue(problem=f"{shown(given)} is no scope", remedy=f"write one of {', '.join(Scope)}") from None
+        raise InvalidValue(
+            problem=f"{shown(given)} is not a scope", remedy=f"write one of {', '.join(Scope)}"
+        ) from None
 
 
 _Scopes = Sequence[Annotated[Scope | str, BeforeValidator(_scope), one_of(Scope)]]
@@ -159,7 +161,7 @@ class ApiKeys(Noun):
         known = sorted({Scope(each) for each in scopes}, key=list(Scope).index)
         served = (sorted(set(queues)) or [ALL_QUEUES]) if Scope.EXECUTE in known else None
         if queues and served is None:
-            refuse("queues", "they belong to the scope execute", "add that scope, or leave them out")
+            refuse("queues", "need the scope execute", "add that scope, or leave out the queues")
         made = new_key(None if request_id is None else f"{tenant}/{request_id}")
         columns: dict[str, object] = {
             "key_id": made.key_id, "tenant": tenant, "name": name, "secret_hash": made.hash,
@@ -176,8 +178,8 @@ class ApiKeys(Noun):
                 adding = _ADD_API_KEY if served is None else _ADD_EXECUTOR_KEY
                 row = connection.execute(adding, columns, binary=True).fetchone()
             except UniqueViolation:
-                problem = f"this request has made the key {made.key_id}, and only its first answer shows it"
-                refuse("request_id", problem, f"if it was not seen, revoke {made.key_id}; then open the form again")
+                problem = f"this request already created the key {made.key_id}, which only the first response shows"
+                refuse("request_id", problem, f"if that response was lost, revoke {made.key_id} and create another key")
             record_change(connection, self._call.actor, Change(tenant, "key.create", f"key/{made.key_id}"))
             return cast("tuple[datetime, datetime | None]", row)
 
@@ -225,8 +227,8 @@ def _ensure_within_limits(connection: Conn, tenant: str, rate: float | None) -> 
     keys, most = _DEFAULT_KEYS if keys is None else keys, _DEFAULT_KEY_RATE if most is None else most
     operator = f"have an operator run `tidewheel admin tenant limits {tenant}"
     if count >= keys:
-        problem = f"tenant {tenant} has {count} API keys, and its limit is {keys}"
+        problem = f"tenant {tenant} has {count} API keys; its limit is {keys}"
         refuse("keys", problem, f"revoke one, or {operator} --keys N`")
     if rate is not None and rate > most:
-        problem = f"{rate:g} requests a second are more than the {most:g} of tenant {tenant}"
+        problem = f"{rate:g} requests a second exceed the limit of tenant {tenant}, which is {most:g}"
         refuse("rate", problem, f"write less, or {operator} --key-rate N`")

@@ -352,4 +352,4 @@ class DeadLetters(Noun):
 
 def _ensure_selected(filters: DeadLetterFilter, *, chosen: bool) -> None:
     if not chosen and all(value is None for value in filters.values()):
-        refuse("ids", "no dead letter is selected", "give ids, a filter, or `all` (`everything` in Python)")
+        refuse("ids", "no dead letter is selected", "give ids, a filter or `all` (`everything` in Python)")

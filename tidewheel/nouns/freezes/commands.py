@@ -24,11 +24,11 @@ _NARROW = ("queue", "labels", "key_prefix")
 def _name_scope(arguments: dict[str, Any], options: Mapping[str, Any]) -> None:
     fleet, everything = options["fleet"], options["all"]
     if fleet and everything:
-        refuse("--all", "--fleet names all tenants already", "leave one of the two out")
+        refuse("--all", "--fleet already covers all tenants", "leave one out")
     arguments["scope"] = "fleet" if fleet else "tenant" if everything else None
     if not any(arguments[name] for name in ("scope", *_NARROW)):
         remedy = "write --fleet, --all, --queue, --label or --key-prefix; `tidewheel job pause KEY` holds one job"
-        refuse("scope", "none is named", remedy)
+        refuse("scope", "is missing", remedy)
 
 
 def _prepare_freeze(arguments: dict[str, Any], options: Mapping[str, Any]) -> None:

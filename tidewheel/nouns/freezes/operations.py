@@ -51,6 +51,6 @@ class Freezes(Noun):
         """End the freeze of exactly this scope; `on_resume` decides which held occurrences fire.
 
         Raises:
-            Refused: No standing freeze has this scope.
+            Refused: No freeze in force has this scope.
         """
         return not self._request("thaw", sent).unchanged

@@ -61,7 +61,7 @@ def patch_job(
         current = show_job(writing, tenant, key, as_stored=True)
         job = as_object(merged(current.job, patch)) or {}
         if job.get("key") != key:
-            refuse("job.key", "a job keeps its key", "leave it out")
+            refuse("job.key", "a job's key cannot change", "leave it out")
         version = current.summary.version if if_version is None else if_version
         submit = {"type": "job.submit", "tenant": tenant, "job": job, "if_version": version, "request_id": request_id}
         received = ReceivedRequest(own_request(drop_none(submit)), made_from=made_from)
@@ -130,7 +130,7 @@ def release(
 ) -> ReleaseResult:
     """Release quarantined jobs; see `Client.release`."""
     if not keys and error is None and not everything:
-        refuse("KEY", "no job is selected", "write keys, an error, or all")
+        refuse("KEY", "no job is selected", "give keys, an error or all")
     ids = [job_id(connection.tenant, key) for key in keys]
     _refuse_unknown(connection, keys, ids)
     columns: dict[str, object] = {"tenant": connection.tenant, "job_ids": ids or None, "error": error, "limit": _BATCH}

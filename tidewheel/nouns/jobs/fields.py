@@ -353,7 +353,7 @@ def _words(text: str) -> list[str]:
     try:
         return shlex.split(text)
     except ValueError as error:
-        problem = f"it cannot be split into words ({error})"
+        problem = f"cannot be split into words ({error})"
         raise InvalidValue(problem=problem, remedy="close the quotation marks") from error
 
 

@@ -142,8 +142,8 @@ def _schedule(current: object, flags: JobFlags) -> Mapping[str, object]:
     kinds = {name: each.flag for name, each in given.items() if name == each.only}
     kinds |= {"manual": "--manual"} if flags.manual else {}
     if len(kinds) > 1:
-        problem = f"{' and '.join(kinds.values())} exclude each other"
-        refuse("schedule", problem, "leave one of them; several --cron or --after are one schedule")
+        problem = f"{' and '.join(kinds.values())} cannot be combined"
+        refuse("schedule", problem, "keep one; several --cron or --after are one schedule")
     cron = _cron(current)
     begun = cron if kinds.keys() <= {"cron"} else {}
     values = {name: _value(each, flags.given[each], flags) for name, each in given.items()}
@@ -172,7 +172,7 @@ def _target(current: object, flags: JobFlags) -> Mapping[str, object]:
     given = flags.fields("target.")
     kinds = {each.only: each.flag for name, each in given.items() if name == TARGETS[each.only].sets}
     if len(kinds) > 1:
-        refuse("target", f"{' and '.join(kinds.values())} exclude each other", "leave one of them")
+        refuse("target", f"{' and '.join(kinds.values())} cannot be combined", "keep one")
     kind, flag = next(iter(kinds.items()), ("http", ""))
     if wrong := next((each for each in given.values() if each.only != kind), None):
         refuse("target", f"{wrong.flag} cannot be used with {flag}", "leave it out")

@@ -32,7 +32,7 @@ _MONTH = re.compile(r"[0-9]{4}-(0[1-9]|1[0-2])", re.ASCII)
 def _month(text: str) -> str:
     if not _MONTH.fullmatch(text) or not _FIRST_YEAR <= int(text[:4]) <= _LAST_YEAR:
         remedy = f"write it as YYYY-MM, from {_FIRST_YEAR} to {_LAST_YEAR}"
-        raise InvalidValue(problem=f"{shown(text)} is no month", remedy=remedy)
+        raise InvalidValue(problem=f"{shown(text)} is not a month", remedy=remedy)
     return text
 
 
@@ -84,9 +84,9 @@ class JobTimes(Noun):
     ) -> JobTimeline:
         """Return a job's runs in a time range, one by one or counted by bin, with skips, pauses and versions."""
         if to_at <= from_at:
-            refuse("to", "it does not lie after from", "write a later instant")
+            refuse("to", "is not after from", "write a later time")
         if to_at - from_at > timedelta(days=MOST_DAYS):
-            refuse("to", "the time is too long", f"write {MOST_DAYS} days at most")
+            refuse("to", "the range is too long", f"write at most {MOST_DAYS} days")
         edges, late = equal_edges(from_at, to_at, bins), self._call.installation.misfire_after
         with self._call.snapshot() as connection:
             return job_timeline(connection, self._call.tenant, key, edges, misfire_after=late)

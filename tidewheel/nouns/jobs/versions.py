@@ -78,7 +78,7 @@ def _read_rows(connection: Conn, tenant: str, key: str, numbers: Sequence[int]) 
     if missing:
         newest = versions(connection, tenant, key, limit=1)[0].number
         problem = f"job {key!r} has no version {missing[0]}"
-        raise InvalidInput([FieldError("version", problem, f"write one from 1 to {newest}")])
+        raise InvalidInput([FieldError("version", problem, f"write 1 to {newest}")])
     return [rows[number] for number in numbers]
 
 

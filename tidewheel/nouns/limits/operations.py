@@ -184,7 +184,7 @@ class Limits(Noun):
         def change(connection: Conn, pattern: KeyPattern) -> bool:
             if not set_limit(connection, pattern, limit, self._call.actor.words):
                 remedy = "remove one, or use fewer and shorter prefixes"
-                refuse("key", f"the tenant has limits of {MOST_PREFIXES} prefixes already", remedy)
+                refuse("key", f"the tenant already has limits of {MOST_PREFIXES} prefixes", remedy)
             return True
 
         return self._change(key, "limit.set", change)
@@ -257,7 +257,7 @@ class OrderingKeys(Noun):
         own = self._call
         if skip:
             if request_id is not None:
-                refuse("request_id", "a skip makes no run", "leave it out")
+                refuse("request_id", "a skip does not create a run", "leave it out")
             # Not twice: a repeat after a lost COMMIT would skip the failure of the next run.
             skipped = own.write(partial(self._skip, key=key), once=True)
             own.notify(Channel.OUTBOX)
@@ -265,10 +265,10 @@ class OrderingKeys(Noun):
         with own.transaction() as connection:
             found = read_blocked_key(connection, own.tenant, key)
         if found is None:
-            remedy = "`tidewheel admin ordering-key list` lists those that are"
+            remedy = "`tidewheel admin ordering-key list` lists blocked keys"
             refuse("key", f"the ordering key {key!r} is not blocked", remedy)
         if found.retried_by is not None:
-            refuse("key", f"run {found.retried_by} retries the failed run", "wait for its end")
+            refuse("key", f"run {found.retried_by} retries the failed run", "wait until it ends")
         reply = own.request({"type": "run.retry", "run_id": str(found.blocked_by)}, request_id)
         return UnblockedKey(RunId(UUID(reply.run_id)), skipped=False)
 

@@ -279,6 +279,6 @@ def read_logs(call: Call, run_id: UUID, attempt: int | None = None, *, after: in
     while page := reader.read():
         pieces += page
     if attempt is not None and not 1 <= attempt <= reader.newest:
-        problem = f"there is no attempt {attempt}, the newest is {reader.newest}"
+        problem = f"there is no attempt {attempt}; the newest is {reader.newest}"
         raise InvalidInput([FieldError("attempt", problem, "leave it out to read all attempts")])
     return pieces

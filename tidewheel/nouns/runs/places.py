@@ -42,7 +42,7 @@ _MESSAGES = 200_000
 _KAFKA_SECONDS = 3.0
 _BRIEF_SECONDS = 3.0  # for each message, of a call that holds a thread for reads
 _LOOKING = threading.Lock()  # one look at a time: the other threads for reads stay free
-_BUSY = "another look on Kafka is in progress; repeat it in some seconds"
+_BUSY = "another search on Kafka is in progress; retry in a few seconds"
 
 
 @dataclass(frozen=True, slots=True)

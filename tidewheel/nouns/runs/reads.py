@@ -160,19 +160,21 @@ def _read_place(text: str) -> _Place:
     except ValueError:
         place = _Place(_EARLIEST, _EARLIEST, None)
     if not (_EARLIEST < place.ahead <= _LATEST and _EARLIEST <= place.at <= _LATEST):
-        refuse("after", f"{shown(text)} is no place of this list", "copy it from the page before, or leave it out")
+        refuse("after", f"{shown(text)} is not a cursor of this list", "copy it from a page, or leave it out")
     return place
 
 
 def _require_narrow(filters: PageFilter) -> None:
     states = _states_of(filters)
     if filters.get("ordering_key") is not None and states is not None and FINAL.issuperset(states):
-        refuse("ordering_key", "a run that has ended is in no order", "leave it out, or name a status of open runs")
+        refuse(
+            "ordering_key", "runs that have ended cannot be filtered by it", "leave it out, or choose an open status"
+        )
     if (filters.get("ended_since") or filters.get("ended_until")) and _is_open(filters):
-        refuse("ended_since", "an open run has no end", "leave it out, or name a status of runs that have ended")
+        refuse("ended_since", "open runs have no end", "leave it out, or choose a final status")
     for path in _LABELS:
         if filters.get(path) and filters.get("key") is None and filters.get("since") is None:
-            refuse(path, "a filter by labels alone would read all runs", "name the job, or the earliest time")
+            refuse(path, "labels alone would read all runs", "add the job or the earliest time")
 
 
 @dataclass(frozen=True, slots=True)

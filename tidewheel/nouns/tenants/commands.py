@@ -47,7 +47,7 @@ def _number(flag: str, text: str) -> float:
 
 def _whole(flag: str, text: str) -> int:
     if not (text.isascii() and text.isdecimal() and len(text) < 10):
-        refuse(flag, f"{text[:20]!r} is not a whole number of at most 9 digits", "write one such as 500, or none")
+        refuse(flag, f"{text[:20]!r} is not a whole number of up to 9 digits", "write a number such as 500, or none")
     return int(text)
 
 
@@ -80,7 +80,7 @@ def _show_created(shown: Shown) -> None:
     limits = {each: value for each, value in shown.arguments.items() if each in _READERS}
     if found.unchanged and not limits.items() <= asdict(found.tenant).items():
         remedy = f"change them with `tidewheel admin tenant limits {name}`"
-        refuse("NAME", f"tenant {name} exists, with other limits", remedy)
+        refuse("NAME", f"tenant {name} already exists, with other limits", remedy)
     _show_changed("created", "the tenant already exists", shown)
 
 

@@ -172,7 +172,7 @@ class Tenants(Noun):
             Unavailable: The database does not answer, or a claim has been in progress for 10 s.
         """
         if name == DEFAULT_TENANT:
-            problem = "tenant default cannot be deleted: requests that name no tenant belong to it"
+            problem = "tenant default cannot be deleted, because it owns requests without a tenant"
             refuse("tenant", problem, "delete its jobs instead")
         if not timedelta(0) <= grace <= _MOST_GRACE:
             refuse("grace", f"{grace} is not valid", "write 0s to 400d")
@@ -208,8 +208,8 @@ class Tenants(Noun):
 
         def grant(connection: Conn) -> bool:
             if connection.execute(_FIND_ROLE, {"role": role}).fetchone() is None:
-                problem = f"the server has no role {role[:64]!r}"
-                refuse("role", problem, "write its name as `SELECT rolname FROM pg_roles` shows it")
+                problem = f"the database server has no role {role[:64]!r}"
+                refuse("role", problem, "copy the name from `SELECT rolname FROM pg_roles`")
             return self._write(_GRANT_ROLE, {"tenant": name, "role": role}, "grant_role", connection)
 
         return self._locked(name, grant) if name != ALL_TENANTS else self._call.write(grant, all_tenants=True)

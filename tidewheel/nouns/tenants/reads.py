@@ -44,7 +44,7 @@ _DAY = timedelta(days=1)
 def _some(value: object) -> object:
     if value == 0 and not isinstance(value, bool):
         remedy = "freeze the tenant instead: tidewheel admin tenant pause NAME"
-        raise InvalidValue(problem="0 would refuse everything", remedy=remedy)
+        raise InvalidValue(problem="0 would refuse every request", remedy=remedy)
     return value
 
 

@@ -410,7 +410,7 @@ def add_deletion(router: APIRouter, writes: Workers) -> None:
         name = ensure_seen(request.path_params["tenant"], None)
         body = await read_body(request, DeletionBody)
         if body.tenant != name:
-            refuse("tenant", f"{body.tenant!r} is not the tenant of the address", f"write {name!r} to delete it")
+            refuse("tenant", f"{body.tenant!r} is not the tenant in the URL", f"write {name!r} to delete it")
         where = location(caller, f"{ROOT}/{name}")
         return await answer(
             writes, caller, lambda connection: Tenants(connection).delete(name, grace=body.grace),

@@ -164,7 +164,7 @@ def show_workflow(connection: Conn, tenant: str, root_run_id: UUID, *, generatio
     if summary is None:
         raise UnknownWorkflow(str(root_run_id))
     if generation is not None and generation > summary.generation:
-        refuse("generation", f"it has no generation {generation}", f"write one from 0 to {summary.generation}")
+        refuse("generation", f"the workflow has no generation {generation}", f"write 0 to {summary.generation}")
     is_older = generation is not None and generation < summary.generation
     nodes = read_occurrence(connection, root_run_id, generation)
     rows = connection.execute(_READ_KEYS, {"job_ids": uuids(nodes)}, binary=True).fetchall()

@@ -358,6 +358,6 @@ def _work_of_request(call: Call, work_id: UUID, rate: float | None) -> Work | No
         except UnknownWork:
             return None
     if first.rate != rate:
-        problem = f"this request has made the {first.kind} {work_id}, with another rate"
-        refuse("request_id", problem, "pause or cancel that one, or send a new request")
+        problem = f"this request already created the {first.kind} {work_id}, with another rate"
+        refuse("request_id", problem, "pause or cancel that work, or send a new request")
     return first
