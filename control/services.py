@@ -52,8 +52,8 @@ _WITH_TASK_TOKENS = ("intake", "executor", "api")  # each of them signs or reads
 
 _LOG = logging.getLogger("tidewheel.process.service")
 _NO_SSLMODE = (
-    "TIDEWHEEL_DATABASE_URL names %s and no sslmode: the server is not verified, and without TLS on it the password and"
-    " all rows can be read on the way; add sslmode=verify-full, or the sslmode that you want"
+    "TIDEWHEEL_DATABASE_URL names %s and no sslmode: the server is not verified, and without TLS the password and all"
+    " rows can be read in transit; add sslmode=verify-full, or another sslmode"
 )
 
 MetricsPort = Annotated[
@@ -185,7 +185,7 @@ def _run_executor(settings: ExecutorSettings) -> None:
     kinds = target_kinds(settings)  # before anything is connected to
     import_handlers(settings.handlers)
     handlers = registered()
-    health.requires("executor", lambda: "has not entered yet")
+    health.requires("executor", lambda: "has not registered yet")
     if not settings.handlers:
         _LOG.info("no handlers named (TIDEWHEEL_HANDLERS): this executor runs no Python")
     if TargetKind.SHELL in kinds:
@@ -275,7 +275,7 @@ class _Start:
             try:
                 return ask()
             except Unavailable as error:
-                self._why_waiting = f"waits to start: {error}"
+                self._why_waiting = f"waiting to start: {error}"
                 if self._settings.fail_fast:
                     raise SettingsError(str(error)) from error
                 raise

@@ -26,7 +26,7 @@ from tidewheel.transitions.claim import Started
 
 OVER = (
     "attempt {attempt} of run {run_id} is over: this executor was stopped for longer than its lease,"
-    " and another one may run the run by now"
+    " and another executor may already execute the run"
 )
 _SAVED_CHECK_SECONDS = 0.5
 SHUTDOWN_GRACE_SECONDS = 1.0  # for attempts to stop when the executor shuts down; then they are released

@@ -39,7 +39,7 @@ _LOG = logging.getLogger("tidewheel.executor")
 
 _MESSAGE_CHARACTERS = 300
 _VERBS = {RunState.FAILED: "fails", RunState.TIMED_OUT: "times out"}
-_SUPERSEDED = "a superseded report changes nothing"
+_SUPERSEDED = "ignored the report of a superseded attempt"
 
 _CHECKS = 4  # within the time after which the loop counts as blocked
 _AGAIN_SECONDS = 30.0  # until a blocked loop is logged again
@@ -74,7 +74,7 @@ class EndLog:
     def unrecorded(self, items: Sequence[tuple[Attempt, Outcome]]) -> None:
         """Log the ends that an executor could not record before its own end."""
         for attempt, outcome in items:
-            text = f"the end ({outcome.kind}) is not recorded; the run goes back when this executor's lease is over"
+            text = f"the end ({outcome.kind}) is not recorded; another executor takes the run after this lease expires"
             if outcome.error_type:
                 self._failure(attempt, outcome, text)
             else:
@@ -82,7 +82,7 @@ class EndLog:
 
     def _completed(self, attempt: Attempt, outcome: Outcome) -> None:
         if outcome.error_type and outcome.error_type != NOT_COMMITTED:
-            self._failure(attempt, outcome, "failed after complete_in, whose success stays")
+            self._failure(attempt, outcome, "failed after complete_in; the run remains succeeded")
         elif self._all_ends:
             _LOG.info("succeeded in %s, by complete_in", _took(attempt), extra=attempt.about)
 
@@ -119,8 +119,8 @@ def _effect(attempt: Attempt, outcome: Outcome, recorded: Recorded) -> str:
     if state is None:
         return f"failure {number} of {allowed}, retrying in {_length(delay_of(attempt, outcome).total_seconds())}"
     if state is RunState.CANCELLED:
-        return "failed while the run was being cancelled, which is cancelled now"
-    last = "" if number >= allowed else ", without a retry"
+        return "attempt failed during the run's cancellation; the run is cancelled"
+    last = "" if number >= allowed else " without a retry"
     return f"failure {number} of {allowed}, the run {_VERBS.get(state, state)}{last}"
 
 
@@ -129,7 +129,7 @@ def _other_end(attempt: Attempt, outcome: Outcome, recorded: Recorded) -> str:
     if state is not None:
         return f"{'succeeded in' if state is RunState.SUCCEEDED else f'{state} after'} {_took(attempt)}"
     if outcome.waits is not None:
-        return f"waits for its completion from outside, for {_length(outcome.waits.total_seconds())} at most"
+        return f"waiting up to {_length(outcome.waits.total_seconds())} for external completion"
     if outcome.kind is AttemptOutcome.SNOOZED:
         return f"snoozed for {_length(delay_of(attempt, outcome).total_seconds())}"
     return "released before its start" if outcome.not_started else "released"
@@ -225,8 +225,8 @@ class Watchdog:
                 self._ticked = now  # this thread was suspended too: the whole process, or the machine
             if now - checked > every + _LOCKED_SECONDS:
                 text = (
-                    "no thread of this process ran for %.1f s: a handler held the interpreter's lock, and the stacks"
-                    " written before name it; or the whole process was suspended"
+                    "no thread of this process ran for %.1f s: a handler held the interpreter's lock (the stacks above"
+                    " name the handler), or the whole process was suspended"
                 )
                 _LOG.error(text, now - checked)
             signal.setitimer(signal.ITIMER_VIRTUAL, limit)

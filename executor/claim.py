@@ -162,7 +162,7 @@ class BatchClaimer:
         except (UndecodableMessage, ValueError) as error:
             # Of a newer release's relay. In any case the run is in the table, and the sweep finds it.
             if self._lines.is_due(("undecodable", message.topic())):
-                text = "the message %s cannot be decoded: %s; the sweep finds its run, and those of others like it"
+                text = "message %s cannot be decoded: %s; the sweep starts the runs of such messages"
                 _LOG.error(text, _source_of(message), error)
             return None
         if name not in self._handlers:
@@ -174,7 +174,7 @@ class BatchClaimer:
     def _warn_unknown(self, name: str, run_id: str) -> None:
         if self._lines.is_due(name):
             _LOG.warning(
-                "this executor has no handler %r; run %s and others like it wait for an executor that has it",
+                "this executor has no handler %r; run %s and others wait for an executor that has the handler",
                 name,
                 run_id,
             )
@@ -327,7 +327,7 @@ class Claimer:
     def _refuse_without_lease(self) -> NoReturn:
         """Refuse to claim without a recent heartbeat: another executor may have taken this one for lost."""
         self._lease_lost()
-        message = "this executor's heartbeat is overdue; it claims no run before the next heartbeat"
+        message = "this executor's heartbeat is overdue; claims wait for the next heartbeat"
         raise Unavailable(message)
 
     def _claim_again(self, claims: Sequence[Claim]) -> list[Started]:

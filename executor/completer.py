@@ -245,7 +245,7 @@ class Completer:
                     return
         for report, reason in refused:
             seconds = self.progress.set_aside(report)
-            text = "the progress of run %s cannot be saved (%s); the executor tries it again in %.0f s"
+            text = "saving the progress of run %s failed (%s); retrying in %.0f s"
             _LOG.warning(text, report.run_id, reason, seconds)
 
     def _save(self, reports: Sequence[ProgressReport]) -> None:
@@ -327,7 +327,7 @@ class Completer:
             self._aside[item[0].key] = _Aside(item, tries + 1, monotonic_seconds() + seconds)
         self._wake.set()
         about = {"run_id": str(item[0].run_id), "attempt": item[0].started.attempt}
-        text = "the outcome of run %s cannot be recorded (%s); the executor tries it again in %.0f s, others meanwhile"
+        text = "recording the outcome of run %s failed (%s); retrying in %.0f s, after the outcomes of other runs"
         _LOG.error(text, item[0].run_id, error, seconds, extra=about)
 
     def _keep_aside(self, items: Sequence[Item]) -> None:

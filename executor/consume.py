@@ -124,7 +124,7 @@ class LaneConsumer:
         try:
             self._finish_claim()
         except Exception as error:  # noqa: BLE001 - for any fault: its runs are in the table, for other executors
-            _LOG.info("the last claim on %s: %s", self._topic, error)
+            _LOG.info("the last claim on %s failed: %s", self._topic, error)
         self._claiming.shutdown()
         self._offsets.commit()
         leave_group(self._consumer)

@@ -115,7 +115,7 @@ class ShareLaneConsumer:
             self._serve(client, messages)
 
     def _reject_unreadable(self, client: ShareConsumer, delivered: Iterable[Message]) -> list[Message]:
-        """Reject messages that the client cannot unpack, and return the others; the sweep finds their runs.
+        """Reject messages that the client cannot unpack, and return the others; the sweep starts their runs.
 
         The client would release them. The broker delivers a released batch five times, to one member after another.
         """
@@ -127,7 +127,7 @@ class ShareLaneConsumer:
         if unreadable:
             first = unreadable[0]
             _LOG.error(
-                "%s/%s: %d messages from offset %s cannot be read (%s); the sweep finds their runs",
+                "%s/%s: %d messages from offset %s cannot be read (%s); the sweep starts their runs",
                 *(self._topic, first.partition(), len(unreadable), first.offset(), first.error()),
             )
             self._acknowledge(client, unreadable, AcknowledgeType.REJECT)
@@ -208,7 +208,7 @@ class ShareLaneConsumer:
             try:
                 client.close()
             except KafkaException as error:
-                _LOG.info("leaving the group of %s: %s", self._topic, error)
+                _LOG.info("leaving the group of %s failed: %s", self._topic, error)
 
     def _drop_if_fatal(self, error: Unavailable | KafkaException) -> None:
         if isinstance(error, KafkaException) and error.args[0].fatal():
@@ -287,7 +287,7 @@ def choose_lanes(settings: ExecutorSettings, kafka: Mapping[str, str], topics: T
     if missing := missing_topics(kafka, [name for name, _ in found]):
         for remedy in dict.fromkeys(map(missing_topic_remedy, missing)):
             names = ", ".join(name for name in missing if missing_topic_remedy(name) == remedy)
-            _LOG.error("there are no topics %s: the sweep alone starts their runs; run `%s`", names, remedy)
+            _LOG.error("topics %s are missing: only the sweep starts their runs; run `%s`", names, remedy)
     # Below `<prefix>.runs.`, like the executors' own groups: one ACL covers them all.
     probe = f"{topics.prefix}.runs.probe"
     return Lanes(kafka, group_protocol(kafka, settings.executor_group, topic=found[0][0], probe=probe), found)

@@ -184,7 +184,7 @@ class Heartbeat:
                 with self._session.transaction() as connection:
                     connection.execute(_DELETE_EXECUTOR, self._columns)
             except (Unavailable, psycopg.Error) as error:
-                _LOG.info("the executor's row stays until a reaper finds it: %s", error)
+                _LOG.info("this executor's row could not be deleted; a reaper deletes it later: %s", error)
         self._session.close()
 
     def _run(self) -> None:

@@ -152,7 +152,7 @@ class Executor:
         """Return the reason for which it can take no run now; None if it can."""
         silent = self._heartbeat.silent_seconds()
         if not self._heartbeat.entered:
-            return "has not entered yet"
+            return "has not registered yet"
         if silent > self._settings.lease.total_seconds():
             return f"its lease was last renewed {silent:.0f} s ago"
         return None

@@ -30,7 +30,7 @@ Headers = Sequence[tuple[str, bytes | None]]
 _CAUSES = {
     SignatureFlaw.MISSING: "it has no signature",
     SignatureFlaw.UNKNOWN_KEY: "the key of its signature is not in the database",
-    SignatureFlaw.WRONG: "its signature does not fit its topic, key and value",
+    SignatureFlaw.WRONG: "its signature does not match its topic, key and value",
 }
 
 
@@ -85,8 +85,8 @@ class MessageCheck:
 
     def _warn(self, flaw: SignatureFlaw, source: str) -> None:
         if self._warnings.is_due(flaw):
-            effect = "the sweep brings its run" if self._policy == "refuse" else "it is used, since the policy is warn"
-            _LOG.warning("the message %s may be forged: %s; %s", source, _CAUSES[flaw], effect)
+            effect = "the sweep starts its run" if self._policy == "refuse" else "accepted, because the policy is warn"
+            _LOG.warning("message %s may be forged: %s; %s", source, _CAUSES[flaw], effect)
 
 
 def key_look_up(url: str, keys: MessageKeys) -> Callable[[], None]:

@@ -90,7 +90,7 @@ class Offsets:
             step = 2 * step or 1 if known == first else 1
             self._unreadable[partition] = first, step
             _LOG.error(
-                "%s/%d: the batch at offset %d cannot be read (%s); the sweep finds its runs",
+                "%s/%d: the batch at offset %d cannot be read (%s); the sweep starts its runs",
                 *(self._topic, partition, first, error.str()),
             )
             try:

@@ -187,7 +187,7 @@ class Flusher:
                     raise
         for attempt, reason in refused:
             seconds = self._aside.add(attempt.key)
-            text = "the output of run %s cannot be flushed (%s); the executor tries it again in %.0f s"
+            text = "flushing the output of run %s failed (%s); retrying in %.0f s"
             _LOG.warning(text, attempt.run_id, reason, seconds, extra=attempt.about)
 
     def _flush(self, unwritten: list[tuple[Attempt, AttemptOutput]]) -> None:

@@ -189,11 +189,11 @@ class Reaper:
     def _log_reaped(self, executor_id: UUID, lost: int, busy: int, *, ended: bool) -> None:
         """Log what a reap has done; one line for attempts that it finds locked again and again."""
         if lost or ended:
-            _LOG.warning("executor %s missed its lease; attempts that end as lost: %d", executor_id, lost)
+            _LOG.warning("executor %s missed its lease; attempts ended as lost: %d", executor_id, lost)
         if busy and executor_id not in self._locked:
             self._locked.add(executor_id)
             _LOG.info(
-                "executor %s missed its lease, but other transactions hold %d of its runs; they end as lost afterwards",
+                "executor %s missed its lease, but other transactions lock %d of its runs, which end as lost later",
                 executor_id,
                 busy,
             )
@@ -253,7 +253,7 @@ class Reaper:
             try:
                 definition = DEFINITIONS.of(stored[row.job_id, row.job_version])
             except (KeyError, UndecodableMessage) as error:
-                text = "the definition of run %s cannot be read: %s; its attempt ends as lost, as of at_least_once"
+                text = "the definition of run %s cannot be read: %s; its attempt ends as lost, as with at_least_once"
                 _LOG.error(text, row.run_id, error, extra={"run_id": str(row.run_id)})
                 continue
             if definition.at_most_once:

@@ -235,7 +235,7 @@ class RunQueue:
                 released += 1
         if released:
             self._stop_overcommit()
-            _LOG.info("released %d runs that were claimed beyond the slots and found none", released)
+            _LOG.info("released %d runs that were claimed beyond the free slots", released)
 
     def _late_limit(self, now: float) -> float:
         """Return how many attempts may stay in a late queue that progresses: those it starts soon.

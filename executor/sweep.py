@@ -289,7 +289,7 @@ class Sweep:
         finally:
             self._slots.release(lane, taken - started)
         if started:
-            _LOG.info("runs started by the sweep: %d", started)
+            _LOG.info("the sweep started %d runs", started)
         return started
 
     def _count(self, started: Sequence[JobDefinition]) -> None:

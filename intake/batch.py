@@ -265,7 +265,7 @@ def _apply_target_replies(
     for reply in apply_with(writing, batch):
         if reply.code is not None:
             problems = "; ".join(f"{error.path}: {error.problem}" for error in reply.errors)
-            _LOG.info("a target's reply changes nothing: %s", problems, extra={"run_id": reply.run_id})
+            _LOG.info("a target's reply is ignored: %s", problems, extra={"run_id": reply.run_id})
     return rows
 
 

@@ -125,7 +125,7 @@ class Member:
                 except Fenced as error:
                     # A rebalance is no failure, and does not end the backoff: no work has succeeded since.
                     level = logging.INFO if error.__cause__ is None else logging.WARNING
-                    _LOG.log(level, "%s joins its group again: %s", self._name, error)
+                    _LOG.log(level, "%s rejoins its group: %s", self._name, error)
                     self._stop.wait(_REJOIN_SECONDS)
                 except (Unavailable, KafkaException) as error:
                     self._trouble = str(error), monotonic_seconds()
@@ -217,7 +217,7 @@ class Member:
         metrics.count("intake_partitions_abandoned")
         _LOG.error(
             "partition %s/%d is paused: its stored offset is not in the topic (%s), so requests expired before"
-            " intake read them. Set the next_offset to continue from in intake_offsets, and restart intake",
+            " intake read them. Set next_offset in intake_offsets to the offset to continue from, and restart intake",
             topic,
             number,
             error.str(),
@@ -236,7 +236,7 @@ class Member:
         """Store a dead letter in the place of a batch, and the offset behind it."""
         ends = {(first.topic, first.partition): end}
         if self._lines.is_due(first.topic):
-            text = "the batch of messages at %s/%d/%d is a dead letter, and others like it may be: %s"
+            text = "the batch of messages at %s/%d/%d cannot be read and becomes a dead letter, as may others: %s"
             _LOG.error(text, first.topic, first.partition, first.offset, reason)
         origin = RequestOrigin(topic=first.topic, partition=first.partition, offset=first.offset)
         with self._session.transaction() as connection:
@@ -293,7 +293,7 @@ class Member:
                     client.seek(each)
                     client.resume([each])
         except (Unavailable, KafkaException) as error:
-            _LOG.info("partitions that wait are tried again in %d s: %s", _AGAIN_SECONDS, error)
+            _LOG.info("waiting partitions are retried in %d s: %s", _AGAIN_SECONDS, error)
             self._wait_for(waiting)
 
     def _wait_for(self, partitions: Iterable[Partition]) -> None:
@@ -319,7 +319,7 @@ class Member:
             if place not in acquired or not self._read_suspect(each):
                 unreadable.append(each)
         if late := {(each.topic, each.partition) for each in partitions} - offsets.keys():
-            _LOG.warning("%s: no leader answers; the next try is in %d s", _listed(late), _AGAIN_SECONDS)
+            _LOG.warning("%s: no leader answers; retrying in %d s", _listed(late), _AGAIN_SECONDS)
             self._wait_for(late)
         return unreadable
 
@@ -356,7 +356,9 @@ class Member:
         address = (partition.topic, partition.partition)
         if not self._offsets.is_suspect(address):
             return True
-        _LOG.warning("%s/%d: no progress at several starts; its messages are read under a memory limit", *address)
+        _LOG.warning(
+            "%s/%d: no progress after several starts; intake reads its messages under a memory limit", *address
+        )
         reader = SuspectReader(
             self._kafka,
             self._group,
@@ -428,7 +430,7 @@ class Member:
             try:
                 deleted = self._purge_replies()
             except Unavailable as error:
-                _LOG.info("expired replies are not deleted yet: %s", error)
+                _LOG.info("expired replies cannot be deleted now: %s", error)
                 return
             if deleted == _PURGE_LIMIT:
                 self._next_housekeeping = 0.0

@@ -259,7 +259,7 @@ def _warn_of_look_alikes(jobs: Iterable[NewJob]) -> None:
     """Log the keys that look like others: with combining, full-width or other compatible characters."""
     for job in jobs:
         if not job.key.isascii() and (plain := unicodedata.normalize("NFKC", job.key)) != job.key:
-            _LOG.warning("the key %a of tenant %s looks like %a, and is another job's", job.key, job.tenant, plain)
+            _LOG.warning("the key %a of tenant %s looks like %a but names a different job", job.key, job.tenant, plain)
 
 
 class _Creation:

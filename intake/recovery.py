@@ -128,7 +128,7 @@ class RequestBreaker:
 
     def _report(self) -> None:
         if names := sorted({name for _, name in self._waiting.values()}):
-            text = f"{', '.join(names)}; none of them is rejected, and their partitions wait"
+            text = f"{', '.join(names)}; no such request is rejected, and their partitions wait"
             faults.report(_WORK, f"{text}. Start the release that migrated the database, or correct the cause")
         else:
             faults.clear(_WORK)

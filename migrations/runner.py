@@ -261,9 +261,7 @@ def require_current(connection: Conn) -> None:
     problem = None if missing else ownership_problem(connection)
     connection.rollback()
     if too_new:
-        message = (
-            f"the database has {', '.join(too_new)} of a newer release, which this one cannot live with; start that"
-        )
+        message = f"the database has {', '.join(too_new)} of a newer release, not supported by this one; start that one"
         raise MigrationError(message)
     if missing:
         message = f"the database lacks {', '.join(missing)}; run `tidewheel migrate`"
@@ -323,8 +321,8 @@ def _to_apply(connection: Conn, *, post: bool) -> list[Migration]:
     late = [name for name in later if now and name < now[-1].name]
     if late:
         message = (
-            f"{', '.join(late)} of an earlier release is pending; run `tidewheel migrate --post` of that one first, "
-            "or stop all processes and run that of this one"
+            f"{', '.join(late)} of an earlier release is pending; run `tidewheel migrate --post` of that release "
+            "first, or stop all processes and run it with this release"
         )
         raise MigrationError(message)
     return now
@@ -337,7 +335,7 @@ def _require_no_other_release(connection: Conn, what: str) -> None:
     ]
     if others:
         message = (
-            f"{what}: only processes of {release_version()} can live with this, and there are {'; '.join(others)}; "
+            f"{what}: only processes of {release_version()} support this, and others run: {'; '.join(others)}; "
             "stop them, and delete the rows of killed ones from the table processes"
         )
         raise MigrationError(message)
@@ -395,11 +393,11 @@ def _patiently(connection: Conn, work: Callable[[], object], what: str) -> None:
             connection.rollback()
             if monotonic_seconds() > deadline:
                 message = (
-                    f"{what}: another transaction holds a lock since minutes ({str(error).splitlines()[0]}); end it "
+                    f"{what}: another transaction has held a lock for minutes ({str(error).splitlines()[0]}); end it "
                     "(`pg_stat_activity` has its start in `xact_start`), and run `tidewheel migrate` again"
                 )
                 raise MigrationError(message) from error
-            _LOG.info("%s waits for a lock; it is tried again", what)
+            _LOG.info("%s: waiting for a lock, then trying again", what)
             never.wait(_PAUSE_SECONDS)
         else:
             return

@@ -315,7 +315,7 @@ class Deleter:
                     small = len(published.acknowledged) <= _SMALL_ROWS
                     connection.execute(_DELETE_OUTBOX, acknowledged, prepare=small)
         for row, error in published.refused:
-            _LOG.error("a message for %s is in quarantine, since it cannot be published: %s", row[TOPIC], error)
+            _LOG.error("a message for %s cannot be published and is quarantined: %s", row[TOPIC], error)
         failpoint("relay.deleted")
 
 
@@ -344,7 +344,7 @@ class ExpiredReplies:
         for topic, count in found:
             metrics.count("replies_expired", count)
             text = (
-                "%d replies were deleted, since %s has taken none for a day;"
+                "%d replies were deleted: topic %s has accepted no reply for a day;"
                 " run `tidewheel admin topics apply --tenants %s`, or grant WRITE"
             )
             _LOG.error(text, count, topic, topic.removeprefix(self._prefix))

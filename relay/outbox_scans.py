@@ -211,7 +211,11 @@ class LateRowScan:
                     found, room = due_rows(connection, [pair], row_range, room)
             except (Unavailable, psycopg.Error) as error:
                 if not self._background.closing:
-                    _LOG.warning("slice %d, %s: the scan for late rows failed and is repeated later: %s", *pair, error)
+                    _LOG.warning(
+                        "slice %d, %s: the scan for late rows failed; the relay repeats the scan later: %s",
+                        *pair,
+                        error,
+                    )
                 complete = False
                 if not is_time_limit(error):
                     rest.clear()
@@ -320,7 +324,9 @@ class HeldWalk:
                 rows[pairs[position - 1]].append((tenant, priority, entry))
         except (Unavailable, psycopg.Error) as error:
             if not self._background.closing:
-                _LOG.warning("topic %s: the walk for late rows failed and is repeated later: %s", topic, error)
+                _LOG.warning(
+                    "topic %s: the walk for late rows failed; the relay repeats the walk later: %s", topic, error
+                )
         return WalkedPart(topic, rows, limit, monotonic_seconds() - began)
 
 

@@ -130,8 +130,8 @@ class TopicLimits:
         began = now if known is None else known.began
         seconds = min(max(now - began, _FIRST_WAIT_SECONDS), _LONGEST_WAIT_SECONDS)
         self._limits[topic] = _Limit(size, began, now + seconds)
-        problem = f"{why}: a row of {size} bytes waits, though Tidewheel sends up to 1 MiB; smaller ones leave"
-        faults.report(_work(topic), problem + "; raise the topic's max.message.bytes as docs/topics.md has it")
+        problem = f"{why}: a message of {size} bytes waits (Tidewheel's limit is 1 MiB), smaller messages do not"
+        faults.report(_work(topic), problem + "; raise the topic's max.message.bytes as docs/topics.md describes")
 
     def pause(self, topic: str) -> timedelta:
         """Return the time until rows that are too large for a topic are due again."""
@@ -239,7 +239,7 @@ class GroupLag:
         """Log a problem once."""
         if problem not in self._reported:
             self._reported.add(problem)
-            _LOG.warning("%s: %s; the relay tries again, and runs go on", problem, error)
+            _LOG.warning("%s: %s; the relay tries again, and runs continue", problem, error)
 
     def _export(self, lags: Mapping[str, tuple[str, int]]) -> None:
         for group in self._exported.keys() - lags.keys():

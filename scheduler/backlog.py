@@ -135,7 +135,7 @@ class BacklogMetrics:
         found = find_lock_holders(connection)
         for holder in found:
             if (holder.process, holder.prepared, holder.what) not in self._holders:
-                _LOG.warning("%s, which only services need: `tidewheel doctor` has the remedy", holder.text)
+                _LOG.warning("%s, a lock that only services need; `tidewheel doctor` shows the remedy", holder.text)
         self._holders = {(holder.process, holder.prepared, holder.what) for holder in found}
 
     def _measure_outbox(self, connection: Conn) -> None:
@@ -266,7 +266,7 @@ class UnhandledWatch:
             announced = self._announce(connection, found) if found else []
         metrics.set("runs_without_executor", sum(each.runs for each in found))
         for each in announced:
-            _LOG.warning("%s: %d runs wait and use up no attempt; start an executor for them", each.reason, each.runs)
+            _LOG.warning("%s: %d runs wait without using up attempts; start such an executor", each.reason, each.runs)
         return announced
 
     def _announce(self, connection: Conn, found: Sequence[Unhandled]) -> list[Unhandled]:

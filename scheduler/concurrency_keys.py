@@ -112,7 +112,7 @@ class KeyRepair:
                 finally:
                     self._pacer.finish()
         except (Unavailable, psycopg.Error) as error:
-            _LOG.warning("the repair of keys failed: %s; the scheduler goes on a second later", error)
+            _LOG.warning("the repair of keys failed: %s; the scheduler tries again in a second", error)
         return promoted
 
     def repair(self) -> int:

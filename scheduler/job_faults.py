@@ -162,7 +162,9 @@ class Breaker:
         if not own:
             metrics.count("timers_postponed")
             text = f"more than {MAX_ALIKE} jobs fail with {kind}" if alike > MAX_ALIKE else describe(error)
-            faults.report(_WORK, f"{text}; they are not quarantined but tried again. Correct the cause")
+            faults.report(
+                _WORK, f"{text}; the scheduler keeps trying these jobs and quarantines none. Correct the cause"
+            )
         return own
 
     def add_quarantined(self, error: BaseException, timer: LockedTimer) -> None:
@@ -222,7 +224,7 @@ def quarantine(
     job_id = timer.job_id
     text = describe(error)
     _LOG.error(
-        "job %s is quarantined: %s; it fires again after a submit or `tidewheel job release`",
+        "job %s is quarantined: %s; correct the cause, then submit the job again or run `tidewheel job release`",
         job_id,
         text,
         extra={"job_id": str(job_id)},
@@ -271,4 +273,4 @@ def free(
     failpoint("freeing.after_commit")
     if freed:
         keys = ", ".join(job.key for job in freed)
-        _LOG.warning("quarantined jobs are released and tried again, since %s: %s", common, keys)
+        _LOG.warning("released quarantined jobs to try them again, because %s: %s", common, keys)

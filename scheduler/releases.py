@@ -132,7 +132,9 @@ class Releases:
             quarantined = fail_release(connection, release, error, _POSTPONED)
         if quarantined:
             metrics.count("releases_quarantined")
-            _LOG.error("release %d cannot be drained and is quarantined; see tidewheel doctor", release, exc_info=error)
+            _LOG.error(
+                "release %d cannot be drained and is quarantined; run `tidewheel doctor`", release, exc_info=error
+            )
         else:
             text = "the scheduler cannot drain release %d; the scheduler tries it again in a minute"
             _LOG.error(text, release, exc_info=error)
@@ -267,9 +269,11 @@ class Thaws:
             raise
         except Exception as error:  # noqa: BLE001 - releasing one at a time finds the one that fails
             if len(job_ids) > 1:
-                _LOG.warning("releasing %d timers failed (%s); they are released one by one", len(job_ids), error)
+                _LOG.warning(
+                    "releasing %d timers failed (%s); the scheduler releases them one by one", len(job_ids), error
+                )
                 return sum(self._release_batch([job]) for job in job_ids)
-            _LOG.exception("the timer of job %s cannot be decided; firing decides about it", job_ids[0])
+            _LOG.exception("deciding the timer of job %s failed; firing decides the timer later", job_ids[0])
             with self._session.transaction() as connection:
                 held, now = lock_held_timers(connection, job_ids), read_now(connection)
                 move_timers(connection, [(timer.job_id, undecided(timer, now)) for timer in held])

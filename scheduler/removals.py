@@ -370,7 +370,7 @@ def remove_superseded(connection: Conn, jobs: tuple[UUID, UUID], before: datetim
             if gone < _VERSIONS:
                 break
     if removed:
-        _LOG.info("%d superseded versions of jobs are removed", removed)
+        _LOG.info("removed %d superseded versions of jobs", removed)
     return False
 
 

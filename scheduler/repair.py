@@ -81,7 +81,7 @@ def mend_workflows(session: Session, installation: Installation, shard: int) -> 
     mended = [root for (root,) in cast("list[tuple[UUID]]", rows) if _mend(session, installation, shard, root)]
     if mended:
         metrics.count("workflows_mended", len(mended))
-        text = "the scheduler mended %d occurrences that had stopped: %s; check for manual changes or a partial restore"
+        text = "the scheduler restarted %d stalled occurrences: %s; check for manual changes or a partial restore"
         _LOG.error(text, len(mended), first_ids(mended))
     _free_places(session, installation, shard)
     return len(mended)
@@ -133,7 +133,7 @@ class ActiveRunRepair:
         if jobs:
             metrics.count("active_runs_repaired", len(jobs))
             _LOG.error(
-                "the scheduler repaired the active runs of %d jobs of shard %d, for which other runs waited: %s;"
+                "the scheduler released ended active runs of %d jobs of shard %d, for which other runs waited: %s;"
                 " check for manual changes or a partial restore",
                 len(jobs),
                 shard,

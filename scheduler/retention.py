@@ -209,11 +209,11 @@ class Retention:
         days &= _days(connection, _FIND_COUNTED_DAYS)
         days -= _unarchived(connection, stored)
         if removed := remove_by_tenant(connection, days, now, pace):
-            _LOG.info("%d runs are removed by the periods of their tenants", removed)
+            _LOG.info("removed %d runs that were older than their tenants' retention", removed)
         removed, soon = remove_by_job(connection, days, pace)
         self._pause = _SOON_SECONDS if soon else _EVERY_SECONDS
         if removed:
-            _LOG.info("%d runs are removed by the limits of their jobs", removed)
+            _LOG.info("removed %d runs that exceeded their jobs' history_limit", removed)
 
     def _drop(
         self,
@@ -258,7 +258,7 @@ class Retention:
                 continue
             if try_step(partial(drop_day, connection, each)):
                 dropped.append(each)
-                _LOG.info("the partition of %s for %s is dropped", each.table, each.day)
+                _LOG.info("dropped the partition of %s for %s", each.table, each.day)
             else:
                 kept[each] = "another transaction uses the table"
         self._record(connection, now, kept)
@@ -309,7 +309,7 @@ def _delete_rows(connection: Conn, rule: Rows, before: datetime, pace: Pace) -> 
 def _remove_jobs(connection: Conn, before: datetime, pace: Pace) -> None:
     occurrences, _ = _needed_since(connection)
     if removed := remove_ended_jobs(connection, min(before, occurrences or before), pace):
-        _LOG.info("%d jobs that were deleted or finished are removed with their versions", removed)
+        _LOG.info("removed %d deleted or finished jobs with their versions", removed)
 
 
 def _close_days(connection: Conn, stored: Iterable[StoredDay]) -> None:

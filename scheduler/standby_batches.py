@@ -153,7 +153,7 @@ class StandbyBatches:
                 return self._wait
             self._wait = _SOON_SECONDS
             if refused and state.listed:
-                _LOG.error("Kafka has refused records of the standby site: see `tidewheel doctor`")
+                _LOG.error("Kafka refused records for the standby site; run `tidewheel doctor`")
                 connection.execute(_STORE_REFUSAL)
                 return 0.0
             if state.mark_due:

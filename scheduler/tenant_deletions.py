@@ -175,7 +175,7 @@ class TenantDeletions:
         except InstallationFault:
             raise
         except Unavailable as error:
-            _LOG.warning("the deletions of tenants stop: %s; the scheduler goes on a second later", error)
+            _LOG.warning("the deletion of tenants is interrupted: %s; the scheduler tries again in a second", error)
         finally:
             self._next = monotonic_seconds() + (_SHARE_SECONDS if self._passes else _POLL_SECONDS)
         return done
@@ -211,7 +211,7 @@ class TenantDeletions:
                 failpoint("deleting.before_commit")
             failpoint("deleting.after_commit")
         except RowsLocked as error:
-            _LOG.info("the deletion of tenant %s goes on in %.0f s: %s", tenant, _WAIT_SECONDS, error)
+            _LOG.info("the deletion of tenant %s continues in %.0f s: %s", tenant, _WAIT_SECONDS, error)
             at.not_before = monotonic_seconds() + _WAIT_SECONDS
             return False
         except Unavailable:
@@ -354,11 +354,13 @@ def _find_runs(connection: Conn, tenant: str, at: _Pass) -> list[Candidate]:
 def _bisect(tenant: str, at: _Pass, runs: list[Candidate]) -> None:
     """Go on after a batch of runs that failed: with each of them alone, without the one that failed alone."""
     if len(runs) > 1:
-        _LOG.warning("%d runs of tenant %s cannot be ended together; they are ended one by one", len(runs), tenant)
+        _LOG.warning(
+            "ending %d runs of tenant %s together failed; the scheduler ends them one by one", len(runs), tenant
+        )
         at.singly = len(runs)
         return
     run_id = runs[0].run_id
-    text = "run %s of tenant %s cannot be ended; the next pass tries it again"
+    text = "the scheduler cannot end run %s of tenant %s; the next pass tries again"
     _LOG.exception(text, run_id, tenant, extra={"run_id": str(run_id)})
     at.run_id, at.singly, at.failed = run_id, max(0, at.singly - 1), True
     at.found += 1

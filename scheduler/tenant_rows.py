@@ -118,7 +118,7 @@ class TenantRows:
             topic = self._installation.topics.requests_of(deletion.tenant)
             connection.execute(_DROP_INTAKE_OFFSETS, {"topic": topic})
             connection.execute(_FINISH_DELETION, {"tenant": deletion.tenant, "keep": self._keep})
-            _LOG.info("the tenant %s is deleted, with %d rows", deletion.tenant, sum(removed.values()))
+            _LOG.info("deleted tenant %s with %d rows", deletion.tenant, sum(removed.values()))
             return False
         columns: dict[str, object] = {
             "tenant": deletion.tenant,

@@ -119,9 +119,7 @@ class TzdataRefresh:
         self._done = not more
         before = _old_version(stored)
         if self._done and (before is not None or self._rescheduled_count):
-            _LOG.warning(
-                "tzdata is %s and was %s: %d timers were rescheduled", version, before, self._rescheduled_count
-            )
+            _LOG.warning("tzdata is now %s (was %s): rescheduled %d timers", version, before, self._rescheduled_count)
 
 
 def is_current(timer: LockedTimer, state: TimerState, ahead: frozenset[datetime], now: datetime) -> bool:

@@ -259,7 +259,7 @@ class WorkLoop:
         try:
             return do_batch(self._session, self._installation, work_id, most=1 if singly else None)
         except RowsLocked as error:
-            _LOG.info("work %s is tried again in %.0f s: %s", work_id, _LOCKED_SECONDS, error)
+            _LOG.info("work %s continues in %.0f s: %s", work_id, _LOCKED_SECONDS, error)
             self._locked[work_id] = monotonic_seconds() + _LOCKED_SECONDS
             return None
         except Unavailable:
@@ -267,7 +267,9 @@ class WorkLoop:
         except Exception as error:
             if not (is_jobs_own(error) or isinstance(error, ValueError | ArithmeticError)):
                 raise  # its code is wrong: `_try` lets others go first
-            _LOG.warning("work %s failed: %s; its things are done one by one", work_id, describe(error))
+            _LOG.warning(
+                "a batch of work %s failed: %s; the scheduler does its objects one by one", work_id, describe(error)
+            )
             if singly:
                 self._reject_next(work_id, error)
                 self._singly.discard(work_id)

@@ -84,8 +84,8 @@ _ABOUT = "Jobs, runs and dead letters of Tidewheel, and the calls of executors i
 _LOG = logging.getLogger("tidewheel.api")
 
 _ONE_FOR_ALL = (
-    "TIDEWHEEL_API_TOKEN opens the calls of executors for all tenants and queues until release 0.3: give each executor"
-    " a key of `tidewheel admin api-key create NAME --scope execute` in its place"
+    "TIDEWHEEL_API_TOKEN opens the calls of executors for all tenants and queues until release 0.3; instead, give each"
+    " executor a key of `tidewheel admin api-key create NAME --scope execute`"
 )
 _CONNECTIONS = 1000  # open at once; with so many requests in progress, the server answers others with 503
 _IDLE_SECONDS = 75  # from the opening or the last response to a complete head: longer than any heartbeat interval

@@ -159,7 +159,8 @@ STATUS: Json = {
         "largest": {"acme": 1203, "default": 1},
     }],
     "freezes": [], "problems": [{
-        "check": "services", "severity": "error", "what": "no relay lives: no message leaves",
+        "check": "services", "severity": "error",
+        "what": "no relay is running: no event is published, and only the sweep starts runs",
         "evidence": "no relay has a row in processes", "remedy": "tidewheel service relay",
     }],
 }  # fmt: skip
@@ -259,7 +260,7 @@ _TIMELINE: Json = {
     "complete_since": None, "more_skips": False, "took_p95": "PT4.9S",
     "skips": [{
         "at": "2026-11-15T01:00:00Z", "last_at": "2026-11-16T01:00:00Z", "occurrences": 2, "exact": True,
-        "reason": "paused", "words": "It came due in a pause.",
+        "reason": "paused", "words": "It came due during a pause.",
     }],
     "pauses": [{"since": "2026-11-14T09:00:00Z", "until": "2026-11-16T09:00:00Z", "by": "anna"}],
     "versions": [{"number": 3, "at": "2026-11-14T09:00:00Z"}],

@@ -329,16 +329,16 @@ def _verify_day(store: Store, day: str, record: ArchivedDay | None, totals: Veri
         elif sizes[file.name] != file.size:
             yield Finding(day, file.name, f"has {sizes[file.name]:,} bytes instead of {file.size:,}")
         elif _checksum(store, day, file) != file.sha256:
-            yield Finding(day, file.name, "is not what was written: its checksum differs")
+            yield Finding(day, file.name, "is damaged: its checksum differs")
         totals.files += 1
         totals.bytes += file.size
     for name in sorted(sizes.keys() - {MANIFEST, *(file.name for file in manifest.files)}):
-        yield Finding(day, name, "is a file that the manifest does not name", is_of_writer=True)
+        yield Finding(day, name, "is not named in the manifest", is_of_writer=True)
     rows = sum(file.rows for file in manifest.of_kind(RUNS))
     totals.runs += rows
     if record is not None and record.runs != rows:
         # A writer records the day after it has written the manifest.
-        problem = f"has {rows:,} runs, and the database has recorded {record.runs:,}"
+        problem = f"has {rows:,} runs, but the database has recorded {record.runs:,}"
         yield Finding(day, MANIFEST, problem, is_of_writer=True)
 
 

@@ -118,7 +118,7 @@ def raw_block(store: Store, day: str, file: ArchiveFile, block: Block) -> bytes:
     except MissingFile:
         raise damaged(name, "the file is missing") from None
     if crc32(data) != block.crc:
-        raise damaged(name, f"the block at byte {block.offset} is not what was written")
+        raise damaged(name, f"the block at byte {block.offset} is damaged: its checksum differs")
     return data
 
 

@@ -107,14 +107,16 @@ def read_manifest(day: str, text: bytes) -> Manifest:
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise damaged(where, f"it cannot be read: {error}") from error
     if not is_whole:
-        raise damaged(where, "it is not what was written, its checksum differs")
+        raise damaged(where, "its checksum differs")
     if document["format"] != FORMAT:
-        message = f"{where} has the format {document['format']}, this release reads {FORMAT}; install a later release"
+        message = (
+            f"{where} has the format {document['format']}, but this release reads {FORMAT}; install a later release"
+        )
         raise ArchiveDamaged(message)
     files: list[ArchiveFile] = []
     for file in document["files"]:
         if not _NAME.fullmatch(str(file["name"])):
-            raise damaged(where, f"it names the file {file['name']!r}, which is none of its folder")
+            raise damaged(where, f"it names the file {file['name']!r}, which is not in its folder")
         values: dict[str, Any] = {**file, "blocks": tuple(Block(**block) for block in file["blocks"])}
         files.append(ArchiveFile(**values))
     return Manifest(
@@ -131,7 +133,7 @@ def read_manifest(day: str, text: bytes) -> Manifest:
 def damaged(name: str, problem: str) -> ArchiveDamaged:
     """Return the error of a file that is not what was written."""
     return ArchiveDamaged(
-        f"{name}: {problem}; restore it from a copy, `tidewheel admin archive verify` lists all such files"
+        f"{name}: {problem}; restore it from a copy; `tidewheel admin archive verify` lists all such files"
     )
 
 
@@ -180,7 +182,7 @@ def locked_archive(url: str) -> Generator[HeldLock]:
     """Keep the archive to this process; raise Unavailable if another process writes it."""
     with held_lock(url, "tidewheel-archive-lock", _LOCK_ARCHIVE) as lock:
         if not lock.is_alone:
-            message = "another process writes the archive; repeat the command when it has ended"
+            message = "another process is writing the archive; repeat the command when that process has ended"
             raise Unavailable(message)
         yield lock
 

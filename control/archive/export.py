@@ -141,7 +141,7 @@ def _without_retention(url: str) -> Generator[HeldLock]:
     """Keep retention from dropping and shortening days; a pass that is under way ends first."""
     with held_lock(url, "tidewheel-archive-retention", _LOCK_RETENTION, _LOCK_OLD_RETENTION) as lock:
         if not lock.is_alone:
-            message = "retention is at work; repeat the command when its pass has ended"
+            message = "retention is running; repeat the command when its pass has ended"
             raise Unavailable(message)
         yield lock
 
@@ -186,8 +186,8 @@ def _standing(connection: Conn, store: Store, day: date, lock: HeldLock) -> Mani
     for tenant, rows in _count(connection, day).items():
         if rows > (written := manifest.tenants.get(tenant, 0)):
             message = (
-                f"the archive has {day} with {written:,} runs of {tenant}, the database with {rows:,}; move the folder "
-                f"days/{day} of the archive away, and repeat the command"
+                f"the archive has {day} with {written:,} runs of {tenant}, but the database has {rows:,}; move the "
+                f"folder days/{day} out of the archive, and repeat the command"
             )
             raise ArchiveDamaged(message)
     delete_others(store, manifest, lock)
@@ -233,7 +233,7 @@ def _compare(connection: Conn, day: date, written: Mapping[str, int]) -> None:
     for tenant in sorted(counted.keys() | written.keys() - deleted):
         rows, read = counted.get(tenant, 0), written.get(tenant, 0)
         if rows != read:
-            message = f"{day} has {rows:,} runs of {tenant}, and {read:,} were read; repeat the command"
+            message = f"{day} has {rows:,} runs of {tenant}, but {read:,} were read; repeat the command"
             raise Unavailable(message)
 
 

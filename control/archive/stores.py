@@ -299,7 +299,7 @@ class S3Store:
 
 
 def _changed(where: str) -> str:
-    return f"another process has written the manifest of {where} meanwhile; repeat the command"
+    return f"meanwhile another process has written the manifest of {where}; repeat the command"
 
 
 def _make_folder(folder: Path) -> None:

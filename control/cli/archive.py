@@ -32,9 +32,9 @@ def run(output: OutputOption = Output.TEXT) -> None:
     with closing(open_store(settings.archive)) as store:
         done = archive_closed_days(checked_url(), store, settings.archive_retention)
     lines = [f"{each.day}: {each.runs:,} runs, {each.bytes:,} bytes" for each in done.archived]
-    lines += [f"{day}: removed, its facts stay" for day in done.removed]
+    lines += [f"{day}: removed, its facts are kept" for day in done.removed]
     lines += [f"tenant {tenant}: removed" for tenant in done.tenants]
-    print_result(lines or ["nothing to archive: every closed day is archived"], done, output)
+    print_result(lines or ["nothing to archive: every closed day is already archived"], done, output)
 
 
 def list_archived(output: OutputOption = Output.TEXT) -> None:
@@ -42,7 +42,7 @@ def list_archived(output: OutputOption = Output.TEXT) -> None:
     with reading() as connection:
         days = list_days(connection)
     rows = [(str(each.day), f"{each.runs:,}", f"{each.bytes:,}", each.archived_at) for each in days]
-    print_rows(("day", "runs", "bytes", "archived"), rows, {"days": days}, output, nothing="no day is archived")
+    print_rows(("day", "runs", "bytes", "archived"), rows, {"days": days}, output, nothing="no archived days")
 
 
 def show(
@@ -73,7 +73,7 @@ def verify(day: Day = None, *, output: OutputOption = Output.TEXT) -> None:
     store, totals = open_store(Connections.load().archive), Verified()
     days = [_day(day).isoformat()] if day else sorted({*store.days(), *(each.day.isoformat() for each in recorded())})
     findings = list(find(store, days, recorded, totals, is_written))
-    problems = f"{len(findings):,} findings" if findings else "all as written"
+    problems = f"{len(findings):,} findings" if findings else "all intact"
     lines = [f"{each.day}/{each.file} {each.problem}" for each in findings]
     lines.append(f"{totals.days:,} days, {totals.files:,} files, {totals.runs:,} runs: {problems}")
     print_result(lines, {**asdict(totals), "findings": findings}, output)
@@ -135,9 +135,7 @@ def forget(
     url = checked_url()
     with locked_archive(url), closing(archive_session(url)) as session, session.transaction() as connection:
         days = forget_days(connection)
-    print_result(
-        [f"{days:,} days are forgotten; `tidewheel admin archive run` adopts them again"], {"days": days}, output
-    )
+    print_result([f"forgot {days:,} days; `tidewheel admin archive run` records them again"], {"days": days}, output)
 
 
 def _day(text: str) -> date:

@@ -73,7 +73,7 @@ def down(
     exists = _exists(stack)
     with _shown() as watch:
         stack.down(erase=erase, progress=watch if exists else in_silence)
-    line = f"there is no stack in {stack.home}; `tidewheel dev` or `tidewheel up` makes one"
+    line = f"there is no local stack in {stack.home}; `tidewheel dev` or `tidewheel up` creates one"
     if exists:
         line = f"stopped; the data in {stack.home} is {'erased' if erase else 'kept'}"
     print_result([line], {"home": str(stack.home), "running": False, "erased": erase}, output)

@@ -87,7 +87,11 @@ def disable(output: OutputOption = Output.TEXT) -> None:
         changed = recording.disable(connection)
         with connection.transaction():
             record_change(connection, process_actor(Door.CLI), Change(ALL_TENANTS, "standby.disable", "standby"))
-    text = "recording is disabled; delete the two topics, or leave them" if changed else "unchanged: it was not enabled"
+    text = (
+        "recording is disabled; the two topics stay and may be deleted"
+        if changed
+        else "unchanged: recording was not enabled"
+    )
     print_result([text], {"unchanged": not changed}, output)
 
 
@@ -98,7 +102,7 @@ def status(output: OutputOption = Output.TEXT) -> None:
     if output is not Output.TEXT:
         print_document(None if found is None else asdict(found), output)
     elif found is None:
-        typer.echo("recording is off: `tidewheel admin standby enable` begins it")
+        typer.echo("recording is off; start it with `tidewheel admin standby enable`")
     else:
         on = found.enabled_at is not None
         print_facts(
@@ -149,21 +153,21 @@ def raise_site(
 
 def _raised_lines(raised: "Raised") -> list[str]:
     if raised.repeated:
-        return [f"unchanged: raised already, from site {raised.site} as of {moment(raised.as_of, None)}"]
+        return [f"unchanged: already raised from site {raised.site} as of {moment(raised.as_of, None)}"]
     lines = [
         f"raised from site {raised.site}, batch {raised.batch:,}",
         *(f"{number:>12,} {kind}" for kind, number in raised.rows.items()),
         f"state as of {moment(raised.as_of, None)}",
-        f"loss window: {duration_text(raised.window)} until now; what the other site did in it is not known here, and"
-        " occurrences of this time fire again under their old run ids",
+        f"loss window: {duration_text(raised.window)} until now; this site does not know what the other site did in"
+        " this time, and occurrences of this time fire again under their old run ids",
     ]
     if raised.left_out:
-        lines.append(f"{count_text(raised.left_out, 'record')} behind the last complete batch left out")
+        lines.append(f"left out {count_text(raised.left_out, 'record')} after the last complete batch")
     lines += [f"rows may be missing: {gap}" for gap in raised.gaps]
     if raised.unchecked:
         lines.append(
-            "the topics keep the first site's times (message.timestamp.type), so it is not known whether the mirror was"
-            " more than an hour behind: rows may be missing then"
+            "the topics keep the first site's times (message.timestamp.type), so the mirror may have been more than"
+            " an hour behind: rows may be missing"
         )
     if raised.doubtful_runs:
         lines.append(
@@ -172,7 +176,7 @@ def _raised_lines(raised: "Raised") -> list[str]:
         lines += [f"  {run_id}" for run_id in raised.doubtful_runs[:_SHOWN]]
     if raised.paused_jobs:
         lines.append(
-            f"{count_text(len(raised.paused_jobs), 'job')} with at-most-once paused; resume them when it is safe:"
+            f"{count_text(len(raised.paused_jobs), 'job')} with at-most-once paused; resume these jobs when it is safe:"
         )
         lines += [f"  {job}" for job in raised.paused_jobs[:_SHOWN]]
     return lines
@@ -241,10 +245,10 @@ def restore(
         return
     print_facts(
         (
-            ("Kafka was read from", rfc3339(report.since)),
+            ("read Kafka from", rfc3339(report.since)),
             ("sessions ended", ", ".join(report.sessions) or "none"),
             ("found", f"{report.completions:,} ends, {report.messages:,} runs, {report.replies:,} replies"),
-            ("not readable", f"{report.unreadable:,}" if report.unreadable else None),
+            ("unreadable", f"{report.unreadable:,}" if report.unreadable else None),
             ("without a valid signature", f"{report.forged:,}, left out" if report.forged else None),
             *(() if dry_run else _written(report)),
         )
@@ -258,10 +262,10 @@ def restore(
 def _written(report: "Restored") -> tuple[tuple[str, str | None], ...]:
     return (
         ("requests applied again", f"{report.requests:,}"),
-        ("requests that Kafka lacks", f"{report.expired_requests:,}" if report.expired_requests else None),
+        ("requests no longer in Kafka", f"{report.expired_requests:,}" if report.expired_requests else None),
         ("runs created again", f"{report.occurrences:,} of timers, {report.runs:,} others"),
         ("runs ended", f"{report.ended:,}"),
-        ("runs that may have begun", f"{report.unknown:,} run again, {report.failed:,} failed: at most once"),
+        ("runs that may have begun", f"{report.unknown:,} run again, {report.failed:,} failed (at most once)"),
         ("runs of unknown jobs", ", ".join(map(str, report.lost[:10])) or None),
     )
 
@@ -350,7 +354,7 @@ def _finding_text(each: JobFinding, timezone: str | None) -> str:
 def _facts(result: AuditResult) -> Iterator[tuple[str, str | None]]:
     facts, totals = result.facts, result.totals
     yield "range", f"{rfc3339(result.first)} to {rfc3339(result.before)}"
-    yield "being deleted, left out", ", ".join(facts.deleting) or None
+    yield "left out, being deleted", ", ".join(facts.deleting) or None
     yield "jobs", f"{totals.jobs:,}"
     part = f"{count_text(totals.shortened, 'job')}, whose history_limit has removed runs of the range"
     yield "audited in part", part if totals.shortened else None
@@ -368,7 +372,7 @@ def _facts(result: AuditResult) -> Iterator[tuple[str, str | None]]:
     yield "findings", f"{totals.findings:,}"
     archived = [each.day for each in result.days if each.source == ARCHIVE]
     yield "from the archive", f"{len(archived):,} days, {archived[0]} to {archived[-1]}" if archived else None
-    yield "tzdata", f"{facts.tzdata}; the timers were computed by {as_json(facts.stored_tzdata) or 'none'}"
+    yield "tzdata", f"{facts.tzdata}; the timers were computed with {as_json(facts.stored_tzdata) or 'none'}"
     changes = cast("list[dict[str, str]]", facts.tzdata_changes or [])
     yield (
         "tzdata changed",

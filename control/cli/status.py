@@ -108,7 +108,7 @@ class _Found:
         """The findings of the fleet, after that of Kafka."""
         if self.error is None:
             return self.fleet.problems
-        what = "the requests topic cannot be read: requests and events wait, and runs start by the sweep"
+        what = "the requests topic cannot be read: requests and events wait, and only the sweep starts runs"
         remedy = "start the brokers, or correct TIDEWHEEL_KAFKA_BOOTSTRAP; `tidewheel doctor` checks the topics"
         return (Finding("broker", Severity.ERROR, what, self.error, remedy), *self.fleet.problems)
 
@@ -172,7 +172,7 @@ def _local_stack(home: Path | None) -> "StackStatus | None":
 
 def _print_stack(stack: "StackStatus", home: Path | None, *, has_api: bool) -> None:
     if not stack.parts:
-        typer.echo(f"there is no stack in {stack.data_dir}; `tidewheel dev` or `tidewheel up` makes one")
+        typer.echo(f"there is no local stack in {stack.data_dir}; `tidewheel dev` or `tidewheel up` creates one")
         return
     from tidewheel.control.cli.local import print_access
     from tidewheel.local.stack import running_stack
@@ -183,7 +183,7 @@ def _print_stack(stack: "StackStatus", home: Path | None, *, has_api: bool) -> N
     if (info := running_stack(home) if stack.is_running else None) is not None:
         print_access(info, has_api=has_api)
     elif not stack.is_running:
-        typer.echo("the stack does not run as a whole: `tidewheel dev` or `tidewheel up` starts it")
+        typer.echo("the stack is not fully running; `tidewheel dev` or `tidewheel up` starts it")
 
 
 def _print_fleet(found: _Found) -> None:
@@ -193,7 +193,7 @@ def _print_fleet(found: _Found) -> None:
         headings = ("service", "state", "host", "pid", "version", "heartbeat", "slots", "queues", "handlers")
         print_table(headings, rows, spare=("version", "pid", "slots"))
     else:
-        typer.echo("no service runs: `tidewheel serve --handlers MODULES` starts all, `tidewheel dev` for development")
+        typer.echo("no service is running: start all with `tidewheel serve --handlers MODULES`, or use `tidewheel dev`")
     typer.echo()
     print_facts(_facts(fleet, found.requests_behind))
     if fleet.due:
@@ -234,7 +234,7 @@ def _facts(fleet: FleetStatus, behind: int | None) -> Iterator[tuple[str, str | 
     oldest = max((each.oldest for each in fleet.outbox), default=None)
     waits = _count(sum(each.due for each in fleet.outbox))
     yield "outbox", waits if oldest is None else f"{waits}, the oldest for {age_text(oldest)}"
-    yield "requests", "unknown" if behind is None else f"{_count(behind)} not read by intake"
+    yield "requests", "unknown" if behind is None else f"{_count(behind)} not yet read by intake"
 
 
 def _count(number: int) -> str:
@@ -299,7 +299,7 @@ def doctor(output: OutputOption = Output.TEXT) -> None:
         if report.skipped:
             typer.echo(f"not checked: {', '.join(report.skipped)}")
         found = f"{len(report.findings)} {'finding' if len(report.findings) == 1 else 'findings'}"
-        typer.echo(f"{found}; nothing wrong: {', '.join(report.passed) or 'no check'}")
+        typer.echo(f"{found}; passed: {', '.join(report.passed) or 'none'}")
     if report.findings:
         raise typer.Exit(_ERRORS if any(each.severity is Severity.ERROR for each in report.findings) else _WARNINGS)
 

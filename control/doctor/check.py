@@ -120,11 +120,11 @@ def _bounded(check: Check, context: Context) -> Iterator[Finding]:
     thread.join(context.limits.check_seconds)
     if thread.is_alive():
         took = f"no result after {monotonic_seconds() - began:.0f} s"
-        remedy = "see that the server runs and is not overloaded, then run tidewheel doctor again"
+        remedy = "check that the server runs and is not overloaded, then run `tidewheel doctor` again"
         yield Finding(check.name, Severity.ERROR, f"the check {check.name} did not end", took, remedy)
         return
     yield from found
     for error in errors:
         evidence = redact(f"{type(error).__name__}: {error}")
-        remedy = "correct what the error names, then run tidewheel doctor again"
+        remedy = "correct the error, then run `tidewheel doctor` again"
         yield Finding(check.name, Severity.ERROR, f"the check {check.name} failed", evidence, remedy)

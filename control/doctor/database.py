@@ -61,7 +61,9 @@ def check_database(context: Context) -> Iterator[Finding]:
             is_shared = shares_sessions(connection, context.url)
             restore = _find_restore(connection)
     except SettingsError as error:
-        yield Finding("database", Severity.ERROR, "no database is named", str(error), "tidewheel dev, or tidewheel up")
+        yield Finding(
+            "database", Severity.ERROR, "no database is configured", str(error), "tidewheel dev, or tidewheel up"
+        )
         return
     except Unavailable as error:
         if isinstance(error, OnlyReads) and (restore := _find_read_only_restore(context)):
@@ -71,7 +73,7 @@ def check_database(context: Context) -> Iterator[Finding]:
         yield Finding("database", Severity.ERROR, "the database does not answer", str(error), remedy)
     else:
         if is_shared:
-            evidence = "two connections have one session of the server"
+            evidence = "two connections share one session of the server"
             yield Finding("database", Severity.ERROR, POOLED_BY_TRANSACTION, evidence, SET_POOL_MODE)
         if restore:
             yield restore
@@ -91,7 +93,7 @@ def check_schema(context: Context) -> Iterator[Finding]:
         yield Finding("schema", Severity.ERROR, what, ", ".join(pending), "tidewheel migrate")
         return
     if later:
-        what = "an upgrade is not finished: the migrations after the last process of the release before are pending"
+        what = "an upgrade is unfinished: the migrations after the last process of the previous release are pending"
         yield Finding("schema", Severity.WARNING, what, ", ".join(later), "tidewheel migrate --post")
     with context.connection() as connection:
         kinds = {
@@ -107,7 +109,7 @@ def check_schema(context: Context) -> Iterator[Finding]:
         else:
             severity = Severity.WARNING if kind == "index" else Severity.ERROR
             what = f"the {kind} {name} is missing, although its migration is applied"
-            remedy = f"create it again, as the files of tidewheel/migrations have it: CREATE {kind.upper()} {name} …"
+            remedy = f"create it again with the statement in tidewheel/migrations: CREATE {kind.upper()} {name} …"
             yield Finding("schema", severity, what, "no relation of this name", remedy)
 
 
@@ -146,13 +148,13 @@ def check_server(context: Context) -> Iterator[Finding]:
         after = SystemClock().now()
     now, used, allowed = cast("tuple[datetime, int, int]", row)
     if used > allowed * context.limits.connections_share:
-        what = "the server has few connections left: services that start are refused"
-        remedy = "raise max_connections, or put a pooler in session mode in front"
+        what = "the server has few connections left: starting services may be refused"
+        remedy = "raise max_connections, or put a pooler in session mode in front of the server"
         yield Finding("server", Severity.WARNING, what, f"{used} of {allowed} connections are open", remedy)
     limit = context.settings.max_clock_skew
     skew = max(before - now, now - after, timedelta(0))
     if skew > limit:
-        what = "the clock of this machine differs from the database's: its logs show another time"
+        what = "the clock of this machine differs from the database's: this machine's logs show a different time"
         remedy = "synchronise both clocks (chrony or systemd-timesyncd)"
         evidence = f"{skew.total_seconds():.3f} s, allowed {age_text(limit)}"
         yield Finding("clock", Severity.WARNING, what, evidence, remedy)
@@ -173,16 +175,18 @@ def check_fleet(context: Context) -> Iterator[Finding]:
     releases = sorted({each.version for each in live if each.version})
     if len(releases) > 1:
         what = "processes of several releases run"
-        yield Finding("releases", Severity.WARNING, what, ", ".join(releases), "end the deploy: restart the older ones")
+        yield Finding(
+            "releases", Severity.WARNING, what, ", ".join(releases), "finish the deploy: restart the older processes"
+        )
     values: defaultdict[str, defaultdict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
     for each in live:
         for name, value in (each.settings or {}).items():
             values[name][value].append(each.name)
     for name, by_value in sorted(values.items()):
         if len(by_value) > 1:
-            what = f"TIDEWHEEL_{name.upper()} differs between processes, which must share it"
+            what = f"TIDEWHEEL_{name.upper()} differs between processes, but must be the same for all"
             evidence = "; ".join(f"{value} on {', '.join(sorted(names))}" for value, names in sorted(by_value.items()))
-            remedy = "set one value for all processes, and restart those that have another"
+            remedy = "set one value for all processes, and restart the processes with a different value"
             yield Finding("settings", Severity.WARNING, what, evidence, remedy)
     if accepting := values["message_signatures"]["warn"]:
         what = "executors accept run messages that no relay has signed"
@@ -197,7 +201,7 @@ def check_timers(context: Context) -> Iterator[Finding]:
         overdue, age = read_overdue(connection, _installation(context).shards)
     if age > context.limits.timer_age:
         evidence = f"{overdue:,} timers are overdue, the oldest for {age_text(age)}"
-        remedy = "start a scheduler: tidewheel service scheduler; if one lives, its log names the error"
+        remedy = "start a scheduler: tidewheel service scheduler; if one is running, its log shows the error"
         yield Finding("timers", Severity.ERROR, "due jobs do not fire", evidence, remedy)
 
 
@@ -210,10 +214,10 @@ def check_outbox(context: Context) -> Iterator[Finding]:
         if each.oldest > context.limits.message_age and each.lane not in held:
             evidence = f"{each.due:,} messages wait, the oldest for {age_text(each.oldest)}"
             remedy = (
-                "start a relay: tidewheel service relay; if one lives, `tidewheel admin topics list` and "
-                "its log name the cause"
+                "start a relay: tidewheel service relay; if one is running, `tidewheel admin topics list` and "
+                "its log show the cause"
             )
-            yield Finding("outbox", Severity.ERROR, f"messages of lane {each.lane} do not leave", evidence, remedy)
+            yield Finding("outbox", Severity.ERROR, f"messages of lane {each.lane} are not published", evidence, remedy)
 
 
 def check_handlers(context: Context) -> Iterator[Finding]:
@@ -231,11 +235,8 @@ def check_partitions(context: Context) -> Iterator[Finding]:
         names = ", ".join(f"{table} of {day}" for table, day in missing[:_SHOWN])
         severity = Severity.ERROR if ahead < 0 else Severity.WARNING
         evidence = f"{len(missing)} of {len(TABLES) * 5}: {names}"
-        remedy = (
-            "start a scheduler, which creates them: tidewheel service scheduler; or `tidewheel migrate`, "
-            "which does so too"
-        )
-        yield Finding("partitions", severity, "partitions of these days are missing", evidence, remedy)
+        remedy = "start a scheduler, which creates them: tidewheel service scheduler; or run `tidewheel migrate`"
+        yield Finding("partitions", severity, "daily partitions are missing", evidence, remedy)
 
 
 def check_retention(context: Context) -> Iterator[Finding]:
@@ -246,12 +247,12 @@ def check_retention(context: Context) -> Iterator[Finding]:
         return
     age, behind, cause = cast("tuple[timedelta, timedelta | None, str | None]", row)
     if age > context.limits.retention_age:
-        what = "no scheduler removes what is old"
-        remedy = "see the log of the schedulers: the loop `removing what is old` names the cause"
+        what = "no scheduler removes old rows"
+        remedy = "read the schedulers' log: the loop `removing what is old` names the cause"
         yield Finding("retention", Severity.WARNING, what, f"the last pass ended {age_text(age)} ago", remedy)
     elif behind is not None and behind > context.limits.retention_behind:
-        what = f"rows stay {age_text(behind)} longer than their period"
-        remedy = "end what needs them: an open run, occurrence or backfill; or a transaction that is open for long"
+        what = f"rows are kept {age_text(behind)} longer than their period"
+        remedy = "end what needs these rows: an open run, occurrence or backfill, or a long transaction"
         yield Finding("retention", Severity.WARNING, what, cause or "", remedy)
 
 
@@ -283,17 +284,17 @@ def check_quarantine(context: Context) -> Iterator[Finding]:
     jobs = [(str(tenant), str(name), str(error)) for kind, tenant, name, error in rows if kind == "job"]
     if jobs:
         tenant, key, error = jobs[0]
-        what = f"{len(jobs)} {'jobs are' if len(jobs) > 1 else 'job is'} quarantined and fire no more"
+        what = f"{len(jobs)} {'jobs are' if len(jobs) > 1 else 'job is'} quarantined: no occurrence fires"
         remedy = f"correct the cause, then tidewheel job release {key} --tenant {tenant}"
         yield Finding("quarantine", Severity.ERROR, what, f"{key}: {error}", remedy)
     for topic, error in ((str(name), str(error)) for kind, _, name, error in rows if kind == "outbox"):
-        what = f"Kafka has refused messages of {topic} for good; they lie in the table quarantine"
+        what = f"Kafka permanently refused messages of {topic}; see the table quarantine"
         remedy = "read and delete them: tidewheel admin psql -c \"SELECT * FROM quarantine WHERE kind = 'outbox'\""
         yield Finding("quarantine", Severity.WARNING, what, error, remedy)
     stopped = [(str(tenant), str(name), str(error)) for kind, tenant, name, error in rows if kind == "release"]
     if stopped:
         tenant, root, error = stopped[0]
-        what = f"{len(stopped)} {'occurrences' if len(stopped) > 1 else 'occurrence'} of workflows cannot go on"
+        what = f"{len(stopped)} workflow {'occurrences' if len(stopped) > 1 else 'occurrence'} cannot continue"
         remedy = f"correct the cause, then tidewheel workflow resume {root} --tenant {tenant}"
         yield Finding("quarantine", Severity.ERROR, what, error, remedy)
 
@@ -320,19 +321,19 @@ def check_signatures(context: Context) -> Iterator[Finding]:
         of_tokens = connection.execute(_READ_TASK_TOKEN_KEY_FACTS, binary=True).fetchone()
     messages, tokens = cast("tuple[int, timedelta | None]", row), cast("tuple[int, timedelta | None, bool]", of_tokens)
     for signed, table, consequence, count, age in (
-        ("run messages", "message_keys", "executors leave all of them to the sweep", *messages),
-        ("task tokens", "task_token_keys", "attempts that need one fail", *tokens[:2]),
+        ("run messages", "message_keys", "executors leave every run to the sweep", *messages),
+        ("task tokens", "task_token_keys", "attempts that need a token fail", *tokens[:2]),
     ):
         remedy = f"tidewheel admin secrets rotate {signed.replace(' ', '-')}"
         if age is None:
-            what = f"there is no key to sign {signed}: {consequence}"
+            what = f"no key signs {signed}: {consequence}"
             yield Finding("signatures", Severity.ERROR, what, f"{count} rows in {table}", remedy)
         elif age > context.limits.key_age:
             what = f"the key that signs {signed} is old"
             yield Finding("signatures", Severity.WARNING, what, f"created {age.days} days ago", remedy)
     if tokens[2]:
-        what = "applications read a key of task tokens, and could end any attempt"
-        evidence = "settings.task_token_key is still one of them, as in 0.1.0"
+        what = "applications can read a key of task tokens and could end any attempt"
+        evidence = "settings.task_token_key, from 0.1.0, is still valid"
         remedy = "tidewheel admin secrets rotate task-tokens"
         yield Finding("signatures", Severity.WARNING, what, evidence, remedy)
 
@@ -343,7 +344,7 @@ def check_keys(context: Context) -> Iterator[Finding]:
         columns = {"soon": context.limits.key_expiry, "limit": _COUNTED_KEYS}
         rows = connection.execute(_FIND_EXPIRING_KEYS, columns, binary=True).fetchall()
     for key_id, name, tenant, left in cast("list[tuple[str, str, str, timedelta]]", rows):
-        what = f"the API key {name} expires in {age_text(left)}, and is in use"
+        what = f"the API key {name} is in use and expires in {age_text(left)}"
         remedy = "create another with `tidewheel admin api-key create`, and give it to the key's users"
         yield Finding("keys", Severity.WARNING, what, f"{key_id}, tenant {tenant}", remedy)
 
@@ -359,9 +360,9 @@ def check_archive(context: Context) -> Iterator[Finding]:
         [(last,)] = cast("list[tuple[date | None]]", connection.execute(_READ_LAST_ARCHIVED_DAY).fetchall())
         today = day_of(read_now(connection))
     if last is not None and today - last > _LATE:
-        what = "days wait for the archive: schedulers drop none of them"
+        what = "days are waiting for the archive: schedulers keep them until then"
         evidence = f"{last} is the last archived day"
-        remedy = "run `tidewheel admin archive run` once a day; its output names the error"
+        remedy = "run `tidewheel admin archive run` once a day; its output shows the error"
         yield Finding("archive", Severity.WARNING, what, evidence, remedy)
 
 
@@ -388,8 +389,8 @@ def _find_restore(connection: Conn) -> Finding | None:
     if row is None:
         return None
     since, works = cast("tuple[str, bool]", row)
-    evidence = f"it reads Kafka from {since}, and {'a' if works else 'no'} process works on it"
+    evidence = f"the restore reads Kafka from {since}; {'a' if works else 'no'} process is working on it"
     what, remedy = "a restore was interrupted: no service starts", "`tidewheel admin restore --yes` continues it"
     if works:
-        what, remedy = "a restore is under way: services wait", "wait for its end"
+        what, remedy = "a restore is under way: services wait", "wait for the restore to end"
     return Finding("database", Severity.ERROR, what, evidence, remedy)

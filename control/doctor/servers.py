@@ -55,7 +55,7 @@ def check_replication(context: Context) -> Iterator[Finding]:
     with context.connection() as connection, connection.cursor(row_factory=rows_of(_Standby._make)) as cursor:
         rows = cursor.execute(_READ_REPLICATION, binary=True).fetchall()
     wanted, standbys = rows[0].wanted, [each for each in rows if each.pid is not None]
-    names = ", ".join(sorted({each.name or "?" for each in standbys})) or "none is attached"
+    names = ", ".join(sorted({each.name or "?" for each in standbys})) or "none attached"
     if standbys and not wanted:
         what = "a fail-over may lose acknowledged work: commits do not wait for a standby"
         remedy = "set synchronous_standby_names on the primary, or accept the loss (docs/recovery.md, Fail-over)"
@@ -63,9 +63,9 @@ def check_replication(context: Context) -> Iterator[Finding]:
         yield Finding("replication", Severity.WARNING, what, evidence, remedy)
     may_read = all(each.sync_state is not None for each in standbys)
     if wanted and may_read and not any(each.sync_state in ("sync", "quorum") for each in standbys):
-        what = "commits wait for a standby that is not there: nothing starts, fires or ends"
+        what = "commits wait for a standby that is not connected: nothing starts, fires or ends"
         remedy = (
-            "start the standby; or let commits go on without: ALTER SYSTEM SET synchronous_standby_names = '', "
+            "start the standby; or let commits proceed without one: ALTER SYSTEM SET synchronous_standby_names = '', "
             "then SELECT pg_reload_conf()"
         )
         evidence = f"synchronous_standby_names is {wanted!r}; standbys: {names}"
@@ -73,14 +73,16 @@ def check_replication(context: Context) -> Iterator[Finding]:
     for each in standbys:
         if each.behind is not None and each.behind > context.limits.standby_bytes:
             what = f"the standby {each.name} is behind its primary"
-            remedy = "see its log, its disk and the network: a fail-over waits for the rest, or loses it"
+            remedy = (
+                "check the standby's log, its disk and the network: a fail-over waits for the missing WAL or loses it"
+            )
             yield Finding("replication", Severity.WARNING, what, f"{each.behind // _MEBIBYTE:,} MiB of WAL", remedy)
     if standbys or wanted:
         # Without the options of Tidewheel's own sessions, which set it.
         with psycopg.connect(url, connect_timeout=5, target_session_attrs="read-write") as plain:
             [mode] = cast("tuple[str]", plain.execute("SELECT current_setting('synchronous_commit')").fetchone())
         if mode in ("off", "local"):
-            what = "a fail-over may lose what applications commit: their transactions wait for no standby"
+            what = "a fail-over may lose applications' commits, which do not wait for a standby"
             remedy = "ALTER SYSTEM SET synchronous_commit = 'on', and reset it for databases and roles"
             yield Finding("replication", Severity.WARNING, what, f"synchronous_commit is {mode}", remedy)
 
@@ -98,19 +100,19 @@ def check_standby_site(context: Context) -> Iterator[Finding]:
             names = {"topics": [topics.jobs, topics.run_states]}
             [refused] = cast("tuple[str | None]", connection.execute(_FIND_REFUSED_RECORDS, names).fetchone())
     if tables:
-        what = "changed rows of some tables are not recorded for the standby site: they are lost with this one"
+        what = "changes to some tables are not recorded for the standby site and would be lost with this site"
         remedy = "run `tidewheel admin standby enable` again, as after each `tidewheel migrate`"
         yield Finding("standby", Severity.ERROR, what, ", ".join(tables), remedy)
     if refused is not None:
-        what = "Kafka has refused records for the standby site: no later state is complete"
+        what = "Kafka refused records for the standby site: no later state is complete"
         remedy = (
-            "set max.message.bytes of the two topics as docs/topics.md has it, then `tidewheel admin standby enable`"
+            "set max.message.bytes of the two topics as docs/topics.md describes, then `tidewheel admin standby enable`"
         )
         yield Finding("standby", Severity.ERROR, what, refused, remedy)
     elif found.age is not None and found.age > context.limits.site_age:
-        what = "the topics of the standby site are behind: a site that is lost now loses this time"
+        what = "the topics of the standby site are behind: losing this site now would lose this time"
         evidence = f"complete as of {age_text(found.age)} ago, {found.changes:,} noted changes"
-        remedy = "start a scheduler and a relay, or see their logs; a broker may be away"
+        remedy = "start a scheduler and a relay, or read their logs; a broker may be down"
         yield Finding("standby", Severity.WARNING, what, evidence, remedy)
 
 
@@ -121,19 +123,19 @@ def _check_servers(url: str) -> Iterator[Finding]:
         return
     address = {server: _address(server) for server in found}
     if conninfo_to_dict(url).get("target_session_attrs") not in _WRITABLE:
-        what = "other programs that use the database's URL may reach a standby: Tidewheel itself does not"
+        what = "other programs that use the database's URL may connect to a standby; Tidewheel does not"
         evidence = f"{len(found)} hosts without target_session_attrs"
         remedy = "add target_session_attrs=read-write to TIDEWHEEL_DATABASE_URL"
         yield Finding("replication", Severity.WARNING, what, evidence, remedy)
     primaries = {server: place for server, place in found.items() if isinstance(place, Place)}
     if len(primaries) > 1:
-        what = "two servers accept writes: an old primary lives"
+        what = "two servers accept writes: an old primary is still running"
         evidence = ", ".join(f"{address[server]} on timeline {place.timeline}" for server, place in primaries.items())
-        remedy = "stop the one on the lower timeline, and make it a standby by pg_rewind or pg_basebackup"
+        remedy = "stop the server on the lower timeline, and make it a standby with pg_rewind or pg_basebackup"
         yield Finding("replication", Severity.ERROR, what, evidence, remedy)
     for server, error in found.items():
         if isinstance(error, psycopg.Error) and _READ_ONLY not in str(error):
-            what = f"the server {address[server]} does not answer: a fail-over has nowhere to go"
+            what = f"the server {address[server]} does not answer: a fail-over has no target"
             remedy = "start it, or correct the hosts in TIDEWHEEL_DATABASE_URL"
             yield Finding("replication", Severity.WARNING, what, first_line(error), remedy)
 
@@ -148,11 +150,11 @@ def check_broker(context: Context) -> Iterator[Finding]:
     try:
         bootstrap_check(context.settings.kafka_config())()
     except Unavailable as error:
-        remedy = "start the brokers, or correct TIDEWHEEL_KAFKA_BOOTSTRAP; runs start by the sweep meanwhile"
+        remedy = "start the brokers, or correct TIDEWHEEL_KAFKA_BOOTSTRAP; meanwhile the sweep starts runs"
         yield Finding("broker", Severity.ERROR, "no Kafka broker answers", str(error), remedy)
     except SettingsError as error:
-        remedy = "correct what the evidence names, or `tidewheel up`"
-        yield Finding("broker", Severity.ERROR, "the settings of Kafka clients cannot be used", str(error), remedy)
+        remedy = "correct the setting that the evidence names, or run `tidewheel up`"
+        yield Finding("broker", Severity.ERROR, "the settings of Kafka clients are invalid", str(error), remedy)
 
 
 def check_topics(context: Context) -> Iterator[Finding]:
@@ -175,12 +177,12 @@ def check_topics(context: Context) -> Iterator[Finding]:
     )
     for each in statuses:
         if each.lacks:
-            what = f"the topic {each.topic.name} would be {each.lacks}"
+            what = f"the topic {each.topic.name} {'has too few partitions' if each.partitions else 'is missing'}"
             evidence = f"{each.partitions} of {each.topic.partitions} partitions"
             severity = Severity.WARNING if each.partitions else Severity.ERROR
             yield Finding("topics", severity, what, evidence, missing_topic_remedy(each.topic.name))
         elif each.copies < settings.replication:
-            what = f"partitions of the topic {each.topic.name} have too few copies"
+            what = f"partitions of the topic {each.topic.name} have too few replicas"
             evidence = f"{each.copies}, TIDEWHEEL_REPLICATION is {settings.replication}"
             remedy = f"kafka-reassign-partitions.sh with {settings.replication} replicas for {each.topic.name}"
             yield Finding("topics", Severity.WARNING, what, evidence, remedy)
@@ -198,7 +200,7 @@ def _topics_without_tenant(connection: Conn, names: Topics, tenants: Sequence[st
             require_tenant(connection, tenant)
         except UnknownTenant:
             what = f"the topic {names.requests_of(tenant)} belongs to no tenant"
-            evidence = f"there is no tenant {tenant}: no request on it is read"
+            evidence = f"there is no tenant {tenant}: intake reads no request on this topic"
             remedy = f"`tidewheel admin tenant create {tenant}`, or delete it with {names.replies_of(tenant)}"
             yield Finding("topics", Severity.WARNING, what, evidence, remedy)
 
@@ -209,7 +211,7 @@ def check_disk(context: Context) -> Iterator[Finding]:
         return
     free = shutil.disk_usage(context.data_dir).free
     if free < context.limits.free_bytes:
-        what = "the disk of the local stack is nearly full: PostgreSQL and Kafka stop when it is"
+        what = "the disk of the local stack is nearly full: PostgreSQL and Kafka stop when it is full"
         evidence = f"{free / _GIBIBYTE:.1f} GiB are free in {context.data_dir}"
         remedy = "free space there, or move TIDEWHEEL_HOME to a larger disk"
         yield Finding("disk", Severity.ERROR, what, evidence, remedy)

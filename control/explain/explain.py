@@ -288,7 +288,7 @@ def _without_record(facts: InstantFacts, version_span: VersionSpan) -> Verdict:
         return not_recorded(facts, version_span)
     oldest = facts.oldest_day()
     if oldest is not None and facts.at < oldest:
-        words = f"It was an occurrence, and its record is deleted: runs are kept from {oldest:%Y-%m-%d} on."
+        words = f"This was an occurrence, but its record is deleted: runs before {oldest:%Y-%m-%d} are no longer kept."
         return Verdict(OccurrenceOutcome.UNKNOWN, words)
     return Verdict(OccurrenceOutcome.UNKNOWN, NOT_RECORDED)
 
@@ -322,8 +322,8 @@ def _no_job(facts: InstantFacts) -> Verdict:
     if submitted_at is None:
         return Verdict(OccurrenceOutcome.NOT_YET, "Did not fire: the job did not exist yet.")
     if later[0].row.version > 1:
-        kept = f"they are kept from {instant(submitted_at)} on"
-        return Verdict(OccurrenceOutcome.UNKNOWN, f"The job's versions of that time are removed: {kept}.")
+        words = f"The job's versions before {instant(submitted_at)} are no longer kept."
+        return Verdict(OccurrenceOutcome.UNKNOWN, words)
     return Verdict(OccurrenceOutcome.NOT_YET, f"Did not fire: the job was first submitted at {instant(submitted_at)}.")
 
 

@@ -37,7 +37,7 @@ LOOKED_AT = 20_000
 _MAX_SKIPS = 20
 _DAY = timedelta(days=1)
 _WEEK = 7 * _DAY
-UNKNOWN = "the occurrence was missed, came due in a pause, or was past when the job was submitted"
+UNKNOWN = "the occurrence was missed, came due during a pause, or was past when the job was submitted"
 _TICK = timedelta(microseconds=1)
 _PauseEntry: TypeAlias = tuple[datetime, bool, str]
 
@@ -275,13 +275,13 @@ def why_late(connection: Conn, tenant: str, run: RunDetail) -> str:
     at, made = summary.scheduled_at, summary.created_at
     columns: dict[str, object] = {"job_id": summary.job_id, "since": at, "until": made + _TICK}
     if any(each.number == summary.job_version for each in _versions(connection, columns)):
-        return f"it was past when version {summary.job_version} of the job was submitted"
+        return f"it was already past when version {summary.job_version} of the job was submitted"
     pause = _pause_at(at, _pause_entries(connection, tenant, summary.key, made))
     if pause is not None:
         return pause
     for change in freeze_changes(connection, tenant, at, made):
         if not change.begins and change.names(queue=summary.queue, key=summary.key, labels=run.labels):
-            return f"the occurrence came due in a freeze ({change.scope}), which {change.by} ended"
+            return f"the occurrence came due during a freeze ({change.scope}) that {change.by} ended"
     return "the occurrence was missed"
 
 
@@ -293,5 +293,5 @@ def _pause_at(at: datetime, entries: Sequence[_PauseEntry]) -> str | None:
     before = next((begins for when, begins, _ in entries if when <= at), None)
     after = next(((begins, by) for when, begins, by in reversed(entries) if when > at), None)
     if after is not None and not after[0] and before is not False:
-        return f"the occurrence came due in a pause, which {after[1]} ended"
+        return f"the occurrence came due during a pause that {after[1]} ended"
     return UNKNOWN if before else None

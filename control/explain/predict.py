@@ -131,7 +131,7 @@ def explain_child(facts: InstantFacts, explain_root: Callable[[str], Explanation
         return Child(Verdict(OccurrenceOutcome.NO_OCCURRENCE, FOLLOWS))
     root = explain_root(found.root_key)
     if found.root_run_id is None or found.root_state is None:
-        words = f"The job follows its parents in a workflow. Of its root {found.root_key!r}: {root.words}"
+        words = f"The job follows its parents in a workflow. For its root {found.root_key!r}: {root.words}"
         return Child(Verdict(root.outcome, words, root.reason), None, root.before, root.after)
     workflow = _facts(facts, found, found.root_run_id, found.root_state)
     return Child(_verdict(facts, workflow, found), workflow, root.before, root.after)
@@ -222,10 +222,12 @@ def _verdict(facts: InstantFacts, workflow: WorkflowFacts, found: _Found) -> Ver
     if workflow.state is None and workflow.root_state in FINAL:
         if workflow.root_state == RunState.SKIPPED or not found.root_attempt:
             words = f"The run of its root {workflow.root_key!r} was {workflow.root_state} before it began."
-            return Verdict(OccurrenceOutcome.SKIPPED, f"{words} No job beneath it runs.", "root")
-        return Verdict(OccurrenceOutcome.WAITING, "The run of its root has ended, and its children's are written now.")
+            return Verdict(OccurrenceOutcome.SKIPPED, f"{words} No job below that root runs.", "root")
+        return Verdict(
+            OccurrenceOutcome.WAITING, "The root's run has ended, and a scheduler is creating the runs of its children."
+        )
     if workflow.state in _ENDED:
-        words = f"The occurrence is {workflow.state}, and had not reached the job."
+        words = f"The occurrence ended as {workflow.state} before reaching the job."
         return Verdict(OccurrenceOutcome.SKIPPED, words, "not_reached")
     return Verdict(OccurrenceOutcome.WAITING, _waiting(workflow))
 
@@ -242,13 +244,13 @@ def _of_run(facts: InstantFacts, workflow: WorkflowFacts, latest: ChildRun) -> V
 
 def _waiting(workflow: WorkflowFacts) -> str:
     waiting = [parent for parent in workflow.parents if parent.state not in FINAL]
-    words = "Its parents have ended, and its run is written now."
+    words = "Its parents have ended, and a scheduler is creating its run."
     if waiting:
         first, many = waiting[0], len(workflow.parents)
         of_which = "its parent" if many == 1 else f"{len(waiting)} of {many} parents, first for"
         state = f"whose run is {first.state}" if first.state else "which has no run yet"
         words = f"It waits for {of_which} {first.key!r}, {state}."
-    return f"{words} The occurrence is paused: resume it to go on." if workflow.state == "paused" else words
+    return f"{words} The occurrence is paused: resume it to continue." if workflow.state == "paused" else words
 
 
 def _skipped(parents: Sequence[ParentState], reason: str | None) -> str:

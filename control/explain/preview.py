@@ -51,8 +51,8 @@ _READ_JOBS = Statements("tidewheel.intake")["read_locked_jobs"]  # intake's stat
 NOT_FIRING = {OccurrenceOutcome.WILL_BE_EXCLUDED, OccurrenceOutcome.WILL_BE_SKIPPED}
 """Outcomes of the instants between those that fire."""
 
-_DROPPED = "This drops the move by request of {}", "This drops {} moves by request"
-_ENDED = "The skip of {} no longer applies", "{} skips by request no longer apply"
+_DROPPED = "This drops the requested move of {}", "This drops {} requested moves"
+_ENDED = "The skip of {} no longer applies", "{} requested skips no longer apply"
 _NAMED = 10  # parents in a sentence
 
 
@@ -192,7 +192,7 @@ def _lost(at: Sequence[datetime], one: str, more: str) -> Iterator[str]:
     if len(at) == 1:
         yield f"{one.format(instant(at[0]))}: the new schedule does not have this instant."
     elif at:
-        first = f"{more.format(f'{len(at):,}')}, the first that of {instant(at[0])}"
+        first = f"{more.format(f'{len(at):,}')}, the first at {instant(at[0])}"
         yield f"{first}: the new schedule does not have these instants."
 
 
@@ -207,13 +207,13 @@ def _words(version: NextVersion, state: TimerState, now: datetime, misfire_after
         effect = OVERLAP_EFFECTS[spec.overlap_policy]
         yield f"overlap is {spec.overlap_policy}: if another run of the job is active, {effect}."
     if spec.ordering_key is not None:
-        fate = "blocks those behind it" if spec.ordering_key.on_failure == "block" else "lets the next one start"
+        fate = "blocks the runs behind it" if spec.ordering_key.on_failure == "block" else "lets the next run start"
         key = spec.ordering_key.key
-        yield f"Runs of the ordering key {key!r} start one after another, and one that fails for good {fate}."
+        yield f"Runs of the ordering key {key!r} start one after another, and a run that fails for good {fate}."
     if spec.dedupe is not None:
-        key = "their own key" if spec.dedupe.key is None else f"the dedupe key {spec.dedupe.key!r}"
+        key = "the same dedupe key" if spec.dedupe.key is None else f"the dedupe key {spec.dedupe.key!r}"
         window = duration(spec.dedupe.window, exact=True)
-        yield f"Triggers with {key} have one run in {window}, by the mode {spec.dedupe.mode}."
+        yield f"Triggers with {key} share one run in {window} (mode {spec.dedupe.mode})."
     if not isinstance(state.schedule, FixedDelay | Once) and spec.recurring:
         yield f"After downtime, {policy_effect('catch_up', policies.catch_up, policies.window)}."
         limit = duration(misfire_after, exact=True)
@@ -236,7 +236,7 @@ def _words(version: NextVersion, state: TimerState, now: datetime, misfire_after
 def _parent_words(schedule: AfterSpec) -> str:
     named = [one.job if one.when == "success" else f"{one.job} ({one.when})" for one in schedule.after[:_NAMED]]
     more = f" and {len(schedule.after) - _NAMED} more" if len(schedule.after) > _NAMED else ""
-    return f"After {', '.join(named)}{more}: one run for each occurrence of their root. The submit checks them."
+    return f"After {', '.join(named)}{more}: one run for each occurrence of their root. The submit checks the parents."
 
 
 def _schedule_words(schedule: Schedule, now: datetime) -> Iterator[str]:
@@ -251,9 +251,10 @@ def _schedule_words(schedule: Schedule, now: datetime) -> Iterator[str]:
             every = duration(interval_us * TICK, exact=True)
             yield f"Every {every}, counted from {instant(anchor)}. Clock changes have no effect."
         case FixedDelay(interval_us=interval_us):
-            yield f"The first run starts at once, the next {duration(interval_us * TICK, exact=True)} after it ends."
+            delay = duration(interval_us * TICK, exact=True)
+            yield f"The first run starts at once, each next run {delay} after the previous one ends."
         case Once(at=at):
-            late = f" That was {duration(now - at)} ago: it fires at once, marked late." if at < now else ""
+            late = f" That was {duration(now - at)} ago: the job fires at once, marked late." if at < now else ""
             yield f"Once, at {instant(at)}.{late}"
         case _:
             yield "Manual: only triggers create runs."

@@ -19,11 +19,11 @@ from tidewheel.schedules.describe import to_zone
 from tidewheel.schedules.schedule import FixedDelay, Once
 from tidewheel.transitions.overlap import REPLACING
 
-FOLLOWS = "The job follows its parents in a workflow. The list of workflows has its occurrences."
+FOLLOWS = "The job follows its parents in a workflow. The list of workflows shows its occurrences."
 MANUAL = "The job's schedule is manual: triggers create its runs. It never fires by itself."
 NO_FURTHER_OCCURRENCE = "The schedule has no further occurrence."
 NOT_RECORDED = (
-    "It was an occurrence, and no run or skip of it is recorded. Unless rows were deleted manually, this is a bug in "
+    "This was an occurrence, but no run or skip is recorded. Unless rows were deleted manually, this is a bug in "
     "Tidewheel: please report it with this explanation."
 )
 
@@ -33,9 +33,9 @@ AWAITS_POLL = f"A scheduler creates its run at its next poll, within a second or
 
 OVERLAP_EFFECTS: Mapping[str, str] = {
     Overlap.SKIP: "the new run is skipped",
-    Overlap.BUFFER_ONE: "the new run waits; if another one waits already, the new run is skipped",
+    Overlap.BUFFER_ONE: "the new run waits; if another run is already waiting, the new run is skipped",
     Overlap.BUFFER_ALL: "the new run waits behind all others",
-    Overlap.CANCEL_OTHER: "the active run gets a cancel, and the new run waits for its end",
+    Overlap.CANCEL_OTHER: "the active run receives a cancel, and the new run waits for it to end",
     Overlap.TERMINATE_OTHER: "the active run ends as cancelled at once, and the new run starts",
     Overlap.ALLOW_ALL: "both run",
 }
@@ -79,9 +79,9 @@ def state_text_of(facts: InstantFacts, run: RunFacts) -> str:
     remedy = "Its dead letter lists every attempt. Correct the cause, then redrive it or trigger the job."
     return {
         RunState.RUNNING: f"Its run is in progress: {attempt}{since}.",
-        RunState.RETRYING: f"Its run is in progress: {attempt} failed, and the next may start at {_publish(run)}.",
-        RunState.WAITING: f"Its run is in progress: {attempt} waits for its external completion.",
-        RunState.CANCELLING: f"Its run is being cancelled: {attempt} was requested to stop.",
+        RunState.RETRYING: f"Its run is in progress: {attempt} failed, and the next one may start at {_publish(run)}.",
+        RunState.WAITING: f"Its run is in progress: {attempt} waits for external completion.",
+        RunState.CANCELLING: f"Its run is being cancelled: {attempt} received a stop request.",
         RunState.BLOCKED: "Its run waits for runs of other jobs.",
         RunState.SUCCEEDED: f"Its run succeeded in {attempt}{ended}.",
         RunState.FAILED: f"Its run failed in {attempt}{ended}{error}. {remedy}",
@@ -134,13 +134,13 @@ def skipped(facts: InstantFacts, span: SkipSpan, version_span: VersionSpan | Non
         case SkipReason.MISFIRE:
             limit = duration(facts.misfire_after, exact=True)
             words = (
-                f"It was missed{among}: it had not fired {limit} after its time. At "
+                f"It was missed{among}: it had not fired within {limit} of its time. At "
                 f"{instant(span.created_at)}, {_caught_up(span, version_span)} {_backfill(facts, span)}"
                 f"{_in_quarantine(facts, span)}"
             )
         case SkipReason.CATCH_UP_LIMIT:
             words = (
-                f"It was missed{among}. catch_up fire_all fires the newest {MAX_CAUGHT_UP:,}, and it was older. "
+                f"It was missed{among}. catch_up fire_all fires the newest {MAX_CAUGHT_UP:,}, and this one was older. "
                 f"{_backfill(facts, span, 'the others')}"
             )
         case SkipReason.PAUSED:
@@ -167,9 +167,9 @@ def _in_quarantine(facts: InstantFacts, span: SkipSpan) -> str:
 
 
 def _skipped_in_hold(facts: InstantFacts, span: SkipSpan, version_span: VersionSpan | None, hold: str) -> str:
-    override, due = facts.own_override, f"It came due in a {hold}"
+    override, due = facts.own_override, f"It came due during a {hold}"
     if override is not None and override.moved_to is not None:
-        due = f"{moved(override)} It came due there in a {hold}"
+        due = f"{moved(override)} It came due there during a {hold}"
     edited = version_span is not None and version_span.until == span.created_at
     ended = "the job changed" if edited else f"the {hold} ended"
     skips = f"{due} and was skipped when {ended} at {instant(span.created_at)}{_because(version_span)}."
@@ -222,10 +222,10 @@ def _caught_up(span: SkipSpan, version_span: VersionSpan | None) -> str:
 def excluded(version_span: VersionSpan | None, facts: InstantFacts) -> str:
     """Return the calendars that exclude an instant, in a sentence."""
     closing = version_span.closed_by(to_zone(facts.at, version_span.zone).date()) if version_span else []
-    why = "; ".join(closing) or "a calendar excluded it then and has changed since"
+    why = "; ".join(closing) or "a calendar that has changed since excluded it"
     shifted = ""
     if version_span is not None and version_span.policies.shift:
-        shifted = " on_excluded is next_business_day: it fires at the same local time on the next open day."
+        shifted = " on_excluded is next_business_day: the job fires at the same local time on the next open day."
     return f"It is excluded: {why}.{shifted}"
 
 
@@ -287,8 +287,8 @@ def late(facts: InstantFacts, next_poll: str) -> str:
 def postponed(again_at: datetime) -> str:
     """Return when an occurrence is tried again whose firing failed, and the remedy."""
     return (
-        f"Firing it failed and is postponed: a scheduler tries again from {instant(again_at)} on. The error is in the "
-        "schedulers' logs, and in `/readyz` of the scheduler that met it. Correct the cause; it then fires by itself."
+        f"Firing failed; a scheduler tries again at {instant(again_at)} or later. The error is in the schedulers' logs "
+        "and in `/readyz` of the scheduler that met it. Once the cause is corrected, the occurrence fires by itself."
     )
 
 
@@ -363,7 +363,7 @@ def _on_resume(facts: InstantFacts, due: datetime, hold: str = "pause") -> str:
     effect = {
         CatchUp.SKIP: "is skipped",
         CatchUp.FIRE_ONCE: "fires if it is the latest",
-        CatchUp.FIRE_ALL: f"fires if it is of the last {window} and of the newest {MAX_CAUGHT_UP:,}",
+        CatchUp.FIRE_ALL: f"fires if it is within the last {window} and among the newest {MAX_CAUGHT_UP:,}",
     }[policies.on_resume]
     if due != facts.at and policies.on_resume is not CatchUp.SKIP:
         effect = "fires"  # a moved one, whichever others come due
@@ -381,7 +381,7 @@ def outside_bounds(facts: InstantFacts, version_span: VersionSpan) -> str:
         return f"It is before start_at, {instant(bounds.start_at)}."
     end, max_runs = instant(bounds.end_at), version_span.row.max_runs
     if max_runs is not None:
-        return f"max_runs is {max_runs}, and the last of those occurrences was {end}."
+        return f"max_runs is {max_runs}, and the last occurrence was {end}."
     return f"It is after end_at, {end}."
 
 

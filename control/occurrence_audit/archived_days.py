@@ -240,7 +240,7 @@ def _source(facts: AuditedDay, runs: AuditedDay | None, recorded: int | None) ->
         return facts
     problems = dict.fromkeys((*facts.problems, *runs.problems))
     if runs.runs not in (None, recorded):
-        problems[f"{runs.day} has {runs.runs:,} runs, and the database has recorded {recorded or 0:,}"] = None
+        problems[f"{runs.day} has {runs.runs:,} runs, but the database has recorded {recorded or 0:,}"] = None
     return replace(runs, problems=tuple(problems))
 
 

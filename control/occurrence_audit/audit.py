@@ -208,7 +208,7 @@ def _without_version(
         found = JobAudit(day.job_id, "", "")
         for number in unpack(day.instants):
             at = instant_of(number)
-            found.add(Finding("unexpected", at, at, 1, "a run of the timer is recorded, and no version was in force"))
+            found.add(Finding("unexpected", at, at, 1, "a run of the timer is recorded, but no version was in force"))
         yield found
     for child in missing.before(job_id):
         found = JobAudit(child.job_id, "", "")

@@ -61,10 +61,10 @@ def compare(
     comparison.run(days)
     comparison.follow(links)
     for child in missing:
-        words = f"the occurrence of run {child.root_run_id} has ended, and no run of this job is recorded in it"
+        words = f"the occurrence of run {child.root_run_id} has ended, but no run of this job is recorded in it"
         comparison.miss(child.scheduled_at, words)
     for wrong in wrong_attempts:
-        words = f"run {wrong.run_id} is in attempt {wrong.attempt}, and {wrong.recorded} attempts are recorded"
+        words = f"run {wrong.run_id} is in attempt {wrong.attempt}, but {wrong.recorded} attempts are recorded"
         comparison.find("attempts", [number_of(wrong.scheduled_at)], words)
     return comparison.audit
 
@@ -116,9 +116,9 @@ class _Comparison:
                 continue
             due = None if link.previous_end is None else version.schedule.due(link.previous_at, link.previous_end)
             if due is not None and due < link.scheduled_at:
-                self.miss(due, "it is due after the end of the run before, and no run is recorded")
+                self.miss(due, "due after the end of the previous run, but no run is recorded")
             elif due != link.scheduled_at:
-                self.find("unexpected", [number_of(link.scheduled_at)], "the run before had not ended in time")
+                self.find("unexpected", [number_of(link.scheduled_at)], "the previous run had not ended in time")
 
     def _window(self, start: datetime, end: datetime, days: Sequence[RecordedDay]) -> None:
         audit = self.audit
@@ -175,7 +175,9 @@ class _Comparison:
         runs, wanted = set(fired), set(computed)
         extra = {at for at in runs - wanted if self._may_fire(at)}
         self._find_each(
-            "unexpected", sorted(runs - wanted - extra), "a run of the timer is recorded, and no version computes it"
+            "unexpected",
+            sorted(runs - wanted - extra),
+            "a run of the timer is recorded, but no version computes this occurrence",
         )
         audit.computed += len(wanted) + len(extra)
         audit.fired += len(runs & wanted) + len(extra)
@@ -281,7 +283,7 @@ class _Comparison:
         if not inside or self._unsure:
             return
         if skip.occurrences != covered if skip.is_exact else skip.occurrences > max(covered, 1):
-            words = f"a skip with the reason {skip.reason} has {skip.occurrences}, and {covered} are computed"
+            words = f"a skip with the reason {skip.reason} counts {skip.occurrences}, but {covered} are computed"
             last = max(skip.first_at, skip.last_at)
             self.find("miscounted", [number_of(skip.first_at), number_of(last)], words, skip.occurrences)
 

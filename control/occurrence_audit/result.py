@@ -128,12 +128,12 @@ def unrecorded_ends(
 
 def _finding(row: _Unrecorded) -> JobFinding:
     if row.ended_at is not None:
-        words = f"the database has its end at {format_timestamp(row.ended_at)}: it was executed twice"
+        words = f"the database has another end, at {format_timestamp(row.ended_at)}: the run was executed twice"
     elif row.state is not None:
-        words = f"the database has it as {row.state}: it is executed again"
+        words = f"in the database the run is {row.state}: it is executed again"
     else:
         words = "the database has no such run"
-    words = f"run {row.run_id} has a completion on Kafka, and {words}"
+    words = f"run {row.run_id} has a completion on Kafka, but {words}"
     finding = Finding("unrecorded", row.finished_at, row.finished_at, 1, words)
     return JobFinding(row.tenant or "", row.key or "", row.job_id, finding)
 
@@ -168,7 +168,9 @@ def _read_ends(
                 del left[part]
         yield batch
         if left and monotonic_seconds() > deadline:
-            message = f"{topic} sends nothing for {_SILENT_SECONDS:.0f} s; repeat the audit when the brokers answer"
+            message = (
+                f"nothing arrived from {topic} for {_SILENT_SECONDS:.0f} s; repeat the audit when the brokers answer"
+            )
             raise Unavailable(message)
 
 
@@ -277,7 +279,7 @@ def run_audit(
         closing(Session(url, "tidewheel-audit", options=_SESSION)) as session,
     ):
         if not lock.is_alone:
-            message = "retention is at work; repeat the audit when its pass has ended"
+            message = "retention is running; repeat the audit when its pass has ended"
             raise Unavailable(message)
         with session.transaction() as connection:
             connection.execute(_SET_TIME_LIMIT, {"limit": _LONGEST})

@@ -57,10 +57,10 @@ _TIMERS = 1000  # of each shard that are counted
 
 _ROLES: Mapping[str, tuple[Severity, str]] = {
     "scheduler": (Severity.ERROR, "nothing fires, and no deadline ends a run"),
-    "relay": (Severity.ERROR, "no message leaves: no completion, no event, and runs start by the sweep alone"),
+    "relay": (Severity.ERROR, "no event is published, and only the sweep starts runs"),
     "executor": (Severity.ERROR, "no run starts"),
     "intake": (Severity.WARNING, "requests on Kafka wait"),
-    "api": (Severity.WARNING, "no call over HTTP is answered"),
+    "api": (Severity.WARNING, "HTTP requests get no answer"),
 }
 _OPTIONAL = "api"  # missed only if one has died
 
@@ -335,12 +335,12 @@ def _missing_roles(services: Sequence[Service], *, has_jobs: bool) -> Iterator[F
         if any(not each.is_silent for each in known) or (role == _OPTIONAL and not known):
             continue
         latest = max(known, key=lambda each: each.last_heartbeat_at, default=None)
-        what = f"no {role} lives: {effect}"
+        what = f"no {role} is running: {effect}"
         evidence = f"no {role} has a row in processes"
         if latest is not None:
             only = "the only one" if len(known) == 1 else f"the last of {len(known)}"
             since = format_second(latest.last_heartbeat_at)
-            evidence = f"{only}, {latest.name}, is dead: its last heartbeat was at {since}"
+            evidence = f"{only}, {latest.name}, is dead: last heartbeat at {since}"
         yield Finding("services", severity, what, evidence, f"tidewheel service {role}")
 
 

@@ -200,4 +200,4 @@ def _pass_over(form: str, row: object, error: Exception) -> None:
 
 @lru_cache(maxsize=1000)  # each form is logged once, and again after a thousand others
 def _log_once(form: str, row: str, error: str) -> None:
-    _LOG.error("the stored %s of %s cannot be read, so its views leave it out: %s", form, row, error)
+    _LOG.error("the stored %s of %s cannot be read and is left out of views: %s", form, row, error)

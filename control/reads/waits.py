@@ -176,8 +176,8 @@ def wait_of(facts: WaitFacts, freezes: Sequence[Freeze] = (), last: "_LastAttemp
 def _cancelled(facts: WaitFacts) -> Wait:
     number = facts.cancellation_id
     if number is None:
-        return Wait(WaitCode.CANCEL, "its cancel is accepted, and a scheduler ends it shortly")
-    words = f"cancellation {number} includes it, so no executor starts it, and a scheduler ends it"
+        return Wait(WaitCode.CANCEL, "cancel accepted; a scheduler ends the run shortly")
+    words = f"cancellation {number} includes the run: no executor starts the run, and a scheduler ends it"
     return Wait(WaitCode.CANCEL, words, cancellation_id=number)
 
 
@@ -204,7 +204,7 @@ def _claimable(facts: WaitFacts, freezes: tuple[Freeze, ...], last: "_LastAttemp
     if last is not None:
         return _retrying(facts, last)
     if facts.is_ahead and facts.publish_at is not None:
-        return Wait(WaitCode.NOT_YET, f"may start from {format_second(facts.publish_at)} on", until=facts.publish_at)
+        return Wait(WaitCode.NOT_YET, f"may start at {format_second(facts.publish_at)}", until=facts.publish_at)
     return _due(facts)
 
 
@@ -213,8 +213,8 @@ def _due(facts: WaitFacts) -> Wait:
         return _key(facts, facts.waits_for_key)
     if facts.able:
         who = "the live executor" if facts.able == 1 else f"one of {facts.able} live executors"
-        words = f"waits until {who} of queue {facts.queue} claims it"
-        remedy = "`tidewheel status` shows the slots in use; if all are, start more executors, else read their logs"
+        words = f"waits for {who} of queue {facts.queue} to claim it"
+        remedy = "`tidewheel status` shows the slots in use; if all are busy, start more executors, else read the logs"
         return Wait(WaitCode.SLOT, words, remedy)
     return _without_executor(facts)
 
@@ -222,10 +222,10 @@ def _due(facts: WaitFacts) -> Wait:
 def _retrying(facts: WaitFacts, last: "_LastAttempt") -> Wait:
     failed = _failed(facts, last)
     if facts.is_ahead and facts.publish_at is not None:
-        words = f"{failed}; the next one may start from {format_second(facts.publish_at)} on"
+        words = f"{failed}; retrying at {format_second(facts.publish_at)}"
         return Wait(WaitCode.RETRY, words, until=facts.publish_at)
     due = _due(facts)
-    waits = "the next one " if due.code in GOES_ON else ""
+    waits = "the next attempt " if due.code in GOES_ON else ""
     return replace(due, words=f"{failed}; {waits}{due.words}")
 
 
@@ -235,7 +235,7 @@ def _failed(facts: WaitFacts, last: "_LastAttempt") -> str:
     # An attempt that was lost, released or snoozed does not count against the limit.
     counts = last.failed_attempts == facts.attempt
     of = f" of {definition.retry.max_attempts}" if counts and definition is not None else ""
-    error = f": {last.error_type}" if last.error_type else ""
+    error = f" ({last.error_type})" if last.error_type else ""
     match last.outcome:
         case AttemptOutcome.LOST:
             failed = "was lost with its executor"
@@ -256,7 +256,7 @@ def read_lack(connection: Conn, tenant: str, key: str) -> Wait | None:
 
 def _without_executor(facts: "_Able | WaitFacts") -> Wait:
     queue = facts.queue
-    last = f"; the last one is silent since {format_second(facts.able_seen_at)}" if facts.able_seen_at else ""
+    last = f"; the last one has been silent since {format_second(facts.able_seen_at)}" if facts.able_seen_at else ""
     remedy = start_executor(queue, facts.handler)
     if not facts.serving:
         return Wait(WaitCode.NO_EXECUTOR, f"no live executor serves queue {queue!r}{last}", remedy)
@@ -271,12 +271,12 @@ def start_executor(queue: str, handler: str) -> str:
     """Return the remedy for runs that no live executor can run.
 
     >>> start_executor("reports", "tidewheel.shell")
-    'TIDEWHEEL_TARGETS=shell tidewheel service executor --queues reports, with what jobs may use in its allow-list'
+    'TIDEWHEEL_TARGETS=shell tidewheel service executor --queues reports, with an allow-list of what jobs may use'
     """
     if handler.startswith(RESERVED):
         kind = handler.removeprefix(RESERVED)
         start = f"TIDEWHEEL_TARGETS={kind} tidewheel service executor --queues {queue}"
-        return f"{start}, with what jobs may use in its allow-list"
+        return f"{start}, with an allow-list of what jobs may use"
     return f"tidewheel service executor --queues {queue} --handlers MODULES, with the module that has {handler}"
 
 
@@ -290,12 +290,12 @@ def _buffered(facts: WaitFacts) -> Wait:
 
 def _turn(facts: WaitFacts) -> Wait:
     if facts.behind_run_id is None:
-        return Wait(WaitCode.TURN, "its job's active run has ended; a scheduler or an executor queues it next")
+        return Wait(WaitCode.TURN, "the job's active run has ended; a scheduler or an executor queues this run next")
     if facts.behind_workflow is not None:
-        words = f"waits for the end of the occurrence of run {facts.behind_workflow}, by the overlap policy of its job"
+        words = f"waits for the occurrence of run {facts.behind_workflow} to end, by the job's overlap policy"
         remedy = f"tidewheel workflow show {facts.behind_workflow}"
         return Wait(WaitCode.TURN, words, remedy, behind_run_id=facts.behind_run_id)
-    words = f"waits behind run {facts.behind_run_id}, its job's active run, which is {facts.behind_state}"
+    words = f"waits behind run {facts.behind_run_id}, the job's active run, which is {facts.behind_state}"
     remedy = f"tidewheel run show {facts.behind_run_id}"
     return Wait(WaitCode.TURN, words, remedy, behind_run_id=facts.behind_run_id)
 
@@ -303,10 +303,9 @@ def _turn(facts: WaitFacts) -> Wait:
 def _parents(facts: WaitFacts) -> Wait:
     root = facts.workflow_run_id
     kind = "batch" if facts.is_batch else "workflow"
-    place = f"batch {root}" if facts.is_batch else f"workflow, the occurrence of run {root}"
+    place = f"batch {root}" if facts.is_batch else f"workflow occurrence of run {root}"
     if facts.workflow_is_paused:
-        comma = "" if facts.is_batch else ","
-        return Wait(WaitCode.PARENTS, f"its {place}{comma} is paused", f"tidewheel {kind} resume {root}")
+        return Wait(WaitCode.PARENTS, f"the {place} is paused", f"tidewheel {kind} resume {root}")
     ended = "" if facts.parents is None else f": {facts.parents_ended} of {facts.parents} have ended"
     words = f"waits for its parents in the {place}{ended}"
     return Wait(WaitCode.PARENTS, words, f"tidewheel {kind} show {root}")
@@ -316,11 +315,11 @@ def _key(facts: WaitFacts, key: str) -> Wait:
     held, places = facts.key_running or 0, facts.key_at_once
     if not key:
         most = held if places is None else places
-        words = f"tenant {facts.tenant} has {held} of {most} active runs: the end of one starts the oldest that waits"
-        remedy = f"raise the limit by `tidewheel admin tenant limits {facts.tenant} --in-flight N`"
+        words = f"tenant {facts.tenant} has {held} of {most} active runs; the oldest waiting run starts when one ends"
+        remedy = f"raise the limit with `tidewheel admin tenant limits {facts.tenant} --in-flight N`"
         return Wait(WaitCode.TENANT, words, remedy)
     if places is not None and held >= places:
-        words = f"waits for a place of the concurrency key {key!r}: runs hold {held} of {places}"
+        words = f"waits for a place of the concurrency key {key!r}: {held} of {places} are taken"
         remedy = f"`tidewheel admin limit set {key!r} --at-once {places + 1}`, or raise at_once in its jobs"
         return Wait(WaitCode.KEY, words, remedy)
     words = f"waits for the rate of the concurrency key {key!r}; the oldest waiting run starts first"
@@ -329,9 +328,9 @@ def _key(facts: WaitFacts, key: str) -> Wait:
 
 
 def _rate(facts: WaitFacts, per_second: float, now: datetime) -> Wait:
-    remedy = "raise the rate by `tidewheel admin tenant limits NAME --triggers-per-second`"
+    remedy = "raise the rate with `tidewheel admin tenant limits NAME --triggers-per-second`"
     if not 0 < per_second < math.inf:
-        return Wait(WaitCode.TENANT_RATE, "held by the rate of its tenant, which cannot be read", remedy)
+        return Wait(WaitCode.TENANT_RATE, "held by the tenant's rate, which cannot be read", remedy)
     ring = Ring(per_second, facts.rate_first_bucket or 0, [*(facts.rate_used or ())])
     ring.forget_past(now)
     ahead = facts.rate_ahead or 0
@@ -340,8 +339,8 @@ def _rate(facts: WaitFacts, per_second: float, now: datetime) -> Wait:
     more = ahead >= (facts.rate_look or 0)
     counted = f"at least {ahead:,}" if more else f"{ahead:,}"
     words = (
-        f"held by the rate of its tenant, {per_second:g} runs a second: {counted} held runs are before it,"
-        f" and it goes on {'after' if more else 'at about'} {format_second(until)}"
+        f"held by the tenant's rate, {per_second:g} runs a second: {counted} held runs are ahead,"
+        f" and this run may start {'after' if more else 'at about'} {format_second(until)}"
     )
     return Wait(WaitCode.TENANT_RATE, words, remedy, until=None if more else until)
 
@@ -353,7 +352,7 @@ def _order(facts: WaitFacts, key: str) -> Wait:
         command = f"`tidewheel admin ordering-key unblock {quote(key)}`"
         remedy = f"{command} retries that run; with --skip the next one starts"
         return Wait(WaitCode.ORDER, words, remedy, behind_run_id=blocker)
-    words = f"waits for its turn in the order of the key {key!r}"
+    words = f"waits for its turn in the ordering key {key!r}"
     if head is None:
         return Wait(WaitCode.ORDER, f"{words}; a scheduler queues the next run")
     return Wait(WaitCode.ORDER, f"{words}: run {head} is first", f"tidewheel run show {head}", behind_run_id=head)
@@ -361,7 +360,7 @@ def _order(facts: WaitFacts, key: str) -> Wait:
 
 def _external(facts: WaitFacts) -> Wait:
     until = facts.external_deadline_at
-    words = "its end is reported from outside, by task token or reply"
+    words = "waits for external completion, by task token or reply"
     words += f", until {format_second(until)}" if until else ""
     return Wait(WaitCode.EXTERNAL, words, until=until, executor_id=facts.executor_id)
 
@@ -369,16 +368,16 @@ def _external(facts: WaitFacts) -> Wait:
 def _owned(facts: WaitFacts) -> Wait:
     name = f"executor {facts.executor or facts.executor_id}"
     if facts.is_silent:
-        since = f" since {format_second(facts.seen_at)}" if facts.seen_at else ""
-        words = f"{name} owns its attempt and is silent{since}; another executor ends the attempt and the run goes on"
-        remedy = f"start an executor of queue {facts.queue!r} if none lives"
+        silent = f"has been silent since {format_second(facts.seen_at)}" if facts.seen_at else "is silent"
+        words = f"{name} owns the attempt and {silent}; another executor ends the attempt, and the run continues"
+        remedy = f"start an executor of queue {facts.queue!r} if none is running"
         return Wait(WaitCode.EXECUTOR_SILENT, words, remedy, executor_id=facts.executor_id)
     since = f" since {format_second(facts.started_at)}" if facts.started_at else ""
-    runs = f"has been running its attempt{since}" if since else "runs its attempt"
+    runs = f"has been running the attempt{since}" if since else "is running the attempt"
     if facts.cancel_requested or facts.state == RunState.CANCELLING:
-        runs = f"{runs}; its cancel is requested"
+        runs = f"{runs}; cancel requested"
     number = facts.cancellation_id
-    cancel = "" if number is None else f"; cancellation {number} includes it, and the attempt gets a signal"
+    cancel = "" if number is None else f"; cancellation {number} includes the run and signals the attempt"
     return Wait(WaitCode.RUNNING, f"{name} {runs}{cancel}", executor_id=facts.executor_id, cancellation_id=number)
 
 

@@ -293,9 +293,9 @@ class HeldLane:
     def words(self) -> str:
         """The runs with their tenants, in one line."""
         named = [f"{tenant} {self.largest[tenant]:,}" for tenant in self.by_size[:_NAMED]]
-        others = [f"and of {self.tenants - len(named)} others"] if self.tenants > len(named) else []
-        least, wait = "at least " if self.at_least else "", "run waits" if self.runs == 1 else "runs wait"
-        return f"{least}{self.runs:,} {wait} since {format_second(self.since)}: {', '.join([*named, *others])}"
+        others = [f"and {self.tenants - len(named)} other tenants"] if self.tenants > len(named) else []
+        least, runs = "at least " if self.at_least else "", "run" if self.runs == 1 else "runs"
+        return f"{least}{self.runs:,} {runs} since {format_second(self.since)} ({', '.join([*named, *others])})"
 
 
 def read_held_lanes(connection: Conn) -> tuple[HeldLane, ...]:
@@ -309,11 +309,11 @@ def held_findings(held: Sequence[HeldLane], now: datetime) -> Iterator[Finding]:
     for each in held:
         if now - each.since < _LONG:
             continue
-        what = f"queue {each.queue!r}, lane {each.lane}: executors take runs more slowly than they become due"
+        what = f"queue {each.queue!r}, lane {each.lane}: executors are falling behind, and relays hold runs back"
         remedy = "start more executors, or more slots"
         if each.tenants > 1:
-            limit = f"tidewheel admin tenant limits {each.by_size[0]} --in-flight N"
-            remedy += f"; {limit}, below the number of slots, leaves some to other tenants"
+            limit = f"`tidewheel admin tenant limits {each.by_size[0]} --in-flight N`"
+            remedy += f"; {limit}, with N below the number of slots, leaves slots for other tenants"
         yield Finding("fairness", Severity.WARNING, what, each.words, remedy)
 
 

@@ -198,7 +198,7 @@ def read_messages(client: Consumer, starts: Mapping[Place, tuple[int, int]]) -> 
         received = poll_batch(client, 1000, 1.0)
         silent = 0 if received else silent + 1
         if silent > _SILENT_POLLS:
-            message = f"no broker delivers what is left of {sorted(left)[:5]}"
+            message = f"no broker delivers the rest of {sorted(left)[:5]}"
             raise Unavailable(message)
         for one in received:
             place, error, offset = (one.topic() or "", one.partition() or 0), one.error(), one.offset() or 0

@@ -113,7 +113,7 @@ def restore(
         begin_lasting(lock.connection())
         held = HeldLock(lock.connection(), is_alone=try_table_lock(lock.connection(), _LOCK_RESTORE))
         if not held.is_alone:
-            message = "another `tidewheel admin restore` works on this database; wait for it"
+            message = "another `tidewheel admin restore` is running on this database; wait for it to end"
             raise SettingsError(message)
         with session.transaction() as connection:
             connection.execute(_UNBOUND)
@@ -124,11 +124,11 @@ def restore(
         state = _begin(session, since, stopped_at, write=not dry_run, accept_gaps=accept_gaps)
         report = Restored(datetime.fromisoformat(state.since), datetime.fromisoformat(state.stopped_at))
         if not dry_run:
-            progress("ends all other sessions")
+            progress("ending all other sessions")
             report.sessions = _end_sessions(session, lock)
         config = {**settings.kafka_config(), "enable.partition.eof": "true", "auto.offset.reset": "error"}
         with offsets_client(config, _GROUP) as client:
-            progress("reads what Kafka has since the backup")
+            progress("reading what Kafka has since the backup")
             if not accept_gaps:
                 _ensure_complete(
                     find_expired(client, settings.kafka_config(), installation.topics, since=report.since, now=now),
@@ -138,7 +138,7 @@ def restore(
             if history.unknown_keys and not accept_gaps:
                 message = (
                     f"{history.unknown_keys} run messages are signed by a key that the database lacks, so they may be"
-                    " forged; if the key was rotated after the backup, accept them by --accept-gaps"
+                    " forged; if the key was rotated after the backup, accept them with --accept-gaps"
                 )
                 raise SettingsError(message)
             report.completions, report.messages = len(history.ends), len(history.requests)
@@ -148,12 +148,12 @@ def restore(
                 return report
             past = Past(session, installation, history, report.since)
             if not state.messages_dropped:
-                progress("applies requests again")
+                progress("applying requests again")
                 held.check()
                 replayed = replay_requests(session, installation, client, config, history, past=past)
                 report.requests, report.expired_requests = replayed.requests, replayed.expired
                 report.occurrences, report.runs, report.ended = past.occurrences, past.created, past.ended
-        progress("records runs and their ends")
+        progress("recording runs and their ends")
         held.check()
         _write(session, installation, history, state, report, fired=past.fired)
         held.check()
@@ -168,7 +168,7 @@ def _ensure_complete(expired: Sequence[str], since: datetime) -> None:
     if expired:
         message = (
             f"{', '.join(expired)}: Kafka may have dropped messages since {format_timestamp(since)}, so runs that have"
-            " ended may run again; restore a later backup, or accept that by --accept-gaps"
+            " ended may run again; restore a later backup, or accept the gaps with --accept-gaps"
         )
         raise SettingsError(message)
 
@@ -219,7 +219,7 @@ def _begin(
         row = connection.execute(_READ_BACKUP).fetchone()
         backup_at, now, last_id = cast("tuple[datetime | None, datetime, int]", row)
         if since is None and backup_at is None:
-            message = "no service has left a heartbeat in the database; give the time of the backup with --since"
+            message = "the database has no heartbeat of a service; give the time of the backup with --since"
             raise SettingsError(message)
         begin = since or cast("datetime", backup_at) - MARGIN
         _check_times(begin, stopped_at, backup_at, now=now, accept_gaps=accept_gaps)
@@ -246,7 +246,7 @@ def _check_times(
 
 def _refuse_writes(connection: Conn) -> None:
     if connection.execute(_OWNS_DATABASE).fetchone() != (True,):
-        message = "this user does not own the database, and the restore keeps writers out: connect as its owner"
+        message = "this user does not own the database, but the restore must keep writers out; connect as the owner"
         raise SettingsError(message)
     connection.execute(_REFUSE_WRITES)
 
@@ -258,7 +258,7 @@ def _end_sessions(session: Session, lock: Session) -> list[str]:
         with session.transaction() as connection:
             rows = connection.execute(_END_SESSIONS, {"own": own, "wait_ms": _END_MS}).fetchall()
     except psycopg.errors.InsufficientPrivilege as error:
-        message = "this user may not end other sessions: GRANT pg_signal_backend TO it"
+        message = "this user may not end other sessions; GRANT pg_signal_backend TO this user"
         raise SettingsError(message) from error
     with session.transaction() as connection:  # another one: `pg_stat_activity` is read once in a transaction
         processes = [process for process, _, ended in rows if not ended]

@@ -107,7 +107,7 @@ def read_topic(config: Mapping[str, str], topic: str, marks: list[Mark]) -> Iter
         if len(places) != 1:
             message = (
                 f"{topic} has {len(places)} partitions at {config.get('bootstrap.servers')}; one is needed: mirror the "
-                "topic of the other site with its partition, and give --prefix the begin of its name"
+                "topic of the other site with its partition, and give the beginning of its name as --prefix"
             )
             raise SettingsError(message)
         first, end = read_end_offsets(client, places)[places[0]]
@@ -156,7 +156,7 @@ def _record(message: Message) -> Record | Mark:
         first_batch, shards = cast("int", facts["first_batch"]), cast("int", facts["shards"])
         return Mark(site, batch, first_batch, row.as_of, shards, str(facts["schema"]), offset, copied_at)
     except (KeyError, ValueError, zlib.error, UndecodableMessage) as error:
-        text = f"{message.topic()}[0]@{offset} is no record of a standby site: {error}"
+        text = f"{message.topic()}[0]@{offset} is not a record of a standby site: {error}"
         raise UndecodableMessage(text) from error
 
 
@@ -197,7 +197,7 @@ def raise_site(connection: Conn, config: Mapping[str, str], topics: Topics, *, a
             as_of = cast("datetime", before.raised_as_of)
             return Raised(site, cast("int", before.raised_batch), as_of, before.raised_at, repeated=True)
         if connection.execute(_HAS_JOBS).fetchone() == (True,):
-            message = "this database has jobs of its own; name a new one, on which only `tidewheel migrate` has run"
+            message = "this database already has jobs; name a new database, on which only `tidewheel migrate` has run"
             raise SettingsError(message)
         connection.execute(_FORGET_RECORDS)
         by_topic = {topic: _load(connection, config, topic) for topic in (topics.jobs, topics.run_states)}
@@ -233,7 +233,7 @@ def _last_complete(by_topic: Mapping[str, Sequence[Mark]]) -> Mark:
     if missing:
         message = (
             f"{' and '.join(missing)} hold no complete state; wait until `tidewheel admin standby status` of the other"
-            " site shows one and the topics are mirrored, or give --prefix the begin of their names"
+            " site shows one and the topics are mirrored, or give the beginning of their names as --prefix"
         )
         raise SettingsError(message)
     last = [max(marks, key=lambda mark: mark.offset) for marks in by_topic.values()]
@@ -248,10 +248,12 @@ def _last_complete(by_topic: Mapping[str, Sequence[Mark]]) -> Mark:
 def _check(connection: Conn, mark: Mark) -> None:
     [(shards,)] = cast("list[tuple[int]]", connection.execute(_READ_SHARDS).fetchall())
     if mark.shards != shards:
-        message = f"the other site has {mark.shards} shards, this database {shards}; run ids depend on them"
+        message = (
+            f"the other site has {mark.shards} shards, but this database has {shards}; run ids depend on this number"
+        )
         raise SettingsError(message)
     if mark.schema > (known := migrations()[-1].name):
-        message = f"the other site has the schema {mark.schema}, this release {known}; install its release here"
+        message = f"the other site has the schema {mark.schema}, but this release has {known}; install its release here"
         raise SettingsError(message)
 
 

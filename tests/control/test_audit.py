@@ -371,5 +371,5 @@ def test_range_that_is_ahead_or_no_longer_kept_is_refused(history: ClockedDataba
 def test_audit_beside_a_pass_of_retention_that_does_not_end_is_refused(clocked: ClockedDatabase) -> None:
     with psycopg.connect(clocked.url) as retention:
         retention.execute("LOCK TABLE kept_since_lock IN SHARE ROW EXCLUSIVE MODE")
-        with pytest.raises(Unavailable, match="retention is at work"):
+        with pytest.raises(Unavailable, match="retention is running"):
             run_audit(clocked.url, MIDNIGHT)

@@ -149,8 +149,8 @@ OTHER_FAULTS: dict[str, tuple[str, Callable[[Database], None], Limits, str, str]
     "an archive that is left behind": (
         "archive", old_archive, Limits(), "2026-01-01 is the last archived day", "tidewheel admin archive run",
     ),
-    "rows that stay": ("retention", late_retention, Limits(), "attempts: a run", "end what needs them"),
-    "no retention": ("retention", no_retention, Limits(), "the last pass ended", "see the log of the schedulers"),
+    "rows that stay": ("retention", late_retention, Limits(), "attempts: a run", "end what needs these rows"),
+    "no retention": ("retention", no_retention, Limits(), "the last pass ended", "read the schedulers' log"),
     "few connections left": (
         "server", many_connections, Limits(connections_share=0.0), "connections are open", "raise max_connections",
     ),
@@ -194,10 +194,10 @@ def test_queue_that_is_held_back_is_found_and_its_messages_are_no_fault(database
         )
     findings = examine(database)
     found = about(findings, "fairness")
-    words = "1,204 runs wait since 2026-11-01T09:00:00Z: acme 1,203, b 1"
+    words = "1,204 runs since 2026-11-01T09:00:00Z (acme 1,203, b 1)"
     assert (found.severity, found.evidence) == (Severity.WARNING, words)
     assert "tidewheel admin tenant limits acme --in-flight N" in found.remedy
-    assert not [each for each in findings if each.what == "messages of lane standard do not leave"]
+    assert not [each for each in findings if each.what == "messages of lane standard are not published"]
     out = tidewheel(database, "status").out.replace("\n  ", " ")
     assert f"held back: queue default, lane standard: {words}" in out
 
@@ -206,7 +206,7 @@ def test_roles_that_do_not_live_are_found(database: Database) -> None:
     submit(database)
     whats = [each.what for each in examine(database) if each.check == "services"]
     assert [what.split(":")[0] for what in whats] == [
-        "no scheduler lives", "no relay lives", "no executor lives", "no intake lives",
+        "no scheduler is running", "no relay is running", "no executor is running", "no intake is running",
     ]  # fmt: skip
 
 
@@ -316,7 +316,7 @@ def test_differing_settings_clocks_and_releases_are_found(database: Database) ->
     try:
         until(lambda: database.count("processes") == 2, "both have rows")
         found = about(examine(database), "settings")
-        assert found.what == "TIDEWHEEL_MISFIRE_AFTER differs between processes, which must share it"
+        assert found.what == "TIDEWHEEL_MISFIRE_AFTER differs between processes, but must be the same for all"
         for each in settings:
             assert f"{format_duration(each.misfire_after)} on relay " in found.evidence
     finally:
@@ -345,12 +345,12 @@ def test_restore_that_has_not_ended_is_found_by_its_name(fresh_database: Databas
         holder.execute(sql.SQL("ALTER DATABASE {} SET default_transaction_read_only = on").format(name))
     found = about(examine(fresh_database), "database")
     assert (found.severity, found.what) == (Severity.ERROR, "a restore was interrupted: no service starts")
-    assert found.evidence == "it reads Kafka from 2026-11-20T08:00:00+00:00, and no process works on it"
+    assert found.evidence == "the restore reads Kafka from 2026-11-20T08:00:00+00:00; no process is working on it"
     assert found.remedy.startswith("`tidewheel admin restore --yes`")
     holder.execute("BEGIN")
     holder.execute("LOCK TABLE restore_lock IN SHARE ROW EXCLUSIVE MODE")
     found = about(examine(fresh_database), "database")
-    assert (found.what, found.remedy) == ("a restore is under way: services wait", "wait for its end")
+    assert (found.what, found.remedy) == ("a restore is under way: services wait", "wait for the restore to end")
     done = tidewheel(fresh_database, "doctor")
     assert (done.code, "a restore is under way" in done.out, "does not answer" in done.out) == (2, True, False)
 
@@ -414,12 +414,12 @@ def test_missing_topics_and_changed_settings_are_found(topics: Topics, info: Sta
 
     missing = findings()
     assert {each.severity for each in missing} == {Severity.ERROR}
-    assert f"the topic {topics.requests} would be created" in {each.what for each in missing}
+    assert f"the topic {topics.requests} is missing" in {each.what for each in missing}
     apply_topics(info.kafka, topics)
     until(lambda: not findings(), "nothing is wrong")
     strict = settings.model_copy(update={"replication": 3})
     thin = {each.what: each for each in run_checks(checks, Context(strict)).findings}
-    few = thin[f"partitions of the topic {topics.requests} have too few copies"]
+    few = thin[f"partitions of the topic {topics.requests} have too few replicas"]
     assert (few.severity, few.evidence) == (Severity.WARNING, "1, TIDEWHEEL_REPLICATION is 3")
     assert "kafka-reassign-partitions.sh" in few.remedy
     entry = ConfigEntry("retention.ms", "1000", incremental_operation=AlterConfigOpType.SET)
@@ -437,7 +437,7 @@ def test_missing_topics_and_changed_settings_are_found(topics: Topics, info: Sta
     installation = replace(database.installation, topics=topics)
     report = run_checks(checks, Context(settings, url=database.url, installation=installation))
     lacking = {each.what: each.remedy for each in report.findings}
-    assert f"the topic {topics.replies_of('nobody')} would be created" in lacking
+    assert f"the topic {topics.replies_of('nobody')} is missing" in lacking
     remedy = lacking[f"the topic {topics.requests_of('nobody')} belongs to no tenant"]
     assert remedy.startswith("`tidewheel admin tenant create nobody`, or delete")
 

@@ -311,8 +311,11 @@ def test_log_without_errors_has_no_text_of_a_handler(caplog: pytest.LogCaptureFi
 
 def test_superseded_end_promises_nothing(caplog: pytest.LogCaptureFixture) -> None:
     told = line(caplog, attempt_of(JOB), ERROR, Recorded(superseded={RUN}))
-    assert told.startswith("a superseded report changes nothing: ValueError: ")
-    assert line(caplog, attempt_of(JOB), RELEASED, Recorded(superseded={RUN})) == "a superseded report changes nothing"
+    assert told.startswith("ignored the report of a superseded attempt: ValueError: ")
+    assert (
+        line(caplog, attempt_of(JOB), RELEASED, Recorded(superseded={RUN}))
+        == "ignored the report of a superseded attempt"
+    )
 
 
 def test_end_that_is_tried_again_is_not_logged_yet(caplog: pytest.LogCaptureFixture) -> None:
@@ -328,7 +331,9 @@ def test_failures_and_releases_alone_are_logged_by_default(caplog: pytest.LogCap
 
 def test_end_that_is_never_recorded_is_logged_when_its_executor_ends(caplog: pytest.LogCaptureFixture) -> None:
     EndLog().unrecorded([(attempt_of(JOB), ERROR)])
-    assert "is not recorded; the run goes back when this executor's lease is over: ValueError: the order" in caplog.text
+    assert (
+        "is not recorded; another executor takes the run after this lease expires: ValueError: the order" in caplog.text
+    )
 
 
 TRACE = f"00-{'a' * 32}-{'b' * 16}-01"

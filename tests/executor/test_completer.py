@@ -349,7 +349,7 @@ def test_end_of_a_run_that_had_ended_is_counted_and_stops_no_other(
     assert fresh_database.final_state(other.run_id)[0] == "succeeded"
     assert fresh_database.job_runs() == []
     assert len(fresh_database.completions()) == 1
-    assert "its first end stays" in caplog.text
+    assert "the first end stays" in caplog.text
 
 
 @pytest.mark.parametrize("tables", [("attempt_outputs", "attempts"), ("finished_runs",)], ids=["attempt", "end"])

@@ -63,7 +63,7 @@ ENDS = {
     "raised": End(("raise", "return"), (F, S), (FIRST + "ValueError: no such order", SUCCEEDED), Move.RETRY),
     "raised for the last time": End(("raise",), (F,), (LAST + "ValueError: no such order",), Move.FAIL, job=NO_RETRY),
     "permanent": End(
-        ("permanent",), (F,), ("failure 1 of 3, the run fails, without a retry: Permanent: no such address",), Move.FAIL
+        ("permanent",), (F,), ("failure 1 of 3, the run fails without a retry: Permanent: no such address",), Move.FAIL
     ),
     "snoozed": End(("snooze", "return"), (AttemptOutcome.SNOOZED, S), ("snoozed for 1 s", SUCCEEDED), Move.SNOOZE),
     "cancelled by its handler": End(("cancel",), (AttemptOutcome.CANCELLED,), CANCELLED[1:], Move.REQUEST_CANCEL),
@@ -74,7 +74,7 @@ ENDS = {
     "raised in spite of a cancel": End(
         ("hold-raise",),
         (AttemptOutcome.CANCELLED,),
-        (CANCELLED[0], "failed while the run was being cancelled, which is cancelled now: ValueError: stopped"),
+        (CANCELLED[0], "attempt failed during the run's cancellation; the run is cancelled: ValueError: stopped"),
         Move.REQUEST_CANCEL,
         ways=("loop", "thread"),
         act="cancel",
@@ -104,13 +104,13 @@ ENDS = {
     "completed, then raised": End(
         ("complete-raise",),
         (S,),
-        ("failed after complete_in, whose success stays: ValueError: after the commit",),
+        ("failed after complete_in; the run remains succeeded: ValueError: after the commit",),
         Move.SUCCEED,
     ),
     "completed, then timed out": End(
         ("complete-overrun",),
         (S,),
-        ("failed after complete_in, whose success stays: timeout_start_to_close: .*",),
+        ("failed after complete_in; the run remains succeeded: timeout_start_to_close: .*",),
         Move.SUCCEED,
         ways=("loop",),
         job={"start_to_close": "1s"},
@@ -122,7 +122,7 @@ ENDS = {
     "unknown, at most once": End(
         ("hold",),
         (F,),
-        ("failure 1 of 3, the run fails, without a retry: unknown_outcome: the executor stopped .*",),
+        ("failure 1 of 3, the run fails without a retry: unknown_outcome: the executor stopped .*",),
         Move.FAIL,
         act="stop",
         job=ONCE,
@@ -133,7 +133,7 @@ ENDS = {
     "http 202": End(
         ("202",),
         (S,),
-        ("waits for its completion from outside, for 3600 s at most",),
+        ("waiting up to 3600 s for external completion",),
         Move.WAIT,
         ways=("http",),
         act="complete",

@@ -264,8 +264,8 @@ def test_locked_row_is_reaped_later(database: Database, ghost: UUID, caplog: pyt
         reap(database, looks=3)
     lines = [record.getMessage().removeprefix(f"executor {ghost} ") for record in caplog.records]
     assert lines == [
-        "missed its lease; attempts that end as lost: 1",
-        "missed its lease, but other transactions hold 1 of its runs; they end as lost afterwards",
+        "missed its lease; attempts ended as lost: 1",
+        "missed its lease, but other transactions lock 1 of its runs, which end as lost later",
     ]
     assert database.open_run(free).state == "retrying"
     assert database.open_run(held).state == "running"

@@ -84,7 +84,7 @@ def test_services_that_start_without_a_database_wait_for_it_and_recover_at_once(
     servers.postgres.stop("immediate")
     services = fleet.start_all(*ALL_ROLES, **NO_PORT)
     for service in services.values():
-        fleet.until(lambda: "waits to start: the database does not answer" in ready(service)[1], service.role)  # noqa: B023
+        fleet.until(lambda: "waiting to start: the database does not answer" in ready(service)[1], service.role)  # noqa: B023
         assert ready(service)[0] == 503
     for service in services.values():
         assert_logged_once(service)
@@ -99,7 +99,7 @@ def test_services_that_start_without_a_broker_wait_for_it(servers: LocalStack, f
     fleet.until(lambda: all(services[role].started for role in ("scheduler", "api")), "these need no broker")
     role: Role
     for role in NEEDS_KAFKA:
-        fleet.until(lambda: "waits to start: no Kafka broker answers" in ready(services[role])[1], role)  # noqa: B023
+        fleet.until(lambda: "waiting to start: no Kafka broker answers" in ready(services[role])[1], role)  # noqa: B023
         assert not services[role].started
         assert_logged_once(services[role])
     servers.up()

@@ -70,7 +70,10 @@ def test_returning_executor_changes_nothing_and_continues(
     held.wait_begun(2)
     sleeper.resume()
     held.let_go(1)
-    fleet.until(lambda: sleeper.has_logged("a superseded report changes nothing"), "the late report has been looked at")
+    fleet.until(
+        lambda: sleeper.has_logged("ignored the report of a superseded attempt"),
+        "the late report has been looked at",
+    )
     assert fleet.database.rows(STANDING, [held.run_id]) == [("running", 2)]
     held.let_go()
     held.wait_completed()
@@ -133,7 +136,10 @@ def test_suspended_claim_starts_no_reassigned_run(fleet: Fleet, oracle: Oracle) 
     sleeper.resume()
     fleet.until(lambda: sleeper.has_logged("was over; registered again"), "it has seen for how long it was silent")
     in_the_way.let_go(1)
-    fleet.until(lambda: sleeper.has_logged("a superseded report changes nothing"), "its late report has been looked at")
+    fleet.until(
+        lambda: sleeper.has_logged("ignored the report of a superseded attempt"),
+        "its late report has been looked at",
+    )
     claimed.let_go()
     work.finish()
     fleet.stop()

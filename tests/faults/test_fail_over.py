@@ -219,10 +219,10 @@ def test_doctor_finds_what_a_fail_over_would_lose(pair: LocalStack, fleet: Fleet
 
     assert found() == {}
     anywhere = make_conninfo(fleet.database.url, target_session_attrs="any")
-    assert any("may reach a standby" in each for each in found(Database(anywhere, fleet.database.installation)))
+    assert any("may connect to a standby" in each for each in found(Database(anywhere, fleet.database.installation)))
     with psycopg.connect(pair.postgres.url, autocommit=True) as control:
         control.execute("ALTER ROLE tidewheel SET synchronous_commit = 'local'")
-        assert has("what applications commit")
+        assert has("lose applications' commits")
         control.execute("ALTER ROLE tidewheel RESET synchronous_commit")
         pair.postgres.replicate_to(None)
         until(lambda: has("commits do not wait"), "the asynchronous standby is found")

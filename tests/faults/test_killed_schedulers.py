@@ -221,7 +221,7 @@ def test_scheduler_killed_while_it_frees_loses_and_doubles_nothing(point: str, h
     doomed.wait_killed()
     assert database.value(HELD) == held
     following = fleet.start("scheduler")
-    fleet.until(lambda: following.has_logged("quarantined jobs are released"), "the next one frees what it quarantined")
+    fleet.until(lambda: following.has_logged("released quarantined jobs"), "the next one frees what it quarantined")
     assert database.value(HELD) == held
     database.execute(ACCEPT)
     accepted_at = database.now()

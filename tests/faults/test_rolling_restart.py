@@ -138,7 +138,10 @@ def test_frozen_executor_does_not_start_claimed_runs(fleet: Fleet, oracle: Oracl
     sleeper.resume()
     fleet.until(lambda: sleeper.has_logged("registered again"), "it has seen that its lease is gone")
     in_the_way.let_go(1)
-    fleet.until(lambda: sleeper.has_logged("a superseded report changes nothing"), "its late report has been looked at")
+    fleet.until(
+        lambda: sleeper.has_logged("ignored the report of a superseded attempt"),
+        "its late report has been looked at",
+    )
     work.trigger("errand", 5)
     work.finish()
     fleet.stop()

@@ -86,7 +86,7 @@ def test_duplicate_or_late_target_reply_changes_and_blocks_nothing(
         for value in (b"1", b"2"):
             read(requests, value, task_token=token_of(database, first))
         read(requests, b"3", task_token=token_of(database, second))
-        until(lambda: "a target's reply changes nothing" in caplog.text, "it is told")
+        until(lambda: "a target's reply is ignored" in caplog.text, "it is told")
     assert results(requests) == [b"1", b"3"]
     assert buried(requests) == []
 
@@ -284,7 +284,7 @@ def test_member_that_lost_its_partitions_rejoins_and_duplicates_nothing(
     ended.result(_SECONDS)
     told = [(record.levelno, record.getMessage()) for record in caplog.records if record.name == "tidewheel.intake"]
     name = f"intake of {requests.topics.requests}, member "
-    rejoined = "joins its group again: another intake has acquired"
+    rejoined = "rejoins its group: another intake has acquired"
     moved = [level for level, line in told if line.startswith(name) and rejoined in line]
     assert len(moved) >= 2
     assert set(moved) == {logging.INFO}

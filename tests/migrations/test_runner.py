@@ -236,7 +236,7 @@ def test_post_files_are_a_step_of_their_own_and_wait_for_other_releases(
         [release_version()],
     )
     [refusal] = tidewheel(fresh_database.url, "migrate", "--post").refusals
-    assert refusal.startswith(f"{post}: only processes of {release_version()} can live with this")
+    assert refusal.startswith(f"{post}: only processes of {release_version()} support this")
     assert "there are relay 0.0.9 on host-1 pid 7; stop them" in refusal
     fresh_database.execute("DELETE FROM processes WHERE version = '0.0.9'")
     assert tidewheel(fresh_database.url, "migrate", "--post").lines == [f"applied {post}"]

@@ -261,7 +261,7 @@ def test_role_that_another_session_creates_is_waited_for(
     with closing(fresh_database.connection()) as creating:
         creating.execute(sql.SQL("CREATE ROLE {}").format(role))
         running = in_background(lambda: migrate(fresh_database.url, tenant_role=name))
-        until(lambda: "waits for a lock; it is tried again" in caplog.text, "the migration has given up once")
+        until(lambda: "waiting for a lock, then trying again" in caplog.text, "the migration has given up once")
         creating.rollback()
         assert running.result(30) == []
     with fresh_database.connection(autocommit=True) as connection:

@@ -188,7 +188,7 @@ def test_concurrent_schedulers_create_one_run_per_occurrence(
     assert len(made) == 60
     assert {(count, distinct) for _, count, distinct, _ in made} == {(15, 15)}  # ten seconds, and five ahead
     assert still.count("runs") == len(still.job_runs()) == len(still.requests())
-    assert "firing job by job" not in caplog.text
+    assert "fires job by job" not in caplog.text
 
 
 def test_locked_timer_does_not_block_others(still: ClockedDatabase) -> None:

@@ -120,7 +120,7 @@ def test_one_error_of_many_jobs_leaves_none_quarantined(
     assert database.value(QUARANTINED) == 0
     events = [event.type.split(".")[-2] for event in database.lifecycle() if event.type.endswith("ed.v1")]
     assert Counter(events) == {"created": JOBS, "quarantined": MAX_ALIKE, "released": MAX_ALIKE}
-    assert "quarantined jobs are released and tried again" in caplog.text
+    assert "released quarantined jobs to try them again" in caplog.text
     assert "of_a_newer_release" in str(faults.why_not_ready())
     assert REGISTRY.get_sample_value("tidewheel_installation_faults", {"work": "jobs that fail alike"}) == 1
     # All are tried again, and still not parked.

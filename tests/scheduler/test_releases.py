@@ -95,7 +95,7 @@ def test_a_release_that_never_drains_is_quarantined_until_a_resume(database: Dat
     releases.step(range(64))
     [finding] = examine_quarantine(database)
     assert finding.severity is Severity.ERROR
-    assert finding.what == "1 occurrence of workflows cannot go on"
+    assert finding.what == "1 workflow occurrence cannot continue"
     assert "KeyError" in finding.evidence
     assert finding.remedy.endswith(f"tidewheel workflow resume {broken} --tenant default")
     database.execute(at, ["2020-01-01T00:00Z", job_id("default", "b")])

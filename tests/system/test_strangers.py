@@ -149,7 +149,7 @@ def test_a_role_without_rights_that_takes_every_advisory_key_stops_nothing(
             database.execute("SELECT tidewheel_create_day('attempts', %s)", [old])
             with closing(Retention(database.url, KEEP, Shutdown())) as retention:
                 fleet.until(lambda: retention.step() or not stored(database, old), "retention drops a day")
-            warning = "holds the advisory lock "
+            warning = " the advisory lock "
             fleet.until(lambda: warning in services["scheduler"].log.read_text(), "the log names the session")
 
 
@@ -160,7 +160,7 @@ def test_doctor_names_the_stranger_that_holds_a_key(fresh_database: Database, st
         other.execute("SELECT pg_advisory_lock(hashtext('tidewheel.claims'))")
         found = run_checks(checks, Context(settings, Limits())).findings
         [named] = [each.evidence for each in found if each.check == "locks"]
-        text = f"the session {other.info.backend_pid} of the role {other.info.user} holds the advisory lock claims"
+        text = f"the session {other.info.backend_pid} of the role {other.info.user} has held the advisory lock claims"
         assert named.startswith(text)
     assert not run_checks(checks, Context(settings, Limits())).findings
 

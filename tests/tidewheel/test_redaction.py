@@ -57,7 +57,7 @@ def test_secret_of_a_known_form_is_redacted(text: str) -> None:
         "job.target.headers.Authorization: is a credential; write it otherwise",
         "TIDEWHEEL_DATABASE_URL: write postgresql://user:password@host:5432/name",
         "http_500: https://example.org/report answered 500 Internal Server Error: no token",
-        "the message tidewheel.runs.default/3/17 may be forged: it has no signature",
+        "message tidewheel.runs.default/3/17 may be forged: it has no signature",
         "authorization failed for ann@example.org",
         '"authorization": "[secret BILLING]"',
         "authorization: Bearer [secret BILLING]",

@@ -65,7 +65,7 @@ def test_runs_beyond_the_limit_wait_and_an_end_starts_the_oldest(with_job: Datab
         wait = read_waits(connection, [runs[3]])[runs[3]]
     assert (wait.code, wait.words) == (
         "tenant",
-        "tenant default has 2 of 2 active runs: the end of one starts the oldest that waits",
+        "tenant default has 2 of 2 active runs; the oldest waiting run starts when one ends",
     )
     for one in (started[1], third):
         with_job.succeed(one)

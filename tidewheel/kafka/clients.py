@@ -345,7 +345,7 @@ class ConnectionLog:
                 return
             away = self._last_failure - self._lost_at
             self._lost_at = None
-        text = "%s: no connection to Kafka has failed for %.0f s; before, %d have in %.0f s"
+        text = "%s: no connection to Kafka has failed for %.0f s; before that, %d failed in %.0f s"
         _LOG.info(text, self._role, quiet, self._failures, away)
 
 

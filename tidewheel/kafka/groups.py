@@ -167,7 +167,7 @@ def _refusal_of_share(config: Mapping[str, str], topic: str, group: str) -> str 
         refusal = cast("KafkaError", error.args[0])
         if refusal.code() in _CANNOT:
             return refusal.str()
-        _LOG.info("whether the brokers have share groups is not known yet: %s", error)
+        _LOG.info("share groups cannot be detected on the brokers yet: %s", error)
     finally:
         member.close()
     return None

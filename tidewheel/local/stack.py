@@ -300,7 +300,7 @@ class LocalStack:
     def _require_parts(self) -> Parts:
         state = read_state(self.home)
         if state is None:
-            message = f"there is no stack in {self.home}; `tidewheel dev` or `tidewheel up` makes one"
+            message = f"there is no local stack in {self.home}; `tidewheel dev` or `tidewheel up` creates one"
             raise StackError(message)
         return self._parts(state)
 

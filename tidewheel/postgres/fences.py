@@ -138,7 +138,7 @@ class Primaries:
                 line.shutdown(socket.SHUT_RDWR)
         if old:
             _LOG.warning(
-                "a promoted server accepts writes, on timeline %d: %d connections to the old primary are closed",
+                "a promoted server accepts writes on timeline %d: closed %d connections to the old primary",
                 place.timeline,
                 len(old),
             )

@@ -113,9 +113,11 @@ class LockHolder(NamedTuple):
     @property
     def text(self) -> str:
         """A sentence for an operator."""
-        since = "" if self.age is None else f" for {int(self.age.total_seconds())} s"
+        held = f"holds {self.what}"
+        if self.age is not None:
+            held = f"has held {self.what} for {int(self.age.total_seconds())} s"
         holder = f"session {self.process}" if self.process else f"prepared transaction {self.prepared}"
-        return f"the {holder} of the role {self.role} holds {self.what}{since}"
+        return f"the {holder} of the role {self.role} {held}"
 
     @property
     def remedy(self) -> str:

@@ -473,7 +473,7 @@ def readable_rows(cursor: Cursor[R]) -> list[R]:
 
 @lru_cache(maxsize=100)  # each error is logged once, and again after a hundred others
 def _leave_out(error: str) -> None:
-    _LOG.error("a stored row cannot be read and is left alone, the others are worked off: %s", error)
+    _LOG.error("a stored row cannot be read and is skipped; the other rows are processed: %s", error)
 
 
 def read_rows(

@@ -53,8 +53,8 @@ class ClockSkew:
         if not self._warned and abs(skew) - bound > self._limit:
             self._warned = True
             _LOG.warning(
-                "this machine's clock is %.3f s %s the database's, more than max_clock_skew (%g s); nothing fires"
-                " earlier or later for it, but its logs and handlers show another time: check its time synchronisation",
+                "this machine's clock is %.3f s %s the database's, more than max_clock_skew (%g s); firing is"
+                " not affected, but its logs and handlers show a different time: check its time synchronisation",
                 seconds,
                 where,
                 self._limit.total_seconds(),

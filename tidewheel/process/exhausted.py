@@ -33,7 +33,7 @@ def end_exhausted_process(reason: BaseException | str) -> NoReturn:
     if not _ending.acquire(blocking=False):
         threading.Event().wait()  # for another thread, which is ending the process
     with suppress(Exception):  # that line may need memory too
-        text = "no memory or no thread is left (%s); the process ends with code %d: raise its limits, or find the leak"
+        text = "out of memory or threads (%s); the process ends with code %d: raise its limits, or find the leak"
         _LOG.critical(text, str(reason) or type(reason).__name__, EXIT_CODE)
         logging.shutdown()
     os._exit(EXIT_CODE)

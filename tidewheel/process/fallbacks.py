@@ -37,7 +37,7 @@ class Step(StrEnum):
     APPLY = "apply"
 
 
-_LOCKS = "find the session that holds rows of job_runs for long: `SELECT * FROM pg_stat_activity ORDER BY xact_start`"
+_LOCKS = "find the session that keeps rows of job_runs locked: `SELECT * FROM pg_stat_activity ORDER BY xact_start`"
 
 
 class FallBack(NamedTuple):
@@ -50,26 +50,26 @@ class FallBack(NamedTuple):
 FALLBACKS: Final[Mapping[Step, FallBack]] = MappingProxyType(
     {
         Step.DELIVER: FallBack(
-            "the sweep starts runs that no message has brought",
-            "see that a relay runs, and run `tidewheel admin topics apply --queues {queue}`; if a topic was deleted and"
-            " created again, restart the queue's executors and the relays",
+            "the sweep starts runs whose messages did not arrive",
+            "check that a relay runs, then run `tidewheel admin topics apply --queues {queue}`; if a topic was deleted"
+            " and created again, restart the queue's executors and the relays",
         ),
-        Step.CLAIM: FallBack("other transactions hold runs while they are claimed", _LOCKS),
-        Step.FINISH: FallBack("other transactions hold runs while they end", _LOCKS),
+        Step.CLAIM: FallBack("other transactions lock runs that executors claim", _LOCKS),
+        Step.FINISH: FallBack("other transactions lock runs that end", _LOCKS),
         Step.RECORD: FallBack(
-            "PostgreSQL refuses ends together, and they are recorded in parts",
+            "PostgreSQL refuses batches of ends, and executors record them in parts",
             "read the executors' log, which names the error of PostgreSQL",
         ),
         Step.FIRE: FallBack(
-            "batches of jobs fail, and the jobs fire one by one",
+            "batches of jobs fail, and the schedulers fire the jobs one by one",
             "read the schedulers' log, which names the error and the jobs",
         ),
         Step.READ: FallBack(
             "messages are committed late, and a scan finds them",
-            "find the transactions that commit more than a second after they have enqueued",
+            "find the transactions that commit more than a second after enqueueing",
         ),
         Step.APPLY: FallBack(
-            "batches of requests fail, and the requests are applied one by one",
+            "batches of requests fail, and intake applies the requests one by one",
             "read the intakes' log, which names the error and the requests",
         ),
     }

@@ -66,10 +66,10 @@ METRICS = (
         "partitions of requests that intake stopped reading: the next offset expired, the end of a batch was not "
         "found, or a tenant's topic was created again",
     ),
-    _counter("releases_drained", "releases", "ends of runs of workflows, passed on to the children"),
+    _counter("releases_drained", "releases", "ends of workflow runs that were passed on to the children"),
     _counter("workflows_ended", "occurrences", "occurrences of workflows that ended, by state", "state"),
-    _counter("releases_quarantined", "releases", "releases that no drain could pass on, set aside"),
-    _counter("workflows_mended", "occurrences", "occurrences that had stopped, mended by the scheduler"),
+    _counter("releases_quarantined", "releases", "releases set aside because they could not be drained"),
+    _counter("workflows_mended", "occurrences", "stalled occurrences that the scheduler restarted"),
     _counter("occurrences", "occurrences", "fired occurrences, and skipped ones by reason", "outcome"),
     _counter("occurrences_caught_up", "occurrences", "missed occurrences that fired late"),
     _counter("backfilled_runs", "runs", "runs created by backfills"),
@@ -81,7 +81,7 @@ METRICS = (
     _counter(
         "timers_postponed",
         "timers",
-        "timers tried again later, because their jobs fail alike or by an error that is not their own",
+        "timers tried again later, because many jobs fail alike or the error is not the job's own",
     ),
     _gauge(
         "installation_faults",
@@ -102,7 +102,7 @@ METRICS = (
     _gauge(
         "retention_behind_seconds",
         "seconds",
-        "time by which the oldest partition is older than its period, after the last pass of this scheduler; "
+        "age of the oldest partition beyond its period, after the last pass of this scheduler; "
         "`tidewheel doctor` names the cause",
     ),
     _gauge(
@@ -120,12 +120,12 @@ METRICS = (
         "active runs that had ended while other runs waited, released by the scheduler",
     ),
     _gauge("ordering_keys_blocked", "keys", "ordering keys that a failed run blocks, up to 10,000"),
-    _gauge("ordering_keys_blocked_oldest_seconds", "seconds", "time for which the first of them is blocked"),
+    _gauge("ordering_keys_blocked_oldest_seconds", "seconds", "time since the first of these keys was blocked"),
     _counter(
         "keys_repaired", "keys", "concurrency keys and limits of runs in flight whose counters the scheduler repaired"
     ),
-    _gauge("timers_overdue", "timers", "timers that are due for more than a second and have not fired"),
-    _gauge("timers_overdue_oldest_seconds", "seconds", "time for which the oldest of them is due"),
+    _gauge("timers_overdue", "timers", "timers that have been due for more than a second and have not fired"),
+    _gauge("timers_overdue_oldest_seconds", "seconds", "time since the oldest overdue timer came due"),
     _gauge("occurrences_missing", "occurrences", "instants of overdue timers that have passed without a record"),
     _gauge("jobs_behind", "jobs", "recurring jobs that are two of their own intervals behind"),
     Metric(
@@ -151,18 +151,18 @@ METRICS = (
         "messages",
         "replies deleted after a day: the tenant's topic of replies is missing or forbidden",
     ),
-    _counter("outbox_postponed", "messages", "tries put off: larger than the topic's limit"),
+    _counter("outbox_postponed", "messages", "postponements of messages larger than the topic's limit"),
     _gauge(
         "outbox_held",
         "messages",
-        "due runs that the relay holds back, as executors cannot take them yet",
+        "due runs that the relay holds back, because executors are falling behind",
         "queue",
         "lane",
     ),
     _gauge(
         "outbox_window",
         "runs",
-        "published and unclaimed runs that the relay allows, while or since it held runs back",
+        "the relay's limit of published, unclaimed runs, while it holds runs back and afterwards",
         "queue",
         "lane",
     ),
@@ -171,7 +171,7 @@ METRICS = (
     _counter(
         "work",
         "pieces",
-        "work by the usual path of a step and by its fall-back, which works and hides a fault; only deliver has queues",
+        "work by a step's usual path and by its fall-back, which works but hides a fault; only deliver has queues",
         "step",
         "queue",
         "path",
@@ -184,7 +184,7 @@ METRICS = (
         "queue",
         "lane",
     ),
-    _gauge("runs_due_oldest_seconds", "seconds", "time for which the oldest is due", "queue", "lane"),
+    _gauge("runs_due_oldest_seconds", "seconds", "time since the oldest due run came due", "queue", "lane"),
     _gauge(
         "runs_orphaned",
         "runs",
@@ -198,18 +198,18 @@ METRICS = (
     ),
     _counter("attempts", "attempts", "ended attempts, by outcome", "outcome"),
     _counter("runs_ended", "runs", "runs that reached a terminal state", "state"),
-    _counter("ends_refused", "runs", "ends of runs that had ended before; the first end stays"),
+    _counter("ends_refused", "runs", "ends of runs that had already ended; the first end stays"),
     _counter(
         "outcomes_set_aside",
         "outcomes",
-        "tries of single outcomes that could not be recorded; each is tried again later",
+        "failures to record a single outcome; each is retried later",
     ),
     _counter("leases_lost", "attempts", "attempts ended because their executor missed its lease"),
     _gauge(
         "lease_used_ratio",
         "ratio",
-        "largest part of an executor's lease without a heartbeat: in the last minute, of itself; now, of all as a "
-        "scheduler sees them",
+        "largest part of a lease without a heartbeat: this executor's in the last minute; by a scheduler, any "
+        "executor's now",
     ),
     _gauge("runs_without_executor", "runs", "due runs that no live executor can handle"),
     _counter("unknown_handlers", "messages", "run messages skipped because this executor lacks the handler"),
@@ -226,7 +226,7 @@ METRICS = (
     _gauge(
         "group_lag",
         "messages",
-        "messages that a consumer group of intake or of executors has not read; of 100 groups at most",
+        "messages that a consumer group of intake or of executors has not read; for at most 100 groups",
         "group",
         "topic",
     ),

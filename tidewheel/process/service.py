@@ -143,7 +143,7 @@ def end_process_late(stop: Shutdown, seconds: float) -> None:
         stop.wakes(requested)
         requested.wait()
         never.wait(seconds)
-        _LOG.warning("the process is ended %.0f s after its shutdown was requested: a thread still waits", seconds)
+        _LOG.warning("ending the process %.0f s after its shutdown was requested: a thread is still waiting", seconds)
         logging.shutdown()
         os._exit(0)
 

@@ -47,7 +47,7 @@ def harmless(record: Callable[P, None]) -> Callable[P, None]:
         try:
             record(*args, **kwargs)
         except Exception:  # noqa: BLE001 - whatever it is, it concerns no run
-            _LOG.exception("a span could not be recorded; the work goes on")
+            _LOG.exception("a span could not be recorded; the work continues")
 
     return recorded
 

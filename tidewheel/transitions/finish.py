@@ -274,7 +274,7 @@ def _announce(refused: Sequence[FinishedRun]) -> None:
     """Log and count ends of runs that had ended before, and whose first end stays."""
     for run in refused:
         metrics.count("ends_refused")
-        text = "the run had ended before it was created again; its first end stays, and attempt %d left no other"
+        text = "the run had ended before it was created again; the first end stays, the end of attempt %d is dropped"
         _LOG.error(text, run.row.attempt, extra={"run_id": str(run.end.run_id), "attempt": run.row.attempt})
 
 

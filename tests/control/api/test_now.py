@@ -136,7 +136,7 @@ def test_runs_that_a_limit_holds_are_backlog_and_a_finding_after_a_minute(client
     Executor(database).claim(*(trigger(database) for _ in range(3)))
     [held] = read(client, "backlog")["backlog"]
     assert (held["state"], held["count"]) == ("buffered", 2)
-    assert held["why"]["words"] == "tenant default has 1 of 1 active runs: the end of one starts the oldest that waits"
+    assert held["why"]["words"] == "tenant default has 1 of 1 active runs; the oldest waiting run starts when one ends"
     kinds = {each["kind"] for each in read(client, "now")["findings"]}
     assert "held_runs" not in kinds
     with answering(database) as pages:

@@ -47,7 +47,7 @@ def test_down_without_a_stack_does_nothing_and_reports_it(tmp_path: Path) -> Non
     for home in (tmp_path / "none", tmp_path):
         done = tidewheel("down", "--home", str(home))
         assert (done.code, done.err) == (0, "")
-        assert done.out == f"there is no stack in {home}; `tidewheel dev` or `tidewheel up` makes one\n"
+        assert done.out == f"there is no local stack in {home}; `tidewheel dev` or `tidewheel up` creates one\n"
     assert not (tmp_path / "none").exists()
 
 

@@ -37,7 +37,7 @@ def process(database: Database, role: str, silent: str = "0 s") -> None:
 def test_installation_that_nothing_uses_yet_has_no_problem(database: Database) -> None:
     done = status(database)
     assert (done.code, done.err) == (0, "")
-    assert done.out.startswith("no service runs: ")
+    assert done.out.startswith("no service is running: ")
 
 
 def test_status_names_each_role_that_does_not_live(database: Database) -> None:
@@ -48,10 +48,10 @@ def test_status_names_each_role_that_does_not_live(database: Database) -> None:
     done = status(database)
     assert done.code == ExitCode.FAILED
     assert "no scheduler" not in done.out
-    assert "error: no relay lives: " in done.out
-    assert "error: no executor lives: no run starts\n" in done.out
-    assert "  evidence: the only one, executor worker-1, is dead: its last heartbeat was at " in done.out
-    assert "warning: no intake lives: " in done.out
+    assert "error: no relay is running: " in done.out
+    assert "error: no executor is running: no run starts\n" in done.out
+    assert "  evidence: the only one, executor worker-1, is dead: last heartbeat at " in done.out
+    assert "warning: no intake is running: " in done.out
 
 
 def test_dead_process_is_shown_until_another_has_replaced_it(database: Database) -> None:
@@ -77,7 +77,7 @@ def test_api_is_missed_only_if_one_has_died(database: Database) -> None:
     assert "no api lives" not in status(database).out
     process(database, "api", silent="1 min")
     done = status(database)
-    assert "warning: no api lives: no call over HTTP is answered" in done.out
+    assert "warning: no api is running: HTTP requests get no answer" in done.out
     assert "  remedy: tidewheel service api\n" in done.out
 
 
@@ -139,4 +139,4 @@ def test_status_of_a_fleet_names_its_only_executor_when_that_is_dead(
     fleet.until(lambda: "no executor lives" in status(fleet.database).out, "status reports it")
     services["scheduler"].ask_to_stop()
     services["scheduler"].wait_stopped()
-    assert "error: no scheduler lives: " in status(fleet.database).out
+    assert "error: no scheduler is running: " in status(fleet.database).out

@@ -56,7 +56,7 @@ def timeline(shown: Sequence[TimelineRun], skips: Sequence[Unfired] = (), pauses
 
 
 def skipped(first: datetime, last: datetime, occurrences: int) -> Unfired:
-    return Unfired(first, last, occurrences, exact=True, reason="paused", words="It came due in a pause.")
+    return Unfired(first, last, occurrences, exact=True, reason="paused", words="It came due during a pause.")
 
 
 def inside(line: Line) -> bool:

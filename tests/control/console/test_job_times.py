@@ -49,7 +49,7 @@ def test_timeline_shows_ends_skips_and_what_comes_with_the_same_words_as_its_tab
     failed = begun(clocked)
     end(clocked, ending(failed, RunState.FAILED, error_type="ConnectionError"))
     page = shown(pages, "/jobs/job?window=24h")
-    assert "The occurrence of Mon 2 Mar 2026 12:00:00 UTC did not fire. It came due in a pause" in page
+    assert "The occurrence of Mon 2 Mar 2026 12:00:00 UTC did not fire. It came due during a pause" in page
     berlin = shown(pages, "/jobs/job?window=24h&tz=Europe/Berlin")
     assert "The occurrence of Mon 2 Mar 2026 13:00:00 CET did not fire. It came due" in berlin
     assert "1 run succeeded, 1 failed" in page
@@ -250,7 +250,7 @@ def test_edit_and_rollback_respect_skips_and_moves_and_name_those_that_they_drop
     assert "A skip by request leaves out Fri 20 Mar 02:00." in back
     assert "This drops" not in back
     assert "no longer appl" not in back
-    drops = "This drops 2 moves by request, the first that of"
+    drops = "This drops 2 requested moves, the first at"
     other = shown(pages, "/jobs/nightly/rollback?version=3")
     assert "It then fires at Fri 20 Mar 04:00, Sat 21 Mar 04:00" in other
     assert drops in other
@@ -334,7 +334,7 @@ def test_first_row_of_an_overdue_job_names_since_when_and_what_it_awaits(
     assert "A scheduler creates its run at its next poll" in page
     clocked.execute("UPDATE timers SET due_at = due_at + interval '10 min'")
     page = shown(pages, "/jobs/nightly/next")
-    assert "Firing it failed and is postponed" in page
+    assert "Firing failed; a scheduler tries again at" in page
 
 
 def test_settings_show_values_and_defaults(clocked: ClockedDatabase, pages: ApiClient) -> None:

@@ -153,7 +153,7 @@ def test_skip_names_its_reason_and_slow_run_its_stage(here: Page, database: Data
     place(here, "Jobs")
     follow(here, "nightly")
     here.get_by_role("link", name="skipped").last.click()
-    expect(here.locator("main table").last).to_contain_text("It came due in a pause")
+    expect(here.locator("main table").last).to_contain_text("It came due during a pause")
     place(here, "Runs")
     here.fill("main [name=job]", "nightly")
     here.locator("main").get_by_role("button", name="Filter").click()

@@ -99,7 +99,7 @@ def test_run_that_was_due_in_a_pause_or_a_freeze_has_who_ended_it(clocked: Clock
         client.headers.update(HTML)
         page = shown(client, f"/runs/{run.run_id}")
     scope = r" \(queue default\)" if hold == "freeze" else ""
-    assert re.search(rf"its time: <bdi>the occurrence came due in a {hold}{scope}, which \S+ ended</bdi>", page)
+    assert re.search(rf"its time: <bdi>the occurrence came due during a {hold}{scope} that \S+ ended</bdi>", page)
 
 
 def test_run_of_a_time_before_its_job_has_that(clocked: ClockedDatabase) -> None:
@@ -109,7 +109,7 @@ def test_run_of_a_time_before_its_job_has_that(clocked: ClockedDatabase) -> None
     [run] = job_runs(clocked)
     with answering(clocked) as client:
         client.headers.update(HTML)
-        assert "after its time: <bdi>it was past when version 1 of the job was submitted</bdi>" in shown(
+        assert "after its time: <bdi>it was already past when version 1 of the job was submitted</bdi>" in shown(
             client, f"/runs/{run.run_id}"
         )
 

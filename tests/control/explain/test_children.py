@@ -51,7 +51,7 @@ def test_child_without_an_occurrence_is_explained_by_its_root(clocked: ClockedDa
     [(due,)] = clocked.rows("SELECT scheduled_at FROM timers")
     ahead = explanation_of(clocked, due, "d")
     assert (ahead.outcome, ahead.workflow, ahead.after) == ("scheduled", None, due + timedelta(hours=1))
-    assert ahead.words.startswith("The job follows its parents in a workflow. Of its root 'a': ")
+    assert ahead.words.startswith("The job follows its parents in a workflow. For its root 'a': ")
     assert explanation_of(clocked, due + timedelta(seconds=1), "d").outcome == "no_occurrence"
 
 
@@ -81,12 +81,12 @@ def test_root_that_was_skipped_or_cancelled_reaches_no_child(clocked: ClockedDat
     play(clocked)
     found = explanation_of(clocked, at, "c")
     assert (found.outcome, found.reason) == ("skipped", "root")
-    assert found.words == "The run of its root 'a' was cancelled before it began. No job beneath it runs."
+    assert found.words == "The run of its root 'a' was cancelled before it began. No job below that root runs."
     clocked.advance(timedelta(seconds=1))
     root = trigger(clocked, "a")
     end_and_drain(clocked)
     change(clocked, "pause", root)
     paused = explanation_of(clocked, scheduled_at(clocked, root), "c")
     assert paused.words == (
-        "It waits for its parent 'b', whose run is queued. The occurrence is paused: resume it to go on."
+        "It waits for its parent 'b', whose run is queued. The occurrence is paused: resume it to continue."
     )

@@ -116,7 +116,7 @@ def test_skips_and_pauses_are_part_of_it(clocked: ClockedDatabase) -> None:
     found = timeline(clocked, edges)
     [skip] = found.skips
     assert (skip.reason, skip.occurrences, skip.at, skip.last_at) == ("paused", 4, t("03-02T09:00"), t("03-02T12:00"))
-    assert "It came due in a pause" in skip.words
+    assert "It came due during a pause" in skip.words
     assert timeline(clocked, [t("03-01T00:00"), t("03-02T00:00")]).skips == ()
 
 

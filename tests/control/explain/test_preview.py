@@ -53,9 +53,11 @@ def test_catch_up_names_when_an_occurrence_is_missed(clocked: ClockedDatabase) -
 
 def test_order_and_dedupe_are_described(clocked: ClockedDatabase) -> None:
     words = previewed(clocked, schedule=DAILY, overlap="allow_all", ordering_key="k").words
-    line = "Runs of the ordering key 'k' start one after another, and one that fails for good blocks those behind it."
+    line = (
+        "Runs of the ordering key 'k' start one after another, and a run that fails for good blocks the runs behind it."
+    )
     assert line in words
-    assert "by the mode reject." in previewed(clocked, schedule="manual", dedupe={"window": "10m"}).words[-1]
+    assert "(mode reject)." in previewed(clocked, schedule="manual", dedupe={"window": "10m"}).words[-1]
 
 
 def test_preview_marks_the_occurrences_that_a_pause_or_a_freeze_holds(clocked: ClockedDatabase) -> None:
@@ -139,7 +141,7 @@ def test_preview_explains_schedules_without_a_rhythm(clocked: ClockedDatabase) -
     assert "only triggers create runs" in " ".join(previewed(clocked).words)
     once = previewed(clocked, schedule={"once": "2026-03-02T07:00:00Z"})
     assert shown(once.occurrences) == [("03-02T07:00:00", OccurrenceOutcome.WAITING)]
-    assert "it fires at once, marked late" in " ".join(once.words)
+    assert "the job fires at once, marked late" in " ".join(once.words)
     chain = previewed(clocked, schedule={"fixed_delay": "5m"})
     assert shown(chain.occurrences) == [("03-02T08:00:00", OccurrenceOutcome.SCHEDULED)]
     assert not chain.exhausted

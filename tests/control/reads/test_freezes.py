@@ -109,7 +109,7 @@ def test_skipped_occurrence_says_frozen_after_the_thaw(frozen: ClockedDatabase) 
             pass
         skipped = client.explain("job", at)
         assert (skipped.outcome, skipped.reason) == (OccurrenceOutcome.SKIPPED, "frozen")
-        assert skipped.words.startswith("It came due in a freeze and was skipped")
+        assert skipped.words.startswith("It came due during a freeze and was skipped")
         why = client.runs.detail(trigger(frozen)).summary.why
         assert why is not None
         assert why.freezes == ()

@@ -68,11 +68,11 @@ def test_run_without_a_live_executor_has_what_is_missing(job: Database) -> None:
         WaitCode.NO_HANDLER, f"no live executor of queue 'default' has the handler {HANDLER!r}",
     )  # fmt: skip
     executor(job, HANDLER, silent="1 h")
-    assert why(job, run_id).words.startswith(f"{found.words}; the last one is silent since ")
+    assert why(job, run_id).words.startswith(f"{found.words}; the last one has been silent since ")
     executor(job, HANDLER)
     found = why(job, run_id)
     assert found.code is WaitCode.SLOT
-    assert found.words == "waits until the live executor of queue default claims it"
+    assert found.words == "waits for the live executor of queue default to claim it"
 
 
 def test_creating_a_job_that_no_live_executor_can_run_prints_a_note(database: Database) -> None:
@@ -111,19 +111,20 @@ def test_retrying_run_has_its_failed_attempt_and_the_time_of_the_next(job: Datab
     failed = begin(job, trigger(job))
     requeue(job, failed, AttemptOutcome.FAILED, timedelta(hours=1))
     found = why(job, failed.run_id)
-    words = "attempt 1 of 4 failed: ValueError; the next one may start"
-    assert (found.code, found.words.partition(" from ")[0]) == (WaitCode.RETRY, words)
+    words = "attempt 1 of 4 failed (ValueError); retrying"
+    assert (found.code, found.words.partition(" at ")[0]) == (WaitCode.RETRY, words)
     lost = begin(job, trigger(job))
     requeue(job, lost, AttemptOutcome.LOST)
     executor(job, HANDLER)
     found = why(job, lost.run_id)
     assert (found.code, found.words) == (
         WaitCode.SLOT,
-        "attempt 1 was lost with its executor; the next one waits until the live executor of queue default claims it",
+        "attempt 1 was lost with its executor; "
+        "the next attempt waits for the live executor of queue default to claim it",
     )
     with Client(job.url) as client:
         client.freezes.freeze(queue="default")
-    assert why(job, failed.run_id).words.startswith("attempt 1 of 4 failed: ValueError; frozen since ")
+    assert why(job, failed.run_id).words.startswith("attempt 1 of 4 failed (ValueError); frozen since ")
 
 
 def test_retrying_run_of_a_job_with_jitter_has_its_failed_attempt(database: Database) -> None:
@@ -131,7 +132,7 @@ def test_retrying_run_of_a_job_with_jitter_has_its_failed_attempt(database: Data
     submit(database, retry={"jitter": "10%", "max_attempts": 7, "initial": "30d", "max": "30d"})
     run_id = trigger(database)
     requeue(database, begin(database, run_id), AttemptOutcome.FAILED, timedelta(days=1))
-    assert why(database, run_id).words.startswith("attempt 1 of 7 failed: ValueError; ")
+    assert why(database, run_id).words.startswith("attempt 1 of 7 failed (ValueError); ")
 
 
 def test_run_behind_its_jobs_active_run_has_its_id(database: Database) -> None:
@@ -141,7 +142,7 @@ def test_run_behind_its_jobs_active_run_has_its_id(database: Database) -> None:
     assert not claim(database, second).started
     found = why(database, second)
     assert (found.code, found.behind_run_id) == (WaitCode.TURN, first)
-    assert found.words == f"waits behind run {first}, its job's active run, which is running"
+    assert found.words == f"waits behind run {first}, the job's active run, which is running"
 
 
 def test_run_without_a_place_has_its_key(database: Database) -> None:
@@ -151,7 +152,7 @@ def test_run_without_a_place_has_its_key(database: Database) -> None:
     assert claim(database, second).waiting == {second}
     found = why(database, second)
     assert (found.code, found.words) == (
-        WaitCode.KEY, "waits for a place of the concurrency key 'acme': runs hold 1 of 1",
+        WaitCode.KEY, "waits for a place of the concurrency key 'acme': 1 of 1 are taken",
     )  # fmt: skip
 
 
@@ -162,15 +163,15 @@ def test_due_run_names_the_limit_of_its_tenant_before_a_claim_has_looked(job: Da
     requeue(job, failed, AttemptOutcome.FAILED)
     with Client(job.url) as client:
         client.tenants.limit("default", in_flight=1)
-    words = "tenant default has 1 of 1 active runs: the end of one starts the oldest that waits"
+    words = "tenant default has 1 of 1 active runs; the oldest waiting run starts when one ends"
     found = why(job, waiting)
     assert (found.code, found.words) == (WaitCode.TENANT, words), "no scheduler has counted the active runs yet"
-    assert found.remedy == "raise the limit by `tidewheel admin tenant limits default --in-flight N`"
+    assert found.remedy == "raise the limit with `tidewheel admin tenant limits default --in-flight N`"
     job.execute("UPDATE tenants SET in_flight_since = NULL")
     assert why(job, waiting).code is WaitCode.SLOT, "the row of the tenant counts"
     job.execute("UPDATE run_keys SET running = 1")
     assert (why(job, waiting).words, why(job, begun.run_id).code) == (words, WaitCode.RUNNING)
-    assert why(job, failed.run_id).words == f"attempt 1 of 4 failed: ValueError; {words}"
+    assert why(job, failed.run_id).words == f"attempt 1 of 4 failed (ValueError); {words}"
     with Client(job.url) as client:
         client.tenants.limit("default", in_flight=2)
     assert why(job, waiting).code is WaitCode.SLOT
@@ -184,7 +185,7 @@ def test_due_run_names_its_full_key_before_a_claim_has_looked(database: Database
     begin(database, first)
     found = why(database, second)
     assert (found.code, found.words) == (
-        WaitCode.KEY, "waits for a place of the concurrency key 'acme': runs hold 1 of 1",
+        WaitCode.KEY, "waits for a place of the concurrency key 'acme': 1 of 1 are taken",
     )  # fmt: skip
 
 
@@ -195,10 +196,10 @@ def test_run_that_its_tenants_rate_holds_has_the_time_at_which_it_goes_on(job: D
     runs = [trigger(job) for _ in range(15)]
     found = why(job, runs[-1])
     assert found.code is WaitCode.TENANT_RATE
-    assert found.words.startswith("held by the rate of its tenant, 1 runs a second: ")
+    assert found.words.startswith("held by the tenant's rate, 1 runs a second: ")
     assert found.until is not None
     assert timedelta(seconds=12) < found.until - job.now() < timedelta(seconds=18)
-    assert "held runs are before it, and it goes on at about " in found.words
+    assert "held runs are ahead, and this run may start at about " in found.words
 
 
 def test_blocked_run_has_its_occurrence_and_its_parents(database: Database) -> None:
@@ -208,11 +209,11 @@ def test_blocked_run_has_its_occurrence_and_its_parents(database: Database) -> N
     end_and_drain(database, limit=1)
     blocked = database.value("SELECT run_id FROM job_runs WHERE state = 'blocked'")
     found = why(database, blocked)
-    words = f"waits for its parents in the workflow, the occurrence of run {root}: 1 of 2 have ended"
+    words = f"waits for its parents in the workflow occurrence of run {root}: 1 of 2 have ended"
     assert (found.code, found.words, found.remedy) == (WaitCode.PARENTS, words, f"tidewheel workflow show {root}")
     apply_batch(database, {"type": "workflow.pause", "run_id": str(root)})
     found = why(database, blocked)
-    words = f"its workflow, the occurrence of run {root}, is paused"
+    words = f"the workflow occurrence of run {root} is paused"
     assert (found.code, found.words, found.remedy) == (WaitCode.PARENTS, words, f"tidewheel workflow resume {root}")
 
 
@@ -221,11 +222,11 @@ def test_run_under_way_has_its_executor_and_the_silence_of_it(job: Database) -> 
     started = begin(job, trigger(job))
     found = why(job, started.run_id)
     assert (found.code, found.executor_id) == (WaitCode.RUNNING, EXECUTOR)
-    assert found.words.startswith("executor worker-1 has been running its attempt since ")
+    assert found.words.startswith("executor worker-1 has been running the attempt since ")
     job.execute("UPDATE executors SET last_heartbeat_at = tidewheel_now() - interval '1 min'")
     found = why(job, started.run_id)
     assert (found.code, found.remedy) == (
-        WaitCode.EXECUTOR_SILENT, "start an executor of queue 'default' if none lives",
+        WaitCode.EXECUTOR_SILENT, "start an executor of queue 'default' if none is running",
     )  # fmt: skip
 
 
@@ -249,7 +250,7 @@ def test_attempt_under_way_whose_cancel_is_accepted_says_so(job: Database) -> No
     request_cancel(job, started.run_id)
     found = why(job, started.run_id)
     assert (found.code, found.cancel_requested) == (WaitCode.RUNNING, True)
-    assert found.words.endswith("; its cancel is requested")
+    assert found.words.endswith("; cancel requested")
 
 
 def test_lists_and_details_have_the_same_reason(job: Database) -> None:
@@ -281,7 +282,7 @@ def test_run_that_a_cancellation_names_waits_for_its_end(job: Database) -> None:
     number = job.value("SELECT id FROM cancellations")
     assert reply.unchanged is False
     found = why(job, run_id)
-    words = f"cancellation {number} includes it, so no executor starts it, and a scheduler ends it"
+    words = f"cancellation {number} includes the run: no executor starts the run, and a scheduler ends it"
     assert (found.code, found.words, found.cancellation_id) == (WaitCode.CANCEL, words, number)
     assert why(job, started.run_id).code is not WaitCode.CANCEL, "an executor has its attempt"
     job.execute("UPDATE cancellations SET finished_at = tidewheel_now()")
@@ -304,5 +305,5 @@ def test_buffered_root_has_the_occurrence_that_keeps_the_place(database: Databas
     second = trigger(database, "a")
     claim(database, second)
     found = why(database, second)
-    words = f"waits for the end of the occurrence of run {root}, by the overlap policy of its job"
+    words = f"waits for the occurrence of run {root} to end, by the job's overlap policy"
     assert (found.code, found.words, found.remedy) == (WaitCode.TURN, words, f"tidewheel workflow show {root}")

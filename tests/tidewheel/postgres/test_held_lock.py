@@ -185,7 +185,7 @@ def test_restore_without_its_lock_does_not_open_the_database(
     settings, since = Connections.load(), fresh_database.now() - timedelta(minutes=1)
 
     def lose(step: str) -> None:
-        if step == "records runs and their ends":
+        if step == "recording runs and their ends":
             with psycopg.connect(fresh_database.url) as other:
                 assert other.execute(LOSE, ["tidewheel-restore-lock"]).fetchall() == [(True,)]
 

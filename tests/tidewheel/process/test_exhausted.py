@@ -67,7 +67,7 @@ def messages_until_end(process: subprocess.Popen[str]) -> list[str]:
 @pytest.mark.parametrize("script", [_SIGNALLED, _LOOPING], ids=["signal", "loop"])
 def test_exhausted_process_ends_by_one_line_and_a_code(script: str) -> None:
     [line] = messages_until_end(started(script))
-    assert line.startswith("no memory or no thread is left (can't start new thread)")
+    assert line.startswith("out of memory or threads (can't start new thread)")
 
 
 @pytest.mark.kafka
@@ -81,7 +81,7 @@ def test_kafka_client_without_threads_ends_its_process(info: StackInfo) -> None:
         assert process.stdout.readline() == "exhausted\n"
         proxy.line.silent = False
         [line] = messages_until_end(process)
-    assert line.startswith("no memory or no thread is left (")
+    assert line.startswith("out of memory or threads (")
 
 
 def test_handler_that_asks_for_too_much_is_no_exhausted_process() -> None:

@@ -49,7 +49,7 @@ def test_fault_is_logged_when_it_begins_and_when_it_ends(caplog: pytest.LogCaptu
             work.count(Step.DELIVER, 5, fallback=second < 60, queue="pdf")
             work.pass_on(second)
     began, ended = (record.getMessage() for record in caplog.records)
-    fault = "queue pdf: the sweep starts runs that no message has brought"
+    fault = "queue pdf: the sweep starts runs whose messages did not arrive"
     assert began.startswith(f"{fault}, 55 of 60 within a minute; ")
     assert "`tidewheel admin topics apply --queues pdf`" in began
     assert ended == f"no longer: {fault}"
