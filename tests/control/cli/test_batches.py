@@ -69,7 +69,7 @@ def test_a_batch_of_a_file_is_submitted_drawn_extended_and_closed(database: Data
     ("text", "found"),
     [
         ("runs: []", "runs: is empty"),
-        ("run: []", "there is no field 'run'"),
+        ("run: []", "has no field 'run'"),
         ("runs: [{ref: a, key: gone}]", "runs.0.key: tenant 'default' has no job 'gone'"),
         ("runs: [{ref: a, key: a, after: [a]}]", "the runs form a cycle: a → a"),
         ("[]", "write an object with runs, on, open"),
