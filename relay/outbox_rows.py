@@ -247,7 +247,10 @@ def position_columns(pairs: Sequence[Pair], after: Mapping[Pair, OutboxPosition]
 
 
 def end_columns(pairs: Sequence[Pair], upto: Mapping[Pair, OutboxPosition]) -> dict[str, object]:
-    """Return the parameters of the outbox statements that name end positions; a pair without one has no end."""
+    """Return the parameters of the outbox statements that name end positions.
+
+    A pair without a position has no end.
+    """
     ends = [upto.get(pair, _END) for pair in pairs]
     return {
         "ends": arrays.instants(publish_at for publish_at, _ in ends),

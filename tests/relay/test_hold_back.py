@@ -179,7 +179,7 @@ def test_run_of_higher_priority_passes_a_backlog(relaying: Relaying) -> None:
 
 
 def test_order_of_instants_is_kept_among_slices(relaying: Relaying) -> None:
-    """Where one run leaves at a time, and one slice has nearly all."""
+    """One run leaves at a time, and one slice has nearly all."""
     topic = relaying.topic("runs.standard")
     burst = [
         row._replace(value=b"%d" % number, shard=0 if number % 10 else number % 64)
