@@ -237,7 +237,10 @@ class HeldTopic:
         upto: Mapping[Pair, OutboxPosition] = MappingProxyType({}),
         lead: Lead | None = None,
     ) -> list[tuple[int, str, int, bytes]]:
-        """Read due rows without known ones and those of the lead: number of the pair, tenant, priority and entry."""
+        """Read due rows, without known ones and those of the lead.
+
+        Each has the number of its pair, its tenant, priority and entry.
+        """
         columns = {
             **position_columns([*after], after),
             **end_columns([*after], upto),
