@@ -68,19 +68,17 @@ _JOB = Group(
         "create": Command("job_edit", "create", "Create a job from a file, from flags, or both; fail if it exists."),
         "list": Command(_JOBS, "list_jobs", "List jobs by key, each with its next occurrence and last run."),
         "show": Command(_JOBS, "show", "Show a job: its spec, state, pause and last run."),
-        "update": Command("job_edit", "update", "Change a job: flags replace single fields, a file replaces them all."),
+        "update": Command("job_edit", "update", "Change a job: flags set single fields, a file sets all."),
         "pause": Command(_JOBS, "pause", "Pause a job's schedule; triggers still run."),
         "resume": Command(_JOBS, "resume", "Resume a paused job."),
-        "release": Command(
-            "job_edit", "release", "Let quarantined jobs fire again, once you have corrected the cause."
-        ),
+        "release": Command("job_edit", "release", "Let quarantined jobs fire again, after you fix the cause."),
         "delete": Command(_JOBS, "delete", "Delete a job; started runs finish, the rest are cancelled."),
         "trigger": Command("job_edit", "trigger", "Run a job once, now or later; print the run's id."),
         "backfill": Command(
             "job_edit", "backfill_job", "Run the occurrences of a past range; print the backfill's id."
         ),
         "next": Command(
-            "occurrences", "next_occurrences", "Show a job's next occurrences, including skipped and moved ones."
+            "occurrences", "next_occurrences", "Show a job's next occurrences, also skipped and moved ones."
         ),
         "stats": Command(_JOBS, "stats", "Show a job's runs by day: counts, durations and lateness."),
         "preview": Command("occurrences", "preview", "Show what an unsaved job would do, from a file or from flags."),

@@ -95,7 +95,7 @@ def update(
     tenant: Tenant = DEFAULT_TENANT,
     output: OutputOption = Output.TEXT,
 ) -> None:
-    """Change a job: flags replace single fields, a file replaces them all."""
+    """Change a job: flags set single fields, a file sets all."""
     given = read_job(flags.file) if flags.file else {}
     job_key = key_of(key, named, given)
     with reading() as connection:
@@ -224,7 +224,7 @@ def release(
     tenant: Tenant = DEFAULT_TENANT,
     output: OutputOption = Output.TEXT,
 ) -> None:
-    """Let quarantined jobs fire again, once you have corrected the cause.
+    """Let quarantined jobs fire again, after you fix the cause.
 
     A scheduler quarantines a job that it cannot fire, such as one whose time zone no longer exists. The job stops
     firing, and all other jobs continue. `job list --quarantined` lists quarantined jobs, and `job show KEY` shows the

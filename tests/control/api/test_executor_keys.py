@@ -147,7 +147,7 @@ def test_token_that_dev_sets_brings_no_warning(
     database: Database, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """`tidewheel dev` warned new users of a setting that they had not set: issue 40."""
-    with answering(database, token=executor_token(tmp_path)):
+    with caplog.at_level(logging.INFO, "tidewheel.api"), answering(database, token=executor_token(tmp_path)):
         until(lambda: any("listening on" in each.getMessage() for each in caplog.records), "the start")
     assert not [each.getMessage() for each in caplog.records if each.levelno >= logging.WARNING]
 

@@ -154,5 +154,5 @@ def test_a_missing_psql_is_reported_with_the_address(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", code, "admin", "psql"], env=environment, capture_output=True, text=True, check=False
     )
-    message = "tidewheel: psql is not installed; the database is postgresql://ann@db/app\n"
+    message = "tidewheel: psql is not installed; the database is at postgresql://ann@db/app\n"
     assert (done.returncode, done.stdout, done.stderr) == (1, "", message)

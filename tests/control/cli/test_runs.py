@@ -156,7 +156,7 @@ def test_where_shows_the_places_of_a_run_and_the_message_of_each_claim(job: Data
     assert (open_one["table_name"], open_one["day"]) == ("job_runs", None)
     job.execute("UPDATE job_runs SET claimed_from = 'sweep' WHERE run_id = %s", [under_way])
     assert tidewheel(job, "run", "where", under_way, "--no-kafka").lines[-1].split()[:5] == [
-        "1", "none:", "by", "the", "sweep"
+        "1", "none:", "claimed", "by", "the", "sweep"
     ]  # fmt: skip
     queued = trigger(job)
     lines = tidewheel(job, "run", "where", queued, "--no-kafka").lines
@@ -241,7 +241,7 @@ def test_first_digits_that_one_run_has_name_it_and_others_list_the_candidates(jo
     assert json_output(job, "run", "cancel", unique, other, "--dry-run")["runs"][0]["run_id"] == str(one)
     done = tidewheel(job, "run", "show", same)
     assert done.code == ExitCode.REFUSED
-    assert f"RUN: {same} names 2 runs" in done.err
+    assert f"RUN: {same} matches 2 runs" in done.err
     assert {f"{run} (job, queued)" for run in (one, other)} <= set(re.findall(r"[0-9a-f-]{36} \(.*?\)", done.err))
     assert tidewheel(job, "run", "show", "nightly").code == ExitCode.USAGE
     tidewheel(job, "admin", "tenant", "create", "acme")

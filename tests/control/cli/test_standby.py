@@ -30,7 +30,7 @@ def test_value_that_no_server_accepts_is_refused_at_once(words: str, problem: st
 
 def test_replication_of_topics_is_refused_likewise() -> None:
     done = tidewheel(NO_DATABASE, "admin", "topics", "apply", "--replication", "0")
-    assert (done.code, "--replication: 0 is no number" in done.err) == (ExitCode.REFUSED, True)
+    assert (done.code, "--replication: 0 is not a number" in done.err) == (ExitCode.REFUSED, True)
 
 
 @pytest.mark.parametrize("source", ["a:9092", "a:9092,b-1.example:9093", "[::1]:9092", "SSL://a:9092", "127.0.0.1:1"])

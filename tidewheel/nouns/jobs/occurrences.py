@@ -55,7 +55,7 @@ class Occurrences(Noun):
             int, Field(ge=1, le=MAX_NEXT, description="The maximum number of results."), InDoors("limit")
         ] = 10,
     ) -> Upcoming:
-        """Show a job's next occurrences, including skipped and moved ones."""
+        """Show a job's next occurrences, also skipped and moved ones."""
         late = self._call.installation.misfire_after
         with self._call.snapshot() as connection:
             return upcoming(connection, self._call.tenant, key, n, misfire_after=late)
