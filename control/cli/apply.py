@@ -160,7 +160,7 @@ def parents_first(children: Sequence[Child]) -> list[JobText]:
     refused: list[JobText] = []
     while (cycle := find_cycle(parents)) is not None:
         problem = f"the jobs form a cycle: {cycle_text([children[number].key for number in cycle])}"
-        error = FieldError("schedule.after", problem, "leave out one of these edges")
+        error = FieldError("schedule.after", problem, "remove one of these edges")
         refused += [JobText(children[number].text.place, error) for number in sorted({*cycle})]
         parents = {number: needed - {*cycle} for number, needed in parents.items() if number not in cycle}
     return [*(children[number].text for number in TopologicalSorter(parents).static_order()), *refused]

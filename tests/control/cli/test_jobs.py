@@ -130,9 +130,9 @@ def test_target_flag_sets_the_target(database: Database, arguments: tuple[str, .
         (("a", "--cron", "0 25 * * *", "--handler", "h"), ("job.schedule.cron: hour 25", "0 23 * * *")),
         (("a", "--cron", "0 8 * * *"), ("job.target: is missing",)),
         (("a", "--handler", "h", "--overlap", "skipp", "--manual"), ("job.overlap: 'skipp'", "did you mean 'skip'?")),
-        (("a", "--handler", "h", "--every", "1s", "--cron", "0 8 * * *"), ("--cron and --every exclude each other",)),
+        (("a", "--handler", "h", "--every", "1s", "--cron", "0 8 * * *"), ("--cron and --every cannot be combined",)),
         (("a", "--handler", "h", "--every", "1s", "--tz", "UTC"), ("job.schedule.timezone", "only cron has it")),
-        (("a", "--handler", "h", "--manual", "--url", "http://a"), ("target: ", "exclude each other")),
+        (("a", "--handler", "h", "--manual", "--url", "http://a"), ("target: ", "cannot be combined")),
         (("a", "--shell", "a 'b", "--manual"), ("--shell: ", "quotation")),
         (("a", "--shell", "a", "--method", "PUT", "--manual"), ("target: ", "--method", "--shell")),
         (("a", "--handler", "h", "--manual", "--payload", "{"), ("--payload:", "is not valid JSON")),
@@ -168,7 +168,7 @@ def test_invalid_value_is_refused_with_its_field(
         ("key: a\n\ttarget: b\n", "indent with spaces"),
         ("key: a: b\n", "put a value with a colon in quotes"),
         ("key: a\x07\n", "remove control characters"),
-        ('{"key": ', "it is not valid JSON"),
+        ('{"key": ', "not valid JSON"),
     ],
 )
 def test_unreadable_file_is_refused_in_one_line(database: Database, text: str, part: str) -> None:
