@@ -172,8 +172,6 @@ def _secret(word: str, number: int) -> bytes:
     except ValueError:
         secret = b""
     if not word.startswith(_PREFIX) or not 24 <= len(secret) <= 64:  # Source: "Signing secret" there
-        message = (
-            f"entry {number} has no valid secret: write {_PREFIX} and 24 to 64 random bytes in base64 after the host"
-        )
+        message = f"entry {number} has no secret: write {_PREFIX} and 24 to 64 random bytes in base64 after the host"
         raise ValueError(message)
     return secret

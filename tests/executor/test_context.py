@@ -198,7 +198,7 @@ def test_names_of_steps_are_unique_in_an_attempt() -> None:
     with pytest.raises(ValueError, match=r"step 'charge' was already used in this attempt; give each step"):
         context.step("charge", dict)
     for name in ("", "x" * 256):
-        with pytest.raises(ValueError, match=r"a step has 1 to 255 characters"):
+        with pytest.raises(ValueError, match=r"name must have 1 to 255 characters"):
             context.step(name, dict)
 
 

@@ -292,7 +292,7 @@ def test_file_without_a_certificate_is_refused_at_start(authority: Authority, tm
     empty = tmp_path / "empty.pem"
     empty.touch()
     for file in (empty, tmp_path / "missing.pem"):
-        with pytest.raises(SettingsError, match=r"TIDEWHEEL_HTTP_CA_FILE: has no certificate in PEM.*name a readable"):
+        with pytest.raises(SettingsError, match=r"TIDEWHEEL_HTTP_CA_FILE: has no PEM certificate.*name a readable"):
             ExecutorSettings.load(http_ca_file=str(file))
     assert ExecutorSettings.load(http_ca_file=str(authority.file)).http_ca_file == authority.file
 

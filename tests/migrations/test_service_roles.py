@@ -137,7 +137,7 @@ def test_installation_has_roles_of_its_own_prefix(fresh_database: Database) -> N
             may = "SELECT has_table_privilege(%s, 'job_runs', 'SELECT')"
             assert [fresh_database.value(may, [role]) for role in (api, "tidewheel_api")] == [True, False]
             for post in (False, True):
-                with pytest.raises(MigrationError, match=f"PREFIX: it is tidewheel, .* set it to {prefix}"):
+                with pytest.raises(MigrationError, match=f"PREFIX is tidewheel, .* set it to {prefix}"):
                     migrate(url, post=post)
             with pytest.raises(MigrationError, match=r"TIDEWHEEL_ROLE_PREFIX: role name .* is reserved"):
                 migrate(url, roles={}, role_prefix="pg")

@@ -84,7 +84,7 @@ def test_names_and_symbols_of_newer_releases_are_tolerated(a_completion: RunComp
         ("job_version", True, "job_version is True"),
         ("job_version", 2**31, "int is expected"),
         ("sequence", 1.5, "long is expected"),
-        ("finished_at", "2026-03-29T06:00:00", "no offset"),
+        ("finished_at", "2026-03-29T06:00:00", "no UTC offset"),
         ("finished_at", 5, "instant is expected"),
         ("labels", {"a": 1}, "an object of strings"),
         ("error", {"type": "X"}, "error.message is missing"),

@@ -162,8 +162,8 @@ def test_bytes_that_are_not_a_request_are_undecodable(value: bytes, words: str) 
         (b'{"type":"job.trigger","key":"a","payload":{"x":1,"x":2}}', "payload", "'x' is given twice"),
         (b'{"type":"job.trigger","type":"job.pause","key":"a"}', "type", "given twice"),
         (b'{"type":"job.trigger","key":"a","delay":' + b"9" * 5000 + b"}", "delay", "5000 digits"),
-        (b'{"type":"job.trigger","key":"a","payload":1e999}', "payload", "infinite"),
-        (b'{"type":"job.trigger","key":"a","payload":Infinity}', "payload", "infinite"),
+        (b'{"type":"job.trigger","key":"a","payload":1e999}', "payload", "Infinity"),
+        (b'{"type":"job.trigger","key":"a","payload":Infinity}', "payload", "Infinity"),
         (b'{"type":"job.trigger","key":"\\ud800"}', "key", "which is not text"),
         (b'{"type":"job.trigger","key":"\\u0000"}', "key", "which is not text"),
         (

@@ -100,7 +100,7 @@ def test_invalid_toml_is_refused_by_variable_and_place(file: Path, content: byte
         (ExecutorSettings, "HTTP_ALLOW_PRIVATE", "perhaps", "write true or false; the default is false"),
         (Connections, "HTTP_HOSTS", "*example.org", "not a host name"),
         (Connections, "HTTP_HOSTS", "*.127.0.0.1", "write only the address"),
-        (Connections, "HTTP_PORTS", "80,0", "no port"),
+        (Connections, "HTTP_PORTS", "80,0", "not a port"),
         (Connections, "SHELL_ALLOW", "backup", "not an absolute path"),
         (Connections, "SHELL_ALLOW", "/srv/bin/*", "name each program"),
         (Connections, "SHELL_ALLOW", "/bin/sh ... -c", "last word"),

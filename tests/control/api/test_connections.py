@@ -122,5 +122,5 @@ def test_request_with_two_lengths_is_refused_and_its_connection_closed(database:
         connection.sendall(said + lengths + HEAD + b"\r\n")
         came = all_that_comes(connection)
     assert came.startswith(b"HTTP/1.1 400 ")
-    assert b"Transfer-Encoding exclude each other" in came
+    assert b"Transfer-Encoding cannot be combined" in came
     assert came.count(b"HTTP/1.1 ") == 1

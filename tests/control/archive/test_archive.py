@@ -392,7 +392,7 @@ def test_unread_archive_is_named_where_a_run_is_missing(
     done = tidewheel(clocked, "run", "show", started.run_id)
     assert done.code == ExitCode.NOT_FOUND
     [missing] = done.refusals
-    assert f"it may be in the archived days: {day}; set TIDEWHEEL_ARCHIVE" in missing
+    assert f"it may be in the archived days {day}; set TIDEWHEEL_ARCHIVE" in missing
     with answering(clocked) as api:
         answer = api.get(f"/api/v1/runs/{started.run_id}")
         assert (answer.status_code, "TIDEWHEEL_ARCHIVE" in answer.text) == (HTTPStatus.NOT_FOUND, True)

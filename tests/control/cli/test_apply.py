@@ -138,7 +138,7 @@ def test_rejected_job_is_reported_with_its_line_and_others_applied(
             "2: targte: there is no field 'targte'; did you mean 'target'?",
             "2: target: is missing; add what runs: a handler's name, or"
             ' {"type": "http", "url": "https://example.org/report"}',
-            "3: it is not valid JSON: Expecting value at column 23; write a job as an object: key, schedule, target",
+            "3: not valid JSON: Expecting value at column 23; write a job as an object: key, schedule, target",
             "4: key: is missing; add a key, so that the job is recognized next time",
             "5: schedule.cron: no date matches `0 0 30 2 *`, so it can never fire; correct its day and month fields: 30"
             " February, for example, does not exist",
@@ -210,7 +210,7 @@ def test_invalid_first_line_affects_no_other_line(database: Database, write: Wri
     path = write("jobs.jsonl", f"{GOOD[:-1]}\n{GOOD}\n{OTHER}\n")
     done = tidewheel(database, "apply", path)
     assert (done.code, done.out) == (1, "2 created, 0 updated, 0 unchanged, 1 rejected\n")
-    assert done.err.startswith(f"{path}:1: it is not valid JSON")
+    assert done.err.startswith(f"{path}:1: not valid JSON")
     target = '{"key":"c","schedule":"manual","target":\n{"type":"shell","argv":["/bin/true"]}\n}'
     assert tidewheel(database, "apply", write("job.json", target)).lines[0].startswith("1 created")
 

@@ -75,7 +75,7 @@ def test_a_child_is_created_by_flags_previewed_and_found_by_its_kind(database: D
     listed = json_output(database, "job", "list", "--kind", "after")["jobs"]
     assert [job["key"] for job in listed] == ["check", "report"]
     [refusal] = tidewheel(database, "job", "create", "x", "--manual", *flags).refusals
-    assert "--after and --manual exclude each other" in refusal
+    assert "--after and --manual cannot be combined" in refusal
 
 
 def test_occurrences_are_a_table_at_80_columns(database: Database) -> None:

@@ -205,7 +205,7 @@ def test_json_that_cannot_be_read_is_kept(pages: ApiClient) -> None:
     submit(pages.database)
     page = pressed(pages, "/jobs/job/edit", "as_json")
     for text, word in (
-        ("{", "not valid JSON"), ('{"schedule": "manual", "target": "t", "key": "other"}', "A job keeps its key"),
+        ("{", "Not valid JSON"), ('{"schedule": "manual", "target": "t", "key": "other"}', "A job keeps its key"),
         ('{"schedule": "manual", "target": "t", "concurrencyPolicy": "Forbid"}', "Write it as overlap"),
         ("[]", "object"),
     ):  # fmt: skip

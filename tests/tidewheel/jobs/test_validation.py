@@ -58,7 +58,7 @@ from tidewheel.jobs.validation import MAX_ERRORS
         (
             {"schedule": "@daily", "start_at": "2027-01-02T00:00:00Z", "end_at": "2027-01-01T00:00:00Z"},
             "job.end_at",
-            "can never fire",
+            "could never fire",
         ),
         ({"schedule": {"fixed_delay": "1m", "anchor": "x"}}, "job.schedule.anchor", "only interval has it"),
         (
