@@ -136,7 +136,7 @@ def test_status_of_a_fleet_names_its_only_executor_when_that_is_dead(
     monkeypatch.setenv("TIDEWHEEL_TOPIC_PREFIX", fleet.topics.prefix)
     assert status(fleet.database).code == 0, status(fleet.database)
     services["executor"].kill()
-    fleet.until(lambda: "no executor lives" in status(fleet.database).out, "status reports it")
+    fleet.until(lambda: "no executor is running" in status(fleet.database).out, "status reports it")
     services["scheduler"].ask_to_stop()
     services["scheduler"].wait_stopped()
     assert "error: no scheduler is running: " in status(fleet.database).out
