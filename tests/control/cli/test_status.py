@@ -74,7 +74,7 @@ def test_dead_process_is_shown_until_another_has_replaced_it(database: Database)
 
 def test_api_is_missed_only_if_one_has_died(database: Database) -> None:
     submit(database)
-    assert "no api lives" not in status(database).out
+    assert "no api is running" not in status(database).out
     process(database, "api", silent="1 min")
     done = status(database)
     assert "warning: no api is running: HTTP requests get no answer" in done.out
