@@ -287,8 +287,9 @@ def late(facts: InstantFacts, next_poll: str) -> str:
 def postponed(again_at: datetime) -> str:
     """Return when an occurrence is tried again whose firing failed, and the remedy."""
     return (
-        f"Firing failed; a scheduler tries again at {instant(again_at)} or later. The error is in the schedulers' logs "
-        "and in `/readyz` of the scheduler that met it. Once the cause is corrected, the occurrence fires by itself."
+        f"Firing failed and is postponed: a scheduler tries again at {instant(again_at)}. The error is in the "
+        "schedulers' logs, and in `/readyz` of the scheduler that met it. After a correction, the occurrence fires by "
+        "itself."
     )
 
 

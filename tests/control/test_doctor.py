@@ -249,7 +249,7 @@ def test_api_key_in_use_that_expires_soon_is_found(fresh_database: Database) -> 
     fresh_database.execute("UPDATE api_keys SET last_used_at = tidewheel_now()")
     found = about(examine(fresh_database), "keys")
     assert found.severity is Severity.WARNING
-    assert found.what.startswith("the API key ci expires in 1")  # 13 days, or a moment less
+    assert found.what.startswith("the API key ci is in use and expires in 1")  # 13 days, or a moment less
 
 
 def test_invalid_index_is_found(fresh_database: Database) -> None:

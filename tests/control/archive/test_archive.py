@@ -251,7 +251,7 @@ def test_first_day_is_whole_whatever_retention_does(
 
     monkeypatch.setattr(containers.Parts, "close", close_runs)
     failure = tidewheel(clocked, "admin", "archive", "run").err
-    assert f"{day - DAY} has 0 runs of acme, and 2 were read; repeat the command" in failure
+    assert f"{day - DAY} has 0 runs of acme, but 2 were read; repeat the command" in failure
     monkeypatch.setattr(containers.Parts, "close", closed)
     json_output(clocked, "admin", "archive", "run")
     assert ("finished_runs", day - DAY) in {(each.table, each.day) for each in pass_day(clocked, DAY)}

@@ -74,7 +74,7 @@ def test_dead_process_is_shown_until_another_has_replaced_it(database: Database)
 
 def test_api_is_missed_only_if_one_has_died(database: Database) -> None:
     submit(database)
-    assert "no api lives" not in status(database).out
+    assert "no api is running" not in status(database).out
     process(database, "api", silent="1 min")
     done = status(database)
     assert "warning: no api is running: HTTP requests get no answer" in done.out
@@ -136,7 +136,7 @@ def test_status_of_a_fleet_names_its_only_executor_when_that_is_dead(
     monkeypatch.setenv("TIDEWHEEL_TOPIC_PREFIX", fleet.topics.prefix)
     assert status(fleet.database).code == 0, status(fleet.database)
     services["executor"].kill()
-    fleet.until(lambda: "no executor lives" in status(fleet.database).out, "status reports it")
+    fleet.until(lambda: "no executor is running" in status(fleet.database).out, "status reports it")
     services["scheduler"].ask_to_stop()
     services["scheduler"].wait_stopped()
     assert "error: no scheduler is running: " in status(fleet.database).out
