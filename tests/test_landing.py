@@ -77,7 +77,11 @@ def checkout(tmp_path: Path) -> Path:
 def python(checkout: Path, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
     """Run a module in the checkout, with the plugin of a landing."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("TIDEWHEEL_TEST_")}
-    plugins = {"PYTHONPATH": str(ROOT), "PYTEST_PLUGINS": "tests.fixtures.landing"}
+    plugins = {
+        "PYTHONPATH": str(ROOT),
+        "PYTEST_PLUGINS": "tests.fixtures.landing",
+        "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",  # they take most of a second
+    }
     command = [sys.executable, "-m", *arguments]
     return subprocess.run(
         command, cwd=checkout, env={**kept, **plugins, **variables}, capture_output=True, text=True, check=False
@@ -173,7 +177,7 @@ def test_part_that_ends_before_its_tests_do_is_red(checkout: Path) -> None:
 
 
 def test_test_without_time_is_listed_and_counts_neither_as_skipped_nor_as_passed(checkout: Path) -> None:
-    options = ["-q", "-p", "no:cacheprovider", "-n", "2", "-k", "good or many"]
+    options = ["-q", "-p", "no:cacheprovider", "-p", "xdist", "-n", "2", "-k", "good or many"]
     done = python(checkout, "pytest", *options, TIDEWHEEL_TEST_MINUTES="0")
     assert "10 not run: the 0 minutes of TIDEWHEEL_TEST_MINUTES were over" in done.stdout
     assert "\ntests/faults/test_kills.py::test_many[3]\n" in done.stdout

@@ -44,6 +44,7 @@ def test_unit_test_cannot_start_services_or_processes(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-c", os.devnull, *options, *plugins, str(tmp_path)],
         cwd=ROOT,
+        env={**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
         capture_output=True,
         text=True,
         check=False,

@@ -118,8 +118,9 @@ def make_app(settings: ApiSettings, installation: Installation, pools: Pools, *,
         exception_handlers={kind: door.as_page(handler) for kind, handler in HANDLERS.items()},
         redirect_slashes=False,  # a redirect would go to the host that the caller names
     )
+    app.state.reads, app.state.writes = pools.reads, pools.writes
     for noun, documented in NOUNS:  # first: `{key}` alone matches `{key}:explain` too
-        add_routes(app.router, noun, documented, pools.reads, pools.writes)
+        add_routes(app.router, noun, documented)
     add_deletion(app.router, pools.writes)
     for api in apis:
         api.add_to(app.router)

@@ -129,9 +129,9 @@ def test_handler_reads_the_previous_runs_result(executing: Executing, target: st
 
 
 ONE_ATTEMPT: dict[str, Any] = {"retry": {"max_attempts": 1}}
-LIMIT = "3s"  # schedule_to_close counts from the trigger, and the executor must claim the run within it
 BEGUN_WITHIN = "1s"  # of an attempt whose handler is to begin, also on a busy machine
-KEPT_HERE = ("start_to_close", "heartbeat", "schedule_to_close")
+# schedule_to_close counts from the trigger, and the executor must claim the run within it.
+KEPT_HERE = {"start_to_close": BEGUN_WITHIN, "heartbeat": BEGUN_WITHIN, "schedule_to_close": "3s"}
 
 
 @pytest.mark.parametrize("which", KEPT_HERE)
@@ -140,7 +140,7 @@ def test_coroutine_that_ignores_cancellation_is_fenced_off_and_keeps_its_slot(
 ) -> None:
     with executing.running(slots=1, **KNOWN):
         payload = {"gate": gate, "does": "go on"}
-        run_id = executing.trigger("long.refuse", payload, **{which: LIMIT}, **ONE_ATTEMPT)
+        run_id = executing.trigger("long.refuse", payload, **{which: KEPT_HERE[which]}, **ONE_ATTEMPT)
         ended = executing.ended(run_id)
         assert (ended.state, ended.reason, ended.error_type) == ("timed_out", which, f"timeout_{which}")
         assert GATES[gate].stopped == [str(run_id)]
@@ -154,7 +154,7 @@ def test_coroutine_that_ignores_cancellation_is_fenced_off_and_keeps_its_slot(
 @pytest.mark.parametrize("which", KEPT_HERE)
 def test_error_during_cancellation_does_not_hide_the_timeout(executing: Executing, gate: str, which: str) -> None:
     with executing.running(**KNOWN):
-        ended = executing.run("long.refuse", {"gate": gate, "does": "fail"}, **{which: LIMIT}, **ONE_ATTEMPT)
+        ended = executing.run("long.refuse", {"gate": gate, "does": "fail"}, **{which: KEPT_HERE[which]}, **ONE_ATTEMPT)
     assert (ended.state, ended.reason) == ("timed_out", which)
 
 

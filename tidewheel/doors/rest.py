@@ -14,6 +14,7 @@ from fastapi import APIRouter, Security
 from pydantic import BaseModel
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.routing import BaseRoute
 
 from tidewheel.control.api.answers import IDEMPOTENCY_KEY, LOCATION, accepted, answer, call, idempotency_key
 from tidewheel.control.api.authorization import Caller, caller, ensure_all_tenants
@@ -49,13 +50,14 @@ class Route:
     gives: Mapping[str, str] = field(default_factory=dict[str, str])  # headers of its answer
 
 
-def add_routes(
-    router: APIRouter, noun: type[Noun], routes: Mapping[str, Route], reads: Workers, writes: Workers
-) -> None:
-    """Add the routes of operations of a noun; `routes` has the documentation of each."""
-    for declared, route in ((operations(noun)[name], route) for name, route in routes.items()):
-        workers = reads if declared.route.startswith("GET") else writes
-        _endpoint_of(noun, declared).add_to(router, route, workers)  # type: ignore[arg-type] # a class has a hash
+def add_routes(router: APIRouter, noun: type[Noun], routes: Mapping[str, Route]) -> None:
+    """Add the routes of operations of a noun; `routes` has the documentation of each.
+
+    The application that has them keeps the workers of its reads and writes in its state.
+    """
+    for name, route in routes.items():
+        made = _endpoint_of(noun, operations(noun)[name]).route(route)  # type: ignore[arg-type] # a class has a hash
+        router.routes.append(made)
 
 
 class _Endpoint:
@@ -74,13 +76,22 @@ class _Endpoint:
         self.body = model_of(f"{title(declared.name)}Body", named, StrictModel, declared.summary)
         in_path = {each.spoken: "leave it out; the URL already names it" for each in self._in_path}
         self.body.elsewhere = {**ELSEWHERE, **in_path, **getattr(declared.function, "elsewhere", {})}
+        self._made: BaseRoute | None = None
 
-    def add_to(self, router: APIRouter, route: Route, workers: Workers) -> None:
-        """Add the route with its documentation."""
+    def route(self, route: Route) -> BaseRoute:
+        """Return the route with its documentation, which is made once."""
+        if self._made is None:
+            router = APIRouter()
+            self._add_to(router, route)
+            [self._made] = router.routes
+        return self._made
+
+    def _add_to(self, router: APIRouter, route: Route) -> None:
         declared = self._declared
 
         async def endpoint(request: Request, found: Caller) -> Response:
-            return await self._answer(request, found, route, workers)
+            state = request.app.state
+            return await self._answer(request, found, route, state.reads if self._method == "GET" else state.writes)
 
         endpoint.__name__, endpoint.__doc__ = declared.name, declared.words
         endpoint.__annotations__["found"] = Annotated[Caller, Security(caller, scopes=[declared.scope])]
@@ -130,7 +141,7 @@ class _Endpoint:
         return {**page, "next_cursor": next_cursor(cursors, page["next_cursor"])}
 
 
-_endpoint_of = cache(_Endpoint)  # a model costs milliseconds to make, and several applications need each once
+_endpoint_of = cache(_Endpoint)  # a model and a route cost milliseconds to make, and several applications need each
 
 
 def _path_value(request: Request, each: Parameter) -> object:
