@@ -1,8 +1,9 @@
 """No text from outside reaches Python's own readers before a grammar has accepted it.
 
-`float` reads `inf`, `1e9` and `1_000`; `int` reads `1_000` and the digits of any script; `fromisoformat` reads weeks,
-and in newer Pythons hour 24; `parsedate_to_datetime` reads nearly any words. So a call of one of these is in a
-function that calls `fullmatch` or `isdecimal`, or its file is listed here with what has checked the text.
+`float` reads `inf`, `1e9` and `1_000`; `int` reads `1_000` and the digits of any script, and `UUID` what `int` reads;
+`fromhex` and `b64decode` step over blanks and other characters; `fromisoformat` reads weeks, and in newer Pythons hour
+24; `parsedate_to_datetime` reads nearly any words. So a call of one of these is in a function that calls `fullmatch` or
+`isdecimal`, or its file is listed here with what has checked the text. Ids are read by `read_uuid`.
 """
 
 import ast
@@ -22,26 +23,42 @@ OUTSIDE = tuple(
 )  # fmt: skip
 """Where text of clients, files and other programs is read: there `int` counts as well."""
 
-_READERS = {"float", "Decimal", "Fraction", "fromisoformat", "strptime", "parsedate_to_datetime", "parsedate"}
+_BYTES = {"UUID", "fromhex", "b64decode", "urlsafe_b64decode", "b32decode", "unhexlify", "a2b_base64"}
+_READERS = {
+    "float", "Decimal", "Fraction", "fromisoformat", "strptime", "parsedate_to_datetime", "parsedate", *_BYTES,
+}  # fmt: skip
 _GRAMMARS = {"fullmatch", "isdecimal"}
 
 STORED = {
-    "control/words.py": "a stored schedule, and text that the function itself has formatted",
+    "control/api/models.py": "digits that the pattern of the field has accepted",
+    "control/archive/lookup.py": "rows of files that the archive wrote",
+    "control/console/sign_in.py": "a cookie that this process has sealed",
     "control/explain/facts.py": "the name of a partition",
     "control/occurrence_audit/archived_days.py": "the name of a folder that the archive made",
     "control/occurrence_audit/audit.py": "a stored calendar",
     "control/occurrence_audit/result.py": "a header that the relay wrote",
     "control/restore/history.py": "events that services published",
     "control/restore/procedure.py": "the state of a restore, which it stored itself",
+    "control/restore/replay.py": "events and replies that services published",
+    "control/restore/timers.py": "events that services published",
     "control/supervise/process.py": "log lines of our own services",
+    "control/words.py": "a stored schedule, and text that the function itself has formatted",
     "executor/isolation/protocol.py": "messages of the worker process, which the executor wrote",
+    "intake/group_requests.py": "an id of a request, which jobs/values.py has read",
+    "relay/trace_sent.py": "keys and headers of outbox rows",
+    "scheduler/tzdata_refresh.py": "the progress that it stored itself",
+    "scheduler/work_loop.py": "the cursor of stored work",
+    "schemas/avro.py": "a fingerprint that the function itself has computed",
     "schemas/interop.py": "a whole number of JSON, within 64 bits",
     "schemas/primitives.py": "eight bytes of Avro",
+    "tidewheel/nouns/runs/reads.py": "digits that the patterns of its callers have accepted",
+    "tidewheel/nouns/works/operations.py": "the filter of stored work",
     "tidewheel/postgres/partitions.py": "the name of a partition",
     "tidewheel/process/metrics.py": "bounds of histograms, in the code",
     "tidewheel/schedules/decide.py": "the canonical text of a stored timer",
     "tidewheel/schedules/decision.py": "the canonical text of a stored timer",
     "tidewheel/schedules/schedule.py": "a stored schedule; jobs/values.py has read a submitted one",
+    "tidewheel/task_tokens.py": "a token, which is compared as a whole with that of the attempt in it",
     "tidewheel/testing/stack.py": "the argument of a user's test",
     "tidewheel/transitions/finished.py": "a number of a stored definition",
 }
@@ -63,13 +80,20 @@ INTEGERS = {
 def calls(path: Path, readers: set[str]) -> Iterator[int]:
     """Yield the line of each call of a reader with text, in a function that has no grammar."""
     text = path.read_text(encoding="utf-8")
-    tree = ast.parse(text if any(f"{reader}(" in text for reader in readers) else "")
+    tree = ast.parse(text if any(reader in text for reader in readers) else "")
     for scope in ast.walk(tree):
         if isinstance(scope, ast.FunctionDef | ast.AsyncFunctionDef | ast.Module):
             own = list(_within(scope))
             named = {_name(node) for node in own}
             if not named & _GRAMMARS:
-                yield from (node.lineno for node in own if _name(node) in readers and _may_be_text(node))
+                yield from (node.lineno for node in own if _reads(node, readers))
+
+
+def _reads(call: ast.Call, readers: set[str]) -> bool:
+    """Return True if a call is one of a reader with text, or maps a reader."""
+    if _name(call) == "map" and call.args:
+        return _named(call.args[0]) in readers
+    return _name(call) in readers and _may_be_text(call)
 
 
 def _within(scope: ast.AST) -> Iterator[ast.Call]:
@@ -82,21 +106,25 @@ def _within(scope: ast.AST) -> Iterator[ast.Call]:
 
 
 def _name(call: ast.Call) -> str:
-    return (
-        call.func.id
-        if isinstance(call.func, ast.Name)
-        else call.func.attr
-        if isinstance(call.func, ast.Attribute)
-        else ""
-    )
+    return _named(call.func)
+
+
+def _named(node: ast.AST) -> str:
+    return node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else ""
 
 
 def _may_be_text(call: ast.Call) -> bool:
-    """Return False for arithmetic, constants, attributes and durations, which are numbers here."""
-    given = call.args[0] if call.args else ast.Constant(0)
-    number = (ast.BinOp, ast.Compare, ast.BoolOp, ast.UnaryOp, ast.Constant, ast.Attribute)
+    """Return False for arithmetic, constants, attributes and durations, which are numbers here.
+
+    An id that is an attribute is the field of a record that a model or a codec has read.
+    """
+    keywords = {each.arg: each.value for each in call.keywords}
+    given = call.args[0] if call.args else keywords.get("hex", ast.Constant(0))
     if isinstance(given, ast.Name) and given.id.isupper():
         return False
+    if _name(call) in _BYTES:
+        return not isinstance(given, ast.Constant | ast.Attribute) and "validate" not in keywords
+    number = (ast.BinOp, ast.Compare, ast.BoolOp, ast.UnaryOp, ast.Constant, ast.Attribute)
     computed = isinstance(given, ast.Call) and _name(given) in {
         "total_seconds",
         "timestamp",
@@ -132,6 +160,9 @@ def test_a_planted_reader_is_found(tmp_path: Path) -> None:
     path.write_text(
         "def bad(text):\n    return float(text)\n\n"
         "def good(text):\n    return float(text) if _NUMBER.fullmatch(text) else None\n\n"
-        "def computed(span):\n    return float(span.total_seconds() * 2)\n"
+        "def computed(span):\n    return float(span.total_seconds() * 2)\n\n"
+        "def ids(texts, text):\n    return map(UUID, texts), UUID(text), UUID(hex=text), UUID(bytes=text)\n\n"
+        "def content(text, row):\n    return b64decode(text), b64decode(text, validate=True), UUID(row.run_id)\n\n"
+        "def padded(text):\n    return urlsafe_b64decode(text + '==')\n"
     )
-    assert [*calls(path, _READERS)] == [2]
+    assert [*calls(path, _READERS)] == [2, 11, 11, 11, 14, 17]

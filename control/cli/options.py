@@ -30,6 +30,7 @@ from tidewheel.errors import (
     UnknownRun,
     refuse,
 )
+from tidewheel.ids import read_uuid
 from tidewheel.jobs.invalid import InvalidValue
 from tidewheel.jobs.values import format_timestamp, parse_duration
 from tidewheel.migrations.runner import require_current
@@ -245,9 +246,18 @@ class _Part(NamedTuple):
     end: str
 
 
+def read_id(text: str) -> UUID:
+    """Parse an id; raise BadParameter for other texts."""
+    try:
+        return read_uuid(text)
+    except ValueError:
+        message = f"{text!r} is not a valid UUID."
+        raise typer.BadParameter(message) from None
+
+
 def _read(text: str) -> UUID | _Part:
     try:
-        return UUID(text)
+        return read_uuid(text)
     except ValueError:
         if (found := _PART.fullmatch(text.lower())) is None:
             message = f"{text!r} is no id of a run: write the whole id, or its first digits, at least 4"

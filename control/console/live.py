@@ -25,6 +25,7 @@ from tidewheel.control.api.run_events import Places, Streaming
 from tidewheel.control.api.workers import Turn, Workers, WorkerState
 from tidewheel.control.reads.run_changes import Watched, read_pulses
 from tidewheel.errors import Unavailable
+from tidewheel.ids import read_uuid
 from tidewheel.process.service import Shutdown
 from tidewheel.turns import Turns
 
@@ -178,7 +179,7 @@ async def _always() -> bool:
 
 def _reading(tenant: str, topics: Sequence[str]) -> Callable[[WorkerState], Mapping[str, str]]:
     def ids(kind: str) -> list[UUID]:
-        return [UUID(topic.removeprefix(kind)) for topic in topics if topic.startswith(kind)]
+        return [read_uuid(topic.removeprefix(kind)) for topic in topics if topic.startswith(kind)]
 
     watched = Watched("now" in topics, ids("run:"), ids("job:"))
 

@@ -24,6 +24,7 @@ from tidewheel.control.console.rendering import HEADERS
 from tidewheel.control.console.urls import Urls
 from tidewheel.control.console.view import View, in_snapshot
 from tidewheel.control.console.words import boxed
+from tidewheel.ids import read_uuid
 from tidewheel.jobs.validation import shown
 from tidewheel.nouns.runs.detail import read_logs, show_run
 from tidewheel.nouns.runs.model import LogPiece, RunDetail
@@ -193,7 +194,7 @@ class LogQuery(TenantQuery):
 def run_id_of(request: Request) -> UUID:
     """Return the run that an address names, or answer 404."""
     try:
-        return UUID(str(request.path_params["run_id"]))
+        return read_uuid(str(request.path_params["run_id"]))
     except ValueError:
         raise HTTPException(
             HTTPStatus.NOT_FOUND,

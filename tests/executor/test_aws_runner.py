@@ -135,6 +135,13 @@ def test_lambda_error_is_the_attempts_failure(target: HttpTarget) -> None:
     assert (outcome.permanent, outcome.not_started) == (False, False)
 
 
+@pytest.mark.parametrize("log", ["a", "%%%", "\u00e9"])
+def test_log_that_cannot_be_read_changes_no_outcome(target: HttpTarget, log: str) -> None:
+    """The function has run: a failure here would repeat it."""
+    target.answers = [Answer(200, b"1", {"x-amz-log-result": log})]
+    assert run(attempt_of(job())) == Outcome(AttemptOutcome.SUCCEEDED, result=b"1")
+
+
 def test_non_json_lambda_error_is_a_failure(target: HttpTarget) -> None:
     target.answers = [Answer(200, b"\xff[1", {"x-amz-function-error": "Unhandled"})]
     assert run(attempt_of(job())).error_type == "FunctionError"
