@@ -1,4 +1,7 @@
-"""Turns of tenants: the tenant that sends most waits longest, and its work leaves threads for the others."""
+"""Turns of tenants, and threads that they share.
+
+The tenant that sends most waits longest, and its work leaves threads for the others.
+"""
 
 from collections import Counter
 from collections.abc import Callable, Hashable
@@ -71,8 +74,9 @@ class Turns(Generic[E]):
 
 
 class SharedThreads:
-    """Threads that tenants share: a tenant has at most as many as all others leave free, which is half when alone.
+    """Threads that tenants share.
 
+    A tenant has at most as many as all others leave free: half of them while it is alone.
     No thread can be stopped: one that hangs stays with the tenant of its work until it returns.
     """
 
