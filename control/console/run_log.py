@@ -163,7 +163,7 @@ def _markup(parts: Sequence[Span], boxes: _Boxes) -> Markup:
 
 def _selected(parameters: str, colour: str | None) -> str | None:
     """Return the colour after a sequence that selects one."""
-    codes = [int(each) if each.isdecimal() and len(each) < 4 else 0 for each in re.split("[;:]", parameters)]
+    codes = [int(each) if re.fullmatch("[0-9]{1,3}", each) else 0 for each in re.split("[;:]", parameters)]
     codes = codes[:_PARAMETERS]
     at = 0
     while at < len(codes):
