@@ -148,6 +148,7 @@ def test_id_may_be_its_text(database: Database) -> None:
 
 _ACTS: tuple[Callable[[Client], object], ...] = (
     lambda client: client.submit({"key": "a", "schedule": "manual"}),
+    lambda client: client.submit("x"),  # type: ignore[arg-type] # pyright: ignore[reportArgumentType]
     lambda client: client.trigger("job", delay="soon"),
     lambda client: client.preview({"key": "a", "schedule": "manual"}),
     lambda client: client.patch("job", {"window": "x"}),
