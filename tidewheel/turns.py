@@ -99,7 +99,7 @@ class SharedThreads:
     def close(self) -> None:
         """Cancel what waits, and stop idle threads; busy ones end with the process."""
         with self._lock:
-            waiting, self._waiting = self._waiting, Turns()
+            waiting, self._waiting = self._waiting, Turns[_Work[Any]]()
         while (found := waiting.take()) is not None:
             found[1].cancel()
         self._pool.shutdown(wait=False)

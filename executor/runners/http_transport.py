@@ -37,7 +37,7 @@ AddressInfo: TypeAlias = tuple[int, int, int, str, tuple[object, ...]]
 Resolve: TypeAlias = Callable[[str, int], Awaitable[Sequence[str]]]
 
 # The tenant and the time limit of a look-up, set by the attempt whose task resolves.
-look_up_of = ContextVar("look_up_of", default=("", CONNECT_SECONDS))
+look_up_of: ContextVar[tuple[str, float]] = ContextVar("look_up_of", default=("", CONNECT_SECONDS))
 
 
 class Sending:
