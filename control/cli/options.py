@@ -246,15 +246,6 @@ class _Part(NamedTuple):
     end: str
 
 
-def read_id(text: str) -> UUID:
-    """Parse an id; raise BadParameter for other texts."""
-    try:
-        return read_uuid(text)
-    except ValueError:
-        message = f"{text!r} is not a valid UUID."
-        raise typer.BadParameter(message) from None
-
-
 def _read(text: str) -> UUID | _Part:
     try:
         return read_uuid(text)

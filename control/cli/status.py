@@ -20,7 +20,7 @@ from tidewheel.control.ask import Answer, Kind, NotUnderstood, ask
 from tidewheel.control.cli.connect import stack_in
 from tidewheel.control.cli.dev import Home
 from tidewheel.control.cli.exit_codes import ExitCode
-from tidewheel.control.cli.options import DEFAULT_TENANT, Limit, Tenant, read_id, reading, tenant_flag
+from tidewheel.control.cli.options import DEFAULT_TENANT, Limit, Tenant, reading, tenant_flag
 from tidewheel.control.cli.output import Output, OutputOption, print_document, print_facts, print_table, wrapped
 from tidewheel.control.cli.tables import Cell, relative_text
 from tidewheel.control.reads import fleet as read
@@ -251,8 +251,7 @@ def print_finding(finding: Finding) -> None:
 def list_executors(
     *,
     after: Annotated[
-        UUID | None,
-        typer.Option(metavar="ID", help="Begin after this executor; the last line of a page names it.", parser=read_id),
+        UUID | None, typer.Option(metavar="ID", help="Begin after this executor; the last line of a page names it.")
     ] = None,
     number: Limit = 50,
     output: OutputOption = Output.TEXT,

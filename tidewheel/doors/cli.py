@@ -30,7 +30,6 @@ from tidewheel.control.cli.options import (
     Tz,
     checked_url,
     place_text,
-    read_id,
     read_labels,
     read_place,
     reading,
@@ -231,8 +230,7 @@ def _argument_kind(each: Parameter, flag: Flag) -> Any:  # noqa: ANN401 - an ann
         return None
     kind: Any = next((kind for kind in (UUID, int) if each.accepts(kind)), str)
     kind = kind if each.required else list[kind] | None
-    reader = read_id if each.accepts(UUID) else None
-    return Annotated[kind, typer.Argument(metavar=flag.metavar, help=flag.help or each.help, parser=reader)]
+    return Annotated[kind, typer.Argument(metavar=flag.metavar, help=flag.help or each.help)]
 
 
 def _option(each: Parameter, flag: Flag) -> Any:  # noqa: ANN401 - an annotation

@@ -51,14 +51,6 @@ def test_help_line_of_the_table_is_the_docstring_of_the_command(words: tuple[str
 
 
 @pytest.mark.parametrize("words", ALL, ids=" ".join)
-def test_no_command_reads_an_id_by_the_reader_of_the_parser(words: tuple[str, ...]) -> None:
-    """It reads blanks, signs, underscores and the digits of any script as digits of another id."""
-    command, _ = find_command(words)
-    shown = command.make_context(" ".join(words), ["--"], resilient_parsing=True).command.params
-    assert [each.name for each in shown if each.type.name == "uuid"] == []
-
-
-@pytest.mark.parametrize("words", ALL, ids=" ".join)
 def test_command_with_several_options_shows_examples_that_it_accepts(words: tuple[str, ...]) -> None:
     name = " ".join(words)
     command, _ = find_command(words)

@@ -247,7 +247,8 @@ def test_first_digits_that_one_run_has_name_it_and_others_list_the_candidates(jo
     assert f"RUN: {same} names 2 runs" in done.err
     assert {f"{run} (job, queued)" for run in (one, other)} <= set(re.findall(r"[0-9a-f-]{36} \(.*?\)", done.err))
     for text in ("nightly", *MISTYPED):
-        assert tidewheel(job, "run", "show", "--", text).code == ExitCode.USAGE, text
+        for words in (["run", "show"], ["work", "show"], ["batch", "show"]):
+            assert tidewheel(job, *words, "--", text).code == ExitCode.USAGE, (words, text)
     assert tidewheel(job, "run", "show", "0" * 35).code == ExitCode.NOT_FOUND
     tidewheel(job, "admin", "tenant", "create", "acme")
     assert tidewheel(job, "run", "show", unique, "--tenant", "acme").code == ExitCode.NOT_FOUND

@@ -9,7 +9,7 @@ import typer
 
 from tidewheel.control.cli.exit_codes import ExitCode
 from tidewheel.control.cli.job_files import read_document
-from tidewheel.control.cli.options import FromRun, read_id, requesting
+from tidewheel.control.cli.options import FromRun, requesting
 from tidewheel.control.cli.output import Output, count_text, moment, print_document, print_facts, print_result
 from tidewheel.control.cli.run_output import Wait
 from tidewheel.doors.cli import Flag, Shown, Table, changed, command
@@ -93,8 +93,7 @@ _FILE = Annotated[
     str, typer.Option("--file", "-f", metavar="FILE", help="The batch in JSON or YAML: runs, on, open; - reads stdin.")
 ]
 _AFTER = Annotated[
-    UUID | None,
-    typer.Option(metavar="ID", help="Begin after this batch; the last line of a page names it.", parser=read_id),
+    UUID | None, typer.Option(metavar="ID", help="Begin after this batch; the last line of a page names it.")
 ]
 _ONE: Mapping[str, Flag | None] = {"batch_id": Flag(metavar="ID", help="The id that `batch submit` printed.")}
 _IN_FILE: Mapping[str, Flag | None] = {**_ONE, "runs": Flag(kind=_FILE), "on": None, "open": None}
