@@ -1,8 +1,9 @@
 """No text from outside reaches Python's own readers before a grammar has accepted it.
 
-`float` reads `inf`, `1e9` and `1_000`; `int` reads `1_000` and the digits of any script; `fromisoformat` reads weeks,
-and in newer Pythons hour 24; `parsedate_to_datetime` reads nearly any words. So a call of one of these is in a
-function that calls `fullmatch` or `isdecimal`, or its file is listed here with what has checked the text.
+`float` reads `inf`, `1e9` and `1_000`; `int` reads `1_000` and the digits of any script, and `UUID` what `int` reads;
+`fromhex` and `b64decode` step over blanks and other characters; `fromisoformat` reads weeks, and in newer Pythons hour
+24; `parsedate_to_datetime` reads nearly any words. So a call of one of these is in a function that calls `fullmatch` or
+`isascii`, or its file is listed here with what has checked the text. Ids are read by `read_uuid`.
 """
 
 import ast
@@ -13,63 +14,98 @@ from tests.strict_types import LINKED, ROOT
 from tests.tidewheel.postgres.test_statements import real_files
 
 FOLDERS = ("tidewheel", *LINKED)
-OUTSIDE = tuple(
-    f"{folder}/"
-    for folder in (
-        "control/api", "control/console", "control/cli", "executor/runners", "intake", "tidewheel/jobs",
-        "tidewheel/schedules", "tidewheel/settings",
-    )
-)  # fmt: skip
-"""Where text of clients, files and other programs is read: there `int` counts as well."""
-
-_READERS = {"float", "Decimal", "Fraction", "fromisoformat", "strptime", "parsedate_to_datetime", "parsedate"}
-_GRAMMARS = {"fullmatch", "isdecimal"}
+_BYTES = {"UUID", "fromhex", "b64decode", "urlsafe_b64decode", "b32decode", "unhexlify", "a2b_base64"}
+_READERS = {
+    "float", "Decimal", "Fraction", "fromisoformat", "strptime", "parsedate_to_datetime", "parsedate", *_BYTES,
+}  # fmt: skip
+_GRAMMARS = {"fullmatch", "isascii"}
 
 STORED = {
-    "control/words.py": "a stored schedule, and text that the function itself has formatted",
+    "control/api/models.py": "digits that the pattern of the field has accepted",
+    "control/archive/lookup.py": "rows of files that the archive wrote",
+    "control/console/sign_in.py": "a cookie that this process has sealed",
     "control/explain/facts.py": "the name of a partition",
     "control/occurrence_audit/archived_days.py": "the name of a folder that the archive made",
     "control/occurrence_audit/audit.py": "a stored calendar",
     "control/occurrence_audit/result.py": "a header that the relay wrote",
     "control/restore/history.py": "events that services published",
     "control/restore/procedure.py": "the state of a restore, which it stored itself",
+    "control/restore/replay.py": "events and replies that services published",
+    "control/restore/timers.py": "events that services published",
     "control/supervise/process.py": "log lines of our own services",
+    "control/words.py": "a stored schedule, and text that the function itself has formatted",
     "executor/isolation/protocol.py": "messages of the worker process, which the executor wrote",
+    "intake/group_requests.py": "an id of a request, which jobs/values.py has read",
+    "relay/trace_sent.py": "keys and headers of outbox rows",
+    "scheduler/tzdata_refresh.py": "the progress that it stored itself",
+    "scheduler/work_loop.py": "the cursor of stored work",
+    "schemas/avro.py": "a fingerprint that the function itself has computed",
     "schemas/interop.py": "a whole number of JSON, within 64 bits",
     "schemas/primitives.py": "eight bytes of Avro",
+    "tidewheel/nouns/runs/reads.py": "digits that the patterns of its callers have accepted",
+    "tidewheel/nouns/works/operations.py": "the filter of stored work",
     "tidewheel/postgres/partitions.py": "the name of a partition",
     "tidewheel/process/metrics.py": "bounds of histograms, in the code",
     "tidewheel/schedules/decide.py": "the canonical text of a stored timer",
     "tidewheel/schedules/decision.py": "the canonical text of a stored timer",
     "tidewheel/schedules/schedule.py": "a stored schedule; jobs/values.py has read a submitted one",
+    "tidewheel/task_tokens.py": "a token, which is compared as a whole with that of the attempt in it",
     "tidewheel/testing/stack.py": "the argument of a user's test",
     "tidewheel/transitions/finished.py": "a number of a stored definition",
 }
 INTEGERS = {
-    "control/api/request_input.py": "Content-Length, of which the server refuses all but digits",
     "control/api/app.py": "the port of a socket",
+    "control/api/request_input.py": "Content-Length, of which the server refuses all but digits",
+    "control/archive/days.py": "the digits of a run id",
+    "control/instants.py": "digits that its patterns have matched",
+    "control/restore/history.py": "events that services published",
+    "control/restore/replay.py": "a stored offset",
+    "control/standby/raising.py": "a header that the other site's export wrote",
+    "control/supervise/child.py": "arguments that its parent has written",
+    "executor/isolation/supervisor.py": "arguments that the executor has written",
+    "executor/programs/supervisor.py": "arguments that the executor has written, and files of /proc",
     "executor/runners/aws.py": "seconds that the executor has computed",
     "intake/next_version.py": "a number of a stored schedule",
+    "migrations/runner.py": "the name of a migration's file",
+    "schemas/avro.py": "the name of a folder of a release",
+    "tidewheel/errors.py": "a problem that this release has written",
     "tidewheel/jobs/http_values.py": "an address that ipaddress has read",
     "tidewheel/jobs/strict_json.py": "digits that the JSON reader has matched",
+    "tidewheel/jobs/validation.py": "a bound of a model",
+    "tidewheel/kafka/limited.py": "a file of /proc",
+    "tidewheel/kafka/topics.py": "settings that the broker describes, and those in the code",
+    "tidewheel/local/daemon.py": "a file of our own with a process id",
+    "tidewheel/local/stack.py": "the port of a broker, which is only tried",
+    "tidewheel/nouns/jobs/occurrences.py": "a month that the pattern has matched",
+    "tidewheel/postgres/fences.py": "what the server says about its log",
+    "tidewheel/process/service.py": "a file of /proc",
+    "tidewheel/process/spans.py": "a stored traceparent; jobs/values.py has read a submitted one",
+    "tidewheel/schedules/cron_fields.py": "a day that the pattern has matched",
     "tidewheel/schedules/cron_parser.py": "an element that `cron_syntax` has accepted",
     "tidewheel/schedules/cron_syntax.py": "a word of an expression: its pattern has ASCII digits only",
     "tidewheel/schedules/describe.py": "an element that the parser has accepted",
-    "tidewheel/schedules/cron_fields.py": "a day that the pattern has matched",
     "tidewheel/schedules/zones.py": "the footer of a zone's file, from the package tzdata",
+    "tidewheel/transitions/events.py": "a place that intake has written",
 }
 
 
 def calls(path: Path, readers: set[str]) -> Iterator[int]:
     """Yield the line of each call of a reader with text, in a function that has no grammar."""
     text = path.read_text(encoding="utf-8")
-    tree = ast.parse(text if any(f"{reader}(" in text for reader in readers) else "")
+    tree = ast.parse(text if any(reader in text for reader in readers) else "")
     for scope in ast.walk(tree):
         if isinstance(scope, ast.FunctionDef | ast.AsyncFunctionDef | ast.Module):
             own = list(_within(scope))
             named = {_name(node) for node in own}
             if not named & _GRAMMARS:
-                yield from (node.lineno for node in own if _name(node) in readers and _may_be_text(node))
+                yield from (node.lineno for node in own if _reads(node, readers))
+
+
+def _reads(call: ast.Call, readers: set[str]) -> bool:
+    """Return True if a call is one of a reader with text, or maps a reader."""
+    if _name(call) == "map" and call.args:
+        return _named(call.args[0]) in readers
+    return _name(call) in readers and _may_be_text(call)
 
 
 def _within(scope: ast.AST) -> Iterator[ast.Call]:
@@ -82,21 +118,25 @@ def _within(scope: ast.AST) -> Iterator[ast.Call]:
 
 
 def _name(call: ast.Call) -> str:
-    return (
-        call.func.id
-        if isinstance(call.func, ast.Name)
-        else call.func.attr
-        if isinstance(call.func, ast.Attribute)
-        else ""
-    )
+    return _named(call.func)
+
+
+def _named(node: ast.AST) -> str:
+    return node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else ""
 
 
 def _may_be_text(call: ast.Call) -> bool:
-    """Return False for arithmetic, constants, attributes and durations, which are numbers here."""
-    given = call.args[0] if call.args else ast.Constant(0)
-    number = (ast.BinOp, ast.Compare, ast.BoolOp, ast.UnaryOp, ast.Constant, ast.Attribute)
+    """Return False for arithmetic, constants, attributes and durations, which are numbers here.
+
+    An id that is an attribute is the field of a record that a model or a codec has read.
+    """
+    keywords = {each.arg: each.value for each in call.keywords}
+    given = call.args[0] if call.args else keywords.get("hex", ast.Constant(0))
     if isinstance(given, ast.Name) and given.id.isupper():
         return False
+    if _name(call) in _BYTES:
+        return not isinstance(given, ast.Constant | ast.Attribute) and "validate" not in keywords
+    number = (ast.BinOp, ast.Compare, ast.BoolOp, ast.UnaryOp, ast.Constant, ast.Attribute)
     computed = isinstance(given, ast.Call) and _name(given) in {
         "total_seconds",
         "timestamp",
@@ -122,7 +162,7 @@ def test_no_reader_of_python_sees_text_before_its_grammar() -> None:
 
 
 def test_no_text_from_outside_reaches_int_before_its_grammar() -> None:
-    found = {name: [*calls(path, {"int"})] for name, path in files() if name.startswith(OUTSIDE)}
+    found = {name: [*calls(path, {"int"})] for name, path in files()}
     assert {name: lines for name, lines in found.items() if lines and name not in INTEGERS} == {}
     assert sorted(name for name in INTEGERS if not found[name]) == []
 
@@ -132,6 +172,9 @@ def test_a_planted_reader_is_found(tmp_path: Path) -> None:
     path.write_text(
         "def bad(text):\n    return float(text)\n\n"
         "def good(text):\n    return float(text) if _NUMBER.fullmatch(text) else None\n\n"
-        "def computed(span):\n    return float(span.total_seconds() * 2)\n"
+        "def computed(span):\n    return float(span.total_seconds() * 2)\n\n"
+        "def ids(texts, text):\n    return map(UUID, texts), UUID(text), UUID(hex=text), UUID(bytes=text)\n\n"
+        "def content(text, row):\n    return b64decode(text), b64decode(text, validate=True), UUID(row.run_id)\n\n"
+        "def padded(text):\n    return urlsafe_b64decode(text + '==')\n"
     )
-    assert [*calls(path, _READERS)] == [2]
+    assert [*calls(path, _READERS)] == [2, 11, 11, 11, 14, 17]

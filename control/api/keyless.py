@@ -6,6 +6,7 @@ many probes come, the database is checked once a second at most, on one connecti
 """
 
 import asyncio
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -37,7 +38,7 @@ from tidewheel.schemas.codec import all_schemas
 from tidewheel.transitions.installation import Installation
 
 _PING = Statements("tidewheel.control")["ping"]
-_FINGERPRINT_BYTES = 8
+_FINGERPRINT = re.compile(r"[0-9a-f]{16}", re.ASCII | re.IGNORECASE)
 _SECONDS = 3.0  # about the timeout of a probe
 _KEPT_SECONDS = 1.0  # for which an answer holds
 
@@ -122,12 +123,9 @@ class SchemasApi:
     async def get_schema(self, request: Request) -> Response:
         """Return a schema as JSON."""
         text = str(request.path_params["fingerprint"])
-        try:
-            fingerprint = bytes.fromhex(text)
-        except ValueError:
-            fingerprint = b""
+        fingerprint = bytes.fromhex(text) if _FINGERPRINT.fullmatch(text) else b""
         found = self._known.get(fingerprint)
-        if found is None and len(fingerprint) == _FINGERPRINT_BYTES:
+        if found is None and fingerprint:
             found = await self.workers.do(lambda state: self._find(state, fingerprint), Turn(address_of(request)))
         if found is None:
             detail = "there is no such schema; write bytes 3 to 10 of the message as 16 hexadecimal digits"

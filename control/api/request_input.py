@@ -9,7 +9,7 @@ import asyncio
 import binascii
 import json
 import re
-from base64 import urlsafe_b64decode, urlsafe_b64encode
+from base64 import b64decode, urlsafe_b64encode
 from collections import Counter
 from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -200,7 +200,7 @@ class Cursors:
         if self.given is None:
             return None
         try:
-            raw = urlsafe_b64decode(self.given + "=" * (-len(self.given) % 4))
+            raw = b64decode(self.given + "=" * (-len(self.given) % 4), b"-_", validate=True)
             parts = as_list(json.loads(raw)) or ()
             found = [
                 TypeAdapter[Any](kind).validate_python(part) for kind, part in zip((str, *kinds), parts, strict=True)

@@ -11,7 +11,7 @@ until it finds the row free: its transaction was rolled back. After five seconds
 import asyncio
 import threading
 from collections import Counter
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -27,9 +27,9 @@ from tidewheel.postgres.notify import Notifier
 from tidewheel.postgres.session import RowsLocked, Session
 from tidewheel.process.service import Shutdown
 from tidewheel.transitions.installation import Installation
+from tidewheel.turns import Turns, less
 
 T = TypeVar("T")
-E = TypeVar("E", bound=Hashable)
 
 _LOCKED = (RowLocked, RowsLocked)
 
@@ -131,66 +131,6 @@ class WorkerState:
             self._connection.close()
 
 
-class Turns(Generic[E]):
-    """A queue with a line for each key of each tenant; an entry that waits already keeps its place.
-
-    >>> turns = Turns[str](most=5)
-    >>> for name in ("a1", "a2", "a3", "b1", "a1"):
-    ...     assert turns.wait(name[0], "key", name) is None
-    >>> turns.wait("c", "key", "c1"), turns.wait("a", "key", "a4"), turns.wait("a", "other", "a5")
-    (None, 'a4', 'a3')
-    >>> turns.leave("a", "key", "a2")
-    >>> [turns.take(), turns.take(), turns.take(), turns.take(), turns.take()]
-    [('a', 'a1'), ('b', 'b1'), ('c', 'c1'), ('a', 'a5'), None]
-    """
-
-    def __init__(self, most: int | None = None) -> None:
-        self._most = most
-        self._tenants: dict[str, dict[str, dict[E, None]]] = {}
-
-    def __len__(self) -> int:
-        """Return the number of entries."""
-        return sum(map(_size, self._tenants.values()))
-
-    def wait(self, tenant: str, key: str, entry: E) -> E | None:
-        """Add an entry; return the one that a full queue pushes out for it, perhaps the same."""
-        self._tenants.setdefault(tenant, {}).setdefault(key, {}).setdefault(entry)
-        if self._most is None or len(self) <= self._most:
-            return None
-        largest = max(self._tenants, key=lambda name: (_size(self._tenants[name]), name == tenant))
-        lines = self._tenants[largest]
-        longest = max(lines, key=lambda name: (len(lines[name]), (largest, name) == (tenant, key)))
-        last = next(reversed(lines[longest]))
-        self.leave(largest, longest, last)
-        return last
-
-    def leave(self, tenant: str, key: str, entry: E) -> None:
-        """Remove an entry, if it waits."""
-        lines = self._tenants.get(tenant, {})
-        if key in lines:
-            lines[key].pop(entry, None)
-            if not lines[key]:
-                del lines[key]
-            if not lines:
-                del self._tenants[tenant]
-
-    def take(self, may: Callable[[str], bool] = lambda _: True) -> tuple[str, E] | None:
-        """Remove and return the entry whose turn it is, with its tenant; None if no tenant that may has one."""
-        tenant = next(filter(may, self._tenants), None)
-        if tenant is None:
-            return None
-        lines = self._tenants.pop(tenant)
-        key = next(iter(lines))
-        line = lines.pop(key)
-        entry = next(iter(line))
-        del line[entry]
-        if line:
-            lines[key] = line  # behind the other keys
-        if lines:
-            self._tenants[tenant] = lines  # behind the others
-        return tenant, entry
-
-
 class Workers:
     """A few threads with a bounded queue."""
 
@@ -232,7 +172,7 @@ class Workers:
             try:
                 await asyncio.sleep(pause)
             finally:
-                _less(self._parked, turn.tenant)
+                less(self._parked, turn.tenant)
             pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
 
     def close(self) -> None:
@@ -280,7 +220,7 @@ class Workers:
     def _over(self, work: _Work[T], done: "asyncio.Future[T]") -> None:
         loop = asyncio.get_running_loop()
         self._free += 1
-        _less(self._busy, work.turn.tenant)
+        less(self._busy, work.turn.tenant)
         if work.blocks_claims:
             waited = 0.0 if work.blocked_at is None else monotonic_seconds() - work.blocked_at
             loop.call_later(_REST * waited, self._end_rest)
@@ -368,13 +308,3 @@ class Pools:
 def _fail(result: "asyncio.Future[Any]", error: BaseException) -> None:
     result.set_exception(error)
     result.exception()  # retrieved, also where the caller no longer waits
-
-
-def _less(counts: Counter[str], name: str) -> None:
-    counts[name] -= 1
-    if not counts[name]:
-        del counts[name]
-
-
-def _size(lines: dict[str, dict[E, None]]) -> int:
-    return sum(map(len, lines.values()))

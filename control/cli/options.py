@@ -30,6 +30,7 @@ from tidewheel.errors import (
     UnknownRun,
     refuse,
 )
+from tidewheel.ids import read_uuid
 from tidewheel.jobs.invalid import InvalidValue
 from tidewheel.jobs.values import format_timestamp, parse_duration
 from tidewheel.migrations.runner import require_current
@@ -247,7 +248,7 @@ class _Part(NamedTuple):
 
 def _read(text: str) -> UUID | _Part:
     try:
-        return UUID(text)
+        return read_uuid(text)
     except ValueError:
         if (found := _PART.fullmatch(text.lower())) is None:
             message = f"{text!r} is not a run id; write the whole id, or at least its first 4 digits"

@@ -272,7 +272,7 @@ def text_of(form: Mapping[str, str], name: str) -> str | None:
 def whole_of(form: Mapping[str, str], name: str) -> object:
     """Return a number that was typed; other text as it is, which the request refuses."""
     text = text_of(form, name)
-    return int(text) if text is not None and text.isdecimal() and len(text) < 10 else text
+    return int(text) if text is not None and text.isascii() and text.isdecimal() and len(text) < 10 else text
 
 
 def request_id_of(form: Form) -> str | None:

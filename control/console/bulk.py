@@ -24,7 +24,7 @@ from tidewheel.control.console.view import Failed, View, page_now, part
 from tidewheel.control.console.words import number, state
 from tidewheel.control.reads.fleet import is_scheduler_alive
 from tidewheel.control.reads.stored import readable
-from tidewheel.ids import job_id
+from tidewheel.ids import job_id, read_uuid
 from tidewheel.jobs.strict_json import as_list
 from tidewheel.jobs.values import parse_timestamp
 from tidewheel.nouns.dead_letters.operations import DeadLetterFilter, DeadLetters, list_dead_letters
@@ -219,7 +219,7 @@ def _is_stalled(connection: Connection, works: Sequence[Work]) -> bool:
 
 def _uuid(text: str) -> UUID | None:
     try:
-        return UUID(text)
+        return read_uuid(text)
     except ValueError:
         return None
 

@@ -389,6 +389,6 @@ def _typed(form: Form, field: SpecField) -> object:
 
 def _version(request: Request, name: str) -> int:
     text = request.query_params.get(name, "")
-    if not text.isdecimal() or len(text) > 9:
+    if not (text.isascii() and text.isdecimal() and len(text) < 10):
         refuse(name, f"{text[:40]!r} is not a version", "write the number of a version")
     return int(text)

@@ -15,6 +15,7 @@ from starlette.responses import RedirectResponse, Response
 from tidewheel.api_keys import Scope
 from tidewheel.control.api.answers import call
 from tidewheel.control.api.authorization import Caller, caller
+from tidewheel.control.api.request_input import read_number
 from tidewheel.control.api.workers import Workers
 from tidewheel.control.client.connection import Connection
 from tidewheel.control.console.actions import acting, request_id_of, visitor
@@ -174,7 +175,7 @@ def _with_secrets(connection: Connection, found: Caller, key: str | None, draft:
 def _read(connection: Connection, found: Caller, request: Request, form: Form) -> tuple[Typed, Draft]:
     """Return what was typed, and the job that it describes."""
     key = None if "ref" not in request.path_params else key_of_page(connection, found, request)
-    base, expected = (int(form[name]) if form.get(name, "").isdecimal() else 0 for name in ("base", "if_version"))
+    base, expected = (read_number(form.get(name, "")) or 0 for name in ("base", "if_version"))
     state = Typed(
         key, base, expected, "json" if form.get("view") == "json" else "form", document=form.get("document", ""),
         under=form.get("under", ""), paste=form.get("paste", ""),

@@ -22,10 +22,12 @@ from tidewheel.api_keys import Scope
 from tidewheel.control.api.authorization import IS_OPEN, KEY, caller
 from tidewheel.control.api.problems import Overloaded
 from tidewheel.control.api.run_events import Places, Streaming
-from tidewheel.control.api.workers import Turn, Turns, Workers, WorkerState
+from tidewheel.control.api.workers import Turn, Workers, WorkerState
 from tidewheel.control.reads.run_changes import Watched, read_pulses
 from tidewheel.errors import Unavailable
+from tidewheel.ids import read_uuid
 from tidewheel.process.service import Shutdown
+from tidewheel.turns import Turns
 
 _LOOK_SECONDS = 1.0
 _BEAT_SECONDS = 5.0  # a browser that hears nothing for twice as long shows that
@@ -177,7 +179,7 @@ async def _always() -> bool:
 
 def _reading(tenant: str, topics: Sequence[str]) -> Callable[[WorkerState], Mapping[str, str]]:
     def ids(kind: str) -> list[UUID]:
-        return [UUID(topic.removeprefix(kind)) for topic in topics if topic.startswith(kind)]
+        return [read_uuid(topic.removeprefix(kind)) for topic in topics if topic.startswith(kind)]
 
     watched = Watched("now" in topics, ids("run:"), ids("job:"))
 

@@ -37,6 +37,7 @@ from tidewheel.control.console.view import in_snapshot, page_now, pairs
 from tidewheel.control.console.words import agreed, counted, number
 from tidewheel.doors.address import in_address
 from tidewheel.errors import FieldError, InvalidInput, Refused, refuse
+from tidewheel.ids import read_uuid
 from tidewheel.nouns.operation import model_of, operations
 from tidewheel.nouns.runs.detail import read_retry_facts
 from tidewheel.nouns.runs.model import CancelResult, PageFilter, RunFilter, RunSummary
@@ -65,7 +66,7 @@ _NONE_MATCHES = FieldError("", "no open run matches", "go back and choose other 
 
 def _id(value: object) -> object:
     try:
-        return UUID(value) if isinstance(value, str) else value
+        return read_uuid(value) if isinstance(value, str) else value
     except ValueError:
         return value
 

@@ -10,7 +10,7 @@ from http import HTTPStatus
 from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import unquote
-from uuid import UUID, uuid4
+from uuid import uuid4
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from starlette.requests import Request
@@ -30,7 +30,7 @@ from tidewheel.control.console.sign_in import (
     new_form_cookie,
 )
 from tidewheel.control.console.urls import PATHS, Urls
-from tidewheel.ids import instant_of
+from tidewheel.ids import instant_of, read_uuid
 from tidewheel.jobs.values import format_timestamp
 from tidewheel.nouns.freezes.model import Freeze
 from tidewheel.settings.services import ApiSettings
@@ -290,7 +290,7 @@ def _read(path: Path) -> StaticFile:
 
 def _age_of_run(name: str) -> str:
     try:
-        run_id = UUID(name)
+        run_id = read_uuid(name)
         at = instant_of(run_id)
     except (ValueError, OverflowError):
         return ""

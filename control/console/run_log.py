@@ -24,6 +24,7 @@ from tidewheel.control.console.rendering import HEADERS
 from tidewheel.control.console.urls import Urls
 from tidewheel.control.console.view import View, in_snapshot
 from tidewheel.control.console.words import boxed
+from tidewheel.ids import read_uuid
 from tidewheel.jobs.validation import shown
 from tidewheel.nouns.runs.detail import read_logs, show_run
 from tidewheel.nouns.runs.model import LogPiece, RunDetail
@@ -162,7 +163,7 @@ def _markup(parts: Sequence[Span], boxes: _Boxes) -> Markup:
 
 def _selected(parameters: str, colour: str | None) -> str | None:
     """Return the colour after a sequence that selects one."""
-    codes = [int(each) if each.isdecimal() and len(each) < 4 else 0 for each in re.split("[;:]", parameters)]
+    codes = [int(each) if re.fullmatch("[0-9]{1,3}", each) else 0 for each in re.split("[;:]", parameters)]
     codes = codes[:_PARAMETERS]
     at = 0
     while at < len(codes):
@@ -193,7 +194,7 @@ class LogQuery(TenantQuery):
 def run_id_of(request: Request) -> UUID:
     """Return the run that an address names, or answer 404."""
     try:
-        return UUID(str(request.path_params["run_id"]))
+        return read_uuid(str(request.path_params["run_id"]))
     except ValueError:
         raise HTTPException(
             HTTPStatus.NOT_FOUND,

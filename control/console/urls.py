@@ -10,6 +10,8 @@ from typing import cast
 from urllib.parse import quote, urlencode
 from uuid import UUID
 
+from tidewheel.ids import read_uuid
+
 PATHS: Mapping[str, str] = {
     "overview": "/",
     "jobs": "/jobs",
@@ -169,7 +171,7 @@ def read_ref(ref: str) -> str | UUID | None:
     if not ref.startswith(_BY_ID):
         return ref if _READABLE.fullmatch(ref) else None
     try:
-        return UUID(ref.removeprefix(_BY_ID))
+        return read_uuid(ref.removeprefix(_BY_ID))
     except ValueError:
         return None
 

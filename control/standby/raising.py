@@ -19,6 +19,7 @@ from tidewheel.clock import monotonic_seconds
 from tidewheel.control.reads.fleet import age_text
 from tidewheel.control.standby.state import read_recording
 from tidewheel.errors import SettingsError, Unavailable, UndecodableMessage
+from tidewheel.ids import read_uuid
 from tidewheel.jobs.strict_json import as_object
 from tidewheel.kafka.clients import poll_batch
 from tidewheel.kafka.offsets import offsets_client, read_end_offsets, read_partitions
@@ -146,7 +147,7 @@ def _record(message: Message) -> Record | Mark:
     try:
         kind, key = read_key(message.key() or b"")  # pyright: ignore[reportArgumentType] - bytes without a deserializer
         headers = dict(cast("Sequence[tuple[str, bytes]]", message.headers() or ()))
-        site, batch = UUID(headers["site"].decode()), int(headers["batch"])
+        site, batch = read_uuid(headers["site"].decode()), int(headers["batch"])
         value = message.value()
         row = None if value is None else decode(value, StandbyRow)
         content = row and (zlib.decompress(row.row) if row.is_compressed else row.row)

@@ -180,6 +180,7 @@ class HttpRunner:
             place.url,
             headers=self._headers(attempt, target, given, place.url.raw_host or ""),
             content=attempt.payload,
+            tenant=attempt.definition.tenant,
             seconds=seconds,
             lease=attempt.lease,
         )

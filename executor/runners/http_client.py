@@ -34,7 +34,7 @@ from tidewheel.executor.runners.http_transport import (
     LeasedTransport,
     Sending,
     Tls,
-    look_up_seconds,
+    look_up_of,
 )
 from tidewheel.jobs.http_values import TargetUrl, read_url
 
@@ -206,11 +206,20 @@ class HttpClient:
 
     @asynccontextmanager
     async def request(
-        self, method: str, url: URL, *, headers: Mapping[str, str], content: bytes, seconds: float, lease: Lease
+        self,
+        method: str,
+        url: URL,
+        *,
+        headers: Mapping[str, str],
+        content: bytes,
+        tenant: str,
+        seconds: float,
+        lease: Lease,
     ) -> AsyncGenerator[aiohttp.ClientResponse]:
         """Send a request; the block has the response, whose body is still to be read.
 
-        The seconds limit the look-up, and the connection with TLS. Once the lease is over, nothing more is sent.
+        The look-up takes a thread of the tenant. The seconds limit it, and the connection with TLS. Once the lease is
+        over, nothing more is sent.
 
         Raises:
             LeaseOver: Nothing was sent, or no more than a part of the request.
@@ -218,7 +227,7 @@ class HttpClient:
             LookUpTimedOut, aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError: Nothing was sent.
             NotRepeated, aiohttp.ClientError: The request may have been sent.
         """
-        look_up_seconds.set(seconds)
+        look_up_of.set((tenant, seconds))
         sending = Sending(lease)
         _sending.set(sending)
         self._in_use += 1

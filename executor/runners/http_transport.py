@@ -13,7 +13,6 @@ import asyncio
 import socket
 import ssl
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from contextvars import ContextVar
 from ipaddress import ip_address
@@ -23,21 +22,22 @@ from aiohttp.abc import AbstractResolver, ResolveResult
 
 from tidewheel.executor.lease import ENDLESS, Lease
 from tidewheel.jobs.http_values import is_public
+from tidewheel.turns import SharedThreads
 
 _READ_BYTES = 256 * 1024
 
 CONNECT_SECONDS = 5.0  # for look-up and connection each; a working network answers within one retransmission
 
-# Each look-up blocks a thread. An unresponsive name server must not block the look-ups of other names: a look-up fails
-# after 5 s, but its thread may be blocked for half a minute.
-_LOOK_UPS = 32
+# Each look-up blocks a thread. It fails after 5 s, but an unresponsive name server may block its thread for half a
+# minute. Tenants share the threads, so it blocks those of the tenants that call its hosts: a tenant alone has 32.
+_LOOK_UPS = 64
 
 # Family, kind, protocol, name, and the address itself, as `getaddrinfo` returns them.
 AddressInfo: TypeAlias = tuple[int, int, int, str, tuple[object, ...]]
 Resolve: TypeAlias = Callable[[str, int], Awaitable[Sequence[str]]]
 
-# The time limit of a look-up, set by the attempt whose task resolves.
-look_up_seconds = ContextVar("look_up_seconds", default=CONNECT_SECONDS)
+# The tenant and the time limit of a look-up, set by the attempt whose task resolves.
+look_up_of: ContextVar[tuple[str, float]] = ContextVar("look_up_of", default=("", CONNECT_SECONDS))
 
 
 class Sending:
@@ -275,7 +275,7 @@ class AddressGuard(AbstractResolver):
 
     def __init__(self, *, allow_private: bool, resolve: Resolve | None = None) -> None:
         self._allow_private = allow_private
-        self._threads = ThreadPoolExecutor(_LOOK_UPS, thread_name_prefix="look-up")
+        self._threads = SharedThreads(_LOOK_UPS, "look-up")
         self._resolve = resolve or self._look_up
 
     async def resolve(
@@ -283,7 +283,7 @@ class AddressGuard(AbstractResolver):
     ) -> list[ResolveResult]:
         """Return all addresses of a name."""
         del family  # of the connector, which is for both
-        seconds = look_up_seconds.get()
+        _, seconds = look_up_of.get()
         try:
             async with asyncio.timeout(seconds):
                 addresses = await self._resolve(host, port)
@@ -311,7 +311,7 @@ class AddressGuard(AbstractResolver):
 
     async def close(self) -> None:
         """Stop the threads of the look-ups."""
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        self._threads.close()
 
     def _check(self, host: str, addresses: Sequence[str]) -> None:
         if not self._allow_private and not all(is_public(ip_address(address)) for address in addresses):
@@ -324,4 +324,5 @@ class AddressGuard(AbstractResolver):
             found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
             return list(dict.fromkeys(str(entry[4][0]).partition("%")[0] for entry in found))
 
-        return await asyncio.get_running_loop().run_in_executor(self._threads, resolve)
+        tenant, _ = look_up_of.get()
+        return await asyncio.wrap_future(self._threads.submit(tenant, resolve))

@@ -30,6 +30,7 @@ class Reports(list[Outcome]):
 def attempt_of(
     job: dict[str, Any] | None = None,
     *,
+    tenant: str = "default",
     reports: Reports | None = None,
     number: int = 1,
     failed_attempts: int = 0,
@@ -38,7 +39,7 @@ def attempt_of(
 ) -> Attempt:
     """An attempt at a job; `run` is what the run carries itself, such as payload and labels."""
     spec = JobSpec.model_validate({"key": "job", "schedule": "manual", "target": "a"} | (job or {}))
-    definition = definition_record(spec, tenant="default", job_id=str(UUID(int=7)), job_version=1)
+    definition = definition_record(spec, tenant=tenant, job_id=str(UUID(int=7)), job_version=1)
     request = RunRequest(
         run_id=str(RUN),
         job_id=str(UUID(int=7)),

@@ -24,6 +24,7 @@ from tests.fixtures.services import until
 from tidewheel.executor.attempt import Attempt
 from tidewheel.executor.lease import Lease
 from tidewheel.executor.outcome import Outcome
+from tidewheel.executor.runners import aws as aws_runner
 from tidewheel.executor.runners.aws import LambdaRunner
 from tidewheel.jobs.allow_lists import AllowLists
 from tidewheel.jobs.values import MAX_RESULT_BYTES
@@ -134,6 +135,13 @@ def test_lambda_error_is_the_attempts_failure(target: HttpTarget) -> None:
     assert (outcome.permanent, outcome.not_started) == (False, False)
 
 
+@pytest.mark.parametrize("log", ["a", "%%%", "\u00e9"])
+def test_log_that_cannot_be_read_changes_no_outcome(target: HttpTarget, log: str) -> None:
+    """The function has run: a failure here would repeat it."""
+    target.answers = [Answer(200, b"1", {"x-amz-log-result": log})]
+    assert run(attempt_of(job())) == Outcome(AttemptOutcome.SUCCEEDED, result=b"1")
+
+
 def test_non_json_lambda_error_is_a_failure(target: HttpTarget) -> None:
     target.answers = [Answer(200, b"\xff[1", {"x-amz-function-error": "Unhandled"})]
     assert run(attempt_of(job())).error_type == "FunctionError"
@@ -222,6 +230,27 @@ async def test_abandoned_invocation_keeps_its_slot_until_it_returns(target: Http
     answered.set()
     until(lambda: reports.released == 1, "its slot is free")
     await runner.close()
+
+
+async def test_invocations_of_one_tenant_leave_threads_to_others(
+    target: HttpTarget, environment: pytest.MonkeyPatch
+) -> None:
+    environment.setattr(aws_runner, "_THREADS", 4)
+    answered = threading.Event()
+    target.answers = [Answer(200, b"1", hold=answered)]
+    runner = LambdaRunner(AllowLists(enforces=True, functions=("*",)))
+    slow = [asyncio.ensure_future(runner.run(attempt_of(job(), tenant="slow"))) for _ in range(8)]
+    while len(target.received) < 2:
+        await asyncio.sleep(0.01)
+    with serving(Answer(200, b"2")) as other:
+        environment.setenv("AWS_ENDPOINT_URL", other.url(""))
+        elsewhere = {"target": {"type": "lambda", "function": "echo", "region": "us-east-2"}}  # a client of its own
+        async with asyncio.timeout(30):
+            outcome = await runner.run(attempt_of(elsewhere, tenant="other"))
+    answered.set()
+    await asyncio.gather(*slow)
+    await runner.close()
+    assert outcome.result == b"2"
 
 
 @pytest.mark.parametrize("size", [10, 40_000])

@@ -240,7 +240,9 @@ def test_handler_that_holds_the_interpreters_lock_is_named_while_it_does(fleet: 
     executor = fleet.start("executor")
     fleet.wait_started()
     fleet.database.submit(target="locking", payload=29)
+    triggered = monotonic_seconds()
     run_id = fleet.database.trigger()
     fleet.until(lambda: executor.has_logged(" in locking"), "its stack is written")
+    assert 5 < monotonic_seconds() - triggered < 20
     assert fleet.database.open_run(run_id).state == "running"
     fleet.until(lambda: executor.has_logged("a handler held the interpreter's lock"), "the line follows")

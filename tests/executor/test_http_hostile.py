@@ -9,6 +9,7 @@ import tracemalloc
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import timedelta
+from typing import Any
 
 import pytest
 
@@ -199,6 +200,34 @@ def test_unresponsive_name_server_fails_the_attempt() -> None:
     [outcome] = call("http://slow.example/", resolve=resolve, job={"start_to_close": "200ms"})
     assert (outcome.error_type, outcome.not_started) == ("http_connect_timeout", True)
     assert "could not be resolved within" in (outcome.error_message or "")
+
+
+async def test_look_ups_of_one_tenant_leave_threads_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A look-up that its attempt no longer waits for keeps its thread until the name server answers."""
+    answered, real = threading.Event(), socket.getaddrinfo
+
+    def look_up(host: str, *args: Any, **named: Any) -> object:  # noqa: ANN401 - as the function that it replaces
+        if host.endswith(".slow.example"):
+            answered.wait(60)
+            raise socket.gaierror
+        return real(host, *args, **named)
+
+    monkeypatch.setattr(socket, "getaddrinfo", look_up)
+    runner = HttpRunner(allow_private=True)
+
+    async def run(tenant: str, url: str, seconds: str) -> Outcome:
+        job = {"target": {"type": "http", "url": url}, "start_to_close": seconds}
+        return await runner.run(attempt_of(job, tenant=tenant))
+
+    with serving() as target:
+        try:
+            slow = (run("slow", f"http://{number}.slow.example/", "200ms") for number in range(200))
+            assert {outcome.error_type for outcome in await asyncio.gather(*slow)} == {"http_connect_timeout"}
+            outcome = await run("other", target.url(host="localhost"), "5s")
+        finally:
+            answered.set()
+            await runner.close()
+    assert outcome.kind is AttemptOutcome.SUCCEEDED
 
 
 def test_cookies_of_a_target_are_not_sent_back() -> None:

@@ -91,6 +91,22 @@ def test_batch_at_the_end_of_its_partition_is_stepped_over(requests: Requests) -
     assert len(letters(requests)) == 1
 
 
+def test_batches_that_are_stepped_over_are_one_line_a_minute_of_their_topic(
+    requests: Requests, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A stranger with the right to write would fill the log."""
+    topics = (requests.topics.requests, requests.topics.target_replies)
+    ends = {
+        topic: max(send_packed(requests, b"0" * HUGE, codec="zstd", topic=topic) for _ in range(3)) for topic in topics
+    }
+    with requests.running():
+        for topic, end in ends.items():
+            requests.until_read(end - 1, topic=topic)
+    assert len(letters(requests)) == 6
+    lines = [each for each in caplog.messages if " is a dead letter, and others like it may be: " in each]
+    assert sorted(line.split()[5].split("/")[0] for line in lines) == sorted(topics)
+
+
 def test_target_reply_that_is_too_long_is_cut(requests: Requests) -> None:
     topic = requests.topics.target_replies
     end = send_packed(requests, b"0" * HUGE, codec="lz4", topic=topic)

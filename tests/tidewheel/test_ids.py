@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.fixtures.bounds import MISTYPED
 from tests.fixtures.examples import examples
 from tests.fixtures.run_ids import run_instant
 from tidewheel.ids import (
@@ -20,6 +21,7 @@ from tidewheel.ids import (
     job_id,
     job_range,
     micros,
+    read_uuid,
     run_bucket,
     run_id,
     shard_of,
@@ -170,3 +172,19 @@ def test_repeated_event_has_the_same_id(run: UUID, kind: str, sequence: int) -> 
 def test_hashed_id_has_the_bits_of_a_uuid(told: bytes) -> None:
     assert is_version_8(hashed_id(told))
     assert hashed_id(told) != hashed_id(told + b"a")
+
+
+@pytest.mark.parametrize("text", [*MISTYPED, "", "0" * 32, f"urn:uuid:{UUID(int=1)}", f"{UUID(int=1)}\n"])
+def test_mistyped_id_is_no_id(text: str) -> None:
+    with pytest.raises(ValueError, match="is no UUID"):
+        read_uuid(text)
+
+
+@many
+@given(jobs, st.integers(0, 35), st.characters() | st.sampled_from("0123456789abcdefABCDEF-_+ "))
+def test_id_with_another_character_is_that_id_or_none(job: UUID, at: int, character: str) -> None:
+    text = f"{str(job)[:at]}{character}{str(job)[at + 1 :]}"
+    try:
+        assert str(read_uuid(text)) == text.lower()
+    except ValueError:
+        assert character not in "0123456789abcdefABCDEF" or str(job)[at] == "-"

@@ -9,7 +9,6 @@ Source: RFC 3339 section 5.6, "Internet Date/Time Format".
 import base64
 import math
 import re
-import uuid
 from collections.abc import Callable
 from datetime import UTC, date, datetime, timedelta
 from fractions import Fraction
@@ -18,6 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias
 
 from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema
 
+from tidewheel.ids import read_uuid
 from tidewheel.jobs.invalid import InvalidValue, UnreadableValue
 from tidewheel.jobs.strict_json import as_list, as_object, compact
 from tidewheel.jobs.validation import not_valid, shown
@@ -364,13 +364,11 @@ def _id_of(what: str, source: str = "the reply") -> Callable[[str], str]:
 
     def read(text: str) -> str:
         try:
-            if len(text) == 36:
-                return str(uuid.UUID(text))
+            return str(read_uuid(text))
         except ValueError:
-            pass
-        raise InvalidValue(
-            problem=f"{shown(text)} is not a {what} id", remedy=f"copy the 36 characters of the UUID from {source}"
-        )
+            raise InvalidValue(
+                problem=f"{shown(text)} is not a {what} id", remedy=f"copy the 36 characters of the UUID from {source}"
+            ) from None
 
     return read
 

@@ -36,6 +36,7 @@ from pydantic_core import CoreSchema
 
 from tidewheel.api_keys import Scope
 from tidewheel.errors import InvalidInput, refuse
+from tidewheel.ids import read_uuid
 from tidewheel.jobs.invalid import InvalidValue
 from tidewheel.jobs.validation import StrictModel, ensure_text_names, shown, validate
 from tidewheel.postgres.session import Conn, read_rows
@@ -305,7 +306,7 @@ def as_id(value: UUID | str, name: str) -> UUID:
     UUID('00000000-0000-0000-0000-000000000001')
     """
     try:
-        return value if isinstance(value, UUID) else UUID(value)
+        return value if isinstance(value, UUID) else read_uuid(value)
     except (AttributeError, TypeError, ValueError):
         pass
     return refuse(name, f"{shown(value)} is not an id", "pass a UUID from a reply, an event or a list")

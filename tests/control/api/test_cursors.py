@@ -109,6 +109,6 @@ def test_tampered_cursor_is_refused(shared_client: ApiClient, path: str, part: o
     parts: list[Any] = json.loads(urlsafe_b64decode(given + "=" * (-len(given) % 4)))
     parts[1] = part
     forged = urlsafe_b64encode(json.dumps(parts).encode()).decode()
-    for cursor in (forged, given[:-2], "*", "W10", "bnVsbA", "e30", "A" * 3000):
+    for cursor in (forged, given[:-2], f"{given[:4]}!!!!{given[4:]}", "*", "W10", "bnVsbA", "e30", "A" * 3000):
         told = refusal(client.get(path, params={"cursor": cursor}), HTTPStatus.UNPROCESSABLE_ENTITY)
         assert told["errors"][0]["path"] in {"cursor", "after"}, cursor

@@ -48,7 +48,7 @@ def test_schema_is_found_by_the_fingerprint_of_a_message(client: httpx.Client, d
     message = database.value("SELECT value FROM outbox WHERE topic LIKE '%%runs%%'")
     answer = client.get(f"/api/v1/schemas/{message[2:10].hex()}")
     assert answer.json()["name"] == "RunRequest"
-    for nothing in ("00" * 8, "c301", "zz"):
+    for nothing in ("00" * 8, "c301", "zz", message[2:10].hex(" ")):
         refusal(client.get(f"/api/v1/schemas/{nothing}"), HTTPStatus.NOT_FOUND)
 
 

@@ -152,11 +152,13 @@ def test_token_that_dev_sets_brings_no_warning(
     assert not [each.getMessage() for each in caplog.records if each.levelno >= logging.WARNING]
 
 
-def test_executors_of_a_key_are_limited_in_number(
-    door: ApiClient, entered: Callable[..., Executor], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("of", ["key", "token"])
+def test_executors_of_a_key_and_of_the_token_are_limited_in_number(
+    door: ApiClient, entered: Callable[..., Executor], monkeypatch: pytest.MonkeyPatch, of: str
 ) -> None:
     monkeypatch.setattr(remote_executors, "MAX_EXECUTORS", 2)
-    key, other = created(door.database), created(door.database, tenant="globex")
+    key = created(door.database) if of == "key" else TOKEN
+    other = created(door.database, tenant="globex")
     executors = [entered(key) for _ in range(2)]
     body = {"name": "here:1", "handlers": [HANDLER], "slots": 4}
     refused = executors[0].client.post("/api/v1/executors", json=body)

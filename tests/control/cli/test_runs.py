@@ -14,6 +14,7 @@ from uuid import UUID, uuid4
 import pytest
 
 from tests.control.cli.command import json_output, tidewheel
+from tests.fixtures.bounds import MISTYPED
 from tests.fixtures.database import Database
 from tests.fixtures.services import until
 from tests.fixtures.terminal import Terminal
@@ -243,7 +244,10 @@ def test_first_digits_that_one_run_has_name_it_and_others_list_the_candidates(jo
     assert done.code == ExitCode.REFUSED
     assert f"RUN: {same} matches 2 runs" in done.err
     assert {f"{run} (job, queued)" for run in (one, other)} <= set(re.findall(r"[0-9a-f-]{36} \(.*?\)", done.err))
-    assert tidewheel(job, "run", "show", "nightly").code == ExitCode.USAGE
+    for text in ("nightly", *MISTYPED):
+        for words in (["run", "show"], ["work", "show"], ["batch", "show"]):
+            assert tidewheel(job, *words, "--", text).code == ExitCode.USAGE, (words, text)
+    assert tidewheel(job, "run", "show", "0" * 35).code == ExitCode.NOT_FOUND
     tidewheel(job, "admin", "tenant", "create", "acme")
     assert tidewheel(job, "run", "show", unique, "--tenant", "acme").code == ExitCode.NOT_FOUND
 

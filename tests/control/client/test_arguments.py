@@ -9,6 +9,7 @@ from uuid import UUID
 
 import pytest
 
+from tests.fixtures.bounds import MISTYPED
 from tests.fixtures.database import Database
 from tests.transitions.acts import submit, trigger
 from tidewheel.control.client.client import Client
@@ -48,9 +49,10 @@ def test_every_id_and_every_mapping_of_a_wrong_type_is_refused_by_name(database:
                 if UUID not in kinds and not is_job:
                     continue
                 given: dict[str, Any] = {each.name: _VALUES.get(each.name, UUID(int=1)) for each in required}
-                with pytest.raises(Refused) as caught:
-                    method(**given | {wrong: "abc"})
-                assert [error.path for error in caught.value.errors] == [wrong], (name, caught.value)
+                for text in ("abc", *MISTYPED[:2]):
+                    with pytest.raises(Refused) as caught:
+                        method(**given | {wrong: text})
+                    assert [error.path for error in caught.value.errors] == [wrong], (name, caught.value)
                 tried += 1
     assert tried > 20
 
@@ -146,6 +148,7 @@ def test_id_may_be_its_text(database: Database) -> None:
 
 _ACTS: tuple[Callable[[Client], object], ...] = (
     lambda client: client.submit({"key": "a", "schedule": "manual"}),
+    lambda client: client.submit("x"),  # type: ignore[arg-type] # pyright: ignore[reportArgumentType]
     lambda client: client.trigger("job", delay="soon"),
     lambda client: client.preview({"key": "a", "schedule": "manual"}),
     lambda client: client.patch("job", {"window": "x"}),

@@ -51,6 +51,13 @@ def version(database: Database, key: str = "job") -> int:
         return client.versions(key, limit=1)[0].number
 
 
+@pytest.mark.parametrize("number", ["9" * 5000, str(2**63), "\u0663", "-1"])
+def test_version_in_a_form_that_is_no_version_ends_no_page(pages: ApiClient, number: str) -> None:
+    submit(pages.database)
+    fields = typed_in(pages.get("/jobs/job/edit")) | {"base": number, "if_version": number, "do": "check"}
+    assert pages.post("/jobs/job/edit", data=fields).status_code < HTTPStatus.INTERNAL_SERVER_ERROR
+
+
 def test_keys_and_dedupe_are_typed_and_emptied(pages: ApiClient) -> None:
     submit(pages.database, concurrency_key="mail")
     page = pages.get("/jobs/job/edit")

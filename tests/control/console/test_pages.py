@@ -302,6 +302,16 @@ def test_unknown_ids_are_pages_of_404(pages: ApiClient) -> None:
     assert '<input class="wide" name="q" value="&lt;script&gt;"' in hostile
 
 
+def test_mistyped_id_opens_no_page_of_another(pages: ApiClient) -> None:
+    """Python's UUID reads `+` for the zero with which both ids begin."""
+    key = next(name for name in map(str, range(1000)) if str(job_id("default", name)).startswith("0"))
+    submit(pages.database, key)
+    for path in (f"/jobs/id:{job_id('default', key)}", f"/runs/{trigger(pages.database, key)}"):
+        shown(pages, path)
+        before, _, after = path.partition("0")
+        assert pages.get(f"{before}%2B{after}").status_code == HTTPStatus.NOT_FOUND, path
+
+
 def test_addresses_of_rest_keep_problem_documents(pages: ApiClient) -> None:
     for path in ("/api/v1/jobs/none", "/api/v1/none", "/api"):
         answer = pages.get(path)

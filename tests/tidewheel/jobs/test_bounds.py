@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.fixtures.bounds import BOUNDS, Place, places
+from tests.fixtures.bounds import BOUNDS, MISTYPED, Place, places
 from tests.fixtures.examples import examples
 from tests.strict_types import ROOT
 from tidewheel.errors import UndecodableMessage
@@ -54,6 +54,17 @@ def test_document_around_each_field_is_valid(root: str) -> None:
     """Else a value would be refused for another field, and its own bound would stay untried."""
     document = next(place for place in PLACES if place.root == root).document
     assert not isinstance(outcome(dict(document)), tuple)
+
+
+IDS = [place for place in PLACES if str(place.path[-1]).endswith(("run_id", "backfill_id", "batch_id"))]
+
+
+@pytest.mark.parametrize("place", IDS, ids=str)
+def test_mistyped_id_is_refused(place: Place) -> None:
+    """It named another run."""
+    assert {str(place.path[-1]) for place in IDS} == {"run_id", "backfill_id", "batch_id", "from_run_id"}
+    for text in MISTYPED:
+        assert outcome(place.holding(text)) == (".".join(map(str, place.path)),), text
 
 
 @pytest.mark.parametrize("place", PLACES, ids=str)

@@ -22,7 +22,7 @@ from tidewheel.control.reads.job_position import read_job_position
 from tidewheel.control.reads.stored import rows_as
 from tidewheel.control.reads.waits import read_waits
 from tidewheel.errors import UnknownCancellation, refuse
-from tidewheel.ids import first_run_id, instant_of, job_id, order_id
+from tidewheel.ids import first_run_id, instant_of, job_id, order_id, read_uuid
 from tidewheel.jobs.validation import shown
 from tidewheel.jobs.values import format_timestamp, parse_timestamp
 from tidewheel.nouns.operation import Noun, Page, Rows, operation, read_page
@@ -115,7 +115,7 @@ def find_short_id(connection: Conn, tenant: str, begin: str, end: str) -> tuple[
     Args:
         begin: The first digits, without hyphens; eight are a minute, by the upper 32 of the 48 bits of milliseconds.
     """
-    since, until = (instant_of(min(UUID(begin.ljust(32, digit)), first_run_id(_LATEST))) for digit in "0f")
+    since, until = (instant_of(min(UUID(begin[:32].ljust(32, digit)), first_run_id(_LATEST))) for digit in "0f")
     start = _start(read_now(connection))
     run_ids: dict[UUID, None] = {}
     is_cut = False
@@ -156,7 +156,7 @@ def _place_after(connection: Conn, ahead: datetime, last: UUID) -> str:
 def _read_place(text: str) -> _Place:
     try:
         ahead, at, run_id = text.split("/")
-        place = _Place(parse_timestamp(ahead), parse_timestamp(at), UUID(run_id))
+        place = _Place(parse_timestamp(ahead), parse_timestamp(at), read_uuid(run_id))
     except ValueError:
         place = _Place(_EARLIEST, _EARLIEST, None)
     if not (_EARLIEST < place.ahead <= _LATEST and _EARLIEST <= place.at <= _LATEST):

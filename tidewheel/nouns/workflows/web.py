@@ -25,6 +25,7 @@ from tidewheel.control.console.words import agreed, counted, ordinal, state, whe
 from tidewheel.control.reads.waits import Wait, read_waits
 from tidewheel.doors.address import after_of, next_cursor, query_of
 from tidewheel.errors import refuse
+from tidewheel.ids import read_uuid
 from tidewheel.nouns.audit_log.operations import AuditEntry, list_audit_log
 from tidewheel.nouns.operation import Page, operations
 from tidewheel.nouns.runs.detail import count_open_retries, read_retry_facts
@@ -59,7 +60,7 @@ class WorkflowQuery(TenantQuery):
 def _root_of(request: Request) -> UUID:
     """Return the root's run that an address names, or answer 404."""
     try:
-        return UUID(str(request.path_params["root_run_id"]))
+        return read_uuid(str(request.path_params["root_run_id"]))
     except ValueError:
         raise HTTPException(HTTPStatus.NOT_FOUND, "there is no such workflow: its id is a UUID") from None
 
