@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import IntFlag, StrEnum
 from types import MappingProxyType
+from typing import Self
 
 
 class RunState(StrEnum):
@@ -39,8 +40,33 @@ class RunState(StrEnum):
     CANCELLED = "cancelled"
     """Ended on request of a client, of its handler, or because its job was deleted."""
     SKIPPED = "skipped"
-    """Never started: another run of its job was active (`overlap`), its parents did not end as required, or its job
-    was paused or deleted."""
+    """Never started, for one of the reasons of a skip."""
+
+
+class SkipReason(StrEnum):
+    """The reason why an occurrence did not fire, or its run did not start, with the clause that people read.
+
+    `explain`, the console and `docs/run-states.md` show that clause.
+    """
+
+    words: str
+
+    OVERLAP = "overlap", "another run of the job was active"
+    MISFIRE = "misfire", "not fired in time (misfire)"
+    PAUSED = "paused", "the job was paused"
+    EXCLUDED = "excluded", "a calendar excludes the day"
+    BOUND = "bound", "it is outside the job's bounds"
+    MANUAL = "manual", "by request"
+    CATCH_UP_LIMIT = "catch_up_limit", "the setting catch_up fires only some of those missed"
+    FROZEN = "frozen", "a freeze was in force"
+    PARENTS = "parents", "a parent did not end as the condition requires"
+    DELETED = "deleted", "the job was deleted"
+
+    def __new__(cls, reason: str, words: str = "") -> Self:
+        """Add the clause to a member."""
+        member = str.__new__(cls, reason)
+        member._value_, member.words = reason, words
+        return member
 
 
 class Cause(StrEnum):
@@ -172,8 +198,7 @@ class Move(StrEnum):
     CANCEL = "cancel"
     """A client cancels the run or deletes its job, or the attempt of a run that is `cancelling` has ended."""
     SKIP = "skip"
-    """A claim finds another run active and the policy skips this one, its parents did not end as required, or its job
-    was paused or deleted."""
+    """A reason of a skip holds: the run never starts."""
 
 
 @dataclass(frozen=True, slots=True)

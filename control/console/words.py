@@ -16,7 +16,7 @@ from tidewheel.control.words import duration
 from tidewheel.jobs.invalid import InvalidValue
 from tidewheel.jobs.strict_json import as_list, as_object
 from tidewheel.jobs.values import format_timestamp, parse_timestamp
-from tidewheel.runs import SCHEDULED, AttemptOutcome, RunState
+from tidewheel.runs import SCHEDULED, AttemptOutcome, RunState, SkipReason
 
 NONE = "\u2013"
 """A dash, where there is no value."""
@@ -45,11 +45,7 @@ _FAMILIES: Mapping[str, str] = {
     AttemptOutcome.LOST: "trouble", AttemptOutcome.RELEASED: "ahead", AttemptOutcome.SNOOZED: "ahead",
 }  # fmt: skip
 _TARGETS: Mapping[str, str] = {"handler": "name", "http": "url", "kafka": "topic", "lambda": "function"}
-_REASONS = {
-    "overlap": "another run of the job was active",
-    "parents": "a parent did not end as the condition requires",
-    NO_REASON: "by request, without a reason",
-}
+_REASONS = {**{each: each.words for each in SkipReason}, NO_REASON: "by request, without a reason"}
 _SYMBOLS: Mapping[str, str] = {
     "pending": "blocked", "not_reached": "skipped", "open": "running", "timing_out": "cancelling",
     AttemptOutcome.RELEASED: "queued", AttemptOutcome.SNOOZED: "queued",

@@ -12,9 +12,9 @@ from tidewheel.control.explain.facts import InstantFacts, OverrideFacts, Version
 from tidewheel.control.reads.waits import GOES_ON, read_waits
 from tidewheel.control.words import duration
 from tidewheel.nouns.freezes.model import Freeze
-from tidewheel.runs import Overlap, RunState
+from tidewheel.runs import Overlap, RunState, SkipReason
 from tidewheel.schedules.decide import MAX_CAUGHT_UP
-from tidewheel.schedules.decision import CatchUp, SkipReason
+from tidewheel.schedules.decision import CatchUp
 from tidewheel.schedules.describe import to_zone
 from tidewheel.schedules.schedule import FixedDelay, Once
 from tidewheel.transitions.overlap import REPLACING
@@ -87,8 +87,13 @@ def state_text_of(facts: InstantFacts, run: RunFacts) -> str:
         RunState.FAILED: f"Its run failed in {attempt}{ended}{error}. {remedy}",
         RunState.TIMED_OUT: f"Its run timed out in {attempt}{ended}{why}. {remedy}",
         RunState.CANCELLED: f"Its run was cancelled{ended}{why}.",
-        RunState.SKIPPED: f"Its run was skipped{ended}{why}.",
+        RunState.SKIPPED: f"Its run was skipped{ended}: {skip_words(run.reason)}.",
     }[state]
+
+
+def skip_words(reason: str | None) -> str:
+    """Return the reason of a run that was skipped, as a clause; one of a newer release as it is stored."""
+    return next((each.words for each in SkipReason if each == reason), f"the reason is {reason}")
 
 
 def _queued(facts: InstantFacts, run: RunFacts) -> str:
@@ -151,10 +156,8 @@ def skipped(facts: InstantFacts, span: SkipSpan, version_span: VersionSpan | Non
             words = excluded(version_span, facts)
         case SkipReason.MANUAL:
             words = skipped_manually(facts)
-        case SkipReason.BOUND:
-            words = f"It is outside the job's bounds{among}."
-        case SkipReason.OVERLAP:
-            words = f"Another run of the job was active{among}."
+        case other:
+            words = f"{other.words[0].upper()}{other.words[1:]}{among}."
     return words
 
 
