@@ -44,13 +44,9 @@ class RunState(StrEnum):
 
 
 class SkipReason(StrEnum):
-    """The reason why an occurrence did not fire, or its run did not start, with the clause that people read.
-
-    `explain`, the console and `docs/run-states.md` show that clause.
-    """
+    """The reason why an occurrence did not fire, or its run did not start, with the clause that people read."""
 
     words: str
-
     OVERLAP = "overlap", "another run of the job was active"
     MISFIRE = "misfire", "not fired in time (misfire)"
     PAUSED = "paused", "the job was paused"
