@@ -44,7 +44,7 @@ class RunState(StrEnum):
 
 
 class SkipReason(StrEnum):
-    """The reason why an occurrence did not fire, or its run did not start, with the clause that people read."""
+    """The reason why an occurrence or its run was skipped, with the clause that people read."""
 
     words: str
     OVERLAP = "overlap", "another run of the job was active"

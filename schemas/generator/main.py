@@ -1,4 +1,4 @@
-"""Write `generated/`, `json/` and new fields of jobs in request.avsc: `python -m tidewheel.schemas.generator.main`.
+"""Write `generated/`, `json/` and request.avsc: `python -m tidewheel.schemas.generator.main`.
 
 The files lie in the tree, so that people and type checkers can read them; a test compares them with what this module
 would write. Edit the .avsc files and the models of requests, never these. A field of a job or a target that only its
