@@ -11,7 +11,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import IntFlag, StrEnum
 from types import MappingProxyType
-from typing import Self
 
 
 class RunState(StrEnum):
@@ -44,25 +43,32 @@ class RunState(StrEnum):
 
 
 class SkipReason(StrEnum):
-    """The reason why an occurrence or its run was skipped, with the clause that people read."""
+    """The reason why an occurrence or its run was skipped; `SKIP_WORDS` has the clause that people read."""
 
-    words: str
-    OVERLAP = "overlap", "another run of the job was active"
-    MISFIRE = "misfire", "not fired in time (misfire)"
-    PAUSED = "paused", "the job was paused"
-    EXCLUDED = "excluded", "a calendar excludes the day"
-    BOUND = "bound", "it is outside the job's bounds"
-    MANUAL = "manual", "by request"
-    CATCH_UP_LIMIT = "catch_up_limit", "the setting catch_up fires only some of those missed"
-    FROZEN = "frozen", "a freeze was in force"
-    PARENTS = "parents", "a parent did not end as the condition requires"
-    DELETED = "deleted", "the job was deleted"
+    OVERLAP = "overlap"
+    MISFIRE = "misfire"
+    PAUSED = "paused"
+    EXCLUDED = "excluded"
+    BOUND = "bound"
+    MANUAL = "manual"
+    CATCH_UP_LIMIT = "catch_up_limit"
+    FROZEN = "frozen"
+    PARENTS = "parents"
+    DELETED = "deleted"
 
-    def __new__(cls, reason: str, words: str = "") -> Self:
-        """Add the clause to a member."""
-        member = str.__new__(cls, reason)
-        member._value_, member.words = reason, words
-        return member
+
+SKIP_WORDS: Mapping[str, str] = {
+    SkipReason.OVERLAP: "another run of the job was active",
+    SkipReason.MISFIRE: "not fired in time (misfire)",
+    SkipReason.PAUSED: "the job was paused",
+    SkipReason.EXCLUDED: "a calendar excludes the day",
+    SkipReason.BOUND: "it is outside the job's bounds",
+    SkipReason.MANUAL: "by request",
+    SkipReason.CATCH_UP_LIMIT: "the setting catch_up fires only some of those missed",
+    SkipReason.FROZEN: "a freeze was in force",
+    SkipReason.PARENTS: "a parent did not end as the condition requires",
+    SkipReason.DELETED: "the job was deleted",
+}
 
 
 class Cause(StrEnum):

@@ -17,7 +17,7 @@ from tidewheel.jobs.invalid import InvalidValue
 from tidewheel.jobs.strict_json import as_list, as_object
 from tidewheel.jobs.targets import TARGETS
 from tidewheel.jobs.values import format_timestamp, parse_timestamp
-from tidewheel.runs import SCHEDULED, AttemptOutcome, RunState, SkipReason
+from tidewheel.runs import SCHEDULED, SKIP_WORDS, AttemptOutcome, RunState
 
 NONE = "\u2013"
 """A dash, where there is no value."""
@@ -45,9 +45,7 @@ _FAMILIES: Mapping[str, str] = {
     "pending": "ahead", "not_reached": "undone", "open": "moving", "paused": "trouble", "timing_out": "trouble",
     AttemptOutcome.LOST: "trouble", AttemptOutcome.RELEASED: "ahead", AttemptOutcome.SNOOZED: "ahead",
 }  # fmt: skip
-_REASONS: Mapping[str, str] = {
-    **{str(each): each.words for each in SkipReason}, NO_REASON: "by request, without a reason"
-}  # fmt: skip
+_REASONS = {**SKIP_WORDS, NO_REASON: "by request, without a reason"}
 _SYMBOLS: Mapping[str, str] = {
     "pending": "blocked", "not_reached": "skipped", "open": "running", "timing_out": "cancelling",
     AttemptOutcome.RELEASED: "queued", AttemptOutcome.SNOOZED: "queued",

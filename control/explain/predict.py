@@ -37,7 +37,6 @@ from tidewheel.control.explain.text import (
     policy_effect,
     postponed,
     quarantined,
-    skip_words,
     skipped_manually,
     state_text_of,
     undo_skip,
@@ -45,7 +44,7 @@ from tidewheel.control.explain.text import (
 )
 from tidewheel.control.words import duration
 from tidewheel.postgres.statements import Statements
-from tidewheel.runs import FINAL, RunState, SkipReason
+from tidewheel.runs import FINAL, SKIP_WORDS, RunState, SkipReason
 from tidewheel.schedules.decide import decide
 from tidewheel.schedules.decision import HoldReason, jittered
 from tidewheel.schedules.schedule import FixedDelay
@@ -236,7 +235,7 @@ def _of_run(facts: InstantFacts, workflow: WorkflowFacts, latest: ChildRun) -> V
         return Verdict(OccurrenceOutcome.WAITING, _waiting(workflow))
     if latest.state == RunState.SKIPPED:
         why = _unmet(workflow.parents) if latest.reason == SkipReason.PARENTS else ""
-        words = f"Its run was skipped: {why or skip_words(latest.reason)}."
+        words = f"Its run was skipped: {why or SKIP_WORDS.get(latest.reason or '', latest.reason)}."
         return Verdict(OccurrenceOutcome.SKIPPED, words, latest.reason)
     run = next((each for each in facts.runs if each.run_id == latest.run_id), None)
     words = f"Its run is {latest.state}." if run is None else state_text_of(facts, run)

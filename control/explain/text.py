@@ -12,7 +12,7 @@ from tidewheel.control.explain.facts import InstantFacts, OverrideFacts, Version
 from tidewheel.control.reads.waits import GOES_ON, read_waits
 from tidewheel.control.words import duration
 from tidewheel.nouns.freezes.model import Freeze
-from tidewheel.runs import Overlap, RunState, SkipReason
+from tidewheel.runs import SKIP_WORDS, Overlap, RunState, SkipReason
 from tidewheel.schedules.decide import MAX_CAUGHT_UP
 from tidewheel.schedules.decision import CatchUp
 from tidewheel.schedules.describe import to_zone
@@ -87,13 +87,8 @@ def state_text_of(facts: InstantFacts, run: RunFacts) -> str:
         RunState.FAILED: f"Its run failed in {attempt}{ended}{error}. {remedy}",
         RunState.TIMED_OUT: f"Its run timed out in {attempt}{ended}{why}. {remedy}",
         RunState.CANCELLED: f"Its run was cancelled{ended}{why}.",
-        RunState.SKIPPED: f"Its run was skipped{ended}: {skip_words(run.reason)}.",
+        RunState.SKIPPED: f"Its run was skipped{ended}: {SKIP_WORDS.get(run.reason or '', run.reason)}.",
     }[state]
-
-
-def skip_words(reason: str | None) -> str:
-    """Return the reason of a run that was skipped, as a clause; one of a newer release as it is stored."""
-    return next((each.words for each in SkipReason if each == reason), f"the reason is {reason}")
 
 
 def _queued(facts: InstantFacts, run: RunFacts) -> str:
@@ -157,7 +152,7 @@ def skipped(facts: InstantFacts, span: SkipSpan, version_span: VersionSpan | Non
         case SkipReason.MANUAL:
             words = skipped_manually(facts)
         case other:
-            words = f"{other.words[0].upper()}{other.words[1:]}{among}."
+            words = f"{SKIP_WORDS[other][0].upper()}{SKIP_WORDS[other][1:]}{among}."
     return words
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tests.docs.moves_picture import PICTURE, picture
 from tidewheel import runs
-from tidewheel.runs import DEAD_LETTERED, FINAL, MOVES, Move, RunState, SkipReason
+from tidewheel.runs import DEAD_LETTERED, FINAL, MOVES, SKIP_WORDS, Move, RunState, SkipReason
 
 PAGE = Path(__file__).parents[2] / "docs" / "run-states.md"
 
@@ -102,7 +102,7 @@ def _moves() -> str:
 
 
 def _skips() -> list[str]:
-    return [f"| `{each}` | {each.words} |" for each in SkipReason] + [""]
+    return [f"| `{each}` | {SKIP_WORDS[each]} |" for each in SkipReason] + [""]
 
 
 if __name__ == "__main__":
