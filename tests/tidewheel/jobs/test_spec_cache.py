@@ -64,8 +64,14 @@ OTHERS: dict[str, st.SearchStrategy[Any]] = {
 }
 # Every further field of a job, with a value that most jobs may have beside it.
 FURTHER = [(name, value) for job in every_field.JOBS.values() for name, value in job.items() if name not in OTHERS]
+
+
+def with_further(further: list[tuple[str, object]], job: dict[str, Any]) -> dict[str, Any]:
+    return {**dict(further), **job}
+
+
 JOBS: st.SearchStrategy[dict[str, Any]] = st.builds(
-    lambda further, job: {**dict(further), **job},
+    with_further,
     st.lists(st.sampled_from(FURTHER), max_size=2),
     st.fixed_dictionaries(
         {"schedule": SCHEDULES, "target": OTHERS["target"]},
