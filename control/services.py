@@ -179,8 +179,8 @@ def _run_executor(settings: ExecutorSettings) -> None:
     from tidewheel.executor.output_capture import captured
     from tidewheel.executor.programs.process import hide_from_programs
     from tidewheel.executor.runners.runner import target_kinds
+    from tidewheel.jobs.targets import TARGETS
     from tidewheel.kafka.topics import queue_names
-    from tidewheel.schemas.generated.records import TargetKind
 
     kinds = target_kinds(settings)  # before anything is connected to
     import_handlers(settings.handlers)
@@ -188,7 +188,7 @@ def _run_executor(settings: ExecutorSettings) -> None:
     health.requires("executor", lambda: "has not registered yet")
     if not settings.handlers:
         _LOG.info("no handlers named (TIDEWHEEL_HANDLERS): this executor runs no Python")
-    if TargetKind.SHELL in kinds:
+    if any(TARGETS[kind].runs_programs for kind in kinds):
         hide_from_programs()
     start = _Start("executor", settings, drain=settings.drain_timeout)
     url, installation = start.database()

@@ -29,9 +29,10 @@ from tidewheel.postgres.pg_binary import instants, integers, uuids
 from tidewheel.postgres.session import Conn, at_commit
 from tidewheel.postgres.statements import Statements
 from tidewheel.process.metrics import metrics
+from tidewheel.runs import SkipReason
 from tidewheel.schedules.calendars import is_occurrence
 from tidewheel.schedules.decide import next_cursor, next_wakeup
-from tidewheel.schedules.decision import DaySet, Decision, HoldReason, Override, Skip, SkipReason
+from tidewheel.schedules.decision import DaySet, Decision, HoldReason, Override, Skip
 from tidewheel.schedules.open_days import MAX_SHIFT_DAYS
 from tidewheel.schedules.schedule import TICK, FixedDelay, Manual, Once, Schedule
 from tidewheel.schedules.timer_state import timer_state

@@ -12,11 +12,10 @@ from uuid import UUID
 from tidewheel.errors import FieldError, InvalidInput, Refused, ScheduleRefused
 from tidewheel.intake.locks import JobRow
 from tidewheel.jobs.allow_lists import AllowLists
-from tidewheel.jobs.http_values import read_url
 from tidewheel.jobs.invalid import InvalidValue
 from tidewheel.jobs.spec import JobSpec, policy_document, schedule_document
 from tidewheel.jobs.strict_json import canonical
-from tidewheel.jobs.targets import HttpTargetSpec, KafkaTargetSpec, LambdaTargetSpec, ShellTargetSpec, TargetSpec
+from tidewheel.jobs.targets import TARGETS, TargetSpec
 from tidewheel.jobs.values import format_timestamp
 from tidewheel.runs import RunState
 from tidewheel.schedules.calendars import ensure_open_days
@@ -149,17 +148,7 @@ def ensure_can_run(spec: JobSpec, job: JobRow, now: datetime, day_sets: DaySets,
 def ensure_allowed(target: TargetSpec, allow_lists: AllowLists) -> None:
     """Refuse a target that no executor may run, by the allow-lists that intake knows."""
     try:
-        match target:
-            case HttpTargetSpec():
-                allow_lists.check_url(read_url(target.url))
-            case KafkaTargetSpec():
-                allow_lists.check_topic(target.topic)
-            case ShellTargetSpec():
-                allow_lists.check_program(target.argv, target.cwd, target.env)
-            case LambdaTargetSpec():
-                allow_lists.check_function(target.function, target.qualifier, target.region)
-            case _:
-                pass
+        TARGETS[target.type].check(allow_lists, target)
     except InvalidValue as refusal:
         paths = ((f"job.target.{error.path}", error) for error in refusal.errors)
         raise InvalidInput([FieldError(path, error.problem, error.remedy) for path, error in paths]) from refusal

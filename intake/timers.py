@@ -18,9 +18,9 @@ from tidewheel.ids import RunId, run_id
 from tidewheel.intake.writing import Writing
 from tidewheel.postgres.pg_binary import uuids
 from tidewheel.postgres.statements import Statements
-from tidewheel.runs import Cause, RunState
+from tidewheel.runs import Cause, RunState, SkipReason
 from tidewheel.schedules.decide import MAX_CAUGHT_UP, decide, hold_for_run, on_resume, skip_paused, with_jitter
-from tidewheel.schedules.decision import Decision, HoldReason, Skip, SkipReason
+from tidewheel.schedules.decision import Decision, HoldReason, Skip
 from tidewheel.schedules.schedule import TICK
 from tidewheel.schedules.timer_state import TimerState, timer_state
 from tidewheel.transitions.decision_inputs import DecisionInputs, read_decision_inputs

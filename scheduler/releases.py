@@ -33,8 +33,7 @@ from tidewheel.postgres.session import Conn, RowsLocked, Session, readable_rows
 from tidewheel.postgres.statements import Statements
 from tidewheel.process.failpoint import failpoint
 from tidewheel.process.metrics import metrics
-from tidewheel.runs import HOLDS, Move, RunState, sources
-from tidewheel.schedules.decision import SkipReason
+from tidewheel.runs import HOLDS, Move, RunState, SkipReason, sources
 from tidewheel.transitions.children import fail_release, postpone_releases
 from tidewheel.transitions.drain import Drained, drain
 from tidewheel.transitions.finish import finish_runs

@@ -10,16 +10,15 @@ from tidewheel.jobs.schedule import FixedDelaySpec
 from tidewheel.jobs.spec import JobSpec
 from tidewheel.jobs.targets import TARGETS
 from tidewheel.jobs.values import microseconds
+from tidewheel.schemas.generated import records
 from tidewheel.schemas.generated.records import (
     Backoff,
     HttpTarget,
     JobDefinition,
     KafkaTarget,
-    LambdaTarget,
     Lane,
     Overlap,
     Retry,
-    ShellTarget,
     Target,
     TargetKind,
 )
@@ -93,18 +92,11 @@ def _target(target: targets.TargetSpec) -> Target:
             waits = _milliseconds(target.reply_timeout) if target.await_reply else None
             kafka = KafkaTarget(topic=target.topic, key=target.key, headers=target.headers, reply_timeout_ms=waits)
             return Target(kind=TargetKind.KAFKA, kafka=kafka)
-        case targets.ShellTargetSpec():
-            shell = ShellTarget(
-                argv=target.argv,
-                cwd=target.cwd,
-                env=target.env,
-                memory_bytes=target.memory_bytes,
-                cpu_seconds=target.cpu_seconds,
-            )
-            return Target(kind=TargetKind.SHELL, shell=shell)
-        case targets.LambdaTargetSpec():
-            aws = LambdaTarget(function=target.function, qualifier=target.qualifier, region=target.region)
-            return Target(kind=TargetKind.LAMBDA, aws_lambda=aws)
+        case _:  # its record has the fields of the model
+            record = getattr(records, f"{target.type.capitalize()}Target")
+            fields = {name: value for name, value in target if name != "type"}
+            field = "aws_lambda" if target.type == "lambda" else target.type
+            return Target(kind=TargetKind(target.type), **{field: record(**fields)})
 
 
 def _retry(policy: RetryPolicy) -> Retry:

@@ -39,8 +39,36 @@ class RunState(StrEnum):
     CANCELLED = "cancelled"
     """Ended on request of a client, of its handler, or because its job was deleted."""
     SKIPPED = "skipped"
-    """Never started: another run of its job was active (`overlap`), its parents did not end as required, or its job
-    was paused or deleted."""
+    """Never started, for one of the reasons of a skip."""
+
+
+class SkipReason(StrEnum):
+    """The reason why an occurrence or its run was skipped; `SKIP_WORDS` has the clause that people read."""
+
+    OVERLAP = "overlap"
+    MISFIRE = "misfire"
+    PAUSED = "paused"
+    EXCLUDED = "excluded"
+    BOUND = "bound"
+    MANUAL = "manual"
+    CATCH_UP_LIMIT = "catch_up_limit"
+    FROZEN = "frozen"
+    PARENTS = "parents"
+    DELETED = "deleted"
+
+
+SKIP_WORDS: Mapping[str, str] = {
+    SkipReason.OVERLAP: "another run of the job was active",
+    SkipReason.MISFIRE: "not fired in time (misfire)",
+    SkipReason.PAUSED: "the job was paused",
+    SkipReason.EXCLUDED: "a calendar excludes the day",
+    SkipReason.BOUND: "it is outside the job's bounds",
+    SkipReason.MANUAL: "by request",
+    SkipReason.CATCH_UP_LIMIT: "the setting catch_up fires only some of those missed",
+    SkipReason.FROZEN: "a freeze was in force",
+    SkipReason.PARENTS: "a parent did not end as the condition requires",
+    SkipReason.DELETED: "the job was deleted",
+}
 
 
 class Cause(StrEnum):
@@ -172,8 +200,7 @@ class Move(StrEnum):
     CANCEL = "cancel"
     """A client cancels the run or deletes its job, or the attempt of a run that is `cancelling` has ended."""
     SKIP = "skip"
-    """A claim finds another run active and the policy skips this one, its parents did not end as required, or its job
-    was paused or deleted."""
+    """A reason of a skip holds: the run never starts."""
 
 
 @dataclass(frozen=True, slots=True)

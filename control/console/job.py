@@ -49,8 +49,7 @@ from tidewheel.nouns.jobs.occurrences import MOST_DAYS
 from tidewheel.nouns.jobs.reads import show_job
 from tidewheel.nouns.runs.model import PageFilter, RunSummary, Status
 from tidewheel.nouns.runs.reads import list_runs
-from tidewheel.runs import DEAD_LETTERED
-from tidewheel.schedules.decision import SkipReason
+from tidewheel.runs import DEAD_LETTERED, SkipReason
 from tidewheel.schedules.describe import describe_times
 
 T = TypeVar("T")

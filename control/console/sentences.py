@@ -15,20 +15,11 @@ from tidewheel.jobs.values import format_timestamp
 from tidewheel.nouns.jobs.model import JobDetail
 from tidewheel.nouns.runs.model import RunDetail, RunSummary
 from tidewheel.nouns.workflows.picture import is_met
-from tidewheel.runs import DEAD_LETTERED, RunState
+from tidewheel.runs import DEAD_LETTERED, RunState, SkipReason
 from tidewheel.transitions.parents import Neighbours
 
 _SECOND, _DAY = timedelta(seconds=1), timedelta(days=1)
 _LONGEST = 300  # characters of an error in a sentence
-_UNFIRED = {
-    "overlap": "another run of the job was active (overlap)",
-    "misfire": "not fired in time (misfire)",
-    "paused": "the job was paused",
-    "frozen": "a freeze was in force",
-    "excluded": "a calendar excludes the day",
-    "manual": "by request",
-    "catch_up_limit": "the setting catch_up fires only some of those missed",
-}
 
 
 def about_job(
@@ -66,7 +57,7 @@ def about_run(run: RunDetail, now: datetime, neighbours: Neighbours | None = Non
             how = f"{state(summary.status).capitalize()} after {counted(summary.attempt, 'attempt')}"
             return f"{how}: {reason}".rstrip(".") + "."
         case RunState.CANCELLED | RunState.SKIPPED:
-            unmet = _unmet(neighbours) if summary.reason == "parents" and neighbours is not None else ""
+            unmet = _unmet(neighbours) if summary.reason == SkipReason.PARENTS and neighbours is not None else ""
             reason = f": {unmet or reason_words(summary.reason)}" if summary.reason else ""
             return f"{state(summary.status).capitalize()} {when(summary.finished_at, now)}{reason}."
         case _ if summary.why is not None:
@@ -195,7 +186,7 @@ def _skipped(unfired: Sequence[Unfired], *, at_least: bool) -> str:
     occurrences = sum(each.occurrences for each in unfired)
     found = number(occurrences, at_least=at_least or not all(each.exact for each in unfired))
     were = f"occurrence{' in the time shown was' if occurrences == 1 else 's in the time shown were'}"
-    reasons = ", ".join(dict.fromkeys(_UNFIRED.get(each.reason, state(each.reason)) for each in unfired))
+    reasons = ", ".join(dict.fromkeys(reason_words(each.reason) for each in unfired))
     return f" {found} {were} skipped: {reasons}."
 
 

@@ -15,8 +15,9 @@ from markupsafe import Markup, escape
 from tidewheel.control.words import duration
 from tidewheel.jobs.invalid import InvalidValue
 from tidewheel.jobs.strict_json import as_list, as_object
+from tidewheel.jobs.targets import TARGETS
 from tidewheel.jobs.values import format_timestamp, parse_timestamp
-from tidewheel.runs import SCHEDULED, AttemptOutcome, RunState
+from tidewheel.runs import SCHEDULED, SKIP_WORDS, AttemptOutcome, RunState
 
 NONE = "\u2013"
 """A dash, where there is no value."""
@@ -44,12 +45,7 @@ _FAMILIES: Mapping[str, str] = {
     "pending": "ahead", "not_reached": "undone", "open": "moving", "paused": "trouble", "timing_out": "trouble",
     AttemptOutcome.LOST: "trouble", AttemptOutcome.RELEASED: "ahead", AttemptOutcome.SNOOZED: "ahead",
 }  # fmt: skip
-_TARGETS: Mapping[str, str] = {"handler": "name", "http": "url", "kafka": "topic", "lambda": "function"}
-_REASONS = {
-    "overlap": "another run of the job was active",
-    "parents": "a parent did not end as the condition requires",
-    NO_REASON: "by request, without a reason",
-}
+_REASONS = {**SKIP_WORDS, NO_REASON: "by request, without a reason"}
 _SYMBOLS: Mapping[str, str] = {
     "pending": "blocked", "not_reached": "skipped", "open": "running", "timing_out": "cancelling",
     AttemptOutcome.RELEASED: "queued", AttemptOutcome.SNOOZED: "queued",
@@ -311,8 +307,8 @@ def target(job: Mapping[str, object]) -> str:
     given = job.get("target")
     found = as_object(given) or {"type": "handler", "name": given}
     kind = str(found.get("type"))
-    argv = as_list(found.get("argv")) or [""]
-    named = found.get(_TARGETS.get(kind, "")) if kind != "shell" else argv[0]
+    named = found.get(TARGETS[kind].sets) if kind in TARGETS else None
+    named = next(iter(as_list(named) or [named]))
     label = str(found.get("method", "POST")) if kind == "http" else kind
     return f"{label} {named}" if named else ""
 

@@ -31,6 +31,7 @@ from tidewheel.control.explain.text import (
     outside_bounds,
     skipped,
     skipped_by_overlap,
+    state_text_of,
     undo_skip,
 )
 from tidewheel.control.explain.upcoming import no_occurrence_notes, occurrence_notes
@@ -38,8 +39,8 @@ from tidewheel.control.reads.job_position import JobPosition, read_job_position
 from tidewheel.errors import ScheduleRefused
 from tidewheel.postgres.session import Conn
 from tidewheel.postgres.statements import Statements
-from tidewheel.runs import Cause, RunState
-from tidewheel.schedules.decision import HoldReason, SkipReason
+from tidewheel.runs import Cause, RunState, SkipReason
+from tidewheel.schedules.decision import HoldReason
 from tidewheel.schedules.describe import to_zone
 from tidewheel.schedules.schedule import FixedDelay, Manual
 from tidewheel.schedules.zones import LAST_YEAR
@@ -297,9 +298,9 @@ def _of_run(facts: InstantFacts, run: RunFacts, version_span: VersionSpan | None
     override = facts.own_override
     moved_to = override.moved_to if override else None
     if run.state == RunState.SKIPPED:
-        return Verdict(
-            OccurrenceOutcome.SKIPPED, skipped_by_overlap(facts, run, version_span), run.reason, moved_to=moved_to
-        )
+        by_overlap = run.reason == SkipReason.OVERLAP
+        words = skipped_by_overlap(facts, run, version_span) if by_overlap else state_text_of(facts, run)
+        return Verdict(OccurrenceOutcome.SKIPPED, words, run.reason, moved_to=moved_to)
     due, reason, origin = facts.at, None, ""
     if override is not None and moved_to is not None:
         due, reason, origin = moved_to, MOVED, f" {moved(override)}"

@@ -44,9 +44,9 @@ from tidewheel.control.explain.text import (
 )
 from tidewheel.control.words import duration
 from tidewheel.postgres.statements import Statements
-from tidewheel.runs import FINAL, RunState
+from tidewheel.runs import FINAL, SKIP_WORDS, RunState, SkipReason
 from tidewheel.schedules.decide import decide
-from tidewheel.schedules.decision import HoldReason, SkipReason, jittered
+from tidewheel.schedules.decision import HoldReason, jittered
 from tidewheel.schedules.schedule import FixedDelay
 from tidewheel.transitions.occurrences import MEETS, Occurrence
 from tidewheel.transitions.parents import read_parent_runs
@@ -236,7 +236,9 @@ def _of_run(facts: InstantFacts, workflow: WorkflowFacts, latest: ChildRun) -> V
     if latest.state == RunState.BLOCKED:
         return Verdict(OccurrenceOutcome.WAITING, _waiting(workflow))
     if latest.state == RunState.SKIPPED:
-        return Verdict(OccurrenceOutcome.SKIPPED, _skipped(workflow.parents, latest.reason), latest.reason)
+        why = _unmet(workflow.parents) if latest.reason == SkipReason.PARENTS else ""
+        words = f"Its run was skipped: {why or SKIP_WORDS.get(latest.reason or '', latest.reason)}."
+        return Verdict(OccurrenceOutcome.SKIPPED, words, latest.reason)
     run = next((each for each in facts.runs if each.run_id == latest.run_id), None)
     words = f"Its run is {latest.state}." if run is None else state_text_of(facts, run)
     return Verdict(OccurrenceOutcome.FIRED, f"It was released by its parents. {words}")
@@ -253,11 +255,9 @@ def _waiting(workflow: WorkflowFacts) -> str:
     return f"{words} The occurrence is paused: resume it to continue." if workflow.state == "paused" else words
 
 
-def _skipped(parents: Sequence[ParentState], reason: str | None) -> str:
-    if reason != "parents":
-        return f"Its run was skipped: the job was {reason} when its parents had ended."
-    unmet = [each for each in parents if each.state is not None and RunState(each.state) not in MEETS[each.when]]
-    if not unmet:
-        return "Its run was skipped: a parent did not end as the condition requires."
-    first = unmet[0]
-    return f"Its run was skipped: the parent {first.key!r} ended as {first.state}, but the condition is {first.when}."
+def _unmet(parents: Sequence[ParentState]) -> str:
+    """Return the first parent that did not end as its condition requires; empty if no run shows it."""
+    for each in parents:
+        if each.state is not None and RunState(each.state) not in MEETS[each.when]:
+            return f"the parent {each.key!r} ended as {each.state}, but the condition is {each.when}"
+    return ""

@@ -12,9 +12,9 @@ from tidewheel.control.explain.facts import InstantFacts, OverrideFacts, Version
 from tidewheel.control.reads.waits import GOES_ON, read_waits
 from tidewheel.control.words import duration
 from tidewheel.nouns.freezes.model import Freeze
-from tidewheel.runs import Overlap, RunState
+from tidewheel.runs import SKIP_WORDS, Overlap, RunState, SkipReason
 from tidewheel.schedules.decide import MAX_CAUGHT_UP
-from tidewheel.schedules.decision import CatchUp, SkipReason
+from tidewheel.schedules.decision import CatchUp
 from tidewheel.schedules.describe import to_zone
 from tidewheel.schedules.schedule import FixedDelay, Once
 from tidewheel.transitions.overlap import REPLACING
@@ -87,7 +87,7 @@ def state_text_of(facts: InstantFacts, run: RunFacts) -> str:
         RunState.FAILED: f"Its run failed in {attempt}{ended}{error}. {remedy}",
         RunState.TIMED_OUT: f"Its run timed out in {attempt}{ended}{why}. {remedy}",
         RunState.CANCELLED: f"Its run was cancelled{ended}{why}.",
-        RunState.SKIPPED: f"Its run was skipped{ended}{why}.",
+        RunState.SKIPPED: f"Its run was skipped{ended}: {SKIP_WORDS.get(run.reason or '', run.reason)}.",
     }[state]
 
 
@@ -151,10 +151,8 @@ def skipped(facts: InstantFacts, span: SkipSpan, version_span: VersionSpan | Non
             words = excluded(version_span, facts)
         case SkipReason.MANUAL:
             words = skipped_manually(facts)
-        case SkipReason.BOUND:
-            words = f"It is outside the job's bounds{among}."
-        case SkipReason.OVERLAP:
-            words = f"Another run of the job was active{among}."
+        case other:
+            words = f"{SKIP_WORDS[other][0].upper()}{SKIP_WORDS[other][1:]}{among}."
     return words
 
 

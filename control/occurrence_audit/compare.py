@@ -33,8 +33,9 @@ from tidewheel.control.occurrence_audit.records import (
     pack,
     unpack,
 )
+from tidewheel.runs import SkipReason
 from tidewheel.schedules.calendars import is_occurrence
-from tidewheel.schedules.decision import Override, SkipReason
+from tidewheel.schedules.decision import Override
 from tidewheel.schedules.schedule import TICK, FixedDelay, Once
 
 MAX_AT_ONCE = 100_000

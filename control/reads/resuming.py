@@ -16,8 +16,9 @@ from tidewheel.postgres.database_clock import read_now
 from tidewheel.postgres.pg_binary import uuids
 from tidewheel.postgres.session import Conn
 from tidewheel.postgres.statements import Statements
+from tidewheel.runs import SkipReason
 from tidewheel.schedules.decide import MAX_CAUGHT_UP, on_resume
-from tidewheel.schedules.decision import SkipReason, policies_from_text
+from tidewheel.schedules.decision import policies_from_text
 from tidewheel.schedules.schedule import TICK, FixedDelay
 from tidewheel.schedules.timer_state import TimerState, timer_state
 from tidewheel.transitions.decision_inputs import DecisionInputs, read_decision_inputs

@@ -14,8 +14,8 @@ from tidewheel.kafka.clients import poll_batch
 from tidewheel.kafka.offsets import read_end_offsets, read_offsets_since, read_partitions
 from tidewheel.kafka.topics import Topics, read_retention
 from tidewheel.message_signatures import SIGNATURE_HEADER, MessageKeys, SignatureFlaw, digest_of
-from tidewheel.runs import Cause
-from tidewheel.schedules.decision import Skip, SkipReason
+from tidewheel.runs import Cause, SkipReason
+from tidewheel.schedules.decision import Skip
 from tidewheel.schemas.codec import decode
 from tidewheel.schemas.generated.records import LifecycleEvent, Reply, RequestType, RunCompleted, RunRequest
 from tidewheel.schemas.interop import from_json

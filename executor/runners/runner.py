@@ -120,19 +120,15 @@ def target_kinds(settings: ExecutorSettings) -> list[TargetKind]:
     if not settings.targets:
         message = f"TIDEWHEEL_TARGETS: the list is empty; write one or more of {', '.join(TARGETS)}"
         raise SettingsError(message)
-    lists = {
-        TargetKind.KAFKA: ("TIDEWHEEL_KAFKA_TOPICS", settings.kafka_topics),
-        TargetKind.SHELL: ("TIDEWHEEL_SHELL_ALLOW", settings.shell_allow),
-        TargetKind.LAMBDA: ("TIDEWHEEL_LAMBDA_FUNCTIONS", settings.lambda_functions),
-    }
     kinds = [TargetKind(kind) for kind in TARGETS if kind in settings.targets]
     for kind in kinds:
-        variable, entries = lists.get(kind, ("", ("*",)))
-        if not entries:
+        allow, extra = TARGETS[kind].allow, TARGETS[kind].extra
+        if allow and not getattr(settings, allow):
+            variable = f"TIDEWHEEL_{allow.upper()}"
             message = f"TIDEWHEEL_TARGETS names {kind}, but {variable} is empty; name what jobs may use, or * for all"
             raise SettingsError(message)
-    if TargetKind.LAMBDA in kinds:
-        require("lambda", "TIDEWHEEL_TARGETS with lambda")
+        if extra:
+            require(extra, f"TIDEWHEEL_TARGETS with {kind}")
     return kinds
 
 

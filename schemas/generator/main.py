@@ -1,7 +1,8 @@
-"""Write `generated/` and `json/`: `python -m tidewheel.schemas.generator.main [--check]`.
+"""Write `generated/`, `json/` and request.avsc: `python -m tidewheel.schemas.generator.main`.
 
 The files lie in the tree, so that people and type checkers can read them; a test compares them with what this module
-would write. Edit the .avsc files and the models of requests, never these.
+would write. Edit the .avsc files and the models of requests, never these. A field of a job or a target that only its
+model has is added to request.avsc, as the last one of its record.
 
 JSON Schema documents of requests, replies, completions, events and dead letters. Those of records follow from the .avsc
 files, as `json_form` writes them; that of requests from their models. A field that may be null is not required, since
@@ -11,15 +12,18 @@ an earlier release may not have it. A reader ignores fields of later releases.
 import json
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from textwrap import indent
 from typing import Any, TypeAlias
 
 from pydantic import TypeAdapter
 
 from tidewheel.jobs.requests import Request
+from tidewheel.jobs.spec import JobSpec
 from tidewheel.jobs.strict_json import as_list, as_object
-from tidewheel.jobs.validation import Forms, allow_short_forms
+from tidewheel.jobs.targets import TARGETS
+from tidewheel.jobs.validation import Forms, StrictModel, allow_short_forms
 from tidewheel.schemas.avro import (
     Array,
     Enum,
@@ -29,6 +33,7 @@ from tidewheel.schemas.avro import (
     Record,
     Strings,
     Type,
+    current,
     json_schema_uri,
     shape,
 )
@@ -47,34 +52,59 @@ _PRIMITIVES: Mapping[str, dict[str, object]] = {
     "instant": {"type": "string", "format": "date-time"},
 }
 _NULL = {"type": "null"}
+_SUBMITTED: Mapping[str, Sequence[type[StrictModel]]] = {
+    "JobSubmission": (JobSpec,), "TargetSubmission": tuple(each.model for each in TARGETS.values()),
+}  # fmt: skip
+"""The records of request.avsc whose fields are those of models."""
+_AVRO: Mapping[str, object] = {
+    "string": "string", "integer": "long", "number": "double", "boolean": "boolean",
+    "array": {"type": "array", "items": "string"}, "object": {"type": "map", "values": "string"},
+    "date-time": {"type": "long", "logicalType": "timestamp-micros"},
+}  # fmt: skip
 _Schema: TypeAlias = dict[str, Any]
 
 
-def main(arguments: list[str]) -> int:
-    """Write the files that differ; with ``--check`` only say which do, and return 1 if any."""
-    folder, made = Path(__file__).parents[1], generated_files()
-    stale = [name for name, text in made.items() if _read(folder / name) != text]
-    if arguments == ["--check"]:
-        sys.stdout.writelines(f"{name} is not what its sources say; run `{_COMMAND}`\n" for name in stale)
-        return 1 if stale else 0
-    if arguments:
-        sys.stderr.write(f"usage: {_COMMAND} [--check]\n")
-        return 2
-    for name in stale:
-        (folder / name).write_text(made[name], "utf-8")
-        sys.stdout.write(f"wrote {name}\n")
-    return 0
+def main() -> None:
+    """Write the files that differ."""
+    for name, text in generated_files().items():
+        path = Path(__file__).parents[1] / name
+        if not path.exists() or path.read_text("utf-8") != text:
+            path.write_text(text, "utf-8")
+            sys.stdout.write(f"wrote {name}\n")
 
 
 def generated_files() -> dict[str, str]:
-    """Return the text of each generated file by its path in `schemas`."""
+    """Return the text of each generated file, and of request.avsc, by its path in `schemas`."""
     modules = {"records.py": _joined(records_module()), "wire.py": _joined(wire_module())}
     return {f"generated/{name}": text for name, text in modules.items()} | {
-        f"json/{stem}.json": text for stem, text in json_schemas().items()
+        **{f"json/{stem}.json": text for stem, text in json_schemas().items()},
+        "request.avsc": completed(current()["request"]),
     }
 
 
-_COMMAND = "python -m tidewheel.schemas.generator.main"
+def completed(text: str) -> str:
+    """Return the text of request.avsc with every field of jobs and targets."""
+    parts = _requests()["$defs"]
+    for record, models in _SUBMITTED.items():
+        [(before, pad)] = re.findall(rf'(^( +)"name": "{record}",.*?)\n\2\]', text, re.MULTILINE | re.DOTALL)
+        known = {*re.findall(rf'^{pad}  (?:\{{|  )"name": "(\w+)"', before, re.MULTILINE), "payload_base64"}
+        new = [
+            _avro_field(name, parts[model.__name__], field.alias or name)
+            for model in models
+            for name, field in model.model_fields.items()
+            if name not in known
+        ]
+        text = text.replace(before, ",\n".join((before, *(indent(each, f"{pad}  ") for each in new))))
+    return text
+
+
+def _avro_field(name: str, model: _Schema, property_: str) -> str:
+    form = model["properties"][property_]
+    doc = form.get("description") or model["description"]
+    while "anyOf" in form:  # of several forms the first
+        form = form["anyOf"][0]
+    type_ = ["null", _AVRO[form.get("format") or form["type"]]]
+    return json.dumps({"name": name, "type": type_, "default": None, "doc": doc}, indent=2)
 
 
 def _joined(lines: Iterator[str]) -> str:
@@ -84,10 +114,6 @@ def _joined(lines: Iterator[str]) -> str:
             msg = f"a generated line is longer than 120 characters; shorten the field's name or its doc: {line}"
             raise ValueError(msg)
     return text
-
-
-def _read(path: Path) -> str:
-    return path.read_text("utf-8") if path.exists() else ""
 
 
 def json_schemas() -> dict[str, str]:
@@ -184,4 +210,4 @@ def _tidy(model: _Schema) -> None:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main(sys.argv[1:]))
+    main()

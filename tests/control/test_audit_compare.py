@@ -23,7 +23,7 @@ from tidewheel.control.occurrence_audit.records import (
     number_of,
     pack,
 )
-from tidewheel.schedules.decision import SkipReason
+from tidewheel.runs import SkipReason
 from tidewheel.schedules.parse import parse_schedule
 from tidewheel.schedules.schedule import Schedule
 

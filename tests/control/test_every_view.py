@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from html import unescape
 from http import HTTPStatus
+from importlib import import_module
 from inspect import getmembers
 from itertools import product
 from typing import Any
@@ -38,6 +39,7 @@ from tidewheel.control.console.urls import PATHS
 from tidewheel.control.reads.waits import WaitCode, read_waits
 from tidewheel.errors import Refused
 from tidewheel.ids import job_id
+from tidewheel.nouns.operation import Operation
 from tidewheel.runs import RunState
 from tidewheel.testing.databases import Template
 
@@ -161,27 +163,28 @@ _COMMANDS: Mapping[str, tuple[tuple[str, ...], ...]] = {
 """The commands that read an installation, each with its arguments."""
 
 _NO_VIEWS: Mapping[str, str] = {
-    "": "dev serve up down doctor env migrate apply freeze thaw",
-    "service": "intake scheduler relay executor api",
-    "job": "create update pause resume release delete trigger backfill preview skip move unskip rollback",
-    "workflow": "pause resume cancel", "run": "cancel retry retry-failed",
-    "dlq": "redrive purge",
-    "work": "pause resume cancel", "batch": "submit add close resume cancel",
-    "admin": "failover bench psql audit restore", "admin calendar": "put delete", "admin limit": "set rm",
-    "admin ordering-key": "unblock", "admin api-key": "create revoke",
+    "": "dev serve up down doctor env migrate apply", "service": "intake scheduler relay executor api",
+    "job": "create update release trigger backfill preview", "run": "cancel retry",
+    "admin": "failover bench psql audit restore", "admin calendar": "put delete",
     "admin archive": "run list show verify restore forget", "admin standby": "enable disable status raise",
-    "admin tenant": "create limits retention pause resume delete", "admin cron": "explain",
-    "admin topics": "apply list rotate-key", "admin schemas": "check register", "admin secrets": "rotate",
+    "admin tenant": "retention delete", "admin cron": "explain", "admin topics": "apply list rotate-key",
+    "admin schemas": "check register", "admin secrets": "rotate",
 }  # fmt: skip
-"""The commands that change something, start something, or read something else."""
+"""The commands that change, start or read something else, beside those of operations whose route is no GET."""
 
 
 def _joined(names: Mapping[str, str], by: str) -> set[str]:
     return {f"{group}{by}{name}".removeprefix(by) for group, listed in names.items() for name in listed.split()}
 
 
+def _changes(declared: Operation | None) -> bool:
+    return declared is not None and not declared.route.startswith("GET")
+
+
 def test_every_list_and_show_of_the_command_line_answers(places: Places) -> None:
-    assert {words for words, _ in every_command()} == set(_COMMANDS) | _joined(_NO_VIEWS, " ")
+    found = {words: getattr(import_module(each.path), each.function) for words, each in every_command()}
+    views = {words for words, each in found.items() if not _changes(getattr(each, "declared", None))}
+    assert views == set(_COMMANDS) | _joined(_NO_VIEWS, " ")
     fine = {0, ExitCode.NOT_FOUND}
     failed: list[object] = []
     for words in command_lines(places):
@@ -292,7 +295,10 @@ def test_every_read_of_the_client_answers(places: Places) -> None:
             f"{part}.{name}".lstrip(".")
             for part, each in parts.items()
             for name, method in getmembers(each)
-            if callable(method) and not name.startswith("_") and name not in parts
+            if callable(method)
+            and not name.startswith("_")
+            and name not in parts
+            and not _changes(getattr(method, "operation", None))
         }
         assert methods == set(READS) | _joined(_WRITES, ".")
         for name, given in READS.items():
@@ -328,14 +334,9 @@ READS: Mapping[str, tuple[object, ...]] = {
 """The reads of `Client` with their arguments; one that begins with a colon is each value of a parameter of paths."""
 
 _WRITES: Mapping[str, str] = {
-    "": "backfill close delete move patch pause release resume rollback run_later skip submit trigger trigger_deduped"
-    " unskip",
-    "runs": "cancel cancel_all cancel_matching retry retry_failed retry_now wait follow_logs",
-    "dead_letters": "purge redrive",
-    "works": "cancel pause resume wait", "task_tokens": "complete fail heartbeat",
-    "workflows": "cancel pause resume",
-    "batches": "add cancel close resume submit wait", "calendars": "delete put", "freezes": "freeze preview_thaw thaw",
-    "limits": "remove set", "ordering_keys": "unblock",
-    "tenants": "create delete grant_role keep limit pause resume revoke_role undelete", "api_keys": "create revoke",
+    "": "backfill close patch release run_later submit trigger trigger_deduped",
+    "runs": "cancel cancel_all follow_logs retry retry_now wait", "works": "wait", "batches": "wait",
+    "task_tokens": "complete fail heartbeat", "calendars": "delete put", "freezes": "preview_thaw",
+    "tenants": "delete grant_role revoke_role",
 }  # fmt: skip
-"""The methods of `Client` that change something, or wait for an end."""
+"""The methods of `Client` that change something or wait for an end, beside operations whose route is no GET."""

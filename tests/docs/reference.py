@@ -90,8 +90,8 @@ A service serves them in Prometheus text on 127.0.0.1 when it has a port: `--met
 registers every metric. Metrics of other services stay at 0 or have no sample. A histogram has `_bucket`, `_sum` and
 `_count`. Alert rules and a dashboard: [telemetry](telemetry.md).
 
-`requests`, `occurrences`, `attempts` and `runs_ended` are counted before their transaction's COMMIT: one that is rolled
-back and repeated counts twice. They show rates; the exact numbers are in the tables and on the topics.
+What a transaction does is counted after its COMMIT; a process that is killed between the two does not count it. The
+exact numbers are in the tables and on the topics.
 """
 _NONE = "none"
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tests.docs.moves_picture import PICTURE, picture
 from tidewheel import runs
-from tidewheel.runs import DEAD_LETTERED, FINAL, MOVES, Move, RunState
+from tidewheel.runs import DEAD_LETTERED, FINAL, MOVES, SKIP_WORDS, Move, RunState, SkipReason
 
 PAGE = Path(__file__).parents[2] / "docs" / "run-states.md"
 
@@ -30,6 +30,13 @@ Terminal states are grey.
 
 ![All moves of a run](images/moves-of-a-run.svg)
 """
+_SKIPS = """\
+## Reasons of a skip
+
+A run that is `skipped` has one of these reasons, and so has an [occurrence](occurrences.md) that did not fire.
+
+| Reason | It was skipped because |
+| --- | --- |"""
 _TAIL = """\
 ## What holds in every state
 
@@ -55,7 +62,7 @@ def main() -> None:
 
 def page() -> str:
     """Return the page's text."""
-    return "\n".join([_HEAD, "## States", "", _states(), "## Moves", "", _moves(), _TAIL])
+    return "\n".join([_HEAD, "## States", "", _states(), "## Moves", "", _moves(), _SKIPS, *_skips(), _TAIL])
 
 
 def sentences(enum: type[StrEnum], source: str) -> dict[str, str]:
@@ -92,6 +99,10 @@ def _moves() -> str:
         sources = ", ".join(f"`{state}`" for state in RunState if state in MOVES[move].sources)
         rows.append(f"| `{move}` | {sources} | `{MOVES[move].target}` | {meanings[move]} |")
     return "\n".join([*rows, ""])
+
+
+def _skips() -> list[str]:
+    return [f"| `{each}` | {SKIP_WORDS[each]} |" for each in SkipReason] + [""]
 
 
 if __name__ == "__main__":

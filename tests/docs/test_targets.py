@@ -22,13 +22,6 @@ def test_kind_has_its_rows_on_the_targets_page(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", TARGETS)
-def test_kind_is_in_the_target_row_of_requests(kind: str) -> None:
-    text = (DOCS / "requests-submit.md").read_text(encoding="utf-8")
-    [row] = [line for line in text.splitlines() if "| `target` |" in line]
-    assert f"`{kind}`" in row or f'"type": "{kind}"' in row
-
-
-@pytest.mark.parametrize("kind", TARGETS)
 def test_kind_has_its_field_in_the_definition_of_the_wire_contract(kind: str) -> None:
     [fields] = [[*document["target"]] for document in documents(DOCS / "wire-contract.md") if "target" in document]
     assert {kind, f"aws_{kind}"} & {*fields}

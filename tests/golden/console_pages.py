@@ -33,6 +33,11 @@ _FURTHER: Mapping[str, str] = {
 }
 """Pages that no browser test opens, by the names of their files."""
 
+_REPEATING: Mapping[str, str] = {
+    "job-edit": "job-new", "job-edit-hostile": "job-new", "runs-failed": "runs", "runs-refused": "runs",
+}  # fmt: skip
+"""Pages with the form of another page, of which they keep only the fields that differ."""
+_FIELD = re.compile(r'<div class="field(?: [^"]*)?">\n.*?</div></div>|<label(?! for)[^>]*>.*?</label>', re.DOTALL)
 _SIGN_IN = "/sign-in"
 _NO_PAGES = frozenset({"/live", "/static/{digest}/{name}"})
 _WHOLE = "overview"  # the one file with the frame that all pages have
@@ -58,7 +63,13 @@ def page_texts(client: ApiClient, ids: Ids) -> Mapping[str, str]:
     with console(client.database) as stranger:
         found = {"sign-in": _text(stranger, _SIGN_IN, whole=False)}
     found |= {name: _text(client, path, whole=name == _WHOLE) for name, path in every.items()}
+    found |= {name: _without_fields_of(found[form], found[name]) for name, form in _REPEATING.items()}
     return {f"pages/{name}.html": text for name, text in found.items()}
+
+
+def _without_fields_of(form: str, text: str) -> str:
+    kept = _FIELD.sub(lambda field: "" if field[0] in form else field[0], text)
+    return "\n".join([*filter(None, kept.split("\n")), ""])
 
 
 def _routes_without(database: Database, pages: Iterable[str]) -> set[str]:

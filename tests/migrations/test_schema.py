@@ -14,8 +14,8 @@ from tidewheel.migrations.runner import migrate
 from tidewheel.migrations.stored_schemas import lookup_in, store_schemas
 from tidewheel.outbox import SLICES
 from tidewheel.postgres.partitions import TABLES
-from tidewheel.runs import DEAD_LETTERED, FINAL, OPEN, AttemptOutcome, Cause, Lane, Overlap, RunState
-from tidewheel.schedules.decision import BackfillState, HoldReason, SkipReason
+from tidewheel.runs import DEAD_LETTERED, FINAL, OPEN, AttemptOutcome, Cause, Lane, Overlap, RunState, SkipReason
+from tidewheel.schedules.decision import BackfillState, HoldReason
 from tidewheel.schemas.avro import fingerprint
 from tidewheel.schemas.codec import all_schemas
 from tidewheel.schemas.generated import records
@@ -127,7 +127,7 @@ OF_ENUMS = {
     ("job_runs", "lane"): set(Lane),
     ("job_runs", "overlap"): set(Overlap),
     ("attempts", "outcome"): set(AttemptOutcome),
-    ("skips", "reason"): set(SkipReason) - {SkipReason.BOUND},  # an answer of `job explain`, never recorded
+    ("skips", "reason"): set(SkipReason) - {SkipReason.BOUND, SkipReason.PARENTS, SkipReason.DELETED},  # never recorded
     ("timers", "hold_reason"): set(HoldReason),
 }
 # Columns whose values have no enum.

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tidewheel.runs import SkipReason
 from tidewheel.schedules.calendars import CalendarSchedule
 from tidewheel.schedules.decide import (
     MAX_CAUGHT_UP,
@@ -18,7 +19,7 @@ from tidewheel.schedules.decide import (
     skip_paused,
     with_jitter,
 )
-from tidewheel.schedules.decision import CatchUp, DaySet, Decision, HoldReason, Policies, Skip, SkipReason
+from tidewheel.schedules.decision import CatchUp, DaySet, Decision, HoldReason, Policies, Skip
 from tidewheel.schedules.parse import parse_schedule
 from tidewheel.schedules.schedule import FixedDelay, Once, Schedule
 from tidewheel.schedules.timer_state import TimerState

@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tidewheel.runs import SkipReason
 from tidewheel.schedules.decide import decide, next_wakeup, on_resume, skip_paused, with_jitter
-from tidewheel.schedules.decision import Decision, Fire, Override, Skip, SkipReason
+from tidewheel.schedules.decision import Decision, Fire, Override, Skip
 from tidewheel.schedules.timer_state import TimerState, timer_state
 
 START = datetime(2026, 3, 2, 12, tzinfo=UTC)

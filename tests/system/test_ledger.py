@@ -16,8 +16,7 @@ from tests.system.history import History
 from tests.system.history_model import START, Job
 from tidewheel.control.occurrence_audit.result import run_audit
 from tidewheel.ids import job_id
-from tidewheel.runs import RunState
-from tidewheel.schedules.decision import SkipReason
+from tidewheel.runs import RunState, SkipReason
 
 JOBS = 10
 

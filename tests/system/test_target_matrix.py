@@ -8,6 +8,7 @@ import pytest
 from tests.executor.http_target import pretend_aws
 from tests.fixtures.services import Fleet
 from tests.system.target_cases import DELIVERIES, EVENTS, Case, Cases, Seen, serving_targets
+from tidewheel.jobs.targets import TARGETS
 
 pytestmark = [pytest.mark.kafka, pytest.mark.slow]
 
@@ -17,7 +18,7 @@ SETTINGS = {
     "THREADS": "20",
     "WORKER_PROCESSES": "4",
     "HTTP_ALLOW_PRIVATE": "true",
-    "TARGETS": "handler,http,kafka,shell,lambda",
+    "TARGETS": ",".join(TARGETS),
     "KAFKA_TOPICS": "*",
     "SHELL_ALLOW": "/bin/sh ...",
     "LAMBDA_FUNCTIONS": "held",

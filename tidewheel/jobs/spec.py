@@ -21,7 +21,7 @@ from tidewheel.jobs.schedule import (
 )
 from tidewheel.jobs.schedule import schedule_document as _schedule_document
 from tidewheel.jobs.strict_json import Json, as_list, as_object, canonical
-from tidewheel.jobs.targets import HandlerTargetSpec, HttpTargetSpec, KafkaTargetSpec, TargetField
+from tidewheel.jobs.targets import TARGETS, TargetField
 from tidewheel.jobs.validation import StrictModel
 from tidewheel.jobs.values import (
     PRIORITY,
@@ -281,13 +281,8 @@ class JobSpec(WithPayload):
     @property
     def _reports_heartbeats(self) -> bool:
         """True if a handler or an asynchronous target can report that an attempt goes on."""
-        match self.target:
-            case HttpTargetSpec():
-                return self.target.is_async
-            case KafkaTargetSpec():
-                return self.target.await_reply
-            case _:
-                return isinstance(self.target, HandlerTargetSpec)
+        target = TARGETS[self.target.type]
+        return target.requires is None or bool(target.waits and getattr(self.target, target.waits))
 
 
 def policy_document(spec: JobSpec) -> dict[str, Json]:

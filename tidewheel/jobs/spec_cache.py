@@ -21,7 +21,8 @@ from typing import NamedTuple, TypeVar
 from pydantic import BaseModel
 
 from tidewheel.jobs.invalid import InvalidValue
-from tidewheel.jobs.keys import is_template, parse_rate, rate_words
+from tidewheel.jobs.keys import JobDedupe, is_template, parse_rate, rate_words
+from tidewheel.jobs.retry import RetryPolicy
 from tidewheel.jobs.schedule import (
     AfterSpec,
     CronSpec,
@@ -32,7 +33,7 @@ from tidewheel.jobs.schedule import (
     read_schedule,
     schedule_document,
 )
-from tidewheel.jobs.spec import JobSpec, canonical_parts, canonical_schedule
+from tidewheel.jobs.spec import JobSpec, WorkflowSpec, canonical_parts, canonical_schedule
 from tidewheel.jobs.strict_json import Json, as_list, as_object
 from tidewheel.jobs.targets import TARGETS
 from tidewheel.jobs.validation import validate
@@ -259,21 +260,18 @@ def _rate(value: object) -> object:
     return value
 
 
-_RETRY: Reading = {"initial": _duration, "max": _duration, "intervals": _duration, "jitter": _fraction}
-_SCHEDULE: Reading = {"interval": _duration, "fixed_delay": _duration}
-_TARGET: Reading = {name: _duration for target in TARGETS.values() for name in target.durations}
+def _durations(*models: type[BaseModel]) -> Reading:
+    fields = (pair for model in models for pair in model.model_fields.items())
+    return {name: _duration for name, field in fields if "timedelta" in str(field.annotation)}
+
 
 _JOB: Reading = {
-    "schedule": _within(_SCHEDULE),
-    "target": _within(_TARGET),
-    "retry": _within(_RETRY),
+    **_durations(JobSpec),
+    "schedule": _within(_durations(IntervalSpec, FixedDelaySpec)),
+    "target": _within(_durations(*(target.model for target in TARGETS.values()))),
+    "retry": _within({**_durations(RetryPolicy), "jitter": _fraction}),
     "jitter": _jitter,
-    "window": _duration,
-    "start_to_close": _duration,
-    "schedule_to_start": _duration,
-    "schedule_to_close": _duration,
-    "heartbeat": _duration,
     "concurrency_key": _within({"rate": _rate}),
-    "dedupe": _within({"window": _duration, "longest": _duration}),
-    "workflow": _within({"timeout": _duration}),
+    "dedupe": _within(_durations(JobDedupe)),
+    "workflow": _within(_durations(WorkflowSpec)),
 }

@@ -1,15 +1,15 @@
 """Targets as submitted: an object with a type, or a handler's name. `TARGETS` registers every type."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from types import MappingProxyType
-from typing import Annotated, ClassVar, Literal, Self, TypeAlias, get_args
+from typing import Annotated, Any, ClassVar, Literal, Self, TypeAlias, get_args
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
-from tidewheel.jobs.allow_lists import path_problem
+from tidewheel.jobs.allow_lists import AllowLists, path_problem
 from tidewheel.jobs.http_values import (
     MAX_HEADER,
     MAX_URL,
@@ -197,13 +197,24 @@ class TargetType:
     """One type of target, as other folders use it; its runner and its wire record are elsewhere.
 
     Args:
-        sets: The field that the flag sets; a list is set from words as a shell splits them.
+        sets: The field that the flag sets, and that tables show; a list is set from words as a shell splits them.
+        allow: The setting whose allow-list an executor needs.
+        check: Refuses what the allow-lists leave out.
+        extra: The extra of the package that has its libraries.
+        waits: The flag by which a run waits for a report from outside; a heartbeat may be sent meanwhile.
+        runs_programs: True if an executor hides its memory from what it starts.
     """
 
     model: type[TargetSpec]
     flag: str
     sets: str
     metavar: str
+    help: str
+    allow: str | None = None
+    check: Callable[[AllowLists, Any], None] = lambda _lists, _target: None
+    extra: str | None = None
+    waits: str | None = None
+    runs_programs: bool = False
 
     @property
     def kind(self) -> str:
@@ -215,19 +226,22 @@ class TargetType:
         """The capability that an executor must have; None for a handler, whose name is required."""
         return None if self.model is HandlerTargetSpec else f"{RESERVED}{self.kind}"
 
-    @property
-    def durations(self) -> list[str]:
-        """The fields that hold a duration."""
-        return [name for name, field in self.model.model_fields.items() if field.annotation is timedelta]
-
 
 _TYPES = (
-    TargetType(model=HandlerTargetSpec, flag="--handler", sets="name", metavar="NAME"),
-    TargetType(model=HttpTargetSpec, flag="--url", sets="url", metavar="URL"),
-    TargetType(model=KafkaTargetSpec, flag="--kafka-topic", sets="topic", metavar="TOPIC"),
-    TargetType(model=ShellTargetSpec, flag="--shell", sets="argv", metavar="'WORD …'"),
-    TargetType(model=LambdaTargetSpec, flag="--lambda", sets="function", metavar="FUNCTION"),
-)
+    TargetType(model=HandlerTargetSpec, flag="--handler", sets="name", metavar="NAME",
+               help="The name of a Python handler."),
+    TargetType(model=HttpTargetSpec, flag="--url", sets="url", metavar="URL",
+               help="An HTTP endpoint. The payload is the body of the request.", waits="is_async",
+               check=lambda lists, target: lists.check_url(read_url(target.url))),
+    TargetType(model=KafkaTargetSpec, flag="--kafka-topic", sets="topic", metavar="TOPIC", help="A Kafka topic.",
+               allow="kafka_topics", waits="await_reply", check=lambda lists, target: lists.check_topic(target.topic)),
+    TargetType(model=ShellTargetSpec, flag="--shell", sets="argv", metavar="'WORD …'", runs_programs=True,
+               help="Program and arguments; no shell reads them.", allow="shell_allow",
+               check=lambda lists, target: lists.check_program(target.argv, target.cwd, target.env)),
+    TargetType(model=LambdaTargetSpec, flag="--lambda", sets="function", metavar="FUNCTION", extra="lambda",
+               help="An AWS Lambda function: its name or its ARN.", allow="lambda_functions",
+               check=lambda lists, target: lists.check_function(target.function, target.qualifier, target.region)),
+)  # fmt: skip
 TARGETS: Mapping[str, TargetType] = MappingProxyType({target.kind: target for target in _TYPES})
 
 

@@ -17,17 +17,9 @@ from itertools import pairwise
 from typing import NamedTuple
 from uuid import UUID
 
+from tidewheel.runs import SkipReason
 from tidewheel.schedules.calendars import excluded_spans, is_occurrence
-from tidewheel.schedules.decision import (
-    CatchUp,
-    Decision,
-    Fire,
-    HoldReason,
-    Skip,
-    SkipReason,
-    jittered,
-    policies_from_text,
-)
+from tidewheel.schedules.decision import CatchUp, Decision, Fire, HoldReason, Skip, jittered, policies_from_text
 from tidewheel.schedules.parse import read_schedule
 from tidewheel.schedules.schedule import TICK, FixedDelay, Interval, Once, Schedule
 from tidewheel.schedules.timer_state import Timer, TimerState

@@ -15,20 +15,8 @@ from hashlib import sha256
 from typing import NamedTuple, cast
 from uuid import UUID
 
+from tidewheel.runs import SkipReason
 from tidewheel.schedules.schedule import microseconds
-
-
-class SkipReason(StrEnum):
-    """The reason for which an occurrence did not fire; a test compares it with the CHECK of `skips`."""
-
-    OVERLAP = "overlap"
-    MISFIRE = "misfire"
-    PAUSED = "paused"
-    EXCLUDED = "excluded"
-    BOUND = "bound"
-    MANUAL = "manual"
-    CATCH_UP_LIMIT = "catch_up_limit"
-    FROZEN = "frozen"
 
 
 class HoldReason(StrEnum):

@@ -8,6 +8,7 @@ from typing import Final, Literal
 from pydantic import Field, SecretStr, ValidationInfo, field_validator
 
 from tidewheel.http_secrets import read_secrets
+from tidewheel.jobs.targets import TARGETS
 from tidewheel.jobs.values import format_duration
 from tidewheel.settings.connections import Connections
 from tidewheel.settings.sources import Duration, Entries
@@ -40,7 +41,7 @@ class ExecutorSettings(Connections):
     queues: str = Field("default", description="the queues served, separated by commas")
     targets: Entries = Field(
         ("handler", "http"),
-        description="types of targets that this executor runs: handler, http, kafka, shell, lambda; it lends jobs its "
+        description=f"types of targets that this executor runs: {', '.join(TARGETS)}; it lends jobs its "
         "rights, so name what jobs need; runs of other types wait for an executor that runs them",
     )
     handlers: str | None = Field(None, description="modules with handlers to import, separated by commas")

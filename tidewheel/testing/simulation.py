@@ -17,8 +17,9 @@ from tidewheel.intake.locks import absent_job
 from tidewheel.jobs.parsing import parse_request
 from tidewheel.jobs.requests import CalendarPut, JobSubmit
 from tidewheel.jobs.spec import JobSpec
+from tidewheel.runs import SkipReason
 from tidewheel.schedules.decide import decide, with_jitter
-from tidewheel.schedules.decision import DaySet, Decision, Fire, Skip, SkipReason
+from tidewheel.schedules.decision import DaySet, Decision, Fire, Skip
 from tidewheel.schedules.describe import to_zone
 from tidewheel.schedules.schedule import FixedDelay
 from tidewheel.schedules.timer_state import DaySets, TimerPosition, TimerState, timer_state, zone_name

@@ -17,7 +17,7 @@ from tidewheel.jobs.payload import Payload
 from tidewheel.postgres.pg_binary import integers, uuids
 from tidewheel.postgres.session import Conn, rows_of
 from tidewheel.postgres.statements import Statements
-from tidewheel.runs import Cause, Gate, Overlap, RunState, order_gates
+from tidewheel.runs import Cause, Gate, Overlap, RunState, SkipReason, order_gates
 from tidewheel.transitions.create import NewRun, RunInputs, create_runs
 from tidewheel.transitions.finish import finish_runs
 from tidewheel.transitions.finished import RunEnd
@@ -176,7 +176,7 @@ class BatchWriter:
         if joined:
             add_joins(self.connection, self.batch_id, self.tenant, joined)
         skipped = [run for run, waits in pairs if waits.unmet and not waits.parents]
-        ends = [RunEnd(run, 0, RunState.SKIPPED, reason="parents") for run in skipped]
+        ends = [RunEnd(run, 0, RunState.SKIPPED, reason=SkipReason.PARENTS) for run in skipped]
         finish_runs(self.connection, self.installation, ends)
 
     def _new_run(self, member: Member) -> NewRun:

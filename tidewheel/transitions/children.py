@@ -17,7 +17,7 @@ from tidewheel.postgres.pg_binary import instants, integers, texts, uuids, words
 from tidewheel.postgres.session import Conn, rows_of
 from tidewheel.postgres.statements import Statements
 from tidewheel.process.tracing import child_traceparent_of
-from tidewheel.runs import Cause, Gate, Move, RunState, target
+from tidewheel.runs import Cause, Gate, Move, RunState, SkipReason, target
 from tidewheel.transitions.active_runs import PromotedRun
 from tidewheel.transitions.create import NewRun, RunInputs
 from tidewheel.transitions.finished import ClosedRun, FinishedRun, opens
@@ -211,13 +211,13 @@ def lock_children(connection: Conn, job_ids: Iterable[UUID]) -> dict[UUID, Child
         return {job.job_id: job for job in cursor.execute(_READ_CHILD_JOBS, columns)}
 
 
-def skip_reason(job: ChildJob, unmet: int) -> str | None:
+def skip_reason(job: ChildJob, unmet: int) -> SkipReason | None:
     """Return the reason why a decided child is skipped; None if it runs."""
     if job.deleted:
-        return "deleted"
+        return SkipReason.DELETED
     if unmet:
-        return "parents"
-    return "paused" if job.paused else None
+        return SkipReason.PARENTS
+    return SkipReason.PAUSED if job.paused else None
 
 
 def instant_of(release: Release) -> datetime:

@@ -21,7 +21,7 @@ from tidewheel.postgres.session import Conn, at_commit, rows_of
 from tidewheel.postgres.statements import Statements
 from tidewheel.process.failpoint import failpoint
 from tidewheel.process.metrics import metrics
-from tidewheel.runs import RunState
+from tidewheel.runs import RunState, SkipReason
 from tidewheel.transitions.batch_writer import find_delays
 from tidewheel.transitions.children import (
     ChildJob,
@@ -315,8 +315,8 @@ def _write(
     return len(new) + len(left)
 
 
-def _skipped(mark: Mark, jobs: Mapping[UUID, ChildJob]) -> str | None:
+def _skipped(mark: Mark, jobs: Mapping[UUID, ChildJob]) -> SkipReason | None:
     """Return the reason why a decided child is skipped; None if it runs."""
     if mark.release.is_in_batch:
-        return "parents" if mark.total_unmet else None
+        return SkipReason.PARENTS if mark.total_unmet else None
     return skip_reason(jobs[mark.job_id], mark.total_unmet)

@@ -16,9 +16,9 @@ from tidewheel.postgres.database_clock import read_now
 from tidewheel.postgres.pg_binary import instants, uuids
 from tidewheel.postgres.session import Conn, read_ids
 from tidewheel.postgres.statements import Statements
-from tidewheel.runs import HOLDS, Move, sources
+from tidewheel.runs import HOLDS, Move, SkipReason, sources
 from tidewheel.schedules.decide import hold_for_run, on_resume
-from tidewheel.schedules.decision import Decision, HoldReason, SkipReason
+from tidewheel.schedules.decision import Decision, HoldReason
 from tidewheel.schedules.timer_state import timer_state
 from tidewheel.transitions.decision_inputs import read_decision_inputs
 from tidewheel.transitions.installation import Installation

@@ -8,6 +8,7 @@ import pytest
 from tests.control.explain.explaining import calendar, done, explanation_of, fire_all, t
 from tests.fixtures.database import ClockedDatabase
 from tests.scheduler.firing import fire_due
+from tests.scheduler.test_freezing import release
 from tests.transitions.acts import EXECUTOR, active_run_of, begin, end, ending, job_runs, submit, succeed, trigger
 from tidewheel.control.explain.explanation import OccurrenceOutcome
 from tidewheel.ids import job_id, run_id
@@ -149,6 +150,21 @@ def test_waiting_run_that_a_newer_one_replaced_is_explained(clocked: ClockedData
     newest = explanation_of(clocked, t("03-02T08:03"))
     assert newest.run is not None
     assert newest.run.state == RunState.BUFFERED
+
+
+def test_run_that_a_freeze_skipped_is_explained_by_the_freeze(clocked: ClockedDatabase) -> None:
+    at_clock(clocked, "03-02T08:00:30")
+    submit(clocked, schedule=MINUTES)
+    fire_due(clocked, lookahead=timedelta(minutes=1))
+    freezing = clocked.connection()
+    clocked.apply_batch_within(freezing, {"type": "freeze", "scope": "tenant"})
+    at_clock(clocked, "03-02T08:01:30")
+    submit(clocked, schedule=DAILY)
+    freezing.commit()
+    release(clocked)
+    skipped = explanation_of(clocked, t("03-02T08:01"))
+    assert (skipped.outcome, skipped.reason) == (OccurrenceOutcome.SKIPPED, "frozen")
+    assert skipped.words == "Its run was skipped at 2026-03-02T08:01:30Z: a freeze was in force."
 
 
 def test_buffered_run_waits_for_the_active_run(clocked: ClockedDatabase) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.control import every_field
 from tidewheel.jobs.invalid import InvalidValue
 from tidewheel.jobs.parsing import RequestRefused, parse_request
 from tidewheel.jobs.requests import JobSubmit
@@ -61,13 +62,25 @@ OTHERS: dict[str, st.SearchStrategy[Any]] = {
     "priority": st.sampled_from([0, 9, 10, None, "1", True]),
     "payloda": JSON,
 }
-JOBS: st.SearchStrategy[dict[str, Any]] = st.fixed_dictionaries(
-    {"schedule": SCHEDULES, "target": OTHERS["target"]},
-    optional={
-        "key": TEXTS | st.none(),
-        "payload": JSON,
-        **{name: how for name, how in OTHERS.items() if name != "target"},
-    },
+# Every further field of a job, with a value that most jobs may have beside it.
+FURTHER = [(name, value) for job in every_field.JOBS.values() for name, value in job.items() if name not in OTHERS]
+
+
+def with_further(further: list[tuple[str, object]], job: dict[str, Any]) -> dict[str, Any]:
+    return {**dict(further), **job}
+
+
+JOBS: st.SearchStrategy[dict[str, Any]] = st.builds(
+    with_further,
+    st.lists(st.sampled_from(FURTHER), max_size=2),
+    st.fixed_dictionaries(
+        {"schedule": SCHEDULES, "target": OTHERS["target"]},
+        optional={
+            "key": TEXTS | st.none(),
+            "payload": JSON,
+            **{name: how for name, how in OTHERS.items() if name != "target"},
+        },
+    ),
 )
 SUBMITS: st.SearchStrategy[dict[str, Any]] = st.fixed_dictionaries(
     {"type": st.just("job.submit"), "job": JOBS},

@@ -21,6 +21,7 @@ from tests.fixtures.run_ids import run_instant
 from tests.tidewheel.postgres.test_statements import INDEX_LINE, INDEX_NAME
 from tidewheel.clock import SystemClock
 from tidewheel.ids import run_range
+from tidewheel.nouns.runs.model import PageFilter
 from tidewheel.outbox import slice_lane_of
 from tidewheel.postgres.session import BY_KEY, KEPT_PLANS, UNIFORM, Conn, connect
 from tidewheel.postgres.statements import Statements
@@ -315,25 +316,7 @@ def facts(loaded: Database, batches: Mapping[str, list[Any]]) -> dict[str, Any]:
 
 # Of lists and walks: no filter but the first, from their beginnings.
 _UNFILTERED: Mapping[str, object] = dict.fromkeys(
-    (
-        "ids",
-        "kind",
-        "status",
-        "error_type",
-        "queue",
-        "lane",
-        "handler",
-        "cause",
-        "concurrency_key",
-        "redriven",
-        "labels",
-        "run_labels",
-        "order_id",
-        "ended_since",
-        "ended_until",
-        "states",
-        "ahead",
-    )
+    {*PageFilter.__annotations__, "ids", "kind", "error_type", "handler", "redriven", "order_id", "states", "ahead"}
 )
 _LONG_AGO, _FAR_AHEAD = datetime(1970, 1, 1, tzinfo=UTC), datetime(9999, 1, 1, tzinfo=UTC)
 _NOWHERE, _BEYOND = UUID(int=0), UUID(int=(1 << 128) - 1)

@@ -19,7 +19,6 @@ from pydantic import Field
 from tidewheel.api_keys import Scope
 from tidewheel.control.reads.job_position import read_job_position
 from tidewheel.errors import UnknownDeadLetter, UnknownRun, refuse
-from tidewheel.ids import job_id
 from tidewheel.jobs.values import Instant, Key
 from tidewheel.nouns.operation import DryRun, InDoors, Noun, Place, Rows, field_values, operation
 from tidewheel.nouns.runs.detail import show_run
@@ -241,11 +240,10 @@ def filter_columns(connection: Conn, tenant: str, filters: DeadLetterFilter) -> 
     require_tenant(connection, tenant)
     columns: dict[str, object] = dict.fromkeys(DeadLetterFilter.__annotations__) | filters
     key, ids = filters.get("key"), filters.get("ids")
-    if key is not None:
-        read_job_position(connection, tenant, key)
+    of_job = None if key is None else read_job_position(connection, tenant, key).job_id
     columns |= {"since": filters.get("since") or EARLIEST, "until": filters.get("until") or _LATEST}
     ids_or_none = None if ids is None else list(ids)
-    return columns | {"tenant": tenant, "ids": ids_or_none, "job_id": None if key is None else job_id(tenant, key)}
+    return columns | {"tenant": tenant, "ids": ids_or_none, "job_id": of_job}
 
 
 def _list(connection: Conn, columns: dict[str, object]) -> list[DeadLetterSummary]:

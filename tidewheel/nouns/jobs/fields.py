@@ -15,7 +15,7 @@ from tidewheel.jobs.retry import DEFAULT_ATTEMPTS, RetryPolicy
 from tidewheel.jobs.schedule import CronSpec
 from tidewheel.jobs.spec import JobSpec
 from tidewheel.jobs.strict_json import as_list, as_object, read_value
-from tidewheel.jobs.targets import TARGETS, HttpTargetSpec, KafkaTargetSpec
+from tidewheel.jobs.targets import TARGETS, HttpTargetSpec, KafkaTargetSpec, TargetType
 from tidewheel.jobs.validation import StrictModel
 from tidewheel.jobs.values import format_duration
 from tidewheel.schedules.decision import CatchUp
@@ -112,9 +112,13 @@ def _of(
     )  # fmt: skip
 
 
-def _target(kind: str, name: str, typed: Kind = "text", help: str = "") -> SpecField:
-    found = TARGETS[kind]
-    return SpecField(f"target.{found.sets}", name, typed, only=kind, help=help, named=found.flag, metavar=found.metavar)
+def _target(target: TargetType) -> SpecField:
+    label = target.sets if target.requires else target.kind
+    typed: Kind = "text" if target.model.model_fields[target.sets].annotation is str else "words"
+    return SpecField(
+        f"target.{target.sets}", label, typed, only=target.kind, help=target.help, named=target.flag,
+        metavar=target.metavar,
+    )  # fmt: skip
 
 
 _HELD: Mapping[str, str] = {
@@ -148,24 +152,24 @@ MEANINGS: Mapping[str, Mapping[str, str]] = {
     },
 }
 """What each value of a choice does, by its field."""
+_OF_TARGETS = (
+    SpecField("target.method", "method", only="http", options=_options(HttpTargetSpec, "method"), default="POST",
+              named="--method", metavar="METHOD", help="The method of the request."),
+    SpecField("target.headers", "headers", "json", only="http", rows=3,
+              help='A JSON object: {"X-Team": "billing", "Authorization": {"secret": "NAME"}}'),
+    SpecField("target.async", "async", "flag", only="http", options=("true", "false"), default="false",
+              help="true: after a 202, the run stays open until its task token completes it."),
+    SpecField("target.key", "message key", only="kafka"),
+    SpecField("target.await_reply", "await_reply", "flag", only="kafka", options=("true", "false"),
+              default=str(KafkaTargetSpec.model_fields["await_reply"].default).lower()),
+    SpecField("target.cwd", "cwd", only="shell"),
+    SpecField("target.region", "region", only="lambda"),
+)  # fmt: skip
+"""Further fields of targets, beside the one that each type declares."""
 GROUPS: Sequence[Group] = (
     Group("Target and payload", (
-        _target("handler", "handler", help="The name of a Python handler."),
-        _target("http", "url", help="An HTTP endpoint. The payload is the body of the request."),
-        SpecField("target.method", "method", only="http", options=_options(HttpTargetSpec, "method"), default="POST",
-                  named="--method", metavar="METHOD", help="The method of the request."),
-        SpecField("target.headers", "headers", "json", only="http", rows=3,
-                  help='A JSON object: {"X-Team": "billing", "Authorization": {"secret": "NAME"}}'),
-        SpecField("target.async", "async", "flag", only="http", options=("true", "false"), default="false",
-                  help="true: after a 202, the run stays open until its task token completes it."),
-        _target("kafka", "topic", help="A Kafka topic."),
-        SpecField("target.key", "message key", only="kafka"),
-        SpecField("target.await_reply", "await_reply", "flag", only="kafka", options=("true", "false"),
-                  default=str(KafkaTargetSpec.model_fields["await_reply"].default).lower()),
-        _target("shell", "argv", "words", help="Program and arguments, started without a shell."),
-        SpecField("target.cwd", "cwd", only="shell"),
-        _target("lambda", "function", help="An AWS Lambda function: its name or its ARN."),
-        SpecField("target.region", "region", only="lambda"),
+        *(field for kind, target in TARGETS.items()
+          for field in (_target(target), *(each for each in _OF_TARGETS if each.only == kind))),
         SpecField("payload", "payload", "json", rows=8, help="Any JSON value, 256 KiB at most."),
     ), chooser="target", folded=False),
     Group("Schedule", (
@@ -277,7 +281,7 @@ def put(job: dict[str, object], path: Sequence[str], value: object) -> None:
 def text_of(field: SpecField, value: object) -> str:
     r"""Return a value as it is typed.
 
-    >>> text_of(FIELDS[12], {"depot": 4})
+    >>> text_of(SpecField("payload", "payload", "json"), {"depot": 4})
     '{\n  "depot": 4\n}'
     """
     match field.kind:

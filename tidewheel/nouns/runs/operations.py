@@ -18,7 +18,7 @@ from tidewheel.api_keys import Scope
 from tidewheel.control.archive.lookup import show_run_anywhere
 from tidewheel.control.reads.job_position import read_job_position
 from tidewheel.errors import UnknownRun, refuse
-from tidewheel.ids import RunId, first_run_id, job_id
+from tidewheel.ids import RunId, first_run_id
 from tidewheel.jobs.requests import CancelFields, RunsMatching
 from tidewheel.jobs.values import Instant, Key
 from tidewheel.nouns.operation import DryRun, InDoors, Page, Rows, as_id, as_int, as_seconds, fields_of, operation
@@ -234,11 +234,10 @@ def _survey(connection: Conn, *, tenant: str, filters: FailedRunFilter, versions
     """Count failed runs up to now, and return the oldest ones."""
     require_tenant(connection, tenant)
     key, now = filters.get("key"), read_now(connection)
-    if key is not None:
-        read_job_position(connection, tenant, key)
+    of_job = None if key is None else read_job_position(connection, tenant, key).job_id
     until, since = min(filters.get("until") or now, now), max(filters.get("since") or _EARLIEST, _EARLIEST)
     stored: dict[str, object] = {name: value for name, value in filters.items() if name != "key"}
-    stored |= {"job_id": None if key is None else job_id(tenant, key), "until": until}
+    stored |= {"job_id": of_job, "until": until}
     before = UUID(int=max(first_run_id(since).int - 1, 0))
 
     def scan(after: UUID | None, limit: int) -> tuple[Sequence[UUID], UUID | None]:

@@ -61,7 +61,6 @@ _EARLIEST = datetime(1970, 1, 1, tzinfo=UTC)
 _LATEST = datetime(9999, 12, 31, tzinfo=UTC)
 _LAST = UUID(int=(1 << 128) - 1)
 _LAST_NUMBER = 2**63 - 1
-_COLUMNS = ("queue", "lane", "cause", "concurrency_key", "ended_since", "ended_until")
 _LABELS = ("labels", "run_labels")
 _MILLISECOND, _MICROSECOND = timedelta(milliseconds=1), timedelta(microseconds=1)
 
@@ -238,17 +237,16 @@ def _find_in(connection: Conn, tenant: str, filters: PageFilter, span: _Span, *,
     states = _states_of(filters)
     key, order, status = filters.get("key"), filters.get("ordering_key"), filters.get("status")
     columns: dict[str, object] = {
+        **dict.fromkeys(PageFilter.__annotations__), **filters, "since": span.since, "until": span.until,
         "tenant": tenant, "limit": limit, "look": look, "ahead": None, "states": states, "before_id": span.before_id,
         "order_id": None if order is None else order_id(tenant, order),
     }  # fmt: skip
-    columns |= {name: filters.get(name) for name in _COLUMNS}
     columns |= {name: Jsonb(found) if (found := filters.get(name)) else None for name in _LABELS}
     if filters.get("group") == "due" or status in {SCHEDULED, RunState.QUEUED}:
         columns["ahead"] = status == SCHEDULED
     is_open = _is_open(filters)
     if key is not None:
-        columns |= {"job_id": job_id(tenant, key), "since": span.since, "until": span.until}
-        columns["before_at"] = span.before_at
+        columns |= {"job_id": job_id(tenant, key), "before_at": span.before_at}
         statement = _FIND_OPEN_RUNS_OF_JOB if is_open else _FIND_RUNS_OF_JOB
     else:
         columns["first_id"] = first_run_id(span.since)
@@ -306,9 +304,7 @@ def count_matching(
 
     Runs whose cancel is accepted already are not counted. It looks at `look` open runs; None for all of them.
     """
-    if asked.key is not None:
-        read_job_position(connection, tenant, asked.key)
-    of_job = None if asked.key is None else job_id(tenant, asked.key)
+    of_job = None if asked.key is None else read_job_position(connection, tenant, asked.key).job_id
     labels = Jsonb(asked.labels) if asked.labels else None
     return count_matches(connection, {**dict(asked), "tenant": tenant, "job_id": of_job, "labels": labels}, look)
 

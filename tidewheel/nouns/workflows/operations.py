@@ -17,7 +17,7 @@ from tidewheel.api_keys import Scope
 from tidewheel.control.reads.job_position import read_job_position
 from tidewheel.control.reads.stored import read_stored_json
 from tidewheel.errors import UnknownWorkflow, refuse
-from tidewheel.ids import child_run_id, job_id
+from tidewheel.ids import child_run_id
 from tidewheel.jobs.values import Key, Reason
 from tidewheel.nouns.operation import InDoors, Noun, Page, Rows, as_id, field_values, operation
 from tidewheel.nouns.tenants.reads import require_tenant
@@ -101,8 +101,7 @@ def list_workflows(
     columns: dict[str, object] = {"tenant": tenant, "state": state, "before_at": at, "before_id": before}
     columns |= {"limit": limit + 1, "look": LOOKED_AT if state else limit + 1}
     if key is not None:
-        read_job_position(connection, tenant, key)
-        columns["job_id"] = job_id(tenant, key)
+        columns["job_id"] = read_job_position(connection, tenant, key).job_id
     statement = _FIND_WORKFLOWS if key is None else _FIND_WORKFLOWS_OF_ROOT
     row = connection.execute(statement, columns, binary=True).fetchone()
     roots, _, looked_at, last_seen = cast("tuple[list[UUID], int, int, UUID | None]", row)

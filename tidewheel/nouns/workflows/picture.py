@@ -10,7 +10,8 @@ from itertools import pairwise
 from typing import ClassVar
 
 from tidewheel.nouns.workflows.operations import Parent, WorkflowNode
-from tidewheel.runs import DEAD_LETTERED, RunState
+from tidewheel.runs import FINAL
+from tidewheel.transitions.occurrences import MEETS
 
 WIDTH, HEIGHT = 200, 44
 _GAP_X, _GAP_Y, _MARGIN = 48, 16, 8
@@ -21,7 +22,6 @@ FOLDED = 12
 """The number of children of one state beyond which they are one node."""
 _LARGEST = 1_000  # nodes: of more the list alone is shown
 _BENDS = 3_000  # bends of edges that cross layers: likewise
-_ENDED = {str(each) for each in (*DEAD_LETTERED, RunState.SUCCEEDED, RunState.CANCELLED, RunState.SKIPPED)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,9 +210,7 @@ def picture_of(nodes: Sequence[WorkflowNode]) -> Picture | None:
 
 def is_met(when: str, state: str) -> bool:
     """Return True if a parent's end meets the condition of an edge."""
-    if when == "always":
-        return state in _ENDED
-    return state in DEAD_LETTERED if when == "failure" else state == RunState.SUCCEEDED
+    return state in FINAL & MEETS[when]
 
 
 def _groups(nodes: Sequence[WorkflowNode]) -> list[int]:
@@ -240,7 +238,7 @@ def _links(nodes: Sequence[WorkflowNode], places: Mapping[str, int]) -> dict[tup
     states = {node.key: node.state for node in nodes}
 
     def link(parent: Parent) -> tuple[str, bool]:
-        ended = states[parent.key] in _ENDED or states[parent.key] == "not_reached"
+        ended = states[parent.key] in FINAL or states[parent.key] == "not_reached"
         return parent.when, not ended or is_met(parent.when, states[parent.key])
 
     return {(places[parent.key], places[node.key]): link(parent) for node in nodes for parent in node.parents}
