@@ -18,7 +18,8 @@ from tidewheel.postgres.session import Conn
 TENANT = "acme"
 MANY = 2000
 _ROWS: LiteralString = """
-SELECT slice_lane, publish_at, topic, key, value, headers, tenant, priority, later FROM outbox WHERE topic = %s ORDER BY key
+SELECT slice_lane, publish_at, topic, key, value, headers, tenant, priority, later
+  FROM outbox WHERE topic = %s ORDER BY key
 """
 
 
