@@ -96,7 +96,9 @@ SELECT DISTINCT o.executor_id
 -- part: thawed(source)
 -- True unless a freeze names all runs of the tenant in the queue: then none of them is read, however many wait.
 -- Index: freezes_pkey. No lock.
-CASE WHEN {{is_named(source)}}
+CASE WHEN source.tenant IN (SELECT z.tenant FROM freezes AS z
+                             WHERE z.tenant IS NOT NULL AND z.queue IS NULL AND z.thawed_at IS NULL AND NOT z.by_job) THEN false
+     WHEN {{is_named(source)}}
      THEN NOT EXISTS (SELECT FROM freezes AS z
                        WHERE z.thawed_at IS NULL AND NOT z.by_job
                          AND (z.queue IS NULL OR z.queue = source.queue)
@@ -135,21 +137,19 @@ CASE WHEN {{is_named(run)}} THEN {{tidewheel.transitions.not_frozen(run)}} ELSE 
 -- none of them, else null.
 -- Index: job_runs_due, once, up to the first such run. No lock.
 -- Why: a tenant without such a run must take no turn, and its runs may be many.
-CASE WHEN {{thawed(source)}}
-     THEN (SELECT p.able
-             FROM (SELECT d.handler = ANY (%(handlers)s) AND {{not_frozen(d)}} AS able, d.place
-                     FROM (SELECT o.job_id, o.tenant, o.queue, o.handler, o.cause, o.attempt, o.scheduled_at, o.moved_ahead,
-                                  o.publish_at, o.created_at, row_number() OVER (ORDER BY o.publish_at) AS place
-                             FROM job_runs AS o
-                            WHERE o.queue = source.queue AND o.lane = source.lane AND o.tenant = source.tenant
-                              AND o.publish_at <= (SELECT tidewheel_now())
-                              AND o.state = ANY (%(sources)s)
-                            ORDER BY o.publish_at
-                            LIMIT 20) AS d
-                   OFFSET 0) AS p
-            WHERE p.able OR p.place = 20
-            LIMIT 1)
-     END
+(SELECT p.able
+   FROM (SELECT d.handler = ANY (%(handlers)s) AND {{not_frozen(d)}} AS able, d.place
+           FROM (SELECT o.job_id, o.tenant, o.queue, o.handler, o.cause, o.attempt, o.scheduled_at, o.moved_ahead, o.publish_at,
+                        o.created_at, row_number() OVER (ORDER BY o.publish_at) AS place
+                   FROM job_runs AS o
+                  WHERE o.queue = source.queue AND o.lane = source.lane AND o.tenant = source.tenant
+                    AND o.publish_at <= (SELECT tidewheel_now())
+                    AND o.state = ANY (%(sources)s)
+                  ORDER BY o.publish_at
+                  LIMIT 20) AS d
+         OFFSET 0) AS p
+  WHERE p.able OR p.place = 20
+  LIMIT 1)
 
 -- name: find_due_tenants
 -- Return the tenants with due runs of each queue and lane that this executor may be able to start, their weights, whether one of the oldest
@@ -159,7 +159,7 @@ CASE WHEN {{thawed(source)}}
 WITH RECURSIVE served AS (
     SELECT s.queue, s.lane FROM unnest(%(queues)s::text[], %(lanes)s::text[]) AS s (queue, lane)
 ), found AS {{tenants_of_served(found)}}, able AS MATERIALIZED (
-    SELECT f.queue, f.lane, f.tenant, {{can_start(f)}} AS can_start FROM found AS f
+    SELECT f.queue, f.lane, f.tenant, {{can_start(f)}} AS can_start FROM found AS f WHERE {{thawed(f)}}
 ), held AS MATERIALIZED (
     SELECT h.queue, h.lane
       FROM members AS m
@@ -283,6 +283,7 @@ WITH RECURSIVE served AS (
       FROM (SELECT f.queue, f.lane, f.tenant FROM found AS f WHERE %(acts_for)s::text IS NULL
              UNION ALL
             SELECT s.queue, s.lane, %(acts_for)s FROM served AS s WHERE %(acts_for)s::text IS NOT NULL) AS t
+     WHERE {{thawed(t)}}
 ), looked_at AS MATERIALIZED (
     SELECT f.*, {{can_start(f)}} AS can_start FROM shuffled AS f WHERE f.place <= 512
 ), able AS (

@@ -193,11 +193,10 @@ def test_claim_beside_many_tenants_looks_at_the_runs_of_few(many: Database) -> N
     """The look at all of 3,000 tenants, and at all freezes for each of their runs, took 0.6 s."""
     looks = read_by(many, "find_due_handled", limit=100, min_age=timedelta(0), acts_for=None)
     assert looks["job_runs"] < TENANTS + 2 * LOOKED_AT
-    assert looks["freezes"] < 10 * PAUSED + LOOKED_AT * PAUSED // 2
+    assert looks["freezes"] < 10 * PAUSED
     looks = read_by(many, "find_due_handled", limit=100, min_age=timedelta(0), acts_for=f"tenant-{TENANTS}")
     assert looks["job_runs"] < 10
-    looks = read_by(many, "find_due_tenants")
-    assert looks["freezes"] < 10 * PAUSED + PAUSED * PAUSED
+    assert read_by(many, "find_due_tenants")["freezes"] < 10 * PAUSED
 
 
 def test_remote_executor_gets_the_run_of_the_only_tenant_among_many_that_it_can_start(many: Database) -> None:
