@@ -258,7 +258,7 @@ def texts(values: Iterable[str]) -> Texts:
 
 
 def _insert_rows(connection: OwnConnection, statement: LiteralString, rows: Sequence[bytes]) -> None:
-    """Insert rows of binary COPY: a few with a parameter for each field, all others as arrays of the table's row type.
+    """Insert rows of binary COPY: a few by their fields, all others as arrays of the table's row type.
 
     10,000 runs have half a million fields, and a parameter costs psycopg and the planner some microseconds. The first
     rows lock the table: no migration adds a column between the look-up of the row type and its use.
@@ -287,7 +287,7 @@ class _RowType:
         self._columns = [(_OID.pack(oid), names.index(name) if name in names else -1) for name, oid, _ in columns]
 
     def record(self, row: bytes) -> bytes:
-        """Return a row of binary COPY as an element of an array of this type. Source: PostgreSQL's `record_recv`."""
+        """Return a row of binary COPY as an element of an array. Source: PostgreSQL's `record_recv`."""
         fields = [*_fields(row), NULL]
         body = b"".join([part for oid, at in self._columns for part in (oid, fields[at])])
         return b"".join((_LENGTH.pack(_LENGTH.size + len(body)), self._count, body))
@@ -331,7 +331,7 @@ def _fields(row: bytes) -> list[bytes]:
     at = 2  # the number of fields
     while at < len(row):
         [length] = _LENGTH.unpack_from(row, at)
-        end = at + _LENGTH.size + max(length, 0)
+        end = at + _LENGTH.size + (length if length > 0 else 0)
         found.append(row[at:end])
         at = end
     return found
