@@ -4,7 +4,7 @@ from collections import Counter
 from dataclasses import dataclass
 from datetime import timedelta
 from random import Random
-from typing import LiteralString
+from typing import Any, LiteralString, cast
 from uuid import UUID
 
 import pytest
@@ -180,7 +180,7 @@ def read_by(database: Database, statement: str, **columns: object) -> Counter[st
     }
     explain = f"EXPLAIN (ANALYZE, FORMAT JSON) {Statements('tidewheel.executor')[statement]}"
     with database.transaction() as connection:
-        [(found,)] = connection.execute(explain.encode(), facts | columns).fetchall()
+        [(found,)] = cast("list[Any]", connection.execute(explain.encode(), facts | columns).fetchall())
     looks = Counter[str]()
     for node in nodes(found[0]["Plan"]):
         if table := node.get("Relation Name"):
