@@ -86,14 +86,30 @@ SELECT DISTINCT o.executor_id
    AND o.state = ANY (%(states)s)
    AND NOT EXISTS (SELECT FROM executors AS e WHERE e.executor_id = o.executor_id)
 
+-- part: is_named(source)
+-- True if a freeze may name runs of the tenant: it is of the tenant, or of all.
+-- No index: all freezes, once a statement. No lock.
+-- Why: with a thousand paused tenants, the look at each tenant and run would compare all freezes.
+((SELECT EXISTS (SELECT FROM freezes AS z WHERE z.tenant IS NULL))
+ OR source.tenant IN (SELECT z.tenant FROM freezes AS z WHERE z.tenant IS NOT NULL))
+
 -- part: thawed(source)
 -- True unless a freeze names all runs of the tenant in the queue: then none of them is read, however many wait.
 -- Index: freezes_pkey. No lock.
-NOT EXISTS (SELECT FROM freezes AS z
-             WHERE z.thawed_at IS NULL AND NOT z.by_job
-               AND (z.queue IS NULL OR z.queue = source.queue)
-               AND (z.tenant IS NULL OR z.tenant = source.tenant)
-            OFFSET 0)
+CASE WHEN source.tenant IN (SELECT z.tenant FROM freezes AS z
+                             WHERE z.tenant IS NOT NULL AND z.queue IS NULL AND z.thawed_at IS NULL AND NOT z.by_job) THEN false
+     WHEN {{is_named(source)}}
+     THEN NOT EXISTS (SELECT FROM freezes AS z
+                       WHERE z.thawed_at IS NULL AND NOT z.by_job
+                         AND (z.queue IS NULL OR z.queue = source.queue)
+                         AND (z.tenant IS NULL OR z.tenant = source.tenant)
+                      OFFSET 0)
+     ELSE true END
+
+-- part: not_frozen(run)
+-- True if no freeze names the open run, as tidewheel.transitions.not_frozen.
+-- Index: as there. No lock.
+CASE WHEN {{is_named(run)}} THEN {{tidewheel.transitions.not_frozen(run)}} ELSE true END
 
 -- part: tenants_of_served(found)
 -- Returns the tenants with open runs in each queue and lane of `served`, as the recursive query of that name.
@@ -121,21 +137,19 @@ NOT EXISTS (SELECT FROM freezes AS z
 -- none of them, else null.
 -- Index: job_runs_due, once, up to the first such run. No lock.
 -- Why: a tenant without such a run must take no turn, and its runs may be many.
-CASE WHEN {{thawed(source)}}
-     THEN (SELECT p.able
-             FROM (SELECT d.handler = ANY (%(handlers)s) AND {{tidewheel.transitions.not_frozen(d)}} AS able, d.place
-                     FROM (SELECT o.job_id, o.tenant, o.queue, o.handler, o.cause, o.attempt, o.scheduled_at, o.moved_ahead,
-                                  o.publish_at, o.created_at, row_number() OVER (ORDER BY o.publish_at) AS place
-                             FROM job_runs AS o
-                            WHERE o.queue = source.queue AND o.lane = source.lane AND o.tenant = source.tenant
-                              AND o.publish_at <= (SELECT tidewheel_now())
-                              AND o.state = ANY (%(sources)s)
-                            ORDER BY o.publish_at
-                            LIMIT 20) AS d
-                   OFFSET 0) AS p
-            WHERE p.able OR p.place = 20
-            LIMIT 1)
-     END
+(SELECT p.able
+   FROM (SELECT d.handler = ANY (%(handlers)s) AND {{not_frozen(d)}} AS able, d.place
+           FROM (SELECT o.job_id, o.tenant, o.queue, o.handler, o.cause, o.attempt, o.scheduled_at, o.moved_ahead, o.publish_at,
+                        o.created_at, row_number() OVER (ORDER BY o.publish_at) AS place
+                   FROM job_runs AS o
+                  WHERE o.queue = source.queue AND o.lane = source.lane AND o.tenant = source.tenant
+                    AND o.publish_at <= (SELECT tidewheel_now())
+                    AND o.state = ANY (%(sources)s)
+                  ORDER BY o.publish_at
+                  LIMIT 20) AS d
+         OFFSET 0) AS p
+  WHERE p.able OR p.place = 20
+  LIMIT 1)
 
 -- name: find_due_tenants
 -- Return the tenants with due runs of each queue and lane that this executor may be able to start, their weights, whether one of the oldest
@@ -145,7 +159,7 @@ CASE WHEN {{thawed(source)}}
 WITH RECURSIVE served AS (
     SELECT s.queue, s.lane FROM unnest(%(queues)s::text[], %(lanes)s::text[]) AS s (queue, lane)
 ), found AS {{tenants_of_served(found)}}, able AS MATERIALIZED (
-    SELECT f.queue, f.lane, f.tenant, {{can_start(f)}} AS can_start FROM found AS f
+    SELECT f.queue, f.lane, f.tenant, {{can_start(f)}} AS can_start FROM found AS f WHERE {{thawed(f)}}
 ), held AS MATERIALIZED (
     SELECT h.queue, h.lane
       FROM members AS m
@@ -181,7 +195,7 @@ SELECT o.run_id, o.job_id, o.tenant, o.shard, o.queue, o.lane, o.cause, o.job_ve
            AND (r.deadline_at IS NULL OR r.deadline_at > (SELECT tidewheel_now()))
            AND r.state = ANY (%(sources)s)
            AND r.handler = ANY (%(handlers)s)
-           AND {{tidewheel.transitions.not_frozen(r)}}
+           AND {{not_frozen(r)}}
          ORDER BY r.publish_at
          LIMIT s.row_limit + 20000 / cardinality(%(queues)s::text[])
       ) AS d
@@ -258,20 +272,32 @@ UPDATE executors SET last_claim_seq = %(claim_seq)s WHERE executor_id = %(execut
 -- the tenants.
 -- Index: job_runs_due, from one tenant to the next, then the oldest of each; tenants_pkey. Reads 256 tenants of all lanes at most, by
 -- chance. No lock; the claim that follows decides.
--- Why: a quarter of these is left to tenants whose oldest runs the executor cannot start. Runs that a cancellation names are left out, as
--- in find_due_runs. The turns of a tenant come at random times, as often as its weight: requests of executors share no memory.
+-- Why: a quarter of these is left to tenants whose oldest runs the executor cannot start. The look at 512 tenants is enough if it can start
+-- runs of 192, else all are looked at. Runs that a cancellation names are left out, as in find_due_runs. The turns of a tenant come at
+-- random times, as often as its weight: requests of executors share no memory.
 WITH RECURSIVE served AS (
     SELECT s.queue, s.lane, s.rank
       FROM unnest(%(queues)s::text[], %(lanes)s::text[]) WITH ORDINALITY AS s (queue, lane, rank)
-), found AS {{tenants_of_served(found)}}, able AS MATERIALIZED (
-    SELECT f.queue, f.lane, f.tenant, {{can_start(f)}} AS can_start FROM found AS f
-     WHERE %(acts_for)s::text IS NULL OR f.tenant = %(acts_for)s
+), found AS {{tenants_of_served(found)}}, shuffled AS MATERIALIZED (
+    SELECT t.*, row_number() OVER (ORDER BY random()) AS place
+      FROM (SELECT f.queue, f.lane, f.tenant FROM found AS f WHERE %(acts_for)s::text IS NULL
+             UNION ALL
+            SELECT s.queue, s.lane, %(acts_for)s FROM served AS s WHERE %(acts_for)s::text IS NOT NULL) AS t
+     WHERE {{thawed(t)}}
+), looked_at AS MATERIALIZED (
+    SELECT f.*, {{can_start(f)}} AS can_start FROM shuffled AS f WHERE f.place <= 512
+), able AS (
+    SELECT f.* FROM looked_at AS f
+     UNION ALL
+    SELECT r.*, {{can_start(r)}} AS can_start
+      FROM shuffled AS r
+     WHERE r.place > 512 AND (SELECT count(*) FROM looked_at AS f WHERE f.can_start) < 192
 ), chosen AS MATERIALIZED (
     SELECT p.queue, p.lane, p.tenant
-      FROM (SELECT a.*, row_number() OVER (PARTITION BY a.can_start ORDER BY random()) AS place
+      FROM (SELECT a.*, row_number() OVER (PARTITION BY a.can_start ORDER BY a.place) AS turn
               FROM able AS a
              WHERE a.can_start IS NOT NULL) AS p
-     ORDER BY CASE WHEN p.can_start THEN p.place ELSE 3 * p.place END
+     ORDER BY CASE WHEN p.can_start THEN p.turn ELSE 3 * p.turn END
      LIMIT 256
 ), parts AS MATERIALIZED (
     SELECT s.rank, c.queue, c.lane, c.tenant, coalesce((SELECT t.weight FROM tenants AS t WHERE t.tenant = c.tenant), 1) AS weight,
@@ -295,7 +321,7 @@ SELECT o.run_id, o.job_id, o.tenant, o.shard, o.queue, o.lane, o.cause, o.job_ve
            AND (r.deadline_at IS NULL OR r.deadline_at > (SELECT tidewheel_now()))
            AND r.state = ANY (%(sources)s)
            AND r.handler = ANY (%(handlers)s)
-           AND {{tidewheel.transitions.not_frozen(r)}}
+           AND {{not_frozen(r)}}
          ORDER BY r.publish_at
          LIMIT s.row_limit + 20000
       ) AS d
