@@ -337,7 +337,7 @@ def _incoming(content: bytes | Mapping[str, object], tenant: str) -> ReceivedReq
 
 
 def _fault(error: psycopg.Error) -> FieldError:
-    problem = f"it could not be applied: {error.diag.message_primary or type(error).__name__}"
+    problem = f"the job could not be applied: {error.diag.message_primary or type(error).__name__}"
     return FieldError("", problem, "correct the job, or report this")
 
 

@@ -173,7 +173,10 @@ def test_invalid_range_is_refused_with_a_valid_one(hourly: ClockedDatabase, case
 
 @pytest.mark.parametrize(
     ("schedule", "problem"),
-    [("manual", "the job is manual"), ({"fixed_delay": "1h"}, "version 1 is a fixed_delay")],
+    [
+        ("manual", "the job is manual and has no occurrences"),
+        ({"fixed_delay": "1h"}, "version 1 is a fixed_delay, which has no occurrences to backfill"),
+    ],
 )
 def test_a_job_without_computed_occurrences_is_refused(
     clocked: ClockedDatabase, schedule: object, problem: str

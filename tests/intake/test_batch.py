@@ -158,7 +158,7 @@ def test_redriven_target_reply_ends_its_run(fresh_database: Database, info: Stac
     with requests.running():
         read(requests, b"empty", key=b"k", **headers)
         [(*_, reason)] = buried(requests)
-        assert str(reason).startswith("it could not be applied")
+        assert str(reason).startswith("the request could not be applied")
         told = database.rows("SELECT headers FROM outbox WHERE topic = %s", [requests.topics.dead_letters])
         assert headers["task_token"].encode() not in told[0][0]
         database.execute("ALTER TABLE attempts DROP CONSTRAINT poison")

@@ -188,7 +188,7 @@ def test_secret_in_the_query_of_a_url_is_shown_nowhere_and_kept_by_a_change(data
     definition = decode(database.requests()[0].definition, JobDefinition)
     assert definition.target.http is not None
     assert definition.target.http.url == url
-    with pytest.raises(InvalidInput, match="in the place of a secret"):
+    with pytest.raises(InvalidInput, match="in place of a secret"):
         database.apply_batch({"type": "job.submit", "job": shown})
 
 

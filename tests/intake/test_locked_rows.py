@@ -221,7 +221,7 @@ def test_direct_reports_for_a_locked_run_are_retryable(shop: Database) -> None:
     token = token_of(shop, started)
     with completing_transaction(shop, started):
         for said in (completing(token), beating(token)):
-            with pytest.raises(RowLocked, match="is locked by a transaction"):
+            with pytest.raises(RowLocked, match="is locked by an open transaction"):
                 shop.apply_batch(said)
     assert [reply.status for reply in shop.apply_batch(beating(token), completing(token))] == ["accepted", "accepted"]
 

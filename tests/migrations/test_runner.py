@@ -237,7 +237,7 @@ def test_post_files_are_a_step_of_their_own_and_wait_for_other_releases(
     )
     [refusal] = tidewheel(fresh_database.url, "migrate", "--post").refusals
     assert refusal.startswith(f"{post}: only processes of {release_version()} support this")
-    assert "there are relay 0.0.9 on host-1 pid 7; stop them" in refusal
+    assert "others run: relay 0.0.9 on host-1 pid 7; stop them" in refusal
     fresh_database.execute("DELETE FROM processes WHERE version = '0.0.9'")
     assert tidewheel(fresh_database.url, "migrate", "--post").lines == [f"applied {post}"]
     fresh_database.execute("UPDATE processes SET version = '0.0.9'")
@@ -366,7 +366,7 @@ def test_post_step_looks_for_old_processes_before_each_try(
             "INSERT INTO processes (process_id, role, host, pid, version, settings, sent_at, last_heartbeat_at,"
             " started_at) VALUES (gen_random_uuid(), 'relay', 'host-1', 7, '0.0.9', '{}', now(), now(), now())"
         )
-        with pytest.raises(MigrationError, match=r"there are relay 0\.0\.9 on host-1"):
+        with pytest.raises(MigrationError, match=r"others run: relay 0\.0\.9 on host-1"):
             running.result(30)
 
 

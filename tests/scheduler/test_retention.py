@@ -445,14 +445,14 @@ def test_once_of_a_dropped_day_is_refused(database: Database, retention: Retenti
         client.submit({"key": "edited", "target": "nothing", "schedule": "manual"})
         retention.step()
         for key in ("new", "edited"):
-            with pytest.raises(Refused, match=f"runs are kept from {old + DAY}") as refused:
+            with pytest.raises(Refused, match=f"runs are kept since {old + DAY}") as refused:
                 submit_once(key, old)
             assert [error.path for error in refused.value.errors] == ["job.schedule.once"]
             submit_once(key, old + DAY)
         client.submit({
             "key": "early", "target": "else", "schedule": {"once": start_of(old - 100 * DAY).isoformat()},
         })  # fmt: skip
-        with pytest.raises(Refused, match="runs are kept from"):
+        with pytest.raises(Refused, match="runs are kept since"):
             client.preview({"key": "third", "target": "nothing", "schedule": {"once": start_of(old).isoformat()}})
 
 

@@ -160,8 +160,8 @@ def test_expired_unknown_and_mistyped_keys_are_refused(door: ApiClient) -> None:
         expired: "has expired",
         new_key().text: "there is no such API key",
         type(wrong_secret)(made[3:13], wrong_secret.secret).text: "there is no such API key",
-        made[:-1] + ("0" if made[-1] != "0" else "1"): "typing error",
-        made[:-9]: "typing error",
+        made[:-1] + ("0" if made[-1] != "0" else "1"): "mistyped",
+        made[:-9]: "mistyped",
     }
     for key, detail in cases.items():
         assert detail in refusal(door.get("/api/v1/jobs", headers=with_key(key)), HTTPStatus.UNAUTHORIZED)["detail"]

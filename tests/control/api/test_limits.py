@@ -34,7 +34,7 @@ def test_limit_is_set_listed_and_removed_by_command(database: Database) -> None:
     submit(database, concurrency_key="api/acme")
     runs = [trigger(database) for _ in range(4)]
     claim(database, *runs)
-    assert "runs hold 1 of 1" in tidewheel(database, "run", "show", runs[3]).out
+    assert "1 of 1 are taken" in tidewheel(database, "run", "show", runs[3]).out
     set_it = tidewheel(database, "admin", "limit", "set", "api/*", "--at-once", 3)
     assert set_it.out.strip() == "set; 2 waiting runs get a place"
     listed = tidewheel(database, "admin", "limit", "list").out

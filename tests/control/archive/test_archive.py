@@ -326,7 +326,7 @@ def test_folder_without_the_last_day_is_not_the_archive(
     monkeypatch.setenv("TIDEWHEEL_ARCHIVE", str(other))
     done = tidewheel(clocked, "admin", "archive", "run")
     assert (done.code, other.exists()) == (1, False), done
-    assert "recorded; mount the folder, correct TIDEWHEEL_ARCHIVE" in done.err.replace("\n  ", " ")
+    assert "recorded: mount the folder, correct TIDEWHEEL_ARCHIVE" in done.err.replace("\n  ", " ")
 
 
 def test_deleted_tenant_leaves_the_archive(clocked: ClockedDatabase, archive: Path, day: date, small: None) -> None:

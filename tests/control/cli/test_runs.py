@@ -156,7 +156,7 @@ def test_where_shows_the_places_of_a_run_and_the_message_of_each_claim(job: Data
     assert [one["attempt"] for one in open_one["messages"]] == [1]
     assert (open_one["table_name"], open_one["day"]) == ("job_runs", None)
     job.execute("UPDATE job_runs SET claimed_from = 'sweep' WHERE run_id = %s", [under_way])
-    assert tidewheel(job, "run", "where", under_way, "--no-kafka").lines[-1].split()[:5] == [
+    assert tidewheel(job, "run", "where", under_way, "--no-kafka").lines[-1].split()[:6] == [
         "1", "none:", "claimed", "by", "the", "sweep"
     ]  # fmt: skip
     queued = trigger(job)

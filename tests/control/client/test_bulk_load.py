@@ -83,7 +83,7 @@ def test_job_that_the_database_refuses_is_reported_and_the_others_are_loaded(
     assert [place for place, _ in parts[0].problems] == ["jobs:3", "jobs:1999"]
     told = {(error.path, error.remedy) for _, error in parts[0].problems}
     assert told == {("", "correct the job, or report this")}
-    assert parts[0].problems[0][1].problem.startswith("it could not be applied: new row for relation")
+    assert parts[0].problems[0][1].problem.startswith("the job could not be applied: new row for relation")
     assert fresh_database.count("job_versions") == LOAD_BATCH - 1
 
 

@@ -59,7 +59,7 @@ def test_trigger_makes_one_run_with_what_was_typed(pages: ApiClient) -> None:
     assert went_to(pages.post(undo[1], data=fields_of(pages.get(f"{run[0]}/cancel")))) == run[0]
     assert "cancelled" in pages.get(run[0]).text
     for fields, word in (
-        ({"payload": "{"}, "not valid JSON"), ({"delay": "soon"}, "soon"), ({"labels": SCRIPT}, "Write name=value"),
+        ({"payload": "{"}, "Not valid JSON"), ({"delay": "soon"}, "soon"), ({"labels": SCRIPT}, "Write name=value"),
     ):  # fmt: skip
         answer = posted(pages, "/jobs/nightly/trigger", None, **fields)
         assert answer.status_code == HTTPStatus.UNPROCESSABLE_ENTITY
@@ -100,7 +100,7 @@ def test_delete_is_undone_by_submitting_again(pages: ApiClient) -> None:
     assert without_button(pages, "/jobs/nightly/restore", "is not deleted.")
     answer = posted(pages, "/jobs/nightly/restore")
     assert answer.status_code == HTTPStatus.UNPROCESSABLE_ENTITY
-    assert "exists already" in answer.text
+    assert "already exists" in answer.text
 
 
 def test_receipt_of_a_deletion_counts_the_runs_that_its_dialog_counted(pages: ApiClient) -> None:

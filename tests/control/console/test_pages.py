@@ -362,14 +362,14 @@ def test_key_of_a_tenant_sees_that_tenant_alone(database: Database) -> None:
         signed_in(client, key_of(database, tenant="acme"))
         page = shown(client, "/jobs")
         assert ("of-acme" in page, "of-default" in page) == (True, False)
-        assert "No scheduler lives" not in shown(client, "/")
+        assert "No scheduler is running" not in shown(client, "/")
         assert client.get("/jobs/of-default").status_code == HTTPStatus.NOT_FOUND
         assert client.get("/jobs?tenant=default").status_code == HTTPStatus.NOT_FOUND
     with console(database) as client:
         signed_in(client, key_of(database, "admin", all_tenants=True))
         page = shown(client, "/jobs?tenant=acme")
         assert 'href="/jobs/of-acme?tenant=acme"' in page
-        assert "No scheduler lives" in shown(client, "/?tenant=acme")
+        assert "No scheduler is running" in shown(client, "/?tenant=acme")
 
 
 def test_head_of_a_page_has_no_content(pages: ApiClient) -> None:

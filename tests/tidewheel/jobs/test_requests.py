@@ -84,7 +84,7 @@ def test_range_has_the_fields_from_and_to() -> None:
         ({"type": "job.submit"}, "job", "is missing"),
         ({"type": "job.submit", "job": "x"}, "job", "write an object"),
         ({"type": "job.submit", "schedule": "manual"}, "schedule", "write it inside job"),
-        ({"type": "job.trigger", "key": "k", "delay": "1s", "run_at": "2027-01-01T00:00:00Z"}, "delay", "exclude"),
+        ({"type": "job.trigger", "key": "k", "delay": "1s", "run_at": "2027-01-01T00:00:00Z"}, "delay", "be combined"),
         ({"type": "job.trigger", "key": "k", "delay": "401d"}, "delay", "write 0s to 400d"),
         ({"type": "job.trigger", "key": "k", "run_at": 5}, "run_at", "RFC 3339"),
         ({"type": "job.trigger", "key": "k", "tenant": "../x"}, "tenant", "not a tenant name"),
