@@ -102,7 +102,7 @@ def test_executor_without_handler_targets_registers_no_handler(executing: Execut
     ("settings", "said"),
     [
         ({"targets": "handler,htpp"}, "did you mean 'http'"),
-        ({"targets": ","}, "runs nothing"),
+        ({"targets": ","}, "the list is empty"),
         ({"targets": "kafka"}, "TIDEWHEEL_KAFKA_TOPICS is empty"),
         ({"targets": "shell"}, "TIDEWHEEL_SHELL_ALLOW is empty"),
         ({"targets": "lambda"}, "TIDEWHEEL_LAMBDA_FUNCTIONS is empty"),

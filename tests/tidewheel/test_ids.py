@@ -176,7 +176,7 @@ def test_hashed_id_has_the_bits_of_a_uuid(told: bytes) -> None:
 
 @pytest.mark.parametrize("text", [*MISTYPED, "", "0" * 32, f"urn:uuid:{UUID(int=1)}", f"{UUID(int=1)}\n"])
 def test_mistyped_id_is_no_id(text: str) -> None:
-    with pytest.raises(ValueError, match="is no UUID"):
+    with pytest.raises(ValueError, match="is not a UUID"):
         read_uuid(text)
 
 
