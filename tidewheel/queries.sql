@@ -170,15 +170,6 @@ SELECT r.tenant, r.at, 0, r.queue, r.lane, r.state, r.runs, r.stages, r.took, r.
              took double precision[], slowest uuid[])
   JOIN tenants AS t ON t.tenant = r.tenant
 
--- name: read_row_type
--- Returns the columns of a table in the order of its row type, each with its type, and the row type itself.
--- Index: pg_class by name, pg_attribute. No lock.
-SELECT a.attname, a.atttypid, c.reltype
-  FROM pg_class AS c
-  JOIN pg_attribute AS a ON a.attrelid = c.oid
- WHERE c.oid = %(table)s::regclass AND a.attnum > 0 AND NOT a.attisdropped
- ORDER BY a.attnum
-
 -- name: restamp_events
 -- Gives the events that this transaction has appended to the outbox the present time.
 -- Index: outbox_due, the events since the begin of the transaction. Lock: rows of this transaction.

@@ -10,11 +10,10 @@ in 0.53 us from text and 0.03 from binary, a text of forty letters in 0.24 and 0
 8.15.2 (array value input); `array_recv`.
 """
 
-import json
 import struct
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Final, LiteralString, NamedTuple, cast
+from typing import TYPE_CHECKING, Final, LiteralString, NamedTuple
 from uuid import UUID
 
 import psycopg
@@ -22,21 +21,17 @@ from psycopg.adapt import Dumper
 from psycopg.pq import Format
 
 from tidewheel.postgres.session import OwnConnection
-from tidewheel.postgres.statements import Statements, trusted
+from tidewheel.postgres.statements import trusted
 
 if TYPE_CHECKING:
     from psycopg import Connection
-
-_READ_ROW_TYPE = Statements("tidewheel")["read_row_type"]
 
 NULL: Final = b"\xff\xff\xff\xff"
 _HEAD = b"PGCOPY\n\xff\r\n\0" + bytes(8)
 _TAIL = b"\xff\xff"
 _PIECE_BYTES = 1 << 20  # written at once: more would only take memory twice
 _PARAMETERS = 4096  # of one INSERT; the protocol allows 65,535
-_FEW_ROWS = 16  # a parameter for each of their fields costs no more than the look-up of the table's row type
 _LENGTH = struct.Struct(">i")
-_OID = struct.Struct(">I")
 _INT2 = struct.Struct(">ih")
 _INT4 = struct.Struct(">ii")
 _INT8 = struct.Struct(">iq")
@@ -103,11 +98,6 @@ def array_head(element: int, count: int, *, nulls: bool = False) -> bytes:
     return _ARRAY.pack(1, nulls, element, count, 1) if count else _ARRAY.pack(0, 0, element, 0, 0)[:12]
 
 
-def jsonb(value: object) -> bytes:
-    """A jsonb column: a version, which is 1, and the text. Source: PostgreSQL's `jsonb_recv`."""
-    return NULL if value is None else bytea(b"\1" + json.dumps(value).encode())
-
-
 def byteas(values: Sequence[bytes] | None) -> bytes:
     """A bytea[] column, of one dimension and without nulls."""
     if not values:
@@ -125,7 +115,7 @@ def copy_rows(connection: "Connection[tuple[object, ...]]", statement: LiteralSt
         rows: Each `columns(n)` and then its fields, in the statement's order.
     """
     if isinstance(connection, OwnConnection) and connection.tenant is not None:
-        _insert_rows(connection, statement, list(rows))
+        _insert(connection, statement, [_fields(row) for row in rows])
         return
     with connection.cursor() as cursor, cursor.copy(statement) as copy:
         piece, size = [_HEAD], 0
@@ -257,58 +247,8 @@ def texts(values: Iterable[str]) -> Texts:
     )
 
 
-def _insert_rows(connection: OwnConnection, statement: LiteralString, rows: Sequence[bytes]) -> None:
-    """Insert rows of binary COPY: a few by their fields, all others as arrays of the table's row type.
-
-    10,000 runs have half a million fields, and a parameter costs psycopg and the planner some microseconds. The first
-    rows lock the table: no migration adds a column between the look-up of the row type and its use.
-    """
-    _insert(connection, statement, [[_field(each) for each in _fields(row)] for row in rows[:_FEW_ROWS]])
-    if len(rows) <= _FEW_ROWS:
-        return
-    target = _target(statement)
-    table, _, names = target.removeprefix("INSERT INTO ").removesuffix(")").partition(" (")
-    row_type = _RowType(connection, table, names.split(", "))
-    insert = trusted(f"{target} SELECT {names} FROM unnest(%s::{table}[])")  # noqa: S608 - of the package's statement
-    with connection.cursor() as cursor:
-        cursor.adapters.register_dumper(Field, FieldDumper)
-        for piece in _pieces(map(row_type.record, rows[_FEW_ROWS:])):
-            cursor.execute(insert, [Field(array_head(row_type.oid, len(piece)) + b"".join(piece))])
-
-
-class _RowType:
-    """The row type of a table, for rows that have some of its columns."""
-
-    def __init__(self, connection: OwnConnection, table: str, names: Sequence[str]) -> None:
-        found = connection.execute(_READ_ROW_TYPE, {"table": table}, binary=True).fetchall()
-        columns = cast("list[tuple[str, int, int]]", found)
-        self.oid = columns[0][2]
-        self._count = _LENGTH.pack(len(columns))
-        self._columns = [(_OID.pack(oid), names.index(name) if name in names else -1) for name, oid, _ in columns]
-
-    def record(self, row: bytes) -> bytes:
-        """Return a row of binary COPY as an element of an array. Source: PostgreSQL's `record_recv`."""
-        fields = [*_fields(row), NULL]
-        body = b"".join([part for oid, at in self._columns for part in (oid, fields[at])])
-        return b"".join((_LENGTH.pack(_LENGTH.size + len(body)), self._count, body))
-
-
-def _pieces(values: Iterable[bytes]) -> Iterator[list[bytes]]:
-    """Group values by their size."""
-    piece: list[bytes] = []
-    size = 0
-    for value in values:
-        piece.append(value)
-        size += len(value)
-        if size > _PIECE_BYTES:
-            yield piece
-            piece, size = [], 0
-    if piece:
-        yield piece
-
-
 def _insert(connection: OwnConnection, statement: LiteralString, rows: Sequence[Sequence[object]]) -> None:
-    target = _target(statement)
+    target, _, _ = statement.replace("COPY ", "INSERT INTO ", 1).partition(" FROM STDIN")
     with connection.cursor() as cursor:
         cursor.adapters.register_dumper(Field, FieldDumper)
         at = 0
@@ -320,22 +260,13 @@ def _insert(connection: OwnConnection, statement: LiteralString, rows: Sequence[
             at += len(some)
 
 
-def _target(statement: LiteralString) -> str:
-    """Return the begin of the INSERT into the columns of a COPY."""
-    return statement.replace("COPY ", "INSERT INTO ", 1).partition(" FROM STDIN")[0]
-
-
-def _fields(row: bytes) -> list[bytes]:
-    """Return the fields of a row of binary COPY, each with its length."""
-    found: list[bytes] = []
+def _fields(row: bytes) -> list[Field | None]:
+    """Return the fields of a row of binary COPY."""
+    found: list[Field | None] = []
     at = 2  # the number of fields
     while at < len(row):
         [length] = _LENGTH.unpack_from(row, at)
-        end = at + _LENGTH.size + (length if length > 0 else 0)
-        found.append(row[at:end])
-        at = end
+        at += _LENGTH.size
+        found.append(None if length < 0 else Field(row[at : at + length]))
+        at += max(length, 0)
     return found
-
-
-def _field(value: bytes) -> Field | None:
-    return None if value == NULL else Field(value[_LENGTH.size :])

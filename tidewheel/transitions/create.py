@@ -11,6 +11,8 @@ from datetime import datetime, timedelta
 from typing import LiteralString, NamedTuple
 from uuid import UUID
 
+from psycopg.types.json import Jsonb
+
 from tidewheel.ids import JobId, RunId, key_id, order_id
 from tidewheel.jobs.values import PRIORITY
 from tidewheel.outbox import OutboxRow, append
@@ -18,9 +20,9 @@ from tidewheel.postgres.partitions import day_of, ensure_days
 from tidewheel.postgres.pg_binary import (
     NULL,
     boolean,
-    bytea,
     columns,
     copy_rows,
+    copy_values,
     instant,
     instants,
     instants_of,
@@ -28,7 +30,6 @@ from tidewheel.postgres.pg_binary import (
     int4,
     int8,
     integers,
-    jsonb,
     text,
     texts,
     uuid,
@@ -61,10 +62,10 @@ _COPY_INPUTS = (
     "COPY run_inputs (run_id, created_at, tenant, payload, payload_content_type, labels, overlap, traceparent, "
     "late_ms) FROM STDIN (FORMAT BINARY)"
 )
-_INPUT = columns(9)
 _NO_GATES = Gate(0)
 _OPENS = (Cause.TIMER, Cause.TRIGGER, Cause.BACKFILL)  # of a root's run that opens an occurrence; a set would hash
 _NEVER = int8((1 << 63) - 1)  # infinity, as timestamptz
+_INPUT_TYPES = ("uuid", "timestamptz", "text", "bytea", "text", "jsonb", "text", "text", "int8")
 
 
 @dataclass(frozen=True, slots=True)
@@ -347,18 +348,14 @@ def _copy_inputs(connection: Conn, runs: Sequence[NewRun], now: datetime) -> Non
     given = [(run, run.inputs) for run in runs if run.inputs is not None]
     if not given:
         return
-    created_at = instant(now)
-    rows = (
-        b"".join(
-            (
-                _INPUT, uuid(run.run_id), created_at, text(run.tenant), bytea(i.payload), text(i.payload_content_type),
-                jsonb(i.labels), text(i.overlap), text(i.traceparent),
-                NULL if (late := milliseconds(i.late)) is None else int8(late),
-            )
+    rows = [
+        (
+            run.run_id, now, run.tenant, i.payload, i.payload_content_type,
+            None if i.labels is None else Jsonb(i.labels), i.overlap, i.traceparent, milliseconds(i.late),
         )
         for run, i in given
-    )  # fmt: skip
-    copy_rows(connection, _COPY_INPUTS, rows)
+    ]  # fmt: skip
+    copy_values(connection, _COPY_INPUTS, _INPUT_TYPES, rows)
 
 
 def _outbox_rows(runs: Sequence[NewRun], installation: Installation) -> Iterator[OutboxRow]:
