@@ -65,7 +65,7 @@ def test_key_that_looks_like_another_is_named_in_the_log(database: Database, cap
     for key in ("job", "j\u00f6b", "\uff4aob", "\uff4aob"):
         database.submit(key)
     [line] = [each for each in caplog.messages if " looks like " in each]
-    assert line == r"the key '\uff4aob' of tenant default looks like 'job', and is another job's"
+    assert line == r"the key '\uff4aob' of tenant default looks like 'job' but names a different job"
 
 
 def test_explicit_default_is_a_changed_spec(with_job: Database) -> None:

@@ -103,7 +103,7 @@ def test_batches_that_are_stepped_over_are_one_line_a_minute_of_their_topic(
         for topic, end in ends.items():
             requests.until_read(end - 1, topic=topic)
     assert len(letters(requests)) == 6
-    lines = [each for each in caplog.messages if " is a dead letter, and others like it may be: " in each]
+    lines = [each for each in caplog.messages if " cannot be read and becomes a dead letter, as may others: " in each]
     assert sorted(line.split()[5].split("/")[0] for line in lines) == sorted(topics)
 
 

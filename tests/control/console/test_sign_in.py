@@ -90,7 +90,7 @@ def test_wrong_key_is_refused_and_the_page_keeps_all_but_the_key(door: ApiClient
     typed = key[:-1] if kind == "mistyped" else key
     answer = sign_in(door, typed, name="anna <b>", next="/runs")
     assert answer.status_code == HTTPStatus.UNPROCESSABLE_ENTITY
-    assert ("mistyped" if kind == "mistyped" else "No such key, or it was revoked.") in answer.text
+    assert ("typing error" if kind == "mistyped" else "No such key, or it was revoked.") in answer.text
     assert 'value="anna &lt;b&gt;"' in answer.text
     assert 'name="next" value="/runs"' in answer.text
     assert typed not in answer.text
