@@ -158,8 +158,8 @@ class HeldTopic:
             chosen, led = self._staging.take(most, weights, room=room)
             found = self._fetch(chosen, pairs)
             room -= sum(len(row[VALUE] or b"") for row in found)
-            if led:
-                read, room = self._read_in_order(led, pairs, [*in_flight, *rows], room)
+            if led and self._lead is not None:
+                read, room = self._read_in_order(self._lead, led, pairs, [*in_flight, *rows], room)
                 found += read
                 led = len(read)
             wanted -= len(chosen) + led
@@ -189,7 +189,7 @@ class HeldTopic:
         counts = Counter(self._staging.counts())
         all_counted = self._complete and not self._full
         if self._lead is not None and self._leads:
-            columns = {**self._lead_columns([*self._front]), "row_limit": _COUNTED_ROWS // len(self._front)}
+            columns = {**self._columns_of(self._lead, [*self._front]), "row_limit": _COUNTED_ROWS // len(self._front)}
             with self._session.transaction() as connection:
                 row = connection.execute(_COUNT_IN_ORDER, columns, binary=True, prepare=False).fetchone()
             found, more = cast("tuple[int, bool]", row)
@@ -224,7 +224,6 @@ class HeldTopic:
             found = self._entries(connection, _before(self.marks), known=known, limit=limit, lead=self._lead)
             self._add(found)
             if self._lead is not None:
-                known = self._known(in_flight, self._recent, self._passed)
                 self._add(self._entries(connection, _before(self._front), known=known, limit=limit, upto=self._front))
 
     def _entries(
@@ -288,13 +287,13 @@ class HeldTopic:
         return [(numbers[row[PAIR_INDEX]], *row[1:]) for row in rows if row[PAIR_INDEX] in numbers]
 
     def _read_in_order(
-        self, most: int, pairs: Sequence[Pair], in_flight: Sequence[DueRow], room: int
+        self, lead: Lead, most: int, pairs: Sequence[Pair], in_flight: Sequence[DueRow], room: int
     ) -> tuple[list[DueRow], int]:
         """Read so many rows of the lead, and move the front; also return how many bytes are left of `room`."""
         fronts = [pair for pair in pairs if pair in self._front]
         limit = -(-most // len(fronts))
         columns = {
-            **self._lead_columns(fronts),
+            **self._columns_of(lead, fronts),
             "before": pairs.index(fronts[0]),
             "known": ids(in_flight),
             "row_limit": limit,
@@ -311,8 +310,7 @@ class HeldTopic:
         self._leads, self._led_at = len(whole) < len(fronts), monotonic_seconds()
         return rows, room
 
-    def _lead_columns(self, pairs: Sequence[Pair]) -> dict[str, object]:
-        lead = self._lead or Lead("", 0)
+    def _columns_of(self, lead: Lead, pairs: Sequence[Pair]) -> dict[str, object]:
         return {
             **position_columns(pairs, self._front),
             "topic": self._topic,

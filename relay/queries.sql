@@ -63,6 +63,21 @@ SELECT r.run_id, r.publish_at,
   FROM job_runs AS r
  WHERE r.run_id = ANY (%(run_ids)s::uuid[])
 
+-- part: of_lead(entry)
+-- True of a row of the tenant and priority that are read in order. The statements that read these and that stage all others must agree:
+-- a row that both passed over would not leave.
+-- No index, no lock.
+(coalesce(entry.tenant, '') = %(tenant)s AND coalesce(entry.priority, 5) = %(priority)s)
+
+-- part: due_in_order(entry)
+-- True of a due row that is read in order, of the slice and behind the mark of `s`.
+-- Index: outbox_due, from the marks of the held topic. No lock.
+entry.slice_lane = s.slice_lane
+       AND (entry.publish_at, entry.id) > (s.mark, s.mark_id)
+       AND entry.publish_at <= (SELECT tidewheel_now())
+       AND entry.topic = %(topic)s
+       AND {{of_lead(entry)}}
+
 -- name: stage_outbox
 -- Returns tenant, priority and entry (time, address, id and size) of the due rows of one topic, slice by slice, oldest first. Leaves out
 -- those of the tenant and priority that are read in order, if there are any.
@@ -82,7 +97,7 @@ SELECT s.position::smallint, o.tenant, o.priority, o.entry
        AND (r.publish_at, r.id) <= (s.last, s.last_id)
        AND r.publish_at <= (SELECT tidewheel_now())
        AND r.topic = %(topic)s
-       AND (%(tenant)s::text IS NULL OR coalesce(r.tenant, '') <> %(tenant)s OR coalesce(r.priority, 5) <> %(priority)s)
+       AND (%(tenant)s::text IS NULL OR NOT {{of_lead(r)}})
        AND r.id NOT IN (SELECT unnest(%(known)s::bigint[]))
      ORDER BY r.publish_at, r.id
      LIMIT %(row_limit)s
@@ -99,12 +114,7 @@ SELECT (s.position + %(before)s)::smallint, o.publish_at, o.topic, o.key, o.valu
  CROSS JOIN LATERAL (
     SELECT r.ctid, r.id, r.publish_at, r.topic, r.key, r.value, r.headers
       FROM outbox AS r
-     WHERE r.slice_lane = s.slice_lane
-       AND (r.publish_at, r.id) > (s.mark, s.mark_id)
-       AND r.publish_at <= (SELECT tidewheel_now())
-       AND r.topic = %(topic)s
-       AND coalesce(r.tenant, '') = %(tenant)s
-       AND coalesce(r.priority, 5) = %(priority)s
+     WHERE {{due_in_order(r)}}
        AND r.id NOT IN (SELECT unnest(%(known)s::bigint[]))
      ORDER BY r.publish_at, r.id
      LIMIT %(row_limit)s
@@ -120,12 +130,7 @@ SELECT coalesce(sum(o.runs), 0)::integer, coalesce(bool_or(o.runs = %(row_limit)
     SELECT count(*) AS runs
       FROM (SELECT
               FROM outbox AS r
-             WHERE r.slice_lane = s.slice_lane
-               AND (r.publish_at, r.id) > (s.mark, s.mark_id)
-               AND r.publish_at <= (SELECT tidewheel_now())
-               AND r.topic = %(topic)s
-               AND coalesce(r.tenant, '') = %(tenant)s
-               AND coalesce(r.priority, 5) = %(priority)s
+             WHERE {{due_in_order(r)}}
              ORDER BY r.publish_at, r.id
              LIMIT %(row_limit)s) AS c
   ) AS o
