@@ -120,6 +120,15 @@ def typed_number(text: str) -> float | None:
     return float(text) if _NUMBER.fullmatch(text) else None
 
 
+def typed_whole(text: str) -> int | None:
+    """Return a whole number of up to nine digits that a person typed; None for any other text.
+
+    >>> [typed_whole(text) for text in ("012", "0.5", "1_000", "-1", "\N{FULLWIDTH DIGIT ONE}", "1234567890")]
+    [12, None, None, None, None, None]
+    """
+    return int(text) if text.isascii() and text.isdecimal() and len(text) < 10 else None
+
+
 def read_later(text: str, path: str, zone_name: str | None, remedy: str) -> datetime:
     """Parse an instant at which something is to happen; raise as `read_instant`, also if it has passed.
 

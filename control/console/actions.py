@@ -31,6 +31,7 @@ from tidewheel.control.console.sign_in import SignIn
 from tidewheel.control.console.urls import Urls
 from tidewheel.control.console.view import Failed, in_snapshot, pairs, part_of, without_zone
 from tidewheel.control.console.words import number
+from tidewheel.control.instants import typed_whole
 from tidewheel.errors import FieldError, Refused, refuse
 from tidewheel.intake.apply import has_reply
 from tidewheel.jobs.invalid import InvalidValue
@@ -272,7 +273,8 @@ def text_of(form: Mapping[str, str], name: str) -> str | None:
 def whole_of(form: Mapping[str, str], name: str) -> object:
     """Return a number that was typed; other text as it is, which the request refuses."""
     text = text_of(form, name)
-    return int(text) if text is not None and text.isascii() and text.isdecimal() and len(text) < 10 else text
+    whole = None if text is None else typed_whole(text)
+    return text if whole is None else whole
 
 
 def request_id_of(form: Form) -> str | None:

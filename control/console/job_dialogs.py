@@ -31,6 +31,7 @@ from tidewheel.control.console.words import agreed, counted, number
 from tidewheel.control.explain.explanation import OccurrenceOutcome
 from tidewheel.control.explain.preview import NOT_FIRING, Preview, preview
 from tidewheel.control.explain.upcoming import UpcomingOccurrence
+from tidewheel.control.instants import typed_whole
 from tidewheel.control.reads.stored import readable
 from tidewheel.errors import InvalidInput, Refused, UnknownJob, refuse
 from tidewheel.ids import job_id
@@ -389,6 +390,6 @@ def _typed(form: Form, field: SpecField) -> object:
 
 def _version(request: Request, name: str) -> int:
     text = request.query_params.get(name, "")
-    if not (text.isascii() and text.isdecimal() and len(text) < 10):
+    if (found := typed_whole(text)) is None:
         refuse(name, f"{text[:40]!r} is not a version", "write the number of a version")
-    return int(text)
+    return found

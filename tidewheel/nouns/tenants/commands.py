@@ -20,7 +20,7 @@ from tidewheel.control.cli.output import (
     print_table,
 )
 from tidewheel.control.cli.tables import Cell
-from tidewheel.control.instants import typed_number
+from tidewheel.control.instants import typed_number, typed_whole
 from tidewheel.doors.cli import Flag, Shown, Table, command
 from tidewheel.errors import refuse
 from tidewheel.nouns.tenants.operations import Tenants
@@ -46,9 +46,9 @@ def _number(flag: str, text: str) -> float:
 
 
 def _whole(flag: str, text: str) -> int:
-    if not (text.isascii() and text.isdecimal() and len(text) < 10):
+    if (found := typed_whole(text)) is None:
         refuse(flag, f"{text[:20]!r} is not a whole number of up to 9 digits", "write a number such as 500, or none")
-    return int(text)
+    return found
 
 
 def _size(flag: str, text: str) -> int:
