@@ -197,7 +197,7 @@ def _lose_and_raise(lost: Fleet, raised: Fleet, here: StackInfo, there: StackInf
         assert raise_site(connection, there.kafka, lost.topics).repeated
     with (
         connect(lost.database.url, "test", autocommit=True) as connection,
-        pytest.raises(SettingsError, match="of its own"),
+        pytest.raises(SettingsError, match="already has jobs"),
     ):
         raise_site(connection, there.kafka, lost.topics)
     assert report.as_of <= cut_at
