@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 
 import yaml
 
+from tidewheel.control.reads.yaml_form import JobLoader
 from tidewheel.errors import FieldError, InvalidInput, refuse
 from tidewheel.jobs.peer_words import our_value
 from tidewheel.jobs.strict_json import as_list, as_object
@@ -30,15 +31,19 @@ _READ = {
     "successfulJobsHistoryLimit", "failedJobsHistoryLimit",
 }  # fmt: skip
 _READ_OF_JOB = {"template", "backoffLimit", "activeDeadlineSeconds"}
+_READ_OF_TEMPLATE = {"metadata", "spec"}
 
 _WITHOUT_MEANING = {
     "name", "image", "imagePullPolicy", "resources", "restartPolicy", "terminationMessagePath",
     "terminationMessagePolicy", "dnsPolicy", "schedulerName", "securityContext", "terminationGracePeriodSeconds",
 }  # fmt: skip
 _READ_OF_CONTAINER = {"command", "args", "env", "workingDir"}
+_YES, _NO = ("true", "yes", "on"), ("false", "no", "off")  # of YAML 1.1
+_MOST_WHOLE = 2**31 - 1
+_BLANKS = " \t\r\n"  # other blanks are text: a crontab with them is none
 _MOST = 16_384  # characters: a longer text is no schedule
 _REMEDY = "paste one line of a crontab, an EventBridge rate(…) or cron(…), or a Kubernetes CronJob"
-_CRONTAB = re.compile(r"(@[A-Za-z]+|(?:\S+[ \t]+){4}\S+)(?:[ \t]+(.*))?", re.ASCII)
+_CRONTAB = re.compile(r"(@[A-Za-z]+|(?:[!#-z|~]+[ \t]+){4}[!#-z|~]+)(?:[ \t]+(.*))?")
 _VARIABLE = re.compile(r"""([A-Za-z_]\w*)[ \t]*=[ \t]*(?:"([^"]*)"|'([^']*)'|(.*?))[ \t]*""", re.ASCII)
 _CRON_WORD = re.compile(r"[\d*?,/LW#-]+|(?:[A-Z]{3}(?:[-,][A-Z]{3})*)(?:#\d|L)?", re.ASCII)
 _HARMLESS = re.compile(r"/[A-Za-z0-9_./:=@,+\- \t]*", re.ASCII)  # no shell gives any of these another meaning
@@ -71,21 +76,22 @@ def objects_of(document: Mapping[str, object]) -> Sequence[Mapping[str, object]]
 
 def read_cron_job(document: Mapping[str, object]) -> ForeignJob:
     """Return the job that a CronJob becomes."""
-    spec = as_object(document.get("spec")) or {}
     if document.get("kind") != "CronJob":
-        problem = f"a Kubernetes {_text(document.get('kind'))[:64] or 'object without a kind'} is not a job"
+        problem = f"a Kubernetes {_text(document, 'kind')[:64] or 'object without a kind'} is not a job"
         refuse("kind", problem, "leave it out; only CronJobs and Lists of CronJobs are supported")
-    expression = _text(spec.get("schedule"))
+    spec = _mapping(document, "spec")
+    expression = _text(spec, "spec.schedule")
     if not expression:
         refuse("spec.schedule", "is missing", "write the CronJob's schedule as text")
     schedule: dict[str, object] = {"cron": [expression]}
-    if zone := _text(spec.get("timeZone")):
+    if zone := _text(spec, "spec.timeZone"):
         schedule["timezone"] = zone
     found = ForeignJob({"schedule": schedule})
-    _read_metadata(found, as_object(document.get("metadata")) or {})
+    _read_metadata(found, _mapping(document, "metadata"))
     _read_policies(found, spec)
-    template = as_object(spec.get("jobTemplate")) or {}
-    _read_job(found, as_object(template.get("spec")) or {})
+    template = _mapping(spec, "spec.jobTemplate")
+    _note_unread(found, "jobTemplate", template.keys() - _READ_OF_TEMPLATE)
+    _read_job(found, _mapping(template, "jobTemplate.spec"))
     return found
 
 
@@ -97,7 +103,7 @@ def read_pasted(text: str) -> ForeignJob:
     >>> read_pasted("rate(5 minutes)").job, read_pasted("cron(0 10 ? * 2-6 *)").job
     ({'schedule': {'interval': '5m'}}, {'schedule': {'cron': ['0 10 ? * 1-5']}})
     """
-    bare = text.removeprefix("\ufeff").strip()
+    bare = text.removeprefix("\ufeff").strip(_BLANKS)
     for read in _READERS if len(bare) <= _MOST else ():
         if (found := read(bare)) is not None:
             return found
@@ -120,7 +126,7 @@ def _of_event_bridge(text: str, found: EventBridge) -> ForeignJob:
 
 def _bare_cron(text: str) -> ForeignJob | None:
     """Read an expression of six or seven fields, which a crontab has no place for."""
-    words = text.split()
+    words = re.split(r"[ \t]+", text)
     if not 6 <= len(words) <= 7 or "\n" in text or not all(map(_CRON_WORD.fullmatch, words)):
         return None
     if "?" in {words[2], words[4]} and (line := from_event_bridge(words)):
@@ -142,8 +148,8 @@ def _cron_job(text: str) -> ForeignJob | None:
     if "kind" not in text or "schedule" not in text:
         return None
     try:
-        documents = [document for each in yaml.safe_load_all(text) if (document := as_object(each))]
-    except (yaml.YAMLError, RecursionError, ValueError):
+        documents = [document for each in yaml.load_all(text, JobLoader) if (document := as_object(each))]
+    except (yaml.YAMLError, RecursionError):
         return None
     found = [each for document in documents if is_manifest(document) for each in objects_of(document)]
     jobs = [each for each in found if each.get("kind") == "CronJob"]
@@ -153,7 +159,9 @@ def _cron_job(text: str) -> ForeignJob | None:
 
 
 def _crontab(text: str) -> ForeignJob | None:
-    lines = [line.strip() for line in re.split(r"\r?\n", text)]  # not at U+2028 and others, which are of the command
+    lines = [
+        line.strip(_BLANKS) for line in re.split(r"\r?\n", text)
+    ]  # not at U+2028 and others, which are of the command
     variables: dict[str, str] = {}
     entries: list[str] = []
     for line in lines:
@@ -172,8 +180,8 @@ def _crontab(text: str) -> ForeignJob | None:
         )
     job = ForeignJob({"schedule": {"cron": [" ".join(found[1].split())]}})
     environment = _read_variables(job, variables)
-    command = (found[2] or "").strip()
-    user, *rest = command.split(maxsplit=1)[:2] or [""]
+    command = (found[2] or "").strip(_BLANKS)
+    user, *rest = re.split(r"[ \t]+", command, maxsplit=1)
     if rest and (user == "root" or any(map(_USER_HEADER.match, lines))):
         job.notes.append(f"The user {user[:64]} is not imported: the command runs as the executor's user.")
         command = rest[0]
@@ -227,7 +235,7 @@ def _without_input(command: str) -> tuple[str, str | None]:
     found = re.fullmatch(r"((?:\\.|[^\\%]|\\\Z)*)(?:%(.*))?", command, re.DOTALL)
     if found is None:
         return command, None
-    line = re.sub(r"\\(.)", lambda escaped: "%" if escaped[1] == "%" else escaped[0], found[1]).strip()
+    line = re.sub(r"\\(.)", lambda escaped: "%" if escaped[1] == "%" else escaped[0], found[1]).strip(_BLANKS)
     if found[2] is None:
         return line, None
     text = re.sub(r"\\%|%", lambda sign: "%" if len(sign[0]) > 1 else "\n", found[2])
@@ -238,23 +246,28 @@ _READERS: Sequence[Callable[[str], ForeignJob | None]] = (_event_bridge, _bare_c
 
 
 def _read_metadata(found: ForeignJob, metadata: Mapping[str, object]) -> None:
-    if name := _text(metadata.get("name")):
+    if name := _text(metadata, "metadata.name"):
         found.job["key"] = name
-    if labels := {
-        name: text for name, value in (as_object(metadata.get("labels")) or {}).items() if (text := _text(value))
-    }:
-        found.job["labels"] = labels
-    if (namespace := _text(metadata.get("namespace"))) not in {"", "default"}:
+    labels = _mapping(metadata, "metadata.labels")
+    if labels:
+        found.job["labels"] = {name: _text(labels, f"metadata.labels.{name[:64]}", name) for name in labels}
+    if (namespace := _text(metadata, "metadata.namespace")) not in {"", "default"}:
         found.notes.append(f"namespace {namespace} is not imported: the job is of the tenant that you name.")
 
 
 def _read_policies(found: ForeignJob, spec: Mapping[str, object]) -> None:
-    policy = _text(spec.get("concurrencyPolicy")) or "Allow"
-    found.job["overlap"] = our_value("overlap", policy, [*Overlap]) or "allow_all"
+    policy = _text(spec, "spec.concurrencyPolicy") or "Allow"
+    if (overlap := our_value("overlap", policy, [*Overlap])) is None:
+        refuse("spec.concurrencyPolicy", f"{policy[:64]!r} is no policy", "write Allow, Forbid or Replace")
+    found.job["overlap"] = overlap
     found.notes.append(f"concurrencyPolicy {policy} is overlap {found.job['overlap']}.")
-    if spec.get("suspend") is True or _text(spec.get("suspend")).lower() in {"true", "yes", "on"}:
+    suspend = spec.get("suspend")
+    word = suspend.lower() if isinstance(suspend, str) else suspend
+    if word is True or word in _YES:
         found.job["paused"] = True
         found.notes.append("suspend: true is paused: true, which applies when the job is created.")
+    elif word is not None and word is not False and word not in _NO:
+        refuse("spec.suspend", "is neither true nor false", "write true or false")
     if "startingDeadlineSeconds" in spec:
         found.notes.append("startingDeadlineSeconds has no field: catch_up decides what fires after downtime.")
     if "successfulJobsHistoryLimit" in spec or "failedJobsHistoryLimit" in spec:
@@ -263,18 +276,23 @@ def _read_policies(found: ForeignJob, spec: Mapping[str, object]) -> None:
 
 
 def _read_job(found: ForeignJob, spec: Mapping[str, object]) -> None:
-    retries, deadline = spec.get("backoffLimit"), spec.get("activeDeadlineSeconds")
-    if type(retries) is int:
+    retries, deadline = (
+        _whole(spec, "jobTemplate.spec.backoffLimit"),
+        _whole(spec, "jobTemplate.spec.activeDeadlineSeconds"),
+    )
+    if retries is not None:
         found.job["retry"] = {"max_attempts": retries + 1}
         found.notes.append(f"backoffLimit {retries} is retry.max_attempts {retries + 1}, which counts the first one.")
-    if type(deadline) is int:
+    if deadline is not None:
         found.job["schedule_to_close"] = f"{deadline}s"
         found.notes.append("activeDeadlineSeconds is schedule_to_close, which counts the wait for a start as well.")
     _note_unread(found, "jobTemplate.spec", spec.keys() - _READ_OF_JOB)
-    pod = as_object((as_object(spec.get("template")) or {}).get("spec")) or {}
+    template = _mapping(spec, "jobTemplate.spec.template")
+    _note_unread(found, "template", template.keys() - _READ_OF_TEMPLATE)
+    pod = _mapping(template, "template.spec")
     _note_unread(found, "template.spec", pod.keys() - _WITHOUT_MEANING - {"containers"})
-    containers = as_list(pod.get("containers")) or ()
-    only = as_object(containers[0]) if len(containers) == 1 else None
+    containers = _list(pod, "template.spec.containers")
+    only = _as_mapping(containers[0], "template.spec.containers") if len(containers) == 1 else None
     target = _target(found, only) if only else None
     if target is None:
         found.notes.append("Its container is not imported: choose a target.")
@@ -285,21 +303,28 @@ def _read_job(found: ForeignJob, spec: Mapping[str, object]) -> None:
 
 def _target(found: ForeignJob, container: Mapping[str, object]) -> dict[str, object] | None:
     """Return the command of a container; None if the image decides on it."""
-    command, arguments = as_list(container.get("command")), as_list(container.get("args")) or ()
+    command, arguments = (_list(container, f"container.{name}") for name in ("command", "args"))
     if not command:
+        if arguments:
+            found.notes.append("Not imported of container: args, which need a command.")
         return None
-    words = [_text(word) for word in (*command, *arguments)]
+    words = [_as_text(word, "container.command") for word in (*command, *arguments)]
     target: dict[str, object] = {"type": "shell", "argv": words}
     if any("$(" in word for word in words) and not words[0].endswith("sh"):
         found.notes.append("Kubernetes replaces $(NAME) in a command; a shell target does not.")
-    if folder := _text(container.get("workingDir")):
+    if folder := _text(container, "container.workingDir"):
         target["cwd"] = folder
-    variables = [as_object(each) or {} for each in as_list(container.get("env")) or ()]
-    given = {_text(each.get("name")): _text(each.get("value")) for each in variables if "valueFrom" not in each}
+    variables = [_as_mapping(each, "container.env") for each in _list(container, "container.env")]
+    _note_unread(found, "env", {name for each in variables for name in each} - {"name", "value", "valueFrom"})
+    given = {
+        _text(each, "env.name"): _text(each, f"env.{_text(each, 'env.name')[:64]}", "value")
+        for each in variables
+        if "valueFrom" not in each
+    }
     if given:
         target["env"] = given
         found.notes.append("An executor must allow its variables: TIDEWHEEL_SHELL_JOB_ENV.")
-    if unread := [_text(each.get("name")) for each in variables if "valueFrom" in each]:
+    if unread := [_text(each, "env.name") for each in variables if "valueFrom" in each]:
         found.notes.append(f"These variables have their value elsewhere, and are not imported: {', '.join(unread)}.")
     _note_unread(found, "container", container.keys() - _WITHOUT_MEANING - _READ_OF_CONTAINER)
     return target
@@ -310,6 +335,35 @@ def _note_unread(found: ForeignJob, place: str, names: set[str]) -> None:
         found.notes.append(f"Not imported of {place}: {', '.join(sorted(name[:64] for name in names))}.")
 
 
-def _text(value: object) -> str:
-    """Return a value of YAML that is text; a nested one may unfold to any size."""
-    return value if isinstance(value, str) else ""
+def _text(holder: Mapping[str, object], path: str, name: str = "") -> str:
+    """Return the text at the end of a path, or at a name; empty if there is none."""
+    value = holder.get(name or path.rpartition(".")[2])
+    return "" if value is None else _as_text(value, path)
+
+
+def _as_text(value: object, path: str) -> str:
+    """Return text; refuse other values, as Kubernetes does. A nested one may unfold to any size: it is not shown."""
+    return value if isinstance(value, str) else refuse(path, "is not text", "write it in quotes")
+
+
+def _whole(holder: Mapping[str, object], path: str) -> int | None:
+    value = holder.get(path.rpartition(".")[2])
+    if value is None or (type(value) is int and 0 <= value <= _MOST_WHOLE):
+        return value
+    return refuse(path, "is no whole number of 32 bits", "write a number without quotes, 0 or more")
+
+
+def _mapping(holder: Mapping[str, object], path: str) -> Mapping[str, object]:
+    value = holder.get(path.rpartition(".")[2])
+    return {} if value is None else _as_mapping(value, path)
+
+
+def _as_mapping(value: object, path: str) -> Mapping[str, object]:
+    found = as_object(value)
+    return found if found is not None else refuse(path, "is not a mapping", "write names with values below it")
+
+
+def _list(holder: Mapping[str, object], path: str) -> Sequence[object]:
+    value = holder.get(path.rpartition(".")[2])
+    found = as_list(() if value is None else value)
+    return found if found is not None else refuse(path, "is not a list", "write each element on a line with a dash")

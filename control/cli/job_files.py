@@ -11,25 +11,23 @@ for a billion values.
 
 import codecs
 import json
-import re
 import sys
-from collections.abc import Callable, Generator, Hashable, Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import BinaryIO, cast
 
 import typer
 import yaml
 
 from tidewheel.control.client.bulk_load import REMEDY, JobText
 from tidewheel.control.foreign import is_manifest, objects_of, read_cron_job
-from tidewheel.control.reads.yaml_form import NUMBER
+from tidewheel.control.reads.yaml_form import NULL, JobLoader
 from tidewheel.errors import FieldError, InvalidInput, UndecodableMessage, refuse
 from tidewheel.jobs.invalid import UnreadableValue
 from tidewheel.jobs.strict_json import MAX_DOCUMENT_BYTES, as_object, read_object, read_value
 
 STANDARD_INPUT = "-"
-MAX_VALUES = MAX_DOCUMENT_BYTES // 2  # of one job: a value takes two bytes of JSON, and a kilobyte of memory here
 MAX_WHOLE_BYTES = 64 << 20  # of a file that is read whole: some 100,000 jobs; JSON lines have no limit
 
 _DECODER = json.JSONDecoder()
@@ -41,13 +39,6 @@ _COMMA = FieldError(
 _BEHIND = FieldError("", "text follows the array", "write one array, or one JSON object on each line")
 
 _TOO_DEEP = "is nested too deeply"
-_TEXT, _NULL = "tag:yaml.org,2002:str", "tag:yaml.org,2002:null"
-_SCALARS = (
-    ("null", r"null|~|", ["n", "~", ""]),
-    ("bool", r"true|false", ["t", "f"]),
-    ("int", r"-?(?:0|[1-9][0-9]*)", list("-0123456789")),
-    ("float", NUMBER, list("-0123456789")),
-)
 
 
 def read_job(source: str) -> dict[str, object]:
@@ -97,46 +88,6 @@ def read_bytes(source: str, path: str) -> bytes:
         problem = f"{source} has more than {MAX_DOCUMENT_BYTES} bytes, the limit of one request"
         refuse(path, problem, "shorten it; `tidewheel apply` reads many jobs")
     return data
-
-
-class JobLoader(yaml.SafeLoader):
-    """YAML with JSON's scalars and unique names."""
-
-    yaml_implicit_resolvers = {}  # noqa: RUF012 - filled below, of this class alone
-    composed = 0  # nodes of the current job
-
-    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
-        """Refuse a job of more values than a request can have, before all of them are in memory."""
-        self.composed += 1
-        if self.composed > MAX_VALUES:
-            problem = f"one job has more than {MAX_VALUES} values, the limit of one request; shorten its payload"
-            mark = cast("yaml.error.Mark", self.next_event(peek=True).start_mark)
-            raise yaml.MarkedYAMLError(None, None, problem, mark)
-        return super().compose_node(parent, index)
-
-    def next_event(self, *, peek: bool = False) -> yaml.Event:
-        """Return the next event, and leave it there for another call if `peek`."""
-        # Typed here, because PyYAML's stubs leave both out.
-        read = cast("Callable[[], yaml.Event]", self.peek_event if peek else self.get_event)  # pyright: ignore[reportUnknownMemberType]
-        return read()
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:  # noqa: FBT001, FBT002
-        """Refuse names that are not text, and repeated names."""
-        seen: set[str] = set()
-        for name, _ in node.value:
-            if name.tag != _TEXT or name.value in seen:
-                problem = "is given twice" if name.tag == _TEXT else "is not text"
-                raise yaml.constructor.ConstructorError(
-                    None, None, f"the name {name.value!r} {problem}", name.start_mark
-                )
-            seen.add(name.value)
-        return super().construct_mapping(node, deep=True)
-
-
-for name, pattern, first in _SCALARS:
-    JobLoader.add_implicit_resolver(  # pyright: ignore[reportUnknownMemberType]  # its stub leaves `first` open
-        f"tag:yaml.org,2002:{name}", re.compile(rf"(?:{pattern})\Z"), first
-    )
 
 
 def ensure_bounded(root: yaml.Node) -> None:
@@ -389,7 +340,7 @@ def _composed(loader: JobLoader) -> Iterator[yaml.Node]:
     while not loader.check_event(yaml.SequenceEndEvent, yaml.DocumentEndEvent):
         loader.composed = 0
         node = cast("yaml.Node", loader.compose_node(None, 0))
-        is_empty = isinstance(node, yaml.ScalarNode) and node.tag == _NULL  # a `---` too many makes such a document
+        is_empty = isinstance(node, yaml.ScalarNode) and node.tag == NULL  # a `---` too many makes such a document
         if listed or not is_empty:
             yield node
     if listed:

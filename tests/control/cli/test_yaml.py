@@ -11,8 +11,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tidewheel.control.cli import job_files
-from tidewheel.control.cli.job_files import JobLoader, read_job, read_jobs
-from tidewheel.control.reads.yaml_form import as_yaml
+from tidewheel.control.cli.job_files import read_job, read_jobs
+from tidewheel.control.reads import yaml_form
+from tidewheel.control.reads.yaml_form import JobLoader, as_yaml
 from tidewheel.errors import FieldError, InvalidInput
 
 LAUGHS = "\n".join(
@@ -122,7 +123,7 @@ def test_memory_of_yaml_is_that_of_one_job(tmp_path: Path) -> None:
 
 
 def test_job_of_too_many_values_is_refused_by_its_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(job_files, "MAX_VALUES", 100)
+    monkeypatch.setattr(yaml_form, "MAX_VALUES", 100)
     jobs = list(read_jobs(written(tmp_path, f"- key: a\n- key: b\n  payload: {list(range(200))}\n")))
     assert jobs[0].content == {"key": "a"}
     assert isinstance(jobs[1].content, FieldError)
