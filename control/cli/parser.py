@@ -3,8 +3,10 @@
 A test parses each of them by the command that it shows.
 """
 
+import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from functools import partial
 from importlib import import_module
 from typing import Annotated, Any
 
@@ -107,6 +109,7 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
 }
 
 COLUMNS = 100  # widest help and text output where no terminal says otherwise
+_NUMBER = re.compile(r"[+-]?\d{1,18}(?:\.\d{1,9})?", re.ASCII)
 _HELP = ["-h", "--help"]
 _CONTEXT = {"max_content_width": COLUMNS, "help_option_names": _HELP}
 
@@ -155,14 +158,7 @@ class _LazyCommand(TyperCommand):
         """Import the command."""
         if self._command.extra is not None:
             require(self._command.extra, f"`tidewheel {self._words}`")
-        module = import_module(self._command.path)
-        app = _app()
-        context = {**_CONTEXT, "ignore_unknown_options": self._command.passes_arguments}
-        function = getattr(module, self._command.function)
-        app.command(self.name, cls=_Command, context_settings=context, epilog=_epilog(self._words))(function)
-        command = get_command(app)
-        assert isinstance(command, TyperCommand)  # noqa: S101 - it has no callback
-        return command
+        return real_command(self._words, self._command)
 
 
 class _Named(TyperGroup):
@@ -207,6 +203,28 @@ def root_command() -> TyperGroup:
     for name, each in {**COMMANDS, **OLDER_COMMANDS}.items():
         root.add_command(_made(name, each))
     return root
+
+
+def real_command(words: str, entry: Command) -> TyperCommand:
+    """Import a command; its numbers are of ASCII digits alone."""
+    app, context = _app(), {**_CONTEXT, "ignore_unknown_options": entry.passes_arguments}
+    function = getattr(import_module(entry.path), entry.function)
+    app.command(words.split()[-1], cls=_Command, context_settings=context, epilog=_epilog(words))(function)
+    command = get_command(app)
+    assert isinstance(command, TyperCommand)  # noqa: S101 - it has no callback
+    for each in command.params:
+        if getattr(each, "type_descriptor").annotation in {int, float, list[int]}:  # noqa: B009 - private in typer
+            vars(each)["process_value"] = partial(_number, each, each.process_value)
+    return command
+
+
+def _number(parameter: Any, process: Any, ctx: Any, value: object) -> object:  # noqa: ANN401 - as above
+    """Convert a number as typer does; refuse what only Python reads as one, such as `1_000`."""
+    for text in (value,) if isinstance(value, str) else value if isinstance(value, Sequence) else ():
+        if isinstance(text, str) and not _NUMBER.fullmatch(text):
+            message = f"{text[:64]!r} is not a number"
+            raise typer.BadParameter(message, ctx, parameter)
+    return process(ctx, value)
 
 
 def _places(name: str) -> list[str]:

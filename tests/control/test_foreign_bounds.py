@@ -162,7 +162,7 @@ def test_field_of_a_crontab_is_kept_as_it_is(at: int) -> None:
         fields = ["0", "3", "*", "*", "*"]
         fields[at] = text
         found = pasted(f"{' '.join(fields)} /srv/x")
-        if found is not None and text.strip("\ufeff") and not {*" \t"} & {*text}:
+        if found is not None and text.strip("\ufeff") and not {*" \t@"} & {*text}:
             assert found.job["schedule"] == {"cron": [" ".join(fields)]}
 
 

@@ -18,14 +18,14 @@ import psycopg
 import pytest
 from psycopg import sql
 from psycopg.conninfo import make_conninfo
-from pydantic import SecretStr
 
 from tests.control.api.answering import ApiClient, answering
 from tests.control.console.pages import HTML, TOKEN, key_of, signed_in
 from tests.fixtures.database import Database
 from tests.fixtures.roles import as_role
 from tests.intake.waiting import waiting
-from tests.strict_types import ROOT
+from tests.strict_types import LINKED, ROOT
+from tests.tidewheel.postgres.test_statements import real_files
 from tests.transitions.acts import submit
 from tidewheel.message_signatures import MessageKeys, digest_of
 from tidewheel.migrations.row_security import TENANT_ROLE
@@ -51,13 +51,14 @@ SECRET_COLUMNS: LiteralString = """
 SELECT c.relname || '.' || a.attname,
        array_agg(r.rolname::text) FILTER (WHERE has_column_privilege(r.oid, c.oid, a.attnum, 'SELECT'))
   FROM pg_class AS c JOIN pg_attribute AS a ON a.attrelid = c.oid CROSS JOIN pg_roles AS r
- WHERE c.relnamespace = 'public'::regnamespace AND c.relkind IN ('r', 'p', 'v') AND NOT c.relispartition
-   AND a.attnum > 0 AND NOT a.attisdropped AND r.rolname = ANY (%s)
+ WHERE c.relnamespace::regnamespace::text !~ '^(pg_|information_schema)' AND c.relkind IN ('r', 'p', 'v', 'm', 'f')
+   AND NOT c.relispartition AND a.attnum > 0 AND NOT a.attisdropped AND r.rolname = ANY (%s)
    AND (a.attname ~ 'secret|token|password|credential|digest|(^|_)(key|signature)$' OR a.atttypid = 'bytea'::regtype
         OR c.relname = 'settings' AND a.attname = 'value')
  GROUP BY 1
 """
 
+SECRET_NAMES = "secret|token|password|credential|(^|_)key(_|$)|signature"
 NO_SECRETS: Mapping[str, str] = {
     **dict.fromkeys(
         ("dead_letters.key", "key_limits.key", "jobs.key", "order_keys.key", "outbox.key", "quarantine.key",
@@ -75,10 +76,13 @@ NO_SECRETS: Mapping[str, str] = {
     **dict.fromkeys(("jobs.spec_hash", "requests.body_hash", "schemas.fingerprint"), "the hash of what is stored too"),
 }  # fmt: skip
 """Columns that `SECRET_COLUMNS` finds, with what they have instead."""
-OF_FAMILIES = {
-    "TIDEWHEEL_SECRET_…", "TIDEWHEEL_SECRETS_DIR", "TIDEWHEEL_KAFKA_PROPERTIES", "TIDEWHEEL_KAFKA_…",
+OF_FAMILIES = {"TIDEWHEEL_SECRET_…", "TIDEWHEEL_KAFKA_…"}
+"""Variables that are read by their prefix."""
+NO_SECRET_SETTINGS: Mapping[str, str] = {
+    "api_key_rate": "a number", "message_signatures": "a choice",
+    "http_ca_file": "certificates, which are public",
 }  # fmt: skip
-"""Variables that are read by their prefix, and a folder and a file that may have secrets."""
+"""Settings with the name of a secret, or with a path, and what they have instead."""
 
 
 @pytest.fixture
@@ -165,13 +169,23 @@ def test_each_secret_of_the_database_is_on_the_page_with_the_roles_that_read_it(
 def test_each_secret_of_the_settings_is_on_the_page() -> None:
     for path in (ROOT / "tidewheel" / "settings").glob("[a-z]*.py"):
         import_module(f"tidewheel.settings.{path.stem}")
-    secret = {
-        f"TIDEWHEEL_{name.upper()}"
-        for model in models_beneath(Settings)
-        for name, field in model.model_fields.items()
-        if "SecretStr" in str(field.annotation) or field.annotation is SecretStr
+    fields = {name: field for model in models_beneath(Settings) for name, field in model.model_fields.items()}
+    found = {
+        name
+        for name, field in fields.items()
+        if re.search(r"SecretStr|\bPath\b", str(field.annotation)) or re.search(SECRET_NAMES, name)
     }
+    assert sorted(NO_SECRET_SETTINGS.keys() - found) == []
+    secret = {f"TIDEWHEEL_{name.upper()}" for name in found - NO_SECRET_SETTINGS.keys()}
     assert {name for name in secrets_of_the_page() if "." not in name} == secret | OF_FAMILIES
+
+
+def test_settings_have_no_model_elsewhere() -> None:
+    """The test above imports one folder."""
+    for folder in ("tidewheel", *LINKED):
+        for path in real_files(folder, "*.py"):
+            if re.search(r"^class \w+\((?:\w*Settings|Connections)\)", path.read_text("utf-8"), re.MULTILINE):
+                assert path.parent == ROOT / "tidewheel" / "settings", path
 
 
 def models_beneath(model: type[Settings]) -> Iterator[type[Settings]]:
