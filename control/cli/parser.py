@@ -8,7 +8,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from functools import partial
 from importlib import import_module
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 import typer
 from typer.core import TyperCommand, TyperGroup
@@ -220,7 +220,7 @@ def real_command(words: str, entry: Command) -> TyperCommand:
 
 def _number(parameter: Any, process: Any, ctx: Any, value: object) -> object:  # noqa: ANN401 - as above
     """Convert a number as typer does; refuse what only Python reads as one, such as `1_000`."""
-    for text in (value,) if isinstance(value, str) else value if isinstance(value, Sequence) else ():
+    for text in cast("Sequence[object]", value) if isinstance(value, list | tuple) else (value,):
         if isinstance(text, str) and not _NUMBER.fullmatch(text):
             message = f"{text[:64]!r} is not a number"
             raise typer.BadParameter(message, ctx, parameter)

@@ -67,7 +67,7 @@ class JobLoader(yaml.SafeLoader):
         if kind not in _TYPES:
             raise yaml.constructor.ConstructorError(None, None, f"JSON has no type {kind[:64]!r}", node.start_mark)
         try:
-            return super().construct_object(node, deep=deep)
+            return super().construct_object(node, deep=deep)  # pyright: ignore[reportUnknownMemberType]
         except (AttributeError, LookupError, ValueError, OverflowError):
             problem = f"the value is not of the type {kind}, or too long for it"
             raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark) from None

@@ -1,6 +1,7 @@
 """The events of a job lie on their topic in the order of its changes, however long a batch of intake takes."""
 
 from collections import defaultdict
+from collections.abc import Callable, Mapping
 
 import pytest
 
@@ -16,8 +17,8 @@ from tidewheel.schemas.generated.records import LifecycleEvent
 pytestmark = [pytest.mark.kafka, pytest.mark.slow]
 
 JOBS = 300
-CHANGES = {
-    "job.created": lambda key: submission(key),
+CHANGES: Mapping[str, Callable[[str], dict[str, object]]] = {
+    "job.created": submission,
     "job.paused": lambda key: about("job.pause", key),
     "job.resumed": lambda key: about("job.resume", key),
     "job.updated": lambda key: submission(key, description="changed"),
