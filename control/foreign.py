@@ -342,7 +342,7 @@ def _text(holder: Mapping[str, object], path: str, name: str = "") -> str:
 
 
 def _as_text(value: object, path: str) -> str:
-    """Return text; refuse other values, as Kubernetes does. A nested one may unfold to any size: it is not shown."""
+    """Return text; refuse other values, as Kubernetes does, without their content of any size."""
     return value if isinstance(value, str) else refuse(path, "is not text", "write it in quotes")
 
 

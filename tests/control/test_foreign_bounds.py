@@ -1,4 +1,4 @@
-"""Every element of a crontab and of a CronJob, at and beyond every bound: kept, noted or refused by name."""
+"""Each element of a crontab and a CronJob, at and beyond every bound: kept, noted or refused."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""Every field of every form of the console, at and beyond every bound: no internal error, and no number misread."""
+"""Every field of every form of the console, at and beyond every bound: no internal error."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field

@@ -1,4 +1,4 @@
-"""The events of a job lie on their topic in the order of its changes, however long a batch of intake takes."""
+"""Events of a job lie on their topic in the order of its changes, however long a batch takes."""
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping

@@ -1,4 +1,4 @@
-"""Every option and argument of every command, at and beyond every bound: no traceback, and no number misread."""
+"""Every option and argument of every command, at and beyond every bound: no traceback."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
