@@ -271,7 +271,7 @@ class Attempt:
         if adds is None:
             message = "this attempt has no executor"
             raise RuntimeError(message)
-        return adds.add(self.run_id, self.started.attempt, document, self.traceparent)
+        return adds.add(self.definition.tenant, self.run_id, self.started.attempt, document, self.traceparent)
 
     def completing(self) -> Completion:
         """Return the completion of its run inside a transaction of its handler."""

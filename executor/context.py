@@ -1,6 +1,5 @@
 """The context of an attempt: the first argument of every handler."""
 
-import asyncio
 import json
 import logging
 import threading
@@ -15,6 +14,7 @@ from pydantic_core import PydanticSerializationError
 
 from tidewheel.clock import SystemClock, monotonic_seconds
 from tidewheel.executor.context_parts import (
+    CALLS,
     HandlerChannel,
     NoChannel,
     Parent,
@@ -22,6 +22,7 @@ from tidewheel.executor.context_parts import (
     RunBatch,
     Steps,
     has_steps,
+    on_thread,
     own_checkpoint,
     refuse_loop,
 )
@@ -207,7 +208,7 @@ class Context:
         if (saved := steps.begin(name)) is None:
             result = function()
             saved = steps.finish(name, await result if isawaitable(result) else result, self._save)
-            await asyncio.to_thread(self._channel.wait_saved)
+            await on_thread(CALLS, self.tenant, self._channel.wait_saved)
         return json.loads(saved)
 
     def _save(self, checkpoint: bytes) -> None:
@@ -228,7 +229,7 @@ class Context:
 
     async def previous_async(self) -> Previous:
         """Return the job's runs before this one, without blocking the loop."""
-        return await asyncio.to_thread(self._channel.previous)
+        return await on_thread(CALLS, self.tenant, self._channel.previous)
 
     def parents(self) -> Mapping[str, Parent]:
         """Return the latest run of each parent in this occurrence, by job key; in a batch, by `ref`.
@@ -241,7 +242,7 @@ class Context:
 
     async def parents_async(self) -> Mapping[str, Parent]:
         """As `parents`, without blocking the loop."""
-        return await asyncio.to_thread(self._channel.parents, None)
+        return await on_thread(CALLS, self.tenant, lambda: self._channel.parents(None))
 
     def parent(self, key: str) -> Parent:
         """Return the latest run of one parent, with its result, also if all results are too large together.
@@ -254,12 +255,12 @@ class Context:
 
     async def parent_async(self, key: str) -> Parent:
         """As `parent`, without blocking the loop."""
-        return _only(key, await asyncio.to_thread(self._channel.parents, key))
+        return _only(key, await on_thread(CALLS, self.tenant, lambda: self._channel.parents(key)))
 
     @property
     def batch(self) -> RunBatch:
         """The batch that the run belongs to: `ctx.batch.add` adds runs to it."""
-        return RunBatch(self._channel)
+        return RunBatch(self._channel, self.tenant)
 
     def complete_in(self, connection: "Connection[object]", result: object = None) -> None:
         """Complete the run inside your own PostgreSQL transaction: effect and completion commit together.

@@ -8,11 +8,10 @@ import asyncio
 import json
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 from dataclasses import dataclass
 from datetime import datetime
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, TypeVar
 from uuid import UUID
 
 from pydantic_core import PydanticSerializationError, to_json
@@ -20,15 +19,19 @@ from pydantic_core import PydanticSerializationError, to_json
 from tidewheel.errors import Permanent, refuse
 from tidewheel.jobs.strict_json import MAX_DOCUMENT_BYTES, strict_json
 from tidewheel.jobs.values import MAX_RESULT_BYTES, MAX_TEXT
+from tidewheel.turns import SharedThreads
 
 if TYPE_CHECKING:
     from tidewheel.executor.complete_in import Completion
 
+T = TypeVar("T")
+
 ADDERS = 4
 """Calls of one executor that add at the same time; further ones wait."""
 
-# Not the loop's own threads, for which other calls of handlers wait: each of these may wait seconds for a locked batch.
-_THREADS = ThreadPoolExecutor(ADDERS, thread_name_prefix="batch-add")
+# Not the loop's own threads, which have no shares. Each of these may wait seconds: for a locked batch, or a locked run.
+_ADDS = SharedThreads(ADDERS, "batch-add")
+CALLS = SharedThreads(32, "handler-call")
 
 _STEPS, _OWN = "tidewheel.steps", "checkpoint"
 _HEAD = f'{{"{_STEPS}":'.encode()
@@ -166,10 +169,10 @@ def refuse_loop(method: str, arguments: str) -> None:
 class RunBatch:
     """The batch that a run belongs to."""
 
-    __slots__ = ("_channel",)
+    __slots__ = ("_channel", "_tenant")
 
-    def __init__(self, channel: HandlerChannel) -> None:
-        self._channel = channel
+    def __init__(self, channel: HandlerChannel, tenant: str) -> None:
+        self._channel, self._tenant = channel, tenant
 
     def add(self, runs: Sequence[Mapping[str, object]]) -> bool:
         """Add runs to the batch; return False if it has all of them already, as in a later attempt.
@@ -192,9 +195,14 @@ class RunBatch:
 
     async def add_async(self, runs: Sequence[Mapping[str, object]]) -> bool:
         """As `add`, without blocking the loop."""
-        context, document = copy_context(), _document(runs)
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(_THREADS, lambda: context.run(self._channel.add_runs, document))
+        document = _document(runs)
+        return await on_thread(_ADDS, self._tenant, lambda: self._channel.add_runs(document))
+
+
+async def on_thread(threads: SharedThreads, tenant: str, call: Callable[[], T]) -> T:
+    """Await a call on a thread of a tenant's share, with the context variables of its caller."""
+    context = copy_context()
+    return await asyncio.wrap_future(threads.submit(tenant, lambda: context.run(call)))
 
 
 def _document(runs: Sequence[Mapping[str, object]]) -> bytes:

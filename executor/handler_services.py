@@ -22,7 +22,7 @@ import psycopg
 from tidewheel.clock import monotonic_seconds
 from tidewheel.errors import AttemptOver, InvalidInput, Refused, Unavailable, UndecodableMessage, UnknownBatch, refuse
 from tidewheel.executor.complete_in import CompletionConfig, lock_attempt
-from tidewheel.executor.context_parts import Parent, Previous
+from tidewheel.executor.context_parts import ADDERS, Parent, Previous
 from tidewheel.jobs.parsing import parse_request
 from tidewheel.jobs.payload import too_large
 from tidewheel.jobs.requests import BatchAdd
@@ -36,6 +36,7 @@ from tidewheel.transitions.batch_writer import Origin, lock_jobs_for_share
 from tidewheel.transitions.batches import add_to_batch, lock_batch, named_jobs
 from tidewheel.transitions.installation import Installation
 from tidewheel.transitions.parents import read_parents
+from tidewheel.turns import SharedPlaces
 
 K = TypeVar("K", bound=Hashable)
 
@@ -90,8 +91,8 @@ class SetAside(Generic[K]):
 class BatchAdds:
     """Adds runs to batches; safe from every thread.
 
-    It has several sessions, so that a call which waits for the lock of its batch keeps no other from adding. `on_added`
-    is called after the commit: the outbox has messages.
+    It has several sessions, which tenants share: a call that waits for the lock of its batch keeps no other from
+    adding. `on_added` is called after the commit: the outbox has messages.
     """
 
     def __init__(
@@ -99,12 +100,13 @@ class BatchAdds:
     ) -> None:
         self._sessions, self._installation = sessions, installation
         self._executor_id, self._on_added = executor_id, on_added
+        self._places = SharedPlaces(ADDERS)
 
-    def add(self, run_id: UUID, attempt: int, document: bytes, traceparent: str | None) -> bool:
+    def add(self, tenant: str, run_id: UUID, attempt: int, document: bytes, traceparent: str | None) -> bool:
         """Add the `runs` of a JSON document to a run's batch; return False if it has all of them already."""
         request = parse_added_runs(run_id, document)
         try:
-            with self._sessions.transaction() as connection:
+            with self._places.of(tenant), self._sessions.transaction() as connection:
                 added = self._add(connection, run_id, attempt, request, traceparent)
         except Refused as refused:
             raise InvalidInput(refused.errors) from refused

@@ -4,9 +4,10 @@ The tenant that sends most waits longest, and its work leaves threads for the ot
 """
 
 from collections import Counter
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Generator, Hashable
 from concurrent.futures import Future, ThreadPoolExecutor
-from threading import Lock
+from contextlib import contextmanager
+from threading import Condition, Lock
 from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
@@ -125,6 +126,30 @@ class SharedThreads:
     def _leave(self, tenant: str, work: "_Work[Any]") -> None:
         with self._lock:
             self._waiting.leave(tenant, "", work)
+
+
+class SharedPlaces:
+    """Places that tenants share as threads: a tenant has at most as many as all others leave free."""
+
+    def __init__(self, places: int) -> None:
+        self._free = places
+        self._busy = Counter[str]()  # places by tenant
+        self._changed = Condition()
+
+    @contextmanager
+    def of(self, tenant: str) -> Generator[None]:
+        """Hold a place for the block; wait for one first."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._busy[tenant] < self._free)
+            self._free -= 1
+            self._busy[tenant] += 1
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._free += 1
+                less(self._busy, tenant)
+                self._changed.notify_all()
 
 
 class _Work(Future[T]):

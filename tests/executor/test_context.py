@@ -28,7 +28,7 @@ from tests.transitions.test_batches import of, started, states
 from tidewheel.clock import SystemClock
 from tidewheel.errors import AttemptOver, InvalidInput, Permanent
 from tidewheel.executor.context import Context, Flag
-from tidewheel.executor.context_parts import NoChannel, Previous, RunBatch
+from tidewheel.executor.context_parts import ADDERS, NoChannel, Previous, RunBatch
 from tidewheel.executor.handler_services import BatchAdds
 from tidewheel.local.stack import StackInfo
 from tidewheel.postgres.session_kinds import SessionPool
@@ -309,13 +309,13 @@ MORE = [{"ref": "b", "key": "job", "after": ["a"]}, {"ref": "c", "key": "job", "
 @pytest.fixture
 def adds(database: Database) -> Iterator[BatchAdds]:
     database.submit(overlap="allow_all")
-    made = BatchAdds(SessionPool(database.session, 2), database.installation, EXECUTOR, lambda: None)
+    made = BatchAdds(SessionPool(database.session, ADDERS), database.installation, EXECUTOR, lambda: None)
     yield made
     made.close()
 
 
-def add(adds: BatchAdds, run: UUID, attempt: int, runs: object = MORE) -> bool:
-    return adds.add(run, attempt, json.dumps({"runs": runs}).encode(), None)
+def add(adds: BatchAdds, run: UUID, attempt: int, runs: object = MORE, tenant: str = "default") -> bool:
+    return adds.add(tenant, run, attempt, json.dumps({"runs": runs}).encode(), None)
 
 
 def run_of(database: Database, ref: str) -> UUID:
@@ -377,28 +377,49 @@ def test_runs_that_do_not_fit_are_refused_by_their_path(database: Database, adds
     assert database.count("batch_runs") == 1
 
 
-def test_a_call_that_waits_for_its_batch_keeps_no_other_from_adding(database: Database, adds: BatchAdds) -> None:
+def test_calls_that_wait_for_their_batch_keep_no_other_tenant_from_adding(database: Database, adds: BatchAdds) -> None:
     first, _ = started(database, of("a")), started(database, of("b"))
     runs = [run_of(database, ref) for ref in "ab"]
     for run in runs:
         database.begin(run)
     with database.transaction() as holding:
         holding.execute("SELECT FROM workflows WHERE root_run_id = %s FOR UPDATE", [first])
-        waiting = in_background(lambda: add(adds, runs[0], 1, of("x")))
-        until(lambda: database.value(BLOCKED, [holding.info.backend_pid]), "it waits for the batch")
-        assert add(adds, runs[1], 1, of("y"))
-        assert not waiting.done()
-    assert waiting.result(10.0)
+        waiting = [in_background(lambda: add(adds, runs[0], 1, of("x"))) for _ in range(2 * ADDERS)]
+        until(lambda: database.value(BLOCKED, [holding.info.backend_pid]), "they wait for the batch")
+        assert in_background(lambda: add(adds, runs[1], 1, of("y"), "acme")).result(5.0)
+        assert not any(each.done() for each in waiting)
+    assert sorted(each.result(10.0) for each in waiting) == [False] * (2 * ADDERS - 1) + [True]
 
 
-async def test_coroutines_that_add_leave_the_threads_of_the_loop_to_others() -> None:
+class Added(NoChannel):
+    def add_runs(self, document: bytes) -> bool:
+        return bool(document)
+
+
+async def test_coroutines_that_add_leave_threads_to_other_tenants_and_to_the_loop() -> None:
+    go_on = threading.Event()
+
+    class Waiting(Added):
+        def add_runs(self, document: bytes) -> bool:
+            return super().add_runs(document) and go_on.wait(10.0)
+
+    adding = [asyncio.create_task(RunBatch(Waiting(), "default").add_async([])) for _ in range(100)]
+    await asyncio.sleep(0)  # all of them have begun
+    assert await asyncio.wait_for(RunBatch(Added(), "acme").add_async([]), 5.0)
+    await asyncio.wait_for(asyncio.to_thread(go_on.set), 5.0)
+    assert all(await asyncio.gather(*adding))
+
+
+async def test_coroutines_that_wait_for_a_save_leave_threads_to_other_tenants() -> None:
     go_on = threading.Event()
 
     class Waiting(NoChannel):
-        def add_runs(self, document: bytes) -> bool:
-            return bool(document) and go_on.wait(10.0)
+        def wait_saved(self) -> None:
+            assert go_on.wait(10.0)
 
-    adding = [asyncio.create_task(RunBatch(Waiting()).add_async([])) for _ in range(100)]
+    greedy = [context_of(_channel=Waiting()).step_async("one", lambda: 1) for _ in range(100)]
+    waiting = [asyncio.create_task(each) for each in greedy]
     await asyncio.sleep(0)  # all of them have begun
-    await asyncio.wait_for(asyncio.to_thread(go_on.set), 5.0)
-    assert all(await asyncio.gather(*adding))
+    assert await asyncio.wait_for(context_of(tenant="acme").previous_async(), 5.0) == Previous()
+    go_on.set()
+    assert await asyncio.gather(*waiting) == [1] * 100
