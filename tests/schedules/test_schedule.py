@@ -19,7 +19,7 @@ from tidewheel.errors import ScheduleRefused
 from tidewheel.schedules.cron_schedule import CronSchedule
 from tidewheel.schedules.decision import jittered
 from tidewheel.schedules.parse import parse_schedule, schedule_from_text
-from tidewheel.schedules.schedule import FixedDelay
+from tidewheel.schedules.schedule import FixedDelay, Schedule
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
 TEN_SECONDS = {"kind": "interval", "interval_us": 10_000_000, "anchor": "2026-01-01T12:00:00Z"}
@@ -142,6 +142,21 @@ def test_h_field_is_hashed_per_job() -> None:
     assert schedule_from_text(hashed, ONE) is schedule_from_text(hashed, ONE)
     assert schedule_from_text(hashed, ONE) == parse_schedule(json.loads(hashed), job_id=ONE)
     assert schedule_from_text(hashed, ONE).hashed
+
+
+def test_schedules_with_many_expressions_are_kept_by_their_size() -> None:
+    """Sixteen thousand schedules of 64 expressions would take 3 GB."""
+
+    def of(nth: int) -> Schedule:
+        expressions = [f"{second} {nth % 60} {nth // 60} * * *" for second in range(60)]
+        return schedule_from_text(text(*expressions).replace('", "', '","'), ONE)
+
+    first = of(0)
+    assert of(0) is first
+    for nth in range(1, 200):
+        of(nth)
+    assert of(0) == first
+    assert of(0) is not first
 
 
 def test_bounded_schedules_share_their_expression() -> None:

@@ -41,7 +41,7 @@ from tidewheel.jobs.values import format_duration, format_percentage, is_plain_k
 
 M = TypeVar("M", bound=BaseModel)
 T = TypeVar("T")
-_MAX_BYTES = 4096  # of a cached input: many jobs do not share a longer one
+_MAX_BYTES, _MAX_SCHEDULE_BYTES = 4096, 512  # of a cached input: many jobs do not share a longer one
 _SPECS, _SCHEDULES = 2048, 16_384  # bounds on memory, at about 15 KiB and 2 KiB each
 
 # Fields that are validated together with the schedule, and bytes, which the models convert.
@@ -139,8 +139,8 @@ def read_job(document: Mapping[str, object]) -> tuple[JobSpec, CachedSpec] | Non
     rest.pop("key", None)
     rest.pop("payload", None)
     try:
-        schedule = _cached(rest.pop("schedule", None), _read_schedule)
-        template = _cached(rest, _read_template)
+        schedule = _cached(rest.pop("schedule", None), _read_schedule, _MAX_SCHEDULE_BYTES)
+        template = _cached(rest, _read_template, _MAX_BYTES)
     except ValueError:  # a value that marshal does not support, such as an UnreadableValue
         return None
     if template is None or schedule is None:
@@ -163,9 +163,9 @@ def construct(model: type[M], fields: dict[str, object], given: set[str]) -> M:
     return one
 
 
-def _cached(value: object, read: Callable[[bytes], T | None]) -> T | None:
+def _cached(value: object, read: Callable[[bytes], T | None], most_bytes: int) -> T | None:
     data = marshal.dumps(value, _NO_REFERENCES)  # type: ignore[arg-type]  # it raises ValueError where it cannot
-    return read(data) if len(data) <= _MAX_BYTES else None
+    return read(data) if len(data) <= most_bytes else None
 
 
 @lru_cache(maxsize=_SPECS)

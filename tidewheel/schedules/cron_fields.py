@@ -14,7 +14,7 @@ from calendar import isleap
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import date
-from functools import cache
+from functools import lru_cache
 from typing import NamedTuple
 
 from tidewheel.schedules.zones import EPOCH_ORDINAL, FOREVER, LAST_YEAR
@@ -80,7 +80,7 @@ class DayRule:
         return whole
 
 
-@cache  # few rules are in use, and every search reads the result
+@lru_cache(maxsize=4096)  # few rules are in use, and every search reads the result
 def days_by_month_shape(rule: DayRule) -> tuple[int, ...]:
     """Return the days of each shape of month as bits 1 to 31.
 

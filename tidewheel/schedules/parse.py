@@ -33,6 +33,7 @@ from tidewheel.schedules.schedule import (
     whole_second,
 )
 from tidewheel.schedules.zones import FOREVER, zone
+from tidewheel.weighed_cache import WeighedCache
 
 MIN_INTERVAL_US = 1_000_000
 """One second: a shorter interval is a loop in a handler, not a schedule."""
@@ -44,6 +45,10 @@ MAX_EXPRESSIONS = 64
 """The most expressions of one schedule; each search evaluates all of them."""
 
 _BOUNDS = ("start_at", "end_at")
+
+# A stored schedule with one expression and no bounds has three places where one text follows another. A parsed
+# expression has about 3 KiB, so 64 of them must not count as one entry.
+_FEW, _EXPRESSION_BYTES = 3, 3 << 10
 
 
 def parse_schedule(document: Mapping[str, object], *, job_id: UUID | None = None) -> Schedule:
@@ -187,12 +192,21 @@ def schedule_from_text(text: str, job_id: UUID) -> Schedule:
 
     A text with an ``H`` in an expression is parsed per job, since its occurrences depend on the job's id.
     """
+    if text.count('","') > _FEW:
+        return _MANY.of((text, job_id if "H" in text else None))
     return _of_job(text, job_id) if '"expressions"' in text and _hashed(text) else _shared(text)
 
 
 def read_schedule(text: str, job_id: UUID | None = None) -> Schedule:
     """Parse the schedule of a JSON document, without the cache."""
     return parse_schedule(_document(text), job_id=job_id)
+
+
+def _weigh(key: tuple[str, UUID | None]) -> int:
+    return _EXPRESSION_BYTES * key[0].count('","')
+
+
+_MANY = WeighedCache[tuple[str, UUID | None], Schedule](lambda key: read_schedule(*key), _weigh, 16 << 20)
 
 
 @lru_cache(maxsize=16_384)  # distinct schedules in use on one scheduler: a few thousand, an interval's anchors included
