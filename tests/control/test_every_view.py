@@ -109,7 +109,7 @@ def test_every_state_and_every_reason_to_wait_occurs(places: Places) -> None:
     assert codes == set(WaitCode)
 
 
-_QUERIES: Mapping[str, tuple[str, ...]] = {
+QUERIES: Mapping[str, tuple[str, ...]] = {
     "/api/v1/jobs/{key}/timeline": ("?from=2026-11-20T00:00:00Z&to=2026-11-22T00:00:00Z",),
     "/api/v1/jobs/{key}:explain": ("?at=2026-11-21T12:00:00Z", "?at=2198-12-31T09:59:59.999999Z"),
     "/api/v1/jobs/{key}/calendar": ("", "?month=2027-02"),
@@ -140,7 +140,7 @@ def route_paths(places: Places, route: str) -> Iterator[str]:
         path = route
         for name, value in zip(names, values, strict=True):
             path = path.replace(f"{{{name}}}", quote(str(value), safe=":"))
-        for query in _QUERIES.get(route, ("",)):
+        for query in QUERIES.get(route, ("",)):
             yield path + query
 
 
@@ -212,12 +212,13 @@ _STEP = 7  # of the runs: a prime to the number of states, so that each job and 
 
 
 _PAGES_APART = frozenset({"api", "live", "sign_in", "sign_out", "static", "theme"})  # no pages of rows
-_PAGE_QUERIES: Mapping[str, tuple[str, ...]] = {
+PAGE_QUERIES: Mapping[str, tuple[str, ...]] = {
     "job_skip": ("?at=2026-11-21T15:00:00Z",), "job_move": ("?at=2026-11-21T16:00:00Z",),
     "job_unskip": ("?at=2026-11-21T16:00:00Z",), "job_rollback": ("?version=1",), "ask": ("?q=root+of/all+50%25",),
     "freeze_scope": ("?queue=reports",), "thaw": ("?scope=tenant&queue=none",),
     "runs_cancel": ("?run={run_id}",), "runs_retry": ("?run={run_id}",),
-    "jobs_pause": ("?key=hourly",), "jobs_resume": ("?key=hourly",), "runs": ("", "?limit=500", "?tenant=limited"),
+    "run_log": ("?attempt=1",), "run_lines": ("?attempt=1",), "runs_cancel_matching": ("?job=slow",),
+    "jobs_pause": ("?job=hourly",), "jobs_resume": ("?job=hourly",), "runs": ("", "?limit=500", "?tenant=limited"),
 }  # fmt: skip
 
 
@@ -283,7 +284,7 @@ def _page_paths(places: Places, name: str, path: str) -> Iterator[str]:
     }  # fmt: skip
     held = next((each for each in kinds if each in path), None)
     for value in [""] if held is None else kinds[held]:
-        for query in _PAGE_QUERIES.get(name, ("",)):
+        for query in PAGE_QUERIES.get(name, ("",)):
             page = path if held is None else path.replace(held, quote(str(value), safe=":/"))
             yield page + query.replace("{run_id}", str(places.runs[0]))
 

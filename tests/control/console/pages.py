@@ -75,9 +75,9 @@ def signed_in(client: httpx.Client, key: str, path: str = "/sign-in", **fields: 
 
 
 class _Typed(HTMLParser):
-    """The fields of the first form that has a given id, as a browser would send them."""
+    """The fields of the forms that have a given id, or none, as a browser would send them."""
 
-    def __init__(self, form_id: str) -> None:
+    def __init__(self, form_id: str | None) -> None:
         super().__init__()
         self.form_id, self.within, self.fields = form_id, False, dict[str, str]()
         self._long: str | None = None
@@ -111,8 +111,8 @@ class _Typed(HTMLParser):
             self.fields[self._long] = (self.fields[self._long] + data).removeprefix("\n").replace("\n", "\r\n")
 
 
-def typed_in(page: httpx.Response, form_id: str = "spec") -> dict[str, str]:
-    """Return what a browser would send of a form."""
+def typed_in(page: httpx.Response, form_id: str | None = "spec") -> dict[str, str]:
+    """Return what a browser would send of a form; of all forms without an id if that is None."""
     reader = _Typed(form_id)
     reader.feed(page.text)
     assert reader.fields, page.text
