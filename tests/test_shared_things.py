@@ -80,7 +80,7 @@ MEMORY: Mapping[str, str] = {
         "tidewheel/transitions/decision_inputs.py _DAY_SETS, tidewheel/schedules/open_days.py _OPEN_DAYS"
     ),
     "parsed schedules": (
-        "tidewheel/schedules/parse.py _shared _of_job _hashed _MANY, tidewheel/schedules/cron_parser.py parse_cron,"
+        "tidewheel/schedules/parse.py _shared _of_job _hashed _LARGE, tidewheel/schedules/cron_parser.py parse_cron,"
         " tidewheel/schedules/cron_schedule.py _zoned_cron"
     ),
     "specs that jobs share": "tidewheel/jobs/spec_cache.py _read_template _read_schedule",

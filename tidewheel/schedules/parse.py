@@ -48,7 +48,7 @@ _BOUNDS = ("start_at", "end_at")
 
 # A stored schedule with one expression and no bounds has three places where one text follows another. A parsed
 # expression has about 3 KiB, so 64 of them must not count as one entry.
-_FEW, _EXPRESSION_BYTES = 3, 3 << 10
+_SHORT, _FEW, _EXPRESSION_BYTES = 512, 3, 3 << 10
 
 
 def parse_schedule(document: Mapping[str, object], *, job_id: UUID | None = None) -> Schedule:
@@ -192,9 +192,10 @@ def schedule_from_text(text: str, job_id: UUID) -> Schedule:
 
     A text with an ``H`` in an expression is parsed per job, since its occurrences depend on the job's id.
     """
-    if text.count('","') > _FEW:
-        return _MANY.of((text, job_id if "H" in text else None))
-    return _of_job(text, job_id) if '"expressions"' in text and _hashed(text) else _shared(text)
+    found = None
+    if len(text) <= _SHORT:
+        found = _of_job(text, job_id) if '"expressions"' in text and _hashed(text) else _shared(text)
+    return _LARGE.of((text, job_id if "H" in text else None)) if found is None else found
 
 
 def read_schedule(text: str, job_id: UUID | None = None) -> Schedule:
@@ -202,27 +203,31 @@ def read_schedule(text: str, job_id: UUID | None = None) -> Schedule:
     return parse_schedule(_document(text), job_id=job_id)
 
 
-def _weigh(key: tuple[str, UUID | None]) -> int:
-    return _EXPRESSION_BYTES * key[0].count('","')
-
-
-_MANY = WeighedCache[tuple[str, UUID | None], Schedule](lambda key: read_schedule(*key), _weigh, 16 << 20)
-
-
 @lru_cache(maxsize=16_384)  # distinct schedules in use on one scheduler: a few thousand, an interval's anchors included
-def _shared(text: str) -> Schedule:
-    return read_schedule(text)
+def _shared(text: str) -> Schedule | None:
+    return None if _texts(text) > _FEW else read_schedule(text)
 
 
 @lru_cache(maxsize=16_384)
-def _of_job(text: str, job_id: UUID) -> Schedule:
-    return read_schedule(text, job_id)
+def _of_job(text: str, job_id: UUID) -> Schedule | None:
+    return None if _texts(text) > _FEW else read_schedule(text, job_id)
 
 
 @lru_cache(maxsize=16_384)
 def _hashed(text: str) -> bool:
     expressions = _document(text).get("expressions")
     return isinstance(expressions, list) and any(uses_hash(str(each)) for each in cast("list[object]", expressions))
+
+
+def _texts(text: str) -> int:
+    return text.count('","')
+
+
+def _weigh(key: tuple[str, UUID | None]) -> int:
+    return len(key[0]) + _EXPRESSION_BYTES * _texts(key[0])
+
+
+_LARGE = WeighedCache[tuple[str, UUID | None], Schedule](lambda key: read_schedule(*key), _weigh, 16 << 20)
 
 
 def _document(text: str) -> dict[str, object]:
