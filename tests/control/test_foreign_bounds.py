@@ -97,7 +97,7 @@ def test_unknown_field_of_a_cron_job_is_noted(place: Place) -> None:
     for step in place.path:
         inner = inner[step]
     if isinstance(inner, dict) and not {"metadata", "valueFrom"} & {*place.path}:
-        found = outcome(place.holding({**inner, "unknownField": 1}))
+        found = outcome(place.holding({**cast("dict[str, object]", inner), "unknownField": 1}))
         assert isinstance(found, ForeignJob)
         assert "unknownField" in " ".join(found.notes)
 
