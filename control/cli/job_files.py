@@ -13,7 +13,7 @@ import codecs
 import json
 import sys
 from collections.abc import Generator, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import BinaryIO, cast
 
@@ -128,9 +128,11 @@ def _parts(node: yaml.Node) -> list[yaml.Node]:
 
 def ensure_readable(source: str) -> None:
     """Check that a file can be read, before any other file is applied; raise InvalidInput if not."""
-    if not Path(source).is_fifo():  # opening a pipe and closing it would break its writer
-        with _opened(source):
-            pass
+    with suppress(OSError):  # of a name that is too long, which opening reports
+        if Path(source).is_fifo():  # opening a pipe and closing it would break its writer
+            return
+    with _opened(source):
+        pass
 
 
 def read_jobs(source: str) -> Iterator[JobText]:
