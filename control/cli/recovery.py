@@ -316,10 +316,10 @@ def audit(
 @contextmanager
 def _replacing(path: Path) -> Generator[TextIO]:
     """Open a file that replaces another one when it is complete."""
-    part = path.with_name(f"{path.name}.part")
     try:
-        if path.is_dir():
+        if path.is_dir():  # as is one without a name: `.` or none
             raise IsADirectoryError(EISDIR, strerror(EISDIR))
+        part = path.with_name(f"{path.name}.part")
         file = part.open("w", encoding="utf-8")
     except OSError as error:
         refuse("--report", f"{path} cannot be written: {error.strerror}", "name a file in a folder that exists")
