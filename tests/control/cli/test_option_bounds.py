@@ -92,7 +92,7 @@ def test_text_that_only_python_reads_as_a_number_is_refused(place: Place) -> Non
 
 @pytest.mark.slow
 def test_text_at_any_bound_ends_no_command_with_a_traceback(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A name of 70,000 characters did so in `apply`. No database answers: all that is read before it is tried."""
+    """A name of 70,000 characters did so in `apply`. No database answers here."""
     monkeypatch.chdir(tmp_path)
     known = {*ExitCode, 0, 1, 2}
     faults: dict[str, tuple[str, str]] = {}
