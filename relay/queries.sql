@@ -54,8 +54,9 @@ SELECT e.handlers, e.slots
 -- name: find_unclaimed
 -- Returns those of these runs that are open, with the instant from which an executor can claim them, and whether one still can.
 -- Index: job_runs_pkey. No lock; the answer is a measurement.
--- Why: frozen runs and those that no live executor can run stay unclaimed, and must not hold others back.
-SELECT r.run_id, r.publish_at,
+-- Why: frozen runs and those that no live executor can run stay unclaimed, and must not hold others back. A run that is buffered or
+-- waits has an infinite publish_at, which Python cannot hold.
+SELECT r.run_id, greatest(least(r.publish_at, '9999-12-30'), '0001-01-02') AS publish_at,
        r.state = ANY (%(sources)s::text[])
        AND r.publish_at <= (SELECT tidewheel_now())
        AND (%(handlers)s::text[] IS NULL OR r.handler = ANY (%(handlers)s::text[]))

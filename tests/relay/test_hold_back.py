@@ -258,6 +258,13 @@ def test_frozen_runs_hold_nothing_back(relaying: Relaying) -> None:
     relaying.drain(topic_prefix=relaying.prefix)
 
 
+def test_runs_that_wait_after_their_message_has_left_hold_nothing_back(relaying: Relaying) -> None:
+    topic = relaying.topic("runs.standard")
+    backlog(relaying, topic, 300)
+    relaying.database.execute("UPDATE job_runs SET state = 'buffered', publish_at = 'infinity'")
+    relaying.drain(topic_prefix=relaying.prefix)
+
+
 def test_relay_that_stops_while_holding_loses_nothing(relaying: Relaying) -> None:
     """The next relay reads the rows again, since what is staged is in memory alone."""
     topic = relaying.topic("runs.standard")
