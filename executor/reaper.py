@@ -3,14 +3,16 @@
 An executor is lost only after this process itself has seen its counter unchanged for the whole lease, by its own
 monotonic clock, counting only time in which the database answered. So a database restart, a long fail-over or a
 suspended reaper ends no run. Every executor runs a reaper, and deleting the row decides which one acts. Another attempt
-follows a lost one, except for an at-most-once run: its end is unknown.
+follows a lost one, except for an at-most-once run: its end is unknown. Attempts are ended together, or one by one if
+the row of one cannot be read: the lease then stays.
 """
 
 import logging
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from typing import cast
 from uuid import UUID
 
@@ -21,6 +23,7 @@ from tidewheel.errors import Unavailable, UndecodableMessage
 from tidewheel.postgres.session import Conn, Session
 from tidewheel.postgres.statements import Statements
 from tidewheel.process.failpoint import failpoint
+from tidewheel.process.logs import OnceAMinute
 from tidewheel.process.metrics import metrics
 from tidewheel.process.service import Shutdown, run_loop
 from tidewheel.runs import OWNED, AttemptOutcome, RunState
@@ -134,6 +137,7 @@ class Reaper:
         self._watch = Watch(lease)
         self._locked: set[UUID] = set()  # silent executors with an attempt that another transaction holds
         self._orphans: set[UUID] = set()
+        self._lines = OnceAMinute()
         self._next_orphans = monotonic_seconds() + _ORPHANS_SECONDS
         self._thread = threading.Thread(target=run_loop, args=(stop, "reaper", self.step), name="reaper", daemon=True)
 
@@ -166,25 +170,56 @@ class Reaper:
         return _POLL_SECONDS
 
     def _reap_or_wait(self, executor_id: UUID, counter: int) -> None:
+        columns: dict[str, object] = {"executor_id": executor_id, "heartbeat_count": counter}
         try:
-            with self._session.transaction() as connection:
-                columns = {"executor_id": executor_id, "heartbeat_count": counter}
-                locked = connection.execute(_LOCK_MISSED_LEASE, columns).fetchone() is not None
-                # An executor that was suspended inside a claim holds its row locked; its attempts go back all the same.
-                if not locked and connection.execute(_IS_LEASE_MISSED, columns).fetchone() is None:
-                    return
-                lost, busy = self._send_back(connection, executor_id)
-                if locked and not busy:
-                    connection.execute(_END_LEASE, columns)
-                failpoint("reap.before_commit")
+            self._all_or_each(executor_id, partial(self._reap, columns, executor_id))
         except Unavailable as error:
             # A timer or a job that an end needs is locked. Other silent executors are reaped in this step. A wait above
             # 3 s is a break.
             _LOG.info("executor %s is not reaped yet: %s", executor_id, error)
-            return
+
+    def _all_or_each(self, executor_id: UUID, reap: Callable[[UUID | None], None]) -> None:
+        """End the attempts of an executor together, or one by one if one of them fails."""
+        try:
+            reap(None)
+        except Unavailable:
+            raise
+        except Exception as error:  # noqa: BLE001 - ending one at a time finds the one that fails
+            if self._lines.is_due(executor_id):
+                text = "ending the attempts of executor %s failed (%s); this executor ends them one by one"
+                _LOG.warning(text, executor_id, error)
+            for run_id in self._find_owned(executor_id):
+                self._reap_alone(run_id, reap)
+
+    def _reap_alone(self, run_id: UUID, reap: Callable[[UUID | None], None]) -> None:
+        try:
+            reap(run_id)
+        except Unavailable:
+            raise
+        except Exception:  # noqa: BLE001 - the other attempts must not wait for it
+            if self._lines.is_due(run_id):
+                text = "this executor cannot end the lost attempt of run %s, and tries again each second"
+                _LOG.exception(text, run_id, extra={"run_id": str(run_id)})
+
+    def _find_owned(self, executor_id: UUID) -> list[UUID]:
+        with self._session.transaction() as connection:
+            return [row.run_id for row in self._lock_owned(connection, executor_id)]
+
+    def _reap(self, columns: Mapping[str, object], executor_id: UUID, only: UUID | None) -> None:
+        """End the attempts of a silent executor, or only that of one run, and its lease once it has none."""
+        with self._session.transaction() as connection:
+            locked = connection.execute(_LOCK_MISSED_LEASE, columns).fetchone() is not None
+            # An executor that was suspended inside a claim holds its row locked; its attempts go back all the same.
+            if not locked and connection.execute(_IS_LEASE_MISSED, columns).fetchone() is None:
+                return
+            lost, busy = self._send_back(connection, executor_id, only)
+            ended = locked and not busy and only is None
+            if ended:
+                connection.execute(_END_LEASE, columns)
+            failpoint("reap.before_commit")
         failpoint("reap.after_commit")
         metrics.count("leases_lost", lost)
-        self._log_reaped(executor_id, lost, busy, ended=locked and not busy)
+        self._log_reaped(executor_id, lost, busy, ended=ended)
 
     def _log_reaped(self, executor_id: UUID, lost: int, busy: int, *, ended: bool) -> None:
         """Log what a reap has done; one line for attempts that it finds locked again and again."""
@@ -204,17 +239,24 @@ class Reaper:
         """Send back attempts whose executor has no row, if two polls find them; no code path should leave any."""
         with self._session.transaction() as connection:
             rows = connection.execute(_FIND_ORPHANS, {"states": OWNED}, binary=True).fetchall()
-            found = {cast("UUID", executor) for (executor,) in rows}
-            for executor_id in found & self._orphans:
-                _LOG.error("executor %s has attempts but no lease; this executor ends them as lost", executor_id)
-                self._send_back(connection, executor_id)
+        found = {cast("UUID", executor) for (executor,) in rows}
+        for executor_id in found & self._orphans:
+            _LOG.error("executor %s has attempts but no lease; this executor ends them as lost", executor_id)
+            self._all_or_each(executor_id, partial(self._reap_orphans, executor_id))
         self._orphans = found - self._orphans
 
-    def _send_back(self, connection: Conn, executor_id: UUID) -> tuple[int, int]:
-        """End the attempts of an executor; return the numbers of ended and of locked ones."""
+    def _reap_orphans(self, executor_id: UUID, only: UUID | None) -> None:
+        with self._session.transaction() as connection:
+            self._send_back(connection, executor_id, only)
+
+    def _lock_owned(self, connection: Conn, executor_id: UUID) -> list[Leased]:
         columns = {"executor_id": executor_id, "states": OWNED}
         with connection.cursor(row_factory=class_row(Leased), binary=True) as cursor:
-            owned = cursor.execute(_LOCK_LEASED_RUNS, columns).fetchall()
+            return cursor.execute(_LOCK_LEASED_RUNS, columns).fetchall()
+
+    def _send_back(self, connection: Conn, executor_id: UUID, only: UUID | None) -> tuple[int, int]:
+        """End all attempts of an executor, or one run's; return the numbers of ended and locked ones."""
+        owned = [row for row in self._lock_owned(connection, executor_id) if only in {None, row.run_id}]
         rows = [row for row in owned if row.state is not None]
         at_most_once = self._at_most_once(connection, rows)
         ends: list[RunEnd] = []
