@@ -34,7 +34,7 @@ from tidewheel.executor.due_tenants import DueTenants
 from tidewheel.executor.slots import HeldBytes, Slots
 from tidewheel.postgres.database_clock import read_now
 from tidewheel.postgres.low_water import LowWaterMarks
-from tidewheel.postgres.session import Session
+from tidewheel.postgres.session import Session, readable_rows
 from tidewheel.postgres.statements import Statements
 from tidewheel.process.fallbacks import Step, work
 from tidewheel.process.service import Shutdown, run_loop
@@ -250,7 +250,7 @@ class Sweep:
         with self._session.transaction() as connection:
             now = read_now(connection)
             with connection.cursor(row_factory=class_row(DueRun), binary=True) as cursor:
-                found = cursor.execute(_FIND_DUE_RUNS, columns).fetchall()
+                found = readable_rows(cursor.execute(_FIND_DUE_RUNS, columns))
             earliest: dict[tuple[str, Lane, str], datetime | None] = dict.fromkeys(keys)
             for run in reversed(found):  # the oldest first, tenant by tenant
                 earliest[run.queue, Lane(run.lane), run.tenant] = run.publish_at
@@ -298,10 +298,22 @@ class Sweep:
             if not self._tenants.is_held(queue, lane):
                 work.count(Step.DELIVER, number, fallback=True, queue=queue)
 
+    def _build(self, runs: Sequence[DueRun]) -> dict[UUID, RunRequest]:
+        with self._session.transaction() as connection:
+            return build_requests_within(connection, runs, _READ_BYTES)
+
     def _read(self, runs: Sequence[DueRun]) -> Readable:
         """Return the messages of runs that can be read: a claimed run must start."""
-        with self._session.transaction() as connection:
-            requests = build_requests_within(connection, runs, _READ_BYTES)
+        try:
+            requests = self._build(runs)
+        except Unavailable:
+            raise
+        except Exception as error:  # noqa: BLE001 - building one at a time finds the one that fails
+            if len(runs) > 1:
+                return {run_id: each for run in runs for run_id, each in self._read([run]).items()}
+            text = "the message of run %s cannot be built: %r; the run stays open"
+            _LOG.error(text, runs[0].run_id, error, extra={"run_id": str(runs[0].run_id)})
+            return {}
         found: dict[UUID, tuple[RunRequest, JobDefinition]] = {}
         for run_id, request in requests.items():
             try:
