@@ -230,17 +230,26 @@ class WorkflowDeadlines:
 
     def __init__(self, session: Session) -> None:
         self._session = session
+        self._failed = SetAside[UUID]()
 
     def step(self) -> int:
         """Time out up to `_MAX_WORKFLOWS` occurrences; return their number."""
         with self._session.transaction() as connection:
             rows = connection.execute(_FIND_OVERDUE_WORKFLOWS, {"limit": _MAX_WORKFLOWS}, binary=True).fetchall()
-        done = 0
+        done, left = 0, self._failed.current()
         for (root,) in cast("list[tuple[UUID]]", rows):
+            if root in left:
+                continue
             try:
                 done += self._time_out(root)
             except RowsLocked:
                 _LOG.debug("occurrence %s is locked; its deadline is applied in the next step", root)
+            except Unavailable:
+                raise
+            except Exception:  # noqa: BLE001 - the other occurrences must not wait for it
+                text = "the scheduler cannot apply the deadline of occurrence %s; it tries again in a minute"
+                _LOG.exception(text, root)
+                self._failed.add(root)
         return done
 
     def _time_out(self, root: UUID) -> bool:
