@@ -24,6 +24,7 @@ from tidewheel.postgres.statements import Statements
 from tidewheel.process.failpoint import failpoint
 from tidewheel.process.metrics import metrics
 from tidewheel.runs import Cause, Gate, Overlap, order_gates
+from tidewheel.scheduler.deadlines import SetAside
 from tidewheel.scheduler.job_faults import describe, is_jobs_own
 from tidewheel.schedules.decision import BackfillState
 from tidewheel.schedules.ranges import Range, calendars_of, range_of
@@ -185,6 +186,7 @@ class BackfillLoop:
         self._session, self._installation = session, installation
         self._next = 0.0
         self._after = _BEFORE_ALL
+        self._failed = SetAside[UUID]()
 
     def step(self, shards: Sequence[int]) -> tuple[int, float]:
         """Create runs for up to `_SHARE_SECONDS`; return their number and the seconds until the next step."""
@@ -202,7 +204,8 @@ class BackfillLoop:
             return []
         with self._session.transaction() as connection:
             rows = connection.execute(_FIND_OPEN_BACKFILLS, {"shards": list(shards)}, binary=True).fetchall()
-        found = [cast("UUID", backfill_id) for (backfill_id,) in rows]
+        left = self._failed.current()
+        found = [cast("UUID", backfill_id) for (backfill_id,) in rows if backfill_id not in left]
         return sorted(found, key=lambda backfill_id: (backfill_id <= self._after, backfill_id))
 
     def _create(self, running: Sequence[UUID], *, until: float) -> int:
@@ -211,7 +214,15 @@ class BackfillLoop:
             more = True
             while more and monotonic_seconds() < until:
                 self._after = backfill_id
-                written, more = create_next_runs(self._session, self._installation, backfill_id)
+                try:
+                    written, more = create_next_runs(self._session, self._installation, backfill_id)
+                except Unavailable:
+                    raise
+                except Exception:  # noqa: BLE001 - the other backfills must not wait for it
+                    text = "the scheduler can neither go on with backfill %s nor pause it; it tries again in a minute"
+                    _LOG.exception(text, backfill_id)
+                    self._failed.add(backfill_id)
+                    break
                 created += written
         return created
 
