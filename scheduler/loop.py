@@ -29,6 +29,7 @@ from tidewheel.scheduler.backlog import BacklogMetrics, UnhandledWatch
 from tidewheel.scheduler.cancels import BulkCancel, CancelResult, PendingCancels
 from tidewheel.scheduler.concurrency_keys import KeyDuties, KeyRepair
 from tidewheel.scheduler.deadlines import Deadlines, WorkflowDeadlines
+from tidewheel.scheduler.deferred_effects import DeferredEffects
 from tidewheel.scheduler.poller import ShardRotation, TimerPoller
 from tidewheel.scheduler.releases import Releases, Thaws
 from tidewheel.scheduler.repair import ActiveRunRepair, mend_workflows, release_stuck_chains, repair_missing_timers
@@ -39,7 +40,7 @@ from tidewheel.scheduler.tenant_deletions import TenantDeletions
 from tidewheel.scheduler.tzdata_refresh import TzdataRefresh
 from tidewheel.scheduler.work_loop import WorkLoop
 from tidewheel.settings.services import SchedulerSettings
-from tidewheel.transitions.after_end import MAX_APPLIED, apply_deferred_effects
+from tidewheel.transitions.after_end import MAX_APPLIED
 from tidewheel.transitions.installation import Installation
 
 _LOG = logging.getLogger("tidewheel.scheduler")
@@ -153,6 +154,7 @@ class Scheduler:
         self._next_repair = 0
         self._sleeps_until = 0.0
         self._bulk_cancel = BulkCancel(self._session, installation)
+        self._deferred_effects = DeferredEffects(self._session, installation)
         self._pending_cancels = PendingCancels(self._session, installation)
         self._active_runs = ActiveRunRepair(self._session, installation)
         self._keys = KeyDuties(self._session, installation)
@@ -272,8 +274,7 @@ class Scheduler:
 
     def _apply_deferred_effects(self) -> float:
         """Apply the effects that runs completed in users' own transactions have deferred."""
-        with self._session.transaction() as connection:
-            applied = apply_deferred_effects(connection, self._installation)
+        applied = self._deferred_effects.step()
         if applied == MAX_APPLIED:
             self.expedite()  # there may be more
         return self._released(applied)

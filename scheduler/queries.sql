@@ -1017,6 +1017,11 @@ UPDATE cancellations SET finished_at = tidewheel_now() WHERE id = %(id)s AND fin
 -- Index: cancelled_jobs_pkey. Lock: the rows.
 DELETE FROM cancelled_jobs WHERE cancellation_id = %(id)s
 
+-- name: find_deferred_effects
+-- Returns the runs of some deferred effects.
+-- Index: deferred_effects_pkey. No lock: each row is locked when it is applied.
+SELECT run_id FROM deferred_effects WHERE run_id <> ALL (%(left)s::uuid[]) ORDER BY run_id LIMIT %(limit)s
+
 -- name: find_pending_cancels
 -- Returns pending cancels with their runs; a run that has ended has no job_id.
 -- Index: pending_cancels_pkey, job_runs_pkey. No lock: each run is locked when it ends.

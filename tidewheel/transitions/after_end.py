@@ -14,7 +14,7 @@ there (`lasting`) inserts rows with the effects that are left, which commit or r
 them within about a second. No service sees the commit of such a connection: its ends are in no figure.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
@@ -241,10 +241,20 @@ def _succeeds(run: FinishedRun) -> bool:
     return run.counts_failures and run.state is RunState.SUCCEEDED
 
 
-def apply_deferred_effects(connection: Conn, installation: Installation) -> int:
-    """Apply the effects of up to `MAX_APPLIED` ends; return the number of ends."""
+def apply_deferred_effects(
+    connection: Conn, installation: Installation, *, only: UUID | None = None, left: Collection[UUID] = ()
+) -> int:
+    """Apply the effects of up to `MAX_APPLIED` ends; return the number of ends.
+
+    Args:
+        only: The run whose effects alone are applied.
+        left: Runs whose effects are left for later.
+    """
+    columns: dict[str, object] = {
+        "limit": MAX_APPLIED, "left": uuids(left), "run_ids": None if only is None else uuids([only])
+    }  # fmt: skip
     with connection.cursor(row_factory=class_row(DeferredEffect), binary=True) as cursor:
-        effects = cursor.execute(_TAKE_DEFERRED_EFFECTS, {"limit": MAX_APPLIED}).fetchall()
+        effects = cursor.execute(_TAKE_DEFERRED_EFFECTS, columns).fetchall()
     # Timers, jobs, inputs, active runs, keys: with an active run locked, no statement may wait for the rest (ADR 0008).
     schedule_after_end(connection, [(end.job_id, end.chain_at, end.ended_at) for end in effects if end.chain_at])
     reset_failures(connection, (end.job_id for end in effects if end.reset_failures))

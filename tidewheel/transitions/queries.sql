@@ -1495,11 +1495,17 @@ SELECT *
               %(release_job)s::boolean[], %(key_ids)s::bigint[], %(held_tenant)s::boolean[])
 
 -- name: take_deferred_effects
--- Deletes and returns some deferred effects, which this transaction applies.
+-- Deletes and returns some deferred effects, which this transaction applies: those of given runs, or all but those left out.
 -- Index: deferred_effects_pkey.
 -- Lock: the rows, locked rows are skipped.
 DELETE FROM deferred_effects
- WHERE run_id IN (SELECT l.run_id FROM deferred_effects AS l ORDER BY l.run_id LIMIT %(limit)s FOR UPDATE SKIP LOCKED)
+ WHERE run_id IN (SELECT l.run_id
+                    FROM deferred_effects AS l
+                   WHERE l.run_id <> ALL (%(left)s::uuid[])
+                     AND (%(run_ids)s::uuid[] IS NULL OR l.run_id = ANY (%(run_ids)s::uuid[]))
+                   ORDER BY l.run_id
+                   LIMIT %(limit)s
+                     FOR UPDATE SKIP LOCKED)
 RETURNING run_id, job_id, tenant, ended_at, chain_at, reset_failures, inputs_at, release_job, key_id, held_tenant
 
 -- name: record_schema_ids

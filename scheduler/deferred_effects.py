@@ -1,0 +1,52 @@
+"""Apply the effects that ends in users' own transactions have deferred (`transitions/after_end.py`)."""
+
+import logging
+from typing import cast
+from uuid import UUID
+
+from tidewheel.errors import Unavailable
+from tidewheel.postgres.pg_binary import uuids
+from tidewheel.postgres.session import Session
+from tidewheel.postgres.statements import Statements
+from tidewheel.scheduler.deadlines import SetAside
+from tidewheel.transitions.after_end import MAX_APPLIED, apply_deferred_effects
+from tidewheel.transitions.installation import Installation
+
+_LOG = logging.getLogger("tidewheel.scheduler")
+
+_FIND_DEFERRED_EFFECTS = Statements("tidewheel.scheduler")["find_deferred_effects"]
+
+
+class DeferredEffects:
+    """Applies deferred effects, `MAX_APPLIED` at a time, or one by one if one of them fails."""
+
+    def __init__(self, session: Session, installation: Installation) -> None:
+        self._session, self._installation = session, installation
+        self._failed = SetAside[UUID]()
+
+    def step(self) -> int:
+        """Apply some effects; return the number of ends."""
+        left = self._failed.current()
+        try:
+            with self._session.transaction() as connection:
+                return apply_deferred_effects(connection, self._installation, left=left)
+        except Unavailable:
+            raise
+        except Exception as error:  # noqa: BLE001 - applying one at a time finds the one that fails
+            _LOG.warning("applying deferred effects failed (%s); the scheduler applies them one by one", error)
+        with self._session.transaction() as connection:
+            columns: dict[str, object] = {"limit": MAX_APPLIED, "left": uuids(left)}
+            rows = connection.execute(_FIND_DEFERRED_EFFECTS, columns, binary=True).fetchall()
+        return sum(self._apply_alone(run_id) for (run_id,) in cast("list[tuple[UUID]]", rows))
+
+    def _apply_alone(self, run_id: UUID) -> int:
+        try:
+            with self._session.transaction() as connection:
+                return apply_deferred_effects(connection, self._installation, only=run_id)
+        except Unavailable:
+            raise
+        except Exception:  # noqa: BLE001 - the other effects must not wait for it
+            text = "the scheduler cannot apply the deferred effects of run %s; it tries them again in a minute"
+            _LOG.exception(text, run_id, extra={"run_id": str(run_id)})
+            self._failed.add(run_id)
+            return 0
