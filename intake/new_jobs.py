@@ -67,6 +67,7 @@ _SQL = Statements("tidewheel.intake")
 _FIND_JOBS = _SQL["find_jobs"]
 _FIND_TENANTS = _SQL["find_tenants"]
 _LOCK_JOB_QUOTA = _SQL["lock_job_quota"]
+_LOCK_OLD_JOB_QUOTA = _SQL["lock_old_job_quota"]
 _TAKE_JOB_ROOM = _SQL["take_job_room"]
 _LEAVE_JOB_ROOM = _SQL["leave_job_room"]
 _COUNT_JOBS = _SQL["count_jobs"]
@@ -131,6 +132,7 @@ def _beyond_quota(
 ) -> dict[int, Refused]:
     tenants = sorted({received.tenant for _, received in submits})
     for tenant in tenants:
+        writing.execute(_LOCK_OLD_JOB_QUOTA, tenant=tenant)
         writing.execute(_LOCK_JOB_QUOTA, tenant=tenant, quota=quotas[tenant])
     # A later statement than the lock: it sees the jobs that the wait has let commit.
     job_ids = uuids({received.job_id for _, received in submits})

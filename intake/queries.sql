@@ -10,6 +10,13 @@ SELECT tenant, max_jobs, max_payload_bytes FROM tenants WHERE tenant = ANY (%(te
 INSERT INTO job_rooms AS r (tenant, quota, room) VALUES (%(tenant)s, %(quota)s, 0)
     ON CONFLICT (tenant) DO UPDATE SET room = excluded.room WHERE false
 
+-- name: lock_old_job_quota
+-- Does so for processes of 0.1, unless a stranger holds their lock.
+-- No index. Lock: an advisory one of the tenant, before the row.
+SELECT pg_advisory_xact_lock(k.key)
+  FROM (SELECT hashtextextended('tidewheel jobs of ' || %(tenant)s::text, 0) AS key) AS k
+ WHERE {{tidewheel.no_stranger(k)}}
+
 -- name: take_job_room
 -- Takes the room for new jobs that the last count has left; no row if it is too small, or of another quota.
 -- Index: job_rooms_pkey. Lock: the row; lock_job_quota has locked the tenant. Changes no indexed column (HOT).

@@ -26,6 +26,7 @@ import psycopg
 from tidewheel.clock import monotonic_seconds
 from tidewheel.errors import Unavailable
 from tidewheel.ids import FIRST_KEY_ID, tenant_key_id
+from tidewheel.postgres.held_lock import try_old_lock
 from tidewheel.postgres.low_water import FullScanPacer
 from tidewheel.postgres.session import Session
 from tidewheel.postgres.session_kinds import BackgroundQuery
@@ -199,7 +200,8 @@ class KeyRepair:
         """Add to the counters of a tenant's row what they lack; return True if that was anything."""
         limits: dict[str, object] = {"holds": Gate.HOLDS_TENANT, "limit": _MAX_OPEN}
         with self._session.transaction() as connection:
-            if connection.execute(_LOCK_TENANT_REPAIR).fetchone() is None:
+            alone = connection.execute(_LOCK_TENANT_REPAIR).fetchone() is not None
+            if not (alone and try_old_lock(connection, "tenant_repair")):
                 return False  # another scheduler repairs
             row = connection.execute(_MEASURE_TENANT_KEY, columns | limits, binary=True).fetchone()
             if row is None:

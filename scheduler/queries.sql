@@ -3,12 +3,6 @@
 -- Lock: retention_lock, not waited for.
 LOCK TABLE retention_lock IN SHARE ROW EXCLUSIVE MODE NOWAIT
 
--- name: lock_old_retention
--- Does so against schedulers of 0.1; returns false if one of them has it.
--- No index. Lock: an advisory one, not waited for.
-SELECT pg_try_advisory_xact_lock(k.key) OR NOT {{tidewheel.no_stranger(k)}}
-  FROM (SELECT hashtext('tidewheel.retention')::bigint AS key) AS k
-
 -- name: find_days_in_use
 -- Returns the days on which open runs were created, and those on which their attempts started. Runs whose inputs are
 -- still to move count as open.
@@ -310,12 +304,6 @@ SELECT day FROM run_days WHERE dropped_at IS NOT NULL
 -- Keeps requests that rely on the first kept day waiting until the commit.
 -- Lock: kept_since_lock, which they and audits share, not waited for: an audit may take hours.
 LOCK TABLE kept_since_lock IN SHARE ROW EXCLUSIVE MODE NOWAIT
-
--- name: lock_old_kept_since
--- Does so for requests to processes of 0.1, and their audits; returns false while one runs.
--- No index. Lock: an advisory one, not waited for.
-SELECT pg_try_advisory_xact_lock(k.key) OR NOT {{tidewheel.no_stranger(k)}}
-  FROM (SELECT hashtext('tidewheel.kept_since')::bigint AS key) AS k
 
 -- name: begin_drops
 -- Marks days as dropped, before their partitions are.

@@ -26,7 +26,7 @@ from psycopg.rows import class_row
 
 from tidewheel.clock import monotonic_seconds
 from tidewheel.jobs.values import LONGEST_DELAY
-from tidewheel.postgres.held_lock import try_table_lock
+from tidewheel.postgres.held_lock import try_old_lock, try_table_lock
 from tidewheel.postgres.partitions import day_of, start_of
 from tidewheel.postgres.pg_binary import uuids
 from tidewheel.postgres.session import Conn, read_ids
@@ -40,7 +40,6 @@ _LOG = logging.getLogger("tidewheel.scheduler")
 _SQL = Statements("tidewheel.scheduler")
 _FIND_TENANT_PERIODS = _SQL["find_tenant_periods"]
 _LOCK_KEPT_SINCE = _SQL["lock_kept_since"]
-_LOCK_OLD_KEPT_SINCE = _SQL["lock_old_kept_since"]
 _HAS_OPEN_BACKFILL = _SQL["has_open_backfill"]
 _MOVE_TENANT_PERIOD = _SQL["move_tenant_period"]
 _FIND_RUNS_TO_REMOVE = _SQL["find_runs_to_remove"]
@@ -139,7 +138,7 @@ def remove_by_tenant(connection: Conn, days: Collection[date], now: datetime, pa
 
 def lock_kept_since(connection: Conn) -> bool:
     """Keep requests that rely on old runs waiting; return False while one of them, or an audit, runs."""
-    return try_table_lock(connection, _LOCK_KEPT_SINCE) and try_table_lock(connection, _LOCK_OLD_KEPT_SINCE)
+    return try_table_lock(connection, _LOCK_KEPT_SINCE) and try_old_lock(connection, "kept_since")
 
 
 def has_open_backfill(connection: Conn, tenant: str, before: date) -> bool:

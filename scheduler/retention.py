@@ -47,7 +47,6 @@ _FIND_OLDEST_ACTIVITY = _SQL["find_oldest_activity"]
 _FIND_TENANTS_OF_ACTIVITY = _SQL["find_tenants_of_activity"]
 _MERGE_ACTIVITY = _SQL["merge_activity"]
 _LOCK_RETENTION = _SQL["lock_retention"]
-_LOCK_OLD_RETENTION = _SQL["lock_old_retention"]
 _FIND_DAYS_IN_USE = _SQL["find_days_in_use"]
 _FIND_NEEDED_SINCE = _SQL["find_needed_since"]
 _BEGIN_DAYS = _SQL["begin_days"]
@@ -158,7 +157,7 @@ class Retention:
 
         A table or a partition that cannot be removed delays no other one: its error is raised at the end.
         """
-        with held_lock(self._url, "tidewheel-retention-lock", _LOCK_RETENTION, _LOCK_OLD_RETENTION) as lock:
+        with held_lock(self._url, "tidewheel-retention-lock", _LOCK_RETENTION, old="retention") as lock:
             if not lock.is_alone:
                 return []
             with self._session.transaction() as connection:

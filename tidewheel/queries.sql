@@ -45,6 +45,12 @@ NOT EXISTS (SELECT FROM pg_locks AS l
                AND (l.classid::bigint << 32 | l.objid::bigint) = old.key
                AND (l.pid IS NULL OR (s.pid IS NOT NULL AND NOT {{is_service(s)}})))
 
+-- name: try_old_lock
+-- Takes an advisory key of 0.1 until the transaction ends; returns false while a process of 0.1 has it.
+-- No index. Lock: the key, not waited for; one of a stranger is passed over.
+SELECT pg_try_advisory_xact_lock(k.key) OR NOT {{no_stranger(k)}}
+  FROM (SELECT hashtext('tidewheel.' || %(name)s::text)::bigint AS key) AS k
+
 -- part: prepared(held)
 -- The prepared transaction that holds a lock, by the lock of its own id: pg_locks shows no process of it.
 -- No index, no lock.
@@ -61,7 +67,7 @@ NOT EXISTS (SELECT FROM pg_locks AS l
 SELECT DISTINCT l.pid, p.gid, coalesce(s.usename::text, p.owner::text, '?') AS role, 'the advisory lock ' || k.name AS what,
        clock_timestamp() - coalesce(s.xact_start, s.backend_start, p.prepared) AS age
   FROM (SELECT n.name, hashtext('tidewheel.' || n.name) AS code
-          FROM unnest(ARRAY['claims', 'kept_since', 'retention', 'relay', 'graphs']) AS n (name)) AS k
+          FROM unnest(ARRAY['claims', 'kept_since', 'retention', 'archive', 'restore', 'tenant_repair', 'relay', 'graphs']) AS n (name)) AS k
   JOIN pg_locks AS l
     ON l.locktype = 'advisory' AND l.granted
    AND CASE WHEN k.name IN ('relay', 'graphs') THEN l.objsubid = 2 AND l.classid::bigint = k.code::bigint & 4294967295

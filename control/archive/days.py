@@ -180,7 +180,7 @@ def forget_days(connection: Conn) -> int:
 @contextmanager
 def locked_archive(url: str) -> Generator[HeldLock]:
     """Keep the archive to this process; raise Unavailable if another process writes it."""
-    with held_lock(url, "tidewheel-archive-lock", _LOCK_ARCHIVE) as lock:
+    with held_lock(url, "tidewheel-archive-lock", _LOCK_ARCHIVE, old="archive") as lock:
         if not lock.is_alone:
             message = "another process is writing the archive; repeat the command when that process has ended"
             raise Unavailable(message)

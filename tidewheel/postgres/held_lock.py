@@ -10,7 +10,7 @@ from collections.abc import Generator
 from contextlib import closing, contextmanager, suppress
 from datetime import timedelta
 from threading import Event, Thread
-from typing import LiteralString, NamedTuple
+from typing import Literal, LiteralString, NamedTuple
 
 import psycopg
 
@@ -24,7 +24,12 @@ SELECT set_config(name, '0', false)
  WHERE name IN ('idle_in_transaction_session_timeout', 'transaction_timeout')
 """
 _CHECK: LiteralString = "SHOW transaction_isolation"  # takes no snapshot, for which a drop of a partition would wait
-_FIND_LOCK_HOLDERS = Statements("tidewheel")["find_lock_holders"]
+_SQL = Statements("tidewheel")
+_FIND_LOCK_HOLDERS = _SQL["find_lock_holders"]
+_TRY_OLD_LOCK = _SQL["try_old_lock"]
+
+OldLock = Literal["archive", "kept_since", "restore", "retention", "tenant_repair"]
+"""Advisory keys by which this release and 0.1 exclude each other, where neither waits (ADR 0087)."""
 
 
 class HeldLock:
@@ -43,16 +48,20 @@ class HeldLock:
 
 
 @contextmanager
-def held_lock(url: str, name: str, *statements: LiteralString, lease: timedelta | None = None) -> Generator[HeldLock]:
+def held_lock(
+    url: str, name: str, *statements: LiteralString, old: OldLock | None = None, lease: timedelta | None = None
+) -> Generator[HeldLock]:
     """Run a block under the locks of some statements.
 
     Args:
         statements: LOCK TABLE, or queries that return false if others hold the lock.
+        old: The key that excludes processes of 0.1.
         lease: The server ends the locks once the process has stood still for so long; by default never.
     """
     with closing(connect(url, name, autocommit=True)) as connection:
         begin_lasting(connection)
-        lock = HeldLock(connection, is_alone=all(try_table_lock(connection, each) for each in statements))
+        is_alone = all(try_table_lock(connection, each) for each in statements)
+        lock = HeldLock(connection, is_alone=is_alone and (old is None or try_old_lock(connection, old)))
         if lease is None:
             yield lock
             return
@@ -93,6 +102,14 @@ def try_table_lock(connection: Conn, statement: LiteralString) -> bool:
             return cursor.description is None or cursor.fetchone() != (False,)
     except psycopg.errors.LockNotAvailable:
         return False
+
+
+def try_old_lock(connection: Conn, name: OldLock) -> bool:
+    """Take a key of 0.1 until the transaction ends; return False while a process of 0.1 has it.
+
+    A key of a stranger is passed over: then the two releases do not exclude each other.
+    """
+    return connection.execute(_TRY_OLD_LOCK, {"name": name}).fetchone() == (True,)
 
 
 class LockHolder(NamedTuple):

@@ -9,11 +9,13 @@ from concurrent.futures import ThreadPoolExecutor
 from http import HTTPStatus
 from typing import Any, LiteralString
 
+import psycopg
 import pytest
 
 from tests.control.api.answering import answer_of, answering, refusal
 from tests.control.cli.command import json_output, tidewheel
 from tests.fixtures.database import Database
+from tests.fixtures.roles import stranger
 from tests.transitions.acts import apply_batch, apply_batch_within, begin, begun, submission, submit, succeed, trigger
 from tests.transitions.stepping import in_background, until_blocked
 from tidewheel.control.client.client import Client
@@ -121,6 +123,30 @@ def test_two_submits_at_once_do_not_both_take_the_last_place(client: Client, dat
             later = in_background(submit_another)
             until_blocked(database, second)
         assert refusals(later.result()) == ["tenant_limit"]
+
+
+@pytest.mark.parametrize("is_stranger", [False, True])
+def test_submit_waits_for_one_of_0_1_that_counts_and_for_no_stranger(
+    client: Client, database: Database, *, is_stranger: bool
+) -> None:
+    """0.1 keeps no room while it counts, but an advisory lock: neither saw the other's jobs (N2 of issue 39)."""
+    client.tenants.limit("acme", jobs=1)
+    with (
+        stranger(database.url) as url,
+        psycopg.connect(url if is_stranger else database.url_of("intake")) as old,
+        connect(database.url, "second") as second,
+    ):
+
+        def submit_one() -> list[Reply]:
+            with second.transaction():
+                return apply_batch_within(second, database, submission("a") | ACME)
+
+        old.execute("SELECT pg_advisory_xact_lock(hashtextextended('tidewheel jobs of acme', 0))")
+        later = in_background(submit_one)
+        if not is_stranger:
+            until_blocked(database, second)
+            old.rollback()
+        assert not refusals(later.result())
 
 
 def test_payload_beyond_the_limit_is_refused_in_jobs_and_triggers(client: Client, database: Database) -> None:

@@ -6,9 +6,10 @@ import sys
 from collections.abc import Callable
 from contextlib import ExitStack
 from datetime import timedelta
+from functools import partial
 from io import StringIO
 from pathlib import Path
-from typing import Any, LiteralString
+from typing import Any, LiteralString, get_args
 from uuid import uuid4
 
 import psycopg
@@ -17,17 +18,20 @@ import pytest
 from tests.control.archive.test_archive import ADD_RUNS
 from tests.control.cli.command import json_output, tidewheel
 from tests.fixtures.database import Database
+from tests.fixtures.roles import stranger
 from tests.fixtures.services import delete_topics, until
 from tidewheel.control.archive.days import locked_archive
 from tidewheel.control.archive.stores import FolderStore
 from tidewheel.control.cli.exit_codes import ExitCode
 from tidewheel.control.occurrence_audit.result import run_audit
 from tidewheel.control.restore.procedure import restore
-from tidewheel.errors import Unavailable
+from tidewheel.errors import SettingsError, Unavailable
 from tidewheel.local.stack import StackInfo
 from tidewheel.migrations import runner
 from tidewheel.migrations.runner import migrate, migrations
+from tidewheel.postgres.held_lock import OldLock, try_old_lock
 from tidewheel.postgres.partitions import day_of, ensure_days, stored_days
+from tidewheel.postgres.session import connect
 from tidewheel.process.service import Shutdown
 from tidewheel.scheduler import retention as retention_module
 from tidewheel.scheduler.retention import Retention
@@ -172,6 +176,49 @@ def test_stopped_audit_loses_its_lock_and_a_living_one_keeps_it(database: Databa
             until(lambda: not is_kept(database), "the lease is over")
         finally:
             holder.kill()
+
+
+def archives(url: str) -> bool:
+    try:
+        with locked_archive(url):
+            return True
+    except Unavailable:
+        return False
+
+
+def restores(url: str) -> bool:
+    with pytest.raises(SettingsError) as refused:  # a new database has no heartbeat: it does not name its age
+        restore(url, Connections.load(), dry_run=True)
+    return "another `tidewheel admin restore` is running" not in str(refused.value)
+
+
+def takes(name: OldLock, url: str) -> bool:
+    with connect(url, "test") as connection:
+        return try_old_lock(connection, name)
+
+
+OF_0_1: dict[OldLock, Callable[[str], bool]] = {
+    **{name: partial(takes, name) for name in get_args(OldLock)}, "archive": archives, "restore": restores,
+}  # fmt: skip
+LOCK_OLD: LiteralString = "SELECT pg_advisory_xact_lock(hashtext('tidewheel.' || %s))"
+
+
+@pytest.mark.parametrize("name", OF_0_1)
+def test_work_of_0_1_is_respected_until_it_ends_and_a_stranger_never(fresh_database: Database, name: OldLock) -> None:
+    """Both releases work during a rolling upgrade (N2 of issue 39); the tests of retention have its two keys too."""
+    works, url = OF_0_1[name], fresh_database.url
+    with psycopg.connect(fresh_database.url_of("scheduler")) as old:
+        old.execute(LOCK_OLD, [name])
+        assert not works(url)
+    assert works(url)
+    with stranger(url) as other_url, psycopg.connect(other_url) as other:
+        other.execute(LOCK_OLD, [name])
+        assert works(url)
+
+
+def test_archive_keeps_one_of_0_1_out(fresh_database: Database) -> None:
+    with locked_archive(fresh_database.url):
+        assert fresh_database.value("SELECT pg_try_advisory_lock(hashtext('tidewheel.archive'))") is False
 
 
 @pytest.mark.kafka
