@@ -1,10 +1,11 @@
 """Preview what the end of a freeze or of a pause does with the occurrences that came due meanwhile.
 
-The decision is that of the scheduler, `on_resume` of tidewheel/schedules/decide.py, about the timers that are held now.
+The decision is that of the scheduler, `on_resume` of tidewheel/schedules/decide.py, about the timers that are held now,
+or that a freeze holds once a scheduler has seen it.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import LiteralString, NamedTuple
 from uuid import UUID
@@ -19,7 +20,7 @@ from tidewheel.postgres.statements import Statements
 from tidewheel.runs import SkipReason
 from tidewheel.schedules.decide import MAX_CAUGHT_UP, on_resume
 from tidewheel.schedules.decision import policies_from_text
-from tidewheel.schedules.schedule import TICK, FixedDelay
+from tidewheel.schedules.schedule import TICK, FixedDelay, Once
 from tidewheel.schedules.timer_state import TimerState, timer_state
 from tidewheel.transitions.decision_inputs import DecisionInputs, read_decision_inputs
 
@@ -93,6 +94,7 @@ class _HeldTimer(NamedTuple):
     policy_json: str
     catch_up_end: datetime | None
     overridden: bool
+    since: datetime | None = None  # the begin of the freeze, of a timer that no scheduler has held yet
 
 
 def resumption(connection: Conn, statement: LiteralString, columns: Mapping[str, object], hold: str) -> Resumption:
@@ -135,6 +137,11 @@ def _decide(timer: _HeldTimer, inputs: DecisionInputs, now: datetime) -> Resumed
     state = readable("schedule", row, lambda: timer_state(timer, inputs.day_sets, inputs.of(timer)), None)
     if state is None:
         return None
+    if timer.since is not None:  # what came before fires
+        if timer.scheduled_at <= timer.since and isinstance(state.schedule, FixedDelay | Once):
+            return None
+        moved = {at: to for at, to in state.moved.items() if to > timer.since}
+        state = replace(state, cursor=max(state.cursor, timer.since + TICK), moved=moved)
     decision = on_resume(state, now=now)
     fires, exact = _fires(state, decision.next_at, now)
     fires += sum(to <= now and at not in decision.moved for at, to in state.moved.items())

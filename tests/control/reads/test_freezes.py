@@ -2,6 +2,7 @@
 
 from datetime import timedelta
 from http import HTTPStatus
+from typing import LiteralString
 
 import pytest
 
@@ -18,6 +19,17 @@ from tidewheel.nouns.jobs.reads import show_job
 from tidewheel.scheduler.releases import Thaws
 
 MINUTE = timedelta(minutes=1)
+# Runs of the instants after a time, and skips by a freeze.
+_DONE: LiteralString = """
+SELECT j.key,
+       (SELECT count(*) FROM job_runs AS r
+          LEFT JOIN overrides AS m USING (job_id, scheduled_at)
+         WHERE r.job_id = j.job_id AND coalesce(m.moved_to, r.scheduled_at) > %s),
+       (SELECT coalesce(sum(s.occurrences), 0)::bigint
+          FROM skips AS s
+         WHERE s.job_id = j.job_id AND s.reason = 'frozen')
+  FROM jobs AS j
+"""
 _TENANT = FrozenScope("default", None, None, None)
 
 
@@ -98,6 +110,32 @@ def test_preview_of_a_thaw_and_of_a_resume_counts_what_they_do(frozen: ClockedDa
         fire_due(frozen)
     fired = "SELECT count(*) FROM job_runs AS r JOIN jobs AS j USING (job_id) WHERE j.key = %s"
     assert [frozen.value(fired, [key]) for key in ("job", "once", "all")] == [0, 1, 7]
+
+
+def test_preview_that_no_scheduler_has_prepared_counts_what_the_thaw_does(clocked: ClockedDatabase) -> None:
+    """Rows decide which instants were frozen, so a preview beside a stopped scheduler knows them too (F2)."""
+    clocked.stop_clock()
+    for policy in ("skip", "fire_once", "fire_all"):
+        submit(clocked, policy, schedule="@every 1m", on_resume=policy)
+    for key, minutes in (("once-before", 1), ("once-under", 3), ("once-after", 9)):
+        submit(clocked, key, schedule={"once": (clocked.now() + minutes * MINUTE).isoformat()})
+    submit(clocked, "moved", schedule={"interval": "10m", "anchor": (clocked.now() - 9 * MINUTE).isoformat()})
+    to = (clocked.now() + 3 * MINUTE).isoformat()
+    apply_batch(clocked, about("job.move", "moved", at=(clocked.now() + MINUTE).isoformat(), to=to))
+    clocked.advance(2 * MINUTE)
+    began = clocked.now()
+    with Client(clocked.url) as client:
+        client.freezes.freeze(queue="default")
+        clocked.advance(3 * MINUTE)
+        found = client.freezes.preview_thaw(queue="default")
+        client.freezes.thaw(queue="default")
+    thaws = Thaws(clocked.session(), clocked.installation)
+    while fire_due(clocked) or thaws.step():
+        pass
+    assert {each.key: (each.fires, each.skips) for each in found.jobs} == {
+        key: (fires, skips) for key, fires, skips in clocked.rows(_DONE, [began]) if fires or skips
+    }
+    assert (found.fires, found.skips) == (1 + 3 + 1, 3 + 2 + 1)
 
 
 def test_skipped_occurrence_says_frozen_after_the_thaw(frozen: ClockedDatabase) -> None:

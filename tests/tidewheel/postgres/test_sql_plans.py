@@ -373,6 +373,7 @@ _ACTIVITY: Mapping[str, object] = {
 
 _FREEZE: Mapping[str, object] = {
     "tenant": "default", "queue": "reports", "labels": None, "key_prefix": None, "only": None, "limit": 201,
+    "look": 1000,
 }  # fmt: skip
 
 _SLICE: Mapping[str, object] = {"grain": 0, "first": _NOW - timedelta(hours=1), "end": _NOW - timedelta(minutes=50)}

@@ -49,11 +49,20 @@ SELECT f.tenant, f.queue, f.labels, f.key_prefix, f.created_by AS by, f.reason, 
  ORDER BY f.id
 
 -- name: read_frozen_timers
--- Returns the timers that the freeze of exactly this scope holds, and no other one: of one tenant only if `only` names it.
--- Index: timers_frozen, job_versions_pkey, jobs_pkey; frozen_jobs_pkey for a freeze by jobs; a few rows of freezes. No lock.
-SELECT j.key, t.job_id, t.tenant, t.scheduled_at, v.schedule_json, v.policy_json, t.catch_up_end, t.overridden
+-- Returns the timers that the freeze of exactly this scope holds, and no other one: of one tenant only if `only` names it. Those that
+-- are due and that no scheduler has held yet have the begin of the freeze; of these at most `look` of each shard.
+-- Index: timers_frozen, timers_due, job_versions_pkey, jobs_pkey; frozen_jobs_pkey for a freeze by jobs; a few rows of freezes. No lock.
+SELECT j.key, t.job_id, t.tenant, t.scheduled_at, v.schedule_json, v.policy_json, t.catch_up_end, t.overridden,
+       CASE WHEN t.hold_reason IS NULL THEN f.created_at END AS since
   FROM freezes AS f
-  JOIN timers AS t ON t.hold_reason = 'freeze' AND t.tenant = coalesce(f.tenant, %(only)s, t.tenant)
+  JOIN (SELECT h.* FROM timers AS h WHERE h.hold_reason = 'freeze'
+        UNION ALL
+        SELECT d.*
+          FROM generate_series(0, (SELECT max(m.shard) FROM timers AS m)) AS s (shard)
+         CROSS JOIN LATERAL (SELECT * FROM timers AS u
+                              WHERE u.shard = s.shard AND u.due_at <= (SELECT tidewheel_now())
+                                AND u.hold_reason IS NULL AND u.catch_up_end IS NULL
+                              ORDER BY u.due_at LIMIT %(look)s) AS d) AS t ON t.tenant = coalesce(f.tenant, %(only)s, t.tenant)
   JOIN job_versions AS v ON v.job_id = t.job_id AND v.version = t.version
   JOIN jobs AS j ON j.job_id = t.job_id
  WHERE {{tidewheel.transitions.same_scope(f)}}

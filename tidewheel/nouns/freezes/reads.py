@@ -27,6 +27,7 @@ _READ_FROZEN_TIMERS = _SQL["read_frozen_timers"]
 _FIND_FREEZE = Statements("tidewheel.transitions")["find_freeze"]
 
 _LOOKED_AT = 20_000
+_DUE = 1000  # timers of each shard: more are due only without a scheduler
 _STANDING = 20  # freezes of one band
 
 
@@ -105,9 +106,10 @@ def count_freezable(connection: Conn, scope: FrozenScope) -> Freezable:
 def preview_thaw(connection: Conn, scope: FrozenScope, *, only: str | None = None) -> Resumption:
     """Return what a thaw of exactly this scope does, to jobs of one tenant only if `only` names it.
 
-    Jobs that another freeze names stay held.
+    Jobs that another freeze names stay held. Instants whose runs were written ahead count once a scheduler has
+    retracted these.
     """
-    columns = {**_columns(scope), "only": only, "limit": MAX_JOBS + 1}
+    columns = {**_columns(scope), "only": only, "limit": MAX_JOBS + 1, "look": _DUE}
     if connection.execute(_FIND_FREEZE, columns).fetchone() is None:
         raise UnknownFreeze(next((name for name in ("key_prefix", "labels", "queue") if getattr(scope, name)), "scope"))
     return resumption(connection, _READ_FROZEN_TIMERS, columns, "freeze")
