@@ -7,6 +7,7 @@ from urllib.request import urlopen
 
 import psycopg
 import pytest
+from confluent_kafka.admin import NewTopic  # type: ignore[attr-defined]  # its stub re-exports no NewTopic
 from pydantic import SecretStr
 
 from tests.executor.test_consume import let_in
@@ -185,3 +186,26 @@ def test_queue_without_topics_is_found_with_one_remedy(fleet: Fleet, monkeypatch
     about = [each for each in findings if ".runs." in each.what or each.check == "fallbacks"]
     assert {each.check for each in about} == {"topics", "fallbacks"}
     assert all(REMEDY in each.remedy for each in about), about
+
+
+@pytest.mark.kafka
+@pytest.mark.slow
+def test_queue_whose_topics_were_made_again_is_read_again_or_found(fleet: Fleet) -> None:
+    """Else the sweep alone brings its runs, a second late (A7 of issue 39)."""
+    fleet.start_all("scheduler", "relay", "executor")
+    fleet.wait_started()
+    fleet.database.submit("often", schedule="@every 1s", target="note")
+    by_message = "SELECT count(*) FROM finished_runs WHERE claimed_from <> 'sweep' AND started_at > %s"
+    fleet.until(lambda: fleet.database.value(by_message, ["-infinity"]) > 9, "messages bring runs")
+    topics = [fleet.topics.runs("default", lane) for lane in Lane]
+    admin = admin_of(fleet.kafka)
+    for gone in admin.delete_topics(topics, operation_timeout=60).values():
+        gone.result(60)
+    for made in admin.create_topics([NewTopic(name, 2, 1) for name in topics], operation_timeout=60).values():
+        made.result(60)
+    since = fleet.database.now() + timedelta(seconds=5)  # what was fetched before has run by then
+    fleet.until(
+        lambda: fleet.database.value(by_message, [since]) > 2 or remedies(fleet),
+        "messages or a finding",
+        seconds=_SECONDS,
+    )

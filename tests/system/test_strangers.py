@@ -9,7 +9,7 @@ from collections.abc import Generator, Iterator
 from contextlib import closing, contextmanager
 from datetime import date, timedelta
 from pathlib import Path
-from typing import LiteralString
+from typing import LiteralString, get_args
 
 import psycopg
 import pytest
@@ -29,7 +29,7 @@ from tidewheel.control.doctor.doctor import CHECKS
 from tidewheel.ids import rate_key_id, tenant_key_id
 from tidewheel.intake.runs import block_claims
 from tidewheel.migrations.runner import migrate
-from tidewheel.postgres.held_lock import find_lock_holders
+from tidewheel.postgres.held_lock import OldLock, find_lock_holders
 from tidewheel.postgres.partitions import day_of
 from tidewheel.postgres.session import connect
 from tidewheel.process.service import Shutdown
@@ -67,6 +67,11 @@ SELECT count(*) FILTER (WHERE taken)
 """
 ENDED: LiteralString = """
 SELECT count(*) FROM finished_runs AS r JOIN jobs AS j USING (job_id) WHERE j.key = %s AND r.state = 'succeeded'
+"""
+LATENESS: LiteralString = """
+SELECT ARRAY[count(*), percentile_cont(0.5) WITHIN GROUP (ORDER BY extract(epoch FROM r.started_at - r.scheduled_at))]
+  FROM (SELECT r.started_at, r.scheduled_at FROM finished_runs AS r JOIN jobs AS j USING (job_id)
+         WHERE j.key = 'every' AND r.scheduled_at > %s ORDER BY r.scheduled_at LIMIT 5) AS r
 """
 
 
@@ -126,6 +131,13 @@ def work(fleet: Fleet, client: Client) -> None:
     )
 
 
+def lateness(fleet: Fleet) -> float:
+    """Return the median seconds between the instant and the start of the next five runs of a job."""
+    since = fleet.database.now()
+    fleet.until(lambda: fleet.database.value(LATENESS, [since])[0] == 5, "five timers fire")
+    return float(fleet.database.value(LATENESS, [since])[1])
+
+
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_a_role_without_rights_that_takes_every_advisory_key_stops_nothing(
     fleet: Fleet, stranger_url: str, when: str
@@ -151,6 +163,8 @@ def test_a_role_without_rights_that_takes_every_advisory_key_stops_nothing(
                 fleet.until(lambda: retention.step() or not stored(database, old), "retention drops a day")
             warning = " the advisory lock "
             fleet.until(lambda: warning in services["scheduler"].log.read_text(), "the log names the session")
+            beside = lateness(fleet)
+        assert beside < 2 * lateness(fleet) + 0.1
 
 
 def test_doctor_names_the_stranger_that_holds_a_key(fresh_database: Database, stranger_url: str) -> None:
@@ -194,6 +208,7 @@ def test_prepared_transaction_that_holds_the_key_of_claims_stops_none(tmp_path: 
 def test_every_statement_that_takes_an_advisory_key_goes_on_without_it() -> None:
     """Those that wait ask first whether a stranger has the key; `all_keys_taken` takes each of them."""
     known = {*key_names(), "tidewheel jobs of "}
+    assert {*get_args(OldLock)} <= {*OF_0_1}, "names that a statement completes"
     for name, statement in statements_with("pg_(?:try_)?advisory_"):
         waits = re.search(r"pg_advisory_(?!unlock)", statement)
         assert not waits or "{{tidewheel.no_stranger(" in statement, name
