@@ -129,7 +129,7 @@ def test_two_submits_at_once_do_not_both_take_the_last_place(client: Client, dat
 def test_submit_waits_for_one_of_0_1_that_counts_and_for_no_stranger(
     client: Client, database: Database, *, is_stranger: bool
 ) -> None:
-    """0.1 keeps no room while it counts, but an advisory lock: neither saw the other's jobs (N2 of issue 39)."""
+    """Else neither counts the jobs of the other (N2 of issue 39)."""
     client.tenants.limit("acme", jobs=1)
     with (
         stranger(database.url) as url,

@@ -205,7 +205,7 @@ LOCK_OLD: LiteralString = "SELECT pg_advisory_xact_lock(hashtext('tidewheel.' ||
 
 @pytest.mark.parametrize("name", OF_0_1)
 def test_work_of_0_1_is_respected_until_it_ends_and_a_stranger_never(fresh_database: Database, name: OldLock) -> None:
-    """Both releases work during a rolling upgrade (N2 of issue 39); the tests of retention have its two keys too."""
+    """Both releases work during a rolling upgrade (N2 of issue 39)."""
     works, url = OF_0_1[name], fresh_database.url
     with psycopg.connect(fresh_database.url_of("scheduler")) as old:
         old.execute(LOCK_OLD, [name])
