@@ -27,7 +27,9 @@ from tidewheel.control.api.authorization import KEY, TRUSTED
 _HEAD_SECONDS = 10.0
 _REQUEST_SECONDS = 60.0  # more than the waits for locks that one request may have
 _UNREAD_SECONDS = 30.0  # for a client to read what is more than uvicorn's 64 KiB
-_UNREAD_BYTES = 32 * 1024 * 1024  # of all answers; as many as the largest pages of eight clients
+# Of all answers: the largest pages of four clients. A transport may hold twice as much as it counts: the array that it
+# sends from shrinks only at the half.
+_UNREAD_BYTES = 16 * 1024 * 1024
 _READ_BYTES = 64 * 1024  # from the socket at once; asyncio's own 256 KiB would count for each stranger
 
 

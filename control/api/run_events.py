@@ -11,7 +11,7 @@ and leaves out what it has sent. An open run that is open no longer, and whose e
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Annotated
@@ -47,6 +47,7 @@ _POLL_SECONDS = 1.0
 _ALIVE_SECONDS = 15.0  # between two comments, so that proxies keep the connection
 _REMEMBERED = 10_000  # ends that are not sent again
 _COMMITS_WITHIN = timedelta(seconds=5)
+_RUNS = 100  # read at once
 _OLDEST = timedelta(hours=1)  # of a Last-Event-ID: older ends are listed by GET /runs
 
 # An index by the end of a run finds a span of it, but no tenant: the span is short where others end many runs. The time
@@ -101,7 +102,7 @@ class Places:
 class Streaming(StreamingResponse):
     """A stream that gives its place back, also if its client leaves before it begins."""
 
-    def __init__(self, events: AsyncGenerator[bytes], end: Callable[[], None]) -> None:
+    def __init__(self, events: AsyncGenerator[bytes | memoryview], end: Callable[[], None]) -> None:
         super().__init__(events, media_type="text/event-stream", headers=HEADERS)
         self._end = end
 
@@ -149,14 +150,15 @@ class RunEventsApi:
         return Streaming(self._events(stream, first, is_open), end)
 
     async def _events(
-        self, stream: "_Stream", text: bytes, is_open: Callable[[], Awaitable[bool]]
-    ) -> AsyncGenerator[bytes]:
+        self, stream: "_Stream", text: bytes | bytearray, is_open: Callable[[], Awaitable[bool]]
+    ) -> AsyncGenerator[memoryview]:
         now = asyncio.get_running_loop().time
         sent_at = now()
-        yield b"retry: 2000\n\n" + text
+        yield memoryview(b"retry: 2000\n\n")
+        yield memoryview(text)
         while not self.stop.requested() and await is_open():
             text = b""  # freed
-            yield text  # uvicorn waits until the client has read what was sent: then follows the next read
+            yield memoryview(text)  # uvicorn waits until the client has read what was sent: then follows the next read
             await asyncio.sleep(0.0 if stream.full else _POLL_SECONDS)
             try:
                 text = await self.reads.do(stream.read, stream.turn)
@@ -164,7 +166,7 @@ class RunEventsApi:
                 text, stream.full = b"", False  # the next poll reads the same changes
             if text or now() - sent_at >= _ALIVE_SECONDS:
                 sent_at = now()
-                yield text or b": alive\n\n"
+                yield memoryview(text or b": alive\n\n")
 
 
 @dataclass(slots=True)
@@ -182,12 +184,12 @@ class _Stream:
     _open: Mapping[UUID, tuple[str, int]] | None = None
     _ended: dict[UUID, datetime] = field(default_factory=dict[UUID, datetime])
 
-    def read(self, state: WorkerState) -> bytes:
+    def read(self, state: WorkerState) -> bytearray:
         """Return the events since the last call."""
-        text = b""
+        text = bytearray()
         with state.connection(self.tenant).snapshot() as reading:
             if self._read_until is None:
-                text = self._begin(reading)
+                text += self._begin(reading)
             assert self._read_until is not None  # noqa: S101 - set by `_begin`
             self._oldest = max((self._read_until - _COMMITS_WITHIN, _NO_RUN), self._oldest)
             until = self._read_until + self._span
@@ -197,18 +199,20 @@ class _Stream:
             before = found.open_runs if self._open is None else self._open
             moved = [run_id for run_id, at in found.open_runs.items() if before.get(run_id) != at]
             gone = self._gone(before, found)
-            ids = [*moved, *gone, *(run_id for _, run_id in found.ends)]
-            runs = {run.run_id: run for run in read_runs(reading, ids)}
+            since, ended = self.since or _LONG_AGO, dict[UUID, datetime]()
+            for run in _in_parts(reading, moved[::-1]):
+                text += _event(run, None)
+            for run in _in_parts(reading, gone):
+                if run.finished_at is not None:
+                    ended[run.run_id] = run.finished_at
+                    text += _event(run, None)  # without an id: other ends before it may not have been read
+            ends = {run_id: at for at, run_id in found.ends}
+            for run in _in_parts(reading, list(ends)):
+                since = max(since, ends[run.run_id])
+                text += _event(run, since)
         self._open = found.open_runs
-        text += b"".join(_event(runs[run_id], None) for run_id in reversed(moved) if run_id in runs)
-        for run_id in gone:
-            if run_id in runs and (finished_at := runs[run_id].finished_at) is not None:
-                self._ended[run_id] = finished_at
-                text += _event(runs[run_id], None)  # without an id: other ends before it may not have been read
-        for at, run_id in found.ends:
-            self.since = max(self.since or at, at)
-            if run_id in runs:
-                text += _event(runs[run_id], self.since)
+        self._ended |= ended
+        self.since = max([since, *ends.values()])
         self._remember(found)
         is_cut = len(found.ends) >= ENDS
         self.full = is_cut or until <= found.now
@@ -253,6 +257,12 @@ class _Stream:
             places = sorted((at, run_id) for run_id, at in self._ended.items())
             self._oldest = places[-_REMEMBERED - 1]
             self._ended = {run_id: at for at, run_id in places[-_REMEMBERED:]}
+
+
+def _in_parts(reading: Conn, ids: Sequence[UUID]) -> Iterator[RunSummary]:
+    """Yield the stored runs of these ids; few of them are in memory at once."""
+    for first in range(0, len(ids), _RUNS):
+        yield from read_runs(reading, ids[first : first + _RUNS])
 
 
 async def _always() -> bool:

@@ -1,5 +1,6 @@
 """Shutdown by SIGTERM or SIGINT, loops that are retried, and backoff while a server is away."""
 
+import ctypes
 import gc
 import logging
 import os
@@ -28,6 +29,9 @@ _FIRST_PAUSE_SECONDS = 0.1
 _COLLECT_SECONDS = 10.0
 _COLLECT_GROWTH_BYTES = 16 << 20  # of the process since the last collection: then the collector does not wait
 _CHECK_GROWTH_SECONDS = 1.0
+_M_MMAP_THRESHOLD, _M_ARENA_MAX = -3, -8  # Source: malloc.h of glibc; mallopt(3)
+_LARGE_BYTES = 128 * 1024  # with which glibc begins
+_HEAPS = 2  # of a process whose threads take turns with the interpreter's lock
 _DIGITS = re.compile(r"\d+")
 _STATM = Path("/proc/self/statm")
 _STATM_BYTES = 256  # seven numbers
@@ -116,6 +120,18 @@ def _resident_bytes() -> int:
         finally:
             os.close(file)
     return 0
+
+
+def keep_little_free_memory() -> None:
+    """Make glibc return each freed block of 128 KiB or more to the system, and share heaps between threads.
+
+    By default it keeps blocks as large as the largest that was freed, and each thread has a heap of its own. Then the
+    memory of each thread's largest page would stay in the process.
+    """
+    with suppress(AttributeError):  # another C library
+        mallopt = ctypes.CDLL(None).mallopt
+        mallopt(_M_MMAP_THRESHOLD, _LARGE_BYTES)
+        mallopt(_M_ARENA_MAX, _HEAPS)
 
 
 def end_process_with_threads() -> None:
