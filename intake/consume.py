@@ -161,10 +161,8 @@ class Member:
                 subscription.refresh()
                 if self._waiting and monotonic_seconds() >= self._try_at:
                     self._try_again(client)
-                if messages := self._poll(client):
-                    self._process(client, messages)
-                if messages := self._deferred.take():
-                    self._process(client, messages)
+                self._process(client, self._poll(client))  # in no variable: the next poll would hold both
+                self._process(client, self._deferred.take())
                 backoff.reset()
                 self._housekeeping()
         finally:
@@ -246,6 +244,8 @@ class Member:
         self._offsets.committed(ends)
 
     def _process(self, client: Consumer, messages: Sequence[Message]) -> None:
+        if not messages:
+            return
         self._applier.apply(messages)
         # Nothing more is read from a deferred partition, but for a few requests behind a postponed one.
         deferred = {
