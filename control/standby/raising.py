@@ -38,6 +38,7 @@ from tidewheel.standby import CARRIED, MARK, read_key
 _POLL_SECONDS = 1.0
 _SILENT_SECONDS = 30.0  # without a message before the end: no broker of the partition answers
 _BATCH = 1000
+_ROW_BYTES = 64 << 20  # of a row as JSON: one of 1 MiB and more as bytes has two digits for each
 
 _SQL = Statements("tidewheel.control.standby")
 _LOCK_RAISE = _SQL["lock_raise"]
@@ -150,7 +151,7 @@ def _record(message: Message) -> Record | Mark:
         site, batch = read_uuid(headers["site"].decode()), int(headers["batch"])
         value = message.value()
         row = None if value is None else decode(value, StandbyRow)
-        content = row and (zlib.decompress(row.row) if row.is_compressed else row.row)
+        content = row and (_unpacked(row.row) if row.is_compressed else row.row)
         if kind != MARK or row is None:
             return Record(site, batch, kind, key, content or None, copied_at)
         facts = as_object(json.loads(content or b"{}")) or {}
@@ -159,6 +160,16 @@ def _record(message: Message) -> Record | Mark:
     except (KeyError, ValueError, zlib.error, UndecodableMessage) as error:
         text = f"{message.topic()}[0]@{offset} is not a record of a standby site: {error}"
         raise UndecodableMessage(text) from error
+
+
+def _unpacked(packed: bytes) -> bytes:
+    """Return what was packed; a message of 1 MiB could unpack to a gigabyte."""
+    unpacking = zlib.decompressobj()
+    content = unpacking.decompress(packed, _ROW_BYTES)
+    if not unpacking.eof:
+        text = f"it is cut off, or unpacks to more than {_ROW_BYTES} bytes"
+        raise zlib.error(text)
+    return content
 
 
 @dataclass(frozen=True, slots=True)
