@@ -40,6 +40,7 @@ _OF_RUN = ("run_id", "state", "scheduled_at", "started_at", "reason", "error_typ
 
 COUNTED = 10_000  # matches beyond this are not counted: no client pages through more
 LOOKED_AT = 20_000  # rows of a page, matching or not: some tens of milliseconds
+_READ_AT_ONCE, _PAGE_CHARACTERS = 50, 1 << 20  # 64 labels have 20,000
 LOOKED_AT_WITH_VERSIONS = 10_000  # each needs its row of job_versions
 
 
@@ -49,7 +50,8 @@ def list_jobs(
 ) -> JobPage:  # fmt: skip
     """Return a page of a tenant's jobs, in the order of their keys.
 
-    A page looks at 20,000 jobs at most. With a filter that few match, it may be short, or empty, and have a cursor.
+    A page looks at 20,000 jobs at most. With a filter that few match, it may be short, or empty, and have a cursor. It
+    is also short if its labels and schedules have more than a million characters.
 
     Args:
         occurs: True for jobs whose schedule has a further occurrence only: no manual ones.
@@ -69,12 +71,15 @@ def list_jobs(
     counted = found = _find(connection, columns, "", limit=limit + 1, look=counting)
     if after:
         found = _find(connection, columns, after, limit=limit + 1, look=look if is_narrow else limit + 1)
-    more = len(found.job_ids) > limit
-    rows = read_rows(connection, documents_as(JobSummary), _LIST_JOBS, {"job_ids": found.job_ids[:limit]})
-    page = tuple(_summary(connection, tenant, row) for row in rows)
+    page, left, read = list[JobSummary](), _PAGE_CHARACTERS, 0
+    while left > 0 and (part := found.job_ids[read : min(read + _READ_AT_ONCE, limit)]):
+        rows = read_rows(connection, documents_as(JobSummary), _LIST_JOBS, {"job_ids": part})
+        page += (_summary(connection, tenant, row) for row in rows)
+        left -= sum(len(str(row["labels"])) + len(row["schedule_json"]) for row in rows)
+        read += len(part)
     return JobPage(
-        jobs=page,
-        next_cursor=page[-1].key if more else found.goes_on_after,
+        jobs=tuple(page),
+        next_cursor=page[-1].key if read < len(found.job_ids) else found.goes_on_after,
         total=min(counted.matching, COUNTED),
         at_least=counted.matching > COUNTED or counted.goes_on_after is not None,
     )
