@@ -126,7 +126,10 @@ def expected_version(request: Request, *, creates: bool = False) -> int | None:
 
 
 def _encoded(value: object) -> bytearray:
-    """Encode a value element by element: a page of megabytes is in memory as records and as text, not five times."""
+    """Encode a value element by element.
+
+    A page of megabytes is then in memory as records and as text, not five times.
+    """
     text = bytearray()
     for part in _parts(value):
         text += part.encode("utf-8", "replace")

@@ -123,10 +123,10 @@ def _resident_bytes() -> int:
 
 
 def keep_little_free_memory() -> None:
-    """Make glibc return each freed block of 128 KiB or more to the system, and share heaps between threads.
+    """Make glibc return large freed blocks to the system, and share heaps between threads.
 
-    By default it keeps blocks as large as the largest that was freed, and each thread has a heap of its own. Then the
-    memory of each thread's largest page would stay in the process.
+    By default it keeps blocks as large as the largest that was freed, and each thread has a heap of its own. So each
+    thread's heap would keep the memory of the largest page.
     """
     with suppress(AttributeError):  # another C library
         mallopt = ctypes.CDLL(None).mallopt
