@@ -19,7 +19,8 @@ from tidewheel.standby import key_of
 @pytest.mark.kafka
 def test_row_that_unpacks_to_hundreds_of_megabytes_is_refused(info: StackInfo) -> None:
     topic, site = f"standby-{uuid4()}", str(uuid4())
-    AdminClient(dict(info.kafka)).create_topics([NewTopic(topic, 1, 1)])[topic].result(30)
+    admin = AdminClient({**info.kafka})
+    admin.create_topics([NewTopic(topic, 1, 1)])[topic].result(30)
     packed = zlib.compress(bytes(200 << 20))
     at = datetime(2026, 11, 28, tzinfo=UTC)
     row = encode(StandbyRow(site=site, batch=1, as_of=at, kind="jobs", row=packed, is_compressed=True))
