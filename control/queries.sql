@@ -1,11 +1,13 @@
 -- name: read_run
--- Returns one run with the last attempt's error and result.
--- Index: job_runs_pkey, the partitions' indexes by run. No lock.
+-- Returns one run with its error and the last attempt's result.
+-- Index: job_runs_pkey, the partitions' indexes by run; failed_runs_pkey. No lock.
+-- Why failed_runs: a timeout between two attempts is the error of the run alone. Its last attempt has another one.
 SELECT r.run_id, r.job_id, r.state, r.attempt, r.scheduled_at,
        r.started_at, r.finished_at, r.reason,
-       coalesce(r.error_type, a.error_type) AS error_type, a.error_message, x.result, i.progress, i.progress_at, r.deadline_at
+       r.error_type, coalesce(f.error_message, a.error_message) AS error_message, x.result, i.progress, i.progress_at, r.deadline_at
   FROM runs AS r
-  LEFT JOIN attempts AS a ON r.finished_at IS NOT NULL AND a.run_id = r.run_id AND a.attempt = r.attempt
+  LEFT JOIN attempts AS a ON a.run_id = r.run_id AND a.attempt = r.attempt AND a.error_type = r.error_type
+  LEFT JOIN failed_runs AS f ON f.run_id = r.run_id
   LEFT JOIN attempt_outputs AS x ON x.run_id = r.run_id AND x.attempt = r.attempt
   LEFT JOIN run_inputs AS i ON i.run_id = r.run_id
  WHERE r.run_id = %(run_id)s AND r.tenant = %(tenant)s
@@ -620,13 +622,14 @@ SELECT r.run_id, j.deleted_at IS NOT NULL AS is_deleted, w.root_run_id IS NOT NU
 
 -- name: show_run
 -- Returns one run with all its details except its attempts; the workflow of a batch has the zero id in place of a root job.
--- Index: primary keys of the partitions, of jobs, job_versions, job_runs, executors and workflows; dead_letters_run_id_key. No lock.
+-- Index: primary keys of the partitions, of jobs, job_versions, job_runs, failed_runs, executors and workflows;
+-- dead_letters_run_id_key. No lock. Why failed_runs: as in read_run.
 SELECT r.run_id, j.key, r.job_id, r.job_version, {{shown_state(r)}} AS status, r.cause, r.queue, r.lane,
        r.attempt, r.scheduled_at, r.created_at, CASE WHEN r.finished_at IS NULL THEN nullif(r.publish_at, 'infinity') END AS publish_at,
        r.started_at, r.finished_at, r.reason, r.error_type, r.concurrency_key,
        v.handler, v.definition, o.failed_attempts, o.lost_attempts, o.deadline_at, o.schedule_to_close_at, o.external_deadline_at, o.executor_id, e.name AS executor, o.claimed_from,
        r.parent_run_id, r.root_run_id, coalesce(j.labels, '{}') || coalesce(i.labels, '{}') AS labels, r.request_id,
-       i.traceparent, i.late_ms, i.progress, i.progress_at, i.checkpoint, i.checkpoint_attempt, a.error_message,
+       i.traceparent, i.late_ms, i.progress, i.progress_at, i.checkpoint, i.checkpoint_attempt, coalesce(f.error_message, a.error_message) AS error_message,
        x.result, octet_length(i.payload) AS payload_bytes, i.payload_content_type, CASE WHEN w.root_job_id <> '00000000-0000-0000-0000-000000000000' THEN w.root_run_id END AS workflow_run_id,
        CASE WHEN w.root_job_id = '00000000-0000-0000-0000-000000000000' THEN w.root_run_id END AS batch_id, d.id AS dead_letter
   FROM runs AS r
@@ -635,8 +638,9 @@ SELECT r.run_id, j.key, r.job_id, r.job_version, {{shown_state(r)}} AS status, r
   LEFT JOIN job_runs AS o ON o.run_id = r.run_id
   LEFT JOIN executors AS e ON e.executor_id = o.executor_id
   LEFT JOIN run_inputs AS i ON i.run_id = r.run_id
-  LEFT JOIN attempts AS a ON r.finished_at IS NOT NULL AND a.run_id = r.run_id AND a.attempt = r.attempt
+  LEFT JOIN attempts AS a ON a.run_id = r.run_id AND a.attempt = r.attempt AND a.error_type = r.error_type
   LEFT JOIN attempt_outputs AS x ON x.run_id = r.run_id AND x.attempt = r.attempt
+  LEFT JOIN failed_runs AS f ON f.run_id = r.run_id
   LEFT JOIN dead_letters AS d ON d.run_id = r.run_id
   LEFT JOIN workflows AS w ON w.root_run_id = r.workflow_run_id AND w.root_job_id IS NOT NULL
  WHERE r.run_id = %(run_id)s AND r.tenant = %(tenant)s

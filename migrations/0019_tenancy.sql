@@ -31,7 +31,7 @@ END
 $$;
 REVOKE ALL ON FUNCTION tidewheel_own_tenant FROM PUBLIC;
 
--- As in 0005_functions.sql, for a tenant of the caller.
+-- As in 0005_functions.sql, for a tenant of the caller, and with the message of a timeout between two attempts.
 CREATE OR REPLACE FUNCTION tidewheel_status(
     run_id uuid,
     tenant text DEFAULT 'default'
@@ -57,9 +57,10 @@ BEGIN
     tenant := tidewheel_own_tenant(tenant);
     RETURN QUERY
     SELECT r.job_id, r.state, r.attempt, r.scheduled_at, r.started_at, r.finished_at, r.reason,
-           coalesce(r.error_type, a.error_type), a.error_message, x.result, i.progress, i.progress_at, r.deadline_at
+           r.error_type, coalesce(f.error_message, a.error_message), x.result, i.progress, i.progress_at, r.deadline_at
       FROM runs AS r
-      LEFT JOIN attempts AS a ON r.finished_at IS NOT NULL AND a.run_id = r.run_id AND a.attempt = r.attempt
+      LEFT JOIN attempts AS a ON a.run_id = r.run_id AND a.attempt = r.attempt AND a.error_type = r.error_type
+      LEFT JOIN failed_runs AS f ON f.run_id = r.run_id
       LEFT JOIN attempt_outputs AS x ON x.run_id = r.run_id AND x.attempt = r.attempt
       LEFT JOIN run_inputs AS i ON i.run_id = r.run_id
      WHERE r.run_id = tidewheel_status.run_id AND r.tenant = tidewheel_status.tenant;

@@ -85,6 +85,7 @@ def _detail(record: "Record") -> RunDetail:
     """Return a run as it was shown before it left the database, without what the archive does not keep."""
     inputs: Record = record["inputs"] or {}
     attempts = _attempts(record)
+    last = record["attempt"], record["error_type"]  # the error of a timeout between two attempts is that of none
     late_ms: int | None = inputs.get("late_ms")
     found = RunDetail(
         **{name: record[name] for name in _SAME},
@@ -96,7 +97,7 @@ def _detail(record: "Record") -> RunDetail:
         handler=record["handler"] or "",
         labels={**record["job_labels"], **inputs.get("labels", {})},
         max_attempts=record["max_attempts"] or 0,
-        error_message=next((each.error_message for each in attempts if each.attempt == record["attempt"]), None),
+        error_message=next((each.error_message for each in attempts if (each.attempt, each.error_type) == last), None),
         late=None if late_ms is None else timedelta(milliseconds=late_ms),
         traceparent=inputs.get("traceparent"),
         retry_chain=RetryChain(_uuid(record["parent_run_id"]), _uuid(record["root_run_id"])),

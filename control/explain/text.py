@@ -17,6 +17,7 @@ from tidewheel.schedules.decide import MAX_CAUGHT_UP
 from tidewheel.schedules.decision import CatchUp
 from tidewheel.schedules.describe import to_zone
 from tidewheel.schedules.schedule import FixedDelay, Once
+from tidewheel.transitions.finished import timeout_of
 from tidewheel.transitions.overlap import REPLACING
 
 FOLLOWS = "The job follows its parents in a workflow. The list of workflows shows its occurrences."
@@ -72,10 +73,17 @@ def state_text_of(facts: InstantFacts, run: RunFacts) -> str:
             remedy = f"Run {run.run_id} lists the places of that key."
             return f"Its run waits for the concurrency key {run.concurrency_key!r}. {remedy}"
         return f"Its run waits for the job's active run{f', {holder}' if holder else ''}."
-    attempt, error = f"attempt {run.attempt}", f" ({run.error_type})" if run.error_type else ""
+    attempt = f"attempt {run.attempt}"
     since = f" since {instant(run.started_at)}" if run.started_at else ""
-    ended = f" at {instant(run.finished_at)}" if run.finished_at else ""
-    why = f" ({run.reason})" if run.reason else ""
+    if run.started_at is not None:
+        last = f"in {attempt}"
+    else:
+        last = f"after {attempt}" if run.attempt else "before its first attempt"
+    at = f" at {instant(run.finished_at)}" if run.finished_at else ""
+    ended = f"{last}{at}"
+    error = timeout_of(run.error_type) if run.error_type and state is RunState.TIMED_OUT else run.error_type
+    causes = ", ".join(dict.fromkeys(each for each in (error, run.reason) if each))
+    why = f" ({causes})" if causes else ""
     remedy = "Its dead letter lists every attempt. Correct the cause, then redrive it or trigger the job."
     return {
         RunState.RUNNING: f"Its run is in progress: {attempt}{since}.",
@@ -83,11 +91,11 @@ def state_text_of(facts: InstantFacts, run: RunFacts) -> str:
         RunState.WAITING: f"Its run is in progress: {attempt} waits for external completion.",
         RunState.CANCELLING: f"Its run is being cancelled: {attempt} received a stop request.",
         RunState.BLOCKED: "Its run waits for runs of other jobs.",
-        RunState.SUCCEEDED: f"Its run succeeded in {attempt}{ended}.",
-        RunState.FAILED: f"Its run failed in {attempt}{ended}{error}. {remedy}",
-        RunState.TIMED_OUT: f"Its run timed out in {attempt}{ended}{why}. {remedy}",
-        RunState.CANCELLED: f"Its run was cancelled{ended}{why}.",
-        RunState.SKIPPED: f"Its run was skipped{ended}: {SKIP_WORDS.get(run.reason or '', run.reason)}.",
+        RunState.SUCCEEDED: f"Its run succeeded {ended}.",
+        RunState.FAILED: f"Its run failed {ended}{why}. {remedy}",
+        RunState.TIMED_OUT: f"Its run timed out {ended}{why}. {remedy}",
+        RunState.CANCELLED: f"Its run was cancelled {ended}{why}.",
+        RunState.SKIPPED: f"Its run was skipped{at}: {SKIP_WORDS.get(run.reason or '', run.reason)}.",
     }[state]
 
 

@@ -5,148 +5,53 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import replace
 from datetime import timedelta
 from itertools import count
-from typing import Any
 from uuid import UUID, uuid4
 
 import pytest
 from prometheus_client import REGISTRY
 
+from tests.control.api.answering import answering, enter
 from tests.control.explain.explaining import explanation_of
 from tests.executor.ending_handlers import ending_handlers
-from tests.executor.http_target import Answer, serving
+from tests.executor.ends import ENDS, STOPPED, End
+from tests.executor.http_target import Answer, HttpTarget, pretend_aws, serving
 from tests.executor.running import Executing
 from tests.executor.test_attempt_output import Lines
 from tests.fixtures.database import Database, Template
 from tests.fixtures.services import until
+from tests.relay.topics import make_topics
 from tests.scheduler.firing import fire_due
+from tidewheel.control.client.client import Client
+from tidewheel.control.client.own_runs import status
 from tidewheel.local.stack import StackInfo
-from tidewheel.nouns.runs.detail import show_run
 from tidewheel.runs import FINAL, MOVES, AttemptOutcome, Move, RunState
-from tidewheel.task_tokens import TASK_TOKEN_HEADER
+from tidewheel.scheduler.deadlines import Deadlines
+from tidewheel.schemas.generated.records import ReplyStatus, RunCompleted
+from tidewheel.transitions.finished import timeout_of
 
 pytestmark = pytest.mark.kafka
 
-ALL_WAYS = ("loop", "thread", "process")
-STOPPED = "stopped"  # the queue of the executors that a test stops
-FIRST, LAST = "failure 1 of 3, retrying in 10 ms: ", "failure 1 of 1, the run fails: "
-ONCE: dict[str, Any] = {"delivery": "at_most_once"}
-NO_RETRY: dict[str, Any] = {"retry": {"max_attempts": 1}}
-SUCCEEDED, COMPLETED = r"succeeded in \S+ m?s", r"succeeded in \S+ m?s, by complete_in"
-CANCELLED = (r"cancel requested", r"cancelled after \S+ m?s")
-S, F, T = AttemptOutcome.SUCCEEDED, AttemptOutcome.FAILED, AttemptOutcome.TIMED_OUT
-numbers = count(1)
-
-
-@dataclass(frozen=True)
-class End:
-    """A kind of end: what each attempt does, as `ending_handlers.py` names it, and what is seen of it."""
-
-    do: tuple[str, ...]
-    outcomes: tuple[AttemptOutcome, ...]
-    lines: tuple[str, ...]  # regular expressions of whole lines
-    move: Move  # from `running`
-    ways: tuple[str, ...] = ALL_WAYS
-    act: str = ""
-    job: dict[str, Any] = field(default_factory=dict[str, Any])
-
-    @property
-    def state(self) -> RunState:
-        """The state of the run, by its last attempt."""
-        return RunState(self.outcomes[-1].value)
-
-
-ENDS = {
-    "returned": End(("return",), (S,), (SUCCEEDED,), Move.SUCCEED),
-    "raised": End(("raise", "return"), (F, S), (FIRST + "ValueError: no such order", SUCCEEDED), Move.RETRY),
-    "raised for the last time": End(("raise",), (F,), (LAST + "ValueError: no such order",), Move.FAIL, job=NO_RETRY),
-    "permanent": End(
-        ("permanent",), (F,), ("failure 1 of 3, the run fails without a retry: Permanent: no such address",), Move.FAIL
+TOPIC, NO_TOPIC = (f"{name}-{uuid4().hex[:8]}" for name in ("ends", "nowhere"))
+FAILURE = {"error_type": "NoSuchOrder", "error_message": "no such order"}
+ANSWERS = {
+    "200": Answer(),
+    "202": Answer(202),
+    "500": Answer(500),
+    "broken": Answer(
+        200, b'{"errorType": "KeyError", "errorMessage": "no order"}', {"x-amz-function-error": "Unhandled"}
     ),
-    "snoozed": End(("snooze", "return"), (AttemptOutcome.SNOOZED, S), ("snoozed for 1 s", SUCCEEDED), Move.SNOOZE),
-    "cancelled by its handler": End(("cancel",), (AttemptOutcome.CANCELLED,), CANCELLED[1:], Move.REQUEST_CANCEL),
-    "cancelled by request": End(("hold",), (AttemptOutcome.CANCELLED,), CANCELLED, Move.REQUEST_CANCEL, act="cancel"),
-    "returned in spite of a cancel": End(
-        ("hold-return",), (AttemptOutcome.CANCELLED,), CANCELLED, Move.REQUEST_CANCEL, act="cancel"
-    ),
-    "raised in spite of a cancel": End(
-        ("hold-raise",),
-        (AttemptOutcome.CANCELLED,),
-        (CANCELLED[0], "attempt failed during the run's cancellation; the run is cancelled: ValueError: stopped"),
-        Move.REQUEST_CANCEL,
-        ways=("loop", "thread"),
-        act="cancel",
-    ),
-    "timed out": End(
-        ("hold",),
-        (T,),
-        ("failure 1 of 1, the run times out: timeout_start_to_close: start_to_close of 1 s has passed",),
-        Move.TIME_OUT,
-        job=NO_RETRY | {"start_to_close": "1s"},
-    ),
-    "timed out and retried": End(
-        ("hold", "return"),
-        (T, S),
-        (FIRST + "timeout_start_to_close: start_to_close of 1 s has passed", SUCCEEDED),
-        Move.RETRY,
-        job={"start_to_close": "1s"},
-    ),
-    "completed in its own transaction": End(("complete",), (S,), (COMPLETED,), Move.SUCCEED),
-    "completed on the last attempt": End(("complete",), (S,), (COMPLETED,), Move.SUCCEED, job=NO_RETRY),
-    "completed, not committed": End(
-        ("complete-forget", "complete"),
-        (F, S),
-        (FIRST + "NotCommitted: the handler called complete_in and returned, .*commit it first.*", COMPLETED),
-        Move.RETRY,
-    ),
-    "completed, then raised": End(
-        ("complete-raise",),
-        (S,),
-        ("failed after complete_in; the run remains succeeded: ValueError: after the commit",),
-        Move.SUCCEED,
-    ),
-    "completed, then timed out": End(
-        ("complete-overrun",),
-        (S,),
-        ("failed after complete_in; the run remains succeeded: timeout_start_to_close: .*",),
-        Move.SUCCEED,
-        ways=("loop",),
-        job={"start_to_close": "1s"},
-    ),
-    "its process died": End(("die",), (F,), (LAST + "ProcessDied: .*",), Move.FAIL, ways=("process",), job=NO_RETRY),
-    "released": End(
-        ("hold", "return"), (AttemptOutcome.RELEASED, S), ("released", SUCCEEDED), Move.RELEASE, act="stop"
-    ),
-    "unknown, at most once": End(
-        ("hold",),
-        (F,),
-        ("failure 1 of 3, the run fails without a retry: unknown_outcome: the executor stopped .*",),
-        Move.FAIL,
-        act="stop",
-        job=ONCE,
-    ),
-    "lost": End(("return", "return"), (AttemptOutcome.LOST, S), (SUCCEEDED,), Move.RETRY, act="lose"),
-    "http 200": End(("200",), (S,), (SUCCEEDED,), Move.SUCCEED, ways=("http",)),
-    "http 500": End(("500",), (F,), (LAST + "http_500: .*",), Move.FAIL, ways=("http",), job=NO_RETRY),
-    "http 202": End(
-        ("202",),
-        (S,),
-        ("waiting up to 3600 s for external completion",),
-        Move.WAIT,
-        ways=("http",),
-        act="complete",
-    ),
-    "program that succeeds": End(("true",), (S,), (SUCCEEDED,), Move.SUCCEED, ways=("shell",)),
-    "program that fails": End(("false",), (F,), (LAST + "exit_1: .*",), Move.FAIL, ways=("shell",), job=NO_RETRY),
 }
+numbers = count(1)
 CASES = [pytest.param(end, way, id=f"{name}-{way}") for name, end in ENDS.items() for way in end.ways]
 
 
 @pytest.fixture(scope="module")
 def lines() -> Iterator[Lines]:
-    kept, log = Lines(), logging.getLogger("tidewheel.executor")
+    """The log of the executors, and of the scheduler, intake and API that end runs for them."""
+    kept, log = Lines(), logging.getLogger("tidewheel")
     before = log.level
     log.addHandler(kept)
     log.setLevel(logging.INFO)
@@ -156,12 +61,21 @@ def lines() -> Iterator[Lines]:
 
 
 @pytest.fixture(scope="module")
-def executing(template: Template, info: StackInfo, lines: Lines) -> Iterator[Executing]:
+def server() -> Iterator[HttpTarget]:
+    """The server of all HTTP targets, also in place of AWS."""
+    with serving() as made, pytest.MonkeyPatch.context() as environment:
+        pretend_aws(environment, made.url(""))
+        yield made
+
+
+@pytest.fixture(scope="module")
+def executing(template: Template, info: StackInfo, lines: Lines, server: HttpTarget) -> Iterator[Executing]:
     """One executor for all cases but those that stop one."""
-    del lines
+    del lines, server
     database = Database(template.copy(), template.installation)
     made = Executing(database, info.kafka)
     made.make_topics()
+    make_topics(info.kafka, [TOPIC])
     with serving_runs(made, "default"):
         yield made
     database.close()
@@ -171,10 +85,12 @@ def serving_runs(executing: Executing, queue: str) -> AbstractContextManager[Non
     return executing.running(
         known=ending_handlers(),
         queues=queue,
-        targets="handler,http,shell",
+        targets="handler,http,kafka,lambda,shell",
         log_runs=True,
         drain_timeout=timedelta(0),
         http_allow_private=True,
+        kafka_topics=f"{TOPIC},{NO_TOPIC}",
+        lambda_functions="ends",
         shell_allow="/bin/true,/bin/false",
     )
 
@@ -203,18 +119,63 @@ def fired(executing: Executing, end: End, target: object) -> UUID:
 
 
 def target_of(way: str, end: End, url: str) -> object:
-    if way == "http":
-        return {"type": "http", "url": url} | ({"async": True, "async_timeout": "1h"} if end.do == ("202",) else {})
-    return {"type": "shell", "argv": [f"/bin/{end.do[0]}"]} if way == "shell" else f"ends.{way}"
+    limit = "1s" if end.act == "overdue" else "1h"
+    waits = end.do[:1] == ("202",)
+    match way:
+        case "http":
+            return {"type": "http", "url": url} | ({"async": True, "async_timeout": limit} if waits else {})
+        case "kafka":
+            topic = NO_TOPIC if end.do == ("nowhere",) else TOPIC
+            return {"type": "kafka", "topic": topic} | ({"await_reply": True, "reply_timeout": limit} if waits else {})
+        case "lambda":
+            return {"type": "lambda", "function": "ends"}
+        case "shell":
+            return {"type": "shell", "argv": [f"/bin/{end.do[0]}"]}
+        case _:
+            return f"ends.{way}"
 
 
-def cancel(executing: Executing, run_id: UUID) -> None:
-    until(lambda: executing.state(run_id) is RunState.RUNNING, "it runs")
-    executing.database.apply_batch({"type": "run.cancel", "run_id": str(run_id)})
+def request(executing: Executing, run_id: UUID, end: End) -> None:
+    """Request the end of a run, by its id or by its attempt's token."""
+    database = executing.database
+    until(lambda: executing.state(run_id) is end.source, f"it is {end.source}")
+    document = {"type": "run.complete", "token": database.installation.task_tokens.sign(run_id, 1)}
+    if end.act == "cancel":
+        document = {"type": "run.cancel", "run_id": str(run_id), "reason": "the order was withdrawn"}
+    elif end.act == "fail":
+        document |= {"status": "failed"} | FAILURE
+    session = database.session()
+    with session.transaction() as connection:
+        [reply] = database.apply_batch_within(connection, document)
+    session.close()
+    assert reply.status is ReplyStatus.ACCEPTED, reply.errors
 
 
-def stop(executing: Executing, run_id: UUID) -> None:
+def let_pass(executing: Executing, run_id: UUID, end: End) -> None:
+    """Let a scheduler act on the deadline of a run that no executor owns."""
+    until(lambda: executing.state(run_id) is end.source, f"it is {end.source}")
+    session = executing.database.session()
+    deadlines = Deadlines(session, executing.database.installation)
+    until(lambda: deadlines.step()[0], "its deadline passes")
+    session.close()
+
+
+def report(executing: Executing, run_id: UUID, end: End) -> None:
+    """Report the attempts over REST."""
+    facts = {"failed": FAILURE, "timed_out": {"timeout": "start_to_close"}}
+    with answering(executing.database) as client:
+        executor = enter(client, handlers=("ends.rest",), queues=("remote",))
+        for number, status in enumerate(end.do, 1):
+            until(executor.sweep, "it starts")
+            if status == "cancelled":
+                request(executing, run_id, replace(end, act="cancel"))
+                until(executor.heartbeat, "the executor knows")
+            assert executor.finish(run_id, status, attempt=number, **facts.get(status, {})) == "recorded"
+
+
+def stop(executing: Executing, run_id: UUID, end: End) -> None:
     """Stop the executor that runs it, and start another."""
+    del end
     saved = "SELECT count(progress) FROM run_inputs WHERE run_id = %s"
     with serving_runs(executing, STOPPED):
         until(lambda: executing.database.value(saved, [run_id]), "its handler has started")
@@ -222,8 +183,9 @@ def stop(executing: Executing, run_id: UUID) -> None:
         until(lambda: executing.state(run_id) in FINAL, "it ends")
 
 
-def lose(executing: Executing, run_id: UUID) -> None:
+def lose(executing: Executing, run_id: UUID, end: End) -> None:
     """Let an executor own it that sends no heartbeat."""
+    del end
     ghost = uuid4()
     executing.database.execute(
         "INSERT INTO executors (executor_id, name, queues, handlers, slots, lease, last_heartbeat_at, started_at)"
@@ -236,30 +198,29 @@ def lose(executing: Executing, run_id: UUID) -> None:
         until(lambda: executing.state(run_id) in FINAL, "it ends")
 
 
-ACTS: dict[str, Callable[[Executing, UUID], None]] = {"cancel": cancel, "stop": stop, "lose": lose}
+ACTS: dict[str, Callable[[Executing, UUID, End], None]] = {
+    **dict.fromkeys(("cancel", "complete", "fail"), request),
+    "overdue": let_pass,
+    "report": report,
+    "stop": stop,
+    "lose": lose,
+}
 
 
 @pytest.mark.parametrize(("end", "way"), CASES)
 def test_log_metrics_rows_event_and_explanation_of_an_end_agree(
-    executing: Executing, lines: Lines, end: End, way: str
+    executing: Executing, server: HttpTarget, lines: Lines, end: End, way: str
 ) -> None:
     database, before = executing.database, counted()
-    with serving(Answer(status=int(end.do[0]) if way == "http" else 200)) as server:
-        run_id = fired(executing, end, target_of(way, end, server.url()))
-        if end.act == "complete":
-            until(lambda: executing.state(run_id) is RunState.WAITING, "it waits")
-            token = server.received[0].headers[TASK_TOKEN_HEADER.lower()]
-            session = database.session()
-            with session.transaction() as connection:
-                database.apply_batch_within(connection, {"type": "run.complete", "token": token, "status": "succeeded"})
-            session.close()
-        elif end.act:
-            ACTS[end.act](executing, run_id)
-        ended = executing.ended(run_id)
+    server.answers = [ANSWERS[word] for word in end.do if word in ANSWERS]
+    run_id = fired(executing, end, target_of(way, end, server.url()))
+    if end.act:
+        ACTS[end.act](executing, run_id, end)
+    ended = executing.ended(run_id)
     until(lambda: len(lines.about(run_id)) >= len(end.lines), f"the log: {lines.about(run_id)}")
     assert (ended.state, ended.attempt) == (end.state, len(end.outcomes))
     assert database.attempts(run_id) == list(enumerate(end.outcomes, 1))
-    if end.do[-1].startswith("complete"):
+    if end.do[-1:] and end.do[-1].startswith("complete"):
         assert ended.result == b'"completed"', "what the handler returned or raised later changes nothing"
     written = lines.about(run_id)
     assert all(re.fullmatch(line, text) for line, text in zip(end.lines, written, strict=True)), written
@@ -269,15 +230,35 @@ def test_log_metrics_rows_event_and_explanation_of_an_end_agree(
     expected = Counter({("tidewheel_attempts_total", outcome.value): 1 for outcome in end.outcomes})
     expected["tidewheel_runs_ended_total", end.state.value] = 1
     assert counted() - before == expected
-    detail = database.within(show_run, "default", run_id)
+    error = (event.error.type, event.error.message) if event.error else (None, None)
+    with Client(database.url) as client:
+        detail, polled = client.runs.detail(run_id), client.runs.get(run_id)
+    own = database.within(status, run_id)
+    assert (detail.summary.error_type, detail.error_message) == error
+    assert (polled.error_type, polled.error_message) == (own.error_type, own.error_message) == error
     explained = explanation_of(database, detail.summary.scheduled_at, detail.summary.key)
-    assert f"{end.state.replace('_', ' ')}" in explained.words
-    assert [one.outcome for one in detail.attempts] == list(end.outcomes)
+    assert re.search(sentence(end, event), explained.words), explained.words
+    assert explained.run is not None
+    for attempts in (detail.attempts, explained.run.attempts):
+        assert [one.outcome for one in attempts] == list(end.outcomes)
+
+
+def sentence(end: End, event: RunCompleted) -> str:
+    """Return what `explain` writes of the end that an event reports."""
+    last = f" in attempt {event.attempt}"
+    if end.between:
+        last = f" after attempt {event.attempt}" if event.attempt else " before its first attempt"
+    verb = f"{'was ' if end.state is RunState.CANCELLED else ''}{end.state.replace('_', ' ')}"
+    causes = dict.fromkeys(each for each in (event.error and timeout_of(event.error.type), event.reason) if each)
+    why = f" ({', '.join(causes)})" if causes else ""
+    return rf"Its run {verb}{last} at \S+Z{re.escape(why)}\."
 
 
 def test_table_has_every_outcome_state_and_move() -> None:
     """A new kind of end fails here until it has its row."""
     assert {outcome for end in ENDS.values() for outcome in end.outcomes} == set(AttemptOutcome)
     assert {end.state for end in ENDS.values()} == FINAL - {RunState.SKIPPED}
-    started = {move for move, row in MOVES.items() if RunState.RUNNING in row.sources}
-    assert {end.move for end in ENDS.values()} == started
+    begins = {Move.CLAIM, Move.BUFFER, Move.WAIT, Move.SKIP}
+    sources = {RunState.QUEUED, RunState.RUNNING, RunState.WAITING, RunState.RETRYING}
+    ends = {(source, move) for move, row in MOVES.items() if move not in begins for source in row.sources & sources}
+    assert {(end.source, end.move) for end in ENDS.values()} == ends

@@ -17,7 +17,7 @@ from tests.control.api.answering import answer_of, answering
 from tests.control.cli.command import json_output, process, tidewheel
 from tests.fixtures.database import ClockedDatabase
 from tests.strict_types import ROOT
-from tests.transitions.acts import begin, begun, end, ending, requeue, submit, succeed, trigger
+from tests.transitions.acts import EXECUTOR, begin, begun, end, ending, requeue, submit, succeed, trigger
 from tidewheel.control.archive import containers, export
 from tidewheel.control.archive.days import locked_archive, read_manifest
 from tidewheel.control.archive.lookup import find_record
@@ -31,6 +31,8 @@ from tidewheel.runs import AttemptOutcome, RunState
 from tidewheel.scheduler.retention import Retention
 from tidewheel.scheduler.retention_rules import periods_of
 from tidewheel.settings.services import SchedulerSettings
+from tidewheel.transitions.finished import RunEnd
+from tidewheel.transitions.requeue import Requeue, requeue_runs
 
 DAY = timedelta(days=1)
 LOST = (
@@ -117,6 +119,16 @@ def failed(database: ClockedDatabase) -> UUID:
     return started.run_id
 
 
+def timed_out_between_attempts(database: ClockedDatabase) -> UUID:
+    started, no_delay = begun(database), timedelta(0)
+    failure = Requeue(started.run_id, started.attempt, EXECUTOR, AttemptOutcome.FAILED, no_delay, "ValueError", "no")
+    assert database.within(requeue_runs, database.installation, [failure]).runs
+    error_type = "timeout_schedule_to_close"
+    late = RunEnd(started.run_id, started.attempt, RunState.TIMED_OUT, error_type=error_type, error_message="too late")
+    end(database, late)
+    return started.run_id
+
+
 def files(archive: Path, day: date, kind: str = "") -> list[Path]:
     return sorted((archive / "days" / str(day)).glob(f"{kind}*.avro"))
 
@@ -134,10 +146,11 @@ def test_archived_run_is_found_by_its_id_through_every_door(clocked: ClockedData
     submit(clocked, labels={"team": "billing"}, retry={"max_attempts": 2})
     started = begun(clocked)
     succeed(clocked, started)
-    bad, open_run = failed(clocked), trigger(clocked, delay="2h")
+    bad, open_run, late = failed(clocked), trigger(clocked, delay="2h"), timed_out_between_attempts(clocked)
     before = {run_id: shown(clocked, run_id) for run_id in (started.run_id, bad)}
+    assert shown(clocked, late)["error_message"] == "too late"
     done = close(clocked)
-    assert {each["day"]: each["runs"] for each in done["archived"]}[str(day)] == 2
+    assert {each["day"]: each["runs"] for each in done["archived"]}[str(day)] == 3
     assert not before[bad]["archived"]
     assert json_output(clocked, "admin", "archive", "show", bad)["archived"]
     drop(clocked, day)
@@ -148,6 +161,7 @@ def test_archived_run_is_found_by_its_id_through_every_door(clocked: ClockedData
             each | dict.fromkeys(("trace", "output", "output_bytes", "result")) for each in document["attempts"]
         ]
         assert {name: now[name] for name in kept} == {**kept, "attempts": attempts, "archived": True}
+    assert shown(clocked, late)["error_message"] is None, "the archive has the messages of attempts alone"
     assert shown(clocked, open_run)["archived"] is False
     lines = tidewheel(clocked, "run", "show", bad).lines
     assert any(line.startswith("archived ") for line in lines)

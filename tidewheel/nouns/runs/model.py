@@ -278,7 +278,7 @@ class RunDetail(RunSummary):
     progress_at: Annotated[datetime | None, Field(description="When it was reported.")] = None
     checkpoint: Annotated[bytes | None, _STORED, Field(description="Passed to the next attempt.")] = None
     checkpoint_attempt: Annotated[int | None, Field(description="The attempt that saved it.")] = None
-    error_message: Annotated[str | None, Field(description="The last attempt's error.")] = None
+    error_message: Annotated[str | None, Field(description="The text of its error.")] = None
     result: Annotated[bytes | None, _STORED, Field(description="The handler's result.")] = None
     late: Annotated[
         timedelta | None, Field(description="How late it was created, if it catches up a missed occurrence.")
