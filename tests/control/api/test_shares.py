@@ -88,7 +88,10 @@ def one_more(door: ApiClient, key: str) -> HTTPStatus:
 
 
 @pytest.mark.parametrize("held", ["request id", "job"])
-def test_wait_for_a_lock_holds_no_thread_that_others_need(door: ApiClient, held: str) -> None:
+def test_wait_for_a_lock_holds_no_thread_that_others_need(
+    door: ApiClient, held: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(workers, "_PARKED_SECONDS", 2.0)
     database, own = door.database, created(door.database)
     other = created(database, tenant="acme", rate=10_000)
     assert one_more(door, other) == HTTPStatus.CREATED
