@@ -32,7 +32,7 @@ COMMANDS = (
     ("job", "list"),
     ("run", "list"),
     ("dlq", "list"),
-    ("backfill", "list"),
+    ("work", "list"),
     ("admin", "calendar", "list"),
 )
 
