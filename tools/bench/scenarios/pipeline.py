@@ -38,7 +38,7 @@ def steady(server: Server, options: Options) -> Round:
         int(per_second * _PERIOD.total_seconds()), _PERIOD, max(1, round(seconds / _PERIOD.total_seconds()))
     )
     with flowing(server, options) as flow:
-        flow.warm_up(WARM_RUNS)
+        flow.warm_up(min(WARM_RUNS, options.jobs or WARM_RUNS))
         due_at = flow.load(load)
         seen, spent = flow.measure(due_at, load.runs, flow.ends.watch)
         flow.check(events=False)
