@@ -6,8 +6,8 @@ from uuid import uuid4
 
 import pytest
 from confluent_kafka import Producer
-from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]  # its stub re-exports no NewTopic
 
+from tests.relay.topics import make_topics
 from tidewheel.control.standby.raising import read_topic
 from tidewheel.errors import UndecodableMessage
 from tidewheel.local.stack import StackInfo
@@ -19,8 +19,7 @@ from tidewheel.standby import key_of
 @pytest.mark.kafka
 def test_row_that_unpacks_to_hundreds_of_megabytes_is_refused(info: StackInfo) -> None:
     topic, site = f"standby-{uuid4()}", str(uuid4())
-    admin = AdminClient({**info.kafka})
-    admin.create_topics([NewTopic(topic, 1, 1)])[topic].result(30)
+    make_topics(info.kafka, [topic])
     packed = zlib.compress(bytes(200 << 20))
     at = datetime(2026, 11, 28, tzinfo=UTC)
     row = encode(StandbyRow(site=site, batch=1, as_of=at, kind="jobs", row=packed, is_compressed=True))

@@ -8,7 +8,7 @@ from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import LiteralString
+from typing import LiteralString, cast
 from uuid import UUID, uuid4
 
 import pytest
@@ -137,7 +137,8 @@ def jobs(name: str) -> Iterator[dict[str, object]]:
         }  # fmt: skip
         schedule = given.get("schedule")
         if isinstance(schedule, dict) and "after" in schedule:
-            given["schedule"] = {"after": [name + parent for parent in schedule["after"]]}
+            parents = cast("list[str]", schedule["after"])
+            given["schedule"] = {"after": [name + parent for parent in parents]}
         yield submission(name + part, **given)
 
 
