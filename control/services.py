@@ -34,6 +34,7 @@ from tidewheel.process.service import (
     Shutdown,
     end_process_late,
     end_process_with_threads,
+    keep_little_free_memory,
     tune_garbage_collector,
     wait_until_available,
 )
@@ -163,6 +164,7 @@ def api(
     settings = ApiSettings.load(api_host=host, api_port=port, metrics_port=metrics_port, fail_fast=fail_fast)
     start = _Start("api", settings)
     url, installation = start.database()
+    keep_little_free_memory()  # clients choose how large pages are
     service = Api(settings, url, installation, start.stop)
     start.announce()
     service.run()

@@ -234,12 +234,11 @@ class WorkflowDeadlines:
 
     def step(self) -> int:
         """Time out up to `_MAX_WORKFLOWS` occurrences; return their number."""
+        columns = {"limit": _MAX_WORKFLOWS, "left": uuids(self._failed.current())}
         with self._session.transaction() as connection:
-            rows = connection.execute(_FIND_OVERDUE_WORKFLOWS, {"limit": _MAX_WORKFLOWS}, binary=True).fetchall()
-        done, left = 0, self._failed.current()
+            rows = connection.execute(_FIND_OVERDUE_WORKFLOWS, columns, binary=True).fetchall()
+        done = 0
         for (root,) in cast("list[tuple[UUID]]", rows):
-            if root in left:
-                continue
             try:
                 done += self._time_out(root)
             except RowsLocked:

@@ -1330,11 +1330,11 @@ SELECT t.job_id, t.run_id
    AND NOT EXISTS (SELECT FROM workflows AS w WHERE w.root_run_id = t.held_by AND w.finished_at IS NULL)
 
 -- name: find_overdue_workflows
--- Returns some occurrences whose deadline has passed, the longest ago first.
+-- Returns some occurrences whose deadline has passed, the longest ago first, without those that are left for now.
 -- Index: workflows_deadline. No lock: the deadline is applied under the lock of the row.
 SELECT w.root_run_id
   FROM workflows AS w
- WHERE w.deadline_at <= (SELECT tidewheel_now()) AND w.state IN ('open', 'paused')
+ WHERE w.deadline_at <= (SELECT tidewheel_now()) AND w.state IN ('open', 'paused') AND w.root_run_id <> ALL (%(left)s::uuid[])
  ORDER BY w.deadline_at
  LIMIT %(limit)s
 

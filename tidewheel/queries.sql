@@ -67,7 +67,7 @@ SELECT pg_try_advisory_xact_lock(k.key) OR NOT {{no_stranger(k)}}
 SELECT DISTINCT l.pid, p.gid, coalesce(s.usename::text, p.owner::text, '?') AS role, 'the advisory lock ' || k.name AS what,
        clock_timestamp() - coalesce(s.xact_start, s.backend_start, p.prepared) AS age
   FROM (SELECT n.name, hashtext('tidewheel.' || n.name) AS code
-          FROM unnest(ARRAY['claims', 'kept_since', 'retention', 'archive', 'restore', 'tenant_repair', 'relay', 'graphs']) AS n (name)) AS k
+          FROM unnest(ARRAY['claims', 'kept_since', 'retention', 'archive', 'tenant_repair', 'relay', 'graphs']) AS n (name)) AS k
   JOIN pg_locks AS l
     ON l.locktype = 'advisory' AND l.granted
    AND CASE WHEN k.name IN ('relay', 'graphs') THEN l.objsubid = 2 AND l.classid::bigint = k.code::bigint & 4294967295

@@ -58,7 +58,7 @@ from tidewheel.nouns.tenants.web import TENANTS, add_deletion
 from tidewheel.nouns.workflows.operations import Workflows
 from tidewheel.nouns.works.operations import Works
 from tidewheel.postgres.session import Session
-from tidewheel.process.service import Shutdown, keep_little_free_memory
+from tidewheel.process.service import Shutdown
 from tidewheel.settings.services import DEV_TOKEN, ApiSettings
 from tidewheel.transitions.installation import Installation
 
@@ -147,7 +147,6 @@ class Api:
     """The HTTP API as a service."""
 
     def __init__(self, settings: ApiSettings, url: str, installation: Installation, stop: Shutdown) -> None:
-        keep_little_free_memory()  # clients choose how large pages are
         self._settings, self._stop, self._rates = settings, stop, installation.rates
         self._socket = _listen(settings)
         self._pools = Pools(url, installation, threads=settings.api_threads, stop=stop)

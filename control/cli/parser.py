@@ -206,7 +206,7 @@ def root_command() -> TyperGroup:
 
 
 def real_command(words: str, entry: Command) -> TyperCommand:
-    """Import a command; its numbers are of ASCII digits alone."""
+    """Import a command whose numbers accept ASCII digits alone."""
     app, context = _app(), {**_CONTEXT, "ignore_unknown_options": entry.passes_arguments}
     function = getattr(import_module(entry.path), entry.function)
     app.command(words.split()[-1], cls=_Command, context_settings=context, epilog=_epilog(words))(function)
@@ -222,7 +222,7 @@ def _number(parameter: Any, process: Any, ctx: Any, value: object) -> object:  #
     """Convert a number as typer does; refuse what only Python reads as one, such as `1_000`."""
     for text in cast("Sequence[object]", value) if isinstance(value, list | tuple) else (value,):
         if isinstance(text, str) and not _NUMBER.fullmatch(text):
-            message = f"{text[:64]!r} is not a number"
+            message = f"{text[:64]!r} is not a number of at most 18 digits"
             raise typer.BadParameter(message, ctx, parameter)
     return process(ctx, value)
 

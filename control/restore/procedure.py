@@ -20,7 +20,7 @@ from tidewheel.kafka.offsets import offsets_client
 from tidewheel.message_signatures import MessageKeys
 from tidewheel.migrations.runner import require_current
 from tidewheel.postgres.database_clock import read_now
-from tidewheel.postgres.held_lock import HeldLock, begin_lasting, try_old_lock, try_table_lock
+from tidewheel.postgres.held_lock import HeldLock, begin_lasting, try_table_lock
 from tidewheel.postgres.session import BY_KEY, Conn, OwnConnection, Session
 from tidewheel.postgres.statements import Statements
 from tidewheel.process.failpoint import failpoint
@@ -113,7 +113,7 @@ def restore(
         begin_lasting(lock.connection())
         held = HeldLock(
             lock.connection(),
-            is_alone=try_table_lock(lock.connection(), _LOCK_RESTORE) and try_old_lock(lock.connection(), "restore"),
+            is_alone=try_table_lock(lock.connection(), _LOCK_RESTORE),
         )
         if not held.is_alone:
             message = "another `tidewheel admin restore` is running on this database; wait for it to end"

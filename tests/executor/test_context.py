@@ -302,7 +302,9 @@ def test_handlers_of_every_kind_read_their_parents_results_and_add_to_their_batc
     assert "has no parent 'a'" in str(alone.error_message)
 
 
-BLOCKED: LiteralString = "SELECT count(*) > 0 FROM pg_stat_activity WHERE %s = ANY (pg_blocking_pids(pid))"
+WAITING: LiteralString = """
+    SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'
+"""
 MORE = [{"ref": "b", "key": "job", "after": ["a"]}, {"ref": "c", "key": "job", "payload": {"n": 1}}]
 
 
@@ -385,8 +387,9 @@ def test_calls_that_wait_for_their_batch_keep_no_other_tenant_from_adding(databa
     with database.transaction() as holding:
         holding.execute("SELECT FROM workflows WHERE root_run_id = %s FOR UPDATE", [first])
         waiting = [in_background(lambda: add(adds, runs[0], 1, of("x"))) for _ in range(2 * ADDERS)]
-        until(lambda: database.value(BLOCKED, [holding.info.backend_pid]), "they wait for the batch")
+        until(lambda: database.value(WAITING) == ADDERS // 2, "half of the sessions wait for the batch")
         assert in_background(lambda: add(adds, runs[1], 1, of("y"), "acme")).result(5.0)
+        assert database.value(WAITING) == ADDERS // 2
         assert not any(each.done() for each in waiting)
     assert sorted(each.result(10.0) for each in waiting) == [False] * (2 * ADDERS - 1) + [True]
 

@@ -42,7 +42,7 @@ pytestmark = pytest.mark.kafka
 
 TOGETHER = 40  # damages of one walk
 WHOLE = ("whole-1", "whole-2", "whole-3")
-SECONDS = 30.0  # a healthy walk takes five
+SECONDS = 60.0  # a healthy walk takes five
 GONE = UUID("00000000-0000-4000-8000-0000000000aa")  # an executor that sends no heartbeats
 
 PARTS: Mapping[str, Mapping[str, object]] = {

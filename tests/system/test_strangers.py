@@ -45,8 +45,8 @@ pytestmark = [pytest.mark.postgres, pytest.mark.kafka, pytest.mark.slow]
 # A key's name in an SQL text, and those of 0.1 that no statement has any more.
 KEY = re.compile(r"hashtext(?:extended)?\(\s*'(tidewheel[^']*)'")
 OF_0_1 = (
-    "archive", "claims", "graphs", "kept_since", "migrations", "orphans", "postgres.partitions", "relay", "restore",
-    "retention", "standby", "tenant_repair",
+    "archive", "claims", "graphs", "kept_since", "migrations", "orphans", "postgres.partitions", "relay",
+    "retention", "tenant_repair",
 )  # fmt: skip
 TENANTS = ("default", "acme")
 # Keys of one number, those of two, and those of a tenant.

@@ -28,7 +28,7 @@ _SQL = Statements("tidewheel")
 _FIND_LOCK_HOLDERS = _SQL["find_lock_holders"]
 _TRY_OLD_LOCK = _SQL["try_old_lock"]
 
-OldLock = Literal["archive", "kept_since", "restore", "retention", "tenant_repair"]
+OldLock = Literal["archive", "kept_since", "retention", "tenant_repair"]
 """Advisory keys by which this release and 0.1 exclude each other, where neither waits (ADR 0087)."""
 
 

@@ -25,7 +25,7 @@ from tidewheel.control.archive.stores import FolderStore
 from tidewheel.control.cli.exit_codes import ExitCode
 from tidewheel.control.occurrence_audit.result import run_audit
 from tidewheel.control.restore.procedure import restore
-from tidewheel.errors import SettingsError, Unavailable
+from tidewheel.errors import Unavailable
 from tidewheel.local.stack import StackInfo
 from tidewheel.migrations import runner
 from tidewheel.migrations.runner import migrate, migrations
@@ -186,19 +186,13 @@ def archives(url: str) -> bool:
         return False
 
 
-def restores(url: str) -> bool:
-    with pytest.raises(SettingsError) as refused:  # a new database has no heartbeat: it does not name its age
-        restore(url, Connections.load(), dry_run=True)
-    return "another `tidewheel admin restore` is running" not in str(refused.value)
-
-
 def takes(name: OldLock, url: str) -> bool:
     with connect(url, "test") as connection:
         return try_old_lock(connection, name)
 
 
 OF_0_1: dict[OldLock, Callable[[str], bool]] = {
-    **{name: partial(takes, name) for name in get_args(OldLock)}, "archive": archives, "restore": restores,
+    **{name: partial(takes, name) for name in get_args(OldLock)}, "archive": archives,
 }  # fmt: skip
 LOCK_OLD: LiteralString = "SELECT pg_advisory_xact_lock(hashtext('tidewheel.' || %s))"
 

@@ -62,6 +62,7 @@ SELECT j.key, t.job_id, t.tenant, t.scheduled_at, v.schedule_json, v.policy_json
          CROSS JOIN LATERAL (SELECT * FROM timers AS u
                               WHERE u.shard = s.shard AND u.due_at <= (SELECT tidewheel_now())
                                 AND u.hold_reason IS NULL AND u.catch_up_end IS NULL
+                                AND u.tenant = coalesce(%(tenant)s, %(only)s, u.tenant)
                               ORDER BY u.due_at LIMIT %(look)s) AS d) AS t ON t.tenant = coalesce(f.tenant, %(only)s, t.tenant)
   JOIN job_versions AS v ON v.job_id = t.job_id AND v.version = t.version
   JOIN jobs AS j ON j.job_id = t.job_id
