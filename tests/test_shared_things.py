@@ -90,6 +90,9 @@ MEMORY: Mapping[str, str] = {
     ),
     "messages in the response to a claim": "executor/remote_executors.py _ANSWER_BYTES",
     "answers that no client reads": "control/api/connections.py _UNREAD_BYTES",
+    "a page that a thread reads or encodes": "control/api/request_input.py MAX_LIMIT, control/api/run_events.py _RUNS",
+    "a page of jobs": "tidewheel/nouns/jobs/reads.py _PAGE_CHARACTERS _READ_AT_ONCE",
+    "a page of versions": "tidewheel/nouns/jobs/versions.py MAX_VERSIONS",
     "registered executors": "executor/remote_executors.py MAX_EXECUTORS",
 }
 """The rows of docs/scale.md#memory, by their buffers."""
@@ -184,8 +187,10 @@ def defined(file: str) -> set[str]:
 
 def rows(page: str, heading: str, column: int) -> list[str]:
     """Return the cells of a column of the first table below a heading."""
-    text = (ROOT / "docs" / page).read_text(encoding="utf-8").partition(f"\n## {heading}\n")[2].partition("\n## ")[0]
-    return [line.split(" | ")[column].strip("| ") for line in re.findall(r"^\|.*", text, re.MULTILINE)[2:]]
+    text = (ROOT / "docs" / page).read_text(encoding="utf-8").partition(f"\n## {heading}\n")[2]
+    table = re.search(r"(?:^\|.*\n)+", text, re.MULTILINE)
+    assert table is not None
+    return [line.split(" | ")[column].strip("| ") for line in table[0].splitlines()[2:]]
 
 
 def test_each_thing_that_tenants_may_share_has_its_row_or_a_reason() -> None:

@@ -40,7 +40,8 @@ _OF_RUN = ("run_id", "state", "scheduled_at", "started_at", "reason", "error_typ
 
 COUNTED = 10_000  # matches beyond this are not counted: no client pages through more
 LOOKED_AT = 20_000  # rows of a page, matching or not: some tens of milliseconds
-_READ_AT_ONCE, _PAGE_CHARACTERS = 250, 1 << 20  # 64 labels have 20,000
+_READ_AT_ONCE = 250  # jobs
+_PAGE_CHARACTERS = 1 << 20  # of labels and schedules: 64 labels have 20,000
 LOOKED_AT_WITH_VERSIONS = 10_000  # each needs its row of job_versions
 
 
