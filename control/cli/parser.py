@@ -109,7 +109,7 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
 }
 
 COLUMNS = 100  # widest help and text output where no terminal says otherwise
-_NUMBER = re.compile(r"[+-]?\d{1,18}(?:\.\d{1,9})?", re.ASCII)
+_NUMBER = re.compile(r"[+-]?\d{1,99}(?:\.\d{1,99})?", re.ASCII)
 _HELP = ["-h", "--help"]
 _CONTEXT = {"max_content_width": COLUMNS, "help_option_names": _HELP}
 
@@ -222,7 +222,7 @@ def _number(parameter: Any, process: Any, ctx: Any, value: object) -> object:  #
     """Convert a number as typer does; refuse what only Python reads as one, such as `1_000`."""
     for text in cast("Sequence[object]", value) if isinstance(value, list | tuple) else (value,):
         if isinstance(text, str) and not _NUMBER.fullmatch(text):
-            message = f"{text[:64]!r} is not a number of at most 18 digits"
+            message = f"{text[:64]!r} is not a number"
             raise typer.BadParameter(message, ctx, parameter)
     return process(ctx, value)
 

@@ -33,12 +33,12 @@ def pages(client: ApiClient, path: str, noun: str, name: str) -> list[str]:
 
 
 def test_page_of_jobs_ends_where_its_labels_have_a_million_characters(client: ApiClient, database: Database) -> None:
-    keys, labels = [f"{number:03}" for number in range(120)], {f"{number:02}": "x" * 255 for number in range(64)}
+    keys, labels = [f"{number:03}" for number in range(300)], {f"{number:02}": "x" * 255 for number in range(64)}
     apply_batch(database, *(submission(key, labels=labels) for key in keys))
     first = answer_of(client.get("/api/v1/jobs?limit=1000"))
     rest = answer_of(client.get(f"/api/v1/jobs?limit=1000&cursor={first['next_cursor']}"))
     pages = [[each["key"] for each in page["jobs"]] for page in (first, rest)]
-    assert (pages[0] + pages[1], len(pages[0]), rest["next_cursor"]) == (keys, 100, None)
+    assert (pages[0] + pages[1], len(pages[0]), rest["next_cursor"]) == (keys, 250, None)
 
 
 def test_list_of_the_longest_keys_pages_to_its_end(client: ApiClient, database: Database) -> None:
