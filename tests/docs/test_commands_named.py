@@ -12,9 +12,7 @@ from tidewheel.control.cli.commands import COMMANDS, Command, Group
 pytestmark = pytest.mark.process
 
 # Not after an apostrophe: a text of SQL names a lock.
-_NAMED = re.compile(
-    r"(?<![\w.@/='-])(?<!import )(?<!from )tidewheel((?: [a-z][a-z-]*){1,3})(?![\w.:/(])"
-)
+_NAMED = re.compile(r"(?<![\w.@/='-])(?<!import )(?<!from )tidewheel((?: [a-z][a-z-]*){1,3})(?![\w.:/(])")
 _TEXTS = ("*.md", "*.py", "*.sql", "*.yaml", "*.yml", "*.html", "*.json", "*.toml", "Makefile")
 _OLD = ("CHANGELOG.md", "docs/adr/", "migrations/", "tests/", "build/")  # what was, and what is refused
 _PROSE = {"another", "capacity", "header", "idempotency", "the", "x"}  # what follows the name in a sentence

@@ -6,6 +6,7 @@ itself: it refuses what its own declaration does not allow.
 """
 
 import math
+import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, fields, replace
 from datetime import datetime, timedelta
@@ -64,6 +65,7 @@ Place = tuple[datetime, int]
 DryRun = Annotated[bool, Field(description="Only count them, and return the first ten.")]
 
 _MAX_INT = 2**31 - 1  # of an `integer` column
+_HALF = re.compile(r"[\ud800-\udfff]")
 
 
 class Noun:
@@ -279,6 +281,9 @@ def model_of(title: str, named: Sequence[tuple[str, Parameter]], base: type[M], 
 
 def checked(model: type[M], given: Mapping[str, object]) -> M:
     """Return what a caller has given, as a model."""
+    for name, value in given.items():
+        if isinstance(value, str) and _HALF.search(value):
+            refuse(name, f"{value[:64]!a} contains half a surrogate pair, or bytes without UTF-8", "correct the text")
     try:
         return validate(model, given)
     except InvalidValue as error:
