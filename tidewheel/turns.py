@@ -129,7 +129,7 @@ class SharedThreads:
 
 
 class SharedPlaces:
-    """Places that tenants share as they share threads: a tenant has at most as many as all others leave free."""
+    """Places of which a tenant has at most as many as all others leave free."""
 
     def __init__(self, places: int) -> None:
         self._free = places

@@ -152,7 +152,7 @@ def test_flood_of_one_tenant_leaves_another_its_starts(fleet: Fleet, kind: str, 
 
 
 def lateness_of(fleet: Fleet, tenant: str) -> float:
-    """Return the p90 of the lateness, in seconds, of 400 starts of a tenant; one bad second of 20 does not count."""
+    """Return the p90 of the lateness, in seconds, of 400 starts of a tenant."""
     since = fleet.database.value("SELECT tidewheel_now()")
     fleet.until(lambda: fleet.database.value(_STARTS, (tenant, since)) is not None, "400 runs have started")
     return float(fleet.database.value(_STARTS, (tenant, since)))
