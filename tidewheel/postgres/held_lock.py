@@ -58,7 +58,7 @@ def held_lock(
         old: The key that excludes processes of 0.1.
         lease: The server ends the locks once the process has stood still for so long; by default never.
     """
-    with closing(connect(url, name, autocommit=True)) as connection:
+    with closing(connect(url, name, autocommit=True)) as connection, _rolled_back(connection):
         begin_lasting(connection)
         is_alone = all(try_table_lock(connection, each) for each in statements)
         lock = HeldLock(connection, is_alone=is_alone and (old is None or try_old_lock(connection, old)))
@@ -75,6 +75,16 @@ def held_lock(
         finally:
             done.set()
             renewing.join()
+
+
+@contextmanager
+def _rolled_back(connection: Conn) -> Generator[None]:
+    """Roll back after the block: the server may notice a closed connection too late."""
+    try:
+        yield
+    finally:
+        with suppress(psycopg.Error):
+            connection.rollback()
 
 
 def _renew(lock: HeldLock, seconds: float, done: Event) -> None:
