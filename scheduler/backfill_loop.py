@@ -24,8 +24,8 @@ from tidewheel.postgres.statements import Statements
 from tidewheel.process.failpoint import failpoint
 from tidewheel.process.metrics import metrics
 from tidewheel.runs import Cause, Gate, Overlap, order_gates
-from tidewheel.scheduler.deadlines import SetAside
 from tidewheel.scheduler.job_faults import describe, is_jobs_own
+from tidewheel.scheduler.set_aside import SetAside
 from tidewheel.schedules.decision import BackfillState
 from tidewheel.schedules.ranges import Range, calendars_of, range_of
 from tidewheel.transitions.backfills import Backfill, append_backfill_event, read_covered_instants, read_versions
@@ -214,15 +214,9 @@ class BackfillLoop:
             more = True
             while more and monotonic_seconds() < until:
                 self._after = backfill_id
-                try:
+                written, more = 0, False
+                with self._failed.alone(backfill_id, "go on with, or pause, backfill"):
                     written, more = create_next_runs(self._session, self._installation, backfill_id)
-                except Unavailable:
-                    raise
-                except Exception:  # noqa: BLE001 - the other backfills must not wait for it
-                    text = "the scheduler can neither go on with backfill %s nor pause it; it tries again in a minute"
-                    _LOG.exception(text, backfill_id)
-                    self._failed.add(backfill_id)
-                    break
                 created += written
         return created
 

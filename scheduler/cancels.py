@@ -29,7 +29,7 @@ from tidewheel.postgres.pg_binary import uuids
 from tidewheel.postgres.session import Conn, Session, read_ids, readable_rows
 from tidewheel.postgres.statements import Statements
 from tidewheel.runs import MOVES, Cause, Move, RunState, sources
-from tidewheel.scheduler.deadlines import SetAside
+from tidewheel.scheduler.set_aside import SetAside
 from tidewheel.transitions.cancellation import request_cancel
 from tidewheel.transitions.finish import finish_runs
 from tidewheel.transitions.finished import RunEnd

@@ -14,7 +14,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Generic, TypeVar, cast
+from typing import cast
 from uuid import UUID
 
 from psycopg.rows import class_row
@@ -26,6 +26,7 @@ from tidewheel.postgres.session import Conn, RowsLocked, Session, readable_rows
 from tidewheel.postgres.statements import Statements
 from tidewheel.process.failpoint import failpoint
 from tidewheel.runs import OWNED, AttemptOutcome, Cause, Move, RunState, sources
+from tidewheel.scheduler.set_aside import SetAside
 from tidewheel.schemas.generated.records import JobDefinition
 from tidewheel.transitions.finish import finish_runs
 from tidewheel.transitions.finished import (
@@ -44,8 +45,6 @@ from tidewheel.transitions.requeue import Requeue, requeue_runs
 from tidewheel.transitions.run_keys import settle_keys
 from tidewheel.transitions.workflows import cancel_open_runs, lock_workflows
 
-T = TypeVar("T")
-
 _LOG = logging.getLogger("tidewheel.scheduler")
 
 _SQL = Statements("tidewheel.scheduler")
@@ -61,29 +60,11 @@ FROZEN = "frozen"  # the reason of a run whose deadline passed under a freeze
 WORKFLOW_TIMEOUT = "workflow_timeout"
 
 _STATES = [state for state in sources(Move.TIME_OUT) if state not in OWNED]
-_SET_ASIDE_SECONDS = 60.0
 _AHEAD = timedelta(seconds=1)  # the range of a probe, and the time for which its result holds
 _BUSY_SECONDS = 0.05  # until the next step when other transactions hold all overdue rows
 _MAX_RUNS = 500  # runs in one transaction: some tens of milliseconds
 _MAX_WORKFLOWS = 50  # in one step, each in a transaction of its own: an occurrence may have 10,000 open runs
 _LOCK_TIMEOUT = "50ms"  # a drain holds an occurrence for some tens of milliseconds
-
-
-class SetAside(Generic[T]):
-    """Ids of rows that are tried again later: what failed them may be corrected by then."""
-
-    def __init__(self) -> None:
-        self._until: dict[T, float] = {}
-
-    def add(self, row: T) -> None:
-        """Leave a row out for a minute."""
-        self._until[row] = monotonic_seconds() + _SET_ASIDE_SECONDS
-
-    def current(self) -> set[T]:
-        """Return the rows to leave out now."""
-        now = monotonic_seconds()
-        self._until = {row: until for row, until in self._until.items() if until > now}
-        return set(self._until)
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,21 +137,11 @@ class Deadlines:
             raise
         except Exception as error:  # noqa: BLE001 - applying one at a time finds the one that fails
             _LOG.warning("applying %d timeouts failed (%s); the scheduler applies them one by one", len(found), error)
-            return sum(self._apply_alone(one) for one in found)
-
-    def _apply_alone(self, one: OverdueRun) -> int:
-        try:
-            return self._apply([one])
-        except Unavailable:
-            raise
-        except Exception:  # noqa: BLE001 - the remaining runs must not wait for it
-            _LOG.exception(
-                "the scheduler cannot apply the timeout of run %s; the scheduler tries it again in a minute",
-                one.run_id,
-                extra={"run_id": str(one.run_id)},
-            )
-            self._failed.add(one.run_id)
-            return 0
+        done = 0
+        for one in found:
+            with self._failed.alone(one.run_id, "apply the timeout of run", run_id=str(one.run_id)):
+                done += self._apply([one])
+        return done
 
     def _apply(self, found: Sequence[OverdueRun]) -> int:
         with self._session.transaction() as connection:
@@ -240,15 +211,10 @@ class WorkflowDeadlines:
         done = 0
         for (root,) in cast("list[tuple[UUID]]", rows):
             try:
-                done += self._time_out(root)
+                with self._failed.alone(root, "apply the deadline of occurrence"):
+                    done += self._time_out(root)
             except RowsLocked:
                 _LOG.debug("occurrence %s is locked; its deadline is applied in the next step", root)
-            except Unavailable:
-                raise
-            except Exception:  # noqa: BLE001 - the other occurrences must not wait for it
-                text = "the scheduler cannot apply the deadline of occurrence %s; it tries again in a minute"
-                _LOG.exception(text, root)
-                self._failed.add(root)
         return done
 
     def _time_out(self, root: UUID) -> bool:

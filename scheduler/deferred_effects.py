@@ -8,7 +8,7 @@ from tidewheel.errors import Unavailable
 from tidewheel.postgres.pg_binary import uuids
 from tidewheel.postgres.session import Session
 from tidewheel.postgres.statements import Statements
-from tidewheel.scheduler.deadlines import SetAside
+from tidewheel.scheduler.set_aside import SetAside
 from tidewheel.transitions.after_end import MAX_APPLIED, apply_deferred_effects
 from tidewheel.transitions.installation import Installation
 
@@ -37,16 +37,10 @@ class DeferredEffects:
         with self._session.transaction() as connection:
             columns: dict[str, object] = {"limit": MAX_APPLIED, "left": uuids(left)}
             rows = connection.execute(_FIND_DEFERRED_EFFECTS, columns, binary=True).fetchall()
-        return sum(self._apply_alone(run_id) for (run_id,) in cast("list[tuple[UUID]]", rows))
-
-    def _apply_alone(self, run_id: UUID) -> int:
-        try:
-            with self._session.transaction() as connection:
-                return apply_deferred_effects(connection, self._installation, only=run_id)
-        except Unavailable:
-            raise
-        except Exception:  # noqa: BLE001 - the other effects must not wait for it
-            text = "the scheduler cannot apply the deferred effects of run %s; it tries them again in a minute"
-            _LOG.exception(text, run_id, extra={"run_id": str(run_id)})
-            self._failed.add(run_id)
-            return 0
+        applied = 0
+        for (run_id,) in cast("list[tuple[UUID]]", rows):
+            with self._failed.alone(run_id, "apply the deferred effects of run", run_id=str(run_id)):
+                with self._session.transaction() as connection:
+                    ended = apply_deferred_effects(connection, self._installation, only=run_id)
+                applied += ended
+        return applied

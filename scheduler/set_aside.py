@@ -1,0 +1,51 @@
+"""Leave rows out for a minute that have failed alone, so that the other rows of their batch go on."""
+
+import logging
+from collections.abc import Generator
+from contextlib import contextmanager
+from typing import Generic, TypeVar
+
+from tidewheel.clock import monotonic_seconds
+from tidewheel.errors import Unavailable
+
+T = TypeVar("T")
+
+_LOG = logging.getLogger("tidewheel.scheduler")
+
+_SECONDS = 60.0
+
+
+class SetAside(Generic[T]):
+    """Ids of rows that are tried again later: what failed them may be corrected by then."""
+
+    def __init__(self) -> None:
+        self._until: dict[T, float] = {}
+
+    def add(self, row: T) -> None:
+        """Leave a row out for a minute."""
+        self._until[row] = monotonic_seconds() + _SECONDS
+
+    def current(self) -> set[T]:
+        """Return the rows to leave out now."""
+        now = monotonic_seconds()
+        self._until = {row: until for row, until in self._until.items() if until > now}
+        return set(self._until)
+
+    @contextmanager
+    def alone(self, row: T, name: str, **fields: object) -> Generator[None]:
+        """Do work for one row in the block; after an error of its own log it and leave the row out.
+
+        Args:
+            name: The work in words, such as `cancel run`.
+            fields: Of the line in the log.
+
+        Raises:
+            Unavailable: No row is the cause.
+        """
+        try:
+            yield
+        except Unavailable:
+            raise
+        except Exception:  # noqa: BLE001 - the other rows must not wait for it
+            _LOG.exception("the scheduler cannot %s %s; it tries again in a minute", name, row, extra=fields)
+            self.add(row)
