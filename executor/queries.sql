@@ -55,7 +55,8 @@ SELECT 1 FROM executors WHERE executor_id = %(executor_id)s AND heartbeat_count 
 DELETE FROM executors WHERE executor_id = %(executor_id)s
 
 -- name: lock_leased_runs
--- Lock the attempts of an executor that missed its lease; `state` is null if another transaction holds the row.
+-- Lock the attempts of an executor that missed its lease, or that of the run `only`; `state` is null if another transaction
+-- holds the row.
 -- Index: none on executor_id, which would cost every claim its HOT update; read only after a loss. job_runs_pkey.
 -- Lock: each run in run_id order; locked rows are skipped.
 -- Why: a statement after lock_missed_lease, so that it sees every earlier claim. Without the locks, the silent executor could
@@ -64,6 +65,7 @@ SELECT owned.run_id, owned.job_id, owned.job_version, owned.attempt, owned.lost_
   FROM (SELECT *
           FROM job_runs AS o
          WHERE o.executor_id = %(executor_id)s AND o.state = ANY (%(states)s)
+           AND (%(only)s::uuid IS NULL OR o.run_id = %(only)s)
          ORDER BY o.run_id) AS owned
   LEFT JOIN LATERAL (
     SELECT p.state

@@ -203,7 +203,7 @@ class Reaper:
 
     def _find_owned(self, executor_id: UUID) -> list[UUID]:
         with self._session.transaction() as connection:
-            return [row.run_id for row in self._lock_owned(connection, executor_id)]
+            return [row.run_id for row in self._lock_owned(connection, executor_id, None)]
 
     def _reap(self, columns: Mapping[str, object], executor_id: UUID, only: UUID | None) -> None:
         """End the attempts of a silent executor, or only that of one run, and its lease once it has none."""
@@ -249,14 +249,14 @@ class Reaper:
         with self._session.transaction() as connection:
             self._send_back(connection, executor_id, only)
 
-    def _lock_owned(self, connection: Conn, executor_id: UUID) -> list[Leased]:
-        columns = {"executor_id": executor_id, "states": OWNED}
+    def _lock_owned(self, connection: Conn, executor_id: UUID, only: UUID | None) -> list[Leased]:
+        columns = {"executor_id": executor_id, "states": OWNED, "only": only}
         with connection.cursor(row_factory=class_row(Leased), binary=True) as cursor:
             return cursor.execute(_LOCK_LEASED_RUNS, columns).fetchall()
 
     def _send_back(self, connection: Conn, executor_id: UUID, only: UUID | None) -> tuple[int, int]:
         """End all attempts of an executor, or one run's; return the numbers of ended and locked ones."""
-        owned = [row for row in self._lock_owned(connection, executor_id) if only in {None, row.run_id}]
+        owned = self._lock_owned(connection, executor_id, only)
         rows = [row for row in owned if row.state is not None]
         at_most_once = self._at_most_once(connection, rows)
         ends: list[RunEnd] = []
