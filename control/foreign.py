@@ -159,9 +159,8 @@ def _cron_job(text: str) -> ForeignJob | None:
 
 
 def _crontab(text: str) -> ForeignJob | None:
-    lines = [
-        line.strip(_BLANKS) for line in re.split(r"\r?\n", text)
-    ]  # not at U+2028 and others, which are of the command
+    # Not at U+2028 and others, which are of the command.
+    lines = [line.strip(_BLANKS) for line in re.split(r"\r?\n", text)]
     variables: dict[str, str] = {}
     entries: list[str] = []
     for line in lines:
@@ -276,10 +275,8 @@ def _read_policies(found: ForeignJob, spec: Mapping[str, object]) -> None:
 
 
 def _read_job(found: ForeignJob, spec: Mapping[str, object]) -> None:
-    retries, deadline = (
-        _whole(spec, "jobTemplate.spec.backoffLimit"),
-        _whole(spec, "jobTemplate.spec.activeDeadlineSeconds"),
-    )
+    retries = _whole(spec, "jobTemplate.spec.backoffLimit")
+    deadline = _whole(spec, "jobTemplate.spec.activeDeadlineSeconds")
     if retries is not None:
         found.job["retry"] = {"max_attempts": retries + 1}
         found.notes.append(f"backoffLimit {retries} is retry.max_attempts {retries + 1}, which counts the first one.")

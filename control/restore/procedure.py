@@ -111,10 +111,7 @@ def restore(
     try:
         require_current(lock.connection())
         begin_lasting(lock.connection())
-        held = HeldLock(
-            lock.connection(),
-            is_alone=try_table_lock(lock.connection(), _LOCK_RESTORE),
-        )
+        held = HeldLock(lock.connection(), is_alone=try_table_lock(lock.connection(), _LOCK_RESTORE))
         if not held.is_alone:
             message = "another `tidewheel admin restore` is running on this database; wait for it to end"
             raise SettingsError(message)

@@ -283,7 +283,7 @@ def checked(model: type[M], given: Mapping[str, object]) -> M:
     """Return what a caller has given, as a model."""
     for name, value in given.items():
         if isinstance(value, str) and _HALF.search(value):
-            refuse(name, f"{value[:64]!a} contains half a surrogate pair, or bytes without UTF-8", "correct the text")
+            refuse(name, f"{shown(value)} contains half a surrogate pair, or bytes without UTF-8", "correct the text")
     try:
         return validate(model, given)
     except InvalidValue as error:
