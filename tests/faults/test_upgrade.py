@@ -259,7 +259,7 @@ def test_loaded_installation_is_upgraded_rolled_back_and_upgraded_again(
     assert versions(database) == {release.name}
     site.call(release, ROOT)
     phases.append(("back", now()))
-    with pytest.raises(MigrationError, match=f"there are .*executor {re.escape(release.name)} on"):
+    with pytest.raises(MigrationError, match=f"others run: .*executor {re.escape(release.name)} on"):
         migrate(database.url, post=True)
 
     site.replace(None, [4, 3, 5, 2, 1, 0])

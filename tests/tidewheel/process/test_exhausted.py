@@ -20,7 +20,8 @@ from tidewheel.process.logs import configure_logging
 configure_logging()
 def exhaust():
     used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-    resource.setrlimit(resource.RLIMIT_AS, (used, resource.getrlimit(resource.RLIMIT_AS)[1]))
+    left = 2**21  # less than the stack of a thread; glibc aborts where a thread has no room for its own variables
+    resource.setrlimit(resource.RLIMIT_AS, (used + left, resource.getrlimit(resource.RLIMIT_AS)[1]))
 """
 _SIGNALLED = """
 from tidewheel.process.service import Shutdown
