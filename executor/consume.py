@@ -258,9 +258,8 @@ class LaneConsumer:
         return kept
 
     def _pause(self) -> None:
-        if not self._paused:
-            self._consumer.pause(self._consumer.assignment())
-            self._paused = True
+        self._consumer.pause(self._consumer.assignment())  # again: what is assigned again is not paused
+        self._paused = True
 
     def _resume(self) -> None:
         if self._paused:

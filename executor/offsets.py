@@ -83,8 +83,12 @@ class Offsets:
         found: list[Message] = []
         for message in messages:
             error, partition, first = message.error(), message.partition(), message.offset()
-            if error is None or partition is None or first is None or not is_unreadable(error):
+            if error is None:
                 found.append(message)
+                continue
+            if partition is None or first is None or not is_unreadable(error):
+                found.append(message)
+                self._assign_again()
                 continue
             known, step = self._unreadable.get(partition, (first, 0))
             step = 2 * step or 1 if known == first else 1
@@ -98,6 +102,19 @@ class Offsets:
             except KafkaException as failure:  # a partition that was revoked meanwhile
                 _LOG.info("%s/%d: %s", self._topic, partition, failure)
         return found
+
+    def _assign_again(self) -> None:
+        """Assign the partitions again, each where it is read.
+
+        The client requests committed offsets once for each assignment. It never reads partitions for which the group's
+        coordinator has answered by an error, as one does that has just restarted. Source: librdkafka issue 5586.
+        """
+        try:
+            partitions = self._consumer.position(self._consumer.assignment())
+            self._consumer.incremental_unassign(partitions)
+            self._consumer.incremental_assign(partitions)
+        except KafkaException as error:  # partitions that were revoked meanwhile
+            _LOG.info("%s is not assigned again: %s", self._topic, error)
 
     def commit_if_due(self) -> None:
         """Commit noted offsets, unless the last commit is less than 0.2 s old."""

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from datetime import timedelta
 from itertools import pairwise
@@ -18,6 +19,7 @@ from tests.executor.handlers import GATES
 from tests.executor.running import Executing
 from tests.fixtures.database import Database
 from tests.fixtures.services import until
+from tests.fixtures.stale_coordinator import StaleCoordinator
 from tests.relay.topics import make_topics
 from tidewheel.clock import monotonic_seconds
 from tidewheel.executor import completer, offsets
@@ -194,6 +196,23 @@ def test_group_protocol_may_change_between_releases(executing: Executing) -> Non
         with executing.running(executor_group=protocol, **NO_SWEEP):
             assert executing.ended(waiting).state == "succeeded"
             assert executing.database.value("SELECT group_protocol FROM executors") == protocol
+
+
+@pytest.mark.parametrize("protocol", ["classic", "consumer"])
+def test_partitions_are_read_after_their_offsets_were_refused(
+    executing: Executing, protocol: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A restarted broker refuses them for a moment: their client read nothing until its process was restarted."""
+    executing.make_topics()
+    with closing(StaleCoordinator(int(executing.kafka["bootstrap.servers"].rpartition(":")[2]))) as proxy:
+        proxy.refusals = 1000
+        executing.kafka = {**executing.kafka, "bootstrap.servers": f"127.0.0.1:{proxy.port}"}
+        with executing.running(executor_group=protocol, **NO_SWEEP):
+            until(lambda: 'runs.standard.executors": Broker: Not coordinator' in caplog.text, "offsets are refused")
+            proxy.refusals = 0
+            waiting = executing.trigger("acts.echo", protocol)
+            executing.publish(waiting)
+            assert executing.ended(waiting).state == "succeeded"
 
 
 EACH = 8  # messages in each of two partitions

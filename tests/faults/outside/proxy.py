@@ -3,6 +3,7 @@
 import asyncio
 import random
 import threading
+from collections.abc import Coroutine
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -32,6 +33,7 @@ class Proxy:
         self._target, self._random = target, random.Random(seed)  # noqa: S311
         self._ready = threading.Event()
         self._loop = asyncio.new_event_loop()
+        self._transports: set[asyncio.WriteTransport] = set()
         self.port = 0
         self._thread = threading.Thread(target=self._run, name="proxy", daemon=True)
         self._thread.start()
@@ -44,7 +46,7 @@ class Proxy:
 
     def _run(self) -> None:
         asyncio.set_event_loop(self._loop)
-        server = self._loop.run_until_complete(asyncio.start_server(self._serve, "127.0.0.1", 0))
+        server = self._loop.run_until_complete(asyncio.start_server(self._accept, "127.0.0.1", 0))
         self.port = server.sockets[0].getsockname()[1]
         self._ready.set()
         self._loop.run_forever()
@@ -53,19 +55,36 @@ class Proxy:
         for task in tasks:
             task.cancel()
         self._loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
+        for transport in self._transports:
+            transport.abort()
+        self._loop.run_until_complete(asyncio.sleep(0))
         self._loop.close()
+
+    def _accept(self, near: asyncio.StreamReader, back: asyncio.StreamWriter) -> None:
+        self._transports.add(back.transport)  # here: a task that is cancelled at once never begins
+        self._loop.create_task(self._serve(near, back))
 
     async def _serve(self, near: asyncio.StreamReader, back: asyncio.StreamWriter) -> None:
         with suppress(OSError):
             far, forth = await asyncio.open_connection("127.0.0.1", self._target)
-            ways = [asyncio.ensure_future(self._pass(near, forth)), asyncio.ensure_future(self._pass(far, back))]
+            ways = [asyncio.ensure_future(way) for way in self._ways(near, forth, far, back)]
             try:
                 await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
             finally:
                 for way in ways:
                     way.cancel()
                 forth.transport.abort()
+        self._transports.discard(back.transport)
         back.transport.abort()
+
+    def _ways(
+        self,
+        near: asyncio.StreamReader,
+        forth: asyncio.StreamWriter,
+        far: asyncio.StreamReader,
+        back: asyncio.StreamWriter,
+    ) -> list[Coroutine[None, None, None]]:
+        return [self._pass(near, forth), self._pass(far, back)]
 
     async def _pass(self, source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
         with suppress(OSError):
