@@ -60,9 +60,11 @@ SELECT DISTINCT j.key, o.handler
 -- No index: a test's own database. No lock.
 SELECT r.run_id, r.job_id, r.state, r.attempt, r.scheduled_at,
        r.started_at, r.finished_at, r.reason,
-       r.error_type, coalesce(f.error_message, a.error_message) AS error_message, x.result
+       coalesce(r.error_type, a.error_type) AS error_type,
+       coalesce(f.error_message, a.error_message) AS error_message, x.result
   FROM runs AS r
-  LEFT JOIN attempts AS a ON a.run_id = r.run_id AND a.attempt = r.attempt AND a.error_type = r.error_type
+  LEFT JOIN attempts AS a ON a.run_id = r.run_id AND a.attempt = r.attempt
+                          AND (r.finished_at IS NULL OR a.error_type = r.error_type)
   LEFT JOIN failed_runs AS f ON f.run_id = r.run_id
   LEFT JOIN attempt_outputs AS x ON x.run_id = r.run_id AND x.attempt = r.attempt
  WHERE r.job_id = %(job_id)s
