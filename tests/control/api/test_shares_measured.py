@@ -121,7 +121,7 @@ def test_flood_of_one_tenant_leaves_another_its_times(fleet: Fleet, kind: str) -
                 assert [each.result() for each in flooding] == [None] * 32
     factor = flooded[0] / quiet[0]
     _LOG.info("%s: p50 %.1f times the quiet one of %.4f s, p99 %.3f s", kind, factor, quiet[0], flooded[1])
-    assert flooded[0] <= 3 * quiet[0] + 0.01  # a switch between threads of the interpreter takes 5 ms
+    assert flooded[0] <= max(3 * quiet[0], 0.05)  # the clients share the machine, and their interpreter, with the flood
     assert flooded[1] <= max(0.5, 3 * quiet[1])
 
 
