@@ -202,7 +202,7 @@ def test_group_protocol_may_change_between_releases(executing: Executing) -> Non
 def test_partitions_are_read_after_their_offsets_were_refused(
     executing: Executing, protocol: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A restarted broker refuses them for a moment: their client read nothing until its process was restarted."""
+    """A restarted broker refuses them for a moment."""
     executing.make_topics()
     with closing(StaleCoordinator(int(executing.kafka["bootstrap.servers"].rpartition(":")[2]))) as proxy:
         proxy.refusals = 1000
