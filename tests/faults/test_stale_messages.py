@@ -17,7 +17,7 @@ from tidewheel.schemas.generated.records import Cause, RunRequest
 
 pytestmark = [pytest.mark.postgres, pytest.mark.kafka]
 
-AHEAD = timedelta(seconds=10)  # of runs that are written ahead: an edit overtakes some, also on a busy machine
+AHEAD = timedelta(seconds=20)  # of runs that are written ahead: an edit overtakes some, also on a busy machine
 WAIT = timedelta(seconds=10)  # for a second attempt, before which its message is consumed, also on a busy machine
 NEXT_MESSAGE: LiteralString = """
 SELECT o.topic, o.key, o.value FROM outbox AS o
