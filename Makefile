@@ -56,7 +56,7 @@ test-unit: $(STAMP) ## The tests that need no service and start no process: abou
 	$(PARALLEL) -m unit
 
 # One more than two cores: tests wait for servers and timers.
-test: WORKERS = 3
+test test-all: WORKERS = 3
 test: $(STAMP) ## All checks and every test but the slow ones: about ten minutes
 	@$(MAKE) --no-print-directory -j3 --output-sync=target $(AHEAD)
 	$(PARALLEL) -m "not slow"
@@ -64,7 +64,7 @@ test: $(STAMP) ## All checks and every test but the slow ones: about ten minutes
 test-long: $(STAMP) ## What `make test` leaves out: slow tests, and every example of property tests
 	TIDEWHEEL_TEST_EXAMPLES=full $(PYTEST) -n $(WORKERS) --dist load --maxschedchunk=1 -m "slow or property"
 
-test-all: $(STAMP) ## All checks and every test, before a release: about 75 minutes
+test-all: $(STAMP) ## All checks and every test, before a release: about an hour
 	@$(MAKE) --no-print-directory -j3 --output-sync=target $(AHEAD)
 	TIDEWHEEL_TEST_EXAMPLES=full $(PARALLEL)
 
