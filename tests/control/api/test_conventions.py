@@ -71,29 +71,6 @@ def test_header_that_nothing_would_check_is_refused(client: httpx.Client) -> Non
     assert client.delete("/api/v1/jobs/job", headers={"If-Match": '"1"'}).status_code == HTTPStatus.OK
 
 
-@pytest.mark.parametrize("at", ["0001-01-01T00:00:00Z", "1969-12-31T23:59:59Z", "9999-12-31T23:59:59.999999Z"])
-def test_first_and_last_instants_are_no_fault(client: httpx.Client, at: str) -> None:
-    tried = 0
-    for method, path, operation in operations(client):
-        names = [each["name"] for each in operation["parameters"] if each["in"] == "query"]
-        for name in {"since", "until", "at"}.intersection(names):
-            assert client.request(method, path, params={name: at}).status_code < 500, (method, path, name)
-            tried += 1
-    assert tried > 7
-    for path, body in (
-        ("jobs:preview", {"job": HOURLY, "after": at}),
-        ("jobs/job:trigger", {"run_at": at}),
-        ("jobs/job:pause", {"until": at}),
-        ("jobs/job:backfill", {"from": at, "to": at}),
-        ("jobs", {**HOURLY, "key": "edges", "schedule": {"once": at}}),
-        ("jobs", {**HOURLY, "key": "edges", "start_at": at}),
-        ("jobs", {**HOURLY, "key": "edges", "end_at": at}),
-        ("jobs", {"key": "edges", "schedule": {"interval": "1h", "anchor": at}, "target": "a"}),
-        ("dead-letters:redrive", {"since": at, "until": at, "dry_run": True}),
-    ):
-        assert client.post(f"/api/v1/{path}", json=body).status_code < 500, (path, body)
-
-
 def test_head_answers_as_get_without_content(client: httpx.Client) -> None:
     tried = 0
     for method, path, _ in operations(client):

@@ -23,7 +23,6 @@ from tests.transitions.acts import (
     submit,
     trigger,
 )
-from tidewheel.control.client.client import Client
 from tidewheel.schemas.codec import decode
 from tidewheel.schemas.generated.records import RunRequest
 
@@ -155,17 +154,6 @@ def test_claim_with_a_lower_id_is_refused_and_starts_nothing(executor: Executor,
     assert "3 is below 8" in told["errors"][0]["problem"]
     assert executor.finish(run_id, "succeeded") == "recorded"
     assert len(executor.sweep()) == 1
-
-
-def test_limit_of_runs_in_flight_holds_for_other_languages_too(executor: Executor, database: Database) -> None:
-    with Client(database.url) as client:
-        client.tenants.limit("default", in_flight=1)
-    submit(database)
-    first, second = trigger(database), trigger(database)
-    assert [len(executor.claim(run)) for run in (first, second)] == [1, 0]
-    assert open_run(database, second).state == "buffered"
-    assert executor.finish(first, "succeeded") == "recorded"
-    assert len(executor.claim(second)) == 1
 
 
 def test_sweep_returns_the_messages_of_due_runs(executor: Executor, database: Database) -> None:

@@ -73,16 +73,6 @@ def test_every_route_of_jobs_needs_the_scope_that_its_documentation_names(door: 
     assert tried > 30
 
 
-def test_key_with_its_scope_opens_a_route_and_admin_opens_all(door: ApiClient) -> None:
-    submit(door.database)
-    reader, admin = created(door.database, "read"), created(door.database, "admin", all_tenants=True)
-    assert answer_of(door.get("/api/v1/jobs", headers=with_key(reader)))["total"] == 1
-    assert answer_of(door.post("/api/v1/jobs/job:pause", headers=with_key(admin)))["key"] == "job"
-    keys = answer_of(door.get("/api/v1/keys", headers=with_key(admin)))["keys"]
-    assert [(each["name"], each["scopes"]) for each in keys] == [("ops", ["read"])]
-    assert len(answer_of(door.get("/api/v1/keys?all_tenants=true", headers=with_key(admin)))["keys"]) == 2
-
-
 def test_purge_needs_the_scope_operate_and_leaves_dead_letters_of_other_tenants(door: ApiClient) -> None:
     add_tenant(door.database, "acme")
     submit(door.database)

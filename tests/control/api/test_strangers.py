@@ -120,13 +120,6 @@ def test_many_probes_check_the_database_once_a_second(database: Database) -> Non
         assert database.value(sessions) - before <= 1
 
 
-def test_probe_sees_an_outage_within_two_seconds(database: Database) -> None:
-    nowhere = Database(make_conninfo(database.url, dbname="there_is_none"), database.installation)
-    with answering(nowhere) as client:
-        told = refusal(client.get("/readyz"), HTTPStatus.SERVICE_UNAVAILABLE)
-        assert told["detail"] == "the database does not answer"
-
-
 def test_strangers_of_one_address_do_not_keep_an_executor_out(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:

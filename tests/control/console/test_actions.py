@@ -90,14 +90,6 @@ def test_refused_field_keeps_all_that_was_typed(pages: ApiClient) -> None:
     assert actions(pages.database) == []
 
 
-def test_second_click_of_a_button_changes_nothing(pages: ApiClient) -> None:
-    submit(pages.database, "nightly")
-    fields = fields_of(pages.get("/jobs/nightly/pause"))
-    for _ in range(2):
-        assert pages.post("/jobs/nightly/pause", data=fields).status_code == HTTPStatus.SEE_OTHER
-    assert actions(pages.database) == ["job.pause"]
-
-
 def test_dialog_that_was_opened_before_another_change_overwrites_nothing(pages: ApiClient) -> None:
     submit(pages.database, "nightly")
     late = fields_of(pages.get("/jobs/nightly/pause"))

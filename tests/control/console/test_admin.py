@@ -284,16 +284,6 @@ def test_audit_log_is_filtered_and_leads_to_what_was_changed(pages: ApiClient) -
     assert pages.get(following[1].replace("&amp;", "&")).status_code == HTTPStatus.OK
 
 
-def test_tenant_is_chosen_in_the_top_bar_of_a_key_of_all_tenants(pages: ApiClient) -> None:
-    pages.database.execute("INSERT INTO tenants (tenant) VALUES ('acme')")
-    apply_batch(pages.database, submission("of-acme") | {"tenant": "acme"})
-    page = pages.get("/jobs?tenant=acme").text
-    assert "of-acme" in page
-    assert 'name="tenant" value="acme"' in page
-    assert '<option value="acme">' in page
-    assert "of-acme" not in pages.get("/jobs").text
-
-
 def test_unknown_tenant_has_a_page_with_the_way_back(pages: ApiClient) -> None:
     with Client(pages.database.url) as client:
         for nth in range(52):

@@ -6,7 +6,7 @@ from zoneinfo import ZoneInfo
 
 import pytest
 
-from tidewheel.control.console.axis import Axis, Window, axis
+from tidewheel.control.console.axis import Window, axis
 
 NOW = datetime(2026, 11, 21, 22, 16, 10, tzinfo=UTC)
 BERLIN, KOLKATA = ZoneInfo("Europe/Berlin"), ZoneInfo("Asia/Kolkata")
@@ -57,12 +57,3 @@ def test_day_of_a_clock_change_is_as_wide_as_others_and_named(now: tuple[int, in
     assert changed.shift == timedelta(hours=hours - 24)
     begin = next(edge for edge in found.edges if found.x(edge) == pytest.approx(changed.x, abs=0.01))
     assert found.x(begin + timedelta(hours=hours)) - found.x(begin) == pytest.approx(12 * found.width, abs=0.01)
-
-
-@pytest.mark.unit
-def test_clock_is_that_of_the_zone() -> None:
-    def clock(made: Axis) -> str:
-        return made.clock(NOW)
-
-    assert clock(axis(Window.HOUR, NOW, BERLIN)) == "23:16"
-    assert clock(axis(Window.WEEK, NOW, KOLKATA)) == "Sun 22 Nov 03:46"

@@ -127,12 +127,6 @@ def test_cancellation_names_the_runs_that_ended_before(pages: ApiClient) -> None
     assert f'{both}<p class="caption" title="{words}">1 ended before</p>' in shown(pages, "/bulk")
 
 
-def test_redrive_of_a_message_names_its_number(pages: ApiClient) -> None:
-    garble(pages.database, 0)
-    receipt = shown(pages, done(posted(pages, "/dead-letters/redrive?kind=message", counted="1")))
-    assert "1 dead letter is being redriven." in receipt
-
-
 def work_off_cancellations(database: Database) -> None:
     cancelling = BulkCancel(database.session(), database.installation)
     while database.value("SELECT count(*) FROM cancellations WHERE finished_at IS NULL"):
@@ -277,25 +271,6 @@ def test_purge_of_many_needs_their_number(pages: ApiClient) -> None:
     assert "101 dead letters are being purged." in shown(pages, done(posted(pages, path, typed="101", counted="101")))
     work_off(pages.database)
     assert pages.database.value("SELECT count(*) FROM dead_letters") == 1
-
-
-def test_purge_stores_its_reason_in_the_audit_log(pages: ApiClient) -> None:
-    fail(pages.database)
-    path = "/dead-letters/purge?kind=run"
-    done(posted(pages, path, reason="their data is gone", **counted(pages, path)))
-    [entry] = pages.get("/api/v1/audit-log?action=dlq.purge").json()["entries"]
-    assert (entry["reason"], entry["objects"]) == ("their data is gone", 1)
-    assert "their data is gone" in shown(pages, "/admin/audit")
-
-
-def test_list_without_a_dead_letter_has_no_sentence_of_zero(pages: ApiClient) -> None:
-    fail(pages.database)
-    assert "1 dead letter is not redriven." in shown(pages, "/dead-letters")
-    path = "/dead-letters/purge"
-    done(posted(pages, path, **counted(pages, path)))
-    work_off(pages.database)
-    for tab in ("open", "redriven", "all"):
-        assert "0 dead letters" not in shown(pages, f"/dead-letters?show={tab}")
 
 
 def test_what_comes_after_the_count_of_a_dialog_is_left_alone(pages: ApiClient) -> None:

@@ -51,13 +51,6 @@ def version(database: Database, key: str = "job") -> int:
         return client.versions(key, limit=1)[0].number
 
 
-@pytest.mark.parametrize("number", ["9" * 5000, str(2**63), "\u0663", "-1"])
-def test_version_in_a_form_that_is_no_version_ends_no_page(pages: ApiClient, number: str) -> None:
-    submit(pages.database)
-    fields = typed_in(pages.get("/jobs/job/edit")) | {"base": number, "if_version": number, "do": "check"}
-    assert pages.post("/jobs/job/edit", data=fields).status_code < HTTPStatus.INTERNAL_SERVER_ERROR
-
-
 def test_keys_and_dedupe_are_typed_and_emptied(pages: ApiClient) -> None:
     submit(pages.database, concurrency_key="mail")
     page = pages.get("/jobs/job/edit")
@@ -188,15 +181,6 @@ def test_every_error_stands_at_its_field_and_what_was_typed_stays(pages: ApiClie
         for path in ("labels", "payload"):
             assert answer.text.count(f'href="#f-{path}"') == 1
     assert version(pages.database) == 1
-
-
-def test_emptied_list_is_refused_in_words_with_a_remedy(pages: ApiClient) -> None:
-    submit(pages.database, "job", retry={"max_attempts": 3, "intervals": ["1s", "1m30s"]})
-    page = pressed(pages, "/jobs/job/edit", "as_json")
-    document = json.loads(typed_in(page)["document"])
-    document["retry"]["intervals"] = []
-    answer = pressed(pages, "/jobs/job/edit", "check", page, document=json.dumps(document))
-    assert "There are 0 elements</bdi>. <bdi>Write at least 1" in answer.text
 
 
 def test_check_refuses_the_address_that_save_refuses(pages: ApiClient) -> None:
@@ -421,18 +405,3 @@ def test_key_that_may_not_write_sees_no_button_and_changes_nothing(database: Dat
             assert "write" in answer.text
     with Client(database.url) as client, pytest.raises(UnknownJob):
         client.versions("other")
-
-
-def test_revoked_key_saves_nothing(database: Database) -> None:
-    submit(database)
-    key = key_of(database, "read", "write")
-    with console(database) as client:
-        signed_in(client, key)
-        page = client.get("/jobs/job/edit")
-        with Client(database.url) as admin:
-            admin.api_keys.revoke(key.split("_")[1])
-        sent = typed_in(page) | {"do": "save", "lane": "batch"}
-        while (answer := client.post("/jobs/job/edit", data=sent)).headers.get("location") == "/jobs/job":
-            sent = typed_in(page) | {"do": "save", "lane": "batch"}  # its revocation is heard within a second
-        assert answer.headers["location"] == "/sign-in?ended=1"
-    assert version(database) <= 2

@@ -91,13 +91,6 @@ def test_runs_at_once_are_counted_and_one_after_another_are_not() -> None:
     assert "up to 3 at once" in job_line(along, timeline(overlapping), (), (), URLS, address=ADDRESS).words
 
 
-def test_sentence_names_the_part_that_is_ahead() -> None:
-    line = job_line(axis(Window.DAY, NOW, UTC), timeline([]), (), (), URLS, address=ADDRESS)
-    assert "Fri 20 Nov 22:30 to Sun 22 Nov 04:30, 6 h 13 min of it ahead: no run ended" in line.words
-    past = axis_between(NOW - timedelta(hours=2), NOW - timedelta(hours=1), NOW, UTC)
-    assert "ahead" not in job_line(past, timeline([]), (), (), URLS, address=ADDRESS).words
-
-
 def test_sentence_counts_the_runs_that_were_skipped() -> None:
     def words(*states: str, cause: str = "workflow") -> str:
         shown = [TimelineRun(UUID(int=1), NOW, None, NOW, each, cause, 0, None, None) for each in states]

@@ -306,13 +306,6 @@ def test_calendar_and_list_show_clock_changes_holidays_skips_and_moves(
     assert pages.get("/jobs/nightly/next?month=2026-13").status_code == HTTPStatus.UNPROCESSABLE_ENTITY
 
 
-def test_dialog_names_the_instant_on_both_clocks(clocked: ClockedDatabase, pages: ApiClient) -> None:
-    clocked.stop_clock(t("03-19T12:00"))
-    submit(clocked, "nightly", schedule=BERLIN)
-    page = shown(pages, "/jobs/nightly/skip?at=2026-03-21T01:30:00Z")
-    assert "Sat 21 Mar 2026 02:30:00 Europe/Berlin (CET, UTC+0100), which is Sat 21 Mar 2026 01:30:00 UTC." in page
-
-
 def test_skip_of_an_instant_without_an_occurrence_names_the_nearest_one(
     clocked: ClockedDatabase, pages: ApiClient
 ) -> None:
@@ -335,16 +328,6 @@ def test_first_row_of_an_overdue_job_names_since_when_and_what_it_awaits(
     clocked.execute("UPDATE timers SET due_at = due_at + interval '10 min'")
     page = shown(pages, "/jobs/nightly/next")
     assert "Firing failed and is postponed" in page
-
-
-def test_settings_show_values_and_defaults(clocked: ClockedDatabase, pages: ApiClient) -> None:
-    submit(clocked, schedule=BERLIN, payload={"depot": 4}, retry={"max_attempts": 7})
-    page = shown(pages, "/jobs/job/settings")
-    assert "<bdi>retry.max_attempts</bdi>" in page
-    assert '<tr class="default"><td class="mono"><bdi>overlap</bdi>' in page
-    assert "&#34;depot&#34;: 4" in page
-    assert "Runs with the same key share its places" in page
-    assert "<code>skip</code> for recurring jobs" in page
 
 
 def test_job_of_the_settings_is_a_file_that_changes_nothing(

@@ -11,7 +11,6 @@ from tests.control.api.answering import answering
 from tests.control.client.test_dead_letters import work_off
 from tests.control.console.browser import Tab, needs_chromium, tab
 from tests.control.console.pages import console, key_of
-from tests.control.console.test_bulk_pages import triggered, work_off_cancellations
 from tests.fixtures.database import Database
 from tests.fixtures.services import until
 from tests.scheduler.firing import fire_due
@@ -125,22 +124,6 @@ def test_webhook_is_submitted_fails_is_mended_and_redriven(here: Page, database:
     expect(here.locator(".title")).to_contain_text("finished")
 
 
-def test_tenant_is_frozen_and_thawed(here: Page, database: Database) -> None:
-    submit(database, "nightly")
-    here.get_by_role("link", name="Freeze…").click()
-    here.get_by_role("button", name="Freeze tenant default…").click()
-    dialog = here.locator("dialog[open]")
-    dialog.locator("[name=reason]").fill(REASON)
-    do(dialog)
-    place(here, "Jobs")
-    expect(here.locator("main")).to_contain_text("Frozen: tenant default")
-    follow(here, "nightly")
-    trigger_here(here)
-    expect(here.locator(".sentence").first).to_contain_text("Frozen since")
-    do(asked(here, "Thaw…"))
-    expect(here.locator("main")).not_to_contain_text("Frozen")
-
-
 def test_skip_names_its_reason_and_slow_run_its_stage(here: Page, database: Database) -> None:
     submit(database, "nightly", schedule={"interval": "1s"})
     apply_batch(database, about("job.pause", "nightly", reason=REASON))
@@ -159,24 +142,6 @@ def test_skip_names_its_reason_and_slow_run_its_stage(here: Page, database: Data
     here.locator("main").get_by_role("button", name="Filter").click()
     here.locator(f"main a[href$='{started.run_id}']").first.click()
     expect(here.locator("main")).to_contain_text("slowest:")
-
-
-def test_many_runs_are_cancelled_and_their_progress_is_seen(here: Page, database: Database) -> None:
-    submit(database, "many", overlap="allow_all")
-    triggered(database, "many", MANY)
-    place(here, "Runs")
-    here.fill("main [name=job]", "many")
-    here.locator("main").get_by_role("button", name="Filter").click()
-    dialog = asked(here, "Cancel all open runs of this job…")
-    dialog.locator("[name=typed]").fill(str(MANY - 1))
-    dialog.get_by_role("button", name=f"Cancel {MANY} runs").click()
-    expect(dialog).to_contain_text(f"This is not the number {MANY}")
-    dialog.locator("[name=typed]").fill(str(MANY))
-    do(dialog)
-    expect(here.locator("main")).to_contain_text(f"0 of {MANY} runs that matched at its start")
-    work_off_cancellations(database)
-    expect(here.locator(".title")).to_contain_text("finished", timeout=HEARD)
-    expect(here.locator("main")).to_contain_text(f"{MANY} runs")
 
 
 def test_failed_part_of_a_workflow_is_resumed(here: Page, database: Database) -> None:

@@ -9,15 +9,12 @@ from tests.control.api.answering import ApiClient
 from tests.control.console.browser import Tab, needs_chromium, tab
 from tests.control.console.seeded import Ids
 from tests.transitions.acts import begun, end, ending, submit
-from tidewheel.ids import job_id
 from tidewheel.runs import RunState
 
 pytestmark = [pytest.mark.slow, needs_chromium]
 
 _PINNED = """() => [...document.querySelectorAll('.top, .rail, .spec > .buttons')]
     .filter(each => ['sticky', 'fixed'].includes(getComputedStyle(each).position)).length"""
-_OUTSIDE = """() => [...document.querySelectorAll('.graph g')].filter(each =>
-    each.getBBox().width > Number(each.querySelector('rect').getAttribute('width'))).length"""
 
 
 @pytest.fixture
@@ -54,18 +51,6 @@ def test_print_leaves_out_what_acts_and_opens_the_trace(here: Tab, seeded: tuple
     expect(here.page.locator("details.trace pre")).to_be_visible()
 
 
-def test_long_key_takes_three_lines_of_a_phone(here: Tab, seeded: tuple[ApiClient, Ids]) -> None:
-    here.look("390-light")
-    here.open("/")
-    expect(here.page.locator(".top > .badge", has_text="default")).to_be_visible()
-    here.open("/jobs/{long_job}".format_map(seeded[1]))
-    title = here.page.locator("h1")
-    box = title.bounding_box()
-    assert box is not None
-    assert box["height"] < 4 * 28
-    assert len(title.get_attribute("title") or "") > 200
-
-
 @pytest.mark.parametrize(
     ("path", "opener", "focused"),
     [
@@ -98,14 +83,3 @@ def test_one_box_selects_the_rows_of_the_page(here: Tab) -> None:
     here.page.uncheck("th [data-all]")
     assert here.page.locator("tbody .choice :checked").count() == 0
     expect(here.page.locator(".selection")).to_contain_text("You can select only jobs of this page.")
-
-
-def test_words_of_a_node_stay_in_its_box(here: Tab, seeded: tuple[ApiClient, Ids]) -> None:
-    client, ids = seeded
-    client.database.execute(
-        "UPDATE finished_runs SET attempt = 12, started_at = finished_at - interval '72 minutes'"
-        " WHERE job_id = %s", [job_id("default", "check")]
-    )  # fmt: skip
-    here.open("/workflows/{workflow}".format_map(ids))
-    expect(here.page.locator(".graph .bad text.small")).to_have_text("failed · 1 h 12 min · \u00d712")
-    assert here.page.evaluate(_OUTSIDE) == 0

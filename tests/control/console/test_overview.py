@@ -65,17 +65,6 @@ def test_plot_and_tiles_count_the_same_hour(pages: ApiClient) -> None:
     assert "succeeded 0</span>" in page
 
 
-def test_backlog_is_drawn_beside_its_counts(pages: ApiClient) -> None:
-    submit(pages.database, "job", overlap="allow_all")
-    submit(pages.database, "render", queue="reports", overlap="allow_all")
-    for key in ("job", "render", "render", "render", "render"):
-        trigger(pages.database, key)
-    pages.database.execute("UPDATE job_runs SET publish_at = publish_at - interval '1 min'")
-    page = shown(pages, "/")
-    assert sorted(re.findall(r'<rect class="moving" width="([0-9.]+)%" height="8"/>', page)) == ["100.0", "25.0"]
-    assert '<a href="/fleet"><bdi>' in page, "what is wrong with the fleet leads to its page"
-
-
 def test_figures_lead_to_lists_of_what_they_count(pages: ApiClient) -> None:
     database = pages.database
     submit(database, "job", retry={"max_attempts": 1}, overlap="allow_all")
@@ -135,15 +124,6 @@ def test_overview_with_failures_is_not_all_well(database: Database) -> None:
     [failed] = re.findall(r'<a href="([^"]+)"><bdi>1 of 2 runs of the last hour failed', page)
     assert failed.startswith("/runs?group=failed_or_timed_out&amp;ended_since=")
     assert '<a href="/dead-letters"><bdi>1 dead letter is not redriven' in page
-
-
-def test_finding_names_the_first_failure_of_the_hour(pages: ApiClient) -> None:
-    submit(pages.database, retry={"max_attempts": 1})
-    finish(pages.database, "job", *[RunState.FAILED, RunState.SUCCEEDED] * 2)
-    pages.database.execute("UPDATE finished_runs SET finished_at = finished_at - interval '9 s'")
-    pages.database.execute("UPDATE failed_runs SET finished_at = finished_at - interval '9 s'")
-    page = shown(pages, "/")
-    assert re.search(r"2 of its 4 runs of the last hour failed(</bdi>)?, the first of them \d+ s ago", page)
 
 
 def test_freeze_among_the_findings_leads_to_its_thaw_and_says_what_is_lost(pages: ApiClient) -> None:

@@ -1,7 +1,6 @@
 """Pages on a real database: empty, one, many, hostile text, unknown ids, headers, base path, tenants."""
 
 import re
-from datetime import timedelta
 from http import HTTPStatus
 from urllib.parse import quote
 from uuid import UUID, uuid4
@@ -14,13 +13,13 @@ from tests.control.api.answering import ApiClient, answering
 from tests.control.client.test_dead_letters import redrive
 from tests.control.console.pages import HTML, console, key_of, signed_in
 from tests.fixtures.database import Database
-from tests.transitions.acts import apply_batch, begun, end, ending, requeue, submit, succeed, trigger
+from tests.transitions.acts import apply_batch, begun, end, ending, submit, succeed, trigger
 from tidewheel.control.client.client import Client
 from tidewheel.control.console import overview
 from tidewheel.control.console.rendering import HEADERS
 from tidewheel.errors import TidewheelError
 from tidewheel.ids import job_id
-from tidewheel.runs import AttemptOutcome, RunState
+from tidewheel.runs import RunState
 
 SCRIPT = "<script>alert"
 PAGES = ("/", "/jobs", "/jobs/job", "/runs", "/jobs/unknown", "/runs/unknown", "/nowhere", "/runs?status=none")
@@ -83,37 +82,6 @@ def test_fresh_overview_says_what_its_plots_will_show(pages: ApiClient) -> None:
     assert "each queue and lane has a row here" in page
 
 
-def test_retrying_run_names_its_failed_attempt_wherever_its_job_is_shown(pages: ApiClient) -> None:
-    submit(pages.database)
-    started = begun(pages.database)
-    requeue(pages.database, started, AttemptOutcome.FAILED, timedelta(minutes=10))
-    failed_as = r"ttempt 1 of 4 failed \(ValueError\)"
-    for path in ("/jobs/job", f"/runs/{started.run_id}"):
-        assert re.search(rf"A{failed_as}; retrying at .{{9,60}}, in 9 min", shown(pages, path)), path
-    assert re.search(rf"a{failed_as}</bdi>, next <time", shown(pages, "/jobs"))
-    assert re.search(rf"a{failed_as}; .{{20,100}}</bdi>, <time", shown(pages, "/runs"))
-    page = shown(pages, "/")
-    assert "1 run will be tried again after a failed attempt." in page
-    assert "1 to retry" in page
-
-
-def test_one_job_and_its_run_are_shown_on_every_page(pages: ApiClient) -> None:
-    submit(pages.database, schedule={"cron": "30 2 * * *", "timezone": "Europe/Berlin"}, payload={"amount": 120.10})
-    run = trigger(pages.database)
-    assert "1 job." in shown(pages, "/jobs")
-    job = shown(pages, "/jobs/job")
-    assert "at 02:30, every day, in time zone Europe/Berlin" in job
-    assert f'href="/runs/{run}"' in job
-    coming = shown(pages, "/jobs/job/next")
-    assert coming.count("scheduled</td>") == 10
-    assert f'href="/runs/{run}"' in job
-    assert "1 run." in shown(pages, "/runs")
-    page = shown(pages, f"/runs/{run}")
-    assert "no live executor serves queue" in page.lower()
-    assert '&#34;amount&#34;</span>: <span class="json-number">120.1</span>' in page
-    assert str(run) in page
-
-
 def test_failed_run_shows_its_error_and_the_overview_names_its_job(pages: ApiClient) -> None:
     submit(pages.database, "charge", retry={"max_attempts": 1})
     runs = [failed(pages.database, "charge") for _ in range(3)]
@@ -161,23 +129,6 @@ def test_failed_row_of_a_job_links_the_run_that_a_redrive_made(pages: ApiClient)
     page = shown(pages, "/jobs/nightly")
     assert re.search(rf'redriven as <a class="mono" href="/runs/{new}">', page), page
     assert str(run) in page
-
-
-def test_lists_have_pages_that_hold_each_row_once(pages: ApiClient) -> None:
-    apply = [
-        {"type": "job.submit", "job": {"key": f"many-{at:03}", "schedule": "manual", "target": "t"}}
-        for at in range(120)
-    ]
-    apply_batch(pages.database, *apply)
-    keys: list[str] = []
-    path: str | None = "/jobs?prefix=many"
-    while path is not None:
-        page = shown(pages, path)
-        assert "120 jobs match." in page
-        keys += re.findall(r'href="/jobs/(many-\d+)"', page)
-        following = re.search(r'rel="next" href="([^"]+)"', page)
-        path = following[1].replace("&amp;", "&") if following else None
-    assert keys == [f"many-{at:03}" for at in range(120)]
 
 
 @pytest.mark.parametrize("place", ["jobs", "runs"])

@@ -333,16 +333,6 @@ def test_a_key_that_may_look_sees_no_action_and_can_do_none(database: Database) 
         assert client.get(f"/runs/{run}/cancel").status_code == HTTPStatus.FORBIDDEN
 
 
-def test_kafka_fold_has_the_coordinates_that_are_stored(pages: ApiClient) -> None:
-    submit(pages.database)
-    started = begun(pages.database)
-    end(pages.database, ending(started, RunState.SUCCEEDED))
-    page = shown(pages, f"/runs/{started.run_id}")
-    assert "test, partition 0, offset 0" in re.sub(r"</?bdi>", "", page)
-    assert f'href="/runs/{started.run_id}?kafka=true#kafka"' in page
-    assert f'data-live="run:{started.run_id}"' in page
-
-
 def test_one_page_at_a_time_looks_on_kafka_and_does_not_read_itself_again(pages: ApiClient) -> None:
     submit(pages.database)
     started = begun(pages.database)

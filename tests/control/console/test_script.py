@@ -47,15 +47,6 @@ def test_script_is_small() -> None:
     assert len(gzip.compress(SCRIPT.read_bytes(), 9)) <= MOST_BYTES
 
 
-def test_run_page_follows_its_run(here: Tab, database: Database) -> None:
-    started = begun(database, "nightly")
-    here.open(f"/runs/{started.run_id}")
-    expect(here.page.locator("h1")).to_contain_text("running")
-    expect(here.page.locator(ON)).to_have_text("● Live")
-    succeed(database, started)
-    expect(here.page.locator("h1")).to_contain_text("succeeded", timeout=30_000)
-
-
 def test_range_of_log_lines_is_picked_and_has_an_address(here: Tab, database: Database) -> None:
     started = begun(database, "nightly")
     end(database, ending(started, RunState.SUCCEEDED, output=b"".join(b"line %d\n" % at for at in range(1, 40))))
@@ -225,17 +216,6 @@ def test_new_rows_of_runs_wait_behind_their_number_and_nothing_else_moves(here: 
     assert before is not None
 
 
-def test_last_runs_of_jobs_move_no_column(here: Tab, database: Database) -> None:
-    here.open("/jobs")
-    places = "[...document.querySelectorAll('main th')].map((each) => each.getBoundingClientRect().x)"
-    expect(here.page.locator("main tbody")).to_contain_text("never ran")
-    before = here.page.evaluate(places)
-    end(database, ending(begun(database, "nightly"), RunState.FAILED, error_type="ConnectionResetError"))
-    here.page.reload()
-    expect(here.page.locator("main tbody")).to_contain_text("ConnectionResetError")
-    assert here.page.evaluate(places)[-2:] == before[-2:]
-
-
 def test_selected_text_and_focus_stay_while_the_page_changes(here: Tab, database: Database) -> None:
     here.open("/jobs/nightly")
     expect(here.page.locator(ON)).to_be_visible()
@@ -379,18 +359,6 @@ def test_answer_that_never_came_is_repeated_with_the_same_request(here: Tab, dat
     expect(at.locator(".toast")).to_be_visible()
     assert sent[0] == sent[1]
     assert database.value("SELECT paused FROM jobs WHERE key = 'nightly'")
-
-
-def test_draft_of_a_form_is_kept_until_it_is_saved(here: Tab) -> None:
-    at = here.page
-    here.open("/jobs/nightly/pause")
-    at.fill("input[name=reason]", "maintenance")
-    at.reload()
-    at.locator(".draft").get_by_role("button", name="Restore").click()
-    assert at.input_value("input[name=reason]") == "maintenance"
-    at.click("button.primary")
-    expect(at.locator(".toast")).to_contain_text("paused")
-    assert at.evaluate("Object.keys(sessionStorage).filter(name => name.startsWith('draft:')).length") == 0
 
 
 def test_keys_lead_to_places_rows_and_help_and_can_be_switched_off(here: Tab) -> None:

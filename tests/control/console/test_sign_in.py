@@ -132,13 +132,6 @@ def test_page_warns_before_the_key_of_its_sign_in_expires(door: ApiClient, left:
     assert "your sign-in ends with it" not in door.get("/jobs").text
 
 
-def test_sign_out_ends_the_sign_in_of_this_browser(door: ApiClient) -> None:
-    signed_in(door, key_of(door.database))
-    answer = door.post("/sign-out", data=form_of(door.get("/")))
-    assert (answer.status_code, answer.headers["location"]) == (HTTPStatus.SEE_OTHER, "/sign-in")
-    assert door.get("/").status_code == HTTPStatus.SEE_OTHER
-
-
 def test_sign_out_ends_the_sign_in_for_whoever_has_copied_its_cookie(door: ApiClient) -> None:
     signed_in(door, key_of(door.database))
     copied, form = cookies_of(door), form_of(door.get("/"))

@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 import pytest
 
 from tidewheel.control.console.axis import Window, axis
-from tidewheel.control.console.tide import NARROW, WIDE, Counts, sentence, tide
+from tidewheel.control.console.tide import WIDE, Counts, sentence, tide
 
 pytestmark = pytest.mark.unit
 
@@ -22,42 +22,10 @@ def nowhere(begin: datetime, end: datetime) -> str | None:
     return f"/runs?since={begin:%H:%M:%S}&until={end:%H:%M:%S}"
 
 
-def test_success_is_above_the_axis_and_failure_below_it() -> None:
-    drawn = tide(HOUR, bins(b0=Counts(succeeded=100, failed=1), b1=Counts(timed_out=100)), WIDE, nowhere)
-    first, second = drawn.columns
-    good, bad = first.bars
-    assert (good.family, good.y, good.y + good.height) == ("good", 0, drawn.size.above)
-    assert (bad.family, bad.y) == ("bad", drawn.size.above + 1)
-    assert second.bars[0].y + second.bars[0].height <= drawn.size.above + WIDE.below
-    assert first.href == "/runs?since=21:16:30&until=21:17:00"
-    assert first.words == "21:16: 100 succeeded, 1 failed"
-
-
 def test_one_beside_thousands_is_seen() -> None:
     drawn = tide(HOUR, bins(b0=Counts(succeeded=4000), b1=Counts(succeeded=1), b2=Counts(failed=1)), WIDE, nowhere)
     assert [bar.height >= 3 for column in drawn.columns for bar in column.bars] == [True, True, True]
     assert drawn.top == (0.0, "4,000")
-
-
-def test_bars_lie_within_their_bin() -> None:
-    drawn = tide(HOUR, [Counts(succeeded=1)] * 120 + [Counts(coming=1)] * 30, WIDE, nowhere)
-    for at, column in enumerate(drawn.columns):
-        [bar] = column.bars
-        assert at * HOUR.width <= bar.x < bar.x + bar.width <= (at + 1) * HOUR.width
-        assert bar.family == ("good" if at < 120 else "ahead")
-
-
-def test_phone_has_half_the_bins_and_none_holds_past_and_future() -> None:
-    drawn = tide(HOUR, [Counts(succeeded=1)] * 120 + [Counts(coming=2)] * 30, NARROW, nowhere)
-    assert [column.counts for column in drawn.columns] == [Counts(succeeded=2)] * 60 + [Counts(coming=4)] * 15
-    assert drawn.size.height == 74
-
-
-def test_neighbouring_lozenges_are_joined() -> None:
-    drawn = tide(HOUR, bins(b3=Counts(skipped=1), b4=Counts(cancelled=1), b9=Counts(skipped=2)), WIDE, nowhere)
-    assert [column.diamond is not None for column in drawn.columns] == [True, True, True]
-    [link] = drawn.links
-    assert (link.x, link.width) == (pytest.approx(3.5 * HOUR.width, abs=0.01), pytest.approx(HOUR.width, abs=0.01))
 
 
 def test_lozenge_hides_no_failure_of_its_bin() -> None:
@@ -67,13 +35,6 @@ def test_lozenge_hides_no_failure_of_its_bin() -> None:
     assert raised[1] + 4.5 < drawn.size.above < drawn.columns[0].bars[0].y
     assert on_axis is not None
     assert on_axis[1] == drawn.size.above
-
-
-def test_runs_under_way_stand_at_now() -> None:
-    drawn = tide(HOUR, bins(b0=Counts(succeeded=4)), WIDE, nowhere, running=4)
-    assert drawn.moving is not None
-    assert (drawn.moving.x, drawn.moving.height) == (drawn.now_x, 84)
-    assert tide(HOUR, EMPTY, WIDE, nowhere).moving is None
 
 
 def test_nothing_draws_nothing_but_the_axis() -> None:
