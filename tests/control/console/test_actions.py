@@ -119,19 +119,6 @@ def test_change_is_recorded_with_the_person_and_the_key(database: Database) -> N
     assert (found.door, found.actor, found.named) == ("console", "ops", "anna")
 
 
-def test_key_that_may_only_read_sees_no_action_and_gets_403(database: Database) -> None:
-    submit(database, "nightly")
-    with console(database) as client:
-        signed_in(client, key_of(database, "read"))
-        page = client.get("/jobs/nightly")
-        assert "Pause…" not in page.text
-        fields = fields_of(page)
-        assert client.get("/jobs/nightly/pause").status_code == HTTPStatus.FORBIDDEN
-        answer = client.post("/jobs/nightly/pause", data=fields)
-        assert answer.status_code == HTTPStatus.FORBIDDEN
-        assert "operate" in answer.text
-
-
 def test_forged_form_changes_nothing(pages: ApiClient) -> None:
     submit(pages.database, "nightly")
     fields = fields_of(pages.get("/jobs/nightly/pause")) | {"token": "0" * 64}

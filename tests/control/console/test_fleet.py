@@ -24,12 +24,6 @@ SELECT (jsonb_populate_record(r, jsonb_build_object(
 """
 
 
-def test_fleet_without_executors_names_the_first_step(pages: ApiClient) -> None:
-    page = pages.get("/fleet").text
-    assert "tidewheel service executor --handlers hello" in page
-    assert f"{pages.database.installation.shards} of {pages.database.installation.shards}" in page
-
-
 def test_executor_opens_to_the_runs_that_it_has(pages: ApiClient) -> None:
     submit(pages.database, "<script>nightly")
     started = begun(pages.database, "<script>nightly")

@@ -6,7 +6,6 @@ from http import HTTPStatus
 from urllib.parse import urlsplit
 
 import httpx
-import pytest
 from psycopg import sql
 
 from tests.control.api.answering import ApiClient
@@ -14,11 +13,13 @@ from tests.control.console.pages import console, fields_of, key_of, signed_in
 from tests.fixtures.database import Database
 from tests.scheduler.backfills import make_batch
 from tests.transitions.acts import begin, begun, submit, trigger
+from tests.transitions.graphs import DIAMOND, play, put
 from tidewheel.control.client.client import Client
+from tidewheel.runs import RunState
 
 SCRIPT = "<script>alert(1)</script>"
 DAILY = {"cron": "30 2 * * *"}
-ACTIONS = ("trigger", "delete", "restore", "rollback?version=1", "release", "backfill")
+ACTIONS = ("pause", "trigger", "delete", "restore", "rollback?version=1", "release", "backfill")
 
 
 def posted(client: httpx.Client, path: str, page: httpx.Response | None = None, **fields: str) -> httpx.Response:
@@ -103,17 +104,7 @@ def test_delete_is_undone_by_submitting_again(pages: ApiClient) -> None:
     assert "already exists" in answer.text
 
 
-def test_receipt_of_a_deletion_counts_the_runs_that_its_dialog_counted(pages: ApiClient) -> None:
-    submit(pages.database, "nightly", schedule="manual")
-    trigger(pages.database, "nightly")
-    trigger(pages.database, "nightly")
-    begin(pages.database, trigger(pages.database, "nightly"))
-    assert "2 waiting runs are cancelled." in pages.get("/jobs/nightly/delete").text
-    posted(pages, "/jobs/nightly/delete")
-    assert "nightly is deleted. 2 waiting runs are cancelled. Its runs under way finish." in pages.get("/jobs").text
-
-
-def test_delete_of_another_version_than_was_shown_is_refused(pages: ApiClient) -> None:
+def test_deletion_of_the_version_that_was_shown_counts_the_runs_of_its_dialog(pages: ApiClient) -> None:
     submit(pages.database, "nightly")
     page = pages.get("/jobs/nightly/delete")
     submit(pages.database, "nightly", lane="batch")
@@ -121,6 +112,12 @@ def test_delete_of_another_version_than_was_shown_is_refused(pages: ApiClient) -
     assert answer.status_code == HTTPStatus.UNPROCESSABLE_ENTITY
     assert "The current version is 2, not 1" in answer.text
     assert pages.get("/jobs/nightly").status_code == HTTPStatus.OK
+    trigger(pages.database, "nightly")
+    trigger(pages.database, "nightly")
+    begin(pages.database, trigger(pages.database, "nightly"))
+    assert "2 waiting runs are cancelled." in pages.get("/jobs/nightly/delete").text
+    posted(pages, "/jobs/nightly/delete")
+    assert "nightly is deleted. 2 waiting runs are cancelled. Its runs under way finish." in pages.get("/jobs").text
 
 
 def test_pause_and_delete_name_a_backfill_and_do_to_it_what_they_say(pages: ApiClient) -> None:
@@ -245,19 +242,25 @@ def test_backfill_is_counted_before_it_is_made(pages: ApiClient) -> None:
     assert '<button class="primary">' in again.text
 
 
-@pytest.mark.parametrize("action", ACTIONS)
-def test_key_that_may_only_read_gets_403_and_changes_nothing(database: Database, action: str) -> None:
+def test_key_that_may_only_read_sees_no_action_and_changes_nothing(database: Database) -> None:
+    put(database, DIAMOND)
+    root = trigger(database, "a")
+    play(database, lambda key: RunState.FAILED if key == "b" else RunState.SUCCEEDED)
     submit(database, "nightly")
+    run = trigger(database, "nightly")
+    actions = {"/jobs/nightly": ACTIONS, f"/runs/{run}": ("cancel", "retry"), f"/workflows/{root}": ("resume",)}
     with console(database) as client:
         signed_in(client, key_of(database, "read"))
-        page = client.get("/jobs/nightly")
-        assert f"/jobs/nightly/{action}" not in page.text
         before = contents(database)
-        for answer in (
-            client.get(f"/jobs/nightly/{action}"),
-            client.post(f"/jobs/nightly/{action}", data=fields_of(page)),
-        ):
-            assert answer.status_code == HTTPStatus.FORBIDDEN
+        for place, names in actions.items():
+            page = client.get(place)
+            assert page.status_code == HTTPStatus.OK
+            for action in names:
+                assert f"{place}/{action}" not in page.text
+                opened, sent = client.get(f"{place}/{action}"), client.post(f"{place}/{action}", data=fields_of(page))
+                for answer in (opened, sent):
+                    assert answer.status_code == HTTPStatus.FORBIDDEN, (place, action)
+        assert "operate" in client.get("/jobs/nightly/pause").text
         assert contents(database) == before
 
 

@@ -6,7 +6,6 @@ from datetime import timedelta
 from html import unescape
 from http import HTTPStatus
 from pathlib import Path
-from urllib.parse import quote
 
 import pytest
 
@@ -176,11 +175,6 @@ def test_list_of_jobs_has_the_age_of_a_retry_since_its_request(clocked: ClockedD
     ("overlap", "words", "states"),
     [
         ("skip", "the new run, starts, the new run is skipped.", {"running", "skipped"}),
-        (
-            "buffer_all",
-            "the new run, starts, the new run waits behind all others.",
-            {"running", "buffered"},
-        ),
         ("allow_all", "the new run, starts, both run.", {"running"}),
     ],
 )
@@ -302,18 +296,11 @@ def test_calendar_and_list_show_clock_changes_holidays_skips_and_moves(
         "1 skipped"
         not in shown(pages, "/jobs/nightly/next?month=2026-03&limit=100").partition("will fire at its time")[2]
     )
+    absent = shown(pages, "/jobs/nightly/skip?at=2026-03-21T03:00:00Z")
+    assert "The nearest occurrence is that of Sat 21 Mar 2026 02:30:00 Europe/Berlin." in absent
+    assert '<button class="primary">' not in absent
     assert pages.get("/jobs/nightly/skip?at=tomorrow").status_code == HTTPStatus.UNPROCESSABLE_ENTITY
     assert pages.get("/jobs/nightly/next?month=2026-13").status_code == HTTPStatus.UNPROCESSABLE_ENTITY
-
-
-def test_skip_of_an_instant_without_an_occurrence_names_the_nearest_one(
-    clocked: ClockedDatabase, pages: ApiClient
-) -> None:
-    clocked.stop_clock(t("03-19T12:00"))
-    submit(clocked, "nightly", schedule=BERLIN)
-    page = shown(pages, "/jobs/nightly/skip?at=2026-03-21T03:00:00Z")
-    assert "The nearest occurrence is that of Sat 21 Mar 2026 02:30:00 Europe/Berlin." in page
-    assert '<button class="primary">' not in page
 
 
 def test_first_row_of_an_overdue_job_names_since_when_and_what_it_awaits(
@@ -339,19 +326,3 @@ def test_job_of_the_settings_is_a_file_that_changes_nothing(
     (tmp_path / "job.yaml").write_text(unescape(text))
     with clocked.connection() as connection:
         assert read_job(str(tmp_path / "job.yaml")) == show_job(connection, "default", "nightly").job
-
-
-def test_pages_of_a_key_that_a_proxy_would_change_are_addressed_by_its_id(
-    clocked: ClockedDatabase, pages: ApiClient
-) -> None:
-    key = "<script>/" + "k" * 200
-    submit(clocked, key, schedule=BERLIN)
-    by_id = f"/jobs/id:{job_id('default', key)}"
-    for page in ("", "/next", "/settings"):
-        text = shown(pages, by_id + page)
-        assert "<script>/" not in text
-        assert f'href="{by_id}/next"' in text
-    away = pages.get(f"/jobs/{quote('id:' + str(job_id('default', key)))}/next")
-    assert away.status_code == HTTPStatus.OK
-    submit(clocked, "plain")
-    assert pages.get(f"/jobs/id:{job_id('default', 'plain')}/next").headers["location"] == "/jobs/plain/next"

@@ -21,7 +21,6 @@ from tidewheel.runs import RunState
 pytestmark = [pytest.mark.slow, needs_chromium]
 
 REASON = "<script>document.title='run'</script>\u202e"
-MANY = 300
 HEARD = 30_000
 
 

@@ -52,14 +52,6 @@ def test_cookie_is_kept_from_scripts_and_other_sites_and_holds_no_secret(door: A
     assert key not in door.get("/").text
 
 
-def test_cookie_goes_by_https_alone_once_the_browser_came_by_https(door: ApiClient) -> None:
-    form = form_of(door.get("/sign-in")) | {"key": key_of(door.database)}
-    proxied = {"Origin": "https://jobs.example.org", "Sec-Fetch-Site": "same-origin"}
-    answer = door.post("/sign-in", data=form, headers=proxied)
-    assert answer.status_code == HTTPStatus.SEE_OTHER
-    assert "Secure" in answer.headers["set-cookie"].split("; ")
-
-
 def test_key_typed_into_a_page_that_came_by_plain_http_from_afar_is_refused(door: ApiClient) -> None:
     form = form_of(door.get("/sign-in")) | {"key": key_of(door.database)}
     answer = door.post("/sign-in", data=form, headers={"Origin": "http://jobs.example.org", "Host": "jobs.example.org"})
@@ -82,25 +74,22 @@ def test_cookies_by_https_have_names_that_no_other_host_of_the_domain_can_set(do
             assert behind.get(f"{base}/", headers={"Cookie": f"{pair}x"}).status_code == HTTPStatus.SEE_OTHER
 
 
-@pytest.mark.parametrize("kind", ["unknown", "mistyped", "revoked"])
-def test_wrong_key_is_refused_and_the_page_keeps_all_but_the_key(door: ApiClient, kind: str) -> None:
-    key = new_key().text if kind == "unknown" else key_of(door.database)
-    if kind == "revoked":
-        revoke(door.database, key)
-    typed = key[:-1] if kind == "mistyped" else key
-    answer = sign_in(door, typed, name="anna <b>", next="/runs")
-    assert answer.status_code == HTTPStatus.UNPROCESSABLE_ENTITY
-    assert ("typing error" if kind == "mistyped" else "No such key, or it was revoked.") in answer.text
-    assert 'value="anna &lt;b&gt;"' in answer.text
-    assert 'name="next" value="/runs"' in answer.text
-    assert typed not in answer.text
-    assert door.get("/").status_code == HTTPStatus.SEE_OTHER
-
-
-def test_key_that_may_not_read_opens_no_page(door: ApiClient) -> None:
-    answer = sign_in(door, key_of(door.database, "write"))
-    assert answer.status_code == HTTPStatus.UNPROCESSABLE_ENTITY
-    assert "lacks the scope read" in answer.text
+def test_wrong_key_is_refused_and_the_page_keeps_all_but_the_key(door: ApiClient) -> None:
+    revoked = key_of(door.database)
+    revoke(door.database, revoked)
+    none = "No such key, or it was revoked."
+    for typed, words in (
+        (new_key().text, none),
+        (revoked, none),
+        (key_of(door.database)[:-1], "typing error"),
+        (key_of(door.database, "write"), "lacks the scope read"),
+    ):
+        answer = sign_in(door, typed, name="anna <b>", next="/runs")
+        assert answer.status_code == HTTPStatus.UNPROCESSABLE_ENTITY, words
+        for shown in (words, 'value="anna &lt;b&gt;"', 'name="next" value="/runs"'):
+            assert shown in answer.text, (words, shown)
+        assert typed not in answer.text, words
+        assert door.get("/").status_code == HTTPStatus.SEE_OTHER, words
 
 
 def test_revoked_key_ends_its_sign_in_within_a_second(door: ApiClient) -> None:
@@ -220,19 +209,15 @@ def test_link_opens_the_console_once(door: ApiClient) -> None:
         assert other.get("/").status_code == HTTPStatus.SEE_OTHER
 
 
-def test_token_of_executors_and_bearer_keys_open_no_page(door: ApiClient) -> None:
+def test_sign_in_opens_no_call_of_rest_and_tokens_open_no_page(door: ApiClient) -> None:
     for shown in (TOKEN, key_of(door.database, "admin")):
         answer = door.get("/jobs", headers={"Authorization": f"Bearer {shown}"})
         assert answer.status_code == HTTPStatus.SEE_OTHER
-
-
-def test_sign_in_opens_no_call_of_rest(door: ApiClient) -> None:
     signed_in(door, key_of(door.database, "admin"))
     assert door.get("/api/v1/jobs").status_code == HTTPStatus.UNAUTHORIZED
 
 
-@pytest.mark.parametrize("path", ["/sign-in", "/sign-out", "/theme"])
-def test_form_of_another_site_or_without_its_token_is_refused(door: ApiClient, path: str) -> None:
+def test_form_of_another_site_or_without_its_token_is_refused(door: ApiClient) -> None:
     signed_in(door, key_of(door.database))
     form = form_of(door.get("/")) | {"key": key_of(door.database), "theme": "dark"}
     others = (
@@ -241,26 +226,23 @@ def test_form_of_another_site_or_without_its_token_is_refused(door: ApiClient, p
         {"Origin": "https://evil.example"},
         {"Origin": "null"},
     )
-    for headers in others:
-        assert door.post(path, data=form, headers=headers).status_code == HTTPStatus.FORBIDDEN, headers
-    for token in ("", "0" * 64, form["token"][:-1]):
-        answer = door.post(path, data=form | {"token": token})
-        assert answer.status_code == HTTPStatus.FORBIDDEN
-        assert "<h1>Forbidden</h1>" in answer.text
-    assert door.post(path, json=form).status_code == HTTPStatus.UNSUPPORTED_MEDIA_TYPE
-    assert door.get("/").status_code == HTTPStatus.OK
+    for path in ("/sign-in", "/sign-out", "/theme"):
+        for headers in others:
+            assert door.post(path, data=form, headers=headers).status_code == HTTPStatus.FORBIDDEN, (path, headers)
+        for token in ("", "0" * 64, form["token"][:-1]):
+            answer = door.post(path, data=form | {"token": token})
+            assert answer.status_code == HTTPStatus.FORBIDDEN, path
+            assert "<h1>Forbidden</h1>" in answer.text, path
+        assert door.post(path, json=form).status_code == HTTPStatus.UNSUPPORTED_MEDIA_TYPE, path
+        assert door.get("/").status_code == HTTPStatus.OK, path
+    with console(door.database) as other:
+        signed_in(other, key_of(door.database))
+        assert other.post("/theme", data=form).status_code == HTTPStatus.FORBIDDEN, "the token of another browser"
 
 
-def test_token_of_another_browser_is_refused(door: ApiClient, database: Database) -> None:
-    signed_in(door, key_of(database))
-    stolen = form_of(door.get("/"))
-    with console(database) as other:
-        signed_in(other, key_of(database))
-        assert other.post("/theme", data=stolen | {"theme": "dark"}).status_code == HTTPStatus.FORBIDDEN
-
-
-def test_form_leads_to_no_other_site(door: ApiClient) -> None:
+def test_theme_is_kept_in_a_cookie_and_its_form_leads_to_no_other_site(door: ApiClient) -> None:
     signed_in(door, key_of(door.database))
+    assert "data-theme" not in door.get("/").text
     for away in (
         "//evil.example/",
         "https://evil.example/",
@@ -270,12 +252,6 @@ def test_form_leads_to_no_other_site(door: ApiClient) -> None:
     ):
         answer = door.post("/theme", data=form_of(door.get("/")) | {"theme": "dark", "next": away})
         assert answer.headers["location"] == "/", away
-
-
-def test_theme_is_kept_in_a_cookie_and_written_by_the_server(door: ApiClient) -> None:
-    signed_in(door, key_of(door.database))
-    assert "data-theme" not in door.get("/").text
-    door.post("/theme", data=form_of(door.get("/")) | {"theme": "dark"})
     assert 'data-theme="dark"' in door.get("/jobs").text
     door.cookies.set("tidewheel-theme", '"><script>')
     assert "data-theme" not in door.get("/jobs").text
