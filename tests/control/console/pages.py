@@ -48,10 +48,24 @@ def sign_in(client: httpx.Client, key: str, path: str = "/sign-in", **fields: st
 
 
 def shown(client: httpx.Client, path: str) -> str:
-    """Return the text of a page."""
-    answer = client.get(path)
+    """Return the text of a page, or of that to which it leads."""
+    answer = client.get(path, follow_redirects=True)
     assert answer.status_code == HTTPStatus.OK, (path, answer.text)
     return answer.text
+
+
+def done(answer: httpx.Response) -> str:
+    """Return the address that an action has led on to."""
+    assert answer.status_code == HTTPStatus.SEE_OTHER, answer.text
+    return answer.headers["location"]
+
+
+def every_row(client: httpx.Client, path: str, pattern: str) -> list[str]:
+    """Return what a pattern finds on a list's page and on each page that follows it."""
+    page = shown(client, path)
+    found: list[str] = re.findall(pattern, page)
+    following = re.search(r'rel="next" href="([^"]+)"', page)
+    return found + (every_row(client, unescape(following[1]), pattern) if following else [])
 
 
 def posted(client: httpx.Client, path: str, **fields: str) -> httpx.Response:

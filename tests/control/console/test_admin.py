@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from tests.control.api.answering import ApiClient
-from tests.control.console.pages import console, fields_of, key_of, posted, signed_in
+from tests.control.console.pages import console, done, every_row, fields_of, key_of, posted, signed_in
 from tests.fixtures.database import Database
 from tests.transitions.acts import apply_batch, begun, submission, submit
 from tidewheel.control.client.client import Client
@@ -23,9 +23,7 @@ ADMIN_PAGES = ("/admin/tenants", "/admin/tenants/acme", "/admin/keys", "/admin/a
 
 def changed(client: httpx.Client, path: str, **fields: str) -> str:
     """Press the button of a dialog; return the page that it leads to."""
-    answer = posted(client, path, **fields)
-    assert answer.status_code == HTTPStatus.SEE_OTHER, answer.text
-    return client.get(answer.headers["location"]).text
+    return client.get(done(posted(client, path, **fields))).text
 
 
 def refused(client: httpx.Client, path: str, **fields: str) -> str:
@@ -130,13 +128,7 @@ def test_refused_limit_stands_at_its_field_with_what_was_typed(pages: ApiClient)
 
 def test_pages_of_many_tenants_follow_each_other(pages: ApiClient) -> None:
     pages.database.execute("INSERT INTO tenants (tenant) SELECT 'tenant-' || n FROM generate_series(100, 140) AS n")
-    seen: list[str] = []
-    path: str | None = "/admin/tenants"
-    while path:
-        page = pages.get(path).text
-        seen += re.findall(r'href="/admin/tenants/([^"/]+)"', page)
-        found = re.search(r'rel="next" href="([^"]+)"', page)
-        path = found[1].replace("&amp;", "&") if found else None
+    seen = every_row(pages, "/admin/tenants", r'href="/admin/tenants/([^"/]+)"')
     assert seen == ["default", *(f"tenant-{number}" for number in range(100, 141))]
 
 

@@ -13,8 +13,7 @@ import pytest
 
 from tests.control.api.answering import ApiClient, answering
 from tests.control.client.test_dead_letters import fail, garble, work_off
-from tests.control.console.pages import HTML, console, fields_of, key_of, signed_in
-from tests.control.console.test_actions import posted
+from tests.control.console.pages import HTML, console, done, every_row, fields_of, key_of, posted, signed_in
 from tests.fixtures.database import Database
 from tests.transitions.acts import apply_batch, begun, end, ending, requeue, submission, submit, trigger
 from tests.transitions.figures import finish
@@ -50,12 +49,6 @@ def shown(client: httpx.Client, path: str) -> str:
     return answer.text
 
 
-def done(answer: httpx.Response) -> str:
-    """The address that an action has led on to."""
-    assert answer.status_code == HTTPStatus.SEE_OTHER, answer.text
-    return answer.headers["location"]
-
-
 def link(text: str, label: str) -> str:
     """The address of the link with this label."""
     found = re.search(rf'<a class="button" href="([^"]+)">{re.escape(label)}</a>', text)
@@ -74,15 +67,19 @@ def triggered(database: Database, key: str, count: int) -> None:
     apply_batch(database, *({"type": "job.trigger", "key": key} for _ in range(count)))
 
 
-def test_second_redrive_changes_each_dead_letter_once(pages: ApiClient) -> None:
-    database, path = pages.database, "/dead-letters/redrive"
+def test_second_redrive_and_a_repeat_change_each_dead_letter_once(pages: ApiClient) -> None:
+    database, path = pages.database, "/dead-letters/redrive?kind=run"
     fail(database)
-    first = done(posted(pages, path, **counted(pages, path)))
+    fields = fields_of(pages.get(path)) | counted(pages, path)
+    first = done(pages.post(path, data=fields))
+    assert done(pages.post(path, data=fields)) == first
+    assert database.count("works") == 1
     second = done(posted(pages, path, **counted(pages, path)))
     assert "0 of 1 dead letter that matched at its start" in shown(pages, second)
     work_off(database)
     assert database.value("SELECT sum(done_count) FROM works") == 1
     assert first != second
+    assert done(pages.post(path, data=fields)) == first, "no dead letter matches any more"
     assert "No dead letter that is not redriven matches." in shown(pages, "/dead-letters?job=other")
 
 
@@ -137,10 +134,13 @@ def test_causes_of_dead_letters_lead_to_a_redrive_of_just_these(pages: ApiClient
     database = pages.database
     for _ in range(3):
         fail(database)
-    fail(database, "other", error=REASON)
+    long = {"error_type": REASON, "error_message": f"no{'x' * 300}\nsecond line"}
+    end(database, ending(begun(database, "other"), RunState.FAILED, **long))
     submit(database, labels={"a": "b"})
     text = shown(pages, "/dead-letters")
     assert "4 dead letters are not redriven." in text
+    assert "second line" not in text
+    assert "x" * 200 not in text
     assert "version 1; now 2" in text
     path = link(text, "Redrive 3…")
     dialog = shown(pages, path)
@@ -235,15 +235,6 @@ def test_dead_letter_shows_its_run_its_attempts_and_what_it_became(pages: ApiCli
     assert "No dead letter matches" in repeated.text
 
 
-def test_list_has_the_first_line_of_each_error(pages: ApiClient) -> None:
-    error = f"no route to <script>alert: \u202e{'x' * 300}\nsecond line"
-    end(pages.database, ending(begun(pages.database), RunState.FAILED, error_type="OSError", error_message=error))
-    text = shown(pages, "/dead-letters")
-    assert "no route to &lt;script&gt;alert: " in text
-    assert "second line" not in text
-    assert "x" * 200 not in text
-
-
 def test_dead_message_is_shown_in_hexadecimal_and_as_text_and_sent_again(pages: ApiClient) -> None:
     garble(pages.database, value=b"\xff{\x00<script>alert(1)</script>" + "\u202e".encode())
     number = pages.database.value("SELECT id FROM dead_letters")
@@ -296,17 +287,6 @@ def test_what_comes_after_the_count_of_a_dialog_is_left_alone(pages: ApiClient) 
     )
 
 
-def test_repeat_of_a_redrive_leads_to_the_first_one(pages: ApiClient) -> None:
-    fail(pages.database)
-    path = "/dead-letters/redrive?kind=run"
-    fields = fields_of(pages.get(path)) | counted(pages, path)
-    first = done(pages.post(path, data=fields))
-    assert done(pages.post(path, data=fields)) == first
-    work_off(pages.database)
-    assert done(pages.post(path, data=fields)) == first, "no dead letter matches any more"
-    assert pages.database.count("works") == 1
-
-
 def test_repeat_of_a_cancellation_gets_its_first_answer_after_the_runs_have_ended(pages: ApiClient) -> None:
     triggered(pages.database, "other", 2)
     path = "/runs/cancel-all?job=other"
@@ -324,8 +304,11 @@ def test_repeat_of_a_cancellation_gets_its_first_answer_after_the_runs_have_ende
 
 def test_dialog_of_a_cancellation_counts_the_started_runs_apart(pages: ApiClient) -> None:
     begun(pages.database, "other")
-    triggered(pages.database, "other", 2)
     path = "/runs/cancel-all?job=other"
+    dialog = shown(pages, path)
+    assert '<button class="danger"><bdi>Cancel 1 run</bdi></button>' in dialog, "without a choice it has no box"
+    assert "1 run has started. An attempt under way gets a signal" in dialog
+    triggered(pages.database, "other", 2)
     dialog = shown(pages, path)
     assert "Cancel runs of other?" in dialog
     assert "Select this to cancel 3 runs instead of 2." in dialog
@@ -343,15 +326,6 @@ def test_dialog_of_a_cancellation_counts_the_started_runs_apart(pages: ApiClient
     assert "2 runs are being cancelled" in shown(pages, done(pages.post(path, data=form)))
 
 
-def test_dialog_of_a_cancellation_of_started_runs_alone_has_no_box(pages: ApiClient) -> None:
-    begun(pages.database, "other")
-    path = "/runs/cancel-all?job=other"
-    dialog = shown(pages, path)
-    assert '<button class="danger"><bdi>Cancel 1 run</bdi></button>' in dialog
-    assert "1 run has started. An attempt under way gets a signal" in dialog
-    assert "1 run is being cancelled" in shown(pages, done(posted(pages, path, include_started="yes")))
-
-
 def test_dialog_of_selected_runs_counts_those_between_two_attempts_apart(pages: ApiClient) -> None:
     retried, started, queued = begun(pages.database), begun(pages.database, "other"), trigger(pages.database)
     requeue(pages.database, retried, AttemptOutcome.FAILED, timedelta(hours=1))
@@ -361,10 +335,8 @@ def test_dialog_of_selected_runs_counts_those_between_two_attempts_apart(pages: 
         "1 run is between two attempts. No further attempt",
     ):  # fmt: skip
         assert words in dialog
-
-
-def test_dialog_of_selected_runs_with_nothing_to_do_has_no_button(pages: ApiClient) -> None:
-    ended, queued = fail(pages.database), trigger(pages.database)
+    submit(pages.database, "ended")
+    ended = fail(pages.database, "ended")
     for path in (f"/runs/cancel?run={ended}", f"/runs/retry?run={queued}"):
         dialog = shown(pages, path)
         assert "Nothing would change." in dialog
@@ -410,13 +382,7 @@ def test_purge_concerns_what_the_list_shows(pages: ApiClient) -> None:
 def test_pages_of_dead_letters_hold_each_once(pages: ApiClient) -> None:
     for offset in range(5):
         garble(pages.database, offset)
-    seen: list[str] = []
-    path: str | None = "/dead-letters?limit=2&kind=message"
-    while path is not None:
-        text = shown(pages, path)
-        seen += re.findall(r'<td class="mono"><a href="/dead-letters/(\d+)"', text)
-        following = re.search(r'rel="next" href="([^"]+)"', text)
-        path = unescape(following[1]) if following else None
+    seen = every_row(pages, "/dead-letters?limit=2&kind=message", r'<td class="mono"><a href="/dead-letters/(\d+)"')
     assert len(seen) == len(set(seen)) == 5
 
 
@@ -547,31 +513,25 @@ def test_pause_of_many_leaves_the_end_of_a_pause_that_its_dialog_counts_apart(pa
     assert database.value("SELECT paused_until IS NOT NULL FROM jobs WHERE key = 'nightly'") is True
 
 
-def test_all_jobs_with_a_label_are_frozen_by_one_request(pages: ApiClient) -> None:
-    apply_batch(pages.database, *(submission(f"many-{at}", labels=LABELS) for at in range(60)))
+def test_freeze_counts_what_it_stops_and_every_page_names_it_until_its_thaw(pages: ApiClient) -> None:
+    apply_batch(pages.database, submission("other-hourly", schedule="@hourly", queue="reports", labels=LABELS))
+    trigger(pages.database, "other")
     page = shown(pages, "/jobs?label=team%3Dbilling")
     assert 'label=team%3Dbilling">Freeze all that match…</a>' in page
-    assert "Freeze all that match" not in shown(pages, "/jobs")
-    assert "Freeze all that match" not in shown(pages, "/jobs?label=team%3Dbilling&kind=manual")
-    posted(pages, "/freeze/scope?label=team%3Dbilling")
-    assert pages.database.count("freezes") == 1
-
-
-@pytest.mark.parametrize(
-    ("scope", "words", "jobs"),
-    [
+    for other in ("/jobs", "/jobs?label=team%3Dbilling&kind=manual"):
+        assert "Freeze all that match" not in shown(pages, other)
+    for scope, words, jobs in (
         ("scope=tenant", "tenant default", "1 job"),
         ("scope=fleet", "the fleet", "all jobs"),
         ("queue=reports", "queue reports", "1 job"),
         ("label=team%3Dbilling", "label team=billing", "1 job"),
         ("key_prefix=oth", "keys that begin with oth", "1 job"),
-    ],
-)
-def test_freeze_counts_what_it_stops_and_every_page_names_it_until_its_thaw(
-    pages: ApiClient, scope: str, words: str, jobs: str
-) -> None:
-    apply_batch(pages.database, submission("other-hourly", schedule="@hourly", queue="reports", labels=LABELS))
-    trigger(pages.database, "other")
+    ):
+        freeze_and_thaw(pages, scope, words, jobs)
+
+
+def freeze_and_thaw(pages: ApiClient, scope: str, words: str, jobs: str) -> None:
+    """Freeze a scope, look at every page, and thaw it."""
     assert scope.partition("=")[0] in shown(pages, "/freeze")
     path = f"/freeze/scope?{scope}"
     dialog = re.sub(r"</?bdi>", "", shown(pages, path))
@@ -630,11 +590,6 @@ def test_freeze_of_a_queue_that_nothing_has_names_one_like_it_and_stays_possible
         assert "no executor has queue" not in shown(pages, f"/freeze/scope?queue={known}")
     assert done(posted(pages, path)) == "/"
     assert pages.database.value("SELECT queue FROM freezes") == "report"
-
-
-def test_scope_that_names_nothing_is_refused(pages: ApiClient) -> None:
-    assert pages.get("/freeze/scope").status_code == HTTPStatus.UNPROCESSABLE_ENTITY
-    assert pages.get("/freeze/scope?queue=").status_code == HTTPStatus.UNPROCESSABLE_ENTITY
 
 
 def test_freeze_and_thaw_lead_back_to_the_page_of_the_operator(pages: ApiClient) -> None:
@@ -773,20 +728,18 @@ def test_cancel_of_a_tab_keeps_its_filter_and_says_what_a_state_is_not(pages: Ap
     assert "/runs/cancel-all" not in shown(pages, "/runs?status=succeeded&job=job")
     assert "/runs/cancel-all" not in shown(pages, "/runs?status=running"), "a cancellation needs another filter"
     assert "Cancel all open runs that match…" in shown(pages, "/runs?job=job&lane=standard")
-
-
-def test_cancel_of_nothing_says_so_and_leads_back_to_the_filter(pages: ApiClient) -> None:
-    triggered(pages.database, "job", 1)
     assert 'name="next" value="/runs?status=queued&amp;job=job"' in shown(pages, "/runs?status=queued&job=job")
     for action in ("cancel", "retry"):
         text = shown(pages, f"/runs/{action}?next=%2Fruns%3Fstatus%3Dqueued%26job%3Djob")
         assert "No run is selected" in text
         assert '<a class="button" href="/runs?status=queued&amp;job=job">Back</a></p>' in text
-    [run] = pages.database.rows("SELECT run_id FROM job_runs")
-    assert 'href="/runs?job=job">Keep them' in shown(pages, f"/runs/cancel?run={run[0]}&next=%2Fruns%3Fjob%3Djob")
+    run = database.value("SELECT min(run_id::text) FROM job_runs")
+    assert 'href="/runs?job=job">Keep them' in shown(pages, f"/runs/cancel?run={run}&next=%2Fruns%3Fjob%3Djob")
 
 
 def test_wrong_address_of_a_freeze_lists_each_error_in_plain_words(pages: ApiClient) -> None:
+    for path in ("/freeze/scope", "/freeze/scope?queue="):
+        assert pages.get(path).status_code == HTTPStatus.UNPROCESSABLE_ENTITY, path
     wrong = pages.get("/freeze/scope?prefix=nightly&queue=").text
     assert "2 errors:" in wrong
     assert "U+000A" not in wrong

@@ -9,7 +9,7 @@ import httpx
 from psycopg import sql
 
 from tests.control.api.answering import ApiClient
-from tests.control.console.pages import console, fields_of, key_of, signed_in
+from tests.control.console.pages import console, done, fields_of, key_of, signed_in
 from tests.fixtures.database import Database
 from tests.scheduler.backfills import make_batch
 from tests.transitions.acts import begin, begun, submit, trigger
@@ -30,11 +30,6 @@ def posted(client: httpx.Client, path: str, page: httpx.Response | None = None, 
     return client.post(path, data=hidden | {name.rstrip("_"): text for name, text in fields.items()})
 
 
-def went_to(answer: httpx.Response) -> str:
-    assert answer.status_code == HTTPStatus.SEE_OTHER, answer.text
-    return answer.headers["location"]
-
-
 def contents(database: Database) -> dict[str, list[tuple[object, ...]]]:
     """Return every row of every table, but what processes write about themselves and the use of keys."""
     names = database.rows("SELECT tablename FROM pg_tables WHERE schemaname = current_schema() ORDER BY 1")
@@ -48,7 +43,7 @@ def test_trigger_makes_one_run_with_what_was_typed(pages: ApiClient) -> None:
     submit(pages.database, "nightly", payload={"a": 1})
     page = pages.get("/jobs/nightly/trigger")
     run = [
-        went_to(posted(pages, "/jobs/nightly/trigger", page, payload='{"a": 2}', delay="1h", labels="team=x"))
+        done(posted(pages, "/jobs/nightly/trigger", page, payload='{"a": 2}', delay="1h", labels="team=x"))
         for _ in range(2)
     ]
     assert run[0] == run[1]
@@ -57,7 +52,7 @@ def test_trigger_makes_one_run_with_what_was_typed(pages: ApiClient) -> None:
     assert "team=x" in shown
     undo = re.search(r'action="(/runs/[^/]+/cancel)".*?<button class="plain">Cancel the run</button>', shown)
     assert undo
-    assert went_to(pages.post(undo[1], data=fields_of(pages.get(f"{run[0]}/cancel")))) == run[0]
+    assert done(pages.post(undo[1], data=fields_of(pages.get(f"{run[0]}/cancel")))) == run[0]
     assert "cancelled" in pages.get(run[0]).text
     for fields, word in (
         ({"payload": "{"}, "Not valid JSON"), ({"delay": "soon"}, "soon"), ({"labels": SCRIPT}, "Write name=value"),
@@ -87,7 +82,7 @@ def without_button(client: httpx.Client, path: str, why: str) -> bool:
 
 def test_delete_is_undone_by_submitting_again(pages: ApiClient) -> None:
     submit(pages.database, "nightly", schedule=DAILY, lane="batch")
-    assert went_to(posted(pages, "/jobs/nightly/delete", reason=SCRIPT)) == "/jobs"
+    assert done(posted(pages, "/jobs/nightly/delete", reason=SCRIPT)) == "/jobs"
     page = pages.get("/jobs")
     assert "is deleted." in page.text
     undo = re.search(r'action="(/jobs/nightly/restore)"', page.text)
@@ -96,7 +91,7 @@ def test_delete_is_undone_by_submitting_again(pages: ApiClient) -> None:
     assert gone.status_code == HTTPStatus.NOT_FOUND
     assert "it was deleted at" in gone.text
     assert 'href="/runs?job=nightly"' in gone.text
-    assert went_to(pages.post(undo[1], data=fields_of(page))) == "/jobs/nightly"
+    assert done(pages.post(undo[1], data=fields_of(page))) == "/jobs/nightly"
     assert "batch" in pages.get("/jobs/nightly/settings").text
     assert without_button(pages, "/jobs/nightly/restore", "is not deleted.")
     answer = posted(pages, "/jobs/nightly/restore")
@@ -137,12 +132,12 @@ def test_pause_and_delete_name_a_backfill_and_do_to_it_what_they_say(pages: ApiC
         make_batch(database, second)
         client.works.pause(first)
         assert "Its backfills end." in pages.get("/jobs/nightly/delete").text
-        went_to(posted(pages, "/jobs/nightly/pause"))
+        done(posted(pages, "/jobs/nightly/pause"))
         states = [client.works.get(each).state for each in (first, second)]
         assert states == ["paused", "running"]
-        went_to(posted(pages, "/jobs/nightly/delete"))
+        done(posted(pages, "/jobs/nightly/delete"))
         assert "2 end with their job&#39;s deletion." in pages.get("/bulk").text
-        went_to(posted(pages, "/jobs/nightly/restore"))
+        done(posted(pages, "/jobs/nightly/restore"))
         listed = pages.get("/bulk").text
         assert "under way." not in listed
         assert listed.count('<span class="word">ends with the job&#39;s deletion</span>') == 2
@@ -176,7 +171,7 @@ def test_versions_name_their_authors_and_lead_back(database: Database) -> None:
         dialog = client.get(back).text
         assert "schedule.cron: 45 2 * * * → 30 2 * * *" in dialog
         assert "02:30, by the clock of UTC" in dialog.replace("\n", " ")
-        assert went_to(posted(client, back)) == "/jobs/nightly"
+        assert done(posted(client, back)) == "/jobs/nightly"
         assert posted(client, back).status_code == HTTPStatus.UNPROCESSABLE_ENTITY
         assert without_button(client, back, "Version 3 has the same spec.")
         assert without_button(client, "/jobs/nightly/rollback?version=3", "It is the version in force.")
@@ -196,7 +191,7 @@ def test_release_of_a_quarantined_job(pages: ApiClient) -> None:
     )
     assert "/jobs/nightly/release" in pages.get("/jobs/nightly").text
     assert "&lt;script&gt;no such zone" in pages.get("/jobs/nightly/release").text
-    assert went_to(posted(pages, "/jobs/nightly/release")) == "/jobs/nightly"
+    assert done(posted(pages, "/jobs/nightly/release")) == "/jobs/nightly"
     page = pages.get("/jobs/nightly").text
     assert "is released." in page
     assert "/jobs/nightly/release" not in page
@@ -234,7 +229,7 @@ def test_backfill_is_counted_before_it_is_made(pages: ApiClient) -> None:
     grown = posted(pages, "/jobs/nightly/backfill", counted, counted="0")
     assert "It was 0 runs when they were counted." in grown.text
     assert pages.database.count("backfills") == 0
-    place, repeated = (went_to(posted(pages, "/jobs/nightly/backfill", counted)) for _ in range(2))
+    place, repeated = (done(posted(pages, "/jobs/nightly/backfill", counted)) for _ in range(2))
     assert place.startswith("/bulk/backfill/")
     assert (repeated, pages.database.count("backfills")) == (place, 1)
     assert "makes" in pages.get(place).text

@@ -8,7 +8,7 @@ from http import HTTPStatus
 import pytest
 
 from tests.control.api.answering import ApiClient, answering
-from tests.control.console.pages import HTML, console, key_of, signed_in
+from tests.control.console.pages import HTML, console, key_of, shown, signed_in
 from tests.control.explain.explaining import t
 from tests.fixtures.database import ClockedDatabase, Database
 from tests.transitions.acts import apply_batch, begun, submit, trigger
@@ -28,13 +28,7 @@ def pages(database: Database) -> Iterator[ApiClient]:
         yield client
 
 
-def shown(client: ApiClient, path: str) -> str:
-    answer = client.get(path)
-    assert answer.status_code == HTTPStatus.OK, answer.text
-    return answer.text
-
-
-def test_overview_draws_what_ended_and_what_comes(pages: ApiClient) -> None:
+def test_overview_draws_what_ended_and_what_comes_and_counts_the_same_hour(pages: ApiClient) -> None:
     submit(pages.database, "job", retry={"max_attempts": 1})
     submit(pages.database, "soon", schedule={"interval": "5m"})
     finish(pages.database, "job", RunState.SUCCEEDED, RunState.SUCCEEDED, RunState.FAILED)
@@ -49,15 +43,10 @@ def test_overview_draws_what_ended_and_what_comes(pages: ApiClient) -> None:
     for stage in ("claimed", "written", "ended"):
         assert "Lateness, due" in shown(pages, f"/?stage={stage}")
     assert shown(pages, "/?window=1y"), "an unknown window is the first one"
-
-
-def test_plot_and_tiles_count_the_same_hour(pages: ApiClient) -> None:
-    submit(pages.database, "job", retry={"max_attempts": 1})
-    finish(pages.database, "job", RunState.SUCCEEDED, RunState.FAILED)
     pages.database.execute("UPDATE activity SET at = now() - interval '59 min 50 s'")
     page = shown(pages, "/")
-    assert "<small>Ended, last hour</small><b>2</b>" in page
-    assert "succeeded 1</span>" in page
+    assert "<small>Ended, last hour</small><b>3</b>" in page
+    assert "succeeded 2</span>" in page
     assert "failed, timed out 1</span>" in page
     pages.database.execute("UPDATE activity SET at = now() - interval '60 min 1 s'")
     page = shown(pages, "/")
@@ -126,16 +115,8 @@ def test_overview_with_failures_is_not_all_well(database: Database) -> None:
     assert '<a href="/dead-letters"><bdi>1 dead letter is not redriven' in page
 
 
-def test_freeze_among_the_findings_leads_to_its_thaw_and_says_what_is_lost(pages: ApiClient) -> None:
-    assert "For a job whose on_resume is skip, the thaw skips the held" in shown(pages, "/freeze/scope?scope=fleet")
-    apply_batch(pages.database, {"type": "freeze", "queue": "reports"})
-    assert '<span class="what"><a href="/freeze"><bdi>' in shown(pages, "/")
-    assert "Thaw…" in shown(pages, "/freeze")
-    apply_batch(pages.database, {"type": "freeze", "scope": "fleet"})
-    assert "the fleet" in shown(pages, "/freeze")
-
-
 def test_freezes_of_the_time_shown_are_drawn_and_named(pages: ApiClient) -> None:
+    assert "For a job whose on_resume is skip, the thaw skips the held" in shown(pages, "/freeze/scope?scope=fleet")
     assert "was in force" not in shown(pages, "/")
     for action, minutes in (("freeze", 20), ("thaw", 5)):
         pages.database.execute(
@@ -148,6 +129,7 @@ def test_freezes_of_the_time_shown_are_drawn_and_named(pages: ApiClient) -> None
     assert re.search(r"A freeze of keys that begin with &lt;b&gt; was in force from \d\d:\d\d to \d\d:\d\d\.", page)
     assert re.search(r"A freeze of queue reports was in force (at|from) \d\d:\d\d", page)
     assert len(re.findall(r'<rect class="frozen"', page)) == 4, "two, for both widths"
+    assert '<span class="what"><a href="/freeze"><bdi>' in page
     assert "a run that a freeze held counts as late" in page
     pages.database.execute("UPDATE freezes SET created_at = created_at - interval '3 h'")
     assert "A freeze of queue reports of tenant default was in force from" in shown(pages, "/")

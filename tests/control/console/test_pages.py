@@ -5,13 +5,12 @@ from http import HTTPStatus
 from urllib.parse import quote
 from uuid import UUID, uuid4
 
-import httpx
 import pytest
 from psycopg.conninfo import make_conninfo
 
 from tests.control.api.answering import ApiClient, answering
 from tests.control.client.test_dead_letters import redrive
-from tests.control.console.pages import HTML, console, key_of, signed_in
+from tests.control.console.pages import HTML, console, key_of, shown, signed_in
 from tests.fixtures.database import Database
 from tests.transitions.acts import apply_batch, begun, end, ending, submit, succeed, trigger
 from tidewheel.control.client.client import Client
@@ -23,12 +22,6 @@ from tidewheel.runs import RunState
 
 SCRIPT = "<script>alert"
 PAGES = ("/", "/jobs", "/jobs/job", "/runs", "/jobs/unknown", "/runs/unknown", "/nowhere", "/runs?status=none")
-
-
-def shown(client: httpx.Client, path: str) -> str:
-    answer = client.get(path, follow_redirects=True)
-    assert answer.status_code == HTTPStatus.OK, (path, answer.text)
-    return answer.text
 
 
 def failed(database: Database, key: str, message: str = "db-2 refused") -> UUID:

@@ -221,7 +221,7 @@ def test_wait_under_a_freeze_that_is_over_names_it(pages: ApiClient) -> None:
     assert "A freeze (" not in shown(pages, f"/runs/{other.run_id}")
 
 
-def test_chain_of_retries_is_links_and_the_error_is_open(pages: ApiClient) -> None:
+def test_chain_of_retries_is_links_and_one_with_a_delay_is_scheduled(pages: ApiClient) -> None:
     submit(pages.database, retry={"max_attempts": 1})
     first = begun(pages.database)
     end(pages.database, ending(first, RunState.FAILED, error_type="E", error_message="<i>no", trace="a\nb"))
@@ -236,16 +236,12 @@ def test_chain_of_retries_is_links_and_the_error_is_open(pages: ApiClient) -> No
     assert f'action="{second}/cancel"' in after
     assert f'→ <a href="{second}">2nd' in shown(pages, f"/runs/{first.run_id}")
     assert "Trace, 2 lines" in page
-
-
-def test_delayed_retry_has_one_word_on_its_page_in_the_chain_and_of_its_job(pages: ApiClient) -> None:
-    submit(pages.database, retry={"max_attempts": 1})
     first = begun(pages.database)
     end(pages.database, ending(first, RunState.FAILED))
     second = posted(pages, f"/runs/{first.run_id}/retry", delay="1h").headers["location"]
     assert ">scheduled · <a" in shown(pages, second)
     assert f'→ <a href="{second}">2nd scheduled</a>' in shown(pages, f"/runs/{first.run_id}")
-    number = pages.database.value("SELECT id FROM dead_letters")
+    number = pages.database.value("SELECT id FROM dead_letters WHERE run_id = %s", [first.run_id])
     retried = shown(pages, f"/dead-letters/{number}").partition("<dt>retried by</dt>")[2]
     assert ">scheduled</span>" in retried.partition("</dd>")[0]
     chain = pages.get(f"/api/v1/runs/{first.run_id}").json()["retry_chain"]
@@ -275,6 +271,10 @@ def test_next_attempt_of_a_retrying_run_starts_now_once(pages: ApiClient) -> Non
     dialog = pages.get(f"{path}/retry")
     assert re.search(r"Attempt 2 of 4 is due now rather than in (7 min|6 min \d\d s)\.", dialog.text)
     assert "Start attempt 2 now" in dialog.text
+    with Client(pages.database.url) as client:
+        client.freezes.freeze(queue="default")
+        assert "the attempt starts after the thaw" in shown(pages, f"{path}/retry")
+        client.freezes.thaw(queue="default")
     fields = fields_of(dialog)
     answer = pages.post(f"{path}/retry", data=fields | {"reason": "the disk has room again"})
     assert answer.headers["location"] == path
@@ -292,15 +292,6 @@ def test_next_attempt_of_a_retrying_run_starts_now_once(pages: ApiClient) -> Non
     assert (entry.action, entry.object, entry.door) == ("run.retry", f"run/{run.run_id}", "console")
 
 
-def test_next_attempt_under_a_freeze_starts_after_the_thaw(pages: ApiClient) -> None:
-    submit(pages.database)
-    run = begun(pages.database)
-    requeue(pages.database, run, AttemptOutcome.FAILED, timedelta(minutes=7))
-    with Client(pages.database.url) as client:
-        client.freezes.freeze(queue="default")
-    assert "the attempt starts after the thaw" in shown(pages, f"/runs/{run.run_id}/retry")
-
-
 def test_cancel_names_what_is_under_way_and_is_done_once(pages: ApiClient) -> None:
     submit(pages.database)
     queued, started = trigger(pages.database), begun(pages.database)
@@ -314,9 +305,12 @@ def test_cancel_names_what_is_under_way_and_is_done_once(pages: ApiClient) -> No
     assert open_run(pages.database, started.run_id).state == "running"
 
 
-def test_one_page_at_a_time_looks_on_kafka_and_does_not_read_itself_again(pages: ApiClient) -> None:
-    submit(pages.database)
+def test_payload_may_be_bytes_and_one_page_at_a_time_looks_on_kafka_and_does_not_read_itself(pages: ApiClient) -> None:
+    submit(pages.database, payload_base64="/wD+")
     started = begun(pages.database)
+    page = shown(pages, f"/runs/{started.run_id}")
+    assert "ff 00 fe" in page
+    assert "3 bytes" in page
     with run_places.looking() as is_first:
         assert is_first
         page = shown(pages, f"/runs/{started.run_id}?kafka=true")
@@ -337,11 +331,3 @@ def test_json_keeps_numbers_order_and_repeated_names_and_folds_what_is_deep() ->
     assert json_view(b"not json") is None
     assert json_view(b"[" * 100_000) is None
     assert json_view(b"[" + b"1," * 5_000 + b"1]") is None
-
-
-def test_payload_that_is_no_json_is_text_or_digits(pages: ApiClient) -> None:
-    submit(pages.database, payload_base64="/wD+")
-    run = trigger(pages.database)
-    page = shown(pages, f"/runs/{run}")
-    assert "ff 00 fe" in page
-    assert "3 bytes" in page
