@@ -2,7 +2,7 @@
 
 import ssl
 import threading
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -118,6 +118,18 @@ def answer_of(answer: httpx.Response) -> dict[str, Any]:
     assert answer.status_code in {HTTPStatus.OK, HTTPStatus.ACCEPTED}, answer.text
     content: dict[str, Any] = answer.json()
     return content
+
+
+def every_page(client: httpx.Client, path: str, **query: str | int) -> Iterator[dict[str, Any]]:
+    """Yield the pages of a list by their cursors, at most a hundred."""
+    for _ in range(100):
+        page = answer_of(client.get(path, params=httpx.URL(path).params.merge(query)))
+        yield page
+        if page["next_cursor"] is None:
+            return
+        query |= {"cursor": page["next_cursor"]}
+    message = f"the pages of {path} do not end"
+    raise AssertionError(message)
 
 
 def refusal(answer: httpx.Response, status: HTTPStatus) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 import socket
 from collections.abc import Generator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from http import HTTPStatus
 
 import httpx
@@ -41,29 +42,18 @@ def all_that_comes(connection: socket.socket) -> bytes:
     return came
 
 
-@pytest.mark.parametrize(
-    ("said", "answers"),
-    [
-        (b"", 0),
-        (HEAD, 0),
-        (HEAD + b"\r\n", 1),
-        (HEAD + b"\r\n" + HEAD, 1),
-        (UNWANTED + b"{", 1),
-    ],
-    ids=["nothing", "half a head", "a request", "a request and half a head", "a request without its body"],
-)
-def test_idle_connection_is_closed(
-    database: Database, monkeypatch: pytest.MonkeyPatch, said: bytes, answers: int
-) -> None:
-    monkeypatch.setattr(app, "_IDLE_SECONDS", 1)
-    with answering(database, token=TOKEN) as client, connected(client) as connection:
-        connection.sendall(said)
-        assert all_that_comes(connection).count(b"HTTP/1.1 ") == answers
+_IDLE = {
+    "nothing": (b"", 0),
+    "half a head": (HEAD, 0),
+    "a request": (HEAD + b"\r\n", 1),
+    "a request and half a head": (HEAD + b"\r\n" + HEAD, 1),
+    "a request without its body": (UNWANTED + b"{", 1),
+}
+_SLOW = {"at once": b"", "after an answer": HEAD + b"\r\n", "in a body": UNWANTED}
 
 
-@pytest.mark.parametrize("first", [b"", HEAD + b"\r\n", UNWANTED], ids=["at once", "after an answer", "in a body"])
-def test_slow_bytes_do_not_extend_the_idle_timeout(
-    database: Database, monkeypatch: pytest.MonkeyPatch, first: bytes
+def test_idle_connection_is_closed_and_slow_bytes_do_not_extend_its_time(
+    database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(app, "_IDLE_SECONDS", 1)
 
@@ -76,12 +66,19 @@ def test_slow_bytes_do_not_extend_the_idle_timeout(
         except (ConnectionResetError, BrokenPipeError):
             return True
 
-    with answering(database, token=TOKEN) as client, connected(client) as connection:
-        if first:
-            connection.sendall(first)
-            assert answer(connection).startswith(b"HTTP/1.1 ")
-        connection.settimeout(0.2)
-        until(lambda: gone(connection), "it is closed")
+    with answering(database, token=TOKEN) as client, ExitStack() as held:
+        idle = {case: held.enter_context(connected(client)) for case in _IDLE}
+        slow = {case: held.enter_context(connected(client)) for case in _SLOW}
+        for case, connection in idle.items():
+            connection.sendall(_IDLE[case][0])
+        for case, connection in slow.items():
+            connection.sendall(_SLOW[case])
+            assert not _SLOW[case] or answer(connection).startswith(b"HTTP/1.1 "), case
+            connection.settimeout(0.2)
+        for case, connection in slow.items():
+            until(partial(gone, connection), f"slow bytes {case}: it is closed")
+        for case, connection in idle.items():
+            assert all_that_comes(connection).count(b"HTTP/1.1 ") == _IDLE[case][1], case
 
 
 def test_request_in_progress_is_not_cut_off(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -98,20 +95,19 @@ def test_request_in_progress_is_not_cut_off(database: Database, monkeypatch: pyt
         assert answer(connection).startswith(b"HTTP/1.1 201 ")
 
 
-@pytest.mark.parametrize("said", [b"", HEAD + b"\r\n"], ids=["never asked", "asked once"])
-def test_many_idle_connections_do_not_block_requests(
-    database: Database, monkeypatch: pytest.MonkeyPatch, said: bytes
-) -> None:
+def test_many_idle_connections_do_not_block_requests(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(app, "_CONNECTIONS", 10)
-    with answering(database, token=TOKEN) as client, ExitStack() as held:
-        opened: list[socket.socket] = []
-        for _ in range(25):
-            opened.append(held.enter_context(connected(client)))
-            if said:
-                opened[-1].sendall(said)
-                assert answer(opened[-1]).startswith(b"HTTP/1.1 200 ")
-        assert client.get("/healthz").status_code == HTTPStatus.OK
-        assert all_that_comes(opened[0]) == b""  # who came first has made room
+    with answering(database, token=TOKEN) as client:
+        for said in (b"", HEAD + b"\r\n"):
+            with ExitStack() as held:
+                opened: list[socket.socket] = []
+                for _ in range(25):
+                    opened.append(held.enter_context(connected(client)))
+                    if said:
+                        opened[-1].sendall(said)
+                        assert answer(opened[-1]).startswith(b"HTTP/1.1 200 ")
+                assert client.get("/healthz").status_code == HTTPStatus.OK, said
+                assert all_that_comes(opened[0]) == b"", said  # who came first has made room
 
 
 def test_request_with_two_lengths_is_refused_and_its_connection_closed(database: Database) -> None:

@@ -41,7 +41,8 @@ def a_past_day() -> dict[str, object]:
     return {"from": first.isoformat(), "to": last.isoformat(), "versions": "current"}
 
 
-def test_query_parameter_that_is_not_documented_is_refused_with_the_nearest_one(client: httpx.Client) -> None:
+def test_query_parameter_that_is_not_documented_is_refused_with_the_nearest_one(shared_client: ApiClient) -> None:
+    client = shared_client
     tried = 0
     for method, path, operation in operations(client):
         makes_key = (method.upper(), path) == ("POST", "/api/v1/keys")  # refused to this client, which has none
@@ -85,7 +86,8 @@ def test_head_answers_as_get_without_content(client: httpx.Client) -> None:
     assert client.head("/api/v1/run-events").headers["content-type"].startswith("text/event-stream")
 
 
-def test_method_that_an_address_lacks_is_refused_with_those_that_it_has(client: httpx.Client) -> None:
+def test_method_that_an_address_lacks_is_refused_with_those_that_it_has(shared_client: ApiClient) -> None:
+    client = shared_client
     for method in ("DELETE", "OPTIONS", "TRACE"):
         answer = client.request(method, "/api/v1/jobs")
         told = refusal(answer, HTTPStatus.METHOD_NOT_ALLOWED)
@@ -132,13 +134,15 @@ def test_location_of_another_tenant_names_it(client: httpx.Client, database: Dat
         answer_of(client.get(answer.headers["location"]))
 
 
-def test_compressed_body_is_refused(client: httpx.Client) -> None:
+def test_compressed_body_is_refused(shared_client: ApiClient) -> None:
+    client = shared_client
     headers = {"Content-Encoding": "gzip", "Content-Type": "application/json"}
     answer = client.post("/api/v1/jobs", content=b"\x1f\x8b", headers=headers)
     assert "'gzip'" in refusal(answer, HTTPStatus.UNSUPPORTED_MEDIA_TYPE)["detail"]
 
 
-def test_pages_of_other_sites_are_granted_nothing(client: httpx.Client) -> None:
+def test_pages_of_other_sites_are_granted_nothing(shared_client: ApiClient) -> None:
+    client = shared_client
     answer = client.get("/api/v1/jobs", headers={"Origin": "https://evil.example", "Accept-Encoding": "gzip"})
     assert not [name for name in answer.headers if name.startswith("access-control")]
     assert "content-encoding" not in answer.headers

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.control.api.answering import ApiClient, answer_of, answering, refusal
+from tests.control.api.answering import ApiClient, answer_of, answering, every_page, refusal
 from tests.fixtures.database import Database
 from tests.transitions.acts import apply_batch, begin, submission, submit, succeed, trigger
 
@@ -21,15 +21,7 @@ def client(database: Database) -> Iterator[ApiClient]:
 
 def pages(client: ApiClient, path: str, noun: str, name: str) -> list[str]:
     """Return the names of all pages of two."""
-    found: list[str] = []
-    cursor = ""
-    joined = "&" if "?" in path else "?"
-    while True:
-        answer = answer_of(client.get(f"{path}{joined}limit=2{cursor}"))
-        found += [each[name] for each in answer[noun]]
-        if answer["next_cursor"] is None:
-            return found
-        cursor = f"&cursor={answer['next_cursor']}"
+    return [each[name] for page in every_page(client, path, limit=2) for each in page[noun]]
 
 
 def test_page_of_jobs_ends_where_its_labels_have_a_million_characters(client: ApiClient, database: Database) -> None:

@@ -28,7 +28,8 @@ def client(database: Database) -> Iterator[httpx.Client]:
         yield made
 
 
-def test_healthz_and_readyz_answer_200(client: httpx.Client) -> None:
+def test_healthz_and_readyz_answer_200(shared_client: ApiClient) -> None:
+    client = shared_client
     assert client.get("/healthz").text == "ok\n"
     assert client.get("/readyz").text == "ready\n"
 
@@ -73,7 +74,8 @@ def test_other_releases_schemas_are_read_one_at_a_time_from_the_database(
         assert client.get(path).text == '"string"'
 
 
-def test_every_invalid_field_is_named(client: httpx.Client) -> None:
+def test_every_invalid_field_is_named(shared_client: ApiClient) -> None:
+    client = shared_client
     told = refusal(
         client.post("/api/v1/executors", json={"name": "", "handler": "a", "slots": 0}),
         HTTPStatus.UNPROCESSABLE_ENTITY,
@@ -125,19 +127,22 @@ def test_invalid_body_is_refused(shared_client: ApiClient, body: bytes, kind: st
     refusal(shared_client.post("/api/v1/executors", content=body, headers={"Content-Type": kind}), status)
 
 
-def test_unknown_path_and_method_are_refused(client: httpx.Client) -> None:
+def test_unknown_path_and_method_are_refused(shared_client: ApiClient) -> None:
+    client = shared_client
     refusal(client.post("/api/v1/nothing"), HTTPStatus.NOT_FOUND)
     refusal(client.post("/api/v1/executors/no-id:heartbeat"), HTTPStatus.NOT_FOUND)
     refusal(client.delete("/api/v1/executors"), HTTPStatus.METHOD_NOT_ALLOWED)
 
 
-def test_without_token_other_host_names_are_refused(client: httpx.Client) -> None:
+def test_without_token_other_host_names_are_refused(shared_client: ApiClient) -> None:
+    client = shared_client
     told = refusal(client.get("/healthz", headers={"Host": "evil.example"}), HTTPStatus.MISDIRECTED_REQUEST)
     assert "evil.example" in told["detail"]
     assert client.get("/healthz", headers={"Host": "localhost:8080"}).status_code == HTTPStatus.OK
 
 
-def test_without_token_a_wrong_authorization_is_refused_and_none_is_needed(client: httpx.Client) -> None:
+def test_without_token_a_wrong_authorization_is_refused_and_none_is_needed(shared_client: ApiClient) -> None:
+    client = shared_client
     for wrong in ("Bearer wrong", "Basic dXNlcjpwYXNz", "Bearer", "wrong"):
         for method, path in (("GET", "/api/v1/jobs"), ("POST", "/api/v1/executors"), ("GET", "/api/v1/openapi.json")):
             told = refusal(client.request(method, path, headers={"Authorization": wrong}), HTTPStatus.UNAUTHORIZED)

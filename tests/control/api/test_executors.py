@@ -124,14 +124,11 @@ def test_malformed_proof_is_refused_by_its_name(shared_client: ApiClient, field:
 
 def test_one_of_two_executors_wins_the_claim(client: httpx.Client, executor: Executor, database: Database) -> None:
     run_id, other = a_run(database), enter(client)
+    for attempt, version in ((2, 1), (1, 2)):
+        assert executor.claim(run_id, attempt=attempt, version=version) == [], "a stale message"
     assert executor.claim(run_id)
     assert other.claim(run_id) == []
     assert executor.claim(run_id) == []
-
-
-@pytest.mark.parametrize(("attempt", "version"), [(2, 1), (1, 2)])
-def test_stale_message_starts_nothing(executor: Executor, database: Database, attempt: int, version: int) -> None:
-    assert executor.claim(a_run(database), attempt=attempt, version=version) == []
 
 
 def test_repeated_claim_returns_the_first_answer_and_starts_nothing(executor: Executor, database: Database) -> None:
@@ -216,21 +213,22 @@ def test_failure_is_retried_up_to_max_attempts(executor: Executor, database: Dat
     assert attempts(database, run_id) == [(1, "failed"), (2, "failed")]
 
 
-def test_permanent_failure_and_non_retryable_type_end_the_run(executor: Executor, database: Database) -> None:
+def test_outcomes_that_end_the_run_are_recorded_with_their_fields(executor: Executor, database: Database) -> None:
     submit(database, retry={"non_retryable": ["NoSuchAccount"]})
-    first, second = trigger(database), trigger(database)
-    executor.claim(first)
-    executor.claim(second)
-    executor.finish(first, "failed", error_type="Broken", permanent=True)
-    executor.finish(second, "failed", error_type="NoSuchAccount")
-    assert [final_state(database, run_id) for run_id in (first, second)] == [("failed", None), ("failed", None)]
-
-
-def test_a_timeout_is_named_and_its_length_is_the_jobs(executor: Executor, database: Database) -> None:
+    for status, fields in (
+        ("failed", {"error_type": "Broken", "permanent": True}),
+        ("failed", {"error_type": "NoSuchAccount"}),
+        ("cancelled", {}),
+    ):
+        ended = trigger(database)
+        executor.claim(ended)
+        assert executor.finish(ended, status, **fields) == "recorded"
+        assert final_state(database, ended)[0] == status, fields
+    before = len(completions(database))
     run_id = a_run(database, start_to_close="7s", retry={"max_attempts": 1})
-    executor.claim(run_id)
+    executor.claim(run_id, version=2)
     executor.finish(run_id, "timed_out", timeout="start_to_close")
-    [completion] = completions(database)
+    [completion] = completions(database)[before:]
     assert (completion.status, completion.reason) == ("timed_out", "start_to_close")
     assert completion.error is not None
     assert completion.error.message == "start_to_close of 7 s has passed"
@@ -292,13 +290,6 @@ def test_heartbeat_reports_a_terminated_attempt_until_it_is_answered(executor: E
     assert executor.heartbeat() == [{"run_id": str(first), "attempt": 1, "kind": "terminate"}]
     assert executor.finish(first, "cancelled") == "superseded"
     assert executor.heartbeat() == []
-
-
-def test_an_attempt_may_end_itself_as_cancelled(executor: Executor, database: Database) -> None:
-    run_id = a_run(database)
-    executor.claim(run_id)
-    assert executor.finish(run_id, "cancelled") == "recorded"
-    assert final_state(database, run_id)[0] == "cancelled"
 
 
 def test_outcome_of_another_executors_attempt_is_refused(
@@ -366,10 +357,8 @@ def test_outcome_that_is_refused_alone_is_busy_and_recorded_later(fresh_database
     assert len(completions(fresh_database)) == len(runs)
 
 
-def test_large_runs_are_claimed_in_several_responses_of_some_megabytes(
-    database: Database, client: httpx.Client
-) -> None:
-    executor, run_ids = enter(client), set[str]()
+def test_large_runs_are_claimed_in_several_responses_of_some_megabytes(executor: Executor, database: Database) -> None:
+    run_ids = set[str]()
     for number in range(40):
         submit(database, f"large-{number}", payload="x" * 250_000)
         run_ids.add(str(trigger(database, f"large-{number}")))

@@ -107,8 +107,6 @@ def test_stream_that_cannot_be_opened_is_refused(
     client: httpx.Client, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     refusal(client.get(PATH + "?job=nope"), HTTPStatus.NOT_FOUND)
-    told = refusal(client.get(PATH, headers={"Last-Event-ID": "x"}), HTTPStatus.UNPROCESSABLE_ENTITY)
-    assert told["errors"][0]["path"] == "Last-Event-ID"
     monkeypatch.setattr(run_events, "_STREAMS", 0)
     with answering(database) as full:
         refusal(full.get(PATH), HTTPStatus.SERVICE_UNAVAILABLE)
@@ -187,15 +185,14 @@ def test_ends_of_one_instant_are_sent_once_however_many_are_remembered(
         assert str(last.run_id) in seen
 
 
-@pytest.mark.parametrize("last", ["2026-11-20", "2026-11-20T01:00:00", "20261120T010000Z", "9" * 40, "-1", "\xe9"])
-def test_id_that_is_none_of_a_stream_is_refused(shared_client: ApiClient, last: str) -> None:
-    answer = shared_client.get(PATH, headers=[(b"Last-Event-ID", last.encode("latin-1"))])
-    assert refusal(answer, HTTPStatus.UNPROCESSABLE_ENTITY)["errors"][0]["path"] == "Last-Event-ID"
+def test_id_that_is_none_of_a_stream_is_refused(shared_client: ApiClient) -> None:
+    for last in ("x", "2026-11-20", "2026-11-20T01:00:00", "20261120T010000Z", "9" * 40, "-1", "\xe9"):
+        answer = shared_client.get(PATH, headers=[(b"Last-Event-ID", last.encode("latin-1"))])
+        assert refusal(answer, HTTPStatus.UNPROCESSABLE_ENTITY)["errors"][0]["path"] == "Last-Event-ID", last
 
 
-@pytest.mark.parametrize("last", ["9999-12-31T23:59:59.999999Z", "2200-01-01T00:00:00+14:00"])
-def test_stream_after_an_id_of_the_future_begins_now(client: httpx.Client, database: Database, last: str) -> None:
-    with following(client, last) as stream:
+def test_stream_after_an_id_of_the_future_begins_now(client: httpx.Client, database: Database) -> None:
+    with following(client, "9999-12-31T23:59:59.999999Z") as stream:
         assert next(stream) == {"opened": True}
         started = begun(database)
         succeed(database, started)

@@ -8,7 +8,7 @@ from uuid import uuid4
 import httpx
 import pytest
 
-from tests.control.api.answering import answer_of, answering, enter, refusal
+from tests.control.api.answering import answer_of, answering, enter, every_page, refusal
 from tests.control.client.test_dead_letters import work_off
 from tests.fixtures.database import Database
 from tests.transitions.acts import begin, begun, end, ending, requeue, submit, succeed, trigger
@@ -66,29 +66,17 @@ def test_list_goes_on_where_its_page_has_looked_at_its_share(
     wanted = str(trigger(database, "other"))
     for _ in range(9):
         succeed(database, begun(database))
-    found: list[str] = []
-    cursor, pages = "", 0
-    while True:
-        answer = answer_of(client.get(f"/api/v1/runs?lane=batch{cursor}"))
-        found += [run["run_id"] for run in answer["runs"]]
-        pages += 1
-        if answer["next_cursor"] is None:
-            break
-        assert answer["at_least"]
-        cursor = f"&cursor={answer['next_cursor']}"
-    assert (found, pages) == ([wanted], 3)
+    pages = list(every_page(client, "/api/v1/runs", lane="batch"))
+    assert [run["run_id"] for page in pages for run in page["runs"]] == [wanted]
+    assert [page["at_least"] for page in pages[:-1]] == [True, True]
 
 
 def test_pages_hold_each_run_once(client: httpx.Client, database: Database) -> None:
     runs = {str(trigger(database)) for _ in range(5)}
     for path in ("/api/v1/runs", "/api/v1/jobs/job/runs"):
-        seen: list[str] = []
-        cursor: str | None = ""
-        while cursor is not None:
-            page = answer_of(client.get(path, params={"limit": 2} | ({"cursor": cursor} if cursor else {})))
-            assert (page["total"], page["at_least"]) == (5, False)
-            seen += [run["run_id"] for run in page["runs"]]
-            cursor = page["next_cursor"]
+        pages = list(every_page(client, path, limit=2))
+        assert {(page["total"], page["at_least"]) for page in pages} == {(5, False)}
+        seen = [run["run_id"] for page in pages for run in page["runs"]]
         assert (len(seen), set(seen)) == (5, runs)
 
 
@@ -156,7 +144,7 @@ def test_another_tenants_rows_are_not_seen(client: httpx.Client, database: Datab
 
 
 def test_unknown_ids_are_not_found(client: httpx.Client) -> None:
-    ids = ("7", "99999999999999999999", "x")
+    ids = ("0", "7", "9223372036854775808", "99999999999999999999", "x")
     jobs = ("nope", "nope/next", "nope/versions", "nope/runs")
     paths = [
         f"runs/{uuid4()}",
@@ -165,6 +153,9 @@ def test_unknown_ids_are_not_found(client: httpx.Client) -> None:
     ]
     for path in (*paths, *(f"jobs/{each}" for each in jobs)):
         refusal(client.get(f"/api/v1/{path}"), HTTPStatus.NOT_FOUND)
+    for number in ("0", "x", "9223372036854775808"):
+        [error] = refusal(client.get(f"/api/v1/dead-letters/{number}"), HTTPStatus.NOT_FOUND)["errors"]
+        assert (error["path"], error["problem"]) == ("id", "the URL has no valid dead letter id"), number
 
 
 def test_dead_letter_is_listed_shown_and_redriven_by_a_row(client: httpx.Client, database: Database) -> None:
@@ -221,13 +212,6 @@ def test_purge_of_more_than_are_counted_deletes_all(
     assert database.count("dead_letters") == 0
 
 
-def test_address_without_a_possible_id_of_a_dead_letter_is_not_answered_about_another(client: httpx.Client) -> None:
-    for number in ("0", "x", "9223372036854775808"):
-        told = refusal(client.get(f"/api/v1/dead-letters/{number}"), HTTPStatus.NOT_FOUND)
-        [error] = told["errors"]
-        assert (error["path"], error["problem"]) == ("id", "the URL has no valid dead letter id")
-
-
 def test_dead_letters_are_grouped_by_cause_with_the_versions_that_failed(
     client: httpx.Client, database: Database
 ) -> None:
@@ -272,16 +256,8 @@ def test_bulk_cancel_refuses_what_names_every_run_and_pages_its_list(client: htt
     told = refusal(client.post(path, json={"key": "job", "dry_run": "yes"}), HTTPStatus.UNPROCESSABLE_ENTITY)
     assert told["errors"][0]["path"] == "dry_run"
     made = [answer_of(client.post(path, json={"queue": f"q{n}"}))["cancellation_id"] for n in range(3)]
-    seen: list[int] = []
-    cursor: str | None = ""
-    while cursor is not None:
-        given = {"limit": 2} | ({"cursor": cursor} if cursor else {})
-        page = answer_of(client.get("/api/v1/cancellations", params=given))
-        seen += [each["cancellation_id"] for each in page["cancellations"]]
-        cursor = page["next_cursor"]
-    assert seen == made[::-1]
-    for number in ("0", "x", "99999999999999999999", "4711"):
-        refusal(client.get(f"/api/v1/cancellations/{number}"), HTTPStatus.NOT_FOUND)
+    pages = every_page(client, "/api/v1/cancellations", limit=2)
+    assert [each["cancellation_id"] for page in pages for each in page["cancellations"]] == made[::-1]
 
 
 def test_fleet_is_listed(client: httpx.Client, database: Database) -> None:
