@@ -4,6 +4,7 @@ from base64 import b64decode
 from collections.abc import Iterator
 from datetime import timedelta
 from http import HTTPStatus
+from typing import Any
 from uuid import UUID, uuid4
 
 import httpx
@@ -215,11 +216,12 @@ def test_failure_is_retried_up_to_max_attempts(executor: Executor, database: Dat
 
 def test_outcomes_that_end_the_run_are_recorded_with_their_fields(executor: Executor, database: Database) -> None:
     submit(database, retry={"non_retryable": ["NoSuchAccount"]})
-    for status, fields in (
+    outcomes: tuple[tuple[str, dict[str, Any]], ...] = (
         ("failed", {"error_type": "Broken", "permanent": True}),
         ("failed", {"error_type": "NoSuchAccount"}),
         ("cancelled", {}),
-    ):
+    )
+    for status, fields in outcomes:
         ended = trigger(database)
         executor.claim(ended)
         assert executor.finish(ended, status, **fields) == "recorded"

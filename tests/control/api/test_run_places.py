@@ -34,18 +34,13 @@ def test_stages_name_the_clock_of_each_instant_and_what_is_not_recorded(database
             ("published", 1), ("claimed", 1), ("begun", 1), ("ended", 1), ("announced", None),
         ]  # fmt: skip
         assert not ended[-1]["known"]
-
-
-def test_a_run_of_the_sweep_has_no_instant_of_the_broker(database: Database) -> None:
-    submit(database)
-    run = trigger(database)
-    with database.transaction() as connection:
-        claim_runs(connection, database.installation, [Claim(run, 1, 1, "sweep")], executor_id=EXECUTOR)
-    with answering(database) as client:
+        run = trigger(database)
+        with database.transaction() as connection:
+            claim_runs(connection, database.installation, [Claim(run, 1, 1, "sweep")], executor_id=EXECUTOR)
         [published] = [
             each for each in answer_of(client.get(f"/api/v1/runs/{run}"))["stages"] if each["name"] == "published"
         ]
-        assert (published["at"], published["known"]) == (None, False)
+        assert (published["at"], published["known"]) == (None, False), "a run of the sweep"
 
 
 def test_payload_facts_are_those_of_the_run_or_of_its_job(database: Database) -> None:
@@ -59,7 +54,7 @@ def test_payload_facts_are_those_of_the_run_or_of_its_job(database: Database) ->
     ]
 
 
-def test_where_names_the_table_the_rows_of_the_outbox_and_the_claims(database: Database) -> None:
+def test_where_names_the_table_the_rows_of_the_outbox_and_the_claims_of_its_tenant(database: Database) -> None:
     submit(database)
     run = trigger(database, request_id="order-7")
     with answering(database) as client:
@@ -69,19 +64,12 @@ def test_where_names_the_table_the_rows_of_the_outbox_and_the_claims(database: D
             database.installation.topics.runs("default", "standard")
         ]
         assert (queued["claims"], queued["kafka"]) == ([], "it was left out")
-    started = begun(database)
-    end(database, ending(started, RunState.FAILED))
-    with answering(database) as client:
+        started = begun(database)
+        end(database, ending(started, RunState.FAILED))
         ended = answer_of(client.get(f"/api/v1/runs/{started.run_id}/where"))
         assert ended["table_name"].startswith("finished_runs")
         [claim] = ended["claims"]
         assert (claim["attempt"], claim["topic"], claim["partition"], claim["offset"]) == (1, "test", 0, 0)
-
-
-def test_places_are_those_of_the_tenant(database: Database) -> None:
-    submit(database)
-    database.execute("INSERT INTO tenants (tenant) VALUES ('acme')")
-    run = trigger(database)
-    with answering(database) as client:
+        database.execute("INSERT INTO tenants (tenant) VALUES ('acme')")
         for path in (f"{run}/where?tenant=acme", f"{uuid4()}/where"):
             refusal(client.get(f"/api/v1/runs/{path}"), HTTPStatus.NOT_FOUND)

@@ -52,20 +52,14 @@ def test_a_heartbeat_keeps_progress_and_checkpoint(client: httpx.Client, databas
     assert open_run(database, started.run_id).state == "waiting"
 
 
-def test_repeated_request_id_gets_the_first_reply(client: httpx.Client, database: Database) -> None:
+def test_repeated_request_id_gets_the_first_reply_and_another_completion_changes_nothing(
+    client: httpx.Client, database: Database
+) -> None:
     started = a_waiting_run(database)
     bearer = {"Authorization": f"Bearer {token_of(database, started)}"}
     path, body = f"/api/v1/runs/{started.run_id}:complete", {"request_id": "c-1", "result": 7}
     first, again = (client.post(path, json=body, headers=bearer) for _ in range(2))
     assert (again.status_code, again.json()) == (HTTPStatus.OK, first.json())
-    assert len(completions(database)) == 1
-
-
-def test_completion_of_an_ended_attempt_changes_nothing(client: httpx.Client, database: Database) -> None:
-    started = a_waiting_run(database)
-    bearer = {"Authorization": f"Bearer {token_of(database, started)}"}
-    path = f"/api/v1/runs/{started.run_id}:complete"
-    assert client.post(path, headers=bearer).status_code == HTTPStatus.OK
     told = refusal(client.post(path, json={"status": "failed"}, headers=bearer), HTTPStatus.CONFLICT)
     assert told["code"] == "attempt_over"
     assert len(completions(database)) == 1
@@ -95,17 +89,13 @@ def test_forged_token_is_refused_without_a_transaction_and_uses_up_no_request_id
         assert client.post(path, headers=bearer, json=honest).status_code == HTTPStatus.OK
 
 
-def test_token_of_another_run_than_the_address_names_is_refused(client: httpx.Client, database: Database) -> None:
+def test_token_of_another_run_and_request_of_another_kind_are_refused(client: httpx.Client, database: Database) -> None:
     started = a_waiting_run(database)
     others = database.installation.task_tokens.sign(uuid4(), 1)
     answer = client.post(f"/api/v1/runs/{started.run_id}:complete", headers={"Authorization": f"Bearer {others}"})
     [error] = refusal(answer, HTTPStatus.UNPROCESSABLE_ENTITY)["errors"]
     assert error["path"] == "token"
-    assert open_run(database, started.run_id).state == "waiting"
-
-
-def test_request_of_another_kind_is_refused(client: httpx.Client, database: Database) -> None:
-    started = a_waiting_run(database)
     body = {"type": "run.heartbeat", "token": token_of(database, started)}
     answer = client.post(f"/api/v1/runs/{started.run_id}:complete", json=body, headers={"Authorization": ""})
     assert refusal(answer, HTTPStatus.UNPROCESSABLE_ENTITY)["errors"][0]["path"] == "type"
+    assert open_run(database, started.run_id).state == "waiting"

@@ -55,11 +55,8 @@ def test_print_leaves_out_what_acts_and_opens_the_trace(here: Tab, seeded: tuple
     ("path", "opener", "focused"),
     [
         ("/jobs/hourly", "text=Trigger…", "dialog textarea[name=payload]"),
-        ("/admin/tenants", "text=New tenant…", "dialog input[name=name]"),
         ("/freeze", "text=Freeze fleet…", "dialog input[name=reason]"),
-        ("/jobs/holidays/next?month=2027-03", "text=Move… >> nth=0", "dialog input[name=to]"),
         ("/runs/{running}", "text=Cancel…", "dialog .buttons a"),
-        ("/calendars/holidays", "text=Delete…", "dialog .buttons a"),
     ],
 )
 def test_dialog_opens_in_place_at_its_first_field_and_one_of_danger_at_the_way_back(
