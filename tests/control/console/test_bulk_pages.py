@@ -134,8 +134,8 @@ def test_causes_of_dead_letters_lead_to_a_redrive_of_just_these(pages: ApiClient
     database = pages.database
     for _ in range(3):
         fail(database)
-    long = {"error_type": REASON, "error_message": f"no{'x' * 300}\nsecond line"}
-    end(database, ending(begun(database, "other"), RunState.FAILED, **long))
+    message = f"no{'x' * 300}\nsecond line"
+    end(database, ending(begun(database, "other"), RunState.FAILED, error_type=REASON, error_message=message))
     submit(database, labels={"a": "b"})
     text = shown(pages, "/dead-letters")
     assert "4 dead letters are not redriven." in text
