@@ -11,8 +11,6 @@ import threading
 from contextlib import suppress
 from pathlib import Path
 
-import psycopg
-
 import tidewheel
 from tidewheel.errors import Unavailable
 from tidewheel.executor.handlers import Handler, registered
@@ -183,15 +181,6 @@ async def ask(context: tidewheel.Context, payload: object) -> object:
     del payload
     await asyncio.sleep(20 * _TICK_SECONDS)
     return (await context.previous_async()).result
-
-
-@tidewheel.handler("alone.complete", isolation="process")
-def complete(context: tidewheel.Context, payload: dict[str, str]) -> None:
-    """Complete the run in a transaction of its own, and commit it if requested."""
-    with psycopg.connect(payload["url"]) as connection:
-        context.complete_in(connection, {"pid": os.getpid()})
-        if payload["end"] == "rollback":
-            connection.rollback()
 
 
 @tidewheel.handler("alone.lost")

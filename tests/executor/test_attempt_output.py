@@ -154,16 +154,10 @@ def test_log_limit_drops_lines_with_one_warning() -> None:
 
 def test_unformattable_log_record_raises_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(logging, "raiseExceptions", False)
-    wrong = attempt("log-wrong", "x")
+    wrong, silent = attempt("log-wrong", "x"), attempt("silent", 1)
     with logged():
-        run(wrong)
+        run(wrong, silent)
     assert lines_of(wrong) == ["still here"]
-
-
-def test_attempt_without_output_stores_none() -> None:
-    silent = attempt("silent", 1)
-    with logged():
-        run(silent)
     assert silent.output is None
 
 
@@ -182,16 +176,6 @@ def test_full_stream_drops_its_beginning_only(sizes: list[int]) -> None:
         first + sum(len(piece.data) for piece in pieces[:number]) for number in range(len(pieces))
     ]
     assert output.dropped == first
-
-
-@pytest.mark.kafka
-def test_output_is_visible_during_the_attempt_and_complete_at_its_end(executing: Executing, gate: str) -> None:
-    with captured(), executing.running(known=HANDLERS):
-        run_id = executing.trigger("noisy.wait", gate)
-        until(lambda: stored(executing, run_id) == [(1, b"before\n", 7)], "the output is flushed")
-        GATES[gate].opened.set()
-        assert executing.ended(run_id).state == "succeeded"
-    assert stored(executing, run_id) == [(1, b"before\nafter\n", 13)]
 
 
 @pytest.mark.kafka
@@ -369,13 +353,6 @@ def test_starts_and_retries_are_events_in_the_order_of_the_run(executing: Execut
     headers = database.rows("SELECT headers FROM outbox WHERE headers @> ARRAY[%s]::bytea[]", [str(run).encode()])
     traces = [dict(zip(parts[::2], parts[1::2], strict=True))[b"traceparent"].decode() for (parts,) in headers]
     assert traces == [TRACE] * 6  # of the completion too
-
-
-@pytest.mark.kafka
-def test_runs_have_no_events_before_their_end_by_default(executing: Executing) -> None:
-    with executing.running():
-        assert executing.run("acts.fail-until", 2, **RETRIES).state == "succeeded"
-    assert [event for event in executing.database.lifecycle() if event.run_id is not None] == []
 
 
 def test_handlers_exception_selects_the_outcome() -> None:

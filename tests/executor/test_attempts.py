@@ -10,7 +10,6 @@ import pytest
 from confluent_kafka import Producer
 
 from tests.executor.handlers import GATES, Gate
-from tests.executor.http_target import Answer, serving
 from tests.executor.running import Executing
 from tests.fixtures.acts import about
 from tests.fixtures.database import Database
@@ -42,13 +41,12 @@ def outcomes(executing: Executing, run_id: UUID) -> list[str]:
     return [outcome for _, outcome in executing.database.attempts(run_id)]
 
 
-@pytest.mark.parametrize("handler", ["acts.echo", "acts.echo-on-thread"])
-def test_too_large_result_fails_only_its_own_run_of_a_batch(served: Executing, handler: str) -> None:
+def test_too_large_result_fails_only_its_own_run_of_a_batch(served: Executing) -> None:
     """The results of the others are stored, up to the last byte of 64 KiB."""
-    served.database.submit(f"large-{handler}", target=handler, retry=SOON)
+    served.database.submit("large", target="acts.echo", retry=SOON)
     fits, exceeds = "x" * (MAX_RESULT_BYTES - 2), "x" * (MAX_RESULT_BYTES - 1)  # two bytes are quotes
     payloads = ["small", fits, exceeds] * 10
-    asked = [about("job.trigger", f"large-{handler}", payload=payload) for payload in payloads]
+    asked = [about("job.trigger", "large", payload=payload) for payload in payloads]
     runs = [UUID(reply.run_id) for reply in served.database.apply_batch(*asked)]
     ended = [served.ended(run_id) for run_id in runs]
     for one, payload in zip(ended, payloads, strict=True):
@@ -61,15 +59,6 @@ def test_too_large_result_fails_only_its_own_run_of_a_batch(served: Executing, h
     assert [published[run_id] for run_id in runs] == [one.result for one in ended]
 
 
-def test_exhausted_retries_leave_a_dead_letter(served: Executing) -> None:
-    run_id = served.trigger("acts.fail-until", 99, retry=SOON)
-    ended = served.ended(run_id)
-    assert (ended.state, ended.attempt, ended.error_type) == ("failed", 3, "ValueError")
-    assert ended.error_message == "attempt 3 fails"
-    [letter] = [letter for letter in served.database.dead_letters() if letter.run_id == str(run_id)]
-    assert [attempt.outcome for attempt in letter.attempts] == ["failed"] * 3
-
-
 def test_retry_after_is_awaited_and_counted(served: Executing) -> None:
     run_id = served.trigger("acts.raise", "retry-after", retry=SOON)
     ended = served.ended(run_id)
@@ -80,33 +69,14 @@ def test_retry_after_is_awaited_and_counted(served: Executing) -> None:
         [run_id],
     )
     assert second_began - first_ended >= timedelta(seconds=0.3)
+    assert [event for event in served.database.lifecycle() if event.run_id is not None] == [], "by default"
 
 
-@pytest.mark.parametrize("way", ["cancelled-error", "system-exit"])
-def test_base_exception_of_a_handler_is_a_failure(served: Executing, way: str) -> None:
-    run_id = served.trigger("acts.raise", way, retry=SOON)
-    assert served.ended(run_id).state == "succeeded"
-    assert outcomes(served, run_id) == ["failed", "succeeded"]
-
-
-def test_success_after_an_acknowledged_cancel_ends_cancelled(served: Executing, gate: str) -> None:
-    run_id = served.held(gate, "acts.wait-deaf")
-    served.database.apply_batch({"type": "run.cancel", "run_id": str(run_id)})
-    GATES[gate].opened.set()
-    assert served.ended(run_id).state == "cancelled"
-    assert [e.result for e in served.database.completions() if e.run_id == str(run_id)] == [None]
-
-
-def test_http_target_is_called_and_its_client_error_is_final(served: Executing) -> None:
-    with serving(Answer(503, headers={"Retry-After": "0"}), Answer(200, b"at last"), Answer(404)) as target:
-        described = {"type": "http", "url": target.url()}
-        ended = served.run(described, {"a": 1}, retry=SOON)
-        assert (ended.state, ended.attempt, ended.result) == ("succeeded", 2, b'{"status":200,"body":"at last"}')
-        refused = served.run(described, {"a": 1}, retry=SOON)
-    assert (refused.state, refused.attempt, refused.error_type) == ("failed", 1, "http_404")
-    first, second, _ = target.received
-    assert first.headers["idempotency-key"] == second.headers["idempotency-key"]
-    assert [r.headers["tidewheel-attempt"] for r in (first, second)] == ["1", "2"]
+def test_base_exception_of_a_handler_is_a_failure(served: Executing) -> None:
+    for way in ("cancelled-error", "system-exit"):
+        run_id = served.trigger("acts.raise", way, retry=SOON)
+        assert served.ended(run_id).state == "succeeded", way
+        assert outcomes(served, run_id) == ["failed", "succeeded"], way
 
 
 def test_each_attempt_takes_and_frees_a_slot(served: Executing) -> None:
@@ -117,32 +87,27 @@ def test_each_attempt_takes_and_frees_a_slot(served: Executing) -> None:
     until(lambda: next(iter(gauge.collect())).samples[0].value == 0, "all slots are free")
 
 
+TIMEOUTS = ("start_to_close", "heartbeat")
 ONCE: dict[str, Any] = {
     "delivery": "at_most_once",
     "retry": {"max_attempts": 5, "backoff": "fixed", "initial": "10ms", "jitter": "0%"},
 }
 
 
-@pytest.mark.parametrize(
-    ("handler", "payload", "error_type"),
-    [("acts.fail-until", 3, "ValueError"), ("acts.raise", "retry-after", "RetryAfter")],
-)
-def test_failed_at_most_once_run_is_not_retried(
-    executing: Executing, handler: str, payload: object, error_type: str
-) -> None:
-    with executing.running():
-        ended = executing.run(handler, payload, **ONCE)
-    assert (ended.state, ended.attempt, ended.error_type) == ("failed", 1, error_type)
+def test_failed_at_most_once_run_is_not_retried(served: Executing) -> None:
+    cases = (("acts.fail-until", 3, "ValueError"), ("acts.raise", "retry-after", "RetryAfter"))
+    for handler, payload, error_type in cases:
+        ended = served.run(handler, payload, **ONCE)
+        assert (ended.state, ended.attempt, ended.error_type) == ("failed", 1, error_type), handler
 
 
-@pytest.mark.parametrize("target", ["acts.wait", "acts.wait-on-thread"])
-@pytest.mark.parametrize("which", ["start_to_close", "heartbeat"])
-def test_timed_out_at_most_once_run_is_not_retried(executing: Executing, gate: str, target: str, which: str) -> None:
-    with executing.running():
-        run_id = executing.trigger(target, gate, **{which: "1s"}, **ONCE)
-        ended = executing.ended(run_id)
-    assert (ended.state, ended.attempt, ended.reason) == ("timed_out", 1, which)
-    assert GATES[gate].entered == [str(run_id)]
+def test_timed_out_at_most_once_run_is_not_retried(served: Executing, gate: str) -> None:
+    cases = [(target, which) for target in ("acts.wait", "acts.wait-on-thread") for which in TIMEOUTS]
+    runs = {(target, which): served.trigger(target, gate, **{which: "1s"}, **ONCE) for target, which in cases}
+    for (target, which), run_id in runs.items():
+        ended = served.ended(run_id)
+        assert (ended.state, ended.attempt, ended.reason) == ("timed_out", 1, which), (target, which)
+    assert sorted(GATES[gate].entered) == sorted(map(str, runs.values()))
 
 
 @pytest.mark.slow
@@ -174,11 +139,9 @@ def test_cancelled_run_that_waits_for_a_thread_never_starts(executing: Executing
     assert GATES[other].entered == []
 
 
-def test_refused_connection_is_a_certain_non_start(executing: Executing) -> None:
+def test_refused_connection_is_a_certain_non_start(served: Executing) -> None:
     target = {"type": "http", "url": "http://127.0.0.1:1/"}
-    retry = {"max_attempts": 3, "backoff": "fixed", "initial": "10ms", "jitter": "0%"}
-    with executing.running(http_allow_private=True):
-        ended = executing.run(target, delivery="at_most_once", retry=retry)
+    ended = served.run(target, delivery="at_most_once", retry=SOON)
     assert (ended.state, ended.attempt, ended.error_type) == ("failed", 3, "http_connect")
 
 
@@ -261,15 +224,14 @@ def test_cancellation_applies_at_once_to_a_published_backlog(executing: Executin
     assert ended.get("succeeded", 0) <= 4
 
 
-@pytest.mark.parametrize("handler", ["acts.wait", "acts.wait-on-thread", "acts.wait-deaf"])
-def test_running_attempts_are_signalled_and_unresponsive_ones_fenced_off(
-    executing: Executing, gate: str, handler: str
-) -> None:
-    with executing.running(), scheduling(executing.database):
-        run = executing.held(gate, handler)
-        executing.database.apply_batch({"type": "runs.cancel", "handler": handler, "reason": "stop that"})
-        assert executing.ended(run).state == "cancelled"
-        if handler != "acts.wait-deaf":
-            until(lambda: GATES[gate].stopped == [str(run)], "the handler was told")
+def test_running_attempts_are_signalled_and_unresponsive_ones_fenced_off(served: Executing, gate: str) -> None:
+    names = ("acts.wait", "acts.wait-on-thread", "acts.wait-deaf")
+    with scheduling(served.database):
+        runs = {name: served.held(gate, name) for name in names}
+        for name, run in runs.items():
+            served.database.apply_batch({"type": "runs.cancel", "handler": name, "reason": "stop that"})
+            assert served.ended(run).state == "cancelled", name
+        told = {str(run) for name, run in runs.items() if name != "acts.wait-deaf"}
+        until(lambda: set(GATES[gate].stopped) == told, "the handlers were told")
         assert not GATES[gate].opened.is_set()
         GATES[gate].opened.set()

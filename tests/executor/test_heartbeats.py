@@ -2,6 +2,7 @@
 
 import json
 import logging
+from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
 from uuid import UUID
@@ -16,6 +17,7 @@ from tests.executor.running import Executing
 from tests.fixtures.database import Database
 from tests.fixtures.services import Fleet, until
 from tidewheel.clock import monotonic_seconds
+from tidewheel.local.stack import StackInfo
 
 pytestmark = pytest.mark.kafka
 KNOWN: dict[str, Any] = {"known": handlers()}
@@ -29,27 +31,37 @@ def saved_progress(database: Database, run_id: UUID) -> tuple[object, object, in
     return json.loads(progress or b"null"), json.loads(checkpoint or b"null"), attempt
 
 
-@pytest.mark.parametrize("target", ["long.fall-silent", "long.fall-silent-on-thread"])
-def test_missed_heartbeat_times_out_and_the_next_attempt_resumes(executing: Executing, gate: str, target: str) -> None:
-    with executing.running(**KNOWN):
-        run_id = executing.trigger(target, gate, heartbeat="1s", **SOON)
-        ended = executing.ended(run_id)
-        until(lambda: target == "long.fall-silent" or GATES[gate].stopped, "the thread has seen that it is given up")
-    assert (ended.state, ended.attempt, ended.result) == ("succeeded", 2, b'{"done":3}')
-    assert executing.database.attempts(run_id) == [(1, "timed_out"), (2, "succeeded")]
-    [(kind, message)] = executing.database.rows("SELECT error_type, error_message FROM attempts WHERE attempt = 1")
-    assert (kind, message) == ("timeout_heartbeat", "heartbeat of 1 s has passed")
+@pytest.fixture(scope="module")
+def served(shared_database: Database, info: StackInfo) -> Iterator[Executing]:
+    """One executor for the tests that need no settings of their own."""
+    made = Executing(shared_database, info.kafka)
+    made.make_topics()
+    with made.running(**KNOWN):
+        yield made
 
 
-def test_heartbeats_keep_an_attempt_alive(executing: Executing, gate: str) -> None:
-    with executing.running(**KNOWN):
-        both = [executing.trigger(f"long.{name}", gate, heartbeat="3s") for name in ("beat", "beat-on-thread")]
-        until(lambda: len(GATES[gate].entered) == 2, "both run")
-        since = monotonic_seconds()
-        until(lambda: monotonic_seconds() - since > 3.5, "they would have been timed out")
-        GATES[gate].opened.set()
-        assert [executing.ended(run_id).state for run_id in both] == ["succeeded"] * 2
-    assert [executing.database.attempts(run_id) for run_id in both] == [[(1, "succeeded")]] * 2
+def test_missed_heartbeat_times_out_and_the_next_attempt_resumes(served: Executing, gate: str) -> None:
+    names = ("long.fall-silent", "long.fall-silent-on-thread")
+    runs = {name: served.trigger(name, gate, heartbeat="1s", **SOON) for name in names}
+    for name, run_id in runs.items():
+        ended = served.ended(run_id)
+        assert (ended.state, ended.attempt, ended.result) == ("succeeded", 2, b'{"done":3}'), name
+        assert served.database.attempts(run_id) == [(1, "timed_out"), (2, "succeeded")], name
+        [first] = served.database.rows(
+            "SELECT error_type, error_message FROM attempts WHERE run_id = %s AND attempt = 1", [run_id]
+        )
+        assert first == ("timeout_heartbeat", "heartbeat of 1 s has passed"), name
+    until(lambda: GATES[gate].stopped, "the thread has seen that it is given up")
+
+
+def test_heartbeats_keep_an_attempt_alive(served: Executing, gate: str) -> None:
+    both = [served.trigger(f"long.{name}", gate, heartbeat="2s") for name in ("beat", "beat-on-thread")]
+    until(lambda: len(GATES[gate].entered) == 2, "both run")
+    since = monotonic_seconds()
+    until(lambda: monotonic_seconds() - since > 2.5, "they would have been timed out")
+    GATES[gate].opened.set()
+    assert [served.ended(run_id).state for run_id in both] == ["succeeded"] * 2
+    assert [served.database.attempts(run_id) for run_id in both] == [[(1, "succeeded")]] * 2
 
 
 def test_waiting_for_a_thread_misses_no_heartbeat(executing: Executing, gate: str) -> None:
@@ -63,32 +75,30 @@ def test_waiting_for_a_thread_misses_no_heartbeat(executing: Executing, gate: st
         assert executing.ended(waiting).attempt == 1
 
 
-def test_handler_without_heartbeat_timeout_needs_no_heartbeat(executing: Executing) -> None:
-    with executing.running(**KNOWN):
-        ended = executing.run("acts.echo", 1, heartbeat="1s")
+def test_handler_that_ends_in_time_needs_no_heartbeat(served: Executing) -> None:
+    run_id = served.trigger("acts.echo", 1, heartbeat="1s")
+    ended = served.ended(run_id)
     assert (ended.state, ended.attempt) == ("succeeded", 1)
-    assert executing.database.value("SELECT count(*) FROM run_inputs WHERE progress_at IS NOT NULL") == 0
+    assert saved_progress(served.database, run_id) == (None, None, None)
 
 
-def test_progress_is_visible_during_the_run_and_the_last_is_kept(executing: Executing, gate: str) -> None:
-    with executing.running(**KNOWN):
-        run_id = executing.trigger("long.beat", gate)
-        until(lambda: saved_progress(executing.database, run_id)[0], "its progress is written")
-        first: Any = saved_progress(executing.database, run_id)[0]
-        until(lambda: saved_progress(executing.database, run_id)[0] != first, "its progress goes on")
-        GATES[gate].opened.set()
-        ended = executing.ended(run_id)
-    assert saved_progress(executing.database, run_id) == ({"beats": json.loads(ended.result or b"")}, None, 1)
+def test_progress_is_visible_during_the_run_and_the_last_is_kept(served: Executing, gate: str) -> None:
+    run_id = served.trigger("long.beat", gate)
+    until(lambda: saved_progress(served.database, run_id)[0], "its progress is written")
+    first: Any = saved_progress(served.database, run_id)[0]
+    until(lambda: saved_progress(served.database, run_id)[0] != first, "its progress goes on")
+    GATES[gate].opened.set()
+    ended = served.ended(run_id)
+    assert saved_progress(served.database, run_id) == ({"beats": json.loads(ended.result or b"")}, None, 1)
     assert ended.state == "succeeded"
 
 
-def test_checkpoint_saved_before_a_failure_reaches_the_next_attempt(executing: Executing) -> None:
+def test_checkpoint_saved_before_a_failure_reaches_the_next_attempt(served: Executing) -> None:
     """Each of thirty attempts fails in the moment after it has saved how far it has come."""
-    with executing.running(**KNOWN):
-        run_id = executing.trigger("long.count-on", 30, **SOON)
-        ended = executing.ended(run_id)
+    run_id = served.trigger("long.count-on", 30, **SOON)
+    ended = served.ended(run_id)
     assert (ended.state, ended.attempt, ended.result) == ("succeeded", 30, b"30")
-    assert saved_progress(executing.database, run_id) == (None, 30, 30)
+    assert saved_progress(served.database, run_id) == (None, 30, 30)
 
 
 def test_released_run_keeps_its_checkpoint(executing: Executing, gate: str) -> None:
@@ -114,18 +124,16 @@ def test_progress_is_saved_after_a_database_outage(executing: Executing, gate: s
         assert executing.ended(run_id).attempt == 1
 
 
-def test_schedule_to_close_shortens_the_attempts_timeout(executing: Executing) -> None:
-    with executing.running(**KNOWN):
-        assert executing.run("long.deadline", start_to_close="10s").result == b"10.0"
-        left = json.loads(executing.run("long.deadline", schedule_to_close="20s").result or b"")
+def test_schedule_to_close_shortens_the_attempts_timeout(served: Executing) -> None:
+    assert served.run("long.deadline", start_to_close="10s").result == b"10.0"
+    left = json.loads(served.run("long.deadline", schedule_to_close="20s").result or b"")
     assert 10 < left <= 20
 
 
-@pytest.mark.parametrize("target", ["long.previous", "long.previous-on-thread"])
-def test_handler_reads_the_previous_runs_result(executing: Executing, target: str) -> None:
-    with executing.running(**KNOWN):
-        results = [executing.run(target, number).result for number in range(3)]
-    assert results == [b"[null,0]", b"[[null,0],1]", b"[[[null,0],1],2]"]
+def test_handler_reads_the_previous_runs_result(served: Executing) -> None:
+    for target in ("long.previous", "long.previous-on-thread"):
+        results = [served.run(target, number).result for number in range(3)]
+        assert results == [b"[null,0]", b"[[null,0],1]", b"[[[null,0],1],2]"], target
 
 
 ONE_ATTEMPT: dict[str, Any] = {"retry": {"max_attempts": 1}}
@@ -134,44 +142,48 @@ BEGUN_WITHIN = "1s"  # of an attempt whose handler is to begin, also on a busy m
 KEPT_HERE = {"start_to_close": BEGUN_WITHIN, "heartbeat": BEGUN_WITHIN, "schedule_to_close": "3s"}
 
 
-@pytest.mark.parametrize("which", KEPT_HERE)
-def test_coroutine_that_ignores_cancellation_is_fenced_off_and_keeps_its_slot(
-    executing: Executing, gate: str, which: str
-) -> None:
-    with executing.running(slots=1, **KNOWN):
+def test_coroutine_that_ignores_cancellation_is_fenced_off_and_keeps_its_slot(executing: Executing, gate: str) -> None:
+    with executing.running(slots=len(KEPT_HERE), **KNOWN):
         payload = {"gate": gate, "does": "go on"}
-        run_id = executing.trigger("long.refuse", payload, **{which: KEPT_HERE[which]}, **ONE_ATTEMPT)
-        ended = executing.ended(run_id)
-        assert (ended.state, ended.reason, ended.error_type) == ("timed_out", which, f"timeout_{which}")
-        assert GATES[gate].stopped == [str(run_id)]
+        runs = {
+            which: executing.trigger("long.refuse", payload, **{which: limit}, **ONE_ATTEMPT)
+            for which, limit in KEPT_HERE.items()
+        }
+        for which, run_id in runs.items():
+            ended = executing.ended(run_id)
+            assert (ended.state, ended.reason, ended.error_type) == ("timed_out", which, f"timeout_{which}")
+        assert sorted(GATES[gate].stopped) == sorted(map(str, runs.values()))
         other = executing.trigger("acts.echo", 1)
         assert executing.state(other) == "queued"
         GATES[gate].opened.set()
         assert executing.ended(other).state == "succeeded"
-    assert executing.database.attempts(run_id) == [(1, "timed_out")]
+    for which, run_id in runs.items():
+        assert executing.database.attempts(run_id) == [(1, "timed_out")], which
 
 
-@pytest.mark.parametrize("which", KEPT_HERE)
-def test_error_during_cancellation_does_not_hide_the_timeout(executing: Executing, gate: str, which: str) -> None:
-    with executing.running(**KNOWN):
-        ended = executing.run("long.refuse", {"gate": gate, "does": "fail"}, **{which: KEPT_HERE[which]}, **ONE_ATTEMPT)
-    assert (ended.state, ended.reason) == ("timed_out", which)
+def test_error_during_cancellation_does_not_hide_the_timeout(served: Executing, gate: str) -> None:
+    payload = {"gate": gate, "does": "fail"}
+    runs = {
+        which: served.trigger("long.refuse", payload, **{which: limit}, **ONE_ATTEMPT)
+        for which, limit in KEPT_HERE.items()
+    }
+    for which, run_id in runs.items():
+        ended = served.ended(run_id)
+        assert (ended.state, ended.reason) == ("timed_out", which)
 
 
-def test_handler_that_returns_when_cancelled_succeeds(executing: Executing, gate: str) -> None:
-    with executing.running(**KNOWN):
-        ended = executing.run("long.refuse", {"gate": gate, "does": "return"}, start_to_close=BEGUN_WITHIN)
+def test_handler_that_returns_when_cancelled_succeeds(served: Executing, gate: str) -> None:
+    ended = served.run("long.refuse", {"gate": gate, "does": "return"}, start_to_close=BEGUN_WITHIN)
     assert (ended.state, ended.result) == ("succeeded", b'"just done"')
 
 
-def test_each_attempt_gets_its_full_time(executing: Executing, gate: str) -> None:
-    retry = {"max_attempts": 3, "backoff": "fixed", "initial": "10ms", "jitter": "0%"}
-    with executing.running(**KNOWN):
-        run_id = executing.trigger("acts.wait", gate, start_to_close=BEGUN_WITHIN, retry=retry)
-        until(lambda: len(GATES[gate].entered) == 3, "its third attempt runs")
-        ended = executing.ended(run_id)
-    assert (ended.state, ended.attempt) == ("timed_out", 3)
-    assert executing.database.attempts(run_id) == [(1, "timed_out"), (2, "timed_out"), (3, "timed_out")]
+def test_each_attempt_gets_its_full_time(served: Executing, gate: str) -> None:
+    retry = {"max_attempts": 2, "backoff": "fixed", "initial": "10ms", "jitter": "0%"}
+    run_id = served.trigger("acts.wait", gate, start_to_close=BEGUN_WITHIN, retry=retry)
+    until(lambda: len(GATES[gate].entered) == 2, "its second attempt runs")
+    ended = served.ended(run_id)
+    assert (ended.state, ended.attempt) == ("timed_out", 2)
+    assert served.database.attempts(run_id) == [(1, "timed_out"), (2, "timed_out")]
 
 
 STALL = {"stall_after": timedelta(milliseconds=500), "lease": timedelta(seconds=60)}

@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
+from collections.abc import AsyncGenerator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ import pytest
 
 import tidewheel
 from tests.executor import isolated_handlers
-from tests.executor.attempting import NOON, RUN, Reports, attempt_of
+from tests.executor.attempting import NOON, RUN, attempt_of
 from tests.executor.running import Executing
 from tests.executor.test_run_queue import until_async
 from tests.executor.test_shell_runner import gone
@@ -27,7 +27,7 @@ from tidewheel.executor.context import Context
 from tidewheel.executor.context_parts import Previous
 from tidewheel.executor.isolation.pool import WorkerPool
 from tidewheel.executor.isolation.process import Setup
-from tidewheel.executor.outcome import CANCELLED, RELEASED, Outcome, timed_out
+from tidewheel.executor.outcome import Outcome
 from tidewheel.executor.runners.python import PythonRunner, modules_of
 from tidewheel.jobs.values import MAX_ERROR_CHARACTERS, MAX_RESULT_BYTES
 from tidewheel.redaction import protect
@@ -106,53 +106,47 @@ async def test_isolated_handler_runs_in_a_warm_worker_process() -> None:
     assert (second["attempt"], second["checkpoint"], second["payload"]) == (2, None, "None")
 
 
-@pytest.mark.parametrize(
-    ("payload", "message"),
-    [
-        ("exit", "exit code 3"),
-        ("segfault", "killed by SIGSEGV"),
-        ("kill", "killed by SIGKILL; the system does so when memory runs out"),
-        ("close", "closed the pipe to the executor"),
-        ("garbage", "wrote invalid data"),
-    ],
-)
-def test_dead_worker_fails_its_attempt_and_is_replaced(payload: str, message: str) -> None:
-    outcome = run("die", payload)
-    assert (outcome.kind, outcome.error_type, outcome.permanent) == (AttemptOutcome.FAILED, "ProcessDied", False)
-    assert message in (outcome.error_message or "")
-
-
-async def test_segfault_leaves_its_stack_in_the_output() -> None:
+async def test_dead_worker_fails_its_attempt_and_is_replaced() -> None:
+    cases = {
+        "exit": "exit code 3",
+        "segfault": "killed by SIGSEGV",
+        "kill": "killed by SIGKILL; the system does so when memory runs out",
+        "close": "closed the pipe to the executor",
+        "garbage": "wrote invalid data",
+    }
     async with runner() as made:
-        dying = attempt("die", "segfault")
-        await made.run(dying)
-    output = dying.output
-    assert output is not None
-    assert b"isolated_handlers.py" in (output.tail() or b"")
+        for payload, message in cases.items():
+            dying = attempt("die", payload)
+            outcome = await made.run(dying)
+            found = (outcome.kind, outcome.error_type, outcome.permanent)
+            assert found == (AttemptOutcome.FAILED, "ProcessDied", False), payload
+            assert message in (outcome.error_message or ""), payload
+            assert (await made.run(attempt("echo", payload))).result == f'"{payload}"'.encode(), payload
+            if payload == "segfault":
+                assert dying.output is not None
+                assert b"isolated_handlers.py" in (dying.output.tail() or b""), "its stack is in the output"
 
 
-def test_sys_exit_fails_the_attempt() -> None:
-    outcome = run("die", "sys-exit")
-    assert (outcome.error_type, outcome.error_message) == ("SystemExit", "the handler tried to end the process: 3")
-
-
-def test_memory_limit_fails_only_its_attempt() -> None:
-    assert run("eat").error_type == "MemoryError"
+async def test_failure_within_a_worker_is_reported_and_the_worker_goes_on() -> None:
+    cases = [
+        ("die", "sys-exit", "SystemExit", False),
+        ("eat", None, "MemoryError", False),
+        ("return", "object", "ResultNotSerializable", True),
+        ("return", "huge", "ResultTooLarge", True),
+    ]
+    async with runner() as made:
+        for handler, payload, error_type, permanent in cases:
+            outcome = await made.run(attempt(handler, payload))
+            assert (outcome.error_type, outcome.permanent) == (error_type, permanent), (handler, payload)
+            if payload == "sys-exit":
+                assert outcome.error_message == "the handler tried to end the process: 3"
+        largest = await made.run(attempt("echo", "x" * (MAX_RESULT_BYTES - 2)))
+    assert len(largest.result or b"") == MAX_RESULT_BYTES
 
 
 def test_limits_are_set_and_no_core_is_left() -> None:
     most = 2 << 30
     assert json.loads(run("limits", memory_bytes=most).result or b"") == [0, most]
-
-
-@pytest.mark.parametrize(("payload", "error_type"), [("object", "ResultNotSerializable"), ("huge", "ResultTooLarge")])
-def test_unserializable_result_of_a_worker_is_reported(payload: str, error_type: str) -> None:
-    outcome = run("return", payload)
-    assert (outcome.error_type, outcome.permanent) == (error_type, True)
-
-
-def test_result_of_64_kib_arrives_from_a_worker() -> None:
-    assert len(run("echo", "x" * (MAX_RESULT_BYTES - 2)).result or b"") == MAX_RESULT_BYTES
 
 
 async def test_output_of_a_worker_is_kept_and_bounded() -> None:
@@ -182,60 +176,19 @@ async def test_children_are_killed_with_the_worker() -> None:
     until(lambda: gone(child), "the child has ended")
 
 
-async def stopped(
-    file: Path, handler: str, end: Callable[[Attempt, "asyncio.Task[Outcome]"], Awaitable[None]], **payload: str
-) -> tuple[Attempt, list[int]]:
-    """Start an attempt, end it by `end`, and wait for its end; return it and its process ids."""
+async def test_worker_may_stop_by_itself_when_requested(tmp_path: Path) -> None:
     async with runner() as made:
-        given = {"file": str(file), **payload} if handler == "hold" else str(file)
-        held = attempt(handler, given, reports=Reports())
-        task = asyncio.create_task(made.run(held))
-        await until_async(file.exists, "it runs")
-        pids = [int(pid) for pid in file.read_text().split()]
-        await end(held, task)
-        with pytest.raises(asyncio.CancelledError):
-            await task
-        assert (await made.run(attempt("echo", 1))).result == b"1"
-        return held, pids
-
-
-async def time_over(held: Attempt, task: "asyncio.Task[Outcome]") -> None:
-    held.stop_as(timed_out("schedule_to_close", 1))
-    task.cancel()
-
-
-async def request_stop(held: Attempt, task: "asyncio.Task[Outcome]") -> None:
-    held.cancelled.set()
-    task.cancel()
-
-
-async def request_stop_then_fence_off(held: Attempt, task: "asyncio.Task[Outcome]") -> None:
-    """As the loop does: request a stop, and fence it off after its grace."""
-    await request_stop(held, task)
-    asyncio.get_running_loop().call_later(0.2, held.report, CANCELLED)
-
-
-async def released(held: Attempt, task: "asyncio.Task[Outcome]") -> None:
-    held.report(RELEASED)
-    await request_stop(held, task)
-
-
-@pytest.mark.parametrize("end", [time_over, request_stop_then_fence_off, released])
-@pytest.mark.parametrize("deaf", ["", "yes"])
-def test_timed_out_worker_is_killed_with_its_children(
-    end: Callable[[Attempt, "asyncio.Task[Outcome]"], Awaitable[None]], deaf: str, tmp_path: Path
-) -> None:
-    _, pids = asyncio.run(stopped(tmp_path / "runs", "hold", end, deaf=deaf))
-    for pid in pids:
-        until(lambda pid=pid: gone(pid), f"{pid} has ended")
-
-
-@pytest.mark.parametrize("handler", ["hold", "await"])
-def test_worker_may_stop_by_itself_when_requested(handler: str, tmp_path: Path) -> None:
-    file = tmp_path / "runs"
-    asyncio.run(stopped(file, handler, request_stop))
-    if handler == "await":
-        assert read_written(file) == "stopped True"
+        for handler in ("hold", "await"):
+            file = tmp_path / handler
+            held = attempt(handler, {"file": str(file)} if handler == "hold" else str(file))
+            task = asyncio.create_task(made.run(held))
+            await until_async(file.exists, f"{handler} runs")
+            held.cancelled.set()
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            assert (await made.run(attempt("echo", 1))).result == b"1", handler
+    assert read_written(tmp_path / "await") == "stopped True"
 
 
 async def test_attempt_queued_for_a_worker_can_be_cancelled(tmp_path: Path) -> None:
@@ -313,13 +266,13 @@ async def test_leftover_tasks_do_not_act_for_the_next_attempt() -> None:
     assert set(beats) == {(1, b"1")}
 
 
-@pytest.mark.parametrize(("losses", "here"), [(0, True), (1, True), (2, False), (7, False)])
-async def test_run_that_lost_two_executors_runs_isolated(losses: int, here: bool) -> None:  # noqa: FBT001
+async def test_run_that_lost_two_executors_runs_isolated() -> None:
     async with runner() as made:
-        again = attempt("lost")
-        again.started = again.started._replace(lost_attempts=losses)
-        found = (await made.run(again)).result == str(os.getpid()).encode()
-    assert found is here
+        for losses, here in ((0, True), (1, True), (2, False), (7, False)):
+            again = attempt("lost")
+            again.started = again.started._replace(lost_attempts=losses)
+            found = (await made.run(again)).result == str(os.getpid()).encode()
+            assert found is here, losses
 
 
 @pytest.mark.parametrize(
@@ -373,47 +326,33 @@ def test_unknown_isolation_is_refused(isolation: Any, words: str) -> None:  # no
 
 
 @pytest.mark.kafka
-@pytest.mark.parametrize("deaf", ["", "yes"])
-def test_executor_ends_timed_out_cancelled_and_leftover_workers(
-    executing: Executing, tmp_path: Path, deaf: str
-) -> None:
-    def held(name: str, **job: object) -> tuple[UUID, list[int]]:
-        file = tmp_path / name
-        run_id = executing.trigger("alone.hold", {"file": str(file), "deaf": deaf}, **job)
-        return run_id, [int(pid) for pid in read_written(file).split()]
+def test_executor_ends_timed_out_cancelled_and_leftover_workers(executing: Executing, tmp_path: Path) -> None:
+    """With their children, those that listen and those that are deaf."""
+    pids: list[int] = []
 
-    with executing.running(known=HANDLERS, drain_timeout=0, worker_processes=1, cancel_grace=1):
-        late, late_pids = held("late", start_to_close="1s", retry=ONCE)
-        ended = executing.ended(late)
-        assert (ended.state, ended.reason) == ("timed_out", "start_to_close")
-        cancelled, cancelled_pids = held("cancelled")
-        executing.database.apply_batch({"type": "run.cancel", "run_id": str(cancelled)})
-        assert executing.ended(cancelled).state == "cancelled"
+    def held(name: str, **job: object) -> list[UUID]:
+        files = {deaf: tmp_path / f"{name}{deaf}" for deaf in ("", "deaf")}
+        runs = [
+            executing.trigger("alone.hold", {"file": str(file), "deaf": deaf}, **job) for deaf, file in files.items()
+        ]
+        for file in files.values():
+            pids.extend(int(pid) for pid in read_written(file).split())
+        return runs
+
+    with executing.running(known=HANDLERS, drain_timeout=0, worker_processes=2, cancel_grace=1):
+        for late in held("late", start_to_close="1s", retry=ONCE):
+            ended = executing.ended(late)
+            assert (ended.state, ended.reason) == ("timed_out", "start_to_close")
+        cancelled = held("cancelled")
+        executing.database.apply_batch(*({"type": "run.cancel", "run_id": str(run_id)} for run_id in cancelled))
+        assert {executing.ended(run_id).state for run_id in cancelled} == {"cancelled"}
         assert executing.run("alone.echo", 1).result == b"1"
-        left, left_pids = held("left")
-    run = executing.database.open_run(left)
-    assert (run.state, run.failed_attempts, run.lost_attempts) == ("queued", 0, 0)
-    for pid in late_pids + cancelled_pids + left_pids:
+        left = held("left")
+    for run_id in left:
+        run = executing.database.open_run(run_id)
+        assert (run.state, run.failed_attempts, run.lost_attempts) == ("queued", 0, 0)
+    for pid in pids:
         until(lambda pid=pid: gone(pid), f"{pid} has ended")
-
-
-@pytest.mark.kafka
-def test_worker_can_complete_its_run_in_a_transaction(executing: Executing) -> None:
-    with executing.running(known=HANDLERS, worker_processes=1):
-        committed = executing.run("alone.complete", {"url": executing.database.url, "end": "commit"})
-        assert committed.state == "succeeded"
-        assert json.loads(committed.result or b"")["pid"] != os.getpid()
-        left = executing.run("alone.complete", {"url": executing.database.url, "end": "rollback"}, retry=ONCE)
-        assert (left.state, left.error_type) == ("failed", "NotCommitted")
-
-
-@pytest.mark.kafka
-def test_heartbeats_of_a_worker_are_saved(executing: Executing) -> None:
-    with executing.running(known=HANDLERS, worker_processes=1):
-        run_id = executing.trigger("alone.beat")
-        assert executing.ended(run_id).result == b"[null,null]"
-    found = executing.database.rows("SELECT progress, checkpoint FROM run_inputs WHERE run_id = %s", [run_id])
-    assert found == [(b'{"done":1}', b'{"next":2}')]
 
 
 @pytest.mark.parametrize("shown", [5, 20])

@@ -14,6 +14,7 @@ from typing import Any, cast
 import pytest
 
 from tests.executor.attempting import Reports, attempt_of
+from tests.executor.handlers import handlers
 from tests.executor.http_target import serving
 from tests.executor.running import Executing
 from tests.fixtures.database import Database
@@ -39,23 +40,25 @@ PROGRAMS: dict[str, Any] = {"targets": "handler,shell", "shell_allow": "*"}
 
 
 @pytest.mark.kafka
-def test_program_waits_for_an_executor_that_allows_programs(executing: Executing) -> None:
-    """By message and by sweep."""
-    with executing.running():
-        waiting = executing.trigger(PROGRAM)
-        executing.publish(waiting)
+def test_run_waits_uncounted_for_an_executor_with_its_handler_or_target(executing: Executing) -> None:
+    """By message and by sweep, as in a rolling deploy: the message is left."""
+    with executing.running(known={name: found for name, found in handlers().items() if name == "acts.echo"}):
+        program, order = executing.trigger(PROGRAM), executing.trigger("acts.order", {"to": "ann"})
+        executing.publish(program, order)
         assert executing.run("acts.echo", 1).state == "succeeded"
-        run = executing.database.open_run(waiting)
-        assert (run.state, run.attempt, run.failed_attempts) == ("queued", 0, 0)
+        for case, run_id in (("program", program), ("handler", order)):
+            run = executing.database.open_run(run_id)
+            assert (run.state, run.attempt, run.failed_attempts) == ("queued", 0, 0), case
         assert names(executing) == [False]
         with executing.running(**PROGRAMS):
-            ended = executing.ended(waiting)
+            ended, ordered = executing.ended(program), executing.ended(order)
             assert sorted(names(executing)) == [False, True]
             by_message = executing.trigger(PROGRAM)
             executing.publish(by_message)
             executing.ended(by_message)
+    assert (ordered.state, ordered.attempt) == ("succeeded", 1)
     assert (ended.state, ended.attempt, ended.result) == ("succeeded", 1, b'{"exit_code":0}')
-    [(output,)] = executing.database.rows("SELECT output FROM attempt_outputs WHERE run_id = %s", [waiting])
+    [(output,)] = executing.database.rows("SELECT output FROM attempt_outputs WHERE run_id = %s", [program])
     assert output == b"here\n"
 
 
