@@ -78,22 +78,15 @@ def run(attempt: Attempt, allow_lists: AllowLists | None = None) -> Outcome:
 
 
 def test_lambda_gets_the_payload_and_returns_the_result(aws: str, environment: pytest.MonkeyPatch) -> None:
+    """The result is kept as it was returned; a binary payload arrives as base64."""
     environment.setenv("AWS_ENDPOINT_URL", aws)
     outcome = run(attempt_of(job(payload={"to": "ann"})))
     assert outcome == Outcome(AttemptOutcome.SUCCEEDED, result=b'{"to":"ann"}')
-
-
-def test_lambda_result_is_stored(aws: str, environment: pytest.MonkeyPatch) -> None:
-    environment.setenv("AWS_ENDPOINT_URL", aws)
+    assert run(attempt_of(job(payload_base64="AAH/"))).result == b'{"payload_base64": "AAH/"}'
     answers = {"results": ['{"sum": 5}'], "region": REGION}
     httpx.post(f"{aws}/moto-api/static/lambda-simple/response", json=answers).raise_for_status()
     arn = f"arn:aws:lambda:{REGION}:123456789012:function:echo"
     assert run(attempt_of(job(arn, payload=1))).result == b'{"sum": 5}'
-
-
-def test_binary_payload_arrives_as_base64(aws: str, environment: pytest.MonkeyPatch) -> None:
-    environment.setenv("AWS_ENDPOINT_URL", aws)
-    assert run(attempt_of(job(payload_base64="AAH/"))).result == b'{"payload_base64": "AAH/"}'
 
 
 def test_invocation_identifies_the_run_and_requests_the_log(target: HttpTarget) -> None:
@@ -110,29 +103,30 @@ def test_invocation_identifies_the_run_and_requests_the_log(target: HttpTarget) 
     assert attempt.output.tail() == b"START\nEND\n"
 
 
-@pytest.mark.parametrize(
-    ("given", "region"),
-    [
-        ({"function": "echo"}, "eu-west-1"),
-        ({"function": "arn:aws:lambda:us-east-2:123456789012:function:echo"}, "us-east-2"),
-        ({"function": "echo", "region": "ap-south-1", "qualifier": "7"}, "ap-south-1"),
-    ],
-)
-def test_region_comes_from_target_arn_or_executor(target: HttpTarget, given: dict[str, str], region: str) -> None:
-    run(attempt_of({"target": {"type": "lambda"} | given}))
-    [received] = target.received
-    assert f"/{region}/lambda/aws4_request" in received.headers["authorization"]
-    assert received.path.endswith("?Qualifier=7") is ("qualifier" in given)
+def test_region_comes_from_target_arn_or_executor(target: HttpTarget) -> None:
+    cases = {
+        "eu-west-1": {"function": "echo"},
+        "us-east-2": {"function": "arn:aws:lambda:us-east-2:123456789012:function:echo"},
+        "ap-south-1": {"function": "echo", "region": "ap-south-1", "qualifier": "7"},
+    }
+    for region, given in cases.items():
+        run(attempt_of({"target": {"type": "lambda"} | given}))
+        received = target.received[-1]
+        assert f"/{region}/lambda/aws4_request" in received.headers["authorization"]
+        assert received.path.endswith("?Qualifier=7") is ("qualifier" in given), region
 
 
 def test_lambda_error_is_the_attempts_failure(target: HttpTarget) -> None:
+    """Also one that is no JSON."""
     error = {"errorMessage": "no such order", "errorType": "LookupError", "stackTrace": ["line 1", "line 2"]}
-    target.answers = [Answer(200, json.dumps(error).encode(), {"x-amz-function-error": "Unhandled"})]
+    headers = {"x-amz-function-error": "Unhandled"}
+    target.answers = [Answer(200, json.dumps(error).encode(), headers), Answer(200, b"\xff[1", headers)]
     outcome = run(attempt_of(job()))
     assert (outcome.error_type, outcome.error_message, outcome.trace) == (
         "LookupError", "no such order", "line 1\nline 2",
     )  # fmt: skip
     assert (outcome.permanent, outcome.not_started) == (False, False)
+    assert run(attempt_of(job())).error_type == "FunctionError"
 
 
 @pytest.mark.parametrize("log", ["a", "%%%", "\u00e9"])
@@ -142,42 +136,30 @@ def test_log_that_cannot_be_read_changes_no_outcome(target: HttpTarget, log: str
     assert run(attempt_of(job())) == Outcome(AttemptOutcome.SUCCEEDED, result=b"1")
 
 
-def test_non_json_lambda_error_is_a_failure(target: HttpTarget) -> None:
-    target.answers = [Answer(200, b"\xff[1", {"x-amz-function-error": "Unhandled"})]
-    assert run(attempt_of(job())).error_type == "FunctionError"
-
-
-@pytest.mark.parametrize(
-    ("status", "code", "permanent", "not_started"),
-    [
+def test_aws_refusals_are_retried_unless_permanent(target: HttpTarget) -> None:
+    cases = [
         (404, "ResourceNotFoundException", True, True),
         (403, "AccessDeniedException", True, True),
         (400, "InvalidRequestContentException", True, True),
         (409, "ResourceConflictException", False, True),
         (500, "ServiceException", False, False),
         (502, "ResourceNotReadyException", False, False),
-    ],
-)
-def test_aws_refusals_are_retried_unless_permanent(
-    target: HttpTarget,
-    status: int,
-    code: str,
-    permanent: bool,  # noqa: FBT001
-    not_started: bool,  # noqa: FBT001
-) -> None:
-    target.answers = [Answer(status, b'{"Message": "no"}', {"x-amzn-errortype": code})]
-    outcome = run(attempt_of(job()))
-    assert (outcome.error_type, outcome.permanent, outcome.not_started) == (code, permanent, not_started)
-    assert len(target.received) == 1  # boto tries nothing again by itself
+    ]
+    for status, code, permanent, not_started in cases:
+        target.answers = [Answer(status, b'{"Message": "no"}', {"x-amzn-errortype": code})]
+        outcome = run(attempt_of(job()))
+        assert (outcome.error_type, outcome.permanent, outcome.not_started) == (code, permanent, not_started)
+    assert len(target.received) == len(cases)  # boto tries nothing again by itself
 
 
-@pytest.mark.parametrize(("headers", "seconds"), [({"retry-after": "7"}, 7), ({}, 1), ({"retry-after": "soon"}, 1)])
-def test_throttling_delays_the_retry(target: HttpTarget, headers: dict[str, str], seconds: int) -> None:
-    told = {"x-amzn-errortype": "TooManyRequestsException", **headers}
-    target.answers = [Answer(429, b'{"Message": "slow down"}', told)]
-    outcome = run(attempt_of(job()))
-    assert (outcome.error_type, outcome.retry_after) == ("TooManyRequestsException", timedelta(seconds=seconds))
-    assert (outcome.permanent, outcome.not_started) == (False, True)
+def test_throttling_delays_the_retry(target: HttpTarget) -> None:
+    for said, seconds in (({"retry-after": "7"}, 7), (dict[str, str](), 1), ({"retry-after": "soon"}, 1)):
+        told = {"x-amzn-errortype": "TooManyRequestsException", **said}
+        target.answers = [Answer(429, b'{"Message": "slow down"}', told)]
+        outcome = run(attempt_of(job()))
+        expected = ("TooManyRequestsException", timedelta(seconds=seconds), False, True)
+        found = (outcome.error_type, outcome.retry_after, outcome.permanent, outcome.not_started)
+        assert found == expected, said
 
 
 def test_unreachable_endpoint_is_a_non_start(environment: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from datetime import datetime, timedelta
+from functools import partial
 from itertools import pairwise
 from typing import Any
 from uuid import UUID, uuid4
@@ -33,37 +34,40 @@ def created_at(executing: Executing, run_id: UUID) -> datetime:
 
 
 @pytest.mark.kafka
-@pytest.mark.parametrize("handler", ["acts.wait", "acts.wait-on-thread"])
-def test_cancel_other_stops_the_active_run_and_starts_the_next(executing: Executing, gate: str, handler: str) -> None:
+def test_cancel_other_stops_the_active_run_and_starts_the_next(executing: Executing, gate: str) -> None:
     with executing.running():
-        first = executing.held(gate, handler, overlap="cancel_other")
-        second = executing.trigger(handler, gate, overlap="cancel_other")
-        ended = executing.ended(first)
-        until(lambda: entered(gate, second), "the second runs")
-        assert GATES[gate].stopped == [str(first)]
+        for handler in ("acts.wait", "acts.wait-on-thread"):
+            first = executing.held(gate, handler, overlap="cancel_other")
+            second = executing.trigger(handler, gate, overlap="cancel_other")
+            ended = executing.ended(first)
+            until(partial(entered, gate, second), f"the second {handler} runs")
+            assert GATES[gate].stopped.pop() == str(first), handler
+            assert ended.state == "cancelled", handler
+            assert ended.finished_at is not None
+            assert ended.finished_at - created_at(executing, second) < A_SECOND, handler
+        assert GATES[gate].stopped == []
         GATES[gate].opened.set()
-        assert executing.ended(second).state == "succeeded"
-    assert ended.state == "cancelled"
-    assert ended.finished_at is not None
-    assert ended.finished_at - created_at(executing, second) < A_SECOND
+        until(lambda: executing.database.count("job_runs") == 0, "the others have ended")
     assert executing.database.count("signals") == executing.database.count("active_runs") == 0
 
 
 @pytest.mark.kafka
-@pytest.mark.parametrize("handler", ["acts.wait", "acts.wait-on-thread", "acts.wait-deaf"])
-def test_terminate_other_starts_at_once_and_frees_the_slot(executing: Executing, gate: str, handler: str) -> None:
+def test_terminate_other_starts_at_once_and_frees_the_slot(executing: Executing, gate: str) -> None:
     with executing.running(**DEAF):
-        first = executing.held(gate, handler, overlap="terminate_other")
-        second = executing.held(gate, handler, overlap="terminate_other")
-        ended = executing.ended(first)
-        if handler != "acts.wait-deaf":
-            until(lambda: GATES[gate].stopped == [str(first)], "the first is told to stop")
-        until(lambda: executing.database.count("signals") == 0, "the signal is taken away")
+        pairs: dict[str, tuple[UUID, UUID]] = {}
+        for handler in ("acts.wait", "acts.wait-on-thread", "acts.wait-deaf"):
+            first = executing.held(gate, handler, overlap="terminate_other")
+            pairs[handler] = first, executing.held(gate, handler, overlap="terminate_other")
+            ended = executing.ended(first)
+            assert (ended.state, ended.reason) == ("cancelled", "overlap"), handler
+        told = {str(first) for handler, (first, _) in pairs.items() if handler != "acts.wait-deaf"}
+        until(lambda: set(GATES[gate].stopped) == told, "those that listen are told to stop")
+        until(lambda: executing.database.count("signals") == 0, "the signals are taken away")
         GATES[gate].opened.set()
-        assert executing.ended(second).state == "succeeded"
-    assert (ended.state, ended.reason) == ("cancelled", "overlap")
-    assert executing.database.attempts(first) == [(1, "cancelled")]
-    assert executing.database.attempts(second) == [(1, "succeeded")]
+        for handler, (first, second) in pairs.items():
+            assert executing.ended(second).state == "succeeded", handler
+            assert executing.database.attempts(first) == [(1, "cancelled")], handler
+            assert executing.database.attempts(second) == [(1, "succeeded")], handler
 
 
 @pytest.mark.kafka
@@ -92,12 +96,12 @@ def test_buffered_runs_follow_one_another(executing: Executing, gate: str) -> No
 
 
 @pytest.mark.kafka
-@pytest.mark.parametrize("policy", ["skip", "buffer_all", "allow_all", "cancel_other"])
+@pytest.mark.parametrize("policy", ["buffer_all", "cancel_other"])
 def test_each_of_a_thousand_due_runs_of_one_job_is_decided_by_its_policy(
     executing: Executing, gate: str, policy: str
 ) -> None:
     database = executing.database
-    database.submit(target="acts.echo" if policy == "allow_all" else "acts.wait", overlap=policy)
+    database.submit(target="acts.wait", overlap=policy)
     asked = [about("job.trigger", payload=gate)] * 500
     executing.publish(*(UUID(reply.run_id) for _ in range(2) for reply in database.apply_batch(*asked)))
 
@@ -105,17 +109,14 @@ def test_each_of_a_thousand_due_runs_of_one_job_is_decided_by_its_policy(
         return Counter(dict(database.rows("SELECT state, count(*) FROM runs GROUP BY state")))
 
     with executing.running(slots=1200):
-        if policy != "allow_all":
-            until(lambda: not states().keys() & {"queued", "cancelling"}, "each is decided")
-            waiting = 999 if policy == "buffer_all" else 0
-            assert (states()["running"], states()["buffered"]) == (1, waiting)
-            database.apply_batch(about("job.delete"))
+        until(lambda: not states().keys() & {"queued", "cancelling"}, "each is decided")
+        waiting = 999 if policy == "buffer_all" else 0
+        assert (states()["running"], states()["buffered"]) == (1, waiting)
+        database.apply_batch(about("job.delete"))
         GATES[gate].opened.set()
         until(lambda: database.count("job_runs") == 0, "all have ended")
     ended = {
-        "skip": {"succeeded": 1, "skipped": 999},
         "buffer_all": {"succeeded": 1, "cancelled": 999},
-        "allow_all": {"succeeded": 1000},
         "cancel_other": {"succeeded": 1, "skipped": 999 - states()["cancelled"], "cancelled": states()["cancelled"]},
     }
     assert states() == Counter(ended[policy])
@@ -151,16 +152,18 @@ class Beating:
         return run_id in self.here
 
 
-def test_delivered_terminate_is_deleted(database: Database) -> None:
-    known, coming = (RunningAttempt(uuid4(), 1, "default", EXECUTOR) for _ in range(2))
-    database.within(add_signals, Signal.TERMINATE, [known, coming])
+def test_delivered_terminate_is_deleted_and_those_of_others_are_left(database: Database) -> None:
+    known, coming, theirs = (RunningAttempt(uuid4(), 1, "default", each) for each in (EXECUTOR, EXECUTOR, uuid4()))
+    database.within(add_signals, Signal.TERMINATE, [known, coming, theirs])
     with Beating(database, EXECUTOR) as beating:
-        beating.here.add(known.run_id)
-        until(lambda: [run for run, *_ in signals(database)] == [coming.run_id], "the first is taken away")
+        beating.here |= {known.run_id, theirs.run_id}
+        left = {coming.run_id, theirs.run_id}
+        until(lambda: {run for run, *_ in signals(database)} == left, "the first is taken away")
         beating.look()
         assert beating.told[0] == (coming.run_id, 1, Signal.TERMINATE)
         database.execute("UPDATE signals SET created_at = created_at - interval '1 minute'")
-        until(lambda: signals(database) == [], "one that nobody claimed is no attempt to come")
+        expected = [theirs.run_id]
+        until(lambda: [run for run, *_ in signals(database)] == expected, "one that nobody claimed is none to come")
 
 
 def test_cancel_signal_stays_until_its_run_ends(database: Database) -> None:
@@ -173,11 +176,3 @@ def test_cancel_signal_stays_until_its_run_ends(database: Database) -> None:
             beating.look()
     assert signals(database) == [(first.run_id, 1, "cancel", EXECUTOR)]
     assert database.open_run(first.run_id).state == RunState.CANCELLING
-
-
-def test_signals_of_other_executors_are_ignored(database: Database) -> None:
-    theirs, mine = (RunningAttempt(uuid4(), 1, "default", hands) for hands in (uuid4(), EXECUTOR))
-    database.within(add_signals, Signal.TERMINATE, [theirs, mine])
-    with Beating(database, EXECUTOR) as beating:
-        beating.here |= {theirs.run_id, mine.run_id}
-        until(lambda: [run for run, *_ in signals(database)] == [theirs.run_id], "its own is taken away")
