@@ -1,7 +1,7 @@
 """`ctx.complete_in`: effect and completion commit together in the handler's own transaction."""
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from datetime import timedelta
 from typing import cast
 from uuid import UUID
@@ -104,28 +104,6 @@ def test_commit_ends_the_run_with_effect_result_and_event(shop: Database, own: O
     assert shop.job_runs() == []
 
 
-def test_late_report_after_completion_changes_nothing(shop: Database, own: Own) -> None:
-    started = shop.begun()
-    work(own, completion(shop, started))
-    own.commit()
-    late = shop.end(ending(started, RunState.FAILED, error_type="ValueError"))
-    assert late.superseded == {started.run_id}
-    assert shop.requeue(started, AttemptOutcome.FAILED).busy == set()
-    assert one_or_none(shop, started.run_id)
-
-
-def test_rollback_leaves_the_attempt_running(shop: Database, own: Own) -> None:
-    started = shop.begun()
-    done = completion(shop, started)
-    work(own, done)
-    own.rollback()
-    assert not one_or_none(shop, started.run_id)
-    assert shop.open_run(started.run_id).state == "running"
-    work(own, done)
-    own.commit()
-    assert one_or_none(shop, started.run_id)
-
-
 def test_rolled_back_savepoint_undoes_the_completion(shop: Database, own: Own) -> None:
     started = shop.begun()
     done = completion(shop, started)
@@ -153,28 +131,17 @@ def timed_out(shop: Database, started: Started) -> None:
     shop.end(ending(started, RunState.TIMED_OUT, reason="start_to_close"))
 
 
-@pytest.mark.parametrize("what", [gone_back, taken_over, request_cancel, timed_out], ids=lambda what: what.__name__)
-def test_superseded_attempt_never_commits_its_effect(
-    shop: Database, own: Own, what: Callable[[Database, Started], None]
-) -> None:
+def test_superseded_attempt_never_commits_its_effect(shop: Database, own: Own) -> None:
     """Whatever its code does with the error: the transaction has failed."""
-    started = shop.begun()
-    own.execute(EFFECT, [started.run_id, started.attempt])
-    what(shop, started)
-    with pytest.raises(AttemptOver, match=f"attempt 1 of run {started.run_id} is over"):
-        completion(shop, started).complete_in(own, None)
-    own.commit()
-    assert effects(shop, started.run_id) == 0
-    assert shop.final_state(started.run_id)[0] != "succeeded"
-
-
-def test_cancelled_run_ends_without_its_effect(shop: Database, own: Own) -> None:
-    started = shop.begun()
-    request_cancel(shop, started)
-    with pytest.raises(AttemptOver), own.transaction():
-        work(own, completion(shop, started))
-    shop.succeed(started)
-    assert (shop.final_state(started.run_id)[0], effects(shop, started.run_id)) == ("cancelled", 0)
+    for what in (gone_back, taken_over, request_cancel, timed_out):
+        started = shop.begun()
+        own.execute(EFFECT, [started.run_id, started.attempt])
+        what(shop, started)
+        with pytest.raises(AttemptOver, match=f"attempt 1 of run {started.run_id} is over"):
+            completion(shop, started).complete_in(own, None)
+        own.commit()
+        assert effects(shop, started.run_id) == 0, what
+        assert shop.final_state(started.run_id)[0] != "succeeded", what
 
 
 def test_completion_waits_for_a_concurrent_cancel(shop: Database, own: Own) -> None:
@@ -442,14 +409,14 @@ def test_connection_keeps_its_prepared_statements_and_notifications(shop: Databa
     assert heard == ["first", "last"]
 
 
-@pytest.mark.parametrize("result", [object(), "x" * 70_000], ids=["unwritable", "too large"])
-def test_unstorable_result_is_refused_before_any_write(shop: Database, own: Own, result: object) -> None:
+def test_unstorable_result_is_refused_before_any_write(shop: Database, own: Own) -> None:
     started = shop.begun()
-    with pytest.raises(InvalidInput) as caught:
-        work(own, completion(shop, started), result)
-    assert [error.path for error in caught.value.errors] == ["result"]
-    work(own, completion(shop, started))
-    own.rollback()
+    for result in (object(), "x" * 70_000):
+        with pytest.raises(InvalidInput) as caught:
+            work(own, completion(shop, started), result)
+        assert [error.path for error in caught.value.errors] == ["result"]
+        work(own, completion(shop, started))
+        own.rollback()
 
 
 def refusal(done: Completion, connection: object) -> str:

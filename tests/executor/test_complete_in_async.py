@@ -59,14 +59,21 @@ async def connected(shop: Database, *, autocommit: bool = False) -> AsyncGenerat
 
 
 async def test_run_is_completed_with_its_effect(shop: Database) -> None:
-    started = shop.begun()
+    """Or not at all, once the attempt is over."""
+    started, lost = shop.begun(), shop.begun()
     async with connected(shop) as own:
         for ends in (own.rollback, own.commit):
             await own.execute(EFFECT, [started.run_id, 1])
             await completion(shop, started).complete_in_async(own, {"sent": 1})
             assert not one_or_none(shop, started.run_id)
             await ends()
-    assert one_or_none(shop, started.run_id)
+        assert one_or_none(shop, started.run_id)
+        await own.execute(EFFECT, [lost.run_id, 1])
+        shop.requeue(lost, AttemptOutcome.LOST)
+        with pytest.raises(AttemptOver):
+            await completion(shop, lost).complete_in_async(own, None)
+        await own.commit()
+    assert effects(shop, lost.run_id) == 0
 
 
 async def test_run_is_completed_in_a_transaction_block_on_autocommit(shop: Database) -> None:
@@ -79,17 +86,6 @@ async def test_run_is_completed_in_a_transaction_block_on_autocommit(shop: Datab
             await own.execute(EFFECT, [started.run_id, 1])
             await done.complete_in_async(own, None)
     assert one_or_none(shop, started.run_id)
-
-
-async def test_superseded_attempt_never_commits_its_effect(shop: Database) -> None:
-    started = shop.begun()
-    async with connected(shop) as own:
-        await own.execute(EFFECT, [started.run_id, 1])
-        shop.requeue(started, AttemptOutcome.LOST)
-        with pytest.raises(AttemptOver):
-            await completion(shop, started).complete_in_async(own, None)
-        await own.commit()
-    assert effects(shop, started.run_id) == 0
 
 
 async def test_concurrent_use_of_one_connection_is_serialized(shop: Database) -> None:

@@ -120,11 +120,6 @@ def test_largest_heartbeat_is_accepted() -> None:
     assert [(len(progress or b""), len(checkpoint or b"")) for progress, checkpoint in wire.told] == [(4096, 65536)]
 
 
-@pytest.mark.parametrize(("saved", "seen"), [(None, None), (b'{"page":4}', {"page": 4}), (b"0", 0)])
-def test_checkpoint_is_the_last_saved_one(saved: bytes | None, seen: object) -> None:
-    assert context_of(_checkpoint=saved).checkpoint == seen
-
-
 def test_remaining_time_decreases_and_the_deadline_is_an_instant() -> None:
     context = context_of()
     first = context.remaining_seconds

@@ -163,15 +163,18 @@ async def test_self_cancellation_does_not_reach_the_next_handler() -> None:
     async def does(attempt: Attempt) -> Outcome:
         task = asyncio.current_task()
         assert task is not None
-        if attempt.started.attempt == 1:
-            task.cancel()
-        else:
+        if attempt.started.attempt > 1:
             await asyncio.sleep(0)
+            return succeeded(None)
+        task.cancel()
+        if taken_back:
+            task.uncancel()
         return succeeded(None)
 
-    running = Running(does)
-    await running.run(3)
-    assert set(running.outcomes.values()) == {succeeded(None)}
+    for taken_back in (False, True):
+        running = Running(does)
+        await running.run(3)
+        assert set(running.outcomes.values()) == {succeeded(None)}, taken_back
 
 
 async def test_start_to_close_counts_from_the_attempts_start() -> None:
@@ -297,22 +300,6 @@ async def test_contexts_do_not_leak_after_a_wait() -> None:
     running.line.add([running.attempt(number) for number in range(2, 6)])
     await running.all_ended(5)
     assert seen == [None] * 5
-
-
-async def test_uncancelled_task_does_not_cancel_the_next_handler() -> None:
-    async def does(attempt: Attempt) -> Outcome:
-        if attempt.started.attempt == 1:
-            task = asyncio.current_task()
-            assert task is not None
-            task.cancel()
-            task.uncancel()
-        else:
-            await asyncio.sleep(0)
-        return succeeded(None)
-
-    running = Running(does)
-    await running.run(2)
-    assert [outcome.error_type for outcome in running.outcomes.values()] == [None, None]
 
 
 async def test_full_lane_is_not_overcommitted() -> None:

@@ -25,12 +25,6 @@ def test_one_slot_of_ten_is_reserved_for_critical(total: int, kept: int, lane: L
     assert slots.take(Lane.CRITICAL, total) == kept
 
 
-def test_critical_lane_may_take_all_slots() -> None:
-    slots = Slots(20)
-    assert slots.take(Lane.CRITICAL, 100) == 20
-    assert [slots.free(lane) for lane in Lane] == [0, 0, 0]
-
-
 def test_free_slot_wakes_a_waiter() -> None:
     slots = Slots(1)
     slots.take(Lane.STANDARD, 1)
