@@ -155,14 +155,6 @@ def test_window_holds_while_first_marks_are_looked_up(relaying: Relaying, monkey
     assert Counter(keys) == {row.key: 1 for row in burst}
 
 
-def test_priority_goes_first(relaying: Relaying) -> None:
-    topic = relaying.topic("runs.standard")
-    urgent = [row._replace(value=b"urgent") for row in runs(relaying, topic, "a", 1, priority=9)]
-    relaying.write(*runs(relaying, topic, "a", 2000, priority=0), *urgent)
-    relaying.drain(topic_prefix=relaying.prefix)
-    assert relaying.values(topic).index(b"urgent") < UNSERVED
-
-
 def test_run_of_higher_priority_passes_a_backlog(relaying: Relaying) -> None:
     """It is written last, behind all rows that are read in order."""
     topic = relaying.topic("runs.standard")

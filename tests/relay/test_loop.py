@@ -63,16 +63,19 @@ def test_messages_of_one_run_keep_order(relaying: Relaying) -> None:
 
 
 def test_delayed_row_is_published_at_its_time(relaying: Relaying) -> None:
+    """Between the first and the last instants that rows may have."""
     topic = relaying.topic("a")
     at = relaying.due_at(SECOND)
-    relaying.write(relaying.row(topic, b"later", publish_at=at), relaying.row(topic, b"now"))
+    instants = {b"later": at, b"now": relaying.began_at, b"future": datetime(9999, 1, 1, tzinfo=UTC)}
+    instants[b"past"] = datetime(1970, 1, 1, tzinfo=UTC)
+    relaying.write(*(relaying.row(topic, value, publish_at=instant) for value, instant in instants.items()))
     with relaying.running(relay_poll=timedelta(days=1)):
-        until(lambda: relaying.left() == 1, "the one that is due leaves")
-        assert relaying.values(topic) == [b"now"]
+        until(lambda: relaying.left() == 2, "those that are due leave")
+        assert relaying.values(topic) == [b"past", b"now"]
         assert relaying.database.now() < at
-        relaying.until_empty()
+        until(lambda: relaying.left() == 1, "the other has become due")
         assert relaying.database.now() >= at
-    assert relaying.values(topic) == [b"now", b"later"]
+    assert relaying.values(topic) == [b"past", b"now", b"later"]
 
 
 def test_notification_wakes_relay(relaying: Relaying) -> None:
@@ -196,17 +199,6 @@ def test_flood_of_one_lane_does_not_delay_another(relaying: Relaying) -> None:
     relay.leave()
 
 
-def test_two_relays_publish_each_row_once(relaying: Relaying) -> None:
-    topic = relaying.topic("a", partitions=4)
-    with relaying.running(), relaying.running():
-        until(lambda: relaying.database.count("members") == 2, "both have entered")
-        for number in range(20):
-            relaying.write(*(relaying.row(topic, f"{number}-{n}".encode(), shard=n) for n in range(64)))
-        relaying.until_empty()
-    values = relaying.values(topic)
-    assert len(values) == len(set(values)) == 20 * 64
-
-
 def test_relays_that_each_think_they_are_alone_share_no_slice(
     relaying: Relaying, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -250,17 +242,22 @@ def holders(database: Database) -> list[tuple[int, UUID]]:
     return database.rows("SELECT slice, member_id FROM relay_slices WHERE member_id IN (SELECT member_id FROM members)")
 
 
-def test_slices_of_lost_relay_are_taken_over(relaying: Relaying) -> None:
-    topic = relaying.topic("a")
+def test_two_relays_publish_each_row_once_and_take_over_slices(relaying: Relaying) -> None:
+    topic = relaying.topic("a", partitions=4)
     with relaying.running(), relaying.running():
         until(lambda: shares(relaying.database) == expected(relaying.database), "each has its share")
+        for number in range(20):
+            relaying.write(*(relaying.row(topic, f"{number}-{n}".encode(), shard=n) for n in range(64)))
+        relaying.until_empty()
+        values = relaying.values(topic)
+        assert len(values) == len(set(values)) == 20 * 64
         relaying.database.execute(
             "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database()"
             " AND application_name = 'tidewheel-relay-slices'"
         )
         relaying.write(*(relaying.row(topic, str(n).encode(), shard=n) for n in range(64)))
         relaying.until_empty()
-    assert len(set(relaying.values(topic))) == 64
+    assert len(set(relaying.values(topic))) == 21 * 64
 
 
 def test_stopping_relay_publishes_batch_in_flight(relaying: Relaying) -> None:
@@ -274,17 +271,6 @@ def test_stopping_relay_publishes_batch_in_flight(relaying: Relaying) -> None:
     left = {value for (value,) in relaying.database.rows("SELECT value FROM outbox")}
     assert set(relaying.values(topic)) | left == {str(n).encode() for n in range(2000)}
     assert relaying.database.count("members") == 0
-
-
-def test_far_past_and_future_rows_are_read(relaying: Relaying) -> None:
-    topic = relaying.topic("a")
-    relaying.write(
-        relaying.row(topic, b"past", publish_at=datetime(1970, 1, 1, tzinfo=UTC)),
-        relaying.row(topic, b"future", publish_at=datetime(9999, 1, 1, tzinfo=UTC)),
-    )
-    with relaying.running():
-        until(lambda: relaying.left() == 1, "the past leaves")
-    assert relaying.values(topic) == [b"past"]
 
 
 def test_run_messages_are_signed_and_no_others(relaying: Relaying) -> None:
