@@ -49,7 +49,9 @@ class End:
 ENDS = {
     "returned": End(("return",), (S,), (SUCCEEDED,), Move.SUCCEED),
     "raised": End(("raise", "return"), (F, S), (FIRST + "ValueError: no such order", SUCCEEDED), Move.RETRY),
-    "raised for the last time": End(("raise",), (F,), (LAST + "ValueError: no such order",), Move.FAIL, job=NO_RETRY),
+    "raised for the last time": End(
+        ("raise",), (F,), (LAST + "ValueError: no such order",), Move.FAIL, ways=("loop",), job=NO_RETRY
+    ),
     "permanent": End(
         ("permanent",), (F,), ("failure 1 of 3, the run fails without a retry: Permanent: no such address",), Move.FAIL
     ),
@@ -79,10 +81,13 @@ ENDS = {
         (T, S),
         (FIRST + "timeout_start_to_close: start_to_close of 1 s has passed", SUCCEEDED),
         Move.RETRY,
+        ways=("thread",),
         job={"start_to_close": "1s"},
     ),
     "completed in its own transaction": End(("complete",), (S,), (COMPLETED,), Move.SUCCEED),
-    "completed on the last attempt": End(("complete",), (S,), (COMPLETED,), Move.SUCCEED, job=NO_RETRY),
+    "completed on the last attempt": End(
+        ("complete",), (S,), (COMPLETED,), Move.SUCCEED, ways=("process",), job=NO_RETRY
+    ),
     "completed, not committed": End(
         ("complete-forget", "complete"),
         (F, S),
@@ -115,7 +120,7 @@ ENDS = {
         act="stop",
         job=ONCE,
     ),
-    "lost": End(("return", "return"), (AttemptOutcome.LOST, S), (SUCCEEDED,), Move.RETRY, act="lose"),
+    "lost": End(("return", "return"), (AttemptOutcome.LOST, S), (SUCCEEDED,), Move.RETRY, ways=("loop",), act="lose"),
     "http 200": End(("200",), (S,), (SUCCEEDED,), Move.SUCCEED, ways=("http",)),
     "http 500": End(("500",), (F,), (LAST + "http_500: .*",), Move.FAIL, ways=("http",), job=NO_RETRY),
     "waiting, completed": End(("202",), (S,), (WAITS,), Move.SUCCEED, OUTSIDE, "complete", source=RunState.WAITING),

@@ -24,12 +24,11 @@ from tests.fixtures.database import Database
 from tests.fixtures.services import PATIENCE_SECONDS, until
 from tests.relay.topics import make_topics
 from tidewheel.clock import monotonic_seconds
-from tidewheel.errors import Cancel, Permanent, RetryAfter, Snooze
+from tidewheel.errors import RetryAfter
 from tidewheel.executor.attempt import Attempt
 from tidewheel.executor.attempt_log import EndLog
 from tidewheel.executor.handler_services import HandlerServices
 from tidewheel.executor.outcome import (
-    CANCELLED,
     OUTPUT_BYTES,
     RELEASED,
     Outcome,
@@ -355,16 +354,6 @@ def test_starts_and_retries_are_events_in_the_order_of_the_run(executing: Execut
     assert traces == [TRACE] * 6  # of the completion too
 
 
-def test_handlers_exception_selects_the_outcome() -> None:
-    snoozed = from_exception(Snooze(5))
-    assert (snoozed.kind, snoozed.snooze) == (AttemptOutcome.SNOOZED, timedelta(seconds=5))
-    assert from_exception(Cancel()) == CANCELLED
-    later = from_exception(RetryAfter(timedelta(minutes=1)))
-    assert (later.kind, later.retry_after, later.permanent) == (AttemptOutcome.FAILED, timedelta(minutes=1), False)
-    never = from_exception(Permanent("no such address"))
-    assert (never.kind, never.permanent, never.error_message) == (AttemptOutcome.FAILED, True, "no such address")
-
-
 def test_unknown_exception_is_a_failure_with_its_trace() -> None:
     def breaks() -> None:
         _ = {"there": 1}["missing"]
@@ -415,12 +404,7 @@ def test_texts_are_storable_and_bounded(kind: str, message: str) -> None:
     assert len(outcome.trace or "") == 32 * 1024
 
 
-def test_timeout_names_its_kind() -> None:
-    outcome = timed_out("start_to_close", 1.5)
-    assert (outcome.error_type, outcome.error_message) == (
-        "timeout_start_to_close",
-        "start_to_close of 1.5 s has passed",
-    )
-    assert outcome.timeout == "start_to_close"
+def test_handlers_own_error_is_no_timeout_of_its_attempt() -> None:
+    assert timed_out("start_to_close", 1.5).timeout == "start_to_close"
     assert failed("timeout_of_its_own", "no").timeout is None
     assert succeeded(None).timeout is None

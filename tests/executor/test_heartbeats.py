@@ -177,15 +177,6 @@ def test_handler_that_returns_when_cancelled_succeeds(served: Executing, gate: s
     assert (ended.state, ended.result) == ("succeeded", b'"just done"')
 
 
-def test_each_attempt_gets_its_full_time(served: Executing, gate: str) -> None:
-    retry = {"max_attempts": 2, "backoff": "fixed", "initial": "10ms", "jitter": "0%"}
-    run_id = served.trigger("acts.wait", gate, start_to_close=BEGUN_WITHIN, retry=retry)
-    until(lambda: len(GATES[gate].entered) == 2, "its second attempt runs")
-    ended = served.ended(run_id)
-    assert (ended.state, ended.attempt) == ("timed_out", 2)
-    assert served.database.attempts(run_id) == [(1, "timed_out"), (2, "timed_out")]
-
-
 STALL = {"stall_after": timedelta(milliseconds=500), "lease": timedelta(seconds=60)}
 NEVER = {"stall_after": timedelta(hours=1), "lease": timedelta(seconds=60)}
 
