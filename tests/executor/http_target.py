@@ -19,15 +19,11 @@ from tidewheel.task_tokens import TaskTokens
 
 @dataclass
 class Answer:
-    """A response of the server.
-
-    A body of several chunks is sent without a length; without an end when they are negative.
-    """
+    """A response of the server."""
 
     status: int = 200
     body: bytes = b""
     headers: dict[str, str] = field(default_factory=dict[str, str])
-    chunks: int = 1
     hold: threading.Event | None = None
 
 
@@ -46,7 +42,6 @@ class HttpTarget:
     port: int = 0
     answers: list[Answer] = field(default_factory=lambda: [Answer()])
     received: list[Received] = field(default_factory=list[Received])
-    sent_bytes: int = 0
     connections: int = 0
 
     def url(self, path: str = "/hook", host: str = "127.0.0.1") -> str:
@@ -104,19 +99,9 @@ def serving(*answers: Answer) -> Generator[HttpTarget]:
             (self.send_response_only if "Date" in answer.headers else self.send_response)(answer.status)
             for name, value in answer.headers.items():
                 self.send_header(name, value)
-            if answer.chunks == 1:
-                self.send_header("content-length", str(len(answer.body)))
-                self.end_headers()
-                self.wfile.write(answer.body)
-                return
-            self.send_header("connection", "close")
+            self.send_header("content-length", str(len(answer.body)))
             self.end_headers()
-            sent = 0
-            while sent != answer.chunks:
-                self.wfile.write(answer.body)
-                target.sent_bytes += len(answer.body)
-                sent += 1
-            self.close_connection = True
+            self.wfile.write(answer.body)
 
         do_GET = do_POST = do_PUT = do_PATCH = do_DELETE = do_HEAD = answer
 

@@ -159,12 +159,12 @@ def accepted_from_another(listening: socket.socket, ports: set[int]) -> socket.s
         connection.close()
 
 
-@pytest.mark.parametrize("method", ["GET", "PUT", "DELETE", "POST"])
-def test_lost_request_is_not_repeated_by_the_client(method: str) -> None:
-    with conversing(lambda _: None) as target:
-        [outcome] = calls(target, 1, lambda _: False, method=method)
-    assert (outcome.error_type, outcome.not_started) == ("http_protocol", False)
-    assert target.connections == 1
+def test_lost_request_is_not_repeated_by_the_client() -> None:
+    for method in ("GET", "PUT", "DELETE", "POST"):
+        with conversing(lambda _: None) as target:
+            [outcome] = calls(target, 1, lambda _: False, method=method)
+        assert (outcome.error_type, outcome.not_started) == ("http_protocol", False), method
+        assert target.connections == 1, method
 
 
 def test_request_avoids_a_connection_that_the_server_has_closed() -> None:

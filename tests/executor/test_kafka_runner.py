@@ -106,17 +106,6 @@ def test_message_has_the_payload_and_the_runs_identity(sending: Sending) -> None
     assert [message.key for message in sending.written(2)] == ["Bücher".encode(), b"customer-7"]
 
 
-def test_message_with_a_reply_names_its_topic_and_the_run_waits(sending: Sending) -> None:
-    sending.make_topic()
-    outcome = sending.send(sending.attempt(await_reply=True, reply_timeout="2h"))
-    assert outcome.waits == timedelta(hours=2)
-    [message] = sending.written()
-    headers = dict(message.headers)
-    token = headers["tidewheel-task-token"].decode()
-    assert sending.installation.task_tokens.read(token) == (RUN, 1)
-    assert headers["tidewheel-reply-topic"] == sending.installation.topics.target_replies.encode()
-
-
 def test_concurrent_messages_share_one_producer_and_thread(sending: Sending) -> None:
     sending.make_topic()
 

@@ -172,7 +172,8 @@ def test_reaper_waits_for_the_lease_that_the_executor_registered() -> None:
 def test_lost_attempts_are_requeued_uncounted_with_their_payload(database: Database, ghost: UUID) -> None:
     run_id = database.trigger(payload="own")
     database.begin(run_id, ghost)
-    reap(database)
+    for _ in range(2):  # two reapers end it once
+        reap(database, looks=2)
     run = database.open_run(run_id)
     assert (run.state, run.attempt, run.failed_attempts, run.lost_attempts, run.executor_id) == (
         "retrying",
@@ -298,12 +299,3 @@ def test_wait_that_commits_during_a_reap_keeps_its_attempt(database: Database, g
     assert (run.state, run.attempt, run.executor_id) == ("waiting", 1, ghost)
     assert database.attempts(started.run_id) == []
     assert database.count("executors") == 0
-
-
-def test_two_reapers_end_one_lease_once(database: Database, ghost: UUID) -> None:
-    run_id = database.trigger()
-    database.begin(run_id, ghost)
-    reap(database, looks=2)
-    reap(database)
-    assert database.attempts(run_id) == [(1, "lost")]
-    assert database.open_run(run_id).lost_attempts == 1
