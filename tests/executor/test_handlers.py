@@ -105,6 +105,11 @@ def test_unimportable_module_is_named(modules: str, tmp_path: Path, monkeypatch:
         import_handlers(modules)
 
 
+@pytest.mark.parametrize("modules", [None, "", " , ", "json, datetime"])
+def test_names_are_separated_by_commas(modules: str | None) -> None:
+    import_handlers(modules)
+
+
 def test_documented_names_exist() -> None:
     for name in tidewheel.__all__:
         assert getattr(tidewheel, name).__name__ == name
