@@ -55,10 +55,10 @@ def test_missed_heartbeat_times_out_and_the_next_attempt_resumes(served: Executi
 
 
 def test_heartbeats_keep_an_attempt_alive(served: Executing, gate: str) -> None:
-    both = [served.trigger(f"long.{name}", gate, heartbeat="2s") for name in ("beat", "beat-on-thread")]
+    both = [served.trigger(f"long.{name}", gate, heartbeat="3s") for name in ("beat", "beat-on-thread")]
     until(lambda: len(GATES[gate].entered) == 2, "both run")
     since = monotonic_seconds()
-    until(lambda: monotonic_seconds() - since > 2.5, "they would have been timed out")
+    until(lambda: monotonic_seconds() - since > 3.5, "they would have been timed out")
     GATES[gate].opened.set()
     assert [served.ended(run_id).state for run_id in both] == ["succeeded"] * 2
     assert [served.database.attempts(run_id) for run_id in both] == [[(1, "succeeded")]] * 2

@@ -340,7 +340,7 @@ def test_executor_ends_timed_out_cancelled_and_leftover_workers(executing: Execu
         return runs
 
     with executing.running(known=HANDLERS, drain_timeout=0, worker_processes=2, cancel_grace=1):
-        for late in held("late", start_to_close="1s", retry=ONCE):
+        for late in held("late", start_to_close="2s", retry=ONCE):
             ended = executing.ended(late)
             assert (ended.state, ended.reason) == ("timed_out", "start_to_close")
         cancelled = held("cancelled")
