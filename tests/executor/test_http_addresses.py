@@ -220,7 +220,7 @@ def outcome_of(answer: Answer) -> tuple[Outcome, Receiver]:
         f"webhook-signature: v1,c2ln, authorization: Bearer {CANARY}",
     ],
 )
-@pytest.mark.parametrize("status", [200, 500])
+@pytest.mark.parametrize("status", [200, 400, 500])
 def test_secret_in_a_body_is_replaced_by_its_name(status: int, echo: str) -> None:
     outcome, _ = outcome_of(Answer(status, echo.encode()))
     kept = (outcome.result or b"").decode() + (outcome.error_message or "")

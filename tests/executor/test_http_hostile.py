@@ -230,9 +230,9 @@ def test_cookies_of_a_target_are_not_sent_back() -> None:
 
 def test_runs_of_one_target_share_a_connection() -> None:
     with serving(Answer(body=b"done")) as target:
-        outcomes = call(*[target.url(f"/{number}") for number in range(10)])
+        outcomes = call(*[target.url(f"/{number}") for number in range(50)])
     assert {outcome.kind for outcome in outcomes} == {AttemptOutcome.SUCCEEDED}
-    assert (len(target.received), target.connections) == (10, 1)
+    assert (len(target.received), target.connections) == (50, 1)
 
 
 @pytest.mark.parametrize("flood", [1, 20_000])

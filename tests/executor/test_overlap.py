@@ -96,12 +96,12 @@ def test_buffered_runs_follow_one_another(executing: Executing, gate: str) -> No
 
 
 @pytest.mark.kafka
-@pytest.mark.parametrize("policy", ["buffer_all", "cancel_other"])
+@pytest.mark.parametrize("policy", ["skip", "buffer_all", "allow_all", "cancel_other"])
 def test_each_of_a_thousand_due_runs_of_one_job_is_decided_by_its_policy(
     executing: Executing, gate: str, policy: str
 ) -> None:
     database = executing.database
-    database.submit(target="acts.wait", overlap=policy)
+    database.submit(target="acts.echo" if policy == "allow_all" else "acts.wait", overlap=policy)
     asked = [about("job.trigger", payload=gate)] * 500
     executing.publish(*(UUID(reply.run_id) for _ in range(2) for reply in database.apply_batch(*asked)))
 
@@ -109,14 +109,17 @@ def test_each_of_a_thousand_due_runs_of_one_job_is_decided_by_its_policy(
         return Counter(dict(database.rows("SELECT state, count(*) FROM runs GROUP BY state")))
 
     with executing.running(slots=1200):
-        until(lambda: not states().keys() & {"queued", "cancelling"}, "each is decided")
-        waiting = 999 if policy == "buffer_all" else 0
-        assert (states()["running"], states()["buffered"]) == (1, waiting)
-        database.apply_batch(about("job.delete"))
+        if policy != "allow_all":
+            until(lambda: not states().keys() & {"queued", "cancelling"}, "each is decided")
+            waiting = 999 if policy == "buffer_all" else 0
+            assert (states()["running"], states()["buffered"]) == (1, waiting)
+            database.apply_batch(about("job.delete"))
         GATES[gate].opened.set()
         until(lambda: database.count("job_runs") == 0, "all have ended")
     ended = {
+        "skip": {"succeeded": 1, "skipped": 999},
         "buffer_all": {"succeeded": 1, "cancelled": 999},
+        "allow_all": {"succeeded": 1000},
         "cancel_other": {"succeeded": 1, "skipped": 999 - states()["cancelled"], "cancelled": states()["cancelled"]},
     }
     assert states() == Counter(ended[policy])

@@ -288,8 +288,8 @@ def test_restricted_programs_take_only_variables_that_the_operator_allows() -> N
 
 
 def test_endless_output_does_not_grow_memory() -> None:
-    """128 MiB through both pipes; what is kept is the end of it."""
-    size = 64 << 20
+    """256 MiB through both pipes; what is kept is the end of it."""
+    size = 128 << 20
     before = psutil.Process().memory_info().rss
     attempt = attempt_of(shell("sh", "-c", f"head -c {size} /dev/zero >&2; yes x | head -c {size}"))
     outcome, _ = end_of(attempt)

@@ -113,7 +113,7 @@ def test_rows_of_new_topic_are_published_once_in_order(relaying: Relaying, caplo
     """Unknown to the broker, or known without leaders: a row stays until it is acknowledged."""
     caplog.set_level(logging.ERROR, "tidewheel.relay")
     admin, old = admin_of(relaying.kafka), relaying.topic("old")
-    new = {f"{relaying.prefix}.{made}-{number}": made for made in ("before", "beside", "after") for number in range(3)}
+    new = {f"{relaying.prefix}.{made}-{number}": made for made in ("before", "beside", "after") for number in range(5)}
     with relaying.running(relay_batch=80):
         for topic, made in new.items():
             asked = None if made == "after" else ask_for_topic(admin, topic)
