@@ -6,8 +6,11 @@ import threading
 from collections.abc import Coroutine
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import TypeAlias
 
 _PIECE = 65536
+
+Side: TypeAlias = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 @dataclass
@@ -33,7 +36,7 @@ class Proxy:
         self._target, self._random = target, random.Random(seed)  # noqa: S311
         self._ready = threading.Event()
         self._loop = asyncio.new_event_loop()
-        self._transports: set[asyncio.WriteTransport] = set()
+        self._serving: dict[asyncio.Task[None], asyncio.WriteTransport] = {}
         self.port = 0
         self._thread = threading.Thread(target=self._run, name="proxy", daemon=True)
         self._thread.start()
@@ -55,36 +58,31 @@ class Proxy:
         for task in tasks:
             task.cancel()
         self._loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
-        for transport in self._transports:
-            transport.abort()
-        self._loop.run_until_complete(asyncio.sleep(0))
+        self._loop.run_until_complete(asyncio.sleep(0))  # in which aborted connections close
         self._loop.close()
 
     def _accept(self, near: asyncio.StreamReader, back: asyncio.StreamWriter) -> None:
-        self._transports.add(back.transport)  # here: a task that is cancelled at once never begins
-        self._loop.create_task(self._serve(near, back))
+        task = self._loop.create_task(self._serve((near, back)))
+        self._serving[task] = back.transport
+        task.add_done_callback(self._close_near)  # also of a task that is cancelled before it begins
 
-    async def _serve(self, near: asyncio.StreamReader, back: asyncio.StreamWriter) -> None:
+    def _close_near(self, task: "asyncio.Task[None]") -> None:
+        self._serving.pop(task).abort()
+
+    async def _serve(self, near: Side) -> None:
         with suppress(OSError):
-            far, forth = await asyncio.open_connection("127.0.0.1", self._target)
-            ways = [asyncio.ensure_future(way) for way in self._ways(near, forth, far, back)]
+            far = await asyncio.open_connection("127.0.0.1", self._target)
+            ways = [asyncio.ensure_future(way) for way in self._ways(near, far)]
             try:
                 await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
             finally:
                 for way in ways:
                     way.cancel()
-                forth.transport.abort()
-        self._transports.discard(back.transport)
-        back.transport.abort()
+                far[1].transport.abort()
 
-    def _ways(
-        self,
-        near: asyncio.StreamReader,
-        forth: asyncio.StreamWriter,
-        far: asyncio.StreamReader,
-        back: asyncio.StreamWriter,
-    ) -> list[Coroutine[None, None, None]]:
-        return [self._pass(near, forth), self._pass(far, back)]
+    def _ways(self, near: Side, far: Side) -> list[Coroutine[None, None, None]]:
+        """Return what passes from each side to the other, until one of them ends."""
+        return [self._pass(near[0], far[1]), self._pass(far[0], near[1])]
 
     async def _pass(self, source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
         with suppress(OSError):
