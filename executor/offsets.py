@@ -83,12 +83,10 @@ class Offsets:
         found: list[Message] = []
         for message in messages:
             error, partition, first = message.error(), message.partition(), message.offset()
-            if error is None:
+            if error is None or partition is None or first is None or not is_unreadable(error):
                 found.append(message)
-                continue
-            if partition is None or first is None or not is_unreadable(error):
-                found.append(message)
-                self._assign_again()
+                if error is not None:
+                    self._assign_again()
                 continue
             known, step = self._unreadable.get(partition, (first, 0))
             step = 2 * step or 1 if known == first else 1
@@ -106,8 +104,8 @@ class Offsets:
     def _assign_again(self) -> None:
         """Assign the partitions again, each where it is read.
 
-        The client requests committed offsets once for each assignment. It never reads partitions for which the group's
-        coordinator has answered by an error, as one does that has just restarted. Source: librdkafka issue 5586.
+        The client requests committed offsets once for each assignment. After an error in the answer, such as that of a
+        broker that has just restarted, the client never reads the partitions. Source: librdkafka issue 5586.
         """
         try:
             partitions = self._consumer.position(self._consumer.assignment())
