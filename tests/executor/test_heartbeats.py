@@ -142,13 +142,18 @@ BEGUN_WITHIN = "1s"  # of an attempt whose handler is to begin, also on a busy m
 KEPT_HERE = {"start_to_close": BEGUN_WITHIN, "heartbeat": BEGUN_WITHIN, "schedule_to_close": "3s"}
 
 
+def refusing(executing: Executing, gate: str, does: str) -> dict[str, UUID]:
+    """Trigger a run under each limit, whose handler refuses to be cancelled; return them by the limit."""
+    payload = {"gate": gate, "does": does}
+    return {
+        which: executing.trigger("long.refuse", payload, **{which: limit}, **ONE_ATTEMPT)
+        for which, limit in KEPT_HERE.items()
+    }
+
+
 def test_coroutine_that_ignores_cancellation_is_fenced_off_and_keeps_its_slot(executing: Executing, gate: str) -> None:
     with executing.running(slots=len(KEPT_HERE), **KNOWN):
-        payload = {"gate": gate, "does": "go on"}
-        runs = {
-            which: executing.trigger("long.refuse", payload, **{which: limit}, **ONE_ATTEMPT)
-            for which, limit in KEPT_HERE.items()
-        }
+        runs = refusing(executing, gate, "go on")
         for which, run_id in runs.items():
             ended = executing.ended(run_id)
             assert (ended.state, ended.reason, ended.error_type) == ("timed_out", which, f"timeout_{which}")
@@ -162,12 +167,7 @@ def test_coroutine_that_ignores_cancellation_is_fenced_off_and_keeps_its_slot(ex
 
 
 def test_error_during_cancellation_does_not_hide_the_timeout(served: Executing, gate: str) -> None:
-    payload = {"gate": gate, "does": "fail"}
-    runs = {
-        which: served.trigger("long.refuse", payload, **{which: limit}, **ONE_ATTEMPT)
-        for which, limit in KEPT_HERE.items()
-    }
-    for which, run_id in runs.items():
+    for which, run_id in refusing(served, gate, "fail").items():
         ended = served.ended(run_id)
         assert (ended.state, ended.reason) == ("timed_out", which)
 

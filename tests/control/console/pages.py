@@ -60,12 +60,18 @@ def done(answer: httpx.Response) -> str:
     return answer.headers["location"]
 
 
+def next_page(page: str) -> str | None:
+    """Return the address of the page that follows a list's page."""
+    following = re.search(r'rel="next" href="([^"]+)"', page)
+    return unescape(following[1]) if following else None
+
+
 def every_row(client: httpx.Client, path: str, pattern: str) -> list[str]:
     """Return what a pattern finds on a list's page and on each page that follows it."""
     page = shown(client, path)
     found: list[str] = re.findall(pattern, page)
-    following = re.search(r'rel="next" href="([^"]+)"', page)
-    return found + (every_row(client, unescape(following[1]), pattern) if following else [])
+    following = next_page(page)
+    return found + (every_row(client, following, pattern) if following else [])
 
 
 def posted(client: httpx.Client, path: str, **fields: str) -> httpx.Response:
