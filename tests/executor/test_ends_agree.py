@@ -68,14 +68,21 @@ def server() -> Iterator[HttpTarget]:
         yield made
 
 
+@pytest.fixture(scope="session")
+def topic(info: StackInfo) -> None:
+    """Create the topic of Kafka targets, once: a worker that takes tests of another sets a module up again."""
+    make_topics(info.kafka, [TOPIC])
+
+
 @pytest.fixture(scope="module")
-def executing(template: Template, info: StackInfo, lines: Lines, server: HttpTarget) -> Iterator[Executing]:
+def executing(
+    template: Template, info: StackInfo, lines: Lines, server: HttpTarget, topic: None
+) -> Iterator[Executing]:
     """One executor for all cases but those that stop one."""
-    del lines, server
+    del lines, server, topic
     database = Database(template.copy(), template.installation)
     made = Executing(database, info.kafka)
     made.make_topics()
-    make_topics(info.kafka, [TOPIC])
     with serving_runs(made, "default"):
         yield made
     database.close()
