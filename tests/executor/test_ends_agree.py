@@ -70,8 +70,8 @@ def server() -> Iterator[HttpTarget]:
 
 @pytest.fixture(scope="session")
 def topic(info: StackInfo) -> None:
-    """Create the topic of Kafka targets, once: a worker that takes tests of another sets a module up again."""
-    make_topics(info.kafka, [TOPIC])
+    """Create the topic of Kafka targets."""
+    make_topics(info.kafka, [TOPIC])  # once: a worker that takes tests of another sets a module up again
 
 
 @pytest.fixture(scope="module")
