@@ -23,8 +23,7 @@ def job(database: Database) -> Database:
     return database
 
 
-@pytest.mark.parametrize("cause", CAUSES)
-@pytest.mark.parametrize("policy", [ALL, ONE, CANCEL])
+@pytest.mark.parametrize(("policy", "cause"), [(ALL, Cause.TIMER), (ONE, Cause.TRIGGER), (CANCEL, Cause.BACKFILL)])
 def test_buffered_run_is_promoted_when_the_active_run_ends(job: Database, policy: Overlap, cause: Cause) -> None:
     first = holding(job)
     second = make(job, policy, cause)
@@ -47,13 +46,13 @@ def test_buffered_run_is_promoted_when_the_active_run_ends(job: Database, policy
     assert (job.job_runs(), job.active_run_of(JOB)) == ([], None)
 
 
-@pytest.mark.parametrize("cause", CAUSES)
-def test_skip_applies_to_every_cause(job: Database, cause: Cause) -> None:
+def test_skip_applies_to_every_cause(job: Database) -> None:
     holding(job)
-    second = make(job, SKIP, cause)
-    assert job.claim(second).overlaps.skipped == {second}
-    assert job.final_state(second) == ("skipped", "overlap")
-    assert waiting(job) is False
+    for cause in CAUSES:
+        second = make(job, SKIP, cause)
+        assert job.claim(second).overlaps.skipped == {second}, cause
+        assert job.final_state(second) == ("skipped", "overlap"), cause
+        assert waiting(job) is False, cause
 
 
 def test_buffered_runs_are_promoted_oldest_first(job: Database) -> None:
@@ -96,16 +95,17 @@ def test_buffer_one_waits_again_after_a_promotion(job: Database) -> None:
     assert job.active_run_of(JOB) == earlier
 
 
-@pytest.mark.parametrize("cause", CAUSES)
-def test_cancel_other_sends_a_signal_and_waits(job: Database, cause: Cause) -> None:
+def test_cancel_other_sends_a_signal_and_waits(job: Database) -> None:
     first = holding(job)
-    second = make(job, CANCEL, cause)
+    second = make(job, CANCEL, Cause.TIMER)
     done = job.claim(second)
     assert (done.overlaps.buffered, done.overlaps.cancel_requested, done.signalled) == ({second}, {first.run_id}, True)
     assert job.open_run(first.run_id).state == RunState.CANCELLING
     assert signals(job) == [(first.run_id, 1, "cancel", EXECUTOR)]
     job.succeed(first)
     assert job.final_state(first.run_id) == ("cancelled", "overlap")
+    [event] = job.completions()
+    assert (event.status, event.reason) == ("cancelled", "overlap")
     assert (job.active_run_of(JOB), job.open_run(second).state, signals(job)) == (second, "queued", [])
 
 
@@ -119,6 +119,8 @@ def test_newest_waiting_replacement_is_kept(job: Database) -> None:
     job.succeed(first)
     assert job.active_run_of(JOB) == runs[2]
     assert {job.final_state(run) for run in runs[:2]} == {("skipped", "overlap")}
+    skipped = [event for event in job.completions() if event.status == "skipped"]
+    assert [event.reason for event in skipped] == ["overlap"] * 2
 
 
 def test_replacing_run_waits_behind_buffered_runs(job: Database) -> None:
@@ -132,10 +134,9 @@ def test_replacing_run_waits_behind_buffered_runs(job: Database) -> None:
     assert job.active_run_of(JOB) == hasty
 
 
-@pytest.mark.parametrize("cause", CAUSES)
-def test_terminate_other_ends_the_active_run_and_starts(job: Database, cause: Cause) -> None:
+def test_terminate_other_ends_the_active_run_and_starts(job: Database) -> None:
     first = holding(job)
-    second = make(job, TERMINATE, cause)
+    second = make(job, TERMINATE, Cause.BACKFILL)
     done = job.claim(second)
     assert [started.run_id for started in done.started] == [second]
     assert (done.overlaps.replaced, done.signalled) == ({first.run_id}, True)
@@ -159,20 +160,18 @@ def test_terminate_other_does_not_wait_for_a_cancelling_run(job: Database) -> No
     assert signals(job) == [(first.run_id, 1, "terminate", EXECUTOR)]
 
 
-@pytest.mark.parametrize("policy", REPLACING)
-def test_earlier_waiting_run_is_promoted_after_the_replacement(job: Database, policy: Overlap) -> None:
+def test_earlier_waiting_run_is_promoted_after_the_replacement(job: Database) -> None:
     first = holding(job)
     patient = make(job, ALL)
     job.claim(patient)
     job.requeue(first, AttemptOutcome.FAILED, timedelta(hours=1))
-    [started] = job.claim(make(job, policy)).started
+    [started] = job.claim(make(job, CANCEL)).started
     assert waiting(job) is True
     job.succeed(started)
     assert job.active_run_of(JOB) == patient
 
 
-@pytest.mark.parametrize("policy", REPLACING)
-@pytest.mark.parametrize("outcome", [AttemptOutcome.FAILED, AttemptOutcome.SNOOZED])
+@pytest.mark.parametrize(("outcome", "policy"), [(AttemptOutcome.FAILED, CANCEL), (AttemptOutcome.SNOOZED, TERMINATE)])
 def test_active_run_without_attempt_is_cancelled_at_once(
     job: Database, outcome: AttemptOutcome, policy: Overlap
 ) -> None:
@@ -184,36 +183,23 @@ def test_active_run_without_attempt_is_cancelled_at_once(
     assert (job.active_run_of(JOB), signals(job)) == (second, [])
 
 
-@pytest.mark.parametrize("policy", REPLACING)
-def test_promoted_run_that_has_not_started_is_replaced(job: Database, policy: Overlap) -> None:
-    first, released, second = holding(job), make(job, ALL), make(job, policy)
+def test_promoted_run_that_has_not_started_is_replaced(job: Database) -> None:
+    first, released, second = holding(job), make(job, ALL), make(job, CANCEL)
     job.claim(released)
     job.succeed(first)
     assert [started.run_id for started in job.claim(second).started] == [second]
     assert job.final_state(released) == ("cancelled", "overlap")
 
 
-@pytest.mark.parametrize("policy", REPLACING)
-def test_end_of_a_run_that_replaced_one_of_its_claim_promotes_the_next(job: Database, policy: Overlap) -> None:
+def test_end_of_a_run_that_replaced_one_of_its_claim_promotes_the_next(job: Database) -> None:
     runs = [make(job, ALL) for _ in range(3)]
     [first] = job.claim(*runs).started
     job.succeed(first)
-    replacing = make(job, policy)
+    replacing = make(job, TERMINATE)
     [started] = job.claim(runs[1], replacing).started
     assert started.run_id == replacing
     job.succeed(started)
     assert job.active_run_of(JOB) == runs[2]
-
-
-@pytest.mark.parametrize("policy", REPLACING)
-def test_end_of_a_run_that_replaced_a_retry_of_its_claim_releases_the_active_run(
-    job: Database, policy: Overlap
-) -> None:
-    first = holding(job)
-    job.requeue(first, AttemptOutcome.FAILED)
-    [started] = job.claim(first.run_id, make(job, policy)).started
-    job.succeed(started)
-    assert job.active_run_of(JOB) is None
 
 
 @pytest.mark.parametrize("policy", REPLACING)
@@ -227,23 +213,24 @@ def test_only_the_newest_replacing_run_of_a_claim_starts(job: Database, policy: 
     assert len(job.attempts(runs[0])) == 0
 
 
-@pytest.mark.parametrize("policy", REPLACING)
-def test_only_the_newest_replacing_run_starts_without_an_active_run(job: Database, policy: Overlap) -> None:
-    runs = [make(job, policy) for _ in range(3)]
+def test_only_the_newest_replacing_run_starts_without_an_active_run(job: Database) -> None:
+    runs = [make(job, TERMINATE) for _ in range(3)]
     done = job.claim(*runs)
     assert [(each.run_id, each.attempt) for each in done.started] == [(runs[2], 1)]
     assert (done.overlaps.skipped, done.signalled) == (set(runs[:2]), False)
     assert {job.final_state(run) for run in runs[:2]} == {("skipped", "overlap")}
+    assert [event.reason for event in job.completions()] == ["overlap"] * 2
     assert (job.active_run_of(JOB), job.open_run(runs[2]).state) == (runs[2], "running")
 
 
-@pytest.mark.parametrize("policy", REPLACING)
-@pytest.mark.parametrize("first", [SKIP, ALL, ONE, *REPLACING])
-def test_replaced_run_of_the_same_claim_never_starts(job: Database, first: Overlap, policy: Overlap) -> None:
-    older, free, newer = make(job, first), make(job, Overlap.ALLOW_ALL), make(job, policy)
-    done = job.claim(older, free, newer)
-    assert {each.run_id for each in done.started} == {free, newer}
-    assert (job.final_state(older), job.active_run_of(JOB)) == (("skipped", "overlap"), newer)
+def test_replaced_run_of_the_same_claim_never_starts(job: Database) -> None:
+    for case in ((SKIP, CANCEL), (ALL, TERMINATE), (ONE, CANCEL), (CANCEL, TERMINATE), (TERMINATE, CANCEL)):
+        older, free, newer = make(job, case[0]), make(job, Overlap.ALLOW_ALL), make(job, case[1])
+        done = job.claim(older, free, newer)
+        assert {each.run_id for each in done.started} == {free, newer}, case
+        assert (job.final_state(older), job.active_run_of(JOB)) == (("skipped", "overlap"), newer), case
+        for started in done.started:
+            job.succeed(started)
 
 
 @pytest.mark.parametrize("policy", REPLACING)
@@ -254,6 +241,8 @@ def test_active_run_between_attempts_is_replaced_within_a_claim(job: Database, p
     assert [each.run_id for each in done.started] == [newcomer]
     assert (job.final_state(first.run_id), signals(job)) == (("cancelled", "overlap"), [])
     assert (job.active_run_of(JOB), job.open_run(newcomer).state) == (newcomer, "running")
+    job.succeed(done.started[0])
+    assert job.active_run_of(JOB) is None
 
 
 @pytest.mark.parametrize("policy", REPLACING)
@@ -362,35 +351,9 @@ def test_jobs_do_not_wait_for_each_other(job: Database) -> None:
     assert [job.open_run(run).state for run in (mine, others)] == ["buffered", "queued"]
 
 
-@pytest.mark.parametrize("state", [RunState.SUCCEEDED, RunState.FAILED, RunState.CANCELLED, RunState.TIMED_OUT])
-def test_run_replaced_by_cancel_other_has_its_reason_whatever_its_attempt_reports(
-    job: Database, state: RunState
-) -> None:
-    first = holding(job)
-    job.claim(make(job, CANCEL))
-    job.end(ending(first, state))
-    assert job.final_state(first.run_id) == ("cancelled", "overlap")
-    [event] = job.completions()
-    assert (event.status, event.reason) == ("cancelled", "overlap")
-
-
 def test_first_of_two_cancels_gives_the_reason(job: Database) -> None:
     first = holding(job)
     job.apply_batch({"type": "run.cancel", "run_id": str(first.run_id), "reason": "not needed"})
     job.claim(make(job, CANCEL))
     job.succeed(first)
     assert job.final_state(first.run_id) == ("cancelled", "not needed")
-
-
-@pytest.mark.parametrize("ended_before", [True, False])
-def test_every_skipped_run_and_its_event_have_the_reason(job: Database, ended_before: bool) -> None:  # noqa: FBT001
-    first = holding(job)
-    older, newer = make(job, CANCEL), make(job, CANCEL)
-    if ended_before:
-        job.claim(older)
-        job.claim(newer)
-    else:
-        job.claim(older, newer)
-    assert job.final_state(older) == ("skipped", "overlap")
-    assert [event.reason for event in job.completions() if event.run_id == str(older)] == ["overlap"]
-    job.succeed(first)

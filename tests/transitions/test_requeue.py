@@ -14,28 +14,29 @@ from tidewheel.transitions.attempts import AttemptOutput, flush_outputs
 from tidewheel.transitions.claim import Started
 from tidewheel.transitions.requeue import Requeue, Wait, end_cancelled_waits, requeue_runs, wait_runs
 
+# outcome, state, failed attempts, lost attempts
 COUNTED = [
-    pytest.param(AttemptOutcome.FAILED, "retrying", 1, 0, id="failed"),
-    pytest.param(AttemptOutcome.TIMED_OUT, "retrying", 1, 0, id="timed out"),
-    pytest.param(AttemptOutcome.LOST, "retrying", 0, 1, id="lost"),
-    pytest.param(AttemptOutcome.RELEASED, "queued", 0, 0, id="released"),
-    pytest.param(AttemptOutcome.SNOOZED, "queued", 0, 0, id="snoozed"),
+    (AttemptOutcome.FAILED, "retrying", 1, 0),
+    (AttemptOutcome.TIMED_OUT, "retrying", 1, 0),
+    (AttemptOutcome.LOST, "retrying", 0, 1),
+    (AttemptOutcome.RELEASED, "queued", 0, 0),
+    (AttemptOutcome.SNOOZED, "queued", 0, 0),
 ]
 
 
-@pytest.mark.parametrize(("outcome", "state", "failed_attempts", "lost"), COUNTED)
-def test_only_failures_count_against_max_attempts(
-    with_job: Database, outcome: AttemptOutcome, state: str, failed_attempts: int, lost: int
-) -> None:
-    started = with_job.begun()
-    with_job.requeue(started, outcome)
-    run = with_job.open_run(started.run_id)
-    assert (run.state, run.attempt, run.failed_attempts, run.lost_attempts) == (state, 1, failed_attempts, lost)
-    assert (run.executor_id, run.started_at) == (None, None)
-    assert with_job.attempts(started.run_id) == [(1, outcome)]
-    assert with_job.completions() == []
-    again = with_job.begin(started.run_id)
-    assert (again.attempt, again.failed_attempts, again.lost_attempts) == (2, failed_attempts, lost)
+def test_only_failures_count_against_max_attempts(with_job: Database) -> None:
+    for outcome, state, failed_attempts, lost in COUNTED:
+        started = with_job.begun()
+        with_job.requeue(started, outcome)
+        run = with_job.open_run(started.run_id)
+        assert (run.state, run.attempt, run.failed_attempts, run.lost_attempts) == (
+            state, 1, failed_attempts, lost,
+        ), outcome  # fmt: skip
+        assert (run.executor_id, run.started_at) == (None, None), outcome
+        assert with_job.attempts(started.run_id) == [(1, outcome)]
+        assert with_job.completions() == [], outcome
+        again = with_job.begin(started.run_id)
+        assert (again.attempt, again.failed_attempts, again.lost_attempts) == (2, failed_attempts, lost), outcome
 
 
 def test_failed_and_lost_attempts_add_up(with_job: Database) -> None:
@@ -60,12 +61,11 @@ def test_next_attempt_has_its_publish_time_in_row_and_outbox(with_job: Database)
     assert run.scheduled_at == first.scheduled_at == second.scheduled_at
 
 
-@pytest.mark.parametrize("outcome", [AttemptOutcome.FAILED, AttemptOutcome.LOST, AttemptOutcome.RELEASED])
-def test_retry_of_a_trigger_keeps_its_payload(database: Database, outcome: AttemptOutcome) -> None:
+def test_retry_of_a_trigger_keeps_its_payload(database: Database) -> None:
     database.submit(payload={"to": "everybody"}, labels={"team": "billing"})
     context = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
     started = database.begun(payload={"to": "ann"}, labels={"one": "1"}, traceparent=context)
-    database.requeue(started, outcome)
+    database.requeue(started, AttemptOutcome.FAILED)
     first, second = database.requests()
     assert second.payload == first.payload == b'{"to":"ann"}'
     assert second.payload_content_type == "application/json"
@@ -129,21 +129,6 @@ def test_locked_run_is_busy_for_a_requeue(with_job: Database) -> None:
     assert set(with_job.requeue(started, AttemptOutcome.FAILED).runs) == {started.run_id}
 
 
-def test_cancelling_run_ends_instead_of_being_requeued(with_job: Database) -> None:
-    started = with_job.begun()
-    with_job.apply_batch({"type": "run.cancel", "run_id": str(started.run_id)})
-    refused = with_job.requeue(started, AttemptOutcome.FAILED)
-    assert (refused.runs, refused.busy) == ({}, set())
-    assert with_job.rows("SELECT state FROM runs WHERE run_id = %s", [started.run_id]) == [("cancelled",)]
-
-
-def test_finished_run_is_not_requeued(with_job: Database) -> None:
-    started = with_job.begun()
-    with_job.succeed(started)
-    refused = with_job.requeue(started, AttemptOutcome.RELEASED)
-    assert (refused.runs, refused.busy) == ({}, set())
-
-
 HOUR = timedelta(hours=1)
 
 
@@ -166,21 +151,19 @@ def test_waiting_run_is_never_due_and_keeps_its_executor(with_job: Database) -> 
     [(deadline, until)] = with_job.rows("SELECT deadline_at, external_deadline_at FROM job_runs")
     assert before + HOUR <= deadline <= with_job.now() + HOUR
     assert deadline == until  # of one look at the clock: which of the two has passed says what was waited for
-
-
-def test_repeated_wait_after_a_lost_commit_changes_nothing(with_job: Database) -> None:
-    started = with_job.begun()
-    for _ in range(2):
-        assert wait(with_job, waiting(started)) == set()
+    assert wait(with_job, waiting(started)) == set(), "repeated after a lost commit"
     assert with_job.open_run(started.run_id).state == "waiting"
     assert with_job.completions() == []
 
 
-def test_fenced_attempt_does_not_wait(with_job: Database) -> None:
+def test_fenced_or_finished_attempt_does_not_wait(with_job: Database) -> None:
     started = with_job.begun()
     wait(with_job, waiting(started, executor_id=uuid4()))
     wait(with_job, waiting(started, attempt=0))
     assert with_job.open_run(started.run_id).state == "running"
+    with_job.succeed(started)
+    assert wait(with_job, waiting(started)) == set()
+    assert with_job.final_state(started.run_id)[0] == "succeeded"
 
 
 def test_cancel_requested_before_the_wait_ends_the_run(with_job: Database) -> None:
@@ -192,13 +175,6 @@ def test_cancel_requested_before_the_wait_ends_the_run(with_job: Database) -> No
     assert with_job.attempts(started.run_id) == [(1, "cancelled")]
     assert with_job.count("signals") == 0
     assert with_job.open_run(other.run_id).state == "waiting"
-
-
-def test_finished_run_does_not_wait(with_job: Database) -> None:
-    started = with_job.begun()
-    with_job.succeed(started)
-    assert wait(with_job, waiting(started)) == set()
-    assert with_job.final_state(started.run_id)[0] == "succeeded"
 
 
 def test_locked_run_is_reported_for_a_retry(with_job: Database) -> None:
@@ -230,12 +206,6 @@ def started(database: Database) -> Started:
     return database.begun()
 
 
-def test_later_flush_replaces_an_earlier_one(database: Database, started: Started) -> None:
-    assert flush(database, started, b"one\n")
-    assert flush(database, started, b"one\ntwo\n")
-    assert kept(database) == [(1, None, b"one\ntwo\n", 8)]
-
-
 def test_flush_writes_only_running_attempts_of_its_executor(database: Database, started: Started) -> None:
     assert not flush(database, started, b"stranger", uuid4())
     database.succeed(started)
@@ -252,10 +222,12 @@ def test_older_attempt_is_not_flushed(database: Database, started: Started) -> N
     assert kept(database) == [(1, None, b"first", 5), (2, None, b"second", 6)]
 
 
-def test_end_replaces_flushed_output(database: Database, started: Started) -> None:
-    flush(database, started, b"one\n")
-    database.end(ending(started, RunState.SUCCEEDED, result=b"1", output=b"one\ntwo\n", output_bytes=8))
-    assert kept(database) == [(1, b"1", b"one\ntwo\n", 8)]
+def test_later_flush_and_the_end_replace_flushed_output(database: Database, started: Started) -> None:
+    assert flush(database, started, b"one\n")
+    assert flush(database, started, b"one\ntwo\n")
+    assert kept(database) == [(1, None, b"one\ntwo\n", 8)]
+    database.end(ending(started, RunState.SUCCEEDED, result=b"1", output=b"one\ntwo\n3\n", output_bytes=10))
+    assert kept(database) == [(1, b"1", b"one\ntwo\n3\n", 10)]
 
 
 def test_end_without_output_keeps_flushed_output(database: Database, started: Started) -> None:
