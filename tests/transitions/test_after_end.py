@@ -167,16 +167,12 @@ def test_repeated_end_after_a_rollback_triggers_the_same_run(watched: ClockedDat
     assert request["request_id"] == f"on-failure/{started.run_id}"
 
 
-@pytest.mark.parametrize("state", [RunState.SUCCEEDED, RunState.CANCELLED, RunState.SKIPPED])
-def test_other_ends_trigger_no_on_failure_job(watched: ClockedDatabase, state: RunState) -> None:
-    if state is RunState.SUCCEEDED:
-        watched.end(ending(watched.begun(), state))
-    else:
-        watched.end(RunEnd(watched.trigger(), 0, state))
+def test_other_ends_and_retried_failures_trigger_no_on_failure_job(watched: ClockedDatabase) -> None:
+    watched.succeed(watched.begun())
     assert watched.own_requests() == []
-
-
-def test_retried_failure_triggers_no_on_failure_job(watched: ClockedDatabase) -> None:
+    for state in (RunState.CANCELLED, RunState.SKIPPED):
+        watched.end(RunEnd(watched.trigger(), 0, state))
+        assert watched.own_requests() == [], state
     watched.requeue(watched.begun(), AttemptOutcome.FAILED)
     assert watched.own_requests() == []
 

@@ -6,12 +6,11 @@ from uuid import UUID
 import psycopg
 import pytest
 
-from tests.fixtures.acts import EXECUTOR, HANDLER, ending, submission
+from tests.fixtures.acts import EXECUTOR, HANDLER, ending
 from tests.fixtures.database import ClockedDatabase, Database
 from tests.scheduler.firing import fire_due
 from tests.transitions.stepping import in_background, until_blocked
 from tidewheel.control.client.enqueue import enqueue
-from tidewheel.errors import Refused
 from tidewheel.ids import JobId, job_id, run_id
 from tidewheel.outbox import slice_lane_of, slice_of
 from tidewheel.runs import AttemptOutcome, Cause, RunState
@@ -86,7 +85,7 @@ def test_repeats_creates_only_new_runs(database: Database, now: datetime) -> Non
     first, second = (new_run(database, now + timedelta(seconds=n)) for n in (1, 2))
     write(database, first, now=now)
     assert write(database, first, second, second, now=now, repeats=True) == {second.run_id}
-    assert write(database, first, second, now=now, repeats=True) == set()
+    assert write(database, first, second, now=now, repeats=True) == write(database, now=now) == set()
     assert len(database.job_runs()) == len(database.requests()) == database.count("runs") == 2
 
 
@@ -161,10 +160,6 @@ def test_run_inputs_are_stored_and_sent(database: Database, now: datetime) -> No
     assert (message.payload, message.labels) == (b"\x00", {"a": "b"})
 
 
-def test_creating_no_runs_writes_nothing(database: Database, now: datetime) -> None:
-    assert write(database, now=now) == set()
-
-
 def priorities(database: Database, run_id: UUID) -> list[object]:
     """Return the priority of an open run, then of its messages in the order in which they were written."""
     row = database.value("SELECT priority FROM job_runs WHERE run_id = %s", [run_id])
@@ -174,22 +169,18 @@ def priorities(database: Database, run_id: UUID) -> list[object]:
     return [row, *(priority for _, priority in messages)]
 
 
-def test_run_has_its_jobs_priority_or_its_triggers(database: Database) -> None:
+def test_run_and_its_next_attempt_have_its_jobs_priority_or_its_triggers(database: Database) -> None:
     database.submit("plain")
     database.submit(priority=2)
     assert priorities(database, database.trigger("plain")) == [5, 5]
     assert priorities(database, database.trigger()) == [2, 2]
-    assert priorities(database, database.trigger(priority=0)) == [0, 0]
+    urgent = database.trigger(priority=0)
+    assert priorities(database, urgent) == [0, 0]
+    database.requeue(database.begin(urgent), AttemptOutcome.FAILED)
+    assert priorities(database, urgent) == [0, 0, 0]
     with psycopg.connect(database.url) as own:
         run = enqueue(own, "job", priority=9)
     assert priorities(database, run) == [9, 9]
-
-
-def test_next_attempt_keeps_the_priority(database: Database) -> None:
-    database.submit(priority=8, retry={"max_attempts": 3})
-    run = database.trigger()
-    database.requeue(database.begin(run), AttemptOutcome.FAILED)
-    assert priorities(database, run) == [8, 8, 8]
 
 
 def test_occurrence_has_its_jobs_priority(clocked: ClockedDatabase) -> None:
@@ -198,14 +189,6 @@ def test_occurrence_has_its_jobs_priority(clocked: ClockedDatabase) -> None:
     fire_due(clocked)
     [(run,)] = clocked.rows("SELECT run_id FROM job_runs")
     assert priorities(clocked, run) == [7, 7]
-
-
-@pytest.mark.parametrize("priority", [-1, 10, "high", True, 1.5])
-def test_other_values_are_refused(database: Database, priority: object) -> None:
-    with pytest.raises(Refused, match=r"job\.priority.*write 0 to 9: 9 goes first"):
-        database.apply_batch(submission(priority=priority))
-    with pytest.raises(Refused, match=r"priority.*write 0 to 9: 9 goes first"):
-        database.apply_batch({"type": "job.trigger", "key": "job", "priority": priority})
 
 
 def test_higher_priority_gets_the_next_place_of_a_key(database: Database) -> None:
@@ -252,10 +235,14 @@ def taken_back(database: ClockedDatabase) -> dict[UUID, object]:
         return dict(retract_runs(connection, [JOB], now=database.now()))
 
 
-def test_retracted_runs_leave_no_row(ahead: ClockedDatabase) -> None:
+def test_retracted_runs_leave_no_row_and_their_messages_claim_nothing(ahead: ClockedDatabase) -> None:
     first = ahead.job_runs()[0]
+    wanted = ahead.requested_claim(first.run_id)
     assert taken_back(ahead) == {JOB: first.scheduled_at}
     assert ahead.count("runs") == 0
+    ahead.advance(AHEAD)
+    with ahead.transaction() as connection:
+        assert claim_runs(connection, ahead.installation, [wanted], executor_id=EXECUTOR).started == []
 
 
 def test_due_run_is_not_retracted(ahead: ClockedDatabase) -> None:
@@ -274,14 +261,6 @@ def test_triggered_and_started_runs_are_not_retracted(ahead: ClockedDatabase) ->
     ahead.advance(timedelta(seconds=-2))
     taken_back(ahead)
     assert {run.run_id for run in ahead.job_runs()} == {triggered, running.run_id, released.run_id}
-
-
-def test_message_of_a_retracted_run_claims_nothing(ahead: ClockedDatabase) -> None:
-    wanted = ahead.requested_claim(ahead.job_runs()[0].run_id)
-    taken_back(ahead)
-    ahead.advance(AHEAD)
-    with ahead.transaction() as connection:
-        assert claim_runs(connection, ahead.installation, [wanted], executor_id=EXECUTOR).started == []
 
 
 def test_retraction_waits_for_a_concurrent_claim_which_wins(ahead: ClockedDatabase) -> None:

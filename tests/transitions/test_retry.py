@@ -1,6 +1,5 @@
 """Retries and redrives: of this release, and of rows that an earlier one left."""
 
-import doctest
 import math
 from collections.abc import Iterator
 from contextlib import closing
@@ -15,12 +14,11 @@ from tests.control.client.test_dead_letters import fail, redriven, work_off
 from tests.fixtures.database import Database
 from tidewheel.control.client.client import Client
 from tidewheel.errors import SettingsError
-from tidewheel.jobs.retry import MAX_ATTEMPTS, RetryPolicy
+from tidewheel.jobs.retry import MAX_ATTEMPTS
 from tidewheel.postgres.session import Session
 from tidewheel.scheduler.work_loop import WorkLoop, do_batch
 from tidewheel.schemas.generated.records import Backoff, Retry
 from tidewheel.settings.connections import Connections
-from tidewheel.transitions import finished as module
 from tidewheel.transitions.finished import Failure, delay_before_next
 from tidewheel.transitions.installation import read_installation, record_topic_prefix
 
@@ -124,21 +122,6 @@ def test_each_backoff_has_its_delays(retry: Retry, delays: list[int | None]) -> 
 def test_thousand_attempts_do_not_overflow() -> None:
     steep = policy(max_attempts=1000, factor=1000.0, max_ms=DAY_MS)
     assert delay_before_next(steep, ERROR, 999, spread=0.0) == timedelta(days=1)
-
-
-def test_default_retry_policy_matches_the_documentation() -> None:
-    default = RetryPolicy()
-    assert (default.attempts, default.kind, default.initial, default.factor) == (
-        4,
-        "exponential",
-        timedelta(seconds=2),
-        2,
-    )
-    assert (default.max, default.jitter) == (timedelta(hours=1), 0.1)
-
-
-def test_docstring_examples_of_retry_run() -> None:
-    assert doctest.testmod(module).failed == 0
 
 
 # As `add_redrive`, `advance_redrive` and `set_redrive_state` of 0.2.0.dev0 write them.
@@ -275,18 +258,11 @@ def name(database: Database, **flags: object) -> None:
     database.within(record_topic_prefix, Connections.load(**flags))
 
 
-def test_unrecorded_prefix_is_that_of_the_settings(database: Database) -> None:
-    assert (prefix(database), prefix(database, topic_prefix="shop")) == ("tidewheel", "shop")
-
-
-def test_first_recorded_prefix_holds_for_default_settings(database: Database) -> None:
+def test_first_recorded_prefix_holds_and_another_is_refused_with_both_names(database: Database) -> None:
+    assert (prefix(database), prefix(database, topic_prefix="shop")) == ("tidewheel", "shop"), "none is recorded"
     name(database, topic_prefix="shop")
     name(database, topic_prefix="store")
     assert (prefix(database), prefix(database, topic_prefix="shop")) == ("shop", "shop")
-
-
-def test_other_prefix_is_refused_with_both_names(database: Database) -> None:
-    name(database, topic_prefix="shop")
     with pytest.raises(SettingsError, match=r"TIDEWHEEL_TOPIC_PREFIX is 'store', but .* begin with 'shop'"):
         prefix(database, topic_prefix="store")
 
