@@ -16,7 +16,6 @@ from tidewheel.schedules.decide import (
     MAX_FIRES,
     decide,
     on_resume,
-    skip_paused,
     with_jitter,
 )
 from tidewheel.schedules.decision import CatchUp, DaySet, Decision, HoldReason, Policies, Skip
@@ -186,12 +185,6 @@ def test_once_inside_pause_fires_on_resume() -> None:
     state = at_start(Once(START), Policies(on_resume=CatchUp.SKIP))
     resumed = on_resume(state, now=START + HOUR)
     assert (resumed.skips, resumed.next_at) == ((), START)
-
-
-def test_edit_of_paused_job_records_skipped_instants() -> None:
-    decision = skip_paused(at_start(every(60), Policies(on_resume=CatchUp.FIRE_ALL)), now=START + HOUR)
-    [skip] = decision.skips
-    assert (skip.reason, skip.occurrences, decision.next_at) == (SkipReason.PAUSED, 61, START + 61 * MINUTE)
 
 
 def test_a_fixed_delay_fires_and_waits_for_its_run() -> None:

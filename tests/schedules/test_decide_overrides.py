@@ -170,14 +170,6 @@ def test_edit_of_paused_job_records_user_skips() -> None:
     assert (decision.next_at, decision.due_at, decision.moved) == (minute(5), minute(5), (minute(3),))
 
 
-def test_edit_amid_pause_skips_an_occurrence_moved_ahead_of_its_instant() -> None:
-    """Its own instant is ahead of the cursor, but the time it was moved to has passed in the pause."""
-    row = Row(minute(4), policies='{"on_resume":"fire_all"}')
-    decision = skip_paused(state_of(said(m5=3.5, m8=9), row), now=minute(3.75))
-    assert (skipped(decision), decision.moved) == ([("paused", 5, 5, 1)], (minute(5),))
-    assert (decision.next_at, decision.due_at, decision.overridden) == (minute(4), minute(4), True)
-
-
 @given(
     cursor=st.integers(0, 6), quarters=st.integers(0, 32),
     moves=st.dictionaries(st.integers(0, 12), st.integers(1, 52).map(lambda quarters: quarters / 4)),

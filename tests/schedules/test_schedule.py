@@ -4,9 +4,7 @@ import doctest
 import json
 import re
 from datetime import UTC, datetime, timedelta
-from importlib import import_module
 from pathlib import Path
-from pkgutil import iter_modules
 from uuid import UUID
 
 import pytest
@@ -14,7 +12,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.schedules.brute_force import pinned_zone
-from tidewheel import schedules
 from tidewheel.errors import ScheduleRefused
 from tidewheel.schedules.cron_schedule import CronSchedule
 from tidewheel.schedules.decision import jittered
@@ -241,11 +238,3 @@ def test_row_equals_the_librarys_result(name: str, day: str, time: str, expressi
         clock, _, abbreviation = text.partition(" ")
         assert f"{at:%H:%M}" == clock
         assert not abbreviation or abbreviation.startswith(f"{at:%Z}")
-
-
-MODULES = [module.name for module in iter_modules(schedules.__path__)]
-
-
-@pytest.mark.parametrize("name", MODULES)
-def test_examples_in_docstrings_run(name: str) -> None:
-    assert doctest.testmod(import_module(f"{schedules.__name__}.{name}")).failed == 0

@@ -47,13 +47,6 @@ def finish(session: Session, database: Database, key: str = "job", state: RunSta
     return started.run_id
 
 
-@pytest.fixture
-def session(database: Database) -> Iterator[Session]:
-    made = Session(database.url, "test")
-    yield made
-    made.close()
-
-
 def test_ended_runs_are_counted_by_class_with_their_lateness(database: Database, session: Session) -> None:
     submit(database, "job", retry={"max_attempts": 1})
     runs = [finish(session, database) for _ in range(3)]

@@ -1,6 +1,5 @@
 """Entries of secrets: any is read as it was written or refused, and no refusal shows a part of it."""
 
-import doctest
 import re
 from pathlib import Path
 
@@ -9,7 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.fixtures.examples import examples
-from tidewheel import http_secrets
 from tidewheel.errors import SettingsError
 from tidewheel.http_secrets import MAX_VALUE, environment_secrets, read_entry, without_secrets
 from tidewheel.jobs.http_values import read_url
@@ -21,10 +19,6 @@ VALUES = st.text(st.characters(min_codepoint=0x20, max_codepoint=0x7E), min_size
     lambda text: text == text.strip()
 )
 MARK = "s3cr3tmark"
-
-
-def test_doctest_examples_run() -> None:
-    assert doctest.testmod(http_secrets).failed == 0
 
 
 @examples(200)

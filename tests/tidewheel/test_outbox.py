@@ -73,6 +73,7 @@ def test_rows_keep_the_order_in_which_they_were_appended(database: Database) -> 
 
 def test_rows_commit_or_roll_back_with_the_caller(database: Database) -> None:
     connection = database.connection()
+    append(connection, [], shards=64)
     append(connection, [row()], shards=64)
     assert database.count("outbox") == 0
     connection.rollback()
@@ -80,9 +81,3 @@ def test_rows_commit_or_roll_back_with_the_caller(database: Database) -> None:
     append(connection, [row()], shards=64)
     connection.commit()
     assert database.count("outbox") == 1
-
-
-def test_empty_append_is_no_error(database: Database) -> None:
-    with database.transaction() as connection:
-        append(connection, [], shards=64)
-    assert database.count("outbox") == 0

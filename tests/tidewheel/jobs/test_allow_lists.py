@@ -1,13 +1,11 @@
 """Allow-lists: they name what jobs may use, and nothing beside it."""
 
-import doctest
 from fnmatch import fnmatchcase
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from tidewheel.jobs import allow_lists as module
 from tidewheel.jobs.allow_lists import AllowLists, ProgramPattern
 from tidewheel.jobs.http_values import read_url
 from tidewheel.jobs.invalid import InvalidValue
@@ -193,7 +191,3 @@ def test_list_in_a_file_means_what_is_written(words: list[str]) -> None:
 def test_long_argument_is_matched_in_linear_time() -> None:
     pattern = ProgramPattern.read("/bin/p " + "*a" * 30 + "b")
     assert not pattern.allows(["/bin/p", "a" * 50_000])
-
-
-def test_doctest_examples_run() -> None:
-    assert doctest.testmod(module).failed == 0

@@ -1,6 +1,5 @@
 """Hosts of HTTP targets: each spelling of an address is that address; impossible names are refused."""
 
-import doctest
 from ipaddress import IPv4Address, ip_address
 
 import pytest
@@ -9,7 +8,6 @@ from hypothesis import strategies as st
 
 from tests.tidewheel.jobs.submitting import refused_job
 from tidewheel.executor.runners.http_client import read_place
-from tidewheel.jobs import http_values as module
 from tidewheel.jobs.allow_lists import AllowLists
 from tidewheel.jobs.http_values import REFUSED, read_url
 from tidewheel.jobs.invalid import InvalidValue
@@ -143,7 +141,3 @@ def test_any_text_is_a_url_or_an_invalid_value(text: str) -> None:
             continue
         assert read.host.text.isascii()
         assert str(read_place(url).url).isascii()
-
-
-def test_doctest_examples_run() -> None:
-    assert doctest.testmod(module).failed == 0

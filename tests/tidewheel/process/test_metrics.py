@@ -4,12 +4,11 @@ import ast
 import re
 from collections.abc import Iterator
 
-import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
 from tests.strict_types import LINKED
 from tests.tidewheel.postgres.test_statements import real_files
-from tidewheel.process.metrics import METRICS, Kind, Metric, Metrics
+from tidewheel.process.metrics import METRICS, Kind, Metrics
 from tidewheel.runs import FINAL
 
 TABLE = {row.name: row for row in METRICS}
@@ -47,17 +46,14 @@ def test_code_writes_exactly_the_listed_metrics_with_their_labels() -> None:
     assert {(name, WRITES[way], labels) for way, name, labels in written()} == listed
 
 
-@pytest.mark.parametrize("row", METRICS, ids=lambda row: row.name)
-def test_metric_has_a_name_and_a_description(row: Metric) -> None:
-    assert re.fullmatch(r"[a-z]+(_[a-z]+)*", row.name)
-    assert row.name.endswith("_seconds") == (row.unit == "seconds")  # base units alone
-    assert row.name.endswith("_ratio") == (row.unit == "ratio")
-    assert row.meaning
-    assert not row.meaning.endswith(".")
-
-
-def test_names_are_unique() -> None:
+def test_each_metric_has_a_name_of_its_own_and_a_description() -> None:
     assert len(TABLE) == len(METRICS)
+    for row in METRICS:
+        assert re.fullmatch(r"[a-z]+(_[a-z]+)*", row.name), row.name
+        assert row.name.endswith("_seconds") == (row.unit == "seconds"), row.name  # base units alone
+        assert row.name.endswith("_ratio") == (row.unit == "ratio"), row.name
+        assert row.meaning, row.name
+        assert not row.meaning.endswith("."), row.name
 
 
 def test_exported_metrics_equal_the_written_ones() -> None:
