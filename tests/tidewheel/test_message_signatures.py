@@ -85,14 +85,19 @@ def age(database: Database, seconds: float) -> None:
     database.execute("UPDATE message_keys SET created_at = created_at - make_interval(secs => %s)", [seconds])
 
 
-def test_first_migration_makes_a_random_key(fresh_database: Database) -> None:
+def test_first_migration_makes_a_random_key_and_rotation_one_that_is_missing(fresh_database: Database) -> None:
     [(first, secret)] = fresh_database.rows("SELECT key_id, secret FROM message_keys")
     assert (first, len(secret), len(set(secret)) > 16) == (1, 32, True)
     keys_of(fresh_database).require()
+    fresh_database.execute("DELETE FROM message_keys")
+    with pytest.raises(Unavailable, match="tidewheel admin secrets rotate run-messages"):
+        keys_of(fresh_database).require()
+    rotate(fresh_database)
+    keys_of(fresh_database).require()
 
 
-def test_keys_that_were_just_read_cost_no_transaction(fresh_database: Database) -> None:
-    keys, nowhere = keys_of(fresh_database), Session("host=127.0.0.1 port=1", "tidewheel-test")
+def test_keys_that_were_just_read_cost_no_transaction(database: Database) -> None:
+    keys, nowhere = keys_of(database), Session("host=127.0.0.1 port=1", "tidewheel-test")
     keys.refresh_aged(nowhere, 60.0)
     with pytest.raises(Unavailable):
         keys.refresh_aged(nowhere, 0.0)
@@ -127,11 +132,3 @@ def test_second_rotation_waits_unless_it_revokes(fresh_database: Database) -> No
     left = keys_of(fresh_database)
     assert left.flaw(old, "t", b"k", digest_of(b"v")) is SignatureFlaw.UNKNOWN_KEY
     assert left.flaw(left.sign("t", b"k", b"v"), "t", b"k", digest_of(b"v")) is None
-
-
-def test_database_without_a_key_gets_one_by_rotation(fresh_database: Database) -> None:
-    fresh_database.execute("DELETE FROM message_keys")
-    with pytest.raises(Unavailable, match="tidewheel admin secrets rotate run-messages"):
-        keys_of(fresh_database).require()
-    rotate(fresh_database)
-    keys_of(fresh_database).require()

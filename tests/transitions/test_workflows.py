@@ -332,28 +332,22 @@ def parents(database: Database, child: UUID, key: str | None = None) -> dict[str
         return {one.key: one for one in read_parents(connection, child, key=key)}
 
 
-@pytest.mark.parametrize(
-    ("result", "left_out"),
-    [(None, False), (EIGHT_KIB, False), (b'"%s"' % (b"x" * (MAX_RESULTS_BYTES - 4)), True)],
-    ids=["none", "8 KiB", "64 KiB and one byte together"],
-)
-def test_results_are_left_out_above_64_kib_together_and_read_one_by_one(
-    database: Database,
-    result: bytes | None,
-    left_out: bool,  # noqa: FBT001
-) -> None:
+def test_results_are_left_out_above_64_kib_together_and_read_one_by_one(database: Database) -> None:
+    above = b'"%s"' % (b"x" * (MAX_RESULTS_BYTES - 4))  # 64 KiB and one byte, together with the other parent's
     put(database, DIAMOND)
-    database.trigger("a")
-    give(database, {"a": b"1"})
-    give(database, {"b": result, "c": b"345"})
-    found = parents(database, run_of(database, "d"))
-    assert list(found) == ["b", "c"]
-    for key, given in (("b", result), ("c", b"345")):
-        one = found[key]
-        assert (one.status, one.run_id, one.when) == ("succeeded", run_of(database, key), "success")
-        assert (one.left_out, one.expired, one.result_bytes) == (left_out, False, len(given or b""))
-        assert one.result == (None if left_out else given)
-        assert parents(database, run_of(database, "d"), key)[key].result == given
+    for result, left_out in ((None, False), (EIGHT_KIB, False), (above, True)):
+        size = len(result or b"")
+        database.trigger("a")
+        give(database, {"a": b"1"})
+        give(database, {"b": result, "c": b"345"})
+        found = parents(database, run_of(database, "d"))
+        assert list(found) == ["b", "c"], size
+        for key, given in (("b", result), ("c", b"345")):
+            one = found[key]
+            assert (one.status, one.run_id, one.when) == ("succeeded", run_of(database, key), "success"), size
+            assert (one.left_out, one.expired, one.result_bytes) == (left_out, False, len(given or b"")), size
+            assert one.result == (None if left_out else given), size
+            assert parents(database, run_of(database, "d"), key)[key].result == given, size
 
 
 def test_blocked_child_has_parents_that_have_not_run_yet(database: Database) -> None:

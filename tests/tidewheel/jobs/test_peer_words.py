@@ -24,27 +24,12 @@ def submitted(**job: object) -> dict[str, str]:
     ("word", "ours"),
     [
         ("concurrencyPolicy", "overlap"),  # Kubernetes
-        ("startingDeadlineSeconds", "window"),
-        ("backoffLimit", "max_attempts"),
-        ("suspend", "paused"),
-        ("timeZone", "timezone"),
         ("taskQueue", "queue"),  # Temporal
-        ("startToCloseTimeout", "start_to_close"),
-        ("retryPolicy", "retry"),
-        ("catchupWindow", "window"),
         ("MaxAttempts", "max_attempts"),  # River
-        ("ScheduledAt", "run_at"),
-        ("Tags", "labels"),
+        ("ScheduledAt", "run_at"),  # which a trigger has
         ("worker", "target"),  # Oban
-        ("schedule_in", "delay"),
-        ("queue_name", "queue"),
         ("kwargs", "payload"),  # Celery
-        ("max_retries", "max_attempts"),
-        ("countdown", "delay"),
-        ("eta", "run_at"),
         ("misfireInstruction", "catch_up"),  # Quartz
-        ("cronExpression", "cron"),
-        ("jobDataMap", "payload"),
         ("rrule", "cron"),  # iCalendar
     ],
 )
