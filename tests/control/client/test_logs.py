@@ -7,7 +7,7 @@ import pytest
 
 from tests.control.cli.command import json_output, tidewheel
 from tests.fixtures.database import Database
-from tests.transitions.acts import EXECUTOR, begin, begun, end, ending, requeue, submit, succeed, trigger
+from tests.transitions.acts import EXECUTOR, begin, begun, end, ending, requeue, submit, succeed
 from tidewheel.control.client.client import Client
 from tidewheel.errors import InvalidInput, UnknownRun
 from tidewheel.nouns.runs.model import LogPiece
@@ -49,11 +49,6 @@ def test_output_of_each_attempt_is_returned_the_oldest_first(
     assert client.runs.logs(started.run_id) == [first, second]
     assert client.runs.logs(started.run_id, 1) == [first]
     assert client.runs.logs(started.run_id, 2) == [second]
-
-
-def test_run_without_output_has_no_logs(database: Database, client: Client) -> None:
-    submit(database)
-    assert client.runs.logs(trigger(database)) == []
 
 
 def test_unknown_run_or_attempt_is_refused(database: Database, client: Client, started: Started) -> None:
@@ -133,7 +128,8 @@ def test_the_command_follows_to_the_end(database: Database, started: Started) ->
     assert json_output(database, "run", "logs", started.run_id, "--follow") == line
 
 
-def test_command_reports_a_run_without_output(database: Database, started: Started) -> None:
+def test_run_without_output_has_no_logs(database: Database, client: Client, started: Started) -> None:
+    assert client.runs.logs(started.run_id) == []
     done = tidewheel(database, "run", "logs", started.run_id)
     assert (done.code, done.out) == (0, "")
     assert done.err == f"no output of run {started.run_id} is stored\n"
