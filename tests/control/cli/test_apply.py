@@ -75,14 +75,14 @@ def test_bytes_read_grow_with_each_job_for_the_progress_bar(write: Write, name: 
     assert [round(10 * each / total) for each in read] == list(range(1, 11))
 
 
-@pytest.mark.parametrize("empty", ["---\n---\n", "", "# no job\n", "---\n# no job\n---\nnull\n---\n~\n...\n"])
-def test_empty_document_is_no_job_and_prune_goes_on(database: Database, write: Write, empty: str) -> None:
+def test_empty_document_is_no_job_and_prune_goes_on(database: Database, write: Write) -> None:
     """Issue 39, A2: it was a rejected job, so that nothing was pruned."""
-    for key in ("a", "old"):
-        submit(database, key)
-    path = write("jobs.yaml", f"{empty}---\nkey: a\nschedule: manual\ntarget: send-email\n---\n{empty}")
-    found = tidewheel(database, "apply", path, "--prune", "--all", "--output", "json")
-    assert (found.code, found.err) == (0, "old: deleted\n")
+    for empty in ("---\n---\n", "", "# no job\n", "---\n# no job\n---\nnull\n---\n~\n...\n"):
+        for key in ("a", "old"):
+            submit(database, key)
+        path = write("jobs.yaml", f"{empty}---\nkey: a\nschedule: manual\ntarget: send-email\n---\n{empty}")
+        found = tidewheel(database, "apply", path, "--prune", "--all", "--output", "json")
+        assert (found.code, found.err) == (0, "old: deleted\n"), empty
 
 
 def test_empty_element_of_a_list_is_rejected(database: Database, write: Write) -> None:
@@ -307,14 +307,14 @@ def test_two_jobs_of_one_key_are_refused_with_both_places(
     assert f"{SUBMIT_BATCH + 3} created, 0 updated, 0 unchanged, 2 rejected" in done.out
 
 
-@pytest.mark.parametrize("form", ["jobs:\n- {key: a, schedule: manual, target: x}\n", '{"jobs": [{"key": "a"}]}'])
-def test_jobs_beneath_a_name_are_refused_with_the_form_of_a_list(database: Database, write: Write, form: str) -> None:
-    path = write("jobs", form)
-    [line] = tidewheel(database, "apply", path).err.splitlines()
-    assert line == (
-        f"{path}:1: jobs: a file of jobs is a list; write the list itself, without `jobs:`: "
-        "each element is a job with its key, schedule and target"
-    )
+def test_jobs_beneath_a_name_are_refused_with_the_form_of_a_list(database: Database, write: Write) -> None:
+    for form in ("jobs:\n- {key: a, schedule: manual, target: x}\n", '{"jobs": [{"key": "a"}]}'):
+        path = write("jobs", form)
+        [line] = tidewheel(database, "apply", path).err.splitlines()
+        assert line == (
+            f"{path}:1: jobs: a file of jobs is a list; write the list itself, without `jobs:`: "
+            "each element is a job with its key, schedule and target"
+        )
 
 
 def test_conflicting_flags_are_refused(database: Database, write: Write) -> None:

@@ -103,9 +103,9 @@ def test_local_time_is_read_in_the_zone(database: Database) -> None:
     assert json_output(database, "job", "show", "once")["next_at"] == "2099-07-01T06:00:00Z"
 
 
-@pytest.mark.parametrize(
-    ("arguments", "target"),
-    [
+def test_target_flag_sets_the_target(database: Database) -> None:
+    """An edit keeps the target's other fields; a target of another type replaces it whole."""
+    cases: list[tuple[tuple[str, ...], dict[str, object]]] = [
         (("--kafka-topic", "orders"), {"type": "kafka", "topic": "orders"}),
         (
             ("--shell", "/bin/report '; rm' --day=today"),
@@ -113,20 +113,19 @@ def test_local_time_is_read_in_the_zone(database: Database) -> None:
         ),
         (("--lambda", "report:live"), {"type": "lambda", "function": "report:live"}),
         (("--url", "http://a", "--method", "PUT"), {"type": "http", "url": "http://a", "method": "PUT"}),
-    ],
-)
-def test_target_flag_sets_the_target(database: Database, arguments: tuple[str, ...], target: dict[str, object]) -> None:
-    """An edit keeps the target's other fields; a target of another type replaces it whole."""
-    create(database, "a", "--manual", *arguments, "--delivery", "at_most_once", "--schedule-to-close", "1h")
-    job = json_output(database, "job", "show", "a")["job"]
-    assert (job["target"], job["delivery"], job["schedule_to_close"]) == (target, "at_most_once", "1h")
-    json_output(database, "job", "update", "a", "--handler", "send-email")
-    assert json_output(database, "job", "show", "a")["job"]["target"] == {"type": "handler", "name": "send-email"}
+    ]
+    for number, (arguments, target) in enumerate(cases):
+        key = f"job-{number}"
+        create(database, key, "--manual", *arguments, "--delivery", "at_most_once", "--schedule-to-close", "1h")
+        job = json_output(database, "job", "show", key)["job"]
+        assert (job["target"], job["delivery"], job["schedule_to_close"]) == (target, "at_most_once", "1h"), arguments
+        json_output(database, "job", "update", key, "--handler", "send-email")
+        job = json_output(database, "job", "show", key)["job"]
+        assert job["target"] == {"type": "handler", "name": "send-email"}, arguments
 
 
-@pytest.mark.parametrize(
-    ("arguments", "parts"),
-    [
+def test_invalid_value_is_refused_with_its_field(database: Database) -> None:
+    cases: list[tuple[tuple[str, ...], tuple[str, ...]]] = [
         (("a", "--cron", "0 25 * * *", "--handler", "h"), ("job.schedule.cron: hour 25", "0 23 * * *")),
         (("a", "--cron", "0 8 * * *"), ("job.target: is missing",)),
         (("a", "--handler", "h", "--overlap", "skipp", "--manual"), ("job.overlap: 'skipp'", "did you mean 'skip'?")),
@@ -145,20 +144,16 @@ def test_target_flag_sets_the_target(database: Database, arguments: tuple[str, .
         ),
         (("--handler", "h", "--manual"), ("key: is missing",)),
         (("a", "-f", "/nowhere/job.json"), ("--file: /nowhere/job.json cannot be read",)),
-    ],
-)
-def test_invalid_value_is_refused_with_its_field(
-    database: Database, arguments: tuple[str, ...], parts: tuple[str, ...]
-) -> None:
-    [refusal] = tidewheel(database, "job", "create", *arguments).refusals
-    for part in parts:
-        assert part in refusal
+    ]
+    for arguments, parts in cases:
+        [refusal] = tidewheel(database, "job", "create", *arguments).refusals
+        for part in parts:
+            assert part in refusal, arguments
     assert database.count("jobs") == 0
 
 
-@pytest.mark.parametrize(
-    ("text", "part"),
-    [
+def test_unreadable_file_is_refused_in_one_line(database: Database) -> None:
+    cases: list[tuple[str, str]] = [
         ("- a\n- b\n", "is not a mapping"),
         ("key: a\nkey: b\n", "the name 'key' is given twice"),
         ("1: a\n", "the name '1' is not text"),
@@ -169,11 +164,10 @@ def test_invalid_value_is_refused_with_its_field(
         ("key: a: b\n", "put a value with a colon in quotes"),
         ("key: a\x07\n", "remove control characters"),
         ('{"key": ', "not valid JSON"),
-    ],
-)
-def test_unreadable_file_is_refused_in_one_line(database: Database, text: str, part: str) -> None:
-    [refusal] = tidewheel(database, "job", "create", "-f", "-", stdin=text).refusals
-    assert part in refusal
+    ]
+    for text, part in cases:
+        [refusal] = tidewheel(database, "job", "create", "-f", "-", stdin=text).refusals
+        assert part in refusal, text
 
 
 def test_a_pause_names_its_author_and_door(database: Database) -> None:
@@ -258,13 +252,6 @@ def test_a_pause_may_name_its_end(database: Database) -> None:
     done = tidewheel(database, "job", "pause", "a", "--until", "2099-07-01T08:00", "--tz", "Europe/Berlin")
     assert "paused until 2099-07-01T06:00:00Z  Wed 2099-07-01T08:00:00+02:00 CEST" in done.lines[0]
     assert json_output(database, "job", "show", "a")["paused_until"] == "2099-07-01T06:00:00Z"
-
-
-def test_job_created_paused_fires_nothing(database: Database) -> None:
-    assert (
-        json_output(database, "job", "create", "a", "--every", "1h", "--handler", "h", "--paused")["next_run_at"]
-        is None
-    )
 
 
 def test_trigger_prints_the_id_of_its_run(database: Database) -> None:
@@ -383,24 +370,22 @@ OF_A_JOB = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("words", "path"), OF_A_JOB)
-def test_a_misspelt_key_is_refused_with_the_nearest_and_named_by_its_option(
-    database: Database, words: str, path: str
-) -> None:
+def test_a_misspelt_key_is_refused_with_the_nearest_and_named_by_its_option(database: Database) -> None:
     submit(database, "daily-report")
-    [refusal] = tidewheel(database, *words.format("dialy-report").split()).refusals
-    problem = f"{path}: tenant 'default' has no job 'dialy-report'; "
-    assert refusal == f"{problem}did you mean 'daily-report'?"
-    [refusal] = tidewheel(database, *words.format("nothing-like-it").split()).refusals
-    assert refusal.endswith("; `tidewheel job list` lists the keys")
+    for words, path in OF_A_JOB:
+        [refusal] = tidewheel(database, *words.format("dialy-report").split()).refusals
+        problem = f"{path}: tenant 'default' has no job 'dialy-report'; "
+        assert refusal == f"{problem}did you mean 'daily-report'?", words
+        [refusal] = tidewheel(database, *words.format("nothing-like-it").split()).refusals
+        assert refusal.endswith("; `tidewheel job list` lists the keys"), words
 
 
-@pytest.mark.parametrize("words", ["job trigger job --run-at", "job pause job --until"])
-@pytest.mark.parametrize("at", ["yesterday", "2020-01-01T00:00Z", "-5m"])
-def test_a_time_that_has_passed_is_refused_and_never_the_present(database: Database, words: str, at: str) -> None:
+def test_a_time_that_has_passed_is_refused_and_never_the_present(database: Database) -> None:
     submit(database, "job", schedule="@every 1h")
-    command = words.split()
-    [refusal] = tidewheel(database, *command[:-1], f"{command[-1]}={at}").refusals
-    assert refusal.startswith(f"{command[-1]}: {at!r} has passed: that was ")
-    assert tidewheel(database, *command, "+1h").code == 0
+    for words in ("job trigger job --run-at", "job pause job --until"):
+        command = words.split()
+        for at in ("yesterday", "2020-01-01T00:00Z", "-5m"):
+            [refusal] = tidewheel(database, *command[:-1], f"{command[-1]}={at}").refusals
+            assert refusal.startswith(f"{command[-1]}: {at!r} has passed: that was "), (words, at)
+        assert tidewheel(database, *command, "+1h").code == 0, words
     assert tidewheel(database, "job", "trigger", "job", "--run-at", "now").code == 0

@@ -196,20 +196,18 @@ def test_runs_are_cancelled_by_filter_until_the_last_has_ended(job: Database) ->
     assert open_run(job, running).state == "running"
 
 
-@pytest.mark.parametrize(
-    ("flags", "path"),
-    [
+def test_missing_or_invalid_cancel_filter_is_refused(job: Database) -> None:
+    cases: list[tuple[list[str], str]] = [
         ([], "RUN"),
         ([str(uuid4()), "--job", "job"], "RUN"),
         (["--not-started"], "key"),
         (["--job", "nope"], "--job"),
         (["--lane", "fast"], "lane"),
         (["--queue", "q", "--before", "2999-01-01T00:00:00Z"], "created_before"),
-    ],
-)
-def test_missing_or_invalid_cancel_filter_is_refused(job: Database, flags: list[str], path: str) -> None:
-    [refusal] = tidewheel(job, "run", "cancel", *flags).refusals
-    assert refusal.startswith(f"{path}: ")
+    ]
+    for flags, path in cases:
+        [refusal] = tidewheel(job, "run", "cancel", *flags).refusals
+        assert refusal.startswith(f"{path}: "), flags
 
 
 TAKES_A_RUN: dict[str, list[str]] = {

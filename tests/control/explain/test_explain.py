@@ -333,9 +333,8 @@ def test_bounds_are_named(clocked: ClockedDatabase) -> None:
     assert explanation_of(clocked, t("03-04T09:00"), "limited").reason == "bound", "also when the job is finished"
 
 
-@pytest.mark.parametrize(
-    ("schedule", "at", "outcome", "note"),
-    [
+def test_clock_change_is_named_as_the_reason(clocked: ClockedDatabase) -> None:
+    cases: list[tuple[dict[str, object], str, OccurrenceOutcome, str]] = [
         ({}, "03-29T01:00", OccurrenceOutcome.SCHEDULED, "2026-03-29 02:30 does not exist"),
         ({"dst_gap": "skip"}, "03-29T01:00", OccurrenceOutcome.NO_OCCURRENCE, "02:30 does not exist"),
         ({}, "03-29T01:30", OccurrenceOutcome.NO_OCCURRENCE, "02:30 does not exist"),
@@ -347,19 +346,16 @@ def test_bounds_are_named(clocked: ClockedDatabase) -> None:
             OccurrenceOutcome.NO_OCCURRENCE,
             "occurs twice: this is the first time",
         ),
-    ],
-)
-def test_clock_change_is_named_as_the_reason(
-    clocked: ClockedDatabase, schedule: dict[str, object], at: str, outcome: OccurrenceOutcome, note: str
-) -> None:
+    ]
     at_clock(clocked, "03-02T08:00")
-    submit(clocked, schedule={"cron": "30 2 * * *", "timezone": "Europe/Berlin"} | schedule)
-    said = explanation_of(clocked, t(at))
-    assert said.outcome is outcome
-    assert note in " ".join(said.notes)
-    assert said.zone == "Europe/Berlin"
-    assert said.local == said.at
-    assert said.local.utcoffset() == timedelta(hours=2 if at != "10-25T01:30" else 1)
+    for number, (schedule, at, outcome, note) in enumerate(cases):
+        submit(clocked, key := f"job-{number}", schedule={"cron": "30 2 * * *", "timezone": "Europe/Berlin"} | schedule)
+        said = explanation_of(clocked, t(at), key)
+        assert said.outcome is outcome, (schedule, at)
+        assert note in " ".join(said.notes), (schedule, at)
+        assert said.zone == "Europe/Berlin"
+        assert said.local == said.at
+        assert said.local.utcoffset() == timedelta(hours=2 if at != "10-25T01:30" else 1), (schedule, at)
 
 
 def test_fixed_delay_knows_only_recorded_occurrences(clocked: ClockedDatabase) -> None:

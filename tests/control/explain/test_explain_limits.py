@@ -44,14 +44,6 @@ def test_unknown_job_or_invalid_instant_is_refused(clocked: ClockedDatabase) -> 
         assert caught.value.errors[0].path == "at"
 
 
-def test_a_manual_job_has_no_occurrences(clocked: ClockedDatabase) -> None:
-    clocked.stop_clock(t("03-02T08:00"))
-    submit(clocked)
-    manual = explanation_of(clocked, t("03-02T09:00"))
-    assert manual.outcome is OccurrenceOutcome.NO_OCCURRENCE
-    assert "triggers create its runs" in manual.words
-
-
 def test_job_that_became_manual_keeps_its_occurrences(clocked: ClockedDatabase) -> None:
     clocked.stop_clock(t("03-02T08:00"))
     submit(clocked, schedule=DAILY)
@@ -130,7 +122,7 @@ def test_a_time_of_a_job_without_a_schedule_names_the_run_of_its_minute_or_the_n
     assert found.at == instants[0], "the only run of its minute"
     assert [each.run_id for each in found.others] == runs[:1]
     between = explained_at(clocked, "by-hand", "9am")
-    assert between.words == MANUAL
+    assert (between.outcome, between.words) == (OccurrenceOutcome.NO_OCCURRENCE, MANUAL)
     assert (between.between_runs, between.before, between.after) == (True, *instants[:2])
     assert "before 2026-03-02T08:00:07.123" in " ".join(
         tidewheel(clocked, "explain", "by-hand", "--at", "2026-03-02T09:00Z").out.split()

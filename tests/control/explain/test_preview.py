@@ -39,19 +39,13 @@ def test_preview_equals_the_firings_and_saves_nothing(clocked: ClockedDatabase) 
     assert job_runs(clocked)[0].publish_at == seen.occurrences[0].leaves_at
 
 
-@pytest.mark.parametrize("policy", Overlap)
-def test_every_overlap_policy_is_described(clocked: ClockedDatabase, policy: Overlap) -> None:
-    words = previewed(clocked, schedule=DAILY, overlap=policy.value).words
-    assert [line for line in words if line.startswith(f"overlap is {policy}: ")]
-
-
-def test_catch_up_names_when_an_occurrence_is_missed(clocked: ClockedDatabase) -> None:
-    words = "An occurrence is missed once it is 1 min late (misfire_after of the schedulers)."
-    assert words in previewed(clocked, schedule=DAILY).words
-    assert words not in previewed(clocked).words, "a manual job misses nothing"
-
-
-def test_order_and_dedupe_are_described(clocked: ClockedDatabase) -> None:
+def test_every_policy_is_described(clocked: ClockedDatabase) -> None:
+    for policy in Overlap:
+        words = previewed(clocked, schedule=DAILY, overlap=policy.value).words
+        assert [line for line in words if line.startswith(f"overlap is {policy}: ")], policy
+    misfire = "An occurrence is missed once it is 1 min late (misfire_after of the schedulers)."
+    assert misfire in previewed(clocked, schedule=DAILY).words
+    assert misfire not in previewed(clocked).words, "a manual job misses nothing"
     words = previewed(clocked, schedule=DAILY, overlap="allow_all", ordering_key="k").words
     line = (
         "Runs of the ordering key 'k' start one after another, and a run that fails for good blocks the runs behind it."
@@ -118,22 +112,20 @@ def test_excluded_days_are_shown_and_not_counted(clocked: ClockedDatabase) -> No
     assert "closed" in " ".join(seen.words)
 
 
-@pytest.mark.parametrize(
-    ("job", "path"),
-    [
+def test_preview_is_refused_like_a_submit(clocked: ClockedDatabase) -> None:
+    cases: list[tuple[dict[str, object], str]] = [
         ({"schedule": {"cron": "0 25 * * *"}}, "job.schedule.cron"),
         ({"schedule": {"cron": "0 3 30 2 *"}}, "job.schedule.cron"),
         ({"schedule": DAILY, "end_at": "2020-01-01T00:00:00Z"}, "job.end_at"),
         ({"schedule": {"cron": "0 3 * * *", "timezone": "Europe/Berlni"}}, "job.schedule.timezone"),
         ({"schedule": DAILY, "exclude_calendars": ["nowhere"]}, "job.exclude_calendars.0"),
         ({"shedule": DAILY}, "job.shedule"),
-    ],
-)
-def test_preview_is_refused_like_a_submit(clocked: ClockedDatabase, job: dict[str, object], path: str) -> None:
-    with pytest.raises(Refused) as caught:
-        previewed(clocked, **job)
-    assert path in [error.path for error in caught.value.errors]
-    assert all(error.remedy for error in caught.value.errors)
+    ]
+    for job, path in cases:
+        with pytest.raises(Refused) as caught:
+            previewed(clocked, **job)
+        assert path in [error.path for error in caught.value.errors], job
+        assert all(error.remedy for error in caught.value.errors), job
 
 
 def test_preview_explains_schedules_without_a_rhythm(clocked: ClockedDatabase) -> None:
