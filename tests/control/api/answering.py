@@ -22,6 +22,8 @@ from tidewheel.settings.services import ApiSettings
 _SECONDS = 60.0
 TOPIC = "t.runs.standard"
 NO_ROOTS = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # loading the roots costs each client 20 ms
+# Beyond a limit, httpcore closes connections as idle that it has just given to other threads.
+_UNLIMITED = httpx.Limits(max_connections=None, max_keepalive_connections=None)
 QUICK = {"api_port": 0, "sweep": timedelta(milliseconds=1)}
 
 
@@ -47,6 +49,7 @@ def answering(database: Database, *, token: str | None = None, **settings: objec
             timeout=_SECONDS,
             trust_env=False,
             verify=NO_ROOTS,
+            limits=_UNLIMITED,
         ) as client:
             client.database = database
             yield client
