@@ -33,7 +33,14 @@ HALF_A_SECOND: dict[str, Any] = {"sweep": timedelta(milliseconds=500)}
 
 def test_sweep_claims_messages_that_a_full_executor_holds(executing: Executing, gate: str) -> None:
     """One executor has fetched the message and has every partition; the other claims the run by sweep."""
+
+    def message_brings_a_run() -> bool:
+        run_id = executing.trigger("acts.echo", 0)
+        executing.publish(run_id)
+        return executing.ended(run_id).claimed_from != "sweep"
+
     with executing.running(slots=1, **HALF_A_SECOND):
+        until(message_brings_a_run, "the first executor has its partitions")
         held = executing.trigger("acts.wait", gate)
         executing.publish(held)
         until(lambda: GATES[gate].entered, "the first executor is full")
