@@ -1,7 +1,7 @@
 """Leave rows out for a minute that have failed alone, so that the other rows of their batch go on."""
 
 import logging
-from collections.abc import Generator
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from typing import Generic, TypeVar
 
@@ -31,6 +31,25 @@ class SetAside(Generic[T]):
         self._until = {row: until for row, until in self._until.items() if until > now}
         return set(self._until)
 
+    def together(self, rows: Sequence[T], work: Callable[[Sequence[T]], int], name: str) -> int:
+        """Do work for rows together, or for one after the other if one of them fails; return the sum.
+
+        Args:
+            work: In transactions of its own.
+            name: As for `alone`.
+        """
+        try:
+            return work(rows)
+        except (Unavailable, MemoryError):
+            raise
+        except Exception as error:  # noqa: BLE001 - one at a time finds the one that fails
+            _LOG.warning("%s: %d failed together (%s); the scheduler does them one by one", name, len(rows), error)
+        done = 0
+        for row in rows:
+            with self.alone(row, name):
+                done += work([row])
+        return done
+
     @contextmanager
     def alone(self, row: T, name: str, **fields: object) -> Generator[None]:
         """Do work for one row in the block; after an error of its own log it and leave the row out.
@@ -40,11 +59,11 @@ class SetAside(Generic[T]):
             fields: Of the line in the log.
 
         Raises:
-            Unavailable: No row is the cause.
+            Unavailable, MemoryError: No row is the cause.
         """
         try:
             yield
-        except Unavailable:
+        except (Unavailable, MemoryError):
             raise
         except Exception:  # noqa: BLE001 - the other rows must not wait for it
             _LOG.exception("the scheduler cannot %s %s; it tries again in a minute", name, row, extra=fields)
