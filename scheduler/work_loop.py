@@ -26,6 +26,7 @@ from tidewheel.postgres.session import Conn, RowsLocked, Session
 from tidewheel.postgres.statements import Statements
 from tidewheel.process.failpoint import failpoint
 from tidewheel.scheduler.job_faults import describe, is_jobs_own
+from tidewheel.scheduler.set_aside import SetAside
 from tidewheel.schedules.decision import BackfillState
 from tidewheel.transitions.dead_letters import (
     DeadLetterRef,
@@ -64,7 +65,6 @@ _SHARE_SECONDS = 0.05  # of each step; a batch that has begun by then is the las
 _BATCHES_PER_SECOND = 10.0  # with a rate, as long as each batch does something
 _LOCK_TIMEOUT = "50ms"  # for a job, such as one that is being deleted: firing waits meanwhile
 _LOCKED_SECONDS = 1.0  # until the next try: 5 % of the thread's time at most
-_FAILED_SECONDS = 60.0  # until the next try of a work whose code or rights are wrong
 _LONGEST_BURST = timedelta(seconds=1)  # of the rate, after a step that came late
 _LONGEST_PAUSE_SECONDS = 86_400.0 * 365  # of the lowest rate
 
@@ -170,7 +170,7 @@ class Retry:
         """Find the next failed runs."""
         until, after = parse_timestamp(work.filter["until"]), UUID(work.cursor["id"])
         found, last = scan_failed_runs(
-            connection, work.tenant, work.filter, until=until, ended_until=work.created_at, after=after, limit=limit,
+            connection, work.tenant, _given(work), until=until, ended_until=work.created_at, after=after, limit=limit,
             look=_LOOKED_AT,
         )  # fmt: skip
         reached = last or next(reversed(found), None)
@@ -194,9 +194,21 @@ class Retry:
         return len(new) - len(rejected), rejected
 
 
+def _given(work: OpenWork) -> dict[str, object]:
+    """Return a work's filter with numbers and objects as text.
+
+    PostgreSQL refuses such a text as data of this work, but another type as a statement of the wrong schema.
+    """
+    return {
+        name: value if value is None or isinstance(value, bool | list) else str(value)
+        for name, value in work.filter.items()
+    }
+
+
 def _scan(connection: Conn, work: OpenWork, limit: int) -> LetterScan:
-    columns = {name: work.filter.get(name) for name in _LETTER_COLUMNS}
-    place = {"after_at": work.cursor["at"], "after_id": work.cursor["id"]}
+    given = _given(work)
+    columns = {name: given.get(name) for name in _LETTER_COLUMNS}
+    place = {"after_at": str(work.cursor["at"]), "after_id": str(work.cursor["id"])}
     return scan_dead_letters(
         connection, {**columns, **place, "tenant": work.tenant, "limit": limit, "look": _LOOKED_AT}
     )
@@ -220,7 +232,8 @@ class WorkLoop:
         self._next = 0.0
         self._has_adopted = False
         self._singly: set[UUID] = set()
-        self._locked: dict[UUID, float] = {}  # works that met a locked row or failed, and when they are tried again
+        self._locked: dict[UUID, float] = {}  # works that met a locked row, and when they are tried again
+        self._failed = SetAside[UUID]()  # works whose row cannot be read, or whose code is wrong
 
     def step(self) -> tuple[int, float]:
         """Do works for a while; return the number of processed things and the seconds until the next step."""
@@ -231,27 +244,20 @@ class WorkLoop:
         with self._session.transaction() as connection:
             if not self._has_adopted:
                 adopt_redrives(connection)
-            due = find_due_works(connection, read_now(connection), KINDS)
+            found = find_due_works(connection, read_now(connection), KINDS)
         self._has_adopted = True
         self._locked = {work_id: until for work_id, until in self._locked.items() if until > now}
+        left = self._failed.current()
+        due = [work_id for work_id in found if work_id not in left]
         for work_id in due:
-            while work_id not in self._locked and monotonic_seconds() < now + _SHARE_SECONDS:
-                done = self._try(work_id)
-                if done is None:
-                    break
-                processed += done
+            done: int | None = 0
+            while done is not None and work_id not in self._locked and monotonic_seconds() < now + _SHARE_SECONDS:
+                done = None
+                with self._failed.alone(work_id, "do a batch of work"):
+                    done = self._batch(work_id)
+                processed += done or 0
         self._next = monotonic_seconds() + _EVERY_SECONDS
         return processed, _EVERY_SECONDS if due else math.inf
-
-    def _try(self, work_id: UUID) -> int | None:
-        """Do a batch; after an error that is not its own data's the work lets others go first."""
-        try:
-            return self._batch(work_id)
-        except Unavailable:
-            raise
-        except Exception:
-            self._locked[work_id] = monotonic_seconds() + _FAILED_SECONDS
-            raise
 
     def _batch(self, work_id: UUID) -> int | None:
         """Do a batch, or one thing after a batch that failed; None if no batch is due."""
@@ -266,7 +272,7 @@ class WorkLoop:
             raise
         except Exception as error:
             if not (is_jobs_own(error) or isinstance(error, ValueError | ArithmeticError)):
-                raise  # its code is wrong: `_try` lets others go first
+                raise  # its code is wrong, or its filter or cursor
             _LOG.warning(
                 "a batch of work %s failed: %s; the scheduler does its objects one by one", work_id, describe(error)
             )

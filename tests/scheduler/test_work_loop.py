@@ -7,6 +7,7 @@ from itertools import pairwise
 from uuid import UUID
 
 import pytest
+from psycopg.sql import SQL, Identifier
 
 from tests.control.client.test_dead_letters import fail, purge, redriven, work_off
 from tests.fixtures.database import ClockedDatabase, Database
@@ -199,7 +200,7 @@ def test_lowest_stored_rate_delays_its_own_work_alone(client: Client, clocked: C
 
 
 def test_work_whose_code_fails_stops_no_other(
-    client: Client, clocked: ClockedDatabase, monkeypatch: pytest.MonkeyPatch
+    client: Client, clocked: ClockedDatabase, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def broken(*_: object) -> None:
         message = "broken"
@@ -213,6 +214,26 @@ def test_work_whose_code_fails_stops_no_other(
     monkeypatch.setattr(work_loop, "_SHARE_SECONDS", 60.0)  # a stalled machine leaves no time for a batch in 0.05 s
     with closing(Session(clocked.url, "scheduler")) as session:
         loop = WorkLoop(session, clocked.installation)
-        with pytest.raises(RuntimeError, match="broken"):
-            loop.step()
         until(lambda: loop.step()[0] >= 0 and client.works.get(redrive_id).state == "finished", "the redrive is done")
+    assert caplog.text.count("cannot do a batch of work") == 1
+
+
+@pytest.mark.parametrize(
+    ("column", "value"),
+    [
+        ("filter", '{"ids": 7, "status": 7, "since": 7}'), ("filter", "7"), ("cursor", "{}"), ("rate", "NaN"),
+        ("next_at", "-infinity"), ("created_at", "294000-01-01Z"),
+    ],
+)  # fmt: skip
+def test_works_that_cannot_be_read_stop_no_other(
+    client: Client, clocked: ClockedDatabase, column: str, value: str
+) -> None:
+    fail(clocked)
+    damaged = [requested(client) for _ in range(3)]
+    clocked.advance(timedelta(seconds=1))
+    whole = requested(client)
+    change = SQL("UPDATE works SET {} = %s WHERE work_id = ANY (%s)").format(Identifier(column))
+    clocked.execute(change, [value, damaged])
+    with closing(Session(clocked.url, "scheduler")) as session:
+        loop = WorkLoop(session, clocked.installation)
+        until(lambda: loop.step()[0] >= 0 and client.works.get(whole).state == "finished", "the other one is done")
