@@ -633,12 +633,16 @@ SELECT t.job_id, t.tenant, t.shard, t.scheduled_at, t.version, v.schedule_json, 
 SELECT id, thawed_at FROM freezes WHERE thawed_at IS NOT NULL OR NOT settled ORDER BY id
 
 -- name: has_timer_behind
--- Returns true if a timer may have an undecided instant up to this time.
--- Index: timers_due, one look a shard and its due timers. No lock.
+-- Returns true if a timer may have an undecided instant up to this time, and firing can read it.
+-- Index: timers_due, one look a shard and its due timers; job_versions_pkey. No lock.
 SELECT EXISTS (SELECT FROM generate_series(0, %(shards)s::integer - 1) AS s (shard)
                 CROSS JOIN LATERAL (SELECT FROM timers AS t
-                                     WHERE t.shard = s.shard AND t.due_at <= %(until)s
+                                     WHERE t.shard = s.shard AND t.due_at > '0001-01-02' AND t.due_at <= %(until)s
                                        AND {{tidewheel.transitions.position(t)}} <= %(until)s
+                                       AND least(t.scheduled_at, t.catch_up_end, t.repeats_until) > '0001-01-02'
+                                       AND greatest(t.scheduled_at, t.catch_up_end, t.repeats_until) < '9999-12-30'
+                                       AND EXISTS (SELECT FROM job_versions AS v
+                                                    WHERE v.job_id = t.job_id AND v.version = t.version OFFSET 0)
                                      LIMIT 1) AS due)
 
 -- name: find_written_ahead
@@ -688,6 +692,16 @@ SELECT t.job_id, {{tidewheel.transitions.is_released(t)}}
          LIMIT %(limit)s) AS t
   JOIN job_versions AS v ON v.job_id = t.job_id AND v.version = t.version
  ORDER BY t.job_id
+
+-- name: unhold_timer
+-- Leaves the instants of a held timer up to now to firing, past its freezes: they are not read here.
+-- Index: timers_pkey. Lock: the row; if another transaction holds it, it is skipped, and found again.
+UPDATE timers
+   SET due_at = greatest(scheduled_at, '0001-01-02'), catch_up_end = tidewheel_now(), hold_reason = NULL
+ WHERE job_id IN (SELECT t.job_id
+                    FROM timers AS t
+                   WHERE t.job_id = %(job_id)s AND t.hold_reason = 'freeze'
+                     FOR UPDATE SKIP LOCKED)
 
 -- name: drop_thawed
 -- Deletes thawed freezes that hold no timer any more, and their jobs.

@@ -34,13 +34,13 @@ from tidewheel.postgres.statements import Statements
 from tidewheel.process.failpoint import failpoint
 from tidewheel.process.metrics import metrics
 from tidewheel.runs import HOLDS, Move, RunState, SkipReason, sources
+from tidewheel.scheduler.set_aside import SetAside
 from tidewheel.transitions.children import fail_release, postpone_releases
 from tidewheel.transitions.drain import Drained, drain
 from tidewheel.transitions.finish import finish_runs
 from tidewheel.transitions.finished import RunEnd
-from tidewheel.transitions.frozen_timers import decide_held, lock_held_timers, retract_frozen, undecided
+from tidewheel.transitions.frozen_timers import decide_held, retract_frozen
 from tidewheel.transitions.installation import Installation
-from tidewheel.transitions.timers import move_timers
 
 _LOG = logging.getLogger("tidewheel.scheduler")
 
@@ -52,6 +52,7 @@ _HAS_TIMER_BEHIND = _SQL["has_timer_behind"]
 _FIND_WRITTEN_AHEAD = _SQL["find_written_ahead"]
 _FIND_RUNS_BEFORE_EDIT = _SQL["find_runs_before_edit"]
 _FIND_HELD_TIMERS = _SQL["find_held_timers"]
+_UNHOLD_TIMER = _SQL["unhold_timer"]
 _DROP_THAWED = _SQL["drop_thawed"]
 _BEGIN_SETTLING = _SQL["begin_settling"]
 _FIND_SETTLED = _SQL["find_settled"]
@@ -172,6 +173,7 @@ class Thaws:
         self._after, self._found, self._done = _NOWHERE, 0, 0
         self._retraction: _Retraction | None = None  # of the runs written ahead, at the begin of a pass
         self._settling = _Retraction()  # of the freezes that are not settled
+        self._failed = SetAside[UUID]()  # jobs whose runs cannot be retracted
         self._is_behind = False  # whether firing had more to decide when it began
 
     def step(self) -> bool:
@@ -240,18 +242,29 @@ class Thaws:
         }  # fmt: skip
         with self._session.transaction() as connection:
             found = connection.execute(_FIND_WRITTEN_AHEAD, columns, binary=True).fetchall()
-            began = dict(cast("list[tuple[UUID, datetime]]", found))
-            ended = self._end_before_edit(connection, began, columns) if began else 0
-        if not began:
-            return False
+        rows = cast("list[tuple[UUID, datetime]]", found)
+        left = self._failed.current()
+        began = {job: at for job, at in rows if job not in left}
+        if began:
+            retraction.found += len(began)
+            retraction.done += self._failed.together(
+                list(began),
+                lambda jobs: self._retract_of({job: began[job] for job in jobs}, columns),
+                "retract runs of job",
+            )
+        if rows:
+            retraction.after = rows[-1][0]
+        return len(rows) == _RELEASED
+
+    def _retract_of(self, began: Mapping[UUID, datetime], columns: Mapping[str, object]) -> int:
+        """Retract the runs of these jobs; return the number of jobs and ended runs."""
+        with self._session.transaction() as connection:
+            ended = self._end_before_edit(connection, began, columns)
         with self._session.transaction() as connection:
             jobs = retract_frozen(connection, began)
         if jobs or ended:
             _LOG.info("retracted the runs of %d jobs that were written ahead of a freeze, and ended %d", jobs, ended)
-        retraction.after = max(began)
-        retraction.found += len(began)
-        retraction.done += jobs + ended
-        return len(began) == _RELEASED
+        return jobs + ended
 
     def _end_before_edit(self, connection: Conn, began: Mapping[UUID, datetime], columns: Mapping[str, object]) -> int:
         """Skip the runs written ahead that an edit has left, which did not see the freeze."""
@@ -274,9 +287,7 @@ class Thaws:
                 return sum(self._release_batch([job]) for job in job_ids)
             _LOG.exception("deciding the timer of job %s failed; firing decides the timer later", job_ids[0])
             with self._session.transaction() as connection:
-                held, now = lock_held_timers(connection, job_ids), read_now(connection)
-                move_timers(connection, [(timer.job_id, undecided(timer, now)) for timer in held])
-            return len(held)
+                return connection.execute(_UNHOLD_TIMER, {"job_id": job_ids[0]}).rowcount
 
     def _settle(self, freezes: list[int]) -> bool:
         """Add jobs and retract runs that did not see these freezes; return True if more can be done."""

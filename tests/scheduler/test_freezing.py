@@ -5,6 +5,7 @@ from typing import Any, LiteralString, Self
 
 import psycopg
 import pytest
+from psycopg import sql
 
 from tests.fixtures.acts import about, ending, submission
 from tests.fixtures.database import ClockedDatabase
@@ -577,3 +578,39 @@ def test_moved_occurrence_under_a_freeze_fires_after_the_thaw(still: ClockedData
         release(still)
         fire_all(still)
     assert (len(still.job_runs()), still.count("freezes"), still.rows(HOLDS)) == (1, 0, [(None,)])
+
+
+@pytest.mark.parametrize("held", [True, False], ids=["held before", "held never"])
+@pytest.mark.parametrize(
+    ("column", "value"),
+    [("due_at", "-infinity"), ("scheduled_at", "-infinity"), ("catch_up_end", "294000-01-01Z"), ("version", "-1")],
+)
+def test_timer_that_cannot_be_read_keeps_no_freeze_from_ending(
+    still: ClockedDatabase, column: str, value: str, *, held: bool
+) -> None:
+    still.submit("damaged", **MINUTELY)
+    still.submit("whole", **MINUTELY)
+    ask(still, "freeze")
+    still.advance(MINUTE)
+    if held:
+        fire_all(still)
+    change = sql.SQL("UPDATE timers SET {} = %s WHERE job_id = %s").format(sql.Identifier(column))
+    assert still.execute(change, [value, job_id("default", "damaged")]) == 1
+    fire_all(still)
+    assert ("whole",) in still.rows(HELD)
+    thaw(still)
+    assert (still.count("freezes"), ("whole",) in still.rows(HELD)) == (0, False)
+
+
+def test_run_that_cannot_be_retracted_keeps_no_other(still: ClockedDatabase) -> None:
+    still.submit("damaged", **MINUTELY)
+    still.submit("whole", **MINUTELY)
+    fire_due(still, lookahead=5 * MINUTE)
+    still.execute(
+        "UPDATE job_runs SET scheduled_at = '294000-01-01Z' WHERE job_id = %s", [job_id("default", "damaged")]
+    )
+    ask(still, "freeze")
+    release(still)
+    assert still.rows("SELECT DISTINCT key FROM job_runs JOIN jobs USING (job_id)") == [("damaged",)]
+    thaw(still)
+    assert still.count("freezes") == 0

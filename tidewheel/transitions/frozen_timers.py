@@ -125,12 +125,6 @@ def retract_frozen(connection: Conn, began: Mapping[UUID, datetime]) -> int:
     return len(locked)
 
 
-def lock_held_timers(connection: Conn, job_ids: Sequence[UUID]) -> list[LockedTimer]:
-    """Lock those of these timers that freezes hold; rows of other transactions are left out."""
-    with connection.cursor(row_factory=class_row(LockedTimer), binary=True) as cursor:
-        return cursor.execute(_LOCK_HELD_TIMERS, {"job_ids": uuids(job_ids)}).fetchall()
-
-
 def decide_held(
     connection: Conn, installation: Installation, job_ids: Sequence[UUID], *, standing: bool = False
 ) -> dict[UUID, bool]:
@@ -142,7 +136,7 @@ def decide_held(
     Returns:
         The jobs that were decided; True if their freezes have ended.
     """
-    locked = lock_held_timers(connection, job_ids)
+    locked = _lock_held_timers(connection, job_ids)
     columns = {"job_ids": uuids(timer.job_id for timer in locked)}
     rows = connection.execute(_FIND_FREEZE_ENDS, columns, binary=True).fetchall()
     ends = dict(cast("list[tuple[UUID, datetime | None]]", rows))
@@ -155,7 +149,7 @@ def decide_held(
         try:
             state = timer_state(timer, inputs.day_sets, inputs.of(timer))
         except ScheduleRefused:
-            return undecided(timer, until)  # firing quarantines the job
+            return _undecided(timer, until)  # firing quarantines the job
         decision = on_resume(state, now=until, reason=SkipReason.FROZEN)
         if decision.next_at is not None and min(decision.next_at, decision.due_at or decision.next_at) <= until:
             # All up to here is decided: the freeze, whose row may still be there, does not hold it again.
@@ -166,6 +160,12 @@ def decide_held(
     return {timer.job_id: timer.job_id in ends for timer in timers}
 
 
-def undecided(timer: LockedTimer, until: datetime) -> Decision:
+def _lock_held_timers(connection: Conn, job_ids: Sequence[UUID]) -> list[LockedTimer]:
+    """Lock those of these timers that freezes hold; rows of other transactions are left out."""
+    with connection.cursor(row_factory=class_row(LockedTimer), binary=True) as cursor:
+        return cursor.execute(_LOCK_HELD_TIMERS, {"job_ids": uuids(job_ids)}).fetchall()
+
+
+def _undecided(timer: LockedTimer, until: datetime) -> Decision:
     """Return the decision that leaves a timer's instants up to here to firing, past its freezes."""
     return Decision(next_at=timer.scheduled_at, overridden=timer.overridden, catch_up_end=until)
