@@ -18,6 +18,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from typing import cast
 from uuid import UUID
 
@@ -33,7 +34,8 @@ from tidewheel.postgres.session_kinds import BackgroundQuery
 from tidewheel.postgres.statements import Statements
 from tidewheel.process.metrics import metrics
 from tidewheel.runs import Gate
-from tidewheel.transitions.held_back import MAX_RELEASED, find_held_tenants, pace, wake_orders
+from tidewheel.scheduler.set_aside import SetAside
+from tidewheel.transitions.held_back import MAX_RELEASED, find_held_tenants, find_woken_orders, pace, settle_order
 from tidewheel.transitions.installation import Installation
 from tidewheel.transitions.run_keys import COUNTED_FOR, count_started_runs, settle_keys
 
@@ -87,6 +89,7 @@ class KeyRepair:
         self._session, self._installation = session, installation
         self._background = BackgroundQuery[int](session, "keys")
         self._pacer = FullScanPacer(_PASS_SECONDS, share=_SHARE)
+        self._promote, self._failed = partial(_promote, session, installation), SetAside[int]()
         self._after = FIRST_KEY_ID
         self._next_pass = -math.inf
         self._counts: dict[str, _Count] = {}
@@ -142,12 +145,8 @@ class KeyRepair:
         if wrong:
             self._repair_counters(wrong)
         woken = sorted({*wrong, *(key for _, key, _, waits, _ in rows if key is not None and waits)})
-        promoted = 0
-        for first in range(0, len(woken), _MAX_WOKEN):
-            with self._session.transaction() as connection:
-                some = woken[first : first + _MAX_WOKEN]
-                promoted += settle_keys(connection, self._installation, woken=some).promoted
-        return promoted
+        parts = [woken[first : first + _MAX_WOKEN] for first in range(0, len(woken), _MAX_WOKEN)]
+        return sum(self._failed.together(part, self._promote, "wake key") for part in parts)
 
     def count_started_runs(self) -> None:
         """Count the runs of tenants whose limit of runs in flight has begun.
@@ -227,22 +226,31 @@ class KeyDuties:
 
     def __init__(self, session: Session, installation: Installation) -> None:
         self._session, self._installation = session, installation
+        self._promote, self._failed = partial(_promote, session, installation), SetAside[int]()
         self._to_pace: list[str] = []
 
     def promote(self, shards: Sequence[int]) -> tuple[int, float]:
         """Give free places of keys to waiting runs; return their number, and the seconds until the next."""
-        columns: dict[str, object] = {"shards": list(shards), "count": self._installation.shards, "limit": _MAX_WOKEN}
+        columns: dict[str, object] = {
+            "shards": list(shards), "count": self._installation.shards, "limit": _MAX_WOKEN,
+            "left": list(self._failed.current()),
+        }  # fmt: skip
         with self._session.transaction() as connection:
             due = [row[0] for row in connection.execute(_FIND_WOKEN_KEYS, columns, binary=True).fetchall()]
-            if due:
-                return settle_keys(connection, self._installation, woken=cast("list[int]", due)).promoted, 0.0
-            found = connection.execute(_PROBE_KEYS, columns, binary=True).fetchone()
+            found = None if due else connection.execute(_PROBE_KEYS, columns, binary=True).fetchone()
+        if due:
+            return self._failed.together(cast("list[int]", due), self._promote, "wake key"), 0.0
         return 0, max(cast("float", found[0]), 0.0) if found else math.inf
 
     def wake(self) -> int:
         """Queue the next runs of ordering keys that other transactions held; return their number."""
         with self._session.transaction() as connection:
-            return wake_orders(connection, self._installation)
+            keys = find_woken_orders(connection, left=self._failed.current())
+        return self._failed.together(keys, self._settle_order, "wake ordering key") if keys else 0
+
+    def _settle_order(self, keys: Sequence[int]) -> int:
+        with self._session.transaction() as connection:
+            return settle_order(connection, self._installation, woken=keys)
 
     def pace(self) -> tuple[int, bool]:
         """Queue held runs of tenants with a rate for up to `_STEP_SECONDS`; return their number.
@@ -261,3 +269,9 @@ class KeyDuties:
             if released < MAX_RELEASED:
                 self._to_pace.pop()
         return queued, bool(self._to_pace)
+
+
+def _promote(session: Session, installation: Installation, keys: Sequence[int]) -> int:
+    """Give free places of keys to waiting runs; return their number."""
+    with session.transaction() as connection:
+        return settle_keys(connection, installation, woken=keys).promoted

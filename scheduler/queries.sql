@@ -1070,21 +1070,23 @@ SELECT DISTINCT o.job_id, o.tenant
 mod(mod(k.key_id, %(count)s::bigint) + %(count)s::bigint, %(count)s::bigint) = ANY (%(shards)s::integer[])
 
 -- name: find_woken_keys
--- Returns the keys whose waiting runs may get a place now, the longest due first.
+-- Returns the keys whose waiting runs may get a place now, the longest due first, without those left out.
 -- Index: run_keys_wake. No lock: the result is checked again under a lock.
 SELECT k.key_id
   FROM run_keys AS k
  WHERE k.wake_at <= (SELECT tidewheel_now())
+   AND k.key_id <> ALL (%(left)s::bigint[])
    AND {{mine(k)}}
  ORDER BY k.wake_at
  LIMIT %(limit)s
 
 -- name: probe_keys
--- Returns the seconds until the next key is due; no row if none is.
+-- Returns the seconds until the next key is due, of those not left out; no row if none is.
 -- Index: run_keys_wake. No lock.
 SELECT extract(epoch FROM k.wake_at - (SELECT tidewheel_now()))::float8
   FROM run_keys AS k
- WHERE k.wake_at IS NOT NULL
+ WHERE k.wake_at < '9999-12-30'
+   AND k.key_id <> ALL (%(left)s::bigint[])
    AND {{mine(k)}}
  ORDER BY k.wake_at
  LIMIT 1

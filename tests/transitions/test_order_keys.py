@@ -27,7 +27,7 @@ from tidewheel.transitions.after_end import apply_deferred_effects
 from tidewheel.transitions.claim import Claim, claim_uniform
 from tidewheel.transitions.finish import finish_runs
 from tidewheel.transitions.finished import RunEnd
-from tidewheel.transitions.held_back import wake_orders
+from tidewheel.transitions.held_back import find_woken_orders, settle_order
 from tidewheel.transitions.requeue import Requeue, requeue_runs
 
 KEY: LiteralString = "SELECT head, blocked_by FROM order_keys"
@@ -254,7 +254,8 @@ def test_retracted_occurrence_gives_its_place_up(still: ClockedDatabase) -> None
     still.apply_batch(about("job.pause", "tick"))
     assert (still.rows(KEY), states(still, behind)) == ([(None, None)], ["buffered"])
     with still.transaction() as connection:
-        assert wake_orders(connection, still.installation) == 1
+        woken = find_woken_orders(connection)
+        assert settle_order(connection, still.installation, woken=woken) == 1
     assert states(still, behind) == ["queued"]
 
 
@@ -401,7 +402,7 @@ def test_orders_hold_under_failures_retries_and_deaths(with_job: Database) -> No
         finish_runs(connection, with_job.installation, ends)
         if dice.random() < 0.1:
             raise _Died
-        wake_orders(connection, with_job.installation)
+        settle_order(connection, with_job.installation, woken=find_woken_orders(connection))
 
     threads = [threading.Thread(target=work, args=[seed]) for seed in range(3)]
     for each in threads:

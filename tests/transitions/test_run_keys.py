@@ -205,6 +205,25 @@ def test_transaction_promotes_so_many_runs_of_all_keys(
     assert clocked.rows("SELECT DISTINCT running, has_waiters, wake_at IS NULL FROM run_keys") == [(4, False, True)]
 
 
+@pytest.mark.parametrize(
+    "damage",
+    [
+        "UPDATE run_keys SET tat = '-infinity', wake_at = '-infinity' WHERE key = 'a'",
+        "UPDATE job_runs SET scheduled_at = '294000-01-01Z' WHERE concurrency_key = 'a'",
+    ],
+)
+def test_key_that_cannot_be_woken_stops_no_other(clocked: ClockedDatabase, damage: LiteralString) -> None:
+    clocked.stop_clock()
+    waiting_for(clocked, "a", "b", each=1)
+    clocked.execute("INSERT INTO key_limits VALUES ('default', true, '', 9, NULL, 1, 'test')")
+    clocked.execute("UPDATE run_keys SET wake_at = tidewheel_now()")
+    clocked.execute(damage)
+    duties = KeyDuties(clocked.session(), clocked.installation)
+    duties.promote(range(clocked.installation.shards))
+    assert clocked.value("SELECT count(waits_for) FROM job_runs WHERE concurrency_key = 'b'") == 0
+    assert duties.promote(range(clocked.installation.shards)) == (0, math.inf), "the key that fails is left out"
+
+
 def test_edit_settles_keys_whose_limit_it_changes_and_leaves_some_to_the_walk(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -165,10 +165,11 @@ def settle_order(
     return promoted
 
 
-def wake_orders(connection: Conn, installation: Installation) -> int:
-    """Queue the next runs of keys where other transactions held them; return their number."""
-    found = connection.execute(_FIND_WOKEN_ORDERS, {"limit": _MAX_WOKEN}, binary=True).fetchall()
-    return settle_order(connection, installation, woken=[cast("int", row[0]) for row in found]) if found else 0
+def find_woken_orders(connection: Conn, *, left: Collection[int] = ()) -> list[int]:
+    """Return keys whose next runs other transactions held, but those to leave out."""
+    columns: dict[str, object] = {"left": list(left), "limit": _MAX_WOKEN}
+    found = connection.execute(_FIND_WOKEN_ORDERS, columns, binary=True).fetchall()
+    return [cast("int", row[0]) for row in found]
 
 
 def skip_blocker(connection: Conn, installation: Installation, tenant: str, key: str) -> UUID:

@@ -2623,9 +2623,13 @@ SELECT f.run_id, f.tenant, f.job_id, j.key, f.shard::integer, f.job_version, k.k
  WHERE k.blocked_by = ANY (%(run_ids)s::uuid[])
 
 -- name: find_woken_orders
--- Returns ordering keys whose next run another transaction held.
+-- Returns ordering keys whose next run another transaction held, without those left out.
 -- Index: order_keys_wake. No lock.
-SELECT key_id FROM order_keys WHERE wake_at <= tidewheel_now() ORDER BY wake_at LIMIT %(limit)s
+SELECT key_id
+  FROM order_keys
+ WHERE wake_at <= tidewheel_now() AND key_id <> ALL (%(left)s::bigint[])
+ ORDER BY wake_at
+ LIMIT %(limit)s
 
 -- part: is_reserved(d)
 -- True while no tenant may take the name of a deletion: its time is not over, or the archive may have rows of the tenant.
