@@ -11,7 +11,7 @@ A run that would replace the active run of its job, while another transaction ha
 """
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from datetime import datetime
 from typing import NamedTuple, NoReturn
 from uuid import UUID
@@ -57,6 +57,7 @@ _LOCK_LEASE_FOR_CLAIM = Statements("tidewheel.executor")["lock_lease_for_claim"]
 
 _LOCKED_SECONDS = 0.05  # until the next try of a row that another transaction has locked
 _HELD_SECONDS = 5.0  # for so long a row that another transaction held is left out of the statement for all
+_FAILED_SECONDS = 60.0  # for so long a run whose claim failed alone is left out: its row may be corrected by then
 
 ClaimedRun = tuple[Started, RunRequest, JobDefinition]
 StartRuns = Callable[[Sequence[ClaimedRun]], None]
@@ -203,6 +204,7 @@ class Claimer:
         self._read_lease, self.lease = lease, lease()
         self._limited = LimitedTenants()
         self._held: dict[UUID, float] = {}  # rows that another transaction held, and until when to expect that
+        self._failed: dict[UUID, float] = {}  # runs whose claim failed alone, and until when they are left out
 
     def claim_in_parts(self, claims: Sequence[Claim], *, source: str) -> Iterator[Sequence[Started]]:
         """Claim a batch: first the runs that need no place of a key, then the others.
@@ -244,20 +246,40 @@ class Claimer:
         metrics.count("claims", len(claims) - len(claimed.started), "lost", source)
         return claimed
 
+    def left_out(self) -> Collection[UUID]:
+        """Return the runs that were left out within the last minute."""
+        now = monotonic_seconds()
+        self._failed = {run_id: until for run_id, until in self._failed.items() if until > now}
+        return self._failed.keys()
+
+    def leave_out(self, run_id: UUID) -> None:
+        """Claim a run no more for a minute, whose row or message cannot be read."""
+        self._failed[run_id] = monotonic_seconds() + _FAILED_SECONDS
+
     def close(self) -> None:
         """Close its session; called by the thread that claims, when it ends."""
         self._session.close()
 
     def _claim_all(self, claims: Sequence[Claim]) -> Claimed:
-        """Claim what one statement can claim; then decide about the rest, in a transaction of its own."""
+        """Claim what one statement can claim; then decide about the rest, in a transaction of its own.
+
+        After an error of a run, such as a row that cannot be read, the runs are claimed one by one.
+        """
         now = monotonic_seconds()
         self._held = {run_id: until for run_id, until in self._held.items() if until > now}
+        if self._failed:
+            left = self.left_out()
+            claims = [claim for claim in claims if claim.run_id not in left]
         locked = False
         free = [claim for claim in claims if claim.run_id not in self._held] if self._held else claims
         try:
             claimed = self._claim(free, self._uniform)
         except RowsLocked:
             claimed, locked = Claimed(), True
+        except (Unavailable, MemoryError):
+            raise
+        except Exception as error:  # noqa: BLE001 - one at a time finds the one that fails
+            return self._claim_each(claims, error)
         passed = len(claims) if locked else len(claims) - len(free)
         work.count(Step.CLAIM, passed, fallback=True)
         work.count(Step.CLAIM, len(claims) - passed)
@@ -266,11 +288,15 @@ class Claimer:
             return claimed
         try:
             decided = self._claim_contested(rest)
-        except Exception as error:
+        except Unavailable as error:
             if not claimed.started:
                 raise
             _log_left(rest, error)
             return claimed
+        except MemoryError:
+            raise
+        except Exception as error:  # noqa: BLE001 - one at a time finds the one that fails
+            decided = self._claim_each(rest, error)
         if locked:
             until = now + _HELD_SECONDS
             self._held |= {claim.run_id: until for claim in _without(rest, decided.started)}
@@ -299,6 +325,29 @@ class Claimer:
         with self._session.transaction() as connection:
             contest_runs(connection, [claim.run_id for claim in claims])
         return self._claim(claims, self._decide)
+
+    def _claim_each(self, claims: Sequence[Claim], error: Exception) -> Claimed:
+        """Claim runs one by one after an error of them all; raise no Unavailable, for some may have started."""
+        _LOG.warning("claiming %d runs failed (%s); this executor claims them one by one", len(claims), error)
+        found = Claimed()
+        for number, claim in enumerate(claims):
+            try:
+                one = self._claim_contested([claim])
+            except RowsLocked as locked:
+                _log_left([claim], locked)
+            except Unavailable as lost:
+                _log_left(claims[number:], lost)
+                break
+            except MemoryError:
+                raise  # of this process, which ends
+            except Exception:  # noqa: BLE001 - the other runs must not wait for it
+                text = "this executor cannot claim run %s; it leaves the run out for a minute"
+                _LOG.exception(text, claim.run_id, extra={"run_id": str(claim.run_id)})
+                self.leave_out(claim.run_id)
+            else:
+                found.started += one.started
+                found.overlaps.undecided |= one.overlaps.undecided
+        return found
 
     def _claim(self, claims: Sequence[Claim], write: Callable[[Conn, Sequence[Claim]], Claimed]) -> Claimed:
         if self.lease.is_over():

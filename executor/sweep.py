@@ -238,11 +238,12 @@ class Sweep:
         if not parts:
             return []
         keys = [(part.queue, part.lane, part.tenant) for part in parts]
+        left = self._claimer.left_out()
         columns = {
             "queues": [part.queue for part in parts],
             "lanes": [part.lane for part in parts],
             "tenants": [part.tenant for part in parts],
-            "limits": [part.limit for part in parts],
+            "limits": [part.limit + len(left) for part in parts],
             "marks": self._marks.scan_from(keys),
             "sources": sources(Move.CLAIM),
             "handlers": self._handlers,
@@ -250,7 +251,8 @@ class Sweep:
         with self._session.transaction() as connection:
             now = read_now(connection)
             with connection.cursor(row_factory=class_row(DueRun), binary=True) as cursor:
-                found = readable_rows(cursor.execute(_FIND_DUE_RUNS, columns))
+                rows = readable_rows(cursor.execute(_FIND_DUE_RUNS, columns))
+            found = [run for run in rows if run.run_id not in left]
             earliest: dict[tuple[str, Lane, str], datetime | None] = dict.fromkeys(keys)
             for run in reversed(found):  # the oldest first, tenant by tenant
                 earliest[run.queue, Lane(run.lane), run.tenant] = run.publish_at

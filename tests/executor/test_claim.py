@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from typing import LiteralString
 from uuid import UUID
 
-import psycopg
 import pytest
 from confluent_kafka import Consumer, Message
 
@@ -24,7 +23,7 @@ from tidewheel.postgres.notify import Channel
 from tidewheel.postgres.session import KEPT_PLANS, UNIFORM, Session, connect
 from tidewheel.postgres.statements import Statements
 from tidewheel.process.service import Shutdown
-from tidewheel.runs import AttemptOutcome, RunState
+from tidewheel.runs import AttemptOutcome, Overlap, RunState
 from tidewheel.transitions.requeue import Requeue, requeue_runs
 
 SQL = Statements("tidewheel.executor")
@@ -104,6 +103,35 @@ def test_claim_that_signals_notifies_executors(database: Database) -> None:
     assert told == [Channel.SIGNALS] * 2
 
 
+@pytest.mark.parametrize("overlap", [Overlap.ALLOW_ALL, Overlap.SKIP])
+def test_run_that_cannot_be_read_keeps_no_other_from_being_claimed(
+    database: Database, caplog: pytest.LogCaptureFixture, overlap: Overlap
+) -> None:
+    database.execute(ENTER, [EXECUTOR])
+    for key in ("first", "damaged", "last"):
+        database.submit(key, overlap=overlap)
+    first, damaged, last = (database.trigger(key) for key in ("first", "damaged", "last"))
+    claims = [database.requested_claim(run) for run in (first, damaged, last)]
+    change = "UPDATE job_runs SET schedule_to_close_at = '294000-01-01Z' WHERE run_id = %s"
+    database.execute(change, [damaged])
+    claiming = claimer(database)
+    assert [one.run_id for one in claiming.claim(claims, source="message").started] == [first, last]
+    assert claiming.claim(claims, source="sweep").started == []
+    assert list(claiming.left_out()) == [damaged]
+    assert caplog.text.count("cannot claim run") == 1
+
+
+def test_key_whose_limit_cannot_be_used_keeps_no_other_from_starting(database: Database) -> None:
+    database.execute(ENTER, [EXECUTOR])
+    for key in ("damaged", "whole"):
+        database.submit(key, concurrency_key={"key": key, "rate": "1/s"})
+    damaged, whole = database.trigger("damaged"), database.trigger("whole")
+    claims = [database.requested_claim(run)._replace(keyed=True) for run in (damaged, whole)]
+    endless = "UPDATE job_versions SET every_us = 9223372036854775807 WHERE concurrency_key = 'damaged'"
+    assert database.execute(endless) == 1
+    assert [one.run_id for one in claimer(database).claim(claims, source="message").started] == [whole]
+
+
 def test_run_without_a_key_starts_before_a_claim_waits_for_a_hot_key(database: Database) -> None:
     database.execute(ENTER, [EXECUTOR])
     database.submit()
@@ -157,8 +185,7 @@ def test_runs_claimed_before_an_error_of_the_others_start(fresh_database: Databa
     free = database.requested_claim(database.trigger("free"))
     claimed = claimer(database).claim([*meeting, free], source="message")
     assert [each.run_id for each in claimed.started] == [free.run_id]
-    with pytest.raises(psycopg.errors.DataError):
-        claimer(database).claim(meeting, source="message")
+    assert claimer(database).claim(meeting, source="message").started == []
     assert {database.open_run(each.run_id).state for each in meeting} == {"queued"}
 
 
