@@ -243,10 +243,10 @@ class Scheduler:
         release_stuck_chains(self._session)
         if self._shards:
             shard = self._shards[self._next_repair % len(self._shards)]
+            self._next_repair += 1  # first: a shard that fails delays no other
             repair_missing_timers(self._session, shard, self._installation.shards)
             self._active_runs.repair_shard(shard)
             mend_workflows(self._session, self._installation, shard)
-            self._next_repair += 1
         return math.inf
 
     def _assign_shards(self) -> float:

@@ -5,7 +5,9 @@ repair is logged and counted, since it always has a cause that an operator must 
 """
 
 import logging
+from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime, timedelta
+from functools import partial
 from typing import cast
 from uuid import UUID
 
@@ -17,6 +19,7 @@ from tidewheel.postgres.session import Session
 from tidewheel.postgres.statements import Statements
 from tidewheel.process.metrics import metrics
 from tidewheel.runs import RunState
+from tidewheel.scheduler.set_aside import SetAside
 from tidewheel.schedules.parse import schedule_from_text
 from tidewheel.schedules.schedule import FixedDelay, Once, Schedule
 from tidewheel.transitions.active_runs import NO_RUN, mark_waiters, release_stale_active_runs, settle_places
@@ -50,7 +53,7 @@ def repair_missing_timers(session: Session, shard: int, shards: int) -> int:
     columns = {"first": first, "last": last}
     with session.transaction() as connection:
         jobs = [cast("UUID", job) for (job,) in connection.execute(_FIND_MISSING_TIMERS, columns, binary=True)]
-    repaired = [job for job in jobs if _repair(session, job)]
+    repaired = _each(jobs, partial(_repair, session), "restore the timer of job")
     if repaired:
         metrics.count("timers_repaired", len(repaired))
         text = "the scheduler restored the missing timers of %d jobs of shard %d: %s; %s"
@@ -78,7 +81,8 @@ def mend_workflows(session: Session, installation: Installation, shard: int) -> 
     """
     with session.transaction() as connection:
         rows = connection.execute(_FIND_STALLED_WORKFLOWS, _stalled(shard, None), binary=True).fetchall()
-    mended = [root for (root,) in cast("list[tuple[UUID]]", rows) if _mend(session, installation, shard, root)]
+    roots = [root for (root,) in cast("list[tuple[UUID]]", rows)]
+    mended = _each(roots, partial(_mend, session, installation, shard), "mend occurrence")
     if mended:
         metrics.count("workflows_mended", len(mended))
         text = "the scheduler restarted %d stalled occurrences: %s; check for manual changes or a partial restore"
@@ -103,6 +107,7 @@ class ActiveRunRepair:
     def __init__(self, session: Session, installation: Installation) -> None:
         self._session, self._installation = session, installation
         self._after = NO_RUN
+        self._failed = SetAside[UUID]()
 
     def step(self) -> int:
         """Scan some active runs; return how many were transferred or released."""
@@ -110,13 +115,19 @@ class ActiveRunRepair:
             columns: dict[str, object] = {"after": self._after, "limit": _MAX_SCANNED}
             rows = connection.execute(_SCAN_ACTIVE_RUNS, columns, binary=True).fetchall()
             self._after = cast("UUID", rows[-1][0]) if len(rows) == _MAX_SCANNED else NO_RUN
-            gone = [cast("UUID", job) for job, held in rows if not held]
-            if not gone:
-                return 0
-            locked = connection.execute(_LOCK_ACTIVE_RUNS, {"job_ids": gone}, binary=True).fetchall()
-            freed = release_stale_active_runs(connection, self._installation, [cast("UUID", job) for (job,) in locked])
-        metrics.count("active_runs_repaired", len(freed))
-        return len(freed)
+        left = self._failed.current()
+        gone = [job for job, held in cast("list[tuple[UUID, bool]]", rows) if not held and job not in left]
+        if not gone:
+            return 0
+        freed = self._failed.together(gone, self._release, "release the active run of job")
+        metrics.count("active_runs_repaired", freed)
+        return freed
+
+    def _release(self, jobs: Sequence[UUID]) -> int:
+        with self._session.transaction() as connection:
+            locked = connection.execute(_LOCK_ACTIVE_RUNS, {"job_ids": list(jobs)}, binary=True).fetchall()
+            held = [job for (job,) in cast("list[tuple[UUID]]", locked)]
+            return len(release_stale_active_runs(connection, self._installation, held))
 
     def repair_shard(self, shard: int) -> int:
         """Mark active runs of one shard that have unmarked waiters; return the number of their jobs."""
@@ -127,10 +138,10 @@ class ActiveRunRepair:
             jobs = [(cast("UUID", job), str(tenant)) for job, tenant in rows]
             if jobs:
                 mark_waiters(connection, jobs)
-                release_stale_active_runs(connection, self._installation, [job for job, _ in jobs])
             stale: dict[str, object] = {"terminate": Signal.TERMINATE, "stale_after": _STALE_AFTER}
             connection.execute(_DROP_STALE_SIGNALS, stale)
         if jobs:
+            self._failed.together([job for job, _ in jobs], self._release, "release the active run of job")
             metrics.count("active_runs_repaired", len(jobs))
             _LOG.error(
                 "the scheduler released ended active runs of %d jobs of shard %d, for which other runs waited: %s;"
@@ -140,6 +151,16 @@ class ActiveRunRepair:
                 first_ids([job for job, _ in jobs]),
             )
         return len(jobs)
+
+
+def _each(ids: Iterable[UUID], mend: Callable[[UUID], bool], name: str) -> list[UUID]:
+    """Repair one after the other; return those repaired. One that fails is left to the next pass."""
+    repaired, failed = list[UUID](), SetAside[UUID]()
+    for each in ids:
+        with failed.alone(each, name):
+            if mend(each):
+                repaired.append(each)
+    return repaired
 
 
 def _repair(session: Session, job_id: UUID) -> bool:
