@@ -228,6 +228,7 @@ class KeyDuties:
         self._session, self._installation = session, installation
         self._promote, self._failed = partial(_promote, session, installation), SetAside[int]()
         self._to_pace: list[str] = []
+        self._unpaced = SetAside[str]()
 
     def promote(self, shards: Sequence[int]) -> tuple[int, float]:
         """Give free places of keys to waiting runs; return their number, and the seconds until the next."""
@@ -258,13 +259,15 @@ class KeyDuties:
         Also return True if there are more: the next call goes on where this one stops.
         """
         if not self._to_pace:
+            left = self._unpaced.current()
             with self._session.transaction() as connection:
-                self._to_pace = find_held_tenants(connection)
+                self._to_pace = [tenant for tenant in find_held_tenants(connection) if tenant not in left]
         until = monotonic_seconds() + _STEP_SECONDS
         queued = 0
         while self._to_pace and monotonic_seconds() < until:
-            with self._session.transaction() as connection:
-                released = pace(connection, self._installation, self._to_pace[-1])
+            tenant, released = self._to_pace[-1], 0
+            with self._unpaced.alone(tenant, "queue held runs of tenant"), self._session.transaction() as connection:
+                released = pace(connection, self._installation, tenant)
             queued += released
             if released < MAX_RELEASED:
                 self._to_pace.pop()
