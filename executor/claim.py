@@ -279,6 +279,8 @@ class Claimer:
         except (Unavailable, MemoryError):
             raise
         except Exception as error:  # noqa: BLE001 - one at a time finds the one that fails
+            if not claims:
+                raise  # from a check that the database accepts claims
             return self._claim_each(claims, error)
         passed = len(claims) if locked else len(claims) - len(free)
         work.count(Step.CLAIM, passed, fallback=True)

@@ -182,7 +182,7 @@ class Reaper:
         """End the attempts of an executor together, or one by one if one of them fails."""
         try:
             reap(None)
-        except Unavailable:
+        except (Unavailable, MemoryError):
             raise
         except Exception as error:  # noqa: BLE001 - ending one at a time finds the one that fails
             if self._lines.is_due(executor_id):
@@ -194,7 +194,7 @@ class Reaper:
     def _reap_alone(self, run_id: UUID, reap: Callable[[UUID | None], None]) -> None:
         try:
             reap(run_id)
-        except Unavailable:
+        except (Unavailable, MemoryError):
             raise
         except Exception:  # noqa: BLE001 - the other attempts must not wait for it
             if self._lines.is_due(run_id):

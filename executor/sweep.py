@@ -139,6 +139,7 @@ class Sweep:
         self._idle, self._overloaded, self._every, self._stop = idle, overloaded, every, stop
         self._tenants = DueTenants(session, queues, self._handlers, every)
         self._cut = False  # the last look left runs out that may be due
+        self._unreadable = 0  # rows of the last look that Python cannot hold
         self._marks = LowWaterMarks[tuple[str, Lane, str]]()
         self._misses, self._burst_until = 0, 0.0
         self._schedule = LaneSchedule(every, monotonic_seconds())
@@ -243,7 +244,7 @@ class Sweep:
             "queues": [part.queue for part in parts],
             "lanes": [part.lane for part in parts],
             "tenants": [part.tenant for part in parts],
-            "limits": [part.limit + len(left) for part in parts],
+            "limits": [part.limit + len(left) + self._unreadable for part in parts],
             "marks": self._marks.scan_from(keys),
             "sources": sources(Move.CLAIM),
             "handlers": self._handlers,
@@ -252,7 +253,8 @@ class Sweep:
             now = read_now(connection)
             with connection.cursor(row_factory=class_row(DueRun), binary=True) as cursor:
                 rows = readable_rows(cursor.execute(_FIND_DUE_RUNS, columns))
-            found = [run for run in rows if run.run_id not in left]
+                self._unreadable = cursor.rowcount - len(rows)
+            found = [run for run in rows if run.run_id not in left] if left else rows
             earliest: dict[tuple[str, Lane, str], datetime | None] = dict.fromkeys(keys)
             for run in reversed(found):  # the oldest first, tenant by tenant
                 earliest[run.queue, Lane(run.lane), run.tenant] = run.publish_at
@@ -308,13 +310,14 @@ class Sweep:
         """Return the messages of runs that can be read: a claimed run must start."""
         try:
             requests = self._build(runs)
-        except Unavailable:
+        except (Unavailable, MemoryError):
             raise
         except Exception as error:  # noqa: BLE001 - building one at a time finds the one that fails
             if len(runs) > 1:
-                return {run_id: each for run in runs for run_id, each in self._read([run]).items()}
-            text = "the message of run %s cannot be built: %r; the run stays open"
+                return self._read_each(runs)
+            text = "the message of run %s cannot be built: %r; this executor leaves the run out for a minute"
             _LOG.error(text, runs[0].run_id, error, extra={"run_id": str(runs[0].run_id)})
+            self._claimer.leave_out(runs[0].run_id)
             return {}
         found: dict[UUID, tuple[RunRequest, JobDefinition]] = {}
         for run_id, request in requests.items():
@@ -323,6 +326,18 @@ class Sweep:
             except UndecodableMessage as error:
                 text = "the definition of run %s cannot be read: %s; the run stays open for a newer release"
                 _LOG.error(text, run_id, error, extra={"run_id": str(run_id)})
+        return found
+
+    def _read_each(self, runs: Sequence[DueRun]) -> Readable:
+        """Return the messages of the first of these runs, up to a size, each read by itself."""
+        found: dict[UUID, tuple[RunRequest, JobDefinition]] = {}
+        left = _READ_BYTES
+        for run in runs:
+            for run_id, (request, definition) in self._read([run]).items():
+                found[run_id] = request, definition
+                left -= len(request.definition) + len(request.payload or b"")
+            if left <= 0:
+                break
         return found
 
 

@@ -1,10 +1,10 @@
 """The sweep claims what no message brings, also under load."""
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any
+from typing import Any, LiteralString
 from uuid import UUID, uuid4
 
 import pytest
@@ -19,7 +19,7 @@ from tests.fixtures.database import Database
 from tests.fixtures.services import until
 from tests.transitions.stepping import in_background
 from tidewheel.control.client.client import Client
-from tidewheel.executor.claim import StartRuns
+from tidewheel.executor.claim import ClaimedRun, StartRuns
 from tidewheel.executor.handlers import registered
 from tidewheel.executor.slots import HeldBytes, Slots
 from tidewheel.executor.sweep import LaneSchedule, Sweep
@@ -143,6 +143,28 @@ def test_overdue_runs_get_a_tenth_of_the_slots_by_one_claim(database: Database) 
         sweep.step()
     refilling.result()
     assert swept == [3]
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        "UPDATE job_runs SET scheduled_at = '294000-01-01Z' WHERE run_id = %s",
+        "UPDATE job_runs SET schedule_to_close_at = '294000-01-01Z' WHERE run_id = %s",
+        "UPDATE job_runs SET job_version = 7 WHERE run_id = %s",
+    ],
+)
+def test_oldest_run_that_cannot_be_read_keeps_no_slot(database: Database, damage: LiteralString) -> None:
+    database.execute(ENTER, [EXECUTOR])
+    database.submit(overlap="allow_all")
+    damaged, whole = database.trigger(), database.trigger()
+    database.execute(damage, [damaged])
+    swept = list[UUID]()
+
+    def start(claimed: Sequence[ClaimedRun]) -> None:
+        swept.extend(one.run_id for one, _, _ in claimed)
+
+    sweep = sweep_of(database, Slots(1), start, every=timedelta(milliseconds=10), idle=True)
+    until(lambda: sweep.step() >= 0 and swept == [whole], "the other run starts")
 
 
 def test_lane_is_served_after_ten_intervals_with_backoff() -> None:
