@@ -21,8 +21,8 @@ from confluent_kafka import Consumer, KafkaException, TopicPartition
 
 from tidewheel.clock import monotonic_seconds
 from tidewheel.errors import Unavailable
-from tidewheel.executor.claim import BatchClaimer, ClaimResult, FetchedMessage, without_errors
 from tidewheel.executor.offsets import Offsets
+from tidewheel.executor.run_messages import BatchClaimer, ClaimResult, FetchedMessage, without_errors
 from tidewheel.executor.slots import Slots
 from tidewheel.kafka.clients import RUNS_QUEUED, consume_batch, leave_group
 from tidewheel.process.health import health

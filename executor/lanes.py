@@ -17,8 +17,8 @@ from confluent_kafka import AcknowledgeType, KafkaException, Message, ShareConsu
 
 from tidewheel.clock import monotonic_seconds
 from tidewheel.errors import Unavailable
-from tidewheel.executor.claim import BatchClaimer, FetchedMessage, without_errors
 from tidewheel.executor.consume import LaneConsumer
+from tidewheel.executor.run_messages import BatchClaimer, FetchedMessage, without_errors
 from tidewheel.executor.slots import Slots
 from tidewheel.kafka.clients import RUNS_QUEUED, consumer, share_consumer
 from tidewheel.kafka.groups import GroupProtocol, group_protocol, read_from_start

@@ -11,7 +11,7 @@ from uuid import UUID, uuid4
 
 from tidewheel.executor.attempt import SHUTDOWN_GRACE_SECONDS, Attempt
 from tidewheel.executor.attempt_log import EndLog, Watchdog, observe_claimed
-from tidewheel.executor.claim import BatchClaimer, Claimer, StartRuns
+from tidewheel.executor.claim import Claimer
 from tidewheel.executor.complete_in import CompletionConfig
 from tidewheel.executor.completer import Completer
 from tidewheel.executor.context_parts import ADDERS
@@ -23,6 +23,7 @@ from tidewheel.executor.message_check import MessageCheck, key_look_up
 from tidewheel.executor.outcome import CANCELLED, NOT_STARTED, RELEASED, Outcome
 from tidewheel.executor.output_capture import Flusher, OutputTopic
 from tidewheel.executor.reaper import Reaper
+from tidewheel.executor.run_messages import BatchClaimer, StartRuns
 from tidewheel.executor.run_queue import RunQueue
 from tidewheel.executor.runners.aws import LambdaRunner
 from tidewheel.executor.runners.kafka import KafkaRunner

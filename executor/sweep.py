@@ -29,8 +29,9 @@ from psycopg.rows import class_row
 
 from tidewheel.clock import monotonic_seconds
 from tidewheel.errors import Unavailable, UndecodableMessage
-from tidewheel.executor.claim import Claimer, StartRuns
+from tidewheel.executor.claim import Claimer
 from tidewheel.executor.due_tenants import DueTenants
+from tidewheel.executor.run_messages import StartRuns
 from tidewheel.executor.slots import HeldBytes, Slots
 from tidewheel.postgres.database_clock import read_now
 from tidewheel.postgres.low_water import LowWaterMarks

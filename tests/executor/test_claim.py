@@ -14,9 +14,10 @@ from tests.fixtures.acts import EXECUTOR
 from tests.fixtures.database import Database
 from tests.transitions.stepping import in_background
 from tidewheel.errors import Unavailable
-from tidewheel.executor.claim import BatchClaimer, ClaimedRun, Claimer, LeaseLost
+from tidewheel.executor.claim import Claimer, LeaseLost
 from tidewheel.executor.lease import Lease
 from tidewheel.executor.message_check import MessageCheck
+from tidewheel.executor.run_messages import BatchClaimer, ClaimedRun
 from tidewheel.local.stack import StackInfo
 from tidewheel.message_signatures import MessageKeys
 from tidewheel.postgres.notify import Channel

@@ -23,8 +23,8 @@ from tests.fixtures.stale_coordinator import StaleCoordinator
 from tests.relay.topics import make_topics
 from tidewheel.clock import monotonic_seconds
 from tidewheel.executor import completer, offsets
-from tidewheel.executor.claim import BatchClaimer, ClaimResult, FetchedMessage
 from tidewheel.executor.offsets import Offsets
+from tidewheel.executor.run_messages import BatchClaimer, ClaimResult, FetchedMessage
 from tidewheel.kafka.clients import consumer
 from tidewheel.local.stack import StackInfo
 from tidewheel.runs import AttemptOutcome, Lane, RunState

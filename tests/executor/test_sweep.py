@@ -19,8 +19,8 @@ from tests.fixtures.database import Database
 from tests.fixtures.services import until
 from tests.transitions.stepping import in_background
 from tidewheel.control.client.client import Client
-from tidewheel.executor.claim import ClaimedRun, StartRuns
 from tidewheel.executor.handlers import registered
+from tidewheel.executor.run_messages import ClaimedRun, StartRuns
 from tidewheel.executor.slots import HeldBytes, Slots
 from tidewheel.executor.sweep import LaneSchedule, Sweep
 from tidewheel.local.stack import StackInfo
