@@ -88,6 +88,8 @@ class Claimer:
         yield self.claim(free, source=source).started
         try:
             started = self.claim(keyed, source=source).started
+        except MemoryError:
+            raise
         except Exception as error:  # noqa: BLE001 - as in `_log_left`
             _log_left(keyed, error)
             return
@@ -147,7 +149,7 @@ class Claimer:
             claimed, locked = Claimed(), True
         except (Unavailable, MemoryError):
             raise
-        except Exception as error:  # noqa: BLE001 - one at a time finds the one that fails
+        except Exception as error:
             if not claims:
                 raise  # from a check that the database accepts claims
             return self._claim_each(claims, error)
@@ -254,6 +256,8 @@ class Claimer:
         self._stop.wait(_LOCKED_SECONDS)
         try:
             return self._claim_contested(claims).started
+        except MemoryError:
+            raise
         except Exception as error:  # noqa: BLE001 - as in `_log_left`
             _log_left(claims, error)
             return []

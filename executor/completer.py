@@ -223,6 +223,8 @@ class Completer:
             return
         try:
             self._save(reports)
+        except MemoryError:
+            raise
         except Exception as error:  # noqa: BLE001 - this thread must not end, and one report must not stop the others
             if _is_away(error):
                 backoff.wait(error)
@@ -238,6 +240,8 @@ class Completer:
         for number, report in enumerate(random.sample(reports, len(reports)), start=1):
             try:
                 self._save([report])
+            except MemoryError:
+                raise
             except Exception as error:  # noqa: BLE001 - as above
                 refused.append((report, error))
                 if _is_away(error) or number == len(refused) == REFUSED_ALIKE:
@@ -273,6 +277,8 @@ class Completer:
                     return self._write_parts(session, batch, error, backoff, retried=retried)
                 backoff.wait(error)
                 continue
+            except MemoryError:
+                raise
             except Exception as error:  # noqa: BLE001 - this thread must not end; writes of parts find the faulty item
                 return self._write_parts(session, batch, error, backoff, retried=retried)
             backoff.reset()
@@ -295,6 +301,8 @@ class Completer:
             part = parts.pop()
             try:
                 locked = self._write(session, part) if len(part) > 1 else self._write_alone(session, part[0])
+            except MemoryError:
+                raise
             except Exception as failure:  # noqa: BLE001 - as in `_write_with_retries`
                 if _is_away(failure):  # each further part would wait for it
                     parts.append(part)
@@ -422,7 +430,7 @@ class Completer:
         """Write one outcome; one that cannot be stored becomes the failure `UnrecordableOutcome`."""
         try:
             return self._write(session, [item])
-        except Unavailable:
+        except (Unavailable, MemoryError):
             raise
         except Exception as error:  # noqa: BLE001 - for any fault: the run must not stay open
             run_id = item[0].run_id

@@ -265,7 +265,7 @@ class Applier:
             cause, failure = failure, Unavailable(str(failure))
             failure.__cause__ = cause
         match failure:
-            case Fenced():
+            case Fenced() | MemoryError():
                 raise failure
             case CommitUnknown():
                 raise Fenced(str(failure)) from failure

@@ -277,6 +277,8 @@ def _skip_quarantined(
         try:
             state = timer_state(timer, inputs.day_sets, inputs.of(timer))
             decision = skip_paused(state, now=now, once_too=True, reason=SkipReason.MISFIRE)
+        except MemoryError:
+            raise
         except Exception:  # noqa: BLE001 - the error that quarantined it: only its first occurrence is known
             first = Skip(SkipReason.MISFIRE, timer.scheduled_at, now, 1, exact=False)
             decision = Decision(skips=(first,), next_at=now + TICK)

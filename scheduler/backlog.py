@@ -197,6 +197,8 @@ def _missing(timer: LockedTimer, inputs: DecisionInputs, now: datetime) -> int:
         if isinstance(live, FixedDelay):
             return 1
         return max(live.count(timer.scheduled_at - TICK, now, _INSTANTS)[0], 1)
+    except MemoryError:
+        raise
     except Exception:  # noqa: BLE001 - a schedule that cannot be read is quarantined by firing, which logs it
         return 1
 

@@ -229,7 +229,7 @@ class BulkCancel:
     def _end_or_bisect(self, cancellation: OpenCancellation, rows: Sequence[Candidate]) -> CancelResult:
         try:
             return self._end(cancellation, rows)
-        except Unavailable:
+        except (Unavailable, MemoryError):
             raise
         except Exception as error:  # noqa: BLE001 - ending one run at a time finds the one that fails
             if len(rows) == 1:
@@ -317,7 +317,7 @@ class PendingCancels:
     def _apply_or_split(self, cancels: Sequence[PendingCancel]) -> CancelResult:
         try:
             return self._apply(cancels)
-        except Unavailable:
+        except (Unavailable, MemoryError):
             raise
         except Exception as error:  # noqa: BLE001 - applying one at a time finds the one that fails
             if len(cancels) == 1:

@@ -133,7 +133,7 @@ class Deadlines:
             found = readable_rows(cursor.execute(_FIND_OVERDUE_RUNS, columns))
         try:
             return self._apply(found)
-        except Unavailable:
+        except (Unavailable, MemoryError):
             raise
         except Exception as error:  # noqa: BLE001 - applying one at a time finds the one that fails
             _LOG.warning("applying %d timeouts failed (%s); the scheduler applies them one by one", len(found), error)

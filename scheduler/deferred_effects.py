@@ -30,7 +30,7 @@ class DeferredEffects:
         try:
             with self._session.transaction() as connection:
                 return apply_deferred_effects(connection, self._installation, left=left)
-        except Unavailable:
+        except (Unavailable, MemoryError):
             raise
         except Exception as error:  # noqa: BLE001 - applying one at a time finds the one that fails
             _LOG.warning("applying deferred effects failed (%s); the scheduler applies them one by one", error)

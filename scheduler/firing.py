@@ -78,7 +78,7 @@ def fire(session: Session, installation: Installation, batch: FireBatch, breaker
             firing = _hold_frozen(connection, installation, locked, batch)
             decisions = _advance(connection, installation, firing, batch)
             failpoint("firing.before_commit")
-    except Unavailable:
+    except (Unavailable, MemoryError):
         raise
     except Exception as error:  # noqa: BLE001 - any other error may concern one job, and all the others must fire
         _LOG.warning(
@@ -212,7 +212,7 @@ def _fire_alone(
             firing = _hold_frozen(connection, installation, locked, batch, repeats=True)
             _advance(connection, installation, firing, batch, repeats=True)
         return len(locked)
-    except Unavailable:
+    except (Unavailable, MemoryError):
         raise
     except Exception as error:  # noqa: BLE001 - the breaker decides which errors are this job's
         if breaker.quarantines(error, timer.job_id):

@@ -95,7 +95,7 @@ class Releases:
                 done = drain(connection, self._installation, shards)
         except RowsLocked:
             return self._drain_apart(shards)
-        except Unavailable:
+        except (Unavailable, MemoryError):
             raise
         except Exception as error:  # noqa: BLE001 - draining one at a time finds the one that fails
             _LOG.warning("draining releases failed (%s); the scheduler drains them one by one", error)
@@ -120,7 +120,7 @@ class Releases:
                 total.runs += done.runs
             except RowsLocked:
                 self._postpone(one, _LOCKED)
-            except Unavailable:
+            except (Unavailable, MemoryError):
                 raise
             except Exception as error:  # noqa: BLE001 - the others go on
                 self._fail(one, error)
@@ -277,7 +277,7 @@ class Thaws:
         try:
             with self._session.transaction() as connection:
                 return len(decide_held(connection, self._installation, job_ids))
-        except Unavailable:
+        except (Unavailable, MemoryError):
             raise
         except Exception as error:  # noqa: BLE001 - releasing one at a time finds the one that fails
             if len(job_ids) > 1:

@@ -214,7 +214,7 @@ class TenantDeletions:
             _LOG.info("the deletion of tenant %s continues in %.0f s: %s", tenant, _WAIT_SECONDS, error)
             at.not_before = monotonic_seconds() + _WAIT_SECONDS
             return False
-        except Unavailable:
+        except (Unavailable, MemoryError):
             raise
         except Exception as error:  # noqa: BLE001 - one tenant stops no other
             if runs:

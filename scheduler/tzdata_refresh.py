@@ -77,7 +77,7 @@ class TzdataRefresh:
             return False
         try:
             return self._batch()
-        except Unavailable:
+        except (Unavailable, MemoryError):
             raise
         except Exception:  # noqa: BLE001 - timers that are an hour off are better than none that fire
             _LOG.exception(
@@ -227,6 +227,8 @@ def _find_outdated(
         written = frozenset(ahead[timer.job_id])
         try:
             state = _state_of(_rewound(timer, now), inputs)
+        except MemoryError:
+            raise
         except Exception as error:  # noqa: BLE001 - the error is this job's, and firing quarantines it
             text = "the next time of job %s cannot be computed: %s; the scheduler quarantines the job when it is due"
             _LOG.warning(text, timer.job_id, error, extra={"job_id": str(timer.job_id)})

@@ -14,6 +14,7 @@ from tests.fixtures.acts import EXECUTOR
 from tests.fixtures.database import Database
 from tests.transitions.stepping import in_background
 from tidewheel.errors import Unavailable
+from tidewheel.executor import claim
 from tidewheel.executor.claim import Claimer, LeaseLost
 from tidewheel.executor.lease import Lease
 from tidewheel.executor.message_check import MessageCheck
@@ -131,6 +132,21 @@ def test_key_whose_limit_cannot_be_used_keeps_no_other_from_starting(database: D
     endless = "UPDATE job_versions SET every_us = 9223372036854775807 WHERE concurrency_key = 'damaged'"
     assert database.execute(endless) == 1
     assert [one.run_id for one in claimer(database).claim(claims, source="message").started] == [whole]
+
+
+@pytest.mark.parametrize(("error", "runs"), [(MemoryError(), 1), (ValueError("of a check without runs"), 0)])
+def test_error_of_no_run_leaves_no_run_out(
+    database: Database, run_id: UUID, monkeypatch: pytest.MonkeyPatch, error: Exception, runs: int
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise error
+
+    database.execute(ENTER, [EXECUTOR])
+    monkeypatch.setattr(claim, "claim_uniform", fail)
+    claiming = claimer(database)
+    with pytest.raises(type(error)):
+        claiming.claim([database.requested_claim(run_id)][:runs], source="message")
+    assert list(claiming.left_out()) == []
 
 
 def test_run_without_a_key_starts_before_a_claim_waits_for_a_hot_key(database: Database) -> None:

@@ -1,5 +1,6 @@
 """A process without memory or threads ends by one line and a code, and hears every signal."""
 
+import ast
 import json
 import subprocess
 import sys
@@ -8,6 +9,7 @@ from contextlib import closing
 import pytest
 
 from tests.faults.outside.proxy import Proxy
+from tests.strict_types import ROOT
 from tidewheel.local.stack import StackInfo
 from tidewheel.process.exhausted import EXIT_CODE, is_exhausted
 
@@ -89,3 +91,16 @@ def test_kafka_client_without_threads_ends_its_process(info: StackInfo) -> None:
 def test_handler_that_asks_for_too_much_is_no_exhausted_process() -> None:
     assert not is_exhausted(ValueError("no such order"))
     assert is_exhausted(MemoryError())
+
+
+def test_no_row_is_taken_for_the_cause_of_a_lack_of_memory() -> None:
+    named = [ROOT / "executor" / f"{name}.py" for name in ("claim", "completer", "reaper", "sweep")]
+    swallowed: list[str] = []
+    for path in [*ROOT.glob("scheduler/*.py"), *named]:
+        for block in ast.walk(ast.parse(path.read_text())):
+            handlers = block.handlers if isinstance(block, ast.Try) else []
+            kinds = " ".join(ast.unparse(one.type) for one in handlers if one.type)
+            raises = any(isinstance(each, ast.Raise) for one in handlers[-1:] for each in ast.walk(one))
+            if kinds.endswith("Exception") and "MemoryError" not in kinds and not raises:
+                swallowed.append(f"{path.name}:{handlers[-1].lineno}")
+    assert swallowed == []
