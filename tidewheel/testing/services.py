@@ -7,10 +7,11 @@ from Kafka without a group: the test is their only reader.
 
 import asyncio
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import timedelta
 from typing import Protocol, TypeAlias, cast
+from uuid import UUID
 
 import psycopg
 from confluent_kafka import Consumer, KafkaException, Message, TopicPartition
@@ -194,6 +195,12 @@ class _GatedClaimer(Claimer):
 
     def claim_in_parts(self, claims: Sequence[Claim], *, source: str) -> Iterator[Sequence[Started]]:
         yield self.claim(claims, source=source).started
+
+    def left_out(self) -> Collection[UUID]:
+        return self._behind.left_out()
+
+    def leave_out(self, run_id: UUID) -> None:
+        self._behind.leave_out(run_id)
 
     def close(self) -> None:
         self._behind.close()
