@@ -11,12 +11,14 @@ A run that would replace the active run of its job, while another transaction ha
 """
 
 import logging
+import random
 from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import NoReturn
 from uuid import UUID
 
 from tidewheel.clock import monotonic_seconds
 from tidewheel.errors import Unavailable
+from tidewheel.executor.handler_services import REFUSED_ALIKE
 from tidewheel.executor.lease import ENDLESS, Lease
 from tidewheel.postgres.notify import Channel
 from tidewheel.postgres.session import CommitUnknown, Conn, RowsLocked, Session
@@ -47,6 +49,7 @@ _LOCK_LEASE_FOR_CLAIM = Statements("tidewheel.executor")["lock_lease_for_claim"]
 
 _LOCKED_SECONDS = 0.05  # until the next try of a row that another transaction has locked
 _HELD_SECONDS = 5.0  # for so long a row that another transaction held is left out of the statement for all
+_ALONE_SECONDS = 1.0  # of claims one by one: runs that they start wait for the last of them
 _FAILED_SECONDS = 60.0  # for so long a run whose claim failed alone is left out: its row may be corrected by then
 
 
@@ -161,14 +164,14 @@ class Claimer:
             return claimed
         try:
             decided = self._claim_contested(rest)
-        except Unavailable as error:
-            if not claimed.started:
-                raise
-            _log_left(rest, error)
-            return claimed
         except MemoryError:
             raise
-        except Exception as error:  # noqa: BLE001 - one at a time finds the one that fails
+        except Exception as error:
+            if claimed.started:
+                _log_left(rest, error)
+                return claimed
+            if isinstance(error, Unavailable):
+                raise
             decided = self._claim_each(rest, error)
         if locked:
             until = now + _HELD_SECONDS
@@ -200,26 +203,38 @@ class Claimer:
         return self._claim(claims, self._decide)
 
     def _claim_each(self, claims: Sequence[Claim], error: Exception) -> Claimed:
-        """Claim runs one by one after an error of them all; raise no Unavailable, for some may have started."""
+        """Claim runs one by one for a second after an error of them all; the rest is left to the sweep.
+
+        Raises:
+            Exception: This error: the first runs fail alike, so it is none of a row.
+        """
         _LOG.warning("claiming %d runs failed (%s); this executor claims them one by one", len(claims), error)
-        found = Claimed()
-        for number, claim in enumerate(claims):
+        work.count(Step.CLAIM, len(claims), fallback=True)
+        found, failed, ends_at = Claimed(), list[Claim](), monotonic_seconds() + _ALONE_SECONDS
+        for number, claim in enumerate(random.sample(claims, len(claims))):
+            if monotonic_seconds() >= ends_at:
+                _LOG.warning("%d runs are left to the sweep", len(claims) - number)
+                break
             try:
                 one = self._claim_contested([claim])
-            except RowsLocked as locked:
-                _log_left([claim], locked)
-            except Unavailable as lost:
-                _log_left(claims[number:], lost)
-                break
+            except Unavailable as unavailable:
+                _log_left([claim], unavailable)
             except MemoryError:
                 raise  # of this process, which ends
-            except Exception:  # noqa: BLE001 - the other runs must not wait for it
-                text = "this executor cannot claim run %s; it leaves the run out for a minute"
-                _LOG.exception(text, claim.run_id, extra={"run_id": str(claim.run_id)})
-                self.leave_out(claim.run_id)
+            except Exception as failure:
+                failed.append(claim)
+                if len(failed) == number + 1 == REFUSED_ALIKE:
+                    raise error from failure
+                text = "this executor cannot claim run %s (%s); it leaves the run out for a minute"
+                _LOG.error(text, claim.run_id, failure, extra={"run_id": str(claim.run_id)})
             else:
                 found.started += one.started
                 found.overlaps.undecided |= one.overlaps.undecided
+        for claim in failed:
+            self.leave_out(claim.run_id)
+        # A later claim may have replaced a run of an earlier one, which no handler has seen yet.
+        started = {one.run_id for one in found.started}
+        found.started = self._read_back([claim for claim in claims if claim.run_id in started]) if started else []
         return found
 
     def _claim(self, claims: Sequence[Claim], write: Callable[[Conn, Sequence[Claim]], Claimed]) -> Claimed:

@@ -245,7 +245,7 @@ class Sweep:
             "queues": [part.queue for part in parts],
             "lanes": [part.lane for part in parts],
             "tenants": [part.tenant for part in parts],
-            "limits": [part.limit + len(left) + self._unreadable for part in parts],
+            "limits": [min(part.limit + len(left) + self._unreadable, _MAX_FOUND) for part in parts],
             "marks": self._marks.scan_from(keys),
             "sources": sources(Move.CLAIM),
             "handlers": self._handlers,
@@ -259,7 +259,8 @@ class Sweep:
             earliest: dict[tuple[str, Lane, str], datetime | None] = dict.fromkeys(keys)
             for run in reversed(found):  # the oldest first, tenant by tenant
                 earliest[run.queue, Lane(run.lane), run.tenant] = run.publish_at
-            self._marks.record(earliest, now)
+            if not self._unreadable:  # else the mark passes readable rows behind them
+                self._marks.record(earliest, now)
         counts = Counter((run.queue, run.lane, run.tenant) for run in found)
         self._cut |= any(counts[key] >= part.limit for key, part in zip(keys, parts, strict=True))
         return found
@@ -327,6 +328,7 @@ class Sweep:
             except UndecodableMessage as error:
                 text = "the definition of run %s cannot be read: %s; the run stays open for a newer release"
                 _LOG.error(text, run_id, error, extra={"run_id": str(run_id)})
+                self._claimer.leave_out(run_id)
         return found
 
     def _read_each(self, runs: Sequence[DueRun]) -> Readable:

@@ -38,12 +38,13 @@ class SetAside(Generic[T]):
             work: In transactions of its own.
             name: As for `alone`.
         """
-        try:
-            return work(rows)
-        except (Unavailable, MemoryError):
-            raise
-        except Exception as error:  # noqa: BLE001 - one at a time finds the one that fails
-            _LOG.warning("%s: %d failed together (%s); the scheduler does them one by one", name, len(rows), error)
+        if len(rows) > 1:
+            try:
+                return work(rows)
+            except (Unavailable, MemoryError):
+                raise
+            except Exception as error:  # noqa: BLE001 - one at a time finds the one that fails
+                _LOG.warning("%s: %d failed together (%s); the scheduler does them one by one", name, len(rows), error)
         done = 0
         for row in rows:
             with self.alone(row, name):

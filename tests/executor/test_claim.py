@@ -149,6 +149,36 @@ def test_error_of_no_run_leaves_no_run_out(
     assert list(claiming.left_out()) == []
 
 
+def test_runs_that_all_fail_alike_are_left_to_their_messages(
+    database: Database, run_id: UUID, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        message = "none of a row"
+        raise ValueError(message)
+
+    database.execute(ENTER, [EXECUTOR])
+    claims = [database.requested_claim(run) for run in (run_id, *(database.trigger() for _ in range(4)))]
+    for name in ("claim_uniform", "claim_runs"):
+        monkeypatch.setattr(claim, name, fail)
+    claiming = claimer(database)
+    with pytest.raises(ValueError, match="none of a row"):
+        claiming.claim(claims, source="message")
+    assert list(claiming.left_out()) == []
+
+
+def test_run_that_one_by_one_claims_have_replaced_does_not_start(database: Database) -> None:
+    database.execute(ENTER, [EXECUTOR])
+    database.submit("damaged")
+    database.submit("replaced", overlap=Overlap.TERMINATE_OTHER)
+    damaged, *others = [database.trigger(key) for key in ("damaged", "replaced", "replaced")]
+    claims = [database.requested_claim(run) for run in (damaged, *others)]
+    database.execute("UPDATE job_runs SET schedule_to_close_at = '294000-01-01Z' WHERE run_id = %s", [damaged])
+    started = [one.run_id for one in claimer(database).claim(claims, source="message").started]
+    running = "SELECT run_id FROM job_runs WHERE state = 'running'"
+    assert len(started) == 1
+    assert [(run,) for run in started] == database.rows(running)
+
+
 def test_run_without_a_key_starts_before_a_claim_waits_for_a_hot_key(database: Database) -> None:
     database.execute(ENTER, [EXECUTOR])
     database.submit()

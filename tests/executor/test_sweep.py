@@ -157,13 +157,14 @@ def test_oldest_run_that_cannot_be_read_keeps_no_slot(database: Database, damage
     database.execute(ENTER, [EXECUTOR])
     database.submit(overlap="allow_all")
     damaged, whole = database.trigger(), database.trigger()
+    database.execute("UPDATE job_runs SET publish_at = publish_at - interval '2 min'")
     database.execute(damage, [damaged])
     swept = list[UUID]()
 
     def start(claimed: Sequence[ClaimedRun]) -> None:
         swept.extend(one.run_id for one, _, _ in claimed)
 
-    sweep = sweep_of(database, Slots(1), start, every=timedelta(milliseconds=10), idle=True)
+    sweep = sweep_of(database, Slots(1), start, every=timedelta(minutes=1), idle=True)
     until(lambda: sweep.step() >= 0 and swept == [whole], "the other run starts")
 
 
