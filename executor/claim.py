@@ -114,8 +114,7 @@ class Claimer:
             claimed.started = claimed.started + self._claim_again(left)
         if self.lease is not lease:
             # Some were read back under another lease. The others were claimed under one that may be over.
-            started = {one.run_id for one in claimed.started}
-            claimed.started = self._read_back([claim for claim in claims if claim.run_id in started])
+            claimed.started = self._read_back(claims, claimed.started)
         metrics.count("claims", len(claimed.started), "won", source)
         metrics.count("claims", len(claims) - len(claimed.started), "lost", source)
         return claimed
@@ -233,8 +232,8 @@ class Claimer:
         for claim in failed:
             self.leave_out(claim.run_id)
         # A later claim may have replaced a run of an earlier one, which no handler has seen yet.
-        started = {one.run_id for one in found.started}
-        found.started = self._read_back([claim for claim in claims if claim.run_id in started]) if started else []
+        if found.started:
+            found.started = self._read_back(claims, found.started)
         return found
 
     def _claim(self, claims: Sequence[Claim], write: Callable[[Conn, Sequence[Claim]], Claimed]) -> Claimed:
@@ -251,9 +250,8 @@ class Claimer:
             # Notified although the commit is uncertain: a needless wake-up costs less than a late grace period.
             self._notify_executors(claimed)
             # Only runs that were started here: another thread of this executor may have claimed the others before.
-            started = {one.run_id for one in claimed.started}
             _LOG.warning("the reply to a claim's COMMIT was lost (%s); the executor reads the claim back", error)
-            return Claimed(started=self._read_back([claim for claim in claims if claim.run_id in started]))
+            return Claimed(started=self._read_back(claims, claimed.started))
         except LeaseLost:
             self._lease_lost()
             raise
@@ -291,7 +289,10 @@ class Claimer:
         if row[0] is not True:
             share_old_claims(connection)
 
-    def _read_back(self, claims: Sequence[Claim]) -> list[Started]:
+    def _read_back(self, claims: Sequence[Claim], started: Sequence[Started]) -> list[Started]:
+        """Return those of the started runs that are still this executor's."""
+        ids = {one.run_id for one in started}
+        by_id = {claim.run_id: claim for claim in claims if claim.run_id in ids}
         backoff = Backoff(self._stop, "reading back a claim")
         while True:
             try:
@@ -300,7 +301,7 @@ class Claimer:
                 if self.lease.is_over():
                     self._refuse_without_lease()
                 with self._session.transaction() as connection:
-                    found = read_claims(connection, claims, executor_id=self._executor_id)
+                    found = read_claims(connection, list(by_id.values()), executor_id=self._executor_id)
             except Unavailable as error:
                 # During a shutdown without a database the lease ends, and the runs go back uncounted.
                 if self._stop.requested():
@@ -308,7 +309,6 @@ class Claimer:
                 backoff.wait(error)
                 continue
             backoff.reset()
-            by_id = {claim.run_id: claim for claim in claims}
             return [one._replace(claimed_from=by_id[one.run_id].claimed_from) for one in found]
 
 

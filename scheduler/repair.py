@@ -11,7 +11,7 @@ from functools import partial
 from typing import cast
 from uuid import UUID
 
-from tidewheel.errors import ScheduleRefused
+from tidewheel.errors import ScheduleRefused, Unavailable
 from tidewheel.ids import first_ids, job_range
 from tidewheel.postgres.database_clock import read_now
 from tidewheel.postgres.pg_binary import uuids
@@ -155,11 +155,15 @@ class ActiveRunRepair:
 
 def _each(ids: Iterable[UUID], mend: Callable[[UUID], bool], name: str) -> list[UUID]:
     """Repair one after the other; return those repaired. One that fails is left to the next pass."""
-    repaired, failed = list[UUID](), SetAside[UUID]()
+    repaired = list[UUID]()
     for each in ids:
-        with failed.alone(each, name):
+        try:
             if mend(each):
                 repaired.append(each)
+        except (Unavailable, MemoryError):
+            raise
+        except Exception:  # noqa: BLE001 - the others must not wait for it
+            _LOG.exception("the scheduler cannot %s %s; it tries again at the next pass over the shard", name, each)
     return repaired
 
 
