@@ -99,7 +99,7 @@ def test_members_are_visible_within_their_role_only(enter: Enter, database: Data
     first, scheduler = enter(), enter("scheduler")
     assert first.live() == ids(first)
     second = enter()
-    assert second.live() == ids(first, second)
+    until(lambda: second.live() == ids(first, second), "the second has seen the first")
     until(lambda: first.live() == ids(first, second), "the first has seen the second")
     assert scheduler.live() == ids(scheduler)
     assert listed(database) == {first.member_id, second.member_id, scheduler.member_id}

@@ -19,7 +19,7 @@ from tidewheel.postgres.notify import Channel, Listener, Notifier
 from tidewheel.postgres.session import Conn, connect
 
 APART_SECONDS = 0.020
-SOON_SECONDS = 10.0  # for a thread on a busy machine; what is awaited takes milliseconds
+SOON_SECONDS = 60.0  # for a thread and PostgreSQL on a busy machine; what is awaited takes milliseconds
 LAST = "last"
 POKES, PACE_SECONDS = 600, 0.0005  # many times as often as notifications may leave
 
