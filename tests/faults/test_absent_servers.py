@@ -16,7 +16,7 @@ from psycopg.conninfo import make_conninfo
 from tests.faults.own_server import fleet_on, own_stack, serves
 from tests.faults.workload import DOOMED, Workload, now
 from tests.fixtures.oracle import Oracle
-from tests.fixtures.services import ROLES, Fleet, Role, Service
+from tests.fixtures.services import ROLES, Fleet, Role, Service, until
 from tidewheel.clock import monotonic_seconds
 from tidewheel.control.client.client import Client
 from tidewheel.local.stack import LocalStack
@@ -66,6 +66,7 @@ def complaints(service: Service) -> list[str]:
 
 def assert_logged_once(service: Service) -> None:
     """Each error is one line, however often it repeats; a server that goes away gives two at most."""
+    until(lambda: complaints(service), "it has logged why it waits")  # later than /readyz answers it
     lines = complaints(service)
     assert 1 <= len(lines) == len(set(lines)) <= 2
     assert all("this process tries again until it succeeds" in line for line in lines)
