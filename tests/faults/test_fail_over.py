@@ -36,6 +36,7 @@ pytestmark = [pytest.mark.postgres, pytest.mark.kafka, pytest.mark.slow]
 
 _FIRED = "SELECT min(created_at) FROM runs WHERE cause = 'timer' AND created_at > %s"
 _WAITING = "SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'SyncRep'"
+_REPLAYED = "SELECT pg_last_wal_replay_lsn() >= pg_last_wal_receive_lsn()"
 _TIMELINE_VARIABLE = "TIDEWHEEL_TEST_TIMELINE"  # names a file to which a test appends what it has measured
 
 
@@ -145,19 +146,25 @@ def test_audit_finds_what_an_asynchronous_standby_lost(
         standby.execute("SELECT pg_reload_conf()")
     streams = "SELECT count(*) FROM pg_stat_replication"
     until(lambda: value(pair.postgres.url, streams) == 0, "the standby receives nothing more")
-    cut = now()
+    cut, standby_url = now(), one(pair.standby, fleet.database.url)
+    until(lambda: value(standby_url, _REPLAYED), "the standby has applied what it received")
+    received = value(standby_url, "SELECT array_agg(run_id::text) FROM finished_runs")
+    assert isinstance(received, list)
     with Client(fleet.database.url) as client:
         direct = str(client.trigger("errand", payload={"number": -1}))
     work.trigger("errand", 1)
     fleet.until(lambda: oracle.answered() and direct in oracle.completed(), "the direct trigger has completed")
     work.wait_recovered(cut)
-    before = {each.run_id: each for each in oracle.completions() if each.finished_at > cut}
     kill(pair.postgres)
+    killed = now()
     pair.standby.promote()
     work.wait_recovered(now())
     work.finish()
     fleet.stop()
-    oracle.look()
+    oracle.reader.read_to_end()
+    # Read last: runs end on the old primary until it is killed, and the relay publishes these ends later.
+    ended = {each.run_id: each for each in oracle.completions() if each.finished_at < killed}
+    before = {run: each for run, each in ended.items() if run not in received}
     database = fleet.database
     assert database.rows("SELECT FROM runs WHERE run_id = %s", [direct]) == []  # acknowledged, executed, lost
     unknown = {run for run in before if not database.rows("SELECT FROM runs WHERE run_id = %s", [run])}
