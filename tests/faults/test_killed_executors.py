@@ -25,11 +25,11 @@ def test_finished_steps_are_not_repeated_after_a_kill(fleet: Fleet, target: str)
     fleet.ask({"type": "job.submit", "job": {"key": "job", "schedule": "manual", "target": target}})
     fleet.ask({"type": "job.trigger", "key": "job"})
     fleet.flush()
-    doomed = fleet.start("executor")
+    doomed = fleet.start("executor", LEASE=SHORT_LEASE)
     if target != "steps-process":  # then its worker process alone is killed
         doomed.meant_to_die = True
         doomed.wait_killed()
-        fleet.start("executor")
+        fleet.start("executor", LEASE=SHORT_LEASE)
     succeeded = "SELECT count(*) FROM runs WHERE state = %s"
     fleet.until(lambda: fleet.database.value(succeeded, [RunState.SUCCEEDED]) == 1, "the run has succeeded")
     lines = [json.loads(line) for line in fleet.effects.read_text().splitlines()]
@@ -60,9 +60,9 @@ def test_at_most_once_run_never_starts_twice_when_killed(point: str, fleet: Flee
     request_id = fleet.ask({"type": "job.trigger", "key": "once"})
     fleet.flush()
     fleet.start_all("intake", "relay")
-    armed = fleet.start("executor", failpoint=f"{point}:exit")
+    armed = fleet.start("executor", failpoint=f"{point}:exit", LEASE=SHORT_LEASE)
     armed.wait_killed()
-    fleet.start("executor")
+    fleet.start("executor", LEASE=SHORT_LEASE)
     fleet.wait_started()
     oracle.wait_answered()
     run_id = oracle.replies()[request_id].run_id or ""

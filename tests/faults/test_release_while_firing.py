@@ -10,7 +10,7 @@ import pytest
 from tests.control.cli.command import json_output
 from tests.fixtures.database import Database
 from tests.fixtures.oracle import read_effects
-from tests.fixtures.services import Fleet
+from tests.fixtures.services import LONG_LEASE, Fleet
 from tidewheel.control.client.client import Client
 from tidewheel.ids import job_id
 
@@ -89,7 +89,7 @@ def release_by_client(database: Database) -> int:
 @pytest.mark.slow
 def test_release_beside_firing_schedulers_loses_and_doubles_nothing(fleet: Fleet) -> None:
     database = fleet.database
-    settings = {"MISFIRE_AFTER": f"PT{MISFIRE_AFTER.seconds}S", "LOOKAHEAD": "PT0S"}
+    settings = {"MISFIRE_AFTER": f"PT{MISFIRE_AFTER.seconds}S", "LOOKAHEAD": "PT0S", "LEASE": LONG_LEASE}
     fleet.start("scheduler", **settings)
     fleet.start_all(**settings)
     for key in ALL:
