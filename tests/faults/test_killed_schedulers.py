@@ -15,7 +15,7 @@ from tests.control.cli.command import json_output
 from tests.fixtures.acts import submission
 from tests.fixtures.database import Database
 from tests.fixtures.oracle import Oracle, read_effects
-from tests.fixtures.services import HANDLERS, Fleet, Role, Service
+from tests.fixtures.services import HANDLERS, LONG_LEASE, Fleet, Role, Service
 from tests.scheduler.backfills import progress
 from tests.scheduler.test_tenant_deletions import rows_by_table
 from tidewheel.control.client.client import Client
@@ -58,7 +58,7 @@ def test_killed_backfill_is_continued_by_the_next_scheduler(
         }
     )  # fmt: skip
     fleet.flush()
-    fleet.start_all("intake", "relay", "executor")
+    fleet.start_all("intake", "relay", "executor", LEASE=LONG_LEASE)
     oracle.wait_answered()
     backfill_id = UUID(oracle.replies()[asked].backfill_id)
     doomed = fleet.start("scheduler", failpoint=failpoint)
@@ -176,6 +176,8 @@ def test_killed_timeout_is_continued_by_the_next_scheduler(fleet: Fleet, oracle:
     fleet.flush()
     fleet.start_all("intake", "relay", "executor")
     oracle.wait_answered()
+    # The first scheduler creates the child before it applies the deadline.
+    fleet.until(lambda: fleet.database.count("finished_runs") == 1, "the root has ended")
     for point in ("before_commit", "after_commit"):
         fleet.start("scheduler", failpoint=f"timing_out.{point}:exit:1").wait_killed()
     fleet.start("scheduler")
@@ -213,7 +215,7 @@ def test_scheduler_killed_while_it_frees_loses_and_doubles_nothing(point: str, h
         job = {"schedule": "@every 1s", "target": "note", "overlap": "allow_all", "catch_up": "fire_all"}
         fleet.ask({"type": "job.submit", "job": {"key": key, **job}})
     fleet.flush()
-    fleet.start_all("intake", "relay", "executor")
+    fleet.start_all("intake", "relay", "executor", LEASE=LONG_LEASE)
     doomed = fleet.start("scheduler", failpoint=f"{point}:exit")
     fleet.until(lambda: all(fired(database, key) for key in KEYS), "all fire")
 
@@ -436,6 +438,7 @@ def test_freeze_over_a_killed_scheduler_is_recorded_and_starts_nothing(fleet: Fl
         fired = instants(fleet, key)
         assert [at for at in fired if frozen_at < at <= thawed_at] == [], key
         skipped = database.rows(FROZEN, [key])
-        assert sum(number for number, _, _ in skipped) in {3, 4}, key
+        passed = (thawed_at - fired[0]) // SECOND - (frozen_at - fired[0]) // SECOND
+        assert sum(number for number, _, _ in skipped) == passed >= 3, key
         assert all(frozen_at < first <= last <= thawed_at for _, first, last in skipped), key
         assert len(fired) + sum(number for number, _, _ in skipped) == (fired[-1] - fired[0]) / SECOND + 1, key
