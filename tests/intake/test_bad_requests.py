@@ -8,6 +8,7 @@ import pytest
 
 from tests.fixtures.acts import HANDLER, submission
 from tests.fixtures.database import Database
+from tests.fixtures.services import until
 from tests.intake.running import Requests
 from tidewheel.local.stack import StackInfo
 from tidewheel.process.metrics import metrics
@@ -120,7 +121,7 @@ def test_unreadable_message_is_dead_lettered_unchanged_with_its_offset(
     assert told[b"tidewheel-dlq-topic"] == requests.topics.requests.encode()
     assert (told[b"tidewheel-dlq-partition"], told[b"tidewheel-dlq-offset"]) == (b"0", str(offset).encode())
     assert reason.encode() in told[b"tidewheel-dlq-error"]
-    assert undecodable() == before + 1
+    until(lambda: undecodable() == before + 1, "it is counted, once its transaction has committed")
 
 
 def undecodable() -> float:

@@ -76,7 +76,8 @@ def test_constraint_of_a_newer_release_rejects_no_request(
         fresh_database.execute(MIGRATED)
         offsets = requests.send(*(submission(key) | {"request_id": key} for key in MANY), key=b"k")
         until(waits, "it is reported")
-        assert REGISTRY.get_sample_value("tidewheel_installation_faults", {"work": WAITS}) == 1
+        gauge = "tidewheel_installation_faults", {"work": WAITS}
+        until(lambda: REGISTRY.get_sample_value(*gauge) == 1, "the metric has it, too")
         [trigger] = requests.send(about("job.trigger", "other"), partition=1)
         requests.until_read(trigger, 1)
         assert requests.next_offset(0) == 0
