@@ -27,7 +27,7 @@ def send_packed(requests: Requests, *values: bytes, codec: str, topic: str | Non
     told = {
         "message.max.bytes": 1_000_000_000,
         "batch.size": 1_000_000_000,
-        "linger.ms": 500,
+        "linger.ms": 30_000,  # until `flush`, so that a slow machine packs them together
         "compression.type": codec,
     }
     producer = Producer({**requests.kafka, **told})
