@@ -215,8 +215,12 @@ def test_cancellation_behind_a_frozen_claim_holds_up_other_claims_for_a_fraction
     frozen, cancelled, other = (with_jobs.connection() for _ in range(3))
     claim_as_executors_do(with_jobs, frozen, with_jobs.requested_claim(first))
     documents = [cancelling(key="job"), *beside]
+    pid = cancelled.info.backend_pid
     accepting = in_background(lambda: with_jobs.apply_batch_within(cancelled, *documents))
-    until_blocked(with_jobs, cancelled)
+    until(
+        lambda: accepting.done() or with_jobs.value("SELECT cardinality(pg_blocking_pids(%s)) > 0", [pid]),
+        "it waits for the lock, or has done so",
+    )
     other.execute("SET lock_timeout = '5s'")  # half of what a claim waited
     assert len(claim_as_executors_do(with_jobs, other, with_jobs.requested_claim(second)).started) == 1
     other.commit()
