@@ -7,10 +7,11 @@ from uuid import UUID
 
 import pytest
 
-from tests.fixtures.database import Database
+from tests.fixtures.database import ClockedDatabase, Database
 from tests.fixtures.services import until
 from tests.relay.relaying import Relaying
 from tests.transitions.stepping import in_background
+from tidewheel.local.stack import StackInfo
 from tidewheel.membership import Membership, rendezvous
 from tidewheel.outbox import SLICES, OutboxLane, append
 from tidewheel.postgres.notify import Channel, Notifier
@@ -19,6 +20,7 @@ from tidewheel.process.service import Shutdown
 pytestmark = pytest.mark.kafka
 
 SECOND = timedelta(seconds=1)
+PATIENT = timedelta(minutes=1)  # a machine that stalls for less moves no slice
 
 
 def quarantined(database: Database) -> list[tuple[str, bytes | None]]:
@@ -62,8 +64,10 @@ def test_messages_of_one_run_keep_order(relaying: Relaying) -> None:
     assert by_run == {f"run-{n}".encode(): list(range(30)) for n in range(20)}
 
 
-def test_delayed_row_is_published_at_its_time(relaying: Relaying) -> None:
-    """Between the first and the last instants that rows may have."""
+def test_delayed_row_is_published_at_its_time(clocked: ClockedDatabase, info: StackInfo) -> None:
+    """Between the first and the last instants that rows may have. The clock is stopped until a row is to leave."""
+    clocked.stop_clock()
+    relaying = Relaying(clocked, info.kafka)
     topic = relaying.topic("a")
     at = relaying.due_at(SECOND)
     instants = {b"later": at, b"now": relaying.began_at, b"future": datetime(9999, 1, 1, tzinfo=UTC)}
@@ -72,9 +76,8 @@ def test_delayed_row_is_published_at_its_time(relaying: Relaying) -> None:
     with relaying.running(relay_poll=timedelta(days=1)):
         until(lambda: relaying.left() == 2, "those that are due leave")
         assert sorted(relaying.values(topic), key=str) == [b"now", b"past"]
-        assert relaying.database.now() < at
+        clocked.advance(SECOND)
         until(lambda: relaying.left() == 1, "the other has become due")
-        assert relaying.database.now() >= at
     assert relaying.values(topic)[2:] == [b"later"]
 
 
@@ -206,11 +209,11 @@ def test_relays_that_each_think_they_are_alone_share_no_slice(
         return (membership.member_id,)
 
     monkeypatch.setattr(Membership, "live", alone)
-    with relaying.running():
+    with relaying.running(member_timeout=PATIENT):
         until(lambda: shares(relaying.database) == [SLICES], "the first has all")
         before = holders(relaying.database)
         topic = relaying.topic("a")
-        with relaying.running():
+        with relaying.running(member_timeout=PATIENT):
             until(lambda: relaying.database.count("members") == 2, "both have entered")
             relaying.write(*(relaying.row(topic, str(n).encode(), shard=n) for n in range(64)))
             relaying.until_empty()
@@ -244,7 +247,7 @@ def holders(database: Database) -> list[tuple[int, UUID]]:
 
 def test_two_relays_publish_each_row_once_and_take_over_slices(relaying: Relaying) -> None:
     topic = relaying.topic("a", partitions=4)
-    with relaying.running(), relaying.running():
+    with relaying.running(member_timeout=PATIENT), relaying.running(member_timeout=PATIENT):
         until(lambda: shares(relaying.database) == expected(relaying.database), "each has its share")
         for number in range(20):
             relaying.write(*(relaying.row(topic, f"{number}-{n}".encode(), shard=n) for n in range(64)))

@@ -10,6 +10,7 @@ from tests.fixtures.services import until
 from tests.relay.relaying import Relaying
 from tidewheel.outbox import SLICES, OutboxLane, append
 from tidewheel.postgres.database_clock import read_now
+from tidewheel.postgres.low_water import FullScanPacer
 from tidewheel.postgres.session import Conn
 from tidewheel.relay.outbox_rows import ID, VALUE, Batch, Published
 
@@ -145,7 +146,8 @@ def test_new_relay_finds_first_marks_step_by_step(relaying: Relaying, monkeypatc
     assert sorted(row[VALUE] or b"" for row in found) == sorted(b"%d" % shard for shard in range(64))
 
 
-def test_small_batch_is_followed_by_quick_poll(relaying: Relaying) -> None:
+def test_small_batch_is_followed_by_quick_poll(relaying: Relaying, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tidewheel.relay.read.FullScanPacer", partial(FullScanPacer, 3600.0))  # a full scan is no poll
     past = relaying.due_at(timedelta(minutes=-1))
     relaying.write(relaying.row("a", b"0", publish_at=past))
     reader = relaying.reader(1000)
