@@ -109,11 +109,13 @@ def test_request_with_a_traceparent_is_one_trace_up_to_its_completion(traced: Fl
     assert {span.parent_span_id for span in receiver.named(f"send {runs}")} == {run.span_id}
     assert attributes(receiver.named(f"send {runs}")[0])["messaging.system"] == "kafka"
 
+    traced.until(lambda: len(receiver.named("process traced")) == 2, "both attempts are exported")
     first, second = sorted(receiver.named("process traced"), key=lambda span: span.start_time_unix_nano)
     assert {first.parent_span_id, second.parent_span_id} == {run.span_id}
     assert run.start_time_unix_nano <= first.start_time_unix_nano < second.end_time_unix_nano <= run.end_time_unix_nano
     assert [link.span_id for link in second.links] == [first.span_id]
     assert (first.status.code, attributes(first)["error.type"], second.status.code) == (ERROR, "ValueError", 0)
+    traced.until(lambda: len(receiver.named("work in a coroutine")) == 2, "the handler's spans are exported")
     works = receiver.named("work in a coroutine")
     assert {work.parent_span_id for work in works} == {first.span_id, second.span_id}
     assert completion(traced)["traceparent"].decode() == TRACEPARENT
@@ -129,7 +131,11 @@ def test_span_of_a_handler_is_a_child_of_its_attempt(
     traced.until(lambda: receiver.named(f"process {handler}"), "the attempt's span")
     [work], [attempt] = receiver.named(f"work in {where}"), receiver.named(f"process {handler}")
     assert work.parent_span_id == attempt.span_id
-    [line] = [line for line in lines(traced) if line.get("message", "").endswith(f"worked in {where}")]
+    logged: Callable[[], list[dict[str, str]]] = lambda: [  # noqa: E731
+        line for line in lines(traced) if line.get("message", "").endswith(f"worked in {where}")
+    ]
+    traced.until(logged, "the handler's line")  # of a worker process, which passes it on
+    [line] = logged()
     assert (line["trace_id"], line["run_id"]) == (TRACE, attributes(attempt)["tidewheel.run_id"])
 
 
@@ -160,7 +166,9 @@ def test_runs_that_a_call_over_http_creates_are_children_of_its_span(traced: Fle
             return str(attributes(run)["tidewheel.run_id"])
 
         run_id = call("/jobs/traced:trigger", traces[0])
-        result = client.get(f"/runs/{run_id}").json()["result"]
+        result_of: Callable[[], str | None] = lambda: client.get(f"/runs/{run_id}").json().get("result")  # noqa: E731
+        traced.until(result_of, "the transaction that made its span has committed")
+        result = result_of() or ""
         assert result[3:35] == traces[0], "the handler's context has it"
         call(f"/runs/{run_id}:retry", traces[1])
         call("/jobs/hourly:backfill", traces[2], range_)
@@ -182,8 +190,10 @@ def test_run_by_timer_is_a_trace_with_its_own_id_and_linked_to_its_firing(traced
     traced.until(lambda: receiver.named("process traced-sync", run_id.hex), "its attempt's span")
     [attempt] = receiver.named("process traced-sync", run_id.hex)
     assert attempt.parent_span_id == run.span_id
-    linked = [link.trace_id for span in receiver.spans if span.name == "fire" for link in span.links]
-    assert run_id.bytes in linked
+    linked: Callable[[], list[bytes]] = lambda: [  # noqa: E731
+        link.trace_id for span in receiver.spans if span.name == "fire" for link in span.links
+    ]
+    traced.until(lambda: run_id.bytes in linked(), "the scheduler has exported its firing")
     assert completion(traced)["traceparent"].startswith(b"00-")
 
 

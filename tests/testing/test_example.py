@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.fixtures.services import admin_of
+from tests.fixtures.services import admin_of, until
 from tests.strict_types import ROOT
 from tidewheel.local.stack import StackInfo
 from tidewheel.postgres.session import connect
@@ -72,5 +72,9 @@ def test_tests_of_the_example_pass_and_leave_nothing_behind(info: StackInfo, tmp
     with connect(info.database_url, "test") as connection:
         there = {str(name) for (name,) in connection.execute("SELECT datname FROM pg_database").fetchall()}
     assert there.isdisjoint(made["databases"])
-    topics = admin_of(info.kafka).list_topics(timeout=30).topics
-    assert not [name for name in topics if name.startswith(made["prefix"])]
+    admin = admin_of(info.kafka)
+
+    def left() -> list[str]:
+        return [name for name in admin.list_topics(timeout=30).topics if name.startswith(made["prefix"])]
+
+    until(lambda: not left(), "the broker has forgotten the topics")  # which it has deleted
