@@ -163,6 +163,8 @@ class Cases:
             return keys <= rows.keys() and all(rows[key][1] in FINAL for key in keys)
 
         self.fleet.until(over, f"the runs of {cases[-1].event} end")
+        assert self._reader is not None
+        self._reader.read_to_end()
         rows, effects = self._rows(), self.effects()
         assert {case.key for case in cases} <= effects.keys()
         return {case: Seen(*rows[case.key][1:], effects=len(effects[case.key])) for case in cases}

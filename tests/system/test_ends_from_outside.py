@@ -94,6 +94,7 @@ def test_kafka_target_ends_with_its_reply(fleet: Fleet, client: Client) -> None:
     fleet.until(all_received, "each run has its message")
     replying = Producer({**fleet.kafka})
     succeeding, failing, cancelled = (next(m for m in reader.seen if run_of(m) == run) for run in runs)
+    fleet.until(lambda: client.runs.get(runs[2]).state == "waiting", "no executor owns the third")
     client.runs.cancel(runs[2])
     reply(replying, succeeding, json.dumps({"rows": 7}).encode())
     reply(replying, succeeding, b"2")  # a repeat changes nothing

@@ -15,7 +15,7 @@ from tests.executor.running import Executing
 from tests.faults.workload import ATTEMPTS, DOOMED, Workload, now
 from tests.fixtures.database import Database
 from tests.fixtures.oracle import Oracle
-from tests.fixtures.services import LONG_LEASE, Fleet, until
+from tests.fixtures.services import LONG_LEASE, SHORT_LEASE, Fleet, until
 from tidewheel.local.stack import StackInfo
 from tidewheel.runs import AttemptOutcome
 from tidewheel.schemas.codec import FORMS
@@ -88,10 +88,10 @@ def test_killed_member_costs_only_the_lease(fleet: Fleet, oracle: Oracle) -> Non
     work = Workload(fleet, oracle)
     work.submit()
     fleet.start_all("intake", "scheduler", "relay")
-    victim = fleet.start("executor", **SHARE)
+    victim = fleet.start("executor", LEASE=SHORT_LEASE, **SHARE)
     held = work.hold()
     held.wait_begun(1)
-    fleet.start("executor", **SHARE)
+    fleet.start("executor", LEASE=SHORT_LEASE, **SHARE)
     fleet.wait_started()
     work.trigger("errand", 20)
     victim.kill()
