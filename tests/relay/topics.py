@@ -37,8 +37,14 @@ def delete_topic(kafka: Mapping[str, str], name: str) -> None:
 
 
 def set_topic_config(kafka: Mapping[str, str], name: str, config: Mapping[str, str]) -> None:
-    """Change a topic's configuration, as an operator does."""
+    """Change a topic's configuration, as an operator does; returns when the broker knows it."""
     entries = [ConfigEntry(key, value, incremental_operation=AlterConfigOpType.SET) for key, value in config.items()]
     resource = ConfigResource(ResourceType.TOPIC, name, incremental_configs=entries)
     admin = admin_of(kafka)  # kept until the result: its end would abort the request
     admin.incremental_alter_configs([resource])[resource].result(_SECONDS)
+
+    def is_known() -> bool:
+        found = admin.describe_configs([resource])[resource].result(_SECONDS)
+        return all(found[key].value == value for key, value in config.items())
+
+    until(is_known, "the broker knows the configuration")  # the controller answers before the broker has it
