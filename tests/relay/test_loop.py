@@ -65,7 +65,7 @@ def test_messages_of_one_run_keep_order(relaying: Relaying) -> None:
 
 
 def test_delayed_row_is_published_at_its_time(clocked: ClockedDatabase, info: StackInfo) -> None:
-    """Between the first and the last instants that rows may have. The clock is stopped until a row is to leave."""
+    """Between the first and the last instants that rows may have; the clock is stopped until a row is due."""
     clocked.stop_clock()
     relaying = Relaying(clocked, info.kafka)
     topic = relaying.topic("a")
