@@ -151,14 +151,14 @@ def test_first_run_succeeds_and_ctrl_c_keeps_the_data(folder: Path, tmp_path_fac
             opened.until("succeeded in")
             opened.press(CTRL_C)
             assert opened.wait() == 0
-            assert f"stopped; the data in {home} is kept" in opened.screen
+            opened.until(f"stopped; the data in {home} is kept")
         assert running_stack(home) is None
         assert not LocalStack(home).status().is_running
         with dev(folder, home) as opened:
             assert "dev-greet" in command(home, "job", "list")
             services = services_of(opened)
             opened.signal(signal.SIGKILL)
-            psutil.wait_procs(services, timeout=10)
+            psutil.wait_procs(services, timeout=60)
             assert not [process for process in services if process.is_running()]
         assert running_stack(home) is not None
         with dev(folder, home) as opened:  # it stops the stack that the killed one had started
@@ -224,7 +224,7 @@ def test_a_stack_of_which_a_part_ran_goes_on(folder: Path, tmp_path_factory: pyt
         with dev(folder, home) as opened:
             opened.press(CTRL_C)
             assert opened.wait() == 0
-            assert "stopped; PostgreSQL and Kafka keep running" in opened.screen
+            opened.until("stopped; PostgreSQL and Kafka keep running")
         assert stack.status().is_running
     finally:
         stack.down(erase=True)
@@ -324,7 +324,7 @@ def test_postgresql_and_kafka_start_again_unless_a_command_has_stopped_them(
             assert "tidewheel.runs.reports.standard" in command(home, "admin", "topics", "list")
             command(home, "down")
             assert opened.wait() == 0
-            assert "PostgreSQL was stopped by another command; stopping everything" in opened.screen
+            opened.until("PostgreSQL was stopped by another command; stopping everything")
         with dev(folder, home) as opened:
             (home / "postgres/data/global/pg_control").unlink()
             kill(stack, "PostgreSQL")
@@ -350,7 +350,7 @@ def test_a_second_dev_is_refused_and_a_closed_window_stops_the_first(folder: Pat
         second = ["tidewheel", "dev", "--handlers", "shop"]
         with terminal(second, folder=folder, environment=variables(home)) as other:
             assert other.wait() == 1
-            assert f"`tidewheel dev` is already running on the stack in {home} (pid {opened.pid}" in other.screen
+            other.until(f"`tidewheel dev` is already running on the stack in {home} (pid {opened.pid}")
         opened.close_window()
         assert opened.wait() == 0
         assert not [process for process in services if process.is_running()]
@@ -364,8 +364,8 @@ def test_a_port_in_use_is_named_with_its_process(folder: Path, home: Path) -> No
         environment = variables(home, TIDEWHEEL_API_PORT=str(port))
         with terminal(["tidewheel", "dev"], folder=folder, environment=environment) as opened:
             assert opened.wait() == ExitCode.REFUSED
-            assert f"TIDEWHEEL_API_PORT: port {port} is in use by " in opened.screen
-            assert f"(pid {os.getpid()})" in opened.screen
+            opened.until(f"TIDEWHEEL_API_PORT: port {port} is in use by ")
+            opened.until(f"(pid {os.getpid()})")
 
 
 def test_a_second_ctrl_c_ends_at_once(folder: Path, home: Path) -> None:
@@ -380,7 +380,7 @@ def test_a_second_ctrl_c_ends_at_once(folder: Path, home: Path) -> None:
         opened.press(CTRL_C)
         assert opened.wait() == 130
         assert monotonic_seconds() - began < 30, "half of the drain's time; a busy machine included"
-        psutil.wait_procs(services, timeout=10)
+        psutil.wait_procs(services, timeout=60)
         assert not [process for process in services if process.is_running()]
 
 
