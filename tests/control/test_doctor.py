@@ -388,7 +388,7 @@ def test_check_that_fails_or_hangs_ends_no_other() -> None:
         yield from ()
 
     checks = [Check("fails", fail), Check("hangs", hang), Check("well", well), Check("after", well, needs="hangs")]
-    report = run_checks(checks, Context(Connections.load(), Limits(check_seconds=0.1)))
+    report = run_checks(checks, Context(Connections.load(), Limits(check_seconds=2.0)))
     assert [each.what for each in report.findings] == ["the check fails failed", "the check hangs did not end"]
     assert "secret" not in report.findings[0].evidence
     assert (report.passed, report.skipped) == (("well",), ("after",))
@@ -467,4 +467,11 @@ def test_healthy_installation_has_no_finding(fleet: Fleet, info: StackInfo, monk
     fleet.until(lambda: fleet.database.count("processes") >= 4, "each process has a row")
     settings = Connections.load(database_url=SecretStr(fleet.database.url))
     # The fleet's topics have fewer partitions than an installation's.
-    assert [each for each in diagnose(settings).findings if each.check != "topics"] == []
+    findings: list[Finding] = []
+
+    def is_healthy() -> bool:
+        """Look again: a group that has not joined yet, or a process that a busy machine has stalled, is a finding."""
+        findings[:] = [each for each in diagnose(settings).findings if each.check != "topics"]
+        return not findings
+
+    fleet.until(is_healthy, "no check finds anything")

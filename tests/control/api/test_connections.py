@@ -67,11 +67,12 @@ def test_idle_connection_is_closed_and_slow_bytes_do_not_extend_its_time(
             return True
 
     with answering(database, token=TOKEN) as client, ExitStack() as held:
-        idle = {case: held.enter_context(connected(client)) for case in _IDLE}
-        slow = {case: held.enter_context(connected(client)) for case in _SLOW}
-        for case, connection in idle.items():
-            connection.sendall(_IDLE[case][0])
-        for case, connection in slow.items():
+        idle, slow = dict[str, socket.socket](), dict[str, socket.socket]()
+        for case, (sent, _) in _IDLE.items():  # at once, for the time of a connection begins with it
+            idle[case] = held.enter_context(connected(client))
+            idle[case].sendall(sent)
+        for case in _SLOW:
+            slow[case] = connection = held.enter_context(connected(client))
             connection.sendall(_SLOW[case])
             assert not _SLOW[case] or answer(connection).startswith(b"HTTP/1.1 "), case
             connection.settimeout(0.2)

@@ -1,8 +1,9 @@
 """The HTTP API: authorization, early refusals and problem documents."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from http import HTTPStatus
+from threading import Event
 
 import httpx
 import pytest
@@ -13,6 +14,7 @@ from tests.fixtures.database import Database
 from tests.fixtures.services import until
 from tests.transitions.acts import submit, trigger
 from tidewheel.control.api.app import Api
+from tidewheel.control.api.workers import WorkerState
 from tidewheel.errors import SettingsError
 from tidewheel.process.service import Shutdown
 from tidewheel.schemas.codec import all_schemas
@@ -185,13 +187,21 @@ def test_address_in_use_is_reported_at_start(client: httpx.Client, database: Dat
         Api(ApiSettings.load(api_port=taken), database.url, database.installation, Shutdown())
 
 
-def test_full_queue_is_answered_with_503(database: Database) -> None:
+def test_full_queue_is_answered_with_503(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    free, do = Event(), WorkerState.do
+
+    def do_later(state: WorkerState, work: Callable[[WorkerState], object], *, may_block_claims: bool) -> object:
+        assert free.wait(60)
+        return do(state, work, may_block_claims=may_block_claims)
+
     with answering(database, api_threads=1) as client, ThreadPoolExecutor(18) as askers:
         path = f"/api/v1/executors/{enter(client).executor_id}:heartbeat"
-        with database.transaction() as held:
-            held.execute("SELECT FROM executors FOR UPDATE")
+        monkeypatch.setattr(WorkerState, "do", do_later)  # a request that meets a lock gives its thread back
+        try:
             asked = [askers.submit(client.post, path) for _ in range(18)]  # one is worked on, 16 wait
             until(lambda: any(each.done() for each in asked), "one too many is refused")
             [refused] = [each.result() for each in asked if each.done()]
             assert refusal(refused, HTTPStatus.SERVICE_UNAVAILABLE)["code"] == "overloaded"
+        finally:
+            free.set()
         assert sorted(each.result().status_code for each in asked) == [HTTPStatus.OK] * 17 + [503]

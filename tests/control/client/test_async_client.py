@@ -77,7 +77,7 @@ def test_following_output_leaves_the_client_to_other_calls(database: Database) -
             assert (await client.runs.get(started.run_id)).state == "running"
             assert not following.done()
             end(database, ending(started, RunState.SUCCEEDED))
-            assert await asyncio.wait_for(following, 20) == []
+            assert await asyncio.wait_for(following, 60) == []
 
     async def _all(client: AsyncClient, run_id: object) -> list[object]:
         return [piece async for piece in client.runs.follow_logs(run_id)]  # type: ignore[arg-type]

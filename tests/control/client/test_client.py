@@ -10,7 +10,7 @@ from uuid import uuid4
 import pytest
 
 from tests.fixtures.database import Database
-from tests.fixtures.services import Fleet, until
+from tests.fixtures.services import LONG_LEASE, Fleet, until
 from tests.transitions.acts import EXECUTOR, begin, end, ending, requests, requeue, succeed
 from tests.transitions.stepping import in_background
 from tidewheel.clock import monotonic_seconds
@@ -388,7 +388,7 @@ def test_triggered_run_is_executed_by_the_services_and_awaited(
 ) -> None:
     monkeypatch.setenv("TIDEWHEEL_TOPIC_PREFIX", fleet.topics.prefix)
     (open_gate := tmp_path / "open").touch()
-    fleet.start_all("relay", "executor")
+    fleet.start_all("relay", "executor", LEASE=LONG_LEASE)
     with Client(fleet.database.url) as client:
         for target in ("gated", "gated-sync"):
             client.submit(job(target, target=target))

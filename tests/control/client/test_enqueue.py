@@ -162,7 +162,7 @@ def test_concurrent_equal_requests_return_the_same_run(shop: Database) -> None:
     second = in_background(lambda: enqueue(other, "charge", request_id="order-1"))
     until_blocked(shop, other)
     one.commit()
-    assert second.result(20) == first
+    assert second.result(60) == first
     other.commit()
     assert written(shop)[:2] == (1, 1)
 
