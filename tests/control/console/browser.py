@@ -11,7 +11,7 @@ from importlib.resources import files
 from typing import Any, cast
 
 import pytest
-from playwright.sync_api import Browser, ConsoleMessage, Error, Page, sync_playwright
+from playwright.sync_api import Browser, ConsoleMessage, Error, Page, expect, sync_playwright
 
 CHROMIUM = shutil.which("chromium") or ""
 needs_chromium = pytest.mark.skipif(not CHROMIUM, reason="Chromium is missing: apt-get install chromium")
@@ -22,6 +22,8 @@ LOOKS: Mapping[str, tuple[tuple[int, int], str]] = {
     "390-light": (PHONE, "light"), "390-dark": (PHONE, "dark"),
 }  # fmt: skip
 """Size and theme of each look that every page is tested in, by its name."""
+
+expect.set_options(timeout=30_000)  # five seconds, the default, are too few for a page on a busy machine
 
 _AXE = (files("axe_playwright_python") / "axe.min.js").read_text()
 _SMALL_LINKS = """() => [...document.querySelectorAll('td a, dl.table dd a')].filter(each =>

@@ -174,7 +174,8 @@ def test_slow_save_shows_that_it_is_under_way_and_is_sent_once(here: Tab) -> Non
     held: list[Route] = []
     at.route("**/edit", lambda route: held.append(route) if route.request.method == "POST" else route.continue_())
     button = at.get_by_role("button", name="Save").last
-    button.click()
+    with at.expect_request(lambda request: request.method == "POST"):
+        button.click()
     expect(at.get_by_role("button", name="Saving…")).to_be_disabled()
     at.locator("#f-retry\\.max_attempts").evaluate("field => field.form.requestSubmit()")
     at.get_by_role("button", name="Save").first.click()
