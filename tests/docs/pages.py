@@ -145,12 +145,9 @@ class Shell:
         pairs = (pair.partition("=") for pair in base64.b64decode(exported).decode().split("\0") if pair)
         command = ["bash", "--norc", "-c", block.text]
         self._terminal = Terminal(command, folder=self._folder, environment={name: value for name, _, value in pairs})
-        screen = self._terminal.until(last, after=first)
-        return (
-            first
-            + screen[: screen.index(last) + len(last)]
-            + screen[screen.index(last) + len(last) :].partition("\n")[0]
-        )
+        shown, _, _ = self._terminal.until(last, after=first).partition(last)
+        shown = first + shown + last
+        return shown + self._terminal.until("\n", after=shown).partition("\n")[0]  # the rest of its line comes later
 
     def close_terminal(self) -> None:
         """Press Ctrl-C in the terminal, after which the command ends without an error."""
