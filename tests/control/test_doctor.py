@@ -470,7 +470,7 @@ def test_healthy_installation_has_no_finding(fleet: Fleet, info: StackInfo, monk
     findings: list[Finding] = []
 
     def is_healthy() -> bool:
-        """Look again: a group that has not joined yet, or a process that a busy machine has stalled, is a finding."""
+        """Look again: a group that has not joined, or a process that is stalled, is a finding."""
         findings[:] = [each for each in diagnose(settings).findings if each.check != "topics"]
         return not findings
 
