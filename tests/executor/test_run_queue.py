@@ -391,7 +391,7 @@ def test_busy_processor_lowers_the_overcommit(clock: Clock) -> None:
     assert asyncio.run(ahead(0.05)) * 2 < asyncio.run(ahead(0))
 
 
-async def test_overcommit_grows_by_steps() -> None:
+async def test_overcommit_grows_by_steps(clock: Clock) -> None:
     """Each step is twice the one before; one that counted as no change kept it at the first for ever."""
 
     async def never_waits(attempt: Attempt) -> Outcome:
