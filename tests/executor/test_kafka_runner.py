@@ -147,9 +147,13 @@ def test_interrupted_attempt_notes_that_its_message_may_be_written(sending: Send
     attempt = sending.attempt()
 
     async def work(runner: KafkaRunner) -> None:
-        with pytest.raises(TimeoutError):
-            async with asyncio.timeout(0.3):
-                await runner.run(attempt)
+        task = asyncio.create_task(runner.run(attempt))
+        async with asyncio.timeout(30):
+            while runner._producer is None or not len(runner._producer):  # pyright: ignore[reportPrivateUsage]
+                await asyncio.sleep(0.01)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
 
     sending.within(work, {"bootstrap.servers": "127.0.0.1:1"})
     assert attempt.output is not None
