@@ -154,13 +154,13 @@ def test_completion_waits_for_a_concurrent_cancel(shop: Database, own: Own) -> N
         until_blocked(shop, own)
         if gives_up:
             other.rollback()
-            under_way.result(20)
+            under_way.result(30)
             own.commit()
             assert effects(shop, started.run_id) == 1
         else:
             other.commit()
             with pytest.raises(AttemptOver):
-                under_way.result(20)
+                under_way.result(30)
             own.rollback()
             assert effects(shop, started.run_id) == 0
 
@@ -405,7 +405,7 @@ def test_connection_keeps_its_prepared_statements_and_notifications(shop: Databa
     own.execute("SELECT count(*) FROM effects WHERE attempt = %s", [1])
     own.commit()
     shop.execute("NOTIFY shop, 'last'")
-    heard = [notify.payload for notify in own.notifies(timeout=20, stop_after=2)]
+    heard = [notify.payload for notify in own.notifies(timeout=30, stop_after=2)]
     assert heard == ["first", "last"]
 
 
