@@ -41,6 +41,7 @@ def test_cancel_other_stops_the_active_run_and_starts_the_next(executing: Execut
             second = executing.trigger(handler, gate, overlap="cancel_other")
             ended = executing.ended(first)
             until(partial(entered, gate, second), f"the second {handler} runs")
+            until(lambda: GATES[gate].stopped, "the first has seen that it is cancelled")
             assert GATES[gate].stopped.pop() == str(first), handler
             assert ended.state == "cancelled", handler
             assert ended.finished_at is not None
