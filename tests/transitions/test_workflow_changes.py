@@ -123,7 +123,7 @@ def test_resume_holds_no_place_while_it_waits_for_a_job(database: Database) -> N
         resumed = in_background(lambda: change(database, "resume", root))
         until_one_is_blocked(database, "the resume waits for the job")
         assert database.claim(database.trigger("a")).started
-    assert resumed.result(10.0).errors[0].problem.startswith("another occurrence")
+    assert resumed.result(30.0).errors[0].problem.startswith("another occurrence")
 
 
 def test_resume_of_a_failed_root_and_then_again(database: Database) -> None:
