@@ -1032,29 +1032,6 @@ UPDATE api_keys SET last_used_at = tidewheel_now()
        FOR NO KEY UPDATE SKIP LOCKED)
 
 
--- name: read_run_place
--- Returns the table that holds a run, and what its messages are found by.
--- Index: job_runs_pkey, the unique index on run_id of each partition. No lock.
-SELECT o.tableoid::regclass::text AS table_name, o.job_id, o.shard, o.queue, o.lane, o.state, o.created_at,
-       nullif(o.publish_at, 'infinity') AS publish_at, NULL::timestamptz AS finished_at, o.request_id, o.requested_from
-  FROM job_runs AS o
- WHERE o.run_id = %(run_id)s AND o.tenant = %(tenant)s
- UNION ALL
-SELECT f.tableoid::regclass::text, f.job_id, f.shard, f.queue, f.lane, f.state, f.created_at, nullif(f.publish_at, 'infinity'),
-       f.finished_at, f.request_id, f.requested_from
-  FROM finished_runs AS f
- WHERE f.run_id = %(run_id)s AND f.tenant = %(tenant)s
-
--- name: find_outbox_rows
--- Returns the messages of a run that the relay has not published.
--- Index: outbox_due, by slice and time. No lock.
-SELECT o.id, o.topic, o.publish_at
-  FROM outbox AS o
- WHERE o.slice_lane = ANY (%(slice_lanes)s::smallint[]) AND o.publish_at = ANY (%(instants)s::timestamptz[])
-   AND (o.key = %(run_id)s::bytea OR %(run_id)s::bytea = ANY (o.headers))
- ORDER BY o.publish_at, o.id
- LIMIT 20
-
 -- name: read_job_days
 -- Returns the counts of the last days of a job, the newest first.
 -- Index: job_days_pkey, walked backwards. No lock.

@@ -44,7 +44,6 @@ SHARES: Mapping[str, str] = {
     "API: turns of strangers; to sign in": "control/api/authorization.py _turnstile",
     "API: keys in memory": "control/api/key_check.py _KEPT",
     "API: places of tenants with rates": "tidewheel/transitions/tenant_rates.py _sessions",
-    "API: searches on Kafka for a run": "tidewheel/nouns/runs/places.py _LOOKING",
     "executor: slots": "executor/slots.py Slots",
     "executor: bytes of large payloads": "executor/slots.py HeldBytes",
     "executor: threads of plain handlers; worker processes": "executor/runners/python.py _threads _pool pool",

@@ -116,18 +116,6 @@ RUN: Json = {
     ],
     "archived": False, "copied": False,
 }  # fmt: skip
-_PLACE: dict[str, Json] = {
-    "topic": "tidewheel.runs.standard", "partition": 3, "offset": 1841, "timestamp": "2026-11-20T01:00:00.004Z",
-}  # fmt: skip
-WHERE: Json = {
-    "table_name": "finished_runs_20261120", "day": "2026-11-20", "shard": 17, "request_id": None,
-    "requested_from": None, "outbox": [], "run_message": _PLACE,
-    "completion": {
-        "topic": "tidewheel.completions", "partition": 0, "offset": 7, "timestamp": "2026-11-20T01:00:04.250Z",
-    },
-    "kafka": None,
-    "claims": [{**_PLACE, "attempt": 1, "claimed_from": _CLAIMED_FROM}],
-}  # fmt: skip
 LOGS: Json = {"logs": [{"attempt": 1, "outcome": "succeeded", "dropped_bytes": 0, "output": "7 rows\n"}]}
 CANCELLED: Json = {"run_id": RUN_ID, "run_status": "queued"}
 CANCEL_RESULT: Json = {"cancellation_id": 88, "matched": 103442, "at_least": False}

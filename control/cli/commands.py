@@ -96,11 +96,6 @@ _RUN = Group(
         "list": Command("runs", "list_runs", "List runs, latest first; runs scheduled for the future come last."),
         "show": Command("runs", "show", "Show a run: state, attempts, result, deadlines and retry chain."),
         "attempts": Command("runs", "attempts", "List a run's attempts, with their errors and results."),
-        "where": Command(
-            "runs",
-            "where",
-            "Show where a run is stored: its table and day, its request, its outbox rows and its messages.",
-        ),
         "cancel": Command("runs", "cancel", "Cancel runs by id, or all open runs that match the filters."),
         "retry": Command(
             "runs", "retry", "Retry a finished run with a new run, or start the next attempt of a retrying run now."

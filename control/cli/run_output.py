@@ -20,34 +20,14 @@ from tidewheel.nouns.runs.model import PastAttempt, RelatedRun, RunDetail, RunSu
 from tidewheel.runs import RunState
 
 if TYPE_CHECKING:
-    from datetime import date
-
     from tidewheel.control.client.client import Client
     from tidewheel.nouns.runs.model import Run
-    from tidewheel.nouns.runs.places import MessagePlace, RunWhere
 
 
 Wait = Annotated[bool, typer.Option("--wait", help="Wait for the end; exit code 1 unless it succeeded.")]
 Follow = Annotated[bool, typer.Option("--follow", "-f", help="Wait until the run has ended, then show it.")]
 
 _REASON_SECONDS = 1.0  # most runs end earlier
-
-
-def place_facts(places: "RunWhere", kept_until: "date | None") -> Iterator[tuple[str, str | None]]:
-    """Yield the places of a run, for `run where`."""
-    yield "table", places.table_name
-    yield "kept until", None if kept_until is None else str(kept_until)
-    yield "shard", str(places.shard)
-    yield "request", places.requested_from or places.request_id
-    for pending in places.outbox:
-        yield "in the outbox", f"row {pending.id} for {pending.topic}, not before {cell_text(pending.publish_at)}"
-    yield "run message", _place_text(places.run_message)
-    yield "completion", _place_text(places.completion)
-    yield "Kafka", None if places.kafka is None else f"not read: {places.kafka}"
-
-
-def _place_text(place: "MessagePlace | None") -> str | None:
-    return None if place is None else f"{place.topic}/{place.partition}/{place.offset}"
 
 
 def run_row(run: RunSummary) -> tuple[Cell, ...]:

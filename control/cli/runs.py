@@ -1,4 +1,4 @@
-"""`tidewheel run list | show | where | attempts | logs | cancel | retry`: runs and their attempts.
+"""`tidewheel run list | show | attempts | logs | cancel | retry`: runs and their attempts.
 
 `logs` prints the output of past attempts and of the running one. `cancel` takes ids, or a filter. By a filter it shows
 progress until the last run has ended.
@@ -8,7 +8,6 @@ import sys
 from codecs import getincrementaldecoder
 from collections.abc import Sequence
 from contextlib import suppress
-from datetime import timedelta
 from functools import partial
 from threading import Event
 from typing import TYPE_CHECKING, Annotated, Any, cast
@@ -52,7 +51,6 @@ from tidewheel.control.cli.run_output import (
     Wait,
     attempt_facts,
     attempt_rows,
-    place_facts,
     print_ended_run,
     run_facts,
     run_row,
@@ -63,8 +61,6 @@ from tidewheel.control.reads.json_form import as_json
 from tidewheel.control.words import printable_lines
 from tidewheel.doors.cli import Flag, Table, command
 from tidewheel.errors import UnknownRun, refuse
-from tidewheel.nouns.operation import field_values
-from tidewheel.nouns.runs.detail import claims_of
 from tidewheel.nouns.runs.model import RunDetail
 from tidewheel.nouns.runs.reads import RunList
 from tidewheel.runs import FINAL, RunState
@@ -74,7 +70,6 @@ if TYPE_CHECKING:
     from tidewheel.control.client.client import Client
     from tidewheel.nouns.runs.model import Cancellation, LogPiece
 
-_ARCHIVE = "none: the run is in the archive"
 _UTF8 = getincrementaldecoder("utf-8")
 _POLL_SECONDS = 0.2
 _WARN_SECONDS = 10.0  # schedulers poll four times a second
@@ -132,48 +127,6 @@ def attempts(run_id: RunId, *, tenant: Tenant = DEFAULT_TENANT, output: OutputOp
             print_facts(facts)
 
 
-def where(
-    run_id: RunId,
-    *,
-    no_kafka: Annotated[
-        bool, typer.Option("--no-kafka", help="Leave out the messages that are looked up on Kafka.")
-    ] = False,
-    tenant: Tenant = DEFAULT_TENANT,
-    output: OutputOption = Output.TEXT,
-) -> None:
-    """Show where a run is stored: its table and day, its request, its outbox rows and its messages.
-
-    The coordinates of the request and of the claims are stored. The first message and the completion are looked up on
-    Kafka, by key and time.
-    """
-    from tidewheel.nouns.runs.places import RunWhere, find_places  # here: a list of runs needs no Kafka client
-    from tidewheel.settings.services import SchedulerSettings
-
-    settings, found = SchedulerSettings.load(), _show(tenant, run_id)
-    places = RunWhere(_ARCHIVE, None, None, None)
-    with suppress(UnknownRun):  # of the archive alone
-        places = find_places(reading, settings, tenant, run_id, kafka=not no_kafka)
-    kept_until = None if places.day is None else places.day + settings.retention + timedelta(days=1)
-    messages = claims_of(found)
-    if output is not Output.TEXT:
-        document = {name: value for name, value in field_values(places).items() if name != "claims"}
-        rest = {"table_name": _ARCHIVE} if places.shard is None else {**document, "kept_until": kept_until}
-        print_document({"run_id": run_id, **rest, "messages": messages}, output)
-        return
-    print_facts([("table", _ARCHIVE)] if places.shard is None else place_facts(places, kept_until))
-    typer.echo("")
-    if not messages:
-        typer.echo("no executor has claimed this run")
-        return
-    executors = {one.attempt: str(one.executor_id or "") for one in found.attempts}
-    rows = [
-        (str(one.attempt), one.topic or "none: claimed by the sweep", *map(_cell, (one.partition, one.offset)),
-         _cell(one.timestamp), executors.get(one.attempt, found.executor or ""))
-        for one in messages
-    ]  # fmt: skip
-    print_table(("attempt", "topic", "partition", "offset", "timestamp", "executor"), rows, spare=("executor",))
-
-
 def retry(
     run_id: RunId,
     *,
@@ -214,10 +167,6 @@ def retry(
 
 def _show(tenant: str, run_id: UUID) -> RunDetail:
     return show_run_anywhere(reading, Connections.load().archive, tenant, run_id)
-
-
-def _cell(value: object) -> str:
-    return "" if value is None else str(as_json(value))
 
 
 def logs(

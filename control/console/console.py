@@ -75,6 +75,7 @@ _PAGES: Mapping[str, Page] = {
     "/jobs/{ref}/versions": VersionsPage(),
     "/runs": RunsPage(),
     "/runs/slow": SlowPage(),
+    "/runs/{run_id}": RunPage(),
     "/runs/{run_id}/lines": RunLines(),
     "/workflows": WorkflowsPage(),
     "/workflows/{root_run_id}": WorkflowPage(),
@@ -150,7 +151,6 @@ class Console:
         pages: Mapping[str, Page] = {
             **_PAGES,
             "/": OverviewPage(self.shards),
-            "/runs/{run_id}": RunPage(self.settings),
             "/bulk": BulkPage(paces),
             "/bulk/{kind}/{id}": BulkWorkPage(paces),
             "/fleet": FleetPage(self.shards, self.doctor),

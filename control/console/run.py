@@ -9,7 +9,7 @@ from typing import ClassVar
 from starlette.requests import Request
 
 from tidewheel.control.api.authorization import Caller
-from tidewheel.control.api.request_input import Flag, TenantQuery, Whole, read_query
+from tidewheel.control.api.request_input import TenantQuery, Whole, read_query
 from tidewheel.control.client.connection import Connection
 from tidewheel.control.console.run_log import Log, attempts_with_logs, is_over, more_of, read_log, run_id_of
 from tidewheel.control.console.sentences import about_run
@@ -26,12 +26,9 @@ from tidewheel.jobs.values import RESERVED, format_timestamp
 from tidewheel.nouns.freezes.model import FreezeChange
 from tidewheel.nouns.freezes.reads import freeze_changes
 from tidewheel.nouns.jobs.versions import job_at
-from tidewheel.nouns.runs.detail import claims_of
 from tidewheel.nouns.runs.model import PastAttempt, RunDetail
 from tidewheel.nouns.runs.operations import Runs
-from tidewheel.nouns.runs.places import MessagePlace, RunWhere, stored_places
 from tidewheel.runs import FINAL, OWNED, Cause
-from tidewheel.settings.services import ApiSettings
 from tidewheel.transitions.parents import read_neighbours
 
 _THINNEST = 0.15  # percent: a pixel of a wide page
@@ -42,16 +39,6 @@ _NOT_RECORDED = "time not recorded"
 _NEIGHBOURS = 12  # parents or children that are shown
 _LONG_WAIT = timedelta(seconds=1)
 _OPEN_ROWS = 5  # attempts that are not folded
-_READ = """\
-tidewheel env --format kafka --secrets | python -c '
-import sys
-from confluent_kafka import Consumer, TopicPartition
-from tidewheel.schemas.codec import decode, encode_json
-from tidewheel.schemas.generated.records import RunCompleted
-settings = dict(line.split("=", 1) for line in sys.stdin.read().splitlines())
-consumer = Consumer({{**settings, "group.id": "look", "log_level": 0}})
-consumer.assign([TopicPartition("{0.topic}", {0.partition}, {0.offset})])
-print(encode_json(decode(consumer.poll(30).value(), RunCompleted)).decode())'"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,19 +199,17 @@ class RunQuery(TenantQuery):
     """Query of the page of a run."""
 
     attempt: Whole | None = None  # the one whose output is shown; by default the newest with output
-    kafka: Flag = False  # True to look up its messages on Kafka
 
 
 @dataclass(frozen=True, slots=True)
 class RunPage:
     """The page of a run."""
 
-    settings: ApiSettings
     template: ClassVar[str] = "run.html"
     place: ClassVar[str] = "runs"
 
     def read(self, connection: Connection, caller: Caller, request: Request, urls: Urls) -> View:
-        """Read the run, its payload, the output of an attempt and its places."""
+        """Read the run, its payload, and the output of an attempt."""
         query, run_id = read_query(request, RunQuery), run_id_of(request)
         now = page_now(connection)
         run = Runs(connection).detail(run_id)
@@ -259,14 +244,12 @@ class RunPage:
             names = partial(FreezeChange.names, queue=summary.queue, key=summary.key, labels=run.labels)
             return next((each for each in found if not each.begins and names(each)), None)
 
-        places = neighbours = payload = None
+        neighbours = payload = None
         if is_stored:
-            places = part(lambda: stored_places(connection, self.settings, run_id, kafka=query.kafka))
             payload = part_of(connection, read_run_payload, caller.tenant, run_id)
             if run.workflow_run_id:
                 neighbours = part_of(connection, read_neighbours, run_id, tenant=caller.tenant)
         sentence = about_run(run, now, None if isinstance(neighbours, Failed) else neighbours)
-        completion = places.completion if query.kafka and isinstance(places, RunWhere) else None
         log = part(read_output) if is_stored else None
         follows = picked is not None and is_stored and not is_over(run, picked)
         return View(
@@ -278,14 +261,7 @@ class RunPage:
                 "newest": run.attempts[: -_OPEN_ROWS - 1 : -1], "older": run.attempts[: -_OPEN_ROWS][::-1],
                 "payload": payload, "neighbours": neighbours,
                 "target": part(read_target) if run.handler.startswith(RESERVED) else None,
-                "most": _NEIGHBOURS, "places": places, "claims": claims_of(run), "looked": query.kafka,
-                "command": read_command(completion) if completion else None,
-                "picked": picked, "with_logs": with_logs, "log": log,
+                "most": _NEIGHBOURS, "picked": picked, "with_logs": with_logs, "log": log,
                 "more": more_of(urls, run_id, log) if follows and isinstance(log, Log) else None,
             }
         )  # fmt: skip
-
-
-def read_command(place: MessagePlace) -> str:
-    """Return a command that prints a completion as JSON, with the settings of its machine."""
-    return _READ.format(place)

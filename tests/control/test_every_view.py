@@ -154,7 +154,7 @@ _COMMANDS: Mapping[str, tuple[tuple[str, ...], ...]] = {
     "batch list": ((),), "batch show": (("{batch}",),),
     "admin calendar list": ((),), "admin calendar show": (("every-day",),),
     "run list": ((), ("-n", "500"), ("--job", "{key}")), "run show": ((_RUN,),), "run attempts": ((_RUN,),),
-    "run where": ((_RUN,),), "run logs": ((_RUN,),),
+    "run logs": ((_RUN,),),
     "dlq list": ((),), "dlq groups": ((),), "dlq show": (("{letter}",),),
     "admin limit list": ((),), "admin limit keys": ((),), "admin ordering-key list": ((),), "admin api-key list": ((),),
     "admin tenant show": (("acme",),), "admin tenant usage": (("acme",), ("limited",)),

@@ -81,7 +81,6 @@ _NOT_EXECUTED = {
         control: read_message_key_age add_task_token_key delete_task_token_keys lock_task_token_keys
         control: read_task_token_key_ages count_attempts_of_old_keys replace_readable_key
         control: add_sign_in drop_sign_ins end_sign_in record_sign_in_use take_link
-        control: find_outbox_rows
         control: count_runs_of_executors list_runs_of_executor""",
     "it runs in a caller's own transaction": """
         control: cancel_in_transaction enqueue_by_topic status_in_transaction""",
@@ -96,7 +95,7 @@ _NOT_EXECUTED = {
         control: list_children read_retry_facts find_longest_attempts""",
     "it needs locked rows, a faulty job or an occurrence of a rare kind": """
         control: find_active_run find_active_run_at find_chain find_unfired oldest_day_of_runs read_able
-        control: read_attempts_of read_job_error read_last_attempts read_run_place show_failed_run
+        control: read_attempts_of read_job_error read_last_attempts show_failed_run
         intake: add_job_cancellation add_pending_cancel calendar_names drop_moves find_pending_cancel open_windows
         intake: read_edges_above read_open_states take_over_pause wait_for_runs write_windows""",
     "the scenario has no batch, no quota of jobs and no child of several parents yet": """

@@ -85,19 +85,15 @@ def read_end_offsets(client: Consumer, places: Sequence[tuple[str, int]]) -> dic
 
 
 def read_offsets_since(
-    client: Consumer,
-    places: Sequence[tuple[str, int]],
-    since: datetime,
-    *,
-    what: str = "offsets",
-    seconds: float = _LOOK_UP_SECONDS,
+    client: Consumer, places: Sequence[tuple[str, int]], since: datetime, *, what: str = "offsets"
 ) -> dict[tuple[str, int], int]:
     """Return the first offset of each partition from an instant on; negative where none is so late."""
     if not places:
         return {}
     stamp = int(since.timestamp() * 1000)
     try:
-        found = client.offsets_for_times([TopicPartition(*place, stamp) for place in places], timeout=seconds)
+        asked = [TopicPartition(*place, stamp) for place in places]
+        found = client.offsets_for_times(asked, timeout=_LOOK_UP_SECONDS)
     except KafkaException as error:
         message = f"{what} cannot be read: {error.args[0].str()}"
         raise Unavailable(message) from error

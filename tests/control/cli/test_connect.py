@@ -7,20 +7,13 @@ import shlex
 import subprocess
 import sys
 from pathlib import Path
-from uuid import uuid4
 
 import pytest
-from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient
 
 from tests.control.cli.command import NO_DATABASE, process, tidewheel
-from tests.executor.test_http_runner import completion
-from tests.relay.topics import make_topics
-from tidewheel.control.console.run import read_command
 from tidewheel.local.stack import LocalStack, StackInfo
 from tidewheel.local.state import read_state
-from tidewheel.nouns.runs.places import MessagePlace
-from tidewheel.schemas.codec import encode
 
 PROGRAM = str(Path(sys.executable).parent / "tidewheel")
 
@@ -52,24 +45,6 @@ def test_an_evaluated_env_reaches_database_and_broker_without_a_password(stack: 
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.splitlines()[-1] == f"7 {info.bootstrap}"
     assert not [secret for secret in secrets_of(stack) if secret in done.stdout]
-
-
-@pytest.mark.kafka
-@pytest.mark.process
-def test_command_of_a_run_page_prints_the_completion_as_json(stack: LocalStack, info: StackInfo) -> None:
-    topic = f"read-{uuid4()}"
-    make_topics(info.kafka, [topic])
-    producer = Producer(dict(info.kafka))
-    for result in (b"1", b"2"):
-        producer.produce(topic, encode(completion(result)), partition=0)
-    assert producer.flush(30) == 0
-    programs = f"{Path(PROGRAM).parent}{os.pathsep}{os.environ['PATH']}"
-    done = subprocess.run(
-        ["/bin/sh", "-c", read_command(MessagePlace(topic, 0, 1, None))],
-        env=bare(TIDEWHEEL_HOME=str(stack.home), PATH=programs), capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert (done.returncode, done.stderr) == (0, "")
-    assert json.loads(done.stdout)["result"] == 2
 
 
 @pytest.mark.kafka

@@ -5,7 +5,7 @@ import re
 import sys
 from collections.abc import Generator
 from contextlib import contextmanager
-from datetime import date, timedelta
+from datetime import timedelta
 from importlib import import_module
 from pathlib import Path
 from typing import get_args, get_type_hints
@@ -138,35 +138,6 @@ def attempt_of(database: Database, run_id: UUID) -> tuple[str, str]:
     return found["attempt"], found.get("attempts", "")
 
 
-def test_where_shows_the_places_of_a_run_and_the_message_of_each_claim(job: Database) -> None:
-    run = failed(job)
-    found = json_output(job, "run", "where", run, "--no-kafka")
-    assert [(one["attempt"], one["topic"], one["partition"], one["offset"]) for one in found["messages"]] == [
-        (1, "test", 0, 0),
-        (2, "test", 0, 0),
-    ]
-    assert found["messages"][0]["timestamp"] is None
-    day = date.fromisoformat(found["day"])
-    assert found["table_name"] == f"finished_runs_{day:%Y%m%d}"
-    assert date.fromisoformat(found["kept_until"]) == day + timedelta(days=91)
-    assert "tidewheel.completions" in [row["topic"] for row in found["outbox"]]
-    assert found["shard"] == job.value("SELECT shard FROM jobs")
-    under_way = begun(job).run_id
-    open_one = json_output(job, "run", "where", under_way, "--no-kafka")
-    assert [one["attempt"] for one in open_one["messages"]] == [1]
-    assert (open_one["table_name"], open_one["day"]) == ("job_runs", None)
-    job.execute("UPDATE job_runs SET claimed_from = 'sweep' WHERE run_id = %s", [under_way])
-    assert tidewheel(job, "run", "where", under_way, "--no-kafka").lines[-1].split()[:6] == [
-        "1", "none:", "claimed", "by", "the", "sweep"
-    ]  # fmt: skip
-    queued = trigger(job)
-    lines = tidewheel(job, "run", "where", queued, "--no-kafka").lines
-    assert lines[-1] == "no executor has claimed this run"
-    assert any("tidewheel.runs.standard" in line for line in lines), lines
-    [unknown] = tidewheel(job, "run", "where", uuid4()).refusals
-    assert unknown.startswith("run_id: ")
-
-
 def test_runs_are_cancelled_by_id(job: Database) -> None:
     first, second = trigger(job), trigger(job)
     found = json_output(job, "run", "cancel", first, second, "--dry-run")["runs"]
@@ -211,7 +182,7 @@ def test_missing_or_invalid_cancel_filter_is_refused(job: Database) -> None:
 
 
 TAKES_A_RUN: dict[str, list[str]] = {
-    "run show": [], "run attempts": [], "run where": ["--no-kafka"], "run logs": [], "run cancel": [], "run retry": [],
+    "run show": [], "run attempts": [], "run logs": [], "run cancel": [], "run retry": [],
     "workflow show": [], "workflow pause": [], "workflow resume": [], "workflow cancel": [], "admin archive show": [],
 }  # fmt: skip
 

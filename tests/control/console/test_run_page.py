@@ -31,7 +31,6 @@ from tests.transitions.acts import (
 )
 from tidewheel.control.client.client import Client
 from tidewheel.control.console.payloads import json_view
-from tidewheel.nouns.runs import places as run_places
 from tidewheel.runs import AttemptOutcome, RunState
 from tidewheel.scheduler.releases import Thaws
 
@@ -305,17 +304,12 @@ def test_cancel_names_what_is_under_way_and_is_done_once(pages: ApiClient) -> No
     assert open_run(pages.database, started.run_id).state == "running"
 
 
-def test_payload_may_be_bytes_and_one_page_at_a_time_looks_on_kafka_and_does_not_read_itself(pages: ApiClient) -> None:
+def test_payload_may_be_bytes(pages: ApiClient) -> None:
     submit(pages.database, payload_base64="/wD+")
     started = begun(pages.database)
     page = shown(pages, f"/runs/{started.run_id}")
     assert "ff 00 fe" in page
     assert "3 bytes" in page
-    with run_places.looking() as is_first:
-        assert is_first
-        page = shown(pages, f"/runs/{started.run_id}?kafka=true")
-    assert "another search on Kafka is in progress" in page
-    assert 'data-live=""' in page
 
 
 def test_json_keeps_numbers_order_and_repeated_names_and_folds_what_is_deep() -> None:

@@ -21,7 +21,6 @@ from tidewheel.jobs.payload import JSON_CONTENT
 from tidewheel.nouns.operation import Call
 from tidewheel.nouns.runs.model import (
     Attempt,
-    ClaimMessage,
     Clock,
     LogPiece,
     PastAttempt,
@@ -48,7 +47,7 @@ _READ_RETRY_CHAIN = _SQL["read_retry_chain"]
 _READ_RETRY_FACTS = _SQL["read_retry_facts"]
 _READ_LOGS = _SQL["read_logs"]
 
-_MESSAGE = re.compile(r"(?P<topic>.+)/(?P<partition>\d+)/(?P<offset>\d+)@(?P<timestamp>-?\d+)", re.ASCII)
+_MESSAGE = re.compile(r".+/\d+/\d+@(\d+)", re.ASCII)
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _LATEST = 253_402_300_799_999  # milliseconds of the last instant that Python has
 _COUNTED = (AttemptOutcome.FAILED, AttemptOutcome.TIMED_OUT)
@@ -140,28 +139,6 @@ def read_retry_facts(connection: Conn, run_ids: Sequence[UUID]) -> Sequence[Retr
     return read_rows(connection, rows_of(RetryFacts._make), _READ_RETRY_FACTS, {"run_ids": list(run_ids)})
 
 
-def claim_message(attempt: int, text: str) -> ClaimMessage:
-    """Parse the stored text of `claimed_from`.
-
-    >>> claim_message(1, "tidewheel.runs.standard/3/41@1700000000000").timestamp
-    datetime.datetime(2023, 11, 14, 22, 13, 20, tzinfo=datetime.timezone.utc)
-    >>> claim_message(2, "sweep").topic
-    """
-    found = _MESSAGE.fullmatch(text)
-    if found is None:
-        return ClaimMessage(attempt, None, None, None, None, text)
-    stamp = int(found["timestamp"])
-    at = _EPOCH + timedelta(milliseconds=stamp) if 0 < stamp <= _LATEST else None
-    return ClaimMessage(attempt, found["topic"], int(found["partition"]), int(found["offset"]), at, text)
-
-
-def claims_of(run: RunDetail) -> tuple[ClaimMessage, ...]:
-    """Return the messages by which the attempts of a run were claimed."""
-    found = {each.attempt: each.claimed_from for each in run.attempts}
-    found.setdefault(run.attempt, run.claimed_from)
-    return tuple(claim_message(attempt, text) for attempt, text in found.items() if text is not None)
-
-
 def _row(connection: Conn, statement: LiteralString, tenant: str, run_id: UUID) -> dict[str, Any]:
     row = read_row(connection, documents_as(RunDetail), statement, {"run_id": run_id, "tenant": tenant})
     if row is None:
@@ -204,10 +181,21 @@ def _stages(run: RunDetail) -> Iterator[RunStage]:
 
 
 def _begin(attempt: int, claimed_from: str | None, claimed_at: datetime | None) -> Iterator[RunStage]:
-    message = None if claimed_from is None else claim_message(attempt, claimed_from)
-    yield _stage("published", attempt, None if message is None else message.timestamp, "broker")
+    yield _stage("published", attempt, _published_at(claimed_from or ""), "broker")
     yield _stage("claimed", attempt, claimed_at)
     yield RunStage("begun", attempt, None, "executor", known=False)
+
+
+def _published_at(claimed_from: str) -> datetime | None:
+    """Return the broker's timestamp in the stored coordinates of a message.
+
+    >>> _published_at("tidewheel.runs.standard/3/41@1700000000000")
+    datetime.datetime(2023, 11, 14, 22, 13, 20, tzinfo=datetime.timezone.utc)
+    >>> _published_at("sweep")
+    """
+    found = _MESSAGE.fullmatch(claimed_from)
+    stamp = int(found[1]) if found else 0
+    return _EPOCH + timedelta(milliseconds=stamp) if 0 < stamp <= _LATEST else None
 
 
 def _stage(name: StageName, attempt: int | None, at: datetime | None, clock: Clock = "database") -> RunStage:

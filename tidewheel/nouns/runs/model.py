@@ -187,18 +187,6 @@ class RunStage:
 
 
 @dataclass(frozen=True, slots=True)
-class ClaimMessage:
-    """The Kafka message by which an attempt was claimed."""
-
-    attempt: Annotated[int, Field(description="The attempt.")]
-    topic: Annotated[str | None, Field(description="The message's topic; null if the sweep claimed the attempt.")]
-    partition: Annotated[int | None, Field(description="Its partition.")]
-    offset: Annotated[int | None, Field(description="Its offset.")]
-    timestamp: Annotated[datetime | None, Field(description="The broker's timestamp.")]
-    claimed_from: Annotated[str, Field(description="The stored text.")]
-
-
-@dataclass(frozen=True, slots=True)
 class Attempt:
     """An attempt that has ended."""
 

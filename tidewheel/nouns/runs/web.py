@@ -8,7 +8,6 @@ from typing import Annotated, Any, cast
 from uuid import UUID
 
 from fastapi import APIRouter
-from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -27,7 +26,7 @@ from tidewheel.control.api.answers import (
 from tidewheel.control.api.authorization import Caller, Operator, Reader
 from tidewheel.control.api.examples import WORK_ID
 from tidewheel.control.api.openapi import IN_ADDRESS, add_route, body_of, schema_of
-from tidewheel.control.api.request_input import Cursors, Flag, PageQuery, TenantQuery, read_key, read_query, read_verb
+from tidewheel.control.api.request_input import Cursors, PageQuery, TenantQuery, read_key, read_query, read_verb
 from tidewheel.control.api.workers import Workers
 from tidewheel.control.client.connection import Connection
 from tidewheel.control.reads.json_form import one_of
@@ -39,25 +38,14 @@ from tidewheel.jobs.requests import RunCancel, RunRetry
 from tidewheel.nouns.operation import field_values, operations
 from tidewheel.nouns.runs.model import Attempt, RunDetail, RunPage, RunSummary
 from tidewheel.nouns.runs.operations import Runs
-from tidewheel.nouns.runs.places import RunWhere, run_where
 from tidewheel.nouns.runs.reads import RunList
 from tidewheel.runs import RunState
 from tidewheel.schemas.generated.records import Reply
-from tidewheel.settings.services import ApiSettings
 
 _RUNS = "/api/v1/runs"
 _ONE = f"{_RUNS}/{{run_id:uuid}}"
 _LIST = operations(RunList)["list"]
 _OF_JOB, _NAMES = query_of(_LIST, [each for each in _LIST.parameters if each.name != "key"])
-
-
-class WhereQuery(TenantQuery):
-    """Query of the places of a run."""
-
-    kafka: Annotated[
-        Flag,
-        Field(description="True to look up the first message and the completion on Kafka, for a few seconds at most."),
-    ] = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,14 +126,12 @@ class RunsApi:
 
     reads: Workers
     writes: Workers
-    settings: ApiSettings
 
     def add_to(self, router: APIRouter) -> None:
         """Add the routes."""
         read = partial(add_route, router, "GET", scope=Scope.READ)
         read("/api/v1/jobs/{key}/runs", self.list_job_runs, query=_OF_JOB, answer=RunPage, example=examples.RUNS)
         read(f"{_ONE}/attempts", self.list_run_attempts, query=TenantQuery, answer=Attempts, example=examples.ATTEMPTS)
-        read(f"{_ONE}/where", self.find_run, query=WhereQuery, answer=RunWhere, example=examples.WHERE)
         verb = partial(add_route, router, "POST", scope=Scope.OPERATE, query=TenantQuery, headers=IDEMPOTENCY_KEY)
         verb(f"{_ONE}:cancel", self.cancel_run, answer=CancelledRun, example=examples.CANCELLED,
              body=body_of(RunCancel, without=IN_ADDRESS), sent={"reason": "no longer needed"})  # fmt: skip
@@ -172,11 +158,6 @@ class RunsApi:
         read_query(request, TenantQuery)
         run_id = _run_id(request)
         return await answer(self.reads, caller, lambda each: {"attempts": _attempts(Runs(each).detail(run_id))})
-
-    async def find_run(self, request: Request, caller: Reader) -> Response:
-        """Return the table of a run, its request, its outbox rows and its messages."""
-        kafka, run_id = read_query(request, WhereQuery).kafka, _run_id(request)
-        return await answer(self.reads, caller, lambda each: run_where(each, self.settings, run_id, kafka=kafka))
 
     async def cancel_run(self, request: Request, caller: Operator) -> Response:
         """Cancel a run in any state; the response contains its previous state."""

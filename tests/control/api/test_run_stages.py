@@ -1,12 +1,10 @@
-"""Stages of a run with their clocks, facts of its payload, places of its rows and messages."""
+"""Stages of a run with their clocks, and facts of its payload."""
 
 from datetime import UTC, datetime
-from http import HTTPStatus
-from uuid import uuid4
 
-from tests.control.api.answering import answer_of, answering, refusal
+from tests.control.api.answering import answer_of, answering
 from tests.fixtures.database import Database
-from tests.transitions.acts import EXECUTOR, begun, end, ending, submit, trigger
+from tests.transitions.acts import EXECUTOR, end, ending, submit, trigger
 from tidewheel.runs import RunState
 from tidewheel.transitions.claim import Claim, claim_runs
 
@@ -52,24 +50,3 @@ def test_payload_facts_are_those_of_the_run_or_of_its_job(database: Database) ->
         {"bytes": 5, "content_type": "application/json", "is_own": True},
         {"bytes": 11, "content_type": "application/json", "is_own": False},
     ]
-
-
-def test_where_names_the_table_the_rows_of_the_outbox_and_the_claims_of_its_tenant(database: Database) -> None:
-    submit(database)
-    run = trigger(database, request_id="order-7")
-    with answering(database) as client:
-        queued = answer_of(client.get(f"/api/v1/runs/{run}/where"))
-        assert (queued["table_name"], queued["day"], queued["request_id"]) == ("job_runs", None, "order-7")
-        assert [each["topic"] for each in queued["outbox"]] == [
-            database.installation.topics.runs("default", "standard")
-        ]
-        assert (queued["claims"], queued["kafka"]) == ([], "it was left out")
-        started = begun(database)
-        end(database, ending(started, RunState.FAILED))
-        ended = answer_of(client.get(f"/api/v1/runs/{started.run_id}/where"))
-        assert ended["table_name"].startswith("finished_runs")
-        [claim] = ended["claims"]
-        assert (claim["attempt"], claim["topic"], claim["partition"], claim["offset"]) == (1, "test", 0, 0)
-        database.execute("INSERT INTO tenants (tenant) VALUES ('acme')")
-        for path in (f"{run}/where?tenant=acme", f"{uuid4()}/where"):
-            refusal(client.get(f"/api/v1/runs/{path}"), HTTPStatus.NOT_FOUND)
