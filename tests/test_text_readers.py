@@ -25,7 +25,6 @@ STORED = {
     "control/archive/lookup.py": "rows of files that the archive wrote",
     "control/console/sign_in.py": "a cookie that this process has sealed",
     "control/explain/facts.py": "the name of a partition",
-    "control/occurrence_audit/archived_days.py": "the name of a folder that the archive made",
     "control/occurrence_audit/audit.py": "a stored calendar",
     "control/occurrence_audit/result.py": "a header that the relay wrote",
     "control/restore/history.py": "events that services published",

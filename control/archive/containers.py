@@ -19,7 +19,6 @@ from fastavro import (
     reader,
     writer,  # pyright: ignore[reportUnknownVariableType] - its stubs leave IO without a type
 )
-from fastavro.types import Schema
 
 from tidewheel.control.archive.days import FACTS, RUNS, ArchiveFile, Block, Manifest, damaged
 from tidewheel.control.archive.stores import MissingFile, Store
@@ -33,7 +32,7 @@ _HASH_DIGITS = 16
 _LEVEL = 6  # zlib's default
 
 _PACKAGE = files("tidewheel.control.archive")
-SCHEMAS = {
+_SCHEMAS = {
     kind: parse_schema(loads(_PACKAGE.joinpath(f"{stem}.avsc").read_text("utf-8")))
     for kind, stem in ((RUNS, "archived_run"), (FACTS, "archived_fact"))
 }
@@ -98,13 +97,9 @@ class Parts:
 def read_block(store: Store, day: str, file: ArchiveFile, block: Block) -> list[Record]:
     """Return the records of one block, or raise ArchiveDamaged."""
     name, data = f"{day}/{file.name}", raw_block(store, day, file, block)
-    return decode_block(name, store.read(name, (0, file.header)), data, SCHEMAS[file.kind])
-
-
-def decode_block(name: str, header: bytes, data: bytes, schema: Schema) -> list[Record]:
-    """Return the records of a block's bytes, with the fields of a schema; raises as `read_block` does."""
+    header = store.read(name, (0, file.header))
     try:
-        found = reader(BytesIO(header + data), schema)
+        found = reader(BytesIO(header + data), _SCHEMAS[file.kind])
         return list(cast("Iterator[Record]", iter(found)))
     except (ValueError, EOFError, zlib.error) as error:
         raise damaged(name, f"a block cannot be read: {error}") from error
@@ -134,7 +129,7 @@ def _encoded(kind: str, records: Sequence[Record], sync: bytes) -> bytes:
     out = BytesIO()
     writer(
         out,
-        SCHEMAS[kind],
+        _SCHEMAS[kind],
         records,
         codec="deflate",
         sync_interval=_ALL_ROWS,

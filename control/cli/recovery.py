@@ -35,7 +35,6 @@ from tidewheel.control.cli.output import (
     wrapped,
 )
 from tidewheel.control.instants import read_instant
-from tidewheel.control.occurrence_audit.archived_days import ARCHIVE
 from tidewheel.control.occurrence_audit.result import AuditResult, JobFinding, run_audit
 from tidewheel.control.reads.json_form import as_json
 from tidewheel.control.standby import recording
@@ -299,12 +298,9 @@ def audit(
     before = None if end is None else read_instant(end, "--to", timezone)
     scope = tenant or (DEFAULT_TENANT if job is not None else None)
     url = checked_url()
-    settings = Connections.load()
-    kafka = settings.kafka_config() if completions else None
+    kafka = Connections.load().kafka_config() if completions else None
     with nullcontext() if report is None else _replacing(report) as file:
-        result = run_audit(
-            url, first, before, tenant=scope, key=job, report=file, kafka=kafka, archive=settings.archive
-        )
+        result = run_audit(url, first, before, tenant=scope, key=job, report=file, kafka=kafka)
     if output is Output.TEXT:
         _print(result, timezone)
     else:
@@ -336,8 +332,6 @@ def _print(result: AuditResult, timezone: str | None) -> None:
         typer.echo(wrapped(_finding_text(each, timezone), "  "))
     if result.totals.findings > _SHOWN_FINDINGS:
         typer.echo(f"… {result.totals.findings - _SHOWN_FINDINGS:,} more")
-    for problem in (problem for day in result.days for problem in day.problems):
-        typer.echo(wrapped(f"archive: {problem}", "  "))
     if not result.passed:
         typer.echo("")
     print_facts(_facts(result))
@@ -370,8 +364,6 @@ def _facts(result: AuditResult) -> Iterator[tuple[str, str | None]]:
     yield "attempts", f"{totals.attempts:,}"
     yield "unrecorded ends", f"{totals.unrecorded:,}" if totals.unrecorded else None
     yield "findings", f"{totals.findings:,}"
-    archived = [each.day for each in result.days if each.source == ARCHIVE]
-    yield "from the archive", f"{len(archived):,} days, {archived[0]} to {archived[-1]}" if archived else None
     yield "tzdata", f"{facts.tzdata}; the timers were computed with {as_json(facts.stored_tzdata) or 'none'}"
     changes = cast("list[dict[str, str]]", facts.tzdata_changes or [])
     yield (

@@ -316,7 +316,7 @@ class Client(OneJob, Occurrences):
             InvalidInput: The range is in the future, or its runs are no longer kept.
         """
         own = self._call
-        return run_audit(own.url, first, before, tenant=own.tenant, key=key, archive=own.archive)
+        return run_audit(own.url, first, before, tenant=own.tenant, key=key)
 
     def preview(self, job: Mapping[str, object] | JobSpec, n: int = 10, *, after: datetime | None = None) -> Preview:
         """Return what an unsaved job would do: its policies in words, and its next `n` occurrences."""

@@ -67,7 +67,7 @@ class AuditFacts:
     snapshot: str
     stored_tzdata: object  # by which the timers were computed
     tzdata_changes: object  # each with its time; None if there was none
-    runs_from: datetime | None  # from this day on all runs are stored, or archived
+    runs_from: datetime | None  # from this day on all runs are stored
     deleting: list[str]  # tenants that the audit leaves out
     tzdata: str = tzdata_version()  # by which the audit computes
 
@@ -144,8 +144,7 @@ def ensure_kept(connection: Conn, facts: AuditFacts, scope: Scope) -> None:
     columns = {"before": oldest, "tenant": scope.tenant, "job_id": scope.job_id}
     if connection.execute(_HAS_VERSIONS_BEFORE, columns, binary=True).fetchone() == (True,):
         problem = f"runs that ended before {format_timestamp(oldest)} are no longer kept"
-        remedy = f"write {format_timestamp(oldest)} or later; TIDEWHEEL_RETENTION keeps them longer"
-        refuse("--from", problem, f"{remedy}, and TIDEWHEEL_ARCHIVE names the archive of older days")
+        refuse("--from", problem, f"write {format_timestamp(oldest)} or later; TIDEWHEEL_RETENTION keeps them longer")
 
 
 def audit(connection: Conn, scope: Scope) -> Iterator[JobAudit]:

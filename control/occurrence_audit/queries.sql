@@ -34,17 +34,6 @@ SELECT tidewheel_now() AS taken_at, current_database()::text AS database, pg_cur
                     AND p.tenant NOT IN (SELECT d.tenant FROM tenant_deletions AS d WHERE d.finished_at IS NULL)))::timestamp AT TIME ZONE 'UTC') AS runs_from,
        ARRAY(SELECT d.tenant FROM tenant_deletions AS d WHERE d.finished_at IS NULL ORDER BY d.tenant) AS deleting
 
--- name: find_archived_since
--- Returns the first archived day from which on no day before a day is without archive; null if there is none.
--- Index: archived_days_pkey, run_days_pkey; both have a row for each day.
--- No lock.
-SELECT min(a.day)
-  FROM archived_days AS a
- WHERE a.day < %(before)s::date
-   AND NOT EXISTS (SELECT FROM run_days AS d
-                    WHERE d.day >= a.day AND d.day < %(before)s::date
-                      AND NOT EXISTS (SELECT FROM archived_days AS o WHERE o.day = d.day))
-
 -- name: has_versions_before
 -- Returns true if a job of the audit had occurrences of its own before an instant.
 -- No index: it stops at the first row.

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, field, replace
-from datetime import date, datetime, timedelta
+from datetime import datetime, timedelta
 from hashlib import sha256
 from typing import NamedTuple, TextIO, cast
 from uuid import UUID
@@ -22,13 +22,6 @@ from confluent_kafka import Consumer, KafkaError, Message, TopicPartition
 from psycopg import IsolationLevel
 
 from tidewheel.clock import monotonic_seconds
-from tidewheel.control.archive.stores import open_store
-from tidewheel.control.occurrence_audit.archived_days import (
-    AuditedDay,
-    archived_since,
-    database_days,
-    read_archived_days,
-)
 from tidewheel.control.occurrence_audit.audit import AuditFacts, audit, ensure_kept, read_facts
 from tidewheel.control.occurrence_audit.records import Finding, JobAudit, Scope
 from tidewheel.control.reads.job_position import read_job_position
@@ -46,7 +39,6 @@ from tidewheel.kafka.offsets import (
 )
 from tidewheel.nouns.tenants.reads import show_tenant
 from tidewheel.postgres.held_lock import held_lock
-from tidewheel.postgres.partitions import day_of, start_of
 from tidewheel.postgres.session import Conn, Session, rows_of
 from tidewheel.postgres.statements import Statements
 from tidewheel.settings.connections import Connections
@@ -245,15 +237,14 @@ class AuditResult:
     before: datetime
     tenant: str | None  # None for all
     key: str | None  # None for all jobs
-    days: tuple[AuditedDay, ...]
     totals: AuditTotals
     findings: tuple[JobFinding, ...]
     sha256: str | None = None  # of the report; None if none was written
 
     @property
     def passed(self) -> bool:
-        """True if each occurrence has its record or is not decided yet, and no archived day is damaged."""
-        return not self.totals.findings and not any(each.problems for each in self.days)
+        """True if each occurrence has its record or is not decided yet."""
+        return not self.totals.findings
 
 
 def run_audit(
@@ -265,14 +256,12 @@ def run_audit(
     key: str | None = None,
     report: TextIO | None = None,
     kafka: Mapping[str, str] | None = None,
-    archive: str | None = None,
 ) -> AuditResult:
     """Audit a range of an installation in one transaction that only reads.
 
     Args:
         before: The end of the range, exclusive; now by default.
         kafka: The settings of a client, to compare the ends of runs with the completions on Kafka too.
-        archive: The setting; with it days that retention has dropped are audited, too.
     """
     with (
         held_lock(url, "tidewheel-audit-lock", _HOLD_RETENTION, lease=_LEASE) as lock,
@@ -290,18 +279,14 @@ def run_audit(
             if tenant is not None:
                 show_tenant(connection, tenant)
             job_id = None if key is None else read_job_position(connection, tenant or "default", key).job_id
-            scope = Scope(first, before or facts.taken_at, tenant, job_id)
-            sources = _Sources(connection, facts, scope, archive)
-            ensure_kept(connection, sources.added_to(facts), scope)
-        archived = sources.read(connection)
+            ensure_kept(connection, facts, Scope(first, before or facts.taken_at, tenant, job_id))
         connection.isolation_level = IsolationLevel.REPEATABLE_READ
         connection.read_only = True
         with session.transaction() as connection:
-            facts = sources.added_to(read_facts(connection, tenant))
-            scope = replace(scope, before=before or facts.taken_at)
+            facts = read_facts(connection, tenant)
+            scope = Scope(first, before or facts.taken_at, tenant, job_id)
             totals, findings = AuditTotals(), list[JobFinding]()
-            days = (*archived, *sources.stored(scope))
-            result = AuditResult(facts, scope.first, scope.before, tenant, key, days, totals, ())
+            result = AuditResult(facts, scope.first, scope.before, tenant, key, totals, ())
             writer = None if report is None else _Report(report, result)
             for job in audit(connection, scope):
                 totals.add(job)
@@ -328,7 +313,7 @@ class _Report:
         self._file, self._hash, self._any = file, sha256(), False
         head: dict[str, object] = {
             "format": FORMAT, **asdict(result.facts), "from": result.first, "before": result.before,
-            "tenant": result.tenant, "job": result.key, "days": result.days,
+            "tenant": result.tenant, "job": result.key,
         }  # fmt: skip
         self._line(f'{json.dumps(as_json(head), ensure_ascii=False)[:-1]}, "jobs": [')
 
@@ -349,34 +334,3 @@ class _Report:
     def _line(self, text: str) -> None:
         self._hash.update(f"{text}\n".encode())
         self._file.write(f"{text}\n")
-
-
-class _Sources:
-    """The database, and the archive for the days that it has no longer, if the range needs them."""
-
-    def __init__(self, connection: Conn, facts: AuditFacts, scope: Scope, archive: str | None) -> None:
-        self._stored_from, self._scope, self._archive = facts.runs_from, scope, archive
-        self._since: date | None = None
-        if archive is not None and facts.runs_from is not None and scope.first < facts.runs_from:
-            self._since = archived_since(connection, facts.runs_from)
-
-    def added_to(self, facts: AuditFacts) -> AuditFacts:
-        """Return the facts with the first day that both have together."""
-        return facts if self._since is None else replace(facts, runs_from=start_of(self._since))
-
-    def read(self, connection: Conn) -> list[AuditedDay]:
-        """Copy what the range needs of the archive into the session."""
-        if self._since is None or self._stored_from is None:
-            return []
-        connection.autocommit = True
-        try:
-            with closing(open_store(self._archive)) as store:
-                return read_archived_days(connection, store, self._scope, self._stored_from)
-        finally:
-            connection.autocommit = False
-
-    def stored(self, scope: Scope) -> list[AuditedDay]:
-        """Return the days of the range in the database."""
-        if self._stored_from is None:
-            return []
-        return database_days(max(day_of(self._stored_from), day_of(scope.first)), scope.before)

@@ -1,8 +1,7 @@
 """`tidewheel admin audit` finds each tampered record, and nothing where all is in order."""
 
 import json
-from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from hashlib import sha256
 from pathlib import Path
@@ -14,25 +13,16 @@ import pytest
 
 from tests.control.cli.command import json_output, tidewheel
 from tests.fixtures.database import ClockedDatabase
-from tests.fixtures.services import until
 from tests.scheduler.firing import fire_due
 from tests.transitions.acts import about, apply_batch, begin, end, ending, requeue, submission, submit, trigger
 from tests.transitions.graphs import drain_some, never
-from tidewheel.control.archive.containers import Parts, read_rows
-from tidewheel.control.archive.days import FACTS, RUNS, locked_archive, read_manifest
-from tidewheel.control.archive.stores import FolderStore
 from tidewheel.control.cli.exit_codes import ExitCode
 from tidewheel.control.client.client import Client
 from tidewheel.control.occurrence_audit.result import AuditResult, run_audit
 from tidewheel.errors import Unavailable
 from tidewheel.ids import job_id
-from tidewheel.postgres.partitions import create_missing, stored_days
-from tidewheel.process.service import Shutdown
 from tidewheel.runs import AttemptOutcome, RunState
 from tidewheel.scheduler.releases import Thaws
-from tidewheel.scheduler.retention import Retention
-from tidewheel.scheduler.retention_rules import periods_of
-from tidewheel.settings.services import SchedulerSettings
 
 START = datetime(2026, 3, 29, 0, 0, 30, tzinfo=UTC)  # a Sunday; at 01:00 Berlin's clock goes forward
 MIDNIGHT = datetime(2026, 3, 29, tzinfo=UTC)
@@ -231,87 +221,6 @@ def test_each_tampered_record_is_named_with_its_instant(history: ClockedDatabase
             WHERE name = 'holidays'"""
     )
     assert "excluded" not in {problem for problem, *_ in found(audited(history))}  # the days may be forgotten
-
-
-@pytest.fixture
-def dropping(history: ClockedDatabase) -> Iterator[ClockedDatabase]:
-    """The history, whose days a test drops: other tests find their partitions again."""
-    connection = history.connection(autocommit=True)
-    days = sorted({each.day for each in stored_days(connection)})
-    yield history
-    create_missing(connection, days)
-
-
-def test_days_of_the_archive_are_audited_as_before_their_drop(
-    dropping: ClockedDatabase, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    history = dropping
-    folder = tmp_path / "archive"
-    monkeypatch.setenv("TIDEWHEEL_ARCHIVE", str(folder))
-    apply_batch(history, {"type": "calendar.put", "name": "holidays", "days": ["2026-12-24"]})
-    pass_days(history, 2)
-    until(lambda: are_closed(history), "the days are closed, whatever transactions were open at their begin")
-    assert tidewheel(history, "admin", "archive", "run").code == 0
-    before = report_of(history, tmp_path / "before.json")
-    assert {each["source"] for each in before["days"]} == {"database"}
-    pass_days(history, 95)
-    assert history.rows("SELECT dropped_at IS NOT NULL FROM run_days WHERE day = '2026-03-29'") == [(True,)]
-    assert history.value("SELECT count(*) FROM skips") == 0
-    assert history.value("SELECT count(*) FROM workflows") == 0
-    after = report_of(history, tmp_path / "after.json")
-    assert (after["totals"], after["jobs"], after["passed"]) == (before["totals"], before["jobs"], True)
-    assert {each["day"]: (each["source"], each["problems"]) for each in after["days"]}["2026-03-29"] == ("archive", [])
-    assert history.value("SELECT count(*) FROM jobs WHERE key = 'deleted'") == 0
-    assert submit(history, "deleted", schedule={"interval": "1h"}).job_version == 1
-    again = report_of(history, tmp_path / "again.json")
-    assert (again["totals"], again["passed"]) == (before["totals"], True)
-    history.advance(timedelta(hours=2))
-    fire(history)
-    done = tidewheel(history, "admin", "audit", "--from", "2026-03-29T00:00Z", "--job", "deleted")
-    assert (done.code, done.err) == (0, ""), done.out  # its new first version is in force now
-    with monkeypatch.context() as patch:
-        patch.delenv("TIDEWHEEL_ARCHIVE")
-        [refusal] = tidewheel(history, "admin", "audit", *RANGE).refusals
-    assert "no longer kept" in refusal
-
-    # A record that was taken out together with all checksums.
-    store, day = FolderStore(folder), "2026-03-29"
-    text = store.read(f"{day}/manifest.json")
-    manifest = read_manifest(day, text)
-    [rows] = read_rows(store, manifest, RUNS)
-    gone = next(row for row in rows if row["job_key"] == "interval")
-    with locked_archive(history.url) as lock:
-        parts = Parts(day, RUNS, store.prepare(), store, lock)
-        parts.add([row for row in rows if row is not gone])
-        parts.close()
-    changed = replace(manifest, files=(*parts.files, *manifest.of_kind(FACTS)), runs=manifest.runs - 1)
-    store.write_manifest(day, changed.encode(), text)
-    done = tidewheel(history, "admin", "audit", *RANGE)
-    assert done.code == ExitCode.FAILED
-    assert f"missing: default/interval at {gone['scheduled_at']:%Y-%m-%dT%H:%M}" in done.out
-    assert "the database has recorded" in done.out
-
-    [path] = (folder / "days" / day).glob("facts-*")
-    path.unlink()
-    done = tidewheel(history, "admin", "audit", *RANGE)
-    assert (done.code, f"{path.name}: the file is missing" in done.out.replace("\n  ", " ")) == (ExitCode.FAILED, True)
-    with Client(history.url) as client:
-        assert not client.audit(MIDNIGHT, MIDNIGHT + timedelta(days=1)).passed
-
-
-def pass_days(database: ClockedDatabase, days: int) -> None:
-    """Let days pass, and retention close and drop what is old."""
-    database.advance(timedelta(days=days))
-    retention = Retention(database.url, periods_of(SchedulerSettings.load()), Shutdown())
-    retention.step()
-    retention.step()  # the facts of a day go after its runs
-    retention.close()
-
-
-def are_closed(database: ClockedDatabase) -> bool:
-    """Return True if the days of the history can be archived; let retention look again."""
-    pass_days(database, 0)
-    return database.value("SELECT bool_and(closed_at IS NOT NULL) FROM run_days") is True
 
 
 def report_of(database: ClockedDatabase, path: Path) -> dict[str, Any]:
