@@ -270,7 +270,7 @@ def _read_policies(found: ForeignJob, spec: Mapping[str, object]) -> None:
     if "startingDeadlineSeconds" in spec:
         found.notes.append("startingDeadlineSeconds has no field: catch_up decides what fires after downtime.")
     if "successfulJobsHistoryLimit" in spec or "failedJobsHistoryLimit" in spec:
-        found.notes.append("The history limits are not imported: history_limit counts runs of all states.")
+        found.notes.append("The history limits are not imported: retention keeps runs by days.")
     _note_unread(found, "spec", spec.keys() - _READ)
 
 

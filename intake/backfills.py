@@ -224,7 +224,7 @@ def _find_occurrences(
     connection: Conn, job_id: UUID, version: int, request: JobBackfill, *, now: datetime
 ) -> tuple[int, int]:
     """Return how many occurrences a range has, within bounds, and how many would run; or refuse the range."""
-    _ensure_known(connection, job_id, request)
+    _ensure_known(connection, request)
     current = _range(connection, job_id, request, version)
     if request.to_at > now:
         _refuse_future(request, current, now)
@@ -267,11 +267,11 @@ def _refuse_unread(refused: ScheduleRefused, versions: Sequence[VersionInForce])
     refuse(_FROM, f"{numbers} cannot be read: {error.problem}", "choose a range without it")
 
 
-def _ensure_known(connection: Conn, job_id: UUID, request: JobBackfill) -> None:
+def _ensure_known(connection: Conn, request: JobBackfill) -> None:
     if request.from_at < _EARLIEST:
         problem = f"{format_timestamp(request.from_at)} is before 1970"
         refuse(_FROM, problem, f"write {format_timestamp(_EARLIEST)} or later")
-    known_since = share_kept_since(connection, request.tenant, job_id) if request.what == "missing_only" else None
+    known_since = share_kept_since(connection, request.tenant) if request.what == "missing_only" else None
     if known_since is not None and request.from_at < known_since:
         problem = f"{format_timestamp(request.from_at)} is too long ago; runs of that time are deleted"
         refuse(_FROM, problem, f"write {format_timestamp(known_since)} or later, or {TAKE_ALL}")

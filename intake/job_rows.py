@@ -34,14 +34,10 @@ from tidewheel.postgres.pg_binary import (
     int2,
     int4,
     int8,
-    integers,
     text,
-    texts,
     uuid,
-    uuids,
 )
 from tidewheel.postgres.session import Conn
-from tidewheel.postgres.statements import Statements
 from tidewheel.schedules.decision import HoldReason
 from tidewheel.schemas import primitives
 from tidewheel.schemas.codec import encode
@@ -50,8 +46,6 @@ from tidewheel.schemas.generated.records import JobDefinition
 from tidewheel.schemas.primitives import PLACEHOLDER, split_at
 from tidewheel.transitions.events import lifecycle_row
 from tidewheel.transitions.installation import Installation
-
-_PUT_HISTORY_LIMITS = Statements("tidewheel.intake")["put_history_limits"]
 
 FIRST = 1  # the version of a new job
 
@@ -131,7 +125,6 @@ def write_new_jobs(writing: Writing, jobs: Sequence[NewJob], now: datetime, *, e
         return False
     copy_rows(connection, _COPY_VERSIONS, rows.versions)
     copy_rows(connection, _COPY_TIMERS, rows.timers)
-    _write_history_limits(connection, ((job.job_id, job.tenant, FIRST, job.spec.history_limit) for job in jobs))
     if emit_events:
         writing.append(_created_events(installation, jobs, shards, now))
     return True
@@ -140,24 +133,6 @@ def write_new_jobs(writing: Writing, jobs: Sequence[NewJob], now: datetime, *, e
 def write_next_versions(connection: Conn, versions: Sequence[NextVersion], now: datetime) -> None:
     """Write the `job_versions` rows of edited jobs, in the caller's transaction."""
     copy_rows(connection, _COPY_VERSIONS, [_next_version_row(version, instant(now)) for version in versions])
-    limits = ((v.job.job_id, v.job.tenant, v.number, v.spec.history_limit) for v in versions)
-    _write_history_limits(connection, limits)
-
-
-def _write_history_limits(connection: Conn, limits: Iterable[tuple[UUID, str, int, int | None]]) -> None:
-    """Write the number of finished runs that jobs keep, by id, tenant and version; retention reads it.
-
-    The row of a version without a limit stays: it is not in force, since its version is not the job's current one.
-    """
-    rows = [(job, tenant, version, keep) for job, tenant, version, keep in limits if keep is not None]
-    if rows:
-        columns: dict[str, object] = {
-            "job_ids": uuids(job for job, _, _, _ in rows),
-            "tenants": texts(tenant for _, tenant, _, _ in rows),
-            "versions": integers(version for _, _, version, _ in rows),
-            "keep": integers(keep for _, _, _, keep in rows),
-        }
-        connection.execute(_PUT_HISTORY_LIMITS, columns)
 
 
 class _SharedColumns(NamedTuple):

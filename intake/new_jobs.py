@@ -326,8 +326,8 @@ class _Creation:
         at = once_at(request.job, received.job_id)
         if at is None or at >= start_of(day_of(self.now)):
             return
-        if received.tenant not in self._kept_since:  # a job that does not exist has no limit of its own
-            self._kept_since[received.tenant] = share_kept_since(self._connection, received.tenant, received.job_id)
+        if received.tenant not in self._kept_since:
+            self._kept_since[received.tenant] = share_kept_since(self._connection, received.tenant)
         ensure_remembered(at, self._kept_since[received.tenant])
 
 

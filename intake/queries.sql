@@ -171,14 +171,6 @@ INSERT INTO job_calendars (tenant, name, job_id)
 SELECT tenant, name, job_id
   FROM unnest(%(tenants)s::text[], %(names)s::text[], %(job_ids)s::uuid[]) AS named (tenant, name, job_id)
 
--- name: put_history_limits
--- Writes the numbers of finished runs that these jobs keep; retention looks at each job again.
--- Index: history_limits_pkey. Lock: the rows, under their jobs' locks.
-INSERT INTO history_limits AS h (job_id, tenant, version, keep)
-SELECT job_id, tenant, version, keep
-  FROM unnest(%(job_ids)s::uuid[], %(tenants)s::text[], %(versions)s::integer[], %(keep)s::integer[]) AS n (job_id, tenant, version, keep)
-ON CONFLICT (job_id) DO UPDATE SET version = excluded.version, keep = excluded.keep, walked = NULL
-
 -- name: read_jobs_without_timer
 -- Jobs without a timer, as locked timers are read: a change of their days may give them occurrences again.
 -- Index: jobs_pkey, job_versions_pkey. No lock: the jobs are locked already.

@@ -122,7 +122,7 @@ def _apply_edits(
     fired = {job: state for (job, _), state in read_timer_runs(writing, list(passed.items())).items()}
     today = start_of(day_of(locked.now))  # its runs are all stored
     old = {e.job_id: e.tenant for e in edits if passed.get(e.job_id, today) < today}
-    kept_since = {job: share_kept_since(connection, tenant, job) for job, tenant in old.items()}
+    kept_since = {job: share_kept_since(connection, tenant) for job, tenant in old.items()}
     refused: dict[UUID, Refused] = {}
     for e in edits:
         try:

@@ -37,7 +37,7 @@ _RIGHTS: Mapping[str, tuple[LiteralString, ...]] = MappingProxyType(
         "claims_lock": ("UPDATE",),
         "executors": ("SELECT",),
         "kept_since_lock": ("DELETE",),
-        "history_limits": ("SELECT", "INSERT", "UPDATE"),
+        "history_limits": ("SELECT",),
         "outbox": ("INSERT",),
         "run_days": ("SELECT",),
         "standby": ("SELECT",),

@@ -359,75 +359,6 @@ WITH runs AS (
 )
 DELETE FROM run_inputs WHERE run_id = ANY (%(run_ids)s::uuid[]) AND created_at >= %(before)s AND created_at < %(end)s
 
--- name: find_history_limits
--- Returns the next limits in force of jobs that were not looked at for a closed day.
--- Index: history_limits_pkey, jobs_pkey. No lock.
-SELECT h.job_id, h.tenant, h.version, h.keep
-  FROM history_limits AS h
-  JOIN jobs AS j ON j.job_id = h.job_id AND j.version = h.version
- WHERE h.job_id > %(after)s AND (h.walked IS NULL OR h.walked < %(day)s)
- ORDER BY h.job_id
- LIMIT %(limit)s
-
--- name: find_history_end
--- Returns the latest finished run that is beyond the limit of its job; no row if the job has fewer.
--- Index: the partitions' indexes by job, as many entries as the limit. No lock.
-SELECT f.scheduled_at, f.run_id
-  FROM finished_runs AS f
- WHERE f.job_id = %(job_id)s
- ORDER BY f.scheduled_at DESC, f.run_id DESC
-OFFSET %(keep)s
- LIMIT 1
-
--- name: find_history_to_remove
--- Returns the next runs of a job up to one of them that ended on closed days: no open occurrence of a workflow needs them.
--- Index: the partitions' indexes by job, workflows_open. No lock: nothing else writes to closed days.
-SELECT f.run_id, f.scheduled_at, (f.finished_at AT TIME ZONE 'UTC')::date
-  FROM finished_runs AS f
- WHERE f.job_id = %(job_id)s AND f.finished_at >= %(first)s AND f.finished_at < %(end)s AND f.scheduled_at < %(end)s
-   AND (f.scheduled_at, f.run_id) <= (%(last_at)s, %(last_id)s) AND (f.scheduled_at, f.run_id) > (%(after_at)s, %(after_id)s)
-   AND NOT EXISTS (SELECT FROM workflows AS w WHERE w.root_run_id = f.workflow_run_id AND w.finished_at IS NULL)
- ORDER BY f.scheduled_at, f.run_id
- LIMIT %(limit)s
-
--- name: lock_history_limit
--- Locks a limit that is in force, and returns it; no row if its job has another version now.
--- Index: history_limits_pkey, jobs_pkey. Lock: the row, skipped if a submit holds it.
-SELECT h.job_id
-  FROM history_limits AS h
-  JOIN jobs AS j ON j.job_id = h.job_id AND j.version = h.version
- WHERE h.job_id = %(job_id)s AND h.version = %(version)s
-   FOR UPDATE OF h SKIP LOCKED
-
--- name: has_release_without_limits
--- Returns true if a process of 0.1 has a row: its backfills of missing occurrences create removed runs again.
--- No index: a handful of rows. No lock.
-SELECT EXISTS (SELECT FROM processes WHERE starts_with(version, '0.1.'))
-
--- name: move_history_limit
--- Stores the day from which all runs of a job are stored, before older ones go.
--- Index: history_limits_pkey. Lock: the row.
-UPDATE history_limits SET kept_since = greatest(kept_since, %(kept_since)s::date) WHERE job_id = %(job_id)s
-
--- name: record_history_walk
--- Stores the closed day by which the runs of a job were looked at; no row if a submit has changed the limit, or does so.
--- Index: history_limits_pkey. Lock: the row, skipped if a submit holds it.
-UPDATE history_limits SET walked = %(day)s
- WHERE job_id = (SELECT h.job_id FROM history_limits AS h
-                  WHERE h.job_id = %(job_id)s AND h.version = %(version)s FOR UPDATE SKIP LOCKED)
-
--- name: delete_old_history_limits
--- Deletes some limits whose jobs are gone, or have another version now, unless runs of stored days are gone by them.
--- No index: a row for each job with a limit, once an hour. Lock: the rows; those that a submit holds stay.
-DELETE FROM history_limits
- WHERE job_id IN (
-    SELECT h.job_id
-      FROM history_limits AS h
-     WHERE NOT EXISTS (SELECT FROM jobs AS j WHERE j.job_id = h.job_id AND j.version <= h.version)
-       AND (h.kept_since IS NULL OR h.kept_since <= (%(before)s::timestamptz AT TIME ZONE 'UTC')::date)
-     LIMIT %(limit)s
-       FOR UPDATE SKIP LOCKED)
-
 -- name: record_pass
 -- Records a pass of retention.
 -- Index: retention_state_pkey. Lock: the row.
@@ -481,9 +412,8 @@ SELECT j.job_id
    AND NOT EXISTS (SELECT FROM job_edges AS c WHERE c.child_job_id = j.job_id AND c.until_at IS NULL)
 
 -- name: remove_jobs
--- Deletes jobs with their versions, closed edges, calendars, overrides, skips and limits.
--- Index: jobs_pkey, job_versions_pkey, job_edges_pkey, job_edges_by_child, job_calendars_by_job, overrides_pkey, skips_by_job,
--- history_limits_pkey.
+-- Deletes jobs with their versions, closed edges, calendars, overrides and skips.
+-- Index: jobs_pkey, job_versions_pkey, job_edges_pkey, job_edges_by_child, job_calendars_by_job, overrides_pkey, skips_by_job.
 -- Lock: the rows; lock_ended_jobs has locked the jobs.
 WITH versions AS (
     DELETE FROM job_versions WHERE job_id = ANY (%(job_ids)s::uuid[])
@@ -495,8 +425,6 @@ WITH versions AS (
     DELETE FROM overrides WHERE job_id = ANY (%(job_ids)s::uuid[])
 ), skipped AS (
     DELETE FROM skips WHERE job_id = ANY (%(job_ids)s::uuid[])
-), limited AS (
-    DELETE FROM history_limits WHERE job_id = ANY (%(job_ids)s::uuid[])
 )
 DELETE FROM jobs WHERE job_id = ANY (%(job_ids)s::uuid[])
 

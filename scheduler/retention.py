@@ -34,7 +34,6 @@ from tidewheel.scheduler.removals import (
     Pace,
     count_days,
     lock_kept_since,
-    remove_by_job,
     remove_by_tenant,
     remove_ended_jobs,
 )
@@ -62,7 +61,6 @@ _RECORD_PASS = _SQL["record_pass"]
 _LOCK_TIMEOUT: LiteralString = "SET lock_timeout = '2s'"
 
 _EVERY_SECONDS = 3600.0
-_SOON_SECONDS = 300.0  # after a pass that leaves runs beyond their jobs' limits
 _PAGE = 10_000  # rows that one statement deletes: some tens of milliseconds
 _TENANTS = 200  # in one statement that merges: some 50,000 rows if each has two classes
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -144,7 +142,6 @@ class Retention:
     def __init__(self, url: str, periods: Periods, stop: Shutdown) -> None:
         self._session, self._url = Session(url, "tidewheel-scheduler-retention", autocommit=True), url
         self._periods, self._stop = periods, stop
-        self._pause = _EVERY_SECONDS
         loop = partial(run_loop, stop, "scheduler: removing what is old", self._round, longest_pause=_EVERY_SECONDS)
         self._thread = threading.Thread(target=loop, name="retention", daemon=True)
 
@@ -173,7 +170,7 @@ class Retention:
             self.step()
         finally:
             self.close()
-        return self._pause
+        return _EVERY_SECONDS
 
     def _pass(self, connection: Conn, lock: HeldLock) -> list[StoredDay]:
         failures: list[psycopg.Error] = []
@@ -209,10 +206,6 @@ class Retention:
         days -= _unarchived(connection, stored)
         if removed := remove_by_tenant(connection, days, now, pace):
             _LOG.info("removed %d runs that were older than their tenants' retention", removed)
-        removed, soon = remove_by_job(connection, days, pace)
-        self._pause = _SOON_SECONDS if soon else _EVERY_SECONDS
-        if removed:
-            _LOG.info("removed %d runs that exceeded their jobs' history_limit", removed)
 
     def _drop(
         self,

@@ -350,8 +350,6 @@ def _facts(result: AuditResult) -> Iterator[tuple[str, str | None]]:
     yield "range", f"{rfc3339(result.first)} to {rfc3339(result.before)}"
     yield "left out, being deleted", ", ".join(facts.deleting) or None
     yield "jobs", f"{totals.jobs:,}"
-    part = f"{count_text(totals.shortened, 'job')}, whose history_limit has removed runs of the range"
-    yield "audited in part", part if totals.shortened else None
     yield "computed", f"{totals.computed:,}"
     yield "fired", f"{totals.fired:,}"
     for reason, count in sorted(totals.skipped.items()):

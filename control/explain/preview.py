@@ -139,7 +139,7 @@ def _version(connection: Conn, tenant: str, spec: JobSpec, now: datetime) -> Nex
     version = version_of(spec, row, now, days)
     if (at := once_at(spec, row.job_id)) is not None and at <= now and version.schedule_text != row.schedule_json:
         try:
-            ensure_remembered(at, read_kept_since(connection, tenant, row.job_id))
+            ensure_remembered(at, read_kept_since(connection, tenant))
         except Refused as refused:
             raise at_root(refused) from refused
     return version

@@ -5,8 +5,8 @@ snapshot, in the order of job ids. So memory is bounded by the records of one jo
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
-from datetime import date, datetime, timedelta
+from dataclasses import asdict, dataclass
+from datetime import date, datetime
 from itertools import chain, groupby
 from typing import Generic, LiteralString, NamedTuple, Protocol, TypedDict, TypeVar, cast
 from uuid import UUID
@@ -52,7 +52,6 @@ _READ_SKIPS = _SQL["read_audited_skips"]
 _READ_OVERRIDES = _SQL["read_audited_overrides"]
 _READ_CALENDARS = _SQL["read_audited_calendars"]
 
-_DAY = timedelta(days=1)
 _SETS = 100  # of days that a calendar keeps when it changes: `update_calendar`
 _ROWS = 1_000  # in one round trip
 _DAYS = 100  # likewise: a day of a job that fires each second has 0.7 MB
@@ -113,7 +112,6 @@ class _VersionRow(NamedTuple):
     policy_json: str
     after: datetime
     until: datetime | None
-    kept_since: datetime | None
 
 
 class _OverrideRow(NamedTuple):
@@ -166,23 +164,17 @@ def audit(connection: Conn, scope: Scope) -> Iterator[JobAudit]:
         yield from _without_version(days, missing, job_id)
         for _ in chain(*(stream.before(job_id) for stream in (wrong, chains, skips, overrides))):
             pass  # of a job without a version in the range
-        job = _audited([*rows], calendars)
-        first = scope.first if job.kept_since is None else min(max(scope.first, job.kept_since), scope.before)
         found = compare(
-            job,
-            (day for day in days.of(job_id) if day.day + _DAY > first),
-            skips=[skip for skip in skips.of(job_id) if skip.last_at >= first],
-            overrides={
-                each.scheduled_at: Override(*each[1:]) for each in overrides.of(job_id) if each.scheduled_at >= first
-            },
+            _audited([*rows], calendars),
+            days.of(job_id),
+            skips=[*skips.of(job_id)],
+            overrides={each.scheduled_at: Override(*each[1:]) for each in overrides.of(job_id)},
             wrong_attempts=wrong.of(job_id),
-            links=(link for link in chains.of(job_id) if link.previous_at >= first),
-            missing=(child for child in missing.of(job_id) if child.scheduled_at >= first),
-            scope=replace(scope, first=first),
+            links=chains.of(job_id),
+            missing=missing.of(job_id),
+            scope=scope,
         )
-        if first > scope.first:
-            found.audited_from = first
-        if found.computed or found.finding_count or found.runs.total() or found.audited_from:
+        if found.computed or found.finding_count or found.runs.total():
             yield found
     yield from _without_version(days, missing, None)
 
@@ -275,9 +267,7 @@ def _held(past: _Past) -> _Held:
 def _audited(rows: list[_VersionRow], calendars: _Calendars) -> AuditedJob:
     last = rows[-1]
     versions = [_in_force(row, calendars) for row in rows]
-    return AuditedJob(
-        last.job_id, last.tenant, last.key, versions, last.cursor_at, last.hold_reason, kept_since=last.kept_since
-    )
+    return AuditedJob(last.job_id, last.tenant, last.key, versions, last.cursor_at, last.hold_reason)
 
 
 def _in_force(row: _VersionRow, calendars: _Calendars) -> InForce:

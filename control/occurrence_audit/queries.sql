@@ -47,16 +47,15 @@ SELECT EXISTS (
 )
 
 -- name: read_audited_versions
--- Returns the versions in force in a range, by job and version, each with its job's position, and the begin of the first day
--- whose runs are all stored by the limit of the job.
--- Index: job_versions_pkey, jobs_pkey, timers_pkey, history_limits_pkey, tenant_deletions_open, or scans of the tables.
+-- Returns the versions in force in a range, by job and version, each with its job's position.
+-- Index: job_versions_pkey, jobs_pkey, timers_pkey, tenant_deletions_open, or scans of the tables.
 -- No lock.
 -- Why: a `once` that was accepted after its time has an occurrence before its time in force. The timers of a tenant that
 -- is being deleted go before its versions, and these before its runs. A job that retention has removed and a client has
 -- created again has a second version 1; its versions are later than all before, which a clock that was set back never is
 -- by a day.
 SELECT f.job_id, j.tenant, j.key, t.scheduled_at AS cursor_at, t.hold_reason, f.version, f.schedule_json, f.policy_json,
-       f.after, f.until, h.kept_since::timestamp AT TIME ZONE 'UTC'
+       f.after, f.until
   FROM (
     SELECT w.job_id, w.life, w.version, w.schedule_json, w.policy_json, w.effective_at AS after,
            least(w.retired_at, min(w.effective_at) OVER following) AS until
@@ -74,7 +73,6 @@ SELECT f.job_id, j.tenant, j.key, t.scheduled_at AS cursor_at, t.hold_reason, f.
   ) AS f
   JOIN jobs AS j ON j.job_id = f.job_id
   LEFT JOIN timers AS t ON t.job_id = f.job_id
-  LEFT JOIN history_limits AS h ON h.job_id = f.job_id
  WHERE (f.after < %(before)s::timestamptz OR position('"kind":"once"' IN f.schedule_json) > 0)
    AND coalesce(f.until >= %(first)s::timestamptz, true)
    AND coalesce(f.until > f.after, true)

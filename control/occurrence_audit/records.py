@@ -149,7 +149,6 @@ class AuditedJob:
     versions: Sequence[InForce]
     cursor_at: datetime | None = None  # the first instant that its timer has not decided; None without a timer
     hold_reason: str | None = None
-    kept_since: datetime | None = None  # the first day that its `history_limit` has left whole
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,7 +181,6 @@ class JobAudit:
     by_sweep: int = 0  # runs whose last attempt was claimed without one
     findings: list[Finding] = field(default_factory=list[Finding])
     finding_count: int = 0
-    audited_from: datetime | None = None  # if the `history_limit` has removed runs of the range
 
     def add(self, finding: Finding) -> None:
         """Add a finding."""

@@ -196,7 +196,7 @@ def _end_of(received: Message) -> _End | None:
 
 @dataclass(slots=True)
 class AuditTotals:
-    """The sums over all jobs, as the fields of `JobAudit`; `shortened` counts those with `audited_from`."""
+    """The sums over all jobs, as the fields of `JobAudit`."""
 
     jobs: int = 0
     computed: int = 0
@@ -210,7 +210,6 @@ class AuditTotals:
     by_sweep: int = 0
     unrecorded: int = 0
     findings: int = 0
-    shortened: int = 0
 
     def add(self, job: JobAudit) -> None:
         """Add a job."""
@@ -225,7 +224,6 @@ class AuditTotals:
         self.by_message += job.by_message
         self.by_sweep += job.by_sweep
         self.findings += job.finding_count
-        self.shortened += job.audited_from is not None
 
 
 @dataclass(frozen=True, slots=True)

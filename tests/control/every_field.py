@@ -53,7 +53,7 @@ JOBS: Mapping[str, Mapping[str, object]] = {
         },
         "concurrency_key": {"key": "{payload.customer.id}/x", "at_once": 100_000, "rate": "1/day", "burst": 100_000},
         "workflow": {"timeout": "90d", "overlap": "whole"}, "start_to_close": "24h", "schedule_to_start": "90d",
-        "schedule_to_close": "2160h", "heartbeat": "24h", "history_limit": 100_000,
+        "schedule_to_close": "2160h", "heartbeat": "24h",
         "labels": {"team": "<b>", "a/b": ""}, "description": "two\nlines \u202e", "paused": True,
         "payload": {"customer": {"id": 7}, "amount": 120.10, "deep": [[[None]]]},
     },

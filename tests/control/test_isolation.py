@@ -190,7 +190,7 @@ def _define(client: Client) -> None:
     client.submit({"key": "hourly", "schedule": "@every 1h", "target": "work", "exclude_calendars": ["closed"]})
     client.submit({"key": "job", "schedule": "manual", "target": "work", "labels": {"team": "a"}})
     client.submit({"key": "keyed", "schedule": "manual", "target": "work", "concurrency_key": "k"})
-    client.submit({"key": "root", "schedule": "manual", "target": "work", "history_limit": 9})
+    client.submit({"key": "root", "schedule": "manual", "target": "work"})
     client.submit({"key": "child", "schedule": {"after": ["root"]}, "target": "work"})
     client.submit({"key": "child", "schedule": {"after": ["root"]}, "target": "other"})
     client.calendars.put("closed", days=["2026-12-24", "2026-12-25"])

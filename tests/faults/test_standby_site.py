@@ -43,7 +43,7 @@ _JOBS: tuple[dict[str, object], ...] = (
     {"key": "chain", "schedule": {"fixed_delay": "1s"}, "target": "note-sync"},
     {"key": "once-only", "schedule": {"interval": "1s"}, "target": "note", "delivery": "at_most_once"},
     {"key": "resting", "schedule": {"interval": "1s"}, "target": "note", "paused": True},
-    {"key": "errand", "schedule": "manual", "target": "note", "history_limit": 100},
+    {"key": "errand", "schedule": "manual", "target": "note"},
     {"key": "shaky", "schedule": "manual", "target": "shaky", "retry": {"backoff": "fixed", "initial": "1s"}},
 )
 # By labels or a prefix it waits for transactions that may have missed it.
@@ -208,7 +208,6 @@ def _lose_and_raise(lost: Fleet, raised: Fleet, here: StackInfo, there: StackInf
     for statement in (
         "SELECT job_id, key, version, shard, tenant FROM jobs ORDER BY 1",
         "SELECT tenant FROM tenants",
-        "SELECT job_id, version, keep FROM history_limits",
     ):
         assert raised.database.rows(statement) == lost.database.rows(statement)
 

@@ -28,7 +28,6 @@ from tidewheel.postgres.statements import Statements, trusted
 from tidewheel.process.service import Shutdown
 from tidewheel.runs import RunState
 from tidewheel.scheduler import removals
-from tidewheel.scheduler.removals import Pace, remove_by_job
 from tidewheel.scheduler.retention import Retention
 from tidewheel.scheduler.retention_rules import RULES, Bounded, By, Days, Jobs, Periods, Rows
 from tidewheel.transitions.kept_since import read_kept_since
@@ -274,9 +273,7 @@ def test_old_rows_of_every_table_are_deleted(database: Database, retention: Rete
             database.execute(insert, {"id": UUID(int=number), "number": number, "age": age})
     assert {database.count(table) for table in rules} == {2}
     retention.step()
-    assert {table: database.count(table) for table in rules} == {
-        **dict.fromkeys(rules, 1), "history_limits": 0,  # they have no time: their job is gone
-    }  # fmt: skip
+    assert {table: database.count(table) for table in rules} == dict.fromkeys(rules, 1)
 
 
 def test_young_skips_are_not_locked_beside_old_ones(database: Database) -> None:
@@ -676,102 +673,5 @@ def test_shorter_periods_of_a_tenant_leave_other_tenants_alone(
         {"state": "skipped", "days": 2, "kept_since": (days[3] + DAY).isoformat()},
     ]
     with database.transaction() as reading:
-        kept = read_kept_since(reading, "acme", UUID(int=0))
-        assert kept == datetime.combine(days[3] + DAY, time(), UTC)
-        assert read_kept_since(reading, "default", UUID(int=0)) is None
-
-
-RUNS_OF_JOB: LiteralString = """
-INSERT INTO finished_runs (run_id, job_id, tenant, job_version, shard, cause, queue, lane, scheduled_at, publish_at,
-                           created_at, started_at, finished_at, state, attempt)
-SELECT gen_random_uuid(), %(job_id)s, 'default', 1, 0, 'timer', 'default', 'standard', t, t, t, t, t, 'succeeded', 1
-  FROM generate_series(%(at)s::timestamptz, %(at)s + interval '2 hours', interval '1 hour') AS t
-"""
-INSTANTS: LiteralString = "SELECT scheduled_at FROM finished_runs WHERE job_id = %s ORDER BY scheduled_at"
-
-
-def test_job_keeps_the_number_of_runs_of_its_history_limit(
-    database: Database, retention: Retention, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A scheduler that dies between two pages goes on, and an edit of a job ends its limit."""
-    monkeypatch.setattr(removals, "_PAGE", 2)
-    days = made(database, 5, 4, 3, 2)
-    since = start_of(days[0])
-    with Client(database.url) as client:
-        hourly = {"schedule": "0 * * * *", "target": "nothing"}
-        jobs = {
-            key: client.submit({"key": key, **hourly, **limit}).job_id
-            for key, limit in (("few", {"history_limit": 4}), ("all", {}), ("once-few", {"history_limit": 1}))
-        }
-        client.submit({"key": "once-few", **hourly})
-        with pytest.raises(InvalidInput, match="history_limit"):
-            client.submit({"key": "none", **hourly, "history_limit": 0})
-    for job_id in jobs.values():
-        database.execute("UPDATE job_versions SET effective_at = %s WHERE job_id = %s", [since, job_id])
-        for day in days:
-            database.execute(RUNS_OF_JOB, {"job_id": job_id, "at": datetime.combine(day, time(1), UTC)})
-
-    with dying(removals, "removing.history"):
-        retention.step()
-    retention.step()
-    kept = [
-        datetime.combine(day, time(hour), UTC)
-        for day, hour in zip([days[2], *[days[3]] * 3], (3, 1, 2, 3), strict=True)
-    ]
-    assert database.rows(INSTANTS, [jobs["few"]]) == [(at,) for at in kept]
-    for key in ("all", "once-few"):
-        assert len(database.rows(INSTANTS, [jobs[key]])) == 12
-    since = start_of(days[2] + DAY)
-    with database.transaction() as reading:
-        assert [read_kept_since(reading, "default", jobs[key]) for key in ("few", "all")] == [since, None]
-    result = run_audit(database.url, start_of(days[2]), since + DAY)
-    assert (result.totals.shortened, result.totals.fired) == (1, 3 + 6 + 6)
-    limited: LiteralString = "SELECT version, kept_since FROM history_limits ORDER BY kept_since"
-    assert database.rows(limited) == [(1, days[3])], "the limit of an earlier version is removed"
-
-
-def test_runs_beyond_a_limit_stay_while_an_edit_or_an_old_release_needs_them(
-    database: Database, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(removals, "_PAGE", 2)
-    days = made(database, 3, 2)
-    hourly = {"schedule": "0 * * * *", "target": "nothing"}
-    with Client(database.url) as client:
-        jobs = {
-            key: client.submit({"key": key, **hourly, "history_limit": 1}).job_id
-            for key in ("raised", "edited", "other")
-        }
-    for job_id in jobs.values():
-        for day in days:
-            database.execute(RUNS_OF_JOB, {"job_id": job_id, "at": datetime.combine(day, time(1), UTC)})
-
-    def kept() -> list[int]:
-        return [len(database.rows(INSTANTS, [job_id])) for job_id in jobs.values()]
-
-    def walk() -> tuple[int, bool]:
-        return remove_by_job(database.connection(autocommit=True), days, Pace(Shutdown()))
-
-    database.execute(
-        "INSERT INTO processes (process_id, role, host, pid, version, settings, sent_at, last_heartbeat_at, started_at)"
-        " VALUES (gen_random_uuid(), 'relay', 'host-1', 7, '0.1.0', '{}', now(), now(), now())"
-    )
-    assert (walk(), kept()) == ((0, False), [6, 6, 6])
-    database.execute("DELETE FROM processes")
-
-    def raise_limit(_: str) -> None:
-        if kept()[0] == 4:
-            monkeypatch.undo()
-            with Client(database.url) as client:
-                client.submit({"key": "raised", **hourly, "history_limit": 4})
-
-    monkeypatch.setattr(removals, "failpoint", raise_limit)
-    with database.transaction() as editing:
-        editing.execute("SELECT FROM history_limits WHERE job_id = %s FOR UPDATE", [jobs["edited"]])
-        assert (walk()[1], kept()) == (True, [4, 6, 1])
-    monkeypatch.setattr(removals, "_PAGE", 2)
-    monkeypatch.setattr(removals, "_BUDGET_SECONDS", 0.0)
-    walks = 1
-    while walk()[1]:
-        walks += 1
-    assert walks > 2, "a walk whose time is over leaves the rest"
-    assert kept() == [4, 1, 1]
+        assert read_kept_since(reading, "acme") == datetime.combine(days[3] + DAY, time(), UTC)
+        assert read_kept_since(reading, "default") is None

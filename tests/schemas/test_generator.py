@@ -27,12 +27,12 @@ def test_every_file_of_the_generated_folders_is_generated() -> None:
 
 def test_field_of_a_job_or_a_target_that_the_schema_of_requests_lacks_is_added_last() -> None:
     text = current()["request"]
-    [start, _, end] = re.split(r",\n +(\{\s+\"name\": \"history_limit\".*?\})", text, flags=re.DOTALL)
+    [start, _, end] = re.split(r",\n +(\{\s+\"name\": \"pause_on_failure\".*?\})", text, flags=re.DOTALL)
     lacking = start + end.replace('"name": "qualifier"', '"name": "other"')
     added = generate.completed(lacking)
     json.loads(added)
-    assert re.findall(r'"name": "(history_limit|qualifier)",\s+"type": \[\s*"null",\s*"(\w+)"', added) == [
-        ("qualifier", "string"), ("history_limit", "long")
+    assert re.findall(r'"name": "(pause_on_failure|qualifier)",\s+"type": \[\s*"null",\s*"(\w+)"', added) == [
+        ("qualifier", "string"), ("pause_on_failure", "long")
     ]  # fmt: skip
     assert generate.completed(text) == text
 

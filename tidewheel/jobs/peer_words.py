@@ -48,7 +48,6 @@ _WORDS: Mapping[_Ours, str] = {
     _Ours("schedule_to_start"): "schedule_to_start_timeout expires",
     _Ours("schedule_to_close"): "schedule_to_close_timeout workflow_execution_timeout workflow_run_timeout",
     _Ours("heartbeat"): "heartbeat_timeout",
-    _Ours("history_limit", "of all states"): "successful_jobs_history_limit failed_jobs_history_limit keep_last",
     _Ours("labels"): "tags meta metadata memo search_attributes annotations",
     _Ours("delay"): "countdown schedule_in start_delay delay_seconds in",
     _Ours("run_at"): "eta scheduled_at start_after scheduled_for run_time at",

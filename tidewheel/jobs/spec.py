@@ -46,7 +46,6 @@ LONGEST_JITTER = timedelta(hours=24)
 LONGEST_WINDOW = timedelta(days=90)  # as long as runs are kept
 _WAIT = span(timedelta(milliseconds=100), LONGEST_WINDOW)  # bounds a run's wait, and all its attempts together
 MAX_FAILURES = 1_000_000
-MAX_HISTORY = 100_000  # its end is found by a walk over so many index entries
 
 _OF_OCCURRENCES = (
     "jitter", "catch_up", "window", "on_resume", "exclude_calendars", "include_calendars", "on_excluded",
@@ -116,7 +115,6 @@ class JobSpec(WithPayload):
         schedule_to_start: A run times out if its first attempt has not begun within this time.
         schedule_to_close: A run times out if it has not ended within this time, all attempts included.
         heartbeat: An attempt times out if it sends no heartbeat for this long.
-        history_limit: Retention keeps this many of its latest finished runs.
         labels: Names with values, by which lists, cancellations and freezes select its runs.
         description: Free text for people.
         paused: Tidewheel uses this only when it creates the job; versions do not contain it.
@@ -137,6 +135,7 @@ class JobSpec(WithPayload):
         "non_retryable": _IN_RETRY,
         "timeout": "write it as start_to_close",
         "timeouts": "write it as start_to_close",
+        "history_limit": "leave it out; `tidewheel admin tenant retention` keeps runs of a tenant for fewer days",
         "tenant": "write it beside job",
         "request_id": "write it beside job",
     }
@@ -174,7 +173,6 @@ class JobSpec(WithPayload):
     schedule_to_start: Annotated[timedelta, BeforeValidator(_WAIT)] | None = None
     schedule_to_close: Annotated[timedelta, BeforeValidator(_WAIT)] | None = None
     heartbeat: Annotated[timedelta, BeforeValidator(span(timedelta(seconds=1), LONGEST_ATTEMPT))] | None = None
-    history_limit: Annotated[int, Field(ge=1, le=MAX_HISTORY)] | None = None
     labels: Labels = {}  # noqa: RUF012 - pydantic copies it
     description: Description | None = None
     paused: bool = False

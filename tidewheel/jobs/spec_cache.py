@@ -49,6 +49,7 @@ _READ_WHOLE = frozenset({
     "start_at", "end_at", "max_runs", "exclude_calendars", "include_calendars", "ordering_key", "dedupe",
     "payload_base64",
 })  # fmt: skip
+_GONE = frozenset({"history_limit"})  # builds before 0.2.0 have stored it
 _NO_REFERENCES = 2  # the newest version of marshal in which equal values have equal bytes
 _MANUAL = ManualSpec()
 _MICROSECONDS = re.compile(r"(\d{1,18})us", re.ASCII)  # a longer one is no time span of Python
@@ -203,12 +204,14 @@ _set = object.__setattr__
 def submitted_form(spec: object) -> dict[str, object]:
     """Return a stored spec as a job can be submitted again, without its payload.
 
-    It becomes the same version: only durations and percentages are written in a readable form.
+    It becomes the same version: only durations and percentages are written in a readable form. Fields that jobs no
+    longer have are left out.
 
-    >>> submitted_form({"window": "2592000000000us", "retry": {"jitter": 0.1}})
+    >>> submitted_form({"window": "2592000000000us", "retry": {"jitter": 0.1}, "history_limit": 9})
     {'window': '30d', 'retry': {'jitter': '10%'}}
     """
-    return _readable(as_object(spec) or {}, _JOB)
+    stored = as_object(spec) or {}
+    return _readable({name: value for name, value in stored.items() if name not in _GONE}, _JOB)
 
 
 Reading = Mapping[str, "Callable[[object], object]"]

@@ -6,7 +6,6 @@ missing occurrences, refuses earlier instants.
 
 from datetime import datetime
 from typing import cast
-from uuid import UUID
 
 from tidewheel.postgres.session import Conn
 from tidewheel.postgres.statements import Statements
@@ -16,13 +15,13 @@ _SHARE_KEPT_SINCE = _SQL["share_kept_since"]
 _READ_KEPT_SINCE = _SQL["read_kept_since"]
 
 
-def share_kept_since(connection: Conn, tenant: str, job_id: UUID) -> datetime | None:
+def share_kept_since(connection: Conn, tenant: str) -> datetime | None:
     """Return what `read_kept_since` does; until the transaction ends retention removes no further day."""
     connection.execute(_SHARE_KEPT_SINCE)
-    return read_kept_since(connection, tenant, job_id)
+    return read_kept_since(connection, tenant)
 
 
-def read_kept_since(connection: Conn, tenant: str, job_id: UUID) -> datetime | None:
-    """Return the begin of the first day whose runs of a job are all stored; None if none was removed."""
-    row = connection.execute(_READ_KEPT_SINCE, {"tenant": tenant, "job_id": job_id}, binary=True).fetchone()
+def read_kept_since(connection: Conn, tenant: str) -> datetime | None:
+    """Return the begin of the first day whose runs of a tenant are all stored; None if none was removed."""
+    row = connection.execute(_READ_KEPT_SINCE, {"tenant": tenant}, binary=True).fetchone()
     return cast("tuple[datetime | None]", row)[0]

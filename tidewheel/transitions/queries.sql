@@ -2654,12 +2654,11 @@ SELECT pg_advisory_xact_lock_shared(k.key)
  WHERE {{tidewheel.no_stranger(k)}}
 
 -- name: read_kept_since
--- Returns the instant from which a job's finished runs are all stored: the begin of a day, or the raise of this site; null if none
--- was removed.
--- Index: tenant_periods_pkey, history_limits_pkey; run_days has a row for each day. No lock.
+-- Returns the instant from which a tenant's finished runs are all stored: the begin of a day, or the raise of this site; null if
+-- none was removed.
+-- Index: tenant_periods_pkey; run_days has a row for each day. No lock.
 SELECT greatest(greatest((SELECT max(d.day) + 1 FROM run_days AS d WHERE d.dropped_at IS NOT NULL),
-                         (SELECT max(p.kept_since) FROM tenant_periods AS p WHERE p.tenant = %(tenant)s),
-                         (SELECT h.kept_since FROM history_limits AS h WHERE h.job_id = %(job_id)s))::timestamp AT TIME ZONE 'UTC',
+                         (SELECT max(p.kept_since) FROM tenant_periods AS p WHERE p.tenant = %(tenant)s))::timestamp AT TIME ZONE 'UTC',
                 (SELECT s.raised_at FROM standby AS s))
 
 -- name: find_read_tenants

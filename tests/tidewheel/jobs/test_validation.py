@@ -37,6 +37,7 @@ from tidewheel.jobs.validation import MAX_ERRORS
         ({"schedule": {"cron": "@daily", "end_at": "x"}}, "job.schedule.end_at", "write it beside schedule"),
         ({"schedule": {"interval": "10s", "timezone": "UTC"}}, "job.schedule.timezone", "only cron has it"),
         ({"timeout": "10s"}, "job.timeout", "write it as start_to_close"),
+        ({"history_limit": 9}, "job.history_limit", "leave it out; `tidewheel admin tenant retention`"),
         (
             {"heartbeat": "10s", "target": {"type": "http", "url": "https://example.org/"}},
             "job.heartbeat",

@@ -675,8 +675,6 @@ SPECIAL: Mapping[str, Mapping[str, object]] = {
     ),
     "find_runs_to_remove": _DAY | {"state": "succeeded", "after": UUID(int=0), "limit": 5000},
     "remove_runs": _DAY,
-    "find_history_end": {"keep": 1000},
-    "find_history_to_remove": _DAY | {"last_at": _FAR_AHEAD, "last_id": _BEYOND, "limit": 5000},
     "scan_ended_jobs": _OLD | {"after": UUID(int=0)},
     "lock_ended_jobs": _OLD,
     "find_edited_jobs": _OLD | {"after": UUID(int=0), "last": UUID(int=1 << 100)},
@@ -735,7 +733,7 @@ _HOT = {
         find_runs_of find_jobs_of lock_timers_to_drop mark_jobs_deleted
         find_due_releases measure_blocked_keys
         delete_old_windows delete_old_batch_runs delete_old_run_edges delete_old_batches
-        find_runs_to_remove remove_runs find_history_end find_history_to_remove
+        find_runs_to_remove remove_runs
         scan_ended_jobs lock_ended_jobs find_edited_jobs remove_versions
         delete_old_audit delete_old_failed_runs delete_old_dead_letters
     """,

@@ -257,7 +257,6 @@ GROUPS: Sequence[Group] = (
         _of("priority", "number", "0 to 9: 9 starts first."),
         SpecField("labels", "labels", "pairs", rows=2, named="--label", help="Labels of the job."),
         SpecField("description", "description", rows=2, help="Free text for people."),
-        _of("history_limit", "number", "How many of the latest finished runs to keep."),
     )),
 )  # fmt: skip
 """Grouped as in the definition of a job; what the form lacks, the JSON view has."""
