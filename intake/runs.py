@@ -37,8 +37,8 @@ from tidewheel.postgres.statements import Statements
 from tidewheel.runs import MOVES, OPEN, Move, RunState
 from tidewheel.schemas.generated.records import Reply
 from tidewheel.transitions.cancellation import LOOKED_AT, count_matches, request_cancel
-from tidewheel.transitions.create import NewRun
 from tidewheel.transitions.finished import RunEnd
+from tidewheel.transitions.new_runs import NewRun
 from tidewheel.transitions.requested_changes import RetryRequest, hasten_run, retry_runs
 
 _SQL = Statements("tidewheel.intake")

@@ -31,7 +31,8 @@ from tidewheel.postgres.statements import Statements
 from tidewheel.runs import Cause, Gate, Overlap, order_gates
 from tidewheel.schemas.generated.records import Reply
 from tidewheel.transitions.batch_writer import SharedJob, lock_jobs_for_share
-from tidewheel.transitions.create import NewRun, RunInputs, create_runs
+from tidewheel.transitions.create import create_runs
+from tidewheel.transitions.new_runs import NewRun, RunInputs
 from tidewheel.transitions.requested_changes import NEXT, lock_unbegun, move_runs
 
 _SQL = Statements("tidewheel.intake")

@@ -29,9 +29,10 @@ from tidewheel.scheduler.set_aside import SetAside
 from tidewheel.schedules.decision import BackfillState
 from tidewheel.schedules.ranges import Range, calendars_of, range_of
 from tidewheel.transitions.backfills import Backfill, append_backfill_event, read_covered_instants, read_versions
-from tidewheel.transitions.create import NewRun, RunInputs, create_runs
+from tidewheel.transitions.create import create_runs
 from tidewheel.transitions.decision_inputs import read_day_sets
 from tidewheel.transitions.installation import Installation
+from tidewheel.transitions.new_runs import NewRun, RunInputs
 
 _LOG = logging.getLogger("tidewheel.scheduler")
 

@@ -1,12 +1,14 @@
-"""One import name over real folders: the links, what is built from them, and what the checks look at."""
+"""One import name over real folders: the links, wheel and sdist, circles of imports, lock files."""
 
 import subprocess
 import sys
 import tarfile
 import zipfile
+from graphlib import CycleError, TopologicalSorter
 from hashlib import sha256
 from pathlib import Path
 
+import grimp
 import pytest
 
 from tests.strict_types import LINKED, ROOT
@@ -53,6 +55,16 @@ def test_link_points_to_the_folder_of_its_name(name: str) -> None:
 
 def test_checks_cover_every_link() -> None:
     assert {path.name for path in (ROOT / "tidewheel").iterdir() if path.is_symlink()} == set(LINKED)
+
+
+def test_imports_make_no_circle_by_types_neither() -> None:
+    graph = grimp.build_graph("tidewheel", cache_dir=None)  # with imports in functions, and for type checkers alone
+    assert len(graph.modules) > 400
+    imports = {module: graph.find_modules_directly_imported_by(module) for module in graph.modules}
+    try:
+        TopologicalSorter(imports).prepare()
+    except CycleError as error:
+        pytest.fail(" imports ".join(reversed(error.args[1])))
 
 
 @pytest.mark.process

@@ -17,11 +17,12 @@ from tidewheel.process.failpoint import failpoint
 from tidewheel.runs import IN_FLIGHT, Cause, RunState
 from tidewheel.schemas.codec import decode
 from tidewheel.schemas.generated.records import JobDefinition, RunCompleted, RunRequest
-from tidewheel.transitions.create import NewRun, RunInputs, create_runs
+from tidewheel.transitions.create import create_runs
 from tidewheel.transitions.drain import drain
 from tidewheel.transitions.finish import finish_runs
 from tidewheel.transitions.finished import UNKNOWN_OUTCOME, RunEnd
 from tidewheel.transitions.installation import Installation
+from tidewheel.transitions.new_runs import NewRun, RunInputs
 
 _SQL = Statements("tidewheel.control.restore")
 _READ_VERSIONS = _SQL["read_versions"]

@@ -7,7 +7,8 @@ from tests.fixtures.database import Database
 from tidewheel.ids import JobId, RunId, job_id, run_id
 from tidewheel.runs import Cause, Overlap
 from tidewheel.transitions.claim import Started
-from tidewheel.transitions.create import NewRun, create_runs
+from tidewheel.transitions.create import create_runs
+from tidewheel.transitions.new_runs import NewRun
 
 JOB = job_id("default", "job")
 

@@ -15,8 +15,9 @@ from tidewheel.ids import JobId, job_id, run_id
 from tidewheel.outbox import slice_lane_of, slice_of
 from tidewheel.runs import AttemptOutcome, Cause, RunState
 from tidewheel.transitions.claim import Claim, claim_runs
-from tidewheel.transitions.create import NewRun, RunInputs, create_runs
+from tidewheel.transitions.create import create_runs
 from tidewheel.transitions.finish import finish_runs
+from tidewheel.transitions.new_runs import NewRun, RunInputs
 from tidewheel.transitions.timers import retract_runs
 
 JOB = job_id("default", "job")

@@ -4,19 +4,18 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from datetime import datetime
-from typing import TYPE_CHECKING, cast
+from typing import cast
+
+from psycopg import Connection
 
 from tidewheel.postgres.statements import Statements
-
-if TYPE_CHECKING:
-    from tidewheel.postgres.session import Conn
 
 _READ_NOW = Statements("tidewheel")["read_now"]
 
 _as_of: ContextVar[datetime | None] = ContextVar("as_of", default=None)
 
 
-def read_now(connection: "Conn") -> datetime:
+def read_now(connection: Connection) -> datetime:
     """Return the time by the database's clock."""
     if (at := _as_of.get()) is not None:
         return at

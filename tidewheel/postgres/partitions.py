@@ -9,16 +9,12 @@ writers.
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, date, datetime, time, timedelta
 from types import MappingProxyType
-from typing import TYPE_CHECKING, LiteralString, NamedTuple, cast
+from typing import LiteralString, NamedTuple, cast
 
 import psycopg
 from psycopg import sql
 
 from tidewheel.postgres.database_clock import read_now
-
-if TYPE_CHECKING:
-    from tidewheel.postgres.session import Conn
-
 
 # Each table with the column that is unique within a partition, though it is not the partition key.
 TABLES: Mapping[str, str | None] = MappingProxyType(
@@ -55,7 +51,7 @@ def start_of(day: date) -> datetime:
     return datetime.combine(day, time(), UTC)
 
 
-def ensure_days(connection: "Conn", days: Iterable[date]) -> None:
+def ensure_days(connection: psycopg.Connection, days: Iterable[date]) -> None:
     """Create the missing partitions of these days.
 
     It uses its own connection and one transaction per partition: a caller's transaction that stays open (a user's, in
@@ -73,24 +69,24 @@ def ensure_days(connection: "Conn", days: Iterable[date]) -> None:
     _known.update((database, day) for day in requested)
 
 
-def forget_days(connection: "Conn") -> None:
+def forget_days(connection: psycopg.Connection) -> None:
     """Empty the cache of this database: another process may have dropped days."""
     database = _database(connection)
     _known.difference_update({known for known in _known if known[0] == database})
 
 
-def ensure_coming_days(connection: "Conn") -> None:
+def ensure_coming_days(connection: psycopg.Connection) -> None:
     """Create the partitions of `coming_days`."""
     ensure_days(connection, coming_days(connection))
 
 
-def coming_days(connection: "Conn") -> list[date]:
+def coming_days(connection: psycopg.Connection) -> list[date]:
     """Return yesterday, today and the days ahead, by the database's clock."""
     today = day_of(read_now(connection))
     return [today + timedelta(days=ahead) for ahead in range(-1, AHEAD_DAYS + 1)]
 
 
-def create_missing(connection: "Conn", days: Sequence[date]) -> None:
+def create_missing(connection: psycopg.Connection, days: Sequence[date]) -> None:
     """Create the missing partitions of these days, whatever the cache holds.
 
     A table that another transaction locks delays no other table: its error is raised at the end.
@@ -114,14 +110,14 @@ def create_missing(connection: "Conn", days: Sequence[date]) -> None:
         raise next(iter(locked.values()))
 
 
-def days_ahead(connection: "Conn") -> int:
+def days_ahead(connection: psycopg.Connection) -> int:
     """Return how many days after today have all their partitions, without a gap."""
     _, today, *ahead = coming_days(connection)
     missing = {day for _, day in missing_partitions(connection, [today, *ahead])}
     return next((number for number, day in enumerate([today, *ahead]) if day in missing), AHEAD_DAYS + 1) - 1
 
 
-def repair_days(connection: "Conn") -> None:
+def repair_days(connection: psycopg.Connection) -> None:
     """Create the partitions of these days: an insert found none for its row (SQLSTATE 23514).
 
     No scheduler has created it, or an operator has dropped it. The caller's transaction may have failed: none of its
@@ -146,7 +142,7 @@ class StoredDay(NamedTuple):
     pending: bool
 
 
-def stored_days(connection: "Conn") -> list[StoredDay]:
+def stored_days(connection: psycopg.Connection) -> list[StoredDay]:
     """Return the partitions that exist: those about to be detached, then the oldest first.
 
     While one of a table is about to be detached, PostgreSQL refuses to detach another one of it.
@@ -161,7 +157,7 @@ def stored_days(connection: "Conn") -> list[StoredDay]:
     return sorted(found, key=lambda each: (not each.pending, each.day, each.table))
 
 
-def drop_day(connection: "Conn", stored: StoredDay) -> None:
+def drop_day(connection: psycopg.Connection, stored: StoredDay) -> None:
     """Detach and drop one partition; readers and writers of other days do not wait.
 
     For a user that does not own the table a function of the migrations does it: they wait, for 100 ms at most.
@@ -180,13 +176,13 @@ def drop_day(connection: "Conn", stored: StoredDay) -> None:
     connection.execute(sql.SQL("DROP TABLE {}").format(name))
 
 
-def _connect_again(connection: "Conn") -> "Conn":
+def _connect_again(connection: psycopg.Connection) -> psycopg.Connection:
     parameters = {**connection.info.get_parameters(), "application_name": "tidewheel-partitions"}
     return psycopg.connect(**parameters, password=connection.info.password, autocommit=True)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 
 
 def missing_partitions(
-    connection: "Conn", days: Iterable[date], tables: Iterable[str] = TABLES
+    connection: psycopg.Connection, days: Iterable[date], tables: Iterable[str] = TABLES
 ) -> list[tuple[str, date]]:
     """Return the partitions of these days that are not attached."""
     named = {f"{table}{_suffix(day)}": (table, day) for day in days for table in tables}
@@ -196,7 +192,7 @@ def missing_partitions(
     return [partition for name, partition in named.items() if name not in attached]
 
 
-def _database(connection: "Conn") -> str:
+def _database(connection: psycopg.Connection) -> str:
     return f"{connection.info.host}:{connection.info.port}/{connection.info.dbname}"
 
 

@@ -18,11 +18,12 @@ from tidewheel.postgres.pg_binary import integers, uuids
 from tidewheel.postgres.session import Conn, rows_of
 from tidewheel.postgres.statements import Statements
 from tidewheel.runs import Cause, Gate, Overlap, RunState, SkipReason, order_gates
-from tidewheel.transitions.create import NewRun, RunInputs, create_runs
+from tidewheel.transitions.create import create_runs
 from tidewheel.transitions.finish import finish_runs
 from tidewheel.transitions.finished import RunEnd
 from tidewheel.transitions.installation import Installation
 from tidewheel.transitions.messages import DEFINITIONS
+from tidewheel.transitions.new_runs import NewRun, RunInputs
 
 _NO_GATES = Gate(0)
 

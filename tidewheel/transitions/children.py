@@ -19,11 +19,11 @@ from tidewheel.postgres.statements import Statements
 from tidewheel.process.tracing import child_traceparent_of
 from tidewheel.runs import Cause, Gate, Move, RunState, SkipReason, target
 from tidewheel.transitions.active_runs import PromotedRun
-from tidewheel.transitions.create import NewRun, RunInputs
 from tidewheel.transitions.finished import ClosedRun, FinishedRun, opens
 from tidewheel.transitions.held_back import hold_runs
 from tidewheel.transitions.installation import Installation
 from tidewheel.transitions.messages import DEFINITIONS, append_requests, read_definitions
+from tidewheel.transitions.new_runs import NewRun, RunInputs
 
 _SQL = Statements("tidewheel.transitions")
 _ADD_RELEASES = _SQL["add_releases"]

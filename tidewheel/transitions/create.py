@@ -6,15 +6,13 @@ table, so an id that may belong to one is looked up first (`repeats`).
 """
 
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import LiteralString, NamedTuple
+from typing import LiteralString
 from uuid import UUID
 
 from psycopg.types.json import Jsonb
 
-from tidewheel.ids import JobId, RunId, key_id, order_id
-from tidewheel.jobs.values import PRIORITY
+from tidewheel.ids import RunId, key_id, order_id
 from tidewheel.outbox import OutboxRow, append
 from tidewheel.postgres.partitions import day_of, ensure_days
 from tidewheel.postgres.pg_binary import (
@@ -43,6 +41,7 @@ from tidewheel.schemas.generated.wire import run_request
 from tidewheel.transitions.held_back import hold_runs, lock_orders, take_order
 from tidewheel.transitions.installation import Installation
 from tidewheel.transitions.messages import DEFINITIONS
+from tidewheel.transitions.new_runs import NewRun, RunInputs
 
 _SQL = Statements("tidewheel.transitions")
 _FIND_EXISTING_RUNS = _SQL["find_existing_runs"]
@@ -62,76 +61,9 @@ _COPY_INPUTS = (
     "COPY run_inputs (run_id, created_at, tenant, payload, payload_content_type, labels, overlap, traceparent, "
     "late_ms) FROM STDIN (FORMAT BINARY)"
 )
-_NO_GATES = Gate(0)
 _OPENS = (Cause.TIMER, Cause.TRIGGER, Cause.BACKFILL)  # of a root's run that opens an occurrence; a set would hash
 _NEVER = int8((1 << 63) - 1)  # infinity, as timestamptz
 _INPUT_TYPES = ("uuid", "timestamptz", "text", "bytea", "text", "jsonb", "text", "text", "int8")
-
-
-@dataclass(frozen=True, slots=True)
-class RunInputs:
-    """The inputs of a run beyond its job's version; `late` is the delay of a caught-up run."""
-
-    payload: bytes | None = None
-    payload_content_type: str | None = None
-    labels: dict[str, str] | None = None
-    overlap: str | None = None
-    traceparent: str | None = None
-    late: timedelta | None = None
-
-
-class NewRun(NamedTuple):
-    """A run to create.
-
-    Args:
-        run_id: Derived by `tidewheel.ids.run_id`.
-        job_version: The version in force; a claim with another version matches no row.
-        handler: The handler's name, or the capability that another target requires.
-        publish_at: The earliest time of a claim.
-        definition: The version's encoded JobDefinition, as stored.
-        has_deadlines: False if the version is known to set neither schedule_to_start nor schedule_to_close.
-        parent_run_id: The run that it retries.
-        root_run_id: The first run of its retry chain.
-        requested_from: Coordinates of its request's message; None if that did not come through Kafka.
-        gates: Its first gates; `KEY` is set by itself.
-        workflow_run_id: The root's run, if it belongs to an occurrence of a workflow.
-        generation: Of a run of a workflow: 0, and one more for each resume.
-        priority: Its rank inside its lane, 0 to 9.
-        blocked: True if it waits for its parents: it has no message, and its deadlines count from its release.
-        repeats_blocker: The run that blocks its ordering key, or will, if it repeats that.
-        order_no: Its number in the order; set by itself.
-        waits_in_order: True if another run of the order is first; set by itself.
-    """
-
-    run_id: RunId
-    job_id: JobId
-    tenant: str
-    job_version: int
-    shard: int
-    cause: Cause
-    queue: str
-    lane: str
-    handler: str
-    overlap: str
-    scheduled_at: datetime
-    publish_at: datetime
-    definition: bytes
-    has_deadlines: bool = True
-    inputs: RunInputs | None = None
-    parent_run_id: RunId | None = None
-    root_run_id: RunId | None = None
-    request_id: str | None = None
-    requested_from: str | None = None
-    gates: Gate = _NO_GATES
-    workflow_run_id: UUID | None = None
-    generation: int | None = None
-    concurrency_key: str | None = None
-    priority: int = PRIORITY
-    blocked: bool = False
-    ordering_key: str | None = None
-    repeats_blocker: UUID | None = None
-    order_no: int | None = None
-    waits_in_order: bool = False
 
 
 def create_runs(

@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import partial
-from typing import TYPE_CHECKING, cast
+from typing import cast
 from uuid import UUID
 
 from psycopg.rows import class_row
@@ -29,12 +29,9 @@ from tidewheel.transitions.active_runs import PromotedRun
 from tidewheel.transitions.events import lifecycle_row
 from tidewheel.transitions.installation import Installation
 from tidewheel.transitions.messages import append_requests
+from tidewheel.transitions.new_runs import NewRun
 from tidewheel.transitions.places import FreedPlace
 from tidewheel.transitions.tenant_rates import RateRow, Ring, write_rate
-
-if TYPE_CHECKING:
-    from tidewheel.transitions.create import NewRun
-
 
 _SQL = Statements("tidewheel.transitions")
 _ADD_ORDER_KEYS = _SQL["add_order_keys"]
@@ -92,7 +89,7 @@ class _PromotedRun(PromotedRun):
     key_id: int
 
 
-def lock_orders(connection: Conn, runs: "Sequence[NewRun]") -> dict[int, OrderKey]:
+def lock_orders(connection: Conn, runs: Sequence[NewRun]) -> dict[int, OrderKey]:
     """Lock the keys of new runs, the missing ones inserted."""
     first = {order_id(run.tenant, run.ordering_key or ""): run for run in runs}
     given = sorted(first)
@@ -105,7 +102,7 @@ def lock_orders(connection: Conn, runs: "Sequence[NewRun]") -> dict[int, OrderKe
     return {row[0]: OrderKey(*row) for row in cast("list[_KeyColumns]", found)}
 
 
-def take_order(connection: Conn, keys: dict[int, OrderKey], runs: "Sequence[NewRun]") -> "list[NewRun]":
+def take_order(connection: Conn, keys: dict[int, OrderKey], runs: Sequence[NewRun]) -> list[NewRun]:
     """Return new runs with their numbers, in the order in which they were accepted; write the locked keys.
 
     A retry of the run that blocks its key takes that run's place, and so does one of a run that has failed before its

@@ -19,7 +19,7 @@ from tidewheel.postgres.pg_binary import uuids
 from tidewheel.postgres.session import Conn, rows_of
 from tidewheel.postgres.statements import Statements
 from tidewheel.runs import DEAD_LETTERED, RunState
-from tidewheel.transitions.create import NewRun, RunInputs
+from tidewheel.transitions.new_runs import NewRun, RunInputs
 
 _SQL = Statements("tidewheel.transitions")
 _READ_OCCURRENCE = _SQL["read_occurrence"]

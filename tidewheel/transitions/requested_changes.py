@@ -32,10 +32,11 @@ from tidewheel.postgres.statements import Statements
 from tidewheel.runs import FINAL, Cause, Gate, Move, Overlap, RunState, target
 from tidewheel.transitions.active_runs import PromotedRun
 from tidewheel.transitions.batch_writer import SharedJob, lock_jobs_for_share, payload_of, read_versions
-from tidewheel.transitions.create import NewRun, RunInputs, create_runs, deadlines
+from tidewheel.transitions.create import create_runs, deadlines
 from tidewheel.transitions.dead_letters import mark_redriven
 from tidewheel.transitions.installation import Installation
 from tidewheel.transitions.messages import append_requests, read_definitions
+from tidewheel.transitions.new_runs import NewRun, RunInputs
 
 _SQL = Statements("tidewheel.transitions")
 _READ_RETRIED_RUNS = _SQL["read_retried_runs"]

@@ -27,9 +27,10 @@ from tidewheel.runs import HOLDS, Cause, Gate, Move, Overlap, order_gates, sourc
 from tidewheel.schedules.decision import Decision, Fire
 from tidewheel.schemas.codec import decode
 from tidewheel.schemas.generated.records import JobDefinition
-from tidewheel.transitions.create import NewRun, RunInputs, create_runs
+from tidewheel.transitions.create import create_runs
 from tidewheel.transitions.events import append_job_events, skip_event
 from tidewheel.transitions.installation import Installation
+from tidewheel.transitions.new_runs import NewRun, RunInputs
 
 _SQL = Statements("tidewheel.transitions")
 _MOVE_TIMERS = _SQL["move_timers"]
