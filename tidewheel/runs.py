@@ -114,6 +114,17 @@ class Overlap(StrEnum):
     """The new run starts beside the active one."""
 
 
+OVERLAP_EFFECTS: Mapping[str, str] = {
+    Overlap.SKIP: "the new run is skipped",
+    Overlap.BUFFER_ONE: "the new run waits; if another run is already waiting, the new run is skipped",
+    Overlap.BUFFER_ALL: "the new run waits behind all others",
+    Overlap.CANCEL_OTHER: "the active run receives a cancel, and the new run waits for it to end",
+    Overlap.TERMINATE_OTHER: "the active run ends as cancelled at once, and the new run starts",
+    Overlap.ALLOW_ALL: "both run",
+}
+"""What becomes of a new run while another run of its job is active, by the overlap policy: a part of a sentence."""
+
+
 class Gate(IntFlag):
     """Bits of `job_runs.gates`: further duties of a claim or an end of the run; most runs have none.
 

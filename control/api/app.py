@@ -34,6 +34,7 @@ from tidewheel.control.console.console import Console
 from tidewheel.control.console.door import Door
 from tidewheel.control.console.live import Live
 from tidewheel.control.doctor.doctor import Doctor
+from tidewheel.control.explain.operations import JobTimes, Occurrences
 from tidewheel.doors.rest import Route, add_routes
 from tidewheel.errors import SettingsError
 from tidewheel.executor.message_check import MessageCheck
@@ -46,7 +47,6 @@ from tidewheel.nouns.batches.operations import Batches
 from tidewheel.nouns.dead_letters.operations import DeadLetters
 from tidewheel.nouns.dead_letters.web import DEAD_LETTERS
 from tidewheel.nouns.freezes.operations import Freezes
-from tidewheel.nouns.jobs.occurrences import JobTimes, Occurrences
 from tidewheel.nouns.jobs.operations import OneJob
 from tidewheel.nouns.limits.operations import Limits, OrderingKeys
 from tidewheel.nouns.operation import Noun

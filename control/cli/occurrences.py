@@ -30,6 +30,7 @@ from tidewheel.control.cli.tables import Cell
 from tidewheel.control.explain import explain as explaining
 from tidewheel.control.explain import preview as previews
 from tidewheel.control.explain.explanation import AttemptFacts, Explanation, OccurrenceOutcome, WorkflowFacts
+from tidewheel.control.explain.operations import MAX_NEXT, Occurrences
 from tidewheel.control.explain.preview import Preview
 from tidewheel.control.explain.upcoming import MAX_SHOWN, Upcoming, UpcomingOccurrence
 from tidewheel.control.instants import read_instant, unit_of
@@ -38,7 +39,6 @@ from tidewheel.errors import UnknownJob, refuse
 from tidewheel.jobs.values import format_second
 from tidewheel.nouns.jobs.commands import zone_of
 from tidewheel.nouns.jobs.flags import JobFlags, described, with_job_flags
-from tidewheel.nouns.jobs.occurrences import MAX_NEXT, Occurrences
 from tidewheel.nouns.jobs.reads import show_job
 from tidewheel.postgres.session import Conn
 from tidewheel.settings.connections import Connections

@@ -12,6 +12,7 @@ from uuid import UUID, uuid4
 from tidewheel.audit import Actor
 from tidewheel.control.client.connection import BackfillResult, Connection, Triggered, backfill_of, drop_none
 from tidewheel.control.client.enqueue import TriggerOptions, trigger_document
+from tidewheel.control.explain.operations import Occurrences
 from tidewheel.control.explain.preview import Preview, preview
 from tidewheel.control.occurrence_audit.result import AuditResult, run_audit
 from tidewheel.control.reads.calendars import CalendarDetail, CalendarSummary, list_calendars, show_calendar
@@ -25,7 +26,6 @@ from tidewheel.nouns.dead_letters.operations import DeadLetters
 from tidewheel.nouns.freezes.operations import Freezes
 from tidewheel.nouns.jobs.changes import OnProgress, ReleaseResult, patch_job, release
 from tidewheel.nouns.jobs.model import Job, job_of
-from tidewheel.nouns.jobs.occurrences import Occurrences
 from tidewheel.nouns.jobs.operations import Jobs, OneJob
 from tidewheel.nouns.limits.operations import Limits, OrderingKeys
 from tidewheel.nouns.operation import Noun, as_int, as_mapping

@@ -35,6 +35,7 @@ from tidewheel.control.explain.explain import Around, around
 from tidewheel.control.explain.explanation import OccurrenceOutcome
 from tidewheel.control.explain.job_timeline import JobTimeline, TimelineRun, job_timeline
 from tidewheel.control.explain.month import Counted, coming_counts
+from tidewheel.control.explain.operations import MOST_DAYS
 from tidewheel.control.explain.upcoming import UpcomingOccurrence, upcoming
 from tidewheel.control.reads.job_position import key_of_job
 from tidewheel.control.reads.resuming import Resumption, preview_resume
@@ -45,7 +46,6 @@ from tidewheel.jobs.values import Instant, format_second, format_timestamp
 from tidewheel.nouns.dead_letters.operations import DeadLetterFilter, list_dead_letters
 from tidewheel.nouns.freezes.reads import freeze_changes
 from tidewheel.nouns.jobs.model import JobDetail
-from tidewheel.nouns.jobs.occurrences import MOST_DAYS
 from tidewheel.nouns.jobs.reads import show_job
 from tidewheel.nouns.runs.model import PageFilter, RunSummary, Status
 from tidewheel.nouns.runs.reads import list_runs

@@ -30,7 +30,6 @@ from tidewheel.control.explain.explain import explain
 from tidewheel.control.explain.explanation import Explanation, OccurrenceOutcome
 from tidewheel.control.explain.facts import read_instant_facts
 from tidewheel.control.explain.preview import NOT_FIRING
-from tidewheel.control.explain.text import OVERLAP_EFFECTS
 from tidewheel.control.explain.upcoming import Upcoming, upcoming
 from tidewheel.control.reads.resuming import preview_resume
 from tidewheel.ids import job_id
@@ -39,7 +38,7 @@ from tidewheel.jobs.values import Instant, format_second, format_timestamp, pars
 from tidewheel.nouns.jobs.changes import release
 from tidewheel.nouns.jobs.model import JobDetail, job_of
 from tidewheel.nouns.jobs.reads import show_job
-from tidewheel.runs import Overlap
+from tidewheel.runs import OVERLAP_EFFECTS, Overlap
 from tidewheel.schedules.decision import CatchUp
 from tidewheel.schedules.describe import to_zone
 

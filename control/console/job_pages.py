@@ -24,6 +24,7 @@ from tidewheel.control.console.urls import Urls
 from tidewheel.control.console.view import Failed, View, in_snapshot, page_now, part, part_of, read_filters
 from tidewheel.control.explain.facts import read_overrides_around
 from tidewheel.control.explain.month import CalendarDay, JobCalendar, job_calendar
+from tidewheel.control.explain.operations import Month, first_day
 from tidewheel.control.explain.upcoming import upcoming
 from tidewheel.control.reads.yaml_form import as_yaml
 from tidewheel.errors import UnknownJob
@@ -32,7 +33,6 @@ from tidewheel.jobs.spec import JobSpec
 from tidewheel.jobs.strict_json import as_object
 from tidewheel.nouns.audit_log.operations import AuditEntry, list_audit_log
 from tidewheel.nouns.jobs.model import Version
-from tidewheel.nouns.jobs.occurrences import Month, first_day
 from tidewheel.nouns.jobs.reads import show_job
 from tidewheel.nouns.jobs.versions import job_at, versions
 from tidewheel.postgres.session import Conn

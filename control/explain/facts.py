@@ -10,7 +10,7 @@ from uuid import UUID
 from psycopg.rows import class_row, dict_row
 
 from tidewheel.control.explain.explanation import AttemptFacts, RunFacts, SkipSpan, VersionInForce
-from tidewheel.control.reads.job_position import JobPosition, read_job_position
+from tidewheel.control.reads.job_position import JobPosition, read_job_error, read_job_position
 from tidewheel.control.reads.stored import legible
 from tidewheel.nouns.freezes.model import Freeze
 from tidewheel.nouns.freezes.reads import freezes_of
@@ -30,7 +30,6 @@ _READ_RUNS_AT = _SQL["read_runs_at"]
 _READ_ATTEMPTS_OF = _SQL["read_attempts_of"]
 _READ_SKIPS_AT = _SQL["read_skips_at"]
 _READ_OVERRIDES_AROUND = _SQL["read_overrides_around"]
-_READ_JOB_ERROR = _SQL["read_job_error"]
 _FIND_ACTIVE_RUN_AT = _SQL["find_active_run_at"]
 _FIND_ACTIVE_RUN = _SQL["find_active_run"]
 _FIND_CHAIN = _SQL["find_chain"]
@@ -312,12 +311,6 @@ def read_overrides_around(connection: Conn, job: UUID, cursor_at: datetime, at: 
     """Read skips and moves from `cursor_at` on, of pending moved occurrences, and of or to `at`."""
     with connection.cursor(row_factory=class_row(OverrideFacts), binary=True) as cursor:
         return tuple(cursor.execute(_READ_OVERRIDES_AROUND, {"job_id": job, "at": at, "cursor_at": cursor_at}))
-
-
-def read_job_error(connection: Conn, job: UUID) -> tuple[str, datetime] | None:
-    """Read the error that quarantined a job, and its time."""
-    found = connection.execute(_READ_JOB_ERROR, {"job_id": job}, binary=True).fetchone()
-    return cast("tuple[str, datetime] | None", found)
 
 
 def _read_runs(connection: Conn, job: UUID, at: datetime, due: datetime) -> tuple[RunFacts, ...]:

@@ -10,7 +10,7 @@ from datetime import datetime, timedelta
 from psycopg.rows import class_row
 
 from tidewheel.control.explain.explanation import MISFIRE_AFTER, OccurrenceOutcome
-from tidewheel.control.explain.text import OVERLAP_EFFECTS, instant, paused, policy_effect
+from tidewheel.control.explain.text import instant, paused, policy_effect
 from tidewheel.control.explain.upcoming import MAX_SHOWN, OccurrenceScan, UpcomingOccurrence
 from tidewheel.control.words import duration
 from tidewheel.errors import Refused
@@ -37,6 +37,7 @@ from tidewheel.nouns.operation import as_mapping
 from tidewheel.postgres.database_clock import read_now
 from tidewheel.postgres.session import Conn
 from tidewheel.postgres.statements import Statements
+from tidewheel.runs import OVERLAP_EFFECTS
 from tidewheel.schedules.calendars import is_occurrence
 from tidewheel.schedules.cron_schedule import CronSchedule
 from tidewheel.schedules.decision import Override, policies_from_text

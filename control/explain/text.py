@@ -4,7 +4,7 @@
 has those about a job's policies.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 
 from tidewheel.control.explain.explanation import RunFacts, SkipSpan
@@ -31,16 +31,6 @@ NOT_RECORDED = (
 _CHECK_SCHEDULER = "Check that a `tidewheel service scheduler` process runs."
 TIMER_MISSING = f"The job's timer row is missing. A scheduler repairs it within minutes. {_CHECK_SCHEDULER}"
 AWAITS_POLL = f"A scheduler creates its run at its next poll, within a second or two. {_CHECK_SCHEDULER}"
-
-OVERLAP_EFFECTS: Mapping[str, str] = {
-    Overlap.SKIP: "the new run is skipped",
-    Overlap.BUFFER_ONE: "the new run waits; if another run is already waiting, the new run is skipped",
-    Overlap.BUFFER_ALL: "the new run waits behind all others",
-    Overlap.CANCEL_OTHER: "the active run receives a cancel, and the new run waits for it to end",
-    Overlap.TERMINATE_OTHER: "the active run ends as cancelled at once, and the new run starts",
-    Overlap.ALLOW_ALL: "both run",
-}
-"""What becomes of a new run while another run of its job is active, by the overlap policy: a part of a sentence."""
 
 
 def instant(at: datetime) -> str:

@@ -15,7 +15,6 @@ from tidewheel.control.explain.explanation import MISFIRE_AFTER, OccurrenceOutco
 from tidewheel.control.explain.facts import (
     OverrideFacts,
     VersionSpan,
-    read_job_error,
     read_overrides_around,
     read_version_timeline,
 )
@@ -32,7 +31,7 @@ from tidewheel.control.explain.text import (
     postponed,
     quarantined,
 )
-from tidewheel.control.reads.job_position import JobPosition, read_job_position
+from tidewheel.control.reads.job_position import JobPosition, read_job_error, read_job_position
 from tidewheel.control.words import duration
 from tidewheel.errors import UnknownJob
 from tidewheel.nouns.freezes.model import Freeze
@@ -256,6 +255,16 @@ def upcoming(
     lines = [*_queued(ahead, override, version_span), *fired_later]
     words = upcoming_words(connection, job, version_span, freezes, "" if lines else NO_FURTHER_OCCURRENCE)
     return Upcoming(key, version_span.zone, job.now, tuple(lines), words)
+
+
+def next_times(connection: Conn, tenant: str, key: str) -> tuple[datetime | None, datetime | None]:
+    """Return the time of the next occurrence that fires, and the time by which its timer must be due."""
+    occurrences = upcoming(connection, tenant, key, 1).occurrences
+    first = next((each for each in occurrences if each.leaves_at is not None), None)
+    if first is None:
+        return None, None
+    next_at = first.leaves_at if first.outcome is OccurrenceOutcome.WILL_BE_MOVED else first.at
+    return next_at, first.leaves_at if first.outcome is OccurrenceOutcome.WAITING else None
 
 
 def _runs_ahead(connection: Conn, job: JobPosition, n: int) -> Sequence[tuple[UUID, datetime, datetime]]:

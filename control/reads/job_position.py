@@ -6,7 +6,7 @@ It imports no schedule, so that lists start quickly.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import NamedTuple
+from typing import NamedTuple, cast
 from uuid import UUID
 
 from psycopg.rows import class_row
@@ -19,6 +19,7 @@ from tidewheel.postgres.statements import Statements
 
 _SQL = Statements("tidewheel.control")
 _READ_JOB_POSITION = _SQL["read_job_position"]
+_READ_JOB_ERROR = _SQL["read_job_error"]
 _FIND_JOB_KEY = _SQL["find_job_key"]
 _READ_SELECTED_JOBS = _SQL["read_selected_jobs"]
 
@@ -52,6 +53,12 @@ def read_job_position(connection: Conn, tenant: str, key: str) -> JobPosition:
     if found is None:
         raise UnknownJob(tenant, key)
     return found
+
+
+def read_job_error(connection: Conn, job: UUID) -> tuple[str, datetime] | None:
+    """Read the error that quarantined a job, and its time."""
+    found = connection.execute(_READ_JOB_ERROR, {"job_id": job}, binary=True).fetchone()
+    return cast("tuple[str, datetime] | None", found)
 
 
 class SelectedJob(NamedTuple):

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Literal, cast, get_args
 
-from tidewheel.control.explain.text import OVERLAP_EFFECTS
 from tidewheel.jobs.invalid import InvalidValue, UnreadableValue
 from tidewheel.jobs.keys import JobDedupe, OrderingKey
 from tidewheel.jobs.retry import DEFAULT_ATTEMPTS, RetryPolicy
@@ -18,6 +17,7 @@ from tidewheel.jobs.strict_json import as_list, as_object, read_value
 from tidewheel.jobs.targets import TARGETS, HttpTargetSpec, KafkaTargetSpec, TargetType
 from tidewheel.jobs.validation import StrictModel
 from tidewheel.jobs.values import format_duration
+from tidewheel.runs import OVERLAP_EFFECTS
 from tidewheel.schedules.decision import CatchUp
 
 SCHEDULES = ("cron", "interval", "fixed_delay", "once", "after", "manual")

@@ -13,8 +13,7 @@ from uuid import UUID
 
 from psycopg.types.json import Jsonb
 
-from tidewheel.control.explain.explanation import OccurrenceOutcome
-from tidewheel.control.reads.job_position import read_job_position
+from tidewheel.control.reads.job_position import read_job_error, read_job_position
 from tidewheel.control.reads.stored import UNREADABLE, documents_as, read_definition, read_stored_json, readable
 from tidewheel.errors import UnknownJob
 from tidewheel.ids import job_id
@@ -94,7 +93,6 @@ def list_children(connection: Conn, tenant: str, key: str, *, limit: int) -> lis
 
 def show_job(connection: Conn, tenant: str, key: str, *, as_stored: bool = False) -> JobDetail:
     """Return one job; `as_stored` keeps the secrets in its URL, for a change of it."""
-    from tidewheel.control.explain.facts import read_job_error
     from tidewheel.nouns.jobs.versions import submitted_job  # here: a list of jobs needs no codec
 
     row = read_row(connection, documents_as(JobSummary), _SHOW_JOB, {"job_id": job_id(tenant, key)})
@@ -149,16 +147,10 @@ def _next_at(connection: Conn, tenant: str, row: Mapping[str, Any]) -> tuple[dat
         known = (row["ahead_at"], row["next_at"] if row["hold_reason"] is None else None)
         next_at = min((at for at in known if at is not None), default=None)
         return next_at, row["paused_until"] if row["hold_reason"] == HoldReason.PAUSE else row["next_at"]
-    from tidewheel.control.explain.upcoming import upcoming  # here: only jobs with calendars or overrides need it
+    from tidewheel.control.explain.upcoming import next_times  # here: only jobs with calendars or overrides need it
 
     key: str = row["key"]
-    found = readable("schedule", f"job {key}", lambda: upcoming(connection, tenant, key, 1), None)
-    occurrences = () if found is None else found.occurrences
-    first = next((each for each in occurrences if each.leaves_at is not None), None)
-    if first is None:
-        return None, None
-    next_at = first.leaves_at if first.outcome is OccurrenceOutcome.WILL_BE_MOVED else first.at
-    return next_at, first.leaves_at if first.outcome is OccurrenceOutcome.WAITING else None
+    return readable("schedule", f"job {key}", lambda: next_times(connection, tenant, key), (None, None))
 
 
 def _summary(connection: Conn, tenant: str, row: Mapping[str, Any]) -> JobSummary:
