@@ -10,7 +10,7 @@ import re
 from dataclasses import dataclass
 from functools import partial
 from http import HTTPStatus
-from typing import Annotated
+from typing import Annotated, Protocol
 from urllib.parse import urlsplit
 
 from fastapi import Security
@@ -27,12 +27,10 @@ from tidewheel.control.api.key_check import KeyCheck, KeyUse, ShownKey, StoredKe
 from tidewheel.control.api.problems import PAGE, on_http, on_unavailable, problem, unauthorized
 from tidewheel.control.api.request_input import Body, BodyMemory, Sharer, TenantQuery, in_time, read_query
 from tidewheel.control.api.workers import Turnstile
-from tidewheel.control.console.door import KNOWN, SIGN_IN, TO_SIGN_IN, is_static
-from tidewheel.control.console.door import Door as ConsoleDoor
-from tidewheel.control.console.sign_in import SignIn
 from tidewheel.errors import Unavailable, UndecodableMessage
 from tidewheel.jobs.strict_json import read_object
 from tidewheel.jobs.values import is_traceparent
+from tidewheel.nouns.api_keys.sign_ins import SignIn
 from tidewheel.redaction import protect
 from tidewheel.settings.services import ApiSettings, is_loopback
 from tidewheel.task_tokens import TaskTokens
@@ -42,6 +40,8 @@ TRUSTED = "tidewheel.trusted"  # in a request's scope: it may use the calls of e
 HEAD = "tidewheel.head"  # in a request's scope: only the head of its answer is sent
 SAFE = frozenset({"GET", "HEAD"})
 KEY = "tidewheel.key"  # in a request's scope: the API key that it has shown
+SIGN_IN = "tidewheel.sign_in"  # in a request's scope: the sign-in that its key was taken from
+KNOWN = "tidewheel.known"  # in a request's scope: the key of that sign-in, as it was last read
 SPEND = "tidewheel.spend"  # in a request's scope: takes further requests from the rates of that key and of its tenant
 IS_OPEN = "tidewheel.is_open"  # in a request's scope: checks that key again, for answers that take long
 
@@ -77,6 +77,34 @@ def address_of(request: Request) -> str:
     return request.client.host if request.client else ""
 
 
+class Pages(Protocol):
+    """The console, as the guard calls it."""
+
+    def path_of(self, raw: str) -> str:
+        """Return the path of a request without the base path."""
+        ...
+
+    def is_page(self, request: Request) -> bool:
+        """Return True for a request of the console."""
+        ...
+
+    def is_static(self, path: str) -> bool:
+        """Return True for the address of a static file."""
+        ...
+
+    def is_to_sign_in(self, path: str) -> bool:
+        """Return True for an address that needs no sign-in."""
+        ...
+
+    def caller(self, request: Request) -> str | SignIn | Response:
+        """Return the caller's allowance, its sign-in, or the way to the sign-in page."""
+        ...
+
+    def shown(self, request: Request, answer: Response) -> Response:
+        """Return a problem document as a page, where a page was requested."""
+        ...
+
+
 class Guard:
     """Middleware that authorizes a request before its body is read, and limits the memory of bodies.
 
@@ -84,9 +112,7 @@ class Guard:
     page in a browser of this machine could have made that name resolve to it (DNS rebinding).
     """
 
-    def __init__(
-        self, app: ASGIApp, settings: ApiSettings, tokens: TaskTokens, keys: KeyCheck, console: ConsoleDoor
-    ) -> None:
+    def __init__(self, app: ASGIApp, settings: ApiSettings, tokens: TaskTokens, keys: KeyCheck, console: Pages) -> None:
         self._app, self._tokens, self._keys, self._console = app, tokens, keys, console
         protect(settings.api_token.get_secret_value() if settings.api_token else None)
         self._token = None if settings.api_token is None else settings.api_token.get_secret_value().encode()
@@ -147,11 +173,11 @@ class Guard:
         """Return True for a stranger; not for a static file, which costs as little as a refusal."""
         if isinstance(who, ApiKey | SignIn):
             return self._keys.known(who) is None
-        return (who == "strangers" or isinstance(who, Response)) and not is_static(scope["path"])
+        return (who == "strangers" or isinstance(who, Response)) and not self._console.is_static(scope["path"])
 
     async def _passes(self, request: Request) -> bool:
         """Wait for a stranger's turn; return False if too many wait already."""
-        turns = self._turns_to_sign_in if request.scope["path"] in TO_SIGN_IN else self._turns
+        turns = self._turns_to_sign_in if self._console.is_to_sign_in(request.scope["path"]) else self._turns
         return await turns.passes(address_of(request))
 
     async def _with_body(self, request: Request) -> tuple[str | Response, Receive]:
@@ -257,6 +283,11 @@ class Caller:
     actor: Actor
     all_tenants: bool
     traceparent: str | None
+
+    @property
+    def sees_fleet(self) -> bool:
+        """True if it may see the state of the fleet."""
+        return self.all_tenants and Right.ADMIN in self.scopes
 
 
 async def caller(request: Request, needed: SecurityScopes) -> Caller:

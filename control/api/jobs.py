@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import partial
 from http import HTTPStatus
-from typing import Annotated, Literal
+from typing import Annotated
 from urllib.parse import quote
 from uuid import UUID
 
@@ -39,7 +39,6 @@ from tidewheel.control.api.openapi import IN_ADDRESS, add_route, body_of, patch_
 from tidewheel.control.api.request_input import (
     ELSEWHERE,
     Cursors,
-    LabelFilter,
     PageQuery,
     TenantQuery,
     Text,
@@ -61,52 +60,21 @@ from tidewheel.jobs.requests import JobBackfill, JobPause, JobResume, JobTrigger
 from tidewheel.jobs.spec import JobSpec
 from tidewheel.jobs.strict_json import Json
 from tidewheel.jobs.validation import StrictModel
-from tidewheel.jobs.values import Instant, Key, Queue
+from tidewheel.jobs.values import Instant, Key
 from tidewheel.nouns.jobs.changes import ReleaseResult, patch_job, release
-from tidewheel.nouns.jobs.model import JobDetail, JobFilter, JobPage, Kind, Lane, Version, job_of
+from tidewheel.nouns.jobs.model import JobDetail, JobPage, Version, job_of
 from tidewheel.nouns.jobs.operations import JOB, JOBS
 from tidewheel.nouns.jobs.reads import list_jobs, show_job
 from tidewheel.nouns.jobs.versions import MAX_VERSIONS, versions
+from tidewheel.nouns.jobs.web import JobsQuery
 from tidewheel.nouns.works.operations import WORKS
 from tidewheel.postgres.session import Conn
 from tidewheel.schemas.generated.records import Reply, ReplyStatus
 
 _MOST_JOBS = 500  # of one bulk: about as many fit into a body, and one transaction
-_STATES: Mapping[str | None, JobFilter] = {
-    "active": {"paused": False, "finished": False, "quarantined": False},
-    "paused": {"paused": True},
-    "finished": {"finished": True},
-    "quarantined": {"quarantined": True},
-    "unwell": {"unwell": True},
-}
 _SPEC = {"$ref": "#/components/schemas/JobSpec"}
 _MERGE_PATCH = "application/merge-patch+json"
 _CREATED_RUN: dict[str, Json] = {"run_id": examples.RUN_ID, "dedupe": None, "runs_at": None}
-
-
-class JobsQuery(PageQuery):
-    """Filter of a list of jobs."""
-
-    prefix: Annotated[Text, Field(description="Only keys with this prefix.")] = ""
-    status: Annotated[
-        Literal["active", "paused", "finished", "quarantined", "unwell"] | None,
-        Field(
-            description="Only jobs in this state; `unwell` are those in quarantine, or whose last run failed within "
-            "seven days."
-        ),
-    ] = None
-    label: LabelFilter = Field(
-        default_factory=dict[str, str], description="Only jobs with this label, as name=value; repeatable."
-    )
-    lane: Annotated[Lane | None, Field(description="Only jobs of this lane.")] = None
-    queue: Annotated[Queue | None, Field(description="Only jobs of this queue.")] = None
-    kind: Annotated[Kind | None, Field(description="Only schedules of this kind.")] = None
-
-    @property
-    def filter(self) -> JobFilter:
-        """The filter of the read."""
-        fits = JobFilter(prefix=self.prefix, labels=dict(self.label), lane=self.lane, queue=self.queue, kind=self.kind)
-        return {**fits, **_STATES.get(self.status, {})}
 
 
 class VersionsQuery(PageQuery):

@@ -20,8 +20,8 @@ from starlette.responses import Response
 from tidewheel.api_keys import ApiKey, Bucket, Scope
 from tidewheel.control.api.problems import problem, unauthorized
 from tidewheel.control.api.workers import Turn, Workers, WorkerState
-from tidewheel.control.console.sign_in import BOUNDS, SignIn, add_sign_in, end_sign_in, take_link
 from tidewheel.errors import Unavailable
+from tidewheel.nouns.api_keys.sign_ins import BOUNDS, SignIn, add_sign_in, end_sign_in, take_link
 from tidewheel.postgres.session import Conn
 from tidewheel.postgres.statements import Statements
 

@@ -230,7 +230,7 @@ class OverviewApi:
     async def ask(self, request: Request, caller: Reader) -> Response:
         """Find a run, a dead letter or a job by id or key, or by the beginning of one."""
         query = read_query(request, AskQuery)
-        return await answer(self.reads, caller, lambda each: answered(each, caller, query.q))
+        return await answer_read(self.reads, caller, lambda reading: ask(reading, caller.tenant, query.q))
 
     async def list_executors(self, request: Request, caller: Reader) -> Response:
         """List executors with their handlers; requires the rights of all tenants."""
@@ -286,22 +286,12 @@ class OverviewApi:
 
 def now_of(connection: Connection, caller: Caller, shards: int) -> Now:
     """Return the present of the caller's tenant, with findings about the fleet if the caller may see them."""
-    fleet = fleet_of(connection, caller, shards)
+    fleet = None
+    if caller.sees_fleet:
+        with connection.snapshot(all_tenants=True) as reading:
+            fleet = read_status(reading, shards)
     with connection.snapshot() as reading:
         return read_now_of(reading, caller.tenant, shards, fleet, sees_slots=caller.all_tenants)
-
-
-def fleet_of(connection: Connection, caller: Caller, shards: int) -> FleetStatus | None:
-    """Return the state of the fleet; None for a caller who may not see it."""
-    if not sees_fleet(caller):
-        return None
-    with connection.snapshot(all_tenants=True) as reading:
-        return read_status(reading, shards)
-
-
-def sees_fleet(caller: Caller) -> bool:
-    """Return True for a caller who may see the state of the fleet."""
-    return caller.all_tenants and Scope.ADMIN in caller.scopes
 
 
 def edges_of(since: datetime, until: datetime, step: timedelta) -> Sequence[datetime]:
@@ -312,9 +302,3 @@ def edges_of(since: datetime, until: datetime, step: timedelta) -> Sequence[date
     if count > MAX_BINS:
         refuse("step", f"makes {count:,} bins", f"choose a longer step, for at most {MAX_BINS:,} bins")
     return [since + step * place for place in range(count + 1)]
-
-
-def answered(connection: Connection, caller: Caller, text: str) -> Answer:
-    """Find what a text of a caller names."""
-    with connection.snapshot() as reading:
-        return ask(reading, caller.tenant, text)

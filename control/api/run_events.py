@@ -1,4 +1,4 @@
-"""`/api/v1/run-events`: changes of a tenant's runs as server-sent events; the places of their clients.
+"""`/api/v1/run-events`: changes of a tenant's runs as server-sent events.
 
 Each stream polls: the ends since its last event, by the time of the end, and the newest open runs, which it compares
 with those that it has sent. So a change is sent within a second, a run's end always, and a change of an open run while
@@ -10,7 +10,6 @@ and leaves out what it has sent. An open run that is open no longer, and whose e
 """
 
 import asyncio
-from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -20,9 +19,7 @@ from uuid import UUID
 from fastapi import APIRouter
 from pydantic import Field
 from starlette.requests import Request
-from starlette.responses import Response, StreamingResponse
-from starlette.types import Receive, Send
-from starlette.types import Scope as AsgiScope
+from starlette.responses import Response
 
 from tidewheel.api_keys import Scope
 from tidewheel.clock import monotonic_seconds
@@ -30,8 +27,8 @@ from tidewheel.control.api import examples
 from tidewheel.control.api.answers import encoded
 from tidewheel.control.api.authorization import HEAD, IS_OPEN, KEY, Reader
 from tidewheel.control.api.openapi import add_route
-from tidewheel.control.api.problems import Overloaded
 from tidewheel.control.api.request_input import TenantQuery, read_query
+from tidewheel.control.api.streams import HEADERS, Places, Streaming
 from tidewheel.control.api.workers import Turn, Workers, WorkerState
 from tidewheel.control.reads.run_changes import ENDS, OPEN_RUNS, Place, RunChanges, read_run_changes, start_of_changes
 from tidewheel.errors import Unavailable, refuse
@@ -55,63 +52,12 @@ _OLDEST = timedelta(hours=1)  # of a Last-Event-ID: older ends are listed by GET
 _SPAN, _SHORT_SPAN, _LONG_READ_SECONDS = timedelta(seconds=16), timedelta(seconds=1), 0.02
 _LONG_AGO = datetime(1970, 1, 1, tzinfo=UTC)
 _NO_RUN = UUID(int=0)
-HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}  # a proxy that collects answers would hold events
 
 
 class EventsQuery(TenantQuery):
     """Filter of a stream."""
 
     job: Annotated[Key | None, Field(description="Only runs of the job with this key.")] = None
-
-
-class Places:
-    """The streams of one kind that a process may have open: of all tenants, of one tenant, of one key.
-
-    Args:
-        most: Of all; a tenant may have half of them.
-    """
-
-    def __init__(self, kind: str, most: int, of_key: int) -> None:
-        self._kind, self._most, self._of_tenant, self._of_key = kind, most, most // 2, of_key
-        self._open = Counter[tuple[str, str | None]]()  # by tenant and key
-
-    def take(self, tenant: str, key_id: str | None) -> Callable[[], None]:
-        """Take a place for a client's key, or for none; return what gives it back, once."""
-        of_key = sum(count for (_, each), count in self._open.items() if key_id is not None and each == key_id)
-        of_tenant = sum(count for (each, _), count in self._open.items() if each == tenant)
-        for count, most, whose in (
-            (of_key, self._of_key, f"the key {key_id}"),
-            (of_tenant, self._of_tenant, f"tenant {tenant}"),
-            (self._open.total(), self._most, "this process"),
-        ):
-            if count >= most:
-                message = f"{whose} has {most} open {self._kind}, the limit; close one first"
-                raise Overloaded(message)
-        self._open[tenant, key_id] += 1
-        taken = [(tenant, key_id)]
-
-        def give_back() -> None:
-            while taken:
-                place = taken.pop()
-                self._open[place] -= 1
-                self._open += Counter[tuple[str, str | None]]()  # forgets who has none
-
-        return give_back
-
-
-class Streaming(StreamingResponse):
-    """A stream that gives its place back, also if its client leaves before it begins."""
-
-    def __init__(self, events: AsyncGenerator[bytes | memoryview], end: Callable[[], None]) -> None:
-        super().__init__(events, media_type="text/event-stream", headers=HEADERS)
-        self._end = end
-
-    async def __call__(self, scope: AsgiScope, receive: Receive, send: Send) -> None:
-        """Send the events."""
-        try:
-            await super().__call__(scope, receive, send)
-        finally:
-            self._end()
 
 
 @dataclass(slots=True)

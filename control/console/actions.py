@@ -21,13 +21,12 @@ from starlette.responses import RedirectResponse, Response
 from tidewheel.api_keys import Scope
 from tidewheel.audit import Door as AuditDoor
 from tidewheel.control.api.answers import call
-from tidewheel.control.api.authorization import KEY, Caller, caller
+from tidewheel.control.api.authorization import KEY, SIGN_IN, Caller, caller
 from tidewheel.control.api.key_check import StoredKey
 from tidewheel.control.api.workers import Workers
 from tidewheel.control.client.connection import Connection
-from tidewheel.control.console.door import MOST_BYTES, SIGN_IN, Door, Form, check_form, read_form
+from tidewheel.control.console.door import MOST_BYTES, Door, Form, check_form, read_form
 from tidewheel.control.console.rendering import KeyShown, Visitor
-from tidewheel.control.console.sign_in import SignIn
 from tidewheel.control.console.urls import Urls
 from tidewheel.control.console.view import Failed, in_snapshot, pairs, part_of, without_zone
 from tidewheel.control.console.words import number
@@ -36,6 +35,7 @@ from tidewheel.errors import FieldError, Refused, refuse
 from tidewheel.intake.apply import has_reply
 from tidewheel.jobs.invalid import InvalidValue
 from tidewheel.jobs.values import format_timestamp, parse_timestamp
+from tidewheel.nouns.api_keys.sign_ins import SignIn
 from tidewheel.nouns.freezes.model import FrozenScope
 from tidewheel.nouns.freezes.reads import standing_freezes
 

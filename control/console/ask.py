@@ -6,8 +6,7 @@ from typing import ClassVar
 from starlette.requests import Request
 
 from tidewheel.control.api.authorization import Caller
-from tidewheel.control.api.overview import answered
-from tidewheel.control.ask import EXAMPLES, Answer, Kind, Meaning
+from tidewheel.control.ask import EXAMPLES, Answer, Kind, Meaning, ask
 from tidewheel.control.client.connection import Connection
 from tidewheel.control.console.urls import Urls
 from tidewheel.control.console.view import View, page_now
@@ -31,7 +30,7 @@ class AskPage:
         text = request.query_params.get("q", "").strip()
         errors: Sequence[FieldError] = ()
         try:
-            found = answered(connection, caller, _TEXT(text)) if text else Answer("", Kind.NOTHING, None, "")
+            found = _answer(connection, caller, _TEXT(text)) if text else Answer("", Kind.NOTHING, None, "")
         except InvalidValue as invalid:
             found = Answer(text, Kind.NOTHING, None, "")
             errors = [FieldError("question", each.problem, each.remedy) for each in invalid.errors]
@@ -47,6 +46,11 @@ class AskPage:
         others = [(each, _link(caller, urls, each)) for each in found.alternatives]
         seen = {"answer": found, "others": others, "errors": errors, "examples": EXAMPLES}
         return View({"now": page_now(connection), "nothing": found.kind == Kind.NOTHING, **seen}, status)
+
+
+def _answer(connection: Connection, caller: Caller, text: str) -> Answer:
+    with connection.snapshot() as reading:
+        return ask(reading, caller.tenant, text)
 
 
 def _suggestion(each: Meaning, address: str) -> dict[str, str]:

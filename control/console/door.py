@@ -14,21 +14,20 @@ from starlette.responses import RedirectResponse, Response
 
 from tidewheel.api_keys import PREFIX, Scope, read_key
 from tidewheel.audit import ALL_TENANTS, person
+from tidewheel.control.api.authorization import KNOWN, SIGN_IN
 from tidewheel.control.api.key_check import KeyCheck, StoredKey
 from tidewheel.control.api.problems import PAGE
 from tidewheel.control.api.request_input import in_time
 from tidewheel.control.console.rendering import KeyShown, Renderer, Visitor
-from tidewheel.control.console.sign_in import COOKIE, LIFE, Signer, SignIn, sign_in_of
+from tidewheel.control.console.sign_in import COOKIE, Signer, sign_in_of
 from tidewheel.control.console.urls import is_page, local_path, within
 from tidewheel.control.console.words import size
 from tidewheel.errors import InvalidInput, TenantDeleted, UnknownTenant
 from tidewheel.jobs.values import MAX_PAYLOAD_BYTES, is_tenant
+from tidewheel.nouns.api_keys.sign_ins import LIFE, SignIn
 from tidewheel.settings.services import ApiSettings, is_loopback
 
-SIGN_IN = "tidewheel.sign_in"  # in a request's scope: the sign-in that its key was taken from
-KNOWN = "tidewheel.known"  # in a request's scope: the key of that sign-in, as it was last read
-
-TO_SIGN_IN = ("/sign-in", "/sign-out", "/theme")
+_TO_SIGN_IN = ("/sign-in", "/sign-out", "/theme")
 MOST_BYTES = 16 * 1024
 """Of a form that has no field for long texts."""
 
@@ -49,11 +48,6 @@ Form: TypeAlias = ImmutableMultiDict[str, str]
 Handler = Callable[[Request, Any], Coroutine[Any, Any, Response]]
 
 
-def is_static(path: str) -> bool:
-    """Return True for the address of a static file."""
-    return path.startswith(_STATIC)
-
-
 class Door:
     """The console's part of authorization."""
 
@@ -71,10 +65,18 @@ class Door:
         """Return True for a request of the console."""
         return is_page(request.scope["path"], request.headers.get("accept", ""))
 
+    def is_static(self, path: str) -> bool:
+        """Return True for the address of a static file."""
+        return path.startswith(_STATIC)
+
+    def is_to_sign_in(self, path: str) -> bool:
+        """Return True for an address that needs no sign-in."""
+        return path in _TO_SIGN_IN
+
     def caller(self, request: Request) -> str | SignIn | Response:
         """Return the caller's allowance, its sign-in, or the way to the sign-in page."""
         path = request.scope["path"]
-        if path in TO_SIGN_IN or is_static(path):
+        if self.is_to_sign_in(path) or self.is_static(path):
             return "strangers"
         if (found := sign_in_of(request)) is not None:
             return found

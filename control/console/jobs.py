@@ -11,7 +11,6 @@ from starlette.requests import Request
 
 from tidewheel.api_keys import Scope
 from tidewheel.control.api.authorization import Caller
-from tidewheel.control.api.jobs import JobsQuery
 from tidewheel.control.api.request_input import Cursors, TenantQuery, read_query
 from tidewheel.control.ask import nearest_key
 from tidewheel.control.client.connection import Connection
@@ -41,6 +40,7 @@ from tidewheel.ids import instant_of
 from tidewheel.jobs.values import Key
 from tidewheel.nouns.jobs.model import JobPage, JobSummary
 from tidewheel.nouns.jobs.reads import list_jobs
+from tidewheel.nouns.jobs.web import JobsQuery
 from tidewheel.nouns.runs.model import RecentRun
 from tidewheel.nouns.runs.reads import read_recent_runs
 from tidewheel.runs import RunState

@@ -21,7 +21,7 @@ from starlette.responses import Response
 from tidewheel.api_keys import Scope
 from tidewheel.control.api.authorization import IS_OPEN, KEY, caller
 from tidewheel.control.api.problems import Overloaded
-from tidewheel.control.api.run_events import Places, Streaming
+from tidewheel.control.api.streams import Places, Streaming
 from tidewheel.control.api.workers import Turn, Workers, WorkerState
 from tidewheel.control.reads.run_changes import Watched, read_pulses
 from tidewheel.errors import Unavailable

@@ -11,7 +11,6 @@ from starlette.requests import Request
 
 from tidewheel.activity import Stage
 from tidewheel.control.api.authorization import Caller
-from tidewheel.control.api.overview import fleet_of, sees_fleet
 from tidewheel.control.api.request_input import TenantQuery
 from tidewheel.control.client.connection import Connection
 from tidewheel.control.console.axis import Axis, Window, axis
@@ -19,6 +18,7 @@ from tidewheel.control.console.tide import NARROW, WIDE, Counts, Span, Tide, sen
 from tidewheel.control.console.urls import Urls
 from tidewheel.control.console.view import Failed, View, page_now, part, part_of, read_filters
 from tidewheel.control.console.words import counted, percent
+from tidewheel.control.reads.fleet import read_status
 from tidewheel.control.reads.now import Now, read_now_of
 from tidewheel.control.reads.workload import (
     ActivityFigures,
@@ -118,7 +118,7 @@ class OverviewPage:
                 "further": found[_FINDINGS:],
                 "lists": _lists(urls, now, query), "hour_ago": format_timestamp(now - _HOUR),
                 "needs_count": len(found), "steps": steps,
-                "sentence": _sentence(here, open_runs, steps, failed, sees_all=sees_fleet(caller)),
+                "sentence": _sentence(here, open_runs, steps, failed, sees_all=caller.sees_fleet),
                 "query": query, "windows": _WINDOWS, "stages": STAGES,
                 "plot": _plot(along, figures, upcoming, urls, running=running, frozen=frozen),
                 "was_frozen": any(until > now - _HOUR for _, until, _ in frozen),
@@ -130,7 +130,10 @@ class OverviewPage:
         )  # fmt: skip
 
     def _present(self, connection: Connection, caller: Caller) -> tuple[Now, OpenRuns]:
-        fleet = fleet_of(connection, caller, self.shards)
+        fleet = None
+        if caller.sees_fleet:
+            with connection.snapshot(all_tenants=True) as reading:
+                fleet = read_status(reading, self.shards)
         with connection.snapshot() as reading:
             found = read_open_runs(reading, caller.tenant)
             return read_now_of(

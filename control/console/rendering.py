@@ -25,13 +25,13 @@ from tidewheel.control.console.sign_in import (
     PREFIXES,
     ZONE_COOKIE,
     Signer,
-    SignIn,
     cookie_of,
     new_form_cookie,
 )
 from tidewheel.control.console.urls import PATHS, Urls
 from tidewheel.ids import instant_of, read_uuid
 from tidewheel.jobs.values import format_timestamp
+from tidewheel.nouns.api_keys.sign_ins import SignIn
 from tidewheel.nouns.freezes.model import Freeze
 from tidewheel.settings.services import ApiSettings
 

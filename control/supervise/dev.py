@@ -18,7 +18,6 @@ from watchfiles import awatch  # pyright: ignore[reportUnknownVariableType] - tr
 from tidewheel.api_keys import ApiKey, Scope, read_key
 from tidewheel.clock import monotonic_seconds
 from tidewheel.control.client.client import Client
-from tidewheel.control.console.sign_in import add_sign_in
 from tidewheel.control.supervise.local_stack import DevLock, DevStack, make_stack
 from tidewheel.control.supervise.process import Log, Report
 from tidewheel.control.supervise.supervisor import ROLES, Supervisor, make_services, module_files, stopping_by_signals
@@ -26,6 +25,7 @@ from tidewheel.errors import refuse
 from tidewheel.local.daemon import free_port, is_free
 from tidewheel.local.stack import StackInfo
 from tidewheel.local.state import API_HEADERS_FILE, API_TOKEN_FILE, HOME_VARIABLE, write_private
+from tidewheel.nouns.api_keys.sign_ins import add_sign_in
 from tidewheel.postgres.session import connect
 from tidewheel.settings.executor import ExecutorSettings
 from tidewheel.settings.services import DEV_TOKEN, ApiSettings

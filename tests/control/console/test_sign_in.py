@@ -14,8 +14,9 @@ from tidewheel.api_keys import new_key
 from tidewheel.clock import monotonic_seconds
 from tidewheel.control.api import key_check
 from tidewheel.control.client.client import Client
-from tidewheel.control.console.sign_in import COOKIE, LIFE, SignIn, add_sign_in
+from tidewheel.control.console.sign_in import COOKIE
 from tidewheel.jobs.values import format_timestamp
+from tidewheel.nouns.api_keys.sign_ins import LIFE, SignIn, add_sign_in
 
 
 @pytest.fixture
@@ -171,7 +172,7 @@ def test_forged_cookies_open_nothing(door: ApiClient) -> None:
 def test_sign_ins_of_a_key_are_bounded_and_ended_ones_are_deleted(
     door: ApiClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tidewheel.control.console.sign_in._MOST_SIGN_INS", 3)
+    monkeypatch.setattr("tidewheel.nouns.api_keys.sign_ins._MOST_SIGN_INS", 3)
     key = key_of(door.database)
     for _ in range(5):
         door.cookies.clear()
