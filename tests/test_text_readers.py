@@ -60,7 +60,6 @@ INTEGERS = {
     "control/instants.py": "digits that its patterns have matched",
     "control/restore/history.py": "events that services published",
     "control/restore/replay.py": "a stored offset",
-    "control/standby/raising.py": "a header that the other site's export wrote",
     "control/supervise/child.py": "arguments that its parent has written",
     "executor/isolation/supervisor.py": "arguments that the executor has written",
     "executor/programs/supervisor.py": "arguments that the executor has written, and files of /proc",

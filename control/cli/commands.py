@@ -171,16 +171,6 @@ _ARCHIVE = _group(
         "forget": "Stop archiving: retention again drops days that are not archived; the archive's files stay.",
     },
 )
-_STANDBY = _group(
-    "A standby site, rebuilt from the topics of this site.",
-    "recovery",
-    {
-        "enable": "Start recording jobs and open runs in two compacted topics, for a standby site.",
-        "disable": "Stop recording for a standby site; the topics stay.",
-        "status": "Show the last complete state in the topics, and the site from which this one was rebuilt.",
-        "raise=raise_site": "Rebuild this installation from the topics of a lost site.",
-    },
-)
 _SHARDS = Group(
     "Shards, which divide jobs among schedulers.",
     {"list": Command("status", "list_shards", "List shards, each with the scheduler that fires its jobs.")},
@@ -265,7 +255,7 @@ _CRON = Group(
     {"explain": Command("schedules", "explain", "Describe cron expressions and show their next instants.")},
 )
 _ADMIN = Group(
-    "Operate an installation: tenants, keys, archive, audit, standby site, topics.",
+    "Operate an installation: tenants, keys, archive, audit, topics.",
     {
         "archive": _ARCHIVE,
         "audit": Command(
@@ -278,7 +268,6 @@ _ADMIN = Group(
             "restore",
             "Catch up after a restore from a base backup: record what Kafka has since, before services start.",
         ),
-        "standby": _STANDBY,
         "failover": Command(
             "local", "fail_over", "Stop the local stack's primary PostgreSQL and promote its standby.", extra="local"
         ),

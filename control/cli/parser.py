@@ -101,7 +101,6 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
         "tidewheel admin restore --dry-run",
         "tidewheel admin restore --stopped-at 2026-11-20T08:00Z --yes",
     ),
-    "admin standby raise": ("tidewheel admin standby raise --from kafka.b:9092 --prefix a.tidewheel",),
     "admin changes": ("tidewheel admin changes --since 24h --object job/report",),
     "admin cron explain": ("tidewheel admin cron explain '0 9 * * MON-FRI' --tz America/New_York",),
     "migrate": ("tidewheel migrate --dry-run", "tidewheel migrate --roles --passwords passwords"),

@@ -31,7 +31,6 @@ class Limits:
     free_bytes: int = 2 << 30
     slot_bytes: int = 1 << 30
     standby_bytes: int = 256 << 20
-    site_age: timedelta = timedelta(minutes=5)  # of the state in the topics of a standby site: they are behind
     message_age: timedelta = timedelta(seconds=30)  # of the outbox: none leaves
     timer_age: timedelta = timedelta(seconds=60)  # overdue for longer: nothing fires
     key_age: timedelta = timedelta(days=365)  # of run messages or task tokens: it is to be rotated

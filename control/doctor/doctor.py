@@ -29,7 +29,6 @@ CHECKS = (
     Check("archive", database.check_archive, needs="schema"),
     Check("retention", database.check_retention, needs="schema"),
     Check("replication", servers.check_replication, needs="database"),
-    Check("standby", servers.check_standby_site, needs="schema"),
     Check("vacuum", database.check_vacuum, needs="database"),
     Check("quarantine", database.check_quarantine, needs="schema"),
     Check("order", database.check_order, needs="schema"),

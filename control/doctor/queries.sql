@@ -101,21 +101,6 @@ SELECT max(day) FROM archived_days
 -- No index: one row. No lock.
 SELECT tidewheel_now() - passed_at, behind, held_by FROM retention_state WHERE passed_at IS NOT NULL
 
--- name: find_unrecorded_tables
--- Returns the tables of which changed rows are not recorded for a standby site.
--- Index: pg_trigger_tgrelid_tgname_index. No lock.
-SELECT t.name
-  FROM unnest(%(tables)s::text[]) AS t (name)
- WHERE 3 > (SELECT count(*) FROM pg_trigger AS g
-             WHERE g.tgrelid = to_regclass(t.name) AND g.tgenabled <> 'D'
-               AND g.tgname IN ('standby_insert', 'standby_update', 'standby_delete'))
- ORDER BY t.name
-
--- name: find_refused_records
--- Returns an error of the records that Kafka has refused for good; null if there is none.
--- No index: quarantine, of which each row is a fault that an operator looks at. No lock.
-SELECT max(error) FROM quarantine WHERE kind = 'outbox' AND topic = ANY (%(topics)s::text[])
-
 -- name: read_replication
 -- Returns the servers for which commits are to wait, and each standby with its bytes of WAL not yet received; null in what the user may not read.
 -- No index, no lock.

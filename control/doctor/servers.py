@@ -1,4 +1,4 @@
-"""Check Kafka, the disk of the local stack, the primary, its standbys, and a standby site."""
+"""Check Kafka, the disk of the local stack, the primary and its standbys."""
 
 import shutil
 from collections.abc import Iterator, Sequence
@@ -10,8 +10,6 @@ from psycopg.conninfo import conninfo_to_dict
 from tidewheel.control.doctor.check import Context
 from tidewheel.control.doctor.database import live_queues
 from tidewheel.control.reads.findings import Finding, Severity
-from tidewheel.control.reads.fleet import age_text
-from tidewheel.control.standby.state import read_recording
 from tidewheel.errors import SettingsError, Unavailable, UnknownTenant
 from tidewheel.kafka.clients import bootstrap_check
 from tidewheel.kafka.topics import (
@@ -29,12 +27,9 @@ from tidewheel.postgres.faults import first_line
 from tidewheel.postgres.fences import Place, find_primaries
 from tidewheel.postgres.session import Conn, rows_of
 from tidewheel.postgres.statements import Statements
-from tidewheel.standby import CARRIED
 
 _SQL = Statements("tidewheel.control.doctor")
 _READ_REPLICATION = _SQL["read_replication"]
-_FIND_UNRECORDED_TABLES = _SQL["find_unrecorded_tables"]
-_FIND_REFUSED_RECORDS = _SQL["find_refused_records"]
 _WRITABLE = ("read-write", "primary")
 _READ_ONLY = "session is read-only"  # libpq of a server that is a standby
 _MEBIBYTE, _GIBIBYTE = 1 << 20, 1 << 30
@@ -85,35 +80,6 @@ def check_replication(context: Context) -> Iterator[Finding]:
             what = "a fail-over may lose applications' commits, which do not wait for a standby"
             remedy = "ALTER SYSTEM SET synchronous_commit = 'on', and reset it for databases and roles"
             yield Finding("replication", Severity.WARNING, what, f"synchronous_commit is {mode}", remedy)
-
-
-def check_standby_site(context: Context) -> Iterator[Finding]:
-    """Check that the topics of a standby site have all rows, as of lately."""
-    with context.connection() as connection:
-        found = read_recording(connection)
-        if found is None or found.enabled_at is None:
-            return
-        tables = [str(name) for (name,) in connection.execute(_FIND_UNRECORDED_TABLES, {"tables": [*CARRIED]})]
-        refused = None
-        if context.installation is not None:
-            topics = context.installation.topics
-            names = {"topics": [topics.jobs, topics.run_states]}
-            [refused] = cast("tuple[str | None]", connection.execute(_FIND_REFUSED_RECORDS, names).fetchone())
-    if tables:
-        what = "changes to some tables are not recorded for the standby site and would be lost with this site"
-        remedy = "run `tidewheel admin standby enable` again, as after each `tidewheel migrate`"
-        yield Finding("standby", Severity.ERROR, what, ", ".join(tables), remedy)
-    if refused is not None:
-        what = "Kafka refused records for the standby site: no later state is complete"
-        remedy = (
-            "set max.message.bytes of the two topics as docs/topics.md describes, then `tidewheel admin standby enable`"
-        )
-        yield Finding("standby", Severity.ERROR, what, refused, remedy)
-    elif found.age is not None and found.age > context.limits.site_age:
-        what = "the topics of the standby site are behind: losing this site now would lose this time"
-        evidence = f"complete as of {age_text(found.age)} ago, {found.changes:,} noted changes"
-        remedy = "start a scheduler and a relay, or read their logs; a broker may be down"
-        yield Finding("standby", Severity.WARNING, what, evidence, remedy)
 
 
 def _check_servers(url: str) -> Iterator[Finding]:

@@ -28,12 +28,10 @@ from tidewheel.control.client.client import Client
 from tidewheel.control.doctor.check import Check, Context, Limits, Report, run_checks
 from tidewheel.control.doctor.doctor import CHECKS, diagnose
 from tidewheel.control.reads.findings import Finding, Severity
-from tidewheel.control.standby import recording
 from tidewheel.jobs.values import format_duration
 from tidewheel.kafka.topics import Topics, apply_topics
 from tidewheel.local.stack import StackInfo
 from tidewheel.postgres.partitions import coming_days
-from tidewheel.postgres.session import connect
 from tidewheel.presence import Presence
 from tidewheel.runs import RunState
 from tidewheel.settings.connections import Connections
@@ -279,25 +277,6 @@ def test_replication_slot_without_a_reader_is_found(database: Database) -> None:
         database.rows("SELECT pg_drop_replication_slot(%s)", [name])
     assert (found.severity, found.evidence.endswith(" MiB of WAL")) == (Severity.WARNING, True)
     assert f"pg_drop_replication_slot('{name}')" in found.remedy
-
-
-def test_faults_of_a_standby_site_are_found(fresh_database: Database) -> None:
-    topics = fresh_database.installation.topics
-    with connect(fresh_database.url, "test", autocommit=True) as connection:
-        recording.enable(connection, topics)
-    fresh_database.execute("DROP TRIGGER standby_update ON timers")
-    found = about(examine(fresh_database), "standby")
-    assert (found.severity, found.evidence) == (Severity.ERROR, "timers")
-    with connect(fresh_database.url, "test", autocommit=True) as connection:
-        recording.enable(connection, topics)
-    assert "standby" not in {each.check for each in examine(fresh_database)}
-    fresh_database.execute("UPDATE standby SET complete_at = tidewheel_now() - interval '1 h'")
-    assert about(examine(fresh_database), "standby").evidence.startswith("complete as of 1h")
-    fresh_database.execute(
-        "INSERT INTO quarantine (kind, topic, error, created_at) VALUES ('outbox', %s, 'large', tidewheel_now())",
-        [topics.run_states],
-    )
-    assert about(examine(fresh_database), "standby").evidence == "large"
 
 
 def test_missing_partitions_are_found(fresh_database: Database) -> None:

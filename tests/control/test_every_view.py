@@ -166,7 +166,7 @@ _NO_VIEWS: Mapping[str, str] = {
     "": "dev serve up down doctor env migrate apply", "service": "intake scheduler relay executor api",
     "job": "create update release trigger backfill preview", "run": "cancel retry",
     "admin": "failover bench psql audit restore", "admin calendar": "put delete",
-    "admin archive": "run list show verify restore forget", "admin standby": "enable disable status raise",
+    "admin archive": "run list show verify restore forget",
     "admin tenant": "retention delete", "admin cron": "explain", "admin topics": "apply list rotate-key",
     "admin schemas": "check register", "admin secrets": "rotate",
 }  # fmt: skip

@@ -227,7 +227,7 @@ def test_a_command_of_a_group_is_named_where_its_group_is_left_out(database: Dat
         (("archive", "run"), "`tidewheel admin archive`"),
         (("attempts", "x"), "`tidewheel run attempts`"),
         (("job", "retry", "x"), "`tidewheel run retry`"),
-        (("run", "status"), "`tidewheel status` or `tidewheel admin standby status`"),
+        (("job", "explain"), "`tidewheel explain` or `tidewheel admin cron explain`"),
     ):
         done = tidewheel(database, *words)
         assert done.code == ExitCode.USAGE, done

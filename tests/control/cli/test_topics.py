@@ -9,6 +9,7 @@ import pytest
 from tests.control.cli.command import NO_DATABASE, tidewheel
 from tests.fixtures.database import Database
 from tests.fixtures.services import delete_topics, until
+from tidewheel.control.cli.exit_codes import ExitCode
 from tidewheel.local.stack import StackInfo
 from tidewheel.runs import Lane
 
@@ -48,6 +49,15 @@ def test_topics_are_listed_created_and_listed_again(prefix: str) -> None:
         [f"{prefix}.runs.other.batch", "0", "of", "6", "0", "would", "be", "created"]
     ]
     assert tidewheel(NO_DATABASE, "admin", "topics", "apply").lines == ["nothing to do"]
+
+
+@pytest.mark.parametrize("copies", ["0", "8"])
+def test_replication_that_no_cluster_has_is_refused_at_once(copies: str) -> None:
+    done = tidewheel(NO_DATABASE, "admin", "topics", "apply", "--replication", copies)
+    assert done.code == ExitCode.REFUSED
+    [refused] = done.refusals
+    assert refused.startswith(f"--replication: {copies} is not a number of copies")
+    assert "write 1 to 7" in refused
 
 
 def test_rotated_key_is_added_once_a_minute(fresh_database: Database) -> None:
