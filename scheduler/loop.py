@@ -35,7 +35,6 @@ from tidewheel.scheduler.releases import Releases, Thaws
 from tidewheel.scheduler.repair import ActiveRunRepair, mend_workflows, release_stuck_chains, repair_missing_timers
 from tidewheel.scheduler.retention import Retention
 from tidewheel.scheduler.retention_rules import periods_of
-from tidewheel.scheduler.standby_batches import StandbyBatches
 from tidewheel.scheduler.tenant_deletions import TenantDeletions
 from tidewheel.scheduler.tzdata_refresh import TzdataRefresh
 from tidewheel.scheduler.work_loop import WorkLoop
@@ -51,7 +50,6 @@ _DAY_SECONDS = 86_400
 _EACH_STEP = 0.0  # the duty keeps its own cadence
 _SOON = 0.02  # while steps follow each other faster, a look for work that is seldom there would cost more than firing
 _SECOND = 1.0
-_SELDOM = 5.0
 _MINUTE = 60.0
 
 
@@ -173,7 +171,6 @@ class Scheduler:
         self._tzdata = TzdataRefresh(self._session, installation)
         self._days_ahead = DaysAhead(url, stop)
         self._retention = Retention(url, periods_of(settings), stop)
-        self._standby = StandbyBatches(url, installation, stop)
         duties: tuple[tuple[str, float, Callable[[], float]], ...] = (  # in this order: shards before their timers
             ("repair", _MINUTE, self._repair),
             ("tzdata", _EACH_STEP, lambda: 0.0 if self._tzdata.step() else math.inf),
@@ -196,7 +193,6 @@ class Scheduler:
             ("backfills", _EACH_STEP, lambda: self._notified(self._backfills.step(self._shards))),
             ("works", _EACH_STEP, lambda: self._notified(self._works.step())),
             ("deletions of tenants", _EACH_STEP, self._delete_tenants),
-            ("standby", _SELDOM, self._start_standby),
         )
         self._duties = tuple(
             _Duty(name, every, run, Backoff(stop, f"scheduler: {name}")) for name, every, run in duties
@@ -333,8 +329,3 @@ class Scheduler:
         done, until_next = self._tenant_deletions.step(deletes=0 in self._shards)
         self._notify(done)
         return until_next
-
-    def _start_standby(self) -> float:
-        if 0 in self._shards:
-            self._standby.start_if_enabled(self._session)
-        return math.inf

@@ -90,11 +90,6 @@ METRICS = (
         "work",
     ),
     _gauge(
-        "standby_age_seconds",
-        "seconds",
-        "the age of the last complete state in the topics of a standby site; 0 where none is recorded",
-    ),
-    _gauge(
         "partitions_ahead_seconds",
         "seconds",
         "the days after today that have all their partitions; the scheduler creates three",
