@@ -426,18 +426,3 @@ class RunRequest:
     root_run_id: str | None = None
     definition: bytes
     concurrency_key: str | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StandbyRow:
-    """One row of an installation, for a standby site.
-
-    Value of the `jobs` and `run-states` topics.
-    """
-
-    site: str
-    batch: int
-    as_of: datetime
-    kind: str
-    row: bytes
-    is_compressed: bool

@@ -64,7 +64,6 @@ REPLY_HEADER = bytes.fromhex("c301bba4ea3b0c863936")
 REQUEST_HEADER = bytes.fromhex("c301109b2b966b587f4c")
 RUN_COMPLETED_HEADER = bytes.fromhex("c3017459ee57351c252d")
 RUN_REQUEST_HEADER = bytes.fromhex("c3018e6d9530298c7c68")
-STANDBY_ROW_HEADER = bytes.fromhex("c30161c9a033b1e78013")
 _LANE_AT = {2 * index: symbol for index, symbol in enumerate(Lane)}
 _LANE_BYTES = {symbol.value: bytes((2 * index,)) for index, symbol in enumerate(Lane)}
 _OVERLAP_AT = {2 * index: symbol for index, symbol in enumerate(Overlap)}

@@ -9,8 +9,8 @@ from tests.docs.tables import table
 
 SCHEMAS = Path(__file__).parents[2] / "schemas"
 REQUESTS = ("request", "reply")
-# In the order of a job's life; the last two are inside others, or between sites.
-PUBLISHED = ("run_request", "run_completed", "lifecycle_event", "dead_letter", "job_definition", "standby_row")
+# In the order of a job's life; the last one is inside others.
+PUBLISHED = ("run_request", "run_completed", "lifecycle_event", "dead_letter", "job_definition")
 _HEAD = """\
 # {title}
 

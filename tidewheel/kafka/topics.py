@@ -29,22 +29,7 @@ _DAY_MS = 24 * 60 * 60 * 1000
 _APPLY_SECONDS = 30.0
 _DESCRIBE_SECONDS = 10.0
 _MOST_CREATED = 200  # topics in one request: it may write 10,000 records, and each topic has seven or more
-_AT_LEAST = frozenset(
-    {"retention.ms", "max.message.bytes", "min.insync.replicas", "min.compaction.lag.ms", "delete.retention.ms"}
-)
-
-COMPACTION_LAG = timedelta(hours=1)
-"""A record that was replaced stays for this time at least."""
-
-# A reader goes back to the last complete mark: for an hour no record behind it replaces one before it. A record that
-# was replaced is read for a day at most.
-_COMPACTED = {
-    "cleanup.policy": "compact",
-    "min.compaction.lag.ms": str(COMPACTION_LAG // timedelta(milliseconds=1)),
-    "max.compaction.lag.ms": str(_DAY_MS),
-    "delete.retention.ms": str(7 * _DAY_MS),
-    "segment.ms": str(_DAY_MS // 24),
-}
+_AT_LEAST = frozenset({"retention.ms", "max.message.bytes", "min.insync.replicas"})
 
 Futures = Mapping[str, Future[None]]
 
@@ -59,13 +44,11 @@ class Topic:
 
     Args:
         partitions: How many; may be raised by hand later, never lowered.
-        compacted: True if Kafka keeps the last message of each key instead.
     """
 
     name: str
     partitions: int
     retention_ms: int
-    compacted: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,16 +126,6 @@ class Topics:
         """The topic of dead letters: runs that failed for good and undecodable requests."""
         return f"{self.prefix}.dead-letters"
 
-    @property
-    def jobs(self) -> str:
-        """The compacted topic of jobs and other definitions, for a standby site."""
-        return f"{self.prefix}.jobs"
-
-    @property
-    def run_states(self) -> str:
-        """The compacted topic of timers and open runs, for a standby site."""
-        return f"{self.prefix}.run-states"
-
     def runs(self, queue: str, lane: str) -> str:
         """Return the topic of run requests for the executors of a queue, keyed by run_id.
 
@@ -182,10 +155,6 @@ class Topics:
             *(Topic(self.replies_of(tenant), counts.tenants, 7 * _DAY_MS) for tenant in tenants),
             *(Topic(self.requests_of(tenant), counts.tenants, 7 * _DAY_MS) for tenant in tenants),
         ]
-
-    def standby_plan(self) -> list[Topic]:
-        """Return the topics of a standby site: a partition each, for a mark is a place in an order."""
-        return [Topic(name, 1, -1, compacted=True) for name in (self.jobs, self.run_states)]
 
 
 def queue_names(text: str) -> list[str]:
@@ -255,10 +224,9 @@ def topic_statuses(
     outputs: bool = False,
     counts: PartitionCounts = PartitionCounts(),
 ) -> list[TopicStatus]:
-    """Return the status of every topic; of a standby site's those that exist."""
+    """Return the status of every topic."""
     present = _present(_admin(config), config)
     planned = topics.plan(queues, tenants=tenants, outputs=outputs, counts=counts)
-    planned += [topic for topic in topics.standby_plan() if topic.name in present]
     return [_status(topic, present) for topic in planned]
 
 
@@ -322,16 +290,6 @@ def apply_topics(
     statuses = topic_statuses(config, topics, queues=queues, tenants=tenants, outputs=outputs, counts=counts)
     if dry_run:
         return [f"{each.topic.name} would be {each.lacks}" for each in statuses if each.lacks]
-    return _apply(config, statuses, replication)
-
-
-def create_standby_topics(config: Mapping[str, str], topics: Topics, *, replication: int = 1) -> list[str]:
-    """Create the topics of a standby site where they are missing; return what was done, a line each."""
-    present = _present(_admin(config), config)
-    return _apply(config, [_status(topic, present) for topic in topics.standby_plan()], replication)
-
-
-def _apply(config: Mapping[str, str], statuses: Sequence[TopicStatus], replication: int) -> list[str]:
     admin = _admin(config)
     new = [_new_topic(each.topic, replication) for each in statuses if each.partitions == 0]
     more = [each.topic for each in statuses if 0 < each.partitions < each.topic.partitions]
@@ -439,7 +397,6 @@ def _new_topic(topic: Topic, replication: int) -> NewTopic:
 
 def _settings_of(topic: Topic, replication: int) -> dict[str, str]:
     return {
-        **(_COMPACTED if topic.compacted else {}),
         "retention.ms": str(topic.retention_ms),
         "min.insync.replicas": "2" if replication >= 3 else "1",
         "unclean.leader.election.enable": "false",

@@ -10,14 +10,7 @@ from hypothesis import strategies as st
 from tests.fixtures.services import delete_topics, until
 from tests.relay.topics import make_topics
 from tidewheel.errors import SettingsError
-from tidewheel.kafka.topics import (
-    Topics,
-    apply_topics,
-    create_standby_topics,
-    queue_names,
-    queues_with_topics,
-    topic_statuses,
-)
+from tidewheel.kafka.topics import Topics, apply_topics, queue_names, queues_with_topics, topic_statuses
 from tidewheel.local.stack import StackInfo
 from tidewheel.runs import Lane
 
@@ -72,10 +65,6 @@ def test_missing_topics_are_listed_first_and_created_once(info: StackInfo, topic
         "the broker lists all topics",
     )
     assert apply_topics(config, topics, queues=["default", "reports"]) == []
-    assert create_standby_topics(config, topics) == [f"{name} created" for name in (topics.jobs, topics.run_states)]
-    until(
-        lambda: topic_statuses(config, topics)[-1].topic.compacted, "those of a standby site are listed once they exist"
-    )
     assert queues_with_topics(config, topics) == ["default", "reports"]
     found = topic_statuses(config, topics, queues=["reports"])
     assert {(each.partitions, each.copies, each.lacks) for each in found if each.topic.name == topics.requests} == {
