@@ -40,7 +40,6 @@ _RIGHTS: Mapping[str, tuple[LiteralString, ...]] = MappingProxyType(
         "history_limits": ("SELECT",),
         "outbox": ("INSERT",),
         "run_days": ("SELECT",),
-        "standby": ("SELECT",),
         "tenant_deletions": ("SELECT",),
         "tenant_periods": ("SELECT",),
         "tenant_roles": ("SELECT",),

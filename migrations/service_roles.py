@@ -149,8 +149,6 @@ RIGHTS: Mapping[str, Mapping[str, str]] = MappingProxyType(
         "sign_ins": {"api": "rawd"},
         "signals": {"scheduler": "rad", "intake": "rad", "executor": "rad", "api": "rad", "application": "rd"},
         "skips": {"scheduler": "rawd", "intake": "rad", "api": "rad"},
-        "standby": {"scheduler": "rw", "intake": "r", "api": "r"},
-        "standby_changes": {"scheduler": "rd", "api": "r"},
         "task_token_keys": {"intake": "r", "executor": "r", "api": "r"},
         "tenant_deletions": {"scheduler": "rawd", "intake": "rw", "api": "rad", "application": "r"},
         "tenant_locks": {

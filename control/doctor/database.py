@@ -46,7 +46,8 @@ _FIND_EXPIRING_KEYS = _SQL["find_expiring_keys"]
 _READ_RESTORE = _SQL["read_restore"]
 _READ_RETENTION = _SQL["read_retention"]
 
-_CREATED = re.compile(r"^CREATE (?:UNIQUE )?(TABLE|INDEX|VIEW) (\w+)", re.MULTILINE)
+_CREATED = re.compile(r"^CREATE (?:UNIQUE )?(TABLE|INDEX|VIEW) (\w+)(?: ON (\w+))?", re.MULTILINE)
+_DROPPED = re.compile(r"^DROP TABLE (?:IF EXISTS )?(.*);", re.MULTILINE)
 _SHOWN = 5  # of many alike
 _COUNTED_KEYS = 1000
 _MEBIBYTE = 1 << 20
@@ -96,9 +97,9 @@ def check_schema(context: Context) -> Iterator[Finding]:
         what = "an upgrade is unfinished: the migrations after the last process of the previous release are pending"
         yield Finding("schema", Severity.WARNING, what, ", ".join(later), "tidewheel migrate --post")
     with context.connection() as connection:
-        kinds = {
-            name: kind for each in migrations() if each.name not in later for kind, name in _CREATED.findall(each.text)
-        }
+        text = "".join(each.text for each in migrations() if each.name not in later)
+        gone = {name for names in _DROPPED.findall(text) for name in names.split(", ")}
+        kinds = {name: kind for kind, name, table in _CREATED.findall(text) if gone.isdisjoint((name, table))}
         rows = connection.execute(_FIND_MISSING_RELATIONS, {"names": list(kinds)}).fetchall()
         context.installation = read_installation(connection, context.settings)
     for name, is_invalid in cast("list[tuple[str, bool]]", rows):

@@ -23,7 +23,7 @@ SELECT pg_advisory_lock_shared(k.key)
 SELECT tidewheel_now() AS taken_at, current_database()::text AS database, pg_current_snapshot()::text AS snapshot,
        (SELECT s.value FROM settings AS s WHERE s.name = 'tzdata') AS stored_tzdata,
        (SELECT s.value FROM settings AS s WHERE s.name = 'tzdata_changes') AS tzdata_changes,
-       greatest((SELECT b.raised_at FROM standby AS b), greatest((SELECT to_date(right(min(c.relname), 8), 'YYYYMMDD')
+       greatest((SELECT to_date(right(min(c.relname), 8), 'YYYYMMDD')
                    FROM pg_inherits AS i
                    JOIN pg_class AS c ON c.oid = i.inhrelid
                   WHERE i.inhparent = 'finished_runs'::regclass),
@@ -31,7 +31,7 @@ SELECT tidewheel_now() AS taken_at, current_database()::text AS database, pg_cur
                 (SELECT max(p.kept_since)
                    FROM tenant_periods AS p
                   WHERE (%(tenant)s::text IS NULL OR p.tenant = %(tenant)s::text)
-                    AND p.tenant NOT IN (SELECT d.tenant FROM tenant_deletions AS d WHERE d.finished_at IS NULL)))::timestamp AT TIME ZONE 'UTC') AS runs_from,
+                    AND p.tenant NOT IN (SELECT d.tenant FROM tenant_deletions AS d WHERE d.finished_at IS NULL)))::timestamp AT TIME ZONE 'UTC' AS runs_from,
        ARRAY(SELECT d.tenant FROM tenant_deletions AS d WHERE d.finished_at IS NULL ORDER BY d.tenant) AS deleting
 
 -- name: has_versions_before

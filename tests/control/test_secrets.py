@@ -62,8 +62,8 @@ SECRET_NAMES = "secret|token|password|credential|(^|_)key(_|$)|signature"
 NO_SECRETS: Mapping[str, str] = {
     **dict.fromkeys(
         ("dead_letters.key", "key_limits.key", "jobs.key", "order_keys.key", "outbox.key", "quarantine.key",
-         "run_keys.key", "standby_changes.key", "standby_records.key", "tenant_deletions.at_key",
-         "finished_runs.concurrency_key", "job_runs.concurrency_key", "runs.concurrency_key",
+         "run_keys.key", "tenant_deletions.at_key", "finished_runs.concurrency_key", "job_runs.concurrency_key",
+         "runs.concurrency_key",
          "job_versions.concurrency_key", "job_versions.ordering_key"),
         "a name",
     ),

@@ -42,10 +42,6 @@ WITHOUT_TENANT = {
     "task_token_keys",
     "run_days",
     "retention_state",
-    "standby",
-    "standby_changes",
-    "standby_records",
-    "standby_rows",
     "tenant_roles",  # which outlive their tenant
 }
 
@@ -163,7 +159,6 @@ OF_WORDS = {
 }
 OTHERS = {
     ("retention_state", "CHECK (one)"),
-    ("standby", "CHECK (one)"),
     ("jobs", f"CHECK (((bucket >= 0) AND (bucket <= {BUCKETS - 1})))"),
     ("job_versions", "CHECK ((version > 0))"),
     ("tenants", "CHECK (((weight >= 1) AND (weight <= 100)))"),

@@ -2654,12 +2654,10 @@ SELECT pg_advisory_xact_lock_shared(k.key)
  WHERE {{tidewheel.no_stranger(k)}}
 
 -- name: read_kept_since
--- Returns the instant from which a tenant's finished runs are all stored: the begin of a day, or the raise of this site; null if
--- none was removed.
+-- Returns the begin of the day from which a tenant's finished runs are all stored; null if none was removed.
 -- Index: tenant_periods_pkey; run_days has a row for each day. No lock.
-SELECT greatest(greatest((SELECT max(d.day) + 1 FROM run_days AS d WHERE d.dropped_at IS NOT NULL),
-                         (SELECT max(p.kept_since) FROM tenant_periods AS p WHERE p.tenant = %(tenant)s))::timestamp AT TIME ZONE 'UTC',
-                (SELECT s.raised_at FROM standby AS s))
+SELECT greatest((SELECT max(d.day) + 1 FROM run_days AS d WHERE d.dropped_at IS NOT NULL),
+                (SELECT max(p.kept_since) FROM tenant_periods AS p WHERE p.tenant = %(tenant)s))::timestamp AT TIME ZONE 'UTC'
 
 -- name: find_read_tenants
 -- Those of the given tenants that exist, or are being deleted.
