@@ -14,6 +14,7 @@ from tidewheel.control.api.authorization import Caller
 from tidewheel.control.api.request_input import as_key
 from tidewheel.control.api.workers import Turn, Workers
 from tidewheel.control.client.connection import Connection
+from tidewheel.control.reads.fleet import FleetStatus, read_status
 from tidewheel.control.reads.json_form import as_json
 from tidewheel.errors import refuse
 from tidewheel.jobs.validation import shown
@@ -123,6 +124,14 @@ def expected_version(request: Request, *, creates: bool = False) -> int | None:
     if (found := _ENTITY_TAG.fullmatch(given.strip())) is None:
         refuse("If-Match", f"{shown(given)} is not valid", 'write the ETag of a response, such as "3"')
     return int(found[1])
+
+
+def fleet_of(connection: Connection, caller: Caller, shards: int) -> FleetStatus | None:
+    """Return the state of the fleet; None if the caller may not see it."""
+    if not caller.sees_fleet:
+        return None
+    with connection.snapshot(all_tenants=True) as reading:
+        return read_status(reading, shards)
 
 
 def _encoded(value: object) -> bytearray:

@@ -18,7 +18,7 @@ from starlette.responses import Response
 from tidewheel.activity import Stage
 from tidewheel.api_keys import Scope
 from tidewheel.control.api import examples
-from tidewheel.control.api.answers import answer, answer_read, as_json_response, call
+from tidewheel.control.api.answers import answer, answer_read, as_json_response, call, fleet_of
 from tidewheel.control.api.authorization import Admin, Caller, Reader, ensure_all_tenants
 from tidewheel.control.api.openapi import add_route
 from tidewheel.control.api.request_input import (
@@ -286,10 +286,7 @@ class OverviewApi:
 
 def now_of(connection: Connection, caller: Caller, shards: int) -> Now:
     """Return the present of the caller's tenant, with findings about the fleet if the caller may see them."""
-    fleet = None
-    if caller.sees_fleet:
-        with connection.snapshot(all_tenants=True) as reading:
-            fleet = read_status(reading, shards)
+    fleet = fleet_of(connection, caller, shards)
     with connection.snapshot() as reading:
         return read_now_of(reading, caller.tenant, shards, fleet, sees_slots=caller.all_tenants)
 

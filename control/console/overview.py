@@ -10,6 +10,7 @@ from typing import ClassVar, Literal
 from starlette.requests import Request
 
 from tidewheel.activity import Stage
+from tidewheel.control.api.answers import fleet_of
 from tidewheel.control.api.authorization import Caller
 from tidewheel.control.api.request_input import TenantQuery
 from tidewheel.control.client.connection import Connection
@@ -18,7 +19,6 @@ from tidewheel.control.console.tide import NARROW, WIDE, Counts, Span, Tide, sen
 from tidewheel.control.console.urls import Urls
 from tidewheel.control.console.view import Failed, View, page_now, part, part_of, read_filters
 from tidewheel.control.console.words import counted, percent
-from tidewheel.control.reads.fleet import read_status
 from tidewheel.control.reads.now import Now, read_now_of
 from tidewheel.control.reads.workload import (
     ActivityFigures,
@@ -130,10 +130,7 @@ class OverviewPage:
         )  # fmt: skip
 
     def _present(self, connection: Connection, caller: Caller) -> tuple[Now, OpenRuns]:
-        fleet = None
-        if caller.sees_fleet:
-            with connection.snapshot(all_tenants=True) as reading:
-                fleet = read_status(reading, self.shards)
+        fleet = fleet_of(connection, caller, self.shards)
         with connection.snapshot() as reading:
             found = read_open_runs(reading, caller.tenant)
             return read_now_of(
