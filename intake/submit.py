@@ -121,14 +121,14 @@ def _apply_edits(
     passed = _passed(edits, locked)
     fired = {job: state for (job, _), state in read_timer_runs(writing, list(passed.items())).items()}
     today = start_of(day_of(locked.now))  # its runs are all stored
-    old = {e.job_id: e.tenant for e in edits if passed.get(e.job_id, today) < today}
-    kept_since = {job: share_kept_since(connection, tenant) for job, tenant in old.items()}
+    tenants = {e.tenant for e in edits if passed.get(e.job_id, today) < today}
+    kept_since = {tenant: share_kept_since(connection, tenant) for tenant in tenants}
     refused: dict[UUID, Refused] = {}
     for e in edits:
         try:
             ensure_allowed(e.of(JobSubmit).job.target, writing.installation.allow_lists)
             _ensure_fits(e, locked, day_sets, unknown[e.job_id], fired.get(e.job_id))
-            _ensure_remembered(passed.get(e.job_id, today), kept_since.get(e.job_id))
+            _ensure_remembered(passed.get(e.job_id, today), kept_since.get(e.tenant))
         except Refused as error:
             refused[e.job_id] = error.without_frames()
     taken = [e for e in edits if e.job_id not in refused]
