@@ -37,7 +37,6 @@ _RIGHTS: Mapping[str, tuple[LiteralString, ...]] = MappingProxyType(
         "claims_lock": ("UPDATE",),
         "executors": ("SELECT",),
         "kept_since_lock": ("DELETE",),
-        "history_limits": ("SELECT",),
         "outbox": ("INSERT",),
         "run_days": ("SELECT",),
         "tenant_deletions": ("SELECT",),

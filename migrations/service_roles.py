@@ -91,7 +91,6 @@ RIGHTS: Mapping[str, Mapping[str, str]] = MappingProxyType(
         "freezes": {"scheduler": "rwd", "relay": "r", "intake": "raw", "executor": "r", "api": "raw"},
         "freezes_id_seq": {"intake": "w", "api": "w"},
         "frozen_jobs": {"scheduler": "rad", "relay": "r", "intake": "rad", "executor": "r", "api": "rad"},
-        "history_limits": {"scheduler": "rd"},
         "intake_offsets": {"scheduler": "rd", "intake": "raw", "api": "r"},
         "job_calendars": {"scheduler": "rd", "intake": "rad", "api": "rad"},
         "job_days": {"scheduler": "rawd", "api": "r"},

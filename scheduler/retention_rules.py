@@ -161,7 +161,6 @@ RULES: Mapping[str, Rule] = MappingProxyType(
         "tenant_periods": Bounded(_OPERATOR),
         "tenant_roles": Bounded(_OPERATOR),
         "calendars": Bounded(_OPERATOR),
-        "history_limits": Bounded("rows of builds before 0.2.0, which nothing reads"),
         "intake_offsets": Bounded("a row for each partition of a topic of requests"),
         "settings": Bounded("a row for each fact of the installation"),
         "schemas": Bounded("a row for each released schema"),

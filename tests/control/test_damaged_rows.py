@@ -39,7 +39,6 @@ ROWS: LiteralString = """
 INSERT INTO archived_days (day, runs, bytes, id_days) VALUES ('2026-11-19', 1, 1, '{20776}');
 INSERT INTO deferred_effects (run_id, job_id, tenant, ended_at, chain_at, reset_failures, inputs_at, release_job)
 SELECT gen_random_uuid(), job_id, tenant, created_at, created_at, true, created_at, true FROM jobs WHERE key = 'hourly';
-INSERT INTO history_limits SELECT job_id, tenant, 1, 1, '2026-11-01', '2026-11-19' FROM jobs WHERE key = 'hourly';
 INSERT INTO intake_offsets (topic, partition, topic_id, next_offset, epoch, owner, unmoved)
 VALUES ('tidewheel.requests', 0, 'a', 1, 1, 'host-1', 0);
 INSERT INTO job_days

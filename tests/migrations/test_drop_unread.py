@@ -1,4 +1,4 @@
-"""0027_drop_standby.sql: a database that recorded changes for a standby site goes on."""
+"""0027_drop_unread.sql: a database that recorded changes for a standby site goes on."""
 
 import logging
 from contextlib import closing
@@ -12,7 +12,7 @@ from tests.transitions.stepping import in_background
 from tidewheel.migrations import runner
 from tidewheel.migrations.runner import migrate
 
-NAME = "0027_drop_standby.sql"
+NAME = "0027_drop_unread.sql"
 # As `tidewheel admin standby enable` created them, on 34 tables.
 ENABLE: LiteralString = """
 CREATE TRIGGER standby_update AFTER UPDATE ON tenants REFERENCING NEW TABLE AS changed
