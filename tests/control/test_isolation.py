@@ -66,6 +66,11 @@ SELECT pg_restore_attribute_stats(
   FROM pg_class AS c JOIN pg_attribute AS a ON a.attrelid = c.oid AND a.attname = 'tenant'
  WHERE c.relnamespace = 'public'::regnamespace AND c.relkind = 'r'
 """
+# Tables with a page: all plans for an empty table cost the same, and the choice among them is chance.
+_FILLED: LiteralString = """
+SELECT relname FROM pg_class
+ WHERE relnamespace = 'public'::regnamespace AND relkind = 'r' AND pg_relation_size(oid) > 0
+"""
 # Statements of the doors that the scenario does not execute for a tenant, by the reason.
 _NOT_EXECUTED = {
     "it concerns all tenants, and runs as the owner of the tables": """
@@ -319,13 +324,14 @@ def test_the_tenant_itself_finds_what_the_owner_finds_by_the_same_indexes(
 ) -> None:
     clocked.execute(_MANY)
     clocked.execute(_TEN_TENANTS)
+    filled = {_DAY.sub("", name) for (name,) in clocked.rows(_FILLED)}
     wrong: list[object] = []
     for name, each in lived.named.items():
         if name not in OF_THE_SESSION:
             mine, all_rows = _execute(clocked, each, MINE), _execute(clocked, each, None)
             if mine != all_rows:
                 wrong.append((name, mine, all_rows))
-            scanned = _conditions(clocked, each, None) - _conditions(clocked, each, MINE)
+            scanned = (_conditions(clocked, each, None) - _conditions(clocked, each, MINE)) & filled
             if scanned:
                 wrong.append((name, scanned))
     assert not wrong, "\n".join(map(repr, wrong))

@@ -128,7 +128,7 @@ def test_submit_that_commits_after_the_freeze_joins_it(with_jobs: Database) -> N
     thaws.step()
     assert with_jobs.value("SELECT settled FROM freezes") is False
     submitting.commit()
-    until(lambda: settled(with_jobs), "no transaction of before the freeze is left, here or in another database")
+    until(lambda: settled(with_jobs, thaws), "no transaction of before the freeze is left, here or in another database")
     assert claimable(with_jobs, with_jobs.trigger("billing/late")) == [False]
 
 
@@ -205,8 +205,8 @@ def test_wrong_scope_is_refused_by_field(scope: dict[str, object], path: str) ->
     assert [error.path for error in refused.value.errors] == [path]
 
 
-def settled(database: Database) -> bool:
-    Thaws(database.session(), database.installation).step()
+def settled(database: Database, thaws: Thaws) -> bool:
+    thaws.step()
     return bool(database.value("SELECT settled FROM freezes"))
 
 
