@@ -187,7 +187,7 @@ def _apply_requests(writing: Writing, decoded: Sequence[tuple[Message, Decoded]]
         if isinstance(one, ReceivedRequest):
             reply = next(replies)
             if tracing.spans is not None and one.traceparent is not None:
-                _trace(tracing.spans, one, reply, one.traceparent, now)
+                at_commit(writing.connection, partial(_trace, tracing.spans, one, reply, one.traceparent, now))
             topic = installation.topics.replies_to(message.topic() or "")
             rows.append(reply_row(installation, reply, one.reply_key, one.encoding, now, topic=topic, about=one.job_id))
         elif isinstance(one, UndecodableMessage):

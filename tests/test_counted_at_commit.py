@@ -1,4 +1,4 @@
-"""Metrics count committed work: a transaction may be rolled back or repeated."""
+"""Metrics count committed work and spans show it: a transaction may be rolled back or repeated."""
 
 import ast
 from collections.abc import Iterator
@@ -12,6 +12,7 @@ FILES = [
     if not any(part.is_symlink() for part in path.parents)
 ]
 COUNTS = {"count", "observe"}
+OF_A_TRANSACTION = {"Conn", "Writing"}
 
 
 def is_transaction(item: ast.withitem) -> bool:
@@ -22,7 +23,11 @@ def is_transaction(item: ast.withitem) -> bool:
 def takes_connection(function: ast.FunctionDef) -> bool:
     """True of a function of the caller's transaction."""
     kinds = [one.annotation for one in (*function.args.args, *function.args.kwonlyargs)]
-    return any(isinstance(kind, ast.Name) and kind.id == "Conn" for kind in kinds)
+    return any(isinstance(kind, ast.Name) and kind.id in OF_A_TRANSACTION for kind in kinds)
+
+
+def is_spans(node: ast.expr) -> bool:
+    return isinstance(node, ast.Attribute) and ast.unparse(node) == "tracing.spans"
 
 
 def counted_within(node: ast.AST, within: bool = False) -> Iterator[int]:  # noqa: FBT001, FBT002 - of one recursion
@@ -35,11 +40,16 @@ def counted_within(node: ast.AST, within: bool = False) -> Iterator[int]:  # noq
         owner = node.func.value
         if isinstance(owner, ast.Name) and owner.id == "metrics" and node.func.attr in COUNTS:
             yield node.lineno
+        if is_spans(owner):
+            yield node.lineno
+    elif within and isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id != "partial":
+        yield from (node.lineno for given in node.args if is_spans(given))
     for child in ast.iter_child_nodes(node):
         yield from counted_within(child, within)
 
 
 def test_counters_are_raised_after_the_commit() -> None:
-    texts = [(path, text) for path in FILES if "metrics" in (text := path.read_text(encoding="utf-8"))]
+    texts = [(path, path.read_text(encoding="utf-8")) for path in FILES]
+    texts = [(path, text) for path, text in texts if "metrics" in text or "tracing" in text]
     found = [f"{path}:{line}" for path, text in texts for line in counted_within(ast.parse(text))]
     assert not found

@@ -206,9 +206,7 @@ def completions(finished: Iterable[FinishedRun], installation: Installation) -> 
             row.request_id,
             None if row.requested_from is None else _origin(row.requested_from),
         )
-        traceparent = request.traceparent
-        if tracing.spans is not None:
-            traceparent = _trace(tracing.spans, run)
+        traceparent = tracing.traceparent_of(end.run_id, request.traceparent)
         if frame is not None:
             value = frame + value[HEADER_BYTES:]
         elif as_json:
@@ -224,31 +222,30 @@ def completions(finished: Iterable[FinishedRun], installation: Installation) -> 
         )
 
 
-def _trace(spans: "Spans", run: FinishedRun) -> str:
-    """Record the span of a run that ends; return the context that its completion carries."""
-    row, end, state, request, definition = run
-    spans.ended(
-        end.run_id,
-        request.traceparent,
-        # A retry's publish_at is its own; a backfilled run's instant is long before the run.
-        due=row.publish_at if row.attempt <= 1 else max(row.scheduled_at, row.created_at),
-        ended=row.ended_at,
-        error=(end.error_type or state.value) if state in DEAD_LETTERED else None,
-        about={
-            "tidewheel.run_id": row.run,
-            "tidewheel.job.key": definition.job_key,
-            "tidewheel.job.version": row.job_version,
-            "tidewheel.tenant": row.tenant,
-            "tidewheel.queue": definition.queue,
-            "tidewheel.lane": str(row.lane),
-            "tidewheel.cause": str(row.cause),
-            "tidewheel.scheduled_at": format_timestamp(row.scheduled_at),
-            "tidewheel.state": state.value,
-            "tidewheel.attempt": row.attempt,
-        },
-        retried=UUID(request.parent_run_id) if request.parent_run_id else None,
-    )
-    return spans.traceparent(end.run_id, request.traceparent)
+def record_spans(spans: "Spans", ended: Iterable[FinishedRun]) -> None:
+    """Record the span of each run that has ended."""
+    for row, end, state, request, definition in ended:
+        spans.ended(
+            end.run_id,
+            request.traceparent,
+            # A retry's publish_at is its own; a backfilled run's instant is long before the run.
+            due=row.publish_at if row.attempt <= 1 else max(row.scheduled_at, row.created_at),
+            ended=row.ended_at,
+            error=(end.error_type or state.value) if state in DEAD_LETTERED else None,
+            about={
+                "tidewheel.run_id": row.run,
+                "tidewheel.job.key": definition.job_key,
+                "tidewheel.job.version": row.job_version,
+                "tidewheel.tenant": row.tenant,
+                "tidewheel.queue": definition.queue,
+                "tidewheel.lane": str(row.lane),
+                "tidewheel.cause": str(row.cause),
+                "tidewheel.scheduled_at": format_timestamp(row.scheduled_at),
+                "tidewheel.state": state.value,
+                "tidewheel.attempt": row.attempt,
+            },
+            retried=UUID(request.parent_run_id) if request.parent_run_id else None,
+        )
 
 
 class _Headers:

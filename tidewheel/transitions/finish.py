@@ -18,6 +18,7 @@ from tidewheel.outbox import OutboxRow, append
 from tidewheel.postgres.pg_binary import integers, uuids, words
 from tidewheel.postgres.session import Conn, at_commit, read_ids, rows_of
 from tidewheel.postgres.statements import Statements
+from tidewheel.process import tracing
 from tidewheel.process.metrics import metrics
 from tidewheel.runs import BARRED, DEAD_LETTERED, FINAL, HOLDS, OPEN, AttemptOutcome, Gate, RunState, end_of
 from tidewheel.schemas.generated import records
@@ -33,7 +34,7 @@ from tidewheel.transitions.after_end import (
 from tidewheel.transitions.attempts import AttemptEnd, write_attempts, write_outputs
 from tidewheel.transitions.children import write_releases
 from tidewheel.transitions.dead_letters import dead_letter_run
-from tidewheel.transitions.events import completions
+from tidewheel.transitions.events import completions, record_spans
 from tidewheel.transitions.finished import ClosedRun, Ended, FinishedRun, RunEnd
 from tidewheel.transitions.installation import Installation
 from tidewheel.transitions.messages import DEFINITIONS, build_requests
@@ -128,6 +129,12 @@ def finish_runs(
     result.states = {run.end.run_id: run.state for run in finished}
     at_commit(connection, partial(_count, first))
     count_at_commit(connection, first)
+    if tracing.spans is not None:
+        record = partial(record_spans, tracing.spans, first)
+        if lasting:  # no service sees the commit
+            record()
+        else:
+            at_commit(connection, record)
     if len(first) < len(finished):
         at_commit(connection, partial(_announce, [run for run in finished if run.row.refused]))
     return result

@@ -133,7 +133,7 @@ def advance_timers(
         connection.execute(_FINISH_JOBS, {"job_ids": finished, "now": now})
     at_commit(connection, partial(metrics.count, "occurrences", len(runs), "fired"))
     if tracing.spans is not None and runs:
-        tracing.spans.fired([run.run_id for run in runs], now)
+        at_commit(connection, partial(tracing.spans.fired, [run.run_id for run in runs], now))
     return decisions
 
 
