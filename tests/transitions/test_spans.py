@@ -11,7 +11,7 @@ from tests.fixtures.acts import ending
 from tests.fixtures.database import Database
 from tidewheel.postgres.session import Session
 from tidewheel.process import tracing
-from tidewheel.process.spans import Spans, _Ids
+from tidewheel.process.spans import SpanIds, Spans
 from tidewheel.runs import RunState
 from tidewheel.transitions.finish import finish_runs
 
@@ -19,7 +19,7 @@ from tidewheel.transitions.finish import finish_runs
 @pytest.fixture
 def exported(monkeypatch: pytest.MonkeyPatch) -> Iterator[InMemorySpanExporter]:
     """The spans of this process."""
-    ids, exporter = _Ids(), InMemorySpanExporter()
+    ids, exporter = SpanIds(), InMemorySpanExporter()
     provider = TracerProvider(id_generator=ids)
     provider.add_span_processor(SimpleSpanProcessor(exporter))
     monkeypatch.setattr(tracing, "spans", Spans(provider, ids))

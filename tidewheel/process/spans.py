@@ -62,7 +62,7 @@ class _OncePerMinute(logging.Filter):
         return self._lines.is_due(None)
 
 
-class _Ids(RandomIdGenerator):
+class SpanIds(RandomIdGenerator):
     """Random ids, or the ones that the next span of this thread must have."""
 
     def __init__(self) -> None:
@@ -97,14 +97,14 @@ class Attempt:
 class Spans:
     """Makes the spans of this process and exports them."""
 
-    def __init__(self, provider: TracerProvider, ids: _Ids) -> None:
+    def __init__(self, provider: TracerProvider, ids: SpanIds) -> None:
         self._provider, self._ids = provider, ids
         self._tracer = provider.get_tracer("tidewheel", version("tidewheel"))
 
     @classmethod
     def exporting(cls, role: str) -> "Spans":
         """Return the spans of a process with this role; handlers' own spans are exported too."""
-        ids = _Ids()
+        ids = SpanIds()
         named = os.environ.get("OTEL_SERVICE_NAME") or "service.name=" in os.environ.get("OTEL_RESOURCE_ATTRIBUTES", "")
         resource = Resource.create({} if named else {"service.name": f"tidewheel-{role}"})
         provider = TracerProvider(resource=resource, id_generator=ids, shutdown_on_exit=False)

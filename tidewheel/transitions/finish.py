@@ -127,16 +127,7 @@ def finish_runs(
     elif freed:
         settle_keys(connection, installation, freed=freed)
     result.states = {run.end.run_id: run.state for run in finished}
-    at_commit(connection, partial(_count, first))
-    count_at_commit(connection, first)
-    if tracing.spans is not None:
-        record = partial(record_spans, tracing.spans, first)
-        if lasting:  # no service sees the commit
-            record()
-        else:
-            at_commit(connection, record)
-    if len(first) < len(finished):
-        at_commit(connection, partial(_announce, [run for run in finished if run.row.refused]))
+    _report_at_commit(connection, finished, first, lasting=lasting)
     return result
 
 
@@ -275,6 +266,22 @@ def _apply_follow_ups(connection: Conn, installation: Installation, finished: Se
     )
     counted = [run for run in finished if run.counts_failures and not run.row.refused]
     return count_failures(connection, installation, counted)
+
+
+def _report_at_commit(
+    connection: Conn, finished: Sequence[FinishedRun], first: Sequence[FinishedRun], *, lasting: bool
+) -> None:
+    """Count, trace and log the ends once the transaction has committed."""
+    at_commit(connection, partial(_count, first))
+    count_at_commit(connection, first)
+    if len(first) < len(finished):
+        at_commit(connection, partial(_announce, [run for run in finished if run.row.refused]))
+    if tracing.spans is not None:
+        record = partial(record_spans, tracing.spans, first)
+        if lasting:  # no service sees the commit
+            record()
+        else:
+            at_commit(connection, record)
 
 
 def _announce(refused: Sequence[FinishedRun]) -> None:
