@@ -25,7 +25,8 @@ from tidewheel.distribution import require
 from tidewheel.errors import ScheduleRefused, refuse
 from tidewheel.ids import job_id
 from tidewheel.jobs.strict_json import as_object
-from tidewheel.jobs.values import HORIZON_YEARS
+from tidewheel.jobs.validation import shown
+from tidewheel.jobs.values import HORIZON_YEARS, is_key, is_tenant
 from tidewheel.schedules.cron_parser import uses_hash
 from tidewheel.schedules.cron_schedule import DstGap, DstOverlap
 from tidewheel.schedules.describe import MarkedOccurrence, describe, marked_occurrences
@@ -83,6 +84,10 @@ def explain(
     if key is None and any(map(uses_hash, expressions)):
         problem = "`H` depends on the job's id, but no job is given"
         raise ScheduleRefused(problem, "add --key with the job's key, or write a number", "cron")
+    if key is not None and not is_key(key):
+        refuse("key", f"{shown(key)} is not a job's key", "write the key as `tidewheel job list` shows it")
+    if not is_tenant(tenant):
+        refuse("tenant", f"{shown(tenant)} is not a tenant's name", "write a name of `tidewheel admin tenant list`")
     begin = read_instant(after, "--after", timezone, ahead=True) if after else SystemClock().now()
     job = job_id(tenant, key) if key is not None else None
     read: dict[str, object] = {"expressions": expressions, "timezone": timezone}

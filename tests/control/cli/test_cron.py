@@ -125,6 +125,8 @@ def test_schedule_without_further_instants_is_reported() -> None:
             ("0 8 * * *", *BERLIN, "--after", "2026-10-25 02:30"),
             ("--after:", "occurs twice", "2026-10-25T02:30:00+02:00 or 2026-10-25T02:30:00+01:00"),
         ),
+        (("H 3 * * *", "--key", "\udcff"), ("key: '\\udcff' is not a job's key", "job list")),
+        (("H 3 * * *", "--key", "job", "--tenant", "\udcff"), ("tenant: '\\udcff' is not", "tenant list")),
         (("0 8 * * *", "--after", "someday"), ("--after:", "RFC 3339")),
         (("0 8 * * *", "--after", "2026-02-30T00:00"), ("--after:", "is not a valid time")),
     ],
