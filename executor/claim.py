@@ -143,6 +143,8 @@ class Claimer:
         if self._failed:
             left = self.left_out()
             claims = [claim for claim in claims if claim.run_id not in left]
+        if not claims:
+            return Claimed()
         locked = False
         free = [claim for claim in claims if claim.run_id not in self._held] if self._held else claims
         try:
@@ -151,9 +153,7 @@ class Claimer:
             claimed, locked = Claimed(), True
         except (Unavailable, MemoryError):
             raise
-        except Exception as error:
-            if not claims:
-                raise  # from a check that the database accepts claims
+        except Exception as error:  # noqa: BLE001 - the fault of one run stops no other
             return self._claim_each(claims, error)
         passed = len(claims) if locked else len(claims) - len(free)
         work.count(Step.CLAIM, passed, fallback=True)

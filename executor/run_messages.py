@@ -103,10 +103,6 @@ class BatchClaimer:
             self._start(claimed)
         return ClaimResult(count, left)
 
-    def check(self) -> None:
-        """Check that the database accepts claims."""
-        self._claimer.claim([], source="message")
-
     def close(self) -> None:
         """Close its session."""
         self._claimer.close()

@@ -179,7 +179,7 @@ def committed(kafka: Mapping[str, str], topic: str) -> int:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("protocol", ["classic", "consumer", "share"])
+@pytest.mark.parametrize("protocol", ["classic", "consumer"])
 def test_queue_is_swept_until_its_topics_exist(executing: Executing, protocol: str) -> None:
     queue: dict[str, Any] = {"queue": "reports"}
     with executing.running(queues="reports", executor_group=protocol, sweep=timedelta(milliseconds=500)):

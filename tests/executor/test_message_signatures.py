@@ -108,16 +108,7 @@ def key_ids(executing: Executing, topic: str) -> list[int]:
 
 
 def test_forged_message_changes_nothing_and_its_run_runs_from_its_row(executing: Executing) -> None:
-    refused_and_swept(executing, {})
-
-
-@pytest.mark.slow
-def test_share_group_refuses_forged_messages(executing: Executing) -> None:
-    refused_and_swept(executing, {"executor_group": "share"})
-
-
-def refused_and_swept(executing: Executing, settings: dict[str, Any]) -> None:
-    """Let an executor meet a forged message of each kind, each of another run, and then sweep."""
+    """An executor meets a forged message of each kind, each of another run, and then sweeps."""
     runs = {kind: executing.trigger("acts.echo", "the job's") for kind in FORGERIES}
     refusals = Counter(REASONS.get(kind, "wrong") for kind in FORGERIES)
     before = {reason: unverified(reason) for reason in refusals}
@@ -125,12 +116,12 @@ def refused_and_swept(executing: Executing, settings: dict[str, Any]) -> None:
         topic, key, value = message_of(executing, run_id)
         bad = forged(value, "the intruder's")
         publish(executing, topic, key, bad, headers_of(kind, executing, (topic, key, value), bad))
-    with executing.running(**NO_SWEEP, **settings):
+    with executing.running(**NO_SWEEP):
         for reason, count in refusals.items():
             until(partial(is_counted, reason, before[reason] + count), f"{count} are counted as {reason}")
         for kind, run_id in runs.items():
             assert executing.state(run_id) == RunState.QUEUED, kind
-    with executing.running(**settings):
+    with executing.running():
         for kind, run_id in runs.items():
             ended = executing.ended(run_id)
             assert (ended.state, ended.result, ended.claimed_from) == ("succeeded", b'"the job\'s"', "sweep"), kind

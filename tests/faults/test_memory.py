@@ -91,15 +91,6 @@ def test_zstd_that_unpacks_to_megabytes(fleet: Fleet, sizes: list[int]) -> None:
     report("zstd", services)
 
 
-@pytest.mark.parametrize("sizes", [[60, 80] * 6, [1] * 100], ids=["huge", "small"])
-def test_zstd_that_unpacks_to_megabytes_in_a_share_group(fleet: Fleet, sizes: list[int]) -> None:
-    services = fleet.start_all(EXECUTOR_GROUP="share", PRODUCER_BATCH="20")
-    fleet.wait_started()
-    send_to_all(fleet, [bytes(size * 1_000_000) for size in sizes], "zstd")
-    assert_reads_on(fleet)
-    report("zstd, share", services)
-
-
 @pytest.mark.parametrize(
     ("codec", "size"),
     [("snappy", 20), ("lz4", 60), ("gzip", 60)],
@@ -117,27 +108,24 @@ def test_other_codecs_are_unpacked_one_batch_at_a_time(fleet: Fleet, codec: str,
     report(codec, services, limit=(140 + 9 * size) * MEGABYTE)
 
 
-@pytest.mark.parametrize("group", ["consumer", "share"])
 @pytest.mark.parametrize("kind", ["garbage", "request"])
-def test_thousands_of_messages_of_a_legal_size(fleet: Fleet, kind: str, group: str) -> None:
+def test_thousands_of_messages_of_a_legal_size(fleet: Fleet, kind: str) -> None:
     """Each is a batch of some hundred bytes, and unpacks to less than a request may have."""
-    services = fleet.start_all(EXECUTOR_GROUP=group)
+    services = fleet.start_all()
     fleet.wait_started()
     request = json.dumps({"type": "job.trigger", "key": "k", "payload": "x" * 900_000}).encode()
     send_to_all(fleet, [bytes(900_000) if kind == "garbage" else request] * 2000, "zstd")
     assert_reads_on(fleet)
-    report(f"{kind}, {group}", services)
+    report(kind, services)
 
 
-@pytest.mark.parametrize("group", ["consumer", "share"])
 @pytest.mark.parametrize("part", ["key", "header", "name"])
-def test_thousands_of_messages_with_a_long_key_or_header(fleet: Fleet, part: str, group: str) -> None:
+def test_thousands_of_messages_with_a_long_key_or_header(fleet: Fleet, part: str) -> None:
     """The value has three bytes, which is all that the client counts of what it has fetched.
 
-    Topics of runs are left out with a consumer group: only the relay may write there, and an executor's queue is
-    bounded in values.
+    Topics of runs are left out: only the relay may write there, and an executor's queue is bounded in values.
     """
-    services = fleet.start_all(EXECUTOR_GROUP=group)
+    services = fleet.start_all()
     fleet.wait_started()
     key = bytes(900_000) if part == "key" else None
     longest: dict[str, dict[str, str | bytes | None]] = {
@@ -145,14 +133,12 @@ def test_thousands_of_messages_with_a_long_key_or_header(fleet: Fleet, part: str
         "name": {"x" * 900_000: b""},
     }
     headers = longest.get(part)
-    lanes = Lane if group == "share" else ()
-    send_to_all(fleet, [b"abc"] * 2000, "zstd", key=key, headers=headers, lanes=lanes)
+    send_to_all(fleet, [b"abc"] * 2000, "zstd", key=key, headers=headers, lanes=())
     assert_reads_on(fleet)
-    report(f"{part}, {group}", services)
+    report(part, services)
 
 
-@pytest.mark.parametrize("group", ["consumer", "share"])
-def test_two_thousand_runs_of_the_largest_payload_and_result(fleet: Fleet, group: str) -> None:
+def test_two_thousand_runs_of_the_largest_payload_and_result(fleet: Fleet) -> None:
     """Each service finds all of them waiting; the executor has a slot for each."""
     services = fleet.start_all("intake")
     fleet.wait_started()
@@ -169,10 +155,10 @@ def test_two_thousand_runs_of_the_largest_payload_and_result(fleet: Fleet, group
     }
     for role, count in waiting.items():
         fleet.until(partial(has, fleet, 2000, count), f"the {role} has all before it", seconds=120)
-        services[role] = fleet.start(role, SLOTS="2000", EXECUTOR_GROUP=group)
+        services[role] = fleet.start(role, SLOTS="2000")
         fleet.wait_started()
     fleet.until(fleet.settled, "every run has ended", seconds=120)
-    report(f"payloads, {group}", services)
+    report("payloads", services)
 
 
 def test_messages_that_are_deep_or_count_too_much(fleet: Fleet) -> None:

@@ -345,7 +345,7 @@ def test_lag_is_what_a_group_has_not_read_and_all_of_requests_that_no_intake_eve
     measured.measure()
     assert lag_of(requests, f"{requests}.intake") == 13
     assert lag_of(read, f"{read}.executors") == 3
-    assert lag_of(unread, f"{unread}.executors") is None  # as share groups, which have no offsets
+    assert lag_of(unread, f"{unread}.executors") is None  # it has no offsets
 
     commit(relaying, f"{requests}.intake", requests, 5, 4)
     commit(relaying, f"{requests}.intake", of_tenant, 2, 1)

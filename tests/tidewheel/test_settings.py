@@ -97,6 +97,7 @@ def test_invalid_toml_is_refused_by_variable_and_place(file: Path, content: byte
         (SchedulerSettings, "SCHEDULER_POLL", "PT0S", "greater than 0"),
         (RelaySettings, "DELIVERY_TIMEOUT", "PT9S", "greater than or equal to 10 seconds"),
         (ExecutorSettings, "SLOTS", "0", "greater than or equal to 1"),
+        (ExecutorSettings, "EXECUTOR_GROUP", "share", "'auto', 'consumer' or 'classic'"),
         (ExecutorSettings, "HTTP_ALLOW_PRIVATE", "perhaps", "write true or false; the default is false"),
         (Connections, "HTTP_HOSTS", "*example.org", "not a host name"),
         (Connections, "HTTP_HOSTS", "*.127.0.0.1", "write only the address"),

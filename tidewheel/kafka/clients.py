@@ -11,7 +11,7 @@ from contextlib import suppress
 from itertools import chain
 from typing import Any, Literal, cast
 
-from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, ShareConsumer
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer
 from confluent_kafka.admin import AdminClient
 
 from tidewheel.clock import monotonic_seconds
@@ -25,7 +25,6 @@ CONNECT_SECONDS = 10.0
 
 _ADMIN_SECONDS = 10.0
 _READY_SECONDS = 2.0
-_SHARE_CLOSE_MS = 10_000  # how long closing a share consumer may wait for a broker that is away
 _RECONNECT_MS = 1000  # a broker that is back is used within a second, not within the client's ten
 _FIRST_RECONNECT_MS = 500
 _CONNECTING = {
@@ -37,10 +36,8 @@ _CONNECTING = {
 # A batch of 200 bytes by zstd may hold megabytes, and the client unpacks all of a response at once. So a response has
 # two thousand bytes, or one batch if that is longer. A batch by zstd that unpacks to more than 2 MiB is reported as
 # unreadable. No setting limits lz4 and gzip (docs/adr/0031).
-_FETCH: Mapping[str, int] = {
-    "fetch.max.bytes": 2000,
-    "receive.message.max.bytes": 2 * 1024 * 1024,
-}
+_FETCH_BYTES = 2000
+_RESPONSE_BYTES = 2 * 1024 * 1024
 
 # Messages in the client's queue, above which it fetches no more. The client counts the bytes of values alone, so keys
 # and headers are bounded by this number. It is larger for topics that only the relay may write: an executor that finds
@@ -49,8 +46,9 @@ _QUEUED = 16
 RUNS_QUEUED = 2000
 
 BOUNDED_FETCH: Mapping[str, int] = {
-    **_FETCH,
-    "message.max.bytes": _FETCH["fetch.max.bytes"],  # of a consumer only the least that it may fetch
+    "fetch.max.bytes": _FETCH_BYTES,
+    "message.max.bytes": _FETCH_BYTES,  # of a consumer only the least that it may fetch
+    "receive.message.max.bytes": _RESPONSE_BYTES,
     "queued.min.messages": _QUEUED,
     "queued.max.messages.kbytes": 4096,
     "fetch.queue.backoff.ms": 2,  # by default a full queue pauses fetches for a second
@@ -59,8 +57,8 @@ BOUNDED_FETCH: Mapping[str, int] = {
 # The broker keeps back a response below its least size until the time is over, and no batch is so long. So the next
 # batch arrives half a second after this one.
 _ONE_BATCH: Mapping[str, int] = {
-    "fetch.max.bytes": _FETCH["receive.message.max.bytes"] - 1024,
-    "fetch.min.bytes": _FETCH["receive.message.max.bytes"] - 1024,
+    "fetch.max.bytes": _RESPONSE_BYTES - 1024,
+    "fetch.min.bytes": _RESPONSE_BYTES - 1024,
     "max.partition.fetch.bytes": 1,
     "fetch.wait.max.ms": 500,
 }
@@ -257,40 +255,6 @@ def leave_group(client: Consumer) -> None:
                 pass  # not applied: another member reads it again
     finally:
         client.close()
-
-
-def share_consumer(
-    config: Mapping[str, str],
-    *,
-    group: str,
-    role: str,
-    max_records: int,
-    on_statistics: Callable[[str], None] | None = None,
-) -> ShareConsumer:
-    """Return a member of a share group that acknowledges each message separately.
-
-    Args:
-        group: A group of its own: a name that a consumer group has cannot be a share group's.
-        max_records: Messages to fetch at once; the broker returns whole batches of the producer, so there may be more.
-        on_statistics: Called with the client's statistics ten times a second while it polls.
-    """
-    _refuse_overrides(config)
-    return ShareConsumer(
-        {
-            "log_level": 3,  # at 4 each client says once more that share groups are a preview
-            **_CONNECTING,
-            **config,
-            "client.id": f"tidewheel-{role}",
-            "group.id": group,
-            "share.acknowledgement.mode": "explicit",
-            "max.poll.records": max_records,
-            **_FETCH,
-            "fetch.wait.max.ms": 100,
-            "socket.timeout.ms": _SHARE_CLOSE_MS,
-            **({"statistics.interval.ms": 100, "stats_cb": on_statistics} if on_statistics else {}),
-        },
-        logger=ConnectionLog(role),
-    )
 
 
 class ConnectionLog:

@@ -4,43 +4,35 @@ A setting chooses the protocol. The check joins a group of its own for a moment 
 No request that every client may make reports which protocols are on.
 """
 
-import json
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from concurrent.futures import Future
 from typing import Literal, Protocol, cast
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 from confluent_kafka.admin import (  # type: ignore[attr-defined]  # its stub re-exports none of the others
     AdminClient,
-    AlterConfigOpType,  # pyright: ignore[reportPrivateImportUsage]
-    ConfigEntry,  # pyright: ignore[reportPrivateImportUsage]
     ConfigResource,  # pyright: ignore[reportPrivateImportUsage]
     ResourceType,  # pyright: ignore[reportPrivateImportUsage]
 )
 
 from tidewheel.clock import monotonic_seconds
 from tidewheel.errors import SettingsError, Unavailable
-from tidewheel.kafka.clients import consumer, leave_group, share_consumer
+from tidewheel.kafka.clients import consumer, leave_group
 
 _LOG = logging.getLogger("tidewheel.kafka.clients")
 
 _QUICK_TAKEOVER_MS = 15_000  # with a longer session timeout the classic protocol notices a dead member sooner
 _ADMIN_SECONDS = 10.0
 _POLL_SECONDS = 0.1
-# Refusals were seen after 0.06 s (consumer) and 1.0 s (share), a place in the group after 0.13 s and 2.1 s. A group
-# whose topic does not exist gets neither. The lanes report a refusal that comes later than this.
-_CONSUMER_SECONDS, _SHARE_SECONDS = 2.0, 5.0
+# Refusals were seen after 0.06 s, a place in the group after 0.13 s. A group whose topic does not exist gets neither.
+# The lanes report a refusal that comes later than this.
+_PROBE_SECONDS = 2.0
 
 _CANNOT = frozenset({KafkaError.UNSUPPORTED_VERSION, KafkaError._UNSUPPORTED_FEATURE, KafkaError._FATAL})
 _AWAY = frozenset({KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN, KafkaError._TIMED_OUT})
-_LACKS = {
-    "consumer": "the consumer group protocol (KIP-848): Kafka 4.0 with the feature group.version=1",
-    "share": "share groups (KIP-932): Kafka 4.2 with the feature share.version=1",
-}
 
-ConsumerProtocol = Literal["consumer", "classic"]
-GroupProtocol = Literal["consumer", "classic", "share"]
+GroupProtocol = Literal["consumer", "classic"]
 
 
 class _Entry(Protocol):
@@ -50,7 +42,7 @@ class _Entry(Protocol):
 def group_protocol(
     config: Mapping[str, str], setting: GroupProtocol | Literal["auto"], *, topic: str, probe: str
 ) -> GroupProtocol:
-    """Return the protocol to use: the setting's, or the quicker one of a consumer group.
+    """Return the protocol to use: the setting's, or the quicker one.
 
     Args:
         probe: First part of the names of groups that exist to be joined for a moment.
@@ -58,50 +50,23 @@ def group_protocol(
     Raises:
         SettingsError: The brokers lack the requested protocol; the message names it and those that work.
     """
-    match setting:
-        case "classic":
-            return "classic"
-        case "auto":
-            return quickest_protocol(config, topic=topic, probe=probe)
-        case "consumer":
-            refusal = _refusal_of_consumer(config, topic, f"{probe}.consumer")
-        case "share":
-            refusal = _refusal_of_share(config, topic, f"{probe}.share")
-    if refusal is not None:
+    if setting == "auto":
+        return quickest_protocol(config, topic=topic, probe=probe)
+    if setting == "consumer" and (refusal := _refusal_of_consumer(config, topic, f"{probe}.consumer")) is not None:
         message = (
-            f"TIDEWHEEL_EXECUTOR_GROUP={setting}: the brokers at {config.get('bootstrap.servers')} lack "
-            f"{_LACKS[setting]} ({refusal}); upgrade them, or set classic, which every broker has"
+            f"TIDEWHEEL_EXECUTOR_GROUP=consumer: the brokers at {config.get('bootstrap.servers')} lack the consumer "
+            f"group protocol (KIP-848): Kafka 4.0 with the feature group.version=1 ({refusal}); upgrade them, or set "
+            "classic, which every broker has"
         )
         raise SettingsError(message)
     return setting
 
 
-def quickest_protocol(config: Mapping[str, str], *, topic: str, probe: str) -> ConsumerProtocol:
+def quickest_protocol(config: Mapping[str, str], *, topic: str, probe: str) -> GroupProtocol:
     """`consumer` where the brokers have it and notice a dead member soon, else `classic`."""
     if not _takes_over_quickly(config) or _refusal_of_consumer(config, topic, f"{probe}.consumer") is not None:
         return "classic"
     return "consumer"
-
-
-def read_from_start(config: Mapping[str, str], groups: Sequence[str]) -> None:
-    """Let new share groups start at the earliest message.
-
-    Their default is the messages that come after the group was formed.
-    """
-    admin = AdminClient({**config, "client.id": "tidewheel-groups", "log_level": 2})
-    entry = ConfigEntry("share.auto.offset.reset", "earliest", incremental_operation=AlterConfigOpType.SET)
-    resources = [ConfigResource(ResourceType.GROUP, group, incremental_configs=[entry]) for group in groups]
-    try:
-        altered = cast("Mapping[object, Future[None]]", admin.incremental_alter_configs(resources))  # pyright: ignore[reportUnknownMemberType]
-        for future in altered.values():
-            future.result(timeout=_ADMIN_SECONDS)
-    except (KafkaException, TimeoutError) as error:
-        # It takes a grant that an executor ought not to have. The sweep claims what the group never sees.
-        _LOG.warning(
-            "share groups keep the broker's share.auto.offset.reset (%s); by default, messages older than the group "
-            "are left to the sweep",
-            error,
-        )
 
 
 def _takes_over_quickly(config: Mapping[str, str]) -> bool:
@@ -134,7 +99,7 @@ def _refusal_of_consumer(config: Mapping[str, str], topic: str, group: str) -> s
     member = consumer({**config, "log_level": "0"}, group=group, role="probe", protocol="consumer")
     try:
         member.subscribe([topic], on_assign=on_assign)
-        deadline = monotonic_seconds() + _CONSUMER_SECONDS
+        deadline = monotonic_seconds() + _PROBE_SECONDS
         while not joined and monotonic_seconds() < deadline:
             message = member.poll(_POLL_SECONDS)
             error = message.error() if message is not None else None
@@ -144,30 +109,4 @@ def _refusal_of_consumer(config: Mapping[str, str], topic: str, group: str) -> s
                 break  # not allowed to read the group; the lanes report it
     finally:
         leave_group(member)
-    return None
-
-
-def _refusal_of_share(config: Mapping[str, str], topic: str, group: str) -> str | None:
-    joined: list[bool] = []
-
-    def on_statistics(statistics: str) -> None:
-        group_now = cast("Mapping[str, Mapping[str, object]]", json.loads(statistics)).get("cgrp", {})
-        if group_now.get("join_state") == "steady":
-            joined.append(True)
-
-    quiet = {**config, "log_level": "0"}
-    member = share_consumer(quiet, group=group, role="probe", max_records=1, on_statistics=on_statistics)
-    try:
-        member.subscribe([topic])
-        deadline = monotonic_seconds() + _SHARE_SECONDS
-        while not joined and monotonic_seconds() < deadline:
-            if member.poll(_POLL_SECONDS):
-                break  # closing gives back what it was given
-    except KafkaException as error:
-        refusal = cast("KafkaError", error.args[0])
-        if refusal.code() in _CANNOT:
-            return refusal.str()
-        _LOG.info("share groups cannot be detected on the brokers yet: %s", error)
-    finally:
-        member.close()
     return None

@@ -77,7 +77,7 @@ class Connections(Settings):
         6,
         ge=1,
         le=10_000,
-        description="partitions of each runs topic; at least the executors of a queue, unless share groups are used",
+        description="partitions of each runs topic; at least the executors of a queue",
     )
     events_partitions: int = Field(
         12, ge=1, le=10_000, description="partitions of `completions` and `events`; fixed early, for they have an order"

@@ -63,10 +63,10 @@ class ExecutorSettings(Connections):
         ge=timedelta(milliseconds=100),
         description="an event loop blocked for this long is logged, and its queued runs are released",
     )
-    executor_group: Literal["auto", "consumer", "classic", "share"] = Field(
+    executor_group: Literal["auto", "consumer", "classic"] = Field(
         "auto",
         description="Kafka group protocol, checked at start; auto takes `consumer` (KIP-848) where takeover is quick "
-        "enough, else `classic`; `share` (KIP-932) is a preview",
+        "enough, else `classic`",
     )
     heartbeat: Duration = Field(
         timedelta(seconds=5), gt=timedelta(0), description="interval of the heartbeats that renew the lease"

@@ -19,7 +19,7 @@ from tidewheel.local.stack import LocalStack, StackInfo
 
 pytestmark = pytest.mark.kafka
 
-OFF = ("--feature=share.version=0", "--feature=group.version=0")
+OFF = "--feature=group.version=0"
 
 
 @pytest.fixture(scope="module")
@@ -29,17 +29,17 @@ def topic() -> str:
 
 @pytest.fixture(scope="module")
 def able(info: StackInfo, topic: str) -> Mapping[str, str]:
-    """A broker that can do all of them."""
+    """A broker that can do both."""
     make_topics(info.kafka, [topic])
     return info.kafka
 
 
 @pytest.fixture(scope="module")
 def unable(info: StackInfo, topic: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mapping[str, str]]:
-    """A broker on which both features are off, as after an upgrade that was never finished."""
+    """A broker on which the feature is off, as after an upgrade that was never finished."""
 
     def format_without(command: Sequence[str], *, cwd: Path) -> CompletedProcess[str]:
-        return run_program([*command, *OFF] if "format" in command else command, cwd=cwd)
+        return run_program([*command, OFF] if "format" in command else command, cwd=cwd)
 
     local = LocalStack(tmp_path_factory.mktemp("old"), brokers=1, database_url=info.database_url)
     with pytest.MonkeyPatch.context() as patch:
@@ -52,7 +52,7 @@ def unable(info: StackInfo, topic: str, tmp_path_factory: pytest.TempPathFactory
         local.down(erase=True)
 
 
-@pytest.mark.parametrize("wanted", ["classic", "consumer", "share"])
+@pytest.mark.parametrize("wanted", ["classic", "consumer"])
 def test_supported_group_protocol_is_used_as_configured(
     able: Mapping[str, str], topic: str, wanted: GroupProtocol
 ) -> None:
@@ -67,15 +67,12 @@ def test_auto_selects_the_new_protocol_with_a_short_session_timeout(able: Mappin
 @pytest.mark.parametrize("there", [True, False])
 def test_missing_topic_does_not_fail_the_protocol_check(able: Mapping[str, str], topic: str, *, there: bool) -> None:
     named = topic if there else f"{topic}.missing"
-    assert group_protocol(able, "share", topic=named, probe=f"{topic}.probe") == "share"
     assert group_protocol(able, "consumer", topic=named, probe=f"{topic}.probe") == "consumer"
 
 
 @pytest.mark.slow
 def test_unsupported_group_protocol_is_refused_with_a_remedy(unable: Mapping[str, str], topic: str) -> None:
     config, probe = unable, f"{topic}.probe"
-    with pytest.raises(SettingsError, match=r"EXECUTOR_GROUP=share: .* lack share groups .*share\.version=1.*classic"):
-        group_protocol(config, "share", topic=topic, probe=probe)
     with pytest.raises(SettingsError, match=r"EXECUTOR_GROUP=consumer: .* lack the .*group\.version=1.*classic"):
         group_protocol(config, "consumer", topic=topic, probe=probe)
     assert group_protocol(config, "classic", topic=topic, probe=probe) == "classic"
