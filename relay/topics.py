@@ -190,8 +190,7 @@ class GroupLag:
             if (last := ends[group]) is None:
                 continue
             committed = self._committed(group, places[group])
-            # Share groups have no offsets. One of executors that has never read anything looks the same.
-            if committed is not None and (committed or not group.endswith(".executors")):
+            if committed is not None:
                 read = ((last[place], committed.get(place, 0)) for place in places[group])
                 lags[group] = (topic, sum(max(end - max(first, after), 0) for (first, end), after in read))
         self._export(lags)
