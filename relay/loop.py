@@ -180,7 +180,6 @@ class Relay:
         self._publisher = Publisher(
             kafka,
             timeout_ms=int(settings.delivery_timeout.total_seconds() * 1000),
-            batch=settings.producer_batch,
             runs_prefix=self._runs_prefix,
             keys=self._keys,
             stop=stop,

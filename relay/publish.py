@@ -56,13 +56,12 @@ class Publisher:
         config: dict[str, str],
         *,
         timeout_ms: int,
-        batch: int,
         runs_prefix: str,
         keys: MessageKeys,
         stop: Shutdown,
         keep_alive: Callable[[], None],
     ) -> None:
-        self._config, self._timeout_ms, self._batch, self._stop = config, timeout_ms, batch, stop
+        self._config, self._timeout_ms, self._stop = config, timeout_ms, stop
         self._runs_prefix, self._keys, self._keep_alive = runs_prefix, keys, keep_alive
         self._dropped: list[DueRow] = []
         self._failed: list[tuple[KafkaError, str, bytes | None]] = []
@@ -258,9 +257,7 @@ class Publisher:
             raise Unavailable(message)
 
     def _new_producer(self) -> Producer:
-        return producer(
-            self._config, role="relay", timeout_ms=self._timeout_ms, batch=self._batch, on_delivery=self._report
-        )
+        return producer(self._config, role="relay", timeout_ms=self._timeout_ms, on_delivery=self._report)
 
     def _report(self, error: KafkaError | None, message: Message) -> None:
         if error is not None:

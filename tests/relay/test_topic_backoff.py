@@ -32,7 +32,6 @@ def publisher(info: StackInfo) -> Iterator[Publisher]:
     made = Publisher(
         dict(info.kafka),
         timeout_ms=10_000,
-        batch=1000,
         runs_prefix="none.",
         keys=MessageKeys(),
         stop=Shutdown(),

@@ -137,10 +137,9 @@ def producer(
     role: str,
     linger_ms: int = 5,
     timeout_ms: int = 120_000,
-    batch: int = 1000,
     on_delivery: Callable[[KafkaError | None, Message], None] | None = None,
 ) -> Producer:
-    """Return an idempotent producer: a message waits `linger_ms` at most for a batch of so many."""
+    """Return an idempotent producer: a message waits `linger_ms` at most for others of its batch."""
     _refuse_overrides(config)
     return Producer(
         {
@@ -155,7 +154,7 @@ def producer(
             "compression.type": "lz4",
             "linger.ms": linger_ms,
             "message.timeout.ms": timeout_ms,
-            "batch.num.messages": batch,
+            "batch.num.messages": 1000,
             "message.max.bytes": 1024 * 1024 + 32 * 1024,
             **({"on_delivery": on_delivery, "delivery.report.only.error": True} if on_delivery else {}),
         },

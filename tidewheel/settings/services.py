@@ -107,12 +107,6 @@ class RelaySettings(Connections):
     relay_poll: Duration = Field(
         timedelta(milliseconds=200), gt=timedelta(0), description="longest pause between two polls of the outbox"
     )
-    producer_batch: int = Field(
-        1000,
-        ge=1,
-        le=10_000,
-        description="most messages in one Kafka batch; 20 with share groups, where one executor gets a whole batch",
-    )
     fairness: Literal["on", "off"] = Field(
         "on",
         description="off: runs leave in the order of their times, however many wait; on: the relay holds back what"
