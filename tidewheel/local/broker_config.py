@@ -15,22 +15,22 @@ _INDEX_BYTES = 256 * 1024
 # A segment ends long before its index is full (12 bytes for each 4 KiB: at 341 times its size), for a follower's append
 # of many batches fails where it fills one (since KAFKA-806).
 _SEGMENT_BYTES = 256 * _INDEX_BYTES
-_INTERNAL_PARTITIONS = 8  # of offsets, transactions and share state; the default of 50 each is for hundreds of brokers
+_INTERNAL_PARTITIONS = 8  # of offsets and transactions; the default of 50 each is for hundreds of brokers
 # Crash takeover took 43.1 s with the defaults and 10.1 s with these. Source: docs/adr/0005.
 _QUICK_TAKEOVER_MS = {
-    "min.session.timeout.ms": 6000,
-    "session.timeout.ms": 9000,
-    "min.heartbeat.interval.ms": 1000,
-    "heartbeat.interval.ms": 2000,
+    "group.consumer.min.session.timeout.ms": 6000,
+    "group.consumer.session.timeout.ms": 9000,
+    "group.consumer.min.heartbeat.interval.ms": 1000,
+    "group.consumer.heartbeat.interval.ms": 2000,
 }
 # Joining takes some heartbeats and, for each further member, an interval between assignments, by default 1 s. A test
 # session joins groups a thousand times.
 _OF_A_TEST_SESSION_MS = _QUICK_TAKEOVER_MS | {
-    "session.timeout.ms": 6000,
-    "min.heartbeat.interval.ms": 200,
-    "heartbeat.interval.ms": 200,
-    "min.assignment.interval.ms": 0,
-    "assignment.interval.ms": 0,
+    "group.consumer.session.timeout.ms": 6000,
+    "group.consumer.min.heartbeat.interval.ms": 200,
+    "group.consumer.heartbeat.interval.ms": 200,
+    "group.consumer.min.assignment.interval.ms": 0,
+    "group.consumer.assignment.interval.ms": 0,
 }
 # The client's password never crosses the network, and the client checks that the server knows it: a rogue server on a
 # node's port learns nothing. Source: RFC 5802.
@@ -110,7 +110,7 @@ def server_properties(
             # controller is in the same process, and lets it in again at the next heartbeat.
             "broker.session.timeout.ms": 6000 if len(nodes) > 1 else 1500,
             "broker.heartbeat.interval.ms": 1000 if len(nodes) > 1 else 300,
-            **_group_timeouts(_QUICK_TAKEOVER_MS if lasting else _OF_A_TEST_SESSION_MS),
+            **(_QUICK_TAKEOVER_MS if lasting else _OF_A_TEST_SESSION_MS),
             **_copies(replication_of(nodes)),
         }
     )
@@ -168,19 +168,13 @@ def _sasl(bootstrap: str, mechanism: str, user: str, password: str) -> dict[str,
     }
 
 
-def _group_timeouts(milliseconds: Mapping[str, int]) -> dict[str, int]:
-    kinds = ("consumer", "share")
-    return {f"group.{kind}.{name}": value for kind in kinds for name, value in milliseconds.items()}
-
-
 def _copies(replication: int) -> dict[str, int]:
     in_sync = max(1, replication - 1)
-    internal = ("offsets.topic", "transaction.state.log", "share.coordinator.state.topic")
+    internal = ("offsets.topic", "transaction.state.log")
     return {
         "default.replication.factor": replication,
         "min.insync.replicas": in_sync,
         "transaction.state.log.min.isr": in_sync,
-        "share.coordinator.state.topic.min.isr": in_sync,
         **{f"{topic}.replication.factor": replication for topic in internal},
         **{f"{topic}.num.partitions": _INTERNAL_PARTITIONS for topic in internal},
         **{f"{topic}.segment.bytes": _SEGMENT_BYTES for topic in internal},

@@ -14,6 +14,5 @@ def test_segment_rolls_before_its_index_is_full() -> None:
     nodes = [Node(node_id=number, port=9000 + number, controller_port=9100 + number) for number in (1, 2, 3)]
     told = dict(line.split("=", 1) for line in server_properties(nodes[0], nodes, Path("data"), PASSWORDS).splitlines())
     bytes_of_full_index = int(told["log.index.size.max.bytes"]) // TIME_ENTRY * INTERVAL
-    internal = ("offsets.topic", "transaction.state.log", "share.coordinator.state.topic")
-    for kind in ("log", *internal):
+    for kind in ("log", "offsets.topic", "transaction.state.log"):
         assert int(told[f"{kind}.segment.bytes"]) < bytes_of_full_index * 0.8
