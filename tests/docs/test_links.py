@@ -18,7 +18,7 @@ _WORDS = re.compile(r"[^\w\- ]")
 def all_pages() -> list[Path]:
     """Return every Markdown file of the project; links between folders are not followed."""
     found = [*ROOT.glob("*.md")]
-    for folder in (*FOLDERS, "docs", "compose", "examples"):
+    for folder in (*FOLDERS, "docs", "compose", "examples", "sdk"):
         real = (path for path in (ROOT / folder).rglob("*.md") if not any(up.is_symlink() for up in path.parents))
         found += real
     return sorted(set(found))
