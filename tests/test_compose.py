@@ -110,6 +110,11 @@ def test_all_services_have_health_checks_and_restart(file: str) -> None:
             assert service["restart"] == "unless-stopped", name
 
 
+@pytest.mark.parametrize("file", FILES)
+def test_all_services_start_by_default(file: str) -> None:
+    assert {name for name, service in load(file).items() if "profiles" in service} <= {"archive"}
+
+
 def test_images_have_the_versions_of_the_embedded_stack(services: dict[str, Service]) -> None:
     from tidewheel.local.jars import KAFKA_VERSION
 
