@@ -12,7 +12,7 @@ AHEAD := jars ruff mypy imports prose # of the tests, among which are the other 
 unexport PYTHONDONTWRITEBYTECODE  # else each of the many processes compiles all modules: 24 s to collect, not 8
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo fmt check $(CHECKS) jars test test-unit test-long test-all faults proof up down bench docs site wheel wheel-check sbom
+.PHONY: help setup demo fmt check $(CHECKS) jars test test-unit test-long test-all faults proof containers up down bench docs site wheel wheel-check sbom
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "%-12s %s\n", $$1, $$2 }'
@@ -73,6 +73,9 @@ faults: $(STAMP) ## The tests that kill, pause and cut; every fault under load, 
 
 proof: $(STAMP) ## Compare recurrence with a brute-force evaluator, every zone, 1970-2040
 	TIDEWHEEL_PROOF=full $(PYTEST) -s tests/schedules/test_proof.py
+
+containers: $(STAMP) ## Run the Compose file in containers, kill each under load; needs root: about ten minutes
+	$(BIN)/python -m tools.containers
 
 up: $(STAMP) ## Start the local PostgreSQL and Kafka
 	$(BIN)/tidewheel up

@@ -1,0 +1,52 @@
+"""Refusals of `make containers`: one sentence with the remedy, before it starts anything."""
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.strict_types import ROOT
+
+pytestmark = [
+    pytest.mark.process,
+    pytest.mark.skipif(os.geteuid() != 0, reason="a user who is not root is refused before anything else"),
+]
+PROGRAMS = ("dockerd", "docker", "mmdebstrap", "go")
+
+
+def refused(folder: Path, *, engine: str = "26.1.5", programs: tuple[str, ...] = PROGRAMS) -> str:
+    """Run the tool where these programs are; return its error."""
+    for name in programs:
+        program = folder / name
+        program.write_text(f"#!/bin/sh\necho 'Docker version {engine}, build 1'\n")
+        program.chmod(0o755)
+    done = subprocess.run(
+        [sys.executable, "-m", "tools.containers"],
+        cwd=ROOT,
+        env={"PATH": str(folder), "TIDEWHEEL_CACHE_DIR": str(folder / "cache"), "TMPDIR": str(folder)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (1, ""), done.stderr
+    assert done.stderr.startswith("error: ")
+    assert sorted(each.name for each in folder.iterdir()) == sorted(programs), "it has written something"
+    return done.stderr
+
+
+@pytest.mark.parametrize(("lacking", "package"), [("dockerd", "docker.io"), ("mmdebstrap", "mmdebstrap")])
+def test_missing_program_is_named_with_its_package(tmp_path: Path, lacking: str, package: str) -> None:
+    there = tuple(name for name in PROGRAMS if name != lacking)
+    assert f"{lacking} is missing: run `apt-get install {package}`" in refused(tmp_path, programs=there)
+
+
+def test_engine_that_is_too_old_is_named_with_its_version(tmp_path: Path) -> None:
+    assert "18.09.1" in refused(tmp_path, engine="18.09.1")
+
+
+def test_port_in_use_is_named(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 29092)):
+        assert "29092" in refused(tmp_path)

@@ -1,0 +1,92 @@
+"""Build images, run the trial, and print its table: `python -m tools.containers`.
+
+Exit codes: 0 if nothing was lost or completed twice, 1 if it was or the trial cannot run, 130 if interrupted.
+"""
+
+import shutil
+import signal
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+from tempfile import gettempdir, mkdtemp
+
+import httpx
+import psycopg
+from confluent_kafka import KafkaException
+
+from tidewheel.errors import StackError, TidewheelError
+from tools.containers.engine import Engine, check_machine
+from tools.containers.images import build_images, compose_program
+from tools.containers.load import API_PORT, BROKER_PORT
+from tools.containers.trial import POSTGRES_PORT, Row, Site, run_trial
+
+_END_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_INTERRUPTED = 130  # as in shells: 128 + SIGINT
+_LOGS = Path(gettempdir()) / "tidewheel-containers.log"
+
+
+def main() -> int:
+    """Run it, and return the exit code. Nothing is left running."""
+    for number in _END_SIGNALS:
+        signal.signal(number, _interrupt)
+    try:
+        faults = _run()
+    except KeyboardInterrupt:
+        print("interrupted: all that was started is stopped", file=sys.stderr)
+        return _INTERRUPTED
+    except (TidewheelError, KafkaException, psycopg.Error, httpx.HTTPError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    for fault in faults[:20]:
+        print(fault)
+    print(f"failed: {len(faults)} faults" if faults else "passed: no trigger was lost, no run was completed twice")
+    return int(bool(faults))
+
+
+def _interrupt(number: int, frame: object) -> None:
+    """Clean up once on the first signal, and ignore any further signal."""
+    del number, frame
+    for one in _END_SIGNALS:
+        signal.signal(one, signal.SIG_IGN)
+    raise KeyboardInterrupt
+
+
+def _run() -> list[str]:
+    check_machine((POSTGRES_PORT, BROKER_PORT, API_PORT))
+    compose = compose_program()
+    with ExitStack() as undo:
+        folder = Path(mkdtemp(prefix="tidewheel-containers-"))
+        undo.callback(shutil.rmtree, folder, ignore_errors=True)
+        engine = undo.enter_context(Engine(folder))
+        build_images(engine)
+        site = Site(engine, compose, folder)
+        undo.callback(site.stop)
+        try:
+            faults = run_trial(site)
+        except BaseException:
+            _keep_logs(site)
+            raise
+        if faults:
+            _keep_logs(site)
+    _print_table(site.rows)
+    return faults
+
+
+def _keep_logs(site: Site) -> None:
+    try:
+        _LOGS.write_text(site.logs())
+    except StackError as error:
+        print(f"no logs: {error}", file=sys.stderr)
+    else:
+        print(f"the logs of the containers: {_LOGS}", file=sys.stderr)
+
+
+def _print_table(rows: dict[str, Row]) -> None:
+    print(f"\n{'container':<12}{'memory':>12}{'healthy after':>16}{'killed, healthy again after':>30}")
+    for name, row in rows.items():
+        print(f"{name:<12}{row.memory:>12}{row.healthy_seconds:>14.0f} s{row.back_seconds:>28.0f} s")
+    print()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,140 @@
+"""A Docker engine of its own: all that it writes is in one folder, and its pid ends it.
+
+It has no default bridge, reads no configuration of this machine, and publishes what a Compose file publishes.
+"""
+
+import os
+import re
+import signal
+import subprocess
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from shutil import which
+from types import TracebackType
+from typing import IO, Self
+
+import psutil
+
+from tidewheel.errors import StackError
+from tidewheel.local.daemon import is_free, log_tail
+from tools.containers.progress import wait_for
+
+_PACKAGES = {"dockerd": "docker.io", "docker": "docker.io", "mmdebstrap": "mmdebstrap", "go": "golang-go"}
+_OLDEST = (20, 10)
+_START_SECONDS = 60.0
+_STOP_SECONDS = 60.0
+_COMMAND_SECONDS = 1800.0  # the longest compiles Docker Compose: 3 minutes of CPU
+
+
+def check_machine(ports: Sequence[int]) -> None:
+    """Raise StackError with the remedy if this machine cannot run an engine that publishes these ports."""
+    for fault in _faults(ports):
+        raise StackError(fault)
+
+
+def _faults(ports: Sequence[int]) -> Iterator[str]:
+    if os.geteuid() != 0:
+        yield "a Docker engine needs root: run `sudo make containers`"
+    for program, package in _PACKAGES.items():
+        if which(program) is None:
+            yield f"the program {program} is missing: run `apt-get install {package}`"
+    version = run(["dockerd", "--version"]).strip()
+    found = re.search(r"version (\d+)\.(\d+)", version)
+    if found is None or (int(found[1]), int(found[2])) < _OLDEST:
+        oldest = ".".join(map(str, _OLDEST))
+        yield f"dockerd is older than {oldest} ({version}): install docker.io of Debian 12 or newer"
+    if busy := [str(port) for port in ports if not is_free(port)]:
+        yield f"ports of 127.0.0.1 are in use: {', '.join(busy)}; end the programs there, which `ss -ltnp` lists"
+    if any(process.info["name"] == "dockerd" for process in psutil.process_iter(["name"])):
+        yield "another Docker engine runs, whose network rules this one would replace: stop it, or use another machine"
+
+
+def run(
+    command: Sequence[str | Path],
+    *,
+    folder: Path | None = None,
+    variables: dict[str, str] | None = None,
+    stdin: IO[bytes] | None = None,
+) -> str:
+    """Run a command, and return its standard output; raise StackError with its last lines if it fails."""
+    done = subprocess.run(
+        command,
+        cwd=folder,
+        env={**os.environ, **(variables or {})},
+        stdin=stdin or subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        errors="replace",
+        timeout=_COMMAND_SECONDS,
+        check=False,
+    )
+    if done.returncode != 0:
+        message = f"`{' '.join(map(str, command))}` ended with {done.returncode}: {log_tail(done.stdout + done.stderr)}"
+        raise StackError(message)
+    return done.stdout
+
+
+class Engine:
+    """The engine and its commands; a context manager that ends the engine with all its containers."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._log = folder / "dockerd.log"
+        self._socket = f"unix://{folder / 'docker.sock'}"
+        self.variables = {"DOCKER_HOST": self._socket, "DOCKER_CONFIG": str(folder), "DOCKER_BUILDKIT": "0"}
+
+    def __enter__(self) -> Self:
+        configuration = self._folder / "daemon.json"
+        configuration.write_text("{}")
+        where = {"config-file": configuration, "data-root": self._folder / "data", "exec-root": self._folder / "exec"}
+        where |= {"pidfile": self._folder / "dockerd.pid"}
+        options = [f"--{name}={path}" for name, path in where.items()]
+        with self._log.open("wb") as output:
+            self._process = subprocess.Popen(
+                ["dockerd", *options, f"--host={self._socket}", "--bridge=none"],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,  # Ctrl-C goes to this program alone, which then ends the engine
+            )
+        try:
+            wait_for(self._answers, f"the Docker engine answers; its log is {self._log}", _START_SECONDS)
+        except BaseException:
+            self._stop()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stop()
+
+    def docker(self, *arguments: str | Path, stdin: IO[bytes] | None = None) -> str:
+        """Run a command of Docker to its end; return what it prints."""
+        return run(["docker", *arguments], variables=self.variables, stdin=stdin)
+
+    def _answers(self) -> bool:
+        if self._process.poll() is not None:
+            message = f"the Docker engine ended while starting: {log_tail(self._log.read_text(errors='replace'))}"
+            raise StackError(message)
+        asked = ["docker", "version"]
+        return (
+            subprocess.run(asked, env={**os.environ, **self.variables}, capture_output=True, check=False).returncode
+            == 0
+        )
+
+    def _stop(self) -> None:
+        """End the engine, which ends its containers first, and unmount what it left."""
+        started = psutil.Process(self._process.pid).children(recursive=True) if self._process.poll() is None else []
+        self._process.send_signal(signal.SIGTERM)
+        try:
+            self._process.wait(_STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        for process in psutil.wait_procs(started, timeout=5)[1]:
+            process.kill()
+        left = [part.mountpoint for part in psutil.disk_partitions(all=True)]
+        for place in left:
+            if Path(place).is_relative_to(self._folder):
+                run(["umount", "--lazy", place])

