@@ -146,11 +146,10 @@ class Completions:
         self._consumer.assign([TopicPartition(topic, number, 0) for number in partitions])
 
     def read(self) -> None:
-        """Add what is there."""
-        while messages := self._consumer.consume(1000, 0.2):
-            for message in messages:
-                if message.error() is None:
-                    self._add(decode(message.value() or b"", RunCompleted))
+        """Add what arrives within half a second."""
+        for message in self._consumer.consume(5000, 0.5):
+            if message.error() is None:
+                self._add(decode(message.value() or b"", RunCompleted))
 
     def close(self) -> None:
         """Leave the broker."""
