@@ -73,12 +73,11 @@ def test_handlers_and_client_on_a_real_tidewheel(fleet: Fleet, package: Path) ->
     fleet.start("relay")
     api = fleet.start("api", API_TOKEN="of-executors-alone", API_PORT="0", LEASE=LONG_LEASE)
     fleet.wait_started()
-    fleet.until(lambda: api.has_logged("listening"), "the API listens")
-    [port] = [line["message"].split()[-1] for line in api.log_lines() if "listening" in line["message"]]
+    url = fleet.api_url(api)
     with Client(fleet.database.url) as client:
         key = client.api_keys.create("typescript", [Scope.READ, Scope.WRITE]).key
     variables = {
-        "TIDEWHEEL_API_URL": f"http://127.0.0.1:{port}",
+        "TIDEWHEEL_API_URL": url,
         "TIDEWHEEL_API_TOKEN": "of-executors-alone",
         "TIDEWHEEL_API_KEY": key,
         "TIDEWHEEL_KAFKA_BOOTSTRAP": fleet.kafka["bootstrap.servers"],

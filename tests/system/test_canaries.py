@@ -225,10 +225,7 @@ def marks(site: Site) -> set[str]:
 
 def forge(site: Site) -> str:
     """Return the API's responses to a wrong bearer token, a forged task token, and no JSON."""
-    [port] = {
-        line["message"].split()[-1] for line in site.services["api"].log_lines() if "listening" in line["message"]
-    }
-    with httpx.Client(base_url=f"http://127.0.0.1:{port}", trust_env=False) as client:
+    with httpx.Client(base_url=site.fleet.api_url(site.services["api"]), trust_env=False) as client:
         run = f"/api/v1/runs/{uuid4()}:complete"
         calls = [
             client.post("/api/v1/executors", json={}, headers={"Authorization": "Bearer forged-token-of-a-stranger"}),

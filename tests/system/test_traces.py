@@ -145,8 +145,7 @@ def lines(fleet: Fleet) -> list[dict[str, str]]:
 
 def test_runs_that_a_call_over_http_creates_are_children_of_its_span(traced: Fleet, receiver: Receiver) -> None:
     api = traced.start("api", TRACES="true", API_PORT="0")
-    traced.until(lambda: api.has_logged("listening"), "the API listens")
-    [port] = [line["message"].split()[-1] for line in api.log_lines() if "listening" in line["message"]]
+    url = traced.api_url(api)
     hourly = {"key": "hourly", "schedule": "0 * * * *", "target": "traced-sync"}
     traced.ask({"type": "job.submit", "job": hourly})
     traced.flush()
@@ -155,7 +154,7 @@ def test_runs_that_a_call_over_http_creates_are_children_of_its_span(traced: Fle
     range_ = {"from": hour.isoformat(), "to": hour.isoformat(), "versions": "current"}
     traces = [digit * 32 for digit in "abc"]
 
-    with httpx.Client(base_url=f"http://127.0.0.1:{port}/api/v1", timeout=60, trust_env=False) as client:
+    with httpx.Client(base_url=f"{url}/api/v1", timeout=60, trust_env=False) as client:
 
         def call(path: str, trace: str, body: dict[str, str] | None = None) -> str:
             answer = client.post(path, json=body or {}, headers={"traceparent": f"00-{trace}-{CLIENT}-01"})

@@ -24,9 +24,7 @@ def test_generated_client_in_typescript_is_type_safe_and_works(fleet: Fleet, tmp
     services = fleet.start_all("relay", "executor")
     api = services["api"] = fleet.start("api", API_TOKEN="of-executors-alone", API_PORT="0")
     fleet.wait_started()
-    fleet.until(lambda: api.has_logged("listening"), "the API listens")
-    [port] = [line["message"].split()[-1] for line in api.log_lines() if "listening" in line["message"]]
-    url = f"http://127.0.0.1:{port}"
+    url = fleet.api_url(api)
     with Client(fleet.database.url) as client:
         key = client.api_keys.create("typescript", [Scope.READ, Scope.WRITE]).key
     answer = httpx.get(f"{url}/api/v1/openapi.json", headers={"Authorization": f"Bearer {key}"}, trust_env=False)
