@@ -377,7 +377,7 @@ def _begin(connection: Conn, tenant: str | None) -> None:
 
 
 def _conditions(database: ClockedDatabase, each: Recorded, tenant: str | None) -> set[tuple[str, str]]:
-    """Return the tables that a plan reads by conditions of an index: by `tenant` alone, or by a `key` beside it.
+    """Return the tables that a plan reads by an index: by `tenant` alone, or by a `key` beside it.
 
     Without hash joins, whose cost is close to that of a nested loop for some statements: the choice would be chance.
     """
