@@ -36,8 +36,8 @@ from tidewheel.nouns.freezes.model import Freeze
 from tidewheel.settings.services import ApiSettings
 
 CONTENT_SECURITY_POLICY = (
-    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; form-action 'self';"
-    " frame-ancestors 'none'; base-uri 'none'; manifest-src 'self'"
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; font-src 'self'; connect-src 'self';"
+    " form-action 'self'; frame-ancestors 'none'; base-uri 'none'; manifest-src 'self'"
 )
 HEADERS: Mapping[str, str] = {
     "Content-Security-Policy": CONTENT_SECURITY_POLICY,
@@ -55,7 +55,9 @@ PATTERNS = 4
 """Patterns of named installations: a band under the top bar, and a mark in the favicon."""
 
 _HERE = Path(__file__).parent
-_TYPES = {".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
+_TYPES = {
+    ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml", ".txt": "text/plain", ".woff2": "font/woff2",
+}  # fmt: skip
 _LONGEST_WORDS = 400
 _NO_ORIGIN = {PATHS[name] for name in ("overview", "freeze", "freeze_scope", "thaw", "sign_in")}  # no action leads back
 _FOREVER = "public, max-age=31536000, immutable"

@@ -251,11 +251,15 @@ def test_addresses_of_rest_keep_problem_documents(pages: ApiClient) -> None:
 def test_static_files_are_named_by_their_content_and_kept(pages: ApiClient) -> None:
     found = re.findall(r'(?:href|src)="(/static/[0-9a-f]{12}/([\w.-]+))"', shown(pages, "/"))
     assert {name for _, name in found} == {"tokens.css", "console.css", "console.js", "log.js", "favicon-pattern-4.svg"}
-    for path, _ in found:
+    [style] = [path for path, name in found if name == "tokens.css"]
+    fonts = re.findall(r'url\("\.\.(/[0-9a-f]{12}/[\w-]+\.woff2)"\)', pages.get(style).text)
+    assert len(fonts) == 2
+    for path in [*(path for path, _ in found), *(f"/static{font}" for font in fonts)]:
         answer = pages.get(path)
-        assert answer.status_code == HTTPStatus.OK
+        assert answer.status_code == HTTPStatus.OK, path
         assert "immutable" in answer.headers["cache-control"]
         assert answer.headers["x-content-type-options"] == "nosniff"
+    assert sum(len(pages.get(f"/static{font}").content) for font in fonts) <= 60 * 1024
     other = re.sub(r"/static/.{12}/", "/static/000000000000/", found[0][0])
     assert pages.get(other).status_code == HTTPStatus.NOT_FOUND
 
