@@ -30,7 +30,7 @@ _SMALL_LINKS = """() => [...document.querySelectorAll('td a, dl.table dd a')].fi
     !(each instanceof SVGElement) && each.checkVisibility()).map(each => [each, each.getBoundingClientRect()])
     .filter(([, box]) => Math.min(box.width, box.height) < 24).map(([each, box]) => each.outerHTML)"""
 _SMALL_TEXT = """() => [...document.querySelectorAll('body *')].filter(each =>
-    !each.closest('.graph') && each.checkVisibility() && parseFloat(getComputedStyle(each).fontSize) < 12
+    !each.closest('.graph') && each.checkVisibility() && parseFloat(getComputedStyle(each).fontSize) < 11
     && [...each.childNodes].some(node => node.nodeType === 3 && node.data.trim()))
     .map(each => each.outerHTML.slice(0, 200))"""
 _GRAVE = ("serious", "critical")
@@ -85,7 +85,7 @@ class Tab:
         return cast("list[str]", self.page.evaluate(_SMALL_LINKS))
 
     def small_texts(self) -> list[str]:
-        """Return what has text of less than 12 pixels, but for graphs, which one zooms."""
+        """Return what has text of less than 11 pixels, but for graphs, which one zooms."""
         return cast("list[str]", self.page.evaluate(_SMALL_TEXT))
 
     def note(self, message: ConsoleMessage) -> None:
