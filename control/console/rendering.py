@@ -51,8 +51,6 @@ HEADERS: Mapping[str, str] = {
 
 PART = "tidewheel-part"
 """The header of a script's request for a part of a page: the message of an action waits for a whole page."""
-PATTERNS = 4
-"""Patterns of named installations: a band under the top bar, and a mark in the favicon."""
 
 _HERE = Path(__file__).parent
 _TYPES = {
@@ -119,8 +117,6 @@ class Renderer:
     def __init__(self, settings: ApiSettings, signer: Signer, *, needs_key: bool) -> None:
         self._base, self._signer, self._needs_key = settings.api_base_path or "", signer, needs_key
         self._name = settings.console_name or ("" if needs_key else "development, no keys")
-        self._pattern = f"pattern-{1 + sha256(self._name.encode()).digest()[0] % PATTERNS}"
-        self._favicon = f"favicon-{self._pattern}.svg" if self._name else "favicon.svg"
         self.static = _static_files()
         self._digests = {name: file.digest for name, file in self.static.items()}
 
@@ -151,8 +147,6 @@ class Renderer:
             .render(
                 url=self.urls(visitor),
                 **_looks_of(request),
-                favicon=self._favicon,
-                pattern=self._pattern,
                 page_zone=zone,
                 page_zone_name=page_zone_name,
                 form_token=self._signer.form_token(request, form_cookie),

@@ -53,7 +53,7 @@ def assert_unharmed(opened: Tab) -> None:
 def place(at: Page, name: str) -> None:
     """Go to a place of the rail."""
     at.locator("nav.rail").get_by_role("link", name=name, exact=True).click()
-    expect(at.locator("nav.rail [aria-current=page]")).to_have_text(name)
+    expect(at.locator("nav.rail > ul > li > [aria-current=page]")).to_have_text(name)
 
 
 def follow(at: Page, name: str) -> None:
