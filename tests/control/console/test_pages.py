@@ -221,7 +221,7 @@ def test_unknown_ids_are_pages_of_404(pages: ApiClient) -> None:
         assert "<h1>Not found</h1>" in answer.text, path
         assert 'aria-label="Places"' in answer.text
         assert 'href="/runs">Runs</a>' in answer.text
-    words = "&#39;none&#39; is not the id of a run. A run id is a UUID. Use Ask or the list of runs to find it."
+    words = "&#39;none&#39; is not the id of a run. A run id is a UUID. Search for it, or look into the list of runs."
     assert f'<p class="sentence"><bdi>{words}</bdi></p>' in pages.get("/runs/none").text
     run_id = uuid4()
     sentence = f"<bdi>There is no run {run_id}</bdi>. <bdi>Copy the id from a reply or an event</bdi>."
