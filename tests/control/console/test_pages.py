@@ -230,6 +230,19 @@ def test_unknown_ids_are_pages_of_404(pages: ApiClient) -> None:
     assert '<input class="wide" name="q" value="&lt;script&gt;"' in hostile
 
 
+def test_address_with_a_slash_at_its_end_leads_to_the_one_without(pages: ApiClient) -> None:
+    submit(pages.database, "a/b")
+    for path, to in (
+        ("/jobs/?prefix=a", "/jobs?prefix=a"),
+        ("/jobs/a%2Fb/", "/jobs/a%2Fb"),
+        ("/nowhere//", "/nowhere"),
+        ("//example.org/", "/example.org"),
+    ):
+        moved = pages.get(f"{str(pages.base_url).rstrip('/')}{path}")
+        assert (moved.status_code, moved.headers["location"]) == (HTTPStatus.PERMANENT_REDIRECT, to), path
+    assert pages.get("/api/v1/jobs/").status_code == HTTPStatus.NOT_FOUND
+
+
 def test_mistyped_id_opens_no_page_of_another(pages: ApiClient) -> None:
     """Python's UUID reads `+` for the zero with which both ids begin."""
     key = next(name for name in map(str, range(1000)) if str(job_id("default", name)).startswith("0"))
