@@ -125,14 +125,14 @@ class Gauge:
 
     @property
     def words(self) -> str:
-        """Usage and limit in words."""
+        """Usage and limit in words; a count that was cut before its first row is none."""
         most = "no limit" if self.limit is None else f"{self.limit:,g}{_LIMITS[self.name].unit}"
-        if self.used is None:
+        if self.used is None or (self.used.at_least and not self.used.count):
             return NONE if self.has_ended else most
         used = number(self.used.count, at_least=self.used.at_least)
         if self.has_ended:
             return f"{used} left"
-        return f"{used}, no limit" if self.limit is None else f"{used} of {most}"
+        return used if self.limit is None else f"{used} of {most}"
 
     @property
     def share(self) -> int | None:
