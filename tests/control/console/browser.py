@@ -69,12 +69,14 @@ class Tab:
         self.page.set_viewport_size({"width": width, "height": height})
         self.page.emulate_media(color_scheme="dark" if theme == "dark" else "light")
 
-    def findings(self) -> list[str]:
-        """Return what axe-core finds serious or critical, a line each."""
+    def findings(self, *rules: str) -> list[str]:
+        """Return what axe-core finds serious or critical, and each breach of some further rules, a line each."""
         if not self.page.evaluate("typeof axe !== 'undefined'"):
             self.page.evaluate(_AXE)
-        found: dict[str, Any] = self.page.evaluate("() => axe.run({resultTypes: ['violations']})")
-        return [line for each in found["violations"] if each["impact"] in _GRAVE for line in _lines(each)]
+        options = {"resultTypes": ["violations"], "rules": {rule: {"enabled": True} for rule in rules}}
+        found: dict[str, Any] = self.page.evaluate("options => axe.run(options)", options)
+        shown = [each for each in found["violations"] if each["impact"] in _GRAVE or each["id"] in rules]
+        return [line for each in shown for line in _lines(each)]
 
     def sideways(self) -> int:
         """Return the pixels by which the page is wider than its window."""
