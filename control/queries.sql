@@ -745,6 +745,15 @@ SELECT executor_id, name, queues, handlers, slots, stopping, started_at, last_he
  ORDER BY executor_id
  LIMIT %(limit)s
 
+-- name: count_wrong
+-- Returns how many of a tenant's newest `look` dead letters were not redriven, and how many executors are silent.
+-- Index: dead_letters_by_tenant, walked backwards; executors is read whole, which has a row for each process. No lock.
+SELECT (SELECT count(*)
+          FROM (SELECT redriven_at FROM dead_letters WHERE tenant = %(tenant)s ORDER BY created_at DESC, id DESC LIMIT %(look)s) AS d
+         WHERE d.redriven_at IS NULL) AS letters,
+       (SELECT count(*) FROM executors AS e
+         WHERE e.last_heartbeat_at <= (SELECT tidewheel_now()) - coalesce(e.lease, %(lease)s::interval)) AS silent
+
 -- part: due_runs(parts)
 -- The first due open runs of each tenant in each of some queues and lanes.
 -- Index: job_runs_due, the head of each. No lock.

@@ -8,6 +8,7 @@ from functools import cache
 from hashlib import sha256
 from http import HTTPStatus
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 from urllib.parse import unquote
 from uuid import uuid4
@@ -97,6 +98,7 @@ class Visitor(NamedTuple):
         sign_in: None where no key is needed, and before it signs in.
         many: True if it may name other tenants.
         frozen: The freezes that it sees, each with the parts of the address of its thaw.
+        wrong: What is wrong at a place of the rail, in a word; empty for nothing.
     """
 
     sign_in: SignIn | None = None
@@ -105,6 +107,7 @@ class Visitor(NamedTuple):
     many: bool = False
     scopes: frozenset[str] = frozenset()
     frozen: Sequence[tuple[Freeze, Mapping[str, object]]] = ()
+    wrong: Mapping[str, str] = MappingProxyType({})
 
     def can(self, scope: str) -> bool:
         """Return True if it has a scope: only then a page shows the actions that need it."""

@@ -11,6 +11,7 @@ from psycopg.conninfo import make_conninfo
 from tests.control.api.answering import ApiClient, answering
 from tests.control.client.test_dead_letters import redrive
 from tests.control.console.pages import HTML, console, key_of, next_page, shown, signed_in
+from tests.control.reads.test_waits import executor
 from tests.fixtures.database import Database
 from tests.transitions.acts import apply_batch, begun, end, ending, submit, succeed, trigger
 from tidewheel.control.client.client import Client
@@ -81,6 +82,18 @@ def test_failed_run_shows_its_error_and_the_overview_names_its_job(pages: ApiCli
     assert "The last run failed: ConnectionError; 4 of the 6 before it failed, and 2 were cancelled." in shown(
         pages, "/jobs/charge"
     )
+
+
+def test_rail_counts_dead_letters_until_their_redrive_and_silent_executors(pages: ApiClient) -> None:
+    submit(pages.database, "charge", retry={"max_attempts": 1})
+    count = re.compile(r'data-place="(\w+)"[^>]*>(?:(?!</a>).)*<b class="count">([^<]*)</b>', re.DOTALL)
+    assert not count.search(shown(pages, "/jobs"))
+    for _ in range(2):
+        failed(pages.database, "charge")
+    executor(pages.database, "charge", silent="1 h")
+    assert set(count.findall(shown(pages, "/jobs"))) == {("dead_letters", "2"), ("fleet", "1 silent")}
+    pages.database.execute("UPDATE dead_letters SET redriven_at = created_at")
+    assert set(count.findall(shown(pages, "/jobs"))) == {("fleet", "1 silent")}
 
 
 def test_job_and_run_name_the_target_without_its_headers(pages: ApiClient) -> None:

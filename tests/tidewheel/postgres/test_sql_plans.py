@@ -526,6 +526,7 @@ SPECIAL: Mapping[str, Mapping[str, object]] = {
     "last_dead_letter_looked_at": _LETTERS | {"job_id": None},
     "count_dead_letters": _LETTERS | {"job_id": None},
     "count_waiting_dead_letters": {"look": 1000},
+    "count_wrong": {"look": 1000},
     "group_dead_letters": _LETTERS | {"redriven": False, "look": 10_000},
     "find_open_states": {"job_id": None, "limit": 500},
     "purge_dead_letters": {"redriven": None},
@@ -756,7 +757,7 @@ _HOT = {
         read_past_attempts read_last_attempts find_open_states
         find_keys_from read_paused_timers
         read_activity read_stages find_slowest_runs count_upcoming group_open_runs find_failing_jobs
-        count_waiting_dead_letters count_runs_of_executors list_runs_of_executor
+        count_waiting_dead_letters count_wrong count_runs_of_executors list_runs_of_executor
     """,
     "tidewheel.nouns.dead_letters": "list_dead_letters last_dead_letter_looked_at group_dead_letters",
     "tidewheel.nouns.freezes": "read_frozen_timers",
