@@ -133,6 +133,16 @@ SELECT j.key, j.job_id, j.version, v.schedule_json, j.labels, j.paused, j.paused
  WHERE j.job_id = ANY (%(job_ids)s)
  ORDER BY j.key COLLATE "C"
 
+-- name: read_plain_schedules
+-- Returns the schedules of those of these jobs whose timers fire each occurrence at its time.
+-- Index: jobs_pkey, job_versions_pkey, timers_pkey. No lock.
+SELECT j.job_id, v.schedule_json
+  FROM jobs AS j
+  JOIN job_versions AS v ON v.job_id = j.job_id AND v.version = j.version
+  JOIN timers AS t ON t.job_id = j.job_id
+ WHERE j.job_id = ANY (%(job_ids)s) AND t.hold_reason IS NULL AND NOT t.overridden
+   AND v.policy_json NOT LIKE '%%calendars":["%%'
+
 -- name: find_keys_from
 -- Returns the first keys of a tenant from a text on, and the last ones before it.
 -- Index: jobs_by_key, from the text in both directions. No lock.
@@ -1136,6 +1146,29 @@ SELECT w.job_id, r.run_id, r.scheduled_at, r.state, r.started_at, r.finished_at
          ORDER BY scheduled_at DESC
          LIMIT 20) AS r
  ORDER BY w.job_id, r.scheduled_at DESC
+
+-- name: count_runs_of_jobs
+-- Returns the number of the newest `look` runs of each job in each span, by bin and state.
+-- Index: job_runs_by_job, and by job in the partitions from the day of `ended_since` on, walked backwards. No lock.
+-- Why `ended_since`: a run ends at its instant or later, unless a client cancels or skips it ahead; those that end more than a day
+-- ahead are left out.
+SELECT w.job_id, width_bucket(r.scheduled_at, %(edges)s::timestamptz[]) - 1 AS bin, r.state, count(*) AS runs
+  FROM unnest(%(job_ids)s::uuid[]) AS w (job_id)
+ CROSS JOIN unnest(%(since)s::timestamptz[], %(until)s::timestamptz[]) AS s (since, until)
+ CROSS JOIN LATERAL (
+       (SELECT o.scheduled_at, o.state FROM job_runs AS o
+         WHERE o.job_id = w.job_id AND o.scheduled_at >= s.since AND o.scheduled_at < s.until
+         ORDER BY o.scheduled_at DESC
+         LIMIT %(look)s)
+        UNION ALL
+       (SELECT f.scheduled_at, f.state FROM finished_runs AS f
+         WHERE f.job_id = w.job_id AND f.scheduled_at >= s.since AND f.scheduled_at < s.until
+           AND f.finished_at >= %(ended_since)s
+         ORDER BY f.scheduled_at DESC
+         LIMIT %(look)s)
+         ORDER BY scheduled_at DESC
+         LIMIT %(look)s) AS r
+ GROUP BY 1, 2, 3
 
 -- name: read_activity
 -- Returns the ended runs of a tenant by bin and state, and the number of rows; of the newest `look` rows. A queue and a lane
