@@ -1127,26 +1127,6 @@ SELECT l.at, l.action = 'job.pause' AS begins, coalesce(l.named, l.actor) AS by
          LIMIT 200) AS l
  WHERE l.action IN ('job.pause', 'job.resume') AND l.result = 'accepted'
 
--- name: read_recent_runs
--- Returns the newest 20 runs of each job whose instant has come, ended ones of the last seven days alone.
--- Index: job_runs_by_job, and by job in the partitions of these days, walked backwards. No lock.
-SELECT w.job_id, r.run_id, r.scheduled_at, r.state, r.started_at, r.finished_at
-  FROM unnest(%(job_ids)s::uuid[]) AS w (job_id)
- CROSS JOIN LATERAL (
-       (SELECT o.run_id, o.scheduled_at, o.state, o.started_at, NULL::timestamptz AS finished_at FROM job_runs AS o
-         WHERE o.job_id = w.job_id AND o.scheduled_at <= tidewheel_now()
-         ORDER BY o.scheduled_at DESC
-         LIMIT 20)
-        UNION ALL
-       (SELECT f.run_id, f.scheduled_at, f.state, f.started_at, f.finished_at FROM finished_runs AS f
-         WHERE f.job_id = w.job_id AND f.scheduled_at <= tidewheel_now()
-           AND f.finished_at > tidewheel_now() - interval '7 days'
-         ORDER BY f.scheduled_at DESC
-         LIMIT 20)
-         ORDER BY scheduled_at DESC
-         LIMIT 20) AS r
- ORDER BY w.job_id, r.scheduled_at DESC
-
 -- name: count_runs_of_jobs
 -- Returns the number of the newest `look` runs of each job in each span, by bin and state.
 -- Index: job_runs_by_job, and by job in the partitions from the day of `ended_since` on, walked backwards. No lock.

@@ -1,4 +1,4 @@
-"""The grid of jobs and time as shapes: levels, segments, marks and the condition of a job, as pure functions.
+"""The grid of jobs and time as shapes, and the condition of a job, as pure functions.
 
 A bar above the line counts runs that succeeded, one below it runs that failed. An outlined bar is due, a lozenge did
 not start. All rows of a grid have the same cells, so that one line of now runs through them.

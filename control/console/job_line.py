@@ -1,4 +1,4 @@
-"""The timeline of a job as shapes, and the strip of its last runs.
+"""The timeline of a job as shapes.
 
 A place along the axis is a percentage, a height is in pixels. The height of a bar is its duration, on a logarithmic
 scale.
@@ -18,10 +18,8 @@ from tidewheel.control.explain.explanation import OccurrenceOutcome
 from tidewheel.control.explain.job_timeline import JobTimeline, TimelineBin, TimelineRun
 from tidewheel.control.explain.month import Counted
 from tidewheel.control.explain.upcoming import UpcomingOccurrence
-from tidewheel.control.reads.workload import ActivityBin
 from tidewheel.control.words import duration
 from tidewheel.jobs.values import format_second
-from tidewheel.nouns.runs.model import RecentRun
 from tidewheel.runs import Cause, RunState
 
 SIZE = Size(56, 18, 22)
@@ -31,11 +29,6 @@ _HOLLOW = 12.0
 _THINNEST = 0.35  # percent
 _RETRIES = 4
 _UNFIRED = {OccurrenceOutcome.WILL_BE_EXCLUDED, OccurrenceOutcome.WILL_BE_SKIPPED, OccurrenceOutcome.WILL_BE_MOVED}
-
-STRIP_WIDTH, STRIP_HEIGHT, STRIP_AXIS = 146, 20, 14
-_STEP, _DEEP = 7, 5
-_TALLEST = 12.0
-_SHOWN = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,57 +253,3 @@ def _pauses(along: Axis, timeline: JobTimeline) -> Iterator[tuple[Bar, str]]:
         first, last = along.x(each.since), along.x(each.until or along.end)
         by = f" by {each.by}" if each.by else ""
         yield Bar("", first, 0, round(max(last - first, _THINNEST), 3), SIZE.above), f"paused{by}"
-
-
-@dataclass(frozen=True, slots=True)
-class StripBar:
-    """A bar, in pixels."""
-
-    family: str
-    x: int
-    y: float
-    height: float
-
-
-@dataclass(frozen=True, slots=True)
-class Strip:
-    """A strip: bars from the oldest run on, and their counts in words."""
-
-    bars: Sequence[StripBar]
-    words: str
-    failed: int
-
-
-def strip(runs: Sequence[RecentRun], *, comes: bool) -> Strip:
-    """Return the strip of runs, the newest first."""
-    first = _SHOWN - len(runs)
-    bars = [_bar(run, (first + at) * _STEP) for at, run in enumerate(reversed(runs))]
-    if comes:
-        bars.append(StripBar("ahead", _SHOWN * _STEP + 1, STRIP_AXIS - 7.0, 6.0))
-    failed, many = sum(family_of(run.state) == "bad" for run in runs), counted(len(runs), "run")
-    return Strip(bars, f"{failed} of {many} failed" if failed else f"{many}, none failed", failed)
-
-
-def strip_of_bins(bins: Sequence[ActivityBin]) -> Strip:
-    """Return the strip of 20 bins, the oldest first: its height is the share of the fullest bin."""
-    bars: list[StripBar] = []
-    good = [each.succeeded + each.cancelled + each.skipped for each in bins]
-    bad = [each.failed + each.timed_out for each in bins]
-    for at, (ended, failed) in enumerate(zip(good, bad, strict=True)):
-        if ended:
-            height = max(round(ended / max(good) * _TALLEST, 1), 3.0)
-            bars.append(StripBar("good", at * _STEP, round(STRIP_AXIS - height, 1), height))
-        if failed:
-            bars.append(StripBar("bad", at * _STEP, STRIP_AXIS + 1.0, _DEEP))
-    return Strip(bars, f"{counted(sum(good) + sum(bad), 'run')} ended in the last hour, {sum(bad):,} failed", sum(bad))
-
-
-def _bar(run: RecentRun, x: int) -> StripBar:
-    family = family_of(run.state)
-    if family == "bad":
-        return StripBar(family, x, STRIP_AXIS + 1.0, _DEEP)
-    if family == "undone":
-        return StripBar(family, x, STRIP_AXIS - 2.0, 4)
-    took = height_of(between(run.started_at, run.finished_at))
-    height = 7.0 if family == "ahead" else max(round(took / _MOST * _TALLEST, 1), 3.0)
-    return StripBar(family, x, round(STRIP_AXIS - height, 1), height)

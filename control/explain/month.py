@@ -138,7 +138,7 @@ def coming_counts(connection: Conn, tenant: str, key: str, edges: Sequence[datet
 
 
 class JobBins(NamedTuple):
-    """The runs of a job by bin up to now and by state; for each bin ahead, True if the job comes due in it."""
+    """The runs of a job by bin up to now and by state; True for each bin ahead in which the job is due."""
 
     runs: Sequence[Mapping[str, int]]
     due: Sequence[bool]
@@ -164,7 +164,7 @@ def job_bins(
 
 
 def due_bins(next_at: datetime | None, schedule: Schedule | None, edges: Sequence[datetime]) -> list[bool]:
-    """Return True for each bin with an occurrence: the next one, and those of a schedule that leaves none out."""
+    """Return True for each bin with the next occurrence, or with one of a schedule that leaves none out."""
     found = [False] * (len(edges) - 1)
     while next_at is not None and next_at < edges[-1]:
         at = bisect_right(edges, next_at) - 1

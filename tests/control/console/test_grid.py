@@ -1,4 +1,4 @@
-"""The grid of jobs and time: each run is in one bin, no failure is hidden, equal neighbours are one segment."""
+"""The grid of jobs and time: each run is in one bin, and no failure is hidden."""
 
 import re
 from collections import Counter

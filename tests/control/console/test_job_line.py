@@ -1,4 +1,4 @@
-"""The shapes of a job's timeline, its strip and its list: nothing is lost, and nothing lies outside."""
+"""The shapes of a job's timeline and its list: nothing is lost, and nothing lies outside."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -12,20 +12,16 @@ from hypothesis import strategies as st
 from tidewheel.control.console.axis import Window, axis, axis_between
 from tidewheel.control.console.job_line import (
     SIZE,
-    STRIP_HEIGHT,
-    STRIP_WIDTH,
     Line,
     job_line,
     most_at_once,
     sentence,
-    strip,
 )
 from tidewheel.control.console.runs import Show, counts, filtered, job_rows
 from tidewheel.control.console.urls import Urls
 from tidewheel.control.explain.explain import Unfired
 from tidewheel.control.explain.job_timeline import JobTimeline, Pause, TimelineBin, TimelineRun, VersionTick
 from tidewheel.control.explain.month import Counted
-from tidewheel.nouns.runs.model import RecentRun
 from tidewheel.runs import RunState
 
 NOW = datetime(2026, 11, 21, 22, 16, 10, tzinfo=UTC)
@@ -137,19 +133,3 @@ def test_list_has_each_run_and_each_skip_once_in_the_order_of_time(
     assert len(rows) == len(shown) + len(skips) - hidden
     assert counts(rows, SECOND)[Show.ALL] == len(rows)
     assert all(row in rows for show in Show for row in filtered(rows, show, SECOND))
-
-
-@given(shown=st.lists(runs(), max_size=20), comes=st.booleans())
-def test_strip_fits_its_row(shown: list[TimelineRun], *, comes: bool) -> None:
-    recent = [
-        RecentRun(UUID(int=1), run.run_id, run.scheduled_at, run.state, run.started_at, run.finished_at)
-        for run in shown
-    ]
-    found = strip(recent, comes=comes)
-    assert len(found.bars) == len(shown) + comes
-    assert all(
-        0 <= bar.x <= STRIP_WIDTH - 5 and bar.y >= 0 and bar.y + bar.height <= STRIP_HEIGHT for bar in found.bars
-    )
-    assert ("failed" in found.words.replace("none failed", "")) == any(
-        run.state in {"failed", "timed_out"} for run in shown
-    )

@@ -128,8 +128,8 @@ def test_list_of_jobs_shows_the_last_runs_and_whose_last_run_failed(pages: ApiCl
         failed(pages.database, "charge")
     succeed(pages.database, begun(pages.database, "well"))
     page = shown(pages, "/jobs")
-    assert "3 of 3 runs failed" in page
-    assert 'aria-label="1 run, none failed"' in page
+    assert 'aria-label="charge: 3 failed"' in page
+    assert 'aria-label="well: 1 succeeded' in page
     assert "02:30 Berlin" in page
     assert 'href="/jobs/charge/pause"' in page
     unwell = shown(pages, "/jobs?status=unwell")

@@ -752,7 +752,7 @@ _HOT = {
         read_logs read_run find_jobs_of_page list_jobs show_job read_job_position
         read_versions_near read_runs_at
         read_attempts_of read_skips_at read_overrides_around find_active_run
-        read_recent_runs count_runs_of_jobs read_plain_schedules find_timeline_runs count_timeline_runs
+        count_runs_of_jobs read_plain_schedules find_timeline_runs count_timeline_runs
         read_took_p95 read_versions_since read_pauses
         find_chain find_runs_ahead find_unfired read_versions read_two_versions
         find_runs find_open_runs find_runs_of_job find_open_runs_of_job find_failed_runs read_runs show_run

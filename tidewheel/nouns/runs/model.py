@@ -132,18 +132,6 @@ class RunPage:
 
 
 @dataclass(frozen=True, slots=True)
-class RecentRun:
-    """A run of the last seven days."""
-
-    job_id: UUID
-    run_id: UUID
-    scheduled_at: datetime
-    state: str
-    started_at: datetime | None
-    finished_at: datetime | None
-
-
-@dataclass(frozen=True, slots=True)
 class BinnedRuns:
     """The runs of a job by bin, counted by state; a sample has only the newest of each bin."""
 

@@ -27,16 +27,7 @@ from tidewheel.ids import first_run_id, instant_of, job_id, order_id, read_uuid
 from tidewheel.jobs.validation import shown
 from tidewheel.jobs.values import format_timestamp, parse_timestamp
 from tidewheel.nouns.operation import Noun, Page, Rows, operation, read_page
-from tidewheel.nouns.runs.model import (
-    BinnedRuns,
-    Cancellation,
-    Group,
-    PageFilter,
-    RecentRun,
-    RunFilter,
-    RunPage,
-    RunSummary,
-)
+from tidewheel.nouns.runs.model import BinnedRuns, Cancellation, Group, PageFilter, RunFilter, RunPage, RunSummary
 from tidewheel.nouns.tenants.reads import require_tenant
 from tidewheel.postgres.database_clock import read_now
 from tidewheel.postgres.pg_binary import uuids
@@ -57,7 +48,6 @@ _FIND_OPEN_RUNS_OF_JOB = _SQL["find_open_runs_of_job"]
 _FIND_LONGEST_ATTEMPTS = _SQL["find_longest_attempts"]
 _FIND_FAILED_RUNS = _SQL["find_failed_runs"]
 _READ_RUNS = _SQL["read_runs"]
-_READ_RECENT_RUNS = _SQL["read_recent_runs"]
 _COUNT_RUNS_OF_JOBS = _SQL["count_runs_of_jobs"]
 _LIST_CANCELLATIONS = _SQL["list_cancellations"]
 _READ_CANCELLATION = _SQL["read_cancellation"]
@@ -301,19 +291,10 @@ def read_runs_and_waits(connection: Conn, run_ids: Sequence[UUID]) -> tuple[RunS
     return tuple(replace(run, why=waits.get(run.run_id)) for run in runs)
 
 
-def read_recent_runs(connection: Conn, job_ids: Sequence[UUID]) -> Mapping[UUID, Sequence[RecentRun]]:
-    """Return the newest 20 runs of each job within seven days, newest first."""
-    found: dict[UUID, list[RecentRun]] = {each: [] for each in job_ids}
-    with connection.cursor(row_factory=class_row(RecentRun), binary=True) as cursor:
-        for run in cursor.execute(_READ_RECENT_RUNS, {"job_ids": list(job_ids)}):
-            found[run.job_id].append(run)
-    return found
-
-
 def count_runs_of_jobs(
     connection: Conn, job_ids: Sequence[UUID], edges: Sequence[datetime]
 ) -> Mapping[UUID, BinnedRuns]:
-    """Return the runs of each job by their nominal instants, between ascending edges, which begin and end the bins.
+    """Return the runs of each job by bin. Ascending edges of nominal instants begin and end the bins.
 
     The jobs share `_BINNED` runs. Of a job with more than its share, the newest runs of each bin are a sample.
     """
