@@ -241,7 +241,7 @@ def test_silent_api_is_named_in_a_band_until_it_answers(here: Tab) -> None:
     here.page.evaluate("document.querySelector('.toast.own').remove()")
     here.page.locator(".rail a[data-place=jobs]").click()
     expect(here.page.locator(".toast.own")).to_contain_text("The API has not answered.")
-    expect(here.page.locator("h1")).to_have_text("Overview")
+    expect(here.page).to_have_title(re.compile("Overview"))
     here.page.context.set_offline(False)
     here.page.evaluate("openLive()")
     expect(here.page.locator(".stale")).to_have_count(0)
