@@ -192,7 +192,7 @@ class Causes:
             waited, remedy = self.now - oldest.oldest_at, oldest.why.remedy or ""
             if code == WaitCode.SLOT:
                 if waited >= _LONG_WAIT or (queue, rest) in late:
-                    words = f"executors of queue {queue}, lane {rest}, are falling behind"
+                    words = f"runs of queue {queue}, lane {rest}, start late"
                     yield _counting(Need("waiting_runs", Severity.WARNING, words, remedy=remedy), parts)
             elif waited >= _SETTLED and not (no_executor and code == WaitCode.NO_EXECUTOR):
                 words, _, evidence = oldest.why.words.partition("; ")

@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from itertools import pairwise
-from typing import Annotated, Literal, NamedTuple, cast
+from typing import Annotated, Literal, cast
 from uuid import UUID
 
 from psycopg.rows import class_row
@@ -221,7 +221,8 @@ class Backlog:
     why: Annotated[Wait | None, Field(description="The reason for which the oldest waits.")]
 
 
-class Waiting(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Waiting:
     """Due runs of one queue, lane, handler and hold: they wait for one reason.
 
     Args:

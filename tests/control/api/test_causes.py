@@ -214,7 +214,7 @@ def test_late_lane_is_one_cause_and_a_lane_without_runs_of_the_tenant_is_none(cl
         [Jsonb([lane | {"queue": queue} for queue in ("default", "reports")])],
     )
     [need] = needs(client, "waiting_runs", "fleet")
-    assert (need["words"], need["count"]) == ("executors of queue default, lane standard, are falling behind", 2)
+    assert (need["words"], need["count"]) == ("runs of queue default, lane standard, start late", 2)
     assert "rival" not in str(need)
 
 
