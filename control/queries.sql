@@ -1097,6 +1097,39 @@ SELECT percentile_disc(0.95) WITHIN GROUP (ORDER BY l.took) FILTER (WHERE l.stat
          ORDER BY f.scheduled_at DESC
          LIMIT 1000) AS l
 
+-- name: read_streak
+-- Returns the failures of a job since its last success among its newest 1,000 ended runs: their number, the end of the first one,
+-- their lowest and highest version, the newest one with its error, and the highest version that succeeded.
+-- Index: by job in every partition, walked backwards; failed_runs_pkey. No lock.
+WITH latest AS MATERIALIZED (
+    SELECT f.run_id, f.state, f.finished_at, f.job_version
+      FROM finished_runs AS f
+     WHERE f.job_id = %(job_id)s
+     ORDER BY f.scheduled_at DESC
+     LIMIT 1000
+), good AS (
+    SELECT max(l.finished_at) AS at, max(l.job_version) AS version FROM latest AS l WHERE l.state = 'succeeded'
+), streak AS (
+    SELECT count(*) AS failures, min(l.finished_at) AS since, min(l.job_version) AS first_version,
+           max(l.job_version) AS last_version, (array_agg(l.run_id ORDER BY l.finished_at DESC))[1] AS run_id
+      FROM latest AS l
+     CROSS JOIN good
+     WHERE l.state IN ('failed', 'timed_out') AND (good.at IS NULL OR l.finished_at > good.at)
+)
+SELECT s.*, f.error_type, left(split_part(f.error_message, E'\n', 1), 300) AS message, good.version AS good_version,
+       good.at IS NULL AND (SELECT count(*) FROM latest) = 1000 AS at_least
+  FROM streak AS s
+ CROSS JOIN good
+  LEFT JOIN failed_runs AS f ON f.run_id = s.run_id
+ WHERE s.failures > 0
+
+-- name: read_error_lines
+-- Returns the first lines of the errors of failed runs.
+-- Index: failed_runs_pkey. No lock.
+SELECT f.run_id, left(split_part(f.error_message, E'\n', 1), 200) AS message
+  FROM failed_runs AS f
+ WHERE f.run_id = ANY (%(run_ids)s) AND f.error_message <> ''
+
 -- name: read_versions_since
 -- Returns those of a job's newest 100 versions that came into force in a time, the newest first.
 -- Index: job_versions_pkey, walked backwards. No lock.

@@ -83,6 +83,11 @@ def part(read: Callable[[], T]) -> T | Failed:
         return Failed(str(error))
 
 
+def or_else(read: T | Failed, otherwise: T) -> T:
+    """Return what was read, or a value in its place."""
+    return otherwise if isinstance(read, Failed) else read
+
+
 def in_snapshot(
     connection: Connection, read: Callable[Concatenate[Conn, P], T], *args: P.args, **kwargs: P.kwargs
 ) -> T:

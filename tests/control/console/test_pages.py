@@ -1,6 +1,7 @@
 """Pages on a real database: empty, one, many, hostile text, unknown ids, headers, base path, tenants."""
 
 import re
+from html import unescape
 from http import HTTPStatus
 from urllib.parse import quote
 from uuid import UUID, uuid4
@@ -68,19 +69,18 @@ def test_failed_run_shows_its_error_and_the_overview_names_its_job(pages: ApiCli
     assert '<a href="/jobs/charge"><bdi>charge</bdi></a>' in overview
     assert '<a href="/runs?job=charge&amp;status=failed">Its failed runs</a>' in overview
     assert "tidewheel run list" not in overview, "a page needs no command where it has a link"
-    assert "The last 3 runs failed: ConnectionError." in shown(pages, "/jobs/charge")
     again = failed(pages.database, "charge")
     with Client(pages.database.url) as client:
-        for retried, words in ((again, "the 4 before it failed."), (runs[0], "4 of the 5 before it failed, and 1 was")):
+        for retried in (again, runs[0]):
             client.runs.cancel(client.runs.retry(retried))
             page = shown(pages, "/jobs/charge")
-            assert "The last run was cancelled" in page
-            assert words in page
+            assert "4 failures in a row" in page, "a cancelled run neither fails nor succeeds"
+            assert f'<a class="mono" href="/runs/{again}"><bdi>ConnectionError: db-2 refused</bdi></a>' in page
         assert "its last 4 runs failed" in shown(pages, "/")
     failed(pages.database, "charge")
-    assert "The last run failed: ConnectionError; 4 of the 6 before it failed, and 2 were cancelled." in shown(
-        pages, "/jobs/charge"
-    )
+    assert re.search(r"Fails since [0-9:]+\. 5 failures in a row\.", shown(pages, "/jobs/charge"))
+    succeed(pages.database, begun(pages.database, "charge"))
+    assert "The last run succeeded; a run failed " in shown(pages, "/jobs/charge")
 
 
 def test_job_and_run_name_the_target_without_its_headers(pages: ApiClient) -> None:
@@ -96,15 +96,24 @@ def test_job_and_run_name_the_target_without_its_headers(pages: ApiClient) -> No
     assert "<bdi>handler send</bdi>" in shown(pages, "/jobs/plain")
 
 
-def test_failed_row_of_a_job_links_the_run_that_a_redrive_made(pages: ApiClient) -> None:
+def test_failed_row_of_a_job_and_the_run_of_its_redrive_link_each_other(pages: ApiClient) -> None:
     submit(pages.database, "nightly", retry={"max_attempts": 1})
     run = failed(pages.database, "nightly")
     with Client(pages.database.url) as client:
         redrive(client, pages.database, key="nightly")
     new = pages.database.value("SELECT redriven_run_id FROM dead_letters")
     page = shown(pages, "/jobs/nightly")
-    assert re.search(rf'redriven as <a class="mono" href="/runs/{new}">', page), page
-    assert str(run) in page
+    assert f'retried as <a class="mono" href="/runs/{new}">' in page
+    assert f'retry of <a class="mono" href="/runs/{run}">' in page
+
+
+def test_equal_rows_of_a_job_are_one_row_with_a_link_that_opens_them(pages: ApiClient) -> None:
+    submit(pages.database, "nightly", retry={"max_attempts": 1})
+    made = {str(failed(pages.database, "nightly")) for _ in range(6)}
+    page = shown(pages, "/jobs/nightly")
+    assert '<span class="word">5 failed</span>' in page
+    [opened] = re.findall(r'href="([^"]+)">show</a>', page)
+    assert set(re.findall(r'<td class="mono"><a href="/runs/([^"]+)"', shown(pages, unescape(opened)))) == made
 
 
 def test_next_page_keeps_every_label(pages: ApiClient) -> None:

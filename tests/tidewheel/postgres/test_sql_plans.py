@@ -749,7 +749,7 @@ _HOT = {
         read_versions_near read_runs_at
         read_attempts_of read_skips_at read_overrides_around find_active_run
         read_recent_runs find_timeline_runs count_timeline_runs
-        read_took_p95 read_versions_since read_pauses
+        read_took_p95 read_streak read_error_lines read_versions_since read_pauses
         find_chain find_runs_ahead find_unfired read_versions read_two_versions
         find_runs find_open_runs find_runs_of_job find_open_runs_of_job find_failed_runs read_runs show_run
         show_failed_run read_retry_facts find_longest_attempts
