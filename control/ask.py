@@ -23,9 +23,6 @@ _FIND_KEYS_FROM = Statements("tidewheel.control")["find_keys_from"]
 MAX_ALTERNATIVES = 8
 """The other meanings that an answer has at most."""
 
-EXAMPLES = ("nightly", "#4711")
-"""Texts that are found, where such a job and dead letter exist."""
-
 _KEYS = 100  # on each side of a text that are compared with it: all of a small installation
 _ALIKE = 0.6  # of difflib: an error in each third character
 _DEAD_LETTER = re.compile(r"#(\d{1,18})", re.ASCII)
@@ -40,7 +37,7 @@ class Kind(StrEnum):
     DEAD_LETTER = "dead_letter"
     JOB = "job"
     MATCHES = "matches"
-    """Keys that begin with the text, or runs of a short id: the alternatives."""
+    """Keys that begin with the text or contain it, or runs of a short id: the alternatives."""
     NOTHING = "nothing"
     """The text means nothing here; the alternatives are the nearest keys."""
 
@@ -71,8 +68,8 @@ class NotUnderstood(Refused):
     code = "unknown_question"
 
     def __init__(self, found: Answer) -> None:
-        near = [each.target for each in found.alternatives]
-        remedy = f"the nearest keys are {', '.join(near)}" if near else f"write one such as {', '.join(EXAMPLES)}"
+        near = ", ".join(each.target for each in found.alternatives)
+        remedy = f"the nearest keys are {near}" if near else "write a job key, a run id or a dead letter's #number"
         super().__init__([FieldError("question", found.words, remedy)])
 
 
@@ -127,15 +124,18 @@ def _of_run(run: RunSummary) -> Meaning:
 
 
 def _by_key(connection: Conn, tenant: str, text: str) -> Answer:
-    """Return the job of a key, else the keys that begin with it, else the nearest ones."""
+    """Return the job of a key, else the keys that begin with it or contain it, else the nearest ones.
+
+    Keys that contain it are found among the nearest ones: no index has them.
+    """
     columns = {"tenant": tenant, "text": text, "limit": _KEYS}
     keys = [str(key) for (key,) in connection.execute(_FIND_KEYS_FROM, columns)]
-    longer = sorted(key for key in keys if key.startswith(text) and key != text)[:MAX_ALTERNATIVES]
-    others = tuple(Meaning(Kind.JOB, key, "a job") for key in longer)
+    longer = sorted((not key.startswith(text), key) for key in keys if text in key and key != text)
+    others = tuple(Meaning(Kind.JOB, key, "a job") for _, key in longer[:MAX_ALTERNATIVES])
     if text in keys:
         return Answer(text, Kind.JOB, text, "a job", others)
     if others:
-        return Answer(text, Kind.MATCHES, None, f"begins with {text}", others)
+        return Answer(text, Kind.MATCHES, None, f"contains {text}", others)
     near = get_close_matches(text, keys, n=3, cutoff=_ALIKE)
     words = f"no job, run or dead letter is {text!r}"
     return Answer(text, Kind.NOTHING, None, words, tuple(Meaning(Kind.JOB, key, "a key like it") for key in near))

@@ -133,6 +133,16 @@ SELECT j.key, j.job_id, j.version, v.schedule_json, j.labels, j.paused, j.paused
  WHERE j.job_id = ANY (%(job_ids)s)
  ORDER BY j.key COLLATE "C"
 
+-- name: read_plain_schedules
+-- Returns the schedules of those of these jobs whose timers fire each occurrence at its time.
+-- Index: jobs_pkey, job_versions_pkey, timers_pkey. No lock.
+SELECT j.job_id, v.schedule_json
+  FROM jobs AS j
+  JOIN job_versions AS v ON v.job_id = j.job_id AND v.version = j.version
+  JOIN timers AS t ON t.job_id = j.job_id
+ WHERE j.job_id = ANY (%(job_ids)s) AND t.hold_reason IS NULL AND NOT t.overridden
+   AND v.policy_json NOT LIKE '%%calendars":["%%'
+
 -- name: find_keys_from
 -- Returns the first keys of a tenant from a text on, and the last ones before it.
 -- Index: jobs_by_key, from the text in both directions. No lock.
@@ -718,11 +728,12 @@ SELECT {{cancellation_with_progress(c)}}
 SELECT DISTINCT queue FROM job_versions ORDER BY queue
 
 -- name: count_waiting_dead_letters
--- Returns how many of a tenant's newest `look` dead letters were not redriven, and the creation of the oldest of these.
+-- Returns how many of a tenant's newest `look` dead letters were not redriven, the creation of the oldest of these, and the number
+-- that was looked at. Those of the jobs in `except_jobs` are left out.
 -- Index: dead_letters_by_tenant, walked backwards. No lock.
-SELECT count(*), min(d.created_at)
-  FROM (SELECT created_at, redriven_at FROM dead_letters WHERE tenant = %(tenant)s ORDER BY created_at DESC, id DESC LIMIT %(look)s) AS d
- WHERE d.redriven_at IS NULL
+SELECT count(*) FILTER (WHERE d.waits), min(d.created_at) FILTER (WHERE d.waits), count(*)
+  FROM (SELECT created_at, redriven_at IS NULL AND coalesce(job_id <> ALL (%(except_jobs)s::uuid[]), true) AS waits
+          FROM dead_letters WHERE tenant = %(tenant)s ORDER BY created_at DESC, id DESC LIMIT %(look)s) AS d
 
 -- name: read_paused_timers
 -- Returns the timers of paused jobs.
@@ -744,6 +755,15 @@ SELECT executor_id, name, queues, handlers, slots, stopping, started_at, last_he
  WHERE executor_id > %(after)s
  ORDER BY executor_id
  LIMIT %(limit)s
+
+-- name: count_wrong
+-- Returns how many of a tenant's newest `look` dead letters were not redriven, and how many executors are silent.
+-- Index: dead_letters_by_tenant, walked backwards; executors is read whole, which has a row for each process. No lock.
+SELECT (SELECT count(*)
+          FROM (SELECT redriven_at FROM dead_letters WHERE tenant = %(tenant)s ORDER BY created_at DESC, id DESC LIMIT %(look)s) AS d
+         WHERE d.redriven_at IS NULL) AS letters,
+       (SELECT count(*) FROM executors AS e
+         WHERE e.last_heartbeat_at <= (SELECT tidewheel_now()) - coalesce(e.lease, %(lease)s::interval)) AS silent
 
 -- part: due_runs(parts)
 -- The first due open runs of each tenant in each of some queues and lanes.
@@ -1097,6 +1117,39 @@ SELECT percentile_disc(0.95) WITHIN GROUP (ORDER BY l.took) FILTER (WHERE l.stat
          ORDER BY f.scheduled_at DESC
          LIMIT 1000) AS l
 
+-- name: read_streak
+-- Returns the failures of a job since its last success among its newest 1,000 ended runs: their number, the end of the first one,
+-- their lowest and highest version, the newest one with its error, and the highest version that succeeded.
+-- Index: by job in every partition, walked backwards; failed_runs_pkey. No lock.
+WITH latest AS MATERIALIZED (
+    SELECT f.run_id, f.state, f.finished_at, f.job_version
+      FROM finished_runs AS f
+     WHERE f.job_id = %(job_id)s
+     ORDER BY f.scheduled_at DESC
+     LIMIT 1000
+), good AS (
+    SELECT max(l.finished_at) AS at, max(l.job_version) AS version FROM latest AS l WHERE l.state = 'succeeded'
+), streak AS (
+    SELECT count(*) AS failures, min(l.finished_at) AS since, min(l.job_version) AS first_version,
+           max(l.job_version) AS last_version, (array_agg(l.run_id ORDER BY l.finished_at DESC))[1] AS run_id
+      FROM latest AS l
+     CROSS JOIN good
+     WHERE l.state IN ('failed', 'timed_out') AND (good.at IS NULL OR l.finished_at > good.at)
+)
+SELECT s.*, f.error_type, left(split_part(f.error_message, E'\n', 1), 300) AS message, good.version AS good_version,
+       good.at IS NULL AND (SELECT count(*) FROM latest) = 1000 AS at_least
+  FROM streak AS s
+ CROSS JOIN good
+  LEFT JOIN failed_runs AS f ON f.run_id = s.run_id
+ WHERE s.failures > 0
+
+-- name: read_error_lines
+-- Returns the first lines of the errors of failed runs.
+-- Index: failed_runs_pkey. No lock.
+SELECT f.run_id, left(split_part(f.error_message, E'\n', 1), 200) AS message
+  FROM failed_runs AS f
+ WHERE f.run_id = ANY (%(run_ids)s) AND f.error_message <> ''
+
 -- name: read_versions_since
 -- Returns those of a job's newest 100 versions that came into force in a time, the newest first.
 -- Index: job_versions_pkey, walked backwards. No lock.
@@ -1117,25 +1170,28 @@ SELECT l.at, l.action = 'job.pause' AS begins, coalesce(l.named, l.actor) AS by
          LIMIT 200) AS l
  WHERE l.action IN ('job.pause', 'job.resume') AND l.result = 'accepted'
 
--- name: read_recent_runs
--- Returns the newest 20 runs of each job whose instant has come, ended ones of the last seven days alone.
--- Index: job_runs_by_job, and by job in the partitions of these days, walked backwards. No lock.
-SELECT w.job_id, r.run_id, r.scheduled_at, r.state, r.started_at, r.finished_at
+-- name: count_runs_of_jobs
+-- Returns the number of the newest `look` runs of each job in each span, by bin and state.
+-- Index: job_runs_by_job, and by job in the partitions from the day of `ended_since` on, walked backwards. No lock.
+-- Why `ended_since`: a run ends at its instant or later, unless a client cancels or skips it ahead; those that end more than a day
+-- ahead are left out.
+SELECT w.job_id, width_bucket(r.scheduled_at, %(edges)s::timestamptz[]) - 1 AS bin, r.state, count(*) AS runs
   FROM unnest(%(job_ids)s::uuid[]) AS w (job_id)
+ CROSS JOIN unnest(%(since)s::timestamptz[], %(until)s::timestamptz[]) AS s (since, until)
  CROSS JOIN LATERAL (
-       (SELECT o.run_id, o.scheduled_at, o.state, o.started_at, NULL::timestamptz AS finished_at FROM job_runs AS o
-         WHERE o.job_id = w.job_id AND o.scheduled_at <= tidewheel_now()
+       (SELECT o.scheduled_at, o.state FROM job_runs AS o
+         WHERE o.job_id = w.job_id AND o.scheduled_at >= s.since AND o.scheduled_at < s.until
          ORDER BY o.scheduled_at DESC
-         LIMIT 20)
+         LIMIT %(look)s)
         UNION ALL
-       (SELECT f.run_id, f.scheduled_at, f.state, f.started_at, f.finished_at FROM finished_runs AS f
-         WHERE f.job_id = w.job_id AND f.scheduled_at <= tidewheel_now()
-           AND f.finished_at > tidewheel_now() - interval '7 days'
+       (SELECT f.scheduled_at, f.state FROM finished_runs AS f
+         WHERE f.job_id = w.job_id AND f.scheduled_at >= s.since AND f.scheduled_at < s.until
+           AND f.finished_at >= %(ended_since)s
          ORDER BY f.scheduled_at DESC
-         LIMIT 20)
+         LIMIT %(look)s)
          ORDER BY scheduled_at DESC
-         LIMIT 20) AS r
- ORDER BY w.job_id, r.scheduled_at DESC
+         LIMIT %(look)s) AS r
+ GROUP BY 1, 2, 3
 
 -- name: read_activity
 -- Returns the ended runs of a tenant by bin and state, and the number of rows; of the newest `look` rows. A queue and a lane
@@ -1201,63 +1257,78 @@ SELECT width_bucket(t.due_at, %(edges)s::timestamptz[]) - 1 AS bin, count(*) AS 
 
 -- name: group_open_runs
 -- Returns the oldest `look` open runs of a tenant by queue, lane, handler, state and hold, and by whether their cancel is accepted, each
--- with the oldest of them.
+-- with the oldest of them. A hold is a limit or an order for which they wait; only the `holds` ones with the most runs have a number.
 -- A buffered run has no time of a claim: it is due from its scheduled time, and not before its row.
 -- Index: job_runs_by_tenant, from the tenant's begin; cancellations_open, pending_cancels_by_run. No lock.
 -- Why: the rows are sorted by instant before they are grouped. To sort them by queue, lane and handler too takes three times as long.
-SELECT o.queue, o.lane, o.handler, o.state, o.is_held, o.ahead, o.is_cancelled, count(*) AS runs,
+WITH oldest AS MATERIALIZED (
+    SELECT f.*, coalesce(f.publish_at > (SELECT tidewheel_now()), true) AS ahead,
+           NOT ({{tidewheel.transitions.no_cancel_is_accepted(f)}}) AS is_cancelled
+      FROM (SELECT r.queue, r.lane, r.handler, r.state, r.waits_for, r.run_id, r.tenant, r.job_id, r.cause, r.created_at, r.attempt,
+                   CASE WHEN r.state = 'buffered' THEN greatest(r.scheduled_at, r.created_at)
+                        ELSE nullif(r.publish_at, 'infinity') END AS publish_at
+              FROM job_runs AS r
+             WHERE r.tenant = %(tenant)s AND r.shard >= 0
+             ORDER BY r.tenant, r.run_id
+             LIMIT %(look)s) AS f
+), largest AS MATERIALIZED (
+    SELECT waits_for FROM oldest WHERE waits_for IS NOT NULL GROUP BY waits_for ORDER BY count(*) DESC, waits_for LIMIT %(holds)s
+)
+SELECT o.queue, o.lane, o.handler, o.state, o.is_held, o.hold, o.ahead, o.is_cancelled, count(*) AS runs,
        min(o.publish_at) AS oldest_at, (array_agg(o.run_id))[1] AS run_id
-  FROM (SELECT f.*, coalesce(f.publish_at > (SELECT tidewheel_now()), true) AS ahead,
-               NOT ({{tidewheel.transitions.no_cancel_is_accepted(f)}}) AS is_cancelled
-          FROM (SELECT r.queue, r.lane, r.handler, r.state, r.waits_for IS NOT NULL AS is_held, r.run_id,
-                       r.tenant, r.job_id, r.cause, r.created_at, r.attempt,
-                       CASE WHEN r.state = 'buffered' THEN greatest(r.scheduled_at, r.created_at)
-                            ELSE nullif(r.publish_at, 'infinity') END AS publish_at
-                  FROM job_runs AS r
-                 WHERE r.tenant = %(tenant)s AND r.shard >= 0
-                 ORDER BY r.tenant, r.run_id
-                 LIMIT %(look)s) AS f
+  FROM (SELECT f.*, f.waits_for IS NOT NULL AS is_held,
+               CASE WHEN f.waits_for = ANY (ARRAY(SELECT waits_for FROM largest)) THEN f.waits_for END AS hold
+          FROM oldest AS f
          ORDER BY f.publish_at, f.run_id) AS o
- GROUP BY o.queue, o.lane, o.handler, o.state, o.is_held, o.ahead, o.is_cancelled
+ GROUP BY o.queue, o.lane, o.handler, o.state, o.is_held, o.hold, o.ahead, o.is_cancelled
 
 -- name: find_failing_jobs
--- Returns the jobs of a tenant of which at least `least` last runs failed, or a `share` of the runs of the last hour, among the
--- newest `look` failures, with the number, the first of them, their errors, and the first line of the latest message.
+-- Returns the jobs of a tenant that fail, once for each error: those with failures from `hour` on, and those that failed `least` times
+-- without a success since. Of the newest `look` failures; the most from `hour` on first, then the newest.
+-- `at_least` is true if these are not all of the hour's `failed` runs. `since` is null if the first failure may be an older one.
 -- Index: failed_runs_by_tenant, backwards; finished_runs_by_job of two days, for the newest `runs` of each; jobs_pkey,
 -- failed_runs_pkey.
 -- No lock.
+-- Why `since_version`: that version is in force, all these failures are of it, and the last success is of the version before.
 WITH latest AS MATERIALIZED (
-    SELECT f.run_id, f.job_id, f.scheduled_at, f.finished_at, coalesce(f.error_type, f.state) AS error
+    SELECT f.run_id, f.job_id, f.job_version, f.finished_at, f.state, f.error_type
       FROM failed_runs AS f
      WHERE f.tenant = %(tenant)s AND f.run_id >= %(first_id)s
      ORDER BY f.tenant DESC, f.run_id DESC
      LIMIT %(look)s
-), often AS MATERIALIZED (
-    SELECT l.job_id FROM latest AS l GROUP BY l.job_id HAVING count(*) > 1 ORDER BY count(*) DESC LIMIT 20
+), looked AS MATERIALIZED (
+    SELECT count(*) >= %(look)s AS is_cut, count(*) FILTER (WHERE finished_at >= %(hour)s) AS in_hour, min(finished_at) AS oldest
+      FROM latest
+), causes AS MATERIALIZED (
+    SELECT l.job_id, l.error_type, l.state, count(*) FILTER (WHERE l.finished_at >= %(hour)s) AS in_hour,
+           max(l.finished_at) AS newest_at, (array_agg(l.run_id ORDER BY l.finished_at DESC))[1] AS newest, min(l.job_version) AS version
+      FROM latest AS l
+     GROUP BY l.job_id, l.error_type, l.state
+    HAVING max(l.finished_at) >= %(hour)s OR count(*) >= %(least)s
+     ORDER BY in_hour DESC, newest_at DESC
+     LIMIT 50
 )
-SELECT j.key, j.job_id, row.failures, row.since, row.errors, good.ended_hour, good.failed_hour, row.in_hour, row.since_hour,
-       (SELECT left(split_part(m.error_message, E'\n', 1), 200) FROM failed_runs AS m WHERE m.run_id = row.newest) AS message
-  FROM often AS o
-  JOIN jobs AS j ON j.job_id = o.job_id AND j.deleted_at IS NULL
+SELECT j.key, j.job_id, c.error_type, c.state, c.in_hour, k.is_cut AND k.in_hour < %(failed)s AS at_least, row.in_a_row,
+       CASE WHEN NOT k.is_cut OR good.at >= k.oldest THEN row.since END AS since, c.newest_at,
+       CASE WHEN NOT k.is_cut AND c.version = j.version AND good.version = j.version - 1 THEN j.version END AS since_version,
+       (SELECT left(split_part(m.error_message, E'\n', 1), 200) FROM failed_runs AS m WHERE m.run_id = c.newest) AS message
+  FROM causes AS c
+ CROSS JOIN looked AS k
+  JOIN jobs AS j ON j.job_id = c.job_id AND j.deleted_at IS NULL
  CROSS JOIN LATERAL (
-    SELECT max(s.finished_at) FILTER (WHERE s.state = 'succeeded') AS at,
-           count(*) FILTER (WHERE s.finished_at >= %(hour)s) AS ended_hour,
-           count(*) FILTER (WHERE s.finished_at >= %(hour)s AND s.state <> 'succeeded') AS failed_hour
-      FROM (SELECT r.finished_at, r.state FROM finished_runs AS r
-             WHERE r.job_id = o.job_id AND r.finished_at >= %(since)s AND r.state IN ('succeeded', 'failed', 'timed_out')
+    SELECT max(s.finished_at) FILTER (WHERE s.state = 'succeeded') AS at, max(s.job_version) FILTER (WHERE s.state = 'succeeded') AS version
+      FROM (SELECT r.finished_at, r.state, r.job_version FROM finished_runs AS r
+             WHERE r.job_id = c.job_id AND r.finished_at >= %(since)s AND r.state IN ('succeeded', 'failed', 'timed_out')
              ORDER BY r.scheduled_at DESC LIMIT %(runs)s) AS s
   ) AS good
  CROSS JOIN LATERAL (
-    SELECT count(*) FILTER (WHERE good.at IS NULL OR l.finished_at > good.at) AS failures,
-           min(l.finished_at) FILTER (WHERE good.at IS NULL OR l.finished_at > good.at) AS since,
-           count(*) FILTER (WHERE l.finished_at >= %(hour)s) AS in_hour,
-           min(l.finished_at) FILTER (WHERE l.finished_at >= %(hour)s) AS since_hour,
-           (array_agg(DISTINCT l.error))[1:3] AS errors, (array_agg(l.run_id ORDER BY l.run_id DESC))[1] AS newest
+    SELECT count(*) AS in_a_row, min(l.finished_at) AS since
       FROM latest AS l
-     WHERE l.job_id = o.job_id
+     WHERE l.job_id = c.job_id AND l.state = c.state AND l.error_type IS NOT DISTINCT FROM c.error_type
+       AND (good.at IS NULL OR l.finished_at > good.at)
   ) AS row
- WHERE row.failures >= %(least)s OR (good.failed_hour > 1 AND good.failed_hour >= %(share)s * good.ended_hour)
- ORDER BY row.failures DESC, j.key COLLATE "C"
+ WHERE c.in_hour > 0 OR row.in_a_row >= %(least)s
+ ORDER BY c.in_hour DESC, c.newest_at DESC, j.key COLLATE "C"
 
 -- name: find_set_aside
 -- Returns some jobs of a tenant that are set aside, each with its last error and that error's time.

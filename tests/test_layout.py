@@ -21,6 +21,8 @@ DATA = (
     ".sha256",
     "tidewheel/control/console/templates/parts/icons.svg",
     "tidewheel/control/console/static/tokens.css",
+    "tidewheel/control/console/static/geist.woff2",
+    "licenses/control/console/static/OFL-Geist.txt",
 )
 
 

@@ -154,9 +154,11 @@ STATUS: Json = {
 }  # fmt: skip
 NOW: Json = {
     "as_of": AT, "findings": [{
-        "kind": "failing_job", "severity": "error", "words": "its last 14 runs failed", "evidence": "HTTPStatusError",
-        "since": "2026-11-20T00:05:00Z", "count": 14, "remedy": "tidewheel run list --job nightly --status failed",
-        "key": "nightly", "job_id": JOB_ID,
+        "kind": "failing_job", "severity": "error", "words": "fails since version 7",
+        "evidence": "HTTPStatusError: 401 from wms.example.com: token expired", "since": "2026-11-20T00:05:00Z",
+        "latest": AT, "count": 14, "at_least": False, "counted": "failed",
+        "remedy": "tidewheel job rollback nightly 6 --if-version 7", "key": "nightly", "job_id": JOB_ID,
+        "error_type": "HTTPStatusError", "since_version": 7,
     }],
     "due_next_minute": {"jobs": 312, "at_least": False}, "running": 46, "slots": {"busy": 46, "all": 132},
     "open": {"running": 46, "queued": 3, "scheduled": 20}, "open_at_least": False, "ended_hour": 4229, "ran_hour": 4224,

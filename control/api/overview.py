@@ -140,7 +140,7 @@ class AskQuery(TenantQuery):
     """A text.
 
     Attributes:
-        q: A run id, also as `01a1f866…44d1`, a dead letter such as `#4711`, a key, or the beginning of one.
+        q: A run id, also as `01a1f866…44d1`, a dead letter such as `#4711`, a key, or a part of one.
     """
 
     q: Annotated[str, AfterValidator(one_line(MAX_TEXT))]
@@ -228,7 +228,7 @@ class OverviewApi:
         return await self._answer(caller, read)
 
     async def ask(self, request: Request, caller: Reader) -> Response:
-        """Find a run, a dead letter or a job by id or key, or by the beginning of one."""
+        """Find a run, a dead letter or a job by id or key, or by a part of one."""
         query = read_query(request, AskQuery)
         return await answer_read(self.reads, caller, lambda reading: ask(reading, caller.tenant, query.q))
 

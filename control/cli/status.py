@@ -319,13 +319,13 @@ def _row(each: read.ExecutorSummary) -> tuple[Cell, ...]:
 def answer(
     question: Annotated[
         list[str],
-        typer.Argument(metavar="TEXT", help="A run id, #4711, a key, or the beginning of one; quotes are optional."),
+        typer.Argument(metavar="TEXT", help="A run id, #4711, a key, or a part of one; quotes are optional."),
     ],
     *,
     tenant: Tenant = DEFAULT_TENANT,
     output: OutputOption = Output.TEXT,
 ) -> None:
-    """Find a run, a dead letter or a job by id or key, or by the beginning of one."""
+    """Find a run, a dead letter or a job by id or key, or by a part of one."""
     with reading() as connection:
         found = ask(connection, tenant, " ".join(question))
     if found.kind is Kind.NOTHING:

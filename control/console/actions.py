@@ -31,13 +31,15 @@ from tidewheel.control.console.urls import Urls
 from tidewheel.control.console.view import Failed, in_snapshot, pairs, part_of, without_zone
 from tidewheel.control.console.words import number
 from tidewheel.control.instants import typed_whole
+from tidewheel.control.reads.fleet import count_wrong
 from tidewheel.errors import FieldError, Refused, refuse
 from tidewheel.intake.apply import has_reply
 from tidewheel.jobs.invalid import InvalidValue
 from tidewheel.jobs.values import format_timestamp, parse_timestamp
 from tidewheel.nouns.api_keys.sign_ins import SignIn
-from tidewheel.nouns.freezes.model import FrozenScope
+from tidewheel.nouns.freezes.model import Freeze, FrozenScope
 from tidewheel.nouns.freezes.reads import standing_freezes
+from tidewheel.postgres.session import Conn
 
 SAMPLE = 5
 """The lines of what a dialog touches."""
@@ -216,14 +218,20 @@ def visitor(request: Request, found: Caller) -> Visitor:
 
 
 def framed(connection: Connection, visitor: Visitor) -> Visitor:
-    """Return the reader of a page with the freezes that it sees, each with the address of its thaw.
+    """Return the reader of a page with the freezes that it sees, and the numbers of the rail.
 
-    A page does without the band if the freezes cannot be read.
+    A page does without them if they cannot be read.
     """
-    found = part_of(connection, standing_freezes, visitor.tenant)
+    found = part_of(connection, _frame, visitor.tenant)
     if isinstance(found, Failed):
         return visitor
-    return visitor._replace(frozen=[(each, address_of(each)) for each in found])
+    freezes, (letters, silent) = found
+    wrong = {"dead_letters": number(letters) if letters else "", "fleet": f"{silent} silent" if silent else ""}
+    return visitor._replace(frozen=[(each, address_of(each)) for each in freezes], wrong=wrong)
+
+
+def _frame(reading: Conn, tenant: str) -> tuple[Sequence[Freeze], tuple[int, int]]:
+    return standing_freezes(reading, tenant), count_wrong(reading, tenant)
 
 
 def address_of(scope: FrozenScope) -> Mapping[str, object]:

@@ -70,6 +70,12 @@ _WINDOWS = {
     Window.MONTH: _Bins("30 days", "quarter of a day", None, 4, 120, 30, 5),
     Window.QUARTER: _Bins("90 days", "day", None, 1, 90, 22, 15),
 }
+_GRID = {
+    Window.HOUR: _Bins("hour", "minute", timedelta(minutes=1), 0, 60, 12, 600),
+    Window.SIX_HOURS: _Bins("6 hours", "6 minutes", timedelta(minutes=6), 0, 60, 12, 3_600),
+    Window.DAY: _Bins("24 hours", "half hour", timedelta(minutes=30), 0, 48, 12, 14_400),
+    Window.WEEK: _Bins("7 days", "eighth of a day", None, 8, 56, 12, 1),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +99,7 @@ class Axis:
     Args:
         edges: The begin of each bin, and the end of the last one.
         behind: The number of bins up to now, with that of now.
+        bins: The bins of its window, in a plot or in a grid.
     """
 
     edges: Sequence[datetime]
@@ -100,6 +107,7 @@ class Axis:
     now: datetime
     zone: tzinfo
     window: Window
+    bins: _Bins
 
     @property
     def begin(self) -> datetime:
@@ -124,7 +132,7 @@ class Axis:
     @property
     def bin_words(self) -> str:
         """A bin in words."""
-        return _WINDOWS[self.window].bin
+        return self.bins.bin
 
     def bin_of(self, at: datetime) -> int | None:
         """Return the number of the bin of an instant; None outside of the window."""
@@ -141,14 +149,14 @@ class Axis:
 
     def clock(self, at: datetime) -> str:
         """Return an instant as sentences about this axis name it."""
-        local, step = at.astimezone(self.zone), _WINDOWS[self.window].step
+        local, step = at.astimezone(self.zone), self.bins.step
         if step is None:
             return f"{local:%a} {local.day} {local:%b %H:%M}"
         return f"{local:%H:%M:%S}" if step < _HALF_MINUTE else f"{local:%H:%M}"
 
     def ticks(self) -> Iterator[Tick]:
         """Yield the ticks, the earliest first."""
-        bins = _WINDOWS[self.window]
+        bins = self.bins
         for at in self.edges[:-1]:
             local = at.astimezone(self.zone)
             if bins.step is not None:
@@ -160,11 +168,12 @@ class Axis:
                 yield Tick(self.x(at), text, shift)
 
 
-def axis(window: Window, now: datetime, zone: tzinfo = UTC, *, whole: bool = False) -> Axis:
+def axis(window: Window, now: datetime, zone: tzinfo = UTC, *, whole: bool = False, grid: bool = False) -> Axis:
     """Return the axis of a window.
 
     Args:
         whole: True to begin with a shorter bin, so that a window of less than seven days begins its length before now.
+        grid: True for the fewer bins of a grid, of an hour to seven days.
 
     >>> hour = axis(Window.HOUR, datetime(2026, 11, 21, 22, 16, 10, tzinfo=UTC))
     >>> f"{hour.begin:%H:%M:%S} {hour.end:%H:%M:%S}", [tick.text for tick in hour.ticks()]
@@ -174,21 +183,21 @@ def axis(window: Window, now: datetime, zone: tzinfo = UTC, *, whole: bool = Fal
     >>> f"{axis(Window.HOUR, hour.now, whole=True).begin:%H:%M:%S}"
     '21:16:10'
     """
-    bins = _WINDOWS[window]
+    bins = (_GRID if grid else _WINDOWS)[window]
     if bins.step is not None:
         shift = now.astimezone(zone).utcoffset() or timedelta(0)
         since = (now - datetime(1970, 1, 1, tzinfo=UTC) + shift) // bins.step + 1
         until = datetime(1970, 1, 1, tzinfo=UTC) - shift + since * bins.step
         edges = [until + at * bins.step for at in range(-bins.behind, bins.ahead + 1)]
         before = [now - bins.behind * bins.step] if whole else []
-        return Axis([*before, *edges], len(before) + bins.behind, now, zone, window)
+        return Axis([*before, *edges], len(before) + bins.behind, now, zone, window, bins)
     today = now.astimezone(zone).date()
     days_behind, days_ahead = bins.behind // bins.parts + 1, bins.ahead // bins.parts + 2
     found = [
         edge for day in range(-days_behind, days_ahead) for edge in _parts_of(today + day * _DAY, bins.parts, zone)
     ]
     place = bisect_right(found, now)
-    return Axis(found[place - bins.behind : place + bins.ahead + 1], bins.behind, now, zone, window)
+    return Axis(found[place - bins.behind : place + bins.ahead + 1], bins.behind, now, zone, window, bins)
 
 
 def _parts_of(day: date, parts: int, zone: tzinfo) -> list[datetime]:
@@ -221,7 +230,7 @@ def axis_between(begin: datetime, end: datetime, now: datetime, zone: tzinfo = U
         days = range((past - day).days + 1)
         found = [edge for at in days for edge in _parts_of(day + at * _DAY, bins.parts, zone)]
         edges = found[bisect_right(found, begin) - 1 : bisect_left(found, end) + 1]
-    return Axis(edges, min(max(bisect_right(edges, now), 0), len(edges) - 1), now, zone, window)
+    return Axis(edges, min(max(bisect_right(edges, now), 0), len(edges) - 1), now, zone, window, bins)
 
 
 def window_of(past: timedelta) -> Window:

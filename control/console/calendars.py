@@ -66,7 +66,7 @@ class CalendarsPage:
     """The list of calendars."""
 
     template: ClassVar[str] = "calendars.html"
-    place: ClassVar[str] = "jobs"
+    place: ClassVar[str] = "calendars"
 
     def read(self, connection: Connection, caller: Caller, request: Request, urls: Urls) -> View:
         """List the calendars of the tenant."""
@@ -80,7 +80,7 @@ class CalendarPage:
     """The page of a calendar."""
 
     template: ClassVar[str] = "calendar.html"
-    place: ClassVar[str] = "jobs"
+    place: ClassVar[str] = "calendars"
 
     def read(self, connection: Connection, caller: Caller, request: Request, urls: Urls) -> View:
         """Read the calendar; draw a year of it."""
@@ -256,7 +256,7 @@ class NewCalendar:
         """Return the fields of a calendar."""
         name = Field("name", "Name", required=True, help="1 to 64 of a-z, 0-9, '.', '_' and '-'. Jobs name it.")
         return Dialog(
-            "New calendar", "Create the calendar", urls("calendars"), place="jobs", keep="Back",
+            "New calendar", "Create the calendar", urls("calendars"), place="calendars", keep="Back",
             will=("Jobs that name it do not fire on its days, or fire only on them.",), fields=(name, *_fields(None)),
         )  # fmt: skip
 
@@ -283,7 +283,7 @@ class PutCalendar:
             f"{counted(found.jobs, 'job')} {follow} the change at once." if found.jobs else "No job uses this calendar."
         )
         return Dialog(
-            f"Change calendar {found.name}", "Save the days", urls("calendar", name=found.name), place="jobs",
+            f"Change calendar {found.name}", "Save the days", urls("calendar", name=found.name), place="calendars",
             will=(use,), stays=("Runs already created do not change.",),
             fields=(as_shown(str(found.version)), *_fields(found)),
         )  # fmt: skip
@@ -319,14 +319,14 @@ class DeleteCalendar:
                 found.jobs, "job uses it. Remove the calendar from that job", "jobs use it. Remove it from these jobs"
             )
             return Dialog(
-                f"Delete calendar {found.name}?", "", urls("calendar", name=found.name), place="jobs",
+                f"Delete calendar {found.name}?", "", urls("calendar", name=found.name), place="calendars",
                 will=(f"This calendar cannot be deleted while {number(found.jobs)} {use} first.",),
                 sample=found.keys[:5], keep="Back",
             )  # fmt: skip
         days = f"Its {counted(len(found.days), 'day')} and weekdays" if found.days else "Its weekdays"
         return Dialog(
-            f"Delete calendar {found.name}?", f"Delete {found.name}", urls("calendar", name=found.name), place="jobs",
-            will=(f"{days} are deleted.", "No job uses it."), danger=True,
+            f"Delete calendar {found.name}?", f"Delete {found.name}", urls("calendar", name=found.name),
+            place="calendars", will=(f"{days} are deleted.", "No job uses it."), danger=True,
         )  # fmt: skip
 
     def act(self, connection: Connection, caller: Caller, form: Form, request: Request, urls: Urls) -> Done:

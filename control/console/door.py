@@ -78,6 +78,8 @@ class Door:
         path = request.scope["path"]
         if self.is_to_sign_in(path) or self.is_static(path):
             return "strangers"
+        if path.endswith("/") and path != "/" and request.method in {"GET", "HEAD"}:
+            return self._without_slash(request)
         if (found := sign_in_of(request)) is not None:
             return found
         if not self.needs_key:
@@ -119,6 +121,15 @@ class Door:
             return self.shown(request, await handler(request, error))
 
         return handle
+
+    def _without_slash(self, request: Request) -> Response:
+        """Return the way to the address without the slash at its end.
+
+        Two slashes at its beginning would name another host.
+        """
+        query = request.scope["query_string"].decode("latin-1")
+        at = f"{self.base}/{request.scope['path'].strip('/')}" + (f"?{query}" if query else "")
+        return self.renderer.guarded(RedirectResponse(at, HTTPStatus.PERMANENT_REDIRECT))
 
     def _to_sign_in(self, request: Request, *, ended: bool = False) -> Response:
         """Return the way to the sign-in page, which leads back to a page that was read."""

@@ -1,9 +1,10 @@
 """One job on its time axis: what it did, why not, what comes."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime, timedelta
 from functools import partial
-from typing import ClassVar, Literal, Self, TypeVar, cast
+from typing import ClassVar, Literal, Self, cast
 from urllib.parse import unquote
 from uuid import UUID
 
@@ -15,53 +16,46 @@ from tidewheel.control.api.authorization import Caller
 from tidewheel.control.api.request_input import TenantQuery, as_key
 from tidewheel.control.client.connection import Connection
 from tidewheel.control.console.axis import LEAST_SPAN, Axis, Window, axis, axis_between, window_of
+from tidewheel.control.console.job_lead import LATEST, Seen, quarantine, read_lead
 from tidewheel.control.console.job_line import job_line
+from tidewheel.control.console.job_rows import Row, Show, counts, filtered, folded, job_rows
 from tidewheel.control.console.jobs import hold_words
 from tidewheel.control.console.rendering import zone_of_page
-from tidewheel.control.console.runs import LATE, Row, Show, counts, filtered, frozen, job_rows
-from tidewheel.control.console.sentences import about_job
 from tidewheel.control.console.urls import Urls, read_ref
 from tidewheel.control.console.view import (
     Failed,
     View,
     in_snapshot,
+    or_else,
     page_now,
     part,
     part_of,
     read_filters,
     without_zone,
 )
-from tidewheel.control.explain.explain import Around, around
-from tidewheel.control.explain.explanation import OccurrenceOutcome
 from tidewheel.control.explain.job_timeline import JobTimeline, TimelineRun, job_timeline
 from tidewheel.control.explain.month import Counted, coming_counts
 from tidewheel.control.explain.operations import MOST_DAYS
 from tidewheel.control.explain.upcoming import UpcomingOccurrence, upcoming
 from tidewheel.control.reads.job_position import key_of_job
-from tidewheel.control.reads.resuming import Resumption, preview_resume
+from tidewheel.control.reads.outcomes import read_error_lines, read_repeated
+from tidewheel.control.reads.resuming import preview_resume
 from tidewheel.control.words import schedule_words
 from tidewheel.ids import job_id
 from tidewheel.jobs.invalid import InvalidValue
 from tidewheel.jobs.values import Instant, format_second, format_timestamp
-from tidewheel.nouns.dead_letters.operations import DeadLetterFilter, list_dead_letters
+from tidewheel.nouns.freezes.model import FreezeChange
 from tidewheel.nouns.freezes.reads import freeze_changes
 from tidewheel.nouns.jobs.model import JobDetail
 from tidewheel.nouns.jobs.reads import show_job
 from tidewheel.nouns.runs.model import PageFilter, RunSummary, Status
 from tidewheel.nouns.runs.reads import list_runs
-from tidewheel.runs import DEAD_LETTERED, SkipReason
 from tidewheel.schedules.describe import describe_times
 
-T = TypeVar("T")
-
+_LATE = timedelta(seconds=1)  # from the instant of a run to its start
 _RUNS = 50
 _NEXT = 10
-_LATEST = 20
 _DOZENS = 20
-_UNFIRED = {
-    OccurrenceOutcome.SKIPPED, OccurrenceOutcome.WAITING, OccurrenceOutcome.PAUSED, OccurrenceOutcome.WILL_BE_SKIPPED,
-    OccurrenceOutcome.WILL_BE_EXCLUDED,
-}  # fmt: skip
 
 
 class JobQuery(TenantQuery):
@@ -71,6 +65,7 @@ class JobQuery(TenantQuery):
     from_at: Instant | None = Field(default=None, alias="from")
     to_at: Instant | None = Field(default=None, alias="to")
     show: Literal["all", "failed", "skipped", "slow", "retried"] = "all"
+    opened_at: Instant | None = Field(default=None, alias="open")  # among the neighbours that the list does not fold
 
     @model_validator(mode="after")
     def _both_in_order(self) -> Self:
@@ -101,10 +96,9 @@ class JobPage:
         if moved is not None:
             return View({}, moved_to=moved)
         now, tenant = page_now(connection), caller.tenant
-        late = connection.installation.misfire_after
         job = in_snapshot(connection, show_job, tenant, key)
         coming = part_of(connection, upcoming, tenant, key, _NEXT)
-        listed = part_of(connection, list_runs, tenant, PageFilter(key=key, until=now), limit=_LATEST)
+        listed = part_of(connection, list_runs, tenant, PageFilter(key=key, until=now), limit=LATEST)
         latest = () if isinstance(listed, Failed) else listed.runs
         ahead = () if isinstance(coming, Failed) else coming.occurrences
         along = axis(_window(query, now, ahead, latest), now, zone)
@@ -113,64 +107,36 @@ class JobPage:
 
         def list_past() -> tuple[JobTimeline, Sequence[TimelineRun | RunSummary]]:
             with connection.snapshot() as reading:
-                found = job_timeline(reading, tenant, key, along.edges[: along.behind + 1], misfire_after=late)
+                found = job_timeline(reading, tenant, key, along.edges[: along.behind + 1], explained=False)
                 if found.mode == "runs":
                     return found, found.runs
                 status: Status | None = "failed" if query.show == "failed" else None
                 narrowed = PageFilter(key=key, status=status, since=along.begin, until=min(now, along.until))
                 return found, list_runs(reading, tenant, narrowed, limit=_RUNS).runs
 
-        def list_redriven() -> Mapping[UUID, UUID]:
-            filters: DeadLetterFilter = {"kind": "run", "key": key, "redriven": True, "since": along.begin}
-            found = in_snapshot(connection, list_dead_letters, tenant, filters, limit=_RUNS).dead_letters
-            return {each.run_id: each.redriven_run_id for each in found if each.run_id and each.redriven_run_id}
-
-        def find_frozen(rows: Sequence[Row]) -> set[UUID | None]:
-            begun_late = [row.at for row in rows if row.late is not None and row.late > LATE]
-            if not begun_late:
-                return set()
-            found = in_snapshot(connection, freeze_changes, tenant, min(begun_late), now)
-            queue, labels = str(job.job.get("queue") or "default"), job.summary.labels
-            return frozen(
-                rows, [each for each in found if not each.begins and each.names(queue=queue, key=key, labels=labels)]
-            )
-
         address = partial(urls.job, key, job_id(tenant, key), show=query.show)
         past = part(list_past)
         counted: Sequence[Counted] | Failed = ()
         if along.end > now:
             counted = part_of(connection, coming_counts, tenant, key, along.edges[max(along.behind - 1, 0) :])
-        last_and_next = part_of(connection, around, tenant, key, misfire_after=late)
-        resumption: Resumption | Failed | None = None
+        seen = Seen(now, latest, or_else(coming, None))
         if job.summary.paused:
             resumption = part_of(connection, preview_resume, tenant, [job.summary.job_id])
-        values: dict[str, object] = {"line": None, "rows": [], "counts": {}, "more": False}
+            seen = replace(seen, resumption=or_else(resumption, None))
+        values: dict[str, object] = {"line": None, "folds": [], "counts": {}, "more": False}
         if not isinstance(past, Failed):
-            timeline, runs = past
-            rows = job_rows(runs, timeline)
-            shown = filtered(rows, Show(query.show), timeline.took_p95)
-            values = {
-                "line": job_line(along, timeline, _or(counted, ()), ahead, urls, address=address),
-                "rows": shown[:_RUNS],
-                "redriven": _or(part(list_redriven), {}) if any(each.state in DEAD_LETTERED for each in shown) else {},
-                "frozen": _or(part(lambda: find_frozen(shown[:_RUNS])), set()),
-                "more": len(shown) > _RUNS or timeline.mode == "bins",
-                "counts": counts(rows, timeline.took_p95) if timeline.mode == "runs" else {},
-            }  # fmt: skip
+            timeline = past[0]
+            seen = replace(seen, unfired=timeline.skips, more_unfired=timeline.more_skips)
+            line = job_line(along, timeline, or_else(counted, ()), ahead, urls, address=address)
+            values = {"line": line, **_list(connection, job, past, query)}
         return View(
             {
                 "now": now, "coming": coming, "past": past, "query": query, "errors": errors,
                 "windows": list(Window), "shows": list(Show), "zoom": _zoom(along), "zone": zone_name,
                 "window": along.window if query.from_at is None else None,
                 "span": {"from": format_timestamp(along.begin), "to": format_timestamp(along.end)},
-                "why": "" if isinstance(last_and_next, Failed) else why(last_and_next),
                 **head_of(job, "timeline"),
-                "sentence": about_job(
-                    job, latest, _or(coming, None), now,
-                    unfired=() if isinstance(past, Failed) else past[0].skips,
-                    more_unfired=not isinstance(past, Failed) and past[0].more_skips,
-                    resumption=_or(resumption, None),
-                ),
+                "lead": read_lead(connection, caller, job, seen),
                 "chosen": {"window": query.window} if query.from_at is None else {
                     "from": format_timestamp(query.from_at), "to": format_timestamp(query.to_at or now)},
                 **values,
@@ -179,23 +145,41 @@ class JobPage:
         )  # fmt: skip
 
 
-def _or(read: T | Failed, otherwise: T) -> T:
-    return otherwise if isinstance(read, Failed) else read
+def _list(
+    connection: Connection,
+    job: JobDetail,
+    past: tuple[JobTimeline, Sequence[TimelineRun | RunSummary]],
+    query: JobQuery,
+) -> Mapping[str, object]:
+    """Return the values of the list of occurrences."""
+    timeline, runs = past
+    failed = [run.run_id for run in runs if run.error_type]
+    messages = or_else(part_of(connection, read_error_lines, failed), {}) if failed else {}
+    rows = job_rows(runs, timeline, messages)
+    shown = filtered(rows, Show(query.show), timeline.took_p95)
+    folds = folded(shown, query.opened_at)
+    apart = [rows[0] for rows in folds[:_RUNS] if len(rows) == 1]
+    retries = [row.run_id for row in shown if row.run_id and row.is_retry][:_RUNS]
+    repeated = or_else(part_of(connection, read_repeated, retries), {}) if retries else {}
+    return {
+        "folds": folds[:_RUNS], "listed": sum(row.occurrences for fold in folds[:_RUNS] for row in fold),
+        "repeated": repeated, "retried": {parent: run for run, parent in repeated.items()},
+        "frozen": or_else(part(lambda: _frozen(connection, job, apart, timeline.now)), set()),
+        "more": len(folds) > _RUNS or timeline.mode == "bins" or timeline.more_skips,
+        "counts": counts(rows, timeline.took_p95) if timeline.mode == "runs" else {},
+    }  # fmt: skip
 
 
-def why(found: Around) -> str:
-    """Return why the last due occurrence did not fire, or the next one will not; empty without one.
-
-    The sentence of the job names its present pause.
-    """
-    for each in (found.last, found.next):
-        in_pause = each is not None and each.outcome is OccurrenceOutcome.PAUSED and each.reason == SkipReason.PAUSED
-        if each is not None and each.outcome in _UNFIRED and not in_pause:
-            has = "has not fired" if each.outcome is OccurrenceOutcome.WAITING else "did not fire"
-            which = "The next occurrence is that" if each is found.next else "The occurrence"
-            lead = f"{which} of {format_timestamp(each.at)}{'' if each is found.next else f' {has}'}."
-            return f"{lead} {each.words}"
-    return ""
+def _frozen(connection: Connection, job: JobDetail, rows: Sequence[Row], now: datetime) -> set[UUID | None]:
+    """Return the late runs of a list that a freeze held."""
+    late = [row for row in rows if row.late is not None and row.late > _LATE]
+    if not late:
+        return set()
+    queue, labels = str(job.job.get("queue") or "default"), job.summary.labels
+    found = in_snapshot(connection, freeze_changes, connection.tenant, min(row.at for row in late), now)
+    named = partial(FreezeChange.names, queue=queue, key=job.summary.key, labels=labels)
+    thaws = [each.at for each in found if not each.begins and named(each)]
+    return {row.run_id for row in late if row.late and any(row.at < at <= row.at + row.late for at in thaws)}
 
 
 def moved_to(request: Request, urls: Urls, key: str, job_id: UUID, name: str = "job") -> str | None:
@@ -246,7 +230,8 @@ def schedule_text(schedule: Mapping[str, object]) -> str:
 def head_of(job: JobDetail, tab: str) -> Mapping[str, object]:
     """Return the values of the head that the pages of a job share."""
     schedule = schedule_text(job.summary.schedule)
-    return {"job": job, "tab": tab, "held": hold_words(job.summary), "schedule": schedule}
+    lead = quarantine(job)
+    return {"job": job, "tab": tab, "held": hold_words(job.summary), "schedule": schedule, "lead": lead}
 
 
 def job_of_page(connection: Connection, caller: Caller, request: Request) -> JobDetail:

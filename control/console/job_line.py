@@ -1,4 +1,4 @@
-"""The timeline of a job as shapes, and the strip of its last runs.
+"""The timeline of a job as shapes.
 
 A place along the axis is a percentage, a height is in pixels. The height of a bar is its duration, on a logarithmic
 scale.
@@ -8,20 +8,20 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from itertools import accumulate
 
 from tidewheel.control.console.axis import LEAST_SPAN, Axis, Tick
 from tidewheel.control.console.tide import Bar, Size
 from tidewheel.control.console.urls import Urls
-from tidewheel.control.console.words import agreed, between, counted, family_of, number, reason_words, state
+from tidewheel.control.console.words import between, counted, family_of, reason_words, state
+from tidewheel.control.explain.explain import Unfired
 from tidewheel.control.explain.explanation import OccurrenceOutcome
 from tidewheel.control.explain.job_timeline import JobTimeline, TimelineBin, TimelineRun
 from tidewheel.control.explain.month import Counted
 from tidewheel.control.explain.upcoming import UpcomingOccurrence
-from tidewheel.control.reads.workload import ActivityBin
 from tidewheel.control.words import duration
+from tidewheel.ids import instant_of
 from tidewheel.jobs.values import format_second
-from tidewheel.nouns.runs.model import RecentRun
+from tidewheel.nouns.runs.model import RunSummary
 from tidewheel.runs import Cause, RunState
 
 SIZE = Size(56, 18, 22)
@@ -31,11 +31,6 @@ _HOLLOW = 12.0
 _THINNEST = 0.35  # percent
 _RETRIES = 4
 _UNFIRED = {OccurrenceOutcome.WILL_BE_EXCLUDED, OccurrenceOutcome.WILL_BE_SKIPPED, OccurrenceOutcome.WILL_BE_MOVED}
-
-STRIP_WIDTH, STRIP_HEIGHT, STRIP_AXIS = 146, 20, 14
-_STEP, _DEEP = 7, 5
-_TALLEST = 12.0
-_SHOWN = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +55,6 @@ class Line:
     versions: Sequence[tuple[float, str]]
     ticks: Sequence[Tick]
     now_x: float | None
-    scale: str
-    words: str
 
 
 def job_line(
@@ -95,53 +88,23 @@ def job_line(
         [(along.x(each.at), f"version {each.number}") for each in timeline.versions],
         list(along.ticks()),
         along.x(along.now) if inside else None,
-        _scale(timeline),
-        sentence(along, timeline, coming),
     )
 
 
-def sentence(along: Axis, timeline: JobTimeline, coming: Sequence[Counted]) -> str:
-    """Return the sentence of a timeline: what ended, what failed, what did not fire, what comes."""
-    good, bad, under_way, cancelled, skipped_runs = _totals(timeline)
-    since = "" if timeline.complete_since is None else f", complete since {along.clock(timeline.complete_since)}"
-    future = along.end - max(along.now, along.begin)
-    ahead = f", {duration(future)} of it ahead" if future > timedelta(0) else ""
-    parts = [f"In the time shown, {_with_day(along, along.begin)} to {_with_day(along, along.end)}{ahead}{since}: "]
-    if good + bad:
-        parts.append(f"{counted(good, 'run') if good else 'none'} succeeded, {number(bad) if bad else 'none'} failed")
-    elif cancelled or (under_way and skipped_runs):
-        parts.append("none succeeded or failed")
-    elif skipped_runs:
-        were = agreed(skipped_runs, "was", "were")
-        parts.append(f"no run started, and {number(skipped_runs)} {were} skipped")
-        skipped_runs = 0
-    else:
-        parts.append("no run ended")
-    others = (under_way, "open"), (cancelled, "cancelled"), (skipped_runs, "skipped")
-    parts += [f", {number(runs)} {end}" for runs, end in others if runs]
-    at_once = most_at_once(timeline.runs, timeline.now)
-    if at_once > 1:
-        parts.append(f", up to {number(at_once)} at once")
-    skipped = sum(each.occurrences for each in timeline.skips)
-    if skipped:
-        exact = all(each.exact for each in timeline.skips) and not timeline.more_skips
-        parts.append(f"; {counted(skipped, 'occurrence', at_least=not exact)} did not fire")
-    fires = sum(each.fires for each in coming)
-    if fires:
-        parts.append(f"; {counted(fires, 'occurrence', at_least=not all(each.exact for each in coming))} to come")
-    return "".join(parts) + "."
+def ran_at(run: TimelineRun | RunSummary) -> datetime:
+    """Return the place of a run in time: its instant, of a retry the start or the time of its request."""
+    return run.scheduled_at if run.cause != Cause.RETRY else run.started_at or instant_of(run.run_id)
 
 
-def most_at_once(runs: Sequence[TimelineRun], now: datetime) -> int:
-    """Return how many runs were under way at one instant, whose bars lie over each other."""
-    steps = [(run.started_at, 1) for run in runs if run.started_at]
-    steps += [(run.finished_at or now, -1) for run in runs if run.started_at]
-    return max(accumulate(step for _, step in sorted(steps)), default=0)
+def without_run(timeline: JobTimeline, runs: Sequence[TimelineRun | RunSummary]) -> list[Unfired]:
+    """Return the skips of which none of these runs is the occurrence."""
+    skipped = {each.scheduled_at for each in runs if each.cause == Cause.TIMER and state_of(each) == RunState.SKIPPED}
+    return [each for each in timeline.skips if each.at != each.last_at or each.at not in skipped]
 
 
-def _with_day(along: Axis, at: datetime) -> str:
-    local = at.astimezone(along.zone)
-    return f"{local:%a} {local.day} {local:%b %H:%M}"
+def state_of(run: TimelineRun | RunSummary) -> str:
+    """Return the state that pages show of a run."""
+    return run.status if isinstance(run, RunSummary) else run.state
 
 
 def height_of(took: timedelta | None) -> float:
@@ -155,37 +118,11 @@ def height_of(took: timedelta | None) -> float:
     return round(_LEAST + share * (_MOST - _LEAST), 1)
 
 
-def _totals(timeline: JobTimeline) -> tuple[int, int, int, int, int]:
-    """Return the numbers of runs that succeeded, failed, have not ended, were cancelled, and were skipped.
-
-    The skips of the timeline have the skipped runs of the timer. Bins name no causes: beside skips, none is counted.
-    """
-    if timeline.bins:
-        bins = timeline.bins
-        return (
-            sum(each.succeeded for each in bins),
-            sum(each.failed + each.timed_out for each in bins),
-            sum(each.open for each in bins),
-            sum(each.cancelled for each in bins),
-            0 if timeline.skips else sum(each.skipped for each in bins),
-        )
-    skipped = sum(run.state == RunState.SKIPPED and run.cause != Cause.TIMER for run in timeline.runs)
-    families = [family_of(run.state) for run in timeline.runs if run.state != RunState.SKIPPED]
-    good, bad, undone = (families.count(family) for family in ("good", "bad", "undone"))
-    return good, bad, len(families) - good - bad - undone, undone, skipped
-
-
-def _scale(timeline: JobTimeline) -> str:
-    took = [run.finished_at - run.started_at for run in timeline.runs if run.started_at and run.finished_at]
-    took += [each.longest for each in timeline.bins if each.longest is not None]
-    ends = list(dict.fromkeys([duration(min(took)), duration(max(took))])) if took else []
-    return f"durations from {' to '.join(ends)}, on a logarithmic scale" if ends else ""
-
-
 def _run(along: Axis, run: TimelineRun, timeline: JobTimeline, urls: Urls) -> Mark:
-    family, x = family_of(run.state), along.x(run.scheduled_at)
+    family, x = family_of(run.state), along.x(ran_at(run))
     took = between(run.started_at, run.finished_at or timeline.now)
-    words = f"{state(run.state)}, {along.clock(run.scheduled_at)}"
+    words = f"{state(run.state)}, {along.clock(ran_at(run))}"
+    words += f", retry of {along.clock(run.scheduled_at)}" if run.cause == Cause.RETRY else ""
     words += f", took {duration(took)}" if took is not None else ""
     words += f", attempt {run.attempt}" if run.attempt > 1 else ""
     words += f", {run.error_type or reason_words(run.reason or '')}" if run.error_type or run.reason else ""
@@ -229,7 +166,7 @@ def _bin(along: Axis, each: TimelineBin, address: Callable[..., str]) -> Iterato
 
 
 def _skips(along: Axis, timeline: JobTimeline) -> Iterator[Mark]:
-    for each in timeline.skips:
+    for each in without_run(timeline, timeline.runs):
         first, last = along.x(max(each.at, along.begin)), along.x(each.last_at)
         many = counted(each.occurrences, "occurrence", at_least=not each.exact)
         words = f"{many} not fired, {state(each.reason)}: {along.clock(each.at)}"
@@ -260,57 +197,3 @@ def _pauses(along: Axis, timeline: JobTimeline) -> Iterator[tuple[Bar, str]]:
         first, last = along.x(each.since), along.x(each.until or along.end)
         by = f" by {each.by}" if each.by else ""
         yield Bar("", first, 0, round(max(last - first, _THINNEST), 3), SIZE.above), f"paused{by}"
-
-
-@dataclass(frozen=True, slots=True)
-class StripBar:
-    """A bar, in pixels."""
-
-    family: str
-    x: int
-    y: float
-    height: float
-
-
-@dataclass(frozen=True, slots=True)
-class Strip:
-    """A strip: bars from the oldest run on, and their counts in words."""
-
-    bars: Sequence[StripBar]
-    words: str
-    failed: int
-
-
-def strip(runs: Sequence[RecentRun], *, comes: bool) -> Strip:
-    """Return the strip of runs, the newest first."""
-    first = _SHOWN - len(runs)
-    bars = [_bar(run, (first + at) * _STEP) for at, run in enumerate(reversed(runs))]
-    if comes:
-        bars.append(StripBar("ahead", _SHOWN * _STEP + 1, STRIP_AXIS - 7.0, 6.0))
-    failed, many = sum(family_of(run.state) == "bad" for run in runs), counted(len(runs), "run")
-    return Strip(bars, f"{failed} of {many} failed" if failed else f"{many}, none failed", failed)
-
-
-def strip_of_bins(bins: Sequence[ActivityBin]) -> Strip:
-    """Return the strip of 20 bins, the oldest first: its height is the share of the fullest bin."""
-    bars: list[StripBar] = []
-    good = [each.succeeded + each.cancelled + each.skipped for each in bins]
-    bad = [each.failed + each.timed_out for each in bins]
-    for at, (ended, failed) in enumerate(zip(good, bad, strict=True)):
-        if ended:
-            height = max(round(ended / max(good) * _TALLEST, 1), 3.0)
-            bars.append(StripBar("good", at * _STEP, round(STRIP_AXIS - height, 1), height))
-        if failed:
-            bars.append(StripBar("bad", at * _STEP, STRIP_AXIS + 1.0, _DEEP))
-    return Strip(bars, f"{counted(sum(good) + sum(bad), 'run')} ended in the last hour, {sum(bad):,} failed", sum(bad))
-
-
-def _bar(run: RecentRun, x: int) -> StripBar:
-    family = family_of(run.state)
-    if family == "bad":
-        return StripBar(family, x, STRIP_AXIS + 1.0, _DEEP)
-    if family == "undone":
-        return StripBar(family, x, STRIP_AXIS - 2.0, 4)
-    took = height_of(between(run.started_at, run.finished_at))
-    height = 7.0 if family == "ahead" else max(round(took / _MOST * _TALLEST, 1), 3.0)
-    return StripBar(family, x, round(STRIP_AXIS - height, 1), height)

@@ -1,12 +1,11 @@
 """Pages of a job: what comes by day, its settings, its versions compared."""
 
-import json
-import re
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, time, timedelta
-from functools import cache, partial
-from typing import Annotated, ClassVar
+from functools import partial
+from typing import Annotated, ClassVar, cast
 from uuid import UUID
 
 from pydantic import BeforeValidator, Field
@@ -14,7 +13,6 @@ from starlette.requests import Request
 
 from tidewheel.audit import ACCEPTED, MAX_OBJECT
 from tidewheel.control.api.authorization import Caller
-from tidewheel.control.api.openapi import body_of
 from tidewheel.control.api.request_input import LimitQuery, TenantQuery, read_query, whole
 from tidewheel.control.client.connection import Connection
 from tidewheel.control.console.job import head_of, key_of_page, moved_to
@@ -27,11 +25,14 @@ from tidewheel.control.explain.month import CalendarDay, JobCalendar, job_calend
 from tidewheel.control.explain.operations import Month, first_day
 from tidewheel.control.explain.upcoming import upcoming
 from tidewheel.control.reads.yaml_form import as_yaml
+from tidewheel.control.words import duration
 from tidewheel.errors import UnknownJob
 from tidewheel.ids import job_id
-from tidewheel.jobs.spec import JobSpec
-from tidewheel.jobs.strict_json import as_object
+from tidewheel.jobs.invalid import InvalidValue
+from tidewheel.jobs.strict_json import as_list, as_object
+from tidewheel.jobs.values import parse_duration
 from tidewheel.nouns.audit_log.operations import AuditEntry, list_audit_log
+from tidewheel.nouns.jobs.fields import FIELDS, LABELS, SpecField, text_of
 from tidewheel.nouns.jobs.model import Version
 from tidewheel.nouns.jobs.reads import show_job
 from tidewheel.nouns.jobs.versions import job_at, versions
@@ -42,7 +43,6 @@ _PATHS = 6  # changed fields that a row names
 _LOOK = 100  # entries of the audit log about one job
 _WEEK = 7
 _LIMITS = (10, 50, 100)
-_DEFAULT = re.compile(r" ?Default: `([^`]*)`\.?")
 _APART = frozenset({"key", "payload", "payload_base64"})
 
 _Number = Annotated[int, Field(ge=1, le=2**31 - 1), BeforeValidator(whole)]
@@ -211,16 +211,11 @@ def _other_month(month: date, step: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """A setting.
-
-    Args:
-        value: Its value, or its default; empty without one.
-        is_default: True if the job does not have it.
-    """
+    """A setting of a job, or the default of one that it lacks."""
 
     path: str
     value: str
-    is_default: bool
+    default: str
     meaning: str
 
 
@@ -241,47 +236,56 @@ class JobSettingsPage:
         return View(
             {
                 **head_of(job, "settings"),
-                "now": now, "settings": list(settings_of(job.job)), "document": as_yaml(job.job),
+                "now": now, "settings": settings_of(job.job), "defaults": defaults_of(job.job),
+                "document": as_yaml(job.job),
                 "payload": pretty(job.job["payload"]) if "payload" in job.job else job.job.get("payload_base64"),
             }
         )  # fmt: skip
 
 
-def settings_of(job: Mapping[str, object]) -> Iterator[Setting]:
-    """Yield all settings in the order of the specification, those of the job with their values.
+def settings_of(job: Mapping[str, object]) -> Sequence[Setting]:
+    """Return the settings of a job that differ from their defaults, in the order of its form.
 
-    >>> [(each.path, each.value) for each in settings_of({"retry": {"max_attempts": 3}}) if not each.is_default]
-    [('retry', 'as follows'), ('retry.max_attempts', '3')]
+    >>> job = {"start_to_close": "90m", "retry": {"max_attempts": 3, "initial": "1s"}, "workflow": {"window": "1h"}}
+    >>> [(each.path, each.value) for each in settings_of(job)]
+    [('retry.max_attempts', '3'), ('start_to_close', '1 h 30 min'), ('workflow.window', '1h')]
     """
-    for name, (meaning, default) in _meanings().items():
-        if name in _APART:
-            continue
-        if name not in job:
-            yield Setting(name, default, is_default=True, meaning=meaning)
-            continue
-        values = list(_flattened(job[name], name))
-        if values[0][0] != name:  # the meaning is that of the whole object
-            yield Setting(name, "as follows", is_default=False, meaning=meaning)
-        for path, value in values:
-            yield Setting(path, value, is_default=False, meaning=meaning if path == name else "")
+    values = {path: value for name in job.keys() - _APART for path, value in _leaves(job[name], name)}
+    known = [Setting(each.path, _words(each, values.pop(each.path)), _words(each, each.default), each.help)
+             for each in FIELDS if each.path in values]  # fmt: skip
+    others = [Setting(path, _words(SpecField(path, path), value), "", "") for path, value in sorted(values.items())]
+    return [each for each in known if each.value != each.default] + others
 
 
-def _flattened(value: object, path: str) -> Iterator[tuple[str, str]]:
+def defaults_of(job: Mapping[str, object]) -> Sequence[Setting]:
+    """Return the defaults that hold for a job, without those of objects that it lacks."""
+    own, heads = {each.path for each in settings_of(job)}, job.keys() | {"retry"}
+    return [
+        Setting(each.path, "", _words(each, each.default), each.help)
+        for each in FIELDS
+        if each.default and not each.only and each.path not in own and (len(each.names) == 1 or each.names[0] in heads)
+    ]
+
+
+def _leaves(value: object, path: str) -> Iterator[tuple[str, object]]:
+    """Yield the values below a path, whole those that a field of the form has."""
     below = as_object(value)
-    if below and len(path.split(".")) < 4:
+    if below and path not in LABELS and len(path.split(".")) < 4:
         for name, each in below.items():
-            yield from _flattened(each, f"{path}.{name}")
+            yield from _leaves(each, f"{path}.{name}")
     else:
-        yield path, value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+        yield path, value
 
 
-@cache
-def _meanings() -> Mapping[str, tuple[str, str]]:
-    """Return the meaning and the default of each setting, from the schema of REST."""
-    found: dict[str, tuple[str, str]] = {}
-    for name, schema in body_of(JobSpec)["properties"].items():
-        described = schema if "description" in schema else schema.get("anyOf", [{}])[0]  # beside its short forms
-        words = str(described.get("description", ""))
-        default = _DEFAULT.search(words)
-        found[name] = (_DEFAULT.sub("", words), default[1] if default else "")
-    return found
+def _words(field: SpecField, value: object) -> str:
+    """Return a value on one line, a duration as all pages show it."""
+    if field.kind == "span" or field.path == "retry.intervals":
+        return ", ".join(map(_span, as_list(value) or (value,)))
+    return ", ".join(text_of(field, value).splitlines())
+
+
+def _span(value: object) -> str:
+    """Return a duration as pages show it; another value, such as a percentage, unchanged."""
+    with suppress(InvalidValue):
+        return duration(parse_duration(cast("str | float", value)), exact=True)
+    return str(value)

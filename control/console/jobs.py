@@ -3,8 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Annotated, ClassVar
-from uuid import UUID
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field as PydanticField
 from starlette.requests import Request
@@ -25,12 +24,15 @@ from tidewheel.control.console.actions import (
     sample_of,
     text_of,
 )
+from tidewheel.control.console.axis import Window, axis
 from tidewheel.control.console.door import Form
-from tidewheel.control.console.job_line import Strip, strip
+from tidewheel.control.console.grid import CONDITIONS, GRID, LIST, Pitch, Strip, condition, strip
 from tidewheel.control.console.many_runs import MOST, IdOfQuery, back_to
+from tidewheel.control.console.rendering import zone_of_page
 from tidewheel.control.console.urls import Urls
 from tidewheel.control.console.view import Failed, View, in_snapshot, list_view, page_now, pairs, part_of, read_filters
 from tidewheel.control.console.words import counted, number
+from tidewheel.control.explain.month import JobBins, job_bins
 from tidewheel.control.reads.job_position import SelectedJob, read_selected_jobs
 from tidewheel.control.reads.resuming import preview_resume
 from tidewheel.control.reads.waits import read_waits
@@ -41,13 +43,13 @@ from tidewheel.jobs.values import Key
 from tidewheel.nouns.jobs.model import JobPage, JobSummary
 from tidewheel.nouns.jobs.reads import list_jobs
 from tidewheel.nouns.jobs.web import JobsQuery
-from tidewheel.nouns.runs.model import RecentRun
-from tidewheel.nouns.runs.reads import read_recent_runs
-from tidewheel.runs import RunState
+from tidewheel.runs import SCHEDULED, RunState
 from tidewheel.schedules.decision import HoldReason
 from tidewheel.schedules.describe import to_zone
 
 _NAMED = 3  # refusals that the message names
+_IN_GRID = 200  # jobs of a page
+_UNREAD = JobBins((), (), is_sample=False)
 _NONE = FieldError("job", "none of the selected jobs is there", "go back and select others")
 
 
@@ -178,33 +180,45 @@ def _sample(found: Sequence[SelectedJob]) -> Sequence[str]:
     return sample_of([each.key for each in found[:SAMPLE]], len(found))
 
 
+class JobsPageQuery(JobsQuery):
+    """The filter of the list, and how the page shows it."""
+
+    view: Literal["table", "grid"] = "table"
+    window: Literal["1h", "6h", "24h", "7d"] = "1h"
+
+
 class JobsPage:
-    """The list of jobs."""
+    """The list of jobs, as a table or as a grid of jobs and time."""
 
     template: ClassVar[str] = "jobs.html"
     place: ClassVar[str] = "jobs"
+    reads_zone: ClassVar[bool] = True
 
     def read(self, connection: Connection, caller: Caller, request: Request, urls: Urls) -> View:
         """Read a page of jobs by the filters of the address."""
-        query, errors = read_filters(request, JobsQuery)
-        now = page_now(connection)
+        query, errors = read_filters(request, JobsPageQuery)
+        now, is_grid = page_now(connection), query.view == "grid"
+        along = axis(Window(query.window), now, zone_of_page(request)[1], grid=True)
+        limit = _IN_GRID if is_grid and "limit" not in query.model_fields_set else query.limit
 
         def listed() -> tuple[JobPage, str | None]:
             cursors = Cursors.of_list("jobs", query, caller.tenant)
             [after] = cursors.read(Key) or [""]
-            page = in_snapshot(connection, list_jobs, caller.tenant, after=after, limit=query.limit, **query.filter)
+            page = in_snapshot(connection, list_jobs, caller.tenant, after=after, limit=limit, **query.filter)
             return page, cursors.write(page.next_cursor)
 
         def rows(page: JobPage) -> Mapping[str, object]:
-            recent = part_of(connection, read_recent_runs, [job.job_id for job in page.jobs])
-            runs: Mapping[UUID, Sequence[RecentRun]] = {} if isinstance(recent, Failed) else recent
-            found = [_row(job, runs.get(job.job_id, ())) for job in page.jobs]
+            bins = part_of(connection, job_bins, page.jobs, along.edges, along.behind)
+            pitch = GRID if is_grid else LIST
+            found = [
+                row_of(job, None if isinstance(bins, Failed) else bins[job.job_id], pitch, now) for job in page.jobs
+            ]
             latest = [job.last_run for job in page.jobs if job.last_run]
-            retrying = [run.run_id for run in latest if run.state == RunState.RETRYING]
+            retrying = [] if is_grid else [run.run_id for run in latest if run.state == RunState.RETRYING]
             retries = part_of(connection, read_waits, retrying) if retrying else {}
             return {
-                "rows": found, "recent": recent, "retries": retries, "nearest": nearest(page),
-                "freezable": freezable_filters(query),
+                "rows": in_order(found) if is_grid else found, "bins": bins, "retries": retries,
+                "nearest": nearest(page), "freezable": freezable_filters(query), "along": along, "pitch": pitch,
             }  # fmt: skip
 
         def nearest(page: JobPage) -> str | None:
@@ -212,7 +226,8 @@ class JobsPage:
                 return None
             return in_snapshot(connection, nearest_key, caller.tenant, query.prefix)
 
-        return list_view("jobs", query, listed, errors=errors, now=now, urls=urls, of_page=rows)
+        shown = ("view", "window")
+        return list_view("jobs", query, listed, errors=errors, now=now, urls=urls, of_page=rows, shown=shown)
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,6 +237,7 @@ class Row:
     Args:
         held: The reason for which its timer does not fire.
         clock: Its next time on its own clock, if that is not UTC.
+        condition: One of `CONDITIONS`.
         last_at: When its last run began; before that, the time in the run's id: of a retry, that of the request.
     """
 
@@ -230,20 +246,38 @@ class Row:
     held: str | None
     clock: str | None
     strip: Strip
+    is_sample: bool
+    condition: str
     last_at: datetime | None
 
+    @property
+    def mark(self) -> str:
+        """The state whose mark the job has: that of its last run, if the job is well."""
+        of_last = self.job.last_run.state if self.job.last_run else SCHEDULED
+        return of_last if self.condition == "well" else CONDITIONS[self.condition][0]
 
-def _row(job: JobSummary, runs: Sequence[RecentRun]) -> Row:
-    clock = None
+
+def row_of(job: JobSummary, bins: JobBins | None, pitch: Pitch, now: datetime) -> Row:
+    """Return the row of a job; without bins its strip has no figures."""
+    clock, zone = None, str(job.timezone)
     if job.next_at is not None and job.timezone not in {None, "UTC"}:
-        clock = (
-            f"{to_zone(job.next_at, str(job.timezone)):%H:%M} {str(job.timezone).rpartition('/')[2].replace('_', ' ')}"
-        )
-    held = hold_words(job)
-    comes = job.next_at is not None and held is None
+        clock = f"{to_zone(job.next_at, zone):%H:%M} {zone.rpartition('/')[2].replace('_', ' ')}"
     last = job.last_run
     last_at = None if last is None else last.started_at or instant_of(last.run_id)
-    return Row(job, schedule_words(job.schedule), held, clock, strip(runs, comes=comes), last_at)
+    runs, due, is_sample = bins or _UNREAD
+    drawn = strip(runs, due, pitch)
+    words = condition(job, drawn.total, now)
+    return Row(job, schedule_words(job.schedule), hold_words(job), clock, drawn, is_sample, words, last_at)
+
+
+def in_order(rows: Sequence[Row]) -> Sequence[Row]:
+    """Return the rows of a grid, the worst first: by condition, then by the number of runs that it hurts."""
+    order = list(CONDITIONS)
+
+    def place(row: Row) -> tuple[int, int, str]:
+        return order.index(row.condition), -row.strip.total[CONDITIONS[row.condition][1]], row.job.key
+
+    return sorted(rows, key=place)
 
 
 def hold_words(job: JobSummary) -> str | None:

@@ -1,15 +1,15 @@
 """The overview: is all well, and if not, what, since when, whose; lateness over time as lines."""
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from itertools import pairwise
 from typing import ClassVar, Literal
 
 from starlette.requests import Request
 
-from tidewheel.activity import Stage
+from tidewheel.activity import Stage, begin_of
 from tidewheel.control.api.answers import fleet_of
 from tidewheel.control.api.authorization import Caller
 from tidewheel.control.api.request_input import TenantQuery
@@ -18,7 +18,7 @@ from tidewheel.control.console.axis import Axis, Window, axis
 from tidewheel.control.console.tide import NARROW, WIDE, Counts, Span, Tide, sentence, tide
 from tidewheel.control.console.urls import Urls
 from tidewheel.control.console.view import Failed, View, page_now, part, part_of, read_filters
-from tidewheel.control.console.words import counted, percent
+from tidewheel.control.console.words import agreed, counted
 from tidewheel.control.reads.now import Now, read_now_of
 from tidewheel.control.reads.workload import (
     ActivityFigures,
@@ -36,7 +36,8 @@ from tidewheel.nouns.runs.model import PageFilter
 from tidewheel.nouns.runs.reads import list_runs
 from tidewheel.runs import FINAL
 
-_FINDINGS = 5
+_NEEDS = 5
+_SMALLER = 6  # further needs in one line
 _BACKLOGS = 8
 _HOUR = timedelta(hours=1)
 _LATEST = 20  # runs, among which one has ended unless the installation is new
@@ -47,14 +48,6 @@ STAGES = {
     "ended": "due → end",
 }
 """The stages of which one plot shows one, and their names."""
-_PLACES: Mapping[str, str] = {
-    "dead_letters": "dead_letters",
-    "fleet": "fleet",
-    "freeze": "freeze",
-    "outbox": "fleet",
-    "timers": "fleet",
-}  # by the kind of a need: the page that shows it
-
 LATENESS_WIDTH = 1000  # of the coordinates of the lines, which stretch to the width of the plot
 _LEAST, _MOST = -3, 5  # powers of ten in seconds: 1 ms to a day
 
@@ -98,52 +91,49 @@ class OverviewPage:
         """Read each part by itself: one that fails leaves the others."""
         query, _ = read_filters(request, OverviewQuery)
         now = page_now(connection)
-        along = axis(Window(query.window), now, whole=query.window == "1h")  # as the tiles are of the last hour
-        edges, stages = along.edges[: along.behind + 1], (Stage[query.stage.upper()],)
+        along = axis(Window(query.window), now, whole=query.window == "1h")
+        if query.window == "1h":  # as the tiles are of the last hour, and figures are of 5 seconds
+            along = replace(along, edges=[begin_of(along.begin), *along.edges[1:]])
         ahead = [along.now, *along.edges[along.behind + 1 :]]
-        present = part(lambda: self._present(connection, caller))
-        figures = part_of(connection, read_activity, caller.tenant, edges, stages)
+        found = part(lambda: self._present(connection, caller, along, Stage[query.stage.upper()]))
+        here, open_runs, figures = (found, found, found) if isinstance(found, Failed) else found
         upcoming = part_of(connection, read_upcoming, caller.tenant, self.shards, ahead)
         steps = part(lambda: _steps(connection, caller, figures))
         spans = part_of(connection, frozen_spans, caller.tenant, along.begin, along.now)
         frozen = () if isinstance(spans, Failed) else spans
-        here, open_runs = present if isinstance(present, tuple) else (present, present)
-        found = here.findings if isinstance(here, Now) else ()
-        failed = [each for each in (present, figures, upcoming, steps) if isinstance(each, Failed)]
+        needs = here.findings if isinstance(here, Now) else ()
+        failed = [each for each in (here, open_runs, figures, upcoming, steps) if isinstance(each, Failed)]
         running = here.running if isinstance(here, Now) else 0
         backlogs = open_runs.backlogs if isinstance(open_runs, OpenRuns) else ()
         return View(
             {
-                "now": now, "present": here, "open_runs": open_runs, "needs": found[:_FINDINGS],
-                "further": found[_FINDINGS:],
-                "lists": _lists(urls, now, query), "hour_ago": format_timestamp(now - _HOUR),
-                "needs_count": len(found), "steps": steps,
-                "sentence": _sentence(here, open_runs, steps, failed, sees_all=caller.sees_fleet),
-                "query": query, "windows": _WINDOWS, "stages": STAGES,
+                "now": now, "present": here, "open_runs": open_runs, "needs": needs[:_NEEDS],
+                "smaller": needs[_NEEDS:], "in_one_line": _SMALLER, "needs_count": len(needs), "steps": steps,
+                "hour_ago": format_timestamp(begin_of(now - _HOUR)),
+                "title": _title(here, steps, failed, sees_all=caller.sees_fleet), "query": query,
+                "windows": _WINDOWS, "stages": STAGES,
                 "plot": _plot(along, figures, upcoming, urls, running=running, frozen=frozen),
                 "was_frozen": any(until > now - _HOUR for _, until, _ in frozen),
-                "late": _late(along, figures, query.stage),
+                "late": _late(along, figures, query.stage), "waiting": sum(each.count for each in backlogs),
                 "backlogs": backlogs[:_BACKLOGS], "left_out": len(backlogs) - _BACKLOGS,
                 "most_waiting": max((each.count for each in backlogs[:_BACKLOGS]), default=1),
                 "since": format_timestamp(along.begin), "upcoming": upcoming,
             }
         )  # fmt: skip
 
-    def _present(self, connection: Connection, caller: Caller) -> tuple[Now, OpenRuns]:
-        fleet = fleet_of(connection, caller, self.shards)
+    def _present(
+        self, connection: Connection, caller: Caller, along: Axis, stage: Stage
+    ) -> tuple[Now | Failed, OpenRuns, ActivityFigures]:
+        """Read what has to agree, in one snapshot."""
+        fleet, tenant = fleet_of(connection, caller, self.shards), caller.tenant
         with connection.snapshot() as reading:
-            found = read_open_runs(reading, caller.tenant)
-            return read_now_of(
-                reading, caller.tenant, self.shards, fleet, sees_slots=caller.all_tenants, open_runs=found
-            ), found
-
-
-def _lists(urls: Urls, now: datetime, query: OverviewQuery) -> Mapping[str, str]:
-    """Return the address by the kind of a need; that of runs which wait is the backlog."""
-    backlog = f"{urls('overview', window=query.window, stage=query.stage)}#backlog"
-    failed = urls("runs", group="failed_or_timed_out", ended_since=format_timestamp(now - _HOUR))
-    places = {kind: urls(name) for kind, name in _PLACES.items()}
-    return places | {"failed_runs": failed, "held_runs": backlog, "waiting_runs": backlog}
+            figures = read_activity(reading, tenant, along.edges[: along.behind + 1], (stage,))
+            found = read_open_runs(reading, tenant)
+            sees, now = caller.all_tenants, along.now
+            here = part(
+                lambda: read_now_of(reading, tenant, self.shards, fleet, sees_slots=sees, as_of=now, open_runs=found)
+            )
+            return here, found, figures
 
 
 def _steps(connection: Connection, caller: Caller, figures: ActivityFigures | Failed) -> Steps:
@@ -194,30 +184,15 @@ def _late(along: Axis, figures: ActivityFigures | Failed, stage: str) -> object:
     return {"lines": lateness_lines(along, p50, p99), "words": lateness_sentence(STAGES[stage], half, most)}
 
 
-def _sentence(
-    here: Now | Failed,
-    open_runs: OpenRuns | Failed,
-    steps: Steps | Failed,
-    failed: Sequence[Failed],
-    *,
-    sees_all: bool,
-) -> str:
+def _title(here: Now | Failed, steps: Steps | Failed, failed: Sequence[Failed], *, sees_all: bool) -> str:
     """Return how all is; all is well only where every part was read, the fleet with them."""
-    retrying = open_runs.to_retry if isinstance(open_runs, OpenRuns) else 0
-    again = f" {counted(retrying, 'run')} will be tried again after a failed attempt." if retrying else ""
     if isinstance(here, Now) and here.findings:
-        needs = len(here.findings)
-        return f"{counted(needs, 'problem')} need{'s' if needs == 1 else ''} attention.{again}"
+        return f"{counted(len(here.findings), 'problem')} {agreed(len(here.findings), 'needs', 'need')} attention"
     if failed or not isinstance(here, Now) or isinstance(steps, Failed):
-        return "A part could not be read. The others show no problem."
+        return "A part could not be read, the others show no problem"
     if not steps.job:
-        return "No job yet."
-    well = "All well." if sees_all else "Nothing of this tenant needs attention."
-    if not here.ended_hour:
-        return f"{well} No run ended in the last hour.{again}"
-    late = "" if here.on_time_rate is None else f"; {percent(here.on_time_rate)} began within a second of their time"
-    bad = f"{here.failed_hour:,} failed" if here.failed_hour else "none failed"
-    return f"{well} {counted(here.ended_hour, 'run')} ended in the last hour, {bad}{late}.{again}"
+        return "No job yet"
+    return "All well" if sees_all else "Nothing of this tenant needs attention"
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ from functools import cache
 from hashlib import sha256
 from http import HTTPStatus
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 from urllib.parse import unquote
 from uuid import uuid4
@@ -36,8 +37,8 @@ from tidewheel.nouns.freezes.model import Freeze
 from tidewheel.settings.services import ApiSettings
 
 CONTENT_SECURITY_POLICY = (
-    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; form-action 'self';"
-    " frame-ancestors 'none'; base-uri 'none'; manifest-src 'self'"
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; font-src 'self'; connect-src 'self';"
+    " form-action 'self'; frame-ancestors 'none'; base-uri 'none'; manifest-src 'self'"
 )
 HEADERS: Mapping[str, str] = {
     "Content-Security-Policy": CONTENT_SECURITY_POLICY,
@@ -51,11 +52,11 @@ HEADERS: Mapping[str, str] = {
 
 PART = "tidewheel-part"
 """The header of a script's request for a part of a page: the message of an action waits for a whole page."""
-PATTERNS = 4
-"""Patterns of named installations: a band under the top bar, and a mark in the favicon."""
 
 _HERE = Path(__file__).parent
-_TYPES = {".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
+_TYPES = {
+    ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml", ".txt": "text/plain", ".woff2": "font/woff2",
+}  # fmt: skip
 _LONGEST_WORDS = 400
 _NO_ORIGIN = {PATHS[name] for name in ("overview", "freeze", "freeze_scope", "thaw", "sign_in")}  # no action leads back
 _FOREVER = "public, max-age=31536000, immutable"
@@ -97,6 +98,7 @@ class Visitor(NamedTuple):
         sign_in: None where no key is needed, and before it signs in.
         many: True if it may name other tenants.
         frozen: The freezes that it sees, each with the parts of the address of its thaw.
+        wrong: What is wrong at a place of the rail, in a word; empty for nothing.
     """
 
     sign_in: SignIn | None = None
@@ -105,6 +107,7 @@ class Visitor(NamedTuple):
     many: bool = False
     scopes: frozenset[str] = frozenset()
     frozen: Sequence[tuple[Freeze, Mapping[str, object]]] = ()
+    wrong: Mapping[str, str] = MappingProxyType({})
 
     def can(self, scope: str) -> bool:
         """Return True if it has a scope: only then a page shows the actions that need it."""
@@ -117,8 +120,6 @@ class Renderer:
     def __init__(self, settings: ApiSettings, signer: Signer, *, needs_key: bool) -> None:
         self._base, self._signer, self._needs_key = settings.api_base_path or "", signer, needs_key
         self._name = settings.console_name or ("" if needs_key else "development, no keys")
-        self._pattern = f"pattern-{1 + sha256(self._name.encode()).digest()[0] % PATTERNS}"
-        self._favicon = f"favicon-{self._pattern}.svg" if self._name else "favicon.svg"
         self.static = _static_files()
         self._digests = {name: file.digest for name, file in self.static.items()}
 
@@ -149,8 +150,6 @@ class Renderer:
             .render(
                 url=self.urls(visitor),
                 **_looks_of(request),
-                favicon=self._favicon,
-                pattern=self._pattern,
                 page_zone=zone,
                 page_zone_name=page_zone_name,
                 form_token=self._signer.form_token(request, form_cookie),

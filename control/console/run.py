@@ -11,6 +11,7 @@ from starlette.requests import Request
 from tidewheel.control.api.authorization import Caller
 from tidewheel.control.api.request_input import TenantQuery, Whole, read_query
 from tidewheel.control.client.connection import Connection
+from tidewheel.control.console.job_lead import is_stuck
 from tidewheel.control.console.run_log import Log, attempts_with_logs, is_over, more_of, read_log, run_id_of
 from tidewheel.control.console.sentences import about_run
 from tidewheel.control.console.urls import Urls
@@ -28,13 +29,13 @@ from tidewheel.nouns.freezes.reads import freeze_changes
 from tidewheel.nouns.jobs.versions import job_at
 from tidewheel.nouns.runs.model import PastAttempt, RunDetail
 from tidewheel.nouns.runs.operations import Runs
-from tidewheel.runs import FINAL, OWNED, Cause
+from tidewheel.runs import DEAD_LETTERED, FINAL, OWNED, Cause
 from tidewheel.transitions.parents import read_neighbours
 
 _THINNEST = 0.15  # percent: a pixel of a wide page
 _TICK = 0.4
 _ATTEMPTS = 12
-_NOT_RECORDED = "time not recorded"
+_NAMES = {"published": "sent to Kafka", "begun": "handler's start", "announced": "completion event"}
 
 _NEIGHBOURS = 12  # parents or children that are shown
 _LONG_WAIT = timedelta(seconds=1)
@@ -47,7 +48,7 @@ class Stage:
 
     Args:
         words: Its duration or its instant, and what came of it.
-        shape: `bar`, `tick`, `hollow` for another clock than the database's, or `dotted` if not recorded.
+        shape: `bar`, `tick`, or `hollow` for another clock than the database's.
         x: The left edge of its bar; None outside of the axis.
     """
 
@@ -68,6 +69,7 @@ class Timing:
         total: From its time to its end, or to now.
         slowest: The stage that took the longest, all of its name together; None if none has a duration.
         left_out: The number of earlier attempts without a row.
+        missing: The names of the stages that the run has passed, but that have no recorded time.
     """
 
     stages: Sequence[Stage]
@@ -75,6 +77,7 @@ class Timing:
     slowest: str | None
     slowest_took: timedelta
     left_out: int
+    missing: Sequence[str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,14 +107,17 @@ def timing(run: RunDetail, now: datetime) -> Timing:
     end = max(summary.finished_at or now, begin)
     spans = list(_spans(run, attempts, begin if left_out else first, now))
     axis = _Axis(begin, max(end - begin, timedelta(milliseconds=1)))
-    stages = [*_ticks(run, axis), *(axis.bar(each) for each in spans), *_not_kept(run)]
+    stages = [*_ticks(run, axis), *(axis.bar(each) for each in spans)]
+    known = {each.name for each in run.stages if each.known}
+    passed = dict.fromkeys(each.name for each in run.stages if each.name in _NAMES)
+    missing = [_NAMES[name] for name in passed if name not in known]
     took: dict[str, timedelta] = {}
     for each in spans:
         took[each.name] = took.get(each.name, timedelta(0)) + each.took
     slowest = max(took, key=lambda name: took[name], default=None)
     if slowest is not None and not took[slowest]:
         slowest = None
-    return Timing(stages, end - begin, slowest, took[slowest] if slowest else timedelta(0), left_out)
+    return Timing(stages, end - begin, slowest, took[slowest] if slowest else timedelta(0), left_out, missing)
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,23 +151,11 @@ def _ticks(run: RunDetail, axis: _Axis) -> Iterator[Stage]:
     yield axis.tick("scheduled", f"{format_timestamp(summary.scheduled_at)}{own}", summary.scheduled_at)
     at = format_timestamp(summary.created_at) if is_retry else _beside(summary.created_at, summary.scheduled_at)
     yield axis.tick("written", at, summary.created_at)
-    for stage in run.stages:
-        if stage.name == "published":
-            if stage.at is None:
-                yield Stage("sent to Kafka", _NOT_RECORDED, shape="dotted")
-            else:
-                since = max(summary.created_at, summary.scheduled_at)
-                words = f"{_beside(stage.at, since, 'after its time')}, the broker's clock"
-                yield axis.tick("sent to Kafka", words, stage.at, "hollow")
-            return
-
-
-def _not_kept(run: RunDetail) -> Iterator[Stage]:
-    """Yield the stages of which no instant is kept."""
-    if run.summary.attempt and any(stage.name == "begun" for stage in run.stages):
-        yield Stage("handler's start", _NOT_RECORDED, shape="dotted")
-    if run.summary.finished_at and any(stage.name == "announced" for stage in run.stages):
-        yield Stage("completion event", _NOT_RECORDED, shape="dotted")
+    published = next((each for each in run.stages if each.name == "published"), None)
+    if published is not None and published.at is not None:
+        since = max(summary.created_at, summary.scheduled_at)
+        words = f"{_beside(published.at, since, 'after its time')}, the broker's clock"
+        yield axis.tick(_NAMES["published"], words, published.at, "hollow")
 
 
 def _spans(run: RunDetail, attempts: Sequence[PastAttempt], first: datetime, now: datetime) -> Iterator[_Span]:
@@ -171,8 +165,8 @@ def _spans(run: RunDetail, attempts: Sequence[PastAttempt], first: datetime, now
         began = each.started_at or each.finished_at
         if began > before:
             yield _Span(wait, duration(began - before), "ahead", before, began)
-        took = _NOT_RECORDED if each.started_at is None else duration(each.finished_at - each.started_at)
-        words = f"{took}, {state(each.outcome)}" + (f", {each.error_type}" if each.error_type else "")
+        took = "" if each.started_at is None else f"{duration(each.finished_at - each.started_at)}, "
+        words = f"{took}{state(each.outcome)}" + (f", {each.error_type}" if each.error_type else "")
         yield _Span(f"attempt {each.attempt}", words, family_of(each.outcome), began, each.finished_at)
         before, wait = each.finished_at, "back-off"
     if summary.finished_at is not None:
@@ -255,6 +249,7 @@ class RunPage:
         return View(
             {
                 "now": now, "run": run, "summary": run.summary, "sentence": sentence,
+                "family": "bad" if run.status in DEAD_LETTERED else "trouble" if is_stuck(run, now) else "",
                 "timing": timing(run, now), "thaw": part(read_thaw) if is_stored else None,
                 "why_late": None if run.late is None else part_of(connection, why_late, caller.tenant, run),
                 "is_final": run.summary.status in FINAL, "able": part(read_able),

@@ -199,7 +199,7 @@ def run_id_of(request: Request) -> UUID:
         raise HTTPException(
             HTTPStatus.NOT_FOUND,
             f"{shown(request.path_params['run_id'])} is not the id of a run. A run id is a UUID. "
-            "Use Ask or the list of runs to find it.",
+            "Search for it, or look into the list of runs.",
         ) from None
 
 

@@ -83,6 +83,11 @@ def part(read: Callable[[], T]) -> T | Failed:
         return Failed(str(error))
 
 
+def or_else(read: T | Failed, otherwise: T) -> T:
+    """Return what was read, or a value in its place."""
+    return otherwise if isinstance(read, Failed) else read
+
+
 def in_snapshot(
     connection: Connection, read: Callable[Concatenate[Conn, P], T], *args: P.args, **kwargs: P.kwargs
 ) -> T:
@@ -112,9 +117,9 @@ def without_zone(request: Request) -> Request:
 def read_filters(request: Request, model: type[M]) -> tuple[M, tuple[FieldError, ...]]:
     """Return the filters of a page's form, and the errors of those that do not fit: then no filter holds.
 
-    A form sends its empty fields too: they are left out.
+    A form sends its empty fields too: they are left out. The zone of a page filters nothing.
     """
-    given = [(name, value) for name, value in request.query_params.multi_items() if value.strip()]
+    given = [(name, value) for name, value in request.query_params.multi_items() if value.strip() and name != "tz"]
     scope = {**request.scope, "query_string": urlencode(given).encode()}
     try:
         return read_query(Request(scope), model), ()
@@ -122,9 +127,9 @@ def read_filters(request: Request, model: type[M]) -> tuple[M, tuple[FieldError,
         return model(), tuple(error.errors)
 
 
-def filters_of(query: PageQuery) -> dict[str, object]:
-    """Return the filters of a list as a link has them: labels as several `name=value`."""
-    given = query.model_dump(mode="json", exclude={"tenant", "cursor", "limit"}, exclude_defaults=True)
+def filters_of(query: PageQuery, *shown: str) -> dict[str, object]:
+    """Return the filters of a list as a link has them, but for `shown`: labels as several `name=value`."""
+    given = query.model_dump(mode="json", exclude={"tenant", "cursor", "limit", *shown}, exclude_defaults=True)
     return {
         name: pairs(cast("dict[str, str]", value)) if isinstance(value, dict) else value
         for name, value in given.items()
@@ -149,6 +154,7 @@ def list_view(
     now: datetime,
     urls: Urls,
     of_page: Callable[[T], Mapping[str, object]] = lambda page: {},
+    shown: tuple[str, ...] = (),
 ) -> View:
     """Return the view of a list.
 
@@ -156,18 +162,19 @@ def list_view(
         read: Reads the page of rows, and its cursor.
         errors: Those of filters that do not fit.
         of_page: Values of the template that depend on the rows.
+        shown: The fields of the query that filter nothing, but change how the page shows the list.
     """
     found: tuple[T, str | None] | Failed = Failed("") if errors else part(read)
     if isinstance(found, Failed) and found.refused:
         errors, found = tuple(map(_in_form, found.refused)), Failed("")
-    filters = filters_of(query)
+    filters, kept = filters_of(query, *shown), query.model_dump(include={*shown}, exclude_defaults=True)
     page, cursor = (found, None) if isinstance(found, Failed) else found
     values: Mapping[str, object] = {} if isinstance(found, Failed) else of_page(found[0])
     return View(
         {
-            "now": now, "page": page, "query": query, "errors": errors, "filters": filters,
+            "now": now, "page": page, "query": query, "errors": errors, "filters": filters, "kept": kept,
             "labels": filters.get("label", []), "is_first": query.cursor is None,
-            "older": None if cursor is None else urls(place, **filters, cursor=cursor), **values,
+            "older": None if cursor is None else urls(place, **filters, **kept, cursor=cursor), **values,
         },
         422 if errors or isinstance(found, Failed) else 200,
     )  # fmt: skip

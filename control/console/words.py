@@ -109,20 +109,30 @@ def when(at: datetime | None, now: datetime) -> str:
     return "just now" if words == "now" and at is not None and at <= now else words
 
 
-def timed(text: str | None, zone: tzinfo = UTC) -> str:
-    """Return a sentence of the product with its instants in a zone.
+def timed(text: str | None, zone: tzinfo = UTC, now: datetime | None = None) -> str:
+    """Return a sentence with its instants in a zone; beside a present, today's are clock times.
 
     >>> timed("It ended at 2026-11-21T23:13:04Z, within 250 ms.", ZoneInfo("Europe/Berlin"))
     'It ended at Sun 22 Nov 2026 00:13:04 CET, within 250 ms.'
+    >>> timed("It ended at 2026-11-21T23:13:04.5Z.", UTC, datetime(2026, 11, 21, tzinfo=UTC))
+    'It ended at 23:13:04.'
     """
 
     def shown(found: re.Match[str]) -> str:
         try:
-            return absolute(parse_timestamp(found[1]), zone).replace(".000", "")
+            at = parse_timestamp(found[1])
+            return absolute(at, zone).replace(".000", "") if now is None else _by_clock(at.astimezone(zone), now)
         except (InvalidValue, OverflowError):
             return found[0]
 
     return _INSTANT.sub(shown, text or "")
+
+
+def _by_clock(at: datetime, now: datetime) -> str:
+    today = now.astimezone(at.tzinfo)
+    if at.date() == today.date():
+        return f"{at:%H:%M:%S}"
+    return f"{at.day} {at:%b %H:%M}" if at.year == today.year else f"{at.day} {at:%b %Y}"
 
 
 def offset(at: datetime, zone: tzinfo) -> str:
@@ -369,6 +379,7 @@ def _in_zone(show: Callable[..., str]) -> Callable[..., str]:
 FILTERS: Mapping[str, Callable[..., Any]] = {
     "duration": duration, "relative": _in_zone(relative), "absolute": _in_zone(absolute),
     "both": _in_zone(both), "timed": _in_zone(timed), "sentence": _in_zone(sentence),
+    "clocked": _in_zone(lambda text, now, zone: timed(text, zone, now)),
     "offset": _in_zone(offset), "rfc3339": format_timestamp, "number": number,
     "state": state, "reason": reason_words, "short_id": short_id,
     "people": people, "lines": lines, "key": key,

@@ -183,19 +183,33 @@ def unfired(
 
 
 def unfired_between(
-    connection: Conn, job: JobPosition, since: datetime, until: datetime, *, limit: int, misfire_after: timedelta
+    connection: Conn,
+    job: JobPosition,
+    since: datetime,
+    until: datetime,
+    *,
+    limit: int,
+    misfire_after: timedelta,
+    explained: bool = True,
 ) -> tuple[list[Unfired], bool]:
-    """Return the recorded occurrences that did not fire, the newest first; True if there are more."""
+    """Return the recorded occurrences that did not fire, the newest first; True if there are more.
+
+    Args:
+        explained: False to leave out the sentences, each of which takes some statements.
+    """
     columns: dict[str, object] = {
         "job_id": job.job_id, "since": since, "now": until, "skipped": RunState.SKIPPED, "limit": limit + 1
     }  # fmt: skip
     with connection.cursor(row_factory=class_row(Unfired), binary=True) as cursor:
         recorded = cursor.execute(_FIND_UNFIRED, columns).fetchall()
-    found = [
-        replace(each, words=explain(connection, job.tenant, job.key, each.at, misfire_after=misfire_after).words)
-        for each in recorded[:limit]
-    ]
-    return found, len(recorded) > limit
+    found, more = recorded[:limit], len(recorded) > limit
+    if not explained:
+        return found, more
+
+    def words(at: datetime) -> str:
+        return explain(connection, job.tenant, job.key, at, misfire_after=misfire_after).words
+
+    return [replace(each, words=words(each.at)) for each in found], more
 
 
 def _explain(

@@ -174,9 +174,19 @@ def equal_edges(since: datetime, until: datetime, bins: int) -> list[datetime]:
 
 
 def job_timeline(
-    connection: Conn, tenant: str, key: str, edges: Sequence[datetime], *, misfire_after: timedelta = MISFIRE_AFTER
+    connection: Conn,
+    tenant: str,
+    key: str,
+    edges: Sequence[datetime],
+    *,
+    misfire_after: timedelta = MISFIRE_AFTER,
+    explained: bool = True,
 ) -> JobTimeline:
-    """Return the timeline of a job; ascending edges begin its bins, and the last one ends them."""
+    """Return the timeline of a job; ascending edges begin its bins, and the last one ends them.
+
+    Args:
+        explained: False for skips without their sentences, 400 beside runs.
+    """
     job = read_job_position(connection, tenant, key)
     since, until = edges[0], edges[-1]
     columns = {"job_id": job.job_id, "since": since, "until": until}
@@ -186,7 +196,10 @@ def job_timeline(
     versions = _versions(connection, columns)
     took = connection.execute(_READ_TOOK_P95, {"job_id": job.job_id}, binary=True).fetchone()
     last = min(until, job.now)
-    skips, more = unfired_between(connection, job, since, last, limit=_MAX_SKIPS, misfire_after=misfire_after)
+    most = _MAX_SKIPS if explained or bins else MAX_RUNS
+    skips, more = unfired_between(
+        connection, job, since, last, limit=most, misfire_after=misfire_after, explained=explained
+    )
     return JobTimeline(
         key=key, now=job.now, since=since, until=until, mode="bins" if bins else "runs",
         runs=() if bins else tuple(runs), bins=bins, complete_since=complete_since, skips=tuple(skips),

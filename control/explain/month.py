@@ -1,26 +1,33 @@
-"""The occurrences of a job by day, and by the bins of a plot, counted by the arithmetic of schedules.
+"""The occurrences of jobs by day, and by the bins of a plot, counted by the arithmetic of schedules.
 
 A day is one on the wall clock of the job's zone. A past day has the occurrences of the versions that were in force.
 """
 
-from collections.abc import Iterator, Sequence
+from bisect import bisect_right
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, date, datetime, timedelta
 from itertools import islice, pairwise
 from typing import NamedTuple
+from uuid import UUID
 
 from tidewheel.control.explain.facts import VersionSpan, VersionTimeline, read_overrides_around, read_version_timeline
 from tidewheel.control.explain.text import NO_FURTHER_OCCURRENCE
 from tidewheel.control.explain.upcoming import occurrence_notes, upcoming_words
 from tidewheel.control.reads.job_position import JobPosition, read_job_position
+from tidewheel.control.reads.stored import readable
 from tidewheel.errors import UnknownJob
 from tidewheel.nouns.freezes.reads import freezes_of
+from tidewheel.nouns.jobs.model import JobSummary
+from tidewheel.nouns.jobs.reads import read_plain_schedules
+from tidewheel.nouns.runs.reads import count_runs_of_jobs
 from tidewheel.postgres.session import Conn
 from tidewheel.schedules.calendars import MAX_COUNTED
 from tidewheel.schedules.decision import HoldReason, Override
 from tidewheel.schedules.describe import to_zone
 from tidewheel.schedules.open_days import open_days
-from tidewheel.schedules.schedule import TICK, FixedDelay, at_second
+from tidewheel.schedules.parse import schedule_from_text
+from tidewheel.schedules.schedule import TICK, FixedDelay, Schedule, at_second
 from tidewheel.schedules.timer_state import TimerState
 from tidewheel.schedules.zones import EPOCH_ORDINAL
 
@@ -128,6 +135,43 @@ def coming_counts(connection: Conn, tenant: str, key: str, edges: Sequence[datet
     state = timeline.version_spans[-1].timer_state(_overrides(connection, job, min(job.cursor_at, job.now)))
     of_current = [InForce(state, first, _LAST)]
     return [count_fires(of_current, begin, end) for begin, end in pairwise(edges)]
+
+
+class JobBins(NamedTuple):
+    """The runs of a job by bin up to now and by state; True for each bin ahead in which the job is due."""
+
+    runs: Sequence[Mapping[str, int]]
+    due: Sequence[bool]
+    is_sample: bool
+
+
+def job_bins(
+    connection: Conn, jobs: Sequence[JobSummary], edges: Sequence[datetime], behind: int
+) -> Mapping[UUID, JobBins]:
+    """Return the bins of each job; now is in the last one of those `behind`."""
+    job_ids = [job.job_id for job in jobs]
+    counted = count_runs_of_jobs(connection, job_ids, edges[: behind + 1])
+    texts = read_plain_schedules(connection, job_ids)
+
+    def due(job: JobSummary) -> list[bool]:
+        text = texts.get(job.job_id)
+        if text is None:
+            return due_bins(job.next_at, None, edges[behind:])
+        schedule = readable("schedule", f"job {job.key}", lambda: schedule_from_text(text, job.job_id), None)
+        return due_bins(job.next_at, schedule, edges[behind:])
+
+    return {job.job_id: JobBins(counted[job.job_id].bins, due(job), counted[job.job_id].is_sample) for job in jobs}
+
+
+def due_bins(next_at: datetime | None, schedule: Schedule | None, edges: Sequence[datetime]) -> list[bool]:
+    """Return True for each bin with the next occurrence, or with one of a schedule that leaves none out."""
+    found = [False] * (len(edges) - 1)
+    while next_at is not None and next_at < edges[-1]:
+        at = bisect_right(edges, next_at) - 1
+        if at >= 0:
+            found[at] = True
+        next_at = None if schedule is None else schedule.after(edges[at + 1] - TICK)
+    return found
 
 
 def count_fires(in_force: Sequence[InForce], begin: datetime, end: datetime) -> Counted:

@@ -31,6 +31,7 @@ from tidewheel.scheduler.backlog import find_unhandled
 
 _SQL = Statements("tidewheel.control")
 _LIST_EXECUTORS = _SQL["list_executors"]
+_COUNT_WRONG = _SQL["count_wrong"]
 _LIST_SCHEDULERS = _SQL["list_schedulers"]
 _COUNT_RUNS_OF_EXECUTORS = _SQL["count_runs_of_executors"]
 _LIST_RUNS_OF_EXECUTOR = _SQL["list_runs_of_executor"]
@@ -49,6 +50,7 @@ COUNTED = 10_000
 """The due runs of a lane, and messages of a slice, that are counted: more are shown as at least so many."""
 
 _EXECUTORS = 1000  # that are looked at for free slots
+_LETTERS = 1000  # the newest ones, which are looked at
 _PARTS = 5_000  # tenants of a queue and lane whose runs are looked at
 _FIRST = UUID(int=0)
 _TIMEOUT = timedelta(seconds=10)  # the default of TIDEWHEEL_MEMBER_TIMEOUT
@@ -101,6 +103,13 @@ def list_executors(connection: Conn, *, after: UUID | None = None, limit: int = 
     """Return a page of the executors, in the order of their ids."""
     with connection.cursor(row_factory=class_row(ExecutorSummary), binary=True) as cursor:
         return cursor.execute(_LIST_EXECUTORS, {"after": after or _FIRST, "limit": limit, "lease": LEASE}).fetchall()
+
+
+def count_wrong(connection: Conn, tenant: str) -> tuple[int, int]:
+    """Return the number of a tenant's dead letters that were not redriven, and that of silent executors."""
+    columns: dict[str, object] = {"tenant": tenant, "look": _LETTERS, "lease": LEASE}
+    [row] = connection.execute(_COUNT_WRONG, columns, binary=True).fetchall()
+    return cast("tuple[int, int]", row)
 
 
 @dataclass(frozen=True, slots=True)

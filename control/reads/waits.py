@@ -132,8 +132,12 @@ class WaitFacts:
     created_at: datetime | None = None
 
 
-def read_waits(connection: Conn, run_ids: Sequence[UUID]) -> dict[UUID, Wait]:
-    """Return the reasons of those of these runs that are open, by three statements at most."""
+def read_waits(connection: Conn, run_ids: Sequence[UUID], *, names_attempts: bool = True) -> dict[UUID, Wait]:
+    """Return the reasons of those of these runs that are open, by three statements at most.
+
+    Args:
+        names_attempts: False to leave out how the last attempt of a retrying run ended.
+    """
     if not run_ids:
         return {}
     columns: dict[str, object] = {
@@ -148,7 +152,8 @@ def read_waits(connection: Conn, run_ids: Sequence[UUID]) -> dict[UUID, Wait]:
         with connection.cursor(row_factory=rows_as(_FrozenRun), binary=True) as cursor:
             for row in cursor.execute(_FIND_FREEZES_OF_RUNS, {"run_ids": claimable}):
                 freezes.setdefault(row.run_id, []).append(row.freeze)
-    last = _last_attempts(connection, [facts for facts in found if facts.state == RunState.RETRYING])
+    retrying = [facts for facts in found if names_attempts and facts.state == RunState.RETRYING]
+    last = _last_attempts(connection, retrying)
     return {
         facts.run_id: wait_of(facts, tuple(freezes.get(facts.run_id, ())), last.get(facts.run_id)) for facts in found
     }

@@ -36,6 +36,7 @@ _READ_HELD_LANES = _SQL["read_held_lanes"]
 _LOOKED_AT = 100_000  # rows of one answer, the newest first: about 100 ms
 _COUNTED = 10_000  # timers: more are shown as at least so many
 _MOST_OPEN = 10_000  # runs that are counted, the oldest: more are shown as at least so many
+_HOLDS = 5  # limits and orders whose waiting runs have a number of their own
 _ON_TIME_BUCKET = 73  # of tidewheel/activity.py: its upper bound is 1.05 s
 _LEAST_OF_SHARD = 20
 _NOT_STARTED = frozenset({*sources(Move.CLAIM), RunState.BUFFERED})
@@ -221,6 +222,24 @@ class Backlog:
 
 
 @dataclass(frozen=True, slots=True)
+class Waiting:
+    """Due runs of one queue, lane, handler and hold: they wait for one reason.
+
+    Args:
+        is_mixed: True for the runs of several limits and orders, of which `why` is that of the oldest.
+    """
+
+    queue: str
+    lane: str
+    handler: str
+    is_mixed: bool
+    count: int
+    at_least: bool
+    oldest_at: datetime
+    why: Wait
+
+
+@dataclass(frozen=True, slots=True)
 class OpenRuns:
     """The open runs of a tenant."""
 
@@ -230,9 +249,7 @@ class OpenRuns:
     to_retry: Annotated[int, Field(description="Those that wait for a retry, except those whose cancel is accepted.")]
     at_least: Annotated[bool, Field(description="True if there may be more.")]
     backlogs: Annotated[tuple[Backlog, ...], Field(description="What is due, the oldest first.")]
-    waiting: Annotated[
-        tuple[Backlog, ...], Field(description="The same by handler and by hold too: these wait for different reasons.")
-    ]
+    waiting: tuple[Waiting, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,6 +259,7 @@ class _Row:
     handler: str
     state: str
     is_held: bool
+    hold: int | None
     ahead: bool
     is_cancelled: bool
     runs: int
@@ -251,7 +269,7 @@ class _Row:
 
 def read_open_runs(connection: Conn, tenant: str) -> OpenRuns:
     """Return the open runs of a tenant, the oldest 10,000 of them."""
-    columns = {"tenant": tenant, "look": _MOST_OPEN}
+    columns = {"tenant": tenant, "look": _MOST_OPEN, "holds": _HOLDS}
     with connection.cursor(row_factory=class_row(_Row), binary=True) as cursor:
         rows = cursor.execute(_GROUP_OPEN_RUNS, columns).fetchall()
     at_least = sum(row.runs for row in rows) >= _MOST_OPEN
@@ -260,16 +278,20 @@ def read_open_runs(connection: Conn, tenant: str) -> OpenRuns:
         states[SCHEDULED if row.ahead and row.state == RunState.QUEUED else row.state] += row.runs
     going_on = [row for row in rows if not row.is_cancelled]
     due = [row for row in going_on if row.state in _NOT_STARTED and not row.ahead and row.oldest_at is not None]
-    waiting = list(_groups(due, by_reason=True, at_least=at_least))
-    waits = read_waits(connection, [each.oldest_run_id for each in waiting])
-    backlogs = _groups(due, by_reason=False, at_least=at_least)
+    waits = read_waits(connection, [row.run_id for row in due], names_attempts=False)
     return OpenRuns(
         states=dict(states),
         to_retry=sum(row.runs for row in going_on if row.state == RunState.RETRYING),
         at_least=at_least,
-        backlogs=tuple(replace(each, why=waits.get(each.oldest_run_id)) for each in backlogs),
-        waiting=tuple(replace(each, why=waits.get(each.oldest_run_id)) for each in waiting),
-    )
+        backlogs=tuple(_backlogs(due, waits, at_least=at_least)),
+        waiting=tuple(
+            Waiting(
+                row.queue, row.lane, row.handler, row.is_held and row.hold is None, row.runs, at_least,
+                row.oldest_at, waits[row.run_id],
+            )
+            for row in due if row.oldest_at is not None and row.run_id in waits
+        ),
+    )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -304,11 +326,14 @@ def read_held_lanes(connection: Conn) -> tuple[HeldLane, ...]:
         return tuple(cursor.execute(_READ_HELD_LANES))
 
 
+def long_held(held: Sequence[HeldLane], now: datetime) -> Iterator[HeldLane]:
+    """Yield the queues and lanes that are held back for long."""
+    yield from (each for each in held if now - each.since >= _LONG)
+
+
 def held_findings(held: Sequence[HeldLane], now: datetime) -> Iterator[Finding]:
     """Yield a finding for each queue and lane that is held back for long."""
-    for each in held:
-        if now - each.since < _LONG:
-            continue
+    for each in long_held(held, now):
         what = f"queue {each.queue!r}, lane {each.lane}: executors are falling behind, and relays hold runs back"
         remedy = "start more executors, or more slots"
         if each.tenants > 1:
@@ -317,15 +342,14 @@ def held_findings(held: Sequence[HeldLane], now: datetime) -> Iterator[Finding]:
         yield Finding("fairness", Severity.WARNING, what, each.words, remedy)
 
 
-def _groups(rows: Sequence[_Row], *, by_reason: bool, at_least: bool) -> Iterator[Backlog]:
-    groups: dict[tuple[str, str, bool, tuple[str, bool] | None], list[_Row]] = {}
+def _backlogs(rows: Sequence[_Row], waits: Mapping[UUID, Wait], *, at_least: bool) -> Iterator[Backlog]:
+    groups: dict[tuple[str, str, bool], list[_Row]] = {}
     for row in rows:
-        reason = (row.handler, row.is_held) if by_reason else None
-        groups.setdefault((row.queue, row.lane, row.state == RunState.BUFFERED, reason), []).append(row)
+        groups.setdefault((row.queue, row.lane, row.state == RunState.BUFFERED), []).append(row)
     found: list[Backlog] = []
-    for (queue, lane, buffered, _), parts in groups.items():
+    for (queue, lane, buffered), parts in groups.items():
         oldest_at, run_id = min((part.oldest_at, part.run_id) for part in parts if part.oldest_at is not None)
         count = sum(part.runs for part in parts)
         state: Literal["queued", "buffered"] = "buffered" if buffered else "queued"
-        found.append(Backlog(queue, lane, state, count, at_least, oldest_at, run_id, None))
+        found.append(Backlog(queue, lane, state, count, at_least, oldest_at, run_id, waits.get(run_id)))
     yield from sorted(found, key=lambda each: each.oldest_at)

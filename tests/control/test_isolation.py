@@ -89,9 +89,10 @@ _NOT_EXECUTED = {
     "only services execute it": "intake: acquire_partition hold_deletions purge_replies store_offsets",
     "only pages of the console and their routes execute it": """
         control: find_job_key read_run_payload find_timeline_runs count_timeline_runs read_took_p95 read_versions_since
-        control: read_selected_jobs read_pauses read_recent_runs read_tenant_pulse read_run_pulses read_job_pulses
+        control: read_selected_jobs read_pauses count_runs_of_jobs read_tenant_pulse read_run_pulses read_job_pulses
+        control: read_plain_schedules read_streak read_error_lines
         nouns.api_keys: show_api_key
-        control: find_keys_from
+        control: find_keys_from count_wrong
         nouns.freezes: count_freezable find_standing_freezes
         control: list_children read_retry_facts find_longest_attempts""",
     "it needs locked rows, a faulty job or an occurrence of a rare kind": """

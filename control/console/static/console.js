@@ -184,13 +184,13 @@ function indicate() {
   if (!mark || !$("main")?.dataset.live) return;
   const silence = performance.now() - live.heard;
   const seconds = Math.round(silence / 1000);
-  const [state, words] = live.stopped ? ["stopped", `■ As of ${clock(live.at || new Date())}`]
-    : live.hiding ? ["paused", "◐ Paused, tab was hidden"]
-      : live.refused && silence < REFUSED_MS + SILENT_MS ? ["slow", `◔ Not live, read each ${REFUSED_MS / 1000} s`]
-        : live.stream && silence < LATE_MS ? ["on", "● Live"] : ["away", `○ Not live, last heard ${seconds} s ago`];
+  const [state, words] = live.stopped ? ["stopped", `As of ${clock(live.at || new Date())}`]
+    : live.hiding ? ["paused", "Paused, tab was hidden"]
+      : live.refused && silence < REFUSED_MS + SILENT_MS ? ["slow", `Not live, read each ${REFUSED_MS / 1000} s`]
+        : live.stream && silence < LATE_MS ? ["on", "Live"] : ["away", `Not live, last heard ${seconds} s ago`];
   mark.hidden = false;
   mark.dataset.state = state;
-  if (mark.textContent !== words) mark.textContent = words;
+  if (mark.textContent !== words) mark.lastChild.textContent = words;
   band(state === "away" && silence >= SILENT_MS);
 }
 
@@ -501,7 +501,7 @@ function fade(note) {
   setTimeout(() => note.matches(":hover, :focus-within") ? fade(note) : note.remove(), TOAST_MS);
 }
 
-// Ask: suggestions while typing, if the server has them; Enter always goes to the page.
+// Search: suggestions while typing, if the server has them; Enter always goes to the page.
 
 const ask = { timer: 0, at: -1 };
 
@@ -585,7 +585,7 @@ const KEYS = {
   "]": () => follow("a[rel=next]"),
   z: toggleTimes,
   d: () => choose("density", root.dataset.density === "compact" ? "wide" : "compact"),
-  t: () => $("button[name=theme]")?.click(),
+  t: () => choose("theme", { light: "dark", dark: "auto" }[root.dataset.theme] || "light"),
   p: toggleLive,
   c: () => { const id = $("[data-copy]"); if (id) copy(id.dataset.copy, id); },
   e: () => follow("a[data-edit]"),
@@ -595,8 +595,13 @@ const KEYS = {
   ".": () => $("main .actions :is(a, summary, button)")?.focus(),
 };
 
+function closeMenus(within) {
+  for (const menu of $$("details[name=top][open]")) if (!menu.contains(within)) menu.open = false;
+}
+
 function onKey(event) {
   const target = event.target;
+  if (event.key === "Escape") closeMenus(null);
   if (target.matches?.(".ask input")) askKey(event, target);
   if ((event.ctrlKey || event.metaKey) && event.key === "k") { event.preventDefault(); $(".ask input")?.focus(); return; }
   if (event.ctrlKey || event.metaKey || event.altKey || isTyping(target) || $("dialog[open]")) return;
@@ -655,6 +660,7 @@ const isElsewhere = (link) => link.origin === location.origin && link.pathname +
 const keepsPage = (link) => link.matches("a[href]") && isElsewhere(link) && $("#live")?.dataset.state === "away";
 
 function onClick(event) {
+  closeMenus(event.target);
   const link = event.target.closest("a, button, tr");
   const plain = !event.defaultPrevented && event.button === 0 && !event.ctrlKey && !event.metaKey && !event.shiftKey;
   if (!link || !plain) return;

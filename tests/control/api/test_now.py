@@ -1,6 +1,5 @@
 """The present of a tenant over REST: figures, bins, what comes due, what waits, the slowest runs."""
 
-import re
 from collections.abc import Iterator
 from datetime import timedelta
 from http import HTTPStatus
@@ -16,7 +15,6 @@ from tests.transitions.acts import about, apply_batch, begin, submit, trigger
 from tests.transitions.figures import finish, forget_figures
 from tests.transitions.test_tenant_places import Executor
 from tidewheel.control.client.client import Client
-from tidewheel.jobs.values import parse_timestamp
 from tidewheel.runs import RunState
 
 HOSTILE = "<script>\u05d0\u05d1" + "k" * 200
@@ -33,10 +31,6 @@ def read(client: ApiClient, path: str, **query: object) -> Any:  # noqa: ANN401 
     answer = client.get(f"/api/v1/{path}?{urlencode({name: str(value) for name, value in query.items()})}")
     assert answer.status_code == HTTPStatus.OK, answer.text
     return answer.json()
-
-
-def failing(client: ApiClient) -> list[Any]:
-    return [each for each in read(client, "now")["findings"] if each["kind"] == "failing_job"]
 
 
 def test_empty_installation_needs_nobody(client: ApiClient) -> None:
@@ -62,45 +56,6 @@ def test_now_counts_what_ended_and_what_is_open(client: ApiClient) -> None:
     assert found["slots"] == {"busy": 1, "all": 0}
 
 
-def test_job_that_fails_in_a_row_is_a_finding_until_it_succeeds(client: ApiClient) -> None:
-    submit(client.database, HOSTILE, retry={"max_attempts": 1})
-    finish(client.database, HOSTILE, *[RunState.SUCCEEDED] * 50, *[RunState.FAILED] * 2)
-    assert failing(client) == []
-    finish(client.database, HOSTILE, RunState.FAILED)
-    [finding] = failing(client)
-    assert (finding["key"], finding["count"], finding["evidence"]) == (HOSTILE, 3, "ConnectionError")
-    assert finding["severity"] == "error"
-    message = f"<b>no route\u05d0 {'x' * 300}\nsecond line"
-    client.database.execute("UPDATE failed_runs SET error_message = %s", [message])
-    assert failing(client)[0]["evidence"] == f"ConnectionError; the latest: <b>no route\u05d0 {'x' * 187}"
-    finish(client.database, HOSTILE, RunState.SUCCEEDED, RunState.FAILED)
-    assert failing(client) == []
-
-
-def test_job_of_which_many_runs_of_the_hour_fail_is_a_finding(client: ApiClient) -> None:
-    submit(client.database, HOSTILE, retry={"max_attempts": 1})
-    finish(client.database, HOSTILE, *[RunState.SUCCEEDED, RunState.FAILED] * 2, RunState.SUCCEEDED)
-    [finding] = failing(client)
-    assert (finding["key"], finding["severity"], finding["count"]) == (HOSTILE, "warning", 2)
-    assert finding["words"] == "2 of its 5 runs of the last hour failed"
-    [(first,)] = client.database.rows("SELECT min(finished_at) FROM failed_runs")
-    assert parse_timestamp(finding["since"]) == first
-
-
-def test_failures_of_many_jobs_and_waiting_dead_letters_are_findings(client: ApiClient) -> None:
-    for key in ("one", "two", "three"):
-        submit(client.database, key, retry={"max_attempts": 1})
-        finish(client.database, key, RunState.SUCCEEDED, RunState.FAILED)
-    needs = {each["kind"]: each for each in read(client, "now")["findings"]}
-    share, letters = needs["failed_runs"], needs["dead_letters"]
-    assert share["words"] == "3 of 6 runs of the last hour failed or timed out"
-    assert (letters["count"], letters["severity"]) == (3, "warning")
-    [(oldest,)] = client.database.rows("SELECT min(created_at) FROM dead_letters")
-    assert parse_timestamp(letters["since"]) == oldest
-    client.database.execute("UPDATE dead_letters SET redriven_at = created_at")
-    assert "dead_letters" not in {each["kind"] for each in read(client, "now")["findings"]}
-
-
 def test_waiting_runs_a_freeze_and_a_job_set_aside_are_findings(database: Database, client: ApiClient) -> None:
     submit(database, "render", queue="reports", schedule={"interval": "1h"})
     run = trigger(database, "render")
@@ -112,8 +67,7 @@ def test_waiting_runs_a_freeze_and_a_job_set_aside_are_findings(database: Databa
         keyed.headers["Authorization"] = f"Bearer {key_of(database)}"
         [waits] = read(keyed, "now")["findings"]
         assert (waits["kind"], waits["count"]) == ("waiting_runs", 1)
-        assert waits["words"] == "1 run of queue reports, lane standard, waits"
-        assert waits["evidence"].startswith("The oldest: no live executor serves queue")
+        assert waits["words"] == "no live executor serves queue 'reports'"
         apply_batch(database, {"type": "freeze", "queue": "reports", "reason": "printer swap"})
         [freeze] = read(keyed, "now")["findings"]
         assert (freeze["kind"], freeze["severity"]) == ("freeze", "warning")
@@ -141,15 +95,15 @@ def test_runs_that_a_limit_holds_are_backlog_and_a_finding_after_a_minute(client
     assert "held_runs" not in kinds
     with answering(database) as pages:
         overview = pages.get("/", headers=HTML).text
-        assert 'href="/runs?status=buffered&amp;queue=default&amp;lane=standard">2<' in overview
+        assert 'href="/runs?status=buffered&amp;queue=default&amp;lane=standard" data-figure="backlog"' in overview
         assert 'aria-current="page">Buffered</a>' in pages.get("/runs?status=buffered", headers=HTML).text
         assert "No run is due" not in overview
         assert 'href="/?tenant=default#backlog">2 wait<' in pages.get("/admin/tenants/default", headers=HTML).text
     then = database.now() - timedelta(minutes=2)
     database.execute("UPDATE job_runs SET scheduled_at = %s, created_at = %s", [then, then])
     [finding] = [each for each in read(client, "now")["findings"] if each["kind"] == "held_runs"]
-    assert (finding["count"], finding["words"]) == (2, "2 runs are held")
-    assert re.fullmatch(rf"The oldest:? {re.escape(held['why']['words'])}\.", finding["evidence"])
+    assert (finding["count"], finding["counted"]) == (2, "waiting")
+    assert finding["words"] == "tenant default has 1 of 1 active runs"
     assert "--in-flight" in finding["remedy"]
 
 

@@ -30,7 +30,7 @@ _SMALL_LINKS = """() => [...document.querySelectorAll('td a, dl.table dd a')].fi
     !(each instanceof SVGElement) && each.checkVisibility()).map(each => [each, each.getBoundingClientRect()])
     .filter(([, box]) => Math.min(box.width, box.height) < 24).map(([each, box]) => each.outerHTML)"""
 _SMALL_TEXT = """() => [...document.querySelectorAll('body *')].filter(each =>
-    !each.closest('.graph') && each.checkVisibility() && parseFloat(getComputedStyle(each).fontSize) < 12
+    !each.closest('.graph') && each.checkVisibility() && parseFloat(getComputedStyle(each).fontSize) < 11
     && [...each.childNodes].some(node => node.nodeType === 3 && node.data.trim()))
     .map(each => each.outerHTML.slice(0, 200))"""
 _GRAVE = ("serious", "critical")
@@ -69,12 +69,14 @@ class Tab:
         self.page.set_viewport_size({"width": width, "height": height})
         self.page.emulate_media(color_scheme="dark" if theme == "dark" else "light")
 
-    def findings(self) -> list[str]:
-        """Return what axe-core finds serious or critical, a line each."""
+    def findings(self, *rules: str) -> list[str]:
+        """Return what axe-core finds serious or critical, and each breach of some further rules, a line each."""
         if not self.page.evaluate("typeof axe !== 'undefined'"):
             self.page.evaluate(_AXE)
-        found: dict[str, Any] = self.page.evaluate("() => axe.run({resultTypes: ['violations']})")
-        return [line for each in found["violations"] if each["impact"] in _GRAVE for line in _lines(each)]
+        options = {"resultTypes": ["violations"], "rules": {rule: {"enabled": True} for rule in rules}}
+        found: dict[str, Any] = self.page.evaluate("options => axe.run(options)", options)
+        shown = [each for each in found["violations"] if each["impact"] in _GRAVE or each["id"] in rules]
+        return [line for each in shown for line in _lines(each)]
 
     def sideways(self) -> int:
         """Return the pixels by which the page is wider than its window."""
@@ -85,7 +87,7 @@ class Tab:
         return cast("list[str]", self.page.evaluate(_SMALL_LINKS))
 
     def small_texts(self) -> list[str]:
-        """Return what has text of less than 12 pixels, but for graphs, which one zooms."""
+        """Return what has text of less than 11 pixels, but for graphs, which one zooms."""
         return cast("list[str]", self.page.evaluate(_SMALL_TEXT))
 
     def note(self, message: ConsoleMessage) -> None:

@@ -47,6 +47,8 @@ PAGES: Mapping[str, str] = {
     "jobs-many": "/jobs?prefix=many",
     "jobs-none": "/jobs?prefix=zzz",
     "jobs-unwell": "/jobs?status=unwell",
+    "jobs-grid": "/jobs?view=grid",
+    "jobs-grid-day": "/jobs?view=grid&window=24h",
     "jobs-nearest": "/jobs?prefix=hourlyx",
     "job": "/jobs/hourly",
     "job-never-ran": "/jobs/never",

@@ -14,6 +14,8 @@ from tests.control.console.pages import console, done, every_row, fields_of, key
 from tests.fixtures.database import Database
 from tests.transitions.acts import apply_batch, begun, submission, submit
 from tidewheel.control.client.client import Client
+from tidewheel.nouns.tenants.reads import Count
+from tidewheel.nouns.tenants.web import Gauge
 from tidewheel.scheduler.tenant_deletions import TenantDeletions
 
 RIGHT_TO_LEFT = "\u05e9\u05dc\u05d5\u05dd"
@@ -40,7 +42,7 @@ def test_tenant_is_created_limited_frozen_thawed_and_deleted(pages: ApiClient) -
     assert "Limits of acme are set." in page
     assert "0 of 40" in page
     assert "2.5 per second" in page
-    assert "0, no limit" in page
+    assert '<dt>jobs</dt><dd><span class="number">0</span></dd>' in page
     at = "scope=tenant&tenant=acme&next=/admin/tenants/acme"
     page = changed(pages, f"/freeze/scope?{at}", reason="audit")
     assert "Frozen: tenant acme." in page
@@ -60,6 +62,11 @@ def test_tenant_is_created_limited_frozen_thawed_and_deleted(pages: ApiClient) -
         log = {each.action: each for each in client.audit_log.list(all_tenants=True).entries}
     assert {"tenant.create", "tenant.limits", "freeze", "thaw", "tenant.delete"} <= set(log)
     assert {each.door for each in log.values()} == {"console"}
+
+
+def test_count_that_ended_before_its_first_row_is_no_number() -> None:
+    for limit, words in ((None, "no limit"), (40, "40")):
+        assert Gauge("in_flight", Count(0, at_least=True), limit).words == words
 
 
 def test_deletion_of_a_tenant_names_what_ends_and_is_taken_back(pages: ApiClient) -> None:

@@ -16,6 +16,9 @@ from tidewheel.control.console.rendering import CONTENT_SECURITY_POLICY
 
 pytestmark = [pytest.mark.slow, needs_chromium]
 
+RULES = ("target-size", "landmark-unique", "empty-table-header")
+"""Rules of axe-core that are off, or whose breach it calls minor."""
+
 
 class Breach(BaseHTTPRequestHandler):
     """A page that breaks the policy of the console, and is hard to read."""
@@ -46,7 +49,7 @@ def check(opened: Tab, path: str) -> None:
     opened.open(path)
     for look in LOOKS:
         opened.look(look)
-        assert not opened.findings(), (path, look)
+        assert not opened.findings(*RULES), (path, look)
         assert opened.sideways() <= 0, (path, look)
         assert not opened.small_texts(), (path, look)
         assert not look.startswith("390") or not opened.small_links(), (path, look)

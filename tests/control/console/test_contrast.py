@@ -7,7 +7,7 @@ import pytest
 
 TOKENS = (Path(__file__).parents[3] / "control/console/static/tokens.css").read_text()
 BLOCKS = re.findall(r"([^{}]+)\{([^{}]*--bg:[^{}]*)\}", TOKENS)
-GROUNDS = ("bg", "surface", "sunken", "hover", "selected")
+GROUNDS = ("bg", "surface", "lead", "sunken", "hover", "selected")
 FAMILIES = ("ahead", "moving", "trouble", "good", "bad", "undone")
 TEXT, MARK = 4.5, 3.0
 
@@ -50,14 +50,14 @@ def test_text_has_contrast_on_every_ground(name: str) -> None:
         for family in FAMILIES
     }
     low |= {("ink", family): contrast(colours["ink"], colours[f"{family}-tint"]) for family in FAMILIES}
-    low |= {("inverse", solid): contrast(colours["inverse"], colours[solid]) for solid in ("ink", "bad")}
+    low |= {("inverse", solid): contrast(colours["inverse"], colours[solid]) for solid in ("ink", "bad", "moving")}
     assert not {pair: value for pair, value in low.items() if value < TEXT}
 
 
 @pytest.mark.parametrize("name", THEMES)
 def test_marks_have_contrast_on_every_ground(name: str) -> None:
     colours = THEMES[name]
-    marks = ("focus", "quiet", *FAMILIES)
+    marks = ("quiet", *FAMILIES)
     low = {(mark, ground): contrast(colours[mark], colours[ground]) for mark in marks for ground in GROUNDS}
     low |= {("edge", ground): contrast(colours["edge"], colours[ground]) for ground in GROUNDS if ground != "selected"}
     low |= {(family, "tint"): contrast(colours[family], colours[f"{family}-tint"]) for family in FAMILIES}

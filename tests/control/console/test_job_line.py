@@ -1,4 +1,4 @@
-"""The shapes of a job's timeline, its strip and its list: nothing is lost, and nothing lies outside."""
+"""The shapes of a job's timeline and its list: nothing is lost, and nothing lies outside."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -12,21 +12,16 @@ from hypothesis import strategies as st
 from tidewheel.control.console.axis import Window, axis, axis_between
 from tidewheel.control.console.job_line import (
     SIZE,
-    STRIP_HEIGHT,
-    STRIP_WIDTH,
     Line,
     job_line,
-    most_at_once,
-    sentence,
-    strip,
 )
-from tidewheel.control.console.runs import Show, counts, filtered, job_rows
+from tidewheel.control.console.job_rows import Row, Show, counts, filtered, folded, job_rows
 from tidewheel.control.console.urls import Urls
 from tidewheel.control.explain.explain import Unfired
 from tidewheel.control.explain.job_timeline import JobTimeline, Pause, TimelineBin, TimelineRun, VersionTick
 from tidewheel.control.explain.month import Counted
-from tidewheel.nouns.runs.model import RecentRun
-from tidewheel.runs import RunState
+from tidewheel.ids import first_run_id
+from tidewheel.runs import Cause, RunState
 
 NOW = datetime(2026, 11, 21, 22, 16, 10, tzinfo=UTC)
 URLS = Urls("", {})
@@ -42,10 +37,9 @@ def runs(draw: st.DrawFn) -> TimelineRun:
     at, wait, took = draw(instants), draw(spans), draw(spans)
     started = None if wait is None else at + wait
     ended = None if started is None or took is None else started + took
-    state = draw(st.sampled_from(sorted(RunState)))
-    return TimelineRun(
-        UUID(int=draw(st.integers(0, 9))), at, started, ended, state, "timer", draw(st.integers(0, 9)), None, None
-    )
+    state, cause = draw(st.sampled_from(sorted(RunState))), draw(st.sampled_from([Cause.TIMER, Cause.RETRY]))
+    requested = first_run_id(at + (draw(spans) or timedelta(0)))
+    return TimelineRun(requested, at, started, ended, state, cause, draw(st.integers(0, 9)), None, None)
 
 
 def timeline(shown: Sequence[TimelineRun], skips: Sequence[Unfired] = (), pauses: Sequence[Pause] = ()) -> JobTimeline:
@@ -70,36 +64,12 @@ def test_every_run_has_a_mark_within_the_drawing(
     shown: list[TimelineRun], window: Window, since: datetime, until: datetime
 ) -> None:
     pause = Pause(min(since, until), max(since, until), "anna")
-    skip = skipped(min(since, until), max(since, until), 3)
+    skip = skipped(min(since, until), max(since, until) + SECOND, 3)
     along = axis(window, NOW)
     line = job_line(along, timeline(shown, [skip], [pause]), [Counted(1, exact=True)], (), URLS, address=ADDRESS)
     assert inside(line)
     assert sum(mark.href is not None for mark in line.marks) == len(shown)
-    assert "3 occurrences did not fire; 1 occurrence to come" in line.words
-
-
-def test_runs_at_once_are_counted_and_one_after_another_are_not() -> None:
-    def run(begin: int, end: int | None) -> TimelineRun:
-        until = None if end is None else NOW + end * SECOND
-        return TimelineRun(UUID(int=1), NOW, NOW + begin * SECOND, until, "running", "timer", 1, None, None)
-
-    assert most_at_once([], NOW) == 0
-    assert most_at_once([run(-9, -5), run(-5, -3)], NOW) == 1
-    overlapping = [run(-9, -5), run(-8, -3), run(-6, None)]
-    assert most_at_once(overlapping, NOW) == 3
-    along = axis(Window.HOUR, NOW)
-    assert "up to 3 at once" in job_line(along, timeline(overlapping), (), (), URLS, address=ADDRESS).words
-
-
-def test_sentence_counts_the_runs_that_were_skipped() -> None:
-    def words(*states: str, cause: str = "workflow") -> str:
-        shown = [TimelineRun(UUID(int=1), NOW, None, NOW, each, cause, 0, None, None) for each in states]
-        return sentence(axis(Window.HOUR, NOW), timeline(shown), ()).partition(": ")[2]
-
-    assert words(*["skipped"] * 4) == "no run started, and 4 were skipped."
-    assert words("skipped", "queued") == "none succeeded or failed, 1 open, 1 skipped."
-    assert words("failed", "skipped") == "none succeeded, 1 failed, 1 skipped."
-    assert words("skipped", cause="timer") == "no run ended.", "the skips have those of the timer"
+    assert any("3 occurrences not fired" in mark.words for mark in line.marks)
 
 
 def test_bins_lead_to_their_time() -> None:
@@ -131,25 +101,50 @@ def test_list_has_each_run_and_each_skip_once_in_the_order_of_time(
     shown: list[TimelineRun], instants_skipped: list[datetime]
 ) -> None:
     skips = [skipped(at, at, 1) for at in instants_skipped]
-    rows = job_rows(shown, timeline(shown, skips))
+    rows = job_rows(shown, timeline(shown, skips), {})
     assert [row.at for row in rows] == sorted((row.at for row in rows), reverse=True)
-    hidden = sum(run.state == "skipped" and run.scheduled_at in instants_skipped for run in shown)
-    assert len(rows) == len(shown) + len(skips) - hidden
+    occurrences = {run.scheduled_at for run in shown if run.state == "skipped" and run.cause == Cause.TIMER}
+    assert len(rows) == len(shown) + len(set(instants_skipped) - occurrences)
     assert counts(rows, SECOND)[Show.ALL] == len(rows)
     assert all(row in rows for show in Show for row in filtered(rows, show, SECOND))
 
 
-@given(shown=st.lists(runs(), max_size=20), comes=st.booleans())
-def test_strip_fits_its_row(shown: list[TimelineRun], *, comes: bool) -> None:
-    recent = [
-        RecentRun(UUID(int=1), run.run_id, run.scheduled_at, run.state, run.started_at, run.finished_at)
-        for run in shown
+@st.composite
+def lists(draw: st.DrawFn) -> list[Row]:
+    """Rows in the order of a list: long stretches of equal ones, some of them spans."""
+    alike = st.tuples(st.sampled_from(["failed", "skipped"]), st.sampled_from(["", "E"]), st.booleans())
+    ages = iter(sorted(draw(st.lists(st.integers(0, 60), min_size=320, max_size=320))))
+    rows: list[Row] = []
+    for (state, words, is_retry), many in draw(st.lists(st.tuples(alike, st.integers(1, 40)), max_size=8)):
+        for _ in range(many):
+            at = NOW - next(ages) * SECOND
+            span = skipped(at, at, draw(st.integers(1, 9))) if state == "skipped" and draw(st.booleans()) else None
+            rows.append(Row(at, state, UUID(int=len(rows)), words=words, span=span, is_retry=is_retry))
+    return rows
+
+
+@given(lists(), st.sampled_from(Show), st.none() | st.integers(-1, 61).map(lambda age: NOW - age * SECOND))
+def test_unfolded_list_has_the_same_rows_in_the_same_order(
+    rows: list[Row], show: Show, opened: datetime | None
+) -> None:
+    shown = filtered(rows, show, SECOND)
+    folds = folded(shown, opened)
+    assert [row for fold in folds for row in fold] == shown
+    assert all(len({(row.state, row.words, row.is_retry) for row in fold}) == 1 for fold in folds)
+    assert sum(row.occurrences for fold in folds for row in fold) == counts(rows, SECOND)[show]
+
+
+def test_equal_neighbours_are_one_row_until_they_are_opened() -> None:
+    def row(at: int, state: str) -> Row:
+        return Row(NOW - at * SECOND, state, UUID(int=at), words="E")
+
+    rows = [
+        *(row(at, "failed") for at in range(40)),
+        row(40, "succeeded"),
+        *(row(at, "skipped") for at in range(41, 66)),
     ]
-    found = strip(recent, comes=comes)
-    assert len(found.bars) == len(shown) + comes
-    assert all(
-        0 <= bar.x <= STRIP_WIDTH - 5 and bar.y >= 0 and bar.y + bar.height <= STRIP_HEIGHT for bar in found.bars
-    )
-    assert ("failed" in found.words.replace("none failed", "")) == any(
-        run.state in {"failed", "timed_out"} for run in shown
-    )
+    assert [len(fold) for fold in folded(rows)] == [1, 39, 1, 25], "the newest failure can be opened"
+    opened = folded(rows, rows[1].at)
+    assert [len(fold) for fold in opened] == [1] * 31 + [9, 1, 25], "30 at once"
+    further = folded(rows, opened[31][0].at)
+    assert [len(fold) for fold in further] == [31, *[1] * 9, 1, 25]

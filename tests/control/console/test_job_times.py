@@ -15,6 +15,7 @@ from tests.control.explain.explaining import calendar, fire_all, t
 from tests.fixtures.database import ClockedDatabase
 from tests.transitions.acts import begin, begun, claim, end, ending, submit, succeed, trigger
 from tidewheel.control.cli.job_files import read_job
+from tidewheel.control.client.client import Client
 from tidewheel.ids import job_id, run_id
 from tidewheel.nouns.jobs.reads import show_job
 from tidewheel.runs import Cause, RunState
@@ -38,23 +39,23 @@ def test_timeline_shows_ends_skips_and_what_comes_with_the_same_words_as_its_tab
     assert posted(pages, "/jobs/job/pause", reason="stock-taking").status_code == HTTPStatus.SEE_OTHER
     clocked.stop_clock(t("03-02T12:30"))
     paused = shown(pages, "/jobs/job")
-    assert re.search(r"It was paused 4 h 30 min ago by [^<]*: stock-taking\. 4 occurrences have come due", paused)
-    assert "during the pause. A resume now skips them." in paused
+    assert re.search(
+        r"Paused since 08:00:00 by [^<]*: stock-taking\. 4 occurrences came due during the pause\.", paused
+    )
+    assert "They are skipped." in paused
     assert paused.count("stock-taking") == 1
     assert "It fires again, next at Mon 2 Mar 2026 13:00:00 UTC." in shown(pages, "/jobs/job/resume")
     assert posted(pages, "/jobs/job/resume").status_code == HTTPStatus.SEE_OTHER
     fire_all(clocked)
     succeed(clocked, begun(clocked))
+    clocked.stop_clock(t("03-02T12:31"))
     failed = begun(clocked)
     end(clocked, ending(failed, RunState.FAILED, error_type="ConnectionError"))
     page = shown(pages, "/jobs/job?window=24h")
-    assert "The occurrence of Mon 2 Mar 2026 12:00:00 UTC did not fire. It came due during a pause" in page
-    berlin = shown(pages, "/jobs/job?window=24h&tz=Europe/Berlin")
-    assert "The occurrence of Mon 2 Mar 2026 13:00:00 CET did not fire. It came due" in berlin
-    assert "1 run succeeded, 1 failed" in page
-    assert "4 occurrences did not fire" in page
+    assert "The last run failed at 12:31:00." in page
+    assert "The last run failed at 13:31:00." in shown(pages, "/jobs/job?window=24h&tz=Europe/Berlin")
     assert "4 occurrences not fired, paused: 09:00 to 12:00" in page
-    assert "4 skipped" in page
+    assert '<span class="word">4 skipped</span></span> <span class="caption"><bdi>the job was paused</bdi>' in page
     assert f'href="/runs/{failed.run_id}"' in page
     assert 'fill="url(#hatch)"' in page
     assert page.count("ConnectionError") >= 2
@@ -152,9 +153,82 @@ def test_job_whose_occurrences_are_skipped_does_not_run_well(clocked: ClockedDat
         claim(clocked, second)
         succeed(clocked, holder)
     page = shown(pages, "/jobs/job?window=24h")
-    assert "Of its latest 4 runs, 2 succeeded, none failed, and 2 were skipped. " in page
-    assert "2 occurrences in the time shown were skipped: another run of the job was active." in page
+    assert "Skips runs: another run of the job was active. Next in " in page
+    assert "2 skipped in the time shown." in page
     assert "Runs well" not in page
+
+
+def test_failures_since_a_version_name_its_change_and_lead_back(clocked: ClockedDatabase, pages: ApiClient) -> None:
+    clocked.stop_clock(t("03-02T08:00"))
+    submit(clocked, retry={"max_attempts": 1}, payload={"token": "a"})
+    succeed(clocked, begun(clocked))
+    clocked.stop_clock(t("03-02T09:00"))
+    submit(clocked, retry={"max_attempts": 1}, payload={"token": "b"})
+    clocked.stop_clock(t("03-02T09:00:12"))
+    for _ in range(2):
+        end(clocked, ending(begun(clocked), RunState.FAILED, error_type="E", error_message="token expired\nat line 4"))
+    page = shown(pages, "/jobs/job")
+    assert "Fails since 09:00:12, 12 s after version 2 was saved. 2 failures in a row." in page
+    assert "<bdi>E: token expired</bdi>" in page
+    assert "Changed since version 1: <code>payload</code> from {&#34;token&#34;: &#34;a&#34;} to" in page
+    assert 'href="/jobs/job/versions?a=1&amp;b=2">Compare 1 and 2</a>' in page
+    assert 'href="/jobs/job/rollback?version=1">Roll back to version 1…</a>' in page
+    submit(clocked, retry={"max_attempts": 1}, payload={"token": "c"})
+    page = shown(pages, "/jobs/job")
+    assert "Fails since 09:00:12, from version 2 on." in page
+    assert "No run of version 3, which is in force now, has succeeded or failed yet." in page
+    assert "Roll back" not in page
+    clocked.stop_clock(t("03-02T10:00"))
+    with Client(clocked.url) as client:
+        succeed(
+            clocked, begin(clocked, client.runs.retry(clocked.value("SELECT max(run_id::text)::uuid FROM failed_runs")))
+        )
+    assert "The last run succeeded; a run failed 59 min 48 s ago." in shown(pages, "/jobs/job")
+    clocked.stop_clock(t("03-02T10:00:01"))
+    end(clocked, ending(begun(clocked), RunState.FAILED))
+    page = shown(pages, "/jobs/job")
+    assert "The last run failed at 10:00:01." in page, "the version of a success is no cause"
+    assert "no error is recorded" in page
+
+
+def test_waiting_runs_name_their_lack_and_the_handler_that_live_executors_have(
+    clocked: ClockedDatabase, pages: ApiClient
+) -> None:
+    clocked.stop_clock(t("03-02T08:00"))
+    submit(clocked, target="render")
+    submit(clocked, target="pdf")
+    clocked.execute(
+        "INSERT INTO executors (executor_id, name, queues, handlers, slots, lease, last_heartbeat_at, started_at)"
+        " VALUES (gen_random_uuid(), 'host-1', '{default}', '{render}', 4, '1 d', tidewheel_now(), tidewheel_now())"
+    )
+    trigger(clocked)
+    assert "The run of 08:00:00 waits: no live executor of queue &#39;default&#39; has the handler" in shown(
+        pages, "/jobs/job"
+    )
+    trigger(clocked)
+    page = shown(pages, "/jobs/job")
+    assert "2 runs wait, the oldest one since 08:00:00: no live executor of queue" in page
+    assert "<code><bdi>tidewheel service executor --queues default" in page
+    assert "Version 1 used <code>render</code>, which 1 live executor of the queue has." in page
+    assert "Roll back to version 1…" in page
+    submit(clocked, target="csv")
+    assert "Roll back" not in shown(pages, "/jobs/job"), "no run of the version in force waits"
+
+
+def test_retry_is_placed_where_it_ran(clocked: ClockedDatabase, pages: ApiClient) -> None:
+    clocked.stop_clock(t("03-02T08:00"))
+    submit(clocked, retry={"max_attempts": 1})
+    failed = begun(clocked)
+    end(clocked, ending(failed, RunState.FAILED))
+    clocked.stop_clock(t("03-02T10:00"))
+    with Client(clocked.url) as client:
+        retry = client.runs.retry(failed.run_id)
+    succeed(clocked, begin(clocked, retry))
+    clocked.stop_clock(t("03-02T10:30"))
+    page = shown(pages, "/jobs/job?window=6h")
+    assert "succeeded, 10:00, retry of 08:00" in page
+    rows = re.findall(r'<tr><td class="nowrap"><time datetime="([^"]+)".*?</tr>', page, re.DOTALL)
+    assert rows == ["2026-03-02T10:00:00.000000Z", "2026-03-02T08:00:00.000000Z"]
 
 
 def test_list_of_jobs_has_the_age_of_a_retry_since_its_request(clocked: ClockedDatabase, pages: ApiClient) -> None:

@@ -41,6 +41,7 @@ def test_print_leaves_out_what_acts_and_opens_the_trace(here: Tab, seeded: tuple
     failed = ending(started, RunState.FAILED, error_type="E", error_message="no", trace=trace, output=output)
     end(client.database, failed)
     here.open(f"/runs/{started.run_id}")
+    here.page.click("details.trace summary")
     here.page.emulate_media(media="print")
     assert here.page.locator(":is(.rail, .top, .actions, .tabs, .copy, form):visible").count() == 0
     assert here.sideways() == 0

@@ -1,6 +1,7 @@
 """Pages on a real database: empty, one, many, hostile text, unknown ids, headers, base path, tenants."""
 
 import re
+from html import unescape
 from http import HTTPStatus
 from urllib.parse import quote
 from uuid import UUID, uuid4
@@ -11,6 +12,7 @@ from psycopg.conninfo import make_conninfo
 from tests.control.api.answering import ApiClient, answering
 from tests.control.client.test_dead_letters import redrive
 from tests.control.console.pages import HTML, console, key_of, next_page, shown, signed_in
+from tests.control.reads.test_waits import executor
 from tests.fixtures.database import Database
 from tests.transitions.acts import apply_batch, begun, end, ending, submit, succeed, trigger
 from tidewheel.control.client.client import Client
@@ -68,19 +70,30 @@ def test_failed_run_shows_its_error_and_the_overview_names_its_job(pages: ApiCli
     assert '<a href="/jobs/charge"><bdi>charge</bdi></a>' in overview
     assert '<a href="/runs?job=charge&amp;status=failed">Its failed runs</a>' in overview
     assert "tidewheel run list" not in overview, "a page needs no command where it has a link"
-    assert "The last 3 runs failed: ConnectionError." in shown(pages, "/jobs/charge")
     again = failed(pages.database, "charge")
     with Client(pages.database.url) as client:
-        for retried, words in ((again, "the 4 before it failed."), (runs[0], "4 of the 5 before it failed, and 1 was")):
+        for retried in (again, runs[0]):
             client.runs.cancel(client.runs.retry(retried))
             page = shown(pages, "/jobs/charge")
-            assert "The last run was cancelled" in page
-            assert words in page
+            assert "4 failures in a row" in page, "a cancelled run neither fails nor succeeds"
+            assert f'<a class="mono" href="/runs/{again}"><bdi>ConnectionError: db-2 refused</bdi></a>' in page
         assert "its last 4 runs failed" in shown(pages, "/")
     failed(pages.database, "charge")
-    assert "The last run failed: ConnectionError; 4 of the 6 before it failed, and 2 were cancelled." in shown(
-        pages, "/jobs/charge"
-    )
+    assert re.search(r"Fails since [0-9:]+\. 5 failures in a row\.", shown(pages, "/jobs/charge"))
+    succeed(pages.database, begun(pages.database, "charge"))
+    assert "The last run succeeded; a run failed " in shown(pages, "/jobs/charge")
+
+
+def test_rail_counts_dead_letters_until_their_redrive_and_silent_executors(pages: ApiClient) -> None:
+    submit(pages.database, "charge", retry={"max_attempts": 1})
+    count = re.compile(r'data-place="(\w+)"[^>]*>(?:(?!</a>).)*<b class="count">([^<]*)</b>', re.DOTALL)
+    assert not count.search(shown(pages, "/jobs"))
+    for _ in range(2):
+        failed(pages.database, "charge")
+    executor(pages.database, "charge", silent="1 h")
+    assert set(count.findall(shown(pages, "/jobs"))) == {("dead_letters", "2"), ("fleet", "1 silent")}
+    pages.database.execute("UPDATE dead_letters SET redriven_at = created_at")
+    assert set(count.findall(shown(pages, "/jobs"))) == {("fleet", "1 silent")}
 
 
 def test_job_and_run_name_the_target_without_its_headers(pages: ApiClient) -> None:
@@ -96,15 +109,24 @@ def test_job_and_run_name_the_target_without_its_headers(pages: ApiClient) -> No
     assert "<bdi>handler send</bdi>" in shown(pages, "/jobs/plain")
 
 
-def test_failed_row_of_a_job_links_the_run_that_a_redrive_made(pages: ApiClient) -> None:
+def test_failed_row_of_a_job_and_the_run_of_its_redrive_link_each_other(pages: ApiClient) -> None:
     submit(pages.database, "nightly", retry={"max_attempts": 1})
     run = failed(pages.database, "nightly")
     with Client(pages.database.url) as client:
         redrive(client, pages.database, key="nightly")
     new = pages.database.value("SELECT redriven_run_id FROM dead_letters")
     page = shown(pages, "/jobs/nightly")
-    assert re.search(rf'redriven as <a class="mono" href="/runs/{new}">', page), page
-    assert str(run) in page
+    assert f'retried as <a class="mono" href="/runs/{new}">' in page
+    assert f'retry of <a class="mono" href="/runs/{run}">' in page
+
+
+def test_equal_rows_of_a_job_are_one_row_with_a_link_that_opens_them(pages: ApiClient) -> None:
+    submit(pages.database, "nightly", retry={"max_attempts": 1})
+    made = {str(failed(pages.database, "nightly")) for _ in range(6)}
+    page = shown(pages, "/jobs/nightly")
+    assert '<span class="word">5 failed</span>' in page
+    [opened] = re.findall(r'href="([^"]+)">show</a>', page)
+    assert set(re.findall(r'<td class="mono"><a href="/runs/([^"]+)"', shown(pages, unescape(opened)))) == made
 
 
 def test_next_page_keeps_every_label(pages: ApiClient) -> None:
@@ -128,8 +150,8 @@ def test_list_of_jobs_shows_the_last_runs_and_whose_last_run_failed(pages: ApiCl
         failed(pages.database, "charge")
     succeed(pages.database, begun(pages.database, "well"))
     page = shown(pages, "/jobs")
-    assert "3 of 3 runs failed" in page
-    assert 'aria-label="1 run, none failed"' in page
+    assert 'aria-label="charge: 3 failed"' in page
+    assert 'aria-label="well: 1 succeeded' in page
     assert "02:30 Berlin" in page
     assert 'href="/jobs/charge/pause"' in page
     unwell = shown(pages, "/jobs?status=unwell")
@@ -221,13 +243,26 @@ def test_unknown_ids_are_pages_of_404(pages: ApiClient) -> None:
         assert "<h1>Not found</h1>" in answer.text, path
         assert 'aria-label="Places"' in answer.text
         assert 'href="/runs">Runs</a>' in answer.text
-    words = "&#39;none&#39; is not the id of a run. A run id is a UUID. Use Ask or the list of runs to find it."
+    words = "&#39;none&#39; is not the id of a run. A run id is a UUID. Search for it, or look into the list of runs."
     assert f'<p class="sentence"><bdi>{words}</bdi></p>' in pages.get("/runs/none").text
     run_id = uuid4()
     sentence = f"<bdi>There is no run {run_id}</bdi>. <bdi>Copy the id from a reply or an event</bdi>."
     assert f'<p class="sentence">{sentence}</p>' in pages.get(f"/runs/{run_id}").text
     hostile = pages.get("/jobs/id:%3Cscript%3E").text
     assert '<input class="wide" name="q" value="&lt;script&gt;"' in hostile
+
+
+def test_address_with_a_slash_at_its_end_leads_to_the_one_without(pages: ApiClient) -> None:
+    submit(pages.database, "a/b")
+    for path, to in (
+        ("/jobs/?prefix=a", "/jobs?prefix=a"),
+        ("/jobs/a%2Fb/", "/jobs/a%2Fb"),
+        ("/nowhere//", "/nowhere"),
+        ("//example.org/", "/example.org"),
+    ):
+        moved = pages.get(f"{str(pages.base_url).rstrip('/')}{path}")
+        assert (moved.status_code, moved.headers["location"]) == (HTTPStatus.PERMANENT_REDIRECT, to), path
+    assert pages.get("/api/v1/jobs/").status_code == HTTPStatus.NOT_FOUND
 
 
 def test_mistyped_id_opens_no_page_of_another(pages: ApiClient) -> None:
@@ -250,12 +285,16 @@ def test_addresses_of_rest_keep_problem_documents(pages: ApiClient) -> None:
 
 def test_static_files_are_named_by_their_content_and_kept(pages: ApiClient) -> None:
     found = re.findall(r'(?:href|src)="(/static/[0-9a-f]{12}/([\w.-]+))"', shown(pages, "/"))
-    assert {name for _, name in found} == {"tokens.css", "console.css", "console.js", "log.js", "favicon-pattern-4.svg"}
-    for path, _ in found:
+    assert {name for _, name in found} == {"tokens.css", "console.css", "console.js", "log.js", "favicon.svg"}
+    [style] = [path for path, name in found if name == "tokens.css"]
+    fonts = re.findall(r'url\("\.\.(/[0-9a-f]{12}/[\w-]+\.woff2)"\)', pages.get(style).text)
+    assert len(fonts) == 2
+    for path in [*(path for path, _ in found), *(f"/static{font}" for font in fonts)]:
         answer = pages.get(path)
-        assert answer.status_code == HTTPStatus.OK
+        assert answer.status_code == HTTPStatus.OK, path
         assert "immutable" in answer.headers["cache-control"]
         assert answer.headers["x-content-type-options"] == "nosniff"
+    assert sum(len(pages.get(f"/static{font}").content) for font in fonts) <= 60 * 1024
     other = re.sub(r"/static/.{12}/", "/static/000000000000/", found[0][0])
     assert pages.get(other).status_code == HTTPStatus.NOT_FOUND
 
@@ -310,7 +349,7 @@ def test_error_page_keeps_the_rail_of_the_signed_in_reader(database: Database) -
         signed_in(client, key_of(database, "admin", all_tenants=True))
         lost = client.get("/jobs/nothing?tenant=default").text
         assert all(
-            label in lost for label in ('href="/fleet"', 'href="/admin/tenants"', 'plain freeze"', "key <bdi>ops")
+            label in lost for label in ('href="/fleet"', 'href="/admin/tenants"', 'class="freeze"', "key <bdi>ops")
         )
         assert 'href="/admin/tenants"' in client.get("/nowhere").text
     with console(database) as client:
@@ -334,7 +373,7 @@ def test_all_is_well_only_where_every_part_was_read(database: Database, monkeypa
     submit(database)
     with console(database) as client:
         signed_in(client, key_of(database))
-        assert "Nothing of this tenant needs attention." in shown(client, "/")
+        assert "Nothing of this tenant needs attention</h1>" in shown(client, "/")
 
     def refuse(*_: object, **__: object) -> None:
         message = "the tenant is gone"
@@ -343,6 +382,6 @@ def test_all_is_well_only_where_every_part_was_read(database: Database, monkeypa
     monkeypatch.setattr(overview, "read_now_of", refuse)
     with answering(database) as client:
         page = shown(client, "/")
-        assert "A part could not be read." in page
-        assert page.count("could not be read: the tenant is gone") == 2
+        assert "A part could not be read" in page
+        assert page.count("could not be read: the tenant is gone") == 1
         assert "Runs by half minute, last hour: none ended." in page

@@ -77,14 +77,12 @@ def test_fleet_is_read_again_while_it_is_open(here: Tab, database: Database) -> 
     expect(here.page.locator("main")).to_contain_text("Frozen", timeout=30_000)
 
 
-def test_phone_switches_tenants_in_the_menu_of_the_zone(here: Tab, database: Database) -> None:
+def test_phone_switches_tenants_in_a_menu(here: Tab, database: Database) -> None:
     database.execute("INSERT INTO tenants (tenant) VALUES ('acme')")
     here.look("390-light")
     here.open("/runs")
-    here.page.locator(".top details.menu > summary").click()
-    menu = here.page.locator(".top details.menu form.tenant")
-    menu.locator("input[name=tenant]").fill("acme")
-    menu.locator("button").click()
+    here.page.locator(".tenants > summary").click()
+    here.page.locator(".tenants").get_by_role("link", name="acme").click()
     expect(here.page).to_have_url(re.compile(r"/runs\?tenant=acme$"))
     assert here.sideways() == 0
 
@@ -236,12 +234,13 @@ def test_silent_api_is_named_in_a_band_until_it_answers(here: Tab) -> None:
     expect(here.page.locator("#live")).to_contain_text("Not live, last heard")
     here.page.clock.run_for(4_000)
     expect(here.page.locator(".stale")).to_contain_text("The API has not answered since")
-    here.page.locator(".freeze").first.click()
+    here.page.locator(".tenants > summary").click()
+    here.page.locator(".freeze").click()
     expect(here.page.locator(".toast.own")).to_contain_text("The API has not answered. Nothing was changed")
     here.page.evaluate("document.querySelector('.toast.own').remove()")
     here.page.locator(".rail a[data-place=jobs]").click()
     expect(here.page.locator(".toast.own")).to_contain_text("The API has not answered.")
-    expect(here.page.locator("h1")).to_have_text("Overview")
+    expect(here.page).to_have_title(re.compile("Overview"))
     here.page.context.set_offline(False)
     here.page.evaluate("openLive()")
     expect(here.page.locator(".stale")).to_have_count(0)
@@ -252,7 +251,7 @@ def test_page_that_may_not_be_live_says_so_and_reads_itself_slowly(here: Tab, da
     here.page.clock.install()
     here.page.route("**/live?*", lambda route: route.fulfill(status=503))
     here.open("/runs")
-    expect(here.page.locator("#live[data-state=slow]")).to_have_text("◔ Not live, read each 15 s")
+    expect(here.page.locator("#live[data-state=slow]")).to_have_text("Not live, read each 15 s")
     trigger(database, "nightly")
     until(lambda: comes(here, ".waiting"), "the page reads itself")
     here.page.unroute("**/live?*")
@@ -288,7 +287,7 @@ def test_p_stops_live_and_goes_on(here: Tab) -> None:
     here.open("/")
     expect(here.page.locator(ON)).to_be_visible()
     here.page.keyboard.press("p")
-    expect(here.page.locator("#live")).to_contain_text("■ As of")
+    expect(here.page.locator("#live")).to_contain_text("As of")
     here.page.keyboard.press("p")
     expect(here.page.locator(ON)).to_be_visible()
 
@@ -379,8 +378,8 @@ def test_keys_lead_to_places_rows_and_help_and_can_be_switched_off(here: Tab) ->
     at.locator("h1").click()
     at.keyboard.press("d")
     at.wait_for_selector("html[data-density=compact]")
-    at.click(".menu summary")
-    at.click("button[name=keys]")
+    at.click(".settings > summary")
+    at.click("button[name=keys][value=off]")
     at.wait_for_selector("html[data-keys=off]")
     at.keyboard.press("g")
     at.keyboard.press("r")
@@ -398,9 +397,9 @@ def test_times_are_in_the_zone_of_the_page_and_whole_on_demand(here: Tab, databa
     assert "ago" in at.inner_text("main tbody time") or "now" in at.inner_text("main tbody time")
     at.keyboard.press("z")
     assert at.inner_text("main tbody time").endswith("UTC")
-    at.click(".menu summary")
+    at.click(".settings > summary")
     at.click("#browser-zone")
-    expect(at.locator(".menu summary")).to_contain_text("Asia/")
+    expect(at.locator("footer")).to_contain_text("Asia/")
     assert "+05:30" in (at.get_attribute("main tbody time", "title") or "")
 
 
@@ -414,14 +413,44 @@ def test_id_is_copied_also_without_the_clipboard(here: Tab, database: Database) 
     assert here.page.evaluate("window.copied") == str(run)
 
 
-def test_installation_has_a_pattern_and_a_favicon_of_its_name(database: Database, browser: Browser) -> None:
-    seen = set[tuple[str | None, str | None]]()
+def test_installation_has_its_name_in_the_top_bar_and_production_stands_out(
+    database: Database, browser: Browser
+) -> None:
+    grounds = set[str]()
     for name in ("production", "staging"):
         with answering(database, console_name=name) as client, tab(browser, str(client.base_url)) as opened:
             opened.open("/")
-            seen.add((opened.page.get_attribute(".top", "class"), opened.page.get_attribute("link[rel=icon]", "href")))
+            expect(opened.page.locator(".env")).to_have_text(name)
+            grounds.add(opened.page.locator(".env").evaluate("each => getComputedStyle(each).backgroundColor"))
             assert name in opened.page.title()
-    assert len(seen) == 2
+    assert len(grounds) == 2
+
+
+def test_menu_closes_by_a_click_beside_it_and_by_escape(here: Tab) -> None:
+    here.open("/")
+    for close in (lambda: here.page.click("h1"), lambda: here.page.keyboard.press("Escape")):
+        here.page.click(".settings > summary")
+        expect(here.page.locator("#looks")).to_be_visible()
+        close()
+        expect(here.page.locator("#looks")).not_to_be_visible()
+
+
+def test_theme_is_chosen_in_the_menu_and_by_a_key(here: Tab) -> None:
+    here.open("/")
+    here.page.click(".settings > summary")
+    here.page.click("button[name=theme][value=dark]")
+    here.page.wait_for_selector("html[data-theme=dark]")
+    here.page.keyboard.press("t")
+    here.page.wait_for_selector("html:not([data-theme])")
+
+
+def test_phone_reaches_every_place_from_the_bottom_bar(here: Tab) -> None:
+    here.look("390-light")
+    here.open("/")
+    for name in ("Workflows", "Fleet", "Bulk work", "Calendars", "Admin"):
+        here.page.get_by_text("More", exact=True).click()
+        here.page.locator(".more").get_by_role("link", name=name).click()
+        expect(here.page.locator(".rail [aria-current=page]").first).to_contain_text(name.partition(" ")[0])
 
 
 def test_pages_work_without_script(pages: ApiClient, database: Database, browser: Browser) -> None:
@@ -434,7 +463,7 @@ def test_pages_work_without_script(pages: ApiClient, database: Database, browser
         assert "paused" in at.inner_text(".toast")
         assert database.value("SELECT paused FROM jobs WHERE key = 'nightly'")
         at.set_viewport_size({"width": PHONE[0], "height": PHONE[1]})
-        at.click(".menu summary")
+        at.click(".settings > summary")
         at.fill("input[name=zone]", "Europe/Berlin")
-        at.click("text=Use")
-        assert "Europe/Berlin" in at.inner_text(".menu summary")
+        at.click(".zone button >> nth=0")
+        assert "Europe/Berlin" in at.inner_text("footer")

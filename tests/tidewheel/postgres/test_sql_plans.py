@@ -436,7 +436,8 @@ SPECIAL: Mapping[str, Mapping[str, object]] = {
     "read_frozen_timers": _FREEZE,
     "read_paused_timers": {"limit": 201},
     "count_upcoming": {"edges": [_NOON, _FAR_AHEAD], "look": 100},
-    "group_open_runs": {"look": 10_000},
+    "group_open_runs": {"look": 10_000, "holds": 5},
+    "read_error_lines": {"run_ids": [_NOWHERE]},
     "count_freezable": {**_FREEZE, "tenant": "acme", "look": 20_000, "waiting": ["queued"], "under_way": ["running"]},
     "read_waits": {
         "lease": timedelta(seconds=30),
@@ -453,7 +454,7 @@ SPECIAL: Mapping[str, Mapping[str, object]] = {
         "look": 1000,
         "least": 3,
         "runs": 100,
-        "share": 0.2,
+        "failed": 2000,
     },
     "find_oldest_activity": {"grain": 0},
     "find_tenants_of_activity": _SLICE,
@@ -525,7 +526,8 @@ SPECIAL: Mapping[str, Mapping[str, object]] = {
     "list_dead_letters": _LETTERS | {"job_id": None},
     "last_dead_letter_looked_at": _LETTERS | {"job_id": None},
     "count_dead_letters": _LETTERS | {"job_id": None},
-    "count_waiting_dead_letters": {"look": 1000},
+    "count_waiting_dead_letters": {"look": 1000, "except_jobs": [_NOWHERE]},
+    "count_wrong": {"look": 1000, "lease": timedelta(seconds=30)},
     "group_dead_letters": _LETTERS | {"redriven": False, "look": 10_000},
     "find_open_states": {"job_id": None, "limit": 500},
     "purge_dead_letters": {"redriven": None},
@@ -591,6 +593,13 @@ SPECIAL: Mapping[str, Mapping[str, object]] = {
     "find_unfired": {"since": _NOON, "skipped": RunState.SKIPPED, "limit": 51},
     "find_timeline_runs": _TIME | {"limit": 401},
     "count_timeline_runs": _TIME | {"look": 20_000, "edges": [_NOON, _NOON]},
+    "count_runs_of_jobs": {
+        "edges": [_NOON - timedelta(hours=1), _NOON],
+        "since": [_NOON - timedelta(hours=1)],
+        "until": [_NOON],
+        "ended_since": _NOON - timedelta(days=1),
+        "look": 101,
+    },
     "read_versions_since": _TIME,
     "read_pauses": {"object": "job/5"},
     "find_runs_ahead": {"states": [RunState.QUEUED], "limit": 10},
@@ -748,15 +757,15 @@ _HOT = {
         read_logs read_run find_jobs_of_page list_jobs show_job read_job_position
         read_versions_near read_runs_at
         read_attempts_of read_skips_at read_overrides_around find_active_run
-        read_recent_runs find_timeline_runs count_timeline_runs
-        read_took_p95 read_versions_since read_pauses
+        count_runs_of_jobs read_plain_schedules find_timeline_runs count_timeline_runs
+        read_took_p95 read_streak read_error_lines read_versions_since read_pauses
         find_chain find_runs_ahead find_unfired read_versions read_two_versions
         find_runs find_open_runs find_runs_of_job find_open_runs_of_job find_failed_runs read_runs show_run
         show_failed_run read_retry_facts find_longest_attempts
         read_past_attempts read_last_attempts find_open_states
         find_keys_from read_paused_timers
         read_activity read_stages find_slowest_runs count_upcoming group_open_runs find_failing_jobs
-        count_waiting_dead_letters count_runs_of_executors list_runs_of_executor
+        count_waiting_dead_letters count_wrong count_runs_of_executors list_runs_of_executor
     """,
     "tidewheel.nouns.dead_letters": "list_dead_letters last_dead_letter_looked_at group_dead_letters",
     "tidewheel.nouns.freezes": "read_frozen_timers",

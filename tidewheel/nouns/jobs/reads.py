@@ -22,6 +22,7 @@ from tidewheel.jobs.values import format_second
 from tidewheel.nouns.freezes.reads import freezes_of
 from tidewheel.nouns.jobs.model import JobDetail, JobFilter, JobPage, JobSummary, LastRun
 from tidewheel.nouns.tenants.reads import require_tenant
+from tidewheel.postgres.pg_binary import uuids
 from tidewheel.postgres.session import Conn, read_row, read_rows
 from tidewheel.postgres.statements import Statements
 from tidewheel.schedules.decision import HoldReason
@@ -31,6 +32,7 @@ _LIST_JOBS = _SQL["list_jobs"]
 _SHOW_JOB = _SQL["show_job"]
 _FIND_JOBS_OF_PAGE = _SQL["find_jobs_of_page"]
 _LIST_CHILDREN = _SQL["list_children"]
+_READ_PLAIN_SCHEDULES = _SQL["read_plain_schedules"]
 
 # Columns that records have as they are.
 _OF_SUMMARY = ("key", "job_id", "version", "paused", "paused_until", "finished_at", "hold_reason")
@@ -89,6 +91,12 @@ def list_children(connection: Conn, tenant: str, key: str, *, limit: int) -> lis
     """Return the keys of the first jobs that follow a job in its workflow."""
     columns = {"job_id": job_id(tenant, key), "limit": limit}
     return [str(child) for (child,) in connection.execute(_LIST_CHILDREN, columns, binary=True)]
+
+
+def read_plain_schedules(connection: Conn, job_ids: Sequence[UUID]) -> dict[UUID, str]:
+    """Return the stored schedules of those jobs whose timers fire each occurrence at its time."""
+    rows = connection.execute(_READ_PLAIN_SCHEDULES, {"job_ids": uuids(job_ids)}, binary=True).fetchall()
+    return dict(cast("list[tuple[UUID, str]]", rows))
 
 
 def show_job(connection: Conn, tenant: str, key: str, *, as_stored: bool = False) -> JobDetail:

@@ -1,6 +1,6 @@
 """Records of runs: rows of queries, results of the client, JSON of the doors."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from datetime import datetime, timedelta
 from typing import Annotated, Literal, TypedDict
@@ -132,15 +132,11 @@ class RunPage:
 
 
 @dataclass(frozen=True, slots=True)
-class RecentRun:
-    """A run of the last seven days."""
+class BinnedRuns:
+    """The runs of a job by bin, counted by state; a sample has only the newest of each bin."""
 
-    job_id: UUID
-    run_id: UUID
-    scheduled_at: datetime
-    state: str
-    started_at: datetime | None
-    finished_at: datetime | None
+    bins: Sequence[Mapping[str, int]]
+    is_sample: bool
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ trigger, the time of the request of a backfill or retry. A cursor has the instan
 on one page.
 """
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
@@ -26,9 +27,10 @@ from tidewheel.ids import first_run_id, instant_of, job_id, order_id, read_uuid
 from tidewheel.jobs.validation import shown
 from tidewheel.jobs.values import format_timestamp, parse_timestamp
 from tidewheel.nouns.operation import Noun, Page, Rows, operation, read_page
-from tidewheel.nouns.runs.model import Cancellation, Group, PageFilter, RecentRun, RunFilter, RunPage, RunSummary
+from tidewheel.nouns.runs.model import BinnedRuns, Cancellation, Group, PageFilter, RunFilter, RunPage, RunSummary
 from tidewheel.nouns.tenants.reads import require_tenant
 from tidewheel.postgres.database_clock import read_now
+from tidewheel.postgres.pg_binary import uuids
 from tidewheel.postgres.session import Conn, read_row
 from tidewheel.postgres.statements import Statements
 from tidewheel.runs import DEAD_LETTERED, FINAL, IN_FLIGHT, OPEN, OWNED, SCHEDULED, Move, RunState, sources
@@ -46,12 +48,13 @@ _FIND_OPEN_RUNS_OF_JOB = _SQL["find_open_runs_of_job"]
 _FIND_LONGEST_ATTEMPTS = _SQL["find_longest_attempts"]
 _FIND_FAILED_RUNS = _SQL["find_failed_runs"]
 _READ_RUNS = _SQL["read_runs"]
-_READ_RECENT_RUNS = _SQL["read_recent_runs"]
+_COUNT_RUNS_OF_JOBS = _SQL["count_runs_of_jobs"]
 _LIST_CANCELLATIONS = _SQL["list_cancellations"]
 _READ_CANCELLATION = _SQL["read_cancellation"]
 
 COUNTED = 10_000  # matches beyond this are not counted: no client pages through more
 LOOKED_AT = 20_000  # rows of a page, matching or not: some tens of milliseconds
+_BINNED, _LEAST_OF_BIN = 20_000, 3  # runs of all jobs of a grid, some tens of milliseconds; of a bin of a sample
 LOOKED_AT_WITH_LABELS = 1_000  # each needs its job, and its inputs in every partition
 _GROUPS: Mapping[Group, Sequence[str]] = {
     "due": sources(Move.CLAIM), "running_or_cancelling": OWNED, "failed_or_timed_out": sorted(DEAD_LETTERED),
@@ -288,12 +291,34 @@ def read_runs_and_waits(connection: Conn, run_ids: Sequence[UUID]) -> tuple[RunS
     return tuple(replace(run, why=waits.get(run.run_id)) for run in runs)
 
 
-def read_recent_runs(connection: Conn, job_ids: Sequence[UUID]) -> Mapping[UUID, Sequence[RecentRun]]:
-    """Return the newest 20 runs of each job within seven days, newest first."""
-    found: dict[UUID, list[RecentRun]] = {each: [] for each in job_ids}
-    with connection.cursor(row_factory=class_row(RecentRun), binary=True) as cursor:
-        for run in cursor.execute(_READ_RECENT_RUNS, {"job_ids": list(job_ids)}):
-            found[run.job_id].append(run)
+def count_runs_of_jobs(
+    connection: Conn, job_ids: Sequence[UUID], edges: Sequence[datetime]
+) -> Mapping[UUID, BinnedRuns]:
+    """Return the runs of each job by bin. Ascending edges of nominal instants begin and end the bins.
+
+    The jobs share `_BINNED` runs. Of a job with more than its share, the newest runs of each bin are a sample.
+    """
+    bins = len(edges) - 1
+    look = max(_BINNED // max(len(job_ids), 1), bins)
+    found = _binned(connection, job_ids, edges, [edges[0], edges[-1]], look + 1)
+    busy = [each for each in job_ids if sum(runs.total() for runs in found[each]) > look]
+    if busy:
+        found |= _binned(connection, busy, edges, edges, max(_BINNED // (len(busy) * bins), _LEAST_OF_BIN))
+    return {each: BinnedRuns(found[each], each in busy) for each in job_ids}
+
+
+def _binned(
+    connection: Conn, job_ids: Sequence[UUID], edges: Sequence[datetime], spans: Sequence[datetime], look: int
+) -> dict[UUID, list[Counter[str]]]:
+    """Return the newest `look` runs of each job in each span between ascending instants, by bin."""
+    columns = {
+        "job_ids": uuids(job_ids), "edges": list(edges), "since": list(spans[:-1]), "until": list(spans[1:]),
+        "ended_since": edges[0] - timedelta(days=1), "look": look,
+    }  # fmt: skip
+    found: dict[UUID, list[Counter[str]]] = {each: [Counter() for _ in edges[1:]] for each in job_ids}
+    rows = connection.execute(_COUNT_RUNS_OF_JOBS, columns, binary=True).fetchall()
+    for job, place, state, runs in cast("list[tuple[UUID, int, str, int]]", rows):
+        found[job][place][state] = runs
     return found
 
 

@@ -6,7 +6,6 @@ A key of one tenant sees its own. The body of a deletion repeats the name.
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime, timedelta
 from functools import partial
 from http import HTTPStatus
 from typing import Any, ClassVar, NamedTuple
@@ -23,8 +22,9 @@ from tidewheel.control.api.request_input import Cursors, PageQuery, TenantQuery,
 from tidewheel.control.api.workers import Workers
 from tidewheel.control.client.connection import Connection
 from tidewheel.control.console.actions import Dialog, Done, Field, as_shown, text_of
+from tidewheel.control.console.axis import Axis, Window, axis
 from tidewheel.control.console.door import Form
-from tidewheel.control.console.job_line import Strip, strip_of_bins
+from tidewheel.control.console.grid import LIST, Strip, strip
 from tidewheel.control.console.urls import Urls
 from tidewheel.control.console.view import Failed, View, list_view, page_now, part, read_filters
 from tidewheel.control.console.words import NONE, agreed, counted, number
@@ -39,9 +39,9 @@ from tidewheel.jobs.values import Tenant
 from tidewheel.nouns.operation import Page, operations
 from tidewheel.nouns.tenants.operations import DEFAULT_TENANT, GRACE, ROOT, Grace, Tenants
 from tidewheel.nouns.tenants.reads import ChangedTenant, Count, TenantSummary, TenantUsage, ensure_seen, list_tenants
+from tidewheel.runs import FINAL
 
 _CHOSEN_FROM = 50
-_HOUR, _BINS = timedelta(hours=1), 20  # of a strip
 _SHOWN = 20  # of a page: each has three bounded counts
 _GROUPED = re.compile(r"\d{1,3}(,\d{3})+(\.\d+)?")  # as pages show a number; 0,5 is none
 _LIST = operations(Tenants)["list"]
@@ -125,14 +125,14 @@ class Gauge:
 
     @property
     def words(self) -> str:
-        """Usage and limit in words."""
+        """Usage and limit in words; a count that was cut before its first row is none."""
         most = "no limit" if self.limit is None else f"{self.limit:,g}{_LIMITS[self.name].unit}"
-        if self.used is None:
+        if self.used is None or (self.used.at_least and not self.used.count):
             return NONE if self.has_ended else most
         used = number(self.used.count, at_least=self.used.at_least)
         if self.has_ended:
             return f"{used} left"
-        return f"{used}, no limit" if self.limit is None else f"{used} of {most}"
+        return used if self.limit is None else f"{used} of {most}"
 
     @property
     def share(self) -> int | None:
@@ -190,23 +190,24 @@ class TenantPage:
         read_query(request, TenantQuery)
         name, tenants = _named(request, caller), Tenants(connection)
         tenant, now = tenants.get(name), page_now(connection)
-        is_here = tenant.deletion is None
+        is_here, along = tenant.deletion is None, axis(Window.HOUR, now, grid=True)
         usage = part(lambda: tenants.usage(name)) if is_here else None
-        ended = part(lambda: _ended_strip(connection, name, now)) if is_here else None
+        ended = part(lambda: _ended_strip(connection, name, along)) if is_here else None
         periods = part(lambda: tenants.retention(name).periods) if is_here else ()
         return View(
             {
                 "now": now, "tenant": tenant, "usage": usage, "gauges": gauges(tenant, usage), "ended": ended,
-                "periods": periods, "may_change": caller.all_tenants, "is_default": name == DEFAULT_TENANT,
+                "along": along, "pitch": LIST, "periods": periods, "may_change": caller.all_tenants,
+                "is_default": name == DEFAULT_TENANT,
             }
         )  # fmt: skip
 
 
-def _ended_strip(connection: Connection, name: str, now: datetime) -> Strip:
-    """Return the runs of a tenant that ended in the last hour."""
-    edges = [now - _HOUR + _HOUR * at / _BINS for at in range(_BINS + 1)]
+def _ended_strip(connection: Connection, name: str, along: Axis) -> Strip:
+    """Return the runs of a tenant that ended in the last hour, by minute."""
     with connection.snapshot(all_tenants=True) as reading:
-        return strip_of_bins(read_activity(reading, name, edges).bins)
+        bins = read_activity(reading, name, along.edges[: along.behind + 1]).bins
+    return strip([{state: getattr(each, state) for state in FINAL} for each in bins], (), LIST)
 
 
 def _named(request: Request, caller: Caller) -> str:

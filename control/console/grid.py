@@ -1,0 +1,146 @@
+"""The grid of jobs and time as shapes, and the condition of a job, as pure functions.
+
+A bar above the line counts runs that succeeded, one below it runs that failed. An outlined bar is due, a lozenge did
+not start. All rows of a grid have the same cells, so that one line of now runs through them.
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from itertools import groupby
+from typing import NamedTuple, TypeVar
+
+from tidewheel.control.console.words import family_of, number
+from tidewheel.nouns.jobs.model import JobSummary
+from tidewheel.runs import DEAD_LETTERED, SCHEDULED, RunState
+from tidewheel.schedules.decision import HoldReason
+
+T = TypeVar("T")
+
+NAMES: Mapping[str, str] = {
+    "g": "succeeded", "b": "failed", "a": "waiting", "m": "running", "t": "retrying", "k": "skipped", "u": "cancelled",
+}  # fmt: skip
+"""The letters of runs in a cell: those of their families, but for skipped ones. A due bin has a `d`."""
+CONDITIONS: Mapping[str, tuple[RunState, str]] = {
+    "failing": (RunState.FAILED, "b"), "waiting": (RunState.QUEUED, "a"), "skipping": (RunState.SKIPPED, "k"),
+    "retrying": (RunState.RETRYING, "t"), "well": (RunState.SUCCEEDED, ""),
+}  # fmt: skip
+"""The conditions of a job, the worst first, with the state whose mark each has and the letter of the runs it hurts."""
+
+_SHARE = 0.1  # of the runs of a window: fewer failures, waits or skips are no trouble of the job
+_SOON = timedelta(seconds=10)  # a wait that is over by then needs no operator
+
+
+class Pitch(NamedTuple):
+    """The width of a cell with the gap in it, the place of the line and the height of a row, in pixels."""
+
+    width: int
+    gap: int
+    base: int
+    height: int
+
+
+LIST, OVERVIEW, GRID = Pitch(6, 2, 15, 26), Pitch(9, 2, 14, 26), Pitch(13, 3, 14, 24)
+
+
+@dataclass(frozen=True, slots=True)
+class Strip:
+    """The row of a job: its cells as text, its runs by letter and in words, paths with their classes."""
+
+    cells: str
+    total: Counter[str]
+    words: str
+    paths: Sequence[tuple[str, str]]
+
+
+def strip(runs: Sequence[Mapping[str, int]], due: Sequence[bool], pitch: Pitch) -> Strip:
+    """Return the row of runs by state in each bin up to now, and of bins ahead."""
+    total, cells = Counter[str](), [_cell(each) for each in runs]
+    for cell in filter(None, cells):
+        total.update(cell)
+    cells += [Counter(d=1) if each else Counter() for each in due]
+    texts = ["".join(f"{letter}{many}" for letter, many in sorted(cell.items())) or "-" for cell in cells]
+    text = " ".join(each if many == 1 else f"{each}*{many}" for each, _, many in segments(texts))
+    words = [f"{number(total[letter])} {name}" for letter, name in NAMES.items() if letter in total]
+    words += ["due again"] if any(due) else []
+    return Strip(text, total, ", ".join(words) or ("no run" if cells else "no figures"), list(_paths(cells, pitch)))
+
+
+def _cell(states: Mapping[str, int]) -> Counter[str]:
+    found = Counter[str]()
+    for each, many in states.items():
+        if many:
+            found["k" if each == RunState.SKIPPED else family_of(each)[0]] += many
+    return found
+
+
+def level(runs: int, most: int) -> int:
+    """Return the height of a bar from 1 to 3 beside that of the largest bin of its row; 0 without a run.
+
+    >>> [level(runs, 100) for runs in (0, 1, 24, 25, 66, 67)], level(1, 1)
+    ([0, 1, 1, 2, 2, 3], 3)
+    """
+    if not runs or most == 1:
+        return 3 * runs
+    return 1 + (4 * runs >= most) + (3 * runs >= 2 * most)
+
+
+def segments(values: Sequence[T]) -> Iterator[tuple[T, int, int]]:
+    """Yield each value with its first place and the number of equal neighbours.
+
+    >>> list(segments("aab"))
+    [('a', 0, 2), ('b', 2, 1)]
+    """
+    first = 0
+    for value, group in groupby(values):
+        many = len(list(group))
+        yield value, first, many
+        first += many
+
+
+def condition(job: JobSummary, total: Counter[str], now: datetime) -> str:
+    """Return the condition of a job, by its last run and the runs of a window by letter."""
+    last, many, surely = job.last_run, max(_SHARE * total.total(), 2), {"well"}
+    if job.hold_reason == HoldReason.QUARANTINED or (last and last.state in DEAD_LETTERED):
+        surely.add("failing")
+    if last and now - last.scheduled_at > _SOON and last.state != SCHEDULED and family_of(last.state) == "ahead":
+        surely.add("waiting")
+    if "t" in total:
+        surely.add("retrying")
+    return next(name for name, (_, letter) in CONDITIONS.items() if name in surely or total[letter] >= many)
+
+
+def _paths(cells: Sequence[Counter[str]], pitch: Pitch) -> Iterator[tuple[str, str]]:
+    """Yield a path for each level of bars, whose dashes paint the cells, and one for each kind of mark."""
+    most = max((max(cell["g"], cell["b"]) for cell in cells), default=0)
+    heights = {"g": [round(share * (pitch.base - 5)) for share in (0.38, 0.7, 1)], "b": [3, 6, 9]}
+    for letter, pixels in heights.items():
+        found = list(segments([level(cell[letter], most) for cell in cells]))
+        for at, height in enumerate(pixels, 1):
+            y = pitch.base + 1 + height / 2 if letter == "b" else pitch.base - height / 2
+            lines = [
+                f"M{first * pitch.width + pitch.gap / 2:g} {y:g}h{many * pitch.width - pitch.gap}"
+                for each, first, many in found
+                if each == at
+            ]
+            if lines:
+                yield f"{letter}{at}", "".join(lines)
+    for letter, (below, shape) in _marks(pitch).items():
+        places = [at * pitch.width + pitch.width / 2 for at, cell in enumerate(cells) if letter in cell]
+        if places:
+            yield letter, "".join(f"M{x:g} {pitch.base + below:g}{shape}" for x in places)
+
+
+def _marks(pitch: Pitch) -> Mapping[str, tuple[float, str]]:
+    """Return the place below the line and the shape of each mark: runs that did not start are on the line."""
+    half, bar = min((pitch.width - 1) / 2, 3.5), pitch.width - pitch.gap - 1
+    ring = half - 1
+    return {
+        "k": (0.5, f"m0-{half:g}l{half:g} {half:g}-{half:g} {half:g}-{half:g}-{half:g}z"),
+        "u": (0.5, f"m-{half:g}-1h{2 * half:g}v2h-{2 * half:g}z"),
+        "d": (-4.5, f"m-{bar / 2:g}-2h{bar}v5h-{bar}z"),
+        "m": (-5, f"m-{half:g}-4l{2 * half:g} 4-{2 * half:g} 4z"),
+        "t": (-5, f"m0-4l{half:g} 7h-{2 * half:g}z"),
+        "a": (-4.5, f"m-{ring:g} 0a{ring:g} {ring:g} 0 1 0 {2 * ring:g} 0a{ring:g} {ring:g} 0 1 0-{2 * ring:g} 0z"),
+    }

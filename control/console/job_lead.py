@@ -1,0 +1,299 @@
+"""The first line about a job: runs well, fails since, waits or skips because, and the next instant.
+
+It is a plain sentence, or a card with the reason and the one thing to do. Facts are joined only where the rows prove
+that they belong together.
+"""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from itertools import takewhile
+from types import MappingProxyType
+from typing import NamedTuple
+from uuid import UUID
+
+from tidewheel.api_keys import Scope
+from tidewheel.control.api.authorization import Caller
+from tidewheel.control.client.connection import Connection
+from tidewheel.control.console.sentences import cut, is_cancelled, waiting
+from tidewheel.control.console.spec_check import changed_fields
+from tidewheel.control.console.view import in_snapshot, or_else, part, part_of
+from tidewheel.control.console.words import agreed, counted, number, reason_words, target, when
+from tidewheel.control.explain.explain import Unfired
+from tidewheel.control.explain.explanation import OccurrenceOutcome
+from tidewheel.control.explain.text import paused_by
+from tidewheel.control.explain.upcoming import Upcoming
+from tidewheel.control.reads.fleet import able_executors
+from tidewheel.control.reads.outcomes import Streak, read_streak
+from tidewheel.control.reads.resuming import Resumption
+from tidewheel.control.reads.waits import Wait, WaitCode
+from tidewheel.control.words import duration
+from tidewheel.jobs.values import format_timestamp
+from tidewheel.nouns.jobs.model import Change, JobDetail
+from tidewheel.nouns.jobs.versions import job_at
+from tidewheel.nouns.runs.model import RunSummary
+from tidewheel.runs import DEAD_LETTERED, RunState, SkipReason
+
+LATEST = 20
+"""The latest runs that the first line is about."""
+
+_LATE = timedelta(seconds=10)  # an occurrence without a run, beyond the polls of schedulers
+_LONG = timedelta(minutes=1)  # a wait for what other runs hold
+_PATHS = 3  # changed fields that a card names
+_LACKS = {WaitCode.NO_EXECUTOR, WaitCode.NO_HANDLER, WaitCode.NO_TARGET, WaitCode.EXECUTOR_SILENT}
+_IN_TURN = {WaitCode.TURN, WaitCode.KEY, WaitCode.PARENTS}  # by settings of the job, so nothing is wrong
+_HELD_BACK = {WaitCode.SLOT, WaitCode.ORDER, WaitCode.TENANT, WaitCode.TENANT_RATE}
+
+
+class Action(NamedTuple):
+    """A thing to do: the label of its button, the page of the job that it opens, the scope that it needs."""
+
+    label: str
+    page: str
+    scope: Scope
+    query: Mapping[str, object] = MappingProxyType({})
+
+
+class Lead(NamedTuple):
+    """The first line about a job.
+
+    Args:
+        family: The colour family of a card; empty for a plain sentence.
+        message: The text of the newest error, which is that of `run_id`.
+        compared: Two versions whose comparison is the reason.
+        wait: The wait whose remedy is the thing to do.
+        actions: The things to do, the best one first.
+    """
+
+    answer: str
+    family: str = ""
+    message: str = ""
+    run_id: UUID | None = None
+    why: str = ""
+    compared: tuple[int, int] | None = None
+    wait: Wait | None = None
+    actions: Sequence[Action] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """A job's latest runs, the last one first; what comes, what did not fire, what a resume does."""
+
+    now: datetime
+    latest: Sequence[RunSummary] = ()
+    coming: Upcoming | None = None
+    unfired: Sequence[Unfired] = ()
+    more_unfired: bool = False
+    resumption: Resumption | None = None
+
+
+def read_lead(connection: Connection, caller: Caller, job: JobDetail, seen: Seen) -> Lead:
+    """Return the first line about a job; a part that cannot be read is left out."""
+    streak = None
+    if (ended := _ended(seen.latest)) and ended[0].status in DEAD_LETTERED:
+        streak = or_else(part_of(connection, read_streak, job.summary.job_id), None)
+    found, waits = quarantine(job) or _paused(job, seen, streak), _waiting(seen)
+    if found is None and waits is not None and waits.family:
+        found = _handler_before(connection, caller, job, seen, waits)
+    if found is None and (found := _overdue(seen)) is None and streak is not None:
+        found = _failing(job, streak, _changes(connection, caller.tenant, job, streak))
+    found = found or _skipping(job, seen) or waits or Lead(_plain(seen))
+    return found._replace(answer=f"{found.answer} {_coming(job, seen)}".rstrip())
+
+
+def is_stuck(run: RunSummary, now: datetime) -> bool:
+    """Return True for a run that no executor can start, or that others have held back for long."""
+    code = None if run.why is None else run.why.code
+    return code in _LACKS or (code in _HELD_BACK and now - _since(run) > _LONG)
+
+
+def quarantine(job: JobDetail) -> Lead | None:
+    """Return the first line about a quarantined job; None if it is not quarantined."""
+    if job.error is None:
+        return None
+    since = f" since {format_timestamp(job.quarantined_at)}" if job.quarantined_at else ""
+    return Lead(
+        f"Quarantined{since}: no scheduler can compute the next time.", "bad", cut(job.error),
+        why="Correct the schedule, or release the job.",
+        actions=(Action("Edit", "job_edit", Scope.WRITE), Action("Release…", "job_release", Scope.OPERATE)),
+    )  # fmt: skip
+
+
+def _ended(latest: Sequence[RunSummary]) -> list[RunSummary]:
+    """Return the runs that succeeded or failed, the one that ended last first."""
+    undone = {RunState.SKIPPED, RunState.CANCELLED}
+    found = [(run.finished_at, run) for run in latest if run.finished_at is not None and run.status not in undone]
+    return [run for _, run in sorted(found, key=lambda each: each[0], reverse=True)]
+
+
+def _paused(job: JobDetail, seen: Seen, streak: Streak | None) -> Lead | None:
+    summary = job.summary
+    if not summary.paused:
+        return None
+    by = f" by {paused_by(job.paused_by)}" if job.paused_by else ""
+    since = f" since {format_timestamp(job.paused_at)}" if job.paused_at else ""
+    why = f": {job.pause_reason.rstrip('.')}" if job.pause_reason else ""
+    until = f" The pause ends at {format_timestamp(summary.paused_until)}." if summary.paused_until else ""
+    paused = Lead(f"Paused{since}{by}{why}.{until}")
+    if streak is None or job.paused_by != "failures":
+        return paused
+    resume = Action("Resume…", "job_resume", Scope.OPERATE)
+    return paused._replace(family="bad", message=_message(streak), run_id=streak.run_id, actions=(resume,))
+
+
+def _since(run: RunSummary) -> datetime:
+    return max(run.scheduled_at, run.created_at)
+
+
+def _waiting(seen: Seen) -> Lead | None:
+    """Return the first line about runs that are stuck, else about those that wait for their turn."""
+    stuck = [run for run in seen.latest if is_stuck(run, seen.now)]
+    in_turn = [run for run in seen.latest if run.why is not None and run.why.code in _IN_TURN]
+    waits = stuck or [run for run in in_turn if seen.now - _since(run) > _LONG]
+    if not waits or (why := waits[-1].why) is None:
+        return None
+    same = [run for run in waits if run.why is not None and run.why.code is why.code]
+    at, words = format_timestamp(_since(waits[-1])), why.words
+    if len(same) == 1:
+        answer = f"The run of {at} {words if words.startswith('waits ') else f'waits: {words}'}."
+    else:
+        many = counted(len(same), "run", at_least=len(same) == LATEST)
+        subject = "the oldest one " if words.startswith("waits ") else ""
+        answer = f"{many} wait, the oldest one since {at}: {subject}{words}."
+    return Lead(answer, "trouble" if stuck else "", wait=why)
+
+
+def _handler_before(connection: Connection, caller: Caller, job: JobDetail, seen: Seen, waits: Lead) -> Lead:
+    """Return the line with the handler of the version before, if live executors have that one alone."""
+    current, key = job.summary.version, job.summary.key
+    lacking = {run.job_version for run in seen.latest if run.why is not None and run.why.code is WaitCode.NO_HANDLER}
+    if current not in lacking or current == 1 or not caller.all_tenants:
+        return waits
+    before = or_else(part_of(connection, job_at, caller.tenant, key, current - 1), {})
+    kind, _, handler = target(before).partition(" ")
+    queue = str(before.get("queue") or "default")
+    if kind != "handler" or queue != str(job.job.get("queue") or "default"):
+        return waits
+
+    def live() -> int:
+        with connection.snapshot(all_tenants=True) as reading:
+            return len(able_executors(reading, queue, handler).executors)
+
+    if not (able := or_else(part(live), 0)):
+        return waits
+    has = f"{counted(able, 'live executor')} of the queue {agreed(able, 'has', 'have')}"
+    why, back = f"Version {current - 1} used `{handler}`, which {has}.", _roll_back(current - 1)
+    return waits._replace(why=why, actions=(back,))
+
+
+def _roll_back(number: int) -> Action:
+    return Action(f"Roll back to version {number}…", "job_rollback", Scope.WRITE, {"version": number})
+
+
+def _overdue(seen: Seen) -> Lead | None:
+    first = next(iter(seen.coming.occurrences), None) if seen.coming is not None else None
+    if first is None or first.outcome is not OccurrenceOutcome.WAITING or seen.now - first.at <= _LATE:
+        return None
+    return Lead(f"The occurrence of {format_timestamp(first.at)} has not fired.", "trouble", why=" ".join(first.notes))
+
+
+def _changes(connection: Connection, tenant: str, job: JobDetail, streak: Streak) -> Sequence[Change]:
+    """Return what the version in force has changed, if it fails and the one before succeeded."""
+    good, current, key = streak.good_version, job.summary.version, job.summary.key
+    if good is None or streak.since_version is None or streak.last_version != current:
+        return ()
+    return or_else(part(lambda: changed_fields(in_snapshot(connection, job_at, tenant, key, good), job.job)), [])
+
+
+def _failing(job: JobDetail, streak: Streak, changes: Sequence[Change]) -> Lead:
+    current, good = job.summary.version, streak.good_version
+    since = f"{format_timestamp(streak.since)}{_since_version(job, streak)}."
+    many = f"{number(streak.failures, at_least=streak.at_least)} failures in a row."
+    answer = f"Fails: {many}" if streak.at_least else f"Fails since {since} {many}"
+    if streak.failures == 1:
+        answer = f"The last run failed at {since}"
+    found = Lead(answer, "bad", _message(streak), streak.run_id)
+    if good is not None and changes:
+        why = f"Changed since version {good}: {_paths(changes)}."
+        return found._replace(why=why, compared=(good, current), actions=(_roll_back(good),))
+    if max(streak.last_version, good or 0) < current:
+        return found._replace(why=f"No run of version {current}, which is in force now, has succeeded or failed yet.")
+    return found
+
+
+def _since_version(job: JobDetail, streak: Streak) -> str:
+    if streak.since_version is None:
+        return ""
+    if streak.since_version == job.summary.version and streak.since >= job.effective_at:
+        return f", {duration(streak.since - job.effective_at)} after version {streak.since_version} was saved"
+    return f", from version {streak.since_version} on"
+
+
+def _message(streak: Streak) -> str:
+    return ": ".join(filter(None, (streak.error_type, streak.message))) or "no error is recorded"
+
+
+def _paths(changes: Sequence[Change]) -> str:
+    if len(changes) == 1:
+        return f"`{changes[0].path}` from {changes[0].before} to {changes[0].after}"
+    more = f" and {len(changes) - _PATHS} more" if len(changes) > _PATHS else ""
+    return ", ".join(f"`{each.path}`" for each in changes[:_PATHS]) + more
+
+
+def _skipping(job: JobDetail, seen: Seen) -> Lead | None:
+    """Return the first line about a job of which several latest runs found another one active."""
+    skips = [run for run in seen.latest if run.status == RunState.SKIPPED and run.reason == SkipReason.OVERLAP]
+    if len(skips) < 2:
+        return None
+    unfired = [each for each in seen.unfired if each.reason == SkipReason.OVERLAP]
+    many = number(sum(each.occurrences for each in unfired) or len(skips), at_least=seen.more_unfired)
+    return Lead(
+        f"Skips runs: {reason_words(SkipReason.OVERLAP)}.", "trouble", why=f"{many} skipped in the time shown.",
+        actions=(Action("Change schedule or overlap…", "job_edit", Scope.WRITE),),
+    )  # fmt: skip
+
+
+def _plain(seen: Seen) -> str:
+    """Return how the latest runs ended, where nothing is to be done."""
+    waits = (run.why for run in seen.latest if run.status == RunState.RETRYING and not is_cancelled(run))
+    if (why := next((why for why in waits if why is not None), None)) is not None:
+        return waiting(why, seen.now)
+    if not seen.unfired:
+        return _outcomes(seen, "Runs well, {} in a row.")
+    occurrences = sum(each.occurrences for each in seen.unfired)
+    many = number(occurrences, at_least=seen.more_unfired or not all(each.exact for each in seen.unfired))
+    were = f"occurrence{' in the time shown was' if occurrences == 1 else 's in the time shown were'}"
+    reasons = ", ".join(dict.fromkeys(reason_words(each.reason) for each in seen.unfired))
+    return f"{_outcomes(seen, '{} runs in a row succeeded.')} {many} {were} skipped: {reasons}."
+
+
+def _outcomes(seen: Seen, well: str) -> str:
+    latest, ended = seen.latest, _ended(seen.latest)
+    if not latest:
+        return "No run yet."
+    if not ended:
+        kinds = {RunState.SKIPPED: "skipped", RunState.CANCELLED: "cancelled"}
+        ends = [kinds[RunState(run.status)] if run.finished_at else "open" for run in latest]
+        which = "No run has" if len(latest) < LATEST else f"None of the latest {LATEST} runs has"
+        return f"{which} succeeded or failed yet: {', '.join(f'{many} {end}' for end, many in Counter(ends).items())}."
+    good = len(list(takewhile(lambda run: run.status == RunState.SUCCEEDED, ended)))
+    if good < len(ended):
+        words = "The last run succeeded; a run" if good == 1 else f"Runs well again, {good} in a row; a run"
+        return f"{words if good else 'The last run'} failed {when(ended[good].finished_at, seen.now)}."
+    return "The last run succeeded." if good == 1 else well.format(number(good, at_least=len(latest) >= LATEST))
+
+
+def _coming(job: JobDetail, seen: Seen) -> str:
+    summary = job.summary
+    if job.error is not None:
+        return ""
+    if summary.paused:
+        return "" if seen.resumption is None else " ".join(seen.resumption.words)
+    if job.freezes and summary.next_at is not None:
+        return "A freeze holds the job: nothing fires until the thaw."
+    if summary.next_at is not None:
+        return f"Next {when(summary.next_at, seen.now)}." if summary.next_at > seen.now else "Due now."
+    if summary.kind == "manual":
+        return "The job runs only when triggered."
+    return "" if seen.coming is None else seen.coming.words

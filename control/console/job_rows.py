@@ -1,0 +1,135 @@
+"""The list of a job's occurrences: its rows, its filters, and equal neighbours in one row."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from enum import StrEnum
+from itertools import groupby
+from uuid import UUID
+
+from tidewheel.control.console.job_line import ran_at, state_of, without_run
+from tidewheel.control.console.words import between, family_of, reason_words
+from tidewheel.control.explain.explain import Unfired
+from tidewheel.control.explain.job_timeline import JobTimeline, TimelineRun
+from tidewheel.nouns.runs.model import RunSummary
+from tidewheel.runs import Cause, RunState
+
+_AT_THEIR_TIME = {Cause.TIMER, Cause.TRIGGER}
+_FEWEST = 4  # equal neighbours that become one row
+_OPENED = 30  # equal neighbours that are opened at once
+
+
+class Show(StrEnum):
+    """The filters of the list."""
+
+    ALL = "all"
+    FAILED = "failed"
+    SKIPPED = "skipped"
+    SLOW = "slow"
+    RETRIED = "retried"
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A run, or a span of occurrences that did not fire.
+
+    Args:
+        at: Its place: the instant, of a retry the time at which it ran, of a span the first instant.
+        state: The state of the run, or `skipped`.
+        run_id: The run; None of a span.
+        late: The time from its instant to the start of its first attempt, if it was written for that instant.
+        took: The time of its last attempt.
+        words: The message, else the type of the error, else the reason.
+        is_retry: True if it repeats another run.
+    """
+
+    at: datetime
+    state: str
+    run_id: UUID | None = None
+    attempt: int = 0
+    late: timedelta | None = None
+    took: timedelta | None = None
+    words: str = ""
+    span: Unfired | None = None
+    is_retry: bool = False
+
+    @property
+    def until(self) -> datetime:
+        """The last instant of a span, else its place."""
+        return self.span.last_at if self.span is not None else self.at
+
+    @property
+    def occurrences(self) -> int:
+        """The number of its runs or occurrences."""
+        return self.span.occurrences if self.span is not None else 1
+
+    @property
+    def is_exact(self) -> bool:
+        """False if a span has more occurrences than that."""
+        return self.span is None or self.span.exact
+
+
+def row_of(run: TimelineRun | RunSummary, message: str | None = None) -> Row:
+    """Return the row of a run."""
+    # A retry has the instant of the run before it, a child that of its root, a backfill one of the past.
+    is_own = run.attempt == 1 and run.cause in _AT_THEIR_TIME
+    late = between(run.scheduled_at, run.started_at) if is_own else None
+    words = message or run.error_type or reason_words(run.reason or "")
+    took = between(run.started_at, run.finished_at)
+    return Row(
+        ran_at(run), state_of(run), run.run_id, run.attempt, late, took, words, is_retry=run.cause == Cause.RETRY
+    )
+
+
+def job_rows(
+    runs: Sequence[TimelineRun | RunSummary], timeline: JobTimeline, messages: Mapping[UUID, str]
+) -> list[Row]:
+    """Return runs and skipped spans, the newest first; a skipped run is the row of its skip."""
+    rows = [row_of(run, messages.get(run.run_id)) for run in runs]
+    skips = without_run(timeline, runs)
+    spans = [Row(each.at, RunState.SKIPPED, words=reason_words(each.reason), span=each) for each in skips]
+    return sorted([*rows, *spans], key=lambda row: row.at, reverse=True)
+
+
+def folded(rows: Sequence[Row], opened: datetime | None = None) -> list[Sequence[Row]]:
+    """Return groups of equal neighbours, each one row of the page; no row is lost or moved.
+
+    The newest of several runs stays by itself, for its page has the details of all.
+
+    Args:
+        opened: A place among equal neighbours: from there on, some of them stay by themselves.
+    """
+    found: list[Sequence[Row]] = []
+    for _, equal in groupby(rows, key=lambda row: (row.state, row.words, row.is_retry)):
+        group = tuple(equal)
+        first, last = 0, 0 if _is_skipped(group[0]) else 1
+        if len(group) < _FEWEST:
+            last = len(group)
+        elif opened is not None and group[-1].at <= opened <= group[0].at:
+            first = sum(row.at > opened for row in group)
+            last = first + _OPENED
+        found += filter(None, (group[:first], *((row,) for row in group[first:last]), group[last:]))
+    return found
+
+
+def filtered(rows: Sequence[Row], show: Show, took_p95: timedelta | None) -> list[Row]:
+    """Return the rows of a filter."""
+    return [row for row in rows if _FITS[show](row, took_p95)]
+
+
+def counts(rows: Sequence[Row], took_p95: timedelta | None) -> Mapping[Show, int]:
+    """Return the number of runs and occurrences of each filter."""
+    return {show: sum(row.occurrences for row in filtered(rows, show, took_p95)) for show in Show}
+
+
+def _is_skipped(row: Row) -> bool:
+    return row.state == RunState.SKIPPED
+
+
+_FITS: Mapping[Show, Callable[[Row, timedelta | None], bool]] = {
+    Show.ALL: lambda row, p95: True,
+    Show.FAILED: lambda row, p95: family_of(row.state) == "bad",
+    Show.SKIPPED: lambda row, p95: _is_skipped(row),
+    Show.SLOW: lambda row, p95: p95 is not None and row.took is not None and row.took > p95,
+    Show.RETRIED: lambda row, p95: row.attempt > 1,
+}

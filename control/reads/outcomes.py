@@ -1,0 +1,67 @@
+"""Outcomes of a job's runs: failures since the last success, messages, what retries repeat."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import cast
+from uuid import UUID
+
+from psycopg.rows import class_row
+
+from tidewheel.postgres.session import Conn
+from tidewheel.postgres.statements import Statements
+
+_SQL = Statements("tidewheel.control")
+_READ_STREAK = _SQL["read_streak"]
+_READ_ERROR_LINES = _SQL["read_error_lines"]
+_READ_ANCESTORS = Statements("tidewheel.transitions")["read_ancestors"]
+
+
+@dataclass(frozen=True, slots=True)
+class Streak:
+    """The failures of a job since its last success.
+
+    Args:
+        failures: Their number.
+        since: The end of the first one.
+        first_version: The lowest version of the job among them.
+        last_version: The highest one.
+        run_id: The newest one.
+        good_version: The highest version that succeeded; None if no success is among the runs that were read.
+        at_least: True if there may be more failures, before `since`.
+    """
+
+    failures: int
+    since: datetime
+    first_version: int
+    last_version: int
+    run_id: UUID
+    error_type: str | None
+    message: str | None
+    good_version: int | None
+    at_least: bool
+
+    @property
+    def since_version(self) -> int | None:
+        """The version that fails where earlier ones succeeded; None if a success has this version too."""
+        is_apart = self.good_version is not None and self.good_version < self.first_version
+        return self.first_version if is_apart else None
+
+
+def read_streak(connection: Conn, job_id: UUID) -> Streak | None:
+    """Return the failures since the last success, among the newest 1,000 ended runs; None without."""
+    with connection.cursor(row_factory=class_row(Streak), binary=True) as cursor:
+        return cursor.execute(_READ_STREAK, {"job_id": job_id}).fetchone()
+
+
+def read_error_lines(connection: Conn, run_ids: Sequence[UUID]) -> Mapping[UUID, str]:
+    """Return the first line of the message of each failed run that has one."""
+    found = connection.execute(_READ_ERROR_LINES, {"run_ids": list(run_ids)}, binary=True).fetchall()
+    return dict(cast("list[tuple[UUID, str]]", found))
+
+
+def read_repeated(connection: Conn, run_ids: Sequence[UUID]) -> Mapping[UUID, UUID]:
+    """Return the run that each of these retries repeats."""
+    found = connection.execute(_READ_ANCESTORS, {"run_ids": list(run_ids)}, binary=True).fetchall()
+    rows = cast("list[tuple[UUID, UUID | None, UUID | None]]", found)
+    return {run_id: parent for run_id, parent, _ in rows if parent is not None}

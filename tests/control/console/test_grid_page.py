@@ -1,0 +1,131 @@
+"""The grid of jobs as a page: order, window, samples of busy jobs, cells by pointer and by keys."""
+
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from http import HTTPStatus
+
+import pytest
+from playwright.sync_api import Browser, expect
+
+from tests.control.api.answering import ApiClient, answering
+from tests.control.console.browser import needs_chromium, tab
+from tests.control.console.pages import HTML, shown
+from tests.fixtures.database import ClockedDatabase
+from tests.transitions.acts import about, apply_batch, begun, end, ending, submit, succeed
+from tidewheel.control.console.axis import Window, axis
+from tidewheel.ids import job_id
+from tidewheel.nouns.runs import reads
+from tidewheel.runs import RunState
+
+NOW = datetime(2026, 11, 21, 12, 0, 10, tzinfo=UTC)
+HOUR = timedelta(hours=1)
+
+
+@pytest.fixture
+def pages(clocked: ClockedDatabase) -> Iterator[ApiClient]:
+    """A console that needs no key, with a stopped clock."""
+    clocked.stop_clock(NOW)
+    with answering(clocked) as client:
+        client.headers.update(HTML)
+        yield client
+
+
+def failed(database: ClockedDatabase, key: str) -> None:
+    end(database, ending(begun(database, key), RunState.FAILED, error_type="ConnectionError"))
+
+
+def test_grid_has_the_worst_jobs_first_and_links_keep_its_window(pages: ApiClient, clocked: ClockedDatabase) -> None:
+    submit(clocked, "a-well")
+    submit(clocked, "b-failing", retry={"max_attempts": 1})
+    submit(clocked, "c-failing-more", retry={"max_attempts": 1})
+    succeed(clocked, begun(clocked, "a-well"))
+    for key in ("b-failing", "c-failing-more", "c-failing-more"):
+        failed(clocked, key)
+    page = shown(pages, "/jobs?view=grid&window=6h")
+    places = [page.index(f'data-job="{key}"') for key in ("c-failing-more", "b-failing", "a-well")]
+    assert places == sorted(places)
+    assert 'href="/jobs?status=paused&amp;view=grid&amp;window=6h"' in page
+    assert 'data-cells="-*59 b2 -*12"' in page
+    assert 'href="/api/v1/jobs"' in page, "a view is no filter of REST"
+    refused = pages.get("/jobs?view=grid&window=5m")
+    assert refused.status_code == HTTPStatus.UNPROCESSABLE_ENTITY
+    assert "window" in refused.text
+
+
+def test_bins_ahead_are_due_unless_the_timer_leaves_them_out_or_rests(
+    pages: ApiClient, clocked: ClockedDatabase
+) -> None:
+    cron = {"cron": "*/4 * * * *"}
+    apply_batch(clocked, {"type": "calendar.put", "name": "closed", "days": ["2026-11-22"]})
+    for key, more in (("plain", {}), ("calendar", {"exclude_calendars": ["closed"]}), ("paused", {})):
+        submit(clocked, key, schedule=cron, **more)
+    apply_batch(clocked, about("job.pause", "paused"))
+    page = shown(pages, "/jobs?view=grid")
+    row = {key: page.partition(f'data-job="{key}"')[2].partition("data-cells=")[2].partition(">")[0] for key in
+           ("plain", "calendar", "paused")}  # fmt: skip
+    assert row["plain"] == '"-*63 d1 -*3 d1 -*3 d1"'
+    assert row["calendar"] == '"-*63 d1 -*8"'
+    assert row["paused"] == '"-*72"'
+
+
+def test_busy_job_is_a_sample_of_each_bin_and_others_are_whole(
+    pages: ApiClient, clocked: ClockedDatabase, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clocked.stop_clock(NOW - HOUR)
+    submit(clocked, "busy", overlap="allow_all")
+    submit(clocked, "calm", overlap="allow_all")
+    delays = [*range(1, 3001, 30), *range(600, 610)]
+    apply_batch(clocked, *({"type": "job.trigger", "key": "busy", "delay": f"{each}s"} for each in delays))
+    apply_batch(clocked, *({"type": "job.trigger", "key": "calm", "delay": f"{each}s"} for each in range(1, 61)))
+    clocked.stop_clock(NOW)
+    succeed(clocked, begun(clocked, "calm"))
+    along = axis(Window.HOUR, NOW, grid=True)
+    ids = {key: job_id("default", key) for key in ("busy", "calm")}
+
+    def counted() -> dict[str, tuple[list[int], bool]]:
+        with clocked.transaction() as connection:
+            found = reads.count_runs_of_jobs(connection, list(ids.values()), along.edges[: along.behind + 1])
+        return {key: ([sum(each.values()) for each in found[ids[key]].bins], found[ids[key]].is_sample) for key in ids}
+
+    by_bin = [0] * along.behind
+    for each in delays:
+        place = along.bin_of(NOW - HOUR + timedelta(seconds=each))
+        if place is not None:
+            by_bin[place] += 1
+    whole = counted()
+    assert whole["busy"] == (by_bin, False)
+    assert whole["calm"][0][-1] == 1
+    monkeypatch.setattr(reads, "_BINNED", 0)
+    sample = counted()
+    assert sample["busy"] == ([min(each, 3) for each in by_bin], True)
+    assert sample["calm"] == whole["calm"]
+    assert ">sample</span>" in shown(pages, "/jobs?view=grid")
+
+
+@pytest.mark.slow
+@needs_chromium
+def test_keys_and_pointer_name_the_runs_of_a_cell_and_open_them(
+    pages: ApiClient, clocked: ClockedDatabase, browser: Browser
+) -> None:
+    submit(clocked, "a/charge", retry={"max_attempts": 1})
+    submit(clocked, "well")
+    for _ in range(3):
+        failed(clocked, "a/charge")
+    with tab(browser, str(pages.base_url)) as here:
+        here.open("/jobs?view=grid")
+        words, strip = here.page.locator(".cell-words"), here.page.locator("svg.strip").first
+        box = strip.bounding_box()
+        assert box is not None
+        here.page.mouse.move(box["x"] + box["width"] - 12.5 * 13, box["y"] + 8)
+        expect(words).to_have_text("12:00 · 3 failed")
+        strip.focus()
+        here.page.keyboard.press("ArrowLeft")
+        expect(words).to_have_text("11:59 · no run")
+        here.page.keyboard.press("ArrowDown")
+        here.page.keyboard.press("ArrowRight")
+        expect(words).to_have_text("12:00 · no run")
+        here.page.keyboard.press("ArrowUp")
+        here.page.keyboard.press("Enter")
+        here.page.wait_for_url("**/runs?job=a%2Fcharge&since=2026-11-21T12%3A00*")
+        expect(here.page.locator("tbody tr")).to_have_count(3)
+        assert not here.faults
