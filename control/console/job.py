@@ -154,13 +154,13 @@ def _list(
     """Return the values of the list of occurrences."""
     timeline, runs = past
     failed = [run.run_id for run in runs if run.error_type]
-    messages = or_else(part_of(connection, read_error_lines, failed), {}) if failed else {}
+    messages: Mapping[UUID, str] = or_else(part_of(connection, read_error_lines, failed), {}) if failed else {}
     rows = job_rows(runs, timeline, messages)
     shown = filtered(rows, Show(query.show), timeline.took_p95)
     folds = folded(shown, query.opened_at)
     apart = [rows[0] for rows in folds[:_RUNS] if len(rows) == 1]
     retries = [row.run_id for row in shown if row.run_id and row.is_retry][:_RUNS]
-    repeated = or_else(part_of(connection, read_repeated, retries), {}) if retries else {}
+    repeated: Mapping[UUID, UUID] = or_else(part_of(connection, read_repeated, retries), {}) if retries else {}
     return {
         "folds": folds[:_RUNS], "listed": sum(row.occurrences for fold in folds[:_RUNS] for row in fold),
         "repeated": repeated, "retried": {parent: run for run, parent in repeated.items()},

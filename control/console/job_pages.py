@@ -248,7 +248,7 @@ def settings_of(job: Mapping[str, object]) -> Sequence[Setting]:
 
     >>> job = {"start_to_close": "90m", "retry": {"max_attempts": 3, "initial": "1s"}, "workflow": {"window": "1h"}}
     >>> [(each.path, each.value) for each in settings_of(job)]
-    [('retry.max_attempts', '3'), ('start_to_close', '1 h 30 min'), ('workflow.window', '1h')]
+    [('retry.max_attempts', '3'), ('retry.initial', '1 s'), ('start_to_close', '1 h 30 min'), ('workflow.window', '1h')]
     """
     values = {path: value for name in job.keys() - _APART for path, value in _leaves(job[name], name)}
     known = [Setting(each.path, _words(each, values.pop(each.path)), _words(each, each.default), each.help)

@@ -23,7 +23,8 @@ pytestmark = pytest.mark.unit
 
 NOW = datetime(2026, 11, 21, 22, 16, 10, tzinfo=UTC)
 MINUTE = timedelta(minutes=1)
-GOOD, BAD = RunState.SUCCEEDED, RunState.FAILED
+GOOD: str = RunState.SUCCEEDED
+BAD: str = RunState.FAILED
 OF_GRID = [Window.HOUR, Window.SIX_HOURS, Window.DAY, Window.WEEK]
 ZONES = [UTC, ZoneInfo("Europe/Berlin"), ZoneInfo("Asia/Kolkata"), ZoneInfo("Asia/Kathmandu")]
 windows, zones, pitches = st.sampled_from(OF_GRID), st.sampled_from(ZONES), st.sampled_from([LIST, OVERVIEW, GRID])
@@ -105,7 +106,7 @@ def _painted(d: str, pitch: Pitch) -> list[int]:
 
 
 def test_words_name_each_outcome_and_an_unread_row_has_none() -> None:
-    row = [{GOOD: 1_200, RunState.TIMED_OUT: 1}, {BAD: 1, RunState.SKIPPED: 0}]
+    row: list[Mapping[str, int]] = [{GOOD: 1_200, RunState.TIMED_OUT: 1}, {BAD: 1, RunState.SKIPPED: 0}]
     assert strip(row, [False, True], LIST).words == "1,200 succeeded, 2 failed, due again"
     assert strip([{}], (), LIST).words == "no run"
     assert strip((), (), LIST).words == "no figures"
