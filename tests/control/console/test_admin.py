@@ -135,7 +135,7 @@ def test_refused_limit_stands_at_its_field_with_what_was_typed(pages: ApiClient)
 
 def test_pages_of_many_tenants_follow_each_other(pages: ApiClient) -> None:
     pages.database.execute("INSERT INTO tenants (tenant) SELECT 'tenant-' || n FROM generate_series(100, 140) AS n")
-    seen = every_row(pages, "/admin/tenants", r'href="/admin/tenants/([^"/]+)"')
+    seen = every_row(pages, "/admin/tenants", r'<td class="identity"><a href="/admin/tenants/([^"/]+)"')
     assert seen == ["default", *(f"tenant-{number}" for number in range(100, 141))]
 
 
@@ -301,7 +301,7 @@ def test_unknown_tenant_has_a_page_with_the_way_back(pages: ApiClient) -> None:
 
 def test_tenant_shows_what_ended_in_the_last_hour(pages: ApiClient) -> None:
     page = pages.get("/admin/tenants/default").text
-    assert "0 runs ended in the last hour, 0 failed" in page
+    assert "last hour: no run" in page
     pages.database.execute(
         "INSERT INTO activity (tenant, at, grain, queue, lane, state, runs, stages, took, slowest)"
         " SELECT 'default', tidewheel_now() - at, 0, 'q', 'batch', state, runs, '{}', '{}', '{}'"
@@ -309,5 +309,5 @@ def test_tenant_shows_what_ended_in_the_last_hour(pages: ApiClient) -> None:
         " AS a (at, state, runs)"
     )
     page = pages.get("/admin/tenants/default").text
-    assert "1,203 runs ended in the last hour, 3 failed" in page
-    assert page.count('<rect class="bad"') == page.count('<rect class="good"') == 1
+    assert "last hour: 1,200 succeeded, 3 failed" in page
+    assert page.count('<path class="g3"') == page.count('<path class="b1"') == 1
