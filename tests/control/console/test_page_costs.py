@@ -9,7 +9,6 @@ from typing import Any, cast
 
 import psycopg
 import pytest
-from psycopg import ClientCursor
 
 from tests.control.api.answering import ApiClient, answering
 from tests.control.console.pages import HTML
@@ -106,8 +105,8 @@ def scans(large: Large, text: str, parameters: Any) -> list[str]:  # noqa: ANN40
     """Return the sequential scans of tables of runs in the plan of a statement, each with its first line."""
     if not is_read(text):
         return []
-    with connect(large.database.url, "test", options=FOR_LISTS) as connection, ClientCursor(connection) as cursor:
-        [(plan,)] = cursor.execute(f"EXPLAIN (FORMAT JSON) {text}".encode(), parameters).fetchall()
+    with connect(large.database.url, "test", options=FOR_LISTS) as connection:
+        [(plan,)] = connection.execute(f"EXPLAIN (FORMAT JSON) {text}".encode(), parameters).fetchall()
     return [f"{node['Relation Name']}: {text.partition(chr(10))[0]}" for node in nodes(cast("Any", plan)[0]["Plan"])]
 
 

@@ -66,9 +66,8 @@ def test_failed_run_shows_its_error_and_the_overview_names_its_job(pages: ApiCli
     page = shown(pages, f"/runs/{runs[0]}")
     assert "Failed after 1 attempt: ConnectionError: db-2 refused." in page
     overview = shown(pages, "/")
-    assert "its last 3 runs failed" in overview
-    assert '<a href="/jobs/charge"><bdi>charge</bdi></a>' in overview
-    assert '<a href="/runs?job=charge&amp;status=failed">Its failed runs</a>' in overview
+    assert '<a href="/jobs/charge"><bdi>charge</bdi> fails</a>' in overview
+    assert '<a href="/runs?job=charge&amp;group=failed_or_timed_out">Show failed runs</a>' in overview
     assert "tidewheel run list" not in overview, "a page needs no command where it has a link"
     again = failed(pages.database, "charge")
     with Client(pages.database.url) as client:
@@ -77,7 +76,7 @@ def test_failed_run_shows_its_error_and_the_overview_names_its_job(pages: ApiCli
             page = shown(pages, "/jobs/charge")
             assert "4 failures in a row" in page, "a cancelled run neither fails nor succeeds"
             assert f'<a class="mono" href="/runs/{again}"><bdi>ConnectionError: db-2 refused</bdi></a>' in page
-        assert "its last 4 runs failed" in shown(pages, "/")
+        assert '<a href="/jobs/charge"><bdi>charge</bdi> fails</a>' in shown(pages, "/")
     failed(pages.database, "charge")
     assert re.search(r"Fails since [0-9:]+\. 5 failures in a row\.", shown(pages, "/jobs/charge"))
     succeed(pages.database, begun(pages.database, "charge"))
