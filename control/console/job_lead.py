@@ -74,6 +74,7 @@ class Lead(NamedTuple):
     compared: tuple[int, int] | None = None
     wait: Wait | None = None
     actions: Sequence[Action] = ()
+    next_at: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +100,11 @@ def read_lead(connection: Connection, caller: Caller, job: JobDetail, seen: Seen
     if found is None and (found := _overdue(seen)) is None and streak is not None:
         found = _failing(job, streak, _changes(connection, caller.tenant, job, streak))
     found = found or _skipping(job, seen) or waits or Lead(_plain(seen))
-    return found._replace(answer=f"{found.answer} {_coming(job, seen)}".rstrip())
+    summary = job.summary
+    ahead = None if job.error or summary.paused or job.freezes else summary.next_at
+    next_at = ahead if ahead is not None and ahead > seen.now else None
+    coming = "" if next_at else _coming(job, seen)
+    return found._replace(answer=f"{found.answer} {coming}".rstrip(), next_at=next_at)
 
 
 def is_stuck(run: RunSummary, now: datetime) -> bool:
@@ -293,7 +298,7 @@ def _coming(job: JobDetail, seen: Seen) -> str:
     if job.freezes and summary.next_at is not None:
         return "A freeze holds the job: nothing fires until the thaw."
     if summary.next_at is not None:
-        return f"Next {when(summary.next_at, seen.now)}." if summary.next_at > seen.now else "Due now."
+        return "Due now."
     if summary.kind == "manual":
         return "The job runs only when triggered."
     return "" if seen.coming is None else seen.coming.words

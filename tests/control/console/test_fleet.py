@@ -69,8 +69,7 @@ def test_silent_executors_come_first_and_many_are_grouped(pages: ApiClient) -> N
     assert '<a href="/fleet"><bdi>Executor worker-1 is silent</bdi></a>' in pages.get("/").text, "it needs attention"
     executor(pages.database, "other", queue="reports", silent="2 h")
     overview = pages.get("/").text
-    assert "2 executors are silent</bdi></a>. <bdi>Their last heartbeat was at" in overview
-    assert "Their attempts end as lost. Other executors retry their runs, except runs with" in overview
+    assert "2 executors are silent</bdi></a>" in overview
     found = pages.get("/fleet?find=reports").text
     assert "51 executors" not in found
     assert "reports" in found

@@ -273,10 +273,10 @@ def comes(opened: Tab, selector: str) -> bool:
 def test_page_reads_itself_again_at_the_instant_that_it_names(here: Tab, database: Database) -> None:
     submit(database, "soon", schedule={"interval": "10m"})
     here.page.clock.install()
-    here.open("/jobs/soon")
-    expect(here.page.locator(ON)).to_be_visible()
     reads: list[str] = []
     here.page.on("request", lambda request: reads.append(request.url) if "tidewheel-part" in request.headers else None)
+    here.open("/jobs/soon")
+    expect(here.page.locator(ON)).to_be_visible()
     until(lambda: runs(here, 2_000) and reads, "the news that a stream begins with")
     assert runs(here, 60_000)
     before = len(reads)
