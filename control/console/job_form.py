@@ -4,7 +4,7 @@ Checking and changing the view change nothing. Saving submits the job with the v
 the request_id of the page. Whatever is refused, the page keeps all that was typed.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from http import HTTPStatus
 
@@ -129,7 +129,7 @@ class JobForms:
         status = HTTPStatus.UNPROCESSABLE_ENTITY if state.errors else HTTPStatus.OK
         values: dict[str, object] = {
             "place": "jobs", "typed": state, "groups": GROUPS, "at": at, "others": others, "labels": LABELS,
-            "kinds": {"schedule": SCHEDULES, "target": TARGETS}, "opened": _opened(state, at), "back": back,
+            "kinds": {"schedule": SCHEDULES, "target": TARGETS}, "back": back,
             "zones": sorted(zone_names()),
         }  # fmt: skip
         status = HTTPStatus.CONFLICT if state.lost else status
@@ -147,11 +147,6 @@ class JobForms:
         answer = self.door.renderer.guarded(RedirectResponse(urls.job(key, saved.job_id), HTTPStatus.SEE_OTHER))
         self.door.renderer.keep_done(request, answer, words, undo)
         return answer
-
-
-def _opened(state: Typed, at: Collection[str]) -> set[str]:
-    """Return the titles of the groups that are open: something of them is set, or wrong."""
-    return {group.title for group in GROUPS for each in group.fields if state.texts.get(each.path) or each.path in at}
 
 
 def _with_secrets(connection: Connection, found: Caller, key: str | None, draft: Draft) -> Draft:

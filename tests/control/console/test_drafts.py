@@ -211,3 +211,20 @@ def test_save_without_an_answer_says_so_beside_its_button(here: Tab) -> None:
         expect(button).to_have_text("Save")
     at.context.set_offline(False)
     save(at, 2)
+
+
+def test_what_saving_does_is_shown_while_one_types(here: Tab, pages: ApiClient) -> None:
+    here.open(EDIT)
+    panel = here.page.locator("#check")
+    cron(here.page).fill("0 5 * * *\n30 2 * * *")
+    expect(panel.locator("ins").first).to_contain_text("02:30:00 +")
+    cron(here.page).fill("61 2 * * *")
+    expect(panel).to_contain_text("61")
+    expect(panel.locator("ins")).to_have_count(0)
+    expect(cron(here.page)).to_be_focused()
+    payload(here.page).fill('{"depot": 2')
+    cron(here.page).fill("0 6 * * *")
+    expect(panel.get_by_role("link", name="payload")).to_be_visible()
+    payload(here.page).fill('{"depot": 2}')
+    expect(panel.locator("table.diff")).to_contain_text("0 6 * * *")
+    assert len(pages.get("/api/v1/jobs/nightly/versions").json()["versions"]) == 1

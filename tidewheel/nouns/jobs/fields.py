@@ -167,21 +167,10 @@ _OF_TARGETS = (
 )  # fmt: skip
 """Further fields of targets, beside the one that each type declares."""
 GROUPS: Sequence[Group] = (
-    Group("Target and payload", (
-        *(field for kind, target in TARGETS.items()
-          for field in (_target(target), *(each for each in _OF_TARGETS if each.only == kind))),
-        SpecField("payload", "payload", "json", rows=8, help="Any JSON value, 256 KiB at most."),
-    ), chooser="target", folded=False),
     Group("Schedule", (
         SpecField("schedule.cron", "cron", "list", only="cron", rows=2, help="A cron expression, such as 30 2 * * *.",
                   named="--cron", metavar="EXPR"),
         SpecField("schedule.timezone", "timezone", "zone", only="cron", default="UTC", help="Such as Europe/Berlin."),
-        SpecField("schedule.dst_gap", "dst_gap", only="cron", options=_options(CronSpec, "dst_gap"),
-                  default="shift_forward", help="What happens at a local time that does not exist.", named="--dst-gap",
-                  meanings=MEANINGS["dst_gap"]),
-        SpecField("schedule.dst_overlap", "dst_overlap", only="cron", options=_options(CronSpec, "dst_overlap"),
-                  default="first", help="What happens at a local time that occurs twice.", named="--dst-overlap",
-                  meanings=MEANINGS["dst_overlap"]),
         SpecField("schedule.interval", "interval", "span", only="interval", help="An interval, such as 10s or 1h30m.",
                   named="--every"),
         SpecField("schedule.anchor", "anchor", only="interval", help="Intervals count from this instant."),
@@ -191,11 +180,24 @@ GROUPS: Sequence[Group] = (
                   help="Once, at this instant, such as 2026-12-24T08:00:00+01:00."),
         SpecField("schedule.after", "after", "parents", only="after", rows=3, named="--after",
                   help="After the runs of these jobs."),
+    ), chooser="schedule", folded=False),
+    Group("Start, end and clock changes", (
         _of("start_at", "instant", help="No occurrence before this instant."),
         _of("end_at", "instant", help="No occurrence after this instant."),
         _of("max_runs", "number", "The schedule ends after this many occurrences."),
         _of("jitter", "span", "The longest random delay: a duration, or a share such as 10%.", default="0s"),
-    ), chooser="schedule", folded=False),
+        SpecField("schedule.dst_gap", "dst_gap", only="cron", options=_options(CronSpec, "dst_gap"),
+                  default="shift_forward", help="What happens at a local time that does not exist.", named="--dst-gap",
+                  meanings=MEANINGS["dst_gap"]),
+        SpecField("schedule.dst_overlap", "dst_overlap", only="cron", options=_options(CronSpec, "dst_overlap"),
+                  default="first", help="What happens at a local time that occurs twice.", named="--dst-overlap",
+                  meanings=MEANINGS["dst_overlap"]),
+    )),
+    Group("Target and payload", (
+        *(field for kind, target in TARGETS.items()
+          for field in (_target(target), *(each for each in _OF_TARGETS if each.only == kind))),
+        SpecField("payload", "payload", "json", rows=8, help="Any JSON value, 256 KiB at most."),
+    ), chooser="target", folded=False),
     Group("Retries", (
         _of("retry.max_attempts", "number", "The maximum number of attempts of a run, including the first.",
             default=str(DEFAULT_ATTEMPTS), named="--max-attempts"),
