@@ -18,7 +18,7 @@ from tidewheel.control.client.connection import Connection
 from tidewheel.control.console.axis import LEAST_SPAN, Axis, Window, axis, axis_between, window_of
 from tidewheel.control.console.job_lead import LATEST, Seen, quarantine, read_lead
 from tidewheel.control.console.job_line import job_line
-from tidewheel.control.console.job_rows import Row, Show, counts, filtered, folded, job_rows
+from tidewheel.control.console.job_rows import Row, Show, counts, error_lines, filtered, folded, job_rows
 from tidewheel.control.console.jobs import hold_words
 from tidewheel.control.console.rendering import zone_of_page
 from tidewheel.control.console.urls import Urls, read_ref
@@ -38,7 +38,7 @@ from tidewheel.control.explain.month import Counted, coming_counts
 from tidewheel.control.explain.operations import MOST_DAYS
 from tidewheel.control.explain.upcoming import UpcomingOccurrence, upcoming
 from tidewheel.control.reads.job_position import key_of_job
-from tidewheel.control.reads.outcomes import read_error_lines, read_repeated
+from tidewheel.control.reads.outcomes import read_repeated
 from tidewheel.control.reads.resuming import preview_resume
 from tidewheel.control.words import schedule_words
 from tidewheel.ids import job_id
@@ -153,9 +153,7 @@ def _list(
 ) -> Mapping[str, object]:
     """Return the values of the list of occurrences."""
     timeline, runs = past
-    failed = [run.run_id for run in runs if run.error_type]
-    messages: Mapping[UUID, str] = or_else(part_of(connection, read_error_lines, failed), {}) if failed else {}
-    rows = job_rows(runs, timeline, messages)
+    rows = job_rows(runs, timeline, error_lines(connection, runs))
     shown = filtered(rows, Show(query.show), timeline.took_p95)
     folds = folded(shown, query.opened_at)
     apart = [rows[0] for rows in folds[:_RUNS] if len(rows) == 1]

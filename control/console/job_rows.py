@@ -7,10 +7,13 @@ from enum import StrEnum
 from itertools import groupby
 from uuid import UUID
 
+from tidewheel.control.client.connection import Connection
 from tidewheel.control.console.job_line import ran_at, state_of, without_run
+from tidewheel.control.console.view import or_else, part_of
 from tidewheel.control.console.words import between, family_of, reason_words
 from tidewheel.control.explain.explain import Unfired
 from tidewheel.control.explain.job_timeline import JobTimeline, TimelineRun
+from tidewheel.control.reads.outcomes import read_error_lines
 from tidewheel.nouns.runs.model import RunSummary
 from tidewheel.runs import Cause, RunState
 
@@ -79,6 +82,12 @@ def row_of(run: TimelineRun | RunSummary, message: str | None = None) -> Row:
     return Row(
         ran_at(run), state_of(run), run.run_id, run.attempt, late, took, words, is_retry=run.cause == Cause.RETRY
     )
+
+
+def error_lines(connection: Connection, runs: Sequence[TimelineRun | RunSummary]) -> Mapping[UUID, str]:
+    """Return the first line of the error of each failed run, or none if they cannot be read."""
+    failed = [run.run_id for run in runs if run.error_type]
+    return or_else(part_of(connection, read_error_lines, failed), {}) if failed else {}
 
 
 def job_rows(

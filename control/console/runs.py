@@ -10,7 +10,7 @@ from tidewheel.control.api.authorization import Caller
 from tidewheel.control.api.request_input import Cursors, PageQuery, TenantQuery
 from tidewheel.control.client.connection import Connection
 from tidewheel.control.console.axis import Window
-from tidewheel.control.console.job_rows import Show
+from tidewheel.control.console.job_rows import Show, error_lines
 from tidewheel.control.console.many_runs import matching_button, matching_filters
 from tidewheel.control.console.urls import Urls
 from tidewheel.control.console.view import (
@@ -19,6 +19,7 @@ from tidewheel.control.console.view import (
     filters_of,
     in_snapshot,
     list_view,
+    or_else,
     page_now,
     part,
     read_filters,
@@ -88,7 +89,11 @@ class RunsPage:
             "retryable": _retryable(query, narrowed),
             "occurrences": _skipped_of(key, caller.tenant, urls) if narrowed.get("status") == "skipped" else None,
         }
-        return list_view("runs", query, listed, errors=errors, now=now, urls=urls, of_page=lambda page: more)
+
+        def values(page: RunPage) -> dict[str, object]:
+            return {**more, "messages": error_lines(connection, page.runs)}
+
+        return list_view("runs", query, listed, errors=errors, now=now, urls=urls, of_page=values)
 
 
 def _filter_of(query: PageOfRunsQuery, now: datetime) -> PageFilter:
@@ -140,5 +145,13 @@ class SlowPage:
                 return [*running, *(each.run for each in found)]
 
         found = Failed("") if errors else part(read)
-        values = {"now": now, "found": found, "query": query, "spans": list(_SLOW_SPANS), "errors": errors}
+        messages = error_lines(connection, or_else(found, ()))
+        values = {
+            "now": now,
+            "found": found,
+            "messages": messages,
+            "query": query,
+            "spans": list(_SLOW_SPANS),
+            "errors": errors,
+        }
         return View(values, 422 if errors else 200)

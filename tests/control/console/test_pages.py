@@ -65,6 +65,7 @@ def test_failed_run_shows_its_error_and_the_overview_names_its_job(pages: ApiCli
     runs = [failed(pages.database, "charge") for _ in range(3)]
     page = shown(pages, f"/runs/{runs[0]}")
     assert "Failed after 1 attempt: ConnectionError: db-2 refused." in page
+    assert "<bdi>ConnectionError</bdi>: <bdi>db-2 refused</bdi>" in shown(pages, "/runs?status=failed")
     overview = shown(pages, "/")
     assert '<a href="/jobs/charge"><bdi>charge</bdi> fails</a>' in overview
     assert '<a href="/runs?job=charge&amp;group=failed_or_timed_out">Show failed runs</a>' in overview
