@@ -58,6 +58,22 @@ def test_loses_once(case):
 def test_many(number):
     assert not first(f"many-{number}")
 """
+LAND = """
+import sys
+from contextlib import redirect_stdout
+from io import StringIO
+from os import environ
+
+import pytest
+
+from tests.landing import main
+
+record, file, *names = sys.argv[1:]
+with redirect_stdout(StringIO()):
+    codes = [pytest.main(["-q", "-p", "no:cacheprovider", "-m", "not slow", "-k", name, file]) for name in names]
+del environ["TIDEWHEEL_TEST_RECORD"]
+sys.exit(main([record, *(str(int(code)) for code in codes)]))
+"""
 PAGE = "- [tests/test_some.py](../tests/test_some.py): `test_loses_once`, `test_waits_once`, `test_waits_once_more`\n"
 
 
@@ -75,14 +91,14 @@ def checkout(tmp_path: Path) -> Path:
 
 
 def python(checkout: Path, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    """Run a module in the checkout, with the plugin of a landing."""
+    """Run Python in the checkout, with the plugin of a landing."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("TIDEWHEEL_TEST_")}
     plugins = {
         "PYTHONPATH": str(ROOT),
         "PYTEST_PLUGINS": "tests.fixtures.landing",
         "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",  # they take most of a second
     }
-    command = [sys.executable, "-m", *arguments]
+    command = [sys.executable, *arguments]
     return subprocess.run(
         command, cwd=checkout, env={**kept, **plugins, **variables}, capture_output=True, text=True, check=False
     )
@@ -90,13 +106,9 @@ def python(checkout: Path, *arguments: str, **variables: str) -> subprocess.Comp
 
 def land(checkout: Path, names: str, file: str = "tests/test_some.py") -> tuple[int, str]:
     """Run some tests and a good one, as the two parts of `.ci/run`; return the verdict's code and output."""
-    record, codes = checkout / "record", list[str]()
+    record = checkout / "record"
     record.unlink(missing_ok=True)
-    for chosen in (names, "test_good"):
-        options = ["-q", "-p", "no:cacheprovider", "-m", "not slow", "-k", chosen, file]
-        done = python(checkout, "pytest", *options, TIDEWHEEL_TEST_RECORD=str(record))
-        codes.append(str(done.returncode))
-    done = python(checkout, "tests.landing", str(record), *codes)
+    done = python(checkout, "-c", LAND, str(record), file, names, "test_good", TIDEWHEEL_TEST_RECORD=str(record))
     assert not done.stderr
     return done.returncode, done.stdout
 
@@ -170,15 +182,15 @@ def test_four_flaky_tests_are_red(checkout: Path) -> None:
 
 def test_part_that_ends_before_its_tests_do_is_red(checkout: Path) -> None:
     record = checkout / "record"
-    python(checkout, "pytest", "-q", "-m", "not slow", "-k", "good", TIDEWHEEL_TEST_RECORD=str(record))
-    done = python(checkout, "tests.landing", str(record), "2", "0")
+    python(checkout, "-m", "pytest", "-q", "-m", "not slow", "-k", "good", TIDEWHEEL_TEST_RECORD=str(record))
+    done = python(checkout, "-m", "tests.landing", str(record), "2", "0")
     assert done.returncode == 1
     assert "red: the run: a part ended before its tests did: exit codes 2, 0\n" in done.stdout
 
 
 def test_test_without_time_is_listed_and_counts_neither_as_skipped_nor_as_passed(checkout: Path) -> None:
     options = ["-q", "-p", "no:cacheprovider", "-p", "xdist", "-n", "2", "-k", "good or many"]
-    done = python(checkout, "pytest", *options, TIDEWHEEL_TEST_MINUTES="0")
+    done = python(checkout, "-m", "pytest", *options, TIDEWHEEL_TEST_MINUTES="0")
     assert "10 not run: the 0 minutes of TIDEWHEEL_TEST_MINUTES were over" in done.stdout
     assert "\ntests/faults/test_kills.py::test_many[3]\n" in done.stdout
     assert "no tests ran" in done.stdout
@@ -194,7 +206,9 @@ def test_tests_of_the_change_come_first_then_the_kills(checkout: Path) -> None:
     commit(checkout, at="2026-01-01T00:00:00Z")
     (checkout / "tests/touched.py").write_text("one = 2\n")
     commit(checkout, at="2026-01-02T00:00:00Z")
-    done = python(checkout, "pytest", "-q", "-p", "no:cacheprovider", "--collect-only", TIDEWHEEL_TEST_ORDER="landing")
+    done = python(
+        checkout, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--collect-only", TIDEWHEEL_TEST_ORDER="landing"
+    )
     names = [line for line in done.stdout.splitlines() if "::" in line]
     assert names[:2] == ["tests/test_late.py::test_late", "tests/faults/test_crash_points.py::test_killed"]
     assert len(names) == len(set(names))
