@@ -69,11 +69,17 @@ class Terminal(io.StringIO):
         return True
 
 
-def tidewheel(database: Database | str, *arguments: object, stdin: str = "", columns: int | None = None) -> Done:
-    """Run the command's entry point on a database, or on what an URL names; with `columns` on a terminal."""
+def tidewheel(database: Database | str | None, *arguments: object, stdin: str = "", columns: int | None = None) -> Done:
+    """Run the command's entry point on a database, on what an URL names, or on none.
+
+    With `columns` its output is a terminal.
+    """
     out, err, code = io.StringIO() if columns is None else Terminal(), io.StringIO(), 0
     with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
-        patch.setenv("TIDEWHEEL_DATABASE_URL", database if isinstance(database, str) else database.url)
+        if database is None:
+            patch.delenv("TIDEWHEEL_DATABASE_URL", raising=False)
+        else:
+            patch.setenv("TIDEWHEEL_DATABASE_URL", database if isinstance(database, str) else database.url)
         if columns is not None:
             patch.setenv("COLUMNS", str(columns))
         patch.setattr(sys, "argv", ["tidewheel", *map(str, arguments)])
