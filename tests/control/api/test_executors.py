@@ -12,7 +12,7 @@ import pytest
 from psycopg import sql
 
 from tests.control.api.answering import TOPIC, ApiClient, Executor, answering, enter, refusal
-from tests.fixtures.database import ClockedDatabase, Database
+from tests.fixtures.database import Database
 from tests.fixtures.services import until
 from tests.transitions.acts import (
     apply_batch,
@@ -303,13 +303,11 @@ def test_outcome_of_another_executors_attempt_is_refused(
     assert open_run(database, run_id).state == "running"
 
 
-def test_expired_executor_loses_its_attempts_and_gets_404(clocked: ClockedDatabase) -> None:
-    database = clocked
+def test_expired_executor_loses_its_attempts_and_gets_404(database: Database) -> None:
     run_id = a_run(database)
-    with answering(database) as client:
+    with answering(database, lease=timedelta(seconds=3)) as client:
         silent = enter(client)
         assert silent.claim(run_id)
-        clocked.advance(timedelta(seconds=16))  # beyond the lease
         until(lambda: open_run(database, run_id).state == "retrying", "the attempt is lost")
         assert silent.finish(run_id, "succeeded") == "superseded"
         until(lambda: silent.ask("heartbeat").status_code == HTTPStatus.NOT_FOUND, "its lease is ended")
