@@ -103,19 +103,11 @@ def test_a_look_for_the_local_stack_imports_no_service(info: StackInfo) -> None:
     assert not [name for name in modules if below(name, NEVER_FOR_LISTS)]
 
 
-@pytest.mark.process
 def test_a_wider_terminal_is_used() -> None:
-    def longest(columns: str) -> int:
-        shown = subprocess.run(
-            [sys.executable, "-c", "from tidewheel.control.cli.main import main; main()", "--help"],
-            env={**os.environ, "COLUMNS": columns},
-            capture_output=True,
-            text=True,
-            check=True,
-        )
-        return max(map(len, shown.stdout.splitlines()))
+    def longest(columns: int) -> int:
+        return max(map(len, tidewheel(NO_DATABASE, "--help", columns=columns).lines))
 
-    assert longest("80") <= 80 < longest("100") <= 100
+    assert longest(80) <= 80 < longest(100) <= 100
 
 
 def imported(*arguments: str, **environment: str) -> tuple[str, list[str]]:
@@ -168,8 +160,11 @@ def test_a_closed_pipe_ends_quietly(database: Database) -> None:
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("words", ["--version", "--help", "job list", "job list -o json", "job list --help", "status"])
-@pytest.mark.parametrize("target", ["> /dev/full", ">&-"], ids=["full", "closed"])
+@pytest.mark.parametrize(
+    ("words", "target"),
+    [(words, "> /dev/full") for words in ("--version", "--help", "job list", "job list -o json", "status")]
+    + [(words, ">&-") for words in ("job list", "job list --help")],
+)
 def test_output_that_cannot_be_written_ends_with_one_sentence(database: Database, words: str, target: str) -> None:
     script = f"from tidewheel.control.cli.main import main; main()' {words} {target}"
     done = subprocess.run(
@@ -184,13 +179,11 @@ def test_output_that_cannot_be_written_ends_with_one_sentence(database: Database
     assert done.stderr.count("\n") == 1
 
 
-@pytest.mark.process
 @pytest.mark.parametrize(("words", "offered"), [("job li", "list"), ("run list --st", "--status")])
 def test_the_shell_completes_commands_and_their_options(words: str, offered: str) -> None:
     assert offered in completed(words, NO_DATABASE)
 
 
-@pytest.mark.process
 def test_the_shell_completes_keys_of_jobs(database: Database) -> None:
     submit(database, "report")
     for words, offered in (("job show re", ["report"]), ("run list --job re", ["report"]), ("job show none-such", [])):
@@ -200,25 +193,14 @@ def test_the_shell_completes_keys_of_jobs(database: Database) -> None:
 
 def completed(words: str, database_url: str) -> list[str]:
     """Return what bash offers after some words."""
-    done = subprocess.run(
-        [
-            sys.executable,
-            "-c",
-            "import sys; sys.argv[0] = 'tidewheel'; from tidewheel.control.cli.main import main; main()",
-        ],
-        env={
-            **os.environ,
-            "TIDEWHEEL_DATABASE_URL": database_url,
-            "_TIDEWHEEL_COMPLETE": "complete_bash",
-            "COMP_WORDS": f"tidewheel {words}",
-            "COMP_CWORD": str(len(words.split())),
-        },
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert not done.stderr, done
-    return done.stdout.split()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys.modules["__main__"], "__package__", None)  # else the command's name is pytest's
+        patch.setenv("_TIDEWHEEL_COMPLETE", "complete_bash")
+        patch.setenv("COMP_WORDS", f"tidewheel {words}")
+        patch.setenv("COMP_CWORD", str(len(words.split())))
+        done = tidewheel(database_url)
+    assert not done.err, done
+    return done.out.split()
 
 
 def test_a_command_of_a_group_is_named_where_its_group_is_left_out(database: Database) -> None:
