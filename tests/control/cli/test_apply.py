@@ -50,12 +50,9 @@ def keys(database: Database) -> list[str]:
         ("jobs", "---\nkey: a\nschedule: manual\ntarget: x\n---\n- {key: b, schedule: manual, target: x}\n"),
     ],
 )
-@pytest.mark.parametrize("bulk", [(), ("--bulk", "--processes", "1")], ids=["", "bulk"])
-def test_every_form_of_file_is_read(
-    database: Database, write: Write, name: str, content: str, bulk: Sequence[str]
-) -> None:
+def test_every_form_of_file_is_read(database: Database, write: Write, name: str, content: str) -> None:
     path = write(name, content)
-    found = tidewheel(database, "apply", path, *bulk, "--output", "json").json
+    found = tidewheel(database, "apply", path, "--output", "json").json
     assert (found["created"], found["rejected"], found["problems"]) == (2, 0, [])
     assert keys(database) == ["a", "b"]
 
@@ -255,9 +252,10 @@ def test_json_reports_an_interrupted_apply(database: Database, write: Write, bul
 def test_bulk_counts_existing_jobs_and_leaves_them_unchanged(database: Database, write: Write) -> None:
     submit(database, "b", target="another")
     path = write("jobs.jsonl", f"{GOOD}\n{OTHER}\n{OTHER}\n")
-    assert tidewheel(database, "apply", "--bulk", path).lines == ["1 created, 2 existed, 0 rejected"]
+    bulk = ("apply", "--bulk", "--processes", "1", path)
+    assert tidewheel(database, *bulk).lines == ["1 created, 2 existed, 0 rejected"]
     assert database.rows("SELECT version FROM jobs") == [(1,), (1,)]
-    assert tidewheel(database, "apply", "--bulk", path).lines == ["0 created, 3 existed, 0 rejected"]
+    assert tidewheel(database, *bulk).lines == ["0 created, 3 existed, 0 rejected"]
 
 
 def test_dry_run_names_each_job_and_its_fields_and_ends_with_a_code_for_pending_changes(
