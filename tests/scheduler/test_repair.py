@@ -8,6 +8,7 @@ import pytest
 
 from tests.fixtures.acts import EXECUTOR, about, submission
 from tests.fixtures.database import ClockedDatabase, Database
+from tests.fixtures.examples import FULL
 from tests.scheduler.firing import fire_due
 from tests.transitions.graphs import (
     DIAMOND,
@@ -374,7 +375,8 @@ def test_a_place_that_no_occurrence_holds_is_released(database: Database, sessio
     assert database.active_run_of(job_id("default", "a")) is None
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.property
+@pytest.mark.parametrize("seed", range(3 if FULL else 1))
 def test_no_step_of_an_occurrence_looks_stopped(database: Database, session: Session, seed: int) -> None:
     draws = random.Random(seed)  # noqa: S311 - a test's draws
     put(database, {**DIAMOND, "e": after("d", "b"), "f": [("c", "always")]}, overlap="buffer_all")

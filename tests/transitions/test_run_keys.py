@@ -44,7 +44,7 @@ SELECT key_id, count(*) FROM job_runs
 ACTIVE: LiteralString = "SELECT count(*) FROM job_runs WHERE state IN ('running', 'waiting', 'cancelling')"
 KEYS = {"a": 1, "b": 2, "c": 7, "d": 3, "e": 1}
 PLACES = 3
-RUNS = 240 if FULL else 80
+RUNS = 240 if FULL else 40
 THREADS = 4
 
 

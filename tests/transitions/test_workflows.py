@@ -11,6 +11,7 @@ import pytest
 
 from tests.fixtures.acts import EXECUTOR, about, submission
 from tests.fixtures.database import ClockedDatabase, Database
+from tests.fixtures.examples import FULL
 from tests.fixtures.services import until
 from tests.scheduler.firing import fire_due
 from tests.transitions.graphs import (
@@ -257,7 +258,8 @@ def random_graph(draws: random.Random, nodes: int) -> Parents:
     return graph
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.property
+@pytest.mark.parametrize("seed", range(3 if FULL else 1))
 def test_random_graphs_end_as_a_model_says_under_rollbacks(database: Database, seed: int) -> None:
     """Two that end runs and two that drain, each transaction rolled back at random."""
     draws = random.Random(seed)  # noqa: S311 - a test's draws
