@@ -17,7 +17,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from tidewheel.api_keys import Scope
-from tidewheel.control.api import examples
+from tidewheel.control.api import routes
 from tidewheel.control.api.answers import encoded
 from tidewheel.control.api.authorization import Guard
 from tidewheel.control.api.connections import connection_type
@@ -52,7 +52,7 @@ from tidewheel.nouns.limits.operations import Limits, OrderingKeys
 from tidewheel.nouns.operation import Noun
 from tidewheel.nouns.runs.operations import Runs
 from tidewheel.nouns.runs.reads import RunList
-from tidewheel.nouns.runs.web import LISTS, RUNS, RunsApi
+from tidewheel.nouns.runs.web import RUNS, RunsApi
 from tidewheel.nouns.tenants.operations import Tenants
 from tidewheel.nouns.tenants.web import TENANTS, add_deletion
 from tidewheel.nouns.workflows.operations import Workflows
@@ -64,20 +64,20 @@ from tidewheel.transitions.installation import Installation
 
 NOUNS: Sequence[tuple[type[Noun], Mapping[str, Route]]] = (
     (DeadLetters, DEAD_LETTERS),
-    (Freezes, examples.FREEZES),
-    (Batches, examples.BATCHES),
-    (Workflows, examples.WORKFLOWS),
-    (RunList, LISTS),
+    (Freezes, routes.FREEZES),
+    (Batches, routes.BATCHES),
+    (Workflows, routes.WORKFLOWS),
+    (RunList, {"list": Route()}),
     (Runs, RUNS),
-    (Works, examples.WORKS),
+    (Works, routes.WORKS),
     (ApiKeys, API_KEYS),
-    (Limits, examples.LIMITS),
-    (OrderingKeys, examples.ORDERING_KEYS),
+    (Limits, routes.LIMITS),
+    (OrderingKeys, routes.ORDERING_KEYS),
     (Tenants, TENANTS),
-    (JobTimes, examples.JOB_TIMES),
-    (Occurrences, examples.OCCURRENCES),
-    (OneJob, examples.ONE_JOB),
-    (AuditLog, examples.AUDIT_LOG),
+    (JobTimes, routes.JOB_TIMES),
+    (Occurrences, routes.OCCURRENCES),
+    (OneJob, {"statistics": Route()}),
+    (AuditLog, routes.AUDIT_LOG),
 )
 """The nouns whose routes are derived."""
 _ABOUT = "Jobs, runs and dead letters of Tidewheel, and the calls of executors in other languages."
@@ -138,7 +138,6 @@ def make_app(settings: ApiSettings, installation: Installation, pools: Pools, *,
     add_route(
         app.router, "GET", "/api/v1/openapi.json", get_document, scope=Scope.READ,
         answer={"type": "object", "additionalProperties": True},
-        example={"openapi": "3.1.0", "paths": {}},
     )  # fmt: skip
     return app
 

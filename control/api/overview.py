@@ -17,7 +17,6 @@ from starlette.responses import Response
 
 from tidewheel.activity import Stage
 from tidewheel.api_keys import Scope
-from tidewheel.control.api import examples
 from tidewheel.control.api.answers import answer, answer_read, as_json_response, call, fleet_of
 from tidewheel.control.api.authorization import Admin, Caller, Reader, ensure_all_tenants
 from tidewheel.control.api.openapi import add_route
@@ -157,21 +156,17 @@ class OverviewApi:
     def add_to(self, router: APIRouter) -> None:
         """Add the routes."""
         read = partial(add_route, router, "GET", scope=Scope.READ)
-        read("/api/v1/now", self.get_now, query=TenantQuery, answer=Now, example=examples.NOW)
-        read("/api/v1/activity", self.get_activity, query=ActivityQuery, answer=ActivityFigures,
-             example=examples.ACTIVITY)  # fmt: skip
-        read("/api/v1/upcoming", self.get_upcoming, query=UpcomingQuery, answer=UpcomingJobs,
-             example=examples.UPCOMING_JOBS)  # fmt: skip
-        read("/api/v1/backlog", self.get_backlog, query=TenantQuery, answer=BacklogPage, example=examples.BACKLOG)
-        read("/api/v1/runs/slowest", self.list_slowest_runs, query=SlowestQuery, answer=SlowestRuns,
-             example=examples.SLOWEST)  # fmt: skip
-        read("/api/v1/ask", self.ask, query=AskQuery, answer=Answer, example=examples.ANSWER)
-        read("/api/v1/executors", self.list_executors, query=PageQuery, answer=ExecutorsPage,
-             example=examples.EXECUTORS)  # fmt: skip
-        read("/api/v1/shards", self.list_shards, query=TenantQuery, answer=Shards, example=examples.SHARDS)
+        read("/api/v1/now", self.get_now, query=TenantQuery, answer=Now, example={"kind": "failing_job"})
+        read("/api/v1/activity", self.get_activity, query=ActivityQuery, answer=ActivityFigures)
+        read("/api/v1/upcoming", self.get_upcoming, query=UpcomingQuery, answer=UpcomingJobs)
+        read("/api/v1/backlog", self.get_backlog, query=TenantQuery, answer=BacklogPage)
+        read("/api/v1/runs/slowest", self.list_slowest_runs, query=SlowestQuery, answer=SlowestRuns)
+        read("/api/v1/ask", self.ask, query=AskQuery, answer=Answer, example={"kind": "job", "target": "nightly"})
+        read("/api/v1/executors", self.list_executors, query=PageQuery, answer=ExecutorsPage)
+        read("/api/v1/shards", self.list_shards, query=TenantQuery, answer=Shards)
         operate = partial(add_route, router, scope=Scope.ADMIN, query=TenantQuery)
-        operate("GET", "/api/v1/status", self.get_status, answer=FleetStatus, example=examples.STATUS)
-        diagnose = partial(operate, answer=Diagnosis, example=examples.DIAGNOSIS)
+        operate("GET", "/api/v1/status", self.get_status, answer=FleetStatus)
+        diagnose = partial(operate, answer=Diagnosis)
         diagnose("GET", _DOCTOR, self.get_diagnosis)
         diagnose("POST", f"{_DOCTOR}:run", self.run_doctor)
 
