@@ -18,6 +18,14 @@ _SUBMITTED: Json = {
 }
 
 AUDIT_LOG = {"list": Route(values={"action": "job.submit", "object": "job/nightly", "door": "rest"})}
+OVERVIEW: Mapping[str, Route] = {
+    "now": Route(
+        values={"kind": "failing_job"},
+        prepare=lambda caller, arguments: arguments.update(sees_fleet=caller.sees_fleet),
+    ),
+    **dict.fromkeys(("activity", "upcoming", "backlog", "slowest", "executors", "shards", "status"), Route()),
+    "ask": Route(values={"kind": "job", "target": "nightly"}),
+}
 WORKS: Mapping[str, Route] = {
     "list": Route(values=_WORK),
     "get": Route(values=_WORK),
