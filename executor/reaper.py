@@ -20,7 +20,7 @@ from psycopg.rows import class_row
 
 from tidewheel.clock import monotonic_seconds
 from tidewheel.errors import Unavailable, UndecodableMessage
-from tidewheel.postgres.session import Conn, Session
+from tidewheel.postgres.session import Conn, Session, read_rows
 from tidewheel.postgres.statements import Statements
 from tidewheel.process.failpoint import failpoint
 from tidewheel.process.logs import OnceAMinute
@@ -251,8 +251,7 @@ class Reaper:
 
     def _lock_owned(self, connection: Conn, executor_id: UUID, only: UUID | None) -> list[Leased]:
         columns = {"executor_id": executor_id, "states": OWNED, "only": only}
-        with connection.cursor(row_factory=class_row(Leased), binary=True) as cursor:
-            return cursor.execute(_LOCK_LEASED_RUNS, columns).fetchall()
+        return read_rows(connection, class_row(Leased), _LOCK_LEASED_RUNS, columns)
 
     def _send_back(self, connection: Conn, executor_id: UUID, only: UUID | None) -> tuple[int, int]:
         """End all attempts of an executor, or one run's; return the numbers of ended and locked ones."""

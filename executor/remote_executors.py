@@ -26,7 +26,7 @@ from tidewheel.executor.record_outcomes import record_outcomes
 from tidewheel.executor.sweep import DueRun
 from tidewheel.postgres.notify import Channel
 from tidewheel.postgres.pg_binary import integers, uuids
-from tidewheel.postgres.session import Conn, Session, at_commit, is_data_fault, is_refused, read_ids
+from tidewheel.postgres.session import Conn, Session, at_commit, is_data_fault, is_refused, read_ids, read_rows
 from tidewheel.postgres.statements import Statements
 from tidewheel.process.failpoint import failpoint
 from tidewheel.process.metrics import metrics
@@ -364,8 +364,7 @@ def _find_due(
 
 
 def _due_runs(connection: Conn, statement: LiteralString, columns: Mapping[str, object]) -> list[DueRun]:
-    with connection.cursor(row_factory=class_row(DueRun), binary=True) as cursor:
-        return cursor.execute(statement, columns).fetchall()
+    return read_rows(connection, class_row(DueRun), statement, columns)
 
 
 def _swept_claims(swept: Sequence[DueRun], claim: RemoteClaim) -> list[Claim]:

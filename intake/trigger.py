@@ -26,7 +26,7 @@ from tidewheel.jobs.keys import Dedupe, merged_dedupe
 from tidewheel.jobs.requests import JobTrigger
 from tidewheel.jobs.values import LONGEST_DELAY
 from tidewheel.postgres.pg_binary import instants, texts, uuids
-from tidewheel.postgres.session import rows_of
+from tidewheel.postgres.session import read_rows, rows_of
 from tidewheel.postgres.statements import Statements
 from tidewheel.runs import Cause, Gate, Overlap, order_gates
 from tidewheel.schemas.generated.records import Reply
@@ -276,8 +276,7 @@ def open_windows(writing: Writing, triggers: Sequence[SharedTrigger], now: datet
         "tenants": texts([each.run.tenant for each in given]),
         "job_ids": uuids(each.run.job_id for each in given),
     }
-    with writing.connection.cursor(row_factory=rows_of(_Row._make), binary=True) as cursor:
-        found = cursor.execute(_OPEN_WINDOWS, columns).fetchall()
+    found = read_rows(writing.connection, rows_of(_Row._make), _OPEN_WINDOWS, columns)
     moving = {each.dedupe_id for each in triggers if each.dedupe.mode != "reject"}
     open_runs = [row.run_id for row in found if row.dedupe_id in moving and now < row.until_at]
     return Windows(found, lock_unbegun(writing.connection, open_runs) if open_runs else {}, now)

@@ -19,7 +19,7 @@ from tidewheel.intake.request import ReceivedRequest, rejected
 from tidewheel.jobs.requests import Freeze, JobDelete, JobRollback, JobSubmit, Thaw
 from tidewheel.outbox import OutboxRow, append
 from tidewheel.postgres.database_clock import read_now
-from tidewheel.postgres.session import Conn
+from tidewheel.postgres.session import Conn, read_rows
 from tidewheel.postgres.statements import Statements
 from tidewheel.runs import RunState
 from tidewheel.schemas.generated.records import Reply, ReplyStatus, RequestType
@@ -94,8 +94,7 @@ class Writing:
 
     def read_as(self, row: type[Row], statement: LiteralString, **columns: object) -> list[Row]:
         """Return the rows of a statement as objects, by the names of their columns."""
-        with self.connection.cursor(row_factory=class_row(row), binary=True) as cursor:
-            return cursor.execute(statement, columns).fetchall()
+        return read_rows(self.connection, class_row(row), statement, columns)
 
     def read_unindexed(self, statement: LiteralString, **columns: object) -> list[tuple[object, ...]]:
         """Return the rows of a statement that finds jobs by labels, which have no index.

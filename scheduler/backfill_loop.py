@@ -19,7 +19,7 @@ from psycopg.rows import class_row
 from tidewheel.clock import monotonic_seconds
 from tidewheel.errors import Unavailable
 from tidewheel.ids import JobId, run_id, run_range
-from tidewheel.postgres.session import Conn, Session
+from tidewheel.postgres.session import Conn, Session, read_row, read_rows
 from tidewheel.postgres.statements import Statements
 from tidewheel.process.failpoint import failpoint
 from tidewheel.process.metrics import metrics
@@ -120,8 +120,7 @@ def _range(connection: Conn, backfill: Backfill) -> Range:
 
 def _read_facts(connection: Conn, job_id: UUID, versions: set[int]) -> dict[int, _Facts]:
     columns = {"job_id": job_id, "versions": sorted(versions)}
-    with connection.cursor(row_factory=class_row(_Facts), binary=True) as cursor:
-        return {facts.version: facts for facts in cursor.execute(_READ_VERSION_FACTS, columns)}
+    return {facts.version: facts for facts in read_rows(connection, class_row(_Facts), _READ_VERSION_FACTS, columns)}
 
 
 def _overlap(backfill: Backfill, facts: _Facts) -> str:
@@ -269,8 +268,7 @@ def _batch(connection: Conn, installation: Installation, backfill_id: UUID) -> t
 
 def _lock(connection: Conn, backfill_id: UUID) -> Backfill | None:
     """Lock a backfill and its job; None if it has ended, or another transaction holds one of them."""
-    with connection.cursor(row_factory=class_row(Backfill), binary=True) as cursor:
-        backfill = cursor.execute(_LOCK_OPEN_BACKFILL, {"backfill_id": backfill_id}).fetchone()
+    backfill = read_row(connection, class_row(Backfill), _LOCK_OPEN_BACKFILL, {"backfill_id": backfill_id})
     if backfill is None or not connection.execute(_LOCK_BACKFILLED_JOB, {"job_id": backfill.job_id}).fetchone():
         return None
     return backfill
@@ -294,8 +292,7 @@ def _read_progress(connection: Conn, backfill: Backfill) -> _Progress:
     columns: dict[str, object] = {
         "job_id": backfill.job_id, "job_version": backfill.job_version, "first_run_id": first, "last_run_id": last
     }  # fmt: skip
-    with connection.cursor(row_factory=class_row(_Progress), binary=True) as cursor:
-        progress = cursor.execute(_READ_BACKFILL_PROGRESS, columns).fetchone()
+    progress = read_row(connection, class_row(_Progress), _READ_BACKFILL_PROGRESS, columns)
     assert progress is not None  # noqa: S101 - the job's row is locked
     return progress
 

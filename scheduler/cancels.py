@@ -26,7 +26,7 @@ from psycopg.rows import class_row
 from tidewheel.clock import monotonic_seconds
 from tidewheel.errors import Unavailable
 from tidewheel.postgres.pg_binary import uuids
-from tidewheel.postgres.session import Conn, Session, read_ids, readable_rows
+from tidewheel.postgres.session import Conn, Session, read_ids, read_rows, readable_rows
 from tidewheel.postgres.statements import Statements
 from tidewheel.runs import MOVES, Cause, Move, RunState, sources
 from tidewheel.scheduler.set_aside import SetAside
@@ -212,8 +212,7 @@ class BulkCancel:
                 return None
             columns |= {"after_id": position.run_id, "after_at": position.scheduled_at}
             find = _FIND_CANCELLED if columns["job_id"] is None else _FIND_CANCELLED_OF_JOB
-            with connection.cursor(row_factory=class_row(Candidate), binary=True) as cursor:
-                return cursor.execute(find, columns).fetchall()
+            return read_rows(connection, class_row(Candidate), find, columns)
 
     def _job(self, connection: Conn, position: _ScanPosition, columns: Mapping[str, object]) -> UUID | None:
         """Return the current job of a scan by labels, or move on to the next one."""

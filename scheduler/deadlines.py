@@ -22,7 +22,7 @@ from psycopg.rows import class_row
 from tidewheel.clock import monotonic_seconds
 from tidewheel.errors import Unavailable
 from tidewheel.postgres.pg_binary import uuids
-from tidewheel.postgres.session import Conn, RowsLocked, Session, readable_rows
+from tidewheel.postgres.session import Conn, RowsLocked, Session, read_rows, readable_rows
 from tidewheel.postgres.statements import Statements
 from tidewheel.process.failpoint import failpoint
 from tidewheel.runs import OWNED, AttemptOutcome, Cause, Move, RunState, sources
@@ -261,5 +261,4 @@ def _lock(connection: Conn, found: Sequence[OverdueRun]) -> list[LockedOverdueRu
         "states": _STATES,
         "waiting": RunState.WAITING,
     }
-    with connection.cursor(row_factory=class_row(LockedOverdueRun), binary=True) as cursor:
-        return cursor.execute(_LOCK_OVERDUE_RUNS, columns).fetchall()
+    return read_rows(connection, class_row(LockedOverdueRun), _LOCK_OVERDUE_RUNS, columns)

@@ -26,7 +26,7 @@ from tidewheel.clock import monotonic_seconds
 from tidewheel.errors import InstallationFault, Unavailable
 from tidewheel.postgres.database_clock import read_now
 from tidewheel.postgres.pg_binary import uuids
-from tidewheel.postgres.session import Conn, RowsLocked, Session, read_ids
+from tidewheel.postgres.session import Conn, RowsLocked, Session, read_ids, read_row, read_rows
 from tidewheel.postgres.session_kinds import BackgroundQuery
 from tidewheel.postgres.statements import Statements
 from tidewheel.process.failpoint import failpoint
@@ -325,8 +325,7 @@ def _fault(tenant: str) -> str:
 
 
 def _lock(connection: Conn, tenant: str) -> Deletion | None:
-    with connection.cursor(row_factory=class_row(Deletion), binary=True) as cursor:
-        return cursor.execute(_LOCK_DELETION, {"tenant": tenant}).fetchone()
+    return read_row(connection, class_row(Deletion), _LOCK_DELETION, {"tenant": tenant})
 
 
 def _is_true(connection: Conn, statement: LiteralString, columns: Mapping[str, object]) -> bool:
@@ -347,8 +346,7 @@ def _find_runs(connection: Conn, tenant: str, at: _Pass) -> list[Candidate]:
         "tenant": tenant, "after": at.run_id, "last": _LAST, "states": TO_CANCEL,
         "limit": 1 if at.singly else _RUNS,
     }  # fmt: skip
-    with connection.cursor(row_factory=class_row(Candidate), binary=True) as cursor:
-        return cursor.execute(_FIND_RUNS_OF, columns).fetchall()
+    return read_rows(connection, class_row(Candidate), _FIND_RUNS_OF, columns)
 
 
 def _bisect(tenant: str, at: _Pass, runs: list[Candidate]) -> None:

@@ -17,7 +17,7 @@ from psycopg.types.json import Jsonb
 
 from tidewheel.clock import monotonic_seconds
 from tidewheel.migrations.runner import created_names
-from tidewheel.postgres.session import Conn
+from tidewheel.postgres.session import Conn, read_rows
 from tidewheel.postgres.statements import Statements
 from tidewheel.transitions.installation import Installation
 
@@ -149,8 +149,7 @@ class TenantRows:
 def find_tenant_tables(connection: Conn, oldest: str) -> list[TenantTable]:
     """Return the tables with a tenant whose rows are removed, without partitions before the oldest day."""
     names = [name for name in created_names() if name not in KEPT]
-    with connection.cursor(row_factory=class_row(TenantTable), binary=True) as cursor:
-        return cursor.execute(_FIND_TENANT_TABLES, {"names": names, "oldest": oldest}).fetchall()
+    return read_rows(connection, class_row(TenantTable), _FIND_TENANT_TABLES, {"names": names, "oldest": oldest})
 
 
 def removal_from(table: TenantTable, after: list[str] | None) -> sql.Composed:

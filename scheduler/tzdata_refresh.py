@@ -24,7 +24,7 @@ from tidewheel.jobs.values import format_timestamp
 from tidewheel.outbox import OutboxRow, append
 from tidewheel.postgres.database_clock import read_now
 from tidewheel.postgres.pg_binary import instants, uuids
-from tidewheel.postgres.session import Conn, Session
+from tidewheel.postgres.session import Conn, Session, read_rows
 from tidewheel.postgres.statements import Statements
 from tidewheel.process.metrics import metrics
 from tidewheel.schedules.calendars import is_occurrence
@@ -214,8 +214,7 @@ def _find_outdated(
 ) -> dict[UUID, tuple[LockedTimer, datetime]]:
     """Return the outdated timers among these, each with its next recorded instant."""
     columns = {"job_ids": list(job_ids), "now": now}
-    with connection.cursor(row_factory=class_row(LockedTimer), binary=True) as cursor:
-        timers = cursor.execute(_READ_CRON_TIMERS, columns).fetchall()
+    timers = read_rows(connection, class_row(LockedTimer), _READ_CRON_TIMERS, columns)
     if not timers:
         return {}
     ahead: defaultdict[UUID, set[datetime]] = defaultdict(set)

@@ -8,37 +8,41 @@ import logging
 import socket
 import threading
 from collections.abc import Mapping, Sequence
-from functools import cache
+from datetime import datetime
+from functools import cache, partial
 
 import uvicorn
-from fastapi import FastAPI
+from fastapi import APIRouter, FastAPI
 from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import Response
 
 from tidewheel.api_keys import Scope
-from tidewheel.control.api import examples
-from tidewheel.control.api.answers import encoded
-from tidewheel.control.api.authorization import Guard
+from tidewheel.control.api import routes
+from tidewheel.control.api.answers import answer, as_json_response, call, encoded
+from tidewheel.control.api.authorization import Admin, Guard, ensure_all_tenants
 from tidewheel.control.api.connections import connection_type
 from tidewheel.control.api.executors import ExecutorsApi
 from tidewheel.control.api.jobs import JobsApi
 from tidewheel.control.api.key_check import KeyCheck
 from tidewheel.control.api.keyless import HealthApi, SchemasApi, TaskTokensApi
 from tidewheel.control.api.openapi import add_route, openapi
-from tidewheel.control.api.overview import OverviewApi
+from tidewheel.control.api.overview import Overview
 from tidewheel.control.api.problems import HANDLERS
+from tidewheel.control.api.request_input import TenantQuery, read_body, read_query
 from tidewheel.control.api.run_events import RunEventsApi
-from tidewheel.control.api.workers import Pools
+from tidewheel.control.api.workers import Pools, Workers
+from tidewheel.control.client.connection import Connection
 from tidewheel.control.console.console import Console
 from tidewheel.control.console.door import Door
 from tidewheel.control.console.live import Live
-from tidewheel.control.doctor.doctor import Doctor
+from tidewheel.control.doctor.doctor import Diagnosis, Doctor
 from tidewheel.control.explain.operations import JobTimes, Occurrences
 from tidewheel.doors.rest import Route, add_routes
 from tidewheel.errors import SettingsError
 from tidewheel.executor.message_check import MessageCheck
 from tidewheel.executor.reaper import Reaper
+from tidewheel.jobs.validation import StrictModel
 from tidewheel.message_signatures import MessageKeys
 from tidewheel.nouns.api_keys.operations import ApiKeys
 from tidewheel.nouns.api_keys.web import API_KEYS
@@ -52,11 +56,12 @@ from tidewheel.nouns.limits.operations import Limits, OrderingKeys
 from tidewheel.nouns.operation import Noun
 from tidewheel.nouns.runs.operations import Runs
 from tidewheel.nouns.runs.reads import RunList
-from tidewheel.nouns.runs.web import LISTS, RUNS, RunsApi
+from tidewheel.nouns.runs.web import RUNS, RunsApi
 from tidewheel.nouns.tenants.operations import Tenants
 from tidewheel.nouns.tenants.web import TENANTS, add_deletion
 from tidewheel.nouns.workflows.operations import Workflows
 from tidewheel.nouns.works.operations import Works
+from tidewheel.postgres.database_clock import read_now
 from tidewheel.postgres.session import Session
 from tidewheel.process.service import Shutdown
 from tidewheel.settings.services import DEV_TOKEN, ApiSettings
@@ -64,20 +69,21 @@ from tidewheel.transitions.installation import Installation
 
 NOUNS: Sequence[tuple[type[Noun], Mapping[str, Route]]] = (
     (DeadLetters, DEAD_LETTERS),
-    (Freezes, examples.FREEZES),
-    (Batches, examples.BATCHES),
-    (Workflows, examples.WORKFLOWS),
-    (RunList, LISTS),
+    (Freezes, routes.FREEZES),
+    (Batches, routes.BATCHES),
+    (Workflows, routes.WORKFLOWS),
+    (RunList, {"list": Route()}),
     (Runs, RUNS),
-    (Works, examples.WORKS),
+    (Works, routes.WORKS),
     (ApiKeys, API_KEYS),
-    (Limits, examples.LIMITS),
-    (OrderingKeys, examples.ORDERING_KEYS),
+    (Limits, routes.LIMITS),
+    (OrderingKeys, routes.ORDERING_KEYS),
     (Tenants, TENANTS),
-    (JobTimes, examples.JOB_TIMES),
-    (Occurrences, examples.OCCURRENCES),
-    (OneJob, examples.ONE_JOB),
-    (AuditLog, examples.AUDIT_LOG),
+    (JobTimes, routes.JOB_TIMES),
+    (Occurrences, routes.OCCURRENCES),
+    (OneJob, {"statistics": Route()}),
+    (AuditLog, routes.AUDIT_LOG),
+    (Overview, routes.OVERVIEW),
 )
 """The nouns whose routes are derived."""
 _ABOUT = "Jobs, runs and dead letters of Tidewheel, and the calls of executors in other languages."
@@ -87,6 +93,8 @@ _ONE_FOR_ALL = (
     "TIDEWHEEL_API_TOKEN opens the calls of executors for all tenants and queues until release 0.3; instead, give each"
     " executor a key of `tidewheel admin api-key create NAME --scope execute`"
 )
+_DOCTOR = "/api/v1/doctor"
+_DOCTOR_SECONDS = 60.0  # for the end of the checks; then the answer has the diagnosis before
 _CONNECTIONS = 1000  # open at once; with so many requests in progress, the server answers others with 503
 _IDLE_SECONDS = 75  # from the opening or the last response to a complete head: longer than any heartbeat interval
 _GRACE_SECONDS = 5  # for requests in progress at a stop
@@ -103,7 +111,6 @@ def make_app(settings: ApiSettings, installation: Installation, pools: Pools, *,
         TaskTokensApi(pools.reports, installation),
         JobsApi(pools.reads, pools.writes),
         RunsApi(pools.reads, pools.writes),
-        OverviewApi(pools.reads, doctor, installation.shards),
         RunEventsApi(pools.streams, stop),
         SchemasApi(pools.strangers),
         HealthApi(pools.probes, stop),
@@ -122,6 +129,7 @@ def make_app(settings: ApiSettings, installation: Installation, pools: Pools, *,
     for noun, documented in NOUNS:  # first: `{key}` alone matches `{key}:explain` too
         add_routes(app.router, noun, documented)
     add_deletion(app.router, pools.writes)
+    _add_doctor(app.router, pools.reads, doctor)
     for api in apis:
         api.add_to(app.router)
 
@@ -138,9 +146,34 @@ def make_app(settings: ApiSettings, installation: Installation, pools: Pools, *,
     add_route(
         app.router, "GET", "/api/v1/openapi.json", get_document, scope=Scope.READ,
         answer={"type": "object", "additionalProperties": True},
-        example={"openapi": "3.1.0", "paths": {}},
     )  # fmt: skip
     return app
+
+
+def _add_doctor(router: APIRouter, reads: Workers, doctor: Doctor) -> None:
+    """Add the routes of the checks, which run on request; each process keeps its last diagnosis."""
+
+    async def get_diagnosis(request: Request, caller: Admin) -> Response:
+        """Return the last diagnosis of this process; requires the rights of all tenants."""
+        ensure_all_tenants(caller)
+        read_query(request, TenantQuery)
+        return await answer(reads, caller, lambda _: doctor.last())
+
+    async def run_doctor(request: Request, caller: Admin) -> Response:
+        """Run the checks of doctor and wait for them; reuse a diagnosis of the last ten seconds."""
+        ensure_all_tenants(caller)
+        read_query(request, TenantQuery)
+        await read_body(request, StrictModel)
+
+        def read(connection: Connection) -> datetime:
+            with connection.snapshot() as reading:
+                return read_now(reading)
+
+        return as_json_response(await doctor.run(await call(reads, caller, read), _DOCTOR_SECONDS))
+
+    add = partial(add_route, router, scope=Scope.ADMIN, query=TenantQuery, answer=Diagnosis)
+    add("GET", _DOCTOR, get_diagnosis)
+    add("POST", f"{_DOCTOR}:run", run_doctor)
 
 
 class Api:

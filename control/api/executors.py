@@ -20,9 +20,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from tidewheel.audit import ALL_TENANTS
-from tidewheel.control.api import examples
 from tidewheel.control.api.answers import as_json_response
 from tidewheel.control.api.authorization import KEY
+from tidewheel.control.api.examples import RUN_ID
 from tidewheel.control.api.key_check import StoredKey
 from tidewheel.control.api.models import (
     MAX_SWEEP,
@@ -60,6 +60,7 @@ T = TypeVar("T")
 _LOCKED_SECONDS = 0.05  # until the next try of a row that another transaction has locked
 _TRIES = 20
 _ANSWERS = {REFUSED: "busy"}  # as the wire contract has them
+_REGISTRATION: Json = {"name": "worker-1:7", "handlers": ["nightly-report"], "slots": 4}
 _KEYS_SECONDS = 1.0  # between two look-ups of the keys of run messages
 
 
@@ -151,18 +152,16 @@ class ExecutorsApi:
 
         route = partial(add_route, router, "POST", scope=None, shows="executorToken")
         route("/api/v1/executors", self.register_executor, status=HTTPStatus.CREATED, answer=RegisteredExecutor,
-              example=examples.REGISTERED, body=body_of(Registration), sent=examples.REGISTRATION)  # fmt: skip
-        route(f"{one}:heartbeat", self.heartbeat_executor, body=heartbeat, sent={}, answer=Signals,
-              example={"signals": []})  # fmt: skip
+              body=body_of(Registration), sent=_REGISTRATION)  # fmt: skip
+        route(f"{one}:heartbeat", self.heartbeat_executor, body=heartbeat, sent={}, answer=Signals)  # fmt: skip
         route(f"{one}:claim", self.claim_runs, body=body_of(ClaimRequest), sent={"claim_id": 1, "sweep": 10},
-              answer=StartedAttempts, example=examples.STARTED)  # fmt: skip
-        finished: dict[str, Json] = {"run_id": examples.RUN_ID, "attempt": 1}
+              answer=StartedAttempts)  # fmt: skip
+        finished: dict[str, Json] = {"run_id": RUN_ID, "attempt": 1}
         route(f"{one}:finish", self.finish_attempts, body=body_of(OutcomesRequest),
               sent={"outcomes": [{**finished, "status": "succeeded", "result": {"rows": 7}}]},
-              answer=RecordedOutcomes,
-              example={"outcomes": [{**finished, "answer": "recorded"}]})  # fmt: skip
+              answer=RecordedOutcomes, example={"answer": "recorded"})  # fmt: skip
         route(f"{one}:leave", self.unregister_executor, status=HTTPStatus.NO_CONTENT, body=heartbeat, sent={},
-              answer={}, example=None)  # fmt: skip
+              answer={})  # fmt: skip
 
     async def register_executor(self, request: Request) -> Response:
         """Register an executor."""

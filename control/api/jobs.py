@@ -15,7 +15,6 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from tidewheel.api_keys import Scope
-from tidewheel.control.api import examples
 from tidewheel.control.api.answers import (
     ENTITY_TAG,
     IDEMPOTENCY_KEY,
@@ -74,7 +73,10 @@ from tidewheel.schemas.generated.records import Reply, ReplyStatus
 _MOST_JOBS = 500  # of one bulk: about as many fit into a body, and one transaction
 _SPEC = {"$ref": "#/components/schemas/JobSpec"}
 _MERGE_PATCH = "application/merge-patch+json"
-_CREATED_RUN: dict[str, Json] = {"run_id": examples.RUN_ID, "dedupe": None, "runs_at": None}
+_KEYLESS: dict[str, Json] = {
+    "schedule": {"cron": "0 2 * * *", "timezone": "Europe/Berlin"}, "target": "nightly-report", "overlap": "skip"
+}  # fmt: skip
+_JOB: dict[str, Json] = {"key": "nightly", **_KEYLESS}
 
 
 class VersionsQuery(PageQuery):
@@ -173,41 +175,36 @@ class JobsApi:
         read, write, operate = Scope.READ, Scope.WRITE, Scope.OPERATE
 
         route = partial(add_route, router)
-        changed = partial(
-            route, query=TenantQuery, answer=ChangedJob, example=examples.CHANGED_JOB, sets=ENTITY_TAG
-        )  # fmt: skip
+        changed = partial(route, query=TenantQuery, answer=ChangedJob, sets=ENTITY_TAG)
         edit = partial(changed, headers=IDEMPOTENCY_KEY | IF_MATCH | IF_NONE_MATCH, scope=write)
         about = partial(route, query=TenantQuery, headers=IDEMPOTENCY_KEY)
-        route("GET", JOBS, self.list_jobs, scope=read, query=JobsQuery, answer=JobPage, example=examples.JOBS)
+        route("GET", JOBS, self.list_jobs, scope=read, query=JobsQuery, answer=JobPage, example={"kind": "cron"})
         submit = partial(edit, also=HTTPStatus.CREATED, sets=ENTITY_TAG | LOCATION, body=submitted)
-        submit("POST", JOBS, self.create_job, sent=examples.JOB_SPEC)
+        submit("POST", JOBS, self.create_job, sent=_JOB)
         # A job that does not fit is no reason to refuse the others.
         any_job = {"anyOf": [_SPEC, {"type": "object", "additionalProperties": True}]}
         jobs = {"type": "array", "items": any_job, "minItems": 1, "maxItems": _MOST_JOBS}
-        about("POST", f"{JOBS}:bulk", self.submit_jobs, scope=write, answer=BulkResults, example=examples.BULK,
-              body=body_of(BulkBody, typed={"jobs": jobs}), sent={"jobs": [examples.JOB_SPEC]})  # fmt: skip
+        about("POST", f"{JOBS}:bulk", self.submit_jobs, scope=write, answer=BulkResults,
+              body=body_of(BulkBody, typed={"jobs": jobs}), sent={"jobs": [_JOB]})  # fmt: skip
         route("POST", f"{JOBS}:preview", self.preview_job, scope=read, query=TenantQuery, answer=Preview,
-              example=examples.PREVIEW, body=body_of(PreviewBody, typed={"job": _SPEC}),
-              sent={"job": examples.JOB_SPEC, "limit": 3})  # fmt: skip
+              body=body_of(PreviewBody, typed={"job": _SPEC}), sent={"job": _JOB, "limit": 3})  # fmt: skip
         route("POST", f"{JOBS}:release", self.release_jobs, scope=operate, query=TenantQuery, answer=ReleaseResult,
-              example=examples.RELEASED, body=body_of(ReleaseBody), sent={"keys": ["nightly"]})  # fmt: skip
+              example={"error": "no such zone"}, body=body_of(ReleaseBody), sent={"keys": ["nightly"]})  # fmt: skip
         pause, resume = (body_of(model, without=IN_ADDRESS) for model in (JobPause, JobResume))
         verb = partial(changed, "POST", headers=IDEMPOTENCY_KEY, scope=operate)
         verb(f"{JOB}:pause", self.pause_job, body=pause, sent={"reason": "maintenance"})
         verb(f"{JOB}:resume", self.resume_job, body=resume, sent={})
         traced = partial(about, headers=IDEMPOTENCY_KEY | TRACEPARENT)
         traced("POST", f"{JOB}:trigger", self.trigger_job, scope=write, status=HTTPStatus.CREATED, sets=LOCATION,
-              answer=CreatedRun, example=_CREATED_RUN, body=body_of(JobTrigger, without=IN_ADDRESS),
+              answer=CreatedRun, body=body_of(JobTrigger, without=IN_ADDRESS),
               sent={"payload": {"to": "a@example.org"}, "delay": "10s"})  # fmt: skip
         traced("POST", f"{JOB}:backfill", self.backfill_job, scope=operate, also=HTTPStatus.ACCEPTED, sets=LOCATION,
-              answer=BackfillResult,
-              example=examples.BACKFILL, body=body_of(JobBackfill, without=IN_ADDRESS),
+              answer=BackfillResult, body=body_of(JobBackfill, without=IN_ADDRESS),
               sent={"from": "2026-11-01T00:00:00Z", "to": "2026-11-08T00:00:00Z", "versions": "current"})  # fmt: skip
-        route("GET", f"{JOB}/versions", self.list_job_versions, scope=read, query=VersionsQuery, answer=VersionsPage,
-              example=examples.VERSIONS)  # fmt: skip
-        route("GET", JOB, self.get_job, scope=read, query=TenantQuery, answer=JobDetail, example=examples.JOB,
-              sets=ENTITY_TAG)  # fmt: skip
-        submit("PUT", JOB, self.put_job, sent=examples.KEYLESS_SPEC)
+        route("GET", f"{JOB}/versions", self.list_job_versions, scope=read, query=VersionsQuery, answer=VersionsPage)
+        route("GET", JOB, self.get_job, scope=read, query=TenantQuery, answer=JobDetail, sets=ENTITY_TAG,
+              example={"job": _JOB, "kind": "cron"})  # fmt: skip
+        submit("PUT", JOB, self.put_job, sent=_KEYLESS)
         edit("PATCH", JOB, self.patch_job, body=patch_of(submitted, "JobPatch"), sent={"labels": {"team": "billing"}},
              content=("application/json", _MERGE_PATCH))  # fmt: skip
         edit("DELETE", JOB, self.delete_job)

@@ -21,7 +21,6 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
 from tidewheel.clock import monotonic_seconds
-from tidewheel.control.api import examples
 from tidewheel.control.api.answers import as_json_response
 from tidewheel.control.api.authorization import PROBES, address_of, bearer
 from tidewheel.control.api.openapi import add_route, body_of
@@ -30,7 +29,6 @@ from tidewheel.control.api.request_input import MAX_REPORT_BYTES, read_document
 from tidewheel.control.api.workers import Turn, Workers, WorkerState
 from tidewheel.errors import FieldError, InvalidInput, Unavailable
 from tidewheel.jobs.requests import RunComplete, RunHeartbeat
-from tidewheel.jobs.strict_json import Json
 from tidewheel.migrations.stored_schemas import find_schema
 from tidewheel.postgres.statements import Statements
 from tidewheel.process.service import Shutdown
@@ -63,10 +61,9 @@ class TaskTokensApi:
         one = "/api/v1/runs/{run_id:uuid}"
         route = partial(add_route, router, "POST", scope=None, shows="taskToken", answer=ReportedRun,
                         sent={"token": "AZ06HH8A"})  # fmt: skip
-        done: dict[str, Json] = {"run_id": examples.RUN_ID, "run_status": "waiting"}
         without = ("type", "tenant")
-        route(f"{one}:complete", self.complete_run, body=body_of(RunComplete, without=without), example=done)
-        route(f"{one}:heartbeat", self.heartbeat_run, body=body_of(RunHeartbeat, without=without), example=done)
+        route(f"{one}:complete", self.complete_run, body=body_of(RunComplete, without=without))
+        route(f"{one}:heartbeat", self.heartbeat_run, body=body_of(RunHeartbeat, without=without))
 
     async def complete_run(self, request: Request) -> Response:
         """End an attempt."""
@@ -115,9 +112,9 @@ class SchemasApi:
 
     def add_to(self, router: APIRouter) -> None:
         """Add the route."""
-        example: dict[str, Json] = {"type": "record", "name": "RunRequest"}
+        record = {"type": "record", "name": "RunRequest"}
         add_route(
-            router, "GET", "/api/v1/schemas/{fingerprint}", self.get_schema, scope=None, answer={}, example=example
+            router, "GET", "/api/v1/schemas/{fingerprint}", self.get_schema, scope=None, answer={}, example=record
         )
 
     async def get_schema(self, request: Request) -> Response:

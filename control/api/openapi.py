@@ -25,6 +25,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from tidewheel.api_keys import Scope
+from tidewheel.control.api.examples import example_of
 from tidewheel.control.api.request_input import ensure_known_conditions
 from tidewheel.errors import FieldError
 from tidewheel.jobs.strict_json import Json, as_list, as_object
@@ -236,7 +237,7 @@ def add_route(
     scope: Scope | None,
     shows: Literal["executorToken", "taskToken"] | None = None,
     answer: type[Any] | Mapping[str, Any],
-    example: Json,
+    example: str | Mapping[str, Json] | None = None,
     status: HTTPStatus = HTTPStatus.OK,
     also: HTTPStatus | None = None,
     query: type[BaseModel] | None = None,
@@ -252,6 +253,7 @@ def add_route(
     Args:
         scope: The scope that its caller's API key needs; None for calls with other authorization.
         shows: The token that authorizes a call without an API key, if it needs one.
+        example: Of an answer that is text; else values of fields in place of those that all examples have.
         also: Another status of success, with the same answer.
         headers: The names of further request headers, each with a description.
         sets: The names of headers of its answer, each with a description.
@@ -272,7 +274,8 @@ def add_route(
     if body is not None:
         described = {"schema": body, **({} if sent is None else {"example": sent})}
         extra["requestBody"] = {"required": bool(body.get("required")), "content": dict.fromkeys(content, described)}
-    described = {media: {"schema": schema, "example": example}}
+    shown = example if isinstance(example, str) else example_of(schema, example or {})
+    described = {media: {"schema": schema, "example": shown}}
     success: dict[str, Any] = {"description": status.phrase}
     if status is not HTTPStatus.NO_CONTENT:
         success["content"] = described

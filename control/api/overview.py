@@ -1,40 +1,17 @@
-"""The overview: the present of a tenant, the state of the installation, and what a text names.
+"""The overview: the present of a tenant, the state of the installation, and what a text names."""
 
-The checks of doctor run on request; each process keeps its last diagnosis.
-"""
-
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import partial
 from typing import Annotated, Literal
 from uuid import UUID
 
-from fastapi import APIRouter
-from pydantic import AfterValidator, BeforeValidator, Field
-from starlette.requests import Request
-from starlette.responses import Response
+from pydantic import AfterValidator, Field
 
 from tidewheel.activity import Stage
 from tidewheel.api_keys import Scope
-from tidewheel.control.api import examples
-from tidewheel.control.api.answers import answer, answer_read, as_json_response, call, fleet_of
-from tidewheel.control.api.authorization import Admin, Caller, Reader, ensure_all_tenants
-from tidewheel.control.api.openapi import add_route
-from tidewheel.control.api.request_input import (
-    Cursors,
-    Flag,
-    LimitQuery,
-    PageQuery,
-    TenantQuery,
-    read_body,
-    read_query,
-    whole,
-)
-from tidewheel.control.api.workers import Workers
 from tidewheel.control.ask import Answer, ask
-from tidewheel.control.client.connection import Connection
-from tidewheel.control.doctor.doctor import Diagnosis, Doctor
 from tidewheel.control.reads.fleet import (
     ExecutorSummary,
     FleetStatus,
@@ -55,56 +32,13 @@ from tidewheel.control.reads.workload import (
     slowest_runs,
 )
 from tidewheel.errors import refuse
-from tidewheel.jobs.validation import StrictModel
 from tidewheel.jobs.values import MAX_TEXT, Instant, Queue, one_line
+from tidewheel.nouns.operation import Noun, Rows, operation
 from tidewheel.postgres.database_clock import read_now
-from tidewheel.postgres.session import Conn
 
 MAX_BINS = 1000
 _HOUR = timedelta(hours=1)
-
-_DOCTOR = "/api/v1/doctor"
-_WAIT_SECONDS = 60.0  # for the end of the checks; then the answer has the diagnosis before
-
-
-class ActivityQuery(TenantQuery):
-    """Query of the figures of ended runs.
-
-    Attributes:
-        since: The start of the first bin; an hour ago by default.
-        until: The end of the last bin; now by default.
-        step: The length of a bin in seconds. Figures older than 2 hours have minutes, those older than 2 days hours.
-        stages: True adds the lateness by stage.
-        queue: Only runs of this queue.
-        lane: Only runs of this lane.
-    """
-
-    since: Instant | None = None
-    until: Instant | None = None
-    step: Annotated[int, Field(ge=5, le=86_400), BeforeValidator(whole)] = 60
-    stages: Flag = False
-    queue: Queue | None = None
-    lane: Literal["critical", "standard", "batch"] | None = None
-
-
-class UpcomingQuery(TenantQuery):
-    """Query of the timers that come due."""
-
-    until: Annotated[Instant | None, Field(description="The end of the last bin; an hour ahead by default.")] = None
-    step: Annotated[
-        int, Field(ge=1, le=86_400), BeforeValidator(whole), Field(description="The length of a bin in seconds.")
-    ] = 60
-
-
-class SlowestQuery(LimitQuery):
-    """Query of the slowest runs."""
-
-    since: Annotated[
-        Instant | None, Field(description="Only runs that ended at this instant or later; a day ago by default.")
-    ] = None
-    until: Annotated[Instant | None, Field(description="Only runs that ended before this instant; now by default.")] = (
-        None
-    )
+_of_fleet = partial(operation, scope=Scope.READ, authorize=lambda _: Scope.READ)
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +60,7 @@ class ExecutorsPage:
     """Executors in the order of their ids."""
 
     executors: tuple[ExecutorSummary, ...]
-    next_cursor: str | None
+    next_cursor: UUID | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,159 +70,122 @@ class Shards:
     shards: tuple[ShardOwner, ...]
 
 
-class AskQuery(TenantQuery):
-    """A text.
+class Overview(Noun):
+    """The present of a tenant, and the whole installation for callers of all tenants."""
 
-    Attributes:
-        q: A run id, also as `01a1f866…44d1`, a dead letter such as `#4711`, a key, or a part of one.
-    """
-
-    q: Annotated[str, AfterValidator(one_line(MAX_TEXT))]
-
-
-@dataclass(frozen=True, slots=True)
-class OverviewApi:
-    """Calls about the present of a tenant, and about the whole installation for callers of all tenants."""
-
-    reads: Workers
-    doctor: Doctor
-    shards: int
-
-    def add_to(self, router: APIRouter) -> None:
-        """Add the routes."""
-        read = partial(add_route, router, "GET", scope=Scope.READ)
-        read("/api/v1/now", self.get_now, query=TenantQuery, answer=Now, example=examples.NOW)
-        read("/api/v1/activity", self.get_activity, query=ActivityQuery, answer=ActivityFigures,
-             example=examples.ACTIVITY)  # fmt: skip
-        read("/api/v1/upcoming", self.get_upcoming, query=UpcomingQuery, answer=UpcomingJobs,
-             example=examples.UPCOMING_JOBS)  # fmt: skip
-        read("/api/v1/backlog", self.get_backlog, query=TenantQuery, answer=BacklogPage, example=examples.BACKLOG)
-        read("/api/v1/runs/slowest", self.list_slowest_runs, query=SlowestQuery, answer=SlowestRuns,
-             example=examples.SLOWEST)  # fmt: skip
-        read("/api/v1/ask", self.ask, query=AskQuery, answer=Answer, example=examples.ANSWER)
-        read("/api/v1/executors", self.list_executors, query=PageQuery, answer=ExecutorsPage,
-             example=examples.EXECUTORS)  # fmt: skip
-        read("/api/v1/shards", self.list_shards, query=TenantQuery, answer=Shards, example=examples.SHARDS)
-        operate = partial(add_route, router, scope=Scope.ADMIN, query=TenantQuery)
-        operate("GET", "/api/v1/status", self.get_status, answer=FleetStatus, example=examples.STATUS)
-        diagnose = partial(operate, answer=Diagnosis, example=examples.DIAGNOSIS)
-        diagnose("GET", _DOCTOR, self.get_diagnosis)
-        diagnose("POST", f"{_DOCTOR}:run", self.run_doctor)
-
-    async def get_now(self, request: Request, caller: Reader) -> Response:
+    @operation("GET /api/v1/now", "get_now", scope=Scope.READ, python_only=("sees_fleet",))
+    def now(self, *, sees_fleet: bool = False) -> Now:
         """Return what needs attention, what is due, what is running, and what ended in the last hour.
 
         A caller with the scope admin for all tenants also gets the findings about the installation.
         """
-        read_query(request, TenantQuery)
-        return await answer(self.reads, caller, lambda connection: now_of(connection, caller, self.shards))
+        shards, fleet = self._call.installation.shards, self.status() if sees_fleet else None
+        return self._read(read_now_of, shards, fleet, sees_slots=self._call.all_tenants)
 
-    async def get_activity(self, request: Request, caller: Reader) -> Response:
+    @operation("GET /api/v1/activity", "get_activity", scope=Scope.READ)
+    def activity(
+        self,
+        *,
+        since: Annotated[
+            Instant | None, Field(description="The start of the first bin; an hour ago by default.")
+        ] = None,
+        until: Annotated[Instant | None, Field(description="The end of the last bin; now by default.")] = None,
+        step: Annotated[
+            int,
+            Field(
+                ge=5,
+                le=86_400,
+                description="The length of a bin in seconds. Figures older than 2 hours have minutes, those older than"
+                " 2 days hours.",
+            ),
+        ] = 60,
+        stages: Annotated[bool, Field(description="True adds the lateness by stage.")] = False,
+        queue: Annotated[Queue | None, Field(description="Only runs of this queue.")] = None,
+        lane: Annotated[
+            Literal["critical", "standard", "batch"] | None, Field(description="Only runs of this lane.")
+        ] = None,
+    ) -> ActivityFigures:
         """Return ended runs by bin and state, with their lateness by stage."""
-        query = read_query(request, ActivityQuery)
+        with self._call.snapshot() as connection:
+            end = until or read_now(connection)
+            edges = edges_of(since or end - _HOUR, end, timedelta(seconds=step))
+            shown = tuple(Stage) if stages else ()
+            return read_activity(connection, self._call.tenant, edges, shown, queue=queue, lane=lane)
 
-        def read(reading: Conn, now: datetime) -> ActivityFigures:
-            until = query.until or now
-            edges = edges_of(query.since or until - _HOUR, until, timedelta(seconds=query.step))
-            stages = tuple(Stage) if query.stages else ()
-            return read_activity(reading, caller.tenant, edges, stages, queue=query.queue, lane=query.lane)
-
-        return await self._answer(caller, read)
-
-    async def get_upcoming(self, request: Request, caller: Reader) -> Response:
+    @operation("GET /api/v1/upcoming", "get_upcoming", scope=Scope.READ)
+    def upcoming(
+        self,
+        *,
+        until: Annotated[
+            Instant | None, Field(description="The end of the last bin; an hour ahead by default.")
+        ] = None,
+        step: Annotated[int, Field(ge=1, le=86_400, description="The length of a bin in seconds.")] = 60,
+    ) -> UpcomingJobs:
         """Return the jobs whose timers come due, by bin."""
-        query = read_query(request, UpcomingQuery)
+        with self._call.snapshot() as connection:
+            now = read_now(connection)
+            edges = edges_of(now, until or now + _HOUR, timedelta(seconds=step))
+            return read_upcoming(connection, self._call.tenant, self._call.installation.shards, edges)
 
-        def read(reading: Conn, now: datetime) -> UpcomingJobs:
-            edges = edges_of(now, query.until or now + _HOUR, timedelta(seconds=query.step))
-            return read_upcoming(reading, caller.tenant, self.shards, edges)
-
-        return await self._answer(caller, read)
-
-    async def get_backlog(self, request: Request, caller: Reader) -> Response:
+    @operation("GET /api/v1/backlog", "get_backlog", scope=Scope.READ)
+    def backlog(self) -> BacklogPage:
         """Return due runs that have not started, by queue and lane, and why the oldest of each waits."""
-        read_query(request, TenantQuery)
-        return await self._answer(
-            caller, lambda reading, _: BacklogPage(read_open_runs(reading, caller.tenant).backlogs)
-        )
+        return BacklogPage(self._read(read_open_runs).backlogs)
 
-    async def list_slowest_runs(self, request: Request, caller: Reader) -> Response:
+    @operation("GET /api/v1/runs/slowest", "list_slowest_runs", scope=Scope.READ)
+    def slowest(
+        self,
+        *,
+        since: Annotated[
+            Instant | None, Field(description="Only runs that ended at this instant or later; a day ago by default.")
+        ] = None,
+        until: Annotated[
+            Instant | None, Field(description="Only runs that ended before this instant; now by default.")
+        ] = None,
+        limit: Rows = 50,
+    ) -> SlowestRuns:
         """List the runs with the longest last attempts, slowest first.
 
         The list is a sample: the three slowest runs of every 5 seconds, after 2 hours of every minute, after 2 days of
         every hour.
         """
-        query = read_query(request, SlowestQuery)
+        with self._call.snapshot() as connection:
+            now = read_now(connection)
+            begin, end = since or now - 24 * _HOUR, until or now + _HOUR
+            return SlowestRuns(slowest_runs(connection, self._call.tenant, begin, end, limit))
 
-        def read(reading: Conn, now: datetime) -> SlowestRuns:
-            until = query.until or now + _HOUR
-            since = query.since or now - 24 * _HOUR
-            return SlowestRuns(slowest_runs(reading, caller.tenant, since, until, query.limit))
-
-        return await self._answer(caller, read)
-
-    async def ask(self, request: Request, caller: Reader) -> Response:
+    @operation("GET /api/v1/ask", "ask", scope=Scope.READ)
+    def ask(
+        self,
+        q: Annotated[
+            str,
+            AfterValidator(one_line(MAX_TEXT)),
+            Field(
+                description="A run id, also as `01a1f866…44d1`, a dead letter such as `#4711`, a key, or a part of one."
+            ),
+        ],
+    ) -> Answer:
         """Find a run, a dead letter or a job by id or key, or by a part of one."""
-        query = read_query(request, AskQuery)
-        return await answer_read(self.reads, caller, lambda reading: ask(reading, caller.tenant, query.q))
+        return self._read(ask, q)
 
-    async def list_executors(self, request: Request, caller: Reader) -> Response:
+    @_of_fleet("GET /api/v1/executors", "list_executors")
+    def executors(self, *, after: UUID | None = None, limit: Rows = 50) -> ExecutorsPage:
         """List executors with their handlers; requires the rights of all tenants."""
-        ensure_all_tenants(caller, Scope.READ)
-        query = read_query(request, PageQuery)
-        cursors = Cursors.of(request, query, caller.tenant)
-        [after] = cursors.read(UUID) or [None]
+        with self._call.snapshot(all_tenants=True) as connection:
+            found = list_executors(connection, after=after, limit=limit + 1)
+        return ExecutorsPage(tuple(found[:limit]), found[limit - 1].executor_id if len(found) > limit else None)
 
-        def read(reading: Conn) -> ExecutorsPage:
-            found = list_executors(reading, after=after, limit=query.limit + 1)
-            page = found[: query.limit]
-            return ExecutorsPage(tuple(page), cursors.write(page[-1].executor_id) if len(found) > len(page) else None)
-
-        return await answer_read(self.reads, caller, read, all_tenants=True)
-
-    async def list_shards(self, request: Request, caller: Reader) -> Response:
+    @_of_fleet("GET /api/v1/shards", "list_shards")
+    def shards(self) -> Shards:
         """Return each shard with its scheduler; requires the rights of all tenants."""
-        ensure_all_tenants(caller, Scope.READ)
-        read_query(request, TenantQuery)
-        return await answer_read(
-            self.reads, caller, lambda reading: Shards(tuple(list_shards(reading, self.shards))), all_tenants=True
-        )
+        with self._call.snapshot(all_tenants=True) as connection:
+            return Shards(tuple(list_shards(connection, self._call.installation.shards)))
 
-    async def get_diagnosis(self, request: Request, caller: Admin) -> Response:
-        """Return the last diagnosis of this process; requires the rights of all tenants."""
-        ensure_all_tenants(caller)
-        read_query(request, TenantQuery)
-        return await answer(self.reads, caller, lambda _: self.doctor.last())
-
-    async def run_doctor(self, request: Request, caller: Admin) -> Response:
-        """Run the checks of doctor and wait for them; reuse a diagnosis of the last ten seconds."""
-        ensure_all_tenants(caller)
-        read_query(request, TenantQuery)
-        await read_body(request, StrictModel)
-
-        def read(connection: Connection) -> datetime:
-            with connection.snapshot() as reading:
-                return read_now(reading)
-
-        return as_json_response(await self.doctor.run(await call(self.reads, caller, read), _WAIT_SECONDS))
-
-    async def get_status(self, request: Request, caller: Admin) -> Response:
+    @operation("GET /api/v1/status", "get_status", scope=Scope.ADMIN, authorize=lambda _: Scope.ADMIN)
+    def status(self) -> FleetStatus:
         """Return services with their heartbeats, due work and problems."""
-        read_query(request, TenantQuery)
-        ensure_all_tenants(caller)
-        return await answer_read(
-            self.reads, caller, lambda reading: read_status(reading, self.shards), all_tenants=True
-        )
-
-    async def _answer(self, caller: Caller, read: Callable[[Conn, datetime], object]) -> Response:
-        return await answer_read(self.reads, caller, lambda reading: read(reading, read_now(reading)))
-
-
-def now_of(connection: Connection, caller: Caller, shards: int) -> Now:
-    """Return the present of the caller's tenant, with findings about the fleet if the caller may see them."""
-    fleet = fleet_of(connection, caller, shards)
-    with connection.snapshot() as reading:
-        return read_now_of(reading, caller.tenant, shards, fleet, sees_slots=caller.all_tenants)
+        with self._call.snapshot(all_tenants=True) as connection:
+            return read_status(connection, self._call.installation.shards)
 
 
 def edges_of(since: datetime, until: datetime, step: timedelta) -> Sequence[datetime]:

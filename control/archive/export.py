@@ -29,7 +29,7 @@ from tidewheel.errors import ArchiveDamaged, Unavailable
 from tidewheel.postgres.database_clock import read_now
 from tidewheel.postgres.held_lock import HeldLock, held_lock
 from tidewheel.postgres.partitions import start_of, stored_days
-from tidewheel.postgres.session import BY_KEY, Conn, Session
+from tidewheel.postgres.session import BY_KEY, Conn, Session, read_rows
 from tidewheel.postgres.statements import Statements
 from tidewheel.process.failpoint import failpoint
 from tidewheel.schemas.codec import decode
@@ -326,8 +326,7 @@ def _since(connection: Conn, day: date) -> datetime | None:
 
 
 def _read(connection: Conn, statement: LiteralString, columns: Mapping[str, object]) -> list[Record]:
-    with connection.cursor(row_factory=dict_row, binary=True) as cursor:
-        return cursor.execute(statement, columns).fetchall()
+    return read_rows(connection, dict_row, statement, columns)
 
 
 def _days(connection: Conn, statement: LiteralString) -> list[date]:

@@ -341,8 +341,3 @@ def rotate(
     signs = "at once" if revoke else f"in {signs_after_seconds} s"
     others = "all other keys are deleted" if revoke else "the previous key stays valid"
     print_result([f"added key {key_id}, which signs {signs}; {others}"], {"key_id": key_id}, output)
-
-
-def rotate_key(revoke: Revoke = False, output: OutputOption = Output.TEXT) -> None:  # noqa: FBT002 - a flag
-    """Add a signing key for run messages: the old name of `secrets rotate run-messages`."""
-    rotate("run-messages", revoke=revoke, output=output)

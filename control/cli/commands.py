@@ -190,7 +190,6 @@ _TOPICS = _group(
     {
         "apply=apply_topics": "Create missing topics; raise partition counts that are too low.",
         "list=list_topics": "List the topics and what `topics apply` would change.",
-        "rotate-key=rotate_key": "Add a signing key for run messages: the old name of `secrets rotate run-messages`.",
     },
 )
 _SECRETS = _group(

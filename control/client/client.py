@@ -116,13 +116,11 @@ class Calendars(Noun):
 
     def list(self) -> Sequence[CalendarSummary]:
         """Return the tenant's calendars, by name."""
-        with self._call.snapshot() as connection:
-            return list_calendars(connection, self._call.tenant)
+        return self._read(list_calendars)
 
     def get(self, name: str) -> CalendarDetail:
         """Return a calendar with its days."""
-        with self._call.snapshot() as connection:
-            return show_calendar(connection, self._call.tenant, name)
+        return self._read(show_calendar, name)
 
 
 class Client(OneJob, Occurrences):
@@ -322,5 +320,4 @@ class Client(OneJob, Occurrences):
         """Return what an unsaved job would do: its policies in words, and its next `n` occurrences."""
         n = as_int(n, "n")
         allowed, late = self._call.installation.allow_lists, self._call.installation.misfire_after
-        with self._call.snapshot() as connection:
-            return preview(connection, self._call.tenant, job, n, after, allow_lists=allowed, misfire_after=late)
+        return self._read(preview, job, n, after, allow_lists=allowed, misfire_after=late)

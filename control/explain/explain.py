@@ -37,7 +37,7 @@ from tidewheel.control.explain.text import (
 from tidewheel.control.explain.upcoming import no_occurrence_notes, occurrence_notes
 from tidewheel.control.reads.job_position import JobPosition, read_job_position
 from tidewheel.errors import ScheduleRefused
-from tidewheel.postgres.session import Conn
+from tidewheel.postgres.session import Conn, read_rows
 from tidewheel.postgres.statements import Statements
 from tidewheel.runs import Cause, RunState, SkipReason
 from tidewheel.schedules.decision import HoldReason
@@ -200,8 +200,7 @@ def unfired_between(
     columns: dict[str, object] = {
         "job_id": job.job_id, "since": since, "now": until, "skipped": RunState.SKIPPED, "limit": limit + 1
     }  # fmt: skip
-    with connection.cursor(row_factory=class_row(Unfired), binary=True) as cursor:
-        recorded = cursor.execute(_FIND_UNFIRED, columns).fetchall()
+    recorded = read_rows(connection, class_row(Unfired), _FIND_UNFIRED, columns)
     found, more = recorded[:limit], len(recorded) > limit
     if not explained:
         return found, more

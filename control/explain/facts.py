@@ -14,7 +14,7 @@ from tidewheel.control.reads.job_position import JobPosition, read_job_error, re
 from tidewheel.control.reads.stored import legible
 from tidewheel.nouns.freezes.model import Freeze
 from tidewheel.nouns.freezes.reads import freezes_of
-from tidewheel.postgres.session import Conn
+from tidewheel.postgres.session import Conn, read_rows
 from tidewheel.postgres.statements import Statements
 from tidewheel.runs import Cause
 from tidewheel.schedules.calendars import is_occurrence
@@ -153,9 +153,8 @@ class VersionTimeline:
 def read_version_timeline(connection: Conn, job: JobPosition, at: datetime) -> VersionTimeline:
     """Read the versions of a job around an instant."""
     tenant, cursor_at = job.tenant, job.cursor_at or at
-    with connection.cursor(row_factory=class_row(VersionRow), binary=True) as reading:
-        columns = {"job_id": job.job_id, "at": at, "limit": _NEIGHBOURS}
-        rows = reading.execute(_READ_VERSIONS_NEAR, columns).fetchall()
+    columns = {"job_id": job.job_id, "at": at, "limit": _NEIGHBOURS}
+    rows = read_rows(connection, class_row(VersionRow), _READ_VERSIONS_NEAR, columns)
     policies = [
         legible("policy", f"version {row.version}", partial(policies_from_text, row.policy_json)) for row in rows
     ]
@@ -291,8 +290,7 @@ def read_instant_facts(connection: Conn, tenant: str, key: str, at: datetime, mi
     """Read all rows that concern an instant."""
     job = read_job_position(connection, tenant, key)
     override = read_overrides_around(connection, job.job_id, job.cursor_at or _FOREVER, at)
-    with connection.cursor(row_factory=class_row(SkipSpan), binary=True) as cursor:
-        spans = tuple(cursor.execute(_READ_SKIPS_AT, {"job_id": job.job_id, "at": at}))
+    spans = tuple(read_rows(connection, class_row(SkipSpan), _READ_SKIPS_AT, {"job_id": job.job_id, "at": at}))
     own_override = next((each for each in override if each.scheduled_at == at), None)
     due = own_override.moved_to if own_override is not None and own_override.moved_to is not None else at
     return InstantFacts(
@@ -314,14 +312,12 @@ def read_overrides_around(connection: Conn, job: UUID, cursor_at: datetime, at: 
 
 
 def _read_runs(connection: Conn, job: UUID, at: datetime, due: datetime) -> tuple[RunFacts, ...]:
-    with connection.cursor(row_factory=dict_row, binary=True) as cursor:
-        rows = cursor.execute(_READ_RUNS_AT, {"job_id": job, "at": at}).fetchall()
+    rows = read_rows(connection, dict_row, _READ_RUNS_AT, {"job_id": job, "at": at})
     return tuple(_facts(row, _read_attempts(connection, row), due) for row in rows)
 
 
 def _read_attempts(connection: Conn, row: Mapping[str, Any]) -> Sequence[AttemptFacts]:
-    with connection.cursor(row_factory=class_row(AttemptFacts), binary=True) as cursor:
-        over = cursor.execute(_READ_ATTEMPTS_OF, {"run_id": row["run_id"]}).fetchall()
+    over = read_rows(connection, class_row(AttemptFacts), _READ_ATTEMPTS_OF, {"run_id": row["run_id"]})
     if row["executor_id"] is None:
         return over
     return [*over, AttemptFacts(row["attempt"], None, row["executor_id"], row["started_at"], None, None, None)]

@@ -21,7 +21,7 @@ from tidewheel.control.reads.json_form import one_of
 from tidewheel.nouns.freezes.reads import freeze_changes
 from tidewheel.nouns.jobs.operations import read_counted_days
 from tidewheel.nouns.runs.model import STATUSES, RunDetail
-from tidewheel.postgres.session import Conn
+from tidewheel.postgres.session import Conn, read_rows
 from tidewheel.postgres.statements import Statements
 from tidewheel.runs import FINAL, Cause
 
@@ -190,8 +190,7 @@ def job_timeline(
     job = read_job_position(connection, tenant, key)
     since, until = edges[0], edges[-1]
     columns = {"job_id": job.job_id, "since": since, "until": until}
-    with connection.cursor(row_factory=class_row(TimelineRun), binary=True) as cursor:
-        runs = cursor.execute(_FIND_TIMELINE_RUNS, {**columns, "limit": MAX_RUNS + 1}).fetchall()
+    runs = read_rows(connection, class_row(TimelineRun), _FIND_TIMELINE_RUNS, {**columns, "limit": MAX_RUNS + 1})
     bins, complete_since = ((), None) if len(runs) <= MAX_RUNS else _bins(connection, job, edges)
     versions = _versions(connection, columns)
     took = connection.execute(_READ_TOOK_P95, {"job_id": job.job_id}, binary=True).fetchone()
@@ -246,8 +245,7 @@ def _bins(
 
 def _count(connection: Conn, job_id: UUID, edges: Sequence[datetime]) -> list[BinCount]:
     columns = {"job_id": job_id, "since": edges[0], "until": edges[-1], "edges": list(edges), "look": LOOKED_AT}
-    with connection.cursor(row_factory=class_row(BinCount), binary=True) as cursor:
-        return cursor.execute(_COUNT_TIMELINE_RUNS, columns).fetchall()
+    return read_rows(connection, class_row(BinCount), _COUNT_TIMELINE_RUNS, columns)
 
 
 def _pauses(connection: Conn, job: JobPosition, since: datetime, until: datetime) -> tuple[Pause, ...]:
@@ -265,8 +263,7 @@ def _pause_entries(connection: Conn, tenant: str, key: str, until: datetime) -> 
 
 
 def _versions(connection: Conn, columns: Mapping[str, object]) -> list[VersionTick]:
-    with connection.cursor(row_factory=class_row(VersionTick), binary=True) as cursor:
-        return cursor.execute(_READ_VERSIONS_SINCE, columns).fetchall()
+    return read_rows(connection, class_row(VersionTick), _READ_VERSIONS_SINCE, columns)
 
 
 def joined_pauses(entries: Sequence[_PauseEntry]) -> Iterator[Pause]:

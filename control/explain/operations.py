@@ -57,15 +57,13 @@ class Occurrences(Noun):
     ) -> Upcoming:
         """Show a job's next occurrences, also skipped and moved ones."""
         late = self._call.installation.misfire_after
-        with self._call.snapshot() as connection:
-            return upcoming(connection, self._call.tenant, key, n, misfire_after=late)
+        return self._read(upcoming, key, n, misfire_after=late)
 
     @operation(f"GET {JOB}:explain", "explain_job", scope=Scope.READ)
     def explain(self, key: str, at: Annotated[Instant, Field(description="The instant.")]) -> Explanation:
         """Explain what happened, or will happen, to a job at an instant."""
         late = self._call.installation.misfire_after
-        with self._call.snapshot() as connection:
-            return explain(connection, self._call.tenant, key, at, misfire_after=late)
+        return self._read(explain, key, at, misfire_after=late)
 
 
 class JobTimes(Noun):
@@ -88,8 +86,7 @@ class JobTimes(Noun):
         if to_at - from_at > timedelta(days=MOST_DAYS):
             refuse("to", "the range is too long", f"write at most {MOST_DAYS} days")
         edges, late = equal_edges(from_at, to_at, bins), self._call.installation.misfire_after
-        with self._call.snapshot() as connection:
-            return job_timeline(connection, self._call.tenant, key, edges, misfire_after=late)
+        return self._read(job_timeline, key, edges, misfire_after=late)
 
     @operation(f"GET {JOB}/calendar", "get_job_calendar", scope=Scope.READ)
     def calendar(
@@ -102,8 +99,7 @@ class JobTimes(Noun):
         ] = None,
     ) -> JobCalendar:
         """Return a job's occurrences in a month by day, with clock changes, calendars, skips and moves."""
-        with self._call.snapshot() as connection:
-            return job_calendar(connection, self._call.tenant, key, first_day(month) if month else None)
+        return self._read(job_calendar, key, first_day(month) if month else None)
 
     @operation(f"GET {JOB}/resume-preview", "preview_resume", scope=Scope.READ)
     def preview_resume(self, key: str) -> Resumption:

@@ -43,6 +43,7 @@ from tidewheel.control.explain.text import (
     will_fire_moved,
 )
 from tidewheel.control.words import duration
+from tidewheel.postgres.session import read_row, read_rows
 from tidewheel.postgres.statements import Statements
 from tidewheel.runs import FINAL, SKIP_WORDS, RunState, SkipReason
 from tidewheel.schedules.decide import decide
@@ -125,8 +126,7 @@ class _Found:
 def explain_child(facts: InstantFacts, explain_root: Callable[[str], Explanation]) -> Child:
     """Explain an instant of a job that has parents in the version in force."""
     columns: dict[str, object] = {"job_id": facts.job.job_id, "at": facts.at}
-    with facts.connection.cursor(row_factory=class_row(_Found), binary=True) as cursor:
-        found = cursor.execute(_FIND_OCCURRENCE, columns).fetchone()
+    found = read_row(facts.connection, class_row(_Found), _FIND_OCCURRENCE, columns)
     if found is None:
         return Child(Verdict(OccurrenceOutcome.NO_OCCURRENCE, FOLLOWS))
     root = explain_root(found.root_key)
@@ -208,8 +208,7 @@ def _jitter(facts: InstantFacts, version_span: VersionSpan) -> str:
 
 def _facts(facts: InstantFacts, found: _Found, root_run_id: UUID, root_state: str) -> WorkflowFacts:
     columns: dict[str, object] = {"job_id": facts.job.job_id, "at": facts.at, "root_run_id": root_run_id}
-    with facts.connection.cursor(row_factory=class_row(ChildRun), binary=True) as cursor:
-        runs = tuple(cursor.execute(_READ_CHILD_RUNS, columns))
+    runs = tuple(read_rows(facts.connection, class_row(ChildRun), _READ_CHILD_RUNS, columns))
     occurrence = Occurrence(root_run_id, found.root_job_id, facts.at, found.graph_at or facts.at, found.generation or 0)
     parents = read_parent_runs(facts.connection, occurrence, facts.job.job_id)
     states = tuple(ParentState(key, when, run.state if run else None) for key, when, run in parents)

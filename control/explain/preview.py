@@ -35,7 +35,7 @@ from tidewheel.jobs.spec import JobSpec
 from tidewheel.nouns.freezes.reads import freezes_of
 from tidewheel.nouns.operation import as_mapping
 from tidewheel.postgres.database_clock import read_now
-from tidewheel.postgres.session import Conn
+from tidewheel.postgres.session import Conn, read_row
 from tidewheel.postgres.statements import Statements
 from tidewheel.runs import OVERLAP_EFFECTS
 from tidewheel.schedules.calendars import is_occurrence
@@ -130,8 +130,7 @@ def preview(
 def _version(connection: Conn, tenant: str, spec: JobSpec, now: datetime) -> NextVersion:
     """Return the version of the key's job, or of a new job, that a spec would become."""
     job = job_id(tenant, spec.key or "")
-    with connection.cursor(row_factory=class_row(JobRow), binary=True) as cursor:
-        stored = cursor.execute(_READ_JOBS, {"job_ids": [job]}).fetchone()
+    stored = read_row(connection, class_row(JobRow), _READ_JOBS, {"job_ids": [job]})
     row = stored or absent_job(job, tenant, spec.key or "", now)
     days = read_day_sets(connection, {(tenant, name) for name in (*spec.exclude_calendars, *spec.include_calendars)})
     unknown = unknown_calendars(connection, tenant, spec, days)

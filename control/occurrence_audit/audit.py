@@ -32,7 +32,7 @@ from tidewheel.control.occurrence_audit.records import (
 )
 from tidewheel.errors import ScheduleRefused, refuse
 from tidewheel.jobs.values import format_timestamp
-from tidewheel.postgres.session import Conn, rows_of
+from tidewheel.postgres.session import Conn, read_row, rows_of
 from tidewheel.postgres.statements import Statements
 from tidewheel.schedules.decision import DaySet, Override, Policies, policies_from_text
 from tidewheel.schedules.parse import schedule_from_text
@@ -123,8 +123,7 @@ class _OverrideRow(NamedTuple):
 
 def read_facts(connection: Conn, tenant: str | None) -> AuditFacts:
     """Return the state of the installation; it opens the snapshot."""
-    with connection.cursor(row_factory=class_row(AuditFacts), binary=True) as cursor:
-        found = cursor.execute(_READ_FACTS, {"tenant": tenant}).fetchone()
+    found = read_row(connection, class_row(AuditFacts), _READ_FACTS, {"tenant": tenant})
     assert found is not None  # noqa: S101 - it always has one row
     return found
 

@@ -39,7 +39,7 @@ from tidewheel.kafka.offsets import (
 )
 from tidewheel.nouns.tenants.reads import show_tenant
 from tidewheel.postgres.held_lock import held_lock
-from tidewheel.postgres.session import Conn, Session, rows_of
+from tidewheel.postgres.session import Conn, Session, read_rows, rows_of
 from tidewheel.postgres.statements import Statements
 from tidewheel.settings.connections import Connections
 from tidewheel.transitions.installation import read_installation
@@ -114,8 +114,7 @@ def unrecorded_ends(
                 "instants": [each.finished_at for each in wanted],
                 "tenant": scope.tenant,
             }
-            with connection.cursor(row_factory=rows_of(_Unrecorded._make), binary=True) as cursor:
-                yield from map(_finding, cursor.execute(_FIND_UNRECORDED, columns).fetchall())
+            yield from map(_finding, read_rows(connection, rows_of(_Unrecorded._make), _FIND_UNRECORDED, columns))
 
 
 def _finding(row: _Unrecorded) -> JobFinding:

@@ -8,7 +8,7 @@ from psycopg.rows import class_row
 
 from tidewheel.errors import UnknownCalendar
 from tidewheel.nouns.tenants.reads import require_tenant
-from tidewheel.postgres.session import Conn
+from tidewheel.postgres.session import Conn, read_row, read_rows
 from tidewheel.postgres.statements import Statements
 
 _SQL = Statements("tidewheel.control")
@@ -53,14 +53,12 @@ class CalendarDetail:
 def list_calendars(connection: Conn, tenant: str) -> list[CalendarSummary]:
     """Return the calendars of a tenant, by name; raise InvalidInput if there is no such tenant."""
     require_tenant(connection, tenant)
-    with connection.cursor(row_factory=class_row(CalendarSummary), binary=True) as cursor:
-        return cursor.execute(_LIST_CALENDARS, {"tenant": tenant}).fetchall()
+    return read_rows(connection, class_row(CalendarSummary), _LIST_CALENDARS, {"tenant": tenant})
 
 
 def show_calendar(connection: Conn, tenant: str, name: str) -> CalendarDetail:
     """Return one calendar, or raise UnknownCalendar."""
-    with connection.cursor(row_factory=class_row(CalendarDetail), binary=True) as cursor:
-        found = cursor.execute(_SHOW_CALENDAR, {"tenant": tenant, "name": name}).fetchone()
+    found = read_row(connection, class_row(CalendarDetail), _SHOW_CALENDAR, {"tenant": tenant, "name": name})
     if found is None:
         raise UnknownCalendar(tenant, name, "choose one of the list of calendars")
     return found

@@ -22,7 +22,7 @@ from tidewheel.nouns.freezes.model import Freeze
 from tidewheel.nouns.freezes.reads import all_freezes
 from tidewheel.outbox import SLICES, OutboxLane, slice_lane_of
 from tidewheel.postgres.pg_binary import integers
-from tidewheel.postgres.session import Conn
+from tidewheel.postgres.session import Conn, read_rows
 from tidewheel.postgres.statements import Statements
 from tidewheel.presence import SILENT_SECONDS
 from tidewheel.process.fallbacks import Share, Step
@@ -156,8 +156,7 @@ def list_runs_of(connection: Conn, executor: ExecutorSummary, *, limit: int = 50
         "queues": list(executor.queues), "executor_id": executor.executor_id, "states": OWNED, "look": LOOKED_AT,
         "parts": _PARTS, "limit": limit,
     }  # fmt: skip
-    with connection.cursor(row_factory=class_row(RunOfExecutor), binary=True) as cursor:
-        return cursor.execute(_LIST_RUNS_OF_EXECUTOR, columns).fetchall()
+    return read_rows(connection, class_row(RunOfExecutor), _LIST_RUNS_OF_EXECUTOR, columns)
 
 
 def list_shards(connection: Conn, shards: int) -> list[ShardOwner]:
@@ -264,8 +263,7 @@ def read_status(connection: Conn, shards: int) -> FleetStatus:
 def read_services(connection: Conn) -> tuple[Service, ...]:
     """Return the processes of all services; one that died is among them for a day."""
     columns = {"lease": LEASE, "silent_after": timedelta(seconds=SILENT_SECONDS)}
-    with connection.cursor(row_factory=rows_as(Service), binary=True) as cursor:
-        return tuple(cursor.execute(_READ_SERVICES, columns))
+    return tuple(read_rows(connection, rows_as(Service), _READ_SERVICES, columns))
 
 
 def unreplaced(services: Sequence[Service]) -> tuple[Service, ...]:

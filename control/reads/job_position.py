@@ -14,7 +14,7 @@ from psycopg.rows import class_row
 from tidewheel.errors import UnknownJob
 from tidewheel.ids import job_id
 from tidewheel.postgres.pg_binary import uuids
-from tidewheel.postgres.session import Conn, rows_of
+from tidewheel.postgres.session import Conn, read_row, read_rows, rows_of
 from tidewheel.postgres.statements import Statements
 
 _SQL = Statements("tidewheel.control")
@@ -48,8 +48,7 @@ class JobPosition:
 
 def read_job_position(connection: Conn, tenant: str, key: str) -> JobPosition:
     """Read the state of a job, deleted or not, and of its timer; UnknownJob if there never was one."""
-    with connection.cursor(row_factory=class_row(JobPosition), binary=True) as cursor:
-        found = cursor.execute(_READ_JOB_POSITION, {"job_id": job_id(tenant, key)}).fetchone()
+    found = read_row(connection, class_row(JobPosition), _READ_JOB_POSITION, {"job_id": job_id(tenant, key)})
     if found is None:
         raise UnknownJob(tenant, key)
     return found
@@ -80,5 +79,4 @@ def key_of_job(connection: Conn, tenant: str, job_id: UUID) -> str:
 def read_selected_jobs(connection: Conn, tenant: str, job_ids: Sequence[UUID]) -> Sequence[SelectedJob]:
     """Return those of a tenant's jobs that are not deleted, by key."""
     columns = {"job_ids": uuids(job_ids), "tenant": tenant}
-    with connection.cursor(row_factory=rows_of(SelectedJob._make), binary=True) as cursor:
-        return cursor.execute(_READ_SELECTED_JOBS, columns).fetchall()
+    return read_rows(connection, rows_of(SelectedJob._make), _READ_SELECTED_JOBS, columns)

@@ -15,7 +15,7 @@ from psycopg.rows import class_row
 from tidewheel.control.reads.stored import readable
 from tidewheel.postgres.database_clock import read_now
 from tidewheel.postgres.pg_binary import uuids
-from tidewheel.postgres.session import Conn
+from tidewheel.postgres.session import Conn, read_rows
 from tidewheel.postgres.statements import Statements
 from tidewheel.runs import SkipReason
 from tidewheel.schedules.decide import MAX_CAUGHT_UP, on_resume
@@ -99,8 +99,7 @@ class _HeldTimer(NamedTuple):
 
 def resumption(connection: Conn, statement: LiteralString, columns: Mapping[str, object], hold: str) -> Resumption:
     """Return what the end of a hold does to the timers that a statement reads."""
-    with connection.cursor(row_factory=class_row(_HeldTimer), binary=True) as cursor:
-        found = cursor.execute(statement, columns).fetchall()
+    found = read_rows(connection, class_row(_HeldTimer), statement, columns)
     timers, now = [each for each in found[:MAX_JOBS] if _is_legible(each)], read_now(connection)
     inputs = read_decision_inputs(connection, timers)
     decided = [each for timer in timers if (each := _decide(timer, inputs, now)) is not None]

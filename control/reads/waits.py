@@ -21,7 +21,7 @@ from tidewheel.control.reads.stored import read_definition, rows_as
 from tidewheel.ids import job_id
 from tidewheel.jobs.values import RESERVED, format_second
 from tidewheel.nouns.freezes.model import Freeze
-from tidewheel.postgres.session import Conn
+from tidewheel.postgres.session import Conn, read_row, read_rows
 from tidewheel.postgres.statements import Statements
 from tidewheel.runs import IN_FLIGHT, OWNED, AttemptOutcome, Gate, Move, RunState, sources
 from tidewheel.transitions.tenant_rates import Ring
@@ -144,14 +144,12 @@ def read_waits(connection: Conn, run_ids: Sequence[UUID], *, names_attempts: boo
         "run_ids": list(run_ids), "lease": LEASE, "look": _LOOK // len(run_ids) + 1, "active": list(IN_FLIGHT),
         "most": _MOST, "holds_key": Gate.HOLDS_KEY, "holds_tenant": Gate.HOLDS_TENANT,
     }  # fmt: skip
-    with connection.cursor(row_factory=class_row(WaitFacts), binary=True) as cursor:
-        found = cursor.execute(_READ_WAITS, columns).fetchall()
+    found = read_rows(connection, class_row(WaitFacts), _READ_WAITS, columns)
     claimable = [facts.run_id for facts in found if facts.state in _CLAIMABLE]
     freezes: dict[UUID, list[Freeze]] = {}
     if claimable:
-        with connection.cursor(row_factory=rows_as(_FrozenRun), binary=True) as cursor:
-            for row in cursor.execute(_FIND_FREEZES_OF_RUNS, {"run_ids": claimable}):
-                freezes.setdefault(row.run_id, []).append(row.freeze)
+        for row in read_rows(connection, rows_as(_FrozenRun), _FIND_FREEZES_OF_RUNS, {"run_ids": claimable}):
+            freezes.setdefault(row.run_id, []).append(row.freeze)
     retrying = [facts for facts in found if names_attempts and facts.state == RunState.RETRYING]
     last = _last_attempts(connection, retrying)
     return {
@@ -166,8 +164,7 @@ def _last_attempts(connection: Conn, retrying: Sequence[WaitFacts]) -> "dict[UUI
     columns: dict[str, object] = {
         "run_ids": [facts.run_id for facts in retrying], "since": min(days), "until": max(days)
     }  # fmt: skip
-    with connection.cursor(row_factory=class_row(_LastAttempt), binary=True) as cursor:
-        return {each.run_id: each for each in cursor.execute(_READ_LAST_ATTEMPTS, columns)}
+    return {each.run_id: each for each in read_rows(connection, class_row(_LastAttempt), _READ_LAST_ATTEMPTS, columns)}
 
 
 def wait_of(facts: WaitFacts, freezes: Sequence[Freeze] = (), last: "_LastAttempt | None" = None) -> Wait:
@@ -254,8 +251,7 @@ def _failed(facts: WaitFacts, last: "_LastAttempt") -> str:
 def read_lack(connection: Conn, tenant: str, key: str) -> Wait | None:
     """Return why none of the live executors could run a job now; None if one could, or if none lives."""
     columns: dict[str, object] = {"job_id": job_id(tenant, key), "lease": LEASE}
-    with connection.cursor(row_factory=class_row(_Able), binary=True) as cursor:
-        found = cursor.execute(_READ_ABLE, columns).fetchone()
+    found = read_row(connection, class_row(_Able), _READ_ABLE, columns)
     return None if found is None or found.able or not found.alive else _without_executor(found)
 
 

@@ -11,7 +11,7 @@ from tidewheel.ids import JobId, RunId
 from tidewheel.postgres.database_clock import read_now
 from tidewheel.postgres.partitions import day_of, ensure_days
 from tidewheel.postgres.pg_binary import uuids
-from tidewheel.postgres.session import Conn, Session, rows_of
+from tidewheel.postgres.session import Conn, Session, read_rows, rows_of
 from tidewheel.postgres.statements import Statements
 from tidewheel.process.failpoint import failpoint
 from tidewheel.runs import IN_FLIGHT, Cause, RunState
@@ -218,8 +218,7 @@ def end_unknown(session: Session, installation: Installation, history: History, 
 
 
 def _unclaimed(connection: Conn, statement: LiteralString, columns: Mapping[str, object]) -> list[_Unclaimed]:
-    with connection.cursor(row_factory=rows_of(_Unclaimed._make), binary=True) as cursor:
-        return cursor.execute(statement, {**columns, "owned": [*IN_FLIGHT]}).fetchall()
+    return read_rows(connection, rows_of(_Unclaimed._make), statement, {**columns, "owned": [*IN_FLIGHT]})
 
 
 def _fail(connection: Conn, installation: Installation, found: Sequence[_Unclaimed]) -> int:

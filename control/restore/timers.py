@@ -10,7 +10,7 @@ from tidewheel.control.restore.history import History
 from tidewheel.ids import RunId
 from tidewheel.postgres.database_clock import as_of, read_now
 from tidewheel.postgres.pg_binary import uuids
-from tidewheel.postgres.session import Conn, Session, rows_of
+from tidewheel.postgres.session import Conn, Session, read_rows, rows_of
 from tidewheel.postgres.statements import Statements
 from tidewheel.process.failpoint import failpoint
 from tidewheel.runs import Cause
@@ -193,8 +193,7 @@ def _waits(timer: LockedTimer, last: Mapping[UUID, datetime]) -> bool:
 
 
 def _lock(connection: Conn, job_ids: Sequence[UUID]) -> list[LockedTimer]:
-    with connection.cursor(row_factory=rows_of(LockedTimer._make), binary=True) as cursor:
-        return cursor.execute(_LOCK_TIMERS, {"job_ids": uuids(job_ids)}).fetchall()
+    return read_rows(connection, rows_of(LockedTimer._make), _LOCK_TIMERS, {"job_ids": uuids(job_ids)})
 
 
 def _chain(

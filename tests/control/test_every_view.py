@@ -167,7 +167,7 @@ _NO_VIEWS: Mapping[str, str] = {
     "job": "create update release trigger backfill preview", "run": "cancel retry",
     "admin": "failover bench psql audit restore", "admin calendar": "put delete",
     "admin archive": "run list show verify restore forget",
-    "admin tenant": "retention delete", "admin cron": "explain", "admin topics": "apply list rotate-key",
+    "admin tenant": "retention delete", "admin cron": "explain", "admin topics": "apply list",
     "admin schemas": "check register", "admin secrets": "rotate",
 }  # fmt: skip
 """The commands that change, start or read something else, beside those of operations whose route is no GET."""

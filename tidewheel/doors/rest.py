@@ -5,7 +5,7 @@ an opaque cursor. Callers, turns, strict bodies and problem documents are those 
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, make_dataclass
+from dataclasses import KW_ONLY, dataclass, field, make_dataclass
 from functools import cache, partial
 from http import HTTPStatus
 from typing import Annotated, Any, cast, get_args, get_origin
@@ -40,8 +40,9 @@ from tidewheel.nouns.operation import Noun, Operation, Page, Parameter, as_docum
 class Route:
     """The documentation of a route, and what it answers in a form of its own."""
 
-    example: Json
-    sent: Json = None
+    sent: Json = None  # the body that the document shows
+    _: KW_ONLY
+    values: Mapping[str, Json] = field(default_factory=dict[str, Json])  # of fields of its example
     schema: Mapping[str, Any] | None = None
     shape: Callable[..., object] | None = None  # of a change, it gets the ids of the path and `unchanged`
     headers: Mapping[str, str] = field(default_factory=dict[str, str])
@@ -103,7 +104,7 @@ class _Endpoint:
             documented |= {"also" if self._begun is HTTPStatus.ACCEPTED else "status": self._begun, "sets": LOCATION}
         add_route(
             router, self._method, self._path, endpoint, scope=declared.scope, query=self.query,
-            answer=route.schema or _schema_of(declared, route.shape), example=route.example, **documented,
+            answer=route.schema or _schema_of(declared, route.shape), example=route.values, **documented,
         )  # fmt: skip
 
     async def _answer(self, request: Request, found: Caller, route: Route, workers: Workers) -> Response:

@@ -78,6 +78,11 @@ class Noun:
         """Have intake apply a request with these fields."""
         return self._call.request({"type": kind, **dict(sent)}, sent.request_id)
 
+    def _read(self, read: Callable[Concatenate[Conn, str, P], T], *args: P.args, **given: P.kwargs) -> T:
+        """Return what a read finds in one snapshot of the tenant's rows."""
+        with self._call.snapshot() as connection:
+            return read(connection, self._call.tenant, *args, **given)
+
 
 class InDoors(NamedTuple):
     """The name of a parameter in all doors but Python, where it differs."""

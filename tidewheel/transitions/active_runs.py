@@ -20,7 +20,7 @@ from uuid import UUID
 from psycopg.rows import class_row
 
 from tidewheel.postgres.pg_binary import texts, uuids
-from tidewheel.postgres.session import Conn, at_commit, rows_of
+from tidewheel.postgres.session import Conn, at_commit, read_rows, rows_of
 from tidewheel.postgres.statements import Statements
 from tidewheel.process.metrics import metrics
 from tidewheel.runs import HOLDS, Gate, Move, RunState, sources, target
@@ -121,8 +121,7 @@ def release_active_runs(connection: Conn, installation: Installation, held: Sequ
     if not held:
         return
     columns: dict[str, object] = {"job_ids": uuids(job for job, _ in held), "run_ids": uuids(run for _, run in held)}
-    with connection.cursor(row_factory=class_row(_Released), binary=True) as cursor:
-        released = cursor.execute(_RELEASE_ACTIVE_RUNS, columns).fetchall()
+    released = read_rows(connection, class_row(_Released), _RELEASE_ACTIVE_RUNS, columns)
     if released:
         _promote(connection, installation, released)
 
@@ -225,8 +224,7 @@ def _promote(connection: Conn, installation: Installation, released: Sequence[_R
     """Make the oldest waiting run of each job active, after the release in this transaction."""
     job_ids = uuids(each.job_id for each in released)
     oldest = {"job_ids": job_ids, "buffered": RunState.BUFFERED, "target": target(Move.PROMOTE)}
-    with connection.cursor(row_factory=class_row(PromotedRun), binary=True) as cursor:
-        promoted = {run.job_id: run for run in cursor.execute(_PROMOTE_NEXT_RUNS, oldest)}
+    promoted = {run.job_id: run for run in read_rows(connection, class_row(PromotedRun), _PROMOTE_NEXT_RUNS, oldest)}
     columns = {
         "job_ids": job_ids,
         "tenants": [each.tenant for each in released],

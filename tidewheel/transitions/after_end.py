@@ -28,7 +28,7 @@ from tidewheel.ids import tenant_key_id
 from tidewheel.jobs.values import format_timestamp
 from tidewheel.outbox import OutboxRow
 from tidewheel.postgres.pg_binary import instants, uuids
-from tidewheel.postgres.session import Conn, at_commit
+from tidewheel.postgres.session import Conn, at_commit, read_rows
 from tidewheel.postgres.statements import Statements
 from tidewheel.runs import DEAD_LETTERED, Cause, Gate, RunState
 from tidewheel.transitions.active_runs import release_active_runs
@@ -253,8 +253,7 @@ def apply_deferred_effects(
     columns: dict[str, object] = {
         "limit": MAX_APPLIED, "left": uuids(left), "run_ids": None if only is None else uuids([only])
     }  # fmt: skip
-    with connection.cursor(row_factory=class_row(DeferredEffect), binary=True) as cursor:
-        effects = cursor.execute(_TAKE_DEFERRED_EFFECTS, columns).fetchall()
+    effects = read_rows(connection, class_row(DeferredEffect), _TAKE_DEFERRED_EFFECTS, columns)
     # Timers, jobs, inputs, active runs, keys: with an active run locked, no statement may wait for the rest (ADR 0008).
     schedule_after_end(connection, [(end.job_id, end.chain_at, end.ended_at) for end in effects if end.chain_at])
     reset_failures(connection, (end.job_id for end in effects if end.reset_failures))

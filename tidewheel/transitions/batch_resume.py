@@ -15,7 +15,7 @@ from tidewheel.errors import refuse
 from tidewheel.jobs.batches import MAX_RUNS
 from tidewheel.jobs.validation import shown
 from tidewheel.postgres.pg_binary import uuids
-from tidewheel.postgres.session import Conn, rows_of
+from tidewheel.postgres.session import Conn, read_rows, rows_of
 from tidewheel.postgres.statements import Statements
 from tidewheel.transitions.batch_writer import BatchWriter, Member, SharedJob, Waits, lock_jobs_for_share
 from tidewheel.transitions.dead_letters import mark_redriven
@@ -66,8 +66,7 @@ def resume_batch(connection: Conn, installation: Installation, workflow: Workflo
     _, total, finished_at = cast("tuple[bool, int, datetime]", row)
     if total > _MAX_READ:
         refuse("run_id", f"the batch has {total} runs, but a resume reads at most {_MAX_READ}", _ANOTHER)
-    with connection.cursor(row_factory=rows_of(_Old._make), binary=True) as cursor:
-        old = {row.run_id: row for row in cursor.execute(_READ_MEMBERS, {"batch_id": batch_id})}
+    old = {row.run_id: row for row in read_rows(connection, rows_of(_Old._make), _READ_MEMBERS, {"batch_id": batch_id})}
     again = to_run_again(_nodes(connection, batch_id, old, total, finished_at))
     if not again:
         refuse("run_id", "no run of the batch failed or was cancelled", _ANOTHER)
@@ -79,8 +78,7 @@ def resume_batch(connection: Conn, installation: Installation, workflow: Workflo
             problem = f"the job of run {shown(old[one.job_id].ref)} is deleted"
             refuse("run_id", problem, "submit that job again, or submit another batch")
     wanted = {"run_ids": uuids(one.job_id for one in again), **span_of_batch(batch_id, finished_at)}
-    with connection.cursor(row_factory=class_row(OldRun), binary=True) as cursor:
-        inputs = {run.run_id: run for run in cursor.execute(_READ_ENDED_RUNS, wanted)}
+    inputs = {run.run_id: run for run in read_rows(connection, class_row(OldRun), _READ_ENDED_RUNS, wanted)}
     generation = workflow.generation + 1
     writer = BatchWriter(connection, installation, batch_id, workflow.tenant, now, generation=generation)
     payloads = OldPayloads(connection, inputs, {run_id: jobs[run.job_id] for run_id, run in inputs.items()})

@@ -14,7 +14,7 @@ from uuid import UUID
 from psycopg.rows import class_row
 
 from tidewheel.postgres.pg_binary import integers, uuids
-from tidewheel.postgres.session import Conn, read_ids
+from tidewheel.postgres.session import Conn, read_ids, read_rows
 from tidewheel.postgres.statements import Statements
 from tidewheel.runs import OPEN, Move, RunState, sources, target
 
@@ -74,8 +74,7 @@ def request_cancel(connection: Conn, reasons: Mapping[UUID, str]) -> set[UUID]:
     """Request the cancellation of runs that the caller has locked; return those that an executor runs."""
     move = Move.REQUEST_CANCEL
     columns = {"run_ids": uuids(reasons), "sources": sources(move), "target": target(move)}
-    with connection.cursor(row_factory=class_row(RunningAttempt), binary=True) as cursor:
-        running = cursor.execute(_REQUEST_CANCEL, columns).fetchall()
+    running = read_rows(connection, class_row(RunningAttempt), _REQUEST_CANCEL, columns)
     add_signals(connection, Signal.CANCEL, running, reasons)
     return {each.run_id for each in running}
 

@@ -14,7 +14,7 @@ from psycopg.rows import class_row
 
 from tidewheel.ids import JobId, RunId, run_bucket, shard_of
 from tidewheel.postgres.pg_binary import instants, integers, texts, uuids, words
-from tidewheel.postgres.session import Conn, rows_of
+from tidewheel.postgres.session import Conn, read_rows, rows_of
 from tidewheel.postgres.statements import Statements
 from tidewheel.process.tracing import child_traceparent_of
 from tidewheel.runs import Cause, Gate, Move, RunState, SkipReason, target
@@ -130,8 +130,7 @@ def take_releases(connection: Conn, shards: Sequence[int], ids: Sequence[int] | 
     """Lock due releases of these shards, the oldest first, or these releases alone; skip locked ones."""
     columns: dict[str, object] = {"shards": list(shards), "ids": list(ids or ()), "limit": limit}
     statement = _TAKE_RELEASES if ids is None else _TAKE_GIVEN_RELEASES
-    with connection.cursor(row_factory=class_row(Release), binary=True) as cursor:
-        return cursor.execute(statement, columns).fetchall()
+    return read_rows(connection, class_row(Release), statement, columns)
 
 
 def postpone_releases(connection: Conn, ids: Sequence[int], until: datetime) -> None:
@@ -207,8 +206,7 @@ def lock_children(connection: Conn, job_ids: Iterable[UUID]) -> dict[UUID, Child
     """Lock the children's jobs against deletion until their runs are written."""
     columns = {"job_ids": uuids(job_ids)}
     connection.execute(_LOCK_JOBS_FOR_SHARE, columns)
-    with connection.cursor(row_factory=rows_of(ChildJob._make), binary=True) as cursor:
-        return {job.job_id: job for job in cursor.execute(_READ_CHILD_JOBS, columns)}
+    return {job.job_id: job for job in read_rows(connection, rows_of(ChildJob._make), _READ_CHILD_JOBS, columns)}
 
 
 def skip_reason(job: ChildJob, unmet: int) -> SkipReason | None:
@@ -267,8 +265,7 @@ def lock_blocked(connection: Conn, run_ids: Sequence[UUID]) -> dict[UUID, Blocke
     if not run_ids:
         return {}
     columns = {"run_ids": uuids(run_ids), "blocked": RunState.BLOCKED}
-    with connection.cursor(row_factory=rows_of(Blocked._make), binary=True) as cursor:
-        return {run.run_id: run for run in cursor.execute(_LOCK_BLOCKED, columns)}
+    return {run.run_id: run for run in read_rows(connection, rows_of(Blocked._make), _LOCK_BLOCKED, columns)}
 
 
 def unblock(
@@ -292,8 +289,7 @@ def unblock(
         "publish_at": instants(delayed.get(run.run_id, run.publish_at) for run in due),
         "target": target(Move.PROMOTE),
     }
-    with connection.cursor(row_factory=class_row(PromotedRun), binary=True) as cursor:
-        unblocked = cursor.execute(_UNBLOCK_RUNS, columns).fetchall()
+    unblocked = read_rows(connection, class_row(PromotedRun), _UNBLOCK_RUNS, columns)
     if held:
         hold_runs(connection, {run.run_id: run.tenant for run in runs if run.run_id in held})
     queued = [run for run in unblocked if run.run_id not in held]

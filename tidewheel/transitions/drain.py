@@ -17,7 +17,7 @@ from uuid import UUID
 from tidewheel.ids import RunId, child_run_id
 from tidewheel.postgres.database_clock import read_now
 from tidewheel.postgres.pg_binary import instants, integers, texts, uuids
-from tidewheel.postgres.session import Conn, at_commit, rows_of
+from tidewheel.postgres.session import Conn, at_commit, read_rows, rows_of
 from tidewheel.postgres.statements import Statements
 from tidewheel.process.failpoint import failpoint
 from tidewheel.process.metrics import metrics
@@ -248,9 +248,8 @@ def _find_children(connection: Conn, statement: LiteralString, taken: Sequence[R
         "limit": each + 1,
     }
     children: dict[int, list[Child]] = {}
-    with connection.cursor(row_factory=rows_of(Child._make), binary=True) as cursor:
-        for child in cursor.execute(statement, columns):
-            children.setdefault(child.place, []).append(child)
+    for child in read_rows(connection, rows_of(Child._make), statement, columns):
+        children.setdefault(child.place, []).append(child)
     own = [children.get(place, []) for place in range(1, len(taken) + 1)]
     return [_Share(one, found[:each], len(found) > each) for one, found in zip(taken, own, strict=True)]
 

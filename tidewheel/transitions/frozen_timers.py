@@ -14,7 +14,7 @@ from psycopg.rows import class_row
 from tidewheel.errors import ScheduleRefused
 from tidewheel.postgres.database_clock import read_now
 from tidewheel.postgres.pg_binary import instants, uuids
-from tidewheel.postgres.session import Conn, read_ids
+from tidewheel.postgres.session import Conn, read_ids, read_rows
 from tidewheel.postgres.statements import Statements
 from tidewheel.runs import HOLDS, Move, SkipReason, sources
 from tidewheel.schedules.decide import hold_for_run, on_resume
@@ -162,8 +162,7 @@ def decide_held(
 
 def _lock_held_timers(connection: Conn, job_ids: Sequence[UUID]) -> list[LockedTimer]:
     """Lock those of these timers that freezes hold; rows of other transactions are left out."""
-    with connection.cursor(row_factory=class_row(LockedTimer), binary=True) as cursor:
-        return cursor.execute(_LOCK_HELD_TIMERS, {"job_ids": uuids(job_ids)}).fetchall()
+    return read_rows(connection, class_row(LockedTimer), _LOCK_HELD_TIMERS, {"job_ids": uuids(job_ids)})
 
 
 def _undecided(timer: LockedTimer, until: datetime) -> Decision:

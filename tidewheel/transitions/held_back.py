@@ -21,7 +21,7 @@ from tidewheel.ids import order_id, rate_key_id
 from tidewheel.outbox import append
 from tidewheel.postgres.database_clock import read_now
 from tidewheel.postgres.pg_binary import instants, integers, texts, uuids
-from tidewheel.postgres.session import Conn, at_commit
+from tidewheel.postgres.session import Conn, at_commit, read_row, read_rows
 from tidewheel.postgres.statements import Statements
 from tidewheel.process.metrics import metrics
 from tidewheel.runs import DEAD_LETTERED, Move, RunState, sources, target
@@ -191,8 +191,7 @@ def _promote(connection: Conn, installation: Installation, keys: dict[int, Order
     if not free:
         return 0
     columns: dict[str, object] = {"key_ids": free, "target": target(Move.PROMOTE), "buffered": RunState.BUFFERED}
-    with connection.cursor(row_factory=class_row(_PromotedRun), binary=True) as cursor:
-        promoted = cursor.execute(_PROMOTE_IN_ORDER, columns).fetchall()
+    promoted = read_rows(connection, class_row(_PromotedRun), _PROMOTE_IN_ORDER, columns)
     for run in promoted:
         keys[run.key_id].head = run.run_id
     append_requests(connection, installation, promoted)
@@ -299,8 +298,7 @@ def pace(connection: Conn, installation: Installation, tenant: str) -> int:
 
     Without a rate all are queued, a thousand in a transaction.
     """
-    with connection.cursor(row_factory=class_row(RateRow), binary=True) as cursor:
-        row = cursor.execute(_LOCK_TENANT_RATES, {"tenants": [tenant]}).fetchone()
+    row = read_row(connection, class_row(RateRow), _LOCK_TENANT_RATES, {"tenants": [tenant]})
     if row is None:
         return 0
     rate = cast("tuple[float | None] | None", connection.execute(_READ_TENANT_RATE, {"tenant": tenant}).fetchone())
@@ -350,7 +348,6 @@ def _release(
         "until": until,
         "target": target(Move.PROMOTE),
     }
-    with connection.cursor(row_factory=class_row(PromotedRun), binary=True) as cursor:
-        released = cursor.execute(_RELEASE_HELD_RUNS, columns).fetchall()
+    released = read_rows(connection, class_row(PromotedRun), _RELEASE_HELD_RUNS, columns)
     append_requests(connection, installation, released)
     return released

@@ -14,7 +14,7 @@ from psycopg.rows import class_row
 
 from tidewheel.jobs.strict_json import compact
 from tidewheel.outbox import OutboxLane, OutboxRow, append
-from tidewheel.postgres.session import Conn
+from tidewheel.postgres.session import Conn, read_rows
 from tidewheel.postgres.statements import Statements
 from tidewheel.runs import Cause
 from tidewheel.schemas.codec import decode, encode, encode_fields
@@ -115,8 +115,7 @@ def build_requests(connection: Conn, runs: Sequence[RunFields]) -> dict[UUID, re
         "first": min(run.created_at for run in runs),
         "last": max(run.created_at for run in runs),
     }
-    with connection.cursor(row_factory=class_row(_Inputs), binary=True) as cursor:
-        inputs = {row.run_id: row for row in cursor.execute(_READ_INPUTS, columns)}
+    inputs = {row.run_id: row for row in read_rows(connection, class_row(_Inputs), _READ_INPUTS, columns)}
     ancestors = _read_ancestors(connection, [run.run_id for run in runs if run.cause == Cause.RETRY])
     return {
         run.run_id: _request(

@@ -16,7 +16,7 @@ from psycopg.rows import class_row
 from tidewheel.errors import UnknownWorkflow
 from tidewheel.ids import child_run_id, instant_of
 from tidewheel.postgres.pg_binary import uuids
-from tidewheel.postgres.session import Conn, rows_of
+from tidewheel.postgres.session import Conn, read_row, read_rows, rows_of
 from tidewheel.postgres.statements import Statements
 from tidewheel.runs import DEAD_LETTERED, RunState
 from tidewheel.transitions.new_runs import NewRun, RunInputs
@@ -109,8 +109,7 @@ class RootInputs(NamedTuple):
 
 def read_root_inputs(connection: Conn, run_id: UUID) -> RootInputs | None:
     """Return the inputs of a root's ended run; None if it is no longer stored."""
-    with connection.cursor(row_factory=rows_of(RootInputs._make), binary=True) as cursor:
-        return cursor.execute(_READ_ROOT_INPUTS, {"run_id": run_id}).fetchone()
+    return read_row(connection, rows_of(RootInputs._make), _READ_ROOT_INPUTS, {"run_id": run_id})
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,8 +129,7 @@ def read_occurrence(connection: Conn, root_run_id: UUID, generation: int | None 
     Args:
         generation: Only runs up to this one; by default all.
     """
-    with connection.cursor(row_factory=class_row(Occurrence), binary=True) as cursor:
-        occurrence = cursor.execute(_READ_OCCURRENCE, {"root": root_run_id}).fetchone()
+    occurrence = read_row(connection, class_row(Occurrence), _READ_OCCURRENCE, {"root": root_run_id})
     if occurrence is None:
         raise UnknownWorkflow(str(root_run_id))
     if generation is not None:
@@ -154,8 +152,7 @@ def read_runs(connection: Conn, occurrence: Occurrence, jobs: Iterable[UUID]) ->
     ids = {job: [_run_id(job, occurrence, each) for each in range(occurrence.generation, -1, -1)] for job in jobs}
     run_ids = uuids(run for each in ids.values() for run in each)
     columns: dict[str, object] = {"run_ids": run_ids, "since": _since(occurrence), "until": _NEVER}
-    with connection.cursor(row_factory=rows_of(NodeRun._make), binary=True) as cursor:
-        found = {run.run_id: run for run in cursor.execute(_READ_RUN_STATES, columns)}
+    found = {run.run_id: run for run in read_rows(connection, rows_of(NodeRun._make), _READ_RUN_STATES, columns)}
     return {job: [found.get(run) for run in each] for job, each in ids.items()}
 
 
@@ -164,8 +161,7 @@ def read_node_runs(
 ) -> dict[UUID, NodeRun]:
     """Return those runs of a batch that are stored."""
     columns = {"run_ids": uuids(run_ids), **span_of_batch(batch_id, finished_at)}
-    with connection.cursor(row_factory=rows_of(NodeRun._make), binary=True) as cursor:
-        return {run.run_id: run for run in cursor.execute(_READ_RUN_STATES, columns)}
+    return {run.run_id: run for run in read_rows(connection, rows_of(NodeRun._make), _READ_RUN_STATES, columns)}
 
 
 def span_of_batch(batch_id: UUID, finished_at: datetime | None) -> dict[str, object]:

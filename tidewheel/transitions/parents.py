@@ -15,7 +15,7 @@ from psycopg.rows import class_row
 
 from tidewheel.errors import UnknownRun
 from tidewheel.postgres.pg_binary import instants, integers, uuids
-from tidewheel.postgres.session import Conn, rows_of
+from tidewheel.postgres.session import Conn, read_row, read_rows, rows_of
 from tidewheel.postgres.statements import Statements
 from tidewheel.runs import RunState
 from tidewheel.transitions.occurrences import NodeRun, Occurrence, read_node_runs, read_runs
@@ -125,8 +125,7 @@ def read_neighbours(connection: Conn, run_id: UUID, *, tenant: str) -> Neighbour
 
 
 def _find_child(connection: Conn, run_id: UUID, tenant: str | None) -> _Child:
-    with connection.cursor(row_factory=class_row(_Child), binary=True) as cursor:
-        child = cursor.execute(_FIND_RUN, {"run_id": run_id, "tenant": tenant}).fetchone()
+    child = read_row(connection, class_row(_Child), _FIND_RUN, {"run_id": run_id, "tenant": tenant})
     if child is None:
         raise UnknownRun(str(run_id))
     return child
@@ -175,5 +174,4 @@ def _read_results(connection: Conn, runs: Sequence[NodeRun]) -> dict[UUID, _Resu
         "started_at": instants(run.started_at for run in runs),
         "max_bytes": MAX_RESULTS_BYTES,
     }
-    with connection.cursor(row_factory=rows_of(_Result._make), binary=True) as cursor:
-        return {row.run_id: row for row in cursor.execute(_READ_RESULTS, columns)}
+    return {row.run_id: row for row in read_rows(connection, rows_of(_Result._make), _READ_RESULTS, columns)}

@@ -27,7 +27,7 @@ from tidewheel.jobs.payload import Payload
 from tidewheel.postgres.database_clock import read_now
 from tidewheel.postgres.partitions import day_of, ensure_days
 from tidewheel.postgres.pg_binary import instants, integers, texts, uuids, words
-from tidewheel.postgres.session import Conn
+from tidewheel.postgres.session import Conn, read_rows
 from tidewheel.postgres.statements import Statements
 from tidewheel.runs import FINAL, Cause, Gate, Move, Overlap, RunState, target
 from tidewheel.transitions.active_runs import PromotedRun
@@ -276,8 +276,7 @@ def move_runs(connection: Conn, installation: Installation, runs: Sequence[NewRu
         "close_at": instants(closes for _, closes in limits),
         "moved": Gate.MOVED,
     }
-    with connection.cursor(row_factory=class_row(_Moved), binary=True) as cursor:
-        rows = cursor.execute(_MOVE_RUNS, columns).fetchall()
+    rows = read_rows(connection, class_row(_Moved), _MOVE_RUNS, columns)
     ensure_days(connection, sorted({day_of(row.created_at) for row in rows}))
     connection.execute(_REPLACE_INPUTS, given)
     append_requests(connection, installation, [row for row in rows if row.queued])
@@ -290,7 +289,6 @@ def hasten_run(connection: Conn, installation: Installation, run_id: UUID, attem
         connection: Inside a transaction that has locked the run.
     """
     columns: dict[str, object] = {"run_id": run_id, "attempt": attempt, "state": target(Move.RETRY)}
-    with connection.cursor(row_factory=class_row(_Moved), binary=True) as cursor:
-        rows = cursor.execute(_HASTEN_RUN, columns).fetchall()
+    rows = read_rows(connection, class_row(_Moved), _HASTEN_RUN, columns)
     append_requests(connection, installation, rows)
     return bool(rows)

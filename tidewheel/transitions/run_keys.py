@@ -26,7 +26,7 @@ from psycopg.rows import class_row
 from tidewheel.clock import monotonic_seconds
 from tidewheel.ids import tenant_key_id
 from tidewheel.postgres.pg_binary import instants, integers, uuids, words
-from tidewheel.postgres.session import Conn, at_commit
+from tidewheel.postgres.session import Conn, at_commit, read_rows
 from tidewheel.postgres.statements import Statements
 from tidewheel.process.metrics import metrics
 from tidewheel.runs import HOLDS, IN_FLIGHT, Gate, Move, sources, target
@@ -187,8 +187,7 @@ def _promote(connection: Conn, installation: Installation, rows: dict[int, KeyRo
             "target": target(Move.PROMOTE),
             "holds": integers(Gate.HOLDS_TENANT if rows[key].of_tenant else Gate.HOLDS_KEY for key in wanted),
         }
-        with connection.cursor(row_factory=class_row(_Promoted), binary=True) as cursor:
-            promoted = cursor.execute(_PROMOTE_FOR_KEYS, columns).fetchall()
+        promoted = read_rows(connection, class_row(_Promoted), _PROMOTE_FOR_KEYS, columns)
         left = connection.execute(_FIND_KEYS_WITH_WAITERS, {"key_ids": list(wanted)}, binary=True)
         more = {cast("int", row[0]) for row in left}
         append_requests(connection, installation, promoted)

@@ -22,7 +22,7 @@ from tidewheel.jobs.strict_json import as_object, compact, read_value
 from tidewheel.jobs.values import format_timestamp
 from tidewheel.outbox import OutboxRow, append
 from tidewheel.postgres.pg_binary import instants, integers, texts, uuids, words
-from tidewheel.postgres.session import Conn, at_commit, rows_of
+from tidewheel.postgres.session import Conn, at_commit, read_rows, rows_of
 from tidewheel.postgres.statements import Statements
 from tidewheel.process.metrics import metrics
 from tidewheel.runs import DEAD_LETTERED, RunState
@@ -106,8 +106,7 @@ def count_batch_ends(
         "succeeded": integers(succeeded[batch] for batch in batches),
         "failed_run_ids": uuids(failures.get(batch) for batch in batches),
     }
-    with connection.cursor(row_factory=rows_of(_Batch._make), binary=True) as cursor:
-        found = cursor.execute(_COUNT_BATCH_ENDS, columns).fetchall()
+    found = read_rows(connection, rows_of(_Batch._make), _COUNT_BATCH_ENDS, columns)
     rows: list[OutboxRow] = []
     for batch in found:
         occurrence = batches[batch.batch_id]

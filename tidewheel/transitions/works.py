@@ -18,7 +18,7 @@ from psycopg.types.json import Jsonb
 
 from tidewheel.errors import FieldError
 from tidewheel.jobs.values import format_timestamp
-from tidewheel.postgres.session import Conn
+from tidewheel.postgres.session import Conn, read_row
 from tidewheel.postgres.statements import Statements
 from tidewheel.schedules.decision import BackfillState
 
@@ -101,8 +101,7 @@ def lock_due_work(connection: Conn, work_id: UUID, now: datetime) -> OpenWork | 
     has_old = connection.execute(_TAKE_OLD_REDRIVE, columns).rowcount == 1
     if has_old:
         connection.execute(_FOLLOW_OLD_REDRIVE, columns)
-    with connection.cursor(row_factory=class_row(OpenWork), binary=True) as cursor:
-        work = cursor.execute(_LOCK_DUE_WORK, columns).fetchone()
+    work = read_row(connection, class_row(OpenWork), _LOCK_DUE_WORK, columns)
     return None if work is None or has_old != (work.kind == "redrive") else work
 
 

@@ -62,14 +62,13 @@ def test_replication_that_no_cluster_has_is_refused_at_once(copies: str) -> None
 
 def test_rotated_key_is_added_once_a_minute(fresh_database: Database) -> None:
     fresh_database.execute("UPDATE message_keys SET created_at = created_at - interval '1 hour'")
-    assert tidewheel(fresh_database, "admin", "topics", "rotate-key").lines == [
+    rotate = ("admin", "secrets", "rotate", "run-messages")
+    assert tidewheel(fresh_database, *rotate).lines == [
         "added key 2, which signs in 10 s; the previous key stays valid"
     ]
-    [refusal] = tidewheel(fresh_database, "admin", "topics", "rotate-key").refusals
+    [refusal] = tidewheel(fresh_database, *rotate).refusals
     assert "or revoke all other keys at once with --revoke" in refusal
-    assert tidewheel(fresh_database, "admin", "topics", "rotate-key", "--revoke", "--output", "json").json == {
-        "key_id": 3
-    }
+    assert tidewheel(fresh_database, *rotate, "--revoke", "--output", "json").json == {"key_id": 3}
     assert fresh_database.rows("SELECT key_id FROM message_keys") == [(3,)]
 
 

@@ -36,12 +36,6 @@ _SCOPES = {
 _LOOKED_AT = 1_000  # keys of a tenant
 _CREATE, _LIST = operations(ApiKeys)["create"], operations(ApiKeys)["list"]
 
-_KEY: Json = {
-    "key_id": "k3v9x0a1bc", "name": "ci", "tenant": "default", "scopes": ["write"], "rate": None,
-    "created_at": "2026-11-20T01:00:00Z", "expires_at": "2027-02-18T01:00:00Z", "revoked_at": None,
-    "last_used_at": None, "queues": None,
-}  # fmt: skip
-
 
 @dataclass(frozen=True, slots=True)
 class KeysPage:
@@ -174,18 +168,17 @@ def _shown(connection: Connection, caller: Caller, request: Request) -> ApiKeySu
         return show_api_key(reading, None if caller.all_tenants else caller.tenant, request.path_params["key_id"])
 
 
+_NAMED: dict[str, Json] = {"name": "ci"}
 API_KEYS: Mapping[str, Route] = {
     "create": Route(
-        {"key": "tw_k3v9x0a1bc_…", "summary": _KEY},
-        sent={"name": "ci", "scopes": ["write"], "lifetime": "90d"},
+        {"name": "ci", "scopes": ["write"], "lifetime": "90d"},
+        values={**_NAMED, "key": "tw_k3v9x0a1bc_…"},
         prepare=lambda caller, _: ensure_shows_key(caller),
         status=HTTPStatus.CREATED,
         gives={"Cache-Control": "no-store"},
     ),
-    "list": Route({"keys": [_KEY], "next_cursor": None}),
+    "list": Route(values=_NAMED),
     "revoke": Route(
-        {"key_id": "k3v9x0a1bc", "unchanged": False},
-        shape=RevokedKey,
-        prepare=lambda caller, arguments: arguments.update(all_tenants=caller.all_tenants),
+        shape=RevokedKey, prepare=lambda caller, arguments: arguments.update(all_tenants=caller.all_tenants)
     ),
 }

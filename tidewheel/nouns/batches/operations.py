@@ -222,14 +222,12 @@ class Batches(Noun):
     @operation(f"GET {_BATCH}", "get_batch", scope=Scope.READ)
     def get(self, batch_id: BatchId, *, limit: _Shown = 1000) -> Batch:
         """Show a batch: its counts, and its runs sorted by ref."""
-        with self._call.snapshot() as connection:
-            return show_batch(connection, self._call.tenant, batch_id, limit=limit)
+        return self._read(show_batch, batch_id, limit=limit)
 
     @operation(f"GET {BATCHES}", "list_batches", scope=Scope.READ)
     def list(self, *, after: _After | None = None, limit: Rows = 100) -> Page[BatchSummary]:
         """List batches, newest first."""
-        with self._call.snapshot() as connection:
-            return list_batches(connection, self._call.tenant, after=after, limit=limit)
+        return self._read(list_batches, after=after, limit=limit)
 
     def wait(
         self, batch_id: UUID, *, timeout: float | None = None, on_progress: Callable[[Batch], None] | None = None

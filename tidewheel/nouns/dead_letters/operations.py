@@ -278,8 +278,7 @@ class DeadLetters(Noun):
         self, *, after: Place | None = None, limit: Rows = 50, **filters: Unpack[DeadLetterFilter]
     ) -> DeadLettersPage:
         """List dead letters, newest first."""
-        with self._call.snapshot() as connection:
-            return list_dead_letters(connection, self._call.tenant, filters, after=after, limit=limit)
+        return self._read(list_dead_letters, filters, after=after, limit=limit)
 
     @operation(f"GET {_LETTERS}/groups", "group_dead_letters", scope=Scope.READ)
     def groups(
@@ -289,14 +288,12 @@ class DeadLetters(Noun):
         redriven: Annotated[bool | None, Field(description="Only redriven dead letters, or only the others.")] = None,
     ) -> DeadLetterGroups:
         """Group the newest 10,000 dead letters by job, error type and final state, largest group first."""
-        with self._call.snapshot() as connection:
-            return group_dead_letters(connection, self._call.tenant, since=since, redriven=redriven)
+        return self._read(group_dead_letters, since=since, redriven=redriven)
 
     @operation(f"GET {_LETTERS}/{{number}}", "get_dead_letter", scope=Scope.READ)
     def get(self, number: Annotated[Number, Field(description="The dead letter's id.")]) -> DeadLetterDetail:
         """Show a dead letter: its run with attempts and retry chain, or its message."""
-        with self._call.snapshot() as connection:
-            return show_dead_letter(connection, self._call.tenant, number)
+        return self._read(show_dead_letter, number)
 
     @operation(
         f"POST {_LETTERS}:redrive", "redrive_dead_letters", scope=Scope.OPERATE,

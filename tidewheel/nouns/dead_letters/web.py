@@ -9,8 +9,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from starlette.requests import Request
 
 from tidewheel.control.api.authorization import Caller
-from tidewheel.control.api.examples import AT, JOB_ID, NEXT, RUN_ID, WORK_ID
-from tidewheel.control.api.examples import RUN as RUN_EXAMPLE
 from tidewheel.control.api.openapi import schema_of
 from tidewheel.control.api.request_input import Cursors, PageQuery, TenantQuery, read_number, read_query
 from tidewheel.control.client.connection import Connection
@@ -40,14 +38,6 @@ _GROUPS = 8
 _MOST_GROUPS = 100  # of a page
 _LIST = operations(DeadLetters)["list"]
 _MADE, _NAMES = query_of(_LIST, _LIST.parameters)
-
-_LETTER: dict[str, Json] = {
-    "id": 41, "kind": "run", "run_id": RUN_ID, "key": "nightly", "job_id": JOB_ID, "status": "failed", "cause": "timer",
-    "queue": "default", "lane": "standard", "attempt": 5, "error_type": "TimeoutError", "topic": None,
-    "partition": None, "offset": None, "reason": "no retry is left", "created_at": AT, "redriven_run_id": None,
-    "redriven_at": None,
-}  # fmt: skip
-_MATCHED: dict[str, Json] = {"matched": 12, "at_least": False, "first": []}
 
 
 if TYPE_CHECKING:
@@ -168,19 +158,14 @@ def _base64(content: bytes | None) -> str | None:
     return None if content is None else b64encode(content).decode()
 
 
+_LETTER: dict[str, Json] = {"status": "failed", "error_type": "TimeoutError", "reason": "no retry is left"}
 _SCHEMA = schema_of(DeadLetter)
 _SCHEMA["properties"]["run"] = {"anyOf": [RUN, {"type": "null"}]}
 
 DEAD_LETTERS: Mapping[str, Route] = {
-    "list": Route({"dead_letters": [_LETTER], "next_cursor": None, "total": 1, "at_least": False}),
-    "groups": Route({"looked_at": 12, "at_least": False, "groups": [{
-        "kind": "run", "key": "nightly", "job_id": JOB_ID, "error_type": "TimeoutError", "status": "failed",
-        "count": 12, "first_at": AT, "last_at": NEXT, "versions": [2, 3], "current_version": 3,
-    }]}),
-    "get": Route(
-        {**_LETTER, "run": RUN_EXAMPLE, "message_key_base64": None, "message_value_base64": None},
-        schema=_SCHEMA, shape=_shape,
-    ),
-    "redrive": Route({"work_id": WORK_ID, **_MATCHED}, sent={"error_type": "TimeoutError", "rate": 10}),
-    "purge": Route({"work_id": WORK_ID, **_MATCHED}, sent={"job": "nightly", "redriven": True}),
-}  # fmt: skip
+    "list": Route(values=_LETTER),
+    "groups": Route(values=_LETTER),
+    "get": Route(schema=_SCHEMA, shape=_shape, values=_LETTER),
+    "redrive": Route({"error_type": "TimeoutError", "rate": 10}),
+    "purge": Route({"job": "nightly", "redriven": True}),
+}

@@ -25,7 +25,7 @@ from tidewheel.control.cli.output import (
     OutputOption,
     duration_text,
     print_document,
-    print_facts,
+    print_record,
     print_result,
     print_table,
     total_text,
@@ -92,11 +92,9 @@ def _show_list(shown: Shown) -> None:
 
 def _show_one(shown: Shown) -> None:
     job: JobDetail = shown.found
-    if shown.output is not Output.TEXT:
-        rest = as_object(as_json(job)) or {}
-        print_document({**(as_object(rest.pop("summary")) or {}), **rest}, shown.output)
-    else:
-        print_facts(_facts(job, shown.zone or job.summary.timezone, shown.tenant))
+    rest = as_object(as_json(job)) or {}
+    document = {**(as_object(rest.pop("summary")) or {}), **rest}
+    print_record(_facts(job, shown.zone or job.summary.timezone, shown.tenant), document, shown.output)
 
 
 def _show_days(shown: Shown) -> None:

@@ -144,14 +144,12 @@ class Jobs(Noun):
     @operation(f"GET {JOBS}", "list_jobs", scope=Scope.READ)
     def list(self, *, after: str = "", limit: Rows = 50, **filters: Unpack[JobFilter]) -> JobPage:
         """List jobs by key, each with its next occurrence and last run."""
-        with self._call.snapshot() as connection:
-            return list_jobs(connection, self._call.tenant, after=after, limit=limit, **filters)
+        return self._read(list_jobs, after=after, limit=limit, **filters)
 
     @operation(f"GET {JOB}", "get_job", scope=Scope.READ)
     def get(self, key: str) -> JobDetail:
         """Show a job: its spec, state, pause and last run."""
-        with self._call.snapshot() as connection:
-            return show_job(connection, self._call.tenant, key)
+        return self._read(show_job, key)
 
 
 class OneJob(Noun):
@@ -227,16 +225,14 @@ class OneJob(Noun):
         """List a job's versions, newest first, each with its changes."""
         from tidewheel.nouns.jobs.versions import versions  # here and below: a list of jobs needs no codec
 
-        with self._call.snapshot() as connection:
-            return versions(connection, self._call.tenant, key, limit=limit, before=before)
+        return self._read(versions, key, limit=limit, before=before)
 
     @operation(f"GET {JOB}/diff", "compare_job_versions", scope=Scope.READ)
     def diff(self, key: str, a: Number, b: Number) -> list[Change]:
         """Compare version `b` of a job with version `a`."""
         from tidewheel.nouns.jobs.versions import diff
 
-        with self._call.snapshot() as connection:
-            return diff(connection, self._call.tenant, key, a, b)
+        return self._read(diff, key, a, b)
 
     def _change(self, kind: str, key: str, **fields: object) -> Job:
         return job_of(self._call.request({"type": kind, "key": key, **fields}))

@@ -20,7 +20,7 @@ from tidewheel.jobs.payload import JSON_CONTENT
 from tidewheel.jobs.spec_cache import submitted_form
 from tidewheel.jobs.strict_json import as_object
 from tidewheel.nouns.jobs.model import Change, Version
-from tidewheel.postgres.session import Conn
+from tidewheel.postgres.session import Conn, read_rows
 from tidewheel.postgres.statements import Statements
 from tidewheel.redaction import redact_query
 from tidewheel.schemas.generated.records import JobDefinition
@@ -72,8 +72,7 @@ def job_at(connection: Conn, tenant: str, key: str, number: int) -> dict[str, ob
 def _read_rows(connection: Conn, tenant: str, key: str, numbers: Sequence[int]) -> list[_VersionRow]:
     """Return the rows of some versions, in this order."""
     columns = {"job_id": job_id(tenant, key), "versions": list(numbers)}
-    with connection.cursor(row_factory=class_row(_VersionRow), binary=True) as cursor:
-        rows = {row.version: row for row in cursor.execute(_READ_TWO_VERSIONS, columns)}
+    rows = {row.version: row for row in read_rows(connection, class_row(_VersionRow), _READ_TWO_VERSIONS, columns)}
     missing = [number for number in numbers if number not in rows]
     if missing:
         newest = versions(connection, tenant, key, limit=1)[0].number

@@ -197,8 +197,7 @@ class Limits(Noun):
     @operation(f"GET {_LIMITS}", "list_limits", scope=Scope.READ)
     def list(self, *, after: _Text | None = None, limit: Rows = 50) -> Page[LimitSummary]:
         """List limits, each with its running and waiting runs."""
-        with self._call.snapshot() as connection:
-            return list_limits(connection, self._call.tenant, after=after, limit=limit)
+        return self._read(list_limits, after=after, limit=limit)
 
     @operation(f"GET {_LIMITS}/keys", "list_keys_in_use", scope=Scope.READ)
     def keys(
@@ -209,8 +208,7 @@ class Limits(Noun):
         limit: Rows = 50,
     ) -> Page[KeyInUse]:
         """List keys in use, each with its limit and its running and waiting runs."""
-        with self._call.snapshot() as connection:
-            return list_keys(connection, self._call.tenant, prefix=prefix or "", after=after, limit=limit)
+        return self._read(list_keys, prefix=prefix or "", after=after, limit=limit)
 
     def _change(self, key: str, action: str, change: Callable[[Conn, KeyPattern], bool]) -> ChangedLimit:
         own = self._call
@@ -240,8 +238,7 @@ class OrderingKeys(Noun):
     @operation(f"GET {_ORDERING_KEYS}", "list_blocked_keys", scope=Scope.READ)
     def blocked(self, *, after: tuple[datetime, _Text] | None = None, limit: Rows = 50) -> Page[BlockedKey]:
         """List ordering keys blocked by a failed run, longest blocked first."""
-        with self._call.snapshot() as connection:
-            return list_blocked_keys(connection, self._call.tenant, after=after, limit=limit)
+        return self._read(list_blocked_keys, after=after, limit=limit)
 
     @operation(f"POST {_ORDERING_KEYS}:unblock", "unblock_key", scope=Scope.OPERATE, python_only=("request_id",))
     def unblock(

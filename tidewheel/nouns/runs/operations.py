@@ -199,14 +199,12 @@ class Runs(RunList):
     @operation(f"GET {_CANCELLATIONS}", "list_cancellations", scope=Scope.READ)
     def cancellations(self, *, after: _Number | None = None, limit: Rows = 50) -> Page[Cancellation]:
         """List cancellations by filter, newest first."""
-        with self._call.snapshot() as connection:
-            return list_cancellations(connection, self._call.tenant, after=after, limit=limit)
+        return self._read(list_cancellations, after=after, limit=limit)
 
     @operation(f"GET {_CANCELLATIONS}/{{number}}", "get_cancellation", scope=Scope.READ)
     def cancellation(self, number: _Number) -> Cancellation:
         """Return a cancellation with its progress."""
-        with self._call.snapshot() as connection:
-            return show_cancellation(connection, self._call.tenant, number)
+        return self._read(show_cancellation, number)
 
     @operation(f"GET {_RUN}/logs", "get_run_logs", scope=Scope.READ)
     def logs(self, run_id: _RunId, attempt: _Attempt = None) -> list[LogPiece]:

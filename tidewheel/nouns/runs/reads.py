@@ -362,5 +362,4 @@ class RunList(Noun):
 
         The list is sorted by the column scheduled; backfills and retries are sorted by the time of their request.
         """
-        with self._call.snapshot() as connection:
-            return list_runs(connection, self._call.tenant, cast("PageFilter", filters), after=after, limit=limit)
+        return self._read(list_runs, cast("PageFilter", filters), after=after, limit=limit)

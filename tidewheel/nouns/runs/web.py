@@ -12,7 +12,6 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from tidewheel.api_keys import Scope
-from tidewheel.control.api import examples
 from tidewheel.control.api.answers import (
     IDEMPOTENCY_KEY,
     LOCATION,
@@ -24,7 +23,6 @@ from tidewheel.control.api.answers import (
     location,
 )
 from tidewheel.control.api.authorization import Caller, Operator, Reader
-from tidewheel.control.api.examples import WORK_ID
 from tidewheel.control.api.openapi import IN_ADDRESS, add_route, body_of, schema_of
 from tidewheel.control.api.request_input import Cursors, PageQuery, TenantQuery, read_key, read_query, read_verb
 from tidewheel.control.api.workers import Workers
@@ -106,17 +104,13 @@ def _schema_of_run() -> dict[str, Any]:
 RUN: Mapping[str, Any] = _schema_of_run()
 """The schema of a run with its attempts, deadlines and retry chain."""
 
-LISTS: Mapping[str, Route] = {"list": Route(examples.RUNS)}
 RUNS: Mapping[str, Route] = {
-    "detail": Route(examples.RUN, schema=RUN, shape=with_attempts),
-    "retry_failed": Route(
-        {"work_id": WORK_ID, "matched": 12, "at_least": False, "first": []},
-        sent={"job": "nightly", "since": "2026-11-20T01:00:00Z", "rate": 10},
-    ),
-    "cancel_matching": Route(examples.CANCEL_RESULT, sent={"key": "nightly", "reason": "wrong data"}),
-    "cancellations": Route(examples.CANCELLATIONS),
-    "cancellation": Route(examples.CANCELLATION),
-    "logs": Route(examples.LOGS),
+    "detail": Route(schema=RUN, shape=with_attempts),
+    "retry_failed": Route({"job": "nightly", "since": "2026-11-20T01:00:00Z", "rate": 10}),
+    "cancel_matching": Route({"key": "nightly", "reason": "wrong data"}),
+    "cancellations": Route(),
+    "cancellation": Route(),
+    "logs": Route(),
 }
 
 
@@ -130,14 +124,13 @@ class RunsApi:
     def add_to(self, router: APIRouter) -> None:
         """Add the routes."""
         read = partial(add_route, router, "GET", scope=Scope.READ)
-        read("/api/v1/jobs/{key}/runs", self.list_job_runs, query=_OF_JOB, answer=RunPage, example=examples.RUNS)
-        read(f"{_ONE}/attempts", self.list_run_attempts, query=TenantQuery, answer=Attempts, example=examples.ATTEMPTS)
+        read("/api/v1/jobs/{key}/runs", self.list_job_runs, query=_OF_JOB, answer=RunPage)
+        read(f"{_ONE}/attempts", self.list_run_attempts, query=TenantQuery, answer=Attempts)
         verb = partial(add_route, router, "POST", scope=Scope.OPERATE, query=TenantQuery, headers=IDEMPOTENCY_KEY)
-        verb(f"{_ONE}:cancel", self.cancel_run, answer=CancelledRun, example=examples.CANCELLED,
+        verb(f"{_ONE}:cancel", self.cancel_run, answer=CancelledRun,
              body=body_of(RunCancel, without=IN_ADDRESS), sent={"reason": "no longer needed"})  # fmt: skip
         verb(f"{_ONE}:retry", self.retry_run, headers=IDEMPOTENCY_KEY | TRACEPARENT, status=HTTPStatus.CREATED,
              also=HTTPStatus.OK, sets=LOCATION, answer=RetriedRun,
-             example={"run_id": examples.RUN_ID, "run_status": None, "unchanged": False},
              body=body_of(RunRetry, without=IN_ADDRESS), sent={"delay": "10s"})  # fmt: skip
 
     async def list_job_runs(self, request: Request, caller: Reader) -> Response:

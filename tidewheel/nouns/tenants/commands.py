@@ -16,6 +16,7 @@ from tidewheel.control.cli.output import (
     moment,
     print_document,
     print_facts,
+    print_record,
     print_result,
     print_table,
 )
@@ -91,10 +92,7 @@ def _show_changed(done: str, unchanged: str, shown: Shown) -> None:
 
 
 def _show(facts: Callable[[Any], Iterator[tuple[str, str | None]]], shown: Shown) -> None:
-    if shown.output is not Output.TEXT:
-        print_document(shown.found, shown.output)
-    else:
-        print_facts(facts(shown.found))
+    print_record(facts(shown.found), shown.found, shown.output)
 
 
 class _LimitsCommand(command):

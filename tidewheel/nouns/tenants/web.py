@@ -46,39 +46,24 @@ _SHOWN = 20  # of a page: each has three bounded counts
 _GROUPED = re.compile(r"\d{1,3}(,\d{3})+(\.\d+)?")  # as pages show a number; 0,5 is none
 _LIST = operations(Tenants)["list"]
 
-_TENANT: dict[str, Json] = {
-    "tenant": "acme", "created_at": "2026-10-01T09:00:00Z", "weight": 1, "triggers_per_second": 100.0,
-    "in_flight": 500, "jobs": 1000, "payload_bytes": 65536, "keys": None, "key_rate": None,
-    "paused_at": None, "delete_at": None, "roles": ["acme_app"], "deletion": None,
-}  # fmt: skip
-_DELETED_TENANT: Json = {"unchanged": False, "tenant": {**_TENANT, "delete_at": "2026-11-20T09:00:00Z"}}
-_CHANGED_TENANT: Json = {"unchanged": False, "tenant": _TENANT}
-_PERIODS: Json = {
-    "unchanged": False, "tenant": "acme", "periods": [{"state": "succeeded", "days": 7, "kept_since": "2026-11-12"}],
-}  # fmt: skip
-_FEW: Json = {"count": 7, "at_least": False}
-_USAGE: Json = {
-    "tenant": _TENANT, "open_runs": _FEW, "in_flight": _FEW, "waiting": {"count": 0, "at_least": False},
-    "finished_runs": {"count": 10_000, "at_least": True}, "jobs": _FEW,
-}  # fmt: skip
-
 
 def _ensure_seen(caller: Caller, arguments: dict[str, Any]) -> None:
     ensure_seen(arguments["name"], None if caller.all_tenants else caller.tenant)
 
 
-_of_one = partial(Route, prepare=_ensure_seen)
+_TENANT: dict[str, Json] = {"tenant": "acme", "state": "any"}
+_of_one = partial(Route, prepare=_ensure_seen, values=_TENANT)
 TENANTS: Mapping[str, Route] = {
-    "create": Route(_CHANGED_TENANT, sent={"tenant": "acme", "in_flight": 500}, status=HTTPStatus.CREATED),
-    "list": Route({"tenants": [_TENANT], "next_cursor": None}),
-    "get": _of_one(_TENANT),
-    "limit": _of_one(_CHANGED_TENANT, {"jobs": 1000}),
-    "pause": _of_one(_CHANGED_TENANT, {"reason": "audit"}),
-    "resume": _of_one(_CHANGED_TENANT),
-    "undelete": _of_one(_CHANGED_TENANT),
-    "usage": _of_one(_USAGE),
-    "retention": _of_one(_PERIODS),
-    "keep": _of_one(_PERIODS, {"days": 7, "state": "succeeded"}),
+    "create": Route({"tenant": "acme", "in_flight": 500}, status=HTTPStatus.CREATED, values=_TENANT),
+    "list": Route(values=_TENANT),
+    "get": _of_one(),
+    "limit": _of_one({"jobs": 1000}),
+    "pause": _of_one({"reason": "audit"}),
+    "resume": _of_one(),
+    "undelete": _of_one(),
+    "usage": _of_one(),
+    "retention": _of_one(),
+    "keep": _of_one({"days": 7, "state": "succeeded"}),
 }
 
 
@@ -420,6 +405,6 @@ def add_deletion(router: APIRouter, writes: Workers) -> None:
 
     add_route(
         router, "DELETE", f"{ROOT}/{{tenant}}", delete_tenant, scope=Scope.ADMIN, query=TenantQuery,
-        status=HTTPStatus.ACCEPTED, answer=ChangedTenant, example=_DELETED_TENANT, body=body_of(DeletionBody),
+        status=HTTPStatus.ACCEPTED, answer=ChangedTenant, example=_TENANT, body=body_of(DeletionBody),
         sent={"tenant": "acme"},
     )  # fmt: skip

@@ -252,14 +252,12 @@ class Workflows(Noun):
         limit: Rows = 100,
     ) -> Page[WorkflowSummary]:
         """List occurrences of workflows, newest first; those of one root are sorted by instant."""
-        with self._call.snapshot() as connection:
-            return list_workflows(connection, self._call.tenant, key, state, after=after, limit=limit)
+        return self._read(list_workflows, key, state, after=after, limit=limit)
 
     @operation(f"GET {_WORKFLOW}", "get_workflow", scope=Scope.READ)
     def get(self, root_run_id: RootRunId, *, generation: _Generation = None) -> Workflow:
         """Show an occurrence as a graph from its root, each job with the state of its latest run."""
-        with self._call.snapshot() as connection:
-            return show_workflow(connection, self._call.tenant, root_run_id, generation=generation)
+        return self._read(show_workflow, root_run_id, generation=generation)
 
     @operation(f"POST {_WORKFLOW}:pause", "pause_workflow", scope=Scope.OPERATE)
     def pause(self, root_run_id: RootRunId, *, reason: Reason | None = None, request_id: str | None = None) -> bool:

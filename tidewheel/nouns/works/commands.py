@@ -10,7 +10,7 @@ import typer
 
 from tidewheel.control.cli.exit_codes import ExitCode
 from tidewheel.control.cli.options import complete_key, requesting, utc_and_local
-from tidewheel.control.cli.output import Output, moment, print_document, print_facts, print_result, progress_bar
+from tidewheel.control.cli.output import moment, print_record, print_result, progress_bar
 from tidewheel.control.cli.tables import Cell
 from tidewheel.control.reads.stored import readable
 from tidewheel.doors.cli import Flag, Shown, Table, command
@@ -87,10 +87,7 @@ def _show_change(verb: str, shown: Shown) -> None:
 
 
 def _print(work: Work, shown: Shown) -> None:
-    if shown.output is Output.TEXT:
-        print_facts(_facts(work, shown.zone))
-    else:
-        print_document(work, shown.output)
+    print_record(_facts(work, shown.zone), work, shown.output)
 
 
 def _row(each: Work) -> tuple[Cell, ...]:

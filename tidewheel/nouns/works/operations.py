@@ -239,14 +239,12 @@ class Works(Noun):
         self, *, key: _OfJob = None, kind: _OfKind = None, after: WorkPlace | None = None, limit: Rows = 50
     ) -> Page[Work]:
         """List bulk work, newest first."""
-        with self._call.snapshot() as connection:
-            return list_works(connection, self._call.tenant, key, kind=kind, after=after, limit=limit)
+        return self._read(list_works, key, kind=kind, after=after, limit=limit)
 
     @operation(f"GET {_WORK}", "get_work", scope=Scope.READ)
     def get(self, work_id: WorkId) -> Work:
         """Show bulk work: its filter, its progress and its rejections."""
-        with self._call.snapshot() as connection:
-            return show_work(connection, self._call.tenant, work_id)
+        return self._read(show_work, work_id)
 
     def wait(
         self, work_id: UUID, *, timeout: float | None = None, on_progress: Callable[[Work], None] | None = None
