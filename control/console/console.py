@@ -54,6 +54,7 @@ from tidewheel.control.console.view import Page, View, without_zone
 from tidewheel.control.console.words import zone_of
 from tidewheel.control.doctor.doctor import Doctor
 from tidewheel.nouns.api_keys.web import KeysPage, NewKey, RevokeKey
+from tidewheel.nouns.batches.web import BatchesPage, BatchPage, ChangeBatch
 from tidewheel.nouns.dead_letters import web as pages_of_letters
 from tidewheel.nouns.freezes.web import ChooseFreezePage, FreezeAction, ThawAction
 from tidewheel.nouns.runs import web as pages_of_runs
@@ -79,6 +80,8 @@ _PAGES: Mapping[str, Page] = {
     "/runs/{run_id}/lines": RunLines(),
     "/workflows": WorkflowsPage(),
     "/workflows/{root_run_id}": WorkflowPage(),
+    "/batches": BatchesPage(),
+    "/batches/{batch_id}": BatchPage(),
     "/dead-letters": pages_of_letters.DeadLettersListPage(),
     "/dead-letters/{number}": pages_of_letters.DeadLetterPage(),
     "/freeze": ChooseFreezePage(),
@@ -107,6 +110,9 @@ _ACTIONS: Mapping[str, Action] = {
     "/workflows/{root_run_id}/pause": PauseWorkflow(),
     "/workflows/{root_run_id}/resume": ResumeWorkflow(),
     "/workflows/{root_run_id}/cancel": CancelWorkflow(),
+    "/batches/{batch_id}/close": ChangeBatch("close"),
+    "/batches/{batch_id}/resume": ChangeBatch("resume"),
+    "/batches/{batch_id}/cancel": ChangeBatch("cancel"),
     "/admin/new-tenant": NewTenant(),
     "/admin/tenants/{name}/limits": LIMIT,
     "/admin/tenants/{name}/delete": DELETE,

@@ -38,7 +38,7 @@ from tidewheel.control.explain.month import Counted, coming_counts
 from tidewheel.control.explain.operations import MOST_DAYS
 from tidewheel.control.explain.upcoming import UpcomingOccurrence, upcoming
 from tidewheel.control.reads.job_position import key_of_job
-from tidewheel.control.reads.outcomes import read_error_lines, read_repeated
+from tidewheel.control.reads.outcomes import ErrorLine, read_error_lines, read_repeated
 from tidewheel.control.reads.resuming import preview_resume
 from tidewheel.control.words import schedule_words
 from tidewheel.ids import job_id
@@ -154,8 +154,8 @@ def _list(
     """Return the values of the list of occurrences."""
     timeline, runs = past
     failed = [run.run_id for run in runs if run.error_type]
-    messages: Mapping[UUID, str] = or_else(part_of(connection, read_error_lines, failed), {}) if failed else {}
-    rows = job_rows(runs, timeline, messages)
+    errors: Mapping[UUID, ErrorLine] = or_else(part_of(connection, read_error_lines, failed), {}) if failed else {}
+    rows = job_rows(runs, timeline, {run_id: each.message for run_id, each in errors.items() if each.message})
     shown = filtered(rows, Show(query.show), timeline.took_p95)
     folds = folded(shown, query.opened_at)
     apart = [rows[0] for rows in folds[:_RUNS] if len(rows) == 1]
