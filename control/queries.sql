@@ -955,6 +955,8 @@ SELECT coalesce(p.role, 'executor') AS role, coalesce(p.process_id, e.executor_i
        coalesce(e.last_heartbeat_at, p.last_heartbeat_at) AS last_heartbeat_at,
        coalesce(e.last_heartbeat_at <= (SELECT tidewheel_now()) - coalesce(e.lease, %(lease)s::interval),
                 p.last_heartbeat_at <= (SELECT tidewheel_now()) - %(silent_after)s::interval) AS is_silent,
+       coalesce(e.last_heartbeat_at <= (SELECT tidewheel_now()) - coalesce(e.lease, %(lease)s::interval)
+                AND p.last_heartbeat_at > (SELECT tidewheel_now()) - %(silent_after)s::interval, false) AS is_stuck,
        coalesce(e.stopping, false) AS is_stopping, e.queues, e.handlers, e.slots, p.settings,
        extract(epoch FROM p.sent_at - p.last_heartbeat_at)::float8 AS skew_seconds
   FROM processes AS p

@@ -33,6 +33,7 @@ from tidewheel.control.api.workers import Pools
 from tidewheel.control.console.console import Console
 from tidewheel.control.console.door import Door
 from tidewheel.control.console.live import Live
+from tidewheel.control.doctor.broker import Broker
 from tidewheel.control.doctor.doctor import Doctor
 from tidewheel.control.explain.operations import JobTimes, Occurrences
 from tidewheel.doors.rest import Route, add_routes
@@ -97,7 +98,7 @@ def make_app(settings: ApiSettings, installation: Installation, pools: Pools, *,
     """Return the HTTP API on these workers."""
     keys = MessageKeys()
     check = MessageCheck(keys, settings.message_signatures)
-    doctor = Doctor(settings)
+    doctor, broker = Doctor(settings), Broker(settings, installation.topics)
     apis = (
         ExecutorsApi(pools.executors, installation, settings, keys, check, stop),
         TaskTokensApi(pools.reports, installation),
@@ -126,7 +127,7 @@ def make_app(settings: ApiSettings, installation: Installation, pools: Pools, *,
         api.add_to(app.router)
 
     live = Live(pools.streams, stop)
-    console = Console(pools.reads, pools.writes, door, api_keys, live, installation.shards, settings, doctor)
+    console = Console(pools.reads, pools.writes, door, api_keys, live, installation.shards, settings, doctor, broker)
     console.add_to(app.router)
 
     text = cache(lambda: encoded(openapi(app)))

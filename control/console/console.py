@@ -52,6 +52,7 @@ from tidewheel.control.console.sign_in import COOKIE, LOOKS, ZONE_COOKIE, sign_i
 from tidewheel.control.console.urls import local_path
 from tidewheel.control.console.view import Page, View, without_zone
 from tidewheel.control.console.words import zone_of
+from tidewheel.control.doctor.broker import Broker
 from tidewheel.control.doctor.doctor import Doctor
 from tidewheel.nouns.api_keys.web import KeysPage, NewKey, RevokeKey
 from tidewheel.nouns.batches.web import BatchesPage, BatchPage, ChangeBatch
@@ -150,6 +151,7 @@ class Console:
     shards: int
     settings: ApiSettings
     doctor: Doctor
+    broker: Broker
 
     def add_to(self, router: APIRouter) -> None:
         """Add the routes."""
@@ -159,7 +161,7 @@ class Console:
             "/": OverviewPage(self.shards),
             "/bulk": BulkPage(paces),
             "/bulk/{kind}/{id}": BulkWorkPage(paces),
-            "/fleet": FleetPage(self.shards, self.doctor),
+            "/fleet": FleetPage(self.shards, self.doctor, self.broker),
         }
         actions: Mapping[str, Action] = {**_ACTIONS, "/fleet/doctor": RunDoctor(self.doctor)}
         for path in ("/jobs/new", "/jobs/{ref}/edit"):  # before "/jobs/{ref}", which would take "new" for a key
