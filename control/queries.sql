@@ -955,6 +955,8 @@ SELECT coalesce(p.role, 'executor') AS role, coalesce(p.process_id, e.executor_i
        coalesce(e.last_heartbeat_at, p.last_heartbeat_at) AS last_heartbeat_at,
        coalesce(e.last_heartbeat_at <= (SELECT tidewheel_now()) - coalesce(e.lease, %(lease)s::interval),
                 p.last_heartbeat_at <= (SELECT tidewheel_now()) - %(silent_after)s::interval) AS is_silent,
+       coalesce(e.last_heartbeat_at <= (SELECT tidewheel_now()) - coalesce(e.lease, %(lease)s::interval)
+                AND p.last_heartbeat_at > (SELECT tidewheel_now()) - %(silent_after)s::interval, false) AS is_stuck,
        coalesce(e.stopping, false) AS is_stopping, e.queues, e.handlers, e.slots, p.settings,
        extract(epoch FROM p.sent_at - p.last_heartbeat_at)::float8 AS skew_seconds
   FROM processes AS p
@@ -1144,11 +1146,11 @@ SELECT s.*, f.error_type, left(split_part(f.error_message, E'\n', 1), 300) AS me
  WHERE s.failures > 0
 
 -- name: read_error_lines
--- Returns the first lines of the errors of failed runs.
+-- Returns the types of the errors of failed runs, and the first lines of their messages.
 -- Index: failed_runs_pkey. No lock.
-SELECT f.run_id, left(split_part(f.error_message, E'\n', 1), 200) AS message
+SELECT f.run_id, f.error_type, left(split_part(f.error_message, E'\n', 1), 200) AS message
   FROM failed_runs AS f
- WHERE f.run_id = ANY (%(run_ids)s) AND f.error_message <> ''
+ WHERE f.run_id = ANY (%(run_ids)s)
 
 -- name: read_versions_since
 -- Returns those of a job's newest 100 versions that came into force in a time, the newest first.

@@ -192,9 +192,10 @@ def first_reply(connection: Conn, tenant: str, request_id: str, content: bytes) 
     return stored and stored[1]
 
 
-def has_reply(connection: Conn, tenant: str, request_id: str) -> bool:
-    """Return True if a request of this id has its reply: it is a repeat."""
-    return bool(_find_replies(connection, [(tenant, request_id)]))
+def replies_of(connection: Conn, tenant: str, request_ids: Sequence[str]) -> dict[str, Reply]:
+    """Return the stored replies to the requests of these ids, by id."""
+    found = _find_replies(connection, [(tenant, each) for each in request_ids])
+    return {name[1]: reply for name, (_, reply) in found.items() if name is not None}
 
 
 def store_reply(connection: Conn, installation: Installation, received: ReceivedRequest, reply: Reply) -> None:

@@ -179,7 +179,11 @@ class GroupLag:
             self._exported = {}
 
     def measure(self) -> None:
-        """Measure now."""
+        """Measure now, and set the gauges."""
+        self._export(self.read())
+
+    def read(self) -> dict[str, tuple[str, int]]:
+        """Return the topic of each group, and the number of messages that the group has not read."""
         with offsets_client(self._kafka) as client:
             found = read_partitions(client)
             groups = {group: topics for group, topics in self._groups(found).items() if topics[0] in found}
@@ -193,7 +197,7 @@ class GroupLag:
             if committed is not None:
                 read = ((last[place], committed.get(place, 0)) for place in places[group])
                 lags[group] = (topic, sum(max(end - max(first, after), 0) for (first, end), after in read))
-        self._export(lags)
+        return lags
 
     def _scan(self) -> None:
         began = monotonic_seconds()
@@ -238,7 +242,7 @@ class GroupLag:
         """Log a problem once."""
         if problem not in self._reported:
             self._reported.add(problem)
-            _LOG.warning("%s: %s; the relay tries again, and runs continue", problem, error)
+            _LOG.warning("%s: %s; the next measurement tries again, and runs continue", problem, error)
 
     def _export(self, lags: Mapping[str, tuple[str, int]]) -> None:
         for group in self._exported.keys() - lags.keys():

@@ -36,6 +36,7 @@ from tidewheel.control.client.connection import Connection
 from tidewheel.control.console.console import Console
 from tidewheel.control.console.door import Door
 from tidewheel.control.console.live import Live
+from tidewheel.control.doctor.broker import Broker
 from tidewheel.control.doctor.doctor import Diagnosis, Doctor
 from tidewheel.control.explain.operations import JobTimes, Occurrences
 from tidewheel.doors.rest import Route, add_routes
@@ -105,7 +106,7 @@ def make_app(settings: ApiSettings, installation: Installation, pools: Pools, *,
     """Return the HTTP API on these workers."""
     keys = MessageKeys()
     check = MessageCheck(keys, settings.message_signatures)
-    doctor = Doctor(settings)
+    doctor, broker = Doctor(settings), Broker(settings, installation.topics)
     apis = (
         ExecutorsApi(pools.executors, installation, settings, keys, check, stop),
         TaskTokensApi(pools.reports, installation),
@@ -134,7 +135,7 @@ def make_app(settings: ApiSettings, installation: Installation, pools: Pools, *,
         api.add_to(app.router)
 
     live = Live(pools.streams, stop)
-    console = Console(pools.reads, pools.writes, door, api_keys, live, installation.shards, settings, doctor)
+    console = Console(pools.reads, pools.writes, door, api_keys, live, installation.shards, settings, doctor, broker)
     console.add_to(app.router)
 
     text = cache(lambda: encoded(openapi(app)))

@@ -33,7 +33,7 @@ from tidewheel.control.console.words import number
 from tidewheel.control.instants import typed_whole
 from tidewheel.control.reads.fleet import count_wrong
 from tidewheel.errors import FieldError, Refused, refuse
-from tidewheel.intake.apply import has_reply
+from tidewheel.intake.apply import replies_of
 from tidewheel.jobs.invalid import InvalidValue
 from tidewheel.jobs.values import format_timestamp, parse_timestamp
 from tidewheel.nouns.api_keys.sign_ins import SignIn
@@ -318,7 +318,7 @@ def ensure_as_shown(connection: Connection, form: Form, state: str, news: str) -
     if form.get("shown", state) == state:
         return
     request_id = request_id_of(form)
-    if request_id is None or not in_snapshot(connection, has_reply, connection.tenant, request_id):
+    if request_id is None or not in_snapshot(connection, replies_of, connection.tenant, [request_id]):
         refuse("", news, "nothing was changed: read the dialog again, then decide")
 
 

@@ -32,8 +32,9 @@ class _Place(NamedTuple):
 
 _PAGES = (
     _Place("Overview", "overview"), _Place("Jobs", "jobs"), _Place("Runs", "runs"), _Place("Slow runs", "slow_runs"),
-    _Place("Workflows", "workflows"), _Place("Dead letters", "dead_letters"), _Place("Bulk work", "bulk"),
-    _Place("Calendars", "calendars"), _Place("Freezes", "freeze"), _Place("Fleet", "fleet", of_all=True),
+    _Place("Workflows", "workflows"), _Place("Batches", "batches"), _Place("Dead letters", "dead_letters"),
+    _Place("Bulk work", "bulk"), _Place("Calendars", "calendars"), _Place("Freezes", "freeze"),
+    _Place("Fleet", "fleet", of_all=True),
     _Place("Tenants and limits", "tenants", Scope.ADMIN), _Place("API keys", "keys", Scope.ADMIN),
     _Place("Audit log", "audit", Scope.ADMIN), _Place("New job", "job_new", Scope.WRITE),
     _Place("New calendar…", "calendar_new", Scope.WRITE), _Place("Freeze…", "freeze", Scope.OPERATE),

@@ -31,7 +31,8 @@ def _instant(value: object) -> object:
     return read_instant(value, "since", "UTC") if isinstance(value, str) else value
 
 
-_PAGES = {"run": "run_id", "workflow": "root_run_id", "calendar": "name"}  # with the name of the id in their address
+# With the name of the id in their address.
+_PAGES = {"run": "run_id", "workflow": "root_run_id", "batch": "batch_id", "calendar": "name"}
 
 _LIST = operations(AuditLog)["list"]
 _MADE, _NAMES = query_of(_LIST, _LIST.parameters)

@@ -52,8 +52,10 @@ from tidewheel.control.console.sign_in import COOKIE, LOOKS, ZONE_COOKIE, sign_i
 from tidewheel.control.console.urls import local_path
 from tidewheel.control.console.view import Page, View, without_zone
 from tidewheel.control.console.words import zone_of
+from tidewheel.control.doctor.broker import Broker
 from tidewheel.control.doctor.doctor import Doctor
 from tidewheel.nouns.api_keys.web import KeysPage, NewKey, RevokeKey
+from tidewheel.nouns.batches.web import BatchesPage, BatchPage, ChangeBatch
 from tidewheel.nouns.dead_letters import web as pages_of_letters
 from tidewheel.nouns.freezes.web import ChooseFreezePage, FreezeAction, ThawAction
 from tidewheel.nouns.runs import web as pages_of_runs
@@ -79,6 +81,8 @@ _PAGES: Mapping[str, Page] = {
     "/runs/{run_id}/lines": RunLines(),
     "/workflows": WorkflowsPage(),
     "/workflows/{root_run_id}": WorkflowPage(),
+    "/batches": BatchesPage(),
+    "/batches/{batch_id}": BatchPage(),
     "/dead-letters": pages_of_letters.DeadLettersListPage(),
     "/dead-letters/{number}": pages_of_letters.DeadLetterPage(),
     "/freeze": ChooseFreezePage(),
@@ -107,6 +111,9 @@ _ACTIONS: Mapping[str, Action] = {
     "/workflows/{root_run_id}/pause": PauseWorkflow(),
     "/workflows/{root_run_id}/resume": ResumeWorkflow(),
     "/workflows/{root_run_id}/cancel": CancelWorkflow(),
+    "/batches/{batch_id}/close": ChangeBatch("close"),
+    "/batches/{batch_id}/resume": ChangeBatch("resume"),
+    "/batches/{batch_id}/cancel": ChangeBatch("cancel"),
     "/admin/new-tenant": NewTenant(),
     "/admin/tenants/{name}/limits": LIMIT,
     "/admin/tenants/{name}/delete": DELETE,
@@ -144,6 +151,7 @@ class Console:
     shards: int
     settings: ApiSettings
     doctor: Doctor
+    broker: Broker
 
     def add_to(self, router: APIRouter) -> None:
         """Add the routes."""
@@ -153,7 +161,7 @@ class Console:
             "/": OverviewPage(self.shards),
             "/bulk": BulkPage(paces),
             "/bulk/{kind}/{id}": BulkWorkPage(paces),
-            "/fleet": FleetPage(self.shards, self.doctor),
+            "/fleet": FleetPage(self.shards, self.doctor, self.broker),
         }
         actions: Mapping[str, Action] = {**_ACTIONS, "/fleet/doctor": RunDoctor(self.doctor)}
         for path in ("/jobs/new", "/jobs/{ref}/edit"):  # before "/jobs/{ref}", which would take "new" for a key

@@ -19,6 +19,7 @@ from tidewheel.control.console.door import Form
 from tidewheel.control.console.urls import Urls
 from tidewheel.control.console.view import Failed, View, page_now, part
 from tidewheel.control.console.words import counted
+from tidewheel.control.doctor.broker import Broker
 from tidewheel.control.doctor.doctor import Doctor
 from tidewheel.control.reads.fleet import (
     ExecutorSummary,
@@ -54,6 +55,7 @@ class Row:
     Args:
         version: Its release; None for one in another language.
         skew_seconds: Its clock minus the database's.
+        is_stuck: True if its process sends heartbeats, but does not renew its lease.
         is_unusual: True if it is silent, stopping, full or of another release than most.
     """
 
@@ -61,6 +63,7 @@ class Row:
     busy: int
     version: str | None
     skew_seconds: float | None
+    is_stuck: bool
     is_unusual: bool
 
     @property
@@ -86,6 +89,7 @@ class FleetPage:
 
     shards: int
     doctor: Doctor
+    broker: Broker
     template: ClassVar[str] = "fleet.html"
     place: ClassVar[str] = "fleet"
 
@@ -104,13 +108,16 @@ class FleetPage:
         opened = next((each for each in alone if str(each.executor.executor_id) == query.executor), None)
         if opened is not None and opened not in shown:
             shown.append(opened)
+        live = [each for each in alone if not each.executor.is_silent]
         runs = part(lambda: _of_all(connection, list_runs_of, opened.executor)) if opened else ()
         owners = () if isinstance(shards, Failed) else [each.owner for each in shards]
         owned = Counter(owner.name for owner in owners if owner is not None)
         return View(
             {
                 "now": now, "fleet": fleet, "rows": rows, "shown": shown, "groups": groups, "runs": runs,
-                "query": query, "opened": opened, "shards": shards, "shard_count": self.shards,
+                "broker": self.broker.last(now), "busy": sum(each.busy for each in live),
+                "slots": sum(each.executor.slots for each in live), "query": query,
+                "opened": opened, "shards": shards, "shard_count": self.shards,
                 "owned": owned, "orphans": self.shards - owned.total(),
                 "services": [each for each in services if each.role != "executor"],
                 "diagnosis": self.doctor.last() if is_admin else None,
@@ -159,7 +166,8 @@ def _row(each: ExecutorSummary, busy: int, known: dict[UUID, Service], usual: st
     service = known.get(each.executor_id)
     version = service.version if service else None
     unusual = each.is_silent or each.stopping or busy >= each.slots or (version is not None and version != usual)
-    return Row(each, busy, version, service.skew_seconds if service else None, unusual)
+    is_stuck = service is not None and service.is_stuck
+    return Row(each, busy, version, service.skew_seconds if service else None, is_stuck, unusual)
 
 
 def _fits(each: ExecutorSummary, find: str | None) -> bool:

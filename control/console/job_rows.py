@@ -13,7 +13,7 @@ from tidewheel.control.console.view import or_else, part_of
 from tidewheel.control.console.words import between, family_of, reason_words
 from tidewheel.control.explain.explain import Unfired
 from tidewheel.control.explain.job_timeline import JobTimeline, TimelineRun
-from tidewheel.control.reads.outcomes import read_error_lines
+from tidewheel.control.reads.outcomes import ErrorLine, read_error_lines
 from tidewheel.nouns.runs.model import RunSummary
 from tidewheel.runs import Cause, RunState
 
@@ -85,9 +85,10 @@ def row_of(run: TimelineRun | RunSummary, message: str | None = None) -> Row:
 
 
 def error_lines(connection: Connection, runs: Sequence[TimelineRun | RunSummary]) -> Mapping[UUID, str]:
-    """Return the first line of the error of each failed run, or none if they cannot be read."""
+    """Return the first line of the error of each failed run that has one, or nothing if they cannot be read."""
     failed = [run.run_id for run in runs if run.error_type]
-    return or_else(part_of(connection, read_error_lines, failed), {}) if failed else {}
+    errors: Mapping[UUID, ErrorLine] = or_else(part_of(connection, read_error_lines, failed), {}) if failed else {}
+    return {run_id: each.message for run_id, each in errors.items() if each.message}
 
 
 def job_rows(

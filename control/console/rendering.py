@@ -61,9 +61,11 @@ _LONGEST_WORDS = 400
 _NO_ORIGIN = {PATHS[name] for name in ("overview", "freeze", "freeze_scope", "thaw", "sign_in")}  # no action leads back
 _FOREVER = "public, max-age=31536000, immutable"
 
-_THING = re.compile(r"/(jobs|runs|calendars|dead-letters|workflows|bulk/[a-z]+|admin/tenants|admin/keys)/([^/]+)")
+_THING = re.compile(
+    r"/(jobs|runs|calendars|dead-letters|workflows|batches|bulk/[a-z]+|admin/tenants|admin/keys)/([^/]+)"
+)
 _NOUNS = {"jobs": "job", "runs": "run", "calendars": "calendar", "dead-letters": "dead letter", "workflows": "workflow",
-          "admin/tenants": "tenant", "admin/keys": "key"}  # fmt: skip
+          "batches": "batch", "admin/tenants": "tenant", "admin/keys": "key"}  # fmt: skip
 _KEPT = "By default, finished runs are kept for 90 days. An archive may have older runs."
 _RUN_ID_VERSION = 8
 
@@ -261,7 +263,7 @@ def lost(path: str) -> Lost | None:
     if found is None:
         return None
     noun, name = _NOUNS.get(found[1], "request"), unquote(found[2])
-    words = _age_of_run(name) if noun in {"run", "workflow"} else ""
+    words = _age_of_run(name) if noun in {"run", "workflow", "batch"} else ""
     return Lost(noun, name.removeprefix("id:"), words)
 
 

@@ -186,6 +186,9 @@ class Service:
     is_silent: Annotated[
         bool, Field(description="True without a heartbeat for longer than its lease, or four heartbeats.")
     ]
+    is_stuck: Annotated[
+        bool, Field(description="True if the process sends heartbeats, but its executor does not renew its lease.")
+    ]
     is_stopping: Annotated[bool, Field(description="True while an executor drains.")]
     queues: Annotated[Sequence[str] | None, Field(description="The queues of an executor.")]
     handlers: Annotated[Sequence[str] | None, Field(description="The handlers and capabilities of an executor.")]

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import cast
+from typing import NamedTuple, cast
 from uuid import UUID
 
 from psycopg.rows import class_row
@@ -54,10 +54,22 @@ def read_streak(connection: Conn, job_id: UUID) -> Streak | None:
         return cursor.execute(_READ_STREAK, {"job_id": job_id}).fetchone()
 
 
-def read_error_lines(connection: Conn, run_ids: Sequence[UUID]) -> Mapping[UUID, str]:
-    """Return the first line of the message of each failed run that has one."""
+class ErrorLine(NamedTuple):
+    """The type of an error, and the first line of its message."""
+
+    error_type: str | None
+    message: str | None
+
+    @property
+    def text(self) -> str:
+        """Both, as far as they are known."""
+        return ": ".join(each for each in self if each)
+
+
+def read_error_lines(connection: Conn, run_ids: Sequence[UUID]) -> Mapping[UUID, ErrorLine]:
+    """Return the error of each of these runs that failed."""
     found = connection.execute(_READ_ERROR_LINES, {"run_ids": list(run_ids)}, binary=True).fetchall()
-    return dict(cast("list[tuple[UUID, str]]", found))
+    return {run_id: ErrorLine(*line) for run_id, *line in cast("list[tuple[UUID, str | None, str | None]]", found)}
 
 
 def read_repeated(connection: Conn, run_ids: Sequence[UUID]) -> Mapping[UUID, UUID]:

@@ -2,13 +2,14 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from threading import Event
 from uuid import uuid4
 
 import psycopg
 import pytest
+from confluent_kafka import Producer
 from confluent_kafka.admin import (
     AlterConfigOpType,  # type: ignore[attr-defined]
     ConfigEntry,  # type: ignore[attr-defined]
@@ -25,6 +26,7 @@ from tests.fixtures.services import Fleet, admin_of, delete_topics, until
 from tests.relay.topics import make_topics
 from tests.transitions.acts import begin, end, ending, submit, trigger
 from tidewheel.control.client.client import Client
+from tidewheel.control.doctor.broker import Broker, BrokerAnswer
 from tidewheel.control.doctor.check import Check, Context, Limits, Report, run_checks
 from tidewheel.control.doctor.doctor import CHECKS, diagnose
 from tidewheel.control.reads.findings import Finding, Severity
@@ -379,6 +381,28 @@ def topics(info: StackInfo) -> Iterator[Topics]:
     made = Topics(f"t{uuid4().hex[:10]}")
     yield made
     delete_topics(info.kafka, made.prefix)
+
+
+@pytest.mark.kafka
+def test_lag_of_requests_is_read_beside_the_pages_and_kept_while_no_broker_answers(
+    topics: Topics, info: StackInfo
+) -> None:
+    settings = Connections.load(
+        topic_prefix=topics.prefix, kafka_properties=info.kafka_properties, kafka_bootstrap=info.bootstrap
+    )
+    apply_topics(info.kafka, topics)
+    producer = Producer({**info.kafka})
+    for _ in range(3):
+        producer.produce(topics.requests, value=b"v")
+    assert producer.flush(30) == 0
+    broker, seconds = Broker(settings, topics), iter(range(0, 100_000, 10))
+
+    def asked() -> BrokerAnswer:
+        return broker.last(datetime(2026, 11, 21, tzinfo=UTC) + timedelta(seconds=next(seconds)))
+
+    assert asked() == BrokerAnswer(), "no page waits"
+    until(lambda: asked().requests == 3, "Kafka has answered")
+    assert asked().behind == [(f"{topics.requests}.intake", topics.requests, 3)]
 
 
 @pytest.mark.kafka

@@ -270,7 +270,7 @@ _BROKEN = frozenset({HTTPStatus.NOT_FOUND, HTTPStatus.METHOD_NOT_ALLOWED})
 def test_page_of_a_batchs_run_names_the_batch(places: Places) -> None:
     run_id = places.made.runs["batch", "run of a batch"]
     page = places.client.get(f"/runs/{run_id}", headers=HTML).text
-    assert f'part of batch <span class="mono">{places.made.batches[0]}' in page
+    assert f'href="/batches/{places.made.batches[0]}"' in page
     assert "Part of a workflow" not in page
     shown = places.client.get(f"/api/v1/runs/{run_id}").json()
     assert (shown["batch_id"], shown["workflow_run_id"]) == (str(places.made.batches[0]), None)

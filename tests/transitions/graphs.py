@@ -58,8 +58,10 @@ def never() -> Chance:
     return Chance(random.Random(0))  # noqa: S311 - no draw matters
 
 
-def end_some(database: Database, decide: Callable[[str], RunState], chance: Chance, limit: int = 20) -> int:
-    """Claim and end queued runs as their jobs' keys decide."""
+def end_some(
+    database: Database, decide: Callable[[str], RunState], chance: Chance, limit: int = 20, **error: str
+) -> int:
+    """Claim and end queued runs as their jobs' keys decide; failed ones with this error."""
     rows = database.rows(
         "SELECT o.run_id, o.job_version, j.key FROM job_runs o JOIN jobs j USING (job_id)"
         " WHERE o.state = 'queued' AND o.publish_at <= tidewheel_now() ORDER BY random() LIMIT %s",
@@ -75,6 +77,7 @@ def end_some(database: Database, decide: Callable[[str], RunState], chance: Chan
                 executor_id=EXECUTOR,
             )
             ends = [RunEnd(one.run_id, one.attempt, decide(keys[one.run_id]), EXECUTOR) for one in claimed.started]
+            ends = [end._replace(**error) if end.state is RunState.FAILED else end for end in ends]
             done = finish_runs(connection, database.installation, ends)
             chance.visit()
     except Aborted:
@@ -92,9 +95,9 @@ def drain_some(database: Database, chance: Chance, children: int = 500) -> int:
     return done.releases
 
 
-def play(database: Database, decide: Callable[[str], RunState] = lambda _: RunState.SUCCEEDED) -> None:
+def play(database: Database, decide: Callable[[str], RunState] = lambda _: RunState.SUCCEEDED, **error: str) -> None:
     """End runs and drain their releases until nothing is left to do."""
-    while end_some(database, decide, never(), 1000) + drain_some(database, never()):
+    while end_some(database, decide, never(), 1000, **error) + drain_some(database, never()):
         pass
 
 

@@ -27,7 +27,7 @@ from tests.transitions.acts import (
     trigger,
 )
 from tests.transitions.figures import forget_figures
-from tests.transitions.graphs import after, play, put
+from tests.transitions.graphs import after, drain_some, never, play, put
 from tidewheel.activity import activity
 from tidewheel.control.client.client import Client
 from tidewheel.ids import job_id
@@ -114,6 +114,13 @@ PAGES: Mapping[str, str] = {
     "workflow": "/workflows/{workflow}",
     "workflow-resume": "/workflows/{workflow}/resume",
     "workflow-cancel": "/workflows/{workflow}/cancel",
+    "batches": "/batches",
+    "batch": "/batches/{batch_id}",
+    "batch-all": "/batches/{batch_id}?show=all",
+    "batch-open": "/batches/{open_batch}",
+    "batch-close": "/batches/{open_batch}/close",
+    "batch-resume": "/batches/{batch_id}/resume",
+    "batch-cancel": "/batches/{open_batch}/cancel",
     "ask": "/ask?q=hou",
     "ask-nothing": "/ask?q=hourli",
     "fleet": "/fleet?executor={executor}",
@@ -169,6 +176,7 @@ def seed(empty: ClockedDatabase) -> Ids:
     _last_hour(database)
     _failing(database, ids)
     _hard_text(database, ids)
+    _batches(database, ids)
     _waiting(database, ids)
     _on_the_axis(database)
     _administered(database, ids)
@@ -232,7 +240,7 @@ def _workflow(database: ClockedDatabase, ids: Ids) -> None:
 def _play_graph(database: ClockedDatabase) -> UUID:
     root = trigger(database, "load")
     later(database, 1)
-    play(database, lambda key: RunState.FAILED if key == "check" else RunState.SUCCEEDED)
+    play(database, lambda key: RunState.FAILED if key == "check" else RunState.SUCCEEDED, **_NO_ROW)
     return root
 
 
@@ -268,12 +276,46 @@ def _play_batch(database: ClockedDatabase, key: str, ends: Sequence[RunState], t
     delays = (f"{900 - nth * 899 // len(ends)}ms" for nth, _ in enumerate(ends))
     runs = apply_batch(database, *({"type": "job.trigger", "key": key, "delay": each} for each in delays))
     later(database, 1)
-    claims = [Claim(UUID(run.run_id), 1, 1, "test/0/0@0") for run in runs]
+    _end_runs(database, [UUID(run.run_id) for run in runs], ends, took, _NO_ANSWER)
+
+
+def _end_runs(
+    database: ClockedDatabase, runs: Sequence[UUID], ends: Sequence[RunState], took: float, error: Mapping[str, str]
+) -> None:
+    """Begin runs, and end them; failures with this error."""
+    claims = [Claim(run, 1, 1, "test/0/0@0") for run in runs]
     with database.transaction() as connection:
         started = claim_runs(connection, database.installation, claims, executor_id=EXECUTOR).started
     later(database, took)
+    started = sorted(started, key=lambda run: runs.index(run.run_id))
     ended = [ending(run, state) for run, state in zip(started, ends, strict=True)]
-    end(database, *(each if each.state is RunState.SUCCEEDED else each._replace(**_NO_ANSWER) for each in ended))
+    end(database, *(each if each.state is RunState.SUCCEEDED else each._replace(**error) for each in ended))
+
+
+def _batches(database: ClockedDatabase, ids: Ids) -> None:
+    """A batch with three failed runs and its callbacks, and an open one that goes on."""
+    once = {"max_attempts": 1}
+    apply_batch(database, submission("price", retry=once, overlap="allow_all"), submission("import-done", retry=once))
+    rows = [{"ref": f"row-{at:02}", "key": "price"} for at in range(12)]
+    tomorrow = [row | {"delay": "24h"} for row in rows[5:]]
+    report = {"ref": "report", "key": "price", "after": ["row-03"]}
+    on = {"failed": {"key": "import-done"}, "finished": {"key": "import-done"}}
+    with Client(database.url) as client:
+        ids["batch_id"] = batch = client.batches.submit([*rows, report], on=on, request_id="import-prices")
+        ids["open_batch"] = other = client.batches.submit(
+            [*rows[:5], *tomorrow], open=True, on=on, request_id="import-stock"
+        )
+        runs, others = (
+            [run.run_id for run in client.batches.get(each).runs if not run.parents] for each in (batch, other)
+        )
+    ends = [RunState.FAILED if at in {3, 7, 8} else RunState.SUCCEEDED for at in range(len(runs))]
+    _end_runs(database, runs, ends, 2, _NO_PRICE)
+    _end_runs(database, others[:5], ends[4:9], 3, _NO_PRICE)
+    while drain_some(database, never()):
+        pass
+    name = f"batch/{batch}/finished"
+    [called] = apply_batch(database, {"type": "job.trigger", "key": "import-done", "request_id": name})
+    _end_runs(database, [UUID(called.run_id)], [RunState.SUCCEEDED], 1, _NO_PRICE)
 
 
 def _on_the_axis(database: ClockedDatabase) -> None:
@@ -359,4 +401,6 @@ SELECT process_id, role, 'host-1:7', last_heartbeat_at, started_at FROM processe
 """
 _RELAYED: LiteralString = "DELETE FROM outbox WHERE publish_at <= tidewheel_now()"
 _NO_ANSWER = {"error_type": "TimeoutError", "error_message": "the mail server did not answer within 10 s"}
+_NO_ROW = {"error_type": "ValueError", "error_message": "row 4410 has no date"}
+_NO_PRICE = {"error_type": "ValueError", "error_message": "the row has no price"}
 _FAILING_WORKFLOWS = (90, 71, 70)  # half minutes ago

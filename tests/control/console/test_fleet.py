@@ -1,13 +1,16 @@
 """The fleet page: executors with their runs, groups, the checks of doctor."""
 
+import re
 from http import HTTPStatus
 from typing import Any, LiteralString, cast
+from uuid import uuid4
 
-from tests.control.api.answering import ApiClient
-from tests.control.console.pages import console, fields_of, key_of, signed_in
+from tests.control.api.answering import ApiClient, answering
+from tests.control.console.pages import HTML, console, fields_of, key_of, signed_in
 from tests.control.reads.test_waits import executor
 from tests.fixtures.database import Database
-from tests.transitions.acts import HANDLER, begun, submit
+from tests.fixtures.services import until
+from tests.transitions.acts import HANDLER, begun, submit, trigger
 from tidewheel.control.reads.fleet import LOOKED_AT
 from tidewheel.jobs.strict_json import as_object
 from tidewheel.postgres.statements import Statements
@@ -22,6 +25,12 @@ SELECT (jsonb_populate_record(r, jsonb_build_object(
            'publish_at', r.publish_at + interval '1 day'))).*
   FROM job_runs AS r CROSS JOIN unnest('{default,a,z}'::text[]) AS q (queue) CROSS JOIN generate_series(1, 5000)
 """
+
+
+def tile(page: str, label: str) -> str:
+    """Return the text of a figure."""
+    part = page.partition(f"<small>{label}</small>")[2].partition('class="tile"')[0].partition("</section>")[0]
+    return " ".join(re.sub(r"<[^>]+>", " ", part.rpartition("<")[0]).split())
 
 
 def test_executor_opens_to_the_runs_that_it_has(pages: ApiClient) -> None:
@@ -73,6 +82,32 @@ def test_silent_executors_come_first_and_many_are_grouped(pages: ApiClient) -> N
     found = pages.get("/fleet?find=reports").text
     assert "51 executors" not in found
     assert "reports" in found
+
+
+def test_executor_that_renews_no_lease_while_its_process_lives_is_stuck(pages: ApiClient) -> None:
+    stuck = uuid4()
+    executor(pages.database, HANDLER, executor_id=stuck, silent="1 h")
+    executor(pages.database, HANDLER)
+    pages.database.execute(
+        "INSERT INTO processes SELECT %s, 'executor', 'host-1', 7, '0.1.0', '{}', at, at, at"
+        " FROM tidewheel_now() AS at",
+        [stuck],
+    )
+    page = pages.get("/fleet").text
+    assert "stuck 1 h" in page
+    assert tile(page, "Slots used") == "0 of 4 of live executors", "a silent executor has none"
+
+
+def test_figures_are_shown_without_kafka_and_name_its_absence(database: Database) -> None:
+    submit(database)
+    trigger(database)
+    with answering(database, kafka_bootstrap="127.0.0.1:1") as client:
+        client.headers.update(HTML)
+        page = client.get("/fleet").text
+        assert re.fullmatch(r"[1-9]\d* oldest .+", tile(page, "Outbox"))
+        assert tile(page, "PostgreSQL").startswith("well answered")
+        assert tile(page, "Kafka") == "\u2013 no answer yet"
+        until(lambda: tile(client.get("/fleet").text, "Kafka").startswith("away"), "Kafka is known to be away")
 
 
 def test_doctor_runs_on_request_and_the_page_keeps_its_findings(pages: ApiClient) -> None:

@@ -58,6 +58,21 @@ def test_graph_and_list_have_every_part_and_the_run_of_a_part_links_to_them(page
         assert pages.get(path).status_code == HTTPStatus.NOT_FOUND, path
 
 
+def test_first_failure_of_a_workflow_has_its_error_in_the_first_line_and_at_its_node(pages: ApiClient) -> None:
+    graph = {"a": [], "b": after("a"), "c": after("b"), "d": after("c"), "alarm": [("b", "failure")]}
+    put(pages.database, graph | {"fine": [("a", "failure")]}, retry={"max_attempts": 1})
+    root = trigger(pages.database, "a")
+    play(pages.database, failing, error_type="AccessDenied", error_message=f"no permission {_SCRIPT}\nat once")
+    page = shown(pages, f"/workflows/{root}")
+    lead = page.partition('aria-label="What matters now"')[2].partition("</section>")[0]
+    text = " ".join(re.sub(r"<[^>]+>", "", lead.partition(">")[2]).split())
+    assert text.startswith("b failed, so 2 jobs did not run."), "alarm ran, and fine did not wait for b"
+    assert f'href="/runs/{run_of(pages.database, "b")}"' in lead
+    assert "AccessDenied: no permission &lt;script&gt;" in lead
+    assert "at once" not in lead
+    assert page.count("failed: AccessDenied") == 1
+
+
 def test_trigger_of_a_root_names_the_jobs_that_follow_it(pages: ApiClient) -> None:
     put(pages.database, DIAMOND)
     assert re.search(r"so these jobs may run after it: (b, c|c, b)\.", shown(pages, "/jobs/a/trigger"))

@@ -669,7 +669,9 @@ SPECIAL: Mapping[str, Mapping[str, object]] = {
     "find_workflows": {"tenant": "1", **_ROOTS},
     "find_workflows_of_root": _ROOTS,
     "list_batches": {"tenant": "1", "before": _BEYOND, "limit": 51},
-    "read_batch_runs": _BATCH | {"limit": 1000},
+    "read_batch_runs": _BATCH | {"limit": 1000, "after": ""},
+    "list_failed_runs": _BATCH | {"limit": 200, "after": "", "look": 50_000},
+    "read_batch_callbacks": _BATCH,
     "find_due_releases": {"limit": 500},
     **dict.fromkeys(
         (
@@ -770,7 +772,7 @@ _HOT = {
     "tidewheel.nouns.dead_letters": "list_dead_letters last_dead_letter_looked_at group_dead_letters",
     "tidewheel.nouns.freezes": "read_frozen_timers",
     "tidewheel.nouns.limits": "list_blocked_keys read_blocked_key list_key_limits list_keys_in_use",
-    "tidewheel.nouns.batches": "list_batches read_batch_runs read_run_edges",
+    "tidewheel.nouns.batches": "list_batches read_batch_runs list_failed_runs read_batch_callbacks read_run_edges",
     "tidewheel.nouns.workflows": "find_workflows find_workflows_of_root",
     "tidewheel.nouns.works": "count_backfilled",
 }

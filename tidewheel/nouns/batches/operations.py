@@ -4,15 +4,17 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
-from typing import Annotated, NamedTuple, cast
+from typing import Annotated, Any, NamedTuple, cast
 from uuid import UUID
 
 from psycopg.rows import class_row
 from pydantic import BeforeValidator, Field
 
 from tidewheel.api_keys import Scope
+from tidewheel.control.reads.outcomes import ErrorLine
 from tidewheel.errors import UnknownBatch
 from tidewheel.jobs.batches import AddedRuns, BatchCallbacks, BatchRuns
+from tidewheel.jobs.strict_json import as_object, read_value
 from tidewheel.jobs.values import Reason
 from tidewheel.nouns.operation import InRequest, Noun, Page, Rows, as_id, operation, read_page
 from tidewheel.nouns.tenants.reads import require_tenant
@@ -27,9 +29,12 @@ _LIST_BATCHES = _SQL["list_batches"]
 _SHOW_BATCH = _SQL["show_batch"]
 _READ_BATCH_RUNS = _SQL["read_batch_runs"]
 _READ_RUN_EDGES = _SQL["read_run_edges"]
+_LIST_FAILED_RUNS = _SQL["list_failed_runs"]
+_READ_BATCH_CALLBACKS = _SQL["read_batch_callbacks"]
 
 MAX_RUNS = 10_000  # of one answer
 _MAX_EDGES = 100_000
+_LOOKED_AT = 50_000  # runs of a batch, failed or not: as many as a resume reads
 _LAST = UUID(int=(1 << 128) - 1)
 
 BATCHES = "/api/v1/batches"
@@ -116,9 +121,9 @@ class Batch:
     runs: Sequence[BatchNode]
 
 
-def show_batch(connection: Conn, tenant: str, batch_id: UUID, *, limit: int) -> Batch:
-    """Return one batch with so many of its runs at most."""
-    columns: dict[str, object] = {"tenant": tenant, "batch_id": batch_id, "limit": limit}
+def show_batch(connection: Conn, tenant: str, batch_id: UUID, *, limit: int, after: str = "") -> Batch:
+    """Return one batch with so many of its runs at most, behind a ref."""
+    columns: dict[str, object] = {"tenant": tenant, "batch_id": batch_id, "limit": limit, "after": after}
     summary = read_row(connection, class_row(BatchSummary), _SHOW_BATCH, columns)
     if summary is None:
         raise UnknownBatch(str(batch_id))
@@ -142,6 +147,33 @@ def _run(row: _Row, run: NodeRun | None, parents: Sequence[NodeParent]) -> Batch
     return BatchNode(
         row.ref, row.key, row.run_id, run.state, parents, run.reason, run.attempt, run.started_at, run.finished_at
     )
+
+
+class FailedRun(NamedTuple):
+    """A run of a batch that failed, with the first line of its error."""
+
+    ref: str
+    run_id: UUID
+    key: str
+    state: str
+    attempt: int
+    started_at: datetime | None
+    finished_at: datetime
+    error: ErrorLine
+
+
+def list_failed_runs(connection: Conn, batch_id: UUID, *, limit: int, after: str = "") -> list[FailedRun]:
+    """Return so many failed runs of a batch at most, in the order of their refs, behind one."""
+    columns: dict[str, object] = {"batch_id": batch_id, "after": after, "limit": limit, "look": _LOOKED_AT}
+    rows = connection.execute(_LIST_FAILED_RUNS, columns, binary=True).fetchall()
+    return [FailedRun._make([*row[:-2], ErrorLine._make(row[-2:])]) for row in cast("list[tuple[Any, ...]]", rows)]
+
+
+def read_callbacks(connection: Conn, batch_id: UUID) -> dict[str, str]:
+    """Return the keys of the jobs that a batch triggers, by `failed`, `succeeded` and `finished`."""
+    [row] = connection.execute(_READ_BATCH_CALLBACKS, {"batch_id": batch_id}, binary=True).fetchall()
+    given = as_object(read_value(cast("bytes", row[0]))) or {}
+    return {name: str(callback["key"]) for name, each in given.items() if (callback := as_object(each)) is not None}
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,14 +22,33 @@ SELECT {{batch_summary(b)}}
  WHERE b.batch_id = %(batch_id)s AND b.tenant = %(tenant)s
 
 -- name: read_batch_runs
--- Returns the runs of a batch with the keys of their jobs, in the order of their refs.
+-- Returns the runs of a batch with the keys of their jobs, in the order of their refs, behind one.
 -- Index: batch_runs_pkey, jobs_pkey. No lock.
 SELECT r.ref, r.run_id, j.key
   FROM batch_runs AS r
   JOIN jobs AS j ON j.job_id = r.job_id
- WHERE r.batch_id = %(batch_id)s
+ WHERE r.batch_id = %(batch_id)s AND r.ref > %(after)s
  ORDER BY r.ref
  LIMIT %(limit)s
+
+-- name: list_failed_runs
+-- Returns the failed runs among `look` runs of a batch with their errors, in the order of their refs, behind one.
+-- Index: batch_runs_pkey, failed_runs_pkey, jobs_pkey. No lock.
+SELECT r.ref, r.run_id, j.key, f.state, f.attempt, f.started_at, f.finished_at, f.error_type,
+       left(split_part(f.error_message, E'\n', 1), 300) AS message
+  FROM (SELECT b.ref, b.run_id FROM batch_runs AS b
+         WHERE b.batch_id = %(batch_id)s AND b.ref > %(after)s
+         ORDER BY b.ref
+         LIMIT %(look)s) AS r
+  JOIN failed_runs AS f ON f.run_id = r.run_id
+  JOIN jobs AS j ON j.job_id = f.job_id
+ ORDER BY r.ref
+ LIMIT %(limit)s
+
+-- name: read_batch_callbacks
+-- Returns the callbacks of a batch.
+-- Index: batches_pkey. No lock.
+SELECT callbacks FROM batches WHERE batch_id = %(batch_id)s
 
 -- name: read_run_edges
 -- Returns the edges that leave some runs of a batch.

@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from http import HTTPStatus
 from typing import ClassVar, cast
 from uuid import UUID
@@ -22,6 +22,7 @@ from tidewheel.control.console.run_actions import REASON
 from tidewheel.control.console.urls import Urls
 from tidewheel.control.console.view import View, list_view, page_now, read_filters
 from tidewheel.control.console.words import agreed, counted, ordinal, state, when
+from tidewheel.control.reads.outcomes import ErrorLine, read_error_lines
 from tidewheel.control.reads.waits import Wait, read_waits
 from tidewheel.doors.address import after_of, next_cursor, query_of
 from tidewheel.errors import refuse
@@ -45,6 +46,8 @@ _WAITING = {RunState.QUEUED, RunState.BUFFERED, RunState.RETRYING, RunState.WAIT
 _CHANGES = 20  # entries about one occurrence, among which refused ones are passed over
 _DEEPEST = 5  # layers that the list shows by an indent
 _COUNTED = 200  # runs at most whose facts a dialog reads
+_NOT_RUN = {RunState.SKIPPED, "not_reached"}
+_NEVER = datetime.max.replace(tzinfo=UTC)
 _NEW = "trigger its root for a new occurrence"
 _RUNS_AGAIN = "runs again if its parents end in the states that its conditions require"
 
@@ -74,6 +77,35 @@ def about_workflow(found: Workflow, pause: AuditEntry | None, now: datetime) -> 
     states = Counter(node.state for node in found.nodes)
     parts = ", ".join(f"{number:,} {state(each)}" for each, number in states.most_common())
     return f"{paused}{counted(len(found.nodes), 'job')}: {parts}.{_again(found)}"
+
+
+@dataclass(frozen=True, slots=True)
+class RootError:
+    """The failure of an occurrence that came first, with the error of each failed run.
+
+    Args:
+        not_run: The number of jobs that it and later failures kept from running.
+    """
+
+    node: WorkflowNode
+    not_run: int
+    errors: Mapping[UUID, ErrorLine]
+
+
+def root_error(connection: Conn, nodes: Sequence[WorkflowNode]) -> RootError | None:
+    """Return the first failure of an occurrence; None without one."""
+    failed = [node for node in nodes if node.state in DEAD_LETTERED and node.run_id is not None]
+    if not failed:
+        return None
+    first = min(failed, key=lambda node: node.finished_at or _NEVER)
+    states, hurt = {node.key: node.state for node in nodes}, {node.key for node in failed}
+    for node in nodes:  # parents first
+        unmet = (each.key in hurt and not is_met(each.when, states[each.key]) for each in node.parents)
+        if node.state in _NOT_RUN and any(unmet):
+            hurt.add(node.key)
+    listed = [first, *failed][:_COUNTED]
+    errors = read_error_lines(connection, [node.run_id for node in listed if node.run_id is not None])
+    return RootError(first, len(hurt) - len(failed), errors)
 
 
 def _again(found: Workflow) -> str:
@@ -137,16 +169,18 @@ class WorkflowPage:
         waiting = [node.run_id for node, _ in page if node.run_id is not None and node.state in _WAITING]
         waits: Mapping[UUID, Wait] = {}
         pause = None
-        if older is None:
-            with connection.snapshot() as reading:
+        with connection.snapshot() as reading:
+            root_failure = root_error(reading, found.nodes)
+            if older is None:
                 waits = read_waits(reading, waiting)
-                if found.summary.state == "paused":
-                    pause = _pause(reading, caller.tenant, root)
+            if older is None and found.summary.state == "paused":
+                pause = _pause(reading, caller.tenant, root)
         following, picture = query.after + ROWS, picture_of(found.nodes)
         return View(
             {
                 "now": now, "summary": found.summary, "again": found.again, "waits": waits,
                 "sentence": about_workflow(found, pause, now),
+                "root": root_failure,
                 "failed": [node for node in found.nodes if node.state in DEAD_LETTERED],
                 "parents": _named_parents(found.nodes), "picture": picture, "rows": page, "total": len(found.nodes),
                 "zoom": _zoom(query.zoom, picture), "first": query.after + 1,
