@@ -12,7 +12,7 @@ AHEAD := jars ruff mypy imports prose # of the tests, among which are the other 
 unexport PYTHONDONTWRITEBYTECODE  # else each of the many processes compiles all modules: 24 s to collect, not 8
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo fmt check $(CHECKS) jars test test-unit test-long test-all faults proof containers up down bench docs site wheel wheel-check sbom
+.PHONY: help setup demo fmt check $(CHECKS) jars test test-unit test-long test-all faults proof containers kubernetes up down bench docs site wheel wheel-check sbom
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "%-12s %s\n", $$1, $$2 }'
@@ -76,6 +76,9 @@ proof: $(STAMP) ## Compare recurrence with a brute-force evaluator, every zone, 
 
 containers: $(STAMP) ## Run the Compose file in containers, kill each under load; needs root: about ten minutes
 	$(BIN)/python -m tools.containers
+
+kubernetes: $(STAMP) ## Run the chart in a Kubernetes of one node, replace its pods under load; needs root
+	$(BIN)/python -m tools.kubernetes
 
 up: $(STAMP) ## Start the local PostgreSQL and Kafka
 	$(BIN)/tidewheel up

@@ -211,6 +211,7 @@ def test_pods_are_confined_as_the_containers_of_compose() -> None:
         assert spec["securityContext"]["runAsUser"] == 10001
         assert spec["securityContext"]["runAsNonRoot"] is True
         assert spec["automountServiceAccountToken"] is False
+        assert spec["enableServiceLinks"] is False  # else Kubernetes sets TIDEWHEEL_API_PORT
     for container in containers():
         assert container["securityContext"] == {
             "readOnlyRootFilesystem": True,

@@ -25,6 +25,7 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- define "tidewheel.pod" -}}
 {{- $root := .root -}}
 automountServiceAccountToken: false
+enableServiceLinks: false  # of a release `tidewheel`: TIDEWHEEL_API_PORT=tcp://…
 securityContext:
   {runAsNonRoot: true, runAsUser: 10001, runAsGroup: 10001, fsGroup: 10001, seccompProfile: {type: RuntimeDefault}}
 {{- with $root.Values.image.pullSecrets }}

@@ -1,4 +1,4 @@
-"""Refusals of `make containers`: one sentence with the remedy, before it starts anything."""
+"""Refusals of `make containers` and `make kubernetes`: one sentence with the remedy, at once."""
 
 import os
 import socket
@@ -17,14 +17,16 @@ pytestmark = [
 PROGRAMS = ("dockerd", "docker", "mmdebstrap", "go")
 
 
-def refused(folder: Path, *, engine: str = "26.1.5", programs: tuple[str, ...] = PROGRAMS) -> str:
-    """Run the tool where these programs are; return its error."""
+def refused(
+    folder: Path, *, tool: str = "containers", engine: str = "26.1.5", programs: tuple[str, ...] = PROGRAMS
+) -> str:
+    """Run a tool where these programs are; return its error."""
     for name in programs:
         program = folder / name
         program.write_text(f"#!/bin/sh\necho 'Docker version {engine}, build 1'\n")
         program.chmod(0o755)
     done = subprocess.run(
-        [sys.executable, "-m", "tools.containers"],
+        [sys.executable, "-m", f"tools.{tool}"],
         cwd=ROOT,
         env={"PATH": str(folder), "TIDEWHEEL_CACHE_DIR": str(folder / "cache"), "TMPDIR": str(folder)},
         capture_output=True,
@@ -37,10 +39,17 @@ def refused(folder: Path, *, engine: str = "26.1.5", programs: tuple[str, ...] =
     return done.stderr
 
 
-@pytest.mark.parametrize(("lacking", "package"), [("dockerd", "docker.io"), ("mmdebstrap", "mmdebstrap")])
-def test_missing_program_is_named_with_its_package(tmp_path: Path, lacking: str, package: str) -> None:
-    there = tuple(name for name in PROGRAMS if name != lacking)
-    assert f"{lacking} is missing: run `apt-get install {package}`" in refused(tmp_path, programs=there)
+@pytest.mark.parametrize(
+    ("tool", "lacking", "package"),
+    [
+        ("containers", "dockerd", "docker.io"),
+        ("containers", "mmdebstrap", "mmdebstrap"),
+        ("kubernetes", "etcd", "etcd-server"),
+    ],
+)
+def test_missing_program_is_named_with_its_package(tmp_path: Path, tool: str, lacking: str, package: str) -> None:
+    there = tuple(name for name in (*PROGRAMS, "containerd") if name != lacking)
+    assert f"{lacking} is missing: run `apt-get install {package}`" in refused(tmp_path, tool=tool, programs=there)
 
 
 def test_engine_that_is_too_old_is_named_with_its_version(tmp_path: Path) -> None:

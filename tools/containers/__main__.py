@@ -6,6 +6,7 @@ Exit codes: 0 if nothing was lost or completed twice, 1 if it was or the trial c
 import shutil
 import signal
 import sys
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from tempfile import gettempdir, mkdtemp
@@ -15,32 +16,27 @@ import psycopg
 from confluent_kafka import KafkaException
 
 from tidewheel.errors import StackError, TidewheelError
-from tools.containers.engine import Engine, check_machine
+from tools.containers.engine import PACKAGES, Engine, check_machine
 from tools.containers.images import build_images, compose_program
-from tools.containers.load import API_PORT, BROKER_PORT
-from tools.containers.trial import POSTGRES_PORT, Row, Site, run_trial
+from tools.containers.trial import API_PORT, BROKER_PORT, POSTGRES_PORT, Row, Site, run_trial
 
 _END_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _INTERRUPTED = 130  # as in shells: 128 + SIGINT
 _LOGS = Path(gettempdir()) / "tidewheel-containers.log"
 
 
-def main() -> int:
-    """Run it, and return the exit code. Nothing is left running."""
+def guarded(trial: Callable[[], int]) -> int:
+    """Run a trial, and return its exit code; on a signal or an error it ends what it has started."""
     for number in _END_SIGNALS:
         signal.signal(number, _interrupt)
     try:
-        faults = _run()
+        return trial()
     except KeyboardInterrupt:
         print("interrupted: all that was started is stopped", file=sys.stderr)
         return _INTERRUPTED
     except (TidewheelError, KafkaException, psycopg.Error, httpx.HTTPError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
-    for fault in faults[:20]:
-        print(fault)
-    print(f"failed: {len(faults)} faults" if faults else "passed: no trigger was lost, no run was completed twice")
-    return int(bool(faults))
 
 
 def _interrupt(number: int, frame: object) -> None:
@@ -51,8 +47,9 @@ def _interrupt(number: int, frame: object) -> None:
     raise KeyboardInterrupt
 
 
-def _run() -> list[str]:
-    check_machine((POSTGRES_PORT, BROKER_PORT, API_PORT))
+def run_it() -> int:
+    """Run the trial of the Compose file, and return the exit code."""
+    check_machine("make containers", PACKAGES, (POSTGRES_PORT, BROKER_PORT, API_PORT))
     compose = compose_program()
     with ExitStack() as undo:
         folder = Path(mkdtemp(prefix="tidewheel-containers-"))
@@ -69,7 +66,15 @@ def _run() -> list[str]:
         if faults:
             _keep_logs(site)
     _print_table(site.rows)
-    return faults
+    return report(faults, "passed: no trigger was lost, no run was completed twice")
+
+
+def report(faults: Sequence[str], passed: str) -> int:
+    """Print the verdict, and return the exit code."""
+    for fault in faults[:20]:
+        print(fault)
+    print(f"failed: {len(faults)} faults" if faults else passed)
+    return int(bool(faults))
 
 
 def _keep_logs(site: Site) -> None:
@@ -89,4 +94,4 @@ def _print_table(rows: dict[str, Row]) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(guarded(run_it))

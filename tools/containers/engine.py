@@ -7,7 +7,7 @@ import os
 import re
 import signal
 import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from shutil import which
 from types import TracebackType
@@ -19,23 +19,27 @@ from tidewheel.errors import StackError
 from tidewheel.local.daemon import is_free, log_tail
 from tools.containers.progress import wait_for
 
-_PACKAGES = {"dockerd": "docker.io", "docker": "docker.io", "mmdebstrap": "mmdebstrap", "go": "golang-go"}
+PACKAGES = {"dockerd": "docker.io", "docker": "docker.io", "mmdebstrap": "mmdebstrap", "go": "golang-go"}
 _OLDEST = (20, 10)
 _START_SECONDS = 60.0
 _STOP_SECONDS = 60.0
 _COMMAND_SECONDS = 1800.0  # the longest compiles Docker Compose: 3 minutes of CPU
 
 
-def check_machine(ports: Sequence[int]) -> None:
-    """Raise StackError with the remedy if this machine cannot run an engine that publishes these ports."""
-    for fault in _faults(ports):
+def check_machine(command: str, packages: Mapping[str, str], ports: Sequence[int]) -> None:
+    """Raise StackError with the remedy if this machine cannot run `command`.
+
+    Args:
+        packages: The Debian package of each program.
+    """
+    for fault in _faults(command, packages, ports):
         raise StackError(fault)
 
 
-def _faults(ports: Sequence[int]) -> Iterator[str]:
+def _faults(command: str, packages: Mapping[str, str], ports: Sequence[int]) -> Iterator[str]:
     if os.geteuid() != 0:
-        yield "a Docker engine needs root: run `sudo make containers`"
-    for program, package in _PACKAGES.items():
+        yield f"a Docker engine needs root: run `sudo {command}`"
+    for program, package in packages.items():
         if which(program) is None:
             yield f"the program {program} is missing: run `apt-get install {package}`"
     version = run(["dockerd", "--version"]).strip()
@@ -77,8 +81,8 @@ def run(
 class Engine:
     """The engine and its commands; a context manager that ends the engine with all its containers."""
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
+    def __init__(self, folder: Path, *options: str) -> None:
+        self._folder, self._options = folder, options
         self._log = folder / "dockerd.log"
         self._socket = f"unix://{folder / 'docker.sock'}"
         self.variables = {"DOCKER_HOST": self._socket, "DOCKER_CONFIG": str(folder), "DOCKER_BUILDKIT": "0"}
@@ -91,7 +95,7 @@ class Engine:
         options = [f"--{name}={path}" for name, path in where.items()]
         with self._log.open("wb") as output:
             self._process = subprocess.Popen(
-                ["dockerd", *options, f"--host={self._socket}", "--bridge=none"],
+                ["dockerd", *options, *self._options, f"--host={self._socket}", "--bridge=none"],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,

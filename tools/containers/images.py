@@ -4,7 +4,7 @@ The cache folder keeps what takes minutes: Docker Compose and Debian. Each run b
 """
 
 import tarfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from fnmatch import fnmatch
 from importlib.metadata import version
 from pathlib import Path
@@ -21,7 +21,6 @@ ROOT = Path(__file__).resolve().parents[2]
 POSTGRES, KAFKA, WORK, TIDEWHEEL = "trial/postgres", "trial/kafka", "trial/work", f"tidewheel:{version('tidewheel')}"
 
 _COMPOSE = "2.39.4"  # that of the locked set refuses engines before 25, and Debian 12 has 20.10
-_MODULE = "github.com/docker/compose/v2"
 _DEBIAN = ("mmdebstrap", "--variant=minbase", "--include=python3,python3-venv,ca-certificates", "bookworm")
 _RECIPES = Path(__file__).with_name("recipes")
 _CERTIFICATES = Path("/etc/ssl/certs/ca-certificates.crt")
@@ -32,21 +31,43 @@ _Filter = Callable[[tarfile.TarInfo], tarfile.TarInfo | None]
 
 def compose_program() -> Path:
     """Return Docker Compose for this engine, compiled once."""
+    return go_program("docker-compose", "github.com/docker/compose/v2/cmd", _COMPOSE)
+
+
+def go_program(
+    name: str, package: str, version: str, *, replaced: Sequence[str] = (), linked: str = "", source: str = ""
+) -> Path:
+    """Return a program of a Go module, compiled once.
+
+    Args:
+        replaced: Modules with their versions, `MODULE=MODULE@VERSION`.
+        linked: Further flags of the linker.
+        source: A program that imports parts of `package`, to compile in its place.
+    """
 
     def compile_it(folder: Path) -> None:
-        run(["go", "mod", "init", "local/compose"], folder=folder)
-        run(["go", "get", f"{_MODULE}/cmd@v{_COMPOSE}"], folder=folder)
-        command = ["go", "build", "-ldflags=-s -w", "-o", "made", f"{_MODULE}/cmd"]
+        run(["go", "mod", "init", "local/program"], folder=folder)
+        run(["go", "mod", "edit", "-go=1.24", *(f"-replace={each}" for each in replaced)], folder=folder)
+        run(["go", "get", f"{package}@v{version}"], folder=folder)
+        if source:
+            (folder / "main.go").write_text(source)
+            run(["go", "mod", "tidy"], folder=folder)
+        command = ["go", "build", f"-ldflags=-s -w {linked}", "-o", "made", "." if source else package]
         run(command, folder=folder, variables={"CGO_ENABLED": "0"})
 
-    return _kept(f"docker-compose-{_COMPOSE}", "compile Docker Compose", compile_it)
+    return _kept(f"{name}-{version}", f"compile {name} {version}", compile_it)
+
+
+def debian() -> Path:
+    """Return the archive of Debian 12 with Python, made once."""
+    return _kept("debian-12.tar", "make Debian 12", lambda folder: run([*_DEBIAN, "made.tar"], folder=folder))
 
 
 def build_images(engine: Engine) -> None:
     """Build the images of Tidewheel, PostgreSQL and Kafka, and one with a handler."""
-    debian = _kept("debian-12.tar", "make Debian 12", lambda folder: run([*_DEBIAN, "made.tar"], folder=folder))
+    base = debian()
     with step("image of Debian 12 with Python"):
-        engine.docker("import", debian, "trial/debian")
+        engine.docker("import", base, "trial/debian")
         own = {each.name: each for each in (_CERTIFICATES, _PIP) if each.exists()}
         _build(engine, "trial/python", "python.Dockerfile", _content(_RECIPES) | own)
     with step(f"image {TIDEWHEEL} by compose/Dockerfile"):

@@ -1,4 +1,4 @@
-"""Triggers by topic and by REST, and the completions of their runs, through the published ports."""
+"""Triggers by topic and by REST, the completions of their runs, the console."""
 
 import json
 import re
@@ -18,10 +18,7 @@ from tidewheel.kafka.topics import Topics
 from tidewheel.schemas.codec import decode
 from tidewheel.schemas.generated.records import RunCompleted, RunStatus
 
-API_PORT, BROKER_PORT = 8080, 29092
-
-_BROKER = {"bootstrap.servers": f"127.0.0.1:{BROKER_PORT}", "reconnect.backoff.max.ms": 500, "log_level": 0}
-_API = f"http://127.0.0.1:{API_PORT}"
+_BROKER: dict[str, str | int] = {"reconnect.backoff.max.ms": 500, "log_level": 0}
 _BY_TOPIC, _BY_REST, _EACH_SECOND = "by-topic", "by-rest", "each-second"
 _TOPIC_PAUSE_SECONDS = 0.1  # between two triggers
 _REST_PAUSE_SECONDS = 0.2
@@ -36,12 +33,14 @@ class Load:
     `sent` has the request id of each trigger.
     """
 
-    def __init__(self, key: str) -> None:
+    def __init__(self, api: str, broker: str, key: str) -> None:
         self.sent: set[str] = set()
         self._undelivered: list[str] = []
         self._stopped, self._left = threading.Event(), threading.Event()
-        self._producer = Producer({**_BROKER, "enable.idempotence": True, "message.timeout.ms": 300_000})
-        self._api = httpx.Client(base_url=f"{_API}/api/v1", headers={"Authorization": f"Bearer {key}"}, timeout=10)
+        self._producer = Producer(
+            {**_BROKER, "bootstrap.servers": broker, "enable.idempotence": True, "message.timeout.ms": 300_000}
+        )
+        self._api = httpx.Client(base_url=f"{api}/api/v1", headers={"Authorization": f"Bearer {key}"}, timeout=10)
         self._pool = ThreadPoolExecutor(2)
 
     def __enter__(self) -> Self:
@@ -136,11 +135,13 @@ class Load:
 class Completions:
     """The topic of completions from its beginning: runs by request, events by run, failed runs."""
 
-    def __init__(self) -> None:
+    def __init__(self, broker: str) -> None:
         self.runs: defaultdict[str, set[str]] = defaultdict(set)
         self.events: defaultdict[str, set[str]] = defaultdict(set)
         self.failed: dict[str, str] = {}
-        self._consumer = Consumer({**_BROKER, "group.id": "trial", "enable.auto.commit": False})
+        self._consumer = Consumer(
+            {**_BROKER, "bootstrap.servers": broker, "group.id": "trial", "enable.auto.commit": False}
+        )
         topic = Topics().completions
         partitions = self._consumer.list_topics(topic, timeout=30).topics[topic].partitions
         self._consumer.assign([TopicPartition(topic, number, 0) for number in partitions])
@@ -163,9 +164,9 @@ class Completions:
                 self.failed[end.run_id] = f"{end.status} ({end.reason or end.error})"
 
 
-def open_console(key: str) -> None:
+def open_console(api: str, key: str) -> None:
     """Sign in to the console by an API key, and find the jobs on its page."""
-    with httpx.Client(base_url=_API, headers={"Accept": "text/html"}, follow_redirects=True, timeout=30) as browser:
+    with httpx.Client(base_url=api, headers={"Accept": "text/html"}, follow_redirects=True, timeout=30) as browser:
         form = re.search(r'name="token" value="([0-9a-f]+)"', browser.get("/sign-in").text)
         sent = {"token": form[1] if form else "", "key": key, "next": "/jobs", "name": ""}
         page = browser.post("/sign-in", data=sent)

@@ -4,33 +4,28 @@ import os
 import secrets
 import signal
 import subprocess
-from collections.abc import Iterator, Mapping
-from contextlib import closing
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-import psycopg
-
 from tidewheel.clock import SystemClock, monotonic_seconds
 from tidewheel.errors import StackError
 from tidewheel.local.daemon import log_tail
 from tools.containers.engine import Engine, run
 from tools.containers.images import KAFKA, POSTGRES, ROOT, WORK
-from tools.containers.load import Completions, Load, open_console
+from tools.containers.judge import Addresses, run_under_load
 from tools.containers.progress import step, wait_for
 
-POSTGRES_PORT = 5432
+API_PORT, BROKER_PORT, POSTGRES_PORT = 8080, 29092, 5432
 
 _NAMES = ("postgres", "kafka", "intake", "scheduler", "relay", "executor", "api")
 _PREFIX, _SUFFIX = "tidewheel-", "-1"  # of a container's name: the project, and the number in its service
 _STATE = "{{.Name}} {{.State.Pid}} {{.State.StartedAt}} {{.State.Health.Status}}"
 _START_SECONDS = 600.0  # 30 s on an idle machine with two cores
 _BACK_SECONDS = 180.0
-_SETTLE_SECONDS = 300.0  # longer than the lease of a killed executor and all retries
-_OPEN = "SELECT (SELECT count(*) FROM job_runs) + (SELECT count(*) FROM outbox)"
 
 
 class State(NamedTuple):
@@ -64,10 +59,15 @@ class Site:
     rows: dict[str, Row] = field(default_factory=lambda: {name: Row() for name in _NAMES})
 
     def __post_init__(self) -> None:
-        self._password = secrets.token_hex(24)
+        password = secrets.token_hex(24)
+        self.addresses = Addresses(
+            f"http://127.0.0.1:{API_PORT}",
+            f"127.0.0.1:{BROKER_PORT}",
+            f"postgresql://tidewheel:{password}@127.0.0.1:{POSTGRES_PORT}/tidewheel",
+        )
         (self.folder / "secrets").mkdir(mode=0o700)
         token = f'api_token = "{secrets.token_hex(24)}"\n'
-        for name, text in (("postgres_password", self._password), ("api.toml", token)):
+        for name, text in (("postgres_password", password), ("api.toml", token)):
             (self.folder / "secrets" / name).write_text(text)
             (self.folder / "secrets" / name).chmod(0o644)  # the users of the containers read it
         own = self.folder / "handler.yaml"
@@ -140,12 +140,6 @@ class Site:
         wait_for(is_back, f"{name} is healthy again after its kill, by its restart policy", _BACK_SECONDS)
         self.rows[name].back_seconds = monotonic_seconds() - began
 
-    def is_idle(self) -> bool:
-        """Return True if the database has no open run and no message for Kafka."""
-        url = f"postgresql://tidewheel@127.0.0.1:{POSTGRES_PORT}/tidewheel?require_auth=scram-sha-256"
-        with psycopg.connect(url, password=self._password, connect_timeout=10) as connection:
-            return connection.execute(_OPEN).fetchone() == (0,)
-
     def _look(self) -> Mapping[str, State]:
         """Return the state of each running container that lasts."""
         running = [
@@ -164,55 +158,12 @@ def run_trial(site: Site) -> list[str]:
     with step("start compose.yaml until all containers are healthy"):
         site.start()
     key = site.tidewheel("api", "admin", "api-key", "create", "trial", "--scope", "admin").strip()
-    with Load(key) as load, closing(Completions()) as seen:
-        _run_jobs(site, load, seen, key)
-        with step("tidewheel admin audit"):
-            audit = site.tidewheel("scheduler", "admin", "audit", "--from", began.isoformat(), "--completions")
-        seen.read()
-    print(audit.rstrip())
-    print(f"{len(load.sent):,} triggers accepted, {len(seen.runs):,} completed; {len(seen.events):,} runs in all")
-    return list(_faults(load, seen))
-
-
-def _run_jobs(site: Site, load: Load, seen: Completions, key: str) -> None:
-    def completed(count: int) -> bool:
-        load.check()
-        seen.read()
-        return len(seen.runs) >= count
-
-    def settled() -> bool:
-        seen.read()
-        return load.sent <= seen.runs.keys() and site.is_idle()
-
-    with step("submit jobs and triggers by topic and by REST, see runs completed"):
-        load.submit_jobs()
-        load.start()
-        wait_for(partial(completed, 100), "100 triggers are completed", _SETTLE_SECONDS)
-    with step("sign in to the console, read a page"):
-        open_console(key)
-    site.measure_memory()
-    for name in _NAMES:
-        with step(f"kill {name}, see further runs completed"):
-            site.kill(name)
-            wait_for(
-                partial(completed, len(seen.runs) + 20), f"runs are completed after the kill of {name}", _SETTLE_SECONDS
-            )
-    with step("stop the triggers, wait until nothing is open"):
-        load.stop()
-        wait_for(settled, "each trigger is completed, and nothing is open", _SETTLE_SECONDS)
-
-
-def _faults(load: Load, seen: Completions) -> Iterator[str]:
-    for request_id in sorted(load.sent - seen.runs.keys()):
-        yield f"trigger {request_id} has no completion"
-    for request_id, runs in seen.runs.items():
-        if len(runs) > 1:
-            yield f"trigger {request_id} has {len(runs)} runs: {', '.join(runs)}"
-    for run_id, events in seen.events.items():
-        if len(events) > 1:
-            yield f"run {run_id} was completed {len(events)} times"
-    for run_id, end in seen.failed.items():
-        yield f"run {run_id} ended {end}"
+    return run_under_load(
+        site.addresses,
+        key,
+        {"measure the memory": site.measure_memory} | {f"kill {name}": partial(site.kill, name) for name in _NAMES},
+        lambda: site.tidewheel("scheduler", "admin", "audit", "--from", began.isoformat(), "--completions"),
+    )
 
 
 def _service(container: str) -> str:

@@ -1,0 +1,146 @@
+"""The trial: install the chart, replace its pods under load in each way, and judge what is left."""
+
+import json
+import secrets
+import sys
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from tempfile import gettempdir
+
+import psycopg
+
+from tidewheel.clock import SystemClock
+from tidewheel.errors import StackError
+from tools.containers.__main__ import guarded, report
+from tools.containers.images import ROOT
+from tools.containers.judge import Addresses, run_under_load
+from tools.containers.progress import step
+from tools.kubernetes.node import RECIPES, Node
+from tools.kubernetes.programs import compile_programs
+
+_API, _BROKER = "http://tidewheel-api:8080", "kafka:9092"  # Services, by their names
+_KINDS = ("intake", "scheduler", "relay", "executor-default", "api")
+_ROLES = ("owner", "scheduler", "relay", "intake", "executor", "api", "application")
+_LOGS = Path(gettempdir()) / "tidewheel-kubernetes.log"
+_WAIT = ("--wait", "--timeout=45m")
+_ATTEMPTS = "SELECT outcome, count(*) FROM attempts GROUP BY outcome"
+
+
+class Trial:
+    """The chart as the release `tidewheel`, and the load on it."""
+
+    def __init__(self, node: Node, folder: Path) -> None:
+        self._node, self._folder = node, folder
+        self._password = secrets.token_hex(24)
+
+    def run(self) -> list[str]:
+        """Run all of it, and return the faults."""
+        began = SystemClock().now()
+        self._install()
+        key = self._node.tidewheel("api", "admin", "api-key", "create", "trial", "--scope", "admin").strip()
+        at = Addresses(_API, _BROKER, f"postgresql://tidewheel:{self._password}@postgres/tidewheel")
+        faults = run_under_load(
+            at,
+            key,
+            self._changes(),
+            lambda: self._node.tidewheel("api", "admin", "audit", "--from", began.isoformat(), "--completions"),
+        )
+        with psycopg.connect(at.database) as connection:
+            attempts: dict[str, int] = dict(connection.execute(_ATTEMPTS).fetchall())
+        print(f"attempts that did not succeed: {attempts or 'none'}")
+        return [*faults, *(f"{n} attempts ended {end}" for end, n in attempts.items() if end != "released")]
+
+    def _install(self) -> None:
+        passwords = self._folder / "passwords"
+        passwords.mkdir()
+        for role in _ROLES:
+            (passwords / role).write_text(self._password if role == "owner" else secrets.token_hex(24))
+        self._node.kubectl("create", "secret", "generic", "tidewheel-database", f"--from-file={passwords}")
+        token = f"--from-literal=token={secrets.token_hex(24)}"
+        self._node.kubectl("create", "secret", "generic", "tidewheel-api", token)
+        with step("start PostgreSQL and a broker beside it"):
+            self._node.apply("beside.yaml")
+            self._node.kubectl("wait", "pod", "--all", "--for=condition=Ready", "--timeout=5m")
+        with step("helm install --wait"):
+            self._helm("install")
+
+    def _helm(self, command: str, *more: str) -> None:
+        self._node.helm(command, "tidewheel", ROOT / "chart", "--values", RECIPES / "values.yaml", *_WAIT, *more)
+
+    def _changes(self) -> dict[str, Callable[[], object]]:
+        return {
+            **{f"kubectl delete pod of {kind}": partial(self._delete, kind) for kind in _KINDS},
+            "evict two pods of each kind, one refused": self._evict,
+            "scale the executors to 1": partial(self._scale, 1),
+            "scale the executors to 3": partial(self._scale, 3),
+            "scale the executors back to 1": partial(self._scale, 1),
+            "helm upgrade --wait to another image": lambda: self._helm("upgrade", "--set=image.tag=two"),
+            "helm rollback --wait": lambda: self._node.helm("rollback", "tidewheel", *_WAIT),
+            "helm upgrade --wait with migrate.post": lambda: self._helm(
+                "upgrade", "--set=image.tag=two", "--set=migrate.post=true"
+            ),
+        }
+
+    def _delete(self, kind: str) -> None:
+        self._node.kubectl("delete", "pod", self._pods(kind)[0])
+        self._wait_ready(kind)
+
+    def _evict(self) -> None:
+        """Evict a pod of each kind; the second one must be refused while the first is replaced."""
+        for kind in _KINDS:
+            first, second, *_ = self._pods(kind)
+            self._request_eviction(first)
+            try:
+                self._request_eviction(second)
+            except StackError as error:
+                if "disruption budget" not in str(error):
+                    raise
+            else:
+                message = f"the disruption budget of {kind} let two pods be evicted at once"
+                raise StackError(message)
+            self._wait_ready(kind)
+
+    def _request_eviction(self, pod: str) -> None:
+        eviction = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": pod, "namespace": "default"}}
+        file = self._folder / "eviction.json"
+        file.write_text(json.dumps(eviction))
+        path = f"/api/v1/namespaces/default/pods/{pod}/eviction"
+        self._node.kubectl("create", f"--raw={path}", f"--filename={file}")
+
+    def _scale(self, replicas: int) -> None:
+        self._node.kubectl("scale", "deployment/tidewheel-executor-default", f"--replicas={replicas}")
+        self._wait_ready("executor-default")
+
+    def _wait_ready(self, kind: str) -> None:
+        self._node.kubectl("rollout", "status", f"deployment/tidewheel-{kind}", "--timeout=5m")
+
+    def _pods(self, kind: str) -> list[str]:
+        """Return the pods of a kind that are not about to end."""
+        selector = f"--selector=app.kubernetes.io/component={kind}"
+        items = json.loads(self._node.kubectl("get", "pods", selector, "--output=json"))["items"]
+        return [each["metadata"]["name"] for each in items if "deletionTimestamp" not in each["metadata"]]
+
+
+def run_it() -> int:
+    """Run the trial in this process's namespaces; return the exit code."""
+    folder = Path(sys.argv[1])
+    node = Node(folder, compile_programs())
+    try:
+        node.start()
+        faults = Trial(node, folder).run()
+    except BaseException:
+        _keep_logs(node)
+        raise
+    if faults:
+        _keep_logs(node)
+    return report(faults, "passed: no trigger was lost, no attempt was counted")
+
+
+def _keep_logs(node: Node) -> None:
+    _LOGS.write_text(node.logs())
+    print(f"the logs of the pods and programs: {_LOGS}", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    sys.exit(guarded(run_it))
