@@ -299,8 +299,7 @@ def _read(url: str, settings: Connections, stop: Shutdown) -> Installation:
             record_topic_prefix(connection, settings)
             return read_installation(connection, settings)
         except psycopg.OperationalError as error:
-            message = f"the database does not answer: {error}"
-            raise Unavailable(message) from error
+            raise Unavailable(f"the database does not answer: {error}") from error
 
 
 def _why_away(url: str) -> str | None:

@@ -239,8 +239,7 @@ class Attempt:
             RuntimeError: The run's row is locked by the handler's own transaction.
         """
         if self._completion is not None:
-            message = "complete_in comes last: no step can be saved after it"
-            raise RuntimeError(message)
+            raise RuntimeError("complete_in comes last: no step can be saved after it")
         if self.services.progress is None:
             return
         saved = self.services.progress.save_now(self.key)
@@ -265,12 +264,10 @@ class Attempt:
         """Add runs to the batch of its run; return False if it has them already; waits for the database."""
         self._require_owned()
         if self._completion is not None:
-            message = "complete_in comes last: no run can be added after it"
-            raise RuntimeError(message)
+            raise RuntimeError("complete_in comes last: no run can be added after it")
         adds = self.services.batch_adds
         if adds is None:
-            message = "this attempt has no executor"
-            raise RuntimeError(message)
+            raise RuntimeError("this attempt has no executor")
         return adds.add(self.definition.tenant, self.run_id, self.started.attempt, document, self.traceparent)
 
     def completing(self) -> Completion:
@@ -278,8 +275,7 @@ class Attempt:
         self._require_owned()
         config = self.services.completion
         if config is None:
-            message = "this attempt has no executor"
-            raise RuntimeError(message)
+            raise RuntimeError("this attempt has no executor")
         with self._lock:
             if self._completion is None:
                 self._completion = Completion(

@@ -262,8 +262,7 @@ class Claimer:
     def _refuse_without_lease(self) -> NoReturn:
         """Refuse to claim without a recent heartbeat: another executor may have taken this one for lost."""
         self._lease_lost()
-        message = "this executor's heartbeat is overdue; claims wait for the next heartbeat"
-        raise Unavailable(message)
+        raise Unavailable("this executor's heartbeat is overdue; claims wait for the next heartbeat")
 
     def _claim_again(self, claims: Sequence[Claim]) -> list[Started]:
         self._stop.wait(_LOCKED_SECONDS)

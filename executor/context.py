@@ -303,8 +303,7 @@ def logger_of(run_id: str, attempt: int, job_key: str) -> "logging.LoggerAdapter
 
 def _only(key: str, found: Mapping[str, Parent]) -> Parent:
     if key not in found:
-        message = f"the run has no parent {key!r} in its workflow; ctx.parents() lists all"
-        raise LookupError(message)
+        raise LookupError(f"the run has no parent {key!r} in its workflow; ctx.parents() lists all")
     return found[key]
 
 
@@ -319,6 +318,5 @@ def _to_json(name: str, value: object) -> bytes | None:
         raise ValueError(message) from error
     limit, remedy = _TOO_LARGE[name]
     if len(text) > limit:
-        message = f"{name} has {len(text)} bytes as JSON, more than {limit}; {remedy}"
-        raise ValueError(message)
+        raise ValueError(f"{name} has {len(text)} bytes as JSON, more than {limit}; {remedy}")
     return text

@@ -86,11 +86,10 @@ class Parent:
             LookupError: All results together are larger than 64 KiB: read this one by `ctx.parent(key)`.
         """
         if self.left_out_bytes:
-            message = (
+            raise LookupError(
                 f"the parents' results have more than 64 KiB together, and this one of {self.left_out_bytes} bytes is"
                 " left out; read it by ctx.parent(key), or await ctx.parent_async(key)"
             )
-            raise LookupError(message)
         return self._result
 
     def __repr__(self) -> str:
@@ -232,12 +231,10 @@ class Steps:
     def begin(self, name: str) -> bytes | None:
         """Take a name; return the saved result of an earlier attempt as JSON, None if the step must run."""
         if not 1 <= len(name) <= MAX_TEXT:
-            message = f"a step's name must have 1 to {MAX_TEXT} characters, not {len(name)}"
-            raise ValueError(message)
+            raise ValueError(f"a step's name must have 1 to {MAX_TEXT} characters, not {len(name)}")
         with self._lock:
             if name in self._used:
-                message = f"step {name!r} was already used in this attempt; give each step its own name"
-                raise ValueError(message)
+                raise ValueError(f"step {name!r} was already used in this attempt; give each step its own name")
             self._used.add(name)
             return self._done.get(name)
 
@@ -251,11 +248,10 @@ class Steps:
         with self._lock:
             checkpoint = self._checkpoint(self._done | {name: text}, self._own)
             if len(checkpoint) > MAX_RESULT_BYTES:
-                message = (
+                raise Permanent(
                     f"the result of step {name!r} has {len(text)} bytes as JSON, and brings the run's checkpoint to"
                     f" {len(checkpoint)}, more than {MAX_RESULT_BYTES}; store it elsewhere and return its address"
                 )
-                raise Permanent(message)
             self._done[name] = text
             save(checkpoint)
         return text
@@ -265,11 +261,10 @@ class Steps:
         with self._lock:
             checkpoint = self._checkpoint(self._done, own)
             if len(checkpoint) > MAX_RESULT_BYTES:
-                message = (
+                raise ValueError(
                     f"checkpoint and finished steps have {len(checkpoint)} bytes as JSON, more than"
                     f" {MAX_RESULT_BYTES}; store the data elsewhere and checkpoint its address"
                 )
-                raise ValueError(message)
             self._own = own
             save(checkpoint)
 

@@ -103,23 +103,20 @@ def handler(name: str, *, isolation: Isolation | None = None) -> Callable[[Funct
             not suit it.
     """
     if callable(name):  # the decorator was written bare, whatever the annotation says
-        message = 'write @tidewheel.handler("name"): jobs call a handler by its name'
-        raise TypeError(message)
+        raise TypeError('write @tidewheel.handler("name"): jobs call a handler by its name')
 
     def register(function: Function) -> Function:
         is_async = inspect.iscoroutinefunction(function)
         _check_isolation(name, isolation, is_async=is_async)
         parameters = list(inspect.signature(function).parameters)
         if len(parameters) != _PARAMETERS:
-            message = (
+            raise ValueError(
                 f"handler {name!r}: {function.__qualname__} must take (context, payload), not ({', '.join(parameters)})"
             )
-            raise ValueError(message)
         known = _HANDLERS.get(name)
         if known is not None and _qualified_name(known.function) != _qualified_name(function):
             places = f"{_place(known.function)} and {_place(function)}"
-            message = f"two functions are registered as handler {name!r}: {places}; rename one"
-            raise DuplicateHandler(message)
+            raise DuplicateHandler(f"two functions are registered as handler {name!r}: {places}; rename one")
         adapter = _payload_adapter(function, parameters[1])
         _HANDLERS[name] = Handler(name, function, is_async, adapter, own_process=isolation == "process")
         return function
@@ -138,11 +135,10 @@ def import_handlers(modules: str | None) -> None:
         try:
             import_module(name)
         except (Exception, SystemExit) as error:
-            message = (
+            raise SettingsError(
                 f"handlers: module {name!r} cannot be imported: {type(error).__name__}: "
                 f"{error.msg if isinstance(error, SyntaxError) else error}{_advice(name, error)}"
-            )
-            raise SettingsError(message) from error
+            ) from error
         if not any(f"{each.function.__module__}.".startswith(f"{name}.") for each in _HANDLERS.values()):
             _LOG.info('module %r has no handler of its own: none of its functions has @tidewheel.handler("name")', name)
 

@@ -167,8 +167,7 @@ def without_errors(messages: Iterable[Message], topic: str) -> list[Message]:
         elif error.code() != KafkaError._PARTITION_EOF:
             failure = error
     if failure is not None and not found:
-        text = f"{topic}: {failure.str()}"
-        raise Unavailable(text)
+        raise Unavailable(f"{topic}: {failure.str()}")
     return found
 
 

@@ -289,8 +289,7 @@ def _store(connection: Conn, named: list[_Named]) -> None:
     try:
         copy_rows(connection, _COPY_REPLIES, rows)
     except psycopg.errors.UniqueViolation as error:
-        message = "another transaction replied to a request of this batch at the same time"
-        raise Unavailable(message) from error
+        raise Unavailable("another transaction replied to a request of this batch at the same time") from error
 
 
 def _reply_columns(named: _Named) -> bytes:

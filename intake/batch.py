@@ -341,11 +341,9 @@ def read_target_reply(headers: Headers, value: bytes | None, tokens: TaskTokens)
     texts = _texts(headers)
     token = texts.get(TASK_TOKEN_HEADER)
     if token is None:
-        message = f"the header {TASK_TOKEN_HEADER} is missing; send back the token of the message"
-        raise UndecodableMessage(message)
+        raise UndecodableMessage(f"the header {TASK_TOKEN_HEADER} is missing; send back the token of the message")
     if tokens.read(token) is None:
-        message = f"the header {TASK_TOKEN_HEADER} is not a task token of this installation"
-        raise UndecodableMessage(message)
+        raise UndecodableMessage(f"the header {TASK_TOKEN_HEADER} is not a task token of this installation")
     return _request({"type": "run.complete", "token": token, **_outcome(texts, value or b"")})
 
 
@@ -354,8 +352,7 @@ def _outcome(headers: Mapping[str, str], value: bytes) -> dict[str, object]:
     if status == "failed":
         return _failure(headers.get(ERROR_TYPE_HEADER), value)
     if status != "succeeded":
-        message = f"the header {STATUS_HEADER} is {status[:64]!r}; write succeeded or failed"
-        raise UndecodableMessage(message)
+        raise UndecodableMessage(f"the header {STATUS_HEADER} is {status[:64]!r}; write succeeded or failed")
     if not value:
         return {}
     if len(value) > MAX_RESULT_BYTES:
@@ -364,8 +361,7 @@ def _outcome(headers: Mapping[str, str], value: bytes) -> dict[str, object]:
         return {"status": "failed", "error_type": "ResultTooLarge", "error_message": problem, "permanent": True}
     result = read_value(value)
     if isinstance(result, UnreadableValue):
-        message = f"the result cannot be read: {result.problem}"
-        raise UndecodableMessage(message)
+        raise UndecodableMessage(f"the result cannot be read: {result.problem}")
     return {"result": result}
 
 

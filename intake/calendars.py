@@ -185,8 +185,7 @@ def _lock_or_insert(writing: Writing, tenant: str, name: str) -> _CalendarRow:
         found = writing.read(_LOCK_CALENDAR, tenant=tenant, name=name)
         for version, days, weekdays, source in cast("list[tuple[int, list[date], list[int], str | None]]", found):
             return _CalendarRow(version, DaySet(frozenset(days), frozenset(weekdays)), source)
-    message = f"calendar {name!r} is repeatedly created and deleted by other transactions"
-    raise Unavailable(message)
+    raise Unavailable(f"calendar {name!r} is repeatedly created and deleted by other transactions")
 
 
 def _jobs_of(writing: Writing, tenant: str, name: str) -> list[UUID]:

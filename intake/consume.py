@@ -199,8 +199,7 @@ class Member:
             elif error.code() in GONE and self._is_of_tenant(message.topic()):
                 _LOG.warning("%s is not read: %s", message.topic(), error.str())
             elif error.code() != KafkaError._PARTITION_EOF:
-                text = f"{message.topic()}: {error.str()}"
-                raise Unavailable(text)
+                raise Unavailable(f"{message.topic()}: {error.str()}")
         return good
 
     def _is_of_tenant(self, topic: str | None) -> bool:
@@ -336,8 +335,7 @@ class Member:
         with offsets_client(self._kafka) as client:
             offsets = read_led_offsets(client, shared)
             if missing := set(shared) - offsets.keys():
-                message = f"{_listed(missing)}: no leader answers"
-                raise Unavailable(message)
+                raise Unavailable(f"{_listed(missing)}: no leader answers")
             return offsets | read_led_offsets(client, [place for place in of_tenants if place[0] in self._topic_ids])
 
     def _report_recreated(self, topic: str, number: int) -> None:
@@ -393,8 +391,7 @@ class Member:
     def _apply_suspect(self, messages: Sequence[Message]) -> None:
         self._applier.apply(messages)
         if partition_of(messages[0]) in self._deferred.partitions:
-            text = f"a request at or behind {origin_of(messages[0])} waits"
-            raise RequestWaits(text)
+            raise RequestWaits(f"a request at or behind {origin_of(messages[0])} waits")
 
     def _go_on(self) -> None:
         """Report progress in the middle of an assignment, and end it at a shutdown."""

@@ -247,8 +247,7 @@ def create_jobs(
             keep_frozen_jobs(writing.connection, created.jobs)
             _warn_of_look_alikes(jobs)
             return created
-    message = "other transactions created some of these jobs at the same time"
-    raise Unavailable(message)
+    raise Unavailable("other transactions created some of these jobs at the same time")
 
 
 def _find_jobs(writing: Writing, job_ids: Collection[UUID]) -> set[UUID]:

@@ -158,8 +158,7 @@ class StoredOffsets:
             "unmoved": [self._positions[partition].suspect_count for partition in partitions],
         }
         if len(connection.execute(_STORE_OFFSETS, columns).fetchall()) < len(partitions):
-            message = "another intake has acquired a partition"
-            raise Fenced(message)
+            raise Fenced("another intake has acquired a partition")
 
     def committed(self, ends: Mapping[Partition, int]) -> None:
         """Advance the positions after that transaction has committed."""
@@ -306,8 +305,7 @@ class SuspectReader:
         offset, end, deadline = at.offset, at.offset + _MESSAGES, monotonic_seconds() + _SECONDS
         while offset < end:
             if monotonic_seconds() > deadline:
-                message = f"{at.topic}/{at.partition}: the rest is read after joining again"
-                raise Fenced(message)
+                raise Fenced(f"{at.topic}/{at.partition}: the rest is read after joining again")
             begin = TopicPartition(at.topic, at.partition, offset)
             offset, is_readable = self._hand_over(begin, messages=end - offset)
             if is_readable:

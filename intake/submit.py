@@ -114,8 +114,7 @@ def _apply_edits(
     locked = lock_jobs(writing, edits)
     for e in edits:
         if e.job_id not in locked.jobs:
-            message = f"job {e.key!r} ended long ago, and retention has removed it"
-            raise Unavailable(message)
+            raise Unavailable(f"job {e.key!r} ended long ago, and retention has removed it")
         if e.job_id not in writing.graphs.jobs and locked.jobs[e.job_id].root_job_id not in (None, e.job_id):
             raise outside_graphs(locked.jobs[e.job_id].key)
     passed = _passed(edits, locked)

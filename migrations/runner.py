@@ -138,8 +138,7 @@ def migrations() -> tuple[Migration, ...]:
             found.append(Migration(int(match["number"]), entry.name, trusted(entry.read_text(encoding="utf-8"))))
     found.sort(key=lambda migration: migration.number)
     if len({migration.number for migration in found}) != len(found):
-        message = f"two migrations have one number: {[migration.name for migration in found]}"
-        raise MigrationError(message)
+        raise MigrationError(f"two migrations have one number: {[migration.name for migration in found]}")
     return tuple(found)
 
 
@@ -264,8 +263,7 @@ def require_current(connection: Conn) -> None:
         message = f"the database has {', '.join(too_new)} of a newer release, not supported by this one; start that one"
         raise MigrationError(message)
     if missing:
-        message = f"the database lacks {', '.join(missing)}; run `tidewheel migrate`"
-        raise MigrationError(message)
+        raise MigrationError(f"the database lacks {', '.join(missing)}; run `tidewheel migrate`")
     if problem is not None:
         raise MigrationError("; ".join(problem))
 
@@ -320,11 +318,10 @@ def _to_apply(connection: Conn, *, post: bool) -> list[Migration]:
     # A release numbers its `_post` files last: one before a pending file is of an earlier release.
     late = [name for name in later if now and name < now[-1].name]
     if late:
-        message = (
+        raise MigrationError(
             f"{', '.join(late)} of an earlier release is pending; run `tidewheel migrate --post` of that release "
             "first, or stop all processes and run it with this release"
         )
-        raise MigrationError(message)
     return now
 
 
@@ -334,11 +331,10 @@ def _require_no_other_release(connection: Conn, what: str) -> None:
         for role, version, host, pid in connection.execute(_OTHER_PROCESSES, {"version": release_version()})
     ]
     if others:
-        message = (
+        raise MigrationError(
             f"{what}: only processes of {release_version()} support this, and others run: {'; '.join(others)}; "
             "stop them, and delete the rows of killed ones from the table processes"
         )
-        raise MigrationError(message)
 
 
 def _apply(connection: Conn, migration: Migration) -> None:
@@ -378,8 +374,7 @@ def _lock_tables(connection: Conn, names: Collection[str]) -> None:
     try:
         connection.execute(sql.SQL(_LOCK_TABLES).format(sql.SQL(", ").join(map(sql.Identifier, found))))
     except psycopg.errors.QueryCanceled as error:
-        message = f"the locks of {', '.join(found)} took too long together"
-        raise psycopg.errors.LockNotAvailable(message) from error
+        raise psycopg.errors.LockNotAvailable(f"the locks of {', '.join(found)} took too long together") from error
     connection.execute(_NO_LOCKS_TIMEOUT)
 
 
@@ -392,11 +387,10 @@ def _patiently(connection: Conn, work: Callable[[], object], what: str) -> None:
         except psycopg.errors.LockNotAvailable as error:
             connection.rollback()
             if monotonic_seconds() > deadline:
-                message = (
+                raise MigrationError(
                     f"{what}: another transaction has held a lock for minutes ({str(error).splitlines()[0]}); end it "
                     "(`pg_stat_activity` has its start in `xact_start`), and run `tidewheel migrate` again"
-                )
-                raise MigrationError(message) from error
+                ) from error
             _LOG.info("%s: waiting for a lock, then trying again", what)
             never.wait(_PAUSE_SECONDS)
         else:
@@ -411,7 +405,6 @@ def _read_applied(connection: Conn) -> dict[str, datetime]:
     for name, checksum, applied_at in connection.execute(_APPLIED).fetchall():
         # A newer database is accepted: migrations before a deploy (`pre`) suit the old code too.
         if str(name) in known and known[str(name)] != checksum:
-            message = f"{name} was edited after it was applied to this database; restore the released file"
-            raise MigrationError(message)
+            raise MigrationError(f"{name} was edited after it was applied to this database; restore the released file")
         applied[str(name)] = cast("datetime", applied_at)
     return applied

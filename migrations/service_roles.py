@@ -237,15 +237,13 @@ def create_roles(connection: Conn, passwords: Mapping[str, str], tenant_role: st
         if tenant_role is not None and connection.execute(_IS_MEMBER, columns).fetchone() != (True,):
             _change(connection, sql.SQL("GRANT {} TO {}").format(sql.Identifier(tenant_role), sql.Identifier(api)))
     except psycopg.errors.ReservedName as error:
-        message = f"TIDEWHEEL_ROLE_PREFIX: {first_line(error)}; set another prefix"
-        raise MigrationError(message) from error
+        raise MigrationError(f"TIDEWHEEL_ROLE_PREFIX: {first_line(error)}; set another prefix") from error
     except psycopg.errors.InsufficientPrivilege as error:
         statements = " ".join(f"{_CREATE.format(role_of(service, prefix))};" for service in SERVICES)
-        message = (
+        raise MigrationError(
             f"the roles of the services cannot be created: {first_line(error)}; run as a superuser: {statements}"
             " then run `tidewheel migrate --roles` again"
-        )
-        raise MigrationError(message) from error
+        ) from error
     connection.execute(_RECORD_SERVICE_ROLES, {"prefix": prefix})
 
 
@@ -259,11 +257,10 @@ def require_prefix(connection: Conn, prefix: str) -> None:
     """Check that the roles of the database, if it has any, have this prefix."""
     recorded = recorded_prefix(connection)
     if recorded not in (None, prefix):
-        message = (
+        raise MigrationError(
             f"TIDEWHEEL_ROLE_PREFIX is {prefix}, but the roles of this database are {recorded}_…; "
             f"set it to {recorded}, or create the roles with `tidewheel migrate --roles`"
         )
-        raise MigrationError(message)
 
 
 def grant_rights(connection: Conn, prefix: str, *, revoke: bool) -> None:

@@ -88,15 +88,13 @@ class Slices:
         """Return the slices that this relay holds now; raise Unavailable if it can hold none."""
         if self._membership.is_overdue():
             self.release()
-            message = "this relay's heartbeat is overdue: another relay may take its slices"
-            raise Unavailable(message)
+            raise Unavailable("this relay's heartbeat is overdue: another relay may take its slices")
         if monotonic_seconds() >= self._next_refresh:
             try:
                 self._refresh()
             except psycopg.Error as error:
                 self.release()
-                message = f"the session that holds the slices was lost: {error}"
-                raise Unavailable(message) from error
+                raise Unavailable(f"the session that holds the slices was lost: {error}") from error
             self._next_refresh = monotonic_seconds() + _REFRESH_SECONDS
         return self._held
 

@@ -144,8 +144,7 @@ class Publisher:
             if error.code() in _TOPIC_TROUBLE:
                 self._backoff.back_off(topic, error.str())
             elif error.code() not in _REFUSED_FOR_GOOD | {KafkaError._INVALID_DIFFERENT_RECORD}:
-                message = f"Kafka did not accept a message for {topic}: {error.str()}"
-                raise Unavailable(message)
+                raise Unavailable(f"Kafka did not accept a message for {topic}: {error.str()}")
 
     def _produce(self, rows: Sequence[DueRow]) -> tuple[Sequence[DueRow], list[tuple[DueRow, str]]]:
         """Give rows to the producer. Return those it accepted and those it refuses for good; the rest stay."""
@@ -193,8 +192,7 @@ class Publisher:
             self._keep_alive()
             self._producer.poll(0.1)
             if self._stop.requested():
-                message = "stopped before the broker answered"
-                raise Unavailable(message)
+                raise Unavailable("stopped before the broker answered")
             with suppress(BufferError):
                 self._producer.produce(topic, row[VALUE], row[KEY], headers=headers)
                 return
@@ -216,16 +214,14 @@ class Publisher:
             return None
         if error.code() in _REFUSED_FOR_GOOD:
             return str(error.str())
-        message = f"the producer did not accept a message for {topic}: {error.str()}"
-        raise Unavailable(message) from failure
+        raise Unavailable(f"the producer did not accept a message for {topic}: {error.str()}") from failure
 
     def _await_delivery(self) -> None:
         # Rows in the producer's queue are never produced again: an outage would multiply them.
         while self._producer.flush(_FLUSH_SECONDS) > 0:
             self._keep_alive()
             if self._stop.requested():
-                message = "stopped before the broker answered"
-                raise Unavailable(message)
+                raise Unavailable("stopped before the broker answered")
 
     def _sendable(self, rows: Sequence[DueRow]) -> Sequence[DueRow]:
         """Return the rows whose topics exist. The producer would wait for an unknown topic and delay all rows."""
@@ -235,8 +231,7 @@ class Publisher:
             try:
                 self._topics = frozenset(self._producer.list_topics(timeout=_METADATA_SECONDS).topics)
             except KafkaException as error:
-                message = f"the broker does not answer: {error.args[0].str()}"
-                raise Unavailable(message) from error
+                raise Unavailable(f"the broker does not answer: {error.args[0].str()}") from error
             for topic in named - self._topics:
                 self._backoff.back_off(topic, "there is no such topic")
         usable = self._backoff.usable(named & self._topics)
@@ -253,8 +248,7 @@ class Publisher:
         if why:
             self._producer = self._new_producer()
             self._failed = []
-            message = f"the producer failed and was replaced: {why}"
-            raise Unavailable(message)
+            raise Unavailable(f"the producer failed and was replaced: {why}")
 
     def _new_producer(self) -> Producer:
         return producer(self._config, role="relay", timeout_ms=self._timeout_ms, on_delivery=self._report)
@@ -277,8 +271,7 @@ def _headers(parts: list[bytes]) -> list[tuple[str, str | bytes | None]]:
     try:
         return list(zip(_names(tuple(parts[::2])), parts[1::2], strict=True))
     except (AttributeError, TypeError, ValueError) as error:  # no name, no list of bytes, no value or no UTF-8
-        message = f"its headers cannot be read: {error}"
-        raise _DamagedHeaders(message) from error
+        raise _DamagedHeaders(f"its headers cannot be read: {error}") from error
 
 
 class _DamagedHeaders(Exception):

@@ -131,8 +131,7 @@ def decode(data: bytes, record_type: type[R]) -> R:
 def decode_fields(data: bytes, name: str) -> dict[str, Any]:
     """Return the fields of an Avro message of a kind; enums are their symbols, and parts dictionaries too."""
     if len(data) > MAX_MESSAGE_BYTES:
-        msg = f"the message has {len(data)} bytes; at most {MAX_MESSAGE_BYTES} are read"
-        raise UndecodableMessage(msg)
+        raise UndecodableMessage(f"the message has {len(data)} bytes; at most {MAX_MESSAGE_BYTES} are read")
     form = FORMS[name]
     if data.startswith(form.header):
         return _resolved(data, HEADER_BYTES, form.schema, form)
@@ -146,8 +145,7 @@ def decode_fields(data: bytes, name: str) -> dict[str, Any]:
 def bounded(items: C) -> C:
     """Return an array or a map of a message, or refuse it if it has more items than are ever written."""
     if len(items) > MAX_ITEMS:
-        msg = f"an array or a map has {len(items)} items; at most {MAX_ITEMS} are read"
-        raise UndecodableMessage(msg)
+        raise UndecodableMessage(f"an array or a map has {len(items)} items; at most {MAX_ITEMS} are read")
     return items
 
 
@@ -289,17 +287,15 @@ def _schema_named(name: bytes) -> str:
     if len(name) == HEADER_BYTES - len(MAGIC) and lookup is not None and (found := lookup(name)):
         _looked_up[name] = _checked(found, name)
         return found
-    msg = (
+    raise UndecodableMessage(
         f"schema id {name.hex()} is unknown; run `tidewheel migrate` of the release that wrote the message, "
         "or send the request as JSON or with a schema of this release"
     )
-    raise UndecodableMessage(msg)
 
 
 def _schema_numbered(data: bytes, lookup: RegistryLookup) -> str:
     if len(data) < _REGISTRY_HEADER_BYTES:
-        msg = "the message ends within the schema id of the registry's wire format"
-        raise UndecodableMessage(msg)
+        raise UndecodableMessage("the message ends within the schema id of the registry's wire format")
     number = int.from_bytes(data[len(REGISTRY_MAGIC) : _REGISTRY_HEADER_BYTES])
     if number not in _numbered:
         found = lookup(number)
@@ -316,8 +312,7 @@ def _checked(schema: str, name: bytes) -> str:
         right = fingerprint(schema) == name
     except Exception as error:
         problem = f"the entry stored under schema id {name.hex()} is not a schema: {str(error)[:200]}"
-        msg = f"{problem}; run `tidewheel migrate`"
-        raise UndecodableMessage(msg) from error
+        raise UndecodableMessage(f"{problem}; run `tidewheel migrate`") from error
     if not right:
         msg = f"the entry stored under schema id {name.hex()} is another schema; run `tidewheel migrate`"
         raise UndecodableMessage(msg)
@@ -330,8 +325,7 @@ def _require_kind(writer: str, form: Form) -> None:
     except ValueError as error:
         raise _damaged(form, error) from error
     if name != form.name:
-        msg = f"the message is a {name}, but a {form.name} is expected"
-        raise UndecodableMessage(msg)
+        raise UndecodableMessage(f"the message is a {name}, but a {form.name} is expected")
 
 
 def _of_another_length(form: Form, surplus: int) -> UndecodableMessage:

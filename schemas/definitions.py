@@ -37,8 +37,7 @@ def definition_record(
     """
     key = spec.key if job_key is None else job_key
     if key is None:
-        msg = "a job without a key was accepted; give it the request_id or the message's coordinates first"
-        raise ValueError(msg)
+        raise ValueError("a job without a key was accepted; give it the request_id or the message's coordinates first")
     payload = spec.carried or NO_PAYLOAD
     return JobDefinition(
         tenant=tenant,
@@ -68,8 +67,7 @@ def needs(target: Target) -> str:
     """Return the handler or capability that a target requires."""
     name = _REQUIRED.get(target.kind, target.handler)
     if name is None:
-        message = "the definition's target has no handler"
-        raise UndecodableMessage(message)
+        raise UndecodableMessage("the definition's target has no handler")
     return name
 
 

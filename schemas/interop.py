@@ -52,8 +52,7 @@ def from_json(data: bytes, record_type: type[R]) -> R:
     try:
         return cast("R", _record(shape().records[record_type.__name__], read_object(data), ""))
     except ValueError as error:
-        msg = f"the message is not a readable {record_type.__name__}: {error}"
-        raise UndecodableMessage(msg) from error
+        raise UndecodableMessage(f"the message is not a readable {record_type.__name__}: {error}") from error
 
 
 def document(record: object) -> dict[str, object]:
@@ -110,8 +109,7 @@ def _record(record: Record, value: object, path: str) -> object:
         elif not absent:
             fields[field.name] = _value(inner, given[field.name], where)
         elif not isinstance(field.type, Nullable):
-            msg = f"{where} is missing"
-            raise ValueError(msg)
+            raise ValueError(f"{where} is missing")
     return getattr(records, record.name)(**fields)
 
 
@@ -159,8 +157,7 @@ def _instant(value: str, path: str) -> datetime:
     try:
         return parse_timestamp(value)
     except ValueError as error:
-        msg = f"{path}: {error}"
-        raise ValueError(msg) from error
+        raise ValueError(f"{path}: {error}") from error
 
 
 def _strings(value: object, path: str) -> Mapping[str, str]:

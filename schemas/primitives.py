@@ -61,8 +61,7 @@ class _Numbers(dict[int, bytes]):
 
     def __missing__(self, number: int) -> bytes:
         if not -(1 << self._bits - 1) <= number < 1 << self._bits - 1:
-            msg = f"{number} does not fit {self._bits} bits"
-            raise OverflowError(msg)
+            raise OverflowError(f"{number} does not fit {self._bits} bits")
         return _varint(number)
 
 
@@ -149,16 +148,14 @@ def long_at(data: bytes, at: int) -> tuple[int, int]:
                 break
             return (number >> 1) ^ -(number & 1), position + 1
         shift += 7
-    msg = "a number is longer than 64 bits"
-    raise ValueError(msg)
+    raise ValueError("a number is longer than 64 bits")
 
 
 def int_at(data: bytes, at: int) -> tuple[int, int]:
     """Read a 32-bit number."""
     number, behind = long_at(data, at)
     if not -_INT32 <= number < _INT32:
-        msg = f"{number} does not fit 32 bits"
-        raise ValueError(msg)
+        raise ValueError(f"{number} does not fit 32 bits")
     return number, behind
 
 
@@ -166,8 +163,7 @@ def size_at(data: bytes, at: int) -> tuple[int, int]:
     """Read a length of several bytes; return it doubled, as a single byte has it."""
     number, behind = long_at(data, at)
     if not 0 <= number <= len(data) - behind:
-        msg = f"a length of {number} with {len(data) - behind} bytes left"
-        raise ValueError(msg)
+        raise ValueError(f"a length of {number} with {len(data) - behind} bytes left")
     return number << 1, behind
 
 
@@ -184,8 +180,7 @@ def double_at(data: bytes, at: int) -> tuple[float, int]:
     """Read a 64-bit floating point number."""
     behind = at + 8
     if behind > len(data):
-        msg = "the message ends inside a number"
-        raise ValueError(msg)
+        raise ValueError("the message ends inside a number")
     return float(_DOUBLE.unpack_from(data, at)[0]), behind
 
 
@@ -289,12 +284,10 @@ def split_at(encoded: bytes, *placeholders: bytes) -> list[bytes]:
     for placeholder in placeholders:
         piece, found, rest = rest.partition(placeholder)
         if not found:
-            message = f"the encoded record has no placeholder {placeholder!r}"
-            raise ValueError(message)
+            raise ValueError(f"the encoded record has no placeholder {placeholder!r}")
         pieces.append(piece)
     if any(placeholder in rest for placeholder in placeholders):
-        message = "the encoded record has a placeholder more than it is split at"
-        raise ValueError(message)
+        raise ValueError("the encoded record has a placeholder more than it is split at")
     return [*pieces, rest]
 
 
@@ -305,9 +298,7 @@ def _block_at(data: bytes, at: int, before: int) -> tuple[int, int]:
         count = -count
         _, at = long_at(data, at)
     if not 0 < count <= MAX_ITEMS - before:
-        msg = f"a block of {count} items after {before}; at most {MAX_ITEMS} are read"
-        raise ValueError(msg)
+        raise ValueError(f"a block of {count} items after {before}; at most {MAX_ITEMS} are read")
     if count > len(data) - at:
-        msg = f"a block of {count} items with {len(data) - at} bytes left"
-        raise ValueError(msg)
+        raise ValueError(f"a block of {count} items with {len(data) - at} bytes left")
     return count, at

@@ -38,8 +38,7 @@ class Registry:
         except ValueError:  # a port that is no number, or half a pair of brackets
             parts, is_address = urlsplit(""), False
         if not is_address:
-            message = "TIDEWHEEL_SCHEMA_REGISTRY_URL is not an http or https URL; write http://host:port"
-            raise SettingsError(message)
+            raise SettingsError("TIDEWHEEL_SCHEMA_REGISTRY_URL is not an http or https URL; write http://host:port")
         host = parts.netloc.rpartition("@")[2]
         self._base = urlunsplit((parts.scheme, host, parts.path.rstrip("/"), "", ""))
         self._headers = {"Accept": f"{_CONTENT_TYPE}, application/json"}
@@ -53,8 +52,7 @@ class Registry:
         body = json.dumps({"schema": schema, "schemaType": "AVRO"}).encode()
         status, answer = self._send(f"/subjects/{quote(subject, safe='')}/versions", body)
         if status in (409, 422):
-            message = f"the registry refuses the schema of subject {subject!r}: {answer.get('message')}"
-            raise SettingsError(message)
+            raise SettingsError(f"the registry refuses the schema of subject {subject!r}: {answer.get('message')}")
         number = answer.get("id")
         if status != 200 or not isinstance(number, int):
             raise self._unexpected(status, answer)
@@ -158,7 +156,7 @@ def _body(answer: HTTPResponse | HTTPError) -> bytes:
     while len(body) < _MAX_BYTES and (part := answer.read1(65_536)):
         body += part
         if monotonic_seconds() > until:
-            raise TimeoutError("the answer takes too long")  # noqa: EM101, TRY003 - read by `_send` alone
+            raise TimeoutError("the answer takes too long")
     return bytes(body)
 
 

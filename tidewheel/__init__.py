@@ -55,6 +55,5 @@ _WHERE = {
 def __getattr__(name: str) -> object:
     """Import a documented name from where it is defined."""
     if name not in _WHERE:
-        message = f"module 'tidewheel' has no attribute {name!r}"
-        raise AttributeError(message)
+        raise AttributeError(f"module 'tidewheel' has no attribute {name!r}")
     return getattr(import_module(_WHERE[name]), name)

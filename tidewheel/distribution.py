@@ -32,8 +32,7 @@ def is_installed(extra: str) -> bool:
 def require(extra: str, what: str) -> None:
     """Refuse to go on without the packages of an extra."""
     if not is_installed(extra):
-        message = f"{what} needs packages that are not installed: {install_command(extra)}"
-        raise ExtraMissing(message)
+        raise ExtraMissing(f"{what} needs packages that are not installed: {install_command(extra)}")
 
 
 def install_command(extra: str) -> str:

@@ -45,8 +45,7 @@ def read_entry(written: str) -> HttpSecret:
     """
     hosts, equals, value = written.partition("=")
     if not equals:
-        message = "does not name a host: write <host>=<value>, with commas between several hosts"
-        raise ValueError(message)
+        raise ValueError("does not name a host: write <host>=<value>, with commas between several hosts")
     return make_secret(value, hosts.split(","))
 
 
@@ -69,8 +68,7 @@ def environment_secrets(environment: Mapping[str, str]) -> dict[str, HttpSecret]
         try:
             secrets[name] = read_entry(written)
         except ValueError as error:
-            message = f"{variable}: {error}"
-            raise SettingsError(message) from None
+            raise SettingsError(f"{variable}: {error}") from None
         protect(secrets[name].value)
     return secrets
 
@@ -121,11 +119,10 @@ def read_secrets(written: str) -> dict[str, tuple[bytes, ...]]:
     for number, entry in enumerate(written.split(), start=1):
         host, equals, secret = entry.partition("=")
         if not equals or not _HOST.fullmatch(host):
-            message = (
+            raise ValueError(
                 f"entry {number} does not name a host: write <host>=whsec_…, with the host as in target URLs, without a"
                 " port or *; separate several entries with spaces"
             )
-            raise ValueError(message)
         host = host_key(host)
         secrets[host] = (*secrets.get(host, ()), _secret(secret, number))
     return secrets
@@ -146,23 +143,19 @@ def _host(written: str, number: int) -> str:
         return (read_ipv6(written[1:-1]) if bracketed else read_host(written)).name
     except InvalidValue:
         # Not shown: where the host is left out, this is a part of the secret.
-        message = f"host {number} is not a host: write it as in target URLs, without a port or *"
-        raise ValueError(message) from None
+        raise ValueError(f"host {number} is not a host: write it as in target URLs, without a port or *") from None
 
 
 def _value(value: str) -> str:
     if not value:
-        message = "the value is empty: write the header's whole value, such as Bearer and a token"
-        raise ValueError(message)
+        raise ValueError("the value is empty: write the header's whole value, such as Bearer and a token")
     if len(value) > MAX_VALUE:
-        message = f"the value has {len(value)} characters: write at most {MAX_VALUE}"
-        raise ValueError(message)
+        raise ValueError(f"the value has {len(value)} characters: write at most {MAX_VALUE}")
     if found := NOT_IN_A_VALUE.search(value):
         message = f"character {found.start() + 1} of the value is not allowed in a header: write one line of ASCII"
         raise ValueError(message)
     if value != value.strip():
-        message = "the value begins or ends with a space, which headers drop: remove it"
-        raise ValueError(message)
+        raise ValueError("the value begins or ends with a space, which headers drop: remove it")
     return value
 
 

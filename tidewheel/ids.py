@@ -147,8 +147,7 @@ def read_uuid(text: str) -> UUID:
         ValueError: It is no UUID.
     """
     if _TEXT.fullmatch(text) is None:
-        message = f"{text!r} is not a UUID"
-        raise ValueError(message)
+        raise ValueError(f"{text!r} is not a UUID")
     return uuid_of(int(text.replace("-", ""), 16))
 
 

@@ -105,10 +105,9 @@ class MessageKeys:
     def require(self) -> None:
         """Check that there is a key to sign with."""
         if self._signing is None:
-            message = (
+            raise Unavailable(
                 "the database has no key that signs run messages; run `tidewheel admin secrets rotate run-messages`"
             )
-            raise Unavailable(message)
 
     def sign(self, topic: str, key: bytes, value: bytes) -> bytes:
         """Return the signature of a message to publish; call `require` before."""

@@ -243,5 +243,4 @@ def _listen(settings: ApiSettings) -> socket.socket:
         return socket.create_server(address, family=family)
     except OSError as error:
         where = f"{settings.api_host} port {settings.api_port}"
-        message = f"TIDEWHEEL_API_HOST, TIDEWHEEL_API_PORT: cannot listen on {where}: {error}"
-        raise SettingsError(message) from error
+        raise SettingsError(f"TIDEWHEEL_API_HOST, TIDEWHEEL_API_PORT: cannot listen on {where}: {error}") from error

@@ -161,8 +161,7 @@ class HealthApi:
             NotReady: The database does not answer, or a stop is requested.
         """
         if self._stop.requested():
-            message = "stop requested"
-            raise NotReady(message)
+            raise NotReady("stop requested")
         now = monotonic_seconds()
         if self._check is None or (self._check.done() and now - self._checked_at >= _KEPT_SECONDS):
             self._check, self._checked_at = asyncio.create_task(self._why_not()), now

@@ -186,8 +186,7 @@ def _schema_text(kind: Hashable, mode: JsonSchemaMode) -> str:
 
 def _add(name: str, schema: object, schemas: dict[str, Any]) -> None:
     if schemas.setdefault(name, schema) != schema:
-        message = f"two schemas have the name {name}; give `title` to one of them"
-        raise ValueError(message)
+        raise ValueError(f"two schemas have the name {name}; give `title` to one of them")
 
 
 def _describe(schema: JsonSchemaValue, kind: type[Any]) -> JsonSchemaValue:

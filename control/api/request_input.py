@@ -295,8 +295,7 @@ class BodyMemory:
         of_key = self._held_by[sharer] if sharer.key else 0
         left = ALLOWANCES[kind] - self._held[kind]
         if size > 0 and (self._held_by[whole] > left or of_key > ALLOWANCES[kind] * _OF_KEY):
-            text = "other requests use all the memory for bodies; retry in a moment"
-            raise Overloaded(text)
+            raise Overloaded("other requests use all the memory for bodies; retry in a moment")
 
 
 class Sharer(NamedTuple):

@@ -32,8 +32,7 @@ class Places:
             (self._open.total(), self._most, "this process"),
         ):
             if count >= most:
-                message = f"{whose} has {most} open {self._kind}, the limit; close one first"
-                raise Overloaded(message)
+                raise Overloaded(f"{whose} has {most} open {self._kind}, the limit; close one first")
         self._open[tenant, key_id] += 1
         taken = [(tenant, key_id)]
 

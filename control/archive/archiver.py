@@ -114,10 +114,9 @@ def restore_day(connection: Conn, store: Store, manifest: Manifest) -> None:
             for rows in read_rows(store, manifest, FACTS):
                 _copy(connection, _FACTS, day, rows)
     except psycopg.errors.InsufficientPrivilege as error:
-        message = (
+        raise SettingsError(
             f"the schema {SCHEMA} cannot be written: {error}; grant CREATE on the database to {connection.info.user}"
-        )
-        raise SettingsError(message) from error
+        ) from error
 
 
 def drop_restored(connection: Conn, day: date | None = None) -> bool:

@@ -109,10 +109,9 @@ def read_manifest(day: str, text: bytes) -> Manifest:
     if not is_whole:
         raise damaged(where, "its checksum differs")
     if document["format"] != FORMAT:
-        message = (
+        raise ArchiveDamaged(
             f"{where} has the format {document['format']}, but this release reads {FORMAT}; install a later release"
         )
-        raise ArchiveDamaged(message)
     files: list[ArchiveFile] = []
     for file in document["files"]:
         if not _NAME.fullmatch(str(file["name"])):
@@ -182,8 +181,7 @@ def locked_archive(url: str) -> Generator[HeldLock]:
     """Keep the archive to this process; raise Unavailable if another process writes it."""
     with held_lock(url, "tidewheel-archive-lock", _LOCK_ARCHIVE, old="archive") as lock:
         if not lock.is_alone:
-            message = "another process is writing the archive; repeat the command when that process has ended"
-            raise Unavailable(message)
+            raise Unavailable("another process is writing the archive; repeat the command when that process has ended")
         yield lock
 
 

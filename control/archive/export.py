@@ -105,11 +105,10 @@ def _check_archive(store: Store, day: date) -> None:
     """Check that a store is the archive of the database: a folder that is not mounted has no day."""
     text = manifest_text(store, day.isoformat())
     if text is None:
-        message = (
+        raise ArchiveDamaged(
             f"the archive has no manifest of {day}, which the database has recorded: mount the folder, correct"
             f" {SETTING}, or restore the day from a copy"
         )
-        raise ArchiveDamaged(message)
     read_manifest(day.isoformat(), text)
 
 
@@ -141,8 +140,7 @@ def _without_retention(url: str) -> Generator[HeldLock]:
     """Keep retention from dropping and shortening days; a pass that is under way ends first."""
     with held_lock(url, "tidewheel-archive-retention", _LOCK_RETENTION, _LOCK_OLD_RETENTION) as lock:
         if not lock.is_alone:
-            message = "retention is running; repeat the command when its pass has ended"
-            raise Unavailable(message)
+            raise Unavailable("retention is running; repeat the command when its pass has ended")
         yield lock
 
 
@@ -185,11 +183,10 @@ def _standing(connection: Conn, store: Store, day: date, lock: HeldLock) -> Mani
     manifest = read_manifest(day.isoformat(), text)
     for tenant, rows in _count(connection, day).items():
         if rows > (written := manifest.tenants.get(tenant, 0)):
-            message = (
+            raise ArchiveDamaged(
                 f"the archive has {day} with {written:,} runs of {tenant}, but the database has {rows:,}; move the "
                 f"folder days/{day} out of the archive, and repeat the command"
             )
-            raise ArchiveDamaged(message)
     delete_others(store, manifest, lock)
     return manifest
 
@@ -233,8 +230,7 @@ def _compare(connection: Conn, day: date, written: Mapping[str, int]) -> None:
     for tenant in sorted(counted.keys() | written.keys() - deleted):
         rows, read = counted.get(tenant, 0), written.get(tenant, 0)
         if rows != read:
-            message = f"{day} has {rows:,} runs of {tenant}, but {read:,} were read; repeat the command"
-            raise Unavailable(message)
+            raise Unavailable(f"{day} has {rows:,} runs of {tenant}, but {read:,} were read; repeat the command")
 
 
 def _pages(connection: Conn, since: datetime, until: datetime) -> Iterator[list[Record]]:

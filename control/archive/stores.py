@@ -81,15 +81,13 @@ def manifest_text(store: Store, day: str) -> bytes | None:
 def open_store(url: str | None) -> Store:
     """Return the archive at a folder or at `s3://bucket/prefix`; raise SettingsError if none opens."""
     if not url:
-        message = f"no archive is set; set {SETTING} to a folder or to s3://bucket/prefix"
-        raise SettingsError(message)
+        raise SettingsError(f"no archive is set; set {SETTING} to a folder or to s3://bucket/prefix")
     parts = urlsplit(url)
     if parts.scheme in ("", "file"):
         return FolderStore(Path(parts.path if parts.scheme else url).expanduser())
     if parts.scheme == "s3" and parts.netloc:
         return S3Store(parts.netloc, parts.path.strip("/"))
-    message = f"{SETTING} is {url!r}, which is neither a folder nor s3://bucket/prefix; write one of these"
-    raise SettingsError(message)
+    raise SettingsError(f"{SETTING} is {url!r}, which is neither a folder nor s3://bucket/prefix; write one of these")
 
 
 class FolderStore:
@@ -288,14 +286,12 @@ class S3Store:
             if code in _REFUSED:
                 message = f"{SETTING}: S3 refuses the bucket {self._bucket}: {error}; correct bucket, key or rights"
                 raise SettingsError(message) from error
-            message = f"the archive does not answer: {error}"
-            raise Unavailable(message) from error
+            raise Unavailable(f"the archive does not answer: {error}") from error
         except (self._errors.BotoCoreError, import_module("boto3.exceptions").S3UploadFailedError) as error:
             if type(error).__name__ in _NO_ACCESS:
                 message = f"{SETTING}: {error}; set AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and AWS_REGION"
                 raise SettingsError(message) from error
-            message = f"the archive does not answer: {error}"
-            raise Unavailable(message) from error
+            raise Unavailable(f"the archive does not answer: {error}") from error
 
 
 def _changed(where: str) -> str:

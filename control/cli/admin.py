@@ -105,11 +105,10 @@ ROTATIONS: Mapping[str, tuple[Callable[..., int], int]] = {
 
 def _ensure_old(age: float, why: str) -> None:
     if age < MIN_ROTATION_SECONDS:
-        message = (
+        raise SettingsError(
             f"the newest key is {age:.0f} s old, and {why}; rotate again in {MIN_ROTATION_SECONDS - age:.0f} s, or"
             " revoke all other keys at once with --revoke"
         )
-        raise SettingsError(message)
 
 
 def _ensure_none_is_lost(connection: Conn) -> None:
@@ -117,11 +116,10 @@ def _ensure_none_is_lost(connection: Conn) -> None:
     row = connection.execute(_COUNT_ATTEMPTS_OF_OLD_KEYS, columns, binary=True).fetchone()
     [count] = cast("tuple[int]", row)
     if count:
-        message = (
+        raise SettingsError(
             f"{count} open attempts may have a task token of the key that this rotation deletes; rotate after their"
             " end, or revoke all other keys at once with --revoke, so that waiting attempts end by their timeouts"
         )
-        raise SettingsError(message)
 
 
 def migrate(
@@ -210,8 +208,7 @@ def register_schemas(
     """
     settings = Connections.load()
     if settings.schema_registry_url is None:
-        message = "TIDEWHEEL_SCHEMA_REGISTRY_URL is not set; write http://host:port"
-        raise SettingsError(message)
+        raise SettingsError("TIDEWHEEL_SCHEMA_REGISTRY_URL is not set; write http://host:port")
     names = Topics(settings.topic_prefix)
     subjects = {
         f"{names.completions}-value": "RunCompleted",

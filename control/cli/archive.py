@@ -111,11 +111,10 @@ def restore(
             manifest = read_manifest(wanted.isoformat(), store.read(f"{wanted}/{MANIFEST}"))
         except MissingFile:
             if any(each.day == wanted for each in list_days(connection)):
-                message = (
+                raise SettingsError(
                     f"{archive} lacks {wanted}, which the database has recorded; mount the folder, correct {SETTING},"
                     " or restore the day from a copy"
-                )
-                raise SettingsError(message) from None
+                ) from None
             refuse("DAY", f"the archive has no day {wanted}", "name a day from `tidewheel admin archive list`")
         restore_day(connection, store, manifest)
     line = f"{wanted}: {manifest.runs:,} runs are in tidewheel_archive.finished_runs"

@@ -147,10 +147,9 @@ def stack_in(home: Path) -> "StackInfo":
     """Return the stack in a folder; refuse if none runs there."""
     stack = _running(home)
     if stack is None:
-        message = (
+        raise NotRunning(
             f"no stack is running in {home}; `tidewheel dev --home {home}` or `tidewheel up --home {home}` starts one"
         )
-        raise NotRunning(message)
     return stack
 
 

@@ -258,8 +258,7 @@ def load_in_processes(
             pool.shutdown(wait=True, cancel_futures=True)
             yield from (future.result() for future in waiting if _is_loaded(future))
             if isinstance(error, BrokenProcessPool):
-                message = "a loading process died; load the same files again"
-                raise Unavailable(message) from error
+                raise Unavailable("a loading process died; load the same files again") from error
             raise
         finally:
             pool.shutdown(wait=True, cancel_futures=True)

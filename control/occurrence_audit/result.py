@@ -159,10 +159,9 @@ def _read_ends(
                 del left[part]
         yield batch
         if left and monotonic_seconds() > deadline:
-            message = (
+            raise Unavailable(
                 f"nothing arrived from {topic} for {_SILENT_SECONDS:.0f} s; repeat the audit when the brokers answer"
             )
-            raise Unavailable(message)
 
 
 def _position_after(client: Consumer, kafka: Mapping[str, str], received: Message, offset: int) -> int | None:
@@ -265,8 +264,7 @@ def run_audit(
         closing(Session(url, "tidewheel-audit", options=_SESSION)) as session,
     ):
         if not lock.is_alone:
-            message = "retention is running; repeat the audit when its pass has ended"
-            raise Unavailable(message)
+            raise Unavailable("retention is running; repeat the audit when its pass has ended")
         with session.transaction() as connection:
             connection.execute(_SET_TIME_LIMIT, {"limit": _LONGEST})
             connection.execute(_HOLD_OLD_RETENTION)

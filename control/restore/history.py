@@ -198,16 +198,14 @@ def read_messages(client: Consumer, starts: Mapping[Place, tuple[int, int]]) -> 
         received = poll_batch(client, 1000, 1.0)
         silent = 0 if received else silent + 1
         if silent > _SILENT_POLLS:
-            message = f"no broker delivers the rest of {sorted(left)[:5]}"
-            raise Unavailable(message)
+            raise Unavailable(f"no broker delivers the rest of {sorted(left)[:5]}")
         for one in received:
             place, error, offset = (one.topic() or "", one.partition() or 0), one.error(), one.offset() or 0
             if error is not None:
                 if error.code() == KafkaError._PARTITION_EOF:
                     left.pop(place, None)
                     continue
-                message = f"{place[0]} cannot be read: {error.str()}"
-                raise Unavailable(message)
+                raise Unavailable(f"{place[0]} cannot be read: {error.str()}")
             if offset < left.get(place, 0):
                 yield one
             if offset + 1 >= left.get(place, 0):

@@ -113,8 +113,7 @@ def restore(
         begin_lasting(lock.connection())
         held = HeldLock(lock.connection(), is_alone=try_table_lock(lock.connection(), _LOCK_RESTORE))
         if not held.is_alone:
-            message = "another `tidewheel admin restore` is running on this database; wait for it to end"
-            raise SettingsError(message)
+            raise SettingsError("another `tidewheel admin restore` is running on this database; wait for it to end")
         with session.transaction() as connection:
             connection.execute(_UNBOUND)
             installation, now = read_installation(connection, settings), read_now(connection)
@@ -136,11 +135,10 @@ def restore(
                 )
             history = read_history(client, installation.topics, report.since, keys)
             if history.unknown_keys and not accept_gaps:
-                message = (
+                raise SettingsError(
                     f"{history.unknown_keys} run messages are signed by a key that the database lacks, so they may be"
                     " forged; if the key was rotated after the backup, accept them with --accept-gaps"
                 )
-                raise SettingsError(message)
             report.completions, report.messages = len(history.ends), len(history.requests)
             report.replies, report.unreadable = len(history.replies), history.unreadable
             report.forged = history.forged
@@ -166,11 +164,10 @@ def restore(
 
 def _ensure_complete(expired: Sequence[str], since: datetime) -> None:
     if expired:
-        message = (
+        raise SettingsError(
             f"{', '.join(expired)}: Kafka may have dropped messages since {format_timestamp(since)}, so runs that have"
             " ended may run again; restore a later backup, or accept the gaps with --accept-gaps"
         )
-        raise SettingsError(message)
 
 
 def _write(
@@ -219,8 +216,7 @@ def _begin(
         row = connection.execute(_READ_BACKUP).fetchone()
         backup_at, now, last_id = cast("tuple[datetime | None, datetime, int]", row)
         if since is None and backup_at is None:
-            message = "the database has no heartbeat of a service; give the time of the backup with --since"
-            raise SettingsError(message)
+            raise SettingsError("the database has no heartbeat of a service; give the time of the backup with --since")
         begin = since or cast("datetime", backup_at) - MARGIN
         _check_times(begin, stopped_at, backup_at, now=now, accept_gaps=accept_gaps)
         state = _State(begin.isoformat(), (stopped_at or now).isoformat(), last_id)
@@ -258,14 +254,12 @@ def _end_sessions(session: Session, lock: Session) -> list[str]:
         with session.transaction() as connection:
             rows = connection.execute(_END_SESSIONS, {"own": own, "wait_ms": _END_MS}).fetchall()
     except psycopg.errors.InsufficientPrivilege as error:
-        message = "this user may not end other sessions; GRANT pg_signal_backend TO this user"
-        raise SettingsError(message) from error
+        raise SettingsError("this user may not end other sessions; GRANT pg_signal_backend TO this user") from error
     with session.transaction() as connection:  # another one: `pg_stat_activity` is read once in a transaction
         processes = [process for process, _, ended in rows if not ended]
         found = {process for (process,) in connection.execute(_FIND_SESSIONS, {"processes": processes})}
     if living := sorted(str(name) for process, name, _ in rows if process in found):
-        message = f"sessions do not end: {', '.join(living)}; stop these processes, and repeat the command"
-        raise SettingsError(message)
+        raise SettingsError(f"sessions do not end: {', '.join(living)}; stop these processes, and repeat the command")
     return sorted({"-".join(str(name).split("-")[:2]) for _, name, _ in rows})  # tidewheel-relay has several
 
 

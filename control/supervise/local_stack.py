@@ -207,11 +207,10 @@ class DevLock:
         except BlockingIOError:
             self._file.close()
             named = f" (pid {before.pid}, started in {before.folder})" if before else ""
-            message = (
+            raise StackError(
                 f"`tidewheel dev` is already running on the stack in {self._home}{named}; "
                 "stop that one, or choose another --home"
-            )
-            raise StackError(message) from None
+            ) from None
         self._owner.owns_stack = before is not None and before.owns_stack
         self._write()
         return self

@@ -80,8 +80,7 @@ class FrameReader:
             head_size, body_size = _SIZES.unpack_from(self._read)
             end = _SIZES.size + head_size + body_size
             if end > _MAX_BYTES:
-                message = f"a frame of {end} bytes is too long"
-                raise ProtocolError(message)
+                raise ProtocolError(f"a frame of {end} bytes is too long")
             if len(self._read) < end:
                 return
             taken = bytes(self._read[_SIZES.size : end])

@@ -144,8 +144,7 @@ class Worker:
     def completion_config(self) -> CompletionConfig:
         """Return the executor's settings of completions."""
         if self._completion is None:
-            message = "this executor cannot complete runs in a handler's transaction"
-            raise RuntimeError(message)
+            raise RuntimeError("this executor cannot complete runs in a handler's transaction")
         return self._completion
 
     def _listen(self) -> None:
@@ -213,8 +212,7 @@ class _PipeChannel:
 
     def wait_saved(self) -> None:
         if self._completion is not None:
-            message = "complete_in comes last: no step can be saved after it"
-            raise RuntimeError(message)
+            raise RuntimeError("complete_in comes last: no step can be saved after it")
         with self._lock:
             result_of(self._worker.request(Frame(Kind.SAVE, self._head)))
 
@@ -228,8 +226,7 @@ class _PipeChannel:
 
     def add_runs(self, document: bytes) -> bool:
         if self._completion is not None:
-            message = "complete_in comes last: no run can be added after it"
-            raise RuntimeError(message)
+            raise RuntimeError("complete_in comes last: no run can be added after it")
         with self._lock:
             return bool(result_of(self._worker.request(Frame(Kind.ADD_RUNS, self._head, [document]))))
 

@@ -160,8 +160,7 @@ class ProgramStarter:
             except OSError as error:
                 self._end_process()
                 if not again:
-                    message = f"the process that starts programs is gone: {error}"
-                    raise SupervisorGone(message) from error
+                    raise SupervisorGone(f"the process that starts programs is gone: {error}") from error
                 again = False
             else:
                 return
@@ -184,8 +183,7 @@ class ProgramStarter:
                 )
             except OSError as error:
                 ours.close()
-                message = f"the process that starts programs cannot be started: {error}"
-                raise SupervisorGone(message) from error
+                raise SupervisorGone(f"the process that starts programs cannot be started: {error}") from error
         ours.setblocking(False)  # noqa: FBT003 - the socket's own signature
         self._socket = ours
         return ours

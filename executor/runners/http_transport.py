@@ -221,8 +221,7 @@ class Tls:
                 return
             data = await loop.sock_recv(sock, _READ_BYTES)
             if not data:
-                message = "the server closed the connection during the TLS handshake"
-                raise ConnectionResetError(message)
+                raise ConnectionResetError("the server closed the connection during the TLS handshake")
             self.take(data)
 
     def take(self, data: bytes) -> None:
@@ -288,14 +287,11 @@ class AddressGuard(AbstractResolver):
             async with asyncio.timeout(seconds):
                 addresses = await self._resolve(host, port)
         except TimeoutError as error:
-            message = f"{host} could not be resolved within {seconds:g} s"
-            raise LookUpTimedOut(message) from error
+            raise LookUpTimedOut(f"{host} could not be resolved within {seconds:g} s") from error
         except OSError as error:
-            message = f"{host} cannot be resolved: {error}"
-            raise OSError(message) from error
+            raise OSError(f"{host} cannot be resolved: {error}") from error
         if not addresses:
-            message = f"{host} has no address"
-            raise OSError(message)
+            raise OSError(f"{host} has no address")
         self._check(host, addresses)
         return [
             ResolveResult(hostname=host, host=address, port=port, family=socket.AF_UNSPEC, proto=0, flags=0)

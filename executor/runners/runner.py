@@ -115,11 +115,9 @@ def target_kinds(settings: ExecutorSettings) -> list[TargetKind]:
     if unknown := next((name for name in settings.targets if name not in TARGETS), None):
         near = get_close_matches(unknown, TARGETS, n=1)
         remedy = f"did you mean {near[0]!r}?" if near else f"write one or more of {', '.join(TARGETS)}"
-        message = f"TIDEWHEEL_TARGETS: there is no target type {unknown!r}; {remedy}"
-        raise SettingsError(message)
+        raise SettingsError(f"TIDEWHEEL_TARGETS: there is no target type {unknown!r}; {remedy}")
     if not settings.targets:
-        message = f"TIDEWHEEL_TARGETS: the list is empty; write one or more of {', '.join(TARGETS)}"
-        raise SettingsError(message)
+        raise SettingsError(f"TIDEWHEEL_TARGETS: the list is empty; write one or more of {', '.join(TARGETS)}")
     kinds = [TargetKind(kind) for kind in TARGETS if kind in settings.targets]
     for kind in kinds:
         allow, extra = TARGETS[kind].allow, TARGETS[kind].extra

@@ -52,28 +52,23 @@ class SecretStore:
         """Return the value of a header for a URL; raise SecretMissing if its files are not as they should be."""
         secret = self._find(tenant, name)
         if url.host.name not in secret.hosts:
-            message = (
+            raise SecretRefused(
                 f"secret {name} must not be sent to {url.host.name}; add the host where the executor has the secret:"
                 f" in {PREFIX}{name}, or in the file {name}{_HOSTS} of tenant {tenant}"
             )
-            raise SecretRefused(message)
         if url.scheme != "https" and not url.host.is_local:
-            message = f"secret {name} is sent only by https, except to addresses of private networks"
-            raise SecretRefused(message)
+            raise SecretRefused(f"secret {name} is sent only by https, except to addresses of private networks")
         return secret.value
 
     def _find(self, tenant: str, name: str) -> HttpSecret:
         if not is_tenant(tenant) or not SECRET_NAME.fullmatch(name):  # both become parts of a path
-            message = "the job's version does not name a secret; submit the job again"
-            raise SecretMissing(message)
+            raise SecretMissing("the job's version does not name a secret; submit the job again")
         look = self._look(self._folder, tenant, name) if self._folder else _ABSENT
         if look.problem:
-            message = f"secret {name} of tenant {tenant} cannot be read: {look.problem}"
-            raise SecretMissing(message)
+            raise SecretMissing(f"secret {name} of tenant {tenant} cannot be read: {look.problem}")
         secret = look.secret or (self._named.get(name) if tenant == _ENVIRONMENT_TENANT else None)
         if secret is None:
-            message = f"this executor has no secret {name} of tenant {tenant}; {_remedy(tenant, name)}"
-            raise SecretMissing(message)
+            raise SecretMissing(f"this executor has no secret {name} of tenant {tenant}; {_remedy(tenant, name)}")
         return secret
 
     def _look(self, folder: Path, tenant: str, name: str) -> "_Look":
@@ -148,8 +143,7 @@ def _real_files(folder: Path, tenant: str, name: str) -> "tuple[tuple[Path, _Mar
     for file in (name, f"{name}{_HOSTS}"):
         real = Path(os.path.realpath(mine / file, strict=True))
         if not mine.is_relative_to(top) or not real.is_relative_to(mine):
-            message = f"{file} points outside the tenant's folder; put the file itself there"
-            raise _Unusable(message)
+            raise _Unusable(f"{file} points outside the tenant's folder; put the file itself there")
         read = real.stat()
         found.append((real, (read.st_ino, read.st_mtime_ns, read.st_ctime_ns, read.st_size)))
     return tuple(found)
@@ -160,10 +154,8 @@ def _content(path: Path) -> bytes:
     opened = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
     with os.fdopen(opened, "rb") as file:
         if not stat.S_ISREG(os.fstat(opened).st_mode):
-            message = f"{path.name} is not a file"
-            raise _Unusable(message)
+            raise _Unusable(f"{path.name} is not a file")
         content = file.read(_MAX_FILE + 1)
     if len(content) > _MAX_FILE:
-        message = f"{path.name} has more than {_MAX_FILE} bytes"
-        raise _Unusable(message)
+        raise _Unusable(f"{path.name} has more than {_MAX_FILE} bytes")
     return content

@@ -266,8 +266,7 @@ def _writer_name(type_: Type) -> str:
         case Record(name=name):
             return f"_{snake(name)}"
         case _:
-            msg = f"an array of {type_} is not supported"
-            raise ValueError(msg)
+            raise ValueError(f"an array of {type_} is not supported")
 
 
 def _reader(record: Record) -> Iterator[str]:
@@ -363,8 +362,7 @@ def _reader_name(type_: Type) -> str:
         case Record(name=name):
             return f"_read_{snake(name)}"
         case _:
-            msg = f"an array of {type_} is not supported"
-            raise ValueError(msg)
+            raise ValueError(f"an array of {type_} is not supported")
 
 
 def _read_hot(field: Field) -> Iterator[str]:

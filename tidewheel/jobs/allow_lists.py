@@ -54,15 +54,13 @@ class ProgramPattern:
         if program == ANY and not arguments:
             return cls(ANY, (), more=True)
         if problem := path_problem(program):
-            message = f"{problem}; begin each entry with the absolute path of a program"
-            raise ValueError(message)
+            raise ValueError(f"{problem}; begin each entry with the absolute path of a program")
         if re.search(r"[*?\[]", program):
             message = f"{shown(program)} is a pattern; name each program, and use patterns only for its arguments"
             raise ValueError(message)
         more = arguments[-1:] == [MORE]
         if MORE in (arguments[:-1] if more else arguments):
-            message = f"{MORE!r} must be the last word of {shown(entry)}; it means any further arguments"
-            raise ValueError(message)
+            raise ValueError(f"{MORE!r} must be the last word of {shown(entry)}; it means any further arguments")
         return cls(program, tuple(arguments[:-1] if more else arguments), more)
 
     def allows(self, argv: Sequence[str]) -> bool:
@@ -87,8 +85,7 @@ def read_host_pattern(text: str) -> str:
     below = text.startswith("*.")
     host = read_host(text.removeprefix("*."))
     if below and host.address is not None:
-        message = f"{shown(text)} is not a pattern of names; write only the address"
-        raise ValueError(message)
+        raise ValueError(f"{shown(text)} is not a pattern of names; write only the address")
     return f"*.{host.name}" if below else host.name
 
 
@@ -97,8 +94,7 @@ def read_port(text: str) -> int | None:
     if text == ANY:
         return None
     if not re.fullmatch(r"\d{1,5}", text, re.ASCII) or not 1 <= int(text) <= 65535:
-        message = f"{shown(text)} is not a port; write 1 to 65535, or * for any"
-        raise ValueError(message)
+        raise ValueError(f"{shown(text)} is not a port; write 1 to 65535, or * for any")
     return int(text)
 
 

@@ -32,15 +32,12 @@ _NUL = re.compile(r"(?<!\\)(?:\\\\)*\\u0000")
 def read_object(data: bytes) -> dict[str, object]:
     """Return the JSON object a message consists of, or raise UndecodableMessage."""
     if len(data) > MAX_DOCUMENT_BYTES:
-        msg = f"the message has {len(data)} bytes; send at most {MAX_DOCUMENT_BYTES}"
-        raise UndecodableMessage(msg)
+        raise UndecodableMessage(f"the message has {len(data)} bytes; send at most {MAX_DOCUMENT_BYTES}")
     if _containers(data) > MAX_CONTAINERS:
-        msg = f"the message has more than {MAX_CONTAINERS} arrays and objects; send fewer"
-        raise UndecodableMessage(msg)
+        raise UndecodableMessage(f"the message has more than {MAX_CONTAINERS} arrays and objects; send fewer")
     value = _parsed(_utf8(data))
     if (found := as_object(value)) is None:
-        msg = f"valid JSON, but not an object ({type(value).__name__}); write an object: {{...}}"
-        raise UndecodableMessage(msg)
+        raise UndecodableMessage(f"valid JSON, but not an object ({type(value).__name__}); write an object: {{...}}")
     return found
 
 
@@ -95,11 +92,9 @@ def strict_json(value: object) -> bytes:
     text = to_json(value, inf_nan_mode="constants")
     if (b"NaN" in text or b"Infinity" in text) and (found := _not_finite(json.loads(text))) is not None:
         place, number = found
-        message = f"{place or 'the value'} is {number}, which JSON cannot represent: write None or text instead"
-        raise ValueError(message)
+        raise ValueError(f"{place or 'the value'} is {number}, which JSON cannot represent: write None or text instead")
     if type(value) in {dict, list} and (name := _lost_name(value)) is not None:
-        message = f"two names of one dict are {name!r} in JSON: make them differ as text"
-        raise ValueError(message)
+        raise ValueError(f"two names of one dict are {name!r} in JSON: make them differ as text")
     return text
 
 
@@ -188,11 +183,9 @@ def _parsed(text: str) -> object:
     try:
         return _loads(text)
     except json.JSONDecodeError as error:
-        msg = f"not valid JSON: {error.msg} at line {error.lineno}, column {error.colno}"
-        raise UndecodableMessage(msg) from error
+        raise UndecodableMessage(f"not valid JSON: {error.msg} at line {error.lineno}, column {error.colno}") from error
     except RecursionError as error:
-        msg = _TOO_DEEP
-        raise UndecodableMessage(msg) from error
+        raise UndecodableMessage(_TOO_DEEP) from error
 
 
 def _loads(text: str) -> object:

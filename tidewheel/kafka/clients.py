@@ -111,8 +111,7 @@ def bootstrap_check(config: Mapping[str, str]) -> Callable[[], None]:
             reason = reasons[-1] if reasons else error.args[0].str()
             if "certificate verify failed" in reason and "ssl.ca.location" not in reason:  # librdkafka adds it at times
                 reason += "; ssl.ca.location (TIDEWHEEL_KAFKA_CONFIG_SSL_CA_LOCATION) does not name its authority"
-            message = f"no Kafka broker answers at {where} (TIDEWHEEL_KAFKA_BOOTSTRAP): {reason}"
-            raise Unavailable(message) from error
+            raise Unavailable(f"no Kafka broker answers at {where} (TIDEWHEEL_KAFKA_BOOTSTRAP): {reason}") from error
 
     return check
 
@@ -330,5 +329,4 @@ def _refuse_overrides(config: Mapping[str, str]) -> None:
     taken = sorted(_NOT_YOURS & set(config))
     if taken:
         names = ", ".join(_variable(name) for name in taken)
-        message = f"{names}: cannot be changed, because Tidewheel's guarantees depend on it; unset it"
-        raise SettingsError(message)
+        raise SettingsError(f"{names}: cannot be changed, because Tidewheel's guarantees depend on it; unset it")

@@ -53,12 +53,11 @@ def group_protocol(
     if setting == "auto":
         return quickest_protocol(config, topic=topic, probe=probe)
     if setting == "consumer" and (refusal := _refusal_of_consumer(config, topic, f"{probe}.consumer")) is not None:
-        message = (
+        raise SettingsError(
             f"TIDEWHEEL_EXECUTOR_GROUP=consumer: the brokers at {config.get('bootstrap.servers')} lack the consumer "
             f"group protocol (KIP-848): Kafka 4.0 with the feature group.version=1 ({refusal}); upgrade them, or set "
             "classic, which every broker has"
         )
-        raise SettingsError(message)
     return setting
 
 
@@ -78,12 +77,10 @@ def _takes_over_quickly(config: Mapping[str, str]) -> bool:
         found = futures[resource].result(timeout=_ADMIN_SECONDS)
         return int(found["group.consumer.session.timeout.ms"].value) <= _QUICK_TAKEOVER_MS
     except TimeoutError as error:
-        message = "the brokers do not answer"
-        raise Unavailable(message) from error
+        raise Unavailable("the brokers do not answer") from error
     except (KafkaException, KeyError, TypeError, ValueError, StopIteration) as error:
         if isinstance(error, KafkaException) and error.args[0].code() in _AWAY:
-            message = f"the brokers do not answer: {error.args[0].str()}"
-            raise Unavailable(message) from error
+            raise Unavailable(f"the brokers do not answer: {error.args[0].str()}") from error
         # Reading broker settings needs a cluster grant that an executor ought not to have.
         _LOG.info("group protocol: classic, the broker's session timeout cannot be read (%s)", error)
         return False

@@ -175,8 +175,7 @@ def read_limited(
             finally:
                 process.kill()
     except OSError as error:
-        text = f"{what} cannot be started: {error}"
-        raise Unavailable(text) from error
+        raise Unavailable(f"{what} cannot be started: {error}") from error
     if code == FINISHED:
         return
     text = f"{what} ended with {code}"

@@ -75,12 +75,10 @@ def read_end_offsets(client: Consumer, places: Sequence[tuple[str, int]]) -> dic
     try:
         first, last = (client.offsets_for_times(each, timeout=_SECONDS) for each in asked)
     except KafkaException as error:
-        message = f"offsets cannot be read: {error.args[0].str()}"
-        raise Unavailable(message) from error
+        raise Unavailable(f"offsets cannot be read: {error.args[0].str()}") from error
     for place in (*first, *last):
         if place.error is not None:
-            message = f"the offsets of {place.topic} cannot be read: {place.error.str()}"
-            raise Unavailable(message)
+            raise Unavailable(f"the offsets of {place.topic} cannot be read: {place.error.str()}")
     return {place: (start.offset, end.offset) for place, start, end in zip(places, first, last, strict=True)}
 
 
@@ -95,8 +93,7 @@ def read_offsets_since(
         asked = [TopicPartition(*place, stamp) for place in places]
         found = client.offsets_for_times(asked, timeout=_LOOK_UP_SECONDS)
     except KafkaException as error:
-        message = f"{what} cannot be read: {error.args[0].str()}"
-        raise Unavailable(message) from error
+        raise Unavailable(f"{what} cannot be read: {error.args[0].str()}") from error
     return {(each.topic, each.partition): each.offset for each in found}
 
 
@@ -123,8 +120,7 @@ def _list_topics(client: Consumer, topic: str | None = None) -> dict[str, TopicM
     try:
         found = client.list_topics(topic, timeout=_SECONDS) if topic else client.list_topics(timeout=_SECONDS)
     except KafkaException as error:
-        message = f"no broker answers: {error.args[0].str()}"
-        raise Unavailable(message) from error
+        raise Unavailable(f"no broker answers: {error.args[0].str()}") from error
     return cast("dict[str, TopicMetadata]", found.topics)
 
 
@@ -151,8 +147,7 @@ def read_committed(
         with offsets_client(config, group) as client:
             found = client.committed([TopicPartition(*place) for place in places], timeout=_SECONDS)
     except KafkaException as error:
-        message = f"the offsets of {group} cannot be read: {error.args[0].str()}"
-        raise Unavailable(message) from error
+        raise Unavailable(f"the offsets of {group} cannot be read: {error.args[0].str()}") from error
     return {(place.topic, place.partition): place.offset for place in found if place.offset >= 0}
 
 
@@ -184,8 +179,7 @@ def read_topic_ids(config: Mapping[str, str], names: Sequence[str]) -> dict[str,
             ids[name] = str(future.result().topic_id)
         except KafkaException as error:
             if error.args[0].code() not in GONE:
-                message = f"{name} cannot be described: {error.args[0].str()}"
-                raise Unavailable(message) from error
+                raise Unavailable(f"{name} cannot be described: {error.args[0].str()}") from error
     return ids
 
 
@@ -226,5 +220,4 @@ def _is_inside(client: Consumer, first: TopicPartition, offset: int) -> bool:
             return False
         if is_unreadable(error):
             return message.offset() == first.offset
-    text = f"{first.topic}/{first.partition}: no answer at offset {offset}"
-    raise Unavailable(text)
+    raise Unavailable(f"{first.topic}/{first.partition}: no answer at offset {offset}")

@@ -166,11 +166,9 @@ def queue_names(text: str) -> list[str]:
     names = list(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
     bad = next((name for name in names if not QUEUE.fullmatch(name)), None)
     if bad is not None:
-        message = f"queues: {bad!r} is not a queue name; write 1 to 64 of a-z, 0-9, '.', '_' and '-'"
-        raise SettingsError(message)
+        raise SettingsError(f"queues: {bad!r} is not a queue name; write 1 to 64 of a-z, 0-9, '.', '_' and '-'")
     if not names:
-        message = f"queues: {text!r} contains no name; write {DEFAULT_QUEUE!r}, or names separated by commas"
-        raise SettingsError(message)
+        raise SettingsError(f"queues: {text!r} contains no name; write {DEFAULT_QUEUE!r}, or names separated by commas")
     return names
 
 
@@ -184,18 +182,16 @@ def tenant_names(text: str, present: Sequence[str] = ()) -> list[str]:
     by_metric: dict[str, str] = {}
     for name in (*present, *names):
         if not is_tenant(name):
-            message = (
+            raise SettingsError(
                 f"tenants: {name!r} is not a tenant name; write 1 to 63 of a-z, 0-9, '.', '_' and '-', a letter or"
                 " digit first"
             )
-            raise SettingsError(message)
         # Kafka names metrics by topics with '.' for '_', and refuses the second of two such topics.
         if (other := by_metric.setdefault(name.replace("_", "."), name)) != name:
-            message = (
+            raise SettingsError(
                 f"tenants: the topics of {name!r} and {other!r} would differ only in '.' and '_', which Kafka"
                 " does not allow; use the shared topic for one of them"
             )
-            raise SettingsError(message)
     return names
 
 
@@ -356,8 +352,7 @@ def _read_settings(config: Mapping[str, str], names: Iterable[str]) -> dict[str,
         try:
             found[resource.name] = future.result(timeout=_DESCRIBE_SECONDS)
         except (KafkaException, TimeoutError) as error:
-            message = f"the settings of {resource.name} cannot be read: {error}"
-            raise Unavailable(message) from error
+            raise Unavailable(f"the settings of {resource.name} cannot be read: {error}") from error
     return found
 
 
@@ -415,6 +410,5 @@ def _await(futures: Futures, what: str) -> list[str]:
         except KafkaException as error:
             if error.args[0].name() == "TOPIC_ALREADY_EXISTS":
                 continue
-            message = f"topic {name} could not be {what}: {error.args[0].str()}"
-            raise Unusable(message) from error
+            raise Unusable(f"topic {name} could not be {what}: {error.args[0].str()}") from error
     return done

@@ -60,8 +60,7 @@ class Daemon:
             try:
                 child = start_program(command, cwd=cwd, output=output, account=account)
             except OSError as error:
-                message = f"{command[0]} cannot be executed: {error}"
-                raise StackError(message) from error
+                raise StackError(f"{command[0]} cannot be executed: {error}") from error
         _CHILDREN[child.pid] = child
         self._pid_file.write_text(f"{child.pid}\n")
 
@@ -199,8 +198,7 @@ def free_port(taken: Collection[int] = ()) -> int:
         port = random.randrange(_LOWEST, _HIGHEST)  # noqa: S311 - a port is no secret
         if port not in taken and is_free(port):
             return port
-    message = f"none of {_TRIES} ports tried between {_LOWEST} and {_HIGHEST} is free on 127.0.0.1"
-    raise StackError(message)
+    raise StackError(f"none of {_TRIES} ports tried between {_LOWEST} and {_HIGHEST} is free on 127.0.0.1")
 
 
 def is_free(port: int) -> bool:

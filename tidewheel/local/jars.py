@@ -163,11 +163,10 @@ class _Fetch:
         fetched = self._download(repository, jar)
         if _digest(fetched) != jar.sha256:
             fetched.unlink()
-            message = (
+            raise StackError(
                 f"{jar.name} was fetched with a wrong checksum and was deleted. "
                 "Run `tidewheel up` again; if this repeats, the server alters the jars"
             )
-            raise StackError(message)
         fetched.replace(self._folder / jar.name)
 
     def _download(self, repository: "MavenContext", jar: Jar, tries: int = _TRIES) -> Path:
@@ -177,15 +176,13 @@ class _Fetch:
             return repository.project(".".join(group), artifact).at_version(version).artifact().resolve()
         except OSError as error:  # those of requests too, which carry no errno
             if error.errno is not None:
-                message = f"{jar.name} cannot be written to {self._staging}: {error.strerror}"
-                raise StackError(message) from error
+                raise StackError(f"{jar.name} cannot be written to {self._staging}: {error.strerror}") from error
             if tries == 1:
                 raise StackError(_unreachable(jar, error)) from error
             threading.Event().wait(_PAUSE_SECONDS)
             return self._download(repository, jar, tries - 1)
         except RuntimeError as error:  # what jgo raises for any answer but 200
-            message = f"the broker's jars cannot be fetched: {jar.name} is refused or missing"
-            raise StackError(message) from error
+            raise StackError(f"the broker's jars cannot be fetched: {jar.name} is refused or missing") from error
 
     @contextmanager
     def _counting(self, name: str, size: int) -> Generator[Callable[[int], None]]:

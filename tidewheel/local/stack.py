@@ -124,8 +124,7 @@ class LocalStack:
         lasting: bool = True,
     ) -> None:
         if brokers is not None and brokers not in SIZES:
-            message = f"a stack has 1 or 3 brokers, not {brokers}"
-            raise StackError(message)
+            raise StackError(f"a stack has 1 or 3 brokers, not {brokers}")
         self.home = (home or default_home()).absolute()
         self._brokers = brokers
         self._standby = standby
@@ -184,8 +183,7 @@ class LocalStack:
         with self._alone():
             parts, standby = self._require_parts(), self.standby
             if standby.pid is None:
-                message = "the standby is not running; `tidewheel up` starts it"
-                raise StackError(message)
+                raise StackError("the standby is not running; `tidewheel up` starts it")
             progress(Step("stopping the primary"))
             parts.postgres.stop()
             progress(Step("promoting the standby"))
@@ -212,16 +210,14 @@ class LocalStack:
         """The standby of the embedded server, likewise."""
         standby = self._require_parts().standby
         if standby is None:
-            message = "this stack has no standby; `tidewheel up --standby` creates one"
-            raise StackError(message)
+            raise StackError("this stack has no standby; `tidewheel up --standby` creates one")
         return standby
 
     def broker(self, number: int) -> Broker:
         """Node `number`, from 1, for those who stop and start it alone."""
         brokers = self._require_parts().cluster.brokers
         if not 1 <= number <= len(brokers):
-            message = f"this stack has Kafka nodes 1 to {len(brokers)}, not {number}"
-            raise StackError(message)
+            raise StackError(f"this stack has Kafka nodes 1 to {len(brokers)}, not {number}")
         return brokers[number - 1]
 
     @contextmanager
@@ -244,11 +240,10 @@ class LocalStack:
         """Return the parts with ports that are free or theirs, recorded before a process starts."""
         state = read_state(self.home) or new_state(self._brokers or 1)
         if self._brokers not in (None, len(state.nodes)):
-            message = (
+            raise StackError(
                 f"the stack in {self.home} has {len(state.nodes)} broker(s), not {self._brokers}: "
                 "run `tidewheel down --erase` first, or choose another --home"
             )
-            raise StackError(message)
         parts = self._parts(state)
         if state.kafka_passwords is None:  # of an older release, whose nodes admit every user of this machine
             parts.cluster.stop()
@@ -300,8 +295,7 @@ class LocalStack:
     def _require_parts(self) -> Parts:
         state = read_state(self.home)
         if state is None:
-            message = f"there is no local stack in {self.home}; `tidewheel dev` or `tidewheel up` creates one"
-            raise StackError(message)
+            raise StackError(f"there is no local stack in {self.home}; `tidewheel dev` or `tidewheel up` creates one")
         return self._parts(state)
 
 
@@ -345,8 +339,7 @@ def _check_database(url: str) -> None:
     try:
         psycopg.connect(url, connect_timeout=_CONNECT_SECONDS).close()
     except psycopg.Error as error:
-        message = f"the database of TIDEWHEEL_DATABASE_URL does not answer: {error}"
-        raise StackError(message) from error
+        raise StackError(f"the database of TIDEWHEEL_DATABASE_URL does not answer: {error}") from error
 
 
 def _check_brokers(bootstrap: str, client: Mapping[str, str]) -> None:

@@ -183,10 +183,9 @@ class Epoch:
         """
         noted, restoring = _read(connection)
         if restoring:
-            message = (
+            raise EpochOver(
                 "the database is being restored; `tidewheel admin restore` continues it, and services start afterwards"
             )
-            raise EpochOver(message)
         self._noted, self._on_end = noted, on_end
 
     def check(self, connection: Connection[tuple[object, ...]]) -> None:

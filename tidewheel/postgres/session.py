@@ -208,8 +208,7 @@ def connect(url: str, name: str, *, autocommit: bool = False, options: str = "",
             connection = _open(server, name, autocommit=autocommit, options=options, prompt=prompt)
             if _is_newest(connection, url):
                 return connection
-    message = "an old primary accepts writes, and the standby that was promoted in its place does not answer"
-    raise Unavailable(message)
+    raise Unavailable("an old primary accepts writes, and the standby that was promoted in its place does not answer")
 
 
 def _open(url: str, name: str, *, autocommit: bool, options: str, prompt: bool) -> OwnConnection:
@@ -268,21 +267,18 @@ def connect_configured(url: str, name: str, *, autocommit: bool = False) -> Conn
         connection = connect(url, name, autocommit=autocommit)
         if shares_sessions(connection, url):
             connection.close()
-            message = f"{POOLED_BY_TRANSACTION}; {SET_POOL_MODE}"
-            raise SettingsError(message)
+            raise SettingsError(f"{POOLED_BY_TRANSACTION}; {SET_POOL_MODE}")
         return connection
     except AccessRefused as error:
-        message = (
+        raise SettingsError(
             f"the database refuses the connection: {error}; correct user, password, database or TLS in "
             "TIDEWHEEL_DATABASE_URL or the PG* variables"
-        )
-        raise SettingsError(message) from error
+        ) from error
     except Unavailable as error:
-        message = (
+        raise Unavailable(
             f"the database does not answer: {error}; TIDEWHEEL_DATABASE_URL names it, else `tidewheel up` starts a "
             "local one"
-        )
-        raise Unavailable(message) from error
+        ) from error
 
 
 def shares_sessions(connection: Conn, url: str) -> bool:

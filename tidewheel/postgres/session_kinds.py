@@ -188,8 +188,7 @@ def _wrap(connection: _CallerConnection) -> Generator[Conn]:
             raise
         # On a connection of its own, for the transaction has failed.
         repair_days(wrapped)
-        message = f"{error.diag.message_primary}; it exists now: roll back, then repeat the work"
-        raise Unavailable(message) from error
+        raise Unavailable(f"{error.diag.message_primary}; it exists now: roll back, then repeat the work") from error
     finally:
         del wrapped.pgconn  # else psycopg warns, at its collection, of a connection that was not closed
 

@@ -30,8 +30,7 @@ class Statements:
         try:
             return self._blocks[name]
         except KeyError:
-            message = f"{self._package}/queries.sql has no block named {name!r}"
-            raise KeyError(message) from None
+            raise KeyError(f"{self._package}/queries.sql has no block named {name!r}") from None
 
     def names(self) -> list[str]:
         """All names in the file, in its order."""
@@ -65,8 +64,7 @@ def _blocks(package: str) -> dict[str, _Block]:
     for head, following in zip(heads, [*heads[1:], None], strict=True):
         body = text[head.end() : following.start() if following else len(text)].strip()
         if head["name"] in blocks:
-            message = f"{package}/queries.sql names {head['name']!r} twice"
-            raise ValueError(message)
+            raise ValueError(f"{package}/queries.sql names {head['name']!r} twice")
         blocks[head["name"]] = _Block(head["kind"], head["alias"] or "", body)
     return blocks
 

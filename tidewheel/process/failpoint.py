@@ -73,8 +73,7 @@ def _parse(text: str) -> dict[str, int]:
         name, _, rest = entry.partition(":")
         action, _, visit = rest.partition(":")
         if name not in POINTS or action != "exit":
-            message = f"TIDEWHEEL_FAILPOINT: {entry!r} is not `point:exit[:visit]` with one of {sorted(POINTS)}"
-            raise ValueError(message)
+            raise ValueError(f"TIDEWHEEL_FAILPOINT: {entry!r} is not `point:exit[:visit]` with one of {sorted(POINTS)}")
         armed[name] = int(visit or 1)
     return armed
 

@@ -131,8 +131,7 @@ def read_zone_file(data: bytes) -> ZoneFile:
 def _second_block(data: bytes) -> int:
     magic, version, is_ut, is_std, leaps, times, types, chars = _HEADER.unpack_from(data)
     if magic != b"TZif" or version < b"2":
-        problem = "not a TZif file of version 2 or later"
-        raise ValueError(problem)
+        raise ValueError("not a TZif file of version 2 or later")
     return int(_HEADER.size + 5 * times + _TYPE.size * types + chars + 8 * leaps + is_std + is_ut)
 
 
@@ -153,8 +152,7 @@ def changes_by_rule(footer: str, years: range) -> list[Change]:
     """Return the changes by the rule in these years, ascending; none without daylight saving time."""
     rule = _RULE.fullmatch(footer)
     if rule is None:
-        problem = f"{footer!r} is not a POSIX TZ rule"
-        raise ValueError(problem)
+        raise ValueError(f"{footer!r} is not a POSIX TZ rule")
     if rule["dst"] is None:
         return []
     standard = -_seconds(rule["std_at"])  # POSIX counts westward
@@ -211,8 +209,7 @@ def _local_second(text: str, year: int) -> int:
     """Return the local second of a rule's change in that year, since 1970-01-01 00:00."""
     match = _DAY.fullmatch(text)
     if match is None:
-        problem = f"{text!r} is not a day of a POSIX TZ rule"
-        raise ValueError(problem)
+        raise ValueError(f"{text!r} is not a day of a POSIX TZ rule")
     month, week, weekday, julian, number, time = match.groups()
     day = _nth_weekday(year, int(month), int(week), int(weekday)) if month else _numbered_day(year, julian, int(number))
     return (day - EPOCH_ORDINAL) * 86_400 + (_seconds(time) if time else _DEFAULT_TIME)

@@ -249,10 +249,9 @@ class Connections(Settings):
         try:
             password = self.database_password_file.read_text().rstrip("\r\n")
         except (OSError, UnicodeDecodeError) as error:
-            message = (
+            raise SettingsError(
                 f"TIDEWHEEL_DATABASE_PASSWORD_FILE cannot be read: {error}; correct the path or unset the variable"
-            )
-            raise SettingsError(message) from error
+            ) from error
         return make_conninfo(url, password=password)
 
     def bootstrap(self) -> str:
@@ -294,5 +293,4 @@ def _running_stack(part: str, variable: str) -> "StackInfo":
         if living_dev(default_home()) is not None:
             message = f"the {part} is starting: `tidewheel dev` starts the local stack; try again in a few seconds"
             raise Unavailable(message)
-    message = f"no {part}: run {start}, or set {variable}"
-    raise NotRunning(message)
+    raise NotRunning(f"no {part}: run {start}, or set {variable}")

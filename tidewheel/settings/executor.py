@@ -133,10 +133,9 @@ class ExecutorSettings(Connections):
         """Refuse a lease that would be over before the next heartbeat."""
         heartbeat = info.data.get("heartbeat")
         if isinstance(heartbeat, timedelta) and lease <= heartbeat:
-            message = (
+            raise ValueError(
                 f"must be longer than TIDEWHEEL_HEARTBEAT, {format_duration(heartbeat)}; three times as long is good"
             )
-            raise ValueError(message)
         return lease
 
     @field_validator("http_ca_file")
@@ -147,8 +146,7 @@ class ExecutorSettings(Connections):
             try:
                 ssl.create_default_context(cafile=file)
             except OSError as error:  # ssl.SSLError is one
-                message = f"has no PEM certificate: {error.strerror or error}; name a readable file"
-                raise ValueError(message) from None
+                raise ValueError(f"has no PEM certificate: {error.strerror or error}; name a readable file") from None
         return file
 
     @field_validator("secrets_dir")
@@ -160,8 +158,7 @@ class ExecutorSettings(Connections):
         except OSError:  # a path that is too long
             is_folder = False
         if not is_folder:
-            message = "is not a folder; correct the path or unset the variable"
-            raise ValueError(message)
+            raise ValueError("is not a folder; correct the path or unset the variable")
         return folder
 
     @field_validator("webhook_secrets")
@@ -177,6 +174,5 @@ class ExecutorSettings(Connections):
         """Refuse the names of the executor's own passwords and keys."""
         for name in listed.split(","):
             if name.strip().upper().startswith(_NOT_PASSED):
-                message = f"{name.strip()} is reserved for the executor; set a job's variables in its env"
-                raise ValueError(message)
+                raise ValueError(f"{name.strip()} is reserved for the executor; set a job's variables in its env")
         return listed

@@ -205,13 +205,11 @@ class ApiSettings(Connections):
         """Refuse an API that other machines reach without a token: any client could read payloads."""
         host = str(info.data.get("api_host", ""))
         if token is None and not is_loopback(host):
-            message = f"is required when TIDEWHEEL_API_HOST is {host}; set it, or listen on 127.0.0.1"
-            raise ValueError(message)
+            raise ValueError(f"is required when TIDEWHEEL_API_HOST is {host}; set it, or listen on 127.0.0.1")
         if token is not None and not _API_TOKEN.fullmatch(token.get_secret_value()):
-            message = (
+            raise ValueError(
                 "is not a bearer token; write at least 16 letters and digits, for example from `openssl rand -hex 24`"
             )
-            raise ValueError(message)
         return token
 
     @field_validator("api_trusted_proxies")
@@ -231,8 +229,7 @@ class ApiSettings(Connections):
     def _is_a_path(cls, path: str | None) -> str | None:
         """Refuse a base path that would make other links than those of the proxy."""
         if path is not None and not _BASE_PATH.fullmatch(path):
-            message = "is not a path; write one such as /ops/tidewheel, without a trailing slash"
-            raise ValueError(message)
+            raise ValueError("is not a path; write one such as /ops/tidewheel, without a trailing slash")
         return path
 
 

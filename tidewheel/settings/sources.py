@@ -84,8 +84,7 @@ def read_properties(path: Path) -> dict[str, str]:
     try:
         lines = path.read_text().splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        message = f"{at}, which cannot be read: {error}; correct it or unset the variable"
-        raise SettingsError(message) from error
+        raise SettingsError(f"{at}, which cannot be read: {error}; correct it or unset the variable") from error
     read: dict[str, str] = {}
     for number, line in enumerate(lines, start=1):
         if not line.strip() or line.startswith("#"):
@@ -145,8 +144,7 @@ def _ensure_text(name: str, value: str) -> None:
     try:
         value.encode()
     except UnicodeEncodeError:  # Python reads each byte that is none of UTF-8 as half a surrogate
-        message = f"{name}: is not valid UTF-8; write text"
-        raise SettingsError(message) from None
+        raise SettingsError(f"{name}: is not valid UTF-8; write text") from None
 
 
 def unknown_variables(environment: Mapping[str, str]) -> list[str]:
@@ -177,8 +175,7 @@ def _duration(value: object) -> timedelta:
         case int() | float() if not isinstance(value, bool):
             return parse_duration(value)
         case _:
-            message = "write a duration such as 10s, 5m or 250ms, or a number of seconds"
-            raise ValueError(message)
+            raise ValueError("write a duration such as 10s, 5m or 250ms, or a number of seconds")
 
 
 Duration = Annotated[timedelta, BeforeValidator(_duration)]
@@ -224,8 +221,7 @@ def _refuse_unknown(given: Mapping[str, object], path: str) -> None:
             remedy = f"secrets are read from the environment, {SECRET_PREFIX}<NAME>, or from files in secrets_dir"
         problems.append(f"there is no setting {name!r}; {remedy}")
     if problems:
-        message = f"TIDEWHEEL_CONFIG names {path}: {'; '.join(problems)}"
-        raise SettingsError(message)
+        raise SettingsError(f"TIDEWHEEL_CONFIG names {path}: {'; '.join(problems)}")
 
 
 def _models(base: type[Settings]) -> Iterator[type[Settings]]:

@@ -168,8 +168,7 @@ class Template:
         try:
             return psycopg.connect(self._server_url, autocommit=True)
         except psycopg.OperationalError as error:
-            message = f"the server that tests are to use does not answer: {error}"
-            raise Unusable(message) from error
+            raise Unusable(f"the server that tests are to use does not answer: {error}") from error
 
     def _url(self, name: str) -> str:
         return make_conninfo(self._server_url, dbname=name)

@@ -138,8 +138,7 @@ def _synchronous(run: Callable[P, Coroutine[None, None, HandlerResult]]) -> Call
             asyncio.get_running_loop()
         except RuntimeError:
             return asyncio.run(run(*arguments, **fields))
-        message = "run_handler would block the event loop; write `await run_handler_async(…)`"
-        raise RuntimeError(message)
+        raise RuntimeError("run_handler would block the event loop; write `await run_handler_async(…)`")
 
     return run_handler
 
@@ -156,13 +155,11 @@ def find_handler(handler: str | Callable[..., object]) -> Handler:
             return known[handler]
         near = get_close_matches(handler, known, n=1)
         remedy = f"did you mean {near[0]!r}?" if near else "import the module that registers it"
-        message = f"there is no handler {handler!r}; {remedy}"
-        raise LookupError(message)
+        raise LookupError(f"there is no handler {handler!r}; {remedy}")
     for each in known.values():
         if each.function is handler:
             return each
-    message = f"{handler!r} is not a handler; decorate it with @tidewheel.handler"
-    raise LookupError(message)
+    raise LookupError(f"{handler!r} is not a handler; decorate it with @tidewheel.handler")
 
 
 @dataclass(slots=True, eq=False)

@@ -203,8 +203,7 @@ class Tidewheel:
             rows = connection.execute(_READ_DEAD_LETTERS).fetchall()
         if rows:
             listed_errors = "".join(f"\n  {key}: {reason}: {kind}: {message}" for key, reason, kind, message in rows)
-            text = f"{len(rows)} were given up:{listed_errors}"
-            raise AssertionError(text)
+            raise AssertionError(f"{len(rows)} were given up:{listed_errors}")
 
     def close(self) -> None:
         """End its services, and let go of its connections."""
@@ -240,8 +239,7 @@ class Tidewheel:
             while pending := self._cycle(columns):
                 if monotonic_seconds() > ends_at:
                     left = ", ".join(f"{count} {what}" for what, count in pending)
-                    message = f"not finished in time: {left}"
-                    raise TimeoutError(message)
+                    raise TimeoutError(f"not finished in time: {left}")
                 self._services.check()
                 self._never.wait(_POLL_SECONDS)
         finally:
@@ -270,8 +268,7 @@ class Tidewheel:
         if rows:
             missing = ", ".join(f"job {key!r} needs {handler!r}" for key, handler in rows)
             remedy = "import the module that registers it, or name the target's type in TIDEWHEEL_TARGETS"
-            message = f"no handler is registered: {missing}; {remedy}"
-            raise LookupError(message)
+            raise LookupError(f"no handler is registered: {missing}; {remedy}")
 
 
 def _times(number: int) -> str:

@@ -90,11 +90,10 @@ def _encoder(settings: Connections, frames: Mapping[str, bytes]) -> Callable[[Ev
     if settings.events_encoding != "registry":
         return encode_json if settings.events_encoding == "json" else encode
     if missing := {each.__name__ for each in get_args(Event)} - frames.keys():
-        message = (
+        raise SettingsError(
             f"TIDEWHEEL_EVENTS_ENCODING is registry, but no id of {', '.join(sorted(missing))} is recorded for this"
             " release; run `tidewheel admin schemas register`"
         )
-        raise SettingsError(message)
     return lambda event: framed(frames, event)
 
 
@@ -108,9 +107,8 @@ def _prefix(recorded: object, settings: Connections) -> str:
     if recorded is None or recorded == settings.topic_prefix:
         return settings.topic_prefix
     if "topic_prefix" in settings.model_fields_set:
-        message = (
+        raise SettingsError(
             f"TIDEWHEEL_TOPIC_PREFIX is {settings.topic_prefix!r}, but the topics of this database's installation begin"
             f" with {recorded!r}; unset it, or use another database"
         )
-        raise SettingsError(message)
     return str(recorded)

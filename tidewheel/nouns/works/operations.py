@@ -98,8 +98,7 @@ class Polling(Generic[T]):
         if self._on_progress is not None:
             self._on_progress(found)
         if self._timeout is not None and monotonic_seconds() - self._started > self._timeout:
-            message = f"{self._name} {self._work_id} is {work.state} after {self._timeout:g} s"
-            raise TimeoutError(message)
+            raise TimeoutError(f"{self._name} {self._work_id} is {work.state} after {self._timeout:g} s")
         return True
 
     def pause(self) -> float:
