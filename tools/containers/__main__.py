@@ -18,7 +18,7 @@ from confluent_kafka import KafkaException
 from tidewheel.errors import StackError, TidewheelError
 from tools.containers.engine import PACKAGES, Engine, check_machine
 from tools.containers.images import build_images, compose_program
-from tools.containers.trial import API_PORT, BROKER_PORT, POSTGRES_PORT, Row, Site, run_trial
+from tools.containers.trial import PORTS, Row, Site, compose_site, deployed_site, run_compose, run_deployed
 
 _END_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _INTERRUPTED = 130  # as in shells: 128 + SIGINT
@@ -48,25 +48,33 @@ def _interrupt(number: int, frame: object) -> None:
 
 
 def run_it() -> int:
-    """Run the trial of the Compose file, and return the exit code."""
-    check_machine("make containers", PACKAGES, (POSTGRES_PORT, BROKER_PORT, API_PORT))
+    """Run the trials of the Compose files, and return the exit code."""
+    check_machine("make containers", PACKAGES, PORTS)
     compose = compose_program()
+    faults: list[str] = []
     with ExitStack() as undo:
         folder = Path(mkdtemp(prefix="tidewheel-containers-"))
         undo.callback(shutil.rmtree, folder, ignore_errors=True)
         engine = undo.enter_context(Engine(folder))
         build_images(engine)
-        site = Site(engine, compose, folder)
-        undo.callback(site.stop)
-        try:
-            faults = run_trial(site)
-        except BaseException:
-            _keep_logs(site)
-            raise
+        faults += _try(run_compose, compose_site(engine, compose, folder / "compose"))
+        faults += _try(run_deployed, deployed_site(engine, compose, folder / "deployed"))
+    return report(faults, "passed: no trigger was lost, no run was completed twice")
+
+
+def _try(trial: Callable[[Site], list[str]], site: Site) -> list[str]:
+    try:
+        faults = trial(site)
+    except BaseException:
+        _keep_logs(site)
+        raise
+    else:
         if faults:
             _keep_logs(site)
+    finally:
+        site.stop()
     _print_table(site.rows)
-    return report(faults, "passed: no trigger was lost, no run was completed twice")
+    return faults
 
 
 def report(faults: Sequence[str], passed: str) -> int:
@@ -89,7 +97,8 @@ def _keep_logs(site: Site) -> None:
 def _print_table(rows: dict[str, Row]) -> None:
     print(f"\n{'container':<12}{'memory':>12}{'healthy after':>16}{'killed, healthy again after':>30}")
     for name, row in rows.items():
-        print(f"{name:<12}{row.memory:>12}{row.healthy_seconds:>14.0f} s{row.back_seconds:>28.0f} s")
+        back = f"{row.back_seconds:.0f} s" if row.back_seconds else ""
+        print(f"{name:<12}{row.memory:>12}{row.healthy_seconds:>14.0f} s{back:>30}")
     print()
 
 
