@@ -85,7 +85,7 @@ def row_of(run: TimelineRun | RunSummary, message: str | None = None) -> Row:
 
 
 def error_lines(connection: Connection, runs: Sequence[TimelineRun | RunSummary]) -> Mapping[UUID, str]:
-    """Return the first line of the error of each failed run that has one, or nothing if they cannot be read."""
+    """Return the first line of the error of each failed run, or nothing if they cannot be read."""
     failed = [run.run_id for run in runs if run.error_type]
     errors: Mapping[UUID, ErrorLine] = or_else(part_of(connection, read_error_lines, failed), {}) if failed else {}
     return {run_id: each.message for run_id, each in errors.items() if each.message}

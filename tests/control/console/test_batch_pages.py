@@ -26,11 +26,11 @@ def failing(key: str) -> RunState:
     return RunState.FAILED if key == "bad" else RunState.SUCCEEDED
 
 
-def submitted(database: Database, **fields: object) -> UUID:
+def submitted(database: Database, *, is_open: bool = False) -> UUID:
     """Submit a batch of three runs, with a job for each of its ends."""
     apply_batch(database, *(submission(key, retry={"max_attempts": 1}) for key in ("bad", "good", "after")))
     with Client(database.url) as client:
-        return client.batches.submit(_RUNS, on=_ON, **fields)
+        return client.batches.submit(_RUNS, on=_ON, open=is_open)
 
 
 def words_of(page: str, begin: str, end: str) -> str:
@@ -99,7 +99,7 @@ def test_resume_runs_the_failed_part_again_and_counts_its_callbacks_anew(pages: 
 
 
 def test_open_batch_is_closed_and_cancelled(pages: ApiClient) -> None:
-    batch = submitted(pages.database, open=True)
+    batch = submitted(pages.database, is_open=True)
     end_some(pages.database, lambda _: RunState.SUCCEEDED, never(), 1)
     assert "Clients can add runs until the batch is closed." in shown(pages, f"/batches/{batch}")
     assert done(posted(pages, f"/batches/{batch}/close")) == f"/batches/{batch}"
@@ -137,7 +137,7 @@ def test_list_and_runs_have_pages(pages: ApiClient) -> None:
 
 
 def test_keys_see_their_tenant_and_the_actions_of_their_scopes(database: Database) -> None:
-    batch = submitted(database, open=True)
+    batch = submitted(database, is_open=True)
     for scopes, actions in ((("read",), []), (("read", "write"), ["close"]), (("read", "operate"), ["cancel"])):
         with console(database) as client:
             signed_in(client, key_of(database, *scopes))
