@@ -18,8 +18,8 @@ class BrokerAnswer:
 
     Args:
         lags: By consumer group its topic, and the number of messages that the group has not read.
-        at: The time of the request, by the database's clock; None before the first answer.
-        error: Why a later request has no answer.
+        at: The time of the read, by the database's clock; None before the first answer.
+        error: Why a later read failed.
     """
 
     lags: Mapping[str, tuple[str, int]] = field(default_factory=dict[str, tuple[str, int]])
@@ -39,28 +39,28 @@ class BrokerAnswer:
 
 
 class Broker:
-    """Asks Kafka on a thread of its own, at most every ten seconds: no page waits for the answer."""
+    """Reads the lag of groups on a thread of its own, at most every ten seconds: no page waits for Kafka."""
 
     def __init__(self, settings: Connections, topics: Topics) -> None:
         self._settings, self._topics = settings, topics
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
-        self._asked_at: datetime | None = None
+        self._read_at: datetime | None = None
         self._lag: GroupLag | None = None
         self._last = BrokerAnswer()
 
     def last(self, now: datetime) -> BrokerAnswer:
-        """Return the last answer; ask again unless a request is fresh or in progress."""
+        """Return the last answer; read again unless that answer is fresh, or a read is in progress."""
         with self._lock:
             found = self._last  # before the thread may replace it: the first page has no answer
-            is_asking = self._thread is not None and self._thread.is_alive()
-            if not is_asking and (self._asked_at is None or now - self._asked_at >= FRESH):
-                self._asked_at = now
-                self._thread = threading.Thread(target=self._ask, args=(now,), name="broker", daemon=True)
+            is_reading = self._thread is not None and self._thread.is_alive()
+            if not is_reading and (self._read_at is None or now - self._read_at >= FRESH):
+                self._read_at = now
+                self._thread = threading.Thread(target=self._read, args=(now,), name="broker", daemon=True)
                 self._thread.start()
             return found
 
-    def _ask(self, now: datetime) -> None:
+    def _read(self, now: datetime) -> None:
         try:
             if self._lag is None:
                 self._lag = GroupLag(self._settings.kafka_config(), self._topics)

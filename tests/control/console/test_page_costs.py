@@ -37,7 +37,8 @@ PAGES = {
     f"/runs/cancel-all?job={BUSY_JOB}": MOST, "/runs/cancel-all?queue=default": MOST,
     "/dead-letters": MOST, "/dead-letters?error_type=RareError": MOST, "/dead-letters/redrive?kind=run": MOST,
     "/dead-letters/purge?kind=run": MOST,
-    "/bulk": MOST, "/freeze": MOST, "/fleet": 25, "/admin/tenants": 125, "/admin/tenants/default": MOST,
+    "/batches": MOST, "/bulk": MOST, "/freeze": MOST,
+    "/fleet": 25, "/admin/tenants": 125, "/admin/tenants/default": MOST,
     "/admin/keys": MOST, "/admin/audit": MOST, "/calendars": MOST, "/ask?q=job-0000": MOST,
 }  # fmt: skip
 """Each page with the number of its statements, at most."""
