@@ -37,6 +37,7 @@ from tidewheel.process.clock_skew import ClockSkew
 from tidewheel.process.failpoint import failpoint
 from tidewheel.process.metrics import metrics
 from tidewheel.process.service import Shutdown, run_loop
+from tidewheel.relay.group_lag import GroupLag
 from tidewheel.relay.outbox_rows import (
     FAILED_SECONDS,
     PAIR_INDEX,
@@ -50,7 +51,6 @@ from tidewheel.relay.outbox_rows import (
 )
 from tidewheel.relay.publish import Publisher
 from tidewheel.relay.read import Reader
-from tidewheel.relay.topics import GroupLag
 from tidewheel.settings.services import RelaySettings
 
 _LOG = logging.getLogger("tidewheel.relay")

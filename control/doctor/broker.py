@@ -8,7 +8,7 @@ from datetime import datetime
 from tidewheel.control.doctor.doctor import FRESH
 from tidewheel.errors import SettingsError, Unavailable
 from tidewheel.kafka.topics import Topics
-from tidewheel.relay.topics import GroupLag
+from tidewheel.relay.group_lag import GroupLag
 from tidewheel.settings.connections import Connections
 
 

@@ -23,9 +23,9 @@ from tidewheel.outbox import SLICES, OutboxLane
 from tidewheel.postgres.session import Session
 from tidewheel.relay import outbox_scans as walk
 from tidewheel.relay import topics
+from tidewheel.relay.group_lag import GroupLag
 from tidewheel.relay.outbox_rows import ID, VALUE, Batch, DueRow
 from tidewheel.relay.read import Reader
-from tidewheel.relay.topics import GroupLag
 
 pytestmark = pytest.mark.kafka
 HELD = list(range(SLICES))
