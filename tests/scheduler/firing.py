@@ -23,4 +23,8 @@ def fire_all(database: Database, *, lookahead: timedelta = timedelta(0)) -> None
 
 def fire_due(database: Database, *, lookahead: timedelta = timedelta(0), batch: int = 2000) -> int:
     """Fire one batch of due timers; return their number."""
-    return fire(database.firing, database.installation, look_at(database, lookahead=lookahead, batch=batch))
+    session = database.session()
+    try:
+        return fire(session, database.installation, look_at(database, lookahead=lookahead, batch=batch))
+    finally:
+        session.close()
