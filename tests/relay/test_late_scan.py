@@ -21,8 +21,8 @@ from tidewheel.kafka.topics import Topics
 from tidewheel.local.stack import StackInfo
 from tidewheel.outbox import SLICES, OutboxLane
 from tidewheel.postgres.session import Session
+from tidewheel.relay import group_lag
 from tidewheel.relay import outbox_scans as walk
-from tidewheel.relay import topics
 from tidewheel.relay.group_lag import GroupLag
 from tidewheel.relay.outbox_rows import ID, VALUE, Batch, DueRow
 from tidewheel.relay.read import Reader
@@ -364,15 +364,15 @@ def test_topic_whose_offsets_cannot_be_read_is_skipped(relaying: Relaying, monke
     def listed(client: Consumer) -> dict[str, list[tuple[str, int]]]:
         return {**known(client), gone: [(gone, 0), (gone, 7)]}
 
-    monkeypatch.setattr(topics, "read_partitions", listed)
+    monkeypatch.setattr(group_lag, "read_partitions", listed)
     GroupLag(relaying.kafka, Topics(relaying.prefix)).measure()
     assert lag_of(requests, f"{requests}.intake") == 4
     assert lag_of(gone, f"{gone}.executors") is None
 
 
 def test_relay_measures_by_itself_while_it_publishes(relaying: Relaying, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(topics, "_EVERY_SECONDS", 0.1)
-    monkeypatch.setattr(topics, "_SHARE", 1)  # else it waits a hundred times as long as it measured
+    monkeypatch.setattr(group_lag, "_EVERY_SECONDS", 0.1)
+    monkeypatch.setattr(group_lag, "_SHARE", 1)  # else it waits a hundred times as long as it measured
     requests = relaying.topic("requests", partitions=2)
     fill(relaying, requests, 4)
     with relaying.running(topic_prefix=relaying.prefix):
