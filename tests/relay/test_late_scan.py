@@ -359,7 +359,7 @@ def test_topic_whose_offsets_cannot_be_read_is_skipped(relaying: Relaying, monke
     """The list of topics names a partition that the broker does not have, as while it elects a leader."""
     requests, gone = relaying.topic("requests", partitions=2), relaying.topic("runs.batch", partitions=2)
     fill(relaying, requests, 4)
-    known = topics.read_partitions
+    known = group_lag.read_partitions
 
     def listed(client: Consumer) -> dict[str, list[tuple[str, int]]]:
         return {**known(client), gone: [(gone, 0), (gone, 7)]}
