@@ -11,7 +11,7 @@ from psycopg.rows import class_row
 from pydantic import Field
 
 from tidewheel.control.reads.findings import Finding, Severity
-from tidewheel.control.reads.fleet import FleetStatus, age_text, freeze_text
+from tidewheel.control.reads.fleet import LETTERS, FleetStatus, age_text, freeze_text
 from tidewheel.control.reads.json_form import one_of
 from tidewheel.control.reads.waits import WaitCode
 from tidewheel.control.reads.workload import Waiting, long_held, read_upcoming
@@ -19,7 +19,7 @@ from tidewheel.ids import first_run_id
 from tidewheel.nouns.freezes.model import MAX_WAITING
 from tidewheel.nouns.freezes.reads import list_freezes
 from tidewheel.outbox import OutboxLane
-from tidewheel.postgres.session import Conn
+from tidewheel.postgres.session import Conn, read_rows
 from tidewheel.postgres.statements import Statements
 from tidewheel.runs import RunState
 
@@ -33,7 +33,6 @@ _DAY = timedelta(days=1)
 _IN_A_ROW = 3
 _FAILURES = 1000  # of the last day that are looked at
 _RUNS = 100  # of a job that are looked at
-_LETTERS = 1000  # the newest ones, which are looked at
 _OVERDUE = timedelta(seconds=1)  # as gauges and the fleet count timers
 _LATE = timedelta(seconds=30)
 _SET_ASIDE = 20
@@ -162,9 +161,7 @@ class Causes:
             "tenant": self.tenant, "first_id": first_run_id(day), "since": day, "hour": self.since,
             "failed": self.failed, "look": _FAILURES, "least": _IN_A_ROW, "runs": _RUNS,
         }  # fmt: skip
-        with self.connection.cursor(row_factory=class_row(_Failing), binary=True) as cursor:
-            failing = cursor.execute(_FIND_FAILING_JOBS, columns).fetchall()
-        for job in failing:
+        for job in read_rows(self.connection, class_row(_Failing), _FIND_FAILING_JOBS, columns):
             error = job.error_type or ("timed out" if job.state == RunState.TIMED_OUT else "no error recorded")
             yield Need(
                 "failing_job", Severity.ERROR if job.fails else Severity.WARNING, job.words,
@@ -212,13 +209,13 @@ class Causes:
 
     def _dead_letters(self, failing: Sequence[Need]) -> Iterator[Need]:
         """Yield one need for the dead letters of jobs that do not fail now, and of messages."""
-        columns = {"tenant": self.tenant, "look": _LETTERS, "except_jobs": [each.job_id for each in failing]}
+        columns = {"tenant": self.tenant, "look": LETTERS, "except_jobs": [each.job_id for each in failing]}
         rows = self.connection.execute(_COUNT_WAITING_DEAD_LETTERS, columns, binary=True).fetchall()
         [(waiting, since, looked)] = cast("list[tuple[int, datetime | None, int]]", rows)
         if waiting:
             words = f"dead letters{' of other jobs' if failing else ''} are not redriven"
             yield Need(
-                "dead_letters", Severity.WARNING, words, since=since, count=waiting, at_least=looked >= _LETTERS,
+                "dead_letters", Severity.WARNING, words, since=since, count=waiting, at_least=looked >= LETTERS,
                 counted="not_redriven", remedy="tidewheel dlq list --not-redriven",
             )  # fmt: skip
 

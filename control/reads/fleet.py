@@ -48,9 +48,10 @@ LOOKED_AT = 20_000
 """Open runs that are looked at for those of an executor: some tens of milliseconds."""
 COUNTED = 10_000
 """The due runs of a lane, and messages of a slice, that are counted: more are shown as at least so many."""
+LETTERS = 1000
+"""The newest dead letters of a tenant, which are looked at for those that were not redriven."""
 
 _EXECUTORS = 1000  # that are looked at for free slots
-_LETTERS = 1000  # the newest ones, which are looked at
 _PARTS = 5_000  # tenants of a queue and lane whose runs are looked at
 _FIRST = UUID(int=0)
 _TIMEOUT = timedelta(seconds=10)  # the default of TIDEWHEEL_MEMBER_TIMEOUT
@@ -101,13 +102,13 @@ class ShardOwner:
 
 def list_executors(connection: Conn, *, after: UUID | None = None, limit: int = 50) -> list[ExecutorSummary]:
     """Return a page of the executors, in the order of their ids."""
-    with connection.cursor(row_factory=class_row(ExecutorSummary), binary=True) as cursor:
-        return cursor.execute(_LIST_EXECUTORS, {"after": after or _FIRST, "limit": limit, "lease": LEASE}).fetchall()
+    columns = {"after": after or _FIRST, "limit": limit, "lease": LEASE}
+    return read_rows(connection, class_row(ExecutorSummary), _LIST_EXECUTORS, columns)
 
 
 def count_wrong(connection: Conn, tenant: str) -> tuple[int, int]:
     """Return the number of a tenant's dead letters that were not redriven, and that of silent executors."""
-    columns: dict[str, object] = {"tenant": tenant, "look": _LETTERS, "lease": LEASE}
+    columns: dict[str, object] = {"tenant": tenant, "look": LETTERS, "lease": LEASE}
     [row] = connection.execute(_COUNT_WRONG, columns, binary=True).fetchall()
     return cast("tuple[int, int]", row)
 

@@ -8,7 +8,7 @@ from uuid import UUID
 
 from psycopg.rows import class_row
 
-from tidewheel.postgres.session import Conn
+from tidewheel.postgres.session import Conn, read_row
 from tidewheel.postgres.statements import Statements
 
 _SQL = Statements("tidewheel.control")
@@ -50,8 +50,7 @@ class Streak:
 
 def read_streak(connection: Conn, job_id: UUID) -> Streak | None:
     """Return the failures since the last success, among the newest 1,000 ended runs; None without."""
-    with connection.cursor(row_factory=class_row(Streak), binary=True) as cursor:
-        return cursor.execute(_READ_STREAK, {"job_id": job_id}).fetchone()
+    return read_row(connection, class_row(Streak), _READ_STREAK, {"job_id": job_id})
 
 
 class ErrorLine(NamedTuple):

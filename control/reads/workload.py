@@ -21,7 +21,7 @@ from tidewheel.control.reads.waits import Wait, read_waits
 from tidewheel.jobs.values import format_second
 from tidewheel.nouns.runs.model import RunSummary
 from tidewheel.nouns.runs.reads import read_runs
-from tidewheel.postgres.session import Conn
+from tidewheel.postgres.session import Conn, read_rows
 from tidewheel.postgres.statements import Statements
 from tidewheel.runs import SCHEDULED, Move, RunState, sources
 
@@ -270,8 +270,7 @@ class _Row:
 def read_open_runs(connection: Conn, tenant: str) -> OpenRuns:
     """Return the open runs of a tenant, the oldest 10,000 of them."""
     columns = {"tenant": tenant, "look": _MOST_OPEN, "holds": _HOLDS}
-    with connection.cursor(row_factory=class_row(_Row), binary=True) as cursor:
-        rows = cursor.execute(_GROUP_OPEN_RUNS, columns).fetchall()
+    rows = read_rows(connection, class_row(_Row), _GROUP_OPEN_RUNS, columns)
     at_least = sum(row.runs for row in rows) >= _MOST_OPEN
     states = Counter[str]()
     for row in rows:
