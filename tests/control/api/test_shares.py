@@ -256,7 +256,7 @@ def test_executors_of_a_tenant_fill_no_queue_for_those_of_others(database: Datab
         with ThreadPoolExecutor(36) as threads:
             asked = [threads.submit(flood, each) for each in beats]
             try:
-                for _ in range(15):
+                for _ in range(40):
                     if call == "heartbeat":
                         assert executor.heartbeat() == []
                     else:
