@@ -87,7 +87,7 @@ down: $(STAMP) ## Stop them; their data stays
 	$(BIN)/tidewheel down
 
 bench: $(STAMP) ## Measure this machine for some minutes: each stage, the whole pipeline, its latency
-	$(BIN)/tidewheel bench fire relay execute pipeline latency --rounds 1 --seconds 10
+	$(BIN)/tidewheel admin bench fire relay execute pipeline latency --rounds 1 --seconds 10
 
 docs: $(STAMP) ## Run the examples of README and docs, and compare what is generated
 	$(PYTEST) tests/docs

@@ -21,6 +21,7 @@ from tidewheel.process.metrics import METRICS, Kind
 from tidewheel.settings.connections import Connections
 from tidewheel.settings.executor import ExecutorSettings
 from tidewheel.settings.services import ApiSettings, ArchiveSettings, IntakeSettings, RelaySettings, SchedulerSettings
+from tools.bench.figures import PAGE, current_page
 
 DOCS = Path(__file__).parents[2] / "docs"
 
@@ -112,6 +113,7 @@ def pages() -> dict[Path, str]:
         DOCS / "messages.md": messages_page(),
         DOCS / "messages-requests.md": requests_page(),
         DOCS / "errors.md": errors_page(),
+        PAGE: current_page(),
     }
 
 

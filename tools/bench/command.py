@@ -15,11 +15,13 @@ from typing import cast
 
 import psutil
 
+from tidewheel.clock import SystemClock
 from tidewheel.errors import refuse
 from tidewheel.process.logs import configure_logging
 from tools.bench.environment import Server, open_server
+from tools.bench.figures import hot_path
 from tools.bench.flow import warm_up_server
-from tools.bench.measurement import Line, Options, Round, summarise
+from tools.bench.measurement import PARTS, SHARED_PERCENT, Line, Options, Round, number, summarise
 from tools.bench.registry import SCENARIOS
 from tools.interpreter import WITHOUT_PGO, read_build
 
@@ -99,6 +101,8 @@ def describe(server: Server) -> dict[str, object]:
         command = [git, "-C", str(_ROOT), "describe", "--always", "--dirty"]
         build = subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip() or build
     return {
+        "date": SystemClock().now().date().isoformat(),
+        "hot_path": hot_path(),
         "machine": {
             "cores": psutil.cpu_count(),
             "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
@@ -119,19 +123,14 @@ def words(found: Sequence[Line], about: Mapping[str, object]) -> list[str]:
     lines += [str(build)] if build.pgo else [str(build), WITHOUT_PGO]
     for line in found:
         spread = f"[{number(line.min)} to {number(line.max)}]"
+        if line.shared_percent > SHARED_PERCENT:
+            spread += f" not to be quoted: others took {line.shared_percent:.0f} % of the machine"
         lines.append(f"{line.scenario:<11} {line.figure:<34} {number(line.median):>10} {line.unit:<14} {spread}")
         if line.cpu_us_per_run:
             cpu = ", ".join(f"{process} {us:.1f}" for process, us in line.cpu_us_per_run.items())
             kafka = f", {line.kafka_bytes_per_run:,.0f} of Kafka's log" if line.kafka_bytes_per_run else ""
             lines.append(f"{'':<12}a run: CPU µs: {cpu}; bytes: {line.wal_bytes_per_run:,.0f} of WAL{kafka}")
-            lines.append(f"{'':<12}a run: CPU µs of others on this machine: {line.others_us_per_run:.1f}")
+            dear = list((line.cpu_us_per_run_by_part or {}).items())[:PARTS]
+            by_part = ", ".join(f"{part} {us:.1f}" for part, us in dear)
+            lines.append(f"{'':<12}a run: CPU µs by thread and session: {by_part}")
     return lines
-
-
-def number(value: float) -> str:
-    """Return as many digits as mean something.
-
-    >>> number(12345.678), number(3.14159), number(0.012)
-    ('12,346', '3.14', '0.012')
-    """
-    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"

@@ -1,16 +1,27 @@
-"""Compare two builds: `python -m tools.bench.compare NEW.jsonl OLD.jsonl`.
+"""Compare two builds in turns: `python -m tools.bench.compare OLD_CHECKOUT SCENARIO`.
 
-A shared machine changes speed by more than most changes of the code. So the builds run in turns, A B, B A, and a ratio
-is taken within a pair: line by line of the two files. docs/performance.md has the loop.
+A machine changes speed by more than most changes of the code. So the builds run on one PostgreSQL and one broker in
+turns, A B, B A, and a ratio is taken within a pair. A pair in which others took too much of the machine is left out.
+The other arguments are those of `tidewheel admin bench`, which runs each turn with the code of its checkout.
 """
 
 import json
+import os
+import subprocess
 import sys
+from argparse import ArgumentParser
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any
+
+from tidewheel.settings.sources import client_variables
+from tools.bench.environment import open_server
+from tools.bench.flow import warm_up_server
+from tools.bench.measurement import SHARED_PERCENT
+
+ROOT = Path(__file__).resolve().parents[2]
 
 Document = Mapping[str, Any]
 Measure = tuple[str, str, str]
@@ -48,6 +59,8 @@ def compare(pairs: Sequence[tuple[Document, Document]]) -> list[Compared]:
 def _measures(document: Document) -> dict[Measure, float]:
     found: dict[Measure, float] = {}
     for line in document["results"]:
+        if line.get("shared_percent", 0.0) > SHARED_PERCENT:
+            continue
         cpu: Mapping[str, float] = line.get("cpu_us_per_run") or {}
         costs: dict[str, float | None] = {
             "value": line["median"],
@@ -59,12 +72,45 @@ def _measures(document: Document) -> dict[Measure, float]:
     return found
 
 
-def main(new: str, old: str) -> None:
-    """Print the ratios of two files, which hold a document of `bench --output json` a line."""
-    documents = [[json.loads(line) for line in Path(name).read_text().splitlines()] for name in (new, old)]
+def turns(old: Path, pairs: int, arguments: Sequence[str]) -> list[tuple[Document, Document]]:
+    """Run both builds in turns; return the documents of each pair, the new build's first."""
+    found: list[tuple[Document, Document]] = []
+    with open_server() as server:
+        warm_up_server(server)
+        servers = {**client_variables(server.info.kafka), "TIDEWHEEL_DATABASE_URL": server.info.database_url}
+        for number in range(pairs):
+            order = (ROOT, old) if number % 2 == 0 else (old, ROOT)
+            documents = {build: _turn(build, servers, arguments) for build in order}
+            found.append((documents[ROOT], documents[old]))
+    return found
+
+
+def _turn(build: Path, servers: Mapping[str, str], arguments: Sequence[str]) -> Document:
+    """Run one round by a checkout's own code.
+
+    Raises:
+        SystemExit: The round failed; what it wrote is on standard error.
+    """
+    program = [str(build / ".venv/bin/python"), "-m", "tidewheel.control.cli", "bench", *arguments]
+    variables = {**os.environ, **servers, "PYTHONPATH": str(build)}
+    done = subprocess.run(
+        [*program, "--rounds", "1", "--output", "json"], cwd=build, env=variables, stdout=subprocess.PIPE, check=False
+    )
+    if done.returncode:
+        sys.exit(done.returncode)
+    document: Document = json.loads(done.stdout)
+    return document
+
+
+def main() -> None:
+    """Print the ratios."""
+    parser = ArgumentParser(prog="python -m tools.bench.compare", description="Run two builds in turns.")
+    parser.add_argument("old", type=Path, help="a checkout of the other build, after `make setup`")
+    parser.add_argument("--pairs", type=int, default=3)
+    options, arguments = parser.parse_known_args()
     print(f"{'':<11} {'':<34} {'new':>10} {'old':>10}  new to old, median of pairs [range]")
-    print(*compare(list(zip(*documents, strict=True))), sep="\n")
+    print(*compare(turns(options.old.resolve(), options.pairs, arguments)), sep="\n")
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    main()

@@ -11,7 +11,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Generator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -108,9 +108,14 @@ class Server:
                 return None
 
     def brokers(self) -> list[psutil.Process]:
-        """The processes that listen where the brokers are; none where they cannot be seen."""
-        own = [part.pid for part in self.stack.status().parts if part.name.startswith("Kafka") and part.pid]
-        return [psutil.Process(pid) for pid in own]
+        """The processes that listen where the brokers are; none where they are not of this machine."""
+        ports = {int(each.rpartition(":")[2]) for each in self.info.bootstrap.split(",")}
+        with suppress(psutil.AccessDenied):
+            sockets = psutil.net_connections("tcp")
+            listening = [each for each in sockets if each.status == psutil.CONN_LISTEN]
+            found = {each.pid for each in listening if getattr(each.laddr, "port", None) in ports}
+            return [psutil.Process(pid) for pid in found if pid]
+        return []
 
     def broker_logs(self) -> list[Path]:
         """The folders of the brokers' data; none of a broker that was given."""
@@ -225,7 +230,7 @@ class Environment:
 
     def _start(self, command: Sequence[str], variables: Mapping[str, str]) -> "subprocess.Popen[bytes]":
         name, *arguments = command  # which may have a level of their own
-        program = [sys.executable, "-m", "tidewheel.control.cli", name, "--log-level", "warning", *arguments]
+        program = [sys.executable, "-m", "tools.bench.service", name, "--log-level", "warning", *arguments]
         with self._log(name).open("ab") as log:
             return subprocess.Popen(program, env={**self.variables, **variables}, stdout=log, stderr=log)
 

@@ -149,6 +149,6 @@ def warm_up_server(server: Server) -> None:
             for _ in range(_WAL_FILES):
                 admin.execute("SELECT pg_logical_emit_message(false, 'bench', ''), pg_switch_wal()")
             admin.execute("CHECKPOINT")
-    if server.brokers():
+    if server.info.kafka_properties is not None:  # else the brokers were given
         with flowing(server, Options()) as flow:
             flow.warm_up(_NEW_SERVER_RUNS)

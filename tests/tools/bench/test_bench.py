@@ -23,7 +23,7 @@ pytestmark = pytest.mark.process
 
 KEYS = {
     "scenario", "figure", "unit", "median", "min", "max", "cpu_us_per_run", "wal_bytes_per_run", "kafka_bytes_per_run",
-    "others_us_per_run",
+    "cpu_us_per_run_by_part", "others_us_per_run", "shared_percent",
 }  # fmt: skip
 MAIN = "from tidewheel.control.cli.main import main; main()"
 SIZES: Mapping[str, Sequence[str]] = {

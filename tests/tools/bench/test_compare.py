@@ -1,14 +1,12 @@
 """Two builds are compared by the ratios of pairs, also with documents of older builds."""
 
-import json
 from collections.abc import Mapping
-from pathlib import Path
 from statistics import median
 from typing import Any
 
 import pytest
 
-from tools.bench.compare import compare, main
+from tools.bench.compare import compare
 
 
 def document(value: float, **more: object) -> Mapping[str, Any]:
@@ -34,9 +32,6 @@ def test_cost_and_wal_are_compared_where_both_have_them() -> None:
     }
 
 
-def test_files_of_documents_are_compared_line_by_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for name, values in (("new", (110, 55)), ("old", (100, 50))):
-        lines = [json.dumps(document(value)) for value in values]
-        (tmp_path / name).write_text("\n".join(lines) + "\n")
-    main(str(tmp_path / "new"), str(tmp_path / "old"))
-    assert "1.100 [1.100 to 1.100] of 2" in capsys.readouterr().out
+def test_pair_that_shared_the_machine_is_left_out() -> None:
+    pairs = [(document(110), document(100)), (document(20, shared_percent=30.0), document(100))]
+    assert compare(pairs)[0].ratios == [1.1]

@@ -79,6 +79,7 @@ def measure(server: Server, options: Options) -> Round:
         options.report("warming up")
         for load in (_PLAIN, *_LIMITS.values()):
             turn(load, min(_WARM_RUNS, runs))
+        before, warm = flow.meter.mark(), flow.done
         began, sweep = monotonic_seconds(), 0
         while not sweep or monotonic_seconds() - began < (options.minutes or MINUTES) * 60:
             for number, (limit, load) in enumerate(_LIMITS.items()):
@@ -88,8 +89,9 @@ def measure(server: Server, options: Options) -> Round:
                 ratios[limit].append((monotonic_seconds() - began, done[True] / done[False]))
                 rates[limit].append(done[True])
             sweep += 1
+        spent = flow.meter.since(before, flow.done - warm)
         flow.check(may_be_released=True, events=False)
-    figures: dict[str, Figure] = {}
+    figures = {"runs": Figure(spent.runs, "runs", spent)}
     for limit, points in ratios.items():
         found = [ratio for _, ratio in points]
         figures[f"{limit}_ratio"] = Figure(median(found), "")
