@@ -1,8 +1,8 @@
 """Keep measured figures and write docs/performance.md: `python -m tools.bench.figures FILE …`.
 
 Each file is a document of `tidewheel admin bench --output json`, which replaces the figures that it has. Figures of
-rounds that shared the machine are left out. A figure is of an older build once the hot path has changed: its code without docstrings and
-its SQL without comments. `--release` fails while a figure is.
+rounds that shared the machine are left out. A figure is of an older build once the hot path has changed: its code
+without docstrings and its SQL without comments. `--release` fails while a figure is.
 """
 
 import ast
