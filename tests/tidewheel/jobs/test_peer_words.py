@@ -31,6 +31,19 @@ def submitted(**job: object) -> dict[str, str]:
         ("kwargs", "payload"),  # Celery
         ("misfireInstruction", "catch_up"),  # Quartz
         ("rrule", "cron"),  # iCalendar
+        ("timeout_sec", "start_to_close"),
+        ("executor_type", "target"),
+        ("expression", "cron"),
+        ("retry_intervals", "intervals"),
+        ("init_identifier", "key"),
+        ("request", "payload"),
+        ("batch_parent", "after"),
+        ("batch_run_condition", "when"),
+        ("depends_on", "after"),
+        ("execution_time", "run_at"),
+        ("interval_seconds", "interval"),
+        ("workspace_id", "tenant beside job"),
+        ("enabled", "paused: true"),
     ],
 )
 def test_refusal_of_a_peers_field_names_ours(word: str, ours: str) -> None:
