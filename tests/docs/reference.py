@@ -13,6 +13,8 @@ from annotated_types import Ge, Gt, Le
 from pydantic import SecretStr
 from pydantic.fields import FieldInfo
 
+from tests.docs.asyncapi import PAGE as ASYNCAPI
+from tests.docs.asyncapi import asyncapi
 from tests.docs.reference_errors import errors_page
 from tests.docs.reference_messages import messages_page, requests_page
 from tests.docs.tables import table
@@ -114,6 +116,7 @@ def pages() -> dict[Path, str]:
         DOCS / "messages-requests.md": requests_page(),
         DOCS / "errors.md": errors_page(),
         PAGE: current_page(),
+        ASYNCAPI: asyncapi(),
     }
 
 
