@@ -14,8 +14,10 @@ from tidewheel.control.console.job_rows import Show, error_lines
 from tidewheel.control.console.many_runs import matching_button, matching_filters
 from tidewheel.control.console.urls import Urls
 from tidewheel.control.console.view import (
+    SPANS,
     Failed,
     View,
+    begin_of,
     filters_of,
     in_snapshot,
     list_view,
@@ -33,8 +35,6 @@ from tidewheel.nouns.runs.model import Group, PageFilter, RunPage, RunSummary, S
 from tidewheel.nouns.runs.reads import RunList, list_runs, longest_attempts
 from tidewheel.runs import DEAD_LETTERED
 
-_SLOW_SPANS = {"1h": timedelta(hours=1), "24h": timedelta(days=1), "7d": timedelta(days=7)}
-_SPANS = {**_SLOW_SPANS, "30d": timedelta(days=30)}
 _RETRYABLE = {"status", "job", "lane", "queue", "since", "until", "last"}
 _ALIKE: Mapping[Group, Status | None] = {
     "due": None, "running_or_cancelling": "running", "failed_or_timed_out": "failed"
@@ -68,11 +68,12 @@ class RunsPage:
 
     template: ClassVar[str] = "runs.html"
     place: ClassVar[str] = "runs"
+    reads_zone: ClassVar[bool] = True
 
     def read(self, connection: Connection, caller: Caller, request: Request, urls: Urls) -> View:
         """Read a page of runs by the filters of the address."""
-        query, errors = read_filters(request, PageOfRunsQuery)
         now = page_now(connection)
+        query, errors = read_filters(request, PageOfRunsQuery, now)
         narrowed = _filter_of(query, now)
 
         def listed() -> tuple[RunPage, str | None]:
@@ -100,7 +101,7 @@ def _filter_of(query: PageOfRunsQuery, now: datetime) -> PageFilter:
     """Return the filter of an address; a group has its own states."""
     found = cast("PageFilter", {name: getattr(query, spoken) for name, spoken in _NAMES.items() if name != "limit"})
     ended: PageFilter = {"group": query.group, "ended_since": query.ended_since, "ended_until": query.ended_until}
-    since = found.get("since") if query.last is None else now - _SPANS[query.last]
+    since = begin_of(query.last, found.get("since"), now)
     return {**found, **ended, "since": since, "status": None if query.group else found.get("status")}
 
 
@@ -137,9 +138,7 @@ class SlowPage:
 
         def read() -> Sequence[RunSummary]:
             with connection.snapshot() as reading:
-                found = slowest_runs(
-                    reading, caller.tenant, now - _SLOW_SPANS[query.last], now + _SLOW_SPANS["1h"], _SHOWN
-                )
+                found = slowest_runs(reading, caller.tenant, now - SPANS[query.last], now + SPANS["1h"], _SHOWN)
                 took = timedelta(seconds=found[0].took if found else 0)
                 running = longest_attempts(reading, caller.tenant, now - took, limit=_RUNNING)
                 return [*running, *(each.run for each in found)]
@@ -151,7 +150,6 @@ class SlowPage:
             "found": found,
             "messages": messages,
             "query": query,
-            "spans": list(_SLOW_SPANS),
             "errors": errors,
         }
         return View(values, 422 if errors else 200)
