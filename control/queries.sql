@@ -592,6 +592,52 @@ WITH seen AS MATERIALIZED (
 )
 {{page_by_id(seen)}}
 
+-- name: count_states
+-- Returns the number of matching runs of a tenant by source and state, and that of all looked at: the newest `look` open runs
+-- (source 0), failed ones (1) and ended ones (2).
+-- Index: job_runs_by_tenant, failed_runs_by_tenant and by tenant in every partition, walked backwards. No lock.
+-- Why: as for find_runs. Failed runs are rare among the newest, and have an index of their own.
+SELECT s.source, s.state, count(*) FILTER (WHERE s.matches) AS matching, count(*) AS looked_at
+  FROM (
+       (SELECT 0 AS source, {{shown_state(u)}} AS state, {{fits_run_filter(u)}} AND {{has_key(u)}} AND {{has_place(u)}} AS matches
+          FROM job_runs AS u
+         WHERE (u.tenant, u.run_id) < (%(tenant)s, %(before_id)s) AND (u.tenant, u.run_id) >= (%(tenant)s, %(first_id)s)
+           AND u.shard >= 0
+         ORDER BY u.tenant DESC, u.run_id DESC
+         LIMIT %(look)s)
+        UNION ALL
+       (SELECT 1, u.state, {{fits_run_filter(u)}} AND {{has_ended(u)}}
+          FROM failed_runs AS u
+         WHERE (u.tenant, u.run_id) < (%(tenant)s, %(before_id)s) AND (u.tenant, u.run_id) >= (%(tenant)s, %(first_id)s)
+         ORDER BY u.tenant DESC, u.run_id DESC
+         LIMIT %(look)s)
+        UNION ALL
+       (SELECT 2, u.state, {{fits_run_filter(u)}} AND {{has_key(u)}} AND {{has_ended(u)}}
+          FROM finished_runs AS u
+         WHERE (u.tenant, u.run_id) < (%(tenant)s, %(before_id)s) AND (u.tenant, u.run_id) >= (%(tenant)s, %(first_id)s)
+           AND u.shard >= 0
+         ORDER BY u.tenant DESC, u.run_id DESC
+         LIMIT %(look)s)) AS s
+ GROUP BY 1, 2
+
+-- name: count_states_of_job
+-- Returns the same of the newest runs of a job by instant, without source 1.
+-- Index: job_runs_by_job and by job in every partition, walked backwards. No lock.
+SELECT s.source, s.state, count(*) FILTER (WHERE s.matches) AS matching, count(*) AS looked_at
+  FROM (
+       (SELECT 0 AS source, {{shown_state(u)}} AS state, {{fits_run_filter(u)}} AND {{has_key(u)}} AND {{has_place(u)}} AS matches
+          FROM job_runs AS u
+         WHERE u.job_id = %(job_id)s AND u.scheduled_at BETWEEN %(since)s AND %(until)s
+         ORDER BY u.scheduled_at DESC, u.run_id DESC
+         LIMIT %(look)s)
+        UNION ALL
+       (SELECT 2, u.state, {{fits_run_filter(u)}} AND {{has_key(u)}} AND {{has_ended(u)}}
+          FROM finished_runs AS u
+         WHERE u.job_id = %(job_id)s AND u.scheduled_at BETWEEN %(since)s AND %(until)s
+         ORDER BY u.scheduled_at DESC, u.run_id DESC
+         LIMIT %(look)s)) AS s
+ GROUP BY 1, 2
+
 -- name: read_runs
 -- Returns the given runs in their current state; of failed runs that retention has dropped the copies.
 -- Index: job_runs_pkey, the partitions' indexes by run, jobs_pkey; failed_runs_pkey, if there are many. No lock.

@@ -24,6 +24,7 @@ from tidewheel.control.console.view import (
     or_else,
     page_now,
     part,
+    part_of,
     read_filters,
 )
 from tidewheel.control.reads.workload import slowest_runs
@@ -32,7 +33,7 @@ from tidewheel.ids import job_id
 from tidewheel.jobs.values import Instant, format_timestamp
 from tidewheel.nouns.operation import operations
 from tidewheel.nouns.runs.model import Group, PageFilter, RunPage, RunSummary, Status
-from tidewheel.nouns.runs.reads import RunList, list_runs, longest_attempts
+from tidewheel.nouns.runs.reads import RunList, count_states, list_runs, longest_attempts
 from tidewheel.runs import DEAD_LETTERED
 
 _RETRYABLE = {"status", "job", "lane", "queue", "since", "until", "last"}
@@ -92,7 +93,8 @@ class RunsPage:
         }
 
         def values(page: RunPage) -> dict[str, object]:
-            return {**more, "messages": error_lines(connection, page.runs)}
+            counts = part_of(connection, count_states, caller.tenant, narrowed)
+            return {**more, "messages": error_lines(connection, page.runs), "counts": counts}
 
         return list_view("runs", query, listed, errors=errors, now=now, urls=urls, of_page=values)
 

@@ -94,7 +94,7 @@ _NOT_EXECUTED = {
         nouns.api_keys: show_api_key
         control: find_keys_from count_wrong
         nouns.freezes: count_freezable find_standing_freezes
-        control: list_children read_retry_facts find_longest_attempts""",
+        control: list_children read_retry_facts find_longest_attempts count_states count_states_of_job""",
     "it needs locked rows, a faulty job or an occurrence of a rare kind": """
         control: find_active_run find_active_run_at find_chain find_unfired oldest_day_of_runs read_able
         control: read_attempts_of read_job_error read_last_attempts show_failed_run

@@ -10,7 +10,9 @@ from tests.control.api.answering import ApiClient, answering
 from tests.control.console.pages import HTML, every_row, shown
 from tests.control.explain.explaining import t
 from tests.fixtures.database import ClockedDatabase
-from tests.transitions.acts import submit, trigger
+from tests.transitions.acts import begun, end, ending, submit, succeed, trigger
+from tidewheel.nouns.runs import reads
+from tidewheel.runs import RunState
 
 _BAND = re.compile(r'<p class="band trouble" role="alert">.*?</p>')
 _CURSOR = "cursor: 'MQ' is not a cursor of this list. Open the list again, from its first page."
@@ -92,3 +94,37 @@ def test_runs_of_a_range_are_those_of_the_days_and_times_in_the_zone_of_the_page
             assert sorted(run_ids[each] for each in found) == expected, given
         page = shown(pages, f"/runs?since=yesterday&until=2+Mar{of_job}")
         assert ('name="since" value="yesterday"' in page, 'name="until" value="2 Mar"' in page) == (True, True)
+
+
+def counts(client: ApiClient, path: str) -> dict[str, str]:
+    """Return the states that a list of runs offers, each with its number of runs."""
+    [tabs] = re.findall(r'<ul class="tabs" aria-label="States">.*?</ul>', shown(client, path), re.DOTALL)
+    found: list[tuple[str, str]] = re.findall(r"<a [^>]*>([^<]+?)(?: <span[^>]*>([^<]*)</span>)?</a>", tabs)
+    return {state: number for state, number in found if state != "Slow"}
+
+
+def test_each_state_with_runs_has_their_number_under_the_other_filters(
+    pages: ApiClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    submit(pages.database, "a", retry={"max_attempts": 1})
+    submit(pages.database, "b", queue="reports")
+    for _ in range(3):
+        end(pages.database, ending(begun(pages.database, "a"), RunState.FAILED, error_type="E"))
+    for _ in range(2):
+        succeed(pages.database, begun(pages.database, "b"))
+    begun(pages.database, "b")
+    trigger(pages.database, "b")
+    every = {"All": "7", "Queued": "1", "Running": "1", "Succeeded": "2", "Failed": "3"}
+    assert counts(pages, "/runs") == every
+    assert counts(pages, "/runs?status=failed") == every | {"All": ""}
+    for path in ("/runs?job=b", "/runs?queue=reports"):
+        assert counts(pages, path) == {"All": "4", "Queued": "1", "Running": "1", "Succeeded": "2"}
+    assert counts(pages, "/runs?job=a&status=running&last=1h") == {"All": "", "Running": "0", "Failed": "3"}
+    assert counts(pages, "/runs?ended_since=2026-01-01T00:00:00Z") == {"All": "5", "Succeeded": "2", "Failed": "3"}
+    narrowed = shown(pages, "/runs?queue=reports&last=7d&status=failed")
+    assert 'href="/runs?status=succeeded&amp;queue=reports&amp;last=7d"' in narrowed
+    monkeypatch.setattr(reads, "_LOOKED_AT_FOR_STATES", 2)
+    assert counts(pages, "/runs") == {
+        "All": "7", "Scheduled": "", "Queued": "1+", "Buffered": "", "Running": "1+", "Waiting": "", "Retrying": "",
+        "Cancelling": "", "Succeeded": "2+", "Failed": "2+", "Timed out": "", "Cancelled": "", "Skipped": "",
+    }  # fmt: skip

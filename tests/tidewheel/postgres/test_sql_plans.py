@@ -560,6 +560,8 @@ SPECIAL: Mapping[str, Mapping[str, object]] = {
             "find_open_runs_of_job",
             "find_failed_runs",
             "find_longest_attempts",
+            "count_states",
+            "count_states_of_job",
         ),
         _RUNS,
     ),
@@ -763,7 +765,7 @@ _HOT = {
         read_took_p95 read_streak read_error_lines read_versions_since read_pauses
         find_chain find_runs_ahead find_unfired read_versions read_two_versions
         find_runs find_open_runs find_runs_of_job find_open_runs_of_job find_failed_runs read_runs show_run
-        show_failed_run read_retry_facts find_longest_attempts
+        show_failed_run read_retry_facts find_longest_attempts count_states count_states_of_job
         read_past_attempts read_last_attempts find_open_states
         find_keys_from read_paused_timers
         read_activity read_stages find_slowest_runs count_upcoming group_open_runs find_failing_jobs
