@@ -69,7 +69,7 @@ SELECT min(w.scheduled_at) FILTER (WHERE w.cause = 'timer' AND w.attempt = 0) AS
 -- all looked at, the last key.
 -- Index: jobs_by_key, walked from the page's start; job_versions_pkey. For quarantined jobs only, quarantine is read once,
 -- and timers_pkey; for unwell ones also failed_runs_by_tenant, and by job in the partitions of seven days. No lock.
--- Why: unwell are the jobs of the newest 500 failures whose last end was one, and those in quarantine.
+-- Why: unwell are the jobs of the newest 500 failures with one among their last 10 ends, and those in quarantine.
 WITH failing AS MATERIALIZED (
     SELECT c.job_id
       FROM (SELECT DISTINCT n.job_id
@@ -78,14 +78,15 @@ WITH failing AS MATERIALIZED (
                        AND (f.tenant, f.run_id) <= (%(tenant)s, 'ffffffff-ffff-ffff-ffff-ffffffffffff')
                      ORDER BY f.tenant DESC, f.run_id DESC
                      LIMIT 500) AS n) AS c
-     WHERE (SELECT e.state
-              FROM (SELECT l.state, l.scheduled_at FROM finished_runs AS l
-                     WHERE l.job_id = c.job_id AND l.finished_at > tidewheel_now() - interval '7 days'
-                     ORDER BY l.scheduled_at DESC
-                     LIMIT 20) AS e
-             WHERE e.state <> 'skipped'
-             ORDER BY e.scheduled_at DESC
-             LIMIT 1) IN ('failed', 'timed_out')
+     WHERE (SELECT bool_or(e.state IN ('failed', 'timed_out'))
+              FROM (SELECT r.state
+                      FROM (SELECT l.state, l.scheduled_at FROM finished_runs AS l
+                             WHERE l.job_id = c.job_id AND l.finished_at > tidewheel_now() - interval '7 days'
+                             ORDER BY l.scheduled_at DESC
+                             LIMIT 20) AS r
+                     WHERE r.state <> 'skipped'
+                     ORDER BY r.scheduled_at DESC
+                     LIMIT 10) AS e)
 ), seen AS MATERIALIZED (
     SELECT key, job_id, version, labels, paused, finished_at, schedule_kind FROM jobs
      WHERE tenant = %(tenant)s AND version > 0 AND deleted_at IS NULL
