@@ -1287,6 +1287,24 @@ SELECT u.run_id, max(u.took) AS took
  ORDER BY 2 DESC, 1
  LIMIT %(limit)s
 
+-- name: read_job_times
+-- Returns of each of these jobs the last attempts among its newest `look` ended runs, as far as they ended from `since` on: the number of
+-- these runs and attempts, the attempts' median, 99th percentile and sum, and the first end.
+-- Index: by job in the partitions from the day of `since` on, walked backwards. No lock.
+SELECT w.job_id, count(*) AS runs, count(l.took) AS attempts, percentile_disc(0.5) WITHIN GROUP (ORDER BY l.took) AS p50,
+       percentile_disc(0.99) WITHIN GROUP (ORDER BY l.took) AS p99, sum(l.took) AS total, min(l.finished_at) AS first_at
+  FROM unnest(%(job_ids)s::uuid[]) AS w (job_id)
+ CROSS JOIN LATERAL (
+    SELECT f.finished_at, f.finished_at - f.started_at AS took
+      FROM finished_runs AS f
+     WHERE f.job_id = w.job_id AND f.finished_at >= %(day)s
+     ORDER BY f.scheduled_at DESC
+     LIMIT %(look)s
+  ) AS l
+ WHERE l.finished_at >= %(since)s
+ GROUP BY w.job_id
+HAVING count(l.took) > 0
+
 -- name: count_upcoming
 -- Returns the timers of a tenant that come due, by bin; of each shard the first `look`, and true if there are more.
 -- Index: timers_due, a range of each shard. No lock.

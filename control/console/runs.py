@@ -27,6 +27,7 @@ from tidewheel.control.console.view import (
     part_of,
     read_filters,
 )
+from tidewheel.control.reads.outcomes import read_job_times
 from tidewheel.control.reads.workload import slowest_runs
 from tidewheel.doors.address import after_of, next_cursor, query_of
 from tidewheel.ids import job_id
@@ -147,11 +148,6 @@ class SlowPage:
 
         found = Failed("") if errors else part(read)
         messages = error_lines(connection, or_else(found, ()))
-        values = {
-            "now": now,
-            "found": found,
-            "messages": messages,
-            "query": query,
-            "errors": errors,
-        }
+        jobs = part_of(connection, read_job_times, or_else(found, ()), now - SPANS[query.last], now)
+        values = {"now": now, "found": found, "messages": messages, "jobs": jobs, "query": query, "errors": errors}
         return View(values, 422 if errors else 200)
