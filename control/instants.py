@@ -58,7 +58,7 @@ _LOCAL = re.compile(r"\d{4}-\d\d-\d\d(?:[Tt ](?!24)\d\d:\d\d(?::\d\d(?:\.\d{1,6}
 _OFFSET_WITHOUT_SECONDS = re.compile(r"(\d{4}-\d\d-\d\d[Tt ]\d\d:\d\d)([Zz]|[+-]\d\d:\d\d)", re.ASCII)
 _WITHOUT_SECONDS = re.compile(r"(?:.*[Tt ])?\d{1,2}:\d\d(?:[Zz]|[+-]\d\d:\d\d)?", re.ASCII)
 _TWELVE_HOURS = re.compile(r"(?<![\d:+-])(1[0-2]|0?[1-9])(:\d\d(?::\d\d(?:\.\d{1,6})?)?)? ?([ap])m\Z", re.ASCII | re.I)
-_EXAMPLES = "write 04:03, 3am, yesterday, Fri 02:30, now, +5m, 24h, or RFC 3339 such as 2026-03-29T08:00:00Z"
+_EXAMPLES = "write 04:03, 3am, yesterday, Fri 02:30, now, +5m, 24h, or RFC 3339 such as 2026-03-29T08:00:00+02:00"
 
 
 def read_instant(

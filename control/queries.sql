@@ -69,7 +69,7 @@ SELECT min(w.scheduled_at) FILTER (WHERE w.cause = 'timer' AND w.attempt = 0) AS
 -- all looked at, the last key.
 -- Index: jobs_by_key, walked from the page's start; job_versions_pkey. For quarantined jobs only, quarantine is read once,
 -- and timers_pkey; for unwell ones also failed_runs_by_tenant, and by job in the partitions of seven days. No lock.
--- Why: unwell are the jobs of the newest 500 failures whose last end was one, and those in quarantine.
+-- Why: unwell are the jobs of the newest 500 failures with one among their last 10 ends, and those in quarantine.
 WITH failing AS MATERIALIZED (
     SELECT c.job_id
       FROM (SELECT DISTINCT n.job_id
@@ -78,14 +78,15 @@ WITH failing AS MATERIALIZED (
                        AND (f.tenant, f.run_id) <= (%(tenant)s, 'ffffffff-ffff-ffff-ffff-ffffffffffff')
                      ORDER BY f.tenant DESC, f.run_id DESC
                      LIMIT 500) AS n) AS c
-     WHERE (SELECT e.state
-              FROM (SELECT l.state, l.scheduled_at FROM finished_runs AS l
-                     WHERE l.job_id = c.job_id AND l.finished_at > tidewheel_now() - interval '7 days'
-                     ORDER BY l.scheduled_at DESC
-                     LIMIT 20) AS e
-             WHERE e.state <> 'skipped'
-             ORDER BY e.scheduled_at DESC
-             LIMIT 1) IN ('failed', 'timed_out')
+     WHERE (SELECT bool_or(e.state IN ('failed', 'timed_out'))
+              FROM (SELECT r.state
+                      FROM (SELECT l.state, l.scheduled_at FROM finished_runs AS l
+                             WHERE l.job_id = c.job_id AND l.finished_at > tidewheel_now() - interval '7 days'
+                             ORDER BY l.scheduled_at DESC
+                             LIMIT 20) AS r
+                     WHERE r.state <> 'skipped'
+                     ORDER BY r.scheduled_at DESC
+                     LIMIT 10) AS e)
 ), seen AS MATERIALIZED (
     SELECT key, job_id, version, labels, paused, finished_at, schedule_kind FROM jobs
      WHERE tenant = %(tenant)s AND version > 0 AND deleted_at IS NULL
@@ -591,6 +592,52 @@ WITH seen AS MATERIALIZED (
      LIMIT %(look)s
 )
 {{page_by_id(seen)}}
+
+-- name: count_states
+-- Returns the number of matching runs of a tenant by source and state, and that of all looked at: the newest `look` open runs
+-- (source 0), failed ones (1) and ended ones (2).
+-- Index: job_runs_by_tenant, failed_runs_by_tenant and by tenant in every partition, walked backwards. No lock.
+-- Why: as for find_runs. Failed runs are rare among the newest, and have an index of their own.
+SELECT s.source, s.state, count(*) FILTER (WHERE s.matches) AS matching, count(*) AS looked_at
+  FROM (
+       (SELECT 0 AS source, {{shown_state(u)}} AS state, {{fits_run_filter(u)}} AND {{has_key(u)}} AND {{has_place(u)}} AS matches
+          FROM job_runs AS u
+         WHERE (u.tenant, u.run_id) < (%(tenant)s, %(before_id)s) AND (u.tenant, u.run_id) >= (%(tenant)s, %(first_id)s)
+           AND u.shard >= 0
+         ORDER BY u.tenant DESC, u.run_id DESC
+         LIMIT %(look)s)
+        UNION ALL
+       (SELECT 1, u.state, {{fits_run_filter(u)}} AND {{has_ended(u)}}
+          FROM failed_runs AS u
+         WHERE (u.tenant, u.run_id) < (%(tenant)s, %(before_id)s) AND (u.tenant, u.run_id) >= (%(tenant)s, %(first_id)s)
+         ORDER BY u.tenant DESC, u.run_id DESC
+         LIMIT %(look)s)
+        UNION ALL
+       (SELECT 2, u.state, {{fits_run_filter(u)}} AND {{has_key(u)}} AND {{has_ended(u)}}
+          FROM finished_runs AS u
+         WHERE (u.tenant, u.run_id) < (%(tenant)s, %(before_id)s) AND (u.tenant, u.run_id) >= (%(tenant)s, %(first_id)s)
+           AND u.shard >= 0
+         ORDER BY u.tenant DESC, u.run_id DESC
+         LIMIT %(look)s)) AS s
+ GROUP BY 1, 2
+
+-- name: count_states_of_job
+-- Returns the same of the newest runs of a job by instant, without source 1.
+-- Index: job_runs_by_job and by job in every partition, walked backwards. No lock.
+SELECT s.source, s.state, count(*) FILTER (WHERE s.matches) AS matching, count(*) AS looked_at
+  FROM (
+       (SELECT 0 AS source, {{shown_state(u)}} AS state, {{fits_run_filter(u)}} AND {{has_key(u)}} AND {{has_place(u)}} AS matches
+          FROM job_runs AS u
+         WHERE u.job_id = %(job_id)s AND u.scheduled_at BETWEEN %(since)s AND %(until)s
+         ORDER BY u.scheduled_at DESC, u.run_id DESC
+         LIMIT %(look)s)
+        UNION ALL
+       (SELECT 2, u.state, {{fits_run_filter(u)}} AND {{has_key(u)}} AND {{has_ended(u)}}
+          FROM finished_runs AS u
+         WHERE u.job_id = %(job_id)s AND u.scheduled_at BETWEEN %(since)s AND %(until)s
+         ORDER BY u.scheduled_at DESC, u.run_id DESC
+         LIMIT %(look)s)) AS s
+ GROUP BY 1, 2
 
 -- name: read_runs
 -- Returns the given runs in their current state; of failed runs that retention has dropped the copies.
@@ -1239,6 +1286,24 @@ SELECT u.run_id, max(u.took) AS took
  GROUP BY u.run_id
  ORDER BY 2 DESC, 1
  LIMIT %(limit)s
+
+-- name: read_job_times
+-- Returns of each of these jobs the last attempts among its newest `look` ended runs, as far as they ended from `since` on: the number of
+-- these runs and attempts, the attempts' median, 99th percentile and sum, and the first end.
+-- Index: by job in the partitions from the day of `since` on, walked backwards. No lock.
+SELECT w.job_id, count(*) AS runs, count(l.took) AS attempts, percentile_disc(0.5) WITHIN GROUP (ORDER BY l.took) AS p50,
+       percentile_disc(0.99) WITHIN GROUP (ORDER BY l.took) AS p99, sum(l.took) AS total, min(l.finished_at) AS first_at
+  FROM unnest(%(job_ids)s::uuid[]) AS w (job_id)
+ CROSS JOIN LATERAL (
+    SELECT f.finished_at, f.finished_at - f.started_at AS took
+      FROM finished_runs AS f
+     WHERE f.job_id = w.job_id AND f.finished_at >= %(day)s
+     ORDER BY f.scheduled_at DESC
+     LIMIT %(look)s
+  ) AS l
+ WHERE l.finished_at >= %(since)s
+ GROUP BY w.job_id
+HAVING count(l.took) > 0
 
 -- name: count_upcoming
 -- Returns the timers of a tenant that come due, by bin; of each shard the first `look`, and true if there are more.

@@ -1,9 +1,7 @@
 """The audit log: who changed what, when, by which door. Rows lead to what they are about."""
 
-from datetime import datetime
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from typing import ClassVar, cast
 
-from pydantic import BeforeValidator
 from starlette.requests import Request
 
 from tidewheel.api_keys import Scope
@@ -13,7 +11,6 @@ from tidewheel.control.api.request_input import Cursors, PageQuery
 from tidewheel.control.client.connection import Connection
 from tidewheel.control.console.urls import Urls
 from tidewheel.control.console.view import View, list_view, page_now, read_filters
-from tidewheel.control.instants import read_instant
 from tidewheel.doors.address import after_of, next_cursor, query_of
 from tidewheel.ids import job_id
 from tidewheel.nouns.audit_log.operations import AuditEntry, AuditLog, list_audit_log
@@ -26,26 +23,11 @@ _ACTIONS = (
 )  # fmt: skip
 """Actions that the field proposes; every other one is found too."""
 
-
-def _instant(value: object) -> object:
-    return read_instant(value, "since", "UTC") if isinstance(value, str) else value
-
-
 # With the name of the id in their address.
 _PAGES = {"run": "run_id", "workflow": "root_run_id", "batch": "batch_id", "calendar": "name"}
 
 _LIST = operations(AuditLog)["list"]
-_MADE, _NAMES = query_of(_LIST, _LIST.parameters)
-if TYPE_CHECKING:
-    _Query = PageQuery
-else:
-    _Query = _MADE
-
-
-class AuditFilters(_Query):
-    """Filters of the page, which takes instants as people write them."""
-
-    since: Annotated[datetime, BeforeValidator(_instant)] | None = None
+_QUERY, _NAMES = query_of(_LIST, _LIST.parameters)
 
 
 class AuditLogPage:
@@ -53,11 +35,13 @@ class AuditLogPage:
 
     template: ClassVar[str] = "audit.html"
     place: ClassVar[str] = "admin"
+    reads_zone: ClassVar[bool] = True
     scope = Scope.ADMIN
 
     def read(self, connection: Connection, caller: Caller, request: Request, urls: Urls) -> View:
         """List entries, the newest first: those of every tenant, unless the address names one."""
-        query, errors = read_filters(request, AuditFilters)
+        now = page_now(connection)
+        query, errors = read_filters(request, cast("type[PageQuery]", _QUERY), now)
         tenant = None if caller.all_tenants and "tenant" not in request.query_params else caller.tenant
         given = {name: getattr(query, spoken) for name, spoken in _NAMES.items() if name != "all_tenants"}
 
@@ -70,7 +54,6 @@ class AuditLogPage:
         def rows(page: Entries) -> dict[str, object]:
             return {"rows": [(each, _link(each, caller, urls)) for each in page.entries], "every": tenant is None}
 
-        now = page_now(connection)
         found = list_view("audit", query, listed, errors=errors, now=now, urls=urls, of_page=rows)
         return View({**found.values, "actions": _ACTIONS}, found.status)
 

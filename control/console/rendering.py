@@ -156,6 +156,7 @@ class Renderer:
                 page_zone_name=page_zone_name,
                 form_token=self._signer.form_token(request, form_cookie),
                 here=here,
+                given=request.query_params,
                 origin=None if request.scope["path"] in _NO_ORIGIN else here,
                 visitor=visitor,
                 can=visitor.can,

@@ -14,27 +14,29 @@ from tidewheel.control.console.job_rows import Show, error_lines
 from tidewheel.control.console.many_runs import matching_button, matching_filters
 from tidewheel.control.console.urls import Urls
 from tidewheel.control.console.view import (
+    SPANS,
     Failed,
     View,
+    begin_of,
     filters_of,
     in_snapshot,
     list_view,
     or_else,
     page_now,
     part,
+    part_of,
     read_filters,
 )
+from tidewheel.control.reads.outcomes import read_job_times
 from tidewheel.control.reads.workload import slowest_runs
 from tidewheel.doors.address import after_of, next_cursor, query_of
 from tidewheel.ids import job_id
 from tidewheel.jobs.values import Instant, format_timestamp
 from tidewheel.nouns.operation import operations
 from tidewheel.nouns.runs.model import Group, PageFilter, RunPage, RunSummary, Status
-from tidewheel.nouns.runs.reads import RunList, list_runs, longest_attempts
+from tidewheel.nouns.runs.reads import RunList, count_states, list_runs, longest_attempts
 from tidewheel.runs import DEAD_LETTERED
 
-_SLOW_SPANS = {"1h": timedelta(hours=1), "24h": timedelta(days=1), "7d": timedelta(days=7)}
-_SPANS = {**_SLOW_SPANS, "30d": timedelta(days=30)}
 _RETRYABLE = {"status", "job", "lane", "queue", "since", "until", "last"}
 _ALIKE: Mapping[Group, Status | None] = {
     "due": None, "running_or_cancelling": "running", "failed_or_timed_out": "failed"
@@ -68,11 +70,12 @@ class RunsPage:
 
     template: ClassVar[str] = "runs.html"
     place: ClassVar[str] = "runs"
+    reads_zone: ClassVar[bool] = True
 
     def read(self, connection: Connection, caller: Caller, request: Request, urls: Urls) -> View:
         """Read a page of runs by the filters of the address."""
-        query, errors = read_filters(request, PageOfRunsQuery)
         now = page_now(connection)
+        query, errors = read_filters(request, PageOfRunsQuery, now)
         narrowed = _filter_of(query, now)
 
         def listed() -> tuple[RunPage, str | None]:
@@ -91,7 +94,8 @@ class RunsPage:
         }
 
         def values(page: RunPage) -> dict[str, object]:
-            return {**more, "messages": error_lines(connection, page.runs)}
+            counts = part_of(connection, count_states, caller.tenant, narrowed)
+            return {**more, "messages": error_lines(connection, page.runs), "counts": counts}
 
         return list_view("runs", query, listed, errors=errors, now=now, urls=urls, of_page=values)
 
@@ -100,7 +104,7 @@ def _filter_of(query: PageOfRunsQuery, now: datetime) -> PageFilter:
     """Return the filter of an address; a group has its own states."""
     found = cast("PageFilter", {name: getattr(query, spoken) for name, spoken in _NAMES.items() if name != "limit"})
     ended: PageFilter = {"group": query.group, "ended_since": query.ended_since, "ended_until": query.ended_until}
-    since = found.get("since") if query.last is None else now - _SPANS[query.last]
+    since = begin_of(query.last, found.get("since"), now)
     return {**found, **ended, "since": since, "status": None if query.group else found.get("status")}
 
 
@@ -137,21 +141,13 @@ class SlowPage:
 
         def read() -> Sequence[RunSummary]:
             with connection.snapshot() as reading:
-                found = slowest_runs(
-                    reading, caller.tenant, now - _SLOW_SPANS[query.last], now + _SLOW_SPANS["1h"], _SHOWN
-                )
+                found = slowest_runs(reading, caller.tenant, now - SPANS[query.last], now + SPANS["1h"], _SHOWN)
                 took = timedelta(seconds=found[0].took if found else 0)
                 running = longest_attempts(reading, caller.tenant, now - took, limit=_RUNNING)
                 return [*running, *(each.run for each in found)]
 
         found = Failed("") if errors else part(read)
         messages = error_lines(connection, or_else(found, ()))
-        values = {
-            "now": now,
-            "found": found,
-            "messages": messages,
-            "query": query,
-            "spans": list(_SLOW_SPANS),
-            "errors": errors,
-        }
+        jobs = part_of(connection, read_job_times, or_else(found, ()), now - SPANS[query.last], now)
+        values = {"now": now, "found": found, "messages": messages, "jobs": jobs, "query": query, "errors": errors}
         return View(values, 422 if errors else 200)

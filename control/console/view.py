@@ -1,8 +1,9 @@
 """Parts of a page: its template, its values, the filters and the next page of a list."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import ClassVar, Concatenate, ParamSpec, Protocol, TypeVar, cast
 from urllib.parse import urlencode
 
@@ -11,9 +12,12 @@ from starlette.requests import Request
 from tidewheel.control.api.authorization import Caller
 from tidewheel.control.api.request_input import PageQuery, read_query
 from tidewheel.control.client.connection import Connection
+from tidewheel.control.console.rendering import zone_of_page
 from tidewheel.control.console.urls import Urls
-from tidewheel.errors import FieldError, InvalidInput, Refused, TidewheelError, Unavailable
+from tidewheel.control.instants import read_instant
+from tidewheel.errors import FieldError, InvalidInput, Refused, TidewheelError, Unavailable, refuse
 from tidewheel.jobs.validation import StrictModel
+from tidewheel.jobs.values import format_timestamp
 from tidewheel.postgres.database_clock import read_now
 from tidewheel.postgres.session import Conn
 
@@ -21,6 +25,10 @@ T = TypeVar("T")
 M = TypeVar("M", bound=StrictModel)
 P = ParamSpec("P")
 
+SPANS = {"1h": timedelta(hours=1), "24h": timedelta(days=1), "7d": timedelta(days=7), "30d": timedelta(days=30)}
+"""The times before now that a list proposes."""
+
+_END_OF_DAY = "23:59:59.999999"
 _MORE = "add a job key, or choose a time in the field since"
 _FIELDS: Mapping[str, tuple[str, str]] = {
     "key": ("job", "correct the key, or find the job in the list of jobs"),
@@ -114,17 +122,41 @@ def without_zone(request: Request) -> Request:
     return Request({**request.scope, "query_string": urlencode(given).encode()})
 
 
-def read_filters(request: Request, model: type[M]) -> tuple[M, tuple[FieldError, ...]]:
+def read_filters(request: Request, model: type[M], now: datetime | None = None) -> tuple[M, tuple[FieldError, ...]]:
     """Return the filters of a page's form, and the errors of those that do not fit: then no filter holds.
 
-    A form sends its empty fields too: they are left out. The zone of a page filters nothing.
+    A form sends its empty fields too: they are left out. The zone of a page filters nothing. With a present, people
+    write the instants of `since` and `until` in that zone.
     """
     given = [(name, value) for name, value in request.query_params.multi_items() if value.strip() and name != "tz"]
-    scope = {**request.scope, "query_string": urlencode(given).encode()}
     try:
-        return read_query(Request(scope), model), ()
+        if now is not None:
+            given = _with_instants(given, zone_of_page(request)[0], now)
+        return read_query(Request({**request.scope, "query_string": urlencode(given).encode()}), model), ()
     except InvalidInput as error:
         return model(), tuple(error.errors)
+
+
+def _with_instants(given: Sequence[tuple[str, str]], zone_name: str, now: datetime) -> list[tuple[str, str]]:
+    """Return fields with the instants of `since` and `until` as RFC 3339."""
+    read = {name: _instant(name, text.strip(), zone_name, now) for name, text in given if name in {"since", "until"}}
+    if len(read) > 1 and read["until"] < read["since"]:
+        refuse("until", "it lies before since", "write a later time")
+    return [(name, format_timestamp(read[name]) if name in read else text) for name, text in given]
+
+
+def _instant(name: str, text: str, zone_name: str, now: datetime) -> datetime:
+    """Return an instant as people write it; a day in `until` lasts to its end."""
+    if name == "until":
+        with suppress(InvalidInput):
+            return read_instant(f"{text} {_END_OF_DAY}", name, zone_name, now=now)
+    return read_instant(text, name, zone_name, now=now)
+
+
+def begin_of(last: str | None, since: datetime | None, now: datetime) -> datetime | None:
+    """Return the later begin of one of `SPANS` and of a filter; None if neither is given."""
+    begins = (since, None if last is None else now - SPANS[last])
+    return max((each for each in begins if each is not None), default=None)
 
 
 def filters_of(query: PageQuery, *shown: str) -> dict[str, object]:

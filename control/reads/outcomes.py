@@ -1,20 +1,27 @@
-"""Outcomes of a job's runs: failures since the last success, messages, what retries repeat."""
+"""Outcomes of a job's runs: failures since the last success, messages, durations, what retries repeat."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import NamedTuple, cast
 from uuid import UUID
 
 from psycopg.rows import class_row
 
-from tidewheel.postgres.session import Conn, read_row
+from tidewheel.nouns.runs.model import RunSummary
+from tidewheel.postgres.pg_binary import uuids
+from tidewheel.postgres.session import Conn, read_row, read_rows
 from tidewheel.postgres.statements import Statements
 
 _SQL = Statements("tidewheel.control")
 _READ_STREAK = _SQL["read_streak"]
 _READ_ERROR_LINES = _SQL["read_error_lines"]
+_READ_JOB_TIMES = _SQL["read_job_times"]
 _READ_ANCESTORS = Statements("tidewheel.transitions")["read_ancestors"]
+
+_TIMED = 20_000  # runs of all jobs of one answer: some tens of milliseconds
+_MOST_TIMED = 20  # jobs
+_SECOND = timedelta(seconds=1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +76,58 @@ def read_error_lines(connection: Conn, run_ids: Sequence[UUID]) -> Mapping[UUID,
     """Return the error of each of these runs that failed."""
     found = connection.execute(_READ_ERROR_LINES, {"run_ids": list(run_ids)}, binary=True).fetchall()
     return {run_id: ErrorLine(*line) for run_id, *line in cast("list[tuple[UUID, str | None, str | None]]", found)}
+
+
+@dataclass(frozen=True, slots=True)
+class JobTimes:
+    """The last attempts of a job's runs that ended in a time.
+
+    Args:
+        attempts: Their number.
+        at_least: True if the job has more, older ones.
+        share: The part of the time of all jobs of the answer that these took.
+    """
+
+    key: str
+    job_id: UUID
+    attempts: int
+    at_least: bool
+    p50: timedelta
+    p99: timedelta
+    share: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Times:
+    job_id: UUID
+    runs: int
+    attempts: int
+    p50: timedelta
+    p99: timedelta
+    total: timedelta
+    first_at: datetime
+
+
+def read_job_times(conn: Conn, runs: Sequence[RunSummary], since: datetime, now: datetime) -> Sequence[JobTimes]:
+    """Return the durations of the first 20 jobs of these runs, the largest share first.
+
+    Of a job with very many runs, the newest ones count for the whole time.
+    """
+    keys = dict(list({run.job_id: run.key for run in runs}.items())[:_MOST_TIMED])
+    if not keys:
+        return ()
+    look = _TIMED // len(keys)
+    day = since.replace(hour=0, minute=0, second=0, microsecond=0)  # a partition has the ends of a day
+    columns = {"job_ids": uuids(list(keys)), "day": day, "since": since, "look": look}
+    times = read_rows(conn, class_row(_Times), _READ_JOB_TIMES, columns)
+    # Of each second of the time that its runs cover, a job took so much.
+    busy = [each.total / max(now - (each.first_at if each.runs >= look else since), _SECOND) for each in times]
+    whole = sum(busy) or 1.0
+    found = [
+        JobTimes(keys[each.job_id], each.job_id, each.attempts, each.runs >= look, each.p50, each.p99, part / whole)
+        for each, part in zip(times, busy, strict=True)
+    ]
+    return sorted(found, key=lambda each: (-each.share, each.key))
 
 
 def read_repeated(connection: Conn, run_ids: Sequence[UUID]) -> Mapping[UUID, UUID]:

@@ -90,11 +90,11 @@ _NOT_EXECUTED = {
     "only pages of the console and their routes execute it": """
         control: find_job_key read_run_payload find_timeline_runs count_timeline_runs read_took_p95 read_versions_since
         control: read_selected_jobs read_pauses count_runs_of_jobs read_tenant_pulse read_run_pulses read_job_pulses
-        control: read_plain_schedules read_streak read_error_lines
+        control: read_plain_schedules read_streak read_error_lines read_job_times
         nouns.api_keys: show_api_key
         control: find_keys_from count_wrong
         nouns.freezes: count_freezable find_standing_freezes
-        control: list_children read_retry_facts find_longest_attempts""",
+        control: list_children read_retry_facts find_longest_attempts count_states count_states_of_job""",
     "it needs locked rows, a faulty job or an occurrence of a rare kind": """
         control: find_active_run find_active_run_at find_chain find_unfired oldest_day_of_runs read_able
         control: read_attempts_of read_job_error read_last_attempts show_failed_run

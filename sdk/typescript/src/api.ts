@@ -42,7 +42,7 @@ export interface Operations {
       cursor?: string;
       /** Only keys with this prefix. */
       prefix?: string;
-      /** Only jobs in this state; `unwell` are those in quarantine, or whose last run failed within seven days. */
+      /** Only jobs in this state; `unwell` are those in quarantine, or with a failure among their last 10 runs within seven days. */
       status?: "active" | "paused" | "finished" | "quarantined" | "unwell";
       /** Only jobs with this label, as name=value; repeatable. */
       label?: Array<string>;

@@ -4,19 +4,36 @@ import html
 import re
 from http import HTTPStatus
 
-from tests.control.api.answering import ApiClient
-from tests.transitions.acts import submit, trigger
+import pytest
+
+from tests.control.api.answering import ApiClient, answering
+from tests.control.console.pages import HTML, every_row, shown
+from tests.control.explain.explaining import t
+from tests.fixtures.database import ClockedDatabase
+from tests.transitions.acts import begun, end, ending, submit, succeed, trigger
+from tidewheel.nouns.runs import reads
+from tidewheel.runs import RunState
 
 _BAND = re.compile(r'<p class="band trouble" role="alert">.*?</p>')
 _CURSOR = "cursor: 'MQ' is not a cursor of this list. Open the list again, from its first page."
 _NO_JOB = "job: Tenant 'default' has no job 'none'. Correct the key, or find the job in the list of jobs."
 
 
+_NO_TIME = (
+    "is not a time. Write 04:03, 3am, yesterday, Fri 02:30, now, +5m, 24h, or RFC 3339"
+    " such as 2026-03-29T08:00:00+02:00."
+)
 _REFUSED = {
     "/runs?job=none": _NO_JOB,
     "/runs?label=team%3Da": "label: Labels alone would read all runs. Add a job key, or choose a time in the field"
     " since.",
     "/runs?label=team": "label: 'team' is not valid. Write name=value.",
+    "/runs?since=soon": f"since: 'soon' {_NO_TIME}",
+    "/runs?since=2026-03-29T02:30&tz=Europe/Berlin": "since: '2026-03-29T02:30' does not exist in Europe/Berlin (DST"
+    " gap). The first time after it is 2026-03-29T03:00:00+02:00.",
+    "/runs?since=today&until=yesterday": "until: It lies before since. Write a later time.",
+    "/dead-letters?until=never": f"until: 'never' {_NO_TIME}",
+    "/admin/audit?since=soon": f"since: 'soon' {_NO_TIME}",
     "/runs?last=1y": "last: '1y' is not valid. Write '1h', '24h', '7d' or '30d'.",
     "/runs?status=failed&ordering_key=a": "ordering_key: Runs that have ended cannot be filtered by it. Leave it out,"
     " or choose an open status.",
@@ -49,3 +66,65 @@ def test_refused_filter_is_named_once_with_its_remedy_and_one_by_labels_has_a_li
     assert found
     assert "1 run matches." in pages.get(html.unescape(found[1])).text
     assert "of the last 24 h" not in pages.get("/runs?label=team").text
+    assert 'name="until" value="never"' in pages.get("/dead-letters?until=never").text, "it is there to be corrected"
+
+
+@pytest.mark.parametrize("of_job", ["", "&job=job"])
+def test_runs_of_a_range_are_those_of_the_days_and_times_in_the_zone_of_the_page(
+    clocked: ClockedDatabase, of_job: str
+) -> None:
+    clocked.stop_clock(t("03-01T08:00"))
+    submit(clocked, "job")
+    run_ids: dict[str, str] = {}
+    for at in ("03-01T12:00", "03-01T23:30", "03-02T00:30", "03-02T12:00"):
+        clocked.stop_clock(t(at))
+        run_ids[str(trigger(clocked, "job"))] = at
+    clocked.stop_clock(t("03-02T12:30"))
+    with answering(clocked) as pages:
+        pages.headers.update(HTML)
+        for given, expected in {
+            "since=yesterday&until=yesterday": ["03-01T12:00", "03-01T23:30"],
+            "since=yesterday&until=yesterday&tz=Europe/Berlin": ["03-01T12:00"],
+            "since=1h": ["03-02T12:00"],
+            "since=2026-03-01T23:30&until=2+Mar": ["03-01T23:30", "03-02T00:30", "03-02T12:00"],
+            "until=00:30&last=24h": ["03-01T23:30", "03-02T00:30"],
+            "since=2+Mar&last=30d": ["03-02T00:30", "03-02T12:00"],
+        }.items():
+            found = every_row(pages, f"/runs?{given}{of_job}&limit=1", r'<tr data-key="([^"]+)"')
+            assert sorted(run_ids[each] for each in found) == expected, given
+        page = shown(pages, f"/runs?since=yesterday&until=2+Mar{of_job}")
+        assert ('name="since" value="yesterday"' in page, 'name="until" value="2 Mar"' in page) == (True, True)
+
+
+def counts(client: ApiClient, path: str) -> dict[str, str]:
+    """Return the states that a list of runs offers, each with its number of runs."""
+    [tabs] = re.findall(r'<ul class="tabs" aria-label="States">.*?</ul>', shown(client, path), re.DOTALL)
+    found: list[tuple[str, str]] = re.findall(r"<a [^>]*>([^<]+?)(?: <span[^>]*>([^<]*)</span>)?</a>", tabs)
+    return {state: number for state, number in found if state != "Slow"}
+
+
+def test_each_state_with_runs_has_their_number_under_the_other_filters(
+    pages: ApiClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    submit(pages.database, "a", retry={"max_attempts": 1})
+    submit(pages.database, "b", queue="reports")
+    for _ in range(3):
+        end(pages.database, ending(begun(pages.database, "a"), RunState.FAILED, error_type="E"))
+    for _ in range(2):
+        succeed(pages.database, begun(pages.database, "b"))
+    begun(pages.database, "b")
+    trigger(pages.database, "b")
+    every = {"All": "7", "Queued": "1", "Running": "1", "Succeeded": "2", "Failed": "3"}
+    assert counts(pages, "/runs") == every
+    assert counts(pages, "/runs?status=failed") == every | {"All": ""}
+    for path in ("/runs?job=b", "/runs?queue=reports"):
+        assert counts(pages, path) == {"All": "4", "Queued": "1", "Running": "1", "Succeeded": "2"}
+    assert counts(pages, "/runs?job=a&status=running&last=1h") == {"All": "", "Running": "0", "Failed": "3"}
+    assert counts(pages, "/runs?ended_since=2026-01-01T00:00:00Z") == {"All": "5", "Succeeded": "2", "Failed": "3"}
+    narrowed = shown(pages, "/runs?queue=reports&last=7d&status=failed")
+    assert 'href="/runs?status=succeeded&amp;queue=reports&amp;last=7d"' in narrowed
+    monkeypatch.setattr(reads, "_LOOKED_AT_FOR_STATES", 2)
+    assert counts(pages, "/runs") == {
+        "All": "7", "Scheduled": "", "Queued": "1+", "Buffered": "", "Running": "1+", "Waiting": "", "Retrying": "",
+        "Cancelling": "", "Succeeded": "2+", "Failed": "2+", "Timed out": "", "Cancelled": "", "Skipped": "",
+    }  # fmt: skip

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator
+from datetime import timedelta
 from html import unescape
 from http import HTTPStatus
 
@@ -181,6 +182,26 @@ def test_runs_that_run_for_longer_than_the_slowest_are_above_it(clocked: Clocked
     assert -1 < places[0] < places[1] < places[2]
     assert str(short) not in slow
     assert slow.count("still running</span>") == 2
+
+
+def test_jobs_of_slow_runs_have_their_p50_p99_and_share_of_the_time(clocked: ClockedDatabase) -> None:
+    forget_figures(clocked)
+    noon = t("03-02T12:00")
+    for nth, (key, seconds) in enumerate([("b", 30), ("a", 1), ("a", 1), ("a", 7), ("a", 1)]):
+        begin = noon + nth * timedelta(minutes=1)
+        clocked.stop_clock(begin)
+        submit(clocked, key)
+        started = begun(clocked, key)
+        clocked.stop_clock(begin + timedelta(seconds=seconds))
+        end_with_figures(clocked, started, RunState.SUCCEEDED)
+    with answering(clocked) as pages:
+        pages.headers.update(HTML)
+        [table] = re.findall(r"<h2>By job</h2>.*?</table>", shown(pages, "/runs/slow?last=1h"), re.DOTALL)
+    rows = [re.findall(r"<td[^>]*>(.*?)</td>", row) for row in re.findall(r"<tr>(<td.*?)</tr>", table, re.DOTALL)]
+    assert [[re.sub("<[^>]+>", "", cell) for cell in row] for row in rows] == [
+        ["b", "1", "30 s", "30 s", "75.0 %"],
+        ["a", "4", "1 s", "7 s", "25.0 %"],
+    ]
 
 
 def _begun_at(database: ClockedDatabase, hour: int) -> Started:

@@ -560,6 +560,8 @@ SPECIAL: Mapping[str, Mapping[str, object]] = {
             "find_open_runs_of_job",
             "find_failed_runs",
             "find_longest_attempts",
+            "count_states",
+            "count_states_of_job",
         ),
         _RUNS,
     ),
@@ -593,6 +595,7 @@ SPECIAL: Mapping[str, Mapping[str, object]] = {
     "find_unfired": {"since": _NOON, "skipped": RunState.SKIPPED, "limit": 51},
     "find_timeline_runs": _TIME | {"limit": 401},
     "count_timeline_runs": _TIME | {"look": 20_000, "edges": [_NOON, _NOON]},
+    "read_job_times": {"day": _NOON, "since": _NOON, "look": 1000},
     "count_runs_of_jobs": {
         "edges": [_NOON - timedelta(hours=1), _NOON],
         "since": [_NOON - timedelta(hours=1)],
@@ -759,11 +762,11 @@ _HOT = {
         read_logs read_run find_jobs_of_page list_jobs show_job read_job_position
         read_versions_near read_runs_at
         read_attempts_of read_skips_at read_overrides_around find_active_run
-        count_runs_of_jobs read_plain_schedules find_timeline_runs count_timeline_runs
+        count_runs_of_jobs read_plain_schedules read_job_times find_timeline_runs count_timeline_runs
         read_took_p95 read_streak read_error_lines read_versions_since read_pauses
         find_chain find_runs_ahead find_unfired read_versions read_two_versions
         find_runs find_open_runs find_runs_of_job find_open_runs_of_job find_failed_runs read_runs show_run
-        show_failed_run read_retry_facts find_longest_attempts
+        show_failed_run read_retry_facts find_longest_attempts count_states count_states_of_job
         read_past_attempts read_last_attempts find_open_states
         find_keys_from read_paused_timers
         read_activity read_stages find_slowest_runs count_upcoming group_open_runs find_failing_jobs

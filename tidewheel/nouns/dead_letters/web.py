@@ -3,7 +3,6 @@
 from base64 import b64encode
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
-from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from starlette.requests import Request
@@ -15,7 +14,7 @@ from tidewheel.control.client.connection import Connection
 from tidewheel.control.console.payloads import dump
 from tidewheel.control.console.sentences import about_run
 from tidewheel.control.console.urls import Urls
-from tidewheel.control.console.view import View, filters_of, list_view, page_now, part, read_filters
+from tidewheel.control.console.view import View, begin_of, filters_of, list_view, page_now, part, read_filters
 from tidewheel.doors.address import after_of, query_of
 from tidewheel.doors.console import Confirm
 from tidewheel.doors.rest import Route
@@ -31,7 +30,6 @@ from tidewheel.nouns.dead_letters.operations import (
 from tidewheel.nouns.operation import operations
 from tidewheel.nouns.runs.web import RUN, with_attempts
 
-SPANS = {"1h": timedelta(hours=1), "24h": timedelta(days=1), "7d": timedelta(days=7), "30d": timedelta(days=30)}
 REDRIVEN: Mapping[str, bool | None] = {"open": False, "redriven": True, "all": None}
 """The filter of each tab."""
 _GROUPS = 8
@@ -59,15 +57,16 @@ class DeadLettersListPage:
 
     template: ClassVar[str] = "dead-letters.html"
     place: ClassVar[str] = "dead_letters"
+    reads_zone: ClassVar[bool] = True
 
     def read(self, connection: Connection, caller: Caller, request: Request, urls: Urls) -> View:
         """Read the causes, and a page of dead letters by the filters of the address."""
-        query, errors = read_filters(request, PageOfLettersQuery)
+        now = page_now(connection)
+        query, errors = read_filters(request, PageOfLettersQuery, now)
         narrowed = {name: getattr(query, spoken) for name, spoken in _NAMES.items()}
         if narrowed["redriven"] is not None:  # the tab is in its place
             query = query.model_copy(update={"show": "redriven" if narrowed["redriven"] else "open", "redriven": None})
-        now = page_now(connection)
-        since: datetime | None = narrowed["since"] if query.last is None else now - SPANS[query.last]
+        since = begin_of(query.last, narrowed["since"], now)
         narrowed |= {"since": since, "redriven": REDRIVEN[query.show]}
 
         def listed() -> tuple[DeadLettersPage, str | None]:

@@ -35,7 +35,8 @@ class JobFilter(TypedDict, total=False):
     queue: Annotated[Queue | None, Field(description="Only jobs of this queue.")]
     quarantined: Annotated[bool | None, Field(description="Only quarantined jobs, or only the others.")]
     unwell: Annotated[
-        bool | None, Field(description="Only jobs that are quarantined or whose last run failed, or only the others.")
+        bool | None,
+        Field(description="Only jobs that are quarantined or that failed in one of their last 10 runs, or the others."),
     ]
 
 

@@ -25,8 +25,8 @@ class JobsQuery(PageQuery):
     status: Annotated[
         Literal["active", "paused", "finished", "quarantined", "unwell"] | None,
         Field(
-            description="Only jobs in this state; `unwell` are those in quarantine, or whose last run failed within "
-            "seven days."
+            description="Only jobs in this state; `unwell` are those in quarantine, or with a failure among their last "
+            "10 runs within seven days."
         ),
     ] = None
     label: LabelFilter = Field(

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from datetime import datetime, timedelta
-from typing import Annotated, Literal, TypedDict
+from typing import Annotated, Literal, NamedTuple, TypedDict
 from uuid import UUID
 
 from pydantic import AfterValidator, Field, WithJsonSchema
@@ -128,6 +128,13 @@ class RunPage:
     runs: tuple[RunSummary, ...]
     next_cursor: str | None
     total: int
+    at_least: bool
+
+
+class CountedRuns(NamedTuple):
+    """A number of runs; `at_least` is true if there may be more."""
+
+    runs: int
     at_least: bool
 
 

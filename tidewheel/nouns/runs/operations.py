@@ -22,6 +22,7 @@ from tidewheel.ids import RunId, first_run_id
 from tidewheel.jobs.requests import CancelFields, RunsMatching
 from tidewheel.jobs.values import Instant, Key
 from tidewheel.nouns.operation import DryRun, InDoors, Page, Rows, as_id, as_int, as_seconds, fields_of, operation
+from tidewheel.nouns.runs.cancellations import count_matching, list_cancellations, show_cancellation
 from tidewheel.nouns.runs.detail import LogFollower, read_logs
 from tidewheel.nouns.runs.model import (
     Cancellation,
@@ -34,7 +35,7 @@ from tidewheel.nouns.runs.model import (
     RunDetail,
     RunSummary,
 )
-from tidewheel.nouns.runs.reads import RunList, count_matching, list_cancellations, read_runs, show_cancellation
+from tidewheel.nouns.runs.reads import RunList, read_runs
 from tidewheel.nouns.tenants.reads import require_tenant
 from tidewheel.nouns.works.operations import (
     COUNTED,

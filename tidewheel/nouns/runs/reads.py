@@ -1,4 +1,4 @@
-"""Read lists of runs, and cancellations by filter. `run list` imports no client and nothing of intake.
+"""Read lists of runs. `run list` imports no client and nothing of intake.
 
 An open run has the state of `job_runs`. A queued run that is not due yet is shown as `scheduled`.
 
@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, NamedTuple, Unpack, cast
+from typing import NamedTuple, Unpack, cast
 from uuid import UUID
 
 from psycopg.rows import class_row
@@ -20,41 +20,45 @@ from psycopg.types.json import Jsonb
 
 from tidewheel.api_keys import Scope
 from tidewheel.control.reads.job_position import read_job_position
-from tidewheel.control.reads.stored import rows_as
 from tidewheel.control.reads.waits import read_waits
-from tidewheel.errors import UnknownCancellation, refuse
+from tidewheel.errors import refuse
 from tidewheel.ids import first_run_id, instant_of, job_id, order_id, read_uuid
 from tidewheel.jobs.validation import shown
 from tidewheel.jobs.values import format_timestamp, parse_timestamp
-from tidewheel.nouns.operation import Noun, Page, Rows, operation, read_page
-from tidewheel.nouns.runs.model import BinnedRuns, Cancellation, Group, PageFilter, RunFilter, RunPage, RunSummary
+from tidewheel.nouns.operation import Noun, Rows, operation
+from tidewheel.nouns.runs.model import (
+    STATUSES,
+    BinnedRuns,
+    CountedRuns,
+    Group,
+    PageFilter,
+    RunFilter,
+    RunPage,
+    RunSummary,
+)
 from tidewheel.nouns.tenants.reads import require_tenant
 from tidewheel.postgres.database_clock import read_now
 from tidewheel.postgres.pg_binary import uuids
-from tidewheel.postgres.session import Conn, read_row
+from tidewheel.postgres.session import Conn
 from tidewheel.postgres.statements import Statements
 from tidewheel.runs import DEAD_LETTERED, FINAL, IN_FLIGHT, OPEN, OWNED, SCHEDULED, Move, RunState, sources
-from tidewheel.transitions.cancellation import count_matches
-
-if TYPE_CHECKING:
-    from tidewheel.jobs.requests import RunsMatching
-
 
 _SQL = Statements("tidewheel.control")
 _FIND_RUNS = _SQL["find_runs"]
 _FIND_RUNS_OF_JOB = _SQL["find_runs_of_job"]
 _FIND_OPEN_RUNS = _SQL["find_open_runs"]
 _FIND_OPEN_RUNS_OF_JOB = _SQL["find_open_runs_of_job"]
+_COUNT_STATES = _SQL["count_states"]
+_COUNT_STATES_OF_JOB = _SQL["count_states_of_job"]
 _FIND_LONGEST_ATTEMPTS = _SQL["find_longest_attempts"]
 _FIND_FAILED_RUNS = _SQL["find_failed_runs"]
 _READ_RUNS = _SQL["read_runs"]
 _COUNT_RUNS_OF_JOBS = _SQL["count_runs_of_jobs"]
-_LIST_CANCELLATIONS = _SQL["list_cancellations"]
-_READ_CANCELLATION = _SQL["read_cancellation"]
 
 COUNTED = 10_000  # matches beyond this are not counted: no client pages through more
 LOOKED_AT = 20_000  # rows of a page, matching or not: some tens of milliseconds
 _BINNED, _LEAST_OF_BIN = 20_000, 3  # runs of all jobs of a grid, some tens of milliseconds; of a bin of a sample
+_LOOKED_AT_FOR_STATES = 5_000  # open, failed and ended runs each
 LOOKED_AT_WITH_LABELS = 1_000  # each needs its job, and its inputs in every partition
 _GROUPS: Mapping[Group, Sequence[str]] = {
     "due": sources(Move.CLAIM), "running_or_cancelling": OWNED, "failed_or_timed_out": sorted(DEAD_LETTERED),
@@ -63,7 +67,6 @@ _GROUPS: Mapping[Group, Sequence[str]] = {
 _EARLIEST = datetime(1970, 1, 1, tzinfo=UTC)
 _LATEST = datetime(9999, 12, 31, tzinfo=UTC)
 _LAST = UUID(int=(1 << 128) - 1)
-_LAST_NUMBER = 2**63 - 1
 _LABELS = ("labels", "run_labels")
 _MILLISECOND, _MICROSECOND = timedelta(milliseconds=1), timedelta(microseconds=1)
 
@@ -80,7 +83,7 @@ def list_runs(
     _require_narrow(filters)
     if (key := filters.get("key")) is not None:
         read_job_position(connection, tenant, key)
-    look = LOOKED_AT_WITH_LABELS if filters.get("labels") or filters.get("run_labels") else LOOKED_AT
+    look = LOOKED_AT_WITH_LABELS if _has_labels(filters) else LOOKED_AT
     # Without a filter each row matches: no row is read beyond those that are counted, and those of the page.
     is_narrowed = any(value for name, value in filters.items() if name not in {"key", "since", "until"})
     counting = look if is_narrowed else max(COUNTED, limit) + 1
@@ -96,6 +99,32 @@ def list_runs(
         total=min(counted.matching, COUNTED),
         at_least=counted.matching > COUNTED or counted.goes_on_after is not None,
     )
+
+
+def count_states(connection: Conn, tenant: str, filters: PageFilter) -> Mapping[str, CountedRuns]:
+    """Return the number of runs in each state under the other filters, without states that have none.
+
+    It looks at the newest open, failed and ended runs: a state of which there may be more has a lower bound.
+    """
+    narrowed: PageFilter = {**filters, "status": None, "group": None}
+    span = _Span(*_range(filters), _LATEST, _LAST)
+    look = LOOKED_AT_WITH_LABELS if _has_labels(filters) else _LOOKED_AT_FOR_STATES
+    columns = {**_columns(tenant, narrowed, span), "look": look}
+    is_by_job, is_ended = filters.get("key") is not None, filters.get("ended_since") or filters.get("ended_until")
+    statement = _COUNT_STATES_OF_JOB if is_by_job else _COUNT_STATES
+    rows = cast("list[tuple[int, str, int, int]]", connection.execute(statement, columns, binary=True).fetchall())
+    counts = {(source, state): matching for source, state, matching, _ in rows}
+    has_copies = not is_by_job and filters.get("concurrency_key") is None  # the rows of failed runs have no key
+    found: dict[str, CountedRuns] = {}
+    for state in STATUSES:
+        source = 0 if state == SCHEDULED or state in OPEN else 1 if has_copies and state in DEAD_LETTERED else 2
+        if (source == 0 and is_ended) or (source != 0 and filters.get("ordering_key") is not None):
+            continue
+        runs = counts.get((source, state), 0)
+        at_least = sum(seen for of, _, _, seen in rows if of == source) >= look
+        if runs or at_least:
+            found[state] = CountedRuns(runs, at_least)
+    return found
 
 
 def longest_attempts(connection: Conn, tenant: str, since: datetime, *, limit: int) -> Sequence[RunSummary]:
@@ -192,8 +221,7 @@ def _find(connection: Conn, tenant: str, filters: PageFilter, place: _Place, *, 
     """Look for matching runs after a place, among `look` rows of the index that serves the filter."""
     before_at, before_id = _LATEST if place.run_id is None else place.at, place.run_id or _LAST
     is_ahead = before_id >= first_run_id(place.ahead) if filters.get("key") is None else before_at >= place.ahead
-    since = max(filters.get("since") or _EARLIEST, _EARLIEST)  # no run_id has an earlier instant, or a later one
-    until = min(filters.get("until") or _LATEST, _LATEST)
+    since, until = _range(filters)
     if filters.get("status") == SCHEDULED:
         spans = [_Span(since, until, before_at, before_id)]
     elif place.run_id is not None and is_ahead:
@@ -237,29 +265,44 @@ class _FoundRow(NamedTuple):
 
 def _find_in(connection: Conn, tenant: str, filters: PageFilter, span: _Span, *, limit: int, look: int) -> _FoundRow:
     """Look for matching runs of a span."""
-    states = _states_of(filters)
+    states, is_open = _states_of(filters), _is_open(filters)
+    if filters.get("key") is not None:
+        statement = _FIND_OPEN_RUNS_OF_JOB if is_open else _FIND_RUNS_OF_JOB
+    else:
+        # The rows of failed runs have no key.
+        is_failed = states is not None and DEAD_LETTERED.issuperset(states) and filters.get("concurrency_key") is None
+        statement = _FIND_OPEN_RUNS if is_open else _FIND_FAILED_RUNS if is_failed else _FIND_RUNS
+    columns = {**_columns(tenant, filters, span), "limit": limit, "look": look}
+    row = connection.execute(statement, columns, binary=True).fetchone()
+    return _FoundRow(*cast("tuple[list[UUID], int, int, UUID | None]", row))
+
+
+def _columns(tenant: str, filters: PageFilter, span: _Span) -> dict[str, object]:
+    """Return the parameters of filters and a span."""
     key, order, status = filters.get("key"), filters.get("ordering_key"), filters.get("status")
     columns: dict[str, object] = {
         **dict.fromkeys(PageFilter.__annotations__), **filters, "since": span.since, "until": span.until,
-        "tenant": tenant, "limit": limit, "look": look, "ahead": None, "states": states, "before_id": span.before_id,
+        "tenant": tenant, "ahead": None, "states": _states_of(filters), "before_id": span.before_id,
         "order_id": None if order is None else order_id(tenant, order),
     }  # fmt: skip
     columns |= {name: Jsonb(found) if (found := filters.get(name)) else None for name in _LABELS}
     if filters.get("group") == "due" or status in {SCHEDULED, RunState.QUEUED}:
         columns["ahead"] = status == SCHEDULED
-    is_open = _is_open(filters)
     if key is not None:
-        columns |= {"job_id": job_id(tenant, key), "before_at": span.before_at}
-        statement = _FIND_OPEN_RUNS_OF_JOB if is_open else _FIND_RUNS_OF_JOB
-    else:
-        columns["first_id"] = first_run_id(span.since)
-        if span.until != _LATEST:
-            columns["before_id"] = min(span.before_id, first_run_id(span.until + _MILLISECOND))
-        # The rows of failed runs have no key.
-        is_failed = states is not None and DEAD_LETTERED.issuperset(states) and filters.get("concurrency_key") is None
-        statement = _FIND_OPEN_RUNS if is_open else _FIND_FAILED_RUNS if is_failed else _FIND_RUNS
-    row = connection.execute(statement, columns, binary=True).fetchone()
-    return _FoundRow(*cast("tuple[list[UUID], int, int, UUID | None]", row))
+        return columns | {"job_id": job_id(tenant, key), "before_at": span.before_at}
+    columns["first_id"] = first_run_id(span.since)
+    if span.until != _LATEST:
+        columns["before_id"] = min(span.before_id, first_run_id(span.until + _MILLISECOND))
+    return columns
+
+
+def _range(filters: PageFilter) -> tuple[datetime, datetime]:
+    """Return the time of a filter: no run_id has an earlier instant, or a later one."""
+    return max(filters.get("since") or _EARLIEST, _EARLIEST), min(filters.get("until") or _LATEST, _LATEST)
+
+
+def _has_labels(filters: PageFilter) -> bool:
+    return any(filters.get(name) for name in _LABELS)
 
 
 def _states_of(filters: PageFilter) -> list[str] | None:
@@ -319,37 +362,6 @@ def _binned(
     rows = connection.execute(_COUNT_RUNS_OF_JOBS, columns, binary=True).fetchall()
     for job, place, state, runs in cast("list[tuple[UUID, int, str, int]]", rows):
         found[job][place][state] = runs
-    return found
-
-
-def count_matching(
-    connection: Conn, tenant: str, asked: "RunsMatching", *, look: int | None = None
-) -> tuple[int, bool]:
-    """Return how many open runs a cancellation would end, and True if there may be more.
-
-    Runs whose cancel is accepted already are not counted. It looks at `look` open runs; None for all of them.
-    """
-    of_job = None if asked.key is None else read_job_position(connection, tenant, asked.key).job_id
-    labels = Jsonb(asked.labels) if asked.labels else None
-    return count_matches(connection, {**dict(asked), "tenant": tenant, "job_id": of_job, "labels": labels}, look)
-
-
-def list_cancellations(
-    connection: Conn, tenant: str, *, after: int | None = None, limit: int = 50
-) -> Page[Cancellation]:
-    """Return a page of a tenant's cancellations, newest first."""
-    require_tenant(connection, tenant)
-    columns = {"tenant": tenant, "before": after or _LAST_NUMBER}
-    return read_page(
-        connection, rows_as(Cancellation), _LIST_CANCELLATIONS, columns, lambda last: last.cancellation_id, limit=limit
-    )
-
-
-def show_cancellation(connection: Conn, tenant: str, number: int) -> Cancellation:
-    """Return one cancellation, or raise UnknownCancellation."""
-    found = read_row(connection, rows_as(Cancellation), _READ_CANCELLATION, {"id": number, "tenant": tenant})
-    if found is None:
-        raise UnknownCancellation(number)
     return found
 
 
