@@ -15,9 +15,11 @@ line leaves it pending.
 """
 
 import logging
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from typing import cast
 from uuid import UUID
 
@@ -297,7 +299,7 @@ class PendingCancels:
     def __init__(self, session: Session, installation: Installation) -> None:
         self._session, self._installation = session, installation
         self._after = 0
-        self._failed = SetAside[int]()
+        self._failed = SetAside[UUID]()
 
     def step(self) -> CancelResult:
         """Apply the cancels that can be applied. Those whose run another transaction holds stay pending."""
@@ -309,32 +311,17 @@ class PendingCancels:
         # The next step begins behind these, so that runs held for long do not hide the rest.
         self._after = found[-1].id if len(found) == _MAX_APPLIED else 0
         left = self._failed.current()
-        done = self._apply_or_split([one for one in found if one.id not in left])
-        done.more = self._after > 0
+        done = CancelResult(more=self._after > 0)
+        runs = defaultdict[UUID, list[PendingCancel]](list)
+        for one in found:
+            if one.run_id not in left:
+                runs[one.run_id].append(one)
+        if runs:
+            self._failed.runs_together(runs, partial(self._apply, done), "cancel run")
         return done
 
-    def _apply_or_split(self, cancels: Sequence[PendingCancel]) -> CancelResult:
-        try:
-            return self._apply(cancels)
-        except (Unavailable, MemoryError):
-            raise
-        except Exception as error:  # noqa: BLE001 - applying one at a time finds the one that fails
-            if len(cancels) == 1:
-                run_id = cancels[0].run_id
-                _LOG.exception(
-                    "the scheduler cannot cancel run %s; the scheduler tries it again in a minute",
-                    run_id,
-                    extra={"run_id": str(run_id)},
-                )
-                self._failed.add(cancels[0].id)
-                return CancelResult()
-            _LOG.warning("cancelling %d runs failed (%s); the scheduler cancels them one by one", len(cancels), error)
-            each = [self._apply_or_split([one]) for one in cancels]
-            return CancelResult(sum(one.ended for one in each), sum(one.signalled for one in each))
-
-    def _apply(self, cancels: Sequence[PendingCancel]) -> CancelResult:
-        if not cancels:
-            return CancelResult()
+    def _apply(self, done: CancelResult, of_runs: Sequence[Sequence[PendingCancel]]) -> int:
+        cancels = [one for each in of_runs for one in each]
         runs = {one.run_id: one for one in cancels}
         running = [run_id for run_id, one in runs.items() if _state(one) in _TO_SIGNAL]
         over = {run_id for run_id, one in runs.items() if _state(one) in (None, RunState.CANCELLING)}
@@ -346,9 +333,11 @@ class PendingCancels:
             signalled = request_cancel(connection, {run: runs[run].reason for run in locked}) if locked else set[UUID]()
             ends = [_end(one) for run_id, one in runs.items() if run_id not in over and run_id not in running]
             ended = set(finish_runs(connection, self._installation, ends).states)
-            done = [one.id for one in cancels if one.run_id in over | signalled | ended]
-            connection.execute(_DELETE_PENDING_CANCELS, {"ids": done})
-        return CancelResult(len(ended), len(signalled))
+            applied = [one.id for one in cancels if one.run_id in over | signalled | ended]
+            connection.execute(_DELETE_PENDING_CANCELS, {"ids": applied})
+        done.ended += len(ended)
+        done.signalled += len(signalled)
+        return len(applied)
 
 
 def _state(one: PendingCancel) -> RunState | None:

@@ -20,7 +20,6 @@ from uuid import UUID
 from psycopg.rows import class_row
 
 from tidewheel.clock import monotonic_seconds
-from tidewheel.errors import Unavailable
 from tidewheel.postgres.pg_binary import uuids
 from tidewheel.postgres.session import Conn, RowsLocked, Session, read_rows, readable_rows
 from tidewheel.postgres.statements import Statements
@@ -131,17 +130,7 @@ class Deadlines:
             connection.cursor(row_factory=class_row(OverdueRun), binary=True) as cursor,
         ):
             found = readable_rows(cursor.execute(_FIND_OVERDUE_RUNS, columns))
-        try:
-            return self._apply(found)
-        except (Unavailable, MemoryError):
-            raise
-        except Exception as error:  # noqa: BLE001 - applying one at a time finds the one that fails
-            _LOG.warning("applying %d timeouts failed (%s); the scheduler applies them one by one", len(found), error)
-        done = 0
-        for one in found:
-            with self._failed.alone(one.run_id, "apply the timeout of run", run_id=str(one.run_id)):
-                done += self._apply([one])
-        return done
+        return self._failed.runs_together({one.run_id: one for one in found}, self._apply, "apply the timeout of run")
 
     def _apply(self, found: Sequence[OverdueRun]) -> int:
         with self._session.transaction() as connection:

@@ -1,13 +1,14 @@
 """Leave rows out for a minute that have failed alone, so that the other rows of their batch go on."""
 
 import logging
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Generic, TypeVar
 
 from tidewheel.clock import monotonic_seconds
 from tidewheel.errors import Unavailable
 
+R = TypeVar("R")
 T = TypeVar("T")
 
 _LOG = logging.getLogger("tidewheel.scheduler")
@@ -31,12 +32,15 @@ class SetAside(Generic[T]):
         self._until = {row: until for row, until in self._until.items() if until > now}
         return set(self._until)
 
-    def together(self, rows: Sequence[T], work: Callable[[Sequence[T]], int], name: str) -> int:
+    def together(
+        self, rows: Sequence[T], work: Callable[[Sequence[T]], int], name: str, *, field: str | None = None
+    ) -> int:
         """Do work for rows together, or for one after the other if one of them fails; return the sum.
 
         Args:
             work: In transactions of its own.
             name: As for `alone`.
+            field: That of the row in the line of the log.
         """
         if len(rows) > 1:
             try:
@@ -47,9 +51,13 @@ class SetAside(Generic[T]):
                 _LOG.warning("%s: %d failed together (%s); the scheduler does them one by one", name, len(rows), error)
         done = 0
         for row in rows:
-            with self.alone(row, name):
+            with self.alone(row, name, **({} if field is None else {field: str(row)})):
                 done += work([row])
         return done
+
+    def runs_together(self, rows: Mapping[T, R], work: Callable[[Sequence[R]], int], name: str) -> int:
+        """Do work for the rows of runs by their ids, as `together` does."""
+        return self.together([*rows], lambda ids: work([rows[each] for each in ids]), name, field="run_id")
 
     @contextmanager
     def alone(self, row: T, name: str, **fields: object) -> Generator[None]:

@@ -82,7 +82,7 @@ NOUNS: Sequence[tuple[type[Noun], Mapping[str, Route]]] = (
     (Tenants, TENANTS),
     (JobTimes, routes.JOB_TIMES),
     (Occurrences, routes.OCCURRENCES),
-    (OneJob, {"statistics": Route()}),
+    (OneJob, routes.ONE_JOB),
     (AuditLog, routes.AUDIT_LOG),
     (Overview, routes.OVERVIEW),
 )

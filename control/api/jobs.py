@@ -22,7 +22,6 @@ from tidewheel.control.api.answers import (
     IF_NONE_MATCH,
     LOCATION,
     TRACEPARENT,
-    accepted,
     answer,
     answer_read,
     as_json_response,
@@ -51,11 +50,11 @@ from tidewheel.control.api.request_input import (
     whole,
 )
 from tidewheel.control.api.workers import Workers
-from tidewheel.control.client.connection import BackfillResult, Connection, backfill_of, drop_none
+from tidewheel.control.client.connection import Connection, drop_none
 from tidewheel.control.explain.preview import Preview, preview
 from tidewheel.errors import FieldError, Refused, RequestConflict, VersionConflict, refuse
 from tidewheel.jobs.parsing import RequestRefused, parse_request
-from tidewheel.jobs.requests import JobBackfill, JobPause, JobResume, JobTrigger
+from tidewheel.jobs.requests import JobPause, JobResume, JobTrigger
 from tidewheel.jobs.spec import JobSpec
 from tidewheel.jobs.strict_json import Json
 from tidewheel.jobs.validation import StrictModel
@@ -66,7 +65,6 @@ from tidewheel.nouns.jobs.operations import JOB, JOBS
 from tidewheel.nouns.jobs.reads import list_jobs, show_job
 from tidewheel.nouns.jobs.versions import MAX_VERSIONS, versions
 from tidewheel.nouns.jobs.web import JobsQuery
-from tidewheel.nouns.works.operations import WORKS
 from tidewheel.postgres.session import Conn
 from tidewheel.schemas.generated.records import Reply, ReplyStatus
 
@@ -194,13 +192,9 @@ class JobsApi:
         verb = partial(changed, "POST", headers=IDEMPOTENCY_KEY, scope=operate)
         verb(f"{JOB}:pause", self.pause_job, body=pause, sent={"reason": "maintenance"})
         verb(f"{JOB}:resume", self.resume_job, body=resume, sent={})
-        traced = partial(about, headers=IDEMPOTENCY_KEY | TRACEPARENT)
-        traced("POST", f"{JOB}:trigger", self.trigger_job, scope=write, status=HTTPStatus.CREATED, sets=LOCATION,
-              answer=CreatedRun, body=body_of(JobTrigger, without=IN_ADDRESS),
+        about("POST", f"{JOB}:trigger", self.trigger_job, headers=IDEMPOTENCY_KEY | TRACEPARENT, scope=write,
+              status=HTTPStatus.CREATED, sets=LOCATION, answer=CreatedRun, body=body_of(JobTrigger, without=IN_ADDRESS),
               sent={"payload": {"to": "a@example.org"}, "delay": "10s"})  # fmt: skip
-        traced("POST", f"{JOB}:backfill", self.backfill_job, scope=operate, also=HTTPStatus.ACCEPTED, sets=LOCATION,
-              answer=BackfillResult, body=body_of(JobBackfill, without=IN_ADDRESS),
-              sent={"from": "2026-11-01T00:00:00Z", "to": "2026-11-08T00:00:00Z", "versions": "current"})  # fmt: skip
         route("GET", f"{JOB}/versions", self.list_job_versions, scope=read, query=VersionsQuery, answer=VersionsPage)
         route("GET", JOB, self.get_job, scope=read, query=TenantQuery, answer=JobDetail, sets=ENTITY_TAG,
               example={"job": _JOB, "kind": "cron"})  # fmt: skip
@@ -305,12 +299,6 @@ class JobsApi:
         runs_at = None if reply.dedupe is None else reply.next_run_at
         body = {"run_id": reply.run_id, "dedupe": reply.dedupe, "runs_at": runs_at}
         return as_json_response(body, HTTPStatus.CREATED, where)
-
-    async def backfill_job(self, request: Request, caller: Operator) -> Response:
-        """Run the occurrences of a past range."""
-        sent, request_id = await read_verb(request, "job.backfill", key=read_key(request)), idempotency_key(request)
-        result = await call(self.writes, caller, lambda each: backfill_of(each.request(sent, request_id)))
-        return accepted(caller, result, WORKS, "backfill_id")
 
     async def release_jobs(self, request: Request, caller: Operator) -> Response:
         """Release quarantined jobs."""

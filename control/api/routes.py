@@ -42,6 +42,12 @@ BATCHES: Mapping[str, Route] = {
     "get": Route(values=_BATCH),
     "list": Route(values=_BATCH),
 }
+ONE_JOB = {
+    "statistics": Route(),
+    "backfill": Route(
+        {"from": "2026-11-01T00:00:00Z", "to": "2026-11-08T00:00:00Z", "versions": "current"}, headers=TRACEPARENT
+    ),
+}
 OCCURRENCES = {"next": Route(values={"outcome": "scheduled"}), "explain": Route(values={"outcome": "fired"})}
 JOB_TIMES = {"timeline": Route(), "calendar": Route(), "preview_resume": Route()}
 LIMITS: Mapping[str, Route] = {

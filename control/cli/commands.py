@@ -74,9 +74,7 @@ _JOB = Group(
         "release": Command("job_edit", "release", "Let quarantined jobs fire again, after you fix the cause."),
         "delete": Command(_JOBS, "delete", "Delete a job; started runs finish, the rest are cancelled."),
         "trigger": Command("job_edit", "trigger", "Run a job once, now or later; print the run's id."),
-        "backfill": Command(
-            "job_edit", "backfill_job", "Run the occurrences of a past range; print the backfill's id."
-        ),
+        "backfill": Command(_JOBS, "backfill", "Run the occurrences of a past range, both ends included."),
         "next": Command(
             "occurrences", "next_occurrences", "Show a job's next occurrences, also skipped and moved ones."
         ),

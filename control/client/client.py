@@ -10,7 +10,7 @@ from typing import Self, Unpack
 from uuid import UUID, uuid4
 
 from tidewheel.audit import Actor
-from tidewheel.control.client.connection import BackfillResult, Connection, Triggered, backfill_of, drop_none
+from tidewheel.control.client.connection import Connection, Triggered, drop_none
 from tidewheel.control.client.enqueue import TriggerOptions, trigger_document
 from tidewheel.control.explain.operations import Occurrences
 from tidewheel.control.explain.preview import Preview, preview
@@ -272,36 +272,6 @@ class Client(OneJob, Occurrences):
             on_progress: Called after each batch with the number of released jobs.
         """
         return release(self._call, keys, error=error, everything=everything, dry_run=dry_run, on_progress=on_progress)
-
-    def backfill(
-        self,
-        key: str,
-        from_at: datetime,
-        to_at: datetime,
-        *,
-        what: str | None = None,
-        versions: str | None = None,
-        overlap: str | None = None,
-        max_concurrent: int | None = None,
-        order: str | None = None,
-        dry_run: bool = False,
-        reason: str | None = None,
-        request_id: str | None = None,
-    ) -> BackfillResult:
-        """Run the occurrences of a past range, both ends included.
-
-        Args:
-            what: `missing_only` (the default) or `all`.
-            versions: `as_of`, the version in force at each instant (the default), or `current`.
-            overlap: Replaces the job's policy.
-            max_concurrent: How many of its runs may be open at once; 10 by default.
-            order: `oldest_first` (the default) or `newest_first`.
-        """
-        document: dict[str, object] = {
-            "type": "job.backfill", "key": key, "from": from_at, "to": to_at, "what": what, "versions": versions,
-            "overlap": overlap, "max_concurrent": max_concurrent, "order": order, "dry_run": dry_run, "reason": reason,
-        }  # fmt: skip
-        return backfill_of(self._call.request(document, request_id))
 
     def audit(self, first: datetime, before: datetime | None = None, *, key: str | None = None) -> AuditResult:
         """Recompute every occurrence of a range, and compare it with the records.

@@ -11,12 +11,10 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import Annotated, LiteralString, TypeVar
-from uuid import UUID
+from typing import LiteralString, TypeVar
 
 import psycopg
 from psycopg.errors import InsufficientPrivilege
-from pydantic import Field
 
 from tidewheel import task_token_keys
 from tidewheel.audit import Actor, Change, process_actor, record_change
@@ -306,18 +304,3 @@ class Triggered:
     run_id: RunId
     outcome: str
     runs_at: datetime
-
-
-@dataclass(frozen=True, slots=True)
-class BackfillResult:
-    """A backfill after its request."""
-
-    backfill_id: Annotated[UUID | None, Field(description="Its id in `client.works`; null after a dry run.")]
-    occurrences: Annotated[int | None, Field(description="The number of occurrences of the range to run.")]
-    unchanged: Annotated[bool, Field(description="True if an earlier delivery of the request created it.")]
-
-
-def backfill_of(reply: Reply) -> BackfillResult:
-    """Return the backfill of an accepted request."""
-    backfill_id = UUID(reply.backfill_id) if reply.backfill_id else None
-    return BackfillResult(backfill_id, reply.occurrences, reply.unchanged)

@@ -8,7 +8,7 @@ from starlette.requests import Request
 
 from tidewheel.api_keys import Scope
 from tidewheel.control.api.authorization import Caller
-from tidewheel.control.client.connection import Connection, backfill_of
+from tidewheel.control.client.connection import Connection
 from tidewheel.control.console.actions import (
     SAMPLE,
     Dialog,
@@ -38,7 +38,7 @@ from tidewheel.ids import job_id
 from tidewheel.intake.backfills import TAKE_ALL, TAKE_CURRENT
 from tidewheel.jobs.invalid import InvalidValue
 from tidewheel.nouns.jobs.fields import FIELDS, MEANINGS, SpecField, value_of
-from tidewheel.nouns.jobs.model import JobDetail, job_of
+from tidewheel.nouns.jobs.model import JobDetail, backfill_of, job_of
 from tidewheel.nouns.jobs.reads import list_children, show_job
 from tidewheel.nouns.jobs.versions import job_at, versions
 from tidewheel.nouns.runs.operations import Runs

@@ -4,24 +4,24 @@ import json
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
 from tidewheel.schemas.avro import Shape, current, fingerprint, single_object_header, snake
 from tidewheel.schemas.codec import FORMS
-from tidewheel.schemas.generator import main as generate
-
-FOLDER = Path(generate.__file__).parents[1]
+from tools.schemas import generate
 
 
 @pytest.mark.parametrize("name", list(generate.generated_files()))
 def test_committed_file_equals_the_generated_one(name: str) -> None:
-    assert (FOLDER / name).read_text() == generate.generated_files()[name]
+    assert (generate.FOLDER / name).read_text() == generate.generated_files()[name]
 
 
 def test_every_file_of_the_generated_folders_is_generated() -> None:
-    found = {str(path.relative_to(FOLDER)) for path in (*FOLDER.glob("generated/*.py"), *FOLDER.glob("json/*"))}
+    found = {
+        str(path.relative_to(generate.FOLDER))
+        for path in (*generate.FOLDER.glob("generated/*.py"), *generate.FOLDER.glob("json/*"))
+    }
     assert found - {"generated/__init__.py"} == generate.generated_files().keys() - {"request.avsc"}
 
 
@@ -39,7 +39,7 @@ def test_field_of_a_job_or_a_target_that_the_schema_of_requests_lacks_is_added_l
 
 @pytest.mark.process
 def test_generated_modules_are_formatted() -> None:
-    files = [str(FOLDER / "generated" / name) for name in ("records.py", "wire.py")]
+    files = [str(generate.FOLDER / "generated" / name) for name in ("records.py", "wire.py")]
     subprocess.run([sys.executable, "-m", "ruff", "format", "--check", *files], check=True, capture_output=True)
 
 

@@ -12,6 +12,7 @@ from datetime import datetime
 from functools import cached_property
 from inspect import Parameter as Argument
 from inspect import Signature
+from keyword import iskeyword
 from types import SimpleNamespace
 from typing import Annotated, Any, cast, get_args
 from uuid import UUID
@@ -163,13 +164,13 @@ class _Command:
             replace(self, name=self.dry_run[0], show=self.dry_run[1], dry_run=None)(**given)
             return
         zone, tenant, output = given.get("timezone"), given.get("tenant", DEFAULT_TENANT), given["output"]
-        arguments = {each.name: _value(each, flag, given[each.spoken], zone) for each, flag in self._flagged()}
+        arguments = {each.name: _value(each, flag, given[_variable(each)], zone) for each, flag in self._flagged()}
         self.prepare(arguments, given)
         self._ensure_meant(given)
         with self._call(tenant) as call:
             found = self.declared.call(self.noun, call, self.declared.checked(arguments))
-            if arguments.get("dry_run"):
-                self._print_dry_run(found, output)
+            if arguments.get("dry_run") and self.table is not None:
+                self._print_dry_run(self.table, found, output)
                 return
         self.show(Shown(as_document(found, self.declared), arguments, given, zone, tenant, output))
 
@@ -193,14 +194,14 @@ class _Command:
         with closing(Connection(checked_url(), tenant=tenant, actor=process_actor(Door.CLI))) as connection:
             yield connection
 
-    def _print_dry_run(self, found: Any, output: Output) -> None:  # noqa: ANN401 - as the operation returns it
+    def _print_dry_run(self, table: Table, found: Any, output: Output) -> None:  # noqa: ANN401 - as the operation returns it
         if output is not Output.TEXT:
             print_document({"matched": found.matched, "at_least": found.at_least, "first": found.first}, output)
             return
         many = f"{'at least ' if found.at_least else ''}{found.matched:,}"
-        typer.echo(f"{self.table.noun if self.table else 'thing'}s that would be {self.declared.participle}: {many}")
-        if found.first and self.table:
-            self.table.print(found.first)
+        typer.echo(f"{table.noun}s that would be {self.declared.participle}: {many}")
+        if found.first:
+            table.print(found.first)
 
 
 command = _Command
@@ -224,7 +225,11 @@ def _argument(each: Parameter, flag: Flag) -> Argument:
     default = Argument.empty if each.required else each.default if flag.default is None else flag.default
     kind: Any = flag.kind or _argument_kind(each, flag) or _KINDS.get(each.name) or _option(each, flag)
     where = Argument.KEYWORD_ONLY if isinstance(get_args(kind)[1], OptionInfo) else Argument.POSITIONAL_OR_KEYWORD
-    return Argument(each.spoken, where, annotation=kind, default=default)
+    return Argument(_variable(each), where, annotation=kind, default=default)
+
+
+def _variable(each: Parameter) -> str:
+    return f"{each.spoken}_" if iskeyword(each.spoken) else each.spoken
 
 
 def _argument_kind(each: Parameter, flag: Flag) -> Any:  # noqa: ANN401 - an annotation

@@ -23,6 +23,7 @@ from tidewheel.control.cli.options import (
 from tidewheel.control.cli.output import (
     Output,
     OutputOption,
+    count_text,
     duration_text,
     print_document,
     print_record,
@@ -31,6 +32,7 @@ from tidewheel.control.cli.output import (
     total_text,
     wrapped,
 )
+from tidewheel.control.cli.run_output import Wait
 from tidewheel.control.cli.tables import Cell
 from tidewheel.control.instants import read_instant, read_later
 from tidewheel.control.reads.json_form import as_json
@@ -38,9 +40,10 @@ from tidewheel.control.words import schedule_words
 from tidewheel.doors.cli import Flag, Shown, Table, command
 from tidewheel.errors import UnknownJob
 from tidewheel.jobs.strict_json import as_object
-from tidewheel.nouns.jobs.model import Change, Job, JobDetail, JobPage, JobSummary, LastRun, Version
+from tidewheel.nouns.jobs.model import BackfillResult, Change, Job, JobDetail, JobPage, JobSummary, LastRun, Version
 from tidewheel.nouns.jobs.operations import MAX_DAYS, JobDay, Jobs, JobStatistics, OneJob
 from tidewheel.nouns.jobs.reads import show_job
+from tidewheel.nouns.works.commands import follow
 from tidewheel.schedules.decision import HoldReason
 
 _RELEASE = "correct the cause, then run `tidewheel job release {key}{tenant}`; or correct the job and submit it"
@@ -132,6 +135,16 @@ def _changes(
         )
 
     return show
+
+
+def _show_backfill(shown: Shown) -> None:
+    done: BackfillResult = shown.found
+    if shown.options["wait"] and done.work_id is not None:
+        follow(shown, done.work_id)
+        return
+    many = count_text(done.occurrences or 0, "occurrence")
+    lines = [f"{many} would be run"] if done.work_id is None else [f"backfill {done.work_id}", many]
+    print_result(lines, {"key": shown.arguments["key"], **(as_object(as_json(done)) or {})}, shown.output)
 
 
 def _argument_text(value: Any, zone: str | None) -> str:  # noqa: ANN401 - an argument
@@ -272,6 +285,9 @@ _VERSION = Annotated[int, typer.Argument(metavar="VERSION", min=1, max=MAX_INT, 
 _BEFORE = Annotated[
     int | None, typer.Option(metavar="VERSION", min=1, max=MAX_INT, help="Only versions before this one.")
 ]
+_BEGIN = Annotated[str, typer.Option("--from", metavar="TIME", help="The first instant of the range.")]
+_END = Annotated[str, typer.Option("--to", metavar="TIME", help="The last instant of the range.")]
+_DRY_RUN = Annotated[bool, typer.Option("--dry-run", help="Print the number of occurrences; run none.")]
 _LIST: Mapping[str, Flag | None] = {
     "labels": Flag(metavar="NAME=VALUE"),
     "kind": Flag(metavar="KIND"),
@@ -290,6 +306,19 @@ _ONE: Mapping[str, Flag | None] = {
     "before": Flag(kind=_BEFORE),
     "version": Flag(kind=_VERSION),
 }
+_BACKFILL: Mapping[str, Flag | None] = {
+    "key": Flag(kind=Key),
+    "from_at": Flag(kind=_BEGIN),
+    "to_at": Flag(kind=_END),
+    "what": Flag(
+        metavar="WHAT", help="Occurrences to run: missing_only (no run, or a skipped or cancelled one) or all."
+    ),
+    "versions": Flag(metavar="WHICH"),
+    "overlap": Flag(metavar="POLICY"),
+    "max_concurrent": Flag(metavar="N"),
+    "order": Flag(metavar="ORDER"),
+    "dry_run": Flag(kind=_DRY_RUN),
+}
 
 list_jobs = command(Jobs, "list", _show_list, flags=_LIST)
 show = command(Jobs, "get", _show_one, flags=_ONE, local_times=True)
@@ -304,5 +333,6 @@ move = _job("move", _changes("moves {at} to {to}", "the occurrence already has t
 unskip = _job(
     "unskip", _changes("fires {at} again", "the occurrence is neither skipped nor moved"), prepare=_read_instants
 )
+backfill = command(OneJob, "backfill", _show_backfill, flags=_BACKFILL, options={"wait": Wait})
 stats = _job("statistics", _show_days)
 versions = _job("versions", _show_versions)

@@ -152,6 +152,26 @@ class Version:
     ]
 
 
+@dataclass(frozen=True, slots=True)
+class BackfillResult:
+    """A backfill after its request."""
+
+    backfill_id: Annotated[UUID | None, Field(description="Its id in `client.works`; null after a dry run.")]
+    occurrences: Annotated[int | None, Field(description="The number of occurrences of the range to run.")]
+    unchanged: Annotated[bool, Field(description="True if an earlier delivery of the request created it.")]
+
+    @property
+    def work_id(self) -> UUID | None:
+        """Its id, as that of any work."""
+        return self.backfill_id
+
+
 def job_of(reply: "Reply") -> Job:
     """Return the job of an accepted request."""
     return Job(JobId(UUID(reply.job_id)), cast("int", reply.job_version), reply.unchanged, reply.next_run_at)
+
+
+def backfill_of(reply: "Reply") -> BackfillResult:
+    """Return the backfill of an accepted request."""
+    backfill_id = UUID(reply.backfill_id) if reply.backfill_id else None
+    return BackfillResult(backfill_id, reply.occurrences, reply.unchanged)

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date
-from typing import Annotated, Unpack
+from typing import Annotated, Literal, Unpack
 from uuid import UUID
 
 from psycopg.rows import class_row
@@ -17,10 +17,21 @@ from tidewheel.activity import quantile, unpack
 from tidewheel.api_keys import Scope
 from tidewheel.errors import UnknownJob
 from tidewheel.ids import job_id
-from tidewheel.jobs.values import IfVersion, Instant, Reason
-from tidewheel.nouns.jobs.model import Change, Job, JobDetail, JobFilter, JobPage, Version, job_of
+from tidewheel.jobs.values import IfVersion, Instant, OverlapPolicy, Reason
+from tidewheel.nouns.jobs.model import (
+    BackfillResult,
+    Change,
+    Job,
+    JobDetail,
+    JobFilter,
+    JobPage,
+    Version,
+    backfill_of,
+    job_of,
+)
 from tidewheel.nouns.jobs.reads import list_jobs, show_job
-from tidewheel.nouns.operation import Noun, Rows, operation
+from tidewheel.nouns.operation import InDoors, Noun, Rows, operation
+from tidewheel.nouns.works.operations import WORKS
 from tidewheel.postgres.session import Conn, read_rows
 from tidewheel.postgres.statements import Statements
 
@@ -175,6 +186,38 @@ class OneJob(Noun):
     def delete(self, key: str, *, if_version: IfVersion | None = None) -> Job:
         """Delete a job; started runs finish, the rest are cancelled."""
         return self._change("job.delete", key, if_version=if_version)
+
+    @operation(f"POST {JOB}:backfill", "backfill_job", scope=Scope.OPERATE, starts=WORKS)
+    def backfill(
+        self,
+        key: str,
+        from_at: Annotated[Instant, Field(description="The first instant of the range."), InDoors("from")],
+        to_at: Annotated[Instant, Field(description="The last instant of the range."), InDoors("to")],
+        *,
+        what: Annotated[
+            Literal["missing_only", "all"], Field(description="The occurrences that did not fire, or all.")
+        ] = "missing_only",
+        versions: Annotated[
+            Literal["as_of", "current"],
+            Field(description="The version in force at each instant, or the current one throughout."),
+        ] = "as_of",
+        overlap: Annotated[OverlapPolicy | None, Field(description="Replaces the job's policy.")] = None,
+        max_concurrent: Annotated[
+            int, Field(ge=1, le=1000, description="The limit on open runs of this backfill.")
+        ] = 10,
+        order: Annotated[
+            Literal["oldest_first", "newest_first"], Field(description="The end of the range to start with.")
+        ] = "oldest_first",
+        dry_run: Annotated[bool, Field(description="Only count the runs.")] = False,
+        reason: Reason | None = None,
+        request_id: str | None = None,
+    ) -> BackfillResult:
+        """Run the occurrences of a past range, both ends included."""
+        document: dict[str, object] = {
+            "type": "job.backfill", "key": key, "from": from_at, "to": to_at, "what": what, "versions": versions,
+            "overlap": overlap, "max_concurrent": max_concurrent, "order": order, "dry_run": dry_run, "reason": reason,
+        }  # fmt: skip
+        return backfill_of(self._call.request(document, request_id))
 
     @operation(f"POST {JOB}:rollback", "roll_back_job", scope=Scope.WRITE)
     def rollback(self, key: str, version: Number, *, if_version: IfVersion | None = None) -> Job:

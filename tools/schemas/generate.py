@@ -1,4 +1,4 @@
-"""Write `generated/`, `json/` and request.avsc: `python -m tidewheel.schemas.generator.main`.
+"""Write `generated/`, `json/` and request.avsc of `schemas/`: `python -m tools.schemas.generate`.
 
 The files lie in the tree, so that people and type checkers can read them; a test compares them with what this module
 would write. Edit the .avsc files and the models of requests, never these. A field of a job or a target that only its
@@ -24,6 +24,7 @@ from tidewheel.jobs.spec import JobSpec
 from tidewheel.jobs.strict_json import as_list, as_object
 from tidewheel.jobs.targets import TARGETS
 from tidewheel.jobs.validation import Forms, StrictModel, allow_short_forms
+from tidewheel.schemas import avro
 from tidewheel.schemas.avro import (
     Array,
     Enum,
@@ -37,7 +38,9 @@ from tidewheel.schemas.avro import (
     json_schema_uri,
     shape,
 )
-from tidewheel.schemas.generator.modules import records_module, wire_module
+from tools.schemas.modules import records_module, wire_module
+
+FOLDER = Path(avro.__file__).parent
 
 _RECORDS = ("run_completed", "lifecycle_event", "dead_letter", "reply")
 _DIALECT = "https://json-schema.org/draft/2020-12/schema"
@@ -67,7 +70,7 @@ _Schema: TypeAlias = dict[str, Any]
 def main() -> None:
     """Write the files that differ."""
     for name, text in generated_files().items():
-        path = Path(__file__).parents[1] / name
+        path = FOLDER / name
         if not path.exists() or path.read_text("utf-8") != text:
             path.write_text(text, "utf-8")
             sys.stdout.write(f"wrote {name}\n")
