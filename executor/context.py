@@ -41,7 +41,6 @@ _TOO_LARGE = {
     "progress": (MAX_PROGRESS_BYTES, "report a count, a percentage or a short text, and log the rest"),
     "checkpoint": (MAX_RESULT_BYTES, "store the data elsewhere and checkpoint its address"),
 }
-LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"  # of a handler's log record, as stored with the run
 
 _LOG = logging.getLogger("tidewheel.handler")
 
@@ -198,7 +197,8 @@ class Context:
         refuse_loop("step", f"{name!r}, …")
         steps = self._all_steps()
         if (saved := steps.begin(name)) is None:
-            saved = steps.finish(name, function(), self._save)
+            with steps.recording(name, self._save):
+                saved = steps.finish(name, function(), self._save)
             self._channel.wait_saved()
         return json.loads(saved)
 
@@ -206,8 +206,9 @@ class Context:
         """As `step`, for a coroutine; the function may be one too, and others run meanwhile."""
         steps = self._all_steps()
         if (saved := steps.begin(name)) is None:
-            result = function()
-            saved = steps.finish(name, await result if isawaitable(result) else result, self._save)
+            with steps.recording(name, self._save):
+                result = function()
+                saved = steps.finish(name, await result if isawaitable(result) else result, self._save)
             await on_thread(CALLS, self.tenant, self._channel.wait_saved)
         return json.loads(saved)
 
@@ -217,7 +218,7 @@ class Context:
     def _all_steps(self) -> Steps:
         with _FIRST_STEP:
             if self._steps is None:
-                _set_steps(self, Steps(self._checkpoint))
+                _set_steps(self, Steps(self._checkpoint, self.attempt))
             steps = self._steps
         assert steps is not None  # noqa: S101 - set above
         return steps

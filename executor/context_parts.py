@@ -1,22 +1,24 @@
 """Parts of a handler's context: the channel to its executor, its steps, the batch of its run.
 
 A step that has finished and is saved is not repeated by a later attempt: it gets the saved result. A checkpoint that
-holds steps is a JSON object whose first name is `tidewheel.steps`.
+holds steps is a JSON object whose first name is `tidewheel.steps`. Its `tidewheel.times` are for the page of the run.
 """
 
 import asyncio
 import json
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from contextvars import copy_context
 from dataclasses import dataclass
-from datetime import datetime
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar
 from uuid import UUID
 
 from pydantic_core import PydanticSerializationError, to_json
 
-from tidewheel.errors import Permanent, refuse
+from tidewheel.clock import SystemClock
+from tidewheel.errors import AttemptOver, Permanent, refuse
 from tidewheel.jobs.strict_json import MAX_DOCUMENT_BYTES, strict_json
 from tidewheel.jobs.values import MAX_RESULT_BYTES, MAX_TEXT
 from tidewheel.turns import SharedThreads
@@ -33,7 +35,9 @@ ADDERS = 4
 _ADDS = SharedThreads(ADDERS, "batch-add")
 CALLS = SharedThreads(32, "handler-call")
 
-_STEPS, _OWN = "tidewheel.steps", "checkpoint"
+_STEPS, _TIMES, _OWN = "tidewheel.steps", "tidewheel.times", "checkpoint"
+_TIMED = 100  # steps of a run whose times are kept, the newest: at most 10 KiB of names and errors
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _HEAD = f'{{"{_STEPS}":'.encode()
 
 
@@ -216,16 +220,42 @@ def _document(runs: Sequence[Mapping[str, object]]) -> bytes:
     return text
 
 
+class StepTime(NamedTuple):
+    """A step of an attempt that has ended, by the executor's clock; `error_type` if its function raised."""
+
+    name: str
+    attempt: int
+    began_at: datetime
+    ended_at: datetime
+    error_type: str | None
+
+
+def step_times(checkpoint: bytes | None) -> Sequence[StepTime]:
+    """Return the recorded times of a run's steps in the order of their ends."""
+    if not has_steps(checkpoint):
+        return ()
+    times = json.loads(checkpoint or b"").get(_TIMES, ())
+    return [
+        StepTime(name, attempt, _instant(since), _instant(until), error) for name, attempt, since, until, error in times
+    ]
+
+
+def _instant(milliseconds: int) -> datetime:
+    return _EPOCH + timedelta(milliseconds=milliseconds)
+
+
 class Steps:
     """The finished steps of a run, and its handler's own checkpoint; safe from every thread."""
 
-    def __init__(self, checkpoint: bytes | None) -> None:
-        self._done, self._own = dict[str, bytes](), checkpoint
+    def __init__(self, checkpoint: bytes | None, attempt: int) -> None:
+        self._done, self._own, self._attempt = dict[str, bytes](), checkpoint, attempt
+        self._times = list[object]()
         if has_steps(checkpoint):
             document = json.loads(checkpoint or b"")
             self._done = {name: to_json(result) for name, result in document[_STEPS].items()}
             self._own = to_json(document[_OWN]) if _OWN in document else None
-        self._used = set[str]()
+            self._times = document.get(_TIMES, [])
+        self._began = dict[str, datetime]()  # the steps of this attempt
         self._lock = threading.Lock()
 
     def begin(self, name: str) -> bytes | None:
@@ -233,9 +263,9 @@ class Steps:
         if not 1 <= len(name) <= MAX_TEXT:
             raise ValueError(f"a step's name must have 1 to {MAX_TEXT} characters, not {len(name)}")
         with self._lock:
-            if name in self._used:
+            if name in self._began:
                 raise ValueError(f"step {name!r} was already used in this attempt; give each step its own name")
-            self._used.add(name)
+            self._began[name] = SystemClock().now()
             return self._done.get(name)
 
     def finish(self, name: str, result: object, save: Callable[[bytes], None]) -> bytes:
@@ -253,8 +283,24 @@ class Steps:
                     f" {len(checkpoint)}, more than {MAX_RESULT_BYTES}; store it elsewhere and return its address"
                 )
             self._done[name] = text
-            save(checkpoint)
+            self._add_time(name, None)
+            save(self._checkpoint(self._done, self._own))
         return text
+
+    @contextmanager
+    def recording(self, name: str, save: Callable[[bytes], None]) -> Generator[None]:
+        """Record the time of a step that raises; it is saved with the next save, and before the attempt's end."""
+        try:
+            yield
+        except BaseException as error:
+            with self._lock, suppress(AttemptOver):
+                self._add_time(name, type(error).__name__)
+                save(self._checkpoint(self._done, self._own))
+            raise
+
+    def _add_time(self, name: str, error_type: str | None) -> None:
+        since, until = ((at - _EPOCH) // timedelta(milliseconds=1) for at in (self._began[name], SystemClock().now()))
+        self._times = [*self._times[1 - _TIMED :], [name, self._attempt, since, until, error_type]]
 
     def keep(self, own: bytes, save: Callable[[bytes], None]) -> None:
         """Replace the handler's own checkpoint, and pass the whole on; change nothing if it is too large."""
@@ -268,11 +314,13 @@ class Steps:
             self._own = own
             save(checkpoint)
 
-    @staticmethod
-    def _checkpoint(done: dict[str, bytes], own: bytes | None) -> bytes:
+    def _checkpoint(self, done: dict[str, bytes], own: bytes | None) -> bytes:
+        """Return the checkpoint, without times if they do not fit beside the results."""
         steps = b",".join(to_json(name) + b":" + result for name, result in done.items())
         rest = b"" if own is None else b',"%b":%b' % (_OWN.encode(), own)
-        return b"%b{%b}%b}" % (_HEAD, steps, rest)
+        times = b',"%b":%b' % (_TIMES.encode(), to_json(self._times)) if self._times else b""
+        with_times, without = b"%b{%b}%b%b}" % (_HEAD, steps, times, rest), b"%b{%b}%b}" % (_HEAD, steps, rest)
+        return with_times if len(with_times) <= MAX_RESULT_BYTES else without
 
 
 def has_steps(checkpoint: bytes | None) -> bool:

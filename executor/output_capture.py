@@ -24,8 +24,8 @@ from confluent_kafka import KafkaError, KafkaException, Message
 
 from tidewheel.errors import Unavailable
 from tidewheel.executor.attempt import Attempt
-from tidewheel.executor.context import LOG_FORMAT
 from tidewheel.executor.handler_services import REFUSED_ALIKE, SetAside
+from tidewheel.executor.log_lines import LogFormat
 from tidewheel.executor.outcome import LOGGER, forwarding
 from tidewheel.kafka.clients import producer
 from tidewheel.postgres.session import Session, is_refused
@@ -110,7 +110,7 @@ class _Records(logging.Handler):
     def __init__(self, handlers: Sequence[logging.Handler]) -> None:
         super().__init__()
         self._handlers = handlers
-        self.setFormatter(logging.Formatter(LOG_FORMAT))
+        self.setFormatter(LogFormat())
 
     def handle(self, record: logging.LogRecord) -> bool:
         # Without this handler's own lock: the original handlers take theirs.

@@ -29,15 +29,6 @@ class Window(StrEnum):
     MONTH = "30d"
     QUARTER = "90d"
 
-    @property
-    def words(self) -> str:
-        """The window in words.
-
-        >>> Window.WEEK.words
-        '7 days'
-        """
-        return _WINDOWS[self].words
-
 
 @dataclass(frozen=True, slots=True)
 class _Bins:
@@ -128,11 +119,6 @@ class Axis:
     def width(self) -> float:
         """The width of a bin, in percent."""
         return 100 / (len(self.edges) - 1)
-
-    @property
-    def bin_words(self) -> str:
-        """A bin in words."""
-        return self.bins.bin
 
     def bin_of(self, at: datetime) -> int | None:
         """Return the number of the bin of an instant; None outside of the window."""

@@ -1,6 +1,7 @@
 """Bulk work: cancellations by filter and works; pause, resume and cancel a work."""
 
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from functools import partial
@@ -127,9 +128,10 @@ def _place(request: Request) -> tuple[str, UUID | int]:
     """Return the kind and the id that an address names, or answer 404."""
     kind, text = str(request.path_params["kind"]), str(request.path_params["id"])
     if kind in KINDS:
-        number = read_number(text) if kind == "cancellation" else _uuid(text)
-        if number is not None:
-            return kind, number
+        with suppress(ValueError):
+            number = read_number(text) if kind == "cancellation" else read_uuid(text)
+            if number is not None:
+                return kind, number
     raise HTTPException(404, f"there is no bulk work {kind} {text}; copy its address from the list")
 
 
@@ -215,13 +217,6 @@ def _is_stalled(connection: Connection, works: Sequence[Work]) -> bool:
         return False
     with connection.snapshot(all_tenants=True) as reading:
         return not is_scheduler_alive(reading)
-
-
-def _uuid(text: str) -> UUID | None:
-    try:
-        return read_uuid(text)
-    except ValueError:
-        return None
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,8 +44,7 @@ from tidewheel.control.words import schedule_words
 from tidewheel.ids import job_id
 from tidewheel.jobs.invalid import InvalidValue
 from tidewheel.jobs.values import Instant, format_second, format_timestamp
-from tidewheel.nouns.freezes.model import FreezeChange
-from tidewheel.nouns.freezes.reads import freeze_changes
+from tidewheel.nouns.freezes.reads import thaws_of
 from tidewheel.nouns.jobs.model import JobDetail
 from tidewheel.nouns.jobs.reads import show_job
 from tidewheel.nouns.runs.model import PageFilter, RunSummary, Status
@@ -174,9 +173,9 @@ def _frozen(connection: Connection, job: JobDetail, rows: Sequence[Row], now: da
     if not late:
         return set()
     queue, labels = str(job.job.get("queue") or "default"), job.summary.labels
-    found = in_snapshot(connection, freeze_changes, connection.tenant, min(row.at for row in late), now)
-    named = partial(FreezeChange.names, queue=queue, key=job.summary.key, labels=labels)
-    thaws = [each.at for each in found if not each.begins and named(each)]
+    about = partial(thaws_of, queue=queue, key=job.summary.key, labels=labels)
+    found = in_snapshot(connection, about, connection.tenant, min(row.at for row in late), now)
+    thaws = [each.at for each in found]
     return {row.run_id for row in late if row.late and any(row.at < at <= row.at + row.late for at in thaws)}
 
 

@@ -1,11 +1,11 @@
 """The overview: is all well, and if not, what, since when, whose; lateness over time as lines."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from itertools import pairwise
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, NamedTuple
 
 from starlette.requests import Request
 
@@ -15,7 +15,7 @@ from tidewheel.control.api.authorization import Caller
 from tidewheel.control.api.request_input import TenantQuery
 from tidewheel.control.client.connection import Connection
 from tidewheel.control.console.axis import Axis, Window, axis
-from tidewheel.control.console.tide import NARROW, WIDE, Counts, Span, Tide, sentence, tide
+from tidewheel.control.console.tide import NARROW, WIDE, Counts, Span, sentence, tide
 from tidewheel.control.console.urls import Urls
 from tidewheel.control.console.view import Failed, View, page_now, part, part_of, read_filters
 from tidewheel.control.console.words import agreed, counted
@@ -57,26 +57,6 @@ class OverviewQuery(TenantQuery):
 
     window: Literal["1h", "6h", "24h", "7d"] = "1h"
     stage: Literal["claimed", "written", "ended"] = "claimed"
-
-
-@dataclass(frozen=True, slots=True)
-class Steps:
-    """The first steps of an installation, each done or not."""
-
-    job: bool
-    run: bool
-    ended: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Plot:
-    """The tide line for both widths; `coming_at_least` if more jobs come due than are counted."""
-
-    wide: Tide
-    narrow: Tide
-    words: str
-    total: Counts
-    coming_at_least: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,13 +116,14 @@ class OverviewPage:
             return here, found, figures
 
 
-def _steps(connection: Connection, caller: Caller, figures: ActivityFigures | Failed) -> Steps:
+def _steps(connection: Connection, caller: Caller, figures: ActivityFigures | Failed) -> Mapping[str, bool]:
+    """Return which of the first steps of an installation are done."""
     if isinstance(figures, ActivityFigures) and any(each.succeeded or each.failed for each in figures.bins):
-        return Steps(job=True, run=True, ended=True)
+        return {"job": True, "run": True, "ended": True}
     with connection.snapshot() as reading:
         jobs = list_jobs(reading, caller.tenant, limit=1).jobs
         runs = list_runs(reading, caller.tenant, PageFilter(), limit=_LATEST).runs if jobs else ()
-    return Steps(bool(jobs), bool(runs), any(run.status in FINAL for run in runs))
+    return {"job": bool(jobs), "run": bool(runs), "ended": any(run.status in FINAL for run in runs)}
 
 
 def _plot(
@@ -153,7 +134,8 @@ def _plot(
     *,
     running: int,
     frozen: Sequence[Span],
-) -> Plot | Failed:
+) -> Mapping[str, object] | Failed:
+    """Return the tide line for both widths."""
     if isinstance(figures, Failed):
         return figures
     past = [Counts(each.succeeded, each.failed, each.timed_out, each.cancelled, each.skipped) for each in figures.bins]
@@ -171,7 +153,7 @@ def _plot(
 
     wide, narrow = (tide(along, bins, size, link, running=running, frozen=frozen) for size in (WIDE, NARROW))
     words = sentence(along, bins, coming_at_least=cut, frozen=frozen)
-    return Plot(wide, narrow, words, sum(bins, Counts()), cut)
+    return {"wide": wide, "narrow": narrow, "words": words, "total": sum(bins, Counts()), "coming_at_least": cut}
 
 
 def _late(along: Axis, figures: ActivityFigures | Failed, stage: str) -> object:
@@ -184,33 +166,24 @@ def _late(along: Axis, figures: ActivityFigures | Failed, stage: str) -> object:
     return {"lines": lateness_lines(along, p50, p99), "words": lateness_sentence(STAGES[stage], half, most)}
 
 
-def _title(here: Now | Failed, steps: Steps | Failed, failed: Sequence[Failed], *, sees_all: bool) -> str:
+def _title(here: Now | Failed, steps: Mapping[str, bool] | Failed, failed: Sequence[Failed], *, sees_all: bool) -> str:
     """Return how all is; all is well only where every part was read, the fleet with them."""
     if isinstance(here, Now) and here.findings:
         return f"{counted(len(here.findings), 'problem')} {agreed(len(here.findings), 'needs', 'need')} attention"
     if failed or not isinstance(here, Now) or isinstance(steps, Failed):
         return "A part could not be read, the others show no problem"
-    if not steps.job:
+    if not steps["job"]:
         return "No job yet"
     return "All well" if sees_all else "Nothing of this tenant needs attention"
 
 
-@dataclass(frozen=True, slots=True)
-class Rule:
-    """A horizontal line at a power of ten: its height in pixels and its label."""
-
-    y: float
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
-class Lines:
-    """The lines of the median and the 99th percentile, in a plot of a height in pixels."""
+class Lines(NamedTuple):
+    """The lines of the median and the 99th percentile, and rules at powers of ten, in pixels."""
 
     height: int
     p50: str
     p99: str
-    rules: Sequence[Rule]
+    rules: Sequence[tuple[float, str]]
 
 
 def lateness_lines(along: Axis, p50: Sequence[float | None], p99: Sequence[float | None], height: int = 120) -> Lines:
@@ -228,7 +201,7 @@ def lateness_lines(along: Axis, p50: Sequence[float | None], p99: Sequence[float
         return round(height - 8 - (power - low) / (high - low) * (height - 24), 1)
 
     step = LATENESS_WIDTH / along.behind
-    rules = [Rule(y(10.0**power), duration(timedelta(seconds=10.0**power))) for power in range(low, high + 1)]
+    rules = [(y(10.0**power), duration(timedelta(seconds=10.0**power))) for power in range(low, high + 1)]
     half, most = ([None if each is None else y(each) for each in values] for values in (p50, p99))
     return Lines(height, _path(half, step), _path(most, step), rules)
 

@@ -150,7 +150,7 @@ def sentence(along: Axis, bins: Sequence[Counts], *, coming_at_least: bool = Fal
     """Return the sentence of a tide line: what ended, failed, was frozen, and comes."""
     past, total = bins[: along.behind], sum(bins, Counts())
     ended = total.succeeded + total.bad + total.undone
-    parts = [f"Runs by {along.bin_words}, last {along.window.words}: "]
+    parts = [f"Runs by {along.bins.bin}, last {along.bins.words}: "]
     if not ended:
         parts.append("none ended.")
     else:

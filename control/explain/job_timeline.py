@@ -18,7 +18,7 @@ from tidewheel.control.explain.explain import Unfired, unfired_between
 from tidewheel.control.explain.explanation import MISFIRE_AFTER
 from tidewheel.control.reads.job_position import JobPosition, read_job_position
 from tidewheel.control.reads.json_form import one_of
-from tidewheel.nouns.freezes.reads import freeze_changes
+from tidewheel.nouns.freezes.reads import thaws_of
 from tidewheel.nouns.jobs.operations import read_counted_days
 from tidewheel.nouns.runs.model import STATUSES, RunDetail
 from tidewheel.postgres.session import Conn, read_rows
@@ -289,9 +289,9 @@ def why_late(connection: Conn, tenant: str, run: RunDetail) -> str:
     pause = _pause_at(at, _pause_entries(connection, tenant, summary.key, made))
     if pause is not None:
         return pause
-    for change in freeze_changes(connection, tenant, at, made):
-        if not change.begins and change.names(queue=summary.queue, key=summary.key, labels=run.labels):
-            return f"the occurrence came due during a freeze ({change.scope}) that {change.by} ended"
+    thaws = thaws_of(connection, tenant, at, made, queue=summary.queue, key=summary.key, labels=run.labels)
+    if thaws:
+        return f"the occurrence came due during a freeze ({thaws[0].scope}) that {thaws[0].by} ended"
     return "the occurrence was missed"
 
 

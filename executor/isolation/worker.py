@@ -25,7 +25,7 @@ from typing import NoReturn, cast
 from tidewheel.clock import boot_seconds
 from tidewheel.errors import AttemptOver, TidewheelError
 from tidewheel.executor.complete_in import Completion, CompletionConfig
-from tidewheel.executor.context import LOG_FORMAT, Context, Flag
+from tidewheel.executor.context import Context, Flag
 from tidewheel.executor.context_parts import Parent, Previous
 from tidewheel.executor.handlers import Handler, import_handlers, invalid_payload, registered
 from tidewheel.executor.isolation.protocol import (
@@ -41,6 +41,7 @@ from tidewheel.executor.isolation.protocol import (
     previous_of,
     result_of,
 )
+from tidewheel.executor.log_lines import LogFormat
 from tidewheel.executor.outcome import CANCELLED, NOT_STARTED, Outcome, failed, from_exception, leave_cuts_to_executor
 from tidewheel.process import tracing
 
@@ -82,7 +83,9 @@ class Worker:
         head = setup.head
         sys.path[:] = cast("list[str]", head["path"])
         _restore("PYTHONPATH", cast("str | None", head["pythonpath"]))
-        logging.basicConfig(stream=sys.stderr, level=cast("int", head["level"]), format=LOG_FORMAT)
+        records = logging.StreamHandler(sys.stderr)
+        records.setFormatter(LogFormat())
+        logging.basicConfig(handlers=[records], level=cast("int", head["level"]))
         self._completion = pickle.loads(setup.parts[0]) if setup.parts[0] else None  # noqa: S301 - our own executor's
         import_handlers(str(head["modules"]))
         if head["traces"]:

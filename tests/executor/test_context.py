@@ -28,7 +28,7 @@ from tests.transitions.test_batches import of, started, states
 from tidewheel.clock import SystemClock
 from tidewheel.errors import AttemptOver, InvalidInput, Permanent
 from tidewheel.executor.context import Context, Flag
-from tidewheel.executor.context_parts import ADDERS, NoChannel, Previous, RunBatch
+from tidewheel.executor.context_parts import ADDERS, NoChannel, Previous, RunBatch, own_checkpoint, step_times
 from tidewheel.executor.handler_services import BatchAdds
 from tidewheel.local.stack import StackInfo
 from tidewheel.postgres.session_kinds import SessionPool
@@ -149,10 +149,17 @@ async def test_blocking_read_on_the_loop_is_refused_with_the_async_call() -> Non
 STEPPED = b'{"tidewheel.steps":{"charge":{"cents":9}},"checkpoint":4}'
 
 
+def saved_in(checkpoint: bytes | None) -> object:
+    """Return a checkpoint without the times of steps, in its order."""
+    return [each for each in json.loads(checkpoint or b"").items() if each[0] != "tidewheel.times"]
+
+
 def test_finished_step_is_saved_before_it_returns() -> None:
     context, wire = wired()
     assert context.step("charge", lambda: Place(page=4)) == {"page": 4}
-    assert wire.told == [(None, b'{"tidewheel.steps":{"charge":{"page":4}}}'), (b"wait", None)]
+    [(_, saved), waited] = wire.told
+    assert saved_in(saved) == [("tidewheel.steps", {"charge": {"page": 4}})]
+    assert waited == (b"wait", None)
 
 
 def test_later_attempt_gets_the_saved_result_of_a_step() -> None:
@@ -160,7 +167,8 @@ def test_later_attempt_gets_the_saved_result_of_a_step() -> None:
     assert context.step("charge", lambda: pytest.fail("it ran again")) == {"cents": 9}
     assert wire.told == []
     assert context.step("receipt", lambda: None) is None
-    assert wire.told[0] == (None, b'{"tidewheel.steps":{"charge":{"cents":9},"receipt":null},"checkpoint":4}')
+    steps = {"charge": {"cents": 9}, "receipt": None}
+    assert saved_in(wire.told[0][1]) == [("tidewheel.steps", steps), ("checkpoint", 4)]
 
 
 def test_steps_and_the_handlers_own_checkpoint_keep_each_other() -> None:
@@ -169,7 +177,8 @@ def test_steps_and_the_handlers_own_checkpoint_keep_each_other() -> None:
     context.heartbeat("half", checkpoint=5)
     context.step("receipt", lambda: [1])
     assert wire.told[0] == (b'"half"', b'{"tidewheel.steps":{"charge":{"cents":9}},"checkpoint":5}')
-    assert wire.told[1] == (None, b'{"tidewheel.steps":{"charge":{"cents":9},"receipt":[1]},"checkpoint":5}')
+    steps = {"charge": {"cents": 9}, "receipt": [1]}
+    assert saved_in(wire.told[1][1]) == [("tidewheel.steps", steps), ("checkpoint", 5)]
     again = context_of(_checkpoint=wire.told[1][1])
     assert (again.checkpoint, again.step("receipt", dict)) == (5, [1])
     assert context_of(_checkpoint=b'{"tidewheel.steps":{"charge":1}}').checkpoint is None
@@ -184,7 +193,32 @@ def test_step_that_raises_is_not_saved_and_its_error_reaches_the_handler() -> No
 
     with pytest.raises(LookupError, match="the card was refused"):
         context.step("charge", fails)
-    assert wire.told == []
+    [(_, saved)] = wire.told
+    assert saved_in(saved) == [("tidewheel.steps", {})]
+    assert context_of(_checkpoint=saved).step("charge", lambda: "again") == "again"
+
+
+def test_times_of_the_newest_steps_are_kept_over_attempts_as_far_as_they_fit() -> None:
+    context, wire = wired(attempt=1)
+    before = SystemClock().now() - timedelta(milliseconds=1)
+    context.step("charge", lambda: 1)
+    with pytest.raises(ZeroDivisionError):
+        context.step("label", lambda: 1 // 0)
+    later, wire = wired(attempt=2, _checkpoint=wire.told[-1][1])
+    later.step("charge", lambda: pytest.fail("it ran again"))
+    later.step("label", lambda: 2)
+    found = step_times(wire.told[0][1])
+    assert [(each.name, each.attempt, each.error_type) for each in found] == [
+        ("charge", 1, None), ("label", 1, "ZeroDivisionError"), ("label", 2, None),
+    ]  # fmt: skip
+    assert before <= found[0].began_at <= found[0].ended_at <= found[2].began_at <= SystemClock().now()
+    for number in range(100):
+        later.step(f"page-{number}", dict)
+    found = step_times(wire.told[-2][1])
+    assert (len(found), found[0].name, found[-1].name) == (100, "page-0", "page-99")
+    later.heartbeat(checkpoint="x" * 63_000)
+    assert step_times(wire.told[-1][1]) == []
+    assert own_checkpoint(wire.told[-1][1]) == "x" * 63_000
 
 
 def test_names_of_steps_are_unique_in_an_attempt() -> None:
@@ -208,7 +242,7 @@ def test_result_of_a_step_that_does_not_fit_is_no_reason_to_repeat_it(result: ob
     context, wire = wired()
     with pytest.raises(Permanent, match=message):
         context.step("big", lambda: result)
-    assert wire.told == []
+    assert all(saved_in(saved) == [("tidewheel.steps", {})] for _, saved in wire.told)
     context.step("small", lambda: 1)
     with pytest.raises(ValueError, match=r"checkpoint and finished steps have \d+ bytes"):
         context.heartbeat(checkpoint="x" * 65500)

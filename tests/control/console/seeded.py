@@ -5,6 +5,7 @@ is stopped, so pictures of the same code are the same. A new page gets a line in
 makes the page's jobs and runs.
 """
 
+import json
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
@@ -33,6 +34,7 @@ from tidewheel.control.client.client import Client
 from tidewheel.ids import job_id
 from tidewheel.postgres.session import Conn, OwnConnection
 from tidewheel.runs import AttemptOutcome, RunState
+from tidewheel.transitions.attempts import ProgressReport, save_progress
 from tidewheel.transitions.claim import Claim, claim_runs
 
 NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)
@@ -224,9 +226,18 @@ def _ended(database: ClockedDatabase, ids: Ids) -> None:
 
 def _failing(database: ClockedDatabase, ids: Ids) -> None:
     submit(database, "charge", retry={"max_attempts": 1}, labels={"team": "payments"})
-    for _ in range(4):
-        ids["failed"] = fail(database, "charge", "connection to db-2.internal:5432 refused: too many clients already")
+    message = "connection to db-2.internal:5432 refused: too many clients already"
+    for _ in range(3):
+        fail(database, "charge", message)
         later(database, 60)
+    started = begun(database, "charge")
+    ids["failed"] = started.run_id
+    with database.transaction() as connection:
+        save_progress(connection, [ProgressReport(started.run_id, 1, EXECUTOR, checkpoint=_checkpoint(database.now()))])
+    output = "".join(f"{_after(database.now(), ms)} {text}\n" for ms, text in _LINES).encode() + b"no time\n"
+    later(database, 2)
+    end(database, ending(started, RunState.FAILED, error_type="ConnectionError", error_message=message, output=output))
+    later(database, 60)
 
 
 def _workflow(database: ClockedDatabase, ids: Ids) -> None:
@@ -369,6 +380,24 @@ def _administered(database: ClockedDatabase, ids: Ids) -> None:
     database.execute(_KEYS)
 
 
+def _after(at: datetime, milliseconds: int) -> str:
+    return (at + timedelta(milliseconds=milliseconds)).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def _checkpoint(began: datetime) -> bytes:
+    """The checkpoint of an attempt that failed in its third step."""
+    at = round(began.timestamp() * 1000)
+    times = [[name, 1, at + since, at + until, error] for name, since, until, error in _STEPS]
+    return json.dumps({"tidewheel.steps": {"reserve": 2, "charge": {"id": "ch_7"}}, "tidewheel.times": times}).encode()
+
+
+_STEPS = (("reserve", 20, 82, None), ("charge", 90, 518, None), ("print-label", 530, 1990, "ConnectionError"))
+_LINES = (
+    (15, "INFO tidewheel.handler: order 84113, 2 items"), (81, "INFO tidewheel.handler: reserved"),
+    (92, "INFO shop.payments: POST /v1/charges"), (515, "INFO shop.payments: 201 in 398 ms"),
+    (900, "WARNING shop.labels: db-2.internal is slow, using the limit of 1 s"),
+    (1_985, "ERROR shop.labels: connection to db-2.internal:5432 refused"),
+)  # fmt: skip
 _HOLIDAYS = ("2026-01-01", "2026-04-03", "2026-04-06", "2026-05-01", "2026-10-03", "2026-12-25", "2026-12-26")
 _EXECUTORS: LiteralString = """
 INSERT INTO executors (executor_id, name, queues, handlers, slots, lease, last_heartbeat_at, started_at)

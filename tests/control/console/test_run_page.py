@@ -2,6 +2,7 @@
 
 import html
 import re
+from contextlib import suppress
 from datetime import timedelta
 from http import HTTPStatus
 from uuid import UUID
@@ -12,6 +13,7 @@ from tests.control.api.answering import ApiClient, answering
 from tests.control.client.test_logs import flush
 from tests.control.console.pages import HTML, fields_of, posted, shown
 from tests.control.reads.test_waits import executor
+from tests.executor.test_context import wired
 from tests.fixtures.database import ClockedDatabase
 from tests.scheduler.firing import fire_due
 from tests.transitions.acts import (
@@ -29,10 +31,13 @@ from tests.transitions.acts import (
     succeed,
     trigger,
 )
+from tidewheel.clock import SystemClock
 from tidewheel.control.client.client import Client
 from tidewheel.control.console.payloads import json_view
 from tidewheel.runs import AttemptOutcome, RunState
 from tidewheel.scheduler.releases import Thaws
+from tidewheel.transitions.attempts import ProgressReport, save_progress
+from tidewheel.transitions.claim import Started
 
 _PAGE_BYTES = 300_000
 
@@ -171,6 +176,90 @@ def test_waterfall_is_true_to_its_axis_and_marks_the_slowest_stage(pages: ApiCli
     page = shown(pages, f"/runs/{run}")
     assert "slowest: back-off, 40 min of 1 h" in page
     assert re.search(r">wait</td>.*?>20 min( \d+ s)? so far<", page, re.DOTALL), "its time has come"
+
+
+def rows_of(page: str) -> list[tuple[str, str, str]]:
+    """Return the shape, the name and the words of each stage of the waterfall."""
+    table = page.partition('<table class="timing">')[2].partition("</table>")[0]
+    rows = re.findall(
+        r'<tr class="(\w+)[^"]*"><td class="nowrap">(.*?)</td>.*?<td class="number words">(.*?)</td>', table, re.DOTALL
+    )
+    return [(shape, *(html.unescape(re.sub("<[^>]+>", "", each)) for each in rest)) for shape, *rest in rows]
+
+
+def test_steps_and_log_lines_are_at_their_times_in_their_attempts(pages: ApiClient) -> None:
+    submit(pages.database, retry={"max_attempts": 3})
+    first = begun(pages.database)
+
+    def act(started: Started, checkpoint: bytes | None, name: str, *, fails: bool) -> bytes:
+        context, wire = wired(attempt=started.attempt, _checkpoint=checkpoint)
+        with suppress(ZeroDivisionError):
+            context.step("<b>charge", dict)
+            context.step(name, lambda: 1 // (not fails))
+        saved = [each for _, each in wire.told if each is not None][-1]
+        with pages.database.transaction() as connection:
+            save_progress(connection, [ProgressReport(started.run_id, started.attempt, EXECUTOR, checkpoint=saved)])
+        return saved
+
+    kept = act(first, None, "label", fails=True)
+    requeue(pages.database, first, AttemptOutcome.FAILED)
+    second = begin(pages.database, first.run_id)
+    act(second, kept, "label", fails=False)
+    now = SystemClock().now()
+    lines = [f"{now:%Y-%m-%dT%H:%M:%S.%f}Z INFO a: <i>one", f"{now:%Y-%m-%d %H:%M:%S},{now:%f} ERROR a: two", "printed"]
+    lines += ["2001-13-41T10:00:00Z no time", "2001-01-01T10:00:00Z INFO a: of another day"]
+    flush(pages.database, second, "\n".join(lines).encode())
+    page = shown(pages, f"/runs/{first.run_id}")
+    found = rows_of(page)
+    kinds = [(shape, name, words.partition(", ")[2] if shape == "step" else "") for shape, name, words in found]
+    inside = [each for each in kinds if each[0] in {"step", "marks"} or each[1].startswith("attempt")]
+    assert [each[:2] for each in inside if each[0] != "step"][-1] == ("marks", "log")
+    assert [each[1:] for each in inside if each[0] == "step"] == [
+        ("<b>charge", "saved"), ("label", "ZeroDivisionError"), ("label", "saved"),
+    ]  # fmt: skip
+    assert [name for _, name, _ in inside].index("attempt 2") == 3
+    [mark] = re.findall(r'<a class="(\w+)" href="#(a2-L\d)" aria-label="([^"]*)"', page)
+    assert mark == ("bad", "a2-L2", "ERROR a: two and 1 more line")
+    assert f'id="{mark[1]}"' in page
+    assert "have the executor&#39;s clock" in page or "have the executor's clock" in page
+
+
+def test_long_wait_beside_steps_is_drawn_shorter_and_many_steps_are_one_row(pages: ApiClient) -> None:
+    submit(pages.database, retry={"max_attempts": 3})
+    first = begun(pages.database)
+    context, wire = wired()
+    for number in range(30):
+        context.step(f"page-{number}", dict)
+    with pages.database.transaction() as connection:
+        report = ProgressReport(first.run_id, 1, EXECUTOR, checkpoint=wire.told[-2][1])
+        save_progress(connection, [report])
+    requeue(pages.database, first, AttemptOutcome.FAILED)
+    pages.database.execute(
+        "UPDATE job_runs SET scheduled_at = scheduled_at - interval '1 h', created_at = created_at - interval '1 h'"
+    )
+    page = shown(pages, f"/runs/{first.run_id}")
+    found = rows_of(page)
+    assert ("cut", "wait") in [row[:2] for row in found]
+    assert next(row[1:] for row in found if row[0] == "step") == ("18 earlier steps", "18 saved")
+    assert len([row for row in found if row[0] == "step"]) == 13
+    [cut] = re.findall(r'<tr class="cut[^"]*">.*?</tr>', page, re.DOTALL)[:1]
+    assert re.search(r'width="6.0%" height', cut)
+    assert "A dashed wait is drawn shorter" in page
+
+
+def test_attempt_of_an_http_target_has_its_status_and_one_of_a_kafka_target_its_record(pages: ApiClient) -> None:
+    results = {"http": b'{"status":204,"body":""}', "kafka": b'{"topic":"orders","partition":3,"offset":88}'}
+    targets = {"http": {"type": "http", "url": "https://example.org/a"}, "kafka": {"type": "kafka", "topic": "orders"}}
+    words = {}
+    for kind, target in targets.items():
+        submit(pages.database, kind, target=target)
+        started = begun(pages.database, kind)
+        end(pages.database, ending(started, RunState.SUCCEEDED, result=results[kind]))
+        words[kind] = next(
+            words for _, name, words in rows_of(shown(pages, f"/runs/{started.run_id}")) if name == "attempt 1"
+        )
+    assert words["http"].endswith("succeeded, 204")
+    assert words["kafka"].endswith("succeeded, orders/3/88")
 
 
 def test_retry_is_not_late_by_the_time_before_it_was_requested(pages: ApiClient) -> None:

@@ -1,5 +1,6 @@
 """Reads of freezes, and of those that name a job or a run."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import cast
@@ -52,6 +53,21 @@ def freeze_changes(connection: Conn, tenant: str, since: datetime, until: dateti
     """Return the freezes and thaws of a time in the audit log of a tenant, newest first."""
     columns: dict[str, object] = {"tenant": tenant, "since": since, "until": until}
     return read_rows(connection, class_row(FreezeChange), _READ_FREEZE_CHANGES, columns)
+
+
+def thaws_of(
+    connection: Conn,
+    tenant: str,
+    since: datetime,
+    until: datetime,
+    *,
+    queue: str,
+    key: str | None,
+    labels: Mapping[str, str],
+) -> list[FreezeChange]:
+    """Return the thaws of a time whose freezes held the runs of a queue and a job, newest first."""
+    found = freeze_changes(connection, tenant, since, until)
+    return [each for each in found if not each.begins and each.names(queue=queue, key=key, labels=labels)]
 
 
 def frozen_spans(

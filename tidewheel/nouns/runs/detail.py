@@ -4,6 +4,7 @@ PostgreSQL keeps the last 64 KiB of each attempt's output and a count of all byt
 takes the difference of the counts as the new bytes. New bytes that are no longer stored were dropped in between.
 """
 
+import json
 import re
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Sequence
@@ -18,6 +19,7 @@ from tidewheel.control.reads.stored import documents_as, read_definition
 from tidewheel.control.reads.waits import read_waits
 from tidewheel.errors import FieldError, InvalidInput, UnknownRun
 from tidewheel.jobs.payload import JSON_CONTENT
+from tidewheel.jobs.values import RESERVED
 from tidewheel.nouns.operation import Call
 from tidewheel.nouns.runs.model import (
     Attempt,
@@ -99,6 +101,25 @@ def counts_of(attempts: Sequence[Attempt]) -> dict[str, Any]:
 def past_attempts(connection: Conn, run_id: UUID) -> list[PastAttempt]:
     """Return the ended attempts of a run, oldest first, at most the last hundred."""
     return read_rows(connection, class_row(PastAttempt), _READ_PAST_ATTEMPTS, {"run_id": run_id})
+
+
+def answer_of(handler: str, result: bytes | None) -> str:
+    """Return the status of an HTTP call or the record on Kafka that a result names, else nothing.
+
+    >>> answer_of("tidewheel.http", b'{"status":204}'), answer_of("orders", b'{"status":204}')
+    ('204', '')
+    >>> answer_of("tidewheel.kafka", b'{"topic":"orders","partition":3,"offset":88}')
+    'orders/3/88'
+    """
+    if result is None or handler not in {f"{RESERVED}http", f"{RESERVED}kafka"}:
+        return ""
+    match json.loads(result):
+        case {"status": int(status)}:
+            return str(status)
+        case {"topic": topic, "partition": int(partition), "offset": int(offset)}:
+            return f"{topic}/{partition}/{offset}"
+        case _:
+            return ""
 
 
 def retry_chain_of(run_id: UUID, parent: UUID | None, root: UUID | None, related: Iterable[RelatedRun]) -> RetryChain:
