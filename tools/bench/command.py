@@ -69,7 +69,8 @@ def run(scenarios: list[str], *, rounds: int | None, options: Options, as_json: 
             for number, each in enumerate(rounds_of, start=1)
         ]
         results = [asdict(line) for line in lines]
-        print(json.dumps({**about, "results": results, "failed": failed, "raw": raw}, default=str))
+        given = {name: value for name, value in asdict(options).items() if isinstance(value, int | float)}
+        print(json.dumps({**about, "options": given, "results": results, "failed": failed, "raw": raw}, default=str))
     else:
         print("\n".join(words(lines, about)))
     for why in failed.values():

@@ -27,7 +27,7 @@ HOT_PATH = (
 _BLOCK = re.compile(r"(<!-- figures[^>]*-->\n).*?(<!-- end of figures -->)", re.DOTALL)
 
 Line = Mapping[str, Any]
-"""A line of a document, with `build`, `date` and `hot_path` of the document."""
+"""A line of a document, with `build`, `date`, `hot_path` and `options` of the document."""
 
 
 class Shown(NamedTuple):
@@ -40,8 +40,8 @@ class Shown(NamedTuple):
 
 
 SHOWN = (
-    Shown("pipeline", "runs_per_second", "a minute of 1.5 times what the machine can do", "12,000"),
-    Shown("pipeline", "steady_start_p99_ms", "10,000 runs/s for 5 minutes, p99 of due to start", "500"),
+    Shown("pipeline", "runs_per_second", "more due than the machine can do, for a minute", "12,000"),
+    Shown("pipeline", "steady_start_p99_ms", "10,000 due a second for 5 minutes, p99 of due to start", "500"),
     Shown("hot-second", "10k_start_p99_ms", "10,000 jobs due at once, p99 of due to start", "450"),
     Shown("hot-second", "10k_after_idling_start_p99_ms", "the same after idling", "450"),
     Shown("hot-second", "100k_start_max_ms", "100,000 jobs due at once: all started"),
@@ -88,7 +88,9 @@ def _is_text(node: object) -> bool:
 
 def keep(kept: Sequence[Line], document: Mapping[str, Any]) -> list[Line]:
     """Return the kept lines with those of a document in their place."""
-    about = {"build": document["versions"]["build"], "date": document["date"], "hot_path": document["hot_path"]}
+    about = {"build": document["versions"]["build"]} | {
+        name: document[name] for name in ("date", "hot_path", "options")
+    }
     new = [{**line, **about} for line in document["results"] if line["shared_percent"] <= SHARED_PERCENT]
     names = {(line["scenario"], line["figure"]) for line in new}
     return [line for line in kept if (line["scenario"], line["figure"]) not in names] + new
@@ -109,7 +111,7 @@ def _rows(kept: Sequence[Line], current: str) -> Iterator[str]:
             yield f"| {row.label} | {_value(line)} | {row.goal} | {_cost(line)} | {_build(line, current)} |"
     yield ""
     if line := found.get(("pipeline", "runs_per_second")):
-        yield f"Where a run's CPU goes in that minute, µs ({_build(line, current)}):"
+        yield f"Where a run's CPU goes under that load, µs ({_build(line, current)}):"
         yield ""
         yield "| Process | µs | Of it |"
         yield "| --- | ---: | --- |"
@@ -137,8 +139,9 @@ def _cost(line: Line) -> str:
 
 
 def _build(line: Line, current: str) -> str:
+    options = "".join(f", `--{name} {value:g}`" for name, value in line["options"].items())
     older = "" if line["hot_path"] == current else ", **older build**"
-    return f"{line['build']}, {line['date']}{older}"
+    return f"{line['build']}, {line['date']}{options}{older}"
 
 
 def _budget(line: Line) -> Iterator[str]:

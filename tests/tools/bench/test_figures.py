@@ -31,7 +31,13 @@ def document(value: float, *, shared: float = 0.0, scenario: str = "pipeline") -
         "cpu_us_per_run": {"relay": 20.0, "total": 200.0}, "wal_bytes_per_run": 3000.0, "shared_percent": shared,
         "cpu_us_per_run_by_part": {"relay: main": 15.0},
     }  # fmt: skip
-    return {"results": [line], "versions": {"build": "abc"}, "date": "2026-11-29", "hot_path": "now"}
+    return {
+        "results": [line],
+        "versions": {"build": "abc"},
+        "date": "2026-11-29",
+        "hot_path": "now",
+        "options": {"seconds": 20.0},
+    }
 
 
 @pytest.mark.parametrize("taken", [{"others": 1.1}, {"stolen": 1.1}, {"others": 0.6, "stolen": 0.5}])
@@ -56,6 +62,7 @@ def test_figure_of_another_hot_path_is_marked() -> None:
     kept = keep([], document(9000))
     fresh, older = page(PAGE, kept, "now"), page(PAGE, kept, "changed")
     assert "9,000" in fresh
+    assert "`--seconds 20`" in fresh
     assert "older build" not in fresh
     assert "older build" in older
     assert page(older, kept, "now") == fresh
