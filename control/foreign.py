@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 import yaml
 
 from tidewheel.control.reads.yaml_form import JobLoader
-from tidewheel.errors import FieldError, InvalidInput, refuse
+from tidewheel.errors import refuse
 from tidewheel.jobs.peer_words import our_value
 from tidewheel.jobs.strict_json import as_list, as_object
 from tidewheel.runs import Overlap
@@ -107,7 +107,7 @@ def read_pasted(text: str) -> ForeignJob:
     for read in _READERS if len(bare) <= _MOST else ():
         if (found := read(bare)) is not None:
             return found
-    raise InvalidInput([FieldError("paste", "this is not a known schedule format", _REMEDY)])
+    return refuse("paste", "this is not a known schedule format", _REMEDY)
 
 
 def _event_bridge(text: str) -> ForeignJob | None:

@@ -100,8 +100,7 @@ def read_instant(
                 refuse(path, f"{asked[:64]!r} is not a time", _EXAMPLES)
             raise InvalidInput([FieldError(path, part.problem, part.remedy) for part in invalid.errors]) from invalid
     if zone_name is None:
-        problem = f"{asked!r} has no UTC offset"
-        refuse(path, problem, f"add its time zone with --tz, or write {_utc(text)}")
+        refuse(path, f"{asked!r} has no UTC offset", f"add its time zone with --tz, or write {_utc(text)}")
     try:
         local = datetime.fromisoformat(text)
     except ValueError as error:

@@ -14,7 +14,7 @@ import psycopg
 from psycopg import AsyncConnection, Connection
 from psycopg.pq import TransactionStatus
 
-from tidewheel.errors import AttemptOver, FieldError, InvalidInput
+from tidewheel.errors import AttemptOver, FieldError, InvalidInput, refuse
 from tidewheel.executor.outcome import Outcome, failed, serialize_result
 from tidewheel.postgres.session import Conn
 from tidewheel.postgres.session_kinds import use_async_connection, use_connection
@@ -114,7 +114,7 @@ def encode_result(result: object) -> bytes | None:
     outcome = serialize_result(result)
     if outcome.kind is not AttemptOutcome.SUCCEEDED:
         remedy = "return a value that pydantic can serialize to JSON, up to 64 KiB"
-        raise InvalidInput([FieldError("result", outcome.error_message or "", remedy)])
+        refuse("result", outcome.error_message or "", remedy)
     return outcome.result
 
 
@@ -133,4 +133,4 @@ def verify_completion(outcome: Outcome) -> Outcome:
 def _require_transaction(connection: Connection[object] | AsyncConnection[object]) -> None:
     if getattr(connection, "autocommit", False) and connection.pgconn.transaction_status == TransactionStatus.IDLE:
         problem, remedy = "is in autocommit mode, outside a transaction", "write `with connection.transaction():`"
-        raise InvalidInput([FieldError("connection", problem, remedy)])
+        refuse("connection", problem, remedy)

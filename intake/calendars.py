@@ -18,7 +18,7 @@ from functools import partial
 from typing import cast
 from uuid import UUID
 
-from tidewheel.errors import FieldError, InvalidInput, ScheduleRefused, Unavailable, UnknownCalendar
+from tidewheel.errors import FieldError, InvalidInput, ScheduleRefused, Unavailable, UnknownCalendar, refuse
 from tidewheel.intake.locks import JobRow, Locked, lock_jobs_by_id
 from tidewheel.intake.request import ReceivedRequest, accepted, rejected
 from tidewheel.intake.timers import TimerToPut, apply_overdue, put_timers
@@ -173,7 +173,7 @@ def delete_calendar(writing: Writing, received: ReceivedRequest) -> Reply:
         raise UnknownCalendar(tenant, name, _suggestion(name, _names(writing.connection, tenant)))
     for key, jobs in writing.read(_COUNT_CALENDAR_JOBS, tenant=tenant, name=name):
         problem = f"{jobs} jobs use it, {key!r} first" if jobs != 1 else f"the job {key!r} uses it"
-        raise InvalidInput([FieldError("name", problem, "remove it from the jobs, or delete them")])
+        refuse("name", problem, "remove it from the jobs, or delete them")
     writing.execute(_DELETE_CALENDAR, tenant=tenant, name=name)
     return accepted(received)
 

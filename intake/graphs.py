@@ -14,7 +14,7 @@ from datetime import datetime
 from typing import LiteralString, NamedTuple, cast
 from uuid import UUID
 
-from tidewheel.errors import FieldError, InvalidInput, Unavailable
+from tidewheel.errors import FieldError, InvalidInput, Unavailable, refuse
 from tidewheel.ids import job_id
 from tidewheel.intake.locks import RowLocked, try_lock
 from tidewheel.intake.request import ReceivedRequest
@@ -247,7 +247,7 @@ def _root(parents: Sequence[ParentSpec], received: ReceivedRequest, nodes: Mappi
         first, second = list(roots.values())[:2]
         problem = f"{parents[first].job!r} and {parents[second].job!r} belong to different workflows"
         remedy = "a job has one root; let one root run after the other, or name only one of the parents"
-        raise InvalidInput([FieldError(f"{_PATH}.{second}.job", problem, remedy)])
+        refuse(f"{_PATH}.{second}.job", problem, remedy)
     return next(iter(roots), received.job_id)
 
 
@@ -275,8 +275,7 @@ def _ensure_acyclic(
             keys = {job: node.key for job, node in _read_nodes(writing, steps).items()}
             names = [keys[job] for job in reversed(steps)]
             path = " → ".join([*names, names[0]]) if len(names) <= 20 else f"{names[0]} → … → {names[-1]} → {names[0]}"
-            problem = f"would form a cycle: {path}"
-            raise InvalidInput([FieldError(f"{_PATH}.{place}.job", problem, "remove one of these edges")])
+            refuse(f"{_PATH}.{place}.job", f"would form a cycle: {path}", "remove one of these edges")
 
 
 def _ensure_one_root(writing: Writing, received: ReceivedRequest, below: set[UUID], root: UUID) -> None:
@@ -296,15 +295,13 @@ def _ensure_one_root(writing: Writing, received: ReceivedRequest, below: set[UUI
             f"{child!r} runs after this job and after {other.key!r}, so it would have two roots:"
             f" {new!r} and that of {other.key!r}"
         )
-        raise InvalidInput([FieldError("job.schedule", problem, "change the parents of that job first")])
+        refuse("job.schedule", problem, "change the parents of that job first")
 
 
 def _ensure_small(writing: Writing, root: UUID, moved: frozenset[UUID], added: Iterable[UUID]) -> None:
     [row] = writing.read(_COUNT_NODES, root=root, limit=MAX_NODES + 1)
     nodes = max(cast("tuple[int]", row)[0], 1) + len(moved - {root})
     if moved and nodes > MAX_NODES:
-        problem = f"the workflow would have {nodes} jobs; the limit is {MAX_NODES}"
-        raise InvalidInput([FieldError(_PATH, problem, _SPLIT)])
+        refuse(_PATH, f"the workflow would have {nodes} jobs; the limit is {MAX_NODES}", _SPLIT)
     if writing.read(_COUNT_CHILDREN, job_ids=uuids(added), limit=MAX_CHILDREN):
-        problem = f"a parent already has {MAX_CHILDREN} children, the limit of one job"
-        raise InvalidInput([FieldError(_PATH, problem, _SPLIT)])
+        refuse(_PATH, f"a parent already has {MAX_CHILDREN} children, the limit of one job", _SPLIT)

@@ -18,7 +18,7 @@ from datetime import datetime
 from typing import cast
 from uuid import UUID
 
-from tidewheel.errors import FieldError, InvalidInput, Refused, UnknownJob, VersionConflict
+from tidewheel.errors import FieldError, InvalidInput, Refused, UnknownJob, VersionConflict, refuse
 from tidewheel.intake.calendars import delete_all_overrides, lock_calendars, write_job_calendars
 from tidewheel.intake.graphs import children_of, drop_edges, outside_graphs
 from tidewheel.intake.locks import JobRow, Locked, lock_jobs, lock_jobs_by_id, lock_jobs_to_delete
@@ -308,7 +308,7 @@ def _target_version(received: ReceivedRequest, job: JobRow | None, earliest: int
     if not earliest <= request.version <= job.version:
         problem = f"there is no version {request.version} of {job.key!r}"
         remedy = f"write {earliest} to {job.version}" if earliest < job.version else "the job has no other version"
-        raise InvalidInput([FieldError("version", problem, remedy)])
+        refuse("version", problem, remedy)
     return request.version
 
 
@@ -316,7 +316,7 @@ def _submit(received: ReceivedRequest, stored: _StoredVersion | None, version: i
     """Return the submit of an earlier version's spec."""
     if stored is None:
         problem = f"version {version} of {received.key!r} no longer exists"
-        raise InvalidInput([FieldError("version", problem, "write another version, or submit the spec")])
+        refuse("version", problem, "write another version, or submit the spec")
     try:
         spec = stored_spec(stored.spec, stored.definition)
     except InvalidInput as refused:

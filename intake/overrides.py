@@ -78,8 +78,7 @@ class UpcomingOccurrences:
         if to == at:
             known = self.overrides.get(at)
             remedy = "undo the skip or the move with unskip" if known else "leave the occurrence as it is"
-            problem = f"{format_timestamp(to)} is already the occurrence's time"
-            refuse("to", problem, remedy)
+            refuse("to", f"{format_timestamp(to)} is already the occurrence's time", remedy)
         if to <= self.now:
             refuse("to", self._passed(to), "write a later time")
         if abs(to - at) > MAX_MOVE:
@@ -94,8 +93,7 @@ class UpcomingOccurrences:
         """
         known = self.overrides.get(at)
         if known is None:
-            problem = f"{format_timestamp(at)} is not skipped or moved, or has passed"
-            refuse("at", problem, self._overridden())
+            refuse("at", f"{format_timestamp(at)} is not skipped or moved, or has passed", self._overridden())
         self._ensure_not_fired(known)
         return None if at > self.now else Override(at, self.now)
 
@@ -120,8 +118,7 @@ class UpcomingOccurrences:
     def _ensure_not_fired(self, known: Override) -> None:
         if known.moved_to is not None and known.moved_to <= self.now:
             moved = f"{format_timestamp(known.scheduled_at)} was moved to {format_timestamp(known.moved_to)}"
-            problem = f"{moved}, which has passed"
-            refuse("at", problem, "cancel its run, or name an upcoming occurrence")
+            refuse("at", f"{moved}, which has passed", "cancel its run, or name an upcoming occurrence")
 
     def _passed(self, instant: datetime) -> str:
         return f"{format_timestamp(instant)} has passed; the database's clock is at {format_timestamp(self.now)}"

@@ -18,7 +18,7 @@ from datetime import datetime, timedelta
 from typing import NamedTuple, cast
 from uuid import UUID
 
-from tidewheel.errors import FieldError, InvalidInput, UnknownJob, refuse
+from tidewheel.errors import InvalidInput, UnknownJob, refuse
 from tidewheel.ids import JobId, RunId, dedupe_id, run_id
 from tidewheel.intake.request import ReceivedRequest, accepted, rejected
 from tidewheel.intake.writing import Writing
@@ -169,7 +169,7 @@ def _instant(request: JobTrigger, now: datetime) -> datetime:
         return now + (request.delay or timedelta(0))
     if request.run_at > now + LONGEST_DELAY:
         problem = f"{request.run_at.isoformat()} is more than {LONGEST_DELAY.days} days ahead"
-        raise InvalidInput([FieldError("run_at", problem, "submit a job with a `once` schedule instead")])
+        refuse("run_at", problem, "submit a job with a `once` schedule instead")
     return max(request.run_at, now)  # a past instant means now
 
 

@@ -27,7 +27,7 @@ from tidewheel.control.api.openapi import add_route, body_of
 from tidewheel.control.api.problems import NotReady
 from tidewheel.control.api.request_input import MAX_REPORT_BYTES, read_document
 from tidewheel.control.api.workers import Turn, Workers, WorkerState
-from tidewheel.errors import FieldError, InvalidInput, Unavailable
+from tidewheel.errors import Unavailable, refuse
 from tidewheel.jobs.requests import RunComplete, RunHeartbeat
 from tidewheel.migrations.stored_schemas import find_schema
 from tidewheel.postgres.statements import Statements
@@ -86,16 +86,15 @@ class TaskTokensApi:
         token = bearer(request)
         document: dict[str, object] = dict(body)
         if token is not None and document.setdefault("token", token) != token:
-            raise InvalidInput([FieldError("token", "differs from the token in the header", "send it once")])
+            refuse("token", "differs from the token in the header", "send it once")
         named = self.installation.task_tokens.read(str(document.get("token", "")))
         if named is None:
             detail = "send the attempt's task token unchanged, as bearer token or as `token` in the body"
             raise HTTPException(HTTPStatus.UNAUTHORIZED, detail, {"WWW-Authenticate": "Bearer"})
         if document.setdefault("type", kind) != kind:
-            raise InvalidInput([FieldError("type", f"this route accepts only {kind}", "leave it out")])
+            refuse("type", f"this route accepts only {kind}", "leave it out")
         if named[0] != request.path_params["run_id"]:
-            problem = "does not belong to the run in the URL"
-            raise InvalidInput([FieldError("token", problem, "correct the URL")])
+            refuse("token", "does not belong to the run in the URL", "correct the URL")
         return document
 
 

@@ -19,7 +19,7 @@ import psycopg
 
 from tidewheel.audit import Door, process_actor
 from tidewheel.control.client.connection import Connection
-from tidewheel.errors import FieldError, InvalidInput, Unavailable, UndecodableMessage, UnknownJob
+from tidewheel.errors import FieldError, InvalidInput, Unavailable, UndecodableMessage, UnknownJob, refuse
 from tidewheel.intake.apply import apply_requests
 from tidewheel.intake.new_jobs import load_jobs
 from tidewheel.intake.request import ReceivedRequest
@@ -328,10 +328,10 @@ def _incoming(content: bytes | Mapping[str, object], tenant: str) -> ReceivedReq
     job = read_object(content) if isinstance(content, bytes) else content
     if isinstance(job.get("jobs"), list) and "key" not in job:
         remedy = "write the list itself, without `jobs:`: each element is a job with its key, schedule and target"
-        raise InvalidInput([FieldError("job.jobs", "a file of jobs is a list", remedy)])
+        refuse("job.jobs", "a file of jobs is a list", remedy)
     received = ReceivedRequest(own_request({"type": "job.submit", "tenant": tenant, "job": job}))
     if received.key is None:
-        raise InvalidInput([FieldError("key", "is missing", "add a key, so that the job is recognized next time")])
+        refuse("key", "is missing", "add a key, so that the job is recognized next time")
     return received
 
 

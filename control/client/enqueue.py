@@ -15,16 +15,7 @@ from uuid import UUID
 
 from psycopg import AsyncConnection, Connection
 
-from tidewheel.errors import (
-    FieldError,
-    InvalidInput,
-    Refused,
-    StaleToken,
-    TenantDeleted,
-    Unavailable,
-    UnknownJob,
-    UnknownRun,
-)
+from tidewheel.errors import FieldError, Refused, StaleToken, TenantDeleted, Unavailable, UnknownJob, UnknownRun, refuse
 from tidewheel.ids import RunId
 from tidewheel.intake.apply import apply_requests
 from tidewheel.intake.request import ReceivedRequest
@@ -205,8 +196,7 @@ def _columns(received: ReceivedRequest) -> dict[str, object]:
     assert isinstance(request, JobTrigger)  # noqa: S101 - by `trigger_document`
     payload = request.carried
     if payload is not None and payload.content_type != JSON_CONTENT:
-        remedy = "give a JSON value, or use a psycopg connection"
-        raise InvalidInput([FieldError("payload", "this driver cannot send bytes", remedy)])
+        refuse("payload", "this driver cannot send bytes", "give a JSON value, or use a psycopg connection")
     order, dedupe = request.ordering_key, request.dedupe
     return {
         **{name: getattr(request, name) for name in _FIELDS},

@@ -99,8 +99,7 @@ def without(job: Mapping[str, object], paths: list[str]) -> dict[str, object]:
     for path in paths:
         first, _, rest = path.partition(".")
         if first not in changed or (rest and as_object(changed[first]) is None):
-            problem = f"the job does not set {path!r}"
-            refuse("--unset", problem, f"name one of its fields: {', '.join(changed)}")
+            refuse("--unset", f"the job does not set {path!r}", f"name one of its fields: {', '.join(changed)}")
         value = changed.pop(first)
         if rest:
             changed[first] = without(as_object(value) or {}, [rest])

@@ -13,7 +13,7 @@ from hashlib import sha256
 from psycopg.rows import class_row
 
 from tidewheel.control.reads.stored import read_definition, read_stored_json
-from tidewheel.errors import FieldError, InvalidInput, UnknownJob
+from tidewheel.errors import UnknownJob, refuse
 from tidewheel.ids import job_id
 from tidewheel.jobs.http_values import without_literal_credentials
 from tidewheel.jobs.payload import JSON_CONTENT
@@ -76,8 +76,7 @@ def _read_rows(connection: Conn, tenant: str, key: str, numbers: Sequence[int]) 
     missing = [number for number in numbers if number not in rows]
     if missing:
         newest = versions(connection, tenant, key, limit=1)[0].number
-        problem = f"job {key!r} has no version {missing[0]}"
-        raise InvalidInput([FieldError("version", problem, f"write 1 to {newest}")])
+        refuse("version", f"job {key!r} has no version {missing[0]}", f"write 1 to {newest}")
     return [rows[number] for number in numbers]
 
 

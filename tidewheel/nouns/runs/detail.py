@@ -17,7 +17,7 @@ from psycopg.rows import class_row
 
 from tidewheel.control.reads.stored import documents_as, read_definition
 from tidewheel.control.reads.waits import read_waits
-from tidewheel.errors import FieldError, InvalidInput, UnknownRun
+from tidewheel.errors import UnknownRun, refuse
 from tidewheel.jobs.payload import JSON_CONTENT
 from tidewheel.jobs.values import RESERVED
 from tidewheel.nouns.operation import Call
@@ -289,5 +289,5 @@ def read_logs(call: Call, run_id: UUID, attempt: int | None = None, *, after: in
         pieces += page
     if attempt is not None and not 1 <= attempt <= reader.newest:
         problem = f"there is no attempt {attempt}; the newest is {reader.newest}"
-        raise InvalidInput([FieldError("attempt", problem, "leave it out to read all attempts")])
+        refuse("attempt", problem, "leave it out to read all attempts")
     return pieces
