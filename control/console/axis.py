@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, time, timedelta, tzinfo
 from enum import StrEnum
+from typing import NamedTuple
 
 LEAST_SPAN = timedelta(minutes=2)
 """The shortest time that a link zooms to."""
@@ -30,8 +31,7 @@ class Window(StrEnum):
     QUARTER = "90d"
 
 
-@dataclass(frozen=True, slots=True)
-class _Bins:
+class _Bins(NamedTuple):
     """The bins of a window.
 
     Args:
@@ -69,8 +69,7 @@ _GRID = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Tick:
+class Tick(NamedTuple):
     """A mark below the axis.
 
     Args:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
-from typing import ClassVar, TypeVar
+from typing import ClassVar, NamedTuple, TypeVar
 from uuid import UUID
 
 from starlette.requests import Request
@@ -48,8 +48,7 @@ class FleetQuery(TenantQuery):
     find: Text | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
+class Row(NamedTuple):
     """An executor with its runs.
 
     Args:
@@ -66,14 +65,8 @@ class Row:
     is_stuck: bool
     is_unusual: bool
 
-    @property
-    def share(self) -> int:
-        """Its busy slots in percent."""
-        return min(round(100 * self.busy / max(self.executor.slots, 1)), 100)
 
-
-@dataclass(frozen=True, slots=True)
-class Group:
+class Group(NamedTuple):
     """Executors of one release and the same queues."""
 
     version: str | None

@@ -6,7 +6,6 @@ not start. All rows of a grid have the same cells, so that one line of now runs 
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import datetime, timedelta
 from itertools import groupby
 from typing import NamedTuple, TypeVar
@@ -44,8 +43,7 @@ class Pitch(NamedTuple):
 LIST, OVERVIEW, GRID = Pitch(6, 2, 15, 26), Pitch(9, 2, 14, 26), Pitch(13, 3, 14, 24)
 
 
-@dataclass(frozen=True, slots=True)
-class Strip:
+class Strip(NamedTuple):
     """The row of a job: its cells as text, its runs by letter and in words, paths with their classes."""
 
     cells: str

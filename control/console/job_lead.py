@@ -100,10 +100,7 @@ def read_lead(connection: Connection, caller: Caller, job: JobDetail, seen: Seen
     if found is None and (found := _overdue(seen)) is None and streak is not None:
         found = _failing(job, streak, _changes(connection, caller.tenant, job, streak))
     found = found or _skipping(job, seen) or waits or Lead(_plain(seen))
-    summary = job.summary
-    ahead = None if job.error or summary.paused or job.freezes else summary.next_at
-    next_at = ahead if ahead is not None and ahead > seen.now else None
-    coming = "" if next_at else _coming(job, seen)
+    coming, next_at = _coming(job, seen)
     return found._replace(answer=f"{found.answer} {coming}".rstrip(), next_at=next_at)
 
 
@@ -289,16 +286,17 @@ def _outcomes(seen: Seen, well: str) -> str:
     return "The last run succeeded." if good == 1 else well.format(number(good, at_least=len(latest) >= LATEST))
 
 
-def _coming(job: JobDetail, seen: Seen) -> str:
-    summary = job.summary
+def _coming(job: JobDetail, seen: Seen) -> tuple[str, datetime | None]:
+    """Return what comes in words, or the next instant."""
+    next_at = job.summary.next_at
     if job.error is not None:
-        return ""
-    if summary.paused:
-        return "" if seen.resumption is None else " ".join(seen.resumption.words)
-    if job.freezes and summary.next_at is not None:
-        return "A freeze holds the job: nothing fires until the thaw."
-    if summary.next_at is not None:
-        return "Due now."
-    if summary.kind == "manual":
-        return "The job runs only when triggered."
-    return "" if seen.coming is None else seen.coming.words
+        return "", None
+    if job.summary.paused:
+        return "" if seen.resumption is None else " ".join(seen.resumption.words), None
+    if next_at is not None and job.freezes:
+        return "A freeze holds the job: nothing fires until the thaw.", None
+    if next_at is not None:
+        return ("", next_at) if next_at > seen.now else ("Due now.", None)
+    if job.summary.kind == "manual":
+        return "The job runs only when triggered.", None
+    return "" if seen.coming is None else seen.coming.words, None

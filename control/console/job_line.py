@@ -6,8 +6,8 @@ scale.
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from datetime import datetime, timedelta
+from typing import NamedTuple
 
 from tidewheel.control.console.axis import LEAST_SPAN, Axis, Tick
 from tidewheel.control.console.tide import Bar, Size
@@ -33,8 +33,7 @@ _RETRIES = 4
 _UNFIRED = {OccurrenceOutcome.WILL_BE_EXCLUDED, OccurrenceOutcome.WILL_BE_SKIPPED, OccurrenceOutcome.WILL_BE_MOVED}
 
 
-@dataclass(frozen=True, slots=True)
-class Mark:
+class Mark(NamedTuple):
     """A bar, or the middle of a lozenge in percent; a dot is a further attempt."""
 
     words: str
@@ -45,8 +44,7 @@ class Mark:
     dots: Sequence[float] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Line:
+class Line(NamedTuple):
     """The drawing; pauses are hatched grounds, and the place of now is None if it is outside."""
 
     size: Size

@@ -15,10 +15,14 @@ from tidewheel.control.api.authorization import Caller
 from tidewheel.control.api.request_input import TenantQuery
 from tidewheel.control.client.connection import Connection
 from tidewheel.control.console.axis import Axis, Window, axis
+from tidewheel.control.console.grid import OVERVIEW
+from tidewheel.control.console.jobs import in_order, row_of
 from tidewheel.control.console.tide import NARROW, WIDE, Counts, Span, sentence, tide
 from tidewheel.control.console.urls import Urls
 from tidewheel.control.console.view import Failed, View, page_now, part, part_of, read_filters
 from tidewheel.control.console.words import agreed, counted
+from tidewheel.control.explain.month import job_bins
+from tidewheel.control.reads.causes import Need
 from tidewheel.control.reads.now import Now, read_now_of
 from tidewheel.control.reads.workload import (
     ActivityFigures,
@@ -31,7 +35,7 @@ from tidewheel.control.reads.workload import (
 from tidewheel.control.words import duration
 from tidewheel.jobs.values import format_timestamp
 from tidewheel.nouns.freezes.reads import frozen_spans
-from tidewheel.nouns.jobs.reads import list_jobs
+from tidewheel.nouns.jobs.reads import jobs_of, list_jobs
 from tidewheel.nouns.runs.model import PageFilter
 from tidewheel.nouns.runs.reads import list_runs
 from tidewheel.runs import FINAL
@@ -39,6 +43,7 @@ from tidewheel.runs import FINAL
 _NEEDS = 5
 _SMALLER = 6  # further needs in one line
 _BACKLOGS = 8
+_JOBS = 12  # of the grid
 _HOUR = timedelta(hours=1)
 _LATEST = 20  # runs, among which one has ended unless the installation is new
 _WINDOWS = (Window.HOUR, Window.SIX_HOURS, Window.DAY, Window.WEEK)
@@ -79,10 +84,11 @@ class OverviewPage:
         here, open_runs, figures = (found, found, found) if isinstance(found, Failed) else found
         upcoming = part_of(connection, read_upcoming, caller.tenant, self.shards, ahead)
         steps = part(lambda: _steps(connection, caller, figures))
+        needs = here.findings if isinstance(here, Now) else ()
+        grid = part(lambda: _grid(connection, caller, needs, axis(Window(query.window), now, grid=True)))
         spans = part_of(connection, frozen_spans, caller.tenant, along.begin, along.now)
         frozen = () if isinstance(spans, Failed) else spans
-        needs = here.findings if isinstance(here, Now) else ()
-        failed = [each for each in (here, open_runs, figures, upcoming, steps) if isinstance(each, Failed)]
+        failed = [each for each in (here, open_runs, figures, upcoming, steps, grid) if isinstance(each, Failed)]
         running = here.running if isinstance(here, Now) else 0
         backlogs = open_runs.backlogs if isinstance(open_runs, OpenRuns) else ()
         return View(
@@ -97,7 +103,7 @@ class OverviewPage:
                 "late": _late(along, figures, query.stage), "waiting": sum(each.count for each in backlogs),
                 "backlogs": backlogs[:_BACKLOGS], "left_out": len(backlogs) - _BACKLOGS,
                 "most_waiting": max((each.count for each in backlogs[:_BACKLOGS]), default=1),
-                "since": format_timestamp(along.begin), "upcoming": upcoming,
+                "since": format_timestamp(along.begin), "upcoming": upcoming, "grid_of_jobs": grid,
             }
         )  # fmt: skip
 
@@ -114,6 +120,18 @@ class OverviewPage:
                 lambda: read_now_of(reading, tenant, self.shards, fleet, sees_slots=sees, as_of=now, open_runs=found)
             )
             return here, found, figures
+
+
+def _grid(connection: Connection, caller: Caller, needs: Sequence[Need], along: Axis) -> Mapping[str, object]:
+    """Return the grid of a dozen jobs: those that fail, the most harm first, then the first by key."""
+    failing = [need.job_id for need in needs if need.job_id is not None][:_JOBS]
+    with connection.snapshot() as reading:
+        others = list_jobs(reading, caller.tenant, limit=_JOBS).jobs
+        found = {job.job_id: job for job in (*jobs_of(reading, caller.tenant, failing), *others)}
+        jobs = list(found.values())[:_JOBS]
+        bins = job_bins(reading, jobs, along.edges, along.behind)
+    rows = in_order([row_of(job, bins[job.job_id], OVERVIEW, along.now) for job in jobs])
+    return {"rows": rows, "along": along, "pitch": OVERVIEW}
 
 
 def _steps(connection: Connection, caller: Caller, figures: ActivityFigures | Failed) -> Mapping[str, bool]:
@@ -161,9 +179,11 @@ def _late(along: Axis, figures: ActivityFigures | Failed, stage: str) -> object:
         return figures
     found = [(each.stages or {}).get(stage) for each in figures.bins]
     p50, p99 = ([None if each is None else getattr(each, name) for each in found] for name in ("p50", "p99"))
-    whole = (figures.stages or {}).get(stage)
-    half, most = (None, None) if whole is None else (whole.p50, whole.p99)
-    return {"lines": lateness_lines(along, p50, p99), "words": lateness_sentence(STAGES[stage], half, most)}
+    whole, words = (figures.stages or {}).get(stage), "no run in this window."
+    if whole is not None and whole.p50 is not None and whole.p99 is not None:
+        half, most = (duration(timedelta(seconds=each)) for each in (whole.p50, whole.p99))
+        words = f"half of the runs within {half}, 99 of 100 within {most}."
+    return {"lines": lateness_lines(along, p50, p99), "words": f"Lateness, {STAGES[stage]}: {words}"}
 
 
 def _title(here: Now | Failed, steps: Mapping[str, bool] | Failed, failed: Sequence[Failed], *, sees_all: bool) -> str:
@@ -204,14 +224,6 @@ def lateness_lines(along: Axis, p50: Sequence[float | None], p99: Sequence[float
     rules = [(y(10.0**power), duration(timedelta(seconds=10.0**power))) for power in range(low, high + 1)]
     half, most = ([None if each is None else y(each) for each in values] for values in (p50, p99))
     return Lines(height, _path(half, step), _path(most, step), rules)
-
-
-def lateness_sentence(stage: str, p50: float | None, p99: float | None) -> str:
-    """Return the sentence of a plot of lateness, by the quantiles of its whole window."""
-    if p50 is None or p99 is None:
-        return f"Lateness, {stage}: no run in this window."
-    half, most = (duration(timedelta(seconds=each)) for each in (p50, p99))
-    return f"Lateness, {stage}: half of the runs within {half}, 99 of 100 within {most}."
 
 
 def _path(heights: Sequence[float | None], step: float) -> str:

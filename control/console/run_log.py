@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
 from itertools import islice
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 from uuid import UUID
 
 from fastapi.security import SecurityScopes
@@ -44,8 +44,7 @@ _ESCAPE = re.compile(
 _PARAMETERS = 32  # of one sequence: more are ignored
 
 
-@dataclass(frozen=True, slots=True)
-class Line:
+class Line(NamedTuple):
     """A line, numbered from the first byte that is stored; open while the attempt may still add to it."""
 
     number: int
@@ -55,8 +54,7 @@ class Line:
     is_open: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Log:
+class Log(NamedTuple):
     """The output of an attempt, or what it has written since a part of it was read.
 
     Args:
@@ -98,8 +96,7 @@ def log_of(piece: LogPiece, *, after: int = 0, first: int = 1, is_over: bool = T
     return Log(piece.attempt, lines, dropped, left_out, end, first + len(given) - is_open)
 
 
-@dataclass(frozen=True, slots=True)
-class Span:
+class Span(NamedTuple):
     """Text in one colour; None is the page's ink."""
 
     text: str

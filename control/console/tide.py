@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from itertools import pairwise
+from typing import NamedTuple
 
 from tidewheel.control.console.axis import Axis, Tick
 from tidewheel.control.console.words import counted, number
@@ -74,8 +75,7 @@ class Counts:
         return ", ".join(f"{value:,} {name.replace('_', ' ')}" for name, value in named.items() if value)
 
 
-@dataclass(frozen=True, slots=True)
-class Bar:
+class Bar(NamedTuple):
     """A rectangle: `x` and `width` in percent, `y` and `height` in pixels."""
 
     family: str
@@ -85,8 +85,7 @@ class Bar:
     height: float
 
 
-@dataclass(frozen=True, slots=True)
-class Column:
+class Column(NamedTuple):
     """One bin with something in it; the middle of its lozenge is along the axis and from the top."""
 
     at: datetime
@@ -97,8 +96,7 @@ class Column:
     diamond: tuple[float, float] | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Tide:
+class Tide(NamedTuple):
     """A tide line.
 
     Args:

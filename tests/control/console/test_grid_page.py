@@ -1,5 +1,6 @@
 """The grid of jobs as a page: order, window, samples of busy jobs, cells by pointer and by keys."""
 
+import re
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from http import HTTPStatus
@@ -50,6 +51,21 @@ def test_grid_has_the_worst_jobs_first_and_links_keep_its_window(pages: ApiClien
     refused = pages.get("/jobs?view=grid&window=5m")
     assert refused.status_code == HTTPStatus.UNPROCESSABLE_ENTITY
     assert "window" in refused.text
+
+
+def test_overview_has_a_dozen_jobs_of_which_those_that_fail_are_first(
+    pages: ApiClient, clocked: ClockedDatabase
+) -> None:
+    assert 'class="cards grid"' not in shown(pages, "/")
+    keys = [f"job-{number:02}" for number in range(20)]
+    for key in keys:
+        submit(clocked, key, retry={"max_attempts": 1})
+    for key in ("job-18", "job-19", "job-19"):
+        failed(clocked, key)
+    page = shown(pages, "/?window=6h")
+    assert re.findall(r'<tr data-key="[^"]+" data-job="([^"]+)"', page) == ["job-19", "job-18", *keys[:10]]
+    assert 'data-cells="-*59 b2 -*12"' in page
+    assert 'href="/jobs?view=grid&amp;window=6h"' in page
 
 
 def test_bins_ahead_are_due_unless_the_timer_leaves_them_out_or_rests(

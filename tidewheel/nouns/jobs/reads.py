@@ -87,6 +87,12 @@ def list_jobs(
     )
 
 
+def jobs_of(connection: Conn, tenant: str, job_ids: Sequence[UUID]) -> list[JobSummary]:
+    """Return these jobs of a tenant as lists show them, in the order of their keys."""
+    rows = read_rows(connection, documents_as(JobSummary), _LIST_JOBS, {"job_ids": list(job_ids)})
+    return [_summary(connection, tenant, row) for row in rows]
+
+
 def list_children(connection: Conn, tenant: str, key: str, *, limit: int) -> list[str]:
     """Return the keys of the first jobs that follow a job in its workflow."""
     columns = {"job_id": job_id(tenant, key), "limit": limit}
