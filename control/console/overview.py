@@ -4,6 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
+from functools import partial
 from itertools import pairwise
 from typing import ClassVar, Literal, NamedTuple
 
@@ -19,7 +20,7 @@ from tidewheel.control.console.grid import OVERVIEW
 from tidewheel.control.console.jobs import in_order, row_of
 from tidewheel.control.console.tide import NARROW, WIDE, Counts, Span, sentence, tide
 from tidewheel.control.console.urls import Urls
-from tidewheel.control.console.view import Failed, View, page_now, part, part_of, read_filters
+from tidewheel.control.console.view import Failed, View, in_snapshot, page_now, part, part_of, read_filters
 from tidewheel.control.console.words import agreed, counted
 from tidewheel.control.explain.month import job_bins
 from tidewheel.control.reads.causes import Need
@@ -83,11 +84,11 @@ class OverviewPage:
         found = part(lambda: self._present(connection, caller, along, Stage[query.stage.upper()]))
         here, open_runs, figures = (found, found, found) if isinstance(found, Failed) else found
         upcoming = part_of(connection, read_upcoming, caller.tenant, self.shards, ahead)
-        steps = part(lambda: _steps(connection, caller, figures))
         needs = here.findings if isinstance(here, Now) else ()
         grid = part(lambda: _grid(connection, caller, needs, axis(Window(query.window), now, grid=True)))
         spans = part_of(connection, frozen_spans, caller.tenant, along.begin, along.now)
         frozen = () if isinstance(spans, Failed) else spans
+        steps = grid if isinstance(grid, Failed) else part(partial(_steps, connection, caller, figures, grid))
         failed = [each for each in (here, open_runs, figures, upcoming, steps, grid) if isinstance(each, Failed)]
         running = here.running if isinstance(here, Now) else 0
         backlogs = open_runs.backlogs if isinstance(open_runs, OpenRuns) else ()
@@ -134,14 +135,15 @@ def _grid(connection: Connection, caller: Caller, needs: Sequence[Need], along: 
     return {"rows": rows, "along": along, "pitch": OVERVIEW}
 
 
-def _steps(connection: Connection, caller: Caller, figures: ActivityFigures | Failed) -> Mapping[str, bool]:
+def _steps(
+    connection: Connection, caller: Caller, figures: ActivityFigures | Failed, grid: Mapping[str, object]
+) -> Mapping[str, bool]:
     """Return which of the first steps of an installation are done."""
     if isinstance(figures, ActivityFigures) and any(each.succeeded or each.failed for each in figures.bins):
         return {"job": True, "run": True, "ended": True}
-    with connection.snapshot() as reading:
-        jobs = list_jobs(reading, caller.tenant, limit=1).jobs
-        runs = list_runs(reading, caller.tenant, PageFilter(), limit=_LATEST).runs if jobs else ()
-    return {"job": bool(jobs), "run": bool(runs), "ended": any(run.status in FINAL for run in runs)}
+    page = in_snapshot(connection, list_runs, caller.tenant, PageFilter(), limit=_LATEST) if grid["rows"] else None
+    runs = page.runs if page else ()
+    return {"job": bool(grid["rows"]), "run": bool(runs), "ended": any(run.status in FINAL for run in runs)}
 
 
 def _plot(

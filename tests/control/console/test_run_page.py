@@ -2,6 +2,8 @@
 
 import html
 import re
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from datetime import timedelta
 from http import HTTPStatus
@@ -184,7 +186,14 @@ def rows_of(page: str) -> list[tuple[str, str, str]]:
     rows = re.findall(
         r'<tr class="(\w+)[^"]*"><td class="nowrap">(.*?)</td>.*?<td class="number words">(.*?)</td>', table, re.DOTALL
     )
-    return [(shape, *(html.unescape(re.sub("<[^>]+>", "", each)) for each in rest)) for shape, *rest in rows]
+    plain = [[html.unescape(re.sub("<[^>]+>", "", str(each))) for each in row] for row in rows]
+    return [(shape, name, words) for shape, name, words in plain]
+
+
+def in_thread(act: Callable[[], None]) -> None:
+    """Act on a thread of its own: a browser that runs has a loop on this one, which steps must not block."""
+    with ThreadPoolExecutor(1) as threads:
+        threads.submit(act).result()
 
 
 def test_steps_and_log_lines_are_at_their_times_in_their_attempts(pages: ApiClient) -> None:
@@ -193,9 +202,13 @@ def test_steps_and_log_lines_are_at_their_times_in_their_attempts(pages: ApiClie
 
     def act(started: Started, checkpoint: bytes | None, name: str, *, fails: bool) -> bytes:
         context, wire = wired(attempt=started.attempt, _checkpoint=checkpoint)
-        with suppress(ZeroDivisionError):
-            context.step("<b>charge", dict)
-            context.step(name, lambda: 1 // (not fails))
+
+        def steps() -> None:
+            with suppress(ZeroDivisionError):
+                context.step("<b>charge", dict)
+                context.step(name, lambda: 1 // (not fails))
+
+        in_thread(steps)
         saved = [each for _, each in wire.told if each is not None][-1]
         with pages.database.transaction() as connection:
             save_progress(connection, [ProgressReport(started.run_id, started.attempt, EXECUTOR, checkpoint=saved)])
@@ -228,8 +241,12 @@ def test_long_wait_beside_steps_is_drawn_shorter_and_many_steps_are_one_row(page
     submit(pages.database, retry={"max_attempts": 3})
     first = begun(pages.database)
     context, wire = wired()
-    for number in range(30):
-        context.step(f"page-{number}", dict)
+
+    def steps() -> None:
+        for number in range(30):
+            context.step(f"page-{number}", dict)
+
+    in_thread(steps)
     with pages.database.transaction() as connection:
         report = ProgressReport(first.run_id, 1, EXECUTOR, checkpoint=wire.told[-2][1])
         save_progress(connection, [report])
@@ -250,7 +267,7 @@ def test_long_wait_beside_steps_is_drawn_shorter_and_many_steps_are_one_row(page
 def test_attempt_of_an_http_target_has_its_status_and_one_of_a_kafka_target_its_record(pages: ApiClient) -> None:
     results = {"http": b'{"status":204,"body":""}', "kafka": b'{"topic":"orders","partition":3,"offset":88}'}
     targets = {"http": {"type": "http", "url": "https://example.org/a"}, "kafka": {"type": "kafka", "topic": "orders"}}
-    words = {}
+    words = dict[str, str]()
     for kind, target in targets.items():
         submit(pages.database, kind, target=target)
         started = begun(pages.database, kind)
