@@ -48,5 +48,8 @@ def _return_to(site: Site, tree: Path, work: str) -> None:
 
 def _end_upgrade(site: Site) -> None:
     """Take the last steps of the changelog, after which nothing returns to the release before."""
+    # PostgreSQL is replaced at the same time, so processes cannot delete their rows, which `--post` refuses.
+    delete = f"DELETE FROM processes WHERE version = '{BEFORE.version}'"  # noqa: S608 - a version of this repository
+    site.run("exec", "-T", "postgres", "psql", "-U", "tidewheel", f"--command={delete}")
     site.run("run", "--rm", "-T", "migrate", "migrate", "--post")
     site.tidewheel("api", "admin", "secrets", "rotate", "task-tokens")
