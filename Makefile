@@ -12,7 +12,7 @@ AHEAD := jars ruff mypy imports prose # of the tests, among which are the other 
 unexport PYTHONDONTWRITEBYTECODE  # else each of the many processes compiles all modules: 24 s to collect, not 8
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo fmt check $(CHECKS) jars test test-unit test-long test-all faults proof containers kubernetes up down bench docs site wheel wheel-check sbom
+.PHONY: help setup demo fmt check $(CHECKS) jars test test-unit test-long test-all faults proof containers kubernetes up down bench docs site wheel wheel-check sbom release
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "%-12s %s\n", $$1, $$2 }'
@@ -74,7 +74,7 @@ faults: $(STAMP) ## The tests that kill, pause and cut; every fault under load, 
 proof: $(STAMP) ## Compare recurrence with a brute-force evaluator, every zone, 1970-2040
 	TIDEWHEEL_PROOF=full $(PYTEST) -s tests/schedules/test_proof.py
 
-containers: $(STAMP) ## Run the Compose file in containers, kill each under load; needs root: about ten minutes
+containers: $(STAMP) ## Run the Compose files in containers, kill, fail over, upgrade from 0.1.0; needs root: 12 minutes
 	$(BIN)/python -m tools.containers
 
 kubernetes: $(STAMP) ## Run the chart in a Kubernetes of one node, replace its pods under load; needs root
@@ -112,6 +112,10 @@ sbom: wheel ## List what a deployment installs, with versions and hashes, as Cyc
 	.venv-sbom/bin/pip install -q --disable-pip-version-check --require-hashes -r requirements/sbom.lock
 	.venv-sbom/bin/cyclonedx-py requirements --pyproject pyproject.toml --mc-type application --output-reproducible \
 	    --spec-version 1.6 --validate -o dist/tidewheel.cdx.json requirements/image.lock
+
+release: sbom ## Add notes, provenance and checksums to dist/; install it into an empty environment and run a job
+	$(BIN)/python -m tools.bench.figures --release
+	$(BIN)/python -m tools.release
 
 # Most of the 8,000 modules are never imported, so each is compiled when it is. The lock has all dependencies: pip check.
 $(STAMP): requirements/dev.lock pyproject.toml

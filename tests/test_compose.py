@@ -255,7 +255,7 @@ def test_image_has_the_version_and_a_python_of_the_package(services: dict[str, S
     assert labels["org.opencontainers.image.version"] == project["version"]
     assert labels["org.opencontainers.image.licenses"] == project["license"]
     assert services["migrate"]["image"] == f"tidewheel:{project['version']}"
-    [python] = [text.removeprefix("PYTHON_IMAGE=python:") for word, text in steps if word == "ARG"]
+    python = next(text.removeprefix("PYTHON_IMAGE=python:") for word, text in steps if word == "ARG")
     series = python.partition("-")[0]
     assert f"Programming Language :: Python :: {series}" in project["classifiers"]
 

@@ -8,6 +8,7 @@ import signal
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from tempfile import gettempdir, mkdtemp
 
@@ -17,8 +18,10 @@ from confluent_kafka import KafkaException
 
 from tidewheel.errors import StackError, TidewheelError
 from tools.containers.engine import PACKAGES, Engine, check_machine
-from tools.containers.images import build_images, compose_program
-from tools.containers.trial import PORTS, Row, Site, compose_site, deployed_site, run_compose, run_deployed
+from tools.containers.images import build_before, build_images, build_prometheus, check_before, compose_program
+from tools.containers.site import Row, Site
+from tools.containers.trial import PORTS, compose_site, deployed_site, run_compose, run_deployed
+from tools.containers.upgrade import run_upgrade
 
 _END_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _INTERRUPTED = 130  # as in shells: 128 + SIGINT
@@ -50,6 +53,7 @@ def _interrupt(number: int, frame: object) -> None:
 def run_it() -> int:
     """Run the trials of the Compose files, and return the exit code."""
     check_machine("make containers", PACKAGES, PORTS)
+    check_before()
     compose = compose_program()
     faults: list[str] = []
     with ExitStack() as undo:
@@ -57,8 +61,12 @@ def run_it() -> int:
         undo.callback(shutil.rmtree, folder, ignore_errors=True)
         engine = undo.enter_context(Engine(folder))
         build_images(engine)
+        build_prometheus(engine)
+        tree = folder / "before"
+        work = build_before(engine, tree)
         faults += _try(run_compose, compose_site(engine, compose, folder / "compose"))
         faults += _try(run_deployed, deployed_site(engine, compose, folder / "deployed"))
+        faults += _try(partial(run_upgrade, tree, work), compose_site(engine, compose, folder / "upgrade"))
     return report(faults, "passed: no trigger was lost, no run was completed twice")
 
 

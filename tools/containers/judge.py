@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import psycopg
 
-from tools.containers.load import Completions, Load, open_console
+from tools.containers.load import Completions, Load
 from tools.containers.progress import step, wait_for
 
 _SETTLE_SECONDS = 300.0  # longer than the lease of a killed executor and all retries
@@ -35,8 +35,6 @@ def run_under_load(
             load.submit_jobs()
             load.start()
             _see_more(load, seen, 100, "at first")
-        with step("sign in to the console, read a page"):
-            open_console(at.api, key)
         for what, change in changes.items():
             with step(f"{what}, see further runs completed"):
                 change()

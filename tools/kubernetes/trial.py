@@ -15,6 +15,7 @@ from tidewheel.errors import StackError
 from tools.containers.__main__ import guarded, report
 from tools.containers.images import ROOT
 from tools.containers.judge import Addresses, run_under_load
+from tools.containers.load import open_console
 from tools.containers.progress import step
 from tools.kubernetes.node import RECIPES, Node
 from tools.kubernetes.programs import compile_programs
@@ -43,7 +44,7 @@ class Trial:
         faults = run_under_load(
             at,
             key,
-            self._changes(),
+            {"sign in to the console, read a page": partial(open_console, at.api, key), **self._changes()},
             lambda: self._node.tidewheel("api", "admin", "audit", "--from", began.isoformat(), "--completions"),
         )
         with psycopg.connect(at.database) as connection:
