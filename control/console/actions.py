@@ -55,8 +55,6 @@ class Field:
     Args:
         value: What it has at first; after a refusal, what was typed.
         help: A line below it.
-        options: The values of a choice, each with its words.
-        rows: The lines of a long text.
         upload: The kinds of files whose text the script puts into a long text; empty for none.
         button: Of a box: verb and object of the dialog's button while it is checked; empty if it changes neither.
     """
@@ -84,9 +82,6 @@ class Dialog:
         back: The address to go back to without the action.
         will: What happens, in at most three lines.
         stays: What does not.
-        sample: The first few things that it touches.
-        keep: The button that changes nothing.
-        danger: True if nothing can undo it.
         place: Its place in the rail.
         warnings: Errors that belong to no field.
     """

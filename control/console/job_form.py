@@ -55,10 +55,8 @@ class Typed:
     """The content of the page.
 
     Args:
-        key: The job; None for a new one.
         base: The version that the text was made from; 0 for a new job.
         if_version: The version that saving expects; 0 for none.
-        view: `form` or `json`.
         under: What the form lacks, as JSON text, if it is not that of the base.
         paste: The text of the field for schedules of others; `notes` are what it was read as.
         errors: What was refused, with paths from the job.

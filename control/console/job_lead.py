@@ -63,7 +63,6 @@ class Lead(NamedTuple):
         message: The text of the newest error, which is that of `run_id`.
         compared: Two versions whose comparison is the reason.
         wait: The wait whose remedy is the thing to do.
-        actions: The things to do, the best one first.
     """
 
     answer: str

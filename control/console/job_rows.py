@@ -39,9 +39,7 @@ class Row:
     Args:
         at: Its place: the instant, of a retry the time at which it ran, of a span the first instant.
         state: The state of the run, or `skipped`.
-        run_id: The run; None of a span.
         late: The time from its instant to the start of its first attempt, if it was written for that instant.
-        took: The time of its last attempt.
         words: The message, else the type of the error, else the reason.
         is_retry: True if it repeats another run.
     """

@@ -55,7 +55,6 @@ class Work:
     Args:
         state: `running`, `paused`, `finished`, `cancelled`; of a backfill of a deleted job `ending`.
         about: What it concerns, one phrase each.
-        total: None if that is not known.
         gone: How many others took; 0 while that is not known.
         kept: How many a cancelled redrive left as dead letters; 0 while that is not known.
         at_least: True if there may be more than `total`.
