@@ -33,6 +33,7 @@ STORED = {
     "control/restore/timers.py": "events that services published",
     "control/supervise/process.py": "log lines of our own services",
     "control/words.py": "a stored schedule, and text that the function itself has formatted",
+    "executor/log_lines.py": "a time that the pattern has matched",
     "executor/isolation/protocol.py": "messages of the worker process, which the executor wrote",
     "intake/group_requests.py": "an id of a request, which jobs/values.py has read",
     "relay/trace_sent.py": "keys and headers of outbox rows",

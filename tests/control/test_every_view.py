@@ -164,7 +164,7 @@ _COMMANDS: Mapping[str, tuple[tuple[str, ...], ...]] = {
 
 _NO_VIEWS: Mapping[str, str] = {
     "": "dev serve up down doctor env migrate apply", "service": "intake scheduler relay executor api",
-    "job": "create update release trigger backfill preview", "run": "cancel retry",
+    "job": "create update release trigger preview", "run": "cancel retry",
     "admin": "failover bench psql audit restore", "admin calendar": "put delete",
     "admin archive": "run list show verify restore forget",
     "admin tenant": "retention delete", "admin cron": "explain", "admin topics": "apply list",
@@ -342,7 +342,7 @@ READS: Mapping[str, tuple[object, ...]] = {
 """The reads of `Client` with their arguments; one that begins with a colon is each value of a parameter of paths."""
 
 _WRITES: Mapping[str, str] = {
-    "": "backfill close patch release run_later submit trigger trigger_deduped",
+    "": "close patch release run_later submit trigger trigger_deduped",
     "runs": "cancel cancel_all follow_logs retry retry_now wait", "works": "wait", "batches": "wait",
     "task_tokens": "complete fail heartbeat", "calendars": "delete put", "freezes": "preview_thaw",
     "tenants": "delete grant_role revoke_role",

@@ -15,6 +15,7 @@ PYTHON = {
     "control/doctor/database.py": "compares it with the database's",
     "executor/runners/http.py": "signatures: the other side's clock",
     "executor/runners/runner.py": "the date of a response without a Date",
+    "executor/context_parts.py": "times the steps of an attempt for the page of its run",
     "executor/context.py": "shows a handler its deadline; the executor uses durations",
     "tidewheel/testing/handlers.py": "when an attempt without a database pretends to be",
     "tidewheel/testing/stack.py": "first value of the clock of a test's database",
