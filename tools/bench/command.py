@@ -15,7 +15,7 @@ from typing import cast
 
 import psutil
 
-from tidewheel.clock import SystemClock
+from tidewheel.clock import SystemClock, monotonic_seconds
 from tidewheel.errors import refuse
 from tidewheel.process.logs import configure_logging
 from tools.bench.environment import Server, open_server
@@ -26,6 +26,7 @@ from tools.bench.registry import SCENARIOS
 from tools.interpreter import WITHOUT_PGO, read_build
 
 _ROUNDS = 5
+_LOOPS = 2_000_000
 _ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -109,11 +110,23 @@ def describe(server: Server) -> dict[str, object]:
             "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
             "system": f"{platform.system()} {platform.release()} {platform.machine()}",
             "load_before": psutil.getloadavg()[0],
+            "loop_ms": _loop_ms(),
         },
         "interpreter": asdict(read_build()),
         "versions": {"build": build, "python": platform.python_version()},
         "settings": settings,
     }
+
+
+def _loop_ms() -> float:
+    """Return the milliseconds of a fixed loop.
+
+    A hypervisor can slow a machine down without a trace in its other figures.
+    """
+    began = monotonic_seconds()
+    for _ in range(_LOOPS):
+        pass
+    return round((monotonic_seconds() - began) * 1000, 1)
 
 
 def words(found: Sequence[Line], about: Mapping[str, object]) -> list[str]:

@@ -104,6 +104,10 @@ def page(text: str, kept: Sequence[Line], current: str) -> str:
 def _rows(kept: Sequence[Line], current: str) -> Iterator[str]:
     found = {(line["scenario"], line["figure"]): line for line in kept}
     yield ""
+    if not kept:
+        yield "This build has no figures yet: none was measured on a machine that had its usual speed."
+        yield ""
+        return
     yield "| Figure | Shown, median [least to greatest] | Goal | CPU a run, µs | WAL a run, B | Build |"
     yield "| --- | ---: | ---: | ---: | ---: | --- |"
     for row in SHOWN:
