@@ -46,7 +46,7 @@ class Compared:
 
 def compare(pairs: Sequence[tuple[Document, Document]]) -> list[Compared]:
     """Compare every measure that both builds have in some pair. Either may lack fields that the other has."""
-    measured = [(_measures(new), _measures(old)) for new, old in pairs]
+    measured = [(_measures(new, old), _measures(old, new)) for new, old in pairs]
     found: list[Compared] = []
     for key in dict.fromkeys(key for first, _ in measured for key in first):
         both = [(first[key], last[key]) for first, last in measured if first.get(key) and last.get(key)]
@@ -56,12 +56,19 @@ def compare(pairs: Sequence[tuple[Document, Document]]) -> list[Compared]:
     return found
 
 
-def _measures(document: Document) -> dict[Measure, float]:
+def _measures(document: Document, other: Document) -> dict[Measure, float]:
+    """Return the measures of a document.
+
+    A broker that the other build does not see is no part of the total.
+    """
+    sees_broker = {_name_of(line) for line in other["results"] if "broker" in (line.get("cpu_us_per_run") or {})}
     found: dict[Measure, float] = {}
     for line in document["results"]:
         if line.get("shared_percent", 0.0) > SHARED_PERCENT:
             continue
-        cpu: Mapping[str, float] = line.get("cpu_us_per_run") or {}
+        cpu: dict[str, float] = {**(line.get("cpu_us_per_run") or {}), **(line.get("cpu_us_per_run_by_part") or {})}
+        if "broker" in cpu and _name_of(line) not in sees_broker:
+            cpu["total"] -= cpu.pop("broker")
         costs: dict[str, float | None] = {
             "value": line["median"],
             **{f"CPU µs a run: {name}": us for name, us in cpu.items()},
@@ -70,6 +77,10 @@ def _measures(document: Document) -> dict[Measure, float]:
         }
         found |= {(line["scenario"], line["figure"], name): cost for name, cost in costs.items() if cost is not None}
     return found
+
+
+def _name_of(line: Document) -> tuple[str, str]:
+    return line["scenario"], line["figure"]
 
 
 def turns(old: Path, pairs: int, arguments: Sequence[str]) -> list[tuple[Document, Document]]:

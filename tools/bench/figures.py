@@ -159,17 +159,22 @@ def _budget(line: Line) -> Iterator[str]:
 
 def current_page() -> str:
     """Return docs/performance.md with the kept figures."""
-    return page(PAGE.read_text(encoding="utf-8"), json.loads(KEPT.read_text(encoding="utf-8")), hot_path())
+    return page(PAGE.read_text(encoding="utf-8"), _read_kept(), hot_path())
+
+
+def _read_kept() -> list[Line]:
+    kept: list[Line] = json.loads(KEPT.read_text(encoding="utf-8"))
+    return kept
 
 
 def main(arguments: Sequence[str]) -> int:
     """Keep the figures of documents, and write the page; return 1 if a release may not have it."""
-    kept: list[Line] = json.loads(KEPT.read_text(encoding="utf-8"))
+    kept, current = _read_kept(), hot_path()
     for name in (each for each in arguments if each != "--release"):
         kept = keep(kept, json.loads(Path(name).read_text(encoding="utf-8")))
     KEPT.write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")
-    PAGE.write_text(current_page(), encoding="utf-8")
-    older = [line["figure"] for line in kept if line["hot_path"] != hot_path()]
+    PAGE.write_text(page(PAGE.read_text(encoding="utf-8"), kept, current), encoding="utf-8")
+    older = [line["figure"] for line in kept if line["hot_path"] != current]
     if "--release" in arguments and older:
         print(f"{len(older)} figures are of an older build: measure them by `make bench`", file=sys.stderr)
         return 1

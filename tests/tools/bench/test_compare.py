@@ -32,6 +32,15 @@ def test_cost_and_wal_are_compared_where_both_have_them() -> None:
     }
 
 
+def test_broker_that_one_build_alone_sees_is_no_part_of_the_total() -> None:
+    new = document(100, cpu_us_per_run={"relay": 10.0, "broker": 20.0, "total": 30.0})
+    old = document(100, cpu_us_per_run={"relay": 20.0, "total": 20.0})
+    found = {each.measure[2]: each.ratios for each in compare([(new, old)])}
+    assert found["CPU µs a run: total"] == [0.5]
+    both = {each.measure[2]: each.ratios for each in compare([(new, new)])}
+    assert both["CPU µs a run: broker"] == both["CPU µs a run: total"] == [1.0]
+
+
 def test_pair_that_shared_the_machine_is_left_out() -> None:
     pairs = [(document(110), document(100)), (document(20, shared_percent=30.0), document(100))]
     assert compare(pairs)[0].ratios == [1.1]
