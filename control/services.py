@@ -50,12 +50,15 @@ R = TypeVar("R")
 _STOP_SECONDS = 15.0  # beside the drain; half of what Kubernetes grants by default
 
 _WITH_TASK_TOKENS = ("intake", "executor", "api")  # each of them signs or reads task tokens
+_WITHOUT_SESSIONS = "api"  # the one service without locks, settings and notifications of a session (ADR 0090)
 
 _LOG = logging.getLogger("tidewheel.process.service")
 _NO_SSLMODE = (
     "TIDEWHEEL_DATABASE_URL names %s and no sslmode: the server is not verified, and without TLS the password and all"
     " rows can be read in transit; add sslmode=verify-full, or another sslmode"
 )
+_POOLED_SESSIONS = "the database is behind a pooler that keeps a session for each connection"
+_POOLED_SETTINGS = "the database is behind a pooler: each transaction sets what it needs of a session"
 
 MetricsPort = Annotated[
     int | None,
@@ -239,14 +242,15 @@ class _Start:
         self._url = url = self._settings.database()
         if (host := open_host(url)) is not None:
             _LOG.warning(_NO_SSLMODE, host)
-        installation = self.wait(lambda: _read(url, self._settings, self.stop))
+        pooled = self._role == _WITHOUT_SESSIONS
+        installation = self.wait(lambda: _read(url, self._settings, self.stop, pooled=pooled))
         install_lookup(lookup_in(url))
         if (registry := self._settings.schema_registry_url) is not None:
             install_registry(lookup_in_registry(Registry(registry.get_secret_value())))
         health.requires("database", lambda: _why_away(url))
         if self._role in _WITH_TASK_TOKENS:
             self._refresh = partial(task_token_keys.refresh, installation.task_tokens)
-            with connect_configured(url, "tidewheel-start") as connection:
+            with connect_configured(url, "tidewheel-start", pooled=pooled) as connection:
                 self._refresh(connection)
         return url, installation
 
@@ -290,9 +294,11 @@ class _Start:
         return f"metrics on port {self._port}"
 
 
-def _read(url: str, settings: Connections, stop: Shutdown) -> Installation:
+def _read(url: str, settings: Connections, stop: Shutdown, *, pooled: bool) -> Installation:
     """Check that the database answers and is migrated, and read the installation."""
-    with connect_configured(url, "tidewheel-start") as connection:
+    with connect_configured(url, "tidewheel-start", pooled=pooled) as connection:
+        if connection.settings is not None:
+            _LOG.info(_POOLED_SETTINGS if pooled else _POOLED_SESSIONS)
         try:
             require_current(connection)
             epoch.note(connection, stop.request)

@@ -154,7 +154,8 @@ def created_names() -> list[str]:
 
 def status(url: str) -> list[Status]:
     """Return the state of each migration; raise MigrationError if an applied file was edited."""
-    with connect(url, "tidewheel-migrate") as connection:
+    with connect(url, "tidewheel-migrate", pooled=True) as connection:
+        connection.begin()
         applied = _read_applied(connection)
     return [
         Status(

@@ -35,7 +35,8 @@ def lookup_in(url: str) -> Callable[[bytes], str | None]:
 
     def find(fingerprint: bytes) -> str | None:
         try:
-            with connect(url, "tidewheel-schemas", autocommit=True) as connection:
+            with connect(url, "tidewheel-schemas", autocommit=True, pooled=True) as connection:
+                connection.begin()
                 return find_schema(connection, fingerprint)
         except psycopg.Error as error:
             raise Unavailable(str(error)) from error

@@ -50,7 +50,7 @@ class Presence:
         refresh: Callable[[Conn], None] | None = None,
     ) -> None:
         self._stop, self._refresh = Shutdown(), refresh
-        self._session = Session(url, f"tidewheel-{role}-process", autocommit=True)
+        self._session = Session(url, f"tidewheel-{role}-process", autocommit=True, pooled=True)
         self._columns: dict[str, object] = {
             "process_id": process_id,
             "role": role,

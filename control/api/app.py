@@ -185,7 +185,7 @@ class Api:
         self._socket = _listen(settings)
         self._pools = Pools(url, installation, threads=settings.api_threads, stop=stop)
         self._reaper = Reaper(
-            Session(url, "tidewheel-api-reap"),
+            Session(url, "tidewheel-api-reap", pooled=True),
             installation,
             lease=settings.lease,
             max_lost=settings.max_lost,

@@ -80,7 +80,7 @@ class WorkerState:
         self._connection: Connection | None = None
         self._may_block_claims, self._writes = False, 0
         self.blocked_at: float | None = None
-        self.session = Session(url, "tidewheel-api", options=options, renews=True)
+        self.session = Session(url, "tidewheel-api", options=options, renews=True, pooled=True)
         self.executors = RemoteExecutors(self.session, installation, notify=notifier.notify)
 
     def connection(

@@ -33,6 +33,7 @@ from tidewheel.nouns.runs.operations import Runs
 from tidewheel.nouns.tenants.operations import Tenants
 from tidewheel.nouns.workflows.operations import Workflows
 from tidewheel.nouns.works.operations import Works
+from tidewheel.postgres.session import refuse_shared_sessions
 from tidewheel.runs import RunState
 from tidewheel.settings.connections import Connections
 
@@ -282,8 +283,10 @@ class Client(OneJob, Occurrences):
 
         Raises:
             InvalidInput: The range is in the future, or its runs are no longer kept.
+            SettingsError: A pooler shares sessions, but the lock of an audit needs one of its own.
         """
         own = self._call
+        refuse_shared_sessions(own.url)
         return run_audit(own.url, first, before, tenant=own.tenant, key=key)
 
     def preview(self, job: Mapping[str, object] | JobSpec, n: int = 10, *, after: datetime | None = None) -> Preview:

@@ -84,7 +84,7 @@ class Connection:
         self.before_blocking: Callable[[], None] = lambda: None
         self.on_block: Callable[[], None] | None = None
         self.archive = settings.archive
-        self._session = Session(self.url, application, options=f"{FOR_LISTS} {options}", renews=True)
+        self._session = Session(self.url, application, options=f"{FOR_LISTS} {options}", renews=True, pooled=True)
         try:
             with self._session.transaction() as connection:
                 self.installation = read_installation(connection, settings)

@@ -54,7 +54,8 @@ class Context:
     def connection(self, options: str = "") -> Generator[Conn]:
         """Open a connection whose statements are limited in time; `options` are as `-c name=value`."""
         url = self.url or self.settings.database()
-        with connect(url, "tidewheel-doctor", options=f"{_STATEMENT_LIMIT} {options}") as connection:
+        with connect(url, "tidewheel-doctor", options=f"{_STATEMENT_LIMIT} {options}", pooled=True) as connection:
+            connection.begin()
             show_damaged(connection, shows=True)
             yield connection
 

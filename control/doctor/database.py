@@ -28,8 +28,9 @@ from tidewheel.migrations.runner import MigrationState, created_names, is_post, 
 from tidewheel.postgres.database_clock import read_now
 from tidewheel.postgres.held_lock import find_lock_holders
 from tidewheel.postgres.partitions import TABLES, coming_days, day_of, days_ahead, missing_partitions
-from tidewheel.postgres.session import POOLED_BY_TRANSACTION, SET_POOL_MODE, Conn, OnlyReads, shares_sessions
+from tidewheel.postgres.session import NEEDS_SESSION, POOLED_BY_TRANSACTION, Conn, OnlyReads, shares_sessions
 from tidewheel.postgres.statements import Statements
+from tidewheel.settings.services import ApiSettings
 from tidewheel.transitions.installation import Installation, read_installation
 
 _SQL = Statements("tidewheel.control.doctor")
@@ -58,8 +59,8 @@ def check_database(context: Context) -> Iterator[Finding]:
     """Check that the database answers, can be written to, and is not being restored."""
     try:
         context.url = context.settings.database()
+        is_shared = shares_sessions(context.url) and not isinstance(context.settings, ApiSettings)
         with context.connection() as connection:
-            is_shared = shares_sessions(connection, context.url)
             restore = _find_restore(connection)
     except SettingsError as error:
         yield Finding(
@@ -75,7 +76,7 @@ def check_database(context: Context) -> Iterator[Finding]:
     else:
         if is_shared:
             evidence = "two connections share one session of the server"
-            yield Finding("database", Severity.ERROR, POOLED_BY_TRANSACTION, evidence, SET_POOL_MODE)
+            yield Finding("database", Severity.ERROR, POOLED_BY_TRANSACTION, evidence, NEEDS_SESSION)
         if restore:
             yield restore
 

@@ -21,7 +21,7 @@ from tidewheel.message_signatures import MessageKeys
 from tidewheel.migrations.runner import require_current
 from tidewheel.postgres.database_clock import read_now
 from tidewheel.postgres.held_lock import HeldLock, begin_lasting, try_table_lock
-from tidewheel.postgres.session import BY_KEY, Conn, OwnConnection, Session
+from tidewheel.postgres.session import BY_KEY, Conn, Session
 from tidewheel.postgres.statements import Statements
 from tidewheel.process.failpoint import failpoint
 from tidewheel.settings.connections import Connections
@@ -249,7 +249,7 @@ def _refuse_writes(connection: Conn) -> None:
 
 def _end_sessions(session: Session, lock: Session) -> list[str]:
     """End all other sessions of the database; those that begin later can only read it."""
-    own = [cast("OwnConnection", each.connection()).server_process() for each in (session, lock)]
+    own = [each.connection().server_process() for each in (session, lock)]
     try:
         with session.transaction() as connection:
             rows = connection.execute(_END_SESSIONS, {"own": own, "wait_ms": _END_MS}).fetchall()

@@ -203,8 +203,6 @@ class Epoch:
 
 def _read(connection: Connection[tuple[object, ...]]) -> tuple[int, bool]:
     row = connection.execute(_READ_EPOCH).fetchone()
-    if not connection.autocommit:
-        connection.commit()
     return cast("tuple[int, bool]", row)
 
 

@@ -70,7 +70,7 @@ class Notifier:
             if not due:  # woken by `close`
                 continue
             try:
-                connection = connection or connect(self._url, self._name, autocommit=True)
+                connection = connection or connect(self._url, self._name, autocommit=True, pooled=True)
                 for channel in due:
                     connection.execute(sql.SQL("NOTIFY {}").format(sql.Identifier(channel)))
             except (Unavailable, psycopg.Error):

@@ -35,7 +35,7 @@ _CREATE_DAY: LiteralString = "SELECT tidewheel_create_day(%s, %s)"
 _DROP_DAY: LiteralString = "SELECT tidewheel_drop_day(%s, %s)"
 _OWNS: LiteralString = "SELECT pg_has_role(relowner, 'USAGE') FROM pg_class WHERE oid = to_regclass(%s::text)"
 # Another transaction may lock a parent for minutes (VACUUM, ANALYZE, a migration): retry, and create the others first.
-_LOCK_TIMEOUT: LiteralString = "SET lock_timeout = '2s'"
+_LOCK_TIMEOUT: LiteralString = "SET LOCAL lock_timeout = '2s'"  # a pooler may share the session
 AHEAD_DAYS = 3  # created by the scheduler ahead of need; a weekend without a scheduler still has partitions
 
 _known: set[tuple[str, date]] = set()
@@ -97,12 +97,12 @@ def create_missing(connection: psycopg.Connection, days: Sequence[date]) -> None
     Raises:
         psycopg.errors.LockNotAvailable: Another transaction locks a table; the partitions of the others exist.
     """
-    connection.execute(_LOCK_TIMEOUT)
     locked: dict[str, psycopg.errors.LockNotAvailable] = {}
     for table, day in missing_partitions(connection, days):
         if table not in locked:
             try:
                 with connection.transaction():
+                    connection.execute(_LOCK_TIMEOUT)
                     connection.execute(_CREATE_DAY, [table, day])
             except psycopg.errors.LockNotAvailable as error:
                 locked[table] = error
@@ -178,7 +178,9 @@ def drop_day(connection: psycopg.Connection, stored: StoredDay) -> None:
 
 def _connect_again(connection: psycopg.Connection) -> psycopg.Connection:
     parameters = {**connection.info.get_parameters(), "application_name": "tidewheel-partitions"}
-    return psycopg.connect(**parameters, password=connection.info.password, autocommit=True)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    own = psycopg.connect(**parameters, password=connection.info.password, autocommit=True)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    own.prepare_threshold = None  # as above
+    return own
 
 
 def missing_partitions(

@@ -16,7 +16,7 @@ from typing import LiteralString, TypeAlias, TypeVar, cast
 from uuid import UUID
 
 import psycopg
-from psycopg import Connection, Cursor
+from psycopg import Connection, Cursor, sql
 from psycopg.conninfo import conninfo_to_dict
 from psycopg.errors import Diagnostic
 from psycopg.pq import Conninfo, TransactionStatus
@@ -82,9 +82,14 @@ _DATA_CLASSES = frozenset({"22", "23", "54"})
 
 POOLED_BY_TRANSACTION = (
     "a pooler in front of the database shares sessions between connections (pool_mode = transaction or statement): "
-    "notifications and settings would be lost"
+    "locks, notifications and settings would be lost"
 )
-SET_POOL_MODE = "set pool_mode = session for this database"
+NEEDS_SESSION = (
+    "name the server itself in TIDEWHEEL_DATABASE_URL, or set pool_mode = session for this database; only "
+    "`tidewheel service api`, clients and calls in your own transactions share sessions (docs/deployment.md, Poolers)"
+)
+_POOLED_BY_STATEMENT = "statement pooling"  # Source: PgBouncer's src/server.c
+_SET_POOL_MODE = "set pool_mode = transaction or session for this database (docs/deployment.md, Poolers)"
 _READ_ONLY = "session is read-only"  # Source: libpq's fe-connect.c
 _ONLY_READS = (
     "the database accepts no writes (session is read-only): name the primary in TIDEWHEEL_DATABASE_URL; if it is being"
@@ -95,6 +100,7 @@ _SETTING = re.compile(r"(?:^|(?<=\s))-c\s*([\w.]+)=((?:\\.|\S)*)")
 _SET_ALL: LiteralString = """
 SELECT set_config(s.name, s.value, false) FROM unnest(%(names)s::text[], %(values)s::text[]) AS s (name, value)
 """
+_LOOKS = 5  # at a pooler: other clients, which have its idle session for a moment, hide from one that it is shared
 
 # Source: PostgreSQL's src/backend/libpq/auth.c and utils/init/postinit.c, libpq's fe-connect.c and fe-secure-openssl.c.
 _REFUSALS = (
@@ -115,7 +121,8 @@ class OwnConnection(Connection[tuple[object, ...]]):
 
     Attributes:
         tenant: The tenant for which its transaction acts; None if it acts as the role that connected.
-        settings: The server settings that were set after connecting, through a pooler; None without one.
+        settings: The server settings of a connection through a pooler; None without one.
+        begins: The statements that begin a transaction with these settings, where no session keeps them.
         committing: What `Session.transaction` calls once its transaction has committed.
         on_block: Called before the transaction blocks claims until its end.
         shows_damaged: Whether its transaction reads what Python does not have as what is nearest.
@@ -124,6 +131,7 @@ class OwnConnection(Connection[tuple[object, ...]]):
     tenant: str | None = None
     notices: "_Notices"
     settings: str | None = None
+    begins: sql.Composed | None = None
     committing: Sequence[Callable[[], None]] = ()
     has_events: bool = False
     knows_damaged = shows_damaged = False
@@ -139,16 +147,29 @@ class OwnConnection(Connection[tuple[object, ...]]):
         for act in acts:
             act()
 
-    def set_through_pooler(self, settings: str) -> None:
+    def begin(self) -> None:
+        """Begin a transaction, with its settings, where the next one may have another session of the server."""
+        if self.begins is not None:
+            self.execute(self.begins)
+
+    def set_through_pooler(self, settings: str, *, pooled: bool) -> None:
         """Set server settings, if a pooler is in between: it drops or refuses those of the connection's start.
 
         A pooler has its own numbers of processes, by which clients cancel.
+
+        Args:
+            pooled: Leave nothing in the session: no setting, no prepared statement.
         """
-        if self.server_process() != self.info.backend_pid:
-            self.settings = settings
-            named = dict(_SETTING.findall(settings))
-            columns = {"names": list(named), "values": [re.sub(r"\\(.)", r"\1", value) for value in named.values()]}
-            self.execute(_SET_ALL, columns)
+        if self.server_process() == self.info.backend_pid:
+            return
+        self.settings = settings
+        named = {name: re.sub(r"\\(.)", r"\1", value) for name, value in _SETTING.findall(settings)}
+        if not pooled:
+            self.execute(_SET_ALL, {"names": list(named), "values": list(named.values())})
+            return
+        if self.info.server_version >= _HAS_TRANSACTION_TIMEOUT:
+            named["transaction_timeout"] = _WHOLE_TRANSACTION
+        self.prepare_threshold, self.begins = None, _beginning(named)
 
     def server_process(self) -> int:
         """Return the process of the server, in a transaction of its own."""
@@ -187,7 +208,9 @@ class CommitUnknown(Unavailable):
     """
 
 
-def connect(url: str, name: str, *, autocommit: bool = False, options: str = "", prompt: bool = False) -> Conn:
+def connect(
+    url: str, name: str, *, autocommit: bool = False, options: str = "", prompt: bool = False, pooled: bool = False
+) -> OwnConnection:
     """Open one connection.
 
     Args:
@@ -196,22 +219,24 @@ def connect(url: str, name: str, *, autocommit: bool = False, options: str = "",
         options: Further server settings of this session, as `-c name=value`. Those of the URL, or of PGOPTIONS, apply
             too, except where Tidewheel sets them itself.
         prompt: Notice a lost server, or one that returned, within 4 s: for heartbeats.
+        pooled: Behind a pooler keep nothing in a session of the server, for the pooler may share sessions: the caller
+            begins each transaction by `OwnConnection.begin`.
     """
     servers = named_servers(url)
     if len(servers) > 1:
         primaries.watch(url)
-    connection = _open(url, name, autocommit=autocommit, options=options, prompt=prompt)
+    connection = _open(url, name, autocommit=autocommit, options=options, prompt=prompt, pooled=pooled)
     if len(servers) == 1 or _is_newest(connection, url):
         return connection
     for server in servers:
         with suppress(Unavailable):
-            connection = _open(server, name, autocommit=autocommit, options=options, prompt=prompt)
+            connection = _open(server, name, autocommit=autocommit, options=options, prompt=prompt, pooled=pooled)
             if _is_newest(connection, url):
                 return connection
     raise Unavailable("an old primary accepts writes, and the standby that was promoted in its place does not answer")
 
 
-def _open(url: str, name: str, *, autocommit: bool, options: str, prompt: bool) -> OwnConnection:
+def _open(url: str, name: str, *, autocommit: bool, options: str, prompt: bool, pooled: bool) -> OwnConnection:
     settings = f"{_options_of(url)} {_OPTIONS} {options}".strip()
     try:
         try:
@@ -221,8 +246,8 @@ def _open(url: str, name: str, *, autocommit: bool, options: str, prompt: bool) 
                 raise
             connection = _started(url, name, "", prompt=prompt)
         try:
-            connection.set_through_pooler(settings)
-            connection.autocommit = autocommit
+            connection.set_through_pooler(settings, pooled=pooled)
+            connection.autocommit = autocommit or connection.begins is not None
         except psycopg.Error:
             connection.close()
             raise
@@ -238,6 +263,26 @@ def _open(url: str, name: str, *, autocommit: bool, options: str, prompt: bool) 
     connection.notices = _Notices()
     connection.add_notice_handler(connection.notices)
     return connection
+
+
+def _beginning(settings: Mapping[str, str]) -> sql.Composed:
+    """Return the statements that begin a transaction with these settings, sent as one.
+
+    By SET: a call of set_config would take the transaction's snapshot, after which no isolation level can be set.
+    """
+    each = [
+        sql.SQL("SET LOCAL {} = {}").format(sql.Identifier(*name.split(".")), _set_value(name, value))
+        for name, value in settings.items()
+    ]
+    return sql.SQL("; ").join([sql.SQL("BEGIN"), *each])
+
+
+def _set_value(name: str, value: str) -> sql.Composable:
+    """Return the value of a setting as SQL: a search path as its names, for one literal would be one name."""
+    if name != "search_path":
+        return sql.Literal(value)
+    names = [each.strip() for each in value.split(",")]
+    return sql.SQL(", ").join([sql.Literal(each[1:-1] if each.startswith('"') else each.lower()) for each in names])
 
 
 def _is_newest(connection: OwnConnection, url: str) -> bool:
@@ -256,19 +301,30 @@ def own_options(connection: Conn) -> str:
     return given.partition(_OPTIONS)[0].strip()
 
 
-def connect_configured(url: str, name: str, *, autocommit: bool = False) -> Conn:
+def connect_configured(url: str, name: str, *, autocommit: bool = False, pooled: bool = False) -> OwnConnection:
     """Open a connection to the configured database; an error names the settings of its address.
+
+    Args:
+        pooled: Accept a pooler that shares sessions.
 
     Raises:
         SettingsError: The server refuses the user, the password, the address or the database, or a pooler shares
-            sessions.
+            sessions, or has no transactions.
     """
     try:
-        connection = connect(url, name, autocommit=autocommit)
-        if shares_sessions(connection, url):
+        connection = connect(url, name, autocommit=autocommit, pooled=True)
+        try:
+            if connection.settings is not None and not pooled:
+                refuse_shared_sessions(url)
+            connection.begin()
+        except BaseException:
             connection.close()
-            raise SettingsError(f"{POOLED_BY_TRANSACTION}; {SET_POOL_MODE}")
+            raise
         return connection
+    except psycopg.Error as error:
+        if _POOLED_BY_STATEMENT in str(error):
+            raise SettingsError(f"the pooler refuses transactions: {first_line(error)}; {_SET_POOL_MODE}") from error
+        raise Unavailable(f"the database does not answer: {first_line(error)}") from error
     except AccessRefused as error:
         raise SettingsError(
             f"the database refuses the connection: {error}; correct user, password, database or TLS in "
@@ -281,18 +337,24 @@ def connect_configured(url: str, name: str, *, autocommit: bool = False) -> Conn
         ) from error
 
 
-def shares_sessions(connection: Conn, url: str) -> bool:
+def refuse_shared_sessions(url: str) -> None:
+    """Raise SettingsError if a pooler shares sessions."""
+    if shares_sessions(url):
+        raise SettingsError(f"{POOLED_BY_TRANSACTION}; {NEEDS_SESSION}")
+
+
+def shares_sessions(url: str) -> bool:
     """Return True if a pooler gives the server's session of an idle connection to another one.
 
     Then two connections at once have one process of the server, or one connection has two.
     """
-    if not isinstance(connection, OwnConnection) or connection.settings is None:
-        return False
-    before = connection.server_process()
-    with connect(url, "tidewheel-start") as other:
-        if other.execute("SELECT pg_backend_pid()").fetchone() == (before,):
-            return True
-        return connection.server_process() != before
+    with connect(url, "tidewheel-start", pooled=True) as one:
+        if one.settings is None:
+            return False
+        with connect(url, "tidewheel-start", pooled=True) as other:
+            both = {(one.server_process(), other.server_process()) for _ in range(_LOOKS)}
+    [(first, second), *others] = both
+    return first == second or bool(others)
 
 
 def _started(url: str, name: str, options: str, *, prompt: bool) -> OwnConnection:
@@ -331,33 +393,33 @@ class Session:
         autocommit: bool = False,
         prompt: bool = False,
         renews: bool = False,
+        pooled: bool = False,
     ) -> None:
         self._url, self._name, self._options, self._autocommit, self._prompt = url, name, options, autocommit, prompt
-        self._renews = renews
-        self._connection: Conn | None = None
+        self._renews, self._pooled = renews, pooled
+        self._connection: OwnConnection | None = None
 
-    def connection(self) -> Conn:
+    def connection(self) -> OwnConnection:
         """Return the open connection."""
         if self._connection is not None and self._renews and _was_closed_idle(self._connection):
             self.close()
         if self._connection is None or self._connection.closed:
-            self._connection = connect(
-                self._url, self._name, options=self._options, autocommit=self._autocommit, prompt=self._prompt
-            )
+            self._connection = connection = connect(
+                self._url, self._name, options=self._options, autocommit=self._autocommit, prompt=self._prompt,
+                pooled=self._pooled,
+            )  # fmt: skip
             try:
-                epoch.check(self._connection)
-            except (EpochOver, psycopg.Error) as error:
+                connection.begin()
+                epoch.check(connection)
+                if connection.begins is None and connection.info.server_version >= _HAS_TRANSACTION_TIMEOUT:
+                    connection.execute("SELECT set_config('transaction_timeout', %s, false)", [_WHOLE_TRANSACTION])
+                connection.commit()
+            except EpochOver:
                 self.close()
-                raise error if isinstance(error, EpochOver) else Unavailable(first_line(error)) from error
-            if self._connection.info.server_version >= _HAS_TRANSACTION_TIMEOUT:
-                try:
-                    self._connection.execute(
-                        "SELECT set_config('transaction_timeout', %s, false)", [_WHOLE_TRANSACTION]
-                    )
-                    self._connection.commit()
-                except psycopg.Error as error:  # a server that ends right after it has accepted the connection
-                    self.close()
-                    raise Unavailable(first_line(error)) from error
+                raise
+            except psycopg.Error as error:  # a server that ends right after it has accepted the connection
+                self.close()
+                raise Unavailable(first_line(error)) from error
         return self._connection
 
     @contextmanager
@@ -373,6 +435,7 @@ class Session:
         connection = self.connection()
         began = monotonic_seconds()
         try:
+            connection.begin()
             yield connection
             _restamp_events(connection, began)
         except psycopg.Error as error:
@@ -401,11 +464,11 @@ class Session:
             if error.sqlstate and not error.sqlstate.startswith(("08", "57")):
                 raise without_rows_fault(error) from error
             raise CommitUnknown(first_line(error)) from error
-        if isinstance(connection, OwnConnection) and connection.notices.has_unconfirmed_commit:
+        if connection.notices.has_unconfirmed_commit:
             self.close()
             message = "the wait for the synchronous standby was cancelled: a fail-over may lose the transaction"
             raise CommitUnknown(message)
-        if isinstance(connection, OwnConnection) and connection.committing:
+        if connection.committing:
             connection.committed()
 
     def cancel(self) -> None:
@@ -421,9 +484,8 @@ class Session:
         if connection is not None:
             connection.close()
 
-    def _abandon(self, connection: Conn) -> None:
-        if isinstance(connection, OwnConnection):
-            connection.committing, connection.has_events = (), False
+    def _abandon(self, connection: OwnConnection) -> None:
+        connection.committing, connection.has_events = (), False
         try:
             connection.rollback()
         except psycopg.Error:
@@ -494,9 +556,9 @@ def read_ids(connection: Conn, statement: LiteralString, columns: Mapping[str, o
     return {each for (each,) in found if isinstance(each, UUID)}
 
 
-def _restamp_events(connection: Conn, began: float) -> None:
+def _restamp_events(connection: OwnConnection, began: float) -> None:
     """Give the events of a long transaction the time of its end, so that they leave in their order."""
-    if isinstance(connection, OwnConnection) and connection.has_events:
+    if connection.has_events:
         connection.has_events = False
         if monotonic_seconds() - began > _LONG_SECONDS:
             connection.execute(_RESTAMP_EVENTS)

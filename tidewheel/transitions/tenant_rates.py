@@ -187,7 +187,7 @@ class TenantRates:
             if self._sessions is None:
                 address = _address(connection)
                 self._sessions = SessionPool(
-                    lambda: Session(address, "tidewheel-rates", options=_OPTIONS, renews=True), _SESSIONS
+                    lambda: Session(address, "tidewheel-rates", options=_OPTIONS, renews=True, pooled=True), _SESSIONS
                 )
             return self._sessions
 
