@@ -16,7 +16,6 @@ from uuid import UUID, uuid4
 
 import psycopg
 import typer
-from psycopg.conninfo import conninfo_to_dict
 
 from tidewheel import task_token_keys
 from tidewheel.control.cli.dev import Handlers, LogLevel, joined
@@ -42,7 +41,8 @@ from tidewheel.schemas.codec import install_lookup, install_registry
 from tidewheel.schemas.registry import Registry, lookup_in_registry
 from tidewheel.settings.connections import Connections
 from tidewheel.settings.executor import ExecutorSettings
-from tidewheel.settings.services import ApiSettings, IntakeSettings, RelaySettings, SchedulerSettings, is_loopback
+from tidewheel.settings.services import ApiSettings, IntakeSettings, RelaySettings, SchedulerSettings
+from tidewheel.settings.verification import unverified_brokers, unverified_database
 from tidewheel.transitions.installation import Installation, read_installation, record_topic_prefix
 
 R = TypeVar("R")
@@ -53,10 +53,6 @@ _WITH_TASK_TOKENS = ("intake", "executor", "api")  # each of them signs or reads
 _WITHOUT_SESSIONS = "api"  # the one service without locks, settings and notifications of a session (ADR 0090)
 
 _LOG = logging.getLogger("tidewheel.process.service")
-_NO_SSLMODE = (
-    "TIDEWHEEL_DATABASE_URL names %s and no sslmode: the server is not verified, and without TLS the password and all"
-    " rows can be read in transit; add sslmode=verify-full, or another sslmode"
-)
 _POOLED_SESSIONS = "the database is behind a pooler that keeps a session for each connection"
 _POOLED_SETTINGS = "the database is behind a pooler: each transaction sets what it needs of a session"
 
@@ -72,19 +68,6 @@ FailFast = Annotated[
         "--fail-fast", help="Exit with an error if PostgreSQL or Kafka is unreachable at the start; do not wait."
     ),
 ]
-
-
-def open_host(url: str) -> str | None:
-    """Return the first host on another machine if a connection string has no sslmode; else None.
-
-    >>> open_host("postgresql://u@db/x"), open_host("host=db sslmode=require"), open_host("host=127.0.0.1")
-    ('db', None, None)
-    """
-    parts = conninfo_to_dict(url)
-    if any(parts.get(name) or os.environ.get(f"PG{name.upper()}") for name in ("sslmode", "service")):
-        return None
-    named = str(parts.get("host") or parts.get("hostaddr") or os.environ.get("PGHOST") or "")
-    return next((host for host in named.split(",") if host and host[0] not in "/@" and not is_loopback(host)), None)
 
 
 def intake(log_level: LogLevel = "info", metrics_port: MetricsPort = None, fail_fast: FailFast = None) -> None:
@@ -240,8 +223,7 @@ class _Start:
     def database(self) -> tuple[str, Installation]:
         """Wait until the database answers, and read the installation; if it must fail fast, do not wait."""
         self._url = url = self._settings.database()
-        if (host := open_host(url)) is not None:
-            _LOG.warning(_NO_SSLMODE, host)
+        _warn(unverified_database(url))
         pooled = self._role == _WITHOUT_SESSIONS
         installation = self.wait(lambda: _read(url, self._settings, self.stop, pooled=pooled))
         install_lookup(lookup_in(url))
@@ -257,6 +239,7 @@ class _Start:
     def kafka(self, installation: Installation) -> dict[str, str]:
         """Wait until a broker answers; return the configuration of clients."""
         config = self._settings.kafka_config()
+        _warn(unverified_brokers(config))
         self.wait(bootstrap_check(config))
         health.requires("kafka", why_kafka_is_away(config, installation.topics.completions))
         return config
@@ -306,6 +289,11 @@ def _read(url: str, settings: Connections, stop: Shutdown, *, pooled: bool) -> I
             return read_installation(connection, settings)
         except psycopg.OperationalError as error:
             raise Unavailable(f"the database does not answer: {error}") from error
+
+
+def _warn(problem: str | None) -> None:
+    if problem is not None:
+        _LOG.warning("%s; TIDEWHEEL_VERIFY_SERVERS=true refuses such servers", problem)
 
 
 def _why_away(url: str) -> str | None:

@@ -32,7 +32,8 @@ from tidewheel.jobs.strict_json import read_object
 from tidewheel.jobs.values import is_traceparent
 from tidewheel.nouns.api_keys.sign_ins import SignIn
 from tidewheel.redaction import protect
-from tidewheel.settings.services import ApiSettings, is_loopback
+from tidewheel.settings.services import ApiSettings
+from tidewheel.settings.verification import is_loopback
 from tidewheel.task_tokens import TaskTokens
 
 PROBES = ("/healthz", "/readyz")

@@ -25,7 +25,8 @@ from tidewheel.control.console.words import size
 from tidewheel.errors import InvalidInput, TenantDeleted, UnknownTenant
 from tidewheel.jobs.values import MAX_PAYLOAD_BYTES, is_tenant
 from tidewheel.nouns.api_keys.sign_ins import LIFE, SignIn
-from tidewheel.settings.services import ApiSettings, is_loopback
+from tidewheel.settings.services import ApiSettings
+from tidewheel.settings.verification import is_loopback
 
 _TO_SIGN_IN = ("/sign-in", "/sign-out", "/theme")
 MOST_BYTES = 16 * 1024

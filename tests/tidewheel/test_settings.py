@@ -318,6 +318,53 @@ def test_kafka_settings_are_passed_through_except_the_brokers(environment: pytes
     }
 
 
+@pytest.mark.parametrize(
+    ("url", "refused"),
+    [
+        ("postgresql://ann@127.0.0.1/jobs", False),
+        ("host=/run/postgresql", False),
+        ("postgresql://ann@db.example/jobs", True),
+        ("postgresql://ann@localhost,db.example/jobs?sslmode=require", True),
+        ("postgresql://ann@db.example/jobs?sslmode=verify-full", False),
+        ("service=jobs", True),
+        ("service=jobs sslmode=verify-ca", False),
+    ],
+)
+def test_database_elsewhere_that_is_not_verified_is_refused_by_a_setting(url: str, *, refused: bool) -> None:
+    assert Connections.load(database_url=url).database() == url
+    strict = Connections.load(database_url=url, verify_servers=True)
+    if refused:
+        with pytest.raises(SettingsError, match=r"TIDEWHEEL_DATABASE_URL names \S+ without sslmode.*VERIFY_SERVERS"):
+            strict.database()
+    else:
+        assert strict.database() == url
+
+
+@pytest.mark.parametrize(
+    ("brokers", "properties", "refused"),
+    [
+        ("localhost:9092,[::1]:9093", {}, False),
+        ("localhost:9092,kafka.example:9092", {}, True),
+        ("PLAINTEXT://kafka.example", {}, True),
+        ("kafka.example:9092", {"SECURITY_PROTOCOL": "SASL_PLAINTEXT"}, True),
+        ("kafka.example:9092", {"SECURITY_PROTOCOL": "SASL_SSL"}, False),
+        ("kafka.example:9092", {"SECURITY_PROTOCOL": "ssl", "ENABLE_SSL_CERTIFICATE_VERIFICATION": "false"}, True),
+    ],
+)
+def test_broker_elsewhere_that_is_not_verified_is_refused_by_a_setting(
+    environment: pytest.MonkeyPatch, brokers: str, properties: dict[str, str], *, refused: bool
+) -> None:
+    for name, value in properties.items():
+        environment.setenv(f"TIDEWHEEL_KAFKA_CONFIG_{name}", value)
+    assert Connections.load(kafka_bootstrap=brokers).bootstrap() == brokers
+    strict = Connections.load(kafka_bootstrap=brokers, verify_servers=True)
+    if refused:
+        with pytest.raises(SettingsError, match=r"broker kafka\.example is not verified.*SASL_SSL.*VERIFY_SERVERS"):
+            strict.bootstrap()
+    else:
+        assert strict.bootstrap() == brokers
+
+
 def test_only_prefixed_names_are_kafka_settings() -> None:
     environment = {"TIDEWHEEL_KAFKA_BOOTSTRAP": "one:9092", "KAFKA_CONFIG_ACKS": "0", "HOME": "/"}
     assert client_config(environment) == {}

@@ -15,6 +15,7 @@ from tidewheel.errors import NotRunning, SettingsError, Unavailable
 from tidewheel.jobs.allow_lists import AllowLists, ProgramPattern, read_folder, read_host_pattern, read_port
 from tidewheel.redaction import protect
 from tidewheel.settings.sources import Duration, Entries, Settings, client_config, read_properties
+from tidewheel.settings.verification import unverified_brokers, unverified_database
 
 if TYPE_CHECKING:
     from tidewheel.local.stack import StackInfo
@@ -50,6 +51,11 @@ class Connections(Settings):
     )
     database_password_file: Path | None = Field(
         None, description="file with the password, for a URL without one or `PG*` variables: a secret of a container"
+    )
+    verify_servers: bool = Field(
+        default=False,
+        description="refuse a database or a broker on another machine unless TLS verifies its certificate; "
+        "otherwise services warn of it when they start",
     )
     role_prefix: str = Field(
         "tidewheel",
@@ -234,6 +240,7 @@ class Connections(Settings):
         """Return the libpq connection string; raise Unavailable while `tidewheel dev` starts the stack."""
         url = self._database()
         protect(cast("str | None", conninfo_to_dict(url).get("password")), os.environ.get("PGPASSWORD"))
+        self._refuse(unverified_database(url))
         return url
 
     def _database(self) -> str:
@@ -254,6 +261,10 @@ class Connections(Settings):
             ) from error
         return make_conninfo(url, password=password)
 
+    def _refuse(self, unverified: str | None) -> None:
+        if self.verify_servers and unverified is not None:
+            raise SettingsError(f"{unverified}; TIDEWHEEL_VERIFY_SERVERS refuses such servers")
+
     def bootstrap(self) -> str:
         """Return the brokers, `host:port` separated by commas."""
         return self.kafka_config()["bootstrap.servers"]
@@ -262,6 +273,7 @@ class Connections(Settings):
         """Return the configuration of every Kafka client, `bootstrap.servers` and passwords included."""
         config = self._kafka_config()
         protect(*(value for name, value in config.items() if any(part in name for part in _SECRET_PARTS)))
+        self._refuse(unverified_brokers(config))
         return config
 
     def _kafka_config(self) -> dict[str, str]:

@@ -3,7 +3,7 @@
 import re
 from datetime import timedelta
 from hashlib import sha256
-from ipaddress import ip_address, ip_network
+from ipaddress import ip_network
 from typing import Final, Literal
 
 from pydantic import Field, SecretStr, ValidationInfo, field_validator
@@ -12,6 +12,7 @@ from tidewheel.jobs.values import format_duration
 from tidewheel.settings.connections import Connections
 from tidewheel.settings.executor import LEASE, MAX_LOST, MESSAGE_SIGNATURES, SWEEP
 from tidewheel.settings.sources import Duration
+from tidewheel.settings.verification import is_loopback
 
 _SHARED: Final = (
     "source",
@@ -231,15 +232,3 @@ class ApiSettings(Connections):
         if path is not None and not _BASE_PATH.fullmatch(path):
             raise ValueError("is not a path; write one such as /ops/tidewheel, without a trailing slash")
         return path
-
-
-def is_loopback(host: str) -> bool:
-    """Return True if only this machine reaches an address.
-
-    >>> [is_loopback(host) for host in ("127.0.0.1", "::1", "localhost", "0.0.0.0", "example.org")]
-    [True, True, True, False, False]
-    """
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"

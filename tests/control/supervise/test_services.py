@@ -3,6 +3,7 @@ from pathlib import Path
 import pytest
 
 from tests.control.cli.command import process
+from tests.fixtures.database import Database
 from tidewheel.control.supervise.child import CODE
 from tidewheel.control.supervise.local_stack import DevLock
 from tidewheel.control.supervise.supervisor import make_services, module_files, read_roles
@@ -75,9 +76,9 @@ def test_one_dev_has_a_stack_and_the_next_one_inherits_what_a_killed_one_started
 
 
 @pytest.mark.process
-@pytest.mark.parametrize(("sslmode", "warns"), [("", True), ("?sslmode=prefer", False)])
-def test_service_warns_of_a_database_elsewhere_without_a_mode_of_tls(
-    monkeypatch: pytest.MonkeyPatch, sslmode: str, *, warns: bool
+@pytest.mark.parametrize(("sslmode", "warnings"), [("", 1), ("?sslmode=require", 1), ("?sslmode=verify-full", 0)])
+def test_service_warns_once_of_a_database_elsewhere_that_is_not_verified(
+    monkeypatch: pytest.MonkeyPatch, sslmode: str, warnings: int
 ) -> None:
     for name in ("PGSSLMODE", "PGSERVICE"):
         monkeypatch.delenv(name, raising=False)
@@ -85,4 +86,15 @@ def test_service_warns_of_a_database_elsewhere_without_a_mode_of_tls(
     monkeypatch.setenv("TIDEWHEEL_DATABASE_URL", f"postgresql://tidewheel@db.invalid/tidewheel{sslmode}")
     done = process("scheduler")
     assert done.code == 1
-    assert ("names db.invalid and no sslmode" in done.err) == warns
+    assert done.err.count("names db.invalid without sslmode=verify-full") == warnings
+
+
+def test_service_warns_once_of_a_broker_elsewhere_that_is_not_verified(
+    monkeypatch: pytest.MonkeyPatch, database: Database
+) -> None:
+    monkeypatch.setenv("TIDEWHEEL_FAIL_FAST", "true")
+    monkeypatch.setenv("TIDEWHEEL_DATABASE_URL", database.url)
+    monkeypatch.setenv("TIDEWHEEL_KAFKA_BOOTSTRAP", "kafka.invalid:9092")
+    done = process("relay")
+    assert done.code == 1
+    assert done.err.count("the broker kafka.invalid is not verified") == 1
