@@ -5,7 +5,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import is_dataclass
 from http import HTTPStatus
-from typing import TypeVar, cast
+from typing import Any, TypeVar, cast
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -19,7 +19,6 @@ from tidewheel.control.reads.json_form import as_json
 from tidewheel.errors import refuse
 from tidewheel.jobs.validation import shown
 from tidewheel.nouns.operation import field_values
-from tidewheel.postgres.session import Conn
 
 T = TypeVar("T")
 
@@ -41,22 +40,20 @@ async def answer(
     *,
     status: HTTPStatus = HTTPStatus.OK,
     headers: Mapping[str, str] | None = None,
+    version: Callable[[Any], int] | None = None,
 ) -> Response:
-    """Run work on a thread, and return its result as JSON; raise Unavailable if all threads are busy."""
-    content = await call(workers, caller, lambda connection: _encoded(work(connection)))
-    return Response(memoryview(content), status, dict(headers or {}), media_type="application/json")
+    """Run work on a thread, and return its result as JSON; raise Unavailable if all threads are busy.
 
+    Args:
+        version: Returns the version of the result, which is its entity tag.
+    """
 
-async def answer_read(
-    workers: Workers, caller: Caller, read: Callable[[Conn], object], *, all_tenants: bool = False
-) -> Response:
-    """Return what one snapshot of the database shows, as `answer`."""
+    def run(connection: Connection) -> tuple[bytearray, Mapping[str, str]]:
+        found = work(connection)
+        return _encoded(found), {} if version is None else entity_tag(version(found))
 
-    def work(connection: Connection) -> object:
-        with connection.snapshot(all_tenants=all_tenants) as reading:
-            return read(reading)
-
-    return await answer(workers, caller, work)
+    content, tag = await call(workers, caller, run)
+    return Response(memoryview(content), status, {**(headers or {}), **tag}, media_type="application/json")
 
 
 async def call(workers: Workers, caller: Caller, work: Callable[[Connection], T]) -> T:

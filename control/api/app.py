@@ -7,7 +7,7 @@ Python executor runs. The application has routes, authorization, errors as probl
 import logging
 import socket
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from datetime import datetime
 from functools import cache, partial
 
@@ -39,7 +39,7 @@ from tidewheel.control.console.live import Live
 from tidewheel.control.doctor.broker import Broker
 from tidewheel.control.doctor.doctor import Diagnosis, Doctor
 from tidewheel.control.explain.operations import JobTimes, Occurrences
-from tidewheel.doors.rest import Route, add_routes
+from tidewheel.doors.rest import Routes, add_routes
 from tidewheel.errors import SettingsError
 from tidewheel.executor.message_check import MessageCheck
 from tidewheel.executor.reaper import Reaper
@@ -52,12 +52,13 @@ from tidewheel.nouns.batches.operations import Batches
 from tidewheel.nouns.dead_letters.operations import DeadLetters
 from tidewheel.nouns.dead_letters.web import DEAD_LETTERS
 from tidewheel.nouns.freezes.operations import Freezes
-from tidewheel.nouns.jobs.operations import OneJob
+from tidewheel.nouns.jobs.operations import Jobs, OneJob
+from tidewheel.nouns.jobs.web import JOBS, ONE_JOB
 from tidewheel.nouns.limits.operations import Limits, OrderingKeys
 from tidewheel.nouns.operation import Noun
 from tidewheel.nouns.runs.operations import Runs
 from tidewheel.nouns.runs.reads import RunList
-from tidewheel.nouns.runs.web import RUNS, RunsApi
+from tidewheel.nouns.runs.web import RUN_LISTS, RUNS, RunsApi
 from tidewheel.nouns.tenants.operations import Tenants
 from tidewheel.nouns.tenants.web import TENANTS, add_deletion
 from tidewheel.nouns.workflows.operations import Workflows
@@ -68,12 +69,12 @@ from tidewheel.process.service import Shutdown
 from tidewheel.settings.services import DEV_TOKEN, ApiSettings
 from tidewheel.transitions.installation import Installation
 
-NOUNS: Sequence[tuple[type[Noun], Mapping[str, Route]]] = (
+NOUNS: Sequence[tuple[type[Noun], Routes]] = (
     (DeadLetters, DEAD_LETTERS),
     (Freezes, routes.FREEZES),
     (Batches, routes.BATCHES),
     (Workflows, routes.WORKFLOWS),
-    (RunList, {"list": Route()}),
+    (RunList, RUN_LISTS),
     (Runs, RUNS),
     (Works, routes.WORKS),
     (ApiKeys, API_KEYS),
@@ -82,11 +83,12 @@ NOUNS: Sequence[tuple[type[Noun], Mapping[str, Route]]] = (
     (Tenants, TENANTS),
     (JobTimes, routes.JOB_TIMES),
     (Occurrences, routes.OCCURRENCES),
-    (OneJob, routes.ONE_JOB),
+    (OneJob, ONE_JOB),
+    (Jobs, JOBS),
     (AuditLog, routes.AUDIT_LOG),
     (Overview, routes.OVERVIEW),
 )
-"""The nouns whose routes are derived."""
+"""The nouns whose routes are derived; jobs are last, for `{key}` matches `{key}:explain` too."""
 _ABOUT = "Jobs, runs and dead letters of Tidewheel, and the calls of executors in other languages."
 _LOG = logging.getLogger("tidewheel.api")
 
@@ -111,7 +113,7 @@ def make_app(settings: ApiSettings, installation: Installation, pools: Pools, *,
         ExecutorsApi(pools.executors, installation, settings, keys, check, stop),
         TaskTokensApi(pools.reports, installation),
         JobsApi(pools.reads, pools.writes),
-        RunsApi(pools.reads, pools.writes),
+        RunsApi(pools.writes),
         RunEventsApi(pools.streams, stop),
         SchemasApi(pools.strangers),
         HealthApi(pools.probes, stop),
@@ -127,7 +129,7 @@ def make_app(settings: ApiSettings, installation: Installation, pools: Pools, *,
         redirect_slashes=False,  # a redirect would go to the host that the caller names
     )
     app.state.reads, app.state.writes = pools.reads, pools.writes
-    for noun, documented in NOUNS:  # first: `{key}` alone matches `{key}:explain` too
+    for noun, documented in NOUNS:
         add_routes(app.router, noun, documented)
     add_deletion(app.router, pools.writes)
     _add_doctor(app.router, pools.reads, doctor)

@@ -1,4 +1,4 @@
-"""Jobs: `/api/v1/jobs`. Reads by control/reads and control/explain, changes by the requests of intake."""
+"""Routes of jobs by hand: those with a whole job as their body, triggers and releases."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -10,7 +10,7 @@ from urllib.parse import quote
 from uuid import UUID
 
 from fastapi import APIRouter
-from pydantic import BeforeValidator, Field
+from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -23,10 +23,8 @@ from tidewheel.control.api.answers import (
     LOCATION,
     TRACEPARENT,
     answer,
-    answer_read,
     as_json_response,
     call,
-    encoded,
     entity_tag,
     expected_version,
     idempotency_key,
@@ -36,53 +34,34 @@ from tidewheel.control.api.authorization import SPEND, Caller, Operator, Reader,
 from tidewheel.control.api.openapi import IN_ADDRESS, add_route, body_of, patch_of
 from tidewheel.control.api.request_input import (
     ELSEWHERE,
-    Cursors,
-    PageQuery,
     TenantQuery,
     Text,
-    Whole,
     as_key,
     read_body,
     read_document,
     read_key,
     read_query,
     read_verb,
-    whole,
 )
 from tidewheel.control.api.workers import Workers
 from tidewheel.control.client.connection import Connection, drop_none
 from tidewheel.control.explain.preview import Preview, preview
 from tidewheel.errors import FieldError, Refused, RequestConflict, VersionConflict, refuse
 from tidewheel.jobs.parsing import RequestRefused, parse_request
-from tidewheel.jobs.requests import JobPause, JobResume, JobTrigger
+from tidewheel.jobs.requests import JobTrigger
 from tidewheel.jobs.spec import JobSpec
-from tidewheel.jobs.strict_json import Json
 from tidewheel.jobs.validation import StrictModel
 from tidewheel.jobs.values import Instant, Key
 from tidewheel.nouns.jobs.changes import ReleaseResult, patch_job, release
-from tidewheel.nouns.jobs.model import JobDetail, JobPage, Version, job_of
+from tidewheel.nouns.jobs.model import ChangedJob, job_of
 from tidewheel.nouns.jobs.operations import JOB, JOBS
-from tidewheel.nouns.jobs.reads import list_jobs, show_job
-from tidewheel.nouns.jobs.versions import MAX_VERSIONS, versions
-from tidewheel.nouns.jobs.web import JobsQuery
-from tidewheel.postgres.session import Conn
+from tidewheel.nouns.jobs.web import SPEC
 from tidewheel.schemas.generated.records import Reply, ReplyStatus
 
 _MOST_JOBS = 500  # of one bulk: about as many fit into a body, and one transaction
 _SPEC = {"$ref": "#/components/schemas/JobSpec"}
 _MERGE_PATCH = "application/merge-patch+json"
-_KEYLESS: dict[str, Json] = {
-    "schedule": {"cron": "0 2 * * *", "timezone": "Europe/Berlin"}, "target": "nightly-report", "overlap": "skip"
-}  # fmt: skip
-_JOB: dict[str, Json] = {"key": "nightly", **_KEYLESS}
-
-
-class VersionsQuery(PageQuery):
-    """Query of a list of versions."""
-
-    limit: Annotated[
-        int, Field(ge=1, le=MAX_VERSIONS, description="The maximum number of results."), BeforeValidator(whole)
-    ] = 20
+_KEYLESS = {name: part for name, part in SPEC.items() if name != "key"}
 
 
 class PreviewBody(StrictModel):
@@ -108,25 +87,6 @@ class ReleaseBody(StrictModel):
     error: Annotated[Text | None, Field(description="Only jobs whose error contains this text.")] = None
     everything: Annotated[bool, Field(description="True to release all.")] = False
     dry_run: Annotated[bool, Field(description="Only count them.")] = False
-
-
-@dataclass(frozen=True, slots=True)
-class VersionsPage:
-    """Versions of a job, newest first."""
-
-    versions: tuple[Version, ...]
-    next_cursor: str | None
-
-
-@dataclass(frozen=True, slots=True)
-class ChangedJob:
-    """A job after a request."""
-
-    key: str
-    job_id: UUID
-    version: int
-    unchanged: bool
-    next_run_at: datetime | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,76 +130,27 @@ class JobsApi:
     def add_to(self, router: APIRouter) -> None:
         """Add the routes."""
         submitted = body_of(JobSpec)
-        read, write, operate = Scope.READ, Scope.WRITE, Scope.OPERATE
-
-        route = partial(add_route, router)
-        changed = partial(route, query=TenantQuery, answer=ChangedJob, sets=ENTITY_TAG)
-        edit = partial(changed, headers=IDEMPOTENCY_KEY | IF_MATCH | IF_NONE_MATCH, scope=write)
-        about = partial(route, query=TenantQuery, headers=IDEMPOTENCY_KEY)
-        route("GET", JOBS, self.list_jobs, scope=read, query=JobsQuery, answer=JobPage, example={"kind": "cron"})
+        route = partial(add_route, router, query=TenantQuery)
+        change = partial(route, scope=Scope.WRITE)
+        edit = partial(change, answer=ChangedJob, headers=IDEMPOTENCY_KEY | IF_MATCH | IF_NONE_MATCH)
         submit = partial(edit, also=HTTPStatus.CREATED, sets=ENTITY_TAG | LOCATION, body=submitted)
-        submit("POST", JOBS, self.create_job, sent=_JOB)
+        submit("POST", JOBS, self.create_job, sent=SPEC)
         # A job that does not fit is no reason to refuse the others.
         any_job = {"anyOf": [_SPEC, {"type": "object", "additionalProperties": True}]}
         jobs = {"type": "array", "items": any_job, "minItems": 1, "maxItems": _MOST_JOBS}
-        about("POST", f"{JOBS}:bulk", self.submit_jobs, scope=write, answer=BulkResults,
-              body=body_of(BulkBody, typed={"jobs": jobs}), sent={"jobs": [_JOB]})  # fmt: skip
-        route("POST", f"{JOBS}:preview", self.preview_job, scope=read, query=TenantQuery, answer=Preview,
-              body=body_of(PreviewBody, typed={"job": _SPEC}), sent={"job": _JOB, "limit": 3})  # fmt: skip
-        route("POST", f"{JOBS}:release", self.release_jobs, scope=operate, query=TenantQuery, answer=ReleaseResult,
+        change("POST", f"{JOBS}:bulk", self.submit_jobs, answer=BulkResults, headers=IDEMPOTENCY_KEY,
+               body=body_of(BulkBody, typed={"jobs": jobs}), sent={"jobs": [SPEC]})  # fmt: skip
+        route("POST", f"{JOBS}:preview", self.preview_job, scope=Scope.READ, answer=Preview,
+              body=body_of(PreviewBody, typed={"job": _SPEC}), sent={"job": SPEC, "limit": 3})  # fmt: skip
+        route("POST", f"{JOBS}:release", self.release_jobs, scope=Scope.OPERATE, answer=ReleaseResult,
               example={"error": "no such zone"}, body=body_of(ReleaseBody), sent={"keys": ["nightly"]})  # fmt: skip
-        pause, resume = (body_of(model, without=IN_ADDRESS) for model in (JobPause, JobResume))
-        verb = partial(changed, "POST", headers=IDEMPOTENCY_KEY, scope=operate)
-        verb(f"{JOB}:pause", self.pause_job, body=pause, sent={"reason": "maintenance"})
-        verb(f"{JOB}:resume", self.resume_job, body=resume, sent={})
-        about("POST", f"{JOB}:trigger", self.trigger_job, headers=IDEMPOTENCY_KEY | TRACEPARENT, scope=write,
-              status=HTTPStatus.CREATED, sets=LOCATION, answer=CreatedRun, body=body_of(JobTrigger, without=IN_ADDRESS),
-              sent={"payload": {"to": "a@example.org"}, "delay": "10s"})  # fmt: skip
-        route("GET", f"{JOB}/versions", self.list_job_versions, scope=read, query=VersionsQuery, answer=VersionsPage)
-        route("GET", JOB, self.get_job, scope=read, query=TenantQuery, answer=JobDetail, sets=ENTITY_TAG,
-              example={"job": _JOB, "kind": "cron"})  # fmt: skip
+        change("POST", f"{JOB}:trigger", self.trigger_job, headers=IDEMPOTENCY_KEY | TRACEPARENT,
+               status=HTTPStatus.CREATED, sets=LOCATION, answer=CreatedRun,
+               body=body_of(JobTrigger, without=IN_ADDRESS),
+               sent={"payload": {"to": "a@example.org"}, "delay": "10s"})  # fmt: skip
         submit("PUT", JOB, self.put_job, sent=_KEYLESS)
-        edit("PATCH", JOB, self.patch_job, body=patch_of(submitted, "JobPatch"), sent={"labels": {"team": "billing"}},
-             content=("application/json", _MERGE_PATCH))  # fmt: skip
-        edit("DELETE", JOB, self.delete_job)
-
-    async def list_jobs(self, request: Request, caller: Reader) -> Response:
-        """List jobs by key."""
-        query = read_query(request, JobsQuery)
-        cursors = Cursors.of(request, query, caller.tenant)
-        [after] = cursors.read(Key) or [""]
-
-        def read(reading: Conn) -> JobPage:
-            page = list_jobs(reading, caller.tenant, after=after, limit=query.limit, **query.filter)
-            return replace(page, next_cursor=cursors.write(page.next_cursor))
-
-        return await answer_read(self.reads, caller, read)
-
-    async def get_job(self, request: Request, caller: Reader) -> Response:
-        """Return a job with its next occurrence and its last run."""
-        read_query(request, TenantQuery)
-        key = read_key(request)
-
-        def read(connection: Connection) -> tuple[bytes, int]:
-            with connection.snapshot() as reading:
-                found = show_job(reading, caller.tenant, key)
-            return encoded(found), found.summary.version
-
-        content, version = await call(self.reads, caller, read)
-        return Response(content, headers=entity_tag(version), media_type="application/json")
-
-    async def list_job_versions(self, request: Request, caller: Reader) -> Response:
-        """Return the versions of a job, each with its changes."""
-        query, key = read_query(request, VersionsQuery), read_key(request)
-        cursors = Cursors.of(request, query, caller.tenant)
-        [before] = cursors.read(Whole) or [None]
-
-        def read(reading: Conn) -> VersionsPage:
-            found = versions(reading, caller.tenant, key, limit=query.limit, before=before)
-            more = len(found) == query.limit and found[-1].number > 1
-            return VersionsPage(tuple(found), cursors.write(found[-1].number) if more else None)
-
-        return await answer_read(self.reads, caller, read)
+        edit("PATCH", JOB, self.patch_job, sets=ENTITY_TAG, body=patch_of(submitted, "JobPatch"),
+             sent={"labels": {"team": "billing"}}, content=("application/json", _MERGE_PATCH))  # fmt: skip
 
     async def preview_job(self, request: Request, caller: Reader) -> Response:
         """Return what an unsaved job would do: its policies in words, and its next occurrences."""
@@ -277,19 +188,7 @@ class JobsApi:
         def change(connection: Connection) -> Reply:
             return patch_job(connection, key, patch, if_version=expected, request_id=request_id)
 
-        return await self._changed(caller, lambda each: _with_body_paths(lambda: change(each)))
-
-    async def delete_job(self, request: Request, caller: Writer) -> Response:
-        """Delete a job; started runs finish."""
-        return await self._about(request, caller, "job.delete", if_version=expected_version(request))
-
-    async def pause_job(self, request: Request, caller: Operator) -> Response:
-        """Pause a job's schedule; triggers still run."""
-        return await self._about(request, caller, "job.pause")
-
-    async def resume_job(self, request: Request, caller: Operator) -> Response:
-        """Resume a paused job."""
-        return await self._about(request, caller, "job.resume")
+        return await self._changed(caller, change)
 
     async def trigger_job(self, request: Request, caller: Writer) -> Response:
         """Run a job once, now or later."""
@@ -327,30 +226,23 @@ class JobsApi:
     async def _submit(self, request: Request, caller: Caller, job: Mapping[str, object]) -> Response:
         expected, request_id = expected_version(request, creates=True), idempotency_key(request)
         document = {"type": "job.submit", "job": job, "if_version": expected}
-        return await self._changed(
-            caller, lambda each: _with_body_paths(lambda: each.request(document, request_id)), creates=True
-        )
-
-    async def _about(self, request: Request, caller: Caller, kind: str, **fields: object) -> Response:
-        key, request_id = read_key(request), idempotency_key(request)
-        sent = await read_verb(request, kind, key=key, **fields)
-        return await self._changed(caller, lambda each: each.request(sent, request_id))
+        return await self._changed(caller, lambda each: each.request(document, request_id), creates=True)
 
     async def _changed(
         self, caller: Caller, change: Callable[[Connection], Reply], *, creates: bool = False
     ) -> Response:
-        reply = await call(self.writes, caller, change)
-        job = _changed_job(reply)
+        reply = await call(self.writes, caller, partial(_with_body_paths, change))
+        job = job_of(reply)
         if not (creates and job.version == 1 and not job.unchanged):
             return as_json_response(job, headers=entity_tag(job.version))
         where = location(caller, f"{JOBS}/{quote(job.key, safe='')}")
         return as_json_response(job, HTTPStatus.CREATED, entity_tag(job.version) | where)
 
 
-def _with_body_paths(change: Callable[[], Reply]) -> Reply:
+def _with_body_paths(change: Callable[[Connection], Reply], connection: Connection) -> Reply:
     """Apply a change whose `job` is the body: the paths of a refusal begin in the body."""
     try:
-        return change()
+        return change(connection)
     except VersionConflict:
         raise
     except Refused as error:
@@ -370,11 +262,6 @@ def _in_body(errors: Sequence[FieldError], at: str = "") -> list[FieldError]:
         else:
             found.append(each)
     return found
-
-
-def _changed_job(reply: Reply) -> ChangedJob:
-    job = job_of(reply)
-    return ChangedJob(reply.key or "", job.job_id, job.version, job.unchanged, job.next_run_at)
 
 
 def _bulk(connection: Connection, documents: Sequence[Mapping[str, object]]) -> BulkResults:
@@ -398,7 +285,7 @@ def _bulk(connection: Connection, documents: Sequence[Mapping[str, object]]) -> 
 
 def _bulk_result(at: int, reply: Reply) -> BulkResult:
     if reply.status is ReplyStatus.ACCEPTED:
-        return BulkResult(reply.key, accepted=True, job=_changed_job(reply), errors=())
+        return BulkResult(reply.key, accepted=True, job=job_of(reply), errors=())
     errors = [FieldError(each.path, each.problem, each.remedy) for each in reply.errors]
     if reply.code == RequestConflict.code:
         errors = [replace(each, path="Idempotency-Key") for each in errors]

@@ -1,10 +1,9 @@
 """Derived routes of REST: the bodies that the document shows, and answers in a form of their own."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from tidewheel.control.api.answers import TRACEPARENT
-from tidewheel.doors.rest import Route
+from tidewheel.doors.rest import Route, Routes
 from tidewheel.jobs.strict_json import Json
 from tidewheel.nouns.batches.operations import ChangedBatch, CreatedBatch
 from tidewheel.nouns.workflows.operations import ChangedWorkflow
@@ -17,8 +16,8 @@ _SUBMITTED: Json = {
     "on": {"finished": {"key": "nightly", "payload": {"order": 7}}},
 }
 
-AUDIT_LOG = {"list": Route(values={"action": "job.submit", "object": "job/nightly", "door": "rest"})}
-OVERVIEW: Mapping[str, Route] = {
+AUDIT_LOG: Routes = {"list": Route(values={"action": "job.submit", "object": "job/nightly", "door": "rest"})}
+OVERVIEW: Routes = {
     "now": Route(
         values={"kind": "failing_job"},
         prepare=lambda caller, arguments: arguments.update(sees_fleet=caller.sees_fleet),
@@ -26,14 +25,14 @@ OVERVIEW: Mapping[str, Route] = {
     **dict.fromkeys(("activity", "upcoming", "backlog", "slowest", "executors", "shards", "status"), Route()),
     "ask": Route(values={"kind": "job", "target": "nightly"}),
 }
-WORKS: Mapping[str, Route] = {
+WORKS: Routes = {
     "list": Route(values=_WORK),
     "get": Route(values=_WORK),
     "pause": Route(_REASON, values={"status": "paused"}),
     "resume": Route(values={"status": "running"}),
     "cancel": Route(_REASON, values={"status": "cancelled"}),
 }
-BATCHES: Mapping[str, Route] = {
+BATCHES: Routes = {
     "submit": Route(_SUBMITTED, shape=CreatedBatch, headers=TRACEPARENT),
     "add": Route({"runs": [{"ref": "more", "key": "nightly"}]}, shape=ChangedBatch),
     "close": Route(shape=ChangedBatch),
@@ -42,22 +41,16 @@ BATCHES: Mapping[str, Route] = {
     "get": Route(values=_BATCH),
     "list": Route(values=_BATCH),
 }
-ONE_JOB = {
-    "statistics": Route(),
-    "backfill": Route(
-        {"from": "2026-11-01T00:00:00Z", "to": "2026-11-08T00:00:00Z", "versions": "current"}, headers=TRACEPARENT
-    ),
-}
-OCCURRENCES = {"next": Route(values={"outcome": "scheduled"}), "explain": Route(values={"outcome": "fired"})}
-JOB_TIMES = {"timeline": Route(), "calendar": Route(), "preview_resume": Route()}
-LIMITS: Mapping[str, Route] = {
+OCCURRENCES: Routes = {"next": Route(values={"outcome": "scheduled"}), "explain": Route(values={"outcome": "fired"})}
+JOB_TIMES: Routes = {"timeline": Route(), "calendar": Route(), "preview_resume": Route()}
+LIMITS: Routes = {
     "set": Route({"key": "api/*", "at_once": 3, "rate": "100/min"}),
     "remove": Route({"key": "api/*"}),
     "list": Route(values={"key": "api/*"}),
     "keys": Route(values={"key": "api/acme"}),
 }
-ORDERING_KEYS = {"blocked": Route(values={"key": "acme"}), "unblock": Route({"key": "acme"})}
-WORKFLOWS: Mapping[str, Route] = {
+ORDERING_KEYS: Routes = {"blocked": Route(values={"key": "acme"}), "unblock": Route({"key": "acme"})}
+WORKFLOWS: Routes = {
     "list": Route(),
     "get": Route(),
     "pause": Route(_REASON, shape=ChangedWorkflow),
@@ -74,7 +67,7 @@ class ChangedFreeze:
     unchanged: bool
 
 
-FREEZES: Mapping[str, Route] = {
+FREEZES: Routes = {
     "list": Route(),
     "preview_thaw": Route(),
     "freeze": Route({"queue": "reports", "reason": "printer swap", "by": "anna"}, shape=ChangedFreeze),

@@ -72,7 +72,7 @@ def create(
             result = client.submit(document, if_version=0)
         except VersionConflict as refused:
             refuse("KEY", refused.errors[0].problem, "change it with `tidewheel job update`, or choose another key")
-    print_job_change(str(document["key"]), "created", result, output, zone=flags.tz or _zone(document))
+    print_job_change("created", result, output, zone=flags.tz or _zone(document))
     _print_lack(tenant, str(document["key"]), output)
 
 
@@ -99,7 +99,7 @@ def update(
     with requesting(tenant) as client:
         # The update names the version that was read, so a concurrent edit is refused and not overwritten.
         result = client.submit(document, if_version=if_version or current.summary.version)
-    print_job_change(job_key, "updated", result, output, zone=flags.tz or _zone(document))
+    print_job_change("updated", result, output, zone=flags.tz or _zone(document))
     _print_lack(tenant, job_key, output)
 
 

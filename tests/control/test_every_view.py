@@ -343,7 +343,7 @@ READS: Mapping[str, tuple[object, ...]] = {
 
 _WRITES: Mapping[str, str] = {
     "": "close patch release run_later submit trigger trigger_deduped",
-    "runs": "cancel cancel_all follow_logs retry retry_now wait", "works": "wait", "batches": "wait",
+    "runs": "cancel_all follow_logs retry retry_now wait", "works": "wait", "batches": "wait",
     "task_tokens": "complete fail heartbeat", "calendars": "delete put", "freezes": "preview_thaw",
     "tenants": "delete grant_role revoke_role",
 }  # fmt: skip

@@ -23,12 +23,13 @@ from tidewheel.jobs.values import Instant
 from tidewheel.nouns.operation import Operation, Parameter, Rows, model_of
 
 _PLURAL = re.compile("(?<=ch)es$|s$")
+_PLACES = ("after", "before")  # of the pages of a list
 _IN_CURSORS: Mapping[object, object] = {datetime: Instant, int: Whole}
 
 
 def query_of(declared: Operation, asked: Sequence[Parameter]) -> tuple[type[TenantQuery], dict[str, str]]:
     """Return the model of a query, and the names in it of the parameters that it has."""
-    named = {each.name: in_address(each) for each in asked if each.name != "after"}
+    named = {each.name: in_address(each) for each in asked if each.name not in _PLACES}
     names = {name: spoken for name, (spoken, _) in named.items()}
     listed = LimitQuery if any(each.kind == Rows for each in asked) else TenantQuery
     base = PageQuery if len(names) < len(asked) else listed
@@ -47,10 +48,16 @@ def in_address(each: Parameter) -> tuple[str, Parameter]:
     return each.spoken, each if reader is None else replace(each, kind=Annotated[each.kind, BeforeValidator(reader)])
 
 
-def after_of(cursors: Cursors, declared: Operation) -> Any:  # noqa: ANN401 - as `after` is declared
+def place_of(declared: Operation) -> Parameter:
+    """Return the parameter of a list with the place of its page."""
+    [found] = [each for each in declared.parameters if each.name in _PLACES]
+    return found
+
+
+def after_of(cursors: Cursors, declared: Operation) -> Any:  # noqa: ANN401 - as the place is declared
     """Return the place that the cursor of a request names."""
-    [after] = [each for each in declared.parameters if each.name == "after"]
-    place = next(each for each in get_args(after.kind) if each is not NoneType)
+    kind = place_of(declared).kind
+    place = next(each for each in get_args(kind) if each is not NoneType) if NoneType in get_args(kind) else kind
     if get_origin(place) is not tuple:
         [found] = cursors.read(place) or [None]
         return found

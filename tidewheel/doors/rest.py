@@ -1,14 +1,16 @@
 """Routes of operations: path, query, body and answers of each, from its signature.
 
-A parameter in the path is one of the path. Those of a GET are its query; those of a POST are its body. `after` becomes
-an opaque cursor. Callers, turns, strict bodies and problem documents are those of every route: `control/api`.
+A parameter in the path is one of the path. Those of a GET are its query; those of a POST are its body, but for those
+that headers have. `after` and `before` become an opaque cursor. Callers, turns, strict bodies and problem documents are
+those of every route: `control/api`.
 """
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import KW_ONLY, dataclass, field, make_dataclass
 from functools import cache, partial
 from http import HTTPStatus
-from typing import Annotated, Any, cast, get_args, get_origin
+from typing import Annotated, Any, TypeAlias, cast, get_args, get_origin
 
 from fastapi import APIRouter, Security
 from pydantic import BaseModel
@@ -16,13 +18,25 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute
 
-from tidewheel.control.api.answers import IDEMPOTENCY_KEY, LOCATION, accepted, answer, call, idempotency_key
+from tidewheel.control.api.answers import (
+    ENTITY_TAG,
+    IDEMPOTENCY_KEY,
+    IF_MATCH,
+    IF_NONE_MATCH,
+    LOCATION,
+    accepted,
+    answer,
+    call,
+    expected_version,
+    idempotency_key,
+)
 from tidewheel.control.api.authorization import Caller, caller, ensure_all_tenants
-from tidewheel.control.api.openapi import add_route, body_of, schema_of
+from tidewheel.control.api.openapi import IN_ADDRESS, add_route, body_of, schema_of
 from tidewheel.control.api.request_input import (
     ELSEWHERE,
     Cursors,
     PageQuery,
+    TenantQuery,
     read_body,
     read_key,
     read_number,
@@ -30,13 +44,19 @@ from tidewheel.control.api.request_input import (
 )
 from tidewheel.control.api.workers import Workers
 from tidewheel.control.client.connection import Connection
-from tidewheel.doors.address import after_of, next_cursor, query_of, singular, title
+from tidewheel.doors.address import after_of, next_cursor, place_of, query_of, singular, title
 from tidewheel.jobs.strict_json import Json
 from tidewheel.jobs.validation import StrictModel
 from tidewheel.nouns.operation import Noun, Operation, Page, Parameter, as_document, field_values, model_of, operations
 
+_HEADERS: Mapping[str, tuple[Mapping[str, str], Callable[[Request], object]]] = {
+    "request_id": (IDEMPOTENCY_KEY, idempotency_key),
+    "if_version": (IF_MATCH | IF_NONE_MATCH, expected_version),
+}
+"""The parameters of a change that headers have: their documentation, and what reads them."""
 
-@dataclass(frozen=True, slots=True)
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Route:
     """The documentation of a route, and what it answers in a form of its own."""
 
@@ -44,97 +64,111 @@ class Route:
     _: KW_ONLY
     values: Mapping[str, Json] = field(default_factory=dict[str, Json])  # of fields of its example
     schema: Mapping[str, Any] | None = None
-    shape: Callable[..., object] | None = None  # of a change, it gets the ids of the path and `unchanged`
+    shape: Callable[..., object] | None = None  # gets the ids of the path, and the result; of a change, `unchanged`
     headers: Mapping[str, str] = field(default_factory=dict[str, str])
     prepare: Callable[[Caller, dict[str, Any]], None] = lambda caller, arguments: None  # refuses, or completes them
     status: HTTPStatus = HTTPStatus.OK
     gives: Mapping[str, str] = field(default_factory=dict[str, str])  # headers of its answer
+    version: Callable[[Any], int] | None = None  # of its answer, which is its entity tag
+    words: str | None = None  # in place of those of the operation
+    body: type[StrictModel] | None = None  # the request whose fields its body has
+    query: type[TenantQuery] | None = None  # in place of the derived one; its `filter` has arguments
 
 
-def add_routes(router: APIRouter, noun: type[Noun], routes: Mapping[str, Route]) -> None:
-    """Add the routes of operations of a noun; `routes` has the documentation of each.
+Routes: TypeAlias = Mapping[str | Operation, Route]
+"""The routes of a noun by operation; one with a second address is its declaration with this address."""
+
+
+def add_routes(router: APIRouter, noun: type[Noun], routes: Routes) -> None:
+    """Add the routes of a noun.
 
     The application that has them keeps the workers of its reads and writes in its state.
     """
     for name, route in routes.items():
-        made = _endpoint_of(noun, operations(noun)[name]).route(route)  # type: ignore[arg-type] # a class has a hash
-        router.routes.append(made)
+        declared = operations(noun)[name] if isinstance(name, str) else name
+        router.routes.append(_made(noun, declared, route))  # type: ignore[arg-type] # a class has a hash
+
+
+@cache  # a model and a route cost milliseconds to make, and several applications need each
+def _made(noun: type[Noun], declared: Operation, route: Route) -> BaseRoute:
+    router = APIRouter()
+    _Endpoint(noun, declared, route).add_to(router)
+    [made] = router.routes
+    return made
 
 
 class _Endpoint:
     """The route of one operation."""
 
-    def __init__(self, noun: type[Noun], declared: Operation) -> None:
-        self._noun, self._declared = noun, declared
+    def __init__(self, noun: type[Noun], declared: Operation, route: Route) -> None:
+        self._noun, self._declared, self._route = noun, declared, route
         self._method, _, self._path = declared.route.partition(" ")
         self._begun = HTTPStatus.CREATED if declared.starts == self._path else HTTPStatus.ACCEPTED
-        others = [each for each in declared.parameters if f"{{{each.spoken}" not in self._path]
-        self._in_path = [each for each in declared.parameters if each not in others]
-        self.query, self._asked = query_of(declared, [] if self._method != "GET" else others)
-        self._sent = [each for each in others if each.name != "request_id"] if self._method != "GET" else []
-        self._is_idempotent = len(self._sent) < len(others) and self._method != "GET"
+        by_name = {name: each for each in declared.parameters for name in (each.name, each.spoken)}
+        self._in_path = {name: by_name[name] for name in re.findall(r"{(\w+)", self._path)}
+        others = [each for each in declared.parameters if each not in self._in_path.values()]
+        changes = self._method != "GET"
+        self._query, self._asked = query_of(declared, [] if changes else others)
+        if route.query is not None:
+            self._query, self._asked = route.query, {"limit": "limit"}
+        self._in_head = [name for name in _HEADERS if changes and any(each.name == name for each in others)]
+        self._sent = [each for each in others if changes and each.name not in _HEADERS]
         named = [(each.spoken, each) for each in self._sent]
-        self.body = model_of(f"{title(declared.name)}Body", named, StrictModel, declared.summary)
-        in_path = {each.spoken: "leave it out; the URL already names it" for each in self._in_path}
-        self.body.elsewhere = {**ELSEWHERE, **in_path, **getattr(declared.function, "elsewhere", {})}
-        self._made: BaseRoute | None = None
+        self._body = model_of(f"{title(declared.name)}Body", named, StrictModel, declared.summary)
+        in_path = dict.fromkeys(self._in_path, "leave it out; the URL already names it")
+        self._body.elsewhere = {**ELSEWHERE, **in_path, **getattr(route.body or declared.function, "elsewhere", {})}
 
-    def route(self, route: Route) -> BaseRoute:
-        """Return the route with its documentation, which is made once."""
-        if self._made is None:
-            router = APIRouter()
-            self._add_to(router, route)
-            [self._made] = router.routes
-        return self._made
-
-    def _add_to(self, router: APIRouter, route: Route) -> None:
-        declared = self._declared
+    def add_to(self, router: APIRouter) -> None:
+        """Add it with its documentation."""
+        declared, route = self._declared, self._route
 
         async def endpoint(request: Request, found: Caller) -> Response:
             state = request.app.state
-            return await self._answer(request, found, route, state.reads if self._method == "GET" else state.writes)
+            return await self._answer(request, found, state.reads if self._method == "GET" else state.writes)
 
-        endpoint.__name__, endpoint.__doc__ = declared.name, declared.words
+        endpoint.__name__, endpoint.__doc__ = declared.name, route.words or declared.words
         endpoint.__annotations__["found"] = Annotated[Caller, Security(caller, scopes=[declared.scope])]
-        documented: dict[str, Any] = {"status": route.status}
-        documented |= {"body": body_of(self.body), "sent": route.sent} if self._sent else {}
-        if self._is_idempotent:
-            documented["headers"] = IDEMPOTENCY_KEY | dict(route.headers)
+        documented: dict[str, Any] = {"status": route.status, "sets": ENTITY_TAG if route.version else None}
+        if self._sent:
+            body = body_of(route.body, without=IN_ADDRESS) if route.body else body_of(self._body)
+            documented |= {"body": body, "sent": route.sent}
         if declared.starts is not None:
             documented |= {"also" if self._begun is HTTPStatus.ACCEPTED else "status": self._begun, "sets": LOCATION}
+        headers = {name: text for each in self._in_head for name, text in _HEADERS[each][0].items()}
         add_route(
-            router, self._method, self._path, endpoint, scope=declared.scope, query=self.query,
-            answer=route.schema or _schema_of(declared, route.shape), example=route.values, **documented,
+            router, self._method, self._path, endpoint, scope=declared.scope, query=self._query,
+            answer=route.schema or _schema_of(declared, route.shape), example=route.values,
+            headers=headers | dict(route.headers), **documented,
         )  # fmt: skip
 
-    async def _answer(self, request: Request, found: Caller, route: Route, workers: Workers) -> Response:
-        query = read_query(request, self.query)
-        arguments = {each.name: _path_value(request, each) for each in self._in_path}
+    async def _answer(self, request: Request, found: Caller, workers: Workers) -> Response:
+        query, route = read_query(request, self._query), self._route
+        arguments = {each.name: _path_value(request, name, each) for name, each in self._in_path.items()}
         arguments |= {name: getattr(query, spoken) for name, spoken in self._asked.items()}
+        arguments |= getattr(query, "filter", {})
         if self._method != "GET":
-            body = await read_body(request, self.body)
+            body = await read_body(request, self._body)
             sent = [each for each in self._sent if not each.filters or each.spoken in body.model_fields_set]
             arguments |= {each.name: getattr(body, each.spoken) for each in sent}
-        if self._is_idempotent:
-            arguments["request_id"] = idempotency_key(request)
+        arguments |= {name: _HEADERS[name][1](request) for name in self._in_head}
         route.prepare(found, arguments)
         if (needed := self._declared.authorize(arguments)) is not None:
             ensure_all_tenants(found, needed)
         cursors = Cursors.of(request, query, found.tenant) if isinstance(query, PageQuery) else None
-        if cursors is not None:
-            arguments["after"] = after_of(cursors, self._declared)
-        work = partial(self._run, arguments, cursors, route)
+        if cursors is not None and cursors.given is not None:
+            arguments[place_of(self._declared).name] = after_of(cursors, self._declared)
+        work = partial(self._run, arguments, cursors)
         if self._declared.starts is None:
-            return await answer(workers, found, work, status=route.status, headers=route.gives)
+            return await answer(workers, found, work, status=route.status, headers=route.gives, version=route.version)
         started = await call(workers, found, work)
         name = f"{singular(self._declared.starts.rpartition('/')[2])}_id"
         return accepted(found, started, self._declared.starts, name, self._begun)
 
-    def _run(self, given: Mapping[str, Any], cursors: Cursors | None, route: Route, connection: Connection) -> object:
+    def _run(self, given: Mapping[str, Any], cursors: Cursors | None, connection: Connection) -> object:
         found = self._declared.call(self._noun, connection, given)
-        if (shape := route.shape) is not None:
-            ids = [given[each.name] for each in self._in_path]
-            return shape(*ids, not found) if self._declared.result is bool else shape(found)
+        if (shape := self._route.shape) is not None:
+            ids = [given[each.name] for each in self._in_path.values()]
+            return shape(*ids, not found if self._declared.result is bool else found)
         document: Any = as_document(found, self._declared)
         if cursors is None:
             return document
@@ -142,13 +176,10 @@ class _Endpoint:
         return {**page, "next_cursor": next_cursor(cursors, page["next_cursor"])}
 
 
-_endpoint_of = cache(_Endpoint)  # a model and a route cost milliseconds to make, and several applications need each
-
-
-def _path_value(request: Request, each: Parameter) -> object:
-    if each.spoken == "key":
+def _path_value(request: Request, name: str, each: Parameter) -> object:
+    if name == "key":
         return read_key(request)
-    value = request.path_params[each.spoken]
+    value = request.path_params[name]
     return (read_number(value) or 0) if each.accepts(int) else value  # 0: no row has it
 
 

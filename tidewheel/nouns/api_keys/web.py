@@ -1,6 +1,5 @@
 """API keys on the web: the pages, and what REST adds to its derived routes."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import ClassVar
@@ -19,7 +18,7 @@ from tidewheel.control.console.view import View, list_view, page_now, read_filte
 from tidewheel.control.console.words import when
 from tidewheel.control.instants import typed_number
 from tidewheel.doors.address import after_of, next_cursor
-from tidewheel.doors.rest import Route
+from tidewheel.doors.rest import Route, Routes
 from tidewheel.errors import FieldError, refuse
 from tidewheel.jobs.strict_json import Json
 from tidewheel.nouns.api_keys.operations import ApiKeys, ApiKeySummary, RevokedKey, list_api_keys, show_api_key
@@ -169,7 +168,7 @@ def _shown(connection: Connection, caller: Caller, request: Request) -> ApiKeySu
 
 
 _NAMED: dict[str, Json] = {"name": "ci"}
-API_KEYS: Mapping[str, Route] = {
+API_KEYS: Routes = {
     "create": Route(
         {"name": "ci", "scopes": ["write"], "lifetime": "90d"},
         values={**_NAMED, "key": "tw_k3v9x0a1bc_…"},

@@ -17,7 +17,7 @@ from tidewheel.control.console.urls import Urls
 from tidewheel.control.console.view import View, begin_of, filters_of, list_view, page_now, part, read_filters
 from tidewheel.doors.address import after_of, query_of
 from tidewheel.doors.console import Confirm
-from tidewheel.doors.rest import Route
+from tidewheel.doors.rest import Route, Routes
 from tidewheel.errors import UnknownDeadLetter
 from tidewheel.jobs.strict_json import Json
 from tidewheel.nouns.dead_letters.operations import (
@@ -145,7 +145,7 @@ class DeadLetter(DeadLetterSummary):
     message_value_base64: str | None
 
 
-def _shape(found: DeadLetterDetail) -> DeadLetter:
+def _shape(_: int, found: DeadLetterDetail) -> DeadLetter:
     """Return a dead letter with its run as the routes of runs return one, and with its message as base64."""
     summary = {each.name: getattr(found, each.name) for each in fields(DeadLetterSummary)}
     run = None if found.run is None else with_attempts(found.run)
@@ -161,7 +161,7 @@ _LETTER: dict[str, Json] = {"status": "failed", "error_type": "TimeoutError", "r
 _SCHEMA = schema_of(DeadLetter)
 _SCHEMA["properties"]["run"] = {"anyOf": [RUN, {"type": "null"}]}
 
-DEAD_LETTERS: Mapping[str, Route] = {
+DEAD_LETTERS: Routes = {
     "list": Route(values=_LETTER),
     "groups": Route(values=_LETTER),
     "get": Route(schema=_SCHEMA, shape=_shape, values=_LETTER),

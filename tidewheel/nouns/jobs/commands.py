@@ -51,7 +51,6 @@ _POSTPONED = "correct the cause, which is in the schedulers' logs and at `/ready
 
 
 def print_job_change(
-    key: str,
     done: str,
     job: Job,
     output: Output,
@@ -63,8 +62,7 @@ def print_job_change(
     """Print the change of a job: the action, its version and its next occurrence."""
     text = f"unchanged: {unchanged}, version {job.version}" if job.unchanged else done + version.format(job.version)
     coming = f"; next {utc_and_local(job.next_run_at, zone)}" if job.next_run_at else ""
-    document = {"key": key, **(as_object(as_json(job)) or {})}
-    print_result([f"{key}: {text}{coming}"], document, output)
+    print_result([f"{job.key}: {text}{coming}"], job, output)
 
 
 def change_lines(found: Sequence[Change]) -> list[str]:
@@ -116,7 +114,7 @@ def _show_days(shown: Shown) -> None:
 
 def _show_versions(shown: Shown) -> None:
     if shown.output is not Output.TEXT:
-        print_document({"key": shown.arguments["key"], **shown.found}, shown.output)
+        print_document({"key": shown.arguments["key"], "versions": shown.found["versions"]}, shown.output)
     else:
         _VERSIONS.print(shown.found["versions"])
 
@@ -130,9 +128,7 @@ def _changes(
         given = {name: _argument_text(value, shown.zone) for name, value in shown.arguments.items()}
         text = done.format_map(given).removesuffix(" until None")
         zone = shown.zone if "at" in given else None
-        print_job_change(
-            shown.arguments["key"], text, shown.found, shown.output, unchanged=unchanged, version=version, zone=zone
-        )
+        print_job_change(text, shown.found, shown.output, unchanged=unchanged, version=version, zone=zone)
 
     return show
 
@@ -305,7 +301,9 @@ _ONE: Mapping[str, Flag | None] = {
     "limit": Flag(kind=_NUMBER),
     "before": Flag(kind=_BEFORE),
     "version": Flag(kind=_VERSION),
+    "request_id": None,
 }
+_UNREASONED = {**_ONE, "reason": None}
 _BACKFILL: Mapping[str, Flag | None] = {
     "key": Flag(kind=Key),
     "from_at": Flag(kind=_BEGIN),
@@ -325,8 +323,8 @@ show = command(Jobs, "get", _show_one, flags=_ONE, local_times=True)
 
 _job = partial(command, OneJob, flags=_ONE)
 pause = _job("pause", _changes("paused until {until}", "the job is already paused"), prepare=_read_end)
-resume = _job("resume", _changes("resumed", "the job is not paused"))
-delete = _job("delete", _changes("deleted"))
+resume = _job("resume", _changes("resumed", "the job is not paused"), flags=_UNREASONED)
+delete = _job("delete", _changes("deleted"), flags=_UNREASONED)
 rollback = _job("rollback", _changes("rolled back to version {version}", version=" (saved as version {})"))
 skip = _job("skip", _changes("skips {at}", "the occurrence is already skipped"), prepare=_read_instants)
 move = _job("move", _changes("moves {at} to {to}", "the occurrence already has this time"), prepare=_read_instants)

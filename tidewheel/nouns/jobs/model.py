@@ -44,10 +44,16 @@ class JobFilter(TypedDict, total=False):
 class Job:
     """A job after a request."""
 
+    key: str
     job_id: JobId
     version: int
     unchanged: bool
     next_run_at: datetime | None  # None if there is none, or the job is paused
+
+
+@dataclass(frozen=True, slots=True)
+class ChangedJob(Job):
+    """A job after a request."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,9 +172,10 @@ class BackfillResult:
         return self.backfill_id
 
 
-def job_of(reply: "Reply") -> Job:
+def job_of(reply: "Reply") -> ChangedJob:
     """Return the job of an accepted request."""
-    return Job(JobId(UUID(reply.job_id)), cast("int", reply.job_version), reply.unchanged, reply.next_run_at)
+    job_id, version = JobId(UUID(reply.job_id)), cast("int", reply.job_version)
+    return ChangedJob(reply.key or "", job_id, version, reply.unchanged, reply.next_run_at)
 
 
 def backfill_of(reply: "Reply") -> BackfillResult:

@@ -11,13 +11,13 @@ from typing import Annotated, Literal, Unpack
 from uuid import UUID
 
 from psycopg.rows import class_row
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from tidewheel.activity import quantile, unpack
 from tidewheel.api_keys import Scope
 from tidewheel.errors import UnknownJob
 from tidewheel.ids import job_id
-from tidewheel.jobs.values import IfVersion, Instant, OverlapPolicy, Reason
+from tidewheel.jobs.values import MAX_TEXT, IfVersion, Instant, OverlapPolicy, Reason, one_line
 from tidewheel.nouns.jobs.model import (
     BackfillResult,
     Change,
@@ -47,6 +47,7 @@ JOB = f"{JOBS}/{{key}}"
 
 At = Annotated[Instant, Field(description="The occurrence's nominal instant.")]
 Number = Annotated[int, Field(ge=1, le=2**31 - 1)]
+_After = Annotated[str, AfterValidator(lambda text: text and one_line(MAX_TEXT)(text))]
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +154,7 @@ class Jobs(Noun):
     """Reads of jobs; `Client.submit`, `patch` and `delete` change them."""
 
     @operation(f"GET {JOBS}", "list_jobs", scope=Scope.READ)
-    def list(self, *, after: str = "", limit: Rows = 50, **filters: Unpack[JobFilter]) -> JobPage:
+    def list(self, *, after: _After = "", limit: Rows = 50, **filters: Unpack[JobFilter]) -> JobPage:
         """List jobs by key, each with its next occurrence and last run."""
         return self._read(list_jobs, after=after, limit=limit, **filters)
 
@@ -173,19 +174,27 @@ class OneJob(Noun):
         *,
         until: Annotated[Instant | None, Field(description="Resume the job automatically at this time.")] = None,
         reason: Reason | None = None,
+        request_id: str | None = None,
     ) -> Job:
         """Pause a job's schedule; triggers still run."""
-        return self._change("job.pause", key, until=until, reason=reason)
+        return self._change("job.pause", key, request_id, until=until, reason=reason)
 
     @operation(f"POST {JOB}:resume", "resume_job", scope=Scope.OPERATE)
-    def resume(self, key: str) -> Job:
+    def resume(self, key: str, *, reason: Reason | None = None, request_id: str | None = None) -> Job:
         """Resume a paused job."""
-        return self._change("job.resume", key)
+        return self._change("job.resume", key, request_id, reason=reason)
 
     @operation(f"DELETE {JOB}", "delete_job", scope=Scope.WRITE)
-    def delete(self, key: str, *, if_version: IfVersion | None = None) -> Job:
+    def delete(
+        self,
+        key: str,
+        *,
+        if_version: IfVersion | None = None,
+        reason: Reason | None = None,
+        request_id: str | None = None,
+    ) -> Job:
         """Delete a job; started runs finish, the rest are cancelled."""
-        return self._change("job.delete", key, if_version=if_version)
+        return self._change("job.delete", key, request_id, if_version=if_version, reason=reason)
 
     @operation(f"POST {JOB}:backfill", "backfill_job", scope=Scope.OPERATE, starts=WORKS)
     def backfill(
@@ -277,5 +286,5 @@ class OneJob(Noun):
 
         return self._read(diff, key, a, b)
 
-    def _change(self, kind: str, key: str, **fields: object) -> Job:
-        return job_of(self._call.request({"type": kind, "key": key, **fields}))
+    def _change(self, kind: str, key: str, request_id: str | None = None, **fields: object) -> Job:
+        return job_of(self._call.request({"type": kind, "key": key, **fields}, request_id))

@@ -20,6 +20,7 @@ from tidewheel.jobs.payload import JSON_CONTENT
 from tidewheel.jobs.spec_cache import submitted_form
 from tidewheel.jobs.strict_json import as_object
 from tidewheel.nouns.jobs.model import Change, Version
+from tidewheel.nouns.operation import Page
 from tidewheel.postgres.session import Conn, read_rows
 from tidewheel.postgres.statements import Statements
 from tidewheel.redaction import redact_query
@@ -42,7 +43,7 @@ class _VersionRow:
     definition: bytes
 
 
-def versions(connection: Conn, tenant: str, key: str, *, limit: int = 20, before: int | None = None) -> list[Version]:
+def versions(connection: Conn, tenant: str, key: str, *, limit: int = 20, before: int | None = None) -> Page[Version]:
     """Return up to 100 versions of a job, also a deleted one, before a number if given, newest first."""
     limit = min(max(limit, 1), MAX_VERSIONS)
     columns = {"job_id": job_id(tenant, key), "before": before or _LATEST, "limit": limit + 1}
@@ -51,10 +52,11 @@ def versions(connection: Conn, tenant: str, key: str, *, limit: int = 20, before
         read = [(_version(key, row), _document(key, row)) for row in cursor.execute(_READ_VERSIONS, columns)]
     if not read and before is None:
         raise UnknownJob(tenant, key)
-    return [
+    found = [
         replace(version, changes=tuple(changes(earlier[1], document))) if earlier else version
         for (version, document), earlier in zip(read[:limit], [*read[1:], None], strict=False)
     ]
+    return Page(found, found[-1].number if len(read) > limit else None)
 
 
 def diff(connection: Conn, tenant: str, key: str, a: int, b: int) -> list[Change]:

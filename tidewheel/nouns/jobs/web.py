@@ -1,14 +1,27 @@
-"""The query of a list of jobs, in REST and in pages."""
+"""Jobs in REST: the queries of lists, of which pages have one too, and the derived routes."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
-from tidewheel.control.api.request_input import LabelFilter, PageQuery, Text
+from tidewheel.control.api.answers import TRACEPARENT
+from tidewheel.control.api.openapi import schema_of
+from tidewheel.control.api.request_input import LabelFilter, PageQuery, Text, whole
+from tidewheel.doors.rest import Route, Routes
+from tidewheel.jobs.requests import JobDelete, JobPause, JobResume
+from tidewheel.jobs.strict_json import Json
 from tidewheel.jobs.values import Queue
-from tidewheel.nouns.jobs.model import JobFilter, Kind, Lane
+from tidewheel.nouns.jobs.model import ChangedJob, JobFilter, Kind, Lane, Version
+from tidewheel.nouns.jobs.versions import MAX_VERSIONS
 
+SPEC: dict[str, Json] = {
+    "key": "nightly", "schedule": {"cron": "0 2 * * *", "timezone": "Europe/Berlin"}, "target": "nightly-report",
+    "overlap": "skip",
+}  # fmt: skip
+"""A job, as the document shows it."""
 _STATES: Mapping[str | None, JobFilter] = {
     "active": {"paused": False, "finished": False, "quarantined": False},
     "paused": {"paused": True},
@@ -41,3 +54,43 @@ class JobsQuery(PageQuery):
         """The filter of the read."""
         fits = JobFilter(prefix=self.prefix, labels=dict(self.label), lane=self.lane, queue=self.queue, kind=self.kind)
         return {**fits, **_STATES.get(self.status, {})}
+
+
+class VersionsQuery(PageQuery):
+    """Query of a list of versions."""
+
+    limit: Annotated[
+        int, Field(ge=1, le=MAX_VERSIONS, description="The maximum number of results."), BeforeValidator(whole)
+    ] = 20
+
+
+@dataclass(frozen=True, slots=True)
+class VersionsPage:
+    """Versions of a job, newest first."""
+
+    versions: tuple[Version, ...]
+    next_cursor: str | None
+
+
+_changed = partial(Route, schema=schema_of(ChangedJob), version=lambda job: job.version)
+JOBS: Routes = {
+    "list": Route(query=JobsQuery, values={"kind": "cron"}, words="List jobs by key."),
+    "get": Route(
+        values={"job": SPEC, "kind": "cron"}, version=lambda job: job.summary.version,
+        words="Return a job with its next occurrence and its last run.",
+    ),
+}  # fmt: skip
+ONE_JOB: Routes = {
+    "statistics": Route(),
+    "backfill": Route(
+        {"from": "2026-11-01T00:00:00Z", "to": "2026-11-08T00:00:00Z", "versions": "current"}, headers=TRACEPARENT
+    ),
+    "pause": _changed({"reason": "maintenance"}, body=JobPause),
+    "resume": _changed({}, body=JobResume),
+    "delete": _changed({}, body=JobDelete, words="Delete a job; started runs finish."),
+    "versions": Route(
+        query=VersionsQuery,
+        schema=schema_of(VersionsPage),
+        words="Return the versions of a job, each with its changes.",
+    ),
+}

@@ -121,9 +121,10 @@ class Runs(RunList):
             self._call.sleep(polling.pause())
         return run
 
-    def cancel(self, run_id: UUID, *, reason: str | None = None, request_id: str | None = None) -> RunState:
+    @operation(f"POST {_RUN}:cancel", "cancel_run", scope=Scope.OPERATE)
+    def cancel(self, run_id: _RunId, *, reason: str | None = None, request_id: str | None = None) -> RunState:
         """Cancel a run in any state; return the state it was in before."""
-        document = {"type": "run.cancel", "run_id": str(as_id(run_id, "run_id")), "reason": reason}
+        document = {"type": "run.cancel", "run_id": str(run_id), "reason": reason}
         return RunState(self._call.request(document, request_id).run_status or "")
 
     def retry(self, run_id: UUID, *, delay: timedelta | float | None = None, request_id: str | None = None) -> RunId:

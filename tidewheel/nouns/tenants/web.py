@@ -31,7 +31,7 @@ from tidewheel.control.console.words import NONE, agreed, counted, number
 from tidewheel.control.instants import typed_number
 from tidewheel.control.reads.workload import read_activity
 from tidewheel.doors.address import after_of, next_cursor
-from tidewheel.doors.rest import Route
+from tidewheel.doors.rest import Route, Routes
 from tidewheel.errors import FieldError, InvalidInput, refuse
 from tidewheel.jobs.strict_json import Json
 from tidewheel.jobs.validation import StrictModel
@@ -53,7 +53,7 @@ def _ensure_seen(caller: Caller, arguments: dict[str, Any]) -> None:
 
 _TENANT: dict[str, Json] = {"tenant": "acme", "state": "any"}
 _of_one = partial(Route, prepare=_ensure_seen, values=_TENANT)
-TENANTS: Mapping[str, Route] = {
+TENANTS: Routes = {
     "create": Route({"tenant": "acme", "in_flight": 500}, status=HTTPStatus.CREATED, values=_TENANT),
     "list": Route(values=_TENANT),
     "get": _of_one(),
