@@ -53,7 +53,7 @@ _HEADERS: Mapping[str, tuple[Mapping[str, str], Callable[[Request], object]]] = 
     "request_id": (IDEMPOTENCY_KEY, idempotency_key),
     "if_version": (IF_MATCH | IF_NONE_MATCH, expected_version),
 }
-"""The parameters of a change that headers have: their documentation, and what reads them."""
+"""Parameters of a change that headers carry, each with its documentation and its reader."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
