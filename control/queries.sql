@@ -64,9 +64,9 @@ SELECT min(w.scheduled_at) FILTER (WHERE w.cause = 'timer' AND w.attempt = 0) AS
                  ORDER BY o.scheduled_at
                  LIMIT 100) AS w
 
--- name: find_jobs_of_page
--- Returns the first matching ids among the first `look` jobs of a tenant by key, their number, at most `count_limit`, that of
--- all looked at, the last key.
+-- name: find_jobs_of_page, find_last_jobs_of_page
+-- Returns the first matching ids among the first `look` jobs of a tenant by key, or the last, their number, at most `count_limit`,
+-- that of all looked at, the last key looked at.
 -- Index: jobs_by_key, walked from the page's start; job_versions_pkey. For quarantined jobs only, quarantine is read once,
 -- and timers_pkey; for unwell ones also failed_runs_by_tenant, and by job in the partitions of seven days. No lock.
 -- Why: unwell are the jobs of the newest 500 failures with one among their last 10 ends, and those in quarantine.
@@ -92,7 +92,7 @@ WITH failing AS MATERIALIZED (
      WHERE tenant = %(tenant)s AND version > 0 AND deleted_at IS NULL
        AND key COLLATE "C" >= %(prefix)s AND key COLLATE "C" > %(after)s
        AND (%(beyond)s::text IS NULL OR key COLLATE "C" < %(beyond)s)
-     ORDER BY key COLLATE "C"
+     ORDER BY key COLLATE "C" {{up}}
      LIMIT %(look)s
 ), matching AS MATERIALIZED (
     SELECT key, job_id FROM seen
@@ -112,9 +112,9 @@ WITH failing AS MATERIALIZED (
             SELECT q.job_id FROM quarantine AS q JOIN timers AS h USING (job_id) WHERE h.hold_reason = 'quarantine'))
      LIMIT %(count_limit)s
 )
-SELECT ARRAY(SELECT job_id FROM matching ORDER BY key COLLATE "C" LIMIT %(limit)s) AS job_ids,
+SELECT ARRAY(SELECT job_id FROM matching ORDER BY key COLLATE "C" {{up}} LIMIT %(limit)s) AS job_ids,
        (SELECT count(*) FROM matching) AS matching, (SELECT count(*) FROM seen) AS looked_at,
-       (SELECT key FROM seen ORDER BY key COLLATE "C" DESC LIMIT 1) AS last_seen
+       (SELECT key FROM seen ORDER BY key COLLATE "C" {{down}} LIMIT 1) AS last_seen
 
 -- name: list_jobs
 -- Returns these jobs by key, each with its schedule, timer, first run created ahead, and latest run whose instant has come.
@@ -473,27 +473,28 @@ SELECT 1
 -- part: page_by_id(seen)
 -- The first matching ids of a page in the order of ids, their number, that of all looked at, and the last id.
 -- No index, no lock.
-SELECT ARRAY(SELECT run_id FROM seen WHERE matches ORDER BY run_id DESC LIMIT %(limit)s) AS run_ids,
+SELECT ARRAY(SELECT run_id FROM seen WHERE matches ORDER BY run_id {{down}} LIMIT %(limit)s) AS run_ids,
        (SELECT count(*) FROM seen WHERE matches) AS matching, (SELECT count(*) FROM seen) AS looked_at,
-       (SELECT run_id FROM seen ORDER BY run_id LIMIT 1) AS last_seen
+       (SELECT run_id FROM seen ORDER BY run_id {{up}} LIMIT 1) AS last_seen
 
 -- part: page_by_instant(seen)
 -- The same in the order of nominal instants.
 -- No index, no lock.
-SELECT ARRAY(SELECT run_id FROM seen WHERE matches ORDER BY scheduled_at DESC, run_id DESC LIMIT %(limit)s) AS run_ids,
+SELECT ARRAY(SELECT run_id FROM seen WHERE matches ORDER BY scheduled_at {{down}}, run_id {{down}} LIMIT %(limit)s) AS run_ids,
        (SELECT count(*) FROM seen WHERE matches) AS matching, (SELECT count(*) FROM seen) AS looked_at,
-       (SELECT run_id FROM seen ORDER BY scheduled_at, run_id LIMIT 1) AS last_seen
+       (SELECT run_id FROM seen ORDER BY scheduled_at {{up}}, run_id {{up}} LIMIT 1) AS last_seen
 
--- name: find_runs
--- Returns the first matching ids among the newest `look` runs of a tenant, their number, that of all looked at, the last id.
--- Index: job_runs_by_tenant and by tenant in every partition, walked backwards. No lock.
+-- name: find_runs, find_oldest_runs
+-- Returns the first matching ids among the newest `look` runs of a tenant, or the oldest, their number, that of all looked at, the
+-- last id.
+-- Index: job_runs_by_tenant and by tenant in every partition, walked backwards, or forwards. No lock.
 -- Why: with `tenant =` the planner may walk job_runs_pkey, past the rows of other tenants.
 WITH seen AS MATERIALIZED (
     SELECT u.run_id, {{fits_run_filter(u)}} AND {{has_key(u)}} AND {{has_ended(u)}} AS matches
       FROM (SELECT * FROM runs AS r
              WHERE (r.tenant, r.run_id) < (%(tenant)s, %(before_id)s)
                AND (r.tenant, r.run_id) >= (%(tenant)s, %(first_id)s) AND r.shard >= 0) AS u
-     ORDER BY u.tenant DESC, u.run_id DESC
+     ORDER BY u.tenant {{down}}, u.run_id {{down}}
      LIMIT %(look)s
 )
 {{page_by_id(seen)}}
@@ -523,22 +524,22 @@ SELECT *
  ORDER BY at DESC
  LIMIT %(limit)s
 
--- name: find_runs_of_job
--- Returns the same of the newest `look` runs of a job by instant.
--- Index: job_runs_by_job and by job in every partition, walked backwards. No lock.
+-- name: find_runs_of_job, find_oldest_runs_of_job
+-- Returns the same of the newest `look` runs of a job by instant, or the oldest.
+-- Index: job_runs_by_job and by job in every partition, walked backwards, or forwards. No lock.
 WITH seen AS MATERIALIZED (
     SELECT u.run_id, u.scheduled_at, {{fits_run_filter(u)}} AND {{has_key(u)}} AND {{has_ended(u)}} AS matches
       FROM (SELECT * FROM runs AS r
              WHERE r.job_id = %(job_id)s AND (r.scheduled_at, r.run_id) < (%(before_at)s, %(before_id)s)
-               AND r.scheduled_at BETWEEN %(since)s AND %(until)s) AS u
-     ORDER BY u.scheduled_at DESC, u.run_id DESC
+               AND (r.scheduled_at, r.run_id) >= (%(since)s, %(first_id)s) AND r.scheduled_at <= %(until)s) AS u
+     ORDER BY u.scheduled_at {{down}}, u.run_id {{down}}
      LIMIT %(look)s
 )
 {{page_by_instant(seen)}}
 
--- name: find_open_runs
--- Returns the same of the newest `look` open runs of a tenant; `ahead` narrows to those before their time, or due.
--- Index: job_runs_by_tenant, walked backwards. No lock.
+-- name: find_open_runs, find_oldest_open_runs
+-- Returns the same of the newest `look` open runs of a tenant, or the oldest; `ahead` narrows to those before their time, or due.
+-- Index: job_runs_by_tenant, walked backwards, or forwards. No lock.
 -- Why: as for find_runs.
 WITH seen AS MATERIALIZED (
     SELECT u.run_id, {{fits_run_filter(u)}} AND {{has_key(u)}} AND {{has_place(u)}}
@@ -546,7 +547,7 @@ WITH seen AS MATERIALIZED (
       FROM job_runs AS u
      WHERE (u.tenant, u.run_id) < (%(tenant)s, %(before_id)s) AND (u.tenant, u.run_id) >= (%(tenant)s, %(first_id)s)
        AND u.shard >= 0
-     ORDER BY u.tenant DESC, u.run_id DESC
+     ORDER BY u.tenant {{down}}, u.run_id {{down}}
      LIMIT %(look)s
 )
 {{page_by_id(seen)}}
@@ -567,28 +568,28 @@ SELECT s.run_id
  ORDER BY s.started_at, s.run_id
  LIMIT %(limit)s
 
--- name: find_open_runs_of_job
--- Returns the same of the newest `look` open runs of a job by instant.
--- Index: job_runs_by_job, walked backwards. No lock.
+-- name: find_open_runs_of_job, find_oldest_open_runs_of_job
+-- Returns the same of the newest `look` open runs of a job by instant, or the oldest.
+-- Index: job_runs_by_job, walked backwards, or forwards. No lock.
 WITH seen AS MATERIALIZED (
     SELECT u.run_id, u.scheduled_at, {{fits_run_filter(u)}} AND {{has_key(u)}} AND {{has_place(u)}}
            AND (%(ahead)s::boolean IS NULL OR (u.publish_at > (SELECT tidewheel_now())) = %(ahead)s) AS matches
       FROM job_runs AS u
      WHERE u.job_id = %(job_id)s AND (u.scheduled_at, u.run_id) < (%(before_at)s, %(before_id)s)
-       AND u.scheduled_at BETWEEN %(since)s AND %(until)s
-     ORDER BY u.scheduled_at DESC, u.run_id DESC
+       AND (u.scheduled_at, u.run_id) >= (%(since)s, %(first_id)s) AND u.scheduled_at <= %(until)s
+     ORDER BY u.scheduled_at {{down}}, u.run_id {{down}}
      LIMIT %(look)s
 )
 {{page_by_instant(seen)}}
 
--- name: find_failed_runs
--- Returns the same of the newest `look` failed and timed-out runs of a tenant.
--- Index: failed_runs_by_tenant, walked backwards. No lock.
+-- name: find_failed_runs, find_oldest_failed_runs
+-- Returns the same of the newest `look` failed and timed-out runs of a tenant, or the oldest.
+-- Index: failed_runs_by_tenant, walked backwards, or forwards. No lock.
 WITH seen AS MATERIALIZED (
     SELECT u.run_id, {{fits_run_filter(u)}} AND {{has_ended(u)}} AS matches
       FROM failed_runs AS u
      WHERE (u.tenant, u.run_id) < (%(tenant)s, %(before_id)s) AND (u.tenant, u.run_id) >= (%(tenant)s, %(first_id)s)
-     ORDER BY u.tenant DESC, u.run_id DESC
+     ORDER BY u.tenant {{down}}, u.run_id {{down}}
      LIMIT %(look)s
 )
 {{page_by_id(seen)}}

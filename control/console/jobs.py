@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field as PydanticField
@@ -181,10 +182,11 @@ def _sample(found: Sequence[SelectedJob]) -> Sequence[str]:
 
 
 class JobsPageQuery(JobsQuery):
-    """The filter of the list, and how the page shows it."""
+    """The filter of the list, its order, and how the page shows it."""
 
     view: Literal["table", "grid"] = "table"
     window: Literal["1h", "6h", "24h", "7d"] = "1h"
+    sort: Literal["key", "-key"] = "key"
 
 
 class JobsPage:
@@ -204,7 +206,8 @@ class JobsPage:
         def listed() -> tuple[JobPage, str | None]:
             cursors = Cursors.of_list("jobs", query, caller.tenant)
             [after] = cursors.read(Key) or [""]
-            page = in_snapshot(connection, list_jobs, caller.tenant, after=after, limit=limit, **query.filter)
+            read = partial(list_jobs, last_first=query.sort == "-key", **query.filter)
+            page = in_snapshot(connection, read, caller.tenant, after=after, limit=limit)
             return page, cursors.write(page.next_cursor)
 
         def rows(page: JobPage) -> Mapping[str, object]:
@@ -226,7 +229,7 @@ class JobsPage:
                 return None
             return in_snapshot(connection, nearest_key, caller.tenant, query.prefix)
 
-        shown = ("view", "window")
+        shown = ("view", "window", "sort")
         return list_view("jobs", query, listed, errors=errors, now=now, urls=urls, of_page=rows, shown=shown)
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
+from functools import partial
 from typing import TYPE_CHECKING, ClassVar, Literal, cast
 
 from starlette.requests import Request
@@ -57,12 +58,13 @@ else:
 
 
 class PageOfRunsQuery(_Query):
-    """Filter of the page of runs, with the states of a figure of the overview, and a span before now."""
+    """Filter of the page of runs, with the states of a figure, a span before now, and the order."""
 
     group: Group | None = None
     last: Literal["1h", "24h", "7d", "30d"] | None = None
     ended_since: Instant | None = None
     ended_until: Instant | None = None
+    sort: Literal["-scheduled", "scheduled"] = "-scheduled"
 
 
 class RunsPage:
@@ -80,8 +82,8 @@ class RunsPage:
 
         def listed() -> tuple[RunPage, str | None]:
             cursors = Cursors.of_list("runs", query, caller.tenant)
-            after = after_of(cursors, _LIST)
-            page = in_snapshot(connection, list_runs, caller.tenant, narrowed, after=after, limit=query.limit)
+            read = partial(list_runs, after=after_of(cursors, _LIST), oldest_first=query.sort == "scheduled")
+            page = in_snapshot(connection, read, caller.tenant, narrowed, limit=query.limit)
             return page, next_cursor(cursors, page.next_cursor)
 
         alike: PageFilter = {**narrowed, "group": None, "status": _ALIKE[query.group]} if query.group else narrowed
@@ -97,7 +99,7 @@ class RunsPage:
             counts = part_of(connection, count_states, caller.tenant, narrowed)
             return {**more, "messages": error_lines(connection, page.runs), "counts": counts}
 
-        return list_view("runs", query, listed, errors=errors, now=now, urls=urls, of_page=values)
+        return list_view("runs", query, listed, errors=errors, now=now, urls=urls, of_page=values, shown=("sort",))
 
 
 def _filter_of(query: PageOfRunsQuery, now: datetime) -> PageFilter:
@@ -110,7 +112,7 @@ def _filter_of(query: PageOfRunsQuery, now: datetime) -> PageFilter:
 
 def _retryable(query: PageOfRunsQuery, filters: PageFilter) -> dict[str, object] | None:
     """Return the filter of a retry of all failed runs that match; None if a retry has no such filter."""
-    given, since = filters_of(query), filters.get("since")
+    given, since = filters_of(query, "sort"), filters.get("since")
     if filters.get("status") not in DEAD_LETTERED or not given.keys() <= _RETRYABLE:
         return None
     given.pop("last", None)

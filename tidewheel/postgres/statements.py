@@ -6,6 +6,9 @@ locks. Blocks are read once, at import: a missing statement fails when the proce
 A text that several statements share is written once, as a part: `-- part: names_run(run)`. A statement takes it over
 with `{{names_run(o)}}`, which puts the alias `o` in place of `run`. A part takes over another one likewise. A part of
 another package has that package's name in front: `{{tidewheel.transitions.names_run(o)}}`.
+
+A head with two names is two statements, which read an index in opposite directions. The first has ASC for `{{up}}` and
+DESC for `{{down}}`, the second the other way round.
 """
 
 import re
@@ -13,7 +16,10 @@ from functools import cache
 from importlib import resources
 from typing import LiteralString, NamedTuple
 
-_HEAD = re.compile(r"^-- (?P<kind>name|part): (?P<name>[a-z0-9_]+)(?:\((?P<alias>[a-z_]+)\))?\s*$", re.MULTILINE)
+_HEAD = re.compile(
+    r"^-- (?P<kind>name|part): (?P<name>[a-z0-9_]+)(?:, (?P<turned>[a-z0-9_]+)|\((?P<alias>[a-z_]+)\))?\s*$",
+    re.MULTILINE,
+)
 _SPLICE = re.compile(r"\{\{(?:(?P<package>[a-z_.]+)\.)?(?P<part>[a-z0-9_]+)\((?P<alias>[a-z_]+)\)\}\}")
 _COMMENT = re.compile(r"\A(?:--.*\n)*")
 
@@ -48,12 +54,18 @@ class _Block(NamedTuple):
     kind: str
     alias: str
     body: str
+    up: str = "ASC"
+    down: str = "DESC"
 
 
 @cache
 def _read(package: str) -> dict[str, LiteralString]:
     blocks = _blocks(package)
-    return {name: trusted(_spliced(package, block.body)) for name, block in blocks.items() if block.kind == "name"}
+    return {
+        name: trusted(_spliced(package, block.body).replace("{{up}}", block.up).replace("{{down}}", block.down))
+        for name, block in blocks.items()
+        if block.kind == "name"
+    }
 
 
 @cache
@@ -65,7 +77,9 @@ def _blocks(package: str) -> dict[str, _Block]:
         body = text[head.end() : following.start() if following else len(text)].strip()
         if head["name"] in blocks:
             raise ValueError(f"{package}/queries.sql names {head['name']!r} twice")
-        blocks[head["name"]] = _Block(head["kind"], head["alias"] or "", body)
+        blocks[head["name"]] = block = _Block(head["kind"], head["alias"] or "", body)
+        if head["turned"]:
+            blocks[head["turned"]] = block._replace(up=block.down, down=block.up)
     return blocks
 
 

@@ -3,6 +3,7 @@
 import html
 import re
 from http import HTTPStatus
+from urllib.parse import parse_qsl, urlsplit
 
 import pytest
 
@@ -11,6 +12,7 @@ from tests.control.console.pages import HTML, every_row, shown
 from tests.control.explain.explaining import t
 from tests.fixtures.database import ClockedDatabase
 from tests.transitions.acts import begun, end, ending, submit, succeed, trigger
+from tidewheel.ids import job_id
 from tidewheel.nouns.runs import reads
 from tidewheel.runs import RunState
 
@@ -128,3 +130,56 @@ def test_each_state_with_runs_has_their_number_under_the_other_filters(
         "All": "7", "Scheduled": "", "Queued": "1+", "Buffered": "", "Running": "1+", "Waiting": "", "Retrying": "",
         "Cancelling": "", "Succeeded": "2+", "Failed": "2+", "Timed out": "", "Cancelled": "", "Skipped": "",
     }  # fmt: skip
+
+
+_HEAD = re.compile(r'<th aria-sort="(ascending|descending)"[^>]*><a href="([^"]+)">([^<]+)</a></th>')
+
+
+def turned(client: ApiClient, path: str, column: str, orders: tuple[str, str]) -> list[str]:
+    """Turn a list by the only link in its heads; return the keys of the rows of all its pages."""
+    [(order, there, name)] = _HEAD.findall(shown(client, path))
+    address = html.unescape(there)
+    [(turned_order, back, _)] = _HEAD.findall(shown(client, address))
+    assert (name, order, turned_order) == (column, *orders)
+    kept, given = (sorted(parse_qsl(urlsplit(each).query)) for each in (html.unescape(back), path))
+    assert kept == given
+    return every_row(client, f"{address}&limit=2", r'<tr data-key="([^"]+)"')
+
+
+def test_list_of_runs_is_turned_by_the_column_that_an_index_serves(clocked: ClockedDatabase) -> None:
+    clocked.stop_clock(t("03-01T08:00"))
+    for key in ("a", "b"):
+        submit(clocked, key, labels={"team": "x"}, retry={"max_attempts": 1})
+    made: list[tuple[str, str]] = []  # the earliest first: its id, and its job with its state
+    for hour in range(9, 14):
+        clocked.stop_clock(t(f"03-01T{hour:02}:00"))
+        failed = begun(clocked, "a")
+        end(clocked, ending(failed, RunState.FAILED, error_type="E"))
+        made.append((str(failed.run_id), "a failed"))
+        clocked.stop_clock(t(f"03-01T{hour:02}:30"))
+        made.append((str(trigger(clocked, "b")), "b queued"))
+    for hour in (20, 21):
+        run_id = trigger(clocked, "a", run_at=t(f"03-01T{hour}:00").isoformat())
+        made.append((str(run_id), "a scheduled"))
+    with answering(clocked) as pages:
+        pages.headers.update(HTML)
+        for query, expected in {
+            "": made,
+            "?status=failed": [each for each in made if each[1] == "a failed"],
+            "?status=queued": [each for each in made if each[1] == "b queued"],
+            "?status=scheduled": [each for each in made if each[1] == "a scheduled"],
+            "?job=a": [each for each in made if each[1] in {"a failed", "a scheduled"}],
+            "?status=queued&job=b": [each for each in made if each[1] == "b queued"],
+            "?label=team%3Dx&since=2026-03-01T11%3A00%3A00Z": made[4:],
+        }.items():
+            found = turned(pages, f"/runs{query}", "scheduled", ("descending", "ascending"))
+            assert found == [run_id for run_id, _ in expected], query
+
+
+def test_list_of_jobs_is_turned_by_their_keys(pages: ApiClient) -> None:
+    keys = ["Z", "a", "a-1", "a-2", "a-3", "b", "\u00fc"]
+    for key in keys:
+        submit(pages.database, key)
+    for query, expected in {"": keys, "?prefix=a-&window=24h": keys[2:5], "?status=active&prefix=a": keys[1:5]}.items():
+        found = turned(pages, f"/jobs{query}", "key", ("ascending", "descending"))
+        assert found == [str(job_id("default", key)) for key in reversed(expected)], query

@@ -554,11 +554,9 @@ SPECIAL: Mapping[str, Mapping[str, object]] = {
     },
     **dict.fromkeys(
         (
-            "find_runs",
-            "find_open_runs",
-            "find_runs_of_job",
-            "find_open_runs_of_job",
-            "find_failed_runs",
+            *("find_runs", "find_oldest_runs", "find_open_runs", "find_oldest_open_runs"),
+            *("find_runs_of_job", "find_oldest_runs_of_job", "find_open_runs_of_job", "find_oldest_open_runs_of_job"),
+            *("find_failed_runs", "find_oldest_failed_runs"),
             "find_longest_attempts",
             "count_states",
             "count_states_of_job",
@@ -607,7 +605,7 @@ SPECIAL: Mapping[str, Mapping[str, object]] = {
     "read_pauses": {"object": "job/5"},
     "find_runs_ahead": {"states": [RunState.QUEUED], "limit": 10},
     "read_versions": {"before": 9, "limit": 21},
-    "find_jobs_of_page": _JOBS | {"count_limit": 10_001},
+    **dict.fromkeys(("find_jobs_of_page", "find_last_jobs_of_page"), _JOBS | {"count_limit": 10_001}),
     "add_order_keys": {"keys": ["key"] * BATCH},
     "promote_in_order": {"buffered": RunState.BUFFERED},
     "find_next_in_order": {"buffered": RunState.BUFFERED},
@@ -759,13 +757,15 @@ _HOT = {
         find_due_tenants find_due_runs find_due_handled read_owned_attempts read_previous read_signals lock_attempt
     """,
     "tidewheel.control": """
-        read_logs read_run find_jobs_of_page list_jobs show_job read_job_position
+        read_logs read_run find_jobs_of_page find_last_jobs_of_page list_jobs show_job read_job_position
         read_versions_near read_runs_at
         read_attempts_of read_skips_at read_overrides_around find_active_run
         count_runs_of_jobs read_plain_schedules read_job_times find_timeline_runs count_timeline_runs
         read_took_p95 read_streak read_error_lines read_versions_since read_pauses
         find_chain find_runs_ahead find_unfired read_versions read_two_versions
         find_runs find_open_runs find_runs_of_job find_open_runs_of_job find_failed_runs read_runs show_run
+        find_oldest_runs find_oldest_open_runs find_oldest_runs_of_job find_oldest_open_runs_of_job
+        find_oldest_failed_runs
         show_failed_run read_retry_facts find_longest_attempts count_states count_states_of_job
         read_past_attempts read_last_attempts find_open_states
         find_keys_from read_paused_timers

@@ -30,7 +30,7 @@ from tidewheel.schedules.decision import HoldReason
 _SQL = Statements("tidewheel.control")
 _LIST_JOBS = _SQL["list_jobs"]
 _SHOW_JOB = _SQL["show_job"]
-_FIND_JOBS_OF_PAGE = _SQL["find_jobs_of_page"]
+_FIND_JOBS_OF_PAGE = _SQL["find_jobs_of_page"], _SQL["find_last_jobs_of_page"]
 _LIST_CHILDREN = _SQL["list_children"]
 _READ_PLAIN_SCHEDULES = _SQL["read_plain_schedules"]
 
@@ -47,7 +47,7 @@ LOOKED_AT_WITH_VERSIONS = 10_000  # each needs its row of job_versions
 
 
 def list_jobs(
-    connection: Conn, tenant: str, *, occurs: bool = False, after: str = "", limit: int = 50,
+    connection: Conn, tenant: str, *, occurs: bool = False, after: str = "", limit: int = 50, last_first: bool = False,
     **filters: Unpack[JobFilter],
 ) -> JobPage:  # fmt: skip
     """Return a page of a tenant's jobs, in the order of their keys.
@@ -57,6 +57,7 @@ def list_jobs(
 
     Args:
         occurs: True for jobs whose schedule has a further occurrence only: no manual ones.
+        last_first: True for the opposite order.
         **filters: Without those that are None. `unwell` looks at the newest 500 failures of the last 7 days.
     """
     require_tenant(connection, tenant)
@@ -65,6 +66,7 @@ def list_jobs(
     columns = {
         **dict.fromkeys(JobFilter.__annotations__), **given, "tenant": tenant, "prefix": prefix,
         "beyond": _beyond(prefix), "labels": Jsonb(dict(labels)), "occurs": occurs,
+        "last_first": last_first,
     }  # fmt: skip
     is_narrow = bool(labels) or occurs or not given.keys() <= {"prefix", "labels"}
     look = LOOKED_AT if not given.keys() & {"lane", "queue"} else min(LOOKED_AT, LOOKED_AT_WITH_VERSIONS)
@@ -76,7 +78,7 @@ def list_jobs(
     page, left, read = list[JobSummary](), _PAGE_CHARACTERS, 0
     while left > 0 and (part := found.job_ids[read : min(read + _READ_AT_ONCE, limit)]):
         rows = read_rows(connection, documents_as(JobSummary), _LIST_JOBS, {"job_ids": part})
-        page += (_summary(connection, tenant, row) for row in rows)
+        page += (_summary(connection, tenant, row) for row in (reversed(rows) if last_first else rows))
         left -= sum(len(str(row["labels"])) + len(row["schedule_json"]) for row in rows)
         read += len(part)
     return JobPage(
@@ -149,8 +151,10 @@ class _Found:
 
 
 def _find(connection: Conn, columns: Mapping[str, object], after: str, *, limit: int, look: int) -> _Found:
-    page = {**columns, "after": after, "limit": limit, "look": look, "count_limit": COUNTED + 1}
-    row = connection.execute(_FIND_JOBS_OF_PAGE, page, binary=True).fetchone()
+    last_first = bool(columns["last_first"])
+    bound = {"beyond": after or columns["beyond"], "after": ""} if last_first else {"after": after}
+    page = {**columns, **bound, "limit": limit, "look": look, "count_limit": COUNTED + 1}
+    row = connection.execute(_FIND_JOBS_OF_PAGE[last_first], page, binary=True).fetchone()
     job_ids, matching, looked_at, last_seen = cast("tuple[list[UUID], int, int, str | None]", row)
     return _Found(job_ids, matching, last_seen if looked_at >= look else None)
 

@@ -5,7 +5,7 @@ An open run has the state of `job_runs`. A queued run that is not due yet is sho
 Runs whose time has come are first, latest first. Runs whose time is ahead follow, in the same order. In a list of
 one job that time is the nominal instant. In other lists it is that of the run_id: the instant of a run by timer or
 trigger, the time of the request of a backfill or retry. A cursor has the instant that separates the two, so each run is
-on one page.
+on one page. From the oldest run on, that time ascends to the last one that is ahead.
 """
 
 from collections import Counter
@@ -44,14 +44,14 @@ from tidewheel.postgres.statements import Statements
 from tidewheel.runs import DEAD_LETTERED, FINAL, IN_FLIGHT, OPEN, OWNED, SCHEDULED, Move, RunState, sources
 
 _SQL = Statements("tidewheel.control")
-_FIND_RUNS = _SQL["find_runs"]
-_FIND_RUNS_OF_JOB = _SQL["find_runs_of_job"]
-_FIND_OPEN_RUNS = _SQL["find_open_runs"]
-_FIND_OPEN_RUNS_OF_JOB = _SQL["find_open_runs_of_job"]
+_FIND_RUNS = _SQL["find_runs"], _SQL["find_oldest_runs"]
+_FIND_RUNS_OF_JOB = _SQL["find_runs_of_job"], _SQL["find_oldest_runs_of_job"]
+_FIND_OPEN_RUNS = _SQL["find_open_runs"], _SQL["find_oldest_open_runs"]
+_FIND_OPEN_RUNS_OF_JOB = _SQL["find_open_runs_of_job"], _SQL["find_oldest_open_runs_of_job"]
 _COUNT_STATES = _SQL["count_states"]
 _COUNT_STATES_OF_JOB = _SQL["count_states_of_job"]
 _FIND_LONGEST_ATTEMPTS = _SQL["find_longest_attempts"]
-_FIND_FAILED_RUNS = _SQL["find_failed_runs"]
+_FIND_FAILED_RUNS = _SQL["find_failed_runs"], _SQL["find_oldest_failed_runs"]
 _READ_RUNS = _SQL["read_runs"]
 _COUNT_RUNS_OF_JOBS = _SQL["count_runs_of_jobs"]
 
@@ -66,18 +66,24 @@ _GROUPS: Mapping[Group, Sequence[str]] = {
 
 _EARLIEST = datetime(1970, 1, 1, tzinfo=UTC)
 _LATEST = datetime(9999, 12, 31, tzinfo=UTC)
-_LAST = UUID(int=(1 << 128) - 1)
+_FIRST, _LAST = UUID(int=0), UUID(int=(1 << 128) - 1)
 _LABELS = ("labels", "run_labels")
 _MILLISECOND, _MICROSECOND = timedelta(milliseconds=1), timedelta(microseconds=1)
 
 
 def list_runs(
-    connection: Conn, tenant: str, filters: PageFilter, *, after: str | None = None, limit: int = 50
+    connection: Conn,
+    tenant: str,
+    filters: PageFilter,
+    *,
+    after: str | None = None,
+    limit: int = 50,
+    oldest_first: bool = False,
 ) -> RunPage:
     """Return a page of a tenant's runs: those whose time has come, latest first, and then those ahead.
 
     A page looks at a limited number of runs. With a filter that few match, it may be
-    short, or empty, and have a cursor.
+    short, or empty, and have a cursor. A cursor suits the order that it comes from.
     """
     require_tenant(connection, tenant)
     _require_narrow(filters)
@@ -88,6 +94,7 @@ def list_runs(
     is_narrowed = any(value for name, value in filters.items() if name not in {"key", "since", "until"})
     counting = look if is_narrowed else max(COUNTED, limit) + 1
     start = _start(read_now(connection)) if after is None else _read_place(after)
+    start = start._replace(oldest_first=oldest_first)
     counted = found = _find(connection, tenant, filters, start._replace(run_id=None), limit=limit + 1, look=counting)
     if start.run_id is not None:
         found = _find(connection, tenant, filters, start, limit=limit + 1, look=look if is_narrowed else limit + 1)
@@ -107,7 +114,7 @@ def count_states(connection: Conn, tenant: str, filters: PageFilter) -> Mapping[
     It looks at the newest open, failed and ended runs: a state of which there may be more has a lower bound.
     """
     narrowed: PageFilter = {**filters, "status": None, "group": None}
-    span = _Span(*_range(filters), _LATEST, _LAST)
+    span = _Span(*_range(filters))
     look = LOOKED_AT_WITH_LABELS if _has_labels(filters) else _LOOKED_AT_FOR_STATES
     columns = {**_columns(tenant, narrowed, span), "look": look}
     is_by_job, is_ended = filters.get("key") is not None, filters.get("ended_since") or filters.get("ended_until")
@@ -173,6 +180,7 @@ class _Place(NamedTuple):
     ahead: datetime
     at: datetime
     run_id: UUID | None
+    oldest_first: bool = False
 
 
 def _start(now: datetime) -> _Place:
@@ -219,21 +227,9 @@ class _Found:
 
 def _find(connection: Conn, tenant: str, filters: PageFilter, place: _Place, *, limit: int, look: int) -> _Found:
     """Look for matching runs after a place, among `look` rows of the index that serves the filter."""
-    before_at, before_id = _LATEST if place.run_id is None else place.at, place.run_id or _LAST
-    is_ahead = before_id >= first_run_id(place.ahead) if filters.get("key") is None else before_at >= place.ahead
-    since, until = _range(filters)
-    if filters.get("status") == SCHEDULED:
-        spans = [_Span(since, until, before_at, before_id)]
-    elif place.run_id is not None and is_ahead:
-        spans = [_Span(max(since, place.ahead), until, before_at, before_id)]
-    else:
-        spans = [
-            _Span(since, min(until, place.ahead - _MICROSECOND), before_at, before_id),
-            _Span(max(since, place.ahead), until, _LATEST, _LAST),
-        ]
     run_ids: list[UUID] = []
     matching = 0
-    for span in spans:
+    for span in _spans_after(place, *_range(filters), filters):
         if span.since > span.until:
             continue
         found = _find_in(connection, tenant, filters, span, limit=limit - len(run_ids), look=look)
@@ -246,12 +242,32 @@ def _find(connection: Conn, tenant: str, filters: PageFilter, place: _Place, *, 
 
 
 class _Span(NamedTuple):
-    """A span of time, and the run before it: its instant, for a list of one job, and its id."""
+    """A span of time, and the run that ends it: its instant, for a list of one job, and its id."""
 
     since: datetime
     until: datetime
-    before_at: datetime
-    before_id: UUID
+    before_at: datetime = _LATEST
+    before_id: UUID = _LAST
+    first_id: UUID = _FIRST
+    oldest_first: bool = False
+
+
+def _spans_after(place: _Place, since: datetime, until: datetime, filters: PageFilter) -> Sequence[_Span]:
+    """Return the spans of a list from a place on, in its order."""
+    is_of_job = filters.get("key") is not None
+    if place.oldest_first:
+        if place.run_id is None:
+            return [_Span(since, until, oldest_first=True)]
+        first_id = UUID(int=min(place.run_id.int + 1, _LAST.int))
+        return [_Span(max(since, place.at) if is_of_job else since, until, first_id=first_id, oldest_first=True)]
+    before_at, before_id = _LATEST if place.run_id is None else place.at, place.run_id or _LAST
+    if filters.get("status") == SCHEDULED:
+        return [_Span(since, until, before_at, before_id)]
+    is_ahead = before_at >= place.ahead if is_of_job else before_id >= first_run_id(place.ahead)
+    ahead = max(since, place.ahead)
+    if place.run_id is not None and is_ahead:
+        return [_Span(ahead, until, before_at, before_id)]
+    return [_Span(since, min(until, place.ahead - _MICROSECOND), before_at, before_id), _Span(ahead, until)]
 
 
 class _FoundRow(NamedTuple):
@@ -267,13 +283,13 @@ def _find_in(connection: Conn, tenant: str, filters: PageFilter, span: _Span, *,
     """Look for matching runs of a span."""
     states, is_open = _states_of(filters), _is_open(filters)
     if filters.get("key") is not None:
-        statement = _FIND_OPEN_RUNS_OF_JOB if is_open else _FIND_RUNS_OF_JOB
+        statements = _FIND_OPEN_RUNS_OF_JOB if is_open else _FIND_RUNS_OF_JOB
     else:
         # The rows of failed runs have no key.
         is_failed = states is not None and DEAD_LETTERED.issuperset(states) and filters.get("concurrency_key") is None
-        statement = _FIND_OPEN_RUNS if is_open else _FIND_FAILED_RUNS if is_failed else _FIND_RUNS
+        statements = _FIND_OPEN_RUNS if is_open else _FIND_FAILED_RUNS if is_failed else _FIND_RUNS
     columns = {**_columns(tenant, filters, span), "limit": limit, "look": look}
-    row = connection.execute(statement, columns, binary=True).fetchone()
+    row = connection.execute(statements[span.oldest_first], columns, binary=True).fetchone()
     return _FoundRow(*cast("tuple[list[UUID], int, int, UUID | None]", row))
 
 
@@ -283,6 +299,7 @@ def _columns(tenant: str, filters: PageFilter, span: _Span) -> dict[str, object]
     columns: dict[str, object] = {
         **dict.fromkeys(PageFilter.__annotations__), **filters, "since": span.since, "until": span.until,
         "tenant": tenant, "ahead": None, "states": _states_of(filters), "before_id": span.before_id,
+        "first_id": span.first_id,
         "order_id": None if order is None else order_id(tenant, order),
     }  # fmt: skip
     columns |= {name: Jsonb(found) if (found := filters.get(name)) else None for name in _LABELS}
@@ -290,7 +307,7 @@ def _columns(tenant: str, filters: PageFilter, span: _Span) -> dict[str, object]
         columns["ahead"] = status == SCHEDULED
     if key is not None:
         return columns | {"job_id": job_id(tenant, key), "before_at": span.before_at}
-    columns["first_id"] = first_run_id(span.since)
+    columns["first_id"] = max(span.first_id, first_run_id(span.since))
     if span.until != _LATEST:
         columns["before_id"] = min(span.before_id, first_run_id(span.until + _MILLISECOND))
     return columns
