@@ -10,7 +10,7 @@ from tidewheel.control.api.authorization import Caller
 from tidewheel.control.ask import Answer, Kind, Meaning, ask
 from tidewheel.control.client.connection import Connection
 from tidewheel.control.console.urls import Urls
-from tidewheel.control.console.view import View, page_now
+from tidewheel.control.console.view import View, in_snapshot, page_now
 from tidewheel.errors import FieldError
 from tidewheel.ids import job_id
 from tidewheel.jobs.invalid import InvalidValue
@@ -53,7 +53,8 @@ class AskPage:
         text = request.query_params.get("q", "").strip()
         errors: Sequence[FieldError] = ()
         try:
-            found = _answer(connection, caller, _TEXT(text)) if text else Answer("", Kind.NOTHING, None, "")
+            nothing = Answer("", Kind.NOTHING, None, "")
+            found = in_snapshot(connection, ask, caller.tenant, _TEXT(text)) if text else nothing
         except InvalidValue as invalid:
             found = Answer(text, Kind.NOTHING, None, "")
             errors = [FieldError("question", each.problem, each.remedy) for each in invalid.errors]
@@ -79,11 +80,6 @@ def _places(caller: Caller, text: str) -> list[_Place]:
     """Return the pages and actions of the caller whose names contain a text."""
     may = [each for each in _PAGES if each.scope in caller.scopes and (caller.all_tenants or not each.of_all)]
     return [each for each in may if text.lower() in each.label.lower()]
-
-
-def _answer(connection: Connection, caller: Caller, text: str) -> Answer:
-    with connection.snapshot() as reading:
-        return ask(reading, caller.tenant, text)
 
 
 def _suggested(each: Meaning, address: str) -> dict[str, str]:

@@ -21,7 +21,7 @@ from tidewheel.control.console.actions import Dialog, Done, cannot, reason_field
 from tidewheel.control.console.door import Form
 from tidewheel.control.console.progress import KINDS, Paces, Work, of_cancellation, of_work, ordered
 from tidewheel.control.console.urls import Urls
-from tidewheel.control.console.view import Failed, View, page_now, part
+from tidewheel.control.console.view import Failed, View, of_all_tenants, page_now, part
 from tidewheel.control.console.words import number, state
 from tidewheel.control.reads.fleet import is_scheduler_alive
 from tidewheel.control.reads.stored import readable
@@ -215,8 +215,7 @@ def _is_stalled(connection: Connection, works: Sequence[Work]) -> bool:
     """Return True if some of the works run or end, and no scheduler is alive to go on with them."""
     if all(work.state not in {"running", "ending"} for work in works):
         return False
-    with connection.snapshot(all_tenants=True) as reading:
-        return not is_scheduler_alive(reading)
+    return not of_all_tenants(connection, is_scheduler_alive)
 
 
 @dataclass(frozen=True, slots=True)

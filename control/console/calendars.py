@@ -71,7 +71,6 @@ class CalendarsPage:
     def read(self, connection: Connection, caller: Caller, request: Request, urls: Urls) -> View:
         """List the calendars of the tenant."""
         read_query(request, TenantQuery)
-
         found = part_of(connection, list_calendars, caller.tenant)
         return View({"now": page_now(connection), "calendars": found})
 

@@ -1,11 +1,11 @@
 """The fleet: who is alive, who is full, what doctor reports."""
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
-from typing import ClassVar, NamedTuple, TypeVar
+from typing import ClassVar, NamedTuple
 from uuid import UUID
 
 from starlette.requests import Request
@@ -17,7 +17,7 @@ from tidewheel.control.client.connection import Connection
 from tidewheel.control.console.actions import Dialog, Done
 from tidewheel.control.console.door import Form
 from tidewheel.control.console.urls import Urls
-from tidewheel.control.console.view import Failed, View, page_now, part
+from tidewheel.control.console.view import Failed, View, of_all_tenants, page_now, part
 from tidewheel.control.console.words import counted
 from tidewheel.control.doctor.broker import Broker
 from tidewheel.control.doctor.doctor import Doctor
@@ -31,10 +31,6 @@ from tidewheel.control.reads.fleet import (
     list_shards,
     read_status,
 )
-from tidewheel.postgres.session import Conn
-
-P = TypeVar("P")
-T = TypeVar("T")
 
 _EXECUTORS = 1000
 _ONE_BY_ONE = 50  # more executors are shown in groups, unusual ones first
@@ -91,9 +87,9 @@ class FleetPage:
         ensure_all_tenants(caller, Scope.READ)
         query, is_admin = read_query(request, FleetQuery), Scope.ADMIN in caller.scopes
         now = page_now(connection)
-        fleet = part(lambda: _of_all(connection, read_status, self.shards)) if is_admin else None
+        fleet = part(lambda: of_all_tenants(connection, read_status, self.shards)) if is_admin else None
         services = fleet.services if isinstance(fleet, FleetStatus) else ()
-        shards = part(lambda: _of_all(connection, list_shards, self.shards))
+        shards = part(lambda: of_all_tenants(connection, list_shards, self.shards))
         rows = part(lambda: _rows(connection, services, query.find))
         alone = () if isinstance(rows, Failed) else rows
         groups = _groups(alone) if len(alone) > _ONE_BY_ONE and not query.find else ()
@@ -102,7 +98,7 @@ class FleetPage:
         if opened is not None and opened not in shown:
             shown.append(opened)
         live = [each for each in alone if not each.executor.is_silent]
-        runs = part(lambda: _of_all(connection, list_runs_of, opened.executor)) if opened else ()
+        runs = part(lambda: of_all_tenants(connection, list_runs_of, opened.executor)) if opened else ()
         owners = () if isinstance(shards, Failed) else [each.owner for each in shards]
         owned = Counter(owner.name for owner in owners if owner is not None)
         return View(
@@ -151,7 +147,11 @@ def _rows(connection: Connection, services: Sequence[Service], find: str | None)
     known = {each.process_id: each for each in services}
     versions = Counter(each.version for each in services if each.role == "executor" and each.version)
     usual = versions.most_common(1)[0][0] if versions else None
-    found = [_row(each, busy.get(each.executor_id, 0), known, usual) for each in executors if _fits(each, find)]
+    found = [
+        _row(each, busy.get(each.executor_id, 0), known, usual)
+        for each in executors
+        if find is None or find in {each.name, str(each.executor_id), *each.queues, *each.handlers}
+    ]
     return sorted(found, key=lambda each: (not each.is_unusual, each.executor.name))
 
 
@@ -161,10 +161,6 @@ def _row(each: ExecutorSummary, busy: int, known: dict[UUID, Service], usual: st
     unusual = each.is_silent or each.stopping or busy >= each.slots or (version is not None and version != usual)
     is_stuck = service is not None and service.is_stuck
     return Row(each, busy, version, service.skew_seconds if service else None, is_stuck, unusual)
-
-
-def _fits(each: ExecutorSummary, find: str | None) -> bool:
-    return find is None or find in {each.name, str(each.executor_id), *each.queues, *each.handlers}
 
 
 def _groups(rows: Sequence[Row]) -> list[Group]:
@@ -177,9 +173,3 @@ def _groups(rows: Sequence[Row]) -> list[Group]:
         for kind, found in kinds.items()
     ]
     return sorted(made, key=lambda group: -group.executors)
-
-
-def _of_all(connection: Connection, read: Callable[[Conn, P], T], about: P) -> T:
-    """Return what a read of all tenants returns."""
-    with connection.snapshot(all_tenants=True) as reading:
-        return read(reading, about)

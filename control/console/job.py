@@ -91,9 +91,8 @@ class JobPage:
         request = without_zone(request)
         query, errors = read_filters(request, JobQuery)
         key = key_of_page(connection, caller, request)
-        moved = moved_to(request, urls, key, job_id(caller.tenant, key))
-        if moved is not None:
-            return View({}, moved_to=moved)
+        if (away := moved(request, urls, key, job_id(caller.tenant, key))) is not None:
+            return away
         now, tenant = page_now(connection), caller.tenant
         job = in_snapshot(connection, show_job, tenant, key)
         coming = part_of(connection, upcoming, tenant, key, _NEXT)
@@ -179,11 +178,11 @@ def _frozen(connection: Connection, job: JobDetail, rows: Sequence[Row], now: da
     return {row.run_id for row in late if row.late and any(row.at < at <= row.at + row.late for at in thaws)}
 
 
-def moved_to(request: Request, urls: Urls, key: str, job_id: UUID, name: str = "job") -> str | None:
-    """Return the address of a page of a job; None if the request has it."""
+def moved(request: Request, urls: Urls, key: str, job_id: UUID, name: str = "job") -> View | None:
+    """Return the way to the address of a page of a job; None if the request has it."""
     address = urls.job(key, job_id, name)
     given = urls(name, ref=unquote(str(request.path_params["ref"])))
-    return None if address.partition("?")[0] == given.partition("?")[0] else address
+    return None if address.partition("?")[0] == given.partition("?")[0] else View({}, moved_to=address)
 
 
 def _window(

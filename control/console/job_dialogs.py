@@ -32,17 +32,17 @@ from tidewheel.control.explain.explanation import OccurrenceOutcome
 from tidewheel.control.explain.preview import NOT_FIRING, Preview, preview
 from tidewheel.control.explain.upcoming import UpcomingOccurrence
 from tidewheel.control.instants import typed_whole
+from tidewheel.control.reads.job_position import read_job_position
 from tidewheel.control.reads.stored import readable
-from tidewheel.errors import InvalidInput, Refused, UnknownJob, refuse
+from tidewheel.errors import InvalidInput, Refused, refuse
 from tidewheel.ids import job_id
 from tidewheel.intake.backfills import TAKE_ALL, TAKE_CURRENT
 from tidewheel.jobs.invalid import InvalidValue
 from tidewheel.nouns.jobs.fields import FIELDS, MEANINGS, SpecField, value_of
 from tidewheel.nouns.jobs.model import JobDetail, backfill_of, job_of
-from tidewheel.nouns.jobs.reads import list_children, show_job
+from tidewheel.nouns.jobs.reads import list_children
 from tidewheel.nouns.jobs.versions import job_at, versions
 from tidewheel.nouns.runs.operations import Runs
-from tidewheel.postgres.session import Conn
 from tidewheel.runs import Overlap
 from tidewheel.schedules.describe import to_zone
 
@@ -194,7 +194,7 @@ class RestoreJob:
         key = key_of_page(connection, caller, request)
         with connection.snapshot() as reading:
             last = versions(reading, caller.tenant, key, limit=1)[0]
-            is_deleted = _is_deleted(reading, caller.tenant, key)
+            is_deleted = read_job_position(reading, caller.tenant, key).deleted_at is not None
         if not is_deleted:
             back = urls.job(key, job_id(caller.tenant, key))
             return no_change(f"Submit {key} again?", back, f"{key} is not deleted.")
@@ -368,14 +368,6 @@ def _instant(each: UpcomingOccurrence, zone: str) -> str:
     if each.outcome is not OccurrenceOutcome.WILL_BE_MOVED or each.leaves_at is None:
         return f"{each.local:{_CLOCK}}"
     return f"{each.local:{_CLOCK}} (moved to {to_zone(each.leaves_at, zone):{_CLOCK}})"
-
-
-def _is_deleted(reading: Conn, tenant: str, key: str) -> bool:
-    try:
-        show_job(reading, tenant, key)
-    except UnknownJob:
-        return True
-    return False
 
 
 def _typed(form: Form, field: SpecField) -> object:

@@ -18,7 +18,7 @@ from tidewheel.control.api.authorization import Caller
 from tidewheel.control.client.connection import Connection
 from tidewheel.control.console.sentences import cut, is_cancelled, waiting
 from tidewheel.control.console.spec_check import changed_fields
-from tidewheel.control.console.view import in_snapshot, or_else, part, part_of
+from tidewheel.control.console.view import Failed, in_snapshot, of_all_tenants, or_else, part, part_of
 from tidewheel.control.console.words import agreed, counted, number, reason_words, target, when
 from tidewheel.control.explain.explain import Unfired
 from tidewheel.control.explain.explanation import OccurrenceOutcome
@@ -176,12 +176,8 @@ def _handler_before(connection: Connection, caller: Caller, job: JobDetail, seen
     queue = str(before.get("queue") or "default")
     if kind != "handler" or queue != str(job.job.get("queue") or "default"):
         return waits
-
-    def live() -> int:
-        with connection.snapshot(all_tenants=True) as reading:
-            return len(able_executors(reading, queue, handler).executors)
-
-    if not (able := or_else(part(live), 0)):
+    found = part(lambda: of_all_tenants(connection, able_executors, queue, handler))
+    if isinstance(found, Failed) or not (able := len(found.executors)):
         return waits
     has = f"{counted(able, 'live executor')} of the queue {agreed(able, 'has', 'have')}"
     why, back = f"Version {current - 1} used `{handler}`, which {has}.", _roll_back(current - 1)

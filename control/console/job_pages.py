@@ -15,7 +15,7 @@ from tidewheel.audit import ACCEPTED, MAX_OBJECT
 from tidewheel.control.api.authorization import Caller
 from tidewheel.control.api.request_input import LimitQuery, TenantQuery, read_query, whole
 from tidewheel.control.client.connection import Connection
-from tidewheel.control.console.job import head_of, key_of_page, moved_to
+from tidewheel.control.console.job import head_of, key_of_page, moved
 from tidewheel.control.console.payloads import pretty
 from tidewheel.control.console.spec_check import changed_fields
 from tidewheel.control.console.urls import Urls
@@ -76,8 +76,8 @@ class VersionsPage:
         """Read the versions, their authors, and the fields of two that differ."""
         query, errors = read_filters(request, VersionsQuery)
         key, tenant = key_of_page(connection, caller, request), caller.tenant
-        if (moved := moved_to(request, urls, key, job_id(tenant, key), "job_versions")) is not None:
-            return View({}, moved_to=moved)
+        if (away := moved(request, urls, key, job_id(tenant, key), "job_versions")) is not None:
+            return away
         try:
             job = in_snapshot(connection, show_job, tenant, key)
         except UnknownJob:  # it was deleted
@@ -149,9 +149,8 @@ class JobNextPage:
         """Read the month and the list."""
         query, errors = read_filters(request, NextQuery)
         key = key_of_page(connection, caller, request)
-        away = moved_to(request, urls, key, job_id(caller.tenant, key), "job_next")
-        if away is not None:
-            return View({}, moved_to=away)
+        if (away := moved(request, urls, key, job_id(caller.tenant, key), "job_next")) is not None:
+            return away
         now, tenant = page_now(connection), caller.tenant
         job = in_snapshot(connection, show_job, tenant, key)
 
@@ -229,9 +228,8 @@ class JobSettingsPage:
         """Read the job."""
         read_query(request, TenantQuery)
         key = key_of_page(connection, caller, request)
-        moved = moved_to(request, urls, key, job_id(caller.tenant, key), "job_settings")
-        if moved is not None:
-            return View({}, moved_to=moved)
+        if (away := moved(request, urls, key, job_id(caller.tenant, key), "job_settings")) is not None:
+            return away
         now, job = page_now(connection), in_snapshot(connection, show_job, caller.tenant, key)
         return View(
             {

@@ -110,7 +110,7 @@ def folded(rows: Sequence[Row], opened: datetime | None = None) -> list[Sequence
     found: list[Sequence[Row]] = []
     for _, equal in groupby(rows, key=lambda row: (row.state, row.words, row.is_retry)):
         group = tuple(equal)
-        first, last = 0, 0 if _is_skipped(group[0]) else 1
+        first, last = 0, 0 if group[0].state == RunState.SKIPPED else 1
         if len(group) < _FEWEST:
             last = len(group)
         elif opened is not None and group[-1].at <= opened <= group[0].at:
@@ -130,14 +130,10 @@ def counts(rows: Sequence[Row], took_p95: timedelta | None) -> Mapping[Show, int
     return {show: sum(row.occurrences for row in filtered(rows, show, took_p95)) for show in Show}
 
 
-def _is_skipped(row: Row) -> bool:
-    return row.state == RunState.SKIPPED
-
-
 _FITS: Mapping[Show, Callable[[Row, timedelta | None], bool]] = {
     Show.ALL: lambda row, p95: True,
     Show.FAILED: lambda row, p95: family_of(row.state) == "bad",
-    Show.SKIPPED: lambda row, p95: _is_skipped(row),
+    Show.SKIPPED: lambda row, p95: row.state == RunState.SKIPPED,
     Show.SLOW: lambda row, p95: p95 is not None and row.took is not None and row.took > p95,
     Show.RETRIED: lambda row, p95: row.attempt > 1,
 }

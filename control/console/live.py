@@ -9,6 +9,7 @@ it one after the other, and tenants take turns, so that these reads leave the th
 import asyncio
 import re
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from uuid import UUID
@@ -153,7 +154,8 @@ class Live:
             if name:
                 sent_at = now()
                 yield b"event: " + name + b"\ndata: -\n\n"
-            await _for_a_moment(watcher.news)
+            with suppress(TimeoutError):
+                await asyncio.wait_for(watcher.news.wait(), _LOOK_SECONDS)
 
 
 def _with_news(tenant: _Tenant, found: Mapping[str, str], watchers: Sequence[_Watcher]) -> Iterator[_Watcher]:
@@ -164,13 +166,6 @@ def _with_news(tenant: _Tenant, found: Mapping[str, str], watchers: Sequence[_Wa
         if each in tenant.watchers and (each.topics & changed or not each.is_compared):
             each.is_compared = True
             yield each
-
-
-async def _for_a_moment(news: asyncio.Event) -> None:
-    try:
-        await asyncio.wait_for(news.wait(), _LOOK_SECONDS)
-    except TimeoutError:
-        return
 
 
 async def _always() -> bool:

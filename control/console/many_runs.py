@@ -1,6 +1,7 @@
 """Actions on many runs: cancel or retry those that are selected, cancel all that match a filter."""
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime
 from typing import Annotated, Any, cast
 from uuid import UUID
@@ -19,6 +20,7 @@ from tidewheel.control.console.actions import (
     Done,
     Field,
     bound,
+    cannot,
     confirmation,
     counted_of,
     ensure_confirmed,
@@ -356,10 +358,7 @@ def _back(request: Request, urls: Urls) -> str:
 
 
 def _nothing(request: Request, urls: Urls) -> Dialog:
-    return Dialog(
-        "No run is selected", "", _back(request, urls), place="runs", warnings=(_NONE_SELECTED,),
-        keep="Back",
-    )  # fmt: skip
+    return replace(cannot("No run is selected", _back(request, urls), place="runs"), warnings=(_NONE_SELECTED,))
 
 
 def _selected(connection: Connection, request: Request) -> Sequence[RunSummary]:

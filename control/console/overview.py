@@ -1,7 +1,7 @@
 """The overview: is all well, and if not, what, since when, whose; lateness over time as lines."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from functools import partial
@@ -17,10 +17,10 @@ from tidewheel.control.api.request_input import TenantQuery
 from tidewheel.control.client.connection import Connection
 from tidewheel.control.console.axis import Axis, Window, axis
 from tidewheel.control.console.grid import OVERVIEW
-from tidewheel.control.console.jobs import in_order, row_of
-from tidewheel.control.console.tide import NARROW, WIDE, Counts, Span, sentence, tide
+from tidewheel.control.console.jobs import Row, in_order, row_of
+from tidewheel.control.console.tide import NARROW, WIDE, Counts, Span, Tide, sentence, tide
 from tidewheel.control.console.urls import Urls
-from tidewheel.control.console.view import Failed, View, in_snapshot, page_now, part, part_of, read_filters
+from tidewheel.control.console.view import Failed, View, in_snapshot, or_else, page_now, part, part_of, read_filters
 from tidewheel.control.console.words import agreed, counted
 from tidewheel.control.explain.month import job_bins
 from tidewheel.control.reads.causes import Need
@@ -85,9 +85,9 @@ class OverviewPage:
         here, open_runs, figures = (found, found, found) if isinstance(found, Failed) else found
         upcoming = part_of(connection, read_upcoming, caller.tenant, self.shards, ahead)
         needs = here.findings if isinstance(here, Now) else ()
-        grid = part(lambda: _grid(connection, caller, needs, axis(Window(query.window), now, grid=True)))
-        spans = part_of(connection, frozen_spans, caller.tenant, along.begin, along.now)
-        frozen = () if isinstance(spans, Failed) else spans
+        of_grid = axis(Window(query.window), now, grid=True)
+        grid = part(lambda: _grid(connection, caller, needs, of_grid))
+        frozen = or_else(part_of(connection, frozen_spans, caller.tenant, along.begin, along.now), ())
         steps = grid if isinstance(grid, Failed) else part(partial(_steps, connection, caller, figures, grid))
         failed = [each for each in (here, open_runs, figures, upcoming, steps, grid) if isinstance(each, Failed)]
         running = here.running if isinstance(here, Now) else 0
@@ -96,15 +96,14 @@ class OverviewPage:
             {
                 "now": now, "present": here, "open_runs": open_runs, "needs": needs[:_NEEDS],
                 "smaller": needs[_NEEDS:], "in_one_line": _SMALLER, "needs_count": len(needs), "steps": steps,
-                "hour_ago": format_timestamp(begin_of(now - _HOUR)),
+                "hour_ago": format_timestamp(begin_of(now - _HOUR)), "windows": _WINDOWS, "stages": STAGES,
                 "title": _title(here, steps, failed, sees_all=caller.sees_fleet), "query": query,
-                "windows": _WINDOWS, "stages": STAGES,
                 "plot": _plot(along, figures, upcoming, urls, running=running, frozen=frozen),
-                "was_frozen": any(until > now - _HOUR for _, until, _ in frozen),
+                "was_frozen": any(until > now - _HOUR for _, until, _ in frozen), "pitch": OVERVIEW,
                 "late": _late(along, figures, query.stage), "waiting": sum(each.count for each in backlogs),
                 "backlogs": backlogs[:_BACKLOGS], "left_out": len(backlogs) - _BACKLOGS,
                 "most_waiting": max((each.count for each in backlogs[:_BACKLOGS]), default=1),
-                "since": format_timestamp(along.begin), "upcoming": upcoming, "grid_of_jobs": grid,
+                "since": format_timestamp(along.begin), "upcoming": upcoming, "rows": grid, "of_grid": of_grid,
             }
         )  # fmt: skip
 
@@ -123,27 +122,34 @@ class OverviewPage:
             return here, found, figures
 
 
-def _grid(connection: Connection, caller: Caller, needs: Sequence[Need], along: Axis) -> Mapping[str, object]:
-    """Return the grid of a dozen jobs: those that fail, the most harm first, then the first by key."""
+def _grid(connection: Connection, caller: Caller, needs: Sequence[Need], along: Axis) -> Sequence[Row]:
+    """Return the rows of a dozen jobs: those that fail, the most harm first, then the first by key."""
     failing = [need.job_id for need in needs if need.job_id is not None][:_JOBS]
     with connection.snapshot() as reading:
         others = list_jobs(reading, caller.tenant, limit=_JOBS).jobs
         found = {job.job_id: job for job in (*jobs_of(reading, caller.tenant, failing), *others)}
         jobs = list(found.values())[:_JOBS]
         bins = job_bins(reading, jobs, along.edges, along.behind)
-    rows = in_order([row_of(job, bins[job.job_id], OVERVIEW, along.now) for job in jobs])
-    return {"rows": rows, "along": along, "pitch": OVERVIEW}
+    return in_order([row_of(job, bins[job.job_id], OVERVIEW, along.now) for job in jobs])
 
 
-def _steps(
-    connection: Connection, caller: Caller, figures: ActivityFigures | Failed, grid: Mapping[str, object]
-) -> Mapping[str, bool]:
-    """Return which of the first steps of an installation are done."""
+def _steps(connection: Connection, caller: Caller, figures: ActivityFigures | Failed, rows: Sequence[Row]) -> int:
+    """Return how many of the first steps of an installation are done: it has a job, a run, an ended run."""
     if isinstance(figures, ActivityFigures) and any(each.succeeded or each.failed for each in figures.bins):
-        return {"job": True, "run": True, "ended": True}
-    page = in_snapshot(connection, list_runs, caller.tenant, PageFilter(), limit=_LATEST) if grid["rows"] else None
+        return 3
+    page = in_snapshot(connection, list_runs, caller.tenant, PageFilter(), limit=_LATEST) if rows else None
     runs = page.runs if page else ()
-    return {"job": bool(grid["rows"]), "run": bool(runs), "ended": any(run.status in FINAL for run in runs)}
+    return bool(rows) + bool(runs) + any(run.status in FINAL for run in runs)
+
+
+class Plot(NamedTuple):
+    """The tide line for both widths, its sentence, and the counts of all its bins."""
+
+    wide: Tide
+    narrow: Tide
+    words: str
+    total: Counts
+    coming_at_least: bool
 
 
 def _plot(
@@ -154,8 +160,7 @@ def _plot(
     *,
     running: int,
     frozen: Sequence[Span],
-) -> Mapping[str, object] | Failed:
-    """Return the tide line for both widths."""
+) -> Plot | Failed:
     if isinstance(figures, Failed):
         return figures
     past = [Counts(each.succeeded, each.failed, each.timed_out, each.cancelled, each.skipped) for each in figures.bins]
@@ -173,10 +178,10 @@ def _plot(
 
     wide, narrow = (tide(along, bins, size, link, running=running, frozen=frozen) for size in (WIDE, NARROW))
     words = sentence(along, bins, coming_at_least=cut, frozen=frozen)
-    return {"wide": wide, "narrow": narrow, "words": words, "total": sum(bins, Counts()), "coming_at_least": cut}
+    return Plot(wide, narrow, words, sum(bins, Counts()), cut)
 
 
-def _late(along: Axis, figures: ActivityFigures | Failed, stage: str) -> object:
+def _late(along: Axis, figures: ActivityFigures | Failed, stage: str) -> "Lines | Failed":
     if isinstance(figures, Failed):
         return figures
     found = [(each.stages or {}).get(stage) for each in figures.bins]
@@ -185,27 +190,28 @@ def _late(along: Axis, figures: ActivityFigures | Failed, stage: str) -> object:
     if whole is not None and whole.p50 is not None and whole.p99 is not None:
         half, most = (duration(timedelta(seconds=each)) for each in (whole.p50, whole.p99))
         words = f"half of the runs within {half}, 99 of 100 within {most}."
-    return {"lines": lateness_lines(along, p50, p99), "words": f"Lateness, {STAGES[stage]}: {words}"}
+    return lateness_lines(along, p50, p99)._replace(words=f"Lateness, {STAGES[stage]}: {words}")
 
 
-def _title(here: Now | Failed, steps: Mapping[str, bool] | Failed, failed: Sequence[Failed], *, sees_all: bool) -> str:
+def _title(here: Now | Failed, steps: int | Failed, failed: Sequence[Failed], *, sees_all: bool) -> str:
     """Return how all is; all is well only where every part was read, the fleet with them."""
     if isinstance(here, Now) and here.findings:
         return f"{counted(len(here.findings), 'problem')} {agreed(len(here.findings), 'needs', 'need')} attention"
     if failed or not isinstance(here, Now) or isinstance(steps, Failed):
         return "A part could not be read, the others show no problem"
-    if not steps["job"]:
+    if not steps:
         return "No job yet"
     return "All well" if sees_all else "Nothing of this tenant needs attention"
 
 
 class Lines(NamedTuple):
-    """The lines of the median and the 99th percentile, and rules at powers of ten, in pixels."""
+    """The lines of the median and the 99th percentile, rules at powers of ten, in pixels, and a sentence."""
 
     height: int
     p50: str
     p99: str
     rules: Sequence[tuple[float, str]]
+    words: str = ""
 
 
 def lateness_lines(along: Axis, p50: Sequence[float | None], p99: Sequence[float | None], height: int = 120) -> Lines:

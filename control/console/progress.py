@@ -206,8 +206,8 @@ def filter_words(row: Cancellation | StoredWork) -> Iterator[str]:
     if isinstance(row, Cancellation):
         yield from [f"job {row.key}"] if row.key is not None else []
         yield from (f"label {name}={value}" for name, value in row.labels.items())
-        yield from (f"{name} {value}" for name, value in (("handler", row.handler), ("cause", row.cause)) if value)
-        yield from (f"{name} {value}" for name, value in (("queue", row.queue), ("lane", row.lane)) if value)
+        named = {"handler": row.handler, "cause": row.cause, "queue": row.queue, "lane": row.lane}
+        yield from (f"{name} {value}" for name, value in named.items() if value)
         return
     given: Mapping[str, Any] = row.filter
     yield from [f"job {given['job']}"] if "job" in given else []

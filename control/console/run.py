@@ -16,7 +16,7 @@ from tidewheel.control.console.run_axis import timing
 from tidewheel.control.console.run_log import Log, attempts_with_logs, is_over, more_of, read_log, run_id_of
 from tidewheel.control.console.sentences import about_run
 from tidewheel.control.console.urls import Urls
-from tidewheel.control.console.view import Failed, View, in_snapshot, or_else, page_now, part, part_of
+from tidewheel.control.console.view import Failed, View, in_snapshot, of_all_tenants, or_else, page_now, part, part_of
 from tidewheel.control.console.words import target
 from tidewheel.control.explain.job_timeline import why_late
 from tidewheel.control.reads.fleet import AbleExecutors, able_executors
@@ -71,8 +71,7 @@ class RunPage:
             why = run.summary.why
             if not caller.all_tenants or why is None or why.code is not WaitCode.SLOT:
                 return None
-            with connection.snapshot(all_tenants=True) as reading:
-                return able_executors(reading, run.summary.queue, run.handler)
+            return of_all_tenants(connection, able_executors, run.summary.queue, run.handler)
 
         def read_thaw() -> FreezeChange | None:
             summary = run.summary

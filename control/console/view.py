@@ -104,6 +104,14 @@ def in_snapshot(
         return read(reading, *args, **kwargs)
 
 
+def of_all_tenants(
+    connection: Connection, read: Callable[Concatenate[Conn, P], T], *args: P.args, **kwargs: P.kwargs
+) -> T:
+    """Return what one read returns that no tenant's rights bound."""
+    with connection.snapshot(all_tenants=True) as reading:
+        return read(reading, *args, **kwargs)
+
+
 def part_of(
     connection: Connection, read: Callable[Concatenate[Conn, P], T], *args: P.args, **kwargs: P.kwargs
 ) -> T | Failed:
