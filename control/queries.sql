@@ -175,6 +175,11 @@ SELECT j.key, j.job_id, j.version, v.schedule_json, j.labels, j.paused, j.paused
  CROSS JOIN LATERAL ({{next_run_ahead(j)}}) AS a
  WHERE j.job_id = %(job_id)s AND j.deleted_at IS NULL
 
+-- name: read_payload_schema
+-- Returns the text of the JSON schema of a handler's payload, as the last executor with it that started has recorded it; or null.
+-- Index: settings_pkey. No lock.
+SELECT value FROM settings WHERE name = 'payload_schema/' || %(handler)s::text
+
 -- name: list_calendars
 -- Returns the calendars of a tenant by name, each with the number of jobs that name it.
 -- Index: calendars_pkey, job_calendars_pkey. No lock.

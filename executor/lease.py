@@ -119,10 +119,11 @@ class Heartbeat:
         busy: Callable[[], bool],
         keys: MessageKeys,
         skew: ClockSkew,
+        on_entry: Callable[[Conn], None] = lambda _: None,
         on_reentry: Callable[[Conn], None] = lambda _: None,
     ) -> None:
         self._session, self._every, self._on_signal, self._busy = session, every, on_signal, busy
-        self._keys, self._skew, self._on_reentry = keys, skew, on_reentry
+        self._keys, self._skew, self._on_entry, self._on_reentry = keys, skew, on_entry, on_reentry
         self._lease_seconds = lease.total_seconds()
         self._columns: dict[str, object] = {
             "executor_id": executor_id,
@@ -261,6 +262,8 @@ class Heartbeat:
         assert row is not None  # noqa: S101 - inserted or updated
         self._skew.record(cast("datetime", row[0]), since=sent_at)
         self._keys.refresh(connection)  # so that a new key is known before a relay signs with it
+        if not self.entered:
+            self._on_entry(connection)
         if self.entered and (row[1] == 0 or self._lease.is_over()):
             # Its lease was ended: its attempts may run elsewhere, so those that have not started must not start here.
             # If it was suspended inside a claim, its row stays, but its attempts were taken all the same.

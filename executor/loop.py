@@ -22,6 +22,7 @@ from tidewheel.executor.lease import Heartbeat, Lease, read_owned
 from tidewheel.executor.message_check import MessageCheck, key_look_up
 from tidewheel.executor.outcome import CANCELLED, NOT_STARTED, RELEASED, Outcome
 from tidewheel.executor.output_capture import Flusher, OutputTopic
+from tidewheel.executor.payload_schemas import record_payload_schemas
 from tidewheel.executor.reaper import Reaper
 from tidewheel.executor.run_messages import BatchClaimer, StartRuns
 from tidewheel.executor.run_queue import RunQueue
@@ -92,7 +93,7 @@ class Executor:
         )
         self._keys = MessageKeys()
         self._check = MessageCheck(self._keys, settings.message_signatures, key_look_up(url, self._keys))
-        self._heartbeat = self._make_heartbeat()
+        self._heartbeat = self._make_heartbeat(handlers)
         self._reaper = Reaper(
             Session(url, "tidewheel-executor-reap"),
             installation,
@@ -262,7 +263,7 @@ class Executor:
     def _starter(self, claimer: Claimer) -> StartRuns:
         return lambda claimed: self._start(claimed, claimer.lease)
 
-    def _make_heartbeat(self) -> Heartbeat:
+    def _make_heartbeat(self, handlers: Mapping[str, Handler]) -> Heartbeat:
         return Heartbeat(
             Session(self._url, "tidewheel-executor-heartbeat", prompt=True),
             executor_id=self.executor_id,
@@ -277,6 +278,7 @@ class Executor:
             busy=lambda: bool(self._running),
             keys=self._keys,
             skew=ClockSkew(self._settings.max_clock_skew),
+            on_entry=lambda connection: record_payload_schemas(connection, handlers),
             on_reentry=self._on_reentry,
         )
 

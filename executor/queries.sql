@@ -10,6 +10,17 @@ ON CONFLICT (executor_id) DO UPDATE
    SET heartbeat_count = executors.heartbeat_count + 1, last_heartbeat_at = tidewheel_now(), stopping = %(stopping)s
 RETURNING last_heartbeat_at, heartbeat_count
 
+-- name: record_payload_schemas
+-- Record the JSON schemas of the payloads of handlers as texts, for the console. A handler without one has no row, or null.
+-- Index: settings_pkey.
+-- Lock: the rows of these handlers, in the order of their names.
+INSERT INTO settings AS s (name, value)
+SELECT 'payload_schema/' || g.handler, g.schema
+  FROM unnest(%(handlers)s::text[], %(schemas)s::jsonb[]) AS g (handler, schema)
+ WHERE g.schema <> 'null' OR EXISTS (SELECT FROM settings AS k WHERE k.name = 'payload_schema/' || g.handler)
+ ORDER BY g.handler
+    ON CONFLICT (name) DO UPDATE SET value = excluded.value WHERE s.value <> excluded.value
+
 -- name: lock_lease_for_claim
 -- Lock this executor's lease for a claim; no row means that a reaper has ended it. Returns false if the claim must call
 -- share_old_claims.

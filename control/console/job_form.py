@@ -32,15 +32,16 @@ from tidewheel.control.console.spec_form import (
     retyped,
     typed,
 )
-from tidewheel.control.console.view import in_snapshot
+from tidewheel.control.console.view import in_snapshot, of_all_tenants
 from tidewheel.control.foreign import read_pasted
 from tidewheel.errors import FieldError, InvalidInput, Refused, RequestConflict, UnknownJob, VersionConflict
 from tidewheel.ids import job_id
 from tidewheel.jobs.strict_json import as_object
 from tidewheel.jobs.targets import TARGETS
-from tidewheel.nouns.jobs.fields import GROUPS, LABELS, SCHEDULES, json_text
+from tidewheel.nouns.jobs.fields import GROUPS, LABELS, NOTHING, SCHEDULES, SpecField, json_text
 from tidewheel.nouns.jobs.model import Job as SavedJob
 from tidewheel.nouns.jobs.model import job_of
+from tidewheel.nouns.jobs.payload import over_payload, payload_of, read_payload_fields, typed_payload
 from tidewheel.nouns.jobs.reads import show_job
 from tidewheel.nouns.jobs.versions import job_at
 from tidewheel.redaction import REDACTED, redact_query
@@ -61,6 +62,7 @@ class Typed:
         paste: The text of the field for schedules of others; `notes` are what it was read as.
         errors: What was refused, with paths from the job.
         lost: True if another change came first.
+        fields: Those of the payload, if the handler declares a model.
     """
 
     key: str | None
@@ -75,6 +77,7 @@ class Typed:
     errors: Sequence[FieldError] = ()
     check: Check | None = None
     lost: bool = False
+    fields: Sequence[SpecField] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,10 +94,11 @@ class JobForms:
 
         def made(connection: Connection) -> Response:
             if "ref" not in request.path_params:
-                return self._page(request, found, Typed(None, texts={"schedule": "cron", "target": "handler"}))
+                new = Typed(None, texts={"schedule": "cron", "target": "handler"})
+                return self._page(connection, request, found, new)
             job = job_of_page(connection, found, request)
-            version = job.summary.version
-            return self._page(request, found, Typed(job.summary.key, version, version, texts=typed(job.job)))
+            state = Typed(job.summary.key, job.summary.version, job.summary.version, texts=typed(job.job))
+            return self._page(connection, request, found, state)
 
         return await call(self.reads, found, made)
 
@@ -115,13 +119,13 @@ class JobForms:
                 return self._saved(request, found, *saved)
 
         def made(connection: Connection) -> Response:
-            return self._page(request, found, _answer(connection, found, request, form, refused))
+            return self._page(connection, request, found, _answer(connection, found, request, form, refused))
 
         return await call(self.reads, found, made)
 
-    def _page(self, request: Request, found: Caller, state: Typed) -> Response:
-        seen = visitor(request, found)
-        at, others = errors_by_field(state.errors)
+    def _page(self, connection: Connection, request: Request, found: Caller, state: Typed) -> Response:
+        seen, state = visitor(request, found), _with_payload(connection, state)
+        at, others = errors_by_field(state.errors, state.fields)
         urls = self.door.renderer.urls(seen)
         back = urls("jobs") if state.key is None else urls.job(state.key, job_id(found.tenant, state.key))
         status = HTTPStatus.UNPROCESSABLE_ENTITY if state.errors else HTTPStatus.OK
@@ -177,11 +181,32 @@ def _read(connection: Connection, found: Caller, request: Request, form: Form) -
         draft = draft_of_json(state.document)
     else:
         below = draft_of_json(state.under).job if state.under else _version(connection, found, key, base)
-        draft = draft_of(form, below)
-        state = replace(state, texts=typed(below) | dict(form.items()))
+        fields = of_all_tenants(connection, read_payload_fields, form.get("payload_of", ""))
+        read = draft_of(form, below)
+        job, errors = over_payload(read.job, form, form.get("payload_was", ""), fields)
+        draft, texts = Draft(job, (*read.errors, *errors)), typed(below) | dict(form.items())
+        if job != read.job and payload_of(texts.get("payload", "")) is not NOTHING:
+            texts["payload"] = json_text(job["payload"])
+        state = replace(state, texts=texts)
     if not draft.errors and (wrong := _wrong_key(draft, key)) is not None:
         draft = replace(draft, errors=(wrong,))
     return state, draft
+
+
+def _with_payload(connection: Connection, state: Typed) -> Typed:
+    """Return the page with the fields of its payload: they show its JSON, and refused texts as typed."""
+    if state.view == "json" or state.texts.get("target") != "handler":
+        return state
+    handler, text = state.texts.get("target.name", ""), state.texts.get("payload", "")
+    fields, payload = of_all_tenants(connection, read_payload_fields, handler), payload_of(text)
+    if payload is NOTHING:
+        return replace(state, fields=fields)
+    if as_object(payload) is None:
+        return state
+    refused, _ = errors_by_field(state.errors, fields)
+    shown = typed_payload(payload, fields)
+    shown |= {path: state.texts[path] for path in shown if path in refused and path in state.texts}
+    return replace(state, fields=fields, texts={**state.texts, **shown, "payload_was": text, "payload_of": handler})
 
 
 def _version(connection: Connection, found: Caller, key: str | None, number: int) -> dict[str, object]:

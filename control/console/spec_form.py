@@ -92,14 +92,16 @@ def draft_of_json(text: str) -> Draft:
         return Draft({}, (FieldError("", str(error), "write the job as a JSON object"),))
 
 
-def errors_by_field(errors: Sequence[FieldError]) -> tuple[dict[str, list[FieldError]], list[FieldError]]:
+def errors_by_field(
+    errors: Sequence[FieldError], fields: Sequence[SpecField] = ()
+) -> tuple[dict[str, list[FieldError]], list[FieldError]]:
     """Return the errors by the fields of the form that they concern, and those that concern none.
 
     >>> at, other = errors_by_field([FieldError("job.retry.intervals.0", "a", ""), FieldError("job.owner", "b", "")])
     >>> list(at), [each.path for each in other]
     (['retry.intervals'], ['owner'])
     """
-    names = sorted({"key", "schedule", "target", *(field.path for field in FIELDS)}, key=len, reverse=True)
+    names = sorted({"key", "schedule", "target", *(each.path for each in (*FIELDS, *fields))}, key=len, reverse=True)
     at: dict[str, list[FieldError]] = {}
     others: list[FieldError] = []
     for each in errors:

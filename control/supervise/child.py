@@ -69,6 +69,7 @@ def _prepare(role: str) -> dict[str, object]:
     if role != "executor":
         return {}
     from tidewheel.executor.handlers import import_handlers, registered
+    from tidewheel.executor.payload_schemas import payload_schema
     from tidewheel.settings.executor import ExecutorSettings
 
     try:
@@ -85,7 +86,7 @@ def _prepare(role: str) -> dict[str, object]:
         "files": sorted({*_imported_files(), *_files_of(error.__cause__ if error else None)}),
         "handlers": sorted(registered()),
         "payloads": {
-            name: example_payload(each.payload.json_schema()) for name, each in registered().items() if each.payload
+            name: example_payload(schema) for name, each in registered().items() if (schema := payload_schema(each))
         },
     }
 

@@ -1,5 +1,6 @@
 """Runs reach an executor by message and by sweep, and are released when it stops."""
 
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 from uuid import UUID
@@ -7,10 +8,11 @@ from uuid import UUID
 import pytest
 from confluent_kafka import Producer
 
-from tests.executor.handlers import GATES
+from tests.executor.handlers import GATES, handlers
 from tests.executor.running import Executing, hold_row
 from tests.fixtures.database import Database
 from tests.fixtures.services import until
+from tidewheel.nouns.jobs.payload import read_payload_fields
 from tidewheel.process.service import Shutdown
 from tidewheel.runs import RunState
 
@@ -64,6 +66,19 @@ def test_sweep_starts_what_is_due_and_readable(executing: Executing) -> None:
     for case, run_id in (("unreadable", bad), ("not due", later)):
         run = database.open_run(run_id)
         assert (run.state, run.attempt) == ("queued", 0), case
+
+
+def test_starting_executor_records_the_model_that_each_of_its_handlers_declares(executing: Executing) -> None:
+    def fields(handler: str) -> list[str]:
+        return [each.path for each in executing.database.within(read_payload_fields, handler)]
+
+    with executing.running(**NO_SWEEP):
+        until(lambda: executors(executing.database), "it is registered")
+        assert (fields("acts.order"), fields("acts.echo")) == (["payload.to", "payload.copies"], [])
+    without = {name: replace(each, payload=None) for name, each in handlers().items()}
+    with executing.running(known=without, **NO_SWEEP):
+        until(lambda: executors(executing.database), "it is registered")
+        assert fields("acts.order") == []
 
 
 def test_queue_is_served_by_its_executors_only(executing: Executing) -> None:

@@ -6,6 +6,7 @@ import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
+from functools import partial
 from typing import Literal, cast, get_args
 
 from tidewheel.jobs.invalid import InvalidValue, UnreadableValue
@@ -16,12 +17,16 @@ from tidewheel.jobs.spec import JobSpec
 from tidewheel.jobs.strict_json import as_list, as_object, read_value
 from tidewheel.jobs.targets import TARGETS, HttpTargetSpec, KafkaTargetSpec, TargetType
 from tidewheel.jobs.validation import StrictModel
-from tidewheel.jobs.values import format_duration
+from tidewheel.jobs.values import format_duration, parse_timestamp
 from tidewheel.runs import OVERLAP_EFFECTS
 from tidewheel.schedules.decision import CatchUp
 
 SCHEDULES = ("cron", "interval", "fixed_delay", "once", "after", "manual")
-Kind = Literal["text", "span", "number", "instant", "json", "list", "pairs", "parents", "words", "flag", "zone"]
+Kind = Literal[
+    "text", "span", "number", "instant", "json", "list", "pairs", "parents", "words", "flag", "zone",
+    "string", "whole", "real", "moment",
+]  # fmt: skip
+"""The last four are values of a payload, which no model of a job checks."""
 NOTHING = object()
 """In place of a value that is not there: None is a value in JSON."""
 _INDENTED = 32_768  # characters up to which JSON is indented
@@ -366,6 +371,18 @@ def _flag(text: str) -> object:
     return {"true": True, "false": False}.get(text.strip(), text.strip())
 
 
+def _moment(text: str) -> str:
+    parse_timestamp(text.strip())
+    return text.strip()
+
+
+def _number_of_json(text: str, kinds: tuple[type, ...], named: str) -> object:
+    found = read_value(text.strip().encode("utf-8", "surrogatepass"))
+    if isinstance(found, bool) or not isinstance(found, kinds):
+        raise InvalidValue(problem=f"{text.strip()[:60]!r} is not {named}", remedy="write it in digits, such as 4")
+    return found
+
+
 def _json(text: str) -> object:
     found = read_value(text.encode("utf-8", "surrogatepass"))
     if isinstance(found, UnreadableValue):
@@ -377,6 +394,8 @@ _READERS: Mapping[Kind, Callable[[str], object]] = cast(
     "Mapping[Kind, Callable[[str], object]]",
     {
         "number": _number, "span": _span, "list": _lines, "pairs": _pairs, "parents": _parents, "words": _words,
-        "flag": _flag, "json": _json,
+        "flag": _flag, "json": _json, "string": str, "moment": _moment,
+        "whole": partial(_number_of_json, kinds=(int,), named="a whole number"),
+        "real": partial(_number_of_json, kinds=(int, float), named="a number"),
     },
 )  # fmt: skip

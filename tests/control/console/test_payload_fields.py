@@ -1,0 +1,141 @@
+"""The fields of a payload in the form of a job, by the model of its handler, without script."""
+
+import html
+import json
+import re
+from datetime import datetime
+from enum import IntEnum
+from http import HTTPStatus
+from typing import Literal
+
+import pytest
+from pydantic import BaseModel, Field, TypeAdapter
+
+from tests.control.api.answering import ApiClient
+from tests.control.console.pages import typed_in
+from tests.control.console.test_job_form import pressed, stored
+from tests.transitions.acts import submit
+from tidewheel.executor.handlers import Handler
+from tidewheel.executor.payload_schemas import record_payload_schemas
+
+
+class Level(IntEnum):
+    LOW = 1
+    HIGH = 2
+
+
+class Order(BaseModel):
+    to: str = Field(description="Who gets it.")
+    copies: int = 1
+    price: float | None = None
+    urgent: bool = False
+    at: datetime | None = None
+    colour: Literal["red", "blue"] = "red"
+    level: Level = Level.LOW
+    items: list[str] = []
+
+
+def has_model(pages: ApiClient, name: str, model: type[BaseModel] | None) -> None:
+    """Record what an executor with this handler records when it starts."""
+    adapter: TypeAdapter[object] | None = None if model is None else TypeAdapter(model)
+    pages.database.within(record_payload_schemas, {name: Handler(name, print, is_async=False, payload=adapter)})
+
+
+@pytest.fixture
+def modelled(pages: ApiClient) -> ApiClient:
+    has_model(pages, "order", Order)
+    return pages
+
+
+def fields(text: str) -> list[str]:
+    """Return the names of the fields of a payload, in the order of a page."""
+    return re.findall(r'name="payload\.([^"]+)"', text)
+
+
+def test_typed_values_have_the_types_of_the_model(modelled: ApiClient) -> None:
+    page = pressed(modelled, "/jobs/new", "check", key="job", schedule="manual", target="handler", target__name="order")
+    assert fields(page.text) == ["to", "copies", "price", "urgent", "at", "colour", "level"]
+    assert "Who gets it. Required." in page.text
+    saved = pressed(
+        modelled, "/jobs/new", "save", page, payload__to="a b", payload__copies="3", payload__price="1.5e2",
+        payload__urgent="true", payload__at="2026-11-29T08:00:00+01:00", payload__colour="blue", payload__level="2",
+    )  # fmt: skip
+    assert saved.status_code == HTTPStatus.SEE_OTHER, saved.text
+    assert stored(modelled.database, "job", 1)["payload"] == {
+        "to": "a b", "copies": 3, "price": 150.0, "urgent": True, "at": "2026-11-29T08:00:00+01:00", "colour": "blue",
+        "level": 2,
+    }  # fmt: skip
+
+
+def test_field_that_nobody_has_changed_keeps_its_value_and_others_stay(modelled: ApiClient) -> None:
+    payload = {"to": " a\nb ", "copies": None, "items": ["x"], "level": 7, "further": {"amount": 120.10}}
+    submit(modelled.database, "job", target="order", payload=payload)
+    page = modelled.get("/jobs/job/edit")
+    assert "Nothing differs from version 1" in pressed(modelled, "/jobs/job/edit", "check", page).text
+    pressed(modelled, "/jobs/job/edit", "save", page, payload__colour="blue", payload__copies="")
+    del payload["copies"]
+    assert stored(modelled.database, "job", 2)["payload"] == payload | {"colour": "blue"}
+
+
+def test_json_and_fields_show_the_same_payload_and_the_last_change_of_either_counts(modelled: ApiClient) -> None:
+    submit(modelled.database, "job", target="order", payload={"to": "a", "copies": 1})
+    page = pressed(modelled, "/jobs/job/edit", "check", payload__copies="2")
+    assert json.loads(typed_in(page)["payload"]) == {"to": "a", "copies": 2}
+    page = pressed(modelled, "/jobs/job/edit", "check", page, payload='{"to": "b", "copies": 3}')
+    assert (typed_in(page)["payload.to"], typed_in(page)["payload.copies"]) == ("b", "3")
+    saved = pressed(modelled, "/jobs/job/edit", "save", page, payload__to="c")
+    assert saved.status_code == HTTPStatus.SEE_OTHER, saved.text
+    assert stored(modelled.database, "job", 2)["payload"] == {"to": "c", "copies": 3}
+
+
+@pytest.mark.parametrize(
+    ("name", "wrong", "problem"),
+    [
+        ("copies", "1.5", "'1.5' is not a whole number"),
+        ("price", "much", "'much' is not a number"),
+        ("at", "2026-11-29T08:00:00", "has no UTC offset"),
+    ],
+)
+def test_value_of_another_type_is_refused_at_its_field_and_kept_as_typed(
+    modelled: ApiClient, name: str, wrong: str, problem: str
+) -> None:
+    submit(modelled.database, "job", target="order", payload={"to": "a"})
+    answer = pressed(modelled, "/jobs/job/edit", "save", **{f"payload__{name}": wrong, "payload__to": "b"})
+    assert answer.status_code == HTTPStatus.UNPROCESSABLE_ENTITY
+    [said] = re.findall(rf'id="h-payload\.{name}"><p class="wrong">(.*?)</p>', answer.text)
+    assert problem in html.unescape(re.sub("<[^>]+>", "", said))
+    kept = typed_in(answer)
+    assert (kept[f"payload.{name}"], kept["payload.to"]) == (wrong, "b")
+    saved = pressed(modelled, "/jobs/job/edit", "save", answer, **{f"payload__{name}": ""})
+    assert saved.status_code == HTTPStatus.SEE_OTHER, saved.text
+    assert stored(modelled.database, "job", 2)["payload"] == {"to": "b"}
+
+
+def test_unreadable_json_keeps_what_was_typed_into_the_fields(modelled: ApiClient) -> None:
+    submit(modelled.database, "job", target="order", payload={"to": "a"})
+    answer = pressed(modelled, "/jobs/job/edit", "save", payload='{"to": ', payload__copies="2")
+    assert answer.status_code == HTTPStatus.UNPROCESSABLE_ENTITY
+    assert (typed_in(answer)["payload"], typed_in(answer)["payload.copies"]) == ('{"to": ', "2")
+    pressed(modelled, "/jobs/job/edit", "save", answer, payload='{"to": "b"}')
+    assert stored(modelled.database, "job", 2)["payload"] == {"to": "b", "copies": 2}
+
+
+def test_list_as_json_beside_a_typed_field_is_refused(modelled: ApiClient) -> None:
+    submit(modelled.database, "job", target="order", payload={"to": "a"})
+    answer = pressed(modelled, "/jobs/job/edit", "save", payload="[1]", payload__copies="2")
+    assert answer.status_code == HTTPStatus.UNPROCESSABLE_ENTITY
+    assert "was typed into its field copies" in html.unescape(answer.text)
+    assert pressed(modelled, "/jobs/job/edit", "save", answer).status_code == HTTPStatus.SEE_OTHER
+    assert stored(modelled.database, "job", 2)["payload"] == [1]
+
+
+def test_payload_without_a_known_object_has_json_alone(modelled: ApiClient) -> None:
+    for key, target, payload in (("none", "other", {"to": "a"}), ("list", "order", [1])):
+        submit(modelled.database, key, target=target, payload=payload)
+        assert fields(modelled.get(f"/jobs/{key}/edit").text) == [], key
+    http = pressed(modelled, "/jobs/none/edit", "check", target="http", target__url="https://example.org/a")
+    assert fields(http.text) == []
+    submit(modelled.database, "job", target="order")
+    assert "to" in fields(modelled.get("/jobs/job/edit").text)
+    has_model(modelled, "order", None)
+    assert fields(modelled.get("/jobs/job/edit").text) == [], "the handler has dropped its model"
