@@ -68,13 +68,14 @@ SELECT min(w.scheduled_at) FILTER (WHERE w.cause = 'timer' AND w.attempt = 0) AS
 -- Returns the first matching ids among the first `look` jobs of a tenant by key, or the last, their number, at most `count_limit`,
 -- that of all looked at, the last key looked at.
 -- Index: jobs_by_key, walked from the page's start; job_versions_pkey. For quarantined jobs only, quarantine is read once,
--- and timers_pkey; for unwell ones also failed_runs_by_tenant, and by job in the partitions of seven days. No lock.
+-- and timers_pkey; for unwell ones also failed_runs_by_tenant, by job in the partitions of seven days, and jobs_pkey in place of
+-- jobs_by_key. No lock.
 -- Why: unwell are the jobs of the newest 500 failures with one among their last 10 ends, and those in quarantine.
 WITH failing AS MATERIALIZED (
     SELECT c.job_id
       FROM (SELECT DISTINCT n.job_id
               FROM (SELECT f.job_id FROM failed_runs AS f
-                     WHERE %(unwell)s::boolean AND (f.tenant, f.run_id) >= (%(tenant)s, '00000000-0000-0000-0000-000000000000')
+                     WHERE %(unwell)s::boolean IS NOT NULL AND (f.tenant, f.run_id) >= (%(tenant)s, '00000000-0000-0000-0000-000000000000')
                        AND (f.tenant, f.run_id) <= (%(tenant)s, 'ffffffff-ffff-ffff-ffff-ffffffffffff')
                      ORDER BY f.tenant DESC, f.run_id DESC
                      LIMIT 500) AS n) AS c
@@ -92,6 +93,9 @@ WITH failing AS MATERIALIZED (
      WHERE tenant = %(tenant)s AND version > 0 AND deleted_at IS NULL
        AND key COLLATE "C" >= %(prefix)s AND key COLLATE "C" > %(after)s
        AND (%(beyond)s::text IS NULL OR key COLLATE "C" < %(beyond)s)
+       AND (%(unwell)s::boolean IS NULL OR %(unwell)s = (job_id = ANY (ARRAY(
+            SELECT f.job_id FROM failing AS f UNION ALL
+            SELECT q.job_id FROM quarantine AS q JOIN timers AS h USING (job_id) WHERE h.hold_reason = 'quarantine'))))
      ORDER BY key COLLATE "C" {{up}}
      LIMIT %(look)s
 ), matching AS MATERIALIZED (
@@ -108,8 +112,6 @@ WITH failing AS MATERIALIZED (
                AND (%(queue)s::text IS NULL OR w.queue = %(queue)s)))
        AND (%(quarantined)s::boolean IS NULL OR %(quarantined)s = (job_id IN (
             SELECT q.job_id FROM quarantine AS q JOIN timers AS h USING (job_id) WHERE h.hold_reason = 'quarantine')))
-       AND (%(unwell)s::boolean IS NULL OR job_id IN (SELECT f.job_id FROM failing AS f) OR job_id IN (
-            SELECT q.job_id FROM quarantine AS q JOIN timers AS h USING (job_id) WHERE h.hold_reason = 'quarantine'))
      LIMIT %(count_limit)s
 )
 SELECT ARRAY(SELECT job_id FROM matching ORDER BY key COLLATE "C" {{up}} LIMIT %(limit)s) AS job_ids,
@@ -1336,7 +1338,7 @@ SELECT width_bucket(t.due_at, %(edges)s::timestamptz[]) - 1 AS bin, count(*) AS 
 -- Why: the rows are sorted by instant before they are grouped. To sort them by queue, lane and handler too takes three times as long.
 WITH oldest AS MATERIALIZED (
     SELECT f.*, coalesce(f.publish_at > (SELECT tidewheel_now()), true) AS ahead,
-           NOT ({{tidewheel.transitions.no_cancel_is_accepted(f)}}) AS is_cancelled
+           NOT ({{tidewheel.transitions.no_cancel_of_many(f)}}) AS is_cancelled
       FROM (SELECT r.queue, r.lane, r.handler, r.state, r.waits_for, r.run_id, r.tenant, r.job_id, r.cause, r.created_at, r.attempt,
                    CASE WHEN r.state = 'buffered' THEN greatest(r.scheduled_at, r.created_at)
                         ELSE nullif(r.publish_at, 'infinity') END AS publish_at

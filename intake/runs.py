@@ -176,7 +176,7 @@ def cancel_by_filter(writing: Writing, received: ReceivedRequest) -> Reply:
         "include_started": request.include_started,
         "reason": request.reason,
     }
-    matched, at_least = count_matches(writing.connection, columns)
+    matched, _, at_least = count_matches(writing.connection, columns)
     # As late as possible: no executor can claim from here to the commit.
     block_claims(writing.connection, [received])
     columns |= {

@@ -274,7 +274,7 @@ def _keys(tenant: str, scope: JobFilter) -> Iterator[str]:
     with reading() as connection:
         after: str | None = ""
         while after is not None:
-            page = list_jobs(connection, tenant, after=after, limit=1000, **scope)
+            page = list_jobs(connection, tenant, after=after, limit=1000, counts=False, **scope)
             yield from (job.key for job in page.jobs)
             after = page.next_cursor
 

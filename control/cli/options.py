@@ -79,7 +79,8 @@ def complete_key(context: typer.Context, incomplete: str) -> list[str]:
     try:
         with reading() as connection:
             tenant = context.params.get("tenant") or DEFAULT_TENANT
-            return [job.key for job in list_jobs(connection, tenant, prefix=incomplete, limit=_COMPLETED).jobs]
+            found = list_jobs(connection, tenant, prefix=incomplete, limit=_COMPLETED, counts=False)
+            return [job.key for job in found.jobs]
     except (TidewheelError, DatabaseError):
         return []
 
@@ -320,5 +321,6 @@ def _nearest(tenant: str, key: str) -> list[str]:
     keys: set[str] = set()
     with suppress(TidewheelError, DatabaseError), reading() as connection:
         for prefix in (key[:1], ""):
-            keys |= {job.key for job in list_jobs(connection, tenant, prefix=prefix, limit=_COMPARED).jobs}
+            found = list_jobs(connection, tenant, prefix=prefix, limit=_COMPARED, counts=False)
+            keys |= {job.key for job in found.jobs}
     return get_close_matches(key, sorted(keys), n=3)

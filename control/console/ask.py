@@ -52,11 +52,10 @@ class AskPage:
         """Find what the text names; as a page, an id or a key leads on."""
         text = request.query_params.get("q", "").strip()
         errors: Sequence[FieldError] = ()
+        found = Answer(text, Kind.NOTHING, None, "")
         try:
-            nothing = Answer("", Kind.NOTHING, None, "")
-            found = in_snapshot(connection, ask, caller.tenant, _TEXT(text)) if text else nothing
+            found = in_snapshot(connection, ask, caller.tenant, _TEXT(text)) if text else found
         except InvalidValue as invalid:
-            found = Answer(text, Kind.NOTHING, None, "")
             errors = [FieldError("question", each.problem, each.remedy) for each in invalid.errors]
         first = [] if found.target is None else [Meaning(found.kind, found.target, found.words)]
         places = [(each.label, urls(each.name)) for each in _places(caller, text)]

@@ -230,12 +230,6 @@ def _days_of(document: Mapping[str, object]) -> DaySet:
     return DaySet(frozenset(given.days), frozenset(given.weekdays))
 
 
-def _digest(found: CalendarDetail, then: DaySet) -> str:
-    """Return what names an effect: a calendar and new days of it."""
-    words = f"{found.version} {sorted(then.days)} {sorted(then.weekdays)}"
-    return sha256(words.encode()).hexdigest()[:16]
-
-
 def _at_field(error: FieldError) -> FieldError:
     """Return an error at the field of the form: that of a day is one of the days."""
     return FieldError(error.path.partition(".")[0], error.problem, error.remedy)
@@ -293,7 +287,8 @@ class PutCalendar:
         ensure_as_shown(connection, form, str(found.version), f"Another change has made version {found.version} of it.")
         name, document = found.name, _document(connection, form, found.name)
         then = _days_of(document)
-        seen = _digest(found, then)
+        named = f"{found.version} {sorted(then.days)} {sorted(then.weekdays)}"
+        seen = sha256(named.encode()).hexdigest()[:16]  # names the effect that the dialog shows
         if found.jobs and form.get("seen") != seen:
             effect = effect_of(connection, caller.tenant, found, then, page_now(connection).date())
             if effect:

@@ -96,7 +96,7 @@ class JobPage:
         now, tenant = page_now(connection), caller.tenant
         job = in_snapshot(connection, show_job, tenant, key)
         coming = part_of(connection, upcoming, tenant, key, _NEXT)
-        listed = part_of(connection, list_runs, tenant, PageFilter(key=key, until=now), limit=LATEST)
+        listed = part_of(connection, list_runs, tenant, PageFilter(key=key, until=now), limit=LATEST, counts=False)
         latest = () if isinstance(listed, Failed) else listed.runs
         ahead = () if isinstance(coming, Failed) else coming.occurrences
         along = axis(_window(query, now, ahead, latest), now, zone)
@@ -110,7 +110,7 @@ class JobPage:
                     return found, found.runs
                 status: Status | None = "failed" if query.show == "failed" else None
                 narrowed = PageFilter(key=key, status=status, since=along.begin, until=min(now, along.until))
-                return found, list_runs(reading, tenant, narrowed, limit=_RUNS).runs
+                return found, list_runs(reading, tenant, narrowed, limit=_RUNS, counts=False).runs
 
         address = partial(urls.job, key, job_id(tenant, key), show=query.show)
         past = part(list_past)

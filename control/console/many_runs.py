@@ -40,12 +40,15 @@ from tidewheel.control.console.words import agreed, counted, number
 from tidewheel.doors.address import in_address
 from tidewheel.errors import FieldError, InvalidInput, Refused, refuse
 from tidewheel.ids import read_uuid
-from tidewheel.nouns.operation import model_of, operations
+from tidewheel.jobs.requests import RunsMatching
+from tidewheel.nouns.operation import checked, model_of, operations
+from tidewheel.nouns.runs.cancellations import count_matching
 from tidewheel.nouns.runs.detail import read_retry_facts
-from tidewheel.nouns.runs.model import CancelResult, PageFilter, RunFilter, RunSummary
+from tidewheel.nouns.runs.model import PageFilter, RunFilter, RunSummary
 from tidewheel.nouns.runs.operations import Runs
-from tidewheel.nouns.runs.reads import RunList, list_runs, read_runs_and_waits
+from tidewheel.nouns.runs.reads import COUNTED, RunList, list_runs, read_runs_and_waits
 from tidewheel.runs import FINAL, RunState
+from tidewheel.transitions.cancellation import LOOKED_AT, Matches
 
 MOST = 200
 """So many rows of a list one request may select."""
@@ -192,24 +195,24 @@ class CancelMatching:
     scope = Scope.OPERATE
 
     def ask(self, connection: Connection, caller: Caller, request: Request, urls: Urls) -> Dialog:
-        """Count them by a dry run."""
-        query, runs, now = _asked(request), Runs(connection), page_now(connection)
+        """Count them."""
+        query, now = _asked(request), page_now(connection)
         status, key, queue = query.get("status"), query.get("key"), query.get("queue")
         fields = _fields(query, now)
-        found = runs.cancel_matching(**fields, dry_run=True)
-        waiting = runs.cancel_matching(**fields, include_started=False, dry_run=True)
-        started, any_state = max(found.matched - waiting.matched, 0), _ANY_STATE
+        asked = checked(RunsMatching, fields)
+        found = in_snapshot(connection, count_matching, caller.tenant, asked, look=LOOKED_AT)
+        started, any_state = found.runs - found.unstarted, _ANY_STATE
         if status in _NOT_STARTED:
-            found, started, any_state = waiting, 0, _NOT_BEGUN
-        if not found.matched:
+            found, started, any_state = found._replace(runs=found.unstarted), 0, _NOT_BEGUN
+        if not found.runs:
             return no_change("Cancel runs?", urls("runs", **_shown(query)), _none_matches(query), place="runs")
         by_box = bool(started) or (found.at_least and status not in _NOT_STARTED)
-        few = waiting.matched if by_box else found.matched
-        many = counted(found.matched, "run", at_least=found.at_least)
+        few = found.unstarted if by_box else found.runs
+        many = counted(found.runs, "run", at_least=found.at_least)
         of_job = f" of {key}" if key else f" of queue {queue}" if queue else ""
         question, button, who = f"Cancel {many}{of_job}?", f"Cancel {many}", "An attempt"
         boxes: Sequence[Field] = ()
-        counts = (*confirmation(found.matched), *bound(found.matched, now))
+        counts = (*confirmation(found.runs), *bound(found.runs, now))
         if started and not few:
             boxes = (Field(_STARTED, "", kind="hidden", value="yes"),)
         elif by_box:  # the box decides how many are cancelled
@@ -217,12 +220,12 @@ class CancelMatching:
             boxes = (
                 Field(_STARTED, "Cancel runs that have started too", kind="check", button=button,
                       help=f"Select this to cancel {many} instead of {number(few)}."),
-                Field(_WITH_STARTED, "", kind="hidden", value=str(found.matched)),
+                Field(_WITH_STARTED, "", kind="hidden", value=str(found.runs)),
             )  # fmt: skip
-            button = f"Cancel {counted(few, 'run', at_least=waiting.at_least)}"
-            counts = (*confirmation(found.matched, "the number on the button"), *bound(few, now))
+            button = f"Cancel {counted(few, 'run', at_least=found.at_least)}"
+            counts = (*confirmation(found.runs, "the number on the button"), *bound(few, now))
         ends = _ends(
-            number(few, at_least=waiting.at_least), (found.matched - few) or int(found.at_least and by_box),
+            number(few, at_least=found.at_least), (found.runs - few) or int(found.at_least and by_box),
             who=who, rest=_BETWEEN,
         )  # fmt: skip
         return Dialog(
@@ -330,17 +333,17 @@ def _none_matches(query: RunFilter) -> str:
     return f"Each run {whose} {started}has ended or is being cancelled already."
 
 
-def _ended_too(connection: Connection, caller: Caller, query: RunFilter, found: CancelResult) -> Sequence[str]:
-    """Return how many of the runs that match are open, if some are not; nothing for labels of all jobs."""
-    if "labels" in query and "key" not in query:
+def _ended_too(connection: Connection, caller: Caller, query: RunFilter, found: Matches) -> Sequence[str]:
+    """Return how many matching runs are open, if some are not; nothing where a list cannot count them."""
+    if ("labels" in query and "key" not in query) or found.runs >= COUNTED:
         return ()
     filters = cast("PageFilter", {**query, "status": None})
     listed = in_snapshot(connection, list_runs, caller.tenant, filters, limit=1)
-    if listed.total <= found.matched:
+    if listed.total <= found.runs:
         return ()
-    still = number(found.matched, at_least=found.at_least)
+    still = number(found.runs, at_least=found.at_least)
     total = counted(listed.total, "run", at_least=listed.at_least)
-    left, status = listed.total - found.matched, query.get("status")
+    left, status = listed.total - found.runs, query.get("status")
     others = "others" if listed.at_least or found.at_least else f"other {number(left)}"
     rest = "started or ended" if status in _NOT_STARTED else f"ended or {agreed(left, 'is', 'are')} being cancelled"
     have = agreed(left, "has", "have")

@@ -126,7 +126,7 @@ def _grid(connection: Connection, caller: Caller, needs: Sequence[Need], along: 
     """Return the rows of a dozen jobs: those that fail, the most harm first, then the first by key."""
     failing = [need.job_id for need in needs if need.job_id is not None][:_JOBS]
     with connection.snapshot() as reading:
-        others = list_jobs(reading, caller.tenant, limit=_JOBS).jobs
+        others = list_jobs(reading, caller.tenant, limit=_JOBS, counts=False).jobs
         found = {job.job_id: job for job in (*jobs_of(reading, caller.tenant, failing), *others)}
         jobs = list(found.values())[:_JOBS]
         bins = job_bins(reading, jobs, along.edges, along.behind)
@@ -137,9 +137,10 @@ def _steps(connection: Connection, caller: Caller, figures: ActivityFigures | Fa
     """Return how many of the first steps of an installation are done: it has a job, a run, an ended run."""
     if isinstance(figures, ActivityFigures) and any(each.succeeded or each.failed for each in figures.bins):
         return 3
-    page = in_snapshot(connection, list_runs, caller.tenant, PageFilter(), limit=_LATEST) if rows else None
-    runs = page.runs if page else ()
-    return bool(rows) + bool(runs) + any(run.status in FINAL for run in runs)
+    if not rows:
+        return 0
+    runs = in_snapshot(connection, list_runs, caller.tenant, PageFilter(), limit=_LATEST, counts=False).runs
+    return 1 + bool(runs) + any(run.status in FINAL for run in runs)
 
 
 class Plot(NamedTuple):

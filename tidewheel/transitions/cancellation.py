@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from types import MappingProxyType
-from typing import cast
+from typing import NamedTuple, cast
 from uuid import UUID
 
 from psycopg.rows import class_row
@@ -96,10 +96,18 @@ def add_signals(
     connection.execute(_ADD_SIGNALS, columns)
 
 
-def count_matches(connection: Conn, columns: Mapping[str, object], look: int | None = LOOKED_AT) -> tuple[int, bool]:
-    """Return how many of the first `look` open runs a cancellation would end; True if there may be more."""
+class Matches(NamedTuple):
+    """The number of open runs that a cancellation would end; `at_least` is true if there may be more."""
+
+    runs: int
+    unstarted: int
+    at_least: bool
+
+
+def count_matches(connection: Conn, columns: Mapping[str, object], look: int | None = LOOKED_AT) -> Matches:
+    """Return how many of the first `look` open runs a cancellation would end."""
     row = connection.execute(
         _COUNT_CANCEL_MATCHES, {**columns, "states": _STATES, "look": look}, binary=True
     ).fetchone()
-    matched, seen = cast("tuple[int, int]", row)
-    return matched, look is not None and seen >= look
+    runs, unstarted, seen = cast("tuple[int, int, int]", row)
+    return Matches(runs, unstarted, look is not None and seen >= look)

@@ -14,11 +14,15 @@ c.finished_at IS NULL
        OR EXISTS (SELECT FROM cancelled_jobs AS j WHERE j.cancellation_id = c.id AND j.job_id = run.job_id))
 
 -- name: count_cancel_matches
--- Returns how many of the first `look` open runs a cancellation would end, and the number looked at; null: of all of them. A run whose
--- cancel is accepted already is not counted.
+-- Returns how many of the first `look` open runs a cancellation would end, how many of these have not started, and the number looked
+-- at; null: of all of them. A run whose cancel is accepted already is not counted.
 -- Index: job_runs_by_job if a job is given, else job_runs_by_tenant; jobs_pkey for labels; cancellations_open, pending_cancels_by_run. No
 -- lock.
-SELECT count(*) FILTER (WHERE o.tenant = %(tenant)s AND o.state = ANY (%(states)s) AND (%(include_started)s OR o.attempt = 0)
+SELECT count(*) FILTER (WHERE m.matches AND (%(include_started)s OR m.attempt = 0)),
+       count(*) FILTER (WHERE m.matches AND m.attempt = 0), count(*)
+  FROM (
+    SELECT o.attempt,
+           o.tenant = %(tenant)s AND o.state = ANY (%(states)s)
            AND (%(created_before)s::timestamptz IS NULL OR o.created_at <= %(created_before)s)
            AND (%(queue)s::text IS NULL OR o.queue = %(queue)s)
            AND (%(lane)s::text IS NULL OR o.lane = %(lane)s)
@@ -26,17 +30,17 @@ SELECT count(*) FILTER (WHERE o.tenant = %(tenant)s AND o.state = ANY (%(states)
            AND (%(cause)s::text IS NULL OR o.cause = %(cause)s)
            AND (%(labels)s::jsonb IS NULL
                 OR EXISTS (SELECT FROM jobs AS j WHERE j.job_id = o.job_id AND j.labels @> %(labels)s AND j.deleted_at IS NULL))
-           AND {{no_cancel_is_accepted(o)}}),
-       count(*)
-  FROM ((SELECT r.run_id, r.tenant, r.state, r.attempt, r.created_at, r.queue, r.lane, r.handler, r.cause, r.job_id
-           FROM job_runs AS r
-          WHERE r.job_id = %(job_id)s::uuid
-          LIMIT %(look)s::bigint)
-        UNION ALL
-        (SELECT r.run_id, r.tenant, r.state, r.attempt, r.created_at, r.queue, r.lane, r.handler, r.cause, r.job_id
-           FROM job_runs AS r
-          WHERE %(job_id)s::uuid IS NULL AND r.tenant = %(tenant)s AND r.shard >= 0
-          LIMIT %(look)s::bigint)) AS o
+           AND {{no_cancel_of_many(o)}} AS matches
+      FROM ((SELECT r.run_id, r.tenant, r.state, r.attempt, r.created_at, r.queue, r.lane, r.handler, r.cause, r.job_id
+               FROM job_runs AS r
+              WHERE r.job_id = %(job_id)s::uuid
+              LIMIT %(look)s::bigint)
+            UNION ALL
+            (SELECT r.run_id, r.tenant, r.state, r.attempt, r.created_at, r.queue, r.lane, r.handler, r.cause, r.job_id
+               FROM job_runs AS r
+              WHERE %(job_id)s::uuid IS NULL AND r.tenant = %(tenant)s AND r.shard >= 0
+              LIMIT %(look)s::bigint)) AS o
+    OFFSET 0) AS m
 
 -- part: no_cancel_pends(run)
 -- True unless the cancel of the open run was accepted while another transaction held it, and is applied soon.
@@ -49,6 +53,13 @@ CASE WHEN (SELECT EXISTS (SELECT FROM pending_cancels))
 -- True unless an open cancellation names the open run, or its own cancel is accepted: then it ends without another attempt.
 -- Index: cancellations_open, pending_cancels_by_run. No lock.
 NOT EXISTS (SELECT FROM cancellations AS c WHERE {{names_run(run)}}) AND {{no_cancel_pends(run)}}
+
+-- part: no_cancel_of_many(run)
+-- The same for a statement that looks at many runs: it looks for a cancellation of each only while one is open.
+-- Index: cancellations_open, pending_cancels_by_run. No lock.
+CASE WHEN (SELECT EXISTS (SELECT FROM cancellations AS k WHERE k.finished_at IS NULL))
+     THEN {{no_cancel_is_accepted(run)}}
+     ELSE {{no_cancel_pends(run)}} END
 
 -- part: named(source)
 -- True if the freeze `z` names the open run, or the version of a job.

@@ -334,7 +334,7 @@ _RUNS: Mapping[str, object] = {**_UNFILTERED, **_RANGE, "before_at": _FAR_AHEAD,
 
 _JOBS: Mapping[str, object] = {
     **_UNFILTERED, "after": "job-2", "prefix": "", "beyond": None, "labels": Jsonb({}), "paused": None,
-    "finished": None, "quarantined": None, "unwell": True, "occurs": True, "look": 20_000,
+    "finished": None, "quarantined": None, "unwell": None, "occurs": True, "look": 20_000,
     "limit": 51,
 }  # fmt: skip
 
@@ -859,6 +859,15 @@ def test_hot_statement_uses_the_index_of_its_comment(
     if "by tid" in line:
         assert any(node["Node Type"] == "Tid Scan" for node in plan)
         assert not taken
+
+
+def test_unwell_jobs_are_read_by_their_ids_and_not_looked_for_among_all_keys(
+    planning: Conn, facts: Mapping[str, object]
+) -> None:
+    statement = Statements("tidewheel.control")["find_jobs_of_page"]
+    taken = indexes_of(plan_of(planning, statement, {**facts, **SPECIAL["find_jobs_of_page"], "unwell": True}))
+    assert {"jobs_pkey", "failed_runs_by_tenant", "finished_runs_job_id_scheduled_at_idx"} <= taken
+    assert "jobs_by_key" not in taken
 
 
 @pytest.mark.parametrize(

@@ -48,7 +48,7 @@ LOOKED_AT_WITH_VERSIONS = 10_000  # each needs its row of job_versions
 
 def list_jobs(
     connection: Conn, tenant: str, *, occurs: bool = False, after: str = "", limit: int = 50, last_first: bool = False,
-    **filters: Unpack[JobFilter],
+    counts: bool = True, **filters: Unpack[JobFilter],
 ) -> JobPage:  # fmt: skip
     """Return a page of a tenant's jobs, in the order of their keys.
 
@@ -58,6 +58,7 @@ def list_jobs(
     Args:
         occurs: True for jobs whose schedule has a further occurrence only: no manual ones.
         last_first: True for the opposite order.
+        counts: False for a page whose total is not read: then it is that of the jobs that were looked at.
         **filters: Without those that are None. `unwell` looks at the newest 500 failures of the last 7 days.
     """
     require_tenant(connection, tenant)
@@ -71,10 +72,11 @@ def list_jobs(
     is_narrow = bool(labels) or occurs or not given.keys() <= {"prefix", "labels"}
     look = LOOKED_AT if not given.keys() & {"lane", "queue"} else min(LOOKED_AT, LOOKED_AT_WITH_VERSIONS)
     # Without a filter each row matches: none is read beyond those that are counted, and those of the page.
-    counting = look if is_narrow else max(COUNTED, limit) + 1
-    counted = found = _find(connection, columns, "", limit=limit + 1, look=counting)
-    if after:
-        found = _find(connection, columns, after, limit=limit + 1, look=look if is_narrow else limit + 1)
+    paging = look if is_narrow else limit + 1
+    counting = paging if is_narrow or not counts else max(COUNTED, limit) + 1
+    counted = found = _find(connection, columns, "" if counts else after, limit=limit + 1, look=counting)
+    if after and counts:
+        found = _find(connection, columns, after, limit=limit + 1, look=paging)
     page, left, read = list[JobSummary](), _PAGE_CHARACTERS, 0
     while left > 0 and (part := found.job_ids[read : min(read + _READ_AT_ONCE, limit)]):
         rows = read_rows(connection, documents_as(JobSummary), _LIST_JOBS, {"job_ids": part})

@@ -12,7 +12,7 @@ from tidewheel.nouns.runs.model import Cancellation
 from tidewheel.nouns.tenants.reads import require_tenant
 from tidewheel.postgres.session import Conn, read_row
 from tidewheel.postgres.statements import Statements
-from tidewheel.transitions.cancellation import count_matches
+from tidewheel.transitions.cancellation import Matches, count_matches
 
 if TYPE_CHECKING:
     from tidewheel.jobs.requests import RunsMatching
@@ -24,10 +24,8 @@ _READ_CANCELLATION = _SQL["read_cancellation"]
 _LAST_NUMBER = 2**63 - 1
 
 
-def count_matching(
-    connection: Conn, tenant: str, asked: "RunsMatching", *, look: int | None = None
-) -> tuple[int, bool]:
-    """Return how many open runs a cancellation would end, and True if there may be more.
+def count_matching(connection: Conn, tenant: str, asked: "RunsMatching", *, look: int | None = None) -> Matches:
+    """Return how many open runs a cancellation would end.
 
     Runs whose cancel is accepted already are not counted. It looks at `look` open runs; None for all of them.
     """

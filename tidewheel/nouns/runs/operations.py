@@ -178,7 +178,8 @@ class Runs(RunList):
         """
         if asked.dry_run:
             with self._call.snapshot() as connection:
-                return CancelResult(None, *count_matching(connection, self._call.tenant, asked, look=LOOKED_AT))
+                found = count_matching(connection, self._call.tenant, asked, look=LOOKED_AT)
+            return CancelResult(None, found.runs, found.at_least)
         number = self._cancel(asked)
         named = self.cancellation(number).named_count or 0
         return CancelResult(number, min(named, LOOKED_AT), at_least=named > LOOKED_AT)
@@ -196,7 +197,7 @@ class Runs(RunList):
     def count(self, asked: RunsMatching) -> int:
         """Count the open runs that `cancel_all` would cancel: those without an accepted cancel."""
         with self._call.snapshot() as connection:
-            return count_matching(connection, self._call.tenant, asked)[0]
+            return count_matching(connection, self._call.tenant, asked).runs
 
     @operation(f"GET {_CANCELLATIONS}", "list_cancellations", scope=Scope.READ)
     def cancellations(self, *, after: _Number | None = None, limit: Rows = 50) -> Page[Cancellation]:

@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import NamedTuple, Unpack, cast
 from uuid import UUID
 
@@ -79,11 +80,15 @@ def list_runs(
     after: str | None = None,
     limit: int = 50,
     oldest_first: bool = False,
+    counts: bool = True,
 ) -> RunPage:
     """Return a page of a tenant's runs: those whose time has come, latest first, and then those ahead.
 
     A page looks at a limited number of runs. With a filter that few match, it may be
     short, or empty, and have a cursor. A cursor suits the order that it comes from.
+
+    Args:
+        counts: False for a page whose total is not read: then it is that of the runs that were looked at.
     """
     require_tenant(connection, tenant)
     _require_narrow(filters)
@@ -92,12 +97,14 @@ def list_runs(
     look = LOOKED_AT_WITH_LABELS if _has_labels(filters) else LOOKED_AT
     # Without a filter each row matches: no row is read beyond those that are counted, and those of the page.
     is_narrowed = any(value for name, value in filters.items() if name not in {"key", "since", "until"})
-    counting = look if is_narrowed else max(COUNTED, limit) + 1
+    paging = look if is_narrowed else limit + 1
+    counting = paging if is_narrowed or not counts else max(COUNTED, limit) + 1
     start = _start(read_now(connection)) if after is None else _read_place(after)
     start = start._replace(oldest_first=oldest_first)
-    counted = found = _find(connection, tenant, filters, start._replace(run_id=None), limit=limit + 1, look=counting)
-    if start.run_id is not None:
-        found = _find(connection, tenant, filters, start, limit=limit + 1, look=look if is_narrowed else limit + 1)
+    find = partial(_find, connection, tenant, filters, limit=limit + 1)
+    counted = found = find(start._replace(run_id=None) if counts else start, look=counting)
+    if counts and start.run_id is not None:
+        found = find(start, look=paging)
     more = len(found.run_ids) > limit
     last = found.run_ids[limit - 1] if more else found.goes_on_after
     return RunPage(
