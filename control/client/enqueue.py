@@ -7,7 +7,7 @@ would make the caller's COMMIT wait for an instance-wide lock. The relay finds t
 import json
 from base64 import b64encode
 from collections.abc import Generator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from datetime import datetime, timedelta
 from functools import cache
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack, cast, overload
@@ -178,11 +178,12 @@ def _apply(connection: Conn, received: ReceivedRequest) -> Reply:
     # Read before the blocks below, so that the caller's transaction has begun if there is to be one. A block
     # without an open transaction begins one of its own and commits it.
     installation = read_installation(connection, _settings())
-    for _ in range(_TRIES - 1):
-        with suppress(Unavailable), connection.transaction():
+    with closing(installation.rates):
+        for _ in range(_TRIES - 1):
+            with suppress(Unavailable), connection.transaction():
+                return apply_requests(connection, installation, [received])[0]
+        with connection.transaction():
             return apply_requests(connection, installation, [received])[0]
-    with connection.transaction():
-        return apply_requests(connection, installation, [received])[0]
 
 
 def _answered(reply: Reply) -> RunId:

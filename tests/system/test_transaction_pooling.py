@@ -1,6 +1,6 @@
 """API, clients and `enqueue` behind a pooler that shares the sessions of the server."""
 
-# pyright: reportMissingTypeStubs=false, reportUnknownVariableType=false, reportUnknownMemberType=false
+# pyright: reportMissingTypeStubs=false, reportUnknownVariableType=false, reportUnknownMemberType=false, reportUnknownArgumentType=false
 # asyncpg has no types.
 
 import asyncio
@@ -47,6 +47,9 @@ JOB = {"schedule": "manual", "target": "note"}
 _OF_POOLER: LiteralString = """
 SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND application_name = 'tidewheel-client'
 """
+_OF_RATES: LiteralString = """
+SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND application_name = 'tidewheel-rates'
+"""
 _SQL_ENQUEUE: LiteralString = "SELECT tidewheel_enqueue('call', to_jsonb(%s::integer))"
 
 
@@ -89,7 +92,7 @@ def settings_of_sessions(url: str) -> list[list[str | None]]:
     statement = sql.SQL("SELECT pg_backend_pid(), {}").format(columns)
     with ExitStack() as undo:
         connections = [undo.enter_context(psycopg.connect(url)) for _ in range(SESSIONS)]
-        rows = [connection.execute(statement).fetchone() or () for connection in connections]
+        rows = [connection.execute(statement).fetchall()[0] for connection in connections]
     assert len({row[0] for row in rows}) == SESSIONS
     return [[value or None for value in row[1:]] for row in rows]
 
@@ -223,6 +226,9 @@ def test_enqueue_takes_places_of_a_rate_and_creates_partitions_beside_the_caller
     with Client(database.url) as client:
         client.tenants.limit("default", triggers_per_second=1000)
         client.submit({"key": "call", **JOB})
+    with psycopg.connect(database.url) as own:
+        enqueue(own, "call", 0)
+    until(lambda: database.rows(_OF_RATES) == [], "the session beside the caller's is closed")
     with pgbouncer(database.url, "transaction", sessions=SESSIONS) as pooled:
         with psycopg.connect(pooled, prepare_threshold=None) as own:
             enqueue(own, "call", 1)
@@ -235,12 +241,12 @@ def test_enqueue_takes_places_of_a_rate_and_creates_partitions_beside_the_caller
             own.rollback()
             enqueue(own, "call", 2)
         assert settings_of_sessions(pooled) == settings_of_sessions(database.url)
-    assert database.count("job_runs") == 2
+    assert database.count("job_runs") == 3
 
 
 def test_enqueue_async_over_asyncpg(database: Database, pooled: str) -> None:
     parts = conninfo_to_dict(pooled)
-    server = {"host": parts["host"], "port": parts["port"], "database": parts["dbname"]}
+    server: dict[str, Any] = {"host": parts["host"], "port": parts["port"], "database": parts["dbname"]}
 
     async def run() -> None:
         own: Any = await asyncpg.connect(
