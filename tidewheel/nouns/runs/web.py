@@ -27,9 +27,9 @@ from tidewheel.control.api.workers import Workers
 from tidewheel.control.reads.json_form import one_of
 from tidewheel.control.reads.stored import read_stored_json
 from tidewheel.doors.console import Confirm
-from tidewheel.doors.rest import Route
+from tidewheel.doors.rest import Route, Routes
 from tidewheel.jobs.requests import RunCancel, RunRetry
-from tidewheel.nouns.operation import Operation, field_values, operations
+from tidewheel.nouns.operation import field_values, operations
 from tidewheel.nouns.runs.model import Attempt, RunDetail, RunSummary
 from tidewheel.nouns.runs.operations import Runs
 from tidewheel.nouns.runs.reads import RunList
@@ -85,6 +85,14 @@ def _attempts(run: RunDetail) -> list[dict[str, object]]:
     ]
 
 
+def _run(_: UUID, run: RunDetail) -> dict[str, Any]:
+    return with_attempts(run)
+
+
+def _attempts_of(_: UUID, run: RunDetail) -> dict[str, object]:
+    return {"attempts": _attempts(run)}
+
+
 def _schema_of_run() -> dict[str, Any]:
     schema, attempts = schema_of(RunDetail), schema_of(Attempts)
     definitions = {**schema.pop("$defs"), **attempts["$defs"]}
@@ -98,15 +106,15 @@ RUN: Mapping[str, Any] = _schema_of_run()
 """The schema of a run with its attempts, deadlines and retry chain."""
 
 _OF_JOB = replace(operations(RunList)["list"], route="GET /api/v1/jobs/{key}/runs", name="list_job_runs")
-RUN_LISTS: Mapping[str | Operation, Route] = {
+RUN_LISTS: Routes = {
     "list": Route(),
     _OF_JOB: Route(words="List the runs of a job, sorted by instant as in `listRuns`."),
 }
 _ATTEMPTS = replace(operations(Runs)["detail"], route=f"GET {_ONE}/attempts", name="list_run_attempts")
-RUNS: Mapping[str | Operation, Route] = {
-    "detail": Route(schema=RUN, shape=lambda _, run: with_attempts(run)),
+RUNS: Routes = {
+    "detail": Route(schema=RUN, shape=_run),
     _ATTEMPTS: Route(
-        schema=schema_of(Attempts), shape=lambda _, run: {"attempts": _attempts(run)},
+        schema=schema_of(Attempts), shape=_attempts_of,
         words="Return the attempts of a run that have ended.",
     ),
     "cancel": Route(
