@@ -85,9 +85,9 @@ ON CONFLICT (name) DO UPDATE SET value = excluded.value WHERE settings.value <> 
 DELETE FROM settings WHERE name = 'tenant_role'
 
 -- name: read_role
--- Returns true if row-level security does not bind a role; no row if it does not exist.
+-- Returns true if row-level security does not bind a role, and it inherits as given; no row if it does not exist.
 -- Index: pg_authid by name. No lock.
-SELECT rolsuper OR rolbypassrls AND NOT rolinherit FROM pg_roles WHERE rolname = %(role)s
+SELECT rolsuper OR rolbypassrls AND rolinherit = %(inherits)s FROM pg_roles WHERE rolname = %(role)s
 
 -- name: is_member
 -- Returns true if a role may act as another one.
@@ -129,3 +129,14 @@ SELECT c.relname::text, r.rolname::text, array_agg(a.privilege_type::text)
  WHERE c.relnamespace = current_schema()::regnamespace
    AND c.relname = ANY (%(names)s::text[]) AND r.rolname = ANY (%(roles)s::text[])
  GROUP BY c.relname, r.rolname
+
+-- name: find_column_grants
+-- Returns the columns that a role may read by grants on columns, by table.
+-- Index: pg_class by schema, pg_attribute by table. No lock.
+SELECT c.relname::text, array_agg(a.attname::text)
+  FROM pg_class AS c
+  JOIN pg_attribute AS a ON a.attrelid = c.oid
+ CROSS JOIN LATERAL aclexplode(a.attacl) AS g
+ WHERE c.relnamespace = current_schema()::regnamespace AND g.grantee = to_regrole(quote_ident(%(role)s::text))
+   AND g.privilege_type = 'SELECT'
+ GROUP BY c.relname

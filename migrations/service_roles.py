@@ -4,9 +4,9 @@
 database grants what its release needs. `migrate --post` revokes the rest. Roles are those of the server, so each
 installation on one server has a prefix of its own.
 
-The rights follow from the statements. `tests/migrations/test_service_roles.py` compares them with what PostgreSQL
-derives from the statements of all modules that a service imports. After a change of statements the test prints what to
-write.
+The rights of services follow from the statements. `tests/migrations/test_service_roles.py` compares them with what
+PostgreSQL derives from the statements of all modules that a service imports. After a change of statements the test
+prints what to write.
 
 Letters as in PostgreSQL's own lists: r reads, a inserts, w updates or locks rows, d deletes.
 """
@@ -25,6 +25,8 @@ from tidewheel.postgres.session import Conn
 from tidewheel.postgres.statements import Statements
 
 SERVICES = ("scheduler", "relay", "intake", "executor", "api", "application")
+MONITOR = "monitor"
+ROLES = (*SERVICES, MONITOR)
 
 # Functions that no other role may call: they run with the rights of the tables' owner.
 FUNCTIONS: Mapping[str, tuple[str, ...]] = MappingProxyType(
@@ -184,11 +186,46 @@ RIGHTS: Mapping[str, Mapping[str, str]] = MappingProxyType(
     }
 )
 
+# The columns that the monitor's role reads, by table: those of `tidewheel status` and `doctor`, of which none has a
+# payload, a result, the text of an attempt's error or a secret.
+MONITORED: Mapping[str, str] = MappingProxyType(
+    {
+        "api_keys": "key_id tenant name expires_at revoked_at last_used_at",
+        "archived_days": "day",
+        "executors": (
+            "executor_id name queues handlers slots heartbeat_count last_heartbeat_at started_at stopping "
+            "group_protocol lease"
+        ),
+        "freezes": "id tenant queue labels key_prefix by_job reason created_by created_at thawed_at",
+        "frozen_jobs": "freeze_id job_id",
+        "intake_offsets": "topic partition next_offset owner",
+        "job_runs": (
+            "run_id job_id tenant queue lane handler cause state attempt executor_id scheduled_at publish_at "
+            "created_at started_at moved_ahead"
+        ),
+        "jobs": "job_id tenant key deleted_at",
+        "members": "member_id role name last_heartbeat_at started_at held",
+        "order_keys": "tenant key blocked_by blocked_at",
+        "outbox": "id slice_lane topic publish_at",
+        "processes": "process_id role host pid version settings sent_at last_heartbeat_at started_at fallbacks",
+        "quarantine": "id kind tenant job_id topic error created_at",
+        "releases": "tenant root_run_id due_at error",
+        "retention_state": "passed_at behind held_by",
+        "settings": "name value",
+        "tenant_deletions": "tenant accepted_at state finished_at free_at left_archive",
+        "tenants": "tenant created_at",
+        "tidewheel_migrations": "name checksum applied_at",
+        "timers": "job_id tenant shard due_at scheduled_at hold_reason",
+    }
+)
+
 _SQL = Statements("tidewheel.migrations")
+_FIND_ROLE = _SQL["find_role"]
 _READ_ROLE = _SQL["read_role"]
 _READ_ROLE_PREFIX = _SQL["read_role_prefix"]
 _RECORD_SERVICE_ROLES = _SQL["record_service_roles"]
 _FIND_GRANTS = _SQL["find_grants"]
+_FIND_COLUMN_GRANTS = _SQL["find_column_grants"]
 _IS_MEMBER = _SQL["is_member"]
 _FIND_ROLES_OF_DEFAULT = _SQL["find_roles_of_default"]
 
@@ -198,8 +235,13 @@ _OF_PARTITIONS = "rd"  # of the scheduler, which removes the rows of deleted ten
 ROLE_PREFIX = "tidewheel"
 
 # NOINHERIT: the API's role is a member of the tenants' one, and acts as it by SET ROLE only.
-_CREATE: LiteralString = "CREATE ROLE {} NOLOGIN NOINHERIT BYPASSRLS"
-_BYPASS: LiteralString = "ALTER ROLE {} NOINHERIT BYPASSRLS"
+# The monitor's role inherits what PostgreSQL grants to exporters.
+_CREATE: LiteralString = "CREATE ROLE {} NOLOGIN {} BYPASSRLS"
+_BYPASS: LiteralString = "ALTER ROLE {} {} BYPASSRLS"
+_STATISTICS = "pg_monitor"  # PostgreSQL's own role for exporters: statistics, settings and sessions of all users
+_GRANT: LiteralString = "GRANT {} TO {}"
+_GRANT_COLUMNS: LiteralString = "GRANT SELECT ({}) ON {} TO {}"
+_REVOKE_COLUMNS: LiteralString = "REVOKE SELECT ({}) ON {} FROM {}"
 _LOGIN: LiteralString = "ALTER ROLE {} LOGIN PASSWORD {}"
 _TRIES = 5  # roles are those of the server: a migration of another database may change the same one
 
@@ -219,27 +261,29 @@ def create_roles(connection: Conn, passwords: Mapping[str, str], tenant_role: st
         MigrationError: A role cannot be created or changed; the message has the statements for a superuser.
     """
     try:
-        for service in SERVICES:
+        for service in ROLES:
             name = role_of(service, prefix)
             role = sql.Identifier(name)
-            bypasses = connection.execute(_READ_ROLE, {"role": name}).fetchone()
-            if bypasses is None:
-                _change(connection, sql.SQL(_CREATE).format(role))
-            elif bypasses != (True,):
-                _change(connection, sql.SQL(_BYPASS).format(role))
+            inherits = sql.SQL(_inheritance(service))
+            found = connection.execute(_READ_ROLE, {"role": name, "inherits": service == MONITOR}).fetchone()
+            if found is None:
+                _change(connection, sql.SQL(_CREATE).format(role, inherits))
+            elif found != (True,):
+                _change(connection, sql.SQL(_BYPASS).format(role, inherits))
             if service in passwords:
                 verifier = connection.pgconn.encrypt_password(
                     passwords[service].encode(), name.encode(), b"scram-sha-256"
                 )
                 _change(connection, sql.SQL(_LOGIN).format(role, sql.Literal(verifier.decode())))
-        api = role_of("api", prefix)
-        columns = {"role": api, "of": tenant_role}
-        if tenant_role is not None and connection.execute(_IS_MEMBER, columns).fetchone() != (True,):
-            _change(connection, sql.SQL("GRANT {} TO {}").format(sql.Identifier(tenant_role), sql.Identifier(api)))
+        for service, of in (("api", tenant_role), (MONITOR, _STATISTICS)):
+            name = role_of(service, prefix)
+            if of is not None and connection.execute(_IS_MEMBER, {"role": name, "of": of}).fetchone() != (True,):
+                _change(connection, sql.SQL(_GRANT).format(sql.Identifier(of), sql.Identifier(name)))
     except psycopg.errors.ReservedName as error:
         raise MigrationError(f"TIDEWHEEL_ROLE_PREFIX: {first_line(error)}; set another prefix") from error
     except psycopg.errors.InsufficientPrivilege as error:
-        statements = " ".join(f"{_CREATE.format(role_of(service, prefix))};" for service in SERVICES)
+        created = "; ".join(_CREATE.format(role_of(service, prefix), _inheritance(service)) for service in ROLES)
+        statements = f"{created}; {_GRANT.format(_STATISTICS, role_of(MONITOR, prefix))};"
         raise MigrationError(
             f"the roles of the services cannot be created: {first_line(error)}; run as a superuser: {statements}"
             " then run `tidewheel migrate --roles` again"
@@ -268,7 +312,9 @@ def grant_rights(connection: Conn, prefix: str, *, revoke: bool) -> None:
 
     Also revoke all others if that is requested: processes of the release before may need them.
     """
-    roles = [role_of(service, prefix) for service in SERVICES]
+    roles, monitor = [role_of(service, prefix) for service in SERVICES], role_of(MONITOR, prefix)
+    if has_monitor := connection.execute(_FIND_ROLE, {"role": monitor}).fetchone() is not None:  # 0.1.0 made none
+        roles.append(monitor)
     [(schema,)] = cast("list[tuple[str]]", connection.execute("SELECT current_schema()").fetchall())
     grantees = sql.SQL(", ").join(map(sql.Identifier, roles))
     connection.execute(sql.SQL("GRANT USAGE ON SCHEMA {} TO {}").format(sql.Identifier(schema), grantees))
@@ -296,6 +342,8 @@ def grant_rights(connection: Conn, prefix: str, *, revoke: bool) -> None:
         if rights:
             listed = sql.SQL(", ").join(map(sql.SQL, rights))
             connection.execute(sql.SQL("GRANT {} ON {} TO {}").format(listed, *names))
+    if has_monitor:
+        _grant_columns(connection, monitor, revoke=revoke)
 
 
 def roles_of_default(connection: Conn) -> list[str]:
@@ -303,6 +351,22 @@ def roles_of_default(connection: Conn) -> list[str]:
     functions = [name for name, services in FUNCTIONS.items() if services == ("application",)]
     rows = connection.execute(_FIND_ROLES_OF_DEFAULT, {"functions": functions}).fetchall()
     return [name for (name,) in cast("list[tuple[str]]", rows)]
+
+
+def _inheritance(service: str) -> LiteralString:
+    return "INHERIT" if service == MONITOR else "NOINHERIT"
+
+
+def _grant_columns(connection: Conn, role: str, *, revoke: bool) -> None:
+    """Let the monitor's role read its columns; also revoke all others if that is requested."""
+    rows = cast("list[tuple[str, list[str]]]", connection.execute(_FIND_COLUMN_GRANTS, {"role": role}).fetchall())
+    granted = {table: set(columns) for table, columns in rows}
+    for table in sorted(MONITORED.keys() | granted.keys()):
+        wanted, have = set(MONITORED.get(table, "").split()), granted.get(table, set())
+        for statement, columns in ((_GRANT_COLUMNS, wanted - have), (_REVOKE_COLUMNS, have - wanted if revoke else ())):
+            if columns:
+                listed = sql.SQL(", ").join(map(sql.Identifier, sorted(columns)))
+                connection.execute(sql.SQL(statement).format(listed, sql.Identifier(table), sql.Identifier(role)))
 
 
 def _change(connection: Conn, statement: sql.Composed) -> None:

@@ -28,7 +28,7 @@ from tidewheel.kafka.topics import (
     topic_statuses,
 )
 from tidewheel.migrations import runner
-from tidewheel.migrations.service_roles import SERVICES
+from tidewheel.migrations.service_roles import ROLES
 from tidewheel.postgres.session import Conn, connect
 from tidewheel.postgres.statements import Statements
 from tidewheel.redaction import protect
@@ -172,19 +172,19 @@ def migrate(
 
 
 def _read_passwords(folder: Path | None) -> dict[str, str]:
-    """Return the passwords in a folder, by service."""
+    """Return the passwords in a folder, by role."""
     found: dict[str, str] = {}
     try:
         for file in sorted(folder.iterdir()) if folder else ():
             if file.name.startswith("."):
                 continue  # of the volumes of Kubernetes
-            if file.name not in SERVICES:
-                refuse("--passwords", f"{file.name} is not a service", f"name the files {', '.join(SERVICES)}")
+            if file.name not in ROLES:
+                refuse("--passwords", f"{file.name} is not a role", f"name the files {', '.join(ROLES)}")
             found[file.name] = file.read_text().rstrip("\r\n")
             if not found[file.name]:
                 refuse("--passwords", f"{file.name} is empty", "write the password into the file, or delete the file")
     except (OSError, UnicodeDecodeError) as error:
-        refuse("--passwords", str(error), "give a folder with a readable file for each service")
+        refuse("--passwords", str(error), "give a folder with a readable file for each role")
     protect(*found.values())
     return found
 

@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
 
+import psycopg
+
 from tidewheel.clock import monotonic_seconds
 from tidewheel.control.reads.findings import Finding, Severity
 from tidewheel.control.reads.stored import show_damaged
@@ -76,7 +78,7 @@ class Report:
     Args:
         findings: The findings, errors first.
         passed: The checks that found nothing.
-        skipped: The checks that could not run, because another one failed.
+        skipped: The checks that could not run to their ends: another one failed, or the session lacks a right for it.
     """
 
     findings: tuple[Finding, ...]
@@ -94,9 +96,9 @@ def run_checks(checks: Sequence[Check], context: Context) -> Report:
         if check.needs in {*unusable, *skipped}:
             skipped.append(check.name)
             continue
-        found = list(_bounded(check, context))
+        found = list(_bounded(check, context, skipped))
         findings += found
-        if not found:
+        if not found and check.name not in skipped:
             passed.append(check.name)
         elif any(each.severity is Severity.ERROR for each in found):
             unusable.append(check.name)
@@ -104,13 +106,19 @@ def run_checks(checks: Sequence[Check], context: Context) -> Report:
     return Report(tuple(findings), tuple(passed), tuple(skipped))
 
 
-def _bounded(check: Check, context: Context) -> Iterator[Finding]:
+def _bounded(check: Check, context: Context, skipped: list[str]) -> Iterator[Finding]:
+    """Yield the findings of a check that has a limited time.
+
+    A check for which the session lacks a right is added to `skipped`.
+    """
     found: list[Finding] = []
     errors: list[Exception] = []
 
     def work() -> None:
         try:
             found.extend(check.run(context))
+        except psycopg.errors.InsufficientPrivilege:
+            skipped.append(check.name)
         except Exception as error:  # noqa: BLE001 - one failing check does not end the others
             errors.append(error)
 

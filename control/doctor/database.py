@@ -36,6 +36,7 @@ from tidewheel.transitions.installation import Installation, read_installation
 _SQL = Statements("tidewheel.control.doctor")
 _READ_SERVER = _SQL["read_server"]
 _FIND_MISSING_RELATIONS = _SQL["find_missing_relations"]
+_MAY_ACT = _SQL["may_act"]
 _FIND_SNAPSHOT_HOLDERS = _SQL["find_snapshot_holders"]
 _FIND_IDLE_SLOTS = _SQL["find_idle_slots"]
 _FIND_QUARANTINED = _SQL["find_quarantined"]
@@ -123,11 +124,14 @@ def check_isolation(context: Context) -> Iterator[Finding]:
         hidden = ownership_problem(connection)
         unsecured = unsecured_tables(connection, created_names())
         problem = None if role is None else role_problem(connection, role)
+        acts = connection.execute(_MAY_ACT).fetchone() == (True,)
     if hidden is not None:
         yield Finding("isolation", Severity.ERROR, "services see no row of any tenant", *hidden)
     if unsecured:
         evidence = ", ".join(unsecured)
         yield Finding("isolation", Severity.ERROR, "tables lack their policy", evidence, "tidewheel migrate")
+    if problem is not None and not acts:
+        raise psycopg.errors.InsufficientPrivilege(problem)
     if problem is not None:
         yield Finding("isolation", Severity.ERROR, f"no session can act as the role {role}", problem, REMEDY)
     elif role is None and wanted:

@@ -14,6 +14,11 @@ SELECT w.name, i.indexrelid IS NOT NULL AS is_invalid
  WHERE c.oid IS NULL OR i.indexrelid IS NOT NULL
  ORDER BY w.name
 
+-- name: may_act
+-- Returns true if this session has the rights of a service; the monitor's role has none.
+-- No index, no lock.
+SELECT has_table_privilege('outbox', 'INSERT')
+
 -- name: find_snapshot_holders
 -- Returns transactions and prepared transactions that are older than a limit: vacuum removes no row that died since.
 -- No index, no lock.

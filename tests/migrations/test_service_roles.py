@@ -1,5 +1,6 @@
 """Rights of the services' roles, and row security."""
 
+import json
 import logging
 from collections.abc import Mapping
 from contextlib import closing
@@ -15,7 +16,7 @@ from pydantic import SecretStr
 
 from tests.control.cli.command import tidewheel
 from tests.fixtures.database import Database
-from tests.fixtures.roles import role_passwords
+from tests.fixtures.roles import as_role, role_passwords
 from tests.fixtures.services import until
 from tests.migrations.rights import functions_of, rights_of, tables_with_a_tenant, written
 from tests.transitions.stepping import in_background
@@ -27,7 +28,7 @@ from tidewheel.errors import MigrationError
 from tidewheel.local.stack import LocalStack
 from tidewheel.migrations.row_security import TENANT_ROLE, role_problem, unsecured_tables
 from tidewheel.migrations.runner import created_names, migrate, require_current
-from tidewheel.migrations.service_roles import FUNCTIONS, RIGHTS, SERVICES, role_of
+from tidewheel.migrations.service_roles import FUNCTIONS, RIGHTS, ROLES, SERVICES, role_of
 from tidewheel.postgres.partitions import StoredDay, create_missing, day_of, drop_day, stored_days
 from tidewheel.postgres.session import connect
 from tidewheel.settings.connections import Connections
@@ -44,6 +45,31 @@ SELECT c.relname, a.grantee::regrole::text, array_agg(a.privilege_type ORDER BY 
  WHERE c.relnamespace = 'public'::regnamespace AND a.grantee::regrole::text LIKE 'tidewheel\\_%'
  GROUP BY 1, 2 ORDER BY 1, 2
 """
+WRITABLE_BY_MONITOR: LiteralString = """
+SELECT c.relname
+  FROM pg_class AS c
+ WHERE c.relnamespace = 'public'::regnamespace
+   AND CASE c.relkind WHEN 'S' THEN has_sequence_privilege('tidewheel_monitor', c.oid, 'USAGE, UPDATE')
+            WHEN 'i' THEN false WHEN 'I' THEN false
+            ELSE has_any_column_privilege('tidewheel_monitor', c.oid, 'INSERT, UPDATE')
+                 OR has_table_privilege('tidewheel_monitor', c.oid, 'DELETE, TRUNCATE') END
+"""
+# Payloads, results, checkpoints, messages and secrets are bytes.
+BYTES_OF_MONITOR: LiteralString = """
+SELECT c.relname, a.attname
+  FROM pg_class AS c
+  JOIN pg_attribute AS a ON a.attrelid = c.oid AND a.attnum > 0 AND a.atttypid IN ('bytea'::regtype, 'bytea[]'::regtype)
+ WHERE c.relnamespace = 'public'::regnamespace AND has_column_privilege('tidewheel_monitor', c.oid, a.attnum, 'SELECT')
+"""
+CONTENT: tuple[LiteralString, ...] = (
+    "SELECT payload FROM run_inputs",
+    "SELECT error_message FROM attempts",
+    "SELECT error_message FROM failed_runs",
+    "SELECT spec FROM job_versions",
+    "SELECT reason FROM dead_letters",
+    "SELECT secret FROM message_keys",
+    "SELECT tidewheel_enqueue('nightly')",
+)
 # An open run of these days.
 OLD_RUN: LiteralString = """
 INSERT INTO job_runs (run_id, job_id, tenant, shard, queue, lane, handler, cause, overlap, state, job_version,
@@ -100,7 +126,7 @@ def test_roles_are_created_once_and_each_migration_restores_their_rights(
     assert fresh_database.rows(GRANTS) == before
     (tmp_path / "relais").write_text("secret")
     assert tidewheel(logged, "migrate", "--roles", "--passwords", tmp_path).refusals == [
-        f"--passwords: relais is not a service; name the files {', '.join(SERVICES)}"
+        f"--passwords: relais is not a role; name the files {', '.join(ROLES)}"
     ]
     (tmp_path / "relais").rename(tmp_path / "intake").write_text("\n")
     [empty] = tidewheel(logged, "migrate", "--roles", "--passwords", tmp_path).refusals
@@ -126,7 +152,7 @@ def test_installation_has_roles_of_its_own_prefix(fresh_database: Database) -> N
         try:
             assert migrate(url, roles={}, role_prefix=prefix, tenant_role=tenants) == []
             found = connection.execute("SELECT rolname FROM pg_roles WHERE starts_with(rolname, %s)", [prefix])
-            assert {name for (name,) in found} == {tenants, *(role_of(service, prefix) for service in SERVICES)}
+            assert {name for (name,) in found} == {tenants, *(role_of(service, prefix) for service in ROLES)}
             own = make_conninfo(url, options=f"-c role={role_of('scheduler', prefix)}")
             today = day_of(fresh_database.now())
             with connect(own, "test", autocommit=True) as scheduler:
@@ -144,7 +170,7 @@ def test_installation_has_roles_of_its_own_prefix(fresh_database: Database) -> N
             assert migrate(url, role_prefix=prefix, tenant_role=tenants, post=True) == []
         finally:
             connection.rollback()
-            for name in (tenants, *(role_of(service, prefix) for service in SERVICES)):
+            for name in (tenants, *(role_of(service, prefix) for service in ROLES)):
                 connection.execute(sql.SQL("DROP OWNED BY {0}; DROP ROLE {0}").format(sql.Identifier(name)))
 
 
@@ -183,6 +209,37 @@ def test_role_does_what_its_service_does_and_nothing_else(database: Database) ->
     with Client(database.url_of("api")) as client:
         client.submit({"key": "by-api", "schedule": "manual", "target": "send-email"})
         assert client.runs.get(client.trigger("by-api")).state == "queued"
+
+
+def test_monitor_reads_what_status_and_doctor_read(fresh_database: Database) -> None:
+    with Client(fresh_database.url) as client:
+        client.submit({"key": "nightly", "schedule": "manual", "target": "send-email"})
+        client.trigger("nightly")
+    urls = as_role(fresh_database.url, "monitor"), fresh_database.url
+    of_monitor, of_owner = (json.loads(tidewheel(url, "status", "-o", "json").out) for url in urls)
+    assert of_monitor["problems"] == of_owner["problems"] != []
+    checks = [check for check in CHECKS if check.name not in {"broker", "topics"}]
+    mine, owners = (
+        run_checks(checks, Context(Connections.load(database_url=SecretStr(url)), Limits())) for url in urls
+    )
+    assert mine.skipped == ("isolation", "signatures")
+    assert {each.what for each in mine.findings} == {
+        each.what for each in owners.findings if each.check not in mine.skipped
+    }
+    with connect(urls[0], "test") as connection, fresh_database.connection():
+        seen = connection.execute("SELECT query FROM pg_stat_activity WHERE usename <> current_user").fetchall()
+        assert seen, "an exporter sees the sessions of others"
+        assert ("<insufficient privilege>",) not in seen
+
+
+def test_monitor_writes_nothing_and_reads_no_content(database: Database) -> None:
+    assert database.rows(WRITABLE_BY_MONITOR) == []
+    assert database.rows(BYTES_OF_MONITOR) == []
+    with connect(as_role(database.url, "monitor"), "test") as connection:
+        for refused in CONTENT:
+            with pytest.raises(psycopg.errors.InsufficientPrivilege):
+                connection.execute(refused)
+            connection.rollback()
 
 
 def test_days_are_created_and_dropped_by_a_role_that_owns_none(fresh_database: Database) -> None:
