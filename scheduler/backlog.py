@@ -46,6 +46,7 @@ _MEASURE_OUTBOX = _SQL["measure_outbox"]
 _MEASURE_TIMERS = _SQL["measure_timers"]
 _READ_OVERDUE_TIMERS = _SQL["read_overdue_timers"]
 _MEASURE_LEASES = _SQL["measure_leases"]
+_MEASURE_LOCK_WAITS = _SQL["measure_lock_waits"]
 _MEASURE_BLOCKED_KEYS = _SQL["measure_blocked_keys"]
 _FIND_UNHANDLED = _SQL["find_unhandled"]
 _ANNOUNCE_UNHANDLED = _SQL["announce_unhandled"]
@@ -116,6 +117,8 @@ class BacklogMetrics:
             row = connection.execute(_MEASURE_BLOCKED_KEYS, {"limit": _COUNTED_KEYS}, binary=True).fetchone()
             _set_blocked_keys(*cast("tuple[int, timedelta]", row))
             self._warn_of_lock_holders(connection)
+            row = connection.execute(_MEASURE_LOCK_WAITS, binary=True).fetchone()
+            _set_lock_waits(*cast("tuple[int, timedelta]", row))
             row = connection.execute(_MEASURE_LEASES, binary=True).fetchone()
             metrics.set("lease_used_ratio", cast("tuple[float]", row)[0])
 
@@ -168,6 +171,7 @@ class BacklogMetrics:
         metrics.set("runs_orphaned", 0)
         metrics.set("lease_used_ratio", 0)
         _set_blocked_keys(0, timedelta(0))
+        _set_lock_waits(0, timedelta(0))
         _set_outbox({}, {})
         _set_timers(0, timedelta(0), missing=0, behind=0)
 
@@ -175,6 +179,11 @@ class BacklogMetrics:
 def _set_blocked_keys(count: int, age: timedelta) -> None:
     metrics.set("ordering_keys_blocked", count)
     metrics.set("ordering_keys_blocked_oldest_seconds", age.total_seconds())
+
+
+def _set_lock_waits(count: int, age: timedelta) -> None:
+    metrics.set("lock_waits", count)
+    metrics.set("lock_waits_oldest_seconds", age.total_seconds())
 
 
 def _set_outbox(due: Mapping[OutboxLane, int], oldest: Mapping[OutboxLane, float]) -> None:

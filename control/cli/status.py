@@ -298,6 +298,8 @@ def doctor(output: OutputOption = Output.TEXT) -> None:
             typer.echo()
         if report.skipped:
             typer.echo(f"not checked: {', '.join(report.skipped)}")
+        for note in report.notes:
+            typer.echo(wrapped(f"note: {note}", "  "))
         found = f"{len(report.findings)} {'finding' if len(report.findings) == 1 else 'findings'}"
         typer.echo(f"{found}; passed: {', '.join(report.passed) or 'none'}")
     if report.findings:

@@ -44,13 +44,14 @@ class Limits:
 
 @dataclass(slots=True)
 class Context:
-    """The state that checks share; `url` is set once the database has answered."""
+    """The state that checks share; `url` is set once the database has answered. Checks add to the `notes`."""
 
     settings: Connections
     limits: Limits = field(default_factory=Limits)
     data_dir: Path | None = None
     url: str | None = None
     installation: Installation | None = None
+    notes: list[str] = field(default_factory=list)
 
     @contextmanager
     def connection(self, options: str = "") -> Generator[Conn]:
@@ -79,11 +80,13 @@ class Report:
         findings: The findings, errors first.
         passed: The checks that found nothing.
         skipped: The checks that could not run to their ends: another one failed, or the session lacks a right for it.
+        notes: Facts that are no fault.
     """
 
     findings: tuple[Finding, ...]
     passed: tuple[str, ...]
     skipped: tuple[str, ...]
+    notes: tuple[str, ...] = ()
 
 
 def run_checks(checks: Sequence[Check], context: Context) -> Report:
@@ -103,7 +106,7 @@ def run_checks(checks: Sequence[Check], context: Context) -> Report:
         elif any(each.severity is Severity.ERROR for each in found):
             unusable.append(check.name)
     findings.sort(key=lambda each: each.severity is not Severity.ERROR)
-    return Report(tuple(findings), tuple(passed), tuple(skipped))
+    return Report(tuple(findings), tuple(passed), tuple(skipped), tuple(context.notes))
 
 
 def _bounded(check: Check, context: Context, skipped: list[str]) -> Iterator[Finding]:

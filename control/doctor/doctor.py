@@ -30,6 +30,7 @@ CHECKS = (
     Check("retention", database.check_retention, needs="schema"),
     Check("replication", servers.check_replication, needs="database"),
     Check("vacuum", database.check_vacuum, needs="database"),
+    Check("statements", servers.check_statements, needs="database"),
     Check("quarantine", database.check_quarantine, needs="schema"),
     Check("order", database.check_order, needs="schema"),
     Check("signatures", database.check_signatures, needs="schema"),

@@ -44,6 +44,14 @@ SELECT s.slot_name::text, coalesce(pg_wal_lsn_diff(
  WHERE NOT s.active AND (s.restart_lsn IS NOT NULL OR s.xmin IS NOT NULL OR s.catalog_xmin IS NOT NULL)
  ORDER BY 1
 
+-- name: find_statements
+-- Returns the schema of the view pg_stat_statements; no row without the extension.
+-- Index: pg_extension by name. No lock.
+SELECT n.nspname::text
+  FROM pg_extension AS e
+  JOIN pg_namespace AS n ON n.oid = e.extnamespace
+ WHERE e.extname = 'pg_stat_statements'
+
 -- name: find_quarantined
 -- Returns quarantined jobs with their last error, refused messages of the outbox by topic, and occurrences of workflows with a
 -- quarantined release.

@@ -1,10 +1,11 @@
 """Check Kafka, the disk of the local stack, the primary and its standbys."""
 
 import shutil
-from collections.abc import Iterator, Sequence
-from typing import NamedTuple, cast
+from collections.abc import Iterable, Iterator, Sequence
+from typing import LiteralString, NamedTuple, cast
 
 import psycopg
+from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict
 
 from tidewheel.control.doctor.check import Context
@@ -27,12 +28,28 @@ from tidewheel.postgres.faults import first_line
 from tidewheel.postgres.fences import Place, find_primaries
 from tidewheel.postgres.session import Conn, rows_of
 from tidewheel.postgres.statements import Statements
+from tidewheel.redaction import redact
 
 _SQL = Statements("tidewheel.control.doctor")
 _READ_REPLICATION = _SQL["read_replication"]
+_FIND_STATEMENTS = _SQL["find_statements"]
 _WRITABLE = ("read-write", "primary")
 _READ_ONLY = "session is read-only"  # libpq of a server that is a standby
 _MEBIBYTE, _GIBIBYTE = 1 << 20, 1 << 30
+# Not in `queries.sql`: the view may be in any schema, or missing. One call by people or a migration may take minutes.
+_SLOWEST: LiteralString = """
+SELECT s.mean_exec_time, s.calls, s.query
+  FROM {}.pg_stat_statements AS s
+ WHERE s.dbid = (SELECT d.oid FROM pg_database AS d WHERE d.datname = current_database())
+   AND s.calls >= 100 AND s.query <> '<insufficient privilege>'
+ ORDER BY s.mean_exec_time DESC
+ LIMIT 3
+"""
+_TEXT = 100  # characters of a statement
+_UNCOUNTED = (
+    "slow statements are not counted: add pg_stat_statements to shared_preload_libraries, restart PostgreSQL, then run "
+    "CREATE EXTENSION pg_stat_statements (docs/operations.md)"
+)
 
 
 class _Standby(NamedTuple):
@@ -109,6 +126,36 @@ def _check_servers(url: str) -> Iterator[Finding]:
 def _address(server: str) -> str:
     parts = conninfo_to_dict(server)
     return f"{parts.get('host') or parts.get('hostaddr')}:{parts.get('port') or 5432}"
+
+
+def check_statements(context: Context) -> Iterable[Finding]:
+    """Note the statements of this database with the longest mean time, or how to count them."""
+    slowest = _read_slowest(context)
+    if slowest is None:
+        note = _UNCOUNTED
+    else:
+        parts = [f"{mean:,.1f} ms in {calls:,} calls, {_one_line(text)}" for mean, calls, text in slowest]
+        note = f"slowest statements (docs/operations.md has causes): {'; '.join(parts) or 'none with 100 calls'}"
+    context.notes.append(note)
+    return ()
+
+
+def _read_slowest(context: Context) -> Sequence[tuple[float, int, str]] | None:
+    """Return mean time, calls and text of these statements; None if the server does not count statements."""
+    with context.connection() as connection:
+        schema = cast("tuple[str] | None", connection.execute(_FIND_STATEMENTS).fetchone())
+        if schema is None:
+            return None
+        try:
+            rows = connection.execute(sql.SQL(_SLOWEST).format(sql.Identifier(*schema))).fetchall()
+        except psycopg.errors.ObjectNotInPrerequisiteState:  # it is created, but the server has not loaded it
+            return None
+        return cast("list[tuple[float, int, str]]", rows)
+
+
+def _one_line(text: str) -> str:
+    line = redact(" ".join(text.split()))
+    return line if len(line) <= _TEXT else f"{line[:_TEXT]}…"
 
 
 def check_broker(context: Context) -> Iterator[Finding]:

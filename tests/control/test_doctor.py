@@ -1,9 +1,14 @@
 """Each finding of `tidewheel doctor`, where it is true on a real installation."""
 
+import json
+import os
+import subprocess
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from shutil import rmtree
+from tempfile import mkdtemp
 from threading import Event
 from uuid import uuid4
 
@@ -32,6 +37,7 @@ from tidewheel.control.doctor.doctor import CHECKS, diagnose
 from tidewheel.control.reads.findings import Finding, Severity
 from tidewheel.jobs.values import format_duration
 from tidewheel.kafka.topics import Topics, apply_topics
+from tidewheel.local.postgres import server_account
 from tidewheel.local.stack import StackInfo
 from tidewheel.postgres.partitions import coming_days
 from tidewheel.presence import Presence
@@ -41,6 +47,7 @@ from tidewheel.settings.executor import ExecutorSettings
 from tidewheel.settings.services import shared_settings
 
 _OF_KAFKA = {"broker", "topics"}
+DEBIANS_SERVERS = sorted(Path("/usr/lib/postgresql").glob("*/bin"))
 
 
 def examine(database: Database, limits: Limits | None = None) -> list[Finding]:
@@ -313,6 +320,50 @@ def test_differing_settings_clocks_and_releases_are_found(database: Database) ->
         "the clock of api host-0.1.0 pid 7 differs from the database's",
         "the clock of api host-0.2.0 pid 7 differs from the database's",
     ]
+
+
+def note_of_statements(url: str) -> str:
+    [check] = [check for check in CHECKS if check.name == "statements"]
+    report = run_checks([check], Context(Connections.load(database_url=SecretStr(url))))
+    assert (report.findings, report.passed) == ((), ("statements",))
+    [note] = report.notes
+    return note
+
+
+def test_doctor_notes_that_statements_are_not_counted(database: Database) -> None:
+    assert "run CREATE EXTENSION pg_stat_statements" in note_of_statements(database.url)
+    assert json.loads(tidewheel(database, "doctor", "-o", "json").out)["notes"] == [note_of_statements(database.url)]
+
+
+@pytest.mark.process
+@pytest.mark.skipif(not DEBIANS_SERVERS, reason="the wheel's PostgreSQL has no pg_stat_statements: install Debian's")
+def test_doctor_notes_the_slowest_statements() -> None:
+    account, folder = server_account(), Path(mkdtemp())
+    if account is not None:
+        os.chown(folder, account.uid, account.gid)
+    as_account = {} if account is None else {"user": account.uid, "group": account.gid, "extra_groups": []}
+
+    def run(program: str, *arguments: str) -> None:
+        command = [DEBIANS_SERVERS[-1] / program, "-D", folder / "data", *arguments]
+        subprocess.run(command, check=True, cwd=folder, stdout=subprocess.DEVNULL, **as_account)
+
+    run("initdb", "--username=tidewheel", "--auth=trust", "--no-sync")
+    url, options = f"postgresql://tidewheel@/postgres?host={folder}", f"-k {folder} -c listen_addresses="
+    try:
+        run("pg_ctl", "-w", "-l", str(folder / "log"), "-o", options, "start")
+        with psycopg.connect(url) as connection:
+            connection.execute("CREATE SCHEMA counts")
+            connection.execute("CREATE EXTENSION pg_stat_statements SCHEMA counts")
+        assert "run CREATE EXTENSION pg_stat_statements" in note_of_statements(url), "the server has not loaded it"
+        options += " -c shared_preload_libraries=pg_stat_statements"
+        run("pg_ctl", "-w", "-l", str(folder / "log"), "-o", options, "restart")
+        with psycopg.connect(url) as connection:
+            for _ in range(100):
+                connection.execute("SELECT pg_sleep(0.001)")
+        assert "ms in 100 calls, SELECT pg_sleep($1)" in note_of_statements(url)
+    finally:
+        run("pg_ctl", "-m", "immediate", "stop")
+        rmtree(folder)
 
 
 @pytest.mark.parametrize("writable", [False, True], ids=["read-only", "accepting writes again"])

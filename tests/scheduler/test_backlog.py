@@ -3,6 +3,7 @@
 import logging
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from datetime import timedelta
 from threading import Barrier
 from typing import LiteralString
@@ -21,6 +22,7 @@ from tests.scheduler.firing import fire_due
 from tests.scheduler.test_firing import scheduler_of
 from tidewheel.ids import job_id
 from tidewheel.postgres.low_water import BEGINNING
+from tidewheel.postgres.session import connect
 from tidewheel.runs import RunState
 from tidewheel.scheduler.backlog import BacklogMetrics
 from tidewheel.scheduler.poller import (
@@ -99,6 +101,9 @@ def test_backlog_in_few_and_many_shards_is_fired(database: Database) -> None:
 
 
 MINUTE = timedelta(minutes=1)
+WAITED: LiteralString = """
+SELECT EXISTS (SELECT FROM pg_locks WHERE pid = %s AND NOT granted AND clock_timestamp() - waitstart > interval '0.2 s')
+"""
 
 
 def measure(database: ClockedDatabase) -> None:
@@ -331,3 +336,18 @@ def test_poisoned_job_does_not_repeat_written_runs(due: ClockedDatabase) -> None
     assert made == [("before", 5), ("zzz", 5)]
     assert len(due.job_runs()) == 10
     due.submit("before", schedule="manual")
+
+
+def test_sessions_that_wait_for_a_lock_are_counted_with_the_longest_wait(still: ClockedDatabase) -> None:
+    still.submit("held")
+    waiting = connect(still.url, "tidewheel-relay")
+    with closing(waiting), ThreadPoolExecutor(1) as thread, closing(still.connection()) as holding:
+        holding.execute("SELECT FROM jobs FOR UPDATE")
+        thread.submit(waiting.execute, "SELECT FROM jobs FOR UPDATE")
+        until(lambda: still.value(WAITED, [waiting.info.backend_pid]), "it has waited for a while")
+        measure(still)
+        assert value("lock_waits") == 1
+        assert (value("lock_waits_oldest_seconds") or 0) >= 0.2
+        holding.rollback()
+    measure(still)
+    assert (value("lock_waits"), value("lock_waits_oldest_seconds")) == (0, 0)

@@ -33,6 +33,7 @@ HELD = 120
 BACKLOG = 10_100
 SEEN = {
     "TidewheelOutboxBehind",
+    "TidewheelLockWaits",
     "TidewheelTimersOverdue",
     "TidewheelJobsBehind",
     "TidewheelOrderingKeysBlocked",
@@ -147,6 +148,12 @@ def test_each_alert_fires_and_each_panel_has_data(
         fires("TidewheelTimersOverdue", "TidewheelJobsBehind")
         fleet.until(lambda: coverage(seen) < 1.0, "coverage falls")
     resolves("TidewheelTimersOverdue", "TidewheelJobsBehind")
+
+    with clocked.transaction() as connection:
+        connection.execute("LOCK TABLE requests IN ACCESS EXCLUSIVE MODE")
+        trigger(fleet, "errand", 1)
+        fires("TidewheelLockWaits")
+    resolves("TidewheelLockWaits")
 
     trigger(fleet, "lost-cause", FAILED)
     fires("TidewheelRunsFailing", "TidewheelSuccessLow")

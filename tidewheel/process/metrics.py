@@ -163,6 +163,8 @@ METRICS = (
     ),
     _gauge("outbox_due", "messages", "due messages in the outbox; counted up to 100,000", "lane"),
     _gauge("outbox_oldest_seconds", "seconds", "age of the oldest due message in the outbox", "lane"),
+    _gauge("lock_waits", "sessions", "sessions of Tidewheel that wait for a lock of the database"),
+    _gauge("lock_waits_oldest_seconds", "seconds", "time for which the first of these sessions has waited"),
     _counter(
         "work",
         "pieces",
