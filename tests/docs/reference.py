@@ -17,6 +17,8 @@ from tests.docs.asyncapi import PAGE as ASYNCAPI
 from tests.docs.asyncapi import asyncapi
 from tests.docs.reference_errors import errors_page
 from tests.docs.reference_messages import messages_page, requests_page
+from tests.docs.reference_tables import PAGE as TABLES
+from tests.docs.reference_tables import migrated, tables_page
 from tests.docs.tables import table
 from tidewheel.jobs.values import format_duration
 from tidewheel.process.metrics import METRICS, Kind
@@ -101,14 +103,16 @@ _NONE = "none"
 
 def main() -> None:
     """Write the pages that differ."""
-    for path, text in pages().items():
+    with migrated() as connection:
+        of_catalog = {TABLES: tables_page(connection)}
+    for path, text in (pages() | of_catalog).items():
         if not path.exists() or path.read_text(encoding="utf-8") != text:
             path.write_text(text, encoding="utf-8")
             sys.stdout.write(f"wrote {path.name}\n")
 
 
 def pages() -> dict[Path, str]:
-    """Return the text of each generated page."""
+    """Return the text of each generated page that needs no database."""
     return {
         DOCS / "settings.md": settings_page(),
         DOCS / "metrics.md": metrics_page(),
