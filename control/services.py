@@ -29,6 +29,7 @@ from tidewheel.presence import Presence
 from tidewheel.process import tracing
 from tidewheel.process.health import health, serve_health
 from tidewheel.process.logs import configure_logging
+from tidewheel.process.metrics import job_labels
 from tidewheel.process.service import (
     Shutdown,
     end_process_late,
@@ -217,6 +218,7 @@ class _Start:
         self._refresh: Callable[[Conn], None] | None = None
         if settings.traces:
             tracing.start(role)
+        job_labels.limit = settings.metrics_jobs
         names = [name.strip() for name in settings.metrics_hosts.split(",") if name.strip()]
         self._port = serve_health(settings.metrics_port, host=settings.metrics_host, names=names)
 

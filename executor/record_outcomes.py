@@ -14,7 +14,7 @@ from uuid import UUID
 from tidewheel.executor.outcome import Outcome, Output, failed
 from tidewheel.postgres.session import Conn, at_commit, read_ids
 from tidewheel.postgres.statements import Statements
-from tidewheel.process.metrics import metrics
+from tidewheel.process.metrics import count_by_job, metrics
 from tidewheel.runs import AttemptOutcome, RunState
 from tidewheel.schemas.generated.records import JobDefinition, RunRequest
 from tidewheel.transitions.cancellation import start_cancelling
@@ -127,14 +127,17 @@ def _find_completed(connection: Conn, items: Sequence[tuple[RecordableAttempt, O
     }
     completed = read_ids(connection, _FIND_COMPLETED, columns)
     if completed:
-        at_commit(connection, partial(_count_completed, len(completed)))
+        at_commit(
+            connection, partial(_count_completed, [each.definition for each, _ in items if each.run_id in completed])
+        )
     return completed
 
 
-def _count_completed(number: int) -> None:
+def _count_completed(jobs: Sequence[JobDefinition]) -> None:
     """Count ends that a handler's own connection has committed, which no process saw."""
-    metrics.count("runs_ended", number, RunState.SUCCEEDED)
-    metrics.count("attempts", number, AttemptOutcome.SUCCEEDED)
+    metrics.count("runs_ended", len(jobs), RunState.SUCCEEDED)
+    metrics.count("attempts", len(jobs), AttemptOutcome.SUCCEEDED)
+    count_by_job((job.tenant, job.job_key, RunState.SUCCEEDED) for job in jobs)
 
 
 def run_wait(attempt: RecordableAttempt, outcome: Outcome, executor_id: UUID) -> Wait | None:

@@ -115,7 +115,7 @@ def test_promtool_finds_nothing_to_mend_in_the_metrics(prometheus_programs: Path
 def test_each_alert_fires_and_each_panel_has_data(
     fleet: Fleet, clocked: ClockedDatabase, prometheus: Launcher, tmp_path: Path
 ) -> None:
-    services = fleet.start_all(METRICS_PORT="0", LEASE="PT5S", SLOTS=str(HELD + 30))
+    services = fleet.start_all(METRICS_PORT="0", METRICS_JOBS="10", LEASE="PT5S", SLOTS=str(HELD + 30))
     fleet.wait_started()
     for job in JOBS:
         fleet.ask({"type": "job.submit", "job": job})

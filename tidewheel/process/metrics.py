@@ -5,10 +5,11 @@ A test compares `docs/metrics.md` with the table.
 
 import threading
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator, Sequence
+from collections import Counter as Counts
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Final, cast
 
 from prometheus_client import (
     REGISTRY,
@@ -194,7 +195,21 @@ METRICS = (
         "form",
     ),
     _counter("attempts", "attempts", "ended attempts, by outcome", "outcome"),
+    _counter(
+        "attempt_errors",
+        "attempts",
+        "ended attempts with an error, by its type; a process has series of the first 100 types, and `other`",
+        "type",
+    ),
     _counter("runs_ended", "runs", "runs that reached a terminal state", "state"),
+    _counter(
+        "job_runs_ended",
+        "runs",
+        "the same by job, with `TIDEWHEEL_METRICS_JOBS`; further jobs are the job `other` of the tenant `other`",
+        "tenant",
+        "job",
+        "state",
+    ),
     _counter("ends_refused", "runs", "ends of runs that had already ended; the first end stays"),
     _counter(
         "outcomes_set_aside",
@@ -306,7 +321,44 @@ class _Lateness(Collector):
         yield family
 
 
+_OTHER: Final = "other"
+
+
+class BoundedLabels:
+    """The values of some labels, up to a limit; each further one is `other`."""
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self._known: set[tuple[str, ...]] = set()
+
+    def of(self, *values: str) -> tuple[str, ...]:
+        """Return the values for a series."""
+        if values not in self._known:
+            if len(self._known) >= self.limit:
+                return (_OTHER,) * len(values)
+            self._known.add(values)
+        return values
+
+
 metrics = Metrics(REGISTRY)
+job_labels = BoundedLabels(0)
+"""A service sets the limit when it starts."""
+_error_labels = BoundedLabels(100)
+
+
+def count_by_job(ended: Iterable[tuple[str, str, str]]) -> None:
+    """Count ended runs by tenant, key of the job and state, if the process has series of jobs."""
+    if job_labels.limit:
+        for (tenant, key, state), count in Counts(ended).items():
+            tenant_label, job_label = job_labels.of(tenant, key)
+            metrics.count("job_runs_ended", count, tenant_label, job_label, state)
+
+
+def count_errors(types: Iterable[str]) -> None:
+    """Count the errors of attempts by type."""
+    for each, count in Counts(types).items():
+        [label] = _error_labels.of(each)
+        metrics.count("attempt_errors", count, label)
 
 
 metrics_page = cast("WSGIApplication", make_wsgi_app(REGISTRY))

@@ -182,6 +182,13 @@ class Connections(Settings):
         "",
         description="names under which metrics may be requested, separated by commas; addresses and `localhost` always",
     )
+    metrics_jobs: int = Field(
+        0,
+        ge=0,
+        le=10_000,
+        description="jobs whose ended runs have series of their own, the first ones that a run of this process ends; "
+        "the others share a series; 0: none",
+    )
 
     traces: bool = Field(
         default=False,

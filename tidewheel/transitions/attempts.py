@@ -24,7 +24,7 @@ from tidewheel.postgres.partitions import day_of, ensure_days
 from tidewheel.postgres.pg_binary import copy_values, instants, integers, uuids
 from tidewheel.postgres.session import Conn, at_commit, read_ids
 from tidewheel.postgres.statements import Statements
-from tidewheel.process.metrics import metrics
+from tidewheel.process.metrics import count_errors, metrics
 from tidewheel.runs import OWNED, AttemptOutcome, RunState
 from tidewheel.transitions.finished import FinishedRun
 
@@ -88,6 +88,7 @@ def write_attempts(connection: Conn, ends: Sequence[AttemptEnd]) -> None:
     copy_values(connection, _COPY_ATTEMPTS, _ATTEMPT_TYPES, rows)
     for outcome, count in Counter(e.outcome for e in ends).items():
         at_commit(connection, partial(metrics.count, "attempts", count, outcome))
+    at_commit(connection, partial(count_errors, [e.error_type for e in ends if e.error_type]))
     left = [e for e in ends if e.trace or e.output]
     _store_outputs(
         connection,

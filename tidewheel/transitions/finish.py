@@ -19,7 +19,7 @@ from tidewheel.postgres.pg_binary import integers, uuids, words
 from tidewheel.postgres.session import Conn, at_commit, read_ids, rows_of
 from tidewheel.postgres.statements import Statements
 from tidewheel.process import tracing
-from tidewheel.process.metrics import metrics
+from tidewheel.process.metrics import count_by_job, metrics
 from tidewheel.runs import BARRED, DEAD_LETTERED, FINAL, HOLDS, OPEN, AttemptOutcome, Gate, RunState, end_of
 from tidewheel.schemas.generated import records
 from tidewheel.transitions.active_runs import release_active_runs
@@ -295,5 +295,6 @@ def _announce(refused: Sequence[FinishedRun]) -> None:
 def _count(finished: Sequence[FinishedRun]) -> None:
     for state, count in Counter(run.state for run in finished).items():
         metrics.count("runs_ended", count, state)
+    count_by_job((run.row.tenant, run.definition.job_key, run.state) for run in finished)
     if succeeded := sum(run.state is RunState.SUCCEEDED and run.row.started_at is not None for run in finished):
         metrics.count("attempts", succeeded, AttemptOutcome.SUCCEEDED)
