@@ -82,12 +82,14 @@ _NOT_EXECUTED = {
         control: read_message_key_age add_task_token_key delete_task_token_keys lock_task_token_keys
         control: read_task_token_key_ages count_attempts_of_old_keys replace_readable_key
         control: add_sign_in drop_sign_ins end_sign_in record_sign_in_use take_link
-        control: count_runs_of_executors list_runs_of_executor""",
+        control: count_runs_of_executors list_runs_of_executor read_payload_schema""",
     "it runs in a caller's own transaction": """
         control: cancel_in_transaction enqueue_by_topic status_in_transaction""",
     "a task token names a run of any tenant": "intake: extend_deadlines lock_attempts read_final_states",
     "only services execute it": "intake: acquire_partition hold_deletions purge_replies store_offsets",
     "only pages of the console and their routes execute it": """
+        control: find_last_jobs_of_page find_oldest_runs find_oldest_open_runs find_oldest_failed_runs
+        control: find_oldest_runs_of_job find_oldest_open_runs_of_job
         control: find_job_key read_run_payload find_timeline_runs count_timeline_runs read_took_p95 read_versions_since
         control: read_selected_jobs read_pauses count_runs_of_jobs read_tenant_pulse read_run_pulses read_job_pulses
         control: read_plain_schedules read_streak read_error_lines read_job_times
