@@ -363,10 +363,14 @@ def _grant_columns(connection: Conn, role: str, *, revoke: bool) -> None:
     granted = {table: set(columns) for table, columns in rows}
     for table in sorted(MONITORED.keys() | granted.keys()):
         wanted, have = set(MONITORED.get(table, "").split()), granted.get(table, set())
-        for statement, columns in ((_GRANT_COLUMNS, wanted - have), (_REVOKE_COLUMNS, have - wanted if revoke else ())):
+        changes = (
+            (sql.SQL(_GRANT_COLUMNS), wanted - have),
+            (sql.SQL(_REVOKE_COLUMNS), have - wanted if revoke else ()),
+        )
+        for change, columns in changes:
             if columns:
                 listed = sql.SQL(", ").join(map(sql.Identifier, sorted(columns)))
-                connection.execute(sql.SQL(statement).format(listed, sql.Identifier(table), sql.Identifier(role)))
+                connection.execute(change.format(listed, sql.Identifier(table), sql.Identifier(role)))
 
 
 def _change(connection: Conn, statement: sql.Composed) -> None:

@@ -51,7 +51,7 @@ class Context:
     data_dir: Path | None = None
     url: str | None = None
     installation: Installation | None = None
-    notes: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list[str])
 
     @contextmanager
     def connection(self, options: str = "") -> Generator[Conn]:

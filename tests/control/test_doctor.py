@@ -341,11 +341,14 @@ def test_doctor_notes_the_slowest_statements() -> None:
     account, folder = server_account(), Path(mkdtemp())
     if account is not None:
         os.chown(folder, account.uid, account.gid)
-    as_account = {} if account is None else {"user": account.uid, "group": account.gid, "extra_groups": []}
+    user, group = (None, None) if account is None else (account.uid, account.gid)
+    others: list[int] | None = None if account is None else []
 
     def run(program: str, *arguments: str) -> None:
         command = [DEBIANS_SERVERS[-1] / program, "-D", folder / "data", *arguments]
-        subprocess.run(command, check=True, cwd=folder, stdout=subprocess.DEVNULL, **as_account)
+        subprocess.run(
+            command, check=True, cwd=folder, stdout=subprocess.DEVNULL, user=user, group=group, extra_groups=others
+        )
 
     run("initdb", "--username=tidewheel", "--auth=trust", "--no-sync")
     url, options = f"postgresql://tidewheel@/postgres?host={folder}", f"-k {folder} -c listen_addresses="

@@ -1,6 +1,6 @@
 """The page of the tables, from the catalog of a migrated database."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 from secrets import token_hex
@@ -104,7 +104,7 @@ def _references(each: _Table) -> Iterator[str]:
 
 
 @contextmanager
-def migrated() -> Iterator[Conn]:
+def migrated() -> Generator[Conn]:
     """Yield a connection to a new database of a server that runs for so long."""
     folder = Path(mkdtemp())
     server = Postgres(folder / "postgres", log=folder / "log", port=free_port(), password=token_hex(), lasting=False)

@@ -29,6 +29,7 @@ PYTHON = {
 SQL = {
     "migrations/0001_jobs.sql": "tidewheel_now() itself",
     "control/doctor/queries.sql": "the age of transactions, which the server's own clock began",
+    "scheduler/queries.sql": "how long sessions wait for a lock, which the server's own clock began",
     "tidewheel/queries.sql": "the age of a session that holds a lock, which the server's own clock began",
     "migrations/0020_event_order.sql": "the time that a transaction has taken, by the server's own clock",
     "migrations/queries.sql": "when a migration was applied, before tidewheel_now() is there",

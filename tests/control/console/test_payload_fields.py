@@ -100,7 +100,7 @@ def test_value_of_another_type_is_refused_at_its_field_and_kept_as_typed(
     modelled: ApiClient, name: str, wrong: str, problem: str
 ) -> None:
     submit(modelled.database, "job", target="order", payload={"to": "a"})
-    answer = pressed(modelled, "/jobs/job/edit", "save", **{f"payload__{name}": wrong, "payload__to": "b"})
+    answer = pressed(modelled, "/jobs/job/edit", "save", None, **{f"payload__{name}": wrong, "payload__to": "b"})
     assert answer.status_code == HTTPStatus.UNPROCESSABLE_ENTITY
     [said] = re.findall(rf'id="h-payload\.{name}"><p class="wrong">(.*?)</p>', answer.text)
     assert problem in html.unescape(re.sub("<[^>]+>", "", said))
