@@ -3,6 +3,8 @@
 The cache folder keeps what takes minutes: Docker Compose and Debian. Each run builds the images anew.
 """
 
+import json
+import shutil
 import tarfile
 from collections.abc import Callable, Mapping, Sequence
 from fnmatch import fnmatch
@@ -60,6 +62,17 @@ def go_program(
         run(command, folder=folder, variables={"CGO_ENABLED": "0"})
 
     return _kept(f"{name}-{version}", f"compile {name} {version}", compile_it)
+
+
+def go_file(module: str, version: str, path: str) -> Path:
+    """Return a file of a Go module, downloaded once."""
+
+    def download(folder: Path) -> None:
+        found = json.loads(run(["go", "mod", "download", "-json", f"{module}@v{version}"], folder=folder))
+        shutil.copyfile(Path(found["Dir"]) / path, folder / "made")
+
+    name = f"{version}-{Path(path).name}"
+    return _kept(name, f"download {name}", download)
 
 
 def check_before() -> None:

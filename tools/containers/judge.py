@@ -50,7 +50,8 @@ def run_under_load(
             found = audit()
         seen.read()
     print(found.rstrip())
-    print(f"{len(load.sent):,} triggers accepted, {len(seen.runs):,} completed; {len(seen.events):,} runs in all")
+    completed = load.sent & seen.runs.keys()
+    print(f"{len(load.sent):,} triggers accepted, {len(completed):,} completed; {len(seen.events):,} runs in all")
     return list(_faults(load, seen))
 
 
@@ -77,7 +78,7 @@ def _faults(load: Load, seen: Completions) -> Iterator[str]:
     for request_id in sorted(load.sent - seen.runs.keys()):
         yield f"trigger {request_id} has no completion"
     for request_id, runs in seen.runs.items():
-        if len(runs) > 1:
+        if len(runs) > 1 and request_id in load.sent:  # a batch has one request
             yield f"trigger {request_id} has {len(runs)} runs: {', '.join(runs)}"
     for run_id, events in seen.events.items():
         if len(events) > 1:

@@ -19,7 +19,7 @@ from tidewheel.schemas.codec import decode
 from tidewheel.schemas.generated.records import RunCompleted, RunStatus
 
 _BROKER: dict[str, str | int] = {"reconnect.backoff.max.ms": 500, "log_level": 0}
-_BY_TOPIC, _BY_REST, _EACH_SECOND = "by-topic", "by-rest", "each-second"
+_BY_TOPIC, BY_REST, _EACH_SECOND = "by-topic", "by-rest", "each-second"
 _TOPIC_PAUSE_SECONDS = 0.1  # between two triggers
 _REST_PAUSE_SECONDS = 0.2
 _AGAIN_SECONDS = 0.5
@@ -59,7 +59,7 @@ class Load:
         for key, schedule in ((_BY_TOPIC, "manual"), (_EACH_SECOND, "@every 1s")):
             job = {"key": key, "schedule": schedule, "target": "work"}
             self._produce(key, {"type": "job.submit", "request_id": f"submit-{key}", "job": job})
-        self._request("PUT", f"/jobs/{_BY_REST}", {"schedule": "manual", "target": "work"})
+        self._request("PUT", f"/jobs/{BY_REST}", {"schedule": "manual", "target": "work"})
         for key in (_BY_TOPIC, _EACH_SECOND):
             self._request("GET", f"/jobs/{key}", also={HTTPStatus.NOT_FOUND})
 
@@ -91,7 +91,7 @@ class Load:
 
     def _trigger_by_rest(self) -> None:
         while not self._stopped.wait(_REST_PAUSE_SECONDS):
-            self._request("POST", f"/jobs/{_BY_REST}:trigger", {}, request_id=self._next(_BY_REST))
+            self._request("POST", f"/jobs/{BY_REST}:trigger", {}, request_id=self._next(BY_REST))
 
     def _next(self, key: str) -> str:
         request_id = f"{key}-{len(self.sent)}-{monotonic_seconds()}"
@@ -170,7 +170,7 @@ def open_console(api: str, key: str) -> None:
         form = re.search(r'name="token" value="([0-9a-f]+)"', browser.get("/sign-in").text)
         sent = {"token": form[1] if form else "", "key": key, "next": "/jobs", "name": ""}
         page = browser.post("/sign-in", data=sent)
-    missing = [each for each in (_BY_TOPIC, _BY_REST, _EACH_SECOND) if each not in page.text]
+    missing = [each for each in (_BY_TOPIC, BY_REST, _EACH_SECOND) if each not in page.text]
     if not page.is_success or missing:
         message = f"the console's page {page.url} ({page.status_code}) lacks {missing}"
         raise StackError(message)

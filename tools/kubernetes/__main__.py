@@ -15,9 +15,9 @@ import psutil
 from tidewheel.errors import StackError
 from tools.containers.__main__ import guarded
 from tools.containers.engine import PACKAGES, Engine, check_machine
-from tools.containers.images import ROOT, build_images, debian
+from tools.containers.images import PROMETHEUS, ROOT, build_images, build_prometheus, debian
 from tools.containers.progress import step, wait_for
-from tools.kubernetes.programs import compile_programs
+from tools.kubernetes.programs import compile_programs, scaled_object_schema
 
 _MORE_PACKAGES = {
     "containerd": "containerd",
@@ -29,7 +29,7 @@ _MORE_PACKAGES = {
     "unshare": "util-linux",
 }
 _NETWORK = Path("/usr/lib/cni/bridge")
-_IMAGES = ("trial/work:one", "trial/work:two", "trial/postgres", "trial/kafka", "trial/pause")
+_IMAGES = ("trial/work:one", "trial/work:two", "trial/postgres", "trial/kafka", "trial/pause", PROMETHEUS)
 # All processes, mounts and interfaces of the trial end with its first process, also by SIGKILL.
 _APART = (
     "setpriv",
@@ -55,6 +55,7 @@ def run_it() -> int:
     check_machine("make kubernetes", PACKAGES | _MORE_PACKAGES, ())
     _check_more()
     compile_programs()
+    scaled_object_schema()
     with ExitStack() as undo:
         folder = Path(mkdtemp(prefix="tidewheel-kubernetes-"))
         undo.callback(shutil.rmtree, folder, ignore_errors=True)
@@ -87,6 +88,7 @@ def _save_images(folder: Path) -> None:
     place.mkdir()
     with Engine(place, "--iptables=false", "--ip-forward=false") as engine:
         build_images(engine)
+        build_prometheus(engine)
         engine.docker("import", "--change", 'CMD ["/usr/bin/sleep", "infinity"]', debian(), "trial/pause")
         for tag in ("one", "two"):
             engine.docker("tag", "trial/work", f"trial/work:{tag}")

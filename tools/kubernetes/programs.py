@@ -1,11 +1,11 @@
-"""Kubernetes, Helm and CoreDNS, compiled from Go modules once."""
+"""Kubernetes, Helm and CoreDNS, compiled from Go modules once, and the schema of KEDA's object."""
 
 from pathlib import Path
 
-from tools.containers.images import go_program
+from tools.containers.images import go_file, go_program
 
 _KUBERNETES = "1.34.4"  # from 1.35 on the kubelet refuses cgroups v1
-_HELM, _DNS = "3.19.5", "1.12.4"
+_HELM, _DNS, _KEDA = "3.19.5", "1.12.4", "2.21.0"
 _COMPILED = ("kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubelet", "kube-proxy", "kubectl")
 _VERSION = "k8s.io/component-base/version"
 # Modules of Kubernetes' own repository, which its go.mod looks for in a folder beside it.
@@ -31,3 +31,8 @@ def compile_programs() -> dict[str, Path]:
     programs["helm"] = go_program("helm", "helm.sh/helm/v3/cmd/helm", _HELM)
     programs["coredns"] = go_program("coredns", "github.com/coredns/coredns", _DNS, source=_DNS_SOURCE.read_text())
     return programs
+
+
+def scaled_object_schema() -> Path:
+    """Return KEDA's CustomResourceDefinition of a ScaledObject, downloaded once."""
+    return go_file("github.com/kedacore/keda/v2", _KEDA, "config/crd/bases/keda.sh_scaledobjects.yaml")

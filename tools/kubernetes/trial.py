@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from tempfile import gettempdir
 
+import httpx
 import psycopg
 
 from tidewheel.clock import SystemClock
@@ -15,16 +16,19 @@ from tidewheel.errors import StackError
 from tools.containers.__main__ import guarded, report
 from tools.containers.images import ROOT
 from tools.containers.judge import Addresses, run_under_load
-from tools.containers.load import open_console
-from tools.containers.progress import step
+from tools.containers.load import BY_REST, open_console
+from tools.containers.progress import step, wait_for
 from tools.kubernetes.node import RECIPES, Node
-from tools.kubernetes.programs import compile_programs
+from tools.kubernetes.programs import compile_programs, scaled_object_schema
+from tools.kubernetes.scaling import wanted_pods
 
 _API, _BROKER = "http://tidewheel-api:8080", "kafka:9092"  # Services, by their names
 _KINDS = ("intake", "scheduler", "relay", "executor-default", "api")
 _ROLES = ("owner", "scheduler", "relay", "intake", "executor", "api", "application")
 _LOGS = Path(gettempdir()) / "tidewheel-kubernetes.log"
 _WAIT = ("--wait", "--timeout=45m")
+_MORE_RUNS = 1000  # ten times the target of a pod, and more than one executor runs in half a minute
+_SCALE_SECONDS = 300.0
 _ATTEMPTS = "SELECT outcome, count(*) FROM attempts GROUP BY outcome"
 
 
@@ -44,7 +48,7 @@ class Trial:
         faults = run_under_load(
             at,
             key,
-            {"sign in to the console, read a page": partial(open_console, at.api, key), **self._changes()},
+            {"sign in to the console, read a page": partial(open_console, at.api, key), **self._changes(key)},
             lambda: self._node.tidewheel("api", "admin", "audit", "--from", began.isoformat(), "--completions"),
         )
         with psycopg.connect(at.database) as connection:
@@ -60,22 +64,28 @@ class Trial:
         self._node.kubectl("create", "secret", "generic", "tidewheel-database", f"--from-file={passwords}")
         token = f"--from-literal=token={secrets.token_hex(24)}"
         self._node.kubectl("create", "secret", "generic", "tidewheel-api", token)
-        with step("start PostgreSQL and a broker beside it"):
+        self._node.kubectl("create", f"--filename={scaled_object_schema()}")
+        with step("start PostgreSQL, a broker and Prometheus beside it"):
             self._node.apply("beside.yaml")
             self._node.kubectl("wait", "pod", "--all", "--for=condition=Ready", "--timeout=5m")
+        with step("validate the chart's objects, KEDA's by its schema"):
+            rendered = self._folder / "rendered.yaml"
+            rendered.write_text(self._helm("template", "--validate"))
+            self._node.kubectl("apply", "--dry-run=server", "--validate=strict", f"--filename={rendered}")
         with step("helm install --wait"):
             self._helm("install")
 
-    def _helm(self, command: str, *more: str) -> None:
-        self._node.helm(command, "tidewheel", ROOT / "chart", "--values", RECIPES / "values.yaml", *_WAIT, *more)
+    def _helm(self, command: str, *more: str) -> str:
+        values = RECIPES / "values.yaml"
+        return self._node.helm(command, "tidewheel", ROOT / "chart", "--values", values, *_WAIT, *more)
 
-    def _changes(self) -> dict[str, Callable[[], object]]:
+    def _changes(self, key: str) -> dict[str, Callable[[], object]]:
         return {
+            "scale to 1 executor as KEDA would": partial(self._scale, 1),
+            f"start {_MORE_RUNS:,} runs, scale to 3 as KEDA would": partial(self._scale_up, key),
             **{f"kubectl delete pod of {kind}": partial(self._delete, kind) for kind in _KINDS},
             "evict two pods of each kind, one refused": self._evict,
-            "scale the executors to 1": partial(self._scale, 1),
-            "scale the executors to 3": partial(self._scale, 3),
-            "scale the executors back to 1": partial(self._scale, 1),
+            "scale back to 1 as KEDA would": partial(self._scale, 1),
             "helm upgrade --wait to another image": lambda: self._helm("upgrade", "--set=image.tag=two"),
             "helm rollback --wait": lambda: self._node.helm("rollback", "tidewheel", *_WAIT),
             "helm upgrade --wait with migrate.post": lambda: self._helm(
@@ -109,8 +119,24 @@ class Trial:
         path = f"/api/v1/namespaces/default/pods/{pod}/eviction"
         self._node.kubectl("create", f"--raw={path}", f"--filename={file}")
 
-    def _scale(self, replicas: int) -> None:
-        self._node.kubectl("scale", "deployment/tidewheel-executor-default", f"--replicas={replicas}")
+    def _scale_up(self, key: str) -> None:
+        """Start many runs by one request, so that one executor has a backlog."""
+        runs = [{"ref": f"{number}", "key": BY_REST} for number in range(_MORE_RUNS)]
+        headers = {"Authorization": f"Bearer {key}"}
+        httpx.post(f"{_API}/api/v1/batches", json={"runs": runs}, headers=headers, timeout=60).raise_for_status()
+        self._scale(3)
+
+    def _scale(self, pods: int) -> None:
+        """Set the number of executors that KEDA would set, until it is this one."""
+        scaled = json.loads(self._node.kubectl("get", "scaledobjects/tidewheel-executor-default", "--output=json"))
+        pool = scaled["spec"]["scaleTargetRef"]["name"]
+
+        def is_reached() -> bool:
+            if wanted := wanted_pods(scaled):
+                self._node.kubectl("scale", f"deployment/{pool}", f"--replicas={wanted}")
+            return wanted == pods
+
+        wait_for(is_reached, f"KEDA would set {pods} executors", _SCALE_SECONDS)
         self._wait_ready("executor-default")
 
     def _wait_ready(self, kind: str) -> None:
