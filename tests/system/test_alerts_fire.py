@@ -151,7 +151,8 @@ def test_each_alert_fires_and_each_panel_has_data(
 
     with clocked.transaction() as connection:
         connection.execute("LOCK TABLE requests IN ACCESS EXCLUSIVE MODE")
-        trigger(fleet, "errand", 1)
+        fleet.ask({"type": "job.trigger", "key": "errand"})
+        fleet.flush()
         fires("TidewheelLockWaits")
     resolves("TidewheelLockWaits")
 
