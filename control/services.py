@@ -286,6 +286,7 @@ def _read(url: str, settings: Connections, stop: Shutdown, *, pooled: bool) -> I
             _LOG.info(_POOLED_SETTINGS if pooled else _POOLED_SESSIONS)
         try:
             require_current(connection)
+            connection.begin()  # it has ended the transaction, and with that the settings behind a pooler
             epoch.note(connection, stop.request)
             record_topic_prefix(connection, settings)
             return read_installation(connection, settings)
@@ -300,7 +301,7 @@ def _warn(problem: str | None) -> None:
 
 def _why_away(url: str) -> str | None:
     try:
-        connect(url, "tidewheel-ready").close()
+        connect(url, "tidewheel-ready", pooled=True).close()
     except Unavailable as error:
         return f"does not answer: {error}"
     return None
