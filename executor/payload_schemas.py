@@ -1,16 +1,17 @@
 """The JSON schemas of the payloads that handlers declare: the console makes fields of them."""
 
 import json
+import logging
 from collections.abc import Mapping
 from typing import Any
 
 from psycopg.types.json import Jsonb
-from pydantic.errors import PydanticInvalidForJsonSchema
 
 from tidewheel.executor.handlers import Handler
 from tidewheel.postgres.session import Conn
 from tidewheel.postgres.statements import Statements
 
+_LOG = logging.getLogger("tidewheel.executor")
 _RECORD_PAYLOAD_SCHEMAS = Statements("tidewheel.executor")["record_payload_schemas"]
 _LONGEST = 65_536  # characters of a schema: a form of more would be no help
 
@@ -20,9 +21,12 @@ def payload_schema(handler: Handler) -> Mapping[str, Any] | None:
     if handler.payload is None:
         return None
     try:
-        return handler.payload.json_schema()
-    except PydanticInvalidForJsonSchema:
+        schema = handler.payload.json_schema()
+        json.dumps(schema)
+    except Exception as error:  # noqa: BLE001 - of a model's own code: its handler runs all the same
+        _LOG.info("the payload of handler %r has no JSON schema: %s", handler.name, error)
         return None
+    return schema
 
 
 def record_payload_schemas(connection: Conn, handlers: Mapping[str, Handler]) -> None:

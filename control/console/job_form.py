@@ -185,7 +185,7 @@ def _read(connection: Connection, found: Caller, request: Request, form: Form) -
         read = draft_of(form, below)
         job, errors = over_payload(read.job, form, form.get("payload_was", ""), fields)
         draft, texts = Draft(job, (*read.errors, *errors)), typed(below) | dict(form.items())
-        if job != read.job and payload_of(texts.get("payload", "")) is not NOTHING:
+        if json_text(job) != json_text(read.job) and payload_of(texts.get("payload", "")) is not NOTHING:
             texts["payload"] = json_text(job["payload"])
         state = replace(state, texts=texts)
     if not draft.errors and (wrong := _wrong_key(draft, key)) is not None:

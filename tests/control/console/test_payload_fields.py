@@ -6,10 +6,10 @@ import re
 from datetime import datetime
 from enum import IntEnum
 from http import HTTPStatus
-from typing import Literal
+from typing import Any, Literal
 
 import pytest
-from pydantic import BaseModel, Field, TypeAdapter
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
 from tests.control.api.answering import ApiClient
 from tests.control.console.pages import typed_in
@@ -35,6 +35,20 @@ class Order(BaseModel):
     items: list[str] = []
 
 
+def refuse(schema: dict[str, Any]) -> None:
+    message = f"no schema of {schema['title']}"
+    raise ValueError(message)
+
+
+class Refusing(BaseModel):
+    model_config = ConfigDict(json_schema_extra=refuse)
+    to: str
+
+
+class Listed(BaseModel):
+    to: str | None = Field(json_schema_extra={"type": ["string", "null"]})
+
+
 def has_model(pages: ApiClient, name: str, model: type[BaseModel] | None) -> None:
     """Record what an executor with this handler records when it starts."""
     adapter: TypeAdapter[object] | None = None if model is None else TypeAdapter(model)
@@ -50,6 +64,14 @@ def modelled(pages: ApiClient) -> ApiClient:
 def fields(text: str) -> list[str]:
     """Return the names of the fields of a payload, in the order of a page."""
     return re.findall(r'name="payload\.([^"]+)"', text)
+
+
+@pytest.mark.parametrize("model", [Refusing, Listed])
+def test_model_of_another_kind_of_schema_leaves_the_payload_json(pages: ApiClient, model: type[BaseModel]) -> None:
+    has_model(pages, "odd", model)
+    page = pressed(pages, "/jobs/new", "check", key="job", schedule="manual", target="handler", target__name="odd")
+    assert page.is_success
+    assert fields(page.text) == []
 
 
 def test_typed_values_have_the_types_of_the_model(modelled: ApiClient) -> None:

@@ -102,7 +102,8 @@ def _resolved(part: Mapping[str, object], definitions: Mapping[str, object]) -> 
 
 def _field(name: str, part: Mapping[str, object], *, is_required: bool) -> SpecField | None:
     values = as_list(part.get("enum")) or ([part["const"]] if "const" in part else ())
-    kind = _KINDS.get((part.get("type"), part.get("format"))) or _KINDS.get((part.get("type"), None))
+    types = part.get("type") if isinstance(part.get("type"), str) else None  # a list of types is typed as JSON
+    kind = _KINDS.get((types, str(part.get("format")))) or _KINDS.get((types, None))
     options: tuple[str, ...] = ("true", "false") if kind == "flag" else ()
     if values:
         kind = "string" if all(isinstance(each, str) for each in values) else "json"
