@@ -52,6 +52,7 @@ _QUICK_POLL_SECONDS = 0.05  # while messages arrive: a slot that stays free this
 _FULL_SECONDS = 0.5  # between two checks for a shutdown while no slot is free
 _BURST_SECONDS = 1.0  # of polls without waiting; then slots must stay free again before the next one
 _SOON_SECONDS = 0.005  # between two polls while more runs wait than there are slots
+_LINGER_SECONDS = 0.02  # the same where few slots come free: a poll costs as much for one run as for dozens
 _MAX_MISSES = 10  # 5 s between two polls
 _OVERDUE = 10  # times `every`: each service of overdue runs delays messages by 20 to 50 ms
 _SHARE = 10  # at most one of so many slots for each service of overdue runs
@@ -143,6 +144,7 @@ class Sweep:
         self._unreadable = 0  # rows of the last look that Python cannot hold
         self._marks = LowWaterMarks[tuple[str, Lane, str]]()
         self._misses, self._burst_until = 0, 0.0
+        self._more = set[Lane]()  # lanes with more due runs than slots, which no message brings
         self._schedule = LaneSchedule(every, monotonic_seconds())
         self._thread = threading.Thread(target=run_loop, args=(stop, "sweep", self.step), name="sweep", daemon=True)
 
@@ -158,7 +160,8 @@ class Sweep:
 
     def step(self) -> float:
         """Poll once; return the seconds until the next poll."""
-        is_free = self._slots.wait_free(Lane.CRITICAL, _FULL_SECONDS)
+        lane = min(self._more, default=Lane.CRITICAL, key=[*Lane].index)
+        is_free = self._slots.wait_free(lane, _FULL_SECONDS) or self._slots.free(Lane.CRITICAL) > 0
         limits = self._limits() if is_free and not self._overloaded() else []
         pause = self._poll(limits) if limits else _QUICK_POLL_SECONDS
         if not self._overloaded():
@@ -219,13 +222,20 @@ class Sweep:
             self._misses = min(self._misses + 1, _MAX_MISSES)
             return min(_SOON_SECONDS * (1 << self._misses), self._every.total_seconds())
         self._misses = 0
-        more = self._cut or any(sum(run.lane == lane for run in due) >= limit for _, lane, limit in limits)
+        more = {lane for _, lane, limit in limits if self._cut or sum(run.lane == lane for run in due) >= limit}
+        self._more -= {lane for _, lane, _ in limits}
+        if not self._idle():
+            self._more.clear()
+        elif swept:
+            self._more |= more
         if swept and more:
             # More runs wait than there were slots, and messages do not bring them. For a while they are claimed as
             # slots come free, without waiting whether these stay free.
             if now >= self._burst_until:
                 self._burst_until = now + _BURST_SECONDS
-            return _SOON_SECONDS
+            return _LINGER_SECONDS if self._more and swept * 4 < self._slots.total else _SOON_SECONDS
+        if self._more:
+            return _QUICK_POLL_SECONDS  # their slots are full: the next look waits for one
         young = [left for run in found if (left := self._left(run)) > timedelta(0)]
         return max(min(young, default=self._tenants.pause).total_seconds(), _QUICK_POLL_SECONDS)
 

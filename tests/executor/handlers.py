@@ -83,6 +83,14 @@ async def wait(context: tidewheel.Context, payload: str) -> str:
     return payload
 
 
+@tidewheel.handler("acts.brief")
+async def brief(context: tidewheel.Context, payload: object) -> object:
+    """Take a slot for a twentieth of a second."""
+    del context
+    await asyncio.sleep(0.05)
+    return payload
+
+
 @tidewheel.handler("acts.wait-on-thread")
 def wait_on_thread(context: tidewheel.Context, payload: str) -> str:
     """Wait at a gate on a thread, until it opens or a stop is requested."""

@@ -89,6 +89,15 @@ def test_sweep_continues_as_slots_come_free(executing: Executing) -> None:
         assert {executing.ended(run_id).claimed_from for run_id in runs} == {"sweep"}
 
 
+def test_sweep_waits_for_slots_and_not_for_its_interval_while_runs_are_due(executing: Executing) -> None:
+    """While the slots are full, a look at the critical lane finds nothing."""
+    runs = [executing.trigger("acts.brief", number) for number in range(60)]
+    executing.database.execute("UPDATE job_runs SET publish_at = publish_at - interval '2 h'")
+    executing.database.execute("TRUNCATE outbox")
+    with executing.running(slots=20, sweep=timedelta(hours=1)):
+        assert {executing.ended(run_id).claimed_from for run_id in runs} == {"sweep"}
+
+
 def test_unused_slots_are_those_free_all_the_time() -> None:
     slots = Slots(20)
     slots.take(Lane.STANDARD, 5)
