@@ -110,7 +110,7 @@ APART: Mapping[str, str] = {
     "a key is a name in the code, in a file of the package or in the environment": """
         control/api/openapi.py _schema_text, control/reads/stored.py _loader, executor/runners/http_client.py
         _roots, schemas/avro.py json_schema_uri shape, schemas/codec.py _names, tidewheel/audit.py process_actor,
-        tidewheel/doors/rest.py _endpoint_of _list_of, tidewheel/postgres/statements.py _read _blocks,
+        tidewheel/doors/rest.py _made _list_of, tidewheel/postgres/statements.py _read _blocks,
         tidewheel/schedules/zones.py _load, tidewheel/schedules/cron_schedule.py offset_spans,
         tidewheel/settings/sources.py _warn_once""",
     "a schema is one of a release, or registered by an operator": """

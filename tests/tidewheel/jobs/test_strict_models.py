@@ -34,4 +34,4 @@ def test_every_count_of_every_request_refuses_fractions_and_truth_values() -> No
                 with pytest.raises(ValidationError):
                     model.__pydantic_validator__.validate_assignment(model.model_construct(), name, wrong)
                 tried += 1
-    assert tried > 100
+    assert tried > 90
