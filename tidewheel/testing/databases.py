@@ -161,7 +161,7 @@ class Template:
             connection.execute("SET LOCAL session_replication_role = origin")
         for name in self._tables.intersection(_EMPTY):  # tenants after what refers to them
             connection.execute(_EMPTY[name])
-        connection.execute("DELETE FROM settings WHERE name = 'topic_prefix'")
+        connection.execute("DELETE FROM settings WHERE name = 'topic_prefix' OR starts_with(name, 'payload_schema/')")
         connection.execute("SELECT setval('catch_up_pace', 0, false)")
 
     def _connect(self) -> psycopg.Connection:
