@@ -7,6 +7,7 @@ import socket
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from uuid import UUID, uuid4
 
 from tidewheel.executor.attempt import SHUTDOWN_GRACE_SECONDS, Attempt
@@ -22,7 +23,7 @@ from tidewheel.executor.lease import Heartbeat, Lease, read_owned
 from tidewheel.executor.message_check import MessageCheck, key_look_up
 from tidewheel.executor.outcome import CANCELLED, NOT_STARTED, RELEASED, Outcome
 from tidewheel.executor.output_capture import Flusher, OutputTopic
-from tidewheel.executor.payload_schemas import record_payload_schemas
+from tidewheel.executor.payload_schemas import payload_schemas, record_payload_schemas
 from tidewheel.executor.reaper import Reaper
 from tidewheel.executor.run_messages import BatchClaimer, StartRuns
 from tidewheel.executor.run_queue import RunQueue
@@ -278,7 +279,7 @@ class Executor:
             busy=lambda: bool(self._running),
             keys=self._keys,
             skew=ClockSkew(self._settings.max_clock_skew),
-            on_entry=lambda connection: record_payload_schemas(connection, handlers),
+            on_entry=partial(record_payload_schemas, schemas=payload_schemas(handlers)),
             on_reentry=self._on_reentry,
         )
 

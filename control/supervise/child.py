@@ -69,7 +69,7 @@ def _prepare(role: str) -> dict[str, object]:
     if role != "executor":
         return {}
     from tidewheel.executor.handlers import import_handlers, registered
-    from tidewheel.executor.payload_schemas import payload_schema
+    from tidewheel.executor.payload_schemas import payload_schemas
     from tidewheel.settings.executor import ExecutorSettings
 
     try:
@@ -86,7 +86,9 @@ def _prepare(role: str) -> dict[str, object]:
         "files": sorted({*_imported_files(), *_files_of(error.__cause__ if error else None)}),
         "handlers": sorted(registered()),
         "payloads": {
-            name: example_payload(schema) for name, each in registered().items() if (schema := payload_schema(each))
+            name: example_payload(json.loads(schema))
+            for name, schema in payload_schemas(registered()).items()
+            if schema
         },
     }
 

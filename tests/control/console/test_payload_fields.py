@@ -16,7 +16,7 @@ from tests.control.console.pages import typed_in
 from tests.control.console.test_job_form import pressed, stored
 from tests.transitions.acts import submit
 from tidewheel.executor.handlers import Handler
-from tidewheel.executor.payload_schemas import record_payload_schemas
+from tidewheel.executor.payload_schemas import payload_schemas, record_payload_schemas
 
 
 class Level(IntEnum):
@@ -52,7 +52,8 @@ class Listed(BaseModel):
 def has_model(pages: ApiClient, name: str, model: type[BaseModel] | None) -> None:
     """Record what an executor with this handler records when it starts."""
     adapter: TypeAdapter[object] | None = None if model is None else TypeAdapter(model)
-    pages.database.within(record_payload_schemas, {name: Handler(name, print, is_async=False, payload=adapter)})
+    handler = Handler(name, print, is_async=False, payload=adapter)
+    pages.database.within(record_payload_schemas, payload_schemas({name: handler}))
 
 
 @pytest.fixture

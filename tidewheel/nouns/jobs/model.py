@@ -55,6 +55,8 @@ class Job:
 class ChangedJob(Job):
     """A job after a request."""
 
+    # The name of its schema in the document of REST.
+
 
 @dataclass(frozen=True, slots=True)
 class LastRun:
