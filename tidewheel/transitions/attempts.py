@@ -88,7 +88,8 @@ def write_attempts(connection: Conn, ends: Sequence[AttemptEnd]) -> None:
     copy_values(connection, _COPY_ATTEMPTS, _ATTEMPT_TYPES, rows)
     for outcome, count in Counter(e.outcome for e in ends).items():
         at_commit(connection, partial(metrics.count, "attempts", count, outcome))
-    at_commit(connection, partial(count_errors, [e.error_type for e in ends if e.error_type]))
+    if types := [e.error_type for e in ends if e.error_type]:
+        at_commit(connection, partial(count_errors, types))
     left = [e for e in ends if e.trace or e.output]
     _store_outputs(
         connection,
