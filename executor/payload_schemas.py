@@ -16,7 +16,7 @@ _LONGEST = 65_536  # characters of a schema: a form of more would be no help
 
 
 def payload_schemas(handlers: Mapping[str, Handler]) -> dict[str, str | None]:
-    """Return the schema of each handler's payload as JSON; None for any value, or a type that has no schema."""
+    """Return the schema of each payload as JSON; None for any value, or a type without a schema."""
     return {name: _schema_of(handlers[name]) for name in sorted(handlers)}
 
 
