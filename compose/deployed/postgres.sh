@@ -7,9 +7,43 @@ PGPASSWORD=$(< "$POSTGRES_PASSWORD_FILE")
 export PGPASSWORD
 peer="$PEER user=$POSTGRES_USER connect_timeout=3 require_auth=scram-sha-256"
 
+trap 'exit 143' TERM INT              # process 1 ignores what it does not trap; the server has its own
+
 query_peer() { psql "$peer dbname=postgres" -XAtqc "$1"; }
 
 peer_is_primary() { [[ "$(query_peer 'SELECT pg_is_in_recovery()')" == f ]]; }
+
+refuse() { echo "$*" >&2; exit 1; }
+
+# Each promotion begins a timeline. Until the checkpoint after a promotion, only the end of recovery has the new number.
+own_timeline() {
+    LC_ALL=C pg_controldata -D "$PGDATA" \
+        | sed -nE "s/^(Latest checkpoint's TimeLineID|Min recovery ending loc's timeline): +//p" | sort -n | tail -n 1
+}
+peer_timeline() {
+    query_peer 'SELECT greatest(c.timeline_id, r.min_recovery_end_timeline)
+                  FROM pg_control_checkpoint() AS c, pg_control_recovery() AS r'
+}
+
+# This server was the primary. The other one may have replaced it, and then has the higher timeline.
+check_promotions() {
+    local own peers
+    own=$(own_timeline)
+    if [[ -n $(LC_ALL=C postgres -D "$PGDATA" -C synchronous_standby_names) ]]; then
+        until peers=$(peer_timeline); do
+            echo "wait for $PEER, which may have newer data than timeline $own here; if it is lost: README, Without its standby"
+            sleep 2
+        done
+    else
+        peers=$(peer_timeline) || return 0
+    fi
+    ((peers <= own)) || refuse "$PEER has newer data (timeline $peers) than this server (timeline $own):" \
+        "remove this server's volume, and it starts again as the standby"
+    peer_is_primary || return 0
+    ((peers == own)) || refuse "$PEER is a primary too, with older data (timeline $peers) than this server (timeline $own):" \
+        "stop that server and remove its volume, never this one's"
+    refuse "$PEER is a primary too, of the same timeline $own: stop one, and keep both volumes until you have compared their data"
+}
 
 copy_peer() {
     # A copy that was interrupted is begun anew: until the last line there is no data folder.
@@ -34,9 +68,8 @@ if [[ ! -s $PGDATA/PG_VERSION ]]; then
     if peer_is_primary; then
         copy_peer
     fi
-elif [[ ! -e $PGDATA/standby.signal ]] && peer_is_primary; then
-    echo "$PEER is the primary, and so was this server: remove this server's volume, and it starts again as the standby" >&2
-    exit 1
+elif [[ ! -e $PGDATA/standby.signal ]]; then
+    check_promotions
 fi
 unset PGPASSWORD
 exec docker-entrypoint.sh "$@"

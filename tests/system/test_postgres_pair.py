@@ -144,8 +144,8 @@ def pair() -> Iterator[tuple[Server, Server]]:
                 server.stop()
 
 
-def test_pair_loses_no_commit_at_a_fail_over_and_has_one_primary(pair: tuple[Server, Server]) -> None:
-    first, second = pair
+def fail_over(first: Server, second: Server) -> None:
+    """Make the pair, write a row, crash the primary and promote the standby."""
     second.start()
     first.start()
     until(first.has_standby, "commits wait for the standby")
@@ -154,6 +154,10 @@ def test_pair_loses_no_commit_at_a_fail_over_and_has_one_primary(pair: tuple[Ser
     until(lambda: second.value("SELECT pg_promote(true, 60)"), "the standby is promoted")
     assert second.value("SELECT value FROM kept") == 1
 
+
+def test_pair_loses_no_commit_at_a_fail_over_and_has_one_primary(pair: tuple[Server, Server]) -> None:
+    first, second = pair
+    fail_over(first, second)
     refused = first.start()
     assert refused.wait(60) == 1
     assert "remove this server's volume" in first.log
@@ -169,3 +173,44 @@ def test_pair_loses_no_commit_at_a_fail_over_and_has_one_primary(pair: tuple[Ser
     # A commit waits until the standby has written it, not until its readers see it.
     until(lambda: first.value("SELECT count(*) FROM kept") == 2, "the standby has both rows")
     assert first.value("SELECT pg_is_in_recovery()") is True
+
+
+def test_former_primary_that_starts_first_waits_for_the_server_that_replaced_it(pair: tuple[Server, Server]) -> None:
+    first, second = pair
+    fail_over(first, second)
+    second.stop()
+    refused = first.start()
+    until(lambda: "wait for" in first.log, "the former primary waits")
+    assert first.value("SELECT 1") is None
+    second.start()
+    until(lambda: second.value("SELECT value FROM kept") == 1, "the new primary serves")
+    assert refused.wait(60) == 1
+    assert "remove this server's volume" in first.log
+
+
+def test_newer_server_keeps_its_volume_beside_a_former_primary(pair: tuple[Server, Server]) -> None:
+    """An operator has started the former primary without its standby."""
+    first, second = pair
+    fail_over(first, second)
+    second.stop()
+    with (first.folder / "data" / "docker" / "postgresql.auto.conf").open("a") as configuration:
+        configuration.write("synchronous_standby_names = ''\n")
+    first.start()
+    until(lambda: first.value("SELECT 1") == 1, "the former primary serves")
+    assert second.start().wait(60) == 1
+    assert "remove its volume, never this one's" in second.log
+    first.stop()
+    second.start()
+    until(lambda: second.value("SELECT value FROM kept") == 1, "the new primary serves, with its commits")
+
+
+def test_primary_returns_beside_its_standby(pair: tuple[Server, Server]) -> None:
+    first, second = pair
+    second.start()
+    first.start()
+    until(first.has_standby, "commits wait for the standby")
+    second.stop()
+    first.stop()
+    first.start()
+    second.start()
+    until(first.has_standby, "commits wait for the standby again")
