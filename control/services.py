@@ -48,7 +48,7 @@ from tidewheel.transitions.installation import Installation, read_installation, 
 
 R = TypeVar("R")
 
-_STOP_SECONDS = 15.0  # beside the drain; half of what Kubernetes grants by default
+STOP_SECONDS = 15.0  # beside the drain; half of what Kubernetes grants by default
 
 _WITH_TASK_TOKENS = ("intake", "executor", "api")  # each of them signs or reads task tokens
 _WITHOUT_SESSIONS = "api"  # the one service without locks, settings and notifications of a session (ADR 0090)
@@ -213,7 +213,7 @@ class _Start:
         health.requires("service", lambda: "stop requested" if self.stop.requested() else self._why_waiting)
         self.stop.on_signals()
         end_process_with_threads()
-        end_process_late(self.stop, _STOP_SECONDS + drain.total_seconds())
+        end_process_late(self.stop, STOP_SECONDS + drain.total_seconds())
         self._why_waiting: str | None = "is starting"
         self._refresh: Callable[[Conn], None] | None = None
         if settings.traces:

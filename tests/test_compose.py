@@ -17,6 +17,7 @@ import yaml
 
 from tests.control.cli.command import find_command
 from tests.strict_types import ROOT
+from tidewheel.control.services import STOP_SECONDS
 from tidewheel.local.broker_config import KafkaPasswords, Node, server_properties
 from tidewheel.local.postgres import find_programs
 from tidewheel.migrations.service_roles import SERVICES as ROLES
@@ -108,6 +109,22 @@ def test_all_services_have_health_checks_and_restart(file: str) -> None:
         elif name != "archive":
             assert service["healthcheck"]["test"][0] == "CMD", name
             assert service["restart"] == "unless-stopped", name
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_services_end_themselves_before_docker_kills_them(file: str) -> None:
+    drain = ExecutorSettings.model_fields["drain_timeout"].get_default()
+    for name in SERVICES:
+        minutes, seconds = re.findall(r"(?:(\d)m)?(\d+)s", load(file)[name]["stop_grace_period"])[0]
+        needed = STOP_SECONDS + (drain.total_seconds() if name == "executor" else 0)
+        assert 60 * int(minutes or 0) + int(seconds) > needed, name
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_logs_and_memory_have_limits(file: str) -> None:
+    for name, service in load(file).items():
+        assert service["logging"]["options"] == {"max-size": "10m", "max-file": "3"}, name
+        assert int(service["mem_limit"]) >= 2**30, name
 
 
 @pytest.mark.parametrize("file", FILES)
