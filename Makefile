@@ -74,10 +74,10 @@ faults: $(STAMP) ## The tests that kill, pause and cut; every fault under load, 
 proof: $(STAMP) ## Compare recurrence with a brute-force evaluator, every zone, 1970-2040
 	TIDEWHEEL_PROOF=full $(PYTEST) -s tests/schedules/test_proof.py
 
-containers: $(STAMP) ## Run the Compose files in containers, kill, fail over, upgrade from 0.1.0; needs root: 12 minutes
+containers: $(STAMP) ## Run the Compose files in containers, kill, fail over, upgrade from 0.1.0; needs root; about 12 minutes
 	$(BIN)/python -m tools.containers
 
-kubernetes: $(STAMP) ## Run the chart in a Kubernetes of one node, replace its pods under load; needs root
+kubernetes: $(STAMP) ## Run the chart in a Kubernetes of one node, replace its pods under load; needs root; about 10 minutes
 	$(BIN)/python -m tools.kubernetes
 
 up: $(STAMP) ## Start the local PostgreSQL and Kafka
@@ -113,7 +113,7 @@ sbom: wheel ## List what a deployment installs, with versions and hashes, as Cyc
 	.venv-sbom/bin/cyclonedx-py requirements --pyproject pyproject.toml --mc-type application --output-reproducible \
 	    --spec-version 1.6 --validate -o dist/tidewheel.cdx.json requirements/image.lock
 
-release: sbom ## Add notes, provenance and checksums to dist/; install it into an empty environment and run a job
+release: $(STAMP) ## Build wheel, sdist and SBOM into dist/, add notes, provenance and checksums, install them and run a job
 	$(BIN)/python -m tools.bench.figures --release
 	$(BIN)/python -m tools.release
 

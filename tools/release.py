@@ -1,6 +1,6 @@
-"""Write notes, provenance and checksums of a release, and try it: `python -m tools.release`.
+"""Build a release with notes, provenance and checksums, and try it: `python -m tools.release`.
 
-`make release` has written the wheel, the source archive and the list of parts to `dist/`. Exit code 1 if a part fails.
+Exit codes: 0 if all of it works, 1 if a part fails, 130 if interrupted.
 """
 
 import json
@@ -11,13 +11,16 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Generator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from hashlib import sha256
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import psutil
+
 from tidewheel.errors import StackError
+from tools.containers.__main__ import guarded
 from tools.containers.engine import run
 from tools.containers.progress import step, wait_for
 
@@ -44,25 +47,24 @@ with tidewheel.Client() as client:
 
 
 def main() -> int:
-    """Finish the release and try it; return the exit code."""
+    """Build the release and try it; return the exit code."""
     version = tomllib.loads((_ROOT / "pyproject.toml").read_text())["project"]["version"]
-    try:
-        _check_tree()
-        _write_notes(version)
-        _write_provenance(version)
-        _write_checksums()
-        _try_release(version)
-    except StackError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
+    _check_tree()
+    with step("build wheel, source archive and list of parts, about 1 minute"):
+        run(["make", "sbom"], folder=_ROOT)
+    _write_notes(version)
+    _write_provenance(version)
+    _write_checksums()
+    _try_release(version)
     print(*sorted(f"{path.stat().st_size:>10,}  dist/{path.name}" for path in _DIST.iterdir()), sep="\n")
-    print(f"passed: {version} installs into an empty environment, and runs a job")
+    print(f"passed: {version} installs into empty environments, and runs a job")
     return 0
 
 
 def _check_tree() -> None:
-    if changed := run(["git", "-C", _ROOT, "status", "--porcelain", "--untracked-files=no"]):
-        message = f"the tree differs from its commit, commit or stash first:\n{changed.rstrip()}"
+    """Refuse changed and new files: the source archive has all that git does not ignore."""
+    if changed := run(["git", "-C", _ROOT, "status", "--porcelain"]):
+        message = f"the tree differs from its commit; commit, stash or remove first:\n{changed.rstrip()}"
         raise StackError(message)
 
 
@@ -108,15 +110,13 @@ def _write_checksums() -> None:
 
 
 def _try_release(version: str) -> None:
-    """Install the wheel into an empty environment, run a job by `tidewheel dev`; then the source archive."""
-    [source] = _DIST.glob("*.tar.gz")
+    """Install wheel and source archive into empty environments, and run a job by the wheel's `tidewheel dev`."""
+    [wheel], [source] = _DIST.glob("*.whl"), _DIST.glob("*.tar.gz")
     with TemporaryDirectory() as text:
         folder = Path(text)
-        pip: list[str | Path] = [folder / "env/bin/pip", "--disable-pip-version-check", "install", "--quiet"]
         own = {"TIDEWHEEL_HOME": str(folder / "home"), "PYTHONPATH": ""}
-        with step(f"install tidewheel[local]=={version} into an empty environment"):
-            run([sys.executable, "-m", "venv", folder / "env"])
-            run([*pip, f"--find-links={_DIST}", f"tidewheel[local]=={version}"], folder=folder)
+        with step(f"install {wheel.name}[local] into an empty environment"):
+            _install(f"{wheel}[local]", folder / "env")
         with step("run a job by `tidewheel dev`"):
             (folder / "greetings.py").write_text(_HANDLER)
             with _dev(folder, own):
@@ -124,11 +124,16 @@ def _try_release(version: str) -> None:
         if found != "succeeded b'\"hello world\"'\n":
             message = f"the job ended otherwise: {found}"
             raise StackError(message)
-        with step("install the source archive in its place"):
-            run([*pip, "--no-deps", "--force-reinstall", source], folder=folder)
-            if version not in run([folder / "env/bin/tidewheel", "--version"], folder=folder, variables=own):
+        with step(f"install {source.name} into an empty environment"):
+            _install(str(source), folder / "source")
+            if version not in run([folder / "source/bin/tidewheel", "--version"], folder=folder, variables=own):
                 message = f"{source.name} is of another version"
                 raise StackError(message)
+
+
+def _install(what: str, environment: Path) -> None:
+    run([sys.executable, "-m", "venv", environment])
+    run([environment / "bin/pip", "--disable-pip-version-check", "install", "--quiet", what], folder=environment)
 
 
 @contextmanager
@@ -150,9 +155,24 @@ def _dev(folder: Path, variables: Mapping[str, str]) -> Generator[None]:
         wait_for(is_ready, "`tidewheel dev` is ready", _READY_SECONDS)
         yield
     finally:
-        dev.send_signal(signal.SIGINT)
+        _end(dev)
+
+
+def _end(dev: "subprocess.Popen[bytes]") -> None:
+    if dev.poll() is not None:
+        return
+    top = psutil.Process(dev.pid)
+    started = top.children(recursive=True)
+    dev.send_signal(signal.SIGINT)
+    try:
         dev.wait(_RUN_SECONDS)
+    except subprocess.TimeoutExpired as error:
+        for process in (top, *started):
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
+        message = f"`tidewheel dev` did not end within {_RUN_SECONDS:.0f} s of Ctrl-C, and was killed"
+        raise StackError(message) from error
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(guarded(main))

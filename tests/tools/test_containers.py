@@ -14,19 +14,31 @@ pytestmark = [
     pytest.mark.process,
     pytest.mark.skipif(os.geteuid() != 0, reason="a user who is not root is refused before anything else"),
 ]
-PROGRAMS = ("dockerd", "docker", "mmdebstrap", "go")
+PROGRAMS = ("dockerd", "docker", "mmdebstrap", "git", "go")
+NOT_ROOT = """
+import os
+import sys
+from tools.containers.__main__ import guarded, run_it
+os.seteuid(65534)
+sys.exit(guarded(run_it))
+"""
 
 
 def refused(
-    folder: Path, *, tool: str = "containers", engine: str = "26.1.5", programs: tuple[str, ...] = PROGRAMS
+    folder: Path,
+    *command: str,
+    tool: str = "containers",
+    engine: str = "26.1.5",
+    go: str = "1.24.4",
+    programs: tuple[str, ...] = PROGRAMS,
 ) -> str:
-    """Run a tool where these programs are; return its error."""
+    """Run a tool, or another command of Python, where these programs are; return its error."""
     for name in programs:
         program = folder / name
-        program.write_text(f"#!/bin/sh\necho 'Docker version {engine}, build 1'\n")
+        program.write_text(f"#!/bin/sh\necho 'Docker version {engine}, build 1; go{go}'\n")
         program.chmod(0o755)
     done = subprocess.run(
-        [sys.executable, "-m", f"tools.{tool}"],
+        [sys.executable, *(command or ("-m", f"tools.{tool}"))],
         cwd=ROOT,
         env={"PATH": str(folder), "TIDEWHEEL_CACHE_DIR": str(folder / "cache"), "TMPDIR": str(folder)},
         capture_output=True,
@@ -54,6 +66,14 @@ def test_missing_program_is_named_with_its_package(tmp_path: Path, tool: str, la
 
 def test_engine_that_is_too_old_is_named_with_its_version(tmp_path: Path) -> None:
     assert "18.09.1" in refused(tmp_path, engine="18.09.1")
+
+
+def test_go_that_is_too_old_is_named_with_its_version(tmp_path: Path) -> None:
+    assert "go is older than 1.21" in refused(tmp_path, go="1.19.8")
+
+
+def test_user_who_is_not_root_gets_the_command(tmp_path: Path) -> None:
+    assert "run `sudo make containers`" in refused(tmp_path, "-c", NOT_ROOT)
 
 
 def test_port_in_use_is_named(tmp_path: Path) -> None:

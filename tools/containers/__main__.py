@@ -1,6 +1,6 @@
 """Build images, run the trial, and print its table: `python -m tools.containers`.
 
-Exit codes: 0 if nothing was lost or completed twice, 1 if it was or the trial cannot run, 130 if interrupted.
+Exit codes: 0 if nothing was lost or completed twice, 1 if a trigger was or the trial cannot run, 130 if interrupted.
 """
 
 import shutil
@@ -37,7 +37,7 @@ def guarded(trial: Callable[[], int]) -> int:
     except KeyboardInterrupt:
         print("interrupted: all that was started is stopped", file=sys.stderr)
         return _INTERRUPTED
-    except (TidewheelError, KafkaException, psycopg.Error, httpx.HTTPError) as error:
+    except (TidewheelError, KafkaException, psycopg.Error, httpx.HTTPError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
 
@@ -95,11 +95,11 @@ def report(faults: Sequence[str], passed: str) -> int:
 
 def _keep_logs(site: Site) -> None:
     try:
-        _LOGS.write_text(site.logs())
+        _LOGS.write_text(f"{site.logs()}\n== the Docker engine\n{site.engine.log()}")
     except StackError as error:
         print(f"no logs: {error}", file=sys.stderr)
     else:
-        print(f"the logs of the containers: {_LOGS}", file=sys.stderr)
+        print(f"the logs of the containers and of the engine: {_LOGS}", file=sys.stderr)
 
 
 def _print_table(rows: dict[str, Row]) -> None:

