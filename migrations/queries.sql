@@ -28,6 +28,17 @@ INSERT INTO tidewheel_migrations (name, checksum) VALUES (%(name)s, %(checksum)s
 -- No index: a handful of rows. No lock. Why: a frozen process continues later; its row stays for a day.
 SELECT role, version, host, pid FROM processes WHERE version <> %(version)s ORDER BY version, role, host, pid
 
+-- name: count_silent_processes
+-- Returns the number of processes of another version than this release whose last heartbeat is as old as given.
+-- No index: a handful of rows. No lock.
+SELECT count(*) FROM processes WHERE version <> %(version)s AND last_heartbeat_at < tidewheel_now() - %(silent)s::interval
+
+-- name: forget_silent_processes
+-- Deletes the rows of these processes; returns role, version, host, pid and the last heartbeat of each.
+-- No index: a handful of rows. Lock: the deleted rows.
+DELETE FROM processes WHERE version <> %(version)s AND last_heartbeat_at < tidewheel_now() - %(silent)s::interval
+RETURNING role, version, host, pid, last_heartbeat_at
+
 -- name: find_existing_tables
 -- Returns those of these names that are tables, in their order.
 -- Index: pg_class by name. No lock.

@@ -334,7 +334,7 @@ def _require_no_other_release(connection: Conn, what: str) -> None:
     if others:
         raise MigrationError(
             f"{what}: only processes of {release_version()} support this, and others run: {'; '.join(others)}; "
-            "stop them, and delete the rows of killed ones from the table processes"
+            "stop them; of killed ones `--forget-silent 5m` deletes the registrations"
         )
 
 

@@ -5,6 +5,7 @@ before the newest, so nothing on its way is refused. Services read these tables,
 """
 
 from collections.abc import Callable, Mapping
+from datetime import timedelta
 from pathlib import Path
 from typing import Annotated, Final, cast
 
@@ -14,7 +15,7 @@ from tidewheel import message_signatures, task_token_keys
 from tidewheel.audit import ALL_TENANTS, Change, Door, process_actor, record_change
 from tidewheel.control.cli.dev import joined
 from tidewheel.control.cli.exit_codes import ExitCode
-from tidewheel.control.cli.options import Replication, check_replication
+from tidewheel.control.cli.options import Replication, check_replication, read_duration
 from tidewheel.control.cli.output import Output, OutputOption, print_result, print_rows
 from tidewheel.errors import SettingsError, refuse
 from tidewheel.kafka import topics
@@ -28,6 +29,7 @@ from tidewheel.kafka.topics import (
     topic_statuses,
 )
 from tidewheel.migrations import runner
+from tidewheel.migrations.registrations import forget_silent as forget_silent_processes
 from tidewheel.migrations.service_roles import ROLES
 from tidewheel.postgres.session import Conn, connect
 from tidewheel.postgres.statements import Statements
@@ -37,6 +39,7 @@ from tidewheel.schemas.avro import check
 from tidewheel.settings.connections import Connections
 from tidewheel.transitions.installation import record_schema_ids
 
+_LEAST_SILENCE = timedelta(minutes=1)
 MIN_ROTATION_SECONDS: Final = 60  # until then messages and tokens of the key before the newest may be unread
 
 _SQL = Statements("tidewheel.control")
@@ -130,6 +133,13 @@ def migrate(
         bool,
         typer.Option("--post", help="Apply the …_post migrations, after the last process of the previous release."),
     ] = False,
+    forget_silent: Annotated[
+        str | None,
+        typer.Option(
+            metavar="DURATION",
+            help="With --post: first delete registrations of killed processes of other releases, silent so long.",
+        ),
+    ] = None,
     roles: Annotated[
         bool, typer.Option("--roles", help="Also create a role for each service, with the rights it needs.")
     ] = False,
@@ -145,12 +155,16 @@ def migrate(
     """Migrate the database to this release's schema."""
     if passwords is not None and not roles:
         refuse("--passwords", "needs --roles", "add --roles, or leave it out")
+    silent = _read_silence(forget_silent, post=post, dry_run=dry_run) if forget_silent is not None else None
     settings = Connections.load()
     url = settings.database()
     if status:
         states = [(row.name, row.state.value, row.applied_at) for row in runner.status(url)]
         print_result([f"{state:<8} {name}" for name, state, _ in states], {"migrations": states}, output)
         return
+    forgotten = [] if silent is None else forget_silent_processes(url, silent)
+    for each in forgotten:
+        typer.echo(f"forgot   {each}", err=output is not Output.TEXT)
     applied = runner.migrate(
         url,
         dry_run=dry_run,
@@ -169,6 +183,15 @@ def migrate(
         f"left     {name}: `tidewheel migrate --post`, after the last process of the previous release" for name in left
     ]
     print_result(lines, {verb.replace(" ", "_"): applied, "left": left}, output)
+
+
+def _read_silence(text: str, *, post: bool, dry_run: bool) -> timedelta:
+    silent = read_duration(text, "--forget-silent")
+    if dry_run or not post:
+        refuse("--forget-silent", "needs --post without --dry-run", "run `tidewheel migrate --post` with it")
+    if silent < _LEAST_SILENCE:
+        refuse("--forget-silent", "is shorter than a minute, and processes that live would count", "give 5m, or longer")
+    return silent
 
 
 def _read_passwords(folder: Path | None) -> dict[str, str]:

@@ -19,7 +19,7 @@ from tests.transitions.stepping import in_background
 from tidewheel.clock import SystemClock, monotonic_seconds
 from tidewheel.distribution import release_version
 from tidewheel.errors import MigrationError, Unavailable
-from tidewheel.migrations import runner
+from tidewheel.migrations import registrations, runner
 from tidewheel.migrations.runner import Migration, MigrationState, migrate, migrations, require_current, status
 from tidewheel.postgres.partitions import AHEAD_DAYS, TABLES, day_of
 from tidewheel.postgres.statements import Statements, trusted
@@ -218,6 +218,13 @@ ADD: LiteralString = "ALTER TABLE job_runs ADD COLUMN probe int"
 DROP: LiteralString = "ALTER TABLE job_runs DROP COLUMN probe"
 
 
+# The command has counted the silent rows.
+LISTENS: LiteralString = """
+SELECT count(*) FROM pg_stat_activity
+ WHERE datname = current_database() AND state = 'idle' AND query LIKE 'SELECT count(*) FROM processes WHERE version%'
+"""
+
+
 def test_post_files_are_a_step_of_their_own_and_wait_for_other_releases(
     fresh_database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -238,8 +245,11 @@ def test_post_files_are_a_step_of_their_own_and_wait_for_other_releases(
     [refusal] = tidewheel(fresh_database.url, "migrate", "--post").refusals
     assert refusal.startswith(f"{post}: only processes of {release_version()} support this")
     assert "others run: relay 0.0.9 on host-1 pid 7; stop them" in refusal
-    fresh_database.execute("DELETE FROM processes WHERE version = '0.0.9'")
-    assert tidewheel(fresh_database.url, "migrate", "--post").lines == [f"applied {post}"]
+    monkeypatch.setattr(registrations, "_LISTEN_SECONDS", 0.0)
+    forgot, applied = tidewheel(fresh_database.url, "migrate", "--post", "--forget-silent", "5m").lines
+    assert forgot.startswith("forgot   relay 0.0.9 on host-1 pid 7, silent since ")
+    assert applied == f"applied {post}"
+    assert fresh_database.value("SELECT count(*) FROM processes") == 1, "silent ones of this release stay"
     fresh_database.execute("UPDATE processes SET version = '0.0.9'")
     [refusal] = tidewheel(fresh_database.url, "migrate", "--post").refusals
     assert refusal.startswith("the revoked rights: only processes")
@@ -249,6 +259,32 @@ def test_post_files_are_a_step_of_their_own_and_wait_for_other_releases(
         pytest.raises(MigrationError, match=f"^the database has {post}"),
     ):
         require_current(connection)
+
+
+def test_processes_with_a_fresh_heartbeat_are_never_forgotten(
+    fresh_database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One writes a heartbeat while the command waits, as after a pause of PostgreSQL."""
+    monkeypatch.setattr(registrations, "_LISTEN_SECONDS", 3.0)
+    fresh_database.execute(
+        "INSERT INTO processes (process_id, role, host, pid, version, settings, sent_at, last_heartbeat_at, started_at)"
+        " SELECT gen_random_uuid(), 'relay', 'host-1', n, '0.0.9', '{}', now(), now() - n * interval '1 hour', now()"
+        "   FROM generate_series(0, 2) AS n"
+    )
+    running = in_background(lambda: tidewheel(fresh_database.url, "migrate", "--post", "--forget-silent", "5m"))
+    until(lambda: fresh_database.value(LISTENS) == 1, "the command waits")
+    fresh_database.execute("UPDATE processes SET last_heartbeat_at = now() WHERE pid = 1")
+    [refusal] = running.result(30).refusals
+    assert "relay 0.0.9 on host-1 pid 0; relay 0.0.9 on host-1 pid 1;" in refusal
+    assert fresh_database.value("SELECT count(*) FROM processes") == 2
+
+
+@pytest.mark.parametrize(
+    "options", ["--forget-silent 5m", "--post --dry-run --forget-silent 5m", "--post --forget-silent 0s"]
+)
+def test_forgetting_needs_the_last_step_and_a_minute_of_silence(fresh_database: Database, options: str) -> None:
+    [refusal] = tidewheel(fresh_database.url, "migrate", *options.split()).refusals
+    assert refusal.startswith("--forget-silent: ")
 
 
 def test_pending_post_file_of_an_earlier_release_is_no_part_of_the_next(

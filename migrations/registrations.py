@@ -1,0 +1,36 @@
+"""The registrations of processes of other releases, which the step `--post` of a migration refuses.
+
+A process that stops deletes its row of `processes`. The row of a killed one stays for a day.
+"""
+
+import threading
+from contextlib import suppress
+from datetime import timedelta
+
+from psycopg.errors import UndefinedTable
+
+from tidewheel.distribution import release_version
+from tidewheel.postgres.session import connect
+from tidewheel.postgres.statements import Statements
+
+_LISTEN_SECONDS = 30.0  # a process that lives writes a heartbeat within it, also after a pause of PostgreSQL
+
+_SQL = Statements("tidewheel.migrations")
+_COUNT_SILENT = _SQL["count_silent_processes"]
+_FORGET_SILENT = _SQL["forget_silent_processes"]
+
+
+def forget_silent(url: str, silent: timedelta) -> list[str]:
+    """Delete the registrations of killed processes of other releases; return them.
+
+    Args:
+        silent: The least age of the last heartbeat, before and after a wait of half a minute.
+    """
+    columns: dict[str, object] = {"version": release_version(), "silent": silent}
+    with suppress(UndefinedTable), connect(url, "tidewheel-migrate", autocommit=True) as connection:
+        if connection.execute(_COUNT_SILENT, columns).fetchone() == (0,):
+            return []
+        threading.Event().wait(_LISTEN_SECONDS)
+        rows = connection.execute(_FORGET_SILENT, columns).fetchall()
+        return [f"{role} {version} on {host} pid {pid}, silent since {at}" for role, version, host, pid, at in rows]
+    return []  # a new database
