@@ -110,7 +110,7 @@ def _write_checksums() -> None:
 
 
 def _try_release(version: str) -> None:
-    """Install wheel and source archive into empty environments, and run a job by the wheel's `tidewheel dev`."""
+    """Install wheel and source archive into empty environments, and run a job by `tidewheel dev`."""
     [wheel], [source] = _DIST.glob("*.whl"), _DIST.glob("*.tar.gz")
     with TemporaryDirectory() as text:
         folder = Path(text)

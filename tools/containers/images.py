@@ -210,7 +210,7 @@ def _build(
 
 
 def _shipped() -> _Filter:
-    """Return a filter that leaves out what `docker build .` leaves out, which the engine does not with an archive."""
+    """Return a filter for .dockerignore, which the engine does not read in an archive."""
     ignored = (ROOT / ".dockerignore").read_text().split()
 
     def keep(member: tarfile.TarInfo) -> tarfile.TarInfo | None:

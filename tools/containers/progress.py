@@ -13,7 +13,7 @@ _LOOK_SECONDS = 0.5
 @contextmanager
 def step(what: str) -> Generator[None]:
     """Print what begins, and at its end the seconds that it took."""
-    print(f"{what:<70}", end="", flush=True)
+    print(f"{what:<100}", end="", flush=True)
     began = monotonic_seconds()
     end = "failed after "
     try:

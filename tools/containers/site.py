@@ -83,13 +83,14 @@ class Site:
         own = {"SECRETS": str(self.folder / "secrets")}
         self._environment = {**self.engine.variables, **images, **own, **of_before}
 
-    def start(self) -> None:
-        """Start or replace all containers, and wait until each is healthy."""
+    def start(self, *only: str) -> None:
+        """Start or replace all containers, or those of these services, and wait until each one is healthy."""
+        services = ("--no-deps", *only) if only else self.services
         log, began = self.folder / "up.log", SystemClock().now()
         healthy: dict[str, float] = {}
         with log.open("wb") as output:
             starting = subprocess.Popen(
-                [*self._command(), "up", "--detach", "--no-build", *self.services],
+                [*self._command(), "up", "--detach", "--no-build", *services],
                 env={**os.environ, **self._variables()},
                 stdin=subprocess.DEVNULL,
                 stdout=output,

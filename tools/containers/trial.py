@@ -11,7 +11,7 @@ import httpx
 from tidewheel.clock import SystemClock
 from tools.containers.engine import Engine
 from tools.containers.images import RECIPES, ROOT
-from tools.containers.judge import Addresses, run_under_load
+from tools.containers.judge import Addresses, attempt_faults, run_under_load
 from tools.containers.load import open_console
 from tools.containers.progress import step, wait_for
 from tools.containers.site import SERVICES, Site
@@ -21,6 +21,8 @@ PORTS = (5432, 5433, 8080, 8081, 9090, 29092, 29093, 29094)
 
 _API, _BROKERS = "http://127.0.0.1:8080", "127.0.0.1:29092,127.0.0.1:29093,127.0.0.1:29094"
 _SERVERS = ("postgres", "postgres-2", "kafka", "kafka-2", "kafka-3")
+_STREAMING = "SELECT count(*) FROM pg_stat_replication WHERE application_name = 'walreceiver' AND state = 'streaming'"
+_COPY_SECONDS = 120.0  # of an almost empty database
 _SCRAPE_SECONDS = 120.0  # Prometheus looks every 15 s
 
 
@@ -47,13 +49,13 @@ def addresses(site: Site) -> Addresses:
 
 
 def run_deployed(site: Site) -> list[str]:
-    """Kill brokers of deployed.yaml, and fail over as compose/README.md describes; return the faults."""
+    """Kill servers and services of deployed.yaml, and fail over by compose/README.md; return faults."""
     servers = "127.0.0.1:5432,127.0.0.1:5433"
     database = f"postgresql://tidewheel:{site.password}@{servers}/tidewheel?target_session_attrs=read-write"
     changes: dict[str, Callable[[], object]] = {
         "ask Prometheus for its targets and rules": _look_at_prometheus,
-        "kill kafka-2": partial(site.kill, "kafka-2"),
-        "stop the primary, promote the standby": partial(_fail_over, site),
+        **{f"kill {name}": partial(site.kill, name) for name in ("scheduler", "executor", "postgres-2", "kafka-2")},
+        "kill the primary, promote the standby": partial(_fail_over, site),
         "give the new primary a standby": partial(_give_standby, site),
         "kill kafka": partial(site.kill, "kafka"),
     }
@@ -62,21 +64,22 @@ def run_deployed(site: Site) -> list[str]:
 
 def _run(site: Site, at: Addresses, changes: Mapping[str, Callable[[], object]]) -> list[str]:
     began = SystemClock().now()
-    with step(f"start {site.files[0].name} until all containers are healthy"):
+    with step(f"start {site.files[0].name} until all containers are healthy, about 60 s"):
         site.start()
     key = site.tidewheel("api", "admin", "api-key", "create", "trial", "--scope", "admin").strip()
     first: dict[str, Callable[[], object]] = {
         "sign in to the console, read a page": partial(open_console, at.api, key),
         "measure the memory": site.measure_memory,
     }
-    return run_under_load(at, key, {**first, **changes}, partial(site.audit, began))
+    faults = run_under_load(at, key, {**first, **changes}, partial(site.audit, began))
+    return [*faults, *attempt_faults(at.database, {"lost", "released"})]  # those of killed executors
 
 
 def _look_at_prometheus() -> None:
     """Wait until Prometheus has scraped both containers of each service, and has evaluated each rule."""
 
     def ask(path: str) -> dict[str, Any]:
-        answer: dict[str, Any] = httpx.get(f"http://127.0.0.1:9090/api/v1/{path}").json()["data"]
+        answer: dict[str, Any] = httpx.get(f"http://127.0.0.1:9090/api/v1/{path}", trust_env=False).json()["data"]
         return answer
 
     def scrapes_all() -> bool:
@@ -92,7 +95,7 @@ def _look_at_prometheus() -> None:
 
 
 def _fail_over(site: Site) -> None:
-    site.run("stop", "postgres")
+    site.run("kill", "postgres")  # so it sends nothing more, and no restart policy starts it
     _query_second(site, "SELECT pg_promote()")
 
 
@@ -100,8 +103,10 @@ def _give_standby(site: Site) -> None:
     site.run("rm", "--force", "postgres")
     site.engine.docker("volume", "rm", f"{site.project}_postgres")
     site.run("up", "--detach", "postgres")
+    wait_for(lambda: _query_second(site, _STREAMING) == "1", "the new standby follows", _COPY_SECONDS)
     _query_second(site, "ALTER SYSTEM SET synchronous_standby_names = '*'", "SELECT pg_reload_conf()")
 
 
-def _query_second(site: Site, *statements: str) -> None:
-    site.run("exec", "-T", "postgres-2", "psql", "-U", "tidewheel", *(f"--command={each}" for each in statements))
+def _query_second(site: Site, *statements: str) -> str:
+    command = ("exec", "-T", "postgres-2", "psql", "-U", "tidewheel", "--tuples-only", "--no-align")
+    return site.run(*command, *(f"--command={each}" for each in statements)).strip()
