@@ -106,9 +106,10 @@ def build_images(engine: Engine) -> None:
         own = {each.name: each for each in (_CERTIFICATES, _PIP) if each.exists()}
         _build(engine, "trial/python", "python.Dockerfile", _content(RECIPES) | own)
     with step(f"image {TIDEWHEEL} by compose/Dockerfile, about 60 s"):
-        arguments = (_PYTHON, f"REVISION={_revision()}")
+        revision = _revision()
+        arguments = (_PYTHON, f"REVISION={revision}")
         _build(engine, TIDEWHEEL, "compose/Dockerfile", _content(ROOT), *arguments, shipped=_shipped())
-        _check_labels(engine)
+        _check_labels(engine, revision)
     with step("image of PostgreSQL"):
         package = find_programs(None).parents[1]
         libraries = package.with_name(f"{package.name}.libs")
@@ -121,11 +122,11 @@ def build_images(engine: Engine) -> None:
         _build_work(engine, WORK, TIDEWHEEL)
 
 
-def _check_labels(engine: Engine) -> None:
+def _check_labels(engine: Engine, revision: str) -> None:
     """Raise StackError if the labels of the image are not those of this tree."""
     found = json.loads(engine.docker("inspect", "--format", "{{json .Config.Labels}}", TIDEWHEEL))
     base = _PYTHON.partition("=")[2]
-    wanted = {"title": "Tidewheel", "version": version("tidewheel"), "revision": _revision(), "base.name": base}
+    wanted = {"title": "Tidewheel", "version": version("tidewheel"), "revision": revision, "base.name": base}
     wanted |= {"licenses": metadata("tidewheel")["License-Expression"]}
     if found != (wanted := {f"org.opencontainers.image.{name}": value for name, value in wanted.items()}):
         message = f"the image has the labels {found}, not {wanted}"
