@@ -14,6 +14,7 @@ import yaml
 from tests.control.cli.command import find_command
 from tests.strict_types import ROOT
 from tests.test_compose import ROLES, SERVICES, load
+from tidewheel.distribution import release_version
 from tidewheel.migrations.runner import PATIENCE_SECONDS
 from tidewheel.migrations.service_roles import role_of
 from tidewheel.settings.connections import Connections
@@ -29,7 +30,7 @@ LEAST: Manifest = {"database": {"hosts": "pg-1,pg-2:5433"}, "kafka": {"bootstrap
 FULL: Manifest = {
     "database": {**LEAST["database"], "rolePrefix": "shop"},
     "kafka": {"bootstrap": "kafka-1:9092,kafka-2:9094", "secret": "kafka-client"},
-    "migrate": {"post": True},
+    "migrate": {"post": release_version()},
     "settings": {"TIDEWHEEL_SOURCE": "shop", "OTEL_EXPORTER_OTLP_ENDPOINT": "http://collector:4318/otlp"},
     "services": {"scheduler": {"settings": {"TIDEWHEEL_RETENTION": "30d"}}},
     "executors": {
@@ -57,6 +58,7 @@ WRONG: tuple[tuple[Manifest, str], ...] = (
     (LEAST | {"executors": {"default": {"replicas": 0}}}, "/executors/default/replicas"),
     (LEAST | {"archive": {"to": "/srv/archive"}}, "/archive/to"),
     (LEAST | {"replicas": 3}, "replicas"),
+    (LEAST | {"migrate": {"post": True}}, "/migrate/post"),
     (LEAST | {"database": {"hosts": "pg", "rolePrefix": "Shop-1"}}, "/database/rolePrefix"),
     (LEAST | {"executors": {"default": {"scaling": {"enabled": True}}}}, "monitoring.prometheus is empty"),
 )
@@ -175,11 +177,25 @@ def test_later_migrations_follow_the_pods_and_helm_waits_for_all_tries() -> None
     assert later["metadata"]["annotations"]["helm.sh/hook"] == "post-upgrade"
     page = (ROOT / "chart" / "README.md").read_text()
     [minutes] = set(re.findall(r"helm (?:install|upgrade) .*--timeout (\d+)m", page))
+    tries = first["spec"]["backoffLimit"] + 1
+    pauses = sum(min(10 * 2**number, 360) for number in range(tries - 1))  # of Kubernetes, between two tries
+    assert tries * PATIENCE_SECONDS + pauses < int(minutes) * 60
+    assert later["spec"]["activeDeadlineSeconds"] < int(minutes) * 60
     for job in (first, later):
-        tries = job["spec"]["backoffLimit"] + 1
-        pauses = sum(min(10 * 2**number, 360) for number in range(tries - 1))  # of Kubernetes, between two tries
-        assert tries * PATIENCE_SECONDS + pauses < int(minutes) * 60
         assert job["spec"]["template"]["spec"]["restartPolicy"] == "Never", "or the logs of a job that failed are lost"
+
+
+@pytest.mark.parametrize(
+    ("migrate", "ran"),
+    [
+        ({"post": "0.1.0"}, []),
+        ({"post": release_version(), "forgetSilent": "5m"}, ["migrate", "--post", "--forget-silent", "5m"]),
+    ],
+)
+def test_later_migrations_run_in_the_release_that_the_value_names(migrate: Manifest, ran: list[str]) -> None:
+    jobs = yaml.safe_load_all(helm(LEAST | {"migrate": migrate})["rendered"]["tidewheel/templates/migrate.yaml"])
+    _, *later = [each["spec"]["template"]["spec"]["containers"][0]["args"] for each in jobs if each is not None]
+    assert later == ([ran] if ran else [])
 
 
 @pytest.mark.parametrize("which", ["least", "full"])

@@ -12,6 +12,7 @@ import httpx
 import psycopg
 
 from tidewheel.clock import SystemClock
+from tidewheel.distribution import release_version
 from tidewheel.errors import StackError
 from tools.containers.__main__ import guarded, report
 from tools.containers.images import ROOT
@@ -88,10 +89,14 @@ class Trial:
             "scale back to 1 as KEDA would": partial(self._scale, 1),
             "helm upgrade --wait to another image": lambda: self._helm("upgrade", "--set=image.tag=two"),
             "helm rollback --wait": lambda: self._node.helm("rollback", "tidewheel", *_WAIT),
-            "helm upgrade --wait with migrate.post": lambda: self._helm(
-                "upgrade", "--set=image.tag=two", "--set=migrate.post=true"
-            ),
+            "helm upgrade --wait with migrate.post": self._migrate_post,
         }
+
+    def _migrate_post(self) -> None:
+        self._helm("upgrade", "--set=image.tag=two", f"--set=migrate.post={release_version()}")
+        if "tidewheel-migrate-post" not in self._node.helm("get", "hooks", "tidewheel"):
+            message = f"migrate.post={release_version()} starts no job"
+            raise StackError(message)
 
     def _delete(self, kind: str) -> None:
         self._node.kubectl("delete", "pod", self._pods(kind)[0])
