@@ -134,7 +134,11 @@ def test_each_container_runs_a_command_of_the_cli() -> None:
         command.make_context(
             container["name"], [word for word in words if word not in ("--passwords", "/run/passwords")]
         )
-    migrations = ["migrate --roles --passwords /run/passwords", "admin topics apply", "migrate --post"]
+    migrations = [
+        "migrate --roles --passwords /run/passwords",
+        "admin topics apply --queues default,calls,bulk.slow",
+        "migrate --post",
+    ]
     assert sorted(ran) == sorted(
         [*migrations, "admin archive run", *(f"service {each}" for each in (*SERVICES, "executor"))]
     )

@@ -119,3 +119,10 @@ volumeMounts:
 {{- range uniq $ports -}}{{- $rules = append $rules (dict "port" .) -}}{{- end -}}
 {{- toJson $rules -}}
 {{- end -}}
+
+{{/* The queues of all pools, separated by commas. A job without a queue has the queue `default`. */}}
+{{- define "tidewheel.queues" -}}
+{{- $queues := list "default" -}}
+{{- range .Values.executors -}}{{- $queues = concat $queues .queues -}}{{- end -}}
+{{- uniq $queues | join "," -}}
+{{- end -}}
