@@ -219,7 +219,11 @@ def test_services_have_probes_time_to_drain_and_budgets(which: str) -> None:
         assert container["resources"]["limits"]["memory"] == "768Mi"
         selector = each["spec"]["selector"]["matchLabels"]
         assert selector.items() <= each["spec"]["template"]["metadata"]["labels"].items()
-        assert budget["spec"] == {"maxUnavailable": 1, "selector": {"matchLabels": selector}}
+        assert budget["spec"] == {
+            "maxUnavailable": 1,
+            "unhealthyPodEvictionPolicy": "AlwaysAllow",
+            "selector": {"matchLabels": selector},
+        }
         assert {each["labelSelector"]["matchLabels"] == selector for each in spec["topologySpreadConstraints"]} == {
             True
         }
