@@ -268,7 +268,9 @@ def test_executors_scale_on_due_runs_of_their_queues_and_rules_are_those_of_comp
     [trigger] = scaled["spec"]["triggers"]
     assert trigger["metadata"]["query"] == (
         'sum(max by (queue, lane) (tidewheel_runs_due{queue="default",namespace="jobs"}'
-        ' or tidewheel_runs_due{queue="bulk.slow",namespace="jobs"})) or vector(0)'
+        ' or tidewheel_runs_due{queue="bulk.slow",namespace="jobs"}))'
+        ' or 0 * max(tidewheel_outbox_due{namespace="jobs"})'
     )
+    assert trigger["metadata"]["ignoreNullValues"] == "false", "or a lost scrape scales down under a backlog"
     [rules] = of_kind("PrometheusRule")
     assert rules["spec"] == yaml.safe_load((ROOT / "compose" / "alerts.yml").read_text())
