@@ -15,6 +15,7 @@ from tests.control.cli.command import find_command
 from tests.strict_types import ROOT
 from tests.test_compose import ROLES, SERVICES, load
 from tidewheel.distribution import release_version
+from tidewheel.jobs.values import parse_duration
 from tidewheel.migrations.runner import PATIENCE_SECONDS
 from tidewheel.migrations.service_roles import role_of
 from tidewheel.settings.connections import Connections
@@ -42,6 +43,7 @@ FULL: Manifest = {
         },
         "calls": {
             "queues": ["calls"],
+            "drainSeconds": 3600,
             "settings": {"OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": "https://traces.example.org/v1"},
         },
     },
@@ -61,6 +63,7 @@ WRONG: tuple[tuple[Manifest, str], ...] = (
     (LEAST | {"migrate": {"post": True}}, "/migrate/post"),
     (LEAST | {"database": {"hosts": "pg", "rolePrefix": "Shop-1"}}, "/database/rolePrefix"),
     (LEAST | {"executors": {"default": {"scaling": {"enabled": True}}}}, "monitoring.prometheus is empty"),
+    (LEAST | {"settings": {"TIDEWHEEL_DRAIN_TIMEOUT": "5m"}}, "executors.NAME.drainSeconds"),
 )
 # The library is Helm's own Go code. It runs in a process of its own, for a Go runtime stays in the one that loads it.
 PROGRAM = """
@@ -204,7 +207,6 @@ def test_later_migrations_run_in_the_release_that_the_value_names(migrate: Manif
 
 @pytest.mark.parametrize("which", ["least", "full"])
 def test_services_have_probes_time_to_drain_and_budgets(which: str) -> None:
-    drain = ExecutorSettings.model_fields["drain_timeout"].get_default(call_default_factory=True)
     deployments, budgets = of_kind("Deployment", which), of_kind("PodDisruptionBudget", which)
     scaled = [each["spec"]["scaleTargetRef"]["name"] for each in of_kind("ScaledObject", which)]
     for each, budget in zip(deployments, budgets, strict=True):
@@ -214,6 +216,7 @@ def test_services_have_probes_time_to_drain_and_budgets(which: str) -> None:
         assert variables(container)["TIDEWHEEL_METRICS_PORT"] == "9464"
         assert container["readinessProbe"]["httpGet"] == {"path": "/readyz", "port": "metrics"}
         assert container["livenessProbe"]["httpGet"] == {"path": "/healthz", "port": "metrics"}
+        drain = parse_duration(variables(container).get("TIDEWHEEL_DRAIN_TIMEOUT", "0s"))
         assert spec["terminationGracePeriodSeconds"] > drain.total_seconds() + 15
         # The peak of 653 MB that tests/faults/test_memory.py found, and some more.
         assert container["resources"]["limits"]["memory"] == "768Mi"
