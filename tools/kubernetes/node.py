@@ -43,11 +43,25 @@ class Node:
                 run(shlex.split(command))
             self._write_files()
             for command in self._recipe("commands.sh").splitlines():
-                self._start_program(*shlex.split(command, comments=True))
+                if words := shlex.split(command, comments=True):
+                    self.start_program(*words)
             wait_for(self._is_ready, "the node is ready", _START_SECONDS)
         with step("import the images"):
             self._run("ctr", "--address", self._folder / "containerd.sock", "--namespace=k8s.io", "images", "import",
                       self._folder / "images.tar")  # fmt: skip
+
+    def start_program(self, name: str, *arguments: str) -> Path:
+        """Start a program that ends with the node; return the file of what it prints."""
+        log = self._folder / f"{name}.log"
+        with log.open("wb") as output:
+            self._started[name] = subprocess.Popen(
+                [self._programs.get(name, name), *arguments],
+                env={**os.environ, **self._variables},
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+            )
+        return log
 
     def kubectl(self, *arguments: str | Path) -> str:
         """Run a command of kubectl; return what it prints."""
@@ -104,19 +118,6 @@ class Node:
 
     def _recipe(self, name: str, **more: str) -> str:
         return Template((RECIPES / name).read_text()).substitute(folder=self._folder, **more)
-
-    def _start_program(self, *command: str) -> None:
-        if not command:
-            return
-        name, *arguments = command
-        with (self._folder / f"{name}.log").open("wb") as output:
-            self._started[name] = subprocess.Popen(
-                [self._programs.get(name, name), *arguments],
-                env={**os.environ, **self._variables},
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-            )
 
     def _is_ready(self) -> bool:
         for name, process in self._started.items():

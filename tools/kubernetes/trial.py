@@ -20,6 +20,7 @@ from tools.containers.judge import Addresses, run_under_load
 from tools.containers.load import BY_REST, open_console
 from tools.containers.progress import step, wait_for
 from tools.kubernetes.node import RECIPES, Node
+from tools.kubernetes.pods import faults_of, print_pods, watch_ends
 from tools.kubernetes.programs import compile_programs, scaled_object_schema
 from tools.kubernetes.scaling import wanted_pods
 
@@ -43,7 +44,7 @@ class Trial:
     def run(self) -> list[str]:
         """Run all of it, and return the faults."""
         began = SystemClock().now()
-        self._install()
+        ends = self._install()
         key = self._node.tidewheel("api", "admin", "api-key", "create", "trial", "--scope", "admin").strip()
         at = Addresses(_API, _BROKER, f"postgresql://tidewheel:{self._password}@postgres/tidewheel")
         faults = run_under_load(
@@ -55,9 +56,11 @@ class Trial:
         with psycopg.connect(at.database) as connection:
             attempts: dict[str, int] = dict(connection.execute(_ATTEMPTS).fetchall())
         print(f"attempts that did not succeed: {attempts or 'none'}")
-        return [*faults, *(f"{n} attempts ended {end}" for end, n in attempts.items() if end != "released")]
+        print_pods(self._node)
+        faults += [f"{n} attempts ended {end}" for end, n in attempts.items() if end != "released"]
+        return [*faults, *faults_of(ends)]
 
-    def _install(self) -> None:
+    def _install(self) -> Path:
         passwords = self._folder / "passwords"
         passwords.mkdir()
         for role in _ROLES:
@@ -74,7 +77,10 @@ class Trial:
             rendered.write_text(self._helm("template", "--validate"))
             self._node.kubectl("apply", "--dry-run=server", "--validate=strict", f"--filename={rendered}")
         with step("helm install --wait"):
+            ends = watch_ends(self._node)
             self._helm("install")
+        print_pods(self._node)
+        return ends
 
     def _helm(self, command: str, *more: str) -> str:
         values = RECIPES / "values.yaml"
@@ -84,7 +90,7 @@ class Trial:
         return {
             "scale to 1 executor as KEDA would": partial(self._scale, 1),
             f"start {_MORE_RUNS:,} runs, scale to 3 as KEDA would": partial(self._scale_up, key),
-            **{f"kubectl delete pod of {kind}": partial(self._delete, kind) for kind in _KINDS},
+            **{f"kubectl delete pod of {kind}": partial(self._delete, kind) for kind in (*_KINDS, "executor-patient")},
             "evict two pods of each kind, one refused": self._evict,
             "scale back to 1 as KEDA would": partial(self._scale, 1),
             "helm upgrade --wait to another image": lambda: self._helm("upgrade", "--set=image.tag=two"),
