@@ -10,6 +10,7 @@ from typing import Any, cast
 import kubernetes_validate  # pyright: ignore[reportMissingTypeStubs]
 import pytest
 import yaml
+from psycopg.conninfo import conninfo_to_dict
 
 from tests.control.cli.command import find_command
 from tests.strict_types import ROOT
@@ -32,8 +33,17 @@ FULL: Manifest = {
     "database": {**LEAST["database"], "rolePrefix": "shop"},
     "kafka": {"bootstrap": "kafka-1:9092,kafka-2:9094", "secret": "kafka-client"},
     "migrate": {"post": release_version()},
-    "settings": {"TIDEWHEEL_SOURCE": "shop", "OTEL_EXPORTER_OTLP_ENDPOINT": "http://collector:4318/otlp"},
-    "services": {"scheduler": {"settings": {"TIDEWHEEL_RETENTION": "30d"}}},
+    "secretsFrom": ["registry"],
+    "pod": {"nodeSelector": {"pool": "jobs"}, "serviceAccountName": "jobs"},
+    "settings": {
+        "TIDEWHEEL_SOURCE": "shop",
+        "TIDEWHEEL_CATCH_UP_RATE": 1_000_000,
+        "OTEL_EXPORTER_OTLP_ENDPOINT": "http://collector:4318/otlp",
+    },
+    "services": {
+        "scheduler": {"settings": {"TIDEWHEEL_RETENTION": "30d"}},
+        "api": {"secretsFrom": ["sign-in"], "pod": {"serviceAccountName": "reads-archive"}},
+    },
     "executors": {
         "default": {
             "queues": ["default", "bulk.slow"],
@@ -155,11 +165,9 @@ def test_every_variable_is_a_setting_and_none_is_a_secret() -> None:
     }
     for container in containers():
         told = variables(container)
-        assert {name for name in told if not name.startswith("OTEL_")} <= known
+        assert {name for name in told if not name.startswith("OTEL_")} <= known | {"TIDEWHEEL_CONFIG"}
         assert (told["TIDEWHEEL_ROLE_PREFIX"], "OTEL_EXPORTER_OTLP_ENDPOINT" in told) == ("shop", True)
-        if "TIDEWHEEL_API_TOKEN" in told:
-            [token] = [each for each in container["env"] if each["name"] == "TIDEWHEEL_API_TOKEN"]
-            assert token["valueFrom"]["secretKeyRef"] == {"name": "tidewheel-api", "key": "token"}
+        assert {each.get("valueFrom") for each in container["env"]} == {None}
     assert of_kind("Secret") == []
 
 
@@ -246,6 +254,31 @@ def test_pods_are_confined_as_the_containers_of_compose() -> None:
             "capabilities": {"drop": ["ALL"]},
         }
     assert {container["image"] for container in containers()} == {load("compose.yaml")["executor"]["image"]}
+
+
+def test_values_of_all_pods_reach_each_pod_and_those_of_one_win() -> None:
+    for spec in pods():
+        [*_, container] = spec["containers"]
+        is_api = container["name"] == "api"
+        assert spec["nodeSelector"] == {"pool": "jobs"}
+        assert spec["serviceAccountName"] == ("reads-archive" if is_api else "jobs")
+        named = [each["secretRef"]["name"] for each in container["envFrom"]]
+        assert named[0] == "registry"
+        assert ("sign-in" in named) == is_api
+        assert variables(container)["TIDEWHEEL_CATCH_UP_RATE"] == "1000000"
+
+
+def test_an_authority_of_ones_own_verifies_each_connection() -> None:
+    found = helm(LEAST | {"database": {**LEAST["database"], "ca": "our-authority"}})["rendered"]
+    objects = [each for text in found.values() for each in yaml.safe_load_all(text) if each is not None]
+    for spec in (each["spec"]["template"]["spec"] for each in objects if each["kind"] in ("Deployment", "Job")):
+        assert {"ca": "our-authority"}.items() <= {
+            each["name"]: each.get("secret", {}).get("secretName") for each in spec["volumes"]
+        }.items()
+        for container in (*spec.get("initContainers", ()), *spec["containers"]):
+            [path] = [mount["mountPath"] for mount in container["volumeMounts"] if mount["name"] == "ca"]
+            url = conninfo_to_dict(variables(container)["TIDEWHEEL_DATABASE_URL"])
+            assert (url["sslmode"], url["sslrootcert"]) == ("verify-full", f"{path}/ca.crt")
 
 
 def test_policies_and_the_service_select_their_pods() -> None:

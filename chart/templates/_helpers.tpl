@@ -33,6 +33,9 @@ imagePullSecrets: {{- range . }}
   - name: {{ . }}
 {{- end }}
 {{- end }}
+{{- with merge (dict) (.pod | default dict) $root.Values.pod }}
+{{ toYaml . }}
+{{- end }}
 volumes:
   - name: tmp
     emptyDir: {}
@@ -41,6 +44,10 @@ volumes:
       secretName: {{ $root.Values.database.secret }}
       defaultMode: 0440
       items: [{key: {{ .role }}, path: password}]
+{{- if $root.Values.database.ca }}
+  - name: ca
+    secret: {secretName: {{ $root.Values.database.ca }}, defaultMode: 0440}
+{{- end }}
 {{- if $root.Values.kafka.secret }}
   - name: kafka
     secret: {secretName: {{ $root.Values.kafka.secret }}, defaultMode: 0440}
@@ -56,7 +63,9 @@ imagePullPolicy: {{ $values.image.pullPolicy }}
 securityContext: {readOnlyRootFilesystem: true, allowPrivilegeEscalation: false, capabilities: {drop: [ALL]}}
 env:
   - name: TIDEWHEEL_DATABASE_URL
-    value: {{ printf "postgresql://%s@%s/%s?%s" .user $values.database.hosts $values.database.name $values.database.parameters | quote }}
+    {{- $verified := ternary "sslmode=verify-full&sslrootcert=/run/secrets/ca/ca.crt" "" (not (empty $values.database.ca)) }}
+    {{- $parameters := list $values.database.parameters $verified | compact | join "&" }}
+    value: {{ printf "postgresql://%s@%s/%s?%s" .user $values.database.hosts $values.database.name $parameters | quote }}
   - {name: TIDEWHEEL_DATABASE_PASSWORD_FILE, value: /run/secrets/database/password}
   - name: TIDEWHEEL_KAFKA_BOOTSTRAP
     value: {{ $values.kafka.bootstrap | quote }}
@@ -77,12 +86,12 @@ env:
 {{- end }}
 {{- range $name, $value := merge (dict) .settings $values.settings }}
   - name: {{ $name }}
-    value: {{ $value | toString | quote }}
+    value: {{ ternary $value (toJson $value) (kindIs "string" $value) | quote }}  # toString writes 1.048576e+06
 {{- end }}
 {{- with .more }}
 {{ . }}
 {{- end }}
-{{- with .secretsFrom }}
+{{- with concat $values.secretsFrom (.secretsFrom | default list) }}
 envFrom: {{- range . }}
   - secretRef: {name: {{ . }}}
 {{- end }}
@@ -90,6 +99,9 @@ envFrom: {{- range . }}
 volumeMounts:
   - {name: tmp, mountPath: /tmp}
   - {name: database, mountPath: /run/secrets/database, readOnly: true}
+{{- if $values.database.ca }}
+  - {name: ca, mountPath: /run/secrets/ca, readOnly: true}
+{{- end }}
 {{- if $values.kafka.secret }}
   - {name: kafka, mountPath: /run/secrets/kafka, readOnly: true}
 {{- end }}

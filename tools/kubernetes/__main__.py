@@ -1,6 +1,7 @@
 """Compile programs, build images, and run the trial in namespaces: `python -m tools.kubernetes`.
 
-Exit codes: 0 if nothing was lost or completed twice, 1 if a trigger was lost or the trial cannot run, 130 if interrupted.
+Exit codes: 0 if nothing was lost or completed twice, 1 if a trigger was lost or the trial cannot run,
+130 if interrupted.
 """
 
 import shutil

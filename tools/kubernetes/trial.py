@@ -66,7 +66,7 @@ class Trial:
         for role in _ROLES:
             (passwords / role).write_text(self._password if role == "owner" else secrets.token_hex(24))
         self._node.kubectl("create", "secret", "generic", "tidewheel-database", f"--from-file={passwords}")
-        token = f"--from-literal=token={secrets.token_hex(24)}"
+        token = f'--from-literal=api.toml=api_token = "{secrets.token_hex(24)}"'
         self._node.kubectl("create", "secret", "generic", "tidewheel-api", token)
         self._node.kubectl("create", f"--filename={scaled_object_schema()}")
         with step("start PostgreSQL, a broker and Prometheus beside it"):
