@@ -77,7 +77,7 @@ proof: $(STAMP) ## Compare recurrence with a brute-force evaluator, every zone, 
 containers: $(STAMP) ## Run the Compose files in containers, kill, fail over, upgrade from 0.1.0; needs root; about 12 minutes
 	$(BIN)/python -m tools.containers
 
-kubernetes: $(STAMP) ## Run the chart in a Kubernetes of one node, replace its pods under load; needs root; about 10 minutes
+kubernetes: $(STAMP) ## Run the chart in a Kubernetes of one node, replace its pods under load; needs root; 8 to 14 minutes
 	$(BIN)/python -m tools.kubernetes
 
 up: $(STAMP) ## Start the local PostgreSQL and Kafka

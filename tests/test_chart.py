@@ -104,7 +104,12 @@ def rendered(which: str) -> list[Manifest]:
     report = helm(FULL if which == "full" else LEAST)
     assert "error" not in report, report
     assert report["lint"] == []
-    return [each for text in report["rendered"].values() for each in yaml.safe_load_all(text) if each is not None]
+    return objects(report["rendered"])
+
+
+def objects(files: dict[str, str]) -> list[Manifest]:
+    texts = [text for name, text in files.items() if not name.endswith("NOTES.txt")]
+    return [each for text in texts for each in yaml.safe_load_all(text) if each is not None]
 
 
 def of_kind(kind: str, which: str = "full") -> list[Manifest]:
@@ -208,9 +213,14 @@ def test_later_migrations_follow_the_pods_and_helm_waits_for_all_tries() -> None
     ],
 )
 def test_later_migrations_run_in_the_release_that_the_value_names(migrate: Manifest, ran: list[str]) -> None:
-    jobs = yaml.safe_load_all(helm(LEAST | {"migrate": migrate})["rendered"]["tidewheel/templates/migrate.yaml"])
-    _, *later = [each["spec"]["template"]["spec"]["containers"][0]["args"] for each in jobs if each is not None]
-    assert later == ([ran] if ran else [])
+    files = helm(LEAST | {"migrate": migrate})["rendered"]
+    _, *later = [each["spec"]["template"]["spec"] for each in objects(files) if each["kind"] == "Job"]
+    assert [spec["containers"][0]["args"] for spec in later] == ([ran] if ran else [])
+    [notes] = [text for name, text in files.items() if name.endswith("NOTES.txt")]
+    assert ("migrate --post" in notes) == (not ran), "or a mistyped version is not seen"
+    [created] = re.findall(r"-- tidewheel (admin api-key create .*)", notes)
+    command, words = find_command(created.split())
+    command.make_context("create", words)
 
 
 @pytest.mark.parametrize("which", ["least", "full"])
@@ -269,9 +279,8 @@ def test_values_of_all_pods_reach_each_pod_and_those_of_one_win() -> None:
 
 
 def test_an_authority_of_ones_own_verifies_each_connection() -> None:
-    found = helm(LEAST | {"database": {**LEAST["database"], "ca": "our-authority"}})["rendered"]
-    objects = [each for text in found.values() for each in yaml.safe_load_all(text) if each is not None]
-    for spec in (each["spec"]["template"]["spec"] for each in objects if each["kind"] in ("Deployment", "Job")):
+    found = objects(helm(LEAST | {"database": {**LEAST["database"], "ca": "our-authority"}})["rendered"])
+    for spec in (each["spec"]["template"]["spec"] for each in found if each["kind"] in ("Deployment", "Job")):
         assert {"ca": "our-authority"}.items() <= {
             each["name"]: each.get("secret", {}).get("secretName") for each in spec["volumes"]
         }.items()

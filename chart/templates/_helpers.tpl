@@ -85,8 +85,9 @@ env:
     value: {{ $values.archive.to | quote }}
 {{- end }}
 {{- range $name, $value := merge (dict) .settings $values.settings }}
+{{- /* toString would write a million as 1e+06. */}}
   - name: {{ $name }}
-    value: {{ ternary $value (toJson $value) (kindIs "string" $value) | quote }}  # toString writes 1.048576e+06
+    value: {{ ternary $value (toJson $value) (kindIs "string" $value) | quote }}
 {{- end }}
 {{- with .more }}
 {{ . }}
