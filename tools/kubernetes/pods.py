@@ -20,6 +20,7 @@ _ENDS = (
     "jsonpath={.metadata.name} {.status.containerStatuses[0].state.terminated.exitCode}"
     " {.status.containerStatuses[0].lastState.terminated.exitCode}{'\\n'}"
 )
+_KILLED = "137"  # 128 + SIGKILL
 _ENDED = re.compile(r"^(\S+) +(\d+)", re.ASCII | re.MULTILINE)
 
 
@@ -29,10 +30,10 @@ def watch_ends(node: Node) -> Path:
 
 
 def faults_of(ends: Path) -> Iterator[str]:
-    """Return the containers that ended by a signal or an error, such as 137 after the grace period."""
+    """Return the containers that the kubelet has killed, after their grace period or for their memory."""
     for pod, code in sorted(set(_ENDED.findall(ends.read_text()))):
-        if code != "0":
-            yield f"a container of {pod} ended with {code}"
+        if code == _KILLED:
+            yield f"a container of {pod} was killed: exit code {code}"
 
 
 def print_pods(node: Node) -> None:
