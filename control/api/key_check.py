@@ -26,9 +26,6 @@ from tidewheel.postgres.session import Conn
 from tidewheel.postgres.statements import Statements
 
 _SQL = Statements("tidewheel.control")
-_FIND_API_KEY = _SQL["find_api_key"]
-_RECORD_API_KEY_USE = _SQL["record_api_key_use"]
-_RECORD_SIGN_IN_USE = _SQL["record_sign_in_use"]
 
 T = TypeVar("T")
 
@@ -243,10 +240,10 @@ def _find(key: ShownKey, state: WorkerState) -> StoredKey | None:
         connection.cursor(row_factory=class_row(StoredKey), binary=True) as cursor,
     ):
         if isinstance(key, SignIn):
-            connection.execute(_RECORD_SIGN_IN_USE, {**BOUNDS, "digest": key.digest})
-        found = cursor.execute(_FIND_API_KEY, columns).fetchone()
+            connection.execute(_SQL["record_sign_in_use"], {**BOUNDS, "digest": key.digest})
+        found = cursor.execute(_SQL["find_api_key"], columns).fetchone()
         if found is not None and found.to_record and not found.revoked and found.opens_to(key):
-            connection.execute(_RECORD_API_KEY_USE, columns)
+            connection.execute(_SQL["record_api_key_use"], columns)
     return found
 
 

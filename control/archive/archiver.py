@@ -70,9 +70,6 @@ CREATE INDEX IF NOT EXISTS restored_attempts_by_id ON tidewheel_archive.attempts
 """
 
 _SQL = Statements("tidewheel.control.archive")
-_FIND_TENANTS_TO_REMOVE = _SQL["find_tenants_to_remove"]
-_RECORD_TENANT_REMOVED = _SQL["record_tenant_removed"]
-_DELETE_ARCHIVED_DAY = _SQL["delete_archived_day"]
 
 
 class _Table(NamedTuple):
@@ -185,7 +182,7 @@ def remove_tenants(connection: Conn, store: Store, lock: HeldLock) -> list[str]:
 
     The database has no row of them, so no day that is archived later has one.
     """
-    found = cast("list[tuple[str]]", connection.execute(_FIND_TENANTS_TO_REMOVE).fetchall())
+    found = cast("list[tuple[str]]", connection.execute(_SQL["find_tenants_to_remove"]).fetchall())
     tenants = [tenant for (tenant,) in found]
     if not tenants:
         return []
@@ -196,7 +193,7 @@ def remove_tenants(connection: Conn, store: Store, lock: HeldLock) -> list[str]:
             record_day(connection, changed, lock)
     lock.check()
     for tenant in tenants:
-        connection.execute(_RECORD_TENANT_REMOVED, {"tenant": tenant})
+        connection.execute(_SQL["record_tenant_removed"], {"tenant": tenant})
     return tenants
 
 
@@ -214,7 +211,7 @@ def remove_old_days(connection: Conn, store: Store, oldest: date, lock: HeldLock
             changed = replace(manifest, runs=0, tenants=tenants, id_days=(), files=manifest.of_kind(FACTS))
             write_manifest(store, changed, text, lock)
         lock.check()
-        connection.execute(_DELETE_ARCHIVED_DAY, {"day": day})
+        connection.execute(_SQL["delete_archived_day"], {"day": day})
     return days
 
 

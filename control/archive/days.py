@@ -27,11 +27,6 @@ _DAY_MS = 86_400_000
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*", re.ASCII)  # no path: a manifest leads to no file elsewhere
 
 _SQL = Statements("tidewheel.control.archive")
-_LOCK_ARCHIVE = _SQL["lock_archive"]
-_IS_ARCHIVE_LOCKED = _SQL["is_archive_locked"]
-_FIND_ARCHIVED_DAYS = _SQL["find_archived_days"]
-_FIND_DAYS_OF_RUN = _SQL["find_days_of_run"]
-_DELETE_ARCHIVED_DAYS = _SQL["delete_archived_days"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,24 +157,24 @@ class ArchivedDay:
 def list_days(connection: Conn) -> list[ArchivedDay]:
     """Return the archived days, the oldest first."""
     with connection.cursor(row_factory=class_row(ArchivedDay), binary=True) as cursor:
-        return cursor.execute(_FIND_ARCHIVED_DAYS).fetchall()
+        return cursor.execute(_SQL["find_archived_days"]).fetchall()
 
 
 def days_of_run(connection: Conn, run_id: UUID) -> list[date]:
     """Return the archived days with a run whose id has the day of this id, the latest first."""
-    rows = connection.execute(_FIND_DAYS_OF_RUN, {"id_day": id_day(run_id)}, binary=True).fetchall()
+    rows = connection.execute(_SQL["find_days_of_run"], {"id_day": id_day(run_id)}, binary=True).fetchall()
     return [day for (day,) in cast("list[tuple[date]]", rows)]
 
 
 def forget_days(connection: Conn) -> int:
     """Forget all archived days: retention drops days without the archive again. Its files stay."""
-    return connection.execute(_DELETE_ARCHIVED_DAYS).rowcount
+    return connection.execute(_SQL["delete_archived_days"]).rowcount
 
 
 @contextmanager
 def locked_archive(url: str) -> Generator[HeldLock]:
     """Keep the archive to this process; raise Unavailable if another process writes it."""
-    with held_lock(url, "tidewheel-archive-lock", _LOCK_ARCHIVE, old="archive") as lock:
+    with held_lock(url, "tidewheel-archive-lock", _SQL["lock_archive"], old="archive") as lock:
         if not lock.is_alone:
             raise Unavailable("another process is writing the archive; repeat the command when that process has ended")
         yield lock
@@ -187,4 +182,4 @@ def locked_archive(url: str) -> Generator[HeldLock]:
 
 def is_locked(connection: Conn) -> bool:
     """Return True while a process writes the archive."""
-    return connection.execute(_IS_ARCHIVE_LOCKED).fetchone() == (True,)
+    return connection.execute(_SQL["is_archive_locked"]).fetchone() == (True,)

@@ -36,20 +36,6 @@ from tidewheel.schemas.codec import decode
 from tidewheel.schemas.generated.records import JobDefinition
 
 _SQL = Statements("tidewheel.control.archive")
-_LOCK_RETENTION = _SQL["lock_retention"]
-_LOCK_OLD_RETENTION = _SQL["lock_old_retention"]
-_FIND_DROPPED_DAYS = _SQL["find_dropped_days"]
-_FIND_DAYS_TO_ARCHIVE = _SQL["find_days_to_archive"]
-_RECORD_ARCHIVED_DAY = _SQL["record_archived_day"]
-_COUNT_RUNS_OF_DAY = _SQL["count_runs_of_day"]
-_FIND_DELETED_TENANTS = _SQL["find_deleted_tenants"]
-_READ_RUNS_OF_DAY = _SQL["read_runs_of_day"]
-_READ_DEFINITIONS = _SQL["read_definitions"]
-_WEIGH_RUNS = _SQL["weigh_runs"]
-_READ_INPUTS_OF_RUNS = _SQL["read_inputs_of_runs"]
-_READ_ATTEMPTS_OF_RUNS = _SQL["read_attempts_of_runs"]
-_READ_FACTS = _SQL["read_facts"]
-_READ_TZDATA = _SQL["read_tzdata"]
 
 # A statement may read a partition or all versions, and S3 may take minutes for a file.
 OPTIONS = f"{BY_KEY} -c statement_timeout=0 -c idle_in_transaction_session_timeout=0"
@@ -93,10 +79,10 @@ def export_days(connection: Conn, store: Store, url: str, lock: HeldLock) -> Rou
             with connection.transaction():
                 _adopt_dropped(connection, store, result, lock)
                 retention.check()
-            first = _days(connection, _FIND_DAYS_TO_ARCHIVE)[:1]
+            first = _days(connection, _SQL["find_days_to_archive"])[:1]
             if first and not result.archived:
                 _archive(connection, store, first[0], result, lock)
-    for day in _days(connection, _FIND_DAYS_TO_ARCHIVE):
+    for day in _days(connection, _SQL["find_days_to_archive"]):
         _archive(connection, store, day, result, lock)
     return result
 
@@ -116,7 +102,7 @@ def record_day(connection: Conn, manifest: Manifest, lock: HeldLock) -> None:
     """Record that a day is archived."""
     lock.check()
     columns = {"day": manifest.day, "runs": manifest.runs, "bytes": manifest.size, "id_days": list(manifest.id_days)}
-    connection.execute(_RECORD_ARCHIVED_DAY, columns)
+    connection.execute(_SQL["record_archived_day"], columns)
 
 
 def write_manifest(store: Store, manifest: Manifest, replaces: bytes | None, lock: HeldLock) -> None:
@@ -138,7 +124,7 @@ def delete_others(store: Store, manifest: Manifest, lock: HeldLock) -> None:
 @contextmanager
 def _without_retention(url: str) -> Generator[HeldLock]:
     """Keep retention from dropping and shortening days; a pass that is under way ends first."""
-    with held_lock(url, "tidewheel-archive-retention", _LOCK_RETENTION, _LOCK_OLD_RETENTION) as lock:
+    with held_lock(url, "tidewheel-archive-retention", _SQL["lock_retention"], _SQL["lock_old_retention"]) as lock:
         if not lock.is_alone:
             raise Unavailable("retention is running; repeat the command when its pass has ended")
         yield lock
@@ -147,7 +133,7 @@ def _without_retention(url: str) -> Generator[HeldLock]:
 def _adopt_dropped(connection: Conn, store: Store, result: Round, lock: HeldLock) -> None:
     """Record the days that only the archive has, in the caller's transaction: all at once, or none."""
     stored = {each.day for each in stored_days(connection) if each.table == "finished_runs"}
-    stored -= set(_days(connection, _FIND_DROPPED_DAYS))
+    stored -= set(_days(connection, _SQL["find_dropped_days"]))
     for name in store.days():
         if (text := manifest_text(store, name)) is None:
             continue
@@ -210,7 +196,7 @@ def _export(connection: Conn, store: Store, day: date, lock: HeldLock) -> Manife
         facts.add(records)
     facts.close()
     _compare(connection, day, tenants)
-    [(tzdata,)] = cast("list[tuple[str | None]]", connection.execute(_READ_TZDATA).fetchall())
+    [(tzdata,)] = cast("list[tuple[str | None]]", connection.execute(_SQL["read_tzdata"]).fetchall())
     written = sum(tenants.values())
     manifest = Manifest(
         day, since is None, tzdata, written, tenants, tuple(sorted(id_days)), (*runs.files, *facts.files)
@@ -226,7 +212,9 @@ def _compare(connection: Conn, day: date, written: Mapping[str, int]) -> None:
     The rows of a tenant that is being deleted may have gone meanwhile.
     """
     counted = _count(connection, day)
-    deleted = {tenant for (tenant,) in cast("list[tuple[str]]", connection.execute(_FIND_DELETED_TENANTS).fetchall())}
+    deleted = {
+        tenant for (tenant,) in cast("list[tuple[str]]", connection.execute(_SQL["find_deleted_tenants"]).fetchall())
+    }
     for tenant in sorted(counted.keys() | written.keys() - deleted):
         rows, read = counted.get(tenant, 0), written.get(tenant, 0)
         if rows != read:
@@ -239,11 +227,13 @@ def _pages(connection: Conn, since: datetime, until: datetime) -> Iterator[list[
     known: dict[tuple[str, int], int] = {}
     while True:
         columns = {"since": since, "until": until, "tenant": tenant, "run_id": run_id, "limit": _PAGE_ROWS}
-        rows = _read(connection, _READ_RUNS_OF_DAY, columns)
+        rows = _read(connection, _SQL["read_runs_of_day"], columns)
         _add_max_attempts(connection, rows, known)
         oldest = min((row["created_at"] for row in rows), default=since)
         span = {"since": start_of(oldest.date()), "until": until}
-        weights = connection.execute(_WEIGH_RUNS, {**span, "run_ids": [row["run_id"] for row in rows]}).fetchall()
+        weights = connection.execute(
+            _SQL["weigh_runs"], {**span, "run_ids": [row["run_id"] for row in rows]}
+        ).fetchall()
         weighed = dict(cast("list[tuple[str, int]]", weights))
         for block in _blocks(rows, weighed):
             _add_inputs(connection, block, [row["run_id"] for row in block if row["run_id"] in weighed], span)
@@ -262,7 +252,7 @@ def _add_max_attempts(connection: Conn, rows: Sequence[Record], known: dict[tupl
         with connection.transaction(), connection.cursor("archived_versions") as cursor:
             cursor.itersize = _FETCHED_VERSIONS
             columns = {"job_ids": [job_id for job_id, _ in missing], "versions": [version for _, version in missing]}
-            cursor.execute(_READ_DEFINITIONS, columns, binary=True)
+            cursor.execute(_SQL["read_definitions"], columns, binary=True)
             for job_id, version, definition in cast("Iterator[tuple[str, int, bytes]]", iter(cursor)):
                 known[job_id, version] = decode(definition, JobDefinition).retry.max_attempts
     for row in rows:
@@ -289,9 +279,9 @@ def _add_inputs(connection: Conn, rows: Sequence[Record], run_ids: Sequence[str]
     inputs: dict[str, Record] = {}
     if run_ids:
         columns = {**span, "run_ids": run_ids}
-        for row in _read(connection, _READ_ATTEMPTS_OF_RUNS, columns):
+        for row in _read(connection, _SQL["read_attempts_of_runs"], columns):
             attempts[row.pop("run_id")].append(row)
-        for row in _read(connection, _READ_INPUTS_OF_RUNS, columns):
+        for row in _read(connection, _SQL["read_inputs_of_runs"], columns):
             inputs[row.pop("run_id")] = row
     for row in rows:
         row["attempts"] = attempts.get(row["run_id"], [])
@@ -303,7 +293,7 @@ def _facts(connection: Conn, since: datetime | None, until: datetime) -> Iterato
     with connection.transaction(), connection.cursor("archived_facts", row_factory=dict_row) as cursor:
         connection.execute("SET LOCAL enable_seqscan = on")
         cursor.itersize = _FETCHED_VERSIONS
-        cursor.execute(_READ_FACTS, {"since": since or _ALWAYS, "until": until})
+        cursor.execute(_SQL["read_facts"], {"since": since or _ALWAYS, "until": until})
         block: list[Record] = []
         size = 0
         for row in cursor:
@@ -332,4 +322,4 @@ def _days(connection: Conn, statement: LiteralString) -> list[date]:
 def _count(connection: Conn, day: date) -> dict[str, int]:
     """Return the runs of a day for each tenant, without those of tenants that are being deleted."""
     columns = {"since": start_of(day), "until": start_of(day + _DAY)}
-    return dict(cast("list[tuple[str, int]]", connection.execute(_COUNT_RUNS_OF_DAY, columns).fetchall()))
+    return dict(cast("list[tuple[str, int]]", connection.execute(_SQL["count_runs_of_day"], columns).fetchall()))

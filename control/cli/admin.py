@@ -43,16 +43,6 @@ _LEAST_SILENCE = timedelta(minutes=1)
 MIN_ROTATION_SECONDS: Final = 60  # until then messages and tokens of the key before the newest may be unread
 
 _SQL = Statements("tidewheel.control")
-_LOCK_MESSAGE_KEYS = _SQL["lock_message_keys"]
-_READ_MESSAGE_KEY_AGE = _SQL["read_message_key_age"]
-_ADD_MESSAGE_KEY = _SQL["add_message_key"]
-_DELETE_MESSAGE_KEYS = _SQL["delete_message_keys"]
-_LOCK_TASK_TOKEN_KEYS = _SQL["lock_task_token_keys"]
-_READ_TASK_TOKEN_KEY_AGES = _SQL["read_task_token_key_ages"]
-_COUNT_ATTEMPTS_OF_OLD_KEYS = _SQL["count_attempts_of_old_keys"]
-_ADD_TASK_TOKEN_KEY = _SQL["add_task_token_key"]
-_DELETE_TASK_TOKEN_KEYS = _SQL["delete_task_token_keys"]
-_REPLACE_READABLE_KEY = _SQL["replace_readable_key"]
 
 Queues = Annotated[
     list[str] | None,
@@ -75,27 +65,27 @@ Revoke = Annotated[bool, typer.Option("--revoke", help="Invalidate all other key
 
 def rotate_message_keys(connection: Conn, *, revoke: bool = False) -> int:
     """Add a key of run messages, and delete those that no longer verify; in the caller's transaction."""
-    connection.execute(_LOCK_MESSAGE_KEYS)
-    newest = connection.execute(_READ_MESSAGE_KEY_AGE, binary=True).fetchone()
+    connection.execute(_SQL["lock_message_keys"])
+    newest = connection.execute(_SQL["read_message_key_age"], binary=True).fetchone()
     if newest is not None and not revoke:
         _ensure_old(cast("float", newest[0]), "messages signed with the previous key may be unread")
-    added = cast("tuple[int]", connection.execute(_ADD_MESSAGE_KEY, binary=True).fetchone())
-    connection.execute(_DELETE_MESSAGE_KEYS, {"kept": 1 if revoke else 2})
+    added = cast("tuple[int]", connection.execute(_SQL["add_message_key"], binary=True).fetchone())
+    connection.execute(_SQL["delete_message_keys"], {"kept": 1 if revoke else 2})
     return added[0]
 
 
 def rotate_task_tokens(connection: Conn, *, revoke: bool = False) -> int:
     """Add a key of task tokens, and delete those before the newest; in the caller's transaction."""
-    connection.execute(_LOCK_TASK_TOKEN_KEYS)
-    rows = connection.execute(_READ_TASK_TOKEN_KEY_AGES, binary=True).fetchall()
+    connection.execute(_SQL["lock_task_token_keys"])
+    rows = connection.execute(_SQL["read_task_token_key_ages"], binary=True).fetchall()
     ages = [age for (age,) in cast("list[tuple[float]]", rows)]
     if ages and not revoke:
         _ensure_old(ages[0], "services still sign with the previous key")
         if len(ages) > 1:
             _ensure_none_is_lost(connection)
-    added = cast("tuple[int]", connection.execute(_ADD_TASK_TOKEN_KEY, binary=True).fetchone())
-    connection.execute(_DELETE_TASK_TOKEN_KEYS, {"kept": 1 if revoke else 2})
-    connection.execute(_REPLACE_READABLE_KEY)
+    added = cast("tuple[int]", connection.execute(_SQL["add_task_token_key"], binary=True).fetchone())
+    connection.execute(_SQL["delete_task_token_keys"], {"kept": 1 if revoke else 2})
+    connection.execute(_SQL["replace_readable_key"])
     return added[0]
 
 
@@ -116,7 +106,7 @@ def _ensure_old(age: float, why: str) -> None:
 
 def _ensure_none_is_lost(connection: Conn) -> None:
     columns = {"signs_after": task_token_keys.SIGNS_AFTER_SECONDS}
-    row = connection.execute(_COUNT_ATTEMPTS_OF_OLD_KEYS, columns, binary=True).fetchone()
+    row = connection.execute(_SQL["count_attempts_of_old_keys"], columns, binary=True).fetchone()
     [count] = cast("tuple[int]", row)
     if count:
         raise SettingsError(

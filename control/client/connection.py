@@ -41,8 +41,6 @@ T = TypeVar("T")
 
 _SET_REPEATABLE_READ = Statements("tidewheel.control")["set_repeatable_read"]
 _SQL = Statements("tidewheel")
-_ACT_FOR_TENANT = _SQL["act_for_tenant"]
-_READ_SEARCH_PATH = _SQL["read_search_path"]
 
 _TRIES = 5
 _LOCK_SECONDS = 10.0  # as `lock_timeout` of a session
@@ -274,7 +272,7 @@ def drop_none(document: Mapping[str, object]) -> dict[str, object]:
 
 def read_search_path(connection: Conn) -> str:
     """Return the schemas of the session, whose `"$user"` a change of the role would change."""
-    [(path,)] = connection.execute(_READ_SEARCH_PATH).fetchall()
+    [(path,)] = connection.execute(_SQL["read_search_path"]).fetchall()
     return str(path)
 
 
@@ -286,7 +284,7 @@ def begin_for_tenant(
         with connection.pipeline():
             for statement in first:
                 connection.execute(statement)
-            connection.execute(_ACT_FOR_TENANT, {"role": role, "tenant": tenant, "search_path": search_path})
+            connection.execute(_SQL["act_for_tenant"], {"role": role, "tenant": tenant, "search_path": search_path})
     except psycopg.errors.InvalidParameterValue as error:
         raise InstallationFault(first_line(error), _REMEDY, error.sqlstate or "") from error
 

@@ -34,19 +34,6 @@ from tidewheel.settings.services import ApiSettings
 from tidewheel.transitions.installation import Installation, read_installation
 
 _SQL = Statements("tidewheel.control.doctor")
-_READ_SERVER = _SQL["read_server"]
-_FIND_MISSING_RELATIONS = _SQL["find_missing_relations"]
-_MAY_ACT = _SQL["may_act"]
-_FIND_SNAPSHOT_HOLDERS = _SQL["find_snapshot_holders"]
-_FIND_IDLE_SLOTS = _SQL["find_idle_slots"]
-_FIND_QUARANTINED = _SQL["find_quarantined"]
-_FIND_BLOCKED_KEYS = _SQL["find_blocked_keys"]
-_READ_LAST_ARCHIVED_DAY = _SQL["read_last_archived_day"]
-_READ_KEY_AGES = _SQL["read_key_ages"]
-_READ_TASK_TOKEN_KEY_FACTS = _SQL["read_task_token_key_facts"]
-_FIND_EXPIRING_KEYS = _SQL["find_expiring_keys"]
-_READ_RESTORE = _SQL["read_restore"]
-_READ_RETENTION = _SQL["read_retention"]
 
 _CREATED = re.compile(r"^CREATE (?:UNIQUE )?(TABLE|INDEX|VIEW) (\w+)(?: ON (\w+))?", re.MULTILINE)
 _DROPPED = re.compile(r"^DROP TABLE (?:IF EXISTS )?(.*);", re.MULTILINE)
@@ -102,7 +89,7 @@ def check_schema(context: Context) -> Iterator[Finding]:
         text = "".join(each.text for each in migrations() if each.name not in later)
         gone = {name for names in _DROPPED.findall(text) for name in names.split(", ")}
         kinds = {name: kind for kind, name, table in _CREATED.findall(text) if gone.isdisjoint((name, table))}
-        rows = connection.execute(_FIND_MISSING_RELATIONS, {"names": list(kinds)}).fetchall()
+        rows = connection.execute(_SQL["find_missing_relations"], {"names": list(kinds)}).fetchall()
         context.installation = read_installation(connection, context.settings)
     for name, is_invalid in cast("list[tuple[str, bool]]", rows):
         kind = kinds[name].lower()
@@ -124,7 +111,7 @@ def check_isolation(context: Context) -> Iterator[Finding]:
         hidden = ownership_problem(connection)
         unsecured = unsecured_tables(connection, created_names())
         problem = None if role is None else role_problem(connection, role)
-        acts = connection.execute(_MAY_ACT).fetchone() == (True,)
+        acts = connection.execute(_SQL["may_act"]).fetchone() == (True,)
     if hidden is not None:
         yield Finding("isolation", Severity.ERROR, "services see no row of any tenant", *hidden)
     if unsecured:
@@ -150,7 +137,7 @@ def check_server(context: Context) -> Iterator[Finding]:
     """Check that the server has connections left, and that its clock is near this machine's."""
     before = SystemClock().now()
     with context.connection() as connection:
-        row = connection.execute(_READ_SERVER, binary=True).fetchone()
+        row = connection.execute(_SQL["read_server"], binary=True).fetchone()
         after = SystemClock().now()
     now, used, allowed = cast("tuple[datetime, int, int]", row)
     if used > allowed * context.limits.connections_share:
@@ -248,7 +235,7 @@ def check_partitions(context: Context) -> Iterator[Finding]:
 def check_retention(context: Context) -> Iterator[Finding]:
     """Check that what is old is removed."""
     with context.connection() as connection:
-        row = connection.execute(_READ_RETENTION, binary=True).fetchone()
+        row = connection.execute(_SQL["read_retention"], binary=True).fetchone()
     if row is None:
         return
     age, behind, cause = cast("tuple[timedelta, timedelta | None, str | None]", row)
@@ -265,8 +252,10 @@ def check_retention(context: Context) -> Iterator[Finding]:
 def check_vacuum(context: Context) -> Iterator[Finding]:
     """Check that nothing keeps vacuum from removing dead rows, or the server from removing WAL."""
     with context.connection() as connection:
-        holders = connection.execute(_FIND_SNAPSHOT_HOLDERS, {"older_than": context.limits.transaction_age}).fetchall()
-        slots = connection.execute(_FIND_IDLE_SLOTS).fetchall()
+        holders = connection.execute(
+            _SQL["find_snapshot_holders"], {"older_than": context.limits.transaction_age}
+        ).fetchall()
+        slots = connection.execute(_SQL["find_idle_slots"]).fetchall()
     for kind, name, application, age in cast("list[tuple[str, str, str, timedelta]]", holders):
         what = "an old transaction keeps vacuum from removing dead rows: claims and polls become slower"
         if kind == "prepared":
@@ -286,7 +275,7 @@ def check_vacuum(context: Context) -> Iterator[Finding]:
 def check_quarantine(context: Context) -> Iterator[Finding]:
     """Check that no job and no message is set aside."""
     with context.connection() as connection:
-        rows = connection.execute(_FIND_QUARANTINED).fetchall()
+        rows = connection.execute(_SQL["find_quarantined"]).fetchall()
     jobs = [(str(tenant), str(name), str(error)) for kind, tenant, name, error in rows if kind == "job"]
     if jobs:
         tenant, key, error = jobs[0]
@@ -308,7 +297,7 @@ def check_quarantine(context: Context) -> Iterator[Finding]:
 def check_order(context: Context) -> Iterator[Finding]:
     """Check that no failed run blocks an ordering key."""
     with context.connection() as connection:
-        rows = connection.execute(_FIND_BLOCKED_KEYS, {"limit": _COUNTED_KEYS}, binary=True).fetchall()
+        rows = connection.execute(_SQL["find_blocked_keys"], {"limit": _COUNTED_KEYS}, binary=True).fetchall()
     if rows:
         tenant, key, run, age = cast("tuple[str, str, UUID, timedelta]", rows[0])
         more = " or more" if len(rows) == _COUNTED_KEYS else ""
@@ -323,8 +312,8 @@ def check_order(context: Context) -> Iterator[Finding]:
 def check_signatures(context: Context) -> Iterator[Finding]:
     """Check the keys that sign run messages and task tokens: that they exist, their age, their readers."""
     with context.connection() as connection:
-        row = connection.execute(_READ_KEY_AGES, binary=True).fetchone()
-        of_tokens = connection.execute(_READ_TASK_TOKEN_KEY_FACTS, binary=True).fetchone()
+        row = connection.execute(_SQL["read_key_ages"], binary=True).fetchone()
+        of_tokens = connection.execute(_SQL["read_task_token_key_facts"], binary=True).fetchone()
     messages, tokens = cast("tuple[int, timedelta | None]", row), cast("tuple[int, timedelta | None, bool]", of_tokens)
     for signed, table, consequence, count, age in (
         ("run messages", "message_keys", "executors leave every run to the sweep", *messages),
@@ -348,7 +337,7 @@ def check_keys(context: Context) -> Iterator[Finding]:
     """Check that no API key in use expires soon."""
     with context.connection() as connection:
         columns = {"soon": context.limits.key_expiry, "limit": _COUNTED_KEYS}
-        rows = connection.execute(_FIND_EXPIRING_KEYS, columns, binary=True).fetchall()
+        rows = connection.execute(_SQL["find_expiring_keys"], columns, binary=True).fetchall()
     for key_id, name, tenant, left in cast("list[tuple[str, str, str, timedelta]]", rows):
         what = f"the API key {name} is in use and expires in {age_text(left)}"
         remedy = "create another with `tidewheel admin api-key create`, and give it to the key's users"
@@ -363,7 +352,7 @@ def live_queues(connection: Conn) -> set[str]:
 def check_archive(context: Context) -> Iterator[Finding]:
     """Check that days are archived soon, if any is."""
     with context.connection() as connection:
-        [(last,)] = cast("list[tuple[date | None]]", connection.execute(_READ_LAST_ARCHIVED_DAY).fetchall())
+        [(last,)] = cast("list[tuple[date | None]]", connection.execute(_SQL["read_last_archived_day"]).fetchall())
         today = day_of(read_now(connection))
     if last is not None and today - last > _LATE:
         what = "days are waiting for the archive: schedulers keep them until then"
@@ -389,7 +378,7 @@ def _find_read_only_restore(context: Context) -> Finding | None:
 def _find_restore(connection: Conn) -> Finding | None:
     """Return the finding of a restore that has not ended."""
     try:
-        row = connection.execute(_READ_RESTORE).fetchone()
+        row = connection.execute(_SQL["read_restore"]).fetchone()
     except psycopg.errors.UndefinedTable:  # the check of the schema reports it
         return None
     if row is None:

@@ -31,8 +31,6 @@ from tidewheel.postgres.statements import Statements
 from tidewheel.redaction import redact
 
 _SQL = Statements("tidewheel.control.doctor")
-_READ_REPLICATION = _SQL["read_replication"]
-_FIND_STATEMENTS = _SQL["find_statements"]
 _WRITABLE = ("read-write", "primary")
 _READ_ONLY = "session is read-only"  # libpq of a server that is a standby
 _MEBIBYTE, _GIBIBYTE = 1 << 20, 1 << 30
@@ -65,7 +63,7 @@ def check_replication(context: Context) -> Iterator[Finding]:
     url = context.url or ""
     yield from _check_servers(url)
     with context.connection() as connection, connection.cursor(row_factory=rows_of(_Standby._make)) as cursor:
-        rows = cursor.execute(_READ_REPLICATION, binary=True).fetchall()
+        rows = cursor.execute(_SQL["read_replication"], binary=True).fetchall()
     wanted, standbys = rows[0].wanted, [each for each in rows if each.pid is not None]
     names = ", ".join(sorted({each.name or "?" for each in standbys})) or "none attached"
     if standbys and not wanted:
@@ -143,7 +141,7 @@ def check_statements(context: Context) -> Iterable[Finding]:
 def _read_slowest(context: Context) -> Sequence[tuple[float, int, str]] | None:
     """Return mean time, calls and text of these statements; None if the server does not count statements."""
     with context.connection() as connection:
-        schema = cast("tuple[str] | None", connection.execute(_FIND_STATEMENTS).fetchone())
+        schema = cast("tuple[str] | None", connection.execute(_SQL["find_statements"]).fetchone())
         if schema is None:
             return None
         try:

@@ -25,15 +25,6 @@ from tidewheel.schedules.timer_state import DaySets, TimerPosition, TimerState, 
 from tidewheel.transitions.decision_inputs import read_day_sets
 
 _SQL = Statements("tidewheel.control")
-_READ_VERSIONS_NEAR = _SQL["read_versions_near"]
-_READ_RUNS_AT = _SQL["read_runs_at"]
-_READ_ATTEMPTS_OF = _SQL["read_attempts_of"]
-_READ_SKIPS_AT = _SQL["read_skips_at"]
-_READ_OVERRIDES_AROUND = _SQL["read_overrides_around"]
-_FIND_ACTIVE_RUN_AT = _SQL["find_active_run_at"]
-_FIND_ACTIVE_RUN = _SQL["find_active_run"]
-_FIND_CHAIN = _SQL["find_chain"]
-_OLDEST_DAY_OF_RUNS = _SQL["oldest_day_of_runs"]
 
 _NEIGHBOURS = 5  # versions on either side; neighbours of an instant in further versions are not shown
 _FOREVER = datetime.max.replace(tzinfo=UTC)
@@ -154,7 +145,7 @@ def read_version_timeline(connection: Conn, job: JobPosition, at: datetime) -> V
     """Read the versions of a job around an instant."""
     tenant, cursor_at = job.tenant, job.cursor_at or at
     columns = {"job_id": job.job_id, "at": at, "limit": _NEIGHBOURS}
-    rows = read_rows(connection, class_row(VersionRow), _READ_VERSIONS_NEAR, columns)
+    rows = read_rows(connection, class_row(VersionRow), _SQL["read_versions_near"], columns)
     policies = [
         legible("policy", f"version {row.version}", partial(policies_from_text, row.policy_json)) for row in rows
     ]
@@ -265,23 +256,23 @@ class InstantFacts:
     def holder(self, then: datetime, run_id: UUID) -> UUID | None:
         """Return the run that was active while another one was refused, if the records still show it."""
         columns = {"job_id": self.job.job_id, "at": then, "run_id": run_id}
-        found = self.connection.execute(_FIND_ACTIVE_RUN_AT, columns, binary=True).fetchone()
+        found = self.connection.execute(_SQL["find_active_run_at"], columns, binary=True).fetchone()
         return cast("UUID", found[0]) if found else None
 
     def active_run(self) -> UUID | None:
         """Return the job's active run."""
-        found = self.connection.execute(_FIND_ACTIVE_RUN, {"job_id": self.job.job_id}, binary=True).fetchone()
+        found = self.connection.execute(_SQL["find_active_run"], {"job_id": self.job.job_id}, binary=True).fetchone()
         return cast("UUID", found[0]) if found else None
 
     def chain(self, *causes: Cause) -> tuple[datetime | None, datetime | None]:
         """Return the nearest earlier and later instants with runs of these causes."""
         columns = {"job_id": self.job.job_id, "at": self.at, "causes": list(causes)}
-        found = self.connection.execute(_FIND_CHAIN, columns, binary=True).fetchone()
+        found = self.connection.execute(_SQL["find_chain"], columns, binary=True).fetchone()
         return cast("tuple[datetime | None, datetime | None]", found or (None, None))
 
     def oldest_day(self) -> datetime | None:
         """The oldest day with stored runs; None if there is none."""
-        found = self.connection.execute(_OLDEST_DAY_OF_RUNS).fetchone()
+        found = self.connection.execute(_SQL["oldest_day_of_runs"]).fetchone()
         text = found[0] if found else None
         return datetime.strptime(str(text), "%Y%m%d").replace(tzinfo=UTC) if text else None
 
@@ -290,7 +281,7 @@ def read_instant_facts(connection: Conn, tenant: str, key: str, at: datetime, mi
     """Read all rows that concern an instant."""
     job = read_job_position(connection, tenant, key)
     override = read_overrides_around(connection, job.job_id, job.cursor_at or _FOREVER, at)
-    spans = tuple(read_rows(connection, class_row(SkipSpan), _READ_SKIPS_AT, {"job_id": job.job_id, "at": at}))
+    spans = tuple(read_rows(connection, class_row(SkipSpan), _SQL["read_skips_at"], {"job_id": job.job_id, "at": at}))
     own_override = next((each for each in override if each.scheduled_at == at), None)
     due = own_override.moved_to if own_override is not None and own_override.moved_to is not None else at
     return InstantFacts(
@@ -308,16 +299,16 @@ def read_instant_facts(connection: Conn, tenant: str, key: str, at: datetime, mi
 def read_overrides_around(connection: Conn, job: UUID, cursor_at: datetime, at: datetime) -> tuple[OverrideFacts, ...]:
     """Read skips and moves from `cursor_at` on, of pending moved occurrences, and of or to `at`."""
     with connection.cursor(row_factory=class_row(OverrideFacts), binary=True) as cursor:
-        return tuple(cursor.execute(_READ_OVERRIDES_AROUND, {"job_id": job, "at": at, "cursor_at": cursor_at}))
+        return tuple(cursor.execute(_SQL["read_overrides_around"], {"job_id": job, "at": at, "cursor_at": cursor_at}))
 
 
 def _read_runs(connection: Conn, job: UUID, at: datetime, due: datetime) -> tuple[RunFacts, ...]:
-    rows = read_rows(connection, dict_row, _READ_RUNS_AT, {"job_id": job, "at": at})
+    rows = read_rows(connection, dict_row, _SQL["read_runs_at"], {"job_id": job, "at": at})
     return tuple(_facts(row, _read_attempts(connection, row), due) for row in rows)
 
 
 def _read_attempts(connection: Conn, row: Mapping[str, Any]) -> Sequence[AttemptFacts]:
-    over = read_rows(connection, class_row(AttemptFacts), _READ_ATTEMPTS_OF, {"run_id": row["run_id"]})
+    over = read_rows(connection, class_row(AttemptFacts), _SQL["read_attempts_of"], {"run_id": row["run_id"]})
     if row["executor_id"] is None:
         return over
     return [*over, AttemptFacts(row["attempt"], None, row["executor_id"], row["started_at"], None, None, None)]

@@ -26,11 +26,6 @@ from tidewheel.postgres.statements import Statements
 from tidewheel.runs import FINAL, Cause
 
 _SQL = Statements("tidewheel.control")
-_FIND_TIMELINE_RUNS = _SQL["find_timeline_runs"]
-_COUNT_TIMELINE_RUNS = _SQL["count_timeline_runs"]
-_READ_TOOK_P95 = _SQL["read_took_p95"]
-_READ_VERSIONS_SINCE = _SQL["read_versions_since"]
-_READ_PAUSES = _SQL["read_pauses"]
 
 MAX_RUNS = 400
 LOOKED_AT = 20_000
@@ -190,10 +185,10 @@ def job_timeline(
     job = read_job_position(connection, tenant, key)
     since, until = edges[0], edges[-1]
     columns = {"job_id": job.job_id, "since": since, "until": until}
-    runs = read_rows(connection, class_row(TimelineRun), _FIND_TIMELINE_RUNS, {**columns, "limit": MAX_RUNS + 1})
+    runs = read_rows(connection, class_row(TimelineRun), _SQL["find_timeline_runs"], {**columns, "limit": MAX_RUNS + 1})
     bins, complete_since = ((), None) if len(runs) <= MAX_RUNS else _bins(connection, job, edges)
     versions = _versions(connection, columns)
-    took = connection.execute(_READ_TOOK_P95, {"job_id": job.job_id}, binary=True).fetchone()
+    took = connection.execute(_SQL["read_took_p95"], {"job_id": job.job_id}, binary=True).fetchone()
     last = min(until, job.now)
     most = _MAX_SKIPS if explained or bins else MAX_RUNS
     skips, more = unfired_between(
@@ -245,7 +240,7 @@ def _bins(
 
 def _count(connection: Conn, job_id: UUID, edges: Sequence[datetime]) -> list[BinCount]:
     columns = {"job_id": job_id, "since": edges[0], "until": edges[-1], "edges": list(edges), "look": LOOKED_AT}
-    return read_rows(connection, class_row(BinCount), _COUNT_TIMELINE_RUNS, columns)
+    return read_rows(connection, class_row(BinCount), _SQL["count_timeline_runs"], columns)
 
 
 def _pauses(connection: Conn, job: JobPosition, since: datetime, until: datetime) -> tuple[Pause, ...]:
@@ -259,11 +254,11 @@ def _pauses(connection: Conn, job: JobPosition, since: datetime, until: datetime
 def _pause_entries(connection: Conn, tenant: str, key: str, until: datetime) -> Sequence[_PauseEntry]:
     """Return pauses and resumes, the newest first: the instant, True for a pause, the author."""
     columns = {"tenant": tenant, "object": f"job/{key}", "until": until}
-    return cast("Sequence[_PauseEntry]", connection.execute(_READ_PAUSES, columns, binary=True).fetchall())
+    return cast("Sequence[_PauseEntry]", connection.execute(_SQL["read_pauses"], columns, binary=True).fetchall())
 
 
 def _versions(connection: Conn, columns: Mapping[str, object]) -> list[VersionTick]:
-    return read_rows(connection, class_row(VersionTick), _READ_VERSIONS_SINCE, columns)
+    return read_rows(connection, class_row(VersionTick), _SQL["read_versions_since"], columns)
 
 
 def joined_pauses(entries: Sequence[_PauseEntry]) -> Iterator[Pause]:

@@ -53,9 +53,6 @@ from tidewheel.transitions.occurrences import MEETS, Occurrence
 from tidewheel.transitions.parents import read_parent_runs
 
 _SQL = Statements("tidewheel.control")
-_FIND_OCCURRENCE = _SQL["find_occurrence_of_child"]
-_READ_CHILD_RUNS = _SQL["read_child_runs"]
-_FIND_LATER_PARENTS = _SQL["find_later_parents"]
 _ENDED = frozenset({"succeeded", "failed", "timed_out", "cancelled", "cancelling", "timing_out"})
 
 
@@ -126,7 +123,7 @@ class _Found:
 def explain_child(facts: InstantFacts, explain_root: Callable[[str], Explanation]) -> Child:
     """Explain an instant of a job that has parents in the version in force."""
     columns: dict[str, object] = {"job_id": facts.job.job_id, "at": facts.at}
-    found = read_row(facts.connection, class_row(_Found), _FIND_OCCURRENCE, columns)
+    found = read_row(facts.connection, class_row(_Found), _SQL["find_occurrence_of_child"], columns)
     if found is None:
         return Child(Verdict(OccurrenceOutcome.NO_OCCURRENCE, FOLLOWS))
     root = explain_root(found.root_key)
@@ -140,7 +137,7 @@ def explain_child(facts: InstantFacts, explain_root: Callable[[str], Explanation
 def later_parents(facts: InstantFacts) -> tuple[str, ...]:
     """Return notes about parents that the job has got after the instant."""
     columns: dict[str, object] = {"job_id": facts.job.job_id, "at": facts.at}
-    rows = facts.connection.execute(_FIND_LATER_PARENTS, columns, binary=True).fetchall()
+    rows = facts.connection.execute(_SQL["find_later_parents"], columns, binary=True).fetchall()
     added = cast("list[tuple[str, datetime]]", rows)
     return tuple(f"the parent {key!r} was added at {instant(at)}, after this instant" for key, at in added)
 
@@ -208,7 +205,7 @@ def _jitter(facts: InstantFacts, version_span: VersionSpan) -> str:
 
 def _facts(facts: InstantFacts, found: _Found, root_run_id: UUID, root_state: str) -> WorkflowFacts:
     columns: dict[str, object] = {"job_id": facts.job.job_id, "at": facts.at, "root_run_id": root_run_id}
-    runs = tuple(read_rows(facts.connection, class_row(ChildRun), _READ_CHILD_RUNS, columns))
+    runs = tuple(read_rows(facts.connection, class_row(ChildRun), _SQL["read_child_runs"], columns))
     occurrence = Occurrence(root_run_id, found.root_job_id, facts.at, found.graph_at or facts.at, found.generation or 0)
     parents = read_parent_runs(facts.connection, occurrence, facts.job.job_id)
     states = tuple(ParentState(key, when, run.state if run else None) for key, when, run in parents)

@@ -41,16 +41,6 @@ from tidewheel.schedules.zones import tzdata_version
 from tidewheel.transitions.decision_inputs import read_day_sets
 
 _SQL = Statements("tidewheel.control.occurrence_audit")
-_READ_FACTS = _SQL["read_audit_facts"]
-_HAS_VERSIONS_BEFORE = _SQL["has_versions_before"]
-_READ_TIMER_RUNS = _SQL["read_timer_runs"]
-_READ_WRONG_ATTEMPTS = _SQL["read_wrong_attempts"]
-_READ_CHAINS = _SQL["read_chains"]
-_READ_MISSING_CHILDREN = _SQL["read_missing_children"]
-_READ_VERSIONS = _SQL["read_audited_versions"]
-_READ_SKIPS = _SQL["read_audited_skips"]
-_READ_OVERRIDES = _SQL["read_audited_overrides"]
-_READ_CALENDARS = _SQL["read_audited_calendars"]
 
 _SETS = 100  # of days that a calendar keeps when it changes: `update_calendar`
 _ROWS = 1_000  # in one round trip
@@ -123,7 +113,7 @@ class _OverrideRow(NamedTuple):
 
 def read_facts(connection: Conn, tenant: str | None) -> AuditFacts:
     """Return the state of the installation; it opens the snapshot."""
-    found = read_row(connection, class_row(AuditFacts), _READ_FACTS, {"tenant": tenant})
+    found = read_row(connection, class_row(AuditFacts), _SQL["read_audit_facts"], {"tenant": tenant})
     assert found is not None  # noqa: S101 - it always has one row
     return found
 
@@ -139,7 +129,7 @@ def ensure_kept(connection: Conn, facts: AuditFacts, scope: Scope) -> None:
     if oldest is None or scope.first >= oldest:
         return
     columns = {"before": oldest, "tenant": scope.tenant, "job_id": scope.job_id}
-    if connection.execute(_HAS_VERSIONS_BEFORE, columns, binary=True).fetchone() == (True,):
+    if connection.execute(_SQL["has_versions_before"], columns, binary=True).fetchone() == (True,):
         problem = f"runs that ended before {format_timestamp(oldest)} are no longer kept"
         refuse("--from", problem, f"write {format_timestamp(oldest)} or later; TIDEWHEEL_RETENTION keeps them longer")
 
@@ -151,14 +141,14 @@ def audit(connection: Conn, scope: Scope) -> Iterator[JobAudit]:
     def by_job(name: str, statement: LiteralString, make: Callable[[Iterable[object]], R]) -> _ByJob[R]:
         return _ByJob(_stream(connection, name, statement, columns, make))
 
-    days = by_job("days", _READ_TIMER_RUNS, RecordedDay._make)
-    wrong = by_job("wrong_attempts", _READ_WRONG_ATTEMPTS, WrongAttempts._make)
-    chains = by_job("chains", _READ_CHAINS, ChainLink._make)
-    missing = by_job("missing_children", _READ_MISSING_CHILDREN, MissingChild._make)
-    skips = by_job("skips", _READ_SKIPS, Skipped._make)
-    overrides = by_job("overrides", _READ_OVERRIDES, _OverrideRow._make)
+    days = by_job("days", _SQL["read_timer_runs"], RecordedDay._make)
+    wrong = by_job("wrong_attempts", _SQL["read_wrong_attempts"], WrongAttempts._make)
+    chains = by_job("chains", _SQL["read_chains"], ChainLink._make)
+    missing = by_job("missing_children", _SQL["read_missing_children"], MissingChild._make)
+    skips = by_job("skips", _SQL["read_audited_skips"], Skipped._make)
+    overrides = by_job("overrides", _SQL["read_audited_overrides"], _OverrideRow._make)
     calendars = _Calendars(connection, scope)
-    versions = _stream(connection, "versions", _READ_VERSIONS, columns, _VersionRow._make)
+    versions = _stream(connection, "versions", _SQL["read_audited_versions"], columns, _VersionRow._make)
     for job_id, rows in groupby(versions, key=lambda row: row.job_id):
         yield from _without_version(days, missing, job_id)
         for _ in chain(*(stream.before(job_id) for stream in (wrong, chains, skips, overrides))):
@@ -186,7 +176,7 @@ def _stream(
     make: Callable[[Iterable[object]], R],
 ) -> Iterator[R]:
     with connection.cursor(name, row_factory=rows_of(make)) as cursor:
-        cursor.itersize = _DAYS if statement is _READ_TIMER_RUNS else _ROWS
+        cursor.itersize = _DAYS if statement is _SQL["read_timer_runs"] else _ROWS
         yield from cursor.execute(statement, columns, binary=True)
 
 
@@ -211,7 +201,7 @@ class _Calendars:
     """The calendars of an installation, with the days that held before."""
 
     def __init__(self, connection: Conn, scope: Scope) -> None:
-        rows = connection.execute(_READ_CALENDARS, {"tenant": scope.tenant}, binary=True).fetchall()
+        rows = connection.execute(_SQL["read_audited_calendars"], {"tenant": scope.tenant}, binary=True).fetchall()
         found = cast("list[tuple[str, str, list[_Past]]]", rows)
         self._days: DaySets = read_day_sets(connection, [(tenant, name) for tenant, name, _ in found])
         self._cut = {(tenant, name): _held(past[0]).until for tenant, name, past in found if len(past) >= _SETS}

@@ -52,10 +52,6 @@ _SILENT_SECONDS = 30.0  # without a message
 _BATCH = 1000
 
 _SQL = Statements("tidewheel.control.occurrence_audit")
-_FIND_UNRECORDED = _SQL["find_unrecorded_ends"]
-_SET_TIME_LIMIT = _SQL["set_time_limit"]
-_HOLD_RETENTION = _SQL["hold_retention"]
-_HOLD_OLD_RETENTION = _SQL["hold_old_retention"]
 
 MAX_LISTED = 1_000
 """Findings that a result lists; the report lists up to a hundred of each job."""
@@ -114,7 +110,9 @@ def unrecorded_ends(
                 "instants": [each.finished_at for each in wanted],
                 "tenant": scope.tenant,
             }
-            yield from map(_finding, read_rows(connection, rows_of(_Unrecorded._make), _FIND_UNRECORDED, columns))
+            yield from map(
+                _finding, read_rows(connection, rows_of(_Unrecorded._make), _SQL["find_unrecorded_ends"], columns)
+            )
 
 
 def _finding(row: _Unrecorded) -> JobFinding:
@@ -260,14 +258,14 @@ def run_audit(
         kafka: The settings of a client, to compare the ends of runs with the completions on Kafka too.
     """
     with (
-        held_lock(url, "tidewheel-audit-lock", _HOLD_RETENTION, lease=_LEASE) as lock,
+        held_lock(url, "tidewheel-audit-lock", _SQL["hold_retention"], lease=_LEASE) as lock,
         closing(Session(url, "tidewheel-audit", options=_SESSION)) as session,
     ):
         if not lock.is_alone:
             raise Unavailable("retention is running; repeat the audit when its pass has ended")
         with session.transaction() as connection:
-            connection.execute(_SET_TIME_LIMIT, {"limit": _LONGEST})
-            connection.execute(_HOLD_OLD_RETENTION)
+            connection.execute(_SQL["set_time_limit"], {"limit": _LONGEST})
+            connection.execute(_SQL["hold_old_retention"])
             facts = read_facts(connection, tenant)
             for refusal in deletions_of(connection, [] if tenant is None else [tenant]).values():
                 raise refusal

@@ -12,8 +12,6 @@ from tidewheel.postgres.session import Conn, read_row, read_rows
 from tidewheel.postgres.statements import Statements
 
 _SQL = Statements("tidewheel.control")
-_LIST_CALENDARS = _SQL["list_calendars"]
-_SHOW_CALENDAR = _SQL["show_calendar"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,12 +51,12 @@ class CalendarDetail:
 def list_calendars(connection: Conn, tenant: str) -> list[CalendarSummary]:
     """Return the calendars of a tenant, by name; raise InvalidInput if there is no such tenant."""
     require_tenant(connection, tenant)
-    return read_rows(connection, class_row(CalendarSummary), _LIST_CALENDARS, {"tenant": tenant})
+    return read_rows(connection, class_row(CalendarSummary), _SQL["list_calendars"], {"tenant": tenant})
 
 
 def show_calendar(connection: Conn, tenant: str, name: str) -> CalendarDetail:
     """Return one calendar, or raise UnknownCalendar."""
-    found = read_row(connection, class_row(CalendarDetail), _SHOW_CALENDAR, {"tenant": tenant, "name": name})
+    found = read_row(connection, class_row(CalendarDetail), _SQL["show_calendar"], {"tenant": tenant, "name": name})
     if found is None:
         raise UnknownCalendar(tenant, name, "choose one of the list of calendars")
     return found

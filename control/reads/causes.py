@@ -24,9 +24,6 @@ from tidewheel.postgres.statements import Statements
 from tidewheel.runs import RunState
 
 _SQL = Statements("tidewheel.control")
-_FIND_FAILING_JOBS = _SQL["find_failing_jobs"]
-_FIND_SET_ASIDE = _SQL["find_set_aside"]
-_COUNT_WAITING_DEAD_LETTERS = _SQL["count_waiting_dead_letters"]
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _DAY = timedelta(days=1)
@@ -161,7 +158,7 @@ class Causes:
             "tenant": self.tenant, "first_id": first_run_id(day), "since": day, "hour": self.since,
             "failed": self.failed, "look": _FAILURES, "least": _IN_A_ROW, "runs": _RUNS,
         }  # fmt: skip
-        for job in read_rows(self.connection, class_row(_Failing), _FIND_FAILING_JOBS, columns):
+        for job in read_rows(self.connection, class_row(_Failing), _SQL["find_failing_jobs"], columns):
             error = job.error_type or ("timed out" if job.state == RunState.TIMED_OUT else "no error recorded")
             yield Need(
                 "failing_job", Severity.ERROR if job.fails else Severity.WARNING, job.words,
@@ -172,7 +169,7 @@ class Causes:
 
     def _set_aside(self) -> Iterator[Need]:
         columns = {"tenant": self.tenant, "limit": _SET_ASIDE}
-        rows = self.connection.execute(_FIND_SET_ASIDE, columns, binary=True).fetchall()
+        rows = self.connection.execute(_SQL["find_set_aside"], columns, binary=True).fetchall()
         for key, job_id, error, since in cast("list[tuple[str, UUID, str, datetime]]", rows):
             words, remedy = "is set aside: no next time could be computed", f"tidewheel job release {shlex.quote(key)}"
             yield Need(
@@ -210,7 +207,7 @@ class Causes:
     def _dead_letters(self, failing: Sequence[Need]) -> Iterator[Need]:
         """Yield one need for the dead letters of jobs that do not fail now, and of messages."""
         columns = {"tenant": self.tenant, "look": LETTERS, "except_jobs": [each.job_id for each in failing]}
-        rows = self.connection.execute(_COUNT_WAITING_DEAD_LETTERS, columns, binary=True).fetchall()
+        rows = self.connection.execute(_SQL["count_waiting_dead_letters"], columns, binary=True).fetchall()
         [(waiting, since, looked)] = cast("list[tuple[int, datetime | None, int]]", rows)
         if waiting:
             words = f"dead letters{' of other jobs' if failing else ''} are not redriven"

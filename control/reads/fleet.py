@@ -30,19 +30,7 @@ from tidewheel.runs import OWNED, Move, sources
 from tidewheel.scheduler.backlog import find_unhandled
 
 _SQL = Statements("tidewheel.control")
-_LIST_EXECUTORS = _SQL["list_executors"]
-_COUNT_WRONG = _SQL["count_wrong"]
-_LIST_SCHEDULERS = _SQL["list_schedulers"]
-_COUNT_RUNS_OF_EXECUTORS = _SQL["count_runs_of_executors"]
-_LIST_RUNS_OF_EXECUTOR = _SQL["list_runs_of_executor"]
-_READ_SERVICES = _SQL["read_services"]
-_READ_FALLBACKS = _SQL["read_fallbacks"]
-_READ_FLEET_FACTS = _SQL["read_fleet_facts"]
-_READ_INTAKE_OFFSETS = _SQL["read_intake_offsets"]
 _SCHEDULER_SQL = Statements("tidewheel.scheduler")
-_MEASURE_RUNS = _SCHEDULER_SQL["measure_runs"]
-_MEASURE_OUTBOX = _SCHEDULER_SQL["measure_outbox"]
-_MEASURE_TIMERS = _SCHEDULER_SQL["measure_timers"]
 
 LOOKED_AT = 20_000
 """Open runs that are looked at for those of an executor: some tens of milliseconds."""
@@ -103,13 +91,13 @@ class ShardOwner:
 def list_executors(connection: Conn, *, after: UUID | None = None, limit: int = 50) -> list[ExecutorSummary]:
     """Return a page of the executors, in the order of their ids."""
     columns = {"after": after or _FIRST, "limit": limit, "lease": LEASE}
-    return read_rows(connection, class_row(ExecutorSummary), _LIST_EXECUTORS, columns)
+    return read_rows(connection, class_row(ExecutorSummary), _SQL["list_executors"], columns)
 
 
 def count_wrong(connection: Conn, tenant: str) -> tuple[int, int]:
     """Return the number of a tenant's dead letters that were not redriven, and that of silent executors."""
     columns: dict[str, object] = {"tenant": tenant, "look": LETTERS, "lease": LEASE}
-    [row] = connection.execute(_COUNT_WRONG, columns, binary=True).fetchall()
+    [row] = connection.execute(_SQL["count_wrong"], columns, binary=True).fetchall()
     return cast("tuple[int, int]", row)
 
 
@@ -129,7 +117,7 @@ class RunOfExecutor:
 def count_runs(connection: Conn) -> dict[UUID, int]:
     """Return the number of runs of each executor that has some, among the first open runs of all queues."""
     columns: dict[str, object] = {"look": LOOKED_AT, "parts": _PARTS, "states": OWNED}
-    rows = connection.execute(_COUNT_RUNS_OF_EXECUTORS, columns, binary=True).fetchall()
+    rows = connection.execute(_SQL["count_runs_of_executors"], columns, binary=True).fetchall()
     return dict(cast("list[tuple[UUID, int]]", rows))
 
 
@@ -157,20 +145,20 @@ def list_runs_of(connection: Conn, executor: ExecutorSummary, *, limit: int = 50
         "queues": list(executor.queues), "executor_id": executor.executor_id, "states": OWNED, "look": LOOKED_AT,
         "parts": _PARTS, "limit": limit,
     }  # fmt: skip
-    return read_rows(connection, class_row(RunOfExecutor), _LIST_RUNS_OF_EXECUTOR, columns)
+    return read_rows(connection, class_row(RunOfExecutor), _SQL["list_runs_of_executor"], columns)
 
 
 def list_shards(connection: Conn, shards: int) -> list[ShardOwner]:
     """Return each shard with the scheduler that owns it by the latest heartbeats."""
     with connection.cursor(row_factory=class_row(SchedulerSummary), binary=True) as cursor:
-        alive = {each.member_id: each for each in cursor.execute(_LIST_SCHEDULERS, {"timeout": _TIMEOUT})}
+        alive = {each.member_id: each for each in cursor.execute(_SQL["list_schedulers"], {"timeout": _TIMEOUT})}
     owned = {shard: alive[member] for member in alive for shard in rendezvous(shards, list(alive), member)}
     return [ShardOwner(shard, owned.get(shard)) for shard in range(shards)]
 
 
 def is_scheduler_alive(connection: Conn) -> bool:
     """Return True if a scheduler has a recent heartbeat; for a session of all tenants."""
-    return connection.execute(_LIST_SCHEDULERS, {"timeout": _TIMEOUT}).fetchone() is not None
+    return connection.execute(_SQL["list_schedulers"], {"timeout": _TIMEOUT}).fetchone() is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,7 +233,7 @@ class FleetStatus:
 
 def read_status(connection: Conn, shards: int) -> FleetStatus:
     """Return the state of the fleet, by a fixed number of statements that read heads of indexes."""
-    now, has_jobs = cast("tuple[datetime, bool]", connection.execute(_READ_FLEET_FACTS, binary=True).fetchone())
+    now, has_jobs = cast("tuple[datetime, bool]", connection.execute(_SQL["read_fleet_facts"], binary=True).fetchone())
     services, freezes = read_services(connection), all_freezes(connection)
     overdue, overdue_by = read_overdue(connection, shards)
     due, held = read_due_runs(connection), read_held_lanes(connection)
@@ -267,7 +255,7 @@ def read_status(connection: Conn, shards: int) -> FleetStatus:
 def read_services(connection: Conn) -> tuple[Service, ...]:
     """Return the processes of all services; one that died is among them for a day."""
     columns = {"lease": LEASE, "silent_after": timedelta(seconds=SILENT_SECONDS)}
-    return tuple(read_rows(connection, rows_as(Service), _READ_SERVICES, columns))
+    return tuple(read_rows(connection, rows_as(Service), _SQL["read_services"], columns))
 
 
 def unreplaced(services: Sequence[Service]) -> tuple[Service, ...]:
@@ -291,7 +279,7 @@ def unreplaced(services: Sequence[Service]) -> tuple[Service, ...]:
 def read_due_runs(connection: Conn) -> list[DueRuns]:
     """Return what is due of each queue and lane with open runs."""
     columns = {"sources": sources(Move.CLAIM), "owned": OWNED, "lease": LEASE, "limit": COUNTED}
-    rows = connection.execute(_MEASURE_RUNS, columns, binary=True).fetchall()
+    rows = connection.execute(_SCHEDULER_SQL["measure_runs"], columns, binary=True).fetchall()
     return [DueRuns(*cast("tuple[str, str, int, timedelta, int]", row)) for row in rows]
 
 
@@ -300,7 +288,7 @@ def read_outbox(connection: Conn) -> list[DueMessages]:
     lanes = {slice_lane_of(part, lane): lane for lane in OutboxLane for part in range(SLICES)}
     found: dict[OutboxLane, tuple[int, timedelta]] = {}
     columns = {"slice_lanes": integers(lanes), "limit": COUNTED}
-    for slice_lane, due, age in connection.execute(_MEASURE_OUTBOX, columns, binary=True):
+    for slice_lane, due, age in connection.execute(_SCHEDULER_SQL["measure_outbox"], columns, binary=True):
         lane = lanes[cast("int", slice_lane)]
         before, oldest = found.get(lane, (0, timedelta(0)))
         found[lane] = before + cast("int", due), max(oldest, cast("timedelta", age))
@@ -310,14 +298,14 @@ def read_outbox(connection: Conn) -> list[DueMessages]:
 def read_overdue(connection: Conn, shards: int) -> tuple[int, timedelta]:
     """Return the number of overdue timers, and the time for which the oldest is due."""
     columns = {"shards": integers(range(shards)), "late": _LATE, "limit": _TIMERS}
-    row = connection.execute(_MEASURE_TIMERS, columns, binary=True).fetchone()
+    row = connection.execute(_SCHEDULER_SQL["measure_timers"], columns, binary=True).fetchone()
     overdue, age, _ = cast("tuple[int, timedelta, datetime]", row)
     return overdue, age
 
 
 def read_intake_offsets(connection: Conn) -> dict[tuple[str, int], int]:
     """Return the offset from which intake reads next, by topic and partition."""
-    rows = connection.execute(_READ_INTAKE_OFFSETS, binary=True).fetchall()
+    rows = connection.execute(_SQL["read_intake_offsets"], binary=True).fetchall()
     return {(str(topic), cast("int", partition)): cast("int", offset) for topic, partition, offset in rows}
 
 
@@ -332,7 +320,7 @@ def find_unhandled_runs(connection: Conn) -> Iterator[Finding]:
 def find_fallbacks(connection: Conn) -> Iterator[Finding]:
     """Yield a finding for each fall-back that does much of the work: all is well, and a fault is hidden."""
     columns = {"silent_after": timedelta(seconds=SILENT_SECONDS), "steps": list(Step)}
-    for step, queue, usual, fallback in connection.execute(_READ_FALLBACKS, columns, binary=True):
+    for step, queue, usual, fallback in connection.execute(_SQL["read_fallbacks"], columns, binary=True):
         share = Share(Step(str(step)), str(queue), cast("int", usual), cast("int", fallback))
         if share.is_fault:
             yield Finding("fallbacks", Severity.WARNING, share.text, share.counts, share.remedy)

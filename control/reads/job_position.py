@@ -18,10 +18,6 @@ from tidewheel.postgres.session import Conn, read_row, read_rows, rows_of
 from tidewheel.postgres.statements import Statements
 
 _SQL = Statements("tidewheel.control")
-_READ_JOB_POSITION = _SQL["read_job_position"]
-_READ_JOB_ERROR = _SQL["read_job_error"]
-_FIND_JOB_KEY = _SQL["find_job_key"]
-_READ_SELECTED_JOBS = _SQL["read_selected_jobs"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +44,7 @@ class JobPosition:
 
 def read_job_position(connection: Conn, tenant: str, key: str) -> JobPosition:
     """Read the state of a job, deleted or not, and of its timer; UnknownJob if there never was one."""
-    found = read_row(connection, class_row(JobPosition), _READ_JOB_POSITION, {"job_id": job_id(tenant, key)})
+    found = read_row(connection, class_row(JobPosition), _SQL["read_job_position"], {"job_id": job_id(tenant, key)})
     if found is None:
         raise UnknownJob(tenant, key)
     return found
@@ -56,7 +52,7 @@ def read_job_position(connection: Conn, tenant: str, key: str) -> JobPosition:
 
 def read_job_error(connection: Conn, job: UUID) -> tuple[str, datetime] | None:
     """Read the error that quarantined a job, and its time."""
-    found = connection.execute(_READ_JOB_ERROR, {"job_id": job}, binary=True).fetchone()
+    found = connection.execute(_SQL["read_job_error"], {"job_id": job}, binary=True).fetchone()
     return cast("tuple[str, datetime] | None", found)
 
 
@@ -70,7 +66,7 @@ class SelectedJob(NamedTuple):
 
 def key_of_job(connection: Conn, tenant: str, job_id: UUID) -> str:
     """Return the key of a job, deleted or not, or raise UnknownJob."""
-    row = connection.execute(_FIND_JOB_KEY, {"job_id": job_id, "tenant": tenant}).fetchone()
+    row = connection.execute(_SQL["find_job_key"], {"job_id": job_id, "tenant": tenant}).fetchone()
     if row is None:
         raise UnknownJob(tenant, f"id:{job_id}")
     return str(row[0])
@@ -79,4 +75,4 @@ def key_of_job(connection: Conn, tenant: str, job_id: UUID) -> str:
 def read_selected_jobs(connection: Conn, tenant: str, job_ids: Sequence[UUID]) -> Sequence[SelectedJob]:
     """Return those of a tenant's jobs that are not deleted, by key."""
     columns = {"job_ids": uuids(job_ids), "tenant": tenant}
-    return read_rows(connection, rows_of(SelectedJob._make), _READ_SELECTED_JOBS, columns)
+    return read_rows(connection, rows_of(SelectedJob._make), _SQL["read_selected_jobs"], columns)

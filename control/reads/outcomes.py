@@ -14,9 +14,6 @@ from tidewheel.postgres.session import Conn, read_row, read_rows
 from tidewheel.postgres.statements import Statements
 
 _SQL = Statements("tidewheel.control")
-_READ_STREAK = _SQL["read_streak"]
-_READ_ERROR_LINES = _SQL["read_error_lines"]
-_READ_JOB_TIMES = _SQL["read_job_times"]
 _READ_ANCESTORS = Statements("tidewheel.transitions")["read_ancestors"]
 
 _TIMED = 20_000  # runs of all jobs of one answer: some tens of milliseconds
@@ -57,7 +54,7 @@ class Streak:
 
 def read_streak(connection: Conn, job_id: UUID) -> Streak | None:
     """Return the failures since the last success, among the newest 1,000 ended runs; None without."""
-    return read_row(connection, class_row(Streak), _READ_STREAK, {"job_id": job_id})
+    return read_row(connection, class_row(Streak), _SQL["read_streak"], {"job_id": job_id})
 
 
 class ErrorLine(NamedTuple):
@@ -74,7 +71,7 @@ class ErrorLine(NamedTuple):
 
 def read_error_lines(connection: Conn, run_ids: Sequence[UUID]) -> Mapping[UUID, ErrorLine]:
     """Return the error of each of these runs that failed."""
-    found = connection.execute(_READ_ERROR_LINES, {"run_ids": list(run_ids)}, binary=True).fetchall()
+    found = connection.execute(_SQL["read_error_lines"], {"run_ids": list(run_ids)}, binary=True).fetchall()
     return {run_id: ErrorLine(*line) for run_id, *line in cast("list[tuple[UUID, str | None, str | None]]", found)}
 
 
@@ -119,7 +116,7 @@ def read_job_times(conn: Conn, runs: Sequence[RunSummary], since: datetime, now:
     look = _TIMED // len(keys)
     day = since.replace(hour=0, minute=0, second=0, microsecond=0)  # a partition has the ends of a day
     columns = {"job_ids": uuids(list(keys)), "day": day, "since": since, "look": look}
-    times = read_rows(conn, class_row(_Times), _READ_JOB_TIMES, columns)
+    times = read_rows(conn, class_row(_Times), _SQL["read_job_times"], columns)
     # Of each second of the time that its runs cover, a job took so much.
     busy = [each.total / max(now - (each.first_at if each.runs >= look else since), _SECOND) for each in times]
     whole = sum(busy) or 1.0

@@ -25,7 +25,6 @@ from tidewheel.schedules.timer_state import TimerState, timer_state
 from tidewheel.transitions.decision_inputs import DecisionInputs, read_decision_inputs
 
 _SQL = Statements("tidewheel.control")
-_READ_PAUSED_TIMERS = _SQL["read_paused_timers"]
 
 _UNWANTED = {SkipReason.EXCLUDED, SkipReason.MANUAL}  # they would not fire without a hold either
 
@@ -82,7 +81,7 @@ class Resumption:
 def preview_resume(connection: Conn, tenant: str, job_ids: Sequence[UUID]) -> Resumption:
     """Return what the end of the pauses of these jobs does."""
     columns: dict[str, object] = {"tenant": tenant, "job_ids": uuids(job_ids), "limit": MAX_JOBS + 1}
-    return resumption(connection, _READ_PAUSED_TIMERS, columns, "pause")
+    return resumption(connection, _SQL["read_paused_timers"], columns, "pause")
 
 
 class _HeldTimer(NamedTuple):

@@ -14,15 +14,10 @@ from tidewheel.postgres.session import Conn
 from tidewheel.postgres.statements import Statements
 
 _SQL = Statements("tidewheel.control")
-_FIND_OPEN_STATES = _SQL["find_open_states"]
-_FIND_ENDS = _SQL["find_ends"]
 Place: TypeAlias = tuple[datetime, UUID]
 """The place of an end: its time and its run."""
 OPEN_RUNS = 500  # whose changes are seen
 ENDS = 1000  # of one read
-_OF_TENANT = _SQL["read_tenant_pulse"]
-_OF_RUNS = _SQL["read_run_pulses"]
-_OF_JOBS = _SQL["read_job_pulses"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,10 +43,10 @@ def read_run_changes(
     """Return the newest open runs, and the ends after a place and before `until` except known ones."""
     job = None if key is None else job_id(tenant, key)
     columns: dict[str, object] = {"tenant": tenant, "job_id": job, "limit": OPEN_RUNS}
-    found = connection.execute(_FIND_OPEN_STATES, columns, binary=True).fetchall()
+    found = connection.execute(_SQL["find_open_states"], columns, binary=True).fetchall()
     standing = {run_id: (state, attempt) for run_id, state, attempt in cast("list[tuple[UUID, str, int]]", found)}
     columns |= {"first": after[0], "after_id": after[1], "until": until, "known": list(known), "limit": ENDS}
-    ended = connection.execute(_FIND_ENDS, columns, binary=True).fetchall()
+    ended = connection.execute(_SQL["find_ends"], columns, binary=True).fetchall()
     rows = cast("list[tuple[datetime, UUID | None, datetime]]", ended)
     ends = [(at, run_id) for _, run_id, at in rows if run_id is not None]
     return RunChanges(rows[0][0], standing, ends)
@@ -70,10 +65,10 @@ def read_pulses(connection: Conn, tenant: str, watched: Watched) -> Mapping[str,
     """Return a fingerprint of each topic, by at most three statements; one that is not there has none."""
     found: dict[str, str] = {}
     if watched.now:
-        [(pulse,)] = connection.execute(_OF_TENANT, {"tenant": tenant}).fetchall()
+        [(pulse,)] = connection.execute(_SQL["read_tenant_pulse"], {"tenant": tenant}).fetchall()
         found["now"] = str(pulse)
-    runs = _of(connection, tenant, "run", _OF_RUNS, watched.runs)
-    return found | runs | _of(connection, tenant, "job", _OF_JOBS, watched.jobs)
+    runs = _of(connection, tenant, "run", _SQL["read_run_pulses"], watched.runs)
+    return found | runs | _of(connection, tenant, "job", _SQL["read_job_pulses"], watched.jobs)
 
 
 def _of(connection: Conn, tenant: str, kind: str, statement: LiteralString, ids: Sequence[UUID]) -> dict[str, str]:

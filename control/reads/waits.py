@@ -27,10 +27,6 @@ from tidewheel.runs import IN_FLIGHT, OWNED, AttemptOutcome, Gate, Move, RunStat
 from tidewheel.transitions.tenant_rates import Ring
 
 _SQL = Statements("tidewheel.control")
-_READ_WAITS = _SQL["read_waits"]
-_READ_LAST_ATTEMPTS = _SQL["read_last_attempts"]
-_READ_ABLE = _SQL["read_able"]
-_FIND_FREEZES_OF_RUNS = _SQL["find_freezes_of_runs"]
 
 LEASE = timedelta(seconds=30)
 """The lease of an executor that has recorded none."""
@@ -144,11 +140,11 @@ def read_waits(connection: Conn, run_ids: Sequence[UUID], *, names_attempts: boo
         "run_ids": list(run_ids), "lease": LEASE, "look": _LOOK // len(run_ids) + 1, "active": list(IN_FLIGHT),
         "most": _MOST, "holds_key": Gate.HOLDS_KEY, "holds_tenant": Gate.HOLDS_TENANT,
     }  # fmt: skip
-    found = read_rows(connection, class_row(WaitFacts), _READ_WAITS, columns)
+    found = read_rows(connection, class_row(WaitFacts), _SQL["read_waits"], columns)
     claimable = [facts.run_id for facts in found if facts.state in _CLAIMABLE]
     freezes: dict[UUID, list[Freeze]] = {}
     if claimable:
-        for row in read_rows(connection, rows_as(_FrozenRun), _FIND_FREEZES_OF_RUNS, {"run_ids": claimable}):
+        for row in read_rows(connection, rows_as(_FrozenRun), _SQL["find_freezes_of_runs"], {"run_ids": claimable}):
             freezes.setdefault(row.run_id, []).append(row.freeze)
     retrying = [facts for facts in found if names_attempts and facts.state == RunState.RETRYING]
     last = _last_attempts(connection, retrying)
@@ -164,7 +160,10 @@ def _last_attempts(connection: Conn, retrying: Sequence[WaitFacts]) -> "dict[UUI
     columns: dict[str, object] = {
         "run_ids": [facts.run_id for facts in retrying], "since": min(days), "until": max(days)
     }  # fmt: skip
-    return {each.run_id: each for each in read_rows(connection, class_row(_LastAttempt), _READ_LAST_ATTEMPTS, columns)}
+    return {
+        each.run_id: each
+        for each in read_rows(connection, class_row(_LastAttempt), _SQL["read_last_attempts"], columns)
+    }
 
 
 def wait_of(facts: WaitFacts, freezes: Sequence[Freeze] = (), last: "_LastAttempt | None" = None) -> Wait:
@@ -251,7 +250,7 @@ def _failed(facts: WaitFacts, last: "_LastAttempt") -> str:
 def read_lack(connection: Conn, tenant: str, key: str) -> Wait | None:
     """Return why none of the live executors could run a job now; None if one could, or if none lives."""
     columns: dict[str, object] = {"job_id": job_id(tenant, key), "lease": LEASE}
-    found = read_row(connection, class_row(_Able), _READ_ABLE, columns)
+    found = read_row(connection, class_row(_Able), _SQL["read_able"], columns)
     return None if found is None or found.able or not found.alive else _without_executor(found)
 
 

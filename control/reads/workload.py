@@ -26,12 +26,6 @@ from tidewheel.postgres.statements import Statements
 from tidewheel.runs import SCHEDULED, Move, RunState, sources
 
 _SQL = Statements("tidewheel.control")
-_READ_ACTIVITY = _SQL["read_activity"]
-_READ_STAGES = _SQL["read_stages"]
-_FIND_SLOWEST_RUNS = _SQL["find_slowest_runs"]
-_COUNT_UPCOMING = _SQL["count_upcoming"]
-_GROUP_OPEN_RUNS = _SQL["group_open_runs"]
-_READ_HELD_LANES = _SQL["read_held_lanes"]
 
 _LOOKED_AT = 100_000  # rows of one answer, the newest first: about 100 ms
 _COUNTED = 10_000  # timers: more are shown as at least so many
@@ -109,7 +103,9 @@ def read_activity(
     }  # fmt: skip
     counts: list[dict[str, int]] = [{} for _ in edges[1:]]
     looked_at = 0
-    rows = cast("list[tuple[int, str, int, int]]", connection.execute(_READ_ACTIVITY, columns, binary=True).fetchall())
+    rows = cast(
+        "list[tuple[int, str, int, int]]", connection.execute(_SQL["read_activity"], columns, binary=True).fetchall()
+    )
     for place, state, runs, of_rows in rows:
         counts[place][state] = runs
         looked_at += of_rows
@@ -142,7 +138,9 @@ def slowest_runs(connection: Conn, tenant: str, since: datetime, until: datetime
     Each row of figures has three, so runs that many slower ones surround are not among them.
     """
     columns = {"tenant": tenant, "since": since, "until": until, "look": _LOOKED_AT, "limit": limit}
-    found = cast("list[tuple[UUID, float]]", connection.execute(_FIND_SLOWEST_RUNS, columns, binary=True).fetchall())
+    found = cast(
+        "list[tuple[UUID, float]]", connection.execute(_SQL["find_slowest_runs"], columns, binary=True).fetchall()
+    )
     took = dict(found)
     return tuple(SlowRun(took[run.run_id], run) for run in read_runs(connection, list(took)))
 
@@ -170,7 +168,7 @@ def read_upcoming(connection: Conn, tenant: str, shards: int, edges: Sequence[da
     columns = {"tenant": tenant, "shards": list(range(shards)), "edges": list(edges), "look": per_shard}
     counts = [0] * (len(edges) - 1)
     cut = False
-    rows = connection.execute(_COUNT_UPCOMING, columns, binary=True).fetchall()
+    rows = connection.execute(_SQL["count_upcoming"], columns, binary=True).fetchall()
     for place, jobs, is_cut in cast("list[tuple[int, int, bool]]", rows):
         counts[place] += jobs
         cut |= is_cut
@@ -197,7 +195,7 @@ def _lateness(by_stage: Mapping[Stage, Counter[int]]) -> dict[str, StageLateness
 
 
 def _buckets(connection: Conn, columns: Mapping[str, object]) -> dict[int, dict[Stage, Counter[int]]]:
-    rows = cast("list[tuple[int, int, int]]", connection.execute(_READ_STAGES, columns, binary=True).fetchall())
+    rows = cast("list[tuple[int, int, int]]", connection.execute(_SQL["read_stages"], columns, binary=True).fetchall())
     found: dict[int, list[tuple[int, int]]] = {}
     for place, key, runs in rows:
         found.setdefault(place, []).append((key, runs))
@@ -270,7 +268,7 @@ class _Row:
 def read_open_runs(connection: Conn, tenant: str) -> OpenRuns:
     """Return the open runs of a tenant, the oldest 10,000 of them."""
     columns = {"tenant": tenant, "look": _MOST_OPEN, "holds": _HOLDS}
-    rows = read_rows(connection, class_row(_Row), _GROUP_OPEN_RUNS, columns)
+    rows = read_rows(connection, class_row(_Row), _SQL["group_open_runs"], columns)
     at_least = sum(row.runs for row in rows) >= _MOST_OPEN
     states = Counter[str]()
     for row in rows:
@@ -322,7 +320,7 @@ class HeldLane:
 def read_held_lanes(connection: Conn) -> tuple[HeldLane, ...]:
     """Return what live relays hold back, as of the last two seconds, by queue and lane."""
     with connection.cursor(row_factory=class_row(HeldLane), binary=True) as cursor:
-        return tuple(cursor.execute(_READ_HELD_LANES))
+        return tuple(cursor.execute(_SQL["read_held_lanes"]))
 
 
 def long_held(held: Sequence[HeldLane], now: datetime) -> Iterator[HeldLane]:

@@ -25,16 +25,6 @@ from tidewheel.transitions.installation import Installation
 from tidewheel.transitions.new_runs import NewRun, RunInputs
 
 _SQL = Statements("tidewheel.control.restore")
-_READ_VERSIONS = _SQL["read_versions"]
-_FIND_RUNS = _SQL["find_runs"]
-_SET_ENDING = _SQL["set_ending"]
-_SET_ENDED = _SQL["set_ended"]
-_SET_FAILED = _SQL["set_failed"]
-_ADD_UNKNOWN_ATTEMPTS = _SQL["add_unknown_attempts"]
-_RAISE_ATTEMPTS = _SQL["raise_attempts"]
-_FIND_RUNNING = _SQL["find_running"]
-_FIND_REQUESTED = _SQL["find_requested"]
-_FIND_UNCLAIMED = _SQL["find_unclaimed"]
 
 _AT_ONCE = 500
 _UNPUBLISHED = 5  # attempts of a run that may have begun although no relay had published their messages
@@ -137,14 +127,14 @@ def _record_ends(
             instants = {at for each in ends for at in (each.finished_at, each.started_at) if at is not None}
             ensure_days(connection, {*map(day_of, instants)})
             if left := [each for each in ends if found[UUID(each.run_id)]]:
-                connection.execute(_SET_ENDING, _columns(left))
+                connection.execute(_SQL["set_ending"], _columns(left))
                 ended += len(finish_runs(connection, installation, [_end(each) for each in left]).states)
             times: dict[str, object] = {
                 "run_ids": uuids(UUID(each.run_id) for each in ends),
                 "finished": [each.finished_at for each in ends],
             }
-            connection.execute(_SET_ENDED, {**times, "since": since})
-            connection.execute(_SET_FAILED, times)
+            connection.execute(_SQL["set_ended"], {**times, "since": since})
+            connection.execute(_SQL["set_failed"], times)
             _add_attempts(connection, left)
             failpoint("restoring.ends")
     return ended
@@ -164,7 +154,7 @@ def raise_attempts(session: Session, history: History) -> int:
     while True:
         with session.transaction() as connection:
             columns: dict[str, object] = {"after": after, "limit": _AT_ONCE, "running": RunState.RUNNING}
-            rows = connection.execute(_FIND_RUNNING, columns, binary=True).fetchall()
+            rows = connection.execute(_SQL["find_running"], columns, binary=True).fetchall()
             now = read_now(connection)
         if not rows:
             return raised
@@ -184,7 +174,7 @@ def _raise(session: Session, last: Mapping[UUID, tuple[int, datetime]]) -> int:
             "queued": RunState.QUEUED,
             "kept": [RunState.WAITING, RunState.CANCELLING],  # no claim follows: an answer or a sweep ends them
         }
-        rows = connection.execute(_RAISE_ATTEMPTS, columns, binary=True).fetchall()
+        rows = connection.execute(_SQL["raise_attempts"], columns, binary=True).fetchall()
         found = cast("list[tuple[UUID, str, int]]", rows)
         ensure_days(connection, {day_of(last[run][1]) for run, _, _ in found})
         added: dict[str, object] = {
@@ -193,7 +183,7 @@ def _raise(session: Session, last: Mapping[UUID, tuple[int, datetime]]) -> int:
             "attempts": [attempt for _, _, attempt in found],
             "at": [last[run][1] for run, _, _ in found],
         }
-        connection.execute(_ADD_UNKNOWN_ATTEMPTS, added)
+        connection.execute(_SQL["add_unknown_attempts"], added)
         return len(found)
 
 
@@ -205,12 +195,12 @@ def end_unknown(session: Session, installation: Installation, history: History, 
     ended, after = 0, _BEFORE_ALL
     for some in _parts(sorted(history.requests)):
         with session.transaction() as connection:
-            found = _unclaimed(connection, _FIND_REQUESTED, {"run_ids": uuids(some)})
+            found = _unclaimed(connection, _SQL["find_requested"], {"run_ids": uuids(some)})
             ended += _fail(connection, installation, found)
     while True:
         with session.transaction() as connection:
             columns = {"after": after, "before": stopped_at, "limit": _AT_ONCE}
-            found = _unclaimed(connection, _FIND_UNCLAIMED, columns)
+            found = _unclaimed(connection, _SQL["find_unclaimed"], columns)
             if not found:
                 return ended
             after = found[-1].run_id
@@ -235,7 +225,7 @@ def _fail(connection: Conn, installation: Installation, found: Sequence[_Unclaim
         "started": [None if run.attempt else run.scheduled_at for run in once],  # it has its record
         "published": [run.scheduled_at for run in once],
     }
-    connection.execute(_SET_ENDING, columns)
+    connection.execute(_SQL["set_ending"], columns)
     message = "the database was restored, and the run may have begun before"
     end = partial(RunEnd, reason=UNKNOWN_OUTCOME, error_type=UNKNOWN_OUTCOME, error_message=message)
     ends = [end(run.run_id, max(run.attempt, 1), RunState.FAILED) for run in once]
@@ -250,7 +240,7 @@ def _parts(run_ids: Sequence[UUID]) -> Iterator[Sequence[UUID]]:
 
 def _runs(connection: Conn, run_ids: Sequence[UUID]) -> dict[UUID, bool]:
     """Return those of these runs that exist, with true if they are open."""
-    rows = connection.execute(_FIND_RUNS, {"run_ids": uuids(run_ids)}, binary=True).fetchall()
+    rows = connection.execute(_SQL["find_runs"], {"run_ids": uuids(run_ids)}, binary=True).fetchall()
     return dict(cast("list[tuple[UUID, bool]]", rows))
 
 
@@ -258,7 +248,7 @@ def _versions(connection: Conn, runs: Iterable[RunCompleted | RunRequest]) -> Ma
     named = sorted({(UUID(each.job_id), each.job_version) for each in runs})
     columns = {"job_ids": uuids(job for job, _ in named), "versions": [version for _, version in named]}
     with connection.cursor(row_factory=rows_of(_Version._make), binary=True) as cursor:
-        return {(row.job_id, row.version): row for row in cursor.execute(_READ_VERSIONS, columns)}
+        return {(row.job_id, row.version): row for row in cursor.execute(_SQL["read_versions"], columns)}
 
 
 def _new_run(run: RunCompleted | RunRequest, request: RunRequest | None, version: _Version) -> NewRun:
@@ -342,4 +332,4 @@ def _add_attempts(connection: Conn, runs: Sequence[RunCompleted]) -> None:
             "at": instants,
         }
         ensure_days(connection, {*map(day_of, instants)})
-        connection.execute(_ADD_UNKNOWN_ATTEMPTS, columns)
+        connection.execute(_SQL["add_unknown_attempts"], columns)

@@ -28,21 +28,6 @@ from tidewheel.settings.connections import Connections
 from tidewheel.transitions.installation import Installation, read_installation
 
 _SQL = Statements("tidewheel.control.restore")
-_LOCK_RESTORE = _SQL["lock_restore"]
-_READ_RESTORE = _SQL["read_restore"]
-_READ_BACKUP = _SQL["read_backup"]
-_RAISE_EPOCH = _SQL["raise_epoch"]
-_STORE_RESTORE = _SQL["store_restore"]
-_END_RESTORE = _SQL["end_restore"]
-_OWNS_DATABASE = _SQL["owns_database"]
-_REFUSE_WRITES = _SQL["refuse_writes"]
-_ACCEPT_WRITES = _SQL["accept_writes"]
-_END_SESSIONS = _SQL["end_sessions"]
-_FIND_SESSIONS = _SQL["find_sessions"]
-_UNBOUND = _SQL["unbound"]
-_READ_WRITTEN_MESSAGES = _SQL["read_written_messages"]
-_READ_NEEDLESS_REQUESTS = _SQL["read_needless_requests"]
-_DELETE_MESSAGES = _SQL["delete_messages"]
 
 _PAGE = 10_000
 _END_MS = 30_000  # until a session has ended
@@ -111,11 +96,11 @@ def restore(
     try:
         require_current(lock.connection())
         begin_lasting(lock.connection())
-        held = HeldLock(lock.connection(), is_alone=try_table_lock(lock.connection(), _LOCK_RESTORE))
+        held = HeldLock(lock.connection(), is_alone=try_table_lock(lock.connection(), _SQL["lock_restore"]))
         if not held.is_alone:
             raise SettingsError("another `tidewheel admin restore` is running on this database; wait for it to end")
         with session.transaction() as connection:
-            connection.execute(_UNBOUND)
+            connection.execute(_SQL["unbound"])
             installation, now = read_installation(connection, settings), read_now(connection)
             keys = MessageKeys()
             keys.refresh(connection)
@@ -191,11 +176,11 @@ def _write(
 def _open(session: Session, lock: Session) -> None:
     """Accept writes again, and let services start."""
     with session.transaction() as connection:
-        connection.execute(_ACCEPT_WRITES)
+        connection.execute(_SQL["accept_writes"])
     failpoint("restoring.open")
     _end_sessions(session, lock)  # a pool keeps sessions that were opened meanwhile, and these can only read
     with session.transaction() as connection:
-        connection.execute(_END_RESTORE)
+        connection.execute(_SQL["end_restore"])
 
 
 def _begin(
@@ -205,7 +190,7 @@ def _begin(
     with session.transaction() as connection:
         if write:
             _refuse_writes(connection)
-        found = connection.execute(_READ_RESTORE).fetchone()
+        found = connection.execute(_SQL["read_restore"]).fetchone()
         if found is not None:
             state = _State(**cast("dict[str, object]", found[0]))  # type: ignore[arg-type]
             stored_times = (("--since", since, state.since), ("--stopped-at", stopped_at, state.stopped_at))
@@ -213,7 +198,7 @@ def _begin(
                 if given is not None and given != datetime.fromisoformat(stored):
                     refuse(option, f"the restore that is under way has begun with {stored}", "leave it out")
             return state
-        row = connection.execute(_READ_BACKUP).fetchone()
+        row = connection.execute(_SQL["read_backup"]).fetchone()
         backup_at, now, last_id = cast("tuple[datetime | None, datetime, int]", row)
         if since is None and backup_at is None:
             raise SettingsError("the database has no heartbeat of a service; give the time of the backup with --since")
@@ -221,8 +206,8 @@ def _begin(
         _check_times(begin, stopped_at, backup_at, now=now, accept_gaps=accept_gaps)
         state = _State(begin.isoformat(), (stopped_at or now).isoformat(), last_id)
         if write:
-            connection.execute(_RAISE_EPOCH)
-            connection.execute(_STORE_RESTORE, {"state": Jsonb(asdict(state))})
+            connection.execute(_SQL["raise_epoch"])
+            connection.execute(_SQL["store_restore"], {"state": Jsonb(asdict(state))})
     failpoint("restoring.begun")
     return state
 
@@ -241,10 +226,10 @@ def _check_times(
 
 
 def _refuse_writes(connection: Conn) -> None:
-    if connection.execute(_OWNS_DATABASE).fetchone() != (True,):
+    if connection.execute(_SQL["owns_database"]).fetchone() != (True,):
         message = "this user does not own the database, but the restore must keep writers out; connect as the owner"
         raise SettingsError(message)
-    connection.execute(_REFUSE_WRITES)
+    connection.execute(_SQL["refuse_writes"])
 
 
 def _end_sessions(session: Session, lock: Session) -> list[str]:
@@ -252,12 +237,12 @@ def _end_sessions(session: Session, lock: Session) -> list[str]:
     own = [each.connection().server_process() for each in (session, lock)]
     try:
         with session.transaction() as connection:
-            rows = connection.execute(_END_SESSIONS, {"own": own, "wait_ms": _END_MS}).fetchall()
+            rows = connection.execute(_SQL["end_sessions"], {"own": own, "wait_ms": _END_MS}).fetchall()
     except psycopg.errors.InsufficientPrivilege as error:
         raise SettingsError("this user may not end other sessions; GRANT pg_signal_backend TO this user") from error
     with session.transaction() as connection:  # another one: `pg_stat_activity` is read once in a transaction
         processes = [process for process, _, ended in rows if not ended]
-        found = {process for (process,) in connection.execute(_FIND_SESSIONS, {"processes": processes})}
+        found = {process for (process,) in connection.execute(_SQL["find_sessions"], {"processes": processes})}
     if living := sorted(str(name) for process, name, _ in rows if process in found):
         raise SettingsError(f"sessions do not end: {', '.join(living)}; stop these processes, and repeat the command")
     return sorted({"-".join(str(name).split("-")[:2]) for _, name, _ in rows})  # tidewheel-relay has several
@@ -273,15 +258,15 @@ def _drop_messages(session: Session, installation: Installation, history: Histor
         "topics": [topics.replies, topics.completions],
         "others": [f"{topics.replies}.t.%", f"{topics.prefix}.runs.%"],
     }
-    for connection, rows in _pages(session, _READ_WRITTEN_MESSAGES, announced, 0):
+    for connection, rows in _pages(session, _SQL["read_written_messages"], announced, 0):
         known = [row[0] for row in rows if history.has(topics, str(row[1]), cast("bytes", row[2]))]
-        connection.execute(_DELETE_MESSAGES, {"ids": known})
+        connection.execute(_SQL["delete_messages"], {"ids": known})
     runs: dict[str, object] = {"runs": f"{topics.prefix}.runs."}
-    for connection, rows in _pages(session, _READ_NEEDLESS_REQUESTS, runs, state.last_outbox_id):
-        connection.execute(_DELETE_MESSAGES, {"ids": [row[0] for row in rows]})
+    for connection, rows in _pages(session, _SQL["read_needless_requests"], runs, state.last_outbox_id):
+        connection.execute(_SQL["delete_messages"], {"ids": [row[0] for row in rows]})
     with session.transaction() as connection:
         state.messages_dropped = True
-        connection.execute(_STORE_RESTORE, {"state": Jsonb(asdict(state))})
+        connection.execute(_SQL["store_restore"], {"state": Jsonb(asdict(state))})
         failpoint("restoring.messages")
 
 

@@ -1,7 +1,7 @@
 """Named SQL: the statements of a package lie in its `queries.sql`, beside the code that uses them.
 
 A block begins with `-- name: claim_runs`. Its comment says what the statement returns or changes, its index and its
-locks. Blocks are read once, at import: a missing statement fails when the process starts.
+locks. Blocks are read once, at import. A test compares the names that modules use with those of the files.
 
 A text that several statements share is written once, as a part: `-- part: names_run(run)`. A statement takes it over
 with `{{names_run(o)}}`, which puts the alias `o` in place of `run`. A part takes over another one likewise. A part of

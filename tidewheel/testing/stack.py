@@ -37,12 +37,7 @@ if TYPE_CHECKING:
     from tidewheel.local.stack import LocalStack  # of the extra `local`, which servers of your own do not need
 
 _SQL = Statements("tidewheel.testing")
-_READ_PENDING = _SQL["read_pending"]
-_READ_NEXT_DUE = _SQL["read_next_due"]
 _READ_QUEUES = _SQL["read_queues"]
-_READ_UNKNOWN_HANDLERS = _SQL["read_unknown_handlers"]
-_READ_RUNS_OF = _SQL["read_runs_of"]
-_READ_DEAD_LETTERS = _SQL["read_dead_letters"]
 _NOW: LiteralString = "SELECT tidewheel_now()"
 
 _TENANT = "default"
@@ -156,7 +151,7 @@ class Tidewheel:
         until = self.now + (by if by is not None else timedelta(**units))
         ends_at = monotonic_seconds() + timeout
         self._drain(ends_at)
-        while (at := self._read_instant(_READ_NEXT_DUE)) is not None and at <= until:
+        while (at := self._read_instant(_SQL["read_next_due"])) is not None and at <= until:
             self.set_time(at)
             self._drain(ends_at)
         self.set_time(until)
@@ -181,7 +176,7 @@ class Tidewheel:
         """
         columns = {"job_id": job_id(_TENANT, key)}
         with self._session.transaction() as connection, connection.cursor(row_factory=class_row(Run)) as cursor:
-            return cursor.execute(_READ_RUNS_OF, columns).fetchall()
+            return cursor.execute(_SQL["read_runs_of"], columns).fetchall()
 
     def assert_fired(self, key: str, *, at: datetime | str | None = None, times: int | None = None) -> list[Run]:
         """Fail unless a job has fired, once or so many times; return its runs without the skipped ones."""
@@ -200,7 +195,7 @@ class Tidewheel:
     def assert_no_dead_letters(self) -> None:
         """Fail if a run, or a request, was given up."""
         with self._session.transaction() as connection:
-            rows = connection.execute(_READ_DEAD_LETTERS).fetchall()
+            rows = connection.execute(_SQL["read_dead_letters"]).fetchall()
         if rows:
             listed_errors = "".join(f"\n  {key}: {reason}: {kind}: {message}" for key, reason, kind, message in rows)
             raise AssertionError(f"{len(rows)} were given up:{listed_errors}")
@@ -253,7 +248,7 @@ class Tidewheel:
         self._services.publish()
         taken = self._services.take_in()
         with self._session.transaction() as connection:
-            rows = cast("list[tuple[str, int]]", connection.execute(_READ_PENDING, columns).fetchall())
+            rows = cast("list[tuple[str, int]]", connection.execute(_SQL["read_pending"], columns).fetchall())
         left = [(what, count) for what, count in rows if count]
         return [*left, ("requests", taken)] if taken else left
 
@@ -264,7 +259,7 @@ class Tidewheel:
 
     def _refuse_unknown(self, columns: Mapping[str, object]) -> None:
         with self._session.transaction() as connection:
-            rows = connection.execute(_READ_UNKNOWN_HANDLERS, columns).fetchall()
+            rows = connection.execute(_SQL["read_unknown_handlers"], columns).fetchall()
         if rows:
             missing = ", ".join(f"job {key!r} needs {handler!r}" for key, handler in rows)
             remedy = "import the module that registers it, or name the target's type in TIDEWHEEL_TARGETS"

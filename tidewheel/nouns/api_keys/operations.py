@@ -22,13 +22,6 @@ from tidewheel.postgres.session import Conn, read_row
 from tidewheel.postgres.statements import Statements
 
 _SQL = Statements("tidewheel.nouns.api_keys")
-_LIST_API_KEYS = _SQL["list_api_keys"]
-_SHOW_API_KEY = _SQL["show_api_key"]
-_ADD_API_KEY = _SQL["add_api_key"]
-_ADD_EXECUTOR_KEY = _SQL["add_executor_key"]
-_LOCK_KEYS_OF_TENANT = _SQL["lock_keys_of_tenant"]
-_READ_KEY_LIMITS = _SQL["read_key_limits"]
-_REVOKE_API_KEY = _SQL["revoke_api_key"]
 
 ALL_QUEUES = "*"
 _LATEST: Final = "infinity", "~"  # behind each key, one with a damaged time among them
@@ -74,7 +67,7 @@ class ApiKeySummary:
 def show_api_key(connection: Conn, tenant: str | None, key_id: str) -> ApiKeySummary:
     """Return a key of a tenant, or of any; raise UnknownApiKey if there is none."""
     ensure_key_id(key_id)
-    found = read_row(connection, class_row(ApiKeySummary), _SHOW_API_KEY, {"tenant": tenant, "key_id": key_id})
+    found = read_row(connection, class_row(ApiKeySummary), _SQL["show_api_key"], {"tenant": tenant, "key_id": key_id})
     if found is None:
         raise UnknownApiKey(key_id)
     return found
@@ -87,8 +80,8 @@ def list_api_keys(
     at, key_id = after or _LATEST
     columns = {"tenant": tenant, "before_at": at, "before_id": key_id}
     return read_page(
-        connection, class_row(ApiKeySummary), _LIST_API_KEYS, columns, lambda last: (last.created_at, last.key_id),
-        limit=limit, after=after,
+        connection, class_row(ApiKeySummary), _SQL["list_api_keys"], columns,
+        lambda last: (last.created_at, last.key_id), limit=limit, after=after,
     )  # fmt: skip
 
 
@@ -175,7 +168,7 @@ class ApiKeys(Noun):
             if not self._call.all_tenants:
                 _ensure_within_limits(connection, tenant, rate)
             try:
-                adding = _ADD_API_KEY if served is None else _ADD_EXECUTOR_KEY
+                adding = _SQL["add_api_key"] if served is None else _SQL["add_executor_key"]
                 row = connection.execute(adding, columns, binary=True).fetchone()
             except UniqueViolation:
                 problem = f"this request already created the key {made.key_id}, which only the first response shows"
@@ -208,7 +201,7 @@ class ApiKeys(Noun):
         columns = {"key_id": key_id, "tenant": None if all_tenants else self._call.tenant}
 
         def revoke(connection: Conn) -> bool:
-            row = connection.execute(_REVOKE_API_KEY, columns, binary=True).fetchone()
+            row = connection.execute(_SQL["revoke_api_key"], columns, binary=True).fetchone()
             if row is None:
                 raise UnknownApiKey(key_id)
             tenant, was_revoked = cast("tuple[str, bool]", row)
@@ -221,8 +214,8 @@ class ApiKeys(Noun):
 
 def _ensure_within_limits(connection: Conn, tenant: str, rate: float | None) -> None:
     """Refuse what a tenant's own key may not create: a key more than operators allow, or a faster one."""
-    connection.execute(_LOCK_KEYS_OF_TENANT, {"tenant": tenant})
-    row = connection.execute(_READ_KEY_LIMITS, {"tenant": tenant}, binary=True).fetchone()
+    connection.execute(_SQL["lock_keys_of_tenant"], {"tenant": tenant})
+    row = connection.execute(_SQL["read_key_limits"], {"tenant": tenant}, binary=True).fetchone()
     count, keys, most = cast("tuple[int, int | None, float | None]", row)
     keys, most = _DEFAULT_KEYS if keys is None else keys, _DEFAULT_KEY_RATE if most is None else most
     operator = f"have an operator run `tidewheel admin tenant limits {tenant}"

@@ -22,10 +22,6 @@ _MOST_SIGN_INS = 100  # of one key; the oldest go
 LONGEST = 3072  # characters of a cookie that is looked at
 
 _SQL = Statements("tidewheel.control")
-_ADD_SIGN_IN = _SQL["add_sign_in"]
-_DROP_SIGN_INS = _SQL["drop_sign_ins"]
-_END_SIGN_IN = _SQL["end_sign_in"]
-_TAKE_LINK = _SQL["take_link"]
 
 BOUNDS: Final[Mapping[str, object]] = {"idle": IDLE, "life": LIFE}
 """The columns of statements that read sign-ins."""
@@ -83,13 +79,13 @@ def add_sign_in(connection: Conn, key_id: str, name: str | None, *, is_link: boo
     """
     made = SignIn(key_id, secrets.token_urlsafe(32), name)
     columns = {"digest": made.digest, "key_id": key_id, "name": name, "is_link": is_link}
-    connection.execute(_DROP_SIGN_INS, {**BOUNDS, "key_id": key_id, "kept": _MOST_SIGN_INS - 1})
-    return made if connection.execute(_ADD_SIGN_IN, columns).rowcount else None
+    connection.execute(_SQL["drop_sign_ins"], {**BOUNDS, "key_id": key_id, "kept": _MOST_SIGN_INS - 1})
+    return made if connection.execute(_SQL["add_sign_in"], columns).rowcount else None
 
 
 def end_sign_in(connection: Conn, sign_in: SignIn) -> None:
     """End a sign-in."""
-    connection.execute(_END_SIGN_IN, {"digest": sign_in.digest})
+    connection.execute(_SQL["end_sign_in"], {"digest": sign_in.digest})
 
 
 def take_link(connection: Conn, text: str) -> SignIn | None:
@@ -98,7 +94,7 @@ def take_link(connection: Conn, text: str) -> SignIn | None:
     if link is None:
         return None
     columns = {"digest": link.digest, "life": LINK_LIFE}
-    if connection.execute(_TAKE_LINK, columns).fetchone() is None:
+    if connection.execute(_SQL["take_link"], columns).fetchone() is None:
         return None
     return add_sign_in(connection, link.key_id, None)
 

@@ -15,9 +15,6 @@ from tidewheel.postgres.session import Conn
 from tidewheel.postgres.statements import Statements
 
 _SQL = Statements("tidewheel.nouns.audit_log")
-_LIST_AUDIT_LOG = _SQL["list_audit_log"]
-_LIST_AUDIT_LOG_OF_OBJECT = _SQL["list_audit_log_of_object"]
-_LIST_AUDIT_LOG_OF_ALL = _SQL["list_audit_log_of_all"]
 
 MAX_LOOK = 20_000
 """The rows that one page looks at: a rare actor needs several pages."""
@@ -87,8 +84,10 @@ def list_audit_log(
         "actor": fits.get("actor"), "object": fits.get("object"), "action": fits.get("action"),
         "door": fits.get("door"), "look": MAX_LOOK if is_filtered else limit, "limit": limit,
     }  # fmt: skip
-    statement = _LIST_AUDIT_LOG_OF_OBJECT if fits.get("object") else _LIST_AUDIT_LOG
-    rows = connection.execute(_LIST_AUDIT_LOG_OF_ALL if tenant is None else statement, columns, binary=True).fetchall()
+    statement = _SQL["list_audit_log_of_object"] if fits.get("object") else _SQL["list_audit_log"]
+    rows = connection.execute(
+        _SQL["list_audit_log_of_all"] if tenant is None else statement, columns, binary=True
+    ).fetchall()
     entries = [_entry(row[2:]) for row in rows if row[3] is not None]
     if len(entries) == limit:
         return AuditLogPage(tuple(entries), (entries[-1].at, entries[-1].id))

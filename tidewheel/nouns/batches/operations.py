@@ -25,12 +25,6 @@ from tidewheel.postgres.statements import Statements
 from tidewheel.transitions.occurrences import NodeRun, read_node_runs
 
 _SQL = Statements("tidewheel.nouns.batches")
-_LIST_BATCHES = _SQL["list_batches"]
-_SHOW_BATCH = _SQL["show_batch"]
-_READ_BATCH_RUNS = _SQL["read_batch_runs"]
-_READ_RUN_EDGES = _SQL["read_run_edges"]
-_LIST_FAILED_RUNS = _SQL["list_failed_runs"]
-_READ_BATCH_CALLBACKS = _SQL["read_batch_callbacks"]
 
 MAX_RUNS = 10_000  # of one answer
 _MAX_EDGES = 100_000
@@ -84,7 +78,7 @@ def list_batches(connection: Conn, tenant: str, *, after: UUID | None, limit: in
     require_tenant(connection, tenant)
     columns = {"tenant": tenant, "before": after or _LAST}
     return read_page(
-        connection, class_row(BatchSummary), _LIST_BATCHES, columns, lambda last: last.batch_id, limit=limit
+        connection, class_row(BatchSummary), _SQL["list_batches"], columns, lambda last: last.batch_id, limit=limit
     )
 
 
@@ -124,14 +118,14 @@ class Batch:
 def show_batch(connection: Conn, tenant: str, batch_id: UUID, *, limit: int, after: str = "") -> Batch:
     """Return one batch with so many of its runs at most, behind a ref."""
     columns: dict[str, object] = {"tenant": tenant, "batch_id": batch_id, "limit": limit, "after": after}
-    summary = read_row(connection, class_row(BatchSummary), _SHOW_BATCH, columns)
+    summary = read_row(connection, class_row(BatchSummary), _SQL["show_batch"], columns)
     if summary is None:
         raise UnknownBatch(str(batch_id))
-    rows = read_rows(connection, rows_of(_Row._make), _READ_BATCH_RUNS, columns)
+    rows = read_rows(connection, rows_of(_Row._make), _SQL["read_batch_runs"], columns)
     ids = [row.run_id for row in rows]
     found = read_node_runs(connection, ids, batch_id)
     columns = {"batch_id": batch_id, "run_ids": uuids(ids), "limit": _MAX_EDGES}
-    edges = connection.execute(_READ_RUN_EDGES, columns, binary=True).fetchall()
+    edges = connection.execute(_SQL["read_run_edges"], columns, binary=True).fetchall()
     refs = {row.run_id: row.ref for row in rows}
     parents: dict[UUID, list[NodeParent]] = {}
     for parent, child, when in cast("list[tuple[UUID, UUID, str]]", edges):
@@ -165,13 +159,13 @@ class FailedRun(NamedTuple):
 def list_failed_runs(connection: Conn, batch_id: UUID, *, limit: int, after: str = "") -> list[FailedRun]:
     """Return so many failed runs of a batch at most, in the order of their refs, behind one."""
     columns: dict[str, object] = {"batch_id": batch_id, "after": after, "limit": limit, "look": _LOOKED_AT}
-    rows = connection.execute(_LIST_FAILED_RUNS, columns, binary=True).fetchall()
+    rows = connection.execute(_SQL["list_failed_runs"], columns, binary=True).fetchall()
     return [FailedRun._make([*row[:-2], ErrorLine._make(row[-2:])]) for row in cast("list[tuple[Any, ...]]", rows)]
 
 
 def read_callbacks(connection: Conn, batch_id: UUID) -> dict[str, str]:
     """Return the keys of the jobs that a batch triggers, by `failed`, `succeeded` and `finished`."""
-    [row] = connection.execute(_READ_BATCH_CALLBACKS, {"batch_id": batch_id}, binary=True).fetchall()
+    [row] = connection.execute(_SQL["read_batch_callbacks"], {"batch_id": batch_id}, binary=True).fetchall()
     given = as_object(read_value(cast("bytes", row[0]))) or {}
     return {name: str(callback["key"]) for name, each in given.items() if (callback := as_object(each)) is not None}
 

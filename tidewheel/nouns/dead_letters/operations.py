@@ -41,11 +41,6 @@ from tidewheel.transitions import dead_letters as rows
 from tidewheel.transitions.dead_letters import DeadLetterRef, LetterScan
 
 _SQL = Statements("tidewheel.nouns.dead_letters")
-_LIST_DEAD_LETTERS = _SQL["list_dead_letters"]
-_COUNT_DEAD_LETTERS = _SQL["count_dead_letters"]
-_LAST_DEAD_LETTER_LOOKED_AT = _SQL["last_dead_letter_looked_at"]
-_READ_DEAD_LETTER = _SQL["read_dead_letter"]
-_GROUP_DEAD_LETTERS = _SQL["group_dead_letters"]
 
 LOOKED_AT = 20_000  # rows of one statement, matching or not: some tens of milliseconds
 GROUPED = 10_000  # the newest dead letters: some tens of milliseconds
@@ -128,7 +123,7 @@ def list_dead_letters(
     A page looks at 20,000 dead letters at most. With a filter that few match, it may be short and have a cursor.
     """
     columns = filter_columns(connection, tenant, filters) | {"look": LOOKED_AT, "limit": limit + 1} | _NEWEST
-    counted = connection.execute(_COUNT_DEAD_LETTERS, columns, binary=True).fetchone()
+    counted = connection.execute(_SQL["count_dead_letters"], columns, binary=True).fetchone()
     total, seen = cast("tuple[int, int]", counted)
     if after is not None:
         columns |= {"before_at": after[0], "before_id": after[1]}
@@ -175,7 +170,7 @@ def group_dead_letters(
     """Group a tenant's newest 10,000 dead letters by cause."""
     require_tenant(connection, tenant)
     columns = {"tenant": tenant, "since": since or EARLIEST, "redriven": redriven, "look": GROUPED, "limit": _GROUPS}
-    found = connection.execute(_GROUP_DEAD_LETTERS, columns, binary=True).fetchall()
+    found = connection.execute(_SQL["group_dead_letters"], columns, binary=True).fetchall()
     looked_at = cast("int", found[0][-1]) if found else 0
     groups = tuple(DeadLetterGroup(*cast("tuple[Any, ...]", row)[:-1]) for row in found)
     return DeadLetterGroups(groups, looked_at, at_least=looked_at >= GROUPED)
@@ -194,7 +189,7 @@ def show_dead_letter(connection: Conn, tenant: str, number: int) -> DeadLetterDe
     """Return one dead letter."""
     columns = filter_columns(connection, tenant, {"ids": [number]})
     found = _list(connection, {**columns, **_NEWEST, "look": 1, "limit": 1})
-    row = connection.execute(_READ_DEAD_LETTER, {"id": number, "tenant": tenant}, binary=True).fetchone()
+    row = connection.execute(_SQL["read_dead_letter"], {"id": number, "tenant": tenant}, binary=True).fetchone()
     if not found or row is None:
         raise UnknownDeadLetter(number)
     key, value = cast("tuple[bytes | None, bytes | None]", row)
@@ -247,11 +242,11 @@ def filter_columns(connection: Conn, tenant: str, filters: DeadLetterFilter) -> 
 
 
 def _list(connection: Conn, columns: dict[str, object]) -> list[DeadLetterSummary]:
-    return read_rows(connection, class_row(DeadLetterSummary), _LIST_DEAD_LETTERS, columns)
+    return read_rows(connection, class_row(DeadLetterSummary), _SQL["list_dead_letters"], columns)
 
 
 def _last_looked_at(connection: Conn, columns: Mapping[str, object]) -> Place | None:
-    return cast("Place | None", connection.execute(_LAST_DEAD_LETTER_LOOKED_AT, columns, binary=True).fetchone())
+    return cast("Place | None", connection.execute(_SQL["last_dead_letter_looked_at"], columns, binary=True).fetchone())
 
 
 def _run(connection: Conn, tenant: str, run_id: UUID | None) -> RunDetail | None:

@@ -18,13 +18,6 @@ from tidewheel.postgres.statements import Statements
 from tidewheel.runs import OWNED, Move, sources
 
 _SQL = Statements("tidewheel.nouns.freezes")
-_LIST_FREEZES = _SQL["list_freezes"]
-_LIST_ALL_FREEZES = _SQL["list_all_freezes"]
-_FIND_STANDING_FREEZES = _SQL["find_standing_freezes"]
-_COUNT_FREEZABLE = _SQL["count_freezable"]
-_READ_FREEZE_CHANGES = _SQL["read_freeze_changes"]
-_FIND_FREEZES_OF = _SQL["find_freezes_of"]
-_READ_FROZEN_TIMERS = _SQL["read_frozen_timers"]
 _FIND_FREEZE = Statements("tidewheel.transitions")["find_freeze"]
 
 _LOOKED_AT = 20_000
@@ -45,14 +38,14 @@ def list_freezes(connection: Conn, tenant: str, *, counts_all: bool = True) -> l
         "limit": MAX_WAITING,
         "look": _LOOKED_AT,
     }
-    rows = read_rows(connection, rows_as(_Row), _LIST_FREEZES, columns)
+    rows = read_rows(connection, rows_as(_Row), _SQL["list_freezes"], columns)
     return [FreezeSummary(row.freeze, row.jobs, row.open_runs, row.waiting, row.held) for row in rows]
 
 
 def freeze_changes(connection: Conn, tenant: str, since: datetime, until: datetime) -> list[FreezeChange]:
     """Return the freezes and thaws of a time in the audit log of a tenant, newest first."""
     columns: dict[str, object] = {"tenant": tenant, "since": since, "until": until}
-    return read_rows(connection, class_row(FreezeChange), _READ_FREEZE_CHANGES, columns)
+    return read_rows(connection, class_row(FreezeChange), _SQL["read_freeze_changes"], columns)
 
 
 def thaws_of(
@@ -90,18 +83,18 @@ def frozen_spans(
 def standing_freezes(connection: Conn, tenant: str, limit: int = _STANDING) -> tuple[Freeze, ...]:
     """Return the standing freezes of a tenant and of the fleet, oldest first, without counts."""
     columns: dict[str, object] = {"tenant": tenant, "limit": limit}
-    return tuple(read_rows(connection, rows_as(Freeze), _FIND_STANDING_FREEZES, columns))
+    return tuple(read_rows(connection, rows_as(Freeze), _SQL["find_standing_freezes"], columns))
 
 
 def all_freezes(connection: Conn) -> tuple[Freeze, ...]:
     """Return the standing freezes of all tenants and of the fleet, oldest first, without counts."""
-    return tuple(read_rows(connection, rows_as(Freeze), _LIST_ALL_FREEZES, {}))
+    return tuple(read_rows(connection, rows_as(Freeze), _SQL["list_all_freezes"], {}))
 
 
 def freezes_of(connection: Conn, tenant: str, job_id: UUID, queue: str | None = None) -> tuple[Freeze, ...]:
     """Return the standing freezes of a job's runs, oldest first; by default in its current queue."""
     columns: dict[str, object] = {"tenant": tenant, "queue": queue, "job_id": job_id}
-    return tuple(read_rows(connection, rows_as(Freeze), _FIND_FREEZES_OF, columns))
+    return tuple(read_rows(connection, rows_as(Freeze), _SQL["find_freezes_of"], columns))
 
 
 def is_paused_by_tenant(connection: Conn, tenant: str) -> bool:
@@ -114,7 +107,7 @@ def is_paused_by_tenant(connection: Conn, tenant: str) -> bool:
 def count_freezable(connection: Conn, scope: FrozenScope) -> Freezable:
     """Count the runs of a scope among the first 20,000 open ones."""
     columns = {**_columns(scope), "waiting": sources(Move.CLAIM), "under_way": sorted(OWNED), "look": _LOOKED_AT}
-    row = connection.execute(_COUNT_FREEZABLE, columns, binary=True).fetchone()
+    row = connection.execute(_SQL["count_freezable"], columns, binary=True).fetchone()
     open_runs, waiting, under_way, seen = cast("tuple[int, int, int, int]", row)
     return Freezable(open_runs, waiting, under_way, at_least=seen >= _LOOKED_AT)
 
@@ -128,7 +121,7 @@ def preview_thaw(connection: Conn, scope: FrozenScope, *, only: str | None = Non
     columns = {**_columns(scope), "only": only, "limit": MAX_JOBS + 1, "look": _DUE}
     if connection.execute(_FIND_FREEZE, columns).fetchone() is None:
         raise UnknownFreeze(next((name for name in ("key_prefix", "labels", "queue") if getattr(scope, name)), "scope"))
-    return resumption(connection, _READ_FROZEN_TIMERS, columns, "freeze")
+    return resumption(connection, _SQL["read_frozen_timers"], columns, "freeze")
 
 
 def _columns(scope: FrozenScope) -> dict[str, object]:

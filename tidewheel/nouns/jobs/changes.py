@@ -35,8 +35,6 @@ from tidewheel.schemas.generated.records import Reply
 
 _TRIES = 20  # of a patch of any version: each lost race is a change of another client
 _SQL = Statements("tidewheel.control")
-_FIND_QUARANTINED_JOBS = _SQL["find_quarantined_jobs"]
-_FIND_JOBS = _SQL["find_jobs"]
 _BATCH = 200  # jobs released in one transaction: some tens of milliseconds
 _SHOWN = 10  # of a dry run
 _FIRST = UUID(int=0)
@@ -151,7 +149,9 @@ def _refuse_unknown(connection: Connection, keys: Sequence[str], ids: Sequence[U
     if not keys:
         return
     with connection.snapshot() as reading:
-        known = {cast("UUID", job) for (job,) in reading.execute(_FIND_JOBS, {"job_ids": list(ids)}, binary=True)}
+        known = {
+            cast("UUID", job) for (job,) in reading.execute(_SQL["find_jobs"], {"job_ids": list(ids)}, binary=True)
+        }
     for key, job in zip(keys, ids, strict=True):
         if job not in known:
             raise UnknownJob(connection.tenant, key)
@@ -161,7 +161,7 @@ def _scan(connection: Connection, columns: dict[str, object]) -> Generator[list[
     after = _FIRST
     while True:
         with connection.snapshot() as reading, reading.cursor(row_factory=class_row(QuarantinedJob)) as cursor:
-            found = cursor.execute(_FIND_QUARANTINED_JOBS, {**columns, "after": after}).fetchall()
+            found = cursor.execute(_SQL["find_quarantined_jobs"], {**columns, "after": after}).fetchall()
         if not found:
             return
         after = found[-1].job_id

@@ -36,8 +36,6 @@ from tidewheel.postgres.session import Conn, read_rows
 from tidewheel.postgres.statements import Statements
 
 _SQL = Statements("tidewheel.control")
-_READ_JOB_DAYS = _SQL["read_job_days"]
-_READ_JOB_POSITION = _SQL["read_job_position"]
 
 MAX_DAYS = 1000
 """The days of one answer; counts are kept for 730 days."""
@@ -117,7 +115,7 @@ class CountedDay:
 
 def read_counted_days(connection: Conn, job: UUID, days: int) -> Sequence[CountedDay]:
     """Return the counted days of a job, up to so many before today, newest first."""
-    return read_rows(connection, class_row(CountedDay), _READ_JOB_DAYS, {"job_id": job, "days": days})
+    return read_rows(connection, class_row(CountedDay), _SQL["read_job_days"], {"job_id": job, "days": days})
 
 
 def _day(rows: Sequence[CountedDay]) -> JobDay:
@@ -268,7 +266,7 @@ class OneJob(Noun):
         job = job_id(self._call.tenant, key)
         with self._call.snapshot() as connection:
             rows = read_counted_days(connection, job, days)
-            if not rows and connection.execute(_READ_JOB_POSITION, {"job_id": job}).fetchone() is None:
+            if not rows and connection.execute(_SQL["read_job_position"], {"job_id": job}).fetchone() is None:
                 raise UnknownJob(self._call.tenant, key)
         return JobStatistics(key, tuple(_day([row]) for row in rows), _day(rows) if rows else None)
 

@@ -28,11 +28,7 @@ from tidewheel.postgres.statements import Statements
 from tidewheel.schedules.decision import HoldReason
 
 _SQL = Statements("tidewheel.control")
-_LIST_JOBS = _SQL["list_jobs"]
-_SHOW_JOB = _SQL["show_job"]
 _FIND_JOBS_OF_PAGE = _SQL["find_jobs_of_page"], _SQL["find_last_jobs_of_page"]
-_LIST_CHILDREN = _SQL["list_children"]
-_READ_PLAIN_SCHEDULES = _SQL["read_plain_schedules"]
 
 # Columns that records have as they are.
 _OF_SUMMARY = ("key", "job_id", "version", "paused", "paused_until", "finished_at", "hold_reason")
@@ -79,7 +75,7 @@ def list_jobs(
         found = _find(connection, columns, after, limit=limit + 1, look=paging)
     page, left, read = list[JobSummary](), _PAGE_CHARACTERS, 0
     while left > 0 and (part := found.job_ids[read : min(read + _READ_AT_ONCE, limit)]):
-        rows = read_rows(connection, documents_as(JobSummary), _LIST_JOBS, {"job_ids": part})
+        rows = read_rows(connection, documents_as(JobSummary), _SQL["list_jobs"], {"job_ids": part})
         page += (_summary(connection, tenant, row) for row in (reversed(rows) if last_first else rows))
         left -= sum(len(str(row["labels"])) + len(row["schedule_json"]) for row in rows)
         read += len(part)
@@ -93,19 +89,19 @@ def list_jobs(
 
 def jobs_of(connection: Conn, tenant: str, job_ids: Sequence[UUID]) -> list[JobSummary]:
     """Return these jobs of a tenant as lists show them, in the order of their keys."""
-    rows = read_rows(connection, documents_as(JobSummary), _LIST_JOBS, {"job_ids": list(job_ids)})
+    rows = read_rows(connection, documents_as(JobSummary), _SQL["list_jobs"], {"job_ids": list(job_ids)})
     return [_summary(connection, tenant, row) for row in rows]
 
 
 def list_children(connection: Conn, tenant: str, key: str, *, limit: int) -> list[str]:
     """Return the keys of the first jobs that follow a job in its workflow."""
     columns = {"job_id": job_id(tenant, key), "limit": limit}
-    return [str(child) for (child,) in connection.execute(_LIST_CHILDREN, columns, binary=True)]
+    return [str(child) for (child,) in connection.execute(_SQL["list_children"], columns, binary=True)]
 
 
 def read_plain_schedules(connection: Conn, job_ids: Sequence[UUID]) -> dict[UUID, str]:
     """Return the stored schedules of those jobs whose timers fire each occurrence at its time."""
-    rows = connection.execute(_READ_PLAIN_SCHEDULES, {"job_ids": uuids(job_ids)}, binary=True).fetchall()
+    rows = connection.execute(_SQL["read_plain_schedules"], {"job_ids": uuids(job_ids)}, binary=True).fetchall()
     return dict(cast("list[tuple[UUID, str]]", rows))
 
 
@@ -113,7 +109,7 @@ def show_job(connection: Conn, tenant: str, key: str, *, as_stored: bool = False
     """Return one job; `as_stored` keeps the secrets in its URL, for a change of it."""
     from tidewheel.nouns.jobs.versions import submitted_job  # here: a list of jobs needs no codec
 
-    row = read_row(connection, documents_as(JobSummary), _SHOW_JOB, {"job_id": job_id(tenant, key)})
+    row = read_row(connection, documents_as(JobSummary), _SQL["show_job"], {"job_id": job_id(tenant, key)})
     if row is None:
         deleted_at = read_job_position(connection, tenant, key).deleted_at
         raise UnknownJob(tenant, key, None if deleted_at is None else format_second(deleted_at))

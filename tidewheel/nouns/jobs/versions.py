@@ -27,8 +27,6 @@ from tidewheel.redaction import redact_query
 from tidewheel.schemas.generated.records import JobDefinition
 
 _SQL = Statements("tidewheel.control")
-_READ_VERSIONS = _SQL["read_versions"]
-_READ_TWO_VERSIONS = _SQL["read_two_versions"]
 MAX_VERSIONS = 100  # of one page: each is read with its payload, at most 256 KiB
 _LATEST = 2**31 - 1
 
@@ -49,7 +47,7 @@ def versions(connection: Conn, tenant: str, key: str, *, limit: int = 20, before
     columns = {"job_id": job_id(tenant, key), "before": before or _LATEST, "limit": limit + 1}
     with connection.cursor(row_factory=class_row(_VersionRow), binary=True) as cursor:
         # Decoded row by row: a hundred of the largest payloads have 25 MiB.
-        read = [(_version(key, row), _document(key, row)) for row in cursor.execute(_READ_VERSIONS, columns)]
+        read = [(_version(key, row), _document(key, row)) for row in cursor.execute(_SQL["read_versions"], columns)]
     if not read and before is None:
         raise UnknownJob(tenant, key)
     found = [
@@ -74,7 +72,9 @@ def job_at(connection: Conn, tenant: str, key: str, number: int) -> dict[str, ob
 def _read_rows(connection: Conn, tenant: str, key: str, numbers: Sequence[int]) -> list[_VersionRow]:
     """Return the rows of some versions, in this order."""
     columns = {"job_id": job_id(tenant, key), "versions": list(numbers)}
-    rows = {row.version: row for row in read_rows(connection, class_row(_VersionRow), _READ_TWO_VERSIONS, columns)}
+    rows = {
+        row.version: row for row in read_rows(connection, class_row(_VersionRow), _SQL["read_two_versions"], columns)
+    }
     missing = [number for number in numbers if number not in rows]
     if missing:
         newest = versions(connection, tenant, key, limit=1)[0].number

@@ -27,10 +27,6 @@ from tidewheel.transitions.key_limits import MOST_PREFIXES, KeyPattern, apply_li
 from tidewheel.transitions.places import Limit
 
 _SQL = Statements("tidewheel.nouns.limits")
-_LIST_KEY_LIMITS = _SQL["list_key_limits"]
-_LIST_KEYS_IN_USE = _SQL["list_keys_in_use"]
-_LIST_BLOCKED_KEYS = _SQL["list_blocked_keys"]
-_READ_BLOCKED_KEY = _SQL["read_blocked_key"]
 
 COUNTED = 1000
 """The keys of a prefix that are looked at, and the waiting runs that are counted, for each line."""
@@ -81,7 +77,9 @@ def list_limits(connection: Conn, tenant: str, *, after: str | None = None, limi
     columns: dict[str, object] = {
         "tenant": tenant, "is_prefix": begin.endswith("*"), "after": begin.removesuffix("*"), "counted": COUNTED,
     }  # fmt: skip
-    return read_page(connection, class_row(LimitSummary), _LIST_KEY_LIMITS, columns, lambda last: last.key, limit=limit)
+    return read_page(
+        connection, class_row(LimitSummary), _SQL["list_key_limits"], columns, lambda last: last.key, limit=limit
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +100,9 @@ def list_keys(
     columns: dict[str, object] = {
         "tenant": tenant, "after": after or "", "first": prefix, "last": prefix + "\U0010ffff", "counted": COUNTED,
     }  # fmt: skip
-    return read_page(connection, class_row(KeyInUse), _LIST_KEYS_IN_USE, columns, lambda last: last.key, limit=limit)
+    return read_page(
+        connection, class_row(KeyInUse), _SQL["list_keys_in_use"], columns, lambda last: last.key, limit=limit
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +125,7 @@ def list_blocked_keys(
         "tenant": tenant, "after": at, "after_id": None if key is None else order_id(tenant, key), "counted": COUNTED,
     }  # fmt: skip
     return read_page(
-        connection, class_row(BlockedKey), _LIST_BLOCKED_KEYS, columns, lambda last: (last.blocked_at, last.key),
+        connection, class_row(BlockedKey), _SQL["list_blocked_keys"], columns, lambda last: (last.blocked_at, last.key),
         limit=limit, after=after,
     )  # fmt: skip
 
@@ -133,7 +133,7 @@ def list_blocked_keys(
 def read_blocked_key(connection: Conn, tenant: str, key: str) -> BlockedKey | None:
     """Return a key if it is blocked."""
     columns: dict[str, object] = {"key_id": order_id(tenant, key), "counted": COUNTED}
-    return read_row(connection, class_row(BlockedKey), _READ_BLOCKED_KEY, columns)
+    return read_row(connection, class_row(BlockedKey), _SQL["read_blocked_key"], columns)
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from tidewheel.jobs.requests import RunsMatching
 
 _SQL = Statements("tidewheel.control")
-_LIST_CANCELLATIONS = _SQL["list_cancellations"]
-_READ_CANCELLATION = _SQL["read_cancellation"]
 
 _LAST_NUMBER = 2**63 - 1
 
@@ -41,13 +39,18 @@ def list_cancellations(
     require_tenant(connection, tenant)
     columns = {"tenant": tenant, "before": after or _LAST_NUMBER}
     return read_page(
-        connection, rows_as(Cancellation), _LIST_CANCELLATIONS, columns, lambda last: last.cancellation_id, limit=limit
+        connection,
+        rows_as(Cancellation),
+        _SQL["list_cancellations"],
+        columns,
+        lambda last: last.cancellation_id,
+        limit=limit,
     )
 
 
 def show_cancellation(connection: Conn, tenant: str, number: int) -> Cancellation:
     """Return one cancellation, or raise UnknownCancellation."""
-    found = read_row(connection, rows_as(Cancellation), _READ_CANCELLATION, {"id": number, "tenant": tenant})
+    found = read_row(connection, rows_as(Cancellation), _SQL["read_cancellation"], {"id": number, "tenant": tenant})
     if found is None:
         raise UnknownCancellation(number)
     return found

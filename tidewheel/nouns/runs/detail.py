@@ -42,12 +42,6 @@ if TYPE_CHECKING:
 
 
 _SQL = Statements("tidewheel.control")
-_SHOW_FAILED_RUN = _SQL["show_failed_run"]
-_SHOW_RUN = _SQL["show_run"]
-_READ_PAST_ATTEMPTS = _SQL["read_past_attempts"]
-_READ_RETRY_CHAIN = _SQL["read_retry_chain"]
-_READ_RETRY_FACTS = _SQL["read_retry_facts"]
-_READ_LOGS = _SQL["read_logs"]
 
 _MESSAGE = re.compile(r".+/\d+/\d+@(\d+)", re.ASCII)
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -60,13 +54,13 @@ FOLLOW_SECONDS = 0.5
 
 def show_run(connection: Conn, tenant: str, run_id: UUID) -> RunDetail:
     """Return one run, or raise UnknownRun."""
-    row = _row(connection, _SHOW_RUN, tenant, run_id)
+    row = _row(connection, _SQL["show_run"], tenant, run_id)
     definition = read_definition(row["definition"], f"run {run_id}")
     attempts = tuple(past_attempts(connection, run_id))
     if row["finished_at"] is not None and len(attempts) == row["attempt"]:
         row |= counts_of(attempts)
     instant = {"job_id": row["job_id"], "scheduled_at": row["scheduled_at"]}
-    related = read_rows(connection, class_row(RelatedRun), _READ_RETRY_CHAIN, instant)
+    related = read_rows(connection, class_row(RelatedRun), _SQL["read_retry_chain"], instant)
     return with_stages(
         _detail(
             row,
@@ -82,7 +76,7 @@ def show_run(connection: Conn, tenant: str, run_id: UUID) -> RunDetail:
 
 def show_failed_run(connection: Conn, tenant: str, run_id: UUID) -> RunDetail:
     """Return what is left of a failed run whose day retention has dropped, or raise UnknownRun."""
-    row = _row(connection, _SHOW_FAILED_RUN, tenant, run_id)
+    row = _row(connection, _SQL["show_failed_run"], tenant, run_id)
     most = _max_attempts(read_definition(row["definition"], f"run {run_id}"))
     return with_stages(_detail(row, handler=row["handler"] or "", max_attempts=most, copied=True))
 
@@ -100,7 +94,7 @@ def counts_of(attempts: Sequence[Attempt]) -> dict[str, Any]:
 
 def past_attempts(connection: Conn, run_id: UUID) -> list[PastAttempt]:
     """Return the ended attempts of a run, oldest first, at most the last hundred."""
-    return read_rows(connection, class_row(PastAttempt), _READ_PAST_ATTEMPTS, {"run_id": run_id})
+    return read_rows(connection, class_row(PastAttempt), _SQL["read_past_attempts"], {"run_id": run_id})
 
 
 def answer_of(handler: str, result: bytes | None) -> str:
@@ -157,7 +151,7 @@ def count_open_retries(facts: Sequence[RetryFacts]) -> int:
 
 def read_retry_facts(connection: Conn, run_ids: Sequence[UUID]) -> Sequence[RetryFacts]:
     """Return the facts about these runs; none about one that is no longer stored."""
-    return read_rows(connection, rows_of(RetryFacts._make), _READ_RETRY_FACTS, {"run_ids": list(run_ids)})
+    return read_rows(connection, rows_of(RetryFacts._make), _SQL["read_retry_facts"], {"run_ids": list(run_ids)})
 
 
 def _row(connection: Conn, statement: LiteralString, tenant: str, run_id: UUID) -> dict[str, Any]:
@@ -252,7 +246,7 @@ class LogFollower(Iterator[LogPiece]):
             self._call.transaction() as connection,
             connection.cursor(row_factory=class_row(_LogRow), binary=True) as c,
         ):
-            rows = c.execute(_READ_LOGS, columns).fetchall()
+            rows = c.execute(_SQL["read_logs"], columns).fetchall()
         if not rows:
             raise UnknownRun(str(self._columns["run_id"]))
         self._state, self.newest = RunState(rows[0].state), rows[0].newest

@@ -49,12 +49,7 @@ _FIND_RUNS = _SQL["find_runs"], _SQL["find_oldest_runs"]
 _FIND_RUNS_OF_JOB = _SQL["find_runs_of_job"], _SQL["find_oldest_runs_of_job"]
 _FIND_OPEN_RUNS = _SQL["find_open_runs"], _SQL["find_oldest_open_runs"]
 _FIND_OPEN_RUNS_OF_JOB = _SQL["find_open_runs_of_job"], _SQL["find_oldest_open_runs_of_job"]
-_COUNT_STATES = _SQL["count_states"]
-_COUNT_STATES_OF_JOB = _SQL["count_states_of_job"]
-_FIND_LONGEST_ATTEMPTS = _SQL["find_longest_attempts"]
 _FIND_FAILED_RUNS = _SQL["find_failed_runs"], _SQL["find_oldest_failed_runs"]
-_READ_RUNS = _SQL["read_runs"]
-_COUNT_RUNS_OF_JOBS = _SQL["count_runs_of_jobs"]
 
 COUNTED = 10_000  # matches beyond this are not counted: no client pages through more
 LOOKED_AT = 20_000  # rows of a page, matching or not: some tens of milliseconds
@@ -125,7 +120,7 @@ def count_states(connection: Conn, tenant: str, filters: PageFilter) -> Mapping[
     look = LOOKED_AT_WITH_LABELS if _has_labels(filters) else _LOOKED_AT_FOR_STATES
     columns = {**_columns(tenant, narrowed, span), "look": look}
     is_by_job, is_ended = filters.get("key") is not None, filters.get("ended_since") or filters.get("ended_until")
-    statement = _COUNT_STATES_OF_JOB if is_by_job else _COUNT_STATES
+    statement = _SQL["count_states_of_job"] if is_by_job else _SQL["count_states"]
     rows = cast("list[tuple[int, str, int, int]]", connection.execute(statement, columns, binary=True).fetchall())
     counts = {(source, state): matching for source, state, matching, _ in rows}
     has_copies = not is_by_job and filters.get("concurrency_key") is None  # the rows of failed runs have no key
@@ -150,7 +145,7 @@ def longest_attempts(connection: Conn, tenant: str, since: datetime, *, limit: i
         "tenant": tenant, "since": since, "before_id": first_run_id(since + _MILLISECOND), "states": IN_FLIGHT,
         "look": LOOKED_AT, "limit": limit,
     }  # fmt: skip
-    found = connection.execute(_FIND_LONGEST_ATTEMPTS, columns, binary=True).fetchall()
+    found = connection.execute(_SQL["find_longest_attempts"], columns, binary=True).fetchall()
     return read_runs(connection, [run_id for (run_id,) in cast("list[tuple[UUID]]", found)])
 
 
@@ -347,7 +342,7 @@ def _is_open(filters: PageFilter) -> bool:
 def read_runs(connection: Conn, run_ids: Sequence[UUID]) -> list[RunSummary]:
     """Return the runs of these ids that are stored, in their order."""
     with connection.cursor(row_factory=class_row(RunSummary), binary=True) as cursor:
-        found = {run.run_id: run for run in cursor.execute(_READ_RUNS, {"run_ids": list(run_ids)})}
+        found = {run.run_id: run for run in cursor.execute(_SQL["read_runs"], {"run_ids": list(run_ids)})}
     return [found[run_id] for run_id in run_ids if run_id in found]
 
 
@@ -383,7 +378,7 @@ def _binned(
         "ended_since": edges[0] - timedelta(days=1), "look": look,
     }  # fmt: skip
     found: dict[UUID, list[Counter[str]]] = {each: [Counter() for _ in edges[1:]] for each in job_ids}
-    rows = connection.execute(_COUNT_RUNS_OF_JOBS, columns, binary=True).fetchall()
+    rows = connection.execute(_SQL["count_runs_of_jobs"], columns, binary=True).fetchall()
     for job, place, state, runs in cast("list[tuple[UUID, int, str, int]]", rows):
         found[job][place][state] = runs
     return found

@@ -40,16 +40,6 @@ from tidewheel.transitions.tenant_refusals import refusals_of
 from tidewheel.transitions.tenant_taking import cancel_tenant, take_tenant
 
 _SQL = Statements("tidewheel.nouns.tenants")
-_ADD_TENANT = _SQL["add_tenant"]
-_FORGET_JOB_ROOM = _SQL["forget_job_room"]
-_LOCK_TENANT = _SQL["lock_tenant"]
-_CHANGE_LIMITS = _SQL["change_limits"]
-_FREE_NAME = _SQL["free_name"]
-_SCHEDULE_DELETION = _SQL["schedule_deletion"]
-_KEEP_TENANT = _SQL["keep_tenant"]
-_GRANT_ROLE = _SQL["grant_role"]
-_REVOKE_ROLE = _SQL["revoke_role"]
-_SET_TENANT_PERIOD = _SQL["set_tenant_period"]
 _FIND_ROLE = Statements("tidewheel.migrations")["find_role"]
 
 ROOT = "/api/v1/tenants"
@@ -84,8 +74,8 @@ class Tenants(Noun):
         columns: dict[str, object] = {**dict.fromkeys(Limits.__annotations__), **limits, "tenant": name}
 
         def add(connection: Conn) -> bool:
-            connection.execute(_FREE_NAME, columns)
-            if not connection.execute(_ADD_TENANT, columns).rowcount:
+            connection.execute(_SQL["free_name"], columns)
+            if not connection.execute(_SQL["add_tenant"], columns).rowcount:
                 return False
             # A later statement than the insert: it sees the deletion that the insert has waited for.
             if isinstance(refusal := refusals_of(connection, [name])[name], TenantDeleted):
@@ -117,13 +107,13 @@ class Tenants(Noun):
 
         def change(connection: Conn) -> bool:
             now = {each: value for each, value in asdict(show_tenant(connection, name)).items() if each in _LIMITS}
-            if not connection.execute(_CHANGE_LIMITS, {**now, **limits, "tenant": name}).rowcount:
+            if not connection.execute(_SQL["change_limits"], {**now, **limits, "tenant": name}).rowcount:
                 return False
             self._record(connection, "limits", name)
             if "triggers_per_second" in limits:
                 add_rate_locks(connection, [name])
             if "jobs" in limits:
-                connection.execute(_FORGET_JOB_ROOM, {"tenant": name})
+                connection.execute(_SQL["forget_job_room"], {"tenant": name})
             if "in_flight" in limits:
                 # Last, because it locks a key.
                 limit_in_flight(connection, self._call.installation, name, limits["in_flight"])
@@ -178,7 +168,7 @@ class Tenants(Noun):
             refuse("grace", f"{grace} is not valid", "write 0s to 400d")
 
         def delete(connection: Conn) -> bool:
-            if grace and not connection.execute(_SCHEDULE_DELETION, {"tenant": name, "grace": grace}).rowcount:
+            if grace and not connection.execute(_SQL["schedule_deletion"], {"tenant": name, "grace": grace}).rowcount:
                 return False
             if not grace:
                 take_tenant(connection, name, at_once=True)
@@ -197,7 +187,7 @@ class Tenants(Noun):
     @_by_operators(f"POST {_ONE}:undelete", "undelete_tenant")
     def undelete(self, name: _Name) -> ChangedTenant:
         """Cancel the deletion of a tenant during its grace period."""
-        keep = partial(self._write, _KEEP_TENANT, {"tenant": name}, "undelete")
+        keep = partial(self._write, _SQL["keep_tenant"], {"tenant": name}, "undelete")
         return self._changed(name, done=self._locked(name, keep))
 
     def grant_role(self, name: str, role: str) -> bool:
@@ -210,13 +200,13 @@ class Tenants(Noun):
             if connection.execute(_FIND_ROLE, {"role": role}).fetchone() is None:
                 problem = f"the database server has no role {role[:64]!r}"
                 refuse("role", problem, "copy the name from `SELECT rolname FROM pg_roles`")
-            return self._write(_GRANT_ROLE, {"tenant": name, "role": role}, "grant_role", connection)
+            return self._write(_SQL["grant_role"], {"tenant": name, "role": role}, "grant_role", connection)
 
         return self._locked(name, grant) if name != ALL_TENANTS else self._call.write(grant, all_tenants=True)
 
     def revoke_role(self, name: str, role: str) -> bool:
         """Revoke this grant; return False if there was none. A role without any grant has no tenant."""
-        revoke = partial(self._write, _REVOKE_ROLE, {"tenant": name, "role": role}, "revoke_role")
+        revoke = partial(self._write, _SQL["revoke_role"], {"tenant": name, "role": role}, "revoke_role")
         return self._call.write(revoke, all_tenants=True)
 
     @operation(f"GET {_ONE}/usage", "get_tenant_usage", scope=Scope.READ)
@@ -243,14 +233,14 @@ class Tenants(Noun):
     ) -> TenantPeriods:
         """Keep a tenant's finished runs for this many days; older days are deleted one by one, once an hour."""
         period = {"tenant": name, "state": state, "keep": None if days is None else timedelta(days=days)}
-        done = self._locked(name, partial(self._write, _SET_TENANT_PERIOD, period, "retention"))
+        done = self._locked(name, partial(self._write, _SQL["set_tenant_period"], period, "retention"))
         return replace(self.retention(name), unchanged=not done)
 
     def _locked(self, name: str, change: Callable[[Conn], bool]) -> bool:
         """Change a tenant whose row is locked; raise UnknownTenant if there is none."""
 
         def work(connection: Conn) -> bool:
-            if connection.execute(_LOCK_TENANT, {"tenant": name}).fetchone() is None:
+            if connection.execute(_SQL["lock_tenant"], {"tenant": name}).fetchone() is None:
                 raise refusals_of(connection, [name])[name]
             return change(connection)
 

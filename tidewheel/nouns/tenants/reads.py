@@ -29,13 +29,6 @@ KEPT_STATES: tuple[KeptState, ...] = get_args(KeptState)
 _MIN_RATE = 0.01  # a second: one each hundred seconds
 
 _SQL = Statements("tidewheel.nouns.tenants")
-_FIND_TENANT = _SQL["find_tenant"]
-_LIST_TENANTS = _SQL["list_tenants"]
-_SHOW_TENANT = _SQL["show_tenant"]
-_COUNT_OPEN_RUNS = _SQL["count_open_runs"]
-_COUNT_FINISHED_RUNS = _SQL["count_finished_runs"]
-_COUNT_TENANT_JOBS = _SQL["count_tenant_jobs"]
-_READ_TENANT_PERIODS = _SQL["read_tenant_periods"]
 MAX_COUNTED = 5_000
 """The rows of a kind that the usage of a tenant counts: more are shown as at least so many."""
 _DAY = timedelta(days=1)
@@ -213,7 +206,7 @@ _NAMES = [each.name for each in fields(TenantSummary)][:-1]  # columns of a tena
 
 def require_tenant(connection: Conn, tenant: str) -> None:
     """Check that a tenant exists and is not deleted, or raise UnknownTenant."""
-    if connection.execute(_FIND_TENANT, {"tenant": tenant}).fetchone() is None:
+    if connection.execute(_SQL["find_tenant"], {"tenant": tenant}).fetchone() is None:
         raise refusals_of(connection, [tenant])[tenant]
 
 
@@ -227,12 +220,14 @@ def ensure_seen(name: str, only: str | None) -> str:
 def list_tenants(connection: Conn, *, after: str | None = None, limit: int = 50) -> Page[TenantSummary]:
     """Return a page of the tenants, in the order of their names; deleted ones until their names are free."""
     columns = {"after": after or ""}
-    return read_page(connection, args_row(_summary), _LIST_TENANTS, columns, lambda last: last.tenant, limit=limit)
+    return read_page(
+        connection, args_row(_summary), _SQL["list_tenants"], columns, lambda last: last.tenant, limit=limit
+    )
 
 
 def show_tenant(connection: Conn, tenant: str) -> TenantSummary:
     """Return a tenant, even one being deleted or with a reserved name, or raise UnknownTenant."""
-    found = read_row(connection, args_row(_summary), _SHOW_TENANT, {"tenant": tenant})
+    found = read_row(connection, args_row(_summary), _SQL["show_tenant"], {"tenant": tenant})
     if found is None:
         raise UnknownTenant(tenant)
     return found
@@ -246,13 +241,15 @@ def tenant_usage(connection: Conn, tenant: str) -> TenantUsage:
         "limit": MAX_COUNTED + 1,
         "first_id": first_run_id(read_now(connection) - _DAY),
     }
-    found = connection.execute(_COUNT_OPEN_RUNS, columns, binary=True).fetchall()
+    found = connection.execute(_SQL["count_open_runs"], columns, binary=True).fetchall()
     states: Mapping[RunState, int] = {RunState(state): count for state, count in cast("list[tuple[str, int]]", found)}
     opened = sum(states.values())
     more = opened > MAX_COUNTED
     active = sum(count for state, count in states.items() if state in IN_FLIGHT)
-    finished = connection.execute(_COUNT_FINISHED_RUNS, columns, binary=True).fetchone()
-    jobs, looked_at = cast("tuple[int, int]", connection.execute(_COUNT_TENANT_JOBS, columns, binary=True).fetchone())
+    finished = connection.execute(_SQL["count_finished_runs"], columns, binary=True).fetchone()
+    jobs, looked_at = cast(
+        "tuple[int, int]", connection.execute(_SQL["count_tenant_jobs"], columns, binary=True).fetchone()
+    )
     return TenantUsage(
         summary,
         Count(min(opened, MAX_COUNTED), more),
@@ -266,7 +263,7 @@ def tenant_usage(connection: Conn, tenant: str) -> TenantUsage:
 def tenant_periods(connection: Conn, tenant: str) -> list[TenantPeriod]:
     """Return the shorter periods of a tenant; raise UnknownTenant if it does not exist any more."""
     require_tenant(connection, tenant)
-    return read_rows(connection, args_row(TenantPeriod), _READ_TENANT_PERIODS, {"tenant": tenant})
+    return read_rows(connection, args_row(TenantPeriod), _SQL["read_tenant_periods"], {"tenant": tenant})
 
 
 def _count(number: int) -> Count:

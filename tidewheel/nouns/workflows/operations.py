@@ -29,10 +29,6 @@ from tidewheel.transitions.occurrences import Node, NodeRun, read_occurrence, to
 from tidewheel.transitions.parents import ParentRun, read_parents
 
 _SQL = Statements("tidewheel.nouns.workflows")
-_FIND_WORKFLOWS = _SQL["find_workflows"]
-_FIND_WORKFLOWS_OF_ROOT = _SQL["find_workflows_of_root"]
-_READ_WORKFLOWS = _SQL["read_workflows"]
-_READ_KEYS = _SQL["read_node_keys"]
 
 LOOKED_AT = 20_000  # rows of a page, matching or not: some tens of milliseconds
 
@@ -102,7 +98,7 @@ def list_workflows(
     columns |= {"limit": limit + 1, "look": LOOKED_AT if state else limit + 1}
     if key is not None:
         columns["job_id"] = read_job_position(connection, tenant, key).job_id
-    statement = _FIND_WORKFLOWS if key is None else _FIND_WORKFLOWS_OF_ROOT
+    statement = _SQL["find_workflows"] if key is None else _SQL["find_workflows_of_root"]
     row = connection.execute(statement, columns, binary=True).fetchone()
     roots, _, looked_at, last_seen = cast("tuple[list[UUID], int, int, UUID | None]", row)
     goes_on = roots[limit - 1] if len(roots) > limit else last_seen if state and looked_at == LOOKED_AT else None
@@ -114,7 +110,7 @@ def list_workflows(
 def _read_workflows(connection: Conn, tenant: str, roots: Sequence[UUID]) -> dict[UUID, WorkflowSummary]:
     columns = {"tenant": tenant, "root_run_ids": uuids(roots)}
     with connection.cursor(row_factory=class_row(WorkflowSummary), binary=True) as cursor:
-        return {each.root_run_id: each for each in cursor.execute(_READ_WORKFLOWS, columns)}
+        return {each.root_run_id: each for each in cursor.execute(_SQL["read_workflows"], columns)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +162,7 @@ def show_workflow(connection: Conn, tenant: str, root_run_id: UUID, *, generatio
         refuse("generation", f"the workflow has no generation {generation}", f"write 0 to {summary.generation}")
     is_older = generation is not None and generation < summary.generation
     nodes = read_occurrence(connection, root_run_id, generation)
-    rows = connection.execute(_READ_KEYS, {"job_ids": uuids(nodes)}, binary=True).fetchall()
+    rows = connection.execute(_SQL["read_node_keys"], {"job_ids": uuids(nodes)}, binary=True).fetchall()
     keys = dict(cast("list[tuple[UUID, str]]", rows))
     unreached = "pending" if summary.state in ("open", "paused") and not is_older else "not_reached"
     if summary.finished_at is None and not is_older:

@@ -33,9 +33,6 @@ S = TypeVar("S", bound="Started")
 T = TypeVar("T")
 
 _SQL = Statements("tidewheel.nouns.works")
-_LIST_WORKS = _SQL["list_works"]
-_SHOW_WORK = _SQL["show_work"]
-_COUNT_BACKFILLED = _SQL["count_backfilled"]
 
 POLL_SECONDS = 0.5  # each poll of a backfill counts the states of its runs
 COUNTED = 10_000  # matches beyond this are not counted: no client pages through more
@@ -160,7 +157,7 @@ def list_works(
     return read_page(
         connection,
         rows_as(Work),
-        _LIST_WORKS,
+        _SQL["list_works"],
         columns,
         lambda last: (last.created_at, last.work_id),
         limit=limit,
@@ -170,7 +167,7 @@ def list_works(
 
 def show_work(connection: Conn, tenant: str, work_id: UUID) -> Work:
     """Return one work; a backfill with the states of the runs that are stored."""
-    found = read_row(connection, rows_as(Work), _SHOW_WORK, {"tenant": tenant, "work_id": work_id})
+    found = read_row(connection, rows_as(Work), _SQL["show_work"], {"tenant": tenant, "work_id": work_id})
     if found is None:
         raise UnknownWork(str(work_id))
     if found.kind != "backfill":
@@ -178,7 +175,7 @@ def show_work(connection: Conn, tenant: str, work_id: UUID) -> Work:
     job_id = UUID(str(found.filter["job_id"]))
     first, last = run_range(job_id, found.created_at)
     columns = {"job_id": job_id, "first_run_id": first, "last_run_id": last}
-    runs = {str(state): count for state, count in connection.execute(_COUNT_BACKFILLED, columns).fetchall()}
+    runs = {str(state): count for state, count in connection.execute(_SQL["count_backfilled"], columns).fetchall()}
     return replace(found, facts={**found.facts, "runs": runs})
 
 
