@@ -37,13 +37,6 @@ from tidewheel.transitions.new_runs import NewRun, RunInputs
 _LOG = logging.getLogger("tidewheel.scheduler")
 
 _SQL = Statements("tidewheel.scheduler")
-_READ_VERSION_FACTS = _SQL["read_version_facts"]
-_FIND_OPEN_BACKFILLS = _SQL["find_open_backfills"]
-_LOCK_OPEN_BACKFILL = _SQL["lock_open_backfill"]
-_LOCK_BACKFILLED_JOB = _SQL["lock_backfilled_job"]
-_READ_BACKFILL_PROGRESS = _SQL["read_backfill_progress"]
-_ADVANCE_BACKFILL = _SQL["advance_backfill"]
-_END_BACKFILL = _SQL["end_backfill"]
 
 MAX_INSTANTS = 500  # checked in one batch: five milliseconds
 MAX_RUNS = 100  # created in one batch, as in a catch-up
@@ -120,7 +113,9 @@ def _range(connection: Conn, backfill: Backfill) -> Range:
 
 def _read_facts(connection: Conn, job_id: UUID, versions: set[int]) -> dict[int, _Facts]:
     columns = {"job_id": job_id, "versions": sorted(versions)}
-    return {facts.version: facts for facts in read_rows(connection, class_row(_Facts), _READ_VERSION_FACTS, columns)}
+    return {
+        facts.version: facts for facts in read_rows(connection, class_row(_Facts), _SQL["read_version_facts"], columns)
+    }
 
 
 def _overlap(backfill: Backfill, facts: _Facts) -> str:
@@ -203,7 +198,7 @@ class BackfillLoop:
         if not shards:
             return []
         with self._session.transaction() as connection:
-            rows = connection.execute(_FIND_OPEN_BACKFILLS, {"shards": list(shards)}, binary=True).fetchall()
+            rows = connection.execute(_SQL["find_open_backfills"], {"shards": list(shards)}, binary=True).fetchall()
         left = self._failed.current()
         found = [cast("UUID", backfill_id) for (backfill_id,) in rows if backfill_id not in left]
         return sorted(found, key=lambda backfill_id: (backfill_id <= self._after, backfill_id))
@@ -268,8 +263,8 @@ def _batch(connection: Conn, installation: Installation, backfill_id: UUID) -> t
 
 def _lock(connection: Conn, backfill_id: UUID) -> Backfill | None:
     """Lock a backfill and its job; None if it has ended, or another transaction holds one of them."""
-    backfill = read_row(connection, class_row(Backfill), _LOCK_OPEN_BACKFILL, {"backfill_id": backfill_id})
-    if backfill is None or not connection.execute(_LOCK_BACKFILLED_JOB, {"job_id": backfill.job_id}).fetchone():
+    backfill = read_row(connection, class_row(Backfill), _SQL["lock_open_backfill"], {"backfill_id": backfill_id})
+    if backfill is None or not connection.execute(_SQL["lock_backfilled_job"], {"job_id": backfill.job_id}).fetchone():
         return None
     return backfill
 
@@ -283,7 +278,7 @@ def _create_batch(
         "backfill_id": backfill.backfill_id, "created": len(written), "existing": batch.existing,
         "cursor_at": batch.cursor_at,
     }  # fmt: skip
-    connection.execute(_ADVANCE_BACKFILL, columns)
+    connection.execute(_SQL["advance_backfill"], columns)
     return len(written), batch.more
 
 
@@ -292,7 +287,7 @@ def _read_progress(connection: Conn, backfill: Backfill) -> _Progress:
     columns: dict[str, object] = {
         "job_id": backfill.job_id, "job_version": backfill.job_version, "first_run_id": first, "last_run_id": last
     }  # fmt: skip
-    progress = read_row(connection, class_row(_Progress), _READ_BACKFILL_PROGRESS, columns)
+    progress = read_row(connection, class_row(_Progress), _SQL["read_backfill_progress"], columns)
     assert progress is not None  # noqa: S101 - the job's row is locked
     return progress
 
@@ -310,7 +305,7 @@ def _end(
     columns: dict[str, object] = {
         "backfill_id": backfill.backfill_id, "state": state, "reason": reason, "finished_at": finished_at
     }  # fmt: skip
-    connection.execute(_END_BACKFILL, columns)
+    connection.execute(_SQL["end_backfill"], columns)
     kind = f"job.backfill_{state}"
     append_backfill_event(
         connection, installation, kind, backfill, job_key=progress.key, now=progress.now, reason=reason

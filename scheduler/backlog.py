@@ -41,17 +41,6 @@ from tidewheel.transitions.timers import LockedTimer
 _LOG = logging.getLogger("tidewheel.scheduler")
 
 _SQL = Statements("tidewheel.scheduler")
-_MEASURE_RUNS = _SQL["measure_runs"]
-_MEASURE_OUTBOX = _SQL["measure_outbox"]
-_MEASURE_TIMERS = _SQL["measure_timers"]
-_READ_OVERDUE_TIMERS = _SQL["read_overdue_timers"]
-_MEASURE_LEASES = _SQL["measure_leases"]
-_MEASURE_LOCK_WAITS = _SQL["measure_lock_waits"]
-_MEASURE_BLOCKED_KEYS = _SQL["measure_blocked_keys"]
-_FIND_UNHANDLED = _SQL["find_unhandled"]
-_ANNOUNCE_UNHANDLED = _SQL["announce_unhandled"]
-_PURGE_UNHANDLED = _SQL["purge_unhandled"]
-_READ_UNHANDLED_JOBS = _SQL["read_unhandled_jobs"]
 
 _EVERY_SECONDS = 5.0
 _SHARE = 100
@@ -114,17 +103,17 @@ class BacklogMetrics:
             self._measure_runs(connection)
             self._measure_outbox(connection)
             self._measure_timers(connection)
-            row = connection.execute(_MEASURE_BLOCKED_KEYS, {"limit": _COUNTED_KEYS}, binary=True).fetchone()
+            row = connection.execute(_SQL["measure_blocked_keys"], {"limit": _COUNTED_KEYS}, binary=True).fetchone()
             _set_blocked_keys(*cast("tuple[int, timedelta]", row))
             self._warn_of_lock_holders(connection)
-            row = connection.execute(_MEASURE_LOCK_WAITS, binary=True).fetchone()
+            row = connection.execute(_SQL["measure_lock_waits"], binary=True).fetchone()
             _set_lock_waits(*cast("tuple[int, timedelta]", row))
-            row = connection.execute(_MEASURE_LEASES, binary=True).fetchone()
+            row = connection.execute(_SQL["measure_leases"], binary=True).fetchone()
             metrics.set("lease_used_ratio", cast("tuple[float]", row)[0])
 
     def _measure_runs(self, connection: Conn) -> None:
         columns = {"sources": sources(Move.CLAIM), "owned": OWNED, "lease": _LEASE, "limit": _COUNTED}
-        rows = connection.execute(_MEASURE_RUNS, columns, binary=True).fetchall()
+        rows = connection.execute(_SQL["measure_runs"], columns, binary=True).fetchall()
         orphaned = 0
         empty = self._lanes - {(str(queue), str(lane)) for queue, lane, *_ in rows}
         for queue, lane, due, age, orphans in [*rows, *((*lane, 0, timedelta(0), 0) for lane in empty)]:
@@ -145,7 +134,7 @@ class BacklogMetrics:
         columns = {"slice_lanes": integers(self._slice_lanes), "limit": _COUNTED // SLICES}
         due: Counter[OutboxLane] = Counter()
         oldest: dict[OutboxLane, float] = {}
-        for slice_lane, count, age in connection.execute(_MEASURE_OUTBOX, columns, binary=True):
+        for slice_lane, count, age in connection.execute(_SQL["measure_outbox"], columns, binary=True):
             lane = self._slice_lanes[cast("int", slice_lane)]
             due[lane] += cast("int", count)
             oldest[lane] = max(oldest.get(lane, 0.0), cast("timedelta", age).total_seconds())
@@ -153,12 +142,12 @@ class BacklogMetrics:
 
     def _measure_timers(self, connection: Conn) -> None:
         shards = {"shards": integers(self._shards), "late": _LATE}
-        row = connection.execute(_MEASURE_TIMERS, shards | {"limit": _TIMERS}, binary=True).fetchone()
+        row = connection.execute(_SQL["measure_timers"], shards | {"limit": _TIMERS}, binary=True).fetchone()
         overdue, age, now = cast("tuple[int, timedelta, datetime]", row)
         timers: Sequence[LockedTimer] = ()
         if overdue:
             with connection.cursor(row_factory=rows_of(LockedTimer._make), binary=True) as cursor:
-                timers = cursor.execute(_READ_OVERDUE_TIMERS, shards | {"limit": _EXAMINED}).fetchall()
+                timers = cursor.execute(_SQL["read_overdue_timers"], shards | {"limit": _EXAMINED}).fetchall()
         inputs = read_decision_inputs(connection, timers)
         missing = [_missing(timer, inputs, now) for timer in timers]
         behind = sum(count >= _BEHIND for count in missing)
@@ -236,7 +225,7 @@ def find_unhandled(connection: Conn, *, min_age: timedelta = _MIN_AGE) -> list[U
     """Return the runs that are due for longer than `min_age` and that no live executor can handle."""
     columns = {"min_age": min_age, "silent_for": _DEAD_AFTER, "sources": sources(Move.CLAIM), "limit": _SCAN_RUNS}
     with connection.cursor(row_factory=class_row(Unhandled), binary=True) as cursor:
-        return readable_rows(cursor.execute(_FIND_UNHANDLED, columns))
+        return readable_rows(cursor.execute(_SQL["find_unhandled"], columns))
 
 
 class UnhandledWatch:
@@ -287,10 +276,10 @@ class UnhandledWatch:
             "handlers": [each.handler for each in found],
             "quiet_for": _ANNOUNCE_EVERY,
         }
-        noted = connection.execute(_ANNOUNCE_UNHANDLED, columns, binary=True).fetchall()
+        noted = connection.execute(_SQL["announce_unhandled"], columns, binary=True).fetchall()
         if not noted:
             return []
-        connection.execute(_PURGE_UNHANDLED, {"kept_for": _KEEP})
+        connection.execute(_SQL["purge_unhandled"], {"kept_for": _KEEP})
         due = {(str(tenant), str(queue), str(handler)) for tenant, queue, handler, _ in noted}
         announced = [each for each in found if (each.tenant, each.queue, each.handler) in due]
         rows = self._events(connection, announced, cast("datetime", noted[0][3]))
@@ -299,7 +288,7 @@ class UnhandledWatch:
 
     def _events(self, connection: Conn, announced: Sequence[Unhandled], now: datetime) -> list[OutboxRow]:
         runs = {"run_ids": [each.run_id for each in announced]}
-        jobs = {row[0]: row[1:] for row in connection.execute(_READ_UNHANDLED_JOBS, runs, binary=True)}
+        jobs = {row[0]: row[1:] for row in connection.execute(_SQL["read_unhandled_jobs"], runs, binary=True)}
         events: list[OutboxRow] = []
         for each in announced:
             if each.run_id not in jobs:

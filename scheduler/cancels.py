@@ -41,18 +41,6 @@ from tidewheel.transitions.tenant_refusals import TENANT_DELETED
 _LOG = logging.getLogger("tidewheel.scheduler")
 
 _SQL = Statements("tidewheel.scheduler")
-_FIND_PENDING_CANCELS = _SQL["find_pending_cancels"]
-_DELETE_PENDING_CANCELS = _SQL["delete_pending_cancels"]
-_FIND_CANCELLATIONS = _SQL["find_cancellations"]
-_NEXT_CANCELLED_JOB = _SQL["next_cancelled_job"]
-_FIND_CANCELLED_OF_JOB = _SQL["find_cancelled_of_job"]
-_FIND_CANCELLED = _SQL["find_cancelled"]
-_LOCK_CANCELLATION = _SQL["lock_cancellation"]
-_LOCK_CANCELLED_CHAINS = _SQL["lock_cancelled_chains"]
-_LOCK_CANCELLED = _SQL["lock_cancelled"]
-_COUNT_CANCELLED = _SQL["count_cancelled"]
-_FINISH_CANCELLATION = _SQL["finish_cancellation"]
-_DELETE_CANCELLED_JOBS = _SQL["delete_cancelled_jobs"]
 
 _TO_SIGNAL = MOVES[Move.REQUEST_CANCEL].sources
 TO_CANCEL = sorted((MOVES[Move.CANCEL].sources | _TO_SIGNAL) - {RunState.CANCELLING})
@@ -158,7 +146,7 @@ class BulkCancel:
             self._session.transaction() as connection,
             connection.cursor(row_factory=class_row(OpenCancellation), binary=True) as cursor,
         ):
-            found = readable_rows(cursor.execute(_FIND_CANCELLATIONS, {"deletion": TENANT_DELETED}))
+            found = readable_rows(cursor.execute(_SQL["find_cancellations"], {"deletion": TENANT_DELETED}))
         self._positions = {
             one.id: self._positions.get(one.id) or _ScanPosition(signalling=one.include_started) for one in found
         }
@@ -184,8 +172,8 @@ class BulkCancel:
         """Finish the cancellation if its scan has matched nothing, else start another scan."""
         if position.found == 0 and not position.signalling:
             with self._session.transaction() as connection:
-                connection.execute(_FINISH_CANCELLATION, {"id": cancellation.id})
-                connection.execute(_DELETE_CANCELLED_JOBS, {"id": cancellation.id})
+                connection.execute(_SQL["finish_cancellation"], {"id": cancellation.id})
+                connection.execute(_SQL["delete_cancelled_jobs"], {"id": cancellation.id})
             _LOG.info("cancellation %d is finished", cancellation.id)
         # The cancellation stays open, since claims must refuse its runs. Runs that could not be ended get time.
         stuck = position.failed and not position.done and not position.signalling
@@ -213,14 +201,16 @@ class BulkCancel:
             elif position.at_end:
                 return None
             columns |= {"after_id": position.run_id, "after_at": position.scheduled_at}
-            find = _FIND_CANCELLED if columns["job_id"] is None else _FIND_CANCELLED_OF_JOB
+            find = _SQL["find_cancelled"] if columns["job_id"] is None else _SQL["find_cancelled_of_job"]
             return read_rows(connection, class_row(Candidate), find, columns)
 
     def _job(self, connection: Conn, position: _ScanPosition, columns: Mapping[str, object]) -> UUID | None:
         """Return the current job of a scan by labels, or move on to the next one."""
         if position.job_id != _NOWHERE and not position.at_end:
             return position.job_id
-        row = connection.execute(_NEXT_CANCELLED_JOB, {**columns, "after": position.job_id}, binary=True).fetchone()
+        row = connection.execute(
+            _SQL["next_cancelled_job"], {**columns, "after": position.job_id}, binary=True
+        ).fetchone()
         if row is None:
             return None
         position.job_id, position.scheduled_at = cast("UUID", row[0]), _LONG_AGO
@@ -249,10 +239,10 @@ class BulkCancel:
             return CancelResult()
         with self._session.transaction() as connection:
             # Lock order: the cancellation before active runs. Another scheduler may hold it.
-            if connection.execute(_LOCK_CANCELLATION, {"id": cancellation.id}).fetchone() is None:
+            if connection.execute(_SQL["lock_cancellation"], {"id": cancellation.id}).fetchone() is None:
                 return CancelResult()
             done = end_candidates(connection, self._installation, rows, cancellation.reason)
-            connection.execute(_COUNT_CANCELLED, {"id": cancellation.id, "more": done.ended + done.signalled})
+            connection.execute(_SQL["count_cancelled"], {"id": cancellation.id, "more": done.ended + done.signalled})
         return done
 
 
@@ -261,7 +251,7 @@ def end_candidates(
 ) -> CancelResult:
     """End runs, and request running attempts to stop, in the caller's transaction."""
     chained = {row.job_id for row in rows if row.cause == Cause.TIMER}
-    connection.execute(_LOCK_CANCELLED_CHAINS, {"job_ids": uuids(chained)})
+    connection.execute(_SQL["lock_cancelled_chains"], {"job_ids": uuids(chained)})
     ends = [
         RunEnd(row.run_id, row.attempt, RunState.CANCELLED, row.executor_id, reason=reason)
         for row in rows
@@ -276,7 +266,7 @@ def _signal(connection: Conn, run_ids: Sequence[UUID], reason: str) -> set[UUID]
     if not run_ids:
         return set()
     columns: dict[str, object] = {"run_ids": uuids(run_ids), "states": sources(Move.REQUEST_CANCEL)}
-    return request_cancel(connection, dict.fromkeys(read_ids(connection, _LOCK_CANCELLED, columns), reason))
+    return request_cancel(connection, dict.fromkeys(read_ids(connection, _SQL["lock_cancelled"], columns), reason))
 
 
 @dataclass(frozen=True, slots=True)
@@ -307,7 +297,9 @@ class PendingCancels:
             self._session.transaction() as connection,
             connection.cursor(row_factory=class_row(PendingCancel), binary=True) as cursor,
         ):
-            found = cursor.execute(_FIND_PENDING_CANCELS, {"after": self._after, "limit": _MAX_APPLIED}).fetchall()
+            found = cursor.execute(
+                _SQL["find_pending_cancels"], {"after": self._after, "limit": _MAX_APPLIED}
+            ).fetchall()
         # The next step begins behind these, so that runs held for long do not hide the rest.
         self._after = found[-1].id if len(found) == _MAX_APPLIED else 0
         left = self._failed.current()
@@ -327,14 +319,14 @@ class PendingCancels:
         over = {run_id for run_id, one in runs.items() if _state(one) in (None, RunState.CANCELLING)}
         with self._session.transaction() as connection:
             chained = {one.job_id for one in runs.values() if one.job_id and one.cause == Cause.TIMER}
-            connection.execute(_LOCK_CANCELLED_CHAINS, {"job_ids": uuids(chained)})
+            connection.execute(_SQL["lock_cancelled_chains"], {"job_ids": uuids(chained)})
             columns: dict[str, object] = {"run_ids": uuids(running), "states": sources(Move.REQUEST_CANCEL)}
-            locked = read_ids(connection, _LOCK_CANCELLED, columns)
+            locked = read_ids(connection, _SQL["lock_cancelled"], columns)
             signalled = request_cancel(connection, {run: runs[run].reason for run in locked}) if locked else set[UUID]()
             ends = [_end(one) for run_id, one in runs.items() if run_id not in over and run_id not in running]
             ended = set(finish_runs(connection, self._installation, ends).states)
             applied = [one.id for one in cancels if one.run_id in over | signalled | ended]
-            connection.execute(_DELETE_PENDING_CANCELS, {"ids": applied})
+            connection.execute(_SQL["delete_pending_cancels"], {"ids": applied})
         done.ended += len(ended)
         done.signalled += len(signalled)
         return len(applied)

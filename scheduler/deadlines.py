@@ -47,12 +47,6 @@ from tidewheel.transitions.workflows import cancel_open_runs, lock_workflows
 _LOG = logging.getLogger("tidewheel.scheduler")
 
 _SQL = Statements("tidewheel.scheduler")
-_PROBE_DEADLINES = _SQL["probe_deadlines"]
-_FIND_OVERDUE_RUNS = _SQL["find_overdue_runs"]
-_LOCK_OVERDUE_RUNS = _SQL["lock_overdue_runs"]
-_LOCK_OVERDUE_RUNS_TIMERS = _SQL["lock_overdue_runs_timers"]
-_LOCK_OVERDUE_RUNS_JOBS = _SQL["lock_overdue_runs_jobs"]
-_FIND_OVERDUE_WORKFLOWS = _SQL["find_overdue_workflows"]
 _SET_WAITS = Statements("tidewheel.transitions")["set_waits"]
 
 FROZEN = "frozen"  # the reason of a run whose deadline passed under a freeze
@@ -119,7 +113,7 @@ class Deadlines:
         """Return the seconds until the next deadline, at most `_AHEAD`; 0 or less if one has passed."""
         columns: dict[str, object] = {"ahead": _AHEAD, "states": _STATES, "left": uuids(self._failed.current())}
         with self._session.transaction() as connection:
-            row = connection.execute(_PROBE_DEADLINES, columns, binary=True).fetchone()
+            row = connection.execute(_SQL["probe_deadlines"], columns, binary=True).fetchone()
         now, earliest = cast("tuple[datetime, datetime | None]", row)
         return (_AHEAD if earliest is None else earliest - now).total_seconds()
 
@@ -129,7 +123,7 @@ class Deadlines:
             self._session.transaction() as connection,
             connection.cursor(row_factory=class_row(OverdueRun), binary=True) as cursor,
         ):
-            found = readable_rows(cursor.execute(_FIND_OVERDUE_RUNS, columns))
+            found = readable_rows(cursor.execute(_SQL["find_overdue_runs"], columns))
         return self._failed.runs_together({one.run_id: one for one in found}, self._apply, "apply the timeout of run")
 
     def _apply(self, found: Sequence[OverdueRun]) -> int:
@@ -196,7 +190,7 @@ class WorkflowDeadlines:
         """Time out up to `_MAX_WORKFLOWS` occurrences; return their number."""
         columns = {"limit": _MAX_WORKFLOWS, "left": uuids(self._failed.current())}
         with self._session.transaction() as connection:
-            rows = connection.execute(_FIND_OVERDUE_WORKFLOWS, columns, binary=True).fetchall()
+            rows = connection.execute(_SQL["find_overdue_workflows"], columns, binary=True).fetchall()
         done = 0
         for (root,) in cast("list[tuple[UUID]]", rows):
             try:
@@ -239,9 +233,9 @@ def _lock_before(
     timers = {one.job_id for one, known_as in known if known_as.fixed_delay and one.cause == Cause.TIMER}
     jobs = {one.job_id for one, known_as in known if known_as.pause_on_failure is not None}
     if timers:
-        connection.execute(_LOCK_OVERDUE_RUNS_TIMERS, {"job_ids": uuids(timers)})
+        connection.execute(_SQL["lock_overdue_runs_timers"], {"job_ids": uuids(timers)})
     if jobs:
-        connection.execute(_LOCK_OVERDUE_RUNS_JOBS, {"job_ids": uuids(jobs)})
+        connection.execute(_SQL["lock_overdue_runs_jobs"], {"job_ids": uuids(jobs)})
 
 
 def _lock(connection: Conn, found: Sequence[OverdueRun]) -> list[LockedOverdueRun]:
@@ -250,4 +244,4 @@ def _lock(connection: Conn, found: Sequence[OverdueRun]) -> list[LockedOverdueRu
         "states": _STATES,
         "waiting": RunState.WAITING,
     }
-    return read_rows(connection, class_row(LockedOverdueRun), _LOCK_OVERDUE_RUNS, columns)
+    return read_rows(connection, class_row(LockedOverdueRun), _SQL["lock_overdue_runs"], columns)

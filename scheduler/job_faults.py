@@ -37,11 +37,6 @@ from tidewheel.transitions.timers import LockedTimer, release_quarantined
 _LOG = logging.getLogger("tidewheel.scheduler")
 
 _SQL = Statements("tidewheel.scheduler")
-_QUARANTINE_TIMER = _SQL["quarantine_timer"]
-_POSTPONE_TIMER = _SQL["postpone_timer"]
-_QUARANTINE_JOB = _SQL["quarantine_job"]
-_READ_KEY = _SQL["read_key"]
-_LOCK_QUARANTINED_TIMERS = _SQL["lock_quarantined_timers"]
 
 _DecisionKey = tuple[str, str, datetime, datetime | None]
 
@@ -214,7 +209,7 @@ def postpone(session: Session, timer: LockedTimer, until: datetime) -> None:
         "until": until,
     }
     with session.transaction() as connection:
-        connection.execute(_POSTPONE_TIMER, columns)
+        connection.execute(_SQL["postpone_timer"], columns)
 
 
 def quarantine(
@@ -231,12 +226,12 @@ def quarantine(
     )
     with session.transaction() as connection:
         key_columns = {"job_id": job_id, "version": timer.version, "scheduled_at": timer.scheduled_at}
-        disabled = connection.execute(_QUARANTINE_TIMER, key_columns).fetchone()
+        disabled = connection.execute(_SQL["quarantine_timer"], key_columns).fetchone()
         if disabled is None:
             return
         tenant, shard, version = disabled
-        key = connection.execute(_READ_KEY, {"job_id": job_id}).fetchone()
-        connection.execute(_QUARANTINE_JOB, {"tenant": tenant, "job_id": job_id, "error": text})
+        key = connection.execute(_SQL["read_key"], {"job_id": job_id}).fetchone()
+        connection.execute(_SQL["quarantine_job"], {"tenant": tenant, "job_id": job_id, "error": text})
         event = lifecycle_row(
             installation,
             kind="job.quarantined",
@@ -267,7 +262,7 @@ def free(
     """
     common = f"more jobs fail with {kind_of(error)}"
     with session.transaction() as connection:
-        connection.execute(_LOCK_QUARANTINED_TIMERS, {"job_ids": [timer.job_id for timer in timers]})
+        connection.execute(_SQL["lock_quarantined_timers"], {"job_ids": [timer.job_id for timer in timers]})
         freed = release_quarantined(connection, installation, timers, now=now, until=until, reason=common)
         failpoint("freeing.before_commit")
     failpoint("freeing.after_commit")

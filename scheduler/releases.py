@@ -46,18 +46,6 @@ _LOG = logging.getLogger("tidewheel.scheduler")
 
 _SET_WAITS = Statements("tidewheel.transitions")["set_waits"]
 _SQL = Statements("tidewheel.scheduler")
-_FIND_DUE_RELEASES = _SQL["find_due_releases"]
-_FIND_THAWS = _SQL["find_thaws"]
-_HAS_TIMER_BEHIND = _SQL["has_timer_behind"]
-_FIND_WRITTEN_AHEAD = _SQL["find_written_ahead"]
-_FIND_RUNS_BEFORE_EDIT = _SQL["find_runs_before_edit"]
-_FIND_HELD_TIMERS = _SQL["find_held_timers"]
-_UNHOLD_TIMER = _SQL["unhold_timer"]
-_DROP_THAWED = _SQL["drop_thawed"]
-_BEGIN_SETTLING = _SQL["begin_settling"]
-_FIND_SETTLED = _SQL["find_settled"]
-_RESOLVE_FREEZES = _SQL["resolve_freezes"]
-_SETTLE_FREEZES = _SQL["settle_freezes"]
 
 _STEP_SECONDS = 0.05  # of one step; then the scheduler does its other duties
 _POSTPONED = timedelta(minutes=1)
@@ -107,7 +95,7 @@ class Releases:
     def _drain_apart(self, shards: Sequence[int]) -> Drained:
         with self._session.transaction() as connection:
             columns = {"shards": list(shards), "limit": _ONE_BY_ONE}
-            ids = [row[0] for row in connection.execute(_FIND_DUE_RELEASES, columns) if isinstance(row[0], int)]
+            ids = [row[0] for row in connection.execute(_SQL["find_due_releases"], columns) if isinstance(row[0], int)]
         total, until = Drained(more=True), monotonic_seconds() + _ALONE_SECONDS
         for one in ids:
             if monotonic_seconds() > until:
@@ -182,7 +170,7 @@ class Thaws:
             return False
         with self._session.transaction() as connection:
             rows = cast(
-                "list[tuple[int, datetime | None]]", readable_rows(connection.execute(_FIND_THAWS, binary=True))
+                "list[tuple[int, datetime | None]]", readable_rows(connection.execute(_SQL["find_thaws"], binary=True))
             )
         thawed = {number: at for number, at in rows if at is not None}
         more = self._settle([number for number, at in rows if at is None])
@@ -200,7 +188,7 @@ class Thaws:
         if not self._pass:
             with self._session.transaction() as connection:
                 columns = {"shards": self._installation.shards, "until": max(thawed.values())}
-                [(behind,)] = connection.execute(_HAS_TIMER_BEHIND, columns).fetchall()
+                [(behind,)] = connection.execute(_SQL["has_timer_behind"], columns).fetchall()
             self._pass, self._after, self._found, self._done = list(thawed), _NOWHERE, 0, 0
             self._is_behind, self._retraction = bool(behind), _Retraction()
         if self._retraction is not None:
@@ -209,7 +197,7 @@ class Thaws:
             self._found, self._done, self._retraction = self._retraction.found, self._retraction.done, None
         with self._session.transaction() as connection:
             columns = {"after": self._after, "limit": _SCANNED}
-            found = connection.execute(_FIND_HELD_TIMERS, columns, binary=True).fetchall()
+            found = connection.execute(_SQL["find_held_timers"], columns, binary=True).fetchall()
         rows = cast("list[tuple[UUID, bool]]", found)
         chosen = [job for job, released in rows if released][:_RELEASED]
         if chosen:
@@ -227,7 +215,7 @@ class Thaws:
         ended, self._pass = self._pass, []
         if self._found == 0 and not self._is_behind:
             with self._session.transaction() as connection:
-                connection.execute(_DROP_THAWED, {"ids": ended})
+                connection.execute(_SQL["drop_thawed"], {"ids": ended})
             _LOG.info("%d freezes are thawed, and their timers released", len(ended))
         return self._done > 0  # what another transaction holds is found again a second later
 
@@ -241,7 +229,7 @@ class Thaws:
             "limit": _RELEASED,
         }  # fmt: skip
         with self._session.transaction() as connection:
-            found = connection.execute(_FIND_WRITTEN_AHEAD, columns, binary=True).fetchall()
+            found = connection.execute(_SQL["find_written_ahead"], columns, binary=True).fetchall()
         rows = cast("list[tuple[UUID, datetime]]", found)
         left = self._failed.current()
         began = {job: at for job, at in rows if job not in left}
@@ -269,7 +257,9 @@ class Thaws:
     def _end_before_edit(self, connection: Conn, began: Mapping[UUID, datetime], columns: Mapping[str, object]) -> int:
         """Skip the runs written ahead that an edit has left, which did not see the freeze."""
         named = {**columns, "job_ids": uuids(began), "began": instants(began.values())}
-        found = cast("list[tuple[UUID]]", connection.execute(_FIND_RUNS_BEFORE_EDIT, named, binary=True).fetchall())
+        found = cast(
+            "list[tuple[UUID]]", connection.execute(_SQL["find_runs_before_edit"], named, binary=True).fetchall()
+        )
         ends = [RunEnd(run, 0, RunState.SKIPPED, reason=SkipReason.FROZEN) for (run,) in found]
         return len(finish_runs(connection, self._installation, ends).states)
 
@@ -287,7 +277,7 @@ class Thaws:
                 return sum(self._release_batch([job]) for job in job_ids)
             _LOG.exception("deciding the timer of job %s failed; firing decides the timer later", job_ids[0])
             with self._session.transaction() as connection:
-                return connection.execute(_UNHOLD_TIMER, {"job_id": job_ids[0]}).rowcount
+                return connection.execute(_SQL["unhold_timer"], {"job_id": job_ids[0]}).rowcount
 
     def _settle(self, freezes: list[int]) -> bool:
         """Add jobs and retract runs that did not see these freezes; return True if more can be done."""
@@ -297,16 +287,18 @@ class Thaws:
         if not due:
             return False
         with self._session.transaction() as connection:
-            connection.execute(_BEGIN_SETTLING, {"ids": due})
+            connection.execute(_SQL["begin_settling"], {"ids": due})
         with self._session.transaction() as connection:
-            rows = cast("list[tuple[int]]", connection.execute(_FIND_SETTLED, {"ids": due}, binary=True).fetchall())
-            connection.execute(_RESOLVE_FREEZES, {"ids": due})
+            rows = cast(
+                "list[tuple[int]]", connection.execute(_SQL["find_settled"], {"ids": due}, binary=True).fetchall()
+            )
+            connection.execute(_SQL["resolve_freezes"], {"ids": due})
         if self._retract(due, self._settling):
             return True
         retracted, self._settling = self._settling, _Retraction()
         if not retracted.found:  # else the next look finds those whose rows another transaction held
             with self._session.transaction() as connection:
-                connection.execute(_SETTLE_FREEZES, {"ids": [number for (number,) in rows]})
+                connection.execute(_SQL["settle_freezes"], {"ids": [number for (number,) in rows]})
         now = monotonic_seconds()
         for number in due:
             seconds = self._looks[number].seconds

@@ -35,24 +35,6 @@ from tidewheel.process.service import Shutdown
 _LOG = logging.getLogger("tidewheel.scheduler")
 
 _SQL = Statements("tidewheel.scheduler")
-_FIND_TENANT_PERIODS = _SQL["find_tenant_periods"]
-_LOCK_KEPT_SINCE = _SQL["lock_kept_since"]
-_HAS_OPEN_BACKFILL = _SQL["has_open_backfill"]
-_MOVE_TENANT_PERIOD = _SQL["move_tenant_period"]
-_FIND_RUNS_TO_REMOVE = _SQL["find_runs_to_remove"]
-_REMOVE_RUNS = _SQL["remove_runs"]
-_FIND_DAYS_TO_COUNT = _SQL["find_days_to_count"]
-_COUNT_SLICE = _SQL["count_slice"]
-_ADVANCE_COUNT = _SQL["advance_count"]
-_READ_JOB_ROUND = _SQL["read_job_round"]
-_ADVANCE_JOB_ROUND = _SQL["advance_job_round"]
-_SCAN_ENDED_JOBS = _SQL["scan_ended_jobs"]
-_LOCK_ENDED_JOBS = _SQL["lock_ended_jobs"]
-_FIND_UNUSED_JOBS = _SQL["find_unused_jobs"]
-_REMOVE_JOBS = _SQL["remove_jobs"]
-_FIND_EDITED_JOBS = _SQL["find_edited_jobs"]
-_LOCK_JOB = _SQL["lock_backfilled_job"]
-_REMOVE_VERSIONS = _SQL["remove_versions"]
 
 # A tenth of 100 million runs takes more than a minute. Nothing else writes the rows that the transaction locks. The
 # limit of a begun transaction can be removed, and not extended. Source: PostgreSQL's assign_transaction_timeout.
@@ -107,7 +89,7 @@ def remove_by_tenant(connection: Conn, days: Collection[date], now: datetime, pa
     """
     removed = 0
     with connection.cursor(row_factory=class_row(_TenantPeriod), binary=True) as cursor:
-        periods = cursor.execute(_FIND_TENANT_PERIODS).fetchall()
+        periods = cursor.execute(_SQL["find_tenant_periods"]).fetchall()
     for period in periods:
         end = day_of(now - period.keep)
         since = period.kept_since or date.min
@@ -125,19 +107,19 @@ def remove_by_tenant(connection: Conn, days: Collection[date], now: datetime, pa
 
 def lock_kept_since(connection: Conn) -> bool:
     """Keep requests that rely on old runs waiting; return False while one of them, or an audit, runs."""
-    return try_table_lock(connection, _LOCK_KEPT_SINCE) and try_old_lock(connection, "kept_since")
+    return try_table_lock(connection, _SQL["lock_kept_since"]) and try_old_lock(connection, "kept_since")
 
 
 def has_open_backfill(connection: Conn, tenant: str, before: date) -> bool:
     """Return True if an open backfill of missing occurrences of a tenant begins before a day."""
     columns: dict[str, object] = {"tenant": tenant, "end": start_of(before)}
-    return connection.execute(_HAS_OPEN_BACKFILL, columns).fetchone() == (True,)
+    return connection.execute(_SQL["has_open_backfill"], columns).fetchone() == (True,)
 
 
 def remove_runs(connection: Conn, day: date, run_ids: Collection[UUID]) -> None:
     """Remove runs that ended on a closed day, with what they have on this day and the day before."""
     columns = {"before": start_of(day - _DAY), "first": start_of(day), "end": start_of(day + _DAY)}
-    connection.execute(_REMOVE_RUNS, {**columns, "run_ids": uuids(run_ids)})
+    connection.execute(_SQL["remove_runs"], {**columns, "run_ids": uuids(run_ids)})
 
 
 def _begin_period(connection: Conn, period: _TenantPeriod, day: date) -> bool:
@@ -153,7 +135,7 @@ def _move(connection: Conn, period: _TenantPeriod, day: date, *, removing: bool)
     columns: dict[str, object] = {
         "tenant": period.tenant, "state": period.state, "kept_since": day + _DAY, "removing": removing,
     }  # fmt: skip
-    connection.execute(_MOVE_TENANT_PERIOD, columns)
+    connection.execute(_SQL["move_tenant_period"], columns)
 
 
 def _remove_day(connection: Conn, period: _TenantPeriod, day: date, pace: Pace) -> int:
@@ -163,7 +145,7 @@ def _remove_day(connection: Conn, period: _TenantPeriod, day: date, pace: Pace) 
         "first": start_of(day), "end": start_of(day + _DAY),
     }  # fmt: skip
     while True:
-        rows = connection.execute(_FIND_RUNS_TO_REMOVE, {**columns, "after": after}, binary=True).fetchall()
+        rows = connection.execute(_SQL["find_runs_to_remove"], {**columns, "after": after}, binary=True).fetchall()
         run_ids = [run_id for (run_id,) in cast("list[tuple[UUID]]", rows)]
         if run_ids:
             after = run_ids[-1]
@@ -176,7 +158,7 @@ def _remove_day(connection: Conn, period: _TenantPeriod, day: date, pace: Pace) 
 
 def count_days(connection: Conn, pace: Pace) -> None:
     """Count the closed days that are not counted, on a connection with autocommit."""
-    found = connection.execute(_FIND_DAYS_TO_COUNT, binary=True).fetchall()
+    found = connection.execute(_SQL["find_days_to_count"], binary=True).fetchall()
     for day, runs, after_job, after_at in cast("list[tuple[date, int, UUID | None, datetime | None]]", found):
         after = _FIRST if after_job is None or after_at is None else (after_job, after_at)
         slices = min(max(runs, 0) // _SLICE + 1, _MAX_SLICES)
@@ -198,20 +180,20 @@ def _count_slice(connection: Conn, day: date, after: tuple[UUID, datetime], end:
     behind = (None, None) if end is None else (end, _FIRST[1])
     with connection.transaction():
         connection.execute(_EXTEND_LIMITS)
-        connection.execute(_COUNT_SLICE, columns)
-        connection.execute(_ADVANCE_COUNT, {"day": day, "after_job": behind[0], "after_at": behind[1]})
+        connection.execute(_SQL["count_slice"], columns)
+        connection.execute(_SQL["advance_count"], {"day": day, "after_job": behind[0], "after_at": behind[1]})
         failpoint("counting.before_commit")
 
 
 def remove_ended_jobs(connection: Conn, before: datetime, pace: Pace) -> int:
     """Remove unneeded jobs that ended before an instant, with autocommit; return their number."""
     removed = 0
-    row = cast("tuple[UUID | None] | None", connection.execute(_READ_JOB_ROUND, binary=True).fetchone())
+    row = cast("tuple[UUID | None] | None", connection.execute(_SQL["read_job_round"], binary=True).fetchone())
     after = row[0] if row else None
     for _ in range(_PAGES):
         first_id = after or _NOWHERE
         columns: dict[str, object] = {"after": first_id, "before": before, "limit": _JOBS_READ}
-        page = connection.execute(_SCAN_ENDED_JOBS, columns, binary=True).fetchone()
+        page = connection.execute(_SQL["scan_ended_jobs"], columns, binary=True).fetchone()
         after, ended = cast("tuple[UUID | None, list[UUID]]", page)
         for first in range(0, len(ended), _REMOVED):
             removed += _remove_unused(connection, ended[first : first + _REMOVED], before)
@@ -219,7 +201,7 @@ def remove_ended_jobs(connection: Conn, before: datetime, pace: Pace) -> int:
                 return removed
         if after is not None and remove_superseded(connection, (first_id, after), before, pace):
             return removed
-        connection.execute(_ADVANCE_JOB_ROUND, {"after": after})
+        connection.execute(_SQL["advance_job_round"], {"after": after})
         if after is None or pace.rest():
             break
     return removed
@@ -234,14 +216,14 @@ def remove_superseded(connection: Conn, jobs: tuple[UUID, UUID], before: datetim
     open occurrence needs a version from before `before`.
     """
     removed, old = 0, before - LONGEST_DELAY
-    edited = read_ids(connection, _FIND_EDITED_JOBS, {"after": jobs[0], "last": jobs[1], "before": old})
+    edited = read_ids(connection, _SQL["find_edited_jobs"], {"after": jobs[0], "last": jobs[1], "before": old})
     for job_id in edited:
         for _ in range(_VERSION_PAGES):
             columns: dict[str, object] = {"job_id": job_id, "before": old, "delay": LONGEST_DELAY, "limit": _VERSIONS}
             with connection.transaction():
                 # An edit, a backfill or a rollback reads versions under this lock.
-                is_locked = connection.execute(_LOCK_JOB, columns).fetchone() is not None
-                gone = connection.execute(_REMOVE_VERSIONS, columns).rowcount if is_locked else 0
+                is_locked = connection.execute(_SQL["lock_backfilled_job"], columns).fetchone() is not None
+                gone = connection.execute(_SQL["remove_versions"], columns).rowcount if is_locked else 0
             removed += gone
             if pace.rest():
                 return True
@@ -254,7 +236,7 @@ def remove_superseded(connection: Conn, jobs: tuple[UUID, UUID], before: datetim
 
 def _remove_unused(connection: Conn, job_ids: list[UUID], before: datetime) -> int:
     with connection.transaction():
-        locked = read_ids(connection, _LOCK_ENDED_JOBS, {"job_ids": uuids(job_ids), "before": before})
-        unused = read_ids(connection, _FIND_UNUSED_JOBS, {"job_ids": uuids(locked)})
-        connection.execute(_REMOVE_JOBS, {"job_ids": uuids(unused)})
+        locked = read_ids(connection, _SQL["lock_ended_jobs"], {"job_ids": uuids(job_ids), "before": before})
+        unused = read_ids(connection, _SQL["find_unused_jobs"], {"job_ids": uuids(locked)})
+        connection.execute(_SQL["remove_jobs"], {"job_ids": uuids(unused)})
     return len(unused)

@@ -31,16 +31,6 @@ from tidewheel.transitions.workflows import NO_JOB, lock_workflows
 _LOG = logging.getLogger("tidewheel.scheduler")
 
 _SQL = Statements("tidewheel.scheduler")
-_FIND_MISSING_TIMERS = _SQL["find_missing_timers"]
-_LOCK_JOB_WITHOUT_TIMER = _SQL["lock_job_without_timer"]
-_REPAIR_TIMER = _SQL["repair_timer"]
-_RELEASE_HELD_CHAINS = _SQL["release_held_chains"]
-_FIND_STALLED_WORKFLOWS = _SQL["find_stalled_workflows"]
-_FIND_LOST_PLACES = _SQL["find_lost_places"]
-_SCAN_ACTIVE_RUNS = _SQL["scan_active_runs"]
-_LOCK_ACTIVE_RUNS = _SQL["lock_active_runs"]
-_FIND_UNMARKED_WAITERS = _SQL["find_unmarked_waiters"]
-_DROP_STALE_SIGNALS = _SQL["drop_stale_signals"]
 
 _CHECK = "check for manual changes or a partial restore"
 _MAX_SCANNED = 1000  # active runs scanned in one step: about ten milliseconds
@@ -52,7 +42,7 @@ def repair_missing_timers(session: Session, shard: int, shards: int) -> int:
     first, last = job_range(shard, shards)
     columns = {"first": first, "last": last}
     with session.transaction() as connection:
-        jobs = [cast("UUID", job) for (job,) in connection.execute(_FIND_MISSING_TIMERS, columns, binary=True)]
+        jobs = [cast("UUID", job) for (job,) in connection.execute(_SQL["find_missing_timers"], columns, binary=True)]
     repaired = _each(jobs, partial(_repair, session), "restore the timer of job")
     if repaired:
         metrics.count("timers_repaired", len(repaired))
@@ -64,7 +54,7 @@ def repair_missing_timers(session: Session, shard: int, shards: int) -> int:
 def release_stuck_chains(session: Session) -> int:
     """Release fixed_delay jobs that wait for a run that is not open; return their number."""
     with session.transaction() as connection:
-        released = [cast("UUID", job) for (job,) in connection.execute(_RELEASE_HELD_CHAINS, binary=True)]
+        released = [cast("UUID", job) for (job,) in connection.execute(_SQL["release_held_chains"], binary=True)]
     if released:
         metrics.count("timers_repaired", len(released))
         text = "the scheduler released %d fixed_delay jobs that waited for runs that are not open: %s; %s"
@@ -80,7 +70,7 @@ def mend_workflows(session: Session, installation: Installation, shard: int) -> 
     It is checked again under its lock.
     """
     with session.transaction() as connection:
-        rows = connection.execute(_FIND_STALLED_WORKFLOWS, _stalled(shard, None), binary=True).fetchall()
+        rows = connection.execute(_SQL["find_stalled_workflows"], _stalled(shard, None), binary=True).fetchall()
     roots = [root for (root,) in cast("list[tuple[UUID]]", rows)]
     mended = _each(roots, partial(_mend, session, installation, shard), "mend occurrence")
     if mended:
@@ -113,7 +103,7 @@ class ActiveRunRepair:
         """Scan some active runs; return how many were transferred or released."""
         with self._session.transaction() as connection:
             columns: dict[str, object] = {"after": self._after, "limit": _MAX_SCANNED}
-            rows = connection.execute(_SCAN_ACTIVE_RUNS, columns, binary=True).fetchall()
+            rows = connection.execute(_SQL["scan_active_runs"], columns, binary=True).fetchall()
             self._after = cast("UUID", rows[-1][0]) if len(rows) == _MAX_SCANNED else NO_RUN
         left = self._failed.current()
         gone = [job for job, held in cast("list[tuple[UUID, bool]]", rows) if not held and job not in left]
@@ -125,7 +115,7 @@ class ActiveRunRepair:
 
     def _release(self, jobs: Sequence[UUID]) -> int:
         with self._session.transaction() as connection:
-            locked = connection.execute(_LOCK_ACTIVE_RUNS, {"job_ids": list(jobs)}, binary=True).fetchall()
+            locked = connection.execute(_SQL["lock_active_runs"], {"job_ids": list(jobs)}, binary=True).fetchall()
             held = [job for (job,) in cast("list[tuple[UUID]]", locked)]
             return len(release_stale_active_runs(connection, self._installation, held))
 
@@ -134,12 +124,12 @@ class ActiveRunRepair:
         first, last = job_range(shard, self._installation.shards)
         columns: dict[str, object] = {"first": first, "last": last, "buffered": RunState.BUFFERED}
         with self._session.transaction() as connection:
-            rows = connection.execute(_FIND_UNMARKED_WAITERS, columns, binary=True).fetchall()
+            rows = connection.execute(_SQL["find_unmarked_waiters"], columns, binary=True).fetchall()
             jobs = [(cast("UUID", job), str(tenant)) for job, tenant in rows]
             if jobs:
                 mark_waiters(connection, jobs)
             stale: dict[str, object] = {"terminate": Signal.TERMINATE, "stale_after": _STALE_AFTER}
-            connection.execute(_DROP_STALE_SIGNALS, stale)
+            connection.execute(_SQL["drop_stale_signals"], stale)
         if jobs:
             self._failed.together([job for job, _ in jobs], self._release, "release the active run of job")
             metrics.count("active_runs_repaired", len(jobs))
@@ -169,7 +159,7 @@ def _each(ids: Iterable[UUID], mend: Callable[[UUID], bool], name: str) -> list[
 
 def _repair(session: Session, job_id: UUID) -> bool:
     with session.transaction() as connection:
-        row = connection.execute(_LOCK_JOB_WITHOUT_TIMER, {"job_id": job_id}, binary=True).fetchone()
+        row = connection.execute(_SQL["lock_job_without_timer"], {"job_id": job_id}, binary=True).fetchone()
         if row is None:
             return False
         tenant, shard, version, schedule, last_at, updated_at, _ = row
@@ -185,7 +175,7 @@ def _repair(session: Session, job_id: UUID) -> bool:
         if following is None:
             return False
         columns = {"job_id": job_id, "tenant": tenant, "shard": shard, "scheduled_at": following, "version": version}
-        connection.execute(_REPAIR_TIMER, columns)
+        connection.execute(_SQL["repair_timer"], columns)
     return True
 
 
@@ -202,7 +192,7 @@ def _mend(session: Session, installation: Installation, shard: int, root: UUID) 
     with session.transaction() as connection:
         workflow = lock_workflows(connection, [root]).get(root)
         columns = _stalled(shard, root)
-        if workflow is None or not connection.execute(_FIND_STALLED_WORKFLOWS, columns).fetchall():
+        if workflow is None or not connection.execute(_SQL["find_stalled_workflows"], columns).fetchall():
             return False
         mend_workflow(connection, installation, workflow, read_now(connection))
     return True
@@ -216,7 +206,7 @@ def _stalled(shard: int, root: UUID | None) -> dict[str, object]:
 def _free_places(session: Session, installation: Installation, shard: int) -> None:
     first, last = job_range(shard, installation.shards)
     with session.transaction() as connection:
-        rows = connection.execute(_FIND_LOST_PLACES, {"first": first, "last": last}, binary=True).fetchall()
+        rows = connection.execute(_SQL["find_lost_places"], {"first": first, "last": last}, binary=True).fetchall()
         lost = cast("list[tuple[UUID, UUID]]", rows)
         settle_places(connection, installation, [], lost)
     if lost:

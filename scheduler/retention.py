@@ -42,20 +42,6 @@ from tidewheel.scheduler.retention_rules import RULES, Days, Period, Periods, Ro
 _LOG = logging.getLogger("tidewheel.scheduler")
 
 _SQL = Statements("tidewheel.scheduler")
-_FIND_OLDEST_ACTIVITY = _SQL["find_oldest_activity"]
-_FIND_TENANTS_OF_ACTIVITY = _SQL["find_tenants_of_activity"]
-_MERGE_ACTIVITY = _SQL["merge_activity"]
-_LOCK_RETENTION = _SQL["lock_retention"]
-_FIND_DAYS_IN_USE = _SQL["find_days_in_use"]
-_FIND_NEEDED_SINCE = _SQL["find_needed_since"]
-_BEGIN_DAYS = _SQL["begin_days"]
-_FIND_ENDED_WAITS = _SQL["find_ended_waits"]
-_CLOSE_DAYS = _SQL["close_days"]
-_FIND_ARCHIVED_DAYS = _SQL["find_archived_days"]
-_FIND_DROPPED_DAYS = _SQL["find_dropped_days"]
-_FIND_COUNTED_DAYS = _SQL["find_counted_days"]
-_BEGIN_DROPS = _SQL["begin_drops"]
-_RECORD_PASS = _SQL["record_pass"]
 
 # A wait for another transaction holds back the next partitions of the table: so it is short. A later pass tries again.
 _LOCK_TIMEOUT: LiteralString = "SET lock_timeout = '2s'"
@@ -92,15 +78,15 @@ def merge_activity(connection: Conn, now: datetime, pace: Pace) -> None:
         while (first := _oldest(connection, each.grain)) is not None and first < before:
             end = min(first - (first - _EPOCH) % each.slice + each.slice, before)
             columns = {"grain": each.grain, "into": into, "first": first, "end": end}
-            tenants = [tenant for (tenant,) in connection.execute(_FIND_TENANTS_OF_ACTIVITY, columns)]
+            tenants = [tenant for (tenant,) in connection.execute(_SQL["find_tenants_of_activity"], columns)]
             for at in range(0, len(tenants), _TENANTS):
-                connection.execute(_MERGE_ACTIVITY, columns | {"tenants": tenants[at : at + _TENANTS]})
+                connection.execute(_SQL["merge_activity"], columns | {"tenants": tenants[at : at + _TENANTS]})
                 if pace.rest():
                     return
 
 
 def _oldest(connection: Conn, grain: int) -> datetime | None:
-    row = connection.execute(_FIND_OLDEST_ACTIVITY, {"grain": grain}, binary=True).fetchone()
+    row = connection.execute(_SQL["find_oldest_activity"], {"grain": grain}, binary=True).fetchone()
     return cast("tuple[datetime | None]", row)[0]
 
 
@@ -154,7 +140,7 @@ class Retention:
 
         A table or a partition that cannot be removed delays no other one: its error is raised at the end.
         """
-        with held_lock(self._url, "tidewheel-retention-lock", _LOCK_RETENTION, old="retention") as lock:
+        with held_lock(self._url, "tidewheel-retention-lock", _SQL["lock_retention"], old="retention") as lock:
             if not lock.is_alone:
                 return []
             with self._session.transaction() as connection:
@@ -202,7 +188,7 @@ class Retention:
     def _remove_early(self, connection: Conn, stored: Iterable[StoredDay], now: datetime, pace: Pace) -> None:
         oldest = self._first_kept(now)["finished_runs"]
         days = {each.day for each in stored if each.table == "finished_runs" and each.day >= oldest}
-        days &= _days(connection, _FIND_COUNTED_DAYS)
+        days &= _days(connection, _SQL["find_counted_days"])
         days -= _unarchived(connection, stored)
         if removed := remove_by_tenant(connection, days, now, pace):
             _LOG.info("removed %d runs that were older than their tenants' retention", removed)
@@ -220,7 +206,7 @@ class Retention:
         if not old:
             self._record(connection, now, {})
             return []
-        in_use = cast("list[tuple[date, date | None]]", connection.execute(_FIND_DAYS_IN_USE).fetchall())
+        in_use = cast("list[tuple[date, date | None]]", connection.execute(_SQL["find_days_in_use"]).fetchall())
         with connection.transaction():
             # So a request either is among the needs, or finds the days dropped.
             if not lock_kept_since(connection):
@@ -232,7 +218,7 @@ class Retention:
                 started={day for _, day in in_use if day is not None},
                 occurrences_since=None if occurrences is None else day_of(occurrences),
                 runs_since=None if backfills is None else day_of(backfills),
-                counted=_days(connection, _FIND_COUNTED_DAYS),
+                counted=_days(connection, _SQL["find_counted_days"]),
                 unarchived=_unarchived(connection, stored),
             )
             kept = {each: cause for each in old if (cause := needs.holder(each)) is not None}
@@ -243,7 +229,7 @@ class Retention:
                 if each.table == "attempts" and cause is not None:
                     kept.setdefault(each, cause)
             days = {each.day for each in old if each.table == "finished_runs" and each not in kept}
-            connection.execute(_BEGIN_DROPS, {"days": sorted(days)})
+            connection.execute(_SQL["begin_drops"], {"days": sorted(days)})
         dropped: list[StoredDay] = []
         for each in old:
             if each in kept or self._stop.requested():
@@ -275,7 +261,7 @@ class Retention:
             if now - period - over > behind:
                 behind, held_by = now - period - over, f"{stored.table} of {stored.day}: {cause}"
         metrics.set("retention_behind_seconds", behind.total_seconds())
-        connection.execute(_RECORD_PASS, {"behind": behind if held_by else None, "held_by": held_by})
+        connection.execute(_SQL["record_pass"], {"behind": behind if held_by else None, "held_by": held_by})
 
 
 def _try(connection: Conn, lock: HeldLock, failures: list[psycopg.Error], work: Callable[[], None]) -> bool:
@@ -307,10 +293,10 @@ def _remove_jobs(connection: Conn, before: datetime, pace: Pace) -> None:
 def _close_days(connection: Conn, stored: Iterable[StoredDay]) -> None:
     """Close the days to which no run can be added: they may be counted, archived and dropped."""
     days = {each.day for each in stored if each.table == "finished_runs"}
-    connection.execute(_BEGIN_DAYS, {"days": sorted(days)})
+    connection.execute(_SQL["begin_days"], {"days": sorted(days)})
     # Two statements: a transaction that is prepared between them is seen by the second one.
-    ended = _days(connection, _FIND_ENDED_WAITS)
-    connection.execute(_CLOSE_DAYS, {"days": sorted(ended)})
+    ended = _days(connection, _SQL["find_ended_waits"])
+    connection.execute(_SQL["close_days"], {"days": sorted(ended)})
 
 
 def _measure_archive(connection: Conn, stored: Iterable[StoredDay], now: datetime) -> None:
@@ -320,7 +306,7 @@ def _measure_archive(connection: Conn, stored: Iterable[StoredDay], now: datetim
 
 
 def _needed_since(connection: Conn) -> tuple[datetime | None, datetime | None]:
-    row = connection.execute(_FIND_NEEDED_SINCE, binary=True).fetchone()
+    row = connection.execute(_SQL["find_needed_since"], binary=True).fetchone()
     return cast("tuple[datetime | None, datetime | None]", row)
 
 
@@ -330,10 +316,10 @@ def _days(connection: Conn, statement: LiteralString) -> set[date]:
 
 def _unarchived(connection: Conn, stored: Iterable[StoredDay]) -> set[date]:
     """Return the days of runs that the archive lacks, and can still take; none without an archive."""
-    archived = _days(connection, _FIND_ARCHIVED_DAYS)
+    archived = _days(connection, _SQL["find_archived_days"])
     return _days_of_runs(connection, stored) - archived if archived else set()
 
 
 def _days_of_runs(connection: Conn, stored: Iterable[StoredDay]) -> set[date]:
     """Return the stored days of finished runs that are not marked as dropped."""
-    return {each.day for each in stored if each.table == "finished_runs"} - _days(connection, _FIND_DROPPED_DAYS)
+    return {each.day for each in stored if each.table == "finished_runs"} - _days(connection, _SQL["find_dropped_days"])

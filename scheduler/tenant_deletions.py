@@ -44,24 +44,6 @@ _LOG = logging.getLogger("tidewheel.scheduler")
 
 _SET_WAITS = Statements("tidewheel.transitions")["set_waits"]
 _SQL = Statements("tidewheel.scheduler")
-_FIND_OPEN_DELETIONS = _SQL["find_open_deletions"]
-_LOCK_DELETION = _SQL["lock_deletion"]
-_BEGIN_DELETION = _SQL["begin_deletion"]
-_COUNT_STOPPED = _SQL["count_stopped"]
-_STOP_BACKFILLS_OF = _SQL["stop_backfills_of"]
-_STOP_OLD_REDRIVES_OF = _SQL["stop_old_redrives_of"]
-_STOP_WORKS_OF = _SQL["stop_works_of"]
-_FIND_JOBS_OF = _SQL["find_jobs_of"]
-_LOCK_TIMERS_TO_DROP = _SQL["lock_timers_to_drop"]
-_LOCK_JOBS_TO_DROP = _SQL["lock_jobs_to_drop"]
-_DROP_CALENDARS_OF_JOBS = _SQL["drop_calendars_of_jobs"]
-_MARK_JOBS_DELETED = _SQL["mark_jobs_deleted"]
-_FIND_WORKFLOWS_OF = _SQL["find_workflows_of"]
-_FIND_RUNS_OF = _SQL["find_runs_of"]
-_HAS_SETTLED = _SQL["has_settled"]
-_IS_QUIET = _SQL["is_quiet"]
-_BEGIN_REMOVING = _SQL["begin_removing"]
-_END_CANCELLATION_OF = _SQL["end_cancellation_of"]
 
 _POLL_SECONDS = 1.0  # between two looks for a deletion
 _SHARE_SECONDS = 0.2  # of work, then a pause that is as long: the other half of the time is for firing
@@ -157,7 +139,9 @@ class TenantDeletions:
         """Work on each deletion for its part of `_SHARE_SECONDS`."""
         done, now = CancelResult(), monotonic_seconds()
         with self._session.transaction() as connection:
-            rows = cast("list[tuple[str, bool]]", connection.execute(_FIND_OPEN_DELETIONS, binary=True).fetchall())
+            rows = cast(
+                "list[tuple[str, bool]]", connection.execute(_SQL["find_open_deletions"], binary=True).fetchall()
+            )
         accepted = [tenant for tenant, is_due in rows if not is_due or self._take(tenant)]
         self._passes = {tenant: self._passes.get(tenant) or _Pass() for tenant in accepted}
         self._rows.forget_tables()
@@ -234,12 +218,12 @@ class TenantDeletions:
         match at.part:
             case _Part.ORIGINS:
                 if not deletion.begun:
-                    connection.execute(_BEGIN_DELETION, columns)
+                    connection.execute(_SQL["begin_deletion"], columns)
                 elif not at.settled:
-                    at.settled = _is_true(connection, _HAS_SETTLED, columns)
-                stopped = connection.execute(_STOP_BACKFILLS_OF, columns).rowcount
-                connection.execute(_STOP_OLD_REDRIVES_OF, columns)
-                stopped += connection.execute(_STOP_WORKS_OF, columns).rowcount
+                    at.settled = _is_true(connection, _SQL["has_settled"], columns)
+                stopped = connection.execute(_SQL["stop_backfills_of"], columns).rowcount
+                connection.execute(_SQL["stop_old_redrives_of"], columns)
+                stopped += connection.execute(_SQL["stop_works_of"], columns).rowcount
                 roots = _cancel_workflows(connection, deletion.tenant, at.root_id)
                 at.found += stopped + len(roots)
                 at.stopped += stopped + len(roots)
@@ -257,21 +241,23 @@ class TenantDeletions:
     def _delete_jobs(self, connection: Conn, tenant: str, at: _Pass) -> None:
         """Delete the next jobs of a pass, as `job.delete` does, but their overdue occurrences do not fire."""
         columns = {"tenant": tenant, "after": at.key, "limit": _JOBS, "scan_limit": _SCANNED_JOBS}
-        rows = connection.execute(_FIND_JOBS_OF, columns, binary=True).fetchall()
+        rows = connection.execute(_SQL["find_jobs_of"], columns, binary=True).fetchall()
         found = cast("list[tuple[UUID, str, bool, bool]]", rows)
         ids = [job_id for job_id, _, is_live, _ in found if is_live]
-        timers = read_ids(connection, _LOCK_TIMERS_TO_DROP, {"job_ids": uuids(ids)})
+        timers = read_ids(connection, _SQL["lock_timers_to_drop"], {"job_ids": uuids(ids)})
         with connection.cursor(row_factory=class_row(_Job), binary=True) as cursor:
-            jobs = cursor.execute(_LOCK_JOBS_TO_DROP, {"job_ids": uuids(ids), "locked": uuids(timers)}).fetchall()
+            jobs = cursor.execute(
+                _SQL["lock_jobs_to_drop"], {"job_ids": uuids(ids), "locked": uuids(timers)}
+            ).fetchall()
         if jobs:
             now = read_now(connection)
             locked = [job.job_id for job in jobs]
             drop_timers(connection, locked)
-            connection.execute(_DROP_CALENDARS_OF_JOBS, {"job_ids": uuids(locked)})
-            connection.execute(_MARK_JOBS_DELETED, {"job_ids": uuids(locked), "now": now})
+            connection.execute(_SQL["drop_calendars_of_jobs"], {"job_ids": uuids(locked)})
+            connection.execute(_SQL["mark_jobs_deleted"], {"job_ids": uuids(locked), "now": now})
             reasons = dict.fromkeys(locked, TENANT_DELETED)
             append_job_events(connection, self._installation, "job.deleted", jobs, now=now, reasons=reasons)
-            connection.execute(_COUNT_STOPPED, {"tenant": tenant, "jobs": len(jobs), "runs": 0})
+            connection.execute(_SQL["count_stopped"], {"tenant": tenant, "jobs": len(jobs), "runs": 0})
         at.found += len(ids)
         at.found_jobs += len(ids)
         at.left_jobs += len(ids) - len(jobs)
@@ -287,7 +273,7 @@ class TenantDeletions:
         ended = end_candidates(connection, self._installation, runs, TENANT_DELETED)
         number = ended.ended + ended.signalled
         if number:
-            connection.execute(_COUNT_STOPPED, {"tenant": tenant, "jobs": 0, "runs": number})
+            connection.execute(_SQL["count_stopped"], {"tenant": tenant, "jobs": 0, "runs": number})
         done.ended += ended.ended
         done.signalled += ended.signalled
         at.found += len(runs)
@@ -306,11 +292,11 @@ class TenantDeletions:
             "shards": list(range(self._installation.shards)),
             "limit": _DUE_RELEASES,
         }
-        quiet = at.found == 0 and at.no_jobs and _is_true(connection, _IS_QUIET, columns)
+        quiet = at.found == 0 and at.no_jobs and _is_true(connection, _SQL["is_quiet"], columns)
         if quiet:
-            connection.execute(_BEGIN_REMOVING, {"tenant": tenant})
+            connection.execute(_SQL["begin_removing"], {"tenant": tenant})
             # There is no run that a claim could take: claims are spared to consult it.
-            connection.execute(_END_CANCELLATION_OF, {"tenant": tenant, "reason": TENANT_DELETED})
+            connection.execute(_SQL["end_cancellation_of"], {"tenant": tenant, "reason": TENANT_DELETED})
             _LOG.info("the jobs and runs of tenant %s have ended; its rows are removed", tenant)
         elif at.stopped == 0:
             next_pass.waits = at.waits + 1
@@ -325,7 +311,7 @@ def _fault(tenant: str) -> str:
 
 
 def _lock(connection: Conn, tenant: str) -> Deletion | None:
-    return read_row(connection, class_row(Deletion), _LOCK_DELETION, {"tenant": tenant})
+    return read_row(connection, class_row(Deletion), _SQL["lock_deletion"], {"tenant": tenant})
 
 
 def _is_true(connection: Conn, statement: LiteralString, columns: Mapping[str, object]) -> bool:
@@ -334,7 +320,7 @@ def _is_true(connection: Conn, statement: LiteralString, columns: Mapping[str, o
 
 def _cancel_workflows(connection: Conn, tenant: str, after: UUID) -> set[UUID]:
     """Cancel the next open occurrences and batches: no drain writes runs of theirs from the commit on."""
-    roots = read_ids(connection, _FIND_WORKFLOWS_OF, {"tenant": tenant, "after": after, "limit": _WORKFLOWS})
+    roots = read_ids(connection, _SQL["find_workflows_of"], {"tenant": tenant, "after": after, "limit": _WORKFLOWS})
     for workflow in lock_workflows(connection, roots).values() if roots else ():
         if workflow.state in ("open", "paused"):
             cancel_open_runs(connection, workflow, "cancelling", reason=TENANT_DELETED, cause=TENANT_DELETED)
@@ -346,7 +332,7 @@ def _find_runs(connection: Conn, tenant: str, at: _Pass) -> list[Candidate]:
         "tenant": tenant, "after": at.run_id, "last": _LAST, "states": TO_CANCEL,
         "limit": 1 if at.singly else _RUNS,
     }  # fmt: skip
-    return read_rows(connection, class_row(Candidate), _FIND_RUNS_OF, columns)
+    return read_rows(connection, class_row(Candidate), _SQL["find_runs_of"], columns)
 
 
 def _bisect(tenant: str, at: _Pass, runs: list[Candidate]) -> None:

@@ -24,10 +24,6 @@ from tidewheel.transitions.installation import Installation
 _LOG = logging.getLogger("tidewheel.scheduler")
 
 _SQL = Statements("tidewheel.scheduler")
-_FIND_TENANT_TABLES = _SQL["find_tenant_tables"]
-_ADVANCE_DELETION = _SQL["advance_deletion"]
-_FINISH_DELETION = _SQL["finish_deletion"]
-_DROP_INTAKE_OFFSETS = _SQL["drop_intake_offsets"]
 
 # The table and its columns are names of the catalog, so these are no statements of queries.sql. The first one begins
 # where the last one has ended: dead entries of removed rows stay in an index until a vacuum.
@@ -116,8 +112,8 @@ class TenantRows:
         ended = number == len(tables)
         if ended and rows == 0:
             topic = self._installation.topics.requests_of(deletion.tenant)
-            connection.execute(_DROP_INTAKE_OFFSETS, {"topic": topic})
-            connection.execute(_FINISH_DELETION, {"tenant": deletion.tenant, "keep": self._keep})
+            connection.execute(_SQL["drop_intake_offsets"], {"topic": topic})
+            connection.execute(_SQL["finish_deletion"], {"tenant": deletion.tenant, "keep": self._keep})
             _LOG.info("deleted tenant %s with %d rows", deletion.tenant, sum(removed.values()))
             return False
         columns: dict[str, object] = {
@@ -129,7 +125,7 @@ class TenantRows:
             "at_page": place.page,
             "at_key": place.key,
         }
-        connection.execute(_ADVANCE_DELETION, columns)
+        connection.execute(_SQL["advance_deletion"], columns)
         return True
 
     def _read_tables(self, connection: Conn, deletion: Deletion) -> list[TenantTable]:
@@ -149,7 +145,7 @@ class TenantRows:
 def find_tenant_tables(connection: Conn, oldest: str) -> list[TenantTable]:
     """Return the tables with a tenant whose rows are removed, without partitions before the oldest day."""
     names = [name for name in created_names() if name not in KEPT]
-    return read_rows(connection, class_row(TenantTable), _FIND_TENANT_TABLES, {"names": names, "oldest": oldest})
+    return read_rows(connection, class_row(TenantTable), _SQL["find_tenant_tables"], {"names": names, "oldest": oldest})
 
 
 def removal_from(table: TenantTable, after: list[str] | None) -> sql.Composed:

@@ -43,15 +43,6 @@ from tidewheel.transitions.timers import LockedTimer, advance_timers, retract_ru
 _LOG = logging.getLogger("tidewheel.scheduler")
 
 _SQL = Statements("tidewheel.scheduler")
-_LOCK_TZDATA = _SQL["lock_tzdata"]
-_STORE_TZDATA = _SQL["store_tzdata"]
-_RECORD_TZDATA_CHANGE = _SQL["record_tzdata_change"]
-_SCAN_TIMERS = _SQL["scan_timers"]
-_READ_CRON_TIMERS = _SQL["read_cron_timers"]
-_READ_WRITTEN_AHEAD = _SQL["read_written_ahead"]
-_LOCK_RESCHEDULED_TIMERS = _SQL["lock_rescheduled_timers"]
-_LOCK_RESCHEDULED_JOBS = _SQL["lock_rescheduled_jobs"]
-_DELETE_MOVES = _SQL["delete_moves"]
 
 _BATCH = 500  # timers checked in one transaction: tens of milliseconds if none moves
 _AGAIN_SECONDS = 5.0  # while another scheduler works on it
@@ -91,7 +82,7 @@ class TzdataRefresh:
     def _batch(self) -> bool:
         version = tzdata_version()
         with self._session.transaction() as connection:
-            found = connection.execute(_LOCK_TZDATA).fetchone()
+            found = connection.execute(_SQL["lock_tzdata"]).fetchone()
             if found is None:
                 self._next = monotonic_seconds() + _AGAIN_SECONDS
                 return False
@@ -100,16 +91,16 @@ class TzdataRefresh:
                 self._done = True
                 return False
             after = _resume_after(stored, version)
-            rows = connection.execute(_SCAN_TIMERS, {"after": after, "limit": _BATCH}, binary=True).fetchall()
+            rows = connection.execute(_SQL["scan_timers"], {"after": after, "limit": _BATCH}, binary=True).fetchall()
             scanned = [cast("UUID", job) for (job,) in rows]
             rescheduled_count = _reschedule(connection, self._installation, scanned, now) if scanned else 0
             more = len(scanned) == _BATCH
             progress = {"from": _old_version(stored), "to": version, "after": str(scanned[-1])} if more else version
-            connection.execute(_STORE_TZDATA, {"value": Jsonb(progress)})
+            connection.execute(_SQL["store_tzdata"], {"value": Jsonb(progress)})
             before = _old_version(stored)
             if before is not None and not more:
                 change = {"from": before, "to": version, "at": format_timestamp(now)}
-                connection.execute(_RECORD_TZDATA_CHANGE, {"change": Jsonb(change)})
+                connection.execute(_SQL["record_tzdata_change"], {"change": Jsonb(change)})
         self._report(stored, version, rescheduled_count, more=more)
         return more
 
@@ -155,8 +146,8 @@ def _reschedule(connection: Conn, installation: Installation, scanned: Sequence[
     if outdated:
         # Lock order: timers, then jobs, as everywhere. Then check again under the locks.
         columns = {"job_ids": sorted(outdated)}
-        connection.execute(_LOCK_RESCHEDULED_TIMERS, columns)
-        connection.execute(_LOCK_RESCHEDULED_JOBS, columns)
+        connection.execute(_SQL["lock_rescheduled_timers"], columns)
+        connection.execute(_SQL["lock_rescheduled_jobs"], columns)
         now = read_now(connection)
         outdated = _find_outdated(connection, columns["job_ids"], now)
     if not outdated:
@@ -206,7 +197,7 @@ def _delete_moves(connection: Conn, states: Mapping[UUID, TimerState]) -> None:
     gone = [(job, at) for job, state in states.items() for at in state.dropped]
     if gone:
         columns = {"job_ids": uuids(job for job, _ in gone), "instants": instants(at for _, at in gone)}
-        connection.execute(_DELETE_MOVES, columns)
+        connection.execute(_SQL["delete_moves"], columns)
 
 
 def _find_outdated(
@@ -214,11 +205,11 @@ def _find_outdated(
 ) -> dict[UUID, tuple[LockedTimer, datetime]]:
     """Return the outdated timers among these, each with its next recorded instant."""
     columns = {"job_ids": list(job_ids), "now": now}
-    timers = read_rows(connection, class_row(LockedTimer), _READ_CRON_TIMERS, columns)
+    timers = read_rows(connection, class_row(LockedTimer), _SQL["read_cron_timers"], columns)
     if not timers:
         return {}
     ahead: defaultdict[UUID, set[datetime]] = defaultdict(set)
-    for job_id, at in connection.execute(_READ_WRITTEN_AHEAD, columns, binary=True):
+    for job_id, at in connection.execute(_SQL["read_written_ahead"], columns, binary=True):
         ahead[cast("UUID", job_id)].add(cast("datetime", at))
     inputs = read_decision_inputs(connection, [_rewound(timer, now) for timer in timers])
     outdated: dict[UUID, tuple[LockedTimer, datetime]] = {}

@@ -55,8 +55,6 @@ _LOG = logging.getLogger("tidewheel.scheduler")
 
 _SET_WAITS = Statements("tidewheel.transitions")["set_waits"]
 _SQL = Statements("tidewheel.scheduler")
-_LOCK_FAILED_RUNS = _SQL["lock_failed_runs"]
-_LOCK_DEAD_LETTERS_OF = _SQL["lock_dead_letters_of"]
 
 _LOOKED_AT = 2000  # dead letters of one batch: some milliseconds, where an error is rare
 _LETTER_COLUMNS = ("ids", "kind", "job_id", "status", "error_type", "queue", "lane", "since", "until", "redriven")
@@ -182,8 +180,8 @@ class Retry:
     ) -> tuple[int, Rejections]:
         """Retry them."""
         locked: dict[str, object] = {"run_ids": uuids(batch.things.values())}
-        connection.execute(_LOCK_FAILED_RUNS, locked)
-        connection.execute(_LOCK_DEAD_LETTERS_OF, locked)
+        connection.execute(_SQL["lock_failed_runs"], locked)
+        connection.execute(_SQL["lock_dead_letters_of"], locked)
         retried = find_retried(connection, batch.things.values())
         new = [each for each in batch.things.values() if each not in retried]
         requests = [RetryRequest(work.tenant, each) for each in new]
