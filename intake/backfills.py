@@ -42,13 +42,7 @@ from tidewheel.transitions.finished import RunEnd
 from tidewheel.transitions.kept_since import share_kept_since
 
 _SQL = Statements("tidewheel.intake")
-_READ_BACKFILLED_JOBS = _SQL["read_backfilled_jobs"]
-_FIND_BACKFILL = _SQL["find_backfill"]
-_ADD_BACKFILL = _SQL["add_backfill"]
-_LOCK_BACKFILL = _SQL["lock_backfill"]
 _READ_JOB_KEY = Statements("tidewheel.transitions")["read_job_key"]
-_SET_BACKFILL_STATE = _SQL["set_backfill_state"]
-_LOCK_UNSTARTED_BACKFILL_RUNS = _SQL["lock_unstarted_backfill_runs"]
 
 _REASON = "backfill_cancelled"
 _CHANGES: dict[type, tuple[tuple[BackfillState, ...], BackfillState]] = {
@@ -89,7 +83,7 @@ def apply_backfills(writing: Writing, batch: Sequence[ReceivedRequest]) -> list[
     """Apply backfills."""
     ids = sorted({received.job_id for received in batch})
     lock_jobs(writing, batch)  # timers too: a later request of the transaction may pause the job
-    found = writing.read_as(_BackfilledJob, _READ_BACKFILLED_JOBS, job_ids=ids)
+    found = writing.read_as(_BackfilledJob, _SQL["read_backfilled_jobs"], job_ids=ids)
     jobs = {job.job_id: job for job in found if job.version and job.deleted_at is None}
     return one_by_one(batch, lambda received: _accept(writing, received, jobs.get(received.job_id)))
 
@@ -104,7 +98,7 @@ def _accept(writing: Writing, received: ReceivedRequest, job: _BackfilledJob | N
     if job is None:
         raise UnknownJob(received.tenant, received.key or "")
     backfill_id = _backfill_id(received, job.job_id)
-    existing = writing.read(_FIND_BACKFILL, backfill_id=backfill_id)
+    existing = writing.read(_SQL["find_backfill"], backfill_id=backfill_id)
     if existing and not request.dry_run:
         facts = {"occurrences": existing[0][0], "backfill_id": str(backfill_id)}
         return _accepted(received, job, **facts, unchanged=True)
@@ -116,7 +110,7 @@ def _accept(writing: Writing, received: ReceivedRequest, job: _BackfilledJob | N
     if request.dry_run:
         return _accepted(received, job, occurrences=expected)
     backfill = _backfill(backfill_id, received, job, found, _created_at(job, now))
-    connection.execute(_ADD_BACKFILL, asdict(backfill))
+    connection.execute(_SQL["add_backfill"], asdict(backfill))
     key, why = job.key, request.reason
     append_backfill_event(
         connection, writing.installation, "job.backfill_started", backfill, job_key=key, now=now, reason=why
@@ -177,7 +171,9 @@ def _backfill(
 
 def _change(writing: Writing, received: ReceivedRequest) -> Reply:
     request = cast("BackfillPause | BackfillResume | BackfillCancel", received.request)
-    rows = writing.read_as(Backfill, _LOCK_BACKFILL, backfill_id=UUID(request.backfill_id), tenant=received.tenant)
+    rows = writing.read_as(
+        Backfill, _SQL["lock_backfill"], backfill_id=UUID(request.backfill_id), tenant=received.tenant
+    )
     if not rows:
         return rejected(received, UnknownBackfill(request.backfill_id))
     backfill = rows[0]
@@ -204,12 +200,16 @@ def _write(writing: Writing, backfill: Backfill, state: BackfillState, *, job_ke
     now = writing.now()
     finished_at = now if state is BackfillState.CANCELLED else None
     writing.execute(
-        _SET_BACKFILL_STATE, backfill_id=backfill.backfill_id, state=state, reason=reason, finished_at=finished_at
+        _SQL["set_backfill_state"],
+        backfill_id=backfill.backfill_id,
+        state=state,
+        reason=reason,
+        finished_at=finished_at,
     )
     if state is BackfillState.CANCELLED:
         first, last = run_range(backfill.job_id, backfill.created_at)
         rows = writing.read(
-            _LOCK_UNSTARTED_BACKFILL_RUNS,
+            _SQL["lock_unstarted_backfill_runs"],
             job_id=backfill.job_id, first_run_id=first, last_run_id=last, states=NOT_STARTED,
         )  # fmt: skip
         ended = (cast("UUID", run) for (run,) in rows)

@@ -42,22 +42,6 @@ from tidewheel.transitions.events import skip_event
 from tidewheel.transitions.timers import LockedTimer, advance_timers
 
 _SQL = Statements("tidewheel.intake")
-_INSERT_CALENDAR_PLACEHOLDER = _SQL["insert_calendar_placeholder"]
-_LOCK_CALENDAR = _SQL["lock_calendar"]
-_UPDATE_CALENDAR = _SQL["update_calendar"]
-_DELETE_CALENDAR = _SQL["delete_calendar"]
-_LOCK_CALENDARS_FOR_SHARE = _SQL["lock_calendars_for_share"]
-_CALENDAR_NAMES = _SQL["calendar_names"]
-_FIND_CALENDAR_JOBS = _SQL["find_calendar_jobs"]
-_COUNT_CALENDAR_JOBS = _SQL["count_calendar_jobs"]
-_ADD_JOB_CALENDARS = _SQL["add_job_calendars"]
-_DROP_JOB_CALENDARS = _SQL["drop_job_calendars"]
-_READ_LOCKED_TIMERS = _SQL["read_locked_timers"]
-_READ_JOBS_WITHOUT_TIMER = _SQL["read_jobs_without_timer"]
-_REVIVE_JOBS = _SQL["revive_jobs"]
-_READ_UPCOMING_OVERRIDES = _SQL["read_upcoming_overrides"]
-_DELETE_OVERRIDES = _SQL["delete_overrides"]
-_DROP_MOVES = _SQL["drop_moves"]
 
 MAX_JOBS = 50_000
 """The jobs that a change may reach: about 0.1 ms each, 0.3 ms for an overdue one, of the 60 s of a transaction."""
@@ -95,7 +79,7 @@ def lock_calendars(connection: Conn, calendars: Collection[tuple[str, str]]) -> 
         return {}
     pairs = sorted(set(calendars))
     columns = {"tenants": [tenant for tenant, _ in pairs], "names": [name for _, name in pairs]}
-    connection.execute(_LOCK_CALENDARS_FOR_SHARE, columns)
+    connection.execute(_SQL["lock_calendars_for_share"], columns)
     return read_day_sets(connection, pairs)
 
 
@@ -119,11 +103,11 @@ def write_job_calendars(writing: Writing, named: Mapping[UUID, tuple[str, Iterab
     """Write the calendars that jobs name: by job, its tenant and the locked calendars' names."""
     if not named:
         return
-    writing.execute(_DROP_JOB_CALENDARS, job_ids=list(named))
+    writing.execute(_SQL["drop_job_calendars"], job_ids=list(named))
     rows = sorted({(tenant, name, job) for job, (tenant, names) in named.items() for name in names})
     if rows:
         tenants, names, job_ids = map(list, zip(*rows, strict=True))
-        writing.execute(_ADD_JOB_CALENDARS, tenants=tenants, names=names, job_ids=job_ids)
+        writing.execute(_SQL["add_job_calendars"], tenants=tenants, names=names, job_ids=job_ids)
 
 
 def _put_calendar(writing: Writing, received: ReceivedRequest) -> Reply:
@@ -141,14 +125,14 @@ def _put_calendar(writing: Writing, received: ReceivedRequest) -> Reply:
     }
     jobs = _jobs_of(writing, received.tenant, request.name) if row.version and row.days != new else []
     if not jobs:
-        writing.execute(_UPDATE_CALENDAR, **columns, since=_since(row, new, writing.now()))
+        writing.execute(_SQL["update_calendar"], **columns, since=_since(row, new, writing.now()))
         return accepted(received)
     if len(jobs) > MAX_JOBS:
         return rejected(received, _too_many(len(jobs)))
     locked = lock_jobs_by_id(writing, jobs)
     existing_jobs = [job.job_id for job in locked.jobs.values() if job.exists]
     apply_overdue(writing, locked.timers, existing_jobs, now=locked.now, keep_pauses=existing_jobs)
-    writing.execute(_UPDATE_CALENDAR, **columns, since=_since(row, new, locked.now))
+    writing.execute(_SQL["update_calendar"], **columns, since=_since(row, new, locked.now))
     _reset_timers(writing, locked)
     return accepted(received)
 
@@ -169,31 +153,31 @@ def _since(row: _CalendarRow, new: DaySet, now: datetime) -> datetime | None:
 def delete_calendar(writing: Writing, received: ReceivedRequest) -> Reply:
     """Delete a calendar that no job names."""
     name, tenant = received.of(CalendarDelete).name, received.tenant
-    if not writing.read(_LOCK_CALENDAR, tenant=tenant, name=name):
+    if not writing.read(_SQL["lock_calendar"], tenant=tenant, name=name):
         raise UnknownCalendar(tenant, name, _suggestion(name, _names(writing.connection, tenant)))
-    for key, jobs in writing.read(_COUNT_CALENDAR_JOBS, tenant=tenant, name=name):
+    for key, jobs in writing.read(_SQL["count_calendar_jobs"], tenant=tenant, name=name):
         problem = f"{jobs} jobs use it, {key!r} first" if jobs != 1 else f"the job {key!r} uses it"
         refuse("name", problem, "remove it from the jobs, or delete them")
-    writing.execute(_DELETE_CALENDAR, tenant=tenant, name=name)
+    writing.execute(_SQL["delete_calendar"], tenant=tenant, name=name)
     return accepted(received)
 
 
 def _lock_or_insert(writing: Writing, tenant: str, name: str) -> _CalendarRow:
     """Return the calendar's locked row; insert it if it does not exist."""
     for _ in range(_TRIES):
-        writing.execute(_INSERT_CALENDAR_PLACEHOLDER, tenant=tenant, name=name)
-        found = writing.read(_LOCK_CALENDAR, tenant=tenant, name=name)
+        writing.execute(_SQL["insert_calendar_placeholder"], tenant=tenant, name=name)
+        found = writing.read(_SQL["lock_calendar"], tenant=tenant, name=name)
         for version, days, weekdays, source in cast("list[tuple[int, list[date], list[int], str | None]]", found):
             return _CalendarRow(version, DaySet(frozenset(days), frozenset(weekdays)), source)
     raise Unavailable(f"calendar {name!r} is repeatedly created and deleted by other transactions")
 
 
 def _jobs_of(writing: Writing, tenant: str, name: str) -> list[UUID]:
-    return [cast("UUID", job) for (job,) in writing.read(_FIND_CALENDAR_JOBS, tenant=tenant, name=name)]
+    return [cast("UUID", job) for (job,) in writing.read(_SQL["find_calendar_jobs"], tenant=tenant, name=name)]
 
 
 def _names(connection: Conn, tenant: str) -> list[str]:
-    return [str(name) for (name,) in connection.execute(_CALENDAR_NAMES, {"tenant": tenant}, binary=True)]
+    return [str(name) for (name,) in connection.execute(_SQL["calendar_names"], {"tenant": tenant}, binary=True)]
 
 
 def _suggestion(name: str, names: Sequence[str]) -> str:
@@ -210,20 +194,20 @@ def _reset_timers(writing: Writing, locked: Locked) -> None:
     overdue fire under the new days.
     """
     columns: dict[str, object] = {"job_ids": sorted(locked.jobs), "now": locked.now}
-    left = writing.read_as(LockedTimer, _READ_LOCKED_TIMERS, **columns)
+    left = writing.read_as(LockedTimer, _SQL["read_locked_timers"], **columns)
     timers = [timer for timer in left if timer.hold_reason != HoldReason.QUARANTINED]
     inputs = read_decision_inputs(writing.connection, timers)
     connection, installation, now = writing.connection, writing.installation, locked.now
     advance_timers(connection, installation, timers, lambda timer: _reset(timer, inputs, now), now=now)
     had = {timer.job_id for timer in left}
-    without = writing.read_as(LockedTimer, _READ_JOBS_WITHOUT_TIMER, **columns)
+    without = writing.read_as(LockedTimer, _SQL["read_jobs_without_timer"], **columns)
     timerless = [row for row in without if row.job_id not in had]
     inputs = read_decision_inputs(writing.connection, timerless)
     decided = ((locked.jobs[row.job_id], _reset(row, inputs, locked.now)) for row in timerless)
     revived = [_timer(job, at, decision) for job, decision in decided if (at := decision.next_at) is not None]
     if revived:
         put_timers(writing, revived)
-        writing.execute(_REVIVE_JOBS, job_ids=[timer.job.job_id for timer in revived])
+        writing.execute(_SQL["revive_jobs"], job_ids=[timer.job.job_id for timer in revived])
 
 
 def _reset(timer: LockedTimer, inputs: DecisionInputs, now: datetime) -> Decision:
@@ -256,7 +240,7 @@ def read_upcoming_overrides(
 ) -> dict[UUID, dict[datetime, Override]]:
     """Return the overrides of upcoming occurrences of locked jobs, by job and instant, in their order."""
     columns = {"job_ids": uuids(job_ids), "now": now}
-    rows = connection.execute(_READ_UPCOMING_OVERRIDES, columns, binary=True).fetchall()
+    rows = connection.execute(_SQL["read_upcoming_overrides"], columns, binary=True).fetchall()
     found: dict[UUID, dict[datetime, Override]] = {job: {} for job in job_ids}
     for job, at, moved_to, done in cast("list[tuple[UUID, datetime, datetime | None, bool]]", rows):
         found[job][at] = Override(at, moved_to, done)
@@ -307,7 +291,7 @@ def delete_overrides(writing: Writing, gone: Sequence[tuple[UUID, datetime]]) ->
     """Delete the overrides of these occurrences."""
     if gone:
         writing.execute(
-            _DELETE_OVERRIDES, job_ids=uuids(job for job, _ in gone), instants=instants(at for _, at in gone)
+            _SQL["delete_overrides"], job_ids=uuids(job for job, _ in gone), instants=instants(at for _, at in gone)
         )
 
 
@@ -316,7 +300,7 @@ def drop_moves(writing: Writing, gone: Sequence[tuple[JobRow, datetime]], now: d
     if not gone:
         return
     writing.execute(
-        _DROP_MOVES,
+        _SQL["drop_moves"],
         job_ids=uuids(job.job_id for job, _ in gone),
         instants=instants(at for _, at in gone),
         versions=integers(job.version for job, _ in gone),

@@ -27,24 +27,6 @@ from tidewheel.postgres.statements import Statements
 from tidewheel.runs import Gate, Overlap
 
 _SQL = Statements("tidewheel.intake")
-_FIND_NODES = _SQL["find_nodes"]
-_FIND_VERSIONS_WITHOUT_PARENTS = _SQL["find_versions_without_parents"]
-_LOCK_GRAPHS = _SQL["lock_graphs"]
-_LOCK_OLD_GRAPHS = _SQL["lock_old_graphs"]
-_LOCK_TIMERS = _SQL["lock_timers"]
-_LOCK_JOBS_TO_DELETE = _SQL["lock_jobs_to_delete"]
-_READ_NODES = _SQL["read_nodes"]
-_READ_PARENTS = _SQL["read_parents"]
-_READ_EDGES_BELOW = _SQL["read_edges_below"]
-_READ_EDGES_ABOVE = _SQL["read_edges_above"]
-_COUNT_NODES = _SQL["count_nodes"]
-_COUNT_CHILDREN = _SQL["count_children"]
-_CLOSE_EDGES = _SQL["close_edges"]
-_OPEN_EDGES = _SQL["open_edges"]
-_SET_ROOTS = _SQL["set_roots"]
-_SET_OWN_ROOTS = _SQL["set_own_roots"]
-_FIND_CHILD_KEYS = _SQL["find_child_keys"]
-_ADD_FLOW = _SQL["add_flow"]
 
 MAX_NODES = 10_000  # of a graph
 MAX_CHILDREN = 10_000  # of one job
@@ -87,7 +69,7 @@ def lock_graphs(connection: Conn, batch: Collection[ReceivedRequest]) -> Graphs:
     }
     if not concerned:
         return Graphs()
-    rows = connection.execute(_FIND_NODES, {"job_ids": uuids(concerned)}, binary=True).fetchall()
+    rows = connection.execute(_SQL["find_nodes"], {"job_ids": uuids(concerned)}, binary=True).fetchall()
     nodes = dict(cast("list[tuple[UUID, UUID]]", rows))
     parentless = _versions_without_parents(connection, batch)
     changed: set[UUID] = {
@@ -98,8 +80,8 @@ def lock_graphs(connection: Conn, batch: Collection[ReceivedRequest]) -> Graphs:
     tenants = sorted({concerned[job] for job in changed})
     for tenant in tenants:
         # In this order: drains, which only try both, let a change go first that waits for the old lock.
-        connection.execute(_LOCK_OLD_GRAPHS, {"tenant": tenant})
-        connection.execute(_LOCK_GRAPHS, {"tenant": tenant})
+        connection.execute(_SQL["lock_old_graphs"], {"tenant": tenant})
+        connection.execute(_SQL["lock_graphs"], {"tenant": tenant})
     return Graphs(tenants, changed)
 
 
@@ -118,7 +100,7 @@ def check_edges(writing: Writing, received: ReceivedRequest) -> EdgeChange | Non
     parents = _parents(received)
     job: UUID = received.job_id
     named: dict[UUID, str] = {job_id(received.tenant, one.job): one.when for one in parents}
-    before = dict(cast("list[tuple[UUID, str]]", writing.read(_READ_PARENTS, job_id=job)))
+    before = dict(cast("list[tuple[UUID, str]]", writing.read(_SQL["read_parents"], job_id=job)))
     if before == named:
         # Also where the parents have gone: a submit that changes nothing is not refused.
         return None
@@ -126,7 +108,7 @@ def check_edges(writing: Writing, received: ReceivedRequest) -> EdgeChange | Non
     nodes = _read_nodes(writing, [job, *named, *before])
     _ensure_parents(received, parents, nodes)
     root = _root(parents, received, nodes)
-    edges = _edges(writing, _READ_EDGES_BELOW, job_id=job)
+    edges = _edges(writing, _SQL["read_edges_below"], job_id=job)
     below = {edge.child for edge in edges}
     _ensure_acyclic(writing, received, parents, edges)
     own = nodes.get(job)
@@ -143,7 +125,7 @@ def write_edges(writing: Writing, change: EdgeChange, now: datetime) -> None:
     former = _close_edges(writing, [change.job_id], now)
     if change.parents:
         writing.execute(
-            _OPEN_EDGES,
+            _SQL["open_edges"],
             job_id=change.job_id,
             tenant=change.tenant,
             now=now,
@@ -151,22 +133,24 @@ def write_edges(writing: Writing, change: EdgeChange, now: datetime) -> None:
             conditions=words(change.parents.values()),
         )
     if change.moved:
-        writing.execute(_SET_ROOTS, job_ids=uuids(change.moved), root=change.root)
-    writing.execute(_SET_OWN_ROOTS, job_ids=uuids({change.job_id, *change.parents, *former}))
+        writing.execute(_SQL["set_roots"], job_ids=uuids(change.moved), root=change.root)
+    writing.execute(_SQL["set_own_roots"], job_ids=uuids({change.job_id, *change.parents, *former}))
     # Runs that were written ahead, while their job was no root yet.
     ids = uuids({*change.parents})
-    writing.execute(_ADD_FLOW, job_ids=ids, now=now, flow=Gate.FLOW, whole=Gate.WHOLE, free=Overlap.ALLOW_ALL)
+    writing.execute(_SQL["add_flow"], job_ids=ids, now=now, flow=Gate.FLOW, whole=Gate.WHOLE, free=Overlap.ALLOW_ALL)
 
 
 def _close_edges(writing: Writing, jobs: Sequence[UUID], now: datetime) -> set[UUID]:
     """Close the edges from the parents of these jobs; return the parents."""
-    return {row[0] for row in writing.read(_CLOSE_EDGES, job_ids=uuids(jobs), now=now) if isinstance(row[0], UUID)}
+    return {
+        row[0] for row in writing.read(_SQL["close_edges"], job_ids=uuids(jobs), now=now) if isinstance(row[0], UUID)
+    }
 
 
 def children_of(writing: Writing, jobs: Iterable[UUID]) -> dict[UUID, list[str]]:
     """Return the keys of the first children of these jobs that are not among them."""
     ids = uuids(jobs)
-    rows = writing.read(_FIND_CHILD_KEYS, job_ids=ids) if ids else []
+    rows = writing.read(_SQL["find_child_keys"], job_ids=ids) if ids else []
     return dict(cast("list[tuple[UUID, list[str]]]", rows))
 
 
@@ -174,7 +158,7 @@ def drop_edges(writing: Writing, jobs: Sequence[UUID], now: datetime) -> None:
     """End the edges to jobs that are deleted."""
     if jobs:
         former = _close_edges(writing, jobs, now)
-        writing.execute(_SET_OWN_ROOTS, job_ids=uuids({*jobs, *former}))
+        writing.execute(_SQL["set_own_roots"], job_ids=uuids({*jobs, *former}))
 
 
 def _parents(received: ReceivedRequest) -> tuple[ParentSpec, ...]:
@@ -190,7 +174,7 @@ def _versions_without_parents(connection: Conn, batch: Iterable[ReceivedRequest]
     if not wanted:
         return set()
     columns = {"job_ids": uuids(job for job, _ in wanted), "versions": integers(version for _, version in wanted)}
-    rows = connection.execute(_FIND_VERSIONS_WITHOUT_PARENTS, columns, binary=True).fetchall()
+    rows = connection.execute(_SQL["find_versions_without_parents"], columns, binary=True).fetchall()
     return set(cast("list[tuple[UUID, int]]", rows))
 
 
@@ -209,14 +193,14 @@ def _may_change_edges(
 def _lock_jobs(writing: Writing, received: ReceivedRequest, parents: Iterable[UUID]) -> None:
     """Lock the job and its parents: a trigger comes before the change, or after it."""
     ids = sorted({received.job_id, *parents})
-    writing.execute(_LOCK_TIMERS, job_ids=ids)
-    if not try_lock(writing.connection, _LOCK_JOBS_TO_DELETE, {"job_ids": ids}):
+    writing.execute(_SQL["lock_timers"], job_ids=ids)
+    if not try_lock(writing.connection, _SQL["lock_jobs_to_delete"], {"job_ids": ids}):
         what = f"job {received.key!r} or a parent of it"
         raise RowLocked(what, [received])
 
 
 def _read_nodes(writing: Writing, jobs: Iterable[UUID]) -> dict[UUID, _Node]:
-    return {node.job_id: node for node in writing.read_as(_Node, _READ_NODES, job_ids=uuids(jobs))}
+    return {node.job_id: node for node in writing.read_as(_Node, _SQL["read_nodes"], job_ids=uuids(jobs))}
 
 
 def _edges(writing: Writing, statement: LiteralString, **columns: object) -> list[_Edge]:
@@ -283,7 +267,7 @@ def _ensure_one_root(writing: Writing, received: ReceivedRequest, below: set[UUI
     if not below:
         return
     inside = {received.job_id, *below}
-    above = _edges(writing, _READ_EDGES_ABOVE, job_ids=uuids(below))
+    above = _edges(writing, _SQL["read_edges_above"], job_ids=uuids(below))
     outside = [edge for edge in above if edge.parent not in inside]
     if not outside:
         return
@@ -299,9 +283,9 @@ def _ensure_one_root(writing: Writing, received: ReceivedRequest, below: set[UUI
 
 
 def _ensure_small(writing: Writing, root: UUID, moved: frozenset[UUID], added: Iterable[UUID]) -> None:
-    [row] = writing.read(_COUNT_NODES, root=root, limit=MAX_NODES + 1)
+    [row] = writing.read(_SQL["count_nodes"], root=root, limit=MAX_NODES + 1)
     nodes = max(cast("tuple[int]", row)[0], 1) + len(moved - {root})
     if moved and nodes > MAX_NODES:
         refuse(_PATH, f"the workflow would have {nodes} jobs; the limit is {MAX_NODES}", _SPLIT)
-    if writing.read(_COUNT_CHILDREN, job_ids=uuids(added), limit=MAX_CHILDREN):
+    if writing.read(_SQL["count_children"], job_ids=uuids(added), limit=MAX_CHILDREN):
         refuse(_PATH, f"a parent already has {MAX_CHILDREN} children, the limit of one job", _SPLIT)

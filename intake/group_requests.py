@@ -54,21 +54,8 @@ from tidewheel.transitions.resume import resume
 from tidewheel.transitions.workflows import NO_JOB, Workflow, cancel_open_runs, lock_workflows, set_workflow
 
 _TRANSITIONS = Statements("tidewheel.transitions")
-_FIND_FREEZE = _TRANSITIONS["find_freeze"]
-_KEEP_ROOT_RUNS = _TRANSITIONS["keep_root_runs"]
-_KEEP_ROOT_RELEASES = _TRANSITIONS["keep_root_releases"]
-_OPEN_EARLY = _TRANSITIONS["open_early"]
-_HASTEN_RELEASES = _TRANSITIONS["hasten_releases"]
 
 _SQL = Statements("tidewheel.intake")
-_NEXT_FREEZE_ID = _SQL["next_freeze_id"]
-_FIND_JOBS_TO_FREEZE = _SQL["find_jobs_to_freeze"]
-_ADD_FROZEN_JOBS = _SQL["add_frozen_jobs"]
-_ADD_FREEZE = _SQL["add_freeze"]
-_TAKE_OVER_PAUSE = _SQL["take_over_pause"]
-_LOCK_FREEZE = _SQL["lock_freeze"]
-_THAW = _SQL["thaw"]
-_KEEP_FROZEN_JOBS = _SQL["keep_frozen_jobs"]
 
 _REASON = "workflow_cancelled"
 _TRIGGER = "trigger the root for a new occurrence"
@@ -147,9 +134,11 @@ def _lock_occurrences(writing: Writing) -> None:
     connection, batch = writing.connection, writing.together
     of_roots = [one for one in batch if isinstance(one.request, WorkflowPause | WorkflowResume | WorkflowCancel)]
     if of_roots:
-        lock_each(connection, _KEEP_ROOT_RUNS, of_roots, columns=_columns, what=lambda one: f"run {_root(one)}")
-        writing.execute(_KEEP_ROOT_RELEASES, **_columns(of_roots))
-        writing.execute(_OPEN_EARLY, **_columns(of_roots))
+        lock_each(
+            connection, _TRANSITIONS["keep_root_runs"], of_roots, columns=_columns, what=lambda one: f"run {_root(one)}"
+        )
+        writing.execute(_TRANSITIONS["keep_root_releases"], **_columns(of_roots))
+        writing.execute(_TRANSITIONS["open_early"], **_columns(of_roots))
     of_batches = [UUID(one.request.batch_id) for one in batch if isinstance(one.request, BatchAdd | BatchClose)]
     lock_workflows(connection, {*map(_root, of_roots), *of_batches})
 
@@ -204,12 +193,12 @@ def _cancel(writing: Writing, workflow: Workflow, received: ReceivedRequest, rea
 def _resume(writing: Writing, workflow: Workflow) -> bool:
     connection, installation = writing.connection, writing.installation
     if workflow.state == "open":  # a quarantined release is drained again
-        return writing.execute(_HASTEN_RELEASES, root=workflow.root_run_id).rowcount > 0
+        return writing.execute(_TRANSITIONS["hasten_releases"], root=workflow.root_run_id).rowcount > 0
     if workflow.state in ("cancelling", "timing_out"):
         refuse("run_id", "the occurrence is being cancelled", "resume it when it has ended")
     if workflow.state == "paused":
         set_workflow(connection, workflow, "open")
-        writing.execute(_HASTEN_RELEASES, root=workflow.root_run_id)
+        writing.execute(_TRANSITIONS["hasten_releases"], root=workflow.root_run_id)
         return True
     if workflow.root_job_id == NO_JOB:
         resume_batch(connection, installation, workflow, writing.now())
@@ -247,7 +236,7 @@ class _Standing(NamedTuple):
 
 def keep_frozen_jobs(connection: Conn, job_ids: Iterable[UUID]) -> None:
     """Add jobs that were just written to the standing freezes that they fit; remove them from the others."""
-    connection.execute(_KEEP_FROZEN_JOBS, {"job_ids": uuids(job_ids)})
+    connection.execute(_SQL["keep_frozen_jobs"], {"job_ids": uuids(job_ids)})
 
 
 def freeze(writing: Writing, received: ReceivedRequest) -> Reply:
@@ -261,14 +250,14 @@ def freeze(writing: Writing, received: ReceivedRequest) -> Reply:
         return accepted(received)
     if _find(writing, scope) is not None:
         return accepted(received, unchanged=True)
-    [(columns["id"],)] = writing.read(_NEXT_FREEZE_ID)
+    [(columns["id"],)] = writing.read(_SQL["next_freeze_id"])
     added = 0
     with writing.connection.transaction() as savepoint:
         _add_jobs(writing, columns)
         # As late as possible: no executor can claim from here to the commit.
         block_claims(writing.connection, [received])
         # Freezes come one after another from here on, so this sees one that was written meanwhile.
-        added = writing.execute(_ADD_FREEZE, **columns).rowcount
+        added = writing.execute(_SQL["add_freeze"], **columns).rowcount
         if not added:
             raise psycopg.Rollback(savepoint)
     changed = added or (by_operator and _take_over(writing, received, columns))
@@ -281,7 +270,7 @@ def _take_over(writing: Writing, received: ReceivedRequest, columns: dict[str, o
     if standing is None or standing.by_operator:
         return False
     _lock(writing, received, standing)
-    return writing.execute(_TAKE_OVER_PAUSE, **{**columns, "id": standing.id}).rowcount > 0
+    return writing.execute(_SQL["take_over_pause"], **{**columns, "id": standing.id}).rowcount > 0
 
 
 def thaw(writing: Writing, received: ReceivedRequest) -> Reply:
@@ -299,12 +288,12 @@ def thaw(writing: Writing, received: ReceivedRequest) -> Reply:
         return accepted(received, unchanged=True)
     if standing.by_operator and not _is_operator(writing, received):
         raise PausedByOperator(received.tenant)
-    writing.execute(_THAW, id=standing.id)
+    writing.execute(_SQL["thaw"], id=standing.id)
     return accepted(received)
 
 
 def _lock(writing: Writing, received: ReceivedRequest, standing: _Standing) -> None:
-    if not try_lock(writing.connection, _LOCK_FREEZE, {"id": standing.id}):
+    if not try_lock(writing.connection, _SQL["lock_freeze"], {"id": standing.id}):
         what = "the freeze"
         raise RowLocked(what, [received])
 
@@ -327,7 +316,7 @@ def _scope(received: ReceivedRequest, request: Freeze | Thaw) -> dict[str, objec
 
 def _find(writing: Writing, scope: dict[str, object]) -> _Standing | None:
     """Return the standing freeze of exactly this scope."""
-    rows = cast("list[tuple[int, bool]]", writing.read(_FIND_FREEZE, **scope))
+    rows = cast("list[tuple[int, bool]]", writing.read(_TRANSITIONS["find_freeze"], **scope))
     return _Standing(*rows[0]) if rows else None
 
 
@@ -335,9 +324,9 @@ def _add_jobs(writing: Writing, columns: dict[str, object]) -> None:
     """Write the jobs of a freeze by labels or key prefix."""
     if columns["labels"] is None and columns["key_prefix"] is None:
         return
-    found = writing.read_unindexed(_FIND_JOBS_TO_FREEZE, **columns, limit=MAX_JOBS + 1)
+    found = writing.read_unindexed(_SQL["find_jobs_to_freeze"], **columns, limit=MAX_JOBS + 1)
     if len(found) > MAX_JOBS:
         path = "labels" if columns["labels"] is not None else "key_prefix"
         refuse(path, f"more than {MAX_JOBS} jobs match", "narrow it, or freeze a queue or the tenant")
     jobs = cast("list[tuple[UUID]]", found)
-    writing.execute(_ADD_FROZEN_JOBS, **columns, job_ids=uuids(job for (job,) in jobs))
+    writing.execute(_SQL["add_frozen_jobs"], **columns, job_ids=uuids(job for (job,) in jobs))

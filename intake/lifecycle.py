@@ -46,14 +46,6 @@ from tidewheel.transitions.installation import Installation
 from tidewheel.transitions.timers import ReleasedJob, drop_timers, release_quarantined
 
 _SQL = Statements("tidewheel.intake")
-_PAUSE_JOBS = _SQL["pause_jobs"]
-_RESUME_JOBS = _SQL["resume_jobs"]
-_DELETE_JOBS = _SQL["delete_jobs"]
-_RETIRE_VERSIONS = _SQL["retire_versions"]
-_LOCK_UNSTARTED_RUNS = _SQL["lock_unstarted_runs"]
-_ADD_JOB_CANCELLATION = _SQL["add_job_cancellation"]
-_READ_REQUESTED_VERSIONS = _SQL["read_requested_versions"]
-_READ_EARLIEST_VERSIONS = _SQL["read_earliest_versions"]
 
 _MAX_CANCELLED = 1000  # runs that the request itself cancels, in tens of milliseconds
 
@@ -80,7 +72,7 @@ def apply_pauses(writing: Writing, batch: Sequence[ReceivedRequest]) -> list[Rep
     reasons = {job: request.reason for job, request in pauses.items()}
     makers: dict[UUID, str] = {received.job_id: _maker(writing, received) for received in batch}
     writing.execute(
-        _PAUSE_JOBS,
+        _SQL["pause_jobs"],
         job_ids=[job.job_id for job in jobs],
         reasons=[reasons[job.job_id] for job in jobs],
         untils=[pauses[job.job_id].until for job in jobs],
@@ -102,7 +94,7 @@ def apply_resumes(writing: Writing, batch: Sequence[ReceivedRequest]) -> list[Re
     found = locked.existing(batch)
     jobs = [job for job in found if job.paused]
     end_pauses(writing, [locked.timers[job.job_id] for job in jobs if job.job_id in locked.timers], locked.now)
-    writing.execute(_RESUME_JOBS, job_ids=[job.job_id for job in jobs], now=locked.now)
+    writing.execute(_SQL["resume_jobs"], job_ids=[job.job_id for job in jobs], now=locked.now)
     append_job_events(writing.connection, writing.installation, "job.resumed", jobs, now=locked.now, reasons={})
     next_run_at = next_instants(writing, [job.job_id for job in found])
     return _replies(batch, locked, changed=jobs, refused={}, next_run_at=next_run_at)
@@ -131,8 +123,8 @@ def apply_deletes(writing: Writing, batch: Sequence[ReceivedRequest]) -> list[Re
     write_job_calendars(writing, {job.job_id: (job.tenant, ()) for job in jobs})
     drop_edges(writing, [job.job_id for job in nodes], now)
     _cancel_unstarted(writing, jobs, now)
-    writing.execute(_DELETE_JOBS, job_ids=ids, now=now)
-    writing.execute(_RETIRE_VERSIONS, job_ids=ids, versions=[job.version for job in jobs], now=now)
+    writing.execute(_SQL["delete_jobs"], job_ids=ids, now=now)
+    writing.execute(_SQL["retire_versions"], job_ids=ids, versions=[job.version for job in jobs], now=now)
     reasons: dict[UUID, str | None] = {received.job_id: received.of(JobDelete).reason for received in batch}
     append_job_events(writing.connection, writing.installation, "job.deleted", jobs, now=now, reasons=reasons)
     return _replies(batch, locked, changed=jobs, refused=refused, next_run_at={})
@@ -145,13 +137,13 @@ def _cancel_unstarted(writing: Writing, jobs: Sequence[JobRow], now: datetime) -
     }  # fmt: skip
     ends = [
         RunEnd(run_id=run, attempt=attempt, state=RunState.CANCELLED, reason="job_deleted")
-        for run, attempt in writing.read(_LOCK_UNSTARTED_RUNS, **columns)
+        for run, attempt in writing.read(_SQL["lock_unstarted_runs"], **columns)
         if isinstance(run, UUID) and isinstance(attempt, int)
     ]
     writing.finish(ends)
     if len(ends) == _MAX_CANCELLED:
         # A million queued runs must not delay later requests: claims refuse the rest, and the scheduler ends it.
-        writing.execute(_ADD_JOB_CANCELLATION, **columns)
+        writing.execute(_SQL["add_job_cancellation"], **columns)
 
 
 def release_jobs(connection: Conn, installation: Installation, job_ids: Sequence[UUID]) -> list[ReleasedJob]:
@@ -243,7 +235,7 @@ def apply_rollbacks(writing: Writing, batch: Sequence[ReceivedRequest]) -> list[
     lock_calendars(writing.connection, named)
     locked = lock_jobs(writing, batch)
     current = {job_id: job for job_id, job in locked.jobs.items() if job.exists}
-    found = writing.read(_READ_EARLIEST_VERSIONS, job_ids=uuids(current))
+    found = writing.read(_SQL["read_earliest_versions"], job_ids=uuids(current))
     earliest = dict(cast("list[tuple[UUID, int]]", found))
     next_run_at = next_instants(writing, list(current))
     replies: dict[UUID, Reply] = {}
@@ -287,7 +279,7 @@ def stored_spec(spec: Mapping[str, object], definition: JobDefinition) -> JobSpe
 def _read(writing: Writing, batch: Sequence[ReceivedRequest]) -> dict[UUID, _StoredVersion]:
     """Return those of the requested versions that exist."""
     ids, versions = uuids(each.job_id for each in batch), integers(each.of(JobRollback).version for each in batch)
-    rows = writing.execute(_READ_REQUESTED_VERSIONS, job_ids=ids, versions=versions).fetchall()
+    rows = writing.execute(_SQL["read_requested_versions"], job_ids=ids, versions=versions).fetchall()
     return {
         job_id: _StoredVersion(spec, decode(definition, JobDefinition))
         for job_id, spec, definition in cast("list[tuple[UUID, Mapping[str, object], bytes]]", rows)

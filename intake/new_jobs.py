@@ -64,14 +64,6 @@ from tidewheel.transitions.tenant_refusals import refusals_of
 _LOG = logging.getLogger("tidewheel.intake")
 
 _SQL = Statements("tidewheel.intake")
-_FIND_JOBS = _SQL["find_jobs"]
-_FIND_TENANTS = _SQL["find_tenants"]
-_LOCK_JOB_QUOTA = _SQL["lock_job_quota"]
-_LOCK_OLD_JOB_QUOTA = _SQL["lock_old_job_quota"]
-_TAKE_JOB_ROOM = _SQL["take_job_room"]
-_LEAVE_JOB_ROOM = _SQL["leave_job_room"]
-_COUNT_JOBS = _SQL["count_jobs"]
-_FIND_LIVE_JOBS = _SQL["find_live_jobs"]
 
 _TenantRow = tuple[str, int | None, int | None]
 
@@ -84,7 +76,7 @@ _UNCHECKED = FieldError("job.schedule.after", "a bulk load does not check graphs
 def exceeded(writing: Writing, batch: Sequence[ReceivedRequest]) -> dict[int, Refused]:
     """Return the refusals of a batch by position: unknown tenants, payloads, jobs beyond a quota."""
     tenants = sorted({received.tenant for received in batch})
-    rows = cast("list[_TenantRow]", writing.execute(_FIND_TENANTS, tenants=texts(tenants)).fetchall())
+    rows = cast("list[_TenantRow]", writing.execute(_SQL["find_tenants"], tenants=texts(tenants)).fetchall())
     payloads = {tenant: most for tenant, _, most in rows if most is not None}
     quotas = {tenant: most for tenant, most, _ in rows if most is not None}
     unknown = set(tenants) - {row[0] for row in rows}
@@ -132,11 +124,11 @@ def _beyond_quota(
 ) -> dict[int, Refused]:
     tenants = sorted({received.tenant for _, received in submits})
     for tenant in tenants:
-        writing.execute(_LOCK_OLD_JOB_QUOTA, tenant=tenant)
-        writing.execute(_LOCK_JOB_QUOTA, tenant=tenant, quota=quotas[tenant])
+        writing.execute(_SQL["lock_old_job_quota"], tenant=tenant)
+        writing.execute(_SQL["lock_job_quota"], tenant=tenant, quota=quotas[tenant])
     # A later statement than the lock: it sees the jobs that the wait has let commit.
     job_ids = uuids({received.job_id for _, received in submits})
-    live = {cast("UUID", row[0]) for row in writing.read(_FIND_LIVE_JOBS, job_ids=job_ids)}
+    live = {cast("UUID", row[0]) for row in writing.read(_SQL["find_live_jobs"], job_ids=job_ids)}
     refused: dict[int, Refused] = {}
     for tenant in tenants:
         most = quotas[tenant]
@@ -156,12 +148,12 @@ def _beyond_quota(
 
 def _room(writing: Writing, tenant: str, most: int, jobs: int) -> int:
     """Return how many of so many new jobs fit, and take the room for these."""
-    if writing.execute(_TAKE_JOB_ROOM, tenant=tenant, quota=most, jobs=jobs).rowcount:
+    if writing.execute(_SQL["take_job_room"], tenant=tenant, quota=most, jobs=jobs).rowcount:
         return jobs
-    [(counted,)] = cast("list[tuple[int]]", writing.read(_COUNT_JOBS, tenant=tenant, limit=most))
+    [(counted,)] = cast("list[tuple[int]]", writing.read(_SQL["count_jobs"], tenant=tenant, limit=most))
     left = most - counted
     room = min(left, jobs)
-    writing.execute(_LEAVE_JOB_ROOM, tenant=tenant, quota=most, room=left - room)
+    writing.execute(_SQL["leave_job_room"], tenant=tenant, quota=most, room=left - room)
     return room
 
 
@@ -252,7 +244,7 @@ def create_jobs(
 
 def _find_jobs(writing: Writing, job_ids: Collection[UUID]) -> set[UUID]:
     """Return the ids of those jobs that exist, deleted ones among them."""
-    found = writing.read(_FIND_JOBS, job_ids=uuids(job_ids))
+    found = writing.read(_SQL["find_jobs"], job_ids=uuids(job_ids))
     return {job for (job,) in cast("list[tuple[UUID]]", found)}
 
 

@@ -37,8 +37,6 @@ from tidewheel.transitions.decision_inputs import read_day_sets
 from tidewheel.transitions.events import lifecycle_row
 
 _SQL = Statements("tidewheel.intake")
-_PUT_OVERRIDES = _SQL["put_overrides"]
-_REVIVE_JOBS = _SQL["revive_jobs"]
 
 MAX_OVERRIDES = 1_000  # upcoming ones of one job: the scheduler reads each of them when the job fires
 MAX_MOVE = timedelta(days=400)  # from the occurrence's own instant; equal to the longest delay of a trigger
@@ -256,7 +254,7 @@ def _apply_changes(
             timers.append(_timer(after[job_id], locked))
     put_timers(writing, timers)
     # The retracted run may have been the last of its job.
-    writing.execute(_REVIVE_JOBS, job_ids=[timer.job.job_id for timer in timers])
+    writing.execute(_SQL["revive_jobs"], job_ids=[timer.job.job_id for timer in timers])
     writing.append([_event(writing, change, locked.now) for change in applied])
     return after, started
 
@@ -274,7 +272,7 @@ def _write(writing: Writing, applied: Sequence[_Change], now: datetime) -> None:
     written = [(each, each.override) for each in applied if each.override is not None and not each.drops_move]
     if written:
         writing.execute(
-            _PUT_OVERRIDES,
+            _SQL["put_overrides"],
             job_ids=uuids(change.job.job_id for change, _ in written),
             instants=instants(override.scheduled_at for _, override in written),
             tenants=[change.job.tenant for change, _ in written],

@@ -34,9 +34,6 @@ from tidewheel.transitions.messages import DEFINITIONS, read_definitions
 from tidewheel.transitions.requeue import Requeue, requeue_runs
 
 _SQL = Statements("tidewheel.intake")
-_LOCK_ATTEMPTS = _SQL["lock_attempts"]
-_READ_FINAL_STATES = _SQL["read_final_states"]
-_EXTEND_DEADLINES = _SQL["extend_deadlines"]
 
 _UNNAMED = "ReportedFailure"  # the error type of a failure without one
 
@@ -140,11 +137,11 @@ def _ensure_none_is_lost(busy: Iterable[ReceivedRequest]) -> None:
 
 
 def _lock(writing: Writing, run_ids: Sequence[UUID]) -> dict[UUID, _OpenRun]:
-    return {row.run_id: row for row in writing.read_as(_OpenRun, _LOCK_ATTEMPTS, run_ids=uuids(run_ids))}
+    return {row.run_id: row for row in writing.read_as(_OpenRun, _SQL["lock_attempts"], run_ids=uuids(run_ids))}
 
 
 def _read_ended(writing: Writing, run_ids: Sequence[RunId]) -> dict[UUID, str]:
-    rows = writing.read(_READ_FINAL_STATES, run_ids=uuids(run_ids)) if run_ids else []
+    rows = writing.read(_SQL["read_final_states"], run_ids=uuids(run_ids)) if run_ids else []
     return dict(cast("list[tuple[UUID, str]]", rows))
 
 
@@ -248,7 +245,7 @@ def _extend_deadlines(writing: Writing, waiting: Sequence[TokenReport]) -> None:
         if definition.heartbeat_ms is not None
     }
     if spans:
-        writing.execute(_EXTEND_DEADLINES, run_ids=uuids(spans), heartbeats=list(spans.values()))
+        writing.execute(_SQL["extend_deadlines"], run_ids=uuids(spans), heartbeats=list(spans.values()))
 
 
 def _progress(each: TokenReport) -> ProgressReport:

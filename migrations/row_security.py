@@ -19,12 +19,6 @@ TENANT_ROLE = "tidewheel_tenant"
 REMEDY = "create the role and grant it as docs/access.md shows, then run `tidewheel migrate`"
 
 _SQL = Statements("tidewheel.migrations")
-_FIND_TABLES = _SQL["find_tables"]
-_FIND_ROLE = _SQL["find_role"]
-_RECORD_TENANT_ROLE = _SQL["record_tenant_role"]
-_FORGET_TENANT_ROLE = _SQL["forget_tenant_role"]
-_FIND_POLICY = _SQL["find_policy"]
-_IS_BOUND = _SQL["is_bound"]
 
 _ALL: tuple[LiteralString, ...] = ("SELECT", "INSERT", "UPDATE", "DELETE")
 # The rights of the role where they differ: on tables with a tenant all, on others and on views none.
@@ -67,10 +61,10 @@ def secure_tables(connection: Conn, names: Collection[str], role: str | None) ->
     for name in unsecured_tables(connection, names):
         table = sql.Identifier(name)
         connection.execute(sql.SQL(_ENABLE).format(table))
-        if connection.execute(_FIND_POLICY, {"table": name}).fetchone() is None:
+        if connection.execute(_SQL["find_policy"], {"table": name}).fetchone() is None:
             connection.execute(sql.SQL(_CREATE_POLICY).format(table))
     if role is None:
-        connection.execute(_FORGET_TENANT_ROLE)
+        connection.execute(_SQL["forget_tenant_role"])
         return None
     if (problem := _ensure_role(connection, role)) is not None:
         return problem
@@ -90,7 +84,7 @@ def secure_tables(connection: Conn, names: Collection[str], role: str | None) ->
         statement = sql.SQL("GRANT {} ON SEQUENCE {} TO {}")
         connection.execute(statement.format(sql.SQL(right), sql.Identifier(name), named))
     if (problem := role_problem(connection, role)) is None:
-        connection.execute(_RECORD_TENANT_ROLE, {"role": role})
+        connection.execute(_SQL["record_tenant_role"], {"role": role})
     return problem
 
 
@@ -99,7 +93,7 @@ def role_problem(connection: Conn, role: str) -> str | None:
     try:
         with connection.transaction(force_rollback=True):
             connection.execute(sql.SQL("SET LOCAL ROLE {}").format(sql.Identifier(role)))
-            if connection.execute(_IS_BOUND).fetchone() != (True,):
+            if connection.execute(_SQL["is_bound"]).fetchone() != (True,):
                 return "row-level security does not bind it: it is a superuser, has BYPASSRLS or owns the tables"
     except psycopg.Error as error:
         return str(error).splitlines()[0]
@@ -108,7 +102,7 @@ def role_problem(connection: Conn, role: str) -> str | None:
 
 def ownership_problem(connection: Conn) -> tuple[str, str] | None:
     """Return why this session sees no row of any tenant, and the remedy; None if it sees all."""
-    if connection.execute(_IS_BOUND).fetchone() != (True,):
+    if connection.execute(_SQL["is_bound"]).fetchone() != (True,):
         return None
     return (
         f"row-level security hides all rows from the user {connection.info.user}, which does not own the tables",
@@ -125,15 +119,15 @@ def unsecured_tables(connection: Conn, names: Collection[str]) -> list[str]:
 
 def _tables(connection: Conn, names: Collection[str], role: str | None) -> list[tuple[str, bool, bool, list[str]]]:
     columns = {"names": list(names), "role": role, "rights": list(_ALL)}
-    return cast("list[tuple[str, bool, bool, list[str]]]", connection.execute(_FIND_TABLES, columns).fetchall())
+    return cast("list[tuple[str, bool, bool, list[str]]]", connection.execute(_SQL["find_tables"], columns).fetchall())
 
 
 def _ensure_role(connection: Conn, role: str) -> str | None:
     """Create the role, and let this session's user act as it; return the reason if it cannot."""
     named = sql.Identifier(role)
-    if connection.execute(_FIND_ROLE, {"role": role}).fetchone() is None:
+    if connection.execute(_SQL["find_role"], {"role": role}).fetchone() is None:
         problem = _tried(connection, sql.SQL(_CREATE_ROLE).format(named))
-        if problem is not None and connection.execute(_FIND_ROLE, {"role": role}).fetchone() is None:
+        if problem is not None and connection.execute(_SQL["find_role"], {"role": role}).fetchone() is None:
             return problem
     set_role = sql.SQL("SET LOCAL ROLE {}").format(named)
     if (problem := _tried(connection, set_role, kept=False)) is None:

@@ -69,13 +69,6 @@ _LOCKED = re.compile(
 )
 
 _SQL = Statements("tidewheel.migrations")
-_MAKE_TABLE = _SQL["make_migrations_table"]
-_TABLE_EXISTS = _SQL["migrations_table_exists"]
-_APPLIED = _SQL["read_migrations"]
-_RECORD = _SQL["record_migration"]
-_LOCK_MIGRATIONS = _SQL["lock_migrations"]
-_OTHER_PROCESSES = _SQL["find_processes_of_other_releases"]
-_EXISTING_TABLES = _SQL["find_existing_tables"]
 
 
 class MigrationState(StrEnum):
@@ -271,7 +264,7 @@ def require_current(connection: Conn) -> None:
 
 def has_newer(connection: Conn) -> bool:
     """Return True if a newer release has migrated the database: it records a file that this release lacks."""
-    return bool(_newer(str(name) for name, *_ in connection.execute(_APPLIED)))
+    return bool(_newer(str(name) for name, *_ in connection.execute(_SQL["read_migrations"])))
 
 
 def _newer(applied: Iterable[str]) -> set[str]:
@@ -282,7 +275,7 @@ def _newer(applied: Iterable[str]) -> set[str]:
 @contextmanager
 def _alone(url: str, connection: Conn, *, dry_run: bool) -> Generator[HeldLock]:
     """Keep other runners waiting for all files; a rehearsal on a new database needs no lock."""
-    if connection.execute(_TABLE_EXISTS).fetchone() != (True,):
+    if connection.execute(_SQL["migrations_table_exists"]).fetchone() != (True,):
         connection.rollback()
         if dry_run:
             yield HeldLock(connection, is_alone=True)
@@ -292,14 +285,14 @@ def _alone(url: str, connection: Conn, *, dry_run: bool) -> Generator[HeldLock]:
     never = threading.Event()
     with closing(connect(url, "tidewheel-migrate-lock", autocommit=True)) as holding:
         begin_lasting(holding)
-        while not try_table_lock(holding, _LOCK_MIGRATIONS):
+        while not try_table_lock(holding, _SQL["lock_migrations"]):
             never.wait(_LOOK_SECONDS)
         yield HeldLock(holding, is_alone=True)
 
 
 def _make_table(connection: Conn) -> None:
     try:
-        connection.execute(_MAKE_TABLE)
+        connection.execute(_SQL["make_migrations_table"])
         connection.commit()
     except psycopg.errors.UniqueViolation:  # another runner has made it at the same time
         connection.rollback()
@@ -329,7 +322,9 @@ def _to_apply(connection: Conn, *, post: bool) -> list[Migration]:
 def _require_no_other_release(connection: Conn, what: str) -> None:
     others = [
         f"{role} {version} on {host} pid {pid}"
-        for role, version, host, pid in connection.execute(_OTHER_PROCESSES, {"version": release_version()})
+        for role, version, host, pid in connection.execute(
+            _SQL["find_processes_of_other_releases"], {"version": release_version()}
+        )
     ]
     if others:
         raise MigrationError(
@@ -352,7 +347,7 @@ def _apply(connection: Conn, migration: Migration) -> None:
             connection.execute(_LOCK_TIMEOUT)
         finally:
             connection.autocommit = False
-    connection.execute(_RECORD, {"name": migration.name, "checksum": migration.checksum})
+    connection.execute(_SQL["record_migration"], {"name": migration.name, "checksum": migration.checksum})
     connection.commit()
 
 
@@ -360,7 +355,7 @@ def _try_all(connection: Conn, pending: Iterable[Migration]) -> None:
     """Apply the files that can run in one transaction, without a commit."""
     pending = [migration for migration in pending if migration.statements is None]
     _lock_tables(connection, {name for migration in pending for name in migration.locked_tables})
-    connection.execute(_MAKE_TABLE)
+    connection.execute(_SQL["make_migrations_table"])
     for migration in pending:
         connection.execute(migration.text)
 
@@ -368,7 +363,10 @@ def _try_all(connection: Conn, pending: Iterable[Migration]) -> None:
 def _lock_tables(connection: Conn, names: Collection[str]) -> None:
     """Lock those of these tables that exist, all within the time that writers may wait."""
     columns: dict[str, object] = {"names": sorted(names)}
-    found = [name for (name,) in cast("list[tuple[str]]", connection.execute(_EXISTING_TABLES, columns).fetchall())]
+    found = [
+        name
+        for (name,) in cast("list[tuple[str]]", connection.execute(_SQL["find_existing_tables"], columns).fetchall())
+    ]
     if not found:
         return
     connection.execute(_LOCKS_TIMEOUT)
@@ -399,11 +397,11 @@ def _patiently(connection: Conn, work: Callable[[], object], what: str) -> None:
 
 
 def _read_applied(connection: Conn) -> dict[str, datetime]:
-    if connection.execute(_TABLE_EXISTS).fetchone() != (True,):
+    if connection.execute(_SQL["migrations_table_exists"]).fetchone() != (True,):
         return {}
     known = {migration.name: migration.checksum for migration in migrations()}
     applied: dict[str, datetime] = {}
-    for name, checksum, applied_at in connection.execute(_APPLIED).fetchall():
+    for name, checksum, applied_at in connection.execute(_SQL["read_migrations"]).fetchall():
         # A newer database is accepted: migrations before a deploy (`pre`) suit the old code too.
         if str(name) in known and known[str(name)] != checksum:
             raise MigrationError(f"{name} was edited after it was applied to this database; restore the released file")

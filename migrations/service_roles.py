@@ -220,14 +220,6 @@ MONITORED: Mapping[str, str] = MappingProxyType(
 )
 
 _SQL = Statements("tidewheel.migrations")
-_FIND_ROLE = _SQL["find_role"]
-_READ_ROLE = _SQL["read_role"]
-_READ_ROLE_PREFIX = _SQL["read_role_prefix"]
-_RECORD_SERVICE_ROLES = _SQL["record_service_roles"]
-_FIND_GRANTS = _SQL["find_grants"]
-_FIND_COLUMN_GRANTS = _SQL["find_column_grants"]
-_IS_MEMBER = _SQL["is_member"]
-_FIND_ROLES_OF_DEFAULT = _SQL["find_roles_of_default"]
 
 _LETTERS: Mapping[str, LiteralString] = {"r": "SELECT", "a": "INSERT", "w": "UPDATE", "d": "DELETE"}
 _OF_PARTITIONS = "rd"  # of the scheduler, which removes the rows of deleted tenants partition by partition
@@ -265,7 +257,7 @@ def create_roles(connection: Conn, passwords: Mapping[str, str], tenant_role: st
             name = role_of(service, prefix)
             role = sql.Identifier(name)
             inherits = sql.SQL(_inheritance(service))
-            found = connection.execute(_READ_ROLE, {"role": name, "inherits": service == MONITOR}).fetchone()
+            found = connection.execute(_SQL["read_role"], {"role": name, "inherits": service == MONITOR}).fetchone()
             if found is None:
                 _change(connection, sql.SQL(_CREATE).format(role, inherits))
             elif found != (True,):
@@ -277,7 +269,7 @@ def create_roles(connection: Conn, passwords: Mapping[str, str], tenant_role: st
                 _change(connection, sql.SQL(_LOGIN).format(role, sql.Literal(verifier.decode())))
         for service, of in (("api", tenant_role), (MONITOR, _STATISTICS)):
             name = role_of(service, prefix)
-            if of is not None and connection.execute(_IS_MEMBER, {"role": name, "of": of}).fetchone() != (True,):
+            if of is not None and connection.execute(_SQL["is_member"], {"role": name, "of": of}).fetchone() != (True,):
                 _change(connection, sql.SQL(_GRANT).format(sql.Identifier(of), sql.Identifier(name)))
     except psycopg.errors.ReservedName as error:
         raise MigrationError(f"TIDEWHEEL_ROLE_PREFIX: {first_line(error)}; set another prefix") from error
@@ -288,12 +280,12 @@ def create_roles(connection: Conn, passwords: Mapping[str, str], tenant_role: st
             f"the roles of the services cannot be created: {first_line(error)}; run as a superuser: {statements}"
             " then run `tidewheel migrate --roles` again"
         ) from error
-    connection.execute(_RECORD_SERVICE_ROLES, {"prefix": prefix})
+    connection.execute(_SQL["record_service_roles"], {"prefix": prefix})
 
 
 def recorded_prefix(connection: Conn) -> str | None:
     """Return the recorded prefix of the services' roles; None if they have none."""
-    found = connection.execute(_READ_ROLE_PREFIX).fetchone()
+    found = connection.execute(_SQL["read_role_prefix"]).fetchone()
     return None if found is None else str(found[0])
 
 
@@ -313,7 +305,9 @@ def grant_rights(connection: Conn, prefix: str, *, revoke: bool) -> None:
     Also revoke all others if that is requested: processes of the release before may need them.
     """
     roles, monitor = [role_of(service, prefix) for service in SERVICES], role_of(MONITOR, prefix)
-    if has_monitor := connection.execute(_FIND_ROLE, {"role": monitor}).fetchone() is not None:  # 0.1.0 made none
+    if (
+        has_monitor := connection.execute(_SQL["find_role"], {"role": monitor}).fetchone() is not None
+    ):  # 0.1.0 made none
         roles.append(monitor)
     [(schema,)] = cast("list[tuple[str]]", connection.execute("SELECT current_schema()").fetchall())
     grantees = sql.SQL(", ").join(map(sql.Identifier, roles))
@@ -329,7 +323,7 @@ def grant_rights(connection: Conn, prefix: str, *, revoke: bool) -> None:
     for stored in stored_days(connection):
         wanted[f"{stored.table}_{stored.day:%Y%m%d}", role_of("scheduler", prefix)] = _OF_PARTITIONS
     columns = {"names": sorted({table for table, _ in wanted}), "roles": roles}
-    rows = cast("list[tuple[str, str, list[str]]]", connection.execute(_FIND_GRANTS, columns).fetchall())
+    rows = cast("list[tuple[str, str, list[str]]]", connection.execute(_SQL["find_grants"], columns).fetchall())
     granted = {(table, role): set(rights) for table, role, rights in rows}
     for table, role in sorted(wanted.keys() | granted.keys()):
         rights: list[LiteralString] = [_LETTERS[letter] for letter in wanted.get((table, role), "")]
@@ -349,7 +343,7 @@ def grant_rights(connection: Conn, prefix: str, *, revoke: bool) -> None:
 def roles_of_default(connection: Conn) -> list[str]:
     """Return the roles that may call the SQL functions for tenant `default` alone."""
     functions = [name for name, services in FUNCTIONS.items() if services == ("application",)]
-    rows = connection.execute(_FIND_ROLES_OF_DEFAULT, {"functions": functions}).fetchall()
+    rows = connection.execute(_SQL["find_roles_of_default"], {"functions": functions}).fetchall()
     return [name for (name,) in cast("list[tuple[str]]", rows)]
 
 
@@ -359,7 +353,9 @@ def _inheritance(service: str) -> LiteralString:
 
 def _grant_columns(connection: Conn, role: str, *, revoke: bool) -> None:
     """Let the monitor's role read its columns; also revoke all others if that is requested."""
-    rows = cast("list[tuple[str, list[str]]]", connection.execute(_FIND_COLUMN_GRANTS, {"role": role}).fetchall())
+    rows = cast(
+        "list[tuple[str, list[str]]]", connection.execute(_SQL["find_column_grants"], {"role": role}).fetchall()
+    )
     granted = {table: set(columns) for table, columns in rows}
     for table in sorted(MONITORED.keys() | granted.keys()):
         wanted, have = set(MONITORED.get(table, "").split()), granted.get(table, set())

@@ -10,19 +10,17 @@ from tidewheel.postgres.statements import Statements
 from tidewheel.schemas.codec import all_schemas, sparing
 
 _SQL = Statements("tidewheel.migrations")
-_STORE_SCHEMA = _SQL["store_schema"]
-_FIND_SCHEMA = _SQL["find_schema"]
 
 
 def store_schemas(connection: Conn) -> None:
     """Store every schema of this release, in the caller's transaction."""
     for schema in all_schemas():
-        connection.execute(_STORE_SCHEMA, schema._asdict())
+        connection.execute(_SQL["store_schema"], schema._asdict())
 
 
 def find_schema(connection: Conn, fingerprint: bytes) -> str | None:
     """Return the stored schema of this fingerprint; None if there is none."""
-    row = connection.execute(_FIND_SCHEMA, {"fingerprint": fingerprint}).fetchone()
+    row = connection.execute(_SQL["find_schema"], {"fingerprint": fingerprint}).fetchone()
     return str(row[0]) if row else None
 
 
