@@ -27,8 +27,6 @@ from tidewheel.transitions.finished import RunEnd
 from tidewheel.transitions.installation import Installation
 
 _SQL = Statements("tidewheel.executor")
-_LOCK_ATTEMPT = _SQL["lock_attempt"]
-_REFUSE_COMPLETION = _SQL["refuse_completion"]
 
 NOT_COMMITTED = "NotCommitted"
 
@@ -97,7 +95,7 @@ class Completion:
     def _refuse(self, connection: Conn) -> None:
         """Make the transaction fail."""
         try:
-            connection.execute(_REFUSE_COMPLETION, {"run_id": self.run_id, "attempt": self.attempt})
+            connection.execute(_SQL["refuse_completion"], {"run_id": self.run_id, "attempt": self.attempt})
         except psycopg.errors.RaiseException as error:
             message = f"attempt {self.attempt} of run {self.run_id} is over; its transaction is rolled back"
             raise AttemptOver(message) from error
@@ -106,7 +104,7 @@ class Completion:
 def lock_attempt(connection: Conn, run_id: UUID, attempt: int, executor_id: UUID) -> bool:
     """Lock the row of a running attempt; return False if it is over, or another executor's."""
     columns = {"run_id": run_id, "attempt": attempt, "executor_id": executor_id, "running": RunState.RUNNING}
-    return connection.execute(_LOCK_ATTEMPT, columns).fetchone() is not None
+    return connection.execute(_SQL["lock_attempt"], columns).fetchone() is not None
 
 
 def encode_result(result: object) -> bytes | None:

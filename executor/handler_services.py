@@ -43,8 +43,6 @@ K = TypeVar("K", bound=Hashable)
 Key = tuple[UUID, int]
 
 _SQL = Statements("tidewheel.executor")
-_FIND_BATCH_OF_RUN = _SQL["find_batch_of_run"]
-_READ_PREVIOUS = _SQL["read_previous"]
 
 REFUSED_ALIKE = 3  # single writes: if none is accepted, the cause is the installation, and all wait
 ASIDE_SECONDS = 1.0  # until the next try; doubled each time
@@ -121,7 +119,7 @@ class BatchAdds:
         self._sessions.close()
 
     def _add(self, connection: Conn, run_id: UUID, attempt: int, request: BatchAdd, traceparent: str | None) -> bool:
-        row = connection.execute(_FIND_BATCH_OF_RUN, {"run_id": run_id}, binary=True).fetchone()
+        row = connection.execute(_SQL["find_batch_of_run"], {"run_id": run_id}, binary=True).fetchone()
         if row is None:
             raise _over(run_id, attempt)
         tenant, batch_id, most = cast("tuple[str, UUID | None, int | None]", row)
@@ -270,7 +268,7 @@ class EarlierRuns:
             "limit": _MAX_RUNS,
         }
         with self._reading() as connection:
-            row = connection.execute(_READ_PREVIOUS, columns, binary=True).fetchone()
+            row = connection.execute(_SQL["read_previous"], columns, binary=True).fetchone()
         at, result_at, result = cast("tuple[datetime | None, datetime | None, bytes | None]", row)
         return Previous(scheduled_at=at, result=None if result is None else json.loads(result), result_at=result_at)
 

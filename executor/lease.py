@@ -35,11 +35,6 @@ from tidewheel.transitions.cancellation import Signal
 _LOG = logging.getLogger("tidewheel.executor")
 
 _SQL = Statements("tidewheel.executor")
-_HEARTBEAT_EXECUTOR = _SQL["heartbeat_executor"]
-_DELETE_EXECUTOR = _SQL["delete_executor"]
-_READ_SIGNALS = _SQL["read_signals"]
-_DROP_TERMINATES = _SQL["drop_terminates"]
-_READ_OWNED_ATTEMPTS = _SQL["read_owned_attempts"]
 
 _SIGNALS_SECONDS = 0.5
 _GAPS_SECONDS = 60.0  # four scrapes of a Prometheus at its usual interval
@@ -96,7 +91,7 @@ def read_owned(connection: Conn, executor_id: UUID, fences: Sequence[tuple[UUID,
         "executor_id": executor_id,
         "states": OWNED,
     }
-    rows = connection.execute(_READ_OWNED_ATTEMPTS, columns, binary=True).fetchall()
+    rows = connection.execute(_SQL["read_owned_attempts"], columns, binary=True).fetchall()
     return {(cast("UUID", row[2]), cast("int", row[3])) for row in rows}
 
 
@@ -183,7 +178,7 @@ class Heartbeat:
         if clean:
             try:
                 with self._session.transaction() as connection:
-                    connection.execute(_DELETE_EXECUTOR, self._columns)
+                    connection.execute(_SQL["delete_executor"], self._columns)
             except (Unavailable, psycopg.Error) as error:
                 _LOG.info("this executor's row could not be deleted; a reaper deletes it later: %s", error)
         self._session.close()
@@ -211,7 +206,7 @@ class Heartbeat:
         with self._session.transaction() as connection:
             if due:
                 self._send(connection)
-            rows = connection.execute(_READ_SIGNALS, self._columns, binary=True).fetchall()
+            rows = connection.execute(_SQL["read_signals"], self._columns, binary=True).fetchall()
         if due:
             renewed = self._renew(now)
             self._next_at = boot_seconds() + self._every.total_seconds() if renewed else 0.0
@@ -231,7 +226,7 @@ class Heartbeat:
         if acted:
             columns = {"run_ids": uuids(run for run, _ in acted), "attempts": integers(number for _, number in acted)}
             with self._session.transaction() as connection:
-                connection.execute(_DROP_TERMINATES, {**columns, "terminate": Signal.TERMINATE})
+                connection.execute(_SQL["drop_terminates"], {**columns, "terminate": Signal.TERMINATE})
 
     def _renew(self, now: float) -> bool:
         """Extend the lease from the time before the write, or start another: a reaper sees it no earlier.
@@ -258,7 +253,7 @@ class Heartbeat:
 
     def _send(self, connection: Conn) -> None:
         sent_at = monotonic_seconds()
-        row = connection.execute(_HEARTBEAT_EXECUTOR, self._columns, binary=True).fetchone()
+        row = connection.execute(_SQL["heartbeat_executor"], self._columns, binary=True).fetchone()
         assert row is not None  # noqa: S101 - inserted or updated
         self._skew.record(cast("datetime", row[0]), since=sent_at)
         self._keys.refresh(connection)  # so that a new key is known before a relay signs with it

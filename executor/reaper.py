@@ -38,12 +38,6 @@ from tidewheel.transitions.run_keys import settle_keys
 _LOG = logging.getLogger("tidewheel.executor")
 
 _SQL = Statements("tidewheel.executor")
-_WATCH_EXECUTORS = _SQL["watch_executors"]
-_LOCK_MISSED_LEASE = _SQL["lock_missed_lease"]
-_IS_LEASE_MISSED = _SQL["is_lease_missed"]
-_END_LEASE = _SQL["end_lease"]
-_LOCK_LEASED_RUNS = _SQL["lock_leased_runs"]
-_FIND_ORPHANS = _SQL["find_orphans"]
 
 _POLL_SECONDS = 1.0
 _ORPHANS_SECONDS = 60.0
@@ -154,7 +148,7 @@ class Reaper:
         """Poll the counters once; return the seconds until the next poll."""
         try:
             with self._session.transaction() as connection:
-                rows = connection.execute(_WATCH_EXECUTORS, binary=True).fetchall()
+                rows = connection.execute(_SQL["watch_executors"], binary=True).fetchall()
         except Unavailable:
             self._watch.interrupt()
             raise
@@ -208,14 +202,14 @@ class Reaper:
     def _reap(self, columns: Mapping[str, object], executor_id: UUID, only: UUID | None) -> None:
         """End the attempts of a silent executor, or only that of one run, and its lease once it has none."""
         with self._session.transaction() as connection:
-            locked = connection.execute(_LOCK_MISSED_LEASE, columns).fetchone() is not None
+            locked = connection.execute(_SQL["lock_missed_lease"], columns).fetchone() is not None
             # An executor that was suspended inside a claim holds its row locked; its attempts go back all the same.
-            if not locked and connection.execute(_IS_LEASE_MISSED, columns).fetchone() is None:
+            if not locked and connection.execute(_SQL["is_lease_missed"], columns).fetchone() is None:
                 return
             lost, busy = self._send_back(connection, executor_id, only)
             ended = locked and not busy and only is None
             if ended:
-                connection.execute(_END_LEASE, columns)
+                connection.execute(_SQL["end_lease"], columns)
             failpoint("reap.before_commit")
         failpoint("reap.after_commit")
         metrics.count("leases_lost", lost)
@@ -238,7 +232,7 @@ class Reaper:
     def _find_orphans(self) -> None:
         """Send back attempts whose executor has no row, if two polls find them; no code path should leave any."""
         with self._session.transaction() as connection:
-            rows = connection.execute(_FIND_ORPHANS, {"states": OWNED}, binary=True).fetchall()
+            rows = connection.execute(_SQL["find_orphans"], {"states": OWNED}, binary=True).fetchall()
         found = {cast("UUID", executor) for (executor,) in rows}
         for executor_id in found & self._orphans:
             _LOG.error("executor %s has attempts but no lease; this executor ends them as lost", executor_id)
@@ -251,7 +245,7 @@ class Reaper:
 
     def _lock_owned(self, connection: Conn, executor_id: UUID, only: UUID | None) -> list[Leased]:
         columns = {"executor_id": executor_id, "states": OWNED, "only": only}
-        return read_rows(connection, class_row(Leased), _LOCK_LEASED_RUNS, columns)
+        return read_rows(connection, class_row(Leased), _SQL["lock_leased_runs"], columns)
 
     def _send_back(self, connection: Conn, executor_id: UUID, only: UUID | None) -> tuple[int, int]:
         """End all attempts of an executor, or one run's; return the numbers of ended and locked ones."""

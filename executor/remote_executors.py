@@ -42,17 +42,6 @@ from tidewheel.transitions.run_keys import LimitedTenants
 _LOG = logging.getLogger("tidewheel.executor")
 
 _SQL = Statements("tidewheel.executor")
-_ADD_REMOTE_EXECUTOR = _SQL["add_remote_executor"]
-_HEARTBEAT_REMOTE_EXECUTOR = _SQL["heartbeat_remote_executor"]
-_LOCK_REMOTE_EXECUTOR = _SQL["lock_remote_executor"]
-_FIND_ALLOWED_RUNS = _SQL["find_allowed_runs"]
-_STORE_CLAIM_SEQ = _SQL["store_claim_seq"]
-_FIND_DUE_HANDLED = _SQL["find_due_handled"]
-_FIND_SWEEP_CLAIM = _SQL["find_sweep_claim"]
-_READ_OWNED_ATTEMPTS = _SQL["read_owned_attempts"]
-_READ_SIGNALS = _SQL["read_signals"]
-_DROP_HANDLED_SIGNALS = _SQL["drop_handled_signals"]
-_DELETE_EXECUTOR = _SQL["delete_executor"]
 
 # A signal that was sent with so many heartbeats and never answered belongs to no attempt there.
 _STRAY_AFTER = timedelta(seconds=60)
@@ -183,7 +172,9 @@ class RemoteExecutors:
         facts = {"name": name, "queues": list(queues), "handlers": list(handlers), "slots": slots, "lease": lease}
         of_key = {"key_id": key_id, "acts_for": acts_for, "most": MAX_EXECUTORS}
         with self._session.transaction() as connection:
-            added = connection.execute(_ADD_REMOTE_EXECUTOR, {"executor_id": executor_id, **facts, **of_key}).rowcount
+            added = connection.execute(
+                _SQL["add_remote_executor"], {"executor_id": executor_id, **facts, **of_key}
+            ).rowcount
         if not added:
             problem = f"{MAX_EXECUTORS:,} executors are registered with this key or token, which is the limit"
             refuse("name", problem, "unregister executors when they stop, or give others their own key")
@@ -202,9 +193,9 @@ class RemoteExecutors:
         signals: list[StopSignal] = []
         strays: list[Fence] = []
         with self._session.transaction() as connection:
-            if connection.execute(_HEARTBEAT_REMOTE_EXECUTOR, columns).fetchone() is None:
+            if connection.execute(_SQL["heartbeat_remote_executor"], columns).fetchone() is None:
                 raise UnknownExecutor(executor_id)
-            for run_id, attempt, kind, stray in connection.execute(_READ_SIGNALS, columns, binary=True):
+            for run_id, attempt, kind, stray in connection.execute(_SQL["read_signals"], columns, binary=True):
                 assert isinstance(run_id, UUID)  # noqa: S101 - the column's type
                 assert isinstance(attempt, int)  # noqa: S101 - the column's type
                 signals.append(StopSignal(run_id, attempt, Signal(str(kind))))
@@ -246,8 +237,8 @@ class RemoteExecutors:
         """Remove an executor; attempts it still owns go back when its lease ends."""
         columns = {"executor_id": executor_id, "key_id": key_id, "stopping": True, "states": OWNED}
         with self._session.transaction() as connection:
-            if connection.execute(_HEARTBEAT_REMOTE_EXECUTOR, columns).fetchone() is not None:
-                connection.execute(_DELETE_EXECUTOR, columns)
+            if connection.execute(_SQL["heartbeat_remote_executor"], columns).fetchone() is not None:
+                connection.execute(_SQL["delete_executor"], columns)
 
     def _record_batch(
         self, reporter: _Reporter, reports: Sequence[AttemptReport], refusals: list[Exception]
@@ -299,7 +290,7 @@ def claim_remotely(
 ) -> RemoteClaimResult:
     """Claim runs for a remote executor, in the caller's transaction; `limited` as for `claim_runs`."""
     columns = {"executor_id": claim.executor_id, "key_id": claim.key_id}
-    row = connection.execute(_LOCK_REMOTE_EXECUTOR, columns, binary=True).fetchone()
+    row = connection.execute(_SQL["lock_remote_executor"], columns, binary=True).fetchone()
     if row is None:
         raise UnknownExecutor(claim.executor_id)
     queues, handlers, last, acts_for, shares_old_claims = cast(
@@ -316,7 +307,7 @@ def claim_remotely(
     requests = build_requests_within(connection, swept, _ANSWER_BYTES)
     named = claim.claims if claim.key_id is None else _allowed(connection, claim.claims, queues, acts_for)
     claims = [*named, *_swept_claims([run for run in swept if run.run_id in requests], claim)]
-    connection.execute(_STORE_CLAIM_SEQ, {"executor_id": claim.executor_id, "claim_seq": claim.number})
+    connection.execute(_SQL["store_claim_seq"], {"executor_id": claim.executor_id, "claim_seq": claim.number})
     claimed = claim_runs(connection, installation, claims, executor_id=claim.executor_id, limited=limited)
     append_started(connection, installation, claimed.started, claim.executor_id)
     failpoint("claim.before_commit")
@@ -334,7 +325,7 @@ def _repeat_response(connection: Conn, claim: RemoteClaim) -> RemoteClaimResult:
     swept: list[DueRun] = []
     if claim.sweep:
         columns = {"executor_id": claim.executor_id, "claimed_from": _source_of(claim), "states": OWNED}
-        swept = _due_runs(connection, _FIND_SWEEP_CLAIM, columns)
+        swept = _due_runs(connection, _SQL["find_sweep_claim"], columns)
     claims = [*claim.claims, *_swept_claims(swept, claim)]
     started = read_claims(connection, claims, executor_id=claim.executor_id) if claims else []
     return RemoteClaimResult(started, build_requests(connection, swept))
@@ -343,7 +334,7 @@ def _repeat_response(connection: Conn, claim: RemoteClaim) -> RemoteClaimResult:
 def _allowed(connection: Conn, claims: Sequence[Claim], queues: list[str], acts_for: str | None) -> list[Claim]:
     """Return those claims whose runs are of these queues, and of this tenant: a message may be of any."""
     columns = {"run_ids": uuids(claim.run_id for claim in claims), "queues": queues, "acts_for": acts_for}
-    allowed = set(read_ids(connection, _FIND_ALLOWED_RUNS, columns))
+    allowed = set(read_ids(connection, _SQL["find_allowed_runs"], columns))
     return [claim for claim in claims if claim.run_id in allowed]
 
 
@@ -360,7 +351,7 @@ def _find_due(
         "acts_for": acts_for,
         "sources": sources(Move.CLAIM),
     }
-    return _due_runs(connection, _FIND_DUE_HANDLED, columns)
+    return _due_runs(connection, _SQL["find_due_handled"], columns)
 
 
 def _due_runs(connection: Conn, statement: LiteralString, columns: Mapping[str, object]) -> list[DueRun]:
@@ -381,7 +372,7 @@ def _source_of(claim: RemoteClaim) -> str:
 def _read_owned(connection: Conn, reporter: _Reporter, fences: Sequence[Fence]) -> dict[Fence, _OwnedAttempt]:
     columns = {**_columns(fences), "executor_id": reporter.executor_id, "key_id": reporter.key_id, "states": OWNED}
     with connection.cursor(row_factory=class_row(_OwnedAttempt), binary=True) as cursor:
-        return {(row.run_id, row.attempt): row for row in cursor.execute(_READ_OWNED_ATTEMPTS, columns)}
+        return {(row.run_id, row.attempt): row for row in cursor.execute(_SQL["read_owned_attempts"], columns)}
 
 
 def _started(row: _OwnedAttempt) -> Started:
@@ -399,7 +390,7 @@ def _started(row: _OwnedAttempt) -> Started:
 def _drop_handled_signals(connection: Conn, executor_id: UUID, fences: Sequence[Fence]) -> None:
     if fences:
         columns = {**_columns(fences), "executor_id": executor_id, "terminate": Signal.TERMINATE}
-        connection.execute(_DROP_HANDLED_SIGNALS, columns)
+        connection.execute(_SQL["drop_handled_signals"], columns)
 
 
 def _columns(fences: Sequence[Fence]) -> dict[str, object]:

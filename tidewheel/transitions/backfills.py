@@ -20,10 +20,6 @@ from tidewheel.transitions.events import lifecycle_row
 from tidewheel.transitions.installation import Installation
 
 _SQL = Statements("tidewheel.transitions")
-_READ_VERSIONS_IN_FORCE = _SQL["read_versions_in_force"]
-_READ_ONE_VERSION = _SQL["read_one_version"]
-_READ_UNDECIDED = _SQL["read_undecided"]
-_READ_RECORDED = _SQL["read_recorded"]
 
 MAX_VERSIONS = 1000
 """Versions in force in one range: a deploy a day for almost three years."""
@@ -110,7 +106,9 @@ def read_versions(
     """Return the versions for a range by time, or one version for all of it; at most `MAX_VERSIONS` + 1."""
     columns = {"job_id": job_id, "version": version, "first": first, "last": last, "limit": MAX_VERSIONS + 1}
     with connection.cursor(row_factory=class_row(VersionInForce), binary=True) as cursor:
-        return cursor.execute(_READ_VERSIONS_IN_FORCE if version is None else _READ_ONE_VERSION, columns).fetchall()
+        return cursor.execute(
+            _SQL["read_versions_in_force"] if version is None else _SQL["read_one_version"], columns
+        ).fetchall()
 
 
 def read_covered_instants(connection: Conn, job_id: UUID, first: datetime, last: datetime) -> CoveredInstants:
@@ -120,10 +118,10 @@ def read_covered_instants(connection: Conn, job_id: UUID, first: datetime, last:
     cancelled, ended or not.
     """
     # The timer first: an occurrence that it fires meanwhile has its run before the second statement reads.
-    row = connection.execute(_READ_UNDECIDED, {"job_id": job_id}, binary=True).fetchone()
+    row = connection.execute(_SQL["read_undecided"], {"job_id": job_id}, binary=True).fetchone()
     undecided_from = row[0] if row and isinstance(row[0], datetime) and row[0] <= last else None
     columns = {"job_id": job_id, "first": first, "last": last, "undone": _UNDONE}
-    rows = connection.execute(_READ_RECORDED, columns, binary=True).fetchall()
+    rows = connection.execute(_SQL["read_recorded"], columns, binary=True).fetchall()
     return CoveredInstants(frozenset(at for (at,) in rows if isinstance(at, datetime)), undecided_from)
 
 

@@ -32,11 +32,6 @@ from tidewheel.transitions.requested_changes import OldPayloads, OldRun
 from tidewheel.transitions.workflows import Workflow, set_workflow
 
 _SQL = Statements("tidewheel.transitions")
-_READ_BATCH = _SQL["read_batch"]
-_READ_MEMBERS = _SQL["read_batch_members"]
-_READ_ENDED_RUNS = _SQL["read_ended_runs"]
-_READ_EDGES = _SQL["read_batch_edges"]
-_REPEAT_BATCH_RUNS = _SQL["repeat_batch_runs"]
 
 _MAX_READ = 50_000  # runs of a batch: their states and edges are read in one transaction
 _ANOTHER = "submit another batch"
@@ -60,13 +55,16 @@ def resume_batch(connection: Conn, installation: Installation, workflow: Workflo
         InvalidInput: Nothing of it failed, a job is deleted, it is too large, or its runs are no longer stored.
     """
     batch_id = workflow.root_run_id
-    row = connection.execute(_READ_BATCH, {"batch_id": batch_id}, binary=True).fetchone()
+    row = connection.execute(_SQL["read_batch"], {"batch_id": batch_id}, binary=True).fetchone()
     if row is None:
         refuse("run_id", "the batch is no longer stored", _ANOTHER)
     _, total, finished_at = cast("tuple[bool, int, datetime]", row)
     if total > _MAX_READ:
         refuse("run_id", f"the batch has {total} runs, but a resume reads at most {_MAX_READ}", _ANOTHER)
-    old = {row.run_id: row for row in read_rows(connection, rows_of(_Old._make), _READ_MEMBERS, {"batch_id": batch_id})}
+    old = {
+        row.run_id: row
+        for row in read_rows(connection, rows_of(_Old._make), _SQL["read_batch_members"], {"batch_id": batch_id})
+    }
     again = to_run_again(_nodes(connection, batch_id, old, total, finished_at))
     if not again:
         refuse("run_id", "no run of the batch failed or was cancelled", _ANOTHER)
@@ -78,7 +76,7 @@ def resume_batch(connection: Conn, installation: Installation, workflow: Workflo
             problem = f"the job of run {shown(old[one.job_id].ref)} is deleted"
             refuse("run_id", problem, "submit that job again, or submit another batch")
     wanted = {"run_ids": uuids(one.job_id for one in again), **span_of_batch(batch_id, finished_at)}
-    inputs = {run.run_id: run for run in read_rows(connection, class_row(OldRun), _READ_ENDED_RUNS, wanted)}
+    inputs = {run.run_id: run for run in read_rows(connection, class_row(OldRun), _SQL["read_ended_runs"], wanted)}
     generation = workflow.generation + 1
     writer = BatchWriter(connection, installation, batch_id, workflow.tenant, now, generation=generation)
     payloads = OldPayloads(connection, inputs, {run_id: jobs[run.job_id] for run_id, run in inputs.items()})
@@ -88,7 +86,7 @@ def resume_batch(connection: Conn, installation: Installation, workflow: Workflo
         one.job_id: writer.id_of(member.ref, member.job.job_id) for one, member in zip(again, members, strict=True)
     }
     columns: dict[str, object] = {"batch_id": batch_id, "old": uuids(run_again), "new": uuids(run_again.values())}
-    connection.execute(_REPEAT_BATCH_RUNS, columns)
+    connection.execute(_SQL["repeat_batch_runs"], columns)
     mark_redriven(connection, run_again, now)
     workflow.failed = workflow.cancelled = 0
     set_workflow(connection, workflow, "open", generation=generation, pending=len(members))
@@ -102,7 +100,7 @@ def _nodes(
     stored = read_node_runs(connection, nodes, batch_id, finished_at)
     if not total == len(nodes) == len(stored):
         refuse("run_id", "runs of the batch are no longer stored", _ANOTHER)
-    edges = connection.execute(_READ_EDGES, {"batch_id": batch_id}, binary=True).fetchall()
+    edges = connection.execute(_SQL["read_batch_edges"], {"batch_id": batch_id}, binary=True).fetchall()
     for parent, child, condition in cast("list[tuple[UUID, UUID, str]]", edges):
         nodes[child].parents[parent] = condition
     for run, node in nodes.items():

@@ -28,11 +28,6 @@ from tidewheel.transitions.new_runs import NewRun, RunInputs
 _NO_GATES = Gate(0)
 
 _SQL = Statements("tidewheel.transitions")
-_LOCK_JOBS_FOR_SHARE = _SQL["lock_jobs_for_share"]
-_READ_SHARED_VERSIONS = _SQL["read_shared_versions"]
-_READ_SHARED_JOBS = _SQL["read_shared_jobs"]
-_ADD_JOINS = _SQL["add_joins"]
-_FIND_BATCH_DELAYS = _SQL["find_batch_delays"]
 
 _NOTHING = RunInputs()
 
@@ -85,9 +80,9 @@ def payload_of(definition: bytes) -> Payload:
 def lock_jobs_for_share(connection: Conn, job_ids: Collection[UUID]) -> dict[UUID, SharedJob]:
     """Lock jobs against deletion until their runs are written; return those that exist."""
     columns = {"job_ids": uuids(job_ids)}
-    connection.execute(_LOCK_JOBS_FOR_SHARE, columns)
+    connection.execute(_SQL["lock_jobs_for_share"], columns)
     with connection.cursor(row_factory=rows_of(SharedJob._make), binary=True) as cursor:
-        found = cursor.execute(_READ_SHARED_JOBS, columns)
+        found = cursor.execute(_SQL["read_shared_jobs"], columns)
         return {job.job_id: job for job in found if job.deleted_at is None}
 
 
@@ -95,7 +90,7 @@ def read_versions(connection: Conn, versions: Collection[tuple[UUID, int]]) -> d
     """Return locked jobs as they were in these versions."""
     columns = {"job_ids": uuids(job for job, _ in versions), "versions": [version for _, version in versions]}
     with connection.cursor(row_factory=rows_of(SharedJob._make), binary=True) as cursor:
-        return {(job.job_id, job.version): job for job in cursor.execute(_READ_SHARED_VERSIONS, columns)}
+        return {(job.job_id, job.version): job for job in cursor.execute(_SQL["read_shared_versions"], columns)}
 
 
 class Origin(NamedTuple):
@@ -140,7 +135,7 @@ def add_joins(connection: Conn, root: UUID, tenant: str, waits: Sequence[tuple[U
         "parents": integers(parents for _, parents, _ in waits),
         "unmet": integers(unmet for _, _, unmet in waits),
     }
-    connection.execute(_ADD_JOINS, columns)
+    connection.execute(_SQL["add_joins"], columns)
 
 
 def member_id(job_id: UUID, at: datetime, batch_id: UUID, ref: str, generation: int = 0) -> RunId:
@@ -223,5 +218,5 @@ def find_delays(connection: Conn, run_ids: Sequence[UUID]) -> Mapping[UUID, time
     """Return the delays of those of these runs of batches that have one after their parents."""
     if not run_ids:
         return {}
-    rows = connection.execute(_FIND_BATCH_DELAYS, {"run_ids": uuids(run_ids)}, binary=True).fetchall()
+    rows = connection.execute(_SQL["find_batch_delays"], {"run_ids": uuids(run_ids)}, binary=True).fetchall()
     return {run: timedelta(milliseconds=delay) for run, delay in cast("list[tuple[UUID, int]]", rows)}

@@ -29,14 +29,6 @@ from tidewheel.transitions.occurrences import MEETS, read_node_runs
 from tidewheel.transitions.workflows import NO_JOB, Workflow, callbacks_text, end_workflow, lock_workflows
 
 _SQL = Statements("tidewheel.transitions")
-_ADD_BATCH_WORKFLOW = _SQL["add_batch_workflow"]
-_ADD_BATCH = _SQL["add_batch"]
-_GROW_BATCH = _SQL["grow_batch"]
-_READ_BATCH = _SQL["read_batch"]
-_CLOSE_BATCH = _SQL["close_batch"]
-_FIND_BATCH_RUNS = _SQL["find_batch_runs"]
-_FIND_PENDING_RUNS = _SQL["find_pending_runs"]
-_ADD_RUN_EDGES = _SQL["add_run_edges"]
 
 _COPY_BATCH_RUNS = "COPY batch_runs (batch_id, tenant, ref, run_id, job_id, delay_ms) FROM STDIN (FORMAT BINARY)"
 _BATCH_RUN = columns(6)
@@ -97,8 +89,8 @@ def submit_batch(
         "open": request.open,
         "callbacks": callbacks_text(request.on),
     }
-    connection.execute(_ADD_BATCH_WORKFLOW, values)
-    connection.execute(_ADD_BATCH, values)
+    connection.execute(_SQL["add_batch_workflow"], values)
+    connection.execute(_SQL["add_batch"], values)
     _write(BatchWriter(connection, installation, batch_id, tenant, now, origin), request.runs, jobs, {})
     return batch_id
 
@@ -124,7 +116,9 @@ def add_to_batch(
     batch_id = UUID(request.batch_id)
     workflow = lock_batch(connection, tenant, batch_id)
     named = {run.ref for run in request.runs} | {one.ref for run in request.runs for one in run.after}
-    found = connection.execute(_FIND_BATCH_RUNS, {"batch_id": batch_id, "refs": texts(sorted(named))}, binary=True)
+    found = connection.execute(
+        _SQL["find_batch_runs"], {"batch_id": batch_id, "refs": texts(sorted(named))}, binary=True
+    )
     known = {row.ref: row for row in map(_Known._make, cast("Iterable[_Known]", found))}
     if all(run.ref in known and known[run.ref].job_id == job_id(tenant, run.key) for run in request.runs):
         return False
@@ -138,7 +132,7 @@ def add_to_batch(
 
 def close_batch(connection: Conn, installation: Installation, workflow: Workflow) -> bool:
     """Close a batch whose occurrence is locked; return False if it is closed already."""
-    if not connection.execute(_CLOSE_BATCH, {"batch_id": workflow.root_run_id}).rowcount:
+    if not connection.execute(_SQL["close_batch"], {"batch_id": workflow.root_run_id}).rowcount:
         return False
     workflow.pending -= 1
     if not workflow.pending:
@@ -195,14 +189,14 @@ def _check_takes_runs(connection: Conn, workflow: Workflow, request: BatchAdd) -
         refuse("batch_id", f"the batch has already ended as {workflow.state}", "submit another batch")
     if workflow.state == "cancelling":
         refuse("batch_id", "the batch is being cancelled", "submit another batch")
-    is_open = connection.execute(_READ_BATCH, {"batch_id": workflow.root_run_id}).fetchone()
+    is_open = connection.execute(_SQL["read_batch"], {"batch_id": workflow.root_run_id}).fetchone()
     if is_open is not None and is_open[0]:
         return
     if request.from_run_id is None:
         remedy = "name a run of the batch that is still running, or submit the batch with open: true"
         refuse("from_run_id", "the batch is closed", remedy)
     found = {"batch_id": workflow.root_run_id, "run_ids": uuids([UUID(request.from_run_id)])}
-    if connection.execute(_FIND_PENDING_RUNS, found).fetchone() is None:
+    if connection.execute(_SQL["find_pending_runs"], found).fetchone() is None:
         problem = "is not an open run of the batch"
         refuse("from_run_id", problem, "add runs before the run ends, or submit the batch with open: true")
 
@@ -248,7 +242,7 @@ def _write(
     )
     copy_rows(writer.connection, _COPY_BATCH_RUNS, rows)
     _write_edges(writer, runs, ids, known)
-    writer.connection.execute(_GROW_BATCH, {"batch_id": writer.batch_id, "runs": len(runs)})
+    writer.connection.execute(_SQL["grow_batch"], {"batch_id": writer.batch_id, "runs": len(runs)})
 
 
 def _delay(run: BatchRun) -> bytes:
@@ -266,7 +260,7 @@ def _waits(
     states: Mapping[UUID, RunState] = {}
     if earlier:
         columns = {"batch_id": writer.batch_id, "run_ids": uuids(earlier)}
-        pending = {row[0] for row in writer.connection.execute(_FIND_PENDING_RUNS, columns, binary=True)}
+        pending = {row[0] for row in writer.connection.execute(_SQL["find_pending_runs"], columns, binary=True)}
         ended = read_node_runs(writer.connection, earlier - pending, writer.batch_id)
         states = {run_id: RunState(run.state) for run_id, run in ended.items()}
     waits: dict[str, Waits] = {}
@@ -298,4 +292,4 @@ def _write_edges(
             "children": uuids(child for _, child, _ in edges),
             "conditions": words(condition for _, _, condition in edges),
         }
-        writer.connection.execute(_ADD_RUN_EDGES, columns)
+        writer.connection.execute(_SQL["add_run_edges"], columns)

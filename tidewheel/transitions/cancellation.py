@@ -19,11 +19,6 @@ from tidewheel.postgres.statements import Statements
 from tidewheel.runs import OPEN, Move, RunState, sources, target
 
 _SQL = Statements("tidewheel.transitions")
-_REQUEST_CANCEL = _SQL["request_cancel"]
-_START_CANCELLING = _SQL["start_cancelling"]
-_FIND_BUSY_ATTEMPTS = _SQL["find_busy_attempts"]
-_ADD_SIGNALS = _SQL["add_signals"]
-_COUNT_CANCEL_MATCHES = _SQL["count_cancel_matches"]
 
 _NO_REASONS: Mapping[UUID, str] = MappingProxyType({})
 _STATES = sorted(OPEN - {RunState.CANCELLING})
@@ -66,15 +61,15 @@ def start_cancelling(connection: Conn, attempts: Sequence[tuple[UUID, int]], exe
         "sources": sources(move),
         "target": target(move),
     }
-    connection.execute(_START_CANCELLING, columns)
-    return read_ids(connection, _FIND_BUSY_ATTEMPTS, columns)
+    connection.execute(_SQL["start_cancelling"], columns)
+    return read_ids(connection, _SQL["find_busy_attempts"], columns)
 
 
 def request_cancel(connection: Conn, reasons: Mapping[UUID, str]) -> set[UUID]:
     """Request the cancellation of runs that the caller has locked; return those that an executor runs."""
     move = Move.REQUEST_CANCEL
     columns = {"run_ids": uuids(reasons), "sources": sources(move), "target": target(move)}
-    running = read_rows(connection, class_row(RunningAttempt), _REQUEST_CANCEL, columns)
+    running = read_rows(connection, class_row(RunningAttempt), _SQL["request_cancel"], columns)
     add_signals(connection, Signal.CANCEL, running, reasons)
     return {each.run_id for each in running}
 
@@ -93,7 +88,7 @@ def add_signals(
         "executor_ids": uuids(each.executor_id for each in attempts),
         "reasons": [reasons.get(each.run_id) for each in attempts],
     }
-    connection.execute(_ADD_SIGNALS, columns)
+    connection.execute(_SQL["add_signals"], columns)
 
 
 class Matches(NamedTuple):
@@ -107,7 +102,7 @@ class Matches(NamedTuple):
 def count_matches(connection: Conn, columns: Mapping[str, object], look: int | None = LOOKED_AT) -> Matches:
     """Return how many of the first `look` open runs a cancellation would end."""
     row = connection.execute(
-        _COUNT_CANCEL_MATCHES, {**columns, "states": _STATES, "look": look}, binary=True
+        _SQL["count_cancel_matches"], {**columns, "states": _STATES, "look": look}, binary=True
     ).fetchone()
     runs, unstarted, seen = cast("tuple[int, int, int]", row)
     return Matches(runs, unstarted, look is not None and seen >= look)

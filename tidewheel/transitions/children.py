@@ -26,18 +26,6 @@ from tidewheel.transitions.messages import DEFINITIONS, append_requests, read_de
 from tidewheel.transitions.new_runs import NewRun, RunInputs
 
 _SQL = Statements("tidewheel.transitions")
-_ADD_RELEASES = _SQL["add_releases"]
-_TAKE_RELEASES = _SQL["take_releases"]
-_TAKE_GIVEN_RELEASES = _SQL["take_given_releases"]
-_DROP_RELEASES = _SQL["drop_releases"]
-_POSTPONE_RELEASES = _SQL["postpone_releases"]
-_ADVANCE_RELEASES = _SQL["advance_releases"]
-_FAIL_RELEASE = _SQL["fail_release"]
-_LOCK_JOBS_FOR_SHARE = _SQL["lock_jobs_for_share"]
-_READ_CHILD_JOBS = _SQL["read_child_jobs"]
-_READ_CHILD_VERSIONS = _SQL["read_child_versions"]
-_LOCK_BLOCKED = _SQL["lock_blocked"]
-_UNBLOCK_RUNS = _SQL["unblock_runs"]
 
 NOW = datetime(9999, 1, 1, tzinfo=UTC)
 """In place of an instant: the version in force now."""
@@ -108,7 +96,7 @@ def write_releases(connection: Conn, finished: Sequence[FinishedRun], shards: in
         "started_at": instants(run.row.started_at for run in released),
         "holds": words("true" if run.keeps_place else "false" for run in released),
     }
-    connection.execute(_ADD_RELEASES, columns)
+    connection.execute(_SQL["add_releases"], columns)
     return True
 
 
@@ -129,13 +117,13 @@ def _root(row: ClosedRun) -> UUID:
 def take_releases(connection: Conn, shards: Sequence[int], ids: Sequence[int] | None, limit: int) -> list[Release]:
     """Lock due releases of these shards, the oldest first, or these releases alone; skip locked ones."""
     columns: dict[str, object] = {"shards": list(shards), "ids": list(ids or ()), "limit": limit}
-    statement = _TAKE_RELEASES if ids is None else _TAKE_GIVEN_RELEASES
+    statement = _SQL["take_releases"] if ids is None else _SQL["take_given_releases"]
     return read_rows(connection, class_row(Release), statement, columns)
 
 
 def postpone_releases(connection: Conn, ids: Sequence[int], until: datetime) -> None:
     """Set releases aside until an instant; the caller has locked them or no drain takes them."""
-    connection.execute(_POSTPONE_RELEASES, {"ids": list(ids), "due_at": until})
+    connection.execute(_SQL["postpone_releases"], {"ids": list(ids), "due_at": until})
 
 
 def fail_release(connection: Conn, release: int, error: Exception, pause: timedelta) -> bool:
@@ -145,7 +133,7 @@ def fail_release(connection: Conn, release: int, error: Exception, pause: timede
     """
     text = f"{type(error).__name__}: {error}".replace("\0", " ")[:_MAX_ERROR]
     columns: dict[str, object] = {"id": release, "error": text, "last": _MAX_FAILURES, "pause": pause}
-    return connection.execute(_FAIL_RELEASE, columns).fetchone() == (True,)
+    return connection.execute(_SQL["fail_release"], columns).fetchone() == (True,)
 
 
 def settle_releases(
@@ -153,11 +141,11 @@ def settle_releases(
 ) -> None:
     """Delete the drained releases, set those of paused occurrences aside, move the cursors of the others."""
     if drained:
-        connection.execute(_DROP_RELEASES, {"ids": [release.id for release in drained]})
+        connection.execute(_SQL["drop_releases"], {"ids": [release.id for release in drained]})
     if paused:
-        connection.execute(_POSTPONE_RELEASES, {"ids": [release.id for release in paused], "due_at": _NEVER})
+        connection.execute(_SQL["postpone_releases"], {"ids": [release.id for release in paused], "due_at": _NEVER})
     if cursors:
-        connection.execute(_ADVANCE_RELEASES, {"ids": list(cursors), "cursors": uuids(cursors.values())})
+        connection.execute(_SQL["advance_releases"], {"ids": list(cursors), "cursors": uuids(cursors.values())})
 
 
 class ChildJob(NamedTuple):
@@ -205,8 +193,8 @@ class _Unblocked(NamedTuple):
 def lock_children(connection: Conn, job_ids: Iterable[UUID]) -> dict[UUID, ChildJob]:
     """Lock the children's jobs against deletion until their runs are written."""
     columns = {"job_ids": uuids(job_ids)}
-    connection.execute(_LOCK_JOBS_FOR_SHARE, columns)
-    return {job.job_id: job for job in read_rows(connection, rows_of(ChildJob._make), _READ_CHILD_JOBS, columns)}
+    connection.execute(_SQL["lock_jobs_for_share"], columns)
+    return {job.job_id: job for job in read_rows(connection, rows_of(ChildJob._make), _SQL["read_child_jobs"], columns)}
 
 
 def skip_reason(job: ChildJob, unmet: int) -> SkipReason | None:
@@ -230,7 +218,7 @@ def read_versions_at(connection: Conn, wanted: Iterable[tuple[UUID, datetime]]) 
         return {}
     columns = {"job_ids": uuids(job for job, _ in listed), "instants": instants(at for _, at in listed)}
     with connection.cursor(row_factory=rows_of(Version._make), binary=True) as cursor:
-        return {(row.job_id, row.at): row for row in cursor.execute(_READ_CHILD_VERSIONS, columns)}
+        return {(row.job_id, row.at): row for row in cursor.execute(_SQL["read_child_versions"], columns)}
 
 
 def new_child(version: Version, run_id: RunId, release: Release, shard: int, now: datetime, *, blocked: bool) -> NewRun:
@@ -265,7 +253,7 @@ def lock_blocked(connection: Conn, run_ids: Sequence[UUID]) -> dict[UUID, Blocke
     if not run_ids:
         return {}
     columns = {"run_ids": uuids(run_ids), "blocked": RunState.BLOCKED}
-    return {run.run_id: run for run in read_rows(connection, rows_of(Blocked._make), _LOCK_BLOCKED, columns)}
+    return {run.run_id: run for run in read_rows(connection, rows_of(Blocked._make), _SQL["lock_blocked"], columns)}
 
 
 def unblock(
@@ -289,7 +277,7 @@ def unblock(
         "publish_at": instants(delayed.get(run.run_id, run.publish_at) for run in due),
         "target": target(Move.PROMOTE),
     }
-    unblocked = read_rows(connection, class_row(PromotedRun), _UNBLOCK_RUNS, columns)
+    unblocked = read_rows(connection, class_row(PromotedRun), _SQL["unblock_runs"], columns)
     if held:
         hold_runs(connection, {run.run_id: run.tenant for run in runs if run.run_id in held})
     queued = [run for run in unblocked if run.run_id not in held]

@@ -21,16 +21,6 @@ from tidewheel.transitions.finished import FinishedRun, RunEnd
 from tidewheel.transitions.installation import Installation
 
 _SQL = Statements("tidewheel.transitions")
-_ADD_FAILED_RUN = _SQL["add_failed_run"]
-_ADD_DEAD_RUN = _SQL["add_dead_run"]
-_ADD_DEAD_MESSAGE = _SQL["add_dead_message"]
-_READ_ATTEMPTS = _SQL["read_attempts"]
-_MARK_REDRIVEN = _SQL["mark_redriven"]
-_LOCK_DEAD_LETTERS = _SQL["lock_dead_letters"]
-_READ_DEAD_MESSAGES = _SQL["read_dead_messages"]
-_MARK_REPUBLISHED = _SQL["mark_republished"]
-_SCAN_DEAD_LETTERS = _SQL["scan_dead_letters"]
-_PURGE_DEAD_LETTERS = _SQL["purge_dead_letters"]
 
 _KIND = "tidewheel-dlq-kind"
 
@@ -101,10 +91,10 @@ def dead_letter_run(connection: Conn, installation: Installation, run: FinishedR
         "started_at": row.started_at, "finished_at": row.ended_at, "state": state, "attempt": row.attempt,
         "error_type": end.error_type, "error_message": end.error_message,
     }  # fmt: skip
-    connection.execute(_ADD_FAILED_RUN, facts)
-    connection.execute(_ADD_DEAD_RUN, facts | {"reason": reason, "created_at": row.ended_at})
+    connection.execute(_SQL["add_failed_run"], facts)
+    connection.execute(_SQL["add_dead_run"], facts | {"reason": reason, "created_at": row.ended_at})
     with connection.cursor(row_factory=class_row(_PastAttempt)) as cursor:
-        past = cursor.execute(_READ_ATTEMPTS, {"run_id": row.run_id}).fetchall()[::-1]
+        past = cursor.execute(_SQL["read_attempts"], {"run_id": row.run_id}).fetchall()[::-1]
     payload, content_type = _payload(request, definition)
     letter = records.DeadLetter(
         event_id=str(event_id(row.run_id, "dead", row.attempt)),
@@ -151,7 +141,7 @@ def dead_letter_message(connection: Conn, installation: Installation, dead: Dead
     The headers are not published: a task token is a secret of its target.
     """
     connection.execute(
-        _ADD_DEAD_MESSAGE,
+        _SQL["add_dead_message"],
         {
             "tenant": dead.tenant or "default",
             "topic": dead.topic,
@@ -188,12 +178,12 @@ def mark_redriven(connection: Conn, new_runs: Mapping[UUID, UUID], now: datetime
     """Record the redrives of dead letters, in the transaction that creates the new runs."""
     if new_runs:
         columns = {"run_ids": uuids(new_runs), "new_run_ids": uuids(new_runs.values()), "now": now}
-        connection.execute(_MARK_REDRIVEN, columns)
+        connection.execute(_SQL["mark_redriven"], columns)
 
 
 def scan_dead_letters(connection: Conn, columns: Mapping[str, object]) -> LetterScan:
     """Look at the next `look` dead letters after one of them, and return the first `limit` that match."""
-    rows = connection.execute(_SCAN_DEAD_LETTERS, columns, binary=True).fetchall()
+    rows = connection.execute(_SQL["scan_dead_letters"], columns, binary=True).fetchall()
     letters: list[DeadLetterRef] = []
     last: DeadLetterRef | None = None
     for *values, matches in rows:
@@ -210,7 +200,7 @@ def lock_dead_letters(connection: Conn, ids: Sequence[int]) -> set[int]:
 
     The others are locked by another transaction, or were redriven or purged.
     """
-    rows = connection.execute(_LOCK_DEAD_LETTERS, {"ids": list(ids)}, binary=True).fetchall()
+    rows = connection.execute(_SQL["lock_dead_letters"], {"ids": list(ids)}, binary=True).fetchall()
     return {cast("int", number) for (number,) in rows}
 
 
@@ -224,7 +214,7 @@ def republish(
     """
     rows = cast(
         "list[tuple[int, str, int, bytes | None, bytes | None, list[bytes] | None, int | None]]",
-        connection.execute(_READ_DEAD_MESSAGES, {"ids": list(ids)}, binary=True).fetchall(),
+        connection.execute(_SQL["read_dead_messages"], {"ids": list(ids)}, binary=True).fetchall(),
     )
     messages = [
         OutboxRow(
@@ -242,7 +232,7 @@ def republish(
     append(connection, messages, shards=installation.shards)
     cut = {number: cut_from for number, *_, cut_from in rows if cut_from is not None}
     sent = [number for number, *_ in rows if number not in cut]
-    connection.execute(_MARK_REPUBLISHED, {"ids": sent})
+    connection.execute(_SQL["mark_republished"], {"ids": sent})
     return len(sent), cut
 
 
@@ -252,7 +242,7 @@ def purge(connection: Conn, ids: Sequence[int], *, redriven: bool | None) -> int
     Args:
         redriven: True deletes only those that were redriven, False only the others.
     """
-    return connection.execute(_PURGE_DEAD_LETTERS, {"ids": list(ids), "redriven": redriven}).rowcount
+    return connection.execute(_SQL["purge_dead_letters"], {"ids": list(ids), "redriven": redriven}).rowcount
 
 
 def _payload(request: records.RunRequest, definition: records.JobDefinition) -> tuple[bytes | None, str | None]:

@@ -20,8 +20,6 @@ from tidewheel.schedules.timer_state import Timer
 from tidewheel.weighed_cache import WeighedCache
 
 _SQL = Statements("tidewheel.transitions")
-_READ_DAY_SETS = _SQL["read_day_sets"]
-_READ_OVERRIDES = _SQL["read_overrides"]
 
 _CALENDARS = 'calendars":["'  # in the canonical text of a policy that names one
 
@@ -66,7 +64,7 @@ def read_day_sets(connection: Conn, names: Collection[tuple[str, str]]) -> Mappi
         return {}
     pairs = sorted(set(names))
     columns = {"tenants": [tenant for tenant, _ in pairs], "names": [name for _, name in pairs]}
-    rows = connection.execute(_READ_DAY_SETS, columns, binary=True)
+    rows = connection.execute(_SQL["read_day_sets"], columns, binary=True)
     return {
         (str(tenant), str(name)): _DAY_SETS.of(
             DaySet(
@@ -104,7 +102,7 @@ def _read_overrides(connection: Conn, timers: Sequence[DecidedTimer]) -> dict[UU
         "cursors": instants(timer.scheduled_at for timer in timers),
     }
     found: dict[UUID, list[Override]] = {}
-    for job_id, at, moved_to, done in connection.execute(_READ_OVERRIDES, columns, binary=True):
+    for job_id, at, moved_to, done in connection.execute(_SQL["read_overrides"], columns, binary=True):
         assert isinstance(job_id, UUID)  # noqa: S101 - the column's type
         found.setdefault(job_id, []).append(Override(at, moved_to, done))  # type: ignore[arg-type]  # the columns' types
     return found

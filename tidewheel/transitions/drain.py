@@ -45,13 +45,6 @@ from tidewheel.transitions.occurrences import MEETS
 from tidewheel.transitions.workflows import Workflow, count_drained, leave_places, open_workflows
 
 _SQL = Statements("tidewheel.transitions")
-_ADD_MARKS = _SQL["add_marks"]
-_RAISE_MARKS = _SQL["raise_marks"]
-_DROP_JOINS = _SQL["drop_joins"]
-_SHARE_GRAPHS = _SQL["share_graphs"]
-_ADD_GRAPH_LOCKS = _SQL["add_graph_locks"]
-_FIND_CHILDREN = _SQL["find_children"]
-_FIND_BATCH_CHILDREN = _SQL["find_batch_children"]
 
 MAX_RELEASES = 200  # of one transaction
 MAX_CHILDREN = 500  # of one transaction: about 30 ms
@@ -119,17 +112,17 @@ def sum_marks(connection: Conn, marks: Sequence[Mark]) -> list[Mark]:
     again = [mark for mark in marks if mark.is_joined]
     sums: dict[UUID, tuple[int, int, int]] = {}
     if joined:
-        sums |= _sums(connection.execute(_ADD_MARKS, _marked(joined), binary=True).fetchall())
+        sums |= _sums(connection.execute(_SQL["add_marks"], _marked(joined), binary=True).fetchall())
     if again:
         # In order, so that no two drains wait for each other; the occurrence's lock excludes all others.
-        sums |= _sums(connection.execute(_RAISE_MARKS, _marked(again), binary=True).fetchall())
+        sums |= _sums(connection.execute(_SQL["raise_marks"], _marked(again), binary=True).fetchall())
     for mark in (*joined, *again):
         if mark.run_id in sums:
             mark.parents, mark.total, mark.total_unmet = sums[mark.run_id]
     found = [mark for mark in marks if not mark.is_joined or mark.run_id in sums]
     over = [mark.run_id for mark in found if mark.is_decided and mark.run_id in sums]
     if over:
-        connection.execute(_DROP_JOINS, {"run_ids": uuids(over)})
+        connection.execute(_SQL["drop_joins"], {"run_ids": uuids(over)})
     return found
 
 
@@ -197,12 +190,12 @@ def drain(
     if not shared:
         return Drained(len(taken), more=len(taken) == releases)
     each, chosen = max(children // len(shared), 1), shared[:children]
-    shares = _find_children(connection, _FIND_CHILDREN, [one for one in chosen if not one.is_in_batch], each)
+    shares = _find_children(connection, _SQL["find_children"], [one for one in chosen if not one.is_in_batch], each)
     jobs = lock_children(connection, {child.id for share in shares for child in share.children})
     with_children = [share.release for share in shares if share.children]
     workflows = open_workflows(connection, with_children, {release.root_run_id for release in chosen})
     # Under the occurrences' locks: a request may have added edges until then. The runs are there, and need no job.
-    shares += _find_children(connection, _FIND_BATCH_CHILDREN, [one for one in chosen if one.is_in_batch], each)
+    shares += _find_children(connection, _SQL["find_batch_children"], [one for one in chosen if one.is_in_batch], each)
     failpoint("draining.locked")
     plan = _plan(shares, workflows)
     marks = sum_marks(connection, list(plan.marks.values()))
@@ -226,9 +219,9 @@ def _share_graphs(connection: Conn, taken: Sequence[Release]) -> list[Release]:
     An edit has the instant of its write and is seen from its commit on. No drain may read the graph in between.
     """
     tenants = sorted({release.tenant for release in taken})
-    shared = {row[0] for row in connection.execute(_SHARE_GRAPHS, {"tenants": texts(tenants)})}
+    shared = {row[0] for row in connection.execute(_SQL["share_graphs"], {"tenants": texts(tenants)})}
     if left := [tenant for tenant in tenants if tenant not in shared]:
-        shared |= {row[0] for row in connection.execute(_ADD_GRAPH_LOCKS, {"tenants": texts(left)})}
+        shared |= {row[0] for row in connection.execute(_SQL["add_graph_locks"], {"tenants": texts(left)})}
     edited = [release.id for release in taken if release.tenant not in shared]
     if edited:
         postpone_releases(connection, edited, read_now(connection) + _EDITED)

@@ -31,16 +31,6 @@ from tidewheel.transitions.timers import (
 )
 
 _SQL = Statements("tidewheel.transitions")
-_HAS_FREEZE = _SQL["has_freeze"]
-_LOCK_FREEZES = _SQL["lock_freezes"]
-_FIND_FROZEN_TIMERS = _SQL["find_frozen_timers"]
-_FIND_WRITTEN_AHEAD_OF = _SQL["find_written_ahead_of"]
-_LOCK_TIMERS_WRITTEN_AHEAD = _SQL["lock_timers_written_ahead"]
-_LOCK_JOBS_WRITTEN_AHEAD = _SQL["lock_jobs_written_ahead"]
-_REWIND_TIMERS = _SQL["rewind_timers"]
-_REOPEN_JOBS = _SQL["reopen_jobs"]
-_FIND_FREEZE_ENDS = _SQL["find_freeze_ends"]
-_LOCK_HELD_TIMERS = _SQL["lock_held_timers"]
 
 
 class Frozen(NamedTuple):
@@ -57,7 +47,7 @@ class Frozen(NamedTuple):
 
 def has_freeze(connection: Conn) -> bool:
     """Return True if a freeze is in force, or timers may lie behind a thawed one."""
-    [(found,)] = connection.execute(_HAS_FREEZE).fetchall()
+    [(found,)] = connection.execute(_SQL["has_freeze"]).fetchall()
     return bool(found)
 
 
@@ -71,7 +61,7 @@ def hold_frozen(connection: Conn, timers: Sequence[LockedTimer]) -> Frozen:
     earlier: defaultdict[datetime, list[LockedTimer]] = defaultdict(list)
     if not _find_frozen(connection, by_job):
         return Frozen([], earlier)
-    connection.execute(_LOCK_FREEZES)  # only now: they are rows of all tenants
+    connection.execute(_SQL["lock_freezes"])  # only now: they are rows of all tenants
     for job, began, hold_reason, is_held in _find_frozen(connection, by_job):
         if is_held:
             held.append(by_job[job])
@@ -91,14 +81,14 @@ def hold_frozen(connection: Conn, timers: Sequence[LockedTimer]) -> Frozen:
 
 
 def _find_frozen(connection: Conn, job_ids: Iterable[UUID]) -> list[tuple[UUID, datetime, str | None, bool]]:
-    rows = connection.execute(_FIND_FROZEN_TIMERS, {"job_ids": uuids(job_ids)}, binary=True).fetchall()
+    rows = connection.execute(_SQL["find_frozen_timers"], {"job_ids": uuids(job_ids)}, binary=True).fetchall()
     return cast("list[tuple[UUID, datetime, str | None, bool]]", rows)
 
 
 def find_written_ahead_of(connection: Conn, job_ids: Sequence[UUID]) -> dict[UUID, datetime]:
     """Return those of these jobs with runs written ahead of a freeze, and the begin of the first one."""
     columns = {"job_ids": uuids(job_ids), "sources": sources(Move.SKIP), "holds": HOLDS}
-    rows = connection.execute(_FIND_WRITTEN_AHEAD_OF, columns, binary=True).fetchall()
+    rows = connection.execute(_SQL["find_written_ahead_of"], columns, binary=True).fetchall()
     return dict(cast("list[tuple[UUID, datetime]]", rows))
 
 
@@ -111,8 +101,8 @@ def retract_frozen(connection: Conn, began: Mapping[UUID, datetime]) -> int:
         The number of jobs.
     """
     columns: dict[str, object] = {"job_ids": uuids(began)}
-    columns["locked"] = uuids(read_ids(connection, _LOCK_TIMERS_WRITTEN_AHEAD, columns))
-    locked = read_ids(connection, _LOCK_JOBS_WRITTEN_AHEAD, columns)
+    columns["locked"] = uuids(read_ids(connection, _SQL["lock_timers_written_ahead"], columns))
+    locked = read_ids(connection, _SQL["lock_jobs_written_ahead"], columns)
     by_instant: defaultdict[datetime, list[UUID]] = defaultdict(list)
     for job in sorted(locked):
         by_instant[began[job]].append(job)
@@ -120,8 +110,8 @@ def retract_frozen(connection: Conn, began: Mapping[UUID, datetime]) -> int:
     for at, jobs in by_instant.items():
         earliest |= retract_runs(connection, jobs, now=at)
     back = {"job_ids": uuids(earliest), "instants": instants(earliest.values())}
-    connection.execute(_REWIND_TIMERS, back)
-    connection.execute(_REOPEN_JOBS, back)
+    connection.execute(_SQL["rewind_timers"], back)
+    connection.execute(_SQL["reopen_jobs"], back)
     return len(locked)
 
 
@@ -138,7 +128,7 @@ def decide_held(
     """
     locked = _lock_held_timers(connection, job_ids)
     columns = {"job_ids": uuids(timer.job_id for timer in locked)}
-    rows = connection.execute(_FIND_FREEZE_ENDS, columns, binary=True).fetchall()
+    rows = connection.execute(_SQL["find_freeze_ends"], columns, binary=True).fetchall()
     ends = dict(cast("list[tuple[UUID, datetime | None]]", rows))
     timers = [timer for timer in locked if standing or timer.job_id in ends]
     inputs, waiting = read_decision_inputs(connection, timers), find_open_fixed_delay_runs(connection, timers)
@@ -162,7 +152,7 @@ def decide_held(
 
 def _lock_held_timers(connection: Conn, job_ids: Sequence[UUID]) -> list[LockedTimer]:
     """Lock those of these timers that freezes hold; rows of other transactions are left out."""
-    return read_rows(connection, class_row(LockedTimer), _LOCK_HELD_TIMERS, {"job_ids": uuids(job_ids)})
+    return read_rows(connection, class_row(LockedTimer), _SQL["lock_held_timers"], {"job_ids": uuids(job_ids)})
 
 
 def _undecided(timer: LockedTimer, until: datetime) -> Decision:

@@ -34,24 +34,6 @@ from tidewheel.transitions.places import FreedPlace
 from tidewheel.transitions.tenant_rates import RateRow, Ring, write_rate
 
 _SQL = Statements("tidewheel.transitions")
-_ADD_ORDER_KEYS = _SQL["add_order_keys"]
-_LOCK_ORDER_KEYS = _SQL["lock_order_keys"]
-_PROMOTE_IN_ORDER = _SQL["promote_in_order"]
-_FIND_NEXT_IN_ORDER = _SQL["find_next_in_order"]
-_ADD_ORDER_FAILURES = _SQL["add_order_failures"]
-_DROP_ORDER_FAILURES = _SQL["drop_order_failures"]
-_WRITE_ORDER_KEYS = _SQL["write_order_keys"]
-_DROP_ORDER_KEYS = _SQL["drop_order_keys"]
-_READ_BLOCKERS = _SQL["read_blockers"]
-_FIND_WOKEN_ORDERS = _SQL["find_woken_orders"]
-_LOCK_TENANT_RATES = _SQL["lock_tenant_rates"]
-_HOLD_RUNS = _SQL["hold_runs"]
-_FIND_HELD_TENANTS = _SQL["find_held_tenants"]
-_READ_TENANT_RATE = _SQL["read_tenant_rate"]
-_RELEASE_HELD_RUNS = _SQL["release_held_runs"]
-_SEES_ALL_HELD = _SQL["sees_all_held"]
-_FIRST_HELD = _SQL["first_held"]
-_DROP_TENANT_RATE = _SQL["drop_tenant_rate"]
 
 _KeyColumns = tuple[int, int, UUID | None, UUID | None, datetime | None]
 _RETRY = timedelta(milliseconds=50)  # until the next look at a run that another transaction holds
@@ -98,7 +80,7 @@ def lock_orders(connection: Conn, runs: Sequence[NewRun]) -> dict[int, OrderKey]
         "tenants": texts([first[key].tenant for key in given]),
         "keys": texts([first[key].ordering_key or "" for key in given]),
     }
-    found = connection.execute(_ADD_ORDER_KEYS, columns, binary=True).fetchall()
+    found = connection.execute(_SQL["add_order_keys"], columns, binary=True).fetchall()
     return {row[0]: OrderKey(*row) for row in cast("list[_KeyColumns]", found)}
 
 
@@ -133,7 +115,7 @@ def settle_order(
 ) -> int:
     """Let the next runs of keys start; return their number. The transaction waits for no other row now."""
     wanted = sorted({*(place.key_id for place in ended), *woken})
-    found = connection.execute(_LOCK_ORDER_KEYS, {"key_ids": wanted}, binary=True).fetchall()
+    found = connection.execute(_SQL["lock_order_keys"], {"key_ids": wanted}, binary=True).fetchall()
     keys = {row[0]: OrderKey(*row) for row in cast("list[_KeyColumns]", found)}
     for each in keys.values():
         each.wake_at = None
@@ -165,13 +147,13 @@ def settle_order(
 def find_woken_orders(connection: Conn, *, left: Collection[int] = ()) -> list[int]:
     """Return keys whose next runs other transactions held, but those to leave out."""
     columns: dict[str, object] = {"left": list(left), "limit": _MAX_WOKEN}
-    found = connection.execute(_FIND_WOKEN_ORDERS, columns, binary=True).fetchall()
+    found = connection.execute(_SQL["find_woken_orders"], columns, binary=True).fetchall()
     return [cast("int", row[0]) for row in found]
 
 
 def skip_blocker(connection: Conn, installation: Installation, tenant: str, key: str) -> UUID:
     """Let the next run of a blocked key start; return the run that blocked it, or raise InvalidInput."""
-    found = connection.execute(_LOCK_ORDER_KEYS, {"key_ids": [order_id(tenant, key)]}, binary=True).fetchone()
+    found = connection.execute(_SQL["lock_order_keys"], {"key_ids": [order_id(tenant, key)]}, binary=True).fetchone()
     row = None if found is None else OrderKey(*cast("_KeyColumns", found))
     if row is None or row.blocked_by is None:
         remedy = "`tidewheel admin ordering-key list` lists blocked keys"
@@ -191,7 +173,7 @@ def _promote(connection: Conn, installation: Installation, keys: dict[int, Order
     if not free:
         return 0
     columns: dict[str, object] = {"key_ids": free, "target": target(Move.PROMOTE), "buffered": RunState.BUFFERED}
-    promoted = read_rows(connection, class_row(_PromotedRun), _PROMOTE_IN_ORDER, columns)
+    promoted = read_rows(connection, class_row(_PromotedRun), _SQL["promote_in_order"], columns)
     for run in promoted:
         keys[run.key_id].head = run.run_id
     append_requests(connection, installation, promoted)
@@ -204,7 +186,7 @@ def _block(connection: Conn, keys: Mapping[int, OrderKey]) -> list[UUID]:
     if not free:
         return []
     columns: dict[str, object] = {"key_ids": free, "buffered": RunState.BUFFERED}
-    found = connection.execute(_FIND_NEXT_IN_ORDER, columns, binary=True).fetchall()
+    found = connection.execute(_SQL["find_next_in_order"], columns, binary=True).fetchall()
     for key_id, failed in cast("list[tuple[int, UUID | None]]", found):
         keys[key_id].blocked_by = failed
         if failed is None:
@@ -222,14 +204,14 @@ def _add_failures(connection: Conn, early: Sequence[FreedPlace]) -> None:
             "order_nos": [place.order_no for place in early],
             "run_ids": uuids(place.ended for place in early),
         }
-        connection.execute(_ADD_ORDER_FAILURES, columns)
+        connection.execute(_SQL["add_order_failures"], columns)
 
 
 def _drop_failures(connection: Conn, run_ids: Sequence[UUID | None]) -> dict[UUID | None, int]:
     """Delete the records of runs that have failed before their turn; return their numbers."""
     if not run_ids:
         return {}
-    rows = connection.execute(_DROP_ORDER_FAILURES, {"run_ids": uuids(run_ids)}, binary=True).fetchall()
+    rows = connection.execute(_SQL["drop_order_failures"], {"run_ids": uuids(run_ids)}, binary=True).fetchall()
     return dict(cast("list[tuple[UUID | None, int]]", rows))
 
 
@@ -238,7 +220,7 @@ def _store(connection: Conn, keys: Collection[OrderKey]) -> None:
     used = [key for key in keys if key.is_used]
     gone = [key.key_id for key in keys if not key.is_used]
     if gone:
-        connection.execute(_DROP_ORDER_KEYS, {"key_ids": gone})
+        connection.execute(_SQL["drop_order_keys"], {"key_ids": gone})
     if not used:
         return
     columns: dict[str, object] = {
@@ -248,7 +230,7 @@ def _store(connection: Conn, keys: Collection[OrderKey]) -> None:
         "blockers": uuids(key.blocked_by for key in used),
         "wake_at": instants(key.wake_at for key in used),
     }
-    connection.execute(_WRITE_ORDER_KEYS, columns)
+    connection.execute(_SQL["write_order_keys"], columns)
 
 
 def _announce(connection: Conn, installation: Installation, blocked: Sequence[UUID]) -> None:
@@ -256,7 +238,7 @@ def _announce(connection: Conn, installation: Installation, blocked: Sequence[UU
     if not blocked:
         return
     now = read_now(connection)
-    found = connection.execute(_READ_BLOCKERS, {"run_ids": uuids(blocked)}, binary=True).fetchall()
+    found = connection.execute(_SQL["read_blockers"], {"run_ids": uuids(blocked)}, binary=True).fetchall()
     rows = cast("list[tuple[UUID, str, UUID, str, int, int, str]]", found)
     events = [
         lifecycle_row(
@@ -284,13 +266,13 @@ def hold_runs(connection: Conn, held: Mapping[UUID, str]) -> None:
         "sources": sources(Move.BUFFER),
         "target": target(Move.BUFFER),
     }
-    connection.execute(_HOLD_RUNS, columns)
+    connection.execute(_SQL["hold_runs"], columns)
     at_commit(connection, partial(metrics.count, "runs_buffered", len(held)))
 
 
 def find_held_tenants(connection: Conn) -> list[str]:
     """Return the tenants that have taken places, of which runs may be held."""
-    return [str(row[0]) for row in connection.execute(_FIND_HELD_TENANTS).fetchall()]
+    return [str(row[0]) for row in connection.execute(_SQL["find_held_tenants"]).fetchall()]
 
 
 def pace(connection: Conn, installation: Installation, tenant: str) -> int:
@@ -298,10 +280,12 @@ def pace(connection: Conn, installation: Installation, tenant: str) -> int:
 
     Without a rate all are queued, a thousand in a transaction.
     """
-    row = read_row(connection, class_row(RateRow), _LOCK_TENANT_RATES, {"tenants": [tenant]})
+    row = read_row(connection, class_row(RateRow), _SQL["lock_tenant_rates"], {"tenants": [tenant]})
     if row is None:
         return 0
-    rate = cast("tuple[float | None] | None", connection.execute(_READ_TENANT_RATE, {"tenant": tenant}).fetchone())
+    rate = cast(
+        "tuple[float | None] | None", connection.execute(_SQL["read_tenant_rate"], {"tenant": tenant}).fetchone()
+    )
     per_second = None if rate is None else rate[0]
     ring = row.ring
     if per_second is None:
@@ -320,7 +304,7 @@ def pace(connection: Conn, installation: Installation, tenant: str) -> int:
             ring.place(row.now, reach=_PACED, spaced=True)
     held_from, sees_all = _held_from(connection, row)
     if sees_all and held_from is None and per_second is None:
-        connection.execute(_DROP_TENANT_RATE, {"tenant": tenant})
+        connection.execute(_SQL["drop_tenant_rate"], {"tenant": tenant})
     else:
         write_rate(connection, tenant, ring, held_from)
     return len(released)
@@ -329,9 +313,9 @@ def pace(connection: Conn, installation: Installation, tenant: str) -> int:
 def _held_from(connection: Conn, row: RateRow) -> tuple[datetime | None, bool]:
     """Return the time of the oldest held run, and False if an open transaction may hold further ones."""
     columns: dict[str, object] = {"key_id": rate_key_id(row.tenant), "tenant": row.tenant}
-    sees_all = connection.execute(_SEES_ALL_HELD, columns).fetchone() == (True,)
+    sees_all = connection.execute(_SQL["sees_all_held"], columns).fetchone() == (True,)
     # A later statement than the lock: it sees the runs of transactions that have ended by then.
-    first = cast("tuple[datetime] | None", connection.execute(_FIRST_HELD, columns, binary=True).fetchone())
+    first = cast("tuple[datetime] | None", connection.execute(_SQL["first_held"], columns, binary=True).fetchone())
     known = [] if first is None else [first[0]]
     if not sees_all and row.held_from is not None:
         known.append(row.held_from)
@@ -348,6 +332,6 @@ def _release(
         "until": until,
         "target": target(Move.PROMOTE),
     }
-    released = read_rows(connection, class_row(PromotedRun), _RELEASE_HELD_RUNS, columns)
+    released = read_rows(connection, class_row(PromotedRun), _SQL["release_held_runs"], columns)
     append_requests(connection, installation, released)
     return released

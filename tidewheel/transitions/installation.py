@@ -21,9 +21,6 @@ from tidewheel.task_tokens import TaskTokens
 from tidewheel.transitions.tenant_rates import TenantRates
 
 _SQL = Statements("tidewheel.transitions")
-_READ_INSTALLATION = _SQL["read_installation"]
-_RECORD_SCHEMA_IDS = _SQL["record_schema_ids"]
-_RECORD_TOPIC_PREFIX = _SQL["record_topic_prefix"]
 
 Event = RunCompleted | LifecycleEvent | DeadLetter
 
@@ -62,12 +59,12 @@ class Installation:
 
 def record_topic_prefix(connection: Conn, settings: Connections) -> None:
     """Record the prefix of the topics, unless it is recorded already; in the caller's transaction."""
-    connection.execute(_RECORD_TOPIC_PREFIX, {"prefix": settings.topic_prefix})
+    connection.execute(_SQL["record_topic_prefix"], {"prefix": settings.topic_prefix})
 
 
 def read_installation(connection: Conn, settings: Connections) -> Installation:
     """Read the installation of a database; SettingsError if the settings name another topic prefix."""
-    facts = dict(cast("list[tuple[str, object]]", connection.execute(_READ_INSTALLATION).fetchall()))
+    facts = dict(cast("list[tuple[str, object]]", connection.execute(_SQL["read_installation"]).fetchall()))
     frames = frames_of(cast("Recorded", facts.get("schema_ids") or {}))
     topics = Topics(_prefix(facts.get("topic_prefix"), settings))
     return Installation(
@@ -99,7 +96,7 @@ def _encoder(settings: Connections, frames: Mapping[str, bytes]) -> Callable[[Ev
 
 def record_schema_ids(connection: Conn, recorded: Recorded) -> None:
     """Record the ids of this release's schemas in a schema registry, in the caller's transaction."""
-    connection.execute(_RECORD_SCHEMA_IDS, {"recorded": Jsonb(recorded)})
+    connection.execute(_SQL["record_schema_ids"], {"recorded": Jsonb(recorded)})
 
 
 def _prefix(recorded: object, settings: Connections) -> str:

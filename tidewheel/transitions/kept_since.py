@@ -11,17 +11,15 @@ from tidewheel.postgres.session import Conn
 from tidewheel.postgres.statements import Statements
 
 _SQL = Statements("tidewheel.transitions")
-_SHARE_KEPT_SINCE = _SQL["share_kept_since"]
-_READ_KEPT_SINCE = _SQL["read_kept_since"]
 
 
 def share_kept_since(connection: Conn, tenant: str) -> datetime | None:
     """Return what `read_kept_since` does; until the transaction ends retention removes no further day."""
-    connection.execute(_SHARE_KEPT_SINCE)
+    connection.execute(_SQL["share_kept_since"])
     return read_kept_since(connection, tenant)
 
 
 def read_kept_since(connection: Conn, tenant: str) -> datetime | None:
     """Return the begin of the first day whose runs of a tenant are all stored; None if none was removed."""
-    row = connection.execute(_READ_KEPT_SINCE, {"tenant": tenant}, binary=True).fetchone()
+    row = connection.execute(_SQL["read_kept_since"], {"tenant": tenant}, binary=True).fetchone()
     return cast("tuple[datetime | None]", row)[0]

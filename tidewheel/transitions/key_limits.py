@@ -17,11 +17,6 @@ from tidewheel.transitions.places import Limit
 from tidewheel.transitions.run_keys import settle_keys
 
 _SQL = Statements("tidewheel.transitions")
-_SET_KEY_LIMIT = _SQL["set_key_limit"]
-_REMOVE_KEY_LIMIT = _SQL["remove_key_limit"]
-_COUNT_PREFIXES = _SQL["count_prefixes"]
-_FIND_WAITING_KEYS = _SQL["find_waiting_keys"]
-_FIND_EDITED_KEYS = _SQL["find_edited_keys"]
 
 MOST_PREFIXES = 1000
 """Prefixes of a tenant with a limit: each claim of a key compares it with all of them, in a tenth of a millisecond."""
@@ -62,16 +57,16 @@ def set_limit(connection: Conn, pattern: KeyPattern, limit: Limit, set_by: str) 
     """Write the limit of a key or a prefix; return False for one prefix too many."""
     columns = {**pattern._asdict(), **limit._asdict(), "set_by": set_by}
     if pattern.is_prefix:
-        found = connection.execute(_COUNT_PREFIXES, columns).fetchone()
+        found = connection.execute(_SQL["count_prefixes"], columns).fetchone()
         if found is not None and cast("int", found[0]) >= MOST_PREFIXES:
             return False
-    connection.execute(_SET_KEY_LIMIT, columns)
+    connection.execute(_SQL["set_key_limit"], columns)
     return True
 
 
 def remove_limit(connection: Conn, pattern: KeyPattern) -> bool:
     """Delete the limit of a key or a prefix, in the caller's transaction; return False if there is none."""
-    return connection.execute(_REMOVE_KEY_LIMIT, pattern._asdict()).rowcount > 0
+    return connection.execute(_SQL["remove_key_limit"], pattern._asdict()).rowcount > 0
 
 
 def apply_limit(connection: Conn, installation: Installation, pattern: KeyPattern, after: str | None = None) -> Step:
@@ -86,7 +81,7 @@ def apply_limit(connection: Conn, installation: Installation, pattern: KeyPatter
         "last": pattern.key + _HIGHEST * pattern.is_prefix,
         "limit": _STEP,
     }
-    row = connection.execute(_FIND_WAITING_KEYS, columns, binary=True).fetchone()
+    row = connection.execute(_SQL["find_waiting_keys"], columns, binary=True).fetchone()
     assert row is not None  # noqa: S101 - an aggregate
     last, waiting, looked_at = cast("tuple[str | None, list[int], int]", row)
     promoted = settle_keys(connection, installation, woken=waiting).promoted
@@ -102,4 +97,4 @@ def edited_keys(connection: Conn, versions: Collection[tuple[UUID, int]]) -> set
         "versions": integers(version for _, version in versions),
         "limit": _STEP,
     }
-    return {cast("int", row[0]) for row in connection.execute(_FIND_EDITED_KEYS, columns, binary=True)}
+    return {cast("int", row[0]) for row in connection.execute(_SQL["find_edited_keys"], columns, binary=True)}

@@ -22,11 +22,6 @@ from tidewheel.transitions.occurrences import NodeRun, Occurrence, read_node_run
 from tidewheel.transitions.workflows import NO_JOB
 
 _SQL = Statements("tidewheel.transitions")
-_FIND_RUN = _SQL["find_run_in_occurrence"]
-_READ_PARENTS = _SQL["read_parents"]
-_READ_CHILDREN = _SQL["read_children"]
-_READ_BATCH_PARENTS = _SQL["read_batch_parents"]
-_READ_RESULTS = _SQL["read_parent_results"]
 
 MAX_RESULTS_BYTES = 64 * 1024
 """The most bytes of results that one read returns together; a single result is never larger."""
@@ -95,7 +90,7 @@ def read_parent_runs(
 ) -> list[tuple[str, str, NodeRun | None]]:
     """Return the key, the condition and the latest run of each parent of a job in an occurrence, by key."""
     columns: dict[str, object] = {"job_id": job, "at": occurrence.graph_at, "key": key}
-    return _with_runs(connection, occurrence, connection.execute(_READ_PARENTS, columns, binary=True).fetchall())
+    return _with_runs(connection, occurrence, connection.execute(_SQL["read_parents"], columns, binary=True).fetchall())
 
 
 class Neighbours(NamedTuple):
@@ -118,14 +113,16 @@ def read_neighbours(connection: Conn, run_id: UUID, *, tenant: str) -> Neighbour
         return None
     occurrence = _occurrence_of(child)
     columns: dict[str, object] = {"job_id": child.job_id, "at": occurrence.graph_at}
-    children = connection.execute(_READ_CHILDREN, columns, binary=True).fetchall()
+    children = connection.execute(_SQL["read_children"], columns, binary=True).fetchall()
     return Neighbours(
         read_parent_runs(connection, occurrence, child.job_id), _with_runs(connection, occurrence, children)
     )
 
 
 def _find_child(connection: Conn, run_id: UUID, tenant: str | None) -> _Child:
-    child = read_row(connection, class_row(_Child), _FIND_RUN, {"run_id": run_id, "tenant": tenant})
+    child = read_row(
+        connection, class_row(_Child), _SQL["find_run_in_occurrence"], {"run_id": run_id, "tenant": tenant}
+    )
     if child is None:
         raise UnknownRun(str(run_id))
     return child
@@ -149,7 +146,7 @@ def _with_runs(
 def _read_batch_parents(connection: Conn, child: _Child, ref: str | None) -> list[tuple[str, str, NodeRun | None]]:
     assert child.root_run_id is not None  # noqa: S101 - the caller has checked it
     columns: dict[str, object] = {"run_id": child.node_run_id, "ref": ref}
-    rows = connection.execute(_READ_BATCH_PARENTS, columns, binary=True).fetchall()
+    rows = connection.execute(_SQL["read_batch_parents"], columns, binary=True).fetchall()
     edges = cast("list[tuple[UUID, str, str]]", rows)
     stored = read_node_runs(connection, [parent for parent, _, _ in edges], child.root_run_id)
     return [(parent_ref, when, stored.get(parent)) for parent, parent_ref, when in edges]
@@ -174,4 +171,6 @@ def _read_results(connection: Conn, runs: Sequence[NodeRun]) -> dict[UUID, _Resu
         "started_at": instants(run.started_at for run in runs),
         "max_bytes": MAX_RESULTS_BYTES,
     }
-    return {row.run_id: row for row in read_rows(connection, rows_of(_Result._make), _READ_RESULTS, columns)}
+    return {
+        row.run_id: row for row in read_rows(connection, rows_of(_Result._make), _SQL["read_parent_results"], columns)
+    }

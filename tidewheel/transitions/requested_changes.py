@@ -39,14 +39,6 @@ from tidewheel.transitions.messages import append_requests, read_definitions
 from tidewheel.transitions.new_runs import NewRun, RunInputs
 
 _SQL = Statements("tidewheel.transitions")
-_READ_RETRIED_RUNS = _SQL["read_retried_runs"]
-_READ_JOB_KEY = _SQL["read_job_key"]
-_SCAN_FAILED_RUNS = _SQL["scan_failed_runs"]
-_FIND_RETRIED_RUNS = _SQL["find_retried_runs"]
-_LOCK_UNBEGUN_RUNS = _SQL["lock_unbegun_runs"]
-_MOVE_RUNS = _SQL["move_runs"]
-_HASTEN_RUN = _SQL["hasten_run"]
-_REPLACE_INPUTS = _SQL["replace_inputs"]
 
 _FILTERED = ("job_id", "status", "error_type", "queue", "lane")
 _MILLISECOND = timedelta(milliseconds=1)
@@ -101,7 +93,7 @@ def retry_runs(
     The new runs have the current version of their job, or with `as_of` that of the old run.
     """
     with connection.cursor(row_factory=class_row(OldRun), binary=True) as cursor:
-        found = cursor.execute(_READ_RETRIED_RUNS, {"run_ids": sorted({request.run_id for request in batch})})
+        found = cursor.execute(_SQL["read_retried_runs"], {"run_ids": sorted({request.run_id for request in batch})})
         old = {row.run_id: row for row in found}
     locked = lock_jobs_for_share(connection, {run.job_id for run in old.values()})
     kept = [run for run in old.values() if run.job_id in locked]
@@ -144,7 +136,9 @@ def scan_failed_runs(
         "tenant": tenant, "after_id": after, "before_id": first_run_id(until + _MILLISECOND),
         "ended_until": ended_until, "limit": limit, "look": look,
     }  # fmt: skip
-    rows = cast("list[tuple[UUID, bool]]", connection.execute(_SCAN_FAILED_RUNS, columns, binary=True).fetchall())
+    rows = cast(
+        "list[tuple[UUID, bool]]", connection.execute(_SQL["scan_failed_runs"], columns, binary=True).fetchall()
+    )
     found = [run for run, matches in rows if matches]
     if len(found) == limit:
         return found, found[-1]
@@ -153,7 +147,7 @@ def scan_failed_runs(
 
 def find_retried(connection: Conn, run_ids: Collection[UUID]) -> set[UUID]:
     """Return those of these failed runs that have a retry."""
-    rows = connection.execute(_FIND_RETRIED_RUNS, {"run_ids": uuids(run_ids)}, binary=True).fetchall()
+    rows = connection.execute(_SQL["find_retried_runs"], {"run_ids": uuids(run_ids)}, binary=True).fetchall()
     return {cast("UUID", run) for (run,) in rows}
 
 
@@ -192,7 +186,7 @@ def _finished_run(
             remedy = f"send `attempt: {run.attempt + 1}` to start its next attempt now, or cancel it first"
         refuse("run_id", f"run {run.run_id} is {run.state} and has not ended", remedy)
     if run.run_id not in jobs:
-        row = connection.execute(_READ_JOB_KEY, {"job_id": run.job_id}, binary=True).fetchone()
+        row = connection.execute(_SQL["read_job_key"], {"job_id": run.job_id}, binary=True).fetchone()
         raise UnknownJob(run.tenant, str(row[0]) if row else "")
     return run
 
@@ -248,7 +242,7 @@ def lock_unbegun(connection: Conn, run_ids: Sequence[UUID]) -> dict[UUID, dateti
         Each run's `publish_at`; None for a run that waits for others.
     """
     columns: dict[str, object] = {"run_ids": uuids(run_ids), "states": _STATES}
-    found = connection.execute(_LOCK_UNBEGUN_RUNS, columns, binary=True).fetchall()
+    found = connection.execute(_SQL["lock_unbegun_runs"], columns, binary=True).fetchall()
     return dict(cast("list[tuple[UUID, datetime | None]]", found))
 
 
@@ -276,9 +270,9 @@ def move_runs(connection: Conn, installation: Installation, runs: Sequence[NewRu
         "close_at": instants(closes for _, closes in limits),
         "moved": Gate.MOVED,
     }
-    rows = read_rows(connection, class_row(_Moved), _MOVE_RUNS, columns)
+    rows = read_rows(connection, class_row(_Moved), _SQL["move_runs"], columns)
     ensure_days(connection, sorted({day_of(row.created_at) for row in rows}))
-    connection.execute(_REPLACE_INPUTS, given)
+    connection.execute(_SQL["replace_inputs"], given)
     append_requests(connection, installation, [row for row in rows if row.queued])
 
 
@@ -289,6 +283,6 @@ def hasten_run(connection: Conn, installation: Installation, run_id: UUID, attem
         connection: Inside a transaction that has locked the run.
     """
     columns: dict[str, object] = {"run_id": run_id, "attempt": attempt, "state": target(Move.RETRY)}
-    rows = read_rows(connection, class_row(_Moved), _HASTEN_RUN, columns)
+    rows = read_rows(connection, class_row(_Moved), _SQL["hasten_run"], columns)
     append_requests(connection, installation, rows)
     return bool(rows)

@@ -37,9 +37,6 @@ from tidewheel.transitions.occurrences import (
 from tidewheel.transitions.workflows import Workflow, end_workflow, leave_places, set_workflow
 
 _SQL = Statements("tidewheel.transitions")
-_READ_JOINS_OF = _SQL["read_joins_of"]
-_DROP_JOINS_OF = _SQL["drop_joins_of"]
-_DROP_BLOCKED = _SQL["drop_blocked"]
 
 
 def resume(
@@ -152,7 +149,8 @@ def mend_workflow(connection: Conn, installation: Installation, workflow: Workfl
     root, at = workflow.root_run_id, workflow.scheduled_at
     nodes = read_occurrence(connection, root)
     joined = {
-        run for (run,) in cast("list[tuple[UUID]]", connection.execute(_READ_JOINS_OF, {"root": root}).fetchall())
+        run
+        for (run,) in cast("list[tuple[UUID]]", connection.execute(_SQL["read_joins_of"], {"root": root}).fetchall())
     }
     missing = {
         job
@@ -163,8 +161,8 @@ def mend_workflow(connection: Conn, installation: Installation, workflow: Workfl
     workflow.failed = sum(state in DEAD_LETTERED for state in ends)
     workflow.cancelled = sum(state is RunState.CANCELLED for state in ends)
     if workflow.state == "open" and missing and workflow.root_job_id not in missing:
-        connection.execute(_DROP_JOINS_OF, {"roots": [root]})
-        connection.execute(_DROP_BLOCKED, {"root": root, "blocked": RunState.BLOCKED})
+        connection.execute(_SQL["drop_joins_of"], {"roots": [root]})
+        connection.execute(_SQL["drop_blocked"], {"root": root, "blocked": RunState.BLOCKED})
         again = among_parents(nodes, missing)
         jobs = lock_children(connection, {one.job_id for one in again})
         open_generation(connection, installation, workflow, again, now, jobs=jobs)

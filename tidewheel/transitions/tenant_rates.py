@@ -32,13 +32,6 @@ from tidewheel.postgres.session_kinds import SessionPool
 from tidewheel.postgres.statements import Statements
 
 _SQL = Statements("tidewheel.transitions")
-_FIND_RATES = _SQL["find_rates"]
-_ADD_TENANT_RATES = _SQL["add_tenant_rates"]
-_LOCK_TENANT_RATES = _SQL["lock_tenant_rates"]
-_WRITE_TENANT_RATE = _SQL["write_tenant_rate"]
-_ANNOUNCE_HELD = _SQL["announce_held"]
-_ADD_RATE_LOCKS = _SQL["add_rate_locks"]
-_ANNOUNCE_OLD_HELD = _SQL["announce_old_held"]
 
 BUCKETS = 64
 _SECOND = 1_000_000
@@ -199,7 +192,7 @@ class TenantRates:
             known, until = {}, now + _FRESH_SECONDS
         if unknown := tenants - known.keys():
             # By name: a session that acts for a tenant sees no other row.
-            found = connection.execute(_FIND_RATES, {"tenants": sorted(unknown)}).fetchall()
+            found = connection.execute(_SQL["find_rates"], {"tenants": sorted(unknown)}).fetchall()
             known = {**known, **dict.fromkeys(unknown), **dict(cast("list[tuple[str, float | None]]", found))}
             self._known = known, until
         return {tenant: rate for tenant in sorted(tenants) if (rate := known[tenant]) is not None}
@@ -207,17 +200,17 @@ class TenantRates:
 
 def _announce(connection: Conn, tenants: Sequence[str]) -> None:
     columns: dict[str, object] = {"tenants": tenants, "key_ids": sorted(map(rate_key_id, tenants))}
-    if connection.execute(_ANNOUNCE_HELD, columns).rowcount < len(tenants):
+    if connection.execute(_SQL["announce_held"], columns).rowcount < len(tenants):
         add_rate_locks(connection, tenants)
-    connection.execute(_ANNOUNCE_OLD_HELD, columns)
+    connection.execute(_SQL["announce_old_held"], columns)
 
 
 def _take(
     connection: Conn, runs: Sequence[Shaped], rates: Mapping[str, float]
 ) -> tuple[dict[UUID, datetime], set[UUID]]:
-    connection.execute(_ADD_TENANT_RATES, {"tenants": list(rates), "rates": list(rates.values())})
+    connection.execute(_SQL["add_tenant_rates"], {"tenants": list(rates), "rates": list(rates.values())})
     with connection.cursor(row_factory=class_row(RateRow), binary=True) as cursor:
-        rows = {row.tenant: row for row in cursor.execute(_LOCK_TENANT_RATES, {"tenants": list(rates)})}
+        rows = {row.tenant: row for row in cursor.execute(_SQL["lock_tenant_rates"], {"tenants": list(rates)})}
     delayed: dict[UUID, datetime] = {}
     held: set[UUID] = set()
     for tenant, row in rows.items():
@@ -247,7 +240,7 @@ def _address(connection: Conn) -> str:
 
 def add_rate_locks(connection: Conn, tenants: Sequence[str]) -> None:
     """Insert the rows that announce held runs: early, for two inserts of one row wait for each other."""
-    connection.execute(_ADD_RATE_LOCKS, {"tenants": tenants})
+    connection.execute(_SQL["add_rate_locks"], {"tenants": tenants})
 
 
 def write_rate(connection: Conn, tenant: str, ring: Ring, held_from: datetime | None) -> None:
@@ -259,4 +252,4 @@ def write_rate(connection: Conn, tenant: str, ring: Ring, held_from: datetime | 
         "used": integers(ring.used),
         "held_from": held_from,
     }
-    connection.execute(_WRITE_TENANT_RATE, columns)
+    connection.execute(_SQL["write_tenant_rate"], columns)

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from tidewheel.kafka.topics import Topics  # lists that the command line prints need no Kafka client
 
 _SQL = Statements("tidewheel.transitions")
-_FIND_DELETIONS = _SQL["find_deletions"]
-_FIND_READ_TENANTS = _SQL["find_read_tenants"]
 
 TENANT_DELETED = "tenant_deleted"
 """Reason of what ends because its tenant is deleted; also the author of the cancellation of its runs."""
@@ -32,7 +30,7 @@ def refusals_of(connection: Conn, tenants: Iterable[str]) -> dict[str, UnknownTe
 
 def deletions_of(connection: Conn, tenants: Iterable[str]) -> dict[str, UnknownTenant]:
     """Return the refusals of those of these tenants that are being deleted, or whose names are reserved."""
-    found = connection.execute(_FIND_DELETIONS, {"tenants": texts(sorted(set(tenants)))}, binary=True).fetchall()
+    found = connection.execute(_SQL["find_deletions"], {"tenants": texts(sorted(set(tenants)))}, binary=True).fetchall()
     rows = cast("list[tuple[str, datetime | None, bool]]", found)
     return {tenant: TenantDeleted(tenant, free_at, in_archive=in_archive) for tenant, free_at, in_archive in rows}
 
@@ -44,6 +42,6 @@ def topics_to_read(connection: Conn, topics: "Topics", names: Iterable[str]) -> 
     if not tenants:
         return found
     columns = {"tenants": texts(sorted(tenants.values()))}
-    rows = cast("list[tuple[str]]", connection.execute(_FIND_READ_TENANTS, columns, binary=True).fetchall())
+    rows = cast("list[tuple[str]]", connection.execute(_SQL["find_read_tenants"], columns, binary=True).fetchall())
     read = {tenant for (tenant,) in rows}
     return [topic for topic in found if topic not in tenants or tenants[topic] in read]

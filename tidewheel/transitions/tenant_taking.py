@@ -11,10 +11,6 @@ from tidewheel.postgres.statements import Statements
 from tidewheel.transitions.tenant_refusals import TENANT_DELETED
 
 _SQL = Statements("tidewheel.transitions")
-_TAKE_TENANT = _SQL["take_tenant"]
-_ADD_DELETION = _SQL["add_deletion"]
-_REVOKE_KEYS_OF = _SQL["revoke_keys_of"]
-_CANCEL_TENANT = _SQL["cancel_tenant"]
 
 
 def take_tenant(connection: Conn, tenant: str, *, at_once: bool) -> bool:
@@ -24,14 +20,14 @@ def take_tenant(connection: Conn, tenant: str, *, at_once: bool) -> bool:
         False if there is no such tenant, or its time has not come.
     """
     columns: dict[str, object] = {"tenant": tenant, "at_once": at_once}
-    taken = connection.execute(_TAKE_TENANT, columns, binary=True).fetchone()
+    taken = connection.execute(_SQL["take_tenant"], columns, binary=True).fetchone()
     if taken is None:
         return False
-    connection.execute(_ADD_DELETION, {**columns, "created_at": taken[0]})
-    connection.execute(_REVOKE_KEYS_OF, columns)
+    connection.execute(_SQL["add_deletion"], {**columns, "created_at": taken[0]})
+    connection.execute(_SQL["revoke_keys_of"], columns)
     return True
 
 
 def cancel_tenant(connection: Conn, tenant: str) -> None:
     """Cancel all runs of a tenant, also those to come."""
-    connection.execute(_CANCEL_TENANT, {"tenant": tenant, "reason": TENANT_DELETED})
+    connection.execute(_SQL["cancel_tenant"], {"tenant": tenant, "reason": TENANT_DELETED})

@@ -33,15 +33,6 @@ from tidewheel.transitions.installation import Installation
 from tidewheel.transitions.messages import request_row
 
 _SQL = Statements("tidewheel.transitions")
-_COUNT_BATCH_ENDS = _SQL["count_batch_ends"]
-_ADD_WORKFLOWS = _SQL["add_workflows"]
-_LOCK_WORKFLOWS = _SQL["lock_workflows"]
-_SET_WORKFLOW = _SQL["set_workflow"]
-_UPDATE_WORKFLOWS = _SQL["update_workflows"]
-_DROP_JOINS_OF = _SQL["drop_joins_of"]
-_READ_JOB_KEYS = _SQL["read_job_keys"]
-_CANCEL_WORKFLOW_RUNS = _SQL["cancel_workflow_runs"]
-_HASTEN_RELEASES = _SQL["hasten_releases"]
 
 _GOING_ON = frozenset({"open", "paused", "cancelling", "timing_out"})
 
@@ -106,7 +97,7 @@ def count_batch_ends(
         "succeeded": integers(succeeded[batch] for batch in batches),
         "failed_run_ids": uuids(failures.get(batch) for batch in batches),
     }
-    found = read_rows(connection, rows_of(_Batch._make), _COUNT_BATCH_ENDS, columns)
+    found = read_rows(connection, rows_of(_Batch._make), _SQL["count_batch_ends"], columns)
     rows: list[OutboxRow] = []
     for batch in found:
         occurrence = batches[batch.batch_id]
@@ -152,7 +143,7 @@ def _triggers(
 def lock_workflows(connection: Conn, roots: Iterable[UUID]) -> dict[UUID, Workflow]:
     """Lock occurrences; return those that there are."""
     with connection.cursor(row_factory=class_row(Workflow), binary=True) as cursor:
-        return {row.root_run_id: row for row in cursor.execute(_LOCK_WORKFLOWS, {"roots": uuids(roots)})}
+        return {row.root_run_id: row for row in cursor.execute(_SQL["lock_workflows"], {"roots": uuids(roots)})}
 
 
 def open_workflows(connection: Conn, parents: Sequence[Release], roots: Iterable[UUID]) -> dict[UUID, Workflow]:
@@ -168,7 +159,7 @@ def open_workflows(connection: Conn, parents: Sequence[Release], roots: Iterable
             "graph_at": instants(release.graph_at for release in opened),
             "started_at": instants(release.started_at for release in opened),
         }
-        connection.execute(_ADD_WORKFLOWS, columns)
+        connection.execute(_SQL["add_workflows"], columns)
     return lock_workflows(connection, roots)
 
 
@@ -192,7 +183,7 @@ def set_workflow(
         "cancelled": workflow.cancelled,
         "deadline_at": workflow.deadline_at,
     }
-    connection.execute(_SET_WORKFLOW, columns)
+    connection.execute(_SQL["set_workflow"], columns)
 
 
 def count_drained(
@@ -245,9 +236,9 @@ def _settle(
         "cancelled": integers(workflow.cancelled for workflow in workflows.values()),
         "states": words(workflow.state for workflow in workflows.values()),
     }
-    connection.execute(_UPDATE_WORKFLOWS, columns)
+    connection.execute(_SQL["update_workflows"], columns)
     if ended:
-        connection.execute(_DROP_JOINS_OF, {"roots": uuids(workflow.root_run_id for workflow in ended)})
+        connection.execute(_SQL["drop_joins_of"], {"roots": uuids(workflow.root_run_id for workflow in ended)})
         append_workflow_events(connection, installation, [one for one in ended if one.root_job_id != NO_JOB], now)
         for state, number in Counter(workflow.state for workflow in ended).items():
             at_commit(connection, partial(metrics.count, "workflows_ended", number, state))
@@ -300,8 +291,8 @@ def cancel_open_runs(connection: Conn, workflow: Workflow, state: str, *, reason
     """
     set_workflow(connection, workflow, state, reason=reason)
     columns = {"root": workflow.root_run_id, "reason": reason or cause, "cancelling": RunState.CANCELLING}
-    connection.execute(_CANCEL_WORKFLOW_RUNS, columns)
-    connection.execute(_HASTEN_RELEASES, columns)
+    connection.execute(_SQL["cancel_workflow_runs"], columns)
+    connection.execute(_SQL["hasten_releases"], columns)
 
 
 def append_workflow_events(
@@ -311,7 +302,7 @@ def append_workflow_events(
     if not ended:
         return
     columns = {"job_ids": uuids({workflow.root_job_id for workflow in ended})}
-    rows = connection.execute(_READ_JOB_KEYS, columns, binary=True).fetchall()
+    rows = connection.execute(_SQL["read_job_keys"], columns, binary=True).fetchall()
     keys = dict(cast("list[tuple[UUID, str]]", rows))
     events = [
         lifecycle_row(

@@ -23,17 +23,7 @@ from tidewheel.postgres.statements import Statements
 from tidewheel.schedules.decision import BackfillState
 
 _SQL = Statements("tidewheel.transitions")
-_FIND_DUE_WORKS = _SQL["find_due_works"]
-_ADOPT_REDRIVES = _SQL["adopt_redrives"]
-_LOCK_OLD_REDRIVE = _SQL["lock_old_redrive"]
-_TAKE_OLD_REDRIVE = _SQL["take_old_redrive"]
-_FOLLOW_OLD_REDRIVE = _SQL["follow_old_redrive"]
 _WRITE_OLD_REDRIVE = _SQL["write_old_redrive"]
-_LOCK_DUE_WORK = _SQL["lock_due_work"]
-_ADD_WORK = _SQL["add_work"]
-_ADVANCE_WORK = _SQL["advance_work"]
-_SET_WORK_STATE = _SQL["set_work_state"]
-_LOCK_WORK = _SQL["lock_work"]
 
 _MAX_REJECTIONS = 100  # stored one by one
 
@@ -78,7 +68,7 @@ def add_work(connection: Conn, work: NewWork, now: datetime) -> bool:
     stored = {name: format_timestamp(value) if isinstance(value, datetime) else value for name, value in given.items()}
     named = {name: value for name, value in stored.items() if value is not None}
     columns = {**asdict(work), "filter": Jsonb(named), "cursor": Jsonb(work.cursor), "now": now}
-    added = connection.execute(_ADD_WORK, columns).rowcount == 1
+    added = connection.execute(_SQL["add_work"], columns).rowcount == 1
     if added:
         connection.execute(_WRITE_OLD_REDRIVE, {"work_id": work.work_id})
     return added
@@ -86,22 +76,22 @@ def add_work(connection: Conn, work: NewWork, now: datetime) -> bool:
 
 def adopt_redrives(connection: Conn) -> None:
     """Add the works of redrives that processes of the release before have written, whatever their state."""
-    connection.execute(_ADOPT_REDRIVES)
+    connection.execute(_SQL["adopt_redrives"])
 
 
 def find_due_works(connection: Conn, now: datetime, kinds: Collection[str]) -> list[UUID]:
     """Return the running works of these kinds whose next batch is due, and redrives to adopt."""
-    rows = connection.execute(_FIND_DUE_WORKS, {"now": now, "kinds": list(kinds)}, binary=True).fetchall()
+    rows = connection.execute(_SQL["find_due_works"], {"now": now, "kinds": list(kinds)}, binary=True).fetchall()
     return [cast("UUID", work_id) for (work_id,) in rows]
 
 
 def lock_due_work(connection: Conn, work_id: UUID, now: datetime) -> OpenWork | None:
     """Lock a work; None if no batch of it is due, or another transaction holds it."""
     columns: dict[str, object] = {"work_id": work_id, "now": now}
-    has_old = connection.execute(_TAKE_OLD_REDRIVE, columns).rowcount == 1
+    has_old = connection.execute(_SQL["take_old_redrive"], columns).rowcount == 1
     if has_old:
-        connection.execute(_FOLLOW_OLD_REDRIVE, columns)
-    work = read_row(connection, class_row(OpenWork), _LOCK_DUE_WORK, columns)
+        connection.execute(_SQL["follow_old_redrive"], columns)
+    work = read_row(connection, class_row(OpenWork), _SQL["lock_due_work"], columns)
     return None if work is None or has_old != (work.kind == "redrive") else work
 
 
@@ -114,7 +104,7 @@ def advance_work(
         "work_id": work.work_id, "done": done, "rejected": len(rejected), "cursor": Jsonb(cursor), "next_at": next_at,
         "rejections": Jsonb([*work.rejections, *new][:_MAX_REJECTIONS]),
     }  # fmt: skip
-    connection.execute(_ADVANCE_WORK, columns)
+    connection.execute(_SQL["advance_work"], columns)
     if work.kind == "redrive":
         connection.execute(_WRITE_OLD_REDRIVE, {"work_id": work.work_id})
 
@@ -127,14 +117,14 @@ def set_work_state(
     columns: dict[str, object] = {
         "work_id": work_id, "state": state, "reason": reason, "finished_at": now if ended else None
     }  # fmt: skip
-    connection.execute(_SET_WORK_STATE, columns)
+    connection.execute(_SQL["set_work_state"], columns)
     connection.execute(_WRITE_OLD_REDRIVE, {"work_id": work_id})
 
 
 def lock_work(connection: Conn, tenant: str, work_id: UUID) -> tuple[str, BackfillState] | None:
     """Lock a tenant's work and return its kind and state; None if there is none."""
     columns: dict[str, object] = {"work_id": work_id, "tenant": tenant}
-    if connection.execute(_LOCK_OLD_REDRIVE, columns).rowcount:
-        connection.execute(_FOLLOW_OLD_REDRIVE, columns)
-    row = connection.execute(_LOCK_WORK, columns, binary=True).fetchone()
+    if connection.execute(_SQL["lock_old_redrive"], columns).rowcount:
+        connection.execute(_SQL["follow_old_redrive"], columns)
+    row = connection.execute(_SQL["lock_work"], columns, binary=True).fetchone()
     return None if row is None else (str(row[0]), BackfillState(str(row[1])))
