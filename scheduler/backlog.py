@@ -26,7 +26,7 @@ from tidewheel.outbox import SLICES, OutboxLane, OutboxRow, append, slice_lane_o
 from tidewheel.postgres.held_lock import find_lock_holders
 from tidewheel.postgres.low_water import FullScanPacer
 from tidewheel.postgres.pg_binary import integers
-from tidewheel.postgres.session import Conn, Session, readable_rows, rows_of
+from tidewheel.postgres.session import Conn, Session, read_rows, readable_rows, rows_of
 from tidewheel.postgres.session_kinds import BackgroundQuery
 from tidewheel.postgres.statements import Statements
 from tidewheel.process.metrics import metrics
@@ -146,8 +146,8 @@ class BacklogMetrics:
         overdue, age, now = cast("tuple[int, timedelta, datetime]", row)
         timers: Sequence[LockedTimer] = ()
         if overdue:
-            with connection.cursor(row_factory=rows_of(LockedTimer._make), binary=True) as cursor:
-                timers = cursor.execute(_SQL["read_overdue_timers"], shards | {"limit": _EXAMINED}).fetchall()
+            columns = shards | {"limit": _EXAMINED}
+            timers = read_rows(connection, rows_of(LockedTimer._make), _SQL["read_overdue_timers"], columns)
         inputs = read_decision_inputs(connection, timers)
         missing = [_missing(timer, inputs, now) for timer in timers]
         behind = sum(count >= _BEHIND for count in missing)

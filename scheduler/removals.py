@@ -26,7 +26,7 @@ from tidewheel.jobs.values import LONGEST_DELAY
 from tidewheel.postgres.held_lock import try_old_lock, try_table_lock
 from tidewheel.postgres.partitions import day_of, start_of
 from tidewheel.postgres.pg_binary import uuids
-from tidewheel.postgres.session import Conn, read_ids
+from tidewheel.postgres.session import Conn, read_ids, read_rows
 from tidewheel.postgres.statements import Statements
 from tidewheel.process.failpoint import failpoint
 from tidewheel.process.health import health
@@ -88,9 +88,7 @@ def remove_by_tenant(connection: Conn, days: Collection[date], now: datetime, pa
     The connection has autocommit. The runs of `days` may go: they are closed, counted, and archived if archiving is on.
     """
     removed = 0
-    with connection.cursor(row_factory=class_row(_TenantPeriod), binary=True) as cursor:
-        periods = cursor.execute(_SQL["find_tenant_periods"]).fetchall()
-    for period in periods:
+    for period in read_rows(connection, class_row(_TenantPeriod), _SQL["find_tenant_periods"], {}):
         end = day_of(now - period.keep)
         since = period.kept_since or date.min
         if period.removing:

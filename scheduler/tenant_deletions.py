@@ -245,10 +245,8 @@ class TenantDeletions:
         found = cast("list[tuple[UUID, str, bool, bool]]", rows)
         ids = [job_id for job_id, _, is_live, _ in found if is_live]
         timers = read_ids(connection, _SQL["lock_timers_to_drop"], {"job_ids": uuids(ids)})
-        with connection.cursor(row_factory=class_row(_Job), binary=True) as cursor:
-            jobs = cursor.execute(
-                _SQL["lock_jobs_to_drop"], {"job_ids": uuids(ids), "locked": uuids(timers)}
-            ).fetchall()
+        drop = {"job_ids": uuids(ids), "locked": uuids(timers)}
+        jobs = read_rows(connection, class_row(_Job), _SQL["lock_jobs_to_drop"], drop)
         if jobs:
             now = read_now(connection)
             locked = [job.job_id for job in jobs]

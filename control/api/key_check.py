@@ -22,7 +22,7 @@ from tidewheel.control.api.problems import problem, unauthorized
 from tidewheel.control.api.workers import Turn, Workers, WorkerState
 from tidewheel.errors import Unavailable
 from tidewheel.nouns.api_keys.sign_ins import BOUNDS, SignIn, add_sign_in, end_sign_in, take_link
-from tidewheel.postgres.session import Conn
+from tidewheel.postgres.session import Conn, read_row
 from tidewheel.postgres.statements import Statements
 
 _SQL = Statements("tidewheel.control")
@@ -235,13 +235,10 @@ class KeyCheck:
 def _find(key: ShownKey, state: WorkerState) -> StoredKey | None:
     """Read a key, and record its use if its secret was shown."""
     columns: dict[str, object] = {"key_id": key.key_id, **BOUNDS}
-    with (
-        state.session.transaction() as connection,
-        connection.cursor(row_factory=class_row(StoredKey), binary=True) as cursor,
-    ):
+    with state.session.transaction() as connection:
         if isinstance(key, SignIn):
             connection.execute(_SQL["record_sign_in_use"], {**BOUNDS, "digest": key.digest})
-        found = cursor.execute(_SQL["find_api_key"], columns).fetchone()
+        found = read_row(connection, class_row(StoredKey), _SQL["find_api_key"], columns)
         if found is not None and found.to_record and not found.revoked and found.opens_to(key):
             connection.execute(_SQL["record_api_key_use"], columns)
     return found

@@ -18,7 +18,7 @@ from psycopg.rows import class_row
 
 from tidewheel.errors import ArchiveDamaged, Unavailable
 from tidewheel.postgres.held_lock import HeldLock, held_lock
-from tidewheel.postgres.session import Conn
+from tidewheel.postgres.session import Conn, read_rows
 from tidewheel.postgres.statements import Statements
 
 FORMAT = 1
@@ -156,8 +156,7 @@ class ArchivedDay:
 
 def list_days(connection: Conn) -> list[ArchivedDay]:
     """Return the archived days, the oldest first."""
-    with connection.cursor(row_factory=class_row(ArchivedDay), binary=True) as cursor:
-        return cursor.execute(_SQL["find_archived_days"]).fetchall()
+    return read_rows(connection, class_row(ArchivedDay), _SQL["find_archived_days"], {})
 
 
 def days_of_run(connection: Conn, run_id: UUID) -> list[date]:

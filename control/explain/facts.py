@@ -298,8 +298,8 @@ def read_instant_facts(connection: Conn, tenant: str, key: str, at: datetime, mi
 
 def read_overrides_around(connection: Conn, job: UUID, cursor_at: datetime, at: datetime) -> tuple[OverrideFacts, ...]:
     """Read skips and moves from `cursor_at` on, of pending moved occurrences, and of or to `at`."""
-    with connection.cursor(row_factory=class_row(OverrideFacts), binary=True) as cursor:
-        return tuple(cursor.execute(_SQL["read_overrides_around"], {"job_id": job, "at": at, "cursor_at": cursor_at}))
+    columns = {"job_id": job, "at": at, "cursor_at": cursor_at}
+    return tuple(read_rows(connection, class_row(OverrideFacts), _SQL["read_overrides_around"], columns))
 
 
 def _read_runs(connection: Conn, job: UUID, at: datetime, due: datetime) -> tuple[RunFacts, ...]:

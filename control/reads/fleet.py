@@ -150,8 +150,8 @@ def list_runs_of(connection: Conn, executor: ExecutorSummary, *, limit: int = 50
 
 def list_shards(connection: Conn, shards: int) -> list[ShardOwner]:
     """Return each shard with the scheduler that owns it by the latest heartbeats."""
-    with connection.cursor(row_factory=class_row(SchedulerSummary), binary=True) as cursor:
-        alive = {each.member_id: each for each in cursor.execute(_SQL["list_schedulers"], {"timeout": _TIMEOUT})}
+    found = read_rows(connection, class_row(SchedulerSummary), _SQL["list_schedulers"], {"timeout": _TIMEOUT})
+    alive = {each.member_id: each for each in found}
     owned = {shard: alive[member] for member in alive for shard in rendezvous(shards, list(alive), member)}
     return [ShardOwner(shard, owned.get(shard)) for shard in range(shards)]
 

@@ -319,8 +319,7 @@ class HeldLane:
 
 def read_held_lanes(connection: Conn) -> tuple[HeldLane, ...]:
     """Return what live relays hold back, as of the last two seconds, by queue and lane."""
-    with connection.cursor(row_factory=class_row(HeldLane), binary=True) as cursor:
-        return tuple(cursor.execute(_SQL["read_held_lanes"]))
+    return tuple(read_rows(connection, class_row(HeldLane), _SQL["read_held_lanes"], {}))
 
 
 def long_held(held: Sequence[HeldLane], now: datetime) -> Iterator[HeldLane]:

@@ -242,11 +242,8 @@ class LogFollower(Iterator[LogPiece]):
     def read(self) -> list[LogPiece]:
         """Return a page of new output, the older attempts first; empty if there is none."""
         columns = {**self._columns, "read_attempt": self._attempt, "read_bytes": self._read}
-        with (
-            self._call.transaction() as connection,
-            connection.cursor(row_factory=class_row(_LogRow), binary=True) as c,
-        ):
-            rows = c.execute(_SQL["read_logs"], columns).fetchall()
+        with self._call.transaction() as connection:
+            rows = read_rows(connection, class_row(_LogRow), _SQL["read_logs"], columns)
         if not rows:
             raise UnknownRun(str(self._columns["run_id"]))
         self._state, self.newest = RunState(rows[0].state), rows[0].newest

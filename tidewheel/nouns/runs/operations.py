@@ -50,7 +50,7 @@ from tidewheel.nouns.works.operations import (
     start,
 )
 from tidewheel.postgres.database_clock import read_now
-from tidewheel.postgres.session import Conn
+from tidewheel.postgres.session import Conn, read_row
 from tidewheel.postgres.statements import Statements
 from tidewheel.runs import RunState
 from tidewheel.transitions.cancellation import LOOKED_AT
@@ -100,11 +100,8 @@ class Runs(RunList):
     def get(self, run_id: UUID) -> Run:
         """Return a run."""
         columns = {"run_id": as_id(run_id, "run_id"), "tenant": self._call.tenant}
-        with (
-            self._call.transaction() as connection,
-            connection.cursor(row_factory=class_row(Run), binary=True) as cursor,
-        ):
-            found = cursor.execute(_READ_RUN, columns).fetchone()
+        with self._call.transaction() as connection:
+            found = read_row(connection, class_row(Run), _READ_RUN, columns)
         if found is None:
             raise UnknownRun(str(run_id))
         return found
