@@ -21,7 +21,15 @@ from tidewheel.control.cli.connect import stack_in
 from tidewheel.control.cli.dev import Home
 from tidewheel.control.cli.exit_codes import ExitCode
 from tidewheel.control.cli.options import DEFAULT_TENANT, Limit, Tenant, reading, tenant_flag
-from tidewheel.control.cli.output import Output, OutputOption, print_document, print_facts, print_table, wrapped
+from tidewheel.control.cli.output import (
+    Output,
+    OutputOption,
+    print_document,
+    print_facts,
+    print_rows,
+    print_table,
+    wrapped,
+)
 from tidewheel.control.cli.tables import Cell, relative_text
 from tidewheel.control.reads import fleet as read
 from tidewheel.control.reads.findings import Finding, Severity
@@ -47,6 +55,7 @@ _WATCH_SECONDS = 2.0
 _CLEAR = "\x1b[H\x1b[2J"
 Watch = Annotated[bool, typer.Option("--watch", "-w", help="Refresh every two seconds, until Ctrl-C.")]
 _WARNINGS, _ERRORS = 1, 2
+_EXECUTORS = ("executor", "name", "state", "heartbeat", "slots", "queues", "handlers")
 
 _COMMANDS = {
     Kind.RUN: "tidewheel run show {}",
@@ -259,30 +268,23 @@ def list_executors(
     """List executors, each with its slots, queues, handlers and last heartbeat."""
     with reading() as connection:
         found = read.list_executors(connection, after=after, limit=number + 1)
-    page, more = found[:number], len(found) > number
-    if output is not Output.TEXT:
-        print_document({"executors": page, "next_cursor": page[-1].executor_id if more else None}, output)
-    elif page:
-        print_table(("executor", "name", "state", "heartbeat", "slots", "queues", "handlers"), map(_row, page))
-        if more:
-            typer.echo(f"more: add --after {page[-1].executor_id}")
-    else:
-        typer.echo("no executors")
+    page, following = found[:number], found[number - 1].executor_id if len(found) > number else None
+    document = {"executors": page, "next_cursor": following}
+    print_rows(_EXECUTORS, list(map(_row, page)), document, output, nothing="no executors")
+    if following and output is Output.TEXT:
+        typer.echo(f"more: add --after {following}")
 
 
 def list_shards(*, output: OutputOption = Output.TEXT) -> None:
     """List shards, each with the scheduler that fires its jobs."""
     with reading() as connection:
         shards = read.list_shards(connection, read_installation(connection, Connections.load()).shards)
-    if output is not Output.TEXT:
-        print_document({"shards": shards}, output)
-    else:
-        rows = [
-            (str(each.shard), each.owner.name, each.owner.last_heartbeat_at) if each.owner
-            else (str(each.shard), "no scheduler", None)
-            for each in shards
-        ]  # fmt: skip
-        print_table(("shard", "scheduler", "heartbeat"), rows)
+    rows = [
+        (str(each.shard), each.owner.name, each.owner.last_heartbeat_at) if each.owner
+        else (str(each.shard), "no scheduler", None)
+        for each in shards
+    ]  # fmt: skip
+    print_rows(("shard", "scheduler", "heartbeat"), rows, {"shards": shards}, output)
 
 
 def doctor(output: OutputOption = Output.TEXT) -> None:

@@ -307,7 +307,7 @@ def test_a_list_is_narrowed_and_paged(database: Database) -> None:
     assert first["next_cursor"] == "a-3"
     assert keys("-n", 4, "--after", "a-3") == ["a-4", "b"]
     assert json_output(database, "job", "list", "-n", 6)["next_cursor"] is None
-    assert tidewheel(database, "job", "list", "-n", 4).lines[-2:] == ["4 of 6 jobs", "more: add --after 'a-3'"]
+    assert tidewheel(database, "job", "list", "-n", 4).lines[-2:] == ["4 of 6 jobs", "more: add --after a-3"]
     assert tidewheel(database, "job", "list", "--prefix", "z").lines == ["no jobs"]
 
 

@@ -1,25 +1,10 @@
 """`tidewheel admin changes`: its columns."""
 
-import typer
+from functools import partial
 
-from tidewheel.control.cli.options import place_text
-from tidewheel.control.cli.output import Output, print_document
 from tidewheel.control.cli.tables import Cell
-from tidewheel.doors.cli import Flag, Shown, Table, command
-from tidewheel.nouns.audit_log.operations import AuditEntry, AuditLog, AuditLogPage
-
-
-def _show_list(shown: Shown) -> None:
-    page: AuditLogPage = shown.found
-    if shown.output is not Output.TEXT:
-        print_document(page, shown.output)
-        return
-    if page.entries:
-        _ENTRIES.print(page.entries)
-    elif page.next_cursor is None:
-        typer.echo("no entries")
-    if page.next_cursor is not None:
-        typer.echo(f"more: add --after {place_text(*page.next_cursor)}")
+from tidewheel.doors.cli import Flag, Table, command
+from tidewheel.nouns.audit_log.operations import AuditEntry, AuditLog
 
 
 def _row(entry: AuditEntry) -> tuple[Cell, ...]:
@@ -45,4 +30,4 @@ _FLAGS = {
     "action": Flag(metavar="TYPE"),
     "door": Flag(metavar="DOOR"),
 }
-list_all = command(AuditLog, "list", _show_list, flags=_FLAGS)
+list_all = command(AuditLog, "list", partial(_ENTRIES.show, nothing="no entries"), flags=_FLAGS)

@@ -10,13 +10,13 @@ import typer
 from tidewheel.control.cli.exit_codes import ExitCode
 from tidewheel.control.cli.job_files import read_document
 from tidewheel.control.cli.options import FromRun, requesting
-from tidewheel.control.cli.output import Output, count_text, moment, print_document, print_facts, print_result
+from tidewheel.control.cli.output import Output, count_text, moment, print_result
 from tidewheel.control.cli.run_output import Wait
 from tidewheel.doors.cli import Flag, Shown, Table, changed, command
 from tidewheel.errors import refuse
 from tidewheel.jobs.validation import shown as shown_text
 from tidewheel.nouns.batches.operations import Batch, Batches, BatchSummary
-from tidewheel.nouns.workflows.commands import drawing
+from tidewheel.nouns.workflows.commands import print_graph
 from tidewheel.nouns.workflows.operations import Parent, WorkflowNode
 
 _Prepare = Callable[[dict[str, Any], Mapping[str, Any]], None]
@@ -52,20 +52,14 @@ def _show(shown: Shown) -> None:
 
 
 def _print(found: Batch, shown: Shown) -> None:
-    if shown.output is not Output.TEXT:
-        print_document(found, shown.output)
-        return
-    print_facts(_facts(found.summary, shown.zone))
-    typer.echo()
     nodes = [
         WorkflowNode(
             run.ref, run.state, [Parent(one.ref, one.when) for one in run.parents], run.run_id, run.reason, run.attempt
         )
         for run in found.runs
     ]
-    for line in drawing(nodes):
-        typer.echo(line)
-    if (more := found.summary.total - len(nodes)) > 0:
+    print_graph(_facts(found.summary, shown.zone), nodes, found, shown.output)
+    if (more := found.summary.total - len(nodes)) > 0 and shown.output is Output.TEXT:
         typer.echo(f"… and {more:,} more; raise -n to show more")
 
 

@@ -29,7 +29,6 @@ from tidewheel.control.cli.output import (
     print_record,
     print_result,
     print_table,
-    total_text,
     wrapped,
 )
 from tidewheel.control.cli.run_output import Wait
@@ -40,7 +39,7 @@ from tidewheel.control.words import schedule_words
 from tidewheel.doors.cli import Flag, Shown, Table, command
 from tidewheel.errors import UnknownJob
 from tidewheel.jobs.strict_json import as_object
-from tidewheel.nouns.jobs.model import BackfillResult, Change, Job, JobDetail, JobPage, JobSummary, LastRun, Version
+from tidewheel.nouns.jobs.model import BackfillResult, Change, Job, JobDetail, JobSummary, LastRun, Version
 from tidewheel.nouns.jobs.operations import MAX_DAYS, JobDay, Jobs, JobStatistics, OneJob
 from tidewheel.nouns.jobs.reads import show_job
 from tidewheel.nouns.works.commands import follow
@@ -75,20 +74,6 @@ def zone_of(tenant: str, key: str) -> str | None:
     with suppress(UnknownJob), reading() as connection:
         return show_job(connection, tenant, key).summary.timezone
     return None
-
-
-def _show_list(shown: Shown) -> None:
-    page: JobPage = shown.found
-    if shown.output is not Output.TEXT:
-        print_document(page, shown.output)
-        return
-    if page.jobs:
-        _JOBS.print(page.jobs)
-        typer.echo(total_text(page.total, at_least=page.at_least, shown=len(page.jobs), noun="job"))
-    else:
-        typer.echo("no jobs" if page.next_cursor is None else "no matching jobs on this page")
-    if page.next_cursor is not None:
-        typer.echo(f"more: add --after {page.next_cursor!r}")
 
 
 def _show_one(shown: Shown) -> None:
@@ -318,7 +303,7 @@ _BACKFILL: Mapping[str, Flag | None] = {
     "dry_run": Flag(kind=_DRY_RUN),
 }
 
-list_jobs = command(Jobs, "list", _show_list, flags=_LIST)
+list_jobs = command(Jobs, "list", partial(_JOBS.show, nothing="no jobs"), flags=_LIST)
 show = command(Jobs, "get", _show_one, flags=_ONE, local_times=True)
 
 _job = partial(command, OneJob, flags=_ONE)

@@ -1,13 +1,13 @@
 """`tidewheel workflow …`: flags and texts that their declarations lack."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Annotated
 
 import typer
 
 from tidewheel.control.cli.options import RunId, utc_and_local
-from tidewheel.control.cli.output import Output, count_text, moment, print_document, print_facts
+from tidewheel.control.cli.output import Output, count_text, moment, print_record
 from tidewheel.control.cli.tables import Cell
 from tidewheel.doors.cli import Flag, Shown, Table, changed, command
 from tidewheel.nouns.workflows.operations import Workflow, WorkflowNode, Workflows, WorkflowSummary
@@ -18,16 +18,21 @@ _OTHER_SIGN = "."
 
 def _show(shown: Shown) -> None:
     found: Workflow = shown.found
-    if shown.output is not Output.TEXT:
-        print_document(found, shown.output)
-        return
-    print_facts(_facts(found.summary, shown.zone))
-    typer.echo()
-    for line in drawing(found.nodes):
-        typer.echo(line)
+    print_graph(_facts(found.summary, shown.zone), found.nodes, found, shown.output)
 
 
-def drawing(nodes: Sequence[WorkflowNode]) -> Iterator[str]:
+def print_graph(
+    facts: Iterable[tuple[str, str | None]], nodes: Sequence[WorkflowNode], document: object, output: Output
+) -> None:
+    """Print facts with the graphs below, or the same as one document."""
+    print_record(facts, document, output)
+    if output is Output.TEXT:
+        typer.echo()
+        for line in _drawing(nodes):
+            typer.echo(line)
+
+
+def _drawing(nodes: Sequence[WorkflowNode]) -> Iterator[str]:
     """Yield the lines of graphs: each node beneath its first parent, the other parents beside it."""
     beneath: dict[str, list[WorkflowNode]] = {}
     for node in nodes:
