@@ -42,19 +42,6 @@ from tidewheel.transitions.run_keys import COUNTED_FOR, count_started_runs, sett
 _LOG = logging.getLogger("tidewheel.scheduler")
 
 _SQL = Statements("tidewheel.scheduler")
-_SCAN_KEYS = _SQL["scan_keys"]
-_REMOVE_IDLE_KEYS = _SQL["remove_idle_keys"]
-_LOCK_KEYS = _SQL["lock_keys"]
-_REPAIR_KEYS = _SQL["repair_keys"]
-_FIND_TENANTS_TO_COUNT = _SQL["find_tenants_to_count"]
-_END_COUNT = _SQL["end_count"]
-_FIND_TENANT_KEYS = _SQL["find_tenant_keys"]
-_RESTORE_TENANT_KEY = _SQL["restore_tenant_key"]
-_LOCK_TENANT_REPAIR = _SQL["lock_tenant_repair"]
-_MEASURE_TENANT_KEY = _SQL["measure_tenant_key"]
-_REPAIR_TENANT_KEY = _SQL["repair_tenant_key"]
-_FIND_WOKEN_KEYS = _SQL["find_woken_keys"]
-_PROBE_KEYS = _SQL["probe_keys"]
 
 _MAX_WOKEN = 500  # keys in one transaction: about twenty milliseconds
 _MAX_SCANNED = 1000  # keys in one step of the repair
@@ -136,11 +123,11 @@ class KeyRepair:
             "holds": Gate.HOLDS_KEY,
         }
         with self._session.transaction() as connection:
-            rows = cast("list[_ScannedRow]", connection.execute(_SCAN_KEYS, columns, binary=True).fetchall())
+            rows = cast("list[_ScannedRow]", connection.execute(_SQL["scan_keys"], columns, binary=True).fetchall())
             # Before the writes: a key that fails is left to the next pass.
             self._after = FIRST_KEY_ID if rows[0][0] is None else rows[0][0]
             if idle := [key for _, key, is_idle, _, _ in rows if is_idle]:
-                connection.execute(_REMOVE_IDLE_KEYS, {**columns, "key_ids": idle})
+                connection.execute(_SQL["remove_idle_keys"], {**columns, "key_ids": idle})
         wrong = [key for _, key, _, _, is_wrong in rows if key is not None and is_wrong]
         if wrong:
             self._repair_counters(wrong)
@@ -155,7 +142,7 @@ class KeyRepair:
         """
         columns: dict[str, object] = {"counted_for": COUNTED_FOR}
         with self._session.transaction() as connection:
-            rows = connection.execute(_FIND_TENANTS_TO_COUNT, columns, binary=True).fetchall()
+            rows = connection.execute(_SQL["find_tenants_to_count"], columns, binary=True).fetchall()
         begun = dict(cast("list[tuple[str, bool]]", rows))
         # The passes that the step before has left go first.
         passes = {tenant: one for tenant, one in self._counts.items() if tenant in begun}
@@ -172,18 +159,18 @@ class KeyRepair:
             del self._counts[tenant]
             if one.is_last and not one.counted:
                 with self._session.transaction() as connection:
-                    connection.execute(_END_COUNT, {**columns, "tenant": tenant})
+                    connection.execute(_SQL["end_count"], {**columns, "tenant": tenant})
 
     def repair_tenants(self) -> int:
         """Repair the rows that count tenants' runs in flight; return the number of runs that got a place."""
         with self._session.transaction() as connection:
-            found = cast("list[tuple[str, bool]]", connection.execute(_FIND_TENANT_KEYS, binary=True).fetchall())
+            found = cast("list[tuple[str, bool]]", connection.execute(_SQL["find_tenant_keys"], binary=True).fetchall())
         promoted = 0
         for tenant, differs in found:
             columns: dict[str, object] = {"key_id": tenant_key_id(tenant), "tenant": tenant}
             if differs:
                 with self._session.transaction() as connection:
-                    connection.execute(_RESTORE_TENANT_KEY, columns)
+                    connection.execute(_SQL["restore_tenant_key"], columns)
             if self._repair_tenant(columns) or differs:
                 metrics.count("keys_repaired")
                 _LOG.error(
@@ -199,23 +186,23 @@ class KeyRepair:
         """Add to the counters of a tenant's row what they lack; return True if that was anything."""
         limits: dict[str, object] = {"holds": Gate.HOLDS_TENANT, "limit": _MAX_OPEN}
         with self._session.transaction() as connection:
-            alone = connection.execute(_LOCK_TENANT_REPAIR).fetchone() is not None
+            alone = connection.execute(_SQL["lock_tenant_repair"]).fetchone() is not None
             if not (alone and try_old_lock(connection, "tenant_repair")):
                 return False  # another scheduler repairs
-            row = connection.execute(_MEASURE_TENANT_KEY, columns | limits, binary=True).fetchone()
+            row = connection.execute(_SQL["measure_tenant_key"], columns | limits, binary=True).fetchone()
             if row is None:
                 return False  # its limit was lifted, and its row removed
             opened, places, unclaimed, waits = cast("_MeasuredRow", row)
             if opened == _MAX_OPEN or not (places or unclaimed or waits):
                 return False
             lacking: dict[str, object] = {"places": places, "unclaimed": unclaimed}
-            return connection.execute(_REPAIR_TENANT_KEY, columns | lacking).rowcount > 0
+            return connection.execute(_SQL["repair_tenant_key"], columns | lacking).rowcount > 0
 
     def _repair_counters(self, keys: Sequence[int]) -> None:
         columns: dict[str, object] = {"key_ids": keys, "holds": Gate.HOLDS_KEY}
         with self._session.transaction() as connection:
-            connection.execute(_LOCK_KEYS, columns)
-            repaired = connection.execute(_REPAIR_KEYS, columns).rowcount
+            connection.execute(_SQL["lock_keys"], columns)
+            repaired = connection.execute(_SQL["repair_keys"], columns).rowcount
         if repaired:
             metrics.count("keys_repaired", repaired)
             _LOG.error("the scheduler repaired the counters of %d concurrency keys; check for manual changes", repaired)
@@ -237,8 +224,8 @@ class KeyDuties:
             "left": list(self._failed.current()),
         }  # fmt: skip
         with self._session.transaction() as connection:
-            due = [row[0] for row in connection.execute(_FIND_WOKEN_KEYS, columns, binary=True).fetchall()]
-            found = None if due else connection.execute(_PROBE_KEYS, columns, binary=True).fetchone()
+            due = [row[0] for row in connection.execute(_SQL["find_woken_keys"], columns, binary=True).fetchall()]
+            found = None if due else connection.execute(_SQL["probe_keys"], columns, binary=True).fetchone()
         if due:
             return self._failed.together(cast("list[int]", due), self._promote, "wake key"), 0.0
         return 0, max(cast("float", found[0]), 0.0) if found else math.inf

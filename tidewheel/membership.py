@@ -25,9 +25,6 @@ from tidewheel.process.clock_skew import ClockSkew
 from tidewheel.process.service import Backoff, Shutdown
 
 _SQL = Statements("tidewheel")
-_HEARTBEAT_MEMBER = _SQL["heartbeat_member"]
-_LIVE_MEMBERS = _SQL["live_members"]
-_DELETE_MEMBER = _SQL["delete_member"]
 
 _HEARTBEATS_PER_TIMEOUT = 5  # a member may lose four heartbeats before it counts as dead
 
@@ -78,16 +75,16 @@ class Membership:
         with connect(self._url, f"tidewheel-{self._role}-membership", autocommit=True) as connection:
             while not self._stop.requested():
                 self._heartbeat(connection, columns)
-                rows = connection.execute(_LIVE_MEMBERS, columns, binary=True).fetchall()
+                rows = connection.execute(_SQL["live_members"], columns, binary=True).fetchall()
                 self._live = tuple(member for (member,) in rows if isinstance(member, UUID))
                 self._first.set()
                 backoff.reset()
                 self._stop.wait(pause)
-            connection.execute(_DELETE_MEMBER, columns)
+            connection.execute(_SQL["delete_member"], columns)
 
     def _heartbeat(self, connection: Conn, columns: Mapping[str, object]) -> None:
         sent = monotonic_seconds()
-        row = connection.execute(_HEARTBEAT_MEMBER, columns, binary=True).fetchone()
+        row = connection.execute(_SQL["heartbeat_member"], columns, binary=True).fetchone()
         assert row is not None  # noqa: S101 - entered or beaten
         self._beaten = sent
         self._skew.record(cast("datetime", row[0]), since=sent)

@@ -30,8 +30,6 @@ from tidewheel.settings.services import shared_settings
 _LOG = logging.getLogger("tidewheel.presence")
 
 _SQL = Statements("tidewheel")
-_HEARTBEAT_PROCESS = _SQL["heartbeat_process"]
-_DELETE_PROCESS = _SQL["delete_process"]
 
 EVERY_SECONDS: Final = 5.0
 SILENT_SECONDS: Final = 4 * EVERY_SECONDS  # without a heartbeat: three were lost
@@ -74,14 +72,14 @@ class Presence:
             return  # the database does not answer, and the row becomes old
         self._write_activity()
         with suppress(Unavailable, psycopg.Error), self._session.transaction() as connection:
-            connection.execute(_DELETE_PROCESS, self._columns)
+            connection.execute(_SQL["delete_process"], self._columns)
         self._session.close()
 
     def _run(self) -> None:
         while not self._stop.requested():
             try:
                 with self._session.transaction() as connection:
-                    connection.execute(_HEARTBEAT_PROCESS, {**self._columns, **_present()})
+                    connection.execute(_SQL["heartbeat_process"], {**self._columns, **_present()})
                     if self._refresh is not None:
                         self._refresh(connection)
             except (Unavailable, psycopg.Error) as error:

@@ -25,8 +25,6 @@ SELECT set_config(name, '0', false)
 """
 _CHECK: LiteralString = "SHOW transaction_isolation"  # takes no snapshot, for which a drop of a partition would wait
 _SQL = Statements("tidewheel")
-_FIND_LOCK_HOLDERS = _SQL["find_lock_holders"]
-_TRY_OLD_LOCK = _SQL["try_old_lock"]
 
 OldLock = Literal["archive", "kept_since", "retention", "tenant_repair"]
 """Advisory keys by which this release and 0.1 exclude each other, where neither waits (ADR 0087)."""
@@ -119,7 +117,7 @@ def try_old_lock(connection: Conn, name: OldLock) -> bool:
 
     A key of a stranger is passed over: then the two releases do not exclude each other.
     """
-    return connection.execute(_TRY_OLD_LOCK, {"name": name}).fetchone() == (True,)
+    return connection.execute(_SQL["try_old_lock"], {"name": name}).fetchone() == (True,)
 
 
 class LockHolder(NamedTuple):
@@ -157,4 +155,4 @@ class LockHolder(NamedTuple):
 def find_lock_holders(connection: Conn) -> list[LockHolder]:
     """Return these sessions."""
     with connection.cursor(row_factory=rows_of(LockHolder._make)) as cursor:
-        return cursor.execute(_FIND_LOCK_HOLDERS).fetchall()
+        return cursor.execute(_SQL["find_lock_holders"]).fetchall()

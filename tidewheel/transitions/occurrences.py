@@ -22,10 +22,6 @@ from tidewheel.runs import DEAD_LETTERED, RunState
 from tidewheel.transitions.new_runs import NewRun, RunInputs
 
 _SQL = Statements("tidewheel.transitions")
-_READ_OCCURRENCE = _SQL["read_occurrence"]
-_READ_GRAPH = _SQL["read_graph"]
-_READ_RUN_STATES = _SQL["read_run_states"]
-_READ_ROOT_INPUTS = _SQL["read_root_inputs"]
 
 _NEVER = datetime(9999, 1, 1, tzinfo=UTC)
 _MARGIN = timedelta(hours=1)  # the database's clock may have been set back
@@ -109,7 +105,7 @@ class RootInputs(NamedTuple):
 
 def read_root_inputs(connection: Conn, run_id: UUID) -> RootInputs | None:
     """Return the inputs of a root's ended run; None if it is no longer stored."""
-    return read_row(connection, rows_of(RootInputs._make), _READ_ROOT_INPUTS, {"run_id": run_id})
+    return read_row(connection, rows_of(RootInputs._make), _SQL["read_root_inputs"], {"run_id": run_id})
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,13 +125,13 @@ def read_occurrence(connection: Conn, root_run_id: UUID, generation: int | None 
     Args:
         generation: Only runs up to this one; by default all.
     """
-    occurrence = read_row(connection, class_row(Occurrence), _READ_OCCURRENCE, {"root": root_run_id})
+    occurrence = read_row(connection, class_row(Occurrence), _SQL["read_occurrence"], {"root": root_run_id})
     if occurrence is None:
         raise UnknownWorkflow(str(root_run_id))
     if generation is not None:
         occurrence = replace(occurrence, generation=min(generation, occurrence.generation))
     columns: dict[str, object] = {"root_job_id": occurrence.root_job_id, "at": occurrence.graph_at}
-    rows = connection.execute(_READ_GRAPH, columns, binary=True).fetchall()
+    rows = connection.execute(_SQL["read_graph"], columns, binary=True).fetchall()
     nodes = {occurrence.root_job_id: Node(occurrence.root_job_id)}
     for parent, child, condition in cast("list[tuple[UUID, UUID, str]]", rows):
         nodes.setdefault(child, Node(child)).parents[parent] = condition
@@ -152,7 +148,7 @@ def read_runs(connection: Conn, occurrence: Occurrence, jobs: Iterable[UUID]) ->
     ids = {job: [_run_id(job, occurrence, each) for each in range(occurrence.generation, -1, -1)] for job in jobs}
     run_ids = uuids(run for each in ids.values() for run in each)
     columns: dict[str, object] = {"run_ids": run_ids, "since": _since(occurrence), "until": _NEVER}
-    found = {run.run_id: run for run in read_rows(connection, rows_of(NodeRun._make), _READ_RUN_STATES, columns)}
+    found = {run.run_id: run for run in read_rows(connection, rows_of(NodeRun._make), _SQL["read_run_states"], columns)}
     return {job: [found.get(run) for run in each] for job, each in ids.items()}
 
 
@@ -161,7 +157,7 @@ def read_node_runs(
 ) -> dict[UUID, NodeRun]:
     """Return those runs of a batch that are stored."""
     columns = {"run_ids": uuids(run_ids), **span_of_batch(batch_id, finished_at)}
-    return {run.run_id: run for run in read_rows(connection, rows_of(NodeRun._make), _READ_RUN_STATES, columns)}
+    return {run.run_id: run for run in read_rows(connection, rows_of(NodeRun._make), _SQL["read_run_states"], columns)}
 
 
 def span_of_batch(batch_id: UUID, finished_at: datetime | None) -> dict[str, object]:
