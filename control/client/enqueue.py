@@ -73,25 +73,20 @@ class TriggerOptions(TypedDict, total=False):
     request_id: str | None
 
 
+class EnqueueOptions(TriggerOptions, total=False):
+    """The options of `enqueue`."""
+
+    tenant: str
+    dedupe: Mapping[str, object] | None
+
+
 @overload
 def enqueue(
-    connection: Connection[Any],
-    key: str,
-    payload: object = None,
-    *,
-    tenant: str = "default",
-    dedupe: Mapping[str, object] | None = None,
-    **options: Unpack[TriggerOptions],
+    connection: Connection[Any], key: str, payload: object = None, **options: Unpack[EnqueueOptions]
 ) -> RunId: ...
 @overload
 def enqueue(
-    connection: "Caller",
-    key: str,
-    payload: object = None,
-    *,
-    tenant: str = "default",
-    dedupe: Mapping[str, object] | None = None,
-    **options: Unpack[TriggerOptions],
+    connection: "Caller", key: str, payload: object = None, **options: Unpack[EnqueueOptions]
 ) -> RunId | str: ...
 def enqueue(
     connection: "Caller",
@@ -135,23 +130,11 @@ def enqueue(
 
 @overload
 async def enqueue_async(
-    connection: AsyncConnection[Any],
-    key: str,
-    payload: object = None,
-    *,
-    tenant: str = "default",
-    dedupe: Mapping[str, object] | None = None,
-    **options: Unpack[TriggerOptions],
+    connection: AsyncConnection[Any], key: str, payload: object = None, **options: Unpack[EnqueueOptions]
 ) -> RunId: ...
 @overload
 async def enqueue_async(
-    connection: "AsyncCaller",
-    key: str,
-    payload: object = None,
-    *,
-    tenant: str = "default",
-    dedupe: Mapping[str, object] | None = None,
-    **options: Unpack[TriggerOptions],
+    connection: "AsyncCaller", key: str, payload: object = None, **options: Unpack[EnqueueOptions]
 ) -> RunId | str: ...
 async def enqueue_async(
     connection: "AsyncCaller",
