@@ -4,11 +4,14 @@ Exit codes: 0 after a signal, 1 if a service cannot be kept running, 130 or 143 
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+if TYPE_CHECKING:
+    from tidewheel.control.supervise.process import Log
 
 Home = Annotated[
     Path | None,
@@ -58,15 +61,7 @@ def dev(
         metrics_port=metrics_port,
         flags=["--log-level", log_level],
     )
-    from tidewheel.control.supervise.process import Log  # here: services share the options of this file
-
-    log = Log("dev")
-    try:
-        is_well = asyncio.run(run_dev(options, log))
-    finally:
-        log.close()
-    if not is_well:
-        raise typer.Exit(1)
+    _supervise("dev", lambda log: run_dev(options, log))
 
 
 def run(
@@ -94,11 +89,15 @@ def run(
     if api_port is not None:
         variables["TIDEWHEEL_API_PORT"] = str(api_port)
     services = make_services(names, variables, ["--log-level", log_level], metrics_port)
+    _supervise("run", lambda log: run_services(services, log))
+
+
+def _supervise(name: str, services: "Callable[[Log], Coroutine[Any, Any, bool]]") -> None:
     from tidewheel.control.supervise.process import Log  # here: services share the options of this file
 
-    log = Log("run")
+    log = Log(name)
     try:
-        is_well = asyncio.run(run_services(services, log))
+        is_well = asyncio.run(services(log))
     finally:
         log.close()
     if not is_well:
