@@ -24,6 +24,7 @@ from tidewheel.control.console.actions import (
     confirmation,
     ensure_confirmed,
     ensure_counted,
+    no_change,
     request_id_of,
     sample_of,
     text_of,
@@ -69,8 +70,7 @@ class Confirm:
         many, verb = counted(found.matched, self.things, at_least=found.at_least), self._declared.verb.capitalize()
         back = self._back(query, urls)
         if not found.matched:
-            words = f"Nothing would change. No {self.things} matches any more."
-            return Dialog(f"{verb} {self.things}s?", "", back, place=self.back, will=(words,), keep="Back")
+            return no_change(f"{verb} {self.things}s?", back, f"No {self.things} matches any more.", self.back)
         danger = self._declared.danger is not None
         return Dialog(
             f"{verb} {many}?", f"{verb} {many}", back, place=self.back, danger=danger, will=(self.sentence,),

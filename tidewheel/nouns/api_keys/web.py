@@ -11,7 +11,7 @@ from tidewheel.audit import ALL_TENANTS
 from tidewheel.control.api.authorization import KEY, Caller, ensure_all_tenants, ensure_shows_key
 from tidewheel.control.api.request_input import Cursors, PageQuery
 from tidewheel.control.client.connection import Connection
-from tidewheel.control.console.actions import Dialog, Done, Field, request_id_of, text_of
+from tidewheel.control.console.actions import Dialog, Done, Field, no_change, request_id_of, text_of
 from tidewheel.control.console.door import Form
 from tidewheel.control.console.urls import Urls
 from tidewheel.control.console.view import View, list_view, page_now, read_filters
@@ -110,8 +110,7 @@ class RevokeKey:
         """Return what a revocation ends."""
         key = _shown(connection, caller, request)
         if key.revoked_at is not None:
-            words = f"Nothing would change. {key.name} is revoked already."
-            return Dialog(f"Revoke key {key.name}?", "", urls("keys"), place="admin", will=(words,), keep="Back")
+            return no_change(f"Revoke key {key.name}?", urls("keys"), f"{key.name} is revoked already.", "admin")
         used = "It was never used."
         if key.last_used_at is not None:
             used = f"It was last used {when(key.last_used_at, page_now(connection))}."

@@ -16,7 +16,7 @@ from tidewheel.audit import ACCEPTED
 from tidewheel.control.api.authorization import Caller
 from tidewheel.control.api.request_input import Cursors, PageQuery, TenantQuery, Whole, read_query
 from tidewheel.control.client.connection import Connection
-from tidewheel.control.console.actions import SAMPLE, Dialog, Done, request_id_of, sample_of, text_of
+from tidewheel.control.console.actions import SAMPLE, Dialog, Done, no_change, request_id_of, sample_of, text_of
 from tidewheel.control.console.door import Form
 from tidewheel.control.console.run_actions import REASON
 from tidewheel.control.console.urls import Urls
@@ -346,10 +346,8 @@ def _open_workflow(connection: Connection, request: Request) -> Workflow:
 
 def _cancelling(question: str, found: Workflow, urls: Urls, request: Request) -> Dialog:
     """Return that the occurrence is being cancelled, and offer nothing."""
-    words = "Nothing would change. The workflow is being cancelled already."
-    return Dialog(
-        question.format(found.summary.key), "", _page(urls, request), will=(words,), keep="Back", place="workflows"
-    )
+    words = "The workflow is being cancelled already."
+    return no_change(question.format(found.summary.key), _page(urls, request), words, "workflows")
 
 
 def _going_on(connection: Connection, found: Workflow) -> Sequence[str]:
