@@ -1,9 +1,9 @@
 """Tables of every list, at any width of the terminal: ids and keys are never cut or broken.
 
 A table that is too wide folds its sentences at spaces, then leaves out empty columns and those that its list can spare.
-One that is still too wide has the sentences below their rows, and then a few values that are much longer than others of
-their column. Else it becomes records: each row is a block of lines, with a heading and a value on each. A value longer
-than the line is left whole: the terminal continues it on the next line, and a copy of it has no break.
+One that is still too wide has the sentences below their rows. Else it becomes records: each row is a block of lines,
+with a heading and a value on each. A value longer than the line is left whole: the terminal continues it on the next
+line, and a copy of it has no break.
 
 Without a terminal each row is one line of any length, for other programs to read.
 """
@@ -12,7 +12,6 @@ import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from statistics import median_high
 from typing import TypeAlias
 
 from tidewheel.control.words import printable
@@ -67,9 +66,9 @@ def table_lines(
     if columns is None:
         yield from _aligned(headings, texts, colour=colour)
         return
-    for below, apart in ((False, False), (True, False), (False, True), (True, True)):
+    for below in (False, True):
         for places in _selections(headings, texts, spare):
-            layout = _layout(headings, texts, places, columns, below=below, apart=apart)
+            layout = _layout(headings, texts, places, columns, below=below)
             if layout is not None:
                 yield from _table(headings, texts, layout, columns, colour=colour)
                 return
@@ -160,38 +159,22 @@ def _selections(
 
 @dataclass(frozen=True, slots=True)
 class _Layout:
-    """A table that fits: sentences stand below their rows, and long cells on lines of their own."""
+    """A table that fits: some sentences stand below their rows."""
 
     places: Sequence[int]
     widths: Sequence[int]
     below: Sequence[int]
-    apart: frozenset[tuple[int, int]]
 
 
 def _layout(
-    headings: Sequence[str], texts: Sequence[Sequence[str]], places: Sequence[int], columns: int,
-    *, below: bool, apart: bool,
-) -> _Layout | None:  # fmt: skip
-    """Return a layout, with sentences and a few long cells on lines of their own; None if it does not fit."""
+    headings: Sequence[str], texts: Sequence[Sequence[str]], places: Sequence[int], columns: int, *, below: bool
+) -> _Layout | None:
+    """Return a layout, with sentences below their rows if wanted; None if it does not fit."""
     sentences = [place for place in places if headings[place].lower() in _FOLDED] if below else []
     shown = [place for place in places if place not in sentences]
-    least = {place: len(headings[place]) for place in shown}
-    sizes = {place: [text_width(row[place]) for row in texts] for place in shown}
-    moved: set[tuple[int, int]] = set()
-    while True:
-        found = [max([least[place], *sizes[place]]) for place in shown]
-        widths = _folded_widths([headings[place] for place in shown], found, columns)
-        if widths is not None:
-            return _Layout(shown, widths, sentences, frozenset(moved))
-        rigid = [place for place in shown if headings[place].lower() not in _FOLDED and sizes[place]]
-        place = max(rigid, key=lambda each: max(sizes[each]) - median_high(sizes[each]), default=None)
-        if not apart or place is None or max(sizes[place]) <= median_high(sizes[place]):
-            return None
-        longest = max(sizes[place])
-        moved |= {(number, place) for number, size in enumerate(sizes[place]) if size == longest}
-        sizes[place] = [0 if size == longest else size for size in sizes[place]]
-        if 2 * len({number for number, _ in moved}) > len(texts):
-            return None
+    found = [max([len(headings[place]), *(text_width(row[place]) for row in texts)]) for place in shown]
+    widths = _folded_widths([headings[place] for place in shown], found, columns)
+    return None if widths is None else _Layout(shown, widths, sentences)
 
 
 def _folded_widths(headings: Sequence[str], widths: Sequence[int], columns: int) -> list[int] | None:
@@ -215,30 +198,22 @@ def _table(
     """Yield the lines of a table that fits."""
     shown = [headings[place] for place in layout.places]
     rows = [
-        [
-            _fold("" if (number, place) in layout.apart else row[place], width)
-            for place, width in zip(layout.places, layout.widths, strict=True)
-        ]
-        for number, row in enumerate(texts)
+        [_fold(row[place], width) for place, width in zip(layout.places, layout.widths, strict=True)] for row in texts
     ]
     widths = [
         max([len(heading), *(text_width(line) for row in rows for line in row[column])])
         for column, heading in enumerate(shown)
     ]
     yield _heading(shown, widths, colour=colour)
-    for number, (row, cells) in enumerate(zip(texts, rows, strict=True)):
-        apart = [place for place in layout.places if (number, place) in layout.apart]
-        if apart and apart[0] == layout.places[0]:
-            yield row[apart.pop(0)]
+    for row, cells in zip(texts, rows, strict=True):
         for each in range(max(map(len, cells))):
             parts = [cell[each] if each < len(cell) else "" for cell in cells]
             yield _line(parts, widths, shown if colour else None)
-        for place in sorted([*apart, *layout.below]):
+        for place in layout.below:
             if not row[place]:
                 continue
             label = f"{' ' * _GAP}{headings[place]}: "
-            room = max(columns - len(label), _LEAST_FOLDED)
-            first, *rest = _fold(row[place], room) if place in layout.below else [row[place]]
+            first, *rest = _fold(row[place], max(columns - len(label), _LEAST_FOLDED))
             yield label + first
             yield from (" " * len(label) + line for line in rest)
 

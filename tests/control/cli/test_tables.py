@@ -70,19 +70,6 @@ def test_a_narrow_table_of_ordinary_rows_has_its_sentences_below_them() -> None:
     assert max(map(len, lines)) <= 80
 
 
-@pytest.mark.parametrize("columns", [80, 100, 120, 160])
-def test_one_long_key_leaves_the_others_in_their_table(columns: int) -> None:
-    long = "k" * 255
-    keys = ["daily", long, "weekly", "monthly"]
-    first = list(table_lines(("key", "state"), [(key, "active") for key in keys], columns=columns))
-    assert first == ["key      state", "daily    active", long, "         active", "weekly   active", "monthly  active"]
-    rows = [(RUN, key, "failed", NOW, "") for key in keys]
-    inner = list(table_lines(HEADINGS, rows, columns=columns, now=NOW))
-    assert inner[3] == f"  key: {long}"
-    assert [line.split()[0] for line in inner] == ["run", RUN, RUN, "key:", RUN, RUN]
-    assert all(len(line) <= columns for line in inner if long not in line)
-
-
 HOSTILE = "red \x1b[31mtext\x07 \x9b2J\r\nnext \u202e\tline"
 
 
