@@ -7,6 +7,7 @@ are served at a limited rate, an address after the other.
 
 import hmac
 import re
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
 from http import HTTPStatus
@@ -289,6 +290,16 @@ class Caller:
     def sees_fleet(self) -> bool:
         """True if it may see the state of the fleet."""
         return self.all_tenants and Right.ADMIN in self.scopes
+
+
+def is_open_of(request: Request) -> Callable[[], Awaitable[bool]]:
+    """Return the check that the key of a request is still open; without a key it always is."""
+    found: Callable[[], Awaitable[bool]] = request.scope.get(IS_OPEN, _always)
+    return found
+
+
+async def _always() -> bool:
+    return True
 
 
 async def caller(request: Request, needed: SecurityScopes) -> Caller:

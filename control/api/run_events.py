@@ -24,7 +24,7 @@ from starlette.responses import Response
 from tidewheel.api_keys import Scope
 from tidewheel.clock import monotonic_seconds
 from tidewheel.control.api.answers import encoded
-from tidewheel.control.api.authorization import HEAD, IS_OPEN, KEY, Reader
+from tidewheel.control.api.authorization import HEAD, KEY, Reader, is_open_of
 from tidewheel.control.api.examples import AT, RUN_ID
 from tidewheel.control.api.openapi import add_route
 from tidewheel.control.api.request_input import TenantQuery, read_query
@@ -93,7 +93,7 @@ class RunEventsApi:
         if request.scope.get(HEAD):
             end()
             return Response(headers=HEADERS, media_type="text/event-stream")
-        is_open = request.scope.get(IS_OPEN, _always)
+        is_open = is_open_of(request)
         return Streaming(self._events(stream, first, is_open), end)
 
     async def _events(
@@ -210,10 +210,6 @@ def _in_parts(reading: Conn, ids: Sequence[UUID]) -> Iterator[RunSummary]:
     """Yield the stored runs of these ids; few of them are in memory at once."""
     for first in range(0, len(ids), _RUNS):
         yield from read_runs(reading, ids[first : first + _RUNS])
-
-
-async def _always() -> bool:
-    return True
 
 
 def _event(run: RunSummary, at: datetime | None) -> bytes:

@@ -16,7 +16,7 @@ from typing import Literal, Protocol
 
 from fastapi.security import SecurityScopes
 from starlette.requests import Request
-from starlette.responses import RedirectResponse, Response
+from starlette.responses import Response
 
 from tidewheel.api_keys import Scope
 from tidewheel.audit import Door as AuditDoor
@@ -26,7 +26,7 @@ from tidewheel.control.api.key_check import StoredKey
 from tidewheel.control.api.workers import Workers
 from tidewheel.control.client.connection import Connection
 from tidewheel.control.console.door import MOST_BYTES, Door, Form, check_form, read_form
-from tidewheel.control.console.rendering import KeyShown, Visitor
+from tidewheel.control.console.rendering import Visitor
 from tidewheel.control.console.urls import Urls
 from tidewheel.control.console.view import Failed, in_snapshot, pairs, part_of, without_zone
 from tidewheel.control.console.words import number
@@ -37,9 +37,8 @@ from tidewheel.intake.apply import replies_of
 from tidewheel.jobs.invalid import InvalidValue
 from tidewheel.jobs.values import format_timestamp, parse_timestamp
 from tidewheel.nouns.api_keys.sign_ins import SignIn
-from tidewheel.nouns.freezes.model import Freeze, FrozenScope
+from tidewheel.nouns.freezes.model import FrozenScope
 from tidewheel.nouns.freezes.reads import standing_freezes
-from tidewheel.postgres.session import Conn
 
 SAMPLE = 5
 """The lines of what a dialog touches."""
@@ -82,7 +81,6 @@ class Dialog:
         back: The address to go back to without the action.
         will: What happens, in at most three lines.
         stays: What does not.
-        place: Its place in the rail.
         warnings: Errors that belong to no field.
     """
 
@@ -95,7 +93,6 @@ class Dialog:
     sample: Sequence[str] = ()
     keep: str = "Keep it as it is"
     danger: bool = False
-    place: str = ""
     warnings: Sequence[FieldError] = ()
 
     def refused(self, form: Form, errors: Sequence[FieldError]) -> "Dialog":
@@ -177,10 +174,8 @@ class Actions:
             done = await done.then()
         if done.shown is not None:
             template, values = done.shown
-            return self.door.renderer.page(request, template, seen, values={**values, "place": ""})
-        answer = self.door.renderer.guarded(RedirectResponse(done.to, HTTPStatus.SEE_OTHER))
-        self.door.renderer.keep_done(request, answer, done.words, done.undo)
-        return answer
+            return self.door.renderer.page(request, template, seen, values=values)
+        return self.door.renderer.done(request, done.to, done.words, done.undo)
 
     async def _show(
         self,
@@ -200,16 +195,14 @@ class Actions:
         return await call(self.reads, found, made)
 
     def _page(self, request: Request, seen: Visitor, dialog: Dialog, status: HTTPStatus = HTTPStatus.OK) -> Response:
-        values: Mapping[str, object] = {"dialog": dialog, "place": dialog.place}
-        return self.door.renderer.page(request, "dialog.html", seen, status=status, values=values)
+        return self.door.renderer.page(request, "dialog.html", seen, status=status, values={"dialog": dialog})
 
 
 def visitor(request: Request, found: Caller) -> Visitor:
     """Return the reader of a page."""
     key: StoredKey | None = request.scope.get(KEY)
-    shown = None if key is None else KeyShown.of(key)
     scopes = frozenset(str(each) for each in found.scopes)
-    return Visitor(request.scope.get(SIGN_IN), shown, found.tenant, found.all_tenants, scopes)
+    return Visitor(request.scope.get(SIGN_IN), key, found.tenant, found.all_tenants, scopes)
 
 
 def framed(connection: Connection, visitor: Visitor) -> Visitor:
@@ -217,16 +210,13 @@ def framed(connection: Connection, visitor: Visitor) -> Visitor:
 
     A page does without them if they cannot be read.
     """
-    found = part_of(connection, _frame, visitor.tenant)
+    tenant = visitor.tenant
+    found = part_of(connection, lambda reading: (standing_freezes(reading, tenant), count_wrong(reading, tenant)))
     if isinstance(found, Failed):
         return visitor
     freezes, (letters, silent) = found
     wrong = {"dead_letters": number(letters) if letters else "", "fleet": f"{silent} silent" if silent else ""}
     return visitor._replace(frozen=[(each, address_of(each)) for each in freezes], wrong=wrong)
-
-
-def _frame(reading: Conn, tenant: str) -> tuple[Sequence[Freeze], tuple[int, int]]:
-    return standing_freezes(reading, tenant), count_wrong(reading, tenant)
 
 
 def address_of(scope: FrozenScope) -> Mapping[str, object]:
@@ -248,14 +238,14 @@ def reason_field(where: str, value: str = "") -> Field:
     return Field("reason", "Reason (optional)", value=value, help=f"Stored {where}.")
 
 
-def cannot(question: str, back: str, *why: str, place: str = "jobs") -> Dialog:
+def cannot(question: str, back: str, *why: str) -> Dialog:
     """Return the dialog of an action that cannot be done."""
-    return Dialog(question, "", back, place=place, will=why, keep="Back")
+    return Dialog(question, "", back, will=why, keep="Back")
 
 
-def no_change(question: str, back: str, why: str, place: str = "jobs") -> Dialog:
+def no_change(question: str, back: str, why: str) -> Dialog:
     """Return the dialog of an action that would change nothing."""
-    return cannot(question, back, f"Nothing would change. {why}", place=place)
+    return cannot(question, back, f"Nothing would change. {why}")
 
 
 def sample_of(lines: Sequence[str], count: int) -> Sequence[str]:

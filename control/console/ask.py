@@ -46,7 +46,6 @@ class AskPage:
     """The page of a text that names no one thing."""
 
     template: ClassVar[str] = "ask.html"
-    place: ClassVar[str] = ""
 
     def read(self, connection: Connection, caller: Caller, request: Request, urls: Urls) -> View:
         """Find what the text names; as a page, an id or a key leads on."""
@@ -61,10 +60,10 @@ class AskPage:
         places = [(each.label, urls(each.name)) for each in _places(caller, text)]
         status = 422 if errors else 200
         if request.query_params.get("format") == "json":
-            named = [_suggestion("page", label, label, to) for label, to in places[:_PLACES]]
+            named = [_suggestion("page", label, "", to) for label, to in places[:_PLACES]]
             shown = (*first, *found.alternatives)[: _SUGGESTIONS - len(named)]
-            suggestions = [*(_suggested(each, _link(caller, urls, each)) for each in shown), *named]
-            document = {"question": text, "kind": found.kind, "words": found.words, "suggestions": suggestions}
+            things = [_suggestion(each.kind, each.target, each.words, _link(caller, urls, each)) for each in shown]
+            document = {"question": text, "kind": found.kind, "words": found.words, "suggestions": things + named}
             return View({}, status, document=document)
         if first:
             return View({}, moved_to=_link(caller, urls, first[0]))
@@ -81,14 +80,10 @@ def _places(caller: Caller, text: str) -> list[_Place]:
     return [each for each in may if text.lower() in each.label.lower()]
 
 
-def _suggested(each: Meaning, address: str) -> dict[str, str]:
-    words = each.target if each.kind is Kind.JOB else f"{each.target}: {each.words}"
-    return _suggestion(each.kind, each.target, words, address)
-
-
 def _suggestion(kind: str, target: str, words: str, address: str) -> dict[str, str]:
     """Return the line of a suggestion, as the script of the pages reads it."""
-    return {"kind": kind, "target": target, "words": words, "href": address}
+    shown = target if kind in {"page", Kind.JOB} else f"{target}: {words}"
+    return {"kind": kind, "target": target, "words": shown, "href": address}
 
 
 def _link(caller: Caller, urls: Urls, meaning: Meaning) -> str:

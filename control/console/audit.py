@@ -34,8 +34,6 @@ class AuditLogPage:
     """The audit log."""
 
     template: ClassVar[str] = "audit.html"
-    place: ClassVar[str] = "admin"
-    reads_zone: ClassVar[bool] = True
     scope = Scope.ADMIN
 
     def read(self, connection: Connection, caller: Caller, request: Request, urls: Urls) -> View:

@@ -50,6 +50,11 @@ class _Bins(NamedTuple):
     ahead: int
     every: int
 
+    @property
+    def length(self) -> timedelta:
+        """The length of a bin on a day of 24 hours."""
+        return self.step if self.step is not None else _DAY / self.parts
+
 
 _WINDOWS = {
     Window.TWO_MINUTES: _Bins("2 minutes", "second", timedelta(seconds=1), 0, 120, 30, 30),
@@ -203,7 +208,8 @@ def axis_between(begin: datetime, end: datetime, now: datetime, zone: tzinfo = U
     >>> f"{found.begin:%H:%M} {found.end:%H:%M}", found.window.value, found.behind == len(found.edges) - 1
     ('10:00 15:00', '6h', True)
     """
-    window = next((each for each in Window if end - begin <= _span(each)), Window.QUARTER)
+    lengths = {each: bins.length * (bins.behind + bins.ahead) for each, bins in _WINDOWS.items()}
+    window = next((each for each, length in lengths.items() if end - begin <= length), Window.QUARTER)
     bins = _WINDOWS[window]
     if bins.step is not None:
         shift = begin.astimezone(zone).utcoffset() or timedelta(0)
@@ -224,14 +230,4 @@ def window_of(past: timedelta) -> Window:
     >>> window_of(timedelta(seconds=40)).value, window_of(timedelta(hours=20)).value, window_of(_DAY * 400).value
     ('2m', '24h', '90d')
     """
-    return next((each for each in Window if past <= _length(each) * _WINDOWS[each].behind), Window.QUARTER)
-
-
-def _span(window: Window) -> timedelta:
-    bins = _WINDOWS[window]
-    return _length(window) * (bins.behind + bins.ahead)
-
-
-def _length(window: Window) -> timedelta:
-    bins = _WINDOWS[window]
-    return bins.step if bins.step is not None else _DAY / bins.parts
+    return next((each for each, bins in _WINDOWS.items() if past <= bins.length * bins.behind), Window.QUARTER)

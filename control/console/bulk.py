@@ -49,17 +49,9 @@ _Letters = create_model("_Letters", **_FIELDS)
 
 Verb = Literal["pause", "resume", "cancel"]
 
-_WILL: Mapping[tuple[str, Verb], str] = {
-    ("backfill", "pause"): "It creates no further run until it is resumed.",
-    ("backfill", "resume"): "It continues where it was paused.",
-    ("backfill", "cancel"): "It creates no further run, and its runs that have not started are cancelled.",
-}
-_STAYS: Mapping[tuple[str, Verb], str] = {
-    ("backfill", "pause"): "Runs that it has created go on.",
-    ("backfill", "cancel"): "Runs that have started go on.",
-}
-_WORK_STAYS: Mapping[Verb, str] = {
-    "pause": "What it has done stays.", "cancel": "What it has done stays, and runs that it has created continue."
+_NO_MORE: Mapping[str, str] = {
+    "backfill": "creates no further run", "redrive": "redrives no further dead letter",
+    "purge": "purges no further dead letter", "retry": "retries no further run",
 }  # fmt: skip
 _FROM: Mapping[Verb, Collection[str]] = {
     "pause": ("running",), "resume": ("paused",), "cancel": ("running", "paused")
@@ -74,7 +66,6 @@ class BulkPage:
 
     paces: Paces
     template: ClassVar[str] = "bulk.html"
-    place: ClassVar[str] = "bulk"
 
     def read(self, connection: Connection, caller: Caller, request: Request, urls: Urls) -> View:
         """Read the newest fifty of each kind."""
@@ -98,7 +89,6 @@ class BulkWorkPage:
 
     paces: Paces
     template: ClassVar[str] = "bulk-work.html"
-    place: ClassVar[str] = "bulk"
 
     def read(self, connection: Connection, caller: Caller, request: Request, urls: Urls) -> View:
         """Read it."""
@@ -237,48 +227,40 @@ class ChangeBulk:
         if work.state not in _FROM[self.verb]:
             is_now = f"It {ENDS}" if work.state == "ending" else f"Its state is {state(work.state)}"
             words = f"Nothing would change. {is_now}."
-            return cannot(f"{self.verb.capitalize()} {name}?", back, words, so_far, place="bulk")
+            return cannot(f"{self.verb.capitalize()} {name}?", back, words, so_far)
         return Dialog(
             f"{self.verb.capitalize()} {name}?", f"{self.verb.capitalize()} {name}",
-            back, place="bulk", danger=self.verb == "cancel",
-            will=(self._will(work), so_far), sample=work.about, keep=_KEEP[self.verb],
-            stays=tuple(filter(None, (self._stays(work),))),
+            back, danger=self.verb == "cancel",
+            will=(self._will(work.kind), so_far), sample=work.about, keep=_KEEP[self.verb],
+            stays=() if self.verb == "resume" else (self._stays(work.kind),),
             fields=() if self.verb == "resume" else (reason_field(f"with the {work.kind}"),),
         )  # fmt: skip
 
-    def _will(self, work: Work) -> str:
-        if work.words is None:
-            return _WILL[work.kind, self.verb]
+    def _will(self, kind: str) -> str:
         if self.verb == "resume":
             return "It continues where it was paused, at its rate."
-        until = " until it is resumed" if self.verb == "pause" else ""
-        return f"It {work.words.does} no further {work.words.noun}{until}."
+        of_runs = ", and its runs that have not started are cancelled" if kind == "backfill" else ""
+        return f"It {_NO_MORE[kind]}{' until it is resumed' if self.verb == 'pause' else of_runs}."
 
-    def _stays(self, work: Work) -> str | None:
-        return _STAYS.get((work.kind, self.verb)) if work.words is None else _WORK_STAYS.get(self.verb)
+    def _stays(self, kind: str) -> str:
+        if self.verb == "pause":
+            return "What it has done stays."
+        return (
+            "Runs that have started go on." if kind == "backfill" else "What it has done stays, and its runs continue."
+        )
 
     def act(self, connection: Connection, caller: Caller, form: Form, request: Request, urls: Urls) -> Done:
         """Change it."""
         kind, found = _place(request)
         _require_change(kind)
         assert isinstance(found, UUID)  # noqa: S101 - of these kinds
-        works = Works(connection)
-        reason = text_of(form, "reason")
-        if self.verb == "resume":
-            unchanged = works.resume(found).unchanged
-        else:
-            change = works.pause if self.verb == "pause" else works.cancel
-            unchanged = change(found, reason=reason).unchanged
-        words = (
-            f"The {kind} {_DONE[self.verb]}." if not unchanged else f"Nothing to {self.verb}: the {kind} has changed."
-        )
-        return Done(urls("bulk_work", kind=kind, id=found), words, self._undo(kind, found, urls, unchanged=unchanged))
-
-    def _undo(self, kind: str, found: UUID, urls: Urls, *, unchanged: bool) -> tuple[str, str] | None:
+        given = {} if self.verb == "resume" else {"reason": text_of(form, "reason")}
+        to = urls("bulk_work", kind=kind, id=found)
+        if getattr(Works(connection), self.verb)(found, **given).unchanged:
+            return Done(to, f"Nothing to {self.verb}: the {kind} has changed.")
         other = {"pause": "resume", "resume": "pause"}.get(self.verb)
-        if other is None or unchanged:
-            return None
-        return other.capitalize(), urls(f"bulk_{other}", kind=kind, id=found)
+        undo = None if other is None else (other.capitalize(), urls(f"bulk_{other}", kind=kind, id=found))
+        return Done(to, f"The {kind} {_DONE[self.verb]}.", undo)
 
 
 def _require_change(kind: str) -> None:

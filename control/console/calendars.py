@@ -2,7 +2,8 @@
 
 import calendar
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from contextlib import contextmanager
+from dataclasses import replace
 from datetime import date
 from hashlib import sha256
 from http import HTTPStatus
@@ -24,12 +25,13 @@ from tidewheel.control.explain.explanation import OccurrenceOutcome
 from tidewheel.control.explain.upcoming import upcoming
 from tidewheel.control.reads.calendars import CalendarDetail, list_calendars, show_calendar
 from tidewheel.distribution import install_command, is_installed
-from tidewheel.errors import FieldError, InvalidInput, Refused, TidewheelError, UnknownCalendar, refuse
+from tidewheel.errors import InvalidInput, Refused, TidewheelError, UnknownCalendar, refuse
 from tidewheel.ids import job_id
 from tidewheel.jobs.invalid import InvalidValue
 from tidewheel.jobs.requests import CalendarPut
 from tidewheel.jobs.validation import validate
 from tidewheel.jobs.values import WEEKDAYS
+from tidewheel.schedules.decision import DaySet
 
 _FIRST, _LAST = 1970, 2199  # the years of schedules
 _JOBS, _OCCURRENCES, _DAYS = 10, 50, 8  # that are looked at, and named
@@ -44,29 +46,10 @@ class CalendarQuery(TenantQuery):
     year: Whole | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Day:
-    """A day of a small month; closed if the calendar has it, by itself or as a weekday."""
-
-    number: int
-    closed: bool
-    weekly: bool
-    is_today: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Month:
-    """A small month: its weeks have None beside its days."""
-
-    name: str
-    weeks: Sequence[Sequence[Day | None]]
-
-
 class CalendarsPage:
     """The list of calendars."""
 
     template: ClassVar[str] = "calendars.html"
-    place: ClassVar[str] = "calendars"
 
     def read(self, connection: Connection, caller: Caller, request: Request, urls: Urls) -> View:
         """List the calendars of the tenant."""
@@ -79,7 +62,6 @@ class CalendarPage:
     """The page of a calendar."""
 
     template: ClassVar[str] = "calendar.html"
-    place: ClassVar[str] = "calendars"
 
     def read(self, connection: Connection, caller: Caller, request: Request, urls: Urls) -> View:
         """Read the calendar; draw a year of it."""
@@ -88,7 +70,8 @@ class CalendarPage:
         found = calendar_of_page(connection, caller, request)
         return View(
             {
-                "now": now, "calendar": found, "months": months(found, year, now.date()), "year": year,
+                "now": now, "calendar": found, "closed": _day_set(found), "today": now.date(), "year": year,
+                "months": [calendar.Calendar().monthdatescalendar(year, month) for month in range(1, 13)],
                 "jobs": [(key, urls.job(key, job_id(caller.tenant, key))) for key in found.keys],
                 "of_year": sum(day.year == year for day in found.days),
                 "before": year - 1 if year > _FIRST else None, "after": year + 1 if year < _LAST else None,
@@ -104,36 +87,8 @@ def calendar_of_page(connection: Connection, caller: Caller, request: Request) -
         raise HTTPException(HTTPStatus.NOT_FOUND, str(error)) from error
 
 
-def months(found: CalendarDetail, year: int, today: date) -> list[Month]:
-    """Return the months of a year with their closed days."""
-    closed = DaySet.of(found)
-
-    def shown(each: date, month: int) -> Day | None:
-        if each.month != month:
-            return None
-        return Day(each.day, each in closed, each in closed and each not in closed.days, each == today)
-
-    made: list[Month] = []
-    for month in range(1, 13):
-        weeks = [[shown(each, month) for each in week] for week in calendar.Calendar().monthdatescalendar(year, month)]
-        made.append(Month(f"{date(year, month, 1):%B}", weeks))
-    return made
-
-
-@dataclass(frozen=True, slots=True)
-class DaySet:
-    """The days of a calendar: single ones, and weekdays by their numbers from Sunday on."""
-
-    days: frozenset[date]
-    weekdays: frozenset[int]
-
-    @classmethod
-    def of(cls, found: CalendarDetail) -> "DaySet":
-        """Return those of a calendar."""
-        return cls(frozenset(found.days), frozenset(map(WEEKDAYS.index, found.weekdays)))
-
-    def __contains__(self, day: date) -> bool:
-        return day in self.days or day.isoweekday() % 7 in self.weekdays
+def _day_set(found: CalendarDetail) -> DaySet:
+    return DaySet(frozenset(found.days), frozenset(map(WEEKDAYS.index, found.weekdays)))
 
 
 def effect_of(connection: Connection, tenant: str, found: CalendarDetail, then: DaySet, today: date) -> Sequence[str]:
@@ -141,7 +96,7 @@ def effect_of(connection: Connection, tenant: str, found: CalendarDetail, then: 
 
     Days that have passed are left out. Of the jobs, the first ten are looked at.
     """
-    now = DaySet.of(found)
+    now = _day_set(found)
     lines = list(_of_days(now, then, today))
     if not lines:
         return ()
@@ -200,10 +155,8 @@ def _document(connection: Connection, form: Form, name: str) -> Mapping[str, obj
             refuse("ics", "this server reads no iCalendar", f"write days, or run on it: {install_command('calendars')}")
         from tidewheel.control.ical import days_of  # its packages are an extra
 
-        try:
+        with _at_fields("ics"):
             found = days_of(ics.encode(), "ics", today=page_now(connection).date())
-        except Refused as error:
-            raise InvalidInput([FieldError("ics", each.problem, each.remedy) for each in error.errors]) from error
         days += [str(day) for day in sorted(found.days)]
     if not days and not _words(form, "weekdays"):
         refuse("days", "a calendar needs a day", "write a day, a weekday, or an iCalendar text")
@@ -213,26 +166,14 @@ def _document(connection: Connection, form: Form, name: str) -> Mapping[str, obj
     }  # fmt: skip
 
 
-def _put(connection: Connection, form: Form, document: Mapping[str, object]) -> bool:
-    """Put a calendar; return False if it was so already, and raise Refused if a field does not fit."""
+@contextmanager
+def _at_fields(field: str = "") -> Iterator[None]:
+    """Raise what is refused within at a field of the form: by default at that of its path, whose parts are days."""
     try:
-        return not connection.request(document, request_id_of(form)).unchanged
-    except Refused as error:
-        raise InvalidInput([_at_field(each) for each in error.errors]) from error
-
-
-def _days_of(document: Mapping[str, object]) -> DaySet:
-    """Return the days that a request puts; raise InvalidInput if a field does not fit."""
-    try:
-        given = validate(CalendarPut, document)
-    except InvalidValue as error:
-        raise InvalidInput([_at_field(each) for each in error.errors]) from error
-    return DaySet(frozenset(given.days), frozenset(given.weekdays))
-
-
-def _at_field(error: FieldError) -> FieldError:
-    """Return an error at the field of the form: that of a day is one of the days."""
-    return FieldError(error.path.partition(".")[0], error.problem, error.remedy)
+        yield
+    except (InvalidValue, Refused) as error:
+        errors = [replace(each, path=field or each.path.partition(".")[0]) for each in error.errors]
+        raise InvalidInput(errors) from error
 
 
 def _words(form: Form, name: str) -> list[str]:
@@ -249,7 +190,7 @@ class NewCalendar:
         """Return the fields of a calendar."""
         name = Field("name", "Name", required=True, help="1 to 64 of a-z, 0-9, '.', '_' and '-'. Jobs name it.")
         return Dialog(
-            "New calendar", "Create the calendar", urls("calendars"), place="calendars", keep="Back",
+            "New calendar", "Create the calendar", urls("calendars"), keep="Back",
             will=("Jobs that name it do not fire on its days, or fire only on them.",), fields=(name, *_fields(None)),
         )  # fmt: skip
 
@@ -258,7 +199,9 @@ class NewCalendar:
         name = text_of(form, "name") or ""
         if name in {each.name for each in in_snapshot(connection, list_calendars, caller.tenant)}:
             refuse("name", f"there is a calendar {name!r} already", "choose another name, or change that one")
-        _put(connection, form, _document(connection, form, name))
+        document = _document(connection, form, name)
+        with _at_fields():
+            connection.request(document, request_id_of(form))
         return Done(urls("calendar", name=name), f"Calendar {name} is created.")
 
 
@@ -276,7 +219,7 @@ class PutCalendar:
             f"{counted(found.jobs, 'job')} {follow} the change at once." if found.jobs else "No job uses this calendar."
         )
         return Dialog(
-            f"Change calendar {found.name}", "Save the days", urls("calendar", name=found.name), place="calendars",
+            f"Change calendar {found.name}", "Save the days", urls("calendar", name=found.name),
             will=(use,), stays=("Runs already created do not change.",),
             fields=(as_shown(str(found.version)), *_fields(found)),
         )  # fmt: skip
@@ -286,7 +229,9 @@ class PutCalendar:
         found = calendar_of_page(connection, caller, request)
         ensure_as_shown(connection, form, str(found.version), f"Another change has made version {found.version} of it.")
         name, document = found.name, _document(connection, form, found.name)
-        then = _days_of(document)
+        with _at_fields():
+            given = validate(CalendarPut, document)
+        then = DaySet(frozenset(given.days), frozenset(given.weekdays))
         named = f"{found.version} {sorted(then.days)} {sorted(then.weekdays)}"
         seen = sha256(named.encode()).hexdigest()[:16]  # names the effect that the dialog shows
         if found.jobs and form.get("seen") != seen:
@@ -295,8 +240,9 @@ class PutCalendar:
                 dialog = self.ask(connection, caller, request, urls).refused(form, ())
                 fields = (*dialog.fields, Field("seen", "", "hidden", seen))
                 return replace(dialog, will=effect, fields=fields, button="Save these days")
-        changed = _put(connection, form, document)
-        words = f"Calendar {name} has the new days." if changed else f"Calendar {name} had these days already."
+        with _at_fields():
+            unchanged = connection.request(document, request_id_of(form)).unchanged
+        words = f"Calendar {name} had these days already." if unchanged else f"Calendar {name} has the new days."
         return Done(urls("calendar", name=name), words)
 
 
@@ -313,14 +259,14 @@ class DeleteCalendar:
                 found.jobs, "job uses it. Remove the calendar from that job", "jobs use it. Remove it from these jobs"
             )
             return Dialog(
-                f"Delete calendar {found.name}?", "", urls("calendar", name=found.name), place="calendars",
+                f"Delete calendar {found.name}?", "", urls("calendar", name=found.name),
                 will=(f"This calendar cannot be deleted while {number(found.jobs)} {use} first.",),
                 sample=found.keys[:5], keep="Back",
             )  # fmt: skip
         days = f"Its {counted(len(found.days), 'day')} and weekdays" if found.days else "Its weekdays"
         return Dialog(
             f"Delete calendar {found.name}?", f"Delete {found.name}", urls("calendar", name=found.name),
-            place="calendars", will=(f"{days} are deleted.", "No job uses it."), danger=True,
+            will=(f"{days} are deleted.", "No job uses it."), danger=True,
         )  # fmt: skip
 
     def act(self, connection: Connection, caller: Caller, form: Form, request: Request, urls: Urls) -> Done:

@@ -11,7 +11,7 @@ from fastapi.security import SecurityScopes
 from starlette.middleware import Middleware
 from starlette.middleware.gzip import GZipMiddleware
 from starlette.requests import Request
-from starlette.responses import RedirectResponse, Response
+from starlette.responses import Response
 from starlette.routing import Route
 
 from tidewheel.api_keys import Scope
@@ -49,8 +49,8 @@ from tidewheel.control.console.run_actions import CancelRun, RetryRun
 from tidewheel.control.console.run_log import RawLog, RunLines
 from tidewheel.control.console.runs import RunsPage, SlowPage
 from tidewheel.control.console.sign_in import COOKIE, LOOKS, ZONE_COOKIE, sign_in_of
-from tidewheel.control.console.urls import local_path
-from tidewheel.control.console.view import Page, View, without_zone
+from tidewheel.control.console.urls import local_path, place_of
+from tidewheel.control.console.view import Page, in_snapshot, without_zone
 from tidewheel.control.console.words import zone_of
 from tidewheel.control.doctor.broker import Broker
 from tidewheel.control.doctor.doctor import Doctor
@@ -194,17 +194,16 @@ class Console:
 
         def made(connection: Connection) -> Response:
             if "tenant" in request.query_params:
-                with connection.snapshot() as reading:
-                    (show_tenant if page.place in _OF_ALL_TENANTS else require_tenant)(reading, found.tenant)
-            read = request if getattr(page, "reads_zone", False) else without_zone(request)
-            view: View = page.read(connection, found, read, urls)
+                also_deleted = place_of(request.scope["path"]) in _OF_ALL_TENANTS
+                in_snapshot(connection, show_tenant if also_deleted else require_tenant, found.tenant)
+            view = page.read(connection, found, without_zone(request), urls)
             if view.moved_to is not None:
-                return self.door.renderer.guarded(RedirectResponse(view.moved_to, HTTPStatus.SEE_OTHER))
+                return self.door.renderer.lead_to(view.moved_to)
             if view.document is not None:
                 content = encoded(view.document)
                 return self.door.renderer.guarded(Response(content, view.status, media_type="application/json"))
             tenants = tenant_names(connection) if found.all_tenants else ()
-            values: Mapping[str, object] = {**view.values, "place": page.place, "tenants": tenants}
+            values: Mapping[str, object] = {**view.values, "tenants": tenants}
             frame = framed(connection, seen)
             return self.door.renderer.page(request, page.template, frame, status=view.status, values=values)
 
@@ -215,7 +214,7 @@ class Console:
         check_form(request, await read_form(request), self.door)
         if (sign_in := sign_in_of(request)) is not None:
             await self.keys.sign_out(sign_in)
-        answer = self._to("/sign-in")
+        answer = self.door.renderer.lead_to(f"{self.door.base}/sign-in")
         self.door.renderer.delete_cookie(request, answer, COOKIE)
         return answer
 
@@ -223,8 +222,8 @@ class Console:
         """Keep the theme, zone, density or keys of this browser, and go back to the page."""
         form = await read_form(request)
         check_form(request, form, self.door)
-        answer = self._to(local_path(form.get("next", "")))
-        chosen = {cookie: form[name] for name, (cookie, values) in LOOKS.items() if form.get(name) in values}
+        answer = self.door.renderer.lead_to(f"{self.door.base}{local_path(form.get('next', ''))}")
+        chosen = {f"tidewheel-{name}": form[name] for name, values in LOOKS.items() if form.get(name) in values}
         if zone_of(form.get("zone", "")) is not None:
             chosen[ZONE_COOKIE] = form["zone"]
         for cookie, value in chosen.items():
@@ -238,6 +237,3 @@ class Console:
         # Not as a page: that costs more than a stranger may cause without a turn.
         gone = Response("there is no such file; load the page again", HTTPStatus.NOT_FOUND, media_type="text/plain")
         return found or gone
-
-    def _to(self, path: str) -> Response:
-        return self.door.renderer.guarded(RedirectResponse(f"{self.door.base}{path}", HTTPStatus.SEE_OTHER))

@@ -18,7 +18,7 @@ from tidewheel.control.api.authorization import KNOWN, SIGN_IN
 from tidewheel.control.api.key_check import KeyCheck, StoredKey
 from tidewheel.control.api.problems import PAGE
 from tidewheel.control.api.request_input import in_time
-from tidewheel.control.console.rendering import KeyShown, Renderer, Visitor
+from tidewheel.control.console.rendering import Renderer, Visitor
 from tidewheel.control.console.sign_in import COOKIE, Signer, sign_in_of
 from tidewheel.control.console.urls import is_page, local_path, within
 from tidewheel.control.console.words import size
@@ -87,9 +87,11 @@ class Door:
             return "executors"
         return self._to_sign_in(request)
 
-    def set_sign_in(self, request: Request, answer: Response, sign_in: SignIn) -> None:
-        """Set the cookie of a sign-in that begins now."""
+    def signed_in(self, request: Request, path: str, sign_in: SignIn) -> Response:
+        """Lead to a page, with the cookie of a sign-in that begins now."""
+        answer = self.renderer.lead_to(f"{self.base}{path}")
         self.renderer.set_cookie(request, answer, COOKIE, sign_in.text, seconds=int(LIFE.total_seconds()))
+        return answer
 
     def shown(self, request: Request, answer: Response) -> Response:
         """Return a problem document as a page, where a page was requested."""
@@ -109,8 +111,7 @@ class Door:
         tenant = named if is_tenant(named) and code not in _NO_TENANT else "default"
         if key is not None:
             many = key.tenant == ALL_TENANTS
-            shown, scopes = KeyShown.of(key), frozenset(map(str, key.rights))
-            return Visitor(sign_in, shown, tenant if many else key.tenant, many, scopes)
+            return Visitor(sign_in, key, tenant if many else key.tenant, many, frozenset(map(str, key.rights)))
         if sign_in is not None or self.needs_key:
             return Visitor(sign_in)
         return Visitor(tenant=tenant, many=True, scopes=frozenset(map(str, Scope)))
@@ -139,10 +140,10 @@ class Door:
         parts = [f"next={quote(back)}"] if back not in {"", "/"} else []
         parts += ["ended=1"] if ended else []
         at = f"{self.base}/sign-in" + (f"?{'&'.join(parts)}" if parts else "")
-        answer = RedirectResponse(at, HTTPStatus.SEE_OTHER)
+        answer = self.renderer.lead_to(at)
         if ended:
             self.renderer.delete_cookie(request, answer, COOKIE)
-        return self.renderer.guarded(answer)
+        return answer
 
 
 async def read_form(request: Request, most_bytes: int = MOST_BYTES) -> Form:
@@ -196,7 +197,7 @@ class SignInPage:
     async def show(self, request: Request) -> Response:
         """Return the page; where no key is needed, lead to the overview."""
         if not self.door.needs_key:
-            return self.door.renderer.guarded(RedirectResponse(f"{self.door.base}/", HTTPStatus.SEE_OTHER))
+            return self.door.renderer.lead_to(f"{self.door.base}/")
         query = request.query_params
         if (link := query.get("link")) is not None:
             return await self._open(request, link)
@@ -206,9 +207,7 @@ class SignInPage:
         """Sign in by a link of `tidewheel dev`, which opens the console once."""
         if (made := await self.keys.open_link(link)) is None:
             return self._page(request, {}, wrong=_OLD_LINK)
-        answer = RedirectResponse(f"{self.door.base}/", HTTPStatus.SEE_OTHER)
-        self.door.set_sign_in(request, answer, made)
-        return self.door.renderer.guarded(answer)
+        return self.door.signed_in(request, "/", made)
 
     async def sign_in(self, request: Request) -> Response:
         """Check the key, and set the cookie."""
@@ -217,10 +216,7 @@ class SignInPage:
         made = await self._check(request, form)
         if not isinstance(made, SignIn):
             return self._page(request, form, wrong=made)
-        back = f"{self.door.base}{local_path(form.get('next', ''))}"
-        answer = RedirectResponse(back, HTTPStatus.SEE_OTHER)
-        self.door.set_sign_in(request, answer, made)
-        return self.door.renderer.guarded(answer)
+        return self.door.signed_in(request, local_path(form.get("next", "")), made)
 
     async def _check(self, request: Request, form: Mapping[str, str]) -> SignIn | str:
         """Return the sign-in that begins now, or the reason why none does."""
@@ -239,7 +235,7 @@ class SignInPage:
     def _page(self, request: Request, form: Mapping[str, str], *, wrong: str = "", ended: bool = False) -> Response:
         status = HTTPStatus.UNPROCESSABLE_ENTITY if wrong else HTTPStatus.OK
         values: dict[str, object] = {
-            "place": "", "wrong": wrong, "ended": ended, "next": local_path(form.get("next", "")),
+            "wrong": wrong, "ended": ended, "next": local_path(form.get("next", "")),
             "name": form.get("name", ""), "host": request.url.netloc, "prefix": PREFIX,
         }  # fmt: skip
         return self.door.renderer.page(request, "sign-in.html", Visitor(), status=status, values=values)

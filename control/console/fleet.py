@@ -80,7 +80,6 @@ class FleetPage:
     doctor: Doctor
     broker: Broker
     template: ClassVar[str] = "fleet.html"
-    place: ClassVar[str] = "fleet"
 
     def read(self, connection: Connection, caller: Caller, request: Request, urls: Urls) -> View:
         """Read each part by itself, for a key of all tenants; the state of services needs the scope admin."""
@@ -125,7 +124,7 @@ class RunDoctor:
         """Return what the checks do."""
         ensure_all_tenants(caller)
         return Dialog(
-            "Run the checks of doctor?", "Run the checks", urls("fleet"), place="fleet", keep="Back",
+            "Run the checks of doctor?", "Run the checks", urls("fleet"), keep="Back",
             will=("Twenty checks read PostgreSQL and Kafka, for a few seconds.",), stays=("They change nothing.",),
         )  # fmt: skip
 

@@ -22,17 +22,7 @@ from tidewheel.control.console.job_rows import Row, Show, counts, error_lines, f
 from tidewheel.control.console.jobs import hold_words
 from tidewheel.control.console.rendering import zone_of_page
 from tidewheel.control.console.urls import Urls, read_ref
-from tidewheel.control.console.view import (
-    Failed,
-    View,
-    in_snapshot,
-    or_else,
-    page_now,
-    part,
-    part_of,
-    read_filters,
-    without_zone,
-)
+from tidewheel.control.console.view import Failed, View, in_snapshot, or_else, page_now, part, part_of, read_filters
 from tidewheel.control.explain.job_timeline import JobTimeline, TimelineRun, job_timeline
 from tidewheel.control.explain.month import Counted, coming_counts
 from tidewheel.control.explain.operations import MOST_DAYS
@@ -82,13 +72,10 @@ class JobPage:
     """The page of a job."""
 
     template: ClassVar[str] = "job.html"
-    place: ClassVar[str] = "jobs"
-    reads_zone: ClassVar[bool] = True
 
     def read(self, connection: Connection, caller: Caller, request: Request, urls: Urls) -> View:
         """Read the job, its runs and skips in a time, and what comes."""
         zone_name, zone = zone_of_page(request)
-        request = without_zone(request)
         query, errors = read_filters(request, JobQuery)
         key = key_of_page(connection, caller, request)
         if (away := moved(request, urls, key, job_id(caller.tenant, key))) is not None:

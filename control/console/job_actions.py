@@ -72,7 +72,7 @@ class PauseJob:
         key, resumes = job.summary.key, CatchUp(str(job.job.get("on_resume", CatchUp.SKIP)))
         stays = [f"{_news(job)} {_REPLACES}"] if job.summary.paused else []
         return Dialog(
-            f"Pause {key}?", f"Pause {key}", urls.job(key, job.summary.job_id), place="jobs",
+            f"Pause {key}?", f"Pause {key}", urls.job(key, job.summary.job_id),
             will=_WITHOUT_TIMER.get(job.summary.kind) or (
                 "No occurrence fires until the job is resumed.",
                 f"Of the occurrences that come due in the pause, {_LATER[resumes]}: on_resume is {resumes}.",
@@ -117,7 +117,7 @@ class ResumeJob:
             due = preview_resume(reading, caller.tenant, [found])
             again = _RESUMED.get(job.summary.kind) or _next(upcoming(reading, caller.tenant, key), job)
         return Dialog(
-            f"Resume {key}?", f"Resume {key}", urls.job(key, found), place="jobs",
+            f"Resume {key}?", f"Resume {key}", urls.job(key, found),
             will=(again, *due.words), stays=(_news(job),), fields=(as_shown(_state(job)),),
             keep="Keep it paused",
         )  # fmt: skip
@@ -146,7 +146,7 @@ class ReleaseJob:
         if not job.error:
             return no_change(question, back, f"{key} is not quarantined.")
         return Dialog(
-            question, f"Release {key}", back, place="jobs",
+            question, f"Release {key}", back,
             sample=(f"Its next time could not be computed: {job.error}",),
             will=("Its next time is computed again. The setting catch_up fires or skips what was missed.",),
             stays=("Until then, the job does not fire. If the computation fails again, it is quarantined again.",),
@@ -210,7 +210,7 @@ class SkipOccurrence:
         if found.outcome == OccurrenceOutcome.NO_OCCURRENCE:
             return cannot(question, back, _readings(found), found.words, *_nearest(found))
         return Dialog(
-            question, f"Skip {_clock(found.local)}", back, place="jobs",
+            question, f"Skip {_clock(found.local)}", back,
             will=(_readings(found), _now(found), "After the skip, it does not fire, and no run is created."),
             stays=("The other occurrences stay as they are.",), fields=(_REASON,),
         )  # fmt: skip
@@ -233,7 +233,7 @@ class MoveOccurrence:
         to = Field("to", "Fires instead at", value=example, help=about, required=True)
         return Dialog(
             f"Move {_clock(found.local)} of {found.key}?", f"Move {_clock(found.local)}",
-            urls.job(found.key, job_id(caller.tenant, found.key), "job_next"), place="jobs",
+            urls.job(found.key, job_id(caller.tenant, found.key), "job_next"),
             will=(_readings(found), _now(found), "After the move, it fires at the time below."),
             stays=("Records keep its original time.",),
             fields=(to, _REASON),
@@ -262,7 +262,7 @@ class UnskipOccurrence:
         fires = "at its time" if ahead else "at once, because its own time has passed"
         return Dialog(
             f"Undo the {what} of {_clock(found.local)} of {found.key}?", f"Undo the {what}",
-            urls.job(found.key, job_id(caller.tenant, found.key), "job_next"), place="jobs",
+            urls.job(found.key, job_id(caller.tenant, found.key), "job_next"),
             will=(_readings(found), _now(found), f"After that, it fires {fires}."),
         )  # fmt: skip
 

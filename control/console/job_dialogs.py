@@ -55,6 +55,7 @@ _NEVER = "The job then has no occurrence to come."
 _CLOCK = "%a %d %b %H:%M"
 _RANGE = ("from", "to", "what", "versions", "order", "overlap", "reason")
 _IN_TURN = "These runs wait for each other, because the overlap of the job does not allow two at once."
+_CURRENT = "version {} for all"
 _EVEN_FIRED = "all, also those whose run succeeded or failed"
 _MISSING = "An occurrence whose run was skipped or cancelled runs again. One whose run failed does not."
 
@@ -76,7 +77,7 @@ class TriggerJob:
         frozen = (f"A freeze covers the job: {begins}.",) if job.freezes else ()
         followers = _followers(connection, caller, job)
         return Dialog(
-            f"Trigger {key}?", f"Trigger {key}", urls.job(key, job.summary.job_id), place="jobs",
+            f"Trigger {key}?", f"Trigger {key}", urls.job(key, job.summary.job_id),
             will=(
                 f"This creates 1 run of version {job.summary.version}.", *_beside_active(_overlap_of(job)),
                 *followers, *paused, *frozen,
@@ -150,7 +151,7 @@ class DeleteJob:
             return cannot(f"Delete {key}?", back, f"{words} Change or delete them first.")
         cancelled = _cancelled(connection, key)
         return Dialog(
-            f"Delete {key}?", f"Delete {key}", urls.job(key, job.summary.job_id), place="jobs", danger=True,
+            f"Delete {key}?", f"Delete {key}", urls.job(key, job.summary.job_id), danger=True,
             will=(
                 f"The job stops firing, and {cancelled}." if cancelled else "The job stops firing.",
                 "Its backfills end.",
@@ -199,7 +200,7 @@ class RestoreJob:
             back = urls.job(key, job_id(caller.tenant, key))
             return no_change(f"Submit {key} again?", back, f"{key} is not deleted.")
         return Dialog(
-            f"Submit {key} again?", f"Submit {key} again", urls("jobs"), place="jobs", keep="Leave it deleted",
+            f"Submit {key} again?", f"Submit {key} again", urls("jobs"), keep="Leave it deleted",
             will=(f"Its version {last.number} becomes version {last.number + 1}.",),
             stays=("Occurrences that passed meanwhile do not fire.",),
         )  # fmt: skip
@@ -236,7 +237,7 @@ class RollBackJob:
         lines = [f"{each.path}: {each.before} → {each.after}" for each in changes]
         more = [f"{len(lines) - _SAMPLE} more fields"] if len(lines) > _SAMPLE else []
         return Dialog(
-            question, f"Back to version {number}", back, place="jobs",
+            question, f"Back to version {number}", back,
             will=(f"The spec of version {number} becomes version {current + 1}.", *_then(found)),
             stays=("Open runs keep their versions.",),
             sample=(*lines[:_SAMPLE], *more), keep=f"Keep version {current}",
@@ -267,7 +268,7 @@ class BackfillJob:
         key = job.summary.key
         query = request.query_params
         return Dialog(
-            f"Backfill {key}?", "Count the occurrences", urls.job(key, job.summary.job_id), place="jobs",
+            f"Backfill {key}?", "Count the occurrences", urls.job(key, job.summary.job_id),
             will=(
                 "A backfill runs the occurrences of a past range. The next step only counts them and creates nothing.",
             ),
@@ -280,7 +281,7 @@ class BackfillJob:
                     ("all", _EVEN_FIRED))),
                 Field("versions", "versions", "choice", options=(
                     ("as_of", "the one in force at each instant"),
-                    ("current", _current(job.summary.version)))),
+                    ("current", _CURRENT.format(job.summary.version)))),
                 Field("max_concurrent", "open at once", "number", "10"),
                 Field("order", "order", "choice", options=(
                     ("oldest_first", "oldest first"), ("newest_first", "newest first"))),
@@ -316,14 +317,10 @@ class BackfillJob:
         return Done(urls("bulk_work", kind="backfill", id=found.backfill_id), words)
 
 
-def _current(version: int) -> str:
-    return f"version {version} for all"
-
-
 def _in_form(refused: Refused, version: int) -> InvalidInput:
     """Return the refusal of a backfill with the fields and choices of the form in its remedies."""
     words = {
-        TAKE_CURRENT: f'in the field versions, choose "{_current(version)}"',
+        TAKE_CURRENT: f'in the field versions, choose "{_CURRENT.format(version)}"',
         TAKE_ALL: f'in the field which, choose "{_EVEN_FIRED}"',
     }
     errors = [replace(each, path="versions") if each.remedy == TAKE_CURRENT else each for each in refused.errors]
@@ -339,7 +336,7 @@ def _confirm(job: JobDetail, occurrences: int, form: Form, back: str) -> Dialog:
     grown = () if before is None else (f"It was {counted(before, 'run')} when they were counted.",)
     fields = [Field(name, "", "hidden", form.get(name, "")) for name in (*_RANGE, "max_concurrent")]
     return Dialog(
-        f"Make {runs} of {job.summary.key}?", f"Make {runs}", back, place="jobs", keep="Back",
+        f"Make {runs} of {job.summary.key}?", f"Make {runs}", back, keep="Back",
         will=(f"Occurrences from {form.get('from', '')} to {form.get('to', '')} that become runs:"
               f" {number(occurrences)}, at most {form.get('max_concurrent', '')} open at once.",
               *(_beside_active(Overlap(chosen)) if chosen in _OVERLAPS else () if may_overlap else (_IN_TURN,)),

@@ -10,7 +10,7 @@ from http import HTTPStatus
 
 from fastapi.security import SecurityScopes
 from starlette.requests import Request
-from starlette.responses import RedirectResponse, Response
+from starlette.responses import Response
 
 from tidewheel.api_keys import Scope
 from tidewheel.control.api.answers import call
@@ -130,7 +130,7 @@ class JobForms:
         back = urls("jobs") if state.key is None else urls.job(state.key, job_id(found.tenant, state.key))
         status = HTTPStatus.UNPROCESSABLE_ENTITY if state.errors else HTTPStatus.OK
         values: dict[str, object] = {
-            "place": "jobs", "typed": state, "groups": GROUPS, "at": at, "others": others, "labels": LABELS,
+            "typed": state, "groups": GROUPS, "at": at, "others": others, "labels": LABELS,
             "kinds": {"schedule": SCHEDULES, "target": TARGETS}, "back": back,
             "zones": sorted(zone_names()),
         }  # fmt: skip
@@ -146,9 +146,7 @@ class JobForms:
         elif base:
             back = urls.job(key, saved.job_id, "job_rollback", version=base, if_version=saved.version)
             undo = (f"Back to version {base}", back)
-        answer = self.door.renderer.guarded(RedirectResponse(urls.job(key, saved.job_id), HTTPStatus.SEE_OTHER))
-        self.door.renderer.keep_done(request, answer, words, undo)
-        return answer
+        return self.door.renderer.done(request, urls.job(key, saved.job_id), words, undo)
 
 
 def _with_secrets(connection: Connection, found: Caller, key: str | None, draft: Draft) -> Draft:

@@ -33,13 +33,11 @@ from tidewheel.jobs.strict_json import as_list, as_object
 from tidewheel.jobs.values import parse_duration
 from tidewheel.nouns.audit_log.operations import AuditEntry, list_audit_log
 from tidewheel.nouns.jobs.fields import FIELDS, LABELS, SpecField, text_of
-from tidewheel.nouns.jobs.model import Version
 from tidewheel.nouns.jobs.reads import show_job
 from tidewheel.nouns.jobs.versions import job_at, versions
 from tidewheel.postgres.session import Conn
 from tidewheel.schedules.describe import to_zone
 
-_PATHS = 6  # changed fields that a row names
 _LOOK = 100  # entries of the audit log about one job
 _WEEK = 7
 _LIMITS = (10, 50, 100)
@@ -57,20 +55,10 @@ class VersionsQuery(LimitQuery):
     b: _Number | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class VersionRow:
-    """A version in the list; `by` is None if the audit log has no author."""
-
-    version: Version
-    by: str | None
-    changed: str
-
-
 class VersionsPage:
     """The page of a job's versions."""
 
     template: ClassVar[str] = "versions.html"
-    place: ClassVar[str] = "jobs"
 
     def read(self, connection: Connection, caller: Caller, request: Request, urls: Urls) -> View:
         """Read the versions, their authors, and the fields of two that differ."""
@@ -85,7 +73,6 @@ class VersionsPage:
         with connection.snapshot() as reading:
             found = versions(reading, tenant, key, limit=query.limit, before=query.before)
             made = {each.version_after: _who(each) for each in _changes(reading, tenant, key)}
-        rows = [_row(each, made.get(each.number)) for each in found]
 
         def compared() -> object:
             with connection.snapshot() as reading:
@@ -97,7 +84,7 @@ class VersionsPage:
         return View(
             {
                 **(head_of(job, "versions") if job else {"job": None}),
-                "now": page_now(connection), "key": key, "job_id": named, "rows": rows, "errors": errors,
+                "now": page_now(connection), "key": key, "job_id": named, "rows": found, "made": made, "errors": errors,
                 "query": query,
                 "compared": part(compared) if query.a and query.b else None,
                 "in_force": newest if newest is not None and newest.until is None else None,
@@ -125,13 +112,6 @@ def _who(entry: AuditEntry) -> str:
     return f"{entry.named}, {entry.actor}" if entry.named else entry.actor
 
 
-def _row(version: Version, by: str | None) -> VersionRow:
-    paths = [each.path for each in version.changes]
-    more = f" and {len(paths) - _PATHS} more" if len(paths) > _PATHS else ""
-    first = "first version" if version.number == 1 else ""
-    return VersionRow(version, by, f"{', '.join(paths[:_PATHS])}{more}" or first)
-
-
 class NextQuery(TenantQuery):
     """Query of the page."""
 
@@ -143,7 +123,6 @@ class JobNextPage:
     """The page of what comes."""
 
     template: ClassVar[str] = "job-next.html"
-    place: ClassVar[str] = "jobs"
 
     def read(self, connection: Connection, caller: Caller, request: Request, urls: Urls) -> View:
         """Read the month and the list."""
@@ -222,7 +201,6 @@ class JobSettingsPage:
     """The page of a job's settings."""
 
     template: ClassVar[str] = "job-settings.html"
-    place: ClassVar[str] = "jobs"
 
     def read(self, connection: Connection, caller: Caller, request: Request, urls: Urls) -> View:
         """Read the job."""

@@ -4,14 +4,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
-from typing import Annotated, ClassVar, Literal
+from typing import ClassVar, Literal
 
-from pydantic import Field as PydanticField
 from starlette.requests import Request
 
 from tidewheel.api_keys import Scope
 from tidewheel.control.api.authorization import Caller
-from tidewheel.control.api.request_input import Cursors, TenantQuery, read_query
+from tidewheel.control.api.request_input import Cursors, read_query
 from tidewheel.control.ask import nearest_key
 from tidewheel.control.client.connection import Connection
 from tidewheel.control.console.actions import (
@@ -28,7 +27,7 @@ from tidewheel.control.console.actions import (
 from tidewheel.control.console.axis import Window, axis
 from tidewheel.control.console.door import Form
 from tidewheel.control.console.grid import CONDITIONS, GRID, LIST, Pitch, Strip, condition, strip
-from tidewheel.control.console.many_runs import MOST, IdOfQuery, back_to
+from tidewheel.control.console.many_runs import SelectedQuery, back_of
 from tidewheel.control.console.rendering import zone_of_page
 from tidewheel.control.console.urls import Urls
 from tidewheel.control.console.view import Failed, View, in_snapshot, list_view, page_now, pairs, part_of, read_filters
@@ -54,13 +53,6 @@ _UNREAD = JobBins((), (), is_sample=False)
 _NONE = FieldError("job", "none of the selected jobs is there", "go back and select others")
 
 
-class SelectedJobsQuery(TenantQuery):
-    """The jobs that are selected."""
-
-    next: str | None = None
-    job: Annotated[tuple[IdOfQuery, ...], PydanticField(max_length=MOST)] = ()
-
-
 class PauseJobs:
     """Pause the jobs that are selected in a list."""
 
@@ -74,7 +66,7 @@ class PauseJobs:
             return _nothing("Pause", "All of the selected jobs are paused already." if found else "", request, urls)
         return Dialog(
             f"Pause {counted(len(found) - paused, 'job')}?", f"Pause {counted(len(found) - paused, 'job')}",
-            _back(request, urls), place="jobs",
+            back_of(request, urls, "jobs"),
             will=(
                 "No occurrence fires until the jobs are resumed.",
                 "When a pause ends, each job's on_resume setting fires or skips what came due meanwhile.",
@@ -107,7 +99,7 @@ class ResumeJobs:
             return _nothing("Resume", "None of the selected jobs is paused." if found else "", request, urls)
         due = in_snapshot(connection, preview_resume, caller.tenant, [each.job_id for each in found])
         return Dialog(
-            f"Resume {counted(paused, 'job')}?", f"Resume {counted(paused, 'job')}", _back(request, urls), place="jobs",
+            f"Resume {counted(paused, 'job')}?", f"Resume {counted(paused, 'job')}", back_of(request, urls, "jobs"),
             will=("They fire again.", *due.words),
             stays=_already(len(found) - paused, "not paused"), keep="Keep them paused",
             sample=_sample([each for each in found if each.paused]),
@@ -116,7 +108,7 @@ class ResumeJobs:
     def act(self, connection: Connection, caller: Caller, form: Form, request: Request, urls: Urls) -> Done:
         """Resume each of them."""
         words = _change(connection, caller, form, request, verb="resumed", document={"type": "job.resume"})
-        return Done(_back(request, urls), words)
+        return Done(back_of(request, urls, "jobs"), words)
 
 
 def freezable_filters(query: JobsQuery) -> Mapping[str, object] | None:
@@ -129,17 +121,13 @@ def freezable_filters(query: JobsQuery) -> Mapping[str, object] | None:
     return found if found and not any((query.status, query.kind, query.lane, query.queue)) else None
 
 
-def _back(request: Request, urls: Urls) -> str:
-    return back_to(read_query(request, SelectedJobsQuery).next, urls, "jobs")
-
-
 def _nothing(verb: str, why: str, request: Request, urls: Urls) -> Dialog:
     """Return the dialog of an action that would change none of the selected jobs."""
-    return no_change(f"{verb} the selected jobs?", _back(request, urls), why or "No job is selected.")
+    return no_change(f"{verb} the selected jobs?", back_of(request, urls, "jobs"), why or "No job is selected.")
 
 
 def _selected(connection: Connection, caller: Caller, request: Request) -> Sequence[SelectedJob]:
-    chosen = read_query(request, SelectedJobsQuery).job
+    chosen = read_query(request, SelectedQuery).job
     return in_snapshot(connection, read_selected_jobs, caller.tenant, chosen)
 
 
@@ -193,8 +181,6 @@ class JobsPage:
     """The list of jobs, as a table or as a grid of jobs and time."""
 
     template: ClassVar[str] = "jobs.html"
-    place: ClassVar[str] = "jobs"
-    reads_zone: ClassVar[bool] = True
 
     def read(self, connection: Connection, caller: Caller, request: Request, urls: Urls) -> View:
         """Read a page of jobs by the filters of the address."""

@@ -20,7 +20,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from tidewheel.api_keys import Scope
-from tidewheel.control.api.authorization import IS_OPEN, KEY, caller
+from tidewheel.control.api.authorization import KEY, caller, is_open_of
 from tidewheel.control.api.problems import Overloaded
 from tidewheel.control.api.streams import Places, Streaming
 from tidewheel.control.api.workers import Turn, Workers, WorkerState
@@ -89,11 +89,12 @@ class Live:
         watcher = _Watcher(topics, key.key_id if key else None)
         give_back = self._places.take(found.tenant, watcher.key_id)
         tenant = self._watch(found.tenant, watcher)
-        is_open = request.scope.get(IS_OPEN, _always)
+        is_open = is_open_of(request)
 
         def end() -> None:
             give_back()
-            self._leave(found.tenant, tenant, watcher)
+            tenant.watchers.discard(watcher)
+            self._turns.leave(found.tenant, watcher.key_id or "", watcher)
 
         return Streaming(self._events(tenant, watcher, is_open), end)
 
@@ -110,10 +111,6 @@ class Live:
             _, watcher = found
             watcher.news.set()
             await asyncio.sleep(_APART_SECONDS)
-
-    def _leave(self, name: str, tenant: _Tenant, watcher: _Watcher) -> None:
-        tenant.watchers.discard(watcher)
-        self._turns.leave(name, watcher.key_id or "", watcher)
 
     async def _look(self, name: str, tenant: _Tenant) -> None:
         """Look while the tenant has watchers."""
@@ -166,10 +163,6 @@ def _with_news(tenant: _Tenant, found: Mapping[str, str], watchers: Sequence[_Wa
         if each in tenant.watchers and (each.topics & changed or not each.is_compared):
             each.is_compared = True
             yield each
-
-
-async def _always() -> bool:
-    return True
 
 
 def _reading(tenant: str, topics: Sequence[str]) -> Callable[[WorkerState], Mapping[str, str]]:

@@ -46,9 +46,9 @@ from tidewheel.nouns.runs.cancellations import count_matching
 from tidewheel.nouns.runs.detail import read_retry_facts
 from tidewheel.nouns.runs.model import PageFilter, RunFilter, RunSummary
 from tidewheel.nouns.runs.operations import Runs
-from tidewheel.nouns.runs.reads import COUNTED, RunList, list_runs, read_runs_and_waits
+from tidewheel.nouns.runs.reads import RunList, read_runs_and_waits
 from tidewheel.runs import FINAL, RunState
-from tidewheel.transitions.cancellation import LOOKED_AT, Matches
+from tidewheel.transitions.cancellation import LOOKED_AT
 
 MOST = 200
 """So many rows of a list one request may select."""
@@ -76,14 +76,15 @@ def _id(value: object) -> object:
         return value
 
 
-IdOfQuery = Annotated[UUID, BeforeValidator(_id)]
+_Ids = Annotated[tuple[Annotated[UUID, BeforeValidator(_id)], ...], PydanticField(max_length=MOST)]
 
 
 class SelectedQuery(TenantQuery):
-    """The runs that are selected."""
+    """The runs or the jobs that are selected."""
 
     next: str | None = None  # the list of which they are
-    run: Annotated[tuple[IdOfQuery, ...], PydanticField(max_length=MOST)] = ()  # their ids
+    run: _Ids = ()
+    job: _Ids = ()
 
 
 class CancelRuns:
@@ -103,10 +104,10 @@ class CancelRuns:
         ended, cancelled = len(found) - len(not_ended), len(not_ended) - len(still_open)
         if not still_open:
             why = "Each selected run has ended or is being cancelled already."
-            return no_change("Cancel the selected runs?", _back(request, urls), why, place="runs")
+            return no_change("Cancel the selected runs?", back_of(request, urls), why)
         return Dialog(
             f"Cancel {counted(len(still_open), 'run')}?", f"Cancel {counted(len(still_open), 'run')}",
-            _back(request, urls), place="runs",
+            back_of(request, urls),
             will=_ends(number(len(still_open) - started - between), started, between), fields=(_REASON,), danger=True,
             stays=(
                 *_already(ended, agreed(ended, "has ended", "have ended")),
@@ -130,7 +131,7 @@ class CancelRuns:
         words = f"Cancel of {counted(changed, 'run')} requested." + (
             f" {number(rest)} ended or had a cancel before." if rest else ""
         )
-        return Done(_back(request, urls), words)
+        return Done(back_of(request, urls), words)
 
 
 class RetryRuns:
@@ -152,10 +153,9 @@ class RetryRuns:
         have = agreed(left, "has", "have")
         if not facts:
             why = "A run can be retried once it has ended, while its job is not deleted."
-            return no_change("Retry the selected runs?", _back(request, urls), why, place="runs")
+            return no_change("Retry the selected runs?", back_of(request, urls), why)
         return Dialog(
-            f"Retry {counted(len(facts), 'run')}?", f"Retry {counted(len(facts), 'run')}", _back(request, urls),
-            place="runs",
+            f"Retry {counted(len(facts), 'run')}?", f"Retry {counted(len(facts), 'run')}", back_of(request, urls),
             will=(
                 f"{'It becomes' if len(facts) == 1 else 'Each becomes'} a new run with its own payload and the version"
                 " of its job that is in force.",
@@ -205,7 +205,7 @@ class CancelMatching:
         if status in _NOT_STARTED:
             found, started, any_state = found._replace(runs=found.unstarted), 0, _NOT_BEGUN
         if not found.runs:
-            return no_change("Cancel runs?", urls("runs", **_shown(query)), _none_matches(query), place="runs")
+            return no_change("Cancel runs?", urls("runs", **_shown(query)), _none_matches(query))
         by_box = bool(started) or (found.at_least and status not in _NOT_STARTED)
         few = found.unstarted if by_box else found.runs
         many = counted(found.runs, "run", at_least=found.at_least)
@@ -229,12 +229,9 @@ class CancelMatching:
             who=who, rest=_BETWEEN,
         )  # fmt: skip
         return Dialog(
-            question, button, urls("runs", **_shown(query)), place="runs", danger=True,
+            question, button, urls("runs", **_shown(query)), danger=True,
             will=[any_state, *ends] if status else ends,
-            stays=(
-                *_ended_too(connection, caller, query, found),
-                "Runs that are created from now on are not cancelled.",
-            ),
+            stays=("Runs that are created from now on are not cancelled.",),
             keep="Keep them", fields=(*boxes, _REASON, *counts),
             sample=[f"{name} {value}" for name, value in fields.items() if name != "created_before"],
         )  # fmt: skip
@@ -333,35 +330,14 @@ def _none_matches(query: RunFilter) -> str:
     return f"Each run {whose} {started}has ended or is being cancelled already."
 
 
-def _ended_too(connection: Connection, caller: Caller, query: RunFilter, found: Matches) -> Sequence[str]:
-    """Return how many matching runs are open, if some are not; nothing where a list cannot count them."""
-    if ("labels" in query and "key" not in query) or found.runs >= COUNTED:
-        return ()
-    filters = cast("PageFilter", {**query, "status": None})
-    listed = in_snapshot(connection, list_runs, caller.tenant, filters, limit=1)
-    if listed.total <= found.runs:
-        return ()
-    still = number(found.runs, at_least=found.at_least)
-    total = counted(listed.total, "run", at_least=listed.at_least)
-    left, status = listed.total - found.runs, query.get("status")
-    others = "others" if listed.at_least or found.at_least else f"other {number(left)}"
-    rest = "started or ended" if status in _NOT_STARTED else f"ended or {agreed(left, 'is', 'are')} being cancelled"
-    have = agreed(left, "has", "have")
-    return (f"Of the {total} that match, {still} can be cancelled. The {others} {have} {rest} already.",)
-
-
-def back_to(given: str | None, urls: Urls, place: str) -> str:
+def back_of(request: Request, urls: Urls, place: str = "runs") -> str:
     """Return the list that an operator comes from, with its filters; by default the whole list of a place."""
-    found = local_path(given or "")
+    found = local_path(read_query(request, SelectedQuery).next or "")
     return urls(place) if found == "/" else urls.here(found)
 
 
-def _back(request: Request, urls: Urls) -> str:
-    return back_to(read_query(request, SelectedQuery).next, urls, "runs")
-
-
 def _nothing(request: Request, urls: Urls) -> Dialog:
-    return replace(cannot("No run is selected", _back(request, urls), place="runs"), warnings=(_NONE_SELECTED,))
+    return replace(cannot("No run is selected", back_of(request, urls)), warnings=(_NONE_SELECTED,))
 
 
 def _selected(connection: Connection, request: Request) -> Sequence[RunSummary]:

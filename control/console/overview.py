@@ -48,11 +48,7 @@ _JOBS = 12  # of the grid
 _HOUR = timedelta(hours=1)
 _LATEST = 20  # runs, among which one has ended unless the installation is new
 _WINDOWS = (Window.HOUR, Window.SIX_HOURS, Window.DAY, Window.WEEK)
-STAGES = {
-    "claimed": "due → claim",
-    "written": "due → written",
-    "ended": "due → end",
-}
+STAGES = {"claimed": "due → claim", "written": "due → written", "ended": "due → end"}
 """The stages of which one plot shows one, and their names."""
 LATENESS_WIDTH = 1000  # of the coordinates of the lines, which stretch to the width of the plot
 _LEAST, _MOST = -3, 5  # powers of ten in seconds: 1 ms to a day
@@ -71,7 +67,6 @@ class OverviewPage:
 
     shards: int
     template: ClassVar[str] = "overview.html"
-    place: ClassVar[str] = "overview"
 
     def read(self, connection: Connection, caller: Caller, request: Request, urls: Urls) -> View:
         """Read each part by itself: one that fails leaves the others."""

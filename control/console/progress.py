@@ -31,15 +31,14 @@ class WorkWords(NamedTuple):
     """The words of a kind of works: what it changes, what it does to each, what else takes these first."""
 
     noun: str
-    does: str
     done: str
     others: str
 
 
 WORKS: Mapping[str, WorkWords] = {
-    "redrive": WorkWords("dead letter", "redrives", "redriven", "A retry, another redrive or a purge"),
-    "purge": WorkWords("dead letter", "purges", "purged", "A redrive or another purge"),
-    "retry": WorkWords("run", "retries", "retried", "Another retry or a redrive"),
+    "redrive": WorkWords("dead letter", "redriven", "A retry, another redrive or a purge"),
+    "purge": WorkWords("dead letter", "purged", "A redrive or another purge"),
+    "retry": WorkWords("run", "retried", "Another retry or a redrive"),
 }
 KINDS: Collection[str] = ("backfill", "cancellation", *WORKS)
 

@@ -3,33 +3,25 @@
 import gzip
 import re
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime, tzinfo
+from datetime import UTC, tzinfo
 from functools import cache
 from hashlib import sha256
 from http import HTTPStatus
 from pathlib import Path
+from secrets import token_urlsafe
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 from urllib.parse import unquote
 from uuid import uuid4
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, Response
+from starlette.responses import HTMLResponse, RedirectResponse, Response
 
 from tidewheel.control.api.key_check import StoredKey
 from tidewheel.control.console import payloads, words
-from tidewheel.control.console.sign_in import (
-    DONE_COOKIE,
-    FORM_COOKIE,
-    LOOKS,
-    PREFIXES,
-    ZONE_COOKIE,
-    Signer,
-    cookie_of,
-    new_form_cookie,
-)
-from tidewheel.control.console.urls import PATHS, Urls
+from tidewheel.control.console.sign_in import DONE_COOKIE, FORM_COOKIE, LOOKS, PREFIXES, ZONE_COOKIE, Signer, cookie_of
+from tidewheel.control.console.urls import PATHS, Urls, place_of
 from tidewheel.ids import instant_of, read_uuid
 from tidewheel.jobs.values import format_timestamp
 from tidewheel.nouns.api_keys.sign_ins import SignIn
@@ -52,6 +44,9 @@ HEADERS: Mapping[str, str] = {
 
 PART = "tidewheel-part"
 """The header of a script's request for a part of a page: the message of an action waits for a whole page."""
+
+ZONE = "tidewheel.zone"
+"""The zone of a page, in the scope of a request whose address has lost it."""
 
 _HERE = Path(__file__).parent
 _TYPES = {
@@ -79,20 +74,6 @@ class StaticFile(NamedTuple):
     media_type: str
 
 
-class KeyShown(NamedTuple):
-    """A key as the frame of a page shows it: without its hash; from `warns_at` on it expires soon."""
-
-    name: str
-    expires_at: datetime | None
-    warns_at: datetime | None
-    expires_soon: bool
-
-    @classmethod
-    def of(cls, key: StoredKey) -> "KeyShown":
-        """Return what pages show of a key."""
-        return cls(key.name, key.expires_at, key.warns_at, key.expires_soon)
-
-
 class Visitor(NamedTuple):
     """The reader of a page, as its frame shows it.
 
@@ -104,7 +85,7 @@ class Visitor(NamedTuple):
     """
 
     sign_in: SignIn | None = None
-    key: KeyShown | None = None
+    key: StoredKey | None = None
     tenant: str = "default"
     many: bool = False
     scopes: frozenset[str] = frozenset()
@@ -141,7 +122,7 @@ class Renderer:
     ) -> Response:
         """Return a page, with the cookie that its forms need if the browser has none."""
         given = cookie_of(request, FORM_COOKIE)
-        form_cookie = given or new_form_cookie()
+        form_cookie = given or token_urlsafe(24)
         page_zone_name, zone = zone_of_page(request)
         query = request.scope["query_string"].decode("latin-1")
         done = None if PART in request.headers else self._signer.unseal(request, cookie_of(request, DONE_COOKIE))
@@ -156,6 +137,7 @@ class Renderer:
                 page_zone_name=page_zone_name,
                 form_token=self._signer.form_token(request, form_cookie),
                 here=here,
+                place=place_of(here),
                 given=request.query_params,
                 origin=None if request.scope["path"] in _NO_ORIGIN else here,
                 visitor=visitor,
@@ -174,17 +156,23 @@ class Renderer:
             self.delete_cookie(request, answer, DONE_COOKIE)
         return self.guarded(answer)
 
-    def keep_done(self, request: Request, answer: Response, words: str, undo: tuple[str, str] | None) -> None:
-        """Keep the message of an action for the next page, with the label and the address of its undo."""
+    def done(self, request: Request, to: str, words: str, undo: tuple[str, str] | None) -> Response:
+        """Lead to the next page, which shows the message of an action with the label and the address of its undo."""
+        answer = self.lead_to(to)
         text = self._signer.seal(request, [words[:_LONGEST_WORDS], *(undo or (None, None))])
         self.set_cookie(request, answer, DONE_COOKIE, text, seconds=60)
+        return answer
+
+    def lead_to(self, address: str) -> Response:
+        """Return the way to another page."""
+        return self.guarded(RedirectResponse(address, HTTPStatus.SEE_OTHER))
 
     def error(
         self, request: Request, problem: Mapping[str, Any], headers: Mapping[str, str], visitor: Visitor
     ) -> Response:
         """Return a problem as a page in the frame of the others."""
         values: Mapping[str, object] = {
-            "problem": problem, "place": "", "retry_after": headers.get("retry-after"),
+            "problem": problem, "retry_after": headers.get("retry-after"),
             "is_read": request.method in {"GET", "HEAD"},
             "lost": lost(request.scope["path"]) if problem["status"] == HTTPStatus.NOT_FOUND else None,
         }  # fmt: skip
@@ -231,6 +219,8 @@ class Renderer:
 
 def zone_of_page(request: Request) -> tuple[str, tzinfo]:
     """Return the zone of a page with its name: that of its address, or that of the browser, or UTC."""
+    if ZONE in request.scope:
+        return cast("tuple[str, tzinfo]", request.scope[ZONE])
     for name in (request.query_params.get("tz", ""), cookie_of(request, ZONE_COOKIE)):
         if (zone := words.zone_of(name)) is not None:
             return name, zone
@@ -239,23 +229,28 @@ def zone_of_page(request: Request) -> tuple[str, tzinfo]:
 
 def _looks_of(request: Request) -> Mapping[str, str]:
     """Return what the reader has chosen of the looks of pages, by name."""
-    found = {name: cookie_of(request, cookie) for name, (cookie, _) in LOOKS.items()}
-    return {name: found[name] if found[name] in values else values[0] for name, (_, values) in LOOKS.items()}
+    chosen = ((name, cookie_of(request, f"tidewheel-{name}"), values) for name, values in LOOKS.items())
+    return {name: value if value in values else values[0] for name, value, values in chosen}
 
 
 class Lost(NamedTuple):
-    """The thing that an address names; `words` about its age are empty where nothing is known."""
+    """The thing that an address names by `ref`; `words` about its age are empty where nothing is known."""
 
     noun: str
-    name: str
+    ref: str
     words: str
+
+    @property
+    def name(self) -> str:
+        """Its key, its name or its id."""
+        return self.ref.removeprefix("id:")
 
 
 def lost(path: str) -> Lost | None:
     """Return what an address names; None if it names no thing.
 
     >>> lost("/jobs/a%2Fb/versions")
-    Lost(noun='job', name='a/b', words='')
+    Lost(noun='job', ref='a/b', words='')
     >>> lost("/runs/019d3a1c-7f00-8123-8456-789abcdef012").words.partition(". ")[0]
     'Its time is 2026-03-29T15:00:39.296000Z'
     >>> lost("/nowhere")
@@ -263,9 +258,8 @@ def lost(path: str) -> Lost | None:
     found = _THING.match(path)
     if found is None:
         return None
-    noun, name = _NOUNS.get(found[1], "request"), unquote(found[2])
-    words = _age_of_run(name) if noun in {"run", "workflow", "batch"} else ""
-    return Lost(noun, name.removeprefix("id:"), words)
+    noun, ref = _NOUNS.get(found[1], "request"), unquote(found[2])
+    return Lost(noun, ref, _age_of_run(ref) if noun in {"run", "workflow", "batch"} else "")
 
 
 # Files of the release: a process that makes several applications reads, packs and compiles each once.

@@ -47,7 +47,6 @@ class RunPage:
     """The page of a run."""
 
     template: ClassVar[str] = "run.html"
-    place: ClassVar[str] = "runs"
 
     def read(self, connection: Connection, caller: Caller, request: Request, urls: Urls) -> View:
         """Read the run, its payload, and the output of an attempt."""

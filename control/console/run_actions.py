@@ -50,11 +50,13 @@ class CancelRun:
 
     def ask(self, connection: Connection, caller: Caller, request: Request, urls: Urls) -> Dialog:
         """Return what a cancel ends, and what it leaves."""
-        run = _open_run(connection, caller, request)
+        run = in_snapshot(connection, show_run, caller.tenant, run_id_of(request))
         summary = run.summary
+        if summary.status in FINAL:
+            refuse("", f"the run has already ended as {state(summary.status)}", "retry it for a new run")
         question, back = f"Cancel 1 run of {summary.key}?", urls("run", run_id=summary.run_id)
         if is_cancelled(summary):
-            return no_change(question, back, "This run is being cancelled already.", place="runs")
+            return no_change(question, back, "This run is being cancelled already.")
         will = f"The run is {state(summary.status)} and ends as cancelled. No further attempt starts."
         if summary.status in OWNED:
             where = f" on {run.executor}" if run.executor else ""
@@ -63,7 +65,7 @@ class CancelRun:
         return Dialog(
             question, "Cancel 1 run", back,
             will=(will, "A cancel cannot be undone. A retry creates a new run."),
-            stays=("The job and its other runs go on.",), fields=(REASON,), keep="Keep it", danger=True, place="runs",
+            stays=("The job and its other runs go on.",), fields=(REASON,), keep="Keep it", danger=True,
         )  # fmt: skip
 
     def act(self, connection: Connection, caller: Caller, form: Form, request: Request, urls: Urls) -> Done:
@@ -104,7 +106,7 @@ class RetryRun:
             is_frozen = bool(freezes_of(reading, caller.tenant, summary.job_id))
         if all(each.is_deleted for each in facts):
             why = "its job is deleted" if facts else "it is no longer stored in the database"
-            return cannot(question, back, f"It cannot be retried: {why}.", place="runs")
+            return cannot(question, back, f"It cannot be retried: {why}.")
         done = len(run.retry_chain.next)
         is_same = summary.job_version == version
         begins = "after the thaw: a freeze covers the job" if is_frozen else "now"
@@ -122,7 +124,7 @@ class RetryRun:
             fields=(
                 Field("delay", "Delay (optional)", help=f"Such as 30s or 10m. Without one it starts {begins}."), REASON
             ),
-            keep="Leave it", place="runs",
+            keep="Leave it",
         )  # fmt: skip
 
     def act(self, connection: Connection, caller: Caller, form: Form, request: Request, urls: Urls) -> Done:
@@ -148,10 +150,10 @@ def _next_attempt(run: RunDetail, now: datetime, urls: Urls) -> Dialog:
     is_due = summary.publish_at is None or summary.publish_at <= now
     if is_due or is_cancelled(summary):
         words = f": {why.words}" if why else ""
-        return cannot(question, back, f"Nothing would change{words}.", place="runs")
+        return cannot(question, back, f"Nothing would change{words}.")
     frozen = ("A freeze covers the run: the attempt starts after the thaw.",) if why and why.freezes else ()
     return Dialog(
-        question, f"Start attempt {attempt} now", back, place="runs", keep="Let it wait",
+        question, f"Start attempt {attempt} now", back, keep="Let it wait",
         will=(f"Attempt {attempt}{of} is due now rather than {when(summary.publish_at, now)}.", *frozen),
         stays=("The run keeps its payload, its version and its retry policy.",),
         fields=(Field("attempt", "", "hidden", str(attempt)), REASON),
@@ -172,13 +174,6 @@ def _start(connection: Connection, form: Form, run_id: UUID, urls: Urls) -> Done
             f"Nothing was changed: attempt {attempt} was due, has started, or the run has ended. Its state: {found}."
         )
     return Done(urls("run", run_id=run_id), words)
-
-
-def _open_run(connection: Connection, caller: Caller, request: Request) -> RunDetail:
-    run = in_snapshot(connection, show_run, caller.tenant, run_id_of(request))
-    if run.summary.status in FINAL:
-        refuse("", f"the run has already ended as {state(run.summary.status)}", "retry it for a new run")
-    return run
 
 
 def retried_lines(facts: Sequence[RetryFacts], noun: str) -> Sequence[str]:

@@ -223,7 +223,6 @@ class RunLines:
     """The lines that an attempt has written since the last look: a part of the page of its run."""
 
     template: ClassVar[str] = "parts/lines.html"
-    place: ClassVar[str] = "runs"
 
     def read(self, connection: Connection, caller: Caller, request: Request, urls: Urls) -> View:
         """Read the lines after those that the reader has."""

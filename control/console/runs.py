@@ -71,8 +71,6 @@ class RunsPage:
     """The list of runs."""
 
     template: ClassVar[str] = "runs.html"
-    place: ClassVar[str] = "runs"
-    reads_zone: ClassVar[bool] = True
 
     def read(self, connection: Connection, caller: Caller, request: Request, urls: Urls) -> View:
         """Read a page of runs by the filters of the address."""
@@ -87,17 +85,20 @@ class RunsPage:
             return page, next_cursor(cursors, page.next_cursor)
 
         alike: PageFilter = {**narrowed, "group": None, "status": _ALIKE[query.group]} if query.group else narrowed
-        key = narrowed.get("key")
+        skipped, key = urls("jobs"), narrowed.get("key")
+        if key:
+            skipped = urls.job(key, job_id(caller.tenant, key), window=Window.MONTH, show=Show.SKIPPED)
         more = {
             "matching": matching_filters(alike),
             "matching_button": matching_button(alike),
             "retryable": _retryable(query, narrowed),
-            "occurrences": _skipped_of(key, caller.tenant, urls) if narrowed.get("status") == "skipped" else None,
+            "occurrences": skipped if narrowed.get("status") == "skipped" else None,
         }
 
         def values(page: RunPage) -> dict[str, object]:
             counts = part_of(connection, count_states, caller.tenant, narrowed)
-            return {**more, "messages": error_lines(connection, page.runs), "counts": counts}
+            late = connection.installation.misfire_after
+            return {**more, "messages": error_lines(connection, page.runs), "counts": counts, "late": late}
 
         return list_view("runs", query, listed, errors=errors, now=now, urls=urls, of_page=values, shown=("sort",))
 
@@ -119,11 +120,6 @@ def _retryable(query: PageOfRunsQuery, filters: PageFilter) -> dict[str, object]
     return given | ({} if since is None else {"since": format_timestamp(since)})
 
 
-def _skipped_of(key: str | None, tenant: str, urls: Urls) -> str:
-    """Return the address of the skipped occurrences of a job, or of the jobs to choose one of."""
-    return urls.job(key, job_id(tenant, key), window=Window.MONTH, show=Show.SKIPPED) if key else urls("jobs")
-
-
 class SlowQuery(TenantQuery):
     """The time of the page of slow runs: it has those that ended within it before now."""
 
@@ -134,7 +130,6 @@ class SlowPage:
     """The slowest runs."""
 
     template: ClassVar[str] = "slow.html"
-    place: ClassVar[str] = "runs"
 
     def read(self, connection: Connection, caller: Caller, request: Request, urls: Urls) -> View:
         """Read the slowest runs of the time that the address names."""

@@ -13,21 +13,13 @@ from tidewheel.nouns.api_keys.sign_ins import LONGEST, SignIn, read_sign_in
 
 COOKIE = "tidewheel-session"
 FORM_COOKIE = "tidewheel-form"
-THEME_COOKIE = "tidewheel-theme"
 DONE_COOKIE = "tidewheel-done"
 ZONE_COOKIE = "tidewheel-zone"
-DENSITY_COOKIE = "tidewheel-density"
-KEYS_COOKIE = "tidewheel-keys"
 PREFIXES: Final = ("__Host-", "__Secure-", "")
 """What the names of cookies begin with: by https, by https below a base path, and by plain HTTP, in order of trust."""
 
-THEMES = ("auto", "light", "dark")
-LOOKS = {
-    "theme": (THEME_COOKIE, THEMES),
-    "density": (DENSITY_COOKIE, ("wide", "compact")),
-    "keys": (KEYS_COOKIE, ("on", "off")),
-}
-"""What a reader chooses of the looks of pages: each choice with its cookie and its values."""
+LOOKS = {"theme": ("auto", "light", "dark"), "density": ("wide", "compact"), "keys": ("on", "off")}
+"""What a reader chooses of the looks of pages: each choice with its values. Its cookie is `tidewheel-` and its name."""
 
 
 def cookie_of(request: Request, name: str) -> str:
@@ -76,8 +68,3 @@ class Signer:
         sign_in = sign_in_of(request)
         key = self._open if sign_in is None else sign_in.secret.encode()
         return hmac.new(key, "\n".join(parts).encode(), sha256).hexdigest()
-
-
-def new_form_cookie() -> str:
-    """Return the random text that binds forms to a browser."""
-    return secrets.token_urlsafe(24)

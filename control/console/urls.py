@@ -190,6 +190,16 @@ def within(base: str, path: str) -> str:
     return path[len(base) :] or "/" if base and (path == base or path.startswith(f"{base}/")) else path
 
 
+def place_of(path: str) -> str:
+    """Return the place in the rail of an address; another word where it has none.
+
+    >>> [place_of(path) for path in ("/", "/dead-letters/7?tenant=a", "/new-calendar", "/ask")]
+    ['overview', 'dead_letters', 'calendars', 'ask']
+    """
+    first = re.split("[/?]", path)[1]
+    return {"": "overview", "selected-jobs": "jobs", "new-calendar": "calendars"}.get(first, first.replace("-", "_"))
+
+
 def is_page(path: str, accepted: str) -> bool:
     """Return True for the console's own addresses, and for unknown ones that a browser opens.
 

@@ -12,7 +12,7 @@ from starlette.requests import Request
 from tidewheel.control.api.authorization import Caller
 from tidewheel.control.api.request_input import PageQuery, read_query
 from tidewheel.control.client.connection import Connection
-from tidewheel.control.console.rendering import zone_of_page
+from tidewheel.control.console.rendering import ZONE, zone_of_page
 from tidewheel.control.console.urls import Urls
 from tidewheel.control.instants import read_instant
 from tidewheel.errors import FieldError, InvalidInput, Refused, TidewheelError, Unavailable, refuse
@@ -59,7 +59,6 @@ class Page(Protocol):
     """A page."""
 
     template: ClassVar[str]
-    place: ClassVar[str]
 
     def read(self, connection: Connection, caller: Caller, request: Request, urls: Urls) -> View:
         """Read the values, on a thread for reads."""
@@ -125,18 +124,18 @@ def page_now(connection: Connection) -> datetime:
 
 
 def without_zone(request: Request) -> Request:
-    """Return a request without the zone of its page, which no filter names."""
+    """Return a request without the zone in its address, which no filter names; `zone_of_page` still knows that zone."""
     given = [(name, value) for name, value in request.query_params.multi_items() if name != "tz"]
-    return Request({**request.scope, "query_string": urlencode(given).encode()})
+    return Request({**request.scope, ZONE: zone_of_page(request), "query_string": urlencode(given).encode()})
 
 
 def read_filters(request: Request, model: type[M], now: datetime | None = None) -> tuple[M, tuple[FieldError, ...]]:
     """Return the filters of a page's form, and the errors of those that do not fit: then no filter holds.
 
-    A form sends its empty fields too: they are left out. The zone of a page filters nothing. With a present, people
-    write the instants of `since` and `until` in that zone.
+    A form sends its empty fields too: they are left out. With a present, people write the instants of `since` and
+    `until` in the zone of the page.
     """
-    given = [(name, value) for name, value in request.query_params.multi_items() if value.strip() and name != "tz"]
+    given = [(name, value) for name, value in request.query_params.multi_items() if value.strip()]
     try:
         if now is not None:
             given = _with_instants(given, zone_of_page(request)[0], now)

@@ -70,10 +70,10 @@ class Confirm:
         many, verb = counted(found.matched, self.things, at_least=found.at_least), self._declared.verb.capitalize()
         back = self._back(query, urls)
         if not found.matched:
-            return no_change(f"{verb} {self.things}s?", back, f"No {self.things} matches any more.", self.back)
+            return no_change(f"{verb} {self.things}s?", back, f"No {self.things} matches any more.")
         danger = self._declared.danger is not None
         return Dialog(
-            f"{verb} {many}?", f"{verb} {many}", back, place=self.back, danger=danger, will=(self.sentence,),
+            f"{verb} {many}?", f"{verb} {many}", back, danger=danger, will=(self.sentence,),
             keep=agreed(found.matched, "Leave it", "Leave them"),
             fields=(
                 *map(self._field, self._typed), *(confirmation(found.matched) if danger else ()),

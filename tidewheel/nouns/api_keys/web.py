@@ -41,7 +41,6 @@ class KeysPage:
     """The list of keys."""
 
     template: ClassVar[str] = "keys.html"
-    place: ClassVar[str] = "admin"
     scope = Scope.ADMIN
 
     def read(self, connection: Connection, caller: Caller, request: Request, urls: Urls) -> View:
@@ -72,7 +71,7 @@ class NewKey:
         whose = f"tenant {caller.tenant}"
         everywhere = [Field("all_tenants", "Valid for all tenants", "check", help=f"Otherwise only for {whose}.")]
         return Dialog(
-            "New key", "Create the key", urls("keys"), place="admin", keep="Back",
+            "New key", "Create the key", urls("keys"), keep="Back",
             will=(once if _own(request) else "Refused without a sign-in: run `tidewheel admin api-key create`.",),
             fields=(
                 Field("name", "Name", required=True, help="Shown in lists and in the audit log."),
@@ -110,14 +109,14 @@ class RevokeKey:
         """Return what a revocation ends."""
         key = _shown(connection, caller, request)
         if key.revoked_at is not None:
-            return no_change(f"Revoke key {key.name}?", urls("keys"), f"{key.name} is revoked already.", "admin")
+            return no_change(f"Revoke key {key.name}?", urls("keys"), f"{key.name} is revoked already.")
         used = "It was never used."
         if key.last_used_at is not None:
             used = f"It was last used {when(key.last_used_at, page_now(connection))}."
         last = _last_admin(connection, caller, key)
         own = ("You are signed in with it: your session ends too.",) if key.key_id == _own(request) else ()
         return Dialog(
-            f"Revoke key {key.name}?", f"Revoke {key.name}", urls("keys"), place="admin", danger=True,
+            f"Revoke key {key.name}?", f"Revoke {key.name}", urls("keys"), danger=True,
             will=("Within a second, its requests are refused and its console sessions end.", *own, used),
             stays=("What it has changed stays. A revocation cannot be undone: create a new key.",), keep="Keep it",
             warnings=(

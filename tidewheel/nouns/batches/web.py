@@ -110,7 +110,6 @@ class BatchesPage:
     """The list of batches."""
 
     template: ClassVar[str] = "batches.html"
-    place: ClassVar[str] = "batches"
 
     def read(self, connection: Connection, caller: Caller, request: Request, urls: Urls) -> View:
         """Read a page, the newest batches first."""
@@ -129,7 +128,6 @@ class BatchPage:
     """The page of a batch."""
 
     template: ClassVar[str] = "batch.html"
-    place: ClassVar[str] = "batches"
 
     def read(self, connection: Connection, caller: Caller, request: Request, urls: Urls) -> View:
         """Read its counts, its callbacks, and a page of its runs."""
@@ -171,13 +169,13 @@ class ChangeBatch:
         verb, effect = self.verb.capitalize(), _effect(self.verb, batch)
         if effect is None:
             closed = ", and takes no further runs" if self.verb == "close" else ""
-            return no_change(f"{verb} this batch?", back, f"The batch is {state(batch.state)}{closed}.", "batches")
+            return no_change(f"{verb} this batch?", back, f"The batch is {state(batch.state)}{closed}.")
         runs, will, stays = effect
         what = counted(runs, "run") if runs else ""
         return Dialog(
             f"{verb} {what} of this batch?" if what else f"{verb} this batch?", f"{verb} {what or '1 batch'}", back,
             will=(will,), stays=(stays,) if stays else (), fields=() if self.verb == "close" else (REASON,),
-            keep="Leave it", danger=self.verb == "cancel", place="batches",
+            keep="Leave it", danger=self.verb == "cancel",
         )  # fmt: skip
 
     def act(self, connection: Connection, caller: Caller, form: Form, request: Request, urls: Urls) -> Done:

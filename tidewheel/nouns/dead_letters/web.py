@@ -56,8 +56,6 @@ class DeadLettersListPage:
     """The list of dead letters."""
 
     template: ClassVar[str] = "dead-letters.html"
-    place: ClassVar[str] = "dead_letters"
-    reads_zone: ClassVar[bool] = True
 
     def read(self, connection: Connection, caller: Caller, request: Request, urls: Urls) -> View:
         """Read the causes, and a page of dead letters by the filters of the address."""
@@ -93,7 +91,6 @@ class DeadLetterPage:
     """The page of a dead letter."""
 
     template: ClassVar[str] = "dead-letter.html"
-    place: ClassVar[str] = "dead_letters"
 
     def read(self, connection: Connection, caller: Caller, request: Request, urls: Urls) -> View:
         """Read it, with its run or its message."""

@@ -67,7 +67,6 @@ class ChooseFreezePage:
     """The page on which an operator chooses what to freeze."""
 
     template: ClassVar[str] = "freeze.html"
-    place: ClassVar[str] = ""
 
     def read(self, connection: Connection, caller: Caller, request: Request, urls: Urls) -> View:
         """Read the standing freezes, with what waits under each."""

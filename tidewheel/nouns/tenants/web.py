@@ -138,7 +138,6 @@ class TenantsPage:
     """The list of tenants."""
 
     template: ClassVar[str] = "tenants.html"
-    place: ClassVar[str] = "admin"
     scope = Scope.ADMIN
 
     def read(self, connection: Connection, caller: Caller, request: Request, urls: Urls) -> View:
@@ -167,7 +166,6 @@ class TenantPage:
     """The page of a tenant."""
 
     template: ClassVar[str] = "tenant.html"
-    place: ClassVar[str] = "admin"
     scope = Scope.ADMIN
 
     def read(self, connection: Connection, caller: Caller, request: Request, urls: Urls) -> View:
@@ -237,7 +235,7 @@ def _below(usage: TenantUsage, limits: Mapping[str, Any]) -> Sequence[FieldError
         ("in_flight", usage.in_flight, "are active", full),
     ):
         limit = limits[name]
-        if limit is not None and 0 <= limit < used.count:
+        if limit is not None and limit < used.count:
             count = number(used.count, at_least=used.at_least)
             found.append(FieldError(name, f"{count} {there}, more than {limit:,}", effect))
     return found
@@ -269,7 +267,7 @@ class NewTenant:
         ensure_all_tenants(caller)
         name = Field("name", "Name", required=True, help="1 to 63 of a-z, 0-9, '.', '_' and '-'.")
         return Dialog(
-            "New tenant", "Create the tenant", urls("tenants"), place="admin", keep="Back",
+            "New tenant", "Create the tenant", urls("tenants"), keep="Back",
             will=("An empty field means no limit.",), fields=(name, *_fields(None, None)),
         )  # fmt: skip
 
@@ -294,14 +292,14 @@ class ChangeTenant:
         """Return its dialog."""
         ensure_all_tenants(caller)
         name = _named(request, caller)
-        return replace(self.dialog(Tenants(connection), name), back=urls("tenant", name=name), place="admin")
+        return replace(self.dialog(Tenants(connection), name), back=urls("tenant", name=name))
 
     def act(self, connection: Connection, caller: Caller, form: Form, request: Request, urls: Urls) -> Done | Dialog:
         """Make it."""
         ensure_all_tenants(caller)
         name = _named(request, caller)
         done, to = self.change(Tenants(connection), name, form), urls("tenant", name=name)
-        return Done(to, done) if isinstance(done, str) else replace(done, back=to, place="admin")
+        return Done(to, done) if isinstance(done, str) else replace(done, back=to)
 
 
 def _limits_dialog(tenants: Tenants, name: str) -> Dialog:
@@ -322,7 +320,8 @@ def _limit(tenants: Tenants, name: str, form: Form) -> str | Dialog:
     if not is_repeat and form.get("shown", _limits_of(now)) != _limits_of(now):
         problem = f"another user changed the limits: {_limits_of(now)}"
         refuse("", problem, "nothing was changed: compare, then set yours")
-    may_be_below = not is_repeat and (limits["jobs"] is not None or limits["in_flight"] is not None)
+    is_valid = all(each is None or each > 0 for each in limits.values())  # the operation refuses others
+    may_be_below = not is_repeat and is_valid and (limits["jobs"] is not None or limits["in_flight"] is not None)
     usage = part(lambda: tenants.usage(name)) if may_be_below else None
     below = _below(usage, limits) if isinstance(usage, TenantUsage) else ()
     if below and form.get("below") != (named := ", ".join(f"{each.path} {limits[each.path]}" for each in below)):

@@ -132,7 +132,6 @@ class WorkflowsPage:
     """The list of workflows."""
 
     template: ClassVar[str] = "workflows.html"
-    place: ClassVar[str] = "workflows"
 
     def read(self, connection: Connection, caller: Caller, request: Request, urls: Urls) -> View:
         """Read a page by the filters of the address."""
@@ -152,7 +151,6 @@ class WorkflowPage:
     """The page of an occurrence."""
 
     template: ClassVar[str] = "workflow.html"
-    place: ClassVar[str] = "workflows"
 
     def read(self, connection: Connection, caller: Caller, request: Request, urls: Urls) -> View:
         """Read the graph with the state of each job."""
@@ -236,7 +234,7 @@ class PauseWorkflow:
             question.format(found.summary.key), "Pause 1 workflow", _page(urls, request),
             will=_count(len(waiting), "job", "without a run waits until a resume", "without a run wait until a resume"),
             stays=_count(len(_going_on(connection, found)), "open run", "goes on", "go on"), fields=(REASON,),
-            sample=waiting[:SAMPLE], keep="Let it go on", place="workflows",
+            sample=waiting[:SAMPLE], keep="Let it go on",
         )  # fmt: skip
 
     def act(self, connection: Connection, caller: Caller, form: Form, request: Request, urls: Urls) -> Done:
@@ -261,7 +259,7 @@ class ResumeWorkflow:
                 refuse("", f"the workflow is {state(summary.state)}", "resume one that is paused or has failed")
             return Dialog(
                 f"Go on with this workflow of {summary.key}?", "Resume 1 workflow", _page(urls, request),
-                will=("The jobs whose conditions are met get their runs.",), keep="Keep it paused", place="workflows",
+                will=("The jobs whose conditions are met get their runs.",), keep="Keep it paused",
             )  # fmt: skip
         if not again:
             refuse("", "no part of this workflow failed", _NEW)
@@ -276,7 +274,7 @@ class ResumeWorkflow:
                 f"{agreed(len(again), 'This job', 'Each of these jobs')} {_RUNS_AGAIN}:",
             ),
             stays=(*_count(done, "job", "stays as it is", "stay as they are"), *beside),
-            sample=sample_of(again, len(again)), keep="Leave it", place="workflows",
+            sample=sample_of(again, len(again)), keep="Leave it",
         )  # fmt: skip
 
     def act(self, connection: Connection, caller: Caller, form: Form, request: Request, urls: Urls) -> Done:
@@ -320,7 +318,7 @@ class CancelWorkflow:
                 ),
             ),
             sample=sample_of(going_on, runs), fields=(REASON,),
-            keep="Let it go on", danger=True, place="workflows",
+            keep="Let it go on", danger=True,
         )  # fmt: skip
 
     def act(self, connection: Connection, caller: Caller, form: Form, request: Request, urls: Urls) -> Done:
@@ -347,7 +345,7 @@ def _open_workflow(connection: Connection, request: Request) -> Workflow:
 def _cancelling(question: str, found: Workflow, urls: Urls, request: Request) -> Dialog:
     """Return that the occurrence is being cancelled, and offer nothing."""
     words = "The workflow is being cancelled already."
-    return no_change(question.format(found.summary.key), _page(urls, request), words, "workflows")
+    return no_change(question.format(found.summary.key), _page(urls, request), words)
 
 
 def _going_on(connection: Connection, found: Workflow) -> Sequence[str]:
