@@ -4,7 +4,7 @@ Checking and changing the view change nothing. Saving submits the job with the v
 the request_id of the page. Whatever is refused, the page keeps all that was typed.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from http import HTTPStatus
 
@@ -38,10 +38,10 @@ from tidewheel.errors import FieldError, InvalidInput, Refused, RequestConflict,
 from tidewheel.ids import job_id
 from tidewheel.jobs.strict_json import as_object
 from tidewheel.jobs.targets import TARGETS
-from tidewheel.nouns.jobs.fields import GROUPS, LABELS, NOTHING, SCHEDULES, SpecField, json_text
+from tidewheel.nouns.jobs.fields import GROUPS, LABELS, SCHEDULES, SpecField, json_text
 from tidewheel.nouns.jobs.model import Job as SavedJob
 from tidewheel.nouns.jobs.model import job_of
-from tidewheel.nouns.jobs.payload import over_payload, payload_of, read_payload_fields, typed_payload
+from tidewheel.nouns.jobs.payload import join_payload, read_payload_fields, split_payload
 from tidewheel.nouns.jobs.reads import show_job
 from tidewheel.nouns.jobs.versions import job_at
 from tidewheel.redaction import REDACTED, redact_query
@@ -178,33 +178,46 @@ def _read(connection: Connection, found: Caller, request: Request, form: Form) -
     if state.view == "json":
         draft = draft_of_json(state.document)
     else:
-        below = draft_of_json(state.under).job if state.under else _version(connection, found, key, base)
-        fields = of_all_tenants(connection, read_payload_fields, form.get("payload_of", ""))
-        read = draft_of(form, below)
-        job, errors = over_payload(read.job, form, form.get("payload_was", ""), fields)
-        draft, texts = Draft(job, (*read.errors, *errors)), typed(below) | dict(form.items())
-        if json_text(job) != json_text(read.job) and payload_of(texts.get("payload", "")) is not NOTHING:
-            texts["payload"] = json_text(job["payload"])
-        state = replace(state, texts=texts)
+        was = _version(connection, found, key, base)
+        below = draft_of_json(state.under).job if state.under else was
+        texts, errors = _joined(connection, form, as_object(was.get("payload")) or {})
+        read = draft_of(texts, below)
+        draft = Draft(read.job, tuple(dict.fromkeys((*read.errors, *errors))))
+        state = replace(state, texts=typed(below) | texts)
     if not draft.errors and (wrong := _wrong_key(draft, key)) is not None:
         draft = replace(draft, errors=(wrong,))
     return state, draft
 
 
+def _joined(
+    connection: Connection, form: Form, was: Mapping[str, object]
+) -> tuple[dict[str, str], Sequence[FieldError]]:
+    """Return the texts of a form with its payload as one JSON text; with errors, they stay as typed."""
+    texts = dict(form.items())
+    if (handler := form.get("payload_of")) is None:
+        return texts, ()
+    fields = of_all_tenants(connection, read_payload_fields, handler)
+    try:
+        payload = join_payload(texts, fields, was)
+    except InvalidInput as error:
+        return texts, error.errors
+    of_payload = {"payload_of", *(each.path for each in fields)}
+    return {name: text for name, text in texts.items() if name not in of_payload} | {"payload": payload}, ()
+
+
 def _with_payload(connection: Connection, state: Typed) -> Typed:
-    """Return the page with the fields of its payload: they show its JSON, and refused texts as typed."""
-    if state.view == "json" or state.texts.get("target") != "handler":
+    """Return the page with its payload split into fields; a refused one is as typed."""
+    is_refused = "payload_of" in state.texts
+    if state.view == "json" or (state.texts.get("target") != "handler" and not is_refused):
         return state
-    handler, text = state.texts.get("target.name", ""), state.texts.get("payload", "")
-    fields, payload = of_all_tenants(connection, read_payload_fields, handler), payload_of(text)
-    if payload is NOTHING:
+    handler = state.texts.get("payload_of" if is_refused else "target.name", "")
+    fields = of_all_tenants(connection, read_payload_fields, handler)
+    if is_refused:
         return replace(state, fields=fields)
-    if as_object(payload) is None:
+    texts = split_payload(state.texts.get("payload", ""), fields) if fields else None
+    if texts is None:
         return state
-    refused, _ = errors_by_field(state.errors, fields)
-    shown = typed_payload(payload, fields)
-    shown |= {path: state.texts[path] for path in shown if path in refused and path in state.texts}
-    return replace(state, fields=fields, texts={**state.texts, **shown, "payload_was": text, "payload_of": handler})
+    return replace(state, fields=fields, texts={**state.texts, **texts, "payload_of": handler})
 
 
 def _version(connection: Connection, found: Caller, key: str | None, number: int) -> dict[str, object]:

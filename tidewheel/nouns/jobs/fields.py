@@ -5,9 +5,11 @@ import re
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import timedelta
+from datetime import datetime, timedelta
 from functools import partial
 from typing import Literal, cast, get_args
+
+from pydantic import TypeAdapter, ValidationError
 
 from tidewheel.jobs.invalid import InvalidValue, UnreadableValue
 from tidewheel.jobs.keys import JobDedupe, OrderingKey
@@ -17,7 +19,7 @@ from tidewheel.jobs.spec import JobSpec
 from tidewheel.jobs.strict_json import as_list, as_object, read_value
 from tidewheel.jobs.targets import TARGETS, HttpTargetSpec, KafkaTargetSpec, TargetType
 from tidewheel.jobs.validation import StrictModel
-from tidewheel.jobs.values import format_duration, parse_timestamp
+from tidewheel.jobs.values import format_duration
 from tidewheel.runs import OVERLAP_EFFECTS
 from tidewheel.schedules.decision import CatchUp
 
@@ -29,6 +31,7 @@ Kind = Literal[
 """The last four are values of a payload, which no model of a job checks."""
 NOTHING = object()
 """In place of a value that is not there: None is a value in JSON."""
+_MOMENT = TypeAdapter(datetime)
 _INDENTED = 32_768  # characters up to which JSON is indented
 _AS_TYPED: Mapping[Kind, tuple[str, str]] = {
     "json": ("", "@FILE reads it from a file."),
@@ -372,7 +375,12 @@ def _flag(text: str) -> object:
 
 
 def _moment(text: str) -> str:
-    parse_timestamp(text.strip())
+    """Return a text that a handler's model reads as an instant, with or without an offset."""
+    try:
+        _MOMENT.validate_python(text.strip())
+    except ValidationError as error:
+        problem = f"{text.strip()[:60]!r} is not an instant"
+        raise InvalidValue(problem=problem, remedy="write it such as 2026-12-24T08:00:00Z") from error
     return text.strip()
 
 

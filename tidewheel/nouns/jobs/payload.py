@@ -3,13 +3,12 @@
 import json
 import re
 from collections.abc import Mapping, Sequence
-from copy import deepcopy
 from dataclasses import replace
 
-from tidewheel.errors import FieldError
+from tidewheel.errors import FieldError, InvalidInput
 from tidewheel.jobs.invalid import InvalidValue
 from tidewheel.jobs.strict_json import as_list, as_object
-from tidewheel.nouns.jobs.fields import FIELDS, NOTHING, Kind, SpecField, put, text_of, value_of
+from tidewheel.nouns.jobs.fields import FIELDS, Kind, SpecField, json_text, text_of, value_of
 from tidewheel.postgres.session import Conn
 from tidewheel.postgres.statements import Statements
 
@@ -18,6 +17,7 @@ _PAYLOAD = next(each for each in FIELDS if each.path == "payload")
 _NAME = re.compile(r"[\w-]+")  # others would be no part of a path
 _MOST = 50  # fields: the JSON has all
 _DEEPEST = 8  # references to references
+_LOST = re.compile(r"[\x00-\x08\x0b-\x1f]")  # browsers change or drop these characters
 _NULL = {"type": "null"}
 _KINDS: Mapping[tuple[object, object], Kind] = {
     ("string", "date-time"): "moment", ("string", None): "string", ("integer", None): "whole",
@@ -49,42 +49,72 @@ def payload_fields(schema: Mapping[str, object]) -> list[SpecField]:
     return [each for each in found if each is not None][:_MOST]
 
 
-def payload_of(text: str) -> object:
-    """Return the payload of a JSON text, an empty object for no text; `NOTHING` if it is unreadable."""
-    try:
-        return value_of(_PAYLOAD, text) if text.strip() else {}
-    except InvalidValue:
-        return NOTHING
+def split_payload(text: str, fields: Sequence[SpecField]) -> dict[str, str] | None:
+    r"""Return the JSON text of a payload as the texts of its fields and the JSON of the rest; None if it is no object.
 
+    A value that its field cannot show exactly, such as null, stays with the rest.
 
-def typed_payload(payload: object, fields: Sequence[SpecField]) -> dict[str, str]:
-    """Return a payload as the texts of its fields.
-
-    >>> typed_payload({"depot": 4}, payload_fields({"properties": {"depot": {"type": "integer"}}}))
-    {'payload.depot': '4'}
+    >>> split_payload('{"depot": 4, "b": []}', payload_fields({"properties": {"depot": {"type": "integer"}}}))
+    {'payload.depot': '4', 'payload': '{\n  "b": []\n}'}
     """
-    found = as_object(payload) or {}
-    return {each.path: text_of(each, found[each.label]) if each.label in found else "" for each in fields}
+    try:
+        payload = _object_of(text)
+    except InvalidValue:
+        return None
+    found = {each.label: text_of(each, payload[each.label]) for each in fields if _is_exact(each, payload)}
+    rest = {name: value for name, value in payload.items() if name not in found}
+    typed = {each.path: found.get(each.label, "") for each in fields}
+    return typed | {"payload": json_text(rest) if text.strip() else ""}
 
 
-def over_payload(
-    job: Mapping[str, object], texts: Mapping[str, str], shown: str, fields: Sequence[SpecField]
-) -> tuple[dict[str, object], Sequence[FieldError]]:
-    """Return a job with what was typed into the fields of its payload, which had shown a JSON text."""
-    was, made, errors = typed_payload(payload_of(shown), fields), deepcopy(dict(job)), list[FieldError]()
-    is_object = as_object(job.get("payload", {})) is not None
-    for field in fields:
-        text = texts.get(field.path, was[field.path]).replace("\r\n", "\n")
-        if text == was[field.path].replace("\r\n", "\n"):
-            continue
-        if not is_object:
-            problem = f"it is no object, and {text[:60]!r} was typed into its field {field.label}"
-            return made, [FieldError("payload", problem, "write an object, or save once more without the field")]
+def join_payload(texts: Mapping[str, str], fields: Sequence[SpecField], was: Mapping[str, object]) -> str:
+    """Return the JSON text of a payload from the texts of its fields and the JSON of the rest.
+
+    Args:
+        was: The payload before, whose order remains: jobs with another order differ.
+
+    Raises:
+        InvalidInput: A text cannot be read, with the path of its field.
+    """
+    given = {each: text for each in fields if (text := texts.get(each.path, "").replace("\r\n", "\n")).strip()}
+    if not given:
+        return texts.get("payload", "")
+    found, rest, errors = dict[str, object](), dict[str, object](), list[FieldError]()
+    for field, text in given.items():
         try:
-            put(made, field.names, value_of(field, text) if text.strip() else NOTHING)
+            found[field.label] = value_of(field, text)
         except InvalidValue as error:
             errors += [replace(each, path=field.path) for each in error.errors]
-    return made, errors
+    try:
+        rest = _object_of(texts.get("payload", ""))
+    except InvalidValue as error:
+        errors += [replace(each, path="payload") for each in error.errors]
+    if twice := ", ".join(repr(each.label) for each in given if each.label in rest):
+        errors.append(FieldError("payload", f"{twice}: typed into the fields above, too", "write each value once"))
+    if errors:
+        raise InvalidInput(errors)
+    made = {**found, **rest}
+    return json_text({name: made[name] for name in (*was, *made) if name in made})
+
+
+def _is_exact(field: SpecField, payload: Mapping[str, object]) -> bool:
+    """Return True if a value comes back from its field as it was."""
+    if field.label not in payload:
+        return False
+    value = payload[field.label]
+    text = text_of(field, value)
+    try:
+        return bool(text.strip()) and not _LOST.search(text) and value_of(field, text) == value
+    except InvalidValue:
+        return False
+
+
+def _object_of(text: str) -> dict[str, object]:
+    """Return the object that a JSON text describes; an empty one for no text."""
+    found = as_object(value_of(_PAYLOAD, text)) if text.strip() else {}
+    if found is None:
+        raise InvalidValue(problem="is no object, and has fields", remedy="write an object, or empty the fields above")
+    return found
 
 
 def _resolved(part: Mapping[str, object], definitions: Mapping[str, object]) -> Mapping[str, object]:
@@ -114,4 +144,4 @@ def _field(name: str, part: Mapping[str, object], *, is_required: bool) -> SpecF
     text = default if isinstance(default, str) else "" if default is None else json.dumps(default)
     example = "Such as 2026-12-24T08:00:00Z." if kind == "moment" else ""
     help = " ".join(filter(None, (str(part.get("description", "")), example, "Required." if is_required else "")))
-    return SpecField(f"payload.{name}", name, kind, only="handler", options=options, default=text, help=help)
+    return SpecField(f"payload.{name}", name, kind, options=options, default=text, help=help)
