@@ -207,7 +207,7 @@ def schedule_text(schedule: Mapping[str, object]) -> str:
     if schedule.get("kind") != "cron" or len(expressions) != 1:
         return schedule_words(schedule)
     times = describe_times(str(expressions[0]), str(schedule.get("timezone") or "UTC"))
-    return f"{schedule_words(schedule)}: {times}"
+    return f"{expressions[0]}: {times}"
 
 
 def head_of(job: JobDetail, tab: str) -> Mapping[str, object]:

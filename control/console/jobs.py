@@ -263,8 +263,9 @@ def in_order(rows: Sequence[Row]) -> Sequence[Row]:
     """Return the rows of a grid, the worst first: by condition, then by the number of runs that it hurts."""
     order = list(CONDITIONS)
 
-    def place(row: Row) -> tuple[int, int, str]:
-        return order.index(row.condition), -row.strip.total[CONDITIONS[row.condition][1]], row.job.key
+    def place(row: Row) -> tuple[int, int, bool, str]:
+        hurt = row.strip.total[CONDITIONS[row.condition][1]]
+        return order.index(row.condition), -hurt, not row.strip.total, row.job.key
 
     return sorted(rows, key=place)
 

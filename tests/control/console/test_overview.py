@@ -85,11 +85,11 @@ def test_figures_lead_to_lists_of_what_they_count(pages: ApiClient) -> None:
     [(due, waiting)] = re.findall(r'<a href="([^"]*lane=standard)" data-figure[^>]*>(\d+)</a>', page)
     for count, href in [*counts.values(), (waiting, unescape(due))]:
         listed = shown(pages, href)
-        assert f'<p class="sentence">{count} run' in listed, href
+        assert f'<span class="caption">{count} run' in listed, href
         assert listed.count('aria-current="page">') == 2, "the place and one tab"
     assert waiting == "2", "a retry that is ahead is not due"
     bars = {unescape(href) for href in re.findall(r'<a href="(/runs\?ended_since=[^"]+)" ', page)}
-    assert [href for href in bars if '<p class="sentence">3 runs match.' in shown(pages, href)]
+    assert [href for href in bars if '<span class="caption">3 runs match.' in shown(pages, href)]
     assert figures(page)["waiting_of_all"] == waiting
     assert "Open runs have no end" in pages.get("/runs?status=queued&ended_since=2026-01-01T00:00:00Z").text
 
