@@ -168,7 +168,7 @@ def _document(connection: Connection, form: Form, name: str) -> Mapping[str, obj
 
 @contextmanager
 def _at_fields(field: str = "") -> Iterator[None]:
-    """Raise what is refused within at a field of the form: by default at that of its path, whose parts are days."""
+    """Raise what is refused within at a field of the form, by default at that of its path."""
     try:
         yield
     except (InvalidValue, Refused) as error:

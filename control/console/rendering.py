@@ -157,7 +157,7 @@ class Renderer:
         return self.guarded(answer)
 
     def done(self, request: Request, to: str, words: str, undo: tuple[str, str] | None) -> Response:
-        """Lead to the next page, which shows the message of an action with the label and the address of its undo."""
+        """Lead to the next page, which shows the message of an action, with its undo."""
         answer = self.lead_to(to)
         text = self._signer.seal(request, [words[:_LONGEST_WORDS], *(undo or (None, None))])
         self.set_cookie(request, answer, DONE_COOKIE, text, seconds=60)

@@ -124,7 +124,7 @@ def page_now(connection: Connection) -> datetime:
 
 
 def without_zone(request: Request) -> Request:
-    """Return a request without the zone in its address, which no filter names; `zone_of_page` still knows that zone."""
+    """Return a request without the zone in its address; `zone_of_page` still knows that zone."""
     given = [(name, value) for name, value in request.query_params.multi_items() if name != "tz"]
     return Request({**request.scope, ZONE: zone_of_page(request), "query_string": urlencode(given).encode()})
 

@@ -50,7 +50,7 @@ def payload_fields(schema: Mapping[str, object]) -> list[SpecField]:
 
 
 def split_payload(text: str, fields: Sequence[SpecField]) -> dict[str, str] | None:
-    r"""Return the JSON text of a payload as the texts of its fields and the JSON of the rest; None if it is no object.
+    r"""Return a payload as the texts of its fields and the JSON of the rest; None if it is no object.
 
     A value that its field cannot show exactly, such as null, stays with the rest.
 
