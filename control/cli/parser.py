@@ -129,7 +129,17 @@ def run(*, unusable: int | None = None) -> None:
 
 
 class _Command(TyperCommand):
-    """A command that explains the key of a job that does not exist."""
+    """A command that explains the key of a job that does not exist, and a flag that other schedulers have."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:  # noqa: ANN401 - click's own types are private
+        """Parse the arguments; name the flags of a field that other schedulers call like an unknown one."""
+        try:
+            return super().parse_args(ctx, args)
+        except Exception as error:
+            flags = {flag for each in self.params for flag in each.opts}
+            if ours := flags.intersection(_our_flags(getattr(error, "option_name", ""))):
+                vars(error)["possibilities"] = sorted(ours)
+            raise
 
     def invoke(self, ctx: Any) -> Any:  # noqa: ANN401 - as below
         """Run the command; name the option that has an unknown key, and the nearest keys."""
@@ -140,6 +150,18 @@ class _Command(TyperCommand):
 
             names = [max(each.opts, key=len) for each in self.params if ctx.params.get(each.name) == unknown.key]
             raise with_nearest(unknown, next((name for name in names if name.startswith("--")), None)) from None
+
+
+def _our_flags(name: str) -> list[str]:
+    """Return the flags of the field that other schedulers call so."""
+    from tidewheel.jobs.peer_words import our_path  # here: no valid command needs the tables
+    from tidewheel.nouns.jobs.fields import FIELDS
+
+    if not (path := our_path(name)):
+        return []
+    paths = (path, "schedule.once") if path == "run_at" else (path,)
+    of_fields = [each.flag for each in FIELDS if each.path in paths or each.path.startswith(f"{path}.")]
+    return [f"--{path.replace('_', '-')}", *of_fields]
 
 
 class _LazyCommand(TyperCommand):

@@ -95,6 +95,8 @@ def our_field(name: str, known: Collection[str]) -> str | None:
     parent, _, field = ours.path.rpartition(".")
     if field in known:
         place = f"write it as {field}"
+    elif field == "run_at" and "once" in known:
+        place = "write it as once"
     elif parent in known:
         place = f'write it as {parent}: {{"{field}": ...}}'
     elif "payload" not in known:
@@ -106,6 +108,16 @@ def our_field(name: str, known: Collection[str]) -> str | None:
     else:
         place = f"use {ours.path}, a field of the job"
     return f"{place}; {ours.remark}" if ours.remark else place
+
+
+def our_path(name: str) -> str:
+    """Return the path of the field that other schedulers call so; empty if none has it.
+
+    >>> our_path("--timeout-seconds"), our_path("interval_seconds")
+    ('start_to_close', 'schedule.interval')
+    """
+    ours = _OURS.get(_plain(name))
+    return "" if ours is None else ours.path
 
 
 def our_value(field: str, value: str, known: Collection[str]) -> str | None:

@@ -11,7 +11,9 @@ from tests.control.cli.command import NO_DATABASE, Done, json_output, tidewheel
 from tests.fixtures.database import Database
 from tests.transitions.acts import begin, end, ending, submit, succeed, trigger
 from tidewheel.audit import process_user
+from tidewheel.control.cli.exit_codes import ExitCode
 from tidewheel.control.client.client import Client
+from tidewheel.errors import InvalidInput
 from tidewheel.ids import job_id
 from tidewheel.runs import RunState
 
@@ -47,6 +49,38 @@ def test_job_is_created_by_flags_and_shown(database: Database) -> None:
     text = tidewheel(database, "job", "show", "nightly").lines
     assert "30 2 * * * Europe/Berlin" in [line.partition("  ")[2].strip() for line in text]
     assert any(line.startswith("next") and "T02:30:00+0" in line for line in text)
+
+
+@pytest.mark.parametrize(
+    ("flag", "ours"),
+    [("--timeout", "--start-to-close"), ("--interval-seconds", "--every"), ("--depends-on", "--after"),
+     ("--expression", "--cron"), ("--execution-time", "--at"), ("--executor-type", "--url"),
+     ("--enabled", "--paused"), ("--tenant-id", "--tenant")],
+)  # fmt: skip
+def test_flag_of_another_scheduler_is_refused_with_ours(flag: str, ours: str) -> None:
+    done = tidewheel(NO_DATABASE, "job", "create", "nightly", "--handler", "h", flag, "1")
+    assert done.code == ExitCode.USAGE
+    assert f"No such option: {flag}" in done.err
+    assert ours in done.err
+
+
+def test_words_of_other_schedulers_in_a_file_are_refused_with_ours(database: Database, tmp_path: Path) -> None:
+    words: dict[str, object] = {
+        "timeout_seconds": 5,
+        "executor_config": {},
+        "request": {},
+        "tenant_id": "acme",
+        "enabled": True,
+    }
+    job: dict[str, object] = {"key": "k", "schedule": "manual", "target": "h", **words}
+    (file := tmp_path / "jobs.yaml").write_text(json.dumps(job))
+    refused = tidewheel(database, "apply", "-f", file).err
+    with Client(database.url) as client, pytest.raises(InvalidInput) as error:
+        client.submit(job)
+    remedies = {each.path.removeprefix("job."): each.remedy for each in error.value.errors}
+    for word, ours in zip(words, ("start_to_close", "target", "payload", "tenant", "paused"), strict=True):
+        assert ours in remedies[word]
+        assert remedies[word] in refused
 
 
 def test_output_of_show_can_be_submitted_again(database: Database, tmp_path: Path) -> None:

@@ -31,8 +31,11 @@ def submitted(**job: object) -> dict[str, str]:
         ("kwargs", "payload"),  # Celery
         ("misfireInstruction", "catch_up"),  # Quartz
         ("rrule", "cron"),  # iCalendar
+        ("timeout", "start_to_close"),
+        ("timeout_seconds", "start_to_close"),
         ("timeout_sec", "start_to_close"),
         ("executor_type", "target"),
+        ("executor_config", "target"),
         ("expression", "cron"),
         ("retry_intervals", "intervals"),
         ("init_identifier", "key"),
@@ -43,6 +46,7 @@ def submitted(**job: object) -> dict[str, str]:
         ("execution_time", "run_at"),
         ("interval_seconds", "interval"),
         ("workspace_id", "tenant beside job"),
+        ("tenant_id", "tenant beside job"),
         ("enabled", "paused: true"),
     ],
 )
@@ -61,6 +65,7 @@ def test_field_inside_its_own_object_is_named_alone() -> None:
     assert submitted(retry={"maximumAttempts": 3})["retry.maximumAttempts"].startswith("write it as max_attempts")
     assert submitted(schedule={"cron": "0 8 * * *", "tz": "UTC"})["schedule.tz"] == "write it as timezone"
     assert "write it as cron" in submitted(schedule={"cronExpression": "0 8 * * *"})["schedule"]
+    assert submitted(schedule={"execution_time": "2030-01-01T00:00:00Z"})["schedule"] == "write it as once"
     remedies = refused({"type": "job.trigger", "key": "k", "args": [1], "countdown": 5})
     assert remedies == {"args": "write it as payload", "countdown": "write it as delay"}
 
