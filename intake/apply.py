@@ -29,7 +29,7 @@ from tidewheel.intake.group_requests import (
     thaw,
 )
 from tidewheel.intake.lifecycle import apply_deletes, apply_pauses, apply_resumes, apply_rollbacks
-from tidewheel.intake.new_jobs import exceeded
+from tidewheel.intake.new_jobs import exceeded, zoned
 from tidewheel.intake.overrides import apply_overrides
 from tidewheel.intake.request import ReceivedRequest, rejected
 from tidewheel.intake.runs import apply_cancels, apply_retries, block_claims, cancel_by_filter
@@ -160,7 +160,7 @@ def apply_with(writing: Writing, batch: Sequence[ReceivedRequest]) -> list[Reply
                 first[name] = index
             new.append(index)
     for indexes in _batches(batch, [index for index in new if index not in replies]):
-        chosen = [batch[index] for index in indexes]
+        chosen = [zoned(writing, batch[index]) for index in indexes]
         replies |= zip(indexes, _KINDS[type(chosen[0].request)].apply(writing, chosen), strict=True)
     for index, original in repeats:
         replies[index] = _first_reply(batch[index], batch[original].body_hash(), replies[original])

@@ -8,8 +8,8 @@ the same refusals. Both have their rows written by `job_rows`. Jobs that exist, 
 A bulk load has no request_id, no reply and, by default, no events. Each job is checked like a submit. A batch is one
 transaction. A load that is repeated creates the missing jobs only, since a job's id is derived from its key.
 
-One statement reads the tenants of a batch with their limits. A tenant without a quota of jobs is not locked. With a
-quota, a batch with submits locks the quota. The lock comes before any timer, and lasts until the commit: two submits
+One statement reads the tenants of a batch, with limits and zones. A tenant without a quota of jobs is not locked. With
+a quota, a batch with submits locks the quota. The lock comes before any timer, and lasts until the commit: two submits
 of such a tenant come one after another. They count the tenant's jobs once, and store the room that is left. The next
 ones take from that, and count again when it is too small: meanwhile jobs may have been deleted.
 """
@@ -17,7 +17,7 @@ ones take from that, and count again when it is too small: meanwhile jobs may ha
 import logging
 import unicodedata
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import NamedTuple, cast
 from uuid import UUID
@@ -42,6 +42,7 @@ from tidewheel.intake.next_version import (
 )
 from tidewheel.intake.request import ReceivedRequest, rejected
 from tidewheel.intake.writing import Writing
+from tidewheel.jobs.parsing import in_zone
 from tidewheel.jobs.payload import Payload, too_large
 from tidewheel.jobs.requests import BatchAdd, BatchSubmit, JobSubmit, JobTrigger
 from tidewheel.jobs.schedule import AfterSpec
@@ -65,7 +66,7 @@ _LOG = logging.getLogger("tidewheel.intake")
 
 _SQL = Statements("tidewheel.intake")
 
-_TenantRow = tuple[str, int | None, int | None]
+_TenantRow = tuple[str, int | None, int | None, str | None]
 
 _NO_JOB = UUID(int=0)  # for a schedule that does not depend on the job's id
 _TRIES = 5  # each failed try means that another transaction has created one of the jobs
@@ -74,11 +75,15 @@ _UNCHECKED = FieldError("job.schedule.after", "a bulk load does not check graphs
 
 
 def exceeded(writing: Writing, batch: Sequence[ReceivedRequest]) -> dict[int, Refused]:
-    """Return the refusals of a batch by position: unknown tenants, payloads, jobs beyond a quota."""
+    """Return the refusals of a batch by position: unknown tenants, payloads, jobs beyond a quota.
+
+    The zones of its tenants are kept in `writing`.
+    """
     tenants = sorted({received.tenant for received in batch})
     rows = cast("list[_TenantRow]", writing.execute(_SQL["find_tenants"], tenants=texts(tenants)).fetchall())
-    payloads = {tenant: most for tenant, _, most in rows if most is not None}
-    quotas = {tenant: most for tenant, most, _ in rows if most is not None}
+    payloads = {tenant: most for tenant, _, most, _ in rows if most is not None}
+    quotas = {tenant: most for tenant, most, _, _ in rows if most is not None}
+    writing.zones = {tenant: zone for tenant, _, _, zone in rows if zone is not None}
     unknown = set(tenants) - {row[0] for row in rows}
     refusals = refusals_of(writing.connection, unknown) if unknown else {}
     refused: dict[int, Refused] = {}
@@ -95,6 +100,20 @@ def exceeded(writing: Writing, batch: Sequence[ReceivedRequest]) -> dict[int, Re
     if submits:
         refused |= _beyond_quota(writing, submits, quotas)
     return refused
+
+
+def zoned(writing: Writing, received: ReceivedRequest) -> ReceivedRequest:
+    """Return a request whose cron schedule has its tenant's zone, unless it names one or keeps one."""
+    zone = writing.zones.get(received.tenant)
+    if zone is None or received.keeps_zone or not isinstance(received.request, JobSubmit):
+        return received
+    return replace(received, request=in_zone(received.request, zone))
+
+
+def zone_of(connection: Conn, tenant: str) -> str | None:
+    """Return the zone of a tenant; None if it has none."""
+    row = cast("_TenantRow | None", connection.execute(_FIND_TENANTS, {"tenants": texts([tenant])}).fetchone())
+    return None if row is None else row[3]
 
 
 def _too_large(received: ReceivedRequest, most: int) -> Refused | None:
@@ -202,7 +221,7 @@ def load_jobs(
     for index, received in enumerate(batch):
         if index not in refused:
             first.setdefault(received.job_id, index)
-    submits = [batch[index] for index in first.values()]
+    submits = [zoned(writing, batch[index]) for index in first.values()]
     day_sets = lock_calendars(connection, named_calendars(submits))
     created = create_jobs(writing, submits, day_sets, spread=True, emit_events=emit_events)
     if created.jobs:

@@ -1,7 +1,7 @@
 -- name: find_tenants
--- Those of the given tenants that exist, each with the limits that a request can exceed.
+-- Those of the given tenants that exist, each with the limits that a request can exceed, and its time zone.
 -- Index: tenants_pkey. No lock.
-SELECT tenant, max_jobs, max_payload_bytes FROM tenants WHERE tenant = ANY (%(tenants)s)
+SELECT tenant, max_jobs, max_payload_bytes, timezone FROM tenants WHERE tenant = ANY (%(tenants)s)
 
 -- name: lock_job_quota
 -- Locks the quota of a tenant, so that two transactions do not count the same jobs.

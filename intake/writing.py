@@ -58,6 +58,7 @@ class Writing:
     actor: Actor | None = None  # the origin of requests that did not come by Kafka; None for the user of this process
     written: set[RequestType] | None = None  # gets the types of requests that change rows; None if no caller reads it
     together: Sequence[ReceivedRequest] = ()  # that are applied by one call, in their order
+    zones: Mapping[str, str] = field(default_factory=dict[str, str])  # of those of its tenants that have one
     graphs: Graphs = _NO_GRAPHS  # locked before any timer
     freed: list[FreedPlace] = field(default_factory=list[FreedPlace])
     woken: set[int] = field(default_factory=set[int])  # keys whose limit an edit has changed

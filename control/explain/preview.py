@@ -17,6 +17,7 @@ from tidewheel.errors import Refused
 from tidewheel.ids import job_id
 from tidewheel.intake.calendars import lost_moves, read_upcoming_overrides, unknown_calendars
 from tidewheel.intake.locks import JobRow, absent_job
+from tidewheel.intake.new_jobs import zone_of
 from tidewheel.intake.next_version import (
     NextVersion,
     VersionInputs,
@@ -28,7 +29,7 @@ from tidewheel.intake.next_version import (
     once_at,
 )
 from tidewheel.jobs.allow_lists import AllowLists
-from tidewheel.jobs.parsing import own_request
+from tidewheel.jobs.parsing import in_zone, own_request
 from tidewheel.jobs.requests import JobSubmit
 from tidewheel.jobs.schedule import AfterSpec
 from tidewheel.jobs.spec import JobSpec
@@ -105,6 +106,8 @@ def preview(
     assert isinstance(request, JobSubmit)  # noqa: S101 - by its type
     if allow_lists is not None:
         ensure_allowed(request.job.target, allow_lists)
+    if (of_tenant := zone_of(connection, tenant)) is not None:
+        request = in_zone(request, of_tenant)
     now = read_now(connection)
     version = _version(connection, tenant, request.job, now)
     row, begin = version.job, after or now

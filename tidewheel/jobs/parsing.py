@@ -10,8 +10,9 @@ from pydantic import TypeAdapter, ValidationError
 from tidewheel.errors import FieldError, InvalidInput
 from tidewheel.jobs.invalid import InvalidValue, UnreadableValue
 from tidewheel.jobs.requests import AnyRequest, Freeze, JobSubmit, Request, Thaw
+from tidewheel.jobs.schedule import CronSpec
 from tidewheel.jobs.spec import JobSpec
-from tidewheel.jobs.spec_cache import construct, read_job
+from tidewheel.jobs.spec_cache import construct, read_job, schedule_in_zone
 from tidewheel.jobs.strict_json import as_object
 from tidewheel.jobs.validation import shown, validate
 from tidewheel.jobs.values import Key, RunId, Tenant, is_plain_key, is_tenant, is_traceparent
@@ -123,6 +124,19 @@ def _without_payload(document: Mapping[str, object], invalid: InvalidValue) -> d
     [error] = invalid.errors
     job = as_object(document["job"]) or {}
     return {**document, "job": {**job, "payload": UnreadableValue(error.problem, error.remedy)}}
+
+
+def in_zone(request: JobSubmit, zone: str) -> JobSubmit:
+    """Return a submit whose cron schedule has a zone: this one, unless it names another."""
+    job, cached = request.job, request.cached
+    if not isinstance(job.schedule, CronSpec) or "timezone" in job.schedule.model_fields_set:
+        return request
+    timing = None if cached is None else schedule_in_zone(cached.schedule, zone)
+    schedule = job.schedule.model_copy(update={"timezone": zone}) if timing is None else timing.schedule
+    found = request.model_copy(update={"job": job.model_copy(update={"schedule": schedule})})
+    if cached is not None and timing is not None:
+        vars(found)["cached"] = cached._replace(schedule=timing)
+    return found
 
 
 def request_identity(document: Mapping[str, object]) -> RequestIdentity:

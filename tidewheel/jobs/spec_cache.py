@@ -121,6 +121,12 @@ class ScheduleTemplate:
         self.recurring = isinstance(schedule, IntervalSpec | FixedDelaySpec | CronSpec)
 
 
+@lru_cache(maxsize=_SCHEDULES)
+def schedule_in_zone(template: ScheduleTemplate, zone: str) -> ScheduleTemplate:
+    """Return a cron schedule in a zone."""
+    return ScheduleTemplate(template.schedule.model_copy(update={"timezone": zone}))
+
+
 class CachedSpec(NamedTuple):
     """The templates of a job that was read from the cache."""
 

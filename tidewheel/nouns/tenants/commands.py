@@ -59,10 +59,11 @@ def _size(flag: str, text: str) -> int:
     return int(found[1]) * _BYTES[found[2]]
 
 
-_READERS: Mapping[str, Callable[[str, str], float]] = {
+_READERS: Mapping[str, Callable[[str, str], object]] = {
     **dict.fromkeys(Limits.__annotations__, _whole),
     **dict.fromkeys(("triggers_per_second", "key_rate"), _number),
     "payload_bytes": _size,
+    "timezone": lambda _, text: text,
 }
 
 
@@ -217,6 +218,7 @@ def _facts(each: TenantSummary) -> Iterator[tuple[str, str | None]]:
     yield "payload", _bytes(each.payload_bytes) or "no limit"
     yield "API keys", _bound(each.keys) or "20 created by its own keys"
     yield "API requests/s", _bound(each.key_rate) or "no common limit"
+    yield "time zone", each.timezone
     yield "roles", " ".join(each.roles) or None
 
 
@@ -266,6 +268,7 @@ _LIMITS: Mapping[str, Flag | None] = {
     "payload_bytes": Flag(
         "--payload", "SIZE", help="Size of a payload, such as 64KiB; a larger one is refused.", read=str
     ),
+    "timezone": Flag(metavar="ZONE", read=str),
 }  # fmt: skip
 _ROLES = {
     "grant_role": Annotated[

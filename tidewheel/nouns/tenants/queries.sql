@@ -6,7 +6,7 @@ SELECT 1 FROM tenants WHERE tenant = %(tenant)s
 -- part: tenant_columns(t)
 -- A tenant's limits, the begin of its pause, its database roles, and its deletion.
 -- Index: freezes_pkey, a few rows; tenant_roles_pkey. No lock.
-t.tenant, t.created_at, t.weight, t.triggers_per_second, t.in_flight, t.jobs, t.payload_bytes, t.keys, t.key_rate,
+t.tenant, t.created_at, t.weight, t.triggers_per_second, t.in_flight, t.jobs, t.payload_bytes, t.keys, t.key_rate, t.timezone,
        (SELECT min(f.created_at) FROM freezes AS f
          WHERE f.tenant = t.tenant AND f.queue IS NULL AND f.labels IS NULL AND f.key_prefix IS NULL
            AND f.thawed_at IS NULL) AS paused_at,
@@ -18,12 +18,12 @@ t.tenant, t.created_at, t.weight, t.triggers_per_second, t.in_flight, t.jobs, t.
 -- Index: tenants_pkey, tenant_deletions_pkey. No lock.
 -- Why smallint: only with equal types does a page read both by their indexes, in order.
 (SELECT n.tenant, n.created_at, n.weight, n.triggers_per_second, n.in_flight, n.max_jobs AS jobs, n.max_payload_bytes AS payload_bytes,
-        n.max_keys AS keys, n.max_key_rate AS key_rate,
+        n.max_keys AS keys, n.max_key_rate AS key_rate, n.timezone,
         n.delete_at, NULL::timestamptz AS accepted_at, NULL::bigint AS jobs_deleted, NULL::bigint AS runs_ended, NULL::jsonb AS removed,
         NULL::text AS at_table, NULL::timestamptz AS removed_at, NULL::timestamptz AS free_at
    FROM tenants AS n
   UNION ALL
- SELECT d.tenant, d.created_at, 1::smallint, NULL, NULL, NULL, NULL, NULL, NULL, NULL, d.accepted_at, d.jobs, d.runs, d.removed, d.at_table,
+ SELECT d.tenant, d.created_at, 1::smallint, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, d.accepted_at, d.jobs, d.runs, d.removed, d.at_table,
         d.finished_at,
         d.free_at
    FROM tenant_deletions AS d
@@ -89,24 +89,24 @@ SELECT FROM revoked
 -- name: add_tenant
 -- Writes a tenant; no row if it exists.
 -- Index: tenants_pkey. Lock: the new row; waits for an uncommitted insert of the same tenant.
-INSERT INTO tenants (tenant, weight, triggers_per_second, in_flight, max_jobs, max_payload_bytes, max_keys, max_key_rate)
+INSERT INTO tenants (tenant, weight, triggers_per_second, in_flight, max_jobs, max_payload_bytes, max_keys, max_key_rate, timezone)
 VALUES (%(tenant)s, coalesce(%(weight)s::smallint, 1), %(triggers_per_second)s, %(in_flight)s, %(jobs)s, %(payload_bytes)s,
-        %(keys)s, %(key_rate)s)
+        %(keys)s, %(key_rate)s, %(timezone)s)
     ON CONFLICT DO NOTHING
 
 -- name: change_limits
--- Writes the limits of a tenant; no row if there is no tenant, or no limit differs.
+-- Writes the limits and the zone of a tenant; no row if there is no tenant, or nothing differs.
 -- Index: tenants_pkey. Lock: the row.
 UPDATE tenants
    SET weight = coalesce(%(weight)s::smallint, 1), triggers_per_second = %(triggers_per_second)s, in_flight = %(in_flight)s,
-       max_jobs = %(jobs)s, max_payload_bytes = %(payload_bytes)s, max_keys = %(keys)s, max_key_rate = %(key_rate)s,
+       max_jobs = %(jobs)s, max_payload_bytes = %(payload_bytes)s, max_keys = %(keys)s, max_key_rate = %(key_rate)s, timezone = %(timezone)s,
        in_flight_since = CASE WHEN %(in_flight)s::integer IS NULL THEN NULL
                               WHEN in_flight IS NULL THEN tidewheel_now()
                               ELSE in_flight_since END
  WHERE tenant = %(tenant)s
-   AND (weight, triggers_per_second, in_flight, max_jobs, max_payload_bytes, max_keys, max_key_rate) IS DISTINCT FROM
+   AND (weight, triggers_per_second, in_flight, max_jobs, max_payload_bytes, max_keys, max_key_rate, timezone) IS DISTINCT FROM
        (coalesce(%(weight)s::smallint, 1), %(triggers_per_second)s::double precision, %(in_flight)s::integer, %(jobs)s::integer, %(payload_bytes)s::integer,
-        %(keys)s::integer, %(key_rate)s::double precision)
+        %(keys)s::integer, %(key_rate)s::double precision, %(timezone)s::text)
 
 -- name: forget_job_room
 -- Deletes the room that the last count of a tenant's jobs has left: jobs that come without a quota are not counted.

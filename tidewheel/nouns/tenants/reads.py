@@ -9,11 +9,11 @@ from datetime import date, datetime, timedelta
 from typing import Annotated, Any, Literal, TypedDict, cast, get_args
 
 from psycopg.rows import args_row
-from pydantic import BeforeValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field
 
 from tidewheel.api_keys import MAX_RATE as MAX_KEY_RATE
 from tidewheel.control.reads.json_form import one_of
-from tidewheel.errors import UnknownTenant
+from tidewheel.errors import ScheduleRefused, UnknownTenant
 from tidewheel.ids import first_run_id
 from tidewheel.jobs.invalid import InvalidValue
 from tidewheel.jobs.values import MAX_PAYLOAD_BYTES, Finite, is_tenant
@@ -22,6 +22,7 @@ from tidewheel.postgres.database_clock import read_now
 from tidewheel.postgres.session import Conn, read_row, read_rows
 from tidewheel.postgres.statements import Statements
 from tidewheel.runs import IN_FLIGHT, RunState
+from tidewheel.schedules.zones import zone
 from tidewheel.transitions.tenant_refusals import refusals_of
 
 KeptState = Literal["any", "succeeded", "failed", "timed_out", "cancelled", "skipped"]
@@ -70,8 +71,22 @@ _KeyRate = Annotated[
 ]
 
 
+def _known_zone(name: str) -> str:
+    try:
+        return zone(name).name
+    except ScheduleRefused as refused:
+        [error] = refused.errors
+        raise InvalidValue(problem=error.problem, remedy=error.remedy) from None
+
+
+_Timezone = Annotated[
+    Annotated[str, AfterValidator(_known_zone)] | None,
+    Field(description="Time zone of cron schedules that name none, for submits from now on; UTC by default."),
+]
+
+
 class Limits(TypedDict, total=False):
-    """Limits of a tenant: one that is left out stays as it is, and null lifts it."""
+    """Limits and time zone of a tenant: one that is left out stays as it is, and null lifts it."""
 
     weight: Annotated[
         Annotated[int, Field(ge=1, le=100)] | None,
@@ -83,6 +98,7 @@ class Limits(TypedDict, total=False):
     payload_bytes: _PayloadBytes
     keys: _Keys
     key_rate: _KeyRate
+    timezone: _Timezone
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +133,7 @@ class TenantSummary:
     payload_bytes: _PayloadBytes
     keys: _Keys
     key_rate: _KeyRate
+    timezone: _Timezone
     paused_at: Annotated[datetime | None, Field(description="When it was paused; null if it is not.")]
     delete_at: Annotated[
         datetime | None,

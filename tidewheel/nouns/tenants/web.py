@@ -211,7 +211,9 @@ def _fields(tenant: TenantSummary | None, usage: TenantUsage | None) -> Sequence
         limit = None if tenant is None else getattr(tenant, name)
         used = "" if usage is None else _used(name, usage)
         found.append(Field(name, each.title, "number", "" if limit is None else f"{limit:.10g}", each.effect + used))
-    return found
+    zone = "" if tenant is None else tenant.timezone or ""
+    about = "Of cron schedules that name none, such as Europe/Berlin; UTC if empty. Jobs that are stored keep theirs."
+    return [*found, Field("timezone", "Time zone", value=zone, help=about)]
 
 
 def _used(name: str, usage: TenantUsage) -> str:
@@ -222,8 +224,9 @@ def _used(name: str, usage: TenantUsage) -> str:
 
 
 def _limits_of(tenant: TenantSummary) -> str:
-    """Return the limits in a line, which also names their state."""
-    return ", ".join(f"{each.label}: {each.words}" for each in gauges(tenant, None))
+    """Return the limits and the zone in a line, which also names their state."""
+    limits = (f"{each.label}: {each.words}" for each in gauges(tenant, None))
+    return ", ".join((*limits, f"time zone: {tenant.timezone or 'UTC'}"))
 
 
 def _below(usage: TenantUsage, limits: Mapping[str, Any]) -> Sequence[FieldError]:
@@ -253,7 +256,7 @@ def _limits(form: Form) -> dict[str, Any]:
         found[name] = int(value) if value is not None and value.is_integer() else value
     if wrong:
         raise InvalidInput(wrong)
-    return found
+    return {**found, "timezone": text_of(form, "timezone")}
 
 
 @dataclass(frozen=True, slots=True)
