@@ -419,6 +419,13 @@ SELECT (SELECT r.scheduled_at FROM runs AS r
          WHERE r.job_id = %(job_id)s AND r.cause = ANY (%(causes)s) AND r.scheduled_at > %(at)s
          ORDER BY r.scheduled_at LIMIT 1) AS after
 
+-- name: find_chained_end
+-- Returns the end of the last run by the timer before an instant.
+-- Index: by job in every partition. No lock.
+SELECT f.finished_at FROM finished_runs AS f
+ WHERE f.job_id = %(job_id)s AND f.cause = 'timer' AND f.scheduled_at < %(at)s
+ ORDER BY f.scheduled_at DESC LIMIT 1
+
 -- name: oldest_day_of_runs
 -- Returns the oldest day with finished runs, from the name of its partition.
 -- Index: pg_inherits_parent_index, pg_class_oid_index. No lock.

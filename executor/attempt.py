@@ -8,7 +8,8 @@ import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from datetime import timedelta
 from typing import Protocol
 from uuid import UUID
 
@@ -16,7 +17,7 @@ from tidewheel.clock import monotonic_seconds
 from tidewheel.errors import AttemptOver
 from tidewheel.executor.complete_in import Completion, verify_completion
 from tidewheel.executor.context import Flag
-from tidewheel.executor.context_parts import Parent, Previous
+from tidewheel.executor.context_parts import NEXT_IN_ALONE, Parent, Previous
 from tidewheel.executor.handler_services import NO_SERVICES, HandlerServices
 from tidewheel.executor.lease import ENDLESS, Lease
 from tidewheel.executor.outcome import LogForwarder, Outcome, Output
@@ -69,6 +70,7 @@ class Attempt:
     span: str | None = field(default=None, init=False)
     last_heartbeat: float | None = field(default=None, init=False)  # or start; None while it waits for a thread
     closes_at: float | None = field(default=None, init=False)  # when schedule_to_close expires
+    next_in: timedelta | None = field(default=None, init=False)  # as its handler has set it
     output: Output | None = field(default=None, init=False)
     _cancel_task: Callable[[], object] | None = field(default=None, init=False)
     _cancel_queued: Callable[[], bool] | None = field(default=None, init=False)
@@ -270,9 +272,17 @@ class Attempt:
             raise RuntimeError("this attempt has no executor")
         return adds.add(self.definition.tenant, self.run_id, self.started.attempt, document, self.traceparent)
 
+    def set_next(self, delay: timedelta) -> None:
+        """Keep the time from the run's end to the job's next run."""
+        if self._completion is not None:
+            raise RuntimeError(NEXT_IN_ALONE)
+        self.next_in = delay
+
     def completing(self) -> Completion:
         """Return the completion of its run inside a transaction of its handler."""
         self._require_owned()
+        if self.next_in is not None:
+            raise RuntimeError(NEXT_IN_ALONE)
         config = self.services.completion
         if config is None:
             raise RuntimeError("this attempt has no executor")
@@ -347,4 +357,6 @@ class Attempt:
             self._forwarder.close()
         if outcome.completes or (self._completion is not None and self._completion.called):
             outcome = verify_completion(outcome)
+        if self.next_in is not None:
+            outcome = replace(outcome, next_in=self.next_in)
         self.on_report(self, outcome)

@@ -26,8 +26,9 @@ from tidewheel.executor.context_parts import (
     own_checkpoint,
     refuse_loop,
 )
+from tidewheel.jobs.schedule import LONGEST_INTERVAL, SHORTEST_INTERVAL
 from tidewheel.jobs.strict_json import strict_json
-from tidewheel.jobs.values import MAX_PROGRESS_BYTES, MAX_RESULT_BYTES
+from tidewheel.jobs.values import MAX_PROGRESS_BYTES, MAX_RESULT_BYTES, span
 from tidewheel.schemas.primitives import slot
 from tidewheel.settings.connections import Connections
 
@@ -41,6 +42,8 @@ _TOO_LARGE = {
     "progress": (MAX_PROGRESS_BYTES, "report a count, a percentage or a short text, and log the rest"),
     "checkpoint": (MAX_RESULT_BYTES, "store the data elsewhere and checkpoint its address"),
 }
+
+_NEXT = span(SHORTEST_INTERVAL, LONGEST_INTERVAL)
 
 _LOG = logging.getLogger("tidewheel.handler")
 
@@ -262,6 +265,19 @@ class Context:
     def batch(self) -> RunBatch:
         """The batch that the run belongs to: `ctx.batch.add` adds runs to it."""
         return RunBatch(self._channel, self.tenant)
+
+    def next_in(self, delay: str | float | timedelta) -> None:
+        """Set the time from the end of this run to the job's next run, such as `"30s"`; the last call counts.
+
+        It is saved with the end of the run, if this attempt ends it. It lies within `min` and `max` of the job's
+        `fixed_delay`: a shorter time is `min`, a longer one `max`. It has no effect in runs of triggers and of other
+        schedules, nor if the job was changed or deleted meanwhile.
+
+        Raises:
+            ValueError: It is no duration of 1 s to 400 days.
+            RuntimeError: The handler has called `complete_in`, which does not save it.
+        """
+        self._channel.set_next(_NEXT(delay))
 
     def complete_in(self, connection: "Connection[object]", result: object = None) -> None:
         """Complete the run inside your own PostgreSQL transaction: effect and completion commit together.

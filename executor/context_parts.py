@@ -35,6 +35,8 @@ ADDERS = 4
 _ADDS = SharedThreads(ADDERS, "batch-add")
 CALLS = SharedThreads(32, "handler-call")
 
+NEXT_IN_ALONE = "next_in and complete_in cannot be combined: return, so that the executor saves both"
+
 _STEPS, _TIMES, _OWN = "tidewheel.steps", "tidewheel.times", "checkpoint"
 _TIMED = 100  # steps of a run whose times are kept, the newest: at most 10 KiB of names and errors
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -124,6 +126,10 @@ class HandlerChannel(Protocol):
         """Add runs to the batch of the run; return False if it has them already; waits for the database."""
         ...
 
+    def set_next(self, delay: timedelta) -> None:
+        """Keep the time from the run's end to the job's next run."""
+        ...
+
     def completing(self) -> "Completion":
         """Return the completion of the attempt's run inside a transaction of its handler."""
         ...
@@ -152,6 +158,9 @@ class NoChannel:
         del document
         message = "this context has no run; tidewheel.testing.run_handler creates one that accepts ctx.batch.add"
         raise RuntimeError(message)
+
+    def set_next(self, delay: timedelta) -> None:
+        """Do nothing."""
 
     def completing(self) -> "Completion":
         """Refuse: there is no run to complete."""

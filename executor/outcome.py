@@ -67,6 +67,7 @@ class Outcome:
     not_started: bool = False  # the target certainly did nothing: even an at-most-once run may start again
     waits: timedelta | None = None  # the time limit of an end that comes from outside; None if this is the end
     completes: bool = False
+    next_in: timedelta | None = None  # from the run's end to the job's next run, if the attempt has set it
 
     @property
     def timeout(self) -> str | None:

@@ -164,7 +164,7 @@ def run_end(attempt: RecordableAttempt, outcome: Outcome, executor_id: UUID) -> 
         state, reason = ending, UNKNOWN_OUTCOME if outcome.error_type == UNKNOWN_OUTCOME else outcome.timeout
     unflushed, output, started = attempt.seal_output(), attempt.output, attempt.started  # sealed first: none is created
     # By position: by name it takes three times as long.
-    return RunEnd(
+    end = RunEnd(
         started.run_id,
         started.attempt,
         state,
@@ -182,6 +182,7 @@ def run_end(attempt: RecordableAttempt, outcome: Outcome, executor_id: UUID) -> 
         None,
         started.claimed_from,
     )
+    return end if outcome.next_in is None else end._replace(next_in=outcome.next_in)
 
 
 def requeue(attempt: RecordableAttempt, outcome: Outcome, executor_id: UUID) -> Requeue:

@@ -25,7 +25,6 @@ from tidewheel.control.explain.facts import InstantFacts, OverrideFacts, Version
 from tidewheel.control.explain.text import (
     FOLLOWS,
     TIMER_MISSING,
-    delay_of,
     excluded,
     in_freeze,
     in_pause,
@@ -42,6 +41,7 @@ from tidewheel.control.explain.text import (
     undo_skip,
     will_fire_moved,
 )
+from tidewheel.control.explain.upcoming import next_delay
 from tidewheel.control.words import duration
 from tidewheel.postgres.session import read_row, read_rows
 from tidewheel.postgres.statements import Statements
@@ -93,7 +93,7 @@ def chained(facts: InstantFacts, schedule: FixedDelay) -> Verdict:
     """Predict an instant of a fixed_delay without a run."""
     cursor, run_open = facts.job.cursor_at, facts.job.hold_reason == HoldReason.RUN
     if facts.at == cursor and not run_open and facts.timeline.version_spans[-1] is facts.version_span:
-        why = f"It is {delay_of(schedule)} after the end of the last run."
+        why = next_delay(facts.connection, facts.job, schedule)
         return _held(facts, facts.at) or _ahead_or_late(facts, why)
     return Verdict(OccurrenceOutcome.NO_OCCURRENCE, no_chained_occurrence(schedule, cursor, run_open=run_open))
 

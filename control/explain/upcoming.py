@@ -49,7 +49,9 @@ from tidewheel.schedules.schedule import TICK, FixedDelay, Manual, Once, Schedul
 from tidewheel.schedules.timer_state import TimerState
 from tidewheel.schedules.zones import zone
 
-_FIND_RUNS_AHEAD = Statements("tidewheel.control")["find_runs_ahead"]
+_SQL = Statements("tidewheel.control")
+_FIND_RUNS_AHEAD = _SQL["find_runs_ahead"]
+_FIND_CHAINED_END = _SQL["find_chained_end"]
 
 MAX_SHOWN = 1_000
 _NEAR = timedelta(days=2)  # a clock change further away does not concern the instant
@@ -346,8 +348,26 @@ def _words_without_freezes(connection: Conn, job: JobPosition, version_span: Ver
         return FOLLOWS if version_span.schedule.follows else MANUAL
     if isinstance(version_span.schedule, FixedDelay):
         delay = delay_of(version_span.schedule)
-        return f"Each occurrence is {delay} after the end of the previous run, so only the next one is known."
+        words = f"Each occurrence is {delay} after the end of the previous run, so only the next one is known."
+        least, most = version_span.schedule.delays
+        if least == most or job.hold_reason == HoldReason.RUN:
+            return words
+        return f"{words} {next_delay(connection, job, version_span.schedule)}"
     return ""
+
+
+def next_delay(connection: Conn, job: JobPosition, schedule: FixedDelay) -> str:
+    """Return how long after the end of its last run a fixed_delay fires, and what has set that."""
+    least, most = schedule.delays
+    regular = delay_of(schedule)
+    if least == most:
+        return f"It is {regular} after the end of the last run."
+    row = connection.execute(_FIND_CHAINED_END, {"job_id": job.job_id, "at": job.cursor_at}, binary=True).fetchone()
+    delay = job.cursor_at - cast("datetime", row[0]) if row is not None and job.cursor_at is not None else None
+    allowed = f"{duration(least, exact=True)} to {duration(most, exact=True)}"
+    if delay is None or delay == schedule.interval_us * TICK or not least <= delay <= most:
+        return f"It is {regular} after the end of a run that sets no time. A run may set {allowed} by next_in."
+    return f"It is {duration(delay, exact=True)} after the end of the last run, which set that by next_in ({allowed})."
 
 
 def _after_pause(on_resume: CatchUp, window: timedelta) -> str:

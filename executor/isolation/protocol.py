@@ -123,6 +123,7 @@ def outcome_frame(outcome: Outcome, *, spent: bool) -> Frame:
         "snooze": outcome.snooze.total_seconds(),
         "not_started": outcome.not_started,
         "completes": outcome.completes,
+        "next_in": None if outcome.next_in is None else outcome.next_in.total_seconds(),
         "spent": spent,
     }
     return Frame(Kind.OUTCOME, head, [outcome.result])
@@ -132,7 +133,7 @@ def outcome_of(frame: Frame) -> Outcome:
     """Return the outcome in a frame; its worker does not know what to redact, and cuts no text before."""
     head = frame.head
     message, trace = cast("str | None", head["error_message"]), cast("str | None", head["trace"])
-    after = cast("float | None", head["retry_after"])
+    after, next_in = (cast("float | None", head[name]) for name in ("retry_after", "next_in"))
     return Outcome(
         AttemptOutcome(str(head["outcome"])),
         result=frame.parts[0],
@@ -144,6 +145,7 @@ def outcome_of(frame: Frame) -> Outcome:
         snooze=timedelta(seconds=cast("float", head["snooze"])),
         not_started=bool(head["not_started"]),
         completes=bool(head["completes"]),
+        next_in=None if next_in is None else timedelta(seconds=next_in),
     )
 
 

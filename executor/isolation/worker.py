@@ -20,13 +20,14 @@ from collections.abc import Callable
 from contextlib import suppress
 from contextvars import copy_context
 from dataclasses import replace
+from datetime import timedelta
 from typing import NoReturn, cast
 
 from tidewheel.clock import boot_seconds
 from tidewheel.errors import AttemptOver, TidewheelError
 from tidewheel.executor.complete_in import Completion, CompletionConfig
 from tidewheel.executor.context import Context, Flag
-from tidewheel.executor.context_parts import Parent, Previous
+from tidewheel.executor.context_parts import NEXT_IN_ALONE, Parent, Previous
 from tidewheel.executor.handlers import Handler, import_handlers, invalid_payload, registered
 from tidewheel.executor.isolation.protocol import (
     Frame,
@@ -120,7 +121,9 @@ class Worker:
         except BaseException as error:  # noqa: BLE001 - any exception of a handler is its attempt's outcome
             outcome = from_exception(error)
         self._end_fork()
-        return replace(outcome, completes=True) if channel.completes else outcome
+        if channel.completes or channel.next_in is not None:
+            return replace(outcome, completes=channel.completes, next_in=channel.next_in)
+        return outcome
 
     def _end_fork(self) -> None:
         """End a child that the handler forked and that returned from it: it would continue as a second worker."""
@@ -208,6 +211,7 @@ class _PipeChannel:
         self._head = attempt_head(*attempt_key(frame))
         self._lock = threading.Lock()
         self._completion: Completion | None = None
+        self.next_in: timedelta | None = None
 
     def heartbeat(self, progress: bytes | None, checkpoint: bytes | None) -> None:
         self._require_owned()
@@ -233,8 +237,15 @@ class _PipeChannel:
         with self._lock:
             return bool(result_of(self._worker.request(Frame(Kind.ADD_RUNS, self._head, [document]))))
 
+    def set_next(self, delay: timedelta) -> None:
+        if self._completion is not None:
+            raise RuntimeError(NEXT_IN_ALONE)
+        self.next_in = delay
+
     def completing(self) -> Completion:
         self._require_owned()
+        if self.next_in is not None:
+            raise RuntimeError(NEXT_IN_ALONE)
         with self._lock:
             if self._completion is None:
                 context = context_of(self._frame, Flag(), self)

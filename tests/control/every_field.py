@@ -84,7 +84,7 @@ JOBS: Mapping[str, Mapping[str, object]] = {
         "retry": {"backoff": "fixed", "initial": "30d", "jitter": "100%"}, "ordering_key": "o/1", "payload": None,
     },
     DELAY: {
-        "schedule": {"fixed_delay": "400d"}, "concurrency_key": "one",
+        "schedule": {"fixed_delay": "400d", "min": "1s", "max": "400d"}, "concurrency_key": "one",
         "target": {"type": "lambda", "function": "report", "qualifier": "$LATEST", "region": "eu-west-1"},
     },
     CHILD: {"schedule": {"after": [{"job": ROOT, "when": "always"}]}, "target": "send-email"},

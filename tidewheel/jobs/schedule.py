@@ -6,9 +6,9 @@
 import re
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
-from typing import Annotated, ClassVar, Literal, TypeAlias
+from typing import Annotated, ClassVar, Literal, Self, TypeAlias
 
-from pydantic import AfterValidator, BeforeValidator
+from pydantic import AfterValidator, BeforeValidator, model_validator
 
 from tidewheel.jobs.invalid import InvalidValue
 from tidewheel.jobs.peer_words import our_field
@@ -52,12 +52,28 @@ class IntervalSpec(StrictModel):
     anchor: Instant | None = None
 
 
+_Delay = Annotated[timedelta, BeforeValidator(span(SHORTEST_INTERVAL, LONGEST_INTERVAL))]
+
+
 class FixedDelaySpec(StrictModel):
-    """The first occurrence at once, each later one a fixed time after the end of the timer's last run."""
+    """The first occurrence at once, each later one a fixed time after the end of the timer's last run.
+
+    Within `min` and `max`, a run may set the time to the next occurrence. Without them, none may.
+    """
 
     elsewhere: ClassVar[Mapping[str, str]] = _BOUNDS | _ZONE | {"anchor": "leave it out; only interval has it"}
 
-    fixed_delay: Annotated[timedelta, BeforeValidator(span(SHORTEST_INTERVAL, LONGEST_INTERVAL))]
+    fixed_delay: _Delay
+    min: _Delay | None = None
+    max: _Delay | None = None
+
+    @model_validator(mode="after")
+    def _lies_between(self) -> Self:
+        if self.min is not None and self.min > self.fixed_delay:
+            raise InvalidValue(problem="is longer than fixed_delay", remedy="write a shorter one", path="min")
+        if self.max is not None and self.max < self.fixed_delay:
+            raise InvalidValue(problem="is shorter than fixed_delay", remedy="write a longer one", path="max")
+        return self
 
 
 def _expressions(value: object) -> tuple[str, ...]:
@@ -222,7 +238,9 @@ def schedule_document(schedule: ScheduleSpec, start_at: datetime | None, end_at:
             every = microseconds(schedule.interval)
             return {"kind": "interval", "interval_us": every, "anchor": _text(schedule.anchor), **bounds}
         case FixedDelaySpec():
-            return {"kind": "fixed_delay", "interval_us": microseconds(schedule.fixed_delay), **bounds}
+            delays = {"interval_us": schedule.fixed_delay, "min_us": schedule.min, "max_us": schedule.max}
+            given = {name: microseconds(each) for name, each in delays.items() if each is not None}
+            return {"kind": "fixed_delay", **given, **bounds}
         case CronSpec():
             return {
                 "kind": "cron",

@@ -5,7 +5,7 @@ A document is a job's `schedule` field once its defaults are filled in:
 - ``{"kind": "once", "at": …}``
 - ``{"kind": "interval", "interval_us": …, "anchor": …, "anchor_fires": …, "start_at": …, "end_at": …}``
 - ``{"kind": "cron", "expressions": […], "timezone": …, "dst_gap": …, "dst_overlap": …, "start_at": …, "end_at": …}``
-- ``{"kind": "fixed_delay", "interval_us": …, "start_at": …, "end_at": …}``
+- ``{"kind": "fixed_delay", "interval_us": …, "min_us": …, "max_us": …, "start_at": …, "end_at": …}``
 - ``{"kind": "manual"}``
 - ``{"kind": "after", "parents": […]}``
 
@@ -69,7 +69,10 @@ def parse_schedule(document: Mapping[str, object], *, job_id: UUID | None = None
         case "cron":
             return _cron(document, job_id)
         case "fixed_delay":
-            return FixedDelay(_every(document), _bounds(document))
+            least, most = (
+                None if document.get(name) is None else _every(document, name) for name in ("min_us", "max_us")
+            )
+            return FixedDelay(_every(document), _bounds(document), least, most)
         case "manual":
             return Manual()
         case "after":
@@ -117,8 +120,8 @@ def _refuse_bounds(bounds: Bounds, now: datetime) -> None:
     raise ScheduleRefused(problem, "widen the bounds to include at least one occurrence", path)
 
 
-def _every(document: Mapping[str, object]) -> int:
-    every, path = document.get("interval_us"), str(document.get("kind"))
+def _every(document: Mapping[str, object], name: str = "interval_us") -> int:
+    every, path = document.get(name), str(document.get("kind"))
     if not isinstance(every, int) or isinstance(every, bool):
         problem = f"{str(every)[:64]!r} is not a number of microseconds"
         raise ScheduleRefused(problem, "write a duration such as 90s", path)

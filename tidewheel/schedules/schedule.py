@@ -244,12 +244,21 @@ class Interval:
 class FixedDelay:
     """One occurrence at once, and each later one `interval_us` after the end of the last run by the timer.
 
-    Its occurrences are the recorded ones. As a schedule it has none, so it has no catch-up and no backfill.
+    Its occurrences are the recorded ones. As a schedule it has none, so it has no catch-up and no backfill. A run may
+    set the time to the next occurrence, from `min_us` to `max_us`; None is `interval_us`.
     """
 
     interval_us: int
     bounds: Bounds = UNBOUNDED
+    min_us: int | None = None
+    max_us: int | None = None
     hashed = False
+
+    @property
+    def delays(self) -> tuple[timedelta, timedelta]:
+        """The shortest and the longest time to the next occurrence."""
+        least, most = self.min_us or self.interval_us, self.max_us or self.interval_us
+        return least * TICK, most * TICK
 
     def due(self, accepted: datetime, ended: datetime | None) -> datetime | None:
         """Return the next occurrence; None past the end. Before the first run `ended` is None."""

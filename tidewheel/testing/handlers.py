@@ -52,6 +52,7 @@ class HandlerResult:
         again_in: How long until the next attempt; None where there is none.
         progress: The last progress that it reported.
         checkpoint: The last checkpoint that it saved, or the one it was given.
+        next_in: The time to the job's next run that it has set, before the bounds of the job; None if it set none.
         completed_in: The connections that it has called `complete_in` with, in their order.
         added_runs: The runs that it has added to its batch, as plain values.
     """
@@ -65,6 +66,7 @@ class HandlerResult:
     progress: object = None
     checkpoint: object = None
     output: str = ""
+    next_in: timedelta | None = None
     completed_in: tuple[object, ...] = ()
     added_runs: tuple[Mapping[str, object], ...] = ()
 
@@ -242,6 +244,7 @@ def _result(attempt: _Attempt, outcome: Outcome) -> HandlerResult:
         progress=_value(attempt.progress),
         checkpoint=_value(attempt.checkpoint),
         output=(attempt.output.tail() or b"").decode("utf-8", "replace") if attempt.output else "",
+        next_in=attempt.next_in,
         completed_in=tuple(connection for connection, _ in attempt.completed),
         added_runs=tuple(attempt.added.values()),
     )

@@ -7,7 +7,8 @@ runs, under its own locks. The request_id contains the failed run's id, so that 
 
 The end of a fixed_delay's scheduled run sets the next fire time, in the ending transaction. The timer is held while
 that run is open (`HoldReason.RUN`), and a pause in between keeps it held. Both writes are one transaction, so no crash
-leaves a timer held without an open run.
+leaves a timer held without an open run. A time that the attempt has set by `next_in` is a second write of that
+transaction, which other ends do not have (ADR 0091).
 
 A client's own transaction may stay open for long, so it must lock no timer, job, inputs or active run. A completion
 there (`lasting`) inserts rows with the effects that are left, which commit or roll back with it. The scheduler applies
@@ -43,6 +44,7 @@ _LOCK_COUNTED_JOBS = _SQL["lock_counted_jobs"]
 _COUNT_FAILURES = _SQL["count_failures"]
 _LOCK_CHAINED_TIMERS = _SQL["lock_chained_timers"]
 _MOVE_CHAINED_TIMERS = _SQL["move_chained_timers"]
+_MOVE_BY_ATTEMPTS = _SQL["move_by_attempts"]
 _KEEP_INPUTS = _SQL["keep_inputs"]
 _ADD_DEFERRED_EFFECTS = _SQL["add_deferred_effects"]
 _TAKE_DEFERRED_EFFECTS = _SQL["take_deferred_effects"]
@@ -95,6 +97,21 @@ def schedule_after_end(connection: Conn, ended: Iterable[tuple[UUID, datetime, d
     }
     connection.execute(_LOCK_CHAINED_TIMERS, columns)
     return connection.execute(_MOVE_CHAINED_TIMERS, columns).rowcount
+
+
+def schedule_next_in(connection: Conn, ended: Sequence[FinishedRun]) -> None:
+    """Move next fire times that `schedule_after_end` has just set to those that attempts have set.
+
+    Args:
+        ended: The runs whose attempts have set the time to the next run.
+    """
+    columns = {
+        "job_ids": uuids(run.row.job_id for run in ended),
+        "versions": [run.row.job_version for run in ended],
+        "ended_at": instants(run.row.ended_at for run in ended),
+        "delays": [run.end.next_in for run in ended],
+    }
+    connection.execute(_MOVE_BY_ATTEMPTS, columns)
 
 
 def failure_triggers(installation: Installation, dead: Iterable[FinishedRun]) -> list[OutboxRow]:

@@ -30,6 +30,7 @@ from tidewheel.transitions.after_end import (
     failure_triggers,
     keep_inputs,
     schedule_after_end,
+    schedule_next_in,
 )
 from tidewheel.transitions.attempts import AttemptEnd, write_attempts, write_outputs
 from tidewheel.transitions.children import write_releases
@@ -261,9 +262,10 @@ def _apply_follow_ups(connection: Conn, installation: Installation, finished: Se
     keep_inputs(
         connection, [(run.end.run_id, run.row.created_at, run.row.ended_at) for run in finished if run.moves_inputs]
     )
-    schedule_after_end(
-        connection, [(run.row.job_id, run.row.scheduled_at, run.row.ended_at) for run in finished if run.sets_next_time]
-    )
+    chained = [run for run in finished if run.sets_next_time]
+    schedule_after_end(connection, [(run.row.job_id, run.row.scheduled_at, run.row.ended_at) for run in chained])
+    if own := [run for run in chained if run.end.next_in is not None]:
+        schedule_next_in(connection, own)
     counted = [run for run in finished if run.counts_failures and not run.row.refused]
     return count_failures(connection, installation, counted)
 

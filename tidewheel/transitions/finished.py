@@ -62,6 +62,7 @@ class RunEnd(NamedTuple):
     definition: records.JobDefinition | None = None
     outcome: AttemptOutcome | None = None
     claimed_from: str | None = None
+    next_in: timedelta | None = None
 
 
 class ClosedRun(NamedTuple):

@@ -1427,6 +1427,26 @@ UPDATE timers AS t
    AND j.schedule_kind = 'fixed_delay'
    AND t.scheduled_at <= ended.scheduled_at
 
+-- name: move_by_attempts
+-- Moves next fire times that `move_chained_timers` has set for these ends, to the times that the attempts have set, within the
+-- bounds of the job. A job that has another version than the run, or whose timer was not set, is not changed.
+-- Index: timers_pkey, jobs_pkey, job_versions_pkey; timers_due changes.
+-- Lock: rows already locked.
+UPDATE timers AS t
+   SET scheduled_at = ended.ended_at + bounded.delay,
+       due_at = CASE WHEN t.due_at = t.scheduled_at THEN ended.ended_at + bounded.delay ELSE t.due_at END
+  FROM unnest(%(job_ids)s::uuid[], %(versions)s::integer[], %(ended_at)s::timestamptz[], %(delays)s::interval[])
+       AS ended (job_id, version, ended_at, delay)
+  JOIN jobs AS j ON j.job_id = ended.job_id AND j.version = ended.version
+  JOIN job_versions AS v ON v.job_id = j.job_id AND v.version = j.version
+ CROSS JOIN LATERAL (
+    SELECT least(greatest(ended.delay, coalesce((v.schedule_json::jsonb->>'min_us')::bigint, j.interval_us) * interval '1 microsecond'),
+                 coalesce((v.schedule_json::jsonb->>'max_us')::bigint, j.interval_us) * interval '1 microsecond') AS delay
+ ) AS bounded
+ WHERE t.job_id = ended.job_id
+   AND j.schedule_kind = 'fixed_delay'
+   AND t.scheduled_at = ended.ended_at + j.interval_us * interval '1 microsecond'
+
 -- name: lock_counted_jobs
 -- Locks jobs whose consecutive failures are counted; alone, in job_id order.
 -- Index: jobs_pkey.

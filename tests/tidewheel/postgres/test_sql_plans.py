@@ -590,6 +590,7 @@ SPECIAL: Mapping[str, Mapping[str, object]] = {
     "read_skips_at": {"at": _NOON},
     "read_overrides_around": {"at": _NOON, "cursor_at": _NOON},
     "find_chain": {"at": _NOON, "causes": [Cause.TIMER]},
+    "find_chained_end": {"at": _NOON},
     "find_unfired": {"since": _NOON, "skipped": RunState.SKIPPED, "limit": 51},
     "find_timeline_runs": _TIME | {"limit": 401},
     "count_timeline_runs": _TIME | {"look": 20_000, "edges": [_NOON, _NOON]},
@@ -706,8 +707,8 @@ _HOT = {
         release_active_runs drop_signals requeue_runs find_busy_attempts read_attempts read_definitions read_inputs
         find_existing_runs add_job_runs drop_repeated_runs keep_inputs
         retract_runs retract_skips restore_moves read_overrides read_day_sets move_timers
-        lock_chained_timers move_chained_timers drop_timers finish_jobs request_cancel find_waiting_runs
-        lock_replaced_runs transfer_active_runs buffer_runs
+        lock_chained_timers move_chained_timers move_by_attempts drop_timers finish_jobs request_cancel
+        find_waiting_runs lock_replaced_runs transfer_active_runs buffer_runs
         mark_waiters promote_next_runs promote_waiting_runs
         lock_keyed add_run_keys read_run_limits find_waiting_keys find_edited_keys find_first_waiting lock_run_keys
         wait_for_keys promote_for_keys
@@ -762,7 +763,7 @@ _HOT = {
         read_attempts_of read_skips_at read_overrides_around find_active_run
         count_runs_of_jobs read_plain_schedules read_job_times find_timeline_runs count_timeline_runs
         read_took_p95 read_streak read_error_lines read_versions_since read_pauses
-        find_chain find_runs_ahead find_unfired read_versions read_two_versions
+        find_chain find_chained_end find_runs_ahead find_unfired read_versions read_two_versions
         find_runs find_open_runs find_runs_of_job find_open_runs_of_job find_failed_runs read_runs show_run
         find_oldest_runs find_oldest_open_runs find_oldest_runs_of_job find_oldest_open_runs_of_job
         find_oldest_failed_runs

@@ -1,0 +1,159 @@
+"""`next_in`: the end of a run sets when its fixed_delay job runs next, within the bounds of the job."""
+
+from datetime import timedelta
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.control.cli.command import json_output, tidewheel
+from tests.fixtures.acts import about, ending
+from tests.fixtures.database import ClockedDatabase
+from tests.fixtures.examples import examples
+from tests.scheduler.firing import fire_due
+from tidewheel.control.client.client import Client
+from tidewheel.errors import InvalidInput
+from tidewheel.runs import AttemptOutcome, RunState
+from tidewheel.transitions.claim import Started
+from tidewheel.transitions.finish import finish_runs
+
+SECOND = timedelta(seconds=1)
+SCHEDULE = {"fixed_delay": "60s", "min": "10s", "max": "1h"}
+SPANS = st.integers(1_000_000, 400 * 86_400_000_000).map(lambda us: timedelta(microseconds=us))
+ENDS = st.sampled_from([RunState.SUCCEEDED, RunState.FAILED, RunState.TIMED_OUT])
+
+
+@pytest.fixture
+def chain(clocked: ClockedDatabase) -> ClockedDatabase:
+    clocked.stop_clock()
+    clocked.submit(schedule=SCHEDULE)
+    return clocked
+
+
+def start(database: ClockedDatabase) -> Started:
+    fire_due(database)
+    [run] = database.job_runs()
+    return database.begin(run.run_id)
+
+
+def finish(database: ClockedDatabase, started: Started, seconds: float, state: RunState = RunState.SUCCEEDED) -> None:
+    database.end(ending(started, state, error_type="E", next_in=seconds * SECOND))
+
+
+def seconds_left(database: ClockedDatabase) -> float | None:
+    """The seconds until the timer is due; None for never."""
+    text = "SELECT CASE WHEN due_at < 'infinity' THEN extract(epoch FROM due_at - tidewheel_now()) END FROM timers"
+    left = database.value(text)
+    return None if left is None else float(left)
+
+
+@given(SPANS, st.lists(SPANS, min_size=3, max_size=3), ENDS, st.sets(st.sampled_from(["min", "max"])))
+@settings(examples(60, quick=8), suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
+def test_next_run_is_due_as_asked_within_the_bounds(
+    chain: ClockedDatabase, asked: timedelta, spans: list[timedelta], state: RunState, given_bounds: set[str]
+) -> None:
+    least, every, most = sorted(spans)
+    bounds = {name: span for name, span in (("min", least), ("max", most)) if name in given_bounds}
+    chain.apply_batch(about("job.delete"))
+    chain.advance(SECOND)
+    chain.submit(schedule={"fixed_delay": every} | bounds)
+    started = start(chain)
+    chain.advance(7 * SECOND)
+    chain.end(ending(started, state, error_type="E", next_in=asked))
+    expected = min(max(asked, bounds.get("min", every)), bounds.get("max", every))
+    assert chain.rows("SELECT due_at, scheduled_at, hold_reason FROM timers") == [
+        (chain.now() + expected, chain.now() + expected, None)
+    ]
+
+
+def test_it_holds_for_one_interval(chain: ClockedDatabase) -> None:
+    finish(chain, start(chain), 30)
+    assert seconds_left(chain) == 30
+    chain.advance(30 * SECOND)
+    chain.succeed(start(chain))
+    assert seconds_left(chain) == 60
+
+
+def test_superseded_attempt_and_a_repeated_end_set_nothing(chain: ClockedDatabase) -> None:
+    first = start(chain)
+    chain.requeue(first, AttemptOutcome.LOST)
+    [run] = chain.job_runs()
+    chain.execute("UPDATE job_runs SET publish_at = tidewheel_now()")
+    second = chain.begin(run.run_id)
+    finish(chain, first, 600)
+    assert seconds_left(chain) is None, "the attempt that owns the run goes on"
+    finish(chain, second, 30)
+    chain.advance(5 * SECOND)
+    for zombie in (first, second):
+        finish(chain, zombie, 600)
+    assert seconds_left(chain) == 25
+
+
+@pytest.mark.parametrize("key", ["description", "schedule"])
+def test_job_that_was_changed_meanwhile_has_its_own_delay(chain: ClockedDatabase, key: str) -> None:
+    started = start(chain)
+    delay, about_it = ("60s", "x") if key == "description" else ("50s", None)
+    chain.submit(schedule={**SCHEDULE, "fixed_delay": delay}, description=about_it)
+    finish(chain, started, 30)
+    assert seconds_left(chain) == (60 if key == "description" else 50)
+
+
+def test_deleted_job_and_one_with_another_schedule_ignore_it(chain: ClockedDatabase) -> None:
+    started = start(chain)
+    chain.apply_batch(about("job.delete"))
+    finish(chain, started, 30)
+    assert chain.count("timers") == 0
+    chain.advance(SECOND)
+    chain.submit(schedule=SCHEDULE)
+    started = start(chain)
+    chain.submit(schedule={"interval": "40s"})
+    finish(chain, started, 30)
+    assert seconds_left(chain) == 40
+
+
+def test_runs_of_triggers_set_nothing(chain: ClockedDatabase) -> None:
+    chain.succeed(start(chain))
+    run = chain.trigger()
+    chain.execute("UPDATE job_runs SET publish_at = tidewheel_now()")
+    finish(chain, chain.begin(run), 30)
+    assert seconds_left(chain) == 60
+
+
+def test_pause_keeps_what_was_set(chain: ClockedDatabase) -> None:
+    started = start(chain)
+    chain.apply_batch(about("job.pause"))
+    finish(chain, started, 30)
+    assert seconds_left(chain) is None
+    chain.advance(10 * SECOND)
+    chain.apply_batch(about("job.resume"))
+    assert seconds_left(chain) == 20
+
+
+def test_rolled_back_end_sets_nothing(chain: ClockedDatabase) -> None:
+    started = start(chain)
+    with chain.transaction() as connection:
+        finish_runs(connection, chain.installation, [ending(started, RunState.SUCCEEDED, next_in=30 * SECOND)])
+        connection.rollback()
+    assert seconds_left(chain) is None
+
+
+def test_explain_and_the_audit_know_what_was_set(chain: ClockedDatabase) -> None:
+    began = chain.now()
+    finish(chain, start(chain), 30)
+    with Client(chain.url) as client:
+        assert "It is 30 s after the end of the last run, which set that by next_in" in client.next("job").words
+    due = chain.now() + 30 * SECOND
+    assert "30 s after the end of the last run" in tidewheel(chain, "explain", "job", "--at", due).out
+    chain.stop_clock(due)
+    chain.succeed(start(chain))
+    chain.advance(timedelta(hours=1))
+    found = json_output(chain, "admin", "audit", "--from", began - SECOND, "--to", chain.now())
+    assert found["findings"] == []
+
+
+def test_bounds_that_do_not_hold_the_delay_are_refused_by_name(chain: ClockedDatabase) -> None:
+    with Client(chain.url) as client:
+        for name, span in (("min", "2m"), ("max", "59s")):
+            with pytest.raises(InvalidInput) as refused:
+                client.submit({"key": "b", "schedule": {"fixed_delay": "60s", name: span}, "target": "h"})
+            assert refused.value.errors[0].path == f"job.schedule.{name}"
