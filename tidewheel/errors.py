@@ -10,7 +10,8 @@
     ├── Unusable                 stop and tell the operator: settings, schema, stack
     │   └── SettingsError
     │       ├── ExtraMissing
-    │       └── NotRunning
+    │       ├── NotRunning
+    │       └── UnsupportedServer
     └── HandlerSignal            raised by users' handlers to choose how an attempt ends
 
 The other errors are direct subclasses of these four, in the same order. A lost claim is no error but a return value.
@@ -365,6 +366,10 @@ class ExtraMissing(SettingsError):
 
 class NotRunning(SettingsError):
     """No server is named, and no local stack runs."""
+
+
+class UnsupportedServer(SettingsError):
+    """The database server is too old, or the brokers lack an API."""
 
 
 class MigrationError(Unusable):

@@ -22,7 +22,7 @@ from tidewheel.control.reads.fleet import (
     read_status,
 )
 from tidewheel.control.reads.workload import read_held_lanes
-from tidewheel.errors import MigrationError, SettingsError, Unavailable
+from tidewheel.errors import MigrationError, SettingsError, Unavailable, UnsupportedServer
 from tidewheel.migrations.row_security import REMEDY, ownership_problem, role_problem, unsecured_tables
 from tidewheel.migrations.runner import MigrationState, created_names, is_post, migrations, status
 from tidewheel.postgres.database_clock import read_now
@@ -51,6 +51,9 @@ def check_database(context: Context) -> Iterator[Finding]:
         with context.connection() as connection:
             restore = _find_restore(connection)
     except SettingsError as error:
+        if isinstance(error, UnsupportedServer):
+            yield Finding("database", Severity.ERROR, "the database server is too old", str(error), "upgrade it")
+            return
         yield Finding(
             "database", Severity.ERROR, "no database is configured", str(error), "tidewheel dev, or tidewheel up"
         )

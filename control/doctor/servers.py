@@ -11,7 +11,7 @@ from psycopg.conninfo import conninfo_to_dict
 from tidewheel.control.doctor.check import Context
 from tidewheel.control.doctor.database import live_queues
 from tidewheel.control.reads.findings import Finding, Severity
-from tidewheel.errors import SettingsError, Unavailable, UnknownTenant
+from tidewheel.errors import SettingsError, Unavailable, UnknownTenant, UnsupportedServer
 from tidewheel.kafka.clients import bootstrap_check
 from tidewheel.kafka.topics import (
     DEFAULT_QUEUE,
@@ -163,6 +163,8 @@ def check_broker(context: Context) -> Iterator[Finding]:
     except Unavailable as error:
         remedy = "start the brokers, or correct TIDEWHEEL_KAFKA_BOOTSTRAP; meanwhile the sweep starts runs"
         yield Finding("broker", Severity.ERROR, "no Kafka broker answers", str(error), remedy)
+    except UnsupportedServer as error:
+        yield Finding("broker", Severity.ERROR, "the Kafka brokers are too old", str(error), "upgrade them")
     except SettingsError as error:
         remedy = "correct the setting that the evidence names, or run `tidewheel up`"
         yield Finding("broker", Severity.ERROR, "the settings of Kafka clients are invalid", str(error), remedy)

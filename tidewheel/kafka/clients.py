@@ -5,6 +5,7 @@ through untouched; those that would weaken a promise are refused.
 """
 
 import logging
+import re
 import threading
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
@@ -15,7 +16,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Produ
 from confluent_kafka.admin import AdminClient
 
 from tidewheel.clock import monotonic_seconds
-from tidewheel.errors import SettingsError, Unavailable
+from tidewheel.errors import SettingsError, Unavailable, UnsupportedServer
 from tidewheel.process.exhausted import end_exhausted_process, is_exhausted
 
 _LOG = logging.getLogger("tidewheel.kafka.clients")
@@ -70,6 +71,11 @@ _NOT_YOURS = frozenset(
     {"acks", "enable.idempotence", "enable.auto.commit", "enable.auto.offset.store", "auto.offset.reset", "partitioner"}
 )
 
+# Producers that repeat nothing, headers, offsets by time, groups. The line names an API and its oldest version.
+# librdkafka reports what brokers lack in its log alone. Source: librdkafka, rdkafka_feature.c
+_FEATURES = "IdempotentProducer|MsgVer2|OffsetTime|BrokerGroupCoordinator"
+_LACKS = re.compile(rf"Feature (?:{_FEATURES}): (\w+) \((\d+)\.\.\d+\) NOT supported by broker")
+
 _QUIET_SECONDS = CONNECT_SECONDS + 2.0
 _REPEAT_SECONDS = 60.0
 # Source: librdkafka, rdkafka_broker.c: a connection that failed; an error without an error callback.
@@ -80,7 +86,7 @@ def bootstrap_check(config: Mapping[str, str]) -> Callable[[], None]:
     """Return a check that a broker answers; it may be repeated.
 
     The check raises `Unavailable` if none does within ten seconds; the message names the address. It raises
-    `SettingsError` if the brokers refuse the credentials.
+    `SettingsError` if the brokers refuse the credentials, and `UnsupportedServer` if they lack an API.
 
     Raises:
         SettingsError: A setting was passed through that would break a promise, or that no client knows.
@@ -96,7 +102,8 @@ def bootstrap_check(config: Mapping[str, str]) -> Callable[[], None]:
         elif error.code() != KafkaError._ALL_BROKERS_DOWN:
             reasons.append(error.str())
 
-    admin = _checked_admin(config, on_error)
+    lacking = _Lacking()
+    admin = _checked_admin(config, on_error, lacking)
 
     def check() -> None:
         refusals.clear()
@@ -112,6 +119,12 @@ def bootstrap_check(config: Mapping[str, str]) -> Callable[[], None]:
             if "certificate verify failed" in reason and "ssl.ca.location" not in reason:  # librdkafka adds it at times
                 reason += "; ssl.ca.location (TIDEWHEEL_KAFKA_CONFIG_SSL_CA_LOCATION) does not name its authority"
             raise Unavailable(f"no Kafka broker answers at {where} (TIDEWHEEL_KAFKA_BOOTSTRAP): {reason}") from error
+        admin.poll(0)
+        if lacking.apis:
+            raise UnsupportedServer(
+                f"the Kafka brokers at {where} lack {', '.join(sorted(lacking.apis))}, which Tidewheel needs: upgrade "
+                "them, or name others in TIDEWHEEL_KAFKA_BOOTSTRAP (docs/compatibility.md)"
+            )
 
     return check
 
@@ -311,10 +324,23 @@ class ConnectionLog:
         _LOG.info(text, self._role, quiet, self._failures, away)
 
 
-def _checked_admin(config: Mapping[str, str], on_error: Callable[[KafkaError], None]) -> AdminClient:
-    check: dict[str, Any] = {"client.id": "tidewheel-check", "log_level": 0, "error_cb": on_error}
+class _Lacking:
+    """The needed APIs that brokers lack, as a client logs them."""
+
+    def __init__(self) -> None:
+        self.apis: set[str] = set()
+
+    def log(self, level: int, message: str, *args: object) -> None:
+        """Read a line of librdkafka."""
+        del level, message
+        if args and (found := _LACKS.search(str(args[-1]))):
+            self.apis.add(f"{found[1]} version {found[2]}")
+
+
+def _checked_admin(config: Mapping[str, str], on_error: Callable[[KafkaError], None], lacking: _Lacking) -> AdminClient:
+    check: dict[str, Any] = {"client.id": "tidewheel-check", "debug": "feature", "log_level": 7, "error_cb": on_error}
     try:
-        return AdminClient({**_CONNECTING, **config, **check})
+        return AdminClient({**_CONNECTING, **config, **check}, logger=lacking)
     except KafkaException as error:
         passed = ", ".join(_variable(name) for name in sorted(set(config) - {"bootstrap.servers"}))
         message = f"a Kafka client cannot be made with {passed or 'these settings'}: {error.args[0].str()}"

@@ -23,7 +23,7 @@ from psycopg.pq import Conninfo, TransactionStatus
 from psycopg.rows import RowFactory
 
 from tidewheel.clock import monotonic_seconds
-from tidewheel.errors import SettingsError, Unavailable
+from tidewheel.errors import SettingsError, Unavailable, UnsupportedServer
 from tidewheel.postgres.faults import first_line, without_partition, without_rows_fault
 from tidewheel.postgres.fences import EpochOver, epoch, named_servers, primaries
 from tidewheel.postgres.partitions import repair_days
@@ -48,6 +48,8 @@ _DURABLE = "-c synchronous_commit=on"
 # transaction is rolled back, which releases all its locks, and the caller retries.
 _STATEMENT_LIMITS = "-c lock_timeout=10s -c statement_timeout=30s"
 _OPTIONS = f"{_FORCE_CUSTOM_PLAN} {_IDLE_LIMIT} {_UTC} {_DURABLE} {_STATEMENT_LIMITS}"
+# The oldest release that `make matrix` runs. Those before it get no more fixes.
+_OLDEST_SERVER = 15
 _CANCEL_SECONDS = 5.0  # as for connecting: a cancel opens its own connection
 # A process that is stopped inside a COPY is not idle: only the limit on the whole transaction releases its locks.
 _WHOLE_TRANSACTION = "60s"
@@ -221,6 +223,9 @@ def connect(
         prompt: Notice a lost server, or one that returned, within 4 s: for heartbeats.
         pooled: Behind a pooler keep nothing in a session of the server, for the pooler may share sessions: the caller
             begins each transaction by `OwnConnection.begin`.
+
+    Raises:
+        UnsupportedServer: The server is older than this release needs.
     """
     servers = named_servers(url)
     if len(servers) > 1:
@@ -245,6 +250,7 @@ def _open(url: str, name: str, *, autocommit: bool, options: str, prompt: bool, 
             if _NO_OPTIONS not in str(error):
                 raise
             connection = _started(url, name, "", prompt=prompt)
+        _refuse_old_server(connection)
         try:
             connection.set_through_pooler(settings, pooled=pooled)
             connection.autocommit = autocommit or connection.begins is not None
@@ -263,6 +269,20 @@ def _open(url: str, name: str, *, autocommit: bool, options: str, prompt: bool, 
     connection.notices = _Notices()
     connection.add_notice_handler(connection.notices)
     return connection
+
+
+def _refuse_old_server(connection: OwnConnection) -> None:
+    """Close the connection to a server that is too old, and raise UnsupportedServer.
+
+    The server has reported its version at the start of the connection.
+    """
+    major, minor = divmod(connection.info.server_version, 10_000)
+    if major < _OLDEST_SERVER:
+        connection.close()
+        raise UnsupportedServer(
+            f"PostgreSQL {major}.{minor} is too old for Tidewheel, which needs {_OLDEST_SERVER} or newer: upgrade the "
+            "server, or name another one in TIDEWHEEL_DATABASE_URL (docs/compatibility.md)"
+        )
 
 
 def _beginning(settings: Mapping[str, str]) -> sql.Composed:
@@ -308,8 +328,8 @@ def connect_configured(url: str, name: str, *, autocommit: bool = False, pooled:
         pooled: Accept a pooler that shares sessions.
 
     Raises:
-        SettingsError: The server refuses the user, the password, the address or the database, or a pooler shares
-            sessions, or has no transactions.
+        SettingsError: The server refuses the user, the password, the address or the database, or is too old. Or a
+            pooler shares sessions, or has no transactions.
     """
     try:
         connection = connect(url, name, autocommit=autocommit, pooled=True)
