@@ -2,8 +2,9 @@
 SHELL := /bin/sh
 # One with PGO where there is one: without, all Python costs about a fifth more CPU. Looked for once, when it is needed.
 PYTHON ?= $(eval PYTHON := $(shell sh .ci/python))$(PYTHON)
-BIN := .venv/bin
-STAMP := .venv/.installed
+VENV := .venv
+BIN = $(VENV)/bin
+STAMP = $(VENV)/.installed
 PYTEST := $(BIN)/python -m pytest
 WORKERS ?= 2
 PARALLEL = $(PYTEST) -n $(WORKERS) --dist worksteal
@@ -12,7 +13,7 @@ AHEAD := jars ruff mypy imports prose # of the tests, among which are the other 
 unexport PYTHONDONTWRITEBYTECODE  # else each of the many processes compiles all modules: 24 s to collect, not 8
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo fmt check $(CHECKS) jars test test-unit test-long test-all faults proof containers kubernetes up down bench docs site wheel wheel-check sbom release
+.PHONY: help setup demo fmt check $(CHECKS) jars test test-unit test-long test-all faults proof matrix containers kubernetes up down bench docs site wheel wheel-check sbom release
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "%-12s %s\n", $$1, $$2 }'
@@ -74,6 +75,9 @@ faults: $(STAMP) ## The tests that kill, pause and cut; every fault under load, 
 proof: $(STAMP) ## Compare recurrence with a brute-force evaluator, every zone, 1970-2040
 	TIDEWHEEL_PROOF=full $(PYTEST) -s tests/schedules/test_proof.py
 
+matrix: $(STAMP) ## Tests and demo on other releases of PostgreSQL, Kafka, Python; CELL=postgres-15 runs one: 45 minutes
+	$(BIN)/python -m tools.matrix $(CELL)
+
 containers: $(STAMP) ## Run the Compose files in containers, kill, fail over, upgrade from 0.1.0; needs root; about 12 minutes
 	$(BIN)/python -m tools.containers
 
@@ -121,8 +125,8 @@ release: $(STAMP) ## Build wheel, sdist and SBOM into dist/, add notes, provenan
 $(STAMP): requirements/dev.lock pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "$(PYTHON) is older than 3.11: make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 1; }
 	@$(PYTHON) -c 'import ensurepip' || { echo "$(PYTHON) lacks ensurepip, which venv needs: install python3-venv, or take another PYTHON="; exit 1; }
-	@echo "installing the locked set into .venv (once; a minute or two)"
-	$(PYTHON) -m venv .venv
+	@echo "installing the locked set into $(VENV) (once; a minute or two)"
+	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install -q --disable-pip-version-check --no-compile --no-deps --require-hashes -r requirements/dev.lock
 	$(BIN)/python -m pip install -q --disable-pip-version-check --no-deps --no-build-isolation -e .
 	$(BIN)/python -m pip check --disable-pip-version-check

@@ -1,4 +1,4 @@
-"""The broker's jars: fetched once, verified by checksum, shared by all stacks of a user.
+"""Jars, such as the broker's: fetched once, verified by checksum, shared by all stacks of a user.
 
 Invariant: a file gets its final name only after its SHA-256 was verified. A fetch writes elsewhere and then renames.
 An interrupted fetch therefore leaves whole jars and nothing else, and the next fetch continues from there. A cached jar
@@ -30,7 +30,9 @@ KAFKA_VERSION = "4.3.1"
 CACHE_VARIABLE = "TIDEWHEEL_CACHE_DIR"
 REPOSITORY_VARIABLE = "TIDEWHEEL_MAVEN_REPOSITORY"  # URL of a mirror, where the public one cannot be reached
 
-_MANIFEST = Path(__file__).with_name(f"kafka-{KAFKA_VERSION}.sha256")
+MANIFEST = Path(__file__).with_name(f"kafka-{KAFKA_VERSION}.sha256")
+"""The broker's jars; `make matrix` has those of other releases."""
+
 _TOTAL_BYTES = 45_035_715  # of all jars in the manifest, for the progress display
 _FETCHERS = 4  # the jars are many and small: one at a time took three times as long
 _TRIES = 3  # a connection that breaks half-way is tried again before the error is raised
@@ -38,13 +40,18 @@ _PAUSE_SECONDS = 0.5
 
 
 def broker_jars(cache: Path | None = None, progress: Progress = in_silence) -> tuple[Path, ...]:
-    """Return every jar of the broker, verified; fetch missing or damaged ones, or raise StackError."""
-    folder = (cache or default_cache()) / f"kafka-{KAFKA_VERSION}"
-    jars = read_manifest()
-    if not _as_verified(folder, jars):
+    """Return every jar of the broker, as `fetch_jars` does."""
+    return fetch_jars(MANIFEST, cache, progress)
+
+
+def fetch_jars(manifest: Path, cache: Path | None = None, progress: Progress = in_silence) -> tuple[Path, ...]:
+    """Return every jar of a manifest, verified; fetch missing or damaged ones, or raise StackError."""
+    folder = (cache or default_cache()) / manifest.stem
+    jars = read_manifest(manifest)
+    if not _as_verified(folder, manifest, jars):
         folder.mkdir(parents=True, exist_ok=True)
         with locked(folder / ".lock"):
-            _complete(folder, jars, progress)
+            _complete(folder, manifest, jars, progress)
     return tuple(folder / jar.name for jar in jars)
 
 
@@ -67,9 +74,9 @@ class Jar:
         return self.path.name
 
 
-def read_manifest() -> tuple[Jar, ...]:
-    """Return the jars of the committed manifest, in class path order."""
-    lines = (line.split() for line in _MANIFEST.read_text().splitlines() if not line.startswith("#"))
+def read_manifest(manifest: Path = MANIFEST) -> tuple[Jar, ...]:
+    """Return the jars of a committed manifest, in class path order."""
+    lines = (line.split() for line in manifest.read_text().splitlines() if not line.startswith("#"))
     return tuple(Jar(PurePosixPath(path), sha256) for sha256, path in lines)
 
 
@@ -80,29 +87,29 @@ class _Verified(BaseModel, frozen=True):
     jars: Mapping[str, tuple[int, int]]
 
 
-def _as_verified(folder: Path, jars: Sequence[Jar]) -> bool:
-    stamp = _read_stamp(folder)
+def _as_verified(folder: Path, manifest: Path, jars: Sequence[Jar]) -> bool:
+    stamp = _read_stamp(folder, manifest)
     return stamp is not None and all(stamp.jars.get(jar.name) == _stat(folder / jar.name) for jar in jars)
 
 
-def _complete(folder: Path, jars: Sequence[Jar], progress: Progress) -> None:
-    stamp = _read_stamp(folder)
+def _complete(folder: Path, manifest: Path, jars: Sequence[Jar], progress: Progress) -> None:
+    stamp = _read_stamp(folder, manifest)
     known: Mapping[str, tuple[int, int]] = stamp.jars if stamp else {}
     missing = [jar for jar in jars if not _is_good(folder / jar.name, jar, known)]
     if missing:
         have_bytes = sum((folder / jar.name).stat().st_size for jar in jars if jar not in missing)
         _Fetch(folder, progress, have_bytes).run(missing)
     stats = {jar.name: _stat(folder / jar.name) for jar in jars}
-    verified = _Verified(manifest=_digest(_MANIFEST), jars={name: stat for name, stat in stats.items() if stat})
+    verified = _Verified(manifest=_digest(manifest), jars={name: stat for name, stat in stats.items() if stat})
     (folder / "verified.json").write_text(verified.model_dump_json())
 
 
-def _read_stamp(folder: Path) -> _Verified | None:
+def _read_stamp(folder: Path, manifest: Path) -> _Verified | None:
     try:
         stamp = _Verified.model_validate_json((folder / "verified.json").read_bytes())
     except (OSError, ValidationError):
         return None
-    return stamp if stamp.manifest == _digest(_MANIFEST) else None
+    return stamp if stamp.manifest == _digest(manifest) else None
 
 
 def _is_good(path: Path, jar: Jar, known: Mapping[str, tuple[int, int]]) -> bool:

@@ -61,6 +61,8 @@ _ALONE: LiteralString = """
 SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()
 """
 
+_HAS_SCRAM_ITERATIONS = 160_000
+
 
 class Template:
     """A migrated database, and the copies of it that tests use.
@@ -84,7 +86,8 @@ class Template:
         self._execute("CREATE DATABASE {}", self.name)
         url = self._url(self.name)
         # An iteration more makes no guess of such a password harder, and costs each connection.
-        migrate(url if roles is None else make_conninfo(url, options="-c scram_iterations=1"), roles=roles)
+        has_iterations = roles is not None and self._admin.info.server_version >= _HAS_SCRAM_ITERATIONS
+        migrate(make_conninfo(url, options="-c scram_iterations=1") if has_iterations else url, roles=roles)
         with connect(url, "template") as connection:
             if extra:
                 connection.execute(extra)

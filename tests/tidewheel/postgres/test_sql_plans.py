@@ -112,12 +112,13 @@ _LOAD: tuple[LiteralString, ...] = (
     """,
     """
     INSERT INTO order_keys (key_id, tenant, key, blocked_by, blocked_at)
-    SELECT n, 'default', 'key-' || n, CASE WHEN n %% 10 = 0 THEN uuidv4() END, CASE WHEN n %% 10 = 0 THEN now() END
+    SELECT n, 'default', 'key-' || n, CASE WHEN n %% 10 = 0 THEN gen_random_uuid() END,
+           CASE WHEN n %% 10 = 0 THEN now() END
       FROM generate_series(1, %(rows)s) AS n
     """,
     """
     INSERT INTO order_failures (key_id, order_no, tenant, run_id)
-    SELECT n, 1, 'default', uuidv4() FROM generate_series(1, %(rows)s) AS n
+    SELECT n, 1, 'default', gen_random_uuid() FROM generate_series(1, %(rows)s) AS n
     """,
     """
     INSERT INTO key_limits (tenant, is_prefix, key, at_once, burst, set_by)
@@ -191,7 +192,7 @@ _LOAD: tuple[LiteralString, ...] = (
     """
     INSERT INTO activity (tenant, at, grain, queue, lane, state, runs, stages, took, slowest)
     SELECT 'tenant-' || n %% 100, now() - n * interval '1 s', 0, 'default', 'standard', 'succeeded', 1,
-           ARRAY[(1::bigint << 48) + 1], ARRAY[1.0], ARRAY[uuidv4()]
+           ARRAY[(1::bigint << 48) + 1], ARRAY[1.0], ARRAY[gen_random_uuid()]
       FROM generate_series(1, %(rows)s) AS n
     """,
     "INSERT INTO tenant_rates (tenant, per_second) SELECT 'tenant-' || n, 1 FROM generate_series(1, %(fewer)s) AS n",
