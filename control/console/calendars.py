@@ -1,7 +1,7 @@
 """Calendars: the list, a year of one with its jobs; put one with a look at its effect, delete one."""
 
 import calendar
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import date
@@ -167,7 +167,7 @@ def _document(connection: Connection, form: Form, name: str) -> Mapping[str, obj
 
 
 @contextmanager
-def _at_fields(field: str = "") -> Iterator[None]:
+def _at_fields(field: str = "") -> Generator[None]:
     """Raise what is refused within at a field of the form, by default at that of its path."""
     try:
         yield

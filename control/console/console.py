@@ -1,6 +1,6 @@
 """Routes of the console: pages and actions by address, sign-in, static files."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from http import HTTPStatus
@@ -202,7 +202,7 @@ class Console:
             if view.document is not None:
                 content = encoded(view.document)
                 return self.door.renderer.guarded(Response(content, view.status, media_type="application/json"))
-            tenants = tenant_names(connection) if found.all_tenants else ()
+            tenants: Sequence[str] = tenant_names(connection) if found.all_tenants else ()
             values: Mapping[str, object] = {**view.values, "tenants": tenants}
             frame = framed(connection, seen)
             return self.door.renderer.page(request, page.template, frame, status=view.status, values=values)
