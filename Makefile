@@ -58,7 +58,7 @@ test-unit: $(STAMP) ## The tests that need no service and start no process: abou
 
 # One more than two cores: tests wait for servers and timers.
 test test-all: WORKERS = 3
-test: $(STAMP) ## All checks and every test but the slow ones: about ten minutes
+test: $(STAMP) ## All checks and every test but the slow ones: a quarter of an hour
 	@$(MAKE) --no-print-directory -j3 --output-sync=target $(AHEAD)
 	$(PARALLEL) -m "not slow"
 

@@ -82,7 +82,7 @@ MEMORY: Mapping[str, str] = {
         "tidewheel/schedules/parse.py _shared _of_job _hashed _LARGE, tidewheel/schedules/cron_parser.py parse_cron,"
         " tidewheel/schedules/cron_schedule.py _zoned_cron"
     ),
-    "specs that jobs share": "tidewheel/jobs/spec_cache.py _read_template _read_schedule",
+    "specs that jobs share": "tidewheel/jobs/spec_cache.py _read_template _read_schedule schedule_in_zone",
     "parts of definitions that jobs share": (
         "intake/job_rows.py _definition_template, schemas/generated/wire.py _job_definition_shared_1_seen"
         " _job_definition_shared_2_seen"

@@ -1,6 +1,6 @@
 """Routes of the console: pages and actions by address, sign-in, static files."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from http import HTTPStatus
@@ -50,7 +50,7 @@ from tidewheel.control.console.run_log import RawLog, RunLines
 from tidewheel.control.console.runs import RunsPage, SlowPage
 from tidewheel.control.console.sign_in import COOKIE, LOOKS, ZONE_COOKIE, sign_in_of
 from tidewheel.control.console.urls import local_path, place_of
-from tidewheel.control.console.view import Page, in_snapshot, without_zone
+from tidewheel.control.console.view import Page, View, in_snapshot, without_zone
 from tidewheel.control.console.words import zone_of
 from tidewheel.control.doctor.broker import Broker
 from tidewheel.control.doctor.doctor import Doctor
@@ -196,13 +196,13 @@ class Console:
             if "tenant" in request.query_params:
                 also_deleted = place_of(request.scope["path"]) in _OF_ALL_TENANTS
                 in_snapshot(connection, show_tenant if also_deleted else require_tenant, found.tenant)
-            view = page.read(connection, found, without_zone(request), urls)
+            view: View = page.read(connection, found, without_zone(request), urls)
             if view.moved_to is not None:
                 return self.door.renderer.lead_to(view.moved_to)
             if view.document is not None:
                 content = encoded(view.document)
                 return self.door.renderer.guarded(Response(content, view.status, media_type="application/json"))
-            tenants: Sequence[str] = tenant_names(connection) if found.all_tenants else ()
+            tenants = tenant_names(connection) if found.all_tenants else ()
             values: Mapping[str, object] = {**view.values, "tenants": tenants}
             frame = framed(connection, seen)
             return self.door.renderer.page(request, page.template, frame, status=view.status, values=values)

@@ -265,7 +265,7 @@ def test_processes_with_a_fresh_heartbeat_are_never_forgotten(
     fresh_database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One writes a heartbeat while the command waits, as after a pause of PostgreSQL."""
-    monkeypatch.setattr(registrations, "_LISTEN_SECONDS", 3.0)
+    monkeypatch.setattr(registrations, "_LISTEN_SECONDS", 10.0)
     fresh_database.execute(
         "INSERT INTO processes (process_id, role, host, pid, version, settings, sent_at, last_heartbeat_at, started_at)"
         " SELECT gen_random_uuid(), 'relay', 'host-1', n, '0.0.9', '{}', now(), now() - n * interval '1 hour', now()"
