@@ -37,6 +37,7 @@ from tidewheel.local.stack import StackInfo
 from tidewheel.migrations import runner
 from tidewheel.migrations.runner import Migration, migrate
 from tidewheel.postgres.statements import trusted
+from tidewheel.runs import RunState
 
 pytestmark = [pytest.mark.postgres, pytest.mark.kafka, pytest.mark.slow]
 
@@ -313,3 +314,56 @@ def test_key_with_the_scope_execute_opens_nothing_of_the_release_before(fleet: F
     assert opened("GET", "jobs", "read")
     for method, path in (("GET", "jobs"), ("POST", "jobs"), ("GET", "keys"), ("POST", "executors")):
         assert not opened(method, path, "execute"), path
+
+
+def test_what_only_this_tree_has_outlasts_the_way_back(fleet: Fleet, release: Path) -> None:
+    """The release's services leave a kind of work that they do not know, and run jobs with unknown fields."""
+    database = fleet.database
+
+    def replace(other: Path | None) -> None:
+        stop()
+        started = [fleet.start(role, release=other) for role in ("executor", "relay", "scheduler", "intake")]
+        fleet.until(lambda: all(map(serves, started)), "every service serves")
+
+    def stop() -> None:
+        running = [service for service in fleet.services if service.alive]
+        for service in running:
+            service.ask_to_stop()
+        for service in running:
+            service.wait_stopped()
+
+    with Client(database.url) as client:
+
+        def succeeded(key: str) -> int:
+            return len(client.runs.list(key=key, status="succeeded", limit=200).runs)
+
+        def runs_go_on() -> None:
+            before = succeeded("chain")
+            fleet.until(lambda: succeeded("chain") > before + 1, "the job with bounds fires")
+            assert client.runs.wait(client.trigger("errand")).state == RunState.SUCCEEDED
+
+        migrate(database.url)
+        replace(release)
+        client.submit({"key": "doomed", "schedule": "manual", "target": "lost-cause", "retry": {"max_attempts": 1}})
+        client.submit({"key": "errand", "schedule": "manual", "target": "note"})
+        assert client.runs.wait(client.trigger("doomed")).state == RunState.FAILED
+
+        replace(None)
+        client.tenants.limit("default", timezone="Europe/Berlin")
+        client.submit({"key": "yearly", "schedule": {"cron": "0 0 1 1 *"}, "target": "note"})
+        client.submit({"key": "chain", "schedule": {"fixed_delay": "1s", "max": "1h"}, "target": "note"})
+        runs_go_on()
+
+        stop()
+        work_id = client.runs.retry_failed(key="doomed").work_id
+        assert work_id is not None
+        replace(release)
+        runs_go_on()
+        assert client.works.get(work_id).state == "running"
+
+        replace(None)
+        assert client.works.wait(work_id).state == "finished"
+        retried = client.runs.list(key="doomed", cause="retry").runs
+        assert [client.runs.wait(run.run_id).state for run in retried] == [RunState.FAILED]
+        assert client.jobs.get("yearly").job["schedule"] == {"cron": "0 0 1 1 *", "timezone": "Europe/Berlin"}
+        runs_go_on()
