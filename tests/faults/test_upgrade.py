@@ -365,5 +365,5 @@ def test_what_only_this_tree_has_outlasts_the_way_back(fleet: Fleet, release: Pa
         assert client.works.wait(work_id).state == "finished"
         retried = client.runs.list(key="doomed", cause="retry").runs
         assert [client.runs.wait(run.run_id).state for run in retried] == [RunState.FAILED]
-        assert client.jobs.get("yearly").job["schedule"] == {"cron": "0 0 1 1 *", "timezone": "Europe/Berlin"}
+        assert client.jobs.get("yearly").job["schedule"] == {"cron": ["0 0 1 1 *"], "timezone": "Europe/Berlin"}
         runs_go_on()
