@@ -221,7 +221,7 @@ DROP: LiteralString = "ALTER TABLE job_runs DROP COLUMN probe"
 # The command has counted the silent rows.
 LISTENS: LiteralString = """
 SELECT count(*) FROM pg_stat_activity
- WHERE datname = current_database() AND state = 'idle' AND query LIKE 'SELECT count(*) FROM processes WHERE version%'
+ WHERE datname = current_database() AND state = 'idle' AND query LIKE '%SELECT count(*) FROM processes WHERE version%'
 """
 
 
@@ -265,7 +265,7 @@ def test_processes_with_a_fresh_heartbeat_are_never_forgotten(
     fresh_database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One writes a heartbeat while the command waits, as after a pause of PostgreSQL."""
-    monkeypatch.setattr(registrations, "_LISTEN_SECONDS", 10.0)
+    monkeypatch.setattr(registrations, "_LISTEN_SECONDS", 3.0)
     fresh_database.execute(
         "INSERT INTO processes (process_id, role, host, pid, version, settings, sent_at, last_heartbeat_at, started_at)"
         " SELECT gen_random_uuid(), 'relay', 'host-1', n, '0.0.9', '{}', now(), now() - n * interval '1 hour', now()"
@@ -274,8 +274,10 @@ def test_processes_with_a_fresh_heartbeat_are_never_forgotten(
     running = in_background(lambda: tidewheel(fresh_database.url, "migrate", "--post", "--forget-silent", "5m"))
     until(lambda: fresh_database.value(LISTENS) == 1, "the command waits")
     fresh_database.execute("UPDATE processes SET last_heartbeat_at = now() WHERE pid = 1")
-    [refusal] = running.result(30).refusals
-    assert "relay 0.0.9 on host-1 pid 0; relay 0.0.9 on host-1 pid 1;" in refusal
+    done = running.result(30)
+    assert done.out.startswith("forgot   relay 0.0.9 on host-1 pid 2, ")
+    assert done.code == 1
+    assert "relay 0.0.9 on host-1 pid 0; relay 0.0.9 on host-1 pid 1;" in done.err
     assert fresh_database.value("SELECT count(*) FROM processes") == 2
 
 
