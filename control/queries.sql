@@ -1243,7 +1243,7 @@ SELECT w.job_id, width_bucket(r.scheduled_at, %(edges)s::timestamptz[]) - 1 AS b
   FROM unnest(%(job_ids)s::uuid[]) AS w (job_id)
  CROSS JOIN unnest(%(since)s::timestamptz[], %(until)s::timestamptz[]) AS s (since, until)
  CROSS JOIN LATERAL (
-       (SELECT o.scheduled_at, o.state FROM job_runs AS o
+       (SELECT o.scheduled_at, {{shown_state(o)}} AS state FROM job_runs AS o
          WHERE o.job_id = w.job_id AND o.scheduled_at >= s.since AND o.scheduled_at < s.until
          ORDER BY o.scheduled_at DESC
          LIMIT %(look)s)

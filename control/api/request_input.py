@@ -191,7 +191,7 @@ class Cursors:
     @classmethod
     def of_list(cls, path: str, query: PageQuery, tenant: str) -> "Cursors":
         """Return those of the list of an address, a query and a tenant."""
-        filters = query.model_dump(mode="json", exclude={"cursor", "limit", "tenant"})
+        filters = query.model_dump(mode="json", exclude={"cursor", "limit", "tenant", "opened"})
         named = canonical([path, tenant, filters])
         return cls(query.cursor, sha256(named).hexdigest()[:16])
 

@@ -20,14 +20,18 @@ T = TypeVar("T")
 NAMES: Mapping[str, str] = {
     "g": "succeeded", "b": "failed", "a": "waiting", "m": "running", "t": "retrying", "k": "skipped", "u": "cancelled",
 }  # fmt: skip
-"""The letters of runs in a cell: those of their families, but for skipped ones. A due bin has a `d`."""
+"""The letters of runs in a cell: those of their families, but for skipped ones.
+
+A bin that is due has a `d`, and so has a run that may not start yet.
+"""
 CONDITIONS: Mapping[str, tuple[RunState, str]] = {
-    "failing": (RunState.FAILED, "b"), "waiting": (RunState.QUEUED, "a"), "skipping": (RunState.SKIPPED, "k"),
-    "retrying": (RunState.RETRYING, "t"), "well": (RunState.SUCCEEDED, ""),
+    "failing": (RunState.FAILED, "b"), "failing intermittently": (RunState.RETRYING, "b"),
+    "waiting": (RunState.QUEUED, "a"), "skipping": (RunState.SKIPPED, "k"), "retrying": (RunState.RETRYING, "t"),
+    "well": (RunState.SUCCEEDED, ""),
 }  # fmt: skip
 """The conditions of a job, the worst first, with the state whose mark each has and the letter of the runs it hurts."""
 
-_SHARE = 0.1  # of the runs of a window: fewer failures, waits or skips are no trouble of the job
+_SHARE = 0.1  # of the runs of a window: fewer waits or skips are no trouble of the job, fewer failures a smaller one
 _SOON = timedelta(seconds=10)  # a wait that is over by then needs no operator
 
 
@@ -40,7 +44,7 @@ class Pitch(NamedTuple):
     height: int
 
 
-LIST, OVERVIEW, GRID = Pitch(6, 2, 15, 26), Pitch(9, 2, 14, 26), Pitch(13, 3, 14, 24)
+LIST, OVERVIEW, GRID = Pitch(6, 2, 13, 26), Pitch(9, 2, 13, 26), Pitch(13, 3, 13, 24)
 
 
 class Strip(NamedTuple):
@@ -60,7 +64,7 @@ def strip(runs: Sequence[Mapping[str, int]], due: Sequence[bool], pitch: Pitch) 
     cells += [Counter(d=1) if each else Counter() for each in due]
     texts = ["".join(f"{letter}{many}" for letter, many in sorted(cell.items())) or "-" for cell in cells]
     text = " ".join(each if many == 1 else f"{each}*{many}" for each, _, many in segments(texts))
-    words = [f"{number(total[letter])} {name}" for letter, name in NAMES.items() if letter in total]
+    words = [f"{number(total[letter])} {name}" for letter, name in {**NAMES, "d": SCHEDULED}.items() if letter in total]
     words += ["due again"] if any(due) else []
     return Strip(text, total, ", ".join(words) or ("no run" if cells else "no figures"), list(_paths(cells, pitch)))
 
@@ -69,7 +73,7 @@ def _cell(states: Mapping[str, int]) -> Counter[str]:
     found = Counter[str]()
     for each, many in states.items():
         if many:
-            found["k" if each == RunState.SKIPPED else family_of(each)[0]] += many
+            found[{RunState.SKIPPED: "k", SCHEDULED: "d"}.get(each) or family_of(each)[0]] += many
     return found
 
 
@@ -104,8 +108,7 @@ def condition(job: JobSummary, total: Counter[str], now: datetime) -> str:
         surely.add("failing")
     if last and now - last.scheduled_at > _SOON and last.state != SCHEDULED and family_of(last.state) == "ahead":
         surely.add("waiting")
-    if "t" in total:
-        surely.add("retrying")
+    surely |= {name for name, letter in (("failing intermittently", "b"), ("retrying", "t")) if letter in total}
     return next(name for name, (_, letter) in CONDITIONS.items() if name in surely or total[letter] >= many)
 
 

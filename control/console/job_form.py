@@ -18,7 +18,7 @@ from tidewheel.control.api.authorization import Caller, caller
 from tidewheel.control.api.request_input import read_number
 from tidewheel.control.api.workers import Workers
 from tidewheel.control.client.connection import Connection
-from tidewheel.control.console.actions import acting, request_id_of, visitor
+from tidewheel.control.console.actions import acting, framed, request_id_of, visitor
 from tidewheel.control.console.door import Door, Form, check_form, read_form
 from tidewheel.control.console.job import job_of_page, key_of_page
 from tidewheel.control.console.job_pages import last_author
@@ -124,7 +124,7 @@ class JobForms:
         return await call(self.reads, found, made)
 
     def _page(self, connection: Connection, request: Request, found: Caller, state: Typed) -> Response:
-        seen, state = visitor(request, found), _with_payload(connection, state)
+        seen, state = framed(connection, visitor(request, found)), _with_payload(connection, state)
         at, others = errors_by_field(state.errors, state.fields)
         urls = self.door.renderer.urls(seen)
         back = urls("jobs") if state.key is None else urls.job(state.key, job_id(found.tenant, state.key))

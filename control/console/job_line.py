@@ -24,9 +24,9 @@ from tidewheel.jobs.values import format_second
 from tidewheel.nouns.runs.model import RunSummary
 from tidewheel.runs import Cause, RunState
 
-SIZE = Size(56, 18, 22)
+SIZE = Size(76, 18, 22)
 _SHORTEST, _LONGEST = 0.001, 86_400.0  # seconds at the least height and at the greatest
-_LEAST, _MOST = 4.0, 46.0
+_LEAST, _MOST = 4.0, 66.0
 _HOLLOW = 12.0
 _THINNEST = 0.35  # percent
 _RETRIES = 4
@@ -109,7 +109,7 @@ def height_of(took: timedelta | None) -> float:
     """Return the height of a duration, on a logarithmic scale from a millisecond to a day.
 
     >>> height_of(None), height_of(timedelta(days=9)), height_of(timedelta(seconds=1)) > height_of(timedelta(0))
-    (4.0, 46.0, True)
+    (4.0, 66.0, True)
     """
     seconds = min(max(took.total_seconds() if took else 0.0, _SHORTEST), _LONGEST)
     share = math.log(seconds / _SHORTEST) / math.log(_LONGEST / _SHORTEST)

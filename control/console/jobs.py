@@ -49,6 +49,7 @@ from tidewheel.schedules.describe import to_zone
 
 _NAMED = 3  # refusals that the message names
 _IN_GRID = 200  # jobs of a page
+_IDLE = 6  # jobs without a run that one line of a grid names
 _UNREAD = JobBins((), (), is_sample=False)
 _NONE = FieldError("job", "none of the selected jobs is there", "go back and select others")
 
@@ -186,7 +187,7 @@ class JobsPage:
         """Read a page of jobs by the filters of the address."""
         query, errors = read_filters(request, JobsPageQuery)
         now, is_grid = page_now(connection), query.view == "grid"
-        along = axis(Window(query.window), now, zone_of_page(request)[1], grid=True)
+        along = axis(Window(query.window), now, zone_of_page(request)[1], whole=True, grid=True)
         limit = _IN_GRID if is_grid and "limit" not in query.model_fields_set else query.limit
 
         def listed() -> tuple[JobPage, str | None]:
@@ -205,8 +206,12 @@ class JobsPage:
             latest = [job.last_run for job in page.jobs if job.last_run]
             retrying = [] if is_grid else [run.run_id for run in latest if run.state == RunState.RETRYING]
             retries = part_of(connection, read_waits, retrying) if retrying else {}
+            idle = [row for row in found if is_grid and row.is_idle]
+            if len(idle) < _IDLE or len(idle) == len(found):
+                idle = []
             return {
-                "rows": in_order(found) if is_grid else found, "bins": bins, "retries": retries,
+                "rows": in_order([row for row in found if not (idle and row.is_idle)]) if is_grid else found,
+                "idle": idle, "bins": bins, "retries": retries,
                 "nearest": nearest(page), "freezable": freezable_filters(query), "along": along, "pitch": pitch,
             }  # fmt: skip
 
@@ -238,6 +243,11 @@ class Row:
     is_sample: bool
     condition: str
     last_at: datetime | None
+
+    @property
+    def is_idle(self) -> bool:
+        """True if it has never run, and nothing is known to come."""
+        return self.job.last_run is None and self.job.next_at is None and not (self.held or self.strip.paths)
 
     @property
     def mark(self) -> str:

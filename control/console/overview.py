@@ -27,6 +27,7 @@ from tidewheel.control.reads.causes import Need
 from tidewheel.control.reads.now import Now, read_now_of
 from tidewheel.control.reads.workload import (
     ActivityFigures,
+    Backlog,
     OpenRuns,
     UpcomingJobs,
     read_activity,
@@ -38,17 +39,17 @@ from tidewheel.jobs.values import format_timestamp
 from tidewheel.nouns.freezes.reads import frozen_spans
 from tidewheel.nouns.jobs.reads import jobs_of, list_jobs
 from tidewheel.nouns.runs.model import PageFilter
-from tidewheel.nouns.runs.reads import list_runs
+from tidewheel.nouns.runs.reads import list_runs, read_runs
 from tidewheel.runs import FINAL
 
-_NEEDS = 5
+_NEEDS = 5  # or one more, which would take as much room as the line of the further ones
 _SMALLER = 6  # further needs in one line
 _BACKLOGS = 8
 _JOBS = 12  # of the grid
 _HOUR = timedelta(hours=1)
 _LATEST = 20  # runs, among which one has ended unless the installation is new
 _WINDOWS = (Window.HOUR, Window.SIX_HOURS, Window.DAY, Window.WEEK)
-STAGES = {"claimed": "due → claim", "written": "due → written", "ended": "due → end"}
+STAGES = {"written": "until enqueued", "claimed": "until claimed", "ended": "until finished"}
 """The stages of which one plot shows one, and their names."""
 LATENESS_WIDTH = 1000  # of the coordinates of the lines, which stretch to the width of the plot
 _LEAST, _MOST = -3, 5  # powers of ten in seconds: 1 ms to a day
@@ -80,17 +81,18 @@ class OverviewPage:
         here, open_runs, figures = (found, found, found) if isinstance(found, Failed) else found
         upcoming = part_of(connection, read_upcoming, caller.tenant, self.shards, ahead)
         needs = here.findings if isinstance(here, Now) else ()
-        of_grid = axis(Window(query.window), now, grid=True)
-        grid = part(lambda: _grid(connection, caller, needs, of_grid))
+        shown = len(needs) if len(needs) == _NEEDS + 1 else _NEEDS
+        backlogs = open_runs.backlogs if isinstance(open_runs, OpenRuns) else ()
+        of_grid = axis(Window(query.window), now, whole=True, grid=True)
+        grid = part(lambda: _grid(connection, caller, needs, backlogs[:_BACKLOGS], of_grid))
         frozen = or_else(part_of(connection, frozen_spans, caller.tenant, along.begin, along.now), ())
         steps = grid if isinstance(grid, Failed) else part(partial(_steps, connection, caller, figures, grid))
         failed = [each for each in (here, open_runs, figures, upcoming, steps, grid) if isinstance(each, Failed)]
         running = here.running if isinstance(here, Now) else 0
-        backlogs = open_runs.backlogs if isinstance(open_runs, OpenRuns) else ()
         return View(
             {
-                "now": now, "present": here, "open_runs": open_runs, "needs": needs[:_NEEDS],
-                "smaller": needs[_NEEDS:], "in_one_line": _SMALLER, "needs_count": len(needs), "steps": steps,
+                "now": now, "present": here, "open_runs": open_runs, "needs": needs[:shown],
+                "smaller": needs[shown:], "in_one_line": _SMALLER, "needs_count": len(needs), "steps": steps,
                 "hour_ago": format_timestamp(begin_of(now - _HOUR)), "windows": _WINDOWS, "stages": STAGES,
                 "title": _title(here, steps, failed, sees_all=caller.sees_fleet), "query": query,
                 "plot": _plot(along, figures, upcoming, urls, running=running, frozen=frozen),
@@ -117,12 +119,16 @@ class OverviewPage:
             return here, found, figures
 
 
-def _grid(connection: Connection, caller: Caller, needs: Sequence[Need], along: Axis) -> Sequence[Row]:
-    """Return the rows of a dozen jobs: those that fail, the most harm first, then the first by key."""
-    failing = [need.job_id for need in needs if need.job_id is not None][:_JOBS]
+def _grid(
+    connection: Connection, caller: Caller, needs: Sequence[Need], backlogs: Sequence[Backlog], along: Axis
+) -> Sequence[Row]:
+    """Return the rows of a dozen jobs: those that fail, those of the oldest waiting runs, then the first by key."""
+    failing = [need.job_id for need in needs if need.job_id is not None]
     with connection.snapshot() as reading:
+        waiting = [run.job_id for run in read_runs(reading, [each.oldest_run_id for each in backlogs])]
+        unwell = jobs_of(reading, caller.tenant, [*dict.fromkeys((*failing, *waiting))][:_JOBS])
         others = list_jobs(reading, caller.tenant, limit=_JOBS, counts=False).jobs
-        found = {job.job_id: job for job in (*jobs_of(reading, caller.tenant, failing), *others)}
+        found = {job.job_id: job for job in (*unwell, *others)}
         jobs = list(found.values())[:_JOBS]
         bins = job_bins(reading, jobs, along.edges, along.behind)
     return in_order([row_of(job, bins[job.job_id], OVERVIEW, along.now) for job in jobs])
@@ -182,11 +188,11 @@ def _late(along: Axis, figures: ActivityFigures | Failed, stage: str) -> "Lines 
         return figures
     found = [(each.stages or {}).get(stage) for each in figures.bins]
     p50, p99 = ([None if each is None else getattr(each, name) for each in found] for name in ("p50", "p99"))
-    whole, words = (figures.stages or {}).get(stage), "no run in this window."
+    whole, words = (figures.stages or {}).get(stage), "No run in this window."
     if whole is not None and whole.p50 is not None and whole.p99 is not None:
         half, most = (duration(timedelta(seconds=each)) for each in (whole.p50, whole.p99))
-        words = f"half of the runs within {half}, 99 of 100 within {most}."
-    return lateness_lines(along, p50, p99)._replace(words=f"Lateness, {STAGES[stage]}: {words}")
+        words = f"Median {half} (solid), 99th percentile {most} (dashed)."
+    return lateness_lines(along, p50, p99)._replace(words=words)
 
 
 def _title(here: Now | Failed, steps: int | Failed, failed: Sequence[Failed], *, sees_all: bool) -> str:

@@ -76,7 +76,8 @@ class _Span(NamedTuple):
 def timing(run: RunDetail, now: datetime, log: Log | None = None) -> Mapping[str, object]:
     """Return the waterfall of a run, with the lines of the log of one attempt.
 
-    The slowest stage is that which took the longest, all of its name together. Missing are the names of the stages that
+    The slowest stage is that which took the longest, all of its name together; of an attempt with steps,
+    its slowest step is named. Missing are the names of the stages that
     the run has passed without a recorded time. Earlier attempts that are left out have no row.
     """
     summary, attempts = run.summary, run.attempts[-_ATTEMPTS:]
@@ -97,12 +98,16 @@ def timing(run: RunDetail, now: datetime, log: Log | None = None) -> Mapping[str
         stages += _steps(axis, [step for step in steps if step.attempt == each.attempt])
         stages += _saved(run, axis, each)
         if log and log.attempt == each.attempt and (marks := list(_marks(axis, lines))):
-            stages.append(Stage("log", counted(sum(mark.many for mark in marks), "line"), shape="marks", marks=marks))
+            drawn, every = sum(mark.many for mark in marks), len(log.lines) + log.left_out
+            words = f"{number(drawn)} of {counted(every, 'line')}" if drawn < every else counted(every, "line")
+            stages.append(Stage("log", words, shape="marks", marks=marks))
     known = {each.name for each in run.stages if each.known}
     passed = dict.fromkeys(each.name for each in run.stages if each.name in _NAMES)
+    step = max(steps, key=lambda each: each.ended_at - each.began_at, default=None)
     slowest, longest = max(took.items(), key=itemgetter(1), default=("", timedelta(0)))
     return {
         "stages": stages, "total": end - begin, "slowest": slowest if longest else "", "longest": longest,
+        "step": step if slowest.startswith("attempt") else None,
         "left_out": left_out, "missing": [_NAMES[name] for name in passed if name not in known],
     }  # fmt: skip
 

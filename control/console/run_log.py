@@ -24,6 +24,7 @@ from tidewheel.control.console.rendering import HEADERS
 from tidewheel.control.console.urls import Urls
 from tidewheel.control.console.view import View, in_snapshot
 from tidewheel.control.console.words import boxed
+from tidewheel.executor.log_lines import read_log_line
 from tidewheel.ids import read_uuid
 from tidewheel.jobs.validation import shown
 from tidewheel.nouns.runs.detail import read_logs, show_run
@@ -35,6 +36,7 @@ LONGEST = 2_000
 COLOURS: Mapping[int, str] = {1: "red", 2: "green", 3: "yellow", 4: "blue", 5: "magenta", 6: "cyan"}
 """The classes by the numbers of ANSI; black and white are the page's ink."""
 
+_FAMILIES = ("", "trouble", "bad")  # by the level of a line
 _LINES = 1_000  # in a page: the last ones
 _BOXES = 500  # control characters drawn with their numbers; further ones are drawn as one character
 # Source: ECMA-48: CSI sequences, OSC and other strings up to their terminator, and escapes of two characters.
@@ -45,13 +47,18 @@ _PARAMETERS = 32  # of one sequence: more are ignored
 
 
 class Line(NamedTuple):
-    """A line, numbered from the first byte that is stored; open while the attempt may still add to it."""
+    """A line, numbered from the first byte that is stored; open while the attempt may still add to it.
+
+    Args:
+        family: The colour family of a warning or an error; empty for others.
+    """
 
     number: int
     text: Markup
     rest: Markup
     folded: int
     is_open: bool
+    family: str
 
 
 class Log(NamedTuple):
@@ -145,7 +152,9 @@ def _line(number: int, text: str, boxes: _Boxes, *, is_open: bool) -> Line:
         if len(span.text) > room:
             rest.append(Span(span.text[room:], span.colour))
         room = max(room - len(span.text), 0)
-    return Line(number, _markup(head, boxes), _markup(rest, boxes), sum(len(each.text) for each in rest), is_open)
+    found, folded = read_log_line(text), sum(len(each.text) for each in rest)
+    family = _FAMILIES[found.level] if found else ""
+    return Line(number, _markup(head, boxes), _markup(rest, boxes), folded, is_open, family)
 
 
 def _markup(parts: Sequence[Span], boxes: _Boxes) -> Markup:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal, cast
 from starlette.requests import Request
 
 from tidewheel.control.api.authorization import Caller
-from tidewheel.control.api.request_input import Cursors, PageQuery, TenantQuery
+from tidewheel.control.api.request_input import Cursors, PageQuery, TenantQuery, Text
 from tidewheel.control.client.connection import Connection
 from tidewheel.control.console.axis import Window
 from tidewheel.control.console.job_rows import Show, error_lines
@@ -22,6 +22,7 @@ from tidewheel.control.console.view import (
     filters_of,
     in_snapshot,
     list_view,
+    neighbours,
     or_else,
     page_now,
     part,
@@ -65,6 +66,7 @@ class PageOfRunsQuery(_Query):
     ended_since: Instant | None = None
     ended_until: Instant | None = None
     sort: Literal["-scheduled", "scheduled"] = "-scheduled"
+    opened: Text | None = None  # a run among the neighbours that the list does not fold
 
 
 class RunsPage:
@@ -98,9 +100,18 @@ class RunsPage:
         def values(page: RunPage) -> dict[str, object]:
             counts = part_of(connection, count_states, caller.tenant, narrowed)
             late = connection.installation.misfire_after
-            return {**more, "messages": error_lines(connection, page.runs), "counts": counts, "late": late}
+            messages = error_lines(connection, page.runs)
 
-        return list_view("runs", query, listed, errors=errors, now=now, urls=urls, of_page=values, shown=("sort",))
+            def alike(run: RunSummary) -> object:
+                why = run.why.words if run.why else (run.reason, messages.get(run.run_id))
+                return run.job_id, run.status, run.cause, run.attempt, run.error_type, why
+
+            folds = neighbours(page.runs, alike, lambda run: str(run.run_id) == query.opened)
+            return {**more, "messages": messages, "counts": counts, "late": late, "folds": folds}
+
+        return list_view(
+            "runs", query, listed, errors=errors, now=now, urls=urls, of_page=values, shown=("sort", "opened")
+        )
 
 
 def _filter_of(query: PageOfRunsQuery, now: datetime) -> PageFilter:
@@ -113,7 +124,7 @@ def _filter_of(query: PageOfRunsQuery, now: datetime) -> PageFilter:
 
 def _retryable(query: PageOfRunsQuery, filters: PageFilter) -> dict[str, object] | None:
     """Return the filter of a retry of all failed runs that match; None if a retry has no such filter."""
-    given, since = filters_of(query, "sort"), filters.get("since")
+    given, since = filters_of(query, "sort", "opened"), filters.get("since")
     if filters.get("status") not in DEAD_LETTERED or not given.keys() <= _RETRYABLE:
         return None
     given.pop("last", None)

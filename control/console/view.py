@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from itertools import groupby
 from typing import ClassVar, Concatenate, ParamSpec, Protocol, TypeVar, cast
 from urllib.parse import urlencode
 
@@ -28,6 +29,7 @@ P = ParamSpec("P")
 SPANS = {"1h": timedelta(hours=1), "24h": timedelta(days=1), "7d": timedelta(days=7), "30d": timedelta(days=30)}
 """The times before now that a list proposes."""
 
+_FEWEST = 6  # equal neighbours that become one row
 _END_OF_DAY = "23:59:59.999999"
 _MORE = "add a job key, or choose a time in the field since"
 _FIELDS: Mapping[str, tuple[str, str]] = {
@@ -182,6 +184,15 @@ def pairs(labels: Mapping[str, str]) -> list[str]:
     ['team=billing', 'tier=1']
     """
     return [f"{name}={value}" for name, value in labels.items()]
+
+
+def neighbours(rows: Sequence[T], alike: Callable[[T], object], opened: Callable[[T], bool]) -> list[Sequence[T]]:
+    """Return groups of equal neighbours, each one row of a list; a group with an opened row stays as its rows."""
+    found: list[Sequence[T]] = []
+    for _, equal in groupby(rows, alike):
+        group = tuple(equal)
+        found += [group] if len(group) >= _FEWEST and not any(map(opened, group)) else [(each,) for each in group]
+    return found
 
 
 def list_view(

@@ -61,10 +61,10 @@ class Need:
     count: Annotated[int | None, Field(description="The number of what it hurts.")] = None
     at_least: Annotated[bool, Field(description="True if there may be more.")] = False
     counted: Annotated[
-        Literal["failed", "waiting", "overdue", "not_redriven"] | None,
+        Literal["failed", "failed_in_a_row", "waiting", "overdue", "not_redriven"] | None,
         Field(
-            description="What `count` counts: runs that `failed` within the last hour, runs that are `waiting`, timers"
-            " that are `overdue`, or dead letters that are `not_redriven`."
+            description="What `count` counts: runs that `failed` within the last hour, or that `failed_in_a_row` before"
+            " it, runs that are `waiting`, timers that are `overdue`, or dead letters that are `not_redriven`."
         ),
     ] = None
     remedy: Annotated[str, Field(description="A command, or a change, that corrects it.")] = ""
@@ -82,7 +82,7 @@ class Need:
     @property
     def hurt(self) -> int:
         """The runs that it has hurt within the last hour, or hurts now."""
-        return 0 if self.counted == "not_redriven" else self.count or 0
+        return 0 if self.counted in {"failed_in_a_row", "not_redriven"} else self.count or 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +163,7 @@ class Causes:
             yield Need(
                 "failing_job", Severity.ERROR if job.fails else Severity.WARNING, job.words,
                 f"{error}: {job.message}" if job.message else error, job.since if job.fails else None, job.newest_at,
-                job.in_hour or None, job.at_least, "failed" if job.in_hour else None, job.remedy,
+                job.in_hour or job.in_a_row, job.at_least, "failed" if job.in_hour else "failed_in_a_row", job.remedy,
                 job.key, job.job_id, job.error_type, job.version,
             )  # fmt: skip
 
@@ -210,7 +210,7 @@ class Causes:
         rows = self.connection.execute(_SQL["count_waiting_dead_letters"], columns, binary=True).fetchall()
         [(waiting, since, looked)] = cast("list[tuple[int, datetime | None, int]]", rows)
         if waiting:
-            words = f"dead letters{' of other jobs' if failing else ''} are not redriven"
+            words = f"{'other ' if failing else ''}dead letters await a redrive"
             yield Need(
                 "dead_letters", Severity.WARNING, words, since=since, count=waiting, at_least=looked >= LETTERS,
                 counted="not_redriven", remedy="tidewheel dlq list --not-redriven",
@@ -227,9 +227,16 @@ class Causes:
 
 def _by_harm(need: Need) -> tuple[object, ...]:
     """Return the place of a need: a missing service hurts all runs, and a band of its own names a freeze."""
-    stops_all = need.kind == "fleet" and need.severity == Severity.ERROR
     newest = need.latest or need.since or _EPOCH
-    return need.kind == "freeze", not stops_all, -need.hurt, need.severity != Severity.ERROR, -newest.timestamp()
+    is_fleet, is_error = need.kind == "fleet", need.severity == Severity.ERROR
+    return (
+        need.kind == "freeze",
+        not (is_fleet and is_error),
+        -need.hurt,
+        not is_error,
+        not is_fleet,
+        -newest.timestamp(),
+    )
 
 
 def _role_of(finding: Finding) -> str | None:
@@ -302,7 +309,7 @@ class _Failing:
     def words(self) -> str:
         """The manner in which it fails."""
         if not self.fails:
-            return "failed" if self.in_hour == 1 else "fails at times"
+            return "failed" if self.in_hour == 1 else "fails intermittently"
         return "fails" if self.version is None else f"fails since version {self.version}"
 
     @property

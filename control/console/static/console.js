@@ -72,7 +72,7 @@ function morphRows(old, fresh) {
   const added = rows.filter((row) => !known.has(row.dataset.key)).length;
   const waits = added > 0 && (old.dataset.rows === "wait" || old.matches(":hover") || inUse(old));
   if (added > 0 && !waits) { takeRows(old, rows); return; }
-  const listed = new Set(rows.map((row) => row.dataset.key));
+  const listed = new Set(rows.flatMap((row) => [row.dataset.key, ...(row.dataset.folded || "").split(" ")]));
   const last = added ? [...old.rows].findLastIndex((row) => listed.has(row.dataset.key)) : old.rows.length;
   [...old.rows].forEach((row, at) => row.classList.toggle("left", !listed.has(row.dataset.key) && at < last));
   for (const row of rows) if (known.has(row.dataset.key)) morph(known.get(row.dataset.key), row);
@@ -181,13 +181,14 @@ const clock = (instant) => instant.toLocaleTimeString("en-GB", { timeZone: $("bo
 
 function indicate() {
   const mark = $("#live");
-  if (!mark || !$("main")?.dataset.live) return;
+  const { live: topics, every } = $("main")?.dataset ?? {};
+  if (!mark || !(topics || every)) return;
   const silence = performance.now() - live.heard;
   const seconds = Math.round(silence / 1000);
   const [state, words] = live.stopped ? ["stopped", `As of ${clock(live.at || new Date())}`]
     : live.hiding ? ["paused", "Paused, tab was hidden"]
       : live.refused && silence < REFUSED_MS + SILENT_MS ? ["slow", `Not live, read each ${REFUSED_MS / 1000} s`]
-        : live.stream && silence < LATE_MS ? ["on", "Live"] : ["away", `Not live, last heard ${seconds} s ago`];
+        : (live.stream || every) && silence < LATE_MS + 1000 * (every || 0) ? ["on", "Live"] : ["away", `Not live, last heard ${seconds} s ago`];
   mark.hidden = false;
   mark.dataset.state = state;
   if (mark.textContent !== words) mark.lastChild.textContent = words;

@@ -22,7 +22,8 @@ function wordsOf(strip, at) {
   const found = [...cellsOf(strip)[at].matchAll(/([a-z])(\d+)/g)], [begin, end] = spanOf(strip, at);
   const day = end - begin < 1800000 ? {} : { weekday: "short" };
   const time = new Intl.DateTimeFormat("en-GB", { hour: "2-digit", minute: "2-digit", timeZone: document.body.dataset.zone, ...day });
-  const runs = found.map(([, letter, many]) => letter === "d" ? "due" : `${Number(many).toLocaleString("en")} ${RUNS[letter]}`);
+  const isAhead = at >= strip.closest("table").dataset.behind;
+  const runs = found.map(([, letter, many]) => letter === "d" ? isAhead ? "due" : `${many} scheduled` : `${Number(many).toLocaleString("en")} ${RUNS[letter]}`);
   return `${time.format(begin)} · ${runs.join(", ") || "no run"}`;
 }
 
@@ -44,7 +45,7 @@ function hideCell() { cellMark.hidden = cellWords.hidden = true; }
 function openCell(strip, at) {
   const text = cellsOf(strip)[at], row = strip.closest("tr"), job = new URL($("td.identity a", row).href);
   if (!text || text === "-") return;
-  if (text === "d1") {
+  if (text === "d1" && at >= strip.closest("table").dataset.behind) {
     job.pathname += "/next";
     location.assign(job);
     return;

@@ -137,7 +137,7 @@ def test_causes_of_dead_letters_lead_to_a_redrive_of_just_these(pages: ApiClient
     end(database, ending(begun(database, "other"), RunState.FAILED, error_type=REASON, error_message=message))
     submit(database, labels={"a": "b"})
     text = shown(pages, "/dead-letters")
-    assert "4 dead letters are not redriven." in text
+    assert ">4</span></a>" in text
     assert "second line" not in text
     assert "x" * 200 not in text
     assert "version 1; now 2" in text
@@ -165,7 +165,7 @@ def test_causes_of_dead_letters_lead_to_a_redrive_of_just_these(pages: ApiClient
     for run in database.rows("SELECT redriven_run_id FROM dead_letters WHERE redriven_run_id IS NOT NULL"):
         assert f'href="/runs/{run[0]}"' in listed
     assert "redrive" in shown(pages, "/bulk")
-    assert "1 dead letter is not redriven." in shown(pages, "/dead-letters")
+    assert ">1</span></a>" in shown(pages, "/dead-letters")
     [run] = re.findall(r'href="/runs/([0-9a-f-]{36})"', shown(pages, "/dead-letters?show=redriven&limit=1"))
     assert "queued" in shown(pages, f"/runs/{run}")
 

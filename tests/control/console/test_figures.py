@@ -56,6 +56,16 @@ SELECT f.job_id
  GROUP BY f.job_id
 HAVING max(f.finished_at) >= %s OR count(*) FILTER (WHERE f.finished_at > coalesce(good.at, '-infinity')) >= 3
 """
+FAILED_IN_A_ROW: LiteralString = """
+SELECT j.key, f.error_type, count(*)
+  FROM failed_runs AS f
+  JOIN jobs AS j USING (job_id)
+  LEFT JOIN (SELECT job_id, max(finished_at) AS at FROM finished_runs WHERE state = 'succeeded' GROUP BY 1) AS good
+    USING (job_id)
+ WHERE f.tenant = 'default' AND f.finished_at > coalesce(good.at, '-infinity')
+ GROUP BY 1, 2
+HAVING max(f.finished_at) < %s AND count(*) >= 3
+"""
 LETTERS: LiteralString = """
 SELECT count(*) FROM dead_letters
  WHERE tenant = 'default' AND redriven_at IS NULL AND coalesce(job_id <> ALL (%s), true)
@@ -109,6 +119,8 @@ def test_every_figure_of_the_overview_is_what_the_rows_count(seeded: tuple[ApiCl
     failed = {(of, error): _number(text) for of, error, text in found.pop("failed")}
     assert failed == {(key, error): count for key, error, count in database.rows(FAILED, [HOUR])}
     assert sum(failed.values()) == sums["failed_of_all"], "the causes of the hour have all of its failures"
+    before = {(of, error): _number(text) for of, error, text in found.pop("failed_in_a_row")}
+    assert before == {(key, error): count for key, error, count in database.rows(FAILED_IN_A_ROW, [HOUR])}
     backlog = {of: _number(text) for of, _, text in found.pop("backlog")}
     assert backlog == dict(database.rows(BACKLOG))
     assert sum(map(_number, texts("waiting"))) <= sums["waiting_of_all"] == sum(backlog.values())

@@ -95,7 +95,7 @@ def test_executor_that_renews_no_lease_while_its_process_lives_is_stuck(pages: A
     )
     page = pages.get("/fleet").text
     assert "stuck 1 h" in page
-    assert tile(page, "Slots used") == "0 of 4 of live executors", "a silent executor has none"
+    assert tile(page, "Slots used") == "0 of 4 on live executors", "a silent executor has none"
 
 
 def test_figures_are_shown_without_kafka_and_name_its_absence(database: Database) -> None:
@@ -104,10 +104,10 @@ def test_figures_are_shown_without_kafka_and_name_its_absence(database: Database
     with answering(database, kafka_bootstrap="127.0.0.1:1") as client:
         client.headers.update(HTML)
         page = client.get("/fleet").text
-        assert re.fullmatch(r"[1-9]\d* oldest .+", tile(page, "Outbox"))
-        assert tile(page, "PostgreSQL").startswith("well answered")
+        assert re.fullmatch(r"[1-9]\d* .+, oldest .+", tile(page, "Outbox"))
+        assert tile(page, "PostgreSQL").startswith("up answered")
         assert tile(page, "Kafka") == "\u2013 no answer yet"
-        until(lambda: tile(client.get("/fleet").text, "Kafka").startswith("away"), "Kafka is known to be away")
+        until(lambda: tile(client.get("/fleet").text, "Kafka").startswith("down"), "Kafka is known to be down")
 
 
 def test_doctor_runs_on_request_and_the_page_keeps_its_findings(pages: ApiClient) -> None:

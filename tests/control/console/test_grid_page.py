@@ -46,7 +46,7 @@ def test_grid_has_the_worst_jobs_first_and_links_keep_its_window(pages: ApiClien
     places = [page.index(f'data-job="{key}"') for key in ("c-failing-more", "b-failing", "a-well")]
     assert places == sorted(places)
     assert 'href="/jobs?status=paused&amp;view=grid&amp;window=6h"' in page
-    assert 'data-cells="-*59 b2 -*12"' in page
+    assert 'data-cells="-*60 b2 -*12"' in page
     assert 'href="/api/v1/jobs"' in page, "a view is no filter of REST"
     refused = pages.get("/jobs?view=grid&window=5m")
     assert refused.status_code == HTTPStatus.UNPROCESSABLE_ENTITY
@@ -64,7 +64,7 @@ def test_overview_has_a_dozen_jobs_of_which_those_that_fail_are_first(
         failed(clocked, key)
     page = shown(pages, "/?window=6h")
     assert re.findall(r'<tr data-key="[^"]+" data-job="([^"]+)"', page) == ["job-19", "job-18", *keys[:10]]
-    assert 'data-cells="-*59 b2 -*12"' in page
+    assert 'data-cells="-*60 b2 -*12"' in page
     assert 'href="/jobs?view=grid&amp;window=6h"' in page
 
 
@@ -79,9 +79,9 @@ def test_bins_ahead_are_due_unless_the_timer_leaves_them_out_or_rests(
     page = shown(pages, "/jobs?view=grid")
     row = {key: page.partition(f'data-job="{key}"')[2].partition("data-cells=")[2].partition(">")[0] for key in
            ("plain", "calendar", "paused")}  # fmt: skip
-    assert row["plain"] == '"-*63 d1 -*3 d1 -*3 d1"'
-    assert row["calendar"] == '"-*63 d1 -*8"'
-    assert row["paused"] == '"-*72"'
+    assert row["plain"] == '"-*64 d1 -*3 d1 -*3 d1"'
+    assert row["calendar"] == '"-*64 d1 -*8"'
+    assert row["paused"] == '"-*73"'
 
 
 def test_busy_job_is_a_sample_of_each_bin_and_others_are_whole(
@@ -132,7 +132,7 @@ def test_keys_and_pointer_name_the_runs_of_a_cell_and_open_them(
         words, strip = here.page.locator(".cell-words"), here.page.locator("svg.strip").first
         box = strip.bounding_box()
         assert box is not None
-        here.page.mouse.move(box["x"] + box["width"] - 12.5 * 13, box["y"] + 8)
+        here.page.mouse.move(box["x"] + box["width"] * 60.5 / 73, box["y"] + 8)
         expect(words).to_have_text("12:00 · 3 failed")
         strip.focus()
         here.page.keyboard.press("ArrowLeft")

@@ -8,7 +8,7 @@ from urllib.parse import parse_qsl, urlsplit
 import pytest
 
 from tests.control.api.answering import ApiClient, answering
-from tests.control.console.pages import HTML, every_row, shown
+from tests.control.console.pages import HTML, every_row, next_page, shown
 from tests.control.explain.explaining import t
 from tests.fixtures.database import ClockedDatabase
 from tests.transitions.acts import begun, end, ending, submit, succeed, trigger
@@ -183,3 +183,15 @@ def test_list_of_jobs_is_turned_by_their_keys(pages: ApiClient) -> None:
     for query, expected in {"": keys, "?prefix=a-&window=24h": keys[2:5], "?status=active&prefix=a": keys[1:5]}.items():
         found = turned(pages, f"/jobs{query}", "key", ("ascending", "descending"))
         assert found == [str(job_id("default", key)) for key in reversed(expected)], query
+
+
+def test_equal_neighbours_are_one_row_until_it_is_opened(pages: ApiClient) -> None:
+    submit(pages.database, overlap="allow_all")
+    runs = {str(trigger(pages.database, "job")) for _ in range(14)}
+    folds = every_row(pages, "/runs?limit=7", r'data-folded="([^"]+)"')
+    assert [len(fold.split()) for fold in folds] == [7, 7]
+    assert {run for fold in folds for run in fold.split()} == runs
+    older = next_page(shown(pages, "/runs?limit=7"))
+    [opened] = re.findall(r'href="([^"]+)">show</a>', shown(pages, older or ""))
+    found = re.findall(r'name="run" value="([^"]+)"', shown(pages, html.unescape(opened)))
+    assert found == folds[1].split(), "of the same page of the list"

@@ -9,12 +9,21 @@ from starlette.requests import Request
 
 from tidewheel.control.api.authorization import Caller
 from tidewheel.control.api.openapi import schema_of
-from tidewheel.control.api.request_input import Cursors, PageQuery, TenantQuery, read_number, read_query
+from tidewheel.control.api.request_input import Cursors, PageQuery, TenantQuery, Text, read_number, read_query
 from tidewheel.control.client.connection import Connection
 from tidewheel.control.console.payloads import dump
 from tidewheel.control.console.sentences import about_run
 from tidewheel.control.console.urls import Urls
-from tidewheel.control.console.view import View, begin_of, filters_of, list_view, page_now, part, read_filters
+from tidewheel.control.console.view import (
+    View,
+    begin_of,
+    filters_of,
+    list_view,
+    neighbours,
+    page_now,
+    part,
+    read_filters,
+)
 from tidewheel.doors.address import after_of, query_of
 from tidewheel.doors.console import Confirm
 from tidewheel.doors.rest import Route, Routes
@@ -49,6 +58,7 @@ class PageOfLettersQuery(_Query):
 
     show: Literal["open", "redriven", "all"] = "open"
     last: Literal["1h", "24h", "7d", "30d"] | None = None
+    opened: Text | None = None  # an id among the neighbours that the list does not fold
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,9 +82,14 @@ class DeadLettersListPage:
             found: DeadLettersPage = DeadLetters(connection).list(after=after_of(cursors, _LIST), **narrowed)
             return found, cursors.write(*found.next_cursor or [None])
 
-        filters = filters_of(query)
+        def folded(page: DeadLettersPage) -> Mapping[str, object]:
+            return {"folds": neighbours(page.dead_letters, _alike, lambda each: str(each.id) == query.opened)}
+
+        filters = filters_of(query, "opened")
         by_cause = query.show == "open" and query.cursor is None and not set(filters) - {"last"}
-        view = list_view("dead_letters", query, listed, errors=errors, now=now, urls=urls)
+        view = list_view(
+            "dead_letters", query, listed, errors=errors, now=now, urls=urls, of_page=folded, shown=("opened",)
+        )
         selected = {name: value for name, value in filters.items() if name not in {"last", "show"}}
         if query.last is not None:  # an instant in place of the span
             selected["since"] = f"{since:%Y-%m-%dT%H:%M:%SZ}"
@@ -115,6 +130,10 @@ def group_filters(group: DeadLetterGroup) -> Mapping[str, str] | None:
         return None
     given = {"kind": group.kind, "job": group.key, "error_type": group.error_type, "status": group.status}
     return {name: value for name, value in given.items() if value is not None}
+
+
+def _alike(each: DeadLetterSummary) -> object:
+    return each.job_id, each.offset, each.status, each.error_type, each.reason, each.redriven_at is not None
 
 
 def _line(each: DeadLetterSummary) -> str:
