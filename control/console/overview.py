@@ -122,7 +122,7 @@ class OverviewPage:
 def _grid(
     connection: Connection, caller: Caller, needs: Sequence[Need], backlogs: Sequence[Backlog], along: Axis
 ) -> Sequence[Row]:
-    """Return the rows of a dozen jobs: those that fail, those of the oldest waiting runs, then the first by key."""
+    """Return the rows of a dozen jobs: failing ones, those of the oldest waiting runs, the first by key."""
     failing = [need.job_id for need in needs if need.job_id is not None]
     with connection.snapshot() as reading:
         waiting = [run.job_id for run in read_runs(reading, [each.oldest_run_id for each in backlogs])]

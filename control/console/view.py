@@ -187,7 +187,7 @@ def pairs(labels: Mapping[str, str]) -> list[str]:
 
 
 def neighbours(rows: Sequence[T], alike: Callable[[T], object], opened: Callable[[T], bool]) -> list[Sequence[T]]:
-    """Return groups of equal neighbours, each one row of a list; a group with an opened row stays as its rows."""
+    """Return groups of equal neighbours, each one row of a list; an opened group stays as its rows."""
     found: list[Sequence[T]] = []
     for _, equal in groupby(rows, alike):
         group = tuple(equal)
