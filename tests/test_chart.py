@@ -73,6 +73,11 @@ WRONG: tuple[tuple[Manifest, str], ...] = (
     (LEAST | {"migrate": {"post": True}}, "/migrate/post"),
     (LEAST | {"database": {"hosts": "pg", "rolePrefix": "Shop-1"}}, "/database/rolePrefix"),
     (LEAST | {"executors": {"default": {"scaling": {"enabled": True}}}}, "monitoring.prometheus is empty"),
+    (
+        LEAST | {"executors": {"default": {"scaling": {"enabled": True, "min": 5, "max": 2}}}},
+        "executors.default.scaling.min is above max",
+    ),
+    (LEAST | {"migrate": {"forgetSilent": "30s"}}, "/migrate/forgetSilent"),
     (LEAST | {"settings": {"TIDEWHEEL_DRAIN_TIMEOUT": "5m"}}, "executors.NAME.drainSeconds"),
 )
 # The library is Helm's own Go code. It runs in a process of its own, for a Go runtime stays in the one that loads it.

@@ -50,9 +50,10 @@ def main() -> int:
     """Build the release and try it; return the exit code."""
     version = tomllib.loads((_ROOT / "pyproject.toml").read_text())["project"]["version"]
     _check_tree()
+    notes = _read_notes(version)
     with step("build wheel, source archive and list of parts, about 1 minute"):
         run(["make", "sbom"], folder=_ROOT)
-    _write_notes(version)
+    (_DIST / "NOTES.md").write_text(notes)
     _write_provenance(version)
     _write_checksums()
     _try_release(version)
@@ -68,15 +69,17 @@ def _check_tree() -> None:
         raise StackError(message)
 
 
-def _write_notes(version: str) -> None:
-    """Write the changelog's part of this version, with its steps of the upgrade and its way back."""
+def _read_notes(version: str) -> str:
+    """Return the changelog's part of this version, with its steps of the upgrade and its way back."""
     number = re.escape(re.split(r"rc|\.dev", version)[0])
     part = re.search(rf"^## \[{number}\].*?(?=^## |\Z)", (_ROOT / "CHANGELOG.md").read_text(), re.MULTILINE | re.DOTALL)
     lines = part[0].strip().splitlines() if part else []
     if not lines or len(lines) > _MOST_NOTES:
         message = f"CHANGELOG.md has {len(lines)} lines of {version}: write 1 to {_MOST_NOTES}"
         raise StackError(message)
-    (_DIST / "NOTES.md").write_text("\n".join(lines) + "\n")
+    if "rc" in version:
+        lines[:0] = [f"{version} is a candidate to try: no later version upgrades its database.", ""]
+    return "\n".join(lines) + "\n"
 
 
 def _write_provenance(version: str) -> None:

@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from shutil import which
 from types import TracebackType
@@ -49,12 +50,12 @@ def _faults(command: str, packages: Mapping[str, str], ports: Sequence[int]) -> 
         yield f"{older}: install docker.io of Debian 12 or newer"
     if older := _older("go version", r"go(\d+)\.(\d+)", _OLDEST_GO):
         yield f"{older}: {_GET_GO}"
-    if busy := [str(port) for port in ports if not is_free(port)]:
-        yield f"ports of 127.0.0.1 are in use: {', '.join(busy)}; end the programs there, which `ss -ltnp` lists"
     for process in psutil.process_iter(["name"]):
         if process.info["name"] == "dockerd":
             there = f"another Docker engine runs (pid {process.pid}), whose network rules this one would replace"
             yield f"{there}: end it with its containers (`kill {process.pid}`), or use another machine"
+    if busy := [str(port) for port in ports if not is_free(port)]:
+        yield f"ports of 127.0.0.1 are in use: {', '.join(busy)}; end the programs there, which `ss -ltnp` lists"
 
 
 def _older(command: str, pattern: str, oldest: tuple[int, int]) -> str | None:
@@ -73,27 +74,44 @@ def run(
     variables: dict[str, str] | None = None,
     stdin: IO[bytes] | None = None,
 ) -> str:
-    """Run a command, and return its standard output; raise StackError with its last lines if it fails."""
+    """Run a command, and return its standard output; raise StackError with its last lines if it fails.
+
+    What the command has started ends with it, also where this process is interrupted.
+    """
     shown = f"`{' '.join(map(str, command))}`"
+    process = subprocess.Popen(
+        command,
+        cwd=folder,
+        env={**os.environ, **(variables or {})},
+        stdin=stdin or subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        errors="replace",
+        start_new_session=True,
+    )
     try:
-        done = subprocess.run(
-            command,
-            cwd=folder,
-            env={**os.environ, **(variables or {})},
-            stdin=stdin or subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=_COMMAND_SECONDS,
-            check=False,
-        )
-    except subprocess.TimeoutExpired as error:
-        message = f"{shown} did not end within {_COMMAND_SECONDS / 60:.0f} minutes"
-        raise StackError(message) from error
-    if done.returncode != 0:
-        message = f"{shown} ended with {done.returncode}: {log_tail(done.stdout + done.stderr)}"
+        printed, errors = process.communicate(timeout=_COMMAND_SECONDS)
+    except BaseException as error:
+        _end_group(process)
+        if isinstance(error, subprocess.TimeoutExpired):
+            message = f"{shown} did not end within {_COMMAND_SECONDS / 60:.0f} minutes"
+            raise StackError(message) from error
+        raise
+    if process.returncode != 0:
+        message = f"{shown} ended with {process.returncode}: {log_tail(printed + errors)}"
         raise StackError(message)
-    return done.stdout
+    return printed
+
+
+def _end_group(process: subprocess.Popen[str]) -> None:
+    """End a command with the programs that it has started; they may remove their files first."""
+    for sign in (signal.SIGTERM, signal.SIGKILL):
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, sign)
+        with suppress(subprocess.TimeoutExpired):
+            process.communicate(timeout=_STOP_SECONDS)
+            return
 
 
 class Engine:
