@@ -103,9 +103,9 @@ def exceeded(writing: Writing, batch: Sequence[ReceivedRequest]) -> dict[int, Re
 
 
 def zoned(writing: Writing, received: ReceivedRequest) -> ReceivedRequest:
-    """Return a request whose cron schedule has its tenant's zone, unless it names one or keeps one."""
+    """Return a request whose cron schedule has its tenant's zone, unless it names one."""
     zone = writing.zones.get(received.tenant)
-    if zone is None or received.keeps_zone or not isinstance(received.request, JobSubmit):
+    if zone is None or not isinstance(received.request, JobSubmit):
         return received
     return replace(received, request=in_zone(received.request, zone))
 

@@ -294,4 +294,5 @@ def _chain(schedule: FixedDelay, job: JobRow, interval_us: int, inputs: VersionI
     if inputs.run_open:
         return inputs.remaining_from  # the instant of the open run: the run's end and start_at decide the next one
     longer = timedelta(microseconds=interval_us - int(str(previous["interval_us"])))
-    return schedule.due(max(inputs.remaining_from + longer, inputs.now), None)
+    latest = inputs.now + schedule.delays[1]  # a run may have set the time within the bounds of the version before
+    return schedule.due(min(max(inputs.remaining_from + longer, inputs.now), latest), None)

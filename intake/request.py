@@ -117,8 +117,7 @@ class ReceivedRequest:
     """A request to apply.
 
     A job that was submitted without a key gets the request_id, or the message's coordinates. `made_from` is the hash of
-    what the client sent, where the request was made from it and from stored rows, as the submit of a patch is. With
-    `keeps_zone` its schedule has a zone already, UTC if it names none: that of the version that it was made from.
+    what the client sent, where the request was made from it and from stored rows, as the submit of a patch is.
     """
 
     request: Request
@@ -129,7 +128,6 @@ class ReceivedRequest:
     named: str | None = None  # the person that the message's header names, for the audit log
     sent_traceparent: str | None = None  # of the headers: no part of the content, another one if it is sent again
     made_from: bytes | None = None
-    keeps_zone: bool = False
     in_callers_transaction: bool = False  # which a client commits at some time of its own
     tenant: str = field(init=False)
     key: str | None = field(init=False)

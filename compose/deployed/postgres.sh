@@ -29,7 +29,7 @@ peer_timeline() {
 check_promotions() {
     local own peers
     own=$(own_timeline)
-    if [[ -n $(LC_ALL=C postgres -D "$PGDATA" -C synchronous_standby_names) ]]; then
+    if [[ -d $PGDATA/pg_replslot/copied && -n $(LC_ALL=C postgres -D "$PGDATA" -C synchronous_standby_names) ]]; then
         until peers=$(peer_timeline); do
             echo "wait for $PEER, which may have newer data than timeline $own here; if it is lost: README, Without its standby"
             sleep 2
@@ -56,6 +56,13 @@ copy_peer() {
     echo "synchronous_standby_names = ''" >> "$PGDATA.copy/postgresql.auto.conf"
     [[ ! -d $PGDATA ]] || rmdir "$PGDATA"
     mv "$PGDATA.copy" "$PGDATA"
+    announce_copy
+}
+
+# From now on this server can replace the primary, which waits for this server when it starts. A slot is never copied.
+announce_copy() {
+    query_peer "SELECT pg_create_physical_replication_slot('copied')
+                 WHERE NOT EXISTS (SELECT FROM pg_replication_slots WHERE slot_name = 'copied')"
 }
 
 if [[ ! -s $PGDATA/PG_VERSION ]]; then
@@ -70,6 +77,8 @@ if [[ ! -s $PGDATA/PG_VERSION ]]; then
     fi
 elif [[ ! -e $PGDATA/standby.signal ]]; then
     check_promotions
+else
+    announce_copy || echo "wait for the primary: $PEER"
 fi
 unset PGPASSWORD
 exec docker-entrypoint.sh "$@"

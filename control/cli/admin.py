@@ -145,7 +145,7 @@ def migrate(
     """Migrate the database to this release's schema."""
     if passwords is not None and not roles:
         refuse("--passwords", "needs --roles", "add --roles, or leave it out")
-    silent = _read_silence(forget_silent, post=post, dry_run=dry_run) if forget_silent is not None else None
+    silent = _read_silence(forget_silent, post=post, dry_run=dry_run or status) if forget_silent is not None else None
     settings = Connections.load()
     url = settings.database()
     if status:

@@ -41,7 +41,7 @@ from tidewheel.jobs.invalid import InvalidValue
 from tidewheel.nouns.jobs.fields import FIELDS, MEANINGS, SpecField, value_of
 from tidewheel.nouns.jobs.model import JobDetail, backfill_of, job_of
 from tidewheel.nouns.jobs.reads import list_children
-from tidewheel.nouns.jobs.versions import job_at, versions
+from tidewheel.nouns.jobs.versions import job_at, keep_zone, versions
 from tidewheel.nouns.runs.operations import Runs
 from tidewheel.runs import Overlap
 from tidewheel.schedules.describe import to_zone
@@ -210,7 +210,7 @@ class RestoreJob:
         key = key_of_page(connection, caller, request)
         with connection.snapshot() as reading:
             last = versions(reading, caller.tenant, key, limit=1)[0]
-            job = job_at(reading, caller.tenant, key, last.number)
+            job = keep_zone(reading, caller.tenant, job_at(reading, caller.tenant, key, last.number))
         document = {"type": "job.submit", "job": job, "if_version": 0}
         found = job_of(connection.request(document, request_id_of(form)))
         return Done(urls.job(key, found.job_id), f"{key} is back, as version {found.version}.")
@@ -227,7 +227,7 @@ class RollBackJob:
         key = job.summary.key
         number, current = _version(request, "version"), job.summary.version
         with connection.snapshot() as reading:
-            earlier = job_at(reading, caller.tenant, key, number)
+            earlier = keep_zone(reading, caller.tenant, job_at(reading, caller.tenant, key, number))
             found = preview(reading, caller.tenant, earlier, _NEXT, allow_lists=connection.installation.allow_lists)
         changes = changed_fields(job.job, earlier)
         question, back = f"Roll {key} back to version {number}?", urls.job(key, job.summary.job_id, "job_versions")

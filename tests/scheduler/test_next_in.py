@@ -98,6 +98,12 @@ def test_job_that_was_changed_meanwhile_has_its_own_delay(chain: ClockedDatabase
     assert seconds_left(chain) == (60 if key == "description" else 50)
 
 
+def test_edit_to_a_shorter_bound_ends_a_longer_interval(chain: ClockedDatabase) -> None:
+    finish(chain, start(chain), 3000)
+    chain.submit(schedule={"fixed_delay": "60s"})
+    assert seconds_left(chain) == 60
+
+
 def test_deleted_job_and_one_with_another_schedule_ignore_it(chain: ClockedDatabase) -> None:
     started = start(chain)
     chain.apply_batch(about("job.delete"))

@@ -122,8 +122,8 @@ def bootstrap_check(config: Mapping[str, str]) -> Callable[[], None]:
         admin.poll(0)
         if lacking.apis:
             raise UnsupportedServer(
-                f"the Kafka brokers at {where} lack {', '.join(sorted(lacking.apis))}, which Tidewheel needs: upgrade "
-                "them, or name others in TIDEWHEEL_KAFKA_BOOTSTRAP (docs/compatibility.md)"
+                f"the Kafka brokers at {where} lack {', '.join(sorted(lacking.apis))}, which Tidewheel needs: use "
+                "brokers of a release in docs/compatibility.md, or name others in TIDEWHEEL_KAFKA_BOOTSTRAP"
             )
 
     return check

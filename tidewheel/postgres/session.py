@@ -274,7 +274,7 @@ def _open(url: str, name: str, *, autocommit: bool, options: str, prompt: bool, 
 def _refuse_old_server(connection: OwnConnection) -> None:
     """Close the connection to a server that is too old, and raise UnsupportedServer.
 
-    The server has reported its version at the start of the connection.
+    The server, or a proxy in its place, has reported a version at the start of the connection.
     """
     major, minor = divmod(connection.info.server_version, 10_000)
     if major < _OLDEST_SERVER:

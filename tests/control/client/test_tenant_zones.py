@@ -91,6 +91,18 @@ def test_job_from_before_stays_in_utc_when_it_is_patched(client: Client) -> None
     assert zone_of(client, "hourly") == TOKYO, "its schedule names no zone, and it had none"
 
 
+def test_job_from_before_stays_in_utc_when_it_is_edited(client: Client, database: Database) -> None:
+    client.tenants.limit("acme", timezone=None)
+    client.submit(job())
+    client.submit(job("CRON_TZ=Asia/Tokyo 0 8 * * *", "inline"))
+    client.tenants.limit("acme", timezone=BERLIN)
+    for key in ("report", "inline"):
+        before = client.jobs.get(key).summary
+        assert tidewheel(database, "job", "update", key, "--description", "of stock", "--tenant", "acme").code == 0
+        after = client.jobs.get(key).summary
+        assert (after.version, after.next_at) == (before.version + 1, before.next_at)
+
+
 def test_every_door_resolves_the_zone(client: Client, database: Database, tmp_path: Path) -> None:
     lines = '{"key": "loaded", "schedule": "0 8 * * *", "target": "tidy"}'
     (file := tmp_path / "jobs.jsonl").write_text(lines)

@@ -62,8 +62,7 @@ def patch_job(
             refuse("job.key", "a job's key cannot change", "leave it out")
         version = current.summary.version if if_version is None else if_version
         submit = {"type": "job.submit", "tenant": tenant, "job": job, "if_version": version, "request_id": request_id}
-        was_cron = "cron" in (as_object(current.job["schedule"]) or {})
-        received = ReceivedRequest(own_request(drop_none(submit)), made_from=made_from, keeps_zone=was_cron)
+        received = ReceivedRequest(own_request(drop_none(submit)), made_from=made_from)
         [reply] = apply_requests(writing, connection.installation, [received], actor=connection.actor)
         if if_version is None and reply.code == VersionConflict.code:
             raise_rejection(reply, version)  # rolls back: no reply is stored for the request_id

@@ -106,8 +106,8 @@ def read_plain_schedules(connection: Conn, job_ids: Sequence[UUID]) -> dict[UUID
 
 
 def show_job(connection: Conn, tenant: str, key: str, *, as_stored: bool = False) -> JobDetail:
-    """Return one job; `as_stored` keeps the secrets in its URL, for a change of it."""
-    from tidewheel.nouns.jobs.versions import submitted_job  # here: a list of jobs needs no codec
+    """Return one job; `as_stored` keeps the secrets in its URL and its zone, for a change of it."""
+    from tidewheel.nouns.jobs.versions import keep_zone, submitted_job  # here: a list of jobs needs no codec
 
     row = read_row(connection, documents_as(JobSummary), _SQL["show_job"], {"job_id": job_id(tenant, key)})
     if row is None:
@@ -116,9 +116,10 @@ def show_job(connection: Conn, tenant: str, key: str, *, as_stored: bool = False
     definition = read_definition(row["definition"], f"job {key}")
     held = row["hold_reason"] == HoldReason.QUARANTINED
     error, quarantined_at = (read_job_error(connection, row["job_id"]) if held else None) or (None, None)
+    job = submitted_job(key, row["spec"], definition, as_stored=as_stored)
     return JobDetail(
         summary=_summary(connection, tenant, row),
-        job=submitted_job(key, row["spec"], definition, as_stored=as_stored),
+        job=keep_zone(connection, tenant, job) if as_stored else job,
         error=error,
         quarantined_at=quarantined_at,
         freezes=freezes_of(connection, tenant, row["job_id"]),

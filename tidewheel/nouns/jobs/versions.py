@@ -15,6 +15,7 @@ from psycopg.rows import class_row
 from tidewheel.control.reads.stored import read_definition, read_stored_json
 from tidewheel.errors import UnknownJob, refuse
 from tidewheel.ids import job_id
+from tidewheel.intake.new_jobs import zone_of
 from tidewheel.jobs.http_values import without_literal_credentials
 from tidewheel.jobs.payload import JSON_CONTENT
 from tidewheel.jobs.spec_cache import submitted_form
@@ -116,6 +117,14 @@ def submitted_job(
     elif definition.payload:
         job["payload"] = read_stored_json("payload", definition.payload, f"job {key}")
     return job
+
+
+def keep_zone(connection: Conn, tenant: str, job: dict[str, object]) -> dict[str, object]:
+    """Return a stored job with UTC written out where another submit would get its tenant's zone."""
+    schedule = as_object(job.get("schedule")) or {}
+    if "cron" not in schedule or "timezone" in schedule or zone_of(connection, tenant) is None:
+        return job
+    return {**job, "schedule": {**schedule, "timezone": "UTC"}}
 
 
 def _leaves(document: Mapping[str, object], path: str = "") -> Iterator[tuple[str, object]]:
