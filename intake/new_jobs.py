@@ -110,7 +110,7 @@ def zoned(writing: Writing, received: ReceivedRequest) -> ReceivedRequest:
     return replace(received, request=in_zone(received.request, zone))
 
 
-def zone_of(connection: Conn, tenant: str) -> str | None:
+def tenant_zone(connection: Conn, tenant: str) -> str | None:
     """Return the zone of a tenant; None if it has none."""
     row = cast("_TenantRow | None", connection.execute(_SQL["find_tenants"], {"tenants": texts([tenant])}).fetchone())
     return None if row is None else row[3]

@@ -16,8 +16,6 @@ from tidewheel.postgres.statements import Statements
 _LISTEN_SECONDS = 30.0  # a process that lives writes a heartbeat within it, also after a pause of PostgreSQL
 
 _SQL = Statements("tidewheel.migrations")
-_COUNT_SILENT = _SQL["count_silent_processes"]
-_FORGET_SILENT = _SQL["forget_silent_processes"]
 
 
 def forget_silent(url: str, silent: timedelta) -> list[str]:
@@ -28,9 +26,9 @@ def forget_silent(url: str, silent: timedelta) -> list[str]:
     """
     columns: dict[str, object] = {"version": release_version(), "silent": silent}
     with suppress(UndefinedTable), connect(url, "tidewheel-migrate", autocommit=True) as connection:
-        if connection.execute(_COUNT_SILENT, columns).fetchone() == (0,):
+        if connection.execute(_SQL["count_silent_processes"], columns).fetchone() == (0,):
             return []
         threading.Event().wait(_LISTEN_SECONDS)
-        rows = connection.execute(_FORGET_SILENT, columns).fetchall()
+        rows = connection.execute(_SQL["forget_silent_processes"], columns).fetchall()
         return [f"{role} {version} on {host} pid {pid}, silent since {at}" for role, version, host, pid, at in rows]
     return []  # a new database

@@ -17,7 +17,7 @@ from tidewheel.errors import Refused
 from tidewheel.ids import job_id
 from tidewheel.intake.calendars import lost_moves, read_upcoming_overrides, unknown_calendars
 from tidewheel.intake.locks import JobRow, absent_job
-from tidewheel.intake.new_jobs import zone_of
+from tidewheel.intake.new_jobs import tenant_zone
 from tidewheel.intake.next_version import (
     NextVersion,
     VersionInputs,
@@ -106,7 +106,7 @@ def preview(
     assert isinstance(request, JobSubmit)  # noqa: S101 - by its type
     if allow_lists is not None:
         ensure_allowed(request.job.target, allow_lists)
-    if (of_tenant := zone_of(connection, tenant)) is not None:
+    if (of_tenant := tenant_zone(connection, tenant)) is not None:
         request = in_zone(request, of_tenant)
     now = read_now(connection)
     version = _version(connection, tenant, request.job, now)

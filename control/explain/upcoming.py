@@ -50,8 +50,6 @@ from tidewheel.schedules.timer_state import TimerState
 from tidewheel.schedules.zones import zone
 
 _SQL = Statements("tidewheel.control")
-_FIND_RUNS_AHEAD = _SQL["find_runs_ahead"]
-_FIND_CHAINED_END = _SQL["find_chained_end"]
 
 MAX_SHOWN = 1_000
 _NEAR = timedelta(days=2)  # a clock change further away does not concern the instant
@@ -271,7 +269,7 @@ def next_times(connection: Conn, tenant: str, key: str) -> tuple[datetime | None
 
 def _runs_ahead(connection: Conn, job: JobPosition, n: int) -> Sequence[tuple[UUID, datetime, datetime]]:
     columns = {"job_id": job.job_id, "states": [RunState.QUEUED], "now": job.now, "limit": n}
-    rows = connection.execute(_FIND_RUNS_AHEAD, columns, binary=True).fetchall()
+    rows = connection.execute(_SQL["find_runs_ahead"], columns, binary=True).fetchall()
     return cast("list[tuple[UUID, datetime, datetime]]", rows)
 
 
@@ -362,7 +360,8 @@ def next_delay(connection: Conn, job: JobPosition, schedule: FixedDelay) -> str:
     regular = delay_of(schedule)
     if least == most:
         return f"It is {regular} after the end of the last run."
-    row = connection.execute(_FIND_CHAINED_END, {"job_id": job.job_id, "at": job.cursor_at}, binary=True).fetchone()
+    columns = {"job_id": job.job_id, "at": job.cursor_at}
+    row = connection.execute(_SQL["find_chained_end"], columns, binary=True).fetchone()
     delay = job.cursor_at - cast("datetime", row[0]) if row is not None and job.cursor_at is not None else None
     allowed = f"{duration(least, exact=True)} to {duration(most, exact=True)}"
     if delay is None or delay == schedule.interval_us * TICK or not least <= delay <= most:

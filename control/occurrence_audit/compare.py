@@ -115,11 +115,12 @@ class _Comparison:
             version = next((each for each in self._job.versions if each.holds(link.previous_at)), None)
             if version is None or not isinstance(version.schedule, FixedDelay) or not version.holds(link.scheduled_at):
                 continue
+            due = None
             if link.previous_end is not None:
                 least, most = version.schedule.delays
                 if least < most and least <= link.scheduled_at - link.previous_end <= most:
                     continue  # a run may have set it
-            due = None if link.previous_end is None else version.schedule.due(link.previous_at, link.previous_end)
+                due = version.schedule.due(link.previous_at, link.previous_end)
             if due is not None and due < link.scheduled_at:
                 self.miss(due, "due after the end of the previous run, but no run is recorded")
             elif due != link.scheduled_at:

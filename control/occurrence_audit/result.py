@@ -61,7 +61,7 @@ FORMAT = "tidewheel.audit/1"
 # Whole results are sorted, on disk where they do not fit. A process that is stopped holds lock and snapshot for 10
 # minutes: between two statements by the idle limit, and while the server sends rows by that of TCP.
 _SESSION = (
-    "-c cursor_tuple_fraction=1 -c work_mem=128MB -c jit=off -c statement_timeout=0 "
+    "-c cursor_tuple_fraction=1 -c work_mem=128MB -c statement_timeout=0 "
     "-c idle_in_transaction_session_timeout=600s -c tcp_user_timeout=600s"
 )
 _LEASE = timedelta(minutes=10)

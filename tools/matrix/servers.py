@@ -41,7 +41,7 @@ def _replace_programs() -> None:
     if (programs := os.environ.get(PROGRAMS)) is not None:
         postgres.find_programs = lambda account: Path(programs)
         arguments = postgres._INITDB[:_OF_EVERY_RELEASE]  # pyright: ignore[reportPrivateUsage]
-        postgres._INITDB = (*arguments, "--locale=C.UTF-8")  # type: ignore[assignment]  # pyright: ignore
+        postgres._INITDB = (*arguments, "--locale=C.UTF-8")  # type: ignore[assignment]  # pyright: ignore[reportPrivateUsage]
         setattr(parts, "Postgres", _OlderServer)  # noqa: B010
     if (manifest := os.environ.get(JARS)) is not None:
         jars.MANIFEST = Path(manifest)

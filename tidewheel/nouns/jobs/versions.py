@@ -15,7 +15,7 @@ from psycopg.rows import class_row
 from tidewheel.control.reads.stored import read_definition, read_stored_json
 from tidewheel.errors import UnknownJob, refuse
 from tidewheel.ids import job_id
-from tidewheel.intake.new_jobs import zone_of
+from tidewheel.intake.new_jobs import tenant_zone
 from tidewheel.jobs.http_values import without_literal_credentials
 from tidewheel.jobs.payload import JSON_CONTENT
 from tidewheel.jobs.spec_cache import submitted_form
@@ -122,7 +122,7 @@ def submitted_job(
 def keep_zone(connection: Conn, tenant: str, job: dict[str, object]) -> dict[str, object]:
     """Return a stored job with UTC written out where another submit would get its tenant's zone."""
     schedule = as_object(job.get("schedule")) or {}
-    if "cron" not in schedule or "timezone" in schedule or zone_of(connection, tenant) is None:
+    if "cron" not in schedule or "timezone" in schedule or tenant_zone(connection, tenant) is None:
         return job
     return {**job, "schedule": {**schedule, "timezone": "UTC"}}
 
