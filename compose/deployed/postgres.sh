@@ -1,6 +1,6 @@
 #!/bin/bash
 # Start one of two PostgreSQL servers. One makes the data, the other copies them and follows. PEER names the other server
-# for libpq, and MAKES_DATA=yes the server that makes the data of a new installation.
+# for libpq. PEER_VOLUME, the volume of the other server, is set for the server that makes the data of a new installation.
 set -euo pipefail
 
 PGPASSWORD=$(< "$POSTGRES_PASSWORD_FILE")
@@ -65,14 +65,15 @@ announce_copy() {
                  WHERE NOT EXISTS (SELECT FROM pg_replication_slots WHERE slot_name = 'copied')"
 }
 
+# With data in the other volume, this server lost its own: new data would hide those of the installation.
+is_new() { [[ -n ${PEER_VOLUME:-} ]] && ! compgen -G "$PEER_VOLUME/*/$(basename "$PGDATA")/PG_VERSION" > /dev/null; }
+
 if [[ ! -s $PGDATA/PG_VERSION ]]; then
-    if [[ ${MAKES_DATA:-no} != yes ]]; then
+    if ! is_new; then
         until peer_is_primary; do
-            echo "wait for the primary: $PEER"
+            echo "wait for the primary, to copy its data: $PEER"
             sleep 2
         done
-    fi
-    if peer_is_primary; then
         copy_peer
     fi
 elif [[ ! -e $PGDATA/standby.signal ]]; then

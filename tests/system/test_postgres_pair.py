@@ -50,7 +50,7 @@ class Server:
     folder: Path
     port: int
     peer: int
-    makes_data: bool
+    peer_volume: Path | None
     process: subprocess.Popen[bytes] | None = field(default=None, init=False)
 
     @property
@@ -66,7 +66,7 @@ class Server:
             "PGPORT": str(self.port),
             "SOCKETS": str(self.folder),
             "PEER": f"host=127.0.0.1 port={self.peer}",
-            "MAKES_DATA": "yes" if self.makes_data else "no",
+            "PEER_VOLUME": str(self.peer_volume or ""),
             "POSTGRES_USER": "tidewheel",
             "POSTGRES_PASSWORD_FILE": str(self.folder / "password"),
             "LC_ALL": "C",
@@ -135,7 +135,7 @@ def pair() -> Iterator[tuple[Server, Server]]:
             for path in (folder, *folder.iterdir()):
                 if account is not None:
                     os.chown(path, account.uid, account.gid)
-            servers.append(Server(folder, ports[number], ports[1 - number], makes_data=number == 0))
+            servers.append(Server(folder, ports[number], ports[1 - number], home / "server-1" if number == 0 else None))
         first, second = servers
         try:
             yield first, second
@@ -214,3 +214,20 @@ def test_primary_returns_beside_its_standby(pair: tuple[Server, Server]) -> None
     first.start()
     second.start()
     until(first.has_standby, "commits wait for the standby again")
+
+
+def test_server_that_lost_its_volume_makes_no_data(pair: tuple[Server, Server]) -> None:
+    first, second = pair
+    second.start()
+    first.start()
+    until(first.has_standby, "commits wait for the standby")
+    first.value("CREATE TABLE kept AS SELECT 1 AS value")
+    first.stop()
+    second.stop()
+    shutil.rmtree(first.folder / "data")
+    first.start()
+    until(lambda: "wait for the primary" in first.log, "the server without data waits")
+    second.start()
+    until(lambda: second.value("SELECT pg_promote(true, 60)"), "the standby is promoted")
+    until(lambda: first.value("SELECT value FROM kept") == 1, "the server without data has copied the new primary")
+    assert first.value("SELECT pg_is_in_recovery()") is True

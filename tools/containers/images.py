@@ -81,7 +81,7 @@ def go_file(module: str, version: str, path: str) -> Path:
 
 def check_before() -> None:
     """Raise StackError with the remedy if this clone lacks the commit of the release before."""
-    _revision()  # with git's own words if this is no repository, or another user's
+    revision()  # with git's own words if this is no repository, or another user's
     try:
         run(["git", "-C", ROOT, "cat-file", "-e", BEFORE.commit])
     except StackError as error:
@@ -89,7 +89,8 @@ def check_before() -> None:
         raise StackError(message) from error
 
 
-def _revision() -> str:
+def revision() -> str:
+    """Return the commit of this checkout; raise StackError where git finds none."""
     return run(["git", "-C", ROOT, "rev-parse", "HEAD"]).strip()
 
 
@@ -106,10 +107,9 @@ def build_images(engine: Engine) -> None:
         own = {each.name: each for each in (_CERTIFICATES, _PIP) if each.exists()}
         _build(engine, "trial/python", "python.Dockerfile", _content(RECIPES) | own)
     with step(f"image {TIDEWHEEL} by compose/Dockerfile, about 60 s"):
-        revision = _revision()
-        arguments = (_PYTHON, f"REVISION={revision}")
+        arguments = (_PYTHON, f"REVISION={revision()}")
         _build(engine, TIDEWHEEL, "compose/Dockerfile", _content(ROOT), *arguments, shipped=_shipped())
-        _check_labels(engine, revision)
+        _check_labels(engine, revision())
     with step("image of PostgreSQL"):
         package = find_programs(None).parents[1]
         libraries = package.with_name(f"{package.name}.libs")
@@ -175,6 +175,9 @@ def _kept(name: str, what: str, make: Callable[[Path], object]) -> Path:
 def _debian(name: str, packages: str) -> Path:
     command = ["mmdebstrap", "--variant=minbase", f"--include={packages}", "bookworm", "made.tar"]
     month = f"{SystemClock().now():%Y-%m}"  # its packages get updates
+    for archive in (default_cache() / "containers").glob(f"{name}-20??-??.tar"):
+        if not archive.stem.endswith(month):
+            archive.unlink()
     return _kept(
         f"{name}-{month}.tar",
         f"make Debian 12 with {packages}, about 1 minute",

@@ -16,7 +16,7 @@ import psutil
 from tidewheel.errors import StackError
 from tools.containers.__main__ import guarded
 from tools.containers.engine import PACKAGES, Engine, check_machine
-from tools.containers.images import PROMETHEUS, ROOT, build_images, build_prometheus, debian
+from tools.containers.images import PROMETHEUS, ROOT, build_images, build_prometheus, debian, revision
 from tools.containers.progress import step, wait_for
 from tools.kubernetes.programs import compile_programs, scaled_object_schema
 
@@ -55,6 +55,7 @@ def run_it() -> int:
     """Run the trial, and return the exit code."""
     check_machine("make kubernetes", PACKAGES | _MORE_PACKAGES, ())
     _check_more()
+    revision()  # of the images' labels
     compile_programs()
     scaled_object_schema()
     with ExitStack() as undo:
