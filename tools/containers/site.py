@@ -144,20 +144,26 @@ class Site:
             name, memory, *_ = line.split()
             self.rows[self._service(name)].memory = memory
 
-    def kill(self, name: str) -> None:
-        """Kill a container's process as a crash does, and wait until the restart policy has brought it back.
+    def kill(self, *names: str) -> None:
+        """Kill containers' processes as a crash does, and wait until the restart policy has brought them back.
 
         `docker kill` counts as a stop by hand, after which no policy starts a container.
         """
-        before, began = self._look()[name], monotonic_seconds()
-        os.kill(before.pid, signal.SIGKILL)
+        before, began = self._look(), monotonic_seconds()
+        for name in names:
+            os.kill(before[name].pid, signal.SIGKILL)
+        dead = set(names)
 
-        def is_back() -> bool:
-            state = self._look().get(name)
-            return state is not None and state.started_at > before.started_at and state.health == "healthy"
+        def are_back() -> bool:
+            states = self._look()
+            for name in {*dead}:
+                state = states.get(name)
+                if state is not None and state.started_at > before[name].started_at and state.health == "healthy":
+                    self.rows[name].back_seconds = monotonic_seconds() - began
+                    dead.discard(name)
+            return not dead
 
-        wait_for(is_back, f"{name} is healthy again after its kill, by its restart policy", _BACK_SECONDS)
-        self.rows[name].back_seconds = monotonic_seconds() - began
+        wait_for(are_back, f"{' and '.join(names)} are healthy again, by their restart policy", _BACK_SECONDS)
 
     def _command(self) -> list[str | Path]:
         return [self.compose, *(part for file in self.files for part in ("-f", file))]

@@ -1,7 +1,7 @@
 """The trials: start a Compose file, kill its containers under load, fail over, and judge what is left."""
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -40,7 +40,8 @@ def deployed_site(engine: Engine, compose: Path, folder: Path) -> Site:
 
 def run_compose(site: Site) -> list[str]:
     """Kill each container of compose.yaml; return the faults."""
-    return _run(site, addresses(site), {f"kill {name}": partial(site.kill, name) for name in site.containers})
+    kills = _kills(site, ("postgres",), ("kafka",), ("scheduler",), ("relay",), ("executor",), ("intake", "api"))
+    return _run(site, addresses(site), kills)
 
 
 def addresses(site: Site) -> Addresses:
@@ -54,12 +55,16 @@ def run_deployed(site: Site) -> list[str]:
     database = f"postgresql://tidewheel:{site.password}@{servers}/tidewheel?target_session_attrs=read-write"
     changes: dict[str, Callable[[], object]] = {
         "ask Prometheus for its targets and rules": _look_at_prometheus,
-        **{f"kill {name}": partial(site.kill, name) for name in ("scheduler", "executor", "postgres-2", "kafka-2")},
+        **_kills(site, ("scheduler", "executor"), ("postgres-2",), ("kafka-2",)),
         "kill the primary, promote the standby": partial(_fail_over, site),
         "give the new primary a standby": partial(_give_standby, site),
-        "kill kafka": partial(site.kill, "kafka"),
+        **_kills(site, ("kafka",)),
     }
     return _run(site, Addresses(_API, _BROKERS, database), changes)
+
+
+def _kills(site: Site, *groups: Sequence[str]) -> dict[str, Callable[[], object]]:
+    return {f"kill {' and '.join(names)}": partial(site.kill, *names) for names in groups}
 
 
 def _run(site: Site, at: Addresses, changes: Mapping[str, Callable[[], object]]) -> list[str]:
