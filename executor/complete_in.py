@@ -55,14 +55,14 @@ class Completion:
         """As `Context.complete_in`."""
         end = self._end(result)
         _require_transaction(connection)
-        with use_connection(connection) as own:
+        with use_connection(connection, self.config.installation.schema) as own:
             self._write(own, end)
 
     async def complete_in_async(self, connection: AsyncConnection[object], result: object) -> None:
         """As `Context.complete_in_async`."""
         end = self._end(result)
         _require_transaction(connection)
-        await use_async_connection(connection, lambda own: self._write(own, end))
+        await use_async_connection(connection, self.config.installation.schema, lambda own: self._write(own, end))
 
     def _end(self, result: object) -> RunEnd:
         output, output_bytes = self.output() if self.output else (None, None)

@@ -36,6 +36,7 @@ from tidewheel.migrations.service_roles import (
     roles_of_default,
 )
 from tidewheel.postgres.held_lock import HeldLock, begin_lasting, try_table_lock
+from tidewheel.postgres.own_schema import own_schema
 from tidewheel.postgres.partitions import ensure_coming_days
 from tidewheel.postgres.session import Conn, connect
 from tidewheel.postgres.statements import Statements, trusted
@@ -231,6 +232,7 @@ def migrate(
                 _LOG.warning(text, role, role)
 
         def rehearse() -> None:
+            _make_schema(connection)
             _try_all(connection, pending)
             finish()
 
@@ -292,10 +294,31 @@ def _alone(url: str, connection: Conn, *, dry_run: bool) -> Generator[HeldLock]:
 
 def _make_table(connection: Conn) -> None:
     try:
+        _make_schema(connection)
         connection.execute(_SQL["make_migrations_table"])
         connection.commit()
     except psycopg.errors.UniqueViolation:  # another runner has made it at the same time
         connection.rollback()
+
+
+def _make_schema(connection: Conn) -> None:
+    """Create the schema of the search path, unless it exists."""
+    schema = own_schema(connection)
+    if schema is None or connection.execute("SELECT current_schema()").fetchone() == (schema,):
+        return
+    try:
+        with connection.transaction():
+            connection.execute(sql.SQL("CREATE SCHEMA IF NOT EXISTS {}").format(sql.Identifier(schema)))
+    except psycopg.errors.InsufficientPrivilege as error:
+        role = connection.info.user
+        raise MigrationError(
+            f"the role {role} may not create the schema {schema} of TIDEWHEEL_DATABASE_SCHEMA; let the owner of the "
+            f"database run `CREATE SCHEMA {schema} AUTHORIZATION {role}`"
+        ) from error
+    except psycopg.errors.ReservedName as error:
+        raise MigrationError(
+            f"TIDEWHEEL_DATABASE_SCHEMA: PostgreSQL reserves names like {schema}; use another"
+        ) from error
 
 
 def _to_apply(connection: Conn, *, post: bool) -> list[Migration]:

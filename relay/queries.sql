@@ -205,7 +205,7 @@ SELECT e.topic, count(*) FROM expired AS e GROUP BY e.topic ORDER BY e.topic
 -- No index. Lock: a session-wide advisory lock, one per slice, released with the session.
 SELECT t.locked, t.locked OR NOT {{tidewheel.no_stranger(k)}}
   FROM (SELECT (hashtext('tidewheel.relay')::bigint << 32) | %(slice)s::integer AS key) AS k
- CROSS JOIN pg_try_advisory_lock(hashtext('tidewheel.relay'), %(slice)s::integer) AS t (locked)
+ CROSS JOIN LATERAL (SELECT current_schema() = 'public' AND pg_try_advisory_lock(hashtext('tidewheel.relay'), %(slice)s::integer)) AS t (locked)
 
 -- name: unlock_slice
 -- Releases that lock.

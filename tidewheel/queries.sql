@@ -36,19 +36,21 @@ SELECT s.pid FROM pg_stat_activity AS s WHERE s.pid = ANY (%(processes)s::intege
 
 -- part: no_stranger(old)
 -- True unless a session whose role has no rights of a service holds an advisory key of 0.1, or waits for it: then services go on without
--- that key. A prepared transaction has no process, and none of a service is prepared.
+-- that key. A prepared transaction has no process, and none of a service is prepared. In a schema of its own an installation has no
+-- processes of 0.1, and another installation may hold the key.
 -- No index, no lock.
-NOT EXISTS (SELECT FROM pg_locks AS l
-              LEFT JOIN pg_stat_activity AS s ON s.pid = l.pid
-             WHERE l.locktype = 'advisory'
-               AND l.database = (SELECT d.oid FROM pg_database AS d WHERE d.datname = current_database())
-               AND (l.classid::bigint << 32 | l.objid::bigint) = old.key
-               AND (l.pid IS NULL OR (s.pid IS NOT NULL AND NOT {{is_service(s)}})))
+(current_schema() = 'public'
+ AND NOT EXISTS (SELECT FROM pg_locks AS l
+                   LEFT JOIN pg_stat_activity AS s ON s.pid = l.pid
+                  WHERE l.locktype = 'advisory'
+                    AND l.database = (SELECT d.oid FROM pg_database AS d WHERE d.datname = current_database())
+                    AND (l.classid::bigint << 32 | l.objid::bigint) = old.key
+                    AND (l.pid IS NULL OR (s.pid IS NOT NULL AND NOT {{is_service(s)}}))))
 
 -- name: try_old_lock
 -- Takes an advisory key of 0.1 until the transaction ends; returns false while a process of 0.1 has it.
 -- No index. Lock: the key, not waited for; one of a stranger is passed over.
-SELECT pg_try_advisory_xact_lock(k.key) OR NOT {{no_stranger(k)}}
+SELECT CASE WHEN current_schema() = 'public' THEN pg_try_advisory_xact_lock(k.key) OR NOT {{no_stranger(k)}} ELSE true END
   FROM (SELECT hashtext('tidewheel.' || %(name)s::text)::bigint AS key) AS k
 
 -- part: prepared(held)

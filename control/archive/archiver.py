@@ -45,28 +45,28 @@ from tidewheel.control.archive.stores import MANIFEST, MissingFile, Store, manif
 from tidewheel.errors import ArchiveDamaged, SettingsError
 from tidewheel.postgres.database_clock import read_now
 from tidewheel.postgres.held_lock import HeldLock
+from tidewheel.postgres.own_schema import PUBLIC, own_schema
 from tidewheel.postgres.partitions import day_of, stored_days
 from tidewheel.postgres.session import Conn
 from tidewheel.postgres.statements import Statements
 
-SCHEMA = "tidewheel_archive"
 _INFINITY = "infinity"
 _PIECE_BYTES = 8 << 20  # read at once
 
 _CREATE: LiteralString = """
-CREATE SCHEMA IF NOT EXISTS tidewheel_archive;
-CREATE TABLE IF NOT EXISTS tidewheel_archive.finished_runs (LIKE finished_runs);
-CREATE TABLE IF NOT EXISTS tidewheel_archive.attempts (LIKE attempts);
-CREATE TABLE IF NOT EXISTS tidewheel_archive.run_inputs (LIKE run_inputs);
-CREATE TABLE IF NOT EXISTS tidewheel_archive.facts (
+CREATE SCHEMA IF NOT EXISTS {schema};
+CREATE TABLE IF NOT EXISTS {schema}.finished_runs (LIKE finished_runs);
+CREATE TABLE IF NOT EXISTS {schema}.attempts (LIKE attempts);
+CREATE TABLE IF NOT EXISTS {schema}.run_inputs (LIKE run_inputs);
+CREATE TABLE IF NOT EXISTS {schema}.facts (
     day date NOT NULL, kind text NOT NULL, tenant text NOT NULL, job_id uuid, at timestamptz NOT NULL,
     "row" jsonb NOT NULL
 );
-ALTER TABLE tidewheel_archive.finished_runs ADD COLUMN IF NOT EXISTS day date, ADD COLUMN IF NOT EXISTS job_key text;
-ALTER TABLE tidewheel_archive.attempts ADD COLUMN IF NOT EXISTS day date;
-ALTER TABLE tidewheel_archive.run_inputs ADD COLUMN IF NOT EXISTS day date;
-CREATE INDEX IF NOT EXISTS restored_runs_by_id ON tidewheel_archive.finished_runs (run_id);
-CREATE INDEX IF NOT EXISTS restored_attempts_by_id ON tidewheel_archive.attempts (run_id)
+ALTER TABLE {schema}.finished_runs ADD COLUMN IF NOT EXISTS day date, ADD COLUMN IF NOT EXISTS job_key text;
+ALTER TABLE {schema}.attempts ADD COLUMN IF NOT EXISTS day date;
+ALTER TABLE {schema}.run_inputs ADD COLUMN IF NOT EXISTS day date;
+CREATE INDEX IF NOT EXISTS restored_runs_by_id ON {schema}.finished_runs (run_id);
+CREATE INDEX IF NOT EXISTS restored_attempts_by_id ON {schema}.attempts (run_id)
 """
 
 _SQL = Statements("tidewheel.control.archive")
@@ -96,12 +96,18 @@ _FACTS = _Table("facts", ("kind", "tenant", "job_id", "at", "row"))
 _TABLES = (_RUNS, _ATTEMPTS, _INPUTS, _FACTS)
 
 
+def restored_schema(connection: Conn) -> str:
+    """Return the schema of the restored rows."""
+    schema = own_schema(connection)
+    return "tidewheel_archive" if schema in (None, PUBLIC) else f"{schema}_archive"
+
+
 def restore_day(connection: Conn, store: Store, manifest: Manifest) -> None:
     """Write the rows of a day in place of those that an earlier restore has written, in one transaction."""
     day = manifest.day
     try:
         with connection.transaction():
-            connection.execute(_CREATE)
+            connection.execute(sql.SQL(_CREATE).format(schema=sql.Identifier(restored_schema(connection))))
             _delete(connection, day)
             for rows in read_rows(store, manifest, RUNS):
                 runs = ({**row, "publish_at": row["publish_at"] or _INFINITY} for row in rows)
@@ -111,15 +117,17 @@ def restore_day(connection: Conn, store: Store, manifest: Manifest) -> None:
             for rows in read_rows(store, manifest, FACTS):
                 _copy(connection, _FACTS, day, rows)
     except psycopg.errors.InsufficientPrivilege as error:
+        schema, role = restored_schema(connection), connection.info.user
         raise SettingsError(
-            f"the schema {SCHEMA} cannot be written: {error}; grant CREATE on the database to {connection.info.user}"
+            f"the schema {schema} cannot be written: {error}; grant CREATE on the database to {role}"
         ) from error
 
 
 def drop_restored(connection: Conn, day: date | None = None) -> bool:
     """Delete the restored rows of a day, or the schema with all of them; return False if the day has none."""
     if day is None:
-        connection.execute("DROP SCHEMA IF EXISTS tidewheel_archive CASCADE")
+        schema = sql.Identifier(restored_schema(connection))
+        connection.execute(sql.SQL("DROP SCHEMA IF EXISTS {} CASCADE").format(schema))
         return True
     if not _is_there(connection):
         return False
@@ -131,26 +139,31 @@ def remove_restored_tenants(connection: Conn, tenants: Iterable[str]) -> None:
     """Delete the restored rows of deleted tenants."""
     if _is_there(connection):
         for table in _TABLES:
-            statement = sql.SQL("DELETE FROM {} WHERE tenant = ANY (%s)").format(sql.Identifier(SCHEMA, table.name))
+            statement = sql.SQL("DELETE FROM {} WHERE tenant = ANY (%s)").format(_identifier(connection, table))
             connection.execute(statement, [list(tenants)])
 
 
 def _is_there(connection: Conn) -> bool:
-    return connection.execute("SELECT to_regclass('tidewheel_archive.facts') IS NOT NULL").fetchone() == (True,)
+    facts = f"{restored_schema(connection)}.facts"
+    return connection.execute("SELECT to_regclass(%s) IS NOT NULL", [facts]).fetchone() == (True,)
+
+
+def _identifier(connection: Conn, table: _Table) -> sql.Identifier:
+    return sql.Identifier(restored_schema(connection), table.name)
 
 
 def _delete(connection: Conn, day: date) -> int:
     """Delete the rows of a day; return their number."""
     rows = 0
     for table in _TABLES:
-        statement = sql.SQL("DELETE FROM {} WHERE day = %s").format(sql.Identifier(SCHEMA, table.name))
+        statement = sql.SQL("DELETE FROM {} WHERE day = %s").format(_identifier(connection, table))
         rows += connection.execute(statement, [day]).rowcount
     return rows
 
 
 def _copy(connection: Conn, table: _Table, day: date, rows: Iterable[Record]) -> None:
     columns = sql.SQL(", ").join(map(sql.Identifier, ("day", *table.columns)))
-    statement = sql.SQL("COPY {} ({}) FROM STDIN").format(sql.Identifier(SCHEMA, table.name), columns)
+    statement = sql.SQL("COPY {} ({}) FROM STDIN").format(_identifier(connection, table), columns)
     with connection.cursor() as cursor, cursor.copy(statement) as copy:
         for row in rows:
             copy.write_row([day, *(row[name] for name in table.columns)])

@@ -90,16 +90,17 @@ def restore(
     output: OutputOption = Output.TEXT,
 ) -> None:
     """Copy an archived day into tables of the schema tidewheel_archive, to read it with SQL."""
-    from tidewheel.control.archive.archiver import SCHEMA, drop_restored, restore_day
+    from tidewheel.control.archive.archiver import drop_restored, restore_day, restored_schema
     from tidewheel.control.archive.days import read_manifest
     from tidewheel.control.archive.export import archive_session
 
     wanted = None if day is None else _day(day)
     url = checked_url()
     with locked_archive(url), closing(archive_session(url)) as session, session.transaction() as connection:
+        schema = restored_schema(connection)
         if drop:
             if not drop_restored(connection, wanted):
-                remedy = f"name a day in {SCHEMA}.facts or {SCHEMA}.finished_runs, or none to drop all"
+                remedy = f"name a day in {schema}.facts or {schema}.finished_runs, or none to drop all"
                 refuse("DAY", f"no rows of {wanted} are restored", remedy)
             print_result(["dropped"], {"dropped": wanted}, output)
             return
@@ -117,7 +118,7 @@ def restore(
                 ) from None
             refuse("DAY", f"the archive has no day {wanted}", "name a day from `tidewheel admin archive list`")
         restore_day(connection, store, manifest)
-    line = f"{wanted}: {manifest.runs:,} runs are in tidewheel_archive.finished_runs"
+    line = f"{wanted}: {manifest.runs:,} runs are in {schema}.finished_runs"
     print_result([line], {"day": wanted, "runs": manifest.runs}, output)
 
 

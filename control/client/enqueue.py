@@ -10,7 +10,7 @@ from collections.abc import Generator, Mapping
 from contextlib import closing, contextmanager, suppress
 from datetime import datetime, timedelta
 from functools import cache
-from typing import TYPE_CHECKING, Any, TypedDict, Unpack, cast, overload
+from typing import TYPE_CHECKING, Any, LiteralString, TypedDict, Unpack, cast, overload
 from uuid import UUID
 
 from psycopg import AsyncConnection, Connection
@@ -23,6 +23,7 @@ from tidewheel.jobs.parsing import own_request
 from tidewheel.jobs.payload import JSON_CONTENT
 from tidewheel.jobs.requests import JobTrigger
 from tidewheel.jobs.validation import ensure_text_names
+from tidewheel.postgres.own_schema import qualified
 from tidewheel.postgres.session import Conn
 from tidewheel.postgres.session_kinds import (
     NoTenant,
@@ -122,8 +123,8 @@ def enqueue(
     given = psycopg_beneath(connection)
     if is_foreign(given):
         with _found(received):
-            return _request_id(fetch_row(given, _ENQUEUE_BY_TOPIC, _columns(received)))
-    with use_connection(cast("Connection[object]", given)) as own:
+            return _request_id(fetch_row(given, _by_topic(), _columns(received)))
+    with use_connection(cast("Connection[object]", given), own_settings().database_schema) as own:
         reply = _apply(own, received)
     return _answered(reply)
 
@@ -151,16 +152,17 @@ async def enqueue_async(
     given = await psycopg_beneath_async(connection)
     if is_foreign_async(given):
         with _found(received):
-            return _request_id(await fetch_row_async(given, _ENQUEUE_BY_TOPIC, _columns(received)))
+            return _request_id(await fetch_row_async(given, _by_topic(), _columns(received)))
     own = cast("AsyncConnection[object]", given)
-    return _answered(await use_async_connection(own, lambda connection: _apply(connection, received)))
+    schema = own_settings().database_schema
+    return _answered(await use_async_connection(own, schema, lambda connection: _apply(connection, received)))
 
 
 def _apply(connection: Conn, received: ReceivedRequest) -> Reply:
     """Apply a request as a whole or not at all."""
     # Read before the blocks below, so that the caller's transaction has begun if there is to be one. A block
     # without an open transaction begins one of its own and commits it.
-    installation = read_installation(connection, _settings())
+    installation = read_installation(connection, own_settings())
     with closing(installation.rates):
         for _ in range(_TRIES - 1):
             with suppress(Unavailable), connection.transaction():
@@ -269,6 +271,11 @@ def raise_if_rejected(reply: Reply) -> None:
         raise refused
 
 
+def _by_topic() -> LiteralString:
+    return qualified(_ENQUEUE_BY_TOPIC, own_settings().database_schema)
+
+
 @cache
-def _settings() -> Connections:
+def own_settings() -> Connections:
+    """Return the settings of a process that calls Tidewheel in its own transactions."""
     return Connections.load()

@@ -10,10 +10,12 @@ from uuid import UUID
 import psycopg
 from psycopg import AsyncConnection, Connection
 
+from tidewheel.control.client.enqueue import own_settings
 from tidewheel.errors import UnknownRun
 from tidewheel.jobs.parsing import own_request
 from tidewheel.nouns.runs.model import Run
 from tidewheel.postgres.database_clock import read_now
+from tidewheel.postgres.own_schema import qualified
 from tidewheel.postgres.session import Conn
 from tidewheel.postgres.session_kinds import (
     Row,
@@ -75,11 +77,11 @@ def _cancel_columns(run_id: UUID, reason: str | None, tenant: str) -> dict[str, 
 
 
 def _row(connection: "Caller", statement: "LiteralString", columns: "Mapping[str, object]") -> Row | None:
-    given = psycopg_beneath(connection)
+    given, schema = psycopg_beneath(connection), own_settings().database_schema
     try:
         if is_foreign(given):
-            return fetch_row(given, statement, columns)
-        with use_connection(cast("Connection[object]", given)) as own:
+            return fetch_row(given, qualified(statement, schema), columns)
+        with use_connection(cast("Connection[object]", given), schema) as own:
             return _fetch(own, statement, columns)
     except (LookupError, psycopg.errors.NoDataFound):
         return None
@@ -88,12 +90,12 @@ def _row(connection: "Caller", statement: "LiteralString", columns: "Mapping[str
 async def _row_async(
     connection: "AsyncCaller", statement: "LiteralString", columns: "Mapping[str, object]"
 ) -> Row | None:
-    given = await psycopg_beneath_async(connection)
+    given, schema = await psycopg_beneath_async(connection), own_settings().database_schema
     try:
         if is_foreign_async(given):
-            return await fetch_row_async(given, statement, columns)
+            return await fetch_row_async(given, qualified(statement, schema), columns)
         over = cast("AsyncConnection[object]", given)
-        return await use_async_connection(over, lambda own: _fetch(own, statement, columns))
+        return await use_async_connection(over, schema, lambda own: _fetch(own, statement, columns))
     except (LookupError, psycopg.errors.NoDataFound):
         return None
 

@@ -20,6 +20,7 @@ from psycopg import sql
 
 from tidewheel.clock import monotonic_seconds
 from tidewheel.errors import Unavailable
+from tidewheel.postgres.own_schema import named, own_schema
 from tidewheel.postgres.session import Conn, connect
 from tidewheel.postgres.statements import Statements
 
@@ -72,7 +73,7 @@ class Notifier:
             try:
                 connection = connection or connect(self._url, self._name, autocommit=True, pooled=True)
                 for channel in due:
-                    connection.execute(sql.SQL("NOTIFY {}").format(sql.Identifier(channel)))
+                    connection.execute(sql.SQL("NOTIFY {}").format(_identifier(channel, connection)))
             except (Unavailable, psycopg.Error):
                 _discard(connection)
                 connection = None
@@ -114,7 +115,7 @@ class Listener:
         connection = connect(self._url, self._name, autocommit=True)
         try:
             for channel in self._channels:
-                connection.execute(sql.SQL("LISTEN {}").format(sql.Identifier(channel)))
+                connection.execute(sql.SQL("LISTEN {}").format(_identifier(channel, connection)))
             # One poll finds the rows that were written before LISTEN took effect.
             self._event.set()
             self._wait_for_notifications(connection)
@@ -159,6 +160,10 @@ class _Senders:
             self._services |= {cast("int", process) for (process,) in found}
             self._strangers |= unknown - self._services
         return processes & self._strangers
+
+
+def _identifier(channel: Channel, connection: Conn) -> sql.Identifier:
+    return sql.Identifier(named(channel, own_schema(connection)))
 
 
 def _discard(connection: Conn | None) -> None:

@@ -15,6 +15,7 @@ import psycopg
 from psycopg import sql
 
 from tidewheel.postgres.database_clock import read_now
+from tidewheel.postgres.own_schema import SchemaConnection, own_schema, qualified
 
 # Each table with the column that is unique within a partition, though it is not the partition key.
 TABLES: Mapping[str, str | None] = MappingProxyType(
@@ -28,7 +29,8 @@ SELECT c.relname::text, c.relispartition, coalesce(i.inhdetachpending, false)
 """
 _ATTACHED: LiteralString = """
 SELECT c.relname::text FROM pg_class AS c
- WHERE c.relispartition AND c.relkind = 'r' AND c.relnamespace = current_schema()::regnamespace AND c.relname = ANY (%s)
+ WHERE c.relispartition AND c.relkind = 'r' AND c.relnamespace = coalesce(%s, current_schema())::regnamespace
+   AND c.relname = ANY (%s)
 """
 # `migrations/0005_functions.sql` has both functions: only the owner of a table attaches and detaches its partitions.
 _CREATE_DAY: LiteralString = "SELECT tidewheel_create_day(%s, %s)"
@@ -103,7 +105,7 @@ def create_missing(connection: psycopg.Connection, days: Sequence[date]) -> None
             try:
                 with connection.transaction():
                     connection.execute(_LOCK_TIMEOUT)
-                    connection.execute(_CREATE_DAY, [table, day])
+                    connection.execute(qualified(_CREATE_DAY, own_schema(connection)), [table, day])
             except psycopg.errors.LockNotAvailable as error:
                 locked[table] = error
     if locked:
@@ -178,7 +180,8 @@ def drop_day(connection: psycopg.Connection, stored: StoredDay) -> None:
 
 def _connect_again(connection: psycopg.Connection) -> psycopg.Connection:
     parameters = {**connection.info.get_parameters(), "application_name": "tidewheel-partitions"}
-    own = psycopg.connect(**parameters, password=connection.info.password, autocommit=True)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    own = SchemaConnection.connect(**parameters, password=connection.info.password, autocommit=True)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    own.schema = own_schema(connection)
     own.prepare_threshold = None  # as above
     return own
 
@@ -190,12 +193,12 @@ def missing_partitions(
     named = {f"{table}{_suffix(day)}": (table, day) for day in days for table in tables}
     if not named:
         return []
-    attached = {name for (name,) in connection.execute(_ATTACHED, [list(named)]).fetchall()}
+    attached = {name for (name,) in connection.execute(_ATTACHED, [own_schema(connection), list(named)]).fetchall()}
     return [partition for name, partition in named.items() if name not in attached]
 
 
 def _database(connection: psycopg.Connection) -> str:
-    return f"{connection.info.host}:{connection.info.port}/{connection.info.dbname}"
+    return f"{connection.info.host}:{connection.info.port}/{connection.info.dbname}/{own_schema(connection)}"
 
 
 def _suffix(day: date) -> str:

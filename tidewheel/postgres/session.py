@@ -26,6 +26,7 @@ from tidewheel.clock import monotonic_seconds
 from tidewheel.errors import SettingsError, Unavailable, UnsupportedServer
 from tidewheel.postgres.faults import first_line, without_partition, without_rows_fault
 from tidewheel.postgres.fences import EpochOver, epoch, named_servers, primaries
+from tidewheel.postgres.own_schema import SchemaConnection, only_schema
 from tidewheel.postgres.partitions import repair_days
 from tidewheel.postgres.statements import Statements
 
@@ -121,7 +122,7 @@ _REFUSALS = (
 )
 
 
-class OwnConnection(Connection[tuple[object, ...]]):
+class OwnConnection(SchemaConnection):
     """A connection that Tidewheel has opened.
 
     Attributes:
@@ -269,6 +270,7 @@ def _open(url: str, name: str, *, autocommit: bool, options: str, prompt: bool, 
         if _READ_ONLY in str(error):
             raise OnlyReads(_ONLY_READS) from error
         raise Unavailable(first_line(error)) from error
+    connection.schema = only_schema(dict(_SETTING.findall(settings)).get("search_path", ""))
     connection.notices = _Notices()
     connection.add_notice_handler(connection.notices)
     return connection

@@ -22,6 +22,7 @@ from psycopg import AsyncConnection, Connection
 from psycopg.pq import PipelineStatus, TransactionStatus
 
 from tidewheel.errors import Unavailable, refuse
+from tidewheel.postgres.own_schema import SchemaConnection, search_path
 from tidewheel.postgres.partitions import repair_days
 from tidewheel.postgres.session import Conn, Session, lacks_partition
 
@@ -119,8 +120,8 @@ class BackgroundQuery(Generic[R]):
 
 
 @contextmanager
-def use_connection(connection: Connection[object]) -> Generator[Conn]:
-    """Yield a connection for Tidewheel's statements, inside the caller's transaction.
+def use_connection(connection: Connection[object], schema: str | None) -> Generator[Conn]:
+    """Yield a connection for Tidewheel's statements in a schema, inside the caller's transaction.
 
     Without an open transaction it begins one as the caller's next statement would. On autocommit the transaction ends
     with the block.
@@ -130,11 +131,11 @@ def use_connection(connection: Connection[object]) -> Generator[Conn]:
     """
     if not isinstance(cast("object", connection), Connection):
         refuse("connection", f"a {_name(connection)} was given", _remedy(connection, "a psycopg.Connection"))
-    with connection.lock, _wrap(connection) as wrapped:
+    with connection.lock, _wrap(connection, schema) as wrapped:
         yield wrapped
 
 
-async def use_async_connection(connection: AsyncConnection[object], work: Callable[[Conn], T]) -> T:
+async def use_async_connection(connection: AsyncConnection[object], schema: str | None, work: Callable[[Conn], T]) -> T:
     """Run `work` with a connection for Tidewheel's statements, inside an async caller's transaction.
 
     The work runs on a thread while this coroutine holds the connection's lock. When this coroutine is cancelled, it
@@ -147,7 +148,7 @@ async def use_async_connection(connection: AsyncConnection[object], work: Callab
         refuse("connection", f"a {_name(connection)} was given", _remedy(connection, "a psycopg.AsyncConnection"))
 
     def on_thread() -> T:
-        with _wrap(connection) as wrapped:
+        with _wrap(connection, schema) as wrapped:
             return work(wrapped)
 
     async with connection.lock:
@@ -165,13 +166,14 @@ async def use_async_connection(connection: AsyncConnection[object], work: Callab
 
 
 @contextmanager
-def _wrap(connection: _CallerConnection) -> Generator[Conn]:
+def _wrap(connection: _CallerConnection, schema: str | None) -> Generator[Conn]:
     """Yield a second connection object over the same libpq connection; the caller holds its lock."""
     libpq = connection.pgconn
     if (refusal := _why_not(connection)) is not None:
         refuse("connection", *refusal)
     handlers = libpq.notice_handler, libpq.notify_handler
-    wrapped = cast("Conn", Connection(libpq))
+    wrapped = SchemaConnection(libpq)
+    wrapped.schema = schema
     libpq.notice_handler, libpq.notify_handler = handlers  # the server's notices still go to the caller's handlers
     wrapped.prepare_threshold = None  # the names of prepared statements are the caller's
     try:
@@ -179,10 +181,11 @@ def _wrap(connection: _CallerConnection) -> Generator[Conn]:
             wrapped.isolation_level = connection.isolation_level
             wrapped.read_only, wrapped.deferrable = connection.read_only, connection.deferrable
             if connection.autocommit:
-                with wrapped.transaction():
+                with wrapped.transaction(), search_path(wrapped):
                     yield wrapped
                 return
-        yield wrapped
+        with search_path(wrapped):
+            yield wrapped
     except psycopg.errors.CheckViolation as error:
         if not lacks_partition(error):
             raise

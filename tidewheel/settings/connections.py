@@ -52,6 +52,12 @@ class Connections(Settings):
     database_password_file: Path | None = Field(
         None, description="file with the password, for a URL without one or `PG*` variables: a secret of a container"
     )
+    database_schema: str | None = Field(
+        None,
+        pattern=r"^[a-z_][a-z0-9_]{0,39}$",  # channels and a schema of restored days add to it
+        description="schema of Tidewheel's tables, which `tidewheel migrate` creates: one for each installation in one "
+        "database; the same in all processes; default: the first of the role's search path, `public`",
+    )
     verify_servers: bool = Field(
         default=False,
         description="refuse a database or a broker on another machine unless TLS verifies its certificate; "
@@ -245,7 +251,7 @@ class Connections(Settings):
 
     def database(self) -> str:
         """Return the libpq connection string; raise Unavailable while `tidewheel dev` starts the stack."""
-        url = self._database()
+        url = self._in_schema(self._database())
         protect(cast("str | None", conninfo_to_dict(url).get("password")), os.environ.get("PGPASSWORD"))
         self._refuse(unverified_database(url))
         return url
@@ -267,6 +273,13 @@ class Connections(Settings):
                 f"TIDEWHEEL_DATABASE_PASSWORD_FILE cannot be read: {error}; correct the path or unset the variable"
             ) from error
         return make_conninfo(url, password=password)
+
+    def _in_schema(self, url: str) -> str:
+        """Return the URL whose sessions have the schema alone in their search path."""
+        if self.database_schema is None:
+            return url
+        given = str(conninfo_to_dict(url).get("options") or os.environ.get("PGOPTIONS", ""))
+        return make_conninfo(url, options=f"{given} -c search_path={self.database_schema}".strip())
 
     def _refuse(self, unverified: str | None) -> None:
         if self.verify_servers and unverified is not None:

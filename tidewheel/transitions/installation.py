@@ -37,6 +37,7 @@ class Installation:
         misfire_after: The delay after which an occurrence counts as missed.
         catch_up_rate: Caught-up runs per second, of the whole fleet.
         tenant_role: The role as which sessions act for a tenant; None if they do so as the owner of the tables.
+        schema: That of its tables, where it shares a database; None finds them by the search path.
         task_tokens: The task tokens: no fact either, for their keys are rotated. Empty until `task_token_keys.refresh`.
         rates: The rates of tenants: no fact but what the threads of the process share, for every writer of runs.
     """
@@ -53,6 +54,7 @@ class Installation:
     catch_up_rate: float = 1000.0
     allow_lists: AllowLists = field(default_factory=AllowLists)
     tenant_role: str | None = None
+    schema: str | None = None
     task_tokens: TaskTokens = field(default_factory=TaskTokens, repr=False, compare=False)
     rates: TenantRates = field(default_factory=TenantRates, repr=False, compare=False)
 
@@ -80,6 +82,7 @@ def read_installation(connection: Conn, settings: Connections) -> Installation:
         catch_up_rate=settings.catch_up_rate,
         allow_lists=settings.allow_lists(topics.prefix),
         tenant_role=cast("str | None", facts.get("tenant_role")),
+        schema=settings.database_schema,
     )
 
 

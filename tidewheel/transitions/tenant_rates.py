@@ -26,6 +26,7 @@ from psycopg.rows import class_row
 from tidewheel.clock import monotonic_seconds
 from tidewheel.errors import Unavailable
 from tidewheel.ids import micros, rate_key_id
+from tidewheel.postgres.own_schema import own_schema, path_option
 from tidewheel.postgres.pg_binary import integers
 from tidewheel.postgres.session import CommitUnknown, Conn, Session, own_options
 from tidewheel.postgres.session_kinds import SessionPool
@@ -234,7 +235,10 @@ def _take(
 def _address(connection: Conn) -> str:
     """Return the address of the database of a connection."""
     info = connection.info
-    known = {**info.get_parameters(), "options": own_options(connection)}
+    options = own_options(connection)
+    if (schema := own_schema(connection)) is not None:
+        options = f"{options} {path_option(schema)}"
+    known = {**info.get_parameters(), "options": options}
     return make_conninfo("", **known, password=info.password or None)
 
 
