@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Generic, LiteralString, Protocol, TypeAli
 import psycopg
 from psycopg import AsyncConnection, Connection
 from psycopg.pq import PipelineStatus, TransactionStatus
+from psycopg.rows import tuple_row
 
 from tidewheel.errors import Unavailable, refuse
 from tidewheel.postgres.own_schema import SchemaConnection, search_path
@@ -172,7 +173,7 @@ def _wrap(connection: _CallerConnection, schema: str | None) -> Generator[Conn]:
     if (refusal := _why_not(connection)) is not None:
         refuse("connection", *refusal)
     handlers = libpq.notice_handler, libpq.notify_handler
-    wrapped = SchemaConnection(libpq)
+    wrapped = SchemaConnection(libpq, tuple_row)
     wrapped.schema = schema
     libpq.notice_handler, libpq.notify_handler = handlers  # the server's notices still go to the caller's handlers
     wrapped.prepare_threshold = None  # the names of prepared statements are the caller's
