@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from itertools import chain
-from typing import Any, Literal, cast
+from typing import Any, Literal, Protocol, cast
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer
 from confluent_kafka.admin import AdminClient
@@ -80,6 +80,13 @@ _QUIET_SECONDS = CONNECT_SECONDS + 2.0
 _REPEAT_SECONDS = 60.0
 # Source: librdkafka, rdkafka_broker.c: a connection that failed; an error without an error callback.
 _CONNECTION = frozenset({"FAIL", "ERROR"})
+
+
+class Log(Protocol):
+    """The logger of a client, as `confluent_kafka` calls it."""
+
+    def log(self, level: int, message: str, *args: object) -> None:
+        """Log a line of librdkafka: its facility, its client and its text."""
 
 
 def bootstrap_check(config: Mapping[str, str]) -> Callable[[], None]:
@@ -183,6 +190,7 @@ def consumer(
     reset: str = "earliest",
     one_batch: bool = False,
     queued: int = _QUEUED,
+    logger: Log | None = None,
 ) -> Consumer:
     """Return a consumer that commits nothing by itself.
 
@@ -190,6 +198,7 @@ def consumer(
         reset: The first offset of a partition that has none.
         one_batch: True if it fetches the next batch half a second later.
         queued: Messages in its queue, above which it fetches no more.
+        logger: The logger of its lines; without it one of the caller's role.
     """
     _refuse_overrides(config)
     grouping: dict[str, str | int] = {"group.protocol": "consumer"}
@@ -215,7 +224,7 @@ def consumer(
             "fetch.wait.max.ms": 100,
             **(_ONE_BATCH if one_batch else {}),
         },
-        logger=ConnectionLog(role),
+        logger=logger or ConnectionLog(role),
     )
 
 

@@ -10,6 +10,7 @@ from uuid import uuid4
 
 import pytest
 
+from tests.fixtures.older_server import older_server
 from tests.relay.topics import make_topics
 from tidewheel.errors import SettingsError
 from tidewheel.kafka.groups import GroupProtocol, group_protocol, quickest_protocol
@@ -20,6 +21,8 @@ from tidewheel.local.stack import LocalStack, StackInfo
 pytestmark = pytest.mark.kafka
 
 OFF = "--feature=group.version=0"
+# ConsumerGroupHeartbeat, its versions 0 and 1, and the key of the API behind it. Source: Kafka protocol guide, API keys
+HEARTBEAT = b"\x00\x44\x00\x00\x00\x01\x00\x00\x45"
 
 
 @pytest.fixture(scope="module")
@@ -61,6 +64,15 @@ def test_supported_group_protocol_is_used_as_configured(
 
 def test_auto_selects_the_new_protocol_with_a_short_session_timeout(able: Mapping[str, str], topic: str) -> None:
     assert quickest_protocol(able, topic=topic, probe=f"{topic}.probe") == "consumer"
+
+
+def test_brokers_before_kafka_4_get_the_classic_protocol(info: StackInfo, able: Mapping[str, str], topic: str) -> None:
+    """They report version 0 of its request alone, and the client needs version 1."""
+    with older_server(int(info.bootstrap.rpartition(":")[2]), HEARTBEAT, HEARTBEAT.replace(b"\x01", b"\x00")) as port:
+        config = {**able, "bootstrap.servers": f"127.0.0.1:{port}"}
+        assert group_protocol(config, "auto", topic=topic, probe=f"{topic}.probe") == "classic"
+        with pytest.raises(SettingsError, match=r"EXECUTOR_GROUP=consumer: .* lack ConsumerGroupHeartbeat version 1"):
+            group_protocol(config, "consumer", topic=topic, probe=f"{topic}.probe")
 
 
 @pytest.mark.slow
