@@ -10,6 +10,8 @@ from datetime import timedelta
 from psycopg.errors import UndefinedTable
 
 from tidewheel.distribution import release_version
+from tidewheel.errors import MigrationError
+from tidewheel.migrations.runner import has_newer
 from tidewheel.postgres.session import connect
 from tidewheel.postgres.statements import Statements
 
@@ -23,9 +25,17 @@ def forget_silent(url: str, silent: timedelta) -> list[str]:
 
     Args:
         silent: The least age of the last heartbeat, before and after a wait of half a minute.
+
+    Raises:
+        MigrationError: The other release is newer, and has migrated the database.
     """
     columns: dict[str, object] = {"version": release_version(), "silent": silent}
     with suppress(UndefinedTable), connect(url, "tidewheel-migrate", autocommit=True) as connection:
+        if has_newer(connection):
+            raise MigrationError(
+                "--forget-silent: a newer release has migrated this database; run `tidewheel migrate --post "
+                "--forget-silent 5m` of that release"
+            )
         if connection.execute(_SQL["count_silent_processes"], columns).fetchone() == (0,):
             return []
         threading.Event().wait(_LISTEN_SECONDS)

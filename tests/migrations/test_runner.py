@@ -281,6 +281,17 @@ def test_processes_with_a_fresh_heartbeat_are_never_forgotten(
     assert fresh_database.value("SELECT count(*) FROM processes") == 2
 
 
+def test_older_release_forgets_no_process_of_a_newer_one(fresh_database: Database) -> None:
+    fresh_database.execute("INSERT INTO tidewheel_migrations (name, checksum) VALUES ('9999_newer', '')")
+    fresh_database.execute(
+        "INSERT INTO processes (process_id, role, host, pid, version, settings, sent_at, last_heartbeat_at, started_at)"
+        " VALUES (gen_random_uuid(), 'relay', 'host-1', 7, '9.0.0', '{}', now(), now() - interval '1 hour', now())"
+    )
+    [refusal] = tidewheel(fresh_database.url, "migrate", "--post", "--forget-silent", "5m").refusals
+    assert refusal.startswith("--forget-silent: a newer release has migrated this database")
+    assert fresh_database.value("SELECT count(*) FROM processes") == 1
+
+
 @pytest.mark.parametrize(
     "options", ["--forget-silent 5m", "--post --dry-run --forget-silent 5m", "--post --forget-silent 0s"]
 )
