@@ -63,7 +63,7 @@ class Round:
 def archive_session(url: str) -> Session:
     """Return the session of an archiver: without limits on the time of statements and transactions."""
     session = Session(url, "tidewheel-archive", autocommit=True, options=OPTIONS)
-    if (connection := session.connection()).info.server_version >= _HAS_TRANSACTION_TIMEOUT:
+    if (connection := session.connection()).release >= _HAS_TRANSACTION_TIMEOUT:
         connection.execute("SELECT set_config('transaction_timeout', '0', false)")
     return session
 

@@ -47,6 +47,15 @@ def test_old_database_server_is_refused(old_url: str, name: str) -> None:
         CALLS[name](old_url)
 
 
+def test_server_whose_pooler_reports_no_release_is_read(database: Database) -> None:
+    port = int(str(conninfo_to_dict(database.url)["port"]))
+    with older_server(port, b"server_version\0", b"server_versiox\0") as silent:
+        url = make_conninfo(database.url, port=silent, gssencmode="disable")
+        with psycopg.connect(url) as connection:
+            assert connection.info.server_version == 0
+        assert migrate(url) == []
+
+
 @pytest.mark.parametrize("command", [("service", "scheduler"), ("migrate",), ("job", "list")])
 def test_process_exits_at_an_old_database_server(
     old_url: str, command: tuple[str, ...], monkeypatch: pytest.MonkeyPatch

@@ -129,6 +129,7 @@ class OwnConnection(SchemaConnection):
         tenant: The tenant for which its transaction acts; None if it acts as the role that connected.
         settings: The server settings of a connection through a pooler; None without one.
         begins: The statements that begin a transaction with these settings, where no session keeps them.
+        release: The number of the server's release, such as 180001.
         committing: What `Session.transaction` calls once its transaction has committed.
         on_block: Called before the transaction blocks claims until its end.
         shows_damaged: Whether its transaction reads what Python does not have as what is nearest.
@@ -138,6 +139,7 @@ class OwnConnection(SchemaConnection):
     notices: "_Notices"
     settings: str | None = None
     begins: sql.Composed | None = None
+    release: int = 0
     committing: Sequence[Callable[[], None]] = ()
     has_events: bool = False
     knows_damaged = shows_damaged = False
@@ -173,7 +175,7 @@ class OwnConnection(SchemaConnection):
         if not pooled:
             self.execute(_SET_ALL, {"names": list(named), "values": list(named.values())})
             return
-        if self.info.server_version >= _HAS_TRANSACTION_TIMEOUT:
+        if self.release >= _HAS_TRANSACTION_TIMEOUT:
             named["transaction_timeout"] = _WHOLE_TRANSACTION
         self.prepare_threshold, self.begins = None, _beginning(named)
 
@@ -254,8 +256,8 @@ def _open(url: str, name: str, *, autocommit: bool, options: str, prompt: bool, 
             if _NO_OPTIONS not in str(error):
                 raise
             connection = _started(url, name, "", prompt=prompt)
-        _refuse_old_server(connection)
         try:
+            _refuse_old_server(connection)
             connection.set_through_pooler(settings, pooled=pooled)
             connection.autocommit = autocommit or connection.begins is not None
         except psycopg.Error:
@@ -279,9 +281,13 @@ def _open(url: str, name: str, *, autocommit: bool, options: str, prompt: bool, 
 def _refuse_old_server(connection: OwnConnection) -> None:
     """Close the connection to a server that is too old, and raise UnsupportedServer.
 
-    The server, or a proxy in its place, has reported a version at the start of the connection.
+    The server, or a pooler in its place, reports its release at the start of the connection. Some poolers report none.
     """
-    major, minor = divmod(connection.info.server_version, 10_000)
+    connection.release = connection.info.server_version
+    if not connection.release:
+        [(number,)] = connection.execute("SHOW server_version_num").fetchall()
+        connection.release = int(str(number))
+    major, minor = divmod(connection.release, 10_000)
     if major < _OLDEST_SERVER:
         connection.close()
         raise UnsupportedServer(
@@ -436,7 +442,7 @@ class Session:
             try:
                 connection.begin()
                 epoch.check(connection)
-                if connection.begins is None and connection.info.server_version >= _HAS_TRANSACTION_TIMEOUT:
+                if connection.begins is None and connection.release >= _HAS_TRANSACTION_TIMEOUT:
                     connection.execute("SELECT set_config('transaction_timeout', %s, false)", [_WHOLE_TRANSACTION])
                 connection.commit()
             except EpochOver:
