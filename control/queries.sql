@@ -420,9 +420,9 @@ SELECT (SELECT r.scheduled_at FROM runs AS r
          ORDER BY r.scheduled_at LIMIT 1) AS after
 
 -- name: find_chained_end
--- Returns the end of the last run by the timer before an instant.
+-- Returns the end and the version of the last run by the timer before an instant.
 -- Index: by job in every partition. No lock.
-SELECT f.finished_at FROM finished_runs AS f
+SELECT f.finished_at, f.job_version FROM finished_runs AS f
  WHERE f.job_id = %(job_id)s AND f.cause = 'timer' AND f.scheduled_at < %(at)s
  ORDER BY f.scheduled_at DESC LIMIT 1
 

@@ -345,11 +345,11 @@ def _words_without_freezes(connection: Conn, job: JobPosition, version_span: Ver
     if isinstance(version_span.schedule, Manual):
         return FOLLOWS if version_span.schedule.follows else MANUAL
     if isinstance(version_span.schedule, FixedDelay):
-        delay = delay_of(version_span.schedule)
-        words = f"Each occurrence is {delay} after the end of the previous run, so only the next one is known."
         least, most = version_span.schedule.delays
-        if least == most or job.hold_reason == HoldReason.RUN:
-            return words
+        if least == most:
+            delay = delay_of(version_span.schedule)
+            return f"Each occurrence is {delay} after the end of the previous run, so only the next one is known."
+        words = "Each occurrence follows the end of the previous run, so only the next one is known."
         return f"{words} {next_delay(connection, job, version_span.schedule)}"
     return ""
 
@@ -360,13 +360,17 @@ def next_delay(connection: Conn, job: JobPosition, schedule: FixedDelay) -> str:
     regular = delay_of(schedule)
     if least == most:
         return f"It is {regular} after the end of the last run."
+    allowed = f"{duration(least, exact=True)} to {duration(most, exact=True)}"
     columns = {"job_id": job.job_id, "at": job.cursor_at}
     row = connection.execute(_SQL["find_chained_end"], columns, binary=True).fetchone()
-    delay = job.cursor_at - cast("datetime", row[0]) if row is not None and job.cursor_at is not None else None
-    allowed = f"{duration(least, exact=True)} to {duration(most, exact=True)}"
-    if delay is None or delay == schedule.interval_us * TICK or not least <= delay <= most:
-        return f"It is {regular} after the end of a run that sets no time. A run may set {allowed} by next_in."
-    return f"It is {duration(delay, exact=True)} after the end of the last run, which set that by next_in ({allowed})."
+    if row is not None and job.cursor_at is not None and job.hold_reason != HoldReason.RUN:
+        delay = job.cursor_at - cast("datetime", row[0])
+        if delay != schedule.interval_us * TICK:
+            words = f"It is {duration(delay, exact=True)} after the end of the last run"
+            # An edit may move the occurrence too, and starts a version.
+            by_run = row[1] == job.version and least <= delay <= most
+            return f"{words}, which set that by next_in ({allowed})." if by_run else f"{words}."
+    return f"It is {regular} after the end of a run that sets no time. A run may set {allowed} by next_in."
 
 
 def _after_pause(on_resume: CatchUp, window: timedelta) -> str:
