@@ -31,7 +31,7 @@ TESTS = (
     "tests/system/test_ends_from_outside.py",
 )
 _PYTEST = "-q -n 2 --dist worksteal -p tools.matrix.servers -p no:cacheprovider --maxfail 30"
-_OF_NEW_PROTOCOL = "test_groups and (consumer or new_protocol or member_leaves)"
+_OF_NEW_PROTOCOL = "test_groups and (consumer or new_protocol or member_leaves) or may_change or refused and consumer"
 _MOST_SECONDS, _STOP_SECONDS = 900.0, 60.0
 _COUNT = re.compile(r"(\d+) (passed|failed|skipped|error)")
 _BLOCK = re.compile(r"(<!-- matrix[^>]*-->\n).*?(<!-- end of matrix -->)", re.DOTALL)
