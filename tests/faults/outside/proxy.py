@@ -36,7 +36,7 @@ class Proxy:
         self._target, self._random = target, random.Random(seed)  # noqa: S311
         self._ready = threading.Event()
         self._loop = asyncio.new_event_loop()
-        self._serving: dict[asyncio.Task[None], asyncio.WriteTransport] = {}
+        self._serving: dict[asyncio.Task[None], asyncio.StreamWriter] = {}  # a lost one that is open warns
         self.port = 0
         self._thread = threading.Thread(target=self._run, name="proxy", daemon=True)
         self._thread.start()
@@ -63,11 +63,12 @@ class Proxy:
 
     def _accept(self, near: asyncio.StreamReader, back: asyncio.StreamWriter) -> None:
         task = self._loop.create_task(self._serve((near, back)))
-        self._serving[task] = back.transport
+        self._serving[task] = back
         task.add_done_callback(self._close_near)  # also of a task that is cancelled before it begins
 
     def _close_near(self, task: "asyncio.Task[None]") -> None:
-        self._serving.pop(task).abort()
+        back = self._serving.pop(task)
+        back.transport.abort()
 
     async def _serve(self, near: Side) -> None:
         with suppress(OSError):
