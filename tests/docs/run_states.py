@@ -1,4 +1,4 @@
-"""Write docs/run-states.md and its picture: `python -m tests.docs.run_states`. A test compares them."""
+"""Write docs/run-states.md: `python -m tests.docs.run_states`. A test compares them."""
 
 import ast
 import sys
@@ -6,7 +6,6 @@ from enum import StrEnum
 from itertools import pairwise
 from pathlib import Path
 
-from tests.docs.moves_picture import PICTURE, picture
 from tidewheel import runs
 from tidewheel.runs import DEAD_LETTERED, FINAL, MOVES, SKIP_WORDS, Move, RunState, SkipReason
 
@@ -19,16 +18,11 @@ _HEAD = """\
 and the sentences there. -->
 
 A **run** is created for an occurrence or a trigger. An **attempt** is one claim of it. A run has one state at a time
-and moves only as drawn here. REST, messages and the command line show the state as `status`, Python as `run.state`.
-Every statement that writes a state takes its allowed sources and its target from one table. So no other move is
-possible. This picture has the most common moves:
+and moves only by the [moves](#moves) below. REST, messages and the command line show the state as `status`, Python as
+`run.state`. Every statement that writes a state takes its allowed sources and its target from one table. So no other
+move is possible. The most common moves:
 
 ![The life of a run](images/life-of-a-run.svg)
-
-The next picture has all moves. A dot marks the state before the move, and the arrow's head the state after it.
-Terminal states are grey.
-
-![All moves of a run](images/moves-of-a-run.svg)
 """
 _SKIPS = """\
 ## Reasons of a skip
@@ -54,10 +48,9 @@ _TAIL = """\
 
 
 def main() -> None:
-    """Write the page and the picture."""
+    """Write the page."""
     PAGE.write_text(page(), encoding="utf-8")
-    PICTURE.write_text(picture(), encoding="utf-8")
-    sys.stdout.write(f"wrote {PAGE.name} and {PICTURE.name}\n")
+    sys.stdout.write(f"wrote {PAGE.name}\n")
 
 
 def page() -> str:

@@ -1,13 +1,11 @@
-"""docs/run-states.md and its picture equal tidewheel/runs.py."""
+"""docs/run-states.md equals tidewheel/runs.py."""
 
-from tests.docs.moves_picture import PICTURE, picture
 from tests.docs.run_states import PAGE, page, sentences
 from tidewheel.runs import RunState
 
 
-def test_page_and_picture_equal_the_code() -> None:
+def test_page_equals_the_code() -> None:
     assert PAGE.read_text(encoding="utf-8") == page(), "run `python -m tests.docs.run_states`"
-    assert PICTURE.read_text(encoding="utf-8") == picture(), "run `python -m tests.docs.run_states`"
 
 
 def test_docstring_of_two_lines_becomes_one_row() -> None:
