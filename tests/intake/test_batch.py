@@ -20,7 +20,7 @@ from tidewheel.control.client.client import Client
 from tidewheel.errors import UndecodableMessage, Unusable
 from tidewheel.ids import RunId
 from tidewheel.intake.batch import read_target_reply
-from tidewheel.intake.service import MEMBERS, Intake
+from tidewheel.intake.service import Intake
 from tidewheel.local.stack import StackInfo
 from tidewheel.process.health import health
 from tidewheel.process.service import Shutdown
@@ -224,26 +224,6 @@ def intake(requests: Requests, stop: Shutdown) -> Intake:
 
 
 @pytest.mark.kafka
-def test_both_members_apply_each_request_once_during_a_rebalance(database: Database, info: StackInfo) -> None:
-    """A trigger that is applied twice would be two runs, during the rebalance too."""
-    requests, stop = Requests(database, info.kafka, partitions=4), Shutdown()
-    ended = in_background(intake(requests, stop).run)
-    [made] = requests.send(submission())
-    requests.until_read(made)
-    sent: dict[int, int] = {}
-    for _ in range(2):
-        for partition in range(requests.partitions):
-            sent[partition] = requests.send(*(about("job.trigger") for _ in range(20)), partition=partition)[-1]
-        until(lambda: owners(database) == MEMBERS, "the partitions are shared")
-    for partition, offset in sent.items():
-        requests.until_read(offset, partition)
-    until(lambda: database.rows(SHARES) == [(2,), (2,)], "each has two partitions")
-    stop.request()
-    ended.result(_SECONDS)
-    assert len(database.job_runs()) == database.count("runs") == 160
-
-
-@pytest.mark.kafka
 def test_failed_member_ends_the_process_with_a_reason(database: Database, info: StackInfo) -> None:
     requests = Requests(database, info.kafka)
     with requests.running():
@@ -308,7 +288,3 @@ def test_member_without_its_topic_is_named_and_others_continue(
     assert not [line for line in health.not_ready() if requests.topics.requests in line]
     stop.request()
     ended.result(_SECONDS)
-
-
-def owners(database: Database) -> int:
-    return database.value("SELECT count(DISTINCT owner) FROM intake_offsets WHERE topic LIKE '%.requests'")

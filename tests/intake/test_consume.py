@@ -9,10 +9,8 @@ from tests.fixtures.acts import about, submission
 from tests.fixtures.database import Database
 from tests.fixtures.services import until
 from tests.intake.running import Requests
-from tidewheel.errors import Unusable
 from tidewheel.intake import consume, recovery
 from tidewheel.local.stack import StackInfo
-from tidewheel.process.service import Shutdown
 
 pytestmark = pytest.mark.kafka
 
@@ -38,22 +36,6 @@ def test_fenced_off_member_writes_nothing(requests: Requests) -> None:
         requests.until_read(after)
     assert after == theirs + 1
     assert {key for (key,) in database.rows("SELECT key FROM jobs")} == {"before", "after"}
-
-
-def test_batch_of_a_fenced_off_member_is_applied_by_the_new_owner_only(requests: Requests) -> None:
-    """The new owner has the same offset: the old owner's batch must not commit under its epoch."""
-    database = requests.database
-    with requests.running():
-        requests.until_read(requests.send(submission("before"))[0])
-        taking = database.connection()
-        taking.execute("UPDATE intake_offsets SET epoch = epoch + 1")
-        [offset] = requests.send(submission("during"))
-        until(lambda: database.value(WAITING), "the zombie's batch waits for the row")
-        taking.commit()
-        requests.until_read(offset)
-    # One for each assignment, one for the thief: the batch was applied under the last of them.
-    assert database.rows(STANDS) == [(3, offset + 1)]
-    assert database.rows("SELECT version FROM jobs WHERE key = 'during'") == [(1,)]
 
 
 STANDS: LiteralString = "SELECT epoch, next_offset FROM intake_offsets WHERE topic LIKE '%.requests'"
@@ -180,15 +162,6 @@ def test_messages_are_applied_once_during_a_rebalance(database: Database, info: 
             for partition, offset in sent.items():
                 requests.until_read(offset, partition)
     assert len(database.job_runs()) == database.count("runs") == 240
-
-
-def test_recreated_topic_stops_the_intake_with_a_remedy(requests: Requests) -> None:
-    with requests.running():
-        requests.until_read(requests.send(submission())[0])
-    requests.database.execute("UPDATE intake_offsets SET topic_id = 'another life'")
-    stop = Shutdown()
-    with pytest.raises(Unusable, match="deleted and created again"):
-        requests.start(stop).result(30)
 
 
 def test_partition_with_a_missing_offset_is_logged_and_others_continue(

@@ -255,11 +255,6 @@ def test_other_target_is_refused_when_a_job_is_created_or_edited(
     assert limited.rows("SELECT key, version FROM jobs") == [("old", 1)]
 
 
-def test_neighbours_of_a_refused_job_are_accepted(limited: Database) -> None:
-    replies = limited.apply_batch(submission("a"), submission("b", target=REFUSED[0][0]), submission("c"))
-    assert [reply.status for reply in replies] == ["accepted", "rejected", "accepted"]
-
-
 def test_rollback_does_not_bring_a_refused_target_back(database: Database) -> None:
     database.submit(target=REFUSED[0][0])
     database.submit()

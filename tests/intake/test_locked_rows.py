@@ -14,10 +14,9 @@ import tidewheel
 from tests.executor.own_transactions import MAKE_EFFECTS, completion, work
 from tests.fixtures.acts import EXECUTOR, about, ending, submission
 from tests.fixtures.database import Database
-from tests.fixtures.services import until
 from tests.intake.running import Requests
 from tests.intake.waiting import beating, completing, token_of
-from tests.transitions.graphs import after, put, workflow
+from tests.transitions.graphs import after, put
 from tests.transitions.overlapping import signals
 from tidewheel.errors import AttemptOver
 from tidewheel.intake.locks import RowLocked
@@ -321,23 +320,6 @@ def test_request_about_another_tenants_root_or_no_root_waits_for_no_transaction(
 
 
 @pytest.mark.kafka
-def test_pause_of_a_root_that_a_user_completes_blocks_only_its_partition(shop: Database, info: StackInfo) -> None:
-    put(shop, {"a": [], "b": after("a")})
-    [started] = shop.claim(shop.trigger("a")).started
-    requests = Requests(shop, info.kafka, partitions=2)
-    with requests.running():
-        with completing_transaction(shop, started):
-            pause = about_occurrence("workflow.pause", started.run_id)
-            requests.send(submission("before"), pause, submission("behind"), partition=0)
-            requests.until_read(0)
-            requests.send(submission("beside"), partition=1)
-            requests.until_read(0, partition=1)
-            assert requests.next_offset(0) == 1
-        requests.until_read(2)
-    assert workflow(shop, started.run_id)[0] == "paused"
-
-
-@pytest.mark.kafka
 def test_blocked_requests_are_redelivered_to_the_next_intake(shop: Database, info: StackInfo) -> None:
     started = shop.begun()
     requests = Requests(shop, info.kafka)
@@ -349,19 +331,3 @@ def test_blocked_requests_are_redelivered_to_the_next_intake(shop: Database, inf
     with requests.running():
         requests.until_read(2)
     assert shop.final_state(started.run_id) == ("succeeded", None)
-
-
-@pytest.mark.kafka
-def test_deletion_of_a_locked_job_blocks_only_its_partition(shop: Database, info: StackInfo) -> None:
-    requests = Requests(shop, info.kafka, partitions=2)
-    with requests.running():
-        with psycopg.connect(shop.url) as own:
-            tidewheel.enqueue(own, "job")
-            requests.send(about("job.delete"), submission(), partition=0)
-            requests.send(submission("beside"), partition=1)
-            requests.until_read(0, partition=1)
-            assert requests.next_offset(0) == 0
-            own.commit()
-        requests.until_read(1)
-    # In their order: what was deleted was made anew, and the user's run was cancelled with the former.
-    until(lambda: shop.value("SELECT version FROM jobs WHERE key = 'job' AND deleted_at IS NULL") == 2, "it is there")

@@ -61,13 +61,6 @@ def test_changed_spec_is_the_next_version_and_keeps_the_earlier_one(database: Da
     assert kinds(database) == ["job.created", "job.updated"]
 
 
-def test_key_that_looks_like_another_is_named_in_the_log(database: Database, caplog: pytest.LogCaptureFixture) -> None:
-    for key in ("job", "j\u00f6b", "\uff4aob", "\uff4aob"):
-        database.submit(key)
-    [line] = [each for each in caplog.messages if " looks like " in each]
-    assert line == r"the key '\uff4aob' of tenant default looks like 'job' but names a different job"
-
-
 def test_explicit_default_is_a_changed_spec(with_job: Database) -> None:
     """A later release may change a default: who wrote the value meant the value."""
     assert with_job.submit(lane="standard").job_version == 2
