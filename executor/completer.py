@@ -253,8 +253,7 @@ class Completer:
             _LOG.warning(text, report.run_id, reason, seconds)
 
     def _save(self, reports: Sequence[ProgressReport]) -> None:
-        with self._session.transaction() as connection:
-            busy = save_progress(connection, reports).busy
+        busy = self._session.within(save_progress, reports).busy
         self._mark_saved(reports, busy)
 
     def _mark_saved(self, reports: Sequence[ProgressReport], busy: set[UUID]) -> None:

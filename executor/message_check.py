@@ -95,8 +95,7 @@ def key_look_up(url: str, keys: MessageKeys) -> Callable[[], None]:
     def look_up() -> None:
         session = Session(url, "tidewheel-executor-keys")
         try:
-            with session.transaction() as connection:
-                keys.refresh(connection)
+            session.within(keys.refresh)
         finally:
             session.close()
 

@@ -192,8 +192,7 @@ class Flusher:
 
     def _flush(self, unwritten: list[tuple[Attempt, AttemptOutput]]) -> None:
         try:
-            with self._session.transaction() as connection:
-                stored = flush_outputs(connection, self._executor_id, [written for _, written in unwritten])
+            stored = self._session.within(flush_outputs, self._executor_id, [written for _, written in unwritten])
         except psycopg.Error as error:
             raise Unavailable(str(error)) from error
         for attempt, written in unwritten:

@@ -196,8 +196,7 @@ class Reaper:
                 _LOG.exception(text, run_id, extra={"run_id": str(run_id)})
 
     def _find_owned(self, executor_id: UUID) -> list[UUID]:
-        with self._session.transaction() as connection:
-            return [row.run_id for row in self._lock_owned(connection, executor_id, None)]
+        return [row.run_id for row in self._session.within(self._lock_owned, executor_id, None)]
 
     def _reap(self, columns: Mapping[str, object], executor_id: UUID, only: UUID | None) -> None:
         """End the attempts of a silent executor, or only that of one run, and its lease once it has none."""
@@ -240,8 +239,7 @@ class Reaper:
         self._orphans = found - self._orphans
 
     def _reap_orphans(self, executor_id: UUID, only: UUID | None) -> None:
-        with self._session.transaction() as connection:
-            self._send_back(connection, executor_id, only)
+        self._session.within(self._send_back, executor_id, only)
 
     def _lock_owned(self, connection: Conn, executor_id: UUID, only: UUID | None) -> list[Leased]:
         columns = {"executor_id": executor_id, "states": OWNED, "only": only}

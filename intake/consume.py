@@ -176,8 +176,7 @@ class Member:
         if self._topic != self._installation.topics.requests:
             return [self._topic]
         present = client.list_topics(timeout=_KAFKA_SECONDS).topics
-        with self._session.transaction() as connection:
-            return topics_to_read(connection, self._installation.topics, present)
+        return self._session.within(topics_to_read, self._installation.topics, present)
 
     def _poll(self, client: Consumer) -> list[Message]:
         messages = poll_batch(client, self._settings.intake_batch, _POLL_SECONDS)

@@ -155,8 +155,7 @@ class LoneFailures:
     def _count_allowed(self) -> int:
         """Return the number of rejections alike: none if a newer release's constraint may be the cause."""
         try:
-            with self._session.transaction() as connection:
-                return 0 if has_newer(connection) else MAX_ALIKE
+            return 0 if self._session.within(has_newer) else MAX_ALIKE
         except Unavailable:
             return 0
 
@@ -338,8 +337,7 @@ class Applier:
         """Return True if a trivial request is answered at once: then the one that timed out is at fault."""
         began = monotonic_seconds()
         try:
-            with self._session.transaction() as connection:
-                read_now(connection)
+            self._session.within(read_now)
         except Unavailable:
             return False
         return monotonic_seconds() - began < _QUICK_SECONDS

@@ -294,8 +294,7 @@ class PendingCancels:
     def step(self) -> CancelResult:
         """Apply the cancels that can be applied. Those whose run another transaction holds stay pending."""
         columns = {"after": self._after, "limit": _MAX_APPLIED}
-        with self._session.transaction() as connection:
-            found = read_rows(connection, class_row(PendingCancel), _SQL["find_pending_cancels"], columns)
+        found = self._session.within(read_rows, class_row(PendingCancel), _SQL["find_pending_cancels"], columns)
         # The next step begins behind these, so that runs held for long do not hide the rest.
         self._after = found[-1].id if len(found) == _MAX_APPLIED else 0
         left = self._failed.current()

@@ -150,8 +150,7 @@ class KeyRepair:
         left = _MAX_READ
         for tenant, one in list(self._counts.items()):
             while one.after is not None and left > 0:
-                with self._session.transaction() as connection:
-                    step = count_started_runs(connection, tenant, one.after)
+                step = self._session.within(count_started_runs, tenant, one.after)
                 one.after, one.counted = step.after, one.counted + step.counted
                 left -= max(step.read, _LEAST_COST)
             if one.after is not None:
@@ -232,13 +231,11 @@ class KeyDuties:
 
     def wake(self) -> int:
         """Queue the next runs of ordering keys that other transactions held; return their number."""
-        with self._session.transaction() as connection:
-            keys = find_woken_orders(connection, left=self._failed.current())
+        keys = self._session.within(find_woken_orders, left=self._failed.current())
         return self._failed.together(keys, self._settle_order, "wake ordering key") if keys else 0
 
     def _settle_order(self, keys: Sequence[int]) -> int:
-        with self._session.transaction() as connection:
-            return settle_order(connection, self._installation, woken=keys)
+        return self._session.within(settle_order, self._installation, woken=keys)
 
     def pace(self) -> tuple[int, bool]:
         """Queue held runs of tenants with a rate for up to `_STEP_SECONDS`; return their number.
@@ -247,8 +244,7 @@ class KeyDuties:
         """
         if not self._to_pace:
             left = self._unpaced.current()
-            with self._session.transaction() as connection:
-                self._to_pace = [tenant for tenant in find_held_tenants(connection) if tenant not in left]
+            self._to_pace = [tenant for tenant in self._session.within(find_held_tenants) if tenant not in left]
         until = monotonic_seconds() + _STEP_SECONDS
         queued = 0
         while self._to_pace and monotonic_seconds() < until:
@@ -263,5 +259,4 @@ class KeyDuties:
 
 def _promote(session: Session, installation: Installation, keys: Sequence[int]) -> int:
     """Give free places of keys to waiting runs; return their number."""
-    with session.transaction() as connection:
-        return settle_keys(connection, installation, woken=keys).promoted
+    return session.within(settle_keys, installation, woken=keys).promoted

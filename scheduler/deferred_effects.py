@@ -28,8 +28,7 @@ class DeferredEffects:
         """Apply some effects; return the number of ends."""
         left = self._failed.current()
         try:
-            with self._session.transaction() as connection:
-                return apply_deferred_effects(connection, self._installation, left=left)
+            return self._session.within(apply_deferred_effects, self._installation, left=left)
         except (Unavailable, MemoryError):
             raise
         except Exception as error:  # noqa: BLE001 - applying one at a time finds the one that fails
@@ -40,7 +39,5 @@ class DeferredEffects:
         applied = 0
         for (run_id,) in cast("list[tuple[UUID]]", rows):
             with self._failed.alone(run_id, "apply the deferred effects of run", run_id=str(run_id)):
-                with self._session.transaction() as connection:
-                    ended = apply_deferred_effects(connection, self._installation, only=run_id)
-                applied += ended
+                applied += self._session.within(apply_deferred_effects, self._installation, only=run_id)
         return applied

@@ -246,10 +246,8 @@ class Thaws:
 
     def _retract_of(self, began: Mapping[UUID, datetime], columns: Mapping[str, object]) -> int:
         """Retract the runs of these jobs; return the number of jobs and ended runs."""
-        with self._session.transaction() as connection:
-            ended = self._end_before_edit(connection, began, columns)
-        with self._session.transaction() as connection:
-            jobs = retract_frozen(connection, began)
+        ended = self._session.within(self._end_before_edit, began, columns)
+        jobs = self._session.within(retract_frozen, began)
         if jobs or ended:
             _LOG.info("retracted the runs of %d jobs that were written ahead of a freeze, and ended %d", jobs, ended)
         return jobs + ended

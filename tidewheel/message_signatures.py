@@ -89,8 +89,7 @@ class MessageKeys:
     def refresh_aged(self, session: Session, max_age: float) -> None:
         """Read the keys in a transaction of their own, unless they were read less than `max_age` seconds ago."""
         if monotonic_seconds() - self._read_at >= max_age:
-            with session.transaction() as connection:
-                self.refresh(connection)
+            session.within(self.refresh)
 
     def refresh(self, connection: Conn) -> None:
         """Read the keys."""

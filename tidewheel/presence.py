@@ -92,8 +92,7 @@ class Presence:
     def _write_activity(self) -> None:
         """Write the figures of ended runs; an error costs these figures, and no heartbeat."""
         try:
-            with self._session.transaction() as connection:
-                activity.write(connection)
+            self._session.within(activity.write)
         except (Unavailable, psycopg.Error) as error:
             _LOG.warning("figures of ended runs are lost: %s", error)
 

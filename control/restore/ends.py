@@ -107,8 +107,7 @@ def _drain(session: Session, installation: Installation) -> int:
     """Write the runs of children whose parents have ended; return the number of releases."""
     releases = 0
     while True:
-        with session.transaction() as connection:
-            done = drain(connection, installation, range(installation.shards))
+        done = session.within(drain, installation, range(installation.shards))
         releases += done.releases
         if not done.more:
             return releases

@@ -101,8 +101,7 @@ def replay_requests(
         return Replayed(0, expired)
     topic_ids = {topic: read_topic_id(kafka, topic) for topic, _ in wanted}
     offsets = StoredOffsets("tidewheel-restore", topic_ids)
-    with session.transaction() as connection:
-        next_offsets = offsets.acquire(connection, wanted)
+    next_offsets = session.within(offsets.acquire, wanted)
     starts = {place: (max(wanted[place][0], first), wanted[place][1]) for place, first in next_offsets.items()}
     past.requested |= runs.made
     number = 0

@@ -12,7 +12,7 @@ import select
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import lru_cache
-from typing import LiteralString, TypeAlias, TypeVar, cast
+from typing import Concatenate, LiteralString, ParamSpec, TypeAlias, TypeVar, cast
 from uuid import UUID
 
 import psycopg
@@ -33,6 +33,7 @@ from tidewheel.postgres.statements import Statements
 _RESTAMP_EVENTS = Statements("tidewheel")["restamp_events"]
 
 Conn: TypeAlias = Connection[tuple[object, ...]]
+P = ParamSpec("P")
 R = TypeVar("R")
 _LOG = logging.getLogger(__name__)
 
@@ -501,6 +502,11 @@ class Session:
             raise CommitUnknown(message)
         if connection.committing:
             connection.committed()
+
+    def within(self, work: Callable[Concatenate[Conn, P], R], *given: P.args, **named: P.kwargs) -> R:
+        """Call a function of a connection in a transaction of its own."""
+        with self.transaction() as connection:
+            return work(connection, *given, **named)
 
     def cancel(self) -> None:
         """Cancel the statement that another thread waits for, which then gets `Unavailable`; never raises."""

@@ -137,8 +137,7 @@ class Tidewheel:
         instant = datetime.fromisoformat(at) if isinstance(at, str) else at
         if instant.tzinfo is None:
             refuse("at", f"{instant.isoformat()} has no offset", "give it one, such as tzinfo=UTC or a Z at the end")
-        with self._session.transaction() as connection:
-            stop_clock(connection, instant)
+        self._session.within(stop_clock, instant)
         return instant.astimezone(UTC)
 
     def advance(self, by: timedelta | None = None, *, timeout: float = 60.0, **units: float) -> datetime:
