@@ -20,7 +20,7 @@ from psycopg.rows import class_row
 
 from tidewheel.clock import monotonic_seconds
 from tidewheel.errors import Unavailable, UndecodableMessage
-from tidewheel.postgres.session import Conn, Session, read_rows
+from tidewheel.postgres.session import Conn, Session, read_ids, read_rows
 from tidewheel.postgres.statements import Statements
 from tidewheel.process.failpoint import failpoint
 from tidewheel.process.logs import OnceAMinute
@@ -230,9 +230,7 @@ class Reaper:
 
     def _find_orphans(self) -> None:
         """Send back attempts whose executor has no row, if two polls find them; no code path should leave any."""
-        with self._session.transaction() as connection:
-            rows = connection.execute(_SQL["find_orphans"], {"states": OWNED}, binary=True).fetchall()
-        found = {cast("UUID", executor) for (executor,) in rows}
+        found = self._session.within(read_ids, _SQL["find_orphans"], {"states": OWNED})
         for executor_id in found & self._orphans:
             _LOG.error("executor %s has attempts but no lease; this executor ends them as lost", executor_id)
             self._all_or_each(executor_id, partial(self._reap_orphans, executor_id))

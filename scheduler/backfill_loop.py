@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from itertools import islice
-from typing import cast
 from uuid import UUID
 
 from psycopg.rows import class_row
@@ -19,7 +18,7 @@ from psycopg.rows import class_row
 from tidewheel.clock import monotonic_seconds
 from tidewheel.errors import Unavailable
 from tidewheel.ids import JobId, run_id, run_range
-from tidewheel.postgres.session import Conn, Session, read_row, read_rows
+from tidewheel.postgres.session import Conn, Session, list_ids, read_row, read_rows
 from tidewheel.postgres.statements import Statements
 from tidewheel.process.failpoint import failpoint
 from tidewheel.process.metrics import metrics
@@ -197,10 +196,9 @@ class BackfillLoop:
         """Return the open backfills, beginning after the one that was served last."""
         if not shards:
             return []
-        with self._session.transaction() as connection:
-            rows = connection.execute(_SQL["find_open_backfills"], {"shards": list(shards)}, binary=True).fetchall()
+        rows = self._session.within(list_ids, _SQL["find_open_backfills"], {"shards": list(shards)})
         left = self._failed.current()
-        found = [cast("UUID", backfill_id) for (backfill_id,) in rows if backfill_id not in left]
+        found = [backfill_id for backfill_id in rows if backfill_id not in left]
         return sorted(found, key=lambda backfill_id: (backfill_id <= self._after, backfill_id))
 
     def _create(self, running: Sequence[UUID], *, until: float) -> int:

@@ -21,7 +21,7 @@ from psycopg.rows import class_row
 
 from tidewheel.clock import monotonic_seconds
 from tidewheel.postgres.pg_binary import uuids
-from tidewheel.postgres.session import Conn, RowsLocked, Session, read_rows, readable_rows
+from tidewheel.postgres.session import Conn, RowsLocked, Session, list_ids, read_rows, readable_rows
 from tidewheel.postgres.statements import Statements
 from tidewheel.process.failpoint import failpoint
 from tidewheel.runs import OWNED, AttemptOutcome, Cause, Move, RunState, sources
@@ -189,10 +189,8 @@ class WorkflowDeadlines:
     def step(self) -> int:
         """Time out up to `_MAX_WORKFLOWS` occurrences; return their number."""
         columns = {"limit": _MAX_WORKFLOWS, "left": uuids(self._failed.current())}
-        with self._session.transaction() as connection:
-            rows = connection.execute(_SQL["find_overdue_workflows"], columns, binary=True).fetchall()
         done = 0
-        for (root,) in cast("list[tuple[UUID]]", rows):
+        for root in self._session.within(list_ids, _SQL["find_overdue_workflows"], columns):
             try:
                 with self._failed.alone(root, "apply the deadline of occurrence"):
                     done += self._time_out(root)

@@ -1,12 +1,11 @@
 """Apply the effects that ends in users' own transactions have deferred (`transitions/after_end.py`)."""
 
 import logging
-from typing import cast
 from uuid import UUID
 
 from tidewheel.errors import Unavailable
 from tidewheel.postgres.pg_binary import uuids
-from tidewheel.postgres.session import Session
+from tidewheel.postgres.session import Session, list_ids
 from tidewheel.postgres.statements import Statements
 from tidewheel.scheduler.set_aside import SetAside
 from tidewheel.transitions.after_end import MAX_APPLIED, apply_deferred_effects
@@ -33,11 +32,8 @@ class DeferredEffects:
             raise
         except Exception as error:  # noqa: BLE001 - applying one at a time finds the one that fails
             _LOG.warning("applying deferred effects failed (%s); the scheduler applies them one by one", error)
-        with self._session.transaction() as connection:
-            columns: dict[str, object] = {"limit": MAX_APPLIED, "left": uuids(left)}
-            rows = connection.execute(_FIND_DEFERRED_EFFECTS, columns, binary=True).fetchall()
-        applied = 0
-        for (run_id,) in cast("list[tuple[UUID]]", rows):
+        applied, columns = 0, {"limit": MAX_APPLIED, "left": uuids(left)}
+        for run_id in self._session.within(list_ids, _FIND_DEFERRED_EFFECTS, columns):
             with self._failed.alone(run_id, "apply the deferred effects of run", run_id=str(run_id)):
                 applied += self._session.within(apply_deferred_effects, self._installation, only=run_id)
         return applied

@@ -29,7 +29,7 @@ from tidewheel.clock import monotonic_seconds
 from tidewheel.errors import Unavailable
 from tidewheel.postgres.database_clock import read_now
 from tidewheel.postgres.pg_binary import instants, uuids
-from tidewheel.postgres.session import Conn, RowsLocked, Session, readable_rows
+from tidewheel.postgres.session import Conn, RowsLocked, Session, list_ids, readable_rows
 from tidewheel.postgres.statements import Statements
 from tidewheel.process.failpoint import failpoint
 from tidewheel.process.metrics import metrics
@@ -255,10 +255,8 @@ class Thaws:
     def _end_before_edit(self, connection: Conn, began: Mapping[UUID, datetime], columns: Mapping[str, object]) -> int:
         """Skip the runs written ahead that an edit has left, which did not see the freeze."""
         named = {**columns, "job_ids": uuids(began), "began": instants(began.values())}
-        found = cast(
-            "list[tuple[UUID]]", connection.execute(_SQL["find_runs_before_edit"], named, binary=True).fetchall()
-        )
-        ends = [RunEnd(run, 0, RunState.SKIPPED, reason=SkipReason.FROZEN) for (run,) in found]
+        found = list_ids(connection, _SQL["find_runs_before_edit"], named)
+        ends = [RunEnd(run, 0, RunState.SKIPPED, reason=SkipReason.FROZEN) for run in found]
         return len(finish_runs(connection, self._installation, ends).states)
 
     def _release_batch(self, job_ids: Sequence[UUID]) -> int:

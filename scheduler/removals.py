@@ -26,7 +26,7 @@ from tidewheel.jobs.values import LONGEST_DELAY
 from tidewheel.postgres.held_lock import try_old_lock, try_table_lock
 from tidewheel.postgres.partitions import day_of, start_of
 from tidewheel.postgres.pg_binary import uuids
-from tidewheel.postgres.session import Conn, read_ids, read_rows
+from tidewheel.postgres.session import Conn, list_ids, read_ids, read_rows
 from tidewheel.postgres.statements import Statements
 from tidewheel.process.failpoint import failpoint
 from tidewheel.process.health import health
@@ -143,8 +143,7 @@ def _remove_day(connection: Conn, period: _TenantPeriod, day: date, pace: Pace) 
         "first": start_of(day), "end": start_of(day + _DAY),
     }  # fmt: skip
     while True:
-        rows = connection.execute(_SQL["find_runs_to_remove"], {**columns, "after": after}, binary=True).fetchall()
-        run_ids = [run_id for (run_id,) in cast("list[tuple[UUID]]", rows)]
+        run_ids = list_ids(connection, _SQL["find_runs_to_remove"], {**columns, "after": after})
         if run_ids:
             after = run_ids[-1]
             remove_runs(connection, day, run_ids)

@@ -15,7 +15,7 @@ from tidewheel.errors import ScheduleRefused, Unavailable
 from tidewheel.ids import first_ids, job_range
 from tidewheel.postgres.database_clock import read_now
 from tidewheel.postgres.pg_binary import uuids
-from tidewheel.postgres.session import Session
+from tidewheel.postgres.session import Session, list_ids
 from tidewheel.postgres.statements import Statements
 from tidewheel.process.metrics import metrics
 from tidewheel.runs import RunState
@@ -40,9 +40,7 @@ _STALE_AFTER = timedelta(minutes=1)  # a live executor reads its signals within 
 def repair_missing_timers(session: Session, shard: int, shards: int) -> int:
     """Restore the missing timers of one shard; return their number."""
     first, last = job_range(shard, shards)
-    columns = {"first": first, "last": last}
-    with session.transaction() as connection:
-        jobs = [cast("UUID", job) for (job,) in connection.execute(_SQL["find_missing_timers"], columns, binary=True)]
+    jobs = session.within(list_ids, _SQL["find_missing_timers"], {"first": first, "last": last})
     repaired = _each(jobs, partial(_repair, session), "restore the timer of job")
     if repaired:
         metrics.count("timers_repaired", len(repaired))
@@ -53,8 +51,7 @@ def repair_missing_timers(session: Session, shard: int, shards: int) -> int:
 
 def release_stuck_chains(session: Session) -> int:
     """Release fixed_delay jobs that wait for a run that is not open; return their number."""
-    with session.transaction() as connection:
-        released = [cast("UUID", job) for (job,) in connection.execute(_SQL["release_held_chains"], binary=True)]
+    released = session.within(list_ids, _SQL["release_held_chains"])
     if released:
         metrics.count("timers_repaired", len(released))
         text = "the scheduler released %d fixed_delay jobs that waited for runs that are not open: %s; %s"
@@ -69,9 +66,7 @@ def mend_workflows(session: Session, installation: Installation, shard: int) -> 
     transaction that ends a run writes its release, and one that drains a release writes runs or ends the occurrence.
     It is checked again under its lock.
     """
-    with session.transaction() as connection:
-        rows = connection.execute(_SQL["find_stalled_workflows"], _stalled(shard, None), binary=True).fetchall()
-    roots = [root for (root,) in cast("list[tuple[UUID]]", rows)]
+    roots = session.within(list_ids, _SQL["find_stalled_workflows"], _stalled(shard, None))
     mended = _each(roots, partial(_mend, session, installation, shard), "mend occurrence")
     if mended:
         metrics.count("workflows_mended", len(mended))
@@ -115,8 +110,7 @@ class ActiveRunRepair:
 
     def _release(self, jobs: Sequence[UUID]) -> int:
         with self._session.transaction() as connection:
-            locked = connection.execute(_SQL["lock_active_runs"], {"job_ids": list(jobs)}, binary=True).fetchall()
-            held = [job for (job,) in cast("list[tuple[UUID]]", locked)]
+            held = list_ids(connection, _SQL["lock_active_runs"], {"job_ids": list(jobs)})
             return len(release_stale_active_runs(connection, self._installation, held))
 
     def repair_shard(self, shard: int) -> int:

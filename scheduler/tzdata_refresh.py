@@ -24,7 +24,7 @@ from tidewheel.jobs.values import format_timestamp
 from tidewheel.outbox import OutboxRow, append
 from tidewheel.postgres.database_clock import read_now
 from tidewheel.postgres.pg_binary import instants, uuids
-from tidewheel.postgres.session import Conn, Session, read_rows
+from tidewheel.postgres.session import Conn, Session, list_ids, read_rows
 from tidewheel.postgres.statements import Statements
 from tidewheel.process.metrics import metrics
 from tidewheel.schedules.calendars import is_occurrence
@@ -91,8 +91,7 @@ class TzdataRefresh:
                 self._done = True
                 return False
             after = _resume_after(stored, version)
-            rows = connection.execute(_SQL["scan_timers"], {"after": after, "limit": _BATCH}, binary=True).fetchall()
-            scanned = [cast("UUID", job) for (job,) in rows]
+            scanned = list_ids(connection, _SQL["scan_timers"], {"after": after, "limit": _BATCH})
             rescheduled_count = _reschedule(connection, self._installation, scanned, now) if scanned else 0
             more = len(scanned) == _BATCH
             progress = {"from": _old_version(stored), "to": version, "after": str(scanned[-1])} if more else version

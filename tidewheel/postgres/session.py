@@ -589,8 +589,13 @@ def read_row(
 
 def read_ids(connection: Conn, statement: LiteralString, columns: Mapping[str, object]) -> set[UUID]:
     """Return the ids that a statement finds, its only column."""
+    return set(list_ids(connection, statement, columns))
+
+
+def list_ids(connection: Conn, statement: LiteralString, columns: Mapping[str, object] | None = None) -> list[UUID]:
+    """Return the ids that a statement finds, in its order."""
     found = connection.execute(statement, columns, binary=True).fetchall()
-    return {each for (each,) in found if isinstance(each, UUID)}
+    return [each for (each,) in found if isinstance(each, UUID)]
 
 
 def _restamp_events(connection: OwnConnection, began: float) -> None:

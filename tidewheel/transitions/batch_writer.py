@@ -15,7 +15,7 @@ from tidewheel.jobs.invalid import InvalidValue
 from tidewheel.jobs.keys import fill_key, is_template
 from tidewheel.jobs.payload import Payload
 from tidewheel.postgres.pg_binary import integers, uuids
-from tidewheel.postgres.session import Conn, rows_of
+from tidewheel.postgres.session import Conn, read_rows, rows_of
 from tidewheel.postgres.statements import Statements
 from tidewheel.runs import Cause, Gate, Overlap, RunState, SkipReason, order_gates
 from tidewheel.transitions.create import create_runs
@@ -81,9 +81,8 @@ def lock_jobs_for_share(connection: Conn, job_ids: Collection[UUID]) -> dict[UUI
     """Lock jobs against deletion until their runs are written; return those that exist."""
     columns = {"job_ids": uuids(job_ids)}
     connection.execute(_SQL["lock_jobs_for_share"], columns)
-    with connection.cursor(row_factory=rows_of(SharedJob._make), binary=True) as cursor:
-        found = cursor.execute(_SQL["read_shared_jobs"], columns)
-        return {job.job_id: job for job in found if job.deleted_at is None}
+    found = read_rows(connection, rows_of(SharedJob._make), _SQL["read_shared_jobs"], columns)
+    return {job.job_id: job for job in found if job.deleted_at is None}
 
 
 def read_versions(connection: Conn, versions: Collection[tuple[UUID, int]]) -> dict[tuple[UUID, int], SharedJob]:

@@ -27,7 +27,7 @@ from tidewheel.jobs.payload import Payload
 from tidewheel.postgres.database_clock import read_now
 from tidewheel.postgres.partitions import day_of, ensure_days
 from tidewheel.postgres.pg_binary import instants, integers, texts, uuids, words
-from tidewheel.postgres.session import Conn, read_rows
+from tidewheel.postgres.session import Conn, read_ids, read_rows
 from tidewheel.postgres.statements import Statements
 from tidewheel.runs import FINAL, Cause, Gate, Move, Overlap, RunState, target
 from tidewheel.transitions.active_runs import PromotedRun
@@ -147,8 +147,7 @@ def scan_failed_runs(
 
 def find_retried(connection: Conn, run_ids: Collection[UUID]) -> set[UUID]:
     """Return those of these failed runs that have a retry."""
-    rows = connection.execute(_SQL["find_retried_runs"], {"run_ids": uuids(run_ids)}, binary=True).fetchall()
-    return {cast("UUID", run) for (run,) in rows}
+    return read_ids(connection, _SQL["find_retried_runs"], {"run_ids": uuids(run_ids)})
 
 
 class OldPayloads:

@@ -20,7 +20,7 @@ from psycopg.rows import class_row
 from tidewheel.jobs.values import format_timestamp
 from tidewheel.outbox import append
 from tidewheel.postgres.pg_binary import integers, uuids
-from tidewheel.postgres.session import Conn, read_ids, rows_of
+from tidewheel.postgres.session import Conn, read_ids, read_rows, rows_of
 from tidewheel.postgres.statements import Statements
 from tidewheel.process import tracing
 from tidewheel.runs import HOLDS, AttemptOutcome, Move, RunState, sequence_of, sources, target
@@ -258,8 +258,7 @@ def _move(connection: Conn, move: Move, requeues: Sequence[Requeue]) -> list[Req
         "target": target(move),
         "holds": HOLDS,
     }
-    with connection.cursor(row_factory=class_row(RequeuedRun), binary=True) as cursor:
-        return cursor.execute(_REQUEUE_RUNS, columns).fetchall()
+    return read_rows(connection, class_row(RequeuedRun), _REQUEUE_RUNS, columns)
 
 
 def _busy(connection: Conn, move: Move, requeues: Sequence[Requeue]) -> set[UUID]:

@@ -19,7 +19,7 @@ from psycopg.rows import class_row
 from tidewheel.ids import JobId, run_id
 from tidewheel.outbox import append
 from tidewheel.postgres.pg_binary import NEVER, copy_values, instant, instants, instants_of, uuids, words
-from tidewheel.postgres.session import Conn, at_commit
+from tidewheel.postgres.session import Conn, at_commit, read_ids, read_rows
 from tidewheel.postgres.statements import Statements
 from tidewheel.process import tracing
 from tidewheel.process.metrics import metrics
@@ -167,8 +167,7 @@ def find_open_fixed_delay_runs(connection: Conn, timers: Sequence[LockedTimer]) 
         "job_ids": uuids(timer.job_id for timer in chained),
         "scheduled_at": instants(timer.scheduled_at for timer in chained),
     }
-    rows = connection.execute(_FIND_OPEN_FIXED_DELAY_RUNS, columns, binary=True).fetchall()
-    return {cast("UUID", job) for (job,) in rows}
+    return read_ids(connection, _FIND_OPEN_FIXED_DELAY_RUNS, columns)
 
 
 def drop_timers(connection: Conn, job_ids: Sequence[UUID]) -> None:
@@ -366,8 +365,7 @@ def release_quarantined(
         "waiting": list(find_open_fixed_delay_runs(connection, timers)),
         "until": until,
     }
-    with connection.cursor(row_factory=class_row(ReleasedJob), binary=True) as cursor:
-        released = cursor.execute(_RELEASE_TIMERS, columns).fetchall()
+    released = read_rows(connection, class_row(ReleasedJob), _RELEASE_TIMERS, columns)
     reasons = {job.job_id: reason for job in released}
     append_job_events(connection, installation, "job.released", released, now=now, reasons=reasons)
     return released

@@ -10,7 +10,7 @@ comes first, and what those processes have written there is adopted before anyth
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime
-from typing import Any, cast
+from typing import Any
 from uuid import UUID
 
 from psycopg.rows import class_row
@@ -18,7 +18,7 @@ from psycopg.types.json import Jsonb
 
 from tidewheel.errors import FieldError
 from tidewheel.jobs.values import format_timestamp
-from tidewheel.postgres.session import Conn, read_row
+from tidewheel.postgres.session import Conn, list_ids, read_row
 from tidewheel.postgres.statements import Statements
 from tidewheel.schedules.decision import BackfillState
 
@@ -81,8 +81,7 @@ def adopt_redrives(connection: Conn) -> None:
 
 def find_due_works(connection: Conn, now: datetime, kinds: Collection[str]) -> list[UUID]:
     """Return the running works of these kinds whose next batch is due, and redrives to adopt."""
-    rows = connection.execute(_SQL["find_due_works"], {"now": now, "kinds": list(kinds)}, binary=True).fetchall()
-    return [cast("UUID", work_id) for (work_id,) in rows]
+    return list_ids(connection, _SQL["find_due_works"], {"now": now, "kinds": list(kinds)})
 
 
 def lock_due_work(connection: Conn, work_id: UUID, now: datetime) -> OpenWork | None:

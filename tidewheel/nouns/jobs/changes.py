@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
-from typing import Annotated, cast
+from typing import Annotated
 from uuid import UUID
 
 from psycopg.rows import class_row
@@ -29,7 +29,7 @@ from tidewheel.jobs.parsing import own_request
 from tidewheel.jobs.strict_json import as_object
 from tidewheel.nouns.jobs.reads import show_job
 from tidewheel.postgres.notify import Channel
-from tidewheel.postgres.session import Conn
+from tidewheel.postgres.session import Conn, read_ids
 from tidewheel.postgres.statements import Statements
 from tidewheel.schemas.generated.records import Reply
 
@@ -149,9 +149,7 @@ def _refuse_unknown(connection: Connection, keys: Sequence[str], ids: Sequence[U
     if not keys:
         return
     with connection.snapshot() as reading:
-        known = {
-            cast("UUID", job) for (job,) in reading.execute(_SQL["find_jobs"], {"job_ids": list(ids)}, binary=True)
-        }
+        known = read_ids(reading, _SQL["find_jobs"], {"job_ids": list(ids)})
     for key, job in zip(keys, ids, strict=True):
         if job not in known:
             raise UnknownJob(connection.tenant, key)

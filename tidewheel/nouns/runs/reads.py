@@ -40,7 +40,7 @@ from tidewheel.nouns.runs.model import (
 from tidewheel.nouns.tenants.reads import require_tenant
 from tidewheel.postgres.database_clock import read_now
 from tidewheel.postgres.pg_binary import uuids
-from tidewheel.postgres.session import Conn
+from tidewheel.postgres.session import Conn, list_ids
 from tidewheel.postgres.statements import Statements
 from tidewheel.runs import DEAD_LETTERED, FINAL, IN_FLIGHT, OPEN, OWNED, SCHEDULED, Move, RunState, sources
 
@@ -145,8 +145,7 @@ def longest_attempts(connection: Conn, tenant: str, since: datetime, *, limit: i
         "tenant": tenant, "since": since, "before_id": first_run_id(since + _MILLISECOND), "states": IN_FLIGHT,
         "look": LOOKED_AT, "limit": limit,
     }  # fmt: skip
-    found = connection.execute(_SQL["find_longest_attempts"], columns, binary=True).fetchall()
-    return read_runs(connection, [run_id for (run_id,) in cast("list[tuple[UUID]]", found)])
+    return read_runs(connection, list_ids(connection, _SQL["find_longest_attempts"], columns))
 
 
 def find_short_id(connection: Conn, tenant: str, begin: str, end: str) -> tuple[Sequence[RunSummary], bool]:
