@@ -1,4 +1,4 @@
-"""An API for the tests of a module, which takes longer to start and stop than most of its calls."""
+"""Clients of an API: one for the tests of a module, for it takes longer to start and stop than most of its calls."""
 
 from collections.abc import Iterator
 
@@ -12,4 +12,10 @@ from tests.fixtures.database import Database
 def shared_client(shared_database: Database) -> Iterator[ApiClient]:
     """A client for refusals, and for other calls of which no test sees the rows of another one."""
     with answering(shared_database) as made:
+        yield made
+
+
+@pytest.fixture
+def client(database: Database) -> Iterator[ApiClient]:
+    with answering(database) as made:
         yield made

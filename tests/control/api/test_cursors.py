@@ -2,21 +2,14 @@
 
 import json
 from base64 import urlsafe_b64decode, urlsafe_b64encode
-from collections.abc import Iterator
 from http import HTTPStatus
 from typing import Any
 
 import pytest
 
-from tests.control.api.answering import ApiClient, answer_of, answering, every_page, refusal
+from tests.control.api.answering import ApiClient, answer_of, every_page, refusal
+from tests.fixtures.acts import submission
 from tests.fixtures.database import Database
-from tests.transitions.acts import apply_batch, begin, submission, submit, succeed, trigger
-
-
-@pytest.fixture
-def client(database: Database) -> Iterator[ApiClient]:
-    with answering(database) as made:
-        yield made
 
 
 def pages(client: ApiClient, path: str, noun: str, name: str) -> list[str]:
@@ -26,7 +19,7 @@ def pages(client: ApiClient, path: str, noun: str, name: str) -> list[str]:
 
 def test_page_of_jobs_ends_where_its_labels_have_a_million_characters(client: ApiClient, database: Database) -> None:
     keys, labels = [f"{number:03}" for number in range(300)], {f"{number:02}": "x" * 255 for number in range(64)}
-    apply_batch(database, *(submission(key, labels=labels) for key in keys))
+    database.apply_batch(*(submission(key, labels=labels) for key in keys))
     first = answer_of(client.get("/api/v1/jobs?limit=1000"))
     rest = answer_of(client.get(f"/api/v1/jobs?limit=1000&cursor={first['next_cursor']}"))
     pages = [[each["key"] for each in page["jobs"]] for page in (first, rest)]
@@ -35,26 +28,26 @@ def test_page_of_jobs_ends_where_its_labels_have_a_million_characters(client: Ap
 
 def test_list_of_the_longest_keys_pages_to_its_end(client: ApiClient, database: Database) -> None:
     keys = [f"{number}{letter * 254}" for number in range(2) for letter in ("a", "\u00fc", "\U0001f600")]
-    apply_batch(database, *(submission(key) for key in keys))
+    database.apply_batch(*(submission(key) for key in keys))
     assert sorted(pages(client, "/api/v1/jobs", "jobs", "key")) == sorted(keys)
 
 
 def test_runs_of_one_instant_are_on_one_page_each(client: ApiClient, database: Database) -> None:
-    submit(database)
+    database.submit()
     at = database.now().isoformat()
-    made = {str(trigger(database, run_at=at)) for _ in range(7)}
+    made = {str(database.trigger(run_at=at)) for _ in range(7)}
     for path in ("/api/v1/runs", "/api/v1/runs?job=job", "/api/v1/jobs/job/runs", "/api/v1/runs?status=queued"):
         found = pages(client, path, "runs", "run_id")
         assert (len(found), set(found)) == (7, made), path
 
 
 def test_run_that_ends_between_two_pages_is_on_one_of_them(client: ApiClient, database: Database) -> None:
-    submit(database)
-    runs = [trigger(database) for _ in range(4)]
+    database.submit()
+    runs = [database.trigger() for _ in range(4)]
     for path, ends in (("/api/v1/runs", runs[::3]), ("/api/v1/jobs/job/runs", runs[1:3])):
         first = answer_of(client.get(f"{path}?limit=2"))
         for run_id in ends:
-            succeed(database, begin(database, run_id))
+            database.succeed(database.begin(run_id))
         rest = answer_of(client.get(f"{path}?limit=2&cursor={first['next_cursor']}"))
         seen = [each["run_id"] for page in (first, rest) for each in page["runs"]]
         assert (sorted(seen), first["total"], rest["total"]) == (sorted(map(str, runs)), 4, 4), path
@@ -63,9 +56,9 @@ def test_run_that_ends_between_two_pages_is_on_one_of_them(client: ApiClient, da
 def test_cursor_of_another_list_filter_or_tenant_is_refused(client: ApiClient, database: Database) -> None:
     database.execute("INSERT INTO tenants (tenant) VALUES ('acme')")
     for number in range(3):
-        submit(database, f"job{number}")
-        trigger(database, f"job{number}")
-        trigger(database, "job0")
+        database.submit(f"job{number}")
+        database.trigger(f"job{number}")
+        database.trigger("job0")
     runs = answer_of(client.get("/api/v1/runs?limit=1"))["next_cursor"]
     jobs = answer_of(client.get("/api/v1/jobs?limit=1&prefix=job"))["next_cursor"]
     of_job = answer_of(client.get("/api/v1/jobs/job0/runs?limit=1"))["next_cursor"]
@@ -103,9 +96,9 @@ def test_cursor_of_another_list_filter_or_tenant_is_refused(client: ApiClient, d
 def test_tampered_cursor_is_refused(shared_client: ApiClient, path: str, part: object) -> None:
     client, database = shared_client, shared_client.database
     for number in range(2):
-        submit(database, f"job{number}")
-        submit(database, "job0", description=str(number))
-        trigger(database, "job0")
+        database.submit(f"job{number}")
+        database.submit("job0", description=str(number))
+        database.trigger("job0")
     given = str(answer_of(client.get(f"{path}?limit=1"))["next_cursor"])
     parts: list[Any] = json.loads(urlsafe_b64decode(given + "=" * (-len(given) % 4)))
     parts[1] = part

@@ -1,6 +1,6 @@
 """The HTTP API: authorization, early refusals and problem documents."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from http import HTTPStatus
 from threading import Event
@@ -12,7 +12,6 @@ from psycopg.conninfo import make_conninfo
 from tests.control.api.answering import ApiClient, answering, enter, refusal
 from tests.fixtures.database import Database
 from tests.fixtures.services import until
-from tests.transitions.acts import submit, trigger
 from tidewheel.control.api.app import Api
 from tidewheel.control.api.workers import WorkerState
 from tidewheel.errors import SettingsError
@@ -22,12 +21,6 @@ from tidewheel.settings.services import ApiSettings
 
 TOKEN = "correct-horse-battery"
 REGISTRATION = {"name": "here:1", "handlers": ["a"], "slots": 1}
-
-
-@pytest.fixture
-def client(database: Database) -> Iterator[httpx.Client]:
-    with answering(database) as made:
-        yield made
 
 
 def test_healthz_and_readyz_answer_200(shared_client: ApiClient) -> None:
@@ -46,8 +39,8 @@ def test_without_database_healthz_is_200_and_readyz_names_the_database(database:
 
 
 def test_schema_is_found_by_the_fingerprint_of_a_message(client: httpx.Client, database: Database) -> None:
-    submit(database)
-    trigger(database)
+    database.submit()
+    database.trigger()
     message = database.value("SELECT value FROM outbox WHERE topic LIKE '%%runs%%'")
     answer = client.get(f"/api/v1/schemas/{message[2:10].hex()}")
     assert answer.json()["name"] == "RunRequest"

@@ -1,7 +1,6 @@
 """Executors in other languages: what they claim is theirs alone, what they report is written once."""
 
 from base64 import b64decode
-from collections.abc import Iterator
 from datetime import timedelta
 from http import HTTPStatus
 from typing import Any
@@ -14,24 +13,8 @@ from psycopg import sql
 from tests.control.api.answering import TOPIC, ApiClient, Executor, answering, enter, refusal
 from tests.fixtures.database import Database
 from tests.fixtures.services import until
-from tests.transitions.acts import (
-    apply_batch,
-    attempts,
-    completions,
-    final_state,
-    open_run,
-    requests,
-    submit,
-    trigger,
-)
 from tidewheel.schemas.codec import decode
 from tidewheel.schemas.generated.records import RunRequest
-
-
-@pytest.fixture
-def client(database: Database) -> Iterator[httpx.Client]:
-    with answering(database) as made:
-        yield made
 
 
 @pytest.fixture
@@ -40,8 +23,8 @@ def executor(client: httpx.Client) -> Executor:
 
 
 def a_run(database: Database, **job: object) -> UUID:
-    submit(database, "job", **job)
-    return trigger(database)
+    database.submit("job", **job)
+    return database.trigger()
 
 
 def test_registration_returns_lease_and_topics(client: httpx.Client, database: Database) -> None:
@@ -66,7 +49,7 @@ def test_claim_starts_the_attempt_and_returns_its_token(executor: Executor, data
     assert (started["run_id"], started["attempt"], started["request"]) == (str(run_id), 1, None)
     assert 0 < started["schedule_to_close_remaining_seconds"] <= 10
     assert database.installation.task_tokens.read(started["task_token"]) == (run_id, 1)
-    row = open_run(database, run_id)
+    row = database.open_run(run_id)
     assert (row.state, row.claimed_from, row.executor_id) == (
         "running",
         "t.runs.standard/0/7@0",
@@ -76,7 +59,7 @@ def test_claim_starts_the_attempt_and_returns_its_token(executor: Executor, data
 
 def test_claim_without_the_proof_of_its_message_starts_nothing(executor: Executor, database: Database) -> None:
     """And the run stays for the sweep, which brings the database's own message."""
-    run_id, other = a_run(database), trigger(database)
+    run_id, other = a_run(database), database.trigger()
     good = executor.proof(run_id)
     run = {"run_id": str(run_id), "attempt": 1, "job_version": 1, "claimed_from": f"{TOPIC}/0/7@0"}
     forgeries: list[dict[str, str]] = [
@@ -91,13 +74,13 @@ def test_claim_without_the_proof_of_its_message_starts_nothing(executor: Executo
     for number, forged in enumerate(forgeries, start=1):
         answer = executor.ask("claim", claim_id=number, runs=[run | forged])
         assert (answer.status_code, answer.json()) == (HTTPStatus.OK, {"started": []}), forged
-    assert open_run(database, run_id).state == "queued"
+    assert database.open_run(run_id).state == "queued"
     executor.claims = len(forgeries)
     assert {each["run_id"] for each in executor.sweep()} == {str(run_id), str(other)}
 
 
 def test_forged_run_of_a_batch_does_not_keep_back_the_others(executor: Executor, database: Database) -> None:
-    runs = [a_run(database), trigger(database)]
+    runs = [a_run(database), database.trigger()]
     body = [
         {"run_id": str(run_id), "attempt": 1, "job_version": 1, "claimed_from": f"{TOPIC}/0/7@0"} for run_id in runs
     ]
@@ -136,7 +119,7 @@ def test_repeated_claim_returns_the_first_answer_and_starts_nothing(executor: Ex
     run_id = a_run(database)
     first = executor.claim(run_id)
     assert executor.repeat_claim(run_id) == first
-    assert executor.repeat_claim(trigger(database)) == []
+    assert executor.repeat_claim(database.trigger()) == []
     assert executor.finish(run_id, "succeeded") == "recorded"
     assert executor.repeat_claim(run_id) == []
 
@@ -146,7 +129,7 @@ def test_claim_with_a_lower_id_is_refused_and_starts_nothing(executor: Executor,
     run_id = a_run(database)
     executor.claims = 7
     assert executor.sweep()
-    trigger(database)
+    database.trigger()
     told = refusal(executor.ask("claim", claim_id=3, sweep=10), HTTPStatus.UNPROCESSABLE_ENTITY)
     assert [error["path"] for error in told["errors"]] == ["claim_id"]
     assert "3 is below 8" in told["errors"][0]["problem"]
@@ -155,8 +138,8 @@ def test_claim_with_a_lower_id_is_refused_and_starts_nothing(executor: Executor,
 
 
 def test_sweep_returns_the_messages_of_due_runs(executor: Executor, database: Database) -> None:
-    submit(database, payload={"n": 1})
-    runs = {trigger(database), trigger(database)}
+    database.submit(payload={"n": 1})
+    runs = {database.trigger(), database.trigger()}
     swept = executor.sweep()
     assert {UUID(each["run_id"]) for each in swept} == runs
     message = decode(b64decode(swept[0]["request"]), RunRequest)
@@ -167,13 +150,13 @@ def test_sweep_returns_the_messages_of_due_runs(executor: Executor, database: Da
 
 
 def test_sweep_claims_only_its_handlers_and_queues_up_to_the_limit(client: httpx.Client, database: Database) -> None:
-    submit(database, "mine", target="a", queue="reports")
-    submit(database, "others", target="b", queue="reports")
-    submit(database, "elsewhere", target="a")
-    submit(database, "anyones", target={"type": "http", "url": "http://127.0.0.1:1/"}, queue="reports")
-    mine = {trigger(database, "mine") for _ in range(3)}
+    database.submit("mine", target="a", queue="reports")
+    database.submit("others", target="b", queue="reports")
+    database.submit("elsewhere", target="a")
+    database.submit("anyones", target={"type": "http", "url": "http://127.0.0.1:1/"}, queue="reports")
+    mine = {database.trigger("mine") for _ in range(3)}
     for key in ("others", "elsewhere", "anyones"):
-        trigger(database, key)
+        database.trigger(key)
     executor = enter(client, handlers=("a",), queues=("reports",))
     first, second = executor.sweep(2), executor.sweep(2)
     assert [len(first), len(second)] == [2, 1]
@@ -182,8 +165,8 @@ def test_sweep_claims_only_its_handlers_and_queues_up_to_the_limit(client: httpx
 
 def test_the_critical_lane_is_swept_first(executor: Executor, database: Database) -> None:
     for lane in ("batch", "standard", "critical"):
-        submit(database, lane, lane=lane)
-        trigger(database, lane)
+        database.submit(lane, lane=lane)
+        database.trigger(lane)
     assert [len(executor.sweep(1)) for _ in range(3)] == [1, 1, 1]
     came = database.rows("SELECT lane FROM job_runs ORDER BY claimed_from")
     assert came == [("critical",), ("standard",), ("batch",)]
@@ -193,7 +176,7 @@ def test_success_is_recorded_with_result_and_output(executor: Executor, database
     run_id = a_run(database)
     executor.claim(run_id)
     assert executor.finish(run_id, "succeeded", result={"sent": True}, output="hello\n") == "recorded"
-    [completion] = completions(database)
+    [completion] = database.completions()
     assert (completion.status, completion.result) == ("succeeded", b'{"sent":true}')
     assert completion.executor_id == executor.executor_id
     assert database.value("SELECT output FROM attempt_outputs") == b"hello\n"
@@ -206,31 +189,31 @@ def test_failure_is_retried_up_to_max_attempts(executor: Executor, database: Dat
     assert (
         executor.finish(run_id, "failed", error_type="Broken", error_message="no luck", trace="at home") == "recorded"
     )
-    assert open_run(database, run_id).failed_attempts == 1
-    assert requests(database)[-1].attempt == 2
+    assert database.open_run(run_id).failed_attempts == 1
+    assert database.requests()[-1].attempt == 2
     until(lambda: executor.claim(run_id, attempt=2), "the next attempt is due")
     assert executor.finish(run_id, "failed", attempt=2, error_type="Broken") == "recorded"
-    assert final_state(database, run_id) == ("failed", None)
-    assert attempts(database, run_id) == [(1, "failed"), (2, "failed")]
+    assert database.final_state(run_id) == ("failed", None)
+    assert database.attempts(run_id) == [(1, "failed"), (2, "failed")]
 
 
 def test_outcomes_that_end_the_run_are_recorded_with_their_fields(executor: Executor, database: Database) -> None:
-    submit(database, retry={"non_retryable": ["NoSuchAccount"]})
+    database.submit(retry={"non_retryable": ["NoSuchAccount"]})
     outcomes: tuple[tuple[str, dict[str, Any]], ...] = (
         ("failed", {"error_type": "Broken", "permanent": True}),
         ("failed", {"error_type": "NoSuchAccount"}),
         ("cancelled", {}),
     )
     for status, fields in outcomes:
-        ended = trigger(database)
+        ended = database.trigger()
         executor.claim(ended)
         assert executor.finish(ended, status, **fields) == "recorded"
-        assert final_state(database, ended)[0] == status, fields
-    before = len(completions(database))
+        assert database.final_state(ended)[0] == status, fields
+    before = len(database.completions())
     run_id = a_run(database, start_to_close="7s", retry={"max_attempts": 1})
     executor.claim(run_id, version=2)
     executor.finish(run_id, "timed_out", timeout="start_to_close")
-    [completion] = completions(database)[before:]
+    [completion] = database.completions()[before:]
     assert (completion.status, completion.reason) == ("timed_out", "start_to_close")
     assert completion.error is not None
     assert completion.error.message == "start_to_close of 7 s has passed"
@@ -242,20 +225,20 @@ def test_release_and_snooze_use_up_no_attempt(executor: Executor, database: Data
     assert executor.finish(run_id, "released") == "recorded"
     executor.claim(run_id, attempt=2)
     assert executor.finish(run_id, "snoozed", attempt=2, delay="1h") == "recorded"
-    row = open_run(database, run_id)
+    row = database.open_run(run_id)
     assert (row.state, row.attempt, row.failed_attempts) == ("queued", 2, 0)
     assert row.publish_at > database.now() + timedelta(minutes=59)
 
 
 def test_at_most_once_run_is_released_only_before_it_began(executor: Executor, database: Database) -> None:
-    submit(database, delivery="at_most_once")
-    first, second = trigger(database), trigger(database)
+    database.submit(delivery="at_most_once")
+    first, second = database.trigger(), database.trigger()
     executor.claim(first)
     executor.claim(second)
     executor.finish(first, "released", started=False)
     executor.finish(second, "released")
-    assert open_run(database, first).state == "queued"
-    assert final_state(database, second) == ("failed", "unknown_outcome")
+    assert database.open_run(first).state == "queued"
+    assert database.final_state(second) == ("failed", "unknown_outcome")
 
 
 def test_external_completion_ends_a_waiting_attempt(
@@ -264,31 +247,31 @@ def test_external_completion_ends_a_waiting_attempt(
     run_id = a_run(database)
     [started] = executor.claim(run_id)
     assert executor.finish(run_id, "waiting", within="1h") == "recorded"
-    assert open_run(database, run_id).state == "waiting"
+    assert database.open_run(run_id).state == "waiting"
     bearer = {"Authorization": f"Bearer {started['task_token']}"}
     answer = client.post(f"/api/v1/runs/{run_id}:complete", json={"result": 7}, headers=bearer)
     assert answer.json() == {"run_id": str(run_id), "run_status": "succeeded"}
-    assert completions(database)[0].result == b"7"
+    assert database.completions()[0].result == b"7"
 
 
 def test_heartbeat_reports_a_cancelled_attempt_which_ends_as_cancelled(executor: Executor, database: Database) -> None:
     run_id = a_run(database)
     executor.claim(run_id)
     assert executor.heartbeat() == []
-    apply_batch(database, {"type": "run.cancel", "run_id": str(run_id)})
+    database.apply_batch({"type": "run.cancel", "run_id": str(run_id)})
     told = {"run_id": str(run_id), "attempt": 1, "kind": "cancel"}
     assert executor.heartbeat() == [told]
     assert executor.heartbeat() == [told]
     assert executor.finish(run_id, "succeeded") == "recorded"
-    assert final_state(database, run_id)[0] == "cancelled"
+    assert database.final_state(run_id)[0] == "cancelled"
     assert executor.heartbeat() == []
 
 
 def test_heartbeat_reports_a_terminated_attempt_until_it_is_answered(executor: Executor, database: Database) -> None:
-    submit(database, overlap="terminate_other")
-    first = trigger(database)
+    database.submit(overlap="terminate_other")
+    first = database.trigger()
     executor.claim(first)
-    executor.claim(trigger(database))
+    executor.claim(database.trigger())
     assert executor.heartbeat() == [{"run_id": str(first), "attempt": 1, "kind": "terminate"}]
     assert executor.finish(first, "cancelled") == "superseded"
     assert executor.heartbeat() == []
@@ -300,7 +283,7 @@ def test_outcome_of_another_executors_attempt_is_refused(
     run_id, other = a_run(database), enter(client)
     executor.claim(run_id)
     assert other.finish(run_id, "succeeded") == "superseded"
-    assert open_run(database, run_id).state == "running"
+    assert database.open_run(run_id).state == "running"
 
 
 def test_expired_executor_loses_its_attempts_and_gets_404(database: Database) -> None:
@@ -308,12 +291,12 @@ def test_expired_executor_loses_its_attempts_and_gets_404(database: Database) ->
     with answering(database, lease=timedelta(seconds=3)) as client:
         silent = enter(client)
         assert silent.claim(run_id)
-        until(lambda: open_run(database, run_id).state == "retrying", "the attempt is lost")
+        until(lambda: database.open_run(run_id).state == "retrying", "the attempt is lost")
         assert silent.finish(run_id, "succeeded") == "superseded"
         until(lambda: silent.ask("heartbeat").status_code == HTTPStatus.NOT_FOUND, "its lease is ended")
         assert refusal(silent.ask("heartbeat"), HTTPStatus.NOT_FOUND)["code"] == "unknown_executor"
         assert refusal(silent.ask("claim", claim_id=9, sweep=1), HTTPStatus.NOT_FOUND)["code"] == "unknown_executor"
-    assert open_run(database, run_id).lost_attempts == 1
+    assert database.open_run(run_id).lost_attempts == 1
 
 
 def test_leaving_executor_stays_registered_until_its_attempts_have_ended(
@@ -343,7 +326,7 @@ def test_outcome_that_is_refused_alone_is_busy_and_recorded_later(fresh_database
     """The others of its call are recorded once, and the call is answered."""
     with answering(fresh_database) as made:
         executor = enter(made)
-        runs = [a_run(fresh_database), trigger(fresh_database), trigger(fresh_database)]
+        runs = [a_run(fresh_database), fresh_database.trigger(), fresh_database.trigger()]
         for run_id in runs:
             executor.claim(run_id)
         forbid = sql.SQL("ALTER TABLE finished_runs ADD CONSTRAINT poison CHECK (run_id <> {})")
@@ -355,15 +338,15 @@ def test_outcome_that_is_refused_alone_is_busy_and_recorded_later(fresh_database
         assert alone.status_code == HTTPStatus.SERVICE_UNAVAILABLE
         fresh_database.execute("ALTER TABLE finished_runs DROP CONSTRAINT poison")
         assert executor.finish(runs[1], "succeeded") == "recorded"
-    assert {final_state(fresh_database, run_id)[0] for run_id in runs} == {"succeeded"}
-    assert len(completions(fresh_database)) == len(runs)
+    assert {fresh_database.final_state(run_id)[0] for run_id in runs} == {"succeeded"}
+    assert len(fresh_database.completions()) == len(runs)
 
 
 def test_large_runs_are_claimed_in_several_responses_of_some_megabytes(executor: Executor, database: Database) -> None:
     run_ids = set[str]()
     for number in range(40):
-        submit(database, f"large-{number}", payload="x" * 250_000)
-        run_ids.add(str(trigger(database, f"large-{number}")))
+        database.submit(f"large-{number}", payload="x" * 250_000)
+        run_ids.add(str(database.trigger(f"large-{number}")))
     for claim_id in range(1, 4):
         answer = executor.ask("claim", claim_id=claim_id, sweep=100)
         assert len(answer.content) < 8 << 20

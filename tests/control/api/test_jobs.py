@@ -2,7 +2,6 @@
 
 import re
 import socket
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from http import HTTPStatus
 from typing import Any
@@ -12,18 +11,12 @@ import httpx
 import pytest
 
 from tests.control.api.answering import ApiClient, answer_of, answering, enter, every_page, refusal
+from tests.fixtures.acts import HANDLER
 from tests.fixtures.database import Database
-from tests.transitions.acts import HANDLER, begun, submit, succeed
 from tidewheel.control.api import request_input
 from tidewheel.nouns.jobs import reads
 
 SPEC: dict[str, Any] = {"schedule": "@every 1h", "target": HANDLER}
-
-
-@pytest.fixture
-def client(database: Database) -> Iterator[httpx.Client]:
-    with answering(database) as made:
-        yield made
 
 
 def keys(answer: httpx.Response) -> list[str]:
@@ -42,9 +35,9 @@ def test_created_job_is_read_with_its_version_as_etag(client: httpx.Client) -> N
 
 def test_list_pages_and_filters(client: httpx.Client, database: Database) -> None:
     for key in ("b-1", "b-3"):
-        submit(database, key)
-    submit(database, "b-2", labels={"team": "billing"})
-    submit(database, "c", lane="batch")
+        database.submit(key)
+    database.submit("b-2", labels={"team": "billing"})
+    database.submit("c", lane="batch")
     first, rest = every_page(client, "/api/v1/jobs", limit=3)
     assert (first["total"], first["at_least"]) == (4, False)
     assert [[job["key"] for job in page["jobs"]] for page in (first, rest)] == [["b-1", "b-2", "b-3"], ["c"]]
@@ -62,7 +55,7 @@ def test_page_that_looked_at_its_share_has_a_cursor_and_goes_on(
 ) -> None:
     monkeypatch.setattr(reads, "LOOKED_AT", 3)
     for number in range(8):
-        submit(database, f"j{number}", labels={"rare": "yes"} if number == 7 else {})
+        database.submit(f"j{number}", labels={"rare": "yes"} if number == 7 else {})
     pages = list(every_page(client, "/api/v1/jobs", label="rare=yes"))
     assert {(page["total"], page["at_least"]) for page in pages} == {(0, True)}
     assert [[job["key"] for job in page["jobs"]] for page in pages] == [[], [], ["j7"]]
@@ -148,7 +141,7 @@ def test_merge_patch_changes_one_field_and_null_resets_it(client: httpx.Client) 
 
 
 def test_repeated_idempotency_key_gets_the_first_answer(client: httpx.Client, database: Database) -> None:
-    submit(database)
+    database.submit()
     told = {"Idempotency-Key": "order-7"}
     first, again = (client.post("/api/v1/jobs/job:trigger", json={"payload": 1}, headers=told) for _ in range(2))
     assert (first.status_code, again.json()) == (HTTPStatus.CREATED, first.json())
@@ -159,7 +152,7 @@ def test_repeated_idempotency_key_gets_the_first_answer(client: httpx.Client, da
 
 
 def test_trigger_with_dedupe_answers_what_happened(client: httpx.Client, database: Database) -> None:
-    submit(database)
+    database.submit()
     body = {"payload": 1, "dedupe": {"key": "k", "window": "1h", "mode": "reject"}}
     first, second = (client.post("/api/v1/jobs/job:trigger", json=body).json() for _ in range(2))
     assert (first["dedupe"], second) == ("accepted", first | {"dedupe": "deduplicated"})
@@ -192,8 +185,8 @@ def test_next_versions_preview_and_explain_answer_for_a_job(client: httpx.Client
 
 
 def test_last_run_has_its_status_and_duration(client: httpx.Client, database: Database) -> None:
-    submit(database)
-    succeed(database, begun(database))
+    database.submit()
+    database.succeed(database.begun())
     last = answer_of(client.get("/api/v1/jobs/job"))["summary"]["last_run"]
     assert last["state"] == "succeeded"
     assert re.fullmatch(r"PT(\d+M)?(\d+(\.\d+)?S)", last["duration"])
@@ -251,7 +244,7 @@ def test_body_that_does_not_fit_is_refused_by_its_path(
 
 
 def test_page_of_another_site_changes_nothing(client: httpx.Client, database: Database) -> None:
-    submit(database)
+    database.submit()
     refusal(client.post("/api/v1/jobs/job:pause", headers={"Origin": "https://evil.example"}), HTTPStatus.FORBIDDEN)
     own = str(client.base_url).rstrip("/")
     assert client.post("/api/v1/jobs/job:pause", headers={"Origin": own}).status_code == HTTPStatus.OK
@@ -265,7 +258,7 @@ def test_without_the_token_nothing_is_read_or_changed(database: Database) -> Non
 
 
 def test_slash_in_the_key_of_a_path_has_its_remedy(client: httpx.Client, database: Database) -> None:
-    submit(database, "a/b")
+    database.submit("a/b")
     assert client.get("/api/v1/jobs/a%2Fb").status_code == HTTPStatus.OK
     for method, path in (("GET", "a/b"), ("PUT", "a/b"), ("DELETE", "a/b"), ("GET", "a/b/runs"), ("GET", "a/b/next")):
         refused = refusal(client.request(method, f"/api/v1/jobs/{path}"), HTTPStatus.NOT_FOUND)

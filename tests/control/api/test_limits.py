@@ -1,39 +1,41 @@
-"""Limits of concurrency keys over HTTP and by the command line."""
+"""Limits of concurrency keys over HTTP and by the command line; ordering keys that a failed run blocks."""
 
 from datetime import timedelta
 from http import HTTPStatus
 from typing import Any, cast
+from uuid import UUID
 
-from tests.control.api.answering import answer_of, answering, refusal
+from tests.control.api.answering import ApiClient, answer_of, every_page, refusal
 from tests.control.cli.command import tidewheel
+from tests.fixtures.acts import ending
 from tests.fixtures.database import Database
 from tests.scheduler.firing import fire_due
-from tests.transitions.acts import claim, submit, trigger
+from tidewheel.ids import order_id
+from tidewheel.runs import RunState
 
 
-def test_limit_is_set_listed_and_removed_over_http(database: Database) -> None:
-    submit(database, concurrency_key="api/acme")
-    claim(database, *(trigger(database) for _ in range(3)))
-    with answering(database) as client:
-        made = client.post("/api/v1/limits", json={"key": "api/*", "at_once": 2, "rate": "100/min", "burst": 5})
-        assert answer_of(made) == {"unchanged": False, "started": 1, "complete": True}
-        client.post("/api/v1/limits", json={"key": "other", "at_once": 1})
-        first = answer_of(client.get("/api/v1/limits?limit=1"))
-        [prefix] = answer_of(client.get(f"/api/v1/limits?limit=5&cursor={first['next_cursor']}"))["limits"]
-        assert (prefix["key"], prefix["rate"], prefix["running"], prefix["waiting"]) == ("api/*", "100/min", 2, 1)
-        [key] = answer_of(client.get("/api/v1/limits/keys?prefix=api"))["keys"]
-        assert (key["key"], key["at_once"], key["waiting"]) == ("api/acme", 2, 1)
-        runs = answer_of(client.get("/api/v1/runs?concurrency_key=api/acme"))["runs"]
-        assert {run["concurrency_key"] for run in runs} == {"api/acme"}
-        assert answer_of(client.post("/api/v1/limits:remove", json={"key": "api/*"}))["unchanged"] is False
-        none = refusal(client.post("/api/v1/limits", json={"key": "a", "at_once": 0}), HTTPStatus.UNPROCESSABLE_ENTITY)
-        assert [(error["path"], "pause" in error["remedy"]) for error in none["errors"]] == [("at_once", True)]
+def test_limit_is_set_listed_and_removed_over_http(database: Database, client: ApiClient) -> None:
+    database.submit(concurrency_key="api/acme")
+    database.claim(*(database.trigger() for _ in range(3)))
+    made = client.post("/api/v1/limits", json={"key": "api/*", "at_once": 2, "rate": "100/min", "burst": 5})
+    assert answer_of(made) == {"unchanged": False, "started": 1, "complete": True}
+    client.post("/api/v1/limits", json={"key": "other", "at_once": 1})
+    first = answer_of(client.get("/api/v1/limits?limit=1"))
+    [prefix] = answer_of(client.get(f"/api/v1/limits?limit=5&cursor={first['next_cursor']}"))["limits"]
+    assert (prefix["key"], prefix["rate"], prefix["running"], prefix["waiting"]) == ("api/*", "100/min", 2, 1)
+    [key] = answer_of(client.get("/api/v1/limits/keys?prefix=api"))["keys"]
+    assert (key["key"], key["at_once"], key["waiting"]) == ("api/acme", 2, 1)
+    runs = answer_of(client.get("/api/v1/runs?concurrency_key=api/acme"))["runs"]
+    assert {run["concurrency_key"] for run in runs} == {"api/acme"}
+    assert answer_of(client.post("/api/v1/limits:remove", json={"key": "api/*"}))["unchanged"] is False
+    none = refusal(client.post("/api/v1/limits", json={"key": "a", "at_once": 0}), HTTPStatus.UNPROCESSABLE_ENTITY)
+    assert [(error["path"], "pause" in error["remedy"]) for error in none["errors"]] == [("at_once", True)]
 
 
 def test_limit_is_set_listed_and_removed_by_command(database: Database) -> None:
-    submit(database, concurrency_key="api/acme")
-    runs = [trigger(database) for _ in range(4)]
-    claim(database, *runs)
+    database.submit(concurrency_key="api/acme")
+    runs = [database.trigger() for _ in range(4)]
+    database.claim(*runs)
     assert "1 of 1 are taken" in tidewheel(database, "run", "show", runs[3]).out
     set_it = tidewheel(database, "admin", "limit", "set", "api/*", "--at-once", 3)
     assert set_it.out.strip() == "set; 2 waiting runs get a place"
@@ -54,8 +56,8 @@ def test_limit_is_set_listed_and_removed_by_command(database: Database) -> None:
 
 def test_lists_of_limits_and_keys_have_pages(database: Database) -> None:
     for key in ("a", "b"):
-        submit(database, key, concurrency_key=key)
-        claim(database, trigger(database, key))
+        database.submit(key, concurrency_key=key)
+        database.claim(database.trigger(key))
         tidewheel(database, "admin", "limit", "set", key, "--at-once", 3)
     for words in (("admin", "limit", "list"), ("admin", "limit", "keys")):
         assert tidewheel(database, *words, "-n", 1).lines[-1] == "more: add --after a"
@@ -66,14 +68,45 @@ def test_lists_of_limits_and_keys_have_pages(database: Database) -> None:
 
 
 def test_explanation_names_the_key_that_an_occurrence_awaits(database: Database) -> None:
-    submit(database, "other", concurrency_key="acme")
-    claim(database, trigger(database, "other"))
+    database.submit("other", concurrency_key="acme")
+    database.claim(database.trigger("other"))
     at = (database.now() + timedelta(hours=1)).replace(microsecond=0)
-    submit(database, schedule={"once": at.isoformat()}, concurrency_key="acme")
+    database.submit(schedule={"once": at.isoformat()}, concurrency_key="acme")
     fire_due(database, lookahead=timedelta(hours=2))
     run_id = database.value("SELECT run_id FROM job_runs WHERE cause = 'timer'")
     database.execute("UPDATE job_runs SET publish_at = tidewheel_now() WHERE cause = 'timer'")
-    assert claim(database, run_id).waiting == {run_id}
+    assert database.claim(run_id).waiting == {run_id}
     explained = tidewheel(database, "explain", "job", "--at", at.isoformat(), "-o", "json").json
     assert explained["run"]["concurrency_key"] == "acme"
     assert "waits for the concurrency key 'acme'" in explained["words"]
+
+
+def test_blocked_keys_are_listed_by_pages_and_unblocked(database: Database, client: ApiClient) -> None:
+    database.submit()
+    for key in ("a", "b", "c"):
+        order = {"ordering_key": {"key": key}}
+        first, _ = (client.post("/api/v1/jobs/job:trigger", json=order).json()["run_id"] for _ in range(2))
+        database.end(ending(database.begin(UUID(first)), RunState.FAILED))
+    found = [each for page in every_page(client, "/api/v1/ordering-keys", limit=2) for each in page["keys"]]
+    assert [(each["key"], each["waiting"]) for each in found] == [("a", 1), ("b", 1), ("c", 1)]
+    retried = answer_of(client.post("/api/v1/ordering-keys:unblock", json={"key": "a"}))
+    assert database.open_run(UUID(retried["run_id"])).state == "queued"
+    again = client.post("/api/v1/ordering-keys:unblock", json={"key": "a"})
+    assert retried["run_id"] in refusal(again, HTTPStatus.UNPROCESSABLE_ENTITY)["errors"][0]["problem"]
+    skipped = answer_of(client.post("/api/v1/ordering-keys:unblock", json={"key": "b", "skip": True}))
+    assert skipped == {"run_id": found[1]["blocked_by"], "skipped": True}
+    left = answer_of(client.get("/api/v1/ordering-keys"))["keys"]
+    assert [(each["key"], each["retried_by"]) for each in left] == [("a", retried["run_id"]), ("c", None)]
+    entries = answer_of(client.get("/api/v1/audit-log?object=ordering_key/b"))["entries"]
+    assert [entry["action"] for entry in entries] == ["ordering_key.skip"]
+
+
+def test_pages_of_keys_blocked_at_a_damaged_time_end(database: Database, client: ApiClient) -> None:
+    for key in ("a", "b", "c"):
+        blocked = [order_id("default", key), key]
+        database.execute(
+            "INSERT INTO order_keys (key_id, tenant, key, blocked_by, blocked_at)"
+            " VALUES (%s, 'default', %s, gen_random_uuid(), 'infinity')",
+            blocked,
+        )
+    assert len(list(every_page(client, "/api/v1/ordering-keys", limit=1))) <= 4, "no page follows itself"

@@ -11,7 +11,6 @@ import pytest
 
 from tests.fixtures.bounds import MISTYPED
 from tests.fixtures.database import Database
-from tests.transitions.acts import submit, trigger
 from tidewheel.control.client.client import Client
 from tidewheel.errors import InvalidInput, Refused, UnknownJob
 
@@ -34,7 +33,7 @@ _VALUES: Mapping[str, object] = {
 
 
 def test_every_id_and_every_mapping_of_a_wrong_type_is_refused_by_name(database: Database) -> None:
-    submit(database)
+    database.submit()
     tried = 0
     with Client(database.url) as client:
         for name, method in methods(client):
@@ -84,7 +83,7 @@ def numbers(method: Callable[..., object]) -> Iterator[str]:
 
 
 def test_every_whole_number_beyond_its_column_is_refused(database: Database) -> None:
-    submit(database)
+    database.submit()
     tried = 0
     with Client(database.url) as client:
         for _, method in methods(client):
@@ -97,7 +96,7 @@ def test_every_whole_number_beyond_its_column_is_refused(database: Database) -> 
 
 
 def test_every_whole_number_refuses_other_numbers(database: Database) -> None:
-    submit(database)
+    database.submit()
     tried = 0
     with Client(database.url) as client:
         for name, method in methods(client):
@@ -113,7 +112,7 @@ def test_every_whole_number_refuses_other_numbers(database: Database) -> None:
 
 def test_every_json_value_refuses_a_name_that_is_not_text(database: Database) -> None:
     """In JSON, 1 and "1" are one name: one of the two values would be lost."""
-    submit(database)
+    database.submit()
     lossy = {1: "a", "1": "b"}
     tried = 0
     with Client(database.url) as client:
@@ -129,21 +128,19 @@ def test_every_json_value_refuses_a_name_that_is_not_text(database: Database) ->
     assert tried > 20
 
 
-def test_timeout_that_is_no_duration_is_refused(database: Database) -> None:
+def test_timeout_that_is_no_duration_is_refused(client: Client) -> None:
     some = UUID(int=1)
-    with Client(database.url) as client:
-        for timeout in (float("nan"), float("inf"), -1, True):
-            for wait in (client.runs.wait, client.works.wait, client.batches.wait):
-                with pytest.raises(InvalidInput) as caught:
-                    wait(some, timeout=timeout)
-                assert [error.path for error in caught.value.errors] == ["timeout"], timeout
+    for timeout in (float("nan"), float("inf"), -1, True):
+        for wait in (client.runs.wait, client.works.wait, client.batches.wait):
+            with pytest.raises(InvalidInput) as caught:
+                wait(some, timeout=timeout)
+            assert [error.path for error in caught.value.errors] == ["timeout"], timeout
 
 
-def test_id_may_be_its_text(database: Database) -> None:
-    submit(database)
-    run_id = trigger(database)
-    with Client(database.url) as client:
-        assert client.runs.get(str(run_id)).run_id == run_id  # type: ignore[arg-type] # pyright: ignore[reportArgumentType]
+def test_id_may_be_its_text(database: Database, client: Client) -> None:
+    database.submit()
+    run_id = database.trigger()
+    assert client.runs.get(str(run_id)).run_id == run_id  # type: ignore[arg-type] # pyright: ignore[reportArgumentType]
 
 
 _ACTS: tuple[Callable[[Client], object], ...] = (
@@ -157,36 +154,33 @@ _ACTS: tuple[Callable[[Client], object], ...] = (
 )
 
 
-def test_refusal_is_one_error_of_a_public_class(database: Database) -> None:
+def test_refusal_is_one_error_of_a_public_class(database: Database, client: Client) -> None:
     """A traceback shows one error, without those of the models beneath it."""
-    submit(database)
-    with Client(database.url) as client:
-        for number, act in enumerate(_ACTS):
-            with pytest.raises(Refused) as caught:
-                act(client)
-            text = "".join(traceback.format_exception(caught.value))
-            assert text.count("Traceback (most recent call last)") == 1, (number, text)
-            assert type(caught.value).__module__ == "tidewheel.errors", (number, text)
+    database.submit()
+    for number, act in enumerate(_ACTS):
+        with pytest.raises(Refused) as caught:
+            act(client)
+        text = "".join(traceback.format_exception(caught.value))
+        assert text.count("Traceback (most recent call last)") == 1, (number, text)
+        assert type(caught.value).__module__ == "tidewheel.errors", (number, text)
 
 
-def test_empty_patch_makes_no_version(database: Database) -> None:
-    submit(database)
-    with Client(database.url) as client:
-        before = client.jobs.get("job").summary.version
-        reply = client.patch("job", {})
-        assert (reply.unchanged, client.jobs.get("job").summary.version) == (True, before)
+def test_empty_patch_makes_no_version(database: Database, client: Client) -> None:
+    database.submit()
+    before = client.jobs.get("job").summary.version
+    reply = client.patch("job", {})
+    assert (reply.unchanged, client.jobs.get("job").summary.version) == (True, before)
 
 
-def test_jobs_are_listed_and_read(database: Database) -> None:
-    submit(database, "a", labels={"team": "billing"}, retry={"jitter": "10%"}, window="30d")
-    submit(database, "b")
-    with Client(database.url) as client:
-        assert [job.key for job in client.jobs.list().jobs] == ["a", "b"]
-        assert [job.key for job in client.jobs.list(labels={"team": "billing"}).jobs] == ["a"]
-        first = client.jobs.list(limit=1)
-        assert [job.key for job in client.jobs.list(after=first.next_cursor or "").jobs] == ["b"]
-        found = client.jobs.get("a")
-        assert (found.job["window"], found.job["retry"]) == ("30d", {"jitter": "10%"})
-        assert client.submit(found.job).unchanged
-        with pytest.raises(UnknownJob):
-            client.jobs.get("c")
+def test_jobs_are_listed_and_read(database: Database, client: Client) -> None:
+    database.submit("a", labels={"team": "billing"}, retry={"jitter": "10%"}, window="30d")
+    database.submit("b")
+    assert [job.key for job in client.jobs.list().jobs] == ["a", "b"]
+    assert [job.key for job in client.jobs.list(labels={"team": "billing"}).jobs] == ["a"]
+    first = client.jobs.list(limit=1)
+    assert [job.key for job in client.jobs.list(after=first.next_cursor or "").jobs] == ["b"]
+    found = client.jobs.get("a")
+    assert (found.job["window"], found.job["retry"]) == ("30d", {"jitter": "10%"})
+    assert client.submit(found.job).unchanged
+    with pytest.raises(UnknownJob):
+        client.jobs.get("c")

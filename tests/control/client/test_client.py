@@ -1,7 +1,7 @@
 """The clients: requests, runs and waiting, from Python."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, LiteralString, TypeVar
@@ -9,9 +9,9 @@ from uuid import uuid4
 
 import pytest
 
+from tests.fixtures.acts import EXECUTOR, ending
 from tests.fixtures.database import Database
 from tests.fixtures.services import LONG_LEASE, Fleet, until
-from tests.transitions.acts import EXECUTOR, begin, end, ending, requests, requeue, succeed
 from tests.transitions.stepping import in_background
 from tidewheel.clock import monotonic_seconds
 from tidewheel.control.client.async_client import AsyncClient
@@ -54,13 +54,6 @@ CREATE CONSTRAINT TRIGGER ends AFTER UPDATE ON workflows DEFERRABLE INITIALLY DE
 
 def job(key: str = "job", /, **fields: object) -> dict[str, object]:
     return {"key": key, "schedule": "manual", "target": "send-email"} | fields
-
-
-@pytest.fixture
-def client(database: Database) -> Iterator[Client]:
-    """A client of an empty database."""
-    with Client(database.url) as made:
-        yield made
 
 
 def awaited(database: Database, work: Callable[[AsyncClient], Awaitable[T]]) -> T:
@@ -114,7 +107,7 @@ def test_a_job_as_a_spec_and_as_a_mapping_is_one_version(client: Client) -> None
 def test_payload_of_a_spec_reaches_its_runs_unchanged(client: Client, database: Database) -> None:
     client.submit(JobSpec.model_validate(job(payload={"to": "ann"})))
     client.trigger("job")
-    [request] = requests(database)
+    [request] = database.requests()
     definition = decode(request.definition, JobDefinition)
     assert (definition.payload, definition.payload_content_type) == (b'{"to":"ann"}', "application/json")
 
@@ -158,10 +151,10 @@ def test_triggered_run_can_be_read(client: Client, database: Database) -> None:
     assert (queued.run_id, queued.job_id) == (run_id, job_id("default", "job"))
     assert (queued.state, queued.attempt) == ("queued", 0)
     assert (queued.started_at, queued.finished_at, queued.result, queued.final) == (None, None, None, False)
-    started = begin(database, run_id)
+    started = database.begin(run_id)
     running = client.runs.get(run_id)
     assert (running.state, running.attempt, running.started_at) == ("running", 1, started.started_at)
-    end(database, ending(started, RunState.FAILED, error_type="ValueError", error_message="no stamp"))
+    database.end(ending(started, RunState.FAILED, error_type="ValueError", error_message="no stamp"))
     failed = client.runs.get(run_id)
     assert (failed.state, failed.error_type, failed.error_message) == ("failed", "ValueError", "no stamp")
     assert (failed.final, failed.finished_at is None) == (True, False)
@@ -214,13 +207,12 @@ def test_running_run_shows_progress_and_deadline(client: Client, database: Datab
     client.submit(job(schedule_to_close="1h"))
     run_id = client.trigger("job")
     assert (client.runs.get(run_id).progress, client.runs.get(run_id).progress_at) == (None, None)
-    started = begin(database, run_id)
-    with database.transaction() as connection:
-        save_progress(connection, [ProgressReport(run_id, started.attempt, EXECUTOR, progress=b'{"pages":3}')])
+    started = database.begin(run_id)
+    database.within(save_progress, [ProgressReport(run_id, started.attempt, EXECUTOR, progress=b'{"pages":3}')])
     run = client.runs.get(run_id)
     assert (run.progress, run.deadline_at) == (b'{"pages":3}', started.schedule_to_close_at)
     assert run.progress_at is not None
-    succeed(database, started)
+    database.succeed(started)
     over = client.runs.get(run_id)
     assert (over.progress, over.deadline_at) == (b'{"pages":3}', None)
 
@@ -228,7 +220,7 @@ def test_running_run_shows_progress_and_deadline(client: Client, database: Datab
 def test_cancel_returns_the_state_before(client: Client, database: Database) -> None:
     client.submit(job())
     queued, running = client.trigger("job"), client.trigger("job")
-    begin(database, running)
+    database.begin(running)
     assert client.runs.cancel(queued, reason="by mistake") is RunState.QUEUED
     assert (client.runs.get(queued).state, client.runs.get(queued).reason) == ("cancelled", "by mistake")
     assert client.runs.cancel(running) is RunState.RUNNING
@@ -239,9 +231,9 @@ def test_cancel_returns_the_state_before(client: Client, database: Database) -> 
 def test_next_attempt_is_made_due_once_and_no_later_one(client: Client, database: Database) -> None:
     client.submit(job())
     run_id = client.trigger("job")
-    requeue(database, begin(database, run_id), AttemptOutcome.FAILED, timedelta(hours=1))
+    database.requeue(database.begin(run_id), AttemptOutcome.FAILED, timedelta(hours=1))
     assert [client.runs.retry_now(run_id, 2) for _ in range(2)] == [True, False]
-    requeue(database, begin(database, run_id), AttemptOutcome.FAILED, timedelta(hours=1))
+    database.requeue(database.begin(run_id), AttemptOutcome.FAILED, timedelta(hours=1))
     assert client.runs.retry_now(run_id, 2) is False
     assert refusal_code(lambda: client.runs.retry_now(run_id, 4)) == "invalid"
     assert client.runs.retry_now(run_id, 3) is True
@@ -289,7 +281,7 @@ def test_waiting_ends_when_the_run_does(client: Client, database: Database) -> N
     client.submit(job())
     run_id = client.trigger("job")
     waiting = in_background(lambda: client.runs.wait(run_id, timedelta(seconds=30)))
-    succeed(database, begin(database, run_id))
+    database.succeed(database.begin(run_id))
     assert waiting.result(30).state == "succeeded"
     assert client.runs.wait(run_id, 0).final
 
@@ -301,7 +293,7 @@ def test_wait_timeout_names_the_state(client: Client, database: Database) -> Non
     with pytest.raises(TimeoutError, match=f"^run {run_id} is queued after 0.1 s$"):
         client.runs.wait(run_id, 0.1)
     assert monotonic_seconds() - began >= 0.1
-    begin(database, run_id)
+    database.begin(run_id)
     with pytest.raises(TimeoutError, match="is running after 0 s"):
         awaited(database, lambda other: other.runs.wait(run_id, timedelta(0)))
 
@@ -322,7 +314,7 @@ def test_resume_whose_commit_is_not_answered_is_repeated_by_its_id_alone(
         client.submit(job("a"))
         client.submit(job("b", schedule={"after": ["a"]}))
         root = client.trigger("a")
-        begin(fresh_database, root)
+        fresh_database.begin(root)
         assert client.workflows.pause(root)
         fresh_database.execute(END_AT_FIRST_COMMIT)
         if request_id is None:

@@ -1,13 +1,12 @@
 """Read runs' output: the stored bytes of each attempt, and the new bytes since the last read."""
 
-from collections.abc import Iterator
 from uuid import uuid4
 
 import pytest
 
 from tests.control.cli.command import json_output, tidewheel
+from tests.fixtures.acts import EXECUTOR, ending
 from tests.fixtures.database import Database
-from tests.transitions.acts import EXECUTOR, begin, begun, end, ending, requeue, submit, succeed
 from tidewheel.control.client.client import Client
 from tidewheel.errors import InvalidInput, UnknownRun
 from tidewheel.nouns.runs.model import LogPiece
@@ -27,23 +26,17 @@ def flush(database: Database, started: Started, output: bytes, written: int | No
 
 
 @pytest.fixture
-def client(database: Database) -> Iterator[Client]:
-    with Client(database.url) as made:
-        yield made
-
-
-@pytest.fixture
 def started(database: Database) -> Started:
-    submit(database)
-    return begun(database)
+    database.submit()
+    return database.begun()
 
 
 def test_output_of_each_attempt_is_returned_the_oldest_first(
     database: Database, client: Client, started: Started
 ) -> None:
     flush(database, started, b"one\n")
-    requeue(database, started, AttemptOutcome.FAILED)
-    again = begin(database, started.run_id)
+    database.requeue(started, AttemptOutcome.FAILED)
+    again = database.begin(started.run_id)
     flush(database, again, b"two\n", 1000)
     first, second = LogPiece(1, "failed", 0, b"one\n"), LogPiece(2, None, 996, b"two\n")
     assert client.runs.logs(started.run_id) == [first, second]
@@ -72,11 +65,11 @@ def test_follower_gets_each_byte_once_and_the_count_of_dropped_bytes(
     assert next(pieces) == LogPiece(1, None, 0, b"two\n")
     flush(database, started, b"three\n", 100)
     assert next(pieces) == LogPiece(1, None, 86, b"three\n")
-    requeue(database, started, AttemptOutcome.FAILED)
-    again = begin(database, started.run_id)
+    database.requeue(started, AttemptOutcome.FAILED)
+    again = database.begin(started.run_id)
     flush(database, again, b"again\n")
     assert next(pieces) == LogPiece(2, None, 0, b"again\n")
-    end(database, ending(again, RunState.SUCCEEDED, output=b"again\nend\n", output_bytes=10))
+    database.end(ending(again, RunState.SUCCEEDED, output=b"again\nend\n", output_bytes=10))
     assert list(pieces) == [LogPiece(2, "succeeded", 0, b"end\n")]
 
 
@@ -92,17 +85,17 @@ def test_only_what_an_attempt_has_written_since_is_read(database: Database, star
 
 def test_follower_of_one_attempt_ends_with_it(database: Database, client: Client, started: Started) -> None:
     flush(database, started, b"one\n")
-    requeue(database, started, AttemptOutcome.FAILED)
-    begin(database, started.run_id)
+    database.requeue(started, AttemptOutcome.FAILED)
+    database.begin(started.run_id)
     assert list(client.runs.follow_logs(started.run_id, 1)) == [LogPiece(1, "failed", 0, b"one\n")]
 
 
 def test_many_attempts_are_read_page_by_page(database: Database, client: Client, started: Started) -> None:
     for _ in range(44):
         flush(database, started, b"x")
-        requeue(database, started, AttemptOutcome.SNOOZED)
-        started = begin(database, started.run_id)
-    succeed(database, started)
+        database.requeue(started, AttemptOutcome.SNOOZED)
+        started = database.begin(started.run_id)
+    database.succeed(started)
     assert [piece.attempt for piece in client.runs.logs(started.run_id)] == list(range(1, 45))
     assert len(list(client.runs.follow_logs(started.run_id))) == 44
 
@@ -121,7 +114,7 @@ def test_command_prints_only_the_output_to_standard_output(database: Database, s
 
 def test_the_command_follows_to_the_end(database: Database, started: Started) -> None:
     flush(database, started, b"one\n")
-    succeed(database, started)
+    database.succeed(started)
     done = tidewheel(database, "run", "logs", started.run_id, "--follow")
     assert (done.code, done.out, done.err) == (0, "one\n", "-- attempt 1, succeeded\n")
     line = {"attempt": 1, "outcome": "succeeded", "dropped_bytes": 0, "output": "one\n"}

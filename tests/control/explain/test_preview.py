@@ -7,7 +7,6 @@ import pytest
 from tests.control.explain.explaining import calendar, coming, done, fire_all, previewed, t
 from tests.fixtures.database import ClockedDatabase
 from tests.scheduler.firing import fire_due
-from tests.transitions.acts import begin, job_runs, submit, succeed
 from tidewheel.control.client.client import Client
 from tidewheel.control.explain.explanation import OccurrenceOutcome
 from tidewheel.control.explain.upcoming import UpcomingOccurrence
@@ -32,11 +31,11 @@ def test_preview_equals_the_firings_and_saves_nothing(clocked: ClockedDatabase) 
     assert (seen.zone, seen.version, seen.exhausted) == ("Europe/Berlin", 1, False)
     assert seen.occurrences[0].local.isoformat() == "2026-03-29T03:00:00+02:00"
     assert clocked.count("jobs") == 0
-    job = submit(clocked, schedule={"cron": "30 2 * * *", "timezone": "Europe/Berlin"}, jitter="10m")
+    job = clocked.submit(schedule={"cron": "30 2 * * *", "timezone": "Europe/Berlin"}, jitter="10m")
     assert job.next_run_at == seen.occurrences[0].at
     clocked.stop_clock(t("03-29T01:00"))
     fire_all(clocked)
-    assert job_runs(clocked)[0].publish_at == seen.occurrences[0].leaves_at
+    assert clocked.job_runs()[0].publish_at == seen.occurrences[0].leaves_at
 
 
 def test_every_policy_is_described(clocked: ClockedDatabase) -> None:
@@ -56,7 +55,7 @@ def test_every_policy_is_described(clocked: ClockedDatabase) -> None:
 
 def test_preview_marks_the_occurrences_that_a_pause_or_a_freeze_holds(clocked: ClockedDatabase) -> None:
     clocked.stop_clock(t("03-02T08:00"))
-    submit(clocked, schedule=DAILY)
+    clocked.submit(schedule=DAILY)
     done(clocked, "job.pause")
     later = {"cron": "0 10 * * *"}
     seen = previewed(clocked, 2, schedule=later)
@@ -77,7 +76,7 @@ def test_preview_marks_the_occurrences_that_a_pause_or_a_freeze_holds(clocked: C
 
 def test_preview_and_next_share_the_sentence_about_a_pause(clocked: ClockedDatabase) -> None:
     clocked.stop_clock(t("03-02T08:00"))
-    submit(clocked, schedule=DAILY)
+    clocked.submit(schedule=DAILY)
     for until, end in ((None, "until it is resumed"), ("2026-03-05T00:00:00Z", "until 2026-03-05T00:00:00Z")):
         done(clocked, "job.pause", until=until)
         assert previewed(clocked, schedule=DAILY).words[-1] == f"The job is paused {end}."
@@ -89,7 +88,7 @@ def test_preview_and_next_share_the_sentence_about_a_pause(clocked: ClockedDatab
 
 def test_preview_of_a_change_keeps_what_the_job_keeps(clocked: ClockedDatabase) -> None:
     clocked.stop_clock(t("03-02T08:00:07"))
-    submit(clocked, schedule={"interval": "10m"}, max_runs=3)
+    clocked.submit(schedule={"interval": "10m"}, max_runs=3)
     clocked.stop_clock(t("03-02T08:15"))
     fire_all(clocked)
     seen = previewed(clocked, 5, schedule={"interval": "10m"}, max_runs=3, lane="batch")
@@ -141,7 +140,7 @@ def test_preview_explains_schedules_without_a_rhythm(clocked: ClockedDatabase) -
 
 def test_next_shows_runs_created_ahead_and_overrides(clocked: ClockedDatabase) -> None:
     clocked.stop_clock(t("03-02T08:59:57"))
-    submit(clocked, schedule=DAILY)
+    clocked.submit(schedule=DAILY)
     done(clocked, "job.skip", at="2026-03-03T09:00:00Z")
     done(clocked, "job.move", at="2026-03-04T09:00:00Z", to="2026-03-04T12:00:00Z")
     fire_due(clocked, lookahead=timedelta(seconds=5))
@@ -169,7 +168,7 @@ def test_next_shows_runs_created_ahead_and_overrides(clocked: ClockedDatabase) -
 
 def test_next_of_a_paused_job_begins_after_the_pause(clocked: ClockedDatabase) -> None:
     clocked.stop_clock(t("03-02T08:00"))
-    submit(clocked, schedule=DAILY)
+    clocked.submit(schedule=DAILY)
     done(clocked, "job.pause", until="2026-03-05T00:00:00Z")
     seen = coming(clocked, 1)
     assert shown(seen.occurrences) == [
@@ -184,7 +183,7 @@ def test_next_of_a_paused_job_begins_after_the_pause(clocked: ClockedDatabase) -
 
 def test_next_shows_due_occurrences_that_have_not_fired(clocked: ClockedDatabase) -> None:
     clocked.stop_clock(t("03-02T08:00:30"))
-    submit(clocked, schedule={"cron": "* * * * *"})
+    clocked.submit(schedule={"cron": "* * * * *"})
     clocked.stop_clock(t("03-02T08:10:30"))
     assert shown(coming(clocked, 3).occurrences) == [
         ("03-02T08:09:00", OccurrenceOutcome.WAITING),
@@ -195,10 +194,10 @@ def test_next_shows_due_occurrences_that_have_not_fired(clocked: ClockedDatabase
 
 def test_next_of_a_fixed_delay_is_the_next_one_alone(clocked: ClockedDatabase) -> None:
     clocked.stop_clock(t("03-02T08:00"))
-    submit(clocked, schedule={"fixed_delay": "10m"})
+    clocked.submit(schedule={"fixed_delay": "10m"})
     fire_all(clocked)
     assert coming(clocked).occurrences == ()
-    succeed(clocked, begin(clocked, run_id(JOB, t("03-02T08:00"), Cause.TIMER)))
+    clocked.succeed(clocked.begin(run_id(JOB, t("03-02T08:00"), Cause.TIMER)))
     seen = coming(clocked)
     assert shown(seen.occurrences) == [("03-02T08:10:00", OccurrenceOutcome.SCHEDULED)]
     assert "only the next one is known" in seen.words
@@ -206,7 +205,7 @@ def test_next_of_a_fixed_delay_is_the_next_one_alone(clocked: ClockedDatabase) -
 
 def test_next_of_a_finished_or_unknown_job(clocked: ClockedDatabase) -> None:
     clocked.stop_clock(t("03-02T08:00"))
-    submit(clocked, schedule={"once": "2026-03-02T09:00:00Z"})
+    clocked.submit(schedule={"once": "2026-03-02T09:00:00Z"})
     clocked.stop_clock(t("03-02T09:00"))
     fire_all(clocked)
     assert (coming(clocked).occurrences, coming(clocked).words) == ((), "The schedule has no further occurrence.")
@@ -218,7 +217,7 @@ def test_next_of_a_finished_or_unknown_job(clocked: ClockedDatabase) -> None:
 
 def test_client_reads_in_read_only_transactions(clocked: ClockedDatabase) -> None:
     clocked.stop_clock(t("03-02T08:00"))
-    submit(clocked, schedule=DAILY)
+    clocked.submit(schedule=DAILY)
     with Client(clocked.url) as client:
         assert client.next("job", 1).occurrences[0].at == t("03-02T09:00")
         assert client.explain("job", t("03-02T09:00")).outcome is OccurrenceOutcome.SCHEDULED
@@ -226,3 +225,23 @@ def test_client_reads_in_read_only_transactions(clocked: ClockedDatabase) -> Non
         assert client.preview(spec, 1, after=t("03-05T00:00")).occurrences[0].at == t("03-05T09:00")
         assert [version.number for version in client.versions("job")] == [1]
         assert client.diff("job", 1, 1) == []
+
+
+def test_author_of_a_skip_or_move_is_named_with_the_reason(clocked: ClockedDatabase) -> None:
+    clocked.stop_clock(t("03-02T08:00"))
+    clocked.submit(schedule={"cron": "0 9 * * *"})
+    done(clocked, "job.skip", at="2026-03-02T09:00:00Z", reason="closed")
+    done(clocked, "job.move", at="2026-03-03T09:00:00Z", to="2026-03-03T08:30:00Z")
+    skipped, moved, plain = coming(clocked, 2).occurrences
+    assert (skipped.outcome, moved.outcome, plain.outcome) == (
+        OccurrenceOutcome.WILL_BE_SKIPPED,
+        OccurrenceOutcome.WILL_BE_MOVED,
+        OccurrenceOutcome.SCHEDULED,
+    )
+    assert skipped.notes == ("skipped by request at 2026-03-02T08:00:00Z: closed",)
+    assert (moved.notes, plain.notes) == (("moved by request at 2026-03-02T08:00:00Z",), ())
+    clocked.stop_clock(t("03-03T08:29:58"))
+    fire_all(clocked, lookahead=timedelta(seconds=5))
+    written = coming(clocked, 1).occurrences[0]
+    assert written.run_id is not None
+    assert written.notes == moved.notes

@@ -1,15 +1,21 @@
-"""A round has figures only if each requested run happened once and not early."""
+"""A round has figures only if each requested run happened once, not early, and its mark precedes all firing."""
 
 import os
 import subprocess
 import sys
+from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from uuid import UUID
 
 import pytest
 
 from tests.fixtures.database import Database
-from tools.bench.complete import check_runs, check_starts
+from tidewheel.local.stack import StackInfo
+from tools.bench.complete import check_runs, check_starts, wait_for
+from tools.bench.environment import open_server
+from tools.bench.flow import mark_before_firing
+from tools.bench.load import Load, database_now, load_jobs, lookahead_of, steady
 from tools.bench.measurement import Incomplete
 from tools.bench.starts import VARIABLE, Start, Starts
 
@@ -54,3 +60,38 @@ def test_notes_of_two_processes_are_read_during_writing(tmp_path: Path) -> None:
         assert starts.count() == len(starts.read())
     assert starts.count() == 4
     assert sorted(start.run for start in starts.read()) == [bytes(16), bytes(16), ONE, ONE]
+
+
+@pytest.mark.postgres
+def test_spread_with_fractional_microseconds_gives_every_job_a_last_occurrence(
+    database: Database,
+) -> None:
+    connection, second = database.connection(), timedelta(seconds=1)
+    due_at = database_now(connection)
+    load_jobs(connection, database.installation, steady(1800, second, rounds=1), due_at)
+    [(count, last)] = database.rows("SELECT count(*), max(due_at) FROM timers")
+    assert count == 1800
+    assert last < due_at + second
+
+
+@pytest.mark.kafka
+@pytest.mark.slow
+def test_mark_waits_for_the_last_moment_and_refuses_what_was_fired(
+    info: StackInfo, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TIDEWHEEL_DATABASE_URL", info.database_url)
+    monkeypatch.setenv("TIDEWHEEL_KAFKA_PROPERTIES", str(info.kafka_properties))
+    with open_server() as server, server.environment() as environment:
+        connection = environment.connection
+        due_at = environment.now() + lookahead_of(environment) + timedelta(seconds=3)
+        load_jobs(connection, environment.installation, Load(jobs=20, prefix="later"), due_at)
+        with environment.meter({}) as meter:
+            mark = mark_before_firing(environment, meter, due_at)
+            left = due_at - environment.now() - lookahead_of(environment)
+            assert timedelta(0) < left <= timedelta(seconds=1)
+            load_jobs(connection, environment.installation, Load(jobs=20, prefix="now"), environment.now())
+            with environment.services(("scheduler",)):
+                wait_for(partial(environment.count, "SELECT count(*) FROM outbox"), 20, "runs fired")
+            assert meter.since(mark, 20).wal_bytes > 0
+            with pytest.raises(Incomplete, match="fired before the jobs were loaded"):
+                mark_before_firing(environment, meter, due_at)
