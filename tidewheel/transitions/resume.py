@@ -6,11 +6,10 @@ end of each run, by its derived id. The other jobs get a run in a new generation
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
-from typing import cast
 from uuid import UUID
 
 from tidewheel.ids import child_run_id
-from tidewheel.postgres.session import Conn
+from tidewheel.postgres.session import Conn, read_ids
 from tidewheel.postgres.statements import Statements
 from tidewheel.runs import DEAD_LETTERED, Gate, Overlap, RunState
 from tidewheel.transitions.active_runs import AcquireRequest, take_place
@@ -148,10 +147,7 @@ def mend_workflow(connection: Conn, installation: Installation, workflow: Workfl
     """
     root, at = workflow.root_run_id, workflow.scheduled_at
     nodes = read_occurrence(connection, root)
-    joined = {
-        run
-        for (run,) in cast("list[tuple[UUID]]", connection.execute(_SQL["read_joins_of"], {"root": root}).fetchall())
-    }
+    joined = read_ids(connection, _SQL["read_joins_of"], {"root": root})
     missing = {
         job
         for job, node in nodes.items()
