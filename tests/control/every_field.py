@@ -12,10 +12,10 @@ from uuid import UUID, uuid4
 from pydantic import BaseModel
 
 from tests.control.client.test_dead_letters import redrive
+from tests.fixtures.acts import EXECUTOR, HANDLER, ending
 from tests.fixtures.database import ClockedDatabase
 from tests.intake.waiting import completing, wait_for
 from tests.scheduler.firing import fire_due
-from tests.transitions.acts import EXECUTOR, HANDLER, apply_batch, begin, claim, end, ending, requeue, some_executor
 from tests.transitions.graphs import drain_some, never
 from tidewheel.control.client.client import Client
 from tidewheel.jobs.batches import BatchCallbacks, BatchRun
@@ -176,7 +176,7 @@ class Installation:
         for name, value in given.items():
             parts = [as_object(each) for each in as_list(value) or [value]]
             self.sent |= {(kind, f"{name}.{field}") for part in parts if part for field in part}
-        [reply] = apply_batch(self.database, document)
+        [reply] = self.database.apply_batch(document)
         assert reply.status is ReplyStatus.ACCEPTED, (kind, reply.errors)
         return reply
 
@@ -226,30 +226,30 @@ def _each_end(made: Installation, key: str) -> None:
     free = (_free(key, nth) for nth in range(1, 100))
 
     def begun(name: str) -> Any:  # noqa: ANN401 - a claimed attempt
-        return begin(database, made.trigger(key, name, **_without_dedupe(key, next(free))))
+        return database.begin(made.trigger(key, name, **_without_dedupe(key, next(free))))
 
-    requeue(database, begun("retrying"), AttemptOutcome.FAILED, timedelta(days=30))
-    requeue(database, begun("lost"), AttemptOutcome.LOST, timedelta(days=30))
-    requeue(database, begun("due again"), AttemptOutcome.TIMED_OUT)
+    database.requeue(begun("retrying"), AttemptOutcome.FAILED, timedelta(days=30))
+    database.requeue(begun("lost"), AttemptOutcome.LOST, timedelta(days=30))
+    database.requeue(begun("due again"), AttemptOutcome.TIMED_OUT)
     begun("running")
-    begin(database, made.trigger(key, "silent", **_without_dedupe(key, next(free))), executor_id=some_executor())
+    database.begin(made.trigger(key, "silent", **_without_dedupe(key, next(free))), executor_id=uuid4())
     begun("cancelling")
     made.send("run.cancel", run_id=str(made.runs[key, "cancelling"]), reason="not\nneeded")
     for name in ("waiting", "completed", "refused"):
         wait_for(database, begun(name), timeout=timedelta(days=20), heartbeat=timedelta(seconds=90))
     for name in ("completed", "refused"):
         _complete(made, key, name)
-    end(database, ending(begun("succeeded"), RunState.SUCCEEDED, result=b'{"n": 1.10}', output=b"\xff\x1b[1m<b>"))
+    database.end(ending(begun("succeeded"), RunState.SUCCEEDED, result=b'{"n": 1.10}', output=b"\xff\x1b[1m<b>"))
     failed: dict[str, Any] = {
         "error_type": "ValueError",
         "error_message": "<b>no",
         "trace": "at line 1",
         "output": b"hello\r\n",
     }
-    end(database, ending(begun("failed"), RunState.FAILED, **failed))
-    end(database, ending(begun("timed out"), RunState.TIMED_OUT, reason="start_to_close", error_type="Late"))
-    end(database, ending(begun("cancelled"), RunState.CANCELLED, reason="by its handler"))
-    end(database, ending(begun("retried"), RunState.FAILED, **failed))
+    database.end(ending(begun("failed"), RunState.FAILED, **failed))
+    database.end(ending(begun("timed out"), RunState.TIMED_OUT, reason="start_to_close", error_type="Late"))
+    database.end(ending(begun("cancelled"), RunState.CANCELLED, reason="by its handler"))
+    database.end(ending(begun("retried"), RunState.FAILED, **failed))
     retried = made.send("run.retry", run_id=str(made.runs[key, "retried"]), delay="30d", reason="again")
     made.runs[key, "retry"] = UUID(retried.run_id)
     made.send("run.retry", run_id=str(made.runs[key, "lost"]), attempt=2)
@@ -284,17 +284,17 @@ def _gates(made: Installation) -> None:
     made.trigger(ROOT, "behind", overlap="buffer_all", concurrency_key="k1")
     for name in ("active", "behind"):
         made.trigger(CHILD, name, overlap="buffer_all")
-        claim(database, made.runs[CHILD, name])
+        database.claim(made.runs[CHILD, name])
     for name in ("first of key", "second of key"):
         made.trigger(DELAY, name, overlap="allow_all", concurrency_key="one")
-    claim(database, made.runs[DELAY, "first of key"])
-    claim(database, made.runs[DELAY, "second of key"])
+    database.claim(made.runs[DELAY, "first of key"])
+    database.claim(made.runs[DELAY, "second of key"])
     for name in ("first", "second"):
         made.trigger(
             SHELL, f"{name} in order", run_at=database.now(), ordering_key={"key": "o/9", "on_failure": "block"}
         )
-    blocked = begin(database, made.runs[SHELL, "first in order"])
-    end(database, ending(blocked, RunState.FAILED, error_type="ValueError"))
+    blocked = database.begin(made.runs[SHELL, "first in order"])
+    database.end(ending(blocked, RunState.FAILED, error_type="ValueError"))
     dedupe = {"key": "d/1", "window": "1h", "mode": "debounce", "longest": "10h"}
     for name in ("debounced", "debounced again"):
         made.trigger(MANUAL, name, dedupe=dedupe, payload_base64="AP8=", ordering_key="o/77")
@@ -340,9 +340,9 @@ def _workflows(made: Installation) -> None:
     """A workflow in each of its states, and batches."""
     for change in ("", "failed", "pause", "cancel", "resume"):
         free = {"overlap": "allow_all", "concurrency_key": f"w{change}"}
-        started = begin(made.database, made.trigger(ROOT, f"root {change}", **free))
+        started = made.database.begin(made.trigger(ROOT, f"root {change}", **free))
         ended = RunState.FAILED if change == "failed" else RunState.SUCCEEDED
-        end(made.database, ending(started, ended, error_type="ValueError" if change == "failed" else None))
+        made.database.end(ending(started, ended, error_type="ValueError" if change == "failed" else None))
         made.roots.append(started.run_id)
         if change == "resume":
             made.send("workflow.pause", run_id=str(started.run_id))
@@ -385,7 +385,7 @@ def _scopes(made: Installation) -> None:
         made.send("job.submit", tenant="limited", job={"key": "limited", "schedule": "manual", "target": HANDLER})
         for nth in range(20):
             if nth == 2:
-                claim(database, made.limited[0])
+                database.claim(made.limited[0])
                 client.tenants.limit("limited", triggers_per_second=1, in_flight=1)
                 database.installation.rates.forget()
             made.limited.append(UUID(made.send("job.trigger", tenant="limited", key="limited").run_id))

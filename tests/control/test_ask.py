@@ -8,8 +8,8 @@ import pytest
 from tests.control.api.answering import answering
 from tests.control.cli.command import tidewheel
 from tests.control.explain.explaining import done, t
+from tests.fixtures.acts import ending, submission
 from tests.fixtures.database import ClockedDatabase, Database
-from tests.transitions.acts import apply_batch, begun, end, ending, submission, submit, trigger
 from tidewheel.control.ask import Answer, Kind, ask
 from tidewheel.control.cli.exit_codes import ExitCode
 from tidewheel.ids import job_id
@@ -17,14 +17,13 @@ from tidewheel.runs import RunState
 
 
 def asked(database: Database, text: str, tenant: str = "default") -> Answer:
-    with database.transaction() as connection:
-        return ask(connection, tenant, text)
+    return database.within(ask, tenant, text)
 
 
 def test_ids_numbers_and_keys_lead_to_what_they_name(database: Database) -> None:
-    submit(database, "nightly", retry={"max_attempts": 1})
-    started = begun(database, "nightly")
-    end(database, ending(started, RunState.FAILED, error_type="ConnectionError", error_message="refused"))
+    database.submit("nightly", retry={"max_attempts": 1})
+    started = database.begun("nightly")
+    database.end(ending(started, RunState.FAILED, error_type="ConnectionError", error_message="refused"))
     run = asked(database, f" {str(started.run_id).upper()} ")
     assert (run.kind, run.target, run.words) == (Kind.RUN, str(started.run_id), "nightly: failed")
     number = database.value("SELECT id FROM dead_letters")
@@ -37,9 +36,9 @@ def test_ids_numbers_and_keys_lead_to_what_they_name(database: Database) -> None
 
 def test_short_id_finds_the_run_of_this_tenant_and_names_several(clocked: ClockedDatabase) -> None:
     clocked.stop_clock(t("03-02T08:00"))
-    submit(clocked, "nightly", retry={"max_attempts": 1})
-    started, other = begun(clocked, "nightly"), trigger(clocked, "nightly", request_id="other")
-    end(clocked, ending(started, RunState.FAILED))
+    clocked.submit("nightly", retry={"max_attempts": 1})
+    started, other = clocked.begun("nightly"), clocked.trigger("nightly", request_id="other")
+    clocked.end(ending(started, RunState.FAILED))
     begin, last = str(started.run_id)[:8], str(started.run_id)[-4:]
     for text in (f"{begin}…{last}", f"{begin}...{last}".upper()):
         found = asked(clocked, text)
@@ -57,13 +56,13 @@ def test_short_id_finds_the_run_of_this_tenant_and_names_several(clocked: Clocke
 @pytest.mark.parametrize("key", ["a at b", "<script>alert(1)</script>", "שלום עולם", "x" * 255])
 def test_exact_key_wins_over_keys_that_begin_with_it(database: Database, key: str) -> None:
     for each in (key, f"{key[:200]}-more"):
-        submit(database, each)
+        database.submit(each)
     assert (asked(database, key).kind, asked(database, key).target) == (Kind.JOB, key)
 
 
 def test_part_of_a_key_lists_jobs_first_those_that_begin_with_it(database: Database) -> None:
     for key in ("a/send", "send-a", "send-b", "other"):
-        submit(database, key)
+        database.submit(key)
     found = asked(database, "send")
     assert found.kind is Kind.MATCHES
     assert [each.target for each in found.alternatives] == ["send-a", "send-b", "a/send"]
@@ -71,8 +70,8 @@ def test_part_of_a_key_lists_jobs_first_those_that_begin_with_it(database: Datab
 
 
 def test_what_means_nothing_names_the_nearest_keys(database: Database) -> None:
-    submit(database, "nightly")
-    submit(database, "weekly")
+    database.submit("nightly")
+    database.submit("weekly")
     near = asked(database, "nightyl")
     assert (near.kind, near.words) == (Kind.NOTHING, "no job, run or dead letter is 'nightyl'")
     assert [each.target for each in near.alternatives] == ["nightly"]
@@ -80,14 +79,14 @@ def test_what_means_nothing_names_the_nearest_keys(database: Database) -> None:
 
 
 def test_deleted_job_is_not_found_by_its_key(database: Database) -> None:
-    submit(database, "nightly")
+    database.submit("nightly")
     done(database, "job.delete", "nightly")
     assert asked(database, "nightly").kind is Kind.NOTHING
 
 
 def test_command_line_and_rest_give_the_same_answer(database: Database) -> None:
-    submit(database, "nightly")
-    run = trigger(database, "nightly")
+    database.submit("nightly")
+    run = database.trigger("nightly")
     with answering(database) as client:
         answer = client.get("/api/v1/ask", params={"q": "nightly"}).json()
         assert answer == tidewheel(database, "admin", "find", "nightly", "-o", "json").json
@@ -102,9 +101,9 @@ def test_command_line_and_rest_give_the_same_answer(database: Database) -> None:
 
 
 def test_tenant_finds_what_is_its_own(database: Database) -> None:
-    submit(database, "mine")
+    database.submit("mine")
     database.execute("INSERT INTO tenants (tenant) VALUES ('acme')")
-    apply_batch(database, submission("theirs") | {"tenant": "acme"})
+    database.apply_batch(submission("theirs") | {"tenant": "acme"})
     assert [asked(database, key).kind for key in ("mine", "theirs")] == [Kind.JOB, Kind.NOTHING]
     assert [asked(database, key, "acme").kind for key in ("mine", "theirs")] == [Kind.NOTHING, Kind.JOB]
 
@@ -112,6 +111,6 @@ def test_tenant_finds_what_is_its_own(database: Database) -> None:
 def test_a_long_text_of_a_large_installation_is_answered_by_indexed_reads(database: Database) -> None:
     """A text as long as the longest key is compared with the nearest few hundred keys."""
     for number in range(30):
-        submit(database, f"{'k' * 240}-{number}")
+        database.submit(f"{'k' * 240}-{number}")
     found = asked(database, "k" * 239 + "x")
     assert len(found.alternatives) == 3

@@ -12,9 +12,9 @@ import psycopg
 import pytest
 
 from tests.control.cli.command import json_output, tidewheel
+from tests.fixtures.acts import about, ending, submission
 from tests.fixtures.database import ClockedDatabase
 from tests.scheduler.firing import fire_due
-from tests.transitions.acts import about, apply_batch, begin, end, ending, requeue, submission, submit, trigger
 from tests.transitions.graphs import drain_some, never
 from tidewheel.control.cli.exit_codes import ExitCode
 from tidewheel.control.client.client import Client
@@ -61,10 +61,10 @@ def history(clocked: ClockedDatabase) -> ClockedDatabase:
     clocked.stop_clock(datetime(2026, 3, 27, tzinfo=UTC))
     clocked.stop_clock(MIDNIGHT)
     for name in ("closed", "holidays"):
-        apply_batch(clocked, {"type": "calendar.put", "name": name, "weekdays": ["SUN"]})
+        clocked.apply_batch({"type": "calendar.put", "name": name, "weekdays": ["SUN"]})
     now = clocked.stop_clock(START)
     for key, spec in JOBS.items():
-        submit(clocked, key, **spec)
+        clocked.submit(key, **spec)
     script: dict[int, list[dict[str, object]]] = {
         3: [about("job.pause", "paused"), about("job.skip", "overridden", at="2026-03-29T00:40:00Z")],
         4: [{"type": "freeze", "labels": {"team": "ice"}}],
@@ -75,10 +75,10 @@ def history(clocked: ClockedDatabase) -> ClockedDatabase:
     }
     for number, step in enumerate(STEPS):
         if number == 6:
-            submit(clocked, "edited", schedule={"interval": "5m"})
-            submit(clocked, "deleted", schedule={"interval": "4m"})
+            clocked.submit("edited", schedule={"interval": "5m"})
+            clocked.submit("deleted", schedule={"interval": "4m"})
         for document in script.get(number, ()):
-            [reply] = apply_batch(clocked, document)
+            [reply] = clocked.apply_batch(document)
             assert not reply.errors, (document, reply.errors)
         fire(clocked)
         now = clocked.stop_clock(now + timedelta(seconds=step))
@@ -89,20 +89,20 @@ def history(clocked: ClockedDatabase) -> ClockedDatabase:
     )
     assert len(runs) == 12
     for number, (run,) in enumerate(runs):
-        started = begin(clocked, run)
+        started = clocked.begin(run)
         if number % 3 == 0:
-            requeue(clocked, started, AttemptOutcome.FAILED)
-            started = begin(clocked, run)
-        end(clocked, ending(started, RunState.FAILED if number % 4 == 0 else RunState.SUCCEEDED))
+            clocked.requeue(started, AttemptOutcome.FAILED)
+            started = clocked.begin(run)
+        clocked.end(ending(started, RunState.FAILED if number % 4 == 0 else RunState.SUCCEEDED))
     for _ in range(4):
         [(link,)] = clocked.rows("SELECT run_id FROM job_runs WHERE job_id = %s", [job_id("default", "chain")])
-        end(clocked, ending(begin(clocked, link), RunState.SUCCEEDED))
+        clocked.end(ending(clocked.begin(link), RunState.SUCCEEDED))
         now = clocked.stop_clock(now + timedelta(minutes=12))
         fire(clocked)
-    end(clocked, ending(begin(clocked, trigger(clocked, "by-hand")), RunState.SUCCEEDED))
+    clocked.end(ending(clocked.begin(clocked.trigger("by-hand")), RunState.SUCCEEDED))
     drain_some(clocked, never())
     [(child,)] = clocked.rows("SELECT run_id FROM job_runs WHERE job_id = %s", [job_id("default", "child")])
-    end(clocked, ending(begin(clocked, child), RunState.SUCCEEDED))
+    clocked.end(ending(clocked.begin(child), RunState.SUCCEEDED))
     drain_some(clocked, never())
     assert clocked.value("SELECT state FROM workflows") == "succeeded"
     clocked.stop_clock(MIDNIGHT + timedelta(days=1, minutes=20))
@@ -234,7 +234,7 @@ def test_tenant_that_is_being_deleted_is_left_out_and_named(clocked: ClockedData
     with Client(clocked.url) as client:
         client.tenants.create("acme")
         for tenant in ("acme", "default"):
-            apply_batch(clocked, submission("interval", schedule={"interval": "1m"}) | {"tenant": tenant})
+            clocked.apply_batch(submission("interval", schedule={"interval": "1m"}) | {"tenant": tenant})
         for minutes in (1, 2):
             clocked.stop_clock(MIDNIGHT + timedelta(minutes=minutes, seconds=1))
             fire(clocked)

@@ -26,10 +26,10 @@ from psycopg.types.json import Jsonb
 from pydantic import SecretStr
 
 from tests.control.cli.command import NO_DATABASE, tidewheel
+from tests.fixtures.acts import ending
 from tests.fixtures.database import Database
 from tests.fixtures.services import Fleet, admin_of, delete_topics, until
 from tests.relay.topics import make_topics
-from tests.transitions.acts import begin, end, ending, submit, trigger
 from tidewheel.control.client.client import Client
 from tidewheel.control.doctor.broker import Broker, BrokerAnswer
 from tidewheel.control.doctor.check import Check, Context, Limits, Report, run_checks
@@ -65,19 +65,19 @@ def about(findings: list[Finding], check: str) -> Finding:
 
 
 def overdue_timer(database: Database) -> None:
-    submit(database, schedule="@every 1h")
+    database.submit(schedule="@every 1h")
     database.execute("UPDATE timers SET due_at = tidewheel_now() - interval '1 h'")
 
 
 def old_message(database: Database) -> None:
-    submit(database)
-    trigger(database)
+    database.submit()
+    database.trigger()
     database.execute("UPDATE outbox SET publish_at = tidewheel_now() - interval '1 h'")
 
 
 def unhandled_run(database: Database) -> None:
-    submit(database)
-    trigger(database)
+    database.submit()
+    database.trigger()
     database.execute("UPDATE job_runs SET publish_at = tidewheel_now() - interval '1 min'")
 
 
@@ -86,7 +86,7 @@ def old_transaction(database: Database) -> None:
 
 
 def quarantined_job(database: Database) -> None:
-    submit(database, schedule="@every 1h")
+    database.submit(schedule="@every 1h")
     database.execute("UPDATE timers SET due_at = 'infinity', hold_reason = 'quarantine'")
     database.execute(
         "INSERT INTO quarantine (kind, tenant, job_id, error, created_at)"
@@ -95,9 +95,9 @@ def quarantined_job(database: Database) -> None:
 
 
 def blocked_key(database: Database) -> None:
-    submit(database, ordering_key="a b")
-    end(database, ending(begin(database, trigger(database)), RunState.FAILED))
-    trigger(database)
+    database.submit(ordering_key="a b")
+    database.end(ending(database.begin(database.trigger()), RunState.FAILED))
+    database.trigger()
 
 
 def refused_message(database: Database) -> None:
@@ -210,7 +210,7 @@ def test_queue_that_is_held_back_is_found_and_its_messages_are_no_fault(database
 
 
 def test_roles_that_do_not_live_are_found(database: Database) -> None:
-    submit(database)
+    database.submit()
     whats = [each.what for each in examine(database) if each.check == "services"]
     assert [what.split(":")[0] for what in whats] == [
         "no scheduler is running", "no relay is running", "no executor is running", "no intake is running",
@@ -262,7 +262,7 @@ def test_api_key_in_use_that_expires_soon_is_found(fresh_database: Database) -> 
 def test_invalid_index_is_found(fresh_database: Database) -> None:
     """A CREATE INDEX CONCURRENTLY that fails leaves one."""
     for key in ("a", "b"):
-        submit(fresh_database, key)
+        fresh_database.submit(key)
     fresh_database.execute("DROP INDEX job_runs_by_job")
     with pytest.raises(psycopg.errors.UniqueViolation):
         fresh_database.execute("CREATE UNIQUE INDEX CONCURRENTLY job_runs_by_job ON jobs (tenant)")
@@ -289,8 +289,7 @@ def test_replication_slot_without_a_reader_is_found(database: Database) -> None:
 
 
 def test_missing_partitions_are_found(fresh_database: Database) -> None:
-    with fresh_database.transaction() as connection:
-        last = coming_days(connection)[-1]
+    last = fresh_database.within(coming_days)[-1]
     fresh_database.execute(sql.SQL("DROP TABLE {}").format(sql.Identifier(f"attempts_{last:%Y%m%d}")))
     found = about(examine(fresh_database), "partitions")
     assert (found.severity, found.evidence) == (Severity.WARNING, f"1 of 20: attempts of {last}")

@@ -104,8 +104,7 @@ def test_every_state_and_every_reason_to_wait_occurs(places: Places) -> None:
     database = places.made.database
     assert {RunState(state) for (state,) in database.rows("SELECT DISTINCT state FROM runs")} == set(RunState)
     opened = [run_id for (run_id,) in database.rows("SELECT run_id FROM job_runs")]
-    with database.transaction() as connection:
-        codes = {wait.code for wait in read_waits(connection, opened).values()}
+    codes = {wait.code for wait in database.within(read_waits, opened).values()}
     assert codes == set(WaitCode)
 
 

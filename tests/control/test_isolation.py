@@ -15,9 +15,9 @@ from uuid import UUID
 import psycopg
 import pytest
 
+from tests.fixtures.acts import ending
 from tests.fixtures.database import ClockedDatabase
 from tests.tidewheel.postgres.test_statements import STATEMENTS
-from tests.transitions.acts import begin, end, ending
 from tests.transitions.test_workflows import play
 from tidewheel.activity import Stage
 from tidewheel.control.client.client import Client
@@ -211,15 +211,15 @@ def _run(client: Client, database: ClockedDatabase) -> None:
     first = client.trigger("job", {"n": 1}, labels={"a": "b"}, request_id="t-1")
     client.trigger("job", {"n": 1}, labels={"a": "b"}, request_id="t-1")
     client.run_later("later", delay=60)
-    started = begin(database, first)
-    end(database, ending(started, RunState.SUCCEEDED, result=b"1", output=b"hello"))
+    started = database.begin(first)
+    database.end(ending(started, RunState.SUCCEEDED, result=b"1", output=b"hello"))
     client.runs.get(first)
     client.runs.detail(first)
     client.runs.logs(first)
     client.runs.cancel(client.trigger("keyed"))
-    running = begin(database, client.trigger("keyed"))
+    running = database.begin(client.trigger("keyed"))
     client.runs.cancel(running.run_id)
-    end(database, ending(running, RunState.CANCELLED))
+    database.end(ending(running, RunState.CANCELLED))
     client.trigger("root")
     play(database, lambda key: RunState.FAILED if key == "child" else RunState.SUCCEEDED)
     assert client.workflows.list()
@@ -233,8 +233,8 @@ def _run(client: Client, database: ClockedDatabase) -> None:
 def _fail(client: Client, database: ClockedDatabase) -> None:
     failed = [client.trigger("job") for _ in range(3)]
     for run_id in failed:
-        started = begin(database, run_id)
-        end(database, ending(started, RunState.FAILED, error_type="ValueError", error_message="no", trace="line 1"))
+        started = database.begin(run_id)
+        database.end(ending(started, RunState.FAILED, error_type="ValueError", error_message="no", trace="line 1"))
     page = client.dead_letters.list(key="job")
     client.dead_letters.list(limit=1)
     client.dead_letters.get(page.dead_letters[0].id)
@@ -249,7 +249,7 @@ def _fail(client: Client, database: ClockedDatabase) -> None:
     client.dead_letters.purge(key="job")
     client.runs.retry_failed(key="job")
     first, _ = (client.trigger("job", ordering_key="acme") for _ in range(2))
-    end(database, ending(begin(database, first), RunState.FAILED))
+    database.end(ending(database.begin(first), RunState.FAILED))
     client.ordering_keys.blocked()
     client.runs.cancel(client.ordering_keys.unblock("acme").run_id)
     client.ordering_keys.unblock("acme", skip=True)

@@ -7,7 +7,6 @@ import pytest
 from tests.control.cli.command import tidewheel
 from tests.fixtures.database import Database
 from tests.intake.waiting import waiting
-from tests.transitions.acts import submit
 from tidewheel import task_token_keys
 from tidewheel.control.cli.admin import rotate_task_tokens
 from tidewheel.control.client.client import Client
@@ -23,8 +22,7 @@ UPDATE job_runs SET started_at = started_at - interval '61 seconds'
 
 def rotated(database: Database, *, revoke: bool = False) -> TaskTokens:
     """Rotate the keys; return what a process reads next."""
-    with database.transaction() as connection:
-        rotate_task_tokens(connection, revoke=revoke)
+    database.within(rotate_task_tokens, revoke=revoke)
     return read(database)
 
 
@@ -39,7 +37,7 @@ def test_token_of_before_a_rotation_ends_its_attempt_and_the_next_rotation_waits
     fresh_database: Database,
 ) -> None:
     database = fresh_database
-    submit(database)
+    database.submit()
     started = waiting(database)
     token = database.installation.task_tokens.sign(started.run_id, started.attempt)
     database.execute("UPDATE task_token_keys SET created_at = tidewheel_now()")
@@ -61,7 +59,7 @@ def test_token_of_before_a_rotation_ends_its_attempt_and_the_next_rotation_waits
 
 
 def test_revocation_ends_every_older_token_at_once(fresh_database: Database) -> None:
-    submit(fresh_database)
+    fresh_database.submit()
     started = waiting(fresh_database)
     token = fresh_database.installation.task_tokens.sign(started.run_id, started.attempt)
     now = rotated(fresh_database, revoke=True)
@@ -79,7 +77,7 @@ def test_rotation_takes_the_key_of_an_upgraded_database_from_applications(fresh_
     """
     readable = "SELECT value #>> '{}' FROM settings WHERE name = 'task_token_key'"
     fresh_database.execute(upgraded)
-    submit(fresh_database)
+    fresh_database.submit()
     started = waiting(fresh_database)
 
     def forged() -> str:

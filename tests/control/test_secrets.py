@@ -26,7 +26,6 @@ from tests.fixtures.roles import as_role
 from tests.intake.waiting import waiting
 from tests.strict_types import LINKED, ROOT
 from tests.tidewheel.postgres.test_statements import real_files
-from tests.transitions.acts import submit
 from tidewheel.message_signatures import MessageKeys, digest_of
 from tidewheel.migrations.row_security import TENANT_ROLE
 from tidewheel.migrations.service_roles import SERVICES, role_of
@@ -100,7 +99,7 @@ def door(fresh_database: Database) -> Iterator[ApiClient]:
 def test_no_role_becomes_what_it_is_not_by_anything_that_it_reads(door: ApiClient) -> None:
     """An application could sign the console's cookies, and so make an admin's key: issue 39, N1."""
     database = door.database
-    submit(database)
+    database.submit()
     run = waiting(database)
     key = key_of(database, "admin", all_tenants=True)
     signed_in(door, key)
@@ -108,8 +107,7 @@ def test_no_role_becomes_what_it_is_not_by_anything_that_it_reads(door: ApiClien
     assert reports(door, database.installation.task_tokens.sign(run.run_id, run.attempt), run.run_id)
     assert opens_rest(door, key.encode())
     keys = MessageKeys()
-    with database.transaction() as connection:
-        keys.refresh(connection)
+    database.within(keys.refresh)
     read = {name: material_of(database, name) for name in ROLES}
     becomes: dict[str, set[str]] = {}
     for candidate in set[bytes]().union(*read.values()):

@@ -10,7 +10,6 @@ import pytest
 from tests.docs.json_blocks import documents
 from tests.fixtures.database import Database
 from tests.strict_types import ROOT
-from tests.transitions.acts import apply_batch
 from tidewheel.schemas.generated.records import ReplyStatus
 
 PAGES = sorted((ROOT / "docs/coming-from").glob("*.md"))
@@ -45,7 +44,7 @@ def test_requests_of_a_page_are_accepted(page: Path, database: Database) -> None
     requests = documents(page)
     assert requests
     for each in requests:
-        [reply] = apply_batch(database, each)
+        [reply] = database.apply_batch(each)
         assert reply.status is ReplyStatus.ACCEPTED, reply.errors
 
 

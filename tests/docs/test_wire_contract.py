@@ -15,7 +15,6 @@ from tests.control.api.answering import answering
 from tests.docs.pages import blocks, fits
 from tests.fixtures.database import Database
 from tests.strict_types import ROOT
-from tests.transitions.acts import apply_batch, submit, trigger
 from tidewheel.jobs.strict_json import as_list, as_object
 from tidewheel.message_signatures import digest_of
 from tidewheel.schemas.codec import FORMS
@@ -83,18 +82,18 @@ def client(database: Database) -> Iterator[httpx.Client]:
 def test_every_call_of_the_page_gets_the_shown_answer(client: httpx.Client, database: Database) -> None:
     [register], [claim, sweep], [beat], [finish] = ([*_calls(SHOWN[name])] for name in CALLS)
     conversation = Conversation(client, database.installation.topics.prefix)
-    submit(database, "send-email", target="send-email", schedule_to_close="1h")
+    database.submit("send-email", target="send-email", schedule_to_close="1h")
     by_message, by_sweep = _run_of(claim), _run_of(sweep)
 
     with answering(database, sweep=timedelta(seconds=1)) as usual:  # the default: the other client sweeps at once
         registered = Conversation(usual, conversation.prefix).send(register)
     conversation.real[register.answer["executor_id"]] = registered["executor_id"]
-    conversation.real[by_message] = str(trigger(database, "send-email"))
+    conversation.real[by_message] = str(database.trigger("send-email"))
     conversation.real.update(_proof(database, claim, conversation.real[by_message]))
     claimed = conversation.send(claim)
-    conversation.real[by_sweep] = str(trigger(database, "send-email"))
+    conversation.real[by_sweep] = str(database.trigger("send-email"))
     swept = conversation.send(sweep)
-    apply_batch(database, {"type": "run.cancel", "run_id": conversation.real[by_sweep]})
+    database.apply_batch({"type": "run.cancel", "run_id": conversation.real[by_sweep]})
     stopped = conversation.send(beat)
     finished = conversation.send(finish)
 

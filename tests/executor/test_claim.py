@@ -402,8 +402,7 @@ def test_message_with_an_invalid_run_id_is_skipped(entered: Executing) -> None:
 def _batch_claimer(executing: Executing, begun: list[ClaimedRun]) -> BatchClaimer:
     topic = executing.topics.runs("default", "standard")
     keys = MessageKeys()
-    with executing.database.transaction() as connection:
-        keys.refresh(connection)
+    executing.database.within(keys.refresh)
     check = MessageCheck(keys, "refuse")
     own = claimer(executing.database)
     return BatchClaimer(topic, claimer=own, check=check, handlers=frozenset(handlers()), start=begun.extend)

@@ -246,8 +246,7 @@ def test_long_transaction_of_an_old_run_delays_no_progress(shop: ClockedDatabase
     session = shop.session(options=UNIFORM)
 
     def save() -> Saved:
-        with session.transaction() as connection:
-            return save_progress(connection, reports)
+        return session.within(save_progress, reports)
 
     work(own, completion(shop, old))
     assert save() == Saved({other.run_id}, {run_id})

@@ -152,8 +152,7 @@ def request(executing: Executing, run_id: UUID, end: End) -> None:
     elif end.act == "fail":
         document |= {"status": "failed"} | FAILURE
     session = database.session()
-    with session.transaction() as connection:
-        [reply] = database.apply_batch_within(connection, document)
+    [reply] = session.within(database.apply_batch_within, document)
     session.close()
     assert reply.status is ReplyStatus.ACCEPTED, reply.errors
 

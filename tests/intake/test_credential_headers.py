@@ -125,8 +125,7 @@ def test_stored_literal_is_redacted_in_every_output_and_its_job_still_runs(datab
     definition = decode(request.definition, JobDefinition)
     assert definition.target.http is not None
     assert definition.target.http.headers == {"Authorization": f"Bearer {CANARY}", "X-Day": "1"}
-    with database.transaction() as connection:
-        shown = cast("dict[str, Any]", show_job(connection, "default", "old").job)
+    shown = cast("dict[str, Any]", database.within(show_job, "default", "old").job)
     assert shown["target"]["headers"] == {"Authorization": REDACTED, "X-Day": "1"}
     for command in (["show", "old"], ["list"], ["versions", "old"], ["explain", "old"], ["next", "old"]):
         for output in ("text", "json"):
@@ -141,8 +140,7 @@ def test_stored_literal_is_redacted_in_every_output_and_its_job_still_runs(datab
 def test_stored_literal_cannot_be_submitted_again_nor_rolled_back_to(database: Database) -> None:
     """The export is no job that can be submitted, and each error says how to write it."""
     store_literal(database, Authorization=CANARY)
-    with database.transaction() as connection:
-        shown = show_job(connection, "default", "old").job
+    shown = database.within(show_job, "default", "old").job
     with pytest.raises(InvalidInput, match="is a credential"):
         database.apply_batch({"type": "job.submit", "job": dict(shown)})
     done = tidewheel(database, "job", "update", "old", "--url", "https://example.org/other")

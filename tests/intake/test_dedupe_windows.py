@@ -41,10 +41,9 @@ def by_message(database: Database, request: RunRequest) -> bool:
         if claim_uniform(connection, [given], executor_id=EXECUTOR):
             return True
         contest_runs(connection, [given.run_id])
-    with database.transaction() as connection:
-        return bool(
-            claim_runs(connection, database.installation, [given], executor_id=EXECUTOR, contested=True).started
-        )
+    return bool(
+        database.within(claim_runs, database.installation, [given], executor_id=EXECUTOR, contested=True).started
+    )
 
 
 @pytest.fixture

@@ -51,8 +51,7 @@ def claimed_at_once(database: Database, *runs: UUID) -> list[bool]:
     """Return True for each run that the claim of a whole batch takes."""
     claims = [database.requested_claim(run) for run in runs]
     session = database.session(UNIFORM)
-    with session.transaction() as connection:
-        started = {one.run_id for one in claim_uniform(connection, claims, executor_id=EXECUTOR)}
+    started = {one.run_id for one in session.within(claim_uniform, claims, executor_id=EXECUTOR)}
     return [run in started for run in runs]
 
 

@@ -164,7 +164,6 @@ def test_explanation_names_the_quarantine_of_a_skipped_occurrence(still: Clocked
     by_identical_submit(still, document)
     fire_all_due(still)
     at = still.value("SELECT first_at FROM skips") + timedelta(seconds=100)
-    with still.transaction() as connection:
-        words = explain(connection, "default", "job", at).words
+    words = still.within(explain, "default", "job", at).words
     assert "The job was quarantined at" in words
     assert "CheckViolation" in words

@@ -45,8 +45,7 @@ def stored(database: Database, run_id: UUID) -> tuple[object, ...]:
 
 
 def save(database: Database, *beats: ProgressReport) -> set[UUID]:
-    with database.transaction() as connection:
-        return save_progress(connection, beats).stored
+    return database.within(save_progress, beats).stored
 
 
 def test_success_ends_the_waiting_run_with_its_result(with_job: Database) -> None:

@@ -70,8 +70,7 @@ def test_migrations_are_applied_once_and_in_order(empty_database: Database) -> N
     # A second migrate changes nothing.
     assert migrate(empty_database.url) == []
     assert empty_database.rows(APPLIED) == first
-    with empty_database.transaction() as connection:
-        require_current(connection)
+    empty_database.within(require_current)
 
 
 def test_dry_run_names_the_pending_files_and_leaves_nothing(empty_database: Database) -> None:

@@ -65,8 +65,7 @@ def test_events_of_a_long_transaction_leave_in_their_order(relaying: Relaying) -
                 began = append_event(connection, f"{number} first")
                 until(partial(until_passed, began), "the relay has read past the first event")
                 append_event(connection, f"{number} last")
-            with session.transaction() as connection:
-                append_event(connection, f"{number} next")
+            session.within(append_event, f"{number} next")
         relaying.until_empty()
     expected = [f"{number} {which}".encode() for number in range(4) for which in ("first", "last", "next")]
     assert [value for value in relaying.values(topic) if value != b"other"] == expected

@@ -170,10 +170,8 @@ def test_claims_and_ends_after_idling_read_only_their_rows(idle: Database) -> No
     claiming, ending = idle.session(options=KEPT_PLANS), idle.session(options=BY_KEY)
     nobody = UUID(int=0)
     for _ in range(POLLS):
-        with claiming.transaction() as connection:
-            claim_runs(connection, idle.installation, [Claim(nobody, 1, 1, "t")], executor_id=EXECUTOR)
-        with ending.transaction() as connection:
-            finish_runs(connection, idle.installation, [RunEnd(nobody, 1, RunState.SUCCEEDED)])
+        claiming.within(claim_runs, idle.installation, [Claim(nobody, 1, 1, "t")], executor_id=EXECUTOR)
+        ending.within(finish_runs, idle.installation, [RunEnd(nobody, 1, RunState.SUCCEEDED)])
     assert generic_plans(claiming) > 0
     assert prepared(ending) > 0
     load_due_jobs(idle)
@@ -230,8 +228,7 @@ def test_uniform_claims_and_ends_after_idling_read_only_their_rows(idle: Databas
 def test_conflicting_claim_reads_partitions_of_its_runs_only(idle: Database) -> None:
     """It ends what is skipped, on a session whose plans are kept, and those are of all partitions."""
     today = idle.now().date()
-    with idle.transaction() as connection:
-        ensure_days(connection, [today - timedelta(days=ago) for ago in range(2, 20)])
+    idle.within(ensure_days, [today - timedelta(days=ago) for ago in range(2, 20)])
     before = scans_before(idle, today)
     idle.submit(overlap="skip")
     claiming = idle.session(options=KEPT_PLANS)

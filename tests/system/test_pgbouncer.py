@@ -157,8 +157,7 @@ REMEDY = "tidewheel admin topics apply --queues default"
 
 
 def remedies(fleet: Fleet) -> list[str]:
-    with fleet.database.transaction() as connection:
-        problems = read_status(connection, fleet.database.installation.shards).problems
+    problems = fleet.database.within(read_status, fleet.database.installation.shards).problems
     return [problem.remedy for problem in problems if problem.check == "fallbacks"]
 
 

@@ -120,8 +120,7 @@ def registered(database: Database, apicurio: Apicurio, monkeypatch: pytest.Monke
     monkeypatch.setenv("TIDEWHEEL_SCHEMA_REGISTRY_URL", apicurio.url)
     register_schemas()
     install_registry(lookup_in_registry(Registry(apicurio.url)))
-    with database.transaction() as connection:
-        frames = read_installation(connection, Connections.load()).frames
+    frames = database.within(read_installation, Connections.load()).frames
     kept, database.installation = database.installation, replace(database.installation, frames=frames)
     yield database
     database.installation = kept

@@ -56,8 +56,7 @@ _SQL_ENQUEUE: LiteralString = "SELECT tidewheel_enqueue('call', to_jsonb(%s::int
 @pytest.fixture
 def pooled(database: Database) -> Iterator[str]:
     create_tenants(database)
-    with database.transaction() as connection:
-        record_topic_prefix(connection, Connections.load())
+    database.within(record_topic_prefix, Connections.load())
     for tenant in TENANTS:
         with Client(database.url, tenant=tenant) as client:
             client.submit({"key": tenant, **JOB})

@@ -6,7 +6,6 @@ import pytest
 
 from tests.fixtures.database import ClockedDatabase
 from tests.scheduler.firing import fire_due
-from tests.transitions.acts import submit
 from tidewheel.errors import Refused
 from tidewheel.testing.simulation import MAX_WAKEUPS, Simulated, simulate
 
@@ -85,7 +84,7 @@ def test_simulation_equals_a_scheduler(clocked: ClockedDatabase) -> None:
     """Jitter and downtime included: the same instants, the same times of leaving, the same skips."""
     clocked.stop_clock(START)
     spec: dict[str, object] = {"schedule": "*/10 * * * *", "jitter": "2m", "catch_up": "fire_all", "window": "1h"}
-    submit(clocked, "job", **spec)
+    clocked.submit("job", **spec)
     clocked.stop_clock(START + 0.5 * HOUR)
     for _ in range(10):
         fire_due(clocked)

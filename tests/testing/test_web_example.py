@@ -10,7 +10,6 @@ from psycopg.conninfo import conninfo_to_dict
 
 from tests.fixtures.database import Database
 from tests.strict_types import ROOT
-from tests.transitions.acts import submit
 from tidewheel.scheduler.cancels import PendingCancels
 
 
@@ -18,7 +17,7 @@ from tidewheel.scheduler.cancels import PendingCancels
 def web(fresh_database: Database, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     """The application on a database of its own, with the job of its receipts."""
     fresh_database.execute("CREATE TABLE orders (number text PRIMARY KEY, email text NOT NULL)")
-    submit(fresh_database, "receipt")
+    fresh_database.submit("receipt")
     at = conninfo_to_dict(fresh_database.url)
     address = f"{at['user']}:{at['password']}@{at['host']}:{at['port']}/{at['dbname']}"
     monkeypatch.setenv("SHOP_DATABASE_URL", f"postgresql+psycopg://{address}")

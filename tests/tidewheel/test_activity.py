@@ -7,9 +7,9 @@ from uuid import UUID, uuid4
 
 import pytest
 
+from tests.fixtures.acts import ending
 from tests.fixtures.database import Database
 from tests.fixtures.services import until
-from tests.transitions.acts import begun, ending, submit
 from tidewheel import activity as counting
 from tidewheel.activity import Activity, Class, Stage, activity, begin_of, quantile, unpack_stages
 from tidewheel.postgres.session import Session
@@ -35,20 +35,18 @@ def nothing_counted(database: Database) -> Iterator[None]:
 
 
 def write(database: Database) -> None:
-    with database.transaction() as connection:
-        activity.write(connection)
+    database.within(activity.write)
 
 
 def finish(session: Session, database: Database, key: str = "job", state: RunState = RunState.SUCCEEDED) -> UUID:
     """End a run as a service does, in a transaction of a session."""
-    started = begun(database, key)
-    with session.transaction() as connection:
-        finish_runs(connection, database.installation, [ending(started, state, error_type="E")])
+    started = database.begun(key)
+    session.within(finish_runs, database.installation, [ending(started, state, error_type="E")])
     return started.run_id
 
 
 def test_ended_runs_are_counted_by_class_with_their_lateness(database: Database, session: Session) -> None:
-    submit(database, "job", retry={"max_attempts": 1})
+    database.submit("job", retry={"max_attempts": 1})
     runs = [finish(session, database) for _ in range(3)]
     finish(session, database, state=RunState.FAILED)
     write(database)
@@ -67,8 +65,8 @@ def test_ended_runs_are_counted_by_class_with_their_lateness(database: Database,
 
 
 def test_rolled_back_end_is_not_counted(database: Database, session: Session) -> None:
-    submit(database)
-    started = begun(database)
+    database.submit()
+    started = database.begun()
     with suppress(ZeroDivisionError), session.transaction() as connection:
         finish_runs(connection, database.installation, [ending(started, RunState.SUCCEEDED)])
         raise ZeroDivisionError
@@ -79,7 +77,7 @@ def test_rolled_back_end_is_not_counted(database: Database, session: Session) ->
 
 
 def test_process_writes_its_figures_and_the_last_ones_when_it_stops(database: Database, session: Session) -> None:
-    submit(database)
+    database.submit()
     presence = Presence(database.url, SchedulerSettings.load(), role="scheduler", process_id=uuid4())
     finish(session, database)
     presence.start()
@@ -90,7 +88,7 @@ def test_process_writes_its_figures_and_the_last_ones_when_it_stops(database: Da
 
 
 def test_figures_that_cannot_be_written_cost_no_heartbeat(database: Database, session: Session) -> None:
-    submit(database)
+    database.submit()
     finish(session, database)
     database.execute("ALTER TABLE activity RENAME TO away")
     presence = Presence(database.url, SchedulerSettings.load(), role="scheduler", process_id=uuid4())
@@ -116,8 +114,7 @@ def test_counts_that_nobody_writes_are_bounded(database: Database, monkeypatch: 
     made = Activity()
     for tenant in "abcd":
         made.of(_class(database.now())._replace(tenant=tenant)).runs += 1
-    with database.transaction() as connection:
-        made.write(connection)
+    database.within(made.write)
     assert database.rows("SELECT tenant, runs FROM activity") == [("d", 1)]
 
 
@@ -125,8 +122,7 @@ def test_figures_of_a_tenant_that_is_deleted_are_dropped(database: Database) -> 
     made = Activity()
     for tenant in ("default", "gone"):
         made.of(_class(database.now())._replace(tenant=tenant)).runs += 1
-    with database.transaction() as connection:
-        made.write(connection)
+    database.within(made.write)
     assert database.rows("SELECT tenant, runs FROM activity") == [("default", 1)]
 
 

@@ -69,15 +69,13 @@ def test_any_changed_character_does_not_verify(parts: tuple[str, bytes, bytes], 
 def keys_of(database: Database) -> MessageKeys:
     """Return the keys as a process reads them."""
     keys = MessageKeys()
-    with database.transaction() as connection:
-        keys.refresh(connection)
+    database.within(keys.refresh)
     return keys
 
 
 def rotate(database: Database, *, revoke: bool = False) -> int:
     """Rotate in a transaction."""
-    with database.transaction() as connection:
-        return rotate_message_keys(connection, revoke=revoke)
+    return database.within(rotate_message_keys, revoke=revoke)
 
 
 def age(database: Database, seconds: float) -> None:

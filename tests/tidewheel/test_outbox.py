@@ -48,8 +48,7 @@ def test_row_is_stored_unchanged(database: Database) -> None:
         row(0, lane="events", key=None, value=None),
         row(7, lane="batch", key=b"", value=b""),
     ]
-    with database.transaction() as connection:
-        append(connection, rows, shards=64)
+    database.within(append, rows, shards=64)
     found = database.rows("SELECT slice_lane, publish_at, topic, key, value, headers FROM outbox ORDER BY id")
     assert found == [
         (slice_lane_of(7, "critical"), AT, "t.ä", all_bytes, all_bytes, [b"ce_id", b"1", "ü".encode(), b""]),
@@ -59,14 +58,12 @@ def test_row_is_stored_unchanged(database: Database) -> None:
 
 
 def test_headers_may_be_given_encoded(database: Database) -> None:
-    with database.transaction() as connection:
-        append(connection, [row(headers=pack(HEADERS)), row(headers=pack([]))], shards=64)
+    database.within(append, [row(headers=pack(HEADERS)), row(headers=pack([]))], shards=64)
     assert database.rows("SELECT headers FROM outbox ORDER BY id") == [([b"ce_id", b"1", "ü".encode(), b""],), (None,)]
 
 
 def test_rows_keep_the_order_in_which_they_were_appended(database: Database) -> None:
-    with database.transaction() as connection:
-        append(connection, (row(key=b"%d" % number) for number in range(1000)), shards=64)
+    database.within(append, (row(key=b"%d" % number) for number in range(1000)), shards=64)
     found = database.rows("SELECT key FROM outbox ORDER BY slice_lane, publish_at, id")
     assert [int(key) for (key,) in found] == list(range(1000))
 

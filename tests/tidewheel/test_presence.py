@@ -20,8 +20,7 @@ def test_process_has_a_row_until_it_stops(database: Database) -> None:
     presence = Presence(database.url, SchedulerSettings.load(), role="scheduler", process_id=process_id)
     presence.start()
     until(lambda: database.value("SELECT count(*) FROM processes WHERE role = 'scheduler'") == 1, "it has a row")
-    with database.transaction() as connection:
-        [found] = read_services(connection)
+    [found] = database.within(read_services)
     assert (found.process_id, found.role, found.is_silent, found.slots) == (process_id, "scheduler", False, None)
     assert found.settings == shared_settings(SchedulerSettings.load())
     assert found.skew_seconds is not None
@@ -37,8 +36,7 @@ def test_killed_process_is_silent(database: Database) -> None:
         "  FROM (SELECT tidewheel_now() - %s::interval AS at) AS old",
         [silent],
     )
-    with database.transaction() as connection:
-        [found] = read_services(connection)
+    [found] = database.within(read_services)
     assert found.is_silent
 
 

@@ -11,8 +11,7 @@ from tidewheel.transitions.finish import finish_runs
 
 def forget_figures(database: Database) -> None:
     """Delete all figures, those that this process has not written among them."""
-    with database.transaction() as connection:
-        activity.write(connection)
+    database.within(activity.write)
     database.execute("DELETE FROM activity")
 
 
@@ -29,8 +28,6 @@ def finish(database: Database, key: str = "job", *states: RunState) -> list[str]
 def end_with_figures(database: Database, started: Started, state: RunState) -> None:
     """End a run, and write its figures."""
     session = Session(database.url, "test")
-    with session.transaction() as connection:
-        finish_runs(connection, database.installation, [ending(started, state, error_type="ConnectionError")])
-    with session.transaction() as connection:
-        activity.write(connection)
+    session.within(finish_runs, database.installation, [ending(started, state, error_type="ConnectionError")])
+    session.within(activity.write)
     session.close()

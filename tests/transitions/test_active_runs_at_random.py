@@ -213,8 +213,7 @@ def settle(actor: Actor) -> None:
             return
         before = database.rows("SELECT run_id, attempt, state FROM job_runs")
         for act in (actor.claim, actor.end):
-            with actor.session.transaction() as connection:
-                act(connection)
+            actor.session.within(act)
         assert database.rows("SELECT run_id, attempt, state FROM job_runs") != before, f"nothing moves: {before}"
 
 

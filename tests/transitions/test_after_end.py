@@ -114,8 +114,7 @@ def test_expired_pause_resets_the_count(fragile: ClockedDatabase) -> None:
 def test_pause_request_is_json_where_events_are_json(fragile: ClockedDatabase) -> None:
     attempts = [fragile.begun() for _ in range(3)]
     installation = replace(fragile.installation, content_type="application/json")
-    with fragile.transaction() as connection:
-        finish_runs(connection, installation, [ending(one, RunState.FAILED, error_type="E") for one in attempts])
+    fragile.within(finish_runs, installation, [ending(one, RunState.FAILED, error_type="E") for one in attempts])
     [value] = [
         row[0] for row in fragile.rows("SELECT value FROM outbox WHERE topic = %s", [installation.topics.requests])
     ]
@@ -200,12 +199,10 @@ def test_missing_on_failure_job_is_refused_and_harms_no_run(watched: ClockedData
 def test_on_failure_request_is_json_where_events_are_json(watched: ClockedDatabase) -> None:
     in_json = replace(watched.installation, content_type="application/json", encode_event=encode_json)
     started = watched.begun(traceparent=f"00-{'ab' * 16}-{'cd' * 8}-01")
-    with watched.transaction() as connection:
-        finish_runs(connection, in_json, [ending(started, RunState.FAILED, error_message="né")])
+    watched.within(finish_runs, in_json, [ending(started, RunState.FAILED, error_message="né")])
     [(value,)] = watched.rows("SELECT value FROM outbox WHERE topic = %s", [watched.installation.topics.requests])
     parsed, encoding = read_request(value)
-    with watched.transaction() as connection:
-        [reply] = apply_requests(connection, in_json, [ReceivedRequest(parsed)])
+    [reply] = watched.within(apply_requests, in_json, [ReceivedRequest(parsed)])
     assert (encoding, reply.status, parsed.traceparent) == ("json", "accepted", f"00-{'ab' * 16}-{'cd' * 8}-01")
 
 

@@ -198,8 +198,7 @@ def test_resume_runs_the_failed_part_of_a_batch_again(jobs: Database) -> None:
     assert jobs.rows("SELECT state, generation, pending, failed FROM workflows") == [("failed", 1, 0, 1)]
     assert changed(jobs, "resume", batch)
     latest = dict(jobs.rows("SELECT ref, run_id FROM batch_runs"))
-    with jobs.transaction() as connection:
-        parents = {one.key: one.run_id for one in read_parents(connection, latest["d"])}
+    parents = {one.key: one.run_id for one in jobs.within(read_parents, latest["d"])}
     assert parents == {"b": first["b"], "c": latest["c"]}
     play(jobs)
     assert set(states(jobs, batch).values()) == {"succeeded"}
@@ -383,8 +382,7 @@ def test_handler_of_a_batch_reads_its_parents_by_ref(jobs: Database) -> None:
     runs = dict(jobs.rows("SELECT ref, run_id FROM batch_runs WHERE batch_id = %s", [batch]))
 
     def parents(run: UUID, ref: str | None = None) -> list[tuple[str, str, str | None, UUID | None]]:
-        with jobs.transaction() as connection:
-            return [(one.key, one.when, one.status, one.run_id) for one in read_parents(connection, run, key=ref)]
+        return [(one.key, one.when, one.status, one.run_id) for one in jobs.within(read_parents, run, key=ref)]
 
     assert parents(runs["a"]) == []
     assert parents(runs["b"]) == [("a", "success", "queued", runs["a"])]

@@ -159,10 +159,8 @@ def settle(actor: Actor, actors: list[Actor]) -> None:
         cancelling.step()
         turns.step()
         for each in actors:
-            with each.session.transaction() as connection:
-                each.end(connection, Seen())
-        with actor.session.transaction() as connection:
-            actor.claim(connection, actor.seen)
+            each.session.within(each.end, Seen())
+        actor.session.within(actor.claim, actor.seen)
     message = f"left open: {database.job_runs()}"
     raise AssertionError(message)
 

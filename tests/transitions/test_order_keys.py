@@ -91,8 +91,7 @@ def test_failure_blocks_until_a_retry_succeeds(still: ClockedDatabase) -> None:
     assert still.rows(KEY) == [(None, first)]
     [event] = [each for each in still.lifecycle() if each.type == "io.tidewheel.key.blocked.v1"]
     assert (event.detail["ordering_key"], event.detail["run_id"]) == ("acme", str(first))
-    with still.transaction() as connection:
-        wait = read_waits(connection, [second])[second]
+    wait = still.within(read_waits, [second])[second]
     assert (wait.code, wait.behind_run_id) == ("order", first)
     [later] = ordered(still, 1)
     assert states(still, later) == ["buffered"]

@@ -190,8 +190,7 @@ def test_locked_run_is_reported_for_a_retry(with_job: Database) -> None:
 def flush(database: Database, started: Started, output: bytes, executor_id: UUID = EXECUTOR) -> bool:
     """Store what an attempt has written; returns whether it was stored."""
     written = AttemptOutput(started.run_id, started.attempt, output, len(output))
-    with database.transaction() as connection:
-        return flush_outputs(connection, executor_id, [written]) == {(started.run_id, started.attempt)}
+    return database.within(flush_outputs, executor_id, [written]) == {(started.run_id, started.attempt)}
 
 
 def kept(database: Database) -> list[tuple[int, bytes | None, bytes | None, int | None]]:

@@ -250,8 +250,7 @@ def test_repeated_request_finds_the_redrive_that_an_old_process_has_cancelled(
 
 
 def prefix(database: Database, **flags: object) -> str:
-    with database.transaction() as connection:
-        return read_installation(connection, Connections.load(**flags)).topics.prefix
+    return database.within(read_installation, Connections.load(**flags)).topics.prefix
 
 
 def name(database: Database, **flags: object) -> None:

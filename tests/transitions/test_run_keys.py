@@ -69,8 +69,7 @@ def trigger_keyed(database: Database) -> UUID:
 def claim_fast(database: Database, *run_ids: UUID) -> Claimed:
     """Claim as an executor claims runs whose messages have a key."""
     claims = [database.requested_claim(run)._replace(keyed=True) for run in run_ids]
-    with database.session(options=UNIFORM).transaction() as connection:
-        return claim_keyed(connection, database.installation, claims, executor_id=EXECUTOR)
+    return database.session(options=UNIFORM).within(claim_keyed, database.installation, claims, executor_id=EXECUTOR)
 
 
 @pytest.mark.parametrize("fast", [True, False])

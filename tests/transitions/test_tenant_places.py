@@ -67,8 +67,7 @@ def test_runs_beyond_the_limit_wait_and_an_end_starts_the_oldest(with_job: Datab
     newcomer = with_job.trigger()
     assert executor.claim(newcomer) == []
     [third] = executor.claim(runs[2])
-    with with_job.transaction() as connection:
-        wait = read_waits(connection, [runs[3]])[runs[3]]
+    wait = with_job.within(read_waits, [runs[3]])[runs[3]]
     assert (wait.code, wait.words) == (
         "tenant",
         "tenant default has 2 of 2 active runs; the oldest waiting run starts when one ends",

@@ -330,8 +330,7 @@ def run_of(database: Database, key: str) -> UUID:
 
 
 def parents(database: Database, child: UUID, key: str | None = None) -> dict[str, ParentRun]:
-    with database.transaction() as connection:
-        return {one.key: one for one in read_parents(connection, child, key=key)}
+    return {one.key: one for one in database.within(read_parents, child, key=key)}
 
 
 def test_results_are_left_out_above_64_kib_together_and_read_one_by_one(database: Database) -> None:

@@ -12,8 +12,8 @@ from uuid import UUID
 
 import httpx
 
+from tests.fixtures.acts import HANDLER
 from tests.fixtures.database import Database
-from tests.transitions.acts import HANDLER
 from tidewheel.control.api.app import Api
 from tidewheel.message_signatures import digest_of
 from tidewheel.process.service import Shutdown

@@ -15,7 +15,6 @@ from tests.control.api.answering import ApiClient, answer_of, answering
 from tests.fixtures.bounds import BOUNDS, Place, places
 from tests.fixtures.database import Database
 from tests.fixtures.examples import examples
-from tests.transitions.acts import submit, trigger
 
 _TEXTS = [text for text in BOUNDS if isinstance(text, str) and text.isascii() and len(text) < 5000]
 _VERBS = {"get", "post", "put", "patch", "delete"}
@@ -70,8 +69,8 @@ def send(client: ApiClient, call: Call, value: object) -> tuple[HTTPStatus, str]
 @pytest.mark.slow
 def test_value_at_any_bound_is_answered_without_an_internal_error(database: Database) -> None:
     """Issue 39, W8: a delay of 400 digits was answered by 500."""
-    submit(database)
-    trigger(database, delay="1h")
+    database.submit()
+    database.trigger(delay="1h")
     with answering(database) as client:
         found = list(calls(answer_of(client.get("/api/v1/openapi.json"))))
         assert len(found) > 300

@@ -10,8 +10,8 @@ from psycopg.types.json import Jsonb
 from tests.control.api.answering import ApiClient, answering
 from tests.control.api.test_now import HOSTILE, read
 from tests.control.reads.test_waits import executor
+from tests.fixtures.acts import HANDLER, submission
 from tests.fixtures.database import Database
-from tests.transitions.acts import HANDLER, apply_batch, begin, claim, requeue, submission, submit, trigger
 from tests.transitions.figures import finish, forget_figures
 from tidewheel.control.client.client import Client
 from tidewheel.jobs.values import parse_timestamp
@@ -61,7 +61,7 @@ def fail_before(database: Database, key: str, times: int, ago: str) -> None:
 
 def test_job_that_fails_in_a_row_fails_until_it_succeeds(client: ApiClient) -> None:
     database = client.database
-    submit(database, HOSTILE, retry=ONCE)
+    database.submit(HOSTILE, retry=ONCE)
     finish(database, HOSTILE, *[SUCCEEDED] * 50, *[FAILED] * 2)
     [need] = needs(client, "failing_job")
     assert (need["words"], need["severity"], need["count"]) == ("fails intermittently", "warning", 2)
@@ -82,7 +82,7 @@ def test_job_that_fails_in_a_row_fails_until_it_succeeds(client: ApiClient) -> N
 
 
 def test_each_error_of_a_job_is_a_cause_with_its_own_newest_message(client: ApiClient) -> None:
-    submit(client.database, "job", retry=ONCE)
+    client.database.submit("job", retry=ONCE)
     runs = finish(client.database, "job", *[FAILED] * 5)
     for nth, run in enumerate(runs):
         error = "TimeoutError" if nth in {1, 3} else "KeyError"
@@ -96,7 +96,7 @@ def test_each_error_of_a_job_is_a_cause_with_its_own_newest_message(client: ApiC
 def test_causes_with_more_harm_then_with_newer_failures_come_first(client: ApiClient) -> None:
     database = client.database
     for key in ("old", "row", "one", "many"):
-        submit(database, key, retry=ONCE)
+        database.submit(key, retry=ONCE)
     fail_before(database, "row", 9, "5 h")
     fail_before(database, "old", 2, "10 min")
     finish(database, "one", FAILED, FAILED)
@@ -112,20 +112,20 @@ def test_version_is_named_only_if_it_began_the_failures_for_certain(client: ApiC
     def named() -> list[tuple[str, int | None]]:
         return [(each["words"], each["since_version"]) for each in needs(client, "failing_job")]
 
-    submit(database, "job", retry=ONCE)
+    database.submit("job", retry=ONCE)
     finish(database, "job", SUCCEEDED)
-    submit(database, "job", retry=ONCE, description="two")
+    database.submit("job", retry=ONCE, description="two")
     finish(database, "job", FAILED, FAILED, FAILED)
     assert named() == [("fails since version 2", 2)]
     assert needs(client, "failing_job")[0]["remedy"] == "tidewheel job rollback job 1 --if-version 2"
-    submit(database, "job", retry=ONCE, description="three")
+    database.submit("job", retry=ONCE, description="three")
     assert named() == [("fails", None)], "version 2 is no more in force"
     finish(database, "job", FAILED)
     assert named() == [("fails", None)], "version 2 failed as well"
-    submit(database, "other", retry=ONCE)
+    database.submit("other", retry=ONCE)
     finish(database, "other", SUCCEEDED)
     for description in ("two", "three"):
-        submit(database, "other", retry=ONCE, description=description)
+        database.submit("other", retry=ONCE, description=description)
     finish(database, "other", FAILED, FAILED, FAILED)
     assert ("fails", None) in named(), "version 2 had no run, and may be the cause"
 
@@ -133,7 +133,7 @@ def test_version_is_named_only_if_it_began_the_failures_for_certain(client: ApiC
 def test_dead_letters_of_a_failing_job_are_no_cause_of_their_own(client: ApiClient) -> None:
     database = client.database
     for key in ("failing", "over"):
-        submit(database, key, retry=ONCE)
+        database.submit(key, retry=ONCE)
     fail_before(database, "over", 2, "2 h")
     [letters] = needs(client, "dead_letters")
     assert (letters["count"], letters["counted"]) == (2, "not_redriven")
@@ -149,11 +149,11 @@ def test_missing_handler_is_one_cause_whatever_lanes_states_and_dead_executors(c
     run_services(database, "scheduler", "relay", "intake")
     executor(database, "other")
     executor(database, HANDLER, silent="1 h")
-    submit(database, "one", overlap="allow_all")
-    submit(database, "two", lane="critical")
-    requeue(database, begin(database, trigger(database, "one")), AttemptOutcome.FAILED)
+    database.submit("one", overlap="allow_all")
+    database.submit("two", lane="critical")
+    database.requeue(database.begin(database.trigger("one")), AttemptOutcome.FAILED)
     for key in ("one", "one", "two"):
-        trigger(database, key)
+        database.trigger(key)
     make_due(database)
     [need] = [each for each in read(client, "now")["findings"] if each["kind"] != "outbox"]
     assert need["words"] == f"no live executor of queue 'default' has the handler {HANDLER!r}"
@@ -165,9 +165,9 @@ def test_missing_handler_is_one_cause_whatever_lanes_states_and_dead_executors(c
 
 def test_dead_service_has_the_runs_and_timers_that_it_leaves(client: ApiClient) -> None:
     database = client.database
-    submit(database, "job", overlap="allow_all", schedule={"interval": "1h"})
+    database.submit("job", overlap="allow_all", schedule={"interval": "1h"})
     for _ in range(3):
-        trigger(database, "job")
+        database.trigger("job")
     make_due(database)
     database.execute("UPDATE timers SET due_at = tidewheel_now() - interval '1 min'")
     found = {each["words"].partition(" is running")[0]: each for each in needs(client, "fleet")}
@@ -180,8 +180,8 @@ def test_dead_service_has_the_runs_and_timers_that_it_leaves(client: ApiClient) 
 def test_each_full_limit_is_a_cause_with_its_own_number(client: ApiClient) -> None:
     database = client.database
     for key, runs in (("a", 2), ("b", 3)):
-        submit(database, key, overlap="allow_all", concurrency_key={"key": f"key-{key}", "at_once": 1})
-        claim(database, *(trigger(database, key) for _ in range(runs + 1)))
+        database.submit(key, overlap="allow_all", concurrency_key={"key": f"key-{key}", "at_once": 1})
+        database.claim(*(database.trigger(key) for _ in range(runs + 1)))
     make_due(database)
     found = [(each["words"], each["count"]) for each in needs(client, "held_runs")]
     assert found == [
@@ -189,8 +189,8 @@ def test_each_full_limit_is_a_cause_with_its_own_number(client: ApiClient) -> No
         ("runs wait for a place of the concurrency key 'key-a': 1 of 1 are taken", 2),
     ]
     for number in range(7):
-        submit(database, f"c{number}", overlap="allow_all", concurrency_key={"key": f"key-{number}", "at_once": 1})
-        claim(database, *(trigger(database, f"c{number}") for _ in range(2)))
+        database.submit(f"c{number}", overlap="allow_all", concurrency_key={"key": f"key-{number}", "at_once": 1})
+        database.claim(*(database.trigger(f"c{number}") for _ in range(2)))
     make_due(database)
     found = [(each["words"], each["count"]) for each in needs(client, "held_runs")]
     assert (len(found), sum(count for _, count in found)) == (6, 12)
@@ -201,9 +201,9 @@ def test_late_lane_is_one_cause_and_a_lane_without_runs_of_the_tenant_is_none(cl
     database = client.database
     run_services(database, "scheduler", "relay", "intake")
     executor(database, HANDLER)
-    submit(database, "job", overlap="allow_all")
+    database.submit("job", overlap="allow_all")
     for _ in range(2):
-        trigger(database, "job")
+        database.trigger("job")
     make_due(database, "20 s")
     assert not needs(client, "waiting_runs", "fleet")
     since = (database.now() - timedelta(minutes=1)).isoformat()
@@ -224,9 +224,9 @@ def test_findings_of_another_tenant_stand_under_no_other_name(client: ApiClient)
     with Client(database.url) as tenants:
         tenants.tenants.create("rival")
     executor(database, "other")
-    apply_batch(database, submission("theirs") | {"tenant": "rival"})
-    apply_batch(database, {"type": "job.trigger", "key": "theirs", "tenant": "rival"})
-    apply_batch(database, {"type": "freeze", "queue": "reports", "tenant": "rival"})
+    database.apply_batch(submission("theirs") | {"tenant": "rival"})
+    database.apply_batch({"type": "job.trigger", "key": "theirs", "tenant": "rival"})
+    database.apply_batch({"type": "freeze", "queue": "reports", "tenant": "rival"})
     make_due(database)
     assert [each["kind"] for each in read(client, "now", tenant="rival")["findings"]] == ["waiting_runs", "freeze"]
     assert [each["words"] for each in read(client, "now")["findings"] if each["kind"] != "outbox"] == []

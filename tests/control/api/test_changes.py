@@ -9,8 +9,8 @@ import httpx
 import pytest
 
 from tests.control.api.answering import ApiClient, answer_of, answering, refusal
+from tests.fixtures.acts import HANDLER
 from tests.fixtures.database import Database
-from tests.transitions.acts import HANDLER
 from tests.transitions.stepping import in_background
 from tidewheel.control.client.client import Client
 from tidewheel.errors import Refused, RequestConflict, UnknownJob, VersionConflict

@@ -10,8 +10,8 @@ import httpx
 import pytest
 
 from tests.control.api.answering import ApiClient, answer_of, answering, refusal
+from tests.fixtures.acts import ending
 from tests.fixtures.database import Database
-from tests.transitions.acts import begun, end, ending, submit
 from tidewheel.clock import SystemClock
 from tidewheel.runs import RunState
 
@@ -22,7 +22,7 @@ HOURLY = {"schedule": {"cron": "0 * * * *"}, "target": "a"}
 
 @pytest.fixture
 def client(database: Database) -> Iterator[httpx.Client]:
-    submit(database)
+    database.submit()
     with answering(database) as made:
         yield made
 
@@ -105,8 +105,8 @@ def test_unknown_address_is_refused_without_a_redirect(shared_client: ApiClient,
 
 
 def test_what_was_created_or_accepted_has_its_location(client: httpx.Client, database: Database) -> None:
-    started = begun(database)
-    end(database, ending(started, RunState.FAILED, error_type="ValueError", error_message="no"))
+    started = database.begun()
+    database.end(ending(started, RunState.FAILED, error_type="ValueError", error_message="no"))
     spec, past, created = HOURLY, a_past_day(), HTTPStatus.CREATED
     for answer, status in (
         (client.put("/api/v1/jobs/a%2Fb", json=spec), created),

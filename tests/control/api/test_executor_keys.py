@@ -10,9 +10,9 @@ from uuid import UUID
 import pytest
 
 from tests.control.api.answering import ApiClient, Executor, answer_of, answering, enter, refusal
+from tests.fixtures.acts import HANDLER, submission
 from tests.fixtures.database import Database
 from tests.fixtures.services import until
-from tests.transitions.acts import HANDLER, apply_batch, open_run, submission, submit, trigger
 from tidewheel.api_keys import Scope
 from tidewheel.control.client.client import Client
 from tidewheel.control.supervise.dev import executor_token
@@ -29,8 +29,8 @@ def door(database: Database) -> Iterator[ApiClient]:
         client.tenants.create("acme")
         client.tenants.create("globex")
     for tenant in ("acme", "globex"):
-        apply_batch(database, submission("job", queue="reports") | {"tenant": tenant})
-        apply_batch(database, submission("other") | {"tenant": tenant})
+        database.apply_batch(submission("job", queue="reports") | {"tenant": tenant})
+        database.apply_batch(submission("other") | {"tenant": tenant})
     with answering(database, token=TOKEN) as client:
         del client.headers["Authorization"]
         yield client
@@ -64,7 +64,7 @@ def test_executor_of_a_tenant_starts_the_runs_of_its_tenant_and_queues_alone(
 ) -> None:
     database = door.database
     runs = {
-        (tenant, key): str(trigger(database, key, tenant=tenant))
+        (tenant, key): str(database.trigger(key, tenant=tenant))
         for tenant in ("acme", "globex")
         for key in ("job", "other")
     }
@@ -72,7 +72,7 @@ def test_executor_of_a_tenant_starts_the_runs_of_its_tenant_and_queues_alone(
     # A message of another tenant, or of another queue of its own, starts nothing.
     for run in (runs["globex", "job"], runs["acme", "other"]):
         assert executor.claim(UUID(run)) == []
-        assert open_run(database, UUID(run)).state == "queued"
+        assert database.open_run(UUID(run)).state == "queued"
     assert swept(executor, 7) == [runs["acme", "job"]]
     assert answer_of(executor.ask("claim", claim_id=7, sweep=10))["started"][0]["run_id"] == runs["acme", "job"]
 
@@ -80,7 +80,7 @@ def test_executor_of_a_tenant_starts_the_runs_of_its_tenant_and_queues_alone(
 def test_executor_of_all_tenants_starts_runs_by_message_and_sweep(
     door: ApiClient, entered: Callable[..., Executor]
 ) -> None:
-    runs = {str(trigger(door.database, "job", tenant=tenant)) for tenant in ("acme", "globex")}
+    runs = {str(door.database.trigger("job", tenant=tenant)) for tenant in ("acme", "globex")}
     with Client(door.database.url) as client:
         key = client.api_keys.create("fleet", ["execute"], all_tenants=True).key
     executor = entered(key)
@@ -94,7 +94,7 @@ def test_executor_is_served_with_the_key_that_registered_it_alone(
     door: ApiClient, entered: Callable[..., Executor]
 ) -> None:
     database = door.database
-    run_id = trigger(database, "job", tenant="acme")
+    run_id = database.trigger("job", tenant="acme")
     executor = entered(created(database))
     assert swept(executor) == [str(run_id)]
     outcome = {"run_id": str(run_id), "attempt": 1, "status": "succeeded"}
@@ -135,7 +135,7 @@ def test_key_opens_the_calls_of_executors_by_its_scope_and_queues_until_it_is_re
 def test_token_of_all_executors_works_for_a_release_with_a_warning(
     door: ApiClient, entered: Callable[..., Executor], caplog: pytest.LogCaptureFixture
 ) -> None:
-    run_id = trigger(door.database, "job", tenant="acme")
+    run_id = door.database.trigger("job", tenant="acme")
     door.database.execute("UPDATE job_runs SET publish_at = publish_at - interval '1 hour'")
     assert swept(entered(TOKEN)) == [str(run_id)]
     warning = "opens the calls of executors for all tenants"
@@ -170,7 +170,7 @@ def test_executors_of_a_key_and_of_the_token_are_limited_in_number(
 
 
 def test_queues_without_the_scope_are_refused(database: Database) -> None:
-    submit(database)
+    database.submit()
     with Client(database.url) as client:
         with pytest.raises(Refused, match="queues: need the scope execute"):
             client.api_keys.create("n", ["read"], queues=["reports"])

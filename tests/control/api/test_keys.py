@@ -15,9 +15,9 @@ import pytest
 
 from tests.control.api.answering import ApiClient, answer_of, answering, enter, every_page, refusal
 from tests.control.console.pages import fields_of
+from tests.fixtures.acts import ending
 from tests.fixtures.database import Database
 from tests.fixtures.services import until
-from tests.transitions.acts import begun, end, ending, submit, trigger
 from tidewheel.api_keys import Scope, new_key
 from tidewheel.clock import monotonic_seconds
 from tidewheel.control.api import connections, key_check, request_input
@@ -75,9 +75,9 @@ def test_every_route_of_jobs_needs_the_scope_that_its_documentation_names(door: 
 
 def test_purge_needs_the_scope_operate_and_leaves_dead_letters_of_other_tenants(door: ApiClient) -> None:
     add_tenant(door.database, "acme")
-    submit(door.database)
-    started = begun(door.database)
-    end(door.database, ending(started, RunState.FAILED, error_type="ValueError", error_message="no"))
+    door.database.submit()
+    started = door.database.begun()
+    door.database.end(ending(started, RunState.FAILED, error_type="ValueError", error_message="no"))
     path, body = "/api/v1/dead-letters:purge", {"all": True}
     others = with_key(created(door.database, *(set(Scope) - {Scope.OPERATE, Scope.ADMIN})))
     told = refusal(door.post(path, json=body, headers=others), HTTPStatus.FORBIDDEN)
@@ -91,7 +91,7 @@ def test_purge_needs_the_scope_operate_and_leaves_dead_letters_of_other_tenants(
 def test_tenant_of_others_is_answered_as_one_that_does_not_exist(door: ApiClient) -> None:
     add_tenant(door.database, "acme")
     acme = with_key(created(door.database, tenant="acme"))
-    submit(door.database, "of-default")
+    door.database.submit("of-default")
     assert answer_of(door.get("/api/v1/jobs", headers=acme))["jobs"] == []  # its own tenant, without naming it
     others = [door.get(f"/api/v1/jobs?tenant={name}", headers=acme) for name in ("default", "nowhere")]
     told = [refusal(answer, HTTPStatus.NOT_FOUND)["detail"] for answer in others]
@@ -104,7 +104,7 @@ def test_tenant_of_others_is_answered_as_one_that_does_not_exist(door: ApiClient
     refusal(door.post("/api/v1/freezes", json={"scope": "fleet"}, headers=acme), HTTPStatus.FORBIDDEN)
     fleet = with_key(created(door.database, all_tenants=True))
     assert door.post("/api/v1/freezes", json={"scope": "fleet"}, headers=fleet).status_code == HTTPStatus.OK
-    trigger(door.database, "of-default")
+    door.database.trigger("of-default")
     counts = [answer_of(door.get("/api/v1/freezes", headers=key))["freezes"][0]["waiting"] for key in (fleet, acme)]
     assert counts == [1, 0], "a tenant's key sees no runs of others, nor their number"
     [entry] = answer_of(door.get("/api/v1/audit-log?all_tenants=true&action=freeze", headers=fleet))["entries"]
@@ -268,8 +268,8 @@ def test_changes_by_a_key_are_listed_with_the_person_that_it_names(door: ApiClie
 
 def test_audit_log_pages_by_time_tenant_actor_and_object(door: ApiClient) -> None:
     for number in range(5):
-        submit(door.database, f"job-{number}")
-    submit(door.database, "job-0", payload=1)
+        door.database.submit(f"job-{number}")
+    door.database.submit("job-0", payload=1)
     door.headers.update(with_key(created(door.database, "admin")))
 
     def objects(**query: str | int) -> list[str]:
@@ -290,7 +290,7 @@ def test_page_of_the_audit_log_that_looked_at_its_share_goes_on(
 ) -> None:
     monkeypatch.setattr(operations, "MAX_LOOK", 3)
     for number in range(8):
-        submit(door.database, f"job-{number}")
+        door.database.submit(f"job-{number}")
     door.headers.update(with_key(created(door.database, "admin")))
     pages = [page["entries"] for page in every_page(door, "/api/v1/audit-log", action="key.create")]
     assert ([each["action"] for page in pages for each in page], len(pages)) == (["key.create"], 4)

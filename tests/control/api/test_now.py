@@ -10,8 +10,8 @@ import pytest
 
 from tests.control.api.answering import ApiClient, answering
 from tests.control.console.pages import HTML, key_of
+from tests.fixtures.acts import about
 from tests.fixtures.database import Database
-from tests.transitions.acts import about, apply_batch, begin, submit, trigger
 from tests.transitions.figures import finish, forget_figures
 from tests.transitions.test_tenant_places import Executor
 from tidewheel.control.client.client import Client
@@ -43,11 +43,11 @@ def test_empty_installation_needs_nobody(client: ApiClient) -> None:
 
 
 def test_now_counts_what_ended_and_what_is_open(client: ApiClient) -> None:
-    submit(client.database, "job", retry={"max_attempts": 1})
-    submit(client.database, "soon", schedule={"interval": "30s"})
+    client.database.submit("job", retry={"max_attempts": 1})
+    client.database.submit("soon", schedule={"interval": "30s"})
     finish(client.database, "job", RunState.SUCCEEDED, RunState.FAILED, RunState.TIMED_OUT, RunState.SUCCEEDED)
-    begin(client.database, trigger(client.database))
-    trigger(client.database)
+    client.database.begin(client.database.trigger())
+    client.database.trigger()
     found = read(client, "now")
     assert (found["ended_hour"], found["failed_hour"], found["running"]) == (4, 2, 1)
     assert (found["open"], found["open_at_least"]) == ({"running": 1, "queued": 1}, False)
@@ -57,8 +57,8 @@ def test_now_counts_what_ended_and_what_is_open(client: ApiClient) -> None:
 
 
 def test_waiting_runs_a_freeze_and_a_job_set_aside_are_findings(database: Database, client: ApiClient) -> None:
-    submit(database, "render", queue="reports", schedule={"interval": "1h"})
-    run = trigger(database, "render")
+    database.submit("render", queue="reports", schedule={"interval": "1h"})
+    run = database.trigger("render")
     database.execute("UPDATE job_runs SET publish_at = publish_at - interval '1 min'")
     [backlog] = read(client, "backlog")["backlog"]
     assert (backlog["queue"], backlog["count"], backlog["oldest_run_id"]) == ("reports", 1, str(run))
@@ -68,7 +68,7 @@ def test_waiting_runs_a_freeze_and_a_job_set_aside_are_findings(database: Databa
         [waits] = read(keyed, "now")["findings"]
         assert (waits["kind"], waits["count"]) == ("waiting_runs", 1)
         assert waits["words"] == "no live executor serves queue 'reports'"
-        apply_batch(database, {"type": "freeze", "queue": "reports", "reason": "printer swap"})
+        database.apply_batch({"type": "freeze", "queue": "reports", "reason": "printer swap"})
         [freeze] = read(keyed, "now")["findings"]
         assert (freeze["kind"], freeze["severity"]) == ("freeze", "warning")
         assert "printer swap" in freeze["evidence"]
@@ -84,10 +84,10 @@ def test_waiting_runs_a_freeze_and_a_job_set_aside_are_findings(database: Databa
 
 def test_runs_that_a_limit_holds_are_backlog_and_a_finding_after_a_minute(client: ApiClient) -> None:
     database = client.database
-    submit(database, "job", overlap="allow_all")
+    database.submit("job", overlap="allow_all")
     with Client(database.url) as limiting:
         limiting.tenants.limit("default", in_flight=1)
-    Executor(database).claim(*(trigger(database) for _ in range(3)))
+    Executor(database).claim(*(database.trigger() for _ in range(3)))
     [held] = read(client, "backlog")["backlog"]
     assert (held["state"], held["count"]) == ("buffered", 2)
     assert held["why"]["words"] == "tenant default has 1 of 1 active runs; the oldest waiting run starts when one ends"
@@ -109,7 +109,7 @@ def test_runs_that_a_limit_holds_are_backlog_and_a_finding_after_a_minute(client
 
 
 def test_share_of_failures_leaves_skips_and_cancellations_out(client: ApiClient) -> None:
-    submit(client.database, "job", retry={"max_attempts": 1}, overlap="allow_all")
+    client.database.submit("job", retry={"max_attempts": 1}, overlap="allow_all")
     finish(client.database, "job", RunState.SUCCEEDED, RunState.FAILED)
     client.database.execute(
         "INSERT INTO activity (tenant, at, grain, queue, lane, state, runs, stages, took, slowest)"
@@ -120,7 +120,7 @@ def test_share_of_failures_leaves_skips_and_cancellations_out(client: ApiClient)
 
 
 def test_activity_has_bins_with_states_and_stages(client: ApiClient) -> None:
-    submit(client.database, "job", retry={"max_attempts": 1})
+    client.database.submit("job", retry={"max_attempts": 1})
     finish(client.database, "job", RunState.SUCCEEDED, RunState.SUCCEEDED, RunState.FAILED)
     now = client.database.now()
     since, until = (now - timedelta(hours=1)).isoformat(), (now + timedelta(hours=1)).isoformat()
@@ -155,16 +155,16 @@ def test_spans_are_bounded_and_refusals_name_the_field(client: ApiClient) -> Non
 
 def test_upcoming_counts_each_job_at_its_next_time(client: ApiClient) -> None:
     for number in range(5):
-        submit(client.database, f"every-{number}", schedule={"interval": "10m"})
-    submit(client.database, "paused", schedule={"interval": "10m"})
-    apply_batch(client.database, about("job.pause", "paused"))
+        client.database.submit(f"every-{number}", schedule={"interval": "10m"})
+    client.database.submit("paused", schedule={"interval": "10m"})
+    client.database.apply_batch(about("job.pause", "paused"))
     found = read(client, "upcoming", step=300)
     assert (found["jobs"], found["at_least"], len(found["bins"])) == (5, False, 12)
     assert sum(each["jobs"] for each in found["bins"]) == 5
 
 
 def test_slowest_runs_are_those_with_the_longest_attempts(client: ApiClient) -> None:
-    submit(client.database, HOSTILE)
+    client.database.submit(HOSTILE)
     ended = finish(client.database, HOSTILE, *[RunState.SUCCEEDED] * 2)
     found = read(client, "runs/slowest")["runs"]
     assert {each["run"]["run_id"] for each in found} == set(ended)
@@ -175,9 +175,9 @@ def test_slowest_runs_are_those_with_the_longest_attempts(client: ApiClient) -> 
 
 
 def test_tenant_sees_its_own_figures_alone(database: Database, client: ApiClient) -> None:
-    submit(database, "job")
+    database.submit("job")
     finish(database, "job", RunState.SUCCEEDED)
-    trigger(database)
+    database.trigger()
     database.execute("INSERT INTO tenants (tenant) VALUES ('acme')")
     with answering(database, token="correct-horse-battery") as keyed:
         keyed.headers["Authorization"] = f"Bearer {key_of(database, tenant='acme')}"

@@ -16,8 +16,8 @@ from schemathesis.generation import GenerationMode
 from schemathesis.specs.openapi import checks as openapi_checks
 
 from tests.control.api.answering import answer_of, answering, enter
+from tests.fixtures.acts import ending
 from tests.fixtures.database import Database
-from tests.transitions.acts import begun, end, ending, submit, succeed, trigger
 from tidewheel.api_keys import Scope
 from tidewheel.control.api.app import NOUNS
 from tidewheel.control.client.client import Client
@@ -40,7 +40,7 @@ _METHODS = {"get", "head", "post", "put", "patch", "delete"}
 
 @pytest.fixture
 def client(database: Database) -> Iterator[httpx.Client]:
-    submit(database)
+    database.submit()
     with answering(database) as made:
         yield made
 
@@ -108,7 +108,7 @@ def test_bodies_and_answers_have_names_and_all_their_fields(client: httpx.Client
 
 def test_examples_of_bodies_are_accepted(client: httpx.Client, database: Database) -> None:
     """Those of executors, task tokens and ids need rows that exist."""
-    submit(database, "nightly", schedule="0 2 * * *")
+    database.submit("nightly", schedule="0 2 * * *")
     document = answer_of(client.get("/api/v1/openapi.json"))
     for path, methods in document["paths"].items():
         if "/jobs" not in path or path.endswith(":release"):
@@ -124,11 +124,11 @@ def test_examples_of_bodies_are_accepted(client: httpx.Client, database: Databas
 @pytest.mark.parametrize("mode", [GenerationMode.POSITIVE, GenerationMode.NEGATIVE], ids=str)
 def test_generated_requests_find_nothing(database: Database, mode: GenerationMode) -> None:
     """No internal error, no undocumented answer, no accepted request that the document forbids."""
-    submit(database)
-    started = begun(database)
-    end(database, ending(started, RunState.FAILED, error_type="ValueError", error_message="no"))
-    succeed(database, begun(database))
-    trigger(database, delay="1h")
+    database.submit()
+    started = database.begun()
+    database.end(ending(started, RunState.FAILED, error_type="ValueError", error_message="no"))
+    database.succeed(database.begun())
+    database.trigger(delay="1h")
     names = ["status_code_conformance", "content_type_conformance", "response_schema_conformance", "unsupported_method"]
     if mode is GenerationMode.NEGATIVE:
         names.append("negative_data_rejection")

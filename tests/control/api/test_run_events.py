@@ -14,9 +14,9 @@ import psutil
 import pytest
 
 from tests.control.api.answering import NO_ROOTS, ApiClient, answering, enter, refusal
+from tests.fixtures.acts import ending
 from tests.fixtures.database import ClockedDatabase, Database
 from tests.fixtures.services import until
-from tests.transitions.acts import begun, copy_ends, ending, submit, succeed, trigger
 from tests.transitions.stepping import in_background
 from tidewheel.clock import monotonic_seconds
 from tidewheel.control.api import app, connections, run_events
@@ -43,7 +43,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def client(database: Database) -> Iterator[httpx.Client]:
-    submit(database)
+    database.submit()
     with answering(database) as made:
         yield made
 
@@ -74,14 +74,14 @@ def test_changes_of_a_run_are_streamed_in_order_and_a_new_stream_goes_on_after_t
 ) -> None:
     with following(client) as stream:
         assert next(stream) == {"opened": True}
-        started = begun(database)
+        started = database.begun()
         seen_states = (each["data"]["status"] for each in stream)
         assert next(each for each in seen_states if each != "queued") == "running", "a slow look may see it queued"
-        succeed(database, started)
+        database.succeed(started)
         ended = next(stream)
         assert (ended["data"]["run_id"], ended["data"]["status"]) == (str(started.run_id), "succeeded")
-    missed = begun(database)
-    succeed(database, missed)
+    missed = database.begun()
+    database.succeed(missed)
     with following(client, ended["id"]) as stream:
         seen: list[str] = []
         while str(missed.run_id) not in seen:
@@ -95,11 +95,11 @@ def ended(stream: Iterator[dict[str, Any]]) -> dict[str, Any]:
 
 
 def test_stream_of_a_job_has_no_other_jobs_runs(client: httpx.Client, database: Database) -> None:
-    submit(database, "other")
+    database.submit("other")
     with following(client, query="?job=other") as stream:
         next(stream)
-        succeed(database, begun(database))
-        mine = begun(database, "other")
+        database.succeed(database.begun())
+        mine = database.begun("other")
         assert next(stream)["data"]["run_id"] == str(mine.run_id)
 
 
@@ -115,7 +115,7 @@ def test_stream_that_cannot_be_opened_is_refused(
 def test_streams_and_lists_leave_heartbeats_their_threads(client: httpx.Client, database: Database) -> None:
     """While every thread of reads and streams waits for a lock, beats go on."""
     executor = enter(client)
-    trigger(database)
+    database.trigger()
 
     def read() -> None:
         with (
@@ -133,12 +133,12 @@ def test_streams_and_lists_leave_heartbeats_their_threads(client: httpx.Client, 
 
 def test_end_that_is_committed_after_a_later_one_is_sent(client: httpx.Client, database: Database) -> None:
     """An open stream sends it, and so does one that begins again behind the later one."""
-    early = begun(database)
+    early = database.begun()
     with following(client) as stream, database.transaction() as held:
         next(stream)
         finish_runs(held, database.installation, [ending(early, RunState.SUCCEEDED)])
-        late = begun(database)
-        succeed(database, late)
+        late = database.begun()
+        database.succeed(late)
         last = ended(stream)
         assert last["data"]["run_id"] == str(late.run_id)
         held.execute("COMMIT")
@@ -148,21 +148,21 @@ def test_end_that_is_committed_after_a_later_one_is_sent(client: httpx.Client, d
 
 
 def test_end_whose_transaction_lasts_long_is_sent_once(clocked: ClockedDatabase) -> None:
-    submit(clocked)
+    clocked.submit()
     with answering(clocked) as client:
-        early = begun(clocked)
+        early = clocked.begun()
         with following(client) as stream, clocked.transaction() as held:
             next(stream)
             finish_runs(held, clocked.installation, [ending(early, RunState.SUCCEEDED)])
             for _ in range(2):
                 clocked.advance(timedelta(seconds=20))
-                succeed(clocked, begun(clocked))
+                clocked.succeed(clocked.begun())
                 ended(stream)
             held.execute("COMMIT")
             found = ended(stream)
             assert (found["data"]["run_id"], "id" in found) == (str(early.run_id), False)
-            last = begun(clocked)
-            succeed(clocked, last)
+            last = clocked.begun()
+            clocked.succeed(last)
             assert ended(stream)["data"]["run_id"] == str(last.run_id)
 
 
@@ -174,12 +174,12 @@ def test_ends_of_one_instant_are_sent_once_however_many_are_remembered(
         monkeypatch.setattr(module, "ENDS", 7)
     with following(client) as stream:
         next(stream)
-        succeed(database, begun(database))
+        database.succeed(database.begun())
         ended(stream)
         with database.transaction() as connection:
             connection.execute(COPY_END, {"runs": 30})
-        last = begun(database)
-        succeed(database, last)
+        last = database.begun()
+        database.succeed(last)
         seen = {ended(stream)["data"]["run_id"] for _ in range(31)}
         assert len(seen) == 31
         assert str(last.run_id) in seen
@@ -194,8 +194,8 @@ def test_id_that_is_none_of_a_stream_is_refused(shared_client: ApiClient) -> Non
 def test_stream_after_an_id_of_the_future_begins_now(client: httpx.Client, database: Database) -> None:
     with following(client, "9999-12-31T23:59:59.999999Z") as stream:
         assert next(stream) == {"opened": True}
-        started = begun(database)
-        succeed(database, started)
+        started = database.begun()
+        database.succeed(started)
         assert ended(stream)["data"]["run_id"] == str(started.run_id)
 
 
@@ -253,8 +253,8 @@ def test_stream_whose_client_stops_reading_ends_and_takes_nothing_from_beats(
 ) -> None:
     """Either limit on what was sent and not read disconnects it; an honest stream goes on."""
     since = database.now().isoformat()
-    succeed(database, begun(database))
-    copy_ends(database, ENDS, size=SIZE)
+    database.succeed(database.begun())
+    database.copy_ends(ENDS, size=SIZE)
     monkeypatch.setattr(connections, limit, value)
     executor = enter(client)
     with following(client) as honest, ExitStack() as held:
@@ -273,7 +273,7 @@ def test_stream_whose_client_stops_reading_ends_and_takes_nothing_from_beats(
         assert sorted(took)[len(took) // 2] < 0.25  # of a heartbeat each second
         came = sum(len(all_that_comes(each)) for each in stalled)
         assert came < STALLED * ENDS * SIZE / 2, "what was not read was not written"
-        last = begun(database)
+        last = database.begun()
         assert next(honest)["data"]["run_id"] == str(last.run_id)
 
 

@@ -10,8 +10,8 @@ import pytest
 
 from tests.control.api.answering import answer_of, answering, enter, every_page, refusal
 from tests.control.client.test_dead_letters import work_off
+from tests.fixtures.acts import ending
 from tests.fixtures.database import Database
-from tests.transitions.acts import begin, begun, end, ending, requeue, submit, succeed, trigger
 from tidewheel.nouns.dead_letters import operations as dead_letters
 from tidewheel.nouns.runs import reads as reads
 from tidewheel.runs import AttemptOutcome, RunState
@@ -22,8 +22,8 @@ _PURGE = "/api/v1/dead-letters:purge"
 
 @pytest.fixture
 def client(database: Database) -> Iterator[httpx.Client]:
-    submit(database, "job", labels={"team": "billing"})
-    submit(database, "other", lane="batch")
+    database.submit("job", labels={"team": "billing"})
+    database.submit("other", lane="batch")
     with answering(database) as made:
         yield made
 
@@ -33,16 +33,16 @@ def ids(answer: httpx.Response) -> list[str]:
 
 
 def failed(database: Database) -> str:
-    started = begun(database)
-    end(database, ending(started, RunState.FAILED, error_type="ValueError", error_message="no"))
+    started = database.begun()
+    database.end(ending(started, RunState.FAILED, error_type="ValueError", error_message="no"))
     return str(started.run_id)
 
 
 def test_each_filter_lists_its_runs(client: httpx.Client, database: Database) -> None:
     bad = failed(database)
-    done = begun(database)
-    succeed(database, done)
-    batch = str(trigger(database, "other"))
+    done = database.begun()
+    database.succeed(done)
+    batch = str(database.trigger("other"))
     asked = {
         "status=failed": [bad],
         "status=succeeded": [str(done.run_id)],
@@ -63,16 +63,16 @@ def test_list_goes_on_where_its_page_has_looked_at_its_share(
     client: httpx.Client, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(reads, "LOOKED_AT", 4)
-    wanted = str(trigger(database, "other"))
+    wanted = str(database.trigger("other"))
     for _ in range(9):
-        succeed(database, begun(database))
+        database.succeed(database.begun())
     pages = list(every_page(client, "/api/v1/runs", lane="batch"))
     assert [run["run_id"] for page in pages for run in page["runs"]] == [wanted]
     assert [page["at_least"] for page in pages[:-1]] == [True, True]
 
 
 def test_pages_hold_each_run_once(client: httpx.Client, database: Database) -> None:
-    runs = {str(trigger(database)) for _ in range(5)}
+    runs = {str(database.trigger()) for _ in range(5)}
     for path in ("/api/v1/runs", "/api/v1/jobs/job/runs"):
         pages = list(every_page(client, path, limit=2))
         assert {(page["total"], page["at_least"]) for page in pages} == {(5, False)}
@@ -81,7 +81,7 @@ def test_pages_hold_each_run_once(client: httpx.Client, database: Database) -> N
 
 
 def test_run_shows_its_attempts_result_and_output(client: httpx.Client, database: Database) -> None:
-    run_id = trigger(database)
+    run_id = database.trigger()
     executor = enter(client)
     executor.claim(run_id)
     assert executor.finish(run_id, "succeeded", result={"rows": 7}, output="done\n") == "recorded"
@@ -97,7 +97,7 @@ def test_run_shows_its_attempts_result_and_output(client: httpx.Client, database
 
 
 def test_cancel_and_retry_answer_as_requests_of_intake(client: httpx.Client, database: Database) -> None:
-    run_id = trigger(database)
+    run_id = database.trigger()
     path = f"/api/v1/runs/{run_id}"
     refused = refusal(client.post(f"{path}:retry"), HTTPStatus.UNPROCESSABLE_ENTITY)
     assert refused["errors"][0]["path"] == "run_id"
@@ -112,14 +112,14 @@ def test_cancel_and_retry_answer_as_requests_of_intake(client: httpx.Client, dat
 def test_retry_with_the_next_attempt_makes_it_due_and_a_second_one_changes_nothing(
     client: httpx.Client, database: Database
 ) -> None:
-    started = begun(database)
-    requeue(database, started, AttemptOutcome.FAILED, timedelta(hours=1))
+    started = database.begun()
+    database.requeue(started, AttemptOutcome.FAILED, timedelta(hours=1))
     path = f"/api/v1/runs/{started.run_id}"
     answers = [client.post(f"{path}:retry", json={"attempt": 2}) for _ in range(2)]
     assert [each.status_code for each in answers] == [HTTPStatus.OK, HTTPStatus.OK]
     document = {"run_id": str(started.run_id), "run_status": "retrying"}
     assert [each.json() for each in answers] == [{**document, "unchanged": False}, {**document, "unchanged": True}]
-    begin(database, started.run_id)
+    database.begin(started.run_id)
     assert client.post(f"{path}:retry", json={"attempt": 2}).json()["run_status"] == "running"
     refused = refusal(client.post(f"{path}:retry", json={"attempt": 2, "delay": "1s"}), HTTPStatus.UNPROCESSABLE_ENTITY)
     assert refused["errors"][0]["path"] == "delay"
@@ -127,7 +127,7 @@ def test_retry_with_the_next_attempt_makes_it_due_and_a_second_one_changes_nothi
 
 def test_another_tenants_rows_are_not_seen(client: httpx.Client, database: Database) -> None:
     database.execute("INSERT INTO tenants (tenant) VALUES ('acme')")
-    run_id, bad = trigger(database), failed(database)
+    run_id, bad = database.trigger(), failed(database)
     number = database.value("SELECT id FROM dead_letters WHERE run_id = %s", [bad])
     for path in ("runs", "jobs", "dead-letters", "works", "cancellations"):
         answer = answer_of(client.get(f"/api/v1/{path}?tenant=acme"))
@@ -214,7 +214,7 @@ def test_dead_letters_are_grouped_by_cause_with_the_versions_that_failed(
 ) -> None:
     for _ in range(2):
         failed(database)
-    submit(database, retry={"max_attempts": 1}, labels={"team": "billing", "tier": "1"})
+    database.submit(retry={"max_attempts": 1}, labels={"team": "billing", "tier": "1"})
     failed(database)
     path = "/api/v1/dead-letters/groups"
     found = answer_of(client.get(path))
@@ -228,7 +228,7 @@ def test_dead_letters_are_grouped_by_cause_with_the_versions_that_failed(
 
 
 def test_runs_are_cancelled_by_filter_with_a_dry_run_and_the_progress(client: httpx.Client, database: Database) -> None:
-    runs = {str(trigger(database)) for _ in range(3)}
+    runs = {str(database.trigger()) for _ in range(3)}
     path, body = "/api/v1/runs:cancel", {"key": "job", "reason": "wrong data"}
     planned = answer_of(client.post(path, json={**body, "dry_run": True}))
     assert (planned["cancellation_id"], planned["matched"], planned["at_least"]) == (None, 3, False)

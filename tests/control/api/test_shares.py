@@ -22,10 +22,10 @@ from tests.control.api.test_token_kinds import IN_PATH
 from tests.control.console.pages import HTML, fields_of, typed_in
 from tests.control.console.seeded import Ids, seed
 from tests.control.test_every_view import PAGE_QUERIES, QUERIES
+from tests.fixtures.acts import submission
 from tests.fixtures.database import ClockedDatabase, Database
 from tests.fixtures.services import until
 from tests.intake.waiting import token_of, waiting
-from tests.transitions.acts import apply_batch, submission, submit
 from tidewheel.clock import monotonic_seconds
 from tidewheel.control.api import authorization, key_check, request_input, run_events, workers
 from tidewheel.control.client.client import Client
@@ -63,7 +63,7 @@ def door(database: Database) -> Iterator[ApiClient]:
     """An API with jobs of two tenants; its client shows no key."""
     database.execute("INSERT INTO tenants (tenant) VALUES ('acme')")
     for tenant in ("default", "acme"):
-        apply_batch(database, submission() | {"tenant": tenant})
+        database.apply_batch(submission() | {"tenant": tenant})
     with answering(database, token=TOKEN, api_connections_per_address=500) as client:
         del client.headers["Authorization"]
         yield client
@@ -123,7 +123,7 @@ def test_request_that_met_a_lock_is_answered_once_the_lock_is_free(door: ApiClie
 
 def test_change_of_a_backfill_waits_for_a_batch_of_its_runs(door: ApiClient) -> None:
     database, key = door.database, created(door.database)
-    apply_batch(database, submission("hourly", schedule={"cron": "0 * * * *"}))
+    database.apply_batch(submission("hourly", schedule={"cron": "0 * * * *"}))
     past = {"from": "2026-01-01T00:00:00Z", "to": "2026-01-02T00:00:00Z", "versions": "current"}
     path = door.post("/api/v1/jobs/hourly:backfill", json=past, headers=with_key(key)).headers["location"]
     with database.transaction() as holder, ThreadPoolExecutor(1) as threads:
@@ -305,7 +305,7 @@ def test_streams_of_a_key_and_of_a_tenant_leave_half_to_others(
 def test_strangers_keep_out_neither_static_files_nor_sign_in_nor_tokens_in_bodies(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    submit(database)
+    database.submit()
     started = waiting(database)
     token = token_of(database, started)
     monkeypatch.setattr(authorization, "_TURN_SECONDS", 3600.0)

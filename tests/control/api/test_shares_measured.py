@@ -19,8 +19,8 @@ import tidewheel
 from tests.control.api.answering import NO_ROOTS
 from tests.control.api.test_keys import TOKEN, created, with_key
 from tests.control.api.test_shares import job_of
+from tests.fixtures.acts import submission
 from tests.fixtures.services import LONG_LEASE, ROLES, Fleet
-from tests.transitions.acts import apply_batch, submission
 from tidewheel.clock import monotonic_seconds
 from tidewheel.local.daemon import free_port
 
@@ -96,7 +96,7 @@ def test_flood_of_one_tenant_leaves_another_its_times(fleet: Fleet, kind: str) -
     database, port = fleet.database, free_port()
     database.execute("INSERT INTO tenants (tenant) VALUES ('acme')")
     for tenant in ("default", "acme"):
-        apply_batch(database, submission() | {"tenant": tenant})
+        database.apply_batch(submission() | {"tenant": tenant})
     fleet.start("api", API_PORT=str(port), API_TOKEN=TOKEN, API_CONNECTIONS_PER_ADDRESS="500")
     fleet.wait_started()
     base = f"http://127.0.0.1:{port}"
@@ -130,9 +130,9 @@ def test_flood_of_one_tenant_leaves_another_its_starts(fleet: Fleet, kind: str, 
     """Start a tenant's timers on time beside requests of another, whose triggers executors also run."""
     database, port = fleet.database, free_port()
     database.execute("INSERT INTO tenants (tenant) VALUES ('acme')")
-    apply_batch(database, submission(target="note"))
+    database.apply_batch(submission(target="note"))
     timers = [submission(key=f"timer-{n}", schedule="@every 1s", target="note") | {"tenant": "acme"} for n in range(20)]
-    apply_batch(database, *timers)
+    database.apply_batch(*timers)
     for role in ROLES:
         fleet.start(role, LEASE=LONG_LEASE)
     fleet.start("api", API_PORT=str(port), API_TOKEN=TOKEN)

@@ -19,7 +19,6 @@ from tests.control.api.answering import answering, enter, refusal
 from tests.fixtures.database import Database
 from tests.fixtures.services import until
 from tests.intake.waiting import token_of, waiting
-from tests.transitions.acts import submit
 from tidewheel.clock import monotonic_seconds
 from tidewheel.control.api import app, request_input
 
@@ -69,7 +68,7 @@ def stranger(client: httpx.Client, said: bytes = b"") -> Generator[socket.socket
 
 
 def test_no_answer_to_a_stranger_shows_anything_of_the_database(database: Database) -> None:
-    submit(database)
+    database.submit()
     token = token_of(database, waiting(database))
     nowhere = Database(make_conninfo(database.url, dbname="hidden_name"), database.installation)
     told = conninfo_to_dict(database.url)

@@ -11,7 +11,6 @@ from psycopg.conninfo import make_conninfo
 from tests.control.api.answering import answering, refusal
 from tests.fixtures.database import Database
 from tests.intake.waiting import token_of, waiting
-from tests.transitions.acts import completions, final_state, open_run, submit
 from tidewheel.task_tokens import task_token
 from tidewheel.transitions.claim import Started
 
@@ -23,7 +22,7 @@ def client(database: Database) -> Iterator[httpx.Client]:
 
 
 def a_waiting_run(database: Database) -> Started:
-    submit(database)
+    database.submit()
     return waiting(database)
 
 
@@ -37,7 +36,7 @@ def test_task_token_alone_authorizes(client: httpx.Client, database: Database, i
         f"/api/v1/runs/{started.run_id}:complete", json=body if in_header else body | {"token": token}, headers=headers
     )
     assert answer.json() == {"run_id": str(started.run_id), "run_status": "failed"}
-    assert final_state(database, started.run_id)[0] == "failed"
+    assert database.final_state(started.run_id)[0] == "failed"
 
 
 def test_a_heartbeat_keeps_progress_and_checkpoint(client: httpx.Client, database: Database) -> None:
@@ -49,7 +48,7 @@ def test_a_heartbeat_keeps_progress_and_checkpoint(client: httpx.Client, databas
     )
     assert answer.json() == {"run_id": str(started.run_id), "run_status": "waiting"}
     assert database.rows("SELECT progress, checkpoint FROM run_inputs") == [(b'{"done":3}', b"[1,2]")]
-    assert open_run(database, started.run_id).state == "waiting"
+    assert database.open_run(started.run_id).state == "waiting"
 
 
 def test_repeated_request_id_gets_the_first_reply_and_another_completion_changes_nothing(
@@ -62,7 +61,7 @@ def test_repeated_request_id_gets_the_first_reply_and_another_completion_changes
     assert (again.status_code, again.json()) == (HTTPStatus.OK, first.json())
     told = refusal(client.post(path, json={"status": "failed"}, headers=bearer), HTTPStatus.CONFLICT)
     assert told["code"] == "attempt_over"
-    assert len(completions(database)) == 1
+    assert len(database.completions()) == 1
 
 
 @pytest.mark.parametrize("verb", ["complete", "heartbeat"])
@@ -98,4 +97,4 @@ def test_token_of_another_run_and_request_of_another_kind_are_refused(client: ht
     body = {"type": "run.heartbeat", "token": token_of(database, started)}
     answer = client.post(f"/api/v1/runs/{started.run_id}:complete", json=body, headers={"Authorization": ""})
     assert refusal(answer, HTTPStatus.UNPROCESSABLE_ENTITY)["errors"][0]["path"] == "type"
-    assert open_run(database, started.run_id).state == "waiting"
+    assert database.open_run(started.run_id).state == "waiting"

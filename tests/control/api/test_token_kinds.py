@@ -18,7 +18,6 @@ from tests.control.api.answering import NO_ROOTS, ApiClient, answer_of, answerin
 from tests.control.console.pages import HTML, TOKEN, fields_of, key_of, signed_in
 from tests.fixtures.database import Database
 from tests.intake.waiting import token_of, waiting
-from tests.transitions.acts import submit
 from tidewheel.api_keys import Scope
 from tidewheel.control.console.sign_in import COOKIE
 from tidewheel.control.console.urls import PATHS
@@ -72,7 +71,7 @@ class Tokens:
 
 @pytest.fixture
 def tokens(database: Database) -> Iterator[Tokens]:
-    submit(database)
+    database.submit()
     kinds: dict[str, str] = {scope: key_of(database, scope, all_tenants=True) for scope in Scope}
     kinds |= {"the token of executors": TOKEN, "a task token": token_of(database, waiting(database))}
     [(_, signature)] = database.signed("t", b"k", b"v")

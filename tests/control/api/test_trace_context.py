@@ -9,7 +9,6 @@ from tests.control.api.answering import ApiClient, answer_of, answering
 from tests.control.api.test_conventions import a_past_day
 from tests.fixtures.database import Database
 from tests.scheduler.backfills import make_batch
-from tests.transitions.acts import begin, requests, submit, succeed
 from tests.transitions.test_after_end import headers
 
 SENT, OTHER = f"00-{'a' * 32}-{'b' * 16}-01", f"00-{'c' * 32}-{'d' * 16}-01"
@@ -18,17 +17,17 @@ TRIGGER = "/api/v1/jobs/job:trigger"
 
 @pytest.fixture
 def client(database: Database) -> Iterator[ApiClient]:
-    submit(database, schedule="0 * * * *")
+    database.submit(schedule="0 * * * *")
     with answering(database) as made:
         yield made
 
 
 def trace_of(client: ApiClient, run_id: str) -> str | None:
     """Return the trace of a run, which its message, its completion and the API have alike."""
-    [message] = [each for each in requests(client.database) if each.run_id == run_id]
+    [message] = [each for each in client.database.requests() if each.run_id == run_id]
     assert answer_of(client.get(f"/api/v1/runs/{run_id}"))["traceparent"] == message.traceparent
-    started = begin(client.database, UUID(run_id))
-    succeed(client.database, started)
+    started = client.database.begin(UUID(run_id))
+    client.database.succeed(started)
     sent = headers(client.database)[run_id].get(b"traceparent")
     assert (sent and sent.decode()) == message.traceparent
     return message.traceparent
@@ -43,7 +42,7 @@ def test_trigger_retry_and_backfill_carry_the_trace_of_the_call(client: ApiClien
     backfill = client.post("/api/v1/jobs/job:backfill", json=a_past_day(), headers=traced).json()["backfill_id"]
     assert make_batch(database, UUID(backfill)) > 0
     before = {run_id, retried}
-    assert {each.traceparent for each in requests(database) if each.run_id not in before} == {SENT}
+    assert {each.traceparent for each in database.requests() if each.run_id not in before} == {SENT}
 
 
 def test_repeated_call_in_another_trace_is_the_same_call_and_later_calls_have_no_trace(client: ApiClient) -> None:

@@ -10,7 +10,6 @@ from tests.control.api.answering import answer_of, answering, refusal
 from tests.control.cli.command import json_output, tidewheel
 from tests.fixtures.database import Database
 from tests.scheduler.backfills import accept
-from tests.transitions.acts import submit
 from tidewheel.control.client.client import Client
 from tidewheel.errors import InvalidInput
 from tidewheel.nouns.works.operations import Kind
@@ -20,7 +19,7 @@ from tidewheel.transitions.works import NewWork, add_work
 @pytest.fixture
 def works(database: Database) -> list[str]:
     """Two backfills, then four retries of one instant; the ids of all, the newest first."""
-    submit(database, schedule="* * * * *")
+    database.submit(schedule="* * * * *")
     now = database.now()
     found = [
         accept(database, now - timedelta(hours=2), now - timedelta(hours=1), versions="current", request_id=each)

@@ -15,9 +15,9 @@ import pytest
 
 from tests.control.api.answering import answer_of, answering
 from tests.control.cli.command import json_output, process, tidewheel
+from tests.fixtures.acts import EXECUTOR, ending
 from tests.fixtures.database import ClockedDatabase
 from tests.strict_types import ROOT
-from tests.transitions.acts import EXECUTOR, begin, begun, end, ending, requeue, submit, succeed, trigger
 from tidewheel.control.archive import containers, export
 from tidewheel.control.archive.days import locked_archive, read_manifest
 from tidewheel.control.archive.lookup import find_record
@@ -112,20 +112,20 @@ def shown(database: ClockedDatabase, run_id: UUID) -> dict[str, Any]:
 
 
 def failed(database: ClockedDatabase) -> UUID:
-    started = begun(database, payload={"to": "a"}, labels={"run": "own"}, request_id="r-1")
-    requeue(database, started, AttemptOutcome.FAILED)
-    again = begin(database, started.run_id)
-    end(database, ending(again, RunState.FAILED, error_type="ValueError", error_message="no"))
+    started = database.begun(payload={"to": "a"}, labels={"run": "own"}, request_id="r-1")
+    database.requeue(started, AttemptOutcome.FAILED)
+    again = database.begin(started.run_id)
+    database.end(ending(again, RunState.FAILED, error_type="ValueError", error_message="no"))
     return started.run_id
 
 
 def timed_out_between_attempts(database: ClockedDatabase) -> UUID:
-    started, no_delay = begun(database), timedelta(0)
+    started, no_delay = database.begun(), timedelta(0)
     failure = Requeue(started.run_id, started.attempt, EXECUTOR, AttemptOutcome.FAILED, no_delay, "ValueError", "no")
     assert database.within(requeue_runs, database.installation, [failure]).runs
     error_type = "timeout_schedule_to_close"
     late = RunEnd(started.run_id, started.attempt, RunState.TIMED_OUT, error_type=error_type, error_message="too late")
-    end(database, late)
+    database.end(late)
     return started.run_id
 
 
@@ -143,10 +143,10 @@ def tenants_of(archive: Path, day: date) -> list[str]:
 
 
 def test_archived_run_is_found_by_its_id_through_every_door(clocked: ClockedDatabase, archive: Path, day: date) -> None:
-    submit(clocked, labels={"team": "billing"}, retry={"max_attempts": 2})
-    started = begun(clocked)
-    succeed(clocked, started)
-    bad, open_run, late = failed(clocked), trigger(clocked, delay="2h"), timed_out_between_attempts(clocked)
+    clocked.submit(labels={"team": "billing"}, retry={"max_attempts": 2})
+    started = clocked.begun()
+    clocked.succeed(started)
+    bad, open_run, late = failed(clocked), clocked.trigger(delay="2h"), timed_out_between_attempts(clocked)
     before = {run_id: shown(clocked, run_id) for run_id in (started.run_id, bad)}
     assert shown(clocked, late)["error_message"] == "too late"
     done = close(clocked)
@@ -182,7 +182,7 @@ def test_archived_run_is_found_by_its_id_through_every_door(clocked: ClockedData
 def test_verify_finds_each_flipped_bit_missing_and_added_file(
     clocked: ClockedDatabase, archive: Path, day: date, small: None
 ) -> None:
-    submit(clocked)
+    clocked.submit()
     clocked.execute(ADD_RUNS, {"at": clocked.now(), "tenants": ["default", "acme"], "runs": 30})
     close(clocked)
     assert tidewheel(clocked, "admin", "archive", "verify").lines[-1].endswith(": all intact")
@@ -222,7 +222,7 @@ def test_verify_finds_each_flipped_bit_missing_and_added_file(
 def test_repeat_writes_the_same_files_and_adopts_what_stands(
     clocked: ClockedDatabase, archive: Path, day: date, small: None
 ) -> None:
-    submit(clocked)
+    clocked.submit()
     failed(clocked)
     clocked.execute(ADD_RUNS, {"at": clocked.now(), "tenants": ["default"], "runs": 20})
     close(clocked)
@@ -274,7 +274,7 @@ def test_first_day_is_whole_whatever_retention_does(
 def test_forgotten_archive_is_adopted_with_the_days_that_are_dropped(
     clocked: ClockedDatabase, archive: Path, day: date, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    submit(clocked)
+    clocked.submit()
     bad = failed(clocked)
     close(clocked)
     json_output(clocked, "admin", "archive", "forget", "--yes")
@@ -292,7 +292,7 @@ def test_forgotten_archive_is_adopted_with_the_days_that_are_dropped(
 def test_reader_of_a_day_that_is_written_again_finds_its_run(
     clocked: ClockedDatabase, archive: Path, day: date
 ) -> None:
-    submit(clocked)
+    clocked.submit()
     bad = failed(clocked)
     clocked.execute(ADD_RUNS, {"at": clocked.now(), "tenants": ["acme"], "runs": 1})
     close(clocked)
@@ -314,7 +314,7 @@ def test_reader_of_a_day_that_is_written_again_finds_its_run(
 
 def test_day_is_dropped_only_when_it_is_closed_and_archived(clocked: ClockedDatabase, day: date) -> None:
     """`complete_in` writes an end that its caller may commit hours later."""
-    submit(clocked)
+    clocked.submit()
     pass_day(clocked, timedelta(0))
     assert [each["day"] for each in json_output(clocked, "admin", "archive", "run")["archived"]] == [str(day - DAY)]
     late = clocked.connection()
@@ -333,7 +333,7 @@ def test_folder_without_the_last_day_is_not_the_archive(
     clocked: ClockedDatabase, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A disk that is not mounted: a day that is written there leaves the database."""
-    submit(clocked)
+    clocked.submit()
     pass_day(clocked, timedelta(0))
     assert json_output(clocked, "admin", "archive", "run")["archived"]
     other = tmp_path / "other"
@@ -345,7 +345,7 @@ def test_folder_without_the_last_day_is_not_the_archive(
 
 def test_deleted_tenant_leaves_the_archive(clocked: ClockedDatabase, archive: Path, day: date, small: None) -> None:
     names = ["a-1", "acme", "Acme", "default"]
-    submit(clocked)
+    clocked.submit()
     clocked.execute(ADD_RUNS, {"at": clocked.now(), "tenants": names, "runs": 25})
     close(clocked)
     json_output(clocked, "admin", "archive", "restore", day)
@@ -372,7 +372,7 @@ def test_deleted_tenant_leaves_the_archive(clocked: ClockedDatabase, archive: Pa
 def test_restored_day_is_readable_by_sql_and_its_facts_by_any_reader(
     clocked: ClockedDatabase, archive: Path, day: date
 ) -> None:
-    submit(clocked, labels={"team": "billing"})
+    clocked.submit(labels={"team": "billing"})
     bad = failed(clocked)
     close(clocked)
     drop(clocked, day)
@@ -397,9 +397,9 @@ def test_unread_archive_is_named_where_a_run_is_missing(
     clocked: ClockedDatabase, day: date, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The database knows the archived days, also where no setting names the archive."""
-    submit(clocked)
-    started = begun(clocked)
-    succeed(clocked, started)
+    clocked.submit()
+    started = clocked.begun()
+    clocked.succeed(started)
     close(clocked)
     drop(clocked, day)
     monkeypatch.delenv("TIDEWHEEL_ARCHIVE")
@@ -417,7 +417,7 @@ def test_unread_archive_is_named_where_a_run_is_missing(
 def test_restore_from_a_wrong_folder_names_folder_and_setting(
     clocked: ClockedDatabase, day: date, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    submit(clocked)
+    clocked.submit()
     close(clocked)
     monkeypatch.setenv("TIDEWHEEL_ARCHIVE", str(tmp_path / "other"))
     done = tidewheel(clocked, "admin", "archive", "restore", day)
@@ -428,7 +428,7 @@ def test_restore_from_a_wrong_folder_names_folder_and_setting(
 
 
 def test_drop_of_a_day_that_is_not_restored_is_refused(clocked: ClockedDatabase, archive: Path, day: date) -> None:
-    submit(clocked)
+    clocked.submit()
     clocked.execute(ADD_RUNS, {"at": clocked.now(), "tenants": ["default"], "runs": 2})
     close(clocked)
     for _ in range(2):
@@ -444,7 +444,7 @@ def test_drop_of_a_day_that_is_not_restored_is_refused(clocked: ClockedDatabase,
 
 @pytest.mark.parametrize("text", [b"{", b"{}", b"\xff"])
 def test_damaged_manifest_has_a_remedy(clocked: ClockedDatabase, archive: Path, day: date, text: bytes) -> None:
-    submit(clocked)
+    clocked.submit()
     close(clocked)
     path = archive / "days" / str(day) / "manifest.json"
     whole = path.read_bytes()
@@ -463,7 +463,7 @@ def test_manifest_names_no_file_outside_its_folder(
     clocked: ClockedDatabase, archive: Path, day: date, name: str
 ) -> None:
     """Its own checksum proves nothing: who can write it can compute that too."""
-    submit(clocked)
+    clocked.submit()
     close(clocked)
     folder = archive / "days" / str(day)
     whole = read_manifest(str(day), (folder / "manifest.json").read_bytes())
@@ -479,7 +479,7 @@ def test_example_of_the_page_reads_a_day(
 ) -> None:
     page = (ROOT / "docs/archive.md").read_text(encoding="utf-8")
     [example] = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
-    submit(clocked)
+    clocked.submit()
     failed(clocked)
     close(clocked)
     monkeypatch.chdir(archive)
@@ -492,7 +492,7 @@ def test_example_of_the_page_reads_a_day(
 def test_days_beyond_the_period_leave_their_facts(
     clocked: ClockedDatabase, archive: Path, day: date, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    submit(clocked)
+    clocked.submit()
     bad = failed(clocked)
     monkeypatch.setenv("TIDEWHEEL_ARCHIVE_RETENTION", "10d")
     close(clocked)
@@ -521,7 +521,7 @@ def test_manifest_of_another_writer_is_not_replaced(tmp_path: Path) -> None:
 def test_killed_archiver_is_continued_by_the_next_one(
     point: str, clocked: ClockedDatabase, archive: Path, day: date, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    submit(clocked)
+    clocked.submit()
     bad = failed(clocked)
     pass_day(clocked)
     monkeypatch.setenv("TIDEWHEEL_DATABASE_URL", clocked.url)

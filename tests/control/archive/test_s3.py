@@ -12,7 +12,6 @@ from moto.server import ThreadedMotoServer
 from tests.control.archive.test_archive import pass_day
 from tests.control.cli.command import json_output, tidewheel
 from tests.fixtures.database import ClockedDatabase
-from tests.transitions.acts import begun, submit, succeed
 from tidewheel.control.archive.stores import ManifestChanged, MissingFile, open_store
 from tidewheel.control.cli.exit_codes import ExitCode
 from tidewheel.errors import SettingsError, Unavailable
@@ -54,9 +53,9 @@ def environment(server: str, monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPa
 def test_day_is_archived_verified_and_read_in_a_bucket(clocked: ClockedDatabase) -> None:
     day = day_of(clocked.now())
     clocked.stop_clock(datetime.combine(day, time(12), UTC))
-    submit(clocked)
-    started = begun(clocked)
-    succeed(clocked, started)
+    clocked.submit()
+    started = clocked.begun()
+    clocked.succeed(started)
     pass_day(clocked)
     assert str(day) in [each["day"] for each in json_output(clocked, "admin", "archive", "run")["archived"]]
     assert tidewheel(clocked, "admin", "archive", "verify").code == 0

@@ -10,7 +10,6 @@ import pytest
 from tests.control.cli.command import process, tidewheel
 from tests.fixtures.database import Database
 from tests.strict_types import ROOT
-from tests.transitions.acts import submit
 from tidewheel.control.cli.exit_codes import ExitCode
 from tidewheel.control.cli.job_files import MAX_WHOLE_BYTES, read_jobs
 from tidewheel.control.client.bulk_load import SUBMIT_BATCH
@@ -76,7 +75,7 @@ def test_empty_document_is_no_job_and_prune_goes_on(database: Database, write: W
     """Issue 39, A2: it was a rejected job, so that nothing was pruned."""
     for empty in ("---\n---\n", "", "# no job\n", "---\n# no job\n---\nnull\n---\n~\n...\n"):
         for key in ("a", "old"):
-            submit(database, key)
+            database.submit(key)
         path = write("jobs.yaml", f"{empty}---\nkey: a\nschedule: manual\ntarget: send-email\n---\n{empty}")
         found = tidewheel(database, "apply", path, "--prune", "--all", "--output", "json")
         assert (found.code, found.err) == (0, "old: deleted\n"), empty
@@ -160,7 +159,7 @@ def test_cycle_in_a_file_is_spelled_and_other_jobs_are_applied(database: Databas
 
 
 def test_dry_run_reports_the_changes_and_writes_nothing(database: Database, write: Write) -> None:
-    submit(database, "b", target="another")
+    database.submit("b", target="another")
     done = tidewheel(database, "apply", write("jobs.jsonl", f"{GOOD}\n{OTHER}\n"), "--dry-run")
     assert done.lines[-1] == "dry run, nothing stored: 1 created, 1 updated, 0 unchanged, 0 rejected"
     assert keys(database) == ["b"]
@@ -250,7 +249,7 @@ def test_json_reports_an_interrupted_apply(database: Database, write: Write, bul
 
 
 def test_bulk_counts_existing_jobs_and_leaves_them_unchanged(database: Database, write: Write) -> None:
-    submit(database, "b", target="another")
+    database.submit("b", target="another")
     path = write("jobs.jsonl", f"{GOOD}\n{OTHER}\n{OTHER}\n")
     bulk = ("apply", "--bulk", "--processes", "1", path)
     assert tidewheel(database, *bulk).lines == ["1 created, 2 existed, 0 rejected"]
@@ -261,7 +260,7 @@ def test_bulk_counts_existing_jobs_and_leaves_them_unchanged(database: Database,
 def test_dry_run_names_each_job_and_its_fields_and_ends_with_a_code_for_pending_changes(
     database: Database, write: Write
 ) -> None:
-    submit(database, "a", schedule="@every 1m", target="send-email")
+    database.submit("a", schedule="@every 1m", target="send-email")
     path = write("jobs.jsonl", f"{GOOD}\n{OTHER}\n")
     done = tidewheel(database, "apply", path, "--dry-run", "--exit-code")
     assert (done.code, done.err) == (ExitCode.PENDING, "")

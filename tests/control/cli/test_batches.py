@@ -6,7 +6,6 @@ import pytest
 
 from tests.control.cli.command import json_output, tidewheel
 from tests.fixtures.database import Database
-from tests.transitions.acts import submit
 from tests.transitions.graphs import play
 from tidewheel.control.cli.exit_codes import ExitCode
 from tidewheel.runs import RunState
@@ -23,8 +22,8 @@ on:
 
 
 def test_a_batch_of_a_file_is_submitted_drawn_extended_and_closed(database: Database, tmp_path: Path) -> None:
-    submit(database)
-    submit(database, "bad", retry={"max_attempts": 1})
+    database.submit()
+    database.submit("bad", retry={"max_attempts": 1})
     file = tmp_path / "batch.yaml"
     file.write_text(BATCH)
     batch = json_output(database, "batch", "submit", "-f", file)["batch_id"]

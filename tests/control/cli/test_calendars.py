@@ -4,7 +4,6 @@ from pathlib import Path
 
 from tests.control.cli.command import json_output, tidewheel
 from tests.fixtures.database import Database
-from tests.transitions.acts import submit
 
 CHRISTMAS = """BEGIN:VCALENDAR
 BEGIN:VEVENT
@@ -64,7 +63,7 @@ def test_invalid_value_is_refused_with_its_place(database: Database) -> None:
 def test_calendars_are_listed_with_the_jobs_that_name_them(database: Database) -> None:
     assert tidewheel(database, "admin", "calendar", "list").lines == ["no calendars"]
     json_output(database, "admin", "calendar", "put", "closed", "--days", "2026-12-25", "--source", "the works council")
-    submit(database, "report", schedule={"cron": "0 9 * * *"}, exclude_calendars=["closed"])
+    database.submit("report", schedule={"cron": "0 9 * * *"}, exclude_calendars=["closed"])
     [listed] = json_output(database, "admin", "calendar", "list")["calendars"]
     assert (listed["name"], listed["days"], listed["weekdays"], listed["jobs"]) == ("closed", 1, [], 1)
     assert tidewheel(database, "admin", "calendar", "list").lines[-1].split() == [
@@ -81,10 +80,10 @@ def test_calendars_are_listed_with_the_jobs_that_name_them(database: Database) -
 
 def test_a_calendar_is_deleted_once_no_job_names_it(database: Database) -> None:
     json_output(database, "admin", "calendar", "put", "closed", "--days", "2026-12-25")
-    submit(database, "report", schedule={"cron": "0 9 * * *"}, exclude_calendars=["closed"])
+    database.submit("report", schedule={"cron": "0 9 * * *"}, exclude_calendars=["closed"])
     [refusal] = tidewheel(database, "admin", "calendar", "delete", "closed").refusals
     assert refusal.startswith("name: the job 'report' uses it")
-    submit(database, "report", schedule={"cron": "0 9 * * *"})
+    database.submit("report", schedule={"cron": "0 9 * * *"})
     assert json_output(database, "admin", "calendar", "delete", "closed") == {"name": "closed", "deleted": True}
     [refusal] = tidewheel(database, "admin", "calendar", "show", "closed").refusals
     assert refusal == "name: tenant 'default' has no calendar 'closed'; choose one of the list of calendars"

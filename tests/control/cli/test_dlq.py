@@ -6,9 +6,9 @@ import pytest
 
 from tests.control.cli.command import json_output, tidewheel
 from tests.control.client.test_dead_letters import fail, garble, work_off
+from tests.fixtures.acts import about
 from tests.fixtures.database import Database
 from tests.fixtures.services import until
-from tests.transitions.acts import about, apply_batch, job_runs, submit
 from tests.transitions.stepping import in_background
 from tidewheel.control.cli.exit_codes import ExitCode
 
@@ -18,8 +18,8 @@ ENDED = "SELECT count(*) > 0 FROM works WHERE finished_at IS NOT NULL"
 @pytest.fixture
 def letters(database: Database) -> Database:
     """Two runs given up, and a message that is no request."""
-    submit(database)
-    submit(database, "other")
+    database.submit()
+    database.submit("other")
     fail(database)
     fail(database, "other", error="Late")
     garble(database)
@@ -84,9 +84,9 @@ def test_dead_letters_are_redriven_by_id_and_by_filter(letters: Database) -> Non
     assert json_output(letters, "dlq", "redrive", "--all")["matched"] == 1, "runs, unless messages are named"
     assert json_output(letters, "dlq", "redrive", "--kind", "message")["matched"] == 1
     work_off(letters)
-    assert len(job_runs(letters)) == 2
+    assert len(letters.job_runs()) == 2
     assert numbers(letters, "--redriven") == [message, late, plain]
-    assert f"{job_runs(letters)[0].run_id}" in "\n".join(tidewheel(letters, "dlq", "show", plain).lines)
+    assert f"{letters.job_runs()[0].run_id}" in "\n".join(tidewheel(letters, "dlq", "show", plain).lines)
 
 
 def test_work_is_listed_shown_paused_resumed_and_cancelled(letters: Database) -> None:
@@ -113,7 +113,7 @@ def test_work_is_listed_shown_paused_resumed_and_cancelled(letters: Database) ->
 
 
 def test_rejected_redrive_is_reported_with_exit_code_1(letters: Database) -> None:
-    apply_batch(letters, about("job.delete", "other"))
+    letters.apply_batch(about("job.delete", "other"))
     _, late, _ = numbers(letters)
     scheduler = in_background(lambda: until(lambda: work_off(letters) or letters.value(ENDED), "it has ended"))
     done = tidewheel(letters, "dlq", "redrive", "--all", "--wait")

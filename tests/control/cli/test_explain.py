@@ -5,9 +5,9 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from tests.control.cli.command import json_output, tidewheel
+from tests.fixtures.acts import ending
 from tests.fixtures.database import ClockedDatabase
 from tests.scheduler.firing import fire_due
-from tests.transitions.acts import begin, end, ending, job_runs
 from tidewheel.runs import RunState
 
 BERLIN = ("--tz", "Europe/Berlin")
@@ -41,8 +41,8 @@ def test_future_occurrence_is_explained_with_its_clock_change(nightly: ClockedDa
 def test_fired_occurrence_is_explained_with_its_run_and_attempts(nightly: ClockedDatabase) -> None:
     nightly.advance(timedelta(hours=2))
     assert fire_due(nightly) == 1
-    [run] = job_runs(nightly)
-    end(nightly, ending(begin(nightly, run.run_id), RunState.FAILED, error_type="ValueError", error_message="no stamp"))
+    [run] = nightly.job_runs()
+    nightly.end(ending(nightly.begin(run.run_id), RunState.FAILED, error_type="ValueError", error_message="no stamp"))
     found = json_output(nightly, "explain", "nightly", "--at", "2026-03-29T03:00", *BERLIN)
     assert (found["outcome"], found["run"]["run_id"], found["run"]["state"]) == ("fired", str(run.run_id), "failed")
     assert found["run"]["attempts"][0]["error_message"] == "no stamp"

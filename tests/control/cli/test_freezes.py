@@ -2,12 +2,11 @@
 
 from tests.control.cli.command import json_output, tidewheel
 from tests.fixtures.database import Database
-from tests.transitions.acts import submit, trigger
 
 
 def test_freeze_is_listed_with_author_reason_and_what_waits(database: Database) -> None:
-    submit(database, queue="reports")
-    trigger(database)
+    database.submit(queue="reports")
+    database.trigger()
     frozen = tidewheel(database, "freeze", "--queue", "reports", "--reason", "printer swap", "--by", "anna")
     assert frozen.lines == ["frozen"]
     assert tidewheel(database, "freeze", "--queue", "reports").lines == ["unchanged: this scope is already frozen"]

@@ -12,7 +12,6 @@ import pytest
 
 from tests.control.cli.command import NO_DATABASE, find_command, tidewheel
 from tests.fixtures.database import Database
-from tests.transitions.acts import submit
 from tidewheel.control.cli.commands import Command, every_command
 from tidewheel.control.cli.exit_codes import ExitCode
 from tidewheel.control.cli.parser import EXAMPLES
@@ -185,7 +184,7 @@ def test_the_shell_completes_commands_and_their_options(words: str, offered: str
 
 
 def test_the_shell_completes_keys_of_jobs(database: Database) -> None:
-    submit(database, "report")
+    database.submit("report")
     for words, offered in (("job show re", ["report"]), ("run list --job re", ["report"]), ("job show none-such", [])):
         assert completed(words, database.url) == offered, words
     assert completed("job show re", NO_DATABASE) == []

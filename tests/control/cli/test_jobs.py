@@ -8,8 +8,8 @@ from uuid import UUID
 import pytest
 
 from tests.control.cli.command import NO_DATABASE, Done, json_output, tidewheel
+from tests.fixtures.acts import ending
 from tests.fixtures.database import Database
-from tests.transitions.acts import begin, end, ending, submit, succeed, trigger
 from tidewheel.audit import process_user
 from tidewheel.control.cli.exit_codes import ExitCode
 from tidewheel.control.client.client import Client
@@ -310,8 +310,8 @@ def test_list_shows_the_next_occurrence_and_the_last_run(database: Database) -> 
     manual(database, "never")
     manual(database, "went")
     manual(database, "failed")
-    succeed(database, begin(database, trigger(database, "went")))
-    end(database, ending(begin(database, trigger(database, "failed")), RunState.FAILED, error_type="ValueError"))
+    database.succeed(database.begin(database.trigger("went")))
+    database.end(ending(database.begin(database.trigger("failed")), RunState.FAILED, error_type="ValueError"))
     jobs = {job["key"]: job for job in json_output(database, "job", "list")["jobs"]}
     assert list(jobs) == ["failed", "hourly", "never", "went"]
     assert jobs["hourly"]["next_at"] is not None
@@ -405,7 +405,7 @@ OF_A_JOB = [
 
 
 def test_a_misspelt_key_is_refused_with_the_nearest_and_named_by_its_option(database: Database) -> None:
-    submit(database, "daily-report")
+    database.submit("daily-report")
     for words, path in OF_A_JOB:
         [refusal] = tidewheel(database, *words.format("dialy-report").split()).refusals
         problem = f"{path}: tenant 'default' has no job 'dialy-report'; "
@@ -415,7 +415,7 @@ def test_a_misspelt_key_is_refused_with_the_nearest_and_named_by_its_option(data
 
 
 def test_a_time_that_has_passed_is_refused_and_never_the_present(database: Database) -> None:
-    submit(database, "job", schedule="@every 1h")
+    database.submit("job", schedule="@every 1h")
     for words in ("job trigger job --run-at", "job pause job --until"):
         command = words.split()
         for at in ("yesterday", "2020-01-01T00:00Z", "-5m"):

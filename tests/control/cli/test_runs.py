@@ -14,11 +14,11 @@ from uuid import UUID, uuid4
 import pytest
 
 from tests.control.cli.command import json_output, tidewheel
+from tests.fixtures.acts import ending
 from tests.fixtures.bounds import MISTYPED
 from tests.fixtures.database import Database
 from tests.fixtures.services import until
 from tests.fixtures.terminal import Terminal
-from tests.transitions.acts import begin, begun, end, ending, final_state, open_run, requeue, submit, trigger
 from tests.transitions.stepping import in_background
 from tidewheel.control.cli.commands import Command, every_command
 from tidewheel.control.cli.exit_codes import ExitCode
@@ -30,7 +30,7 @@ from tidewheel.scheduler.cancels import BulkCancel
 
 @pytest.fixture
 def job(database: Database) -> Database:
-    submit(database, labels={"team": "billing"})
+    database.submit(labels={"team": "billing"})
     return database
 
 
@@ -55,17 +55,15 @@ def scheduling(database: Database) -> Generator[None]:
 
 
 def failed(database: Database) -> UUID:
-    started = begun(database)
-    requeue(database, started, AttemptOutcome.FAILED)
-    again = begin(database, started.run_id)
-    end(
-        database, ending(again, RunState.FAILED, error_type="ValueError", error_message="no", trace="at 1", output=b"o")
-    )
+    started = database.begun()
+    database.requeue(started, AttemptOutcome.FAILED)
+    again = database.begin(started.run_id)
+    database.end(ending(again, RunState.FAILED, error_type="ValueError", error_message="no", trace="at 1", output=b"o"))
     return started.run_id
 
 
 def test_runs_are_listed_a_page_at_a_time(job: Database) -> None:
-    runs = [str(trigger(job)) for _ in range(3)]
+    runs = [str(job.trigger()) for _ in range(3)]
     page = json_output(job, "run", "list", "-n", 2)
     assert [run["run_id"] for run in page["runs"]] == runs[:0:-1]
     assert (page["total"], page["at_least"], page["next_cursor"].rpartition("/")[2]) == (3, False, runs[1])
@@ -81,8 +79,8 @@ def test_runs_are_listed_a_page_at_a_time(job: Database) -> None:
 
 
 def test_lists_are_narrowed_by_status_job_label_and_time(job: Database) -> None:
-    ahead = str(trigger(job, delay="1h"))
-    trigger(job)
+    ahead = str(job.trigger(delay="1h"))
+    job.trigger()
     assert [run["run_id"] for run in json_output(job, "run", "list", "--status", "scheduled")["runs"]] == [ahead]
     assert json_output(job, "run", "list", "--job", "job", "--label", "team=billing")["total"] == 2
     assert json_output(job, "run", "list", "--until", "2020-01-01", "--tz", "Europe/Berlin")["total"] == 0
@@ -115,20 +113,20 @@ def test_run_is_shown_with_its_attempts_and_retry_chain(job: Database) -> None:
 
 
 def test_show_counts_attempts_and_lists_the_current_one(job: Database) -> None:
-    waiting = trigger(job)
+    waiting = job.trigger()
     assert attempt_of(job, waiting) == ("none of 4 yet", "")
-    started = begun(job)
+    started = job.begun()
     assert attempt_of(job, started.run_id)[0] == "1 of 4"
-    requeue(job, started, AttemptOutcome.FAILED)
-    begin(job, started.run_id)
+    job.requeue(started, AttemptOutcome.FAILED)
+    job.begin(started.run_id)
     attempt, attempts = attempt_of(job, started.run_id)
     assert attempt == "2 of 4, 1 failed"
     assert attempts.split()[:2] == ["1", "failed"]
     rows = [line.split()[:2] for line in tidewheel(job, "run", "attempts", started.run_id).lines]
     assert rows[1:3] == [["1", "failed"], ["2", "running"]]
-    again = begun(job)
-    requeue(job, again, AttemptOutcome.LOST)
-    begin(job, again.run_id)
+    again = job.begun()
+    job.requeue(again, AttemptOutcome.LOST)
+    job.begin(again.run_id)
     assert attempt_of(job, again.run_id)[0] == "2, 0 of 4 failed, 1 lost"
 
 
@@ -139,7 +137,7 @@ def attempt_of(database: Database, run_id: UUID) -> tuple[str, str]:
 
 
 def test_runs_are_cancelled_by_id(job: Database) -> None:
-    first, second = trigger(job), trigger(job)
+    first, second = job.trigger(), job.trigger()
     found = json_output(job, "run", "cancel", first, second, "--dry-run")["runs"]
     assert found == [{"run_id": str(run), "found": "queued"} for run in (first, second)]
     assert tidewheel(job, "run", "cancel", first, second, "--reason", "no need").lines == [
@@ -147,24 +145,24 @@ def test_runs_are_cancelled_by_id(job: Database) -> None:
         f"run {second}: cancel requested (was queued)",
     ]
     assert tidewheel(job, "run", "cancel", first).lines == [f"run {first}: nothing to cancel: already cancelled"]
-    assert final_state(job, first) == ("cancelled", "no need")
+    assert job.final_state(first) == ("cancelled", "no need")
     [refusal] = tidewheel(job, "run", "cancel", uuid4()).refusals
     assert refusal.startswith("run_id: ")
 
 
 def test_runs_are_cancelled_by_filter_until_the_last_has_ended(job: Database) -> None:
-    runs = [trigger(job) for _ in range(3)]
+    runs = [job.trigger() for _ in range(3)]
     assert tidewheel(job, "run", "cancel", "--job", "job", "--dry-run").lines == ["runs that would be cancelled: 3"]
     with scheduling(job):
         done = json_output(job, "run", "cancel", "--job", "job", "--label", "team=billing", "--reason", "wrong list")
     assert (done["key"], done["cancelled_count"], done["finished_at"] is not None) == ("job", 3, True)
-    assert {final_state(job, run) for run in runs} == {("cancelled", "wrong list")}
-    running, waiting = begun(job).run_id, trigger(job)
+    assert {job.final_state(run) for run in runs} == {("cancelled", "wrong list")}
+    running, waiting = job.begun().run_id, job.trigger()
     lines = tidewheel(job, "run", "cancel", "--handler", "send-email", "--not-started", "--no-wait").lines
     assert lines[1:] == ["0 runs cancelled so far; executors no longer start the others"]
     with scheduling(job):
-        until(lambda: final_state(job, waiting)[0] == "cancelled", "it ends")
-    assert open_run(job, running).state == "running"
+        until(lambda: job.final_state(waiting)[0] == "cancelled", "it ends")
+    assert job.open_run(running).state == "running"
 
 
 def test_missing_or_invalid_cancel_filter_is_refused(job: Database) -> None:
@@ -203,7 +201,7 @@ def test_every_command_takes_the_first_digits_of_a_run_id(job: Database) -> None
 
 
 def test_first_digits_that_one_run_has_name_it_and_others_list_the_candidates(job: Database) -> None:
-    one, other = trigger(job), trigger(job)
+    one, other = job.trigger(), job.trigger()
     same = next(str(one)[:length] for length in range(36, 0, -1) if str(other).startswith(str(one)[:length]))
     unique = str(one)[: len(same) + 1]
     assert json_output(job, "run", "show", unique)["run_id"] == str(one)
@@ -222,13 +220,13 @@ def test_first_digits_that_one_run_has_name_it_and_others_list_the_candidates(jo
 
 
 def test_next_attempt_of_a_retrying_run_is_started_by_its_number(job: Database) -> None:
-    run = begun(job)
-    requeue(job, run, AttemptOutcome.FAILED, timedelta(hours=1))
+    run = job.begun()
+    job.requeue(run, AttemptOutcome.FAILED, timedelta(hours=1))
     [refusal] = tidewheel(job, "run", "retry", run.run_id).refusals
     assert "`attempt: 2`" in refusal
     now = tidewheel(job, "run", "retry", run.run_id, "--attempt", 2)
     assert now.out == f"attempt 2 of run {run.run_id} is due now\n"
-    begin(job, run.run_id)
+    job.begin(run.run_id)
     late = tidewheel(job, "run", "retry", run.run_id, "--attempt", 2)
     assert late.out == f"unchanged: attempt 2 of run {run.run_id} was already due, or has started\n"
     document = {"run_id": str(run.run_id), "attempt": 2, "unchanged": True}
@@ -241,7 +239,7 @@ def test_blocked_key_is_listed_and_skipped(job: Database) -> None:
     trigger_in_order = ("job", "trigger", "job", "--ordering-key", "acme")
     assert tidewheel(job, "admin", "ordering-key", "list").lines == ["no blocked keys"]
     [first, _] = [tidewheel(job, *trigger_in_order).lines[0].removeprefix("run ") for _ in range(2)]
-    end(job, ending(begin(job, UUID(first)), RunState.FAILED))
+    job.end(ending(job.begin(UUID(first)), RunState.FAILED))
     assert tidewheel(job, "admin", "ordering-key", "list").lines[1].split()[:2] == ["acme", first]
     assert tidewheel(job, "admin", "ordering-key", "unblock", "acme", "--skip").lines == [f"skipped run {first}"]
     [refusal] = tidewheel(job, "admin", "ordering-key", "unblock", "acme").refusals
@@ -249,8 +247,8 @@ def test_blocked_key_is_listed_and_skipped(job: Database) -> None:
 
 
 def test_retry_of_a_run_that_succeeded_needs_a_yes_where_nobody_can_answer(job: Database) -> None:
-    run = begun(job)
-    end(job, ending(run, RunState.SUCCEEDED))
+    run = job.begun()
+    job.end(ending(run, RunState.SUCCEEDED))
     [refusal] = tidewheel(job, "run", "retry", run.run_id).refusals
     assert refusal == f"--yes: is missing: run {run.run_id} succeeded. Run it again?; add --yes"
     assert json_output(job, "run", "retry", run.run_id, "--yes")["parent_run_id"] == str(run.run_id)
@@ -261,8 +259,8 @@ def test_retry_of_a_run_that_succeeded_needs_a_yes_where_nobody_can_answer(job: 
 def test_terminal_is_asked_before_a_run_that_succeeded_is_repeated(
     job: Database, tmp_path: Path, answer: bytes, more: int
 ) -> None:
-    run = begun(job)
-    end(job, ending(run, RunState.SUCCEEDED))
+    run = job.begun()
+    job.end(ending(run, RunState.SUCCEEDED))
     runs = job.count("runs")
     command = [sys.executable, "-m", "tidewheel.control.cli", "run", "retry", str(run.run_id)]
     environment = {**os.environ, "TIDEWHEEL_DATABASE_URL": job.url}

@@ -9,9 +9,9 @@ import pytest
 from tests.control.api.answering import answer_of, answering
 from tests.control.cli.command import NO_DATABASE, Done, tidewheel
 from tests.control.reads.test_waits import executor
+from tests.fixtures.acts import HANDLER
 from tests.fixtures.database import Database
 from tests.fixtures.services import Fleet
-from tests.transitions.acts import HANDLER, submit, trigger
 from tidewheel.control.cli.exit_codes import ExitCode
 from tidewheel.control.client.client import Client
 
@@ -41,7 +41,7 @@ def test_installation_that_nothing_uses_yet_has_no_problem(database: Database) -
 
 
 def test_status_names_each_role_that_does_not_live(database: Database) -> None:
-    submit(database)
+    database.submit()
     process(database, "scheduler")
     process(database, "relay", silent="1 min")
     executor(database, HANDLER, silent="1 min")
@@ -73,7 +73,7 @@ def test_dead_process_is_shown_until_another_has_replaced_it(database: Database)
 
 
 def test_api_is_missed_only_if_one_has_died(database: Database) -> None:
-    submit(database)
+    database.submit()
     assert "no api is running" not in status(database).out
     process(database, "api", silent="1 min")
     done = status(database)
@@ -82,8 +82,8 @@ def test_api_is_missed_only_if_one_has_died(database: Database) -> None:
 
 
 def test_status_names_a_queue_without_the_executor_that_its_due_runs_need(database: Database) -> None:
-    submit(database)
-    run_id = trigger(database)
+    database.submit()
+    run_id = database.trigger()
     for role in ("scheduler", "relay", "intake"):
         process(database, role)
     executor(database, "other")
@@ -96,8 +96,8 @@ def test_status_names_a_queue_without_the_executor_that_its_due_runs_need(databa
 
 
 def test_status_has_what_is_due_and_each_freeze(database: Database) -> None:
-    submit(database)
-    trigger(database)
+    database.submit()
+    database.trigger()
     database.execute("UPDATE outbox SET publish_at = tidewheel_now() - interval '1 min'")
     with answering(database) as client:
         found: Any = answer_of(client.get("/api/v1/status"))

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.control.cli.command import Terminal, json_output, tidewheel
+from tests.fixtures.acts import ending
 from tests.fixtures.database import Database
-from tests.transitions.acts import begun, end, ending, submit, trigger
 from tidewheel.clock import SystemClock
 from tidewheel.control.cli.output import print_table
 from tidewheel.control.cli.tables import Cell, fact_lines, table_lines
@@ -78,14 +78,14 @@ def test_text_of_handlers_and_clients_cannot_steer_a_terminal(
     database: Database, monkeypatch: pytest.MonkeyPatch, columns: int | None
 ) -> None:
     monkeypatch.setenv("NO_COLOR", "1")
-    submit(database, pause_on_failure=3, retry={"max_attempts": 1})
-    started = begun(database, labels={"team": "a\u202eb"})
+    database.submit(pause_on_failure=3, retry={"max_attempts": 1})
+    started = database.begun(labels={"team": "a\u202eb"})
     failure = ending(
         started, RunState.FAILED, error_type="ValueError", error_message=HOSTILE, trace=HOSTILE, output=HOSTILE.encode()
     )
-    end(database, failure)
-    done = begun(database)
-    end(database, ending(done, RunState.SUCCEEDED, result=json.dumps(HOSTILE, ensure_ascii=False).encode()))
+    database.end(failure)
+    done = database.begun()
+    database.end(ending(done, RunState.SUCCEEDED, result=json.dumps(HOSTILE, ensure_ascii=False).encode()))
     run_id, other = str(started.run_id), str(done.run_id)
     letter = json_output(database, "dlq", "list")["dead_letters"][0]["id"]
     for command in (
@@ -106,8 +106,8 @@ def test_commands_on_a_terminal_of_40_columns_cut_nothing(database: Database, mo
     """A line of a list is longer only if one word is; facts and help are left to the terminal to wrap."""
     monkeypatch.setenv("NO_COLOR", "1")
     key = "a-long-key.of-many/parts-" * 3
-    submit(database, key, labels={"team": "billing"})
-    run_id = str(trigger(database, key))
+    database.submit(key, labels={"team": "billing"})
+    run_id = str(database.trigger(key))
     lists: dict[tuple[str, ...], str] = {
         ("job", "list"): key, ("run", "list"): run_id, ("admin", "changes"): f"job/{key}",
         ("job", "versions", key): "1", ("dlq", "list"): "no", ("admin", "api-key", "list"): "no",

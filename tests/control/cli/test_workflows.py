@@ -5,7 +5,6 @@ from pathlib import Path
 
 from tests.control.cli.command import json_output, tidewheel
 from tests.fixtures.database import Database
-from tests.transitions.acts import trigger
 from tests.transitions.graphs import after, play, put
 from tidewheel.control.cli.exit_codes import ExitCode
 from tidewheel.runs import RunState
@@ -30,7 +29,7 @@ def test_a_graph_of_one_file_is_applied_run_shown_resumed_and_pruned(database: D
     )
     assert tidewheel(database, "apply", file).lines[-1].startswith("5 created")
     assert tidewheel(database, "apply", file).lines[-1].startswith("0 created, 0 updated, 5 unchanged")
-    root = trigger(database, "extract")
+    root = database.trigger("extract")
     play(database, lambda key: RunState.FAILED if key == "check" else RunState.SUCCEEDED)
     [listed] = json_output(database, "workflow", "list", "extract")["workflows"]
     assert (listed["root_run_id"], listed["state"], listed["failed"]) == (str(root), "failed", 1)
@@ -80,7 +79,7 @@ def test_a_child_is_created_by_flags_previewed_and_found_by_its_kind(database: D
 
 def test_occurrences_are_a_table_at_80_columns(database: Database) -> None:
     put(database, {"extract-orders": [], "b": after("extract-orders")})
-    root = trigger(database, "extract-orders")
+    root = database.trigger("extract-orders")
     play(database, lambda key: RunState.FAILED if key == "b" else RunState.SUCCEEDED)
     heading, row = tidewheel(database, "workflow", "list", columns=80).out.splitlines()
     assert heading.replace("\x1b[1m", "").startswith("root run ")
@@ -92,7 +91,7 @@ def test_occurrences_are_a_table_at_80_columns(database: Database) -> None:
 
 def test_pages_of_occurrences_follow_one_another(database: Database) -> None:
     put(database, {"a": [], "b": after("a")})
-    roots = [trigger(database, "a") for _ in range(3)]
+    roots = [database.trigger("a") for _ in range(3)]
     play(database)
     for of in ([], ["a"], ["--state", "succeeded"]):
         *_, more = tidewheel(database, "workflow", "list", *of, "-n", "2").lines

@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
+from tests.fixtures.acts import ending
 from tests.fixtures.database import Database
-from tests.transitions.acts import begun, end, ending, submit
 from tidewheel.control.client.async_client import AsyncClient
 from tidewheel.control.client.client import Client
 from tidewheel.errors import UnknownJob
@@ -68,15 +68,15 @@ def test_parts_of_the_asynchronous_client_work(database: Database) -> None:
 
 
 def test_following_output_leaves_the_client_to_other_calls(database: Database) -> None:
-    submit(database)
-    started = begun(database)
+    database.submit()
+    started = database.begun()
 
     async def work() -> None:
         async with AsyncClient(database.url) as client:
             following = asyncio.create_task(_all(client, started.run_id))
             assert (await client.runs.get(started.run_id)).state == "running"
             assert not following.done()
-            end(database, ending(started, RunState.SUCCEEDED))
+            database.end(ending(started, RunState.SUCCEEDED))
             assert await asyncio.wait_for(following, 60) == []
 
     async def _all(client: AsyncClient, run_id: object) -> list[object]:

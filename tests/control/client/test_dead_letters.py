@@ -10,20 +10,9 @@ from uuid import UUID
 import pytest
 from psycopg import Connection, OperationalError
 
+from tests.fixtures.acts import about, ending
 from tests.fixtures.database import Database
 from tests.fixtures.services import until
-from tests.transitions.acts import (
-    about,
-    apply_batch,
-    apply_batch_within,
-    begin,
-    begun,
-    end,
-    ending,
-    job_runs,
-    requeue,
-    submit,
-)
 from tidewheel.control.client.client import Client
 from tidewheel.errors import InvalidInput, UnknownDeadLetter, UnknownJob
 from tidewheel.nouns.dead_letters import operations as module
@@ -37,16 +26,16 @@ from tidewheel.transitions.dead_letters import DeadMessage, dead_letter_message
 
 @pytest.fixture
 def client(database: Database) -> Iterator[Client]:
-    submit(database, "job")
-    submit(database, "other", lane="batch", queue="reports")
+    database.submit("job")
+    database.submit("other", lane="batch", queue="reports")
     with Client(database.url) as made:
         yield made
 
 
 def fail(database: Database, key: str = "job", *, error: str = "ValueError", state: RunState = RunState.FAILED) -> UUID:
     """A run that is given up."""
-    started = begun(database, key)
-    end(database, ending(started, state, error_type=error, error_message="no", trace="at line 1", output=b"hello"))
+    started = database.begun(key)
+    database.end(ending(started, state, error_type=error, error_message="no", trace="at line 1", output=b"hello"))
     return started.run_id
 
 
@@ -158,12 +147,10 @@ def test_invalid_filter_is_refused(client: Client) -> None:
 
 
 def test_dead_letter_is_shown_with_its_attempts_and_retry_chain(client: Client, database: Database) -> None:
-    started = begun(database)
-    requeue(database, started, AttemptOutcome.FAILED)
-    again = begin(database, started.run_id)
-    end(
-        database, ending(again, RunState.FAILED, error_type="ValueError", error_message="no", trace="at 1", output=b"o")
-    )
+    started = database.begun()
+    database.requeue(started, AttemptOutcome.FAILED)
+    again = database.begin(started.run_id)
+    database.end(ending(again, RunState.FAILED, error_type="ValueError", error_message="no", trace="at 1", output=b"o"))
     new = client.runs.retry(started.run_id)
     [letter] = client.dead_letters.list().dead_letters
     shown = client.dead_letters.get(letter.id)
@@ -190,7 +177,7 @@ def test_each_dead_letter_is_redriven_once(client: Client, database: Database) -
     assert (done.matched_count, done.done_count, done.rejected_count) == (3, 3, 0)
     made = redriven(database)
     assert set(made) == set(failed)
-    assert {run.run_id for run in job_runs(database)} == set(made.values())
+    assert {run.run_id for run in database.job_runs()} == set(made.values())
     again = client.dead_letters.redrive(key="job")
     assert (again.work_id, again.matched, redriven(database)) == (None, 0, made)
 
@@ -207,7 +194,7 @@ def test_interrupted_redrive_goes_on(client: Client, database: Database, monkeyp
     assert client.works.get(requested.work_id).processed == 4
     work_off(database)
     assert client.works.get(requested.work_id).state == "finished"
-    assert len(job_runs(database)) == len(redriven(database)) == 5
+    assert len(database.job_runs()) == len(redriven(database)) == 5
 
 
 def test_concurrent_redrives_create_one_run_of_each_and_wait_for_no_lock(client: Client, database: Database) -> None:
@@ -215,11 +202,11 @@ def test_concurrent_redrives_create_one_run_of_each_and_wait_for_no_lock(client:
     redrives = [client.dead_letters.redrive(key="job").work_id for _ in range(2)]
     assert all(redrives)
     with closing(Session(database.url, "scheduler")) as session, database.transaction() as connection:
-        apply_batch_within(connection, database, {"type": "run.retry", "run_id": str(failed[1])})
+        database.apply_batch_within(connection, {"type": "run.retry", "run_id": str(failed[1])})
         batches = [do_batch(session, database.installation, UUID(str(each))) for each in redrives * 2]
     assert batches == [1, None, None, None], "a batch ends before the letter that the retry holds"
     work_off(database)
-    assert {open_run.run_id for open_run in job_runs(database)} == set(redriven(database).values())
+    assert {open_run.run_id for open_run in database.job_runs()} == set(redriven(database).values())
     found = {each.work_id: (each.state, each.done_count) for each in client.works.list()}
     assert sorted(found.values()) == [("finished", 0), ("finished", 2)]
 
@@ -228,7 +215,7 @@ def test_dead_letter_of_a_retry_that_rolls_back_is_redriven(client: Client, data
     failed = [fail(database) for _ in range(2)]
     assert client.dead_letters.redrive(everything=True).matched == 2
     with database.session().transaction() as connection:
-        apply_batch_within(connection, database, {"type": "run.retry", "run_id": str(failed[0])})
+        database.apply_batch_within(connection, {"type": "run.retry", "run_id": str(failed[0])})
         with closing(Session(database.url, "scheduler")) as session:
             WorkLoop(session, database.installation).step()
         connection.rollback()
@@ -242,7 +229,7 @@ def test_purge_of_dead_letters_not_redriven_leaves_those_redriven_meanwhile(clie
     work_id = client.dead_letters.purge(redriven=False).work_id
     assert work_id is not None
     with database.transaction() as connection, closing(Session(database.url, "scheduler")) as session:
-        apply_batch_within(connection, database, {"type": "run.retry", "run_id": str(kept)})
+        database.apply_batch_within(connection, {"type": "run.retry", "run_id": str(kept)})
         with pytest.raises(RowsLocked):
             do_batch(session, database.installation, work_id)
     work_off(database)
@@ -278,7 +265,7 @@ def test_lost_commit_reply_creates_no_second_redrive(
     monkeypatch.setattr(Connection, "commit", committing)
     client.dead_letters.redrive(key="job")
     work_off(database)
-    assert (lost, database.count("works"), len(job_runs(database))) == ([True], 1, 1)
+    assert (lost, database.count("works"), len(database.job_runs())) == ([True], 1, 1)
     assert len(client.audit_log.list(action="dlq.redrive").entries) == 1
 
 
@@ -288,8 +275,8 @@ def test_run_that_fails_again_is_not_redriven_by_the_same_redrive(client: Client
     assert requested.work_id is not None
     with closing(Session(database.url, "scheduler")) as session:
         assert do_batch(session, database.installation, requested.work_id) == 1
-    for run in job_runs(database):
-        end(database, ending(begin(database, run.run_id), RunState.FAILED, error_type="ValueError"))
+    for run in database.job_runs():
+        database.end(ending(database.begin(run.run_id), RunState.FAILED, error_type="ValueError"))
     work_off(database)
     assert client.works.get(requested.work_id).done_count == 1
     assert client.dead_letters.list(redriven=False).total == 1
@@ -307,7 +294,7 @@ def test_rejected_dead_letter_stops_no_other_and_is_redriven_after_a_correction(
     client: Client, database: Database
 ) -> None:
     kept, gone = fail(database), fail(database, "other")
-    apply_batch(database, about("job.delete", "other"))
+    database.apply_batch(about("job.delete", "other"))
     done = redrive(client, database)
     assert (done.done_count, done.rejected_count) == (1, 1)
     [refusal] = done.rejections
@@ -315,7 +302,7 @@ def test_rejected_dead_letter_stops_no_other_and_is_redriven_after_a_correction(
     assert set(redriven(database)) == {kept}
     assert runs(client.dead_letters.list(redriven=False)) == [gone]
     assert redrive(client, database).rejected_count == 1
-    submit(database, "other")
+    database.submit("other")
     done = redrive(client, database)
     assert (done.done_count, done.rejected_count, set(redriven(database))) == (1, 0, {kept, gone})
 

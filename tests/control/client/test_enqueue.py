@@ -11,7 +11,6 @@ from psycopg.sql import SQL, Identifier
 
 from tests.fixtures.database import Database, Template
 from tests.fixtures.services import until
-from tests.transitions.acts import submit
 from tests.transitions.stepping import in_background, until_blocked
 from tidewheel.control.client.enqueue import enqueue
 from tidewheel.errors import Refused, Unavailable
@@ -31,7 +30,7 @@ def shop(template: Template) -> Iterator[Database]:
     """A database that holds an application's rows beside Tidewheel's, and one job."""
     made = Database(template.copy(), template.installation)
     made.execute("CREATE TABLE orders (name text); GRANT ALL ON orders TO tidewheel_application")
-    submit(made, "charge")
+    made.submit("charge")
     made.execute("TRUNCATE outbox")
     yield made
     made.close()
@@ -254,7 +253,7 @@ def test_shared_rows_of_keys_are_refused_in_the_callers_transaction(
     shop: Database, own: psycopg.Connection[TupleRow]
 ) -> None:
     """Other runs would wait for the caller's COMMIT."""
-    submit(shop, "line", ordering_key="k")
+    shop.submit("line", ordering_key="k")
     calls = [
         ("ordering_key", lambda: enqueue(own, "charge", ordering_key="k")),
         ("ordering_key", lambda: enqueue(own, "line")),

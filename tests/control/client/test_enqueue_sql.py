@@ -17,8 +17,8 @@ from psycopg.rows import TupleRow
 from psycopg.sql import SQL, Identifier
 
 import tidewheel
+from tests.fixtures.acts import submission
 from tests.fixtures.database import Database, Template
-from tests.transitions.acts import apply_batch, submission, submit
 from tidewheel.control.client.client import Client
 from tidewheel.errors import Refused
 from tidewheel.intake.apply import apply_requests
@@ -40,11 +40,10 @@ def shop(template: Template) -> Iterator[Database]:
     """A database that holds an application's rows beside Tidewheel's, and one job."""
     made = Database(template.copy(), template.installation)
     made.execute("CREATE TABLE orders (name text)")
-    with made.transaction() as connection:
-        record_topic_prefix(connection, Connections.load(topic_prefix="shop"))
-    submit(made, "charge", lane="critical")
-    submit(made, "keyed", concurrency_key="{payload.a.b}")
-    submit(made, "line", ordering_key="{payload.a}", dedupe={"window": "1h", "mode": "debounce"})
+    made.within(record_topic_prefix, Connections.load(topic_prefix="shop"))
+    made.submit("charge", lane="critical")
+    made.submit("keyed", concurrency_key="{payload.a.b}")
+    made.submit("line", ordering_key="{payload.a}", dedupe={"window": "1h", "mode": "debounce"})
     yield made
     made.close()
 
@@ -70,10 +69,7 @@ def written(shop: Database) -> tuple[int, int]:
 def take_in(shop: Database) -> list[Reply]:
     """Do with what lies in the outbox as intake does, having read it from Kafka."""
     values = [value for (value,) in shop.rows("DELETE FROM outbox WHERE topic = 'shop.requests' RETURNING value")]
-    with shop.transaction() as connection:
-        return apply_requests(
-            connection, shop.installation, [ReceivedRequest(read_request(value)[0]) for value in values]
-        )
+    return shop.within(apply_requests, shop.installation, [ReceivedRequest(read_request(value)[0]) for value in values])
 
 
 def test_enqueued_run_commits_or_rolls_back_with_the_callers_rows(
@@ -312,11 +308,10 @@ def test_limits_of_the_tenant_and_of_a_filled_key_are_those_of_intake(shop: Data
 
 def test_deleted_tenant_is_refused_as_by_intake_before_its_jobs_are_gone_and_after(database: Database) -> None:
     call: LiteralString = "SELECT tidewheel_enqueue('charge', tenant => 'acme')"
-    with database.transaction() as connection:
-        record_topic_prefix(connection, Connections.load())
+    database.within(record_topic_prefix, Connections.load())
     with Client(database.url) as client:
         client.tenants.create("acme")
-        [reply] = apply_batch(database, submission("charge") | {"tenant": "acme"})
+        [reply] = database.apply_batch(submission("charge") | {"tenant": "acme"})
         assert reply.status is ReplyStatus.ACCEPTED
         database.rows(call)
         client.tenants.delete("acme", grace=timedelta(0))
@@ -356,7 +351,7 @@ def test_a_deleted_job_is_unknown(shop: Database, own: psycopg.Connection[TupleR
 
 
 def test_missing_topic_names_are_reported(database: Database) -> None:
-    submit(database, "charge")
+    database.submit("charge")
     with pytest.raises(errors.ObjectNotInPrerequisiteState, match="named this installation's topics"):
         database.rows(CHARGE, ["order-1"])
 

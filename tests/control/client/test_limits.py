@@ -5,7 +5,6 @@ from collections.abc import Iterator
 import pytest
 
 from tests.fixtures.database import Database
-from tests.transitions.acts import begin, claim, open_run, submit, succeed, trigger
 from tidewheel.control.client.client import Client
 from tidewheel.errors import InvalidInput, Refused
 from tidewheel.runs import RunState
@@ -14,12 +13,12 @@ from tidewheel.transitions import key_limits
 
 def waiting(database: Database, key: str = "acme", runs: int = 4) -> None:
     """Start one run of a key, and let the others wait."""
-    claim(database, *(trigger(database, concurrency_key=key) for _ in range(runs)))
+    database.claim(*(database.trigger(concurrency_key=key) for _ in range(runs)))
 
 
 @pytest.fixture
 def client(database: Database) -> Iterator[Client]:
-    submit(database, concurrency_key="acme")
+    database.submit(concurrency_key="acme")
     with Client(database.url) as made:
         yield made
 
@@ -34,7 +33,7 @@ def test_raised_limit_starts_waiting_runs_in_its_transaction(database: Database,
     changed = client.limits.set("acme", at_once=3)
     assert (changed.started, changed.complete) == (2, True)
     assert states(database) == {"acme running": 1, "acme queued": 2, "acme buffered": 1}
-    claim(database, trigger(database))
+    database.claim(database.trigger())
     assert database.value("SELECT at_once FROM run_keys") == 3, "the job does not bring its own limit back"
     removed = client.limits.remove("acme")
     assert (removed.unchanged, removed.started) == (False, 0)
@@ -44,14 +43,14 @@ def test_raised_limit_starts_waiting_runs_in_its_transaction(database: Database,
 
 def test_lower_limit_ends_no_run_and_places_drain(database: Database, client: Client) -> None:
     client.limits.set("acme", at_once=3)
-    runs = [trigger(database) for _ in range(5)]
-    started = claim(database, *runs).started
+    runs = [database.trigger() for _ in range(5)]
+    started = database.claim(*runs).started
     assert len(started) == 3
     client.limits.set("acme", at_once=1)
     for run in started[:2]:
-        succeed(database, run)
-        assert open_run(database, runs[3]).state == RunState.BUFFERED
-    succeed(database, started[2])
+        database.succeed(run)
+        assert database.open_run(runs[3]).state == RunState.BUFFERED
+    database.succeed(started[2])
     assert states(database) == {"acme queued": 1, "acme buffered": 1}
 
 
@@ -59,10 +58,10 @@ def test_key_goes_before_the_longest_prefix(database: Database, client: Client) 
     for key, places in (("*", 2), ("api/*", 3), ("api/acme/*", 4), ("api/acme/eu", 5)):
         client.limits.set(key, at_once=places)
     for key, places in (("other", 2), ("api/x", 3), ("api/acme", 3), ("api/acme/us", 4), ("api/acme/eu", 5)):
-        claim(database, trigger(database, concurrency_key=key))
+        database.claim(database.trigger(concurrency_key=key))
         assert database.value("SELECT at_once FROM run_keys WHERE key = %s", [key]) == places
     client.limits.set("api/*", rate="100/min", burst=5)
-    begin(database, trigger(database, concurrency_key="api/x"))
+    database.begin(database.trigger(concurrency_key="api/x"))
     assert database.rows("SELECT at_once, every_us, burst FROM run_keys WHERE key = 'api/x'") == [(None, 600_000, 5)]
 
 
@@ -79,20 +78,20 @@ def test_limit_of_a_prefix_applies_to_all_its_waiting_keys(
 
 
 def test_limit_that_is_committed_during_a_claim_is_not_replaced(database: Database, client: Client) -> None:
-    first, second = trigger(database), trigger(database)
-    begin(database, first)
+    first, second = database.trigger(), database.trigger()
+    database.begin(first)
     with database.transaction() as connection:
         connection.execute("SELECT FROM run_keys FOR UPDATE")
         connection.execute("INSERT INTO key_limits VALUES ('default', false, 'acme', 2, NULL, 1, 'test')")
-    assert [each.run_id for each in claim(database, second).started] == [second]
+    assert [each.run_id for each in database.claim(second).started] == [second]
     assert client.limits.keys()[0].at_once == 2
 
 
 def test_raised_limit_of_a_job_starts_waiting_runs_with_the_submit(database: Database) -> None:
     for key in ("acme", "{payload.to}"):
-        submit(database, "job", concurrency_key=key)
-        claim(database, *(trigger(database, payload={"to": "x"}) for _ in range(4)))
-        submit(database, "job", concurrency_key={"key": key, "at_once": 3})
+        database.submit("job", concurrency_key=key)
+        database.claim(*(database.trigger(payload={"to": "x"}) for _ in range(4)))
+        database.submit("job", concurrency_key={"key": key, "at_once": 3})
     assert states(database) == {
         f"{key} {state}": count
         for key in ("acme", "x")
@@ -129,7 +128,7 @@ def test_lists_show_what_runs_and_waits(database: Database, client: Client) -> N
 
 def test_limit_of_all_keys_does_not_count_the_tenants_own_row(database: Database, client: Client) -> None:
     client.tenants.limit("default", in_flight=5)
-    claim(database, trigger(database), trigger(database, concurrency_key="other"))
+    database.claim(database.trigger(), database.trigger(concurrency_key="other"))
     assert database.count("run_keys") == 3
     client.limits.set("*", at_once=2)
     [every] = client.limits.list()

@@ -19,7 +19,6 @@ from sqlalchemy.orm import Session
 
 import tidewheel
 from tests.fixtures.database import Database
-from tests.transitions.acts import submit, trigger
 from tidewheel.errors import InvalidInput, Refused, TenantDeleted, UnknownJob, UnknownRun
 from tidewheel.intake.apply import apply_requests
 from tidewheel.intake.request import ReceivedRequest, read_request
@@ -35,9 +34,8 @@ ORDER = "INSERT INTO orders (name) VALUES ('socks')"
 def shop(fresh_database: Database) -> Database:
     """A database that holds an application's rows beside Tidewheel's, and one job."""
     fresh_database.execute("CREATE TABLE orders (name text)")
-    with fresh_database.transaction() as connection:
-        record_topic_prefix(connection, Connections.load(topic_prefix="shop"))
-    submit(fresh_database, "charge")
+    fresh_database.within(record_topic_prefix, Connections.load(topic_prefix="shop"))
+    fresh_database.submit("charge")
     fresh_database.execute("TRUNCATE outbox")
     return fresh_database
 
@@ -55,8 +53,7 @@ def requests(shop: Database) -> list[bytes]:
 def take_in(shop: Database) -> str:
     """Apply the one request in the outbox, as intake does; return the run's id."""
     [value] = requests(shop)
-    with shop.transaction() as connection:
-        [reply] = apply_requests(connection, shop.installation, [ReceivedRequest(read_request(value)[0])])
+    [reply] = shop.within(apply_requests, shop.installation, [ReceivedRequest(read_request(value)[0])])
     assert reply.run_id is not None
     return reply.run_id
 
@@ -106,7 +103,7 @@ def test_a_run_enqueued_over_asyncpg_commits_or_rolls_back_with_the_callers_rows
 
 
 def test_a_run_is_cancelled_and_read_over_asyncpg(shop: Database) -> None:
-    run = trigger(shop, "charge")
+    run = shop.trigger("charge")
 
     async def work(connection: Any) -> None:  # noqa: ANN401 - as above
         async with connection.transaction():

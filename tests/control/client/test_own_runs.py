@@ -9,8 +9,8 @@ import pytest
 from psycopg.rows import TupleRow
 
 import tidewheel
+from tests.fixtures.acts import ending
 from tests.fixtures.database import Database
-from tests.transitions.acts import begin, begun, end, ending, open_run, submit, trigger
 from tests.transitions.overlapping import signals
 from tidewheel.errors import Refused, UnknownRun
 from tidewheel.runs import RunState
@@ -19,7 +19,7 @@ from tidewheel.scheduler.cancels import PendingCancels
 
 @pytest.fixture
 def shop(database: Database) -> Database:
-    submit(database)
+    database.submit()
     return database
 
 
@@ -39,7 +39,7 @@ def state(shop: Database, run_id: object) -> str:
 
 
 def test_a_cancel_rolls_back_with_the_callers_rows(shop: Database, own: psycopg.Connection[TupleRow]) -> None:
-    run = trigger(shop)
+    run = shop.trigger()
     assert tidewheel.cancel(own, run) is RunState.QUEUED
     own.rollback()
     apply_cancels(shop)
@@ -47,22 +47,22 @@ def test_a_cancel_rolls_back_with_the_callers_rows(shop: Database, own: psycopg.
 
 
 def test_a_cancel_commits_with_the_callers_rows(shop: Database, own: psycopg.Connection[TupleRow]) -> None:
-    queued, running = trigger(shop), begun(shop)
+    queued, running = shop.trigger(), shop.begun()
     assert tidewheel.cancel(own, queued, reason="the order was withdrawn") is RunState.QUEUED
     assert tidewheel.cancel(own, running.run_id) is RunState.RUNNING
     own.commit()
     apply_cancels(shop)
     assert tidewheel.status(own, queued).reason == "the order was withdrawn"
     assert state(shop, queued) == "cancelled"
-    assert open_run(shop, running.run_id).state == "cancelling"
+    assert shop.open_run(running.run_id).state == "cancelling"
     assert [signal[0] for signal in signals(shop)] == [running.run_id]
 
 
 def test_an_open_cancel_locks_no_run(shop: Database, own: psycopg.Connection[TupleRow]) -> None:
-    run = trigger(shop)
+    run = shop.trigger()
     tidewheel.cancel(own, run)
-    started = begin(shop, run)  # waits for no lock, and does not see the cancel
-    end(shop, ending(started, RunState.SUCCEEDED))
+    started = shop.begin(run)  # waits for no lock, and does not see the cancel
+    shop.end(ending(started, RunState.SUCCEEDED))
     own.commit()
     apply_cancels(shop)
     assert (state(shop, run), shop.count("pending_cancels")) == ("succeeded", 0)
@@ -82,7 +82,7 @@ def test_a_run_enqueued_in_the_same_transaction_is_seen_and_cancelled(
 def test_a_refused_cancel_leaves_the_callers_transaction_usable(
     shop: Database, own: psycopg.Connection[TupleRow]
 ) -> None:
-    run = trigger(shop)
+    run = shop.trigger()
     for call in (lambda: tidewheel.cancel(own, uuid4()), lambda: tidewheel.cancel(own, run, tenant="acme")):
         with pytest.raises(UnknownRun):
             call()
@@ -97,15 +97,15 @@ def test_a_refused_cancel_leaves_the_callers_transaction_usable(
 
 
 def test_a_terminal_run_does_not_change(shop: Database, own: psycopg.Connection[TupleRow]) -> None:
-    started = begun(shop)
-    end(shop, ending(started, RunState.SUCCEEDED))
+    started = shop.begun()
+    shop.end(ending(started, RunState.SUCCEEDED))
     assert tidewheel.cancel(own, started.run_id) is RunState.SUCCEEDED
     own.commit()
     assert shop.count("pending_cancels") == 0
 
 
 def test_sql_functions_cancel_and_read_a_run_from_any_language(shop: Database) -> None:
-    run = trigger(shop)
+    run = shop.trigger()
     shop.execute("CREATE ROLE plain_user")
     try:
         with shop.transaction() as connection:
@@ -128,7 +128,7 @@ def test_sql_functions_cancel_and_read_a_run_from_any_language(shop: Database) -
 
 
 def test_asynchronous_connections_cancel_and_read_too(shop: Database) -> None:
-    run = trigger(shop)
+    run = shop.trigger()
 
     async def work() -> None:
         async with await psycopg.AsyncConnection.connect(shop.url) as own:

@@ -8,8 +8,8 @@ from uuid import UUID
 import pytest
 
 from tests.control.client.test_dead_letters import fail, work_off
+from tests.fixtures.acts import about, ending
 from tests.fixtures.database import Database
-from tests.transitions.acts import about, apply_batch, begin, end, ending, job_runs, submit, succeed, trigger
 from tidewheel.control.client.client import Client
 from tidewheel.errors import InvalidInput, UnknownJob
 from tidewheel.ids import instant_of
@@ -25,8 +25,8 @@ from tidewheel.transitions.works import lock_due_work
 
 @pytest.fixture
 def client(database: Database) -> Iterator[Client]:
-    submit(database, "job")
-    submit(database, "other", lane="batch", queue="reports")
+    database.submit("job")
+    database.submit("other", lane="batch", queue="reports")
     with Client(database.url) as made:
         yield made
 
@@ -71,8 +71,8 @@ def test_run_that_has_been_retried_is_left_out(client: Client, database: Databas
     assert (work.done_count, work.rejected_count, work.matched_count) == (1, 0, 2)
     again = done(client, database, client.runs.retry_failed(everything=True).work_id)
     assert (again.done_count, set(retried(database))) == (0, {first, second})
-    for run in job_runs(database):
-        succeed(database, begin(database, run.run_id))
+    for run in database.job_runs():
+        database.succeed(database.begin(run.run_id))
     assert done(client, database, client.runs.retry_failed(everything=True).work_id).done_count == 0
 
 
@@ -85,14 +85,14 @@ def test_run_whose_dead_letter_is_purged_is_retried(client: Client, database: Da
 
 def test_new_run_that_fails_again_is_not_retried_by_the_same_work(client: Client, database: Database) -> None:
     fail(database)
-    still_open = trigger(database)
+    still_open = database.trigger()
     work_id = client.runs.retry_failed(key="job").work_id
     assert work_id is not None
     with closing(Session(database.url, "scheduler")) as session:
         assert do_batch(session, database.installation, work_id) == 1
     for run in [*retried(database).values(), still_open]:
-        end(database, ending(begin(database, run), RunState.FAILED, error_type="ValueError"))
-    assert (done(client, database, work_id).done_count, job_runs(database)) == (1, [])
+        database.end(ending(database.begin(run), RunState.FAILED, error_type="ValueError"))
+    assert (done(client, database, work_id).done_count, database.job_runs()) == (1, [])
 
 
 @pytest.mark.parametrize(("versions", "expected"), [("current", (2, "now")), ("as_of", (1, "default"))])
@@ -100,7 +100,7 @@ def test_new_runs_have_the_version_now_or_then(
     client: Client, database: Database, versions: str, expected: tuple[int, str]
 ) -> None:
     fail(database)
-    submit(database, "job", queue="now")
+    database.submit("job", queue="now")
     fail(database)
     asked = operations.FailedRunFilter(key="job")
     done(client, database, client.runs.retry_failed(versions=versions, **asked).work_id)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType] - of the cases above
@@ -110,7 +110,7 @@ def test_new_runs_have_the_version_now_or_then(
 
 def test_run_of_a_deleted_job_is_rejected_and_the_others_are_retried(client: Client, database: Database) -> None:
     kept, gone = fail(database), fail(database, "other")
-    apply_batch(database, about("job.delete", "other"))
+    database.apply_batch(about("job.delete", "other"))
     work = done(client, database, client.runs.retry_failed(everything=True, versions="as_of").work_id)
     assert (work.done_count, work.rejected_count, set(retried(database))) == (1, 1, {kept})
     [rejection] = work.rejections

@@ -7,7 +7,6 @@ import pytest
 
 from tests.fixtures.database import Database
 from tests.intake.waiting import token_of, waiting
-from tests.transitions.acts import apply_batch, attempts, begin, begun, submit
 from tidewheel import AsyncClient, Client
 from tidewheel.errors import InvalidInput, Refused, StaleToken
 from tidewheel.runs import RunState
@@ -15,7 +14,7 @@ from tidewheel.runs import RunState
 
 @pytest.fixture
 def client(database: Database) -> Iterator[Client]:
-    submit(database)
+    database.submit()
     with Client(database.url) as made:
         yield made
 
@@ -42,21 +41,21 @@ def test_failure_is_retried_by_policy_unless_permanent(database: Database, clien
     started = waiting(database)
     assert client.task_tokens.fail(token_of(database, started), "NoPaper", "the tray is empty") is RunState.RETRYING
     database.execute("UPDATE job_runs SET publish_at = tidewheel_now()")
-    again = begin(database, started.run_id)
+    again = database.begin(started.run_id)
     assert (
         client.task_tokens.fail(token_of(database, again), "NoPaper", "still empty", permanent=True) is RunState.FAILED
     )
     run = client.runs.get(started.run_id)
     assert (run.state, run.error_type, run.error_message) == ("failed", "NoPaper", "still empty")
-    assert attempts(database, started.run_id) == [(1, "failed"), (2, "failed")]
+    assert database.attempts(started.run_id) == [(1, "failed"), (2, "failed")]
 
 
 def test_heartbeat_returns_the_state_of_the_run(database: Database, client: Client) -> None:
-    started = begun(database)
+    started = database.begun()
     token = token_of(database, started)
     assert client.task_tokens.heartbeat(token, progress={"done": 1}, checkpoint=[3]) is RunState.RUNNING
     assert database.rows("SELECT progress, checkpoint FROM run_inputs") == [(b'{"done":1}', b"[3]")]
-    apply_batch(database, {"type": "run.cancel", "run_id": str(started.run_id)})
+    database.apply_batch({"type": "run.cancel", "run_id": str(started.run_id)})
     assert client.task_tokens.heartbeat(token) is RunState.CANCELLING
     assert client.task_tokens.complete(token) is RunState.CANCELLED
     with pytest.raises(StaleToken):

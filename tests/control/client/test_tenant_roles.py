@@ -22,8 +22,8 @@ from psycopg.rows import TupleRow
 import tidewheel
 from tests.control.cli.command import process
 from tests.control.cli.command import tidewheel as command
+from tests.fixtures.acts import submission
 from tests.fixtures.database import Database
-from tests.transitions.acts import apply_batch, submission, submit, trigger
 from tidewheel.control.client.client import Client
 from tidewheel.errors import Refused, UnknownTenant
 from tidewheel.postgres.statements import trusted
@@ -50,13 +50,12 @@ VALUES = {"text": "x", "uuid": str(uuid4()), "integer": "1"}
 @pytest.fixture
 def shop(database: Database) -> Database:
     """A database with a job in each of three tenants."""
-    with database.transaction() as connection:
-        record_topic_prefix(connection, Connections.load(topic_prefix="shop"))
-    submit(database, "charge")
+    database.within(record_topic_prefix, Connections.load(topic_prefix="shop"))
+    database.submit("charge")
     with Client(database.url) as client:
         for tenant in ("acme", "globex"):
             client.tenants.create(tenant)
-            apply_batch(database, submission("charge") | {"tenant": tenant})
+            database.apply_batch(submission("charge") | {"tenant": tenant})
     return database
 
 
@@ -88,7 +87,7 @@ def calling(shop: Database, name: str) -> Generator[psycopg.Connection[TupleRow]
 
 
 def test_role_with_execute_alone_acts_for_default_until_it_is_granted_a_tenant(shop: Database, role: str) -> None:
-    foreign, own = trigger(shop, "charge", tenant="globex"), trigger(shop, "charge")
+    foreign, own = shop.trigger("charge", tenant="globex"), shop.trigger("charge")
     with calling(shop, role) as connection, Client(shop.url) as client:
         connection.execute(ENQUEUE, ["default"])
         connection.execute(ENQUEUE, [None])
@@ -122,7 +121,7 @@ def test_role_with_execute_alone_acts_for_default_until_it_is_granted_a_tenant(s
 
 
 def test_a_role_whose_last_tenant_is_revoked_does_not_become_one_of_default(shop: Database, role: str) -> None:
-    own = trigger(shop, "charge")
+    own = shop.trigger("charge")
     with calling(shop, role) as connection, Client(shop.url) as client:
         client.tenants.grant_role("acme", role)
         assert client.tenants.revoke_role("acme", role)
@@ -181,7 +180,7 @@ def test_no_function_with_its_owners_rights_acts_for_a_tenant_of_others(shop: Da
 
 
 def test_calls_of_the_library_are_those_of_the_login(shop: Database, role: str) -> None:
-    run_id = trigger(shop, "charge", tenant="globex")
+    run_id = shop.trigger("charge", tenant="globex")
 
     async def enqueue() -> None:
         parts = conninfo_to_dict(url_as(shop, role))

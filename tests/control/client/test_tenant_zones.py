@@ -12,7 +12,6 @@ from tests.control.api.answering import answer_of, answering
 from tests.control.cli.command import json_output, tidewheel
 from tests.fixtures.database import Database
 from tests.fixtures.examples import examples
-from tests.transitions.acts import apply_batch
 from tidewheel.control.client.client import Client
 from tidewheel.errors import InvalidInput
 from tidewheel.schedules.zones import zone_names
@@ -109,7 +108,7 @@ def test_every_door_resolves_the_zone(client: Client, database: Database, tmp_pa
     assert tidewheel(database, "apply", "-f", file, "--bulk", "--tenant", "acme").code == 0
     tidewheel(database, "job", "create", "flags", "--cron", "0 8 * * *", "--handler", "tidy", "--tenant", "acme")
     message = {"type": "job.submit", "tenant": "acme", "job": job(key="topic")}
-    apply_batch(database, message)
+    database.apply_batch(message)
     with answering(database) as http:
         http.put("/api/v1/jobs/rest", params={"tenant": "acme"}, json={**job(), "key": "rest"})
     assert [zone_of(client, key) for key in ("loaded", "flags", "topic", "rest")] == [BERLIN] * 4

@@ -14,9 +14,9 @@ import pytest
 
 from tests.control.api.answering import answer_of, answering, refusal
 from tests.control.cli.command import json_output, tidewheel
+from tests.fixtures.acts import submission
 from tests.fixtures.database import Database
 from tests.fixtures.roles import stranger
-from tests.transitions.acts import apply_batch, apply_batch_within, begin, begun, submission, submit, succeed, trigger
 from tests.transitions.stepping import in_background, until_blocked
 from tidewheel.control.client.client import Client
 from tidewheel.errors import InvalidInput, Refused, UnknownTenant
@@ -83,28 +83,28 @@ def test_unknown_tenants_and_names_that_are_none_are_refused(client: Client) -> 
 
 def test_jobs_beyond_the_quota_are_refused_and_edits_are_not(client: Client, database: Database) -> None:
     client.tenants.limit("acme", jobs=2)
-    replies = apply_batch(database, *(submission(key) | ACME for key in ("a", "b", "c")))
+    replies = database.apply_batch(*(submission(key) | ACME for key in ("a", "b", "c")))
     assert refusals(replies) == ["tenant_limit"]
     [error] = replies[2].errors
     assert (error.path, error.problem) == ("job.key", "tenant acme has reached its limit of 2 jobs")
     assert "--jobs" in error.remedy
-    assert not refusals(apply_batch(database, submission("a", labels={"x": "y"}) | ACME))
-    assert not refusals(apply_batch(database, submission("other")))
-    apply_batch(database, {"type": "job.delete", "key": "a"} | ACME)
-    assert not refusals(apply_batch(database, submission("c") | ACME))
-    assert refusals(apply_batch(database, submission("a") | ACME)) == ["tenant_limit"]
+    assert not refusals(database.apply_batch(submission("a", labels={"x": "y"}) | ACME))
+    assert not refusals(database.apply_batch(submission("other")))
+    database.apply_batch({"type": "job.delete", "key": "a"} | ACME)
+    assert not refusals(database.apply_batch(submission("c") | ACME))
+    assert refusals(database.apply_batch(submission("a") | ACME)) == ["tenant_limit"]
     client.tenants.limit("acme", jobs=None)
-    assert not refusals(apply_batch(database, submission("a") | ACME))
+    assert not refusals(database.apply_batch(submission("a") | ACME))
 
 
 def test_submits_take_from_the_room_of_one_count(client: Client, database: Database) -> None:
     client.tenants.limit("acme", jobs=100)
-    assert not refusals(apply_batch(database, *(submission(key) | ACME for key in ("a", "b"))))
+    assert not refusals(database.apply_batch(*(submission(key) | ACME for key in ("a", "b"))))
     database.execute("UPDATE job_rooms SET room = 7")  # 98 by a count
     for key in ("a", "c"):
-        assert not refusals(apply_batch(database, submission(key, labels={"x": "y"}) | ACME))
+        assert not refusals(database.apply_batch(submission(key, labels={"x": "y"}) | ACME))
     assert database.rows("SELECT * FROM job_rooms") == [("acme", 100, 6)], "neither an edit nor a new job counts"
-    assert not refusals(apply_batch(database, *(submission(f"more-{n}") | ACME for n in range(7))))
+    assert not refusals(database.apply_batch(*(submission(f"more-{n}") | ACME for n in range(7))))
     assert database.rows("SELECT * FROM job_rooms") == [("acme", 100, 90)], "the room was too small"
     client.tenants.limit("acme", jobs=None)
     assert database.count("job_rooms") == 0, "jobs that come now are not counted"
@@ -116,10 +116,10 @@ def test_two_submits_at_once_do_not_both_take_the_last_place(client: Client, dat
 
         def submit_another() -> list[Reply]:
             with second.transaction():
-                return apply_batch_within(second, database, submission("b") | ACME)
+                return database.apply_batch_within(second, submission("b") | ACME)
 
         with database.transaction() as connection:
-            assert not refusals(apply_batch_within(connection, database, submission("a") | ACME))
+            assert not refusals(database.apply_batch_within(connection, submission("a") | ACME))
             later = in_background(submit_another)
             until_blocked(database, second)
         assert refusals(later.result()) == ["tenant_limit"]
@@ -139,7 +139,7 @@ def test_submit_waits_for_one_of_0_1_that_counts_and_for_no_stranger(
 
         def submit_one() -> list[Reply]:
             with second.transaction():
-                return apply_batch_within(second, database, submission("a") | ACME)
+                return database.apply_batch_within(second, submission("a") | ACME)
 
         old.execute("SELECT pg_advisory_xact_lock(hashtextextended('tidewheel jobs of acme', 0))")
         later = in_background(submit_one)
@@ -152,9 +152,8 @@ def test_submit_waits_for_one_of_0_1_that_counts_and_for_no_stranger(
 def test_payload_beyond_the_limit_is_refused_in_jobs_and_triggers(client: Client, database: Database) -> None:
     submit_in_acme = submission("job", payload="x" * 98) | ACME
     client.tenants.limit("acme", payload_bytes=100)
-    assert not refusals(apply_batch(database, submit_in_acme))
-    replies = apply_batch(
-        database,
+    assert not refusals(database.apply_batch(submit_in_acme))
+    replies = database.apply_batch(
         submission("large", payload="x" * 99) | ACME,
         {"type": "job.trigger", "key": "job", "payload": "x" * 99} | ACME,
         {"type": "job.trigger", "key": "job", "payload_base64": "eHh4"} | ACME,
@@ -169,14 +168,13 @@ def test_payload_beyond_the_limit_is_refused_in_jobs_and_triggers(client: Client
 def test_payloads_of_batches_and_of_their_callbacks_are_limited(client: Client, database: Database) -> None:
     client.tenants.limit("acme", payload_bytes=100)
     submit_in_acme = submission("job") | ACME
-    assert not refusals(apply_batch(database, submit_in_acme))
+    assert not refusals(database.apply_batch(submit_in_acme))
     large = {"key": "job", "payload": {"text": "x" * 99}}
     runs = [{"ref": "one", "key": "job", "payload": "x" * 98}]
-    [reply] = apply_batch(database, {"type": "batch.submit", "runs": runs, "open": True} | ACME)
+    [reply] = database.apply_batch({"type": "batch.submit", "runs": runs, "open": True} | ACME)
     assert reply.status is ReplyStatus.ACCEPTED, reply.errors
     added = {"type": "batch.add", "batch_id": reply.batch_id}
-    replies = apply_batch(
-        database,
+    replies = database.apply_batch(
         {"type": "batch.submit", "runs": [*runs, {"ref": "two"} | large]} | ACME,
         {"type": "batch.submit", "runs": runs, "on": {"failed": large}} | ACME,
         added | {"runs": [{"ref": "three"} | large]} | ACME,
@@ -201,10 +199,10 @@ def test_pause_is_a_freeze_of_the_whole_tenant_and_resume_its_thaw(client: Clien
 
 
 def test_usage_counts_runs_and_jobs(client: Client, database: Database) -> None:
-    submit(database)
-    begin(database, trigger(database))
-    trigger(database)
-    succeed(database, begun(database))
+    database.submit()
+    database.begin(database.trigger())
+    database.trigger()
+    database.succeed(database.begun())
     used = client.tenants.usage("default")
     assert [each.count for each in (used.open_runs, used.in_flight, used.waiting, used.finished_runs, used.jobs)] == [
         2, 1, 1, 1, 1,
@@ -283,7 +281,7 @@ def test_key_of_one_tenant_reads_its_own_and_changes_no_limit(client: Client, da
 
 def test_threads_of_the_api_share_a_few_sessions_for_places(client: Client, database: Database) -> None:
     client.tenants.limit("default", triggers_per_second=1000)
-    submit(database)
+    database.submit()
     with answering(database) as http, ThreadPoolExecutor(12) as callers:
         sent = [callers.submit(http.post, "/api/v1/jobs/job:trigger", json={}) for _ in range(24)]
         assert {each.result().status_code for each in sent} == {HTTPStatus.CREATED}
@@ -310,8 +308,7 @@ def test_key_of_a_tenant_ends_its_own_pause_and_none_of_an_operator(client: Clie
             assert "tidewheel admin tenant resume acme" in error["remedy"]
         thaw = parse_request({"type": "thaw", "scope": "tenant"} | ACME)
         origin = RequestOrigin(topic=database.installation.topics.requests_of("acme"), partition=0, offset=7)
-        with database.transaction() as connection:
-            replies = apply_requests(connection, database.installation, [ReceivedRequest(thaw, origin)])
+        replies = database.within(apply_requests, database.installation, [ReceivedRequest(thaw, origin)])
         assert refusals(replies) == ["paused_by_operator"], "nor does a message on the tenant's own topic"
         assert database.rows("SELECT by_operator, reason FROM freezes WHERE thawed_at IS NULL") == [(True, "unpaid")]
         assert client.tenants.resume("acme")

@@ -13,20 +13,9 @@ from typing import LiteralString
 from uuid import UUID
 
 from tests.control.client.test_dead_letters import garble
+from tests.fixtures.acts import EXECUTOR, about, ending, submission
 from tests.fixtures.database import ClockedDatabase
 from tests.scheduler.firing import fire_due
-from tests.transitions.acts import (
-    EXECUTOR,
-    about,
-    apply_batch,
-    begun,
-    end,
-    ending,
-    requeue,
-    submission,
-    submit,
-    trigger,
-)
 from tests.transitions.figures import forget_figures
 from tests.transitions.graphs import after, drain_some, never, play, put
 from tidewheel.activity import activity
@@ -185,8 +174,7 @@ def seed(empty: ClockedDatabase) -> Ids:
     _bulk(database, ids)
     for statement in (_LIVES, _MEMBERS, _RELAYED):
         database.execute(statement)
-    with database.transaction() as connection:
-        activity.write(connection)
+    database.within(activity.write)
     database.close()
     return ids
 
@@ -198,45 +186,45 @@ def later(database: ClockedDatabase, seconds: float) -> None:
 
 def fail(database: ClockedDatabase, key: str, message: str, output: bytes | None = None) -> UUID:
     """Run a job that fails after two seconds."""
-    started = begun(database, key)
+    started = database.begun(key)
     later(database, 2)
     ended = ending(started, RunState.FAILED, error_type="ConnectionError", error_message=message, output=output)
-    end(database, ended)
+    database.end(ended)
     return started.run_id
 
 
 def _ended(database: ClockedDatabase, ids: Ids) -> None:
     many = [submission(f"many-{at:03}", labels={"team": f"team-{at % 5}"}) for at in range(60)]
-    apply_batch(database, *many)
-    submit(database, "never", schedule={"cron": "30 2 * * *", "timezone": "Europe/Berlin"})
+    database.apply_batch(*many)
+    database.submit("never", schedule={"cron": "30 2 * * *", "timezone": "Europe/Berlin"})
     schedule = {"cron": "0 * * * *", "timezone": "America/New_York"}
-    submit(
-        database, "hourly", schedule=schedule, labels={"team": "billing"}, description="Sum up the hour",
+    database.submit(
+        "hourly", schedule=schedule, labels={"team": "billing"}, description="Sum up the hour",
         payload={"amount": 120.10, "to": ["a@example.org", None, True]},
     )  # fmt: skip
     for at in range(24):
-        started = begun(database, "hourly")
+        started = database.begun("hourly")
         later(database, 4.2 + at / 3)
-        end(database, ending(started, RunState.SUCCEEDED))
+        database.end(ending(started, RunState.SUCCEEDED))
         ids["succeeded"] = started.run_id
         later(database, 600)
-    submit(database, "paused", schedule=schedule)
-    apply_batch(database, about("job.pause", "paused"))
+    database.submit("paused", schedule=schedule)
+    database.apply_batch(about("job.pause", "paused"))
 
 
 def _failing(database: ClockedDatabase, ids: Ids) -> None:
-    submit(database, "charge", retry={"max_attempts": 1}, labels={"team": "payments"})
+    database.submit("charge", retry={"max_attempts": 1}, labels={"team": "payments"})
     message = "connection to db-2.internal:5432 refused: too many clients already"
     for _ in range(3):
         fail(database, "charge", message)
         later(database, 60)
-    started = begun(database, "charge")
+    started = database.begun("charge")
     ids["failed"] = started.run_id
     with database.transaction() as connection:
         save_progress(connection, [ProgressReport(started.run_id, 1, EXECUTOR, checkpoint=_checkpoint(database.now()))])
     output = "".join(f"{_after(database.now(), ms)} {text}\n" for ms, text in _LINES).encode() + b"no time\n"
     later(database, 2)
-    end(database, ending(started, RunState.FAILED, error_type="ConnectionError", error_message=message, output=output))
+    database.end(ending(started, RunState.FAILED, error_type="ConnectionError", error_message=message, output=output))
     later(database, 60)
 
 
@@ -249,7 +237,7 @@ def _workflow(database: ClockedDatabase, ids: Ids) -> None:
 
 
 def _play_graph(database: ClockedDatabase) -> UUID:
-    root = trigger(database, "load")
+    root = database.trigger("load")
     later(database, 1)
     play(database, lambda key: RunState.FAILED if key == "check" else RunState.SUCCEEDED, **_NO_ROW)
     return root
@@ -258,12 +246,12 @@ def _play_graph(database: ClockedDatabase) -> UUID:
 def _hard_text(database: ClockedDatabase, ids: Ids) -> None:
     labels, once = {"<i>x": HOSTILE[:60]}, {"max_attempts": 1}
 
-    submit(database, HOSTILE_KEY, retry=once, labels=labels, description=HOSTILE, payload={"a": HOSTILE})
+    database.submit(HOSTILE_KEY, retry=once, labels=labels, description=HOSTILE, payload={"a": HOSTILE})
     ids["hostile"] = fail(database, HOSTILE_KEY, HOSTILE, OUTPUT)
     ids["hostile_job"] = f"id:{job_id('default', HOSTILE_KEY)}"
     key = LONG[:255]
     long = {"description": "a word " * 100, "payload": {"text": "x" * 12_000}, "labels": {"a" * 63: "b" * 63}}
-    submit(database, key, retry=once, **long)
+    database.submit(key, retry=once, **long)
     fail(database, key, "y" * 10_000)
     ids["long_job"] = f"id:{job_id('default', key)}"
 
@@ -271,7 +259,7 @@ def _hard_text(database: ClockedDatabase, ids: Ids) -> None:
 def _last_hour(database: ClockedDatabase) -> None:
     """Runs of each half minute, with a peak each five minutes, failures at last, and failing workflows."""
     before, once = database.now(), {"max_attempts": 1}
-    submit(database, "send-mail", retry=once, overlap="allow_all", labels={"team": "shop"})
+    database.submit("send-mail", retry=once, overlap="allow_all", labels={"team": "shop"})
     for nth in range(119, -1, -1):
         database.stop_clock(NOW - nth * timedelta(seconds=30) - timedelta(seconds=10))
         ends = [RunState.SUCCEEDED] * (4 + nth * 7 % 5 + (8 if nth % 10 == 1 else 0))
@@ -285,7 +273,7 @@ def _last_hour(database: ClockedDatabase) -> None:
 def _play_batch(database: ClockedDatabase, key: str, ends: Sequence[RunState], took: float) -> None:
     """Trigger runs of a job, begin each up to a second after its time, and end them."""
     delays = (f"{900 - nth * 899 // len(ends)}ms" for nth, _ in enumerate(ends))
-    runs = apply_batch(database, *({"type": "job.trigger", "key": key, "delay": each} for each in delays))
+    runs = database.apply_batch(*({"type": "job.trigger", "key": key, "delay": each} for each in delays))
     later(database, 1)
     _end_runs(database, [UUID(run.run_id) for run in runs], ends, took, _NO_ANSWER)
 
@@ -295,18 +283,17 @@ def _end_runs(
 ) -> None:
     """Begin runs, and end them; failures with this error."""
     claims = [Claim(run, 1, 1, "test/0/0@0") for run in runs]
-    with database.transaction() as connection:
-        started = claim_runs(connection, database.installation, claims, executor_id=EXECUTOR).started
+    started = database.within(claim_runs, database.installation, claims, executor_id=EXECUTOR).started
     later(database, took)
     started = sorted(started, key=lambda run: runs.index(run.run_id))
     ended = [ending(run, state) for run, state in zip(started, ends, strict=True)]
-    end(database, *(each if each.state is RunState.SUCCEEDED else each._replace(**error) for each in ended))
+    database.end(*(each if each.state is RunState.SUCCEEDED else each._replace(**error) for each in ended))
 
 
 def _batches(database: ClockedDatabase, ids: Ids) -> None:
     """A batch with three failed runs and its callbacks, and an open one that goes on."""
     once = {"max_attempts": 1}
-    apply_batch(database, submission("price", retry=once, overlap="allow_all"), submission("import-done", retry=once))
+    database.apply_batch(submission("price", retry=once, overlap="allow_all"), submission("import-done", retry=once))
     rows = [{"ref": f"row-{at:02}", "key": "price"} for at in range(12)]
     tomorrow = [row | {"delay": "24h"} for row in rows[5:]]
     report = {"ref": "report", "key": "price", "after": ["row-03"]}
@@ -325,23 +312,23 @@ def _batches(database: ClockedDatabase, ids: Ids) -> None:
     while drain_some(database, never()):
         pass
     name = f"batch/{batch}/finished"
-    [called] = apply_batch(database, {"type": "job.trigger", "key": "import-done", "request_id": name})
+    [called] = database.apply_batch({"type": "job.trigger", "key": "import-done", "request_id": name})
     _end_runs(database, [UUID(called.run_id)], [RunState.SUCCEEDED], 1, _NO_PRICE)
 
 
 def _on_the_axis(database: ClockedDatabase) -> None:
     """Make a job of each second, one with a pause and skips, and one with holidays, a skip and a move."""
     database.stop_clock(NOW - timedelta(minutes=9))
-    apply_batch(database, {"type": "calendar.put", "name": "holidays-de", "days": ["2027-03-26", "2027-03-29"]})
+    database.apply_batch({"type": "calendar.put", "name": "holidays-de", "days": ["2027-03-26", "2027-03-29"]})
     nightly = {"cron": "30 2 * * *", "timezone": "Europe/Berlin"}
-    submit(database, "holidays", schedule=nightly, exclude_calendars=["holidays-de"])
-    apply_batch(database, about("job.skip", "holidays", at="2026-11-24T01:30:00Z", reason="stock-taking"))
-    apply_batch(database, about("job.move", "holidays", at="2027-03-10T01:30:00Z", to="2027-03-11T05:00:00Z"))
-    submit(database, "second", schedule={"cron": "* * * * * *"}, overlap="allow_all", catch_up="fire_all", window="1h")
-    submit(database, "skips", schedule={"cron": "* * * * *"}, retry={"max_attempts": 1})
-    apply_batch(database, about("job.pause", "skips"))
+    database.submit("holidays", schedule=nightly, exclude_calendars=["holidays-de"])
+    database.apply_batch(about("job.skip", "holidays", at="2026-11-24T01:30:00Z", reason="stock-taking"))
+    database.apply_batch(about("job.move", "holidays", at="2027-03-10T01:30:00Z", to="2027-03-11T05:00:00Z"))
+    database.submit("second", schedule={"cron": "* * * * * *"}, overlap="allow_all", catch_up="fire_all", window="1h")
+    database.submit("skips", schedule={"cron": "* * * * *"}, retry={"max_attempts": 1})
+    database.apply_batch(about("job.pause", "skips"))
     database.stop_clock(NOW - timedelta(minutes=2))
-    apply_batch(database, about("job.resume", "skips"))
+    database.apply_batch(about("job.resume", "skips"))
     for seconds in range(60, -1, -5):  # what is missed is caught up a minute ago: its runs wait since then
         database.stop_clock(NOW - timedelta(seconds=seconds))
         while fire_due(database):
@@ -349,11 +336,11 @@ def _on_the_axis(database: ClockedDatabase) -> None:
 
 
 def _waiting(database: ClockedDatabase, ids: Ids) -> None:
-    submit(database, "slow", queue="reports", retry={"max_attempts": 4}, overlap="allow_all")
-    ids["running"] = begun(database, "slow").run_id
-    retried = begun(database, "slow")
-    requeue(database, retried, AttemptOutcome.FAILED, timedelta(minutes=90))
-    ids["retrying"], ids["queued"] = retried.run_id, trigger(database, "slow")
+    database.submit("slow", queue="reports", retry={"max_attempts": 4}, overlap="allow_all")
+    ids["running"] = database.begun("slow").run_id
+    retried = database.begun("slow")
+    database.requeue(retried, AttemptOutcome.FAILED, timedelta(minutes=90))
+    ids["retrying"], ids["queued"] = retried.run_id, database.trigger("slow")
 
 
 def _bulk(database: ClockedDatabase, ids: Ids) -> None:
@@ -375,7 +362,7 @@ def _administered(database: ClockedDatabase, ids: Ids) -> None:
         client.tenants.create("paused")
         client.tenants.pause("paused", reason=HOSTILE[:60])
         client.calendars.put("holidays", days=_HOLIDAYS, weekdays=["SAT", "SUN"], source="ministry, 2026")
-    apply_batch(database, *(submission(f"acme-{at:02}") | {"tenant": "acme"} for at in range(93)))
+    database.apply_batch(*(submission(f"acme-{at:02}") | {"tenant": "acme"} for at in range(93)))
     database.execute(_EXECUTORS)
     ids["executor"] = database.value("SELECT executor_id FROM executors WHERE name LIKE 'host-1%'")
     database.execute(_KEYS)

@@ -8,7 +8,6 @@ from http import HTTPStatus
 from tests.control.api.answering import ApiClient
 from tests.control.console.pages import console, fields_of, key_of, posted, signed_in
 from tests.fixtures.database import Database
-from tests.transitions.acts import submit
 from tidewheel.control.client.client import Client
 from tidewheel.ids import job_id
 from tidewheel.jobs.values import format_timestamp
@@ -22,7 +21,7 @@ def actions(database: Database) -> list[str]:
 
 
 def test_pause_shows_its_message_once_and_offers_to_undo_it(pages: ApiClient) -> None:
-    submit(pages.database, "nightly")
+    pages.database.submit("nightly")
     answer = posted(pages, "/jobs/nightly/pause", reason="<script>stock")
     assert (answer.status_code, answer.headers["location"]) == (HTTPStatus.SEE_OTHER, "/jobs/nightly")
     page = pages.get("/jobs/nightly").text
@@ -37,7 +36,7 @@ def test_pause_shows_its_message_once_and_offers_to_undo_it(pages: ApiClient) ->
 
 
 def test_undo_of_a_resume_pauses_with_the_former_end_and_reason(pages: ApiClient) -> None:
-    submit(pages.database, "nightly", schedule={"cron": "0 2 * * *"})
+    pages.database.submit("nightly", schedule={"cron": "0 2 * * *"})
     until = pages.database.now() + timedelta(days=1)
     paused = posted(pages, "/jobs/nightly/pause", until=format_timestamp(until), reason="stock & <b>")
     assert paused.status_code == HTTPStatus.SEE_OTHER, paused.text
@@ -47,14 +46,13 @@ def test_undo_of_a_resume_pauses_with_the_former_end_and_reason(pages: ApiClient
     assert undo
     token = fields_of(pages.get("/jobs/nightly/pause"))["token"]
     assert pages.post(unescape(undo[1]), data={"token": token}).status_code == HTTPStatus.SEE_OTHER
-    with pages.database.transaction() as connection:
-        job = show_job(connection, "default", "nightly")
+    job = pages.database.within(show_job, "default", "nightly")
     assert (job.pause_reason, job.summary.paused_until) == ("stock & <b>", until)
 
 
 def test_message_waits_for_a_whole_page(pages: ApiClient) -> None:
     """A script's read of a part comes between the action and its page."""
-    submit(pages.database, "nightly")
+    pages.database.submit("nightly")
     posted(pages, "/jobs/nightly/pause")
     assert "is paused." not in pages.get("/jobs/nightly", headers={"Tidewheel-Part": "1"}).text
     assert "is paused." in pages.get("/jobs/nightly").text
@@ -62,7 +60,7 @@ def test_message_waits_for_a_whole_page(pages: ApiClient) -> None:
 
 def test_message_and_undo_of_a_long_key_fit_a_cookie(pages: ApiClient) -> None:
     key = "\N{SNOWMAN WITHOUT SNOW}" * 255
-    submit(pages.database, key)
+    pages.database.submit(key)
     place = f"/jobs/id:{job_id('default', key)}"
     assert posted(pages, f"{place}/pause").status_code == HTTPStatus.SEE_OTHER
     page = pages.get(place).text
@@ -71,18 +69,18 @@ def test_message_and_undo_of_a_long_key_fit_a_cookie(pages: ApiClient) -> None:
 
 
 def test_pause_of_a_paused_job_changes_its_end_alone_and_says_so(pages: ApiClient) -> None:
-    submit(pages.database, "nightly", schedule={"cron": "0 2 * * *"})
+    pages.database.submit("nightly", schedule={"cron": "0 2 * * *"})
     posted(pages, "/jobs/nightly/pause", reason="disk full")
     assert "A pause with the same end changes nothing." in pages.get("/jobs/nightly/pause").text
     posted(pages, "/jobs/nightly/pause", reason="stock")
     assert "Nothing was changed: " in pages.get("/jobs/nightly").text
     assert pages.database.value("SELECT pause_reason FROM jobs") == "disk full"
-    submit(pages.database, "by-hand")
+    pages.database.submit("by-hand")
     assert "Resume automatically at" not in pages.get("/jobs/by-hand/pause").text, "nothing would end it"
 
 
 def test_refused_field_keeps_all_that_was_typed(pages: ApiClient) -> None:
-    submit(pages.database, "nightly", schedule={"cron": "0 2 * * *"})
+    pages.database.submit("nightly", schedule={"cron": "0 2 * * *"})
     answer = posted(pages, "/jobs/nightly/pause", until="tomorrow", reason="<b>stock")
     assert answer.status_code == HTTPStatus.UNPROCESSABLE_ENTITY
     assert 'value="tomorrow" aria-invalid="true"' in answer.text
@@ -91,7 +89,7 @@ def test_refused_field_keeps_all_that_was_typed(pages: ApiClient) -> None:
 
 
 def test_dialog_that_was_opened_before_another_change_overwrites_nothing(pages: ApiClient) -> None:
-    submit(pages.database, "nightly")
+    pages.database.submit("nightly")
     late = fields_of(pages.get("/jobs/nightly/pause"))
     posted(pages, "/jobs/nightly/pause", reason="disk full")
     refused = pages.post("/jobs/nightly/pause", data=late | {"reason": "stock"})
@@ -109,7 +107,7 @@ def test_dialog_that_was_opened_before_another_change_overwrites_nothing(pages: 
 
 
 def test_change_is_recorded_with_the_person_and_the_key(database: Database) -> None:
-    submit(database, "a/b")
+    database.submit("a/b")
     with console(database) as client:
         signed_in(client, key_of(database, "read", "operate"), name="anna")
         answer = posted(client, f"/jobs/id:{job_id('default', 'a/b')}/pause")
@@ -120,7 +118,7 @@ def test_change_is_recorded_with_the_person_and_the_key(database: Database) -> N
 
 
 def test_forged_form_changes_nothing(pages: ApiClient) -> None:
-    submit(pages.database, "nightly")
+    pages.database.submit("nightly")
     fields = fields_of(pages.get("/jobs/nightly/pause")) | {"token": "0" * 64}
     assert pages.post("/jobs/nightly/pause", data=fields).status_code == HTTPStatus.FORBIDDEN
     assert pages.get("/jobs/unknown/pause").status_code == HTTPStatus.NOT_FOUND

@@ -11,8 +11,8 @@ import pytest
 
 from tests.control.api.answering import ApiClient
 from tests.control.console.pages import console, done, every_row, fields_of, key_of, next_page, posted, signed_in
+from tests.fixtures.acts import submission
 from tests.fixtures.database import Database
-from tests.transitions.acts import apply_batch, begun, submission, submit
 from tidewheel.control.client.client import Client
 from tidewheel.nouns.tenants.reads import Count
 from tidewheel.nouns.tenants.web import Gauge
@@ -74,8 +74,8 @@ def test_deletion_of_a_tenant_names_what_ends_and_is_taken_back(pages: ApiClient
         client.tenants.create("acme")
     manual = {"key": "nightly", "schedule": "manual", "target": "work"}
     run = {"type": "job.trigger", "tenant": "acme", "key": "nightly"}
-    apply_batch(pages.database, {"type": "job.submit", "tenant": "acme", "job": manual})
-    apply_batch(pages.database, run, run)
+    pages.database.apply_batch({"type": "job.submit", "tenant": "acme", "job": manual})
+    pages.database.apply_batch(run, run)
     ends = "2 open runs end as cancelled, also those under way."
     dialog = pages.get("/admin/tenants/acme/delete").text
     assert "Delete tenant acme with 1 job?" in dialog
@@ -87,8 +87,8 @@ def test_deletion_of_a_tenant_names_what_ends_and_is_taken_back(pages: ApiClient
 
 def test_limit_below_the_usage_is_set_after_its_effect_was_shown(pages: ApiClient) -> None:
     for key in ("a", "b", "c"):
-        submit(pages.database, key)
-        begun(pages.database, key)
+        pages.database.submit(key)
+        pages.database.begun(key)
     path = "/admin/tenants/default/limits"
     page = posted(pages, path, jobs="1", in_flight="1")
     assert page.status_code == HTTPStatus.OK
@@ -216,7 +216,7 @@ def test_revoked_key_ends_the_sign_in_that_revoked_it(database: Database) -> Non
 def test_key_of_one_tenant_sees_its_own_alone(database: Database) -> None:
     for name in ("acme", "rival"):
         database.execute("INSERT INTO tenants (tenant) VALUES (%s)", (name,))
-        apply_batch(database, submission(f"job-of-{name}") | {"tenant": name})
+        database.apply_batch(submission(f"job-of-{name}") | {"tenant": name})
     key_of(database, "read", tenant="rival")
     key_of(database, "read", all_tenants=True)
     with Client(database.url, tenant="rival") as client:
@@ -259,8 +259,8 @@ def test_key_without_admin_sees_none_of_it(database: Database) -> None:
 
 
 def test_audit_log_is_filtered_and_leads_to_what_was_changed(pages: ApiClient) -> None:
-    submit(pages.database, "a/b")
-    submit(pages.database, f"<b>{RIGHT_TO_LEFT}")
+    pages.database.submit("a/b")
+    pages.database.submit(f"<b>{RIGHT_TO_LEFT}")
     changed(pages, "/admin/new-tenant", name="acme")
     with Client(pages.database.url) as client:
         client.pause("a/b", reason="stock")

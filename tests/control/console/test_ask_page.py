@@ -4,13 +4,12 @@ from http import HTTPStatus
 
 from tests.control.api.answering import ApiClient
 from tests.control.console.pages import console, key_of, signed_in
-from tests.transitions.acts import submit, trigger
 from tidewheel.control.console.words import short_id
 
 
 def test_ids_and_keys_lead_to_their_pages(pages: ApiClient) -> None:
-    submit(pages.database, "a/b")
-    run = trigger(pages.database, "a/b")
+    pages.database.submit("a/b")
+    run = pages.database.trigger("a/b")
     for text, path in ((str(run), f"/runs/{run}"), (short_id(run), f"/runs/{run}"), ("a/b", "/jobs/id:")):
         answer = pages.get("/ask", params={"q": text})
         assert answer.status_code == HTTPStatus.SEE_OTHER
@@ -18,7 +17,7 @@ def test_ids_and_keys_lead_to_their_pages(pages: ApiClient) -> None:
 
 
 def test_what_is_not_understood_names_the_nearest_keys(pages: ApiClient) -> None:
-    submit(pages.database, "nightly")
+    pages.database.submit("nightly")
     page = pages.get("/ask", params={"q": "<script>alert(1)</script>"})
     assert page.status_code == HTTPStatus.OK
     assert "<script>alert" not in page.text
@@ -30,7 +29,7 @@ def test_what_is_not_understood_names_the_nearest_keys(pages: ApiClient) -> None
 
 def test_suggestions_are_at_most_eight_with_their_addresses(pages: ApiClient) -> None:
     for number in range(12):
-        submit(pages.database, f"job-{number:02}")
+        pages.database.submit(f"job-{number:02}")
     answer = pages.get("/ask", params={"q": "job", "format": "json"})
     assert answer.headers["content-type"] == "application/json"
     found = answer.json()

@@ -6,8 +6,8 @@ from uuid import UUID, uuid4
 
 from tests.control.api.answering import ApiClient
 from tests.control.console.pages import console, done, every_row, key_of, next_page, posted, shown, signed_in
+from tests.fixtures.acts import submission
 from tests.fixtures.database import Database
-from tests.transitions.acts import apply_batch, submission, trigger
 from tests.transitions.graphs import after, end_some, never, play, put, workflow
 from tests.transitions.test_workflows import run_of
 from tidewheel.control.client.client import Client
@@ -28,7 +28,7 @@ def failing(key: str) -> RunState:
 
 def submitted(database: Database, *, is_open: bool = False) -> UUID:
     """Submit a batch of three runs, with a job for each of its ends."""
-    apply_batch(database, *(submission(key, retry={"max_attempts": 1}) for key in ("bad", "good", "after")))
+    database.apply_batch(*(submission(key, retry={"max_attempts": 1}) for key in ("bad", "good", "after")))
     with Client(database.url) as client:
         return client.batches.submit(_RUNS, on=_ON, open=is_open)
 
@@ -74,7 +74,7 @@ def test_callback_leads_to_the_run_of_its_trigger(pages: ApiClient) -> None:
     assert "when all have succeeded after not triggered" in text
     assert text.endswith("when all have ended after triggered")
     name = f"batch/{batch}/finished"
-    [reply] = apply_batch(pages.database, {"type": "job.trigger", "key": "after", "request_id": name})
+    [reply] = pages.database.apply_batch({"type": "job.trigger", "key": "after", "request_id": name})
     page = shown(pages, f"/batches/{batch}")
     assert f'<a href="/runs/{reply.run_id}"' in page
     assert callbacks(page).endswith("when all have ended after queued")
@@ -121,7 +121,7 @@ def test_list_and_runs_have_pages(pages: ApiClient) -> None:
         str(each) for each in sorted(batches, reverse=True)
     ]
     put(pages.database, {"a": [], "b": after("a")})
-    root = trigger(pages.database, "a")
+    root = pages.database.trigger("a")
     play(pages.database)
     assert str(root) not in shown(pages, "/batches"), "a workflow is no batch"
     with Client(pages.database.url) as client:

@@ -14,8 +14,8 @@ import pytest
 from tests.control.api.answering import ApiClient, answering
 from tests.control.client.test_dead_letters import fail, garble, work_off
 from tests.control.console.pages import HTML, console, done, every_row, fields_of, key_of, posted, signed_in
+from tests.fixtures.acts import ending, submission
 from tests.fixtures.database import Database
-from tests.transitions.acts import apply_batch, begun, end, ending, requeue, submission, submit, trigger
 from tests.transitions.figures import finish
 from tests.transitions.graphs import after, play, put
 from tests.transitions.test_workflows import run_of
@@ -34,8 +34,8 @@ MANY = 300
 @pytest.fixture
 def pages(database: Database) -> Iterator[ApiClient]:
     """A console that needs no key, on a database with two jobs."""
-    submit(database)
-    submit(database, "other", queue="reports", labels=LABELS)
+    database.submit()
+    database.submit("other", queue="reports", labels=LABELS)
     with answering(database) as client:
         client.headers.update(HTML)
         yield client
@@ -64,7 +64,7 @@ def counted(client: httpx.Client, path: str) -> dict[str, str]:
 
 
 def triggered(database: Database, key: str, count: int) -> None:
-    apply_batch(database, *({"type": "job.trigger", "key": key} for _ in range(count)))
+    database.apply_batch(*({"type": "job.trigger", "key": key} for _ in range(count)))
 
 
 def test_second_redrive_and_a_repeat_change_each_dead_letter_once(pages: ApiClient) -> None:
@@ -97,7 +97,7 @@ def test_cancellation_beside_another_concerns_what_that_leaves(pages: ApiClient)
     beside = shown(pages, path)
     assert "Cancel 1 run of queue reports?" in re.sub(r"</?bdi>", "", beside)
     assert "1 run has not started; it ends as cancelled" in beside
-    begun(pages.database, "other")
+    pages.database.begun("other")
     beside = shown(pages, path)
     assert '<button class="danger unchecked"><bdi>Cancel 1 run</bdi></button>' in beside
     assert '<button class="danger checked"><bdi>Cancel 2 runs</bdi></button>' in beside
@@ -134,8 +134,8 @@ def test_causes_of_dead_letters_lead_to_a_redrive_of_just_these(pages: ApiClient
     for _ in range(3):
         fail(database)
     message = f"no{'x' * 300}\nsecond line"
-    end(database, ending(begun(database, "other"), RunState.FAILED, error_type=REASON, error_message=message))
-    submit(database, labels={"a": "b"})
+    database.end(ending(database.begun("other"), RunState.FAILED, error_type=REASON, error_message=message))
+    database.submit(labels={"a": "b"})
     text = shown(pages, "/dead-letters")
     assert ">4</span></a>" in text
     assert "second line" not in text
@@ -273,7 +273,7 @@ def test_what_comes_after_the_count_of_a_dialog_is_left_alone(pages: ApiClient) 
     before = {path: counted(pages, path) for path in (letters, runs, purge)}
     fail(database)
     garble(database, 1)
-    trigger(database, "other")
+    database.trigger("other")
     purged = done(posted(pages, purge, **before[purge]))
     work_off(database)
     assert "1 purged." in shown(pages, purged)
@@ -302,7 +302,7 @@ def test_repeat_of_a_cancellation_gets_its_first_answer_after_the_runs_have_ende
 
 
 def test_dialog_of_a_cancellation_counts_the_started_runs_apart(pages: ApiClient) -> None:
-    begun(pages.database, "other")
+    pages.database.begun("other")
     path = "/runs/cancel-all?job=other"
     dialog = shown(pages, path)
     assert '<button class="danger"><bdi>Cancel 1 run</bdi></button>' in dialog, "without a choice it has no box"
@@ -326,15 +326,15 @@ def test_dialog_of_a_cancellation_counts_the_started_runs_apart(pages: ApiClient
 
 
 def test_dialog_of_selected_runs_counts_those_between_two_attempts_apart(pages: ApiClient) -> None:
-    retried, started, queued = begun(pages.database), begun(pages.database, "other"), trigger(pages.database)
-    requeue(pages.database, retried, AttemptOutcome.FAILED, timedelta(hours=1))
+    retried, started, queued = pages.database.begun(), pages.database.begun("other"), pages.database.trigger()
+    pages.database.requeue(retried, AttemptOutcome.FAILED, timedelta(hours=1))
     dialog = shown(pages, f"/runs/cancel?run={retried.run_id}&run={started.run_id}&run={queued}")
     for words in (
         "1 run has not started; it ends", "1 run has started. An attempt under way",
         "1 run is between two attempts. No further attempt",
     ):  # fmt: skip
         assert words in dialog
-    submit(pages.database, "ended")
+    pages.database.submit("ended")
     ended = fail(pages.database, "ended")
     for path in (f"/runs/cancel?run={ended}", f"/runs/retry?run={queued}"):
         dialog = shown(pages, path)
@@ -355,7 +355,7 @@ def test_number_that_has_grown_is_shown_before_anything_changes(pages: ApiClient
     triggered(pages.database, "other", 2)
     cancelled = done(posted(pages, "/runs/cancel-all?job=other", counted="2", counted_at="9999-12-31T00:00:00+00:00"))
     work_off_cancellations(pages.database)
-    trigger(pages.database, "other")
+    pages.database.trigger("other")
     assert "2 runs" in shown(pages, cancelled)
     assert pages.database.value("SELECT count(*) FROM works") == 0
     assert pages.database.value("SELECT count(*) FROM job_runs WHERE state = 'queued'") == 1
@@ -388,7 +388,7 @@ def test_pages_of_dead_letters_hold_each_once(pages: ApiClient) -> None:
 def test_all_runs_that_match_are_cancelled_by_their_number(pages: ApiClient) -> None:
     database = pages.database
     triggered(database, "job", MANY)
-    trigger(database, "other")
+    database.trigger("other")
     assert "Cancel all open runs" not in shown(pages, "/runs")
     path = link(shown(pages, "/runs?job=job"), "Cancel all open runs of this job…")
     dialog = shown(pages, path)
@@ -408,7 +408,7 @@ def test_all_runs_that_match_are_cancelled_by_their_number(pages: ApiClient) -> 
 
 def test_selected_runs_are_cancelled_and_retried(pages: ApiClient) -> None:
     database = pages.database
-    chosen, left = [trigger(database, "other") for _ in range(2)], trigger(database, "other")
+    chosen, left = [database.trigger("other") for _ in range(2)], database.trigger("other")
     text = shown(pages, "/runs?job=other")
     assert text.count('type="checkbox" name="run"') == 3
     path = "/runs/cancel?" + "&".join(f"run={run}" for run in chosen)
@@ -428,9 +428,9 @@ def test_selected_runs_are_cancelled_and_retried(pages: ApiClient) -> None:
 
 def test_selected_run_that_has_a_cancel_is_neither_counted_nor_cancelled_again(pages: ApiClient) -> None:
     database = pages.database
-    named, path = trigger(database), "/runs/cancel-all?job=job"
+    named, path = database.trigger(), "/runs/cancel-all?job=job"
     done(posted(pages, path, **counted(pages, path)))
-    path = f"/runs/cancel?run={named}&run={trigger(database, 'other')}"
+    path = f"/runs/cancel?run={named}&run={database.trigger('other')}"
     assert "Cancel 1 run?" in re.sub(r"</?bdi>", "", shown(pages, path))
     done(posted(pages, path))
     assert "Cancel of 1 run requested. 1 ended or had a cancel before." in shown(pages, "/runs")
@@ -442,7 +442,7 @@ def test_selected_run_that_has_a_cancel_is_neither_counted_nor_cancelled_again(p
 def test_dialogs_of_many_retries_count_what_the_button_does_to_them(pages: ApiClient) -> None:
     database = pages.database
     put(database, {"root": [], "part": after("root")})
-    trigger(database, "root")
+    database.trigger("root")
     play(database, lambda key: RunState.FAILED if key == "part" else RunState.SUCCEEDED)
     part, plain, retried, gone = run_of(database, "part"), fail(database), fail(database), fail(database, "other")
     with Client(database.url) as client:
@@ -472,7 +472,7 @@ def test_dialogs_of_many_retries_count_what_the_button_does_to_them(pages: ApiCl
 def test_selected_jobs_are_paused_and_resumed_and_refusals_name_their_keys(pages: ApiClient) -> None:
     database, hostile = pages.database, "<script>alert(1)</script>\u05d0" + "x" * 200
     keys = ["a", "b", hostile]
-    apply_batch(database, *map(submission, keys))
+    database.apply_batch(*map(submission, keys))
     chosen = "&".join(f"job={job_id('default', key)}" for key in keys)
     assert shown(pages, "/jobs").count('type="checkbox" name="job"') == 5
     dialog = re.sub(r"</?bdi>", "", shown(pages, f"/selected-jobs/pause?{chosen}"))
@@ -486,7 +486,7 @@ def test_selected_jobs_are_paused_and_resumed_and_refusals_name_their_keys(pages
     assert done(posted(pages, f"/selected-jobs/resume?{chosen}")) == "/jobs"
     assert "2 jobs resumed. 1 already was." in shown(pages, "/jobs")
     assert done(posted(pages, f"/selected-jobs/resume?{chosen}&next=/jobs%3Fprefix%3Da")) == "/jobs?prefix=a"
-    apply_batch(database, {"type": "job.resume", "key": "b", "request_id": f"x/{job_id('default', 'b')}"})
+    database.apply_batch({"type": "job.resume", "key": "b", "request_id": f"x/{job_id('default', 'b')}"})
     assert done(posted(pages, f"/selected-jobs/pause?{chosen}", request_id="x")) == "/jobs?status=paused"
     assert re.search(r"2 jobs paused\. 1 refused: b: ", shown(pages, "/jobs"))
     first = chosen.partition("&")[0]
@@ -497,7 +497,7 @@ def test_selected_jobs_are_paused_and_resumed_and_refusals_name_their_keys(pages
 
 def test_pause_of_many_leaves_the_end_of_a_pause_that_its_dialog_counts_apart(pages: ApiClient) -> None:
     database = pages.database
-    submit(database, "nightly", schedule={"cron": "0 2 * * *"})
+    database.submit("nightly", schedule={"cron": "0 2 * * *"})
     with Client(database.url) as client:
         client.pause("nightly", until=database.now() + timedelta(days=1))
     path = "/selected-jobs/pause?" + "&".join(f"job={job_id('default', key)}" for key in ("nightly", "job"))
@@ -513,8 +513,8 @@ def test_pause_of_many_leaves_the_end_of_a_pause_that_its_dialog_counts_apart(pa
 
 
 def test_freeze_counts_what_it_stops_and_every_page_names_it_until_its_thaw(pages: ApiClient) -> None:
-    apply_batch(pages.database, submission("other-hourly", schedule="@hourly", queue="reports", labels=LABELS))
-    trigger(pages.database, "other")
+    pages.database.apply_batch(submission("other-hourly", schedule="@hourly", queue="reports", labels=LABELS))
+    pages.database.trigger("other")
     page = shown(pages, "/jobs?label=team%3Dbilling")
     assert 'label=team%3Dbilling">Freeze all that match…</a>' in page
     for other in ("/jobs", "/jobs?label=team%3Dbilling&kind=manual"):
@@ -560,7 +560,7 @@ def test_freeze_is_named_on_the_backfills_and_redrives_whose_runs_it_holds(pages
     path = "/freeze/scope?scope=tenant"
     fail(pages.database)
     redrive = done(posted(pages, "/dead-letters/redrive?kind=run", **counted(pages, "/dead-letters/redrive?kind=run")))
-    submit(pages.database, "daily", schedule={"cron": "0 2 * * *", "timezone": "UTC"}, queue="reports")
+    pages.database.submit("daily", schedule={"cron": "0 2 * * *", "timezone": "UTC"}, queue="reports")
     now = pages.database.now()
     with Client(pages.database.url) as client:
         made = client.backfill("daily", now - timedelta(days=9), now, versions="current").backfill_id
@@ -583,7 +583,7 @@ def test_freeze_of_a_queue_that_nothing_has_names_one_like_it_and_stays_possible
     dialog = shown(pages, path)
     assert "No job, no open run and no executor has queue report" in dialog
     assert "Did you mean exports? The freeze is for what comes later." in dialog
-    apply_batch(pages.database, submission("manual", queue="calls"))
+    pages.database.apply_batch(submission("manual", queue="calls"))
     assert "No job of this scope has an occurrence to come." in shown(pages, "/freeze/scope?queue=calls")
     for known in ("reports", "exports", "calls"):
         assert "no executor has queue" not in shown(pages, f"/freeze/scope?queue={known}")
@@ -605,7 +605,7 @@ def test_freeze_and_thaw_lead_back_to_the_page_of_the_operator(pages: ApiClient)
 
 
 def test_dialogs_of_a_narrower_freeze_name_the_wider_one(pages: ApiClient) -> None:
-    trigger(pages.database, "other")
+    pages.database.trigger("other")
     done(posted(pages, "/freeze/scope?queue=reports", reason="stock"))
     path = "queue=reports&label=team%3Dbilling"
     dialog = shown(pages, f"/freeze/scope?{path}")
@@ -648,9 +648,9 @@ def test_key_of_a_tenant_freezes_no_fleet(database: Database) -> None:
 
 
 def test_key_that_may_only_read_sees_pages_without_actions(database: Database) -> None:
-    submit(database)
+    database.submit()
     fail(database)
-    trigger(database)
+    database.trigger()
     with Client(database.url) as client:
         client.freezes.freeze(queue="default", reason="inventory", by="anna")
         cancelled = client.runs.cancel_all(key="job")
@@ -682,7 +682,7 @@ def test_key_that_may_only_read_sees_pages_without_actions(database: Database) -
 
 
 def test_backfill_shows_its_progress_and_is_paused_and_cancelled(pages: ApiClient) -> None:
-    submit(pages.database, "daily", schedule={"cron": "0 2 * * *", "timezone": "UTC"})
+    pages.database.submit("daily", schedule={"cron": "0 2 * * *", "timezone": "UTC"})
     now = pages.database.now()
     with Client(pages.database.url) as client:
         made = client.backfill("daily", now - timedelta(days=9), now, versions="current").backfill_id
@@ -715,7 +715,7 @@ def test_unknown_bulk_work_and_empty_lists_say_so(pages: ApiClient) -> None:
 
 def test_cancel_of_a_tab_keeps_its_filter_and_says_what_a_state_is_not(pages: ApiClient) -> None:
     database = pages.database
-    begun(database, "other")
+    database.begun("other")
     finish(database, "job", RunState.SUCCEEDED)
     triggered(database, "job", 2)
     path = link(shown(pages, "/runs?status=queued&job=job"), "Cancel all unstarted runs of this job…")

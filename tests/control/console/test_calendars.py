@@ -8,7 +8,6 @@ from tests.control.api.answering import ApiClient
 from tests.control.console.pages import console, fields_of, key_of, posted, signed_in
 from tests.control.console.test_admin import changed, refused
 from tests.fixtures.database import Database
-from tests.transitions.acts import submit
 
 ICS = "BEGIN:VCALENDAR\nBEGIN:VEVENT\nDTSTART;VALUE=DATE:20261225\nDTEND;VALUE=DATE:20261227\nEND:VEVENT\nEND:VCALENDAR"
 
@@ -25,7 +24,7 @@ def test_calendar_is_created_changed_and_deleted(pages: ApiClient) -> None:
     assert year.count('<td class="closed"') == 4
     assert year.count('<td class="weekly"') == 102  # of 104, two are days of its own
     assert len(re.findall(r"<td[^>]*>\d", year)) == 365
-    submit(pages.database, "a/b", schedule={"cron": "0 9 * * *"}, exclude_calendars=["holidays"])
+    pages.database.submit("a/b", schedule={"cron": "0 9 * * *"}, exclude_calendars=["holidays"])
     assert 'href="/jobs/id:' in pages.get("/calendars/holidays").text
     assert "cannot be deleted while 1 job uses it." in refused(pages, "/calendars/holidays/delete")
     days = {"days": "2027-01-01", "weekdays": "", "ics": "", "source": ""}
@@ -34,7 +33,7 @@ def test_calendar_is_created_changed_and_deleted(pages: ApiClient) -> None:
     assert 'href="/jobs/id:' in pages.get("/calendars/holidays").text
     page = changed(pages, "/calendars/holidays/edit", **days, seen=seen_of(seen.text))
     assert "1 day<" in page
-    submit(pages.database, "a/b", schedule={"cron": "0 9 * * *"})
+    pages.database.submit("a/b", schedule={"cron": "0 9 * * *"})
     assert "Calendar holidays is deleted." in changed(pages, "/calendars/holidays/delete")
     assert pages.get("/calendars/holidays").status_code == HTTPStatus.NOT_FOUND
 
@@ -60,7 +59,7 @@ def test_change_of_a_calendar_that_another_one_has_overtaken_is_refused(pages: A
 def test_effect_of_new_days_is_shown_before_they_are_saved(pages: ApiClient) -> None:
     changed(pages, "/new-calendar", name="holidays", days="2199-05-01", weekdays="")
     hostile = "<script>alert(1)</script>\u05d0"
-    submit(pages.database, hostile, schedule={"cron": "0 9 * * *"}, exclude_calendars=["holidays"])
+    pages.database.submit(hostile, schedule={"cron": "0 9 * * *"}, exclude_calendars=["holidays"])
     soon: date = pages.database.value("SELECT (tidewheel_now() AT TIME ZONE 'UTC')::date + 3")
     given = {"days": str(soon), "weekdays": ""}
     page = posted(pages, "/calendars/holidays/edit", **given).text

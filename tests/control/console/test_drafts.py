@@ -8,7 +8,6 @@ from playwright.sync_api import Browser, Locator, Page, Route, expect
 from tests.control.api.answering import ApiClient, answering
 from tests.control.console.browser import Tab, needs_chromium, tab
 from tests.fixtures.database import Database
-from tests.transitions.acts import submit
 from tidewheel.control.console.spec_form import at_path
 from tidewheel.nouns.jobs.versions import job_at
 
@@ -36,13 +35,12 @@ def here(pages: ApiClient, browser: Browser) -> Iterator[Tab]:
 
 def put(database: Database, cron: str) -> None:
     """Save a version of the job, as another person."""
-    submit(database, "nightly", schedule={"cron": [cron]}, payload={"depot": 1})
+    database.submit("nightly", schedule={"cron": [cron]}, payload={"depot": 1})
 
 
 def stored(database: Database, number: int) -> tuple[object, object]:
     """Return cron and payload of a version."""
-    with database.transaction() as connection:
-        job = job_at(connection, "default", "nightly", number)
+    job = database.within(job_at, "default", "nightly", number)
     return at_path(job, ("schedule", "cron")), job["payload"]
 
 

@@ -8,9 +8,9 @@ from uuid import uuid4
 from tests.control.api.answering import ApiClient, answering
 from tests.control.console.pages import HTML, console, fields_of, key_of, signed_in
 from tests.control.reads.test_waits import executor
+from tests.fixtures.acts import HANDLER
 from tests.fixtures.database import Database
 from tests.fixtures.services import until
-from tests.transitions.acts import HANDLER, begun, submit, trigger
 from tidewheel.control.reads.fleet import LOOKED_AT
 from tidewheel.jobs.strict_json import as_object
 from tidewheel.postgres.statements import Statements
@@ -34,8 +34,8 @@ def tile(page: str, label: str) -> str:
 
 
 def test_executor_opens_to_the_runs_that_it_has(pages: ApiClient) -> None:
-    submit(pages.database, "<script>nightly")
-    started = begun(pages.database, "<script>nightly")
+    pages.database.submit("<script>nightly")
+    started = pages.database.begun("<script>nightly")
     own = pages.database.value("SELECT executor_id FROM job_runs WHERE executor_id IS NOT NULL")
     pages.database.execute(
         "INSERT INTO executors (executor_id, name, queues, handlers, slots, last_heartbeat_at, started_at)"
@@ -54,8 +54,8 @@ def test_executor_opens_to_the_runs_that_it_has(pages: ApiClient) -> None:
 
 
 def test_runs_ahead_of_their_time_are_not_walked(database: Database) -> None:
-    submit(database)
-    begun(database)
+    database.submit()
+    database.begun()
     database.execute(_ADD_RUNS_AHEAD)
     database.execute("ANALYZE job_runs")
     own = database.value("SELECT executor_id FROM job_runs WHERE executor_id IS NOT NULL")
@@ -99,8 +99,8 @@ def test_executor_that_renews_no_lease_while_its_process_lives_is_stuck(pages: A
 
 
 def test_figures_are_shown_without_kafka_and_name_its_absence(database: Database) -> None:
-    submit(database)
-    trigger(database)
+    database.submit()
+    database.trigger()
     with answering(database, kafka_bootstrap="127.0.0.1:1") as client:
         client.headers.update(HTML)
         page = client.get("/fleet").text

@@ -11,8 +11,8 @@ from playwright.sync_api import Browser, expect
 from tests.control.api.answering import ApiClient, answering
 from tests.control.console.browser import needs_chromium, tab
 from tests.control.console.pages import HTML, shown
+from tests.fixtures.acts import about, ending
 from tests.fixtures.database import ClockedDatabase
-from tests.transitions.acts import about, apply_batch, begun, end, ending, submit, succeed
 from tidewheel.control.console.axis import Window, axis
 from tidewheel.ids import job_id
 from tidewheel.nouns.runs import reads
@@ -32,14 +32,14 @@ def pages(clocked: ClockedDatabase) -> Iterator[ApiClient]:
 
 
 def failed(database: ClockedDatabase, key: str) -> None:
-    end(database, ending(begun(database, key), RunState.FAILED, error_type="ConnectionError"))
+    database.end(ending(database.begun(key), RunState.FAILED, error_type="ConnectionError"))
 
 
 def test_grid_has_the_worst_jobs_first_and_links_keep_its_window(pages: ApiClient, clocked: ClockedDatabase) -> None:
-    submit(clocked, "a-well")
-    submit(clocked, "b-failing", retry={"max_attempts": 1})
-    submit(clocked, "c-failing-more", retry={"max_attempts": 1})
-    succeed(clocked, begun(clocked, "a-well"))
+    clocked.submit("a-well")
+    clocked.submit("b-failing", retry={"max_attempts": 1})
+    clocked.submit("c-failing-more", retry={"max_attempts": 1})
+    clocked.succeed(clocked.begun("a-well"))
     for key in ("b-failing", "c-failing-more", "c-failing-more"):
         failed(clocked, key)
     page = shown(pages, "/jobs?view=grid&window=6h")
@@ -59,7 +59,7 @@ def test_overview_has_a_dozen_jobs_of_which_those_that_fail_are_first(
     assert 'class="cards grid"' not in shown(pages, "/")
     keys = [f"job-{number:02}" for number in range(20)]
     for key in keys:
-        submit(clocked, key, retry={"max_attempts": 1})
+        clocked.submit(key, retry={"max_attempts": 1})
     for key in ("job-18", "job-19", "job-19"):
         failed(clocked, key)
     page = shown(pages, "/?window=6h")
@@ -72,10 +72,10 @@ def test_bins_ahead_are_due_unless_the_timer_leaves_them_out_or_rests(
     pages: ApiClient, clocked: ClockedDatabase
 ) -> None:
     cron = {"cron": "*/4 * * * *"}
-    apply_batch(clocked, {"type": "calendar.put", "name": "closed", "days": ["2026-11-22"]})
+    clocked.apply_batch({"type": "calendar.put", "name": "closed", "days": ["2026-11-22"]})
     for key, more in (("plain", {}), ("calendar", {"exclude_calendars": ["closed"]}), ("paused", {})):
-        submit(clocked, key, schedule=cron, **more)
-    apply_batch(clocked, about("job.pause", "paused"))
+        clocked.submit(key, schedule=cron, **more)
+    clocked.apply_batch(about("job.pause", "paused"))
     page = shown(pages, "/jobs?view=grid")
     row = {key: page.partition(f'data-job="{key}"')[2].partition("data-cells=")[2].partition(">")[0] for key in
            ("plain", "calendar", "paused")}  # fmt: skip
@@ -88,19 +88,18 @@ def test_busy_job_is_a_sample_of_each_bin_and_others_are_whole(
     pages: ApiClient, clocked: ClockedDatabase, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clocked.stop_clock(NOW - HOUR)
-    submit(clocked, "busy", overlap="allow_all")
-    submit(clocked, "calm", overlap="allow_all")
+    clocked.submit("busy", overlap="allow_all")
+    clocked.submit("calm", overlap="allow_all")
     delays = [*range(1, 3001, 30), *range(600, 610)]
-    apply_batch(clocked, *({"type": "job.trigger", "key": "busy", "delay": f"{each}s"} for each in delays))
-    apply_batch(clocked, *({"type": "job.trigger", "key": "calm", "delay": f"{each}s"} for each in range(1, 61)))
+    clocked.apply_batch(*({"type": "job.trigger", "key": "busy", "delay": f"{each}s"} for each in delays))
+    clocked.apply_batch(*({"type": "job.trigger", "key": "calm", "delay": f"{each}s"} for each in range(1, 61)))
     clocked.stop_clock(NOW)
-    succeed(clocked, begun(clocked, "calm"))
+    clocked.succeed(clocked.begun("calm"))
     along = axis(Window.HOUR, NOW, grid=True)
     ids = {key: job_id("default", key) for key in ("busy", "calm")}
 
     def counted() -> dict[str, tuple[list[int], bool]]:
-        with clocked.transaction() as connection:
-            found = reads.count_runs_of_jobs(connection, list(ids.values()), along.edges[: along.behind + 1])
+        found = clocked.within(reads.count_runs_of_jobs, list(ids.values()), along.edges[: along.behind + 1])
         return {key: ([sum(each.values()) for each in found[ids[key]].bins], found[ids[key]].is_sample) for key in ids}
 
     by_bin = [0] * along.behind
@@ -123,8 +122,8 @@ def test_busy_job_is_a_sample_of_each_bin_and_others_are_whole(
 def test_keys_and_pointer_name_the_runs_of_a_cell_and_open_them(
     pages: ApiClient, clocked: ClockedDatabase, browser: Browser
 ) -> None:
-    submit(clocked, "a/charge", retry={"max_attempts": 1})
-    submit(clocked, "well")
+    clocked.submit("a/charge", retry={"max_attempts": 1})
+    clocked.submit("well")
     for _ in range(3):
         failed(clocked, "a/charge")
     with tab(browser, str(pages.base_url)) as here:

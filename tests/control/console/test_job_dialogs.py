@@ -12,7 +12,6 @@ from tests.control.api.answering import ApiClient
 from tests.control.console.pages import console, done, fields_of, key_of, signed_in
 from tests.fixtures.database import Database
 from tests.scheduler.backfills import make_batch
-from tests.transitions.acts import begin, begun, submit, trigger
 from tests.transitions.graphs import DIAMOND, play, put
 from tidewheel.control.client.client import Client
 from tidewheel.runs import RunState
@@ -40,7 +39,7 @@ def contents(database: Database) -> dict[str, list[tuple[object, ...]]]:
 
 
 def test_trigger_makes_one_run_with_what_was_typed(pages: ApiClient) -> None:
-    submit(pages.database, "nightly", payload={"a": 1})
+    pages.database.submit("nightly", payload={"a": 1})
     page = pages.get("/jobs/nightly/trigger")
     run = [
         done(posted(pages, "/jobs/nightly/trigger", page, payload='{"a": 2}', delay="1h", labels="team=x"))
@@ -64,7 +63,7 @@ def test_trigger_makes_one_run_with_what_was_typed(pages: ApiClient) -> None:
 
 
 def test_trigger_names_when_the_run_starts_once(pages: ApiClient) -> None:
-    submit(pages.database, "nightly", overlap="skip")
+    pages.database.submit("nightly", overlap="skip")
     dialog = pages.get("/jobs/nightly/trigger").text
     assert "If empty, it runs now." in dialog
     assert "If a run of the job is active when it starts, the new run is skipped." in dialog
@@ -81,7 +80,7 @@ def without_button(client: httpx.Client, path: str, why: str) -> bool:
 
 
 def test_delete_is_undone_by_submitting_again(pages: ApiClient) -> None:
-    submit(pages.database, "nightly", schedule=DAILY, lane="batch")
+    pages.database.submit("nightly", schedule=DAILY, lane="batch")
     assert done(posted(pages, "/jobs/nightly/delete", reason=SCRIPT)) == "/jobs"
     page = pages.get("/jobs")
     assert "is deleted." in page.text
@@ -100,16 +99,16 @@ def test_delete_is_undone_by_submitting_again(pages: ApiClient) -> None:
 
 
 def test_deletion_of_the_version_that_was_shown_counts_the_runs_of_its_dialog(pages: ApiClient) -> None:
-    submit(pages.database, "nightly")
+    pages.database.submit("nightly")
     page = pages.get("/jobs/nightly/delete")
-    submit(pages.database, "nightly", lane="batch")
+    pages.database.submit("nightly", lane="batch")
     answer = posted(pages, "/jobs/nightly/delete", page)
     assert answer.status_code == HTTPStatus.UNPROCESSABLE_ENTITY
     assert "The current version is 2, not 1" in answer.text
     assert pages.get("/jobs/nightly").status_code == HTTPStatus.OK
-    trigger(pages.database, "nightly")
-    trigger(pages.database, "nightly")
-    begin(pages.database, trigger(pages.database, "nightly"))
+    pages.database.trigger("nightly")
+    pages.database.trigger("nightly")
+    pages.database.begin(pages.database.trigger("nightly"))
     assert "2 waiting runs are cancelled." in pages.get("/jobs/nightly/delete").text
     posted(pages, "/jobs/nightly/delete")
     assert "nightly is deleted. 2 waiting runs are cancelled. Its runs under way finish." in pages.get("/jobs").text
@@ -117,7 +116,7 @@ def test_deletion_of_the_version_that_was_shown_counts_the_runs_of_its_dialog(pa
 
 def test_pause_and_delete_name_a_backfill_and_do_to_it_what_they_say(pages: ApiClient) -> None:
     database = pages.database
-    submit(database, "nightly", schedule=DAILY)
+    database.submit("nightly", schedule=DAILY)
     assert "A backfill" not in pages.get("/jobs/nightly/pause").text
     now = database.now()
     with Client(database.url) as client:
@@ -158,11 +157,11 @@ def test_pause_and_delete_name_a_backfill_and_do_to_it_what_they_say(pages: ApiC
 
 
 def test_versions_name_their_authors_and_lead_back(database: Database) -> None:
-    submit(database, "nightly", schedule=DAILY, labels={"team": SCRIPT})
+    database.submit("nightly", schedule=DAILY, labels={"team": SCRIPT})
     with console(database) as client:
         signed_in(client, key_of(database, "read", "write"), name="anna <b>")
         assert 'type="radio"' not in client.get("/jobs/nightly/versions").text, "one version compares with none"
-        submit(database, "nightly", schedule={"cron": "45 2 * * *"}, labels={"team": SCRIPT})
+        database.submit("nightly", schedule={"cron": "45 2 * * *"}, labels={"team": SCRIPT})
         page = client.get("/jobs/nightly/versions?a=1&b=2")
         assert '<td class="mono"><bdi>schedule.cron</bdi></td><td class="gone"><bdi>30 2 * * *</bdi>' in page.text
         assert "Back to 1…" in page.text
@@ -183,7 +182,7 @@ def test_versions_name_their_authors_and_lead_back(database: Database) -> None:
 
 
 def test_release_of_a_quarantined_job(pages: ApiClient) -> None:
-    submit(pages.database, "nightly", schedule="@every 1h")
+    pages.database.submit("nightly", schedule="@every 1h")
     pages.database.execute("UPDATE timers SET due_at = 'infinity', hold_reason = 'quarantine'")
     pages.database.execute(
         "INSERT INTO quarantine (kind, tenant, job_id, error, created_at)"
@@ -199,7 +198,7 @@ def test_release_of_a_quarantined_job(pages: ApiClient) -> None:
 
 
 def test_backfill_is_counted_before_it_is_made(pages: ApiClient) -> None:
-    submit(pages.database, "nightly", schedule={"interval": "1h", "anchor": "2020-01-01T00:00:00Z"})
+    pages.database.submit("nightly", schedule={"interval": "1h", "anchor": "2020-01-01T00:00:00Z"})
     pages.database.execute("UPDATE job_versions SET effective_at = effective_at - interval '2 days'")
     pages.database.execute("UPDATE jobs SET created_at = created_at - interval '2 days'")
     now = pages.database.now()
@@ -239,10 +238,10 @@ def test_backfill_is_counted_before_it_is_made(pages: ApiClient) -> None:
 
 def test_key_that_may_only_read_sees_no_action_and_changes_nothing(database: Database) -> None:
     put(database, DIAMOND)
-    root = trigger(database, "a")
+    root = database.trigger("a")
     play(database, lambda key: RunState.FAILED if key == "b" else RunState.SUCCEEDED)
-    submit(database, "nightly")
-    run = trigger(database, "nightly")
+    database.submit("nightly")
+    run = database.trigger("nightly")
     actions = {"/jobs/nightly": ACTIONS, f"/runs/{run}": ("cancel", "retry"), f"/workflows/{root}": ("resume",)}
     with console(database) as client:
         signed_in(client, key_of(database, "read"))
@@ -260,10 +259,10 @@ def test_key_that_may_only_read_sees_no_action_and_changes_nothing(database: Dat
 
 
 def test_no_link_of_any_page_changes_a_table(database: Database) -> None:
-    submit(database, "nightly", schedule=DAILY)
-    submit(database, "nightly", schedule=DAILY, lane="batch")
-    begun(database, "nightly")
-    trigger(database, "nightly")
+    database.submit("nightly", schedule=DAILY)
+    database.submit("nightly", schedule=DAILY, lane="batch")
+    database.begun("nightly")
+    database.trigger("nightly")
     with console(database) as client:
         signed_in(client, key_of(database, "read", "write", "operate"))
         before = contents(database)

@@ -12,8 +12,8 @@ import pytest
 from tests.control.api.answering import ApiClient
 from tests.control.console.pages import console, fields_of, key_of, signed_in, typed_in
 from tests.control.console.test_page_costs import MOST_BYTES
+from tests.fixtures.acts import about
 from tests.fixtures.database import Database
-from tests.transitions.acts import about, apply_batch, submit
 from tidewheel.control.client.client import Client
 from tidewheel.errors import UnknownJob
 from tidewheel.ids import job_id
@@ -42,8 +42,7 @@ def pressed(
 
 def stored(database: Database, key: str, number: int) -> dict[str, object]:
     """Return the job of a version as submitted."""
-    with database.transaction() as connection:
-        return job_at(connection, "default", key, number)
+    return database.within(job_at, "default", key, number)
 
 
 def version(database: Database, key: str = "job") -> int:
@@ -52,7 +51,7 @@ def version(database: Database, key: str = "job") -> int:
 
 
 def test_keys_and_dedupe_are_typed_and_emptied(pages: ApiClient) -> None:
-    submit(pages.database, concurrency_key="mail")
+    pages.database.submit(concurrency_key="mail")
     page = pages.get("/jobs/job/edit")
     assert typed_in(page)["concurrency_key.key"] == "mail"
     answer = pressed(
@@ -96,7 +95,7 @@ def test_zone_is_searched_among_all_without_a_script(pages: ApiClient) -> None:
 
 
 def test_form_that_nobody_has_changed_is_an_identical_spec(pages: ApiClient) -> None:
-    submit(pages.database, "job", **FULL)
+    pages.database.submit("job", **FULL)
     form = pages.get("/jobs/job/edit")
     document = pressed(pages, "/jobs/job/edit", "as_json", form)
     assert json.loads(typed_in(document)["document"])["concurrency_key"] == {"key": "k"}
@@ -111,7 +110,7 @@ def test_form_that_nobody_has_changed_is_an_identical_spec(pages: ApiClient) -> 
 def test_masked_url_that_comes_back_keeps_the_stored_secret(pages: ApiClient, view: str) -> None:
     """Issue 39, N12: it was refused until the secret was typed again."""
     url = "https://example.org/hook?day=1&token=s3cret-of-url"
-    submit(pages.database, "job", **{**FULL, "target": {"type": "http", "url": url}})
+    pages.database.submit("job", **{**FULL, "target": {"type": "http", "url": url}})
 
     def press(do: str, **typed: str) -> httpx.Response:
         page = pages.get("/jobs/job/edit")
@@ -123,8 +122,7 @@ def test_masked_url_that_comes_back_keeps_the_stored_secret(pages: ApiClient, vi
     assert "Nothing differs from version 1" in press("check").text
     assert press("check", priority="3").status_code == HTTPStatus.OK
     assert press("save", priority="3").headers["location"] == "/jobs/job"
-    with pages.database.transaction() as connection:
-        saved = show_job(connection, "default", "job", as_stored=True)
+    saved = pages.database.within(show_job, "default", "job", as_stored=True)
     assert (saved.summary.version, saved.job["target"], saved.job["priority"]) == (2, {"type": "http", "url": url}, 3)
     elsewhere = press("save", target__url="https://example.net/hook?day=1&token=[redacted]")
     assert elsewhere.status_code == HTTPStatus.UNPROCESSABLE_ENTITY, "the secret would go to another host"
@@ -132,7 +130,7 @@ def test_masked_url_that_comes_back_keeps_the_stored_secret(pages: ApiClient, vi
 
 
 def test_check_shows_instants_beside_each_other_and_changes_nothing(pages: ApiClient) -> None:
-    submit(pages.database, "job", **FULL, start_at="2031-06-01T00:00:00Z")
+    pages.database.submit("job", **FULL, start_at="2031-06-01T00:00:00Z")
     answer = pressed(pages, "/jobs/job/edit", "check", schedule__cron="45 2 * * *", payload='{"depot": 5}')
     assert answer.status_code == HTTPStatus.OK
     assert answer.text.count('<s class="gone">') == 10
@@ -143,10 +141,10 @@ def test_check_shows_instants_beside_each_other_and_changes_nothing(pages: ApiCl
         assert text in answer.text
     assert "  &#34;depot&#34;: 4" in answer.text
     assert version(pages.database) == 1
-    apply_batch(pages.database, about("job.pause", "job"))
+    pages.database.apply_batch(about("job.pause", "job"))
     answer = pressed(pages, "/jobs/job/edit", "check", schedule__cron="45 2 * * *")
     assert answer.text.count("<bdi>paused</bdi></td>") == 19  # ten of now and nine after saving
-    submit(pages.database, "often", schedule={"interval": "10s"})
+    pages.database.submit("often", schedule={"interval": "10s"})
     answer = pressed(pages, "/jobs/often/edit", "check", schedule="cron", schedule__cron="45 2 29 2 *")
     assert answer.text.count('<s class="gone">') == 10
     assert '<ins class="new">' not in answer.text
@@ -155,7 +153,7 @@ def test_check_shows_instants_beside_each_other_and_changes_nothing(pages: ApiCl
 
 
 def test_every_error_stands_at_its_field_and_what_was_typed_stays(pages: ApiClient) -> None:
-    submit(pages.database, "job", **FULL)
+    pages.database.submit("job", **FULL)
     wrong = {
         "schedule__cron": "61 * * * *", "retry__max_attempts": "many", "labels": "a", "payload": "{", "lane": "fast",
         "start_to_close": "1 week", "priority": "11",
@@ -180,7 +178,7 @@ def test_every_error_stands_at_its_field_and_what_was_typed_stays(pages: ApiClie
 
 
 def test_json_that_cannot_be_read_is_kept(pages: ApiClient) -> None:
-    submit(pages.database)
+    pages.database.submit()
     page = pressed(pages, "/jobs/job/edit", "as_json")
     for text, word in (
         ("{", "Not valid JSON"), ('{"schedule": "manual", "target": "t", "key": "other"}', "A job keeps its key"),
@@ -194,7 +192,7 @@ def test_json_that_cannot_be_read_is_kept(pages: ApiClient) -> None:
 
 
 def test_what_the_form_lacks_survives_the_way_from_json_to_form(pages: ApiClient) -> None:
-    submit(pages.database)
+    pages.database.submit()
     page = pressed(pages, "/jobs/job/edit", "as_json")
     spec = {"schedule": "manual", "target": "t", "key": "job", "dedupe": {"window": "10m"}, "payload": {}}
     page = pressed(pages, "/jobs/job/edit", "as_form", page, document=json.dumps(spec))
@@ -204,7 +202,7 @@ def test_what_the_form_lacks_survives_the_way_from_json_to_form(pages: ApiClient
 
 
 def test_other_kind_of_schedule_drops_the_fields_of_the_former(pages: ApiClient) -> None:
-    submit(pages.database, schedule=CRON)
+    pages.database.submit(schedule=CRON)
     for kind, typed, schedule in (
         ("interval", {"schedule__interval": "90"}, {"interval": "1m30s"}),
         ("manual", {}, {"manual": True}),
@@ -221,7 +219,7 @@ def test_other_kind_of_schedule_drops_the_fields_of_the_former(pages: ApiClient)
 
 
 def test_second_click_saves_once_and_undo_leads_back(pages: ApiClient) -> None:
-    submit(pages.database, lane="batch")
+    pages.database.submit(lane="batch")
     sent = typed_in(pages.get("/jobs/job/edit")) | {"do": "save", "lane": "critical"}
     for _ in range(2):
         assert pages.post("/jobs/job/edit", data=sent).status_code == HTTPStatus.SEE_OTHER
@@ -235,7 +233,7 @@ def test_second_click_saves_once_and_undo_leads_back(pages: ApiClient) -> None:
 
 
 def test_page_that_was_left_by_back_loses_nothing(pages: ApiClient) -> None:
-    submit(pages.database)
+    pages.database.submit()
     page = pages.get("/jobs/job/edit")
     assert pressed(pages, "/jobs/job/edit", "save", page, lane="batch").status_code == HTTPStatus.SEE_OTHER
     answer = pressed(pages, "/jobs/job/edit", "save", page, queue="mine")
@@ -247,7 +245,7 @@ def test_page_that_was_left_by_back_loses_nothing(pages: ApiClient) -> None:
 
 
 def test_lost_race_names_the_other_and_lays_changes_on_top(database: Database) -> None:
-    submit(database, lane="batch", queue="a", labels={"team": "x"})
+    database.submit(lane="batch", queue="a", labels={"team": "x"})
     with console(database) as client:
         signed_in(client, key_of(database, "read", "write"), name="anna")
         late = client.get("/jobs/job/edit")
@@ -265,7 +263,7 @@ def test_lost_race_names_the_other_and_lays_changes_on_top(database: Database) -
 
 
 def test_lost_race_of_json_keeps_the_document_and_shows_what_differs(pages: ApiClient) -> None:
-    submit(pages.database, lane="batch")
+    pages.database.submit(lane="batch")
     late = pressed(pages, "/jobs/job/edit", "as_json")
     assert pressed(pages, "/jobs/job/edit", "save", queue="hers").status_code == HTTPStatus.SEE_OTHER
     answer = pressed(
@@ -278,7 +276,7 @@ def test_lost_race_of_json_keeps_the_document_and_shows_what_differs(pages: ApiC
 
 
 def test_job_that_was_deleted_meanwhile_can_be_made_again(pages: ApiClient) -> None:
-    submit(pages.database)
+    pages.database.submit()
     late = pages.get("/jobs/job/edit")
     with Client(pages.database.url) as client:
         client.delete("job")
@@ -290,7 +288,7 @@ def test_job_that_was_deleted_meanwhile_can_be_made_again(pages: ApiClient) -> N
 
 
 def test_new_job_of_a_key_that_exists_overwrites_nothing(pages: ApiClient) -> None:
-    submit(pages.database, "nightly")
+    pages.database.submit("nightly")
     answer = pressed(pages, "/jobs/new", "save", key="nightly", schedule="manual", target__name="other")
     assert answer.status_code == HTTPStatus.UNPROCESSABLE_ENTITY
     assert "There is a job of this key, at version 1" in answer.text
@@ -330,7 +328,7 @@ def test_payload_of_256_kib_is_saved(pages: ApiClient) -> None:
 
 
 def test_form_beyond_its_limit_is_refused_with_that_limit_and_a_way_back(pages: ApiClient) -> None:
-    submit(pages.database)
+    pages.database.submit()
     refused = pressed(pages, "/jobs/job/edit", "save", payload=" " * 3_000_000)
     assert refused.status_code == HTTPStatus.REQUEST_ENTITY_TOO_LARGE
     assert "This form accepts at most 2 MiB, a payload 256 KiB of that; nothing was saved" in refused.text
@@ -361,7 +359,7 @@ def test_hostile_text_in_every_field_comes_back_as_text(pages: ApiClient) -> Non
 
 def test_key_with_signs_is_edited_by_its_id(pages: ApiClient) -> None:
     key = "<script>alert(2)</script>/../\u05d0"
-    submit(pages.database, key)
+    pages.database.submit(key)
     path = f"/jobs/id:{job_id('default', key)}/edit"
     page = pages.get(path)
     assert "<script>alert" not in page.text
@@ -371,7 +369,7 @@ def test_key_with_signs_is_edited_by_its_id(pages: ApiClient) -> None:
 
 
 def test_key_that_may_not_write_sees_no_button_and_changes_nothing(database: Database) -> None:
-    submit(database)
+    database.submit()
     with console(database) as client:
         signed_in(client, key_of(database, "read", "operate"))
         pages = [client.get(path) for path in ("/jobs", "/jobs/job", "/jobs/job/versions")]

@@ -12,8 +12,8 @@ import pytest
 from tests.control.api.answering import ApiClient, answering
 from tests.control.console.pages import HTML, posted, shown, typed_in
 from tests.control.explain.explaining import calendar, fire_all, t
+from tests.fixtures.acts import ending
 from tests.fixtures.database import ClockedDatabase
-from tests.transitions.acts import begin, begun, claim, end, ending, submit, succeed, trigger
 from tidewheel.control.cli.job_files import read_job
 from tidewheel.control.client.client import Client
 from tidewheel.ids import job_id, run_id
@@ -35,7 +35,7 @@ def test_timeline_shows_ends_skips_and_what_comes_with_the_same_words_as_its_tab
     clocked: ClockedDatabase, pages: ApiClient
 ) -> None:
     clocked.stop_clock(t("03-02T08:00"))
-    submit(clocked, schedule={"cron": "0 * * * *"}, retry={"max_attempts": 1})
+    clocked.submit(schedule={"cron": "0 * * * *"}, retry={"max_attempts": 1})
     assert posted(pages, "/jobs/job/pause", reason="stock-taking").status_code == HTTPStatus.SEE_OTHER
     clocked.stop_clock(t("03-02T12:30"))
     paused = shown(pages, "/jobs/job")
@@ -47,10 +47,10 @@ def test_timeline_shows_ends_skips_and_what_comes_with_the_same_words_as_its_tab
     assert "It fires again, next at Mon 2 Mar 2026 13:00:00 UTC." in shown(pages, "/jobs/job/resume")
     assert posted(pages, "/jobs/job/resume").status_code == HTTPStatus.SEE_OTHER
     fire_all(clocked)
-    succeed(clocked, begun(clocked))
+    clocked.succeed(clocked.begun())
     clocked.stop_clock(t("03-02T12:31"))
-    failed = begun(clocked)
-    end(clocked, ending(failed, RunState.FAILED, error_type="ConnectionError"))
+    failed = clocked.begun()
+    clocked.end(ending(failed, RunState.FAILED, error_type="ConnectionError"))
     page = shown(pages, "/jobs/job?window=24h")
     assert "The last run failed at 12:31:00." in page
     assert "The last run failed at 13:31:00." in shown(pages, "/jobs/job?window=24h&tz=Europe/Berlin")
@@ -70,7 +70,7 @@ def test_resume_names_the_next_occurrence_and_not_the_start_of_a_run_that_fired(
     clocked: ClockedDatabase, pages: ApiClient
 ) -> None:
     clocked.stop_clock(t("03-02T11:59"))
-    submit(clocked, schedule={"cron": "0 * * * *"}, jitter="10m")
+    clocked.submit(schedule={"cron": "0 * * * *"}, jitter="10m")
     clocked.stop_clock(t("03-02T12:00"))
     fire_all(clocked)
     assert "fired; its run may start from" in shown(pages, "/jobs/job/next")
@@ -82,7 +82,7 @@ def test_held_occurrences_say_which_hold_and_a_moved_one_can_be_undone(
     clocked: ClockedDatabase, pages: ApiClient
 ) -> None:
     clocked.stop_clock(t("03-20T12:00"))
-    submit(clocked, schedule={"cron": "0 2 * * *"})
+    clocked.submit(schedule={"cron": "0 2 * * *"})
     posted(pages, "/jobs/job/move?at=2026-03-21T02:00:00Z", to="2026-03-21T09:00:00Z")
     assert posted(pages, "/jobs/job/pause").status_code == HTTPStatus.SEE_OTHER
     paused = shown(pages, "/jobs/job/next")
@@ -96,8 +96,8 @@ def test_held_occurrences_say_which_hold_and_a_moved_one_can_be_undone(
 
 def test_zoom_is_a_link_and_a_wrong_time_is_refused(clocked: ClockedDatabase, pages: ApiClient) -> None:
     clocked.stop_clock(t("03-02T08:00"))
-    submit(clocked)
-    trigger(clocked)
+    clocked.submit()
+    clocked.trigger()
     page = shown(pages, "/jobs/job?from=2026-03-02T06:00:00Z&to=2026-03-02T10:00:00Z")
     assert 'aria-label="Zoom in" href="/jobs/job?show=all&amp;from=' in page
     for window in ("1h", "6h", "7d", "30d", "90d"):
@@ -115,11 +115,11 @@ def test_axis_has_some_dozens_of_occurrences_and_the_latest_run(clocked: Clocked
 
     clocked.stop_clock(t("03-02T08:00"))
     for interval, expected in (("2s", "2m"), ("20s", "10m"), ("1m", "1h"), ("1h", "24h"), ("1d", "30d")):
-        submit(clocked, f"each-{interval}", schedule={"interval": interval})
+        clocked.submit(f"each-{interval}", schedule={"interval": interval})
         assert window(f"each-{interval}") == expected
-    submit(clocked, "manual")
+    clocked.submit("manual")
     assert window("manual") == "24h"
-    trigger(clocked, "manual")
+    clocked.trigger("manual")
     clocked.stop_clock(t("03-02T08:05"))
     assert window("manual") == "10m"
     fire_all(clocked)
@@ -129,7 +129,7 @@ def test_axis_has_some_dozens_of_occurrences_and_the_latest_run(clocked: Clocked
 
 def test_job_of_a_second_is_drawn_in_bins(clocked: ClockedDatabase, pages: ApiClient) -> None:
     clocked.stop_clock(t("03-02T08:00"))
-    submit(clocked, schedule={"cron": "* * * * * *"}, overlap="allow_all", catch_up="fire_all", window="1h")
+    clocked.submit(schedule={"cron": "* * * * * *"}, overlap="allow_all", catch_up="fire_all", window="1h")
     clocked.stop_clock(t("03-02T08:00") + timedelta(seconds=450))
     fire_all(clocked)
     page = shown(pages, "/jobs/job?window=1h")
@@ -140,18 +140,18 @@ def test_job_of_a_second_is_drawn_in_bins(clocked: ClockedDatabase, pages: ApiCl
 
 def test_job_whose_occurrences_are_skipped_does_not_run_well(clocked: ClockedDatabase, pages: ApiClient) -> None:
     clocked.stop_clock(t("03-02T08:00:30"))
-    submit(clocked, schedule={"cron": "* * * * *"}, overlap="skip")
+    clocked.submit(schedule={"cron": "* * * * *"}, overlap="skip")
     for minute in (1, 3):
         first, second = (
             run_id(job_id("default", "job"), t(f"03-02T08:0{at}"), Cause.TIMER) for at in (minute, minute + 1)
         )
         clocked.stop_clock(t(f"03-02T08:0{minute}"))
         fire_all(clocked)
-        holder = begin(clocked, first)
+        holder = clocked.begin(first)
         clocked.stop_clock(t(f"03-02T08:0{minute + 1}"))
         fire_all(clocked)
-        claim(clocked, second)
-        succeed(clocked, holder)
+        clocked.claim(second)
+        clocked.succeed(holder)
     page = shown(pages, "/jobs/job?window=24h")
     assert re.search(r"Skips runs: another run of the job was active\.</bdi> Next <time [^>]*>in ", page)
     assert "2 skipped in the time shown." in page
@@ -160,32 +160,32 @@ def test_job_whose_occurrences_are_skipped_does_not_run_well(clocked: ClockedDat
 
 def test_failures_since_a_version_name_its_change_and_lead_back(clocked: ClockedDatabase, pages: ApiClient) -> None:
     clocked.stop_clock(t("03-02T08:00"))
-    submit(clocked, retry={"max_attempts": 1}, payload={"token": "a"})
-    succeed(clocked, begun(clocked))
+    clocked.submit(retry={"max_attempts": 1}, payload={"token": "a"})
+    clocked.succeed(clocked.begun())
     clocked.stop_clock(t("03-02T09:00"))
-    submit(clocked, retry={"max_attempts": 1}, payload={"token": "b"})
+    clocked.submit(retry={"max_attempts": 1}, payload={"token": "b"})
     clocked.stop_clock(t("03-02T09:00:12"))
     for _ in range(2):
-        end(clocked, ending(begun(clocked), RunState.FAILED, error_type="E", error_message="token expired\nat line 4"))
+        clocked.end(ending(clocked.begun(), RunState.FAILED, error_type="E", error_message="token expired\nat line 4"))
     page = shown(pages, "/jobs/job")
     assert "Fails since 09:00:12, 12 s after version 2 was saved. 2 failures in a row." in page
     assert "<bdi>E: token expired</bdi>" in page
     assert "Changed since version 1: <code>payload</code> from {&#34;token&#34;: &#34;a&#34;} to" in page
     assert 'href="/jobs/job/versions?a=1&amp;b=2">Compare 1 and 2</a>' in page
     assert 'href="/jobs/job/rollback?version=1">Roll back to version 1…</a>' in page
-    submit(clocked, retry={"max_attempts": 1}, payload={"token": "c"})
+    clocked.submit(retry={"max_attempts": 1}, payload={"token": "c"})
     page = shown(pages, "/jobs/job")
     assert "Fails since 09:00:12, from version 2 on." in page
     assert "No run of version 3, which is in force now, has succeeded or failed yet." in page
     assert "Roll back" not in page
     clocked.stop_clock(t("03-02T10:00"))
     with Client(clocked.url) as client:
-        succeed(
-            clocked, begin(clocked, client.runs.retry(clocked.value("SELECT max(run_id::text)::uuid FROM failed_runs")))
+        clocked.succeed(
+            clocked.begin(client.runs.retry(clocked.value("SELECT max(run_id::text)::uuid FROM failed_runs")))
         )
     assert "The last run succeeded; a run failed 59 min 48 s ago." in shown(pages, "/jobs/job")
     clocked.stop_clock(t("03-02T10:00:01"))
-    end(clocked, ending(begun(clocked), RunState.FAILED))
+    clocked.end(ending(clocked.begun(), RunState.FAILED))
     page = shown(pages, "/jobs/job")
     assert "The last run failed at 10:00:01." in page, "the version of a success is no cause"
     assert "no error is recorded" in page
@@ -195,35 +195,35 @@ def test_waiting_runs_name_their_lack_and_the_handler_that_live_executors_have(
     clocked: ClockedDatabase, pages: ApiClient
 ) -> None:
     clocked.stop_clock(t("03-02T08:00"))
-    submit(clocked, target="render")
-    submit(clocked, target="pdf")
+    clocked.submit(target="render")
+    clocked.submit(target="pdf")
     clocked.execute(
         "INSERT INTO executors (executor_id, name, queues, handlers, slots, lease, last_heartbeat_at, started_at)"
         " VALUES (gen_random_uuid(), 'host-1', '{default}', '{render}', 4, '1 d', tidewheel_now(), tidewheel_now())"
     )
-    trigger(clocked)
+    clocked.trigger()
     assert "The run of 08:00:00 waits: no live executor of queue &#39;default&#39; has the handler" in shown(
         pages, "/jobs/job"
     )
-    trigger(clocked)
+    clocked.trigger()
     page = shown(pages, "/jobs/job")
     assert "2 runs wait, the oldest one since 08:00:00: no live executor of queue" in page
     assert "<code><bdi>tidewheel service executor --queues default" in page
     assert "Version 1 used <code>render</code>, which 1 live executor of the queue has." in page
     assert "Roll back to version 1…" in page
-    submit(clocked, target="csv")
+    clocked.submit(target="csv")
     assert "Roll back" not in shown(pages, "/jobs/job"), "no run of the version in force waits"
 
 
 def test_retry_is_placed_where_it_ran(clocked: ClockedDatabase, pages: ApiClient) -> None:
     clocked.stop_clock(t("03-02T08:00"))
-    submit(clocked, retry={"max_attempts": 1})
-    failed = begun(clocked)
-    end(clocked, ending(failed, RunState.FAILED))
+    clocked.submit(retry={"max_attempts": 1})
+    failed = clocked.begun()
+    clocked.end(ending(failed, RunState.FAILED))
     clocked.stop_clock(t("03-02T10:00"))
     with Client(clocked.url) as client:
         retry = client.runs.retry(failed.run_id)
-    succeed(clocked, begin(clocked, retry))
+    clocked.succeed(clocked.begin(retry))
     clocked.stop_clock(t("03-02T10:30"))
     page = shown(pages, "/jobs/job?window=6h")
     assert "succeeded, 10:00, retry of 08:00" in page
@@ -233,9 +233,9 @@ def test_retry_is_placed_where_it_ran(clocked: ClockedDatabase, pages: ApiClient
 
 def test_list_of_jobs_has_the_age_of_a_retry_since_its_request(clocked: ClockedDatabase, pages: ApiClient) -> None:
     clocked.stop_clock(t("03-02T08:00"))
-    submit(clocked, retry={"max_attempts": 1})
-    failed = begun(clocked)
-    end(clocked, ending(failed, RunState.FAILED))
+    clocked.submit(retry={"max_attempts": 1})
+    failed = clocked.begun()
+    clocked.end(ending(failed, RunState.FAILED))
     clocked.stop_clock(t("03-02T10:00"))
     assert ">2 h ago</time>" in shown(pages, "/jobs")
     posted(pages, f"/runs/{failed.run_id}/retry")
@@ -256,7 +256,7 @@ def test_move_onto_another_occurrence_is_shown_before_it_is_done(
     clocked: ClockedDatabase, pages: ApiClient, overlap: str, words: str, states: set[str]
 ) -> None:
     clocked.stop_clock(t("03-19T12:00"))
-    submit(clocked, "nightly", schedule={"cron": "0 2 * * *"}, overlap=overlap)
+    clocked.submit("nightly", schedule={"cron": "0 2 * * *"}, overlap=overlap)
     path, to = "/jobs/nightly/move?at=2026-03-21T02:00:00Z", "2026-03-22T02:00:00Z"
     warned = posted(pages, path, to=to, reason="stock")
     assert warned.status_code == HTTPStatus.OK
@@ -275,11 +275,11 @@ def test_move_onto_another_occurrence_is_shown_before_it_is_done(
     assert posted(pages, "/jobs/nightly/unskip?at=2026-03-23T02:00:00Z").status_code == HTTPStatus.SEE_OTHER
     clocked.stop_clock(t("03-20T02:00"))
     fire_all(clocked)
-    succeed(clocked, begin(clocked, clocked.value("SELECT run_id FROM job_runs")))
+    clocked.succeed(clocked.begin(clocked.value("SELECT run_id FROM job_runs")))
     clocked.stop_clock(t("03-22T02:00"))
     fire_all(clocked)
     for (run,) in clocked.rows("SELECT run_id FROM job_runs ORDER BY run_id"):
-        claim(clocked, run)
+        clocked.claim(run)
     found = clocked.rows("SELECT state FROM runs WHERE scheduled_at >= '2026-03-21Z'")
     assert len(found) == 2
     assert {state for (state,) in found} == states
@@ -287,7 +287,7 @@ def test_move_onto_another_occurrence_is_shown_before_it_is_done(
 
 def test_undo_of_a_move_whose_own_time_has_passed_fires_at_once(clocked: ClockedDatabase, pages: ApiClient) -> None:
     clocked.stop_clock(t("03-19T12:00"))
-    submit(clocked, "nightly", schedule={"cron": "0 2 * * *"})
+    clocked.submit("nightly", schedule={"cron": "0 2 * * *"})
     at = "?at=2026-03-20T02:00:00Z"
     posted(pages, f"/jobs/nightly/move{at}", to="2026-03-20T09:00:00Z")
     words = "It will fire at Fri 20 Mar 2026 09:00:00 UTC, because it was moved by "
@@ -305,10 +305,10 @@ def test_edit_and_rollback_respect_skips_and_moves_and_name_those_that_they_drop
     clocked: ClockedDatabase, pages: ApiClient
 ) -> None:
     clocked.stop_clock(t("03-19T12:00"))
-    submit(clocked, "nightly", schedule={"cron": "0 2 * * *"})
-    submit(clocked, "nightly", schedule={"cron": "0 2 * * *"}, lane="batch")
-    submit(clocked, "nightly", schedule={"cron": "0 4 * * *"}, lane="batch")
-    submit(clocked, "nightly", schedule={"cron": "0 2,3 * * *"})
+    clocked.submit("nightly", schedule={"cron": "0 2 * * *"})
+    clocked.submit("nightly", schedule={"cron": "0 2 * * *"}, lane="batch")
+    clocked.submit("nightly", schedule={"cron": "0 4 * * *"}, lane="batch")
+    clocked.submit("nightly", schedule={"cron": "0 2,3 * * *"})
     for kind, at, to in (("skip", 20, ""), ("move", 21, "2026-03-21T09:00:00Z"), ("move", 22, "2026-03-22T09:00:00Z")):
         path = f"/jobs/nightly/{kind}?at=2026-03-{at}T02:00:00Z"
         assert posted(pages, path, **({"to": to} if to else {})).status_code == HTTPStatus.SEE_OTHER
@@ -343,7 +343,7 @@ def test_calendar_and_list_show_clock_changes_holidays_skips_and_moves(
 ) -> None:
     clocked.stop_clock(t("03-19T12:00"))
     calendar(clocked, "holidays", days=["2026-03-20"])
-    submit(clocked, "nightly", schedule=BERLIN, exclude_calendars=["holidays"])
+    clocked.submit("nightly", schedule=BERLIN, exclude_calendars=["holidays"])
     page = shown(pages, "/jobs/nightly/next")
     assert "March 2026" in page
     assert "▨ <bdi>holidays</bdi>" in page
@@ -381,7 +381,7 @@ def test_first_row_of_an_overdue_job_names_since_when_and_what_it_awaits(
     clocked: ClockedDatabase, pages: ApiClient
 ) -> None:
     clocked.stop_clock(t("03-19T12:00"))
-    submit(clocked, "nightly", schedule={"cron": "0 2 * * *"})
+    clocked.submit("nightly", schedule={"cron": "0 2 * * *"})
     clocked.stop_clock(t("03-20T02:03"))
     page = shown(pages, "/jobs/nightly/next")
     assert re.search(r"overdue since <time [^>]*>Fri 20 Mar 2026 02:00:00.000 UTC</time><br>", page)
@@ -395,7 +395,7 @@ def test_job_of_the_settings_is_a_file_that_changes_nothing(
     clocked: ClockedDatabase, pages: ApiClient, tmp_path: Path
 ) -> None:
     payload = {"yes": "no", "text": "a: b\n# c\u202e \x07", "number": 1.5e300, "on": [True, None]}
-    submit(clocked, "nightly", schedule=BERLIN, payload=payload, labels={"team": "1e3"})
+    clocked.submit("nightly", schedule=BERLIN, payload=payload, labels={"team": "1e3"})
     [text] = re.findall('data-copy="([^"]*)"[^>]*>Copy file', shown(pages, "/jobs/nightly/settings"))
     (tmp_path / "job.yaml").write_text(unescape(text))
     with clocked.connection() as connection:

@@ -12,10 +12,10 @@ from tests.control.api.answering import answering
 from tests.control.client.test_dead_letters import work_off
 from tests.control.console.browser import Tab, needs_chromium, tab
 from tests.control.console.pages import console, key_of
+from tests.fixtures.acts import about, ending
 from tests.fixtures.database import Database
 from tests.fixtures.services import until
 from tests.scheduler.firing import fire_due
-from tests.transitions.acts import about, apply_batch, begin, begun, end, ending, submit, succeed, trigger
 from tests.transitions.graphs import DIAMOND, play, put
 from tidewheel.runs import RunState
 
@@ -90,15 +90,15 @@ def test_webhook_is_submitted_fails_is_mended_and_redriven(here: Page, database:
     here.get_by_label("manual", exact=True).check()
     here.get_by_role("button", name="Create job").first.click()
     here.wait_for_url("**/jobs/bill")
-    started = begin(database, trigger_here(here))
-    succeed(database, started)
+    started = database.begin(trigger_here(here))
+    database.succeed(started)
     expect(here.locator("h1")).to_contain_text("succeeded", timeout=HEARD)
 
     follow(here, "bill")
-    failing = begin(database, trigger_here(here))
+    failing = database.begin(trigger_here(here))
     failed = RunState.FAILED
     output = b"the ledger is locked"
-    end(database, ending(failing, failed, error_type="http_500", error_message=REASON, output=output))
+    database.end(ending(failing, failed, error_type="http_500", error_message=REASON, output=output))
     expect(here.locator("h1")).to_contain_text("failed", timeout=HEARD)
 
     place(here, "Dead letters")
@@ -125,14 +125,14 @@ def test_webhook_is_submitted_fails_is_mended_and_redriven(here: Page, database:
 
 
 def test_skip_names_its_reason_and_slow_run_its_stage(here: Page, database: Database) -> None:
-    submit(database, "nightly", schedule={"interval": "1s"})
-    apply_batch(database, about("job.pause", "nightly", reason=REASON))
+    database.submit("nightly", schedule={"interval": "1s"})
+    database.apply_batch(about("job.pause", "nightly", reason=REASON))
     late = database.now() + timedelta(seconds=2)
     until(lambda: database.now() > late, "an occurrence has passed")
-    apply_batch(database, about("job.resume", "nightly"))
+    database.apply_batch(about("job.resume", "nightly"))
     until(lambda: fire_due(database), "an occurrence is due")
-    started = begun(database, "nightly", overlap="allow_all")
-    succeed(database, started)
+    started = database.begun("nightly", overlap="allow_all")
+    database.succeed(started)
     place(here, "Jobs")
     follow(here, "nightly")
     here.get_by_role("link", name="skipped").last.click()
@@ -146,7 +146,7 @@ def test_skip_names_its_reason_and_slow_run_its_stage(here: Page, database: Data
 
 def test_failed_part_of_a_workflow_is_resumed(here: Page, database: Database) -> None:
     put(database, DIAMOND)
-    root = trigger(database, "a")
+    root = database.trigger("a")
     play(database, lambda key: RunState.FAILED if key == "b" else RunState.SUCCEEDED)
     place(here, "Jobs")
     follow(here, "a")

@@ -8,7 +8,7 @@ from playwright.sync_api import Browser, expect
 from tests.control.api.answering import ApiClient
 from tests.control.console.browser import Tab, needs_chromium, tab
 from tests.control.console.seeded import Ids
-from tests.transitions.acts import begun, end, ending, submit
+from tests.fixtures.acts import ending
 from tidewheel.runs import RunState
 
 pytestmark = [pytest.mark.slow, needs_chromium]
@@ -35,11 +35,11 @@ def test_low_window_pins_nothing(here: Tab, size: tuple[int, int]) -> None:
 
 def test_print_leaves_out_what_acts_and_opens_the_trace(here: Tab, seeded: tuple[ApiClient, Ids]) -> None:
     client, _ = seeded
-    submit(client.database, "traced", retry={"max_attempts": 1})
-    started = begun(client.database, "traced")
+    client.database.submit("traced", retry={"max_attempts": 1})
+    started = client.database.begun("traced")
     trace, output = "Traceback\n  line 1", b"x" * 10_000
     failed = ending(started, RunState.FAILED, error_type="E", error_message="no", trace=trace, output=output)
-    end(client.database, failed)
+    client.database.end(failed)
     here.open(f"/runs/{started.run_id}")
     here.page.click("details.trace summary")
     here.page.emulate_media(media="print")

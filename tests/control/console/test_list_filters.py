@@ -10,8 +10,8 @@ import pytest
 from tests.control.api.answering import ApiClient, answering
 from tests.control.console.pages import HTML, every_row, next_page, shown
 from tests.control.explain.explaining import t
+from tests.fixtures.acts import ending
 from tests.fixtures.database import ClockedDatabase
-from tests.transitions.acts import begun, end, ending, submit, succeed, trigger
 from tidewheel.ids import job_id
 from tidewheel.nouns.runs import reads
 from tidewheel.runs import RunState
@@ -54,8 +54,8 @@ _REFUSED = {
 
 
 def test_refused_filter_is_named_once_with_its_remedy_and_one_by_labels_has_a_link(pages: ApiClient) -> None:
-    submit(pages.database, "nightly", labels={"team": "a"})
-    trigger(pages.database, "nightly")
+    pages.database.submit("nightly", labels={"team": "a"})
+    pages.database.trigger("nightly")
     for path, words in _REFUSED.items():
         answer = pages.get(path)
         assert answer.status_code == HTTPStatus.UNPROCESSABLE_ENTITY, path
@@ -76,11 +76,11 @@ def test_runs_of_a_range_are_those_of_the_days_and_times_in_the_zone_of_the_page
     clocked: ClockedDatabase, of_job: str
 ) -> None:
     clocked.stop_clock(t("03-01T08:00"))
-    submit(clocked, "job")
+    clocked.submit("job")
     run_ids: dict[str, str] = {}
     for at in ("03-01T12:00", "03-01T23:30", "03-02T00:30", "03-02T12:00"):
         clocked.stop_clock(t(at))
-        run_ids[str(trigger(clocked, "job"))] = at
+        run_ids[str(clocked.trigger("job"))] = at
     clocked.stop_clock(t("03-02T12:30"))
     with answering(clocked) as pages:
         pages.headers.update(HTML)
@@ -108,14 +108,14 @@ def counts(client: ApiClient, path: str) -> dict[str, str]:
 def test_each_state_with_runs_has_their_number_under_the_other_filters(
     pages: ApiClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    submit(pages.database, "a", retry={"max_attempts": 1})
-    submit(pages.database, "b", queue="reports")
+    pages.database.submit("a", retry={"max_attempts": 1})
+    pages.database.submit("b", queue="reports")
     for _ in range(3):
-        end(pages.database, ending(begun(pages.database, "a"), RunState.FAILED, error_type="E"))
+        pages.database.end(ending(pages.database.begun("a"), RunState.FAILED, error_type="E"))
     for _ in range(2):
-        succeed(pages.database, begun(pages.database, "b"))
-    begun(pages.database, "b")
-    trigger(pages.database, "b")
+        pages.database.succeed(pages.database.begun("b"))
+    pages.database.begun("b")
+    pages.database.trigger("b")
     every = {"All": "7", "Queued": "1", "Running": "1", "Succeeded": "2", "Failed": "3"}
     assert counts(pages, "/runs") == every
     assert counts(pages, "/runs?status=failed") == every | {"All": ""}
@@ -149,17 +149,17 @@ def turned(client: ApiClient, path: str, column: str, orders: tuple[str, str]) -
 def test_list_of_runs_is_turned_by_the_column_that_an_index_serves(clocked: ClockedDatabase) -> None:
     clocked.stop_clock(t("03-01T08:00"))
     for key in ("a", "b"):
-        submit(clocked, key, labels={"team": "x"}, retry={"max_attempts": 1})
+        clocked.submit(key, labels={"team": "x"}, retry={"max_attempts": 1})
     made: list[tuple[str, str]] = []  # the earliest first: its id, and its job with its state
     for hour in range(9, 14):
         clocked.stop_clock(t(f"03-01T{hour:02}:00"))
-        failed = begun(clocked, "a")
-        end(clocked, ending(failed, RunState.FAILED, error_type="E"))
+        failed = clocked.begun("a")
+        clocked.end(ending(failed, RunState.FAILED, error_type="E"))
         made.append((str(failed.run_id), "a failed"))
         clocked.stop_clock(t(f"03-01T{hour:02}:30"))
-        made.append((str(trigger(clocked, "b")), "b queued"))
+        made.append((str(clocked.trigger("b")), "b queued"))
     for hour in (20, 21):
-        run_id = trigger(clocked, "a", run_at=t(f"03-01T{hour}:00").isoformat())
+        run_id = clocked.trigger("a", run_at=t(f"03-01T{hour}:00").isoformat())
         made.append((str(run_id), "a scheduled"))
     with answering(clocked) as pages:
         pages.headers.update(HTML)
@@ -179,15 +179,15 @@ def test_list_of_runs_is_turned_by_the_column_that_an_index_serves(clocked: Cloc
 def test_list_of_jobs_is_turned_by_their_keys(pages: ApiClient) -> None:
     keys = ["Z", "a", "a-1", "a-2", "a-3", "b", "\u00fc"]
     for key in keys:
-        submit(pages.database, key)
+        pages.database.submit(key)
     for query, expected in {"": keys, "?prefix=a-&window=24h": keys[2:5], "?status=active&prefix=a": keys[1:5]}.items():
         found = turned(pages, f"/jobs{query}", "key", ("ascending", "descending"))
         assert found == [str(job_id("default", key)) for key in reversed(expected)], query
 
 
 def test_equal_neighbours_are_one_row_until_it_is_opened(pages: ApiClient) -> None:
-    submit(pages.database, overlap="allow_all")
-    runs = {str(trigger(pages.database, "job")) for _ in range(14)}
+    pages.database.submit(overlap="allow_all")
+    runs = {str(pages.database.trigger("job")) for _ in range(14)}
     folds = every_row(pages, "/runs?limit=7", r'data-folded="([^"]+)"')
     assert [len(fold.split()) for fold in folds] == [7, 7]
     assert {run for fold in folds for run in fold.split()} == runs

@@ -10,9 +10,9 @@ import pytest
 
 from tests.control.api.answering import NO_ROOTS, answering
 from tests.control.console.pages import console, form_of, key_of, signed_in
+from tests.fixtures.acts import about
 from tests.fixtures.database import Database
 from tests.fixtures.services import until
-from tests.transitions.acts import about, apply_batch, begun, submit, succeed, trigger
 from tidewheel.control.client.client import Client
 from tidewheel.control.console import live
 from tidewheel.control.reads import run_changes
@@ -57,30 +57,30 @@ def news(events: Iterator[str]) -> str:
 
 
 def test_page_hears_of_its_topics_alone(database: Database, looks: list[run_changes.Watched]) -> None:
-    submit(database, "mine")
-    submit(database, "other")
-    mine = begun(database, "mine")
+    database.submit("mine")
+    database.submit("other")
+    mine = database.begun("mine")
     with answering(database) as client:
         for topics in ("now", f"run:{mine.run_id}", f"job:{job_id('default', 'mine')}"):
             with watching(client, topics) as events:
                 if topics != "now":
-                    trigger(database, "other")
+                    database.trigger("other")
                     assert [next(events), next(events)] == ["beat", "beat"]
                 if topics == "now":
-                    trigger(database, "other")
+                    database.trigger("other")
                 elif topics.startswith("run"):
-                    succeed(database, mine)
+                    database.succeed(mine)
                 else:
-                    apply_batch(database, about("job.pause", "mine"))
+                    database.apply_batch(about("job.pause", "mine"))
                 assert news(events) == "changed"
 
 
 def test_run_that_begins_and_ends_between_two_looks_is_news(
     database: Database, looks: list[run_changes.Watched]
 ) -> None:
-    submit(database)
+    database.submit()
     with answering(database) as client, watching(client, "now") as events:
-        succeed(database, begun(database))
+        database.succeed(database.begun())
         assert news(events) == "changed"
 
 
@@ -92,7 +92,7 @@ def test_look_is_one_whoever_watches_and_none_without_watchers(
         assert not looks
         with watching(client, topics) as first, watching(client, topics) as second, watching(client, "now") as third:
             streams = (first, second, third)
-            trigger(database)
+            database.trigger()
             assert [news(each) for each in streams] == ["changed"] * 3
         assert all(len(look.runs) <= 1 for look in looks)
         until(lambda: rests(looks), "no look without a watcher")
@@ -106,8 +106,8 @@ def rests(looks: list[run_changes.Watched]) -> bool:
 
 
 def begun_one(database: Database) -> object:
-    submit(database, overlap="allow_all")
-    return begun(database).run_id
+    database.submit(overlap="allow_all")
+    return database.begun().run_id
 
 
 def test_look_has_three_statements_for_all_that_a_tenant_watches(database: Database) -> None:
@@ -161,12 +161,12 @@ def test_stream_needs_a_sign_in_and_known_topics(database: Database) -> None:
 
 def test_key_of_a_tenant_hears_nothing_of_another(database: Database, looks: list[run_changes.Watched]) -> None:
     database.execute("INSERT INTO tenants (tenant) VALUES ('acme')")
-    submit(database)
-    run = begun(database)
+    database.submit()
+    run = database.begun()
     with console(database) as client:
         signed_in(client, key_of(database, tenant="acme"))
         with watching(client, f"now,run:{run.run_id}") as events:
-            succeed(database, run)
+            database.succeed(run)
             assert [next(events), next(events)] == ["beat", "beat"]
 
 
@@ -191,11 +191,11 @@ def test_watchers_beyond_those_of_a_key_or_a_tenant_are_refused(
 
 
 def test_news_go_to_one_page_after_the_other(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
-    submit(database)
+    database.submit()
     with answering(database) as client, ExitStack() as streams:
         pages = [streams.enter_context(watching(client, "now")) for _ in range(3)]
         monkeypatch.setattr(live, "_APART_SECONDS", 3600.0)
-        trigger(database)
+        database.trigger()
         heard = list[str]()
         while "changed" not in heard:
             heard += [next(each) for each in pages]
@@ -220,8 +220,8 @@ def test_error_of_a_look_ends_the_stream_and_the_next_one_looks_again(
 
 
 def trigger_new(database: Database) -> None:
-    submit(database)
-    trigger(database)
+    database.submit()
+    database.trigger()
 
 
 def test_looks_name_the_tenant(database: Database) -> None:

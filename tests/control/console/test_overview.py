@@ -12,7 +12,6 @@ from tests.control.api.answering import ApiClient, answering
 from tests.control.console.pages import HTML, console, key_of, shown, signed_in
 from tests.control.explain.explaining import t
 from tests.fixtures.database import ClockedDatabase, Database
-from tests.transitions.acts import apply_batch, begun, submit, trigger
 from tests.transitions.figures import end_with_figures, finish, forget_figures
 from tidewheel.control.client.client import Client
 from tidewheel.runs import RunState
@@ -35,8 +34,8 @@ def pages(database: Database) -> Iterator[ApiClient]:
 
 
 def test_overview_draws_what_ended_and_what_comes_and_counts_the_same_hour(pages: ApiClient) -> None:
-    submit(pages.database, "job", retry={"max_attempts": 1})
-    submit(pages.database, "soon", schedule={"interval": "5m"})
+    pages.database.submit("job", retry={"max_attempts": 1})
+    pages.database.submit("soon", schedule={"interval": "5m"})
     finish(pages.database, "job", RunState.SUCCEEDED, RunState.SUCCEEDED, RunState.FAILED)
     for window in ("1h", "6h", "24h", "7d"):
         page = shown(pages, f"/?window={window}")
@@ -59,9 +58,9 @@ def test_overview_draws_what_ended_and_what_comes_and_counts_the_same_hour(pages
 
 def test_figures_lead_to_lists_of_what_they_count(pages: ApiClient) -> None:
     database = pages.database
-    submit(database, "job", retry={"max_attempts": 1}, overlap="allow_all")
+    database.submit("job", retry={"max_attempts": 1}, overlap="allow_all")
     finish(database, "job", RunState.SUCCEEDED, RunState.FAILED, RunState.TIMED_OUT)
-    queued, again, ahead, stopping = (trigger(database, "job") for _ in range(4))
+    queued, again, ahead, stopping = (database.trigger("job") for _ in range(4))
     for run_id, state, publish_at in (
         (again, "retrying", "-1 min"),
         (ahead, "retrying", "1 h"),
@@ -95,8 +94,8 @@ def test_figures_lead_to_lists_of_what_they_count(pages: ApiClient) -> None:
 
 
 def test_retry_that_a_cancellation_prevents_is_not_announced(pages: ApiClient) -> None:
-    submit(pages.database)
-    run_id = trigger(pages.database, "job")
+    pages.database.submit()
+    run_id = pages.database.trigger("job")
     pages.database.execute("UPDATE job_runs SET state = 'retrying', attempt = 1 WHERE run_id = %s", [run_id])
     page = shown(pages, "/")
     assert figures(page)["to_retry"] == "1"
@@ -107,7 +106,7 @@ def test_retry_that_a_cancellation_prevents_is_not_announced(pages: ApiClient) -
 
 
 def test_overview_with_failures_is_not_all_well(database: Database) -> None:
-    submit(database, retry={"max_attempts": 1})
+    database.submit(retry={"max_attempts": 1})
     finish(database, "job", RunState.SUCCEEDED, RunState.FAILED)
     with console(database) as client:
         signed_in(client, key_of(database))
@@ -119,7 +118,7 @@ def test_overview_with_failures_is_not_all_well(database: Database) -> None:
 def test_five_problems_have_a_row_and_the_smaller_ones_a_line(database: Database) -> None:
     forget_figures(database)
     for number in range(7):
-        submit(database, f"job-{number}", retry={"max_attempts": 1})
+        database.submit(f"job-{number}", retry={"max_attempts": 1})
         finish(database, f"job-{number}", RunState.SUCCEEDED, *[RunState.FAILED] * (number + 1))
     with console(database) as client:
         signed_in(client, key_of(database))
@@ -139,7 +138,7 @@ def test_freezes_of_the_time_shown_are_drawn_and_named(pages: ApiClient) -> None
             " VALUES (now() - %s * interval '1 min', 'default', 'cli', 'user', 'anna', %s, 'freeze/key_prefix=<b>')",
             [minutes, action],
         )
-    apply_batch(pages.database, {"type": "freeze", "queue": "reports"})
+    pages.database.apply_batch({"type": "freeze", "queue": "reports"})
     page = shown(pages, "/")
     assert re.search(r"A freeze of keys that begin with &lt;b&gt; was in force from \d\d:\d\d to \d\d:\d\d\.", page)
     assert re.search(r"A freeze of queue reports was in force (at|from) \d\d:\d\d", page)
@@ -152,16 +151,16 @@ def test_freezes_of_the_time_shown_are_drawn_and_named(pages: ApiClient) -> None
 
 def test_first_steps_are_ticked_off(pages: ApiClient) -> None:
     assert shown(pages, "/").count(">done<") == 0
-    submit(pages.database)
+    pages.database.submit()
     assert shown(pages, "/").count(">done<") == 1
-    begun(pages.database)
+    pages.database.begun()
     assert shown(pages, "/").count(">done<") == 2
     finish(pages.database, "job", RunState.SUCCEEDED)
     assert "First steps" not in shown(pages, "/")
 
 
 def test_list_of_skipped_runs_leads_to_skipped_occurrences(pages: ApiClient) -> None:
-    submit(pages.database)
+    pages.database.submit()
     assert '<a href="/jobs">choose a job</a>' in shown(pages, "/runs?status=skipped")
     assert '<a href="/jobs/job?window=30d&amp;show=skipped">those of' in shown(pages, "/runs?status=skipped&job=job")
     assert "choose a job" not in shown(pages, "/runs")
@@ -190,8 +189,8 @@ def test_jobs_of_slow_runs_have_their_p50_p99_and_share_of_the_time(clocked: Clo
     for nth, (key, seconds) in enumerate([("b", 30), ("a", 1), ("a", 1), ("a", 7), ("a", 1)]):
         begin = noon + nth * timedelta(minutes=1)
         clocked.stop_clock(begin)
-        submit(clocked, key)
-        started = begun(clocked, key)
+        clocked.submit(key)
+        started = clocked.begun(key)
         clocked.stop_clock(begin + timedelta(seconds=seconds))
         end_with_figures(clocked, started, RunState.SUCCEEDED)
     with answering(clocked) as pages:
@@ -206,13 +205,13 @@ def test_jobs_of_slow_runs_have_their_p50_p99_and_share_of_the_time(clocked: Clo
 
 def _begun_at(database: ClockedDatabase, hour: int) -> Started:
     database.stop_clock(t(f"03-02T{hour:02}:00"))
-    submit(database, f"job-{hour}", start_to_close="9h")
-    return begun(database, f"job-{hour}")
+    database.submit(f"job-{hour}", start_to_close="9h")
+    return database.begun(f"job-{hour}")
 
 
 def test_slow_runs_are_listed_and_hostile_text_is_text(pages: ApiClient) -> None:
     assert "no duration is stored for runs of this time." in shown(pages, "/runs/slow")
-    submit(pages.database, HOSTILE)
+    pages.database.submit(HOSTILE)
     [run] = finish(pages.database, HOSTILE, RunState.SUCCEEDED)
     for path in ("/runs/slow", "/runs/slow?last=7d", "/"):
         assert "<script>alert" not in shown(pages, path)

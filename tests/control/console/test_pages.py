@@ -13,8 +13,8 @@ from tests.control.api.answering import ApiClient, answering
 from tests.control.client.test_dead_letters import redrive
 from tests.control.console.pages import HTML, console, key_of, next_page, shown, signed_in
 from tests.control.reads.test_waits import executor
+from tests.fixtures.acts import ending
 from tests.fixtures.database import Database
-from tests.transitions.acts import apply_batch, begun, end, ending, submit, succeed, trigger
 from tidewheel.control.client.client import Client
 from tidewheel.control.console import overview
 from tidewheel.control.console.rendering import HEADERS
@@ -27,14 +27,14 @@ PAGES = ("/", "/jobs", "/jobs/job", "/runs", "/jobs/unknown", "/runs/unknown", "
 
 
 def failed(database: Database, key: str, message: str = "db-2 refused") -> UUID:
-    started = begun(database, key)
-    end(database, ending(started, RunState.FAILED, error_type="ConnectionError", error_message=message))
+    started = database.begun(key)
+    database.end(ending(started, RunState.FAILED, error_type="ConnectionError", error_message=message))
     return started.run_id
 
 
 def test_every_page_has_the_headers_of_the_console(pages: ApiClient) -> None:
-    submit(pages.database)
-    run = trigger(pages.database)
+    pages.database.submit()
+    run = pages.database.trigger()
     for path in (*PAGES, f"/runs/{run}"):
         answer = pages.get(path)
         assert {name: answer.headers.get(name) for name in HEADERS} == dict(HEADERS), path
@@ -61,7 +61,7 @@ def test_empty_page_says_what_it_is_for_and_how_one_begins(pages: ApiClient) -> 
 
 
 def test_failed_run_shows_its_error_and_the_overview_names_its_job(pages: ApiClient) -> None:
-    submit(pages.database, "charge", retry={"max_attempts": 1})
+    pages.database.submit("charge", retry={"max_attempts": 1})
     runs = [failed(pages.database, "charge") for _ in range(3)]
     page = shown(pages, f"/runs/{runs[0]}")
     assert "Failed after 1 attempt: ConnectionError: db-2 refused." in page
@@ -80,12 +80,12 @@ def test_failed_run_shows_its_error_and_the_overview_names_its_job(pages: ApiCli
         assert '<a href="/jobs/charge"><bdi>charge</bdi> fails</a>' in shown(pages, "/")
     failed(pages.database, "charge")
     assert re.search(r"Fails since [0-9:]+\. 5 failures in a row\.", shown(pages, "/jobs/charge"))
-    succeed(pages.database, begun(pages.database, "charge"))
+    pages.database.succeed(pages.database.begun("charge"))
     assert "The last run succeeded; a run failed " in shown(pages, "/jobs/charge")
 
 
 def test_rail_counts_dead_letters_until_their_redrive_and_silent_executors(pages: ApiClient) -> None:
-    submit(pages.database, "charge", retry={"max_attempts": 1})
+    pages.database.submit("charge", retry={"max_attempts": 1})
     count = re.compile(r'data-place="(\w+)"[^>]*>(?:(?!</a>).)*<b class="count">([^<]*)</b>', re.DOTALL)
     assert not count.search(shown(pages, "/jobs"))
     for _ in range(2):
@@ -98,19 +98,19 @@ def test_rail_counts_dead_letters_until_their_redrive_and_silent_executors(pages
 
 def test_job_and_run_name_the_target_without_its_headers(pages: ApiClient) -> None:
     target = {"type": "http", "url": "https://example.org/hook", "headers": {"Authorization": {"secret": "HOOK"}}}
-    submit(pages.database, "hook", target=target, description="x" * 400)
-    run = trigger(pages.database, "hook")
+    pages.database.submit("hook", target=target, description="x" * 400)
+    run = pages.database.trigger("hook")
     for path in ("/jobs/hook", "/jobs/hook/next", f"/runs/{run}"):
         page = shown(pages, path)
         assert "<bdi>POST https://example.org/hook</bdi>" in page, path
         assert "HOOK" not in page
     assert '<details class="more"><summary>more</summary>' in shown(pages, "/jobs/hook")
-    submit(pages.database, "plain", target="send")
+    pages.database.submit("plain", target="send")
     assert "<bdi>handler send</bdi>" in shown(pages, "/jobs/plain")
 
 
 def test_failed_row_of_a_job_and_the_run_of_its_redrive_link_each_other(pages: ApiClient) -> None:
-    submit(pages.database, "nightly", retry={"max_attempts": 1})
+    pages.database.submit("nightly", retry={"max_attempts": 1})
     run = failed(pages.database, "nightly")
     with Client(pages.database.url) as client:
         redrive(client, pages.database, key="nightly")
@@ -121,7 +121,7 @@ def test_failed_row_of_a_job_and_the_run_of_its_redrive_link_each_other(pages: A
 
 
 def test_equal_rows_of_a_job_are_one_row_with_a_link_that_opens_them(pages: ApiClient) -> None:
-    submit(pages.database, "nightly", retry={"max_attempts": 1})
+    pages.database.submit("nightly", retry={"max_attempts": 1})
     made = {str(failed(pages.database, "nightly")) for _ in range(6)}
     page = shown(pages, "/jobs/nightly")
     assert '<span class="word">5 failed</span>' in page
@@ -131,9 +131,9 @@ def test_equal_rows_of_a_job_are_one_row_with_a_link_that_opens_them(pages: ApiC
 
 def test_next_page_keeps_every_label(pages: ApiClient) -> None:
     for at in range(3):
-        submit(pages.database, f"job-{at}", labels={"team": "billing", "tier": "1"})
-        trigger(pages.database, f"job-{at}")
-    submit(pages.database, "other", labels={"team": "billing"})
+        pages.database.submit(f"job-{at}", labels={"team": "billing", "tier": "1"})
+        pages.database.trigger(f"job-{at}")
+    pages.database.submit("other", labels={"team": "billing"})
     for path in ("/jobs?limit=2", "/runs?limit=2&last=1h"):
         page = shown(pages, f"{path}&label=team%3Dbilling&label=tier%3D1")
         address = next_page(page)
@@ -144,11 +144,11 @@ def test_next_page_keeps_every_label(pages: ApiClient) -> None:
 
 
 def test_list_of_jobs_shows_the_last_runs_and_which_fail_in_one_of_ten(pages: ApiClient) -> None:
-    submit(pages.database, "charge", retry={"max_attempts": 1})
-    submit(pages.database, "well", schedule={"cron": "30 2 * * *", "timezone": "Europe/Berlin"})
+    pages.database.submit("charge", retry={"max_attempts": 1})
+    pages.database.submit("well", schedule={"cron": "30 2 * * *", "timezone": "Europe/Berlin"})
     for _ in range(3):
         failed(pages.database, "charge")
-    succeed(pages.database, begun(pages.database, "well"))
+    pages.database.succeed(pages.database.begun("well"))
     page = shown(pages, "/jobs")
     assert 'aria-label="charge: 3 failed"' in page
     assert 'aria-label="well: 1 succeeded' in page
@@ -158,15 +158,15 @@ def test_list_of_jobs_shows_the_last_runs_and_which_fail_in_one_of_ten(pages: Ap
     assert ('href="/jobs/charge"' in unwell, 'href="/jobs/well"' in unwell) == (True, False)
     assert 'aria-current="page">Failing</a>' in unwell
     for _ in range(9):
-        succeed(pages.database, begun(pages.database, "charge"))
+        pages.database.succeed(pages.database.begun("charge"))
     assert 'href="/jobs/charge"' in shown(pages, "/jobs?status=unwell"), "one of its last ten runs failed"
-    succeed(pages.database, begun(pages.database, "charge"))
+    pages.database.succeed(pages.database.begun("charge"))
     assert 'href="/jobs/charge"' not in shown(pages, "/jobs?status=unwell")
 
 
 def test_empty_list_names_the_nearest_key(pages: ApiClient) -> None:
-    submit(pages.database, "nightly-<b>")
-    submit(pages.database, "other")
+    pages.database.submit("nightly-<b>")
+    pages.database.submit("other")
     page = shown(pages, "/jobs?prefix=nightly-x")
     assert "No job key begins with" in page
     assert 'The nearest key is <a href="/jobs?prefix=nightly-%3Cb%3E"><bdi>nightly-&lt;b&gt;</bdi></a>' in page
@@ -174,8 +174,8 @@ def test_empty_list_names_the_nearest_key(pages: ApiClient) -> None:
 
 
 def test_filters_are_those_of_rest_and_errors_name_the_field(pages: ApiClient) -> None:
-    submit(pages.database, "a", labels={"team": "billing"})
-    submit(pages.database, "b")
+    pages.database.submit("a", labels={"team": "billing"})
+    pages.database.submit("b")
     page = shown(pages, "/jobs?label=team%3Dbilling&prefix=&kind=&queue=")
     assert ('href="/jobs/a"' in page, 'href="/jobs/b"' in page) == (True, False)
     assert "No job key begins with <bdi>zzz</bdi>" in shown(pages, "/jobs?prefix=zzz")
@@ -196,7 +196,7 @@ def test_filters_are_those_of_rest_and_errors_name_the_field(pages: ApiClient) -
 def test_hostile_text_is_text_on_every_page(pages: ApiClient) -> None:
     key = f"{SCRIPT}(1)</script>/../\u05d0\u05d1"
     job = {"labels": {"<i>x": f"{SCRIPT}\u202e"}, "description": f"{SCRIPT}\u05d0", "payload": {"a": SCRIPT}}
-    submit(pages.database, key, retry={"max_attempts": 1}, **job)
+    pages.database.submit(key, retry={"max_attempts": 1}, **job)
     run = failed(pages.database, key, f"{SCRIPT}(2)\u202egnp.exe")
     by_id = f"/jobs/id:{job_id('default', key)}"
     for path in (
@@ -218,14 +218,14 @@ def test_hostile_text_is_text_on_every_page(pages: ApiClient) -> None:
 
 def test_key_that_a_proxy_would_change_is_addressed_by_its_id(pages: ApiClient) -> None:
     for key in ("a/b", "../x", "new", "k" * 255, "id:x", "\u05d0"):
-        submit(pages.database, key)
+        pages.database.submit(key)
         by_id = f"/jobs/id:{job_id('default', key)}"
         assert f'href="{by_id}"' in shown(pages, f"/jobs?prefix={quote(key)}")
         assert pages.get(by_id).status_code == HTTPStatus.OK
         if key != "new" and not key.startswith("id:"):  # that address has the form of a new job
             away = pages.get(f"/jobs/{quote(key, safe='')}")
             assert (away.status_code, away.headers["location"]) == (HTTPStatus.SEE_OTHER, by_id)
-    submit(pages.database, "plain")
+    pages.database.submit("plain")
     for page in ("", "/next"):
         moved = pages.get(f"/jobs/id:{job_id('default', 'plain')}{page}")
         assert moved.headers["location"] == f"/jobs/plain{page}"
@@ -255,7 +255,7 @@ def test_unknown_ids_are_pages_of_404(pages: ApiClient) -> None:
 
 
 def test_address_with_a_slash_at_its_end_leads_to_the_one_without(pages: ApiClient) -> None:
-    submit(pages.database, "a/b")
+    pages.database.submit("a/b")
     for path, to in (
         ("/jobs/?prefix=a", "/jobs?prefix=a"),
         ("/jobs/a%2Fb/", "/jobs/a%2Fb"),
@@ -270,8 +270,8 @@ def test_address_with_a_slash_at_its_end_leads_to_the_one_without(pages: ApiClie
 def test_mistyped_id_opens_no_page_of_another(pages: ApiClient) -> None:
     """Python's UUID reads `+` for the zero with which both ids begin."""
     key = next(name for name in map(str, range(1000)) if str(job_id("default", name)).startswith("0"))
-    submit(pages.database, key)
-    for path in (f"/jobs/id:{job_id('default', key)}", f"/runs/{trigger(pages.database, key)}"):
+    pages.database.submit(key)
+    for path in (f"/jobs/id:{job_id('default', key)}", f"/runs/{pages.database.trigger(key)}"):
         shown(pages, path)
         before, _, after = path.partition("0")
         assert pages.get(f"{before}%2B{after}").status_code == HTTPStatus.NOT_FOUND, path
@@ -302,8 +302,8 @@ def test_static_files_are_named_by_their_content_and_kept(pages: ApiClient) -> N
 
 
 def test_every_link_is_below_the_base_path(database: Database) -> None:
-    submit(database)
-    run = trigger(database)
+    database.submit()
+    run = database.trigger()
     base = "/ops/tidewheel"
     with console(database, api_base_path=base) as client:
         assert client.get(f"{base}/jobs").headers["location"] == f"{base}/sign-in?next=/jobs"
@@ -323,10 +323,10 @@ def test_every_link_is_below_the_base_path(database: Database) -> None:
 
 
 def test_key_of_a_tenant_sees_that_tenant_alone(database: Database) -> None:
-    submit(database, "of-default")
+    database.submit("of-default")
     database.execute("INSERT INTO tenants (tenant) VALUES ('acme')")
     acme = {"type": "job.submit", "tenant": "acme", "job": {"key": "of-acme", "schedule": "manual", "target": "t"}}
-    apply_batch(database, acme)
+    database.apply_batch(acme)
     with console(database) as client:
         signed_in(client, key_of(database, tenant="acme"))
         page = shown(client, "/jobs")
@@ -372,7 +372,7 @@ def test_without_database_a_page_says_so(database: Database) -> None:
 
 
 def test_all_is_well_only_where_every_part_was_read(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
-    submit(database)
+    database.submit()
     with console(database) as client:
         signed_in(client, key_of(database))
         assert "Nothing of this tenant needs attention</h1>" in shown(client, "/")

@@ -14,7 +14,6 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 from tests.control.api.answering import ApiClient
 from tests.control.console.pages import typed_in
 from tests.control.console.test_job_form import pressed, stored
-from tests.transitions.acts import submit
 from tidewheel.executor.handlers import Handler
 from tidewheel.executor.payload_schemas import payload_schemas, record_payload_schemas
 
@@ -92,7 +91,7 @@ def test_typed_values_have_the_types_of_the_model(modelled: ApiClient) -> None:
 
 def test_field_that_nobody_has_changed_keeps_its_value_and_others_stay(modelled: ApiClient) -> None:
     payload = {"to": " a\nb ", "copies": None, "items": ["x"], "level": 7, "further": {"amount": 120.10}}
-    submit(modelled.database, "job", target="order", payload=payload)
+    modelled.database.submit("job", target="order", payload=payload)
     page = modelled.get("/jobs/job/edit")
     assert "Nothing differs from version 1" in pressed(modelled, "/jobs/job/edit", "check", page).text
     assert typed_in(page)["payload.level"] == "7"
@@ -102,7 +101,7 @@ def test_field_that_nobody_has_changed_keeps_its_value_and_others_stay(modelled:
 
 
 def test_json_has_what_no_field_shows_and_each_value_is_written_once(modelled: ApiClient) -> None:
-    submit(modelled.database, "job", target="order", payload={"to": "a", "copies": None, "items": ["x"]})
+    modelled.database.submit("job", target="order", payload={"to": "a", "copies": None, "items": ["x"]})
     page = modelled.get("/jobs/job/edit")
     assert json.loads(typed_in(page)["payload"]) == {"copies": None, "items": ["x"]}
     assert (typed_in(page)["payload.to"], typed_in(page)["payload.copies"]) == ("a", "")
@@ -120,7 +119,7 @@ def test_json_has_what_no_field_shows_and_each_value_is_written_once(modelled: A
 def test_largest_payload_is_saved_from_its_fields(modelled: ApiClient) -> None:
     """A form that sent a payload as JSON and in its fields exceeded the limit of a request."""
     text = "\u00e9" * 130_000
-    submit(modelled.database, "job", target="order", payload={"to": text})
+    modelled.database.submit("job", target="order", payload={"to": text})
     saved = pressed(modelled, "/jobs/job/edit", "save", payload__copies="2")
     assert saved.status_code == HTTPStatus.SEE_OTHER, saved.text
     assert stored(modelled.database, "job", 2)["payload"] == {"to": text, "copies": 2}
@@ -129,7 +128,7 @@ def test_largest_payload_is_saved_from_its_fields(modelled: ApiClient) -> None:
 @pytest.mark.parametrize("instant", ["2026-11-29T08:00:00", "2026-11-29T08:00:00+01:00", "2026-11-29"])
 def test_instant_is_what_the_model_of_the_handler_reads(modelled: ApiClient, instant: str) -> None:
     assert Order(to="a", at=instant)  # type: ignore[arg-type]
-    submit(modelled.database, "job", target="order", payload={"to": "a"})
+    modelled.database.submit("job", target="order", payload={"to": "a"})
     saved = pressed(modelled, "/jobs/job/edit", "save", payload__at=instant)
     assert saved.status_code == HTTPStatus.SEE_OTHER, saved.text
     assert stored(modelled.database, "job", 2)["payload"] == {"to": "a", "at": instant}
@@ -146,7 +145,7 @@ def test_instant_is_what_the_model_of_the_handler_reads(modelled: ApiClient, ins
 def test_value_of_another_type_is_refused_at_its_field_and_kept_as_typed(
     modelled: ApiClient, name: str, wrong: str, problem: str
 ) -> None:
-    submit(modelled.database, "job", target="order", payload={"to": "a"})
+    modelled.database.submit("job", target="order", payload={"to": "a"})
     answer = pressed(modelled, "/jobs/job/edit", "save", None, **{f"payload__{name}": wrong, "payload__to": "b"})
     assert answer.status_code == HTTPStatus.UNPROCESSABLE_ENTITY
     [said] = re.findall(rf'id="h-payload\.{name}"><p class="wrong">(.*?)</p>', answer.text)
@@ -159,7 +158,7 @@ def test_value_of_another_type_is_refused_at_its_field_and_kept_as_typed(
 
 
 def test_unreadable_json_keeps_what_was_typed_into_the_fields(modelled: ApiClient) -> None:
-    submit(modelled.database, "job", target="order", payload={"to": "a"})
+    modelled.database.submit("job", target="order", payload={"to": "a"})
     answer = pressed(modelled, "/jobs/job/edit", "save", payload='{"to": ', payload__copies="2")
     assert answer.status_code == HTTPStatus.UNPROCESSABLE_ENTITY
     assert (typed_in(answer)["payload"], typed_in(answer)["payload.copies"]) == ('{"to": ', "2")
@@ -168,7 +167,7 @@ def test_unreadable_json_keeps_what_was_typed_into_the_fields(modelled: ApiClien
 
 
 def test_list_as_json_beside_a_typed_field_is_refused(modelled: ApiClient) -> None:
-    submit(modelled.database, "job", target="order", payload={"to": "a"})
+    modelled.database.submit("job", target="order", payload={"to": "a"})
     answer = pressed(modelled, "/jobs/job/edit", "save", payload="[1]")
     assert answer.status_code == HTTPStatus.UNPROCESSABLE_ENTITY
     assert "s no object, and has fields" in html.unescape(answer.text)
@@ -179,11 +178,11 @@ def test_list_as_json_beside_a_typed_field_is_refused(modelled: ApiClient) -> No
 
 def test_payload_without_a_known_object_has_json_alone(modelled: ApiClient) -> None:
     for key, target, payload in (("none", "other", {"to": "a"}), ("list", "order", [1])):
-        submit(modelled.database, key, target=target, payload=payload)
+        modelled.database.submit(key, target=target, payload=payload)
         assert fields(modelled.get(f"/jobs/{key}/edit").text) == [], key
     http = pressed(modelled, "/jobs/none/edit", "check", target="http", target__url="https://example.org/a")
     assert fields(http.text) == []
-    submit(modelled.database, "job", target="order")
+    modelled.database.submit("job", target="order")
     assert "to" in fields(modelled.get("/jobs/job/edit").text)
     has_model(modelled, "order", None)
     assert fields(modelled.get("/jobs/job/edit").text) == [], "the handler has dropped its model"

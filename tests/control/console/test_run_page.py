@@ -16,23 +16,9 @@ from tests.control.client.test_logs import flush
 from tests.control.console.pages import HTML, fields_of, posted, shown
 from tests.control.reads.test_waits import executor
 from tests.executor.test_context import wired
+from tests.fixtures.acts import EXECUTOR, HANDLER, ending
 from tests.fixtures.database import ClockedDatabase
 from tests.scheduler.firing import fire_due
-from tests.transitions.acts import (
-    EXECUTOR,
-    HANDLER,
-    begin,
-    begun,
-    end,
-    ending,
-    final_state,
-    job_runs,
-    open_run,
-    requeue,
-    submit,
-    succeed,
-    trigger,
-)
 from tidewheel.clock import SystemClock
 from tidewheel.control.client.client import Client
 from tidewheel.control.console.payloads import json_view
@@ -52,8 +38,8 @@ def more_of(page: str) -> str:
 
 
 def test_log_follows_while_the_attempt_writes_and_ends_with_it(pages: ApiClient) -> None:
-    submit(pages.database)
-    started = begun(pages.database)
+    pages.database.submit()
+    started = pages.database.begun()
     flush(pages.database, started, b"first\n\x1b[31mred\x1b[0m <b>\npart")
     page = shown(pages, f"/runs/{started.run_id}")
     assert '<div class="line" id="a1-L1"><a href="#a1-L1">1</a><span>first</span></div>' in page
@@ -69,30 +55,30 @@ def test_log_follows_while_the_attempt_writes_and_ends_with_it(pages: ApiClient)
     assert "part and whole" in part
     nothing = shown(pages, more_of(part))
     assert "a1-L" not in nothing
-    end(pages.database, ending(started, RunState.SUCCEEDED))
+    pages.database.end(ending(started, RunState.SUCCEEDED))
     assert "data-more" not in shown(pages, more_of(nothing))
     assert "data-more" not in shown(pages, f"/runs/{started.run_id}")
 
 
 def test_run_that_was_late_by_its_creation_has_the_reason(clocked: ClockedDatabase) -> None:
     at = clocked.now() - timedelta(minutes=10)
-    submit(clocked, "once", schedule={"once": at.isoformat()}, catch_up="fire_once")
-    submit(clocked, "hourly", schedule={"interval": "1h"}, catch_up="fire_once")
+    clocked.submit("once", schedule={"once": at.isoformat()}, catch_up="fire_once")
+    clocked.submit("hourly", schedule={"interval": "1h"}, catch_up="fire_once")
     clocked.advance(timedelta(hours=1, minutes=10))
     fire_due(clocked)
     with answering(clocked) as client:
         client.headers.update(HTML)
-        pages = [shown(client, f"/runs/{run.run_id}") for run in job_runs(clocked)]
+        pages = [shown(client, f"/runs/{run.run_id}") for run in clocked.job_runs()]
         [once] = [page for page in pages if "it was already past when version 1 of the job was submitted" in page]
         [missed] = [page for page in pages if page is not once]
         assert "<span>timer, caught up</span>" in missed
         assert re.search(r"This run was created [\w .]+ after its time: <bdi>the occurrence was missed</bdi>", missed)
-        assert "caught up" not in shown(client, f"/runs/{trigger(clocked, 'hourly')}").lower()
+        assert "caught up" not in shown(client, f"/runs/{clocked.trigger('hourly')}").lower()
 
 
 @pytest.mark.parametrize("hold", ["pause", "freeze"])
 def test_run_that_was_due_in_a_pause_or_a_freeze_has_who_ended_it(clocked: ClockedDatabase, hold: str) -> None:
-    submit(clocked, schedule={"interval": "1h"}, on_resume="fire_once")
+    clocked.submit(schedule={"interval": "1h"}, on_resume="fire_once")
     with Client(clocked.url) as client:
         client.freezes.freeze(queue="default") if hold == "freeze" else client.pause("job")
         clocked.advance(timedelta(hours=1, minutes=10))
@@ -103,7 +89,7 @@ def test_run_that_was_due_in_a_pause_or_a_freeze_has_who_ended_it(clocked: Clock
         while thaws.step():
             pass
     fire_due(clocked)
-    [run] = job_runs(clocked)
+    [run] = clocked.job_runs()
     with answering(clocked) as client:
         client.headers.update(HTML)
         page = shown(client, f"/runs/{run.run_id}")
@@ -112,8 +98,8 @@ def test_run_that_was_due_in_a_pause_or_a_freeze_has_who_ended_it(clocked: Clock
 
 
 def test_raw_log_is_a_file_of_the_bytes_that_were_written(pages: ApiClient) -> None:
-    submit(pages.database)
-    started = begun(pages.database)
+    pages.database.submit()
+    started = pages.database.begun()
     flush(pages.database, started, b"<script>\xff\x1b[31m\n")
     answer = pages.get(f"/runs/{started.run_id}/log?attempt=1")
     assert answer.content == b"<script>\xff\x1b[31m\n"
@@ -129,8 +115,8 @@ def test_raw_log_is_a_file_of_the_bytes_that_were_written(pages: ApiClient) -> N
 
 
 def test_log_of_long_lines_is_folded_and_says_what_is_no_longer_kept(pages: ApiClient) -> None:
-    submit(pages.database)
-    started = begun(pages.database)
+    pages.database.submit()
+    started = pages.database.begun()
     output = b"\n".join(b'<"&' * 3_333 for _ in range(7))[-65_536:]
     flush(pages.database, started, output, len(output) + 12_288)
     page = shown(pages, f"/runs/{started.run_id}")
@@ -143,12 +129,12 @@ def test_log_of_long_lines_is_folded_and_says_what_is_no_longer_kept(pages: ApiC
 
 
 def test_page_with_a_hundred_attempts_folds_the_older_and_stays_small(pages: ApiClient) -> None:
-    submit(pages.database, retry={"max_attempts": 200})
-    run = trigger(pages.database)
+    pages.database.submit(retry={"max_attempts": 200})
+    run = pages.database.trigger()
     for _ in range(100):
-        started = begin(pages.database, run)
+        started = pages.database.begin(run)
         flush(pages.database, started, b"x" * 65_536)
-        requeue(pages.database, started, AttemptOutcome.FAILED)
+        pages.database.requeue(started, AttemptOutcome.FAILED)
     page = shown(pages, f"/runs/{run}")
     assert "95 earlier attempts</summary>" in page
     assert page.count("ValueError") >= 100
@@ -158,9 +144,9 @@ def test_page_with_a_hundred_attempts_folds_the_older_and_stays_small(pages: Api
 
 
 def test_waterfall_is_true_to_its_axis_and_marks_the_slowest_stage(pages: ApiClient) -> None:
-    submit(pages.database, retry={"max_attempts": 3})
-    run = trigger(pages.database)
-    requeue(pages.database, begin(pages.database, run), AttemptOutcome.FAILED)
+    pages.database.submit(retry={"max_attempts": 3})
+    run = pages.database.trigger()
+    pages.database.requeue(pages.database.begin(run), AttemptOutcome.FAILED)
     pages.database.execute(
         "UPDATE attempts SET started_at = started_at - interval '1 hour', finished_at = finished_at - interval '1 hour'"
     )
@@ -197,8 +183,8 @@ def in_thread(act: Callable[[], None]) -> None:
 
 
 def test_steps_and_log_lines_are_at_their_times_in_their_attempts(pages: ApiClient) -> None:
-    submit(pages.database, retry={"max_attempts": 3})
-    first = begun(pages.database)
+    pages.database.submit(retry={"max_attempts": 3})
+    first = pages.database.begun()
 
     def act(started: Started, checkpoint: bytes | None, name: str, *, fails: bool) -> bytes:
         context, wire = wired(attempt=started.attempt, _checkpoint=checkpoint)
@@ -215,8 +201,8 @@ def test_steps_and_log_lines_are_at_their_times_in_their_attempts(pages: ApiClie
         return saved
 
     kept = act(first, None, "label", fails=True)
-    requeue(pages.database, first, AttemptOutcome.FAILED)
-    second = begin(pages.database, first.run_id)
+    pages.database.requeue(first, AttemptOutcome.FAILED)
+    second = pages.database.begin(first.run_id)
     act(second, kept, "label", fails=False)
     now = SystemClock().now()
     lines = [f"{now:%Y-%m-%dT%H:%M:%S.%f}Z INFO a: <i>one", f"{now:%Y-%m-%d %H:%M:%S},{now:%f} ERROR a: two", "printed"]
@@ -238,8 +224,8 @@ def test_steps_and_log_lines_are_at_their_times_in_their_attempts(pages: ApiClie
 
 
 def test_long_wait_beside_steps_is_drawn_shorter_and_many_steps_are_one_row(pages: ApiClient) -> None:
-    submit(pages.database, retry={"max_attempts": 3})
-    first = begun(pages.database)
+    pages.database.submit(retry={"max_attempts": 3})
+    first = pages.database.begun()
     context, wire = wired()
 
     def steps() -> None:
@@ -250,7 +236,7 @@ def test_long_wait_beside_steps_is_drawn_shorter_and_many_steps_are_one_row(page
     with pages.database.transaction() as connection:
         report = ProgressReport(first.run_id, 1, EXECUTOR, checkpoint=wire.told[-2][1])
         save_progress(connection, [report])
-    requeue(pages.database, first, AttemptOutcome.FAILED)
+    pages.database.requeue(first, AttemptOutcome.FAILED)
     pages.database.execute(
         "UPDATE job_runs SET scheduled_at = scheduled_at - interval '1 h', created_at = created_at - interval '1 h'"
     )
@@ -269,9 +255,9 @@ def test_attempt_of_an_http_target_has_its_status_and_one_of_a_kafka_target_its_
     targets = {"http": {"type": "http", "url": "https://example.org/a"}, "kafka": {"type": "kafka", "topic": "orders"}}
     words = dict[str, str]()
     for kind, target in targets.items():
-        submit(pages.database, kind, target=target)
-        started = begun(pages.database, kind)
-        end(pages.database, ending(started, RunState.SUCCEEDED, result=results[kind]))
+        pages.database.submit(kind, target=target)
+        started = pages.database.begun(kind)
+        pages.database.end(ending(started, RunState.SUCCEEDED, result=results[kind]))
         words[kind] = next(
             words for _, name, words in rows_of(shown(pages, f"/runs/{started.run_id}")) if name == "attempt 1"
         )
@@ -280,12 +266,12 @@ def test_attempt_of_an_http_target_has_its_status_and_one_of_a_kafka_target_its_
 
 
 def test_retry_is_not_late_by_the_time_before_it_was_requested(pages: ApiClient) -> None:
-    submit(pages.database, retry={"max_attempts": 1})
-    first = begun(pages.database)
-    end(pages.database, ending(first, RunState.FAILED))
+    pages.database.submit(retry={"max_attempts": 1})
+    first = pages.database.begun()
+    pages.database.end(ending(first, RunState.FAILED))
     with Client(pages.database.url) as client:
         second = client.runs.retry(first.run_id)
-    begin(pages.database, second)
+    pages.database.begin(second)
     assert ", the time of the run that it repeats" in shown(pages, f"/runs/{second}")
     earlier = pages.database.now() - timedelta(minutes=9)
     pages.database.execute("UPDATE job_runs SET scheduled_at = %s", [earlier])
@@ -296,10 +282,10 @@ def test_retry_is_not_late_by_the_time_before_it_was_requested(pages: ApiClient)
 
 
 def test_run_that_waits_for_a_slot_names_the_slots_in_use(pages: ApiClient) -> None:
-    submit(pages.database, overlap="allow_all")
+    pages.database.submit(overlap="allow_all")
     executor(pages.database, HANDLER, executor_id=EXECUTOR)
-    begin(pages.database, trigger(pages.database))
-    waiting = trigger(pages.database)
+    pages.database.begin(pages.database.trigger())
+    waiting = pages.database.trigger()
     page = shown(pages, f"/runs/{waiting}")
     assert (
         'The <a href="/fleet?find=default">live executors that can run it</a> have 4 slots: 1 in use, 3 free.' in page
@@ -309,8 +295,8 @@ def test_run_that_waits_for_a_slot_names_the_slots_in_use(pages: ApiClient) -> N
 
 
 def test_wait_under_a_freeze_that_is_over_names_it(pages: ApiClient) -> None:
-    submit(pages.database, "nightly", queue="reports")
-    run_id = trigger(pages.database, "nightly")
+    pages.database.submit("nightly", queue="reports")
+    run_id = pages.database.trigger("nightly")
     with Client(pages.database.url) as client:
         client.freezes.freeze(queue="reports")
         client.freezes.freeze(queue="default")
@@ -319,17 +305,17 @@ def test_wait_under_a_freeze_that_is_over_names_it(pages: ApiClient) -> None:
         client.freezes.thaw(queue="default")
     earlier = pages.database.now() - timedelta(hours=1)
     pages.database.execute("UPDATE job_runs SET created_at = %s, scheduled_at = %s", [earlier, earlier])
-    begin(pages.database, run_id)
+    pages.database.begin(run_id)
     assert "A freeze of <bdi>queue reports</bdi> held this run until the thaw by" in shown(pages, f"/runs/{run_id}")
     assert '1 h <span class="caption">frozen</span>' in shown(pages, "/jobs/nightly")
-    other = begun(pages.database, "nightly")
+    other = pages.database.begun("nightly")
     assert "A freeze (" not in shown(pages, f"/runs/{other.run_id}")
 
 
 def test_chain_of_retries_is_links_and_one_with_a_delay_is_scheduled(pages: ApiClient) -> None:
-    submit(pages.database, retry={"max_attempts": 1})
-    first = begun(pages.database)
-    end(pages.database, ending(first, RunState.FAILED, error_type="E", error_message="<i>no", trace="a\nb"))
+    pages.database.submit(retry={"max_attempts": 1})
+    first = pages.database.begun()
+    pages.database.end(ending(first, RunState.FAILED, error_type="E", error_message="<i>no", trace="a\nb"))
     page = shown(pages, f"/runs/{first.run_id}")
     assert "Cancel…" not in page
     answer = posted(pages, f"/runs/{first.run_id}/retry", reason="<script>x")
@@ -341,8 +327,8 @@ def test_chain_of_retries_is_links_and_one_with_a_delay_is_scheduled(pages: ApiC
     assert f'action="{second}/cancel"' in after
     assert f'→ <a href="{second}">2nd' in shown(pages, f"/runs/{first.run_id}")
     assert '<details class="trace" open><summary>Trace, 2 lines' in page
-    first = begun(pages.database)
-    end(pages.database, ending(first, RunState.FAILED))
+    first = pages.database.begun()
+    pages.database.end(ending(first, RunState.FAILED))
     second = posted(pages, f"/runs/{first.run_id}/retry", delay="1h").headers["location"]
     assert ">scheduled · <a" in shown(pages, second)
     assert f'→ <a href="{second}">2nd scheduled</a>' in shown(pages, f"/runs/{first.run_id}")
@@ -354,9 +340,9 @@ def test_chain_of_retries_is_links_and_one_with_a_delay_is_scheduled(pages: ApiC
 
 
 def test_refused_delay_of_a_retry_is_at_its_field(pages: ApiClient) -> None:
-    submit(pages.database)
-    started = begun(pages.database)
-    end(pages.database, ending(started, RunState.SUCCEEDED))
+    pages.database.submit()
+    started = pages.database.begun()
+    pages.database.end(ending(started, RunState.SUCCEEDED))
     answer = posted(pages, f"/runs/{started.run_id}/retry", delay="soon", reason="kept")
     assert answer.status_code == HTTPStatus.UNPROCESSABLE_ENTITY
     assert 'value="soon" aria-invalid="true"' in answer.text
@@ -368,9 +354,9 @@ def test_refused_delay_of_a_retry_is_at_its_field(pages: ApiClient) -> None:
 
 
 def test_next_attempt_of_a_retrying_run_starts_now_once(pages: ApiClient) -> None:
-    submit(pages.database, retry={"max_attempts": 4})
-    run = begun(pages.database)
-    requeue(pages.database, run, AttemptOutcome.FAILED, timedelta(minutes=7))
+    pages.database.submit(retry={"max_attempts": 4})
+    run = pages.database.begun()
+    pages.database.requeue(run, AttemptOutcome.FAILED, timedelta(minutes=7))
     path = f"/runs/{run.run_id}"
     assert "Retry now…" in shown(pages, path)
     dialog = pages.get(f"{path}/retry")
@@ -387,7 +373,7 @@ def test_next_attempt_of_a_retrying_run_starts_now_once(pages: ApiClient) -> Non
     again = shown(pages, f"{path}/retry")
     assert "Nothing would change: attempt 1 of 4 failed" in again
     assert "Start attempt" not in again
-    succeed(pages.database, begin(pages.database, run.run_id))
+    pages.database.succeed(pages.database.begin(run.run_id))
     late = pages.post(f"{path}/retry", data=fields | {"request_id": "of-another-tab"})
     assert late.headers["location"] == path
     assert "attempt 2 was due, has started, or the run has ended. Its state: succeeded." in shown(pages, path)
@@ -398,21 +384,21 @@ def test_next_attempt_of_a_retrying_run_starts_now_once(pages: ApiClient) -> Non
 
 
 def test_cancel_names_what_is_under_way_and_is_done_once(pages: ApiClient) -> None:
-    submit(pages.database)
-    queued, started = trigger(pages.database), begun(pages.database)
+    pages.database.submit()
+    queued, started = pages.database.trigger(), pages.database.begun()
     assert "Attempt 1 is under way" in shown(pages, f"/runs/{started.run_id}/cancel")
     answer = posted(pages, f"/runs/{queued}/cancel", reason="no longer needed")
     assert answer.headers["location"] == f"/runs/{queued}"
-    assert final_state(pages.database, queued) == ("cancelled", "no longer needed")
+    assert pages.database.final_state(queued) == ("cancelled", "no longer needed")
     assert "The run of job is cancelled." in shown(pages, f"/runs/{queued}")
     refused = pages.get(f"/runs/{queued}/cancel")
     assert refused.status_code == HTTPStatus.UNPROCESSABLE_ENTITY
-    assert open_run(pages.database, started.run_id).state == "running"
+    assert pages.database.open_run(started.run_id).state == "running"
 
 
 def test_payload_may_be_bytes(pages: ApiClient) -> None:
-    submit(pages.database, payload_base64="/wD+")
-    started = begun(pages.database)
+    pages.database.submit(payload_base64="/wD+")
+    started = pages.database.begun()
     page = shown(pages, f"/runs/{started.run_id}")
     assert "ff 00 fe" in page
     assert "3 bytes" in page

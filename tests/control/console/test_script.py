@@ -13,9 +13,9 @@ from playwright.sync_api import Browser, FilePayload, Route, expect
 from tests.control.api.answering import ApiClient, answering
 from tests.control.console.browser import PHONE, Tab, needs_chromium, tab
 from tests.control.console.pages import console, key_of
+from tests.fixtures.acts import ending
 from tests.fixtures.database import Database
 from tests.fixtures.services import until
-from tests.transitions.acts import begun, end, ending, submit, succeed, trigger
 from tidewheel.control.client.client import Client
 from tidewheel.control.console import rendering
 from tidewheel.runs import RunState
@@ -30,7 +30,7 @@ ON = "#live[data-state=on]"
 @pytest.fixture
 def pages(database: Database) -> Iterator[ApiClient]:
     """A console that needs no key, with one job."""
-    submit(database, "nightly", overlap="allow_all", schedule={"cron": "30 2 * * *", "timezone": "America/New_York"})
+    database.submit("nightly", overlap="allow_all", schedule={"cron": "30 2 * * *", "timezone": "America/New_York"})
     with answering(database) as client:
         yield client
 
@@ -48,8 +48,8 @@ def test_script_is_small() -> None:
 
 
 def test_range_of_log_lines_is_picked_and_has_an_address(here: Tab, database: Database) -> None:
-    started = begun(database, "nightly")
-    end(database, ending(started, RunState.SUCCEEDED, output=b"".join(b"line %d\n" % at for at in range(1, 40))))
+    started = database.begun("nightly")
+    database.end(ending(started, RunState.SUCCEEDED, output=b"".join(b"line %d\n" % at for at in range(1, 40))))
     picked = here.page.locator(".line.picked")
     here.open(f"/runs/{started.run_id}#a1-L10-L20")
     expect(picked).to_have_count(11)
@@ -145,10 +145,10 @@ def test_answer_of_a_proxy_keeps_the_form_and_its_request(here: Tab, database: D
 
 
 def test_run_that_has_left_its_list_is_struck_out(here: Tab, database: Database) -> None:
-    runs = [begun(database, "nightly") for _ in range(2)]
+    runs = [database.begun("nightly") for _ in range(2)]
     here.open("/runs?status=running")
     expect(here.page.locator(ON)).to_be_visible()
-    succeed(database, runs[0])
+    database.succeed(runs[0])
     expect(here.page.locator(f"tr.left[data-key='{runs[0].run_id}']")).to_be_visible(timeout=30_000)
     expect(here.page.locator(f"tr[data-key='{runs[1].run_id}']")).not_to_have_class("left")
 
@@ -197,14 +197,14 @@ def test_buttons_of_a_selection_take_no_click_before_something_is_selected(here:
 
 
 def test_new_rows_of_runs_wait_behind_their_number_and_nothing_else_moves(here: Tab, database: Database) -> None:
-    first = trigger(database, "nightly")
+    first = database.trigger("nightly")
     here.open("/runs")
     row = here.page.locator(f"tr[data-key='{first}']")
     row.get_by_role("checkbox").check()
     expect(here.page.locator(ON)).to_be_visible()
-    trigger(database, "nightly")
+    database.trigger("nightly")
     expect(here.page.locator(".waiting")).to_have_text("1 new", timeout=30_000)
-    trigger(database, "nightly")
+    database.trigger("nightly")
     expect(here.page.locator(".waiting")).to_have_text("2 new", timeout=30_000)
     expect(row.get_by_role("checkbox")).to_be_checked()
     assert here.page.locator("tbody tr").count() == 1
@@ -217,7 +217,7 @@ def test_selected_text_and_focus_stay_while_the_page_changes(here: Tab, database
     expect(here.page.locator(ON)).to_be_visible()
     here.page.evaluate("document.getSelection().selectAllChildren(document.querySelector('h1'))")
     here.page.locator(".actions a[href$=pause]").focus()
-    trigger(database, "nightly")
+    database.trigger("nightly")
     expect(here.page.locator("main")).to_contain_text("queued", timeout=30_000)
     assert here.page.evaluate("document.getSelection().toString()") == "nightly"
     assert here.page.evaluate("document.activeElement.matches('.actions a[href$=pause]')")
@@ -247,12 +247,12 @@ def test_silent_api_is_named_in_a_band_until_it_answers(here: Tab) -> None:
 
 
 def test_page_that_may_not_be_live_says_so_and_reads_itself_slowly(here: Tab, database: Database) -> None:
-    trigger(database, "nightly")
+    database.trigger("nightly")
     here.page.clock.install()
     here.page.route("**/live?*", lambda route: route.fulfill(status=503))
     here.open("/runs")
     expect(here.page.locator("#live[data-state=slow]")).to_have_text("Not live, read each 15 s")
-    trigger(database, "nightly")
+    database.trigger("nightly")
     until(lambda: comes(here, ".waiting"), "the page reads itself")
     here.page.unroute("**/live?*")
     until(lambda: comes(here, ON), "the page is live again")
@@ -271,7 +271,7 @@ def comes(opened: Tab, selector: str) -> bool:
 
 
 def test_page_reads_itself_again_at_the_instant_that_it_names(here: Tab, database: Database) -> None:
-    submit(database, "soon", schedule={"interval": "10m"})
+    database.submit("soon", schedule={"interval": "10m"})
     here.page.clock.install()
     reads: list[str] = []
     here.page.on("request", lambda request: reads.append(request.url) if "tidewheel-part" in request.headers else None)
@@ -293,7 +293,7 @@ def test_p_stops_live_and_goes_on(here: Tab) -> None:
 
 
 def test_revoked_key_opens_the_sign_in_in_place_and_what_was_typed_stays(database: Database, browser: Browser) -> None:
-    submit(database, "nightly")
+    database.submit("nightly")
     with console(database) as client, tab(browser, str(client.base_url)) as opened:
         at = opened.page
         at.goto("/sign-in?next=/jobs/nightly")
@@ -390,7 +390,7 @@ def test_keys_lead_to_places_rows_and_help_and_can_be_switched_off(here: Tab) ->
 
 def test_times_are_in_the_zone_of_the_page_and_whole_on_demand(here: Tab, database: Database) -> None:
     at = here.page
-    run = trigger(database, "nightly")
+    run = database.trigger("nightly")
     here.open(f"/runs/{run}?tz=Europe/Berlin")
     assert at.locator("main time[title*='UTC+0']").count() > 0
     here.open("/runs")
@@ -404,7 +404,7 @@ def test_times_are_in_the_zone_of_the_page_and_whole_on_demand(here: Tab, databa
 
 
 def test_id_is_copied_also_without_the_clipboard(here: Tab, database: Database) -> None:
-    run = trigger(database, "nightly")
+    run = database.trigger("nightly")
     here.open(f"/runs/{run}")
     here.page.evaluate("document.execCommand = () => { window.copied = document.activeElement.value; return true; }")
     here.page.evaluate("Object.defineProperty(navigator, 'clipboard', {value: undefined})")

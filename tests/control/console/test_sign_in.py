@@ -190,8 +190,7 @@ def test_link_opens_the_console_once(door: ApiClient) -> None:
     key_id = str(door.database.value("SELECT key_id FROM api_keys"))
 
     def link() -> str:
-        with door.database.transaction() as connection:
-            made = add_sign_in(connection, key_id, None, is_link=True)
+        made = door.database.within(add_sign_in, key_id, None, is_link=True)
         assert made is not None
         return made.text
 

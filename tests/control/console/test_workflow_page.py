@@ -7,7 +7,6 @@ from uuid import UUID, uuid4
 from tests.control.api.answering import ApiClient
 from tests.control.console.pages import every_row, next_page, posted, shown
 from tests.fixtures.database import Database
-from tests.transitions.acts import apply_batch, trigger
 from tests.transitions.graphs import DIAMOND, after, drain_some, end_and_drain, end_some, never, play, put, workflow
 from tests.transitions.test_workflows import run_of
 from tidewheel.nouns.workflows.operations import Parent, WorkflowNode
@@ -24,7 +23,7 @@ def failing(key: str) -> RunState:
 def played(database: Database) -> UUID:
     """Return an occurrence of the diamond whose part b failed."""
     put(database, DIAMOND)
-    root = trigger(database, "a")
+    root = database.trigger("a")
     play(database, failing)
     return root
 
@@ -61,7 +60,7 @@ def test_graph_and_list_have_every_part_and_the_run_of_a_part_links_to_them(page
 def test_first_failure_of_a_workflow_has_its_error_in_the_first_line_and_at_its_node(pages: ApiClient) -> None:
     graph = {"a": [], "b": after("a"), "c": after("b"), "d": after("c"), "alarm": [("b", "failure")]}
     put(pages.database, graph | {"fine": [("a", "failure")]}, retry={"max_attempts": 1})
-    root = trigger(pages.database, "a")
+    root = pages.database.trigger("a")
     play(pages.database, failing, error_type="AccessDenied", error_message=f"no permission {_SCRIPT}\nat once")
     page = shown(pages, f"/workflows/{root}")
     lead = page.partition('aria-label="What matters now"')[2].partition("</section>")[0]
@@ -85,7 +84,7 @@ def test_trigger_of_a_root_names_the_jobs_that_follow_it(pages: ApiClient) -> No
 
 def test_part_that_was_cancelled_beside_a_running_parent_stays_cancelled(pages: ApiClient) -> None:
     put(pages.database, DIAMOND)
-    root = trigger(pages.database, "a")
+    root = pages.database.trigger("a")
     end_and_drain(pages.database)
     end_and_drain(pages.database, 1)
     assert posted(pages, f"/runs/{run_of(pages.database, 'd')}/cancel").status_code == HTTPStatus.SEE_OTHER
@@ -134,7 +133,7 @@ def test_resume_names_what_runs_again_and_opens_a_generation(pages: ApiClient) -
 def test_list_has_every_occurrence_by_state_and_root_in_pages(pages: ApiClient) -> None:
     put(pages.database, {"a": [], "b": after("a")})
     put(pages.database, {_SCRIPT: [], "below": after(_SCRIPT)})
-    roots = [trigger(pages.database, key) for key in ("a", "a", _SCRIPT)]
+    roots = [pages.database.trigger(key) for key in ("a", "a", _SCRIPT)]
     play(pages.database, failing)
     page = shown(pages, "/workflows")
     assert re.findall(r'data-key="([^"]+)"', page) == [str(root) for root in sorted(roots, reverse=True)]
@@ -157,7 +156,7 @@ def test_list_has_every_occurrence_by_state_and_root_in_pages(pages: ApiClient) 
 
 def test_pause_and_cancel_count_what_they_touch(pages: ApiClient) -> None:
     put(pages.database, {"a": [], "b": after("a"), "c": after("b")})
-    root = trigger(pages.database, "a")
+    root = pages.database.trigger("a")
     end_some(pages.database, lambda _: RunState.SUCCEEDED, never())
     drain_some(pages.database, never())
     pause = shown(pages, f"/workflows/{root}/pause")
@@ -185,14 +184,14 @@ def test_pause_and_cancel_count_what_they_touch(pages: ApiClient) -> None:
 
 def test_part_that_waits_has_its_reason_and_a_cancel_leaves_out_one_that_a_cancellation_has(pages: ApiClient) -> None:
     put(pages.database, {"a": [], "b": after("a"), "c": after("b")})
-    root = trigger(pages.database, "a")
+    root = pages.database.trigger("a")
     end_some(pages.database, lambda _: RunState.SUCCEEDED, never())
     drain_some(pages.database, never())
     page = shown(pages, f"/workflows/{root}")
     assert page.count("No live executor serves queue") == 1
     command = "<code><bdi>tidewheel service executor --queues default --handlers MODULES</bdi></code>"
     assert f"{command}, <bdi>with the module" in page
-    apply_batch(pages.database, {"type": "runs.cancel", "key": "b"})
+    pages.database.apply_batch({"type": "runs.cancel", "key": "b"})
     cancel = shown(pages, f"/workflows/{root}/cancel")
     assert "Cancel this workflow of a?" in cancel
     assert "1 run is being cancelled already." in cancel
@@ -203,7 +202,7 @@ def test_part_that_waits_has_its_reason_and_a_cancel_leaves_out_one_that_a_cance
 
 def test_many_children_of_one_state_are_one_node_and_the_list_has_pages(pages: ApiClient) -> None:
     put(pages.database, {"root": []} | {f"load-{at:03}": after("root") for at in range(230)})
-    root = trigger(pages.database, "root")
+    root = pages.database.trigger("root")
     play(pages.database, lambda key: RunState.FAILED if key == "load-007" else RunState.SUCCEEDED)
     page = shown(pages, f"/workflows/{root}")
     assert "\u00d7 229 load-*" in page

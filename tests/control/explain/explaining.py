@@ -3,9 +3,9 @@
 from collections.abc import Mapping
 from datetime import datetime, timedelta
 
+from tests.fixtures.acts import about
 from tests.fixtures.database import Database
 from tests.scheduler.firing import fire_due
-from tests.transitions.acts import about, apply_batch
 from tidewheel.control.explain.explain import explain
 from tidewheel.control.explain.explanation import Explanation
 from tidewheel.control.explain.preview import Preview, preview
@@ -20,32 +20,29 @@ def t(text: str) -> datetime:
 
 def explanation_of(database: Database, at: datetime, key: str = "job") -> Explanation:
     """Return the explanation of an instant."""
-    with database.transaction() as connection:
-        return explain(connection, "default", key, at)
+    return database.within(explain, "default", key, at)
 
 
 def coming(database: Database, n: int = 10, key: str = "job") -> Upcoming:
     """Return the next occurrences of a job."""
-    with database.transaction() as connection:
-        return upcoming(connection, "default", key, n)
+    return database.within(upcoming, "default", key, n)
 
 
 def previewed(database: Database, n: int = 10, after: datetime | None = None, /, **job: object) -> Preview:
     """Return the preview of a job."""
     document: Mapping[str, object] = {"key": "job", "schedule": "manual", "target": "send-email"} | job
-    with database.transaction() as connection:
-        return preview(connection, "default", document, n, after)
+    return database.within(preview, "default", document, n, after)
 
 
 def done(database: Database, kind: str, key: str = "job", **fields: object) -> None:
     """Ask something about a job, which is accepted."""
-    [reply] = apply_batch(database, about(kind, key, **fields))
+    [reply] = database.apply_batch(about(kind, key, **fields))
     assert reply.status is ReplyStatus.ACCEPTED, reply.errors
 
 
 def calendar(database: Database, name: str = "closed", **days: object) -> None:
     """Put a calendar."""
-    [reply] = apply_batch(database, {"type": "calendar.put", "name": name, **days})
+    [reply] = database.apply_batch({"type": "calendar.put", "name": name, **days})
     assert reply.status is ReplyStatus.ACCEPTED, reply.errors
 
 

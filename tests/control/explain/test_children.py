@@ -4,7 +4,6 @@ from datetime import timedelta
 
 from tests.control.explain.explaining import explanation_of
 from tests.fixtures.database import ClockedDatabase
-from tests.transitions.acts import apply_batch, trigger
 from tests.transitions.graphs import after, change, end_and_drain, play, put, scheduled_at
 from tidewheel.runs import RunState
 
@@ -15,7 +14,7 @@ def test_child_is_explained_by_its_runs_in_each_generation(clocked: ClockedDatab
     clocked.stop_clock()
     put(clocked, GRAPH)
     clocked.advance(timedelta(seconds=1))
-    root = trigger(clocked, "a")
+    root = clocked.trigger("a")
     at = scheduled_at(clocked, root)
     waiting = explanation_of(clocked, at, "d")
     assert (waiting.outcome, waiting.words) == (
@@ -59,7 +58,7 @@ def test_parents_that_came_later_are_named_and_do_not_count(clocked: ClockedData
     clocked.stop_clock()
     put(clocked, {"a": [], "b": after("a"), "c": after("a")})
     clocked.advance(timedelta(seconds=1))
-    root = trigger(clocked, "a")
+    root = clocked.trigger("a")
     clocked.advance(timedelta(seconds=1))
     put(clocked, {"a": [], "b": after("a"), "c": after("a", "b")})
     play(clocked, lambda key: RunState.FAILED if key == "b" else RunState.SUCCEEDED)
@@ -75,15 +74,15 @@ def test_root_that_was_skipped_or_cancelled_reaches_no_child(clocked: ClockedDat
     clocked.stop_clock()
     put(clocked, {"a": [], "b": after("a"), "c": after("b")})
     clocked.advance(timedelta(seconds=1))
-    root = trigger(clocked, "a")
+    root = clocked.trigger("a")
     at = scheduled_at(clocked, root)
-    apply_batch(clocked, {"type": "run.cancel", "run_id": str(root)})
+    clocked.apply_batch({"type": "run.cancel", "run_id": str(root)})
     play(clocked)
     found = explanation_of(clocked, at, "c")
     assert (found.outcome, found.reason) == ("skipped", "root")
     assert found.words == "The run of its root 'a' was cancelled before it began. No job below that root runs."
     clocked.advance(timedelta(seconds=1))
-    root = trigger(clocked, "a")
+    root = clocked.trigger("a")
     end_and_drain(clocked)
     change(clocked, "pause", root)
     paused = explanation_of(clocked, scheduled_at(clocked, root), "c")

@@ -6,10 +6,10 @@ from uuid import UUID
 import pytest
 
 from tests.control.explain.explaining import calendar, done, explanation_of, fire_all, t
+from tests.fixtures.acts import EXECUTOR, ending
 from tests.fixtures.database import ClockedDatabase
 from tests.scheduler.firing import fire_due
 from tests.scheduler.test_freezing import release
-from tests.transitions.acts import EXECUTOR, active_run_of, begin, end, ending, job_runs, submit, succeed, trigger
 from tidewheel.control.explain.explanation import OccurrenceOutcome
 from tidewheel.ids import job_id, run_id
 from tidewheel.runs import Cause, RunState
@@ -29,19 +29,19 @@ def run_of(text: str) -> UUID:
 
 def test_an_occurrence_that_fired_shows_its_run_and_every_attempt(clocked: ClockedDatabase) -> None:
     at_clock(clocked, "03-02T08:00")
-    submit(clocked, schedule=DAILY)
+    clocked.submit(schedule=DAILY)
     at_clock(clocked, "03-02T09:00:02")
     fire_all(clocked)
     waiting = explanation_of(clocked, t("03-02T09:00"))
     assert waiting.outcome is OccurrenceOutcome.FIRED
     assert "has waited" in waiting.words
     assert "no live executor serves queue 'default'" in waiting.words
-    started = begin(clocked, run_of("03-02T09:00"))
+    started = clocked.begin(run_of("03-02T09:00"))
     running = explanation_of(clocked, t("03-02T09:00"))
     assert running.run is not None
     assert [(each.attempt, each.outcome, each.executor_id) for each in running.run.attempts] == [(1, None, EXECUTOR)]
     assert "attempt 1 since 2026-03-02T09:00:02Z" in running.words
-    end(clocked, ending(started, RunState.FAILED, error_type="ValueError", error_message="no such address"))
+    clocked.end(ending(started, RunState.FAILED, error_type="ValueError", error_message="no such address"))
     fired = explanation_of(clocked, t("03-02T09:00"))
     assert fired.run is not None
     assert (fired.outcome, fired.run.state, fired.run.run_id) == (
@@ -60,9 +60,9 @@ def test_an_occurrence_that_fired_shows_its_run_and_every_attempt(clocked: Clock
 
 def test_triggers_of_the_same_instant_are_listed_with_the_occurrence(clocked: ClockedDatabase) -> None:
     at_clock(clocked, "03-02T08:00")
-    submit(clocked, schedule=DAILY)
+    clocked.submit(schedule=DAILY)
     at_clock(clocked, "03-02T09:00")
-    run = trigger(clocked)
+    run = clocked.trigger()
     fire_all(clocked)
     both = explanation_of(clocked, t("03-02T09:00"))
     assert both.run is not None
@@ -74,7 +74,7 @@ def test_triggers_of_the_same_instant_are_listed_with_the_occurrence(clocked: Cl
 
 def test_skip_after_downtime_names_the_policy_and_the_span(clocked: ClockedDatabase) -> None:
     at_clock(clocked, "03-02T08:00:30")
-    submit(clocked, schedule=MINUTES)
+    clocked.submit(schedule=MINUTES)
     at_clock(clocked, "03-02T09:00:30")
     fire_all(clocked)
     missed = explanation_of(clocked, t("03-02T08:30"))
@@ -95,7 +95,7 @@ def test_skip_after_downtime_names_the_policy_and_the_span(clocked: ClockedDatab
 
 def test_late_occurrence_names_its_outcome(clocked: ClockedDatabase) -> None:
     at_clock(clocked, "03-02T08:00:30")
-    submit(clocked, schedule=MINUTES, catch_up="skip")
+    clocked.submit(schedule=MINUTES, catch_up="skip")
     at_clock(clocked, "03-02T08:10:30")
     late = explanation_of(clocked, t("03-02T08:10"))
     assert late.outcome is OccurrenceOutcome.WAITING
@@ -112,35 +112,35 @@ def test_late_occurrence_names_its_outcome(clocked: ClockedDatabase) -> None:
 
 def test_overlap_names_the_active_run(clocked: ClockedDatabase) -> None:
     at_clock(clocked, "03-02T08:00:30")
-    submit(clocked, schedule=MINUTES, overlap="skip")
+    clocked.submit(schedule=MINUTES, overlap="skip")
     at_clock(clocked, "03-02T08:01")
     fire_all(clocked)
-    holder = begin(clocked, run_of("03-02T08:01"))
+    holder = clocked.begin(run_of("03-02T08:01"))
     at_clock(clocked, "03-02T08:02")
     fire_all(clocked)
     loser = run_of("03-02T08:02")
     with pytest.raises(ValueError, match="unpack"):
-        begin(clocked, loser)
+        clocked.begin(loser)
     skipped = explanation_of(clocked, t("03-02T08:02"))
     assert (skipped.outcome, skipped.reason) == (OccurrenceOutcome.SKIPPED, "overlap")
     assert str(holder.run_id) in skipped.words
     assert "overlap is skip" in skipped.words
     at_clock(clocked, "03-02T08:02:30")
-    succeed(clocked, holder)
+    clocked.succeed(holder)
     assert str(holder.run_id) in explanation_of(clocked, t("03-02T08:02")).words, "also when it is long over"
 
 
 def test_waiting_run_that_a_newer_one_replaced_is_explained(clocked: ClockedDatabase) -> None:
     at_clock(clocked, "03-02T08:00:30")
-    submit(clocked, schedule=MINUTES, overlap="cancel_other")
+    clocked.submit(schedule=MINUTES, overlap="cancel_other")
     at_clock(clocked, "03-02T08:01")
     fire_all(clocked)
-    holder = begin(clocked, run_of("03-02T08:01"))
+    holder = clocked.begin(run_of("03-02T08:01"))
     for text in ("03-02T08:02", "03-02T08:03"):
         at_clock(clocked, text)
         fire_all(clocked)
         with pytest.raises(ValueError, match="unpack"):
-            begin(clocked, run_of(text))
+            clocked.begin(run_of(text))
     replaced = explanation_of(clocked, t("03-02T08:02"))
     assert (replaced.outcome, replaced.reason) == (OccurrenceOutcome.SKIPPED, "overlap")
     assert replaced.words.startswith(
@@ -154,12 +154,12 @@ def test_waiting_run_that_a_newer_one_replaced_is_explained(clocked: ClockedData
 
 def test_run_that_a_freeze_skipped_is_explained_by_the_freeze(clocked: ClockedDatabase) -> None:
     at_clock(clocked, "03-02T08:00:30")
-    submit(clocked, schedule=MINUTES)
+    clocked.submit(schedule=MINUTES)
     fire_due(clocked, lookahead=timedelta(minutes=1))
     freezing = clocked.connection()
     clocked.apply_batch_within(freezing, {"type": "freeze", "scope": "tenant"})
     at_clock(clocked, "03-02T08:01:30")
-    submit(clocked, schedule=DAILY)
+    clocked.submit(schedule=DAILY)
     freezing.commit()
     release(clocked)
     skipped = explanation_of(clocked, t("03-02T08:01"))
@@ -169,21 +169,21 @@ def test_run_that_a_freeze_skipped_is_explained_by_the_freeze(clocked: ClockedDa
 
 def test_buffered_run_waits_for_the_active_run(clocked: ClockedDatabase) -> None:
     at_clock(clocked, "03-02T08:00:30")
-    submit(clocked, schedule=MINUTES, overlap="buffer_all")
+    clocked.submit(schedule=MINUTES, overlap="buffer_all")
     at_clock(clocked, "03-02T08:02")
     fire_all(clocked)
-    begin(clocked, run_of("03-02T08:01"))
+    clocked.begin(run_of("03-02T08:01"))
     with pytest.raises(ValueError, match="unpack"):
-        begin(clocked, run_of("03-02T08:02"))
+        clocked.begin(run_of("03-02T08:02"))
     buffered = explanation_of(clocked, t("03-02T08:02"))
     assert buffered.run is not None
     assert (buffered.outcome, buffered.run.state) == (OccurrenceOutcome.FIRED, RunState.BUFFERED)
-    assert str(active_run_of(clocked, JOB)) in buffered.words
+    assert str(clocked.active_run_of(JOB)) in buffered.words
 
 
 def test_pause_names_author_reason_and_effect(clocked: ClockedDatabase) -> None:
     at_clock(clocked, "03-02T08:00:30")
-    submit(clocked, schedule=MINUTES, on_resume="fire_once")
+    clocked.submit(schedule=MINUTES, on_resume="fire_once")
     done(clocked, "job.pause", reason="maintenance", until="2026-03-02T08:10:00Z")
     at_clock(clocked, "03-02T08:05:30")
     inside = explanation_of(clocked, t("03-02T08:03"))
@@ -203,7 +203,7 @@ def test_pause_names_author_reason_and_effect(clocked: ClockedDatabase) -> None:
 def test_calendar_is_named_with_its_day(clocked: ClockedDatabase) -> None:
     at_clock(clocked, "03-06T12:00")
     calendar(clocked, days=["2026-03-09"], weekdays=["SUN"])
-    submit(clocked, schedule=DAILY, exclude_calendars=["closed"])
+    clocked.submit(schedule=DAILY, exclude_calendars=["closed"])
     ahead = explanation_of(clocked, t("03-09T09:00"))
     assert (ahead.outcome, ahead.reason) == (OccurrenceOutcome.WILL_BE_EXCLUDED, "excluded")
     assert "calendar 'closed' contains 2026-03-09" in ahead.words
@@ -225,7 +225,7 @@ def test_calendar_is_named_with_its_day(clocked: ClockedDatabase) -> None:
 def test_excluded_day_in_downtime_is_not_reported_as_missed(clocked: ClockedDatabase) -> None:
     at_clock(clocked, "03-05T12:00")
     calendar(clocked, weekdays=["SAT", "SUN"])
-    submit(clocked, schedule=DAILY, exclude_calendars=["closed"])
+    clocked.submit(schedule=DAILY, exclude_calendars=["closed"])
     at_clock(clocked, "03-12T12:00")
     fire_all(clocked)
     reasons = [explanation_of(clocked, t(f"03-{day:02}T09:00")).reason for day in range(6, 12)]
@@ -234,7 +234,7 @@ def test_excluded_day_in_downtime_is_not_reported_as_missed(clocked: ClockedData
 
 def test_skip_and_move_are_explained_before_and_after(clocked: ClockedDatabase) -> None:
     at_clock(clocked, "03-02T08:00")
-    submit(clocked, schedule=DAILY)
+    clocked.submit(schedule=DAILY)
     done(clocked, "job.skip", at="2026-03-02T09:00:00Z", reason="closed")
     done(clocked, "job.move", at="2026-03-03T09:00:00Z", to="2026-03-03T11:30:00Z", reason="inventory")
     skipped, moved = explanation_of(clocked, t("03-02T09:00")), explanation_of(clocked, t("03-03T09:00"))
@@ -266,21 +266,21 @@ def test_skip_and_move_are_explained_before_and_after(clocked: ClockedDatabase) 
 
 def test_future_occurrence_is_explained_with_its_run_created_ahead(clocked: ClockedDatabase) -> None:
     at_clock(clocked, "03-02T08:59:58")
-    submit(clocked, schedule=DAILY)
+    clocked.submit(schedule=DAILY)
     assert explanation_of(clocked, t("03-02T09:00")).run is None
     fire_due(clocked, lookahead=timedelta(seconds=5))
     ahead = explanation_of(clocked, t("03-02T09:00"))
     assert ahead.run is not None
-    assert (ahead.outcome, ahead.run.run_id) == (OccurrenceOutcome.SCHEDULED, job_runs(clocked)[0].run_id)
+    assert (ahead.outcome, ahead.run.run_id) == (OccurrenceOutcome.SCHEDULED, clocked.job_runs()[0].run_id)
     assert explanation_of(clocked, t("03-20T09:00")).outcome is OccurrenceOutcome.SCHEDULED
 
 
 def test_version_in_force_at_the_instant_decides(clocked: ClockedDatabase) -> None:
     at_clock(clocked, "03-02T08:00")
-    submit(clocked, schedule=DAILY)
+    clocked.submit(schedule=DAILY)
     at_clock(clocked, "03-03T08:00")
     fire_all(clocked)
-    submit(clocked, schedule={"cron": "0 10 * * *"})
+    clocked.submit(schedule={"cron": "0 10 * * *"})
     at_clock(clocked, "03-04T08:00")
     fire_all(clocked)
     first, second = explanation_of(clocked, t("03-02T09:00")), explanation_of(clocked, t("03-03T10:00"))
@@ -300,7 +300,7 @@ def test_version_in_force_at_the_instant_decides(clocked: ClockedDatabase) -> No
 
 def test_instant_before_or_after_the_job_has_no_occurrence(clocked: ClockedDatabase) -> None:
     at_clock(clocked, "03-02T08:00")
-    submit(clocked, schedule=DAILY)
+    clocked.submit(schedule=DAILY)
     early = explanation_of(clocked, t("03-01T09:00"))
     assert (early.outcome, early.after) == (OccurrenceOutcome.NOT_YET, t("03-02T09:00"))
     assert early.words == "Did not fire: the job was first submitted at 2026-03-02T08:00:00Z."
@@ -310,7 +310,7 @@ def test_instant_before_or_after_the_job_has_no_occurrence(clocked: ClockedDatab
     assert deleted.outcome is OccurrenceOutcome.DELETED
     assert "2026-03-02T08:30:00Z" in deleted.words
     at_clock(clocked, "03-05T08:00")
-    submit(clocked, schedule=DAILY)
+    clocked.submit(schedule=DAILY)
     between = explanation_of(clocked, t("03-04T09:00"))
     assert between.outcome is OccurrenceOutcome.DELETED
     assert "submitted again at 2026-03-05T08:00:00Z" in between.words
@@ -319,12 +319,12 @@ def test_instant_before_or_after_the_job_has_no_occurrence(clocked: ClockedDatab
 
 def test_bounds_are_named(clocked: ClockedDatabase) -> None:
     at_clock(clocked, "03-02T08:00")
-    submit(clocked, schedule=DAILY, start_at="2026-03-03T00:00:00Z", end_at="2026-03-06T00:00:00Z")
+    clocked.submit(schedule=DAILY, start_at="2026-03-03T00:00:00Z", end_at="2026-03-06T00:00:00Z")
     early, late = explanation_of(clocked, t("03-02T09:00")), explanation_of(clocked, t("03-06T09:00"))
     assert [(each.outcome, each.reason) for each in (early, late)] == [(OccurrenceOutcome.NO_OCCURRENCE, "bound")] * 2
     assert "before start_at, 2026-03-03T00:00:00Z" in early.words
     assert "after end_at, 2026-03-06T00:00:00Z" in late.words
-    submit(clocked, "limited", schedule=DAILY, max_runs=2)
+    clocked.submit("limited", schedule=DAILY, max_runs=2)
     over = explanation_of(clocked, t("03-04T09:00"), "limited")
     assert over.reason == "bound"
     assert "max_runs is 2, and the last occurrence was 2026-03-03T09:00:00Z" in over.words
@@ -349,7 +349,7 @@ def test_clock_change_is_named_as_the_reason(clocked: ClockedDatabase) -> None:
     ]
     at_clock(clocked, "03-02T08:00")
     for number, (schedule, at, outcome, note) in enumerate(cases):
-        submit(clocked, key := f"job-{number}", schedule={"cron": "30 2 * * *", "timezone": "Europe/Berlin"} | schedule)
+        clocked.submit(key := f"job-{number}", schedule={"cron": "30 2 * * *", "timezone": "Europe/Berlin"} | schedule)
         said = explanation_of(clocked, t(at), key)
         assert said.outcome is outcome, (schedule, at)
         assert note in " ".join(said.notes), (schedule, at)
@@ -360,14 +360,14 @@ def test_clock_change_is_named_as_the_reason(clocked: ClockedDatabase) -> None:
 
 def test_fixed_delay_knows_only_recorded_occurrences(clocked: ClockedDatabase) -> None:
     at_clock(clocked, "03-02T08:00")
-    submit(clocked, schedule={"fixed_delay": "10m"})
+    clocked.submit(schedule={"fixed_delay": "10m"})
     fire_all(clocked)
     first = explanation_of(clocked, t("03-02T08:00"))
     assert first.outcome is OccurrenceOutcome.FIRED
     open_now = explanation_of(clocked, t("03-02T08:05"))
     assert open_now.outcome is OccurrenceOutcome.NO_OCCURRENCE
     assert "after the end of the open run" in open_now.words
-    succeed(clocked, begin(clocked, run_of("03-02T08:00")))
+    clocked.succeed(clocked.begin(run_of("03-02T08:00")))
     assert explanation_of(clocked, t("03-02T08:10")).outcome is OccurrenceOutcome.SCHEDULED
     between = explanation_of(clocked, t("03-02T08:05"))
     assert (between.before, between.after) == (t("03-02T08:00"), t("03-02T08:10"))
@@ -387,7 +387,7 @@ def test_fixed_delay_shows_whether_a_run_or_an_edit_has_set_the_next_occurrence(
 
 def test_quarantined_job_shows_its_error(clocked: ClockedDatabase) -> None:
     at_clock(clocked, "03-02T08:00")
-    submit(clocked, schedule=DAILY)
+    clocked.submit(schedule=DAILY)
     clocked.execute("UPDATE job_versions SET policy_json = 'no JSON'")
     at_clock(clocked, "03-02T09:00:05")
     fire_all(clocked)
@@ -400,12 +400,12 @@ def test_quarantined_job_shows_its_error(clocked: ClockedDatabase) -> None:
 
 def test_a_once_fires_late_and_in_a_pause_waits_for_its_end(clocked: ClockedDatabase) -> None:
     at_clock(clocked, "03-02T08:00")
-    submit(clocked, schedule={"once": "2026-03-02T07:00:00Z"})
+    clocked.submit(schedule={"once": "2026-03-02T07:00:00Z"})
     late = explanation_of(clocked, t("03-02T07:00"))
     assert late.outcome is OccurrenceOutcome.WAITING, "its time had passed when it was submitted"
     fire_all(clocked)
     assert explanation_of(clocked, t("03-02T07:00")).outcome is OccurrenceOutcome.FIRED
-    submit(clocked, "held", schedule={"once": "2026-03-02T08:10:00Z"})
+    clocked.submit("held", schedule={"once": "2026-03-02T08:10:00Z"})
     done(clocked, "job.pause", "held")
     at_clock(clocked, "03-02T08:20")
     held = explanation_of(clocked, t("03-02T08:10"), "held")

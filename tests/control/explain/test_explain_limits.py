@@ -9,7 +9,6 @@ from tests.control.cli.command import tidewheel
 from tests.control.explain.explaining import explanation_of, fire_all, t
 from tests.fixtures.database import ClockedDatabase
 from tests.fixtures.work import counted
-from tests.transitions.acts import submit, trigger
 from tidewheel.control.explain.explain import around, explain
 from tidewheel.control.explain.explanation import Explanation, OccurrenceOutcome
 from tidewheel.control.explain.text import MANUAL
@@ -22,7 +21,7 @@ DAILY = {"cron": "0 9 * * *"}
 
 def test_missing_records_are_reported(clocked: ClockedDatabase) -> None:
     clocked.stop_clock(t("03-02T08:00"))
-    submit(clocked, schedule=DAILY)
+    clocked.submit(schedule=DAILY)
     clocked.stop_clock(t("03-02T09:00:05"))
     fire_all(clocked)
     clocked.execute("DELETE FROM job_runs")
@@ -37,7 +36,7 @@ def test_missing_records_are_reported(clocked: ClockedDatabase) -> None:
 def test_unknown_job_or_invalid_instant_is_refused(clocked: ClockedDatabase) -> None:
     with pytest.raises(UnknownJob):
         explanation_of(clocked, t("03-02T09:00"), "nobody")
-    submit(clocked)
+    clocked.submit()
     for at in (t("03-02T09:00").replace(tzinfo=None), t("03-02T09:00").replace(year=9999)):
         with pytest.raises(ScheduleRefused) as caught:
             explanation_of(clocked, at)
@@ -46,21 +45,20 @@ def test_unknown_job_or_invalid_instant_is_refused(clocked: ClockedDatabase) -> 
 
 def test_job_that_became_manual_keeps_its_occurrences(clocked: ClockedDatabase) -> None:
     clocked.stop_clock(t("03-02T08:00"))
-    submit(clocked, schedule=DAILY)
+    clocked.submit(schedule=DAILY)
     clocked.stop_clock(t("03-02T09:00:02"))
     fire_all(clocked)
     clocked.stop_clock(t("03-02T10:00"))
-    submit(clocked)
+    clocked.submit()
     assert explanation_of(clocked, t("03-02T10:00")).before == t("03-02T09:00")
-    with clocked.transaction() as connection:
-        last = around(connection, "default", "job").last
+    last = clocked.within(around, "default", "job").last
     assert last is not None
     assert last.outcome is OccurrenceOutcome.FIRED
 
 
 def test_read_only_role_can_explain(clocked: ClockedDatabase) -> None:
     clocked.stop_clock(t("03-02T08:00"))
-    submit(clocked, schedule=DAILY)
+    clocked.submit(schedule=DAILY)
     clocked.stop_clock(t("03-02T09:00:02"))
     fire_all(clocked)
     with clocked.transaction() as connection:
@@ -73,7 +71,7 @@ def test_read_only_role_can_explain(clocked: ClockedDatabase) -> None:
 
 def test_years_of_a_one_second_job_are_explained_with_bounded_work(clocked: ClockedDatabase) -> None:
     clocked.stop_clock(t("03-02T08:00:00"))
-    submit(clocked, schedule={"interval": "1s"})
+    clocked.submit(schedule={"interval": "1s"})
     clocked.stop_clock(t("03-02T08:00").replace(year=2036))
     fire_all(clocked)
     with counted() as work:
@@ -93,7 +91,7 @@ def explained_at(database: ClockedDatabase, key: str, text: str) -> Explanation:
 
 def test_a_time_without_parts_of_a_second_finds_an_occurrence_that_has_them(clocked: ClockedDatabase) -> None:
     clocked.stop_clock(t("03-02T08:00:07") + timedelta(milliseconds=123))
-    submit(clocked, "sync", schedule={"interval": "40s"})
+    clocked.submit("sync", schedule={"interval": "40s"})
     at = t("03-02T08:00:47") + timedelta(milliseconds=123)
     clocked.stop_clock(at)
     fire_all(clocked)
@@ -111,12 +109,12 @@ def test_a_time_of_a_job_without_a_schedule_names_the_run_of_its_minute_or_the_n
     clocked: ClockedDatabase,
 ) -> None:
     clocked.stop_clock(t("03-02T07:00"))
-    submit(clocked, "by-hand")
+    clocked.submit("by-hand")
     instants = [t("03-02T08:00:07.123"), t("03-02T09:30"), t("03-02T09:30:41")]
     runs: list[UUID] = []
     for at in instants:
         clocked.stop_clock(at)
-        runs.append(trigger(clocked, "by-hand"))
+        runs.append(clocked.trigger("by-hand"))
     clocked.stop_clock(t("03-02T10:00"))
     found = explained_at(clocked, "by-hand", "8am")
     assert found.at == instants[0], "the only run of its minute"

@@ -5,7 +5,6 @@ from datetime import timedelta
 from tests.control.explain.explaining import coming, done, explanation_of, fire_all, t
 from tests.fixtures.database import ClockedDatabase
 from tests.scheduler.backfills import accept
-from tests.transitions.acts import submit
 from tidewheel.control.explain.explanation import OccurrenceOutcome
 
 DAILY = {"cron": "0 9 * * *"}
@@ -15,7 +14,7 @@ NINE = t("03-02T09:00")
 def moved_into_a_pause(clocked: ClockedDatabase, on_resume: str = "skip") -> None:
     """The occurrence of nine was moved to half past eight, and a pause ends a quarter later."""
     clocked.stop_clock(t("03-02T08:00"))
-    submit(clocked, schedule=DAILY, on_resume=on_resume)
+    clocked.submit(schedule=DAILY, on_resume=on_resume)
     done(clocked, "job.move", at="2026-03-02T09:00:00Z", to="2026-03-02T08:30:00Z")
     done(clocked, "job.pause", until="2026-03-02T08:45:00Z")
 
@@ -55,7 +54,7 @@ def test_occurrence_moved_into_a_pause_fires_after_it_unless_skipped(clocked: Cl
 
 def test_occurrence_moved_behind_a_pause_is_not_held(clocked: ClockedDatabase) -> None:
     clocked.stop_clock(t("03-02T08:00"))
-    submit(clocked, schedule=DAILY)
+    clocked.submit(schedule=DAILY)
     done(clocked, "job.move", at="2026-03-02T09:00:00Z", to="2026-03-02T11:00:00Z")
     done(clocked, "job.pause", until="2026-03-02T10:00:00Z")
     assert explanation_of(clocked, NINE).outcome is OccurrenceOutcome.WILL_BE_MOVED
@@ -64,7 +63,7 @@ def test_occurrence_moved_behind_a_pause_is_not_held(clocked: ClockedDatabase) -
 
 def test_pause_counts_its_occurrences_and_names_its_cause(clocked: ClockedDatabase) -> None:
     clocked.stop_clock(t("03-02T08:00"))
-    submit(clocked, schedule=DAILY, on_resume="fire_once")
+    clocked.submit(schedule=DAILY, on_resume="fire_once")
     done(clocked, "job.pause")
     clocked.execute("UPDATE jobs SET paused_by = 'failures'")
     assert " by pause_on_failure. It stays paused until it is resumed." in explanation_of(clocked, NINE).words
@@ -83,10 +82,10 @@ def test_pause_counts_its_occurrences_and_names_its_cause(clocked: ClockedDataba
 
 def test_skip_in_a_pause_has_whether_the_pause_ended_or_the_job_changed(clocked: ClockedDatabase) -> None:
     clocked.stop_clock(t("03-02T08:00"))
-    submit(clocked, schedule=DAILY)
+    clocked.submit(schedule=DAILY)
     done(clocked, "job.pause")
     clocked.stop_clock(t("03-02T10:00"))
-    submit(clocked, schedule={"cron": "0 7 * * *"})
+    clocked.submit(schedule={"cron": "0 7 * * *"})
     clocked.stop_clock(t("03-03T10:00"))
     done(clocked, "job.resume")
     fire_all(clocked)

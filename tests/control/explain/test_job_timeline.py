@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from tests.control.api.answering import answering
 from tests.control.explain.explaining import done, fire_all, t
+from tests.fixtures.acts import ending
 from tests.fixtures.database import ClockedDatabase, Database
-from tests.transitions.acts import begun, end, ending, submit, succeed
 from tidewheel.control.explain import job_timeline as module
 from tidewheel.control.explain.job_timeline import (
     BinCount,
@@ -29,8 +29,7 @@ EPOCH = datetime(2026, 1, 1, tzinfo=UTC)
 
 
 def timeline(database: Database, edges: Sequence[datetime]) -> JobTimeline:
-    with database.transaction() as connection:
-        return job_timeline(connection, "default", "job", edges)
+    return database.within(job_timeline, "default", "job", edges)
 
 
 def finished(database: Database, state: str, seconds: float, *, first: datetime, step: timedelta, runs: int) -> None:
@@ -51,9 +50,9 @@ def finished(database: Database, state: str, seconds: float, *, first: datetime,
 
 
 def test_runs_are_shown_one_by_one_with_their_ends(database: Database) -> None:
-    submit(database, retry={"max_attempts": 1})
-    succeed(database, begun(database))
-    end(database, ending(begun(database), RunState.FAILED, error_type="E"))
+    database.submit(retry={"max_attempts": 1})
+    database.succeed(database.begun())
+    database.end(ending(database.begun(), RunState.FAILED, error_type="E"))
     now = database.now()
     found = timeline(database, equal_edges(now - timedelta(hours=1), now + timedelta(seconds=1), 12))
     assert (found.mode, found.bins, found.complete_since) == ("runs", (), None)
@@ -66,7 +65,7 @@ def test_runs_are_shown_one_by_one_with_their_ends(database: Database) -> None:
 
 
 def test_more_runs_are_counted_by_bins(database: Database) -> None:
-    submit(database)
+    database.submit()
     finished(database, "succeeded", 2, first=EPOCH, step=timedelta(minutes=1), runs=600)
     finished(database, "failed", 9, first=EPOCH + timedelta(hours=9), step=timedelta(minutes=1), runs=3)
     found = timeline(database, equal_edges(EPOCH, EPOCH + timedelta(hours=10), 10))
@@ -80,7 +79,7 @@ def test_time_with_more_runs_than_are_read_is_complete_by_day_or_names_its_begin
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "LOOKED_AT", 500)
-    submit(database)
+    database.submit()
     finished(database, "succeeded", 2, first=EPOCH, step=timedelta(minutes=20), runs=720)
     day = timedelta(days=1)
     short = timeline(database, equal_edges(EPOCH, EPOCH + 7 * day - timedelta(hours=1), 7))
@@ -105,7 +104,7 @@ def test_time_with_more_runs_than_are_read_is_complete_by_day_or_names_its_begin
 
 def test_skips_and_pauses_are_part_of_it(clocked: ClockedDatabase) -> None:
     clocked.stop_clock(t("03-02T08:00"))
-    submit(clocked, schedule={"cron": "0 * * * *"})
+    clocked.submit(schedule={"cron": "0 * * * *"})
     done(clocked, "job.pause", reason="stock-taking")
     clocked.stop_clock(t("03-02T12:30"))
     edges = [t("03-02T00:00"), t("03-03T00:00")]
@@ -146,7 +145,7 @@ def test_no_run_is_lost_between_bins(counts: list[BinCount]) -> None:
 
 
 def test_routes_answer_and_refuse(database: Database) -> None:
-    submit(database, "a/b", schedule={"cron": "0 9 * * *", "timezone": "Europe/Berlin"})
+    database.submit("a/b", schedule={"cron": "0 9 * * *", "timezone": "Europe/Berlin"})
     with answering(database) as client:
         path = "/api/v1/jobs/a%2Fb"
         found = client.get(f"{path}/timeline?from=2026-11-01T00:00:00Z&to=2026-11-02T00:00:00Z&bins=4").json()

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from tests.control.explain.explaining import calendar, done, fire_all, t
 from tests.fixtures.database import ClockedDatabase
-from tests.transitions.acts import submit
 from tidewheel.control.explain.month import Counted, InForce, coming_counts, count_fires, job_calendar, local_pieces
 from tidewheel.schedules.calendars import Excluding
 from tidewheel.schedules.decision import policies_from_text
@@ -61,21 +60,19 @@ def test_bins_hold_each_occurrence_once_and_a_moved_one_at_its_new_time(start: i
 
 
 def month(clocked: ClockedDatabase, of: date | None = None) -> dict[int, tuple[int, tuple[str, ...]]]:
-    with clocked.transaction() as connection:
-        return {
-            day.date.day: (day.fires, day.excluded_by) for day in job_calendar(connection, "default", "job", of).days
-        }
+    return {
+        day.date.day: (day.fires, day.excluded_by) for day in clocked.within(job_calendar, "default", "job", of).days
+    }
 
 
 def words(clocked: ClockedDatabase, of: date) -> str:
-    with clocked.transaction() as connection:
-        return job_calendar(connection, "default", "job", of).words
+    return clocked.within(job_calendar, "default", "job", of).words
 
 
 def test_month_shows_clock_changes_holidays_skips_and_moves(clocked: ClockedDatabase) -> None:
     clocked.stop_clock(t("03-01T00:00"))
     calendar(clocked, "holidays", days=["2026-03-20"])
-    submit(clocked, schedule={"cron": "30 2 * * *", "timezone": "Europe/Berlin"}, exclude_calendars=["holidays"])
+    clocked.submit(schedule={"cron": "30 2 * * *", "timezone": "Europe/Berlin"}, exclude_calendars=["holidays"])
     clocked.stop_clock(t("03-02T12:00"))
     done(clocked, "job.skip", at="2026-03-10T01:30:00Z")
     done(clocked, "job.move", at="2026-03-11T01:30:00Z", to="2026-03-12T05:00:00Z")
@@ -96,7 +93,7 @@ def test_month_shows_clock_changes_holidays_skips_and_moves(clocked: ClockedData
 
 def test_month_of_a_second_is_counted_by_arithmetic(clocked: ClockedDatabase) -> None:
     clocked.stop_clock(t("03-01T00:00"))
-    submit(clocked, schedule={"cron": "* * * * * *", "timezone": "Europe/Berlin"})
+    clocked.submit(schedule={"cron": "* * * * * *", "timezone": "Europe/Berlin"})
     found = month(clocked, date(2026, 10, 1))
     assert (found[24][0], found[25][0]) == (86_400, 90_000)
     assert month(clocked, date(2026, 2, 1))[27] == (0, ())
@@ -105,7 +102,7 @@ def test_month_of_a_second_is_counted_by_arithmetic(clocked: ClockedDatabase) ->
 
 def test_month_after_the_last_occurrence_has_none_of_an_ended_schedule(clocked: ClockedDatabase) -> None:
     clocked.stop_clock(t("03-01T00:00"))
-    submit(clocked, schedule={"cron": "0 * * * *"}, max_runs=1)
+    clocked.submit(schedule={"cron": "0 * * * *"}, max_runs=1)
     assert words(clocked, date(2026, 4, 1)) == "This job has no occurrence in April 2026."
     clocked.stop_clock(t("03-01T02:00"))
     fire_all(clocked)
@@ -115,8 +112,7 @@ def test_month_after_the_last_occurrence_has_none_of_an_ended_schedule(clocked: 
 @pytest.mark.parametrize(("schedule", "word"), [("manual", "trigger"), ({"fixed_delay": "1h"}, "only the next one")])
 def test_month_without_computable_occurrences_says_why(clocked: ClockedDatabase, schedule: object, word: str) -> None:
     clocked.stop_clock(t("03-01T00:00"))
-    submit(clocked, schedule=schedule)
-    with clocked.transaction() as connection:
-        found = job_calendar(connection, "default", "job")
+    clocked.submit(schedule=schedule)
+    found = clocked.within(job_calendar, "default", "job")
     assert word in found.words
     assert sum(day.fires for day in found.days) == (0 if schedule == "manual" else 1)

@@ -8,9 +8,9 @@ import pytest
 
 from tests.control.api.answering import answer_of, answering
 from tests.control.cli.command import tidewheel
+from tests.fixtures.acts import about
 from tests.fixtures.database import ClockedDatabase
 from tests.scheduler.firing import fire_due
-from tests.transitions.acts import about, apply_batch, submit, trigger
 from tidewheel.control.client.client import Client
 from tidewheel.control.explain.explanation import OccurrenceOutcome
 from tidewheel.nouns.freezes.model import FrozenScope
@@ -37,7 +37,7 @@ _TENANT = FrozenScope("default", None, None, None)
 def frozen(clocked: ClockedDatabase) -> ClockedDatabase:
     """A job whose last occurrence came due under a freeze, with a run that waits."""
     clocked.stop_clock()
-    submit(clocked, schedule="@every 1m", labels={"team": "billing"})
+    clocked.submit(schedule="@every 1m", labels={"team": "billing"})
     with Client(clocked.url) as client:
         client.freezes.freeze(labels={"team": "billing"}, reason="audit", by="anna")
     clocked.advance(2 * MINUTE)
@@ -47,7 +47,7 @@ def frozen(clocked: ClockedDatabase) -> ClockedDatabase:
 
 def test_run_job_and_occurrence_say_frozen(frozen: ClockedDatabase) -> None:
     words = "by anna (label team=billing of tenant default): audit"
-    run_id = trigger(frozen)
+    run_id = frozen.trigger()
     with Client(frozen.url) as client:
         why = client.runs.detail(run_id).summary.why
         assert why is not None
@@ -55,7 +55,7 @@ def test_run_job_and_occurrence_say_frozen(frozen: ClockedDatabase) -> None:
         assert freeze.words.endswith(words)
         [found] = client.freezes.list()
         assert (found.freeze, found.waiting, found.held, found.jobs) == (freeze, 1, 1, 1)
-        trigger(frozen, delay="1h")
+        frozen.trigger(delay="1h")
         [found] = client.freezes.list()
         assert (found.open_runs, found.waiting) == (2, 1), "an instant equal to now is due"
         counted = count_freezable(frozen.connection(), _TENANT)
@@ -73,16 +73,15 @@ def test_run_job_and_occurrence_say_frozen(frozen: ClockedDatabase) -> None:
         coming = client.next("job", 2)
         assert {each.outcome for each in coming.occurrences} == {OccurrenceOutcome.PAUSED}
         assert words in coming.words
-    with frozen.transaction() as connection:
-        job = show_job(connection, "default", "job")
+    job = frozen.within(show_job, "default", "job")
     assert (job.summary.hold_reason, job.freezes) == ("freeze", (freeze,))
 
 
 def test_preview_of_a_thaw_and_of_a_resume_counts_what_they_do(frozen: ClockedDatabase) -> None:
     for key, policy in (("once", "fire_once"), ("all", "fire_all")):
-        submit(frozen, key, schedule="@every 1m", labels={"team": "billing"}, on_resume=policy)
-    submit(frozen, "paused", schedule="@every 1m", on_resume="fire_once")
-    apply_batch(frozen, about("job.skip", "paused", at=(frozen.now() + 6 * MINUTE).isoformat()))
+        frozen.submit(key, schedule="@every 1m", labels={"team": "billing"}, on_resume=policy)
+    frozen.submit("paused", schedule="@every 1m", on_resume="fire_once")
+    frozen.apply_batch(about("job.skip", "paused", at=(frozen.now() + 6 * MINUTE).isoformat()))
     frozen.advance(4 * MINUTE)
     with Client(frozen.url) as client, answering(frozen) as api:
         client.pause("paused")
@@ -116,12 +115,12 @@ def test_preview_that_no_scheduler_has_prepared_counts_what_the_thaw_does(clocke
     """Rows decide which instants were frozen, so a preview beside a stopped scheduler knows them too (F2)."""
     clocked.stop_clock()
     for policy in ("skip", "fire_once", "fire_all"):
-        submit(clocked, policy, schedule="@every 1m", on_resume=policy)
+        clocked.submit(policy, schedule="@every 1m", on_resume=policy)
     for key, minutes in (("once-before", 1), ("once-under", 3), ("once-after", 9)):
-        submit(clocked, key, schedule={"once": (clocked.now() + minutes * MINUTE).isoformat()})
-    submit(clocked, "moved", schedule={"interval": "10m", "anchor": (clocked.now() - 9 * MINUTE).isoformat()})
+        clocked.submit(key, schedule={"once": (clocked.now() + minutes * MINUTE).isoformat()})
+    clocked.submit("moved", schedule={"interval": "10m", "anchor": (clocked.now() - 9 * MINUTE).isoformat()})
     to = (clocked.now() + 3 * MINUTE).isoformat()
-    apply_batch(clocked, about("job.move", "moved", at=(clocked.now() + MINUTE).isoformat(), to=to))
+    clocked.apply_batch(about("job.move", "moved", at=(clocked.now() + MINUTE).isoformat(), to=to))
     clocked.advance(2 * MINUTE)
     began = clocked.now()
     with Client(clocked.url) as client:
@@ -148,7 +147,7 @@ def test_skipped_occurrence_says_frozen_after_the_thaw(frozen: ClockedDatabase) 
         skipped = client.explain("job", at)
         assert (skipped.outcome, skipped.reason) == (OccurrenceOutcome.SKIPPED, "frozen")
         assert skipped.words.startswith("It came due during a freeze and was skipped")
-        why = client.runs.detail(trigger(frozen)).summary.why
+        why = client.runs.detail(frozen.trigger()).summary.why
         assert why is not None
         assert why.freezes == ()
         assert client.freezes.list() == []

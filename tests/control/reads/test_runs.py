@@ -6,8 +6,8 @@ from uuid import UUID
 
 import pytest
 
+from tests.fixtures.acts import ending
 from tests.fixtures.database import ClockedDatabase, Database
-from tests.transitions.acts import apply_batch, begin, begun, claim, end, ending, requeue, submit, succeed, trigger
 from tidewheel.control.client.client import Client
 from tidewheel.errors import InvalidInput, Refused, UnknownJob
 from tidewheel.nouns.runs import reads as module
@@ -17,8 +17,8 @@ from tidewheel.runs import AttemptOutcome, RunState
 
 @pytest.fixture
 def client(database: Database) -> Iterator[Client]:
-    submit(database, "job", labels={"team": "billing"})
-    submit(database, "other")
+    database.submit("job", labels={"team": "billing"})
+    database.submit("other")
     with Client(database.url) as made:
         yield made
 
@@ -28,28 +28,28 @@ def ids(page: RunPage) -> list[UUID]:
 
 
 def failed(database: Database, key: str = "job") -> UUID:
-    started = begun(database, key)
-    end(database, ending(started, RunState.FAILED, error_type="ValueError", error_message="no"))
+    started = database.begun(key)
+    database.end(ending(started, RunState.FAILED, error_type="ValueError", error_message="no"))
     return started.run_id
 
 
 def test_each_status_lists_its_runs(client: Client, database: Database) -> None:
-    submit(database, "turns", overlap="buffer_all")
+    database.submit("turns", overlap="buffer_all")
     stands: dict[Status, UUID] = {"failed": failed(database)}
-    done = begun(database)
-    succeed(database, done)
+    done = database.begun()
+    database.succeed(done)
     stands["succeeded"] = done.run_id
-    retrying = begun(database)
-    requeue(database, retrying, AttemptOutcome.FAILED, timedelta(hours=1))
+    retrying = database.begun()
+    database.requeue(retrying, AttemptOutcome.FAILED, timedelta(hours=1))
     stands["retrying"] = retrying.run_id
-    stands["running"] = begun(database, "turns").run_id
-    stands["buffered"] = trigger(database, "turns")
-    claim(database, stands["buffered"])
-    stands["scheduled"], stands["queued"] = trigger(database, delay="1h"), trigger(database)
-    cancelling = begun(database)
+    stands["running"] = database.begun("turns").run_id
+    stands["buffered"] = database.trigger("turns")
+    database.claim(stands["buffered"])
+    stands["scheduled"], stands["queued"] = database.trigger(delay="1h"), database.trigger()
+    cancelling = database.begun()
     client.runs.cancel(cancelling.run_id)
     stands["cancelling"] = cancelling.run_id
-    stands["cancelled"] = trigger(database)
+    stands["cancelled"] = database.trigger()
     client.runs.cancel(stands["cancelled"])
     an_hour_ago = database.now() - timedelta(hours=1)
     for status, run in stands.items():
@@ -65,8 +65,8 @@ def test_each_status_lists_its_runs(client: Client, database: Database) -> None:
 
 
 def test_the_newest_comes_first_page_by_page(client: Client, database: Database) -> None:
-    runs = [trigger(database, "job") for _ in range(7)]
-    trigger(database, "other")
+    runs = [database.trigger("job") for _ in range(7)]
+    database.trigger("other")
     for key in (None, "job"):
         wanted = list(reversed(runs)) if key else ids(client.runs.list())
         seen: list[UUID] = []
@@ -79,17 +79,17 @@ def test_the_newest_comes_first_page_by_page(client: Client, database: Database)
 def test_count_stops_at_ten_thousand(client: Client, database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "COUNTED", 4)
     for _ in range(4):
-        trigger(database)
+        database.trigger()
     assert (client.runs.list(limit=2).total, client.runs.list(limit=2).at_least) == (4, False)
-    trigger(database)
+    database.trigger()
     assert (client.runs.list(limit=2).total, client.runs.list(limit=2).at_least) == (4, True)
 
 
 def test_labels_are_the_jobs_and_run_labels_those_that_its_trigger_overrides(
     client: Client, database: Database
 ) -> None:
-    plain, own = trigger(database, "job"), trigger(database, "job", labels={"team": "sales"})
-    trigger(database, "other")
+    plain, own = database.trigger("job"), database.trigger("job", labels={"team": "sales"})
+    database.trigger("other")
     since = database.now() - timedelta(hours=1)
     assert ids(client.runs.list(run_labels={"team": "billing"}, since=since)) == [plain]
     assert ids(client.runs.list(run_labels={"team": "sales"}, key="job")) == [own]
@@ -103,10 +103,10 @@ def test_labels_are_the_jobs_and_run_labels_those_that_its_trigger_overrides(
 
 @pytest.mark.parametrize("key", [None, "job"])
 def test_a_fresh_run_is_before_those_ahead_of_their_time(client: Client, database: Database, key: str | None) -> None:
-    cancelled = trigger(database, delay="2h")
+    cancelled = database.trigger(delay="2h")
     client.runs.cancel(cancelled)
-    ahead = trigger(database, delay="1h")
-    old, fresh = trigger(database), trigger(database)
+    ahead = database.trigger(delay="1h")
+    old, fresh = database.trigger(), database.trigger()
     wanted = [fresh, old, cancelled, ahead]
     assert ids(client.runs.list(key=key)) == wanted
     for limit in (1, 2, 3):
@@ -116,8 +116,8 @@ def test_a_fresh_run_is_before_those_ahead_of_their_time(client: Client, databas
 
 def test_a_run_that_becomes_due_between_two_pages_is_on_one_of_them(clocked: ClockedDatabase) -> None:
     clocked.stop_clock(datetime(2026, 3, 6, 9, tzinfo=UTC))
-    submit(clocked, "job")
-    soon, old, fresh = trigger(clocked, delay="1m"), trigger(clocked), trigger(clocked)
+    clocked.submit("job")
+    soon, old, fresh = clocked.trigger(delay="1m"), clocked.trigger(), clocked.trigger()
     with Client(clocked.url) as client:
         for key in (None, "job"):
             clocked.stop_clock(datetime(2026, 3, 6, 9, tzinfo=UTC))
@@ -131,7 +131,7 @@ def test_a_run_that_becomes_due_between_two_pages_is_on_one_of_them(clocked: Clo
 
 @pytest.mark.parametrize("key", [None, "job"])
 def test_a_list_goes_on_after_a_run_that_was_taken_back(client: Client, database: Database, key: str | None) -> None:
-    old, gone, fresh = trigger(database), trigger(database), trigger(database)
+    old, gone, fresh = database.trigger(), database.trigger(), database.trigger()
     page = client.runs.list(key=key, limit=2)
     assert ids(page) == [fresh, gone]
     database.execute("DELETE FROM job_runs WHERE run_id = %s", [gone])
@@ -148,7 +148,7 @@ def pages(client: Client, key: str | None, limit: int) -> Iterator[RunPage]:
 
 
 def test_a_range_of_time_holds_both_its_ends(client: Client, database: Database) -> None:
-    first, second, third = (trigger(database, delay=delay) for delay in ("1h", "2h", "3h"))
+    first, second, third = (database.trigger(delay=delay) for delay in ("1h", "2h", "3h"))
     at = {run.run_id: run.scheduled_at for run in client.runs.list().runs}
     for key in (None, "job"):
         assert ids(client.runs.list(key=key, since=at[second], until=at[second])) == [second]
@@ -176,16 +176,16 @@ def test_filter_that_would_read_every_run_is_refused(client: Client, database: D
 
 
 def test_run_is_shown_with_its_past_and_current_attempts(client: Client, database: Database) -> None:
-    started = begun(database, labels={"urgent": "yes"}, request_id="r-1")
-    requeue(database, started, AttemptOutcome.FAILED)
-    again = begin(database, started.run_id)
+    started = database.begun(labels={"urgent": "yes"}, request_id="r-1")
+    database.requeue(started, AttemptOutcome.FAILED)
+    again = database.begin(started.run_id)
     shown = client.runs.detail(started.run_id)
     assert (shown.summary.status, shown.summary.attempt, shown.failed_attempts) == ("running", 2, 1)
     assert shown.max_attempts == 4
     assert shown.labels == {"team": "billing", "urgent": "yes"}
     assert (shown.request_id, shown.handler, shown.claimed_from) == ("r-1", "send-email", "test/0/0@0")
     assert [(one.attempt, one.outcome, one.error_type) for one in shown.attempts] == [(1, "failed", "ValueError")]
-    end(database, ending(again, RunState.SUCCEEDED, result=b"[1]", output=b"done"))
+    database.end(ending(again, RunState.SUCCEEDED, result=b"[1]", output=b"done"))
     shown = client.runs.detail(started.run_id)
     assert (shown.summary.status, shown.result, shown.failed_attempts) == ("succeeded", b"[1]", 1)
     assert [(one.result, one.output, one.claimed_from) for one in shown.attempts] == [
@@ -198,8 +198,8 @@ def test_retry_chain_is_shown_from_each_of_its_runs(client: Client, database: Da
     first = failed(database)
     second = client.runs.retry(first)
     aside = client.runs.retry(first)
-    started = begin(database, second)
-    succeed(database, started)
+    started = database.begin(second)
+    database.succeed(started)
     third = client.runs.retry(second)
 
     def chain(run: UUID) -> tuple[list[UUID], list[UUID]]:
@@ -214,8 +214,8 @@ def test_retry_chain_is_shown_from_each_of_its_runs(client: Client, database: Da
 
 
 def test_count_equals_the_runs_that_a_cancellation_matches(client: Client, database: Database) -> None:
-    running, _ = begun(database), trigger(database)
-    trigger(database, "other")
+    running, _ = database.begun(), database.trigger()
+    database.trigger("other")
     assert client.runs.count(key="job") == 2
     assert client.runs.count(key="job", include_started=False) == 1
     assert client.runs.count(labels={"team": "billing"}) == 2
@@ -230,12 +230,12 @@ def test_count_equals_the_runs_that_a_cancellation_matches(client: Client, datab
 
 
 def test_cancellation_shows_its_progress(client: Client, database: Database) -> None:
-    trigger(database)
+    database.trigger()
     number = client.runs.cancel_all(key="job", labels={"team": "billing"}, reason="wrong list")
     standing = client.runs.cancellation(number)
     assert (standing.key, standing.labels, standing.reason) == ("job", {"team": "billing"}, "wrong list")
     assert (standing.cancelled_count, standing.finished_at) == (0, None)
     with pytest.raises(Refused, match="there is no cancellation"):
         client.runs.cancellation(number + 1)
-    [reply] = apply_batch(database, {"type": "runs.cancel", "key": "job"})
+    [reply] = database.apply_batch({"type": "runs.cancel", "key": "job"})
     assert client.runs.cancellation(reply.cancellation_id or 0).reason == "requested"

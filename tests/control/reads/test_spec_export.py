@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
+from tests.fixtures.acts import about
 from tests.fixtures.database import Database
-from tests.transitions.acts import about, apply_batch, submit
 from tidewheel.nouns.jobs.reads import show_job
 from tidewheel.schemas.generated.records import ReplyStatus
 
@@ -42,10 +42,9 @@ def test_exported_spec_submitted_again_is_the_same_version(database: Database) -
         {"schedule_to_start": "90s", "schedule_to_close": "1h", "heartbeat": "1.5s", "delivery": "at_most_once"},
     ]
     for number, fields in enumerate(cases):
-        submit(database, key := f"job-{number}", **fields)
-        with database.transaction() as connection:
-            shown = show_job(connection, "default", key).job
-        [again] = apply_batch(database, {"type": "job.submit", "job": dict(shown)})
+        database.submit(key := f"job-{number}", **fields)
+        shown = database.within(show_job, "default", key).job
+        [again] = database.apply_batch({"type": "job.submit", "job": dict(shown)})
         assert (again.job_version, again.unchanged) == (1, True), shown
 
 
@@ -61,9 +60,9 @@ def test_exported_spec_submitted_again_is_the_same_version(database: Database) -
 )
 def test_rollback_restores_a_version_with_long_durations(database: Database, fields: dict[str, Any]) -> None:
     """The stored microseconds of more than eleven days have too many digits for a request."""
-    submit(database, **fields)
-    submit(database)
-    [reply] = apply_batch(database, about("job.rollback", version=1))
+    database.submit(**fields)
+    database.submit()
+    [reply] = database.apply_batch(about("job.rollback", version=1))
     assert (reply.status, reply.job_version) == (ReplyStatus.ACCEPTED, 3), reply.errors
     [(first, third)] = database.rows(
         "SELECT a.spec, b.spec FROM job_versions a JOIN job_versions b USING (job_id)"
@@ -74,13 +73,12 @@ def test_rollback_restores_a_version_with_long_durations(database: Database, fie
 
 def test_durations_are_exported_in_a_readable_form(database: Database) -> None:
     later = {"type": "http", "url": "http://a.example", "async": True, "async_timeout": 5400}
-    submit(
-        database, schedule="@every 5400s", start_to_close="PT0.25S", retry={"initial": 2, "jitter": "12.5%"},
+    database.submit(
+        schedule="@every 5400s", start_to_close="PT0.25S", retry={"initial": 2, "jitter": "12.5%"},
         heartbeat=90, schedule_to_close=7200, schedule_to_start=60, target=later,
         concurrency_key={"key": "k", "rate": "6/min"},
     )  # fmt: skip
-    with database.transaction() as connection:
-        shown = show_job(connection, "default", "job").job
+    shown = database.within(show_job, "default", "job").job
     assert shown["schedule"] == {"interval": "1h30m"}
     assert (shown["start_to_close"], shown["heartbeat"]) == ("250ms", "1m30s")
     assert (shown["schedule_to_close"], shown["schedule_to_start"]) == ("2h", "1m")

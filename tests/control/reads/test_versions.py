@@ -4,7 +4,6 @@ import pytest
 
 from tests.control.explain.explaining import done, t
 from tests.fixtures.database import ClockedDatabase, Database
-from tests.transitions.acts import submit
 from tidewheel.errors import InvalidInput, UnknownJob
 from tidewheel.nouns.jobs.model import Change, Version
 from tidewheel.nouns.jobs.versions import diff, versions
@@ -13,15 +12,14 @@ CRON = "0 8 * * *"
 
 
 def of_job(database: Database, most: int = 20, before: int | None = None) -> list[Version]:
-    with database.transaction() as connection:
-        return versions(connection, "default", "job", limit=most, before=before)
+    return database.within(versions, "default", "job", limit=most, before=before)
 
 
 def test_each_version_has_its_time_in_force_and_its_changes(clocked: ClockedDatabase) -> None:
     clocked.stop_clock(t("03-02T08:00"))
-    submit(clocked, schedule={"cron": CRON}, labels={"team": "billing"})
+    clocked.submit(schedule={"cron": CRON}, labels={"team": "billing"})
     clocked.stop_clock(t("03-03T08:00"))
-    submit(clocked, schedule={"cron": "0 9 * * *"}, labels={"team": "billing"}, start_to_close="90s")
+    clocked.submit(schedule={"cron": "0 9 * * *"}, labels={"team": "billing"}, start_to_close="90s")
     clocked.stop_clock(t("03-04T08:00"))
     done(clocked, "job.delete")
     newest, first = of_job(clocked)
@@ -35,8 +33,8 @@ def test_each_version_has_its_time_in_force_and_its_changes(clocked: ClockedData
 
 
 def test_payloads_are_compared_by_their_hash(clocked: ClockedDatabase) -> None:
-    submit(clocked, payload={"to": "a"})
-    submit(clocked, payload={"to": "b"})
+    clocked.submit(payload={"to": "a"})
+    clocked.submit(payload={"to": "b"})
     newest, first = of_job(clocked)
     assert (newest.payload_bytes, first.payload_bytes) == (10, 10)
     assert newest.payload_sha256 != first.payload_sha256
@@ -49,7 +47,7 @@ def test_payloads_are_compared_by_their_hash(clocked: ClockedDatabase) -> None:
 
 def test_versions_are_read_a_page_at_a_time(clocked: ClockedDatabase) -> None:
     for number in range(5):
-        submit(clocked, description=f"the {number}th")
+        clocked.submit(description=f"the {number}th")
     page = of_job(clocked, 2)
     assert [version.number for version in page] == [5, 4]
     following = of_job(clocked, 2, before=4)
@@ -61,9 +59,9 @@ def test_versions_are_read_a_page_at_a_time(clocked: ClockedDatabase) -> None:
 
 
 def test_any_two_versions_are_compared(clocked: ClockedDatabase) -> None:
-    submit(clocked, schedule={"cron": CRON})
-    submit(clocked, schedule={"interval": "90s"})
-    submit(clocked, schedule={"cron": CRON}, lane="batch")
+    clocked.submit(schedule={"cron": CRON})
+    clocked.submit(schedule={"interval": "90s"})
+    clocked.submit(schedule={"cron": CRON}, lane="batch")
     with clocked.transaction() as connection:
         assert diff(connection, "default", "job", 1, 3) == [Change("lane", None, "batch")]
         assert diff(connection, "default", "job", 2, 1) == [

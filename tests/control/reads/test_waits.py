@@ -9,8 +9,8 @@ import psycopg
 import pytest
 
 from tests.control.cli.command import json_output, tidewheel
+from tests.fixtures.acts import EXECUTOR, HANDLER
 from tests.fixtures.database import Database
-from tests.transitions.acts import EXECUTOR, HANDLER, apply_batch, begin, claim, requeue, submit, trigger
 from tests.transitions.graphs import after, end_and_drain, put
 from tidewheel.control.client.client import Client
 from tidewheel.control.reads.waits import Wait, WaitCode, read_waits, start_executor
@@ -29,8 +29,7 @@ def executor(
 
 
 def why(database: Database, run_id: UUID) -> Wait:
-    with database.transaction() as connection:
-        return read_waits(connection, [run_id])[run_id]
+    return database.within(read_waits, [run_id])[run_id]
 
 
 def request_cancel(database: Database, run_id: UUID) -> None:
@@ -49,12 +48,12 @@ def open_runs(database: Database) -> tuple[int, int]:
 
 @pytest.fixture
 def job(database: Database) -> Database:
-    submit(database)
+    database.submit()
     return database
 
 
 def test_run_without_a_live_executor_has_what_is_missing(job: Database) -> None:
-    run_id = trigger(job)
+    run_id = job.trigger()
     found = why(job, run_id)
     assert (found.code, found.words) == (WaitCode.NO_EXECUTOR, "no live executor serves queue 'default'")
     assert (
@@ -92,29 +91,29 @@ def test_creating_a_job_that_no_live_executor_can_run_prints_a_note(database: Da
 
 
 def test_run_of_a_target_that_no_executor_runs_names_the_setting(database: Database) -> None:
-    submit(database, target={"type": "http", "url": "https://example.org/"})
+    database.submit(target={"type": "http", "url": "https://example.org/"})
     executor(database, HANDLER)
-    found = why(database, trigger(database))
+    found = why(database, database.trigger())
     assert (found.code, found.words) == (WaitCode.NO_TARGET, "no live executor of queue 'default' runs http targets")
     assert found.remedy is not None
     assert "TIDEWHEEL_TARGETS" in found.remedy
 
 
 def test_run_whose_time_has_not_come_has_its_instant(job: Database) -> None:
-    ahead = why(job, trigger(job, delay="1h"))
+    ahead = why(job, job.trigger(delay="1h"))
     assert ahead.code is WaitCode.NOT_YET
     assert ahead.until is not None
     assert ahead.until > job.now() + timedelta(minutes=50)
 
 
 def test_retrying_run_has_its_failed_attempt_and_the_time_of_the_next(job: Database) -> None:
-    failed = begin(job, trigger(job))
-    requeue(job, failed, AttemptOutcome.FAILED, timedelta(hours=1))
+    failed = job.begin(job.trigger())
+    job.requeue(failed, AttemptOutcome.FAILED, timedelta(hours=1))
     found = why(job, failed.run_id)
     words = "attempt 1 of 4 failed (ValueError); retrying"
     assert (found.code, found.words.partition(" at ")[0]) == (WaitCode.RETRY, words)
-    lost = begin(job, trigger(job))
-    requeue(job, lost, AttemptOutcome.LOST)
+    lost = job.begin(job.trigger())
+    job.requeue(lost, AttemptOutcome.LOST)
     executor(job, HANDLER)
     found = why(job, lost.run_id)
     assert (found.code, found.words) == (
@@ -129,27 +128,27 @@ def test_retrying_run_has_its_failed_attempt_and_the_time_of_the_next(job: Datab
 
 def test_retrying_run_of_a_job_with_jitter_has_its_failed_attempt(database: Database) -> None:
     """The stored jitter is a fraction, where a request has a percentage."""
-    submit(database, retry={"jitter": "10%", "max_attempts": 7, "initial": "30d", "max": "30d"})
-    run_id = trigger(database)
-    requeue(database, begin(database, run_id), AttemptOutcome.FAILED, timedelta(days=1))
+    database.submit(retry={"jitter": "10%", "max_attempts": 7, "initial": "30d", "max": "30d"})
+    run_id = database.trigger()
+    database.requeue(database.begin(run_id), AttemptOutcome.FAILED, timedelta(days=1))
     assert why(database, run_id).words.startswith("attempt 1 of 7 failed (ValueError); ")
 
 
 def test_run_behind_its_jobs_active_run_has_its_id(database: Database) -> None:
-    submit(database, overlap="buffer_all")
-    first, second = trigger(database), trigger(database)
-    begin(database, first)
-    assert not claim(database, second).started
+    database.submit(overlap="buffer_all")
+    first, second = database.trigger(), database.trigger()
+    database.begin(first)
+    assert not database.claim(second).started
     found = why(database, second)
     assert (found.code, found.behind_run_id) == (WaitCode.TURN, first)
     assert found.words == f"waits behind run {first}, the job's active run, which is running"
 
 
 def test_run_without_a_place_has_its_key(database: Database) -> None:
-    submit(database, concurrency_key={"key": "acme", "at_once": 1})
-    first, second = trigger(database), trigger(database)
-    begin(database, first)
-    assert claim(database, second).waiting == {second}
+    database.submit(concurrency_key={"key": "acme", "at_once": 1})
+    first, second = database.trigger(), database.trigger()
+    database.begin(first)
+    assert database.claim(second).waiting == {second}
     found = why(database, second)
     assert (found.code, found.words) == (
         WaitCode.KEY, "waits for a place of the concurrency key 'acme': 1 of 1 are taken",
@@ -158,9 +157,9 @@ def test_run_without_a_place_has_its_key(database: Database) -> None:
 
 def test_due_run_names_the_limit_of_its_tenant_before_a_claim_has_looked(job: Database) -> None:
     executor(job, HANDLER, executor_id=EXECUTOR)
-    begun, waiting = begin(job, trigger(job)), trigger(job)
-    failed = begin(job, trigger(job))
-    requeue(job, failed, AttemptOutcome.FAILED)
+    begun, waiting = job.begin(job.trigger()), job.trigger()
+    failed = job.begin(job.trigger())
+    job.requeue(failed, AttemptOutcome.FAILED)
     with Client(job.url) as client:
         client.tenants.limit("default", in_flight=1)
     words = "tenant default has 1 of 1 active runs; the oldest waiting run starts when one ends"
@@ -179,10 +178,10 @@ def test_due_run_names_the_limit_of_its_tenant_before_a_claim_has_looked(job: Da
 
 def test_due_run_names_its_full_key_before_a_claim_has_looked(database: Database) -> None:
     executor(database, HANDLER)
-    submit(database, concurrency_key={"key": "acme", "at_once": 1})
-    first, second = trigger(database), trigger(database)
+    database.submit(concurrency_key={"key": "acme", "at_once": 1})
+    first, second = database.trigger(), database.trigger()
     assert why(database, second).code is WaitCode.SLOT
-    begin(database, first)
+    database.begin(first)
     found = why(database, second)
     assert (found.code, found.words) == (
         WaitCode.KEY, "waits for a place of the concurrency key 'acme': 1 of 1 are taken",
@@ -193,7 +192,7 @@ def test_run_that_its_tenants_rate_holds_has_the_time_at_which_it_goes_on(job: D
     with Client(job.url) as client:
         client.tenants.limit("default", triggers_per_second=1)
     job.installation.rates.forget()
-    runs = [trigger(job) for _ in range(15)]
+    runs = [job.trigger() for _ in range(15)]
     found = why(job, runs[-1])
     assert found.code is WaitCode.TENANT_RATE
     assert found.words.startswith("held by the tenant's rate, 1 runs a second: ")
@@ -204,14 +203,14 @@ def test_run_that_its_tenants_rate_holds_has_the_time_at_which_it_goes_on(job: D
 
 def test_blocked_run_has_its_occurrence_and_its_parents(database: Database) -> None:
     put(database, {"a": [], "b": after("a"), "c": after("a"), "d": after("b", "c")})
-    root = trigger(database, "a")
+    root = database.trigger("a")
     end_and_drain(database)
     end_and_drain(database, limit=1)
     blocked = database.value("SELECT run_id FROM job_runs WHERE state = 'blocked'")
     found = why(database, blocked)
     words = f"waits for its parents in the workflow occurrence of run {root}: 1 of 2 have ended"
     assert (found.code, found.words, found.remedy) == (WaitCode.PARENTS, words, f"tidewheel workflow show {root}")
-    apply_batch(database, {"type": "workflow.pause", "run_id": str(root)})
+    database.apply_batch({"type": "workflow.pause", "run_id": str(root)})
     found = why(database, blocked)
     words = f"the workflow occurrence of run {root} is paused"
     assert (found.code, found.words, found.remedy) == (WaitCode.PARENTS, words, f"tidewheel workflow resume {root}")
@@ -219,7 +218,7 @@ def test_blocked_run_has_its_occurrence_and_its_parents(database: Database) -> N
 
 def test_run_under_way_has_its_executor_and_the_silence_of_it(job: Database) -> None:
     executor(job, HANDLER, executor_id=EXECUTOR)
-    started = begin(job, trigger(job))
+    started = job.begin(job.trigger())
     found = why(job, started.run_id)
     assert (found.code, found.executor_id) == (WaitCode.RUNNING, EXECUTOR)
     assert found.words.startswith("executor worker-1 has been running the attempt since ")
@@ -231,7 +230,7 @@ def test_run_under_way_has_its_executor_and_the_silence_of_it(job: Database) -> 
 
 
 def test_frozen_run_has_its_freezes_and_one_to_cancel_its_cancel(job: Database) -> None:
-    run_id = trigger(job)
+    run_id = job.trigger()
     with Client(job.url) as client:
         client.freezes.freeze(queue="default", reason="printer swap", by="anna")
     found = why(job, run_id)
@@ -246,7 +245,7 @@ def test_frozen_run_has_its_freezes_and_one_to_cancel_its_cancel(job: Database) 
 
 def test_attempt_under_way_whose_cancel_is_accepted_says_so(job: Database) -> None:
     executor(job, HANDLER, executor_id=EXECUTOR)
-    started = begin(job, trigger(job))
+    started = job.begin(job.trigger())
     request_cancel(job, started.run_id)
     found = why(job, started.run_id)
     assert (found.code, found.cancel_requested) == (WaitCode.RUNNING, True)
@@ -254,7 +253,7 @@ def test_attempt_under_way_whose_cancel_is_accepted_says_so(job: Database) -> No
 
 
 def test_lists_and_details_have_the_same_reason(job: Database) -> None:
-    run_id = trigger(job)
+    run_id = job.trigger()
     [listed] = json_output(job, "run", "list")["runs"]
     shown = json_output(job, "run", "show", run_id)
     assert listed["why"] == shown["why"]
@@ -276,9 +275,9 @@ class Counted(psycopg.Cursor[tuple[Any, ...]]):
 
 
 def test_run_that_a_cancellation_names_waits_for_its_end(job: Database) -> None:
-    run_id, started = trigger(job), begin(job, trigger(job))
+    run_id, started = job.trigger(), job.begin(job.trigger())
     executor(job, HANDLER)
-    [reply] = apply_batch(job, {"type": "runs.cancel", "key": "job"})
+    [reply] = job.apply_batch({"type": "runs.cancel", "key": "job"})
     number = job.value("SELECT id FROM cancellations")
     assert reply.unchanged is False
     found = why(job, run_id)
@@ -290,7 +289,7 @@ def test_run_that_a_cancellation_names_waits_for_its_end(job: Database) -> None:
 
 
 def test_number_of_statements_does_not_grow_with_the_page(job: Database) -> None:
-    apply_batch(job, *({"type": "job.trigger", "key": "job"} for _ in range(30)))
+    job.apply_batch(*({"type": "job.trigger", "key": "job"} for _ in range(30)))
     runs = [run_id for (run_id,) in job.rows("SELECT run_id FROM job_runs")]
     connection = job.connection()
     connection.cursor_factory = Counted  # type: ignore[assignment]
@@ -300,10 +299,10 @@ def test_number_of_statements_does_not_grow_with_the_page(job: Database) -> None
 
 def test_buffered_root_has_the_occurrence_that_keeps_the_place(database: Database) -> None:
     put(database, {"a": [], "b": after("a")}, overlap="buffer_one")
-    root = trigger(database, "a")
+    root = database.trigger("a")
     end_and_drain(database)
-    second = trigger(database, "a")
-    claim(database, second)
+    second = database.trigger("a")
+    database.claim(second)
     found = why(database, second)
     words = f"waits for the occurrence of run {root} to end, by the job's overlap policy"
     assert (found.code, found.words, found.remedy) == (WaitCode.TURN, words, f"tidewheel workflow show {root}")

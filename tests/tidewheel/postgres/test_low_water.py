@@ -8,7 +8,6 @@ import pytest
 from tests.fixtures.database import Database
 from tests.fixtures.services import until
 from tests.scheduler.test_loop import members, running
-from tests.transitions.acts import job_runs, submit
 from tidewheel.postgres.low_water import BEGINNING, FullScanPacer, LowWaterMarks
 
 NOON = datetime(2026, 11, 20, 12, tzinfo=UTC)
@@ -133,10 +132,10 @@ def test_full_scans_take_at_most_a_twentieth_of_the_time(monkeypatch: pytest.Mon
 
 @pytest.mark.postgres
 def test_timer_due_before_the_mark_is_found_by_the_next_full_scan(database: Database) -> None:
-    submit(database, "steady", schedule="@every 1s", overlap="allow_all")
-    submit(database, "late", schedule={"once": (database.now() + timedelta(hours=1)).isoformat()})
+    database.submit("steady", schedule="@every 1s", overlap="allow_all")
+    database.submit("late", schedule={"once": (database.now() + timedelta(hours=1)).isoformat()})
     with running(database, lookahead=timedelta(0)):
-        until(lambda: members(database) == 1 and len(job_runs(database)) >= 2, "it has looked more than once")
+        until(lambda: members(database) == 1 and len(database.job_runs()) >= 2, "it has looked more than once")
         # Its own instant is an hour ahead: the scheduler that reads it puts it back there.
         database.execute(
             "UPDATE timers AS t SET due_at = %(at)s FROM jobs AS j WHERE j.job_id = t.job_id AND j.key = 'late'",

@@ -13,9 +13,9 @@ import psycopg
 import pytest
 from psycopg import sql
 
+from tests.fixtures.acts import ending
 from tests.fixtures.database import Database, Template
 from tests.fixtures.services import until
-from tests.transitions.acts import apply_batch, begin, end, ending, requeue, submit, trigger
 from tests.transitions.stepping import in_background
 from tidewheel.errors import Unavailable
 from tidewheel.ids import job_id, run_id
@@ -198,17 +198,17 @@ def test_violated_constraint_is_no_missing_partition(fresh_database: Database) -
 
 def test_run_of_a_chosen_day_creates_no_partition_of_it(cut: Database) -> None:
     """From its trigger to its end, with inputs, a failed attempt, output and a result."""
-    submit(cut)
+    cut.submit()
     before = cut.rows(PARTITIONS, ["%"])
     now = cut.now()
     ahead = now + 400 * DAY - timedelta(minutes=1)
-    cancelled = trigger(cut, run_at=ahead.isoformat(), payload=1)
+    cancelled = cut.trigger(run_at=ahead.isoformat(), payload=1)
     assert cut.value("SELECT scheduled_at FROM job_runs WHERE run_id = %s", [cancelled]) == ahead
-    apply_batch(cut, {"type": "run.cancel", "run_id": str(cancelled)})
-    past = trigger(cut, run_at=(now - 9000 * DAY).isoformat(), payload=2)
-    requeue(cut, begin(cut, past), AttemptOutcome.FAILED)
-    started = begin(cut, past)
-    end(cut, ending(started, RunState.SUCCEEDED, result=b"1", output=b"out"))
+    cut.apply_batch({"type": "run.cancel", "run_id": str(cancelled)})
+    past = cut.trigger(run_at=(now - 9000 * DAY).isoformat(), payload=2)
+    cut.requeue(cut.begin(past), AttemptOutcome.FAILED)
+    started = cut.begin(past)
+    cut.end(ending(started, RunState.SUCCEEDED, result=b"1", output=b"out"))
     assert cut.rows(PARTITIONS, ["%"]) == before
     placed = dict(cut.rows("SELECT run_id, tableoid::regclass::text FROM finished_runs"))
     assert placed.keys() == {cancelled, past}

@@ -1000,8 +1000,7 @@ def test_plan_reads_the_partitions_of_its_days_only(loaded: Database, facts: Map
 
 @pytest.mark.parametrize("name", ["close_runs", "add_job_runs"])
 def test_plan_of_a_write_reads_no_partition(loaded: Database, facts: Mapping[str, object], name: str) -> None:
-    with loaded.transaction() as connection:
-        plan = plan_of(connection, Statements("tidewheel.transitions")[name], {**facts, **SPECIAL[name]})
+    plan = loaded.within(plan_of, Statements("tidewheel.transitions")[name], {**facts, **SPECIAL[name]})
     assert partitions_in(plan) == set()
 
 
@@ -1154,8 +1153,7 @@ def looks_at_open_runs(plan: Sequence[Mapping[str, Any]]) -> list[str]:
 
 def test_outbox_scan_begins_at_the_low_water_mark(loaded: Database, facts: Mapping[str, object]) -> None:
     """Rows behind the low-water mark are not scanned: the mark is an index condition, not a filter."""
-    with loaded.transaction() as connection:
-        plan = plan_of(connection, Statements("tidewheel.relay")["read_outbox"], facts)
+    plan = loaded.within(plan_of, Statements("tidewheel.relay")["read_outbox"], facts)
     [scan] = [node for node in plan if node.get("Index Name") == "outbox_due"]
     assert "ROW(publish_at, id) > " in scan["Index Cond"]
     assert "publish_at <= " in scan["Index Cond"]
@@ -1187,7 +1185,6 @@ def test_sweep_reads_due_runs_only(loaded: Database, facts: Mapping[str, object]
 @pytest.mark.parametrize("name", ["contest_runs", "contest_free_runs"])
 def test_runs_whose_policy_limits_nothing_read_no_other_run(loaded: Database, name: str) -> None:
     """Else every batch of messages reads all due runs of its job: a million under a freeze."""
-    with loaded.transaction() as connection:
-        plan = plan_of(connection, Statements("tidewheel.transitions")[name])
+    plan = loaded.within(plan_of, Statements("tidewheel.transitions")[name])
     [gate] = [node for node in plan if "One-Time Filter" in node]
     assert "job_runs" in {str(node.get("Relation Name")) for node in nodes(gate)}
