@@ -1,4 +1,4 @@
-"""Spans of work that a transaction has committed; series of jobs and of errors counted after the commit."""
+"""Spans and series of work that a transaction has committed; series are bounded."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator

@@ -1,4 +1,4 @@
-"""Clients of an API: one for the tests of a module, for it takes longer to start and stop than most of its calls."""
+"""Clients of an API: one for each test, and one for those of a module, which takes less time."""
 
 from collections.abc import Iterator
 

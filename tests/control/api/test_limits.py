@@ -1,4 +1,4 @@
-"""Limits of concurrency keys over HTTP and by the command line; ordering keys that a failed run blocks."""
+"""Concurrency keys over HTTP and by the command line: their limits; blocked ordering keys."""
 
 from datetime import timedelta
 from http import HTTPStatus

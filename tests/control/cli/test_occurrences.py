@@ -1,4 +1,4 @@
-"""`tidewheel job skip | move | unskip | rollback | versions | diff | backfill | release`, on a real database."""
+"""`tidewheel job`: changes of occurrences, versions, backfills and releases, on a database."""
 
 import asyncio
 from datetime import UTC, datetime, timedelta

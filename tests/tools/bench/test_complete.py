@@ -1,4 +1,4 @@
-"""A round has figures only if each requested run happened once, not early, and its mark precedes all firing."""
+"""A round has figures only if each run happened once, in time, and after the mark."""
 
 import os
 import subprocess
