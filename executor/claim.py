@@ -197,7 +197,8 @@ class Claimer:
 
     def _claim_contested(self, claims: Sequence[Claim]) -> Claimed:
         """Decide about runs that may meet others, after their gates are set and committed."""
-        self._session.within(contest_runs, [claim.run_id for claim in claims])
+        with self._session.transaction() as connection:
+            contest_runs(connection, [claim.run_id for claim in claims])
         return self._claim(claims, self._decide)
 
     def _claim_each(self, claims: Sequence[Claim], error: Exception) -> Claimed:
@@ -298,7 +299,8 @@ class Claimer:
                 self.lease = self._read_lease()
                 if self.lease.is_over():
                     self._refuse_without_lease()
-                found = self._session.within(read_claims, list(by_id.values()), executor_id=self._executor_id)
+                with self._session.transaction() as connection:
+                    found = read_claims(connection, list(by_id.values()), executor_id=self._executor_id)
             except Unavailable as error:
                 # During a shutdown without a database the lease ends, and the runs go back uncounted.
                 if self._stop.requested():

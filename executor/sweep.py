@@ -315,7 +315,8 @@ class Sweep:
                 work.count(Step.DELIVER, number, fallback=True, queue=queue)
 
     def _build(self, runs: Sequence[DueRun]) -> dict[UUID, RunRequest]:
-        return self._session.within(build_requests_within, runs, _READ_BYTES)
+        with self._session.transaction() as connection:
+            return build_requests_within(connection, runs, _READ_BYTES)
 
     def _read(self, runs: Sequence[DueRun]) -> Readable:
         """Return the messages of runs that can be read: a claimed run must start."""

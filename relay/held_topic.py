@@ -200,7 +200,8 @@ class HeldTopic:
     def _find_lead(self, in_flight: Sequence[DueRow]) -> None:
         """Choose the lead; there is none while no row is due."""
         limit = max(_FIRST_ROWS // max(len(self.marks), 1), 1)
-        first = self._session.within(self._entries, self.marks, known=ids(in_flight), limit=limit)
+        with self._session.transaction() as connection:
+            first = self._entries(connection, self.marks, known=ids(in_flight), limit=limit)
         counts = Counter(Lead(tenant, priority) for _, tenant, priority, _ in first)
         if counts:
             [(self._lead, _)] = counts.most_common(1)

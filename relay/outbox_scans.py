@@ -207,7 +207,8 @@ class LateRowScan:
             if room <= 0 or self._background.closing or monotonic_seconds() - began > _PART_SECONDS:
                 break
             try:
-                found, room = self._session.within(due_rows, [pair], row_range, room)
+                with self._session.transaction() as connection:
+                    found, room = due_rows(connection, [pair], row_range, room)
             except (Unavailable, psycopg.Error) as error:
                 if not self._background.closing:
                     _LOG.warning(
