@@ -375,13 +375,13 @@ def test_fixed_delay_knows_only_recorded_occurrences(clocked: ClockedDatabase) -
 
 def test_fixed_delay_shows_whether_a_run_or_an_edit_has_set_the_next_occurrence(clocked: ClockedDatabase) -> None:
     at_clock(clocked, "03-02T08:00")
-    submit(clocked, schedule={"fixed_delay": "10m", "min": "1m", "max": "1h"})
+    clocked.submit(schedule={"fixed_delay": "10m", "min": "1m", "max": "1h"})
     fire_all(clocked)
-    started = begin(clocked, run_of("03-02T08:00"))
-    end(clocked, ending(started, RunState.SUCCEEDED, next_in=timedelta(minutes=30)))
+    started = clocked.begin(run_of("03-02T08:00"))
+    clocked.end(ending(started, RunState.SUCCEEDED, next_in=timedelta(minutes=30)))
     assert "30 min after the end of the last run, which set that" in explanation_of(clocked, t("03-02T08:30")).words
     at_clock(clocked, "03-02T08:08")
-    submit(clocked, schedule={"fixed_delay": "5m", "min": "1m", "max": "1h"})
+    clocked.submit(schedule={"fixed_delay": "5m", "min": "1m", "max": "1h"})
     assert "It is 25 min after the end of the last run." in explanation_of(clocked, t("03-02T08:25")).words
 
 
