@@ -790,10 +790,10 @@ SELECT {{cancellation_with_progress(c)}}
 SELECT DISTINCT queue FROM job_versions ORDER BY queue
 
 -- name: count_waiting_dead_letters
--- Returns how many of a tenant's newest `look` dead letters were not redriven, the creation of the oldest of these, and the number
--- that was looked at. Those of the jobs in `except_jobs` are left out.
+-- Returns how many of a tenant's newest `look` dead letters were not redriven, the creation of the oldest and of the newest of these,
+-- and the number that was looked at. Those of the jobs in `except_jobs` are left out.
 -- Index: dead_letters_by_tenant, walked backwards. No lock.
-SELECT count(*) FILTER (WHERE d.waits), min(d.created_at) FILTER (WHERE d.waits), count(*)
+SELECT count(*) FILTER (WHERE d.waits), min(d.created_at) FILTER (WHERE d.waits), max(d.created_at) FILTER (WHERE d.waits), count(*)
   FROM (SELECT created_at, redriven_at IS NULL AND coalesce(job_id <> ALL (%(except_jobs)s::uuid[]), true) AS waits
           FROM dead_letters WHERE tenant = %(tenant)s ORDER BY created_at DESC, id DESC LIMIT %(look)s) AS d
 
@@ -1357,7 +1357,7 @@ WITH oldest AS MATERIALIZED (
     SELECT waits_for FROM oldest WHERE waits_for IS NOT NULL GROUP BY waits_for ORDER BY count(*) DESC, waits_for LIMIT %(holds)s
 )
 SELECT o.queue, o.lane, o.handler, o.state, o.is_held, o.hold, o.ahead, o.is_cancelled, count(*) AS runs,
-       min(o.publish_at) AS oldest_at, (array_agg(o.run_id))[1] AS run_id
+       min(o.publish_at) AS oldest_at, max(o.publish_at) AS newest_at, (array_agg(o.run_id))[1] AS run_id
   FROM (SELECT f.*, f.waits_for IS NOT NULL AS is_held,
                CASE WHEN f.waits_for = ANY (ARRAY(SELECT waits_for FROM largest)) THEN f.waits_for END AS hold
           FROM oldest AS f

@@ -57,7 +57,9 @@ class Need:
     words: Annotated[str, Field(description="The fault, as a sentence; of a job without its key.")]
     evidence: Annotated[str, Field(description="What shows it: of a failing job the newest error.")] = ""
     since: Annotated[datetime | None, Field(description="Since when, if that is certain.")] = None
-    latest: Annotated[datetime | None, Field(description="The newest failure of a failing job.")] = None
+    latest: Annotated[
+        datetime | None, Field(description="The newest of what it hurts: failure, waiting run, dead letter or error.")
+    ] = None
     count: Annotated[int | None, Field(description="The number of what it hurts.")] = None
     at_least: Annotated[bool, Field(description="True if there may be more.")] = False
     counted: Annotated[
@@ -106,7 +108,7 @@ class Causes:
     fleet: FleetStatus | None
 
     def find(self) -> tuple[Need, ...]:
-        """Return the needs, the most harm first."""
+        """Return the needs, those that stop work first, then the most harm."""
         failing = list(self._failing_jobs())
         needs = [
             *failing, *self._set_aside(), *self._missing_and_late(), *self._limits(), *self._dead_letters(failing),
@@ -173,7 +175,7 @@ class Causes:
         for key, job_id, error, since in cast("list[tuple[str, UUID, str, datetime]]", rows):
             words, remedy = "is set aside: no next time could be computed", f"tidewheel job release {shlex.quote(key)}"
             yield Need(
-                "set_aside", Severity.ERROR, words, error, since, remedy=remedy, key=key, job_id=job_id
+                "set_aside", Severity.ERROR, words, error, since, since, remedy=remedy, key=key, job_id=job_id
             )  # fmt: skip
 
     def _missing_and_late(self) -> Iterator[Need]:
@@ -208,12 +210,12 @@ class Causes:
         """Yield one need for the dead letters of jobs that do not fail now, and of messages."""
         columns = {"tenant": self.tenant, "look": LETTERS, "except_jobs": [each.job_id for each in failing]}
         rows = self.connection.execute(_SQL["count_waiting_dead_letters"], columns, binary=True).fetchall()
-        [(waiting, since, looked)] = cast("list[tuple[int, datetime | None, int]]", rows)
+        [(waiting, since, latest, looked)] = cast("list[tuple[int, datetime | None, datetime | None, int]]", rows)
         if waiting:
             words = f"{'other ' if failing else ''}dead letters await a redrive"
             yield Need(
-                "dead_letters", Severity.WARNING, words, since=since, count=waiting, at_least=looked >= LETTERS,
-                counted="not_redriven", remedy="tidewheel dlq list --not-redriven",
+                "dead_letters", Severity.WARNING, words, since=since, latest=latest, count=waiting,
+                at_least=looked >= LETTERS, counted="not_redriven", remedy="tidewheel dlq list --not-redriven",
             )  # fmt: skip
 
     def _freezes(self) -> Iterator[Need]:
@@ -226,14 +228,14 @@ class Causes:
 
 
 def _by_harm(need: Need) -> tuple[object, ...]:
-    """Return the place of a need: a missing service hurts all runs, and a band of its own names a freeze."""
+    """Return the place of a need: errors before warnings; a missing service hurts all runs, a freeze has a band."""
     newest = need.latest or need.since or _EPOCH
     is_fleet, is_error = need.kind == "fleet", need.severity == Severity.ERROR
     return (
         need.kind == "freeze",
         not (is_fleet and is_error),
-        -need.hurt,
         not is_error,
+        -need.hurt,
         not is_fleet,
         -newest.timestamp(),
     )
@@ -249,11 +251,10 @@ def _missing_roles(fleet: FleetStatus) -> frozenset[str | None]:
 
 
 def _counting(need: Need, parts: Sequence[Waiting]) -> Need:
-    """Return a need with the runs that wait, and the time from which the oldest of them does."""
+    """Return a need with the runs that wait, and the times from which the oldest and the newest of them do."""
     count, at_least = sum(each.count for each in parts), any(each.at_least for each in parts)
-    since = min(each.oldest_at for each in parts)
-    return replace(need, count=count, at_least=at_least, counted="waiting", since=since)
-
+    since, latest = min(each.oldest_at for each in parts), max(each.newest_at for each in parts)
+    return replace(need, count=count, at_least=at_least, counted="waiting", since=since, latest=latest)
 
 def _causes(waiting: Sequence[Waiting]) -> dict[tuple[WaitCode, str, str], list[Waiting]]:
     """Return the runs for which something is missing, by what that is."""

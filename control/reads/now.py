@@ -13,7 +13,7 @@ from tidewheel.control.reads.fleet import FleetStatus
 from tidewheel.control.reads.waits import LEASE
 from tidewheel.control.reads.workload import (
     OpenRuns,
-    on_time_rate,
+    on_time,
     read_activity,
     read_open_runs,
     read_upcoming,
@@ -55,7 +55,8 @@ class Now:
 
     as_of: Annotated[datetime, Field(description="The database's clock.")]
     findings: Annotated[
-        tuple[Need, ...], Field(description="What needs a person, one for each cause, the most harm first.")
+        tuple[Need, ...],
+        Field(description="What needs a person, one for each cause: what stops work first, then the most harm."),
     ]
     due_next_minute: Annotated[DueNext, Field(description="The jobs that come due within a minute.")]
     running: Annotated[int, Field(description="The running runs, including those with a requested cancel.")]
@@ -71,6 +72,7 @@ class Now:
         float | None,
         Field(description="The share of runs claimed within a second of their time; null without runs."),
     ]
+    claimed_hour: Annotated[int, Field(description="The runs of which it is the share: those claimed within the hour.")]
 
 
 def read_now_of(
@@ -98,6 +100,7 @@ def read_now_of(
     failed = ended.failed + ended.timed_out
     running = sum(found.states.get(state, 0) for state in OWNED)
     upcoming = read_upcoming(connection, tenant, shards, [now, now + _MINUTE])
+    rate, claimed = on_time(connection, tenant, since, now + _HOUR)
     causes = Causes(connection, tenant, shards, now, since, failed, found.waiting, fleet)
     return Now(
         as_of=now,
@@ -110,7 +113,8 @@ def read_now_of(
         ended_hour=ended.succeeded + failed + ended.cancelled + ended.skipped,
         ran_hour=ended.succeeded + failed,
         failed_hour=failed,
-        on_time_rate=on_time_rate(connection, tenant, since, now + _HOUR),
+        on_time_rate=rate,
+        claimed_hour=claimed,
     )
 
 

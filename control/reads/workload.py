@@ -118,8 +118,8 @@ def read_activity(
     return ActivityFigures(tuple(bins), looked_at >= _LOOKED_AT, _lateness(whole))
 
 
-def on_time_rate(connection: Conn, tenant: str, since: datetime, until: datetime) -> float | None:
-    """Return the share of runs that were claimed within a second of their time; None without one."""
+def on_time(connection: Conn, tenant: str, since: datetime, until: datetime) -> tuple[float | None, int]:
+    """Return the share of claimed runs that were claimed within a second of their time, and the number of all."""
     columns: dict[str, object] = {
         "tenant": tenant, "edges": [since, until], "look": _LOOKED_AT, "stages": [Stage.CLAIMED],
         "queue": None, "lane": None,
@@ -127,9 +127,8 @@ def on_time_rate(connection: Conn, tenant: str, since: datetime, until: datetime
     counts = Counter[int]()
     for by_stage in _buckets(connection, columns).values():
         counts += by_stage[Stage.CLAIMED]
-    if not counts:
-        return None
-    return sum(count for bucket, count in counts.items() if bucket <= _ON_TIME_BUCKET) / counts.total()
+    prompt, claimed = sum(runs for bucket, runs in counts.items() if bucket <= _ON_TIME_BUCKET), counts.total()
+    return prompt / claimed if claimed else None, claimed
 
 
 def slowest_runs(connection: Conn, tenant: str, since: datetime, until: datetime, limit: int) -> tuple[SlowRun, ...]:
@@ -234,6 +233,7 @@ class Waiting:
     count: int
     at_least: bool
     oldest_at: datetime
+    newest_at: datetime
     why: Wait
 
 
@@ -262,6 +262,7 @@ class _Row:
     is_cancelled: bool
     runs: int
     oldest_at: datetime | None
+    newest_at: datetime | None
     run_id: UUID
 
 
@@ -284,9 +285,9 @@ def read_open_runs(connection: Conn, tenant: str) -> OpenRuns:
         waiting=tuple(
             Waiting(
                 row.queue, row.lane, row.handler, row.is_held and row.hold is None, row.runs, at_least,
-                row.oldest_at, waits[row.run_id],
+                row.oldest_at, row.newest_at, waits[row.run_id],
             )
-            for row in due if row.oldest_at is not None and row.run_id in waits
+            for row in due if row.oldest_at and row.newest_at and row.run_id in waits
         ),
     )  # fmt: skip
 

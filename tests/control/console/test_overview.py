@@ -143,7 +143,7 @@ def test_freezes_of_the_time_shown_are_drawn_and_named(pages: ApiClient) -> None
     assert re.search(r"A freeze of keys that begin with &lt;b&gt; was in force from \d\d:\d\d to \d\d:\d\d\.", page)
     assert re.search(r"A freeze of queue reports was in force (at|from) \d\d:\d\d", page)
     assert len(re.findall(r'<rect class="frozen"', page)) == 4, "two, for both widths"
-    assert '<a href="/freeze">Show freezes</a>' in page
+    assert 'href="/freeze">Show freezes</a>' in page
     assert "a run that a freeze held counts as late" in page
     pages.database.execute("UPDATE freezes SET created_at = created_at - interval '3 h'")
     assert "A freeze of queue reports of tenant default was in force from" in shown(pages, "/")
