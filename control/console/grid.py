@@ -56,8 +56,14 @@ class Strip(NamedTuple):
     paths: Sequence[tuple[str, str]]
 
 
-def strip(runs: Sequence[Mapping[str, int]], due: Sequence[bool], pitch: Pitch) -> Strip:
-    """Return the row of runs by state in each bin up to now, and of bins ahead."""
+def strip(
+    runs: Sequence[Mapping[str, int]], due: Sequence[bool], pitch: Pitch, running_since: int | None = None
+) -> Strip:
+    """Return the row of runs by state in each bin up to now, and of bins ahead.
+
+    Args:
+        running_since: The bin in which the run that runs now began, the first one if it began before.
+    """
     total, cells = Counter[str](), [_cell(each) for each in runs]
     for cell in filter(None, cells):
         total.update(cell)
@@ -66,7 +72,12 @@ def strip(runs: Sequence[Mapping[str, int]], due: Sequence[bool], pitch: Pitch) 
     text = " ".join(each if many == 1 else f"{each}*{many}" for each, _, many in segments(texts))
     words = [f"{number(total[letter])} {name}" for letter, name in {**NAMES, "d": SCHEDULED}.items() if letter in total]
     words += ["due again"] if any(due) else []
-    return Strip(text, total, ", ".join(words) or ("no run" if cells else "no figures"), list(_paths(cells, pitch)))
+    paths = list(_paths(cells, pitch))
+    if running_since is not None:
+        words += [] if total["m"] else [f"{NAMES['m']} since before"]
+        begin, y = running_since * pitch.width, pitch.base - 5
+        paths.append(("w", f"M{begin} {y}H{len(runs) * pitch.width}"))
+    return Strip(text, total, ", ".join(words) or ("no run" if cells else "no figures"), paths)
 
 
 def _cell(states: Mapping[str, int]) -> Counter[str]:

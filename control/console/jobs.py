@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
 from typing import ClassVar, Literal
+from uuid import UUID
 
 from starlette.requests import Request
 
@@ -24,14 +25,15 @@ from tidewheel.control.console.actions import (
     sample_of,
     text_of,
 )
-from tidewheel.control.console.axis import Window, axis
+from tidewheel.control.console.axis import Axis, Window, axis
 from tidewheel.control.console.door import Form
 from tidewheel.control.console.grid import CONDITIONS, GRID, LIST, Pitch, Strip, condition, strip
 from tidewheel.control.console.many_runs import SelectedQuery, back_of
 from tidewheel.control.console.rendering import zone_of_page
+from tidewheel.control.console.sentences import wait_label
 from tidewheel.control.console.urls import Urls
 from tidewheel.control.console.view import Failed, View, in_snapshot, list_view, page_now, pairs, part_of, read_filters
-from tidewheel.control.console.words import counted, number
+from tidewheel.control.console.words import counted, family_of, number
 from tidewheel.control.explain.month import JobBins, job_bins
 from tidewheel.control.reads.job_position import SelectedJob, read_selected_jobs
 from tidewheel.control.reads.resuming import preview_resume
@@ -43,6 +45,7 @@ from tidewheel.jobs.values import Key
 from tidewheel.nouns.jobs.model import JobPage, JobSummary
 from tidewheel.nouns.jobs.reads import list_jobs
 from tidewheel.nouns.jobs.web import JobsQuery
+from tidewheel.postgres.session import Conn
 from tidewheel.runs import SCHEDULED, RunState
 from tidewheel.schedules.decision import HoldReason
 from tidewheel.schedules.describe import to_zone
@@ -201,17 +204,18 @@ class JobsPage:
             bins = part_of(connection, job_bins, page.jobs, along.edges, along.behind)
             pitch = GRID if is_grid else LIST
             found = [
-                row_of(job, None if isinstance(bins, Failed) else bins[job.job_id], pitch, now) for job in page.jobs
+                row_of(job, None if isinstance(bins, Failed) else bins[job.job_id], pitch, along) for job in page.jobs
             ]
             latest = [job.last_run for job in page.jobs if job.last_run]
             retrying = [] if is_grid else [run.run_id for run in latest if run.state == RunState.RETRYING]
             retries = part_of(connection, read_waits, retrying) if retrying else {}
+            whys = part_of(connection, wait_labels, found) if is_grid else {}
             idle = [row for row in found if is_grid and row.is_idle]
             if len(idle) < _IDLE or len(idle) == len(found):
                 idle = []
             return {
                 "rows": in_order([row for row in found if not (idle and row.is_idle)]) if is_grid else found,
-                "idle": idle, "bins": bins, "retries": retries,
+                "idle": idle, "bins": bins, "retries": retries, "whys": whys,
                 "nearest": nearest(page), "freezable": freezable_filters(query), "along": along, "pitch": pitch,
             }  # fmt: skip
 
@@ -256,7 +260,13 @@ class Row:
         return of_last if self.condition == "well" else CONDITIONS[self.condition][0]
 
 
-def row_of(job: JobSummary, bins: JobBins | None, pitch: Pitch, now: datetime) -> Row:
+def wait_labels(connection: Conn, rows: Sequence[Row]) -> Mapping[UUID, str]:
+    """Return why the last runs of waiting jobs wait, in a few words."""
+    last = [row.job.last_run.run_id for row in rows if row.condition == "waiting" and row.job.last_run]
+    return {run_id: wait_label(wait) for run_id, wait in read_waits(connection, last).items()}
+
+
+def row_of(job: JobSummary, bins: JobBins | None, pitch: Pitch, along: Axis) -> Row:
     """Return the row of a job; without bins its strip has no figures."""
     clock, zone = None, str(job.timezone)
     if job.next_at is not None and job.timezone not in {None, "UTC"}:
@@ -264,8 +274,9 @@ def row_of(job: JobSummary, bins: JobBins | None, pitch: Pitch, now: datetime) -
     last = job.last_run
     last_at = None if last is None else last.started_at or instant_of(last.run_id)
     runs, due, is_sample = bins or _UNREAD
-    drawn = strip(runs, due, pitch)
-    words = condition(job, drawn.total, now)
+    since = last.started_at if last and last.started_at and family_of(last.state) == "moving" else None
+    drawn = strip(runs, due, pitch, None if since is None or not runs else along.bin_of(since) or 0)
+    words = condition(job, drawn.total, along.now)
     return Row(job, schedule_words(job.schedule), hold_words(job), clock, drawn, is_sample, words, last_at)
 
 

@@ -1,12 +1,14 @@
 """The overview: is all well, and if not, what, since when, whose; lateness over time as lines."""
 
 import math
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from functools import partial
 from itertools import pairwise
 from typing import ClassVar, Literal, NamedTuple
+from uuid import UUID
 
 from starlette.requests import Request
 
@@ -17,11 +19,12 @@ from tidewheel.control.api.request_input import TenantQuery
 from tidewheel.control.client.connection import Connection
 from tidewheel.control.console.axis import Axis, Window, axis
 from tidewheel.control.console.grid import OVERVIEW
-from tidewheel.control.console.jobs import Row, in_order, row_of
+from tidewheel.control.console.jobs import Row, in_order, row_of, wait_labels
+from tidewheel.control.console.sentences import wait_label
 from tidewheel.control.console.tide import NARROW, WIDE, Counts, Span, Tide, sentence, tide
 from tidewheel.control.console.urls import Urls
 from tidewheel.control.console.view import Failed, View, in_snapshot, or_else, page_now, part, part_of, read_filters
-from tidewheel.control.console.words import agreed, counted
+from tidewheel.control.console.words import agreed, counted, number
 from tidewheel.control.explain.month import job_bins
 from tidewheel.control.reads.causes import Need
 from tidewheel.control.reads.now import Now, read_now_of
@@ -45,7 +48,8 @@ from tidewheel.runs import FINAL
 _NEEDS = 5  # or one more, which would take as much room as the line of the further ones
 _SMALLER = 6  # further needs in one line
 _BACKLOGS = 8
-_JOBS = 12  # of the grid
+_JOBS, _LOOKED_AT = 12, 24  # jobs that are shown, and that are looked at
+_REASONS = 2  # for which runs wait
 _HOUR = timedelta(hours=1)
 _LATEST = 20  # runs, among which one has ended unless the installation is new
 _WINDOWS = (Window.HOUR, Window.SIX_HOURS, Window.DAY, Window.WEEK)
@@ -73,9 +77,8 @@ class OverviewPage:
         """Read each part by itself: one that fails leaves the others."""
         query, _ = read_filters(request, OverviewQuery)
         now = page_now(connection)
-        along = axis(Window(query.window), now, whole=query.window == "1h")
-        if query.window == "1h":  # as the tiles are of the last hour, and figures are of 5 seconds
-            along = replace(along, edges=[begin_of(along.begin), *along.edges[1:]])
+        along = axis(Window(query.window), now, whole=True, grid=True)
+        along = replace(along, edges=[begin_of(along.begin), *along.edges[1:]])  # figures are of 5 seconds
         ahead = [along.now, *along.edges[along.behind + 1 :]]
         found = part(lambda: self._present(connection, caller, along, Stage[query.stage.upper()]))
         here, open_runs, figures = (found, found, found) if isinstance(found, Failed) else found
@@ -83,11 +86,10 @@ class OverviewPage:
         needs = here.findings if isinstance(here, Now) else ()
         shown = len(needs) if len(needs) == _NEEDS + 1 else _NEEDS
         backlogs = open_runs.backlogs if isinstance(open_runs, OpenRuns) else ()
-        of_grid = axis(Window(query.window), now, whole=True, grid=True)
-        grid = part(lambda: _grid(connection, caller, needs, backlogs[:_BACKLOGS], of_grid))
+        jobs = part(lambda: _jobs(connection, caller, needs, backlogs[:_BACKLOGS], along))
         frozen = or_else(part_of(connection, frozen_spans, caller.tenant, along.begin, along.now), ())
-        steps = grid if isinstance(grid, Failed) else part(partial(_steps, connection, caller, figures, grid))
-        failed = [each for each in (here, open_runs, figures, upcoming, steps, grid) if isinstance(each, Failed)]
+        steps = jobs if isinstance(jobs, Failed) else part(partial(_steps, connection, caller, figures, jobs))
+        failed = [each for each in (here, open_runs, figures, upcoming, steps, jobs) if isinstance(each, Failed)]
         running = here.running if isinstance(here, Now) else 0
         return View(
             {
@@ -100,7 +102,8 @@ class OverviewPage:
                 "late": _late(along, figures, query.stage), "waiting": sum(each.count for each in backlogs),
                 "backlogs": backlogs[:_BACKLOGS], "left_out": len(backlogs) - _BACKLOGS,
                 "most_waiting": max((each.count for each in backlogs[:_BACKLOGS]), default=1),
-                "since": format_timestamp(along.begin), "upcoming": upcoming, "rows": grid, "of_grid": of_grid,
+                "since": format_timestamp(along.begin), "upcoming": upcoming, "jobs": jobs, "along": along,
+                "why_waiting": _why_waiting(open_runs) if isinstance(open_runs, OpenRuns) else "",
             }
         )  # fmt: skip
 
@@ -119,26 +122,47 @@ class OverviewPage:
             return here, found, figures
 
 
-def _grid(
+class Jobs(NamedTuple):
+    """The rows of a dozen jobs, why those wait that do, and the number of jobs without a shape; `is_whole` for all."""
+
+    rows: Sequence[Row]
+    whys: Mapping[UUID, str]
+    others: int
+    is_whole: bool
+
+
+def _jobs(
     connection: Connection, caller: Caller, needs: Sequence[Need], backlogs: Sequence[Backlog], along: Axis
-) -> Sequence[Row]:
-    """Return the rows of a dozen jobs: failing ones, those of the oldest waiting runs, the first by key."""
+) -> Jobs:
+    """Return the jobs that have a shape in the window: failing ones, those of the oldest waiting runs, first keys."""
     failing = [need.job_id for need in needs if need.job_id is not None]
     with connection.snapshot() as reading:
         waiting = [run.job_id for run in read_runs(reading, [each.oldest_run_id for each in backlogs])]
         unwell = jobs_of(reading, caller.tenant, [*dict.fromkeys((*failing, *waiting))][:_JOBS])
-        others = list_jobs(reading, caller.tenant, limit=_JOBS, counts=False).jobs
-        found = {job.job_id: job for job in (*unwell, *others)}
-        jobs = list(found.values())[:_JOBS]
-        bins = job_bins(reading, jobs, along.edges, along.behind)
-    return in_order([row_of(job, bins[job.job_id], OVERVIEW, along.now) for job in jobs])
+        page = list_jobs(reading, caller.tenant, limit=_LOOKED_AT, counts=False)
+        found = list({job.job_id: job for job in (*unwell, *page.jobs)}.values())
+        bins = job_bins(reading, found, along.edges, along.behind)
+        rows = in_order([row_of(job, bins[job.job_id], OVERVIEW, along) for job in found])
+        drawn = [row for row in rows if row.strip.paths]
+        whys = wait_labels(reading, drawn[:_JOBS])
+    return Jobs(drawn[:_JOBS], whys, len(rows) - len(drawn), page.next_cursor is None and len(drawn) <= _JOBS)
 
 
-def _steps(connection: Connection, caller: Caller, figures: ActivityFigures | Failed, rows: Sequence[Row]) -> int:
+def _why_waiting(open_runs: OpenRuns) -> str:
+    """Return the commonest reasons for which due runs wait, each with its number if there are several."""
+    counts = Counter[str]()
+    for each in open_runs.waiting:
+        counts[wait_label(each.why)] += each.count
+    if len(counts) == 1:
+        return next(iter(counts))
+    return ", ".join(f"{number(count)} {label}" for label, count in counts.most_common(_REASONS))
+
+
+def _steps(connection: Connection, caller: Caller, figures: ActivityFigures | Failed, jobs: Jobs) -> int:
     """Return how many of the first steps of an installation are done: it has a job, a run, an ended run."""
     if isinstance(figures, ActivityFigures) and any(each.succeeded or each.failed for each in figures.bins):
         return 3
-    if not rows:
+    if not (jobs.rows or jobs.others):
         return 0
     runs = in_snapshot(connection, list_runs, caller.tenant, PageFilter(), limit=_LATEST, counts=False).runs
     return 1 + bool(runs) + any(run.status in FINAL for run in runs)
@@ -188,11 +212,10 @@ def _late(along: Axis, figures: ActivityFigures | Failed, stage: str) -> "Lines 
         return figures
     found = [(each.stages or {}).get(stage) for each in figures.bins]
     p50, p99 = ([None if each is None else getattr(each, name) for each in found] for name in ("p50", "p99"))
-    whole, words = (figures.stages or {}).get(stage), "No run in this window."
-    if whole is not None and whole.p50 is not None and whole.p99 is not None:
-        half, most = (duration(timedelta(seconds=each)) for each in (whole.p50, whole.p99))
-        words = f"Median {half} (solid), 99th percentile {most} (dashed)."
-    return lateness_lines(along, p50, p99)._replace(words=words)
+    whole = (figures.stages or {}).get(stage)
+    named = [] if whole is None else [("p50", whole.p50), ("p99", whole.p99)]
+    shown = [(name, duration(timedelta(seconds=seconds))) for name, seconds in named if seconds is not None]
+    return lateness_lines(along, p50, p99)._replace(figures=shown)
 
 
 def _title(here: Now | Failed, steps: int | Failed, failed: Sequence[Failed], *, sees_all: bool) -> str:
@@ -207,13 +230,13 @@ def _title(here: Now | Failed, steps: int | Failed, failed: Sequence[Failed], *,
 
 
 class Lines(NamedTuple):
-    """The lines of the median and the 99th percentile, rules at powers of ten, in pixels, and a sentence."""
+    """The lines of the median and the 99th percentile, rules at powers of ten, in pixels, and both of all bins."""
 
     height: int
     p50: str
     p99: str
     rules: Sequence[tuple[float, str]]
-    words: str = ""
+    figures: Sequence[tuple[str, str]] = ()
 
 
 def lateness_lines(along: Axis, p50: Sequence[float | None], p99: Sequence[float | None], height: int = 120) -> Lines:

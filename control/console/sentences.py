@@ -3,7 +3,7 @@
 from datetime import datetime, timedelta
 
 from tidewheel.control.console.words import between, counted, reason_words, state, when
-from tidewheel.control.reads.waits import Wait
+from tidewheel.control.reads.waits import Wait, WaitCode
 from tidewheel.control.words import duration
 from tidewheel.nouns.runs.model import RunDetail, RunSummary
 from tidewheel.nouns.workflows.picture import is_met
@@ -12,6 +12,13 @@ from tidewheel.transitions.parents import Neighbours
 
 _SECOND, _DAY = timedelta(seconds=1), timedelta(days=1)
 _LONGEST = 300  # characters of an error in a sentence
+_LABELS = {
+    WaitCode.CANCEL: "being cancelled", WaitCode.FROZEN: "frozen", WaitCode.NO_EXECUTOR: "without an executor",
+    WaitCode.NO_HANDLER: "without a handler", WaitCode.NO_TARGET: "without an executor of the target",
+    WaitCode.SLOT: "not claimed", WaitCode.TURN: "behind an active run", WaitCode.KEY: "behind a concurrency key",
+    WaitCode.ORDER: "behind an ordering key", WaitCode.TENANT: "at the tenant's limit",
+    WaitCode.TENANT_RATE: "at the tenant's rate",
+}  # fmt: skip
 
 
 def about_run(run: RunDetail, now: datetime, neighbours: Neighbours | None = None) -> str:
@@ -39,6 +46,11 @@ def about_run(run: RunDetail, now: datetime, neighbours: Neighbours | None = Non
 def is_cancelled(run: RunSummary) -> bool:
     """Return True if a cancel of an open run was accepted."""
     return run.status == RunState.CANCELLING or (run.why is not None and run.why.cancel_requested)
+
+
+def wait_label(why: Wait) -> str:
+    """Return for what runs wait, in a few words behind their number."""
+    return _LABELS.get(why.code) or why.words.partition(";")[0]
 
 
 def waiting(why: Wait, now: datetime) -> str:

@@ -41,7 +41,7 @@ class Size:
         return self.above + self.below + self.foot
 
 
-WIDE, NARROW = Size(84, 20, 24), Size(40, 14, 20, joined=2)
+WIDE, NARROW = Size(72, 20, 0), Size(40, 14, 20, joined=2)  # the wide one is below the axis of a grid
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +132,7 @@ def tide(
     moving = scale.moving(running) if running else None
     links = list(_links(columns, size, along.width * size.joined * 1.01))
     return Tide(
-        size, columns, links, list(along.ticks()), along.x(along.now), top, moving, _frozen(along, size, frozen)
+        size, columns, links, list(along.ticks()), along.x(along.until), top, moving, _frozen(along, size, frozen)
     )
 
 
@@ -190,7 +190,7 @@ class _Scale:
     def moving(self, running: int) -> Bar:
         width = self.along.width * self.size.joined
         height = _height(running, self.most, self.size.above)
-        x = min(self.along.x(self.along.now), 100 - width)
+        x = self.along.x(self.along.until) - width
         return Bar("moving", round(x, 3), self.size.above - height, round(width * _FILLED, 3), height)
 
     def _bars(self, x: float, width: float, counts: Counts) -> Iterator[Bar]:

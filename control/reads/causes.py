@@ -256,6 +256,7 @@ def _counting(need: Need, parts: Sequence[Waiting]) -> Need:
     since, latest = min(each.oldest_at for each in parts), max(each.newest_at for each in parts)
     return replace(need, count=count, at_least=at_least, counted="waiting", since=since, latest=latest)
 
+
 def _causes(waiting: Sequence[Waiting]) -> dict[tuple[WaitCode, str, str], list[Waiting]]:
     """Return the runs for which something is missing, by what that is."""
     causes: dict[tuple[WaitCode, str, str], list[Waiting]] = {}

@@ -127,7 +127,7 @@ def test_every_figure_of_the_overview_is_what_the_rows_count(seeded: tuple[ApiCl
     failing = [job_id for (job_id,) in database.rows(FAILING_JOBS, [HOUR])]
     assert [_number(text) for text in texts("not_redriven")] == [database.value(LETTERS, [failing])]
     [coming] = texts("coming")
-    end = NOW + timedelta(minutes=15, seconds=30)
+    end = NOW + timedelta(minutes=13)
     assert _number(coming) == database.value(COMING, [NOW, end]) == sum(map(_number, texts("bin_coming")))
     assert texts("failed_share") == [f"{100 * sums['failed_of_all'] / sums['ran']:.1f} %"]
     [words] = texts("in_words")

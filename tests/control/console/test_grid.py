@@ -105,6 +105,13 @@ def _painted(d: str, pitch: Pitch) -> list[int]:
     return found
 
 
+def test_a_run_that_runs_has_a_bar_up_to_now_from_its_start_or_from_the_edge() -> None:
+    since_before = strip([{}] * 5, [False], GRID, 0)
+    assert (since_before.words, since_before.paths) == ("running since before", [("w", "M0 8H65")])
+    here = strip([{}, {RunState.RUNNING: 1}, {}], (), GRID, 1)
+    assert (here.words, dict(here.paths)["w"]) == ("1 running", "M13 8H39")
+
+
 def test_words_name_each_outcome_and_an_unread_row_has_none() -> None:
     row: list[Mapping[str, int]] = [{GOOD: 1_200, RunState.TIMED_OUT: 1}, {BAD: 1, RunState.SKIPPED: 0}]
     assert strip(row, [False, True], LIST).words == "1,200 succeeded, 2 failed, due again"
