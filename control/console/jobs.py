@@ -1,7 +1,7 @@
 """The list of jobs, what fires next, and the actions on those that are selected: pause and resume."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import partial
 from typing import ClassVar, Literal
@@ -52,7 +52,8 @@ from tidewheel.schedules.describe import to_zone
 
 _NAMED = 3  # refusals that the message names
 _IN_GRID = 200  # jobs of a page
-_IDLE = 6  # jobs without a run that one line of a grid names
+_IDLE = 6  # jobs that never ran which become one line
+_FURTHER = 3  # pages of jobs that are read for the rows of one
 _UNREAD = JobBins((), (), is_sample=False)
 _NONE = FieldError("job", "none of the selected jobs is there", "go back and select others")
 
@@ -179,6 +180,7 @@ class JobsPageQuery(JobsQuery):
     view: Literal["table", "grid"] = "table"
     window: Literal["1h", "6h", "24h", "7d"] = "1h"
     sort: Literal["key", "-key"] = "key"
+    idle: Literal["fold", "show"] = "fold"
 
 
 class JobsPage:
@@ -198,6 +200,13 @@ class JobsPage:
             [after] = cursors.read(Key) or [""]
             read = partial(list_jobs, last_first=query.sort == "-key", **query.filter)
             page = in_snapshot(connection, read, caller.tenant, after=after, limit=limit)
+            for _ in range(0 if is_grid or query.idle == "show" else _FURTHER):  # a line of folded jobs leaves room
+                left = limit - sum(not is_idle(job) for job in page.jobs)
+                idle = len(page.jobs) - (limit - left)
+                if page.next_cursor is None or idle < _IDLE or not 0 < left < limit:
+                    break
+                more = in_snapshot(connection, read, caller.tenant, after=page.next_cursor, limit=left, counts=False)
+                page = replace(page, jobs=(*page.jobs, *more.jobs), next_cursor=more.next_cursor)
             return page, cursors.write(page.next_cursor)
 
         def rows(page: JobPage) -> Mapping[str, object]:
@@ -210,11 +219,12 @@ class JobsPage:
             retrying = [] if is_grid else [run.run_id for run in latest if run.state == RunState.RETRYING]
             retries = part_of(connection, read_waits, retrying) if retrying else {}
             whys = part_of(connection, wait_labels, found) if is_grid else {}
-            idle = [row for row in found if is_grid and row.is_idle]
-            if len(idle) < _IDLE or len(idle) == len(found):
+            idle = [row for row in found if is_idle(row.job)]
+            if len(idle) < _IDLE or len(idle) == len(found) or query.idle == "show":
                 idle = []
+            kept = [row for row in found if not (idle and is_idle(row.job))]
             return {
-                "rows": in_order([row for row in found if not (idle and row.is_idle)]) if is_grid else found,
+                "rows": in_order(kept) if is_grid else kept,
                 "idle": idle, "bins": bins, "retries": retries, "whys": whys,
                 "nearest": nearest(page), "freezable": freezable_filters(query), "along": along, "pitch": pitch,
             }  # fmt: skip
@@ -224,7 +234,7 @@ class JobsPage:
                 return None
             return in_snapshot(connection, nearest_key, caller.tenant, query.prefix)
 
-        shown = ("view", "window", "sort")
+        shown = ("view", "window", "sort", "idle")
         return list_view("jobs", query, listed, errors=errors, now=now, urls=urls, of_page=rows, shown=shown)
 
 
@@ -247,11 +257,6 @@ class Row:
     is_sample: bool
     condition: str
     last_at: datetime | None
-
-    @property
-    def is_idle(self) -> bool:
-        """True if it has never run, and nothing is known to come."""
-        return self.job.last_run is None and self.job.next_at is None and not (self.held or self.strip.paths)
 
     @property
     def mark(self) -> str:
@@ -278,6 +283,11 @@ def row_of(job: JobSummary, bins: JobBins | None, pitch: Pitch, along: Axis) -> 
     drawn = strip(runs, due, pitch, None if since is None or not runs else along.bin_of(since) or 0)
     words = condition(job, drawn.total, along.now)
     return Row(job, schedule_words(job.schedule), hold_words(job), clock, drawn, is_sample, words, last_at)
+
+
+def is_idle(job: JobSummary) -> bool:
+    """Return True if a job has never run, and nothing is known to come."""
+    return job.last_run is None and job.next_at is None and hold_words(job) is None
 
 
 def in_order(rows: Sequence[Row]) -> Sequence[Row]:

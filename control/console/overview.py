@@ -123,7 +123,13 @@ class OverviewPage:
 
 
 class Jobs(NamedTuple):
-    """The rows of a dozen jobs, why those wait that do, and the number of jobs without a shape; `is_whole` for all."""
+    """The rows of a dozen jobs.
+
+    Args:
+        whys: Why the last runs of those that wait do so.
+        others: The number of jobs that were looked at and have nothing to draw.
+        is_whole: True if every job was looked at, and each that has something to draw is a row.
+    """
 
     rows: Sequence[Row]
     whys: Mapping[UUID, str]
@@ -134,7 +140,7 @@ class Jobs(NamedTuple):
 def _jobs(
     connection: Connection, caller: Caller, needs: Sequence[Need], backlogs: Sequence[Backlog], along: Axis
 ) -> Jobs:
-    """Return the jobs that have a shape in the window: failing ones, those of the oldest waiting runs, first keys."""
+    """Return jobs with something to draw: failing ones, those of the oldest waiting runs, the first keys."""
     failing = [need.job_id for need in needs if need.job_id is not None]
     with connection.snapshot() as reading:
         waiting = [run.job_id for run in read_runs(reading, [each.oldest_run_id for each in backlogs])]
@@ -230,7 +236,7 @@ def _title(here: Now | Failed, steps: int | Failed, failed: Sequence[Failed], *,
 
 
 class Lines(NamedTuple):
-    """The lines of the median and the 99th percentile, rules at powers of ten, in pixels, and both of all bins."""
+    """The lines of the median and the 99th percentile in pixels, rules at powers of ten, both figures."""
 
     height: int
     p50: str

@@ -228,7 +228,7 @@ class Causes:
 
 
 def _by_harm(need: Need) -> tuple[object, ...]:
-    """Return the place of a need: errors before warnings; a missing service hurts all runs, a freeze has a band."""
+    """Return the place of a need; a missing service hurts all runs, and a band of its own names a freeze."""
     newest = need.latest or need.since or _EPOCH
     is_fleet, is_error = need.kind == "fleet", need.severity == Severity.ERROR
     return (
@@ -251,7 +251,7 @@ def _missing_roles(fleet: FleetStatus) -> frozenset[str | None]:
 
 
 def _counting(need: Need, parts: Sequence[Waiting]) -> Need:
-    """Return a need with the runs that wait, and the times from which the oldest and the newest of them do."""
+    """Return a need with the runs that wait, and the times from which the oldest and the newest wait."""
     count, at_least = sum(each.count for each in parts), any(each.at_least for each in parts)
     since, latest = min(each.oldest_at for each in parts), max(each.newest_at for each in parts)
     return replace(need, count=count, at_least=at_least, counted="waiting", since=since, latest=latest)

@@ -119,7 +119,7 @@ def read_activity(
 
 
 def on_time(connection: Conn, tenant: str, since: datetime, until: datetime) -> tuple[float | None, int]:
-    """Return the share of claimed runs that were claimed within a second of their time, and the number of all."""
+    """Return the share of claimed runs that began within a second of their time, and their number."""
     columns: dict[str, object] = {
         "tenant": tenant, "edges": [since, until], "look": _LOOKED_AT, "stages": [Stage.CLAIMED],
         "queue": None, "lane": None,

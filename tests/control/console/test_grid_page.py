@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
+from html import unescape
 from http import HTTPStatus
 
 import pytest
@@ -67,6 +68,22 @@ def test_overview_has_the_jobs_with_runs_of_which_those_that_fail_are_first(
     assert ">18 jobs without a run in the last 6 hours</a>" in page
     assert 'data-cells="-*60 b2 -*12"' in page
     assert 'href="/jobs?view=grid&amp;window=6h"' in page
+
+
+def test_jobs_that_never_ran_are_one_line_and_leave_their_room_to_others(
+    pages: ApiClient, clocked: ClockedDatabase
+) -> None:
+    for number in range(9):
+        submit(clocked, f"idle-{number}", labels={"team": "a"})
+    for key in ("ran-1", "ran-2"):
+        submit(clocked, key)
+        succeed(clocked, begun(clocked, key))
+    page = shown(pages, "/jobs?limit=9&sort=-key")
+    assert re.findall(r'data-job="([^"]+)"', page) == ["ran-2", "ran-1"]
+    assert "9 jobs never ran" in page
+    [opened] = re.findall(r'href="([^"]+)">show</a>', page)
+    assert len(re.findall(r'data-job="', shown(pages, unescape(opened)))) == 9
+    assert shown(pages, "/jobs?prefix=idle").count("data-job=") == 9, "a page of such jobs alone has their rows"
 
 
 def test_bins_ahead_are_due_unless_the_timer_leaves_them_out_or_rests(
