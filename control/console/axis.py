@@ -6,7 +6,7 @@ The edges of a window lie on bins, so ticks have even distances. From seven days
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, date, datetime, time, timedelta, tzinfo
 from enum import StrEnum
 from typing import NamedTuple
@@ -16,6 +16,7 @@ LEAST_SPAN = timedelta(minutes=2)
 
 _DAY = timedelta(days=1)
 _HALF_MINUTE = timedelta(seconds=30)
+_FEW = 8  # bins before now on any axis
 
 
 class Window(StrEnum):
@@ -222,6 +223,20 @@ def axis_between(begin: datetime, end: datetime, now: datetime, zone: tzinfo = U
         found = [edge for at in days for edge in _parts_of(day + at * _DAY, bins.parts, zone)]
         edges = found[bisect_right(found, begin) - 1 : bisect_left(found, end) + 1]
     return Axis(edges, min(max(bisect_right(edges, now), 0), len(edges) - 1), now, zone, window, bins)
+
+
+def axis_since(along: Axis, at: datetime) -> Axis:
+    """Return an axis without the bins before an instant, but for a few before now.
+
+    >>> day = axis(Window.DAY, datetime(2026, 11, 21, 12, tzinfo=UTC))
+    >>> later = axis_since(day, datetime(2026, 11, 21, 6, 7, tzinfo=UTC))
+    >>> f"{later.begin:%H:%M} {later.end:%H:%M}", later.behind, axis_since(day, day.begin) == day
+    ('06:00 18:15', 25, True)
+    >>> f"{axis_since(day, day.now).begin:%H:%M}"
+    '10:15'
+    """
+    left_out = max(min(along.bin_of(at) or 0, along.behind - _FEW), 0)
+    return replace(along, edges=along.edges[left_out:], behind=along.behind - left_out)
 
 
 def window_of(past: timedelta) -> Window:

@@ -15,9 +15,9 @@ from starlette.requests import Request
 from tidewheel.control.api.authorization import Caller
 from tidewheel.control.api.request_input import TenantQuery, as_key
 from tidewheel.control.client.connection import Connection
-from tidewheel.control.console.axis import LEAST_SPAN, Axis, Window, axis, axis_between, window_of
+from tidewheel.control.console.axis import LEAST_SPAN, Axis, Window, axis, axis_between, axis_since, window_of
 from tidewheel.control.console.job_lead import LATEST, Seen, quarantine, read_lead
-from tidewheel.control.console.job_line import job_line
+from tidewheel.control.console.job_line import job_line, ran_at
 from tidewheel.control.console.job_rows import Row, Show, counts, error_lines, filtered, folded, job_rows
 from tidewheel.control.console.jobs import hold_words
 from tidewheel.control.console.rendering import zone_of_page
@@ -112,6 +112,8 @@ class JobPage:
         if not isinstance(past, Failed):
             timeline = past[0]
             seen = replace(seen, unfired=timeline.skips, more_unfired=timeline.more_skips)
+            if query.from_at is None:
+                along = axis_since(along, _first(job, timeline))
             line = job_line(along, timeline, or_else(counted, ()), ahead, urls, address=address)
             values = {"line": line, **_list(connection, job, past, query)}
         return View(
@@ -128,6 +130,12 @@ class JobPage:
             },
             422 if errors else 200,
         )  # fmt: skip
+
+
+def _first(job: JobDetail, timeline: JobTimeline) -> datetime:
+    """Return the first instant that a timeline has something to show of; a backfill is older than its job."""
+    skips, bins = (each.at for each in timeline.skips), (each.at for each in timeline.bins if any(each.counts.values()))
+    return min([job.created_at, *map(ran_at, timeline.runs), *skips, *bins])
 
 
 def _list(

@@ -256,13 +256,24 @@ def _plain(seen: Seen) -> str:
     waits = (run.why for run in seen.latest if run.status == RunState.RETRYING and not is_cancelled(run))
     if (why := next((why for why in waits if why is not None), None)) is not None:
         return waiting(why, seen.now)
+    due = _due(seen)
+    if due and not _ended(seen.latest):
+        return due
     if not seen.unfired:
-        return _outcomes(seen, "Runs well, {} in a row.")
+        return due + _outcomes(seen, "{} runs in a row succeeded." if due else "Runs well, {} in a row.")
     occurrences = sum(each.occurrences for each in seen.unfired)
     many = number(occurrences, at_least=seen.more_unfired or not all(each.exact for each in seen.unfired))
-    were = f"occurrence{' in the time shown was' if occurrences == 1 else 's in the time shown were'}"
     reasons = ", ".join(dict.fromkeys(reason_words(each.reason) for each in seen.unfired))
-    return f"{_outcomes(seen, '{} runs in a row succeeded.')} {many} {were} skipped: {reasons}."
+    return f"{due}{_outcomes(seen, '{} runs in a row succeeded.')} {many} skipped in the time shown: {reasons}."
+
+
+def _due(seen: Seen) -> str:
+    """Return how many of the latest runs no executor has claimed; empty if none of them is late."""
+    unclaimed = [run for run in seen.latest if run.why is not None and run.why.code is WaitCode.SLOT]
+    if not any(seen.now - run.scheduled_at > _LATE for run in unclaimed):
+        return ""
+    many = len(unclaimed)
+    return f"{counted(many, 'run', at_least=many == LATEST)} {agreed(many, 'waits', 'wait')}: not claimed. "
 
 
 def _outcomes(seen: Seen, well: str) -> str:

@@ -5,7 +5,7 @@ scale.
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import NamedTuple
 
@@ -22,7 +22,7 @@ from tidewheel.control.words import duration
 from tidewheel.ids import instant_of
 from tidewheel.jobs.values import format_second
 from tidewheel.nouns.runs.model import RunSummary
-from tidewheel.runs import Cause, RunState
+from tidewheel.runs import SCHEDULED, Cause, RunState
 
 SIZE = Size(76, 18, 22)
 _SHORTEST, _LONGEST = 0.001, 86_400.0  # seconds at the least height and at the greatest
@@ -30,6 +30,11 @@ _LEAST, _MOST = 4.0, 66.0
 _HOLLOW = 12.0
 _THINNEST = 0.35  # percent
 _RETRIES = 4
+_LEGEND = {
+    "good": "succeeded: taller took longer", "bad": "failed", "moving": "running", "trouble": "running for long",
+    "dot": "retried", "undone": "skipped, cancelled", "waits": "waiting", "open": "not ended", "ahead": "to come",
+    "paused": "paused", "version": "new version",
+}  # fmt: skip
 _UNFIRED = {OccurrenceOutcome.WILL_BE_EXCLUDED, OccurrenceOutcome.WILL_BE_SKIPPED, OccurrenceOutcome.WILL_BE_MOVED}
 
 
@@ -53,6 +58,14 @@ class Line(NamedTuple):
     versions: Sequence[tuple[float, str]]
     ticks: Sequence[Tick]
     now_x: float | None
+
+    @property
+    def legend(self) -> Mapping[str, str]:
+        """The kinds of marks that it has, each with its words."""
+        found = {each.family if each.bar is None else each.bar.family for each in self.marks}
+        found |= {"dot"} if any(each.dots for each in self.marks) else set()
+        found |= {name for name, shapes in (("paused", self.pauses), ("version", self.versions)) if shapes}
+        return {name: words for name, words in _LEGEND.items() if name in found}
 
 
 def job_line(
@@ -139,6 +152,7 @@ def _run(along: Axis, run: TimelineRun, timeline: JobTimeline, urls: Urls) -> Ma
         family = "trouble"
         words += f", longer than 95 % of the job's runs ({duration(timeline.took_p95)})"
     if family == "ahead":
+        family = "ahead" if run.state == SCHEDULED else "waits"
         top, height, dots = SIZE.above - _HOLLOW, _HOLLOW, []
     return Mark(words, href, Bar(family, x, round(top, 1), width, height), dots=dots)
 
@@ -148,9 +162,7 @@ def _bin(along: Axis, each: TimelineBin, address: Callable[..., str]) -> Iterato
     href = address(**{"from": format_second(each.at), "to": format_second(max(each.until, least))})
     step = along.x(each.until) - x
     width = round(max(step * 0.8, _THINNEST), 3)
-    counts = {"succeeded": each.succeeded, "failed": each.failed, "timed out": each.timed_out,
-              "cancelled": each.cancelled, "skipped": each.skipped, "open": each.open}  # fmt: skip
-    words = f"{along.clock(each.at)}: " + ", ".join(f"{value:,} {name}" for name, value in counts.items() if value)
+    words = f"{along.clock(each.at)}: " + ", ".join(f"{many:,} {name}" for name, many in each.counts.items() if many)
     words += f", longest {duration(each.longest)}" if each.longest is not None else ""
     if each.succeeded:
         height = height_of(each.longest)
@@ -158,7 +170,7 @@ def _bin(along: Axis, each: TimelineBin, address: Callable[..., str]) -> Iterato
     if each.failed or each.timed_out:
         yield Mark(words, href, Bar("bad", x, SIZE.above + 2, width, SIZE.below - 4))
     if each.open:
-        yield Mark(words, href, Bar("moving", x, SIZE.above - _LEAST, width, _LEAST))
+        yield Mark(words, href, Bar("open", x, SIZE.above - _LEAST, width, _LEAST))
     if each.cancelled or each.skipped:
         yield Mark(words, href, diamond=round(x + step / 2, 3))
 
@@ -169,7 +181,7 @@ def _skips(along: Axis, timeline: JobTimeline) -> Iterator[Mark]:
         many = counted(each.occurrences, "occurrence", at_least=not each.exact)
         words = f"{many} not fired, {state(each.reason)}: {along.clock(each.at)}"
         words += f" to {along.clock(each.last_at)}" if each.last_at != each.at else ""
-        bar = Bar("undone", first, SIZE.above - 2.5, round(last - first, 3), 5) if last - first > _THINNEST else None
+        bar = Bar("undone", first, SIZE.above - 0.5, round(last - first, 3), 2) if last - first > _THINNEST else None
         yield Mark(words, bar=bar, diamond=round((first + last) / 2, 3))
 
 

@@ -18,7 +18,7 @@ from tidewheel.nouns.runs.model import RunSummary
 from tidewheel.runs import Cause, RunState
 
 _AT_THEIR_TIME = {Cause.TIMER, Cause.TRIGGER}
-_FEWEST = 4  # equal neighbours that become one row
+_FEWEST = 3  # equal neighbours that become one row
 _OPENED = 30  # equal neighbours that are opened at once
 
 

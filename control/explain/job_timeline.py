@@ -90,6 +90,14 @@ class TimelineBin:
     open: int = 0
     longest: timedelta | None = None
 
+    @property
+    def counts(self) -> Mapping[str, int]:
+        """The numbers of runs by their end, in words."""
+        return {
+            "succeeded": self.succeeded, "failed": self.failed, "timed out": self.timed_out,
+            "cancelled": self.cancelled, "skipped": self.skipped, "open": self.open,
+        }  # fmt: skip
+
 
 @dataclass(frozen=True, slots=True)
 class Pause:

@@ -46,7 +46,7 @@ def test_overview_draws_what_ended_and_what_comes_and_counts_the_same_hour(pages
         assert "First steps" not in page
         assert "as table" in page
     for stage in ("claimed", "written", "ended"):
-        assert 'aria-current="true">until ' in shown(pages, f"/?stage={stage}")
+        assert 'aria-current="true">Until ' in shown(pages, f"/?stage={stage}")
     assert shown(pages, "/?window=1y"), "an unknown window is the first one"
     pages.database.execute("UPDATE activity SET at = now() - interval '59 min 50 s'")
     page = shown(pages, "/")
