@@ -69,14 +69,19 @@ _GONE = "the job is deleted, or the run is no longer stored."
 _NONE_MATCHES = FieldError("", "no open run matches", "go back and choose other filters")
 
 
-def _id(value: object) -> object:
+def _ids(given: Sequence[str]) -> Sequence[object]:
+    """Return the ids of boxes; the box of equal neighbours has several."""
+    return tuple(_id(each) for box in given for each in box.split())
+
+
+def _id(text: str) -> object:
     try:
-        return read_uuid(value) if isinstance(value, str) else value
+        return read_uuid(text)
     except ValueError:
-        return value
+        return text
 
 
-_Ids = Annotated[tuple[Annotated[UUID, BeforeValidator(_id)], ...], PydanticField(max_length=MOST)]
+_Ids = Annotated[tuple[UUID, ...], BeforeValidator(_ids), PydanticField(max_length=MOST)]
 
 
 class SelectedQuery(TenantQuery):

@@ -104,7 +104,7 @@ class RunsPage:
 
             def alike(run: RunSummary) -> object:
                 why = run.why.words if run.why else (run.reason, messages.get(run.run_id))
-                return run.job_id, run.status, run.cause, run.attempt, run.error_type, why
+                return run.job_id, run.status, run.cause, run.error_type, why
 
             folds = neighbours(page.runs, alike, lambda run: str(run.run_id) == query.opened)
             return {**more, "messages": messages, "counts": counts, "late": late, "folds": folds}

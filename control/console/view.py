@@ -29,7 +29,7 @@ P = ParamSpec("P")
 SPANS = {"1h": timedelta(hours=1), "24h": timedelta(days=1), "7d": timedelta(days=7), "30d": timedelta(days=30)}
 """The times before now that a list proposes."""
 
-_FEWEST = 6  # equal neighbours that become one row
+_FEWEST = 3  # equal neighbours that become one row
 _END_OF_DAY = "23:59:59.999999"
 _MORE = "add a job key, or choose a time in the field since"
 _FIELDS: Mapping[str, tuple[str, str]] = {

@@ -3,12 +3,12 @@
 import html
 import re
 from http import HTTPStatus
-from urllib.parse import parse_qsl, urlsplit
+from urllib.parse import parse_qsl, urlencode, urlsplit
 
 import pytest
 
 from tests.control.api.answering import ApiClient, answering
-from tests.control.console.pages import HTML, every_row, next_page, shown
+from tests.control.console.pages import HTML, every_row, next_page, posted, shown
 from tests.control.explain.explaining import t
 from tests.fixtures.acts import ending
 from tests.fixtures.database import ClockedDatabase
@@ -140,10 +140,11 @@ def turned(client: ApiClient, path: str, column: str, orders: tuple[str, str]) -
     [(order, there, name)] = _HEAD.findall(shown(client, path))
     address = html.unescape(there)
     [(turned_order, back, _)] = _HEAD.findall(shown(client, address))
-    assert (name, order, turned_order) == (column, *orders)
+    assert (name, order, turned_order) == (column.capitalize(), *orders)
     kept, given = (sorted(parse_qsl(urlsplit(each).query)) for each in (html.unescape(back), path))
     assert kept == given
-    return every_row(client, f"{address}&limit=2", r'<tr data-key="([^"]+)"')
+    boxes = every_row(client, f"{address}&limit=2", r'"checkbox" name="(?:run|job)" value="([^"]+)"')
+    return [each for box in boxes for each in box.split()]
 
 
 def test_list_of_runs_is_turned_by_the_column_that_an_index_serves(clocked: ClockedDatabase) -> None:
@@ -185,13 +186,15 @@ def test_list_of_jobs_is_turned_by_their_keys(pages: ApiClient) -> None:
         assert found == [str(job_id("default", key)) for key in reversed(expected)], query
 
 
-def test_equal_neighbours_are_one_row_until_it_is_opened(pages: ApiClient) -> None:
+def test_equal_neighbours_are_one_row_with_one_box_until_it_is_opened(pages: ApiClient) -> None:
     pages.database.submit(overlap="allow_all")
-    runs = {str(pages.database.trigger("job")) for _ in range(14)}
-    folds = every_row(pages, "/runs?limit=7", r'data-folded="([^"]+)"')
-    assert [len(fold.split()) for fold in folds] == [7, 7]
+    runs = {str(pages.database.trigger("job")) for _ in range(6)}
+    folds = every_row(pages, "/runs?limit=3", r'name="run" value="([^"]+)"')
+    assert [len(fold.split()) for fold in folds] == [3, 3]
     assert {run for fold in folds for run in fold.split()} == runs
-    older = next_page(shown(pages, "/runs?limit=7"))
-    [opened] = re.findall(r'href="([^"]+)">show</a>', shown(pages, older or ""))
+    older = next_page(shown(pages, "/runs?limit=3"))
+    [opened] = re.findall(r'href="([^"]+)">3 runs</a>', shown(pages, older or ""))
     found = re.findall(r'name="run" value="([^"]+)"', shown(pages, html.unescape(opened)))
     assert found == folds[1].split(), "of the same page of the list"
+    posted(pages, f"/runs/cancel?{urlencode({'run': folds[0]})}")
+    assert counts(pages, "/runs") == {"All": "6", "Queued": "3", "Cancelled": "3"}
