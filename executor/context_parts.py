@@ -37,7 +37,10 @@ CALLS = SharedThreads(32, "handler-call")
 
 NEXT_IN_ALONE = "next_in and complete_in cannot be combined: return, so that the executor saves both"
 
-_STEPS, _TIMES, _OWN = "tidewheel.steps", "tidewheel.times", "checkpoint"
+OWN = "checkpoint"
+"""The member of a checkpoint with steps that is the handler's own checkpoint."""
+
+_STEPS, _TIMES = "tidewheel.steps", "tidewheel.times"
 _TIMED = 100  # steps of a run whose times are kept, the newest: at most 10 KiB of names and errors
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _HEAD = f'{{"{_STEPS}":'.encode()
@@ -262,7 +265,7 @@ class Steps:
         if has_steps(checkpoint):
             document = json.loads(checkpoint or b"")
             self._done = {name: to_json(result) for name, result in document[_STEPS].items()}
-            self._own = to_json(document[_OWN]) if _OWN in document else None
+            self._own = to_json(document[OWN]) if OWN in document else None
             self._times = document.get(_TIMES, [])
         self._began = dict[str, datetime]()  # the steps of this attempt
         self._lock = threading.Lock()
@@ -326,7 +329,7 @@ class Steps:
     def _checkpoint(self, done: dict[str, bytes], own: bytes | None) -> bytes:
         """Return the checkpoint, without times if they do not fit beside the results."""
         steps = b",".join(to_json(name) + b":" + result for name, result in done.items())
-        rest = b"" if own is None else b',"%b":%b' % (_OWN.encode(), own)
+        rest = b"" if own is None else b',"%b":%b' % (OWN.encode(), own)
         times = b',"%b":%b' % (_TIMES.encode(), to_json(self._times)) if self._times else b""
         with_times, without = b"%b{%b}%b%b}" % (_HEAD, steps, times, rest), b"%b{%b}%b}" % (_HEAD, steps, rest)
         return with_times if len(with_times) <= MAX_RESULT_BYTES else without
@@ -342,4 +345,4 @@ def own_checkpoint(checkpoint: bytes | None) -> object:
     if checkpoint is None:
         return None
     value = json.loads(checkpoint)
-    return value.get(_OWN) if has_steps(checkpoint) else value
+    return value.get(OWN) if has_steps(checkpoint) else value

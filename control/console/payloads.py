@@ -33,14 +33,15 @@ class _Part:
     lines: int
 
 
-def json_view(content: bytes) -> Markup | None:
-    """Return the tree of a JSON text; None if it is none, or too large to be a tree."""
+def json_view(content: bytes, member: str | None = None) -> Markup | None:
+    """Return the tree of a JSON text or of one member; None if it is none, or too large to be a tree."""
     try:
         value: object = json.loads(content, parse_float=_Number, parse_int=_Number, object_pairs_hook=_Object)
+        value = value if member is None else dict(_members(value))[member]
         if _nodes(value) > _NODES:
             return None
         return Markup('<div class="json">{}</div>').format(_part(None, value, 0, "").markup)
-    except (ValueError, RecursionError):
+    except (KeyError, ValueError, RecursionError):
         return None
 
 

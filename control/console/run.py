@@ -23,6 +23,7 @@ from tidewheel.control.reads.fleet import AbleExecutors, able_executors
 from tidewheel.control.reads.stored import read_run_payload
 from tidewheel.control.reads.waits import WaitCode
 from tidewheel.errors import UnknownRun
+from tidewheel.executor.context_parts import OWN, has_steps
 from tidewheel.jobs.values import RESERVED
 from tidewheel.nouns.freezes.model import FreezeChange
 from tidewheel.nouns.freezes.reads import thaws_of
@@ -99,6 +100,7 @@ class RunPage:
                 "is_final": run.summary.status in FINAL, "able": part(read_able),
                 "newest": run.attempts[: -_OPEN_ROWS - 1 : -1], "older": run.attempts[: -_OPEN_ROWS][::-1],
                 "payload": payload, "neighbours": neighbours,
+                "own": OWN if has_steps(run.checkpoint) else None,
                 "target": part(read_target) if run.handler.startswith(RESERVED) else None,
                 "most": _NEIGHBOURS, "picked": picked, "with_logs": with_logs, "log": log,
                 "more": more_of(urls, run_id, log) if follows and isinstance(log, Log) else None,

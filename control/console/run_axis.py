@@ -154,7 +154,7 @@ def _ticks(run: RunDetail, axis: _Axis) -> Iterator[Stage]:
     own = ", the time of the run that it repeats" if is_retry else ""
     yield axis.tick("scheduled", f"{format_timestamp(summary.scheduled_at)}{own}", summary.scheduled_at)
     at = format_timestamp(summary.created_at) if is_retry else _beside(summary.created_at, summary.scheduled_at)
-    yield axis.tick("written", at, summary.created_at)
+    yield axis.tick("created", at, summary.created_at)
     published = next((each for each in run.stages if each.name == "published"), None)
     if published is not None and published.at is not None:
         since = max(summary.created_at, summary.scheduled_at)
@@ -172,7 +172,7 @@ def _spans(run: RunDetail, attempts: Sequence[PastAttempt], first: datetime, now
         if began > before:
             yield _Span(wait, duration(began - before), "ahead", before, began)
         took = "" if each.started_at is None else duration(each.finished_at - each.started_at)
-        parts = (took, state(each.outcome), each.error_type or answer_of(run.handler, each.result))
+        parts = (took, state(each.outcome), "" if each.error_type else answer_of(run.handler, each.result))
         family, words = family_of(each.outcome), ", ".join(filter(None, parts))
         yield _Span(f"attempt {each.attempt}", words, family, began, each.finished_at, each.attempt)
         before, wait = each.finished_at, "back-off"

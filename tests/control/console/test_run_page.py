@@ -220,6 +220,7 @@ def test_steps_and_log_lines_are_at_their_times_in_their_attempts(pages: ApiClie
     [mark] = re.findall(r'<a class="(\w+)" href="#(a2-L\d)" aria-label="([^"]*)"', page)
     assert mark == ("bad", "a2-L2", "ERROR a: two and 1 more line")
     assert f'id="{mark[1]}"' in page
+    assert page.count("tidewheel.steps") == 1, "in the raw checkpoint"
     assert "by the executor's clock" in page
 
 
