@@ -153,6 +153,7 @@ class DeadLetterGroup:
     current_version: Annotated[
         int | None, Field(description="The version that a new run gets; null if the job is deleted.")
     ]
+    reason: Annotated[str, Field(description="The reason of the newest one.")]
 
 
 @dataclass(frozen=True, slots=True)

@@ -51,19 +51,20 @@ SELECT "key", value FROM dead_letters WHERE id = %(id)s AND tenant = %(tenant)s
 
 -- name: group_dead_letters
 -- Groups a tenant's newest dead letters by cause, the largest group first, and returns with each the number that was looked at.
--- Index: dead_letters_by_tenant, walked backwards; failed_runs_pkey, jobs_pkey. No lock.
+-- Index: dead_letters_by_tenant, walked backwards; failed_runs_pkey, jobs_pkey; dead_letters_pkey for the reasons. No lock.
 -- Why: a plain join of 10,000 dead letters reads each of the two tables whole.
 WITH newest AS MATERIALIZED (
-    SELECT kind, run_id, job_id, created_at, redriven_at
+    SELECT id, kind, run_id, job_id, created_at, redriven_at
       FROM dead_letters
      WHERE tenant = %(tenant)s AND created_at >= %(since)s
      ORDER BY created_at DESC, id DESC
      LIMIT %(look)s
 )
 SELECT g.kind, j.key, g.job_id, g.error_type, g.status, g.count, g.first_at, g.last_at, g.versions,
-       CASE WHEN j.deleted_at IS NULL THEN j.version END AS current_version, (SELECT count(*) FROM newest) AS looked_at
+       CASE WHEN j.deleted_at IS NULL THEN j.version END AS current_version,
+       (SELECT reason FROM dead_letters WHERE id = g.newest_id) AS reason, (SELECT count(*) FROM newest) AS looked_at
   FROM (SELECT n.kind, n.job_id, f.error_type, f.state AS status, count(*) AS count, min(n.created_at) AS first_at,
-               max(n.created_at) AS last_at, coalesce(array_agg(DISTINCT f.job_version) FILTER (WHERE f.job_version IS NOT NULL), '{}') AS versions
+               max(n.created_at) AS last_at, max(n.id) AS newest_id, coalesce(array_agg(DISTINCT f.job_version) FILTER (WHERE f.job_version IS NOT NULL), '{}') AS versions
           FROM newest AS n
           LEFT JOIN LATERAL (SELECT error_type, state, job_version FROM failed_runs WHERE run_id = n.run_id OFFSET 0) AS f ON TRUE
          WHERE %(redriven)s::boolean IS NULL OR (n.redriven_at IS NOT NULL) = %(redriven)s

@@ -58,6 +58,7 @@ class PageOfLettersQuery(_Query):
 
     show: Literal["open", "redriven", "all"] = "open"
     last: Literal["1h", "24h", "7d", "30d"] | None = None
+    view: Literal["causes", "list"] = "causes"  # causes only without a filter
     opened: Text | None = None  # an id among the neighbours that the list does not fold
 
 
@@ -85,10 +86,10 @@ class DeadLettersListPage:
         def folded(page: DeadLettersPage) -> Mapping[str, object]:
             return {"folds": neighbours(page.dead_letters, _alike, lambda each: str(each.id) == query.opened)}
 
-        filters = filters_of(query, "opened")
-        by_cause = query.show == "open" and query.cursor is None and not set(filters) - {"last"}
+        filters, by_cause = filters_of(query, "opened", "view"), query.view == "causes" and query.show == "open"
+        by_cause = by_cause and query.cursor is None and not set(filters) - {"last"}
         view = list_view(
-            "dead_letters", query, listed, errors=errors, now=now, urls=urls, of_page=folded, shown=("opened",)
+            "dead_letters", query, listed, errors=errors, now=now, urls=urls, of_page=folded, shown=("view", "opened")
         )
         selected = {name: value for name, value in filters.items() if name not in {"last", "show"}}
         if query.last is not None:  # an instant in place of the span
@@ -133,7 +134,7 @@ def group_filters(group: DeadLetterGroup) -> Mapping[str, str] | None:
 
 
 def _alike(each: DeadLetterSummary) -> object:
-    return each.job_id, each.offset, each.status, each.error_type, each.reason, each.redriven_at is not None
+    return each.job_id, each.offset, each.status, each.error_type, each.reason, each.redriven_run_id
 
 
 def _line(each: DeadLetterSummary) -> str:
