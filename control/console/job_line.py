@@ -191,7 +191,7 @@ def _ahead(along: Axis, coming: Sequence[Counted]) -> Iterator[Mark]:
         if each.fires:
             x = max(along.x(at), along.x(along.now)) if at <= along.now else along.x(at)
             many = counted(each.fires, "occurrence", at_least=not each.exact)
-            words = f"{many} to come, {along.clock(max(at, along.now))} to {along.clock(end)}"
+            words = f"{many} upcoming, {along.clock(max(at, along.now))} to {along.clock(end)}"
             width = round(along.width * 0.7, 3)
             yield Mark(words, bar=Bar("ahead", round(x + along.width * 0.15, 3), SIZE.above - _HOLLOW, width, _HOLLOW))
 

@@ -169,7 +169,7 @@ def sentence(along: Axis, bins: Sequence[Counts], *, coming_at_least: bool = Fal
         parts.append(f" A freeze of {scope} was in force {during}.")
     if total.coming or coming_at_least:
         many = f"{total.coming:,}+ jobs" if coming_at_least else counted(total.coming, "job")
-        parts.append(f" Coming: {many} until {along.clock(along.end)}.")
+        parts.append(f" Upcoming: {many} until {along.clock(along.end)}.")
     return "".join(parts)
 
 

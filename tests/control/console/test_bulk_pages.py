@@ -583,7 +583,7 @@ def test_freeze_of_a_queue_that_nothing_has_names_one_like_it_and_stays_possible
     dialog = shown(pages, path)
     assert "No job, no open run and no executor has queue report" in dialog
     assert "Did you mean exports? The freeze is for what comes later." in dialog
-    apply_batch(pages.database, submission("manual", queue="calls"))
+    pages.database.apply_batch(submission("manual", queue="calls"))
     assert "No job of this scope has an upcoming occurrence." in shown(pages, "/freeze/scope?queue=calls")
     for known in ("reports", "exports", "calls"):
         assert "no executor has queue" not in shown(pages, f"/freeze/scope?queue={known}")

@@ -114,7 +114,7 @@ def test_a_run_that_runs_has_a_bar_up_to_now_from_its_start_or_from_the_edge() -
 
 def test_words_name_each_outcome_and_an_unread_row_has_none() -> None:
     row: list[Mapping[str, int]] = [{GOOD: 1_200, RunState.TIMED_OUT: 1}, {BAD: 1, RunState.SKIPPED: 0}]
-    assert strip(row, [False, True], LIST).words == "1,200 succeeded, 2 failed, due again"
+    assert strip(row, [False, True], LIST).words == "1,200 succeeded, 2 failed, upcoming"
     assert strip([{}], (), LIST).words == "no run"
     ahead = strip([{SCHEDULED: 2, RunState.QUEUED: 1}], (), LIST)
     assert (ahead.words, ahead.total["a"]) == ("1 waiting, 2 scheduled", 1), (

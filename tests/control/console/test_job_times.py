@@ -101,7 +101,7 @@ def test_zoom_is_a_link_and_a_wrong_time_is_refused(clocked: ClockedDatabase, pa
     page = shown(pages, "/jobs/job?from=2026-03-02T06:00:00Z&to=2026-03-02T10:00:00Z")
     assert 'aria-label="Zoom in" href="/jobs/job?show=all&amp;from=' in page
     for window in ("1h", "6h", "7d", "30d", "90d"):
-        assert "to come" not in shown(pages, f"/jobs/job?window={window}")
+        assert "upcoming, " not in shown(pages, f"/jobs/job?window={window}")
     for query, word in (("from=2026-03-02T06:00:00Z", "belong together"), ("window=2d", "window"), ("show=x", "show")):
         answer = pages.get(f"/jobs/job?{query}")
         assert answer.status_code == HTTPStatus.UNPROCESSABLE_ENTITY
@@ -133,7 +133,7 @@ def test_job_of_a_second_is_drawn_in_bins(clocked: ClockedDatabase, pages: ApiCl
     clocked.stop_clock(t("03-02T08:00") + timedelta(seconds=450))
     fire_all(clocked)
     page = shown(pages, "/jobs/job?window=1h")
-    assert "30 occurrences to come, 08:10" in page
+    assert "30 occurrences upcoming, 08:10" in page
     assert " open" in page
     assert page.count("<rect") < 400
 

@@ -41,7 +41,7 @@ def test_overview_draws_what_ended_and_what_comes_and_counts_the_same_hour(pages
         page = shown(pages, f"/?window={window}")
         assert "2 succeeded" in page
         assert "1 failed" in page
-        assert "Coming: 1 job until" in page
+        assert "Upcoming: 1 job until" in page
         assert len(re.findall(r'<rect class="bad"', page)) >= 2, "for both widths"
         assert "First steps" not in page
         assert "as table" in page
@@ -162,7 +162,7 @@ def test_first_steps_are_ticked_off(pages: ApiClient) -> None:
 def test_list_of_skipped_runs_leads_to_skipped_occurrences(pages: ApiClient) -> None:
     pages.database.submit()
     assert '<a href="/jobs">choose a job</a>' in shown(pages, "/runs?status=skipped")
-    assert '<a href="/jobs/job?window=30d&amp;show=skipped">those of' in shown(pages, "/runs?status=skipped&job=job")
+    assert '<a href="/jobs/job?window=30d&amp;show=skipped">see' in shown(pages, "/runs?status=skipped&job=job")
     assert "choose a job" not in shown(pages, "/runs")
     assert shown(pages, "/jobs/job?window=30d&show=skipped")
 
@@ -217,6 +217,6 @@ def test_slow_runs_are_listed_and_hostile_text_is_text(pages: ApiClient) -> None
         assert "<script>alert" not in shown(pages, path)
     slow = shown(pages, "/runs/slow")
     assert f'href="/runs/{run}"' in slow
-    assert '<th class="right">last attempt</th><th class="right">scheduled → end</th>' in slow
+    assert '<th class="right">Last attempt</th><th class="right">Scheduled to end</th>' in slow
     assert pages.get("/runs/slow?last=1y").status_code == HTTPStatus.UNPROCESSABLE_ENTITY
     assert 'href="/runs/slow"' in shown(pages, "/runs")

@@ -55,7 +55,7 @@ def test_sentence_names_the_most_and_when_failures_began() -> None:
     counts[130] = Counts(coming=312)
     assert sentence(HOUR, counts) == (
         "Runs by half minute, last hour: 117 succeeded, most 112 at 21:21; 17 failed, all after 21:56; 3 skipped or"
-        " cancelled. Coming: 312 jobs until 22:31."
+        " cancelled. Upcoming: 312 jobs until 22:31."
     )
     assert sentence(HOUR, EMPTY) == "Runs by half minute, last hour: none ended."
-    assert "Coming: 0+ jobs" in sentence(HOUR, EMPTY, coming_at_least=True)
+    assert "Upcoming: 0+ jobs" in sentence(HOUR, EMPTY, coming_at_least=True)

@@ -39,7 +39,7 @@ _STANDING = 10_000  # freezes with which the scope of a dialog is compared
 _EXECUTORS = 500  # whose queues are compared with that of a freeze
 _TAKEN_OVER = "A key of the tenant began it. After your freeze, no key of the tenant can end it."
 _OPERATORS = "An operator began it. Only an operator, or a key of all tenants, can end it."
-_NO_OCCURRENCES = "No job of this scope has an occurrence to come."
+_NO_OCCURRENCES = "No job of this scope has an upcoming occurrence."
 _SKIPS = (
     "For a job whose on_resume is skip, the thaw skips the held occurrences. Only a backfill can run them afterwards."
 )
