@@ -245,9 +245,7 @@ class ChangeBulk:
     def _stays(self, kind: str) -> str:
         if self.verb == "pause":
             return "What it has done stays."
-        return (
-            "Runs that have started go on." if kind == "backfill" else "What it has done stays, and its runs continue."
-        )
+        return "Started runs continue." if kind == "backfill" else "What it has done stays, and its runs continue."
 
     def act(self, connection: Connection, caller: Caller, form: Form, request: Request, urls: Urls) -> Done:
         """Change it."""

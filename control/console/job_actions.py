@@ -77,7 +77,7 @@ class PauseJob:
                 "No occurrence fires until the job is resumed.",
                 f"Of the occurrences that come due in the pause, {_LATER[resumes]}: on_resume is {resumes}.",
             ),
-            stays=("Runs that exist go on, started or not. Triggers and backfills still run.", *stays),
+            stays=("Runs that exist continue, started or not. Triggers and backfills still run.", *stays),
             fields=(
                 as_shown(_state(job)),
                 *(() if job.summary.kind in _WITHOUT_TIMER else (Field(

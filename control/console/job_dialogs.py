@@ -341,7 +341,7 @@ def _confirm(job: JobDetail, occurrences: int, form: Form, back: str) -> Dialog:
               f" {number(occurrences)}, at most {form.get('max_concurrent', '')} open at once.",
               *(_beside_active(Overlap(chosen)) if chosen in _OVERLAPS else () if may_overlap else (_IN_TURN,)),
               *((_MISSING,) if form.get("what") == "missing_only" else ()), *grown),
-        stays=("The schedule goes on as it is. A backfill can be paused and cancelled.",),
+        stays=("The schedule continues as it is. A backfill can be paused and cancelled.",),
         fields=(*fields, Field("counted", "", "hidden", str(occurrences))),
     )  # fmt: skip
 

@@ -76,7 +76,7 @@ class PauseJobs:
                 "No occurrence fires until the jobs are resumed.",
                 "When a pause ends, each job's on_resume setting fires or skips what came due meanwhile.",
             ),
-            stays=("Runs under way and backfills go on. Triggers still run.", *_already(paused, "paused already")),
+            stays=("Runs under way and backfills continue. Triggers still run.", *_already(paused, "paused already")),
             fields=(
                 reason_field("with each pause and in the audit log"),
                 Field("kept", "", "hidden", " ".join(each.job_id.hex for each in found if each.paused)),

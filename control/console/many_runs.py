@@ -54,7 +54,7 @@ MOST = 200
 """So many rows of a list one request may select."""
 
 _REASON = reason_field("and published with each run")
-_NOT_BEGUN = "The filter by state does not apply: all runs that have not started are cancelled. Started runs go on."
+_NOT_BEGUN = "The filter by state does not apply: all runs that have not started are cancelled. Started runs continue."
 _ANY_STATE = "The filter by state does not apply: runs in every open state are cancelled."
 _BY_BOX = "The filter by state does not apply. Runs that have started are cancelled only if you select that below."
 _IF_CHECKED = 'If you select "Cancel runs that have started too", an attempt'

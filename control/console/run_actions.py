@@ -65,7 +65,7 @@ class CancelRun:
         return Dialog(
             question, "Cancel 1 run", back,
             will=(will, "A cancel cannot be undone. A retry creates a new run."),
-            stays=("The job and its other runs go on.",), fields=(REASON,), keep="Keep it", danger=True,
+            stays=("The job and its other runs continue.",), fields=(REASON,), keep="Keep it", danger=True,
         )  # fmt: skip
 
     def act(self, connection: Connection, caller: Caller, form: Form, request: Request, urls: Urls) -> Done:
@@ -182,11 +182,11 @@ def retried_lines(facts: Sequence[RetryFacts], noun: str) -> Sequence[str]:
     still_open = count_open_retries(facts)
     part = agreed(parts, "is a part of a workflow", "are parts of workflows")
     before = agreed(retried, "was retried before and gets", "were retried before and get")
-    go_on = agreed(still_open, "retry is open and goes", "retries are open and go")
+    go_on = agreed(still_open, "retry is open and continues", "retries are open and continue")
     found = (
         (parts, f"{share_first(parts, len(facts), noun)} {part}. {_PART if parts == 1 else PARTS}"),
         (retried, f"{share_first(retried, len(facts), noun)} {before} one more run."),
-        (still_open, f"{number(still_open)} earlier {go_on} on."),
+        (still_open, f"{number(still_open)} earlier {go_on}."),
     )
     return [words for count, words in found if count]
 

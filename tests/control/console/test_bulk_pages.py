@@ -455,7 +455,7 @@ def test_dialogs_of_many_retries_count_what_the_button_does_to_them(pages: ApiCl
         "2 of these 3 runs have dead letters, which then count as redriven.",
         "1 of these 3 runs is a part of a workflow. It runs alone: to start the jobs after it, resume",
         "1 of these 3 runs was retried before and gets one more run.",
-        "1 earlier retry is open and goes on.",
+        "1 earlier retry is open and continues.",
         "Of these, 1 run cannot be retried: the job is deleted",
     ):
         assert words in dialog, words

@@ -104,7 +104,7 @@ def test_resume_names_what_runs_again_and_opens_a_generation(pages: ApiClient) -
     assert "Its dead letter then counts as redriven." in retry
     assert posted(pages, f"/runs/{run_of(pages.database, 'b')}/retry").status_code == HTTPStatus.SEE_OTHER
     dialog = shown(pages, f"/workflows/{root}/resume")
-    assert "1 open retry run goes on beside the new runs." in dialog
+    assert "1 open retry run continues beside the new runs." in dialog
     assert "Dead letters that" not in dialog, "the retry counts as its redrive"
     assert posted(pages, f"/runs/{newest_retry(pages.database)}/cancel").status_code == HTTPStatus.SEE_OTHER
     answer = posted(pages, f"/workflows/{root}/resume")
@@ -160,7 +160,7 @@ def test_pause_and_cancel_count_what_they_touch(pages: ApiClient) -> None:
     drain_some(pages.database, never())
     pause = shown(pages, f"/workflows/{root}/pause")
     assert "1 job without a run waits until a resume." in pause
-    assert "1 open run goes on." in pause
+    assert "1 open run continues." in pause
     assert posted(pages, f"/workflows/{root}/pause", reason="<i>look").status_code == HTTPStatus.SEE_OTHER
     page = shown(pages, f"/workflows/{root}")
     assert "The workflow is paused." in page

@@ -311,7 +311,7 @@ def _limits_dialog(tenants: Tenants, name: str) -> Dialog:
     return Dialog(
         f"Limits of {name}", "Set the limits", "",
         will=("The limits apply as soon as you set them. An empty field means no limit.",),
-        stays=("Runs under way go on.",),
+        stays=("Runs under way continue.",),
         fields=(as_shown(_limits_of(tenant)), *_fields(tenant, usage if isinstance(usage, TenantUsage) else None)),
     )  # fmt: skip
 

@@ -233,8 +233,8 @@ class PauseWorkflow:
         return Dialog(
             question.format(found.summary.key), "Pause 1 workflow", _page(urls, request),
             will=_count(len(waiting), "job", "without a run waits until a resume", "without a run wait until a resume"),
-            stays=_count(len(_going_on(connection, found)), "open run", "goes on", "go on"), fields=(REASON,),
-            sample=waiting[:SAMPLE], keep="Let it go on",
+            stays=_count(len(_going_on(connection, found)), "open run", "continues", "continue"), fields=(REASON,),
+            sample=waiting[:SAMPLE], keep="Let it continue",
         )  # fmt: skip
 
     def act(self, connection: Connection, caller: Caller, form: Form, request: Request, urls: Urls) -> Done:
@@ -318,7 +318,7 @@ class CancelWorkflow:
                 ),
             ),
             sample=sample_of(going_on, runs), fields=(REASON,),
-            keep="Let it go on", danger=True,
+            keep="Let it continue", danger=True,
         )  # fmt: skip
 
     def act(self, connection: Connection, caller: Caller, form: Form, request: Request, urls: Urls) -> Done:
@@ -362,7 +362,7 @@ def _beside(connection: Connection, found: Workflow) -> Sequence[str]:
     again = {node.key: node for node in found.nodes if node.key in wanted}
     runs = {node.run_id: node for node in again.values() if node.run_id is not None}
     if len(runs) > _COUNTED:
-        return ("Open retries of these jobs go on beside the new runs.",)
+        return ("Open retries of these jobs continue beside the new runs.",)
     with connection.snapshot() as reading:
         facts = read_retry_facts(reading, list(runs))
     letters = {each.dead_letter: runs[each.run_id] for each in facts if each.dead_letter is not None}
@@ -373,7 +373,7 @@ def _beside(connection: Connection, found: Workflow) -> Sequence[str]:
         *_count(
             later, "dead letter", "stays open until its job's parents end", "stay open until their jobs' parents end"
         ),
-        *_count(still_open, "open retry run", "goes on beside the new runs", "go on beside the new runs"),
+        *_count(still_open, "open retry run", "continues beside the new runs", "continue beside the new runs"),
     )
 
 
