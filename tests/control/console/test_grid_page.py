@@ -74,10 +74,10 @@ def test_jobs_that_never_ran_are_one_line_and_leave_their_room_to_others(
     pages: ApiClient, clocked: ClockedDatabase
 ) -> None:
     for number in range(9):
-        submit(clocked, f"idle-{number}", labels={"team": "a"})
+        clocked.submit(f"idle-{number}", labels={"team": "a"})
     for key in ("ran-1", "ran-2"):
-        submit(clocked, key)
-        succeed(clocked, begun(clocked, key))
+        clocked.submit(key)
+        clocked.succeed(clocked.begun(key))
     page = shown(pages, "/jobs?limit=9&sort=-key")
     assert re.findall(r'data-job="([^"]+)"', page) == ["ran-2", "ran-1"]
     assert "9 jobs never ran" in page
