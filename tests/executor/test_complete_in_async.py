@@ -158,7 +158,7 @@ async def test_wrong_kind_of_connection_is_refused_with_the_right_call(shop: Dat
         with pytest.raises(InvalidInput, match="await the function that ends with _async"):
             enqueue(own, "job")  # type: ignore[arg-type]  # which is what is tested
         with psycopg.connect(shop.url) as sync, pytest.raises(InvalidInput, match="call the function without _async"):
-            await use_async_connection(sync, never)  # type: ignore[arg-type]
+            await use_async_connection(sync, None, never)  # type: ignore[arg-type]
 
 
 _PROCESSES = multiprocessing.get_context("forkserver")
