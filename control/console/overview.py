@@ -90,14 +90,13 @@ class OverviewPage:
         frozen = or_else(part_of(connection, frozen_spans, caller.tenant, along.begin, along.now), ())
         steps = jobs if isinstance(jobs, Failed) else part(partial(_steps, connection, caller, figures, jobs))
         failed = [each for each in (here, open_runs, figures, upcoming, steps, jobs) if isinstance(each, Failed)]
-        running = here.running if isinstance(here, Now) else 0
         return View(
             {
                 "now": now, "present": here, "open_runs": open_runs, "needs": needs[:shown],
                 "smaller": needs[shown:], "in_one_line": _SMALLER, "needs_count": len(needs), "steps": steps,
                 "hour_ago": format_timestamp(begin_of(now - _HOUR)), "windows": _WINDOWS, "stages": STAGES,
                 "title": _title(here, steps, failed, sees_all=caller.sees_fleet), "query": query,
-                "plot": _plot(along, figures, upcoming, urls, running=running, frozen=frozen),
+                "plot": _plot(along, figures, upcoming, urls, frozen),
                 "was_frozen": any(until > now - _HOUR for _, until, _ in frozen), "pitch": OVERVIEW,
                 "late": _late(along, figures, query.stage), "waiting": sum(each.count for each in backlogs),
                 "backlogs": backlogs[:_BACKLOGS], "left_out": len(backlogs) - _BACKLOGS,
@@ -189,8 +188,6 @@ def _plot(
     figures: ActivityFigures | Failed,
     upcoming: UpcomingJobs | Failed,
     urls: Urls,
-    *,
-    running: int,
     frozen: Sequence[Span],
 ) -> Plot | Failed:
     if isinstance(figures, Failed):
@@ -208,7 +205,7 @@ def _plot(
         until = format_timestamp(end)  # so the list looks at no younger run, nor at one that ended before its time
         return urls("runs", ended_since=format_timestamp(begin), ended_until=until, until=until)
 
-    wide, narrow = (tide(along, bins, size, link, running=running, frozen=frozen) for size in (WIDE, NARROW))
+    wide, narrow = (tide(along, bins, size, link, frozen=frozen) for size in (WIDE, NARROW))
     words = sentence(along, bins, coming_at_least=cut, frozen=frozen)
     return Plot(wide, narrow, words, sum(bins, Counts()), cut)
 

@@ -9,7 +9,6 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from itertools import pairwise
 from typing import NamedTuple
 
 from tidewheel.control.console.axis import Axis, Tick
@@ -101,39 +100,29 @@ class Tide(NamedTuple):
 
     Args:
         columns: The bins with something in them, the earliest first.
-        links: Bars that join neighbouring lozenges.
         top: The place of the highest bar, and its words.
-        moving: The bar of the runs under way, at the edge of now.
     """
 
     size: Size
     columns: Sequence[Column]
-    links: Sequence[Bar]
     ticks: Sequence[Tick]
     now_x: float
     top: tuple[float, str] | None
-    moving: Bar | None = None
     frozen: Sequence[Bar] = ()
 
 
-def tide(
-    along: Axis, bins: Sequence[Counts], size: Size, link: Link, *, running: int = 0, frozen: Sequence[Span] = ()
-) -> Tide:
+def tide(along: Axis, bins: Sequence[Counts], size: Size, link: Link, *, frozen: Sequence[Span] = ()) -> Tide:
     """Return the shapes of a tide line."""
     joined = _joined(along, bins, size.joined)
     most = max((max(counts.succeeded, counts.coming) for _, _, counts in joined), default=0)
     worst = max((counts.bad for _, _, counts in joined), default=0)
-    scale = _Scale(size, along, max(most, running), max(worst, _FEW))
+    scale = _Scale(size, along, most, max(worst, _FEW))
     columns = [scale.column(first, last, counts, link) for first, last, counts in joined if counts != Counts()]
     peak = max(columns, key=lambda each: each.counts.succeeded, default=None)
     top = None
     if peak is not None and peak.counts.succeeded:
         top = (along.x(peak.at), number(peak.counts.succeeded))
-    moving = scale.moving(running) if running else None
-    links = list(_links(columns, size, along.width * size.joined * 1.01))
-    return Tide(
-        size, columns, links, list(along.ticks()), along.x(along.until), top, moving, _frozen(along, size, frozen)
-    )
+    return Tide(size, columns, list(along.ticks()), along.x(along.until), top, _frozen(along, size, frozen))
 
 
 def _frozen(along: Axis, size: Size, spans: Sequence[Span]) -> list[Bar]:
@@ -187,12 +176,6 @@ class _Scale:
         middle = (round(x + width / 2, 3), self.size.above - (_RAISED if counts.bad else 0)) if counts.undone else None
         return Column(begin, counts, words, link(begin, end), list(self._bars(x, width, counts)), middle)
 
-    def moving(self, running: int) -> Bar:
-        width = self.along.width * self.size.joined
-        height = _height(running, self.most, self.size.above)
-        x = self.along.x(self.along.until) - width
-        return Bar("moving", round(x, 3), self.size.above - height, round(width * _FILLED, 3), height)
-
     def _bars(self, x: float, width: float, counts: Counts) -> Iterator[Bar]:
         above = float(self.size.above)
         if counts.succeeded:
@@ -221,11 +204,3 @@ def _joined(along: Axis, bins: Sequence[Counts], joined: int) -> list[tuple[int,
     starts = [*range(0, behind, joined), *range(behind, len(bins), joined)]
     ends = [*starts[1:], len(bins)]
     return [(first, end, sum(bins[first:end], Counts())) for first, end in zip(starts, ends, strict=True)]
-
-
-def _links(columns: Sequence[Column], size: Size, near: float) -> Iterator[Bar]:
-    """Yield a bar between the lozenges of neighbouring bins: they read as one span."""
-    marked = [each.diamond[0] for each in columns if each.diamond is not None]
-    for left, right in pairwise(marked):
-        if right - left <= near:
-            yield Bar("undone", left, size.above - 2.5, round(right - left, 3), 5)

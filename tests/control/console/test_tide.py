@@ -39,13 +39,13 @@ def test_lozenge_hides_no_failure_of_its_bin() -> None:
 
 def test_nothing_draws_nothing_but_the_axis() -> None:
     drawn = tide(HOUR, EMPTY, WIDE, nowhere)
-    assert (drawn.columns, drawn.links, drawn.top) == ([], [], None)
+    assert (drawn.columns, drawn.top) == ([], None)
     assert drawn.ticks
 
 
 def test_a_full_plot_has_at_most_400_shapes() -> None:
     full = [Counts(9, 9, 9, 9, 9)] * 120 + [Counts(coming=9)] * 30
-    drawn = tide(HOUR, full, WIDE, nowhere, running=9)
+    drawn = tide(HOUR, full, WIDE, nowhere)
     shapes = sum(len(each.bars) for each in drawn.columns) + len(drawn.ticks)
     assert shapes + 120 + 1 <= 400
 
