@@ -27,7 +27,7 @@ TOKEN = TASK_TOKEN_HEADER
 @pytest.fixture
 def client(fleet: Fleet) -> Iterator[Client]:
     targets = {"TARGETS": "handler,http,kafka", "KAFKA_TOPICS": "orders-*"}
-    fleet.start_all("intake", "executor", HTTP_ALLOW_PRIVATE="true", **targets)
+    fleet.start_all("intake", "executor", LEASE=LONG_LEASE, HTTP_ALLOW_PRIVATE="true", **targets)
     with Client(settings=Connections.load(database_url=fleet.database.url, http_allow_private=True)) as made:
         yield made
 
