@@ -5,7 +5,7 @@ durations inside a process (monotonic) and the instants that pure functions get.
 """
 
 import time
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from typing import Protocol
 
 _BOOT_CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)  # macOS: its monotonic clock goes on
@@ -25,22 +25,6 @@ class SystemClock:
     def now(self) -> datetime:
         """Return the present instant, aware, in UTC."""
         return datetime.fromtimestamp(time.time(), UTC)
-
-
-class SettableClock:
-    """A clock that changes only when a test moves it; shipped for users' tests."""
-
-    def __init__(self, start: datetime) -> None:
-        self._now = start.astimezone(UTC)
-
-    def now(self) -> datetime:
-        """Return the instant last set."""
-        return self._now
-
-    def advance(self, by: timedelta) -> datetime:
-        """Move by a duration and return the new instant."""
-        self._now += by
-        return self._now
 
 
 def monotonic_seconds() -> float:

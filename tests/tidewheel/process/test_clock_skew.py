@@ -1,6 +1,7 @@
 """Clock skew: measured within its bound, warned of once, and by every service."""
 
 import logging
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from uuid import UUID, uuid4
 
@@ -9,7 +10,7 @@ from prometheus_client import REGISTRY
 
 from tests.fixtures.database import ClockedDatabase
 from tests.fixtures.services import until
-from tidewheel.clock import SettableClock, monotonic_seconds
+from tidewheel.clock import monotonic_seconds
 from tidewheel.executor.lease import Heartbeat
 from tidewheel.membership import Membership
 from tidewheel.message_signatures import MessageKeys
@@ -20,6 +21,14 @@ from tidewheel.transitions.cancellation import Signal
 NOON = datetime(2026, 3, 29, 12, tzinfo=UTC)
 MAX_SKEW = timedelta(seconds=2)
 QUICK = timedelta(milliseconds=50)
+
+
+@dataclass
+class StoppedClock:
+    instant: datetime
+
+    def now(self) -> datetime:
+        return self.instant
 
 
 def measured(name: str = "clock_skew_seconds") -> float:
@@ -33,19 +42,19 @@ def see(skew: ClockSkew, instant: datetime, *, took: float = 0.0) -> None:
 
 @pytest.mark.parametrize("ahead", [timedelta(minutes=2), timedelta(minutes=-2), timedelta(0)])
 def test_skew_is_the_machines_clock_minus_the_databases(ahead: timedelta) -> None:
-    see(ClockSkew(MAX_SKEW, SettableClock(NOON + ahead)), NOON)
+    see(ClockSkew(MAX_SKEW, StoppedClock(NOON + ahead)), NOON)
     assert measured() == pytest.approx(ahead.total_seconds(), abs=0.05)
     assert measured("max_clock_skew_seconds") == 2.0
 
 
 def test_skew_subtracts_half_of_the_round_trip_as_its_error() -> None:
-    see(ClockSkew(MAX_SKEW, SettableClock(NOON)), NOON - timedelta(seconds=1), took=2.0)
+    see(ClockSkew(MAX_SKEW, StoppedClock(NOON)), NOON - timedelta(seconds=1), took=2.0)
     assert measured() == pytest.approx(0.0, abs=0.05)
     assert measured("clock_skew_bound_seconds") == pytest.approx(1.0, abs=0.05)
 
 
 def test_delayed_statement_measures_no_skew() -> None:
-    skew = ClockSkew(MAX_SKEW, SettableClock(NOON))
+    skew = ClockSkew(MAX_SKEW, StoppedClock(NOON))
     see(skew, NOON)
     see(skew, NOON - timedelta(hours=1), took=10.0)
     assert measured() == pytest.approx(0.0, abs=0.05)
@@ -53,14 +62,14 @@ def test_delayed_statement_measures_no_skew() -> None:
 
 def test_skew_is_logged_once_and_again_when_it_ends(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "tidewheel.process.service")
-    clock = SettableClock(NOON + timedelta(minutes=2))
+    clock = StoppedClock(NOON + timedelta(minutes=2))
     skew = ClockSkew(MAX_SKEW, clock)
     for _ in range(5):
         see(skew, NOON)
-    clock.advance(timedelta(minutes=-2, seconds=1))
+    clock.instant += timedelta(minutes=-2, seconds=1)
     for _ in range(5):
         see(skew, NOON)
-    clock.advance(timedelta(minutes=-2))
+    clock.instant += timedelta(minutes=-2)
     see(skew, NOON)
     assert [(record.levelname, "ahead of" in record.message) for record in caplog.records] == [
         ("WARNING", True),
@@ -70,7 +79,7 @@ def test_skew_is_logged_once_and_again_when_it_ends(caplog: pytest.LogCaptureFix
 
 
 def test_skew_within_the_round_trip_is_not_logged(caplog: pytest.LogCaptureFixture) -> None:
-    see(ClockSkew(MAX_SKEW, SettableClock(NOON + timedelta(seconds=2.5))), NOON - timedelta(seconds=1), took=2.0)
+    see(ClockSkew(MAX_SKEW, StoppedClock(NOON + timedelta(seconds=2.5))), NOON - timedelta(seconds=1), took=2.0)
     assert not caplog.records
 
 
