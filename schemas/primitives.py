@@ -176,13 +176,6 @@ def text_at(data: bytes, at: int) -> tuple[str, int]:
     return data[start:behind].decode(), behind
 
 
-def bytes_at(data: bytes, at: int) -> tuple[bytes, int]:
-    """Read bytes."""
-    doubled, start = size_at(data, at)
-    behind = start + (doubled >> 1)
-    return data[start:behind], behind
-
-
 def double_at(data: bytes, at: int) -> tuple[float, int]:
     """Read a 64-bit floating point number."""
     behind = at + 8

@@ -39,7 +39,6 @@ from tidewheel.schemas.primitives import (
     array_at,
     boolean,
     boolean_at,
-    bytes_at,
     cached_instant,
     double,
     double_at,
@@ -115,6 +114,32 @@ _set_job_definition_heartbeat_ms = slot(JobDefinition, "heartbeat_ms")
 _set_job_definition_at_most_once = slot(JobDefinition, "at_most_once")
 _set_job_definition_on_failure = slot(JobDefinition, "on_failure")
 _set_job_definition_labels = slot(JobDefinition, "labels")
+_set_run_completed_event_id = slot(RunCompleted, "event_id")
+_set_run_completed_run_id = slot(RunCompleted, "run_id")
+_set_run_completed_job_id = slot(RunCompleted, "job_id")
+_set_run_completed_job_key = slot(RunCompleted, "job_key")
+_set_run_completed_job_version = slot(RunCompleted, "job_version")
+_set_run_completed_tenant = slot(RunCompleted, "tenant")
+_set_run_completed_lane = slot(RunCompleted, "lane")
+_set_run_completed_cause = slot(RunCompleted, "cause")
+_set_run_completed_status = slot(RunCompleted, "status")
+_set_run_completed_scheduled_at = slot(RunCompleted, "scheduled_at")
+_set_run_completed_published_at = slot(RunCompleted, "published_at")
+_set_run_completed_started_at = slot(RunCompleted, "started_at")
+_set_run_completed_finished_at = slot(RunCompleted, "finished_at")
+_set_run_completed_attempt = slot(RunCompleted, "attempt")
+_set_run_completed_max_attempts = slot(RunCompleted, "max_attempts")
+_set_run_completed_executor_id = slot(RunCompleted, "executor_id")
+_set_run_completed_result = slot(RunCompleted, "result")
+_set_run_completed_error = slot(RunCompleted, "error")
+_set_run_completed_labels = slot(RunCompleted, "labels")
+_set_run_completed_parent_run_id = slot(RunCompleted, "parent_run_id")
+_set_run_completed_root_run_id = slot(RunCompleted, "root_run_id")
+_set_run_completed_sequence = slot(RunCompleted, "sequence")
+_set_run_completed_late_ms = slot(RunCompleted, "late_ms")
+_set_run_completed_reason = slot(RunCompleted, "reason")
+_set_run_completed_request_id = slot(RunCompleted, "request_id")
+_set_run_completed_origin = slot(RunCompleted, "origin")
 _set_run_request_run_id = slot(RunRequest, "run_id")
 _set_run_request_job_id = slot(RunRequest, "job_id")
 _set_run_request_job_version = slot(RunRequest, "job_version")
@@ -858,60 +883,156 @@ def run_completed(
 
 def read_run_completed(data: bytes, at: int = 10) -> tuple[RunCompleted, int]:
     """Return the RunCompleted at a position, and the position behind it."""
-    event_id, at = text_at(data, at)
-    run_id, at = text_at(data, at)
-    job_id, at = text_at(data, at)
-    job_key, at = text_at(data, at)
-    job_version, at = int_at(data, at)
-    tenant, at = text_at(data, at)
+    n, at = data[at], at + 1
+    if n & 0x81:
+        n, at = size_at(data, at - 1)
+    event_id = data[at : (at := at + (n >> 1))].decode()
+    n, at = data[at], at + 1
+    if n & 0x81:
+        n, at = size_at(data, at - 1)
+    run_id = data[at : (at := at + (n >> 1))].decode()
+    n, at = data[at], at + 1
+    if n & 0x81:
+        n, at = size_at(data, at - 1)
+    job_id = data[at : (at := at + (n >> 1))].decode()
+    n, at = data[at], at + 1
+    if n & 0x81:
+        n, at = size_at(data, at - 1)
+    job_key = data[at : (at := at + (n >> 1))].decode()
+    n, at = data[at], at + 1
+    if n & 0x81:
+        job_version, at = int_at(data, at - 1)
+    else:
+        job_version = n >> 1
+    n, at = data[at], at + 1
+    if n & 0x81:
+        n, at = size_at(data, at - 1)
+    tenant = data[at : (at := at + (n >> 1))].decode()
     lane, at = _LANE_AT[data[at]], at + 1
     cause, at = _CAUSE_AT[data[at]], at + 1
     status, at = _RUN_STATUS_AT[data[at]], at + 1
-    scheduled_at, at = instant_at(data, at)
-    published_at, at = optional_at(data, at, instant_at)
-    started_at, at = optional_at(data, at, instant_at)
+    scheduled_at, at = planned_instant_at(data, at)
+    published_at: datetime | None = None
+    n, at = data[at], at + 1
+    if n:
+        require_value(n)
+        published_at, at = planned_instant_at(data, at)
+    started_at: datetime | None = None
+    n, at = data[at], at + 1
+    if n:
+        require_value(n)
+        started_at, at = instant_at(data, at)
     finished_at, at = instant_at(data, at)
-    attempt, at = int_at(data, at)
-    max_attempts, at = int_at(data, at)
-    executor_id, at = optional_at(data, at, text_at)
-    result, at = optional_at(data, at, bytes_at)
-    error, at = optional_at(data, at, _read_run_error)
+    n, at = data[at], at + 1
+    if n & 0x81:
+        attempt, at = int_at(data, at - 1)
+    else:
+        attempt = n >> 1
+    n, at = data[at], at + 1
+    if n & 0x81:
+        max_attempts, at = int_at(data, at - 1)
+    else:
+        max_attempts = n >> 1
+    executor_id: str | None = None
+    n, at = data[at], at + 1
+    if n:
+        require_value(n)
+        n, at = data[at], at + 1
+        if n & 0x81:
+            n, at = size_at(data, at - 1)
+        executor_id = data[at : (at := at + (n >> 1))].decode()
+    result: bytes | None = None
+    n, at = data[at], at + 1
+    if n:
+        require_value(n)
+        n, at = data[at], at + 1
+        if n & 0x81:
+            n, at = size_at(data, at - 1)
+        result = data[at : (at := at + (n >> 1))]
+    error: RunError | None = None
+    n, at = data[at], at + 1
+    if n:
+        require_value(n)
+        error, at = _read_run_error(data, at)
     labels, at = strings_at(data, at)
-    parent_run_id, at = optional_at(data, at, text_at)
-    root_run_id, at = optional_at(data, at, text_at)
-    sequence, at = long_at(data, at)
-    late_ms, at = optional_at(data, at, long_at)
-    reason, at = optional_at(data, at, text_at)
-    request_id, at = optional_at(data, at, text_at)
-    origin, at = optional_at(data, at, _read_request_origin)
-    record = RunCompleted(
-        event_id=event_id,
-        run_id=run_id,
-        job_id=job_id,
-        job_key=job_key,
-        job_version=job_version,
-        tenant=tenant,
-        lane=lane,
-        cause=cause,
-        status=status,
-        scheduled_at=scheduled_at,
-        published_at=published_at,
-        started_at=started_at,
-        finished_at=finished_at,
-        attempt=attempt,
-        max_attempts=max_attempts,
-        executor_id=executor_id,
-        result=result,
-        error=error,
-        labels=labels,
-        parent_run_id=parent_run_id,
-        root_run_id=root_run_id,
-        sequence=sequence,
-        late_ms=late_ms,
-        reason=reason,
-        request_id=request_id,
-        origin=origin,
-    )
+    parent_run_id: str | None = None
+    n, at = data[at], at + 1
+    if n:
+        require_value(n)
+        n, at = data[at], at + 1
+        if n & 0x81:
+            n, at = size_at(data, at - 1)
+        parent_run_id = data[at : (at := at + (n >> 1))].decode()
+    root_run_id: str | None = None
+    n, at = data[at], at + 1
+    if n:
+        require_value(n)
+        n, at = data[at], at + 1
+        if n & 0x81:
+            n, at = size_at(data, at - 1)
+        root_run_id = data[at : (at := at + (n >> 1))].decode()
+    n, at = data[at], at + 1
+    if n & 0x81:
+        sequence, at = long_at(data, at - 1)
+    else:
+        sequence = n >> 1
+    late_ms: int | None = None
+    n, at = data[at], at + 1
+    if n:
+        require_value(n)
+        n, at = data[at], at + 1
+        if n & 0x81:
+            late_ms, at = long_at(data, at - 1)
+        else:
+            late_ms = n >> 1
+    reason: str | None = None
+    n, at = data[at], at + 1
+    if n:
+        require_value(n)
+        n, at = data[at], at + 1
+        if n & 0x81:
+            n, at = size_at(data, at - 1)
+        reason = data[at : (at := at + (n >> 1))].decode()
+    request_id: str | None = None
+    n, at = data[at], at + 1
+    if n:
+        require_value(n)
+        n, at = data[at], at + 1
+        if n & 0x81:
+            n, at = size_at(data, at - 1)
+        request_id = data[at : (at := at + (n >> 1))].decode()
+    origin: RequestOrigin | None = None
+    n, at = data[at], at + 1
+    if n:
+        require_value(n)
+        origin, at = _read_request_origin(data, at)
+    record = _blank(RunCompleted)
+    _set_run_completed_event_id(record, event_id)
+    _set_run_completed_run_id(record, run_id)
+    _set_run_completed_job_id(record, job_id)
+    _set_run_completed_job_key(record, job_key)
+    _set_run_completed_job_version(record, job_version)
+    _set_run_completed_tenant(record, tenant)
+    _set_run_completed_lane(record, lane)
+    _set_run_completed_cause(record, cause)
+    _set_run_completed_status(record, status)
+    _set_run_completed_scheduled_at(record, scheduled_at)
+    _set_run_completed_published_at(record, published_at)
+    _set_run_completed_started_at(record, started_at)
+    _set_run_completed_finished_at(record, finished_at)
+    _set_run_completed_attempt(record, attempt)
+    _set_run_completed_max_attempts(record, max_attempts)
+    _set_run_completed_executor_id(record, executor_id)
+    _set_run_completed_result(record, result)
+    _set_run_completed_error(record, error)
+    _set_run_completed_labels(record, labels)
+    _set_run_completed_parent_run_id(record, parent_run_id)
+    _set_run_completed_root_run_id(record, root_run_id)
+    _set_run_completed_sequence(record, sequence)
+    _set_run_completed_late_ms(record, late_ms)
+    _set_run_completed_reason(record, reason)
+    _set_run_completed_request_id(record, request_id)
+    _set_run_completed_origin(record, origin)
     return record, at
 
 

@@ -6,5 +6,17 @@ generated from here.
 """
 
 from tidewheel.settings.connections import Connections
+from tidewheel.settings.executor import ExecutorSettings
+from tidewheel.settings.services import ApiSettings, IntakeSettings, RelaySettings, SchedulerSettings
+from tidewheel.settings.sources import client_config, client_variables
 
-__all__ = ["Connections"]
+__all__ = [
+    "ApiSettings",
+    "Connections",
+    "ExecutorSettings",
+    "IntakeSettings",
+    "RelaySettings",
+    "SchedulerSettings",
+    "client_config",
+    "client_variables",
+]
