@@ -45,7 +45,7 @@ class SchemaConnection(Connection[tuple[object, ...]]):
 
 
 def own_schema(connection: Connection[Any]) -> str | None:
-    """Return the schema of a connection that Tidewheel has opened, or of its object over a caller's connection."""
+    """Return the schema of an own connection, or of the object over a caller's; None for another one."""
     return connection.schema if isinstance(connection, SchemaConnection) else None
 
 
