@@ -142,7 +142,7 @@ class Context:
         Raises:
             SettingsError: No database is named: the handler is called outside an executor.
         """
-        return Connections.load().database()
+        return Connections.load(database_schema=None).database()
 
     @property
     def remaining_seconds(self) -> float:

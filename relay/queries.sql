@@ -201,11 +201,13 @@ WITH expired AS (
 SELECT e.topic, count(*) FROM expired AS e GROUP BY e.topic ORDER BY e.topic
 
 -- name: try_lock_slice
--- Tries to keep relays of 0.1 from a slice; returns whether it does, and whether none of them has it.
+-- Tries to keep relays of 0.1 from a slice; returns whether it does, and whether none of them has it. In a schema of its own an
+-- installation has none beside it.
 -- No index. Lock: a session-wide advisory lock, one per slice, released with the session.
 SELECT t.locked, t.locked OR NOT {{tidewheel.no_stranger(k)}}
   FROM (SELECT (hashtext('tidewheel.relay')::bigint << 32) | %(slice)s::integer AS key) AS k
- CROSS JOIN LATERAL (SELECT current_schema() = 'public' AND pg_try_advisory_lock(hashtext('tidewheel.relay'), %(slice)s::integer)) AS t (locked)
+ CROSS JOIN (SELECT current_setting('tidewheel.own_schema', true) IS DISTINCT FROM 'on'
+                    AND pg_try_advisory_lock(hashtext('tidewheel.relay'), %(slice)s::integer)) AS t (locked)
 
 -- name: unlock_slice
 -- Releases that lock.

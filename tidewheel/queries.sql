@@ -39,7 +39,7 @@ SELECT s.pid FROM pg_stat_activity AS s WHERE s.pid = ANY (%(processes)s::intege
 -- that key. A prepared transaction has no process, and none of a service is prepared. In a schema of its own an installation has no
 -- processes of 0.1, and another installation may hold the key.
 -- No index, no lock.
-(current_schema() = 'public'
+(current_setting('tidewheel.own_schema', true) IS DISTINCT FROM 'on'
  AND NOT EXISTS (SELECT FROM pg_locks AS l
                    LEFT JOIN pg_stat_activity AS s ON s.pid = l.pid
                   WHERE l.locktype = 'advisory'
@@ -50,7 +50,7 @@ SELECT s.pid FROM pg_stat_activity AS s WHERE s.pid = ANY (%(processes)s::intege
 -- name: try_old_lock
 -- Takes an advisory key of 0.1 until the transaction ends; returns false while a process of 0.1 has it.
 -- No index. Lock: the key, not waited for; one of a stranger is passed over.
-SELECT CASE WHEN current_schema() = 'public' THEN pg_try_advisory_xact_lock(k.key) OR NOT {{no_stranger(k)}} ELSE true END
+SELECT CASE WHEN current_setting('tidewheel.own_schema', true) IS DISTINCT FROM 'on' THEN pg_try_advisory_xact_lock(k.key) OR NOT {{no_stranger(k)}} ELSE true END
   FROM (SELECT hashtext('tidewheel.' || %(name)s::text)::bigint AS key) AS k
 
 -- part: prepared(held)
@@ -76,7 +76,8 @@ SELECT DISTINCT l.pid, p.gid, coalesce(s.usename::text, p.owner::text, '?') AS r
             ELSE l.objsubid = 1 AND (l.classid::bigint << 32 | l.objid::bigint) = k.code END
   LEFT JOIN pg_stat_activity AS s ON s.pid = l.pid
   LEFT JOIN LATERAL {{prepared(l)}} AS p ON l.pid IS NULL
- WHERE l.database = (SELECT d.oid FROM pg_database AS d WHERE d.datname = current_database())
+ WHERE current_setting('tidewheel.own_schema', true) IS DISTINCT FROM 'on'
+   AND l.database = (SELECT d.oid FROM pg_database AS d WHERE d.datname = current_database())
    AND (l.pid IS NULL OR (s.pid IS NOT NULL AND NOT {{is_service(s)}}))
  UNION ALL
 SELECT l.pid, p.gid, coalesce(s.usename::text, p.owner::text, '?'), 'the table claims_lock',

@@ -1,6 +1,7 @@
 #!/bin/bash
 # Start one of two PostgreSQL servers. One makes the data, the other copies them and follows. PEER names the other server
-# for libpq. PEER_VOLUME, the volume of the other server, is set for the server that makes the data of a new installation.
+# for libpq. PEER_VOLUME is the folder with the volume of the other server, set for the server that makes the data of a new
+# installation.
 set -euo pipefail
 
 PGPASSWORD=$(< "$POSTGRES_PASSWORD_FILE")
@@ -38,10 +39,10 @@ check_promotions() {
         peers=$(peer_timeline) || return 0
     fi
     ((peers <= own)) || refuse "$PEER has newer data (timeline $peers) than this server (timeline $own):" \
-        "remove this server's volume, and it starts again as the standby"
+        "empty this server's volume, and it starts again as the standby"
     peer_is_primary || return 0
     ((peers == own)) || refuse "$PEER is a primary too, with older data (timeline $peers) than this server (timeline $own):" \
-        "stop that server and remove its volume, never this one's"
+        "stop that server and empty its volume, never this one's"
     refuse "$PEER is a primary too, of the same timeline $own: stop one, and keep both volumes until you have compared their data"
 }
 

@@ -45,7 +45,7 @@ from tidewheel.control.archive.stores import MANIFEST, MissingFile, Store, manif
 from tidewheel.errors import ArchiveDamaged, SettingsError
 from tidewheel.postgres.database_clock import read_now
 from tidewheel.postgres.held_lock import HeldLock
-from tidewheel.postgres.own_schema import PUBLIC, own_schema
+from tidewheel.postgres.own_schema import own_schema
 from tidewheel.postgres.partitions import day_of, stored_days
 from tidewheel.postgres.session import Conn
 from tidewheel.postgres.statements import Statements
@@ -99,7 +99,7 @@ _TABLES = (_RUNS, _ATTEMPTS, _INPUTS, _FACTS)
 def restored_schema(connection: Conn) -> str:
     """Return the schema of the restored rows."""
     schema = own_schema(connection)
-    return "tidewheel_archive" if schema in (None, PUBLIC) else f"{schema}_archive"
+    return "tidewheel_archive" if schema is None else f"tidewheel_archive_{schema}"
 
 
 def restore_day(connection: Conn, store: Store, manifest: Manifest) -> None:

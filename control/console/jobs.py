@@ -218,7 +218,7 @@ class JobsPage:
             latest = [job.last_run for job in page.jobs if job.last_run]
             retrying = [] if is_grid else [run.run_id for run in latest if run.state == RunState.RETRYING]
             retries = part_of(connection, read_waits, retrying) if retrying else {}
-            whys = part_of(connection, wait_labels, found) if is_grid else {}
+            whys = part_of(connection, wait_labels, found) if is_grid else dict[UUID, str]()
             idle = [row for row in found if is_idle(row.job)]
             if len(idle) < _IDLE or len(idle) == len(found) or query.idle == "show":
                 idle = []

@@ -27,6 +27,7 @@ from tidewheel.local.stack import StackInfo
 from tidewheel.local.state import API_HEADERS_FILE, API_TOKEN_FILE, HOME_VARIABLE, write_private
 from tidewheel.nouns.api_keys.sign_ins import add_sign_in
 from tidewheel.postgres.session import connect
+from tidewheel.settings.connections import Connections
 from tidewheel.settings.executor import ExecutorSettings
 from tidewheel.settings.services import DEV_TOKEN, ApiSettings
 
@@ -224,6 +225,6 @@ def _banner(info: StackInfo, access: _Access, report: Report, began: float, *, n
 
 
 def _link(database_url: str, key: ApiKey) -> str | None:
-    with connect(database_url, "tidewheel-dev") as connection:
+    with connect(Connections.load(database_url=database_url).database(), "tidewheel-dev") as connection:
         made = add_sign_in(connection, key.key_id, None, is_link=True)
     return None if made is None else made.text

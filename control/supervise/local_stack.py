@@ -61,8 +61,9 @@ def start_stack(stack: LocalStack, progress: Progress) -> StackInfo:
     info = stack.up(progress)
     progress(Step("creating the schema and the topics"))
     settings = Connections.load(database_url=info.database_url)
-    migrate(info.database_url, tenant_role=settings.role_of_tenants, role_prefix=settings.role_prefix)
-    with connect(info.database_url, "tidewheel-up") as connection:
+    url = settings.database()
+    migrate(url, tenant_role=settings.role_of_tenants, role_prefix=settings.role_prefix)
+    with connect(url, "tidewheel-up") as connection:
         record_topic_prefix(connection, settings)
         topics = read_installation(connection, settings).topics
         named = [str(queue) for (queue,) in connection.execute(_READ_QUEUES)]

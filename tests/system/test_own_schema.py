@@ -17,7 +17,7 @@ from tests.fixtures.database import Database
 from tests.fixtures.services import make_fleet
 from tidewheel import Client, cancel, enqueue, status
 from tidewheel.control.client.enqueue import own_settings
-from tidewheel.errors import MigrationError, UnknownJob
+from tidewheel.errors import MigrationError, Unavailable, UnknownJob
 from tidewheel.local.stack import StackInfo
 from tidewheel.migrations.runner import migrate
 from tidewheel.settings.connections import Connections
@@ -112,6 +112,27 @@ def test_calls_in_own_transactions_find_the_schema_and_restore_the_search_path(
     assert [run.run_id for run in shop.job_runs()] == [run_id]
     assert shop.count("pending_cancels") == 1
     assert (fresh_database.count("job_runs"), fresh_database.count("pending_cancels")) == (0, 0)
+
+
+def test_missing_partitions_are_created_where_no_installation_is_in_public(
+    shop: OwnersDatabase, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = psycopg.connect(shop.plain, autocommit=True)
+    with closing(plain):
+        plain.execute("ALTER SCHEMA public RENAME TO aside; CREATE SCHEMA public")
+        monkeypatch.setenv("TIDEWHEEL_DATABASE_SCHEMA", SCHEMA)
+        monkeypatch.setenv("TIDEWHEEL_DATABASE_URL", shop.plain)
+        own_settings.cache_clear()
+        with Client() as client:
+            client.submit({"key": "call", "schedule": "manual", "target": "note"})
+        [(today,)] = shop.rows("SELECT to_char(tidewheel_now() AT TIME ZONE 'UTC', 'YYYYMMDD')")
+        shop.execute(sql.SQL("DROP TABLE {}").format(sql.Identifier(f"run_inputs_{today}")))
+        with psycopg.connect(shop.plain) as own, pytest.raises(Unavailable, match="it exists now"):
+            enqueue(own, "call", {"n": 1})
+        with psycopg.connect(shop.plain) as own:
+            enqueue(own, "call", {"n": 1})
+    own_settings.cache_clear()
+    assert shop.count("run_inputs") == 1
 
 
 def test_migrate_names_the_remedy_where_the_role_may_create_no_schema(fresh_database: Database) -> None:

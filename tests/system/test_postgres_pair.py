@@ -160,7 +160,7 @@ def test_pair_loses_no_commit_at_a_fail_over_and_has_one_primary(pair: tuple[Ser
     fail_over(first, second)
     refused = first.start()
     assert refused.wait(60) == 1
-    assert "remove this server's volume" in first.log
+    assert "empty this server's volume" in first.log
 
     shutil.rmtree(first.folder / "data")
     first.start()
@@ -185,7 +185,7 @@ def test_former_primary_that_starts_first_waits_for_the_server_that_replaced_it(
     second.start()
     until(lambda: second.value("SELECT value FROM kept") == 1, "the new primary serves")
     assert refused.wait(60) == 1
-    assert "remove this server's volume" in first.log
+    assert "empty this server's volume" in first.log
 
 
 def test_newer_server_keeps_its_volume_beside_a_former_primary(pair: tuple[Server, Server]) -> None:
@@ -198,7 +198,7 @@ def test_newer_server_keeps_its_volume_beside_a_former_primary(pair: tuple[Serve
     first.start()
     until(lambda: first.value("SELECT 1") == 1, "the former primary serves")
     assert second.start().wait(60) == 1
-    assert "remove its volume, never this one's" in second.log
+    assert "empty its volume, never this one's" in second.log
     first.stop()
     second.start()
     until(lambda: second.value("SELECT value FROM kept") == 1, "the new primary serves, with its commits")

@@ -73,7 +73,7 @@ def quickest_protocol(config: Mapping[str, str], *, topic: str, probe: str) -> G
         return "classic"
     tried = _Probe().join(config, topic, probe)
     if not tried.joined:
-        why = tried.refusal or f"a member got no partition of {topic} within {_PROBE_SECONDS:g} s"
+        why = tried.refusal or f"a member got no partition of {topic} within {_PROBE_SECONDS:g} s{tried.last_error}"
         _LOG.info("group protocol: classic, %s", why)
         return "classic"
     return "consumer"
@@ -107,6 +107,7 @@ class _Probe:
     def __init__(self) -> None:
         self.joined = False
         self.refusal: str | None = None
+        self.last_error = ""
 
     def join(self, config: Mapping[str, str], topic: str, probe: str) -> Self:
         """Wait until partitions are assigned, the brokers refuse the member, or two seconds are over."""
@@ -119,8 +120,9 @@ class _Probe:
             while not self.joined and self.refusal is None and monotonic_seconds() < deadline:
                 message = member.poll(_POLL_SECONDS)
                 error = message.error() if message is not None else None
-                if error is not None and error.code() in _CANNOT:
-                    self.refusal = error.str()
+                if error is not None:
+                    self.last_error = f" ({error.str()})"
+                    self.refusal = error.str() if error.code() in _CANNOT else None
         finally:
             leave_group(member)
         return self
@@ -129,7 +131,7 @@ class _Probe:
         """Read a line of librdkafka: its facility, its client and its text."""
         del level, message
         if args and _LACKS_HEARTBEAT in str(args[-1]):
-            self.refusal = "they lack ConsumerGroupHeartbeat version 1"
+            self.refusal = "the brokers lack ConsumerGroupHeartbeat version 1"
 
     def _on_assign(self, member: Consumer, partitions: Sequence[TopicPartition]) -> None:
         del member, partitions

@@ -6,36 +6,40 @@ A session has that schema alone in its search path: the tables of another instal
 import re
 from collections.abc import Generator
 from contextlib import contextmanager
-from typing import Any, Final, LiteralString, cast
+from typing import Any, LiteralString
 
 from psycopg import Connection
 from psycopg.pq import TransactionStatus
 
 from tidewheel.postgres.statements import trusted
 
-PUBLIC: Final = "public"
-_NAME = re.compile(r"[a-z_][a-z0-9_]*")  # needs no quotes
+_MARK: LiteralString = "tidewheel.own_schema"
+_PATH = re.compile(rf"-c search_path=([a-z0-9_]+) -c {_MARK}=on")
 _FUNCTION = re.compile(r"\btidewheel_(?=\w+\()")
 
 
-def path_option(schema: str) -> str:
-    """Return the option of a session that sets its search path."""
-    return f"-c search_path={schema}"
+def schema_options(schema: str) -> str:
+    """Return the options of a session whose tables lie in this schema."""
+    return f"-c search_path={schema} -c {_MARK}=on"
 
 
-def only_schema(path: str) -> str | None:
-    """Return the schema of a search path of one, which needs no quotes; None for another path."""
-    return path if _NAME.fullmatch(path) else None
+def schema_of_options(options: str) -> str | None:
+    """Return the schema that `schema_options` names; None without it."""
+    found = _PATH.search(options)
+    return found and found[1]
 
 
 def named(name: str, schema: object) -> str:
     """Return a name of the database's, such as a channel, for an installation in this schema."""
-    return name if schema in (None, PUBLIC) else f"{name}.{schema}"
+    return name if schema is None else f"{name}.{schema}"
 
 
 def qualified(statement: LiteralString, schema: str | None) -> LiteralString:
     """Return a statement that calls the SQL functions of a schema, whatever the session's search path."""
-    return statement if schema is None else trusted(_FUNCTION.sub(rf"{schema}.\g<0>", statement))
+    return statement if schema is None else trusted(_FUNCTION.sub(rf'"{schema}".\g<0>', statement))
+
+
+_SET: LiteralString = f"SELECT set_config('search_path', %(path)s, true), set_config('{_MARK}', %(mark)s, true)"
 
 
 class SchemaConnection(Connection[tuple[object, ...]]):
@@ -55,10 +59,11 @@ def search_path(connection: SchemaConnection) -> Generator[None]:
     if connection.schema is None:
         yield
         return
-    statement = "SELECT current_setting('search_path'), set_config('search_path', %s, true)"
-    [(path, _)] = cast("list[tuple[str, str]]", connection.execute(statement, [connection.schema]).fetchall())
+    before = connection.execute("SELECT current_setting('search_path'), current_setting(%s, true)", [_MARK]).fetchall()
+    connection.execute(_SET, {"path": connection.schema, "mark": "on"})
     try:
         yield
     finally:
         if connection.pgconn.transaction_status == TransactionStatus.INTRANS:  # a rollback restores it otherwise
-            connection.execute("SELECT set_config('search_path', %s, true)", [path])
+            [(path, mark)] = before
+            connection.execute(_SET, {"path": path, "mark": mark or ""})

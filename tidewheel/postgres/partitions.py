@@ -14,7 +14,6 @@ from typing import LiteralString, NamedTuple, cast
 import psycopg
 from psycopg import sql
 
-from tidewheel.postgres.database_clock import read_now
 from tidewheel.postgres.own_schema import SchemaConnection, own_schema, qualified
 
 # Each table with the column that is unique within a partition, though it is not the partition key.
@@ -35,6 +34,7 @@ SELECT c.relname::text FROM pg_class AS c
 # `migrations/0005_functions.sql` has both functions: only the owner of a table attaches and detaches its partitions.
 _CREATE_DAY: LiteralString = "SELECT tidewheel_create_day(%s, %s)"
 _DROP_DAY: LiteralString = "SELECT tidewheel_drop_day(%s, %s)"
+_READ_NOW: LiteralString = "SELECT tidewheel_now()"
 _OWNS: LiteralString = "SELECT pg_has_role(relowner, 'USAGE') FROM pg_class WHERE oid = to_regclass(%s::text)"
 # Another transaction may lock a parent for minutes (VACUUM, ANALYZE, a migration): retry, and create the others first.
 _LOCK_TIMEOUT: LiteralString = "SET LOCAL lock_timeout = '2s'"  # a pooler may share the session
@@ -84,7 +84,8 @@ def ensure_coming_days(connection: psycopg.Connection) -> None:
 
 def coming_days(connection: psycopg.Connection) -> list[date]:
     """Return yesterday, today and the days ahead, by the database's clock."""
-    today = day_of(read_now(connection))
+    [(now,)] = connection.execute(qualified(_READ_NOW, own_schema(connection))).fetchall()
+    today = day_of(now)
     return [today + timedelta(days=ahead) for ahead in range(-1, AHEAD_DAYS + 1)]
 
 

@@ -26,7 +26,7 @@ from tidewheel.clock import monotonic_seconds
 from tidewheel.errors import SettingsError, Unavailable, UnsupportedServer
 from tidewheel.postgres.faults import first_line, without_partition, without_rows_fault
 from tidewheel.postgres.fences import EpochOver, epoch, named_servers, primaries
-from tidewheel.postgres.own_schema import SchemaConnection, only_schema
+from tidewheel.postgres.own_schema import SchemaConnection, schema_of_options
 from tidewheel.postgres.partitions import repair_days
 from tidewheel.postgres.statements import Statements
 
@@ -273,7 +273,7 @@ def _open(url: str, name: str, *, autocommit: bool, options: str, prompt: bool, 
         if _READ_ONLY in str(error):
             raise OnlyReads(_ONLY_READS) from error
         raise Unavailable(first_line(error)) from error
-    connection.schema = only_schema(dict(_SETTING.findall(settings)).get("search_path", ""))
+    connection.schema = schema_of_options(settings)
     connection.notices = _Notices()
     connection.add_notice_handler(connection.notices)
     return connection
@@ -286,8 +286,8 @@ def _refuse_old_server(connection: OwnConnection) -> None:
     """
     connection.release = connection.info.server_version
     if not connection.release:
-        [(number,)] = connection.execute("SHOW server_version_num").fetchall()
-        connection.release = int(str(number))
+        [(number,)] = connection.execute("SELECT current_setting('server_version_num')::integer").fetchall()
+        connection.release = cast("int", number)
     major, minor = divmod(connection.release, 10_000)
     if major < _OLDEST_SERVER:
         connection.close()

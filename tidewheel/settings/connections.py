@@ -218,6 +218,15 @@ class Connections(Settings):
             raise ValueError(message)
         return url
 
+    @field_validator("database_schema")
+    @classmethod
+    def _is_free(cls, schema: str | None) -> str | None:
+        """Refuse schemas of PostgreSQL, `public`, which needs no setting, and those of restored days."""
+        if schema and (schema in {"public", "information_schema"} or schema.startswith(("pg_", "tidewheel_archive"))):
+            message = f"{schema} has another use; write another name, or none for the tables in public"
+            raise ValueError(message)
+        return schema
+
     @property
     def role_of_tenants(self) -> str | None:
         """The role as which sessions act for a tenant; None if they act as the owner of the tables."""
@@ -279,7 +288,8 @@ class Connections(Settings):
         if self.database_schema is None:
             return url
         given = str(conninfo_to_dict(url).get("options") or os.environ.get("PGOPTIONS", ""))
-        return make_conninfo(url, options=f"{given} -c search_path={self.database_schema}".strip())
+        options = f"{given} -c search_path={self.database_schema} -c tidewheel.own_schema=on"
+        return make_conninfo(url, options=options.strip())
 
     def _refuse(self, unverified: str | None) -> None:
         if self.verify_servers and unverified is not None:

@@ -26,7 +26,7 @@ from psycopg.rows import class_row
 from tidewheel.clock import monotonic_seconds
 from tidewheel.errors import Unavailable
 from tidewheel.ids import micros, rate_key_id
-from tidewheel.postgres.own_schema import own_schema, path_option
+from tidewheel.postgres.own_schema import own_schema, schema_options
 from tidewheel.postgres.pg_binary import integers
 from tidewheel.postgres.session import CommitUnknown, Conn, Session, own_options
 from tidewheel.postgres.session_kinds import SessionPool
@@ -237,7 +237,7 @@ def _address(connection: Conn) -> str:
     info = connection.info
     options = own_options(connection)
     if (schema := own_schema(connection)) is not None:
-        options = f"{options} {path_option(schema)}"
+        options = f"{options} {schema_options(schema)}"
     known = {**info.get_parameters(), "options": options}
     return make_conninfo("", **known, password=info.password or None)
 

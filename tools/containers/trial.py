@@ -106,7 +106,7 @@ def _fail_over(site: Site) -> None:
 
 def _give_standby(site: Site) -> None:
     site.run("rm", "--force", "postgres")
-    site.engine.docker("volume", "rm", f"{site.project}_postgres")
+    site.run("run", "--rm", "--no-deps", "--entrypoint", "bash", "postgres", "-c", "rm -rf /var/lib/postgresql/*")
     site.run("up", "--detach", "postgres")
     wait_for(lambda: _query_second(site, _STREAMING) == "1", "the new standby follows", _COPY_SECONDS)
     _query_second(site, "ALTER SYSTEM SET synchronous_standby_names = '*'", "SELECT pg_reload_conf()")
