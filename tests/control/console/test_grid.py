@@ -106,7 +106,7 @@ def _painted(d: str, pitch: Pitch) -> list[int]:
 
 
 def test_a_run_that_runs_has_a_bar_up_to_now_from_its_start_or_from_the_edge() -> None:
-    since_before = strip([dict[RunState, int]()] * 5, [False], GRID, 0)
+    since_before = strip([dict[str, int]()] * 5, [False], GRID, 0)
     assert (since_before.words, since_before.paths) == ("running since before", [("w", "M0 8H65")])
     here = strip([{}, {RunState.RUNNING: 1}, {}], (), GRID, 1)
     assert (here.words, dict(here.paths)["w"]) == ("1 running", "M13 8H39")
