@@ -122,7 +122,8 @@ class _Probe:
                 error = message.error() if message is not None else None
                 if error is not None:
                     self.last_error = f" ({error.str()})"
-                    self.refusal = error.str() if error.code() in _CANNOT else None
+                    if error.code() in _CANNOT:
+                        self.refusal = error.str()
         finally:
             leave_group(member)
         return self
