@@ -32,7 +32,7 @@ _THINNEST = 0.35  # percent
 _RETRIES = 4
 _LEGEND = {
     "good": "succeeded: taller took longer", "bad": "failed", "moving": "running", "trouble": "running for long",
-    "dot": "retried", "undone": "skipped, cancelled", "waits": "waiting", "open": "not ended", "ahead": "to come",
+    "dot": "retried", "undone": "skipped, cancelled", "waits": "waiting", "open": "not ended", "ahead": "upcoming",
     "paused": "paused", "version": "new version",
 }  # fmt: skip
 _UNFIRED = {OccurrenceOutcome.WILL_BE_EXCLUDED, OccurrenceOutcome.WILL_BE_SKIPPED, OccurrenceOutcome.WILL_BE_MOVED}
