@@ -14,6 +14,7 @@ from psycopg.pq import TransactionStatus
 from tidewheel.postgres.statements import trusted
 
 _MARK: LiteralString = "tidewheel.own_schema"
+_SET: LiteralString = f"SELECT set_config('search_path', %(path)s, true), set_config('{_MARK}', %(mark)s, true)"
 _PATH = re.compile(rf"-c search_path=([a-z0-9_]+) -c {_MARK}=on")
 _FUNCTION = re.compile(r"\btidewheel_(?=\w+\()")
 
@@ -29,7 +30,7 @@ def schema_of_options(options: str) -> str | None:
     return found and found[1]
 
 
-def named(name: str, schema: object) -> str:
+def named(name: str, schema: str | None) -> str:
     """Return a name of the database's, such as a channel, for an installation in this schema."""
     return name if schema is None else f"{name}.{schema}"
 
@@ -37,9 +38,6 @@ def named(name: str, schema: object) -> str:
 def qualified(statement: LiteralString, schema: str | None) -> LiteralString:
     """Return a statement that calls the SQL functions of a schema, whatever the session's search path."""
     return statement if schema is None else trusted(_FUNCTION.sub(rf'"{schema}".\g<0>', statement))
-
-
-_SET: LiteralString = f"SELECT set_config('search_path', %(path)s, true), set_config('{_MARK}', %(mark)s, true)"
 
 
 class SchemaConnection(Connection[tuple[object, ...]]):

@@ -280,7 +280,7 @@ def _open(url: str, name: str, *, autocommit: bool, options: str, prompt: bool, 
 
 
 def _refuse_old_server(connection: OwnConnection) -> None:
-    """Close the connection to a server that is too old, and raise UnsupportedServer.
+    """Read the release of the server; close the connection and raise UnsupportedServer if it is too old.
 
     The server, or a pooler in its place, reports its release at the start of the connection. Some poolers report none.
     """

@@ -288,6 +288,7 @@ class Connections(Settings):
         if self.database_schema is None:
             return url
         given = str(conninfo_to_dict(url).get("options") or os.environ.get("PGOPTIONS", ""))
+        # As `postgres.own_schema.schema_options`, which settings do not import.
         options = f"{given} -c search_path={self.database_schema} -c tidewheel.own_schema=on"
         return make_conninfo(url, options=options.strip())
 

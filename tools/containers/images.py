@@ -107,9 +107,10 @@ def build_images(engine: Engine) -> None:
         own = {each.name: each for each in (_CERTIFICATES, _PIP) if each.exists()}
         _build(engine, "trial/python", "python.Dockerfile", _content(RECIPES) | own)
     with step(f"image {TIDEWHEEL} by compose/Dockerfile, about 60 s"):
-        arguments = (_PYTHON, f"REVISION={revision()}")
+        commit = revision()
+        arguments = (_PYTHON, f"REVISION={commit}")
         _build(engine, TIDEWHEEL, "compose/Dockerfile", _content(ROOT), *arguments, shipped=_shipped())
-        _check_labels(engine, revision())
+        _check_labels(engine, commit)
     with step("image of PostgreSQL"):
         package = find_programs(None).parents[1]
         libraries = package.with_name(f"{package.name}.libs")
