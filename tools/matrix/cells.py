@@ -45,6 +45,7 @@ CELLS = (
     Cell("kafka-4.1", kafka="4.1"),
     Cell("python-3.12", python="3.12"),
     Cell("python-3.13", python="3.13"),
+    Cell("python-3.14", python="3.14"),
     Cell("oldest", postgres="15", kafka="3.9"),
 )
 
