@@ -183,3 +183,11 @@ SELECT r.tenant, r.at, 0, r.queue, r.lane, r.state, r.runs, r.stages, r.took, r.
 -- Gives the events that this transaction has appended to the outbox the present time.
 -- Index: outbox_due, the events since the begin of the transaction. Lock: rows of this transaction.
 SELECT tidewheel_restamp_events()
+
+-- name: read_columns
+-- Returns the types of columns of a table, in the order of their names here, with the OIDs of these types.
+-- Index: pg_attribute_relid_attnam_index. No lock.
+SELECT format_type(a.atttypid, NULL), a.atttypid
+  FROM unnest(%(names)s::text[]) WITH ORDINALITY AS n (name, position)
+  JOIN pg_attribute AS a ON a.attrelid = %(table)s::regclass AND a.attname = n.name
+ ORDER BY n.position
