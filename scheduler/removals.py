@@ -82,10 +82,13 @@ class Pace:
         return stopped
 
 
-def remove_by_tenant(connection: Conn, days: Collection[date], now: datetime, pace: Pace) -> int:
+def remove_by_tenant(
+    connection: Conn, days: Collection[date], ready: Collection[date], now: datetime, pace: Pace
+) -> int:
     """Remove what is older than the periods of tenants; return the number of removed runs.
 
-    The connection has autocommit. The runs of `days` may go: they are closed, counted, and archived if archiving is on.
+    The connection has autocommit. Days go in their order, since a position passes a day once. A day is ready if it is
+    closed, counted, and archived where archiving is on.
     """
     removed = 0
     for period in read_rows(connection, class_row(_TenantPeriod), _SQL["find_tenant_periods"], {}):
@@ -94,7 +97,7 @@ def remove_by_tenant(connection: Conn, days: Collection[date], now: datetime, pa
         if period.removing:
             since -= _DAY
         for day in sorted(each for each in days if since <= each < end):
-            if not _begin_period(connection, period, day):
+            if day not in ready or not _begin_period(connection, period, day):
                 break
             removed += _remove_day(connection, period, day, pace)
             if pace.rest():

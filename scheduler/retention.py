@@ -188,9 +188,8 @@ class Retention:
     def _remove_early(self, connection: Conn, stored: Iterable[StoredDay], now: datetime, pace: Pace) -> None:
         oldest = self._first_kept(now)["finished_runs"]
         days = {each.day for each in stored if each.table == "finished_runs" and each.day >= oldest}
-        days &= _days(connection, _SQL["find_counted_days"])
-        days -= _unarchived(connection, stored)
-        if removed := remove_by_tenant(connection, days, now, pace):
+        ready = _days(connection, _SQL["find_counted_days"]) - _unarchived(connection, stored)
+        if removed := remove_by_tenant(connection, days, ready, now, pace):
             _LOG.info("removed %d runs that were older than their tenants' retention", removed)
 
     def _drop(

@@ -641,6 +641,25 @@ SELECT (finished_at AT TIME ZONE 'UTC')::date, state, count(*)
 """
 
 
+def test_tenants_day_that_becomes_ready_later_is_not_passed(database: Database, retention: Retention) -> None:
+    """The archive took a day before an older one, which failed for a while."""
+    before, older, old = made(database, 6, 5, 4)
+    archive: LiteralString = "INSERT INTO archived_days (day, runs, bytes, id_days) VALUES (%s, 0, 0, '{}')"
+    with Client(database.url) as client:
+        client.tenants.create("acme")
+        client.tenants.keep("acme", 2)
+    for day in (before, older, old):
+        at = datetime.combine(day, time(1), UTC)
+        database.execute(RUN_OF, {"tenant": "acme", "state": "succeeded", "at": at})
+    for day in (before, old):
+        database.execute(archive, [day])
+    retention.step()
+    assert database.rows(LEFT, ["acme"]) == [(day, "succeeded", 3) for day in (older, old)]
+    database.execute(archive, [older])
+    retention.step()
+    assert database.rows(LEFT, ["acme"]) == []
+
+
 def test_shorter_periods_of_a_tenant_leave_other_tenants_alone(
     database: Database, retention: Retention, monkeypatch: pytest.MonkeyPatch
 ) -> None:
