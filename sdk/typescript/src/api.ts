@@ -527,10 +527,12 @@ export interface IntervalSpec {
   interval: string | number;
 }
 
-/** The first occurrence at once, each later one a fixed time after the end of the timer's last run. */
+/** The first occurrence at once, each later one a fixed time after the end of the timer's last run. Within `min` and `max`, a run may set the time to the next occurrence. Without them, none may. */
 export interface FixedDelaySpec {
   /** A duration, such as 90s, 5m, PT1H, or a number of seconds */
   fixed_delay: string | number;
+  max?: string | number | null;
+  min?: string | number | null;
 }
 
 /** An occurrence at every match of one of its cron expressions, on the wall clock of a zone. */
