@@ -164,7 +164,8 @@ def check_broker(context: Context) -> Iterator[Finding]:
         remedy = "start the brokers, or correct TIDEWHEEL_KAFKA_BOOTSTRAP; meanwhile the sweep starts runs"
         yield Finding("broker", Severity.ERROR, "no Kafka broker answers", str(error), remedy)
     except UnsupportedServer as error:
-        yield Finding("broker", Severity.ERROR, "the Kafka brokers are too old", str(error), "upgrade them")
+        remedy = "use brokers of a release in docs/compatibility.md"  # older ones lack APIs, newer ones may drop some
+        yield Finding("broker", Severity.ERROR, "the Kafka brokers do not suit this release", str(error), remedy)
     except SettingsError as error:
         remedy = "correct the setting that the evidence names, or run `tidewheel up`"
         yield Finding("broker", Severity.ERROR, "the settings of Kafka clients are invalid", str(error), remedy)

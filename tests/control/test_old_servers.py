@@ -80,5 +80,5 @@ def test_brokers_that_lack_an_api_are_refused(info: StackInfo) -> None:
             bootstrap_check({**info.kafka, "bootstrap.servers": bootstrap})()
         settings = Connections.load(kafka_properties=info.kafka_properties, kafka_bootstrap=bootstrap)
         [found] = findings(settings, "broker")
-    assert found.what == "the Kafka brokers are too old"
+    assert found.what == "the Kafka brokers do not suit this release"
     bootstrap_check(info.kafka)()
