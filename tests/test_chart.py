@@ -16,6 +16,7 @@ from tests.control.cli.command import find_command
 from tests.strict_types import ROOT
 from tests.test_compose import ROLES, SERVICES, load
 from tidewheel.distribution import release_version
+from tidewheel.jobs.targets import TARGETS
 from tidewheel.jobs.values import parse_duration
 from tidewheel.migrations.runner import PATIENCE_SECONDS
 from tidewheel.migrations.service_roles import role_of
@@ -68,6 +69,7 @@ WRONG: tuple[tuple[Manifest, str], ...] = (
     (LEAST | {"kafka": {"bootstrap": "kafka"}}, "/kafka/bootstrap"),
     (LEAST | {"settings": {"TIDEWHEEL_API_TOKEN": "secret"}}, "TIDEWHEEL_API_TOKEN"),
     (LEAST | {"executors": {"default": {"replicas": 0}}}, "/executors/default/replicas"),
+    (LEAST | {"executors": {"default": {"targets": ["https"]}}}, "/executors/default/targets"),
     (LEAST | {"archive": {"to": "/srv/archive"}}, "/archive/to"),
     (LEAST | {"replicas": 3}, "replicas"),
     (LEAST | {"migrate": {"post": True}}, "/migrate/post"),
@@ -147,6 +149,11 @@ def test_kubernetes_accepts_every_object(which: str) -> None:
 @pytest.mark.parametrize(("values", "named"), WRONG, ids=lambda each: each if isinstance(each, str) else "")
 def test_wrong_values_are_refused_with_their_path(values: Manifest, named: str) -> None:
     assert named in helm(values)["error"]
+
+
+def test_executors_may_have_every_type_of_target() -> None:
+    schema = json.loads((ROOT / "chart/values.schema.json").read_text())
+    assert schema["$defs"]["pool"]["properties"]["targets"]["items"]["enum"] == [*TARGETS]
 
 
 def test_each_container_runs_a_command_of_the_cli() -> None:
