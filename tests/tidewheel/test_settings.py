@@ -328,6 +328,7 @@ def test_kafka_settings_are_passed_through_except_the_brokers(environment: pytes
         ("postgresql://ann@db.example/jobs?sslmode=verify-full", False),
         ("service=jobs", True),
         ("service=jobs sslmode=verify-ca", False),
+        ("postgresql://ann@db.example/jobs?sslrootcert=system", False),
     ],
 )
 def test_database_elsewhere_that_is_not_verified_is_refused_by_a_setting(url: str, *, refused: bool) -> None:
@@ -360,6 +361,25 @@ def test_broker_elsewhere_that_is_not_verified_is_refused_by_a_setting(
     strict = Connections.load(kafka_bootstrap=brokers, verify_servers=True)
     if refused:
         with pytest.raises(SettingsError, match=r"broker kafka\.example is not verified.*SASL_SSL.*VERIFY_SERVERS"):
+            strict.bootstrap()
+    else:
+        assert strict.bootstrap() == brokers
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "refused"),
+    [("http://127.0.0.1:8080/token", False), ("https://id.example/token", False), ("http://id.example/token", True)],
+)
+def test_token_endpoint_elsewhere_without_tls_is_refused_by_a_setting(
+    environment: pytest.MonkeyPatch, endpoint: str, *, refused: bool
+) -> None:
+    environment.setenv("TIDEWHEEL_KAFKA_CONFIG_SECURITY_PROTOCOL", "SASL_SSL")
+    environment.setenv("TIDEWHEEL_KAFKA_CONFIG_SASL_OAUTHBEARER_TOKEN_ENDPOINT_URL", endpoint)
+    brokers = "kafka.example:9092"
+    assert Connections.load(kafka_bootstrap=brokers).bootstrap() == brokers
+    strict = Connections.load(kafka_bootstrap=brokers, verify_servers=True)
+    if refused:
+        with pytest.raises(SettingsError, match=r"id\.example is not verified.*TOKEN_ENDPOINT_URL.*VERIFY_SERVERS"):
             strict.bootstrap()
     else:
         assert strict.bootstrap() == brokers

@@ -76,6 +76,17 @@ _NOT_YOURS = frozenset(
 _FEATURES = "IdempotentProducer|MsgVer2|OffsetTime|BrokerGroupCoordinator"
 _LACKS = re.compile(rf"Feature (?:{_FEATURES}): (\w+) \((\d+)\.\.\d+\) NOT supported by broker")
 
+# The token endpoint has not answered, or not with an error of the client's. Source: librdkafka,
+# rdkafka_sasl_oauthbearer.c; RFC 6749, section 5.2
+_WITHOUT_TOKEN = re.compile(
+    r"Failed to acquire SASL OAUTHBEARER token(?!.*(?:\binvalid_|\bun\w+_(?:client|grant_type)\b))"
+)
+_CAUSES: Mapping[str, tuple[str, ...]] = {
+    "certificate verify failed": ("ssl.ca.location",),
+    r"alert .*(certificate|unknown ca)": ("ssl.certificate.location", "ssl.key.location"),
+    "SASL OAUTHBEARER token": ("sasl.oauthbearer.token.endpoint.url", "https.ca.location"),
+}
+
 _QUIET_SECONDS = CONNECT_SECONDS + 2.0
 _REPEAT_SECONDS = 60.0
 # Source: librdkafka, rdkafka_broker.c: a connection that failed; an error without an error callback.
@@ -104,7 +115,7 @@ def bootstrap_check(config: Mapping[str, str]) -> Callable[[], None]:
     reasons: list[str] = []
 
     def on_error(error: KafkaError) -> None:
-        if error.code() == KafkaError._AUTHENTICATION:
+        if error.code() == KafkaError._AUTHENTICATION and not _WITHOUT_TOKEN.match(error.str()):
             refusals.append(error.str())
         elif error.code() != KafkaError._ALL_BROKERS_DOWN:
             reasons.append(error.str())
@@ -122,9 +133,7 @@ def bootstrap_check(config: Mapping[str, str]) -> Callable[[], None]:
             if refusals:
                 message = f"the Kafka brokers at {where} refuse TIDEWHEEL_KAFKA_CONFIG_SASL_…: {refusals[-1]}"
                 raise SettingsError(message) from error
-            reason = reasons[-1] if reasons else error.args[0].str()
-            if "certificate verify failed" in reason and "ssl.ca.location" not in reason:  # librdkafka adds it at times
-                reason += "; ssl.ca.location (TIDEWHEEL_KAFKA_CONFIG_SSL_CA_LOCATION) does not name its authority"
+            reason = _with_settings(reasons[-1] if reasons else error.args[0].str())
             raise Unavailable(f"no Kafka broker answers at {where} (TIDEWHEEL_KAFKA_BOOTSTRAP): {reason}") from error
         admin.poll(0)
         if lacking.apis:
@@ -354,6 +363,14 @@ def _checked_admin(config: Mapping[str, str], on_error: Callable[[KafkaError], N
         passed = ", ".join(_variable(name) for name in sorted(set(config) - {"bootstrap.servers"}))
         message = f"a Kafka client cannot be made with {passed or 'these settings'}: {error.args[0].str()}"
         raise SettingsError(message) from error
+
+
+def _with_settings(reason: str) -> str:
+    """Return a reason why no broker answers, with the settings that may be its cause."""
+    names = next((names for sign, names in _CAUSES.items() if re.search(sign, reason)), ())
+    if not names or names[0] in reason:  # librdkafka adds it at times
+        return reason
+    return f"{reason}; check {' and '.join(f'{name} ({_variable(name)})' for name in names)}"
 
 
 def _variable(name: str) -> str:

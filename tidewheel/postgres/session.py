@@ -120,6 +120,12 @@ _REFUSALS = (
     "permission denied for database",
     "certificate verify failed",
     "server does not support SSL",
+    "requires a valid client certificate",
+    "alert unknown ca",
+    "alert certificate",
+    "alert bad certificate",
+    "certificate file",
+    "private key file",
 )
 
 
@@ -360,7 +366,7 @@ def connect_configured(url: str, name: str, *, autocommit: bool = False, pooled:
     except AccessRefused as error:
         raise SettingsError(
             f"the database refuses the connection: {error}; correct user, password, database or TLS in "
-            "TIDEWHEEL_DATABASE_URL or the PG* variables"
+            "TIDEWHEEL_DATABASE_URL or the PG* variables (TLS has sslmode, sslrootcert, sslcert and sslkey)"
         ) from error
     except Unavailable as error:
         raise Unavailable(

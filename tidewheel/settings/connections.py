@@ -60,7 +60,8 @@ class Connections(Settings):
     )
     verify_servers: bool = Field(
         default=False,
-        description="refuse a database or a broker on another machine unless TLS verifies its certificate; "
+        description="refuse a database, a broker or a token endpoint on another machine unless TLS verifies its "
+        "certificate; "
         "otherwise services warn of it when they start",
     )
     role_prefix: str = Field(

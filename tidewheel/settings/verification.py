@@ -8,7 +8,9 @@ from ipaddress import ip_address
 from psycopg.conninfo import conninfo_to_dict
 
 _VERIFIES = ("verify-ca", "verify-full")
+_ALWAYS_VERIFIED = "system"  # libpq refuses a weaker sslmode beside these roots
 _ENCRYPTS = ("ssl", "sasl_ssl")
+_ENDPOINT = "sasl.oauthbearer.token.endpoint.url"
 _BROKER = re.compile(r"\s*(?:\w+://)?\[?(?P<host>[^\]]*?)\]?(?::\d+)?\s*")
 
 
@@ -21,12 +23,12 @@ def unverified_database(url: str) -> str | None:
     (None, None)
     """
     parts = conninfo_to_dict(url)
-    mode, host, address, service = (
+    mode, roots, host, address, service = (
         str(parts.get(name) or os.environ.get(f"PG{name.upper()}") or "")
-        for name in ("sslmode", "host", "hostaddr", "service")
+        for name in ("sslmode", "sslrootcert", "host", "hostaddr", "service")
     )
     named = _elsewhere((host or address or service).split(","))
-    if mode in _VERIFIES or named is None:
+    if mode in _VERIFIES or roots == _ALWAYS_VERIFIED or named is None:
         return None
     return (
         f"TIDEWHEEL_DATABASE_URL names {named} without sslmode=verify-full: another server can take its place, and read"
@@ -35,7 +37,7 @@ def unverified_database(url: str) -> str | None:
 
 
 def unverified_brokers(config: Mapping[str, str]) -> str | None:
-    """Return problem and remedy of settings that do not verify brokers on another machine.
+    """Return problem and remedy of an unverified broker or token endpoint on another machine.
 
     >>> unverified_brokers({"bootstrap.servers": "[::1]:9092,kafka:9092"})[:40]
     'the broker kafka is not verified: anothe'
@@ -45,10 +47,19 @@ def unverified_brokers(config: Mapping[str, str]) -> str | None:
     verifies = config.get("enable.ssl.certificate.verification", "true").lower() == "true"
     named = _elsewhere(_host(broker) for broker in config["bootstrap.servers"].split(","))
     if (encrypts and verifies) or named is None:
-        return None
+        return _unverified_provider(config.get(_ENDPOINT, ""))
     return (
         f"the broker {named} is not verified: another server can take its place, and read all messages; set"
         " TIDEWHEEL_KAFKA_CONFIG_SECURITY_PROTOCOL=SASL_SSL or SSL, and leave certificate verification on"
+    )
+
+
+def _unverified_provider(endpoint: str) -> str | None:
+    in_clear = endpoint.lower().startswith("http://")
+    named = _elsewhere([_host(endpoint.split("/")[2])]) if in_clear else None
+    return named and (
+        f"the token endpoint {named} is not verified: others can read the client's secret, and its tokens; write"
+        f" https:// in TIDEWHEEL_KAFKA_CONFIG_{_ENDPOINT.upper().replace('.', '_')}"
     )
 
 
