@@ -23,18 +23,8 @@ from tidewheel.errors import NotRunning
 if TYPE_CHECKING:
     from tidewheel.local.stack import StackInfo
 
-_SECRET_PARTS = ("password", "secret", "jaas", "key.pem", "oauthbearer.config")
-_PSQL = {
-    "host": "PGHOST",
-    "port": "PGPORT",
-    "user": "PGUSER",
-    "password": "PGPASSWORD",
-    "dbname": "PGDATABASE",
-    "sslmode": "PGSSLMODE",
-    "sslrootcert": "PGSSLROOTCERT",
-    "require_auth": "PGREQUIREAUTH",
-    "target_session_attrs": "PGTARGETSESSIONATTRS",
-}
+_SECRET_PARTS = ("password", "passphrase", "secret", "jaas", "key.pem", "oauthbearer.config")
+_LOGIN = "org.apache.kafka.common.security"
 
 
 class Format(StrEnum):
@@ -77,11 +67,7 @@ def env(
     if secrets and sys.stdout.isatty():
         typer.echo("tidewheel: warning: printing passwords to a terminal", err=True)
     url = reached.database_url if secrets else _without_password(reached.database_url)
-    kafka = {
-        name: value
-        for name, value in reached.kafka.items()
-        if secrets or not any(part in name for part in _SECRET_PARTS)
-    }
+    kafka = {name: value for name, value in reached.kafka.items() if secrets or not _is_secret(name)}
     match form:
         case Format.SHELL:
             lines = [
@@ -114,15 +100,14 @@ def psql(
 
     reached = _reach(home)
     url = reached.database_url
-    parts = {name: str(value) for name, value in conninfo_to_dict(url).items()}
-    password = parts.pop("password", None)
+    password = conninfo_to_dict(url).get("password")
     # The embedded server comes with a psql of its release; one before release 16 refuses `require_auth`.
     program = (_embedded_psql() if reached.stack else None) or shutil.which("psql")
-    address = make_conninfo(**parts)
+    address = make_conninfo("", **_parts_without_secrets(url))
     if program is None:
         typer.echo(f"tidewheel: psql is not installed; the database is at {_without_password(url)}", err=True)
         raise typer.Exit(1)
-    variables = {**os.environ, **({"PGPASSWORD": password} if password else {})}
+    variables = {**os.environ, **({"PGPASSWORD": str(password)} if password else {})}
     sys.stdout.flush()
     os.execve(program, ["psql", *([f"--dbname={address}"] if address else []), *(arguments or [])], variables)  # noqa: S606 - psql takes this process's place
 
@@ -163,6 +148,7 @@ def _running(home: Path | None) -> "StackInfo | None":
 
 def _variables(reached: _Reached, url: str, kafka: Mapping[str, str], *, secrets: bool) -> Iterator[tuple[str, str]]:
     from psycopg.conninfo import conninfo_to_dict
+    from psycopg.pq import Conninfo
 
     from tidewheel.settings.sources import client_variables
 
@@ -177,9 +163,9 @@ def _variables(reached: _Reached, url: str, kafka: Mapping[str, str], *, secrets
     if url:
         yield "TIDEWHEEL_DATABASE_URL", url
     parts = conninfo_to_dict(url)
-    for name, variable in _PSQL.items():
-        if name in parts:
-            yield variable, str(parts[name])
+    for option in Conninfo.get_defaults():
+        if option.envvar and (name := option.keyword.decode()) in parts:
+            yield option.envvar.decode(), str(parts[name])
     if stack is not None and stack.pgpass is not None:
         yield "PGPASSFILE", str(stack.pgpass)
     if stack is not None and stack.kafka_properties is not None and not secrets:
@@ -227,14 +213,23 @@ def _java(kafka: Mapping[str, str], *, secrets: bool) -> Iterator[tuple[str, str
     yield "bootstrap.servers", kafka["bootstrap.servers"]
     if "security.protocol" in kafka:
         yield "security.protocol", kafka["security.protocol"].upper()
+    if "ssl.ca.location" in kafka:
+        yield from (("ssl.truststore.type", "PEM"), ("ssl.truststore.location", kafka["ssl.ca.location"]))
     mechanism = kafka.get("sasl.mechanism") or kafka.get("sasl.mechanisms")
-    if mechanism:
-        yield "sasl.mechanism", mechanism
-        kind = "scram.ScramLoginModule" if mechanism.startswith("SCRAM") else "plain.PlainLoginModule"
-        if secrets:
-            user, password = (_quoted(kafka.get(f"sasl.{name}", "")) for name in ("username", "password"))
-            login = f"org.apache.kafka.common.security.{kind} required username={user} password={password};"
-            yield "sasl.jaas.config", login
+    if not mechanism:
+        return
+    yield "sasl.mechanism", mechanism
+    kind, given = "plain.PlainLoginModule", {"username": "sasl.username", "password": "sasl.password"}
+    if mechanism == "OAUTHBEARER":
+        kind, names = "oauthbearer.OAuthBearerLoginModule", {"clientId": "client.id", "clientSecret": "client.secret"}
+        given = {name: f"sasl.oauthbearer.{key}" for name, key in {**names, "scope": "scope"}.items()}
+        yield "sasl.login.callback.handler.class", f"{_LOGIN}.oauthbearer.OAuthBearerLoginCallbackHandler"
+        yield "sasl.oauthbearer.token.endpoint.url", kafka.get("sasl.oauthbearer.token.endpoint.url", "")
+    elif mechanism.startswith("SCRAM"):
+        kind = "scram.ScramLoginModule"
+    if secrets:
+        options = " ".join(f"{name}={_quoted(kafka[key])}" for name, key in given.items() if key in kafka)
+        yield "sasl.jaas.config", f"{_LOGIN}.{kind} required {options};"
 
 
 def _quoted(text: str) -> str:
@@ -264,16 +259,25 @@ def _without_password(url: str) -> str:
     >>> _without_password("postgresql://ann:pw@db:5432/app?sslmode=require")
     'postgresql://ann@db:5432/app?sslmode=require'
     """
-    from psycopg.conninfo import conninfo_to_dict, make_conninfo
+    from psycopg.conninfo import make_conninfo
 
-    parts = {name: value for name, value in conninfo_to_dict(url).items() if name != "password"}
     if "://" not in url:
-        return make_conninfo("", **parts)
+        return make_conninfo("", **_parts_without_secrets(url))
     scheme, _, rest = url.partition("://")
     user, at, address = rest.rpartition("@")
     address, _, query = address.partition("?")
-    kept = "&".join(part for part in query.split("&") if part and not part.startswith("password="))
+    kept = "&".join(part for part in query.split("&") if part and not _is_secret(part.partition("=")[0]))
     return f"{scheme}://{user.partition(':')[0]}{at}{address}{'?' if kept else ''}{kept}"
+
+
+def _parts_without_secrets(url: str) -> dict[str, str]:
+    from psycopg.conninfo import conninfo_to_dict
+
+    return {name: str(value) for name, value in conninfo_to_dict(url).items() if not _is_secret(name)}
+
+
+def _is_secret(name: str) -> bool:
+    return any(part in name for part in _SECRET_PARTS)
 
 
 def _embedded_psql() -> str | None:

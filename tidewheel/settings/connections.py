@@ -4,7 +4,7 @@ import os
 from collections.abc import Callable, Mapping
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Literal, cast
+from typing import TYPE_CHECKING, Final, Literal
 
 import psycopg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
@@ -33,7 +33,8 @@ ALLOW_LIST_VARIABLES: Final = tuple(
 """The variables by which clients and services refuse a job's target, and which must be equal for all of them."""
 
 _LIBPQ: Final = ("PGHOST", "PGHOSTADDR", "PGSERVICE", "PGDATABASE")
-_SECRET_PARTS = ("password", "secret", "key.pem", "oauthbearer.config")  # of the names of Kafka clients' settings
+# Of the names of Kafka clients' settings, and of the parts of a connection string.
+_SECRET_PARTS = ("password", "passphrase", "secret", "key.pem", "oauthbearer.config")
 
 _READERS: Final[Mapping[str, Callable[[str], object]]] = {
     "http_hosts": read_host_pattern,
@@ -262,7 +263,7 @@ class Connections(Settings):
     def database(self) -> str:
         """Return the libpq connection string; raise Unavailable while `tidewheel dev` starts the stack."""
         url = self._in_schema(self._database())
-        protect(cast("str | None", conninfo_to_dict(url).get("password")), os.environ.get("PGPASSWORD"))
+        protect(*_secrets(conninfo_to_dict(url)), os.environ.get("PGPASSWORD"))
         self._refuse(unverified_database(url))
         return url
 
@@ -304,7 +305,7 @@ class Connections(Settings):
     def kafka_config(self) -> dict[str, str]:
         """Return the configuration of every Kafka client, `bootstrap.servers` and passwords included."""
         config = self._kafka_config()
-        protect(*(value for name, value in config.items() if any(part in name for part in _SECRET_PARTS)))
+        protect(*_secrets(config))
         self._refuse(unverified_brokers(config))
         return config
 
@@ -321,6 +322,10 @@ class Connections(Settings):
     def kafka_client(self) -> dict[str, str]:
         """Return the Kafka client settings of the file and of the environment."""
         return (read_properties(self.kafka_properties) if self.kafka_properties else {}) | client_config(os.environ)
+
+
+def _secrets(given: Mapping[str, object]) -> list[str]:
+    return [str(value) for name, value in given.items() if any(part in name for part in _SECRET_PARTS)]
 
 
 def _running_stack(part: str, variable: str) -> "StackInfo":

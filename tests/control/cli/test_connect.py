@@ -98,6 +98,19 @@ def test_named_servers_are_printed_and_left_out_passwords_are_noted(
     assert re.search(r"^\S", shown.out)
 
 
+@pytest.mark.parametrize("form", ["url", "shell", "json", "kafka", "java"])
+def test_passwords_of_keys_and_secrets_of_tokens_are_left_out(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TIDEWHEEL_KAFKA_BOOTSTRAP", "broker:9092")
+    for name, value in {"MECHANISM": "OAUTHBEARER", "OAUTHBEARER_CLIENT_SECRET": "sesame"}.items():
+        monkeypatch.setenv(f"TIDEWHEEL_KAFKA_CONFIG_SASL_{name}", value)
+    url = "postgresql://ann@db/app?sslcert=/c.pem&sslkey=/k.pem&sslpassword=sesame"
+    done = tidewheel(url, "env", "--format", form)
+    assert (done.code, done.err) == (0, "tidewheel: passwords are omitted; --secrets prints them\n")
+    assert "sesame" not in done.out
+    assert "sesame" in tidewheel(url, "env", "--format", form, "--secrets").out
+    assert (form != "shell") or "export PGSSLCERT=/c.pem\n" in done.out
+
+
 def test_json_is_one_document(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TIDEWHEEL_KAFKA_BOOTSTRAP", "broker:9092")
     printed = json.loads(tidewheel(NO_DATABASE, "env", "--format", "json").out)
