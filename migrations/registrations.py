@@ -30,7 +30,7 @@ def forget_silent(url: str, silent: timedelta) -> list[str]:
         MigrationError: The other release is newer, and has migrated the database.
     """
     columns: dict[str, object] = {"version": release_version(), "silent": silent}
-    with suppress(UndefinedTable), connect(url, "tidewheel-migrate", autocommit=True) as connection:
+    with suppress(UndefinedTable), connect(url, "tidewheel-migrate", autocommit=True, pooled=True) as connection:
         if has_newer(connection):
             raise MigrationError(
                 "--forget-silent: a newer release has migrated this database; run `tidewheel migrate --post "

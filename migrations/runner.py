@@ -38,7 +38,7 @@ from tidewheel.migrations.service_roles import (
 from tidewheel.postgres.held_lock import HeldLock, begin_lasting, try_table_lock
 from tidewheel.postgres.own_schema import own_schema
 from tidewheel.postgres.partitions import ensure_coming_days
-from tidewheel.postgres.session import Conn, connect
+from tidewheel.postgres.session import Conn, connect, refuse_shared_sessions
 from tidewheel.postgres.statements import Statements, trusted
 
 R = TypeVar("R")
@@ -191,10 +191,12 @@ def migrate(
         MigrationError: An applied file was edited, a role cannot be created, roles have another prefix, or another
             transaction holds a lock for minutes. Or processes of another release are there, and `post` is set. A
             migration of a newer release is no error.
+        SettingsError: A pooler shares sessions, whose locks keep other runners waiting.
     """
     # It imports the codec, which `require_current` does not need.
     from tidewheel.migrations.stored_schemas import store_schemas
 
+    refuse_shared_sessions(url)
     with (
         connect(url, "tidewheel-migrate", options=_NO_HURRY) as connection,
         _alone(url, connection, dry_run=dry_run) as lock,

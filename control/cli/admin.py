@@ -15,7 +15,7 @@ from tidewheel import message_signatures, task_token_keys
 from tidewheel.audit import ALL_TENANTS, Change, Door, process_actor, record_change
 from tidewheel.control.cli.dev import joined
 from tidewheel.control.cli.exit_codes import ExitCode
-from tidewheel.control.cli.options import Replication, check_replication, read_duration
+from tidewheel.control.cli.options import Replication, check_replication, checked_url, read_duration
 from tidewheel.control.cli.output import Output, OutputOption, print_result, print_rows
 from tidewheel.errors import SettingsError, refuse
 from tidewheel.kafka import topics
@@ -244,7 +244,7 @@ def register_schemas(
         )
         return
     recorded = registry.register_schemas(client, subjects)
-    with connect(settings.database(), "tidewheel-schemas") as connection:
+    with connect(checked_url(), "tidewheel-schemas") as connection:
         record_schema_ids(connection, recorded)
         connection.commit()
     lines = [f"{facts['id']:>6} {facts['subject']} ({name})" for name, facts in recorded.items()]
@@ -344,7 +344,7 @@ def rotate(
     if name not in ROTATIONS:
         refuse("NAME", f"{name!r} is not a secret that can be rotated", f"write {' or '.join(ROTATIONS)}")
     work, signs_after_seconds = ROTATIONS[name]
-    with connect(Connections.load().database(), "tidewheel-secrets") as connection:
+    with connect(checked_url(), "tidewheel-secrets") as connection:
         key_id = work(connection, revoke=revoke)
         change = Change(ALL_TENANTS, "secret.rotate", f"secret/{name}/{key_id}")
         record_change(connection, process_actor(Door.CLI), change)

@@ -127,8 +127,9 @@ def _read(home: Path | None) -> _Found | SettingsError | MigrationError | Unavai
     settings = Connections.load()
     try:
         url = stack_in(home).database_url if home is not None and is_installed("local") else settings.database()
-        with connect(url, "tidewheel-cli") as connection:
+        with connect(url, "tidewheel-cli", pooled=True) as connection:
             require_current(connection)
+            connection.begin()
             show_damaged(connection, shows=True)
             installation = read_installation(connection, settings)
             fleet = read_status(connection, installation.shards)

@@ -21,7 +21,7 @@ from tidewheel.message_signatures import MessageKeys
 from tidewheel.migrations.runner import require_current
 from tidewheel.postgres.database_clock import read_now
 from tidewheel.postgres.held_lock import HeldLock, begin_lasting, try_table_lock
-from tidewheel.postgres.session import BY_KEY, Conn, Session
+from tidewheel.postgres.session import BY_KEY, Conn, Session, refuse_shared_sessions
 from tidewheel.postgres.statements import Statements
 from tidewheel.process.failpoint import failpoint
 from tidewheel.settings.connections import Connections
@@ -87,10 +87,12 @@ def restore(
         stopped_at: The time at which the old installation stopped at the latest; by default now.
 
     Raises:
-        SettingsError: Another restore works, the user does not own the database, the time of the backup is not known,
-            the backup is older than what Kafka keeps, or run messages are signed by a later key.
+        SettingsError: Another restore works, a pooler shares sessions, the user does not own the database, the time of
+            the backup is not known, the backup is older than what Kafka keeps, or run messages are signed by a later
+            key.
         Unavailable: PostgreSQL or Kafka does not answer: repeat the call.
     """
+    refuse_shared_sessions(url, options=_OPTIONS)
     session = Session(url, "tidewheel-restore", options=_OPTIONS)
     lock = Session(url, "tidewheel-restore-lock", autocommit=True, options=_OPTIONS)
     try:

@@ -20,12 +20,15 @@ from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from tests.control.api.answering import answering
+from tests.control.cli.command import tidewheel
 from tests.fixtures.database import Database
 from tests.fixtures.pgbouncer import pgbouncer
 from tests.fixtures.roles import as_role
 from tests.fixtures.services import Fleet, until
-from tidewheel import Client, enqueue, enqueue_async
+from tidewheel import AsyncClient, Client, enqueue, enqueue_async
 from tidewheel.api_keys import Scope
+from tidewheel.clock import monotonic_seconds
+from tidewheel.control.cli.exit_codes import ExitCode
 from tidewheel.control.doctor.check import Context
 from tidewheel.control.doctor.database import check_database
 from tidewheel.errors import SettingsError, Unavailable
@@ -41,6 +44,8 @@ TENANTS = ("acme", "globex", "initech")
 CLIENTS = 3 * len(TENANTS)
 SESSIONS = 2  # of the server
 ROUNDS = 10  # of each client
+LOADING, LOADED = 40, 4  # clients, and sessions of the server, under load
+LOAD_SECONDS = 5.0
 SETTINGS = ("tidewheel.tenant", "role", "statement_timeout", "lock_timeout", "search_path", "enable_seqscan", "jit")
 JOB = {"schedule": "manual", "target": "note"}
 
@@ -85,14 +90,14 @@ def at_once(work: Callable[[int], set[UUID]]) -> set[UUID]:
         return set[UUID]().union(*threads.map(work, range(CLIENTS)))
 
 
-def settings_of_sessions(url: str) -> list[list[str | None]]:
+def settings_of_sessions(url: str, count: int = SESSIONS) -> list[list[str | None]]:
     """Return the settings of all sessions of a pooler: so many transactions at once have them all."""
     columns = sql.SQL(", ").join(sql.SQL("current_setting({}, true)").format(name) for name in SETTINGS)
     statement = sql.SQL("SELECT pg_backend_pid(), {}").format(columns)
     with ExitStack() as undo:
-        connections = [undo.enter_context(psycopg.connect(url)) for _ in range(SESSIONS)]
+        connections = [undo.enter_context(psycopg.connect(url)) for _ in range(count)]
         rows = [connection.execute(statement).fetchall()[0] for connection in connections]
-    assert len({row[0] for row in rows}) == SESSIONS
+    assert len({row[0] for row in rows}) == count
     return [[value or None for value in row[1:]] for row in rows]
 
 
@@ -112,6 +117,40 @@ def test_clients_of_several_tenants_on_a_few_sessions_see_their_own_alone(databa
     assert len(triggered) == CLIENTS * ROUNDS
     assert {run.run_id for run in database.job_runs()} == triggered
     assert settings_of_sessions(pooled) == before
+
+
+@pytest.mark.slow
+def test_forty_async_clients_on_four_sessions_lose_and_double_nothing(database: Database) -> None:
+    create_tenants(database)
+    for tenant in TENANTS:
+        with Client(database.url, tenant=tenant) as client:
+            client.submit({"key": tenant, **JOB})
+    ends_at = monotonic_seconds() + LOAD_SECONDS
+
+    async def work(number: int, url: str) -> set[UUID]:
+        tenant, triggered = tenant_of(number), set[UUID]()
+        async with AsyncClient(url, tenant=tenant) as client:
+            while monotonic_seconds() < ends_at:
+                triggered.add(await client.trigger(tenant, len(triggered)))
+                page, jobs = await asyncio.gather(client.runs.list(), client.jobs.list())
+                assert {run.key for run in page.runs} == {tenant} == {job.key for job in jobs.jobs}
+        return triggered
+
+    async def load(url: str) -> list[set[UUID]]:
+        return await asyncio.gather(*(work(number, url) for number in range(LOADING)))
+
+    with pgbouncer(database.url, "transaction", sessions=LOADED) as pooled:
+        before = settings_of_sessions(pooled, LOADED)
+        triggered = asyncio.run(load(pooled))
+        assert settings_of_sessions(pooled, LOADED) == before
+    assert all(triggered)
+    print(f"{sum(map(len, triggered))} triggers of {LOADING} clients in {LOAD_SECONDS} s")  # noqa: T201 - for docs
+    by_tenant = {
+        tenant: sum(len(each) for number, each in enumerate(triggered) if tenant_of(number) == tenant)
+        for tenant in TENANTS
+    }
+    assert dict(database.rows("SELECT tenant, count(*) FROM job_runs GROUP BY 1")) == by_tenant
+    assert {run.run_id for run in database.job_runs()} == set[UUID]().union(*triggered)
 
 
 def test_api_of_several_tenants_on_a_few_sessions_shows_each_its_own(database: Database) -> None:
@@ -264,6 +303,30 @@ def test_enqueue_async_over_asyncpg(database: Database, pooled: str) -> None:
 def test_audit_is_refused_since_its_lock_needs_a_session(database: Database, pooled: str) -> None:
     with Client(pooled) as client, pytest.raises(SettingsError, match="pool_mode = session"):
         client.audit(database.now())
+
+
+@pytest.mark.parametrize(
+    "command",
+    ["migrate", "migrate --dry-run", "migrate --roles", "admin secrets rotate task-tokens", "admin restore --dry-run"],
+)
+def test_command_whose_locks_need_a_session_is_refused(database: Database, pooled: str, command: str) -> None:
+    done = tidewheel(replace(database, url=pooled), *command.split())
+    assert done.code == ExitCode.FAILED
+    assert POOLED_BY_TRANSACTION in " ".join(done.err.split())
+    assert settings_of_sessions(pooled) == settings_of_sessions(database.url)
+
+
+def test_migrate_works_through_a_pooler_in_session_mode(empty_database: Database) -> None:
+    with pgbouncer(empty_database.url, "session") as pooled:
+        assert tidewheel(replace(empty_database, url=pooled), "migrate").code == ExitCode.DONE
+    assert empty_database.count("jobs") == 0
+
+
+@pytest.mark.parametrize("command", ["migrate --status", "status"])
+def test_command_that_reads_once_leaves_nothing_in_a_session(database: Database, pooled: str, command: str) -> None:
+    behind, direct = (tidewheel(replace(database, url=url), *command.split()) for url in (pooled, database.url))
+    assert (behind.code, behind.err) == (direct.code, direct.err)
+    assert settings_of_sessions(pooled) == settings_of_sessions(database.url)
 
 
 def test_pooler_without_transactions_is_refused(database: Database) -> None:

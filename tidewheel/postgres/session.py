@@ -375,21 +375,21 @@ def connect_configured(url: str, name: str, *, autocommit: bool = False, pooled:
         ) from error
 
 
-def refuse_shared_sessions(url: str) -> None:
+def refuse_shared_sessions(url: str, *, options: str = "") -> None:
     """Raise SettingsError if a pooler shares sessions."""
-    if shares_sessions(url):
+    if shares_sessions(url, options=options):
         raise SettingsError(f"{POOLED_BY_TRANSACTION}; {NEEDS_SESSION}")
 
 
-def shares_sessions(url: str) -> bool:
+def shares_sessions(url: str, *, options: str = "") -> bool:
     """Return True if a pooler gives the server's session of an idle connection to another one.
 
     Then two connections at once have one process of the server, or one connection has two.
     """
-    with connect(url, "tidewheel-start", pooled=True) as one:
+    with connect(url, "tidewheel-start", options=options, pooled=True) as one:
         if one.settings is None:
             return False
-        with connect(url, "tidewheel-start", pooled=True) as other:
+        with connect(url, "tidewheel-start", options=options, pooled=True) as other:
             both = {(one.server_process(), other.server_process()) for _ in range(_LOOKS)}
     [(first, second), *others] = both
     return first == second or bool(others)
