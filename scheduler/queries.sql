@@ -1501,13 +1501,17 @@ SELECT t.job_id, t.tenant, t.shard, t.scheduled_at, t.version, v.schedule_json, 
   JOIN job_versions AS v ON v.job_id = t.job_id AND v.version = t.version
 
 -- name: measure_lock_waits
--- Returns the number of Tidewheel's sessions that wait for a lock, and the time for which the first of them has waited.
+-- Returns the number of this installation's sessions that wait for a lock, and the time for which the first of them has waited.
 -- No index: the locks and sessions of the server. No lock.
--- Why pg_locks: it shows the waits of all roles. pg_stat_activity hides those of other roles from a scheduler.
+-- Why pg_locks: it shows the waits of all roles. pg_stat_activity hides those of other roles from a scheduler. A session holds or awaits
+-- the lock of a table in the schema of its installation, whatever it waits for.
 SELECT count(*), coalesce(clock_timestamp() - min(l.waitstart), interval '0')
   FROM pg_locks AS l
   JOIN pg_stat_activity AS s ON s.pid = l.pid
  WHERE NOT l.granted AND s.datname = current_database() AND starts_with(s.application_name, 'tidewheel-')
+   AND EXISTS (SELECT FROM pg_locks AS o
+                 JOIN pg_class AS c ON c.oid = o.relation
+                WHERE o.pid = l.pid AND c.relnamespace = current_schema()::regnamespace)
 
 -- name: measure_leases
 -- Returns the largest part of a lease that has passed without a heartbeat, of executors that have a lease of their own.

@@ -64,7 +64,8 @@ SELECT CASE WHEN current_setting('tidewheel.own_schema', true) IS DISTINCT FROM 
 -- name: find_lock_holders
 -- Returns the sessions without the rights of a service that hold an advisory key of 0.1, those that have kept claims waiting for five
 -- seconds, and prepared transactions that do either: process or name, role, what is held, age. The age is null where this role may not
--- see it.
+-- see it. A claim of another installation in this database, which shares its key for a moment, is left out: it locks tables of a schema
+-- that has a claims_lock too.
 -- No index, no lock.
 SELECT DISTINCT l.pid, p.gid, coalesce(s.usename::text, p.owner::text, '?') AS role, 'the advisory lock ' || k.name AS what,
        clock_timestamp() - coalesce(s.xact_start, s.backend_start, p.prepared) AS age
@@ -79,6 +80,11 @@ SELECT DISTINCT l.pid, p.gid, coalesce(s.usename::text, p.owner::text, '?') AS r
  WHERE current_setting('tidewheel.own_schema', true) IS DISTINCT FROM 'on'
    AND l.database = (SELECT d.oid FROM pg_database AS d WHERE d.datname = current_database())
    AND (l.pid IS NULL OR (s.pid IS NOT NULL AND NOT {{is_service(s)}}))
+   AND NOT (l.mode = 'ShareLock'
+            AND EXISTS (SELECT FROM pg_locks AS o
+                          JOIN pg_class AS c ON c.oid = o.relation
+                          JOIN pg_class AS n ON n.relnamespace = c.relnamespace AND n.relname = 'claims_lock'
+                         WHERE o.virtualtransaction = l.virtualtransaction AND n.oid <> 'claims_lock'::regclass))
  UNION ALL
 SELECT l.pid, p.gid, coalesce(s.usename::text, p.owner::text, '?'), 'the table claims_lock',
        clock_timestamp() - coalesce(s.xact_start, p.prepared)
