@@ -116,15 +116,17 @@ def _reach(home: Path | None) -> _Reached:
     """Return the addresses that a command would use, or those of the stack in `home`."""
     from tidewheel.settings.connections import Connections
 
+    settings = Connections.load()
     if home is not None:
         named = stack_in(home)
-        return _Reached(named.database_url, named.kafka, named)
-    stack, settings = _running(None), Connections.load()
+        return _Reached(settings.in_schema(named.database_url), named.kafka, named)
+    stack = _running(None)
     url, kafka = settings.database(), settings.kafka_config()
-    # A shell that has evaluated `tidewheel env` has the same address, with the password in a file.
-    addresses = (stack.database_url, _without_password(stack.database_url)) if stack else ()
-    if stack is not None and url in addresses and kafka["bootstrap.servers"] == stack.bootstrap:
-        return _Reached(stack.database_url, stack.kafka, stack)
+    if stack is not None and kafka["bootstrap.servers"] == stack.bootstrap:
+        own = settings.in_schema(stack.database_url)
+        # A shell that has evaluated `tidewheel env` has the same address, with the password in a file.
+        if _parts_without_secrets(url) == _parts_without_secrets(own):
+            return _Reached(own, stack.kafka, stack)
     return _Reached(url, kafka, None)
 
 

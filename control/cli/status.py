@@ -126,7 +126,10 @@ def _read(home: Path | None) -> _Found | SettingsError | MigrationError | Unavai
     """Return the fleet, or the reason why it is unknown."""
     settings = Connections.load()
     try:
-        url = stack_in(home).database_url if home is not None and is_installed("local") else settings.database()
+        if home is not None and is_installed("local"):
+            url = settings.in_schema(stack_in(home).database_url)
+        else:
+            url = settings.database()
         with connect(url, "tidewheel-cli", pooled=True) as connection:
             require_current(connection)
             connection.begin()

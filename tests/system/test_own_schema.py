@@ -1,18 +1,20 @@
 """Two installations in one database, one of them in a schema of its own."""
 
+import json
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import LiteralString
+from uuid import uuid4
 
 import psycopg
 import pytest
 from psycopg import sql
 from psycopg.conninfo import make_conninfo
 
-from tests.control.cli.command import tidewheel
+from tests.control.cli.command import process, tidewheel
 from tests.fixtures.database import Database
 from tests.fixtures.services import make_fleet
 from tidewheel import Client, cancel, enqueue, status
@@ -143,6 +145,21 @@ def test_migrate_names_the_remedy_where_the_role_may_create_no_schema(fresh_data
     with pytest.raises(MigrationError, match=f"CREATE SCHEMA {SCHEMA} AUTHORIZATION {role}"):
         migrate(url)
     fresh_database.execute(sql.SQL("DROP ROLE {}").format(sql.Identifier(role)))
+
+
+@pytest.mark.process
+def test_commands_that_name_a_home_find_the_schema_there(info: StackInfo, monkeypatch: pytest.MonkeyPatch) -> None:
+    schema, home = f"s{uuid4().hex[:10]}", str(info.data_dir)
+    migrate(own_url(info.database_url, schema), tenant_role=None)
+    monkeypatch.setenv("TIDEWHEEL_DATABASE_SCHEMA", schema)
+    try:
+        [path] = process("admin", "psql", "--home", home, "-X", "-Atc", "SHOW search_path").out.splitlines()
+        assert path == schema
+        status = process("status", "--home", home, "-o", "json")
+        assert json.loads(status.out)["unknown"] is None, status
+    finally:
+        with psycopg.connect(info.database_url, autocommit=True) as owner:
+            owner.execute(sql.SQL("DROP SCHEMA {} CASCADE").format(sql.Identifier(schema)))
 
 
 def test_command_before_migrate_names_it(fresh_database: Database, monkeypatch: pytest.MonkeyPatch) -> None:

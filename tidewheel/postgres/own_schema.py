@@ -25,9 +25,9 @@ def schema_options(schema: str) -> str:
 
 
 def schema_of_options(options: str) -> str | None:
-    """Return the schema that `schema_options` names; None without it."""
-    found = _PATH.search(options)
-    return found and found[1]
+    """Return the schema that `schema_options` names, the last one as for the server; None without it."""
+    found = _PATH.findall(options)
+    return found[-1] if found else None
 
 
 def named(name: str, schema: str | None) -> str:

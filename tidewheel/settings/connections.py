@@ -262,7 +262,7 @@ class Connections(Settings):
 
     def database(self) -> str:
         """Return the libpq connection string; raise Unavailable while `tidewheel dev` starts the stack."""
-        url = self._in_schema(self._database())
+        url = self.in_schema(self._database())
         protect(*_secrets(conninfo_to_dict(url)), os.environ.get("PGPASSWORD"))
         self._refuse(unverified_database(url))
         return url
@@ -285,14 +285,16 @@ class Connections(Settings):
             ) from error
         return make_conninfo(url, password=password)
 
-    def _in_schema(self, url: str) -> str:
+    def in_schema(self, url: str) -> str:
         """Return the URL whose sessions have the schema alone in their search path."""
         if self.database_schema is None:
             return url
         given = str(conninfo_to_dict(url).get("options") or os.environ.get("PGOPTIONS", ""))
         # As `postgres.own_schema.schema_options`, which settings do not import.
-        options = f"{given} -c search_path={self.database_schema} -c tidewheel.own_schema=on"
-        return make_conninfo(url, options=options.strip())
+        own = f"-c search_path={self.database_schema} -c tidewheel.own_schema=on"
+        if own in given:  # of `tidewheel env`
+            return url
+        return make_conninfo(url, options=f"{given} {own}".strip())
 
     def _refuse(self, unverified: str | None) -> None:
         if self.verify_servers and unverified is not None:
