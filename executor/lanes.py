@@ -62,10 +62,12 @@ def choose_lanes(settings: ExecutorSettings, kafka: Mapping[str, str], topics: T
     A queue without topics is reported: its runs start by the sweep alone.
     """
     found = [(topics.runs(queue, lane), lane) for queue in queues for lane in Lane]
-    if missing := missing_topics(kafka, [name for name, _ in found]):
+    missing = missing_topics(kafka, [name for name, _ in found])
+    if missing:
         for remedy in dict.fromkeys(map(missing_topic_remedy, missing)):
             names = ", ".join(name for name in missing if missing_topic_remedy(name) == remedy)
             _LOG.error("topics %s are missing: only the sweep starts their runs; run `%s`", names, remedy)
     # Below `<prefix>.runs.`, like the executors' own groups: one ACL covers them all.
     probe = f"{topics.prefix}.runs.probe"
-    return Lanes(kafka, group_protocol(kafka, settings.executor_group, topic=found[0][0], probe=probe), found)
+    probed = next((name for name, _ in found if name not in missing), found[0][0])  # without a topic no member joins
+    return Lanes(kafka, group_protocol(kafka, settings.executor_group, topic=probed, probe=probe), found)

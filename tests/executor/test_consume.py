@@ -23,11 +23,14 @@ from tests.fixtures.stale_coordinator import StaleCoordinator
 from tests.relay.topics import make_topics
 from tidewheel.clock import monotonic_seconds
 from tidewheel.executor import completer, offsets
+from tidewheel.executor.lanes import choose_lanes
 from tidewheel.executor.offsets import Offsets
 from tidewheel.executor.run_messages import BatchClaimer, ClaimResult, FetchedMessage
 from tidewheel.kafka.clients import consumer
+from tidewheel.kafka.topics import Topics
 from tidewheel.local.stack import StackInfo
 from tidewheel.runs import AttemptOutcome, Lane, RunState
+from tidewheel.settings.executor import ExecutorSettings
 
 pytestmark = pytest.mark.kafka
 NO_SWEEP: dict[str, Any] = {"sweep": timedelta(days=1)}
@@ -64,6 +67,12 @@ def test_stale_message_does_not_replace_the_current_one(executing: Executing) ->
         ended = executing.ended(run_id)
     assert (ended.state, ended.attempt) == ("succeeded", 2)
     assert executing.database.attempts(run_id) == [(1, "released"), (2, "succeeded")]
+
+
+def test_queue_without_topics_leaves_the_group_protocol_to_the_others(info: StackInfo) -> None:
+    topics = Topics(f"t{uuid4().hex[:10]}")
+    make_topics(info.kafka, [topics.runs("default", lane) for lane in Lane])
+    assert choose_lanes(ExecutorSettings.load(), info.kafka, topics, ["missing", "default"]).protocol == "consumer"
 
 
 def test_full_executor_leaves_messages_to_the_sweep(executing: Executing, gate: str) -> None:
