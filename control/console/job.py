@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 from functools import partial
-from typing import ClassVar, Literal, Self, cast
+from typing import ClassVar, Literal, Self
 from urllib.parse import unquote
 from uuid import UUID
 
@@ -19,7 +19,7 @@ from tidewheel.control.console.axis import LEAST_SPAN, Axis, Window, axis, axis_
 from tidewheel.control.console.job_lead import LATEST, Seen, quarantine, read_lead
 from tidewheel.control.console.job_line import job_line, ran_at
 from tidewheel.control.console.job_rows import Row, Show, counts, error_lines, filtered, folded, job_rows
-from tidewheel.control.console.jobs import hold_words
+from tidewheel.control.console.jobs import hold_words, schedule_of
 from tidewheel.control.console.rendering import zone_of_page
 from tidewheel.control.console.urls import Urls, read_ref
 from tidewheel.control.console.view import Failed, View, in_snapshot, or_else, page_now, part, part_of, read_filters
@@ -39,7 +39,6 @@ from tidewheel.nouns.jobs.model import JobDetail
 from tidewheel.nouns.jobs.reads import show_job
 from tidewheel.nouns.runs.model import PageFilter, RunSummary, Status
 from tidewheel.nouns.runs.reads import list_runs
-from tidewheel.schedules.describe import describe_times
 
 _LATE = timedelta(seconds=1)  # from the instant of a run to its start
 _RUNS = 50
@@ -210,12 +209,11 @@ def _zoom(along: Axis) -> Mapping[str, Mapping[str, str]]:
 
 
 def schedule_text(schedule: Mapping[str, object]) -> str:
-    """Return a schedule in a sentence: a single cron expression is described."""
-    expressions = cast("Sequence[object]", schedule.get("expressions") or ())
-    if schedule.get("kind") != "cron" or len(expressions) != 1:
-        return schedule_words(schedule)
-    times = describe_times(str(expressions[0]), str(schedule.get("timezone") or "UTC"))
-    return f"{expressions[0]}: {times}"
+    """Return a schedule in words, with its cron expression."""
+    if schedule.get("kind") == "manual":
+        return "manual: runs when triggered"
+    times, stored = schedule_of(schedule), schedule_words(schedule)
+    return times if times == stored else f"{times} ({stored})"
 
 
 def head_of(job: JobDetail, tab: str) -> Mapping[str, object]:

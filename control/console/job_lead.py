@@ -19,7 +19,7 @@ from tidewheel.control.client.connection import Connection
 from tidewheel.control.console.sentences import cut, is_cancelled, waiting
 from tidewheel.control.console.spec_check import changed_fields
 from tidewheel.control.console.view import Failed, in_snapshot, of_all_tenants, or_else, part, part_of
-from tidewheel.control.console.words import agreed, counted, number, reason_words, target, when
+from tidewheel.control.console.words import agreed, counted, number, reason_words, state, target, when
 from tidewheel.control.explain.explain import Unfired
 from tidewheel.control.explain.explanation import OccurrenceOutcome
 from tidewheel.control.explain.text import paused_by
@@ -155,13 +155,10 @@ def _waiting(seen: Seen) -> Lead | None:
     if not waits or (why := waits[-1].why) is None:
         return None
     same = [run for run in waits if run.why is not None and run.why.code is why.code]
-    at, words = format_timestamp(_since(waits[-1])), why.words
-    if len(same) == 1:
-        answer = f"The run of {at} {words if words.startswith('waits ') else f'waits: {words}'}."
-    else:
-        many = counted(len(same), "run", at_least=len(same) == LATEST)
-        subject = "the oldest one " if words.startswith("waits ") else ""
-        answer = f"{many} wait, the oldest one since {at}: {subject}{words}."
+    many, words = counted(len(same), "run", at_least=len(same) == LATEST), why.words.removeprefix("waits ")
+    verb, since = agreed(len(same), "waits", "wait"), f"since {format_timestamp(_since(waits[-1]))}"
+    since = since if len(same) == 1 else f"the oldest {since}"
+    answer = f"{many} {verb}, {since}: {words}." if words == why.words else f"{many} {verb} {words}, {since}."
     return Lead(answer, "trouble" if stuck else "", wait=why)
 
 
@@ -273,7 +270,7 @@ def _due(seen: Seen) -> str:
     if not any(seen.now - run.scheduled_at > _LATE for run in unclaimed):
         return ""
     many = len(unclaimed)
-    return f"{counted(many, 'run', at_least=many == LATEST)} {agreed(many, 'waits', 'wait')}: not claimed. "
+    return f"{counted(many, 'run', at_least=many == LATEST)} {agreed(many, 'waits', 'wait')} for an executor. "
 
 
 def _outcomes(seen: Seen, well: str) -> str:
@@ -281,8 +278,7 @@ def _outcomes(seen: Seen, well: str) -> str:
     if not latest:
         return "No run yet."
     if not ended:
-        kinds = {RunState.SKIPPED: "skipped", RunState.CANCELLED: "cancelled"}
-        ends = [kinds[RunState(run.status)] if run.finished_at else "open" for run in latest]
+        ends = [state(run.status) for run in latest]
         which = "No run has" if len(latest) < LATEST else f"None of the latest {LATEST} runs has"
         return f"{which} succeeded or failed yet: {', '.join(f'{many} {end}' for end, many in Counter(ends).items())}."
     good = len(list(takewhile(lambda run: run.status == RunState.SUCCEEDED, ended)))
@@ -304,5 +300,5 @@ def _coming(job: JobDetail, seen: Seen) -> tuple[str, datetime | None]:
     if next_at is not None:
         return ("", next_at) if next_at > seen.now else ("Due now.", None)
     if job.summary.kind == "manual":
-        return "The job runs only when triggered.", None
+        return "", None
     return "" if seen.coming is None else seen.coming.words, None

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import partial
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, cast
 from uuid import UUID
 
 from starlette.requests import Request
@@ -32,7 +32,17 @@ from tidewheel.control.console.many_runs import SelectedQuery, back_of
 from tidewheel.control.console.rendering import zone_of_page
 from tidewheel.control.console.sentences import wait_label
 from tidewheel.control.console.urls import Urls
-from tidewheel.control.console.view import Failed, View, in_snapshot, list_view, page_now, pairs, part_of, read_filters
+from tidewheel.control.console.view import (
+    Failed,
+    View,
+    filters_of,
+    in_snapshot,
+    list_view,
+    page_now,
+    pairs,
+    part_of,
+    read_filters,
+)
 from tidewheel.control.console.words import counted, family_of, number
 from tidewheel.control.explain.month import JobBins, job_bins
 from tidewheel.control.reads.job_position import SelectedJob, read_selected_jobs
@@ -46,10 +56,13 @@ from tidewheel.nouns.jobs.model import JobPage, JobSummary
 from tidewheel.nouns.jobs.reads import list_jobs
 from tidewheel.nouns.jobs.web import JobsQuery
 from tidewheel.postgres.session import Conn
-from tidewheel.runs import SCHEDULED, RunState
+from tidewheel.runs import SCHEDULED
 from tidewheel.schedules.decision import HoldReason
-from tidewheel.schedules.describe import to_zone
+from tidewheel.schedules.describe import describe_times
 
+_SHORT = 40  # characters of a schedule in words
+_NOT_ACTIVE = {"quarantined", "paused", "finished"}
+_WAITS = {"waiting", "retrying"}
 _NAMED = 3  # refusals that the message names
 _IN_GRID = 200  # jobs of a page
 _IDLE = 6  # jobs that never ran which become one line
@@ -179,7 +192,7 @@ class JobsPageQuery(JobsQuery):
 
     view: Literal["table", "grid"] = "table"
     window: Literal["1h", "6h", "24h", "7d"] = "1h"
-    sort: Literal["key", "-key"] = "key"
+    sort: Literal["problems", "key", "-key"] = "problems"
     idle: Literal["fold", "show"] = "fold"
 
 
@@ -193,6 +206,7 @@ class JobsPage:
         query, errors = read_filters(request, JobsPageQuery)
         now, is_grid = page_now(connection), query.view == "grid"
         along = axis(Window(query.window), now, zone_of_page(request)[1], whole=True, grid=True)
+        shown = ("view", "window", "sort", "idle")
         limit = _IN_GRID if is_grid and "limit" not in query.model_fields_set else query.limit
 
         def listed() -> tuple[JobPage, str | None]:
@@ -215,26 +229,35 @@ class JobsPage:
             found = [
                 row_of(job, None if isinstance(bins, Failed) else bins[job.job_id], pitch, along) for job in page.jobs
             ]
-            latest = [job.last_run for job in page.jobs if job.last_run]
-            retrying = [] if is_grid else [run.run_id for run in latest if run.state == RunState.RETRYING]
-            retries = part_of(connection, read_waits, retrying) if retrying else {}
-            whys = part_of(connection, wait_labels, found) if is_grid else dict[UUID, str]()
+            whys = part_of(connection, wait_labels, found)
             idle = [row for row in found if is_idle(row.job)]
             if len(idle) < _IDLE or len(idle) == len(found) or query.idle == "show":
                 idle = []
             kept = [row for row in found if not (idle and is_idle(row.job))]
             return {
-                "rows": in_order(kept) if is_grid else kept,
-                "idle": idle, "bins": bins, "retries": retries, "whys": whys,
+                "rows": in_order(kept) if query.sort == "problems" else kept,
+                "idle": idle, "bins": bins, "whys": whys, "tabs": tabs(page),
                 "nearest": nearest(page), "freezable": freezable_filters(query), "along": along, "pitch": pitch,
             }  # fmt: skip
+
+        def tabs(page: JobPage) -> Mapping[str | None, int]:
+            """Return the number of jobs of each tab, if the page has all jobs."""
+            if query.cursor is not None or page.next_cursor is not None or filters_of(query, *shown):
+                return {}
+            failing = part_of(connection, list_jobs, caller.tenant, limit=1, unwell=True)
+            count = {
+                None: len(page.jobs), "paused": sum(job.paused for job in page.jobs),
+                "finished": sum(job.finished_at is not None for job in page.jobs),
+                "active": sum(hold_words(job) not in _NOT_ACTIVE for job in page.jobs),
+                "quarantined": sum(job.hold_reason == HoldReason.QUARANTINED for job in page.jobs),
+            }  # fmt: skip
+            return count if isinstance(failing, Failed) else {**count, "unwell": failing.total}
 
         def nearest(page: JobPage) -> str | None:
             if page.jobs or not query.prefix or page.next_cursor is not None:
                 return None
             return in_snapshot(connection, nearest_key, caller.tenant, query.prefix)
 
-        shown = ("view", "window", "sort", "idle")
         return list_view("jobs", query, listed, errors=errors, now=now, urls=urls, of_page=rows, shown=shown)
 
 
@@ -244,7 +267,6 @@ class Row:
 
     Args:
         held: The reason for which its timer does not fire.
-        clock: Its next time on its own clock, if that is not UTC.
         condition: One of `CONDITIONS`.
         last_at: When its last run began; before that, the time in the run's id: of a retry, that of the request.
     """
@@ -252,7 +274,6 @@ class Row:
     job: JobSummary
     schedule: str
     held: str | None
-    clock: str | None
     strip: Strip
     is_sample: bool
     condition: str
@@ -266,23 +287,30 @@ class Row:
 
 
 def wait_labels(connection: Conn, rows: Sequence[Row]) -> Mapping[UUID, str]:
-    """Return why the last runs of waiting jobs wait, in a few words."""
-    last = [row.job.last_run.run_id for row in rows if row.condition == "waiting" and row.job.last_run]
+    """Return why the last runs of jobs wait, or how their last attempts failed, in a few words."""
+    last = [row.job.last_run.run_id for row in rows if row.condition in _WAITS and row.job.last_run]
     return {run_id: wait_label(wait) for run_id, wait in read_waits(connection, last).items()}
 
 
 def row_of(job: JobSummary, bins: JobBins | None, pitch: Pitch, along: Axis) -> Row:
     """Return the row of a job; without bins its strip has no figures."""
-    clock, zone = None, str(job.timezone)
-    if job.next_at is not None and job.timezone not in {None, "UTC"}:
-        clock = f"{to_zone(job.next_at, zone):%H:%M} {zone.rpartition('/')[2].replace('_', ' ')}"
     last = job.last_run
     last_at = None if last is None else last.started_at or instant_of(last.run_id)
     runs, due, is_sample = bins or _UNREAD
     since = last.started_at if last and last.started_at and family_of(last.state) == "moving" else None
     drawn = strip(runs, due, pitch, None if since is None or not runs else along.bin_of(since) or 0)
     words = condition(job, drawn.total, along.now)
-    return Row(job, schedule_words(job.schedule), hold_words(job), clock, drawn, is_sample, words, last_at)
+    return Row(job, schedule_of(job.schedule), hold_words(job), drawn, is_sample, words, last_at)
+
+
+def schedule_of(schedule: Mapping[str, object]) -> str:
+    """Return a schedule in a few words: a single cron expression by its times, if these are short."""
+    expressions = cast("Sequence[object]", schedule.get("expressions") or ())
+    if schedule.get("kind") != "cron" or len(expressions) != 1:
+        return schedule_words(schedule)
+    times = describe_times(str(expressions[0]), str(schedule.get("timezone") or "UTC")).partition(", in time zone")[0]
+    times = times.removesuffix(", every day").replace("at minute 0 of every hour", "every hour")
+    return times if len(times) <= _SHORT else schedule_words(schedule)
 
 
 def is_idle(job: JobSummary) -> bool:

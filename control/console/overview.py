@@ -20,14 +20,26 @@ from tidewheel.control.client.connection import Connection
 from tidewheel.control.console.axis import Axis, Window, axis
 from tidewheel.control.console.grid import OVERVIEW
 from tidewheel.control.console.jobs import Row, in_order, row_of, wait_labels
-from tidewheel.control.console.sentences import wait_label
+from tidewheel.control.console.sentences import slot_words, wait_label
 from tidewheel.control.console.tide import NARROW, WIDE, Counts, Span, Tide, sentence, tide
 from tidewheel.control.console.urls import Urls
-from tidewheel.control.console.view import Failed, View, in_snapshot, or_else, page_now, part, part_of, read_filters
+from tidewheel.control.console.view import (
+    Failed,
+    View,
+    in_snapshot,
+    of_all_tenants,
+    or_else,
+    page_now,
+    part,
+    part_of,
+    read_filters,
+)
 from tidewheel.control.console.words import agreed, counted, number
 from tidewheel.control.explain.month import job_bins
-from tidewheel.control.reads.causes import Need
+from tidewheel.control.reads.causes import Need, backlog_words
+from tidewheel.control.reads.fleet import able_executors
 from tidewheel.control.reads.now import Now, read_now_of
+from tidewheel.control.reads.waits import WaitCode
 from tidewheel.control.reads.workload import (
     ActivityFigures,
     Backlog,
@@ -83,7 +95,7 @@ class OverviewPage:
         found = part(lambda: self._present(connection, caller, along, Stage[query.stage.upper()]))
         here, open_runs, figures = (found, found, found) if isinstance(found, Failed) else found
         upcoming = part_of(connection, read_upcoming, caller.tenant, self.shards, ahead)
-        needs = here.findings if isinstance(here, Now) else ()
+        needs = _with_slots(connection, caller, here.findings, open_runs) if isinstance(here, Now) else ()
         shown = len(needs) if len(needs) == _NEEDS + 1 else _NEEDS
         backlogs = open_runs.backlogs if isinstance(open_runs, OpenRuns) else ()
         jobs = part(lambda: _jobs(connection, caller, needs, backlogs[:_BACKLOGS], along))
@@ -119,6 +131,23 @@ class OverviewPage:
                 lambda: read_now_of(reading, tenant, self.shards, fleet, sees_slots=sees, as_of=now, open_runs=found)
             )
             return here, found, figures
+
+
+def _with_slots(
+    connection: Connection, caller: Caller, needs: Sequence[Need], open_runs: OpenRuns | Failed
+) -> Sequence[Need]:
+    """Return needs with the slots of the executors that could claim the runs which wait for one."""
+    if isinstance(open_runs, Failed) or not caller.sees_fleet:
+        return needs
+    slots = {}
+    for each in open_runs.waiting:
+        words = backlog_words(each.queue, each.lane)
+        if each.why.code is WaitCode.SLOT and words not in slots and any(need.words == words for need in needs):
+            found = part(partial(of_all_tenants, connection, able_executors, each.queue, each.handler))
+            slots[words] = "" if isinstance(found, Failed) else slot_words(found)
+    with_slots = {words: " ".join(filter(None, (need.evidence and f"{need.evidence}.", slots[words])))
+                  for need in needs if (words := need.words) in slots}  # fmt: skip
+    return [replace(need, evidence=with_slots.get(need.words, need.evidence)) for need in needs]
 
 
 class Jobs(NamedTuple):

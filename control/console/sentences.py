@@ -2,7 +2,8 @@
 
 from datetime import datetime, timedelta
 
-from tidewheel.control.console.words import between, counted, reason_words, state, when
+from tidewheel.control.console.words import between, counted, number, reason_words, state, when
+from tidewheel.control.reads.fleet import AbleExecutors
 from tidewheel.control.reads.waits import Wait, WaitCode
 from tidewheel.control.words import duration
 from tidewheel.nouns.runs.model import RunDetail, RunSummary
@@ -15,7 +16,7 @@ _LONGEST = 300  # characters of an error in a sentence
 _LABELS = {
     WaitCode.CANCEL: "being cancelled", WaitCode.FROZEN: "frozen", WaitCode.NO_EXECUTOR: "without an executor",
     WaitCode.NO_HANDLER: "without a handler", WaitCode.NO_TARGET: "without an executor of the target",
-    WaitCode.SLOT: "not claimed", WaitCode.TURN: "behind an active run", WaitCode.KEY: "behind a concurrency key",
+    WaitCode.SLOT: "for an executor", WaitCode.TURN: "behind an active run", WaitCode.KEY: "behind a concurrency key",
     WaitCode.ORDER: "behind an ordering key", WaitCode.TENANT: "at the tenant's limit",
     WaitCode.TENANT_RATE: "at the tenant's rate",
 }  # fmt: skip
@@ -51,6 +52,15 @@ def is_cancelled(run: RunSummary) -> bool:
 def wait_label(why: Wait) -> str:
     """Return for what runs wait, in a few words behind their number."""
     return _LABELS.get(why.code) or why.words.partition(";")[0]
+
+
+def slot_words(able: AbleExecutors) -> str:
+    """Return how many slots the executors have that can run what waits, and what follows from it."""
+    if able.busy >= able.slots:
+        return f"All {counted(able.slots, 'slot')} of the executors that can run them are in use."
+    names = ", ".join(each.name for each in able.executors[:2])
+    free = f"{number(able.slots - able.busy)} of {counted(able.slots, 'slot')} are free, yet no executor claims them"
+    return f"{free}: read the log of {names}."
 
 
 def waiting(why: Wait, now: datetime) -> str:

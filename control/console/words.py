@@ -26,6 +26,7 @@ NO_REASON = "requested"
 """The stored reason of a cancellation that gives none."""
 
 _DAY = timedelta(days=1)
+_UNITS = (timedelta(hours=1), "h"), (timedelta(minutes=1), "min"), (timedelta(seconds=1), "s")
 _LONGEST_KEY = 44  # characters in a table
 _TEN = 10
 _KEPT = 65_536  # characters of one text in a page
@@ -45,6 +46,8 @@ _FAMILIES: Mapping[str, str] = {
     "pending": "ahead", "not_reached": "undone", "open": "moving", "paused": "trouble", "timing_out": "trouble",
     AttemptOutcome.LOST: "trouble", AttemptOutcome.RELEASED: "ahead", AttemptOutcome.SNOOZED: "ahead",
 }  # fmt: skip
+_STATES = {RunState.QUEUED: "waiting", SCHEDULED: "upcoming", RunState.WAITING: "awaiting completion"}
+"""States by the words of the glossary, where they differ from the stored ones."""
 _REASONS = {**SKIP_WORDS, NO_REASON: "by request, without a reason"}
 _SYMBOLS: Mapping[str, str] = {
     "pending": "blocked", "not_reached": "skipped", "open": "running", "timing_out": "cancelling",
@@ -58,11 +61,11 @@ def between(since: datetime | None, until: datetime | None) -> timedelta | None:
 
 
 def relative(at: datetime | None, now: datetime, zone: tzinfo = UTC) -> str:
-    """Return an instant in relation to now below a day, beyond that with its date; a dash for None.
+    """Return an instant in relation to now in one unit, beyond a day with its date; a dash for None.
 
     >>> now = datetime(2026, 11, 21, 12, tzinfo=UTC)
     >>> [relative(now + timedelta(seconds=each), now) for each in (0, -3, 240, -7500, 345600)]
-    ['now', '3 s ago', 'in 4 min', '2 h 5 min ago', 'Wed 25 Nov 12:00']
+    ['now', '3 s ago', 'in 4 min', '2 h ago', 'Wed 25 Nov 12:00']
     >>> relative(datetime(2025, 11, 17, tzinfo=UTC), now)
     '17 Nov 2025'
     """
@@ -75,7 +78,8 @@ def relative(at: datetime | None, now: datetime, zone: tzinfo = UTC) -> str:
         return f"{day:%a} {day.day} {day:%b %H:%M}" if is_near else f"{day.day} {day:%b %Y}"
     if abs(span) < timedelta(seconds=1):
         return "now"
-    text = duration(timedelta(seconds=int(abs(span).total_seconds())))
+    size, unit = next(each for each in _UNITS if abs(span) >= each[0])
+    text = f"{abs(span) // size} {unit}"
     return f"in {text}" if span > timedelta(0) else f"{text} ago"
 
 
@@ -115,7 +119,7 @@ def timed(text: str | None, zone: tzinfo = UTC, now: datetime | None = None) -> 
     >>> timed("It ended at 2026-11-21T23:13:04Z, within 250 ms.", ZoneInfo("Europe/Berlin"))
     'It ended at Sun 22 Nov 2026 00:13:04 CET, within 250 ms.'
     >>> timed("It ended at 2026-11-21T23:13:04.5Z.", UTC, datetime(2026, 11, 21, tzinfo=UTC))
-    'It ended at 23:13:04.'
+    'It ended at 23:13.'
     """
 
     def shown(found: re.Match[str]) -> str:
@@ -131,7 +135,7 @@ def timed(text: str | None, zone: tzinfo = UTC, now: datetime | None = None) -> 
 def _by_clock(at: datetime, now: datetime) -> str:
     today = now.astimezone(at.tzinfo)
     if at.date() == today.date():
-        return f"{at:%H:%M:%S}"
+        return f"{at:%H:%M}"
     return f"{at.day} {at:%b %H:%M}" if at.year == today.year else f"{at.day} {at:%b %Y}"
 
 
@@ -215,10 +219,10 @@ def ordinal(value: int) -> str:
 def state(text: str | None) -> str:
     """Return a state in words; of a damaged row it may be absent.
 
-    >>> state("timed_out")
-    'timed out'
+    >>> state("timed_out"), state("queued"), state("waiting")
+    ('timed out', 'waiting', 'awaiting completion')
     """
-    return "unknown" if text is None else text.replace("_", " ")
+    return "unknown" if text is None else _STATES.get(text, text.replace("_", " "))
 
 
 def reason_words(reason: str) -> str:

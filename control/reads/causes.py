@@ -14,7 +14,8 @@ from tidewheel.control.reads.findings import Finding, Severity
 from tidewheel.control.reads.fleet import LETTERS, FleetStatus, age_text, freeze_text
 from tidewheel.control.reads.json_form import one_of
 from tidewheel.control.reads.waits import WaitCode
-from tidewheel.control.reads.workload import Waiting, long_held, read_upcoming
+from tidewheel.control.reads.workload import Waiting, long_held, read_activity, read_upcoming
+from tidewheel.control.words import duration
 from tidewheel.ids import first_run_id
 from tidewheel.nouns.freezes.model import MAX_WAITING
 from tidewheel.nouns.freezes.reads import list_freezes
@@ -35,7 +36,9 @@ _LATE = timedelta(seconds=30)
 _SET_ASIDE = 20
 _SETTLED = timedelta(seconds=5)  # an executor that has just started is known by then
 _HELD = timedelta(minutes=1)
-_LONG_WAIT = timedelta(minutes=5)  # for a free slot
+_LONG_WAIT = timedelta(minutes=5)  # for an executor, or until a backlog is worked off
+_PACE = timedelta(minutes=5)
+_BACKLOG = 100  # runs: fewer are no backlog
 _MISSING = frozenset({WaitCode.NO_EXECUTOR, WaitCode.NO_HANDLER, WaitCode.NO_TARGET})
 _LIMITS = frozenset({WaitCode.TENANT, WaitCode.TENANT_RATE, WaitCode.KEY, WaitCode.ORDER})
 _OF_TENANTS = frozenset({"handlers", "fairness", "freezes"})
@@ -63,10 +66,11 @@ class Need:
     count: Annotated[int | None, Field(description="The number of what it hurts.")] = None
     at_least: Annotated[bool, Field(description="True if there may be more.")] = False
     counted: Annotated[
-        Literal["failed", "failed_in_a_row", "waiting", "overdue", "not_redriven"] | None,
+        Literal["failed", "failed_in_a_row", "waiting", "overdue", "not_redriven", "orphaned"] | None,
         Field(
             description="What `count` counts: runs that `failed` within the last hour, or that `failed_in_a_row` before"
-            " it, runs that are `waiting`, timers that are `overdue`, or dead letters that are `not_redriven`."
+            " it, runs that are `waiting`, timers that are `overdue`, dead letters that are `not_redriven`, or runs"
+            " that are `orphaned`: their executor is silent."
         ),
     ] = None
     remedy: Annotated[str, Field(description="A command, or a change, that corrects it.")] = ""
@@ -127,7 +131,9 @@ class Causes:
                 yield _counting(need, unserved)
             elif role == "scheduler" and overdue is not None:
                 yield replace(need, count=overdue.count, at_least=overdue.at_least, counted=overdue.counted)
-            elif each.check not in _OF_TENANTS and not (each.check == "executors" and self._lost_handlers(fleet)):
+            elif each.check == "executors":
+                yield from () if self._lost_handlers(fleet) else (_silent(need, fleet),)
+            elif each.check not in _OF_TENANTS:
                 yield need
         if overdue is not None and "scheduler" not in missing:
             yield overdue
@@ -187,12 +193,26 @@ class Causes:
             oldest = min(parts, key=lambda each: each.oldest_at)
             waited, remedy = self.now - oldest.oldest_at, oldest.why.remedy or ""
             if code == WaitCode.SLOT:
-                if waited >= _LONG_WAIT or (queue, rest) in late:
-                    words = f"runs of queue {queue}, lane {rest}, start late"
-                    yield _counting(Need("waiting_runs", Severity.WARNING, words, remedy=remedy), parts)
+                evidence = self._left(queue, rest, sum(each.count for each in parts))
+                if evidence or waited >= _LONG_WAIT or (queue, rest) in late:
+                    words = backlog_words(queue, rest)
+                    yield _counting(Need("waiting_runs", Severity.WARNING, words, evidence, remedy=remedy), parts)
             elif waited >= _SETTLED and not (no_executor and code == WaitCode.NO_EXECUTOR):
                 words, _, evidence = oldest.why.words.partition("; ")
                 yield _counting(Need("waiting_runs", Severity.ERROR, words, evidence, remedy=remedy), parts)
+
+    def _left(self, queue: str, lane: str, waiting: int) -> str:
+        """Return the time that a backlog takes at the pace of the last minutes; empty if that is short."""
+        if waiting < _BACKLOG:
+            return ""
+        edges = [self.now - _PACE, self.now]
+        [ended] = read_activity(self.connection, self.tenant, edges, queue=queue, lane=lane).bins
+        runs = ended.succeeded + ended.failed + ended.timed_out
+        left = _PACE * waiting / runs if runs else timedelta.max
+        if left < _LONG_WAIT:
+            return ""
+        pace = f"{runs:,} ended in the last {duration(_PACE)}"
+        return f"{pace}: the backlog takes {duration(left)} at this pace" if runs else f"none {pace[2:]}"
 
     def _limits(self) -> Iterator[Need]:
         """Yield a need for each limit or order that holds runs, whatever queues and handlers these have."""
@@ -244,6 +264,19 @@ def _by_harm(need: Need) -> tuple[object, ...]:
 def _role_of(finding: Finding) -> str | None:
     """Return the service that a finding misses; the remedy is the command that starts it."""
     return finding.remedy.rpartition(" ")[2] if finding.check == "services" else None
+
+
+def _silent(need: Need, fleet: FleetStatus) -> Need:
+    """Return the need of silent executors, with the time of their last heartbeat and the runs that they hold."""
+    last = [each.last_heartbeat_at for each in fleet.services if each.queues is not None and each.is_silent]
+    runs = sum(each.orphaned for each in fleet.due)
+    held = replace(need, count=runs, counted="orphaned") if runs else need
+    return replace(held, since=min(last, default=None), latest=max(last, default=None))
+
+
+def backlog_words(queue: str, lane: str) -> str:
+    """Return the fault of a lane whose runs wait for an executor."""
+    return f"runs of queue {queue}, lane {lane}, wait for an executor"
 
 
 def _missing_roles(fleet: FleetStatus) -> frozenset[str | None]:

@@ -25,7 +25,7 @@ from tidewheel.runs import OWNED
 
 _COUNT_SLOTS = Statements("tidewheel.control")["count_slots"]
 
-_HOUR, _MINUTE = timedelta(hours=1), timedelta(minutes=1)
+_HOUR, _MINUTE, _SECOND = timedelta(hours=1), timedelta(minutes=1), timedelta(seconds=1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,9 +70,12 @@ class Now:
     failed_hour: Annotated[int, Field(description="Those of these that failed or timed out.")]
     on_time_rate: Annotated[
         float | None,
-        Field(description="The share of runs claimed within a second of their time; null without runs."),
+        Field(
+            description="The share of runs claimed within a second of their time, of those claimed within the hour and"
+            " those that wait for longer than a second; null without runs."
+        ),
     ]
-    claimed_hour: Annotated[int, Field(description="The runs of which it is the share: those claimed within the hour.")]
+    claimed_hour: Annotated[int, Field(description="The runs that were claimed within the hour.")]
 
 
 def read_now_of(
@@ -100,7 +103,8 @@ def read_now_of(
     failed = ended.failed + ended.timed_out
     running = sum(found.states.get(state, 0) for state in OWNED)
     upcoming = read_upcoming(connection, tenant, shards, [now, now + _MINUTE])
-    rate, claimed = on_time(connection, tenant, since, now + _HOUR)
+    prompt, claimed = on_time(connection, tenant, since, now + _HOUR)
+    due = claimed + sum(each.count for each in found.waiting if now - each.oldest_at > _SECOND)
     causes = Causes(connection, tenant, shards, now, since, failed, found.waiting, fleet)
     return Now(
         as_of=now,
@@ -113,7 +117,7 @@ def read_now_of(
         ended_hour=ended.succeeded + failed + ended.cancelled + ended.skipped,
         ran_hour=ended.succeeded + failed,
         failed_hour=failed,
-        on_time_rate=rate,
+        on_time_rate=prompt / due if due else None,
         claimed_hour=claimed,
     )
 

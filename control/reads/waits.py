@@ -214,7 +214,7 @@ def _due(facts: WaitFacts) -> Wait:
         return _key(facts, facts.waits_for_key)
     if facts.able:
         who = "the live executor" if facts.able == 1 else f"one of {facts.able} live executors"
-        words = f"waits for {who} of queue {facts.queue} to claim it"
+        words = f"waits for {who} of queue {facts.queue}"
         remedy = "`tidewheel status` shows the slots in use; if all are busy, start more executors, else read the logs"
         return Wait(WaitCode.SLOT, words, remedy)
     return _without_executor(facts)

@@ -118,8 +118,8 @@ def read_activity(
     return ActivityFigures(tuple(bins), looked_at >= _LOOKED_AT, _lateness(whole))
 
 
-def on_time(connection: Conn, tenant: str, since: datetime, until: datetime) -> tuple[float | None, int]:
-    """Return the share of claimed runs that began within a second of their time, and their number."""
+def on_time(connection: Conn, tenant: str, since: datetime, until: datetime) -> tuple[int, int]:
+    """Return the number of claimed runs that began within a second of their time, and that of all claimed ones."""
     columns: dict[str, object] = {
         "tenant": tenant, "edges": [since, until], "look": _LOOKED_AT, "stages": [Stage.CLAIMED],
         "queue": None, "lane": None,
@@ -127,8 +127,7 @@ def on_time(connection: Conn, tenant: str, since: datetime, until: datetime) -> 
     counts = Counter[int]()
     for by_stage in _buckets(connection, columns).values():
         counts += by_stage[Stage.CLAIMED]
-    prompt, claimed = sum(runs for bucket, runs in counts.items() if bucket <= _ON_TIME_BUCKET), counts.total()
-    return prompt / claimed if claimed else None, claimed
+    return sum(runs for bucket, runs in counts.items() if bucket <= _ON_TIME_BUCKET), counts.total()
 
 
 def slowest_runs(connection: Conn, tenant: str, since: datetime, until: datetime, limit: int) -> tuple[SlowRun, ...]:

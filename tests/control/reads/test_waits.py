@@ -71,7 +71,7 @@ def test_run_without_a_live_executor_has_what_is_missing(job: Database) -> None:
     executor(job, HANDLER)
     found = why(job, run_id)
     assert found.code is WaitCode.SLOT
-    assert found.words == "waits for the live executor of queue default to claim it"
+    assert found.words == "waits for the live executor of queue default"
 
 
 def test_creating_a_job_that_no_live_executor_can_run_prints_a_note(database: Database) -> None:
@@ -119,7 +119,7 @@ def test_retrying_run_has_its_failed_attempt_and_the_time_of_the_next(job: Datab
     assert (found.code, found.words) == (
         WaitCode.SLOT,
         "attempt 1 was lost with its executor; "
-        "the next attempt waits for the live executor of queue default to claim it",
+        "the next attempt waits for the live executor of queue default",
     )
     with Client(job.url) as client:
         client.freezes.freeze(queue="default")
