@@ -118,7 +118,7 @@ class JobPage:
         return View(
             {
                 "now": now, "coming": coming, "past": past, "query": query, "errors": errors,
-                "windows": list(Window), "shows": list(Show), "zoom": _zoom(along), "zone": zone_name,
+                **_windows(along, job, now), "shows": list(Show), "zoom": _zoom(along), "zone": zone_name,
                 "window": along.window if query.from_at is None else None,
                 "span": {"from": format_timestamp(along.begin), "to": format_timestamp(along.end)},
                 **head_of(job, "timeline"),
@@ -191,6 +191,13 @@ def _window(
         period = ((ahead[-1].last_at or ahead[-1].at) - ahead[0].at) / (many - 1)
         return window_of(max(_DOZENS * period, min(ages, default=period)))
     return window_of(max(ages)) if ages else Window.DAY
+
+
+def _windows(along: Axis, job: JobDetail, now: datetime) -> Mapping[str, object]:
+    """Return the windows that a job fills, and the one that has all of it: longer ones would look the same."""
+    every, whole = list(Window), window_of(now - job.created_at)
+    last = max(every.index(whole), every.index(along.window))
+    return {"windows": every[: last + 1], "whole": every[last] if every[last] is not Window.QUARTER else None}
 
 
 def _zoom(along: Axis) -> Mapping[str, Mapping[str, str]]:

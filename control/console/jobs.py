@@ -32,17 +32,7 @@ from tidewheel.control.console.many_runs import SelectedQuery, back_of
 from tidewheel.control.console.rendering import zone_of_page
 from tidewheel.control.console.sentences import wait_label
 from tidewheel.control.console.urls import Urls
-from tidewheel.control.console.view import (
-    Failed,
-    View,
-    filters_of,
-    in_snapshot,
-    list_view,
-    page_now,
-    pairs,
-    part_of,
-    read_filters,
-)
+from tidewheel.control.console.view import Failed, View, in_snapshot, list_view, page_now, pairs, part_of, read_filters
 from tidewheel.control.console.words import counted, family_of, number
 from tidewheel.control.explain.month import JobBins, job_bins
 from tidewheel.control.reads.job_position import SelectedJob, read_selected_jobs
@@ -242,7 +232,11 @@ class JobsPage:
 
         def tabs(page: JobPage) -> Mapping[str | None, int]:
             """Return the number of jobs of each tab, if the page has all jobs."""
-            if query.cursor is not None or page.next_cursor is not None or filters_of(query, *shown):
+            if (
+                query.cursor is not None
+                or page.next_cursor is not None
+                or set(query.model_dump(exclude={*shown, "tenant", "limit"}, exclude_defaults=True))
+            ):
                 return {}
             failing = part_of(connection, list_jobs, caller.tenant, limit=1, unwell=True)
             count = {
@@ -288,7 +282,8 @@ class Row:
 
 def wait_labels(connection: Conn, rows: Sequence[Row]) -> Mapping[UUID, str]:
     """Return why the last runs of jobs wait, or how their last attempts failed, in a few words."""
-    last = [row.job.last_run.run_id for row in rows if row.condition in _WAITS and row.job.last_run]
+    last = [last.run_id for row in rows if (last := row.job.last_run) and row.condition in _WAITS
+            and family_of(last.state) != "moving"]  # fmt: skip
     return {run_id: wait_label(wait) for run_id, wait in read_waits(connection, last).items()}
 
 
@@ -309,7 +304,7 @@ def schedule_of(schedule: Mapping[str, object]) -> str:
     if schedule.get("kind") != "cron" or len(expressions) != 1:
         return schedule_words(schedule)
     times = describe_times(str(expressions[0]), str(schedule.get("timezone") or "UTC")).partition(", in time zone")[0]
-    times = times.removesuffix(", every day").replace("at minute 0 of every hour", "every hour")
+    times = times.removesuffix(", every day").replace("at minute 0 of ", "").replace("every 1 hours", "every hour")
     return times if len(times) <= _SHORT else schedule_words(schedule)
 
 

@@ -23,17 +23,7 @@ from tidewheel.control.console.jobs import Row, in_order, row_of, wait_labels
 from tidewheel.control.console.sentences import slot_words, wait_label
 from tidewheel.control.console.tide import NARROW, WIDE, Counts, Span, Tide, sentence, tide
 from tidewheel.control.console.urls import Urls
-from tidewheel.control.console.view import (
-    Failed,
-    View,
-    in_snapshot,
-    of_all_tenants,
-    or_else,
-    page_now,
-    part,
-    part_of,
-    read_filters,
-)
+from tidewheel.control.console.view import Failed, View, of_all_tenants, or_else, page_now, part, part_of, read_filters
 from tidewheel.control.console.words import agreed, counted, number
 from tidewheel.control.explain.month import job_bins
 from tidewheel.control.reads.causes import Need, backlog_words
@@ -198,7 +188,8 @@ def _steps(connection: Connection, caller: Caller, figures: ActivityFigures | Fa
         return 3
     if not (jobs.rows or jobs.others):
         return 0
-    runs = in_snapshot(connection, list_runs, caller.tenant, PageFilter(), limit=_LATEST, counts=False).runs
+    with connection.snapshot() as reading:
+        runs = list_runs(reading, caller.tenant, PageFilter(), limit=_LATEST, counts=False).runs
     return 1 + bool(runs) + any(run.status in FINAL for run in runs)
 
 

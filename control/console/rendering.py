@@ -127,28 +127,13 @@ class Renderer:
         query = request.scope["query_string"].decode("latin-1")
         done = None if PART in request.headers else self._signer.unseal(request, cookie_of(request, DONE_COOKIE))
         here = "/" + request.scope["path"].lstrip("/") + (f"?{query}" if query else "")  # `//host` is another site
-        text = (
-            _templates()
-            .get_template(template)
-            .render(
-                url=self.urls(visitor),
-                **_looks_of(request),
-                page_zone=zone,
-                page_zone_name=page_zone_name,
-                form_token=self._signer.form_token(request, form_cookie),
-                here=here,
-                place=place_of(here),
-                given=request.query_params,
-                origin=None if request.scope["path"] in _NO_ORIGIN else here,
-                visitor=visitor,
-                can=visitor.can,
-                done=done,
-                request_id=str(uuid4()),
-                is_open=visitor.sign_in is not None or not self._needs_key,
-                installation=self._name,
-                **values,
-            )
-        )
+        text = _templates().get_template(template).render(
+            url=self.urls(visitor), **_looks_of(request), page_zone=zone, page_zone_name=page_zone_name,
+            form_token=self._signer.form_token(request, form_cookie), here=here, place=place_of(here),
+            given=request.query_params, origin=None if request.scope["path"] in _NO_ORIGIN else here, visitor=visitor,
+            can=visitor.can, done=done, request_id=str(uuid4()), installation=self._name,
+            is_open=visitor.sign_in is not None or not self._needs_key, **values,
+        )  # fmt: skip
         answer = HTMLResponse(text.encode("utf-8", "replace"), status, dict(headers or {}))
         if not given:
             self.set_cookie(request, answer, FORM_COOKIE, form_cookie)

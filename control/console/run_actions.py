@@ -114,7 +114,7 @@ class RetryRun:
         return Dialog(
             question, "Retry 1 run", back,
             will=(
-                f"A new run is created with this payload and the job's current version, {version}. {had}",
+                f"Starts one new run with this payload and the job's current version, {version}. {had}",
                 *((_COUNTS,) if any(each.dead_letter is not None for each in facts) else ()),
                 *((f"This run was retried already: {counted(done, 'new run')} followed.",) if done else ()),
                 *((_ALONE,) if run.workflow_run_id else ()),

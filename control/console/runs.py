@@ -1,9 +1,11 @@
 """Lists of runs: alike, and slowest."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime, timedelta
 from functools import partial
 from typing import TYPE_CHECKING, ClassVar, Literal, cast
+from uuid import UUID
 
 from starlette.requests import Request
 
@@ -48,6 +50,7 @@ _ALIKE: Mapping[Group, Status | None] = {
 _LIST = operations(RunList)["list"]
 _MADE, _NAMES = query_of(_LIST, _LIST.parameters)
 
+_FURTHER, _ROWS = 4, 20  # pages of runs that are read until so many rows are there
 _SHOWN = 50
 _RUNNING = 10
 
@@ -84,6 +87,12 @@ class RunsPage:
             cursors = Cursors.of_list("runs", query, caller.tenant)
             read = partial(list_runs, after=after_of(cursors, _LIST), oldest_first=query.sort == "scheduled")
             page = in_snapshot(connection, read, caller.tenant, narrowed, limit=query.limit)
+            for _ in range(_FURTHER):  # neighbours that fold leave room
+                if page.next_cursor is None or len(_folded(page.runs, {})) >= _ROWS:
+                    break
+                read = partial(list_runs, after=page.next_cursor, oldest_first=query.sort == "scheduled", counts=False)
+                more = in_snapshot(connection, read, caller.tenant, narrowed, limit=query.limit)
+                page = replace(page, runs=(*page.runs, *more.runs), next_cursor=more.next_cursor)
             return page, next_cursor(cursors, page.next_cursor)
 
         alike: PageFilter = {**narrowed, "group": None, "status": _ALIKE[query.group]} if query.group else narrowed
@@ -102,16 +111,22 @@ class RunsPage:
             late = connection.installation.misfire_after
             messages = error_lines(connection, page.runs)
 
-            def alike(run: RunSummary) -> object:
-                why = run.why.words if run.why else (run.reason, messages.get(run.run_id))
-                return run.job_id, run.status, run.cause, run.error_type, why
-
-            folds = neighbours(page.runs, alike, lambda run: str(run.run_id) == query.opened)
+            folds = _folded(page.runs, messages, query.opened)
             return {**more, "messages": messages, "counts": counts, "late": late, "folds": folds}
 
         return list_view(
             "runs", query, listed, errors=errors, now=now, urls=urls, of_page=values, shown=("sort", "opened")
         )
+
+
+def _folded(
+    runs: Sequence[RunSummary], messages: Mapping[UUID, str], opened: str | None = None
+) -> list[Sequence[RunSummary]]:
+    def alike(run: RunSummary) -> object:
+        why = run.why.words if run.why else (run.reason, messages.get(run.run_id))
+        return run.job_id, run.status, run.cause, run.error_type, why
+
+    return neighbours(runs, alike, lambda run: str(run.run_id) == opened)
 
 
 def _filter_of(query: PageOfRunsQuery, now: datetime) -> PageFilter:

@@ -74,8 +74,7 @@ def about_batch(batch: BatchSummary) -> str:
         failed = f", {number(batch.failed)} failed" if batch.failed else ""
         ended = f"{number(batch.total - batch.pending)} of {runs} ended{failed}"
     else:
-        counts = {"failed": batch.failed, "cancelled": batch.cancelled, "skipped": batch.skipped}
-        ended = f"{', '.join(f'{number(each)} {name}' for name, each in counts.items() if each)} of {runs}"
+        return paused  # the bar has the numbers
     more = " Clients can add runs until the batch is closed." if batch.accepts_runs else ""
     return f"{paused}{ended}.{more}"
 
@@ -197,7 +196,8 @@ def _effect(verb: str, batch: BatchSummary) -> tuple[int, str, str] | None:
             return 0, "Runs start whose conditions are met.", ""
         case "resume" if batch.finished_at and (again := batch.failed + batch.cancelled):
             will = (
-                "Each becomes a new run with the same payload. Skipped runs behind them start if their conditions hold."
+                "Runs only what failed again, with the same payload. "
+                "Skipped runs behind them start if their conditions hold."
             )
             return again, will, _stay(batch.succeeded, "success", "stays", "stay")
         case "cancel" if batch.finished_at is None and batch.state != "cancelling":

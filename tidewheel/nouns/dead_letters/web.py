@@ -143,7 +143,8 @@ def _line(each: DeadLetterSummary) -> str:
 
 REDRIVE = Confirm(
     noun=DeadLetters, verb="redrive", things="dead letter", back="dead_letters", one=("dead_letter", "number"),
-    sentence="A failed run becomes a new run of its job's version in force; a message goes to its topic once more.",
+    sentence="Runs each dead letter again, at the rate below at most: a failed run as a new run of its job's current "
+    "version, a message by its topic.",
     line=_line, done="redriven", labels={"rate": "How many per second at most"}, values={"rate": "50"},
 )  # fmt: skip
 PURGE = Confirm(

@@ -74,9 +74,12 @@ def about_workflow(found: Workflow, pause: AuditEntry | None, now: datetime) -> 
     if found.summary.state == "paused":
         by = f" by {pause.named or pause.actor} {when(pause.at, now)}" if pause else ""
         paused = f"Paused{by}{f': {found.summary.reason}' if found.summary.reason else ''}. "
+    again = _again(found)
+    if found.summary.failed:
+        return f"{paused}{again}"
     states = Counter(node.state for node in found.nodes)
     parts = ", ".join(f"{number:,} {state(each)}" for each, number in states.most_common())
-    return f"{paused}{counted(len(found.nodes), 'job')}: {parts}.{_again(found)}"
+    return " ".join(filter(None, (f"{paused}{counted(len(found.nodes), 'job')}: {parts}.", again)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,10 +119,10 @@ def _again(found: Workflow) -> str:
     later = [node.key for node in found.nodes if node.key in again and any(each.key in again for each in node.parents)]
     certain = _few([key for key in found.again if key not in set(later)])
     if not later:
-        return f" A resume makes a new run of {certain}."
+        return f"A resume runs {certain} again; what succeeded stays."
     their = agreed(len(later), "its", "their")
     met = f"if the conditions on {their} parents are then met"
-    return f" A resume makes a new run of {certain}, and of {_few(later)} {met}."
+    return f"A resume runs {certain} again, and {_few(later)} {met}; what succeeded stays."
 
 
 def _few(keys: Sequence[str]) -> str:
