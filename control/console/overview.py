@@ -129,15 +129,16 @@ def _with_slots(
     """Return needs with the slots of the executors that could claim the runs which wait for one."""
     if isinstance(open_runs, Failed) or not caller.sees_fleet:
         return needs
-    slots = {}
-    for each in open_runs.waiting:
-        words = backlog_words(each.queue, each.lane)
-        if each.why.code is WaitCode.SLOT and words not in slots and any(need.words == words for need in needs):
-            found = part(partial(of_all_tenants, connection, able_executors, each.queue, each.handler))
-            slots[words] = "" if isinstance(found, Failed) else slot_words(found)
-    with_slots = {words: " ".join(filter(None, (need.evidence and f"{need.evidence}.", slots[words])))
-                  for need in needs if (words := need.words) in slots}  # fmt: skip
-    return [replace(need, evidence=with_slots.get(need.words, need.evidence)) for need in needs]
+    late = {backlog_words(each.queue, each.lane): each for each in open_runs.waiting if each.why.code is WaitCode.SLOT}
+
+    def with_slots(need: Need) -> Need:
+        if (each := late.get(need.words)) is None:
+            return need
+        able = part(partial(of_all_tenants, connection, able_executors, each.queue, each.handler))
+        words = need.evidence if isinstance(able, Failed) else slot_words(able)
+        return replace(need, evidence=f"{need.evidence}. {words}" if need.evidence else words)
+
+    return [with_slots(need) for need in needs]
 
 
 class Jobs(NamedTuple):
@@ -168,7 +169,10 @@ def _jobs(
         bins = job_bins(reading, found, along.edges, along.behind)
         rows = in_order([row_of(job, bins[job.job_id], OVERVIEW, along) for job in found])
         drawn = [row for row in rows if row.strip.paths]
-        whys = wait_labels(reading, drawn[:_JOBS])
+        errors = {need.job_id: need.evidence.partition(":")[0] for need in needs if need.kind == "failing_job"}
+        last = {row.job.last_run.run_id: errors[row.job.job_id] for row in drawn
+                if row.job.last_run and row.job.job_id in errors}  # fmt: skip
+        whys = {**last, **wait_labels(reading, drawn[:_JOBS])}
     return Jobs(drawn[:_JOBS], whys, len(rows) - len(drawn), page.next_cursor is None and len(drawn) <= _JOBS)
 
 

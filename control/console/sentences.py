@@ -57,9 +57,11 @@ def wait_label(why: Wait) -> str:
 def slot_words(able: AbleExecutors) -> str:
     """Return how many slots the executors have that can run what waits, and what follows from it."""
     if able.busy >= able.slots:
-        return f"All {counted(able.slots, 'slot')} of the executors that can run them are in use."
+        return f"All {counted(able.slots, 'slot')} of the executors that can run these runs are in use."
     names = ", ".join(each.name for each in able.executors[:2])
-    free = f"{number(able.slots - able.busy)} of {counted(able.slots, 'slot')} are free, yet no executor claims them"
+    free = (
+        f"{number(able.slots - able.busy)} of {counted(able.slots, 'slot')} are free, yet no executor claims these runs"
+    )
     return f"{free}: read the log of {names}."
 
 

@@ -255,8 +255,8 @@ def _by_harm(need: Need) -> tuple[object, ...]:
         need.kind == "freeze",
         not (is_fleet and is_error),
         not is_error,
-        -need.hurt,
         not is_fleet,
+        -need.hurt,
         -newest.timestamp(),
     )
 
