@@ -52,7 +52,7 @@ from tidewheel.schedules.describe import describe_times
 
 _SHORT = 40  # characters of a schedule in words
 _NOT_ACTIVE = {"quarantined", "paused", "finished"}
-_WAITS = {"waiting", "retrying"}
+_HELD = {"ahead", "trouble"}
 _NAMED = 3  # refusals that the message names
 _IN_GRID = 200  # jobs of a page
 _IDLE = 6  # jobs that never ran which become one line
@@ -120,10 +120,7 @@ class ResumeJobs:
 
 
 def freezable_filters(query: JobsQuery) -> Mapping[str, object] | None:
-    """Return the scope of a freeze of all jobs that a list shows; None if a freeze has no such filter.
-
-    A freeze is one request, however many jobs it stops. Without a filter there is no scope.
-    """
+    """Return the scope of a freeze of all jobs that a list shows; None if a freeze has no such filter."""
     named = {"key_prefix": query.prefix or None, "label": pairs(query.label) or None}
     found: dict[str, object] = {name: value for name, value in named.items() if value}
     return found if found and not any((query.status, query.kind, query.lane, query.queue)) else None
@@ -231,13 +228,8 @@ class JobsPage:
             }  # fmt: skip
 
         def tabs(page: JobPage) -> Mapping[str | None, int]:
-            """Return the number of jobs of each tab, if the page has all jobs."""
-            if (
-                query.cursor is not None
-                or page.next_cursor is not None
-                or set(query.model_dump(exclude={*shown, "tenant", "limit"}, exclude_defaults=True))
-            ):
-                return {}
+            if page.next_cursor is not None or query.model_fields_set - {*shown, "tenant", "limit"}:
+                return {}  # the page has not all jobs
             failing = part_of(connection, list_jobs, caller.tenant, limit=1, unwell=True)
             count = {
                 None: len(page.jobs), "paused": sum(job.paused for job in page.jobs),
@@ -282,8 +274,7 @@ class Row:
 
 def wait_labels(connection: Conn, rows: Sequence[Row]) -> Mapping[UUID, str]:
     """Return why the last runs of jobs wait, or how their last attempts failed, in a few words."""
-    last = [last.run_id for row in rows if (last := row.job.last_run) and row.condition in _WAITS
-            and family_of(last.state) != "moving"]  # fmt: skip
+    last = [run.run_id for row in rows if (run := row.job.last_run) and family_of(run.state) in _HELD]
     return {run_id: wait_label(wait) for run_id, wait in read_waits(connection, last).items()}
 
 
@@ -300,12 +291,12 @@ def row_of(job: JobSummary, bins: JobBins | None, pitch: Pitch, along: Axis) -> 
 
 def schedule_of(schedule: Mapping[str, object]) -> str:
     """Return a schedule in a few words: a single cron expression by its times, if these are short."""
-    expressions = cast("Sequence[object]", schedule.get("expressions") or ())
-    if schedule.get("kind") != "cron" or len(expressions) != 1:
-        return schedule_words(schedule)
+    words, expressions = schedule_words(schedule), cast("Sequence[object]", schedule.get("expressions") or ())
+    if len(expressions) != 1:
+        return words
     times = describe_times(str(expressions[0]), str(schedule.get("timezone") or "UTC")).partition(", in time zone")[0]
     times = times.removesuffix(", every day").replace("at minute 0 of ", "").replace("every 1 hours", "every hour")
-    return times if len(times) <= _SHORT else schedule_words(schedule)
+    return times if len(times) <= _SHORT else words
 
 
 def is_idle(job: JobSummary) -> bool:

@@ -169,10 +169,9 @@ def _jobs(
         bins = job_bins(reading, found, along.edges, along.behind)
         rows = in_order([row_of(job, bins[job.job_id], OVERVIEW, along) for job in found])
         drawn = [row for row in rows if row.strip.paths]
-        errors = {need.job_id: need.evidence.partition(":")[0] for need in needs if need.kind == "failing_job"}
-        last = {row.job.last_run.run_id: errors[row.job.job_id] for row in drawn
-                if row.job.last_run and row.job.job_id in errors}  # fmt: skip
-        whys = {**last, **wait_labels(reading, drawn[:_JOBS])}
+        errors = {need.key: need.evidence.partition(":")[0] for need in needs if need.kind == "failing_job"}
+        whys = {run.run_id: errors[row.job.key] for row in drawn if (run := row.job.last_run) and row.job.key in errors}
+        whys |= wait_labels(reading, drawn[:_JOBS])
     return Jobs(drawn[:_JOBS], whys, len(rows) - len(drawn), page.next_cursor is None and len(drawn) <= _JOBS)
 
 

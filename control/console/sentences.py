@@ -58,11 +58,8 @@ def slot_words(able: AbleExecutors) -> str:
     """Return how many slots the executors have that can run what waits, and what follows from it."""
     if able.busy >= able.slots:
         return f"All {counted(able.slots, 'slot')} of the executors that can run these runs are in use."
-    names = ", ".join(each.name for each in able.executors[:2])
-    free = (
-        f"{number(able.slots - able.busy)} of {counted(able.slots, 'slot')} are free, yet no executor claims these runs"
-    )
-    return f"{free}: read the log of {names}."
+    free = f"{number(able.slots - able.busy)} of {counted(able.slots, 'slot')} are free, yet no executor claims any"
+    return f"{free}: read the log of {able.executors[0].name}."
 
 
 def waiting(why: Wait, now: datetime) -> str:

@@ -370,10 +370,6 @@ def zone_of(text: str) -> tzinfo | None:
         return None
 
 
-def _clocked(text: str | None, now: datetime | None, zone: tzinfo) -> str:
-    return timed(text, zone, now)
-
-
 def _in_zone(show: Callable[..., str]) -> Callable[..., str]:
     """Return a filter whose instants are in the zone of the page."""
 
@@ -387,7 +383,7 @@ def _in_zone(show: Callable[..., str]) -> Callable[..., str]:
 FILTERS: Mapping[str, Callable[..., Any]] = {
     "duration": duration, "relative": _in_zone(relative), "absolute": _in_zone(absolute),
     "both": _in_zone(both), "timed": _in_zone(timed), "sentence": _in_zone(sentence),
-    "clocked": _in_zone(_clocked),
+    "clocked": _in_zone(lambda text, now, zone: timed(text, zone, now)),
     "offset": _in_zone(offset), "rfc3339": format_timestamp, "number": number,
     "state": state, "reason": reason_words, "short_id": short_id,
     "people": people, "lines": lines, "key": key,

@@ -353,8 +353,8 @@ def _silent_executors(services: Sequence[Service]) -> Iterator[Finding]:
     one = len(silent) == 1
     who, their = (f"{latest.name} is", "its") if one else (f"{len(silent):,} executors are", "their")
     evidence = (
-        f"{their} last heartbeat was at {format_second(latest.last_heartbeat_at)}. {their.capitalize()} attempts end "
-        f"as lost. Other executors retry {their} runs, except runs with delivery at_most_once"
+        f"{their} last heartbeat was at {format_second(latest.last_heartbeat_at)}; other executors retry {their} runs, "
+        "except those with delivery at_most_once"
     )
     remedy = f"read the output of {'its process on that host' if one else 'their processes'}"
     yield Finding("executors", Severity.WARNING, f"{who} silent", evidence, remedy)
