@@ -91,7 +91,6 @@ class Dialog:
     stays: Sequence[str] = ()
     fields: Sequence[Field] = ()
     sample: Sequence[str] = ()
-    keep: str = "Keep it as it is"
     danger: bool = False
     warnings: Sequence[FieldError] = ()
 
@@ -240,7 +239,7 @@ def reason_field(where: str, value: str = "") -> Field:
 
 def cannot(question: str, back: str, *why: str) -> Dialog:
     """Return the dialog of an action that cannot be done."""
-    return Dialog(question, "", back, will=why, keep="Back")
+    return Dialog(question, "", back, will=why)
 
 
 def no_change(question: str, back: str, why: str) -> Dialog:

@@ -56,7 +56,6 @@ _NO_MORE: Mapping[str, str] = {
 _FROM: Mapping[Verb, Collection[str]] = {
     "pause": ("running",), "resume": ("paused",), "cancel": ("running", "paused")
 }  # fmt: skip
-_KEEP: Mapping[Verb, str] = {"pause": "Let it run", "resume": "Keep it paused", "cancel": "Let it run"}
 _DONE: Mapping[str, str] = {"pause": "is paused", "resume": "continues", "cancel": "is cancelled"}
 
 
@@ -231,7 +230,7 @@ class ChangeBulk:
         return Dialog(
             f"{self.verb.capitalize()} {name}?", f"{self.verb.capitalize()} {name}",
             back, danger=self.verb == "cancel",
-            will=(self._will(work.kind), so_far), sample=work.about, keep=_KEEP[self.verb],
+            will=(self._will(work.kind), so_far), sample=work.about,
             stays=() if self.verb == "resume" else (self._stays(work.kind),),
             fields=() if self.verb == "resume" else (reason_field(f"with the {work.kind}"),),
         )  # fmt: skip

@@ -190,7 +190,7 @@ class NewCalendar:
         """Return the fields of a calendar."""
         name = Field("name", "Name", required=True, help="1 to 64 of a-z, 0-9, '.', '_' and '-'. Jobs name it.")
         return Dialog(
-            "New calendar", "Create the calendar", urls("calendars"), keep="Back",
+            "New calendar", "Create the calendar", urls("calendars"),
             will=("Jobs that name it do not fire on its days, or fire only on them.",), fields=(name, *_fields(None)),
         )  # fmt: skip
 
@@ -261,7 +261,7 @@ class DeleteCalendar:
             return Dialog(
                 f"Delete calendar {found.name}?", "", urls("calendar", name=found.name),
                 will=(f"This calendar cannot be deleted while {number(found.jobs)} {use} first.",),
-                sample=found.keys[:5], keep="Back",
+                sample=found.keys[:5],
             )  # fmt: skip
         days = f"Its {counted(len(found.days), 'day')} and weekdays" if found.days else "Its weekdays"
         return Dialog(

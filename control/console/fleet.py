@@ -124,7 +124,7 @@ class RunDoctor:
         """Return what the checks do."""
         ensure_all_tenants(caller)
         return Dialog(
-            "Run the checks of doctor?", "Run the checks", urls("fleet"), keep="Back",
+            "Run the checks of doctor?", "Run the checks", urls("fleet"),
             will=("Twenty checks read PostgreSQL and Kafka, for a few seconds.",), stays=("They change nothing.",),
         )  # fmt: skip
 

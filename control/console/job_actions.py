@@ -119,7 +119,6 @@ class ResumeJob:
         return Dialog(
             f"Resume {key}?", f"Resume {key}", urls.job(key, found),
             will=(again, *due.words), stays=(_news(job),), fields=(as_shown(_state(job)),),
-            keep="Keep it paused",
         )  # fmt: skip
 
     def act(self, connection: Connection, caller: Caller, form: Form, request: Request, urls: Urls) -> Done:
@@ -150,7 +149,6 @@ class ReleaseJob:
             sample=(f"Its next time could not be computed: {job.error}",),
             will=("Its next time is computed again. The setting catch_up fires or skips what was missed.",),
             stays=("Until then, the job does not fire. If the computation fails again, it is quarantined again.",),
-            keep="Leave it quarantined",
         )  # fmt: skip
 
     def act(self, connection: Connection, caller: Caller, form: Form, request: Request, urls: Urls) -> Done:

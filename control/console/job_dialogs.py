@@ -89,7 +89,6 @@ class TriggerJob:
                 Field("labels", "labels of the run", "long", rows=2,
                       help="One name=value per line. A label replaces the job's label of the same name."),
             ),
-            keep="Back",
         )  # fmt: skip
 
     def act(self, connection: Connection, caller: Caller, form: Form, request: Request, urls: Urls) -> Done:
@@ -200,7 +199,7 @@ class RestoreJob:
             back = urls.job(key, job_id(caller.tenant, key))
             return no_change(f"Submit {key} again?", back, f"{key} is not deleted.")
         return Dialog(
-            f"Submit {key} again?", f"Submit {key} again", urls("jobs"), keep="Leave it deleted",
+            f"Submit {key} again?", f"Submit {key} again", urls("jobs"),
             will=(f"Its version {last.number} becomes version {last.number + 1}.",),
             stays=("Occurrences that passed meanwhile do not fire.",),
         )  # fmt: skip
@@ -240,7 +239,7 @@ class RollBackJob:
             question, f"Back to version {number}", back,
             will=(f"The spec of version {number} becomes version {current + 1}.", *_then(found)),
             stays=("Open runs keep their versions.",),
-            sample=(*lines[:_SAMPLE], *more), keep=f"Keep version {current}",
+            sample=(*lines[:_SAMPLE], *more),
         )  # fmt: skip
 
     def act(self, connection: Connection, caller: Caller, form: Form, request: Request, urls: Urls) -> Done:
@@ -290,7 +289,6 @@ class BackfillJob:
                 )),
                 reason_field("with the backfill and in the audit log"),
             ),
-            keep="Back",
         )  # fmt: skip
 
     def act(self, connection: Connection, caller: Caller, form: Form, request: Request, urls: Urls) -> Done | Dialog:
@@ -336,7 +334,7 @@ def _confirm(job: JobDetail, occurrences: int, form: Form, back: str) -> Dialog:
     grown = () if before is None else (f"It was {counted(before, 'run')} when they were counted.",)
     fields = [Field(name, "", "hidden", form.get(name, "")) for name in (*_RANGE, "max_concurrent")]
     return Dialog(
-        f"Make {runs} of {job.summary.key}?", f"Make {runs}", back, keep="Back",
+        f"Make {runs} of {job.summary.key}?", f"Make {runs}", back,
         will=(f"Occurrences from {form.get('from', '')} to {form.get('to', '')} that become runs:"
               f" {number(occurrences)}, at most {form.get('max_concurrent', '')} open at once.",
               *(_beside_active(Overlap(chosen)) if chosen in _OVERLAPS else () if may_overlap else (_IN_TURN,)),

@@ -109,7 +109,7 @@ class ResumeJobs:
         return Dialog(
             f"Resume {counted(paused, 'job')}?", f"Resume {counted(paused, 'job')}", back_of(request, urls, "jobs"),
             will=("They fire again.", *due.words),
-            stays=_already(len(found) - paused, "not paused"), keep="Keep them paused",
+            stays=_already(len(found) - paused, "not paused"),
             sample=_sample([each for each in found if each.paused]),
         )  # fmt: skip
 

@@ -118,7 +118,6 @@ class CancelRuns:
                 *_already(ended, agreed(ended, "has ended", "have ended")),
                 *_already(cancelled, agreed(cancelled, "is being cancelled", "are being cancelled")),
             ),
-            keep="Keep them",
             sample=_sample(still_open),
         )  # fmt: skip
 
@@ -167,7 +166,6 @@ class RetryRuns:
                 *((f"{share_first(len(letters), len(facts), 'run')} {_HAVE[len(letters) == 1]}.",) if letters else ()),
                 *retried_lines(facts, "run"),
             ),
-            keep="Leave it" if len(facts) == 1 else "Leave them",
             stays=(
                 *((f"{counted(left, 'run')} {have} not ended: only ended runs can be retried.",) if left else ()),
                 *((f"Of these, {counted(gone, 'run')} cannot be retried: {_GONE}",) if gone else ()),
@@ -184,7 +182,7 @@ class RetryRuns:
             return True
 
         changed, rest = _each(request, retry, _NONE_ENDED)
-        words = f"{counted(changed, 'run')} queued." + (f" {number(rest)} could not be retried." if rest else "")
+        words = f"{counted(changed, 'run')} created." + (f" {number(rest)} could not be retried." if rest else "")
         return Done(urls("runs", cause="retry", last="1h"), words)
 
 
@@ -237,7 +235,7 @@ class CancelMatching:
             question, button, urls("runs", **_shown(query)), danger=True,
             will=[any_state, *ends] if status else ends,
             stays=("Runs that are created from now on are not cancelled.",),
-            keep="Keep them", fields=(*boxes, _REASON, *counts),
+            fields=(*boxes, _REASON, *counts),
             sample=[f"{name} {value}" for name, value in fields.items() if name != "created_before"],
         )  # fmt: skip
 

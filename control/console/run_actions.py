@@ -65,7 +65,7 @@ class CancelRun:
         return Dialog(
             question, "Cancel 1 run", back,
             will=(will, "A cancel cannot be undone. A retry creates a new run."),
-            stays=("The job and its other runs continue.",), fields=(REASON,), keep="Keep it", danger=True,
+            stays=("The job and its other runs continue.",), fields=(REASON,), danger=True,
         )  # fmt: skip
 
     def act(self, connection: Connection, caller: Caller, form: Form, request: Request, urls: Urls) -> Done:
@@ -124,7 +124,6 @@ class RetryRun:
             fields=(
                 Field("delay", "Delay (optional)", help=f"Such as 30s or 10m. Without one it starts {begins}."), REASON
             ),
-            keep="Leave it",
         )  # fmt: skip
 
     def act(self, connection: Connection, caller: Caller, form: Form, request: Request, urls: Urls) -> Done:
@@ -153,7 +152,7 @@ def _next_attempt(run: RunDetail, now: datetime, urls: Urls) -> Dialog:
         return cannot(question, back, f"Nothing would change{words}.")
     frozen = ("A freeze covers the run: the attempt starts after the thaw.",) if why and why.freezes else ()
     return Dialog(
-        question, f"Start attempt {attempt} now", back, keep="Let it wait",
+        question, f"Start attempt {attempt} now", back,
         will=(f"Attempt {attempt}{of} is due now rather than {when(summary.publish_at, now)}.", *frozen),
         stays=("The run keeps its payload, its version and its retry policy.",),
         fields=(Field("attempt", "", "hidden", str(attempt)), REASON),

@@ -46,7 +46,7 @@ _FAMILIES: Mapping[str, str] = {
     "pending": "ahead", "not_reached": "undone", "open": "moving", "paused": "trouble", "timing_out": "trouble",
     AttemptOutcome.LOST: "trouble", AttemptOutcome.RELEASED: "ahead", AttemptOutcome.SNOOZED: "ahead",
 }  # fmt: skip
-_STATES = {RunState.QUEUED: "waiting", SCHEDULED: "upcoming", RunState.WAITING: "awaiting completion"}
+_STATES = {RunState.QUEUED: "waiting", "due": "waiting", SCHEDULED: "upcoming", RunState.WAITING: "awaiting completion"}
 """States by the words of the glossary, where they differ from the stored ones."""
 _REASONS = {**SKIP_WORDS, NO_REASON: "by request, without a reason"}
 _SYMBOLS: Mapping[str, str] = {

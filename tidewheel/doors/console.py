@@ -74,7 +74,6 @@ class Confirm:
         danger = self._declared.danger is not None
         return Dialog(
             f"{verb} {many}?", f"{verb} {many}", back, danger=danger, will=(self.sentence,),
-            keep=agreed(found.matched, "Leave it", "Leave them"),
             fields=(
                 *map(self._field, self._typed), *(confirmation(found.matched) if danger else ()),
                 *bound(found.matched, now),

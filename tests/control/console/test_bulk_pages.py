@@ -599,7 +599,7 @@ def test_freeze_and_thaw_lead_back_to_the_page_of_the_operator(pages: ApiClient)
     path = "/freeze/scope?queue=default&next=/jobs%3Fprefix%3Da%2520b"
     assert done(posted(pages, path)) == place
     thaw = link(shown(pages, place), "Thaw…")
-    assert f'href="{place}">Keep it frozen</a>' in shown(pages, thaw)
+    assert f'href="{place}">Back</a>' in shown(pages, thaw)
     assert done(posted(pages, thaw)) == place
     assert done(posted(pages, "/freeze/scope?queue=default&next=//example.org/")) == "/"
 
@@ -722,7 +722,7 @@ def test_cancel_of_a_tab_keeps_its_filter_and_says_what_a_state_is_not(pages: Ap
     dialog = re.sub(r"</?bdi>", "", shown(pages, path))
     assert "Cancel 2 runs of job?" in dialog
     assert "The filter by state does not apply" in dialog
-    assert 'href="/runs?status=queued&amp;job=job">Keep them' in dialog
+    assert 'href="/runs?status=queued&amp;job=job">Back' in dialog
     assert "/runs/cancel-all" not in shown(pages, "/runs?status=succeeded&job=job")
     assert "/runs/cancel-all" not in shown(pages, "/runs?status=running"), "a cancellation needs another filter"
     assert "Cancel all open runs that match…" in shown(pages, "/runs?job=job&lane=standard")
@@ -732,7 +732,7 @@ def test_cancel_of_a_tab_keeps_its_filter_and_says_what_a_state_is_not(pages: Ap
         assert "No run is selected" in text
         assert '<a class="button" href="/runs?status=queued&amp;job=job">Back</a></p>' in text
     run = database.value("SELECT min(run_id::text) FROM job_runs")
-    assert 'href="/runs?job=job">Keep them' in shown(pages, f"/runs/cancel?run={run}&next=%2Fruns%3Fjob%3Djob")
+    assert 'href="/runs?job=job">Back' in shown(pages, f"/runs/cancel?run={run}&next=%2Fruns%3Fjob%3Djob")
 
 
 def test_wrong_address_of_a_freeze_lists_each_error_in_plain_words(pages: ApiClient) -> None:

@@ -71,7 +71,7 @@ class NewKey:
         whose = f"tenant {caller.tenant}"
         everywhere = [Field("all_tenants", "Valid for all tenants", "check", help=f"Otherwise only for {whose}.")]
         return Dialog(
-            "New key", "Create the key", urls("keys"), keep="Back",
+            "New key", "Create the key", urls("keys"),
             will=(once if _own(request) else "Refused without a sign-in: run `tidewheel admin api-key create`.",),
             fields=(
                 Field("name", "Name", required=True, help="Shown in lists and in the audit log."),
@@ -118,7 +118,7 @@ class RevokeKey:
         return Dialog(
             f"Revoke key {key.name}?", f"Revoke {key.name}", urls("keys"), danger=True,
             will=("Within a second, its requests are refused and its console sessions end.", *own, used),
-            stays=("What it has changed stays. A revocation cannot be undone: create a new key.",), keep="Keep it",
+            stays=("What it has changed stays. A revocation cannot be undone: create a new key.",),
             warnings=(
                 () if last is None else (FieldError("", last, f"to revoke {key.name} nevertheless, type its name"),)
             ),

@@ -174,7 +174,7 @@ class ChangeBatch:
         return Dialog(
             f"{verb} {what} of this batch?" if what else f"{verb} this batch?", f"{verb} {what or '1 batch'}", back,
             will=(will,), stays=(stays,) if stays else (), fields=() if self.verb == "close" else (REASON,),
-            keep="Leave it", danger=self.verb == "cancel",
+            danger=self.verb == "cancel",
         )  # fmt: skip
 
     def act(self, connection: Connection, caller: Caller, form: Form, request: Request, urls: Urls) -> Done:

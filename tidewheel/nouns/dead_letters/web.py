@@ -149,7 +149,7 @@ REDRIVE = Confirm(
 )  # fmt: skip
 PURGE = Confirm(
     noun=DeadLetters, verb="purge", things="dead letter", back="dead_letters", one=("dead_letter", "number"),
-    sentence="What is purged cannot be redriven any more.", line=_line, done="purged",
+    sentence="Purged dead letters are deleted and cannot be redriven.", line=_line, done="purged",
     labels={"rate": "How many per second at most (optional)"},
 )  # fmt: skip
 

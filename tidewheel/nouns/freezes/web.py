@@ -115,7 +115,7 @@ class FreezeAction:
             ),
             stays=(_under_way(found),),
             fields=(Field("reason", "Reason (optional)", help="Shown on every page until the thaw."),),
-            keep="Let it run", warnings=_unknown_queue(connection, caller, scope) if is_empty else (),
+            warnings=_unknown_queue(connection, caller, scope) if is_empty else (),
         )  # fmt: skip
 
     def act(self, connection: Connection, caller: Caller, form: Form, request: Request, urls: Urls) -> Done:
@@ -151,7 +151,7 @@ class ThawAction:
         return Dialog(
             f"Thaw {asked.words}?", f"Thaw {asked.words}", _to(asked.query, urls),
             will=(*(waits or (_released(found),)), *due.words),
-            stays=(frozen, *asked.narrower(), "Jobs that are paused stay paused."), keep="Keep it frozen",
+            stays=(frozen, *asked.narrower(), "Jobs that are paused stay paused."),
             sample=[each.words for each in due.jobs[:SAMPLE]],
         )  # fmt: skip
 
@@ -192,7 +192,7 @@ class _Asked(NamedTuple):
 
     def nothing(self, verb: str, words: str, urls: Urls, *more: str) -> Dialog:
         """Return the dialog of an action that is not possible."""
-        return Dialog(f"{verb} {self.words}?", "", _to(self.query, urls), will=(words, *more), keep="Back")
+        return Dialog(f"{verb} {self.words}?", "", _to(self.query, urls), will=(words, *more))
 
     def also_frozen(self, effect: str) -> Sequence[str]:
         """Return a sentence about a wider freeze that covers all of the scope; none without one."""

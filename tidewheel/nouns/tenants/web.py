@@ -270,7 +270,7 @@ class NewTenant:
         ensure_all_tenants(caller)
         name = Field("name", "Name", required=True, help="1 to 63 of a-z, 0-9, '.', '_' and '-'.")
         return Dialog(
-            "New tenant", "Create the tenant", urls("tenants"), keep="Back",
+            "New tenant", "Create the tenant", urls("tenants"),
             will=("An empty field means no limit.",), fields=(name, *_fields(None, None)),
         )  # fmt: skip
 
@@ -343,7 +343,7 @@ def _deletion_dialog(tenants: Tenants, name: str) -> Dialog:
     many = counted(runs.count, "open run", at_least=runs.at_least)
     also = agreed(runs.count, "ends as cancelled, even if it is", "end as cancelled, also those")
     return Dialog(
-        f"Delete tenant {name}{having}?", f"Delete {name}", "", danger=True, keep="Keep it",
+        f"Delete tenant {name}{having}?", f"Delete {name}", "", danger=True,
         will=(
             f"In a day the tenant's keys stop working.{f' {many} {also} under way.' if runs.count else ''}",
             "Then its jobs, runs, calendars and dead letters are deleted. Until then you can take this back.",
@@ -363,7 +363,7 @@ def _delete(tenants: Tenants, name: str, form: Form) -> str:
 def _undeletion_dialog(tenants: Tenants, name: str) -> Dialog:
     tenants.get(name)
     words = "The tenant is not deleted. Nothing of it has changed since the request."
-    return Dialog(f"Keep tenant {name}?", f"Keep {name}", "", keep="Back", will=(words,))
+    return Dialog(f"Keep tenant {name}?", f"Keep {name}", "", will=(words,))
 
 
 def _undelete(tenants: Tenants, name: str, form: Form) -> str:

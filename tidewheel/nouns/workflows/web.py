@@ -237,7 +237,7 @@ class PauseWorkflow:
             question.format(found.summary.key), "Pause 1 workflow", _page(urls, request),
             will=_count(len(waiting), "job", "without a run waits until a resume", "without a run wait until a resume"),
             stays=_count(len(_going_on(connection, found)), "open run", "continues", "continue"), fields=(REASON,),
-            sample=waiting[:SAMPLE], keep="Let it continue",
+            sample=waiting[:SAMPLE],
         )  # fmt: skip
 
     def act(self, connection: Connection, caller: Caller, form: Form, request: Request, urls: Urls) -> Done:
@@ -262,7 +262,7 @@ class ResumeWorkflow:
                 refuse("", f"the workflow is {state(summary.state)}", "resume one that is paused or has failed")
             return Dialog(
                 f"Go on with this workflow of {summary.key}?", "Resume 1 workflow", _page(urls, request),
-                will=("The jobs whose conditions are met get their runs.",), keep="Keep it paused",
+                will=("The jobs whose conditions are met get their runs.",),
             )  # fmt: skip
         if not again:
             refuse("", "no part of this workflow failed", _NEW)
@@ -277,7 +277,7 @@ class ResumeWorkflow:
                 f"{agreed(len(again), 'This job', 'Each of these jobs')} {_RUNS_AGAIN}:",
             ),
             stays=(*_count(done, "job", "stays as it is", "stay as they are"), *beside),
-            sample=sample_of(again, len(again)), keep="Leave it",
+            sample=sample_of(again, len(again)),
         )  # fmt: skip
 
     def act(self, connection: Connection, caller: Caller, form: Form, request: Request, urls: Urls) -> Done:
@@ -321,7 +321,7 @@ class CancelWorkflow:
                 ),
             ),
             sample=sample_of(going_on, runs), fields=(REASON,),
-            keep="Let it continue", danger=True,
+            danger=True,
         )  # fmt: skip
 
     def act(self, connection: Connection, caller: Caller, form: Form, request: Request, urls: Urls) -> Done:
