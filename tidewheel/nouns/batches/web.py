@@ -71,8 +71,7 @@ def about_batch(batch: BatchSummary) -> str:
     if batch.total and batch.succeeded == batch.total:
         ended = f"All {runs} succeeded"
     elif batch.pending:
-        failed = f", {number(batch.failed)} failed" if batch.failed else ""
-        ended = f"{number(batch.total - batch.pending)} of {runs} ended{failed}"
+        ended = f"{number(batch.total - batch.pending)} of {runs} ended"
     else:
         return paused  # the bar has the numbers
     more = " Clients can add runs until the batch is closed." if batch.accepts_runs else ""

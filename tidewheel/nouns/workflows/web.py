@@ -21,7 +21,7 @@ from tidewheel.control.console.door import Form
 from tidewheel.control.console.run_actions import REASON
 from tidewheel.control.console.urls import Urls
 from tidewheel.control.console.view import View, list_view, page_now, read_filters
-from tidewheel.control.console.words import agreed, counted, ordinal, state, when
+from tidewheel.control.console.words import agreed, counted, state, when
 from tidewheel.control.reads.outcomes import ErrorLine, read_error_lines
 from tidewheel.control.reads.waits import Wait, read_waits
 from tidewheel.doors.address import after_of, next_cursor, query_of
@@ -273,7 +273,7 @@ class ResumeWorkflow:
             f"Resume {counted(len(again), 'job')} of {summary.key}?", f"Resume {counted(len(again), 'job')}",
             _page(urls, request),
             will=(
-                f"This is the {ordinal(resumes)} resume. Its runs are shown as generation {resumes}.",
+                f"Runs only the failed part again, as generation {resumes}; what succeeded stays.",
                 f"{agreed(len(again), 'This job', 'Each of these jobs')} {_RUNS_AGAIN}:",
             ),
             stays=(*_count(done, "job", "stays as it is", "stay as they are"), *beside),
