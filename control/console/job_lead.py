@@ -204,7 +204,7 @@ def _failing(job: JobDetail, streak: Streak, changes: Sequence[Change]) -> Lead:
     current, good = job.summary.version, streak.good_version
     since = f"{format_timestamp(streak.since)}{_since_version(job, streak)}."
     many = f"{number(streak.failures, at_least=streak.at_least)} failures in a row."
-    answer = f"Fails: {many}" if streak.at_least else f"Failing since {since} {many}"
+    answer = f"Fails: {many}" if streak.at_least else f"Fails since {since} {many}"
     if streak.failures == 1:
         answer = f"The last run failed at {since}"
     found = Lead(answer, "bad", _message(streak), streak.run_id)

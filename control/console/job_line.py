@@ -1,7 +1,7 @@
 """The timeline of a job as shapes.
 
-A place along the axis is a percentage, a height is in pixels. The height of a bar is its duration, on a logarithmic
-scale.
+A place along the axis is a percentage, a height is in pixels. The height of a bar is its duration beside the longest one,
+on a logarithmic scale.
 """
 
 import math
@@ -25,7 +25,7 @@ from tidewheel.nouns.runs.model import RunSummary
 from tidewheel.runs import SCHEDULED, Cause, RunState
 
 SIZE = Size(76, 18, 22)
-_SHORTEST, _LONGEST = 0.001, 86_400.0  # seconds at the least height and at the greatest
+_RANGE = 1000  # the longest run shown is so many times as long as one of the least height
 _LEAST, _MOST = 4.0, 66.0
 _HOLLOW = 12.0
 _THINNEST = 0.35  # percent
@@ -84,9 +84,11 @@ def job_line(
         special: Occurrences to come, of which those that do not fire at their time are marked.
         address: Writes the address of the job's page with a query.
     """
+    durations = [between(run.started_at, run.finished_at or timeline.now) for run in timeline.runs]
+    longest = max(filter(None, [*durations, *(each.longest for each in timeline.bins)]), default=timedelta.max)
     marks = [
-        *(_run(along, run, timeline, urls) for run in reversed(timeline.runs)),
-        *(mark for each in timeline.bins for mark in _bin(along, each, address)),
+        *(_run(along, run, timeline, urls, longest) for run in reversed(timeline.runs)),
+        *(mark for each in timeline.bins for mark in _bin(along, each, address, longest)),
         *_skips(along, timeline),
         *_ahead(along, coming),
         *_special(along, special),
@@ -118,18 +120,18 @@ def state_of(run: TimelineRun | RunSummary) -> str:
     return run.status if isinstance(run, RunSummary) else run.state
 
 
-def height_of(took: timedelta | None) -> float:
-    """Return the height of a duration, on a logarithmic scale from a millisecond to a day.
+def height_of(took: timedelta | None, longest: timedelta) -> float:
+    """Return the height of a duration beside the longest one, on a logarithmic scale.
 
-    >>> height_of(None), height_of(timedelta(days=9)), height_of(timedelta(seconds=1)) > height_of(timedelta(0))
-    (4.0, 66.0, True)
+    >>> long = timedelta(minutes=1)
+    >>> height_of(None, long), height_of(long, long), height_of(long / 1000, long), height_of(long, long * 2)
+    (4.0, 66.0, 4.0, 59.8)
     """
-    seconds = min(max(took.total_seconds() if took else 0.0, _SHORTEST), _LONGEST)
-    share = math.log(seconds / _SHORTEST) / math.log(_LONGEST / _SHORTEST)
-    return round(_LEAST + share * (_MOST - _LEAST), 1)
+    share = 1 + math.log(took / longest) / math.log(_RANGE) if took else 0
+    return round(_LEAST + max(share, 0) * (_MOST - _LEAST), 1)
 
 
-def _run(along: Axis, run: TimelineRun, timeline: JobTimeline, urls: Urls) -> Mark:
+def _run(along: Axis, run: TimelineRun, timeline: JobTimeline, urls: Urls, longest: timedelta) -> Mark:
     family, x = family_of(run.state), along.x(ran_at(run))
     took = between(run.started_at, run.finished_at or timeline.now)
     words = f"{state(run.state)}, {along.clock(ran_at(run))}"
@@ -142,7 +144,7 @@ def _run(along: Axis, run: TimelineRun, timeline: JobTimeline, urls: Urls) -> Ma
         return Mark(words, href, diamond=x)
     end = along.x(run.finished_at or timeline.now) if run.started_at else x
     width = round(min(max(end - x, _THINNEST), 100 - x), 3)
-    height = height_of(took)
+    height = height_of(took, longest)
     top = float(SIZE.above) - height
     dots = [top - 5 - 5 * at for at in range(min(max(run.attempt - 1, 0), _RETRIES))]
     if family == "bad":
@@ -157,7 +159,7 @@ def _run(along: Axis, run: TimelineRun, timeline: JobTimeline, urls: Urls) -> Ma
     return Mark(words, href, Bar(family, x, round(top, 1), width, height), dots=dots)
 
 
-def _bin(along: Axis, each: TimelineBin, address: Callable[..., str]) -> Iterator[Mark]:
+def _bin(along: Axis, each: TimelineBin, address: Callable[..., str], longest: timedelta) -> Iterator[Mark]:
     x, least = along.x(each.at), each.at + LEAST_SPAN
     href = address(**{"from": format_second(each.at), "to": format_second(max(each.until, least))})
     step = along.x(each.until) - x
@@ -165,7 +167,7 @@ def _bin(along: Axis, each: TimelineBin, address: Callable[..., str]) -> Iterato
     words = f"{along.clock(each.at)}: " + ", ".join(f"{many:,} {name}" for name, many in each.counts.items() if many)
     words += f", longest {duration(each.longest)}" if each.longest is not None else ""
     if each.succeeded:
-        height = height_of(each.longest)
+        height = height_of(each.longest, longest)
         yield Mark(words, href, Bar("good", x, round(SIZE.above - height, 1), width, height))
     if each.failed or each.timed_out:
         yield Mark(words, href, Bar("bad", x, SIZE.above + 2, width, SIZE.below - 4))
