@@ -1,7 +1,7 @@
 """The timeline of a job as shapes.
 
-A place along the axis is a percentage, a height is in pixels. The height of a bar is its duration beside the longest one,
-on a logarithmic scale.
+A place along the axis is a percentage, a height is in pixels. The height of a bar is its duration beside the longest
+one, on a logarithmic scale.
 """
 
 import math
