@@ -88,7 +88,8 @@ class RunsPage:
             read = partial(list_runs, after=after_of(cursors, _LIST), oldest_first=query.sort == "scheduled")
             page = in_snapshot(connection, read, caller.tenant, narrowed, limit=query.limit)
             for _ in range(_FURTHER):  # neighbours that fold leave room
-                if page.next_cursor is None or len(_folded(page.runs, {})) >= _ROWS:
+                many, rows = len(page.runs), len(_folded(page.runs, {}))
+                if page.next_cursor is None or not many or many % query.limit or rows >= min(_ROWS, query.limit):
                     break
                 read = partial(list_runs, after=page.next_cursor, oldest_first=query.sort == "scheduled", counts=False)
                 more = in_snapshot(connection, read, caller.tenant, narrowed, limit=query.limit)
