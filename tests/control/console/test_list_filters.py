@@ -128,7 +128,8 @@ def test_each_state_with_runs_has_their_number_under_the_other_filters(
     monkeypatch.setattr(reads, "_LOOKED_AT_FOR_STATES", 2)
     assert counts(pages, "/runs") == {
         "All": "7", "Upcoming": "", "Waiting": "1+", "Buffered": "", "Running": "1+", "Awaiting completion": "",
-        "Retrying": "", "Cancelling": "", "Succeeded": "2+", "Failed": "2+", "Timed out": "", "Cancelled": "", "Skipped": "",
+        "Retrying": "", "Cancelling": "", "Succeeded": "2+", "Failed": "2+", "Timed out": "", "Cancelled": "",
+        "Skipped": "",
     }  # fmt: skip
 
 

@@ -118,8 +118,7 @@ def test_retrying_run_has_its_failed_attempt_and_the_time_of_the_next(job: Datab
     found = why(job, lost.run_id)
     assert (found.code, found.words) == (
         WaitCode.SLOT,
-        "attempt 1 was lost with its executor; "
-        "the next attempt waits for the live executor of queue default",
+        "attempt 1 was lost with its executor; the next attempt waits for the live executor of queue default",
     )
     with Client(job.url) as client:
         client.freezes.freeze(queue="default")
