@@ -19,10 +19,11 @@ from tidewheel.control.console.axis import LEAST_SPAN, Axis, Window, axis, axis_
 from tidewheel.control.console.job_lead import LATEST, Seen, quarantine, read_lead
 from tidewheel.control.console.job_line import job_line, ran_at
 from tidewheel.control.console.job_rows import Row, Show, counts, error_lines, filtered, folded, job_rows
-from tidewheel.control.console.jobs import hold_words, schedule_of
+from tidewheel.control.console.jobs import hold_words
 from tidewheel.control.console.rendering import zone_of_page
 from tidewheel.control.console.urls import Urls, read_ref
 from tidewheel.control.console.view import Failed, View, in_snapshot, or_else, page_now, part, part_of, read_filters
+from tidewheel.control.console.words import schedule_of
 from tidewheel.control.explain.job_timeline import JobTimeline, TimelineRun, job_timeline
 from tidewheel.control.explain.month import Counted, coming_counts
 from tidewheel.control.explain.operations import MOST_DAYS

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import partial
-from typing import ClassVar, Literal, cast
+from typing import ClassVar, Literal
 from uuid import UUID
 
 from starlette.requests import Request
@@ -38,7 +38,6 @@ from tidewheel.control.explain.month import JobBins, job_bins
 from tidewheel.control.reads.job_position import SelectedJob, read_selected_jobs
 from tidewheel.control.reads.resuming import preview_resume
 from tidewheel.control.reads.waits import read_waits
-from tidewheel.control.words import schedule_words
 from tidewheel.errors import FieldError, InvalidInput
 from tidewheel.ids import instant_of
 from tidewheel.jobs.values import Key
@@ -48,9 +47,7 @@ from tidewheel.nouns.jobs.web import JobsQuery
 from tidewheel.postgres.session import Conn
 from tidewheel.runs import SCHEDULED
 from tidewheel.schedules.decision import HoldReason
-from tidewheel.schedules.describe import describe_times
 
-_SHORT = 40  # characters of a schedule in words
 _NOT_ACTIVE = {"quarantined", "paused", "finished"}
 _HELD = {"ahead", "trouble"}
 _NAMED = 3  # refusals that the message names
@@ -258,7 +255,6 @@ class Row:
     """
 
     job: JobSummary
-    schedule: str
     held: str | None
     strip: Strip
     is_sample: bool
@@ -286,17 +282,7 @@ def row_of(job: JobSummary, bins: JobBins | None, pitch: Pitch, along: Axis) -> 
     since = last.started_at if last and last.started_at and family_of(last.state) == "moving" else None
     drawn = strip(runs, due, pitch, None if since is None or not runs else along.bin_of(since) or 0)
     words = condition(job, drawn.total, along.now)
-    return Row(job, schedule_of(job.schedule), hold_words(job), drawn, is_sample, words, last_at)
-
-
-def schedule_of(schedule: Mapping[str, object]) -> str:
-    """Return a schedule in a few words: a single cron expression by its times, if these are short."""
-    words, expressions = schedule_words(schedule), cast("Sequence[object]", schedule.get("expressions") or ())
-    if len(expressions) != 1:
-        return words
-    times = describe_times(str(expressions[0]), str(schedule.get("timezone") or "UTC")).partition(", in time zone")[0]
-    times = times.removesuffix(", every day").replace("at minute 0 of ", "").replace("every 1 hours", "every hour")
-    return times if len(times) <= _SHORT else words
+    return Row(job, hold_words(job), drawn, is_sample, words, last_at)
 
 
 def is_idle(job: JobSummary) -> bool:

@@ -4,6 +4,7 @@ import re
 import unicodedata
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime, timedelta, tzinfo
+from functools import lru_cache
 from typing import Any
 from uuid import UUID
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
@@ -12,12 +13,13 @@ from jinja2 import pass_context
 from jinja2.runtime import Context
 from markupsafe import Markup, escape
 
-from tidewheel.control.words import duration
+from tidewheel.control.words import duration, schedule_words
 from tidewheel.jobs.invalid import InvalidValue
 from tidewheel.jobs.strict_json import as_list, as_object
 from tidewheel.jobs.targets import TARGETS
 from tidewheel.jobs.values import format_timestamp, parse_timestamp
 from tidewheel.runs import SCHEDULED, SKIP_WORDS, AttemptOutcome, RunState
+from tidewheel.schedules.describe import describe_times
 
 NONE = "\u2013"
 """A dash, where there is no value."""
@@ -27,6 +29,7 @@ NO_REASON = "requested"
 
 _DAY = timedelta(days=1)
 _UNITS = (timedelta(hours=1), "h"), (timedelta(minutes=1), "min"), (timedelta(seconds=1), "s")
+_SHORT = 40  # characters of a schedule in words
 _LONGEST_KEY = 44  # characters in a table
 _TEN = 10
 _KEPT = 65_536  # characters of one text in a page
@@ -327,6 +330,19 @@ def target(job: Mapping[str, object]) -> str:
     return f"{label} {named}" if named else ""
 
 
+def schedule_of(schedule: Mapping[str, object]) -> str:
+    """Return a schedule in a few words: a single cron expression by its times, if these are short."""
+    words, expressions = schedule_words(schedule), as_list(schedule.get("expressions")) or []
+    times = _times(str(expressions[0])) if len(expressions) == 1 else words
+    return times if len(times) <= _SHORT else words
+
+
+@lru_cache(1000)
+def _times(expression: str) -> str:
+    times = describe_times(expression, "UTC").partition(", in time zone")[0].removesuffix(", every day")
+    return times.replace("at minute 0 of ", "").replace("every 1 hours", "every hour")
+
+
 def visible(text: str) -> str:
     r"""Return a text for a title, with control characters by their numbers.
 
@@ -387,7 +403,7 @@ FILTERS: Mapping[str, Callable[..., Any]] = {
     "offset": _in_zone(offset), "rfc3339": format_timestamp, "number": number,
     "state": state, "reason": reason_words, "short_id": short_id,
     "people": people, "lines": lines, "key": key,
-    "visible": visible, "prose": prose, "target": target, "remedy": remedy,
+    "visible": visible, "prose": prose, "target": target, "schedule": schedule_of, "remedy": remedy,
     "bytes": size, "ordinal": ordinal,
     "counted": counted, "pace": pace, "percent": percent,
     "symbol_of": symbol_of, "family_of": family_of,
