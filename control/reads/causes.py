@@ -37,7 +37,7 @@ _SET_ASIDE = 20
 _SETTLED = timedelta(seconds=5)  # an executor that has just started is known by then
 _HELD = timedelta(minutes=1)
 _LONG_WAIT = timedelta(minutes=5)  # for an executor, or until a backlog is worked off
-_PACE = timedelta(minutes=5)
+_PACE = timedelta(minutes=1)
 _BACKLOG = 100  # runs: fewer are no backlog
 _MISSING = frozenset({WaitCode.NO_EXECUTOR, WaitCode.NO_HANDLER, WaitCode.NO_TARGET})
 _LIMITS = frozenset({WaitCode.TENANT, WaitCode.TENANT_RATE, WaitCode.KEY, WaitCode.ORDER})
@@ -193,7 +193,8 @@ class Causes:
             oldest = min(parts, key=lambda each: each.oldest_at)
             waited, remedy = self.now - oldest.oldest_at, oldest.why.remedy or ""
             if code == WaitCode.SLOT:
-                evidence = self._left(queue, rest, sum(each.count for each in parts))
+                many = sum(each.count for each in parts)
+                evidence = self._left(queue, rest, many) if many >= _BACKLOG and waited >= _LATE else ""
                 if evidence or waited >= _LONG_WAIT or (queue, rest) in late:
                     words = backlog_words(queue, rest)
                     yield _counting(Need("waiting_runs", Severity.WARNING, words, evidence, remedy=remedy), parts)
@@ -202,17 +203,15 @@ class Causes:
                 yield _counting(Need("waiting_runs", Severity.ERROR, words, evidence, remedy=remedy), parts)
 
     def _left(self, queue: str, lane: str, waiting: int) -> str:
-        """Return the time that a backlog takes at the pace of the last minutes; empty if that is short."""
-        if waiting < _BACKLOG:
-            return ""
+        """Return the time that a backlog takes at the pace of the last minute; empty if that is short."""
         edges = [self.now - _PACE, self.now]
         [ended] = read_activity(self.connection, self.tenant, edges, queue=queue, lane=lane).bins
         runs = ended.succeeded + ended.failed + ended.timed_out
-        left = _PACE * waiting / runs if runs else timedelta.max
-        if left < _LONG_WAIT:
-            return ""
-        pace = f"{runs:,} ended in the last {duration(_PACE)}"
-        return f"{pace}: the backlog takes {duration(left)} at this pace" if runs else f"none {pace[2:]}"
+        if not runs:
+            return "none has ended in the last minute"
+        left = _PACE * waiting / runs
+        words = f"{runs:,} ended in the last minute: the backlog takes {duration(left)} at this pace"
+        return words if left >= _LONG_WAIT else ""
 
     def _limits(self) -> Iterator[Need]:
         """Yield a need for each limit or order that holds runs, whatever queues and handlers these have."""

@@ -10,7 +10,7 @@ from psycopg.types.json import Jsonb
 from tests.control.api.answering import ApiClient, answering
 from tests.control.api.test_now import HOSTILE, read
 from tests.control.reads.test_waits import executor
-from tests.fixtures.acts import HANDLER, submission
+from tests.fixtures.acts import EXECUTOR, HANDLER, submission
 from tests.fixtures.database import Database
 from tests.transitions.figures import finish, forget_figures
 from tidewheel.control.client.client import Client
@@ -214,8 +214,35 @@ def test_late_lane_is_one_cause_and_a_lane_without_runs_of_the_tenant_is_none(cl
         [Jsonb([lane | {"queue": queue} for queue in ("default", "reports")])],
     )
     [need] = needs(client, "waiting_runs", "fleet")
-    assert (need["words"], need["count"]) == ("runs of queue default, lane standard, start late", 2)
+    assert (need["words"], need["count"]) == ("runs of queue default, lane standard, wait for an executor", 2)
     assert "rival" not in str(need)
+
+
+def test_long_backlog_is_a_cause_before_its_lane_is_late(client: ApiClient) -> None:
+    database = client.database
+    run_services(database, "scheduler", "relay", "intake")
+    executor(database, HANDLER)
+    database.submit("job", overlap="allow_all")
+    finish(database, "job", SUCCEEDED)
+    database.apply_batch(*[{"type": "job.trigger", "key": "job"}] * 100)
+    make_due(database, "20 s")
+    assert not needs(client, "waiting_runs"), "a burst that may be over soon"
+    make_due(database, "40 s")
+    [need] = needs(client, "waiting_runs")
+    assert (need["count"], need["severity"]) == (100, "warning")
+    assert "1 h 40 min" in need["evidence"], "100 runs at one a minute"
+
+
+def test_silent_executor_has_the_runs_that_it_holds(client: ApiClient) -> None:
+    database = client.database
+    run_services(database, "scheduler", "relay", "intake")
+    executor(database, HANDLER)
+    database.submit("job", overlap="allow_all")
+    executor(database, HANDLER, executor_id=EXECUTOR, silent="1 h")
+    database.begun()
+    [need] = needs(client, "fleet")
+    assert (need["count"], need["counted"]) == (1, "orphaned")
+    assert database.now() - parse_timestamp(need["since"]) >= timedelta(hours=1)
 
 
 def test_findings_of_another_tenant_stand_under_no_other_name(client: ApiClient) -> None:

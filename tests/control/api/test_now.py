@@ -53,6 +53,8 @@ def test_now_counts_what_ended_and_what_is_open(client: ApiClient) -> None:
     assert (found["open"], found["open_at_least"]) == ({"running": 1, "queued": 1}, False)
     assert found["due_next_minute"] == {"jobs": 1, "at_least": False}
     assert found["on_time_rate"] == 1.0
+    client.database.execute("UPDATE job_runs SET publish_at = publish_at - interval '1 min' WHERE state = 'queued'")
+    assert read(client, "now")["on_time_rate"] == found["claimed_hour"] / (found["claimed_hour"] + 1), "one is overdue"
     assert found["slots"] == {"busy": 1, "all": 0}
 
 
