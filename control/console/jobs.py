@@ -210,9 +210,8 @@ class JobsPage:
         def rows(page: JobPage) -> Mapping[str, object]:
             bins = part_of(connection, job_bins, page.jobs, along.edges, along.behind)
             pitch = GRID if is_grid else LIST
-            found = [
-                row_of(job, None if isinstance(bins, Failed) else bins[job.job_id], pitch, along) for job in page.jobs
-            ]
+            of_job: Mapping[UUID, JobBins] = {} if isinstance(bins, Failed) else bins
+            found = [row_of(job, of_job.get(job.job_id), pitch, along) for job in page.jobs]
             whys = part_of(connection, wait_labels, found)
             idle = [row for row in found if is_idle(row.job)]
             if len(idle) < _IDLE or len(idle) == len(found) or query.idle == "show":

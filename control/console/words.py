@@ -28,7 +28,8 @@ NO_REASON = "requested"
 """The stored reason of a cancellation that gives none."""
 
 _DAY = timedelta(days=1)
-_UNITS = (timedelta(hours=1), "h"), (timedelta(minutes=1), "min"), (timedelta(seconds=1), "s")
+_HOUR, _MINUTE, _SECOND = timedelta(hours=1), timedelta(minutes=1), timedelta(seconds=1)
+_UNITS = (2 * _HOUR, _HOUR, "h"), (_MINUTE, _MINUTE, "min"), (_SECOND, _SECOND, "s")  # each with its least span
 _SHORT = 40  # characters of a schedule in words
 _LONGEST_KEY = 44  # characters in a table
 _TEN = 10
@@ -67,8 +68,8 @@ def relative(at: datetime | None, now: datetime, zone: tzinfo = UTC) -> str:
     """Return an instant in relation to now in one unit, beyond a day with its date; a dash for None.
 
     >>> now = datetime(2026, 11, 21, 12, tzinfo=UTC)
-    >>> [relative(now + timedelta(seconds=each), now) for each in (0, -3, 240, -7500, 345600)]
-    ['now', '3 s ago', 'in 4 min', '2 h ago', 'Wed 25 Nov 12:00']
+    >>> [relative(now + timedelta(seconds=each), now) for each in (0, -3, 240, -6000, -7500, 345600)]
+    ['now', '3 s ago', 'in 4 min', '100 min ago', '2 h ago', 'Wed 25 Nov 12:00']
     >>> relative(datetime(2025, 11, 17, tzinfo=UTC), now)
     '17 Nov 2025'
     """
@@ -79,9 +80,9 @@ def relative(at: datetime | None, now: datetime, zone: tzinfo = UTC) -> str:
         day = at.astimezone(zone)
         is_near = day.year == now.astimezone(zone).year
         return f"{day:%a} {day.day} {day:%b %H:%M}" if is_near else f"{day.day} {day:%b %Y}"
-    if abs(span) < timedelta(seconds=1):
+    if abs(span) < _SECOND:
         return "now"
-    size, unit = next(each for each in _UNITS if abs(span) >= each[0])
+    size, unit = next(each[1:] for each in _UNITS if abs(span) >= each[0])
     text = f"{abs(span) // size} {unit}"
     return f"in {text}" if span > timedelta(0) else f"{text} ago"
 
