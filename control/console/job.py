@@ -195,7 +195,7 @@ def _window(
 
 
 def _windows(along: Axis, job: JobDetail, now: datetime) -> Mapping[str, object]:
-    """Return the windows that a job fills, and the one that has all of it: longer ones would look the same."""
+    """Return the windows that a job fills, and the one that has all of it; longer ones look the same."""
     every, whole = list(Window), window_of(now - job.created_at)
     last = max(every.index(whole), every.index(along.window))
     return {"windows": every[: last + 1], "whole": every[last] if every[last] is not Window.QUARTER else None}

@@ -266,7 +266,7 @@ def _role_of(finding: Finding) -> str | None:
 
 
 def _silent(need: Need, fleet: FleetStatus) -> Need:
-    """Return the need of silent executors, with the time of their last heartbeat and the runs that they hold."""
+    """Return the need of silent executors, with their last heartbeat and the runs that they hold."""
     last = [each.last_heartbeat_at for each in fleet.services if each.queues is not None and each.is_silent]
     runs = sum(each.orphaned for each in fleet.due)
     held = replace(need, count=runs, counted="orphaned") if runs else need

@@ -119,7 +119,7 @@ def read_activity(
 
 
 def on_time(connection: Conn, tenant: str, since: datetime, until: datetime) -> tuple[int, int]:
-    """Return the number of claimed runs that began within a second of their time, and that of all claimed ones."""
+    """Return how many claimed runs began within a second of their time, and the number of all claimed."""
     columns: dict[str, object] = {
         "tenant": tenant, "edges": [since, until], "look": _LOOKED_AT, "stages": [Stage.CLAIMED],
         "queue": None, "lane": None,
