@@ -51,7 +51,7 @@ def shown(client: httpx.Client, path: str) -> str:
 
 def link(text: str, label: str) -> str:
     """The address of the link with this label."""
-    found = re.search(rf'<a class="button[^"]*" href="([^"]+)">{re.escape(label)}</a>', text)
+    found = re.search(rf'<a class="(?:button|item)[^"]*" href="([^"]+)">{re.escape(label)}<', text)
     assert found, (label, text)
     return unescape(found[1])
 

@@ -92,14 +92,14 @@ def test_webhook_is_submitted_fails_is_mended_and_redriven(here: Page, database:
     here.wait_for_url("**/jobs/bill")
     started = database.begin(trigger_here(here))
     database.succeed(started)
-    expect(here.locator("h1")).to_contain_text("succeeded", timeout=HEARD)
+    expect(here.locator(".title")).to_contain_text("succeeded", timeout=HEARD)
 
     follow(here, "bill")
     failing = database.begin(trigger_here(here))
     failed = RunState.FAILED
     output = b"the ledger is locked"
     database.end(ending(failing, failed, error_type="http_500", error_message=REASON, output=output))
-    expect(here.locator("h1")).to_contain_text("failed", timeout=HEARD)
+    expect(here.locator(".lead")).to_contain_text("Failed", timeout=HEARD)
 
     place(here, "Dead letters")
     follow(here, "bill")
@@ -115,7 +115,6 @@ def test_webhook_is_submitted_fails_is_mended_and_redriven(here: Page, database:
 
     place(here, "Dead letters")
     dialog = asked(here, "Redrive 1…")
-    expect(dialog).to_contain_text("A failed run becomes a new run of its job's version in force")
     do(dialog)
     expect(here.locator("main")).to_contain_text("0 of 1 dead letter that matched at its start")
     work_off(database)
@@ -135,7 +134,7 @@ def test_skip_names_its_reason_and_slow_run_its_stage(here: Page, database: Data
     place(here, "Jobs")
     follow(here, "nightly")
     here.get_by_role("link", name="skipped").last.click()
-    expect(here.locator("main table").last).to_contain_text("the job was paused")
+    expect(here.locator("main")).to_contain_text("the job was paused")
     place(here, "Runs")
     here.fill("main [name=job]", "nightly")
     here.locator("main").get_by_role("button", name="Filter").click()

@@ -331,7 +331,7 @@ def test_chain_of_retries_is_links_and_one_with_a_delay_is_scheduled(pages: ApiC
     first = pages.database.begun()
     pages.database.end(ending(first, RunState.FAILED))
     second = posted(pages, f"/runs/{first.run_id}/retry", delay="1h").headers["location"]
-    assert ">scheduled · <a" in shown(pages, second)
+    assert '<span class="word">upcoming</span>' in shown(pages, second)
     assert f'→ <a href="{second}">2nd upcoming</a>' in shown(pages, f"/runs/{first.run_id}")
     number = pages.database.value("SELECT id FROM dead_letters WHERE run_id = %s", [first.run_id])
     retried = shown(pages, f"/dead-letters/{number}").partition("<dt>retried by</dt>")[2]
