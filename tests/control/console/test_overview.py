@@ -75,11 +75,11 @@ def test_figures_lead_to_lists_of_what_they_count(pages: ApiClient) -> None:
     counts = {
         label: (count, unescape(href))
         for href, label, count in re.findall(
-            r'<a class="tile" href="(/[^"]+)"><small>([^<]+)</small><b[^>]*>(\d+)</b>', page
+            r'<a class="tile[^"]*" href="(/[^"]+)"><small>([^<]+)</small><b[^>]*>(\d+)</b>', page
         )
     }
     assert {label: count for label, (count, _) in counts.items()} == {
-        "Running": "1", "Ended, last hour": "3", "Failed, last hour": "2",
+        "Running": "1", "Ended in the last hour": "3", "Failed in the last hour": "2",
     }  # fmt: skip
     [(due, waiting)] = re.findall(r'<a href="([^"]*lane=standard)" data-figure[^>]*>(\d+)</a>', page)
     for count, href in [*counts.values(), (waiting, unescape(due))]:
