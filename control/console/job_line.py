@@ -127,7 +127,7 @@ def height_of(took: timedelta | None, longest: timedelta) -> float:
     >>> height_of(None, long), height_of(long, long), height_of(long / 1000, long), height_of(long, long * 2)
     (4.0, 66.0, 4.0, 59.8)
     """
-    share = 1 + math.log(took / longest) / math.log(_RANGE) if took else 0
+    share = 1 + math.log(took / longest) / math.log(_RANGE) if took and took > timedelta(0) else 0
     return round(_LEAST + max(share, 0) * (_MOST - _LEAST), 1)
 
 

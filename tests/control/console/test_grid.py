@@ -117,9 +117,7 @@ def test_words_name_each_outcome_and_an_unread_row_has_none() -> None:
     assert strip(row, [False, True], LIST).words == "1,200 succeeded, 2 failed, upcoming"
     assert strip([{}], (), LIST).words == "no run"
     ahead = strip([{SCHEDULED: 2, RunState.QUEUED: 1}], (), LIST)
-    assert (ahead.words, ahead.total["a"]) == ("1 waiting, 2 upcoming", 1), (
-        "a run that may not start yet does not wait"
-    )
+    assert (ahead.words, ahead.total["a"]) == ("1 waiting, 2 upcoming", 1), "a run that may not start yet does not wait"
     assert strip((), (), LIST).words == "no figures"
     assert set(strip([dict.fromkeys(RunState, 1)], (), LIST).total) == set(NAMES), "each state has a letter"
 

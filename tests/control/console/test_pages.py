@@ -125,7 +125,7 @@ def test_equal_rows_of_a_job_are_one_row_with_a_link_that_opens_them(pages: ApiC
     made = {str(failed(pages.database, "nightly")) for _ in range(6)}
     page = shown(pages, "/jobs/nightly")
     assert '<span class="word">5 failed</span>' in page
-    [opened] = re.findall(r'href="([^"]+)">show</a>', page)
+    [opened] = re.findall(r'href="([^"]+)">show 5</a>', page)
     assert set(re.findall(r'<td class="mono"><a href="/runs/([^"]+)"', shown(pages, unescape(opened)))) == made
 
 
@@ -152,11 +152,11 @@ def test_list_of_jobs_shows_the_last_runs_and_which_fail_in_one_of_ten(pages: Ap
     page = shown(pages, "/jobs")
     assert 'aria-label="charge: 3 failed"' in page
     assert 'aria-label="well: 1 succeeded' in page
-    assert "02:30 Berlin" in page
+    assert "at 02:30" in page
     assert 'href="/jobs/charge/pause"' in page
     unwell = shown(pages, "/jobs?status=unwell")
     assert ('href="/jobs/charge"' in unwell, 'href="/jobs/well"' in unwell) == (True, False)
-    assert 'aria-current="page">Failing</a>' in unwell
+    assert 'aria-current="page">Failing' in unwell
     for _ in range(9):
         pages.database.succeed(pages.database.begun("charge"))
     assert 'href="/jobs/charge"' in shown(pages, "/jobs?status=unwell"), "one of its last ten runs failed"

@@ -278,8 +278,8 @@ def test_retry_is_not_late_by_the_time_before_it_was_requested(pages: ApiClient)
     pages.database.execute("UPDATE job_runs SET scheduled_at = %s", [earlier])
     pages.database.execute("UPDATE finished_runs SET scheduled_at = %s", [earlier])
     late = re.findall(r'<td class="right number nowrap less">([^<]*)</td>', shown(pages, "/jobs/job"))
-    assert sorted(late)[1] == "\u2013"
-    assert re.match(r"[89] min", sorted(late)[0])
+    assert sorted(late)[0] == ""
+    assert re.match(r"[89] min", sorted(late)[1])
 
 
 def test_run_that_waits_for_a_slot_names_the_slots_in_use(pages: ApiClient) -> None:
@@ -361,7 +361,7 @@ def test_next_attempt_of_a_retrying_run_starts_now_once(pages: ApiClient) -> Non
     path = f"/runs/{run.run_id}"
     assert "Retry now…" in shown(pages, path)
     dialog = pages.get(f"{path}/retry")
-    assert re.search(r"Attempt 2 of 4 is due now rather than in (7 min|6 min \d\d s)\.", dialog.text)
+    assert re.search(r"Attempt 2 of 4 is due now rather than in [67] min\.", dialog.text)
     assert "Start attempt 2 now" in dialog.text
     with Client(pages.database.url) as client:
         client.freezes.freeze(queue="default")
