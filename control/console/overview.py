@@ -20,16 +20,15 @@ from tidewheel.control.client.connection import Connection
 from tidewheel.control.console.axis import Axis, Window, axis
 from tidewheel.control.console.grid import OVERVIEW
 from tidewheel.control.console.jobs import Row, in_order, row_of, wait_labels
-from tidewheel.control.console.sentences import slot_words, wait_label
+from tidewheel.control.console.sentences import wait_label
 from tidewheel.control.console.tide import NARROW, WIDE, Counts, Span, Tide, sentence, tide
 from tidewheel.control.console.urls import Urls
 from tidewheel.control.console.view import Failed, View, of_all_tenants, or_else, page_now, part, part_of, read_filters
 from tidewheel.control.console.words import agreed, counted, number
 from tidewheel.control.explain.month import job_bins
-from tidewheel.control.reads.causes import Need, backlog_words
-from tidewheel.control.reads.fleet import able_executors
+from tidewheel.control.reads.causes import Need, with_slots
+from tidewheel.control.reads.fleet import count_runs
 from tidewheel.control.reads.now import Now, read_now_of
-from tidewheel.control.reads.waits import WaitCode
 from tidewheel.control.reads.workload import (
     ActivityFigures,
     Backlog,
@@ -85,7 +84,7 @@ class OverviewPage:
         found = part(lambda: self._present(connection, caller, along, Stage[query.stage.upper()]))
         here, open_runs, figures = (found, found, found) if isinstance(found, Failed) else found
         upcoming = part_of(connection, read_upcoming, caller.tenant, self.shards, ahead)
-        needs = _with_slots(connection, caller, here.findings, open_runs) if isinstance(here, Now) else ()
+        needs = here.findings if isinstance(here, Now) else ()
         shown = len(needs) if len(needs) == _NEEDS + 1 else _NEEDS
         backlogs = open_runs.backlogs if isinstance(open_runs, OpenRuns) else ()
         jobs = part(lambda: _jobs(connection, caller, needs, backlogs[:_BACKLOGS], along))
@@ -120,25 +119,10 @@ class OverviewPage:
             here = part(
                 lambda: read_now_of(reading, tenant, self.shards, fleet, sees_slots=sees, as_of=now, open_runs=found)
             )
-            return here, found, figures
-
-
-def _with_slots(
-    connection: Connection, caller: Caller, needs: Sequence[Need], open_runs: OpenRuns | Failed
-) -> Sequence[Need]:
-    """Return needs with the slots of the executors that could claim the runs which wait for one."""
-    if isinstance(open_runs, Failed) or not caller.sees_fleet:
-        return needs
-    late = {backlog_words(each.queue, each.lane): each for each in open_runs.waiting if each.why.code is WaitCode.SLOT}
-
-    def with_slots(need: Need) -> Need:
-        if (each := late.get(need.words)) is None:
-            return need
-        able = part(partial(of_all_tenants, connection, able_executors, each.queue, each.handler))
-        words = need.evidence if isinstance(able, Failed) else slot_words(able)
-        return replace(need, evidence=f"{need.evidence}. {words}" if need.evidence else words)
-
-    return [with_slots(need) for need in needs]
+        if isinstance(here, Now) and fleet is not None:
+            runs = partial(of_all_tenants, connection, count_runs)
+            here = replace(here, findings=with_slots(here.findings, found.waiting, fleet, runs))
+        return here, found, figures
 
 
 class Jobs(NamedTuple):
@@ -171,7 +155,7 @@ def _jobs(
         drawn = [row for row in rows if row.strip.paths]
         errors = {need.key: need.evidence.partition(":")[0] for need in needs if need.kind == "failing_job"}
         whys = {run.run_id: errors[row.job.key] for row in drawn if (run := row.job.last_run) and row.job.key in errors}
-        whys |= wait_labels(reading, drawn[:_JOBS])
+        whys |= wait_labels(reading, [row for row in drawn[:_JOBS] if row.condition == "waiting"])
     return Jobs(drawn[:_JOBS], whys, len(rows) - len(drawn), page.next_cursor is None and len(drawn) <= _JOBS)
 
 

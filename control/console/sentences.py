@@ -2,8 +2,7 @@
 
 from datetime import datetime, timedelta
 
-from tidewheel.control.console.words import between, counted, number, reason_words, state, when
-from tidewheel.control.reads.fleet import AbleExecutors
+from tidewheel.control.console.words import between, counted, reason_words, state, when
 from tidewheel.control.reads.waits import Wait, WaitCode
 from tidewheel.control.words import duration
 from tidewheel.nouns.runs.model import RunDetail, RunSummary
@@ -52,14 +51,6 @@ def is_cancelled(run: RunSummary) -> bool:
 def wait_label(why: Wait) -> str:
     """Return for what runs wait, in a few words behind their number."""
     return _LABELS.get(why.code) or why.words.partition(";")[0]
-
-
-def slot_words(able: AbleExecutors) -> str:
-    """Return how many slots the executors have that can run what waits, and what follows from it."""
-    if able.busy >= able.slots:
-        return f"All {counted(able.slots, 'slot')} of the executors that can run these runs are in use."
-    free = f"{number(able.slots - able.busy)} of {counted(able.slots, 'slot')} are free, yet no executor claims any"
-    return f"{free}: read the log of {able.executors[0].name}."
 
 
 def waiting(why: Wait, now: datetime) -> str:

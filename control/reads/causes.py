@@ -1,7 +1,7 @@
 """Find what needs a person: one need for one cause, the one that hurts the most runs first."""
 
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import Annotated, Literal, cast
@@ -14,7 +14,7 @@ from tidewheel.control.reads.findings import Finding, Severity
 from tidewheel.control.reads.fleet import LETTERS, FleetStatus, age_text, freeze_text
 from tidewheel.control.reads.json_form import one_of
 from tidewheel.control.reads.waits import WaitCode
-from tidewheel.control.reads.workload import Waiting, long_held, read_activity, read_upcoming
+from tidewheel.control.reads.workload import Waiting, long_held, read_upcoming
 from tidewheel.control.words import duration
 from tidewheel.ids import first_run_id
 from tidewheel.nouns.freezes.model import MAX_WAITING
@@ -37,7 +37,6 @@ _SET_ASIDE = 20
 _SETTLED = timedelta(seconds=5)  # an executor that has just started is known by then
 _HELD = timedelta(minutes=1)
 _LONG_WAIT = timedelta(minutes=5)  # for an executor, or until a backlog is worked off
-_PACE = timedelta(minutes=1)
 _BACKLOG = 100  # runs: fewer are no backlog
 _MISSING = frozenset({WaitCode.NO_EXECUTOR, WaitCode.NO_HANDLER, WaitCode.NO_TARGET})
 _LIMITS = frozenset({WaitCode.TENANT, WaitCode.TENANT_RATE, WaitCode.KEY, WaitCode.ORDER})
@@ -98,6 +97,7 @@ class Causes:
     Args:
         since: The begin of the last hour.
         failed: The runs that have failed since, by the figures.
+        ran_minute: The runs that have succeeded or failed within the last minute, by the figures.
         waiting: The tenant's due runs.
         fleet: The fleet, for a reader who sees all tenants.
     """
@@ -108,6 +108,7 @@ class Causes:
     now: datetime
     since: datetime
     failed: int
+    ran_minute: int
     waiting: Sequence[Waiting]
     fleet: FleetStatus | None
 
@@ -194,7 +195,7 @@ class Causes:
             waited, remedy = self.now - oldest.oldest_at, oldest.why.remedy or ""
             if code == WaitCode.SLOT:
                 many = sum(each.count for each in parts)
-                evidence = self._left(queue, rest, many) if many >= _BACKLOG and waited >= _LATE else ""
+                evidence = self._left(many) if many >= _BACKLOG and waited >= _LATE else ""
                 if evidence or waited >= _LONG_WAIT or (queue, rest) in late:
                     words = backlog_words(queue, rest)
                     yield _counting(Need("waiting_runs", Severity.WARNING, words, evidence, remedy=remedy), parts)
@@ -202,15 +203,12 @@ class Causes:
                 words, _, evidence = oldest.why.words.partition("; ")
                 yield _counting(Need("waiting_runs", Severity.ERROR, words, evidence, remedy=remedy), parts)
 
-    def _left(self, queue: str, lane: str, waiting: int) -> str:
+    def _left(self, waiting: int) -> str:
         """Return the time that a backlog takes at the pace of the last minute; empty if that is short."""
-        edges = [self.now - _PACE, self.now]
-        [ended] = read_activity(self.connection, self.tenant, edges, queue=queue, lane=lane).bins
-        runs = ended.succeeded + ended.failed + ended.timed_out
-        if not runs:
-            return "none has ended in the last minute"
-        left = _PACE * waiting / runs
-        words = f"{runs:,} ended in the last minute: the backlog takes {duration(left)} at this pace"
+        if not self.ran_minute:
+            return "no run has ended in the last minute"
+        left = timedelta(minutes=waiting / self.ran_minute)
+        words = f"{self.ran_minute:,} ended in the last minute: at this pace the backlog takes {duration(left)}"
         return words if left >= _LONG_WAIT else ""
 
     def _limits(self) -> Iterator[Need]:
@@ -271,6 +269,36 @@ def _silent(need: Need, fleet: FleetStatus) -> Need:
     runs = sum(each.orphaned for each in fleet.due)
     held = replace(need, count=runs, counted="orphaned") if runs else need
     return replace(held, since=min(last, default=None), latest=max(last, default=None))
+
+
+def with_slots(
+    needs: Sequence[Need], waiting: Sequence[Waiting], fleet: FleetStatus, read_runs: Callable[[], Mapping[UUID, int]]
+) -> tuple[Need, ...]:
+    """Return needs with the slots of the executors that could claim the runs which wait for one.
+
+    Args:
+        read_runs: Reads the number of runs of each executor, of all tenants.
+    """
+    late = {backlog_words(each.queue, each.lane): each for each in waiting if each.why.code == WaitCode.SLOT}
+    if not any(need.words in late for need in needs):
+        return tuple(needs)
+    runs = read_runs()
+    return tuple(_with_slots(need, late[need.words], fleet, runs) if need.words in late else need for need in needs)
+
+
+def _with_slots(need: Need, waiting: Waiting, fleet: FleetStatus, runs: Mapping[UUID, int]) -> Need:
+    able = [
+        each
+        for each in fleet.services
+        if not each.is_silent and waiting.queue in (each.queues or ()) and waiting.handler in (each.handlers or ())
+    ]
+    busy, slots = sum(runs.get(each.process_id, 0) for each in able), sum(each.slots or 0 for each in able)
+    words = f"all {slots:,} slots of the executors that can run them are in use"
+    if busy < slots:
+        words = (
+            f"{slots - busy:,} of {slots:,} slots are free, yet no executor claims any: read the log of {able[0].host}"
+        )
+    return replace(need, evidence="; ".join(filter(None, (need.evidence, words))))
 
 
 def backlog_words(queue: str, lane: str) -> str:

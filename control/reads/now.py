@@ -99,29 +99,33 @@ def read_now_of(
     now = as_of or read_now(connection)
     since = begin_of(now - _HOUR)  # figures are of 5 seconds: failures of the same time then have the same number
     found = open_runs or read_open_runs(connection, tenant)
-    [ended] = read_activity(connection, tenant, [since, now + _HOUR]).bins
-    failed = ended.failed + ended.timed_out
+    ended = read_activity(connection, tenant, [since, begin_of(now - _MINUTE), now + _HOUR]).bins
+    failed = sum(each.failed + each.timed_out for each in ended)
+    ran = failed + sum(each.succeeded for each in ended)
+    ran_minute = ended[-1].succeeded + ended[-1].failed + ended[-1].timed_out
     running = sum(found.states.get(state, 0) for state in OWNED)
     upcoming = read_upcoming(connection, tenant, shards, [now, now + _MINUTE])
     prompt, claimed = on_time(connection, tenant, since, now + _HOUR)
     due = claimed + sum(each.count for each in found.waiting if now - each.oldest_at > _SECOND)
-    causes = Causes(connection, tenant, shards, now, since, failed, found.waiting, fleet)
+    causes = Causes(connection, tenant, shards, now, since, failed, ran_minute, found.waiting, fleet)
     return Now(
         as_of=now,
         findings=causes.find(),
         due_next_minute=DueNext(upcoming.jobs, upcoming.at_least),
         running=running,
-        slots=Slots(running, _slots(connection) if sees_slots else None),
+        slots=Slots(running, _slots(connection, fleet) if sees_slots else None),
         open=found.states,
         open_at_least=found.at_least,
-        ended_hour=ended.succeeded + failed + ended.cancelled + ended.skipped,
-        ran_hour=ended.succeeded + failed,
+        ended_hour=ran + sum(each.cancelled + each.skipped for each in ended),
+        ran_hour=ran,
         failed_hour=failed,
         on_time_rate=prompt / due if due else None,
         claimed_hour=claimed,
     )
 
 
-def _slots(connection: Conn) -> int:
+def _slots(connection: Conn, fleet: FleetStatus | None) -> int:
+    if fleet is not None:
+        return sum(each.slots or 0 for each in fleet.services if not each.is_silent)
     row = connection.execute(_COUNT_SLOTS, {"lease": LEASE}, binary=True).fetchone()
     return row[0] if row is not None and isinstance(row[0], int) else 0

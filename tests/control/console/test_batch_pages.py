@@ -76,7 +76,7 @@ def test_callback_leads_to_the_run_of_its_trigger(pages: ApiClient) -> None:
     [reply] = pages.database.apply_batch({"type": "job.trigger", "key": "after", "request_id": name})
     page = shown(pages, f"/batches/{batch}")
     assert f'<a href="/runs/{reply.run_id}"' in page
-    assert callbacks(page).endswith("when all have ended after queued")
+    assert callbacks(page).endswith("when all have ended after waiting")
 
 
 def test_resume_runs_the_failed_part_again_and_counts_its_callbacks_anew(pages: ApiClient) -> None:

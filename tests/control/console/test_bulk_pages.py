@@ -144,7 +144,7 @@ def test_causes_of_dead_letters_lead_to_a_redrive_of_just_these(pages: ApiClient
     path = link(text, "Redrive 3…")
     dialog = shown(pages, path)
     assert "Redrive 3 dead letters?" in re.sub(r"</?bdi>", "", dialog)
-    assert "a new run of its job's version in force" in unescape(dialog)
+    assert "a new run of its job's current version" in unescape(dialog)
     place = done(posted(pages, path, rate="0.5", reason=REASON))
     progress = shown(pages, place)
     assert "0 of 3 dead letters that matched at its start" in progress
@@ -419,7 +419,7 @@ def test_selected_runs_are_cancelled_and_retried(pages: ApiClient) -> None:
     path = f"/runs/retry?run={chosen[0]}&run={left}"
     assert "1 run has not ended: only" in shown(pages, path)
     assert done(posted(pages, path)).startswith("/runs?cause=retry")
-    assert "1 run queued. 1 could not be retried." in shown(pages, "/runs")
+    assert "1 run created. 1 could not be retried." in shown(pages, "/runs")
     assert "1 run matches." in shown(pages, "/runs?cause=retry&last=1h")
     for wrong in ("/runs/cancel", "/runs/retry"):
         assert "No run is selected" in shown(pages, wrong)
@@ -463,7 +463,7 @@ def test_dialogs_of_many_retries_count_what_the_button_does_to_them(pages: ApiCl
     assert "It cannot be retried: its job is deleted." in shown(pages, f"/runs/{gone}/retry")
     place = done(posted(pages, "/dead-letters/redrive"))
     done(posted(pages, path))
-    assert "3 runs queued. 1 could not be retried." in shown(pages, "/runs")
+    assert "3 runs created. 1 could not be retried." in shown(pages, "/runs")
     work_off(database)
     assert "0 redriven" in shown(pages, place)
     assert database.value("SELECT count(*) FROM dead_letters WHERE redriven_at IS NULL") == 1

@@ -219,7 +219,7 @@ def test_selected_text_and_focus_stay_while_the_page_changes(here: Tab, database
     here.page.evaluate("document.getSelection().selectAllChildren(document.querySelector('h1'))")
     here.page.locator(".actions a[href$=pause]").focus()
     database.trigger("nightly")
-    expect(here.page.locator("main")).to_contain_text("queued", timeout=30_000)
+    expect(here.page.locator("main")).to_contain_text("waiting", timeout=30_000)
     assert here.page.evaluate("document.getSelection().toString()") == "nightly"
     assert here.page.evaluate("document.activeElement.matches('.actions a[href$=pause]')")
 
