@@ -295,9 +295,8 @@ def _with_slots(need: Need, waiting: Waiting, fleet: FleetStatus, runs: Mapping[
     busy, slots = sum(runs.get(each.process_id, 0) for each in able), sum(each.slots or 0 for each in able)
     words = f"all {slots:,} slots of the executors that can run them are in use"
     if busy < slots:
-        words = (
-            f"{slots - busy:,} of {slots:,} slots are free, yet no executor claims any: read the log of {able[0].host}"
-        )
+        free = f"{slots - busy:,} of {slots:,} slots are free, yet no executor claims any"
+        words = f"{free}: read the log of {able[0].host}"
     return replace(need, evidence="; ".join(filter(None, (need.evidence, words))))
 
 
