@@ -50,7 +50,7 @@ from tidewheel.errors import FieldError, Refused, RequestConflict, VersionConfli
 from tidewheel.jobs.parsing import RequestRefused, parse_request
 from tidewheel.jobs.requests import JobTrigger
 from tidewheel.jobs.spec import JobSpec
-from tidewheel.jobs.validation import StrictModel
+from tidewheel.jobs.validation import StrictModel, place_of
 from tidewheel.jobs.values import Instant, Key
 from tidewheel.nouns.jobs.changes import ReleaseResult, patch_job, release
 from tidewheel.nouns.jobs.model import ChangedJob, job_of
@@ -257,7 +257,7 @@ def _in_body(errors: Sequence[FieldError], at: str = "") -> list[FieldError]:
     for each in errors:
         head, dot, name = each.path.partition(".")
         if head == "job":
-            path, remedy = f"{at}{dot}{name}" if at else name, ELSEWHERE.get(name, each.remedy)
+            path, remedy = f"{at}{dot}{name}" if at else name, place_of(name, ELSEWHERE) or each.remedy
             found.append(FieldError(path, each.problem, remedy))
         else:
             found.append(each)

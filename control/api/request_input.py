@@ -29,7 +29,7 @@ from tidewheel.control.api.problems import Overloaded, UnreadableBody
 from tidewheel.errors import FieldError, InvalidInput, UndecodableMessage, refuse
 from tidewheel.jobs.invalid import InvalidValue
 from tidewheel.jobs.strict_json import MAX_DOCUMENT_BYTES, as_list, canonical, read_object
-from tidewheel.jobs.validation import StrictModel, shown, validate
+from tidewheel.jobs.validation import StrictModel, place_of, shown, validate
 from tidewheel.jobs.values import Key, LabelName, Tenant, one_line
 
 M = TypeVar("M", bound=StrictModel)
@@ -259,10 +259,9 @@ async def read_verb(request: Request, kind: str, **fields: object) -> dict[str, 
     """Return the request that a body and an address describe; refuse a field that both have."""
     read_query(request, TenantQuery)
     body = await read_document(request)
-    wrong = [name for name in body if name in ELSEWHERE or name in fields]
-    if wrong:
-        remedies = ((name, ELSEWHERE.get(name, "leave it out; the URL already names it")) for name in wrong)
-        raise InvalidInput([FieldError(name, f"{name!r} does not belong here", remedy) for name, remedy in remedies])
+    places = {**dict.fromkeys(fields, "leave it out; the URL already names it"), **ELSEWHERE}
+    if wrong := {name: place for name in body if (place := place_of(name, places))}:
+        raise InvalidInput([FieldError(name, f"{name!r} does not belong here", place) for name, place in wrong.items()])
     return {**body, "type": kind, **fields}
 
 

@@ -25,6 +25,7 @@ from tidewheel.intake.new_jobs import load_jobs
 from tidewheel.intake.request import ReceivedRequest
 from tidewheel.jobs.parsing import own_request
 from tidewheel.jobs.strict_json import read_object
+from tidewheel.jobs.validation import place_of
 from tidewheel.nouns.jobs.model import Change
 from tidewheel.nouns.jobs.versions import versions
 from tidewheel.postgres.notify import Channel
@@ -38,6 +39,8 @@ MAX_PROBLEMS = 100  # reported in full; a million jobs mostly share one problem
 
 _AHEAD = 2  # batches per process read in advance; bounds the memory
 _CHECK_SECONDS = 5.0  # longer than a batch takes
+
+_ELSEWHERE = {"tenant": "give the command --tenant", "request_id": "leave it out"}  # of a file of jobs
 
 REMEDY = "write a job as an object: key, schedule, target"
 
@@ -346,4 +349,5 @@ def _errors(reply: Reply) -> Iterable[FieldError]:
 
 def _beneath(error: FieldError) -> FieldError:
     """Return an error with its path below the job."""
-    return FieldError(error.path.removeprefix("job").removeprefix("."), error.problem, error.remedy)
+    path = error.path.removeprefix("job").removeprefix(".")
+    return FieldError(path, error.problem, place_of(path, _ELSEWHERE) or error.remedy)

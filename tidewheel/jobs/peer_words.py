@@ -102,7 +102,7 @@ def our_field(name: str, known: Collection[str]) -> str | None:
     elif "payload" not in known:
         return None  # the body of another thing, such as a freeze
     elif ours.path in {"request_id", "tenant"}:
-        place = f"write {ours.path} beside job"
+        place = f"use {ours.path} of the request"
     elif ours.path in {"delay", "run_at"}:
         place = f"trigger the job with {field}, or write a `once` schedule"
     else:

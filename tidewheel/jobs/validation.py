@@ -18,7 +18,7 @@ from pydantic_core import ErrorDetails, core_schema
 
 from tidewheel.errors import FieldError, refuse
 from tidewheel.jobs.invalid import InvalidValue, UnreadableValue
-from tidewheel.jobs.peer_words import our_field, our_value
+from tidewheel.jobs.peer_words import our_field, our_path, our_value
 from tidewheel.jobs.strict_json import MAX_DEPTH, as_object
 
 MAX_FIELDS = 100  # three times as many as any model has; a hostile object is refused before its names are read
@@ -158,6 +158,19 @@ def ensure_text_names(value: object, path: str) -> None:
             pending += [(part, f"{path}.{name}", depth + 1) for name, part in parts]
 
 
+def place_of(name: str, places: Mapping[str, str]) -> str | None:
+    """Return where a name belongs that is wrong here; None if it has no place.
+
+    >>> place_of("tenant_id", {"tenant": "write it beside job"})
+    'it is tenant: write it beside job'
+    """
+    if place := places.get(name):
+        return place
+    ours = our_path(name) if len(name) <= _LONGEST_NAME else ""
+    place = places.get(ours) or places.get(ours.partition(".")[0])
+    return f"it is {ours}: {place}" if place else None
+
+
 def join(*parts: str) -> str:
     """Return a path from its parts, leaving out empty ones."""
     return ".".join(part for part in parts if part)
@@ -235,7 +248,7 @@ def _words(details: ErrorDetails, names: list[str], model: type[StrictModel]) ->
 def _unknown(name: str, model: type[StrictModel]) -> tuple[str, str]:
     if remedy := model.later.get(name):
         return f"{name!r} is not yet available in this release", remedy
-    if place := model.elsewhere.get(name):
+    if place := place_of(name, model.elsewhere):
         return f"{name!r} does not belong here", place
     known = [field.alias or name for name, field in model.model_fields.items()]
     problem = f"there is no {model.noun} {shown(name)}"

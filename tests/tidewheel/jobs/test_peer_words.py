@@ -45,13 +45,29 @@ def submitted(**job: object) -> dict[str, str]:
         ("depends_on", "after"),
         ("execution_time", "run_at"),
         ("interval_seconds", "interval"),
-        ("workspace_id", "tenant beside job"),
-        ("tenant_id", "tenant beside job"),
+        ("workspace_id", "tenant: write it beside job"),
+        ("tenant_id", "tenant: write it beside job"),
         ("enabled", "paused: true"),
     ],
 )
 def test_refusal_of_a_peers_field_names_ours(word: str, ours: str) -> None:
     assert ours in submitted(**{word: "x"})[word]
+
+
+@pytest.mark.parametrize(
+    ("word", "ours"),
+    [("timeout_sec", "start_to_close"), ("expression", "schedule.cron"), ("enabled", "paused"), ("name", "key")],
+)
+def test_peers_field_of_a_job_beside_it_is_sent_into_the_job(word: str, ours: str) -> None:
+    job = {"key": "k", "schedule": "manual", "target": "h"}
+    assert refused({"type": "job.submit", "job": job, word: "x"}) == {word: f"it is {ours}: write it inside job"}
+
+
+def test_tenant_of_a_peer_is_a_field_of_the_request() -> None:
+    run = {"ref": "a", "key": "k", "workspace_id": "w"}
+    assert "tenant of the request" in refused({"type": "batch.submit", "runs": [run]})["runs.0.workspace_id"]
+    trigger = {"type": "job.trigger", "key": "k", "workspace_id": "w"}
+    assert refused(trigger) == {"workspace_id": "write it as tenant"}
 
 
 def test_other_bodies_name_no_field_of_a_job() -> None:
