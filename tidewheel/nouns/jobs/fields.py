@@ -178,7 +178,8 @@ GROUPS: Sequence[Group] = (
     Group("Schedule", (
         SpecField("schedule.cron", "cron", "list", only="cron", rows=2, help="A cron expression, such as 30 2 * * *.",
                   named="--cron", metavar="EXPR"),
-        SpecField("schedule.timezone", "timezone", "zone", only="cron", default="UTC", help="Such as Europe/Berlin."),
+        SpecField("schedule.timezone", "timezone", "zone", only="cron", default="the tenant's, or UTC",
+                  help="Such as Europe/Berlin."),
         SpecField("schedule.interval", "interval", "span", only="interval", help="An interval, such as 10s or 1h30m.",
                   named="--every"),
         SpecField("schedule.anchor", "anchor", only="interval", help="Intervals count from this instant."),

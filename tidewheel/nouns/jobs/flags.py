@@ -39,7 +39,10 @@ _FILE = Annotated[
 ]
 _TZ = Annotated[
     str | None,
-    typer.Option(metavar="ZONE", help="IANA time zone for the cron schedule, and for times without an offset."),
+    typer.Option(
+        metavar="ZONE",
+        help="IANA time zone for the cron schedule (default: the tenant's, or UTC), and for times without an offset.",
+    ),
 ]
 _MANUAL = Annotated[bool, typer.Option("--manual", help="Manual: only triggers start runs.")]
 
