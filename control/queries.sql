@@ -723,7 +723,7 @@ SELECT r.run_id, j.key, r.job_id, r.job_version, {{shown_state(r)}} AS status, r
 SELECT f.run_id, coalesce(j.key, f.job_id::text) AS key, f.job_id, f.job_version, f.state AS status, f.cause, f.queue, f.lane,
        f.attempt, f.scheduled_at, coalesce(f.started_at, f.finished_at) AS created_at, NULL::timestamptz AS publish_at,
        f.started_at, f.finished_at, NULL::text AS reason, f.error_type, NULL::text AS concurrency_key,
-       v.handler, v.definition, coalesce(j.labels, '{}') AS labels, f.error_message, d.id AS dead_letter
+       v.handler, v.definition, coalesce(j.labels, '{}') AS labels, f.error_message, f.trace, d.id AS dead_letter
   FROM failed_runs AS f
   LEFT JOIN jobs AS j ON j.job_id = f.job_id
   LEFT JOIN job_versions AS v ON v.job_id = f.job_id AND v.version = f.job_version
@@ -732,13 +732,15 @@ SELECT f.run_id, coalesce(j.key, f.job_id::text) AS key, f.job_id, f.job_version
 
 -- name: read_past_attempts
 -- Returns the last hundred ended attempts of a run, the oldest first, with their stored output and results.
--- Index: the partitions' primary keys. No lock.
+-- Index: the partitions' primary keys, failed_runs_pkey. No lock.
+-- Why failed_runs: it has the end of the last trace when output is dropped.
 SELECT *
   FROM (
     SELECT a.attempt, a.outcome, a.executor_id, a.started_at, a.finished_at, a.error_type, a.error_message, a.claimed_from,
-           x.trace, x.output, x.output_bytes, x.result
+           coalesce(x.trace, f.trace) AS trace, x.output, x.output_bytes, x.result
       FROM ended_attempts AS a
       LEFT JOIN attempt_outputs AS x ON x.run_id = a.run_id AND x.attempt = a.attempt
+      LEFT JOIN failed_runs AS f ON f.run_id = a.run_id AND f.attempt = a.attempt
      WHERE a.run_id = %(run_id)s
      ORDER BY a.attempt DESC
      LIMIT 100

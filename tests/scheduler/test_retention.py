@@ -239,6 +239,25 @@ def test_failed_runs_are_listed_after_their_day_is_dropped(database: Database, r
     assert {(each.key, each.status, each.error_type) for each in shown} == {("job", "failed", "ValueError")}
 
 
+@pytest.mark.parametrize("trace", ["Traceback: …\n  line 1\nE: no", "é" * 40_000 + "\nE: no", None])
+def test_trace_of_a_failed_run_lives_as_long_as_the_run(with_job: Database, trace: str | None) -> None:
+    """Output is dropped sooner; then the run; its copy stays."""
+    started = with_job.begun()
+    with_job.end(ending(started, RunState.FAILED, error_type="E", error_message="no", trace=trace, output=b"out"))
+    kept = trace and trace[-8192:]
+    with Client(with_job.url) as client:
+        assert [each.trace for each in client.runs.detail(started.run_id).attempts] == [trace]
+        with_job.execute("TRUNCATE attempt_outputs")
+        [last] = client.runs.detail(started.run_id).attempts
+        assert (last.trace, last.output_bytes) == (kept, None)
+        with_job.execute("TRUNCATE finished_runs, attempts, run_inputs")
+        copied = client.runs.detail(started.run_id)
+    assert [(each.trace, each.outcome, each.error_message) for each in copied.attempts] == (
+        [(kept, "failed", "no")] if kept else []
+    )
+    assert (copied.copied, copied.error_message) == (True, "no")
+
+
 def test_every_table_has_a_rule(database: Database) -> None:
     """A new table needs one: its rows are removed, or bounded."""
     assert {name for (name,) in database.rows(CATALOG)} == set(RULES)
@@ -460,7 +479,9 @@ def test_failed_run_of_a_dropped_day_is_shown_by_its_copy(database: Database) ->
         before = client.runs.detail(run_id)
         database.execute("DELETE FROM finished_runs")
         after = client.runs.detail(run_id)
-        assert (after.copied, after.summary.status, after.attempts) == (True, "failed", ())
+        assert (after.copied, after.summary.status) == (True, "failed")
+        [(last,), (kept,)] = before.attempts, after.attempts
+        assert replace(last, executor_id=None, claimed_from=None, output=None, output_bytes=None) == kept
         for name in ("error_message", "dead_letter", "handler", "max_attempts"):
             assert getattr(after, name) == getattr(before, name)
         shown = json_output(database, "run", "show", str(run_id))

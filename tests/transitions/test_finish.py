@@ -52,8 +52,8 @@ def test_failed_run_becomes_a_dead_letter_in_table_and_topic(database: Database,
     told["trace"] = "Traceback: …"
     database.end(ending(last, state, **told, output=b"out"))
     assert database.rows("SELECT kind, run_id, reason FROM dead_letters") == [("run", last.run_id, "no such address")]
-    [kept] = database.rows("SELECT run_id, state, attempt, error_type, error_message FROM failed_runs")
-    assert kept == (last.run_id, state, 2, "ValueError", "no such address")
+    [kept] = database.rows("SELECT run_id, state, attempt, error_type, error_message, trace FROM failed_runs")
+    assert kept == (last.run_id, state, 2, "ValueError", "no such address", "Traceback: …")
     [letter] = database.dead_letters()
     assert (letter.run_id, letter.status, letter.attempt) == (str(last.run_id), state, 2)
     assert (letter.payload, letter.payload_content_type) == (b'{"to":"a@example.org"}', "application/json")

@@ -81,7 +81,7 @@ class SchedulerSettings(Connections):
         timedelta(days=14),
         ge=timedelta(days=1),
         description="results, tracebacks and output of attempts are deleted by whole days after this time, and with"
-        " their runs at the latest",
+        " their runs at the latest; the end of a failed run's traceback stays with its copy",
     )
     failed_retention: Duration = Field(
         timedelta(days=365),

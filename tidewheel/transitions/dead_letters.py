@@ -23,6 +23,7 @@ from tidewheel.transitions.installation import Installation
 _SQL = Statements("tidewheel.transitions")
 
 _KIND = "tidewheel-dlq-kind"
+_TRACE = 8192  # characters of a trace that stay with its failed run, after output is dropped: some 80 frames
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +90,7 @@ def dead_letter_run(connection: Conn, installation: Installation, run: FinishedR
         "run_id": row.run_id, "job_id": row.job_id, "tenant": row.tenant, "job_version": row.job_version,
         "cause": row.cause, "queue": row.queue, "lane": row.lane, "scheduled_at": row.scheduled_at,
         "started_at": row.started_at, "finished_at": row.ended_at, "state": state, "attempt": row.attempt,
-        "error_type": end.error_type, "error_message": end.error_message,
+        "error_type": end.error_type, "error_message": end.error_message, "trace": (end.trace or "")[-_TRACE:] or None,
     }  # fmt: skip
     connection.execute(_SQL["add_failed_run"], facts)
     connection.execute(_SQL["add_dead_run"], facts | {"reason": reason, "created_at": row.ended_at})

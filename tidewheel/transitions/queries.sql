@@ -920,9 +920,9 @@ DELETE FROM signals WHERE run_id = ANY (%(run_ids)s)
 -- Index: failed_runs_pkey.
 -- No lock.
 INSERT INTO failed_runs (run_id, job_id, tenant, job_version, cause, queue, lane, scheduled_at, started_at, finished_at,
-                         state, attempt, error_type, error_message)
+                         state, attempt, error_type, error_message, trace)
 VALUES (%(run_id)s, %(job_id)s, %(tenant)s, %(job_version)s, %(cause)s, %(queue)s, %(lane)s, %(scheduled_at)s,
-        %(started_at)s, %(finished_at)s, %(state)s, %(attempt)s, %(error_type)s, %(error_message)s)
+        %(started_at)s, %(finished_at)s, %(state)s, %(attempt)s, %(error_type)s, %(error_message)s, %(trace)s)
 ON CONFLICT (run_id) DO NOTHING
 
 -- name: add_dead_run

@@ -78,7 +78,16 @@ def show_failed_run(connection: Conn, tenant: str, run_id: UUID) -> RunDetail:
     """Return what is left of a failed run whose day retention has dropped, or raise UnknownRun."""
     row = _row(connection, _SQL["show_failed_run"], tenant, run_id)
     most = _max_attempts(read_definition(row["definition"], f"run {run_id}"))
-    return with_stages(_detail(row, handler=row["handler"] or "", max_attempts=most, copied=True))
+    found = _detail(row, handler=row["handler"] or "", max_attempts=most, copied=True)
+    return with_stages(replace(found, attempts=(_last_attempt(found, row["trace"]),)) if row["trace"] else found)
+
+
+def _last_attempt(run: RunDetail, trace: str) -> PastAttempt:
+    """Return the attempt whose error a failed run has: one with a trace has ended the run."""
+    ended_at = run.finished_at or run.created_at
+    return PastAttempt(
+        run.attempt, run.status, None, run.started_at, ended_at, run.error_type, run.error_message, None, trace
+    )
 
 
 def with_stages(run: RunDetail) -> RunDetail:

@@ -204,7 +204,9 @@ class Attempt:
         str | None,
         Field(description="The message through which it was claimed, as topic/partition/offset@timestamp, or `sweep`."),
     ]
-    trace: Annotated[str | None, Field(description="Its traceback.")] = None
+    trace: Annotated[
+        str | None, Field(description="Its traceback; of a failed run's last attempt for as long as the run.")
+    ] = None
     output_bytes: Annotated[int | None, Field(description="The number of bytes that it wrote, if known.")] = None
     result: Annotated[bytes | None, _STORED, Field(description="The handler's result.")] = None
 
@@ -302,7 +304,8 @@ class RunDetail(RunSummary):
     copied: Annotated[
         bool,
         Field(
-            description="True if only the copy of a failed run is left, without attempts, inputs and labels of its own."
+            description="True if only the copy of a failed run is left, without inputs, labels of its own and other"
+            " attempts than the last."
         ),
     ] = False
     batch_id: Annotated[UUID | None, Field(description="Its batch, if it belongs to one.")] = None
