@@ -17,7 +17,7 @@ from tidewheel.clock import monotonic_seconds
 from tidewheel.errors import AttemptOver
 from tidewheel.executor.complete_in import Completion, verify_completion
 from tidewheel.executor.context import Flag
-from tidewheel.executor.context_parts import NEXT_IN_ALONE, Parent, Previous
+from tidewheel.executor.context_parts import NEXT_IN_FIRST, Parent, Previous
 from tidewheel.executor.handler_services import NO_SERVICES, HandlerServices
 from tidewheel.executor.lease import ENDLESS, Lease
 from tidewheel.executor.outcome import LogForwarder, Outcome, Output
@@ -275,22 +275,21 @@ class Attempt:
     def set_next(self, delay: timedelta) -> None:
         """Keep the time from the run's end to the job's next run."""
         if self._completion is not None:
-            raise RuntimeError(NEXT_IN_ALONE)
+            raise RuntimeError(NEXT_IN_FIRST)
         self.next_in = delay
 
     def completing(self) -> Completion:
         """Return the completion of its run inside a transaction of its handler."""
         self._require_owned()
-        if self.next_in is not None:
-            raise RuntimeError(NEXT_IN_ALONE)
         config = self.services.completion
         if config is None:
             raise RuntimeError("this attempt has no executor")
         with self._lock:
             if self._completion is None:
                 self._completion = Completion(
-                    config, self.run_id, self.started.attempt, self.request, self.definition, self._output_so_far
-                )
+                    config, self.run_id, self.started.attempt, self.request, self.definition, self._output_so_far,
+                    self.next_in,
+                )  # fmt: skip
         return self._completion
 
     def write(self, data: bytes) -> None:

@@ -8,6 +8,7 @@ transaction fail, so that its effect is never committed, whatever its code does 
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from datetime import timedelta
 from uuid import UUID
 
 import psycopg
@@ -49,6 +50,7 @@ class Completion:
     request: RunRequest | None = None  # the run message; None reads it from the database
     definition: JobDefinition | None = None
     output: Callable[[], tuple[bytes | None, int | None]] | None = None  # so far: its tail, and the number of its bytes
+    next_in: timedelta | None = None  # from the end to the job's next run
     called: bool = field(default=False, init=False)
 
     def complete_in(self, connection: Connection[object], result: object) -> None:
@@ -76,6 +78,7 @@ class Completion:
             output_bytes=output_bytes,
             request=self.request,
             definition=self.definition,
+            next_in=self.next_in,
         )
 
     def _write(self, connection: Conn, end: RunEnd) -> None:

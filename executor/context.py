@@ -26,9 +26,9 @@ from tidewheel.executor.context_parts import (
     own_checkpoint,
     refuse_loop,
 )
-from tidewheel.jobs.schedule import LONGEST_INTERVAL, SHORTEST_INTERVAL
+from tidewheel.jobs.schedule import read_interval
 from tidewheel.jobs.strict_json import strict_json
-from tidewheel.jobs.values import MAX_PROGRESS_BYTES, MAX_RESULT_BYTES, span
+from tidewheel.jobs.values import MAX_PROGRESS_BYTES, MAX_RESULT_BYTES
 from tidewheel.schemas.primitives import slot
 from tidewheel.settings.connections import Connections
 
@@ -43,7 +43,6 @@ _TOO_LARGE = {
     "checkpoint": (MAX_RESULT_BYTES, "store the data elsewhere and checkpoint its address"),
 }
 
-_NEXT = span(SHORTEST_INTERVAL, LONGEST_INTERVAL)
 
 _LOG = logging.getLogger("tidewheel.handler")
 
@@ -275,9 +274,9 @@ class Context:
 
         Raises:
             ValueError: It is no duration of 1 s to 400 days.
-            RuntimeError: The handler has called `complete_in`, which does not save it.
+            RuntimeError: The handler has called `complete_in`, which has saved the end.
         """
-        self._channel.set_next(_NEXT(delay))
+        self._channel.set_next(read_interval(delay))
 
     def complete_in(self, connection: "Connection[object]", result: object = None) -> None:
         """Complete the run inside your own PostgreSQL transaction: effect and completion commit together.

@@ -35,7 +35,7 @@ ADDERS = 4
 _ADDS = SharedThreads(ADDERS, "batch-add")
 CALLS = SharedThreads(32, "handler-call")
 
-NEXT_IN_ALONE = "next_in and complete_in cannot be combined: return, so that the executor saves both"
+NEXT_IN_FIRST = "complete_in comes last: call next_in before it"
 
 OWN = "checkpoint"
 """The member of a checkpoint with steps that is the handler's own checkpoint."""

@@ -32,6 +32,7 @@ from tidewheel.intake.lifecycle import apply_deletes, apply_pauses, apply_resume
 from tidewheel.intake.new_jobs import exceeded, zoned
 from tidewheel.intake.overrides import apply_overrides
 from tidewheel.intake.request import ReceivedRequest, rejected
+from tidewheel.intake.rescheduling import apply_reschedules
 from tidewheel.intake.runs import apply_cancels, apply_retries, block_claims, cancel_by_filter
 from tidewheel.intake.submit import apply_submits
 from tidewheel.intake.task_tokens import apply_completes, apply_heartbeats
@@ -78,6 +79,7 @@ _KINDS: dict[type, Kind] = {
     requests.JobSkip: Kind(apply_overrides, is_about_jobs=True),
     requests.JobMove: Kind(apply_overrides, is_about_jobs=True),
     requests.JobUnskip: Kind(apply_overrides, is_about_jobs=True),
+    requests.JobReschedule: Kind(apply_reschedules, is_about_jobs=True),
     requests.JobBackfill: Kind(apply_backfills, is_about_jobs=True),
     requests.BackfillPause: Kind(apply_backfill_changes, is_about_jobs=True),
     requests.BackfillResume: Kind(apply_backfill_changes, is_about_jobs=True),

@@ -201,6 +201,7 @@ def _end(each: TokenReport) -> RunEnd:
         error_type=_error_type(each) if failed else None,
         error_message=request.error_message,
         result=request.result,
+        next_in=request.next_in,
     )
 
 

@@ -1,6 +1,7 @@
 """Models of the requests of executors in other languages; unknown fields are refused by name."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Annotated, ClassVar, Literal, Self
 from uuid import UUID
@@ -21,6 +22,7 @@ from tidewheel.executor.outcome import (
     waiting,
 )
 from tidewheel.jobs.invalid import InvalidValue
+from tidewheel.jobs.schedule import Interval
 from tidewheel.jobs.validation import StrictModel
 from tidewheel.jobs.values import MAX_RESULT_BYTES, Key, Queue, RunId, bounded_json, few, one_line, span
 from tidewheel.message_signatures import SIGNATURE_CHARACTERS
@@ -39,10 +41,10 @@ Timeout = Literal["start_to_close", "schedule_to_close", "heartbeat"]
 
 # Fields of each status, besides the fence and the output.
 _FIELDS: Mapping[Status, frozenset[str]] = {
-    "succeeded": frozenset({"result"}),
-    "failed": frozenset({"error_type", "error_message", "trace", "permanent", "retry_after", "started"}),
-    "timed_out": frozenset({"timeout"}),
-    "cancelled": frozenset(),
+    "succeeded": frozenset({"result", "next_in"}),
+    "failed": frozenset({"error_type", "error_message", "trace", "permanent", "retry_after", "started", "next_in"}),
+    "timed_out": frozenset({"timeout", "next_in"}),
+    "cancelled": frozenset({"next_in"}),
     "snoozed": frozenset({"delay"}),
     "released": frozenset({"started"}),
     "waiting": frozenset({"within"}),
@@ -158,6 +160,8 @@ class ReportedOutcome(StrictModel):
         delay: The duration of a snooze.
         within: How long an external completion by task token may take.
         output: Its output; only the last 64 KiB are kept.
+        next_in: The time from the run's end to the next run of its fixed_delay job, if this attempt ends the run;
+            bounded by the job's `min` and `max`.
     """
 
     elsewhere: ClassVar[Mapping[str, str]] = {"token": "leave it out; the executor's id is enough"}
@@ -176,6 +180,7 @@ class ReportedOutcome(StrictModel):
     delay: Annotated[timedelta | None, BeforeValidator(span(timedelta(0), _LONGEST))] = None
     within: Annotated[timedelta | None, BeforeValidator(span(timedelta(seconds=1), _LONGEST))] = None
     output: str | None = None
+    next_in: Interval | None = None
 
     @model_validator(mode="after")
     def _fits_its_status(self) -> Self:
@@ -197,7 +202,8 @@ class ReportedOutcome(StrictModel):
         if self.output:
             output = Output()
             output.write(self.output.encode("utf-8", "backslashreplace")[-OUTPUT_BYTES:])
-        return self._outcome(definition), output
+        outcome = self._outcome(definition)
+        return outcome if self.next_in is None else replace(outcome, next_in=self.next_in), output
 
     def _outcome(self, definition: JobDefinition) -> Outcome:
         if self.timeout is not None:

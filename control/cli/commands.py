@@ -83,6 +83,9 @@ _JOB = Group(
         "skip": Command(_JOBS, "skip", "Skip one future occurrence of a job."),
         "move": Command(_JOBS, "move", "Move one future occurrence of a job to another time."),
         "unskip": Command(_JOBS, "unskip", "Undo a skip or a move of a future occurrence."),
+        "reschedule": Command(
+            _JOBS, "reschedule", "Set when a fixed_delay job runs next; later intervals are its own again."
+        ),
         "versions": Command(_JOBS, "versions", "List a job's versions, newest first, each with its changes."),
         "diff": Command(_JOBS, "diff", "Compare version B of a job with version A, field by field."),
         "rollback": Command(_JOBS, "rollback", "Restore the spec of an earlier version, as a new version."),

@@ -282,6 +282,7 @@ class AsyncClient(_Part[Client]):
     skip = _call(Client.skip)
     move = _call(Client.move)
     unskip = _call(Client.unskip)
+    reschedule = _call(Client.reschedule)
     backfill = _call(Client.backfill)
     audit = _call(Client.audit)
     explain = _call(Client.explain)

@@ -44,9 +44,21 @@ class TaskTokens(Noun):
     An attempt whose run has a cancellation ends as `cancelled`.
     """
 
-    def complete(self, token: str, result: object = None, *, request_id: str | None = None) -> RunState:
-        """Report that an attempt has succeeded, with a JSON value of 64 KiB at most; return the run's state."""
-        return self._end(request_id, token=token, result=result)
+    def complete(
+        self,
+        token: str,
+        result: object = None,
+        *,
+        next_in: str | float | timedelta | None = None,
+        request_id: str | None = None,
+    ) -> RunState:
+        """Report that an attempt has succeeded; return the run's state.
+
+        Args:
+            result: Any JSON value, at most 64 KiB.
+            next_in: The time from the run's end to the next run of its `fixed_delay` job.
+        """
+        return self._end(request_id, token=token, result=result, next_in=next_in)
 
     def fail(
         self,
@@ -55,14 +67,18 @@ class TaskTokens(Noun):
         error_message: str | None = None,
         *,
         permanent: bool = False,
+        next_in: str | float | timedelta | None = None,
         request_id: str | None = None,
     ) -> RunState:
         """Report that an attempt has failed; return the run's new state, as the retry policy decides.
 
         Args:
             error_type: Compared with the job's `non_retryable`.
+            next_in: As of `complete`, if no attempt follows.
         """
-        failure = {"error_type": error_type, "error_message": error_message, "permanent": permanent or None}
+        failure = {
+            "error_type": error_type, "error_message": error_message, "permanent": permanent or None, "next_in": next_in
+        }  # fmt: skip
         return self._end(request_id, token=token, status="failed", **failure)
 
     def heartbeat(self, token: str, progress: object = None, checkpoint: object = None) -> RunState:

@@ -368,8 +368,8 @@ def next_delay(connection: Conn, job: JobPosition, schedule: FixedDelay) -> str:
         if delay != schedule.interval_us * TICK:
             words = f"It is {duration(delay, exact=True)} after the end of the last run"
             # An edit may move the occurrence too, and starts a version.
-            by_run = row[1] == job.version and least <= delay <= most
-            return f"{words}, which set that by next_in ({allowed})." if by_run else f"{words}."
+            is_set = row[1] == job.version and least <= delay <= most
+            return f"{words}, as next_in has set ({allowed})." if is_set else f"{words}."
     return f"It is {regular} after the end of a run that sets no time. A run may set {allowed} by next_in."
 
 

@@ -13,7 +13,9 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field
+from datetime import timedelta
 from functools import partial
+from typing import cast
 
 from tidewheel.errors import AttemptOver
 from tidewheel.executor.attempt import Attempt
@@ -272,6 +274,8 @@ class _WorkerThread:
                         attempt.heartbeat(frame.parts[0], frame.parts[1])
                     except AttemptOver as error:
                         process.send(Frame(Kind.CANCEL, {**attempt_head(*attempt.key), "over": str(error)}))
+                case Kind.NEXT_IN if _is_of(frame, attempt):
+                    attempt.set_next(timedelta(seconds=cast("float", frame.head["seconds"])))
                 case Kind.READ_PREVIOUS | Kind.READ_PARENTS | Kind.SAVE | Kind.ADD_RUNS if _is_of(frame, attempt):
                     threading.Thread(target=self._reply, args=(frame, attempt), daemon=True).start()
                 case Kind.READ_PREVIOUS | Kind.READ_PARENTS | Kind.SAVE | Kind.ADD_RUNS:

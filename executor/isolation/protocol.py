@@ -29,7 +29,7 @@ _NO_PART = -1
 class Kind(StrEnum):
     """Kinds of frames.
 
-    To the worker: setup, attempt, cancel, reply. From it: ready, unready, outcome, heartbeat, and four requests.
+    To the worker: setup, attempt, cancel, reply. From it: ready, unready, outcome, heartbeat, next_in, four requests.
     """
 
     SETUP = "setup"
@@ -40,6 +40,7 @@ class Kind(StrEnum):
     UNREADY = "unready"
     OUTCOME = "outcome"
     HEARTBEAT = "heartbeat"
+    NEXT_IN = "next_in"
     READ_PREVIOUS = "read_previous"
     READ_PARENTS = "read_parents"
     SAVE = "save"
@@ -123,7 +124,6 @@ def outcome_frame(outcome: Outcome, *, spent: bool) -> Frame:
         "snooze": outcome.snooze.total_seconds(),
         "not_started": outcome.not_started,
         "completes": outcome.completes,
-        "next_in": None if outcome.next_in is None else outcome.next_in.total_seconds(),
         "spent": spent,
     }
     return Frame(Kind.OUTCOME, head, [outcome.result])
@@ -133,7 +133,7 @@ def outcome_of(frame: Frame) -> Outcome:
     """Return the outcome in a frame; its worker does not know what to redact, and cuts no text before."""
     head = frame.head
     message, trace = cast("str | None", head["error_message"]), cast("str | None", head["trace"])
-    after, next_in = (cast("float | None", head[name]) for name in ("retry_after", "next_in"))
+    after = cast("float | None", head["retry_after"])
     return Outcome(
         AttemptOutcome(str(head["outcome"])),
         result=frame.parts[0],
@@ -145,7 +145,6 @@ def outcome_of(frame: Frame) -> Outcome:
         snooze=timedelta(seconds=cast("float", head["snooze"])),
         not_started=bool(head["not_started"]),
         completes=bool(head["completes"]),
-        next_in=None if next_in is None else timedelta(seconds=next_in),
     )
 
 

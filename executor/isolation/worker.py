@@ -27,7 +27,7 @@ from tidewheel.clock import boot_seconds
 from tidewheel.errors import AttemptOver, TidewheelError
 from tidewheel.executor.complete_in import Completion, CompletionConfig
 from tidewheel.executor.context import Context, Flag
-from tidewheel.executor.context_parts import NEXT_IN_ALONE, Parent, Previous
+from tidewheel.executor.context_parts import NEXT_IN_FIRST, Parent, Previous
 from tidewheel.executor.handlers import Handler, import_handlers, invalid_payload, registered
 from tidewheel.executor.isolation.protocol import (
     Frame,
@@ -121,9 +121,7 @@ class Worker:
         except BaseException as error:  # noqa: BLE001 - any exception of a handler is its attempt's outcome
             outcome = from_exception(error)
         self._end_fork()
-        if channel.completes or channel.next_in is not None:
-            return replace(outcome, completes=channel.completes, next_in=channel.next_in)
-        return outcome
+        return replace(outcome, completes=True) if channel.completes else outcome
 
     def _end_fork(self) -> None:
         """End a child that the handler forked and that returned from it: it would continue as a second worker."""
@@ -211,7 +209,7 @@ class _PipeChannel:
         self._head = attempt_head(*attempt_key(frame))
         self._lock = threading.Lock()
         self._completion: Completion | None = None
-        self.next_in: timedelta | None = None
+        self._next_in: timedelta | None = None
 
     def heartbeat(self, progress: bytes | None, checkpoint: bytes | None) -> None:
         self._require_owned()
@@ -239,17 +237,16 @@ class _PipeChannel:
 
     def set_next(self, delay: timedelta) -> None:
         if self._completion is not None:
-            raise RuntimeError(NEXT_IN_ALONE)
-        self.next_in = delay
+            raise RuntimeError(NEXT_IN_FIRST)
+        self._next_in = delay
+        self._worker.send(Frame(Kind.NEXT_IN, {**self._head, "seconds": delay.total_seconds()}))
 
     def completing(self) -> Completion:
         self._require_owned()
-        if self.next_in is not None:
-            raise RuntimeError(NEXT_IN_ALONE)
         with self._lock:
             if self._completion is None:
-                context = context_of(self._frame, Flag(), self)
-                self._completion = Completion(self._worker.completion_config(), context.run_id, context.attempt)
+                config, context = self._worker.completion_config(), context_of(self._frame, Flag(), self)
+                self._completion = Completion(config, context.run_id, context.attempt, next_in=self._next_in)
             return self._completion
 
     def _require_owned(self) -> None:

@@ -126,6 +126,7 @@ class RequestType(StrEnum):
     BATCH_SUBMIT = "batch_submit"
     BATCH_ADD = "batch_add"
     BATCH_CLOSE = "batch_close"
+    JOB_RESCHEDULE = "job_reschedule"
 
 
 class ReplyStatus(StrEnum):

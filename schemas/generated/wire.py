@@ -60,8 +60,8 @@ from tidewheel.schemas.primitives import (
 DEAD_LETTER_HEADER = bytes.fromhex("c301d94c25d56839785e")
 JOB_DEFINITION_HEADER = bytes.fromhex("c3010529520364e2be86")
 LIFECYCLE_EVENT_HEADER = bytes.fromhex("c301b6a9fcdc066ed0db")
-REPLY_HEADER = bytes.fromhex("c301bba4ea3b0c863936")
-REQUEST_HEADER = bytes.fromhex("c301f6221d2fbfdb6ab4")
+REPLY_HEADER = bytes.fromhex("c30110222317b15b769a")
+REQUEST_HEADER = bytes.fromhex("c3019094d99b32aea4a5")
 RUN_COMPLETED_HEADER = bytes.fromhex("c3017459ee57351c252d")
 RUN_REQUEST_HEADER = bytes.fromhex("c3018e6d9530298c7c68")
 _LANE_AT = {2 * index: symbol for index, symbol in enumerate(Lane)}

@@ -269,7 +269,7 @@ def _complete(made: Installation, key: str, name: str) -> None:
     attempt = made.database.value("SELECT attempt FROM job_runs WHERE run_id = %s", [run_id])
     token = made.database.installation.task_tokens.sign(run_id, attempt)
     made.send("run.heartbeat", token=token, progress={"done": 1.10}, checkpoint=[1, None])
-    ended: dict[str, object] = {"status": "succeeded", "result": {"n": 1.10}}
+    ended: dict[str, object] = {"status": "succeeded", "result": {"n": 1.10}, "next_in": "90s"}
     if name == "refused":
         ended = {"status": "failed", "error_type": "A/B", "error_message": "no\n<b>", "permanent": True}
     given = completing(token, **ended)
@@ -311,9 +311,15 @@ def _times(made: Installation) -> None:
     made.send("job.move", key="hourly/1", at=at[3], to=(hour + timedelta(hours=3, minutes=7)).isoformat(), reason="r")
     made.send("job.skip", key="hourly/1", at=at[4])
     made.send("job.unskip", key="hourly/1", at=at[4], reason="r")
+    poll = {"fixed_delay": "1h", "min": "1s", "max": "1h"}
+    made.send("job.submit", job={"key": "poll/1", "schedule": poll, "target": "send-email"})
+    made.keys.append("poll/1")
     made.database.stop_clock(hour + timedelta(seconds=1))
     while fire_due(made.database):
         pass
+    [(polled,)] = made.database.rows("SELECT run_id FROM job_runs JOIN jobs USING (job_id) WHERE key = 'poll/1'")
+    made.database.succeed(made.database.begin(polled))
+    made.send("job.reschedule", key="poll/1", next_in="90s", reason="r")
     made.send("job.submit", job={"key": "hourly/1", "schedule": {"cron": "30 * * * *"}, "target": "nobody/has it"})
     range_ = {"from": (hour - timedelta(days=2)).isoformat(), "to": (hour - timedelta(days=1)).isoformat()}
     ways = {"what": "all", "versions": "current", "overlap": "allow_all", "max_concurrent": 1000}

@@ -1,5 +1,9 @@
 """Handlers that set the next interval of their job: on the loop, on a thread and in a process."""
 
+import os
+import threading
+
+import psycopg
 import pytest
 
 import tidewheel
@@ -29,12 +33,35 @@ def in_process(context: tidewheel.Context, payload: float) -> None:
     _next(context, payload)
 
 
-@tidewheel.handler("next.complete")
-def complete(context: tidewheel.Context, payload: object) -> None:
-    """Set it beside `complete_in`, which does not save it."""
-    del payload
-    context.next_in("30s")
-    context.complete_in(None)  # type: ignore[arg-type]  # it is refused before the connection is used
+@tidewheel.handler("next.dies", isolation="process")
+def die(context: tidewheel.Context, payload: float) -> None:
+    """Set it, and end the worker process."""
+    _next(context, payload)
+    os._exit(1)
+
+
+@tidewheel.handler("next.hangs", isolation="process")
+def hang(context: tidewheel.Context, payload: float) -> None:
+    """Set it, and run into the time-out."""
+    _next(context, payload)
+    threading.Event().wait()
+
+
+def _complete(context: tidewheel.Context, payload: dict[str, str]) -> None:
+    with psycopg.connect(payload["database"]) as connection:
+        context.next_in(payload["next_in"])
+        context.complete_in(connection)
+        with pytest.raises(RuntimeError, match="call next_in before it"):
+            context.next_in("1h")
+
+
+tidewheel.handler("next.complete")(_complete)
+
+
+@tidewheel.handler("next.complete-process", isolation="process")
+def complete_in_process(context: tidewheel.Context, payload: dict[str, str]) -> None:
+    """Set it, and complete the run in a transaction of a worker process."""
+    _complete(context, payload)
 
 
 def handlers() -> dict[str, Handler]:

@@ -5,22 +5,31 @@ from datetime import timedelta
 from tests.executor import next_handlers
 from tests.executor.running import Executing
 from tests.scheduler.firing import fire_due
+from tidewheel.executor.isolation.pool import DIED
 from tidewheel.testing import run_handler
+from tidewheel.transitions.after_end import apply_deferred_effects
 
 SCHEDULE = {"fixed_delay": "1h", "min": "10s", "max": "2h"}
-DELAYS = {"next.loop": 30.5, "next.thread": 3_600 * 3, "next.process": 45, "next.complete": 0}
-EXPECTED = {"next.loop": 30.5, "next.thread": 7_200, "next.process": 45, "next.complete": 30}
+DELAYS = {
+    "next.loop": 30.5, "next.thread": 3_600 * 3, "next.process": 45, "next.dies": 46, "next.hangs": 47,
+    "next.complete": 48, "next.complete-process": 49,
+}  # fmt: skip
+EXPECTED = DELAYS | {"next.thread": 7_200}
 
 
 def test_next_interval_is_what_a_handler_has_set(executing: Executing) -> None:
     database = executing.database
     for key, seconds in DELAYS.items():
-        database.submit(key, target=key, payload=seconds, schedule=SCHEDULE, retry={"max_attempts": 1})
+        payload = {"database": database.url, "next_in": f"{seconds}s"} if "complete" in key else seconds
+        database.submit(
+            key, target=key, payload=payload, schedule=SCHEDULE, retry={"max_attempts": 1}, start_to_close="5s"
+        )
     fire_due(database)
     runs = {run.run_id for run in database.job_runs()}
     with executing.running(known=next_handlers.handlers(), worker_processes=1):
         ended = [executing.ended(run) for run in runs]
-    assert {each.error_type for each in ended} == {None, "Permanent", "RuntimeError"}
+    assert {each.error_type for each in ended} == {None, "Permanent", DIED, "timeout_start_to_close"}
+    database.within(apply_deferred_effects, database.installation)
     found = database.rows(
         "SELECT j.key, t.scheduled_at - r.finished_at FROM jobs j JOIN timers t USING (job_id)"
         " JOIN finished_runs r USING (job_id)"

@@ -14,6 +14,8 @@ from tests.scheduler.firing import fire_due
 from tidewheel.control.client.client import Client
 from tidewheel.errors import InvalidInput
 from tidewheel.runs import AttemptOutcome, RunState
+from tidewheel.schemas.generated.records import Reply
+from tidewheel.transitions.after_end import apply_deferred_effects
 from tidewheel.transitions.claim import Started
 from tidewheel.transitions.finish import finish_runs
 
@@ -143,11 +145,112 @@ def test_rolled_back_end_sets_nothing(chain: ClockedDatabase) -> None:
     assert seconds_left(chain) is None
 
 
+def reschedule(database: ClockedDatabase, next_in: object, **fields: object) -> Reply:
+    [reply] = database.apply_batch(about("job.reschedule", next_in=next_in, **fields))
+    return reply
+
+
+@given(SPANS, st.integers(0, 4_000_000_000).map(lambda us: timedelta(microseconds=us)))
+@settings(examples(60, quick=8), suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
+def test_operator_sets_the_interval_within_the_bounds_and_not_into_the_past(
+    chain: ClockedDatabase, asked: timedelta, later: timedelta
+) -> None:
+    chain.apply_batch(about("job.delete"))
+    chain.advance(SECOND)
+    chain.submit(schedule=SCHEDULE | {"fixed_delay": "1h"})
+    chain.succeed(start(chain))
+    ended = chain.now()
+    chain.advance(min(later, timedelta(minutes=59)))
+    expected = max(ended + min(max(asked, 10 * SECOND), timedelta(hours=1)), chain.now())
+    reply = reschedule(chain, asked)
+    assert (reply.status, reply.next_run_at, reply.unchanged) == (
+        "accepted",
+        expected,
+        expected == ended + timedelta(hours=1),
+    )
+    assert chain.rows("SELECT due_at, scheduled_at, hold_reason FROM timers") == [(expected, expected, None)]
+    assert reschedule(chain, asked).unchanged or expected == chain.now()
+
+
+def test_interval_of_an_operator_holds_once_and_the_audit_accepts_it(chain: ClockedDatabase) -> None:
+    began = chain.now()
+    chain.succeed(start(chain))
+    with Client(chain.url) as client:
+        client.reschedule("job", timedelta(seconds=30), reason="orders wait")
+        assert "It is 30 s after the end of the last run, as next_in has set" in client.next("job").words
+    chain.advance(30 * SECOND)
+    chain.succeed(start(chain))
+    assert seconds_left(chain) == 60
+    chain.advance(timedelta(hours=1))
+    found = json_output(chain, "admin", "audit", "--from", began - SECOND, "--to", chain.now())
+    assert found["findings"] == []
+    assert tidewheel(chain, "job", "reschedule", "job", "30s").refusals == [
+        "key: its next run is due now; send this after the end of that run"
+    ]
+
+
+def test_operator_is_refused_where_an_end_sets_the_next_time(chain: ClockedDatabase) -> None:
+    def problem() -> str:
+        reply = reschedule(chain, "30s")
+        assert (reply.status, reply.next_run_at) == ("rejected", None)
+        return reply.errors[0].problem
+
+    assert problem() == "its next run is due now"
+    started = start(chain)
+    assert problem() == "its run has not ended"
+    chain.succeed(started)
+    chain.apply_batch(about("job.pause"))
+    assert problem() == "the job is paused"
+    chain.submit(schedule={"fixed_delay": "60s"})
+    assert problem() == "the job allows no other interval than 1m"
+    chain.submit(schedule={"interval": "60s"})
+    assert problem() == "the schedule of the job is no fixed_delay"
+    chain.apply_batch(about("job.delete"))
+    assert "job" in problem()
+    chain.submit("later", schedule=SCHEDULE, start_at=(chain.now() + timedelta(hours=1)).isoformat())
+    [reply] = chain.apply_batch(about("job.reschedule", "later", next_in="30s"))
+    assert "has not run yet" in reply.errors[0].problem
+
+
+@pytest.mark.parametrize("field", ["0.5s", "401d", "soon", None, 10**30, "-3s"])
+def test_interval_of_an_operator_that_is_none_is_refused_by_name(chain: ClockedDatabase, field: object) -> None:
+    with pytest.raises(InvalidInput) as refused:
+        reschedule(chain, field)
+    assert [error.path for error in refused.value.errors] == ["next_in"]
+
+
+@pytest.mark.parametrize(("version", "left"), [("same", 30), ("edited", 60)])
+def test_end_in_a_clients_transaction_sets_it_with_its_deferred_effect(
+    chain: ClockedDatabase, version: str, left: float
+) -> None:
+    started = start(chain)
+    with chain.transaction() as connection:
+        ended = ending(started, RunState.SUCCEEDED, next_in=30 * SECOND)
+        finish_runs(connection, chain.installation, [ended], lasting=True)
+    assert seconds_left(chain) is None
+    if version == "edited":
+        chain.submit(schedule=SCHEDULE, description="another")
+    chain.within(apply_deferred_effects, chain.installation)
+    assert seconds_left(chain) == left
+    assert chain.count("deferred_effects") == 0
+
+
+@pytest.mark.parametrize("status", ["succeeded", "failed"])
+def test_outside_system_sets_it_with_the_end(chain: ClockedDatabase, status: str) -> None:
+    chain.apply_batch(about("job.delete"))
+    chain.advance(SECOND)
+    chain.submit(schedule=SCHEDULE, retry={"max_attempts": 1})
+    started = start(chain)
+    token = chain.installation.task_tokens.sign(started.run_id, started.attempt)
+    [reply] = chain.apply_batch({"type": "run.complete", "token": token, "status": status, "next_in": "30s"})
+    assert (reply.run_status, seconds_left(chain)) == (status, 30)
+
+
 def test_explain_and_the_audit_know_what_was_set(chain: ClockedDatabase) -> None:
     began = chain.now()
     finish(chain, start(chain), 30)
     with Client(chain.url) as client:
-        assert "It is 30 s after the end of the last run, which set that by next_in" in client.next("job").words
+        assert "It is 30 s after the end of the last run, as next_in has set" in client.next("job").words
     due = chain.now() + 30 * SECOND
     assert "30 s after the end of the last run" in tidewheel(chain, "explain", "job", "--at", due).out
     chain.stop_clock(due)

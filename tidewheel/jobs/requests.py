@@ -10,6 +10,7 @@ from tidewheel.jobs.batches import AddedRuns, BatchCallbacks, BatchRuns
 from tidewheel.jobs.invalid import InvalidValue
 from tidewheel.jobs.keys import ConcurrencyKeyName, OrderingKeyField, TriggerDedupe
 from tidewheel.jobs.payload import WithPayload
+from tidewheel.jobs.schedule import Interval
 from tidewheel.jobs.spec import JobSpec
 from tidewheel.jobs.spec_cache import CachedSpec
 from tidewheel.jobs.validation import StrictModel
@@ -191,6 +192,17 @@ class JobUnskip(_AboutJob):
 
     type: Literal["job.unskip"]
     at: Instant
+
+
+class JobReschedule(_AboutJob):
+    """Set when a fixed_delay job runs next, counted from the end of its last run.
+
+    Attributes:
+        next_in: The time from that end, bounded by the job's `min` and `max`.
+    """
+
+    type: Literal["job.reschedule"]
+    next_in: Interval
 
 
 class JobBackfill(_AboutJob):
@@ -384,6 +396,8 @@ class RunComplete(_Request):
         error_type: With `failed`: compared with the job's non_retryable.
         error_message: With `failed`: the error.
         permanent: With `failed`: do not retry.
+        next_in: The time from the run's end to the next run of its fixed_delay job, bounded by the job's `min` and
+            `max`.
     """
 
     type: Literal["run.complete"]
@@ -393,6 +407,7 @@ class RunComplete(_Request):
     error_type: Key | None = None
     error_message: Description | None = None
     permanent: bool = False
+    next_in: Interval | None = None
 
     @model_validator(mode="after")
     def _one_end(self) -> Self:
@@ -523,6 +538,7 @@ AnyRequest: TypeAlias = (
     | JobSkip
     | JobMove
     | JobUnskip
+    | JobReschedule
     | JobBackfill
     | BackfillPause
     | BackfillResume

@@ -20,6 +20,10 @@ MAX_EXPRESSIONS = 20
 MAX_EXPRESSION = 256
 SHORTEST_INTERVAL = timedelta(seconds=1)
 LONGEST_INTERVAL = timedelta(days=400)
+
+read_interval = span(SHORTEST_INTERVAL, LONGEST_INTERVAL)
+Interval = Annotated[timedelta, BeforeValidator(read_interval)]
+"""The time between two occurrences, and from the end of a run to the next (`next_in`)."""
 MAX_PARENTS = 1000  # of one job
 
 _EXAMPLES = (
@@ -48,11 +52,8 @@ class IntervalSpec(StrictModel):
 
     elsewhere: ClassVar[Mapping[str, str]] = _BOUNDS | _ZONE
 
-    interval: Annotated[timedelta, BeforeValidator(span(SHORTEST_INTERVAL, LONGEST_INTERVAL))]
+    interval: Interval
     anchor: Instant | None = None
-
-
-_Delay = Annotated[timedelta, BeforeValidator(span(SHORTEST_INTERVAL, LONGEST_INTERVAL))]
 
 
 class FixedDelaySpec(StrictModel):
@@ -63,9 +64,9 @@ class FixedDelaySpec(StrictModel):
 
     elsewhere: ClassVar[Mapping[str, str]] = _BOUNDS | _ZONE | {"anchor": "leave it out; only interval has it"}
 
-    fixed_delay: _Delay
-    min: _Delay | None = None
-    max: _Delay | None = None
+    fixed_delay: Interval
+    min: Interval | None = None
+    max: Interval | None = None
 
     @model_validator(mode="after")
     def _lies_between(self) -> Self:

@@ -17,7 +17,7 @@ them within about a second. No service sees the commit of such a connection: its
 
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from functools import partial
 from typing import cast
 from uuid import UUID
@@ -99,19 +99,21 @@ def schedule_after_end(connection: Conn, ended: Iterable[tuple[UUID, datetime, d
     return connection.execute(_MOVE_CHAINED_TIMERS, columns).rowcount
 
 
-def schedule_next_in(connection: Conn, ended: Sequence[FinishedRun]) -> None:
+def schedule_next_in(connection: Conn, ended: Iterable[tuple[UUID, int | None, datetime, timedelta | None]]) -> None:
     """Move next fire times that `schedule_after_end` has just set to those that attempts have set.
 
     Args:
-        ended: The runs whose attempts have set the time to the next run.
+        ended: The job, the version and the end of each run, and the time that its attempt has set; None if it set none.
     """
-    columns = {
-        "job_ids": uuids(run.row.job_id for run in ended),
-        "versions": [run.row.job_version for run in ended],
-        "ended_at": instants(run.row.ended_at for run in ended),
-        "delays": [run.end.next_in for run in ended],
-    }
-    connection.execute(_MOVE_BY_ATTEMPTS, columns)
+    own = [each for each in ended if each[3] is not None]
+    if own:
+        columns = {
+            "job_ids": uuids(job for job, *_ in own),
+            "versions": [version for _, version, *_ in own],
+            "ended_at": instants(ended_at for _, _, ended_at, _ in own),
+            "delays": [delay for *_, delay in own],
+        }
+        connection.execute(_MOVE_BY_ATTEMPTS, columns)
 
 
 def failure_triggers(installation: Installation, dead: Iterable[FinishedRun]) -> list[OutboxRow]:
@@ -227,6 +229,8 @@ class DeferredEffect:
     release_job: bool
     key_id: int | None
     held_tenant: bool
+    job_version: int | None  # null of a row that an earlier build has written
+    next_in: timedelta | None
 
 
 def add_deferred_effects(connection: Conn, finished: Sequence[FinishedRun]) -> None:
@@ -249,6 +253,8 @@ def add_deferred_effects(connection: Conn, finished: Sequence[FinishedRun]) -> N
         "release_job": [run.may_be_active for run in deferred],
         "key_ids": [run.row.key_id if run.row.gates & (Gate.HOLDS_KEY | Gate.ORDER) else None for run in deferred],
         "held_tenant": [bool(run.row.gates & Gate.HOLDS_TENANT) for run in deferred],
+        "versions": [run.row.job_version for run in deferred],
+        "delays": [run.end.next_in for run in deferred],
     }
     connection.execute(_ADD_DEFERRED_EFFECTS, columns)
 
@@ -273,6 +279,9 @@ def apply_deferred_effects(
     effects = read_rows(connection, class_row(DeferredEffect), _TAKE_DEFERRED_EFFECTS, columns)
     # Timers, jobs, inputs, active runs, keys: with an active run locked, no statement may wait for the rest (ADR 0008).
     schedule_after_end(connection, [(end.job_id, end.chain_at, end.ended_at) for end in effects if end.chain_at])
+    schedule_next_in(
+        connection, [(end.job_id, end.job_version, end.ended_at, end.next_in) for end in effects if end.chain_at]
+    )
     reset_failures(connection, (end.job_id for end in effects if end.reset_failures))
     keep_inputs(connection, [(end.run_id, end.inputs_at, end.ended_at) for end in effects if end.inputs_at])
     release_active_runs(connection, installation, [(end.job_id, end.run_id) for end in effects if end.release_job])

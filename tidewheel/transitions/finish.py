@@ -264,8 +264,9 @@ def _apply_follow_ups(connection: Conn, installation: Installation, finished: Se
     )
     chained = [run for run in finished if run.sets_next_time]
     schedule_after_end(connection, [(run.row.job_id, run.row.scheduled_at, run.row.ended_at) for run in chained])
-    if own := [run for run in chained if run.end.next_in is not None]:
-        schedule_next_in(connection, own)
+    schedule_next_in(
+        connection, [(run.row.job_id, run.row.job_version, run.row.ended_at, run.end.next_in) for run in chained]
+    )
     counted = [run for run in finished if run.counts_failures and not run.row.refused]
     return count_failures(connection, installation, counted)
 

@@ -1519,11 +1519,12 @@ SELECT v.scheduled_at
 -- Index: deferred_effects_pkey.
 -- No lock but its own new rows.
 INSERT INTO deferred_effects (run_id, job_id, tenant, ended_at, chain_at, reset_failures, inputs_at, release_job,
-                              key_id, held_tenant)
+                              key_id, held_tenant, job_version, next_in)
 SELECT *
   FROM unnest(%(run_ids)s::uuid[], %(job_ids)s::uuid[], %(tenants)s::text[], %(ended_at)s::timestamptz[],
               %(chain_at)s::timestamptz[], %(reset_failures)s::boolean[], %(inputs_at)s::timestamptz[],
-              %(release_job)s::boolean[], %(key_ids)s::bigint[], %(held_tenant)s::boolean[])
+              %(release_job)s::boolean[], %(key_ids)s::bigint[], %(held_tenant)s::boolean[], %(versions)s::integer[],
+              %(delays)s::interval[])
 
 -- name: take_deferred_effects
 -- Deletes and returns some deferred effects, which this transaction applies: those of given runs, or all but those left out.
@@ -1537,7 +1538,8 @@ DELETE FROM deferred_effects
                    ORDER BY l.run_id
                    LIMIT %(limit)s
                      FOR UPDATE SKIP LOCKED)
-RETURNING run_id, job_id, tenant, ended_at, chain_at, reset_failures, inputs_at, release_job, key_id, held_tenant
+RETURNING run_id, job_id, tenant, ended_at, chain_at, reset_failures, inputs_at, release_job, key_id, held_tenant,
+          job_version, next_in
 
 -- name: record_schema_ids
 -- Records the ids of a release's schemas in a schema registry, in place of the release's before.

@@ -13,6 +13,7 @@ from psycopg import sql
 from tests.control.api.answering import TOPIC, ApiClient, Executor, answering, enter, refusal
 from tests.fixtures.database import Database
 from tests.fixtures.services import until
+from tests.scheduler.firing import fire_due
 from tidewheel.schemas.codec import decode
 from tidewheel.schemas.generated.records import RunRequest
 
@@ -217,6 +218,32 @@ def test_outcomes_that_end_the_run_are_recorded_with_their_fields(executor: Exec
     assert (completion.status, completion.reason) == ("timed_out", "start_to_close")
     assert completion.error is not None
     assert completion.error.message == "start_to_close of 7 s has passed"
+
+
+@pytest.mark.parametrize(
+    ("status", "fields"),
+    [
+        ("succeeded", {}),
+        ("failed", {"error_type": "E", "permanent": True}),
+        ("timed_out", {"timeout": "schedule_to_close"}),
+        ("cancelled", {}),
+    ],
+)
+def test_each_end_sets_the_next_interval_and_no_other_outcome_does(
+    executor: Executor, database: Database, status: str, fields: dict[str, Any]
+) -> None:
+    database.submit(schedule={"fixed_delay": "1h", "min": "10s", "max": "2h"})
+    fire_due(database)
+    [started] = executor.sweep()
+    run_id = UUID(started["run_id"])
+    ending = {"run_id": str(run_id), "attempt": 1, "status": "released", "next_in": "30s"}
+    told = refusal(executor.ask("finish", outcomes=[ending]), HTTPStatus.UNPROCESSABLE_ENTITY)
+    assert [each["path"] for each in told["errors"]] == ["outcomes.0.next_in"]
+    assert executor.finish(run_id, status, next_in="30s", **fields) == "recorded"
+    waits = database.value(
+        "SELECT t.scheduled_at - f.finished_at FROM timers AS t JOIN finished_runs AS f USING (job_id)"
+    )
+    assert waits == timedelta(seconds=30)
 
 
 def test_release_and_snooze_use_up_no_attempt(executor: Executor, database: Database) -> None:

@@ -286,6 +286,7 @@ _ONE: Mapping[str, Flag | None] = {
     "limit": Flag(kind=_NUMBER),
     "before": Flag(kind=_BEFORE),
     "version": Flag(kind=_VERSION),
+    "next_in": Flag(metavar="DURATION"),
     "request_id": None,
 }
 _UNREASONED = {**_ONE, "reason": None}
@@ -316,6 +317,7 @@ move = _job("move", _changes("moves {at} to {to}", "the occurrence already has t
 unskip = _job(
     "unskip", _changes("fires {at} again", "the occurrence is neither skipped nor moved"), prepare=_read_instants
 )
+reschedule = _job("reschedule", _changes("runs next {next_in} after its last end", "the job runs next then already"))
 backfill = command(OneJob, "backfill", _show_backfill, flags=_BACKFILL, options={"wait": Wait})
 stats = _job("statistics", _show_days)
 versions = _job("versions", _show_versions)

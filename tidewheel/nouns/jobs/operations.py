@@ -17,6 +17,7 @@ from tidewheel.activity import quantile, unpack
 from tidewheel.api_keys import Scope
 from tidewheel.errors import UnknownJob
 from tidewheel.ids import job_id
+from tidewheel.jobs.schedule import Interval
 from tidewheel.jobs.values import MAX_TEXT, IfVersion, Instant, OverlapPolicy, Reason, one_line
 from tidewheel.nouns.jobs.model import (
     BackfillResult,
@@ -252,6 +253,20 @@ class OneJob(Noun):
     def unskip(self, key: str, at: At) -> Job:
         """Undo a skip or a move of a future occurrence."""
         return self._change("job.unskip", key, at=at)
+
+    @operation(f"POST {JOB}:reschedule", "reschedule_job", scope=Scope.OPERATE)
+    def reschedule(
+        self,
+        key: str,
+        next_in: Annotated[
+            Interval,
+            Field(description="Time from the end of its last run, within `min` and `max` of its `fixed_delay`."),
+        ],
+        *,
+        reason: Reason | None = None,
+    ) -> Job:
+        """Set when a fixed_delay job runs next; later intervals are its own again."""
+        return self._change("job.reschedule", key, next_in=next_in, reason=reason)
 
     @operation(f"GET {JOB}/statistics", "get_job_statistics", scope=Scope.READ)
     def statistics(

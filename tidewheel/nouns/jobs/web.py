@@ -11,7 +11,7 @@ from tidewheel.control.api.answers import TRACEPARENT
 from tidewheel.control.api.openapi import schema_of
 from tidewheel.control.api.request_input import LabelFilter, PageQuery, Text, whole
 from tidewheel.doors.rest import Route, Routes
-from tidewheel.jobs.requests import JobDelete, JobPause, JobResume
+from tidewheel.jobs.requests import JobDelete, JobPause, JobReschedule, JobResume
 from tidewheel.jobs.strict_json import Json
 from tidewheel.jobs.values import Queue
 from tidewheel.nouns.jobs.model import ChangedJob, JobFilter, Kind, Lane, Version
@@ -87,6 +87,7 @@ ONE_JOB: Routes = {
     ),
     "pause": _changed({"reason": "maintenance"}, body=JobPause),
     "resume": _changed({}, body=JobResume),
+    "reschedule": _changed({"next_in": "30s", "reason": "orders are waiting"}, body=JobReschedule),
     "delete": _changed({}, body=JobDelete, words="Delete a job; started runs finish."),
     "versions": Route(
         query=VersionsQuery,
