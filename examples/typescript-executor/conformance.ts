@@ -81,6 +81,13 @@ const handlers = [
     note(ctx, "large");
     return "x".repeat(bytes);
   }),
+  defineHandler("conformance.next", (ctx, payload) => {
+    note(ctx, "next");
+    ctx.nextIn("1d");
+    ctx.nextIn(String(payload));
+    if (ctx.attempt > 1) throw permanent("the second attempt ends the run");
+    throw snooze(0.001);
+  }),
   defineHandler("conformance.print", lines, (ctx, { line, times }) => {
     note(ctx, "print");
     for (let n = 0; n < times; n++) ctx.log(line);

@@ -7,6 +7,7 @@ import pytest
 
 from tests.conformance.kit import Kit
 from tests.fixtures.reader import TopicReader
+from tests.scheduler.firing import fire_due
 from tidewheel.runs import Lane
 
 pytestmark = [pytest.mark.kafka, pytest.mark.slow]
@@ -131,6 +132,21 @@ def test_snooze_is_not_counted(kit: Kit) -> None:
 def test_handler_may_cancel_its_run(kit: Kit) -> None:
     """[14]."""
     assert kit.run("conformance.end", {"how": "cancel"}).state == "cancelled"
+
+
+def test_handler_sets_the_next_interval_of_its_job(kit: Kit) -> None:
+    """[14]: the last value, of the attempt that ends the run."""
+    database = kit.fleet.database
+    schedule = {"fixed_delay": "1h", "min": "10s", "max": "2h"}
+    kit.client.submit({"key": "next", "schedule": schedule, "target": "conformance.next", "payload": "45s"})
+    fire_due(database)
+    [(run_id,)] = database.rows("SELECT run_id FROM job_runs JOIN jobs USING (job_id) WHERE key = 'next'")
+    assert kit.ended(run_id).state == "failed"
+    waits = database.value(
+        "SELECT t.scheduled_at - f.finished_at FROM timers AS t JOIN finished_runs AS f USING (job_id)"
+        " WHERE f.run_id = %s", [run_id]
+    )  # fmt: skip
+    assert waits == timedelta(seconds=45)
 
 
 def test_too_large_result_is_a_failure(kit: Kit) -> None:

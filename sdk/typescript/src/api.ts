@@ -283,7 +283,7 @@ export interface RunWithAttempts {
   claimed_from: string | null;
   /** The concurrency key whose place it needs to start. */
   concurrency_key: string | null;
-  /** True if only the copy of a failed run is left, without attempts, inputs and labels of its own. */
+  /** True if only the copy of a failed run is left, without inputs, labels of its own and other attempts than the last. */
   copied: boolean;
   /** When it was written. */
   created_at: string;
@@ -681,7 +681,7 @@ export interface Attempt {
   result: unknown;
   /** When it was claimed. */
   started_at: string | null;
-  /** Its traceback. */
+  /** Its traceback; of a failed run's last attempt for as long as the run. */
   trace: string | null;
 }
 
@@ -844,6 +844,8 @@ export interface ReportedOutcome {
   error_message?: string;
   /** Compared with the job's non_retryable. */
   error_type?: string | null;
+  /** The time from the run's end to the next run of its fixed_delay job, if this attempt ends the run; bounded by the job's `min` and `max`. */
+  next_in?: string | number | null;
   /** Its output; only the last 64 KiB are kept. */
   output?: string | null;
   /** True for an error that no retry can correct. Default: `false`. */

@@ -12,6 +12,7 @@ const OUTPUT_CHARACTERS = 64 * 1024;
 const LONGEST_TIMER_MS = 2 ** 31 - 1;
 
 type Timeout = NonNullable<ReportedOutcome["timeout"]>;
+const ENDS: readonly ReportedOutcome["status"][] = ["succeeded", "failed", "timed_out", "cancelled"];
 type Beat = { progress?: unknown; checkpoint?: unknown };
 
 export class Attempt {
@@ -23,6 +24,7 @@ export class Attempt {
   readonly #timers: NodeJS.Timeout[] = [];
   #silence: NodeJS.Timeout | undefined;
   #output = "";
+  #nextIn: number | string | undefined;
   #over = false;
   #cancelled = false;
   #beats: Promise<void> = Promise.resolve();
@@ -49,7 +51,8 @@ export class Attempt {
     this.#settle();
     const { run_id, attempt } = this.#started;
     const output = this.#output === "" ? {} : { output: this.#output.slice(-OUTPUT_CHARACTERS) };
-    this.#report({ run_id, attempt, ...outcome, ...output });
+    const next = this.#nextIn !== undefined && ENDS.includes(outcome.status) ? { next_in: this.#nextIn } : {};
+    this.#report({ run_id, attempt, ...outcome, ...output, ...next });
   }
 
   /** Request a stop; the attempt is over at its end, or after the grace period. [15] */
@@ -120,6 +123,7 @@ export class Attempt {
       log: (text) => void (this.#output = `${this.#output}${text}\n`.slice(-2 * OUTPUT_CHARACTERS)),
       heartbeat: (progress, own) =>
         this.#beat({ progress, ...(own === undefined ? {} : { checkpoint: checkpoint.with(own) }) }),
+      nextIn: (delay) => void (this.#nextIn = delay),
       step: (name, work) => checkpoint.step(name, work),
     };
   }

@@ -31,6 +31,12 @@ export interface Context {
    */
   heartbeat(progress?: unknown, checkpoint?: unknown): Promise<void>;
   /**
+   * Set the time from the end of this run to the next run of its `fixed_delay` job: seconds, or as `30s`.
+   *
+   * The last call counts, within the job's `min` and `max`, if this attempt ends the run.
+   */
+  nextIn(delay: number | string): void;
+  /**
    * Run a part of the handler once: a later attempt gets its saved result instead.
    *
    * The result is returned as decoded from JSON. The name is unique within the handler.
