@@ -5,10 +5,10 @@ import threading
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta, timezone
-from uuid import UUID
+from uuid import UUID, uuid4
 
 import pytest
-from hypothesis import given, reject
+from hypothesis import HealthCheck, given, reject, settings
 from hypothesis import strategies as st
 
 from tests.fixtures.acts import submission
@@ -71,6 +71,21 @@ def test_runs_are_created_ahead_and_published_at_their_instant(still: ClockedDat
     leaving = still.rows("SELECT publish_at FROM outbox WHERE topic LIKE '%.runs.%' ORDER BY 1")
     assert [at for (at,) in leaving] == [run.scheduled_at for run in still.job_runs()]
     assert fire_due(still, lookahead=timedelta(seconds=3.5)) == 0
+
+
+@given(st.lists(st.tuples(st.integers(0, 9), st.integers(1, 3)), min_size=1, max_size=8))
+@settings(examples(40, quick=5), suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_runs_of_one_instant_leave_by_priority(still: ClockedDatabase, jobs: list[tuple[int, int]]) -> None:
+    still.execute("TRUNCATE outbox, job_runs, timers")
+    base = still.now()
+    for nth, (priority, after) in enumerate(jobs):
+        at = format_timestamp(base + after * SECOND)
+        still.submit(f"{uuid4().hex}-{nth}", schedule={"once": at}, priority=priority)
+    assert fire_due(still, lookahead=5 * SECOND) == len(jobs)
+    left = still.rows(
+        "SELECT publish_at, coalesce(priority, 5) FROM outbox WHERE topic LIKE '%.runs.%' ORDER BY publish_at, id"
+    )
+    assert left == sorted(((base + after * SECOND, priority) for priority, after in jobs), key=lambda e: (e[0], -e[1]))
 
 
 def test_no_run_is_created_before_the_lookahead(still: ClockedDatabase) -> None:

@@ -102,6 +102,8 @@ def create_runs(
     if held:
         hold_runs(connection, {run.run_id: run.tenant for run in runs if run.run_id in held})
     published = [run for run in runs if not (run.blocked or run.waits_in_order or (held and run.run_id in held))]
+    if len({run.priority for run in published}) > 1:  # a relay reads rows of one instant in the order of their ids
+        published.sort(key=lambda run: (run.publish_at, -run.priority))
     append(connection, _outbox_rows(published, installation), shards=installation.shards)
     return {run.run_id for run in runs}
 
