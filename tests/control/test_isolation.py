@@ -101,7 +101,7 @@ _NOT_EXECUTED = {
         control: find_active_run find_active_run_at find_chain find_chained_end find_unfired oldest_day_of_runs
         control: read_able read_attempts_of read_job_error read_last_attempts show_failed_run
         intake: add_job_cancellation add_pending_cancel calendar_names drop_moves find_pending_cancel open_windows
-        intake: read_edges_above read_open_states take_over_pause wait_for_runs write_windows""",
+        intake: read_edges_above read_open_states reschedule_timers take_over_pause wait_for_runs write_windows""",
     "the scenario has no batch, no quota of jobs and no child of several parents yet": """
         control: find_later_parents find_occurrence_of_child read_child_runs
         nouns.batches: list_batches read_batch_runs read_run_edges show_batch list_failed_runs read_batch_callbacks
