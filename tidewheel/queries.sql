@@ -175,6 +175,27 @@ SELECT set_config('search_path', %(search_path)s, true), set_config('tidewheel.t
 SELECT coalesce((SELECT (e.value #>> '{}')::integer FROM settings AS e WHERE e.name = 'epoch'), 0),
        EXISTS (SELECT FROM settings AS r WHERE r.name = 'restore')
 
+-- name: read_position
+-- Returns the position up to which the WAL of this primary is on disk, so all that it has committed, and what tells a copy of its tables.
+-- Index: pg_database_datname_index. No lock.
+SELECT s.system_identifier AS cluster, d.oid::bigint AS database, to_regclass('jobs')::oid::bigint AS jobs,
+       pg_walfile_name(p.position) AS segment, p.position::text AS position
+  FROM pg_control_system() AS s, pg_database AS d, (SELECT pg_current_wal_flush_lsn() AS position) AS p
+ WHERE d.datname = current_database()
+
+-- name: read_progress
+-- Returns how much of a position of the primary this standby has replayed, and whether it has the same tables.
+-- Index: pg_database_datname_index. No lock.
+-- Why: positions of two timelines cannot be compared. Few roles may see what is received; a checkpoint and a written page store it too.
+SELECT s.system_identifier = %(cluster)s::bigint AS is_same_cluster, pg_is_in_recovery() AS is_standby,
+       GREATEST(c.timeline_id, r.min_recovery_end_timeline, w.received_tli) AS timeline,
+       pg_wal_lsn_diff(%(position)s::text::pg_lsn, pg_last_wal_replay_lsn())::bigint AS behind_bytes,
+       EXTRACT(EPOCH FROM clock_timestamp() - pg_last_xact_replay_timestamp())::float8 AS behind_seconds,
+       d.oid::bigint = %(database)s::bigint AND to_regclass('jobs')::oid::bigint IS NOT DISTINCT FROM %(jobs)s::bigint AS has_tables
+  FROM pg_control_system() AS s, pg_control_checkpoint() AS c, pg_control_recovery() AS r, pg_database AS d
+  LEFT JOIN pg_stat_wal_receiver AS w ON true
+ WHERE d.datname = current_database()
+
 -- name: add_activity
 -- Adds the figures of ended runs of the last seconds, a row for each class. A tenant that is deleted gets none.
 -- Index: tenants_pkey; activity_pkey and activity_by_grain grow. No lock.

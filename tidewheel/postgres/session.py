@@ -17,6 +17,7 @@ from uuid import UUID
 
 import psycopg
 from psycopg import Connection, Cursor, sql
+from psycopg.abc import PQGen
 from psycopg.conninfo import conninfo_to_dict
 from psycopg.errors import Diagnostic
 from psycopg.pq import Conninfo, TransactionStatus
@@ -102,6 +103,7 @@ _ONLY_READS = (
     "the database accepts no writes (session is read-only): name the primary in TIDEWHEEL_DATABASE_URL; if it is being"
     " restored, wait, or repeat `tidewheel admin restore --yes` if that was interrupted"
 )
+_GIVEN_UP = "the server has not answered for some seconds"
 _NO_OPTIONS = "unsupported startup parameter"  # Source: PgBouncer's src/client.c
 _SETTING = re.compile(r"(?:^|(?<=\s))-c\s*([\w.]+)=((?:\\.|\S)*)")
 _SET_ALL: LiteralString = """
@@ -194,6 +196,30 @@ class OwnConnection(SchemaConnection):
         return cast("int", process)
 
 
+class StandbyConnection(OwnConnection):
+    """A connection to a standby, whose statements end with an error once the server is given up.
+
+    TCP does not show that a server is frozen.
+    """
+
+    is_given_up: Callable[[], bool] | None = None
+
+    def wait(self, gen: PQGen[R], interval: float = 0.1, timeout: float | None = None) -> R:
+        """Wait for a statement, as psycopg does."""
+        return super().wait(self._watched(gen), interval, timeout)
+
+    def _watched(self, work: PQGen[R]) -> PQGen[R]:
+        try:
+            ready = yield next(work)
+            while True:
+                if not ready and self.is_given_up is not None and self.is_given_up():
+                    self.pgconn.finish()  # no rollback may wait either
+                    raise psycopg.OperationalError(_GIVEN_UP)
+                ready = yield work.send(ready)
+        except StopIteration as end:
+            return cast("R", end.value)
+
+
 class _Notices:
     """The notices of a connection: those about a COMMIT whose wait for a standby was cancelled."""
 
@@ -224,8 +250,9 @@ class CommitUnknown(Unavailable):
 
 
 def connect(
-    url: str, name: str, *, autocommit: bool = False, options: str = "", prompt: bool = False, pooled: bool = False
-) -> OwnConnection:
+    url: str, name: str, *, autocommit: bool = False, options: str = "", prompt: bool = False, pooled: bool = False,
+    is_given_up: Callable[[], bool] | None = None,
+) -> OwnConnection:  # fmt: skip
     """Open one connection.
 
     Args:
@@ -236,14 +263,17 @@ def connect(
         prompt: Notice a lost server, or one that returned, within 4 s: for heartbeats.
         pooled: Behind a pooler keep nothing in a session of the server, for the pooler may share sessions: the caller
             begins each transaction by `OwnConnection.begin`.
+        is_given_up: Connect to a standby, if the URL names one; returns True to end a statement without an answer.
 
     Raises:
         UnsupportedServer: The server is older than this release needs.
     """
-    servers = named_servers(url)
+    servers = [url] if is_given_up is not None else named_servers(url)
     if len(servers) > 1:
         primaries.watch(url)
-    connection = _open(url, name, autocommit=autocommit, options=options, prompt=prompt, pooled=pooled)
+    connection = _open(
+        url, name, autocommit=autocommit, options=options, prompt=prompt, pooled=pooled, is_given_up=is_given_up
+    )
     if len(servers) == 1 or _is_newest(connection, url):
         return connection
     for server in servers:
@@ -254,15 +284,18 @@ def connect(
     raise Unavailable("an old primary accepts writes, and the standby that was promoted in its place does not answer")
 
 
-def _open(url: str, name: str, *, autocommit: bool, options: str, prompt: bool, pooled: bool) -> OwnConnection:
+def _open(
+    url: str, name: str, *, autocommit: bool, options: str, prompt: bool, pooled: bool,
+    is_given_up: Callable[[], bool] | None = None,
+) -> OwnConnection:  # fmt: skip
     settings = f"{_options_of(url)} {_OPTIONS} {options}".strip()
     try:
         try:
-            connection = _started(url, name, settings, prompt=prompt)
+            connection = _started(url, name, settings, prompt=prompt, is_given_up=is_given_up)
         except psycopg.OperationalError as error:
             if _NO_OPTIONS not in str(error):
                 raise
-            connection = _started(url, name, "", prompt=prompt)
+            connection = _started(url, name, "", prompt=prompt, is_given_up=is_given_up)
         try:
             _refuse_old_server(connection)
             connection.set_through_pooler(settings, pooled=pooled)
@@ -395,13 +428,16 @@ def shares_sessions(url: str, *, options: str = "") -> bool:
     return first == second or bool(others)
 
 
-def _started(url: str, name: str, options: str, *, prompt: bool) -> OwnConnection:
-    return OwnConnection.connect(
+def _started(
+    url: str, name: str, options: str, *, prompt: bool, is_given_up: Callable[[], bool] | None
+) -> OwnConnection:
+    kind = OwnConnection if is_given_up is None else StandbyConnection
+    connection = kind.connect(
         url,
         autocommit=True,
         application_name=name,
         connect_timeout=3 if prompt else 5,
-        target_session_attrs="read-write",
+        target_session_attrs="read-write" if is_given_up is None else "prefer-standby",
         client_encoding="UTF8",  # `pg_binary` writes UTF-8, whatever PGCLIENTENCODING is
         keepalives_idle=10,
         keepalives_interval=5,
@@ -409,6 +445,9 @@ def _started(url: str, name: str, options: str, *, prompt: bool) -> OwnConnectio
         tcp_user_timeout=4000 if prompt else 20000,
         options=options,
     )
+    if isinstance(connection, StandbyConnection):
+        connection.is_given_up = is_given_up
+    return connection
 
 
 class Session:
@@ -432,9 +471,10 @@ class Session:
         prompt: bool = False,
         renews: bool = False,
         pooled: bool = False,
+        is_given_up: Callable[[], bool] | None = None,
     ) -> None:
         self._url, self._name, self._options, self._autocommit, self._prompt = url, name, options, autocommit, prompt
-        self._renews, self._pooled = renews, pooled
+        self._renews, self._pooled, self._is_given_up = renews, pooled, is_given_up
         self._connection: OwnConnection | None = None
 
     def connection(self) -> OwnConnection:
@@ -444,11 +484,12 @@ class Session:
         if self._connection is None or self._connection.closed:
             self._connection = connection = connect(
                 self._url, self._name, options=self._options, autocommit=self._autocommit, prompt=self._prompt,
-                pooled=self._pooled,
+                pooled=self._pooled, is_given_up=self._is_given_up,
             )  # fmt: skip
             try:
                 connection.begin()
-                epoch.check(connection)
+                if self._is_given_up is None:  # a standby may have an old epoch: its readers compare positions
+                    epoch.check(connection)
                 if connection.begins is None and connection.release >= _HAS_TRANSACTION_TIMEOUT:
                     connection.execute("SELECT set_config('transaction_timeout', %s, false)", [_WHOLE_TRANSACTION])
                 connection.commit()

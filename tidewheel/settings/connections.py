@@ -53,6 +53,11 @@ class Connections(Settings):
     database_password_file: Path | None = Field(
         None, description="file with the password, for a URL without one or `PG*` variables: a secret of a container"
     )
+    read_database_url: SecretStr | None = Field(
+        None,
+        description="libpq URL of a standby of the database: the API reads lists, explanations and pages there, if it "
+        "has all that the primary has committed",
+    )
     database_schema: str | None = Field(
         None,
         pattern=r"^[a-z_][a-z0-9_]{0,39}$",  # channels and a schema of restored days add to it
@@ -204,7 +209,7 @@ class Connections(Settings):
         " `telemetry`",
     )
 
-    @field_validator("database_url")
+    @field_validator("database_url", "read_database_url")
     @classmethod
     def _is_a_connection_string(cls, url: SecretStr | None) -> SecretStr | None:
         """Refuse a URL that libpq cannot read: libpq's own error would show the password."""
@@ -262,9 +267,21 @@ class Connections(Settings):
 
     def database(self) -> str:
         """Return the libpq connection string; raise Unavailable while `tidewheel dev` starts the stack."""
-        url = self.in_schema(self._database())
+        return self._checked(self._database(), "TIDEWHEEL_DATABASE_URL")
+
+    def read_database(self) -> str | None:
+        """Return the libpq connection string of the read replica; None without one."""
+        if not self.read_database_url:
+            return None
+        return self._checked(
+            self._with_password(self.read_database_url.get_secret_value()), "TIDEWHEEL_READ_DATABASE_URL"
+        )
+
+    def _checked(self, named: str, variable: str) -> str:
+        """Return a connection string with the schema; logs leave its secrets out."""
+        url = self.in_schema(named)
         protect(*_secrets(conninfo_to_dict(url)), os.environ.get("PGPASSWORD"))
-        self._refuse(unverified_database(url))
+        self._refuse(unverified_database(url, variable))
         return url
 
     def _database(self) -> str:

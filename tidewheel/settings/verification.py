@@ -14,7 +14,7 @@ _ENDPOINT = "sasl.oauthbearer.token.endpoint.url"
 _BROKER = re.compile(r"\s*(?:\w+://)?\[?(?P<host>[^\]]*?)\]?(?::\d+)?\s*")
 
 
-def unverified_database(url: str) -> str | None:
+def unverified_database(url: str, variable: str = "TIDEWHEEL_DATABASE_URL") -> str | None:
     """Return problem and remedy of a connection string that does not verify a server on another machine.
 
     >>> unverified_database("postgresql://u@db/x?sslmode=require")[:56]
@@ -31,7 +31,7 @@ def unverified_database(url: str) -> str | None:
     if mode in _VERIFIES or roots == _ALWAYS_VERIFIED or named is None:
         return None
     return (
-        f"TIDEWHEEL_DATABASE_URL names {named} without sslmode=verify-full: another server can take its place, and read"
+        f"{variable} names {named} without sslmode=verify-full: another server can take its place, and read"
         " the password and all rows; add sslmode=verify-full and sslrootcert"
     )
 
