@@ -30,6 +30,7 @@ IF_MATCH = {"If-Match": "The ETag of the version to change; 412 if it is no long
 ENTITY_TAG = {"ETag": "The version of the job"}
 TRACEPARENT = {"traceparent": "The trace of the new runs, as W3C Trace Context describes it; an invalid one is ignored"}
 LOCATION = {"Location": "The path of what was created or accepted"}
+READ_FROM = "Tidewheel-Read-From"
 IF_NONE_MATCH = {"If-None-Match": "`*` to create only; 412 if the job exists"}
 
 
@@ -50,7 +51,7 @@ async def answer(
 
     def run(connection: Connection) -> tuple[bytearray, Mapping[str, str]]:
         found = work(connection)
-        return _encoded(found), {} if version is None else entity_tag(version(found))
+        return _encoded(found), read_from(connection) | ({} if version is None else entity_tag(version(found)))
 
     content, tag = await call(workers, caller, run)
     return Response(memoryview(content), status, {**(headers or {}), **tag}, media_type="application/json")
@@ -95,6 +96,14 @@ def encoded(value: object) -> bytes:
 def entity_tag(version: int) -> dict[str, str]:
     """Return the header with a job's version."""
     return {"ETag": f'"{version}"'}
+
+
+def read_from(connection: Connection) -> dict[str, str]:
+    """Return the header with the server that was read, where a replica is set."""
+    if connection.replica_problem is None and connection.replica is None:
+        return {}
+    why = connection.replica_problem
+    return {READ_FROM: "replica" if not why else f"primary; the replica {why}"}
 
 
 def idempotency_key(request: Request) -> str | None:

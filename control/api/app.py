@@ -64,6 +64,7 @@ from tidewheel.nouns.tenants.web import TENANTS, add_deletion
 from tidewheel.nouns.workflows.operations import Workflows
 from tidewheel.nouns.works.operations import Works
 from tidewheel.postgres.database_clock import read_now
+from tidewheel.postgres.replica import Replica
 from tidewheel.postgres.session import Session
 from tidewheel.process.service import Shutdown
 from tidewheel.settings.services import DEV_TOKEN, ApiSettings
@@ -128,7 +129,7 @@ def make_app(settings: ApiSettings, installation: Installation, pools: Pools, *,
         exception_handlers={kind: door.as_page(handler) for kind, handler in HANDLERS.items()},
         redirect_slashes=False,  # a redirect would go to the host that the caller names
     )
-    app.state.reads, app.state.writes = pools.reads, pools.writes
+    app.state.reads, app.state.lists, app.state.writes = pools.reads, pools.lists, pools.writes
     for noun, documented in NOUNS:
         add_routes(app.router, noun, documented)
     add_deletion(app.router, pools.writes)
@@ -137,7 +138,7 @@ def make_app(settings: ApiSettings, installation: Installation, pools: Pools, *,
         api.add_to(app.router)
 
     live = Live(pools.streams, stop)
-    console = Console(pools.reads, pools.writes, door, api_keys, live, installation.shards, settings, doctor, broker)
+    console = Console(pools, door, api_keys, live, installation.shards, settings, doctor, broker)
     console.add_to(app.router)
 
     text = cache(lambda: encoded(openapi(app)))
@@ -184,8 +185,11 @@ class Api:
 
     def __init__(self, settings: ApiSettings, url: str, installation: Installation, stop: Shutdown) -> None:
         self._settings, self._stop, self._rates = settings, stop, installation.rates
+        self._replica = None if (read := settings.read_database()) is None else Replica(url, read, stop)
+        if self._replica is not None:
+            self._replica.start()
         self._socket = _listen(settings)
-        self._pools = Pools(url, installation, threads=settings.api_threads, stop=stop)
+        self._pools = Pools(url, installation, threads=settings.api_threads, stop=stop, replica=self._replica)
         self._reaper = Reaper(
             Session(url, "tidewheel-api-reap", pooled=True),
             installation,
@@ -233,6 +237,8 @@ class Api:
         self._stop.request()
         self._reaper.join()
         self._pools.close()
+        if self._replica is not None:
+            self._replica.join()
         self._rates.close()
 
 

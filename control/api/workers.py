@@ -24,7 +24,8 @@ from tidewheel.control.client.connection import Connection
 from tidewheel.executor.remote_executors import RemoteExecutors
 from tidewheel.intake.locks import RowLocked
 from tidewheel.postgres.notify import Notifier
-from tidewheel.postgres.session import RowsLocked, Session
+from tidewheel.postgres.replica import Replica
+from tidewheel.postgres.session import FOR_LISTS, RowsLocked, Session
 from tidewheel.process.service import Shutdown
 from tidewheel.transitions.installation import Installation
 from tidewheel.turns import Turns, less
@@ -75,8 +76,12 @@ class _BlocksClaims(Exception):
 class WorkerState:
     """Connections of one thread."""
 
-    def __init__(self, url: str, installation: Installation, notifier: Notifier, options: str) -> None:
+    def __init__(
+        self, url: str, installation: Installation, notifier: Notifier, options: str, replica: Replica | None
+    ) -> None:
         self._url, self._options, self._shared = url, options, installation
+        self._reader = None if replica is None else replica.reader(f"{FOR_LISTS} {options}")
+        self._replica: tuple[Session | None, str | None] = None, None
         self._connection: Connection | None = None
         self._may_block_claims, self._writes = False, 0
         self.blocked_at: float | None = None
@@ -94,6 +99,7 @@ class WorkerState:
             self._connection.before_blocking, self._connection.on_block = self._before_blocking, self._on_block
         self._connection.tenant, self._connection.actor = tenant, actor or process_actor(Door.REST)
         self._connection.traceparent = traceparent
+        self._connection.replica, self._connection.replica_problem = self._replica
         return self._connection
 
     def do(self, work: "Callable[[WorkerState], T]", *, may_block_claims: bool) -> T:
@@ -107,11 +113,15 @@ class WorkerState:
         self._may_block_claims, self._writes = may_block_claims, self._connection.writes if self._connection else 0
         self.blocked_at = None
         try:
-            return work(self)
+            return work(self) if self._reader is None else self._reader.read(partial(self._read, work))
         except _LOCKED as error:
             if self._has_written:
                 raise Busy.of(error) from error
             raise
+
+    def _read(self, work: "Callable[[WorkerState], T]", replica: Session | None, problem: str) -> T:
+        self._replica = replica, problem
+        return work(self)
 
     @property
     def _has_written(self) -> bool:
@@ -127,17 +137,21 @@ class WorkerState:
     def close(self) -> None:
         """Close its connections."""
         self.session.close()
+        if self._reader is not None:
+            self._reader.close()
         if self._connection is not None:
             self._connection.close()
 
 
 class Workers:
-    """A few threads with a bounded queue."""
+    """A few threads with a bounded queue; with a replica their work only reads."""
 
     def __init__(
-        self, url: str, installation: Installation, *, threads: int, stop: Shutdown, options: str = _LOCK_LIMIT
-    ) -> None:
+        self, url: str, installation: Installation, *, threads: int, stop: Shutdown, options: str = _LOCK_LIMIT,
+        replica: Replica | None = None,
+    ) -> None:  # fmt: skip
         self._url, self._installation, self._stop, self._options = url, installation, stop, options
+        self._replica = replica
         self._notifier = Notifier(url, "tidewheel-api-notify")
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="api")
         self._local = threading.local()
@@ -233,7 +247,9 @@ class Workers:
     def _on_thread(self, work: _Work[T]) -> T:
         state = getattr(self._local, "state", None)
         if state is None:
-            state = self._local.state = WorkerState(self._url, self._installation, self._notifier, self._options)
+            state = self._local.state = WorkerState(
+                self._url, self._installation, self._notifier, self._options, self._replica
+            )
             self._states.append(state)
         try:
             return state.do(work.run, may_block_claims=work.blocks_claims)
@@ -278,13 +294,21 @@ class Turnstile:
 
 
 class Pools:
-    """The workers of each kind of caller."""
+    """The workers of each kind of caller; `lists` alone read a replica, if there is one."""
 
-    def __init__(self, url: str, installation: Installation, *, threads: int, stop: Shutdown) -> None:
+    def __init__(
+        self, url: str, installation: Installation, *, threads: int, stop: Shutdown, replica: Replica | None = None
+    ) -> None:
+        self.replica = replica
         self.executors = Workers(url, installation, threads=threads, stop=stop)
         self.reports = Workers(url, installation, threads=_REPORT_THREADS, stop=stop)
         self.strangers = Workers(url, installation, threads=_STRANGER_THREADS, stop=stop)
         self.reads = Workers(url, installation, threads=_READ_THREADS, stop=stop, options=_READ_LIMIT)
+        self.lists = self.reads
+        if replica is not None:
+            self.lists = Workers(
+                url, installation, threads=_READ_THREADS, stop=stop, options=_READ_LIMIT, replica=replica
+            )
         self.streams = Workers(url, installation, threads=_STREAM_THREADS, stop=stop, options=_STREAM_OPTIONS)
         self.writes = Workers(url, installation, threads=_WRITE_THREADS, stop=stop)
         self.keys = Workers(url, installation, threads=_KEY_THREADS, stop=stop)
@@ -292,16 +316,17 @@ class Pools:
 
     def close(self) -> None:
         """Finish the work in progress, and close every connection."""
-        for workers in (
+        for workers in {
             self.streams,
             self.executors,
             self.reports,
             self.strangers,
             self.reads,
+            self.lists,
             self.writes,
             self.keys,
             self.probes,
-        ):
+        }:
             workers.close()
 
 

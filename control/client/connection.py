@@ -60,6 +60,8 @@ class Connection:
         before_blocking: Called before a request is applied that blocks claims.
         on_block: Called when claims begin to wait for such a request.
         traceparent: The trace context of the requests that have none of their own.
+        replica: The session of a read replica, for snapshots; None: they read the primary.
+        replica_problem: Why the read replica is not used; None if it is used, or none is set.
     """
 
     def __init__(
@@ -81,6 +83,8 @@ class Connection:
         self.writes, self._lock_seconds = 0, lock_seconds
         self.before_blocking: Callable[[], None] = lambda: None
         self.on_block: Callable[[], None] | None = None
+        self.replica: Session | None = None
+        self.replica_problem: str | None = None
         self.archive = settings.archive
         self._session = Session(self.url, application, options=f"{FOR_LISTS} {options}", renews=True, pooled=True)
         try:
@@ -127,7 +131,7 @@ class Connection:
     @contextmanager
     def snapshot(self, *, all_tenants: bool = False) -> Generator[Conn]:
         """Open a transaction in which every statement reads the same snapshot."""
-        with self._session.transaction() as connection:
+        with (self.replica or self._session).transaction() as connection:
             self._begin(connection, None if all_tenants else self.tenant, _SET_REPEATABLE_READ)
             show_damaged(connection, shows=True)
             yield connection

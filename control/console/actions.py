@@ -205,11 +205,11 @@ def visitor(request: Request, found: Caller) -> Visitor:
 
 
 def framed(connection: Connection, visitor: Visitor) -> Visitor:
-    """Return the reader of a page with the freezes that it sees, and the numbers of the rail.
+    """Return the reader of a page with its freezes, the numbers of the rail, and why no replica was read.
 
     A page does without them if they cannot be read.
     """
-    tenant = visitor.tenant
+    tenant, visitor = visitor.tenant, visitor._replace(replica_problem=connection.replica_problem or "")
     found = part_of(connection, lambda reading: (standing_freezes(reading, tenant), count_wrong(reading, tenant)))
     if isinstance(found, Failed):
         return visitor

@@ -18,7 +18,7 @@ from tidewheel.api_keys import Scope
 from tidewheel.control.api.answers import call, encoded
 from tidewheel.control.api.authorization import caller
 from tidewheel.control.api.key_check import KeyCheck
-from tidewheel.control.api.workers import Workers
+from tidewheel.control.api.workers import Pools
 from tidewheel.control.client.connection import Connection
 from tidewheel.control.console.actions import Action, Actions, framed, visitor
 from tidewheel.control.console.ask import AskPage
@@ -141,10 +141,9 @@ _ACTIONS: Mapping[str, Action] = {
 
 @dataclass(frozen=True, slots=True)
 class Console:
-    """The console; `reads` and `writes` are the threads of pages and of actions."""
+    """The console."""
 
-    reads: Workers
-    writes: Workers
+    pools: Pools
     door: Door
     keys: KeyCheck
     live: Live
@@ -155,23 +154,23 @@ class Console:
 
     def add_to(self, router: APIRouter) -> None:
         """Add the routes."""
-        paces, forms = Paces(), JobForms(self.reads, self.writes, self.door)
+        paces, pools = Paces(), self.pools
+        forms, acting = JobForms(pools.reads, pools.writes, self.door), Actions(pools.reads, pools.writes, self.door)
         pages: Mapping[str, Page] = {
             **_PAGES,
             "/": OverviewPage(self.shards),
             "/bulk": BulkPage(paces),
             "/bulk/{kind}/{id}": BulkWorkPage(paces),
-            "/fleet": FleetPage(self.shards, self.doctor, self.broker),
+            "/fleet": FleetPage(self.shards, self.doctor, self.broker, pools.replica),
         }
         actions: Mapping[str, Action] = {**_ACTIONS, "/fleet/doctor": RunDoctor(self.doctor)}
         for path in ("/jobs/new", "/jobs/{ref}/edit"):  # before "/jobs/{ref}", which would take "new" for a key
             self._route(router, "GET", path, forms.show)
             self._route(router, "POST", path, forms.submit)
-        acting = Actions(self.reads, self.writes, self.door)
         for path, action in actions.items():
             self._route(router, "GET", path, partial(acting.show, action))
             self._route(router, "POST", path, partial(acting.act, action))
-        self._route(router, "GET", "/runs/{run_id}/log", RawLog(self.reads).get)
+        self._route(router, "GET", "/runs/{run_id}/log", RawLog(pools.lists).get)
         for path, page in pages.items():  # after the actions, some of whose addresses look like those of a run
             self._route(router, "GET", path, partial(self._show, page))
         signing = SignInPage(self.door, self.keys, allows_plain_http=self.settings.console_plain_http)
@@ -207,7 +206,7 @@ class Console:
             frame = framed(connection, seen)
             return self.door.renderer.page(request, page.template, frame, status=view.status, values=values)
 
-        return await call(self.reads, found, made)
+        return await call(self.pools.lists, found, made)
 
     async def _sign_out(self, request: Request) -> Response:
         """End the sign-in of this browser, also for copies of its cookie."""

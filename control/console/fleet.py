@@ -31,6 +31,7 @@ from tidewheel.control.reads.fleet import (
     list_shards,
     read_status,
 )
+from tidewheel.postgres.replica import Replica
 
 _EXECUTORS = 1000
 _ONE_BY_ONE = 50  # more executors are shown in groups, unusual ones first
@@ -79,6 +80,7 @@ class FleetPage:
     shards: int
     doctor: Doctor
     broker: Broker
+    replica: Replica | None
     template: ClassVar[str] = "fleet.html"
 
     def read(self, connection: Connection, caller: Caller, request: Request, urls: Urls) -> View:
@@ -106,6 +108,7 @@ class FleetPage:
                 "broker": self.broker.last(now), "busy": sum(each.busy for each in live),
                 "slots": sum(each.executor.slots for each in live), "query": query,
                 "opened": opened, "shards": shards, "shard_count": self.shards,
+                "replica": self.replica and self.replica.state,
                 "owned": owned, "orphans": self.shards - owned.total(),
                 "services": [each for each in services if each.role != "executor"],
                 "diagnosis": self.doctor.last() if is_admin else None,

@@ -82,6 +82,7 @@ class Visitor(NamedTuple):
         many: True if it may name other tenants.
         frozen: The freezes that it sees, each with the parts of the address of its thaw.
         wrong: What is wrong at a place of the rail, in a word; empty for nothing.
+        replica_problem: Why the page was read from the primary; empty if no read replica is set, or it was used.
     """
 
     sign_in: SignIn | None = None
@@ -91,6 +92,7 @@ class Visitor(NamedTuple):
     scopes: frozenset[str] = frozenset()
     frozen: Sequence[tuple[Freeze, Mapping[str, object]]] = ()
     wrong: Mapping[str, str] = MappingProxyType({})
+    replica_problem: str = ""
 
     def can(self, scope: str) -> bool:
         """Return True if it has a scope: only then a page shows the actions that need it."""

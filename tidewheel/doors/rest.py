@@ -82,7 +82,7 @@ Routes: TypeAlias = Mapping[str | Operation, Route]
 def add_routes(router: APIRouter, noun: type[Noun], routes: Routes) -> None:
     """Add the routes of a noun.
 
-    The application that has them keeps the workers of its reads and writes in its state.
+    The application that has them keeps the workers of its reads, lists and writes in its state.
     """
     for name, route in routes.items():
         declared = operations(noun)[name] if isinstance(name, str) else name
@@ -103,6 +103,7 @@ class _Endpoint:
     def __init__(self, noun: type[Noun], declared: Operation, route: Route) -> None:
         self._noun, self._declared, self._route = noun, declared, route
         self._method, _, self._path = declared.route.partition(" ")
+        self._is_one = self._path.endswith("}")  # it reads one thing by its key or its id
         self._begun = HTTPStatus.CREATED if declared.starts == self._path else HTTPStatus.ACCEPTED
         by_name = {name: each for each in declared.parameters for name in (each.name, each.spoken)}
         self._in_path = {name: by_name[name] for name in re.findall(r"{(\w+)", self._path)}
@@ -124,7 +125,8 @@ class _Endpoint:
 
         async def endpoint(request: Request, found: Caller) -> Response:
             state = request.app.state
-            return await self._answer(request, found, state.reads if self._method == "GET" else state.writes)
+            workers = state.writes if self._method != "GET" else state.reads if self._is_one else state.lists
+            return await self._answer(request, found, workers)
 
         endpoint.__name__, endpoint.__doc__ = declared.name, route.words or declared.words
         endpoint.__annotations__["found"] = Annotated[Caller, Security(caller, scopes=[declared.scope])]

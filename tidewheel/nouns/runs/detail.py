@@ -251,7 +251,7 @@ class LogFollower(Iterator[LogPiece]):
     def read(self) -> list[LogPiece]:
         """Return a page of new output, the older attempts first; empty if there is none."""
         columns = {**self._columns, "read_attempt": self._attempt, "read_bytes": self._read}
-        with self._call.transaction() as connection:
+        with self._call.snapshot() as connection:
             rows = read_rows(connection, class_row(_LogRow), _SQL["read_logs"], columns)
         if not rows:
             raise UnknownRun(str(self._columns["run_id"]))
