@@ -29,6 +29,7 @@ CHECKS = (
     Check("archive", database.check_archive, needs="schema"),
     Check("retention", database.check_retention, needs="schema"),
     Check("replication", servers.check_replication, needs="database"),
+    Check("replica", servers.check_replica, needs="schema"),
     Check("vacuum", database.check_vacuum, needs="database"),
     Check("statements", servers.check_statements, needs="database"),
     Check("quarantine", database.check_quarantine, needs="schema"),

@@ -2,6 +2,7 @@
 
 import shutil
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing
 from typing import LiteralString, NamedTuple, cast
 
 import psycopg
@@ -26,7 +27,8 @@ from tidewheel.kafka.topics import (
 from tidewheel.nouns.tenants.reads import require_tenant
 from tidewheel.postgres.faults import first_line
 from tidewheel.postgres.fences import Place, find_primaries
-from tidewheel.postgres.session import Conn, rows_of
+from tidewheel.postgres.replica import compare
+from tidewheel.postgres.session import Conn, Session, rows_of
 from tidewheel.postgres.statements import Statements
 from tidewheel.redaction import redact
 
@@ -43,6 +45,9 @@ SELECT s.mean_exec_time, s.calls, s.query
  ORDER BY s.mean_exec_time DESC
  LIMIT 3
 """
+_CORRECT_REPLICA = (
+    "check the replica's log and the network, or correct TIDEWHEEL_READ_DATABASE_URL (docs/deployment.md, Read replica)"
+)
 _TEXT = 100  # characters of a statement
 _UNCOUNTED = (
     "slow statements are not counted: add pg_stat_statements to shared_preload_libraries, restart PostgreSQL, then run "
@@ -95,6 +100,21 @@ def check_replication(context: Context) -> Iterator[Finding]:
             what = "a fail-over may lose applications' commits, which do not wait for a standby"
             remedy = "ALTER SYSTEM SET synchronous_commit = 'on', and reset it for databases and roles"
             yield Finding("replication", Severity.WARNING, what, f"synchronous_commit is {mode}", remedy)
+
+
+def check_replica(context: Context) -> Iterator[Finding]:
+    """Check that lists and pages can be read from the read replica."""
+    if (url := context.settings.read_database()) is None:
+        return
+    with (
+        closing(Session(context.url or "", "tidewheel-doctor", pooled=True)) as primary,
+        closing(Session(url, "tidewheel-doctor", pooled=True, is_given_up=lambda: False)) as replica,
+    ):
+        found = compare(primary, replica)
+    if found.problem:
+        severity = Severity.ERROR if found.is_foreign else Severity.WARNING
+        evidence = found.cause or "reads of the API and the console use the primary"
+        yield Finding("replica", severity, f"the read replica {found.problem}", evidence, _CORRECT_REPLICA)
 
 
 def _check_servers(url: str) -> Iterator[Finding]:
