@@ -107,7 +107,7 @@ def test_bodies_and_answers_have_names_and_all_their_fields(client: httpx.Client
 
 
 def test_examples_of_bodies_are_accepted(client: httpx.Client, database: Database) -> None:
-    """Those of executors, task tokens and ids need rows that exist, that of a reschedule a run that has ended."""
+    """Those of executors, task tokens and ids need rows that exist, a reschedule needs an ended run."""
     database.submit("nightly", schedule="0 2 * * *")
     document = answer_of(client.get("/api/v1/openapi.json"))
     for path, methods in document["paths"].items():
