@@ -13,7 +13,7 @@ from tests.fixtures.database import Database
 from tidewheel.audit import Change, process_actor, record
 from tidewheel.control.client.client import Client
 from tidewheel.control.client.connection import Connection
-from tidewheel.errors import InstallationFault
+from tidewheel.errors import InstallationFault, TidewheelError
 from tidewheel.outbox import OutboxRow, append
 from tidewheel.postgres.session import Conn
 
@@ -104,6 +104,18 @@ def test_many_changes_of_a_tenant_are_recorded(fresh_database: Database) -> None
         "SELECT object, version_before, version_after, reason FROM audit_log ORDER BY version_after"
     )
     assert found == [(each.object, None, each.after, each.reason) for _, each in changes]
+
+
+def test_missing_column_is_named_and_found_once_it_is_there(fresh_database: Database) -> None:
+    """An application is upgraded before the schema."""
+    changes = [(process_actor(), Change(TENANT, "job.submit", f"job/{at}", reason="why")) for at in range(100)]
+    fresh_database.execute("ALTER TABLE audit_log DROP COLUMN reason")
+    with pytest.raises(TidewheelError, match="reason"), acting(fresh_database) as writing:
+        record(writing, changes)
+    fresh_database.execute("ALTER TABLE audit_log ADD COLUMN reason text")
+    with acting(fresh_database) as writing:
+        record(writing, changes)
+    assert fresh_database.count("audit_log") == len(changes)
 
 
 def test_row_of_another_tenant_among_many_is_refused(database: Database) -> None:
