@@ -19,10 +19,11 @@ from tests.fixtures.database import Database
 from tests.fixtures.services import make_fleet
 from tidewheel import Client, cancel, enqueue, status
 from tidewheel.control.client.enqueue import own_settings
-from tidewheel.errors import MigrationError, Unavailable, UnknownJob
+from tidewheel.errors import MigrationError, SettingsError, Unavailable, UnknownJob
 from tidewheel.local.stack import StackInfo
 from tidewheel.migrations.runner import migrate
 from tidewheel.settings.connections import Connections
+from tidewheel.transitions.installation import read_installation, record_topic_prefix
 
 pytestmark = pytest.mark.postgres
 
@@ -135,6 +136,19 @@ def test_missing_partitions_are_created_where_no_installation_is_in_public(
             enqueue(own, "call", {"n": 1})
     own_settings.cache_clear()
     assert shop.count("run_inputs") == 1
+
+
+def test_installation_with_the_topics_of_its_neighbour_does_not_start(
+    fresh_database: Database, shop: OwnersDatabase
+) -> None:
+    """Each of the two would take requests of the other one."""
+    first, second, other = (Connections.load(topic_prefix=prefix) for prefix in ("shared", "shared", "own"))
+    fresh_database.within(record_topic_prefix, first)
+    with pytest.raises(SettingsError, match=r"schema 'public'.*TIDEWHEEL_TOPIC_PREFIX"):
+        shop.within(record_topic_prefix, second)
+    shop.within(record_topic_prefix, other)
+    shop.within(record_topic_prefix, second)
+    assert shop.within(read_installation, Connections.load()).topics.prefix == "own"
 
 
 def test_migrate_names_the_remedy_where_the_role_may_create_no_schema(fresh_database: Database) -> None:

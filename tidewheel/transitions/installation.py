@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import cast, get_args
 
+from psycopg import sql
 from psycopg.types.json import Jsonb
 
 from tidewheel.errors import SettingsError
@@ -60,8 +61,20 @@ class Installation:
 
 
 def record_topic_prefix(connection: Conn, settings: Connections) -> None:
-    """Record the prefix of the topics, unless it is recorded already; in the caller's transaction."""
-    connection.execute(_SQL["record_topic_prefix"], {"prefix": settings.topic_prefix})
+    """Record the prefix of the topics, unless it is recorded already; in the caller's transaction.
+
+    Raises:
+        SettingsError: An installation in another schema of this database has these topics.
+    """
+    recorded = connection.execute(_SQL["record_topic_prefix"], {"prefix": settings.topic_prefix}).rowcount
+    neighbours = connection.execute(_SQL["find_neighbours"]).fetchall() if recorded else []
+    for (schema,) in cast("list[tuple[str]]", neighbours):
+        read = sql.SQL("SELECT value #>> '{{}}' FROM {}.settings WHERE name = 'topic_prefix'")
+        if connection.execute(read.format(sql.Identifier(schema))).fetchone() == (settings.topic_prefix,):
+            raise SettingsError(
+                f"the installation in the schema {schema!r} of this database has the topics of "
+                f"{settings.topic_prefix!r} too: set another TIDEWHEEL_TOPIC_PREFIX"
+            )
 
 
 def read_installation(connection: Conn, settings: Connections) -> Installation:

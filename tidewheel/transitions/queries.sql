@@ -1554,6 +1554,16 @@ INSERT INTO settings (name, value) VALUES ('schema_ids', %(recorded)s)
 -- Lock: its own new row.
 INSERT INTO settings (name, value) VALUES ('topic_prefix', to_jsonb(%(prefix)s::text)) ON CONFLICT (name) DO NOTHING
 
+-- name: find_neighbours
+-- Returns the other schemas of this database with an installation whose settings this role may read.
+-- Index: pg_class_relname_nsp_index. No lock.
+SELECT n.nspname
+  FROM pg_class AS c
+  JOIN pg_namespace AS n ON n.oid = c.relnamespace
+  JOIN pg_class AS m ON m.relnamespace = n.oid AND m.relname = 'tidewheel_migrations'
+ WHERE c.relname = 'settings' AND n.nspname <> current_schema()
+   AND has_schema_privilege(n.oid, 'USAGE') AND has_table_privilege(c.oid, 'SELECT')
+
 -- part: blocks_key(run)
 -- The ordering key that the ended run blocks, as `k` has it, or will block once the failures before it are settled.
 -- Index: order_failures_by_run, order_keys_pkey. No lock.
