@@ -369,7 +369,7 @@ def next_delay(connection: Conn, job: JobPosition, schedule: FixedDelay) -> str:
             words = f"It is {duration(delay, exact=True)} after the end of the last run"
             # An edit may move the occurrence too, and starts a version.
             is_set = row[1] == job.version and least <= delay <= most
-            return f"{words}, as next_in has set ({allowed})." if is_set else f"{words}."
+            return f"{words}, set by a run or a reschedule ({allowed})." if is_set else f"{words}."
     return f"It is {regular} after the end of a run that sets no time. A run may set {allowed} by next_in."
 
 

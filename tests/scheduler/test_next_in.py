@@ -177,7 +177,7 @@ def test_interval_of_an_operator_holds_once_and_the_audit_accepts_it(chain: Cloc
     chain.succeed(start(chain))
     with Client(chain.url) as client:
         client.reschedule("job", timedelta(seconds=30), reason="orders wait")
-        assert "It is 30 s after the end of the last run, as next_in has set" in client.next("job").words
+        assert "It is 30 s after the end of the last run, set by a run or a reschedule" in client.next("job").words
     chain.advance(30 * SECOND)
     chain.succeed(start(chain))
     assert seconds_left(chain) == 60
@@ -250,7 +250,7 @@ def test_explain_and_the_audit_know_what_was_set(chain: ClockedDatabase) -> None
     began = chain.now()
     finish(chain, start(chain), 30)
     with Client(chain.url) as client:
-        assert "It is 30 s after the end of the last run, as next_in has set" in client.next("job").words
+        assert "It is 30 s after the end of the last run, set by a run or a reschedule" in client.next("job").words
     due = chain.now() + 30 * SECOND
     assert "30 s after the end of the last run" in tidewheel(chain, "explain", "job", "--at", due).out
     chain.stop_clock(due)

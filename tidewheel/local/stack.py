@@ -242,7 +242,7 @@ class LocalStack:
         if self._brokers not in (None, len(state.nodes)):
             raise StackError(
                 f"the stack in {self.home} has {len(state.nodes)} broker(s), not {self._brokers}: "
-                "run `tidewheel down --erase` first, or choose another --home"
+                f"run `tidewheel down --erase --home {self.home}` first, or choose another --home"
             )
         parts = self._parts(state)
         if state.kafka_passwords is None:  # of an older release, whose nodes admit every user of this machine

@@ -114,7 +114,8 @@ def read_state(home: Path) -> StackState | None:
     except FileNotFoundError:
         return None
     except (OSError, ValidationError) as error:
-        message = f"{path} cannot be read ({type(error).__name__}); `tidewheel down --erase` removes the stack"
+        remedy = f"`tidewheel down --erase --home {home}` removes the stack"
+        message = f"{path} cannot be read ({type(error).__name__}); {remedy}"
         raise StackError(message) from error
 
 

@@ -379,7 +379,10 @@ def test_fixed_delay_shows_whether_a_run_or_an_edit_has_set_the_next_occurrence(
     fire_all(clocked)
     started = clocked.begin(run_of("03-02T08:00"))
     clocked.end(ending(started, RunState.SUCCEEDED, next_in=timedelta(minutes=30)))
-    assert "30 min after the end of the last run, as next_in has set" in explanation_of(clocked, t("03-02T08:30")).words
+    assert (
+        "30 min after the end of the last run, set by a run or a reschedule"
+        in explanation_of(clocked, t("03-02T08:30")).words
+    )
     at_clock(clocked, "03-02T08:08")
     clocked.submit(schedule={"fixed_delay": "5m", "min": "1m", "max": "1h"})
     assert "It is 25 min after the end of the last run." in explanation_of(clocked, t("03-02T08:25")).words
