@@ -3,6 +3,7 @@
 import type { ReportedOutcome, RunHeartbeat, StartedAttempt } from "./api.ts";
 import { Checkpoint } from "./checkpoint.ts";
 import type { Context } from "./context.ts";
+import { readInterval } from "./durations.ts";
 import type { Handler } from "./handler.ts";
 import { call, type Api } from "./http.ts";
 import { payloadOf, type RunRequest } from "./messages.ts";
@@ -24,7 +25,7 @@ export class Attempt {
   readonly #timers: NodeJS.Timeout[] = [];
   #silence: NodeJS.Timeout | undefined;
   #output = "";
-  #nextIn: number | string | undefined;
+  #nextIn: number | undefined;
   #over = false;
   #cancelled = false;
   #beats: Promise<void> = Promise.resolve();
@@ -123,7 +124,7 @@ export class Attempt {
       log: (text) => void (this.#output = `${this.#output}${text}\n`.slice(-2 * OUTPUT_CHARACTERS)),
       heartbeat: (progress, own) =>
         this.#beat({ progress, ...(own === undefined ? {} : { checkpoint: checkpoint.with(own) }) }),
-      nextIn: (delay) => void (this.#nextIn = delay),
+      nextIn: (delay) => void (this.#nextIn = readInterval("nextIn", delay)),
       step: (name, work) => checkpoint.step(name, work),
     };
   }

@@ -33,7 +33,8 @@ export interface Context {
   /**
    * Set the time from the end of this run to the next run of its `fixed_delay` job: seconds, or as `30s`.
    *
-   * The last call counts, within the job's `min` and `max`, if this attempt ends the run.
+   * The last call counts, within the job's `min` and `max`, if this attempt ends the run. Throws a `RangeError` for what
+   * is no duration of 1 s to 400 days.
    */
   nextIn(delay: number | string): void;
   /**

@@ -74,6 +74,11 @@ export class Reports {
       return this.#record(outcomes.slice(middle));
     }
     this.#warn(`run ${first.run_id}: its outcome is refused: ${problem.message}`);
+    const { next_in, ...known } = first;
+    if (next_in !== undefined) { // an API of an earlier build does not know it
+      this.#warn(`run ${first.run_id}: sending its outcome without next_in`);
+      return this.#record([known]);
+    }
     if (first.error_type === UNRECORDABLE) return void this.#kept.delete(keyOf(first)); // the lease ends the attempt
     const failure = { error_type: UNRECORDABLE, error_message: problem.message, permanent: true };
     return this.#record([{ run_id: first.run_id, attempt: first.attempt, status: "failed", ...failure }]);

@@ -1,6 +1,10 @@
 // Handlers and the client on a real Tidewheel, which tests/sdk/test_typescript.py starts.
 
 import assert from "node:assert/strict";
+import { once } from "node:events";
+import { createServer, type Server } from "node:http";
+import type { AddressInfo } from "node:net";
+import { text } from "node:stream/consumers";
 import { after, before, test } from "node:test";
 import { z } from "zod";
 import {
@@ -47,6 +51,7 @@ const handlers = [
     if (ctx.attempt === 2) throw retryAfter(0, "once more");
     return ctx.attempt;
   }),
+  defineHandler("next", { type: ["string", "number", "null"] }, (ctx, delay) => ctx.nextIn(delay as number | string)),
   defineHandler("held", async (ctx) => {
     if (ctx.attempt > 1) return "again";
     await new Promise((resolve) => ctx.signal.addEventListener("abort", resolve));
@@ -57,9 +62,13 @@ const handlers = [
 
 const client = new Client();
 let executor: Executor;
+let earlier: Server | undefined;
 
 before(async () => void (executor = await startExecutor({ handlers })));
-after(() => executor.stop());
+after(async () => {
+  await executor.stop();
+  earlier?.close();
+});
 
 async function started(target: string, payload?: unknown, job: JobOptions = {}): Promise<string> {
   await client.submit({ key: target, schedule: "manual", target, retry: { initial: "1ms" }, ...job });
@@ -153,4 +162,36 @@ test("a stopping executor releases what runs, uncounted", async () => {
   const { status, result, attempt, failed_attempts, attempts } = await client.wait(run);
   assert.deepEqual([status, result, attempt, failed_attempts], ["succeeded", "again", 2, 0]);
   assert.deepEqual(attempts.map(({ outcome }) => outcome), ["released", "succeeded"]);
+});
+
+test("an interval that is none fails the handler, and any form of another one is recorded", async () => {
+  for (const delay of ["0.5s", "401d", "soon", "", "PT", "P1M", -3, 0.5, null]) {
+    const run = await ended("next", delay, { retry: { max_attempts: 1 } });
+    assert.deepEqual([run.status, run.error_type], ["failed", "RangeError"], `${delay}`);
+    assert.match(run.error_message ?? "", /^nextIn: .*; write 1s to 400d/);
+  }
+  for (const delay of ["1s", "400d", "1h30m", "PT1H30M", "1500ms", 1.1]) {
+    assert.equal((await ended("next", delay)).status, "succeeded", `${delay}`);
+  }
+});
+
+test("an end is recorded by an API of an earlier build, which refuses next_in", async () => {
+  earlier = createServer(async (request, response) => {
+    const body = await text(request);
+    const refused = { status: 422, code: "invalid", detail: "outcomes.0.next_in: is an unknown field" };
+    const { authorization = "" } = request.headers;
+    const sent = { headers: { authorization, "content-type": "application/json" }, body: body || null };
+    const answer = body.includes('"next_in"')
+      ? Response.json(refused, { status: 422 })
+      : await fetch(`${process.env["TIDEWHEEL_API_URL"]}${request.url}`, { method: request.method ?? "GET", ...sent });
+    response.writeHead(answer.status, { "content-type": "application/json" }).end(await answer.text());
+  }).listen(0, "127.0.0.1");
+  await once(earlier, "listening");
+  const url = `http://127.0.0.1:${(earlier.address() as AddressInfo).port}`;
+  const warnings: string[] = [];
+  await executor.stop();
+  executor = await startExecutor({ handlers, url, warn: (message) => void warnings.push(message) });
+  const run = await ended("next", "30s");
+  assert.deepEqual([run.status, run.attempt], ["succeeded", 1]);
+  assert.ok(warnings.some((each) => each.includes("without next_in")), warnings.join());
 });
