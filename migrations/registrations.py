@@ -12,7 +12,7 @@ from psycopg.errors import UndefinedTable
 from tidewheel.distribution import release_version
 from tidewheel.errors import MigrationError
 from tidewheel.migrations.runner import has_newer
-from tidewheel.postgres.session import connect
+from tidewheel.postgres.session import connect, refuse_shared_sessions
 from tidewheel.postgres.statements import Statements
 
 _LISTEN_SECONDS = 30.0  # a process that lives writes a heartbeat within it, also after a pause of PostgreSQL
@@ -28,9 +28,11 @@ def forget_silent(url: str, silent: timedelta) -> list[str]:
 
     Raises:
         MigrationError: The other release is newer, and has migrated the database.
+        SettingsError: A pooler shares sessions, and a session keeps the schema.
     """
     columns: dict[str, object] = {"version": release_version(), "silent": silent}
-    with suppress(UndefinedTable), connect(url, "tidewheel-migrate", autocommit=True, pooled=True) as connection:
+    refuse_shared_sessions(url)
+    with suppress(UndefinedTable), connect(url, "tidewheel-migrate", autocommit=True) as connection:
         if has_newer(connection):
             raise MigrationError(
                 "--forget-silent: a newer release has migrated this database; run `tidewheel migrate --post "
