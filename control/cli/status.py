@@ -131,8 +131,9 @@ def _read(home: Path | None) -> _Found | SettingsError | MigrationError | Unavai
         else:
             url = settings.database()
         with connect(url, "tidewheel-cli", pooled=True) as connection:
-            require_current(connection)
             connection.begin()
+            require_current(connection)
+            connection.begin()  # it has ended the transaction, and with that the schema behind a pooler
             show_damaged(connection, shows=True)
             installation = read_installation(connection, settings)
             fleet = read_status(connection, installation.shards)

@@ -32,6 +32,7 @@ from tidewheel.control.cli.exit_codes import ExitCode
 from tidewheel.control.doctor.check import Context
 from tidewheel.control.doctor.database import check_database
 from tidewheel.errors import SettingsError, Unavailable
+from tidewheel.migrations.runner import migrate
 from tidewheel.postgres.partitions import day_of
 from tidewheel.postgres.session import POOLED_BY_TRANSACTION, Session, connect_configured
 from tidewheel.settings.connections import Connections
@@ -316,17 +317,36 @@ def test_command_whose_locks_need_a_session_is_refused(database: Database, poole
     assert settings_of_sessions(pooled) == settings_of_sessions(database.url)
 
 
+def test_forgetting_of_processes_is_refused_before_it_deletes_one(database: Database, pooled: str) -> None:
+    database.execute(
+        "INSERT INTO processes (process_id, role, host, pid, version, settings, sent_at, last_heartbeat_at, started_at)"
+        " VALUES (gen_random_uuid(), 'relay', 'host-1', 7, '0.0.9', '{}', now(), now() - interval '1 hour', now())"
+    )
+    done = tidewheel(pooled, "migrate", "--post", "--forget-silent", "5m")
+    assert (done.code, done.out) == (ExitCode.FAILED, "")
+    assert POOLED_BY_TRANSACTION in " ".join(done.err.split())
+    assert database.count("processes") == 1
+
+
 def test_migrate_works_through_a_pooler_in_session_mode(empty_database: Database) -> None:
     with pgbouncer(empty_database.url, "session") as pooled:
         assert tidewheel(replace(empty_database, url=pooled), "migrate").code == ExitCode.DONE
     assert empty_database.count("jobs") == 0
 
 
+@pytest.mark.parametrize("schema", [None, "shop"])
 @pytest.mark.parametrize("command", ["migrate --status", "status"])
-def test_command_that_reads_once_leaves_nothing_in_a_session(database: Database, pooled: str, command: str) -> None:
-    behind, direct = (tidewheel(replace(database, url=url), *command.split()) for url in (pooled, database.url))
-    assert (behind.code, behind.err) == (direct.code, direct.err)
-    assert settings_of_sessions(pooled) == settings_of_sessions(database.url)
+def test_command_that_reads_once_finds_the_schema_and_leaves_nothing_in_a_session(
+    empty_database: Database, monkeypatch: pytest.MonkeyPatch, command: str, schema: str | None
+) -> None:
+    if schema is not None:
+        monkeypatch.setenv("TIDEWHEEL_DATABASE_SCHEMA", schema)
+    migrate(Connections.load(database_url=empty_database.url).database(), tenant_role=None)
+    with pgbouncer(empty_database.url, "transaction", sessions=SESSIONS) as pooled:
+        behind, direct = (tidewheel(url, *command.split()) for url in (pooled, empty_database.url))
+        assert (behind.code, behind.err) == (direct.code, direct.err)
+        assert behind.out.count("applied") == direct.out.count("applied")
+        assert settings_of_sessions(pooled) == settings_of_sessions(empty_database.url)
 
 
 def test_pooler_without_transactions_is_refused(database: Database) -> None:
