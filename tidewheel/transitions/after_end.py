@@ -278,10 +278,9 @@ def apply_deferred_effects(
     }  # fmt: skip
     effects = read_rows(connection, class_row(DeferredEffect), _TAKE_DEFERRED_EFFECTS, columns)
     # Timers, jobs, inputs, active runs, keys: with an active run locked, no statement may wait for the rest (ADR 0008).
-    schedule_after_end(connection, [(end.job_id, end.chain_at, end.ended_at) for end in effects if end.chain_at])
-    schedule_next_in(
-        connection, [(end.job_id, end.job_version, end.ended_at, end.next_in) for end in effects if end.chain_at]
-    )
+    chained = [(end, end.chain_at) for end in effects if end.chain_at]
+    schedule_after_end(connection, [(end.job_id, at, end.ended_at) for end, at in chained])
+    schedule_next_in(connection, [(end.job_id, end.job_version, end.ended_at, end.next_in) for end, _ in chained])
     reset_failures(connection, (end.job_id for end in effects if end.reset_failures))
     keep_inputs(connection, [(end.run_id, end.inputs_at, end.ended_at) for end in effects if end.inputs_at])
     release_active_runs(connection, installation, [(end.job_id, end.run_id) for end in effects if end.release_job])
