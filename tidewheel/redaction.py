@@ -33,6 +33,8 @@ CREDENTIAL_HEADERS = (
     "ocp-apim-subscription-key",
 )
 
+_SECRET_SETTINGS = ("password", "passphrase", "secret", "jaas", "key.pem", "oauthbearer.config")
+
 _SHORTEST = 8  # a shorter value is part of ordinary words, whose replacement makes logs unreadable
 _SCHEMES = frozenset(("bearer", "basic", "token"))
 _SHOWN_HEADERS = (*CREDENTIAL_HEADERS, "set-cookie", "webhook-signature", "tidewheel-task-token")
@@ -139,6 +141,11 @@ _known = _Known()
 def protect(*secrets: str | None) -> None:
     """Redact these values from now on, in every text of this process; shorter ones stay."""
     _known.add(*secrets)
+
+
+def is_secret(name: str) -> bool:
+    """Return True if a Kafka setting, or a part of a connection string, of this name is a secret."""
+    return any(part in name for part in _SECRET_SETTINGS)
 
 
 def redact(text: str) -> str:

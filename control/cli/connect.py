@@ -19,11 +19,11 @@ import typer
 from tidewheel.control.cli.dev import Home
 from tidewheel.distribution import is_installed
 from tidewheel.errors import NotRunning
+from tidewheel.redaction import is_secret
 
 if TYPE_CHECKING:
     from tidewheel.local.stack import StackInfo
 
-_SECRET_PARTS = ("password", "passphrase", "secret", "jaas", "key.pem", "oauthbearer.config")
 _LOGIN = "org.apache.kafka.common.security"
 
 
@@ -67,7 +67,7 @@ def env(
     if secrets and sys.stdout.isatty():
         typer.echo("tidewheel: warning: printing passwords to a terminal", err=True)
     url = reached.database_url if secrets else _without_password(reached.database_url)
-    kafka = {name: value for name, value in reached.kafka.items() if secrets or not _is_secret(name)}
+    kafka = {name: value for name, value in reached.kafka.items() if secrets or not is_secret(name)}
     match form:
         case Format.SHELL:
             lines = [
@@ -268,18 +268,14 @@ def _without_password(url: str) -> str:
     scheme, _, rest = url.partition("://")
     user, at, address = rest.rpartition("@")
     address, _, query = address.partition("?")
-    kept = "&".join(part for part in query.split("&") if part and not _is_secret(part.partition("=")[0]))
+    kept = "&".join(part for part in query.split("&") if part and not is_secret(part.partition("=")[0]))
     return f"{scheme}://{user.partition(':')[0]}{at}{address}{'?' if kept else ''}{kept}"
 
 
 def _parts_without_secrets(url: str) -> dict[str, str]:
     from psycopg.conninfo import conninfo_to_dict
 
-    return {name: str(value) for name, value in conninfo_to_dict(url).items() if not _is_secret(name)}
-
-
-def _is_secret(name: str) -> bool:
-    return any(part in name for part in _SECRET_PARTS)
+    return {name: str(value) for name, value in conninfo_to_dict(url).items() if not is_secret(name)}
 
 
 def _embedded_psql() -> str | None:

@@ -13,7 +13,7 @@ from pydantic import Field, SecretStr, ValidationInfo, field_validator
 from tidewheel.distribution import install_command, is_installed
 from tidewheel.errors import NotRunning, SettingsError, Unavailable
 from tidewheel.jobs.allow_lists import AllowLists, ProgramPattern, read_folder, read_host_pattern, read_port
-from tidewheel.redaction import protect
+from tidewheel.redaction import is_secret, protect
 from tidewheel.settings.sources import Duration, Entries, Settings, client_config, read_properties
 from tidewheel.settings.verification import unverified_brokers, unverified_database
 
@@ -33,8 +33,6 @@ ALLOW_LIST_VARIABLES: Final = tuple(
 """The variables by which clients and services refuse a job's target, and which must be equal for all of them."""
 
 _LIBPQ: Final = ("PGHOST", "PGHOSTADDR", "PGSERVICE", "PGDATABASE")
-# Of the names of Kafka clients' settings, and of the parts of a connection string.
-_SECRET_PARTS = ("password", "passphrase", "secret", "key.pem", "oauthbearer.config")
 
 _READERS: Final[Mapping[str, Callable[[str], object]]] = {
     "http_hosts": read_host_pattern,
@@ -344,7 +342,7 @@ class Connections(Settings):
 
 
 def _secrets(given: Mapping[str, object]) -> list[str]:
-    return [str(value) for name, value in given.items() if any(part in name for part in _SECRET_PARTS)]
+    return [str(value) for name, value in given.items() if is_secret(name)]
 
 
 def _running_stack(part: str, variable: str) -> "StackInfo":
