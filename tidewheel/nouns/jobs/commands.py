@@ -317,7 +317,7 @@ move = _job("move", _changes("moves {at} to {to}", "the occurrence already has t
 unskip = _job(
     "unskip", _changes("fires {at} again", "the occurrence is neither skipped nor moved"), prepare=_read_instants
 )
-reschedule = _job("reschedule", _changes("runs next {next_in} after its last end", "the job runs next then already"))
+reschedule = _job("reschedule", _changes("rescheduled", "the job runs next then already", version=""))
 backfill = command(OneJob, "backfill", _show_backfill, flags=_BACKFILL, options={"wait": Wait})
 stats = _job("statistics", _show_days)
 versions = _job("versions", _show_versions)
