@@ -421,10 +421,10 @@ SELECT (SELECT r.scheduled_at FROM runs AS r
 
 -- name: find_chained_end
 -- Returns the end and the version of the last run by the timer before an instant.
--- Index: by job in every partition. No lock.
-SELECT f.finished_at, f.job_version FROM finished_runs AS f
- WHERE f.job_id = %(job_id)s AND f.cause = 'timer' AND f.scheduled_at < %(at)s
- ORDER BY f.scheduled_at DESC LIMIT 1
+-- Index: jobs_pkey, by job in every partition. No lock.
+SELECT ended.finished_at, ended.job_version
+  FROM (SELECT j.job_id, %(at)s::timestamptz AS scheduled_at, j.created_at FROM jobs AS j WHERE j.job_id = %(job_id)s) AS o
+ CROSS JOIN LATERAL ({{tidewheel.transitions.last_chained_end(o)}}) AS ended
 
 -- name: oldest_day_of_runs
 -- Returns the oldest day with finished runs, from the name of its partition.

@@ -213,24 +213,12 @@ UPDATE jobs AS j
        ) AS new (job_id, version, spec_hash, schedule_kind, interval_anchor, interval_us, labels, paused, finished)
  WHERE j.job_id = new.job_id
 
--- name: reschedule_timers
--- Moves the next fire times of fixed_delay jobs: counted from the end of the last run by the timer, at the earliest to now. Returns
--- them; none of a job without such a run.
--- Index: timers_pkey, by job in every partition; timers_due changes. Lock: rows that are locked already.
-UPDATE timers AS t
-   SET scheduled_at = greatest(last.finished_at + last.delay, %(now)s), due_at = greatest(last.finished_at + last.delay, %(now)s)
-  FROM (
-    SELECT given.job_id, given.delay, ended.finished_at
-      FROM unnest(%(job_ids)s::uuid[], %(delays)s::interval[]) AS given (job_id, delay)
-      JOIN timers AS o ON o.job_id = given.job_id
-     CROSS JOIN LATERAL (
-        SELECT f.finished_at FROM finished_runs AS f
-         WHERE f.job_id = o.job_id AND f.cause = 'timer' AND f.scheduled_at < o.scheduled_at
-         ORDER BY f.scheduled_at DESC LIMIT 1
-     ) AS ended
-  ) AS last
- WHERE t.job_id = last.job_id
-RETURNING t.job_id, t.scheduled_at
+-- name: find_last_ends
+-- Returns the ends of the last runs by the timers of jobs; none of a job without a stored one.
+-- Index: timers_pkey, jobs_pkey, by job in every partition. No lock.
+SELECT o.job_id, ended.finished_at
+  FROM (SELECT t.job_id, t.scheduled_at, j.created_at FROM timers AS t JOIN jobs AS j USING (job_id) WHERE t.job_id = ANY (%(job_ids)s)) AS o
+ CROSS JOIN LATERAL ({{tidewheel.transitions.last_chained_end(o)}}) AS ended
 
 -- name: put_timers
 -- Inserts or updates the timers of jobs that have occurrences.

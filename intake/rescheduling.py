@@ -1,16 +1,16 @@
 """`job.reschedule`: set when a fixed_delay job runs next, as `next_in` of a run does.
 
-The time counts from the end of the last run by the timer, within the bounds of the job, and ends at the earliest now.
-So `explain` and the audit need no rule of their own (ADR 0091). It moves a timer that waits for its instant. The others
-wait for an end that sets their next time: that of a run, a pause, a freeze or a quarantine.
+The time counts from the end of the last run by the timer, within the bounds of the job. The run is due at the earliest
+now and at `start_at`. So `explain` and the audit need no rule of their own (ADR 0091). It moves a timer that waits for
+its instant. The others wait for an end that sets their next time: that of a run, a pause, a freeze or a quarantine.
 """
 
 from collections.abc import Mapping, Sequence
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import cast
 from uuid import UUID
 
-from tidewheel.errors import FieldError, InvalidInput, Refused, UnknownJob, refuse
+from tidewheel.errors import Refused, UnknownJob, refuse
 from tidewheel.intake.locks import JobRow, Locked, lock_jobs
 from tidewheel.intake.request import ReceivedRequest, accepted, rejected
 from tidewheel.intake.writing import Writing
@@ -19,11 +19,12 @@ from tidewheel.jobs.values import format_duration, format_timestamp
 from tidewheel.outbox import OutboxRow
 from tidewheel.postgres.pg_binary import uuids
 from tidewheel.postgres.statements import Statements
-from tidewheel.schedules.decision import HoldReason
+from tidewheel.schedules.decision import Decision, HoldReason
 from tidewheel.schedules.parse import read_schedule
-from tidewheel.schedules.schedule import FixedDelay
+from tidewheel.schedules.schedule import FixedDelay, Manual
 from tidewheel.schemas.generated.records import Reply
 from tidewheel.transitions.events import lifecycle_row
+from tidewheel.transitions.timers import LockedTimer, move_timers
 
 _SQL = Statements("tidewheel.intake")
 
@@ -38,33 +39,53 @@ _HELD: Mapping[str, tuple[str, str]] = {
 def apply_reschedules(writing: Writing, batch: Sequence[ReceivedRequest]) -> list[Reply]:
     """Move the timers of different jobs."""
     locked = lock_jobs(writing, batch)
-    delays: dict[UUID, timedelta] = {}
-    refused: dict[UUID, Refused] = {}
+    columns = {"job_ids": uuids({received.job_id for received in batch})}
+    ends = dict(cast("list[tuple[UUID, datetime]]", writing.read(_SQL["find_last_ends"], **columns)))
+    replies: list[Reply] = []
+    moved: list[tuple[UUID, Decision]] = []
+    events: list[OutboxRow] = []
     for received in batch:
         try:
-            delays[received.job_id] = _delay(received, locked)
+            at = _next_at(received, locked, ends.get(received.job_id))
         except Refused as error:
-            refused[received.job_id] = error.without_frames()
-    at = _move(writing, delays, locked.now)
-    refused |= {job: _never_ran(locked.timers[job].scheduled_at) for job in delays.keys() - at}
-    moved = [each for each in batch if each.job_id in at and at[each.job_id] != locked.timers[each.job_id].scheduled_at]
-    writing.append([_event(writing, each, locked, at[each.job_id]) for each in moved])
-    return [
-        rejected(each, refused[each.job_id])
-        if each.job_id in refused
-        else _accepted(each, locked.jobs[each.job_id], at[each.job_id], unchanged=each not in moved)
-        for each in batch
-    ]
+            replies.append(rejected(received, error.without_frames()))
+            continue
+        timer = locked.timers[received.job_id]
+        unchanged = at == timer.scheduled_at
+        if not unchanged:
+            moved.append((received.job_id, Decision(next_at=at, overridden=timer.overridden)))
+            events.append(_event(writing, received, locked, at))
+        replies.append(_accepted(received, locked.jobs[received.job_id], at, unchanged=unchanged))
+    move_timers(writing.connection, moved)
+    writing.append(events)
+    return replies
 
 
-def _delay(received: ReceivedRequest, locked: Locked) -> timedelta:
-    """Return the time from the end of the last run, within the bounds of the job."""
+def _next_at(received: ReceivedRequest, locked: Locked, end: datetime | None) -> datetime:
+    """Return the next instant of a job, from the end of its last run."""
+    schedule, timer = _movable(received, locked)
+    if end is None:
+        problem = "no run of the job is stored, so there is no end to count from"
+        refuse("key", problem, f"send this after its next run, which is due at {format_timestamp(timer.scheduled_at)}")
+    least, most = schedule.delays
+    delay = min(max(received.of(JobReschedule).next_in, least), most)
+    bounds = schedule.bounds
+    at = max(end + delay, locked.now, bounds.start_at or locked.now)
+    if bounds.end_at is not None and at > bounds.end_at:
+        problem = f"the next run would be due at {format_timestamp(at)}, after end_at {format_timestamp(bounds.end_at)}"
+        refuse("next_in", problem, "send a shorter one, or submit the job with a later end_at")
+    return at
+
+
+def _movable(received: ReceivedRequest, locked: Locked) -> tuple[FixedDelay, LockedTimer]:
+    """Return the schedule and the timer of a job whose next instant may move."""
     job, timer = locked.jobs.get(received.job_id), locked.timers.get(received.job_id)
     if job is None or not job.exists:
         raise UnknownJob(received.tenant, received.key or "")
     schedule = read_schedule(job.schedule_json or "", job.job_id)
     if not isinstance(schedule, FixedDelay):
-        refuse("key", "the schedule of the job is no fixed_delay", "move one occurrence with job.move")
+        remedy = "trigger it with job.trigger" if isinstance(schedule, Manual) else "move an occurrence with job.move"
+        refuse("key", "the schedule of the job is no fixed_delay", remedy)
     least, most = schedule.delays
     if least == most:
         problem = f"the job allows no other interval than {format_duration(least)}"
@@ -75,20 +96,7 @@ def _delay(received: ReceivedRequest, locked: Locked) -> timedelta:
         refuse("key", *_HELD[HoldReason(timer.hold_reason)])
     if timer.scheduled_at <= locked.now:
         refuse("key", "its next run is due now", "send this after the end of that run")
-    return min(max(received.of(JobReschedule).next_in, least), most)
-
-
-def _move(writing: Writing, delays: Mapping[UUID, timedelta], now: datetime) -> dict[UUID, datetime]:
-    """Move timers; return the next instant of those that have had a run."""
-    if not delays:
-        return {}
-    columns = {"job_ids": uuids(delays), "delays": list(delays.values()), "now": now}
-    return dict(cast("list[tuple[UUID, datetime]]", writing.read(_SQL["reschedule_timers"], **columns)))
-
-
-def _never_ran(at: datetime) -> InvalidInput:
-    problem = "the job has not run yet, so there is no end to count from"
-    return InvalidInput([FieldError("key", problem, f"its first run is due at {format_timestamp(at)}")])
+    return schedule, timer
 
 
 def _event(writing: Writing, received: ReceivedRequest, locked: Locked, to: datetime) -> OutboxRow:

@@ -17,6 +17,7 @@ import pytest
 
 from tests.fixtures.acts import ending
 from tests.fixtures.database import ClockedDatabase
+from tests.scheduler.firing import fire_due
 from tests.tidewheel.postgres.test_statements import STATEMENTS
 from tests.transitions.test_workflows import play
 from tidewheel.activity import Stage
@@ -98,10 +99,10 @@ _NOT_EXECUTED = {
         nouns.freezes: count_freezable find_standing_freezes
         control: list_children read_retry_facts find_longest_attempts count_states count_states_of_job""",
     "it needs locked rows, a faulty job or an occurrence of a rare kind": """
-        control: find_active_run find_active_run_at find_chain find_chained_end find_unfired oldest_day_of_runs
+        control: find_active_run find_active_run_at find_chain find_unfired oldest_day_of_runs
         control: read_able read_attempts_of read_job_error read_last_attempts show_failed_run
         intake: add_job_cancellation add_pending_cancel calendar_names drop_moves find_pending_cancel open_windows
-        intake: read_edges_above read_open_states reschedule_timers take_over_pause wait_for_runs write_windows""",
+        intake: read_edges_above read_open_states take_over_pause wait_for_runs write_windows""",
     "the scenario has no batch, no quota of jobs and no child of several parents yet": """
         control: find_later_parents find_occurrence_of_child read_child_runs
         nouns.batches: list_batches read_batch_runs read_run_edges show_batch list_failed_runs read_batch_callbacks
@@ -197,6 +198,7 @@ def _define(client: Client) -> None:
     client.submit({"key": "root", "schedule": "manual", "target": "work"})
     client.submit({"key": "child", "schedule": {"after": ["root"]}, "target": "work"})
     client.submit({"key": "child", "schedule": {"after": ["root"]}, "target": "other"})
+    client.submit({"key": "chain", "schedule": {"fixed_delay": "1h", "max": "2h"}, "target": "work"})
     client.calendars.put("closed", days=["2026-12-24", "2026-12-25"])
     client.calendars.list()
     client.calendars.get("closed")
@@ -213,6 +215,11 @@ def _run(client: Client, database: ClockedDatabase) -> None:
     client.run_later("later", delay=60)
     started = database.begin(first)
     database.end(ending(started, RunState.SUCCEEDED, result=b"1", output=b"hello"))
+    fire_due(database)
+    [run_id] = database.rows("SELECT run_id FROM job_runs JOIN jobs USING (job_id) WHERE key = 'chain'")[0]
+    database.end(ending(database.begin(run_id), RunState.SUCCEEDED))
+    client.reschedule("chain", timedelta(hours=2))
+    client.next("chain")
     client.runs.get(first)
     client.runs.detail(first)
     client.runs.logs(first)

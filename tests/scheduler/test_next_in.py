@@ -203,13 +203,49 @@ def test_operator_is_refused_where_an_end_sets_the_next_time(chain: ClockedDatab
     assert problem() == "the job is paused"
     chain.submit(schedule={"fixed_delay": "60s"})
     assert problem() == "the job allows no other interval than 1m"
-    chain.submit(schedule={"interval": "60s"})
-    assert problem() == "the schedule of the job is no fixed_delay"
+    for schedule, remedy in (({"interval": "60s"}, "job.move"), ("manual", "job.trigger")):
+        chain.submit(schedule=schedule)
+        assert problem() == "the schedule of the job is no fixed_delay"
+        assert remedy in reschedule(chain, "30s").errors[0].remedy
     chain.apply_batch(about("job.delete"))
-    assert "job" in problem()
+    assert problem() == "tenant 'default' has no job 'job'"
+
+
+def test_operator_is_refused_without_a_stored_run(chain: ClockedDatabase) -> None:
+    def refused(key: str) -> bool:
+        [reply] = chain.apply_batch(about("job.reschedule", key, next_in="30s"))
+        return reply.errors[0].problem == "no run of the job is stored, so there is no end to count from"
+
     chain.submit("later", schedule=SCHEDULE, start_at=(chain.now() + timedelta(hours=1)).isoformat())
-    [reply] = chain.apply_batch(about("job.reschedule", "later", next_in="30s"))
-    assert "has not run yet" in reply.errors[0].problem
+    assert refused("later")
+    chain.succeed(start(chain))
+    chain.apply_batch(about("job.delete"))
+    chain.advance(SECOND)
+    chain.submit(schedule=SCHEDULE, start_at=(chain.now() + timedelta(hours=1)).isoformat())
+    assert refused("job"), "a run of the deleted job does not count"
+    with Client(chain.url) as client:
+        assert "as next_in has set" not in client.next("job").words
+
+
+def test_interval_of_an_operator_lies_between_start_at_and_end_at(chain: ClockedDatabase) -> None:
+    chain.succeed(start(chain))
+    ended = chain.now()
+    chain.advance(SECOND)
+    bounds = {"start_at": ended + 20 * SECOND, "end_at": ended + 90 * SECOND}
+    chain.submit(schedule=SCHEDULE, **{name: at.isoformat() for name, at in bounds.items()})
+    assert reschedule(chain, "10s").next_run_at == bounds["start_at"]
+    assert reschedule(chain, "90s").next_run_at == bounds["end_at"]
+    [error] = reschedule(chain, "91s").errors
+    assert (error.path, error.remedy) == ("next_in", "send a shorter one, or submit the job with a later end_at")
+    assert seconds_left(chain) == 89
+
+
+def test_command_prints_the_instant_and_not_what_was_asked_for(chain: ClockedDatabase) -> None:
+    chain.succeed(start(chain))
+    [line] = tidewheel(chain, "job", "reschedule", "job", "3h").lines
+    assert "3h" not in line
+    assert seconds_left(chain) == 3600
+    assert (chain.now() + timedelta(hours=1)).strftime("%H:%M:%S") in line
 
 
 @pytest.mark.parametrize("field", ["0.5s", "401d", "soon", None, 10**30, "-3s"])

@@ -1427,6 +1427,14 @@ UPDATE timers AS t
    AND j.schedule_kind = 'fixed_delay'
    AND t.scheduled_at <= ended.scheduled_at
 
+-- part: last_chained_end(o)
+-- The end and the version of the last run by the timer before an instant. A run of a deleted job with the same key does not count.
+-- Index: by job in every partition since the job was created. No lock.
+SELECT f.finished_at, f.job_version FROM finished_runs AS f
+ WHERE f.job_id = o.job_id AND f.cause = 'timer' AND f.scheduled_at < o.scheduled_at
+   AND f.finished_at >= o.created_at AND f.created_at >= o.created_at
+ ORDER BY f.scheduled_at DESC LIMIT 1
+
 -- name: move_by_attempts
 -- Moves next fire times that `move_chained_timers` has set for these ends, to the times that the attempts have set, within the
 -- bounds of the job. A job that has another version than the run, or whose timer was not set, is not changed.
