@@ -178,7 +178,7 @@ def apply_with(writing: Writing, batch: Sequence[ReceivedRequest]) -> list[Reply
 
 
 def is_recorded(received: ReceivedRequest) -> bool:
-    """Return True if the type of a request belongs into the audit log."""
+    """Return True if the type of a request belongs in the audit log."""
     return _KINDS[type(received.request)].is_recorded
 
 
