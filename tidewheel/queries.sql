@@ -176,10 +176,10 @@ SELECT coalesce((SELECT (e.value #>> '{}')::integer FROM settings AS e WHERE e.n
        EXISTS (SELECT FROM settings AS r WHERE r.name = 'restore')
 
 -- name: read_position
--- Returns the position up to which the WAL of this primary is on disk, so all that it has committed, and what tells a copy of its tables.
+-- Returns the position up to which the WAL of this primary is on disk, so all that it has committed, and what identifies a copy of its tables.
 -- Index: pg_database_datname_index. No lock.
 SELECT s.system_identifier AS cluster, d.oid::bigint AS database, to_regclass('jobs')::oid::bigint AS jobs,
-       pg_walfile_name(p.position) AS segment, p.position::text AS position
+       pg_walfile_name(p.position) AS segment, p.position::text AS position, session_user::text AS role
   FROM pg_control_system() AS s, pg_database AS d, (SELECT pg_current_wal_flush_lsn() AS position) AS p
  WHERE d.datname = current_database()
 
@@ -190,7 +190,7 @@ SELECT s.system_identifier AS cluster, d.oid::bigint AS database, to_regclass('j
 SELECT s.system_identifier = %(cluster)s::bigint AS is_same_cluster, pg_is_in_recovery() AS is_standby,
        GREATEST(c.timeline_id, r.min_recovery_end_timeline, w.received_tli) AS timeline,
        pg_wal_lsn_diff(%(position)s::text::pg_lsn, pg_last_wal_replay_lsn())::bigint AS behind_bytes,
-       EXTRACT(EPOCH FROM clock_timestamp() - pg_last_xact_replay_timestamp())::float8 AS behind_seconds,
+       session_user = %(role)s::text AS is_same_role,
        d.oid::bigint = %(database)s::bigint AND to_regclass('jobs')::oid::bigint IS NOT DISTINCT FROM %(jobs)s::bigint AS has_tables
   FROM pg_control_system() AS s, pg_control_checkpoint() AS c, pg_control_recovery() AS r, pg_database AS d
   LEFT JOIN pg_stat_wal_receiver AS w ON true

@@ -187,7 +187,7 @@ class Api:
         self._settings, self._stop, self._rates = settings, stop, installation.rates
         self._replica = None if (read := settings.read_database()) is None else Replica(url, read, stop)
         if self._replica is not None:
-            self._replica.start()
+            self._replica.require_copy()
         self._socket = _listen(settings)
         self._pools = Pools(url, installation, threads=settings.api_threads, stop=stop, replica=self._replica)
         self._reaper = Reaper(
@@ -226,6 +226,8 @@ class Api:
         serving = threading.Thread(target=self._server.run, args=([self._socket],), name="http", daemon=True)
         serving.start()
         self._reaper.start()
+        if self._replica is not None:
+            self._replica.start()
         _LOG.info("listening on %s port %d", self._settings.api_host, self.port)
         token = self._settings.api_token
         if token is not None and not token.get_secret_value().startswith(DEV_TOKEN):

@@ -80,12 +80,13 @@ class WorkerState:
         self, url: str, installation: Installation, notifier: Notifier, options: str, replica: Replica | None
     ) -> None:
         self._url, self._options, self._shared = url, options, installation
-        self._reader = None if replica is None else replica.reader(f"{FOR_LISTS} {options}")
         self._replica: tuple[Session | None, str | None] = None, None
         self._connection: Connection | None = None
         self._may_block_claims, self._writes = False, 0
         self.blocked_at: float | None = None
-        self.session = Session(url, "tidewheel-api", options=options, renews=True, pooled=True)
+        compares = replica is not None  # it does nothing else then
+        self.session = Session(url, "tidewheel-api", options=options, autocommit=compares, renews=True, pooled=True)
+        self._reader = None if replica is None else replica.reader(self.session, f"{FOR_LISTS} {options}")
         self.executors = RemoteExecutors(self.session, installation, notify=notifier.notify)
 
     def connection(
@@ -316,7 +317,7 @@ class Pools:
 
     def close(self) -> None:
         """Finish the work in progress, and close every connection."""
-        for workers in {
+        pools = (
             self.streams,
             self.executors,
             self.reports,
@@ -326,7 +327,8 @@ class Pools:
             self.writes,
             self.keys,
             self.probes,
-        }:
+        )
+        for workers in dict.fromkeys(pools):  # lists may be the reads
             workers.close()
 
 

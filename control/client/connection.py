@@ -61,7 +61,7 @@ class Connection:
         on_block: Called when claims begin to wait for such a request.
         traceparent: The trace context of the requests that have none of their own.
         replica: The session of a read replica, for snapshots; None: they read the primary.
-        replica_problem: Why the read replica is not used; None if it is used, or none is set.
+        replica_problem: Why the read replica is not used; empty if it is used, None if none is set.
     """
 
     def __init__(

@@ -27,9 +27,10 @@ from tidewheel.kafka.topics import (
 from tidewheel.nouns.tenants.reads import require_tenant
 from tidewheel.postgres.faults import first_line
 from tidewheel.postgres.fences import Place, find_primaries
-from tidewheel.postgres.replica import compare
-from tidewheel.postgres.session import Conn, Session, rows_of
+from tidewheel.postgres.replica import Replica
+from tidewheel.postgres.session import Conn, rows_of
 from tidewheel.postgres.statements import Statements
+from tidewheel.process.service import Shutdown
 from tidewheel.redaction import redact
 
 _SQL = Statements("tidewheel.control.doctor")
@@ -106,11 +107,8 @@ def check_replica(context: Context) -> Iterator[Finding]:
     """Check that lists and pages can be read from the read replica."""
     if (url := context.settings.read_database()) is None:
         return
-    with (
-        closing(Session(context.url or "", "tidewheel-doctor", pooled=True)) as primary,
-        closing(Session(url, "tidewheel-doctor", pooled=True, is_given_up=lambda: False)) as replica,
-    ):
-        found = compare(primary, replica)
+    with closing(Replica(context.url or "", url, Shutdown())) as replica:
+        found = replica.look()
     if found.problem:
         severity = Severity.ERROR if found.is_foreign else Severity.WARNING
         evidence = found.cause or "reads of the API and the console use the primary"

@@ -3,9 +3,9 @@
 import re
 import threading
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
 from http import HTTPStatus
 from pathlib import Path
@@ -14,6 +14,7 @@ import httpx
 import psycopg
 import pytest
 from prometheus_client import REGISTRY
+from psycopg.conninfo import make_conninfo
 
 from tests.control.api.answering import ApiClient, answering
 from tests.control.console.pages import HTML, posted, shown
@@ -28,11 +29,9 @@ from tidewheel.clock import monotonic_seconds
 from tidewheel.control.doctor.check import Context, run_checks
 from tidewheel.control.doctor.doctor import CHECKS
 from tidewheel.control.reads.findings import Severity
-from tidewheel.errors import SettingsError
+from tidewheel.errors import SettingsError, Unavailable
 from tidewheel.local.stack import StackInfo
-from tidewheel.postgres.replica import Replica
 from tidewheel.postgres.session import Session
-from tidewheel.process.service import Shutdown
 from tidewheel.settings.connections import Connections
 
 pytestmark = [pytest.mark.postgres, pytest.mark.slow]
@@ -148,7 +147,7 @@ def test_own_change_is_read_at_once_while_the_replica_does_not_replay(pair: Pair
         assert "This page was read from the primary" in page
         assert run in shown(client, "/runs?job=job")
         until(lambda: "not used" in shown(client, "/fleet"), "the fleet shows that the replica is behind")
-        until(lambda: (REGISTRY.get_sample_value("tidewheel_replica_lag_seconds") or 0) > 0, "the lag is a metric")
+        until(lambda: (REGISTRY.get_sample_value("tidewheel_replica_lag_bytes") or 0) > 0, "the lag is a metric")
         assert [severity for severity, _ in findings(pair, client.database)] == [Severity.WARNING]
     finally:
         pair.resume()
@@ -156,7 +155,8 @@ def test_own_change_is_read_at_once_while_the_replica_does_not_replay(pair: Pair
     assert run in runs(client)[0]
     assert "This page was read from the primary" not in shown(client, "/jobs/job")
     assert findings(pair, client.database) == []
-    assert REGISTRY.get_sample_value("tidewheel_replica_lag_seconds") == 0
+    until(lambda: REGISTRY.get_sample_value("tidewheel_replica_lag_bytes") == 0, "a look has found no lag")
+    assert "has all" in shown(client, "/fleet")
 
 
 def test_replica_that_is_cut_off_from_the_primary_does_not_look_fresh(pair: Pair, client: ApiClient) -> None:
@@ -188,32 +188,111 @@ def test_replica_that_stops_or_freezes_is_replaced_by_the_primary(pair: Pair, cl
     until(lambda: source(client) == REPLICA, "the replica is used again")
 
 
-def test_read_that_the_replay_cancels_is_repeated_on_the_primary(pair: Pair, database: ClockedDatabase) -> None:
-    with psycopg.connect(pair.standby.url, autocommit=True) as control:
-        control.execute("ALTER SYSTEM SET max_standby_streaming_delay = '100ms'")
-        control.execute("SELECT pg_reload_conf()")
-    database.execute("CREATE TABLE gone (thing integer)")
-    stop = Shutdown()
-    replica = Replica(database.url, pair.replica_of(database), stop)
-    replica.start()
-    until(lambda: not replica.state.problem, "the replica has the table")
-    read: list[str] = []
+class Reading:
+    """Work of a read that notes why each try has no replica."""
 
-    def work(session: Session | None, problem: str) -> str:
-        read.append(problem)
-        if session is None:
-            return problem
+    def __init__(self, on_replica: Callable[[Session], str]) -> None:
+        self._on_replica, self.tries = on_replica, list[str]()
+
+    def __call__(self, session: Session | None, problem: str) -> str:
+        self.tries.append(problem)
+        return problem if session is None else self._on_replica(session)
+
+
+FAILED = "could not finish the read"
+
+
+@contextmanager
+def impatient_replay(pair: Pair) -> Generator[None]:
+    """Let the replay wait for 100 ms only, and as long as before afterwards."""
+    with psycopg.connect(pair.standby.url, autocommit=True) as control:
+        try:
+            control.execute("ALTER SYSTEM SET max_standby_streaming_delay = '100ms'")
+            control.execute("SELECT pg_reload_conf()")
+            yield
+        finally:
+            control.execute("ALTER SYSTEM RESET max_standby_streaming_delay")
+            control.execute("SELECT pg_reload_conf()")
+
+
+def test_read_that_the_replay_cancels_is_repeated_on_the_primary(pair: Pair, database: ClockedDatabase) -> None:
+    def on_replica(session: Session) -> str:
         with session.transaction() as connection:
             connection.execute("SELECT FROM gone")
             database.execute("DROP TABLE gone")
             connection.execute("SELECT pg_sleep(30)")
         return "the replay waits"
 
-    with closing(replica.reader("")) as reader:
-        assert reader.read(work) == "could not finish the read"
-        assert read == ["", "could not finish the read"]
-    stop.request()
-    replica.join()
+    database.execute("CREATE TABLE gone (thing integer)")
+    work = Reading(on_replica)
+    with impatient_replay(pair), pair.reading(database) as reader:
+        assert reader.read(work) == FAILED
+    assert work.tries == ["", FAILED]
+
+
+@pytest.mark.parametrize("swallows", [False, True])
+def test_read_whose_connection_is_lost_is_repeated_on_the_primary(
+    pair: Pair, database: ClockedDatabase, *, swallows: bool
+) -> None:
+    """No second connection is opened: it may lead to another standby, or to the same one after a crash."""
+    processes = list[object]()
+
+    def on_replica(session: Session) -> str:
+        with session.transaction() as connection:
+            [(process,)] = connection.execute("SELECT pg_backend_pid()").fetchall()
+        with psycopg.connect(pair.standby.url, autocommit=True) as control:
+            control.execute("SELECT pg_terminate_backend(%s, 10000)", [process])
+        for _ in range(2):
+            with suppress(Unavailable if swallows else LookupError), session.transaction() as connection:
+                processes.append(connection.execute("SELECT pg_backend_pid()").fetchone())
+        return "read on two connections"
+
+    work = Reading(on_replica)
+    with pair.reading(database) as reader:
+        assert reader.read(work) == FAILED
+        assert (work.tries, processes) == (["", FAILED], [])
+        assert reader.read(lambda _, problem: problem) == ""
+
+
+@pytest.mark.parametrize("inside", [False, True])
+def test_error_of_another_server_is_not_the_replicas(pair: Pair, database: ClockedDatabase, *, inside: bool) -> None:
+    def on_replica(session: Session) -> str:
+        with session.transaction() as connection:
+            connection.execute("SELECT")
+            if inside:
+                raise Unavailable("the archive does not answer")
+        raise Unavailable("the archive does not answer")
+
+    work = Reading(on_replica)
+    with pair.reading(database) as reader:
+        with pytest.raises(Unavailable, match="archive"):
+            reader.read(work)
+        assert work.tries == [""]
+        assert reader.read(lambda _, problem: problem) == ""
+
+
+def test_primary_that_freezes_ends_no_read_on_the_replica(pair: Pair, database: ClockedDatabase) -> None:
+    def on_replica(session: Session) -> str:
+        with session.transaction() as connection, pair.frozen(pair.primary):
+            connection.execute("SELECT pg_sleep(6)")
+        return "read on the replica"
+
+    with pair.reading(database) as reader:
+        assert reader.read(Reading(on_replica)) == "read on the replica"
+
+
+def test_comparison_that_fails_unexpectedly_ends_neither_thread_nor_reads(
+    pair: Pair, database: ClockedDatabase
+) -> None:
+    """A function of the database takes the place of the server's, and names no segment."""
+    primary = make_conninfo(database.url, options="-c search_path=public,pg_catalog")
+    with pair.looking(primary, pair.replica_of(database)) as replica:
+        database.execute(
+            "CREATE FUNCTION public.pg_walfile_name(pg_lsn) RETURNS text LANGUAGE sql AS $$ SELECT 'nothing' $$"
+        )
+        until(lambda: replica.state.problem == "cannot be compared with the primary", "a look has failed")
+        database.execute("DROP FUNCTION public.pg_walfile_name(pg_lsn)")
+        until(lambda: not replica.state.problem, "the replica is used again")
 
 
 def test_no_client_misses_its_own_change_under_load(pair: Pair, database: ClockedDatabase) -> None:
@@ -275,6 +354,20 @@ def test_url_of_the_primary_itself_reads_the_primary(database: ClockedDatabase) 
     database.submit()
     with answering(database, read_database_url=database.url) as client:
         assert source(client) == "primary; the replica accepts writes and is no standby"
+
+
+def test_permanent_fault_of_the_replica_is_named(pair: Pair, database: ClockedDatabase) -> None:
+    database.submit()
+    database.execute("CREATE ROLE visitor LOGIN PASSWORD 'secret'")
+    until(lambda: pair.on_standby("SELECT to_regrole('visitor') IS NOT NULL"), "the role is on the standby")
+    visitor = make_conninfo(pair.replica_of(database), user="visitor", password="secret")
+    for url, problem in (
+        (visitor, "is read as another role than the primary"),
+        (make_conninfo(visitor, password="wrong"), "refuses the connection"),
+        (make_conninfo(visitor, dbname="nowhere"), "refuses the connection"),
+    ):
+        with answering(database, read_database_url=url) as client:
+            assert source(client) == f"primary; the replica {problem}"
 
 
 def test_standby_that_is_promoted_is_not_read(tmp_path: Path) -> None:

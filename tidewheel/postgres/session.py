@@ -17,7 +17,6 @@ from uuid import UUID
 
 import psycopg
 from psycopg import Connection, Cursor, sql
-from psycopg.abc import PQGen
 from psycopg.conninfo import conninfo_to_dict
 from psycopg.errors import Diagnostic
 from psycopg.pq import Conninfo, TransactionStatus
@@ -103,7 +102,6 @@ _ONLY_READS = (
     "the database accepts no writes (session is read-only): name the primary in TIDEWHEEL_DATABASE_URL; if it is being"
     " restored, wait, or repeat `tidewheel admin restore --yes` if that was interrupted"
 )
-_GIVEN_UP = "the server has not answered for some seconds"
 _NO_OPTIONS = "unsupported startup parameter"  # Source: PgBouncer's src/client.c
 _SETTING = re.compile(r"(?:^|(?<=\s))-c\s*([\w.]+)=((?:\\.|\S)*)")
 _SET_ALL: LiteralString = """
@@ -196,30 +194,6 @@ class OwnConnection(SchemaConnection):
         return cast("int", process)
 
 
-class StandbyConnection(OwnConnection):
-    """A connection to a standby, whose statements end with an error once the server is given up.
-
-    TCP does not show that a server is frozen.
-    """
-
-    is_given_up: Callable[[], bool] | None = None
-
-    def wait(self, gen: PQGen[R], interval: float = 0.1, timeout: float | None = None) -> R:
-        """Wait for a statement, as psycopg does."""
-        return super().wait(self._watched(gen), interval, timeout)
-
-    def _watched(self, work: PQGen[R]) -> PQGen[R]:
-        try:
-            ready = yield next(work)
-            while True:
-                if not ready and self.is_given_up is not None and self.is_given_up():
-                    self.pgconn.finish()  # no rollback may wait either
-                    raise psycopg.OperationalError(_GIVEN_UP)
-                ready = yield work.send(ready)
-        except StopIteration as end:
-            return cast("R", end.value)
-
-
 class _Notices:
     """The notices of a connection: those about a COMMIT whose wait for a standby was cancelled."""
 
@@ -250,9 +224,8 @@ class CommitUnknown(Unavailable):
 
 
 def connect(
-    url: str, name: str, *, autocommit: bool = False, options: str = "", prompt: bool = False, pooled: bool = False,
-    is_given_up: Callable[[], bool] | None = None,
-) -> OwnConnection:  # fmt: skip
+    url: str, name: str, *, autocommit: bool = False, options: str = "", prompt: bool = False, pooled: bool = False
+) -> OwnConnection:
     """Open one connection.
 
     Args:
@@ -263,39 +236,41 @@ def connect(
         prompt: Notice a lost server, or one that returned, within 4 s: for heartbeats.
         pooled: Behind a pooler keep nothing in a session of the server, for the pooler may share sessions: the caller
             begins each transaction by `OwnConnection.begin`.
-        is_given_up: Connect to a standby, if the URL names one; returns True to end a statement without an answer.
 
     Raises:
         UnsupportedServer: The server is older than this release needs.
     """
-    servers = [url] if is_given_up is not None else named_servers(url)
+    servers = named_servers(url)
     if len(servers) > 1:
         primaries.watch(url)
-    connection = _open(
-        url, name, autocommit=autocommit, options=options, prompt=prompt, pooled=pooled, is_given_up=is_given_up
-    )
+    connection = open_one(url, name, autocommit=autocommit, options=options, prompt=prompt, pooled=pooled)
     if len(servers) == 1 or _is_newest(connection, url):
         return connection
     for server in servers:
         with suppress(Unavailable):
-            connection = _open(server, name, autocommit=autocommit, options=options, prompt=prompt, pooled=pooled)
+            connection = open_one(server, name, autocommit=autocommit, options=options, prompt=prompt, pooled=pooled)
             if _is_newest(connection, url):
                 return connection
     raise Unavailable("an old primary accepts writes, and the standby that was promoted in its place does not answer")
 
 
-def _open(
+def open_one(
     url: str, name: str, *, autocommit: bool, options: str, prompt: bool, pooled: bool,
-    is_given_up: Callable[[], bool] | None = None,
+    open_by: Callable[..., OwnConnection] = OwnConnection.connect,
 ) -> OwnConnection:  # fmt: skip
+    """Open a connection to the first server of a URL that takes it, as `connect`.
+
+    Args:
+        open_by: Gets the parameters of `psycopg.Connection.connect`.
+    """
     settings = f"{_options_of(url)} {_OPTIONS} {options}".strip()
     try:
         try:
-            connection = _started(url, name, settings, prompt=prompt, is_given_up=is_given_up)
+            connection = _started(url, name, settings, prompt=prompt, open_by=open_by)
         except psycopg.OperationalError as error:
             if _NO_OPTIONS not in str(error):
                 raise
-            connection = _started(url, name, "", prompt=prompt, is_given_up=is_given_up)
+            connection = _started(url, name, "", prompt=prompt, open_by=open_by)
         try:
             _refuse_old_server(connection)
             connection.set_through_pooler(settings, pooled=pooled)
@@ -429,15 +404,14 @@ def shares_sessions(url: str, *, options: str = "") -> bool:
 
 
 def _started(
-    url: str, name: str, options: str, *, prompt: bool, is_given_up: Callable[[], bool] | None
+    url: str, name: str, options: str, *, prompt: bool, open_by: Callable[..., OwnConnection]
 ) -> OwnConnection:
-    kind = OwnConnection if is_given_up is None else StandbyConnection
-    connection = kind.connect(
+    return open_by(
         url,
         autocommit=True,
         application_name=name,
         connect_timeout=3 if prompt else 5,
-        target_session_attrs="read-write" if is_given_up is None else "prefer-standby",
+        target_session_attrs="read-write",
         client_encoding="UTF8",  # `pg_binary` writes UTF-8, whatever PGCLIENTENCODING is
         keepalives_idle=10,
         keepalives_interval=5,
@@ -445,9 +419,22 @@ def _started(
         tcp_user_timeout=4000 if prompt else 20000,
         options=options,
     )
-    if isinstance(connection, StandbyConnection):
-        connection.is_given_up = is_given_up
-    return connection
+
+
+def prepare_session(connection: OwnConnection, check: Callable[[Conn], None] = lambda _: None) -> None:
+    """Set up the session of a new connection, if the check of it passes; close it otherwise."""
+    try:
+        connection.begin()
+        check(connection)
+        if connection.begins is None and connection.release >= _HAS_TRANSACTION_TIMEOUT:
+            connection.execute("SELECT set_config('transaction_timeout', %s, false)", [_WHOLE_TRANSACTION])
+        connection.commit()
+    except EpochOver:
+        connection.close()
+        raise
+    except psycopg.Error as error:  # a server that ends right after it has accepted the connection
+        connection.close()
+        raise Unavailable(first_line(error)) from error
 
 
 class Session:
@@ -471,10 +458,9 @@ class Session:
         prompt: bool = False,
         renews: bool = False,
         pooled: bool = False,
-        is_given_up: Callable[[], bool] | None = None,
     ) -> None:
         self._url, self._name, self._options, self._autocommit, self._prompt = url, name, options, autocommit, prompt
-        self._renews, self._pooled, self._is_given_up = renews, pooled, is_given_up
+        self._renews, self._pooled = renews, pooled
         self._connection: OwnConnection | None = None
 
     def connection(self) -> OwnConnection:
@@ -482,24 +468,16 @@ class Session:
         if self._connection is not None and self._renews and _was_closed_idle(self._connection):
             self.close()
         if self._connection is None or self._connection.closed:
-            self._connection = connection = connect(
-                self._url, self._name, options=self._options, autocommit=self._autocommit, prompt=self._prompt,
-                pooled=self._pooled, is_given_up=self._is_given_up,
-            )  # fmt: skip
-            try:
-                connection.begin()
-                if self._is_given_up is None:  # a standby may have an old epoch: its readers compare positions
-                    epoch.check(connection)
-                if connection.begins is None and connection.release >= _HAS_TRANSACTION_TIMEOUT:
-                    connection.execute("SELECT set_config('transaction_timeout', %s, false)", [_WHOLE_TRANSACTION])
-                connection.commit()
-            except EpochOver:
-                self.close()
-                raise
-            except psycopg.Error as error:  # a server that ends right after it has accepted the connection
-                self.close()
-                raise Unavailable(first_line(error)) from error
+            self._connection = self._open()
         return self._connection
+
+    def _open(self) -> OwnConnection:
+        connection = connect(
+            self._url, self._name, options=self._options, autocommit=self._autocommit, prompt=self._prompt,
+            pooled=self._pooled,
+        )  # fmt: skip
+        prepare_session(connection, epoch.check)
+        return connection
 
     @contextmanager
     def transaction(self) -> Generator[Conn]:

@@ -246,7 +246,7 @@ METRICS = (
     _gauge("shards_owned", "shards", "shards that this scheduler owns"),
     _gauge("slices_owned", "slices", "outbox slices that this relay owns"),
     _counter("replica_reads", "reads", "reads of an API with a read replica, by the server that was read", "server"),
-    _gauge("replica_lag_seconds", "seconds", "age of what the read replica has replayed last; 0 if it has all"),
+    _gauge("replica_lag_bytes", "bytes", "WAL of the primary that the read replica has not replayed; 0 if it has all"),
     _gauge("clock_skew_seconds", "seconds", "this process's clock minus the database's"),
     _gauge("clock_skew_bound_seconds", "seconds", "largest error of clock_skew_seconds"),
     _gauge("max_clock_skew_seconds", "seconds", "configured limit; a larger skew logs a warning"),
