@@ -150,6 +150,8 @@ def api(
     configure_logging(log_level)
     settings = ApiSettings.load(api_host=host, api_port=port, metrics_port=metrics_port, fail_fast=fail_fast)
     start = _Start("api", settings)
+    if (replica := settings.read_database()) is not None:
+        _warn(unverified_database(replica, "TIDEWHEEL_READ_DATABASE_URL"))
     url, installation = start.database()
     keep_little_free_memory()  # clients choose how large pages are
     service = Api(settings, url, installation, start.stop)

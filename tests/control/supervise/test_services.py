@@ -89,6 +89,16 @@ def test_service_warns_once_of_a_database_elsewhere_that_is_not_verified(
     assert done.err.count("names db.invalid without sslmode=verify-full") == warnings
 
 
+@pytest.mark.process
+def test_api_warns_of_a_read_replica_elsewhere_that_is_not_verified(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TIDEWHEEL_FAIL_FAST", "true")
+    monkeypatch.setenv("TIDEWHEEL_DATABASE_URL", "postgresql://tidewheel@db.invalid/tidewheel?sslmode=verify-full")
+    monkeypatch.setenv("TIDEWHEEL_READ_DATABASE_URL", "postgresql://tidewheel@replica.invalid/tidewheel")
+    done = process("api")
+    assert done.code == 1
+    assert done.err.count("TIDEWHEEL_READ_DATABASE_URL names replica.invalid without sslmode=verify-full") == 1
+
+
 def test_service_warns_once_of_a_broker_elsewhere_that_is_not_verified(
     monkeypatch: pytest.MonkeyPatch, database: Database
 ) -> None:
