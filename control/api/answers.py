@@ -30,7 +30,8 @@ IF_MATCH = {"If-Match": "The ETag of the version to change; 412 if it is no long
 ENTITY_TAG = {"ETag": "The version of the job"}
 TRACEPARENT = {"traceparent": "The trace of the new runs, as W3C Trace Context describes it; an invalid one is ignored"}
 LOCATION = {"Location": "The path of what was created or accepted"}
-READ_FROM = "Tidewheel-Read-From"
+_READ_FROM = "Tidewheel-Read-From"
+READ_FROM = {_READ_FROM: "`replica`, or `primary` with the reason; only where a read replica is set"}
 IF_NONE_MATCH = {"If-None-Match": "`*` to create only; 412 if the job exists"}
 
 
@@ -100,10 +101,9 @@ def entity_tag(version: int) -> dict[str, str]:
 
 def read_from(connection: Connection) -> dict[str, str]:
     """Return the header with the server that was read, where a replica is set."""
-    if connection.replica_problem is None and connection.replica is None:
+    if (why := connection.replica_problem) is None:
         return {}
-    why = connection.replica_problem
-    return {READ_FROM: "replica" if not why else f"primary; the replica {why}"}
+    return {_READ_FROM: f"primary; the replica {why}" if why else "replica"}
 
 
 def idempotency_key(request: Request) -> str | None:

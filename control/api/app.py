@@ -113,7 +113,7 @@ def make_app(settings: ApiSettings, installation: Installation, pools: Pools, *,
     apis = (
         ExecutorsApi(pools.executors, installation, settings, keys, check, stop),
         TaskTokensApi(pools.reports, installation),
-        JobsApi(pools.reads, pools.writes),
+        JobsApi(pools.lists, pools.writes),
         RunsApi(pools.writes),
         RunEventsApi(pools.streams, stop),
         SchemasApi(pools.strangers),

@@ -21,6 +21,7 @@ from tidewheel.control.api.answers import (
     IF_MATCH,
     IF_NONE_MATCH,
     LOCATION,
+    READ_FROM,
     TRACEPARENT,
     answer,
     as_json_response,
@@ -140,7 +141,7 @@ class JobsApi:
         jobs = {"type": "array", "items": any_job, "minItems": 1, "maxItems": _MOST_JOBS}
         change("POST", f"{JOBS}:bulk", self.submit_jobs, answer=BulkResults, headers=IDEMPOTENCY_KEY,
                body=body_of(BulkBody, typed={"jobs": jobs}), sent={"jobs": [SPEC]})  # fmt: skip
-        route("POST", f"{JOBS}:preview", self.preview_job, scope=Scope.READ, answer=Preview,
+        route("POST", f"{JOBS}:preview", self.preview_job, scope=Scope.READ, answer=Preview, sets=READ_FROM,
               body=body_of(PreviewBody, typed={"job": _SPEC}), sent={"job": SPEC, "limit": 3})  # fmt: skip
         route("POST", f"{JOBS}:release", self.release_jobs, scope=Scope.OPERATE, answer=ReleaseResult,
               example={"error": "no such zone"}, body=body_of(ReleaseBody), sent={"keys": ["nightly"]})  # fmt: skip

@@ -24,6 +24,7 @@ from tidewheel.control.api.answers import (
     IF_MATCH,
     IF_NONE_MATCH,
     LOCATION,
+    READ_FROM,
     accepted,
     answer,
     call,
@@ -130,7 +131,8 @@ class _Endpoint:
 
         endpoint.__name__, endpoint.__doc__ = declared.name, route.words or declared.words
         endpoint.__annotations__["found"] = Annotated[Caller, Security(caller, scopes=[declared.scope])]
-        documented: dict[str, Any] = {"status": route.status, "sets": ENTITY_TAG if route.version else None}
+        sets = ENTITY_TAG if route.version else {} if self._method != "GET" or self._is_one else READ_FROM
+        documented: dict[str, Any] = {"status": route.status, "sets": sets}
         if self._sent:
             body = body_of(route.body, without=IN_ADDRESS) if route.body else body_of(self._body)
             documented |= {"body": body, "sent": route.sent}
