@@ -20,7 +20,7 @@ from tidewheel.control.console.urls import Urls
 from tidewheel.control.console.view import Failed, View, of_all_tenants, page_now, part
 from tidewheel.control.console.words import counted
 from tidewheel.control.doctor.broker import Broker
-from tidewheel.control.doctor.doctor import Doctor
+from tidewheel.control.doctor.doctor import CHECKS, Doctor
 from tidewheel.control.reads.fleet import (
     ExecutorSummary,
     FleetStatus,
@@ -128,7 +128,8 @@ class RunDoctor:
         ensure_all_tenants(caller)
         return Dialog(
             "Run the checks of doctor?", "Run the checks", urls("fleet"),
-            will=("Twenty checks read PostgreSQL and Kafka, for a few seconds.",), stays=("They change nothing.",),
+            will=(f"{counted(len(CHECKS), 'check')} read PostgreSQL and Kafka, for a few seconds.",),
+            stays=("They change nothing.",),
         )  # fmt: skip
 
     def act(self, connection: Connection, caller: Caller, form: Form, request: Request, urls: Urls) -> Done:
