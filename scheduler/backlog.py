@@ -218,7 +218,7 @@ class Unhandled:
         if self.handler.startswith(RESERVED):
             kind = self.handler.removeprefix(RESERVED)
             return f"no executor of queue {self.queue!r} runs {kind} targets (TIDEWHEEL_TARGETS)"
-        return f"no executor of queue {self.queue!r} has the handler {self.handler!r}"
+        return f"no executor of queue {self.queue} has handler {self.handler}"
 
 
 def find_unhandled(connection: Conn, *, min_age: timedelta = _MIN_AGE) -> list[Unhandled]:

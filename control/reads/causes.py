@@ -56,7 +56,7 @@ class Need:
         ),
     ]
     severity: Annotated[str, one_of(Severity), Field(description="Its effect on work.")]
-    words: Annotated[str, Field(description="The fault, as a sentence; of a job without its key.")]
+    words: Annotated[str, Field(description="The fault in words; of a job without its key.")]
     evidence: Annotated[str, Field(description="What shows it: of a failing job the newest error.")] = ""
     since: Annotated[datetime | None, Field(description="Since when, if that is certain.")] = None
     latest: Annotated[
@@ -197,8 +197,9 @@ class Causes:
                 many = sum(each.count for each in parts)
                 evidence = self._left(many) if many >= _BACKLOG and waited >= _LATE else ""
                 if evidence or waited >= _LONG_WAIT or (queue, rest) in late:
+                    severity = Severity.WARNING if self.ran_minute or not evidence else Severity.ERROR
                     words = backlog_words(queue, rest)
-                    yield _counting(Need("waiting_runs", Severity.WARNING, words, evidence, remedy=remedy), parts)
+                    yield _counting(Need("waiting_runs", severity, words, evidence, remedy=remedy), parts)
             elif waited >= _SETTLED and not (no_executor and code == WaitCode.NO_EXECUTOR):
                 words, _, evidence = oldest.why.words.partition("; ")
                 yield _counting(Need("waiting_runs", Severity.ERROR, words, evidence, remedy=remedy), parts)
@@ -229,7 +230,7 @@ class Causes:
         rows = self.connection.execute(_SQL["count_waiting_dead_letters"], columns, binary=True).fetchall()
         [(waiting, since, latest, looked)] = cast("list[tuple[int, datetime | None, datetime | None, int]]", rows)
         if waiting:
-            words = f"{'other ' if failing else ''}dead letters await a redrive"
+            words = f"{'other ' if failing else ''}dead letter{'s' if waiting > 1 else ''}"
             yield Need(
                 "dead_letters", Severity.WARNING, words, since=since, latest=latest, count=waiting,
                 at_least=looked >= LETTERS, counted="not_redriven", remedy="tidewheel dlq list --not-redriven",
@@ -293,16 +294,16 @@ def _with_slots(need: Need, waiting: Waiting, fleet: FleetStatus, runs: Mapping[
         if not each.is_silent and waiting.queue in (each.queues or ()) and waiting.handler in (each.handlers or ())
     ]
     busy, slots = sum(runs.get(each.process_id, 0) for each in able), sum(each.slots or 0 for each in able)
-    words = f"all {slots:,} slots of the executors that can run them are in use"
+    link, words = "; ", f"all {slots:,} slots of the executors that can run them are in use"
     if busy < slots:
-        free = f"{slots - busy:,} of {slots:,} slots are free, yet no executor claims any"
-        words = f"{free}: read the log of {able[0].host}"
-    return replace(need, evidence="; ".join(filter(None, (need.evidence, words))))
+        free = f"{slots - busy:,} of {slots:,} slots are free"
+        link, words = ", although ", f"{free}. Check the log of {able[0].host}"
+    return replace(need, evidence=link.join(filter(None, (need.evidence, words))))
 
 
 def backlog_words(queue: str, lane: str) -> str:
     """Return the fault of a lane whose runs wait for an executor."""
-    return f"runs of queue {queue}, lane {lane}, wait for an executor"
+    return f"runs are waiting in queue {queue}, lane {lane}"
 
 
 def _missing_roles(fleet: FleetStatus) -> frozenset[str | None]:
@@ -370,8 +371,8 @@ class _Failing:
     def words(self) -> str:
         """The manner in which it fails."""
         if not self.fails:
-            return "failed" if self.in_hour == 1 else "fails intermittently"
-        return "fails" if self.version is None else f"fails since version {self.version}"
+            return "failed" if self.in_hour == 1 else "failing intermittently"
+        return "failing" if self.version is None else f"failing with version {self.version}"
 
     @property
     def remedy(self) -> str:

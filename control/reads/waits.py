@@ -259,11 +259,11 @@ def _without_executor(facts: "_Able | WaitFacts") -> Wait:
     last = f"; the last one has been silent since {format_second(facts.able_seen_at)}" if facts.able_seen_at else ""
     remedy = start_executor(queue, facts.handler)
     if not facts.serving:
-        return Wait(WaitCode.NO_EXECUTOR, f"no live executor serves queue {queue!r}{last}", remedy)
+        return Wait(WaitCode.NO_EXECUTOR, f"no live executor serves queue {queue}{last}", remedy)
     if facts.handler.startswith(RESERVED):
         kind = facts.handler.removeprefix(RESERVED)
-        return Wait(WaitCode.NO_TARGET, f"no live executor of queue {queue!r} runs {kind} targets{last}", remedy)
-    words = f"no live executor of queue {queue!r} has the handler {facts.handler!r}{last}"
+        return Wait(WaitCode.NO_TARGET, f"no live executor of queue {queue} runs {kind} targets{last}", remedy)
+    words = f"no live executor of queue {queue} has handler {facts.handler}{last}"
     return Wait(WaitCode.NO_HANDLER, words, remedy)
 
 
@@ -277,7 +277,8 @@ def start_executor(queue: str, handler: str) -> str:
         kind = handler.removeprefix(RESERVED)
         start = f"TIDEWHEEL_TARGETS={kind} tidewheel service executor --queues {queue}"
         return f"{start}, with an allow-list of what jobs may use"
-    return f"tidewheel service executor --queues {queue} --handlers MODULES, with the module that has {handler}"
+    start = f"tidewheel service executor --queues {queue} --handlers MODULES"
+    return f"{start}, where MODULES includes the module that defines {handler}"
 
 
 def _buffered(facts: WaitFacts) -> Wait:
@@ -366,19 +367,18 @@ def _external(facts: WaitFacts) -> Wait:
 
 
 def _owned(facts: WaitFacts) -> Wait:
-    name = f"executor {facts.executor or facts.executor_id}"
+    name = facts.executor or facts.executor_id
     if facts.is_silent:
         silent = f"has been silent since {format_second(facts.seen_at)}" if facts.seen_at else "is silent"
-        words = f"{name} owns the attempt and {silent}; another executor ends the attempt, and the run continues"
+        words = f"executor {name} owns the attempt and {silent}; another one ends the attempt, and the run continues"
         remedy = f"start an executor of queue {facts.queue!r} if none is running"
         return Wait(WaitCode.EXECUTOR_SILENT, words, remedy, executor_id=facts.executor_id)
-    since = f" since {format_second(facts.started_at)}" if facts.started_at else ""
-    runs = f"has been running the attempt{since}" if since else "is running the attempt"
+    runs = f"running on {name}{f' since {format_second(facts.started_at)}' if facts.started_at else ''}"
     if facts.cancel_requested or facts.state == RunState.CANCELLING:
         runs = f"{runs}; cancel requested"
     number = facts.cancellation_id
     cancel = "" if number is None else f"; cancellation {number} includes the run and signals the attempt"
-    return Wait(WaitCode.RUNNING, f"{name} {runs}{cancel}", executor_id=facts.executor_id, cancellation_id=number)
+    return Wait(WaitCode.RUNNING, f"{runs}{cancel}", executor_id=facts.executor_id, cancellation_id=number)
 
 
 @dataclass(frozen=True, slots=True)

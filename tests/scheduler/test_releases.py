@@ -150,7 +150,7 @@ def test_run_without_an_executor_for_its_handler_is_announced(still: ClockedData
     assert check(still) == [("reports", HANDLER, 3)]
     assert waiting() == 3
     [event] = announced(still)
-    assert (event.job_key, event.reason) == ("mail", f"no executor of queue 'reports' has the handler '{HANDLER}'")
+    assert (event.job_key, event.reason) == ("mail", f"no executor of queue reports has handler {HANDLER}")
     assert event.detail["runs"] == "3"
     assert event.detail["run_id"] == str(run_id)
     run = still.open_run(run_id)

@@ -64,7 +64,7 @@ def test_job_that_fails_in_a_row_fails_until_it_succeeds(client: ApiClient) -> N
     database.submit(HOSTILE, retry=ONCE)
     finish(database, HOSTILE, *[SUCCEEDED] * 50, *[FAILED] * 2)
     [need] = needs(client, "failing_job")
-    assert (need["words"], need["severity"], need["count"]) == ("fails intermittently", "warning", 2)
+    assert (need["words"], need["severity"], need["count"]) == ("failing intermittently", "warning", 2)
     finish(database, HOSTILE, FAILED)
     [need] = needs(client, "failing_job")
     assert (need["key"], need["words"], need["severity"]) == (HOSTILE, "fails", "error")
@@ -77,7 +77,7 @@ def test_job_that_fails_in_a_row_fails_until_it_succeeds(client: ApiClient) -> N
     assert need["evidence"] == f"ConnectionError: <b>no route\u05d0 {'x' * 187}"
     finish(database, HOSTILE, SUCCEEDED, FAILED)
     [need] = needs(client, "failing_job")
-    assert (need["words"], need["since"], need["count"]) == ("fails intermittently", None, 4)
+    assert (need["words"], need["since"], need["count"]) == ("failing intermittently", None, 4)
     assert need["remedy"].startswith("tidewheel dlq redrive --job ")
 
 
@@ -116,7 +116,7 @@ def test_version_is_named_only_if_it_began_the_failures_for_certain(client: ApiC
     finish(database, "job", SUCCEEDED)
     database.submit("job", retry=ONCE, description="two")
     finish(database, "job", FAILED, FAILED, FAILED)
-    assert named() == [("fails since version 2", 2)]
+    assert named() == [("failing with version 2", 2)]
     assert needs(client, "failing_job")[0]["remedy"] == "tidewheel job rollback job 1 --if-version 2"
     database.submit("job", retry=ONCE, description="three")
     assert named() == [("fails", None)], "version 2 is no more in force"
@@ -139,7 +139,7 @@ def test_dead_letters_of_a_failing_job_are_no_cause_of_their_own(client: ApiClie
     assert (letters["count"], letters["counted"]) == (2, "not_redriven")
     finish(database, "failing", FAILED)
     [letters] = needs(client, "dead_letters")
-    assert (letters["count"], letters["words"]) == (2, "other dead letters await a redrive")
+    assert (letters["count"], letters["words"]) == (2, "other dead letters")
     database.execute("UPDATE dead_letters SET redriven_at = created_at")
     assert not needs(client, "dead_letters")
 
@@ -156,7 +156,7 @@ def test_missing_handler_is_one_cause_whatever_lanes_states_and_dead_executors(c
         database.trigger(key)
     make_due(database)
     [need] = [each for each in read(client, "now")["findings"] if each["kind"] != "outbox"]
-    assert need["words"] == f"no live executor of queue 'default' has the handler {HANDLER!r}"
+    assert need["words"] == f"no live executor of queue default has handler {HANDLER}"
     assert (need["kind"], need["count"], need["counted"]) == ("waiting_runs", 4, "waiting")
     assert need["evidence"].startswith("the last one has been silent since ")
     executor(database, "unrelated", silent="1 h")
@@ -214,7 +214,7 @@ def test_late_lane_is_one_cause_and_a_lane_without_runs_of_the_tenant_is_none(cl
         [Jsonb([lane | {"queue": queue} for queue in ("default", "reports")])],
     )
     [need] = needs(client, "waiting_runs", "fleet")
-    assert (need["words"], need["count"]) == ("runs of queue default, lane standard, wait for an executor", 2)
+    assert (need["words"], need["count"]) == ("runs are waiting in queue default, lane standard", 2)
     assert "rival" not in str(need)
 
 

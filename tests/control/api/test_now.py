@@ -69,7 +69,7 @@ def test_waiting_runs_a_freeze_and_a_job_set_aside_are_findings(database: Databa
         keyed.headers["Authorization"] = f"Bearer {key_of(database)}"
         [waits] = read(keyed, "now")["findings"]
         assert (waits["kind"], waits["count"]) == ("waiting_runs", 1)
-        assert waits["words"] == "no live executor serves queue 'reports'"
+        assert waits["words"] == "no live executor serves queue reports"
         database.apply_batch({"type": "freeze", "queue": "reports", "reason": "printer swap"})
         [freeze] = read(keyed, "now")["findings"]
         assert (freeze["kind"], freeze["severity"]) == ("freeze", "warning")

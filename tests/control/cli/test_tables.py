@@ -61,7 +61,7 @@ def test_a_wide_table_folds_its_sentences_before_it_becomes_records() -> None:
 
 
 def test_a_narrow_table_of_ordinary_rows_has_its_sentences_below_them() -> None:
-    why = "no live executor of queue 'default' has the handler 'send-email'"
+    why = "no live executor of queue default has handler send-email"
     rows = [(RUN, "daily-report", "queued", NOW, why), (RUN, "daily", "succeeded", NOW, "")]
     lines = list(table_lines(HEADINGS, rows, columns=80, now=NOW))
     assert lines[0].split() == ["run", "key", "status", "scheduled"]

@@ -46,7 +46,7 @@ def test_reason_of_a_wait_is_printed_once(database: Database) -> None:
         assert waiting.result(60).state == RunState.SUCCEEDED
     first, reason, *_ = err.getvalue().splitlines()
     assert first == f"waiting for run {run_id}; Ctrl-C stops waiting, and the run continues"
-    assert reason.startswith("queued: no live executor serves queue 'default'; remedy: tidewheel service executor ")
+    assert reason.startswith("queued: no live executor serves queue default; remedy: tidewheel service executor ")
 
 
 def test_retry_waits_for_its_run(database: Database) -> None:

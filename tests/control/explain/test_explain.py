@@ -35,7 +35,7 @@ def test_an_occurrence_that_fired_shows_its_run_and_every_attempt(clocked: Clock
     waiting = explanation_of(clocked, t("03-02T09:00"))
     assert waiting.outcome is OccurrenceOutcome.FIRED
     assert "has waited" in waiting.words
-    assert "no live executor serves queue 'default'" in waiting.words
+    assert "no live executor serves queue default" in waiting.words
     started = clocked.begin(run_of("03-02T09:00"))
     running = explanation_of(clocked, t("03-02T09:00"))
     assert running.run is not None
