@@ -83,8 +83,8 @@ def test_resume_runs_the_failed_part_again_and_counts_its_callbacks_anew(pages: 
     batch = submitted(pages.database)
     play(pages.database, failing)
     dialog = shown(pages, f"/batches/{batch}/resume")
-    assert "Resume 1 run of this batch?" in dialog
-    assert "1 success stays." in dialog
+    assert "Re-run 1 run of this batch?" in dialog
+    assert "The 1 succeeded run stays." in dialog
     assert done(posted(pages, f"/batches/{batch}/resume")) == f"/batches/{batch}"
     page = shown(pages, f"/batches/{batch}")
     assert "The batch is resumed." in page

@@ -63,7 +63,7 @@ def test_first_failure_of_a_workflow_has_its_error_in_the_first_line_and_at_its_
     page = shown(pages, f"/workflows/{root}")
     lead = page.partition('aria-label="What matters now"')[2].partition("</section>")[0]
     text = " ".join(re.sub(r"<[^>]+>", "", lead.partition(">")[2]).split())
-    assert text.startswith("b failed, so 2 jobs did not run."), "alarm ran, and fine did not wait for b"
+    assert text.startswith("b failed, so c, d did not run."), "alarm ran, and fine did not wait for b"
     assert f'href="/runs/{run_of(pages.database, "b")}"' in lead
     assert "AccessDenied: no permission &lt;script&gt;" in lead
     assert "at once" not in lead
@@ -92,14 +92,14 @@ def test_part_that_was_cancelled_beside_a_running_parent_stays_cancelled(pages: 
 def test_resume_names_what_runs_again_and_opens_a_generation(pages: ApiClient) -> None:
     root = played(pages.database)
     dialog = shown(pages, f"/workflows/{root}/resume")
-    assert "Resume 2 jobs of a?" in dialog
+    assert "Re-run 2 jobs of a?" in dialog
     assert "as generation 1" in dialog
     assert "<bdi>2 jobs stay as they are.</bdi>" in dialog
     assert "<li><bdi>b</bdi></li><li><bdi>d</bdi></li>" in dialog
     assert "1 dead letter counts as redriven." in dialog
     assert "open retry" not in dialog
     retry = shown(pages, f"/runs/{run_of(pages.database, 'b')}/retry")
-    assert "the job&#39;s current version, 1. This run had the same version." in retry
+    assert "the current job version (1, unchanged)." in retry
     assert "Its dead letter then counts as redriven." in retry
     assert posted(pages, f"/runs/{run_of(pages.database, 'b')}/retry").status_code == HTTPStatus.SEE_OTHER
     dialog = shown(pages, f"/workflows/{root}/resume")
@@ -121,9 +121,9 @@ def test_resume_names_what_runs_again_and_opens_a_generation(pages: ApiClient) -
     assert "4 jobs: 4 succeeded." in page
     assert f'href="/workflows/{root}?generation=0"' in page
     older = shown(pages, f"/workflows/{root}?generation=0")
-    assert "This is generation 0, as it ended before the resume." in older
+    assert "This is generation 0, as it ended before the re-run." in older
     assert pages.get(f"/workflows/{root}?generation=2").status_code == HTTPStatus.UNPROCESSABLE_ENTITY
-    assert "Resume failed part" not in page
+    assert "Re-run failed" not in page
     assert pages.get(f"/workflows/{root}/resume").status_code == HTTPStatus.UNPROCESSABLE_ENTITY
 
 

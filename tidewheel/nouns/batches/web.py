@@ -164,7 +164,8 @@ class ChangeBatch:
     def ask(self, connection: Connection, caller: Caller, request: Request, urls: Urls) -> Dialog:
         """Return what changes and what stays."""
         batch, back = Batches(connection).get(_batch_of(request), limit=1).summary, _page(urls, request)
-        verb, effect = self.verb.capitalize(), _effect(self.verb, batch)
+        effect = _effect(self.verb, batch)
+        verb = "Re-run" if self.verb == "resume" and batch.finished_at else self.verb.capitalize()
         if effect is None:
             closed = ", and takes no further runs" if self.verb == "close" else ""
             return no_change(f"{verb} this batch?", back, f"The batch is {state(batch.state)}{closed}.")
@@ -194,11 +195,12 @@ def _effect(verb: str, batch: BatchSummary) -> tuple[int, str, str] | None:
         case "resume" if batch.state == "paused":
             return 0, "Runs start whose conditions are met.", ""
         case "resume" if batch.finished_at and (again := batch.failed + batch.cancelled):
+            runs = counted(again, "failed or cancelled run" if batch.cancelled else "failed run")
             will = (
-                "Runs only what failed again, with the same payload. "
-                "Skipped runs behind them start if their conditions hold."
+                f"Re-runs only the {runs}, with the same payloads. "
+                "Skipped downstream runs start if their conditions are met."
             )
-            return again, will, _stay(batch.succeeded, "success", "stays", "stay")
+            return again, will, _stay(batch.succeeded, "succeeded run", "stays", "stay")
         case "cancel" if batch.finished_at is None and batch.state != "cancelling":
             will = "Open runs end as cancelled; attempts under way get a signal."
             return batch.pending, will, _stay(ended, "ended run", "stays as it is", "stay as they are")
@@ -207,7 +209,7 @@ def _effect(verb: str, batch: BatchSummary) -> tuple[int, str, str] | None:
 
 
 def _stay(runs: int, noun: str, one: str, more: str) -> str:
-    return f"{counted(runs, noun)} {agreed(runs, one, more)}." if runs else ""
+    return f"The {counted(runs, noun)} {agreed(runs, one, more)}." if runs else ""
 
 
 def _batch_of(request: Request) -> UUID:

@@ -166,5 +166,5 @@ RETRY = Confirm(
     one=("run", "run_id"),
     sentence="Each becomes a new run with its own payload, unless it has been retried already.",
     line=_line, done="retried", values={"rate": "50"},
-    labels={"rate": "How many per second at most", "versions": "Version of the new runs"},
+    labels={"rate": "Rate limit (per second)", "versions": "Version of the new runs"},
 )  # fmt: skip

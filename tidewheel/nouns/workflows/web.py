@@ -87,11 +87,11 @@ class RootError:
     """The failure of an occurrence that came first, with the error of each failed run.
 
     Args:
-        not_run: The number of jobs that it and later failures kept from running.
+        not_run: The jobs that it and later failures kept from running, named if they are few.
     """
 
     node: WorkflowNode
-    not_run: int
+    not_run: str
     errors: Mapping[UUID, ErrorLine]
 
 
@@ -108,7 +108,8 @@ def root_error(connection: Conn, nodes: Sequence[WorkflowNode]) -> RootError | N
             hurt.add(node.key)
     listed = [first, *failed][:_COUNTED]
     errors = read_error_lines(connection, [node.run_id for node in listed if node.run_id is not None])
-    return RootError(first, len(hurt) - len(failed), errors)
+    skipped = [node.key for node in nodes if node.key in hurt and node not in failed]
+    return RootError(first, _few(skipped), errors)
 
 
 def _again(found: Workflow) -> str:
@@ -119,15 +120,14 @@ def _again(found: Workflow) -> str:
     later = [node.key for node in found.nodes if node.key in again and any(each.key in again for each in node.parents)]
     certain = _few([key for key in found.again if key not in set(later)])
     if not later:
-        return f"A resume runs {certain} again; what succeeded stays."
-    their = agreed(len(later), "its", "their")
-    met = f"if the conditions on {their} parents are then met"
-    return f"A resume runs {certain} again, and {_few(later)} {met}; what succeeded stays."
+        return f"Re-running the failed part runs {certain} again."
+    met = f"if {agreed(len(later), 'its', 'their')} conditions are met"
+    return f"Re-running the failed part runs {certain} again, then {_few(later)} {met}."
 
 
 def _few(keys: Sequence[str]) -> str:
     """Return the names of a few jobs, else their number."""
-    return ", ".join(keys) if len(keys) <= _NAMED else f"each of {counted(len(keys), 'job')}"
+    return ", ".join(keys) if len(keys) <= _NAMED else counted(len(keys), "job")
 
 
 @dataclass(frozen=True, slots=True)
@@ -270,10 +270,10 @@ class ResumeWorkflow:
         beside = _beside(connection, found)
         resumes = summary.generation + 1
         return Dialog(
-            f"Resume {counted(len(again), 'job')} of {summary.key}?", f"Resume {counted(len(again), 'job')}",
+            f"Re-run {counted(len(again), 'job')} of {summary.key}?", f"Re-run {counted(len(again), 'job')}",
             _page(urls, request),
             will=(
-                f"Runs only the failed part again, as generation {resumes}; what succeeded stays.",
+                f"Re-runs only the failed part, as generation {resumes}.",
                 f"{agreed(len(again), 'This job', 'Each of these jobs')} {_RUNS_AGAIN}:",
             ),
             stays=(*_count(done, "job", "stays as it is", "stay as they are"), *beside),
@@ -341,7 +341,7 @@ def _open_workflow(connection: Connection, request: Request) -> Workflow:
     found = Workflows(connection).get(_root_of(request))
     if found.summary.finished_at is not None:
         words = f"this workflow has already ended as {state(found.summary.state)}"
-        refuse("", words, "resume its failed part to continue it" if found.again else _NEW)
+        refuse("", words, "re-run its failed part to continue it" if found.again else _NEW)
     return found
 
 

@@ -49,7 +49,7 @@ WorkPlace = tuple[datetime, UUID]
 """The place of a work in a list: its creation and its id."""
 _NEWEST: Final = "infinity", UUID(int=(1 << 128) - 1)  # behind each work, one with a damaged time among them
 Rate = Annotated[float, Field(ge=0.000_001, le=1_000_000)]
-WorkReason = Annotated[Reason | None, Field(description="Stored with the work.")]
+WorkReason = Annotated[Reason | None, Field(description="Saved with the bulk work.")]
 WorkId = Annotated[UUID, BeforeValidator(partial(as_id, name="work_id"))]
 _OfJob = Annotated[Key | None, Field(description="Only bulk work of the job with this key."), InDoors("job")]
 Kind = Literal["backfill", "redrive", "purge", "retry"]
