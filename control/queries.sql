@@ -820,6 +820,11 @@ SELECT executor_id, name, queues, handlers, slots, stopping, started_at, last_he
  ORDER BY executor_id
  LIMIT %(limit)s
 
+-- name: name_executors
+-- Returns the names of executors that have a row.
+-- Index: executors_pkey. No lock.
+SELECT executor_id, name FROM executors WHERE executor_id = ANY (%(executor_ids)s)
+
 -- name: count_wrong
 -- Returns how many of a tenant's newest `look` dead letters were not redriven, and how many executors are silent.
 -- Index: dead_letters_by_tenant, walked backwards; executors is read whole, which has a row for each process. No lock.

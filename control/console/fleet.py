@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from functools import partial
 from typing import ClassVar, NamedTuple
 from uuid import UUID
@@ -35,6 +35,7 @@ from tidewheel.postgres.replica import Replica
 
 _EXECUTORS = 1000
 _ONE_BY_ONE = 50  # more executors are shown in groups, unusual ones first
+_LATE = timedelta(seconds=30)  # as of a backlog that is a finding
 _WAIT_SECONDS = 10.0  # for the checks of doctor before the page is shown without them
 
 
@@ -109,7 +110,7 @@ class FleetPage:
                 "slots": sum(each.executor.slots for each in live), "query": query,
                 "opened": opened, "shards": shards, "shard_count": self.shards,
                 "replica": self.replica and self.replica.state,
-                "owned": owned, "orphans": self.shards - owned.total(),
+                "owned": owned, "late_after": _LATE, "orphans": self.shards - owned.total(),
                 "services": [each for each in services if each.role != "executor"],
                 "diagnosis": self.doctor.last() if is_admin else None,
             }

@@ -24,8 +24,8 @@ NAMES: Mapping[str, str] = {
 
 A bin that is due has a `d`, and so has a run that may not start yet.
 """
-CONDITIONS: Mapping[str, tuple[RunState, str]] = {
-    "failing": (RunState.FAILED, "b"), "failing intermittently": (RunState.RETRYING, "b"),
+CONDITIONS: Mapping[str, tuple[str, str]] = {
+    "failing": (RunState.FAILED, "b"), "failing intermittently": ("warning", "b"),
     "waiting": (RunState.QUEUED, "a"), "skipping": (RunState.SKIPPED, "k"), "retrying": (RunState.RETRYING, "t"),
     "well": (RunState.SUCCEEDED, ""),
 }  # fmt: skip

@@ -257,7 +257,7 @@ class UnskipOccurrence:
         found = _explained(connection, caller, request)
         what = "skip" if found.moved_to is None else "move"
         ahead = found.at > page_now(connection)
-        fires = "at its time" if ahead else "at once, because its own time has passed"
+        fires = "on time" if ahead else "at once, because its own time has passed"
         return Dialog(
             f"Undo the {what} of {_clock(found.local)} of {found.key}?", f"Undo the {what}",
             urls.job(found.key, job_id(caller.tenant, found.key), "job_next"),
@@ -267,7 +267,7 @@ class UnskipOccurrence:
     def act(self, connection: Connection, caller: Caller, form: Form, request: Request, urls: Urls) -> Done:
         """Undo it."""
         at = read_query(request, OccurrenceQuery).at
-        words = "will fire at its time" if at > page_now(connection) else "fires now: its time has passed"
+        words = "will fire on time" if at > page_now(connection) else "fires now: its time has passed"
         return _change(connection, caller, form, request, urls, kind="job.unskip", words=words)
 
 

@@ -1,4 +1,4 @@
-"""The first line about a job: runs well, fails since, waits or skips because, and the next instant.
+"""The first line about a job: runs well, failing since, waits or skips because, and the next instant.
 
 It is a plain sentence, or a card with the reason and the one thing to do. Facts are joined only where the rows prove
 that they belong together.
@@ -156,9 +156,8 @@ def _waiting(seen: Seen) -> Lead | None:
         return None
     same = [run for run in waits if run.why is not None and run.why.code is why.code]
     many, words = counted(len(same), "run", at_least=len(same) == LATEST), why.words.removeprefix("waits ")
-    verb, since = agreed(len(same), "waits", "wait"), f"since {format_timestamp(_since(waits[-1]))}"
-    since = since if len(same) == 1 else f"the oldest {since}"
-    answer = f"{many} {verb}, {since}: {words}." if words == why.words else f"{many} {verb} {words}, {since}."
+    since = f"{'' if len(same) == 1 else ', oldest'} since {format_timestamp(_since(waits[-1]))}"
+    answer = f"{many} waiting{since}: {words}." if words == why.words else f"{many} waiting {words}{since}."
     return Lead(answer, "trouble" if stuck else "", wait=why)
 
 
@@ -202,11 +201,11 @@ def _changes(connection: Connection, tenant: str, job: JobDetail, streak: Streak
 
 def _failing(job: JobDetail, streak: Streak, changes: Sequence[Change]) -> Lead:
     current, good = job.summary.version, streak.good_version
-    since = f"{format_timestamp(streak.since)}{_since_version(job, streak)}."
-    many = f"{number(streak.failures, at_least=streak.at_least)} failures in a row."
-    answer = f"Fails: {many}" if streak.at_least else f"Fails since {since} {many}"
+    since = f"{format_timestamp(streak.since)}{_since_version(job, streak)}"
+    many = f"{number(streak.failures, at_least=streak.at_least)} in a row."
+    answer = f"Failing: {many}" if streak.at_least else f"Failing since {since}: {many}"
     if streak.failures == 1:
-        answer = f"The last run failed at {since}"
+        answer = f"The last run failed at {since}."
     found = Lead(answer, "bad", _message(streak), streak.run_id)
     if good is not None and changes:
         why = f"Changed since version {good}: {_paths(changes)}."
@@ -270,7 +269,7 @@ def _due(seen: Seen) -> str:
     if not any(seen.now - run.scheduled_at > _LATE for run in unclaimed):
         return ""
     many = len(unclaimed)
-    return f"{counted(many, 'run', at_least=many == LATEST)} {agreed(many, 'waits', 'wait')} for an executor. "
+    return f"{counted(many, 'run', at_least=many == LATEST)} waiting for an executor. "
 
 
 def _outcomes(seen: Seen, well: str) -> str:

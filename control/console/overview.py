@@ -49,7 +49,7 @@ from tidewheel.runs import FINAL
 _NEEDS = 5  # or one more, which would take as much room as the line of the further ones
 _SMALLER = 6  # further needs in one line
 _BACKLOGS = 8
-_JOBS, _LOOKED_AT = 12, 24  # jobs that are shown, and that are looked at
+_JOBS, _LOOKED_AT = 12, 50  # jobs that are shown, and that are looked at
 _REASONS = 2  # for which runs wait
 _HOUR = timedelta(hours=1)
 _LATEST = 20  # runs, among which one has ended unless the installation is new
@@ -103,6 +103,7 @@ class OverviewPage:
                 "backlogs": backlogs[:_BACKLOGS], "left_out": len(backlogs) - _BACKLOGS,
                 "most_waiting": max((each.count for each in backlogs[:_BACKLOGS]), default=1),
                 "since": format_timestamp(along.begin), "upcoming": upcoming, "jobs": jobs, "along": along,
+                "lost": sum(need.count or 0 for need in needs if need.counted == "orphaned"),
                 "why_waiting": _why_waiting(open_runs) if isinstance(open_runs, OpenRuns) else "",
             }
         )  # fmt: skip

@@ -19,7 +19,7 @@ from tidewheel.control.console.urls import Urls
 from tidewheel.control.console.view import Failed, View, in_snapshot, of_all_tenants, or_else, page_now, part, part_of
 from tidewheel.control.console.words import target
 from tidewheel.control.explain.job_timeline import why_late
-from tidewheel.control.reads.fleet import AbleExecutors, able_executors
+from tidewheel.control.reads.fleet import AbleExecutors, able_executors, executor_names
 from tidewheel.control.reads.stored import read_run_payload
 from tidewheel.control.reads.waits import WaitCode
 from tidewheel.errors import UnknownRun
@@ -83,6 +83,7 @@ class RunPage:
             about = partial(thaws_of, queue=summary.queue, key=summary.key, labels=run.labels)
             return next(iter(in_snapshot(connection, about, caller.tenant, since, until)), None)
 
+        ended_by = {each.executor_id for each in run.attempts if each.executor_id}
         neighbours = payload = None
         if is_stored:
             payload = part_of(connection, read_run_payload, caller.tenant, run_id)
@@ -102,6 +103,7 @@ class RunPage:
                 "payload": payload, "neighbours": neighbours,
                 "own": OWN if has_steps(run.checkpoint) else None,
                 "target": part(read_target) if run.handler.startswith(RESERVED) else None,
+                "names": or_else(part_of(connection, executor_names, list(ended_by)), {}) if ended_by else {},
                 "most": _NEIGHBOURS, "picked": picked, "with_logs": with_logs, "log": log,
                 "more": more_of(urls, run_id, log) if follows and isinstance(log, Log) else None,
             }

@@ -35,7 +35,7 @@ from tidewheel.nouns.runs.model import RunDetail
 from tidewheel.nouns.runs.operations import Runs
 from tidewheel.runs import FINAL, OWNED, RunState
 
-_ALONE = "Only this job runs. To run the jobs after it too, resume the failed part on the workflow's page."
+_ALONE = "Only this job runs. To run the jobs after it too, re-run the failed part on the workflow's page."
 _COUNTS = "Its dead letter then counts as redriven."
 REASON = reason_field("in the audit log")
 
@@ -110,11 +110,11 @@ class RetryRun:
         done = len(run.retry_chain.next)
         is_same = summary.job_version == version
         begins = "after the thaw: a freeze covers the job" if is_frozen else "now"
-        had = "This run had the same version." if is_same else f"This run had version {summary.job_version}."
+        had = "unchanged" if is_same else f"this run had {summary.job_version}"
         return Dialog(
             question, "Retry 1 run", back,
             will=(
-                f"Starts one new run with this payload and the job's current version, {version}. {had}",
+                f"Starts one new run with this payload and the current job version ({version}, {had}).",
                 *((_COUNTS,) if any(each.dead_letter is not None for each in facts) else ()),
                 *((f"This run was retried already: {counted(done, 'new run')} followed.",) if done else ()),
                 *((_ALONE,) if run.workflow_run_id else ()),

@@ -27,6 +27,7 @@ _ATTEMPTS = 12
 _STEPS = 12  # rows of an attempt
 _NAMES = {"published": "sent to Kafka", "begun": "handler's start", "announced": "completion event"}
 _LONG, _CUT = 0.15, 0.06  # the parts of a wait that is cut: of the run's time at least, and of the axis
+_ON_TIME = "on time"
 _FOLD = 5  # percent within which log lines are one mark: 24 px of a wide page
 _WORDS = 90  # characters of a log line
 _FAMILIES = ("ahead", "trouble", "bad")  # of a log line, by its level
@@ -152,9 +153,11 @@ def _ticks(run: RunDetail, axis: _Axis) -> Iterator[Stage]:
     summary = run.summary
     is_retry = summary.cause == Cause.RETRY
     own = ", the time of the run that it repeats" if is_retry else ""
-    yield axis.tick("scheduled", f"{format_timestamp(summary.scheduled_at)}{own}", summary.scheduled_at)
     at = format_timestamp(summary.created_at) if is_retry else _beside(summary.created_at, summary.scheduled_at)
-    yield axis.tick("created", at, summary.created_at)
+    own += ", created on time" if at == _ON_TIME else ""
+    yield axis.tick("scheduled", f"{format_timestamp(summary.scheduled_at)}{own}", summary.scheduled_at)
+    if at != _ON_TIME:
+        yield axis.tick("created", at, summary.created_at)
     published = next((each for each in run.stages if each.name == "published"), None)
     if published is not None and published.at is not None:
         since = max(summary.created_at, summary.scheduled_at)
@@ -231,5 +234,5 @@ def _marks(axis: _Axis, lines: Sequence[Mark]) -> Iterator[Mark]:
 def _beside(written: datetime, due: datetime, after: str = "after") -> str:
     span = written - due
     if abs(span) < timedelta(milliseconds=1):
-        return "at its time"
+        return _ON_TIME
     return f"{duration(abs(span))} {'ahead' if span < timedelta(0) else after}"

@@ -29,7 +29,7 @@ NO_REASON = "requested"
 
 _DAY = timedelta(days=1)
 _HOUR, _MINUTE, _SECOND = timedelta(hours=1), timedelta(minutes=1), timedelta(seconds=1)
-_UNITS = (2 * _HOUR, _HOUR, "h"), (_MINUTE, _MINUTE, "min"), (_SECOND, _SECOND, "s")  # each with its least span
+_UNITS = (1.5 * _HOUR, _HOUR, "h"), (_MINUTE, _MINUTE, "min"), (_SECOND, _SECOND, "s")  # each with its least span
 _SHORT = 40  # characters of a schedule in words
 _LONGEST_KEY = 44  # characters in a table
 _TEN = 10
@@ -39,7 +39,7 @@ _INSTANT = re.compile(
     r"\b(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d{1,6})?Z)(?: \(\d{4}-\d\d-\d\dT[0-9:.]+[+-]\d\d:\d\d\))?", re.ASCII
 )  # with the same instant by another clock
 _CODE = re.compile(r"`((?:[^`<>&]|&#39;|&amp;)+)`")
-_COMMAND = re.compile(r"((?:[A-Z_]+=\S+ )?(?:tidewheel|kafka-configs\.sh) .+?)(?:(, )((?:with|or) .*))?", re.DOTALL)
+_COMMAND = re.compile(r"((?:[A-Z_]+=\S+ )?(?:tidewheel|kafka-configs\.sh) .+?)(?:(, )((?:with|where|or) .*))?", re.S)
 
 _FAMILIES: Mapping[str, str] = {
     SCHEDULED: "ahead", RunState.QUEUED: "ahead", RunState.BUFFERED: "ahead", RunState.BLOCKED: "ahead",
@@ -48,6 +48,7 @@ _FAMILIES: Mapping[str, str] = {
     RunState.SUCCEEDED: "good", RunState.FAILED: "bad", RunState.TIMED_OUT: "bad",
     RunState.CANCELLED: "undone", RunState.SKIPPED: "undone",
     "pending": "ahead", "not_reached": "undone", "open": "moving", "paused": "trouble", "timing_out": "trouble",
+    "warning": "trouble",
     AttemptOutcome.LOST: "trouble", AttemptOutcome.RELEASED: "ahead", AttemptOutcome.SNOOZED: "ahead",
 }  # fmt: skip
 _STATES = {RunState.QUEUED: "waiting", "due": "waiting", SCHEDULED: "upcoming", RunState.WAITING: "awaiting completion"}
@@ -68,8 +69,8 @@ def relative(at: datetime | None, now: datetime, zone: tzinfo = UTC) -> str:
     """Return an instant in relation to now in one unit, beyond a day with its date; a dash for None.
 
     >>> now = datetime(2026, 11, 21, 12, tzinfo=UTC)
-    >>> [relative(now + timedelta(seconds=each), now) for each in (0, -3, 240, -6000, -7500, 345600)]
-    ['now', '3 s ago', 'in 4 min', '100 min ago', '2 h ago', 'Wed 25 Nov 12:00']
+    >>> [relative(now + timedelta(seconds=each), now) for each in (0, -3, 240, -5399, -5400, 345600)]
+    ['now', '3 s ago', 'in 4 min', '89 min ago', '2 h ago', 'Wed 25 Nov 12:00']
     >>> relative(datetime(2025, 11, 17, tzinfo=UTC), now)
     '17 Nov 2025'
     """
@@ -83,7 +84,7 @@ def relative(at: datetime | None, now: datetime, zone: tzinfo = UTC) -> str:
     if abs(span) < _SECOND:
         return "now"
     size, unit = next(each[1:] for each in _UNITS if abs(span) >= each[0])
-    text = f"{abs(span) // size} {unit}"
+    text = f"{round(abs(span) / size) if size == _HOUR else abs(span) // size} {unit}"
     return f"in {text}" if span > timedelta(0) else f"{text} ago"
 
 
@@ -288,8 +289,8 @@ def sentence(text: str, zone: tzinfo = UTC) -> Markup:
 def remedy(text: str | None) -> Markup:
     """Return a remedy: a command as code to copy with what belongs to it behind, or a sentence.
 
-    >>> remedy("tidewheel service executor --queues a, with the module that has x")
-    Markup('<code><bdi>tidewheel service executor --queues a</bdi></code>, <bdi>with the module that has x</bdi>')
+    >>> remedy("tidewheel service executor --queues a, where a includes x")
+    Markup('<code><bdi>tidewheel service executor --queues a</bdi></code>, <bdi>where a includes x</bdi>')
     >>> remedy("raise the limit by `tidewheel admin tenant limits NAME`")
     Markup('<bdi>Raise the limit by <code>tidewheel admin tenant limits NAME</code></bdi>.')
     """

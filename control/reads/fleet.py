@@ -21,7 +21,7 @@ from tidewheel.membership import rendezvous
 from tidewheel.nouns.freezes.model import Freeze
 from tidewheel.nouns.freezes.reads import all_freezes
 from tidewheel.outbox import SLICES, OutboxLane, slice_lane_of
-from tidewheel.postgres.pg_binary import integers
+from tidewheel.postgres.pg_binary import integers, uuids
 from tidewheel.postgres.session import Conn, read_rows
 from tidewheel.postgres.statements import Statements
 from tidewheel.presence import SILENT_SECONDS
@@ -252,6 +252,12 @@ def read_status(connection: Conn, shards: int) -> FleetStatus:
     )  # fmt: skip
 
 
+def executor_names(connection: Conn, executor_ids: Sequence[UUID]) -> Mapping[UUID, str]:
+    """Return the names of the executors that have a row."""
+    found = connection.execute(_SQL["name_executors"], {"executor_ids": uuids(executor_ids)}, binary=True)
+    return dict(cast("list[tuple[UUID, str]]", found.fetchall()))
+
+
 def read_services(connection: Conn) -> tuple[Service, ...]:
     """Return the processes of all services; one that died is among them for a day."""
     columns = {"lease": LEASE, "silent_after": timedelta(seconds=SILENT_SECONDS)}
@@ -353,8 +359,8 @@ def _silent_executors(services: Sequence[Service]) -> Iterator[Finding]:
     one = len(silent) == 1
     who, their = (f"{latest.name} is", "its") if one else (f"{len(silent):,} executors are", "their")
     evidence = (
-        f"{their} last heartbeat was at {format_second(latest.last_heartbeat_at)}; other executors retry {their} runs, "
-        "except those with delivery at_most_once"
+        f"{their} last heartbeat was at {format_second(latest.last_heartbeat_at)}; {their} runs are retried elsewhere, "
+        "except at_most_once runs"
     )
     remedy = f"read the output of {'its process on that host' if one else 'their processes'}"
     yield Finding("executors", Severity.WARNING, f"{who} silent", evidence, remedy)

@@ -144,7 +144,7 @@ def test_causes_of_dead_letters_lead_to_a_redrive_of_just_these(pages: ApiClient
     path = link(text, "Redrive 3…")
     dialog = shown(pages, path)
     assert "Redrive 3 dead letters?" in re.sub(r"</?bdi>", "", dialog)
-    assert "a new run of its job's current version" in unescape(dialog)
+    assert "start again on their job's current version" in unescape(dialog)
     place = done(posted(pages, path, rate="0.5", reason=REASON))
     progress = shown(pages, place)
     assert "0 of 3 dead letters that matched at its start" in progress
@@ -686,7 +686,7 @@ def test_backfill_shows_its_progress_and_is_paused_and_cancelled(pages: ApiClien
     now = pages.database.now()
     with Client(pages.database.url) as client:
         made = client.backfill("daily", now - timedelta(days=9), now, versions="current").backfill_id
-    assert "1 of 1 is under way." in shown(pages, "/bulk")
+    assert "1 in progress." in shown(pages, "/bulk")
     place = f"/bulk/backfill/{made}"
     text = shown(pages, place)
     assert "It has created none yet." in text

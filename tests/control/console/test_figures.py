@@ -30,6 +30,8 @@ COUNTS: Mapping[str, LiteralString] = {
     "running": f"{_OPEN} AND state IN ('running', 'cancelling')",
     "to_retry": f"{_OPEN} AND state = 'retrying'",
     "waiting_of_all": f"{_OPEN} AND {_DUE}",
+    "on_silent": "SELECT count(*) FROM job_runs AS r JOIN executors AS e USING (executor_id) WHERE tenant = 'default'"
+    " AND e.last_heartbeat_at <= tidewheel_now() - e.lease",
     "slots": "SELECT sum(slots) FROM executors WHERE last_heartbeat_at > tidewheel_now() - lease",
 }
 """The figures that are sums of numbers on the page, or one number; the bins of a bar are summed."""

@@ -62,7 +62,7 @@ def test_timeline_shows_ends_skips_and_what_comes_with_the_same_words_as_its_tab
     assert (only.count('class="mono"><a href="/runs/'), "4 skipped" in only) == (1, False)
     skipped = shown(pages, "/jobs/job?show=skipped")
     assert (skipped.count('class="mono"><a href="/runs/'), "4 skipped" in skipped) == (0, True)
-    assert "Nothing retried in this time." in shown(pages, "/jobs/job?show=retried")
+    assert "Nothing retried in this range." in shown(pages, "/jobs/job?show=retried")
 
 
 def test_resume_names_the_next_occurrence_and_not_the_start_of_a_run_that_fired(
@@ -167,14 +167,14 @@ def test_failures_since_a_version_name_its_change_and_lead_back(clocked: Clocked
     for _ in range(2):
         clocked.end(ending(clocked.begun(), RunState.FAILED, error_type="E", error_message="token expired\nat line 4"))
     page = shown(pages, "/jobs/job")
-    assert "Fails since 09:00, 12 s after version 2 was saved. 2 failures in a row." in page
+    assert "Failing since 09:00, 12 s after version 2 was saved: 2 in a row." in page
     assert "<bdi>E: token expired</bdi>" in page
     assert "Changed since version 1: <code>payload</code> from {&#34;token&#34;: &#34;a&#34;} to" in page
     assert 'href="/jobs/job/versions?a=1&amp;b=2">Compare 1 and 2</a>' in page
     assert 'href="/jobs/job/rollback?version=1">Roll back to version 1…</a>' in page
     clocked.submit(retry={"max_attempts": 1}, payload={"token": "c"})
     page = shown(pages, "/jobs/job")
-    assert "Fails since 09:00, from version 2 on." in page
+    assert "Failing since 09:00, from version 2 on:" in page
     assert "No run of version 3, which is in force now, has succeeded or failed yet." in page
     assert "Roll back" not in page
     clocked.stop_clock(t("03-02T10:00"))
@@ -201,10 +201,10 @@ def test_waiting_runs_name_their_lack_and_the_handler_that_live_executors_have(
         " VALUES (gen_random_uuid(), 'host-1', '{default}', '{render}', 4, '1 d', tidewheel_now(), tidewheel_now())"
     )
     clocked.trigger()
-    assert "1 run waits, since 08:00: no live executor of queue" in shown(pages, "/jobs/job")
+    assert "1 run waiting since 08:00: no live executor of queue" in shown(pages, "/jobs/job")
     clocked.trigger()
     page = shown(pages, "/jobs/job")
-    assert "2 runs wait, the oldest since 08:00: no live executor of queue" in page
+    assert "2 runs waiting, oldest since 08:00: no live executor of queue" in page
     assert "<code><bdi>tidewheel service executor --queues default" in page
     assert "Version 1 used <code>render</code>, which 1 live executor of the queue has." in page
     assert "Roll back to version 1…" in page
@@ -289,7 +289,7 @@ def test_undo_of_a_move_whose_own_time_has_passed_fires_at_once(clocked: Clocked
     posted(pages, f"/jobs/nightly/move{at}", to="2026-03-20T09:00:00Z")
     words = "It will fire at Fri 20 Mar 2026 09:00:00 UTC, because it was moved by "
     assert words in shown(pages, f"/jobs/nightly/skip{at}")
-    assert "After that, it fires at its time." in shown(pages, f"/jobs/nightly/unskip{at}")
+    assert "After that, it fires on time." in shown(pages, f"/jobs/nightly/unskip{at}")
     clocked.stop_clock(t("03-20T08:00"))
     assert "After that, it fires at once, because its own time has passed." in shown(pages, f"/jobs/nightly/unskip{at}")
     posted(pages, f"/jobs/nightly/unskip{at}")
@@ -364,8 +364,7 @@ def test_calendar_and_list_show_clock_changes_holidays_skips_and_moves(
     assert 'value="tomorrow" aria-invalid="true"' in refused.text
     assert posted(pages, "/jobs/nightly/unskip?at=2026-03-21T01:30:00Z").status_code == HTTPStatus.SEE_OTHER
     assert (
-        "1 skipped"
-        not in shown(pages, "/jobs/nightly/next?month=2026-03&limit=100").partition("will fire at its time")[2]
+        "1 skipped" not in shown(pages, "/jobs/nightly/next?month=2026-03&limit=100").partition("will fire on time")[2]
     )
     absent = shown(pages, "/jobs/nightly/skip?at=2026-03-21T03:00:00Z")
     assert "The nearest occurrence is that of Sat 21 Mar 2026 02:30:00 Europe/Berlin." in absent

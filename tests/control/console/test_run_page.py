@@ -159,7 +159,7 @@ def test_waterfall_is_true_to_its_axis_and_marks_the_slowest_stage(pages: ApiCli
     assert '<td class="nowrap">back-off</td>' in marked
     assert float(re.findall(r'width="([\d.]+)%" height', marked)[0]) > 99
     assert re.search(r"slowest: back-off, 1 h of 1 h", page)
-    assert "Only traces record: sent to Kafka, handler&#39;s start" in page
+    assert "to also record: sent to Kafka, handler&#39;s start" in page
     pages.database.execute("UPDATE job_runs SET publish_at = publish_at - interval '20 min'")
     page = shown(pages, f"/runs/{run}")
     assert "slowest: back-off, 40 min of 1 h" in page

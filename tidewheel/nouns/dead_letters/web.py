@@ -1,8 +1,9 @@
 """Dead letters on the web: the pages, and the one answer that REST has in a form of its own."""
 
 from base64 import b64encode
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from starlette.requests import Request
@@ -20,6 +21,7 @@ from tidewheel.control.console.view import (
     filters_of,
     list_view,
     neighbours,
+    or_else,
     page_now,
     part,
     read_filters,
@@ -29,6 +31,7 @@ from tidewheel.doors.console import Confirm
 from tidewheel.doors.rest import Route, Routes
 from tidewheel.errors import UnknownDeadLetter
 from tidewheel.jobs.strict_json import Json
+from tidewheel.jobs.values import format_timestamp
 from tidewheel.nouns.dead_letters.operations import (
     DeadLetterDetail,
     DeadLetterGroup,
@@ -38,11 +41,14 @@ from tidewheel.nouns.dead_letters.operations import (
 )
 from tidewheel.nouns.operation import operations
 from tidewheel.nouns.runs.web import RUN, with_attempts
+from tidewheel.nouns.works.operations import Work, Works
 
 REDRIVEN: Mapping[str, bool | None] = {"open": False, "redriven": True, "all": None}
 """The filter of each tab."""
 _GROUPS = 8
 _MOST_GROUPS = 100  # of a page
+_WORKS = 20  # redrives, of which some are under way
+_SPAN = {"since", "until", "job_id"}  # of a stored filter, beside its words
 _LIST = operations(DeadLetters)["list"]
 _MADE, _NAMES = query_of(_LIST, _LIST.parameters)
 
@@ -97,6 +103,7 @@ class DeadLettersListPage:
         more: dict[str, Any] = {
             "groups": part(lambda: DeadLetters(connection).groups(since=since, redriven=False)) if by_cause else None,
             "shown_groups": _GROUPS, "most_groups": _MOST_GROUPS, "group_filters": group_filters,
+            "redrive_of": partial(_redrive_of, or_else(part(lambda: _redrives(connection)), ())),
             "selected": selected, "redriven": {"open": "false", "redriven": "true", "all": None}[query.show],
         }  # fmt: skip
         return replace(view, values={**view.values, **more})
@@ -133,6 +140,24 @@ def group_filters(group: DeadLetterGroup) -> Mapping[str, str] | None:
     return {name: value for name, value in given.items() if value is not None}
 
 
+def _redrives(connection: Connection) -> Sequence[Work]:
+    """Return the redrives under way."""
+    return [each for each in Works(connection).list(kind="redrive", limit=_WORKS) if each.state == "running"]
+
+
+def _redrive_of(redrives: Sequence[Work], group: DeadLetterGroup) -> Work | None:
+    """Return the redrive under way whose filter has all dead letters of a group; None without one."""
+    named = dict(group_filters(group) or {})
+    first, last = format_timestamp(group.first_at), format_timestamp(group.last_at)
+
+    def has_all(work: Work) -> bool:
+        given = work.filter
+        other = {name: value for name, value in given.items() if value and name not in _SPAN}
+        return other.items() <= named.items() and str(given["since"]) <= first and last <= str(given["until"])
+
+    return next(filter(has_all, redrives), None)
+
+
 def _alike(each: DeadLetterSummary) -> object:
     return each.job_id, each.offset, each.status, each.error_type, each.reason, each.redriven_run_id
 
@@ -143,14 +168,13 @@ def _line(each: DeadLetterSummary) -> str:
 
 REDRIVE = Confirm(
     noun=DeadLetters, verb="redrive", things="dead letter", back="dead_letters", one=("dead_letter", "number"),
-    sentence="Runs each dead letter again, at the rate below at most: a failed run as a new run of its job's current "
-    "version, a message by its topic.",
-    line=_line, done="redriven", labels={"rate": "How many per second at most"}, values={"rate": "50"},
+    sentence="Failed runs start again on their job's current version. Messages are sent to their topic again.",
+    line=_line, done="redriven", labels={"rate": "Rate limit (per second)"}, values={"rate": "50"},
 )  # fmt: skip
 PURGE = Confirm(
     noun=DeadLetters, verb="purge", things="dead letter", back="dead_letters", one=("dead_letter", "number"),
     sentence="Purged dead letters are deleted and cannot be redriven.", line=_line, done="purged",
-    labels={"rate": "How many per second at most (optional)"},
+    labels={"rate": "Rate limit (per second)"},
 )  # fmt: skip
 
 
