@@ -80,7 +80,7 @@ def test_jobs_that_never_ran_are_one_line_and_leave_their_room_to_others(
         clocked.succeed(clocked.begun(key))
     page = shown(pages, "/jobs?limit=9&sort=-key")
     assert re.findall(r'data-job="([^"]+)"', page) == ["ran-2", "ran-1"]
-    assert "9 jobs never ran" in page
+    assert "9 more never ran" in page
     [opened] = re.findall(r'href="([^"]+)">show</a>', page)
     assert shown(pages, unescape(opened)).count('data-job="') == 11
     assert shown(pages, "/jobs?prefix=idle").count("data-job=") == 9, "a page of such jobs alone has their rows"

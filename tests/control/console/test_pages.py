@@ -67,7 +67,7 @@ def test_failed_run_shows_its_error_and_the_overview_names_its_job(pages: ApiCli
     assert "Failed after 1 attempt: ConnectionError: db-2 refused." in page
     assert "<bdi>ConnectionError</bdi>: <bdi>db-2 refused</bdi>" in shown(pages, "/runs?status=failed")
     overview = shown(pages, "/")
-    assert '<a href="/jobs/charge"><bdi>charge</bdi> fails</a>' in overview
+    assert '<a href="/jobs/charge"><bdi>charge</bdi> failing</a>' in overview
     assert 'href="/runs?job=charge&amp;group=failed_or_timed_out">Show failed runs</a>' in overview
     assert "tidewheel run list" not in overview, "a page needs no command where it has a link"
     again = failed(pages.database, "charge")
@@ -77,7 +77,7 @@ def test_failed_run_shows_its_error_and_the_overview_names_its_job(pages: ApiCli
             page = shown(pages, "/jobs/charge")
             assert "4 in a row" in page, "a cancelled run neither fails nor succeeds"
             assert f'<a class="mono" href="/runs/{again}"><bdi>ConnectionError: db-2 refused</bdi></a>' in page
-        assert '<a href="/jobs/charge"><bdi>charge</bdi> fails</a>' in shown(pages, "/")
+        assert '<a href="/jobs/charge"><bdi>charge</bdi> failing</a>' in shown(pages, "/")
     failed(pages.database, "charge")
     assert re.search(r"Failing since [0-9:]+: 5 in a row\.", shown(pages, "/jobs/charge"))
     pages.database.succeed(pages.database.begun("charge"))

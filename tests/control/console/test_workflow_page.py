@@ -35,7 +35,7 @@ def newest_retry(database: Database) -> object:
 def test_graph_and_list_have_every_part_and_the_run_of_a_part_links_to_them(pages: ApiClient) -> None:
     root = played(pages.database)
     page = shown(pages, f"/workflows/{root}")
-    assert "A resume runs b again, and d if the conditions on its parents are then met; what succeeded stays." in page
+    assert "Re-running the failed part runs b again, then d if its conditions are met." in page
     assert page.count('<g class="node') == 4
     assert page.count('<path class="edge') == 4
     assert page.count("unmet") == 1
@@ -187,7 +187,7 @@ def test_part_that_waits_has_its_reason_and_a_cancel_leaves_out_one_that_a_cance
     page = shown(pages, f"/workflows/{root}")
     assert page.count("No live executor serves queue") == 1
     command = "<code><bdi>tidewheel service executor --queues default --handlers MODULES</bdi></code>"
-    assert f"{command}, <bdi>with the module" in page
+    assert f"{command}, <bdi>where MODULES includes" in page
     pages.database.apply_batch({"type": "runs.cancel", "key": "b"})
     cancel = shown(pages, f"/workflows/{root}/cancel")
     assert "Cancel this workflow of a?" in cancel
