@@ -217,7 +217,7 @@ class Unhandled:
         """The reason for logs and events."""
         if self.handler.startswith(RESERVED):
             kind = self.handler.removeprefix(RESERVED)
-            return f"no executor of queue {self.queue!r} runs {kind} targets (TIDEWHEEL_TARGETS)"
+            return f"no executor of queue {self.queue} runs {kind} targets (TIDEWHEEL_TARGETS)"
         return f"no executor of queue {self.queue} has handler {self.handler}"
 
 

@@ -330,7 +330,7 @@ def long_held(held: Sequence[HeldLane], now: datetime) -> Iterator[HeldLane]:
 def held_findings(held: Sequence[HeldLane], now: datetime) -> Iterator[Finding]:
     """Yield a finding for each queue and lane that is held back for long."""
     for each in long_held(held, now):
-        what = f"queue {each.queue!r}, lane {each.lane}: executors are falling behind, and relays hold runs back"
+        what = f"queue {each.queue}, lane {each.lane}: executors are falling behind, and relays hold runs back"
         remedy = "start more executors, or more slots"
         if each.tenants > 1:
             limit = f"`tidewheel admin tenant limits {each.by_size[0]} --in-flight N`"

@@ -82,7 +82,7 @@ def test_run_of_a_type_that_is_off_waits_uncharged_with_an_alert(executing: Exec
             executing.database.session(), executing.database.installation, min_age=timedelta(microseconds=1)
         )
         assert {announced.reason for announced in watch.check()} == {
-            f"no executor of queue 'default' runs {kind} targets (TIDEWHEEL_TARGETS)" for kind in targets
+            f"no executor of queue default runs {kind} targets (TIDEWHEEL_TARGETS)" for kind in targets
         }
         with executing.running(targets="http", http_allow_private=True):
             assert executing.ended(waiting["http"]).error_type == "http_connect"

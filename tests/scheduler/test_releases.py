@@ -163,7 +163,7 @@ def test_queue_without_executors_is_announced_for_every_target(still: ClockedDat
     still.advance(LATER)
     assert check(still) == [("web", "tidewheel.http", 1)]
     [event] = announced(still)
-    assert event.reason == "no executor of queue 'web' runs http targets (TIDEWHEEL_TARGETS)"
+    assert event.reason == "no executor of queue web runs http targets (TIDEWHEEL_TARGETS)"
 
 
 def test_announcement_is_repeated_after_ten_minutes(still: ClockedDatabase) -> None:

@@ -67,7 +67,7 @@ def test_job_that_fails_in_a_row_fails_until_it_succeeds(client: ApiClient) -> N
     assert (need["words"], need["severity"], need["count"]) == ("failing intermittently", "warning", 2)
     finish(database, HOSTILE, FAILED)
     [need] = needs(client, "failing_job")
-    assert (need["key"], need["words"], need["severity"]) == (HOSTILE, "fails", "error")
+    assert (need["key"], need["words"], need["severity"]) == (HOSTILE, "failing", "error")
     assert (need["count"], need["counted"], need["evidence"]) == (3, "failed", "ConnectionError")
     [(first, newest)] = database.rows("SELECT min(finished_at), max(finished_at) FROM failed_runs")
     assert (parse_timestamp(need["since"]), parse_timestamp(need["latest"])) == (first, newest)
@@ -103,7 +103,7 @@ def test_causes_that_fail_then_with_more_harm_then_with_newer_failures_come_firs
     finish(database, "many", SUCCEEDED, *[FAILED] * 3)
     found = [(each["key"], each["count"]) for each in needs(client, "failing_job")]
     assert found == [("many", 3), ("row", 9), ("one", 2), ("old", 2)]
-    assert needs(client, "failing_job")[1]["words"] == "fails", "though none of its failures is of the last hour"
+    assert needs(client, "failing_job")[1]["words"] == "failing", "though none of its failures is of the last hour"
 
 
 def test_version_is_named_only_if_it_began_the_failures_for_certain(client: ApiClient) -> None:
@@ -119,15 +119,15 @@ def test_version_is_named_only_if_it_began_the_failures_for_certain(client: ApiC
     assert named() == [("failing with version 2", 2)]
     assert needs(client, "failing_job")[0]["remedy"] == "tidewheel job rollback job 1 --if-version 2"
     database.submit("job", retry=ONCE, description="three")
-    assert named() == [("fails", None)], "version 2 is no more in force"
+    assert named() == [("failing", None)], "version 2 is no more in force"
     finish(database, "job", FAILED)
-    assert named() == [("fails", None)], "version 2 failed as well"
+    assert named() == [("failing", None)], "version 2 failed as well"
     database.submit("other", retry=ONCE)
     finish(database, "other", SUCCEEDED)
     for description in ("two", "three"):
         database.submit("other", retry=ONCE, description=description)
     finish(database, "other", FAILED, FAILED, FAILED)
-    assert ("fails", None) in named(), "version 2 had no run, and may be the cause"
+    assert ("failing", None) in named(), "version 2 had no run, and may be the cause"
 
 
 def test_dead_letters_of_a_failing_job_are_no_cause_of_their_own(client: ApiClient) -> None:

@@ -92,7 +92,7 @@ def test_run_of_a_target_that_no_executor_runs_names_the_setting(database: Datab
     database.submit(target={"type": "http", "url": "https://example.org/"})
     executor(database, HANDLER)
     found = why(database, database.trigger())
-    assert (found.code, found.words) == (WaitCode.NO_TARGET, "no live executor of queue 'default' runs http targets")
+    assert (found.code, found.words) == (WaitCode.NO_TARGET, "no live executor of queue default runs http targets")
     assert found.remedy is not None
     assert "TIDEWHEEL_TARGETS" in found.remedy
 
@@ -222,7 +222,7 @@ def test_run_under_way_has_its_executor_and_the_silence_of_it(job: Database) -> 
     job.execute("UPDATE executors SET last_heartbeat_at = tidewheel_now() - interval '1 min'")
     found = why(job, started.run_id)
     assert (found.code, found.remedy) == (
-        WaitCode.EXECUTOR_SILENT, "start an executor of queue 'default' if none is running",
+        WaitCode.EXECUTOR_SILENT, "start an executor of queue default if none is running",
     )  # fmt: skip
 
 
