@@ -86,13 +86,13 @@ class RunsPage:
         def listed() -> tuple[RunPage, str | None]:
             cursors = Cursors.of_list("runs", query, caller.tenant)
             read = partial(list_runs, after=after_of(cursors, _LIST), oldest_first=query.sort == "scheduled")
-            page = in_snapshot(connection, read, caller.tenant, narrowed, limit=query.limit)
+            page: RunPage = in_snapshot(connection, read, caller.tenant, narrowed, limit=query.limit)
             for _ in range(_FURTHER):  # neighbours that fold leave room
                 many, rows = len(page.runs), len(_folded(page.runs, {}))
                 if page.next_cursor is None or not many or many % query.limit or rows >= min(_ROWS, query.limit):
                     break
                 read = partial(list_runs, after=page.next_cursor, oldest_first=query.sort == "scheduled", counts=False)
-                more = in_snapshot(connection, read, caller.tenant, narrowed, limit=query.limit)
+                more: RunPage = in_snapshot(connection, read, caller.tenant, narrowed, limit=query.limit)
                 page = replace(page, runs=(*page.runs, *more.runs), next_cursor=more.next_cursor)
             return page, next_cursor(cursors, page.next_cursor)
 

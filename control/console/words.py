@@ -388,6 +388,10 @@ def zone_of(text: str) -> tzinfo | None:
         return None
 
 
+def _clocked(text: str | None, now: datetime, zone: tzinfo) -> str:
+    return timed(text, zone, now)
+
+
 def _in_zone(show: Callable[..., str]) -> Callable[..., str]:
     """Return a filter whose instants are in the zone of the page."""
 
@@ -401,7 +405,7 @@ def _in_zone(show: Callable[..., str]) -> Callable[..., str]:
 FILTERS: Mapping[str, Callable[..., Any]] = {
     "duration": duration, "relative": _in_zone(relative), "absolute": _in_zone(absolute),
     "both": _in_zone(both), "timed": _in_zone(timed), "sentence": _in_zone(sentence),
-    "clocked": _in_zone(lambda text, now, zone: timed(text, zone, now)),
+    "clocked": _in_zone(_clocked),
     "offset": _in_zone(offset), "rfc3339": format_timestamp, "number": number,
     "state": state, "reason": reason_words, "short_id": short_id,
     "people": people, "lines": lines, "key": key,

@@ -1,6 +1,7 @@
 """`next_in`: the end of a run sets when its fixed_delay job runs next, within the bounds of the job."""
 
 from datetime import timedelta
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -145,7 +146,7 @@ def test_rolled_back_end_sets_nothing(chain: ClockedDatabase) -> None:
     assert seconds_left(chain) is None
 
 
-def reschedule(database: ClockedDatabase, next_in: object, **fields: object) -> Reply:
+def reschedule(database: ClockedDatabase, next_in: object, **fields: Any) -> Reply:  # noqa: ANN401 - of a request
     [reply] = database.apply_batch(about("job.reschedule", next_in=next_in, **fields))
     return reply
 

@@ -66,7 +66,7 @@ def test_peers_field_of_a_job_beside_it_is_sent_into_the_job(word: str, ours: st
 def test_tenant_of_a_peer_is_a_field_of_the_request() -> None:
     run = {"ref": "a", "key": "k", "workspace_id": "w"}
     assert "tenant of the request" in refused({"type": "batch.submit", "runs": [run]})["runs.0.workspace_id"]
-    trigger = {"type": "job.trigger", "key": "k", "workspace_id": "w"}
+    trigger: dict[str, object] = {"type": "job.trigger", "key": "k", "workspace_id": "w"}
     assert refused(trigger) == {"workspace_id": "write it as tenant"}
 
 

@@ -1,6 +1,6 @@
 """Rows that a tenant's session inserts: as many and the same as a service copies, by few statements."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -50,7 +50,7 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> Counted:
 
 
 @contextmanager
-def acting(database: Database) -> Iterator[Conn]:
+def acting(database: Database) -> Generator[Conn]:
     """A transaction that acts for the tenant."""
     with closing(Connection(database.url, tenant=TENANT)) as connection, connection.transaction() as writing:
         yield writing
