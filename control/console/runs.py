@@ -14,7 +14,7 @@ from tidewheel.control.api.request_input import Cursors, PageQuery, TenantQuery,
 from tidewheel.control.client.connection import Connection
 from tidewheel.control.console.axis import Window
 from tidewheel.control.console.job_rows import Show, error_lines
-from tidewheel.control.console.many_runs import matching_button, matching_filters
+from tidewheel.control.console.many_runs import MOST, matching_button, matching_filters
 from tidewheel.control.console.urls import Urls
 from tidewheel.control.console.view import (
     SPANS,
@@ -89,7 +89,8 @@ class RunsPage:
             page: RunPage = in_snapshot(connection, read, caller.tenant, narrowed, limit=query.limit)
             for _ in range(_FURTHER):  # neighbours that fold leave room
                 many, rows = len(page.runs), len(_folded(page.runs, {}))
-                if page.next_cursor is None or not many or many % query.limit or rows >= min(_ROWS, query.limit):
+                enough = many % query.limit or many + query.limit > MOST or rows >= min(_ROWS, query.limit)
+                if page.next_cursor is None or not many or enough:
                     break
                 read = partial(list_runs, after=page.next_cursor, oldest_first=query.sort == "scheduled", counts=False)
                 more: RunPage = in_snapshot(connection, read, caller.tenant, narrowed, limit=query.limit)

@@ -335,14 +335,15 @@ def target(job: Mapping[str, object]) -> str:
 def schedule_of(schedule: Mapping[str, object]) -> str:
     """Return a schedule in a few words: a single cron expression by its times, if these are short."""
     words, expressions = schedule_words(schedule), as_list(schedule.get("expressions")) or []
-    times = _times(str(expressions[0])) if len(expressions) == 1 else words
+    times = _times(str(expressions[0]), str(schedule.get("timezone") or "UTC")) if len(expressions) == 1 else words
     return times if len(times) <= _SHORT else words
 
 
 @lru_cache(1000)
-def _times(expression: str) -> str:
-    times = describe_times(expression, "UTC").partition(", in time zone")[0].removesuffix(", every day")
-    return times.replace("at minute 0 of ", "").replace("every 1 hours", "every hour")
+def _times(expression: str, timezone: str) -> str:
+    times, _, of = describe_times(expression, timezone).rpartition(", in time zone ")
+    short = times.removesuffix(", every day").replace("at minute 0 of ", "").replace("every 1 hours", "every hour")
+    return short if of == "UTC" else f"{short} {of.rpartition('/')[2].replace('_', ' ')}"
 
 
 def visible(text: str) -> str:

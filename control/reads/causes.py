@@ -291,8 +291,12 @@ def _with_slots(need: Need, waiting: Waiting, fleet: FleetStatus, runs: Mapping[
     able = [
         each
         for each in fleet.services
-        if not each.is_silent and waiting.queue in (each.queues or ()) and waiting.handler in (each.handlers or ())
+        if not (each.is_silent or each.is_stopping)
+        and waiting.queue in (each.queues or ())
+        and waiting.handler in (each.handlers or ())
     ]
+    if not able:
+        return need
     busy, slots = sum(runs.get(each.process_id, 0) for each in able), sum(each.slots or 0 for each in able)
     link, words = "; ", f"all {slots:,} slots of the executors that can run them are in use"
     if busy < slots:

@@ -126,6 +126,6 @@ def read_now_of(
 
 def _slots(connection: Conn, fleet: FleetStatus | None) -> int:
     if fleet is not None:
-        return sum(each.slots or 0 for each in fleet.services if not each.is_silent)
+        return sum(each.slots or 0 for each in fleet.services if not (each.is_silent or each.is_stopping))
     row = connection.execute(_COUNT_SLOTS, {"lease": LEASE}, binary=True).fetchone()
     return row[0] if row is not None and isinstance(row[0], int) else 0
