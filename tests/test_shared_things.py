@@ -25,7 +25,7 @@ _COMMANDS = (
 """Parts that run for one caller, in a process of their own."""
 
 SHARES: Mapping[str, str] = {
-    "API: threads of reads, of changes": "control/api/workers.py reads writes _pool",
+    "API: threads of reads, of changes": "control/api/workers.py reads lists writes _pool",
     "API: threads of streams": "control/api/workers.py streams",
     "API: threads of executors' calls": "control/api/workers.py executors",
     "API: threads of task tokens, of schemas": "control/api/workers.py reports strangers",
@@ -118,8 +118,9 @@ APART: Mapping[str, str] = {
     "a full cache costs a line in the log": """
         control/reads/stored.py _log_once, tidewheel/postgres/session.py _leave_out""",
     "a full cache costs some microseconds, and an entry has some kilobytes at most": """
-        executor/runners/http.py _redactor, executor/runners/http_client.py _timeout read_place, intake/request.py
-        _submit_body _json_instant, relay/publish.py _names, schemas/primitives.py cached_instant _seen,
+        control/console/words.py _times, executor/runners/http.py _redactor, executor/runners/http_client.py
+        _timeout read_place, intake/request.py _submit_body
+        _json_instant, relay/publish.py _names, schemas/primitives.py cached_instant _seen,
         tidewheel/ids.py _named key_id, tidewheel/jobs/http_values.py read_url, tidewheel/jobs/values.py _from_text,
         tidewheel/membership.py _owners, tidewheel/schedules/cron_fields.py days_by_month_shape,
         tidewheel/schedules/decide.py _fires_exactly _interval_step, tidewheel/schedules/decision.py

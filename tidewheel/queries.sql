@@ -178,8 +178,9 @@ SELECT coalesce((SELECT (e.value #>> '{}')::integer FROM settings AS e WHERE e.n
 -- name: read_position
 -- Returns the position up to which the WAL of this primary is on disk, so all that it has committed, and what identifies a copy of its tables.
 -- Index: pg_database_datname_index. No lock.
+-- Why pg_walfile_name: a segment's name begins with the timeline in which the server writes.
 SELECT s.system_identifier AS cluster, d.oid::bigint AS database, to_regclass('jobs')::oid::bigint AS jobs,
-       pg_walfile_name(p.position) AS segment, p.position::text AS position, session_user::text AS role
+       ('x' || left(pg_walfile_name(p.position), 8))::bit(32)::integer AS timeline, p.position::text AS position, session_user::text AS role
   FROM pg_control_system() AS s, pg_database AS d, (SELECT pg_current_wal_flush_lsn() AS position) AS p
  WHERE d.datname = current_database()
 

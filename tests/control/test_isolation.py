@@ -95,7 +95,7 @@ _NOT_EXECUTED = {
         control: read_selected_jobs read_pauses count_runs_of_jobs read_tenant_pulse read_run_pulses read_job_pulses
         control: read_plain_schedules read_streak read_error_lines read_job_times
         nouns.api_keys: show_api_key
-        control: find_keys_from count_wrong
+        control: find_keys_from count_wrong name_executors
         nouns.freezes: count_freezable find_standing_freezes
         control: list_children read_retry_facts find_longest_attempts count_states count_states_of_job""",
     "it needs locked rows, a faulty job or an occurrence of a rare kind": """

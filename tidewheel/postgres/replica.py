@@ -56,7 +56,7 @@ class _Position(NamedTuple):
     cluster: int
     database: int
     jobs: int
-    segment: str
+    timeline: int
     position: str
     role: str
 
@@ -321,8 +321,7 @@ def _judged(wanted: _Position, found: _Progress) -> ReplicaState:
     problems = (
         (not found.is_standby, "accepts writes and is no standby"),
         (not found.is_same_role, "is read as another role than the primary"),
-        # A segment's name begins with the timeline.
-        (found.timeline != int(wanted.segment[:8], 16), "has not stored the timeline of the primary"),
+        (found.timeline != wanted.timeline, "has not stored the timeline of the primary"),
     )
     problem = next((text for holds, text in problems if holds), "")
     if problem or behind is None:
