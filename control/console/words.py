@@ -343,7 +343,7 @@ def schedule_of(schedule: Mapping[str, object]) -> str:
 def _times(expression: str, timezone: str) -> str:
     times, _, of = describe_times(expression, timezone).rpartition(", in time zone ")
     short = times.removesuffix(", every day").replace("at minute 0 of ", "").replace("every 1 hours", "every hour")
-    return short if of == "UTC" else f"{short} {of.rpartition('/')[2].replace('_', ' ')}"
+    return short if of == "UTC" else f"{short}, {of.rpartition('/')[2].replace('_', ' ')} time"
 
 
 def visible(text: str) -> str:

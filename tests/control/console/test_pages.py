@@ -152,7 +152,7 @@ def test_list_of_jobs_shows_the_last_runs_and_which_fail_in_one_of_ten(pages: Ap
     page = shown(pages, "/jobs")
     assert 'aria-label="charge: 3 failed"' in page
     assert 'aria-label="well: 1 succeeded' in page
-    assert "at 02:30 Berlin" in page
+    assert "at 02:30, Berlin time" in page
     assert 'href="/jobs/charge/pause"' in page
     unwell = shown(pages, "/jobs?status=unwell")
     assert ('href="/jobs/charge"' in unwell, 'href="/jobs/well"' in unwell) == (True, False)
