@@ -25,7 +25,6 @@ DAY = timedelta(days=1)
 TICK = timedelta(microseconds=1)
 WINDOW = timedelta(days=9)
 SOME = 10_000 if FULL else 500  # of a day's 86,400 at most
-FEW = 10_000 if FULL else 30  # where each takes up to 25 ms: no instant of the schedule is on an open day
 WEEKEND = DaySet(weekdays=frozenset({0, 6}))
 Sets = tuple[DaySet, ...]
 
@@ -140,7 +139,7 @@ def test_occurrences_before_a_change_are_not_shifted(case: Case, later: int) -> 
     shifted = case.shifted(since)
     expected = sorted({found for found in {*case.kept(case.start), *shifted} if found > case.start})
     first = bisect_left(expected, min(shifted, default=since))
-    some = expected[max(0, first - FEW) : first + FEW]
+    some = expected[max(0, first - SOME) : first + SOME]
     start, end = (case.start, case.end) if len(some) == len(expected) else (some[0] - TICK, some[-1])
     schedule = replace(case.under_calendars(shift=True), since=since)
     assert list(schedule.between(start, end)) == some
@@ -168,7 +167,7 @@ def test_before_and_count_agree_with_after(case: Case, shift: bool, limit: int) 
     assert back[::-1] == walked
 
 
-@examples(100, quick=10)  # one in a hundred takes 10 s: shifted occurrences cost up to 25 ms each
+@examples(100, quick=10)
 @given(cases, st.booleans(), st.integers(-8, 8))
 def test_every_instant_is_an_occurrence_or_in_one_excluded_span(case: Case, shift: bool, day: int) -> None:  # noqa: FBT001
     schedule = case.under_calendars(shift=shift)
@@ -212,6 +211,15 @@ def test_search_past_the_end_is_bounded(shift: bool) -> None:  # noqa: FBT001
         every_day_closed = CalendarSchedule(cron("0 9 * * SAT"), (WEEKEND,), (), "UTC")
         assert every_day_closed.after(at("2026-12-01T00:00:00Z")) is None
     assert work.calls < 1_000_000
+
+
+@pytest.mark.parametrize("weekday", ["SAT", "MON"])
+def test_search_is_short_where_all_instants_are_shifted_or_none_is(weekday: str) -> None:
+    schedule = CalendarSchedule(cron(f"0 9 * * {weekday}"), (WEEKEND,), (), "UTC", shift=True)
+    with counted() as work:
+        assert schedule.after(at("2026-11-20T12:00:00Z")) == at("2026-11-23T09:00:00Z")
+        assert schedule.before(at("2026-11-20T12:00:00Z")) == at("2026-11-16T09:00:00Z")
+    assert work.calls < 10_000, "a walk through 4,000 weeks takes 150,000 calls"
 
 
 def test_shift_is_at_most_a_year() -> None:

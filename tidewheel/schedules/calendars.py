@@ -12,7 +12,7 @@ from datetime import datetime, timedelta
 from tidewheel.errors import refuse
 from tidewheel.schedules.cron_schedule import CronSchedule, offset_spans
 from tidewheel.schedules.decision import DaySet
-from tidewheel.schedules.open_days import DayShifts, OpenDays, open_days
+from tidewheel.schedules.open_days import DAY_SECONDS, MAX_SHIFT_DAYS, DayShifts, OpenDays, open_days
 from tidewheel.schedules.schedule import TICK, Schedule, at_second, iterate, whole_second
 
 MAX_SPANS = 400
@@ -24,6 +24,7 @@ MAX_COUNTED = 100_000
 _MAX_JUMPS = 4_000  # over closed spans in one search: each comes with an open day, so at least twenty years
 # shifted occurrences that `count` visits in a fifth of a second; beyond it the count is a lower bound
 _MAX_SHIFTED = 2_000
+_NEAR_SECONDS = MAX_SHIFT_DAYS * DAY_SECONDS
 _SECOND = timedelta(seconds=1)
 
 
@@ -117,10 +118,12 @@ class CalendarSchedule:
 
     def before(self, instant: datetime) -> datetime | None:
         """Return the last occurrence strictly earlier; None if none lies within twenty years."""
-        kept = self._nominal_before(instant, opens=True)
         if not self.shift:
-            return kept
+            return self._nominal_before(instant, None, opens=True)
+        # In the steps of `_after`.
+        kept = self._nominal_before(instant, _at(whole_second(instant) - _NEAR_SECONDS), opens=True)
         shifted = self._shifted_before(instant, kept)
+        kept = kept or self._nominal_before(instant, shifted, opens=True)
         return max((at for at in (kept, shifted) if at is not None), default=None)
 
     def between(self, start: datetime, end: datetime) -> Iterator[datetime]:
@@ -141,7 +144,7 @@ class CalendarSchedule:
 
     def excluded_before(self, instant: datetime) -> datetime | None:
         """Return the schedule's last instant before another, on a day that is not open."""
-        return self._nominal_before(instant, opens=False)
+        return self._nominal_before(instant, None, opens=False)
 
     def first_until(self, instant: datetime, until: datetime) -> datetime | None:
         """Return the first occurrence in ``(instant, until]``."""
@@ -149,10 +152,15 @@ class CalendarSchedule:
         return found if found is not None and found <= until else None
 
     def _after(self, instant: datetime, until: datetime | None) -> datetime | None:
-        kept = self._nominal_after(instant, until, opens=True)
         if not self.shift:
-            return kept
+            return self._nominal_after(instant, until, opens=True)
+        # A schedule without an instant on any open day would cost `_MAX_JUMPS`: 20 ms. So the first search ends after a
+        # year, and the last one at what the second has found.
+        near = _at(whole_second(instant) + _NEAR_SECONDS)
+        near = until if near is None or (until is not None and until < near) else near
+        kept = self._nominal_after(instant, near, opens=True)
         shifted = self._shifted_after(instant, kept or until)
+        kept = kept or self._nominal_after(instant, shifted or until, opens=True)
         return min((at for at in (kept, shifted) if at is not None), default=None)
 
     def _nominal_after(self, instant: datetime, until: datetime | None, *, opens: bool) -> datetime | None:
@@ -171,11 +179,11 @@ class CalendarSchedule:
             found = self.schedule.after(at - TICK)
         return None
 
-    def _nominal_before(self, instant: datetime, *, opens: bool) -> datetime | None:
-        """Return the schedule's last instant before another, on a day that is open (or is not)."""
+    def _nominal_before(self, instant: datetime, since: datetime | None, *, opens: bool) -> datetime | None:
+        """Return the schedule's last instant in ``[since, instant)`` on a day that is open (or is not)."""
         found = self.schedule.before(instant)
         for _ in range(_MAX_JUMPS):
-            if found is None:
+            if found is None or (since is not None and found < since):
                 return None
             second = whole_second(found)
             there = self._days.preceding(second, opens=opens)
