@@ -11,10 +11,12 @@ from tidewheel.schemas.avro import Shape, current, fingerprint, single_object_he
 from tidewheel.schemas.codec import FORMS
 from tools.schemas import generate
 
+FILES = generate.generated_files()
 
-@pytest.mark.parametrize("name", list(generate.generated_files()))
+
+@pytest.mark.parametrize("name", FILES)
 def test_committed_file_equals_the_generated_one(name: str) -> None:
-    assert (generate.FOLDER / name).read_text() == generate.generated_files()[name]
+    assert (generate.FOLDER / name).read_text() == FILES[name]
 
 
 def test_every_file_of_the_generated_folders_is_generated() -> None:
@@ -22,7 +24,7 @@ def test_every_file_of_the_generated_folders_is_generated() -> None:
         str(path.relative_to(generate.FOLDER))
         for path in (*generate.FOLDER.glob("generated/*.py"), *generate.FOLDER.glob("json/*"))
     }
-    assert found - {"generated/__init__.py"} == generate.generated_files().keys() - {"request.avsc"}
+    assert found - {"generated/__init__.py"} == FILES.keys() - {"request.avsc"}
 
 
 def test_field_of_a_job_or_a_target_that_the_schema_of_requests_lacks_is_added_last() -> None:
