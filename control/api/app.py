@@ -4,12 +4,15 @@ The process has its socket, the server's thread, the workers, and a reaper that 
 Python executor runs. The application has routes, authorization, errors as problem documents, and OpenAPI.
 """
 
+import asyncio
 import logging
 import socket
 import threading
 from collections.abc import Sequence
+from contextlib import suppress
 from datetime import datetime
 from functools import cache, partial
+from itertools import count
 
 import uvicorn
 from fastapi import APIRouter, FastAPI
@@ -18,6 +21,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from tidewheel.api_keys import Scope
+from tidewheel.clock import monotonic_seconds
 from tidewheel.control.api import routes
 from tidewheel.control.api.answers import answer, as_json_response, call, encoded
 from tidewheel.control.api.authorization import Admin, Guard, ensure_all_tenants
@@ -102,6 +106,8 @@ _DOCTOR_SECONDS = 60.0  # for the end of the checks; then the answer has the dia
 _CONNECTIONS = 1000  # open at once; with so many requests in progress, the server answers others with 503
 _IDLE_SECONDS = 75  # from the opening or the last response to a complete head: longer than any heartbeat interval
 _GRACE_SECONDS = 5  # for requests in progress at a stop
+_TICK_SECONDS = 0.1  # as uvicorn, which writes the header `date` anew at each tenth tick
+_LOOK_SECONDS = 0.005
 _HEAD_BYTES = 16 * 1024  # limit of a request's line and headers
 
 
@@ -210,10 +216,9 @@ class Api:
             lifespan="off",
             limit_concurrency=_CONNECTIONS,
             timeout_keep_alive=_IDLE_SECONDS,
-            timeout_graceful_shutdown=_GRACE_SECONDS,
             h11_max_incomplete_event_size=_HEAD_BYTES,
         )
-        self._server = uvicorn.Server(config)
+        self._server = _Server(config)
 
     @property
     def port(self) -> int:
@@ -234,7 +239,7 @@ class Api:
             _LOG.warning(_ONE_FOR_ALL)
         while not self._stop.wait(1.0) and serving.is_alive():
             pass
-        self._server.should_exit = True
+        self._server.end()
         serving.join(timeout=_GRACE_SECONDS * 2)
         self._stop.request()
         self._reaper.join()
@@ -242,6 +247,39 @@ class Api:
         if self._replica is not None:
             self._replica.join()
         self._rates.close()
+
+
+class _Server(uvicorn.Server):
+    """A server that ends with its last connection, where uvicorn sleeps twice for 100 ms."""
+
+    _ending: asyncio.Event | None = None
+
+    def end(self) -> None:
+        """Begin the shutdown, from another thread."""
+        self.should_exit = True
+        if self._ending is not None:
+            with suppress(RuntimeError):  # its loop is closed: it has ended by itself
+                self._loop.call_soon_threadsafe(self._ending.set)
+
+    async def main_loop(self) -> None:
+        """Tick ten times a second until the shutdown."""
+        self._loop, self._ending = asyncio.get_running_loop(), asyncio.Event()
+        ticks = count()
+        while not await self.on_tick(next(ticks)):
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._ending.wait(), _TICK_SECONDS)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Close listeners and idle connections, wait for requests in progress, then cancel them."""
+        state, deadline = self.server_state, monotonic_seconds() + _GRACE_SECONDS
+        for listening in self.servers:
+            listening.close()
+        for connection in list(state.connections):
+            connection.shutdown()
+        while (state.connections or state.tasks) and monotonic_seconds() < deadline:
+            await asyncio.sleep(_LOOK_SECONDS)
+        for task in state.tasks:
+            task.cancel()
 
 
 def _listen(settings: ApiSettings) -> socket.socket:
