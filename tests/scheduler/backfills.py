@@ -35,22 +35,15 @@ def move(database: Database, kind: str, backfill_id: UUID, **fields: object) -> 
 
 def make_batch(database: Database, backfill_id: UUID) -> int:
     """Make the next batch of a backfill's runs; returns how many."""
-    session = database.session()
-    try:
+    with database.lent_session() as session:
         return create_next_runs(session, database.installation, backfill_id)[0]
-    finally:
-        session.close()
 
 
 def look(database: Database) -> int:
     """Take one step for all backfills, without a limit of time; return the number of created runs."""
-    session = database.session()
-    try:
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("tidewheel.scheduler.backfill_loop.monotonic_seconds", lambda: 1.0)
-            return BackfillLoop(session, database.installation).step(range(database.installation.shards))[0]
-    finally:
-        session.close()
+    with database.lent_session() as session, pytest.MonkeyPatch.context() as patch:
+        patch.setattr("tidewheel.scheduler.backfill_loop.monotonic_seconds", lambda: 1.0)
+        return BackfillLoop(session, database.installation).step(range(database.installation.shards))[0]
 
 
 def progress(database: Database, backfill_id: UUID) -> Work:

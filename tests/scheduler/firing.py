@@ -23,8 +23,5 @@ def fire_all(database: Database, *, lookahead: timedelta = timedelta(0)) -> None
 
 def fire_due(database: Database, *, lookahead: timedelta = timedelta(0), batch: int = 2000) -> int:
     """Fire one batch of due timers; return their number."""
-    session = database.session()
-    try:
+    with database.lent_session() as session:
         return fire(session, database.installation, look_at(database, lookahead=lookahead, batch=batch))
-    finally:
-        session.close()
