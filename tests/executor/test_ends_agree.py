@@ -151,19 +151,17 @@ def request(executing: Executing, run_id: UUID, end: End) -> None:
         document = {"type": "run.cancel", "run_id": str(run_id), "reason": "the order was withdrawn"}
     elif end.act == "fail":
         document |= {"status": "failed"} | FAILURE
-    session = database.session()
-    [reply] = session.within(database.apply_batch_within, document)
-    session.close()
+    with database.lent_session() as session:
+        [reply] = session.within(database.apply_batch_within, document)
     assert reply.status is ReplyStatus.ACCEPTED, reply.errors
 
 
 def let_pass(executing: Executing, run_id: UUID, end: End) -> None:
     """Let a scheduler act on the deadline of a run that no executor owns."""
     until(lambda: executing.state(run_id) is end.source, f"it is {end.source}")
-    session = executing.database.session()
-    deadlines = Deadlines(session, executing.database.installation)
-    until(lambda: deadlines.step()[0], "its deadline passes")
-    session.close()
+    with executing.database.lent_session() as session:
+        deadlines = Deadlines(session, executing.database.installation)
+        until(lambda: deadlines.step()[0], "its deadline passes")
 
 
 def report(executing: Executing, run_id: UUID, end: End) -> None:
