@@ -15,8 +15,8 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from enum import IntEnum
+from heapq import nlargest
 from typing import Final, NamedTuple
-from uuid import UUID
 
 from psycopg.types.json import Jsonb
 
@@ -63,22 +63,16 @@ class Figures:
     def __init__(self) -> None:
         self.runs = 0
         self.stages = Counter[int]()
-        self.slowest: list[tuple[float, UUID]] = []
+        self.slowest: list[tuple[float, str]] = []
 
-    def late(self, stage: Stage, seconds: float) -> None:
-        """Count a run's lateness at a stage."""
-        bucket = math.ceil(math.log(seconds * 1000) * _BY_RATIO) if seconds > 0.001 else 0
-        self.stages[stage << _STAGE_BITS | bucket] += 1
+    def late(self, stage: Stage, seconds: Iterable[float]) -> None:
+        """Count the lateness of runs at a stage."""
+        first, log, ceil = stage << _STAGE_BITS, math.log, math.ceil
+        self.stages.update([first + ceil(log(each * 1000) * _BY_RATIO) if each > 0.001 else first for each in seconds])
 
-    def ran(self, seconds: float, run_id: UUID) -> None:
-        """Keep a run if it is among the slowest."""
-        slowest = self.slowest
-        if len(slowest) < SLOWEST:
-            slowest.append((seconds, run_id))
-            slowest.sort(reverse=True)
-        elif seconds > slowest[-1][0]:
-            slowest[-1] = (seconds, run_id)
-            slowest.sort(reverse=True)
+    def ran(self, runs: Sequence[tuple[float, str]]) -> None:
+        """Keep the ids of the runs that are among the slowest."""
+        self.slowest = nlargest(SLOWEST, [*self.slowest, *runs])
 
 
 class Activity:
@@ -134,7 +128,7 @@ def _row(counted: Class, figures: Figures) -> dict[str, object]:
         "runs": figures.runs,
         "stages": [key << _COUNT_BITS | count for key, count in sorted(figures.stages.items())],
         "took": [seconds for seconds, _ in figures.slowest],
-        "slowest": [str(run_id) for _, run_id in figures.slowest],
+        "slowest": [run_id for _, run_id in figures.slowest],
     }
 
 

@@ -15,6 +15,7 @@ there (`lasting`) inserts rows with the effects that are left, which commit or r
 them within about a second. No service sees the commit of such a connection: its ends are in no figure.
 """
 
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -33,7 +34,7 @@ from tidewheel.postgres.session import Conn, at_commit, read_rows
 from tidewheel.postgres.statements import Statements
 from tidewheel.runs import DEAD_LETTERED, Cause, Gate, RunState
 from tidewheel.transitions.active_runs import release_active_runs
-from tidewheel.transitions.finished import FinishedRun
+from tidewheel.transitions.finished import ClosedRun, FinishedRun
 from tidewheel.transitions.installation import Installation
 from tidewheel.transitions.messages import request_row
 from tidewheel.transitions.places import FreedPlace
@@ -301,16 +302,16 @@ def count_at_commit(connection: Conn, runs: Sequence[FinishedRun]) -> None:
 
 
 def _count(runs: Sequence[FinishedRun]) -> None:
-    begins = {at: begin_of(at) for at in {run.row.ended_at for run in runs}}
+    classes: defaultdict[tuple[datetime, str, str, str, str], list[ClosedRun]] = defaultdict(list)
+    for row, _, state, _, _ in runs:
+        classes[row.ended_at, row.tenant, row.queue, row.lane, state].append(row)
     with activity.lock:
-        for run in runs:
-            row = run.row
-            ended = row.ended_at
-            figures = activity.of(Class(begins[ended], row.tenant, row.queue, row.lane, run.state))
-            figures.runs += 1
-            if row.cause == Cause.TIMER:
-                figures.late(Stage.WRITTEN, (row.created_at - row.scheduled_at).total_seconds())
-            if (started := row.started_at) is not None:
-                figures.late(Stage.CLAIMED, (started - row.publish_at).total_seconds())
-                figures.late(Stage.ENDED, (ended - row.publish_at).total_seconds())
-                figures.ran((ended - started).total_seconds(), run.end.run_id)
+        for (ended, *of), rows in classes.items():
+            figures = activity.of(Class(begin_of(ended), *of))
+            figures.runs += len(rows)
+            by_timer = [row for row in rows if row.cause == Cause.TIMER]
+            figures.late(Stage.WRITTEN, [(row.created_at - row.scheduled_at).total_seconds() for row in by_timer])
+            begun = [(row, started) for row in rows if (started := row.started_at) is not None]
+            figures.late(Stage.CLAIMED, [(started - row.publish_at).total_seconds() for row, started in begun])
+            figures.late(Stage.ENDED, [(ended - row.publish_at).total_seconds() for row, _ in begun])
+            figures.ran([((ended - started).total_seconds(), row.run) for row, started in begun])
