@@ -249,16 +249,14 @@ def words(values: Iterable[str]) -> str:
     return "{" + ",".join(values) + "}"
 
 
-def texts(values: Iterable[str]) -> Texts:
+def texts(values: Iterable[str | None]) -> Texts:
     """Return a text[] of any texts.
 
-    >>> texts(["a,b"])[20:].hex(" ", 4)
-    '000000 03612c62'
+    >>> texts(["a,b", None])[20:].hex(" ", 4)
+    '000000 03612c62 ffffffff'
     """
-    raw = [value.encode() for value in values]
-    return Texts(
-        array_head(_TEXT, len(raw)) + b"".join([part for each in raw for part in (_LENGTH.pack(len(each)), each)])
-    )
+    parts = [text(value) for value in values]
+    return Texts(array_head(_TEXT, len(parts), nulls=NULL in parts) + b"".join(parts))
 
 
 def _insert_few(connection: OwnConnection, statement: LiteralString, rows: Sequence[Sequence[object]]) -> None:

@@ -15,7 +15,7 @@ from typing import cast
 from uuid import UUID
 
 from tidewheel.outbox import OutboxRow, append
-from tidewheel.postgres.pg_binary import integers, uuids, words
+from tidewheel.postgres.pg_binary import integers, texts, uuids, words
 from tidewheel.postgres.session import Conn, at_commit, read_ids, rows_of
 from tidewheel.postgres.statements import Statements
 from tidewheel.process import tracing
@@ -164,7 +164,7 @@ def _close_alike(
     chosen = [ends[place - 1] for place in places]
     columns: dict[str, object] = {
         "run_ids": uuids(end.run_id for end in chosen),
-        "claimed_from": _sparse([end.claimed_from for end in chosen]),
+        "claimed_from": texts(end.claimed_from for end in chosen),
         "attempt": attempt,
         "executor_id": executor_id,
         "running": RunState.RUNNING,
@@ -175,6 +175,7 @@ def _close_alike(
     found = connection.execute(_CLOSE_UNIFORM, columns, binary=True).fetchall()
     for row in cast("list[_UniformRow]", found):
         run_id, publish_at, created_at, started_at, gates, ended_at, request_id, requested_from = row[:8]
+        ended_at = rows[0].ended_at if rows else ended_at  # one object: the hash of each would cost 0.3 us
         place = by_id[run_id.int]
         end = ends[place - 1]
         request = cast("records.RunRequest", end.request)
@@ -193,9 +194,9 @@ def _close_alike(
 def _close(connection: Conn, ends: Sequence[RunEnd], *, held: bool) -> list[ClosedRun]:
     columns = {
         **_fences(ends),
-        "reasons": _sparse([end.reason for end in ends]),
-        "error_types": _sparse([end.error_type for end in ends]),
-        "claimed_from": _sparse([end.claimed_from for end in ends]),
+        "reasons": texts(end.reason for end in ends),
+        "error_types": texts(end.error_type for end in ends),
+        "claimed_from": texts(end.claimed_from for end in ends),
         "cancelling": RunState.CANCELLING,
         "cancelled": RunState.CANCELLED,
         "held": held,
@@ -219,11 +220,6 @@ def _fences(ends: Sequence[RunEnd]) -> dict[str, object]:
         "states": words(end.state for end in ends),
         "allowed": _ALLOWED,
     }
-
-
-def _sparse(values: Sequence[str | None]) -> object:
-    """Return the values as text[]; empty if all are None, because unnest then fills the column with nulls."""
-    return "{}" if all(value is None for value in values) else values
 
 
 def _join(connection: Conn, ends: Sequence[RunEnd], rows: Sequence[ClosedRun]) -> list[FinishedRun]:
