@@ -199,8 +199,8 @@ class Publisher:
 
     def _signed(self, row: DueRow) -> list[tuple[str, str | bytes | None]]:
         """Return the headers of a run message: executors refuse one without a signature."""
-        signature = self._keys.sign(row[TOPIC], row[KEY] or b"", row[VALUE] or b"")
-        return [*_headers(row[HEADERS] or []), (SIGNATURE_HEADER, signature)]
+        signature = SIGNATURE_HEADER, self._keys.sign(row[TOPIC], row[KEY] or b"", row[VALUE] or b"")
+        return [*_headers(parts), signature] if (parts := row[HEADERS]) else [signature]
 
     def _why_not_taken(self, topic: str, failure: KafkaException) -> str | None:
         """Return the error of a message that is refused for good; None if its topic is paused for it."""
