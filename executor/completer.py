@@ -370,7 +370,7 @@ class Completer:
         if len(left) == len(batch):
             return
         stays = {item[0].key for item in left}
-        written = [attempt for attempt, _ in batch if attempt.key not in stays]
+        written = [attempt for attempt, _ in batch if not stays or attempt.key not in stays]
         observe_ended(written)
         with self._changed:
             self._being_written -= len(batch) - len(left)
