@@ -18,6 +18,7 @@ from psycopg.rows import class_row
 from tidewheel.errors import Unavailable
 from tidewheel.outbox import append
 from tidewheel.postgres.low_water import BEGINNING
+from tidewheel.postgres.pg_binary import instants, integers
 from tidewheel.postgres.session import Conn, Session, readable_rows, rows_of
 from tidewheel.postgres.statements import Statements
 from tidewheel.process.failpoint import failpoint
@@ -101,8 +102,8 @@ def fire(session: Session, installation: Installation, batch: FireBatch, breaker
 
 def _lock_due(connection: Conn, batch: FireBatch) -> list[LockedTimer]:
     columns = {
-        "shards": list(batch.shards),
-        "since": [max(batch.since, batch.marks.get(shard, BEGINNING)) for shard in batch.shards],
+        "shards": integers(batch.shards),
+        "since": instants(max(batch.since, batch.marks.get(shard, BEGINNING)) for shard in batch.shards),
         "until": batch.until or batch.horizon,
         "now": batch.now,
         # An equal share for each shard, so that one shard's backlog does not delay another's due timers.

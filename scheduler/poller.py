@@ -20,6 +20,7 @@ from tidewheel.clock import monotonic_seconds
 from tidewheel.errors import Unavailable
 from tidewheel.postgres.low_water import BEGINNING, LowWaterMarks
 from tidewheel.postgres.notify import Channel, Notifier
+from tidewheel.postgres.pg_binary import instants, integers
 from tidewheel.postgres.session import BY_KEY, Session
 from tidewheel.postgres.statements import Statements
 from tidewheel.scheduler.firing import FireBatch, fire
@@ -202,7 +203,7 @@ def _probe(
 ) -> tuple[datetime, dict[int, datetime | None]]:
     """Read the database's clock and the earliest timer of each of these shards."""
     with session.transaction() as connection:
-        columns: dict[str, object] = {"shards": list(shards), "marks": list(marks)}
+        columns: dict[str, object] = {"shards": integers(shards), "marks": instants(marks)}
         rows = connection.execute(_PROBE_TIMERS, columns, binary=True).fetchall()
     found = {cast("int", shard): cast("datetime | None", at) for shard, at, _ in rows}
     return cast("datetime", rows[0][2]), found
