@@ -552,7 +552,7 @@ SELECT o.run_id, o.attempt, o.failed_attempts, o.lost_attempts, o.publish_at, o.
 -- Index: job_runs_pkey; pending_cancels_by_run, if that is not tiny; the partition of this day grows.
 -- Lock: each run in run_id order, waiting for at most the session's lock_timeout.
 -- Why FULL JOIN: it can only be hashed; for a nested loop the planner would expect a few rows. The CASE keeps the planner
--- from reducing it to another join.
+-- from reducing it to another join. Why no asterisk: the rows are stored twice, and twelve columns less are 0.5 us a run.
 WITH gone AS (
     DELETE FROM job_runs AS o
      WHERE o.run_id = ANY (%(run_ids)s::uuid[])
@@ -560,7 +560,9 @@ WITH gone AS (
        AND o.executor_id = %(executor_id)s
        AND o.state = %(running)s
        AND {{no_cancel_pends(o)}}
-    RETURNING o.*, (SELECT tidewheel_now()) AS ended_at
+    RETURNING o.run_id, o.job_id, o.tenant, o.job_version, o.shard, o.cause, o.queue, o.lane, o.scheduled_at, o.publish_at, o.created_at,
+              o.started_at, o.attempt, o.executor_id, o.claimed_from, o.parent_run_id, o.root_run_id, o.request_id, o.requested_from,
+              o.workflow_run_id, o.generation, o.concurrency_key, o.gates, o.key_id, o.order_no, (SELECT tidewheel_now()) AS ended_at
 ), finished AS (
     INSERT INTO finished_runs (run_id, job_id, tenant, job_version, shard, cause, queue, lane, scheduled_at, publish_at,
                                created_at, started_at, finished_at, state, attempt, executor_id, claimed_from,
