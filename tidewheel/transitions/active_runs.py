@@ -204,7 +204,7 @@ def mark_waiters(connection: Conn, jobs: Iterable[tuple[UUID, str]]) -> None:
         return
     columns = {
         "job_ids": uuids(job for job, _ in listed),
-        "tenants": [tenant for _, tenant in listed],
+        "tenants": texts(tenant for _, tenant in listed),
         "no_run": NO_RUN,
     }
     connection.execute(_MARK_WAITERS, columns)
@@ -227,7 +227,7 @@ def _promote(connection: Conn, installation: Installation, released: Sequence[_R
     promoted = {run.job_id: run for run in read_rows(connection, class_row(PromotedRun), _PROMOTE_NEXT_RUNS, oldest)}
     columns = {
         "job_ids": job_ids,
-        "tenants": [each.tenant for each in released],
+        "tenants": texts(each.tenant for each in released),
         # If other transactions hold all waiting runs, a run that has ended stays active until the next repair.
         "run_ids": uuids(promoted[each.job_id].run_id if each.job_id in promoted else each.run_id for each in released),
         "promoted": [each.job_id in promoted for each in released],

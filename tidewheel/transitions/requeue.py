@@ -248,12 +248,12 @@ def _end_cancelled(
 
 def _move(connection: Conn, move: Move, requeues: Sequence[Requeue]) -> list[RequeuedRun]:
     columns = {
-        "run_ids": [requeue.run_id for requeue in requeues],
-        "attempts": [requeue.attempt for requeue in requeues],
-        "executor_ids": [requeue.executor_id for requeue in requeues],
+        "run_ids": uuids(requeue.run_id for requeue in requeues),
+        "attempts": integers(requeue.attempt for requeue in requeues),
+        "executor_ids": uuids(requeue.executor_id for requeue in requeues),
         "delays": [requeue.delay for requeue in requeues],
-        "charges": [requeue.charge for requeue in requeues],
-        "losses": [requeue.loss for requeue in requeues],
+        "charges": integers(requeue.charge for requeue in requeues),
+        "losses": integers(requeue.loss for requeue in requeues),
         "sources": sources(move),
         "target": target(move),
         "holds": HOLDS,
@@ -265,9 +265,9 @@ def _busy(connection: Conn, move: Move, requeues: Sequence[Requeue]) -> set[UUID
     if not requeues:
         return set()
     columns = {
-        "run_ids": [requeue.run_id for requeue in requeues],
-        "attempts": [requeue.attempt for requeue in requeues],
-        "executor_ids": [requeue.executor_id for requeue in requeues],
+        "run_ids": uuids(requeue.run_id for requeue in requeues),
+        "attempts": integers(requeue.attempt for requeue in requeues),
+        "executor_ids": uuids(requeue.executor_id for requeue in requeues),
         "sources": sources(move),
     }
     return read_ids(connection, _FIND_BUSY_ATTEMPTS, columns)
