@@ -1232,6 +1232,7 @@ UPDATE order_keys AS k
 -- Moves timers that the caller has locked. A held timer stays held until its reason is gone.
 -- Index: timers_pkey; timers_due changes.
 -- Lock: rows already locked.
+-- Why ARRAY: it cannot be hashed. The planner would hash a table of up to some 40,000 timers, and read it whole for each batch of 2,000.
 UPDATE timers AS t
    SET scheduled_at = moved.scheduled_at,
        due_at = moved.due_at,
@@ -1242,7 +1243,7 @@ UPDATE timers AS t
         %(job_ids)s::uuid[], %(scheduled_at)s::timestamptz[], %(due_at)s::timestamptz[], %(catch_up_ends)s::timestamptz[],
         %(hold_reasons)s::text[], %(overridden)s::boolean[]
        ) AS moved (job_id, scheduled_at, due_at, catch_up_end, hold_reason, overridden)
- WHERE t.job_id = moved.job_id
+ WHERE t.job_id = ANY (ARRAY[moved.job_id])
 
 -- name: find_open_fixed_delay_runs
 -- Returns the fixed_delay jobs whose current run is open, or has ended in a client's transaction with effects that are

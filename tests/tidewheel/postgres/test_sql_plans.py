@@ -1076,6 +1076,22 @@ def assert_locks_runs_by_key(plan: Sequence[Mapping[str, Any]]) -> None:
     assert not [node for node in plan if node["Node Type"].startswith("Bitmap")]
 
 
+@pytest.mark.parametrize("count", [1, 10_000])
+def test_timers_are_moved_by_their_keys_however_many_a_batch_has(loaded: Database, count: int) -> None:
+    """A join that can be hashed would read all timers of the table for a large batch."""
+    values = {
+        "job_ids": [row[0] for row in loaded.rows("SELECT job_id FROM timers LIMIT %s", [count])],
+        **{name: [loaded.now()] * count for name in ("scheduled_at", "due_at", "catch_up_ends")},
+        "hold_reasons": [None] * count,
+        "overridden": [False] * count,
+    }
+    with closing(connect(loaded.url, "test", options=BY_KEY)) as connection:
+        plan = plan_of(connection, Statements("tidewheel.transitions")["move_timers"], values)
+    [scan] = [node for node in plan if node.get("Relation Name") == "timers" and "Scan" in node["Node Type"]]
+    assert scan["Index Name"] == "timers_pkey"
+    assert "moved.job_id" in scan["Index Cond"]
+
+
 # Statements that services execute while the tables are empty, with the options of the session that does.
 PLANNED_EARLY = {
     "claim_uniform": ("tidewheel.transitions", KEPT_PLANS),
