@@ -16,6 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from enum import IntEnum
 from heapq import nlargest
+from operator import itemgetter
 from typing import Final, NamedTuple
 
 from psycopg.types.json import Jsonb
@@ -71,8 +72,8 @@ class Figures:
         self.stages.update([first + ceil(log(each * 1000) * _BY_RATIO) if each > 0.001 else first for each in seconds])
 
     def ran(self, runs: Sequence[tuple[float, str]]) -> None:
-        """Keep the ids of the runs that are among the slowest."""
-        self.slowest = nlargest(SLOWEST, [*self.slowest, *runs])
+        """Keep the ids of the runs that are among the slowest; of equal ones the first."""
+        self.slowest = nlargest(SLOWEST, [*self.slowest, *runs], key=itemgetter(0))
 
 
 class Activity:

@@ -105,6 +105,7 @@ def test_three_slowest_runs_of_a_class_are_kept(database: Database) -> None:
     figures = Activity().of(_class(database.now()))
     for seconds in (3, 9, 1, 7, 5):
         figures.ran([(seconds, str(seconds))])
+    figures.ran([(5, "later")])
     assert figures.slowest == [(9, "9"), (7, "7"), (5, "5")]
 
 
