@@ -1221,6 +1221,18 @@ SELECT f.run_id, f.error_type, left(split_part(f.error_message, E'\n', 1), 200) 
   FROM failed_runs AS f
  WHERE f.run_id = ANY (%(run_ids)s)
 
+-- name: read_newest_errors
+-- Returns the error of the newest dead letter of each of these jobs.
+-- Index: dead_letters_by_job, walked backwards; failed_runs_pkey. No lock.
+SELECT j.job_id, coalesce(f.error_type, CASE f.state WHEN 'timed_out' THEN 'timed out' END) AS error_type,
+       left(split_part(f.error_message, E'\n', 1), 200) AS message
+  FROM unnest(%(job_ids)s::uuid[]) AS j (job_id)
+ CROSS JOIN LATERAL (SELECT d.run_id FROM dead_letters AS d
+                      WHERE d.job_id = j.job_id
+                      ORDER BY d.created_at DESC, d.id DESC
+                      LIMIT 1) AS d
+  JOIN failed_runs AS f ON f.run_id = d.run_id
+
 -- name: read_versions_since
 -- Returns those of a job's newest 100 versions that came into force in a time, the newest first.
 -- Index: job_versions_pkey, walked backwards. No lock.
@@ -1364,6 +1376,7 @@ WITH oldest AS MATERIALIZED (
     SELECT waits_for FROM oldest WHERE waits_for IS NOT NULL GROUP BY waits_for ORDER BY count(*) DESC, waits_for LIMIT %(holds)s
 )
 SELECT o.queue, o.lane, o.handler, o.state, o.is_held, o.hold, o.ahead, o.is_cancelled, count(*) AS runs,
+       count(*) FILTER (WHERE o.publish_at < (SELECT tidewheel_now()) - interval '1 s') AS late,
        min(o.publish_at) AS oldest_at, max(o.publish_at) AS newest_at, (array_agg(o.run_id))[1] AS run_id
   FROM (SELECT f.*, f.waits_for IS NOT NULL AS is_held,
                CASE WHEN f.waits_for = ANY (ARRAY(SELECT waits_for FROM largest)) THEN f.waits_for END AS hold

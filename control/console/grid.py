@@ -31,6 +31,10 @@ CONDITIONS: Mapping[str, tuple[str, str]] = {
 }  # fmt: skip
 """The conditions of a job, the worst first, with the state whose mark each has and the letter of the runs it hurts."""
 
+WAITING = frozenset({RunState.QUEUED, RunState.BUFFERED, RunState.BLOCKED})
+"""The states of runs that are due and have not started."""
+
+_LETTERS = {RunState.SKIPPED: "k", SCHEDULED: "d", **dict.fromkeys(WAITING, "a")}  # of other states that of the family
 _SHARE = 0.1  # of the runs of a window: fewer waits or skips are no trouble of the job, fewer failures a smaller one
 _SOON = timedelta(seconds=10)  # a wait that is over by then needs no operator
 
@@ -86,7 +90,7 @@ def _cell(states: Mapping[str, int]) -> Counter[str]:
     found = Counter[str]()
     for each, many in states.items():
         if many:
-            found[{RunState.SKIPPED: "k", SCHEDULED: "d"}.get(each) or family_of(each)[0]] += many
+            found[_LETTERS.get(each) or family_of(each)[0]] += many
     return found
 
 
@@ -119,7 +123,7 @@ def condition(job: JobSummary, total: Counter[str], now: datetime) -> str:
     last, many, surely = job.last_run, max(_SHARE * total.total(), 2), {"well"}
     if job.hold_reason == HoldReason.QUARANTINED or (last and last.state in DEAD_LETTERED):
         surely.add("failing")
-    if last and now - last.scheduled_at > _SOON and last.state != SCHEDULED and family_of(last.state) == "ahead":
+    if last and now - last.scheduled_at > _SOON and last.state in WAITING:
         surely.add("waiting")
     surely |= {name for name, letter in (("failing intermittently", "b"), ("retrying", "t")) if letter in total}
     return next(name for name, (_, letter) in CONDITIONS.items() if name in surely or total[letter] >= many)

@@ -10,6 +10,7 @@ from datetime import datetime, timedelta
 from typing import NamedTuple
 
 from tidewheel.control.console.axis import LEAST_SPAN, Axis, Tick
+from tidewheel.control.console.grid import WAITING
 from tidewheel.control.console.tide import Bar, Size
 from tidewheel.control.console.urls import Urls
 from tidewheel.control.console.words import between, counted, family_of, reason_words, state
@@ -153,7 +154,7 @@ def _run(along: Axis, run: TimelineRun, timeline: JobTimeline, urls: Urls, longe
     if family == "moving" and timeline.took_p95 is not None and took is not None and took > timeline.took_p95:
         family = "trouble"
         words += f", longer than 95 % of the job's runs ({duration(timeline.took_p95)})"
-    if family == "ahead":
+    if run.state in {SCHEDULED, *WAITING}:
         family = "ahead" if run.state == SCHEDULED else "waits"
         top, height, dots = SIZE.above - _HOLLOW, _HOLLOW, []
     return Mark(words, href, Bar(family, x, round(top, 1), width, height), dots=dots)

@@ -36,6 +36,7 @@ from tidewheel.control.console.view import Failed, View, in_snapshot, list_view,
 from tidewheel.control.console.words import counted, family_of, number
 from tidewheel.control.explain.month import JobBins, job_bins
 from tidewheel.control.reads.job_position import SelectedJob, read_selected_jobs
+from tidewheel.control.reads.outcomes import read_newest_errors
 from tidewheel.control.reads.resuming import preview_resume
 from tidewheel.control.reads.waits import read_waits
 from tidewheel.errors import FieldError, InvalidInput
@@ -49,7 +50,7 @@ from tidewheel.runs import SCHEDULED
 from tidewheel.schedules.decision import HoldReason
 
 _NOT_ACTIVE = {"quarantined", "paused", "finished"}
-_HELD = {"ahead", "trouble"}
+_HELD = {"waiting", "retrying"}
 _NAMED = 3  # refusals that the message names
 _IN_GRID = 200  # jobs of a page
 _IDLE = 6  # jobs that never ran which become one line
@@ -212,7 +213,7 @@ class JobsPage:
             pitch = GRID if is_grid else LIST
             of_job: Mapping[UUID, JobBins] = {} if isinstance(bins, Failed) else bins
             found = [row_of(job, of_job.get(job.job_id), pitch, along) for job in page.jobs]
-            whys = part_of(connection, wait_labels, found)
+            whys = part_of(connection, problems, found)
             idle = [row for row in found if is_idle(row.job)]
             if len(idle) < _IDLE or len(idle) == len(found) or query.idle == "show":
                 idle = []
@@ -267,10 +268,14 @@ class Row:
         return of_last if self.condition == "well" else CONDITIONS[self.condition][0]
 
 
-def wait_labels(connection: Conn, rows: Sequence[Row]) -> Mapping[UUID, str]:
-    """Return why the last runs of jobs wait, or how their last attempts failed, in a few words."""
-    last = [run.run_id for row in rows if (run := row.job.last_run) and family_of(run.state) in _HELD]
-    return {run_id: wait_label(wait) for run_id, wait in read_waits(connection, last).items()}
+def problems(connection: Conn, rows: Sequence[Row]) -> Mapping[UUID, str]:
+    """Return why jobs wait, retry or fail, in a few words."""
+    failing = [row.job.job_id for row in rows if row.condition.startswith("failing")]
+    last = {row.job.last_run.run_id: row.job.job_id for row in rows if row.condition in _HELD and row.job.last_run}
+    errors = read_newest_errors(connection, failing) if failing else {}
+    waits = read_waits(connection, [*last]).items() if last else ()
+    found = {job_id: error.text for job_id, error in errors.items()}
+    return found | {last[run_id]: wait_label(wait) for run_id, wait in waits}
 
 
 def row_of(job: JobSummary, bins: JobBins | None, pitch: Pitch, along: Axis) -> Row:

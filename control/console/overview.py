@@ -19,7 +19,7 @@ from tidewheel.control.api.request_input import TenantQuery
 from tidewheel.control.client.connection import Connection
 from tidewheel.control.console.axis import Axis, Window, axis
 from tidewheel.control.console.grid import OVERVIEW
-from tidewheel.control.console.jobs import Row, in_order, row_of, wait_labels
+from tidewheel.control.console.jobs import Row, in_order, problems, row_of
 from tidewheel.control.console.sentences import wait_label
 from tidewheel.control.console.tide import NARROW, WIDE, Counts, Span, Tide, sentence, tide
 from tidewheel.control.console.urls import Urls
@@ -130,7 +130,7 @@ class Jobs(NamedTuple):
     """The rows of a dozen jobs.
 
     Args:
-        whys: Why the last runs of those that wait do so.
+        whys: Why jobs wait, retry or fail.
         others: The number of jobs that were looked at and have nothing to draw.
         is_whole: True if every job was looked at, and each that has something to draw is a row.
     """
@@ -154,9 +154,7 @@ def _jobs(
         bins = job_bins(reading, found, along.edges, along.behind)
         rows = in_order([row_of(job, bins[job.job_id], OVERVIEW, along) for job in found])
         drawn = [row for row in rows if row.strip.paths]
-        errors = {need.key: need.evidence.partition(":")[0] for need in needs if need.kind == "failing_job"}
-        whys = {run.run_id: errors[row.job.key] for row in drawn if (run := row.job.last_run) and row.job.key in errors}
-        whys |= wait_labels(reading, [row for row in drawn[:_JOBS] if row.condition == "waiting"])
+        whys = problems(reading, drawn[:_JOBS])
     return Jobs(drawn[:_JOBS], whys, len(rows) - len(drawn), page.next_cursor is None and len(drawn) <= _JOBS)
 
 

@@ -16,6 +16,7 @@ from tidewheel.control.console.words import counted, number
 
 _LEAST = 3.0  # pixels: one failure beside 4,000 successes stays visible
 _FILLED, _HOLLOW = 0.8, 0.7  # of a bin
+_FREE = 8  # pixels between the highest bar and the axis above it
 _FEW = 10  # failures of which a bin fills its height
 _RAISED = 6  # pixels: the lower end of a lozenge is then above the axis
 _STRIP, _THIN = 4.0, 0.3  # the height of a frozen time in pixels, its least width in percent
@@ -100,14 +101,14 @@ class Tide(NamedTuple):
 
     Args:
         columns: The bins with something in them, the earliest first.
-        top: The place of the highest bar, and its words.
+        top: The begin of the highest bar, and its words.
     """
 
     size: Size
     columns: Sequence[Column]
     ticks: Sequence[Tick]
     now_x: float
-    top: tuple[float, str] | None
+    top: tuple[datetime, str] | None
     frozen: Sequence[Bar] = ()
 
 
@@ -121,7 +122,7 @@ def tide(along: Axis, bins: Sequence[Counts], size: Size, link: Link, *, frozen:
     peak = max(columns, key=lambda each: each.counts.succeeded, default=None)
     top = None
     if peak is not None and peak.counts.succeeded:
-        top = (along.x(peak.at), number(peak.counts.succeeded))
+        top = (peak.at, number(peak.counts.succeeded))
     return Tide(size, columns, list(along.ticks()), along.x(along.until), top, _frozen(along, size, frozen))
 
 
@@ -179,10 +180,10 @@ class _Scale:
     def _bars(self, x: float, width: float, counts: Counts) -> Iterator[Bar]:
         above = float(self.size.above)
         if counts.succeeded:
-            height = _height(counts.succeeded, self.most, self.size.above)
+            height = _height(counts.succeeded, self.most, self.size.above - _FREE)
             yield _bar("good", x, above - height, width, height)
         if counts.coming:
-            height = _height(counts.coming, self.most, self.size.above)
+            height = _height(counts.coming, self.most, self.size.above - _FREE)
             yield _bar("ahead", x, above - height, width, height)
         if counts.bad:
             yield _bar("bad", x, above + 1, width, _height(counts.bad, self.worst, self.size.below - 4))

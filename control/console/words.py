@@ -42,7 +42,7 @@ _CODE = re.compile(r"`((?:[^`<>&]|&#39;|&amp;)+)`")
 _COMMAND = re.compile(r"((?:[A-Z_]+=\S+ )?(?:tidewheel|kafka-configs\.sh) .+?)(?:(, )((?:with|where|or) .*))?", re.S)
 
 _FAMILIES: Mapping[str, str] = {
-    SCHEDULED: "ahead", RunState.QUEUED: "ahead", RunState.BUFFERED: "ahead", RunState.BLOCKED: "ahead",
+    SCHEDULED: "ahead", RunState.BLOCKED: "ahead", RunState.QUEUED: "trouble", RunState.BUFFERED: "trouble",
     RunState.RUNNING: "moving", RunState.WAITING: "moving",
     RunState.RETRYING: "trouble", RunState.CANCELLING: "trouble",
     RunState.SUCCEEDED: "good", RunState.FAILED: "bad", RunState.TIMED_OUT: "bad",

@@ -25,7 +25,7 @@ from tidewheel.runs import OWNED
 
 _COUNT_SLOTS = Statements("tidewheel.control")["count_slots"]
 
-_HOUR, _MINUTE, _SECOND = timedelta(hours=1), timedelta(minutes=1), timedelta(seconds=1)
+_HOUR, _MINUTE = timedelta(hours=1), timedelta(minutes=1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +106,7 @@ def read_now_of(
     running = sum(found.states.get(state, 0) for state in OWNED)
     upcoming = read_upcoming(connection, tenant, shards, [now, now + _MINUTE])
     prompt, claimed = on_time(connection, tenant, since, now + _HOUR)
-    due = claimed + sum(each.count for each in found.waiting if now - each.oldest_at > _SECOND)
+    due = claimed + sum(each.late for each in found.waiting)
     causes = Causes(connection, tenant, shards, now, since, failed, ran_minute, found.waiting, fleet)
     return Now(
         as_of=now,

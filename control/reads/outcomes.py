@@ -71,8 +71,17 @@ class ErrorLine(NamedTuple):
 
 def read_error_lines(connection: Conn, run_ids: Sequence[UUID]) -> Mapping[UUID, ErrorLine]:
     """Return the error of each of these runs that failed."""
-    found = connection.execute(_SQL["read_error_lines"], {"run_ids": list(run_ids)}, binary=True).fetchall()
-    return {run_id: ErrorLine(*line) for run_id, *line in cast("list[tuple[UUID, str | None, str | None]]", found)}
+    return _errors(connection, "read_error_lines", {"run_ids": list(run_ids)})
+
+
+def read_newest_errors(connection: Conn, job_ids: Sequence[UUID]) -> Mapping[UUID, ErrorLine]:
+    """Return the error of the newest dead letter of each of these jobs."""
+    return _errors(connection, "read_newest_errors", {"job_ids": list(job_ids)})
+
+
+def _errors(connection: Conn, name: str, columns: Mapping[str, object]) -> Mapping[UUID, ErrorLine]:
+    found = connection.execute(_SQL[name], columns, binary=True).fetchall()
+    return {each: ErrorLine(*line) for each, *line in cast("list[tuple[UUID, str | None, str | None]]", found)}
 
 
 @dataclass(frozen=True, slots=True)

@@ -223,6 +223,7 @@ class Waiting:
 
     Args:
         is_mixed: True for the runs of several limits and orders, of which `why` is that of the oldest.
+        late: Those that have been due for longer than a second.
     """
 
     queue: str
@@ -230,6 +231,7 @@ class Waiting:
     handler: str
     is_mixed: bool
     count: int
+    late: int
     at_least: bool
     oldest_at: datetime
     newest_at: datetime
@@ -260,6 +262,7 @@ class _Row:
     ahead: bool
     is_cancelled: bool
     runs: int
+    late: int
     oldest_at: datetime | None
     newest_at: datetime | None
     run_id: UUID
@@ -283,7 +286,7 @@ def read_open_runs(connection: Conn, tenant: str) -> OpenRuns:
         backlogs=tuple(_backlogs(due, waits, at_least=at_least)),
         waiting=tuple(
             Waiting(
-                row.queue, row.lane, row.handler, row.is_held and row.hold is None, row.runs, at_least,
+                row.queue, row.lane, row.handler, row.is_held and row.hold is None, row.runs, row.late, at_least,
                 row.oldest_at, row.newest_at, waits[row.run_id],
             )
             for row in due if row.oldest_at and row.newest_at and row.run_id in waits

@@ -25,7 +25,7 @@ def nowhere(begin: datetime, end: datetime) -> str | None:
 def test_one_beside_thousands_is_seen() -> None:
     drawn = tide(HOUR, bins(b0=Counts(succeeded=4000), b1=Counts(succeeded=1), b2=Counts(failed=1)), WIDE, nowhere)
     assert [bar.height >= 3 for column in drawn.columns for bar in column.bars] == [True, True, True]
-    assert drawn.top == (0.0, "4,000")
+    assert drawn.top == (HOUR.begin, "4,000")
 
 
 def test_lozenge_hides_no_failure_of_its_bin() -> None:

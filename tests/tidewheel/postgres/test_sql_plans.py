@@ -439,6 +439,7 @@ SPECIAL: Mapping[str, Mapping[str, object]] = {
     "count_upcoming": {"edges": [_NOON, _FAR_AHEAD], "look": 100},
     "group_open_runs": {"look": 10_000, "holds": 5},
     "read_error_lines": {"run_ids": [_NOWHERE]},
+    "read_newest_errors": {"job_ids": [_NOWHERE]},
     "count_freezable": {**_FREEZE, "tenant": "acme", "look": 20_000, "waiting": ["queued"], "under_way": ["running"]},
     "read_waits": {
         "lease": timedelta(seconds=30),
@@ -763,7 +764,7 @@ _HOT = {
         read_versions_near read_runs_at
         read_attempts_of read_skips_at read_overrides_around find_active_run
         count_runs_of_jobs read_plain_schedules read_job_times find_timeline_runs count_timeline_runs
-        read_took_p95 read_streak read_error_lines read_versions_since read_pauses
+        read_took_p95 read_streak read_error_lines read_newest_errors read_versions_since read_pauses
         find_chain find_chained_end find_runs_ahead find_unfired read_versions read_two_versions
         find_runs find_open_runs find_runs_of_job find_open_runs_of_job find_failed_runs read_runs show_run
         find_oldest_runs find_oldest_open_runs find_oldest_runs_of_job find_oldest_open_runs_of_job
