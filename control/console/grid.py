@@ -35,7 +35,7 @@ WAITING = frozenset({RunState.QUEUED, RunState.BUFFERED, RunState.BLOCKED})
 """The states of runs that are due and have not started."""
 
 _LETTERS = {RunState.SKIPPED: "k", SCHEDULED: "d", **dict.fromkeys(WAITING, "a")}  # of other states that of the family
-_SHARE = 0.1  # of the runs of a window: fewer waits or skips are no trouble of the job, fewer failures a smaller one
+_SHARE = 0.1  # of the runs of a window: fewer waits or skips are no trouble of the job
 _SOON = timedelta(seconds=10)  # a wait that is over by then needs no operator
 
 
@@ -126,7 +126,8 @@ def condition(job: JobSummary, total: Counter[str], now: datetime) -> str:
     if last and now - last.scheduled_at > _SOON and last.state in WAITING:
         surely.add("waiting")
     surely |= {name for name, letter in (("failing intermittently", "b"), ("retrying", "t")) if letter in total}
-    return next(name for name, (_, letter) in CONDITIONS.items() if name in surely or total[letter] >= many)
+    by_share = {"waiting", "skipping"}
+    return next(n for n, (_, of) in CONDITIONS.items() if n in surely or (n in by_share and total[of] >= many))
 
 
 def _paths(cells: Sequence[Counter[str]], pitch: Pitch) -> Iterator[tuple[str, str]]:

@@ -16,10 +16,10 @@ from tidewheel.control.api.authorization import Caller
 from tidewheel.control.api.request_input import TenantQuery, as_key
 from tidewheel.control.client.connection import Connection
 from tidewheel.control.console.axis import LEAST_SPAN, Axis, Window, axis, axis_between, axis_since, window_of
-from tidewheel.control.console.job_lead import LATEST, Seen, quarantine, read_lead
+from tidewheel.control.console.job_lead import LATEST, Seen, read_lead
 from tidewheel.control.console.job_line import job_line, ran_at
-from tidewheel.control.console.job_rows import Row, Show, counts, error_lines, filtered, folded, job_rows
-from tidewheel.control.console.jobs import hold_words
+from tidewheel.control.console.job_rows import Row, Show, counts, error_lines, filtered, folded, job_rows, woven
+from tidewheel.control.console.jobs import count_waiting, hold_words
 from tidewheel.control.console.rendering import zone_of_page
 from tidewheel.control.console.urls import Urls, read_ref
 from tidewheel.control.console.view import Failed, View, in_snapshot, or_else, page_now, part, part_of, read_filters
@@ -35,11 +35,13 @@ from tidewheel.control.words import schedule_words
 from tidewheel.ids import job_id
 from tidewheel.jobs.invalid import InvalidValue
 from tidewheel.jobs.values import Instant, format_second, format_timestamp
+from tidewheel.nouns.dead_letters.operations import DeadLetters, DeadLettersPage
 from tidewheel.nouns.freezes.reads import thaws_of
 from tidewheel.nouns.jobs.model import JobDetail
 from tidewheel.nouns.jobs.reads import show_job
 from tidewheel.nouns.runs.model import PageFilter, RunSummary, Status
 from tidewheel.nouns.runs.reads import list_runs
+from tidewheel.runs import RunState
 
 _LATE = timedelta(seconds=1)  # from the instant of a run to its start
 _RUNS = 50
@@ -83,8 +85,8 @@ class JobPage:
         now, tenant = page_now(connection), caller.tenant
         job = in_snapshot(connection, show_job, tenant, key)
         coming = part_of(connection, upcoming, tenant, key, _NEXT)
-        listed = part_of(connection, list_runs, tenant, PageFilter(key=key, until=now), limit=LATEST, counts=False)
-        latest = () if isinstance(listed, Failed) else listed.runs
+        seen = seen_of(connection, tenant, key, now)
+        latest = seen.latest
         ahead = () if isinstance(coming, Failed) else coming.occurrences
         along = axis(_window(query, now, ahead, latest), now, zone)
         if query.from_at is not None and query.to_at is not None:
@@ -104,7 +106,7 @@ class JobPage:
         counted: Sequence[Counted] | Failed = ()
         if along.end > now:
             counted = part_of(connection, coming_counts, tenant, key, along.edges[max(along.behind - 1, 0) :])
-        seen = Seen(now, latest, or_else(coming, None))
+        seen = replace(seen, coming=or_else(coming, None))
         if job.summary.paused:
             resumption = part_of(connection, preview_resume, tenant, [job.summary.job_id])
             seen = replace(seen, resumption=or_else(resumption, None))
@@ -122,14 +124,27 @@ class JobPage:
                 **_windows(along, job, now), "shows": list(Show), "zoom": _zoom(along), "zone": zone_name,
                 "window": along.window if query.from_at is None else None,
                 "span": {"from": format_timestamp(along.begin), "to": format_timestamp(along.end)},
-                **head_of(job, "timeline"),
-                "lead": read_lead(connection, caller, job, seen),
+                **head_of(connection, caller, job, "timeline", seen),
                 "chosen": {"window": query.window} if query.from_at is None else {
                     "from": format_timestamp(query.from_at), "to": format_timestamp(query.to_at or now)},
                 **values,
             },
             422 if errors else 200,
         )  # fmt: skip
+
+
+def seen_of(connection: Connection, tenant: str, key: str, now: datetime) -> Seen:
+    """Return a job's latest runs; if all of them are queued, with the number of all that are."""
+    listed = part_of(connection, list_runs, tenant, PageFilter(key=key, until=now), limit=LATEST, counts=False)
+    latest = () if isinstance(listed, Failed) else listed.runs
+    if len(latest) < LATEST or any(run.status != RunState.QUEUED for run in latest):
+        return Seen(now, latest)
+    return Seen(now, latest, waiting=or_else(part_of(connection, count_waiting, tenant, key), ""))
+
+
+def _letters(connection: Connection, key: str) -> DeadLettersPage | None:
+    """Return a job's dead letters that are not redriven, for their number."""
+    return or_else(part(lambda: DeadLetters(connection).list(key=key, kind="run", redriven=False, limit=1)), None)
 
 
 def _first(job: JobDetail, timeline: JobTimeline) -> datetime:
@@ -148,7 +163,7 @@ def _list(
     timeline, runs = past
     rows = job_rows(runs, timeline, error_lines(connection, runs))
     shown = filtered(rows, Show(query.show), timeline.took_p95)
-    folds = folded(shown, query.opened_at)
+    folds = woven(folded(shown, query.opened_at), query.opened_at)
     apart = [rows[0] for rows in folds[:_RUNS] if len(rows) == 1]
     retries = [row.run_id for row in shown if row.run_id and row.is_retry][:_RUNS]
     repeated: Mapping[UUID, UUID] = or_else(part_of(connection, read_repeated, retries), {}) if retries else {}
@@ -224,11 +239,12 @@ def schedule_text(schedule: Mapping[str, object]) -> str:
     return times if times == stored else f"{times} ({stored})"
 
 
-def head_of(job: JobDetail, tab: str) -> Mapping[str, object]:
+def head_of(connection: Connection, caller: Caller, job: JobDetail, tab: str, seen: Seen) -> Mapping[str, object]:
     """Return the values of the head that the pages of a job share."""
-    schedule = schedule_text(job.summary.schedule)
-    lead = quarantine(job)
-    return {"job": job, "tab": tab, "held": hold_words(job.summary), "schedule": schedule, "lead": lead}
+    schedule, lead = schedule_text(job.summary.schedule), read_lead(connection, caller, job, seen)
+    letters = _letters(connection, job.summary.key) if lead.family == "bad" and lead.run_id else None
+    held = hold_words(job.summary)
+    return {"job": job, "tab": tab, "held": held, "schedule": schedule, "lead": lead, "letters": letters}
 
 
 def job_of_page(connection: Connection, caller: Caller, request: Request) -> JobDetail:

@@ -19,7 +19,7 @@ from tidewheel.control.client.connection import Connection
 from tidewheel.control.console.sentences import cut, is_cancelled, waiting
 from tidewheel.control.console.spec_check import changed_fields
 from tidewheel.control.console.view import Failed, in_snapshot, of_all_tenants, or_else, part, part_of
-from tidewheel.control.console.words import agreed, counted, number, reason_words, state, target, when
+from tidewheel.control.console.words import agreed, between, counted, number, reason_words, state, target, when
 from tidewheel.control.explain.explain import Unfired
 from tidewheel.control.explain.explanation import OccurrenceOutcome
 from tidewheel.control.explain.text import paused_by
@@ -78,7 +78,11 @@ class Lead(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """A job's latest runs, the last one first; what comes, what did not fire, what a resume does."""
+    """A job's latest runs, the last one first; what comes, what did not fire, what a resume does.
+
+    Args:
+        waiting: How many runs are queued, if these are more than the latest.
+    """
 
     now: datetime
     latest: Sequence[RunSummary] = ()
@@ -86,6 +90,7 @@ class Seen:
     unfired: Sequence[Unfired] = ()
     more_unfired: bool = False
     resumption: Resumption | None = None
+    waiting: str = ""
 
 
 def read_lead(connection: Connection, caller: Caller, job: JobDetail, seen: Seen) -> Lead:
@@ -155,7 +160,7 @@ def _waiting(seen: Seen) -> Lead | None:
     if not waits or (why := waits[-1].why) is None:
         return None
     same = [run for run in waits if run.why is not None and run.why.code is why.code]
-    many, words = counted(len(same), "run", at_least=len(same) == LATEST), why.words.removeprefix("waits ")
+    many, words = _many(len(same), seen), why.words.removeprefix("waits ")
     since = f"{'' if len(same) == 1 else ', oldest'} since {format_timestamp(_since(waits[-1]))}"
     answer = f"{many} waiting{since}: {words}." if words == why.words else f"{many} waiting {words}{since}."
     return Lead(answer, "trouble" if stuck else "", wait=why)
@@ -241,8 +246,10 @@ def _skipping(job: JobDetail, seen: Seen) -> Lead | None:
         return None
     unfired = [each for each in seen.unfired if each.reason == SkipReason.OVERLAP]
     many = number(sum(each.occurrences for each in unfired) or len(skips), at_least=seen.more_unfired)
+    took = max(filter(None, (between(run.started_at, run.finished_at) for run in seen.latest)), default=None)
+    why = reason_words(SkipReason.OVERLAP) if took is None else f"runs take up to {duration(took)}"
     return Lead(
-        f"{many} runs skipped in the time shown: {reason_words(SkipReason.OVERLAP)}.", "trouble",
+        f"{many} runs skipped{' in the time shown' if unfired else ''}: {why}.", "trouble",
         actions=(Action("Change schedule or overlap…", "job_edit", Scope.WRITE),),
     )  # fmt: skip
 
@@ -256,11 +263,11 @@ def _plain(seen: Seen) -> str:
     if due and not _ended(seen.latest):
         return due
     if not seen.unfired:
-        return due + _outcomes(seen, "{} runs in a row succeeded." if due else "Runs well, {} in a row.")
+        return due + _outcomes(seen)
     occurrences = sum(each.occurrences for each in seen.unfired)
     many = number(occurrences, at_least=seen.more_unfired or not all(each.exact for each in seen.unfired))
     reasons = ", ".join(dict.fromkeys(reason_words(each.reason) for each in seen.unfired))
-    return f"{due}{_outcomes(seen, '{} runs in a row succeeded.')} {many} skipped in the time shown: {reasons}."
+    return f"{due}{_outcomes(seen)} {many} skipped in the time shown: {reasons}."
 
 
 def _due(seen: Seen) -> str:
@@ -268,11 +275,17 @@ def _due(seen: Seen) -> str:
     unclaimed = [run for run in seen.latest if run.why is not None and run.why.code is WaitCode.SLOT]
     if not any(seen.now - run.scheduled_at > _LATE for run in unclaimed):
         return ""
-    many = len(unclaimed)
-    return f"{counted(many, 'run', at_least=many == LATEST)} waiting for an executor. "
+    return f"{_many(len(unclaimed), seen)} waiting for an executor. "
 
 
-def _outcomes(seen: Seen, well: str) -> str:
+def _many(runs: int, seen: Seen) -> str:
+    """Return the number of waiting runs; of more than the latest, that of all."""
+    if runs == LATEST and seen.waiting:
+        return f"{seen.waiting} runs"
+    return counted(runs, "run", at_least=runs == LATEST)
+
+
+def _outcomes(seen: Seen) -> str:
     latest, ended = seen.latest, _ended(seen.latest)
     if not latest:
         return "No run yet."
@@ -282,9 +295,9 @@ def _outcomes(seen: Seen, well: str) -> str:
         return f"{which} succeeded or failed yet: {', '.join(f'{many} {end}' for end, many in Counter(ends).items())}."
     good = len(list(takewhile(lambda run: run.status == RunState.SUCCEEDED, ended)))
     if good < len(ended):
-        words = "The last run succeeded; a run" if good == 1 else f"Runs well again, {good} in a row; a run"
+        words = "The last run succeeded; a run" if good == 1 else f"The last {good} runs succeeded; a run"
         return f"{words if good else 'The last run'} failed {when(ended[good].finished_at, seen.now)}."
-    return "The last run succeeded." if good == 1 else well.format(number(good, at_least=len(latest) >= LATEST))
+    return "The last run succeeded." if good == 1 else f"The last {good} runs succeeded."
 
 
 def _coming(job: JobDetail, seen: Seen) -> tuple[str, datetime | None]:

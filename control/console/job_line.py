@@ -32,7 +32,7 @@ _HOLLOW = 12.0
 _THINNEST = 0.35  # percent
 _RETRIES = 4
 _LEGEND = {
-    "good": "succeeded: taller took longer", "bad": "failed", "moving": "running", "trouble": "running for long",
+    "good": "succeeded (height: duration)", "bad": "failed", "moving": "running", "trouble": "running for long",
     "dot": "retried", "undone": "skipped, cancelled", "waits": "waiting", "open": "not ended", "ahead": "upcoming",
     "paused": "paused", "version": "new version",
 }  # fmt: skip
@@ -173,7 +173,7 @@ def _bin(along: Axis, each: TimelineBin, address: Callable[..., str], longest: t
     if each.failed or each.timed_out:
         yield Mark(words, href, Bar("bad", x, SIZE.above + 2, width, SIZE.below - 4))
     if each.open:
-        yield Mark(words, href, Bar("open", x, SIZE.above - _LEAST, width, _LEAST))
+        yield Mark(words, href, Bar("open", x, SIZE.above - _HOLLOW, width, _HOLLOW))
     if each.cancelled or each.skipped:
         yield Mark(words, href, diamond=round(x + step / 2, 3))
 

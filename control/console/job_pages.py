@@ -15,7 +15,7 @@ from tidewheel.audit import ACCEPTED, MAX_OBJECT
 from tidewheel.control.api.authorization import Caller
 from tidewheel.control.api.request_input import LimitQuery, TenantQuery, read_query, whole
 from tidewheel.control.client.connection import Connection
-from tidewheel.control.console.job import head_of, key_of_page, moved
+from tidewheel.control.console.job import head_of, key_of_page, moved, seen_of
 from tidewheel.control.console.payloads import pretty
 from tidewheel.control.console.spec_check import changed_fields
 from tidewheel.control.console.urls import Urls
@@ -79,12 +79,16 @@ class VersionsPage:
                 before, after = (job_at(reading, tenant, key, number) for number in (query.a or 0, query.b or 0))
             return changed_fields(before, after)
 
-        named, newest = job_id(tenant, key), found[0] if found and query.before is None else None
+        now, named, newest = (
+            page_now(connection),
+            job_id(tenant, key),
+            found[0] if found and query.before is None else None,
+        )
         older = found[-1].number if len(found) == query.limit and found[-1].number > 1 else None
         return View(
             {
-                **(head_of(job, "versions") if job else {"job": None}),
-                "now": page_now(connection), "key": key, "job_id": named, "rows": found, "made": made, "errors": errors,
+                **(head_of(connection, caller, job, "versions", seen_of(connection, tenant, key, now)) if job else {}),
+                "job": job, "now": now, "key": key, "job_id": named, "rows": found, "made": made, "errors": errors,
                 "query": query,
                 "compared": part(compared) if query.a and query.b else None,
                 "in_force": newest if newest is not None and newest.until is None else None,
@@ -144,7 +148,7 @@ class JobNextPage:
         listed = () if isinstance(coming, Failed) else coming.occurrences
         return View(
             {
-                **head_of(job, "next"),
+                **head_of(connection, caller, job, "next", seen_of(connection, tenant, key, now)),
                 "now": now, "month": known or read, "coming": coming, "errors": errors, "query": query,
                 "limits": _LIMITS, "weeks": _weeks(known.days) if known else [],
                 "earlier": _other_month(known.month, -1) if known else None,
@@ -211,7 +215,7 @@ class JobSettingsPage:
         now, job = page_now(connection), in_snapshot(connection, show_job, caller.tenant, key)
         return View(
             {
-                **head_of(job, "settings"),
+                **head_of(connection, caller, job, "settings", seen_of(connection, caller.tenant, key, now)),
                 "now": now, "settings": settings_of(job.job), "defaults": defaults_of(job.job),
                 "document": as_yaml(job.job),
                 "payload": pretty(job.job["payload"]) if "payload" in job.job else job.job.get("payload_base64"),

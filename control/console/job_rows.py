@@ -19,6 +19,7 @@ from tidewheel.runs import Cause, RunState
 
 _AT_THEIR_TIME = {Cause.TIMER, Cause.TRIGGER}
 _FEWEST = 3  # equal neighbours that become one row
+_TURNS = 6  # groups of two kinds in turns that become one row
 _OPENED = 30  # equal neighbours that are opened at once
 
 
@@ -117,6 +118,24 @@ def folded(rows: Sequence[Row], opened: datetime | None = None) -> list[Sequence
             first = sum(row.at > opened for row in group)
             last = first + _OPENED
         found += filter(None, (group[:first], *((row,) for row in group[first:last]), group[last:]))
+    return found
+
+
+def woven(folds: Sequence[Sequence[Row]], opened: datetime | None = None) -> list[Sequence[Row]]:
+    """Return groups in which those of a job that runs and skips in turns are one."""
+    found: list[Sequence[Row]] = []
+    kinds = [fold[0].state for fold in folds]
+    at = 0
+    while at < len(folds):
+        end = at + 2
+        while end < len(folds) and kinds[end] == kinds[end - 2]:
+            end += 1
+        turns = tuple(row for fold in folds[at:end] for row in fold)
+        is_opened = opened is not None and turns[-1].at <= opened <= turns[0].at
+        if end - at < _TURNS or kinds[at] == kinds[at + 1] or is_opened:
+            end, turns = at + 1, tuple(folds[at])
+        found.append(turns)
+        at = end
     return found
 
 

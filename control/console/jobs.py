@@ -45,8 +45,10 @@ from tidewheel.jobs.values import Key
 from tidewheel.nouns.jobs.model import JobPage, JobSummary
 from tidewheel.nouns.jobs.reads import list_jobs
 from tidewheel.nouns.jobs.web import JobsQuery
+from tidewheel.nouns.runs.model import PageFilter
+from tidewheel.nouns.runs.reads import count_states
 from tidewheel.postgres.session import Conn
-from tidewheel.runs import SCHEDULED
+from tidewheel.runs import SCHEDULED, RunState
 from tidewheel.schedules.decision import HoldReason
 
 _NOT_ACTIVE = {"quarantined", "paused", "finished"}
@@ -54,6 +56,7 @@ _HELD = {"waiting", "retrying"}
 _NAMED = 3  # refusals that the message names
 _IN_GRID = 200  # jobs of a page
 _IDLE = 6  # jobs that never ran which become one line
+_BACKLOGS = 3  # jobs whose waiting runs are counted
 _FURTHER = 3  # pages of jobs that are read for the rows of one
 _UNREAD = JobBins((), (), is_sample=False)
 _NONE = FieldError("job", "none of the selected jobs is there", "go back and select others")
@@ -213,7 +216,7 @@ class JobsPage:
             pitch = GRID if is_grid else LIST
             of_job: Mapping[UUID, JobBins] = {} if isinstance(bins, Failed) else bins
             found = [row_of(job, of_job.get(job.job_id), pitch, along) for job in page.jobs]
-            whys = part_of(connection, problems, found)
+            whys = part_of(connection, problems, caller.tenant, found)
             idle = [row for row in found if is_idle(row.job)]
             if len(idle) < _IDLE or len(idle) == len(found) or query.idle == "show":
                 idle = []
@@ -268,14 +271,22 @@ class Row:
         return of_last if self.condition == "well" else CONDITIONS[self.condition][0]
 
 
-def problems(connection: Conn, rows: Sequence[Row]) -> Mapping[UUID, str]:
-    """Return why jobs wait, retry or fail, in a few words."""
+def count_waiting(connection: Conn, tenant: str, key: str) -> str:
+    """Return how many runs of a job are queued."""
+    found = count_states(connection, tenant, PageFilter(key=key)).get(RunState.QUEUED)
+    return "" if found is None else number(found.runs, at_least=found.at_least)
+
+
+def problems(connection: Conn, tenant: str, rows: Sequence[Row]) -> Mapping[UUID, tuple[str, str]]:
+    """Return why jobs wait, retry or fail, each with the number of all waiting runs where a row has a sample."""
     failing = [row.job.job_id for row in rows if row.condition.startswith("failing")]
-    last = {row.job.last_run.run_id: row.job.job_id for row in rows if row.condition in _HELD and row.job.last_run}
     errors = read_newest_errors(connection, failing) if failing else {}
-    waits = read_waits(connection, [*last]).items() if last else ()
-    found = {job_id: error.text for job_id, error in errors.items()}
-    return found | {last[run_id]: wait_label(wait) for run_id, wait in waits}
+    last = {row.job.last_run.run_id: row for row in rows if row.condition in _HELD and row.job.last_run}
+    waits = read_waits(connection, [*last]) if last else {}
+    sampled = [row for run, row in last.items() if run in waits and row.is_sample and row.condition == "waiting"]
+    many = {row.job.key: count_waiting(connection, tenant, row.job.key) for row in sampled[:_BACKLOGS]}
+    of_wait = {last[run].job.job_id: (many.get(last[run].job.key, ""), wait_label(wait)) for run, wait in waits.items()}
+    return {job_id: ("", error.text) for job_id, error in errors.items()} | of_wait
 
 
 def row_of(job: JobSummary, bins: JobBins | None, pitch: Pitch, along: Axis) -> Row:

@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from functools import partial
-from itertools import pairwise
 from typing import ClassVar, Literal, NamedTuple
 from uuid import UUID
 
@@ -136,7 +135,7 @@ class Jobs(NamedTuple):
     """
 
     rows: Sequence[Row]
-    whys: Mapping[UUID, str]
+    whys: Mapping[UUID, tuple[str, str]]
     others: int
     is_whole: bool
 
@@ -154,7 +153,7 @@ def _jobs(
         bins = job_bins(reading, found, along.edges, along.behind)
         rows = in_order([row_of(job, bins[job.job_id], OVERVIEW, along) for job in found])
         drawn = [row for row in rows if row.strip.paths]
-        whys = problems(reading, drawn[:_JOBS])
+        whys = problems(reading, caller.tenant, drawn[:_JOBS])
     return Jobs(drawn[:_JOBS], whys, len(rows) - len(drawn), page.next_cursor is None and len(drawn) <= _JOBS)
 
 
@@ -239,7 +238,7 @@ def _title(here: Now | Failed, steps: int | Failed, failed: Sequence[Failed], *,
 
 
 class Lines(NamedTuple):
-    """The lines of the median and the 99th percentile in pixels, rules at powers of ten, both figures."""
+    """The median of each bin, a bar from there to the 99th percentile, rules at powers of ten, both figures."""
 
     height: int
     p50: str
@@ -249,10 +248,7 @@ class Lines(NamedTuple):
 
 
 def lateness_lines(along: Axis, p50: Sequence[float | None], p99: Sequence[float | None], height: int = 120) -> Lines:
-    """Return the lines of lateness in seconds, a value or None for each bin up to now.
-
-    A bin without a run interrupts a line. A value of 0 lies on the floor.
-    """
+    """Return the lateness of each bin up to now that has a run, in seconds; a value of 0 lies on the floor."""
     known = [each for each in (*p50, *p99) if each is not None]
     powers = [math.log10(each) for each in known if each > 0]
     low = max(min((math.floor(each) for each in powers), default=_LEAST), _LEAST)
@@ -264,15 +260,7 @@ def lateness_lines(along: Axis, p50: Sequence[float | None], p99: Sequence[float
 
     step = LATENESS_WIDTH / along.behind
     rules = [(y(10.0**power), duration(timedelta(seconds=10.0**power))) for power in range(low, high + 1)]
-    half, most = ([None if each is None else y(each) for each in values] for values in (p50, p99))
-    return Lines(height, _path(half, step), _path(most, step), rules)
-
-
-def _path(heights: Sequence[float | None], step: float) -> str:
-    """Return a path of steps: a horizontal piece for each bin, joined to that of its neighbour."""
-    parts: list[str] = []
-    for at, (before, height) in enumerate(pairwise([None, *heights])):
-        if height is not None:
-            parts.append(f"M{at * step:.1f} {height}" if before is None else f"V{height}")
-            parts.append(f"H{(at + 1) * step:.1f}")
-    return "".join(parts)
+    half = [(at * step, y(each)) for at, each in enumerate(p50) if each is not None]
+    most = [(at * step, y(each)) for at, each in enumerate(p99) if each is not None]
+    spans = [f"M{x + step / 2:.1f} {floor}V{top}" for (x, floor), (_, top) in zip(half, most, strict=False)]
+    return Lines(height, "".join(f"M{x:.1f} {at}h{step:.1f}" for x, at in half), "".join(spans), rules)

@@ -35,7 +35,7 @@ from tidewheel.nouns.runs.model import RunDetail
 from tidewheel.nouns.runs.operations import Runs
 from tidewheel.runs import FINAL, OWNED, RunState
 
-_ALONE = "Only this job runs. To run the jobs after it too, re-run the failed part on the workflow's page."
+_ALONE = "Only this job runs. To run the jobs after it too, retry the failed part on the workflow's page."
 _COUNTS = "Its dead letter then counts as redriven."
 REASON = reason_field("in the audit log")
 
@@ -122,7 +122,7 @@ class RetryRun:
             stays=(f"This run stays as it is: {state(summary.status)} {format_timestamp(summary.finished_at)}.",)
             if summary.finished_at else (),
             fields=(
-                Field("delay", "Delay (optional)", help=f"Such as 30s or 10m. Without one it starts {begins}."), REASON
+                Field("delay", "Delay (optional)", help=f"Such as 30s; without a delay it starts {begins}."), REASON
             ),
         )  # fmt: skip
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import TYPE_CHECKING, ClassVar, Literal, cast
 from uuid import UUID
@@ -31,6 +31,7 @@ from tidewheel.control.console.view import (
     part_of,
     read_filters,
 )
+from tidewheel.control.console.words import timed
 from tidewheel.control.reads.outcomes import read_job_times
 from tidewheel.control.reads.workload import slowest_runs
 from tidewheel.doors.address import after_of, next_cursor, query_of
@@ -88,7 +89,7 @@ class RunsPage:
             read = partial(list_runs, after=after_of(cursors, _LIST), oldest_first=query.sort == "scheduled")
             page: RunPage = in_snapshot(connection, read, caller.tenant, narrowed, limit=query.limit)
             for _ in range(_FURTHER):  # neighbours that fold leave room
-                many, rows = len(page.runs), len(_folded(page.runs, {}))
+                many, rows = len(page.runs), len(_folded(query, page.runs, {}, now))
                 enough = many % query.limit or many + query.limit > MOST or rows >= min(_ROWS, query.limit)
                 if page.next_cursor is None or not many or enough:
                     break
@@ -113,7 +114,7 @@ class RunsPage:
             late = connection.installation.misfire_after
             messages = error_lines(connection, page.runs)
 
-            folds = _folded(page.runs, messages, query.opened)
+            folds = _folded(query, page.runs, messages, now)
             return {**more, "messages": messages, "counts": counts, "late": late, "folds": folds}
 
         return list_view(
@@ -122,13 +123,16 @@ class RunsPage:
 
 
 def _folded(
-    runs: Sequence[RunSummary], messages: Mapping[UUID, str], opened: str | None = None
+    query: PageOfRunsQuery, runs: Sequence[RunSummary], messages: Mapping[UUID, str], now: datetime
 ) -> list[Sequence[RunSummary]]:
+    """Return equal neighbours together; of a list of failures all that failed in the same way."""
+
     def alike(run: RunSummary) -> object:
-        why = run.why.words if run.why else (run.reason, messages.get(run.run_id))
+        why = timed(run.why.words, UTC, now) if run.why else (run.reason, messages.get(run.run_id))
         return run.job_id, run.status, run.cause, run.error_type, why
 
-    return neighbours(runs, alike, lambda run: str(run.run_id) == opened)
+    fails = query.group == "failed_or_timed_out" or query.status in DEAD_LETTERED
+    return neighbours(runs, alike, lambda run: str(run.run_id) == query.opened, apart=fails)
 
 
 def _filter_of(query: PageOfRunsQuery, now: datetime) -> PageFilter:

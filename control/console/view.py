@@ -186,12 +186,22 @@ def pairs(labels: Mapping[str, str]) -> list[str]:
     return [f"{name}={value}" for name, value in labels.items()]
 
 
-def neighbours(rows: Sequence[T], alike: Callable[[T], object], opened: Callable[[T], bool]) -> list[Sequence[T]]:
-    """Return groups of equal neighbours, each one row of a list; an opened group stays as its rows."""
+def neighbours(
+    rows: Sequence[T], alike: Callable[[T], object], opened: Callable[[T], bool], *, apart: bool = False
+) -> list[Sequence[T]]:
+    """Return groups of equal neighbours, each one row of a list; an opened group stays as its rows.
+
+    Args:
+        apart: Equal rows that lie apart are a group too, at the place of the first.
+    """
+    if apart:
+        places = {alike(row): at for at, row in reversed([*enumerate(rows)])}
+        rows = sorted(rows, key=lambda row: places[alike(row)])
     found: list[Sequence[T]] = []
     for _, equal in groupby(rows, alike):
         group = tuple(equal)
-        found += [group] if len(group) >= _FEWEST and not any(map(opened, group)) else [(each,) for each in group]
+        folds = len(group) >= (2 if apart else _FEWEST) and not any(map(opened, group))
+        found += [group] if folds else [(each,) for each in group]
     return found
 
 

@@ -38,6 +38,7 @@ _ZONE = re.compile(r"[A-Za-z][A-Za-z0-9_+-]*(?:/[A-Za-z0-9_+-]+){0,2}", re.ASCII
 _INSTANT = re.compile(
     r"\b(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d{1,6})?Z)(?: \(\d{4}-\d\d-\d\dT[0-9:.]+[+-]\d\d:\d\d\))?", re.ASCII
 )  # with the same instant by another clock
+_SUB_DAILY = re.compile(r"every (?:second|minute|hour|\d+ (?:seconds|minutes|hours))")  # the same by each clock
 _CODE = re.compile(r"`((?:[^`<>&]|&#39;|&amp;)+)`")
 _COMMAND = re.compile(r"((?:[A-Z_]+=\S+ )?(?:tidewheel|kafka-configs\.sh) .+?)(?:(, )((?:with|where|or) .*))?", re.S)
 
@@ -176,9 +177,9 @@ def percent(share: float) -> str:
     """Return a share as a percentage.
 
     >>> percent(0.992), percent(1)
-    ('99.2 %', '100.0 %')
+    ('99.2%', '100.0%')
     """
-    return f"{100 * share:.1f} %"
+    return f"{100 * share:.1f}%"
 
 
 def counted(value: int, noun: str, *, at_least: bool = False) -> str:
@@ -343,7 +344,9 @@ def schedule_of(schedule: Mapping[str, object]) -> str:
 def _times(expression: str, timezone: str) -> str:
     times, _, of = describe_times(expression, timezone).rpartition(", in time zone ")
     short = times.removesuffix(", every day").replace("at minute 0 of ", "").replace("every 1 hours", "every hour")
-    return short if of == "UTC" else f"{short}, {of.rpartition('/')[2].replace('_', ' ')} time"
+    if of == "UTC" or _SUB_DAILY.fullmatch(short):
+        return short
+    return f"{short}, {of.rpartition('/')[2].replace('_', ' ')} time"
 
 
 def visible(text: str) -> str:

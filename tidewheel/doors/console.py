@@ -57,6 +57,7 @@ class Confirm:
     line: Callable[[Any], str]  # a line of the sample
     labels: Mapping[str, str] = field(default_factory=dict[str, str])  # of fields, by parameter
     values: Mapping[str, str] = field(default_factory=dict[str, str])  # the first ones of fields, by parameter
+    warns: Callable[[Connection, Sequence[Any]], Sequence[FieldError]] = lambda connection, first: ()
 
     @property
     def scope(self) -> Scope:
@@ -79,7 +80,7 @@ class Confirm:
                 *bound(found.matched, now),
             ),
             sample=sample_of([self.line(each) for each in found.first], found.matched),
-            warnings=(_UNBOUNDED,) if danger and found.at_least else (),
+            warnings=(*((_UNBOUNDED,) if danger and found.at_least else ()), *self.warns(connection, found.first)),
         )  # fmt: skip
 
     def act(self, connection: Connection, caller: Caller, form: Form, request: Request, urls: Urls) -> Done:

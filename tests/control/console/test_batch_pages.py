@@ -83,8 +83,8 @@ def test_resume_runs_the_failed_part_again_and_counts_its_callbacks_anew(pages: 
     batch = submitted(pages.database)
     play(pages.database, failing)
     dialog = shown(pages, f"/batches/{batch}/resume")
-    assert "Re-run 1 run of this batch?" in dialog
-    assert "The 1 succeeded run stays." in dialog
+    assert "Retry 1 run of this batch?" in dialog
+    assert "The 1 successful run is kept." in dialog
     assert done(posted(pages, f"/batches/{batch}/resume")) == f"/batches/{batch}"
     page = shown(pages, f"/batches/{batch}")
     assert "The batch is resumed." in page
@@ -100,11 +100,11 @@ def test_resume_runs_the_failed_part_again_and_counts_its_callbacks_anew(pages: 
 def test_open_batch_is_closed_and_cancelled(pages: ApiClient) -> None:
     batch = submitted(pages.database, is_open=True)
     end_some(pages.database, lambda _: RunState.SUCCEEDED, never(), 1)
-    assert "Clients can add runs until the batch is closed." in shown(pages, f"/batches/{batch}")
+    assert "Open: 0 of" in shown(pages, f"/batches/{batch}")
     assert done(posted(pages, f"/batches/{batch}/close")) == f"/batches/{batch}"
     page = shown(pages, f"/batches/{batch}")
     assert "The batch is closed." in page
-    assert "Clients can add runs" not in page
+    assert "Open: " not in page
     assert "takes no further runs" in shown(pages, f"/batches/{batch}/close")
     assert done(posted(pages, f"/batches/{batch}/cancel", reason="wrong prices")) == f"/batches/{batch}"
     page = shown(pages, f"/batches/{batch}")

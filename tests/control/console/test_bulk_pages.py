@@ -220,7 +220,7 @@ def test_dead_letter_shows_its_run_its_attempts_and_what_it_became(pages: ApiCli
     path = f"/dead-letters/{number}"
     text = shown(pages, path)
     assert "Failed after 1 attempt: ValueError: no." in text
-    assert "Not redriven." in text
+    assert ">not redriven</span>" in text
     assert f'href="/runs/{run}"' in text
     place = done(posted(pages, link(text, "Redrive…")))
     work_off(pages.database)
@@ -364,7 +364,7 @@ def test_number_that_has_grown_is_shown_before_anything_changes(pages: ApiClient
 def test_purge_concerns_what_the_list_shows(pages: ApiClient) -> None:
     fail(pages.database)
     text = shown(pages, "/dead-letters")
-    assert link(text, "Redrive all runs…") == "/dead-letters/redrive"
+    assert link(text, "Redrive 1 run…") == "/dead-letters/redrive"
     assert link(text, "Purge all not redriven…") == "/dead-letters/purge?redriven=false"
     for path in ("/dead-letters?redriven=true", "/dead-letters?show=redriven"):
         assert "/dead-letters/redrive" not in shown(pages, path)

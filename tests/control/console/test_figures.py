@@ -131,12 +131,12 @@ def test_every_figure_of_the_overview_is_what_the_rows_count(seeded: tuple[ApiCl
     [coming] = texts("coming")
     end = NOW + timedelta(minutes=13)
     assert _number(coming) == database.value(COMING, [NOW, end]) == sum(map(_number, texts("bin_coming")))
-    assert texts("failed_share") == [f"{100 * sums['failed_of_all'] / sums['ran']:.1f} %"]
+    assert texts("failed_share") == [f"{100 * sums['failed_of_all'] / sums['ran']:.1f}%"]
     [words] = texts("in_words")
     for name, word in (("drawn_succeeded", "succeeded"), ("drawn_failed", "failed")):
         assert f"{sums[name]:,} {word}" in words
     [on_time] = texts("on_time")
-    assert re.fullmatch(r"\d+\.\d %", on_time)
+    assert re.fullmatch(r"\d+\.\d%", on_time)
     rows = page.count('<div class="what">')
     smaller = sum(map(_number, texts("smaller")))
     assert _number(texts("problems")[0]) == rows + smaller

@@ -150,7 +150,7 @@ def test_failed_part_of_a_workflow_is_resumed(here: Page, database: Database) ->
     follow(here, "a")
     here.locator(f"main a[href$='{root}']:visible").last.click()
     follow(here, "Part of a workflow")
-    do(asked(here, "Re-run failed…"))
+    do(asked(here, "Retry failed…"))
     expect(here.locator("main")).to_contain_text("generation 1")
     play(database)
     expect(here.locator(".sentence")).to_contain_text("4 succeeded", timeout=HEARD)

@@ -348,10 +348,10 @@ def test_refused_delay_of_a_retry_is_at_its_field(pages: ApiClient) -> None:
     assert answer.status_code == HTTPStatus.UNPROCESSABLE_ENTITY
     assert 'value="soon" aria-invalid="true"' in answer.text
     assert 'value="kept"' in answer.text
-    assert "Without one it starts now." in answer.text
+    assert "without a delay it starts now." in answer.text
     posted(pages, "/freeze/scope?scope=tenant")
     frozen = shown(pages, f"/runs/{started.run_id}/retry")
-    assert "Without one it starts after the thaw: a freeze covers the job." in frozen
+    assert "without a delay it starts after the thaw: a freeze covers the job." in frozen
 
 
 def test_next_attempt_of_a_retrying_run_starts_now_once(pages: ApiClient) -> None:

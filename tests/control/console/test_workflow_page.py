@@ -35,7 +35,7 @@ def newest_retry(database: Database) -> object:
 def test_graph_and_list_have_every_part_and_the_run_of_a_part_links_to_them(pages: ApiClient) -> None:
     root = played(pages.database)
     page = shown(pages, f"/workflows/{root}")
-    assert "Re-running the failed part runs b again, then d if its conditions are met." in page
+    assert "A retry runs b again, then d if its conditions are met." in page
     assert page.count('<g class="node') == 4
     assert page.count('<path class="edge') == 4
     assert page.count("unmet") == 1
@@ -92,7 +92,7 @@ def test_part_that_was_cancelled_beside_a_running_parent_stays_cancelled(pages: 
 def test_resume_names_what_runs_again_and_opens_a_generation(pages: ApiClient) -> None:
     root = played(pages.database)
     dialog = shown(pages, f"/workflows/{root}/resume")
-    assert "Re-run 2 jobs of a?" in dialog
+    assert "Retry 2 jobs of a?" in dialog
     assert "as generation 1" in dialog
     assert "<bdi>2 jobs stay as they are.</bdi>" in dialog
     assert "<li><bdi>b</bdi></li><li><bdi>d</bdi></li>" in dialog
@@ -121,9 +121,9 @@ def test_resume_names_what_runs_again_and_opens_a_generation(pages: ApiClient) -
     assert "4 jobs: 4 succeeded." in page
     assert f'href="/workflows/{root}?generation=0"' in page
     older = shown(pages, f"/workflows/{root}?generation=0")
-    assert "This is generation 0, as it ended before the re-run." in older
+    assert "This is generation 0, as it ended before the retry." in older
     assert pages.get(f"/workflows/{root}?generation=2").status_code == HTTPStatus.UNPROCESSABLE_ENTITY
-    assert "Re-run failed" not in page
+    assert "Retry failed" not in page
     assert pages.get(f"/workflows/{root}/resume").status_code == HTTPStatus.UNPROCESSABLE_ENTITY
 
 

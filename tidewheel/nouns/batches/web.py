@@ -73,9 +73,10 @@ def about_batch(batch: BatchSummary) -> str:
     elif batch.pending:
         ended = f"{number(batch.total - batch.pending)} of {runs} ended"
     else:
-        return paused  # the bar has the numbers
-    more = " Clients can add runs until the batch is closed." if batch.accepts_runs else ""
-    return f"{paused}{ended}.{more}"
+        bad, how = (batch.failed, "failed") if batch.failed else (batch.total - batch.succeeded, "did not run")
+        ended = f"{number(bad)} of {runs} {how}"
+    failed = f", {number(batch.failed)} failed" if batch.pending and batch.failed else ""
+    return f"{paused}{'Open: ' if batch.accepts_runs else ''}{ended}{failed}."
 
 
 class Callback(NamedTuple):
@@ -165,7 +166,7 @@ class ChangeBatch:
         """Return what changes and what stays."""
         batch, back = Batches(connection).get(_batch_of(request), limit=1).summary, _page(urls, request)
         effect = _effect(self.verb, batch)
-        verb = "Re-run" if self.verb == "resume" and batch.finished_at else self.verb.capitalize()
+        verb = "Retry" if self.verb == "resume" and batch.finished_at else self.verb.capitalize()
         if effect is None:
             closed = ", and takes no further runs" if self.verb == "close" else ""
             return no_change(f"{verb} this batch?", back, f"The batch is {state(batch.state)}{closed}.")
@@ -191,16 +192,16 @@ def _effect(verb: str, batch: BatchSummary) -> tuple[int, str, str] | None:
     ended = batch.total - batch.pending
     match verb:
         case "close" if batch.accepts_runs:
-            return 0, "Nothing can be added to the batch. The batch ends with the last run.", ""
+            return 0, "Clients can add no further runs. The batch ends with its last run.", ""
         case "resume" if batch.state == "paused":
             return 0, "Runs start whose conditions are met.", ""
         case "resume" if batch.finished_at and (again := batch.failed + batch.cancelled):
             runs = counted(again, "failed or cancelled run" if batch.cancelled else "failed run")
             will = (
-                f"Re-runs only the {runs}, with the same payloads. "
+                f"Retries only the {runs}, with the same payloads. "
                 "Skipped downstream runs start if their conditions are met."
             )
-            return again, will, _stay(batch.succeeded, "succeeded run", "stays", "stay")
+            return again, will, _stay(batch.succeeded, "successful run", "is kept", "are kept")
         case "cancel" if batch.finished_at is None and batch.state != "cancelling":
             will = "Open runs end as cancelled; attempts under way get a signal."
             return batch.pending, will, _stay(ended, "ended run", "stays as it is", "stay as they are")

@@ -56,7 +56,9 @@ Number = Annotated[int, Field(ge=1, le=2**63 - 1)]
 
 _LETTERS = "/api/v1/dead-letters"
 
-LettersRate = Annotated[Rate | None, Field(description="Maximum dead letters per second. Leave out for no limit.")]
+LettersRate = Annotated[
+    Rate | None, Field(description="Maximum dead letters per second; without it there is no limit.")
+]
 Everything = Annotated[bool, InDoors("all"), Field(description="All dead letters; required without an id or a filter.")]
 
 

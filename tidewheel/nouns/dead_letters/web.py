@@ -24,12 +24,15 @@ from tidewheel.control.console.view import (
     or_else,
     page_now,
     part,
+    part_of,
     read_filters,
 )
+from tidewheel.control.console.words import number
+from tidewheel.control.reads.stored import read_run_payload
 from tidewheel.doors.address import after_of, query_of
 from tidewheel.doors.console import Confirm
 from tidewheel.doors.rest import Route, Routes
-from tidewheel.errors import UnknownDeadLetter
+from tidewheel.errors import FieldError, UnknownDeadLetter
 from tidewheel.jobs.strict_json import Json
 from tidewheel.jobs.values import format_timestamp
 from tidewheel.nouns.dead_letters.operations import (
@@ -118,22 +121,25 @@ class DeadLetterPage:
     def read(self, connection: Connection, caller: Caller, request: Request, urls: Urls) -> View:
         """Read it, with its run or its message."""
         read_query(request, TenantQuery)
-        number = read_number(str(request.path_params["number"]))
-        if number is None:
+        letter = read_number(str(request.path_params["number"]))
+        if letter is None:
             raise UnknownDeadLetter(0)
-        now, found = page_now(connection), DeadLetters(connection).get(number)
+        now, found = page_now(connection), DeadLetters(connection).get(letter)
+        payload = None
+        if found.run is not None and found.run_id is not None:
+            payload = or_else(part_of(connection, read_run_payload, caller.tenant, found.run_id), None)
         messages = {"key": found.message_key, "value": found.message_value}
         return View(
             {
-                "now": now, "letter": found, "run": found.run,
+                "now": now, "letter": found, "run": found.run, "payload": payload, "alike": group_filters(found),
                 "sentence": None if found.run is None else about_run(found.run, now),
                 "bytes": [(name, content, dump(content)) for name, content in messages.items() if content is not None],
             }
         )  # fmt: skip
 
 
-def group_filters(group: DeadLetterGroup) -> Mapping[str, str] | None:
-    """Return the filters that name the dead letters of a group; None if its job is no longer stored."""
+def group_filters(group: DeadLetterGroup | DeadLetterSummary) -> Mapping[str, str] | None:
+    """Return the filters that name dead letters of one cause; None if their job is no longer stored."""
     if group.kind == "run" and group.key is None:
         return None
     given = {"kind": group.kind, "job": group.key, "error_type": group.error_type, "status": group.status}
@@ -145,10 +151,11 @@ def _redrives(connection: Connection) -> Sequence[Work]:
     return [each for each in Works(connection).list(kind="redrive", limit=_WORKS) if each.state == "running"]
 
 
-def _redrive_of(redrives: Sequence[Work], group: DeadLetterGroup) -> Work | None:
-    """Return the redrive under way whose filter has all dead letters of a group; None without one."""
-    named = dict(group_filters(group) or {})
-    first, last = format_timestamp(group.first_at), format_timestamp(group.last_at)
+def _redrive_of(redrives: Sequence[Work], found: DeadLetterGroup | DeadLetterSummary) -> Work | None:
+    """Return the redrive under way whose filter has these dead letters; None without one."""
+    named = dict(group_filters(found) or {})
+    times = (found.first_at, found.last_at) if isinstance(found, DeadLetterGroup) else (found.created_at,) * 2
+    first, last = map(format_timestamp, times)
 
     def has_all(work: Work) -> bool:
         given = work.filter
@@ -156,6 +163,15 @@ def _redrive_of(redrives: Sequence[Work], group: DeadLetterGroup) -> Work | None
         return other.items() <= named.items() and str(given["since"]) <= first and last <= str(given["until"])
 
     return next(filter(has_all, redrives), None)
+
+
+def _under_way(connection: Connection, found: Sequence[DeadLetterSummary]) -> Sequence[FieldError]:
+    """Warn of a redrive under way that has the oldest dead letter of another one."""
+    work = _redrive_of(_redrives(connection), found[0]) if found else None
+    if work is None:
+        return ()
+    progress = f"{number(work.processed)} of {number(work.matched_count)} done"
+    return (FieldError("", f"a redrive of these is under way: {progress}", "follow it under bulk work"),)
 
 
 def _alike(each: DeadLetterSummary) -> object:
@@ -170,6 +186,7 @@ REDRIVE = Confirm(
     noun=DeadLetters, verb="redrive", things="dead letter", back="dead_letters", one=("dead_letter", "number"),
     sentence="Failed runs start again on their job's current version. Messages are sent to their topic again.",
     line=_line, done="redriven", labels={"rate": "Rate limit (per second)"}, values={"rate": "50"},
+    warns=_under_way,
 )  # fmt: skip
 PURGE = Confirm(
     noun=DeadLetters, verb="purge", things="dead letter", back="dead_letters", one=("dead_letter", "number"),

@@ -117,6 +117,11 @@ class RunSummary:
     concurrency_key: Annotated[str | None, Field(description="The concurrency key whose place it needs to start.")]
     why: Annotated[Wait | None, Field(description="Why an open run waits.")] = None
 
+    @property
+    def took(self) -> timedelta | None:
+        """From the start to the end of its last attempt."""
+        return None if self.started_at is None or self.finished_at is None else self.finished_at - self.started_at
+
 
 @dataclass(frozen=True, slots=True)
 class RunPage:

@@ -146,7 +146,9 @@ class Runs(RunList):
             Literal["current", "as_of"],
             Field(description="The job version of each new run: the one in force now, or that of the old run."),
         ] = "current",
-        rate: Annotated[Rate | None, Field(description="Maximum runs per second. Leave out for no limit.")] = None,
+        rate: Annotated[
+            Rate | None, Field(description="Maximum runs per second; without it there is no limit.")
+        ] = None,
         dry_run: DryRun = False,
         everything: Annotated[
             bool, InDoors("all"), Field(description="All failed runs; required without a filter.")

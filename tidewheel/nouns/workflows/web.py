@@ -120,9 +120,9 @@ def _again(found: Workflow) -> str:
     later = [node.key for node in found.nodes if node.key in again and any(each.key in again for each in node.parents)]
     certain = _few([key for key in found.again if key not in set(later)])
     if not later:
-        return f"Re-running the failed part runs {certain} again."
+        return f"A retry runs {certain} again."
     met = f"if {agreed(len(later), 'its', 'their')} conditions are met"
-    return f"Re-running the failed part runs {certain} again, then {_few(later)} {met}."
+    return f"A retry runs {certain} again, then {_few(later)} {met}."
 
 
 def _few(keys: Sequence[str]) -> str:
@@ -270,10 +270,10 @@ class ResumeWorkflow:
         beside = _beside(connection, found)
         resumes = summary.generation + 1
         return Dialog(
-            f"Re-run {counted(len(again), 'job')} of {summary.key}?", f"Re-run {counted(len(again), 'job')}",
+            f"Retry {counted(len(again), 'job')} of {summary.key}?", f"Retry {counted(len(again), 'job')}",
             _page(urls, request),
             will=(
-                f"Re-runs only the failed part, as generation {resumes}.",
+                f"Retries only the failed part, as generation {resumes}.",
                 f"{agreed(len(again), 'This job', 'Each of these jobs')} {_RUNS_AGAIN}:",
             ),
             stays=(*_count(done, "job", "stays as it is", "stay as they are"), *beside),
@@ -341,7 +341,7 @@ def _open_workflow(connection: Connection, request: Request) -> Workflow:
     found = Workflows(connection).get(_root_of(request))
     if found.summary.finished_at is not None:
         words = f"this workflow has already ended as {state(found.summary.state)}"
-        refuse("", words, "re-run its failed part to continue it" if found.again else _NEW)
+        refuse("", words, "retry its failed part to continue it" if found.again else _NEW)
     return found
 
 
