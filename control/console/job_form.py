@@ -98,7 +98,8 @@ class JobForms:
                 return self._page(connection, request, found, new)
             job = job_of_page(connection, found, request)
             state = Typed(job.summary.key, job.summary.version, job.summary.version, texts=typed(job.job))
-            return self._page(connection, request, found, state)
+            shown = _checked(connection, found, state, Draft(dict(job.job)), None)
+            return self._page(connection, request, found, replace(state, check=shown.check))
 
         return await call(self.reads, found, made)
 

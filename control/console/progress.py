@@ -60,6 +60,7 @@ class Work:
         rate: How many a second; None while it is too early.
         is_recent: True if that is the rate of the last 30 s, False if it is that since the acceptance.
         left: The time left at that rate; None if it is not known.
+        stuck: True if it runs, and has done nothing for a minute.
     """
 
     kind: str
@@ -78,6 +79,7 @@ class Work:
     rate: float | None = None
     is_recent: bool = False
     left: timedelta | None = None
+    stuck: bool = False
 
     @property
     def words(self) -> WorkWords | None:
@@ -187,6 +189,7 @@ def _bounded(work: Work, most: int) -> Work:
 def _paced(work: Work, now: datetime) -> Work:
     """Return the work with its rate and the time left."""
     took = (work.finished_at or now) - work.created_at
+    work = replace(work, stuck=work.state == "running" and not work.done and took > _STALE)
     if not work.done or took < _TOO_EARLY:
         return work
     rate = work.done / took.total_seconds()

@@ -13,6 +13,7 @@ from tidewheel.control.api.openapi import schema_of
 from tidewheel.control.api.request_input import Cursors, PageQuery, TenantQuery, Text, read_number, read_query
 from tidewheel.control.client.connection import Connection
 from tidewheel.control.console.payloads import dump
+from tidewheel.control.console.run_log import attempts_with_logs, read_log
 from tidewheel.control.console.sentences import about_run
 from tidewheel.control.console.urls import Urls
 from tidewheel.control.console.view import (
@@ -43,6 +44,7 @@ from tidewheel.nouns.dead_letters.operations import (
     DeadLetterSummary,
 )
 from tidewheel.nouns.operation import operations
+from tidewheel.nouns.runs.model import RunDetail
 from tidewheel.nouns.runs.web import RUN, with_attempts
 from tidewheel.nouns.works.operations import Work, Works
 
@@ -125,17 +127,25 @@ class DeadLetterPage:
         if letter is None:
             raise UnknownDeadLetter(0)
         now, found = page_now(connection), DeadLetters(connection).get(letter)
-        payload = None
-        if found.run is not None and found.run_id is not None:
-            payload = or_else(part_of(connection, read_run_payload, caller.tenant, found.run_id), None)
         messages = {"key": found.message_key, "value": found.message_value}
         return View(
             {
-                "now": now, "letter": found, "run": found.run, "payload": payload, "alike": group_filters(found),
+                "now": now, "letter": found, "run": found.run, "alike": group_filters(found),
+                **_of_run(connection, found.run),
                 "sentence": None if found.run is None else about_run(found.run, now),
                 "bytes": [(name, content, dump(content)) for name, content in messages.items() if content is not None],
             }
         )  # fmt: skip
+
+
+def _of_run(connection: Connection, run: RunDetail | None) -> Mapping[str, object]:
+    """Return the payload of a failed run, and the output of its last attempt."""
+    if run is None:
+        return {"payload": None, "log": None}
+    payload = part_of(connection, read_run_payload, connection.tenant, run.run_id)
+    attempts = attempts_with_logs(run)
+    log = part(lambda: read_log(connection, run, attempts[0])) if attempts else None
+    return {"payload": or_else(payload, None), "log": or_else(log, None)}
 
 
 def group_filters(group: DeadLetterGroup | DeadLetterSummary) -> Mapping[str, str] | None:
