@@ -53,7 +53,6 @@ class Field:
 
     Args:
         value: What it has at first; after a refusal, what was typed.
-        help: A line below it.
         upload: The kinds of files whose text the script puts into a long text; empty for none.
         button: Of a box: verb and object of the dialog's button while it is checked; empty if it changes neither.
     """
@@ -76,12 +75,8 @@ class Dialog:
     """The consequences of an action, and the fields of its form.
 
     Args:
-        question: The title, with the number of things that it touches.
         button: Verb and object of the button, with no box checked; empty if there is nothing to do.
-        back: The address to go back to without the action.
         will: What happens, in at most three lines.
-        stays: What does not.
-        warnings: Errors that belong to no field.
     """
 
     question: str

@@ -79,7 +79,6 @@ class Tick(NamedTuple):
     """A mark below the axis.
 
     Args:
-        x: Its place, in percent.
         shift: The clock change of the day that begins here, from seven days on.
     """
 

@@ -51,7 +51,6 @@ class Row(NamedTuple):
 
     Args:
         version: Its release; None for one in another language.
-        skew_seconds: Its clock minus the database's.
         is_stuck: True if its process sends heartbeats, but does not renew its lease.
         is_unusual: True if it is silent, stopping, full or of another release than most.
     """

@@ -19,7 +19,7 @@ from tidewheel.control.console.axis import LEAST_SPAN, Axis, Window, axis, axis_
 from tidewheel.control.console.job_lead import LATEST, Seen, read_lead
 from tidewheel.control.console.job_line import job_line, ran_at
 from tidewheel.control.console.job_rows import Row, Show, counts, error_lines, filtered, folded, job_rows, woven
-from tidewheel.control.console.jobs import count_waiting, hold_words
+from tidewheel.control.console.jobs import hold_words
 from tidewheel.control.console.rendering import zone_of_page
 from tidewheel.control.console.urls import Urls, read_ref
 from tidewheel.control.console.view import Failed, View, in_snapshot, or_else, page_now, part, part_of, read_filters
@@ -35,12 +35,12 @@ from tidewheel.control.words import schedule_words
 from tidewheel.ids import job_id
 from tidewheel.jobs.invalid import InvalidValue
 from tidewheel.jobs.values import Instant, format_second, format_timestamp
-from tidewheel.nouns.dead_letters.operations import DeadLetters, DeadLettersPage
+from tidewheel.nouns.dead_letters.operations import DeadLetters
 from tidewheel.nouns.freezes.reads import thaws_of
 from tidewheel.nouns.jobs.model import JobDetail
 from tidewheel.nouns.jobs.reads import show_job
 from tidewheel.nouns.runs.model import PageFilter, RunSummary, Status
-from tidewheel.nouns.runs.reads import list_runs
+from tidewheel.nouns.runs.reads import count_queued, list_runs
 from tidewheel.runs import RunState
 
 _LATE = timedelta(seconds=1)  # from the instant of a run to its start
@@ -139,12 +139,7 @@ def seen_of(connection: Connection, tenant: str, key: str, now: datetime) -> See
     latest = () if isinstance(listed, Failed) else listed.runs
     if len(latest) < LATEST or any(run.status != RunState.QUEUED for run in latest):
         return Seen(now, latest)
-    return Seen(now, latest, waiting=or_else(part_of(connection, count_waiting, tenant, key), ""))
-
-
-def _letters(connection: Connection, key: str) -> DeadLettersPage | None:
-    """Return a job's dead letters that are not redriven, for their number."""
-    return or_else(part(lambda: DeadLetters(connection).list(key=key, kind="run", redriven=False, limit=1)), None)
+    return Seen(now, latest, waiting=or_else(part_of(connection, count_queued, tenant, key), None))
 
 
 def _first(job: JobDetail, timeline: JobTimeline) -> datetime:
@@ -242,7 +237,9 @@ def schedule_text(schedule: Mapping[str, object]) -> str:
 def head_of(connection: Connection, caller: Caller, job: JobDetail, tab: str, seen: Seen) -> Mapping[str, object]:
     """Return the values of the head that the pages of a job share."""
     schedule, lead = schedule_text(job.summary.schedule), read_lead(connection, caller, job, seen)
-    letters = _letters(connection, job.summary.key) if lead.family == "bad" and lead.run_id else None
+    letters, open_ones = None, partial(DeadLetters(connection).list, key=job.summary.key, kind="run", redriven=False)
+    if lead.family == "bad" and lead.run_id:
+        letters = or_else(part(partial(open_ones, limit=1)), None)
     held = hold_words(job.summary)
     return {"job": job, "tab": tab, "held": held, "schedule": schedule, "lead": lead, "letters": letters}
 

@@ -32,7 +32,7 @@ from tidewheel.control.words import duration
 from tidewheel.jobs.values import format_timestamp
 from tidewheel.nouns.jobs.model import Change, JobDetail
 from tidewheel.nouns.jobs.versions import job_at
-from tidewheel.nouns.runs.model import RunSummary
+from tidewheel.nouns.runs.model import CountedRuns, RunSummary
 from tidewheel.runs import DEAD_LETTERED, RunState, SkipReason
 
 LATEST = 20
@@ -62,7 +62,6 @@ class Lead(NamedTuple):
         family: The colour family of a card; empty for a plain sentence.
         message: The text of the newest error, which is that of `run_id`.
         compared: Two versions whose comparison is the reason.
-        wait: The wait whose remedy is the thing to do.
     """
 
     answer: str
@@ -78,11 +77,7 @@ class Lead(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """A job's latest runs, the last one first; what comes, what did not fire, what a resume does.
-
-    Args:
-        waiting: How many runs are queued, if these are more than the latest.
-    """
+    """A job's latest runs, the last one first; what comes, what did not fire, what a resume does, how many wait."""
 
     now: datetime
     latest: Sequence[RunSummary] = ()
@@ -90,7 +85,7 @@ class Seen:
     unfired: Sequence[Unfired] = ()
     more_unfired: bool = False
     resumption: Resumption | None = None
-    waiting: str = ""
+    waiting: CountedRuns | None = None
 
 
 def read_lead(connection: Connection, caller: Caller, job: JobDetail, seen: Seen) -> Lead:
@@ -280,9 +275,10 @@ def _due(seen: Seen) -> str:
 
 def _many(runs: int, seen: Seen) -> str:
     """Return the number of waiting runs; of more than the latest, that of all."""
-    if runs == LATEST and seen.waiting:
-        return f"{seen.waiting} runs"
-    return counted(runs, "run", at_least=runs == LATEST)
+    whole = seen.waiting if runs == LATEST else None
+    return (
+        counted(whole.runs, "run", at_least=whole.at_least) if whole else counted(runs, "run", at_least=runs == LATEST)
+    )
 
 
 def _outcomes(seen: Seen) -> str:

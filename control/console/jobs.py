@@ -45,13 +45,11 @@ from tidewheel.jobs.values import Key
 from tidewheel.nouns.jobs.model import JobPage, JobSummary
 from tidewheel.nouns.jobs.reads import list_jobs
 from tidewheel.nouns.jobs.web import JobsQuery
-from tidewheel.nouns.runs.model import PageFilter
-from tidewheel.nouns.runs.reads import count_states
+from tidewheel.nouns.runs.reads import count_queued
 from tidewheel.postgres.session import Conn
-from tidewheel.runs import SCHEDULED, RunState
+from tidewheel.runs import SCHEDULED
 from tidewheel.schedules.decision import HoldReason
 
-_NOT_ACTIVE = {"quarantined", "paused", "finished"}
 _HELD = {"waiting", "retrying"}
 _NAMED = 3  # refusals that the message names
 _IN_GRID = 200  # jobs of a page
@@ -217,27 +215,16 @@ class JobsPage:
             of_job: Mapping[UUID, JobBins] = {} if isinstance(bins, Failed) else bins
             found = [row_of(job, of_job.get(job.job_id), pitch, along) for job in page.jobs]
             whys = part_of(connection, problems, caller.tenant, found)
+            failing = part_of(connection, list_jobs, caller.tenant, limit=1, unwell=True)
             idle = [row for row in found if is_idle(row.job)]
             if len(idle) < _IDLE or len(idle) == len(found) or query.idle == "show":
                 idle = []
             kept = [row for row in found if not (idle and is_idle(row.job))]
             return {
                 "rows": in_order(kept) if query.sort == "problems" else kept,
-                "idle": idle, "bins": bins, "whys": whys, "tabs": tabs(page),
+                "idle": idle, "bins": bins, "whys": whys, "failing": failing,
                 "nearest": nearest(page), "freezable": freezable_filters(query), "along": along, "pitch": pitch,
             }  # fmt: skip
-
-        def tabs(page: JobPage) -> Mapping[str | None, int]:
-            if page.next_cursor is not None or query.model_fields_set - {*shown, "tenant", "limit"}:
-                return {}  # the page has not all jobs
-            failing = part_of(connection, list_jobs, caller.tenant, limit=1, unwell=True)
-            count = {
-                None: len(page.jobs), "paused": sum(job.paused for job in page.jobs),
-                "finished": sum(job.finished_at is not None for job in page.jobs),
-                "active": sum(hold_words(job) not in _NOT_ACTIVE for job in page.jobs),
-                "quarantined": sum(job.hold_reason == HoldReason.QUARANTINED for job in page.jobs),
-            }  # fmt: skip
-            return count if isinstance(failing, Failed) else {**count, "unwell": failing.total}
 
         def nearest(page: JobPage) -> str | None:
             if page.jobs or not query.prefix or page.next_cursor is not None:
@@ -252,7 +239,6 @@ class Row:
     """A job of the list.
 
     Args:
-        held: The reason for which its timer does not fire.
         condition: One of `CONDITIONS`.
         last_at: When its last run began; before that, the time in the run's id: of a retry, that of the request.
     """
@@ -271,12 +257,6 @@ class Row:
         return of_last if self.condition == "well" else CONDITIONS[self.condition][0]
 
 
-def count_waiting(connection: Conn, tenant: str, key: str) -> str:
-    """Return how many runs of a job are queued."""
-    found = count_states(connection, tenant, PageFilter(key=key)).get(RunState.QUEUED)
-    return "" if found is None else number(found.runs, at_least=found.at_least)
-
-
 def problems(connection: Conn, tenant: str, rows: Sequence[Row]) -> Mapping[UUID, tuple[str, str]]:
     """Return why jobs wait, retry or fail, each with the number of all waiting runs where a row has a sample."""
     failing = [row.job.job_id for row in rows if row.condition.startswith("failing")]
@@ -284,7 +264,8 @@ def problems(connection: Conn, tenant: str, rows: Sequence[Row]) -> Mapping[UUID
     last = {row.job.last_run.run_id: row for row in rows if row.condition in _HELD and row.job.last_run}
     waits = read_waits(connection, [*last]) if last else {}
     sampled = [row for run, row in last.items() if run in waits and row.is_sample and row.condition == "waiting"]
-    many = {row.job.key: count_waiting(connection, tenant, row.job.key) for row in sampled[:_BACKLOGS]}
+    counts = {row.job.key: count_queued(connection, tenant, row.job.key) for row in sampled[:_BACKLOGS]}
+    many = {key: number(each.runs, at_least=each.at_least) for key, each in counts.items()}
     of_wait = {last[run].job.job_id: (many.get(last[run].job.key, ""), wait_label(wait)) for run, wait in waits.items()}
     return {job_id: ("", error.text) for job_id, error in errors.items()} | of_wait
 

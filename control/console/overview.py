@@ -129,7 +129,6 @@ class Jobs(NamedTuple):
     """The rows of a dozen jobs.
 
     Args:
-        whys: Why jobs wait, retry or fail.
         others: The number of jobs that were looked at and have nothing to draw.
         is_whole: True if every job was looked at, and each that has something to draw is a row.
     """

@@ -75,11 +75,7 @@ def text_of(value: bytes) -> str:
 
 
 class Dump(NamedTuple):
-    """Bytes in two columns of equal lines: offset and digits, and characters of ASCII or dots.
-
-    Args:
-        more: How many bytes are not shown.
-    """
+    """Bytes as offset and digits, and as characters of ASCII or dots; `more` bytes are left out."""
 
     hexadecimal: str
     text: str

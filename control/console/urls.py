@@ -109,8 +109,6 @@ class Urls:
     """Writer of the addresses of one page.
 
     Args:
-        base: The base path; empty without one.
-        digests: The digest of each static file, by its name.
         tenant: The tenant that links name; None where the key has one tenant, or the default one is meant.
     """
 

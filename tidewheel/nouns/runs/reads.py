@@ -136,6 +136,11 @@ def count_states(connection: Conn, tenant: str, filters: PageFilter) -> Mapping[
     return found
 
 
+def count_queued(connection: Conn, tenant: str, key: str) -> CountedRuns:
+    """Return how many runs of a job are queued."""
+    return count_states(connection, tenant, {"key": key}).get(RunState.QUEUED, CountedRuns(0, at_least=False))
+
+
 def longest_attempts(connection: Conn, tenant: str, since: datetime, *, limit: int) -> Sequence[RunSummary]:
     """Return the runs whose open attempts began up to an instant, the longest first.
 
