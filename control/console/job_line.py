@@ -7,6 +7,7 @@ one, on a logarithmic scale.
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
+from itertools import zip_longest
 from typing import NamedTuple
 
 from tidewheel.control.console.axis import LEAST_SPAN, Axis, Tick
@@ -190,6 +191,10 @@ def _skips(along: Axis, timeline: JobTimeline) -> Iterator[Mark]:
 
 def _ahead(along: Axis, coming: Sequence[Counted]) -> Iterator[Mark]:
     edges = along.edges[max(along.behind - 1, 0) :]
+    if len(coming) < 2 * sum(each.fires > 0 for each in coming) < 2 * len(coming):  # pairs of bins have even boxes
+        pairs = zip_longest(coming[::2], coming[1::2], fillvalue=Counted(0, exact=True))
+        edges = [*edges[:-1:2], edges[-1]]
+        coming = [Counted(one.fires + other.fires, one.exact and other.exact) for one, other in pairs]
     for at, end, each in zip(edges[:-1], edges[1:], coming, strict=False):
         if each.fires:
             x = max(along.x(at), along.x(along.now)) if at <= along.now else along.x(at)

@@ -170,7 +170,11 @@ def _redrive_of(redrives: Sequence[Work], found: DeadLetterGroup | DeadLetterSum
     def has_all(work: Work) -> bool:
         given = work.filter
         other = {name: value for name, value in given.items() if value and name not in _SPAN}
-        return other.items() <= named.items() and str(given["since"]) <= first and last <= str(given["until"])
+        return (
+            other.items() <= named.items()
+            and str(given.get("since", last)) <= first
+            and last <= str(given.get("until", ""))
+        )
 
     return next(filter(has_all, redrives), None)
 
