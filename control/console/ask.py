@@ -57,7 +57,8 @@ class AskPage:
         except InvalidValue as invalid:
             errors = [FieldError("question", each.problem, each.remedy) for each in invalid.errors]
         first = [] if found.target is None else [Meaning(found.kind, found.target, found.words)]
-        places = [(each.label, urls(each.name)) for each in _places(caller, text)]
+        may = [each for each in _PAGES if each.scope in caller.scopes and (caller.all_tenants or not each.of_all)]
+        places = [(each.label, urls(each.name)) for each in may if text.lower() in each.label.lower()]
         status = 422 if errors else 200
         if request.query_params.get("format") == "json":
             named = [_suggestion("page", label, "", to) for label, to in places[:_PLACES]]
@@ -72,12 +73,6 @@ class AskPage:
         others = [(each, _link(caller, urls, each)) for each in found.alternatives]
         seen = {"answer": found, "others": others, "errors": errors, "places": places}
         return View({"now": page_now(connection), "nothing": found.kind == Kind.NOTHING, **seen}, status)
-
-
-def _places(caller: Caller, text: str) -> list[_Place]:
-    """Return the pages and actions of the caller whose names contain a text."""
-    may = [each for each in _PAGES if each.scope in caller.scopes and (caller.all_tenants or not each.of_all)]
-    return [each for each in may if text.lower() in each.label.lower()]
 
 
 def _suggestion(kind: str, target: str, words: str, address: str) -> dict[str, str]:

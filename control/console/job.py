@@ -115,7 +115,9 @@ class JobPage:
             timeline = past[0]
             seen = replace(seen, unfired=timeline.skips, more_unfired=timeline.more_skips)
             if query.from_at is None:
-                along = axis_since(along, _first(job, timeline))
+                bins = [each.at for each in timeline.bins if any(each.counts.values())]
+                shown = [*map(ran_at, timeline.runs), *(each.at for each in timeline.skips), *bins]
+                along = axis_since(along, min([job.created_at, *shown]))  # a backfill is older than its job
             line = job_line(along, timeline, or_else(counted, ()), ahead, urls, address=address)
             values = {"line": line, **_list(connection, job, past, query)}
         return View(
@@ -140,12 +142,6 @@ def seen_of(connection: Connection, tenant: str, key: str, now: datetime) -> See
     if len(latest) < LATEST or any(run.status != RunState.QUEUED for run in latest):
         return Seen(now, latest)
     return Seen(now, latest, waiting=or_else(part_of(connection, count_queued, tenant, key), None))
-
-
-def _first(job: JobDetail, timeline: JobTimeline) -> datetime:
-    """Return the first instant that a timeline has something to show of; a backfill is older than its job."""
-    skips, bins = (each.at for each in timeline.skips), (each.at for each in timeline.bins if any(each.counts.values()))
-    return min([job.created_at, *map(ran_at, timeline.runs), *skips, *bins])
 
 
 def _list(

@@ -60,8 +60,6 @@ class Typed:
         if_version: The version that saving expects; 0 for none.
         under: What the form lacks, as JSON text, if it is not that of the base.
         paste: The text of the field for schedules of others; `notes` are what it was read as.
-        errors: What was refused, with paths from the job.
-        lost: True if another change came first.
         fields: Those of the payload, if the handler declares a model.
     """
 

@@ -84,7 +84,6 @@ def job_line(
     Args:
         coming: The number of occurrences in each bin ahead.
         special: Occurrences to come, of which those that do not fire at their time are marked.
-        address: Writes the address of the job's page with a query.
     """
     durations = [between(run.started_at, run.finished_at or timeline.now) for run in timeline.runs]
     longest = max(filter(None, [*durations, *(each.longest for each in timeline.bins)]), default=timedelta.max)

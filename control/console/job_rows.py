@@ -39,10 +39,8 @@ class Row:
 
     Args:
         at: Its place: the instant, of a retry the time at which it ran, of a span the first instant.
-        state: The state of the run, or `skipped`.
         late: The time from its instant to the start of its first attempt, if it was written for that instant.
         words: The message, else the type of the error, else the reason.
-        is_retry: True if it repeats another run.
     """
 
     at: datetime
@@ -123,13 +121,9 @@ def folded(rows: Sequence[Row], opened: datetime | None = None) -> list[Sequence
 
 def woven(folds: Sequence[Sequence[Row]], opened: datetime | None = None) -> list[Sequence[Row]]:
     """Return groups in which those of a job that runs and skips in turns are one."""
-    found: list[Sequence[Row]] = []
-    kinds = [fold[0].state for fold in folds]
-    at = 0
+    found, kinds, at = list[Sequence[Row]](), [fold[0].state for fold in folds], 0
     while at < len(folds):
-        end = at + 2
-        while end < len(folds) and kinds[end] == kinds[end - 2]:
-            end += 1
+        end = next((each for each in range(at + 2, len(folds)) if kinds[each] != kinds[each - 2]), len(folds))
         turns = tuple(row for fold in folds[at:end] for row in fold)
         is_opened = opened is not None and turns[-1].at <= opened <= turns[0].at
         if end - at < _TURNS or kinds[at] == kinds[at + 1] or is_opened:

@@ -263,8 +263,8 @@ def problems(connection: Conn, tenant: str, rows: Sequence[Row]) -> Mapping[UUID
     errors = read_newest_errors(connection, failing) if failing else {}
     last = {row.job.last_run.run_id: row for row in rows if row.condition in _HELD and row.job.last_run}
     waits = read_waits(connection, [*last]) if last else {}
-    sampled = [row for run, row in last.items() if run in waits and row.is_sample and row.condition == "waiting"]
-    counts = {row.job.key: count_queued(connection, tenant, row.job.key) for row in sampled[:_BACKLOGS]}
+    sampled = [row.job.key for row in last.values() if row.is_sample and row.condition == "waiting"][:_BACKLOGS]
+    counts = {key: count_queued(connection, tenant, key) for key in sampled}
     many = {key: number(each.runs, at_least=each.at_least) for key, each in counts.items()}
     of_wait = {last[run].job.job_id: (many.get(last[run].job.key, ""), wait_label(wait)) for run, wait in waits.items()}
     return {job_id: ("", error.text) for job_id, error in errors.items()} | of_wait

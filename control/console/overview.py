@@ -126,12 +126,7 @@ class OverviewPage:
 
 
 class Jobs(NamedTuple):
-    """The rows of a dozen jobs.
-
-    Args:
-        others: The number of jobs that were looked at and have nothing to draw.
-        is_whole: True if every job was looked at, and each that has something to draw is a row.
-    """
+    """The rows of a dozen jobs, and how many others have nothing to draw; `is_whole` if these are all jobs."""
 
     rows: Sequence[Row]
     whys: Mapping[UUID, tuple[str, str]]

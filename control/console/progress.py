@@ -53,13 +53,9 @@ class Work:
 
     Args:
         state: `running`, `paused`, `finished`, `cancelled`; of a backfill of a deleted job `ending`.
-        about: What it concerns, one phrase each.
         gone: How many others took; 0 while that is not known.
         kept: How many a cancelled redrive left as dead letters; 0 while that is not known.
-        at_least: True if there may be more than `total`.
-        rate: How many a second; None while it is too early.
         is_recent: True if that is the rate of the last 30 s, False if it is that since the acceptance.
-        left: The time left at that rate; None if it is not known.
         stuck: True if it runs, and has done nothing for a minute.
     """
 

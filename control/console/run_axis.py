@@ -90,7 +90,9 @@ def timing(run: RunDetail, now: datetime, log: Log | None = None) -> Mapping[str
     begin = starts[0] if starts and left_out else min([first, *starts])
     end = max(summary.finished_at or now, begin)
     spans = list(_spans(run, attempts, begin if left_out else first, now))
-    steps, lines = step_times(run.checkpoint), list(_lines(log)) if log else []
+    texts = [(line.number, read_log_line(line.text.striptags())) for line in log.lines] if log else []
+    lines = [Mark(each.at, _FAMILIES[each.level], at, each.text[:_WORDS]) for at, each in texts if each]
+    steps = step_times(run.checkpoint)
     axis = _axis(begin, end, spans if steps or lines else ())
     stages, took = list(_ticks(run, axis)), defaultdict[str, timedelta](timedelta)
     for each in spans:
@@ -213,12 +215,6 @@ def _saved(run: RunDetail, axis: _Axis, attempt: _Span) -> Iterator[Stage]:
     if names and attempt.attempt and run.progress_at is not None and attempt.since <= run.progress_at <= attempt.until:
         words = f"newest {duration(run.progress_at - attempt.since)} after the attempt's start"
         yield axis.tick(" or ".join(names), words, run.progress_at)
-
-
-def _lines(log: Log) -> Iterator[Mark]:
-    for line in log.lines:
-        if found := read_log_line(line.text.striptags()):
-            yield Mark(found.at, _FAMILIES[found.level], line.number, found.text[:_WORDS])
 
 
 def _marks(axis: _Axis, lines: Sequence[Mark]) -> Iterator[Mark]:

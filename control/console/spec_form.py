@@ -148,18 +148,14 @@ def _empty(name: str, kind: str) -> dict[str, object]:
 
 
 def _put(job: dict[str, object], field: SpecField, text: str, errors: list[FieldError]) -> None:
-    if not text.strip():
-        put(job, field.names, _missing(field))
+    if not text.strip():  # a schedule keeps its kind, and is refused at that field
+        empty = [] if field.kind in {"list", "parents"} else ""
+        put(job, field.names, empty if field.path == f"schedule.{field.only}" else NOTHING)
         return
     try:
         put(job, field.names, value_of(field, text))
     except InvalidValue as error:
         errors.extend(replace(each, path=field.path) for each in error.errors)
-
-
-def _missing(field: SpecField) -> object:
-    """Return the value of an emptied field: a schedule keeps its kind, and is refused at that field."""
-    return ([] if field.kind in {"list", "parents"} else "") if field.path == f"schedule.{field.only}" else NOTHING
 
 
 def _plain(text: str) -> str:

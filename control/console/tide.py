@@ -123,15 +123,9 @@ def tide(along: Axis, bins: Sequence[Counts], size: Size, link: Link, *, frozen:
     top = None
     if peak is not None and peak.counts.succeeded:
         top = (peak.at, number(peak.counts.succeeded))
-    return Tide(size, columns, list(along.ticks()), along.x(along.until), top, _frozen(along, size, frozen))
-
-
-def _frozen(along: Axis, size: Size, spans: Sequence[Span]) -> list[Bar]:
-    found = [(along.x(since), along.x(until)) for since, until, _ in spans]
-    return [
-        Bar("frozen", round(left, 3), size.above + size.below - _STRIP, round(max(right - left, _THIN), 3), _STRIP)
-        for left, right in found
-    ]
+    y, spans = size.above + size.below - _STRIP, [(along.x(since), along.x(until)) for since, until, _ in frozen]
+    strips = [Bar("frozen", left, y, round(max(right - left, _THIN), 3), _STRIP) for left, right in spans]
+    return Tide(size, columns, list(along.ticks()), along.x(along.until), top, strips)
 
 
 def sentence(along: Axis, bins: Sequence[Counts], *, coming_at_least: bool = False, frozen: Sequence[Span] = ()) -> str:
