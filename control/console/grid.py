@@ -34,7 +34,7 @@ CONDITIONS: Mapping[str, tuple[str, str]] = {
 WAITING = frozenset({RunState.QUEUED, RunState.BUFFERED, RunState.BLOCKED})
 """The states of runs that are due and have not started."""
 
-_LETTERS = {RunState.SKIPPED: "k", SCHEDULED: "d", **dict.fromkeys(WAITING, "a")}  # of other states that of the family
+_LETTERS = {RunState.SKIPPED: "k", SCHEDULED: "d", **{str(each): "a" for each in WAITING}}  # else that of the family
 _SHARE = 0.1  # of the runs of a window: fewer waits or skips are no trouble of the job
 _SOON = timedelta(seconds=10)  # a wait that is over by then needs no operator
 

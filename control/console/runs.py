@@ -83,13 +83,15 @@ class RunsPage:
         now = page_now(connection)
         query, errors = read_filters(request, PageOfRunsQuery, now)
         narrowed = _filter_of(query, now)
+        fails = query.group == "failed_or_timed_out" or narrowed.get("status") in DEAD_LETTERED
+        folded = partial(_folded, now=now, opened=query.opened, fails=fails)
 
         def listed() -> tuple[RunPage, str | None]:
             cursors = Cursors.of_list("runs", query, caller.tenant)
             read = partial(list_runs, after=after_of(cursors, _LIST), oldest_first=query.sort == "scheduled")
             page: RunPage = in_snapshot(connection, read, caller.tenant, narrowed, limit=query.limit)
             for _ in range(_FURTHER):  # neighbours that fold leave room
-                many, rows = len(page.runs), len(_folded(query, page.runs, {}, now))
+                many, rows = len(page.runs), len(folded(page.runs, {}))
                 enough = many % query.limit or many + query.limit > MOST or rows >= min(_ROWS, query.limit)
                 if page.next_cursor is None or not many or enough:
                     break
@@ -114,7 +116,7 @@ class RunsPage:
             late = connection.installation.misfire_after
             messages = error_lines(connection, page.runs)
 
-            folds = _folded(query, page.runs, messages, now)
+            folds = folded(page.runs, messages)
             return {**more, "messages": messages, "counts": counts, "late": late, "folds": folds}
 
         return list_view(
@@ -123,7 +125,7 @@ class RunsPage:
 
 
 def _folded(
-    query: PageOfRunsQuery, runs: Sequence[RunSummary], messages: Mapping[UUID, str], now: datetime
+    runs: Sequence[RunSummary], messages: Mapping[UUID, str], now: datetime, opened: str | None, *, fails: bool
 ) -> list[Sequence[RunSummary]]:
     """Return equal neighbours together; of a list of failures all that failed in the same way."""
 
@@ -131,8 +133,7 @@ def _folded(
         why = timed(run.why.words, UTC, now) if run.why else (run.reason, messages.get(run.run_id))
         return run.job_id, run.status, run.cause, run.error_type, why
 
-    fails = query.group == "failed_or_timed_out" or query.status in DEAD_LETTERED
-    return neighbours(runs, alike, lambda run: str(run.run_id) == query.opened, apart=fails)
+    return neighbours(runs, alike, lambda run: str(run.run_id) == opened, apart=fails)
 
 
 def _filter_of(query: PageOfRunsQuery, now: datetime) -> PageFilter:
