@@ -77,7 +77,7 @@ class Lead(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """A job's latest runs, the last one first; what comes, what did not fire, what a resume does, how many wait."""
+    """A job's latest runs, the last one first; what comes, did not fire, waits, and what a resume does."""
 
     now: datetime
     latest: Sequence[RunSummary] = ()

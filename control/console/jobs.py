@@ -258,7 +258,7 @@ class Row:
 
 
 def problems(connection: Conn, tenant: str, rows: Sequence[Row]) -> Mapping[UUID, tuple[str, str]]:
-    """Return why jobs wait, retry or fail, each with the number of all waiting runs where a row has a sample."""
+    """Return why jobs wait, retry or fail, and behind a sample how many runs wait."""
     failing = [row.job.job_id for row in rows if row.condition.startswith("failing")]
     errors = read_newest_errors(connection, failing) if failing else {}
     last = {row.job.last_run.run_id: row for row in rows if row.condition in _HELD and row.job.last_run}

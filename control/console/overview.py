@@ -126,7 +126,7 @@ class OverviewPage:
 
 
 class Jobs(NamedTuple):
-    """The rows of a dozen jobs, and how many others have nothing to draw; `is_whole` if these are all jobs."""
+    """The rows of a dozen jobs, how many others have nothing to draw, and whether these are all."""
 
     rows: Sequence[Row]
     whys: Mapping[UUID, tuple[str, str]]
@@ -232,7 +232,7 @@ def _title(here: Now | Failed, steps: int | Failed, failed: Sequence[Failed], *,
 
 
 class Lines(NamedTuple):
-    """The median of each bin, a bar from there to the 99th percentile, rules at powers of ten, both figures."""
+    """The medians, bars from there to the 99th percentiles, rules at powers of ten, both figures."""
 
     height: int
     p50: str
@@ -242,7 +242,7 @@ class Lines(NamedTuple):
 
 
 def lateness_lines(along: Axis, p50: Sequence[float | None], p99: Sequence[float | None], height: int = 120) -> Lines:
-    """Return the lateness of each bin up to now that has a run, in seconds; a value of 0 lies on the floor."""
+    """Return the shapes of lateness in seconds; a value of 0 lies on the floor."""
     known = [each for each in (*p50, *p99) if each is not None]
     powers = [math.log10(each) for each in known if each > 0]
     low = max(min((math.floor(each) for each in powers), default=_LEAST), _LEAST)
