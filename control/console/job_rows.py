@@ -123,12 +123,14 @@ def woven(folds: Sequence[Sequence[Row]], opened: datetime | None = None) -> lis
     """Return groups in which those of a job that runs and skips in turns are one."""
     found, kinds, at = list[Sequence[Row]](), [fold[0].state for fold in folds], 0
     while at < len(folds):
-        end = next((each for each in range(at + 2, len(folds)) if kinds[each] != kinds[each - 2]), len(folds))
+        alike = kinds[at] == kinds[-1 if at + 1 == len(folds) else at + 1]
+        rest = range(at + 2, at + 2 if alike else len(folds))
+        end = next((each for each in rest if kinds[each] != kinds[each - 2]), rest.stop)
         turns = tuple(row for fold in folds[at:end] for row in fold)
         is_opened = opened is not None and turns[-1].at <= opened <= turns[0].at
-        if end - at < _TURNS or kinds[at] == kinds[at + 1] or is_opened:
+        if end - at < _TURNS or kinds[at] == kinds[at + 1]:
             end, turns = at + 1, tuple(folds[at])
-        found.append(turns)
+        found += folds[at:end] if is_opened else [turns]
         at = end
     return found
 

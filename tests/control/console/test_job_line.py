@@ -15,7 +15,7 @@ from tidewheel.control.console.job_line import (
     Line,
     job_line,
 )
-from tidewheel.control.console.job_rows import Row, Show, counts, filtered, folded, job_rows
+from tidewheel.control.console.job_rows import Row, Show, counts, filtered, folded, job_rows, woven
 from tidewheel.control.console.urls import Urls
 from tidewheel.control.explain.explain import Unfired
 from tidewheel.control.explain.job_timeline import JobTimeline, Pause, TimelineBin, TimelineRun, VersionTick
@@ -132,6 +132,18 @@ def test_unfolded_list_has_the_same_rows_in_the_same_order(
     assert [row for fold in folds for row in fold] == shown
     assert all(len({(row.state, row.words, row.is_retry) for row in fold}) == 1 for fold in folds)
     assert sum(row.occurrences for fold in folds for row in fold) == counts(rows, SECOND)[show]
+
+
+@given(lists(), st.none() | st.integers(-1, 61).map(lambda age: NOW - age * SECOND))
+def test_runs_and_skips_in_turns_lose_no_row(rows: list[Row], opened: datetime | None) -> None:
+    assert [row for fold in woven(folded(rows, opened), opened) for row in fold] == rows
+
+
+def test_runs_and_skips_in_turns_are_one_row_until_they_are_opened() -> None:
+    states = ["running", *["skipped", "skipped", "skipped", "succeeded"] * 5, "failed"]
+    rows = [Row(NOW - at * SECOND, state, UUID(int=at)) for at, state in enumerate(states)]
+    assert [len(fold) for fold in woven(folded(rows))] == [1, 20, 1]
+    assert [len(fold) for fold in woven(folded(rows, rows[4].at), rows[4].at)] == [1, *[3, 1] * 5, 1]
 
 
 def test_equal_neighbours_are_one_row_until_they_are_opened() -> None:
