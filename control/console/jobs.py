@@ -36,7 +36,7 @@ from tidewheel.control.console.view import Failed, View, in_snapshot, list_view,
 from tidewheel.control.console.words import counted, family_of, number
 from tidewheel.control.explain.month import JobBins, job_bins
 from tidewheel.control.reads.job_position import SelectedJob, read_selected_jobs
-from tidewheel.control.reads.outcomes import read_newest_errors
+from tidewheel.control.reads.outcomes import ErrorLine, read_newest_errors
 from tidewheel.control.reads.resuming import preview_resume
 from tidewheel.control.reads.waits import read_waits
 from tidewheel.errors import FieldError, InvalidInput
@@ -260,7 +260,7 @@ class Row:
 def problems(connection: Conn, tenant: str, rows: Sequence[Row]) -> Mapping[UUID, tuple[str, str]]:
     """Return why jobs wait, retry or fail, and behind a sample how many runs wait."""
     failing = [row.job.job_id for row in rows if row.condition.startswith("failing")]
-    errors = read_newest_errors(connection, failing) if failing else {}
+    errors: Mapping[UUID, ErrorLine] = read_newest_errors(connection, failing) if failing else {}
     last = {row.job.last_run.run_id: row for row in rows if row.condition in _HELD and row.job.last_run}
     waits = read_waits(connection, [*last]) if last else {}
     sampled = [row.job.key for row in last.values() if row.is_sample and row.condition == "waiting"][:_BACKLOGS]

@@ -149,7 +149,7 @@ def _empty(name: str, kind: str) -> dict[str, object]:
 
 def _put(job: dict[str, object], field: SpecField, text: str, errors: list[FieldError]) -> None:
     if not text.strip():  # a schedule keeps its kind, and is refused at that field
-        empty = [] if field.kind in {"list", "parents"} else ""
+        empty: object = list[object]() if field.kind in {"list", "parents"} else ""
         put(job, field.names, empty if field.path == f"schedule.{field.only}" else NOTHING)
         return
     try:

@@ -19,12 +19,13 @@ from tidewheel.control.console.run_actions import REASON
 from tidewheel.control.console.urls import Urls
 from tidewheel.control.console.view import View, list_view, or_else, page_now, part_of, read_filters
 from tidewheel.control.console.words import agreed, counted, number, state
-from tidewheel.control.reads.outcomes import read_error_lines
+from tidewheel.control.reads.outcomes import ErrorLine, read_error_lines
 from tidewheel.doors.address import after_of, next_cursor, query_of
 from tidewheel.ids import read_uuid
 from tidewheel.intake.apply import replies_of
 from tidewheel.nouns.batches.operations import Batches, BatchSummary, list_failed_runs, read_callbacks, show_batch
 from tidewheel.nouns.operation import Page, operations
+from tidewheel.nouns.runs.model import RunSummary
 from tidewheel.nouns.runs.reads import read_runs
 from tidewheel.postgres.session import Conn
 from tidewheel.transitions.occurrences import NodeRun, read_node_runs
@@ -123,9 +124,9 @@ class BatchesPage:
 
         def failures(page: Sequence[tuple[BatchSummary, list[Share]]]) -> Mapping[str, object]:
             first = [batch.first_failed_run_id for batch, _ in page if batch.first_failed_run_id]
-            runs = or_else(part_of(connection, read_runs, first), ()) if first else ()
-            errors = or_else(part_of(connection, read_error_lines, first), {}) if first else {}
-            return {"failures": {run.run_id: (run.key, errors.get(run.run_id)) for run in runs}}
+            runs: Sequence[RunSummary] = or_else(part_of(connection, read_runs, first), ()) if first else ()
+            lines: Mapping[UUID, ErrorLine] = or_else(part_of(connection, read_error_lines, first), {}) if first else {}
+            return {"failures": {run.run_id: (run.key, lines.get(run.run_id)) for run in runs}}
 
         now = page_now(connection)
         return list_view("batches", query, listed, errors=errors, now=now, urls=urls, of_page=failures)
