@@ -38,7 +38,6 @@ class _Bins(NamedTuple):
     Args:
         step: The length of a bin; None if it is a part of a local day.
         parts: The parts of a local day.
-        ahead: Of those behind now.
         every: The distance of ticks: seconds, or local days.
     """
 
