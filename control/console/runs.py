@@ -90,7 +90,7 @@ class RunsPage:
             cursors = Cursors.of_list("runs", query, caller.tenant)
             read = partial(list_runs, after=after_of(cursors, _LIST), oldest_first=query.sort == "scheduled")
             page: RunPage = in_snapshot(connection, read, caller.tenant, narrowed, limit=query.limit)
-            for _ in range(_FURTHER):  # neighbours that fold leave room
+            for _ in range(1 if fails else _FURTHER):  # neighbours that fold leave room
                 many, rows = len(page.runs), len(folded(page.runs, {}))
                 enough = many % query.limit or many + query.limit > MOST or rows >= min(_ROWS, query.limit)
                 if page.next_cursor is None or not many or enough:
