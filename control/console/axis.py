@@ -37,7 +37,6 @@ class _Bins(NamedTuple):
 
     Args:
         step: The length of a bin; None if it is a part of a local day.
-        parts: The parts of a local day.
         every: The distance of ticks: seconds, or local days.
     """
 
