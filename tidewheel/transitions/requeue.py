@@ -9,7 +9,7 @@ enforces. A message with its task token ends it or requeues it.
 The same transaction writes the events `run.started` and `run.retrying`, if the setting `events_runs` is `all`.
 """
 
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Sequence, Set
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import NamedTuple
@@ -24,7 +24,6 @@ from tidewheel.postgres.session import Conn, read_ids, read_rows, rows_of
 from tidewheel.postgres.statements import Statements
 from tidewheel.process import tracing
 from tidewheel.runs import HOLDS, AttemptOutcome, Move, RunState, sequence_of, sources, target
-from tidewheel.schemas.generated import records
 from tidewheel.transitions.active_runs import PromotedRun
 from tidewheel.transitions.attempts import AttemptEnd, write_attempts
 from tidewheel.transitions.claim import Started
@@ -32,7 +31,7 @@ from tidewheel.transitions.events import lifecycle_row
 from tidewheel.transitions.finish import finish_runs
 from tidewheel.transitions.finished import Ended, RunEnd
 from tidewheel.transitions.installation import Installation
-from tidewheel.transitions.messages import DEFINITIONS, build_requests, request_rows
+from tidewheel.transitions.messages import DEFINITIONS, append_requests, build_requests
 from tidewheel.transitions.places import FreedPlace, held_places
 from tidewheel.transitions.run_keys import settle_keys
 
@@ -87,12 +86,12 @@ def append_started(connection: Conn, installation: Installation, started: Sequen
 def append_retrying(
     connection: Conn,
     installation: Installation,
-    requeued: "Iterable[tuple[Requeue, RequeuedRun]]",
-    requests: Mapping[UUID, records.RunRequest],
+    requeued: "Sequence[tuple[Requeue, RequeuedRun]]",
 ) -> None:
     """Append the event of each attempt that this transaction ends, and that another one follows."""
     if not installation.run_events:
         return
+    requests = build_requests(connection, [run for _, run in requeued])
     rows = (
         lifecycle_row(
             installation,
@@ -226,10 +225,9 @@ def _record(connection: Conn, installation: Installation, requeues: Sequence[Req
     """Write the attempts that have ended, and the messages and events of the next ones."""
     rows = list(done.runs.values())
     write_attempts(connection, [_attempt(done.runs[r.run_id], r) for r in requeues if r.run_id in done.runs])
-    requests = build_requests(connection, rows)
-    append(connection, request_rows(rows, requests, installation), shards=installation.shards)
+    append_requests(connection, installation, rows)
     retried = [(r, done.runs[r.run_id]) for r in requeues if r.run_id in done.runs and r.move is Move.RETRY]
-    append_retrying(connection, installation, retried, requests)
+    append_retrying(connection, installation, retried)
 
 
 def _end_cancelled(
