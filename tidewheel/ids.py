@@ -160,6 +160,7 @@ def key_id(tenant: str, key: str) -> int:
     return int.from_bytes(sha256(b"%b\0%b" % (tenant.encode(), key.encode())).digest()[:8], signed=True)
 
 
+@lru_cache(maxsize=4096)  # a run's creation needs it three times
 def order_id(tenant: str, key: str) -> int:
     """Return the id of a tenant's ordering key, which is not that of a concurrency key of this name."""
     return key_id(tenant, f"order\0{key}")

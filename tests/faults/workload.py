@@ -1,4 +1,4 @@
-"""Load of the fault tests: recurring jobs with and without overlap, tasks, retries, a failure."""
+"""Load of the fault tests: recurring jobs with and without overlap, tasks, an order, retries, a failure."""
 
 import re
 import urllib.request
@@ -20,6 +20,7 @@ _JOBS: tuple[dict[str, object], ...] = (
     {"key": "tick", "schedule": {"interval": "1s"}, "target": "note"},
     {"key": "tock", "schedule": {"interval": "1s"}, "target": "note-sync", "overlap": "allow_all"},
     {"key": "errand", "schedule": "manual", "target": "note"},
+    {"key": "in-line", "schedule": "manual", "target": "note", "ordering_key": "line"},
     {
         "key": "shaky",
         "schedule": "manual",
@@ -55,6 +56,7 @@ class Workload:
             if recurring or job["key"] not in RECURRING:
                 self._fleet.ask({"type": "job.submit", "job": job})
         self.trigger("errand", 5)
+        self.trigger("in-line", 5)
         self.trigger("shaky", 3)
         self.trigger("lost-cause", 1)
         self._fleet.ask({"type": "job.trigger", "key": "errand", "delay": "700ms"})

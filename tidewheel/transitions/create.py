@@ -142,13 +142,15 @@ def _gates_of(run: NewRun, holding: Collection[object]) -> Gate:
 
 def _in_order(connection: Conn, runs: Sequence[NewRun], *, repeats: bool) -> list[NewRun]:
     """Return the runs, the ordered ones with their numbers; of repeated ones none that exists already."""
-    keys = lock_orders(connection, [run for run in runs if run.ordering_key is not None])
+    ordered = [run for run in runs if run.ordering_key is not None]
+    locks = repeats or any(run.repeats_blocker is not None for run in ordered)
+    keys = lock_orders(connection, ordered) if locks else {}
     if repeats:
         # Under the locks: a repeat in another transaction is written, or comes later.
         found = _ids(connection, _FIND_EXISTING_RUNS, {"run_ids": uuids(run.run_id for run in runs)})
         runs = [run for run in {each.run_id: each for each in runs}.values() if run.run_id not in found]
-    ordered = take_order(connection, keys, [run for run in runs if run.ordering_key is not None])
-    numbered = {run.run_id: run for run in ordered}
+        ordered = [run for run in runs if run.ordering_key is not None]
+    numbered = {run.run_id: run for run in take_order(connection, ordered, keys)}
     return [numbered.get(run.run_id, run) for run in runs]
 
 

@@ -20,7 +20,7 @@ from tidewheel.postgres.session import Conn, at_commit, read_ids, rows_of
 from tidewheel.postgres.statements import Statements
 from tidewheel.process import tracing
 from tidewheel.process.metrics import count_by_job, metrics
-from tidewheel.runs import BARRED, DEAD_LETTERED, FINAL, HOLDS, OPEN, AttemptOutcome, Gate, RunState, end_of
+from tidewheel.runs import BARRED, DEAD_LETTERED, FINAL, HOLDS, OPEN, AttemptOutcome, RunState, end_of
 from tidewheel.schemas.generated import records
 from tidewheel.transitions.active_runs import release_active_runs
 from tidewheel.transitions.after_end import (
@@ -55,11 +55,13 @@ _DROP_SIGNALS = _SQL["drop_signals"]
 _ALLOWED = words(f"{end}:{state}" for end in sorted(FINAL) for state in sorted(OPEN) if end_of(state, end) is not None)
 _STATES = {state.value: state for state in RunState}
 
-_WAITS = BARRED | HOLDS | Gate.ORDER  # the end of a run with one of these may wait for other rows
+# The end of a run with one of these may wait for other rows. That of an ordered run waits for its key, in any session.
+_WAITS = (BARRED | HOLDS).value
 
 _UniformRow = tuple[
-    UUID, datetime, datetime, datetime, int, datetime, str | None, str | None, int | None, UUID | None, int | None
-]
+    UUID, datetime, datetime, datetime, int, datetime, str | None, str | None, int | None, UUID | None, int | None,
+    int | None,
+]  # fmt: skip
 
 
 def finish_runs(
@@ -174,20 +176,22 @@ def _close_alike(
     rows: list[ClosedRun] = []
     found = connection.execute(_CLOSE_UNIFORM, columns, binary=True).fetchall()
     for row in cast("list[_UniformRow]", found):
-        run_id, publish_at, created_at, started_at, gates, ended_at, request_id, requested_from = row[:8]
+        (run_id, publish_at, created_at, started_at, gates, ended_at, request_id, requested_from,
+         key_id, workflow_run_id, generation, order_no) = row  # fmt: skip
         ended_at = rows[0].ended_at if rows else ended_at  # one object: the hash of each would cost 0.3 us
         place = by_id[run_id.int]
         end = ends[place - 1]
         request = cast("records.RunRequest", end.request)
         definition = end.definition or DEFINITIONS.of(request.definition)
         # By position, in the order of the fields: this many keyword arguments cost a microsecond.
-        closed = ClosedRun(
-            place, RunState.SUCCEEDED, request.run_id, request.job_id, definition.tenant, request.shard,
-            definition.queue, definition.lane, request.cause, gates, RunState.RUNNING, request.job_version, attempt,
-            request.scheduled_at, publish_at, created_at, started_at, end.claimed_from, ended_at,
-            request_id, requested_from,
+        rows.append(
+            ClosedRun._make((
+                place, RunState.SUCCEEDED, request.run_id, request.job_id, definition.tenant, request.shard,
+                definition.queue, definition.lane, request.cause, gates, RunState.RUNNING, request.job_version, attempt,
+                request.scheduled_at, publish_at, created_at, started_at, end.claimed_from, ended_at,
+                request_id, requested_from, None, False, key_id, workflow_run_id, generation, None, order_no,
+            ))
         )  # fmt: skip
-        rows.append(closed._replace(key_id=row[8], workflow_run_id=row[9], generation=row[10]) if gates else closed)
     return rows
 
 

@@ -7,21 +7,22 @@ locked in key_id order, after every other row. The next run is taken with SKIP L
 `wake_at` is set, and the scheduler queues it.
 """
 
+from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import partial
-from typing import cast
+from typing import NamedTuple, cast
 from uuid import UUID
 
 from psycopg.rows import class_row
 
 from tidewheel.errors import refuse
-from tidewheel.ids import order_id, rate_key_id
+from tidewheel.ids import order_id, rate_key_id, read_uuid
 from tidewheel.outbox import append
 from tidewheel.postgres.database_clock import read_now
 from tidewheel.postgres.pg_binary import instants, integers, texts, uuids
-from tidewheel.postgres.session import Conn, at_commit, read_row, read_rows
+from tidewheel.postgres.session import Conn, at_commit, read_row, read_rows, rows_of
 from tidewheel.postgres.statements import Statements
 from tidewheel.process.metrics import metrics
 from tidewheel.runs import DEAD_LETTERED, Move, RunState, sources, target
@@ -64,59 +65,90 @@ class OrderKey:
         return not self.is_free or self.wake_at is not None
 
 
-@dataclass(frozen=True, slots=True)
-class _PromotedRun(PromotedRun):
-    """The row of a run that is first in its order now."""
+class _PromotedRun(NamedTuple):
+    """The row of a run that is first in its order now, in the order of the columns."""
 
+    run_id: UUID
+    job_id: UUID
+    shard: int
+    queue: str
+    lane: str
+    cause: str
+    job_version: int
+    attempt: int
+    scheduled_at: datetime
+    publish_at: datetime
+    created_at: datetime
+    concurrency_key: str | None
+    tenant: str
+    priority: int | None
     key_id: int
 
 
 def lock_orders(connection: Conn, runs: Sequence[NewRun]) -> dict[int, OrderKey]:
     """Lock the keys of new runs, the missing ones inserted."""
-    first = {order_id(run.tenant, run.ordering_key or ""): run for run in runs}
-    given = sorted(first)
-    columns: dict[str, object] = {
-        "key_ids": given,
-        "tenants": texts([first[key].tenant for key in given]),
-        "keys": texts([first[key].ordering_key or "" for key in given]),
-    }
-    found = connection.execute(_SQL["add_order_keys"], columns, binary=True).fetchall()
+    found = connection.execute(_SQL["add_order_keys"], _columns_of(_by_key(runs)), binary=True).fetchall()
     return {row[0]: OrderKey(*row) for row in cast("list[_KeyColumns]", found)}
 
 
-def take_order(connection: Conn, keys: dict[int, OrderKey], runs: Sequence[NewRun]) -> list[NewRun]:
-    """Return new runs with their numbers, in the order in which they were accepted; write the locked keys.
+def take_order(connection: Conn, runs: Sequence[NewRun], locked: Mapping[int, OrderKey]) -> list[NewRun]:
+    """Return new runs with their numbers, in the order in which they were accepted; write their keys.
 
     A retry of the run that blocks its key takes that run's place, and so does one of a run that has failed before its
-    turn. A further retry of such a run is the last of the key.
+    turn. A further retry of such a run is the last of the key. The keys of runs without a retry need not be locked.
     """
-    numbered: list[NewRun] = []
+    retries = [retry for run in runs if (retry := _take_place(connection, run, locked)) is not None]
+    _store(connection, locked.values())
+    placed = {run.run_id for run in retries}
+    behind = _by_key([run for run in runs if run.run_id not in placed])
+    if not behind:
+        return retries
+    columns: dict[str, object] = {
+        **_columns_of(behind),
+        "counts": integers(map(len, behind.values())),
+        "run_ids": uuids(first.run_id for first, *_ in behind.values()),
+    }
+    found = connection.execute(_SQL["extend_orders"], columns, binary=True).fetchall()
+    return retries + [
+        run._replace(order_no=number, waits_in_order=run.run_id != head)
+        for key, next_no, head in cast("list[tuple[int, int, UUID | None]]", found)
+        for number, run in enumerate(behind[key], next_no - len(behind[key]))
+    ]
+
+
+def _take_place(connection: Conn, run: NewRun, locked: Mapping[int, OrderKey]) -> NewRun | None:
+    """Return a retry in the place of the run that it repeats; None if it is no retry, or that place is taken."""
+    if (blocker := run.repeats_blocker) is None:
+        return None
+    key = locked[order_id(run.tenant, run.ordering_key or "")]
+    if key.head is None and key.blocked_by == blocker:
+        key.head = run.run_id
+        return run._replace(order_no=-1)
+    number = _drop_failures(connection, [blocker]).get(blocker)
+    return None if number is None else run._replace(order_no=number, waits_in_order=True)
+
+
+def _by_key(runs: Sequence[NewRun]) -> dict[int, list[NewRun]]:
+    """Return the runs of each key, in the order of the keys' ids."""
+    found: defaultdict[int, list[NewRun]] = defaultdict(list)
     for run in runs:
-        key = keys[order_id(run.tenant, run.ordering_key or "")]
-        if (blocker := run.repeats_blocker) is not None:
-            if key.head is None and key.blocked_by == blocker:
-                key.head = run.run_id
-                numbered.append(run._replace(order_no=-1))
-                continue
-            if (number := _drop_failures(connection, [blocker]).get(blocker)) is not None:
-                numbered.append(run._replace(order_no=number, waits_in_order=True))
-                continue
-        starts = key.is_free and key.wake_at is None
-        if starts:
-            key.head = run.run_id
-        numbered.append(run._replace(order_no=key.next_no, waits_in_order=not starts))
-        key.next_no += 1
-    _store(connection, keys.values())
-    return numbered
+        found[order_id(run.tenant, run.ordering_key or "")].append(run)
+    return dict(sorted(found.items()))
+
+
+def _columns_of(keys: Mapping[int, Sequence[NewRun]]) -> dict[str, object]:
+    return {
+        "key_ids": integers(keys),
+        "tenants": texts([runs[0].tenant for runs in keys.values()]),
+        "keys": texts([runs[0].ordering_key or "" for runs in keys.values()]),
+    }
 
 
 def settle_order(
     connection: Conn, installation: Installation, *, ended: Sequence[FreedPlace] = (), woken: Sequence[int] = ()
 ) -> int:
     """Let the next runs of keys start; return their number. The transaction waits for no other row now."""
-    wanted = sorted({*(place.key_id for place in ended), *woken})
-    found = connection.execute(_SQL["lock_order_keys"], {"key_ids": wanted}, binary=True).fetchall()
-    keys = {row[0]: OrderKey(*row) for row in cast("list[_KeyColumns]", found)}
+    keys = _lock(connection, {*(place.key_id for place in ended), *woken}, ended)
     for each in keys.values():
         each.wake_at = None
     blocked: list[UUID] = []
@@ -125,7 +157,7 @@ def settle_order(
         key = keys.get(place.key_id)
         if key is None or place.ended is None:
             continue
-        failed = place.state in DEAD_LETTERED and not place.passes
+        failed = _blocks(place)
         if key.head != place.ended:
             if failed:
                 early.append(place)
@@ -137,11 +169,30 @@ def settle_order(
         elif place.state is RunState.SUCCEEDED or place.passes:
             key.blocked_by = None
     _add_failures(connection, early)
-    promoted = _promote(connection, installation, keys)
+    started = _promote(connection, installation, keys, ended)
+    for key_id in started:
+        del keys[key_id]
     blocked += _block(connection, keys)
     _store(connection, keys.values())
     _announce(connection, installation, blocked)
-    return promoted
+    return len(started)
+
+
+def _lock(connection: Conn, key_ids: Collection[int], ended: Sequence[FreedPlace] = ()) -> dict[int, OrderKey]:
+    """Lock keys and return them, but those whose last run ends and blocks nothing: they are deleted."""
+    last = [place for place in ended if place.order_no is not None and not _blocks(place)]
+    columns: dict[str, object] = {
+        "key_ids": integers(sorted(key_ids)),
+        "run_ids": uuids(place.ended for place in last),
+        "order_nos": integers(cast("int", place.order_no) for place in last),
+    }
+    found = connection.execute(_SQL["lock_order_keys"], columns, binary=True).fetchall()
+    return {row[0]: OrderKey(*row) for row in cast("list[_KeyColumns]", found)}
+
+
+def _blocks(place: FreedPlace) -> bool:
+    """Return True if the end of a run blocks its key, now or at its turn."""
+    return place.state in DEAD_LETTERED and not place.passes
 
 
 def find_woken_orders(connection: Conn, *, left: Collection[int] = ()) -> list[int]:
@@ -153,8 +204,7 @@ def find_woken_orders(connection: Conn, *, left: Collection[int] = ()) -> list[i
 
 def skip_blocker(connection: Conn, installation: Installation, tenant: str, key: str) -> UUID:
     """Let the next run of a blocked key start; return the run that blocked it, or raise InvalidInput."""
-    found = connection.execute(_SQL["lock_order_keys"], {"key_ids": [order_id(tenant, key)]}, binary=True).fetchone()
-    row = None if found is None else OrderKey(*cast("_KeyColumns", found))
+    row = _lock(connection, [order_id(tenant, key)]).get(order_id(tenant, key))
     if row is None or row.blocked_by is None:
         remedy = "`tidewheel admin ordering-key list` lists blocked keys"
         refuse("key", f"the ordering key {key!r} is not blocked", remedy)
@@ -167,17 +217,23 @@ def skip_blocker(connection: Conn, installation: Installation, tenant: str, key:
     return blocker
 
 
-def _promote(connection: Conn, installation: Installation, keys: dict[int, OrderKey]) -> int:
-    """Queue the next run of each key that is free."""
+def _promote(
+    connection: Conn, installation: Installation, keys: Mapping[int, OrderKey], ended: Sequence[FreedPlace]
+) -> list[int]:
+    """Queue the next run of each key that is free; return the keys whose next run is the head now."""
     free = [key.key_id for key in keys.values() if key.is_free]
     if not free:
-        return 0
-    columns: dict[str, object] = {"key_ids": free, "target": target(Move.PROMOTE), "buffered": RunState.BUFFERED}
-    promoted = read_rows(connection, class_row(_PromotedRun), _SQL["promote_in_order"], columns)
-    for run in promoted:
-        keys[run.key_id].head = run.run_id
-    append_requests(connection, installation, promoted)
-    return len(promoted)
+        return []
+    columns: dict[str, object] = {
+        "key_ids": integers(free),
+        "target": target(Move.PROMOTE),
+        "buffered": RunState.BUFFERED,
+    }
+    runs = read_rows(connection, rows_of(_PromotedRun._make), _SQL["promote_in_order"], columns)
+    messages = [place.request for place in ended if place.request is not None]
+    known = {(read_uuid(each.job_id), each.job_version): each.definition for each in messages}
+    append_requests(connection, installation, runs, known=known)
+    return [run.key_id for run in runs]
 
 
 def _block(connection: Conn, keys: Mapping[int, OrderKey]) -> list[UUID]:
@@ -185,7 +241,7 @@ def _block(connection: Conn, keys: Mapping[int, OrderKey]) -> list[UUID]:
     free = [key.key_id for key in keys.values() if key.is_free]
     if not free:
         return []
-    columns: dict[str, object] = {"key_ids": free, "buffered": RunState.BUFFERED}
+    columns: dict[str, object] = {"key_ids": integers(free), "buffered": RunState.BUFFERED}
     found = connection.execute(_SQL["find_next_in_order"], columns, binary=True).fetchall()
     for key_id, failed in cast("list[tuple[int, UUID | None]]", found):
         keys[key_id].blocked_by = failed
@@ -220,11 +276,11 @@ def _store(connection: Conn, keys: Collection[OrderKey]) -> None:
     used = [key for key in keys if key.is_used]
     gone = [key.key_id for key in keys if not key.is_used]
     if gone:
-        connection.execute(_SQL["drop_order_keys"], {"key_ids": gone})
+        connection.execute(_SQL["drop_order_keys"], {"key_ids": integers(gone)})
     if not used:
         return
     columns: dict[str, object] = {
-        "key_ids": [key.key_id for key in used],
+        "key_ids": integers(key.key_id for key in used),
         "next_nos": integers(key.next_no for key in used),
         "heads": uuids(key.head for key in used),
         "blockers": uuids(key.blocked_by for key in used),

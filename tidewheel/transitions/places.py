@@ -15,7 +15,8 @@ from typing import NamedTuple
 from uuid import UUID
 
 from tidewheel.ids import tenant_key_id
-from tidewheel.runs import Gate, RunState
+from tidewheel.runs import HOLDS, Gate, RunState
+from tidewheel.schemas.generated import records
 
 UNBOUNDED = 1_000_000_000
 _LATE = timedelta(milliseconds=250)  # a promotion or a start that comes later delays those after it
@@ -69,7 +70,8 @@ class FreedPlace(NamedTuple):
     Args:
         ended: An ordered run that has ended; then the place is its place in the order.
         passes: True if the next run starts though this one fails.
-        order_no: Its number; None if it has succeeded.
+        order_no: Its number; None if the caller does not know it.
+        request: Its message, with a definition that the next run of the key mostly shares.
     """
 
     key_id: int
@@ -78,10 +80,13 @@ class FreedPlace(NamedTuple):
     state: RunState | None = None
     passes: bool = False
     order_no: int | None = None
+    request: records.RunRequest | None = None
 
 
 def held_places(gates: int, key: int | None, tenant: str, *, started: bool = True) -> list[FreedPlace]:
     """Return the places that a run holds by its gates."""
+    if not gates & HOLDS:
+        return []
     found = [FreedPlace(key, started)] if key is not None and gates & Gate.HOLDS_KEY else []
     return [*found, FreedPlace(tenant_key_id(tenant), started)] if gates & Gate.HOLDS_TENANT else found
 

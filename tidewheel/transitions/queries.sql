@@ -577,7 +577,7 @@ WITH gone AS (
      WHERE CASE WHEN g.job_id IS NULL THEN false ELSE true END
 )
 SELECT run_id, publish_at, created_at, started_at, gates, ended_at, request_id, requested_from, key_id, workflow_run_id,
-       generation
+       generation, order_no
   FROM gone
 
 -- name: close_runs
@@ -2589,18 +2589,49 @@ SELECT new.key_id, new.tenant, new.key
     ON CONFLICT (key_id) DO UPDATE SET key = k.key
 RETURNING k.key_id, k.next_no, k.head, k.blocked_by, k.wake_at
 
+-- name: extend_orders
+-- Gives new runs the next numbers of their keys, and makes the first of them the head of a free key. Returns both.
+-- Index: order_keys_pkey. Lock: each key in key_id order, waits for another transaction that writes or ends a run of it.
+INSERT INTO order_keys AS k (key_id, tenant, key, next_no, head)
+SELECT new.key_id, new.tenant, new.key, new.runs, new.run_id
+  FROM unnest(%(key_ids)s::bigint[], %(tenants)s::text[], %(keys)s::text[], %(counts)s::bigint[], %(run_ids)s::uuid[])
+       AS new (key_id, tenant, key, runs, run_id)
+ ORDER BY new.key_id
+    ON CONFLICT (key_id) DO UPDATE
+   SET next_no = k.next_no + excluded.next_no,
+       head = CASE WHEN k.head IS NULL AND k.blocked_by IS NULL AND k.wake_at IS NULL THEN excluded.head ELSE k.head END
+RETURNING k.key_id, k.next_no, k.head
+
 -- name: lock_order_keys
--- Locks ordering keys and returns them.
+-- Locks ordering keys and returns them, but those whose last run ends: these it deletes. A last run has the number before the next.
 -- Index: order_keys_pkey. Lock: each key in key_id order, after all other rows of the transaction.
-SELECT key_id, next_no, head, blocked_by, wake_at
-  FROM order_keys
- WHERE key_id = ANY (%(key_ids)s::bigint[])
- ORDER BY key_id
-   FOR UPDATE
+-- Why lock_timeout: an executor that ends runs by one statement waits 50 ms for another row, and as long as others for a key.
+WITH locked AS MATERIALIZED (
+    SELECT k.key_id, k.next_no, k.head, k.blocked_by, k.wake_at, k.ctid AS at
+      FROM order_keys AS k
+     WHERE k.key_id = ANY (%(key_ids)s::bigint[])
+       AND (SELECT set_config('lock_timeout', CASE current_setting('lock_timeout') WHEN '50ms' THEN '10s'
+                                              ELSE current_setting('lock_timeout') END, true)) IS NOT NULL
+     ORDER BY k.key_id
+       FOR UPDATE
+), gone AS (
+    DELETE FROM order_keys AS k
+     USING (SELECT l.at
+              FROM locked AS l
+              JOIN unnest(%(run_ids)s::uuid[], %(order_nos)s::bigint[]) AS ended (run_id, order_no)
+                ON ended.run_id = l.head AND ended.order_no + 1 = l.next_no
+             WHERE l.blocked_by IS NULL) AS last
+     WHERE k.ctid = last.at
+    RETURNING k.key_id
+)
+SELECT l.key_id, l.next_no, l.head, l.blocked_by, l.wake_at
+  FROM locked AS l
+ WHERE l.key_id NOT IN (SELECT g.key_id FROM gone AS g)
 
 -- name: promote_in_order
--- Queues the next run of each key, unless another transaction holds it, or one before it has failed: no later one passes.
--- Index: job_runs_in_order, order_failures_pkey, job_runs_pkey; job_runs_due and job_runs_waiting change.
+-- Queues the next run of each free key, unless another transaction holds it, or one before it has failed: no later one passes.
+-- Makes it the head.
+-- Index: job_runs_in_order, order_failures_pkey, job_runs_pkey, order_keys_pkey; job_runs_due and job_runs_waiting change.
 -- Lock: each run, locked rows are skipped: a transaction with a locked key waits for no open run.
 WITH next AS MATERIALIZED (
     SELECT first.run_id
@@ -2612,16 +2643,29 @@ WITH next AS MATERIALIZED (
          ORDER BY r.order_no
          LIMIT 1
      ) AS first
-     WHERE NOT EXISTS (SELECT FROM order_failures AS f WHERE f.key_id = k.key_id AND f.order_no < first.order_no)
+     WHERE NOT EXISTS (SELECT FROM order_failures AS f WHERE f.key_id = k.key_id AND f.order_no < first.order_no OFFSET 0)
 ), locked AS MATERIALIZED (
-    SELECT o.run_id FROM job_runs AS o WHERE o.run_id IN (SELECT n.run_id FROM next AS n) AND o.state = %(buffered)s FOR UPDATE SKIP LOCKED
+    SELECT found.at
+      FROM next AS n
+     CROSS JOIN LATERAL (
+        SELECT p.ctid AS at FROM job_runs AS p WHERE p.run_id = n.run_id AND p.state = %(buffered)s FOR UPDATE SKIP LOCKED
+     ) AS found
+), promoted AS (
+    UPDATE job_runs AS o
+       SET state = %(target)s, publish_at = greatest(o.scheduled_at, (SELECT tidewheel_now())), waits_for = NULL
+      FROM locked
+     WHERE o.ctid = locked.at
+    RETURNING o.run_id, o.job_id, o.shard, o.queue, o.lane, o.cause, o.job_version, o.attempt, o.scheduled_at, o.publish_at,
+              o.created_at, o.concurrency_key, o.tenant, o.priority, o.key_id
+), headed AS (
+    UPDATE order_keys AS k
+       SET head = found.run_id, blocked_by = NULL, blocked_at = NULL, wake_at = NULL
+      FROM (SELECT w.at, p.run_id
+              FROM promoted AS p
+             CROSS JOIN LATERAL (SELECT q.ctid AS at FROM order_keys AS q WHERE q.key_id = p.key_id OFFSET 0) AS w) AS found
+     WHERE k.ctid = found.at
 )
-UPDATE job_runs AS o
-   SET state = %(target)s, publish_at = greatest(o.scheduled_at, (SELECT tidewheel_now())), waits_for = NULL
-  FROM locked
- WHERE o.run_id = locked.run_id
-RETURNING o.run_id, o.job_id, o.shard, o.queue, o.lane, o.cause, o.job_version, o.attempt, o.scheduled_at, o.publish_at,
-          o.created_at, o.concurrency_key, o.tenant, o.priority, o.key_id
+SELECT * FROM promoted
 
 -- name: find_next_in_order
 -- Returns those of these ordering keys that have a next run: the run if it has failed, null if it waits.

@@ -610,6 +610,7 @@ SPECIAL: Mapping[str, Mapping[str, object]] = {
     "read_versions": {"before": 9, "limit": 21},
     **dict.fromkeys(("find_jobs_of_page", "find_last_jobs_of_page"), _JOBS | {"count_limit": 10_001}),
     "add_order_keys": {"keys": ["key"] * BATCH},
+    "extend_orders": {"keys": ["key"] * BATCH, "counts": [1] * BATCH},
     "promote_in_order": {"buffered": RunState.BUFFERED},
     "find_next_in_order": {"buffered": RunState.BUFFERED},
     "write_order_keys": {"wake_at": [None] * BATCH},
@@ -715,8 +716,8 @@ _HOT = {
         lock_keyed add_run_keys read_run_limits find_waiting_keys find_edited_keys find_first_waiting lock_run_keys
         wait_for_keys promote_for_keys
         find_keys_with_waiters write_run_keys lock_unbegun_runs move_runs hasten_run
-        add_order_keys lock_order_keys promote_in_order find_next_in_order write_order_keys drop_order_keys
-        add_order_failures drop_order_failures leave_orders read_blockers find_woken_orders
+        add_order_keys extend_orders lock_order_keys promote_in_order find_next_in_order write_order_keys
+        drop_order_keys add_order_failures drop_order_failures leave_orders read_blockers find_woken_orders
         read_versions_in_force read_undecided read_recorded save_progress
         flush_outputs add_outputs read_ancestors mark_redriven
         find_roots read_run_states read_ended_runs
@@ -1097,6 +1098,8 @@ def test_timers_are_moved_by_their_keys_however_many_a_batch_has(loaded: Databas
 PLANNED_EARLY = {
     "claim_uniform": ("tidewheel.transitions", KEPT_PLANS),
     "close_uniform": ("tidewheel.transitions", UNIFORM),
+    "lock_order_keys": ("tidewheel.transitions", UNIFORM),
+    "promote_in_order": ("tidewheel.transitions", UNIFORM),
     "find_due_tenants": ("tidewheel.executor", ""),
     "find_due_runs": ("tidewheel.executor", ""),
     "probe_outbox": ("tidewheel.relay", SESSION_OPTIONS),
@@ -1104,7 +1107,17 @@ PLANNED_EARLY = {
     "probe_timers": ("tidewheel.scheduler", BY_KEY),
     "lock_due_timers": ("tidewheel.scheduler", BY_KEY),
 }
-EARLY_TABLES = {"jobs", "job_versions", "timers", "job_runs", "active_runs", "finished_runs", "outbox"}  # of those
+EARLY_TABLES = {
+    "jobs",
+    "job_versions",
+    "timers",
+    "job_runs",
+    "active_runs",
+    "finished_runs",
+    "outbox",
+    "order_keys",
+    "order_failures",
+}  # of those
 POLLS = 20  # at the sixth execution the server decides whether it keeps a plan
 
 
