@@ -194,7 +194,6 @@ def claim_keyed(
             arrivals.append(Arrival(run_id, own, holds, scheduled_at, may_wait, of_tenant, holds_tenant))
     if not arrivals:
         return Claimed()
-    allow_waits(connection)
     settled = settle_keys(connection, installation, arrivals=arrivals)
     left = settled.waiting | settled.undecided
     requested = {claim.run_id: claim for claim in claims}

@@ -20,7 +20,7 @@ from tidewheel.postgres.session import Conn, at_commit, read_ids, rows_of
 from tidewheel.postgres.statements import Statements
 from tidewheel.process import tracing
 from tidewheel.process.metrics import count_by_job, metrics
-from tidewheel.runs import BARRED, DEAD_LETTERED, FINAL, HOLDS, OPEN, AttemptOutcome, RunState, end_of
+from tidewheel.runs import DEAD_LETTERED, FINAL, OPEN, AttemptOutcome, Gate, RunState, end_of
 from tidewheel.schemas.generated import records
 from tidewheel.transitions.active_runs import release_active_runs
 from tidewheel.transitions.after_end import (
@@ -55,8 +55,8 @@ _DROP_SIGNALS = _SQL["drop_signals"]
 _ALLOWED = words(f"{end}:{state}" for end in sorted(FINAL) for state in sorted(OPEN) if end_of(state, end) is not None)
 _STATES = {state.value: state for state in RunState}
 
-# The end of a run with one of these may wait for other rows. That of an ordered run waits for its key, in any session.
-_WAITS = (BARRED | HOLDS).value
+# The end of a run with one of these may wait for other rows. What waits for a key allows that itself, with kept plans.
+_WAITS = (Gate.MET | Gate.WHOLE).value
 
 _UniformRow = tuple[
     UUID, datetime, datetime, datetime, int, datetime, str | None, str | None, int | None, UUID | None, int | None,

@@ -737,16 +737,22 @@ SELECT given.job_id, given.tenant, given.run_id, another.run_id IS NOT NULL
  WHERE given.promoted OR another.run_id IS NOT NULL
  ORDER BY given.job_id
 
+-- part: is_patient(session)
+-- True; lets a statement and those behind it wait for a key as long as others do, where the session waits 50 ms for a run.
+-- No index, no lock.
+(SELECT set_config('lock_timeout', CASE current_setting('lock_timeout') WHEN '50ms' THEN '10s'
+                                   ELSE current_setting('lock_timeout') END, true)) IS NOT NULL
+
 -- name: add_run_keys
 -- Inserts the rows of these runs' keys that have none. The transaction sets their limits.
 -- Index: job_runs_pkey, run_keys_pkey.
 -- Lock: each new row in key_id order; waits for another transaction that inserts it.
 INSERT INTO run_keys (key_id, tenant, key, burst)
-SELECT o.key_id, o.tenant, o.concurrency_key, 1
-  FROM unnest(%(run_ids)s::uuid[]) AS given (run_id)
+SELECT given.key_id, o.tenant, o.concurrency_key, 1
+  FROM unnest(%(run_ids)s::uuid[], %(key_ids)s::bigint[]) AS given (run_id, key_id)
  CROSS JOIN LATERAL (SELECT * FROM job_runs AS p WHERE p.run_id = given.run_id OFFSET 0) AS o
- WHERE NOT EXISTS (SELECT FROM run_keys AS k WHERE k.key_id = o.key_id OFFSET 0)
- ORDER BY o.key_id
+ WHERE NOT EXISTS (SELECT FROM run_keys AS k WHERE k.key_id = given.key_id OFFSET 0) AND {{is_patient(session)}}
+ ORDER BY given.key_id
     ON CONFLICT (key_id) DO NOTHING
 
 -- name: read_run_limits
@@ -784,7 +790,7 @@ SELECT o.key_id,
 -- name: find_first_waiting
 -- Returns the oldest run that waits for each key, but none for the key of a tenant.
 -- Index: job_runs_waiting. No lock.
-SELECT first.run_id
+SELECT first.run_id, first.key_id
   FROM unnest(%(key_ids)s::bigint[]) AS k (key_id)
  CROSS JOIN LATERAL (
     SELECT r.run_id, r.key_id FROM job_runs AS r WHERE r.waits_for = k.key_id ORDER BY r.waits_from, r.run_id LIMIT 1
@@ -798,7 +804,7 @@ SELECT first.run_id
 SELECT k.key_id, k.running, k.unclaimed, k.has_waiters, k.at_once, k.every_us, k.burst, k.tat, k.wake_at, k.key = '' AS of_tenant,
        (SELECT tidewheel_now())
   FROM run_keys AS k
- WHERE k.key_id = ANY (%(key_ids)s::bigint[])
+ WHERE k.key_id = ANY (%(key_ids)s::bigint[]) AND {{is_patient(session)}}
  ORDER BY k.key_id
    FOR UPDATE
 
@@ -811,17 +817,18 @@ UPDATE job_runs AS o
        waits_from = o.scheduled_at - coalesce(o.priority, 5) * interval '30 s',
        gates = o.gates & ~ %(holds)s::smallint | given.kept
   FROM unnest(%(run_ids)s::uuid[], %(waits_for)s::bigint[], %(kept)s::smallint[]) AS given (run_id, waits_for, kept)
- WHERE o.run_id = given.run_id AND o.state = ANY (%(sources)s)
+ CROSS JOIN LATERAL (SELECT p.ctid AS at FROM job_runs AS p WHERE p.run_id = given.run_id OFFSET 0) AS found
+ WHERE o.ctid = found.at AND o.state = ANY (%(sources)s)
 
 -- name: promote_for_keys
 -- Queues the runs that wait first for each key, with a place: the oldest, and a step of priority is worth 30 s.
--- Index: job_runs_waiting, job_runs_pkey; job_runs_due changes.
+-- Index: job_runs_waiting; job_runs_due changes.
 -- Lock: each run, locked rows are skipped: a transaction with a locked key waits for no open run.
 WITH next AS MATERIALIZED (
-    SELECT first.run_id, freed.key_id AS awaited, freed.holds
+    SELECT first.at, freed.key_id AS awaited, freed.holds
       FROM unnest(%(key_ids)s::bigint[], %(counts)s::integer[], %(holds)s::smallint[]) AS freed (key_id, places, holds)
      CROSS JOIN LATERAL (
-        SELECT r.run_id
+        SELECT r.ctid AS at
           FROM job_runs AS r
          WHERE r.waits_for = freed.key_id
          ORDER BY r.waits_from, r.run_id
@@ -833,7 +840,7 @@ UPDATE job_runs AS o
    SET state = %(target)s, publish_at = (SELECT tidewheel_now()), waits_for = NULL, waits_from = NULL,
        gates = o.gates | next.holds
   FROM next
- WHERE o.run_id = next.run_id
+ WHERE o.ctid = next.at
 RETURNING o.run_id, o.job_id, o.shard, o.queue, o.lane, o.cause, o.job_version, o.attempt, o.scheduled_at, o.publish_at,
           o.created_at, o.concurrency_key, o.tenant, o.priority, next.awaited
 
@@ -909,7 +916,8 @@ UPDATE run_keys AS k
               %(at_once)s::integer[], %(every_us)s::bigint[], %(bursts)s::integer[], %(tats)s::timestamptz[],
               %(wake_at)s::timestamptz[])
        AS given (key_id, running, unclaimed, has_waiters, at_once, every_us, burst, tat, wake_at)
- WHERE k.key_id = given.key_id
+ CROSS JOIN LATERAL (SELECT r.ctid AS at FROM run_keys AS r WHERE r.key_id = given.key_id OFFSET 0) AS found
+ WHERE k.ctid = found.at
 
 -- name: drop_signals
 -- Deletes the signals of attempts that are over.
@@ -2605,13 +2613,11 @@ RETURNING k.key_id, k.next_no, k.head
 -- name: lock_order_keys
 -- Locks ordering keys and returns them, but those whose last run ends: these it deletes. A last run has the number before the next.
 -- Index: order_keys_pkey. Lock: each key in key_id order, after all other rows of the transaction.
--- Why lock_timeout: an executor that ends runs by one statement waits 50 ms for another row, and as long as others for a key.
 WITH locked AS MATERIALIZED (
     SELECT k.key_id, k.next_no, k.head, k.blocked_by, k.wake_at, k.ctid AS at
       FROM order_keys AS k
      WHERE k.key_id = ANY (%(key_ids)s::bigint[])
-       AND (SELECT set_config('lock_timeout', CASE current_setting('lock_timeout') WHEN '50ms' THEN '10s'
-                                              ELSE current_setting('lock_timeout') END, true)) IS NOT NULL
+       AND {{is_patient(session)}}
      ORDER BY k.key_id
        FOR UPDATE
 ), gone AS (

@@ -25,7 +25,7 @@ from psycopg.rows import class_row
 
 from tidewheel.clock import monotonic_seconds
 from tidewheel.ids import tenant_key_id
-from tidewheel.postgres.pg_binary import instants, integers, uuids, words
+from tidewheel.postgres.pg_binary import Uuids, instants, integers, uuids, words
 from tidewheel.postgres.session import Conn, at_commit, read_rows
 from tidewheel.postgres.statements import Statements
 from tidewheel.process.metrics import metrics
@@ -117,14 +117,15 @@ def settle_keys(
     if not keys:
         return settled
     # The newest run of a key brings the limit of its job, if no operator has set one.
-    newest = [max(each, key=lambda one: one.scheduled_at).run_id for each in by_own.values()]
+    newest = [(max(each, key=lambda one: one.scheduled_at).run_id, key) for key, each in by_own.items()]
     if awake:
-        oldest = connection.execute(_FIND_FIRST_WAITING, {"key_ids": awake}, binary=True).fetchall()
-        newest += [cast("UUID", row[0]) for row in oldest]
+        oldest = connection.execute(_FIND_FIRST_WAITING, {"key_ids": integers(awake)}, binary=True).fetchall()
+        newest += cast("list[tuple[UUID, int]]", oldest)
+    run_ids = uuids(run_id for run_id, _ in newest)
     if newest:
-        connection.execute(_ADD_RUN_KEYS, {"run_ids": uuids(newest)})
+        connection.execute(_ADD_RUN_KEYS, {"run_ids": run_ids, "key_ids": integers(key for _, key in newest)})
     rows, now = _lock_keys(connection, keys)
-    limits = _read_limits(connection, newest) if newest else {}
+    limits = _read_limits(connection, run_ids) if newest else {}
     for key, found in by_key.items():
         if key not in rows:
             settled.undecided |= {arrival.run_id for arrival in found}
@@ -144,14 +145,14 @@ def settle_keys(
     return settled
 
 
-def _read_limits(connection: Conn, run_ids: Sequence[UUID]) -> dict[int, Limit]:
+def _read_limits(connection: Conn, run_ids: Uuids) -> dict[int, Limit]:
     """Return the limits in force of these runs' keys."""
-    found = connection.execute(_READ_RUN_LIMITS, {"run_ids": uuids(run_ids)}, binary=True).fetchall()
+    found = connection.execute(_READ_RUN_LIMITS, {"run_ids": run_ids}, binary=True).fetchall()
     return {key: Limit(at_once, every, burst) for key, at_once, every, burst in cast("list[_LimitRow]", found)}
 
 
 def _lock_keys(connection: Conn, keys: Sequence[int]) -> tuple[dict[int, KeyRow], datetime]:
-    found = connection.execute(_LOCK_RUN_KEYS, {"key_ids": list(keys)}, binary=True).fetchall()
+    found = connection.execute(_LOCK_RUN_KEYS, {"key_ids": integers(keys)}, binary=True).fetchall()
     rows: dict[int, KeyRow] = {}
     for key, running, unclaimed, waiters, at_once, every, burst, tat, wake_at, of_tenant, _ in cast(
         "list[_KeyColumns]", found
@@ -165,7 +166,7 @@ def _let_wait(connection: Conn, waiting: Sequence[Refusal]) -> None:
     if waiting:
         columns = {
             "run_ids": uuids(each.run_id for each in waiting),
-            "waits_for": [each.waits_for for each in waiting],
+            "waits_for": integers(each.waits_for for each in waiting),
             "kept": integers(Gate.HOLDS_KEY if each.keeps else 0 for each in waiting),
             "holds": HOLDS,
             "sources": sources(Move.BUFFER),
@@ -182,13 +183,13 @@ def _promote(connection: Conn, installation: Installation, rows: dict[int, KeyRo
     more: set[int] = set()
     if wanted:
         columns: dict[str, object] = {
-            "key_ids": list(wanted),
-            "counts": list(share_out(wanted, _MAX_PROMOTED).values()),
+            "key_ids": integers(wanted),
+            "counts": integers(share_out(wanted, _MAX_PROMOTED).values()),
             "target": target(Move.PROMOTE),
             "holds": integers(Gate.HOLDS_TENANT if rows[key].of_tenant else Gate.HOLDS_KEY for key in wanted),
         }
         promoted = read_rows(connection, class_row(_Promoted), _PROMOTE_FOR_KEYS, columns)
-        left = connection.execute(_FIND_KEYS_WITH_WAITERS, {"key_ids": list(wanted)}, binary=True)
+        left = connection.execute(_FIND_KEYS_WITH_WAITERS, {"key_ids": integers(wanted)}, binary=True)
         more = {cast("int", row[0]) for row in left}
         append_requests(connection, installation, promoted)
     found = Counter(run.awaited for run in promoted)
@@ -202,17 +203,21 @@ def _promote(connection: Conn, installation: Installation, rows: dict[int, KeyRo
 
 def _write_keys(connection: Conn, rows: Sequence[KeyRow]) -> None:
     columns: dict[str, object] = {
-        "key_ids": [row.key_id for row in rows],
+        "key_ids": integers(row.key_id for row in rows),
         "running": integers(row.running for row in rows),
         "unclaimed": integers(row.unclaimed for row in rows),
         "waiters": words("true" if row.has_waiters else "false" for row in rows),
-        "at_once": [row.limit.at_once for row in rows],
-        "every_us": [row.limit.every_us for row in rows],
+        "at_once": _numbers(row.limit.at_once for row in rows),
+        "every_us": _numbers(row.limit.every_us for row in rows),
         "bursts": integers(row.limit.burst for row in rows),
         "tats": instants(row.tat for row in rows),
         "wake_at": instants(row.wake_at for row in rows),
     }
     connection.execute(_WRITE_RUN_KEYS, columns)
+
+
+def _numbers(values: Iterable[int | None]) -> str:
+    return words("NULL" if value is None else str(value) for value in values)
 
 
 class LimitedTenants:
