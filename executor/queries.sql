@@ -27,10 +27,11 @@ SELECT 'payload_schema/' || g.handler, g.schema
 -- Index: executors_pkey.
 -- Lock: claims_lock, shared with other claims; its own row's key, shared; the advisory lock of 0.1, not waited for.
 -- Why: no reaper ends the lease during the claim, and cancellations are written either before the claim or after it. The
--- following statements wait for a locked run only briefly. All in one statement, since every claim pays for it. The DELETE
+-- following statements wait for a locked run only briefly, and longer for a key. All in one statement, since every claim pays for it. The DELETE
 -- reads and writes no row: it locks its table, also in a kept plan.
 WITH locked AS (DELETE FROM claims_lock WHERE false)
-SELECT pg_try_advisory_xact_lock_shared(hashtext('tidewheel.claims')), set_config('lock_timeout', '50ms', true)
+SELECT pg_try_advisory_xact_lock_shared(hashtext('tidewheel.claims')), set_config('lock_timeout', '50ms', true),
+       set_config('tidewheel.patient', 'on', true)
   FROM executors
  WHERE executor_id = %(executor_id)s
    FOR KEY SHARE

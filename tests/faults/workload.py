@@ -1,4 +1,4 @@
-"""Load of the fault tests: recurring jobs with and without overlap, tasks, an order, retries, a failure."""
+"""Load of the fault tests: recurring jobs, overlaps, tasks, an order, retries, a failure."""
 
 import re
 import urllib.request

@@ -2,6 +2,7 @@
 
 import random
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from typing import LiteralString, cast
 from uuid import UUID
@@ -11,6 +12,7 @@ import pytest
 
 from tests.fixtures.acts import EXECUTOR, about, ending
 from tests.fixtures.database import ClockedDatabase, Database
+from tests.fixtures.services import until
 from tests.scheduler.firing import fire_due
 from tests.transitions.graphs import drain_some, never
 from tests.transitions.test_run_keys import limit_tenant
@@ -19,7 +21,7 @@ from tests.transitions.test_tenant_rates import flood, limit
 from tidewheel.control.client.client import Client
 from tidewheel.control.reads.waits import read_waits
 from tidewheel.errors import Refused, Unavailable
-from tidewheel.postgres.session import Conn, Session
+from tidewheel.postgres.session import UNIFORM, Conn, Session
 from tidewheel.runs import AttemptOutcome, RunState
 from tidewheel.scheduler.concurrency_keys import KeyDuties
 from tidewheel.scheduler.deadlines import Deadlines
@@ -37,6 +39,10 @@ SELECT run_id, attempt + 1, job_version FROM job_runs
 """
 WAITS_IN_ORDER: LiteralString = """
 SELECT run_id, waits_for = key_id FROM job_runs WHERE order_no IS NOT NULL ORDER BY order_no
+"""
+WAITED: LiteralString = """
+SELECT count(*) FROM pg_stat_activity
+ WHERE datname = current_database() AND wait_event_type = 'Lock' AND clock_timestamp() - query_start > %s
 """
 FIRST: LiteralString = """
 SELECT count(*) FROM job_runs AS o
@@ -288,6 +294,60 @@ def test_next_run_that_another_transaction_holds_is_queued_by_the_scheduler(stil
     assert (duties.wake(), duties.wake()) == (1, 0)
     session.close()
     assert states(still, second, third) == ["queued", "buffered"]
+
+
+@pytest.mark.parametrize(
+    ("field", "lock"),
+    [("ordering_key", "SELECT FROM order_keys FOR UPDATE"), ("concurrency_key", "SELECT FROM run_keys FOR UPDATE")],
+)
+def test_end_that_waits_briefly_for_a_run_waits_longer_for_a_key(
+    with_job: Database, field: str, lock: LiteralString
+) -> None:
+    with_job.submit(**{field: "acme"})
+    started = with_job.begin(with_job.trigger())
+    end = ending(started, RunState.SUCCEEDED, request=with_job.requests()[0])
+    session = with_job.session(options=UNIFORM)
+    with ThreadPoolExecutor(1) as other, with_job.transaction() as connection:
+        connection.execute(lock)
+        ended = other.submit(session.within, finish_runs, with_job.installation, [end], uniform=True)
+        until(lambda: ended.done() or waits(with_job, timedelta(milliseconds=150)), "the end waits for the key")
+        connection.rollback()
+        assert ended.result().states == {started.run_id: RunState.SUCCEEDED}
+
+
+def waits(database: Database, since: timedelta = timedelta(0)) -> bool:
+    """True if a statement has waited for a lock for so long."""
+    return bool(database.value(WAITED, [since]))
+
+
+def test_run_that_is_triggered_while_the_last_one_ends_starts(with_job: Database) -> None:
+    """The trigger has the key, and the end of the run that was its last one waits for it."""
+    [first] = ordered(with_job, 1)
+    started = with_job.begin(first)
+    with ThreadPoolExecutor(1) as other, with_job.transaction() as connection:
+        trigger = about("job.trigger", ordering_key="acme")
+        [reply] = with_job.apply_batch_within(connection, trigger)
+        ended = other.submit(with_job.succeed, started)
+        until(lambda: waits(with_job), "the end waits for the trigger")
+        connection.commit()
+        ended.result()
+    second = UUID(reply.run_id)
+    assert (states(with_job, second), with_job.rows(KEY)) == (["queued"], [(second, None)])
+    assert [UUID(each.run_id) for each in with_job.requests()] == [first, second]
+
+
+def test_run_that_is_triggered_after_the_last_one_has_ended_is_first(with_job: Database) -> None:
+    """The end has deleted the key, and the trigger waits for its commit."""
+    [first] = ordered(with_job, 1)
+    started = with_job.begin(first)
+    with ThreadPoolExecutor(1) as other, with_job.transaction() as connection:
+        finish_runs(connection, with_job.installation, [ending(started, RunState.SUCCEEDED)])
+        triggered = other.submit(ordered, with_job, 1)
+        until(lambda: waits(with_job), "the trigger waits for the end")
+        connection.commit()
+        [second] = triggered.result()
+    assert (states(with_job, second), with_job.rows(KEY)) == (["queued"], [(second, None)])
+    assert with_job.rows("SELECT order_no FROM job_runs") == [(0,)]
 
 
 def test_tenants_limit_of_runs_in_flight_counts_the_first_run_alone(still: ClockedDatabase) -> None:

@@ -72,8 +72,9 @@ KEPT_PLANS = f"{BY_KEY} -c plan_cache_mode=force_generic_plan"
 # bitmap by those of the whole filter.
 FOR_LISTS = "-c enable_seqscan=off -c enable_bitmapscan=off"
 # For those that end a batch of runs by one statement: it waits for locked rows, but not for long. Another transaction
-# may hold one for minutes, and all other runs of the batch would wait.
-UNIFORM = f"{KEPT_PLANS} -c lock_timeout=50ms"
+# may hold one for minutes, and all other runs of the batch would wait. For a key it waits longer, by the second setting
+# (`is_patient` in tidewheel/transitions/queries.sql).
+UNIFORM = f"{KEPT_PLANS} -c lock_timeout=50ms -c tidewheel.patient=on"
 
 # Relays read past a clock reading a second later (`low_water.LATE_COMMIT`). The rest of the second is for the COMMIT.
 _LONG_SECONDS = 0.25

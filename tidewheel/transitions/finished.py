@@ -175,9 +175,8 @@ class FinishedRun(NamedTuple):
         row = self.row
         held = held_places(row.gates, row.key_id, row.tenant, started=row.started_at is not None)
         if row.key_id is not None and row.gates & Gate.ORDER:
-            passes = bool(row.gates & Gate.PASSES)
-            ended = FreedPlace(row.key_id, ended=self.end.run_id, state=self.state, request=self.request)
-            held.append(ended._replace(passes=passes, order_no=row.order_no))
+            passes, ended = bool(row.gates & Gate.PASSES), self.end.run_id
+            held.append(FreedPlace(row.key_id, ended=ended, state=self.state, passes=passes, order_no=row.order_no))
         return held
 
 

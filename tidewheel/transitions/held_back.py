@@ -2,9 +2,10 @@
 
 `take_order` numbers new runs under the lock of the key's row: the first may start, the others are buffered. Only the
 first has a message. `settle_order` lets the next one start when the first has ended for good, or blocks the key when it
-has failed. A run that fails before its turn, as by `schedule_to_start`, blocks the key when its turn comes. Keys are
-locked in key_id order, after every other row. The next run is taken with SKIP LOCKED: if another transaction holds it,
-`wake_at` is set, and the scheduler queues it.
+has failed. A key's last run has the number before the next: its end deletes the key, and looks for no other run. A run
+that fails before its turn, as by `schedule_to_start`, blocks the key when its turn comes. Keys are locked in key_id
+order, after every other row. The next run is taken with SKIP LOCKED: if another transaction holds it, `wake_at` is set,
+and the scheduler queues it.
 """
 
 from collections import defaultdict
@@ -18,7 +19,7 @@ from uuid import UUID
 from psycopg.rows import class_row
 
 from tidewheel.errors import refuse
-from tidewheel.ids import order_id, rate_key_id, read_uuid
+from tidewheel.ids import order_id, rate_key_id
 from tidewheel.outbox import append
 from tidewheel.postgres.database_clock import read_now
 from tidewheel.postgres.pg_binary import instants, integers, texts, uuids
@@ -83,6 +84,7 @@ class _PromotedRun(NamedTuple):
     tenant: str
     priority: int | None
     key_id: int
+    definition: bytes | None  # of the first run of each version
 
 
 def lock_orders(connection: Conn, runs: Sequence[NewRun]) -> dict[int, OrderKey]:
@@ -98,9 +100,9 @@ def take_order(connection: Conn, runs: Sequence[NewRun], locked: Mapping[int, Or
     turn. A further retry of such a run is the last of the key. The keys of runs without a retry need not be locked.
     """
     retries = [retry for run in runs if (retry := _take_place(connection, run, locked)) is not None]
-    _store(connection, locked.values())
     placed = {run.run_id for run in retries}
     behind = _by_key([run for run in runs if run.run_id not in placed])
+    _store(connection, [key for key in locked.values() if key.is_used or key.key_id not in behind])
     if not behind:
         return retries
     columns: dict[str, object] = {
@@ -117,7 +119,7 @@ def take_order(connection: Conn, runs: Sequence[NewRun], locked: Mapping[int, Or
 
 
 def _take_place(connection: Conn, run: NewRun, locked: Mapping[int, OrderKey]) -> NewRun | None:
-    """Return a retry in the place of the run that it repeats; None if it is no retry, or that place is taken."""
+    """Return a retry in the place of the run that it repeats; None without one, or if that place is taken."""
     if (blocker := run.repeats_blocker) is None:
         return None
     key = locked[order_id(run.tenant, run.ordering_key or "")]
@@ -169,7 +171,7 @@ def settle_order(
         elif place.state is RunState.SUCCEEDED or place.passes:
             key.blocked_by = None
     _add_failures(connection, early)
-    started = _promote(connection, installation, keys, ended)
+    started = _promote(connection, installation, keys)
     for key_id in started:
         del keys[key_id]
     blocked += _block(connection, keys)
@@ -217,9 +219,7 @@ def skip_blocker(connection: Conn, installation: Installation, tenant: str, key:
     return blocker
 
 
-def _promote(
-    connection: Conn, installation: Installation, keys: Mapping[int, OrderKey], ended: Sequence[FreedPlace]
-) -> list[int]:
+def _promote(connection: Conn, installation: Installation, keys: Mapping[int, OrderKey]) -> list[int]:
     """Queue the next run of each key that is free; return the keys whose next run is the head now."""
     free = [key.key_id for key in keys.values() if key.is_free]
     if not free:
@@ -230,8 +230,7 @@ def _promote(
         "buffered": RunState.BUFFERED,
     }
     runs = read_rows(connection, rows_of(_PromotedRun._make), _SQL["promote_in_order"], columns)
-    messages = [place.request for place in ended if place.request is not None]
-    known = {(read_uuid(each.job_id), each.job_version): each.definition for each in messages}
+    known = {(run.job_id, run.job_version): run.definition for run in runs if run.definition is not None}
     append_requests(connection, installation, runs, known=known)
     return [run.key_id for run in runs]
 

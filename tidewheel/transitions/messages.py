@@ -169,20 +169,21 @@ def build_requests_within(
 
 def append_requests(
     connection: Conn, installation: Installation, runs: Sequence[QueuedRun], *, known: Versions | None = None
-) -> None:
-    """Append the messages of queued runs, built from their rows and from the definitions that are known or read."""
+) -> list[bytes]:
+    """Append the messages of queued runs, built from their rows and definitions; return the messages."""
     if not runs:
-        return
-    built = zip(runs, _build(connection, runs, known), strict=True)
+        return []
+    built = _build(connection, runs, known)
     # By position: this many keyword arguments cost half a microsecond.
     rows = (
         OutboxRow(
             run.shard, run.lane, installation.topics.runs(run.queue, run.lane), str(run.run_id).encode(), value,
             run.publish_at, [("traceparent", traceparent.encode())] if traceparent else NULL, run.tenant, run.priority,
         )
-        for run, (value, traceparent) in built
+        for run, (value, traceparent) in zip(runs, built, strict=True)
     )  # fmt: skip
     append(connection, rows, shards=installation.shards)
+    return [value for value, _ in built]
 
 
 def _read_ancestors(connection: Conn, run_ids: Sequence[UUID]) -> dict[UUID, tuple[UUID | None, UUID | None]]:

@@ -16,7 +16,6 @@ from uuid import UUID
 
 from tidewheel.ids import tenant_key_id
 from tidewheel.runs import HOLDS, Gate, RunState
-from tidewheel.schemas.generated import records
 
 UNBOUNDED = 1_000_000_000
 _LATE = timedelta(milliseconds=250)  # a promotion or a start that comes later delays those after it
@@ -71,7 +70,6 @@ class FreedPlace(NamedTuple):
         ended: An ordered run that has ended; then the place is its place in the order.
         passes: True if the next run starts though this one fails.
         order_no: Its number; None if the caller does not know it.
-        request: Its message, with a definition that the next run of the key mostly shares.
     """
 
     key_id: int
@@ -80,7 +78,6 @@ class FreedPlace(NamedTuple):
     state: RunState | None = None
     passes: bool = False
     order_no: int | None = None
-    request: records.RunRequest | None = None
 
 
 def held_places(gates: int, key: int | None, tenant: str, *, started: bool = True) -> list[FreedPlace]:

@@ -738,9 +738,9 @@ SELECT given.job_id, given.tenant, given.run_id, another.run_id IS NOT NULL
  ORDER BY given.job_id
 
 -- part: is_patient(session)
--- True; lets a statement and those behind it wait for a key as long as others do, where the session waits 50 ms for a run.
+-- True; lets a statement and those behind it wait 10 s for a key, in the sessions of executors that wait 50 ms for a run.
 -- No index, no lock.
-(SELECT set_config('lock_timeout', CASE current_setting('lock_timeout') WHEN '50ms' THEN '10s'
+(SELECT set_config('lock_timeout', CASE WHEN current_setting('tidewheel.patient', true) = 'on' THEN '10s'
                                    ELSE current_setting('lock_timeout') END, true)) IS NOT NULL
 
 -- name: add_run_keys
@@ -1036,7 +1036,9 @@ RETURNING o.run_id
 -- No lock.
 SELECT v.job_id, v.version, v.definition
   FROM unnest(%(job_ids)s::uuid[], %(versions)s::integer[]) AS requested (job_id, version)
-  JOIN job_versions AS v USING (job_id, version)
+ CROSS JOIN LATERAL (
+    SELECT w.* FROM job_versions AS w WHERE w.job_id = requested.job_id AND w.version = requested.version OFFSET 0
+ ) AS v
 
 -- name: read_inputs
 -- Returns the inputs of runs beyond their version.
@@ -2636,14 +2638,14 @@ SELECT l.key_id, l.next_no, l.head, l.blocked_by, l.wake_at
 
 -- name: promote_in_order
 -- Queues the next run of each free key, unless another transaction holds it, or one before it has failed: no later one passes.
--- Makes it the head.
--- Index: job_runs_in_order, order_failures_pkey, job_runs_pkey, order_keys_pkey; job_runs_due and job_runs_waiting change.
+-- Makes it the head. Returns the definition of each version with its first run.
+-- Index: job_runs_in_order, order_failures_pkey, order_keys_pkey, job_versions_pkey; job_runs_due and job_runs_waiting change.
 -- Lock: each run, locked rows are skipped: a transaction with a locked key waits for no open run.
 WITH next AS MATERIALIZED (
-    SELECT first.run_id
+    SELECT first.at
       FROM unnest(%(key_ids)s::bigint[]) AS k (key_id)
      CROSS JOIN LATERAL (
-        SELECT r.run_id, r.order_no
+        SELECT r.ctid AS at, r.order_no
           FROM job_runs AS r
          WHERE r.key_id = k.key_id AND r.order_no IS NOT NULL AND r.state = %(buffered)s
          ORDER BY r.order_no
@@ -2654,7 +2656,7 @@ WITH next AS MATERIALIZED (
     SELECT found.at
       FROM next AS n
      CROSS JOIN LATERAL (
-        SELECT p.ctid AS at FROM job_runs AS p WHERE p.run_id = n.run_id AND p.state = %(buffered)s FOR UPDATE SKIP LOCKED
+        SELECT p.ctid AS at FROM job_runs AS p WHERE p.ctid = n.at AND p.state = %(buffered)s FOR UPDATE SKIP LOCKED
      ) AS found
 ), promoted AS (
     UPDATE job_runs AS o
@@ -2671,7 +2673,9 @@ WITH next AS MATERIALIZED (
              CROSS JOIN LATERAL (SELECT q.ctid AS at FROM order_keys AS q WHERE q.key_id = p.key_id OFFSET 0) AS w) AS found
      WHERE k.ctid = found.at
 )
-SELECT * FROM promoted
+SELECT p.*, CASE WHEN row_number() OVER (PARTITION BY p.job_id, p.job_version) = 1
+                 THEN (SELECT v.definition FROM job_versions AS v WHERE v.job_id = p.job_id AND v.version = p.job_version) END
+  FROM promoted AS p
 
 -- name: find_next_in_order
 -- Returns those of these ordering keys that have a next run: the run if it has failed, null if it waits.
@@ -2710,7 +2714,8 @@ UPDATE order_keys AS k
        blocked_at = CASE WHEN given.blocked_by IS NOT NULL THEN coalesce(k.blocked_at, tidewheel_now()) END
   FROM unnest(%(key_ids)s::bigint[], %(next_nos)s::bigint[], %(heads)s::uuid[], %(blockers)s::uuid[], %(wake_at)s::timestamptz[])
        AS given (key_id, next_no, head, blocked_by, wake_at)
- WHERE k.key_id = given.key_id
+ CROSS JOIN LATERAL (SELECT q.ctid AS at FROM order_keys AS q WHERE q.key_id = given.key_id OFFSET 0) AS found
+ WHERE k.ctid = found.at
 
 -- name: drop_order_keys
 -- Deletes ordering keys without open runs that are not blocked.

@@ -9,7 +9,7 @@ enforces. A message with its task token ends it or requeues it.
 The same transaction writes the events `run.started` and `run.retrying`, if the setting `events_runs` is `all`.
 """
 
-from collections.abc import Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import NamedTuple
@@ -24,6 +24,8 @@ from tidewheel.postgres.session import Conn, read_ids, read_rows, rows_of
 from tidewheel.postgres.statements import Statements
 from tidewheel.process import tracing
 from tidewheel.runs import HOLDS, AttemptOutcome, Move, RunState, sequence_of, sources, target
+from tidewheel.schemas.codec import decode
+from tidewheel.schemas.generated.records import RunRequest
 from tidewheel.transitions.active_runs import PromotedRun
 from tidewheel.transitions.attempts import AttemptEnd, write_attempts
 from tidewheel.transitions.claim import Started
@@ -31,7 +33,7 @@ from tidewheel.transitions.events import lifecycle_row
 from tidewheel.transitions.finish import finish_runs
 from tidewheel.transitions.finished import Ended, RunEnd
 from tidewheel.transitions.installation import Installation
-from tidewheel.transitions.messages import DEFINITIONS, append_requests, build_requests
+from tidewheel.transitions.messages import DEFINITIONS, append_requests
 from tidewheel.transitions.places import FreedPlace, held_places
 from tidewheel.transitions.run_keys import settle_keys
 
@@ -86,12 +88,13 @@ def append_started(connection: Conn, installation: Installation, started: Sequen
 def append_retrying(
     connection: Conn,
     installation: Installation,
-    requeued: "Sequence[tuple[Requeue, RequeuedRun]]",
+    requeued: "Iterable[tuple[Requeue, RequeuedRun]]",
+    messages: Mapping[UUID, bytes],
 ) -> None:
     """Append the event of each attempt that this transaction ends, and that another one follows."""
     if not installation.run_events:
         return
-    requests = build_requests(connection, [run for _, run in requeued])
+    requests = {run_id: decode(message, RunRequest) for run_id, message in messages.items()}
     rows = (
         lifecycle_row(
             installation,
@@ -225,9 +228,9 @@ def _record(connection: Conn, installation: Installation, requeues: Sequence[Req
     """Write the attempts that have ended, and the messages and events of the next ones."""
     rows = list(done.runs.values())
     write_attempts(connection, [_attempt(done.runs[r.run_id], r) for r in requeues if r.run_id in done.runs])
-    append_requests(connection, installation, rows)
+    messages = append_requests(connection, installation, rows)
     retried = [(r, done.runs[r.run_id]) for r in requeues if r.run_id in done.runs and r.move is Move.RETRY]
-    append_retrying(connection, installation, retried)
+    append_retrying(connection, installation, retried, dict(zip(done.runs, messages, strict=True)))
 
 
 def _end_cancelled(

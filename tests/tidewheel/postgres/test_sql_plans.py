@@ -1098,6 +1098,7 @@ def test_timers_are_moved_by_their_keys_however_many_a_batch_has(loaded: Databas
 OF_KEYS = (
     *("add_run_keys", "lock_run_keys", "read_run_limits", "find_first_waiting", "wait_for_keys", "promote_for_keys"),
     *("find_keys_with_waiters", "write_run_keys", "start_attempts", "lock_order_keys", "promote_in_order"),
+    *("find_next_in_order", "write_order_keys", "drop_order_keys", "read_definitions"),
 )
 # Statements that services execute while the tables are empty, with the options of the session that does.
 PLANNED_EARLY = {

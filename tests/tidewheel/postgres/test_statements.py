@@ -35,7 +35,7 @@ STATEMENTS = [(package, name) for package in PACKAGES for name in Statements(pac
 PARAMETER = re.compile(r"%\((\w+)\)s")
 INDEX_LINE = re.compile(r"^-- (?:Index|No index)\b.*", re.MULTILINE)
 PART = re.compile(r"^-- part: (\w+)", re.MULTILINE)
-INDEX_NAME = re.compile(r"\b[a-z_]+_(?:pkey|key|due|by_[a-z]+|deadline|waiting)\b")
+INDEX_NAME = re.compile(r"\b[a-z_]+_(?:pkey|key|due|by_[a-z]+|deadline|waiting|in_order)\b")
 
 
 def package_file(package: str) -> Path:
