@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import NamedTuple, cast
+from typing import LiteralString, NamedTuple, cast
 from uuid import UUID
 
 from psycopg.rows import class_row
@@ -71,16 +71,16 @@ class ErrorLine(NamedTuple):
 
 def read_error_lines(connection: Conn, run_ids: Sequence[UUID]) -> Mapping[UUID, ErrorLine]:
     """Return the error of each of these runs that failed."""
-    return _errors(connection, "read_error_lines", {"run_ids": list(run_ids)})
+    return _errors(connection, _SQL["read_error_lines"], {"run_ids": list(run_ids)})
 
 
 def read_newest_errors(connection: Conn, job_ids: Sequence[UUID]) -> Mapping[UUID, ErrorLine]:
     """Return the error of the newest dead letter of each of these jobs."""
-    return _errors(connection, "read_newest_errors", {"job_ids": list(job_ids)})
+    return _errors(connection, _SQL["read_newest_errors"], {"job_ids": list(job_ids)})
 
 
-def _errors(connection: Conn, name: str, columns: Mapping[str, object]) -> Mapping[UUID, ErrorLine]:
-    found = connection.execute(_SQL[name], columns, binary=True).fetchall()
+def _errors(connection: Conn, statement: LiteralString, columns: Mapping[str, object]) -> Mapping[UUID, ErrorLine]:
+    found = connection.execute(statement, columns, binary=True).fetchall()
     return {each: ErrorLine(*line) for each, *line in cast("list[tuple[UUID, str | None, str | None]]", found)}
 
 
