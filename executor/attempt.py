@@ -159,9 +159,9 @@ class Attempt:
         """Record the task of its own that it runs in, and the clock of its timeouts."""
         self._cancel_task, self._clock = cancel_task, clock
 
-    def detach_clock(self) -> None:
-        """Drop the clock, or the two would keep each other in memory."""
-        self._clock = None
+    def detach(self) -> None:
+        """Drop the task and the clock, or they and the attempt would keep each other in memory."""
+        self._cancel_task = self._clock = None
 
     def note_start(self, at: float) -> None:
         """Count schedule_to_close from this moment on, in monotonic seconds."""

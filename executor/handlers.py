@@ -3,6 +3,8 @@
 `@handler("send-email")` registers a function of (context, payload). A coroutine function runs on the event loop, a
 plain one on a thread; with `isolation="process"` either runs in a worker process. Pydantic validates the payload
 against the annotation of the second parameter. The loop, threads and worker processes call it in the same way.
+
+With `chunk=Chunk(…)` the function takes several runs as items, and gives an outcome to each.
 """
 
 import inspect
@@ -10,16 +12,17 @@ import json
 import logging
 import sys
 import traceback
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Literal, TypeVar, cast, get_args, get_type_hints
+from typing import Any, Literal, TypeVar, cast, get_args, get_origin, get_type_hints
 
 from pydantic import PydanticSchemaGenerationError, TypeAdapter
 from pydantic_core import from_json
 
 from tidewheel.errors import SettingsError
+from tidewheel.executor.chunk import Chunk, Item
 from tidewheel.executor.context import Context
 from tidewheel.executor.outcome import Outcome, failed, from_exception, serialize_result
 
@@ -28,8 +31,6 @@ _LOG = logging.getLogger("tidewheel.executor")
 Function = TypeVar("Function", bound=Callable[..., object])
 
 Isolation = Literal["loop", "thread", "process"]
-
-_PARAMETERS = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,19 +47,15 @@ class Handler:
         """Call a plain function and return its outcome."""
         try:
             return serialize_result(self.function(context, payload))
-        except Exception as error:  # noqa: BLE001 - any exception of a handler is its attempt's outcome
-            return from_exception(error)
-        except (SystemExit, KeyboardInterrupt) as error:
-            return _process_exit(error)
+        except (Exception, SystemExit, KeyboardInterrupt) as error:  # noqa: BLE001 - any is its attempt's outcome
+            return raised(error)
 
     async def call_async(self, context: Context, payload: object) -> Outcome:
         """Call a coroutine function and return its outcome; a cancellation propagates."""
         try:
             returned = await cast("Awaitable[object]", self.function(context, payload))
-        except Exception as error:  # noqa: BLE001 - any exception of a handler is its attempt's outcome
-            return from_exception(error)
-        except (SystemExit, KeyboardInterrupt) as error:
-            return _process_exit(error)
+        except (Exception, SystemExit, KeyboardInterrupt) as error:  # noqa: BLE001 - any is its attempt's outcome
+            return raised(error)
         return serialize_result(returned)
 
     def read_payload(self, payload: bytes, content_type: str) -> object:
@@ -78,29 +75,77 @@ class Handler:
             return json.loads(text)  # accepts some texts that from_json refuses: lone surrogates, very deep nesting
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChunkHandler(Handler):
+    """A registered handler of chunks; `call` and `call_async` give it one run alone."""
+
+    chunk: Chunk
+
+    def call(self, context: Context, payload: object) -> Outcome:
+        """Call a plain function with one run and return its outcome."""
+        item = Item(payload, context)
+        try:
+            rest = left_out(self.function([item]))
+        except (Exception, SystemExit, KeyboardInterrupt) as error:  # noqa: BLE001 - as in `Handler.call`
+            rest = raised(error)
+        return item.outcome or rest
+
+    async def call_async(self, context: Context, payload: object) -> Outcome:
+        """Call a coroutine function with one run and return its outcome; a cancellation propagates."""
+        item = Item(payload, context)
+        try:
+            rest = left_out(await cast("Awaitable[object]", self.function([item])))
+        except (Exception, SystemExit, KeyboardInterrupt) as error:  # noqa: BLE001 - as in `Handler.call`
+            rest = raised(error)
+        except BaseException:
+            if item.outcome is None:
+                raise
+            return item.outcome  # given before the cancellation
+        return item.outcome or rest
+
+
+def raised(error: BaseException) -> Outcome:
+    """Return the outcome of an exception of a handler; one that ends processes does not end this one."""
+    if isinstance(error, SystemExit | KeyboardInterrupt):
+        return failed(type(error).__name__, f"the handler tried to end the process: {error}")
+    return from_exception(error)
+
+
+def left_out(returned: object) -> Outcome:
+    """Return the outcome of a run to which a chunk handler has given none."""
+    message = "the handler returned without an outcome for this run; call item.succeed or item.fail for each item"
+    if returned is not None:
+        message += f", and return nothing: the returned {type(returned).__name__} has no effect"
+    return failed("NoOutcome", message)
+
+
 def invalid_payload(error: ValueError) -> Outcome:
     """Return the outcome of an invalid payload: permanent, since the same bytes fail on every attempt."""
     return failed("InvalidPayload", str(error), permanent=True)
 
 
 _HANDLERS: dict[str, Handler] = {}
+_PARAMETERS = {False: ("context", "payload"), True: ("items",)}  # by whether it has a chunk
 
 
 class DuplicateHandler(ValueError):
     """Two functions have the name of one handler; the message has the place of each."""
 
 
-def handler(name: str, *, isolation: Isolation | None = None) -> Callable[[Function], Function]:
+def handler(
+    name: str, *, isolation: Isolation | None = None, chunk: Chunk | None = None
+) -> Callable[[Function], Function]:
     """Register a function as the handler `name`.
 
     Args:
         isolation: `process` runs it in a worker process that is killed when its time is over. By default a coroutine
             function runs on the `loop`, a plain one on a `thread`.
+        chunk: The function takes up to so many runs in one call, as a `Sequence[Item[…]]`.
 
     Raises:
-        TypeError: The decorator was written without a name.
-        ValueError: Another function has the name, the function does not take (context, payload), or `isolation` does
-            not suit it.
+        TypeError: The decorator was written without a name, or `chunk` is no Chunk.
+        ValueError: Another function has the name, the function does not take (context, payload), or `isolation` or
+            `chunk` does not suit it.
     """
     if callable(name):  # the decorator was written bare, whatever the annotation says
         raise TypeError('write @tidewheel.handler("name"): jobs call a handler by its name')
@@ -108,17 +153,21 @@ def handler(name: str, *, isolation: Isolation | None = None) -> Callable[[Funct
     def register(function: Function) -> Function:
         is_async = inspect.iscoroutinefunction(function)
         _check_isolation(name, isolation, is_async=is_async)
-        parameters = list(inspect.signature(function).parameters)
-        if len(parameters) != _PARAMETERS:
-            raise ValueError(
-                f"handler {name!r}: {function.__qualname__} must take (context, payload), not ({', '.join(parameters)})"
-            )
+        parameters, expected = list(inspect.signature(function).parameters), _PARAMETERS[chunk is not None]
+        if len(parameters) != len(expected):
+            wanted = f"({', '.join(expected)}), not ({', '.join(parameters)})"
+            raise ValueError(f"handler {name!r}: {function.__qualname__} must take {wanted}")
         known = _HANDLERS.get(name)
         if known is not None and _qualified_name(known.function) != _qualified_name(function):
             places = f"{_place(known.function)} and {_place(function)}"
             raise DuplicateHandler(f"two functions are registered as handler {name!r}: {places}; rename one")
-        adapter = _payload_adapter(function, parameters[1])
-        _HANDLERS[name] = Handler(name, function, is_async, adapter, own_process=isolation == "process")
+        hint = get_type_hints(function, include_extras=True).get(parameters[-1], object)
+        if chunk is None:
+            _HANDLERS[name] = Handler(name, function, is_async, _adapter(hint), own_process=isolation == "process")
+        else:
+            _check_chunk(name, function, isolation, chunk)
+            adapter = _adapter(_payload_of_items(name, parameters[-1], hint))
+            _HANDLERS[name] = ChunkHandler(name, function, is_async, adapter, chunk=chunk)
         return function
 
     return register
@@ -143,10 +192,6 @@ def import_handlers(modules: str | None) -> None:
             _LOG.info('module %r has no handler of its own: none of its functions has @tidewheel.handler("name")', name)
 
 
-def _process_exit(error: BaseException) -> Outcome:
-    return failed(type(error).__name__, f"the handler tried to end the process: {error}")
-
-
 def _qualified_name(function: Callable[..., object]) -> tuple[str, str]:
     return function.__module__, function.__qualname__
 
@@ -159,6 +204,26 @@ def _check_isolation(name: str, isolation: str | None, *, is_async: bool) -> Non
     reason = f"does not suit {kind}" if isolation in get_args(Isolation) else "is unknown"
     message = f"handler {name!r}: isolation={isolation!r} {reason}; leave it out ({fitting[0]}) or write 'process'"
     raise ValueError(message)
+
+
+def _check_chunk(name: str, function: Callable[..., object], isolation: Isolation | None, chunk: object) -> None:
+    if not isinstance(chunk, Chunk):
+        raise TypeError(f"handler {name!r}: chunk={chunk!r} is no Chunk; write chunk=tidewheel.Chunk(most=500)")
+    if isolation == "process":
+        raise ValueError(f"handler {name!r}: chunk does not suit isolation='process'; leave one of them out")
+    if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+        remedy = "call item.succeed or item.fail for each item, and return nothing"
+        raise ValueError(f"handler {name!r}: chunk does not suit {function.__qualname__}, which yields; {remedy}")
+
+
+def _payload_of_items(name: str, parameter: str, hint: Any) -> object:  # noqa: ANN401 - an annotation
+    """Return the annotation of the payload in `Sequence[Item[payload]]`."""
+    item = next(iter(get_args(hint)), None)
+    if item is Item or hint in (object, Any, list, Sequence):
+        return object
+    if get_origin(item) is not Item:
+        raise ValueError(f"handler {name!r}: annotate {parameter} as Sequence[tidewheel.Item[…]], not as {hint}")
+    return get_args(item)[0]
 
 
 def _advice(name: str, error: BaseException) -> str:
@@ -185,9 +250,8 @@ def _place(function: Callable[..., object]) -> str:
     return f"{function.__module__}.{function.__qualname__}{at}"
 
 
-def _payload_adapter(function: Callable[..., object], parameter: str) -> TypeAdapter[object] | None:
-    """Return what validates the payload; None for an annotation that takes any, or has no schema."""
-    hint = get_type_hints(function, include_extras=True).get(parameter, object)
+def _adapter(hint: Any) -> TypeAdapter[object] | None:  # noqa: ANN401 - an annotation
+    """Return what validates a payload; None for an annotation that takes any, or has no schema."""
     if hint in (object, Any, bytes):
         return None
     try:

@@ -17,7 +17,7 @@ from tidewheel.executor.complete_in import CompletionConfig
 from tidewheel.executor.completer import Completer
 from tidewheel.executor.context_parts import ADDERS
 from tidewheel.executor.handler_services import BatchAdds, EarlierRuns, HandlerServices
-from tidewheel.executor.handlers import Handler
+from tidewheel.executor.handlers import ChunkHandler, Handler
 from tidewheel.executor.lanes import Lanes, choose_lanes
 from tidewheel.executor.lease import Heartbeat, Lease, read_owned
 from tidewheel.executor.message_check import MessageCheck, key_look_up
@@ -29,7 +29,7 @@ from tidewheel.executor.run_messages import BatchClaimer, StartRuns
 from tidewheel.executor.run_queue import RunQueue
 from tidewheel.executor.runners.aws import LambdaRunner
 from tidewheel.executor.runners.kafka import KafkaRunner
-from tidewheel.executor.runners.python import python_runner
+from tidewheel.executor.runners.python import PythonRunner, python_runner
 from tidewheel.executor.runners.runner import DeferredRunner, Runner, TargetDispatcher, capabilities, target_kinds
 from tidewheel.executor.runners.secret_store import SecretStore, secret_store
 from tidewheel.executor.runners.shell import ShellRunner
@@ -128,7 +128,15 @@ class Executor:
         )
         dispatcher = TargetDispatcher(self._runners, grace_seconds=settings.cancel_grace.total_seconds())
         inline = [name for name, handler in handlers.items() if handler.is_async and not handler.own_process]
-        self._run_queue = RunQueue(self._slots, inline, run=dispatcher.run, watch=dispatcher.watch, on_end=self._on_end)
+        self._run_queue = RunQueue(
+            self._slots,
+            inline,
+            run=dispatcher.run,
+            watch=dispatcher.watch,
+            on_end=self._on_end,
+            chunks={name: handler.chunk for name, handler in handlers.items() if isinstance(handler, ChunkHandler)},
+            run_chunk=self._run_chunk,
+        )
         self._loop: asyncio.AbstractEventLoop
 
     async def run(self) -> None:
@@ -176,7 +184,7 @@ class Executor:
         await asyncio.to_thread(self._reaper.join)
         await self._run_queue.wait_until_empty(self._settings.drain_timeout.total_seconds())
         for attempt in list(self._running.values()):
-            not_started = not attempt.has_started or attempt.cancel_queued()
+            not_started = attempt.report_not_started(NOT_STARTED) or attempt.cancel_queued()
             if not_started or attempt.on_thread:
                 attempt.report(NOT_STARTED if not_started else RELEASED)
             else:
@@ -206,6 +214,11 @@ class Executor:
         observe_claimed(attempts)
         if attempts:
             self._run_queue.add(attempts)
+
+    async def _run_chunk(self, attempts: Sequence[Attempt]) -> None:
+        runner = self._runners[TargetKind.HANDLER]
+        assert isinstance(runner, PythonRunner)  # noqa: S101 - only its attempts are gathered
+        await runner.run_chunk(attempts)
 
     def _on_report(self, attempt: Attempt, outcome: Outcome) -> None:
         self._held_bytes.ended(attempt, outcome)

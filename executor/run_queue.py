@@ -14,7 +14,7 @@ import asyncio
 import logging
 import math
 from collections import Counter, deque
-from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable, Mapping, Sequence
 from contextlib import suppress
 from contextvars import Context, copy_context
 from dataclasses import dataclass, field
@@ -23,6 +23,8 @@ from types import coroutine
 
 from tidewheel.clock import monotonic_seconds
 from tidewheel.executor.attempt import Attempt
+from tidewheel.executor.chunk import Chunk
+from tidewheel.executor.gathering import Gathering
 from tidewheel.executor.outcome import NOT_STARTED
 from tidewheel.executor.runners.python import LOSSES
 from tidewheel.executor.runners.runner import Timeouts
@@ -44,8 +46,9 @@ Run = Coroutine[object, object, None]
 class RunQueue:
     """Starts attempts in order, those of the critical lane first.
 
-    The `inline` handlers are coroutines of this process: each may end without waiting. `run` reports an attempt's end
-    and raises nothing. `on_end` is called for each attempt whose code has ended, from any thread.
+    Attempts of the handlers in `chunks` wait for others, and `run_chunk` runs them in one call. The `inline` handlers
+    are coroutines of this process: each may end without waiting. `run` reports an attempt's end and raises nothing.
+    `on_end` is called for each attempt whose code has ended, from any thread.
     """
 
     def __init__(
@@ -56,9 +59,12 @@ class RunQueue:
         run: Callable[[Attempt], Run],
         watch: Callable[[Attempt, "asyncio.Task[None]", float], Timeouts],
         on_end: Callable[[Attempt], None],
+        chunks: Mapping[str, Chunk],
+        run_chunk: Callable[[Sequence[Attempt]], Run],
     ) -> None:
-        self._slots, self._inline = slots, set(inline)
-        self._run, self._watch, self._on_end = run, watch, on_end
+        self._slots, self._inline = slots, set(inline) - chunks.keys()
+        self._run, self._watch, self._on_end, self._run_chunk = run, watch, on_end, run_chunk
+        self._gathering = Gathering(chunks, lambda attempts: self._spawn(self._call_chunk(attempts)))
         self._queues = (_Queue(Lane.CRITICAL), _Queue(Lane.STANDARD))  # STANDARD for all other lanes
         self._tasks: set[asyncio.Task[None]] = set()
         self._drainer: asyncio.Task[None] | None = None
@@ -89,7 +95,8 @@ class RunQueue:
                 self._loop.call_soon_threadsafe(self._schedule)
 
     async def wait_until_empty(self, seconds: float) -> None:
-        """Wait until all attempts have ended, up to this time."""
+        """Wait until all attempts have ended, up to this time; no other attempt comes."""
+        self._gathering.start_if(lambda _: True)
         until = monotonic_seconds() + seconds
         while self._tasks and (left := until - monotonic_seconds()) > 0:
             await asyncio.wait(set(self._tasks), timeout=left)
@@ -138,7 +145,8 @@ class RunQueue:
                 self._started += 1
                 if attempt.definition.target.handler not in self._inline or attempt.started.lost_attempts >= LOSSES:
                     self._note_running(attempt)
-                    self._spawn(self._run_in_own_task(attempt))
+                    if not self._gathering.takes(attempt, queue.lane):
+                        self._spawn(self._run_in_own_task(attempt))
                     continue
                 context, run = copy_context(), self._run(attempt)
                 try:
@@ -178,6 +186,18 @@ class RunQueue:
         if not attempt.on_thread:
             attempt.release()
 
+    async def _call_chunk(self, attempts: Sequence[Attempt]) -> None:
+        """Run attempts of one queue in one call, and free their slots when it has ended."""
+        try:
+            await self._run_chunk(attempts)
+        finally:
+            queue = self._queue_of(attempts[0])
+            queue.running.difference_update(attempts)
+            for attempt in attempts:
+                self._on_end(attempt)
+            self._slots.release(queue.lane, len(attempts))
+            self._schedule()
+
     def _note_running(self, attempt: Attempt) -> None:
         self._queue_of(attempt).running.add(attempt)
         self._stop_overcommit()
@@ -192,6 +212,7 @@ class RunQueue:
         self._drainer = None
         for lane, count in ended.items():
             self._slots.release(lane, count)
+        self._gathering.start_if(lambda lane: not self._slots.free(lane))
         # From the end of one drain to the next: with a busy processor one drain alone overstates the throughput.
         now = monotonic_seconds()
         count, seconds = sum(ended.values()), now - (began if self._drain_ended is None else self._drain_ended)

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from tidewheel.control.client.enqueue import enqueue, enqueue_async
     from tidewheel.control.client.own_runs import cancel, cancel_async, status, status_async
     from tidewheel.errors import AttemptOver, Cancel, Permanent, RetryAfter, Snooze
+    from tidewheel.executor.chunk import Chunk, Item
     from tidewheel.executor.context import Context
     from tidewheel.executor.handlers import handler
 
@@ -19,8 +20,10 @@ __all__ = [
     "AsyncClient",
     "AttemptOver",
     "Cancel",
+    "Chunk",
     "Client",
     "Context",
+    "Item",
     "Permanent",
     "RetryAfter",
     "Snooze",
@@ -47,7 +50,9 @@ _WHERE = {
     "Permanent": "tidewheel.errors",
     "RetryAfter": "tidewheel.errors",
     "Snooze": "tidewheel.errors",
+    "Chunk": "tidewheel.executor.chunk",
     "Context": "tidewheel.executor.context",
+    "Item": "tidewheel.executor.chunk",
     "handler": "tidewheel.executor.handlers",
 }
 

@@ -5,7 +5,7 @@ A handler runs in a worker process if it is registered so, or if executors of it
 
 import asyncio
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 from functools import partial
@@ -13,11 +13,12 @@ from functools import partial
 from tidewheel.executor.attempt import Attempt
 from tidewheel.executor.complete_in import CompletionConfig
 from tidewheel.executor.context import Context
-from tidewheel.executor.handlers import Handler, invalid_payload
+from tidewheel.executor.handlers import ChunkHandler, Handler, invalid_payload
 from tidewheel.executor.isolation.pool import WorkerPool
 from tidewheel.executor.isolation.process import Setup
 from tidewheel.executor.outcome import NOT_STARTED, Outcome
 from tidewheel.executor.output_capture import current
+from tidewheel.executor.runners.chunk_calls import ChunkCall
 from tidewheel.process import tracing
 from tidewheel.settings.executor import ExecutorSettings
 
@@ -50,6 +51,12 @@ class PythonRunner:
             return await handler.call_async(make_context(attempt), payload)
         finally:
             current.reset(writer)
+
+    async def run_chunk(self, attempts: Sequence[Attempt]) -> None:
+        """Call a chunk handler with these attempts, and report the end of each."""
+        handler = self._handlers[attempts[0].definition.target.handler or ""]
+        assert isinstance(handler, ChunkHandler)  # noqa: S101 - only its attempts are gathered
+        await ChunkCall(handler, attempts).run(self._threads)
 
     async def _on_thread(self, attempt: Attempt, handler: Handler, payload: object) -> Outcome:
         """Run on a thread; the slot is free only when the function has returned, even long after a timeout."""

@@ -13,6 +13,7 @@ Source: RFC 9110, sections 5.6.7 (HTTP-date), 6.6.1 (Date) and 10.2.3 (Retry-Aft
 import asyncio
 import re
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from difflib import get_close_matches
@@ -33,6 +34,7 @@ from tidewheel.settings.executor import ExecutorSettings
 from tidewheel.transitions.finished import Timeout
 
 if TYPE_CHECKING:
+    from tidewheel.process.spans import Attempt as AttemptSpan
     from tidewheel.process.spans import Spans
 
 _LONGEST = timedelta(days=1)
@@ -178,8 +180,8 @@ class TargetDispatcher:
         attempt.report(outcome)
 
 
-async def _traced(spans: "Spans", runner: Runner, attempt: Attempt) -> Outcome:
-    """Run an attempt within a span, which its target sees as the parent."""
+def attempt_span(spans: "Spans", attempt: Attempt) -> AbstractContextManager["AttemptSpan"]:
+    """Return the span of an attempt, to be entered when its target starts."""
     definition = attempt.definition
     about: dict[str, str | int | bool] = {
         "messaging.system": "kafka",
@@ -194,7 +196,12 @@ async def _traced(spans: "Spans", runner: Runner, attempt: Attempt) -> Outcome:
         "tidewheel.cause": attempt.request.cause.value,
     }
     name = f"process {definition.target.handler or definition.target.kind.value}"
-    with spans.attempt(attempt.run_id, attempt.started.attempt, attempt.request.traceparent, name, about) as span:
+    return spans.attempt(attempt.run_id, attempt.started.attempt, attempt.request.traceparent, name, about)
+
+
+async def _traced(spans: "Spans", runner: Runner, attempt: Attempt) -> Outcome:
+    """Run an attempt within a span, which its target sees as the parent."""
+    with attempt_span(spans, attempt) as span:
         attempt.span = span.traceparent
         outcome = await runner.run(attempt)
         span.end(outcome.kind.value, outcome.error_type, outcome.error_message)
@@ -236,7 +243,7 @@ class Timeouts:
 
     def end(self) -> None:
         """Cancel the timers: the attempt has ended."""
-        self._attempt.detach_clock()
+        self._attempt.detach()
         self.pause()
         for handle in (self._schedule_to_close, self._heartbeat, self._fence):
             if handle is not None:

@@ -2,10 +2,11 @@
 
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any, cast
@@ -167,3 +168,73 @@ def test_payload_of_an_annotation_that_says_nothing_is_passed_as_it_is(annotatio
     name = f"as it is {annotation}"
     tidewheel.handler(name)(plain_function(annotation=annotation))
     assert registered()[name].read_payload(b'{"a": [1]}', "application/json") == {"a": [1]}
+
+
+Items = Sequence[tidewheel.Item[Mail]]
+CHUNK = tidewheel.Chunk(most=2)
+
+
+def test_payload_of_a_chunk_is_that_of_its_items() -> None:
+    for name, hint in (
+        ("model", Items),
+        ("list", list[tidewheel.Item[Mail]]),
+        ("any", Sequence[tidewheel.Item[object]]),
+    ):
+
+        async def mail(items: object) -> None:
+            del items
+
+        mail.__annotations__["items"], mail.__qualname__ = hint, name
+        tidewheel.handler(f"registering.chunk-{name}", chunk=CHUNK)(mail)
+        found = registered()[f"registering.chunk-{name}"]
+        assert (found.payload is None) == (name == "any"), name
+
+
+@pytest.mark.parametrize(
+    ("most", "wait", "field"),
+    [
+        (0, "1s", "most"),
+        (10_001, "1s", "most"),
+        ("5", "1s", "most"),
+        (True, "1s", "most"),
+        (1, "11s", "wait"),
+        (1, -1, "wait"),
+        (1, "soon", "wait"),
+    ],
+)
+def test_chunk_out_of_its_bounds_is_refused(most: Any, wait: Any, field: str) -> None:  # noqa: ANN401
+    with pytest.raises(ValueError, match=rf"^Chunk\.{field}: .*; write"):
+        tidewheel.Chunk(most, wait)
+
+
+def one_by_one(items: Items) -> Iterator[int]:
+    yield len(items)
+
+
+async def one_by_one_async(items: Items) -> AsyncIterator[int]:
+    yield len(items)
+
+
+def single(items: Mail) -> None:
+    del items
+
+
+@pytest.mark.parametrize(
+    ("function", "isolation", "message"),
+    [
+        (one_by_one, None, "one_by_one, which yields; call item.succeed or item.fail for each item"),
+        (one_by_one_async, None, "one_by_one_async, which yields; call item.succeed or item.fail for each item"),
+        (single, None, "annotate items as Sequence[tidewheel.Item[…]], not as <class"),
+        (single, "process", "chunk does not suit isolation='process'; leave one of them out"),
+        (plain_function("two"), None, "two must take (items), not (context, payload)"),
+    ],
+)
+def test_function_that_no_chunk_suits_is_refused(function: Any, isolation: Any, message: str) -> None:  # noqa: ANN401
+    with pytest.raises(ValueError, match=rf"handler 'registering\.no-chunk': .*{re.escape(message)}"):
+        tidewheel.handler("registering.no-chunk", isolation=isolation, chunk=CHUNK)(function)
+    assert "registering.no-chunk" not in registered()
+
+
+def test_number_in_place_of_a_chunk_is_refused() -> None:
+    with pytest.raises(TypeError, match=r"chunk=500 is no Chunk; write chunk=tidewheel\.Chunk"):
+        tidewheel.handler("registering.no-chunk", chunk=cast("tidewheel.Chunk", 500))(single)

@@ -69,7 +69,15 @@ class Running:
         self.ended: list[Attempt] = []
         self.outcomes: dict[int, Outcome] = {}
         work = TargetDispatcher({TargetKind.HANDLER: Runner(does)}, grace_seconds=1)
-        self.line = RunQueue(self.slots, ["brief"], run=work.run, watch=work.watch, on_end=self.ended.append)
+        self.line = RunQueue(
+            self.slots,
+            ["brief"],
+            run=work.run,
+            watch=work.watch,
+            on_end=self.ended.append,
+            chunks={},
+            run_chunk=lambda _: asyncio.sleep(0),
+        )
         self.line.start()
 
     def attempts(self, count: int, **job: object) -> list[Attempt]:

@@ -11,6 +11,7 @@ import re
 import signal
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import tidewheel
@@ -126,6 +127,17 @@ def steps_sync(context: Context, payload: object) -> list[int]:
 def steps_process(context: Context, payload: object) -> list[int]:
     """The same in a worker process."""
     return steps_sync(context, payload)
+
+
+@tidewheel.handler("chunk", chunk=tidewheel.Chunk(most=3, wait="5s"))
+async def chunk(items: Sequence[tidewheel.Item[object]]) -> None:
+    """An effect a run; a call with three of them kills its process."""
+    for item in items:
+        record(item.context, together=len(items))
+    if len(items) > 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    for item in items:
+        item.succeed(item.attempt)
 
 
 def _step(context: Context, number: int) -> int:

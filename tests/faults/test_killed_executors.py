@@ -38,6 +38,28 @@ def test_finished_steps_are_not_repeated_after_a_kill(fleet: Fleet, target: str)
     fleet.kill()
 
 
+@pytest.mark.postgres
+@pytest.mark.kafka
+@pytest.mark.slow
+def test_runs_of_a_killed_call_run_again_alone_once_each(fleet: Fleet) -> None:
+    fleet.start_all("intake", "scheduler", "relay")
+    fleet.ask({"type": "job.submit", "job": {"key": "job", "schedule": "manual", "target": "chunk"}})
+    for _ in range(3):
+        fleet.ask({"type": "job.trigger", "key": "job"})
+    fleet.flush()
+    doomed = fleet.start("executor", LEASE=SHORT_LEASE)
+    doomed.meant_to_die = True
+    doomed.wait_killed()
+    fleet.start("executor", LEASE=SHORT_LEASE)
+    succeeded = "SELECT count(*) FROM runs WHERE state = %s AND attempt = 2"
+    fleet.until(lambda: fleet.database.value(succeeded, [RunState.SUCCEEDED]) == 3, "the runs have succeeded")
+    lines = [json.loads(line) for line in fleet.effects.read_text().splitlines()]
+    assert sorted((line["attempt"], line["together"]) for line in lines) == [(1, 3)] * 3 + [(2, 1)] * 3
+    assert len({line["run_id"] for line in lines}) == 3
+    assert fleet.database.rows("SELECT DISTINCT outcome FROM ended_attempts WHERE attempt = 1") == [("lost",)]
+    fleet.kill()
+
+
 # Where the executor is killed, how the run ends then, and how often it took effect.
 POINTS: dict[str, tuple[RunStatus, int]] = {
     "claim.before_commit": (RunStatus.SUCCEEDED, 1),  # nothing was claimed

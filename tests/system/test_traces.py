@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.postgres, pytest.mark.kafka, pytest.mark.slow]
 
 TRACE, CLIENT = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 TRACEPARENT = f"00-{TRACE}-{CLIENT}-01"
-TRACED = ("traced", "traced-sync", "traced-process")  # handlers, and the keys of their jobs
+TRACED = ("traced", "traced-sync", "traced-process", "traced-chunk")  # handlers, and the keys of their jobs
 ERROR = 2  # Source: OTLP, trace.proto, Status.StatusCode
 
 
@@ -121,7 +121,10 @@ def test_request_with_a_traceparent_is_one_trace_up_to_its_completion(traced: Fl
     assert completion(traced)["traceparent"].decode() == TRACEPARENT
 
 
-@pytest.mark.parametrize(("handler", "where"), [("traced-sync", "a thread"), ("traced-process", "a process")])
+@pytest.mark.parametrize(
+    ("handler", "where"),
+    [("traced-sync", "a thread"), ("traced-process", "a process"), ("traced-chunk", "a chunk")],
+)
 def test_span_of_a_handler_is_a_child_of_its_attempt(
     traced: Fleet, receiver: Receiver, handler: str, where: str
 ) -> None:

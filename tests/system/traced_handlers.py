@@ -1,6 +1,7 @@
 """Handlers of the test of traces: each makes a span of its own and logs a line."""
 
 import logging
+from collections.abc import Sequence
 
 from opentelemetry import trace
 
@@ -30,6 +31,14 @@ def traced_sync(context: Context, payload: object) -> None:
 def traced_process(context: Context, payload: object) -> None:
     """A function in a worker process."""
     _work("a process")
+
+
+@tidewheel.handler("traced-chunk", chunk=tidewheel.Chunk(most=2, wait=0))
+async def traced_chunk(items: Sequence[tidewheel.Item[object]]) -> None:
+    """A coroutine that takes several runs."""
+    _work("a chunk")
+    for item in items:
+        item.succeed()
 
 
 def _work(where: str) -> None:

@@ -1,0 +1,212 @@
+"""Calls of chunk handlers: from the start of their runs to the end of the call.
+
+A run is decided once: by its handler, a timeout or a request. That is reported at once, and the call goes on for the
+others. Their slots are free when the call has ended. A timeout or a request that leaves no run to decide cancels a
+coroutine. A thread cannot be stopped from outside: it sees `item.cancelled`.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Generator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager, suppress
+from contextvars import copy_context
+from dataclasses import replace
+from functools import partial
+from typing import cast
+
+from tidewheel.clock import monotonic_seconds
+from tidewheel.errors import AttemptOver
+from tidewheel.executor.attempt import Attempt
+from tidewheel.executor.chunk import Item
+from tidewheel.executor.context import Context
+from tidewheel.executor.handlers import ChunkHandler, invalid_payload, left_out, raised
+from tidewheel.executor.outcome import CANCELLED, NOT_STARTED, RELEASED, Outcome, from_exception
+from tidewheel.executor.output_capture import current
+from tidewheel.executor.runners.runner import Timeouts, attempt_span
+from tidewheel.process import tracing
+from tidewheel.process.failpoint import failpoint
+
+
+class _Log(logging.LoggerAdapter[logging.Logger]):
+    """A logger whose lines are a run's, though its call has others."""
+
+    def __init__(self, attempt: Attempt, logger: "logging.LoggerAdapter[logging.Logger]") -> None:
+        super().__init__(logger.logger, logger.extra)
+        self._attempt = attempt
+
+    def log(self, level: int, msg: object, *args: object, **kwargs: object) -> None:
+        """Log a line, as `logging` does."""
+        writer = current.set(self._attempt)
+        try:
+            super().log(level, msg, *args, **kwargs)  # type: ignore[arg-type]  # of `logging`, as they come
+        finally:
+            current.reset(writer)
+
+
+class _RunningItem(Item[object]):
+    """An item of a call; it makes its context when the handler first reads it."""
+
+    __slots__ = ("running",)
+
+    def __init__(self, payload: object, attempt: Attempt) -> None:
+        super().__init__(payload)
+        self.running = attempt
+
+    @property
+    def context(self) -> Context:
+        """The run's context."""
+        if self._context is None:
+            attempt = self.running
+            left = attempt.left_seconds + monotonic_seconds() - attempt.began_at
+            made = Context.of_attempt(
+                attempt.started,
+                attempt.request,
+                attempt.definition,
+                traceparent=attempt.traceparent,
+                deadline_seconds=min(left, attempt.start_to_close_seconds),
+                cancelled=attempt.cancelled,
+                channel=attempt,
+            )
+            self._context = replace(made, logger=_Log(attempt, made.logger), _began=attempt.began_at)
+        return self._context
+
+    @property
+    def cancelled(self) -> bool:
+        """As in `Item`, without a context."""
+        return self.running.cancelled.is_set()
+
+    def decide(self, outcome: Outcome) -> None:
+        """Report the end of the attempt; the first one counts."""
+        if self.running.report(outcome):
+            self.outcome = outcome
+
+    _end = decide
+
+
+class ChunkCall:
+    """One call of a chunk handler, with the runs that were gathered for it."""
+
+    def __init__(self, handler: ChunkHandler, attempts: Sequence[Attempt]) -> None:
+        self._handler, self._attempts = handler, attempts
+        self._items: list[_RunningItem] = []
+        self._task: asyncio.Task[object] | None = None  # None on a thread, and once it is cancelled
+        self._checks = self._stopped = False  # a check is scheduled, for a stop that has decided a run
+        self._watching: asyncio.Handle | None = None
+        self._timeouts: list[Timeouts] = []
+        self._loop = asyncio.get_running_loop()
+
+    async def run(self, threads: ThreadPoolExecutor) -> None:
+        """Make the call, and return when its code has ended and each run is decided."""
+        try:
+            if self._handler.is_async:
+                await self._on_loop()
+            else:
+                work = self._on_thread if tracing.spans is None else partial(copy_context().run, self._on_thread)
+                await asyncio.wrap_future(threads.submit(work))
+        except BaseException as error:  # noqa: BLE001 - a fault ends these attempts, never the executor
+            for attempt in self._attempts:
+                attempt.report(attempt.stop_outcome or raised(error))
+        finally:
+            if self._watching is not None:
+                self._watching.cancel()
+            for timeouts in self._timeouts:
+                timeouts.end()
+
+    async def _on_loop(self) -> None:
+        if not self._begin():
+            return
+        self._task = asyncio.current_task()
+        self._watching = self._loop.call_soon(self._watch)  # not before the handler waits for the first time
+        with self._recorded():
+            try:
+                outcome = left_out(await cast("Awaitable[object]", self._handler.function(self._items)))
+            except BaseException as error:  # noqa: BLE001 - as in `Handler.call`; or `_stop` has requested it
+                outcome = CANCELLED if self._task is None else self._raised(error)
+            self._end(outcome)
+
+    def _on_thread(self) -> None:
+        if not self._begin():
+            return
+        with suppress(RuntimeError):  # the loop is closed
+            self._loop.call_soon_threadsafe(self._watch)
+        with self._recorded():
+            try:
+                outcome = left_out(self._handler.function(self._items))
+            except BaseException as error:  # noqa: BLE001 - as in `Handler.call`
+                outcome = self._raised(error)
+            self._end(outcome)
+
+    def _begin(self) -> bool:
+        """Start the attempts that may start, and return True if there are any."""
+        failpoint("attempt.before_effect")
+        for attempt in self._attempts:
+            if attempt.cancelled.is_set() or attempt.lease.is_over():
+                attempt.report(CANCELLED if attempt.cancelled.is_set() else NOT_STARTED)
+            elif attempt.start():
+                attempt.note_start(attempt.claimed_at)  # the wait for others and for a thread counts
+                try:
+                    payload = self._handler.read_payload(attempt.payload, attempt.payload_content_type)
+                except ValueError as error:
+                    attempt.report(invalid_payload(error))
+                except Exception as error:  # noqa: BLE001 - of a model's own code
+                    attempt.report(from_exception(error))
+                else:
+                    self._items.append(_RunningItem(payload, attempt))
+        return bool(self._items)
+
+    def _raised(self, error: BaseException) -> Outcome:
+        """Return the outcome of the undecided runs; one that `complete_in` finds over fails no other."""
+        return RELEASED if isinstance(error, AttemptOver) and len(self._items) > 1 else raised(error)
+
+    def _end(self, outcome: Outcome) -> None:
+        """Decide the runs that are not decided yet."""
+        failpoint("attempt.after_effect")
+        for item in self._items:
+            if not item.running.reported:
+                item.decide(item.running.stop_outcome or outcome)
+
+    @contextmanager
+    def _recorded(self) -> Generator[None]:
+        """Capture the output of a call with one run, and record a span for each run."""
+        token, spans = current.set(self._items[0].running if len(self._items) == 1 else None), tracing.spans
+        try:
+            with ExitStack() as stack:
+                found = [stack.enter_context(attempt_span(spans, one.running)) for one in self._items if spans]
+                for item, span in zip(self._items, found, strict=False):  # none while traces are off
+                    item.running.span = span.traceparent
+                yield
+                for item, span in zip(self._items, found, strict=False):
+                    if (ended := item.outcome) is not None:
+                        span.end(ended.kind.value, ended.error_type, ended.error_message)
+        finally:
+            current.reset(token)
+
+    # How runs are stopped, on the event loop.
+
+    def _watch(self) -> None:
+        """Start the time limits; from now on a request reaches its run."""
+        for item in self._items:
+            attempt, stop = item.running, partial(self._stop, item)
+            self._timeouts.append(Timeouts(attempt, self._loop, stop, began=attempt.began_at, grace_seconds=0))
+            if attempt.cancelled.is_set():  # since its start
+                stop()
+
+    def _stop(self, item: _RunningItem) -> None:
+        """Decide a run; when the executor ends, its coroutine decides it. End the call if no run is left."""
+        outcome = item.running.stop_outcome or CANCELLED
+        self._stopped |= not item.running.reported
+        if outcome is not RELEASED or not self._handler.is_async:
+            item.decide(outcome)
+        if self._task is not None and not self._checks:  # once for all that are stopped together
+            self._checks = True
+            self._loop.call_soon(self._check)
+
+    def _check(self) -> None:
+        """Cancel the coroutine if stops have left no run to decide, or all time limits are over."""
+        stopped, self._stopped, self._checks = self._stopped, False, False
+        runs = [each.running for each in self._items]
+        is_over = all(run.stop_outcome is not None or (stopped and run.reported) for run in runs)
+        if self._task is not None and is_over:
+            task, self._task = self._task, None
+            task.cancel()
