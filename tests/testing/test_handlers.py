@@ -2,15 +2,17 @@
 
 import asyncio
 import logging
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 
 import pytest
 from pydantic import BaseModel
 
 import tidewheel
+from tidewheel.clock import SystemClock
 from tidewheel.errors import Refused
 from tidewheel.executor.context_parts import Parent, Previous
-from tidewheel.testing.handlers import run_handler, run_handler_async
+from tidewheel.testing.handlers import run_chunk, run_chunk_async, run_handler, run_handler_async
 
 AT = datetime(2027, 3, 1, 12, tzinfo=UTC)
 
@@ -62,6 +64,25 @@ def raise_it(context: tidewheel.Context, payload: str) -> None:
 async def sleep(context: tidewheel.Context, payload: float) -> None:
     del context
     await asyncio.sleep(payload)
+
+
+@tidewheel.handler("kit.chunk", chunk=tidewheel.Chunk(most=4))
+async def print_all(items: Sequence[tidewheel.Item[Order]]) -> None:
+    for item in items:
+        if item.payload.copies > 9:
+            raise tidewheel.RetryAfter(30)
+        item.log.warning("printing %s", item.payload.to)
+        item.context.heartbeat(progress=100)
+        item.succeed([item.job_key, item.attempt, len(items)])
+
+
+@tidewheel.handler("kit.chunk-on-thread", chunk=tidewheel.Chunk(most=2))
+def stop_late(items: Sequence[tidewheel.Item[object]]) -> None:
+    items[0].fail(tidewheel.Permanent("no such address"))
+    assert items[1].deadline > SystemClock().now()
+    while not items[1].cancelled:
+        pass
+    items[1].succeed()
 
 
 @tidewheel.handler("kit.own", isolation="process")
@@ -190,3 +211,40 @@ def test_unknown_handler_is_refused_with_the_nearest() -> None:
 def test_invalid_field_of_the_job_is_refused() -> None:
     with pytest.raises(Refused, match="start_to_close"):
         run_handler(order, {"to": "ann"}, start_to_close="soon")
+
+
+def test_runs_of_a_chunk_get_outcomes_of_one_call() -> None:
+    small, large = Order(to="ann"), Order(to="bob", copies=10)
+    first, wrong, last, left = run_chunk(print_all, [small, {"to": 1}, large, small], key="orders")
+    assert (first.assert_succeeded().result, first.progress) == (["orders", 1, 3], 100)
+    assert first.output.endswith("printing ann\n")
+    assert (wrong.error_type, last.error_type, left.error_type) == ("InvalidPayload", "RetryAfter", "RetryAfter")
+    assert left.again_in == timedelta(seconds=30)
+
+
+def test_timeout_of_a_run_decides_it_before_the_call_ends() -> None:
+    first, second = run_chunk("kit.chunk-on-thread", [1, 2], start_to_close="100ms")
+    assert (first.error_type, first.again_in) == ("Permanent", None)
+    assert (second.outcome, second.error_type) == ("timed_out", "timeout_start_to_close")
+
+
+def test_one_run_of_a_chunk_handler_runs_alone() -> None:
+    assert run_handler(print_all, Order(to="ann"), attempt=2).assert_succeeded().result == ["kit.chunk", 2, 1]
+    assert run_handler("kit.chunk-on-thread").error_type == "Permanent"
+
+
+def test_chunk_of_another_handler_or_of_too_many_runs_is_refused() -> None:
+    with pytest.raises(TypeError, match=r"'kit\.order' has no chunk; write run_handler"):
+        run_chunk(order, [])
+    with pytest.raises(ValueError, match=r"more than Chunk\.most, 2; pass fewer"):
+        run_chunk("kit.chunk-on-thread", [1, 2, 3])
+
+
+def test_chunk_in_a_coroutine_is_awaited() -> None:
+    async def work() -> None:
+        with pytest.raises(RuntimeError, match="await run_chunk_async"):
+            run_chunk(print_all, [Order(to="ann")])
+        [result] = await run_chunk_async(print_all, [Order(to="ann")])
+        assert result.succeeded
+
+    asyncio.run(work())

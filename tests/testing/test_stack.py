@@ -75,6 +75,16 @@ def test_a_retry_waits_for_its_time(tidewheel: Tidewheel) -> None:
     assert [(run.state, run.attempt) for run in tidewheel.runs("job")] == [("succeeded", 3)]
 
 
+def test_runs_of_a_chunk_handler_share_calls_and_are_retried_alone(tidewheel: Tidewheel) -> None:
+    tidewheel.submit(job(target="testing.together", retry={"max_attempts": 2, "initial": "1m", "jitter": "0%"}))
+    for number in range(2):
+        tidewheel.trigger("job", number)
+    tidewheel.drain()
+    assert sorted((run.state, run.result) for run in tidewheel.runs("job")) == [("retrying", None), ("succeeded", b"2")]
+    tidewheel.advance(minutes=1)
+    assert sorted((run.attempt, run.result) for run in tidewheel.runs("job")) == [(1, b"2"), (2, b"1")]
+
+
 def test_exhausted_run_is_reported(tidewheel: Tidewheel) -> None:
     tidewheel.submit(job(target="testing.fail-until", payload=9, retry={"max_attempts": 1}))
     tidewheel.trigger("job")

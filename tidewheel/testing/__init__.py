@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from tidewheel.executor.context_parts import Parent
-    from tidewheel.testing.handlers import HandlerResult, run_handler, run_handler_async
+    from tidewheel.testing.handlers import HandlerResult, run_chunk, run_chunk_async, run_handler, run_handler_async
     from tidewheel.testing.simulation import Simulated, simulate
     from tidewheel.testing.stack import Stack, Tidewheel
 
@@ -19,6 +19,8 @@ __all__ = [
     "Simulated",
     "Stack",
     "Tidewheel",
+    "run_chunk",
+    "run_chunk_async",
     "run_handler",
     "run_handler_async",
     "simulate",
@@ -27,6 +29,8 @@ __all__ = [
 _WHERE = {
     "Parent": "tidewheel.executor.context_parts",
     "HandlerResult": "tidewheel.testing.handlers",
+    "run_chunk": "tidewheel.testing.handlers",
+    "run_chunk_async": "tidewheel.testing.handlers",
     "run_handler": "tidewheel.testing.handlers",
     "run_handler_async": "tidewheel.testing.handlers",
     "Simulated": "tidewheel.testing.simulation",

@@ -1,4 +1,4 @@
-"""`run_handler`: one attempt of a handler in this process, without services.
+"""`run_handler` and `run_chunk`: attempts of a handler in this process, without services.
 
 The payload, the call, the outcome and the output are handled as in production. Nothing is stored. The result has what
 the handler reported to its context.
@@ -6,12 +6,12 @@ the handler reported to its context.
 
 import asyncio
 import json
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from difflib import get_close_matches
 from functools import wraps
-from typing import ParamSpec
+from typing import ParamSpec, TypeVar
 
 from psycopg import AsyncConnection, Connection
 
@@ -21,7 +21,7 @@ from tidewheel.executor.attempt import Attempt
 from tidewheel.executor.complete_in import encode_result
 from tidewheel.executor.context_parts import Parent, Previous
 from tidewheel.executor.handler_services import parse_added_runs
-from tidewheel.executor.handlers import Handler, registered
+from tidewheel.executor.handlers import ChunkHandler, Handler, registered
 from tidewheel.executor.outcome import Outcome, from_exception, timed_out
 from tidewheel.executor.output_capture import captured
 from tidewheel.executor.record_outcomes import next_delay
@@ -38,6 +38,7 @@ from tidewheel.schemas.generated import records
 from tidewheel.transitions.claim import Started
 
 P = ParamSpec("P")
+R = TypeVar("R")
 _JSON, _BYTES = "application/json", "application/octet-stream"
 _VERSION = 1
 
@@ -110,17 +111,9 @@ async def run_handler_async(
     """
     known = find_handler(handler)
     definition = _definition(known.name, job)
-    started = _started(definition, attempt, scheduled_at or SystemClock().now())
-    simulated = _Attempt(
-        started,
-        _request(definition, started, payload, checkpoint=checkpoint, labels=labels),
-        definition,
-        on_report=lambda _, __: None,
-        on_release=lambda _: None,
-        given_previous=previous or Previous(),
-        given_parents={key: _parent(key, given) for key, given in (parents or {}).items()},
-        checkpoint=_text(checkpoint),
-    )
+    simulated = _simulated(definition, payload, scheduled_at, labels, attempt=attempt, checkpoint=checkpoint)
+    simulated.given_previous = previous or Previous()
+    simulated.given_parents = {key: _parent(key, given) for key, given in (parents or {}).items()}
     if cancelled:
         simulated.cancelled.set()
     # Its process would be another one, and what a test has set up is in this one.
@@ -133,20 +126,60 @@ async def run_handler_async(
     return _result(simulated, outcome)
 
 
-def _synchronous(run: Callable[P, Coroutine[None, None, HandlerResult]]) -> Callable[P, HandlerResult]:
+async def run_chunk_async(
+    handler: str | Callable[..., object],
+    payloads: Sequence[object],
+    *,
+    scheduled_at: datetime | None = None,
+    labels: Mapping[str, str] | None = None,
+    **job: object,
+) -> list[HandlerResult]:
+    """Run a call of a chunk handler, from a test that is a coroutine; one result for each payload.
+
+    Args:
+        payloads: Those of the runs, each as in `run_handler`.
+
+    Raises:
+        TypeError: The handler has no chunk.
+        ValueError: It takes fewer runs in one call.
+    """
+    known = find_handler(handler)
+    if not isinstance(known, ChunkHandler):
+        raise TypeError(f"handler {known.name!r} has no chunk; write run_handler(…)")
+    if len(payloads) > known.chunk.most:
+        raise ValueError(f"payloads: {len(payloads)} runs are more than Chunk.most, {known.chunk.most}; pass fewer")
+    outcomes, definition = dict[Attempt, Outcome](), _definition(known.name, job)
+    simulated = [_simulated(definition, each, scheduled_at, labels, number=n) for n, each in enumerate(payloads)]
+    for one in simulated:
+        one.on_report = outcomes.__setitem__
+    runner = PythonRunner({known.name: known}, threads=1)
+    try:
+        with captured():
+            await asyncio.create_task(runner.run_chunk(simulated))
+    finally:
+        await runner.close()
+    return [_result(one, outcomes[one]) for one in simulated]
+
+
+def _synchronous(run: Callable[P, Coroutine[None, None, R]]) -> Callable[P, R]:
     @wraps(run)
-    def run_handler(*arguments: P.args, **fields: P.kwargs) -> HandlerResult:
+    def synchronous(*arguments: P.args, **fields: P.kwargs) -> R:
         try:
             asyncio.get_running_loop()
         except RuntimeError:
             return asyncio.run(run(*arguments, **fields))
-        raise RuntimeError("run_handler would block the event loop; write `await run_handler_async(…)`")
+        name = run.__name__
+        message = f"{name.removesuffix('_async')} would block the event loop; write `await {name}(…)`"
+        raise RuntimeError(message)
 
-    return run_handler
+    return synchronous
 
 
 run_handler = _synchronous(run_handler_async)
 """As `run_handler_async`, from a test that is no coroutine; raises RuntimeError on an event loop."""
+
+run_chunk = _synchronous(run_chunk_async)
+"""As `run_chunk_async`, from a test that is no coroutine; raises RuntimeError on an event loop."""
 
 
 def find_handler(handler: str | Callable[..., object]) -> Handler:
@@ -260,8 +293,29 @@ def _definition(name: str, job: Mapping[str, object]) -> records.JobDefinition:
     )
 
 
-def _started(definition: records.JobDefinition, attempt: int, at: datetime) -> Started:
-    run = derived_run_id(job_id(definition.tenant, definition.job_key), at, Cause.TRIGGER, b"test")
+def _simulated(
+    definition: records.JobDefinition,
+    payload: object,
+    scheduled_at: datetime | None,
+    labels: Mapping[str, str] | None,
+    *,
+    attempt: int = 1,
+    checkpoint: object = None,
+    number: int = 0,
+) -> _Attempt:
+    started = _started(definition, attempt, scheduled_at or SystemClock().now(), number)
+    return _Attempt(
+        started,
+        _request(definition, started, payload, checkpoint=checkpoint, labels=labels),
+        definition,
+        on_report=lambda _, __: None,
+        on_release=lambda _: None,
+        checkpoint=_text(checkpoint),
+    )
+
+
+def _started(definition: records.JobDefinition, attempt: int, at: datetime, number: int) -> Started:
+    run = derived_run_id(job_id(definition.tenant, definition.job_key), at, Cause.TRIGGER, b"test%d" % number)
     now = SystemClock().now()
     return Started(run, attempt, failed_attempts=attempt - 1, lost_attempts=0, publish_at=at, started_at=now)
 
