@@ -21,7 +21,9 @@ from tidewheel.local.daemon import Step, in_silence
 from tidewheel.local.stack import SIZES, LocalStack, StackInfo, StackStatus
 from tidewheel.local.state import HOME_VARIABLE, STATE_FILE, default_home
 
-_SCENARIOS = "Any of submit, fire, relay, execute, pipeline, latency, hot-second, http, handlers, limits, api, growth."
+_SCENARIOS = (
+    "Any of submit, fire, relay, execute, pipeline, latency, hot-second, http, handlers, chunks, limits, api, growth."
+)
 Scenarios = Annotated[list[str] | None, typer.Argument(metavar="SCENARIO", help=_SCENARIOS)]
 Rounds = Annotated[
     int | None,

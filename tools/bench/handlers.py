@@ -3,8 +3,9 @@
 import asyncio
 import threading
 import time
+from collections.abc import Sequence
 
-from tidewheel import Context, handler
+from tidewheel import Chunk, Context, Item, handler
 from tools.bench.starts import Notes
 
 AWAITED_SECONDS = 0.01
@@ -21,6 +22,14 @@ _counting = threading.Lock()  # `Notes` is for one thread
 async def noop(context: Context, payload: object) -> None:
     """Nothing."""
     _notes.note()
+
+
+@handler("chunked", chunk=Chunk(most=500))
+async def chunked(items: Sequence[Item[object]]) -> None:
+    """Nothing, for many runs in one call."""
+    for item in items:
+        _notes.note()
+        item.succeed()
 
 
 @handler("noted")

@@ -38,6 +38,7 @@ SCENARIOS: dict[str, tuple[Part, ...]] = {
     "hot-second": (Part(hot_second.measure),),
     "http": (Part(http.measure),),
     "handlers": (Part(handlers.measure),),
+    "chunks": (Part(execute.measure_chunks),),
     "limits": (Part(limits.measure, once=True),),
     "api": (Part(api.measure, once=True),),
     "growth": (Part(growth.measure, once=True),),

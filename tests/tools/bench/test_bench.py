@@ -30,6 +30,7 @@ SIZES: Mapping[str, Sequence[str]] = {
     "submit": ("--jobs", "2000"),
     "relay": ("--jobs", "40000"),
     "execute": ("--jobs", "40000"),
+    "chunks": ("--jobs", "40000"),
     "pipeline": ("--jobs", "2000", "--seconds", "5", "--rate", "50"),
     "latency": ("--rate", "20", "--seconds", "5"),
     "hot-second": ("--jobs", "500"),
@@ -41,6 +42,7 @@ SIZES: Mapping[str, Sequence[str]] = {
 FIGURES: Mapping[str, set[str]] = {
     "submit": {"requests_per_second"},
     "execute": {"runs_per_second", "one_executor_runs_per_second"},
+    "chunks": {"chunked_runs_per_second", "chunked_ratio"},
     "pipeline": {"runs_per_second", "steady_start_p99_ms"},
     "latency": {"due_to_start_p99_ms", "request_to_start_p99_ms"},
     "hot-second": {"500_start_p99_ms", "500_after_idling_start_p99_ms"},

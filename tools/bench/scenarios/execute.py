@@ -1,4 +1,7 @@
-"""`execute`: runs/s of two executors and of one, from Kafka messages to the completions' rows."""
+"""`execute`: runs/s of two executors and of one, from Kafka messages to the completions' rows.
+
+`chunks`: the same of one executor, by a handler of single runs and by one of chunks.
+"""
 
 from collections.abc import Callable, Mapping
 from datetime import timedelta
@@ -19,6 +22,7 @@ _BETWEEN_LOOKS = 2000  # so many may begin
 _UNFAIR = {"TIDEWHEEL_FAIRNESS": "off"}  # the relay holds nothing back while no executor claims
 # All is to come by Kafka: what is due already would be swept while the group forms.
 _NO_SWEEP = {"TIDEWHEEL_SWEEP": "30s"}
+_CHUNKS = {"TIDEWHEEL_SLOTS": "4000"}  # a chunk's runs are not claimed ahead of the slots: eight chunks of 500
 
 
 def measure(server: Server, options: Options) -> Round:
@@ -27,9 +31,26 @@ def measure(server: Server, options: Options) -> Round:
     return Round({name: _measure(server, options, count) for name, count in names.items()})
 
 
-def _measure(server: Server, options: Options, executors: int) -> Figure:
+def measure_chunks(server: Server, options: Options) -> Round:
+    """Let one executor loose on runs that a call takes one by one, and on as many in chunks."""
+    single = _measure(server, options, 1)
+    chunked = _measure(server, options, 1, target="chunked", variables=_CHUNKS)
+    ratio = Figure(chunked.value / single.value, "times")
+    return Round({"single_runs_per_second": single, "chunked_runs_per_second": chunked, "chunked_ratio": ratio})
+
+
+def _measure(
+    server: Server,
+    options: Options,
+    executors: int,
+    *,
+    target: Json = "noop",
+    variables: Mapping[str, str] | None = None,
+) -> Figure:
+    runs = options.jobs or RUNS
     with server.environment() as environment:
-        per_second, spent = work_off(environment, options, options.jobs or RUNS, executors, environment.starts().count)
+        begun = environment.starts().count
+        per_second, spent = work_off(environment, options, runs, executors, begun, target=target, variables=variables)
     return Figure(per_second, "runs/s", spent)
 
 
