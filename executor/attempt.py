@@ -155,8 +155,8 @@ class Attempt:
             self.began_at = monotonic_seconds()
             return True
 
-    def attach(self, cancel_task: Callable[[], object], clock: AttemptClock) -> None:
-        """Record the task of its own that it runs in, and the clock of its timeouts."""
+    def attach(self, cancel_task: Callable[[], object], clock: AttemptClock | None = None) -> None:
+        """Record what stops its code, and the clock of its own timeouts."""
         self._cancel_task, self._clock = cancel_task, clock
 
     def detach(self) -> None:

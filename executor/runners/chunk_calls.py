@@ -2,11 +2,14 @@
 
 A run is decided once: by its handler, a timeout or a request. That is reported at once, and the call goes on for the
 others. Their slots are free when the call has ended. A timeout or a request that leaves no run to decide cancels a
-coroutine. A thread cannot be stopped from outside: it sees `item.cancelled`.
+coroutine, and so does the last time limit of all. A thread cannot be stopped from outside: it sees `item.cancelled`.
+
+One timer a call, at the next limit of an undecided run: a decided run has none.
 """
 
 import asyncio
 import logging
+import math
 from collections.abc import Awaitable, Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
@@ -21,11 +24,14 @@ from tidewheel.executor.attempt import Attempt
 from tidewheel.executor.chunk import Item
 from tidewheel.executor.context import Context
 from tidewheel.executor.handlers import ChunkHandler, invalid_payload, left_out, raised
-from tidewheel.executor.outcome import CANCELLED, NOT_STARTED, RELEASED, Outcome, from_exception
+from tidewheel.executor.outcome import CANCELLED, NOT_STARTED, RELEASED, Outcome, from_exception, timed_out
 from tidewheel.executor.output_capture import current
-from tidewheel.executor.runners.runner import Timeouts, attempt_span
+from tidewheel.executor.runners.runner import attempt_span
 from tidewheel.process import tracing
 from tidewheel.process.failpoint import failpoint
+from tidewheel.transitions.finished import Timeout
+
+_TICK_SECONDS = 0.01  # between two looks at the time limits of a call
 
 
 class _Log(logging.LoggerAdapter[logging.Logger]):
@@ -93,7 +99,6 @@ class ChunkCall:
         self._task: asyncio.Task[object] | None = None  # None on a thread, and once it is cancelled
         self._checks = self._stopped = False  # a check is scheduled, for a stop that has decided a run
         self._watching: asyncio.Handle | None = None
-        self._timeouts: list[Timeouts] = []
         self._loop = asyncio.get_running_loop()
 
     async def run(self, threads: ThreadPoolExecutor) -> None:
@@ -110,8 +115,8 @@ class ChunkCall:
         finally:
             if self._watching is not None:
                 self._watching.cancel()
-            for timeouts in self._timeouts:
-                timeouts.end()
+            for attempt in self._attempts:
+                attempt.detach()
 
     async def _on_loop(self) -> None:
         if not self._begin():
@@ -187,10 +192,28 @@ class ChunkCall:
     def _watch(self) -> None:
         """Start the time limits; from now on a request reaches its run."""
         for item in self._items:
-            attempt, stop = item.running, partial(self._stop, item)
-            self._timeouts.append(Timeouts(attempt, self._loop, stop, began=attempt.began_at, grace_seconds=0))
-            if attempt.cancelled.is_set():  # since its start
+            stop = partial(self._stop, item)
+            item.running.attach(stop)
+            if item.running.cancelled.is_set():  # since its start
                 stop()
+        self._check_limits()
+
+    def _check_limits(self) -> None:
+        """Stop the runs whose time is over. A coroutine with no run to decide has the last of all limits."""
+        now, next_at, last = monotonic_seconds(), math.inf, 0.0
+        for attempt in (item.running for item in self._items):
+            at, timeout, seconds = min(_limits(attempt))
+            if attempt.reported or attempt.stop_outcome is not None:
+                last = max(last, at)
+            elif at > now:
+                next_at = min(next_at, at)
+            else:
+                attempt.expire(timed_out(timeout, seconds))
+        next_at = last if next_at == math.inf else next_at
+        if next_at > now:
+            self._watching = self._loop.call_later(max(next_at - now, _TICK_SECONDS), self._check_limits)
+        else:
+            self._cancel()
 
     def _stop(self, item: _RunningItem) -> None:
         """Decide a run; when the executor ends, its coroutine decides it. End the call if no run is left."""
@@ -203,10 +226,26 @@ class ChunkCall:
             self._loop.call_soon(self._check)
 
     def _check(self) -> None:
-        """Cancel the coroutine if stops have left no run to decide, or all time limits are over."""
+        """Cancel the coroutine if stops have left no run to decide."""
         stopped, self._stopped, self._checks = self._stopped, False, False
         runs = [each.running for each in self._items]
-        is_over = all(run.stop_outcome is not None or (stopped and run.reported) for run in runs)
-        if self._task is not None and is_over:
+        if all(run.stop_outcome is not None or (stopped and run.reported) for run in runs):
+            self._cancel()
+
+    def _cancel(self) -> None:
+        if self._task is not None:
             task, self._task = self._task, None
             task.cancel()
+
+
+def _limits(attempt: Attempt) -> list[tuple[float, Timeout, float]]:
+    """Return the end of each time limit of a started attempt, with its seconds; no heartbeat of a decided run."""
+    seconds = attempt.start_to_close_seconds
+    limits = [(attempt.began_at + seconds, Timeout.START_TO_CLOSE, seconds)]
+    if attempt.closes_at is not None:
+        whole = (attempt.definition.schedule_to_close_ms or 0) / 1000
+        limits.append((attempt.closes_at, Timeout.SCHEDULE_TO_CLOSE, whole))
+    if attempt.heartbeat_seconds is not None and not attempt.reported:
+        since, seconds = attempt.last_heartbeat or attempt.began_at, attempt.heartbeat_seconds
+        limits.append((since + seconds, Timeout.HEARTBEAT, seconds))
+    return limits

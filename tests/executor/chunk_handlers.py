@@ -33,6 +33,7 @@ class Calls:
     made: list[list[UUID]] = field(default_factory=list[list[UUID]])
     stopped: int = 0  # by a CancelledError
     ended: int = 0
+    cancelled: set[UUID] = field(default_factory=set[UUID])  # as the items say at the end of a call
 
     @property
     def sizes(self) -> list[int]:
@@ -50,6 +51,9 @@ Items = Sequence[tidewheel.Item[Act]]
 
 def _note(items: Items) -> Calls:
     calls = CALLS[items[0].payload.calls]
+    for item in items:
+        if item.payload.does == "early":
+            item.succeed()
     calls.made.append([item.run_id for item in items])
     return calls
 
@@ -75,7 +79,12 @@ def _act(items: Items) -> None:
 
 
 def _waits(items: Items, calls: Calls) -> bool:
-    return any(item.payload.does == "wait" for item in items) and not calls.opened.is_set()
+    return any(item.payload.does in {"wait", "early"} for item in items) and not calls.opened.is_set()
+
+
+def _note_end(items: Items, calls: Calls) -> None:
+    calls.cancelled |= {item.run_id for item in items if item.cancelled}
+    calls.ended += 1
 
 
 @tidewheel.handler("chunks.loop", chunk=tidewheel.Chunk(most=MOST, wait="300ms"))
@@ -89,7 +98,7 @@ async def on_loop(items: Items) -> None:
         calls.stopped += 1
         raise
     finally:
-        calls.ended += 1
+        _note_end(items, calls)
 
 
 @tidewheel.handler("chunks.thread", chunk=tidewheel.Chunk(most=MOST, wait="300ms"))
@@ -98,7 +107,7 @@ def on_thread(items: Items) -> None:
     while _waits(items, calls) and not all(item.cancelled for item in items):
         calls.opened.wait(_TICK_SECONDS)
     _act(items)
-    calls.ended += 1
+    _note_end(items, calls)
 
 
 @tidewheel.handler("chunks.patient", chunk=tidewheel.Chunk(most=MOST, wait=10))

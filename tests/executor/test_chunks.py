@@ -160,6 +160,38 @@ def test_call_ends_and_frees_its_slots_when_no_run_is_left(chunked: Chunked, han
         assert chunked.states(chunked.trigger(handler, *["succeed"] * 3)) == {"succeeded"}
 
 
+@BOTH
+def test_time_limit_of_a_decided_run_has_no_effect(chunked: Chunked, handler: str) -> None:
+    brief: dict[str, Any] = {"retry": {"max_attempts": 1}, "start_to_close": "1s", "heartbeat": "1s"}
+    [early, late] = chunked.trigger(handler, "early", "succeed", **brief)
+    other = chunked.trigger(handler, "wait")
+    with running(chunked):
+        assert chunked.states([early]) == {"succeeded"}
+        assert chunked.states([late]) == {"timed_out"}
+        chunked.calls.opened.set()
+        assert chunked.states(other) == {"succeeded"}
+    assert (chunked.calls.cancelled, chunked.calls.stopped) == ({late}, 0)
+
+
+def test_missing_heartbeat_of_a_decided_run_ends_no_call(chunked: Chunked) -> None:
+    brief: dict[str, Any] = {"retry": {"max_attempts": 1}, "heartbeat": "1s"}
+    early = chunked.trigger("chunks.loop", "early", **brief)
+    with running(chunked):
+        assert chunked.states(early) == {"succeeded"}
+        assert chunked.states(chunked.trigger("chunks.loop", "wait", **brief)) == {"timed_out"}
+        until(lambda: chunked.calls.ended, "the later call ends")
+        assert (chunked.calls.stopped, chunked.calls.ended) == (1, 1)
+        chunked.calls.opened.set()
+    assert (chunked.calls.stopped, chunked.calls.ended) == (1, 2)
+
+
+def test_last_time_limit_ends_a_call_whose_runs_are_decided(chunked: Chunked) -> None:
+    early = chunked.trigger("chunks.loop", "early", "early", start_to_close="1s")
+    with running(chunked):
+        assert chunked.states(early) == {"succeeded"}
+        until(lambda: chunked.calls.stopped, "the call is cancelled")
+
+
 def test_cancelled_run_that_waits_for_others_never_starts(chunked: Chunked) -> None:
     run_id, *others = chunked.trigger("chunks.patient", *["succeed"] * (MOST - 1))
     with running(chunked):
