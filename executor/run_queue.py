@@ -68,7 +68,7 @@ class RunQueue:
         self._queues = (_Queue(Lane.CRITICAL), _Queue(Lane.STANDARD))  # STANDARD for all other lanes
         self._tasks: set[asyncio.Task[None]] = set()
         self._drainer: asyncio.Task[None] | None = None
-        self._late_check_set = False
+        self._late_check_set = self._stopping = False
         self._overcommit, self._overcommit_from = 0, 0.0
         self._drain_ended: float | None = None  # end of the last drain, if more attempts could have started at once
         self._started = 0
@@ -96,6 +96,7 @@ class RunQueue:
 
     async def wait_until_empty(self, seconds: float) -> None:
         """Wait until all attempts have ended, up to this time; no other attempt comes."""
+        self._stopping = True
         self._gathering.start_if(lambda _: True)
         until = monotonic_seconds() + seconds
         while self._tasks and (left := until - monotonic_seconds()) > 0:
@@ -212,7 +213,7 @@ class RunQueue:
         self._drainer = None
         for lane, count in ended.items():
             self._slots.release(lane, count)
-        self._gathering.start_if(lambda lane: not self._slots.free(lane))
+        self._gathering.start_if(lambda lane: self._stopping or not self._may_start(lane))
         # From the end of one drain to the next: with a busy processor one drain alone overstates the throughput.
         now = monotonic_seconds()
         count, seconds = sum(ended.values()), now - (began if self._drain_ended is None else self._drain_ended)

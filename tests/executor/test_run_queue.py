@@ -1,7 +1,7 @@
 """Starts of claimed attempts: many in one task, waiting ones in their own, never more than slots."""
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
@@ -12,6 +12,7 @@ from tests.executor.attempting import attempt_of
 from tests.fixtures.services import until
 from tidewheel.clock import monotonic_seconds
 from tidewheel.executor.attempt import Attempt
+from tidewheel.executor.chunk import Chunk
 from tidewheel.executor.outcome import NOT_STARTED, Outcome, succeeded
 from tidewheel.executor.run_queue import RunQueue
 from tidewheel.executor.runners.runner import TargetDispatcher
@@ -68,6 +69,7 @@ class Running:
         self.slots = Slots(slots)
         self.ended: list[Attempt] = []
         self.outcomes: dict[int, Outcome] = {}
+        self.calls: list[int] = []
         work = TargetDispatcher({TargetKind.HANDLER: Runner(does)}, grace_seconds=1)
         self.line = RunQueue(
             self.slots,
@@ -75,8 +77,8 @@ class Running:
             run=work.run,
             watch=work.watch,
             on_end=self.ended.append,
-            chunks={},
-            run_chunk=lambda _: asyncio.sleep(0),
+            chunks={"chunked": Chunk(most=5, wait=10)},
+            run_chunk=self._call,
         )
         self.line.start()
 
@@ -100,6 +102,9 @@ class Running:
 
     async def all_ended(self, count: int) -> None:
         await until_async(lambda: len(self.ended) == count, "all have ended")
+
+    async def _call(self, attempts: Sequence[Attempt]) -> None:
+        self.calls.append(len(attempts))
 
     def _note(self, attempt: Attempt, outcome: Outcome) -> None:
         self.outcomes[attempt.started.attempt] = outcome
@@ -412,3 +417,36 @@ async def test_overcommit_grows_by_steps(clock: Clock) -> None:
         await running.run(free)
         await until_async(lambda free=free: running.slots.free_overcommit(Lane.STANDARD) > free, f"more in {round_}")
     assert seen == [9, 29, 49, 89]
+
+
+async def nothing(attempt: Attempt) -> Outcome:
+    return succeeded(None)
+
+
+async def test_claim_under_way_starts_no_chunk_early() -> None:
+    running = Running(nothing, slots=4)
+    attempts = running.attempts(4, target="chunked")
+    running.line.add(attempts[:2])
+    for _ in range(10):  # turns of the loop, more than the queue takes
+        await asyncio.sleep(0)
+    assert not running.calls, "the claim under way has the other two slots"
+    running.line.add(attempts[2:])
+    await running.all_ended(4)
+    assert running.calls == [4]
+
+
+async def test_stopping_queue_starts_chunks_that_are_gathered_later() -> None:
+    gate = asyncio.Event()
+
+    async def does(attempt: Attempt) -> Outcome:
+        await gate.wait()
+        return succeeded(None)
+
+    running = Running(does, slots=1)
+    running.line.add(running.attempts(1))
+    running.line.add([running.attempt(2, target="chunked")])
+    stopping = asyncio.create_task(running.line.wait_until_empty(30))
+    await asyncio.sleep(0)
+    gate.set()
+    await stopping
+    assert running.calls == [1]
