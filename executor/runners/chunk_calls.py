@@ -10,7 +10,7 @@ One timer a call, at the next limit of an undecided run: a decided run has none.
 import asyncio
 import logging
 import math
-from collections.abc import Awaitable, Generator, Sequence
+from collections.abc import Awaitable, Callable, Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from contextvars import copy_context
@@ -96,19 +96,24 @@ class ChunkCall:
     def __init__(self, handler: ChunkHandler, attempts: Sequence[Attempt]) -> None:
         self._handler, self._attempts = handler, attempts
         self._items: list[_RunningItem] = []
-        self._task: asyncio.Task[object] | None = None  # None on a thread, and once it is cancelled
+        self._cancel: Callable[[], object] | None = None  # of the coroutine, or of the wait for a thread; called once
         self._checks = self._stopped = False  # a check is scheduled, for a stop that has decided a run
         self._watching: asyncio.Handle | None = None
         self._loop = asyncio.get_running_loop()
 
     async def run(self, threads: ThreadPoolExecutor) -> None:
         """Make the call, and return when its code has ended and each run is decided."""
+        for attempt in self._attempts:
+            attempt.note_start(attempt.claimed_at)  # the wait for others and for a thread counts
         try:
             if self._handler.is_async:
                 await self._on_loop()
             else:
                 work = self._on_thread if tracing.spans is None else partial(copy_context().run, self._on_thread)
-                await asyncio.wrap_future(threads.submit(work))
+                future = threads.submit(work)
+                self._cancel = future.cancel  # no effect once the thread has begun
+                self._watch()
+                await asyncio.wrap_future(future)
         except BaseException as error:  # noqa: BLE001 - a fault ends these attempts, never the executor
             for attempt in self._attempts:
                 attempt.report(attempt.stop_outcome or raised(error))
@@ -121,20 +126,22 @@ class ChunkCall:
     async def _on_loop(self) -> None:
         if not self._begin():
             return
-        self._task = asyncio.current_task()
+        task = asyncio.current_task()
+        assert task is not None  # noqa: S101 - a coroutine of a task
+        self._cancel = task.cancel
         self._watching = self._loop.call_soon(self._watch)  # not before the handler waits for the first time
         with self._recorded():
             try:
                 outcome = left_out(await cast("Awaitable[object]", self._handler.function(self._items)))
             except BaseException as error:  # noqa: BLE001 - as in `Handler.call`; or `_stop` has requested it
-                outcome = CANCELLED if self._task is None else self._raised(error)
+                outcome = CANCELLED if self._cancel is None else self._raised(error)
             self._end(outcome)
 
     def _on_thread(self) -> None:
         if not self._begin():
             return
         with suppress(RuntimeError):  # the loop is closed
-            self._loop.call_soon_threadsafe(self._watch)
+            self._loop.call_soon_threadsafe(self._check_limits)
         with self._recorded():
             try:
                 outcome = left_out(self._handler.function(self._items))
@@ -148,8 +155,9 @@ class ChunkCall:
         for attempt in self._attempts:
             if attempt.cancelled.is_set() or attempt.lease.is_over():
                 attempt.report(CANCELLED if attempt.cancelled.is_set() else NOT_STARTED)
+            elif attempt.left_seconds <= 0:
+                attempt.report(timed_out(*_next_limit(attempt)[1:]))
             elif attempt.start():
-                attempt.note_start(attempt.claimed_at)  # the wait for others and for a thread counts
                 try:
                     payload = self._handler.read_payload(attempt.payload, attempt.payload_content_type)
                 except ValueError as error:
@@ -182,8 +190,8 @@ class ChunkCall:
                     item.running.span = span.traceparent
                 yield
                 for item, span in zip(self._items, found, strict=False):
-                    if (ended := item.outcome) is not None:
-                        span.end(ended.kind.value, ended.error_type, ended.error_message)
+                    ended = item.outcome or item.running.stop_outcome or CANCELLED
+                    span.end(ended.kind.value, ended.error_type, ended.error_message)
         finally:
             current.reset(token)
 
@@ -191,61 +199,63 @@ class ChunkCall:
 
     def _watch(self) -> None:
         """Start the time limits; from now on a request reaches its run."""
-        for item in self._items:
-            stop = partial(self._stop, item)
-            item.running.attach(stop)
-            if item.running.cancelled.is_set():  # since its start
-                stop()
+        for attempt in self._attempts:
+            attempt.attach(partial(self._stop, attempt))
+            if attempt.cancelled.is_set():  # since its start
+                self._stop(attempt)
         self._check_limits()
 
     def _check_limits(self) -> None:
         """Stop the runs whose time is over. A coroutine with no run to decide has the last of all limits."""
-        now, next_at, last = monotonic_seconds(), math.inf, 0.0
-        for attempt in (item.running for item in self._items):
-            at, timeout, seconds = min(_limits(attempt))
+        now, last, ends = monotonic_seconds(), 0.0, list[float]()
+        for attempt in self._attempts:
+            at, timeout, seconds = _next_limit(attempt)
             if attempt.reported or attempt.stop_outcome is not None:
-                last = max(last, at)
+                last = max(last, at if attempt.began_at else 0.0)
             elif at > now:
-                next_at = min(next_at, at)
+                ends.append(at)
             else:
                 attempt.expire(timed_out(timeout, seconds))
-        next_at = last if next_at == math.inf else next_at
-        if next_at > now:
+        if self._watching is not None:
+            self._watching.cancel()  # of the wait for a thread
+        if (next_at := min(ends, default=last)) > now:
             self._watching = self._loop.call_later(max(next_at - now, _TICK_SECONDS), self._check_limits)
         else:
-            self._cancel()
+            self._end_code()
 
-    def _stop(self, item: _RunningItem) -> None:
+    def _stop(self, attempt: Attempt) -> None:
         """Decide a run; when the executor ends, its coroutine decides it. End the call if no run is left."""
-        outcome = item.running.stop_outcome or CANCELLED
-        self._stopped |= not item.running.reported
-        if outcome is not RELEASED or not self._handler.is_async:
-            item.decide(outcome)
-        if self._task is not None and not self._checks:  # once for all that are stopped together
+        outcome, on_thread = attempt.stop_outcome or CANCELLED, not self._handler.is_async
+        self._stopped |= on_thread or not attempt.reported
+        if outcome is not RELEASED or on_thread:
+            attempt.report(outcome)
+        if self._cancel is not None and not self._checks:  # once for all that are stopped together
             self._checks = True
             self._loop.call_soon(self._check)
 
     def _check(self) -> None:
-        """Cancel the coroutine if stops have left no run to decide."""
+        """End the code if stops have left no run to decide."""
         stopped, self._stopped, self._checks = self._stopped, False, False
-        runs = [each.running for each in self._items]
-        if all(run.stop_outcome is not None or (stopped and run.reported) for run in runs):
-            self._cancel()
+        if all(run.stop_outcome is not None or (stopped and run.reported) for run in self._attempts):
+            self._end_code()
 
-    def _cancel(self) -> None:
-        if self._task is not None:
-            task, self._task = self._task, None
-            task.cancel()
+    def _end_code(self) -> None:
+        """Cancel the coroutine, or the wait for a thread: the slots are free at once."""
+        cancel, self._cancel = self._cancel, None
+        if cancel is not None:
+            cancel()
 
 
-def _limits(attempt: Attempt) -> list[tuple[float, Timeout, float]]:
-    """Return the end of each time limit of a started attempt, with its seconds; no heartbeat of a decided run."""
-    seconds = attempt.start_to_close_seconds
-    limits = [(attempt.began_at + seconds, Timeout.START_TO_CLOSE, seconds)]
+def _next_limit(attempt: Attempt) -> tuple[float, Timeout, float]:
+    """Return the end of the next time limit, with its seconds; a decided run has no heartbeat."""
+    limits = [(math.inf, Timeout.START_TO_CLOSE, 0.0)]  # until it starts
+    if attempt.began_at:
+        seconds = attempt.start_to_close_seconds
+        limits.append((attempt.began_at + seconds, Timeout.START_TO_CLOSE, seconds))
     if attempt.closes_at is not None:
         whole = (attempt.definition.schedule_to_close_ms or 0) / 1000
         limits.append((attempt.closes_at, Timeout.SCHEDULE_TO_CLOSE, whole))
-    if attempt.heartbeat_seconds is not None and not attempt.reported:
+    if attempt.began_at and attempt.heartbeat_seconds is not None and not attempt.reported:
         since, seconds = attempt.last_heartbeat or attempt.began_at, attempt.heartbeat_seconds
         limits.append((since + seconds, Timeout.HEARTBEAT, seconds))
-    return limits
+    return min(limits)

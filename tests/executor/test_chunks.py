@@ -192,6 +192,48 @@ def test_last_time_limit_ends_a_call_whose_runs_are_decided(chunked: Chunked) ->
         until(lambda: chunked.calls.stopped, "the call is cancelled")
 
 
+def test_cancelled_runs_that_wait_for_a_thread_free_their_slots(chunked: Chunked) -> None:
+    [busy] = chunked.trigger("chunks.thread", "wait")
+    with running(chunked, threads=1, slots=3, cancel_grace=timedelta(minutes=1)):
+        until(lambda: chunked.calls.made, "the thread is busy")
+        waiting = chunked.trigger("chunks.thread", "succeed", "succeed")
+        until(lambda: {chunked.database.open_run(each).state for each in waiting} == {"running"}, "they are claimed")
+        for run_id in waiting:
+            chunked.database.apply_batch({"type": "run.cancel", "run_id": str(run_id)})
+        assert chunked.states(waiting) == {"cancelled"}
+        assert chunked.states(chunked.trigger("chunks.loop", "succeed", "succeed")) == {"succeeded"}
+        chunked.calls.opened.set()
+        assert chunked.states([busy]) == {"succeeded"}
+    assert chunked.calls.sizes == [1, 2]
+
+
+def test_run_that_waits_for_a_thread_times_out(chunked: Chunked) -> None:
+    [busy] = chunked.trigger("chunks.thread", "wait")
+    with running(chunked, threads=1):
+        until(lambda: chunked.calls.made, "the thread is busy")
+        [brief] = chunked.trigger("chunks.thread", "succeed", schedule_to_close="1s", start_to_close="1s")
+        [patient] = chunked.trigger("chunks.thread", "succeed", start_to_close="1s", heartbeat="1s")
+        ended = chunked.executing.ended(brief)
+        assert (ended.state, ended.reason) == ("timed_out", "schedule_to_close")
+        chunked.calls.opened.set()
+        assert chunked.states([busy, patient]) == {"succeeded"}
+    assert brief not in chunked.calls.runs
+    assert chunked.outcomes(patient) == ["succeeded"]
+
+
+def test_run_whose_time_is_over_when_the_call_starts_never_starts(chunked: Chunked) -> None:
+    [brief] = chunked.trigger("chunks.patient", "succeed", schedule_to_close="1s")
+    others = chunked.trigger("chunks.patient", *["succeed"] * (MOST - 2))
+    with running(chunked):
+        over = "SELECT schedule_to_close_at < now() - interval '0.5 s' FROM job_runs WHERE run_id = %s"
+        until(lambda: chunked.database.rows(over, [brief]) == [(True,)], "its time is over")
+        others += chunked.trigger("chunks.patient", "succeed")
+        ended = chunked.executing.ended(brief)
+        assert (ended.state, ended.reason) == ("timed_out", "schedule_to_close")
+        assert chunked.states(others) == {"succeeded"}
+    assert brief not in chunked.calls.runs
+
+
 def test_cancelled_run_that_waits_for_others_never_starts(chunked: Chunked) -> None:
     run_id, *others = chunked.trigger("chunks.patient", *["succeed"] * (MOST - 1))
     with running(chunked):
