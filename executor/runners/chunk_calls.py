@@ -10,7 +10,7 @@ One timer a call, at the next limit of an undecided run: a decided run has none.
 import asyncio
 import logging
 import math
-from collections.abc import Awaitable, Callable, Generator, Sequence
+from collections.abc import Awaitable, Callable, Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from contextvars import copy_context
@@ -31,6 +31,7 @@ from tidewheel.process import tracing
 from tidewheel.process.failpoint import failpoint
 from tidewheel.transitions.finished import Timeout
 
+_BUSY_SECONDS = 0.005  # with payloads; then the loop serves everything else
 _TICK_SECONDS = 0.01  # between two looks at the time limits of a call
 
 
@@ -124,7 +125,12 @@ class ChunkCall:
                 attempt.detach()
 
     async def _on_loop(self) -> None:
-        if not self._begin():
+        since = monotonic_seconds()
+        for _ in self._begin():
+            if monotonic_seconds() - since > _BUSY_SECONDS:
+                await asyncio.sleep(0)
+                since = monotonic_seconds()
+        if not self._items:
             return
         task = asyncio.current_task()
         assert task is not None  # noqa: S101 - a coroutine of a task
@@ -138,7 +144,9 @@ class ChunkCall:
             self._end(outcome)
 
     def _on_thread(self) -> None:
-        if not self._begin():
+        for _ in self._begin():
+            pass
+        if not self._items:
             return
         with suppress(RuntimeError):  # the loop is closed
             self._loop.call_soon_threadsafe(self._check_limits)
@@ -149,8 +157,8 @@ class ChunkCall:
                 outcome = self._raised(error)
             self._end(outcome)
 
-    def _begin(self) -> bool:
-        """Start the attempts that may start, and return True if there are any."""
+    def _begin(self) -> Iterator[None]:
+        """Start the attempts that may start, one at each step, and make their items."""
         failpoint("attempt.before_effect")
         for attempt in self._attempts:
             if attempt.cancelled.is_set() or attempt.lease.is_over():
@@ -166,7 +174,7 @@ class ChunkCall:
                     attempt.report(from_exception(error))
                 else:
                     self._items.append(_RunningItem(payload, attempt))
-        return bool(self._items)
+            yield
 
     def _raised(self, error: BaseException) -> Outcome:
         """Return the outcome of the undecided runs; one that `complete_in` finds over fails no other."""

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import threading
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 
@@ -83,6 +84,23 @@ def stop_late(items: Sequence[tidewheel.Item[object]]) -> None:
     while not items[1].cancelled:
         pass
     items[1].succeed()
+
+
+TURNS: list[None] = []  # of the loop, while payloads are read
+
+
+class Slow(BaseModel):
+    turns: int = 0
+
+    def model_post_init(self, context: object) -> None:
+        threading.Event().wait(0.006)
+        self.turns = len(TURNS)
+
+
+@tidewheel.handler("kit.chunk-of-slow", chunk=tidewheel.Chunk(most=5))
+async def turns_before(items: Sequence[tidewheel.Item[Slow]]) -> None:
+    for item in items:
+        item.succeed(item.payload.turns)
 
 
 @tidewheel.handler("kit.own", isolation="process")
@@ -238,6 +256,21 @@ def test_chunk_of_another_handler_or_of_too_many_runs_is_refused() -> None:
         run_chunk(order, [])
     with pytest.raises(ValueError, match=r"more than Chunk\.most, 2; pass fewer"):
         run_chunk("kit.chunk-on-thread", [1, 2, 3])
+
+
+def test_loop_goes_on_while_the_payloads_of_a_large_chunk_are_read() -> None:
+    async def count_turns() -> None:
+        while True:
+            TURNS.append(None)
+            await asyncio.sleep(0)
+
+    async def work() -> None:
+        counting = asyncio.create_task(count_turns())
+        results = await run_chunk_async(turns_before, [{}] * 5)
+        counting.cancel()
+        assert len({result.result for result in results}) == 5
+
+    asyncio.run(work())
 
 
 def test_chunk_in_a_coroutine_is_awaited() -> None:
