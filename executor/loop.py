@@ -218,7 +218,8 @@ class Executor:
     async def _run_chunk(self, attempts: Sequence[Attempt]) -> None:
         runner = self._runners[TargetKind.HANDLER]
         assert isinstance(runner, PythonRunner)  # noqa: S101 - only its attempts are gathered
-        await runner.run_chunk(attempts)
+        with self._held_bytes.of_call(attempts):
+            await runner.run_chunk(attempts)
 
     def _on_report(self, attempt: Attempt, outcome: Outcome) -> None:
         self._held_bytes.ended(attempt, outcome)

@@ -9,7 +9,8 @@ more than it has slots. `run_queue.py` bounds the starts in any case.
 
 import threading
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Generator, Iterable
+from contextlib import contextmanager
 from typing import Final, NamedTuple
 from uuid import UUID
 
@@ -185,6 +186,8 @@ class Slots:
 class HeldBytes:
     """The bytes of large attempts, from their claims until their ends are written; used from any thread.
 
+    Payloads of a chunk stay until its call has ended.
+
     They are payloads, and results that are not written yet. A slot bounds the number of attempts, not their size: a
     thousand with the largest payload and result have 600 MB. Above the bound no message is claimed, and the sweep
     leaves each tenant a share (`Room`). Small ones are not counted: they take less than other parts of an attempt do.
@@ -192,6 +195,7 @@ class HeldBytes:
 
     def __init__(self) -> None:
         self._bytes: dict[tuple[UUID, int], tuple[str, int]] = {}
+        self._calls: dict[tuple[UUID, int], tuple[str, int]] = {}  # payloads of calls in progress, not written yet
 
     def claimed(self, attempts: Iterable[Attempt]) -> None:
         """Count the payloads of claimed attempts."""
@@ -210,7 +214,25 @@ class HeldBytes:
         """Forget attempts whose ends are written."""
         if self._bytes:
             for attempt in attempts:
-                self._bytes.pop(attempt.key, None)
+                if (payload := self._calls.get(attempt.key)) is not None:
+                    self._bytes[attempt.key] = payload  # without the result
+                self._leave(attempt.key)
+
+    @contextmanager
+    def of_call(self, attempts: Iterable[Attempt]) -> Generator[None]:
+        """Count the payloads of a call until the block ends, though ends of its runs are written before."""
+        held = {one.key: payload for one in attempts if (payload := self._bytes.get(one.key)) is not None}
+        self._calls.update(held)
+        try:
+            yield
+        finally:
+            for key in held:
+                self._leave(key)
+
+    def _leave(self, key: tuple[UUID, int]) -> None:
+        """Forget a payload if its call and the write of its end are both over."""
+        if self._calls.pop(key, None) is None:
+            self._bytes.pop(key, None)
 
     def full(self, lane: Lane) -> bool:
         """Return True if no message of a lane is to be claimed."""

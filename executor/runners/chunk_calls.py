@@ -84,9 +84,9 @@ class _RunningItem(Item[object]):
         return self.running.cancelled.is_set()
 
     def decide(self, outcome: Outcome) -> None:
-        """Report the end of the attempt; the first one counts."""
+        """Report the end of the attempt; the first one counts. Its result is not kept."""
         if self.running.report(outcome):
-            self.outcome = outcome
+            self.outcome = outcome if outcome.result is None else replace(outcome, result=None)
 
     _end = decide
 

@@ -117,6 +117,11 @@ async def patient(items: Items) -> None:
     _act(items)
 
 
+@tidewheel.handler("chunks.many", chunk=tidewheel.Chunk(most=100, wait="300ms"))
+async def many(items: Items) -> None:
+    await on_loop(items)
+
+
 @tidewheel.handler("chunks.own", chunk=tidewheel.Chunk(most=MOST, wait="300ms"))
 def complete_together(items: Sequence[tidewheel.Item[str]]) -> None:
     """Complete all runs in one transaction, on the database of the payload."""

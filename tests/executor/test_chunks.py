@@ -14,11 +14,13 @@ from tests.executor.running import Executing
 from tests.fixtures.acts import about, submission
 from tests.fixtures.services import until
 from tidewheel.executor.output_capture import captured
+from tidewheel.runs import RunState
 from tidewheel.schemas.generated.records import ReplyStatus
 
 pytestmark = pytest.mark.kafka
 
 SOON: dict[str, Any] = {"retry": {"max_attempts": 3, "initial": "10ms", "jitter": "0%"}}
+LARGE_BYTES, FULL = 250_000, 56  # payloads that fill an executor, in three forms each: 40 MiB
 BOTH = pytest.mark.parametrize("handler", ["chunks.loop", "chunks.thread"])
 
 
@@ -305,6 +307,19 @@ def test_at_most_once_runs_run_alone(chunked: Chunked) -> None:
     with running(chunked):
         assert sorted(chunked.executing.ended(run_id).state for run_id in runs) == ["failed", "succeeded"]
     assert chunked.calls.sizes == [1, 1]
+
+
+def test_payloads_count_until_the_call_has_ended(chunked: Chunked) -> None:
+    payload = chunked.act("early") | {"ignored": "y" * LARGE_BYTES}
+    chunked.database.submit("large", target="chunks.many", payload=payload)
+    early = [chunked.database.trigger("large") for _ in range(FULL)]
+    with running(chunked, slots=100):
+        assert chunked.states(early) == {"succeeded"}
+        beyond = chunked.database.trigger("large")
+        assert chunked.states(chunked.trigger("chunks.loop", "succeed", lane="critical")) == {"succeeded"}
+        assert chunked.executing.state(beyond) is RunState.QUEUED
+        chunked.calls.opened.set()
+        assert chunked.states([beyond]) == {"succeeded"}
 
 
 def test_log_of_an_item_is_stored_with_its_run_and_output_of_the_call_with_none(chunked: Chunked) -> None:
