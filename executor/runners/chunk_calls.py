@@ -190,14 +190,15 @@ class ChunkCall:
     @contextmanager
     def _recorded(self) -> Generator[None]:
         """Capture the output of a call with one run, and record a span for each run."""
-        token, spans = current.set(self._items[0].running if len(self._items) == 1 else None), tracing.spans
+        items, alone, spans = self._items, len(self._items) == 1, tracing.spans
+        token = current.set(items[0].running if alone else None)
         try:
             with ExitStack() as stack:
-                found = [stack.enter_context(attempt_span(spans, one.running)) for one in self._items if spans]
-                for item, span in zip(self._items, found, strict=False):  # none while traces are off
+                found = [stack.enter_context(attempt_span(spans, one.running, alone=alone)) for one in items if spans]
+                for item, span in zip(items, found, strict=False):  # none while traces are off
                     item.running.span = span.traceparent
                 yield
-                for item, span in zip(self._items, found, strict=False):
+                for item, span in zip(items, found, strict=False):
                     ended = item.outcome or item.running.stop_outcome or CANCELLED
                     span.end(ended.kind.value, ended.error_type, ended.error_message)
         finally:

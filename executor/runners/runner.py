@@ -180,7 +180,7 @@ class TargetDispatcher:
         attempt.report(outcome)
 
 
-def attempt_span(spans: "Spans", attempt: Attempt) -> AbstractContextManager["AttemptSpan"]:
+def attempt_span(spans: "Spans", attempt: Attempt, *, alone: bool = True) -> AbstractContextManager["AttemptSpan"]:
     """Return the span of an attempt, to be entered when its target starts."""
     definition = attempt.definition
     about: dict[str, str | int | bool] = {
@@ -196,7 +196,8 @@ def attempt_span(spans: "Spans", attempt: Attempt) -> AbstractContextManager["At
         "tidewheel.cause": attempt.request.cause.value,
     }
     name = f"process {definition.target.handler or definition.target.kind.value}"
-    return spans.attempt(attempt.run_id, attempt.started.attempt, attempt.request.traceparent, name, about)
+    traceparent = attempt.request.traceparent
+    return spans.attempt(attempt.run_id, attempt.started.attempt, traceparent, name, about, alone=alone)
 
 
 async def _traced(spans: "Spans", runner: Runner, attempt: Attempt) -> Outcome:

@@ -21,7 +21,13 @@ pytestmark = [pytest.mark.postgres, pytest.mark.kafka, pytest.mark.slow]
 
 TRACE, CLIENT = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 TRACEPARENT = f"00-{TRACE}-{CLIENT}-01"
-TRACED = ("traced", "traced-sync", "traced-process", "traced-chunk")  # handlers, and the keys of their jobs
+TRACED = (
+    "traced",
+    "traced-sync",
+    "traced-process",
+    "traced-chunk",
+    "traced-pair",
+)  # handlers, and the keys of their jobs
 ERROR = 2  # Source: OTLP, trace.proto, Status.StatusCode
 
 
@@ -140,6 +146,19 @@ def test_span_of_a_handler_is_a_child_of_its_attempt(
     traced.until(logged, "the handler's line")  # of a worker process, which passes it on
     [line] = logged()
     assert (line["trace_id"], line["run_id"]) == (TRACE, attributes(attempt)["tidewheel.run_id"])
+
+
+def test_span_of_a_call_with_several_runs_is_no_child_of_one_of_them(traced: Fleet, receiver: Receiver) -> None:
+    for _ in range(2):
+        traced.ask({"type": "job.trigger", "key": "traced-pair", "traceparent": TRACEPARENT})
+    traced.flush()
+    traced.until(lambda: len(receiver.named("process traced-pair")) == 2, "the attempts' spans")
+    traced.until(lambda: len(receiver.named("run")) == 2, "the runs' spans")
+    attempts, runs = receiver.named("process traced-pair"), receiver.named("run")
+    assert {one.parent_span_id for one in attempts} == {run.span_id for run in runs}
+    assert {attributes(one)["tidewheel.outcome"] for one in attempts} == {"succeeded"}
+    [work] = [span for span in receiver.spans if span.name == "work in a pair"]
+    assert work.parent_span_id == b""
 
 
 def lines(fleet: Fleet) -> list[dict[str, str]]:

@@ -41,6 +41,14 @@ async def traced_chunk(items: Sequence[tidewheel.Item[object]]) -> None:
         item.succeed()
 
 
+@tidewheel.handler("traced-pair", chunk=tidewheel.Chunk(most=2, wait=10))
+async def traced_pair(items: Sequence[tidewheel.Item[object]]) -> None:
+    """A coroutine that waits for two runs."""
+    _work("a pair")
+    for item in items:
+        item.succeed()
+
+
 def _work(where: str) -> None:
     with trace.get_tracer("handlers").start_as_current_span(f"work in {where}"):
         _LOG.warning("worked in %s", where)

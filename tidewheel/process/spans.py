@@ -152,12 +152,15 @@ class Spans:
         self._record(f"send {topic}", SpanKind.PRODUCER, context, began=began, ended=time.time_ns(), about=about)
 
     @contextmanager
-    def attempt(self, run_id: UUID, number: int, given: str | None, name: str, about: Attributes) -> Generator[Attempt]:
-        """Record an attempt, and make its span the parent of its handler's spans."""
+    def attempt(
+        self, run_id: UUID, number: int, given: str | None, name: str, about: Attributes, *, alone: bool = True
+    ) -> Generator[Attempt]:
+        """Record an attempt. If it is alone in its call, its span is the parent of its handler's spans."""
         run = self._of_run(run_id, given)
         links = [Link(_sibling(run, _attempt_id(run_id, number - 1)))] if number > 1 else []
         self._ids.next.span = _attempt_id(run_id, number)
-        with self._tracer.start_as_current_span(name, _within(run), SpanKind.CONSUMER, dict(about), links) as span:
+        start = self._tracer.start_as_current_span if alone else self._tracer.start_span
+        with start(name, _within(run), SpanKind.CONSUMER, dict(about), links) as span:
             yield Attempt(span)
 
     @contextmanager
