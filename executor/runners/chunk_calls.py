@@ -42,11 +42,11 @@ class _Log(logging.LoggerAdapter[logging.Logger]):
         super().__init__(logger.logger, logger.extra)
         self._attempt = attempt
 
-    def log(self, level: int, msg: object, *args: object, **kwargs: object) -> None:
-        """Log a line, as `logging` does."""
+    def log(self, level: int, msg: object, *args: object, stacklevel: int = 1, **kwargs: object) -> None:
+        """Log a line, as `logging` does, with the place of the caller."""
         writer = current.set(self._attempt)
         try:
-            super().log(level, msg, *args, **kwargs)  # type: ignore[arg-type]  # of `logging`, as they come
+            super().log(level, msg, *args, stacklevel=stacklevel + 1, **kwargs)  # type: ignore[arg-type]  # as they come
         finally:
             current.reset(writer)
 

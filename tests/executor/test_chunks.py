@@ -322,7 +322,9 @@ def test_payloads_count_until_the_call_has_ended(chunked: Chunked) -> None:
         assert chunked.states([beyond]) == {"succeeded"}
 
 
-def test_log_of_an_item_is_stored_with_its_run_and_output_of_the_call_with_none(chunked: Chunked) -> None:
+def test_log_of_an_item_is_stored_with_its_run_and_output_of_the_call_with_none(
+    chunked: Chunked, caplog: pytest.LogCaptureFixture
+) -> None:
     runs = chunked.trigger("chunks.loop", "log", "log")
     with captured(), running(chunked):
         assert chunked.states(runs) == {"succeeded"}
@@ -333,6 +335,8 @@ def test_log_of_an_item_is_stored_with_its_run_and_output_of_the_call_with_none(
         [line] = found[run_id].decode().splitlines()
         assert line.endswith(f"line of {run_id}")
     assert "line of the call" in found[alone].decode()
+    places = {record.funcName for record in caplog.records if record.getMessage().startswith("line of ")}
+    assert places == {"_act"}, "the line that logs, not one of Tidewheel"
 
 
 def test_runs_of_a_call_complete_in_one_transaction(chunked: Chunked) -> None:
