@@ -86,6 +86,11 @@ def stop_late(items: Sequence[tidewheel.Item[object]]) -> None:
     items[1].succeed()
 
 
+@tidewheel.handler("kit.chunk-endless", chunk=tidewheel.Chunk(most=2))
+async def wait_for_ever(items: Sequence[tidewheel.Item[object]]) -> None:
+    await asyncio.Event().wait()
+
+
 TURNS: list[None] = []  # of the loop, while payloads are read
 
 
@@ -256,6 +261,20 @@ def test_chunk_of_another_handler_or_of_too_many_runs_is_refused() -> None:
         run_chunk(order, [])
     with pytest.raises(ValueError, match=r"more than Chunk\.most, 2; pass fewer"):
         run_chunk("kit.chunk-on-thread", [1, 2, 3])
+
+
+def test_at_most_once_runs_of_a_chunk_handler_have_a_call_each() -> None:
+    results = run_chunk(print_all, [Order(to="ann"), Order(to="bob")], delivery="at_most_once", key="orders")
+    assert [result.result for result in results] == [["orders", 1, 1]] * 2
+
+
+def test_cancellation_of_a_call_propagates() -> None:
+    async def work() -> None:
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.1):
+                await run_chunk_async(wait_for_ever, [1, 2])
+
+    asyncio.run(work())
 
 
 def test_loop_goes_on_while_the_payloads_of_a_large_chunk_are_read() -> None:

@@ -136,6 +136,8 @@ async def run_chunk_async(
 ) -> list[HandlerResult]:
     """Run a call of a chunk handler, from a test that is a coroutine; one result for each payload.
 
+    At-most-once runs have a call each, as in production.
+
     Args:
         payloads: Those of the runs, each as in `run_handler`.
 
@@ -155,10 +157,21 @@ async def run_chunk_async(
     runner = PythonRunner({known.name: known}, threads=1)
     try:
         with captured():
-            await asyncio.create_task(runner.run_chunk(simulated))
+            for call in [[one] for one in simulated] if definition.at_most_once else [simulated]:
+                await _propagating(asyncio.create_task(runner.run_chunk(call)))
     finally:
         await runner.close()
     return [_result(one, outcomes[one]) for one in simulated]
+
+
+async def _propagating(call: asyncio.Task[None]) -> None:
+    """Wait for a call. A cancellation from outside ends the call, and propagates whatever the handler does with it."""
+    try:
+        await asyncio.shield(call)
+    except asyncio.CancelledError:
+        call.cancel()
+        await asyncio.wait([call])
+        raise
 
 
 def _synchronous(run: Callable[P, Coroutine[None, None, R]]) -> Callable[P, R]:
