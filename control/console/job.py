@@ -16,7 +16,7 @@ from tidewheel.control.api.authorization import Caller
 from tidewheel.control.api.request_input import TenantQuery, as_key
 from tidewheel.control.client.connection import Connection
 from tidewheel.control.console.axis import LEAST_SPAN, Axis, Window, axis, axis_between, axis_since, window_of
-from tidewheel.control.console.job_lead import LATEST, Seen, read_lead
+from tidewheel.control.console.job_lead import LATEST, Seen, ended, read_lead
 from tidewheel.control.console.job_line import job_line, ran_at
 from tidewheel.control.console.job_rows import Row, Show, counts, error_lines, filtered, folded, job_rows, woven
 from tidewheel.control.console.jobs import hold_words
@@ -41,12 +41,13 @@ from tidewheel.nouns.jobs.model import JobDetail
 from tidewheel.nouns.jobs.reads import show_job
 from tidewheel.nouns.runs.model import PageFilter, RunSummary, Status
 from tidewheel.nouns.runs.reads import count_queued, list_runs
-from tidewheel.runs import RunState
+from tidewheel.runs import DEAD_LETTERED, RunState
 
 _LATE = timedelta(seconds=1)  # from the instant of a run to its start
 _RUNS = 50
 _NEXT = 10
 _DOZENS = 20
+_RECENT = 10  # ended runs: a job with a failure among them is in the list of failing ones
 
 
 class JobQuery(TenantQuery):
@@ -236,8 +237,11 @@ def head_of(connection: Connection, caller: Caller, job: JobDetail, tab: str, se
     letters, open_ones = None, partial(DeadLetters(connection).list, key=job.summary.key, kind="run", redriven=False)
     if lead.family == "bad" and lead.run_id:
         letters = or_else(part(partial(open_ones, limit=1)), None)
-    held = hold_words(job.summary)
-    return {"job": job, "tab": tab, "held": held, "schedule": schedule, "lead": lead, "letters": letters}
+    recent = [run.status in DEAD_LETTERED for run in ended(seen.latest)[:_RECENT]]
+    return {
+        "job": job, "tab": tab, "held": hold_words(job.summary), "schedule": schedule, "lead": lead, "letters": letters,
+        "backlog": seen.waiting, "has_failed": any(recent),
+    }  # fmt: skip
 
 
 def job_of_page(connection: Connection, caller: Caller, request: Request) -> JobDetail:

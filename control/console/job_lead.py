@@ -91,7 +91,7 @@ class Seen:
 def read_lead(connection: Connection, caller: Caller, job: JobDetail, seen: Seen) -> Lead:
     """Return the first line about a job; a part that cannot be read is left out."""
     streak = None
-    if (ended := _ended(seen.latest)) and ended[0].status in DEAD_LETTERED:
+    if (done := ended(seen.latest)) and done[0].status in DEAD_LETTERED:
         streak = or_else(part_of(connection, read_streak, job.summary.job_id), None)
     found, waits = quarantine(job) or _paused(job, seen, streak), _waiting(seen)
     if found is None and waits is not None and waits.family:
@@ -121,7 +121,7 @@ def quarantine(job: JobDetail) -> Lead | None:
     )  # fmt: skip
 
 
-def _ended(latest: Sequence[RunSummary]) -> list[RunSummary]:
+def ended(latest: Sequence[RunSummary]) -> list[RunSummary]:
     """Return the runs that succeeded or failed, the one that ended last first."""
     undone = {RunState.SKIPPED, RunState.CANCELLED}
     found = [(run.finished_at, run) for run in latest if run.finished_at is not None and run.status not in undone]
@@ -255,7 +255,7 @@ def _plain(seen: Seen) -> str:
     if (why := next((why for why in waits if why is not None), None)) is not None:
         return waiting(why, seen.now)
     due = _due(seen)
-    if due and not _ended(seen.latest):
+    if due and not ended(seen.latest):
         return due
     if not seen.unfired:
         return due + _outcomes(seen)
@@ -282,17 +282,17 @@ def _many(runs: int, seen: Seen) -> str:
 
 
 def _outcomes(seen: Seen) -> str:
-    latest, ended = seen.latest, _ended(seen.latest)
+    latest, done = seen.latest, ended(seen.latest)
     if not latest:
         return "No run yet."
-    if not ended:
+    if not done:
         ends = [state(run.status) for run in latest]
         which = "No run has" if len(latest) < LATEST else f"None of the latest {LATEST} runs has"
         return f"{which} succeeded or failed yet: {', '.join(f'{many} {end}' for end, many in Counter(ends).items())}."
-    good = len(list(takewhile(lambda run: run.status == RunState.SUCCEEDED, ended)))
-    if good < len(ended):
+    good = len(list(takewhile(lambda run: run.status == RunState.SUCCEEDED, done)))
+    if good < len(done):
         words = "The last run succeeded; a run" if good == 1 else f"The last {good} runs succeeded; a run"
-        return f"{words if good else 'The last run'} failed {when(ended[good].finished_at, seen.now)}."
+        return f"{words if good else 'The last run'} failed {when(done[good].finished_at, seen.now)}."
     return "The last run succeeded." if good == 1 else f"The last {good} runs succeeded."
 
 

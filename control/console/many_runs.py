@@ -41,6 +41,7 @@ from tidewheel.doors.address import in_address
 from tidewheel.errors import FieldError, InvalidInput, Refused, refuse
 from tidewheel.ids import read_uuid
 from tidewheel.jobs.requests import RunsMatching
+from tidewheel.jobs.values import format_timestamp
 from tidewheel.nouns.operation import checked, model_of, operations
 from tidewheel.nouns.runs.cancellations import count_matching
 from tidewheel.nouns.runs.detail import read_retry_facts
@@ -56,6 +57,7 @@ MOST = 200
 _REASON = reason_field("and published with each run")
 _NOT_BEGUN = "The filter by state does not apply: all runs that have not started are cancelled. Started runs continue."
 _ANY_STATE = "The filter by state does not apply: runs in every open state are cancelled."
+_ANY_TIME = "The filter by time does not apply: runs of any time are cancelled."
 _BY_BOX = "The filter by state does not apply. Runs that have started are cancelled only if you select that below."
 _IF_CHECKED = 'If you select "Cancel runs that have started too", an attempt'
 _BETWEEN = " A run between two attempts ends as cancelled at once."
@@ -186,10 +188,11 @@ class RetryRuns:
         return Done(urls("runs", cause="retry", last="1h"), words)
 
 
-_NAMED = ("status", "key", "queue", "lane", "cause", "labels")
+_NAMED = ("status", "key", "queue", "lane", "cause", "labels", "since", "until")
+_TIMES, _NOT_APPLIED = frozenset({"since", "until"}), frozenset({"status", "since", "until"})
 _ASKED = [each for each in operations(RunList)["list"].parameters if each.name in _NAMED]
 _QUERY = model_of("MatchingQuery", [in_address(each) for each in _ASKED], TenantQuery)
-"""The filter of a cancellation, in the words of the list of runs, whose state is no filter of a cancellation."""
+"""The filter of a cancellation, in the words of the list of runs, whose state and times narrow no cancellation."""
 
 
 class CancelMatching:
@@ -233,7 +236,7 @@ class CancelMatching:
         )  # fmt: skip
         return Dialog(
             question, button, urls("runs", **_shown(query)), danger=True,
-            will=[any_state, *ends] if status else ends,
+            will=[*((any_state,) if status else ()), *((_ANY_TIME,) if query.keys() & _TIMES else ()), *ends],
             stays=("Runs that are created from now on are not cancelled.",),
             fields=(*boxes, _REASON, *counts),
             sample=[f"{name} {value}" for name, value in fields.items() if name != "created_before"],
@@ -276,7 +279,7 @@ def _ends(waiting: str, started: int, between: int = 0, *, who: str = "An attemp
 def matching_filters(filters: PageFilter) -> Mapping[str, object] | None:
     """Return the filters of a cancellation of all that a list shows; None if it has others or none."""
     named = {name for name, value in filters.items() if value}
-    if named - {*_NAMED} or not named - {"status"} or filters.get("status") in FINAL:
+    if named - {*_NAMED} or not named - _NOT_APPLIED or filters.get("status") in FINAL:
         return None
     return _shown(filters)
 
@@ -289,10 +292,11 @@ def matching_button(filters: RunFilter) -> str:
     >>> matching_button({"key": "nightly", "lane": "batch", "status": "queued"})
     'Cancel all unstarted runs that match…'
     """
+    when = ", of any time" if any(filters.get(name) for name in _TIMES) else ""
     which = "unstarted" if filters.get("status") in _NOT_STARTED else "open"
-    [other] = found if len(found := set(_shown(filters)) - {"status"}) == 1 else [""]
+    [other] = found if len(found := set(_shown(filters)) - _NOT_APPLIED) == 1 else [""]
     whose = f"of this {other}" if other in {"job", "queue", "lane"} else "that match"
-    return f"Cancel all {which} runs {whose}…"
+    return f"Cancel all {which} runs {whose}{when}…"
 
 
 def _asked(request: Request) -> RunFilter:
@@ -307,12 +311,13 @@ def _shown(filters: RunFilter) -> Mapping[str, object]:
     names = {"key": "job", "labels": "label"}
     given = {names.get(name, name): filters.get(name) for name in _NAMED}
     labels = pairs(filters.get("labels") or {})
-    return {name: labels if name == "label" else value for name, value in given.items() if value}
+    given |= {"label": labels, **{name: format_timestamp(at) for name in _TIMES if (at := filters.get(name))}}
+    return {name: value for name, value in given.items() if value}
 
 
 def _fields(filters: RunFilter, until: datetime) -> dict[str, Any]:
     """Return the parameters of a cancellation of all that exists at an instant."""
-    return {name: value for name, value in filters.items() if name != "status"} | {"created_before": until}
+    return {name: value for name, value in filters.items() if name not in _NOT_APPLIED} | {"created_before": until}
 
 
 def _already(count: int, words: str) -> Sequence[str]:
@@ -328,7 +333,7 @@ def _none_matches(query: RunFilter) -> str:
     'Each run that matches has started, has ended or is being cancelled already.'
     """
     started = "has started, " if query.get("status") in _NOT_STARTED else ""
-    is_job = "key" in query and not query.keys() - {"key", "status"}
+    is_job = "key" in query and not query.keys() - {"key", *_NOT_APPLIED}
     whose = f"of {query.get('key')}" if is_job else "that matches"
     return f"Each run {whose} {started}has ended or is being cancelled already."
 

@@ -187,11 +187,7 @@ class Plot(NamedTuple):
 
 
 def _plot(
-    along: Axis,
-    figures: ActivityFigures | Failed,
-    upcoming: UpcomingJobs | Failed,
-    urls: Urls,
-    frozen: Sequence[Span],
+    along: Axis, figures: ActivityFigures | Failed, upcoming: UpcomingJobs | Failed, urls: Urls, frozen: Sequence[Span]
 ) -> Plot | Failed:
     if isinstance(figures, Failed):
         return figures

@@ -130,10 +130,8 @@ class RetryRun:
         """Make the new run, or make the attempt due."""
         if text_of(form, "attempt") is not None:
             return _start(connection, form, run_id_of(request), urls)
-        document = {
-            "type": "run.retry", "run_id": str(run_id_of(request)), "delay": text_of(form, "delay"),
-            "reason": text_of(form, "reason"),
-        }  # fmt: skip
+        given = {name: text_of(form, name) for name in ("delay", "reason")}
+        document = {"type": "run.retry", "run_id": str(run_id_of(request)), **given}
         made = connection.request(document, request_id_of(form)).run_id
         undo = ("Cancel the run", urls("run_cancel", run_id=made))
         return Done(urls("run", run_id=made), f"Run {made} is created.", undo)
@@ -162,16 +160,12 @@ def _next_attempt(run: RunDetail, now: datetime, urls: Urls) -> Dialog:
 def _start(connection: Connection, form: Form, run_id: UUID, urls: Urls) -> Done:
     """Make the attempt due that the dialog has shown."""
     attempt = whole_of(form, "attempt")
-    document = {
-        "type": "run.retry", "run_id": str(run_id), "attempt": attempt, "reason": text_of(form, "reason"),
-    }  # fmt: skip
+    document = {"type": "run.retry", "run_id": str(run_id), "attempt": attempt, "reason": text_of(form, "reason")}
     reply = connection.request(document, request_id_of(form))
     words = f"Attempt {attempt} is due now."
     if reply.unchanged:
-        found = state(reply.run_status or "")
-        words = (
-            f"Nothing was changed: attempt {attempt} was due, has started, or the run has ended. Its state: {found}."
-        )
+        words = f"Nothing was changed: attempt {attempt} was due, has started, or the run has ended."
+        words += f" Its state: {state(reply.run_status or '')}."
     return Done(urls("run", run_id=run_id), words)
 
 

@@ -408,13 +408,9 @@ def _in_zone(show: Callable[..., str]) -> Callable[..., str]:
 
 FILTERS: Mapping[str, Callable[..., Any]] = {
     "duration": duration, "relative": _in_zone(relative), "absolute": _in_zone(absolute),
-    "both": _in_zone(both), "timed": _in_zone(timed), "sentence": _in_zone(sentence),
-    "clocked": _in_zone(_clocked),
-    "offset": _in_zone(offset), "rfc3339": format_timestamp, "number": number,
-    "state": state, "reason": reason_words, "short_id": short_id,
-    "people": people, "lines": lines, "key": key,
+    "both": _in_zone(both), "timed": _in_zone(timed), "sentence": _in_zone(sentence), "clocked": _in_zone(_clocked),
+    "offset": _in_zone(offset), "rfc3339": format_timestamp, "number": number, "counted": counted, "ordinal": ordinal,
+    "state": state, "symbol_of": symbol_of, "family_of": family_of, "reason": reason_words, "short_id": short_id,
+    "people": people, "lines": lines, "key": key, "bytes": size, "pace": pace, "percent": percent,
     "visible": visible, "prose": prose, "target": target, "schedule": schedule_of, "remedy": remedy,
-    "bytes": size, "ordinal": ordinal,
-    "counted": counted, "pace": pace, "percent": percent,
-    "symbol_of": symbol_of, "family_of": family_of,
 }  # fmt: skip

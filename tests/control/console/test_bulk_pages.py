@@ -583,12 +583,20 @@ def test_freeze_of_a_queue_that_nothing_has_names_one_like_it_and_stays_possible
     dialog = shown(pages, path)
     assert "No job, no open run and no executor has queue report" in dialog
     assert "Did you mean exports? The freeze is for what comes later." in dialog
+    assert '<option value="exports">' in shown(pages, "/freeze")
     pages.database.apply_batch(submission("manual", queue="calls"))
     assert "No job of this scope has an upcoming occurrence." in shown(pages, "/freeze/scope?queue=calls")
     for known in ("reports", "exports", "calls"):
         assert "no executor has queue" not in shown(pages, f"/freeze/scope?queue={known}")
     assert done(posted(pages, path)) == "/"
     assert pages.database.value("SELECT queue FROM freezes") == "report"
+
+
+def test_freeze_has_ways_in_from_the_backlog_bulk_work_and_admin(pages: ApiClient) -> None:
+    triggered(pages.database, "job", 1)
+    assert 'href="/freeze/scope?queue=default"' in shown(pages, "/")
+    for path in ("/bulk", "/admin/tenants"):
+        assert 'href="/freeze' in shown(pages, path), path
 
 
 def test_freeze_and_thaw_lead_back_to_the_page_of_the_operator(pages: ApiClient) -> None:
@@ -702,6 +710,29 @@ def test_backfill_shows_its_progress_and_is_paused_and_cancelled(pages: ApiClien
     assert "Pause…" not in text
     for verb in ("pause", "resume", "cancel"):
         assert "Nothing would change. Its state is cancelled." in shown(pages, f"{place}/{verb}")
+
+
+def test_times_of_a_list_narrow_no_cancellation_of_all_and_both_say_so(pages: ApiClient) -> None:
+    triggered(pages.database, "job", 3)
+    day, since = "/runs?job=job&last=24h&status=queued", "since=2026-01-01T00:00:00Z"
+    path = link(shown(pages, day), "Cancel all unstarted runs of this job, of any time…")
+    dialog = re.sub(r"</?bdi>", "", shown(pages, path))
+    assert "Cancel 3 runs of job?" in dialog
+    assert "The filter by time does not apply" in dialog
+    done(posted(pages, path, counted="3"))
+    work_off_cancellations(pages.database)
+    assert "Nothing would change" in shown(pages, path)
+    assert "/runs/cancel-all" not in shown(pages, f"/runs?{since}"), "a cancellation needs another filter"
+    triggered(pages.database, "other", 3)
+    part = shown(pages, f"/runs?limit=2&{since}")
+    assert "To cancel all that match, filter by job, queue" in part
+    assert "To cancel the others too, use" in shown(pages, f"/runs?job=other&limit=2&{since}")
+
+
+def test_job_leads_to_the_cancellation_of_its_waiting_runs(pages: ApiClient) -> None:
+    triggered(pages.database, "job", 3)
+    path = link(shown(pages, "/jobs/job"), "Cancel waiting runs…")
+    assert "Cancel 3 runs of job?" in re.sub(r"</?bdi>", "", shown(pages, path))
 
 
 def test_unknown_bulk_work_and_empty_lists_say_so(pages: ApiClient) -> None:
