@@ -118,14 +118,15 @@ def segments(values: Sequence[T]) -> Iterator[tuple[T, int, int]]:
         first += many
 
 
-def condition(job: JobSummary, total: Counter[str], now: datetime) -> str:
-    """Return the condition of a job, by its last run and the runs of a window by letter."""
+def condition(job: JobSummary, total: Counter[str], now: datetime, *, is_unwell: bool = False) -> str:
+    """Return the condition of a job, by its last run, a failure among the last ten, the runs of a window by letter."""
     last, many, surely = job.last_run, max(_SHARE * total.total(), 2), {"well"}
     if job.hold_reason == HoldReason.QUARANTINED or (last and last.state in DEAD_LETTERED):
         surely.add("failing")
     if last and now - last.scheduled_at > _SOON and last.state in WAITING:
         surely.add("waiting")
-    surely |= {name for name, letter in (("failing intermittently", "b"), ("retrying", "t")) if letter in total}
+    at_times = (("failing intermittently", is_unwell or "b" in total), ("retrying", "t" in total))
+    surely |= {name for name, holds in at_times if holds}
     by_share = {"waiting", "skipping"}
     return next(n for n, (_, of) in CONDITIONS.items() if n in surely or (n in by_share and total[of] >= many))
 

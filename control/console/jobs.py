@@ -1,6 +1,6 @@
 """The list of jobs, what fires next, and the actions on those that are selected: pause and resume."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import partial
@@ -32,7 +32,7 @@ from tidewheel.control.console.many_runs import SelectedQuery, back_of
 from tidewheel.control.console.rendering import zone_of_page
 from tidewheel.control.console.sentences import wait_label
 from tidewheel.control.console.urls import Urls
-from tidewheel.control.console.view import Failed, View, in_snapshot, list_view, page_now, pairs, part_of, read_filters
+from tidewheel.control.console.view import View, in_snapshot, list_view, or_else, page_now, pairs, part_of, read_filters
 from tidewheel.control.console.words import counted, family_of, number
 from tidewheel.control.explain.month import JobBins, job_bins
 from tidewheel.control.reads.job_position import SelectedJob, read_selected_jobs
@@ -212,10 +212,12 @@ class JobsPage:
         def rows(page: JobPage) -> Mapping[str, object]:
             bins = part_of(connection, job_bins, page.jobs, along.edges, along.behind)
             pitch = GRID if is_grid else LIST
-            of_job: Mapping[UUID, JobBins] = {} if isinstance(bins, Failed) else bins
-            found = [row_of(job, of_job.get(job.job_id), pitch, along) for job in page.jobs]
+            of_job: Mapping[UUID, JobBins] = or_else(bins, {})
+            failing = part_of(connection, list_jobs, caller.tenant, unwell=True)
+            marked = page if query.status == "unwell" else or_else(failing, None)
+            unwell = {job.job_id for job in marked.jobs} if marked else ()
+            found = [row_of(job, of_job.get(job.job_id), pitch, along, unwell) for job in page.jobs]
             whys = part_of(connection, problems, caller.tenant, found)
-            failing = part_of(connection, list_jobs, caller.tenant, limit=1, unwell=True)
             idle = [row for row in found if is_idle(row.job)]
             if len(idle) < _IDLE or len(idle) == len(found) or query.idle == "show":
                 idle = []
@@ -270,14 +272,14 @@ def problems(connection: Conn, tenant: str, rows: Sequence[Row]) -> Mapping[UUID
     return {job_id: ("", error.text) for job_id, error in errors.items()} | of_wait
 
 
-def row_of(job: JobSummary, bins: JobBins | None, pitch: Pitch, along: Axis) -> Row:
+def row_of(job: JobSummary, bins: JobBins | None, pitch: Pitch, along: Axis, unwell: Collection[UUID] = ()) -> Row:
     """Return the row of a job; without bins its strip has no figures."""
     last = job.last_run
     last_at = None if last is None else last.started_at or instant_of(last.run_id)
     runs, due, is_sample = bins or _UNREAD
     since = last.started_at if last and last.started_at and family_of(last.state) == "moving" else None
     drawn = strip(runs, due, pitch, None if since is None or not runs else along.bin_of(since) or 0)
-    words = condition(job, drawn.total, along.now)
+    words = condition(job, drawn.total, along.now, is_unwell=job.job_id in unwell)
     return Row(job, hold_words(job), drawn, is_sample, words, last_at)
 
 
