@@ -78,7 +78,8 @@ class ChooseFreezePage:
         rows = [(each, address_of(each.freeze), _waiting(each, at_least=each.is_capped)) for each in freezes]
         others = [(each, address_of(each)) for each in standing if each.tenant not in {None, caller.tenant}]
         may_fleet = caller.all_tenants and Scope.ADMIN in caller.scopes
-        return View({"now": now, "rows": rows, "others": others, "may_freeze_fleet": may_fleet, "back": back})
+        return View({"now": now, "rows": rows, "others": others, "may_freeze_fleet": may_fleet, "back": back,
+                     "queues": sorted(_queues(connection, caller))})  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,15 +237,19 @@ def _jobs_of(connection: Conn, tenant: str, scope: FrozenScope, *, occurs: bool 
     )  # fmt: skip
 
 
+def _queues(connection: Connection, caller: Caller) -> set[str]:
+    """Return the queues of executors, for a caller who may see the fleet."""
+    if not caller.all_tenants:
+        return set()
+    with connection.snapshot(all_tenants=True) as reading:
+        return {each for executor in list_executors(reading, limit=_EXECUTORS) for each in executor.queues}
+
+
 def _unknown_queue(connection: Connection, caller: Caller, scope: FrozenScope) -> Sequence[FieldError]:
     """Return the warning that nothing has a queue; who may see the fleet gets names of executors' queues."""
     if scope.queue is None or scope.labels or scope.key_prefix:
         return ()
-    queues: set[str] = set()
-    if caller.all_tenants:
-        with connection.snapshot(all_tenants=True) as reading:
-            queues = {each for executor in list_executors(reading, limit=_EXECUTORS) for each in executor.queues}
-    if scope.queue in queues:
+    if scope.queue in (queues := _queues(connection, caller)):
         return ()
     near = get_close_matches(scope.queue, queues)
     meant = f"did you mean {' or '.join(near)}? " if near else ""
