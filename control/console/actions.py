@@ -88,6 +88,7 @@ class Dialog:
     sample: Sequence[str] = ()
     danger: bool = False
     warnings: Sequence[FieldError] = ()
+    way: str | None = None  # to the bulk work that does this already
 
     def refused(self, form: Form, errors: Sequence[FieldError]) -> "Dialog":
         """Return the dialog with what was typed, and with each error at its field."""

@@ -33,11 +33,12 @@ from tidewheel.control.console.actions import (
 from tidewheel.control.console.door import Form
 from tidewheel.control.console.urls import Urls
 from tidewheel.control.console.view import page_now
-from tidewheel.control.console.words import agreed, counted
+from tidewheel.control.console.words import agreed, counted, number
 from tidewheel.control.instants import typed_number
 from tidewheel.doors.address import in_address
 from tidewheel.errors import FieldError, InvalidInput, refuse
 from tidewheel.nouns.operation import Noun, Operation, Parameter, model_of, operations
+from tidewheel.nouns.works.operations import Work
 
 _UNBOUNDED = FieldError("", "more than 10,000 match, too many for one page", "choose a job or a shorter time")
 
@@ -57,7 +58,7 @@ class Confirm:
     line: Callable[[Any], str]  # a line of the sample
     labels: Mapping[str, str] = field(default_factory=dict[str, str])  # of fields, by parameter
     values: Mapping[str, str] = field(default_factory=dict[str, str])  # the first ones of fields, by parameter
-    warns: Callable[[Connection, Sequence[Any]], Sequence[FieldError]] = lambda connection, first: ()
+    other: Callable[[Connection, Sequence[Any]], Work | None] = lambda connection, first: None  # under way with these
 
     @property
     def scope(self) -> Scope:
@@ -72,15 +73,17 @@ class Confirm:
         back = self._back(query, urls)
         if not found.matched:
             return no_change(f"{verb} {self.things}s?", back, f"No {self.things} matches any more.")
-        danger = self._declared.danger is not None
+        danger, other = self._declared.danger is not None, self.other(connection, found.first)
+        again = "" if other is None else " again"
         return Dialog(
-            f"{verb} {many}?", f"{verb} {many}", back, danger=danger, will=(self.sentence,),
+            f"{verb} {many}{again}?", f"{verb} {many}{again}", back, danger=danger, will=(self.sentence,),
             fields=(
                 *map(self._field, self._typed), *(confirmation(found.matched) if danger else ()),
                 *bound(found.matched, now),
             ),
             sample=sample_of([self.line(each) for each in found.first], found.matched),
-            warnings=(*((_UNBOUNDED,) if danger and found.at_least else ()), *self.warns(connection, found.first)),
+            warnings=(*((_UNBOUNDED,) if danger and found.at_least else ()), *_under_way(other)),
+            way=None if other is None else urls("bulk_work", kind=other.kind, id=other.work_id),
         )  # fmt: skip
 
     def act(self, connection: Connection, caller: Caller, form: Form, request: Request, urls: Urls) -> Done:
@@ -140,6 +143,14 @@ class Confirm:
         given = query.model_dump(mode="json", exclude={"tenant", "id", *self.not_back}, exclude_defaults=True)
         flags = {name: str(value).lower() for name, value in given.items() if isinstance(value, bool)}
         return urls(self.back, **{**given, **flags})
+
+
+def _under_way(work: Work | None) -> Sequence[FieldError]:
+    """Warn of a work under way that has the first of these things."""
+    if work is None:
+        return ()
+    progress = f"{number(work.processed)} of {number(work.matched_count)} done"
+    return (FieldError("", f"a {work.kind} of these is under way: {progress}", "wait for its end"),)
 
 
 def _value(each: Parameter, text: str | None) -> object:

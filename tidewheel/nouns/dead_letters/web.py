@@ -28,12 +28,11 @@ from tidewheel.control.console.view import (
     part_of,
     read_filters,
 )
-from tidewheel.control.console.words import number
 from tidewheel.control.reads.stored import read_run_payload
 from tidewheel.doors.address import after_of, query_of
 from tidewheel.doors.console import Confirm
 from tidewheel.doors.rest import Route, Routes
-from tidewheel.errors import FieldError, UnknownDeadLetter
+from tidewheel.errors import UnknownDeadLetter
 from tidewheel.jobs.strict_json import Json
 from tidewheel.jobs.values import format_timestamp
 from tidewheel.nouns.dead_letters.operations import (
@@ -179,13 +178,9 @@ def _redrive_of(redrives: Sequence[Work], found: DeadLetterGroup | DeadLetterSum
     return next(filter(has_all, redrives), None)
 
 
-def _under_way(connection: Connection, found: Sequence[DeadLetterSummary]) -> Sequence[FieldError]:
-    """Warn of a redrive under way that has the oldest dead letter of another one."""
-    work = _redrive_of(_redrives(connection), found[0]) if found else None
-    if work is None:
-        return ()
-    progress = f"{number(work.processed)} of {number(work.matched_count)} done"
-    return (FieldError("", f"a redrive of these is under way: {progress}", "follow it under bulk work"),)
+def _under_way(connection: Connection, found: Sequence[DeadLetterSummary]) -> Work | None:
+    """Return a redrive under way that has the oldest dead letter of another one."""
+    return _redrive_of(_redrives(connection), found[0]) if found else None
 
 
 def _alike(each: DeadLetterSummary) -> object:
@@ -200,7 +195,7 @@ REDRIVE = Confirm(
     noun=DeadLetters, verb="redrive", things="dead letter", back="dead_letters", one=("dead_letter", "number"),
     sentence="Failed runs start again on their job's current version. Messages are sent to their topic again.",
     line=_line, done="redriven", labels={"rate": "Rate limit (per second)"}, values={"rate": "50"},
-    warns=_under_way,
+    other=_under_way,
 )  # fmt: skip
 PURGE = Confirm(
     noun=DeadLetters, verb="purge", things="dead letter", back="dead_letters", one=("dead_letter", "number"),
