@@ -20,7 +20,7 @@ from tidewheel.control.console.actions import SAMPLE, Dialog, Done, no_change, r
 from tidewheel.control.console.door import Form
 from tidewheel.control.console.run_actions import REASON
 from tidewheel.control.console.urls import Urls
-from tidewheel.control.console.view import View, list_view, page_now, read_filters
+from tidewheel.control.console.view import View, list_view, or_else, page_now, part_of, read_filters
 from tidewheel.control.console.words import agreed, counted, state, when
 from tidewheel.control.reads.outcomes import ErrorLine, read_error_lines
 from tidewheel.control.reads.waits import Wait, read_waits
@@ -30,6 +30,7 @@ from tidewheel.ids import read_uuid
 from tidewheel.nouns.audit_log.operations import AuditEntry, list_audit_log
 from tidewheel.nouns.operation import Page, operations
 from tidewheel.nouns.runs.detail import count_open_retries, read_retry_facts
+from tidewheel.nouns.runs.reads import read_runs
 from tidewheel.nouns.workflows.operations import Parent, Workflow, WorkflowNode, Workflows, WorkflowSummary
 from tidewheel.nouns.workflows.picture import Picture, depths, is_met, picture_of
 from tidewheel.postgres.session import Conn
@@ -146,7 +147,11 @@ class WorkflowsPage:
             found: Page[WorkflowSummary] = Workflows(connection).list(after=after_of(cursors, _LIST), **filters)
             return found, next_cursor(cursors, found.next_cursor)
 
-        return list_view("workflows", query, listed, errors=errors, now=page_now(connection), urls=urls)
+        def starts(page: Page[WorkflowSummary]) -> Mapping[str, object]:
+            roots = part_of(connection, read_runs, [each.root_run_id for each in page])
+            return {"starts": {run.run_id: run.started_at for run in or_else(roots, ())}}
+
+        return list_view("workflows", query, listed, errors=errors, now=page_now(connection), urls=urls, of_page=starts)
 
 
 @dataclass(frozen=True, slots=True)
