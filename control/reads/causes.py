@@ -301,7 +301,9 @@ def _with_slots(need: Need, waiting: Waiting, fleet: FleetStatus, runs: Mapping[
     link, words = "; ", f"all {slots:,} slots of the executors that can run them are in use"
     if busy < slots:
         free = f"{slots - busy:,} of {slots:,} slots are free"
-        link, words = ", although ", f"{free}. Check the log of {able[0].host}"
+        idle = next((each for each in able if not runs.get(each.process_id)), None)
+        log = f"{idle.host} takes no run: check its log" if idle else f"Check the log of {able[0].host}"
+        link, words = ", although ", f"{free}. {log}"
     return replace(need, evidence=link.join(filter(None, (need.evidence, words))))
 
 

@@ -19,6 +19,7 @@ async function check(form) {
     if (fresh === null) return;
     if (errors !== null) fresh.replaceChildren(fresh.querySelector("h2"), errors);
     shown?.replaceWith(fresh);
+    for (const save of form.querySelectorAll("[value=save]")) save.classList.toggle("primary", !fresh.querySelector("[data-unchanged]"));
   } catch { /* the next letter, or the button, sends the form again */ }
 }
 
