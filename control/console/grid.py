@@ -119,7 +119,7 @@ def segments(values: Sequence[T]) -> Iterator[tuple[T, int, int]]:
 
 
 def condition(job: JobSummary, total: Counter[str], now: datetime, *, is_unwell: bool = False) -> str:
-    """Return the condition of a job, by its last run, a failure among the last ten, the runs of a window by letter."""
+    """Return the condition of a job, by its last runs and those of a window by letter."""
     last, many, surely = job.last_run, max(_SHARE * total.total(), 2), {"well"}
     if job.hold_reason == HoldReason.QUARANTINED or (last and last.state in DEAD_LETTERED):
         surely.add("failing")

@@ -309,10 +309,9 @@ def _asked(request: Request) -> RunFilter:
 def _shown(filters: RunFilter) -> Mapping[str, object]:
     """Return a filter as an address has it."""
     names = {"key": "job", "labels": "label"}
-    given = {names.get(name, name): filters.get(name) for name in _NAMED}
-    labels = pairs(filters.get("labels") or {})
-    given |= {"label": labels, **{name: format_timestamp(at) for name in _TIMES if (at := filters.get(name))}}
-    return {name: value for name, value in given.items() if value}
+    given: dict[str, object] = {names.get(name, name): filters.get(name) for name in _NAMED}
+    given["label"] = pairs(filters.get("labels") or {})
+    return {name: format_timestamp(it) if isinstance(it, datetime) else it for name, it in given.items() if it}
 
 
 def _fields(filters: RunFilter, until: datetime) -> dict[str, Any]:

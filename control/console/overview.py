@@ -148,10 +148,8 @@ def _jobs(
         rows = in_order([row_of(job, bins[job.job_id], OVERVIEW, along) for job in found])
         drawn = [row for row in rows if row.strip.paths]
         known = {need.job_id: ("", need.evidence) for need in needs if need.kind == "failing_job" and need.job_id}
-        whys = {
-            **known,
-            **problems(reading, caller.tenant, [row for row in drawn[:_JOBS] if row.job.job_id not in known]),
-        }
+        others = [row for row in drawn[:_JOBS] if row.job.job_id not in known]
+        whys = {**known, **problems(reading, caller.tenant, others)}
     return Jobs(drawn[:_JOBS], whys, len(rows) - len(drawn), page.next_cursor is None and len(drawn) <= _JOBS)
 
 
