@@ -285,7 +285,7 @@ def test_loop_goes_on_while_the_payloads_of_a_large_chunk_are_read() -> None:
 
     async def work() -> None:
         counting = asyncio.create_task(count_turns())
-        results = await run_chunk_async(turns_before, [{}] * 5)
+        results = await run_chunk_async(turns_before, [{"turns": 0}] * 5)
         counting.cancel()
         assert len({result.result for result in results}) == 5
 

@@ -165,7 +165,7 @@ async def run_chunk_async(
 
 
 async def _propagating(call: asyncio.Task[None]) -> None:
-    """Wait for a call; propagate a cancellation from outside, whatever the handler does with it."""
+    """Wait for a call; a cancellation from outside ends the call and propagates."""
     try:
         await asyncio.shield(call)
     except asyncio.CancelledError:
