@@ -132,9 +132,7 @@ class ChunkCall:
                 since = monotonic_seconds()
         if not self._items:
             return
-        task = asyncio.current_task()
-        assert task is not None  # noqa: S101 - a coroutine of a task
-        self._cancel = task.cancel
+        self._cancel = cast("asyncio.Task[None]", asyncio.current_task()).cancel
         self._watching = self._loop.call_soon(self._watch)  # not before the handler waits for the first time
         with self._recorded():
             try:
@@ -257,14 +255,11 @@ class ChunkCall:
 
 def _next_limit(attempt: Attempt) -> tuple[float, Timeout, float]:
     """Return the end of the next time limit, with its seconds; a decided run has no heartbeat."""
-    limits = [(math.inf, Timeout.START_TO_CLOSE, 0.0)]  # until it starts
-    if attempt.began_at:
-        seconds = attempt.start_to_close_seconds
-        limits.append((attempt.began_at + seconds, Timeout.START_TO_CLOSE, seconds))
+    start = attempt.began_at or math.inf  # until it starts
+    limits = [(start, Timeout.START_TO_CLOSE, attempt.start_to_close_seconds)]
+    if attempt.heartbeat_seconds is not None and not attempt.reported:
+        limits.append((attempt.last_heartbeat or start, Timeout.HEARTBEAT, attempt.heartbeat_seconds))
     if attempt.closes_at is not None:
         whole = (attempt.definition.schedule_to_close_ms or 0) / 1000
-        limits.append((attempt.closes_at, Timeout.SCHEDULE_TO_CLOSE, whole))
-    if attempt.began_at and attempt.heartbeat_seconds is not None and not attempt.reported:
-        since, seconds = attempt.last_heartbeat or attempt.began_at, attempt.heartbeat_seconds
-        limits.append((since + seconds, Timeout.HEARTBEAT, seconds))
-    return min(limits)
+        limits.append((attempt.closes_at - whole, Timeout.SCHEDULE_TO_CLOSE, whole))
+    return min((since + seconds, timeout, seconds) for since, timeout, seconds in limits)

@@ -158,20 +158,12 @@ async def run_chunk_async(
     try:
         with captured():
             for call in [[one] for one in simulated] if definition.at_most_once else [simulated]:
-                await _propagating(asyncio.create_task(runner.run_chunk(call)))
+                await asyncio.create_task(runner.run_chunk(call))
+                if (task := asyncio.current_task()) is not None and task.cancelling():
+                    raise asyncio.CancelledError  # from outside, whatever the handler has done with it
     finally:
         await runner.close()
     return [_result(one, outcomes[one]) for one in simulated]
-
-
-async def _propagating(call: asyncio.Task[None]) -> None:
-    """Wait for a call; a cancellation from outside ends the call and propagates."""
-    try:
-        await asyncio.shield(call)
-    except asyncio.CancelledError:
-        call.cancel()
-        await asyncio.wait([call])
-        raise
 
 
 def _synchronous(run: Callable[P, Coroutine[None, None, R]]) -> Callable[P, R]:
