@@ -121,7 +121,8 @@ APART: Mapping[str, str] = {
         control/console/words.py _times, executor/runners/http.py _redactor, executor/runners/http_client.py
         _timeout read_place, intake/request.py _submit_body
         _json_instant, relay/publish.py _names, schemas/primitives.py cached_instant _seen,
-        tidewheel/ids.py _named key_id, tidewheel/jobs/http_values.py read_url, tidewheel/jobs/values.py _from_text,
+        tidewheel/ids.py _named key_id order_id, tidewheel/jobs/http_values.py read_url,
+        tidewheel/jobs/values.py _from_text,
         tidewheel/membership.py _owners, tidewheel/schedules/cron_fields.py days_by_month_shape,
         tidewheel/schedules/decide.py _fires_exactly _interval_step, tidewheel/schedules/decision.py
         policies_from_text""",
