@@ -234,9 +234,10 @@ def schedule_text(schedule: Mapping[str, object]) -> str:
 def head_of(connection: Connection, caller: Caller, job: JobDetail, tab: str, seen: Seen) -> Mapping[str, object]:
     """Return the values of the head that the pages of a job share."""
     schedule, lead = schedule_text(job.summary.schedule), read_lead(connection, caller, job, seen)
-    letters, open_ones = None, partial(DeadLetters(connection).list, key=job.summary.key, kind="run", redriven=False)
+    letters = None
     if lead.family == "bad" and lead.run_id:
-        letters = or_else(part(partial(open_ones, limit=1)), None)
+        find = partial(DeadLetters(connection).list, key=job.summary.key, kind="run", redriven=False, limit=1)
+        letters = or_else(part(find), None)
     recent = [run.status in DEAD_LETTERED for run in ended(seen.latest)[:_RECENT]]
     return {
         "job": job, "tab": tab, "held": hold_words(job.summary), "schedule": schedule, "lead": lead, "letters": letters,

@@ -79,11 +79,8 @@ class VersionsPage:
                 before, after = (job_at(reading, tenant, key, number) for number in (query.a or 0, query.b or 0))
             return changed_fields(before, after)
 
-        now, named, newest = (
-            page_now(connection),
-            job_id(tenant, key),
-            found[0] if found and query.before is None else None,
-        )
+        now, named = page_now(connection), job_id(tenant, key)
+        newest = found[0] if found and query.before is None else None
         older = found[-1].number if len(found) == query.limit and found[-1].number > 1 else None
         return View(
             {
