@@ -23,6 +23,7 @@ from tidewheel.control.console.sign_in import COOKIE, Signer, sign_in_of
 from tidewheel.control.console.urls import is_page, local_path, within
 from tidewheel.control.console.words import size
 from tidewheel.errors import InvalidInput, TenantDeleted, UnknownTenant
+from tidewheel.jobs.validation import shown
 from tidewheel.jobs.values import MAX_PAYLOAD_BYTES, is_tenant
 from tidewheel.nouns.api_keys.sign_ins import LIFE, SignIn
 from tidewheel.settings.services import ApiSettings
@@ -162,9 +163,14 @@ async def read_form(request: Request, most_bytes: int = MOST_BYTES) -> Form:
         detail = f"this form accepts at most {size(most_bytes)}{payload}; nothing was saved"
         raise HTTPException(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, detail)
     try:
-        return ImmutableMultiDict(parse_qsl(body.decode(), keep_blank_values=True, max_num_fields=_MOST_FIELDS))
+        fields = parse_qsl(body.decode(), keep_blank_values=True, max_num_fields=_MOST_FIELDS)
     except ValueError as error:
         raise HTTPException(HTTPStatus.BAD_REQUEST, "the form cannot be read") from error
+    for name, text in fields:
+        if "\x00" in text:  # which PostgreSQL cannot hold
+            detail = f"the field {shown(name)} contains the NUL character; remove it"
+            raise HTTPException(HTTPStatus.BAD_REQUEST, detail)
+    return ImmutableMultiDict(fields)
 
 
 def check_form(request: Request, form: Mapping[str, str], door: Door) -> None:

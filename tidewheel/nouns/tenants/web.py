@@ -323,7 +323,7 @@ def _limit(tenants: Tenants, name: str, form: Form) -> str | Dialog:
     if not is_repeat and form.get("shown", _limits_of(now)) != _limits_of(now):
         problem = f"another user changed the limits: {_limits_of(now)}"
         refuse("", problem, "nothing was changed: compare, then set yours")
-    is_valid = all(each is None or each > 0 for each in limits.values())  # the operation refuses others
+    is_valid = all(limits[each] is None or limits[each] > 0 for each in _LIMITS)  # the operation refuses others
     may_be_below = not is_repeat and is_valid and (limits["jobs"] is not None or limits["in_flight"] is not None)
     usage = part(lambda: tenants.usage(name)) if may_be_below else None
     below = _below(usage, limits) if isinstance(usage, TenantUsage) else ()
