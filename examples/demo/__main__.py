@@ -68,11 +68,11 @@ def _run(*, keep: bool) -> bool:
         info = start_stack(stack, screen.step)
         logs = Path(mkdtemp(prefix="tidewheel-demo-logs-"))
         screen.note(f"a PostgreSQL and a Kafka of the demo's own in {home}; logs of the services in {logs}")
-        lines, history, audit = run_scenario(info, logs, screen)
+        history, audit = run_scenario(info, logs, screen)
         if keep:
             undo.pop_all()
     checks = check_all(history)
-    print_summary(screen, lines, history, audit, checks)
+    print_summary(screen, history, audit, checks)
     screen.print(_NEXT_OF_KEPT.format(home=home) if keep else _NEXT)
     passed = not any(check.faults for check in checks)
     if passed:

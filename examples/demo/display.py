@@ -1,7 +1,7 @@
 """The demo in the terminal: its progress and its summary."""
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
 from rich.console import Console
 from rich.table import Column, Table
@@ -9,14 +9,12 @@ from rich.text import Text
 
 from examples.demo.checks import Check, History, figures
 from examples.demo.consumer import Seen
-from examples.demo.requests import Line
 from tidewheel.clock import monotonic_seconds
 from tidewheel.local.daemon import Step
 from tidewheel.schemas.generated.records import RunStatus
 
 _LINE_EVERY_SECONDS = 4.0
 _PLAIN_WIDTH = 110
-_COLUMNS = ("jobs", "effects", "succeeded", "skipped", "failed", "attempts retried")
 _SHOWN = 5  # faults of a check
 
 
@@ -60,15 +58,11 @@ class Screen:
         self._console.print(shown, soft_wrap=not self._console.is_terminal)
 
 
-def print_summary(screen: Screen, lines: Sequence[Line], history: History, audit: str, checks: Sequence[Check]) -> None:
-    """Print families, figures, the audit and checks. A failed check names the run to look at."""
-    families = Table("family", *(Column(name, justify="right") for name in _COLUMNS))
-    for row in _families(lines, history):
-        families.add_row(*row)
+def print_summary(screen: Screen, history: History, audit: str, checks: Sequence[Check]) -> None:
+    """Print figures, the audit and checks. A failed check names the run to look at."""
     counts = Table("figure", Column("", justify="right"), "counted by")
     for row in figures(history):
         counts.add_row(*row)
-    screen.print(families)
     screen.print(counts)
     for line in (*_exceptions(history.seen), "", "tidewheel admin audit --completions", *audit.splitlines(), ""):
         screen.print(line)
@@ -79,18 +73,6 @@ def print_summary(screen: Screen, lines: Sequence[Line], history: History, audit
     wrong = sum(bool(check.faults) for check in checks)
     text = f"{wrong} of {len(checks)} checks failed: see ✗ above" if wrong else f"all {len(checks)} checks passed"
     screen.print(f"\n{text} after {screen.seconds:.0f} s", "bold red" if wrong else "bold green")
-
-
-def _families(lines: Sequence[Line], history: History) -> Iterator[Sequence[str]]:
-    family_of: Mapping[str, str] = {line.key: line.family for line in lines if line.family}
-    effects = Counter(family_of.get(call.job_key) for call in history.calls if call.effective)
-    runs = history.seen.ends.values()
-    ends = Counter((family_of.get(run.job_key), run.status) for run in runs)
-    retried = Counter(family_of.get(run.job_key) for run in runs for _ in range(1, run.attempt))
-    counted = (RunStatus.SUCCEEDED, RunStatus.SKIPPED, RunStatus.FAILED)
-    for name, jobs in Counter(family_of.values()).items():
-        numbers = (jobs, effects[name], *(ends[name, status] for status in counted), retried[name])
-        yield name, *(f"{number:,}" if number else "" for number in numbers)
 
 
 def _exceptions(seen: Seen) -> Iterator[str]:

@@ -40,8 +40,8 @@ _LEAST_HELD = 2
 _STOPS = {"cron": "job.delete"}  # other families are paused: both ways to stop occur
 
 
-def run_scenario(info: StackInfo, logs: Path, screen: Screen) -> tuple[Sequence[Line], History, str]:
-    """Run it to its end; return the requests, what was seen, and the audit's text.
+def run_scenario(info: StackInfo, logs: Path, screen: Screen) -> tuple[History, str]:
+    """Run it to its end; return what was seen, and the audit's text.
 
     All its processes have ended then.
 
@@ -55,7 +55,7 @@ def run_scenario(info: StackInfo, logs: Path, screen: Screen) -> tuple[Sequence[
         scenario.load()
         scenario.stop_firing()
         scenario.until(scenario.has_drained, _QUIET_SECONDS, "draining")  # the checks name what is missing
-        found = scenario.sent, *scenario.history()
+        found = scenario.history()
         screen.note("stopping the services")
     return found
 
