@@ -9,14 +9,13 @@ from pathlib import Path
 from tempfile import gettempdir
 
 import httpx
-import psycopg
 
 from tidewheel.clock import SystemClock
 from tidewheel.distribution import release_version
 from tidewheel.errors import StackError
 from tools.containers.__main__ import guarded, report
 from tools.containers.images import ROOT
-from tools.containers.judge import Addresses, run_under_load
+from tools.containers.judge import Addresses, attempt_faults, run_under_load
 from tools.containers.load import BY_REST, open_console
 from tools.containers.progress import step, wait_for
 from tools.kubernetes.node import RECIPES, Node
@@ -31,7 +30,6 @@ _LOGS = Path(gettempdir()) / "tidewheel-kubernetes.log"
 _WAIT = ("--wait", "--timeout=45m")
 _MORE_RUNS = 1000  # ten times the target of a pod, and more than one executor runs in half a minute
 _SCALE_SECONDS = 300.0
-_ATTEMPTS = "SELECT outcome, count(*) FROM attempts GROUP BY outcome"
 
 
 class Trial:
@@ -53,11 +51,8 @@ class Trial:
             {"sign in to the console, read a page": partial(open_console, at.api, key), **self._changes(key)},
             lambda: self._node.tidewheel("api", "admin", "audit", "--from", began.isoformat(), "--completions"),
         )
-        with psycopg.connect(at.database) as connection:
-            attempts: dict[str, int] = dict(connection.execute(_ATTEMPTS).fetchall())
-        print(f"attempts that did not succeed: {attempts or 'none'}")
+        faults += attempt_faults(at.database, {"released"})
         print_pods(self._node)
-        faults += [f"{n} attempts ended {end}" for end, n in attempts.items() if end != "released"]
         return [*faults, *faults_of(ends)]
 
     def _install(self) -> Path:
