@@ -16,7 +16,6 @@ from importlib import import_module
 from pathlib import Path
 
 from tidewheel.errors import SettingsError
-from tidewheel.jobs.strict_json import as_list, as_object
 
 # What a role needs: imported before the go-ahead, while the stack starts.
 CODE: Mapping[str, str] = {
@@ -32,18 +31,6 @@ UNUSABLE = 78  # exit code for an error that only an operator can correct; EX_CO
 _PR_SET_PDEATHSIG = 1  # Source: prctl(2)
 _PYTHON = Path(os.__file__).resolve().parent
 _TIDEWHEEL = Path(__file__).resolve().parents[1]
-_EXAMPLES: Mapping[str, object] = {
-    "string": "text",
-    "integer": 1,
-    "number": 1.5,
-    "boolean": True,
-    "array": [],
-    "date": "2030-01-01",
-    "date-time": "2030-01-01T00:00:00Z",
-    "email": "a@example.org",
-    "uuid": "00000000-0000-4000-8000-000000000000",
-    "uri": "https://example.org/",
-}
 
 
 def main() -> None:
@@ -69,7 +56,6 @@ def _prepare(role: str) -> dict[str, object]:
     if role != "executor":
         return {}
     from tidewheel.executor.handlers import import_handlers, registered
-    from tidewheel.executor.payload_schemas import payload_schemas
     from tidewheel.settings.executor import ExecutorSettings
 
     try:
@@ -85,39 +71,7 @@ def _prepare(role: str) -> dict[str, object]:
         "error": str(error) if error else None,
         "files": sorted({*_imported_files(), *_files_of(error.__cause__ if error else None)}),
         "handlers": sorted(registered()),
-        "payloads": {
-            name: example_payload(json.loads(schema))
-            for name, schema in payload_schemas(registered()).items()
-            if schema
-        },
     }
-
-
-def example_payload(schema: Mapping[str, object]) -> object:
-    """Return a value that fits the JSON schema of a pydantic model, of its required fields alone.
-
-    >>> example_payload({"type": "object", "properties": {"to": {"type": "string"}}, "required": ["to"]})
-    {'to': 'text'}
-    """
-    definitions = as_object(schema.get("$defs")) or {}
-
-    def example(part: Mapping[str, object]) -> object:
-        if isinstance(name := part.get("$ref"), str):
-            return example(as_object(definitions.get(name.rpartition("/")[2])) or {})
-        for values in (part.get("examples"), part.get("enum")):
-            if found := as_list(values):
-                return found[0]
-        if "const" in part:
-            return part["const"]
-        if choices := as_list(part.get("anyOf")):
-            return example(as_object(choices[0]) or {})
-        fields = as_object(part.get("properties")) or {}
-        if part.get("type") == "object":
-            required = map(str, as_list(part.get("required")) or ())
-            return {name: example(as_object(fields[name]) or {}) for name in required}
-        return _EXAMPLES.get(f"{part.get('format')}") or _EXAMPLES.get(f"{part.get('type')}")
-
-    return example(schema)
 
 
 def _imported_files() -> Iterator[str]:

@@ -5,14 +5,12 @@ One that this command has started is stopped at its end, also by the next `dev` 
 """
 
 import asyncio
-import json
 import secrets
 import shlex
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import psutil
 from watchfiles import awatch  # pyright: ignore[reportUnknownVariableType] - trio, which it also takes, is not here
 
 from tidewheel.api_keys import ApiKey, Scope, read_key
@@ -133,24 +131,13 @@ def _choose_api_port(settings: ApiSettings, given: int | None, log: Log) -> int:
         return free_port()
     if is_free(port):
         return port
-    problem = f"port {port} is in use by {_owner(port)}"
+    problem = f"port {port} is in use"
     if "api_port" in settings.model_fields_set:
         name = "--api-port" if given is not None else "TIDEWHEEL_API_PORT"
-        refuse(name, problem, "stop that process, or choose another port; 0 picks a free one")
+        refuse(name, problem, "stop the process that `ss -ltnp` lists, or choose another port; 0 picks a free one")
     chosen = free_port()
     log.report(f"{problem}: the API listens on {chosen}", level="warning")
     return chosen
-
-
-def _owner(port: int) -> str:
-    """Return the process that listens on a port, as far as this user may see it."""
-    try:
-        for each in psutil.net_connections("tcp"):
-            if each.status == psutil.CONN_LISTEN and each.laddr and each.laddr.port == port and each.pid:
-                return f"{psutil.Process(each.pid).name()} (pid {each.pid})"
-    except psutil.Error:
-        pass
-    return "another process"
 
 
 async def _reload_on_save(supervisor: Supervisor, modules: Collection[Path]) -> None:
@@ -202,7 +189,6 @@ async def _show(
 
 def _banner(info: StackInfo, access: _Access, report: Report, began: float, *, named_home: bool) -> list[str]:
     handlers = report.handlers
-    payload = json.dumps(report.payloads[handlers[0]]) if handlers and handlers[0] in report.payloads else None
     target = f"--handler {handlers[0]}" if handlers else "--url https://example.org/"
     return [
         f"Tidewheel is ready, after {monotonic_seconds() - began:.1f} s.",
@@ -217,7 +203,7 @@ def _banner(info: StackInfo, access: _Access, report: Report, began: float, *, n
         "Next, in another terminal:",
         *([f"  export {HOME_VARIABLE}={shlex.quote(str(info.data_dir))}"] if named_home else []),
         f"  tidewheel job create first --manual {target}",
-        f"  tidewheel job trigger first{f' --payload {shlex.quote(payload)}' if payload else ''}",
+        "  tidewheel job trigger first    # with --payload JSON, if the handler takes one",
         "  tidewheel run list",
         "",
         "Saved handlers are reloaded. Ctrl-C stops all and keeps the data.",

@@ -54,7 +54,6 @@ class Report:
     error: str | None = None  # for which the handlers cannot be imported
     files: frozenset[str] = frozenset()  # of the user: imported, or named by the error
     handlers: tuple[str, ...] = ()
-    payloads: Mapping[str, object] = field(default_factory=dict[str, object])  # examples
 
 
 class ServiceProcess:
@@ -106,7 +105,6 @@ class ServiceProcess:
                 error=None if error is None else str(error),
                 files=frozenset(map(str, as_list(found.get("files")) or ())),
                 handlers=tuple(map(str, as_list(found.get("handlers")) or ())),
-                payloads=as_object(found.get("payloads")) or {},
             )
         return Report()
 

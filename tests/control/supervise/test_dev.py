@@ -356,7 +356,7 @@ def test_a_second_dev_is_refused_and_a_closed_window_stops_the_first(folder: Pat
         assert not [process for process in services if process.is_running()]
 
 
-def test_a_port_in_use_is_named_with_its_process(folder: Path, home: Path) -> None:
+def test_a_port_in_use_is_refused(folder: Path, home: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -364,8 +364,7 @@ def test_a_port_in_use_is_named_with_its_process(folder: Path, home: Path) -> No
         environment = variables(home, TIDEWHEEL_API_PORT=str(port))
         with terminal(["tidewheel", "dev"], folder=folder, environment=environment) as opened:
             assert opened.wait() == ExitCode.REFUSED
-            opened.until(f"TIDEWHEEL_API_PORT: port {port} is in use by ")
-            opened.until(f"(pid {os.getpid()})")
+            opened.until(f"TIDEWHEEL_API_PORT: port {port} is in use")
 
 
 def test_a_second_ctrl_c_ends_at_once(folder: Path, home: Path) -> None:
