@@ -12,7 +12,7 @@ from tidewheel.local.daemon import Daemon
 from tidewheel.local.jars import broker_jars
 from tidewheel.local.kafka import Cluster
 from tidewheel.local.postgres import Postgres, server_url
-from tidewheel.local.state import StackState, new_kafka_passwords
+from tidewheel.local.state import StackState
 
 STANDBY = "standby"
 """The name of a standby among the parts."""
@@ -79,7 +79,7 @@ class Parts:
             state.nodes,
             logs=self._logs,
             cluster_id=state.cluster_id,
-            passwords=state.kafka_passwords or new_kafka_passwords(),
+            passwords=state.kafka_passwords,
             jars=lambda: broker_jars(cache),
             lasting=lasting,
         )

@@ -6,7 +6,6 @@ repeated: the next `up` finishes a stack left half-way, and the next `down` stop
 A database or brokers given to the stack take the place of its own part, which is then not started.
 """
 
-import socket
 from collections.abc import Generator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
@@ -28,7 +27,6 @@ from tidewheel.local.state import (
     default_home,
     erase_state,
     locked,
-    new_kafka_passwords,
     new_state,
     promoted,
     read_state,
@@ -42,8 +40,8 @@ from tidewheel.local.state import (
 SIZES = (1, 3)
 """The numbers of brokers that a stack can have: two nodes lose their quorum with either one."""
 
-_CONNECT_SECONDS = 5  # for servers that were given to us
-_METADATA_SECONDS = 30  # of a broker that accepts connections: a busy one has needed more than 5 s
+_CONNECT_SECONDS = 5  # for a database that was given to us
+_METADATA_SECONDS = 15  # for a broker that was given to us: a busy one has needed more than 5 s
 _MAX_BROKERS = SIZES[-1]
 _RUNNING = (PartState.RUNNING, PartState.GIVEN)
 
@@ -245,9 +243,6 @@ class LocalStack:
                 f"run `tidewheel down --erase --home {self.home}` first, or choose another --home"
             )
         parts = self._parts(state)
-        if state.kafka_passwords is None:  # of an older release, whose nodes admit every user of this machine
-            parts.cluster.stop()
-            state = state.model_copy(update={"kafka_passwords": new_kafka_passwords()})
         if parts.standby is not None and parts.standby.was_promoted:
             parts = self._parts(self._exchange(parts))
             state = parts.state
@@ -346,34 +341,23 @@ def _check_brokers(bootstrap: str, client: Mapping[str, str]) -> None:
     from confluent_kafka import KafkaException  # here: `running_stack`, which every command may call, needs none
     from confluent_kafka.admin import AdminClient
 
-    seconds = _METADATA_SECONDS if _one_accepts(bootstrap) else _CONNECT_SECONDS
     try:
-        AdminClient({**client, "bootstrap.servers": bootstrap, "log_level": 0}).list_topics(timeout=seconds)
+        AdminClient({**client, "bootstrap.servers": bootstrap, "log_level": 0}).list_topics(timeout=_METADATA_SECONDS)
     except KafkaException as error:
         message = f"no Kafka broker of TIDEWHEEL_KAFKA_BOOTSTRAP answers at {bootstrap}: {error.args[0].str()}"
         raise StackError(message) from error
 
 
-def _one_accepts(bootstrap: str) -> bool:
-    """Return True if a server accepts connections at one of the addresses."""
-    for address in bootstrap.split(","):
-        host, _, port = address.rpartition("://")[2].rpartition(":")
-        with suppress(OSError, ValueError):
-            socket.create_connection((host, int(port)), timeout=_CONNECT_SECONDS).close()
-            return True
-    return False
-
-
 def _info(home: Path, parts: Parts, client: Mapping[str, str]) -> StackInfo:
     state = parts.state
     bootstrap = state.bootstrap or parts.cluster.bootstrap
-    has_password = state.bootstrap is None and state.kafka_passwords is not None
+    is_own = state.bootstrap is None
     return StackInfo(
         data_dir=home,
         database_url=state.database_url or parts.database_url,
         bootstrap=bootstrap,
-        kafka=parts.cluster.settings if has_password else {**client, "bootstrap.servers": bootstrap},
-        kafka_properties=_properties_file(home) if has_password else None,
-        replication=None if state.bootstrap else replication_of(state.nodes),
+        kafka=parts.cluster.settings if is_own else {**client, "bootstrap.servers": bootstrap},
+        kafka_properties=_properties_file(home) if is_own else None,
+        replication=replication_of(state.nodes) if is_own else None,
         pgpass=_pgpass_file(home) if state.database_url is None and _pgpass_file(home).exists() else None,
     )

@@ -92,7 +92,6 @@ class StackState(BaseModel, frozen=True):
     Args:
         postgres_port: Of the embedded database, of its primary if it has a standby.
         is_promoted: True if the primary is the server that was made as the standby.
-        kafka_passwords: Of the embedded Kafka; None in the file of an older release, whose nodes ask for none.
     """
 
     password: str
@@ -101,7 +100,7 @@ class StackState(BaseModel, frozen=True):
     is_promoted: bool = False
     cluster_id: str
     nodes: tuple[Node, ...]
-    kafka_passwords: KafkaPasswords | None = None
+    kafka_passwords: KafkaPasswords
     database_url: str | None = None
     bootstrap: str | None = None
 
@@ -137,7 +136,7 @@ def new_state(brokers: int) -> StackState:
         postgres_port=ports[0],
         cluster_id=base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("="),
         nodes=_nodes(ports[1:]),
-        kafka_passwords=new_kafka_passwords(),
+        kafka_passwords=KafkaPasswords(client=_new_password(), node=_new_password()),
     )
 
 
@@ -173,11 +172,6 @@ def free_ports(count: int) -> list[int]:
     while len(ports) < count:
         ports.append(free_port(ports))
     return ports
-
-
-def new_kafka_passwords() -> KafkaPasswords:
-    """Return random passwords for Kafka."""
-    return KafkaPasswords(client=_new_password(), node=_new_password())
 
 
 def _new_password() -> str:

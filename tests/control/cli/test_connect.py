@@ -26,7 +26,6 @@ def bare(**more: str) -> dict[str, str]:
 def secrets_of(stack: LocalStack) -> list[str]:
     state = read_state(stack.home)
     assert state is not None
-    assert state.kafka_passwords is not None
     return [state.password, *state.kafka_passwords.model_dump().values()]
 
 

@@ -55,7 +55,6 @@ def test_status_shows_how_to_reach_the_stack_and_no_password(stack: LocalStack) 
     state = read_state(file.parent)
     assert state is not None
     assert file.is_file()
-    assert state.kafka_passwords is not None
     for secret in (state.password, *state.kafka_passwords.model_dump().values()):
         assert secret not in done.out
     [program, address] = shlex.split(shown["psql"])

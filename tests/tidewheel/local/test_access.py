@@ -9,14 +9,13 @@ from pathlib import Path
 
 import psycopg
 import pytest
-from confluent_kafka import KafkaException, Producer
+from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
 from psycopg.conninfo import make_conninfo
 
-from tests.fixtures.reader import TopicReader
 from tidewheel.local.broker_config import password_admin_settings
-from tidewheel.local.stack import LocalStack, StackInfo, running_stack
-from tidewheel.local.state import StackState, read_state, write_state
+from tidewheel.local.stack import StackInfo
+from tidewheel.local.state import StackState, read_state
 
 pytestmark = [pytest.mark.postgres, pytest.mark.kafka]
 
@@ -52,7 +51,6 @@ def test_broker_admits_no_client_without_its_password(info: StackInfo) -> None:
 
 def test_controller_serves_no_connection_without_its_password(info: StackInfo) -> None:
     state = state_of(info.data_dir)
-    assert state.kafka_passwords is not None
     port = state.nodes[0].controller_port
     with connected(port) as controller:
         assert exchange(controller, describe_cluster()) == b""
@@ -63,34 +61,6 @@ def test_controller_serves_no_connection_without_its_password(info: StackInfo) -
             answer = exchange(controller, request(_SASL_AUTHENTICATE, 0, struct.pack(">i", len(login)) + login))
             assert struct.unpack(">h", answer[4:6])[0] == error
             assert (state.cluster_id.encode() in exchange(controller, describe_cluster())) is (error == 0)
-
-
-@pytest.mark.slow
-def test_stack_of_an_older_release_keeps_its_data_and_gets_a_password(tmp_path: Path) -> None:
-    own = LocalStack(tmp_path)
-    try:
-        grow_older(own)
-    finally:
-        own.down(erase=True)
-
-
-def grow_older(own: LocalStack) -> None:
-    info = own.up()
-    producer = Producer({**info.kafka, "log_level": 0})
-    producer.produce("local-stack-probe", b"kept")
-    assert producer.flush(30) == 0
-    write_state(own.home, state_of(own.home).model_copy(update={"kafka_passwords": None}))
-    (own.home / "kafka" / "password-stored").unlink()
-    older = running_stack(own.home)
-    assert older is not None
-    assert older.kafka == {"bootstrap.servers": info.bootstrap}
-    now = own.up()  # the node still runs: it is started anew, for it admits another password
-    assert now == running_stack(own.home)
-    assert not enters(dict(info.kafka))
-    reader = TopicReader(now.kafka, ["local-stack-probe"])
-    reader.read_to_end()
-    reader.close()
-    assert b"kept" in [seen.value for seen in reader.seen]
 
 
 def test_rogue_postgresql_is_given_no_password(info: StackInfo) -> None:

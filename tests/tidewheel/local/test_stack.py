@@ -86,7 +86,6 @@ def test_passwords_are_in_private_files_and_on_no_command_line(own: LocalStack) 
     own.up()
     state = read_state(own.home)
     assert state is not None
-    assert state.kafka_passwords is not None
     passwords = [password.encode() for password in (state.password, *state.kafka_passwords.model_dump().values())]
     holding = [
         path
