@@ -5,7 +5,6 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from uuid import UUID
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -78,43 +77,10 @@ def test_skipped_occurrence_is_recorded_when_passed() -> None:
     assert later.overridden is False
 
 
-def test_timer_wakes_for_skip_without_successor() -> None:
-    where = state_of(said((1, 2)), Row(minute(1), last=2))
-    assert next_wakeup(where, minute(0.5)) == minute(1)
-    decision = decided(where, 1)
-    assert (decision.next_at, decision.due_at) == (minute(2), minute(2))
-    last = decided(state_of(said((2,)), Row(minute(2), last=2)), 2)
-    assert (skipped(last), last.next_at) == ([("manual", 2, 2, 1)], None)
-
-
 def test_skip_within_the_horizon_is_recorded_ahead_without_a_due_timer() -> None:
     decision = decided(state_of(said((1,)), Row(minute(1))), 0.95, ahead=5 * SECOND)
     assert skipped(decision) == [("manual", 1, 1, 1)]
     assert decision.due_at == minute(2)
-
-
-@pytest.mark.parametrize("to", [0.5, 1.5, 3, 9.25])
-def test_moved_occurrence_fires_at_new_instant(to: float) -> None:
-    where = state_of(said(m2=to))
-    now = minute(9.5)
-    decision = decide(where, now=now, horizon=now, misfire_after=HOUR)
-    assert sorted(fired(decision)) == sorted([(n, n) for n in range(10) if n != 2] + [(2.0, to)])
-    assert decision.moved == (minute(2),)
-    assert decision.overridden is False
-
-
-def test_timer_keeps_pending_move() -> None:
-    decision = decided(state_of(said(m1=5), Row(minute(1), last=3)), 3)
-    assert fired(decision) == [(2, 2), (3, 3)]
-    assert (decision.next_at, decision.due_at, decision.overridden) == (minute(5), minute(5), True)
-    last = decided(state_of(said(m1=5), Row(minute(5), last=3)), 5)
-    assert (fired(last), last.next_at) == ([(1, 5)], None)
-
-
-def test_occurrence_moved_earlier_fires_once() -> None:
-    done = [Override(minute(3), minute(1.5), done=True)]
-    decision = decided(state_of(done, Row(minute(2))), 4)
-    assert fired(decision) == [(2, 2), (4, 4)]
 
 
 def test_obsolete_move_is_dropped_at_cursor() -> None:

@@ -97,15 +97,6 @@ def test_range_excludes_calendar_days_and_refuses_deleted_calendar() -> None:
         range_of(JOB, "default", [row], {}, first=MIDNIGHT, last=MIDNIGHT)
 
 
-def test_start_is_exclusive() -> None:
-    assert next_occurrences("0 0 * * *", "UTC", START, 1) == [datetime(2026, 1, 2, tzinfo=UTC)]
-
-
-def test_start_may_be_in_any_zone() -> None:
-    local = datetime.fromisoformat("2026-01-01T05:30:00+05:30")
-    assert next_occurrences("0 0 * * *", "UTC", local, 1) == [datetime(2026, 1, 2, tzinfo=UTC)]
-
-
 @pytest.mark.parametrize("n", [0, -1])
 def test_zero_occurrences_are_empty(n: int) -> None:
     assert next_occurrences("0 0 * * *", "UTC", START, n) == []
