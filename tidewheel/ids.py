@@ -142,9 +142,6 @@ def read_uuid(text: str) -> UUID:
 
     >>> read_uuid("6f1d0f3e-5b0e-5c7a-9a51-7d1e3a1f6c11") == NAMESPACE
     True
-
-    Raises:
-        ValueError: It is no UUID.
     """
     if _TEXT.fullmatch(text) is None:
         raise ValueError(f"{text!r} is not a UUID")

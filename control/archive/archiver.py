@@ -153,7 +153,6 @@ def _identifier(connection: Conn, table: _Table) -> sql.Identifier:
 
 
 def _delete(connection: Conn, day: date) -> int:
-    """Delete the rows of a day; return their number."""
     rows = 0
     for table in _TABLES:
         statement = sql.SQL("DELETE FROM {} WHERE day = %s").format(_identifier(connection, table))

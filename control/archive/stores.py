@@ -308,7 +308,6 @@ def _make_folder(folder: Path) -> None:
 
 
 def _flush(path: Path) -> None:
-    """Flush a file or a folder to the disk."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)

@@ -379,7 +379,6 @@ def _find_read_only_restore(context: Context) -> Finding | None:
 
 
 def _find_restore(connection: Conn) -> Finding | None:
-    """Return the finding of a restore that has not ended."""
     try:
         row = connection.execute(_SQL["read_restore"]).fetchone()
     except psycopg.errors.UndefinedTable:  # the check of the schema reports it

@@ -71,8 +71,6 @@ def compare(
 
 
 class _Comparison:
-    """The comparison of one job, window by window."""
-
     def __init__(
         self, job: AuditedJob, skips: Sequence[Skipped], overrides: Mapping[datetime, Override], scope: Scope
     ) -> None:

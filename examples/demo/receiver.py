@@ -63,8 +63,6 @@ class _Server(ThreadingHTTPServer):
 
 
 class _Exchange(BaseHTTPRequestHandler):
-    """One connection."""
-
     protocol_version = "HTTP/1.1"
     disable_nagle_algorithm = True  # a response of two small writes would wait 40 ms for an acknowledgement
 

@@ -44,10 +44,6 @@ def run_scenario(info: StackInfo, logs: Path, screen: Screen) -> tuple[History, 
     """Run it to its end; return what was seen, and the audit's text.
 
     All its processes have ended then.
-
-    Raises:
-        StackError: A service did not start, or ended by itself.
-        Unavailable: The database or the broker does not answer.
     """
     with ExitStack() as undo:
         scenario = _Scenario(info, logs, screen, undo)

@@ -40,11 +40,7 @@ class _Entry(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Topic:
-    """The required settings of one topic.
-
-    Args:
-        partitions: How many; may be raised by hand later, never lowered.
-    """
+    """The required settings of one topic."""
 
     name: str
     partitions: int
@@ -342,7 +338,6 @@ def read_retention(config: Mapping[str, str], names: Iterable[str]) -> dict[str,
 
 
 def _read_settings(config: Mapping[str, str], names: Iterable[str]) -> dict[str, Mapping[str, _Entry]]:
-    """Return the settings of topics by their names."""
     resources = [ConfigResource(ResourceType.TOPIC, name) for name in names]
     if not resources:
         return {}

@@ -40,8 +40,6 @@ class Broker:
     """One node, with its configuration and data below `folder`.
 
     Args:
-        log: Its log file; the JVM's own output is in the same folder.
-        cluster_id: 16 bytes in base 64.
         lasting: False if the node ends with the caller's session, before the JVM's second compiler pays for itself.
             Members join quickly.
     """

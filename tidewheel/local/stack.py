@@ -51,9 +51,7 @@ class StackInfo:
     """The addresses of a running stack.
 
     Args:
-        data_dir: The stack's home; all it keeps is below.
         database_url: libpq URL, password included.
-        bootstrap: host:port of each broker.
         kafka: The settings of a Kafka client, `bootstrap.servers` and passwords included.
         kafka_properties: The file with these settings; None where the brokers were given.
         replication: How many copies its topics are to have; None where the brokers were given and may differ.

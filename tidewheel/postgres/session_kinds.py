@@ -141,9 +141,6 @@ async def use_async_connection(connection: AsyncConnection[object], schema: str 
 
     The work runs on a thread while this coroutine holds the connection's lock. When this coroutine is cancelled, it
     cancels the running statement and waits for it to end, so that the connection comes back idle.
-
-    Raises:
-        Unavailable: As `use_connection`.
     """
     if not isinstance(cast("object", connection), AsyncConnection):
         refuse("connection", f"a {_name(connection)} was given", _remedy(connection, "a psycopg.AsyncConnection"))

@@ -90,7 +90,6 @@ def serve_health(
     """Serve /metrics, /healthz and /readyz; return the port, None if it is off.
 
     Args:
-        port: The TCP port; 0 picks a free one.
         names: The names, besides addresses and `localhost`, under which requests may arrive. Others are refused: a web
             page could otherwise read the metrics through a visitor's browser, by a name that resolves to this machine.
     """

@@ -248,7 +248,6 @@ def run_loop(
 
     Args:
         wake: Cuts a sleep short when set; cleared before each cycle, so that a wake-up during a cycle is kept.
-        longest_pause: The longest pause after an error, in seconds.
     """
     if wake is not None:
         stop.wakes(wake)

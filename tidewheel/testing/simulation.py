@@ -97,8 +97,6 @@ def simulate(
 
 @dataclass(frozen=True, slots=True)
 class _Timeline:
-    """One simulation."""
-
     spec: JobSpec
     start: datetime
     end: datetime

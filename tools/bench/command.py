@@ -34,9 +34,6 @@ def run(scenarios: list[str], *, rounds: int | None, options: Options, as_json: 
     """Measure scenarios; return True if each has its figures.
 
     If one fails, the others go on.
-
-    Raises:
-        Refused: There is no such scenario, or none was named.
     """
     _check(scenarios)
     configure_logging("critical")  # services log into the environment's folder

@@ -97,11 +97,7 @@ def turns(old: Path, pairs: int, arguments: Sequence[str]) -> list[tuple[Documen
 
 
 def _turn(build: Path, servers: Mapping[str, str], arguments: Sequence[str]) -> Document:
-    """Run one round by a checkout's own code.
-
-    Raises:
-        SystemExit: The round failed; what it wrote is on standard error.
-    """
+    """Run one round by a checkout's own code."""
     program = [str(build / ".venv/bin/python"), "-m", "tidewheel.control.cli", "bench", *arguments]
     variables = {**os.environ, **servers, "PYTHONPATH": str(build)}
     done = subprocess.run(

@@ -184,11 +184,7 @@ class Environment:
     def services(
         self, *commands: Sequence[str], variables: Mapping[str, str] | None = None
     ) -> Generator[dict[str, list[psutil.Process]]]:
-        """Run services, by their names; they are stopped at the end.
-
-        Raises:
-            RuntimeError: One has ended by itself; with the end of its log.
-        """
+        """Run services, by their names; they are stopped at the end."""
         running = [(command[0], self._start(command, variables or {})) for command in commands]
         processes: dict[str, list[psutil.Process]] = {}
         for name, started in running:
@@ -260,11 +256,7 @@ def open_server() -> Generator[Server]:
 
 
 def _wait_for_leaders(kafka: Mapping[str, str], topics: Topics, counts: PartitionCounts) -> None:
-    """Wait until new topics have leaders: a busy broker refuses messages before that.
-
-    Raises:
-        Unavailable: They are not known within half a minute.
-    """
+    """Wait until new topics have leaders: a busy broker refuses messages before that."""
     admin = AdminClient({**kafka, "client.id": "tidewheel-bench", "log_level": 2})
     wanted = {topic.name: topic.partitions for topic in topics.plan(counts=counts)}
     give_up = monotonic_seconds() + _TOPICS_SECONDS

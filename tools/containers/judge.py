@@ -29,7 +29,6 @@ def run_under_load(
     """Trigger jobs, make each change and see further runs completed; return the faults.
 
     Args:
-        key: An API key with all rights.
         audit: Runs `tidewheel admin audit`, and returns what it prints.
     """
     with Load(at.api, at.broker, key) as load, closing(Completions(at.broker)) as seen:
