@@ -29,7 +29,6 @@ class Chunk:
     wait: str | float | timedelta = "50ms"
 
     def __post_init__(self) -> None:
-        """Refuse other values, with a remedy."""
         if not (type(self.most) is int and 1 <= self.most <= _MOST_RUNS):
             raise ValueError(f"Chunk.most: {self.most!r} is not valid; write 1 to {_MOST_RUNS}")
         try:

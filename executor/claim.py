@@ -196,7 +196,6 @@ class Claimer:
         )
 
     def _claim_contested(self, claims: Sequence[Claim]) -> Claimed:
-        """Decide about runs that may meet others, after their gates are set and committed."""
         with self._session.transaction() as connection:
             contest_runs(connection, [claim.run_id for claim in claims])
         return self._claim(claims, self._decide)

@@ -96,7 +96,6 @@ class Completion:
         failpoint("complete_in.written")
 
     def _refuse(self, connection: Conn) -> None:
-        """Make the transaction fail."""
         try:
             connection.execute(_SQL["refuse_completion"], {"run_id": self.run_id, "attempt": self.attempt})
         except psycopg.errors.RaiseException as error:

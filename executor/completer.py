@@ -218,7 +218,6 @@ class Completer:
             self._being_written -= len(items)
 
     def _save_progress(self, backoff: Backoff) -> None:
-        """Save the progress of running attempts; without a database only the newest values are kept."""
         if not (reports := self.progress.take_all()):
             return
         try:
@@ -344,7 +343,6 @@ class Completer:
             self._aside |= {item[0].key: self._aside[item[0].key]._replace(due=due) for item in items}
 
     def _due_aside(self) -> list[Item]:
-        """Return the outcomes that were set aside and are to be tried again now."""
         if not self._aside:
             return []
         now = monotonic_seconds()
@@ -366,7 +364,6 @@ class Completer:
         return list(latest.values())
 
     def _note_written(self, batch: Sequence[Item], left: Sequence[Item]) -> None:
-        """Count the items of a batch that are not left."""
         if len(left) == len(batch):
             return
         stays = {item[0].key for item in left}

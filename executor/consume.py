@@ -118,7 +118,6 @@ class LaneConsumer:
         self._leave_group()
 
     def _leave_group(self) -> None:
-        """Finish the claim in progress and leave the group."""
         self._has_backlog = False
         self._offsets.commit()  # in case the claim takes longer than the executor waits for this thread
         try:
@@ -223,7 +222,6 @@ class LaneConsumer:
             self._finish_claim()
 
     def _finish_claim(self) -> None:
-        """Wait for the claim in progress, if there is one, and keep the messages it left."""
         pending = self._pending
         if pending is None:
             return

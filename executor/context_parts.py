@@ -102,7 +102,6 @@ class Parent:
         return self._result
 
     def __repr__(self) -> str:
-        """Return its run and state."""
         return f"Parent({self.run_id!r}, {self.status!r})"
 
 
@@ -221,7 +220,6 @@ async def on_thread(threads: SharedThreads, tenant: str, call: Callable[[], T]) 
 
 
 def _document(runs: Sequence[Mapping[str, object]]) -> bytes:
-    """Return the runs as the JSON text of a request."""
     try:
         text = strict_json({"runs": runs})
     except (PydanticSerializationError, ValueError, RecursionError) as error:

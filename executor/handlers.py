@@ -217,7 +217,6 @@ def _check_chunk(name: str, function: Callable[..., object], isolation: Isolatio
 
 
 def _payload_of_items(name: str, parameter: str, hint: Any) -> object:  # noqa: ANN401 - an annotation
-    """Return the annotation of the payload in `Sequence[Item[payload]]`."""
     item = next(iter(get_args(hint)), None)
     if item is Item or hint in (object, Any, list, Sequence):
         return object
@@ -244,7 +243,6 @@ def _advice(name: str, error: BaseException) -> str:
 
 
 def _place(function: Callable[..., object]) -> str:
-    """Return a function's name with its file and line."""
     code = getattr(inspect.unwrap(function), "__code__", None)
     at = f" ({code.co_filename}, line {code.co_firstlineno})" if code else ""
     return f"{function.__module__}.{function.__qualname__}{at}"

@@ -310,7 +310,6 @@ class Executor:
         return {kind: factories[kind]() for kind in self._kinds}
 
     def _load_http_runner(self, store: SecretStore) -> Runner:
-        """Import aiohttp, which takes 9 MB, and return the runner."""
         from tidewheel.executor.runners.http import http_runner
 
         return http_runner(self._settings, self._installation, store)

@@ -66,8 +66,6 @@ def writing() -> Attempt | None:
 
 
 class _CapturedText:
-    """A text stream that passes an attempt's output to the attempt."""
-
     def __init__(self, original: TextIO) -> None:
         self._original = original
         self.buffer = _Bytes(original)
@@ -88,8 +86,6 @@ class _CapturedText:
 
 
 class _Bytes:
-    """A byte stream that passes an attempt's output to the attempt."""
-
     def __init__(self, original: TextIO) -> None:
         self._original = original
 

@@ -215,7 +215,6 @@ class Reaper:
         self._log_reaped(executor_id, lost, busy, ended=ended)
 
     def _log_reaped(self, executor_id: UUID, lost: int, busy: int, *, ended: bool) -> None:
-        """Log what a reap has done; one line for attempts that it finds locked again and again."""
         if lost or ended:
             _LOG.warning("executor %s missed its lease; attempts ended as lost: %d", executor_id, lost)
         if busy and executor_id not in self._locked:
@@ -275,7 +274,6 @@ class Reaper:
         return None
 
     def _at_most_once(self, connection: Conn, rows: Sequence[Leased]) -> set[UUID]:
-        """Return the at-most-once runs among these."""
         if not rows:
             return set()
         stored = read_definitions(connection, [(row.job_id, row.job_version) for row in rows])

@@ -122,7 +122,6 @@ class RunQueue:
             self._loop.call_later(_LATE_SECONDS, self._check_late)
 
     def _next_queue(self) -> "_Queue | None":
-        """Return the queue whose first attempt may start now."""
         for queue in self._queues:
             if queue.attempts and self._may_start(queue.lane):
                 return queue
@@ -204,7 +203,6 @@ class RunQueue:
         self._stop_overcommit()
 
     def _stop_overcommit(self) -> None:
-        """Stop overcommitting for the cooldown."""
         self._overcommit_from = monotonic_seconds() + _COOLDOWN_SECONDS
         self._set_overcommit(0)
 
@@ -234,7 +232,6 @@ class RunQueue:
             self._slots.set_overcommit(count)
 
     def _check_late(self) -> None:
-        """Release late attempts after a time in which none could start."""
         self._late_check_set = False
         self._release_late(monotonic_seconds())
         self._schedule()

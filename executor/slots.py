@@ -230,7 +230,6 @@ class HeldBytes:
                 self._leave(key)
 
     def _leave(self, key: tuple[UUID, int]) -> None:
-        """Forget a payload if its call and the write of its end are both over."""
         if self._calls.pop(key, None) is None:
             self._bytes.pop(key, None)
 

@@ -240,7 +240,6 @@ class Sweep:
         return max(min(young, default=self._tenants.pause).total_seconds(), _QUICK_POLL_SECONDS)
 
     def _left(self, run: DueRun) -> timedelta:
-        """Return how much longer a run is left to its message."""
         return self._tenants.left(run.queue, Lane(run.lane), run.age)
 
     def _find(self, limits: Sequence[tuple[str, Lane, int]]) -> list[DueRun]:
@@ -309,7 +308,6 @@ class Sweep:
         return started
 
     def _count(self, started: Sequence[JobDefinition]) -> None:
-        """Count runs that no message has brought, of the lanes that no relay holds back."""
         for (queue, lane), number in Counter((one.queue, Lane(one.lane)) for one in started).items():
             if not self._tenants.is_held(queue, lane):
                 work.count(Step.DELIVER, number, fallback=True, queue=queue)
@@ -355,7 +353,6 @@ class Sweep:
 
 
 def _by_lane(runs: Sequence[DueRun]) -> dict[Lane, list[DueRun]]:
-    """Return the runs of each lane, the oldest first, of all queues and tenants."""
     lanes: dict[Lane, list[DueRun]] = {}
     for run in sorted(runs, key=lambda run: run.age, reverse=True):
         lanes.setdefault(Lane(run.lane), []).append(run)

@@ -228,7 +228,6 @@ def _is_news(received: ReceivedRequest, reply: Reply) -> bool:
 
 
 def _limits_edited(connection: Conn, applied: Iterable[tuple[ReceivedRequest, Reply]]) -> set[int]:
-    """Return keys for which runs wait and whose limit an edit may have changed."""
     edited: set[tuple[UUID, int]] = set()
     for received, reply in applied:
         request, version = received.request, reply.job_version
@@ -262,7 +261,6 @@ def _name(received: ReceivedRequest, installation: Installation) -> _Name | None
 
 
 def _find_replies(connection: Conn, names: Sequence[_Name | None]) -> dict[_Name | None, tuple[bytes, Reply]]:
-    """Return the stored replies of these names, each with the hash of its request."""
     wanted = [name for name in names if name is not None]
     if not wanted:
         return {}

@@ -204,7 +204,6 @@ def _apply_requests(writing: Writing, decoded: Sequence[tuple[Message, Decoded]]
 
 
 def _trace(spans: "Spans", received: ReceivedRequest, reply: Reply, traceparent: str, began: datetime) -> None:
-    """Record the span of a request."""
     origin = received.origin
     assert origin is not None  # noqa: S101 - it came by Kafka
     about: dict[str, str | int | bool] = {
@@ -231,7 +230,6 @@ def _rejection(
 
 
 def _tenant(installation: Installation, message: Message) -> str | None:
-    """Return the tenant of a message's topic; None of the shared topic."""
     return installation.topics.tenant_of(message.topic() or "")
 
 
@@ -291,7 +289,6 @@ def _dead_letter(writing: Writing, message: Message, reason: str, now: datetime)
 
 
 def _ensure_short(message: Message) -> None:
-    """Refuse a message by its length, before any of it is read."""
     if (why := _why_too_long(message)) is not None:
         raise UndecodableMessage(why)
 
@@ -381,7 +378,6 @@ def _request(document: Mapping[str, object]) -> RunComplete:
 
 
 def _texts(headers: Headers) -> dict[str, str]:
-    """Return the headers as text; the last one of a repeated name."""
     return {
         name.lower(): value if isinstance(value, str) else value.decode("utf-8", "replace")
         for name, value in _pairs(headers)

@@ -163,7 +163,6 @@ def delete_calendar(writing: Writing, received: ReceivedRequest) -> Reply:
 
 
 def _lock_or_insert(writing: Writing, tenant: str, name: str) -> _CalendarRow:
-    """Return the calendar's locked row; insert it if it does not exist."""
     for _ in range(_TRIES):
         writing.execute(_SQL["insert_calendar_placeholder"], tenant=tenant, name=name)
         found = writing.read(_SQL["lock_calendar"], tenant=tenant, name=name)
@@ -313,5 +312,4 @@ def drop_moves(writing: Writing, gone: Sequence[tuple[JobRow, datetime]], now: d
 
 
 def _pending_moves(overrides: Mapping[datetime, Override]) -> list[datetime]:
-    """Return the instants of the moved occurrences that have not fired."""
     return [at for at, each in overrides.items() if each.moved_to is not None and not each.done]

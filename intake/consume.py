@@ -144,7 +144,6 @@ class Member:
         return what if monotonic_seconds() - at < _TROUBLED_SECONDS else None
 
     def _membership(self, backoff: Backoff) -> None:
-        """Join the group and process messages until an error or a shutdown."""
         self._breaker.forget(self._offsets.partitions)
         self._topic_ids = {self._topic: read_topic_id(self._kafka, self._topic)}
         self._offsets = StoredOffsets(self._owner, self._topic_ids)
@@ -172,7 +171,6 @@ class Member:
         client.subscribe(topics, on_assign=self._on_assign, on_revoke=self._on_revoke, on_lost=self._on_revoke)
 
     def _find_topics(self, client: Consumer) -> list[str]:
-        """Return the topics to read: the shared one, and with the requests those of tenants that exist now."""
         if self._topic != self._installation.topics.requests:
             return [self._topic]
         present = client.list_topics(timeout=_KAFKA_SECONDS).topics
@@ -338,7 +336,6 @@ class Member:
             return offsets | read_led_offsets(client, [place for place in of_tenants if place[0] in self._topic_ids])
 
     def _report_recreated(self, topic: str, number: int) -> None:
-        """Report that the stored offset of a partition belongs to a topic that was deleted and created again."""
         problem = (
             f"{topic} was deleted and created again: its stored offsets are no longer valid. If its old requests are no"
             " longer needed, delete the topic's rows from intake_offsets"
@@ -438,7 +435,6 @@ class Member:
 
 
 def _listed(partitions: Iterable[Partition]) -> str:
-    """Return some of these partitions for a message, and the number of the others."""
     first, *others = (f"{topic}/{number}" for topic, number in sorted(partitions))
     return f"{first} and {len(others)} others" if others else first
 

@@ -141,7 +141,6 @@ def write_edges(writing: Writing, change: EdgeChange, now: datetime) -> None:
 
 
 def _close_edges(writing: Writing, jobs: Sequence[UUID], now: datetime) -> set[UUID]:
-    """Close the edges from the parents of these jobs; return the parents."""
     return {
         row[0] for row in writing.read(_SQL["close_edges"], job_ids=uuids(jobs), now=now) if isinstance(row[0], UUID)
     }
@@ -238,7 +237,6 @@ def _root(parents: Sequence[ParentSpec], received: ReceivedRequest, nodes: Mappi
 def _ensure_acyclic(
     writing: Writing, received: ReceivedRequest, parents: Sequence[ParentSpec], edges: Sequence[_Edge]
 ) -> None:
-    """Refuse a parent that lies beneath the job; the refusal spells the cycle."""
     came_from: dict[UUID, UUID] = {}
     children: defaultdict[UUID, list[UUID]] = defaultdict(list)
     for edge in edges:
@@ -263,7 +261,6 @@ def _ensure_acyclic(
 
 
 def _ensure_one_root(writing: Writing, received: ReceivedRequest, below: set[UUID], root: UUID) -> None:
-    """Refuse a change by which a job beneath would get a second root."""
     if not below:
         return
     inside = {received.job_id, *below}

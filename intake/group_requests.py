@@ -315,13 +315,11 @@ def _scope(received: ReceivedRequest, request: Freeze | Thaw) -> dict[str, objec
 
 
 def _find(writing: Writing, scope: dict[str, object]) -> _Standing | None:
-    """Return the standing freeze of exactly this scope."""
     rows = cast("list[tuple[int, bool]]", writing.read(_TRANSITIONS["find_freeze"], **scope))
     return _Standing(*rows[0]) if rows else None
 
 
 def _add_jobs(writing: Writing, columns: dict[str, object]) -> None:
-    """Write the jobs of a freeze by labels or key prefix."""
     if columns["labels"] is None and columns["key_prefix"] is None:
         return
     found = writing.read_unindexed(_SQL["find_jobs_to_freeze"], **columns, limit=MAX_JOBS + 1)

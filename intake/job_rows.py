@@ -284,7 +284,6 @@ class _DefinitionTemplate(NamedTuple):
     labels: bytes
 
     def fill(self, job: NewJob) -> bytes:
-        """Return the definition of a new job."""
         return b"".join(
             (
                 self.head,
@@ -319,7 +318,6 @@ def _definition_template(pattern: SpecTemplate, recurring: bool, chains: bool, t
 def _created_events(
     installation: Installation, jobs: Iterable[NewJob], shards: Iterable[int], now: datetime
 ) -> Iterator[OutboxRow]:
-    """Yield the event `job.created` of each job, in their order."""
     templates: dict[str, _EventTemplate] = {}
     for job, shard in zip(jobs, shards, strict=True):
         template = templates.get(job.tenant)
@@ -345,7 +343,6 @@ class _EventTemplate:
         self._first_header, self._headers, self._last_headers = split_at(packed, event_id, PLACEHOLDER.encode())
 
     def fill(self, job: NewJob, shard: int) -> OutboxRow:
-        """Return the event of a new job."""
         if not self._avro:
             return self._whole(job.job_id, job.key, shard)
         subject = job.job_text.encode()

@@ -222,7 +222,6 @@ class _StoredVersion:
 
     @property
     def calendars(self) -> list[str]:
-        """The calendars that it names."""
         names = [self.spec.get("exclude_calendars", ()), self.spec.get("include_calendars", ())]
         return [name for some in names for name in cast("Sequence[str]", some)]
 
@@ -277,7 +276,6 @@ def stored_spec(spec: Mapping[str, object], definition: JobDefinition) -> JobSpe
 
 
 def _read(writing: Writing, batch: Sequence[ReceivedRequest]) -> dict[UUID, _StoredVersion]:
-    """Return those of the requested versions that exist."""
     ids, versions = uuids(each.job_id for each in batch), integers(each.of(JobRollback).version for each in batch)
     rows = writing.execute(_SQL["read_requested_versions"], job_ids=ids, versions=versions).fetchall()
     return {
@@ -291,7 +289,6 @@ def _reason(request: JobRollback) -> str:
 
 
 def _target_version(received: ReceivedRequest, job: JobRow | None, earliest: int) -> int:
-    """Return the requested version."""
     request = received.of(JobRollback)
     if job is None:
         raise UnknownJob(received.tenant, received.key or "")
@@ -305,7 +302,6 @@ def _target_version(received: ReceivedRequest, job: JobRow | None, earliest: int
 
 
 def _submit(received: ReceivedRequest, stored: _StoredVersion | None, version: int) -> ReceivedRequest:
-    """Return the submit of an earlier version's spec."""
     if stored is None:
         problem = f"version {version} of {received.key!r} no longer exists"
         refuse("version", problem, "write another version, or submit the spec")
@@ -324,7 +320,6 @@ def _version_error(version: int, error: FieldError | ReplyError) -> FieldError:
 
 
 def _reply(received: ReceivedRequest, reply: Reply) -> Reply:
-    """Return the reply to a rollback from the reply to its submit."""
     if reply.status is ReplyStatus.REJECTED:
         version = received.of(JobRollback).version
         return rejected(received, InvalidInput([_version_error(version, error) for error in reply.errors]))

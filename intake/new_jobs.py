@@ -262,13 +262,11 @@ def create_jobs(
 
 
 def _find_jobs(writing: Writing, job_ids: Collection[UUID]) -> set[UUID]:
-    """Return the ids of those jobs that exist, deleted ones among them."""
     found = writing.read(_SQL["find_jobs"], job_ids=uuids(job_ids))
     return {job for (job,) in cast("list[tuple[UUID]]", found)}
 
 
 def _warn_of_look_alikes(jobs: Iterable[NewJob]) -> None:
-    """Log the keys that look like others: with combining, full-width or other compatible characters."""
     for job in jobs:
         if not job.key.isascii() and (plain := unicodedata.normalize("NFKC", job.key)) != job.key:
             _LOG.warning("the key %a of tenant %s looks like %a but names a different job", job.key, job.tenant, plain)
@@ -284,7 +282,6 @@ class _Creation:
         self._kept_since: dict[str, datetime | None] = {}
 
     def prepare(self, new: Iterable[ReceivedRequest]) -> Created:
-        """Compute the jobs of these submits, or refuse them."""
         created = Created({}, {})
         for received in new:
             try:
@@ -317,7 +314,6 @@ class _Creation:
         return None if late else start
 
     def _computed_start(self, received: ReceivedRequest, request: JobSubmit) -> ScheduleStart:
-        """Compute the start of a spec that has no cached start."""
         if request.if_version:
             raise VersionConflict(request.if_version, None)
         unknown = unknown_calendars(self._connection, received.tenant, request.job, self._day_sets)

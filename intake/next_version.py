@@ -273,7 +273,6 @@ def _interval_us(spec: JobSpec) -> int | None:
 
 
 def _anchor(spec: JobSpec, job: JobRow, now: datetime, *, spread: bool = False) -> datetime | None:
-    """Return the interval's anchor; an edit that keeps the interval keeps the anchor."""
     document = schedule_document(spec)
     first = first_anchor(document, job.job_id, now, spread=spread)
     kept = job.exists and job.interval_us == document.get("interval_us")

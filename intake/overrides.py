@@ -153,7 +153,6 @@ class _Change:
 
     @property
     def job(self) -> JobRow:
-        """The occurrence's job."""
         return self.upcoming.job
 
     @property
@@ -205,7 +204,6 @@ def apply_overrides(writing: Writing, batch: Sequence[ReceivedRequest]) -> list[
 def _upcoming(
     job: JobRow, overrides: Iterable[Override], day_sets: DaySets, now: datetime, cursor: datetime | None = None
 ) -> UpcomingOccurrences:
-    """Return the upcoming occurrences of a locked job, from a cursor on, or from now."""
     by_instant = {each.scheduled_at: each for each in overrides}
     row = NextTimer(job, job.schedule_json or "", job.policy_json or "{}", cursor or now + TICK)
     try:
@@ -266,7 +264,6 @@ def _has_a_run(at: datetime, state: RunState) -> InvalidInput:
 
 
 def _write(writing: Writing, applied: Sequence[_Change], now: datetime) -> None:
-    """Write the new overrides."""
     delete_overrides(writing, [(each.job.job_id, each.request.at) for each in applied if each.override is None])
     drop_moves(writing, [(each.job, each.request.at) for each in applied if each.drops_move], now)
     written = [(each, each.override) for each in applied if each.override is not None and not each.drops_move]

@@ -212,12 +212,10 @@ class DeferredPartitions:
         self._next_try = 0.0
 
     def __contains__(self, message: Message) -> bool:
-        """Return True if a message is deferred, or comes after one that is."""
         deferred = self._deferred.get(partition_of(message)) if self._deferred else None
         return deferred is not None and _offset(message) >= _offset(deferred[0])
 
     def __len__(self) -> int:
-        """Return the number of messages that wait."""
         return sum(map(len, self._deferred.values()))
 
     @property

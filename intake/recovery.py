@@ -374,7 +374,6 @@ def read_clock(connection: Conn, skew: ClockSkew) -> datetime:
 
 
 def _behind(address: Address, messages: Sequence[Message]) -> list[Message]:
-    """Return the messages of a partition from an offset on."""
     partition, offset = address
     return [message for message in messages if partition_of(message) == partition and (message.offset() or 0) >= offset]
 

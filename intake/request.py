@@ -135,7 +135,6 @@ class ReceivedRequest:
     _spec_hash: bytes | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
-        """Set the fields that are read several times."""
         request = self.request
         self.tenant = request.tenant
         if isinstance(request, JobSubmit):

@@ -62,7 +62,6 @@ def apply_reschedules(writing: Writing, batch: Sequence[ReceivedRequest]) -> lis
 
 
 def _next_at(received: ReceivedRequest, locked: Locked, end: datetime | None) -> datetime:
-    """Return the next instant of a job, from the end of its last run."""
     schedule, timer = _movable(received, locked)
     if end is None:
         problem = "no run of the job is stored, so there is no end to count from"

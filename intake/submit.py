@@ -82,7 +82,6 @@ def apply_submits(
 
 
 def _apart(batch: Sequence[ReceivedRequest], nodes: Collection[UUID]) -> Iterator[list[ReceivedRequest]]:
-    """Yield each submit that may change edges alone, and the neighbours between them together."""
     for concerned, neighbours in groupby(batch, key=lambda received: received.job_id in nodes):
         together = list(neighbours)
         yield from ([one] for one in together) if concerned else [together]
@@ -150,7 +149,6 @@ def _apply_edits(
 
 
 def _passed(edits: Sequence[ReceivedRequest], locked: Locked) -> dict[UUID, datetime]:
-    """Return the instant of each new `once` that has passed."""
     passed: dict[UUID, datetime] = {}
     for e in edits:
         job, spec = locked.jobs[e.job_id], e.of(JobSubmit).job
@@ -161,7 +159,6 @@ def _passed(edits: Sequence[ReceivedRequest], locked: Locked) -> dict[UUID, date
 
 
 def _ensure_remembered(at: datetime, kept_since: datetime | None) -> None:
-    """Refuse a `once` from before the first kept day."""
     try:
         ensure_remembered(at, kept_since)
     except Refused as refused:

@@ -111,7 +111,6 @@ def _apply_reports(writing: Writing, batch: Sequence[ReceivedRequest], act: Act)
 
 
 def _definitions_of(writing: Writing, reports: Sequence[TokenReport]) -> dict[UUID, JobDefinition]:
-    """Return the definitions of these reports' runs, by run."""
     versions = {each.run.run_id: (each.run.job_id, each.run.job_version) for each in reports}
     stored = read_definitions(writing.connection, list(versions.values()))
     return {run_id: DEFINITIONS.of(stored[version]) for run_id, version in versions.items()}
@@ -172,7 +171,6 @@ def _complete(writing: Writing, reports: Sequence[TokenReport]) -> list[Reply]:
 
 
 def _delays(writing: Writing, reports: Sequence[TokenReport]) -> dict[UUID, timedelta]:
-    """Return the delay before the next attempt, of the runs that have one."""
     failed = [each for each in reports if _request(each).status == "failed" and each.run.state != RunState.CANCELLING]
     if not failed:
         return {}

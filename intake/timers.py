@@ -288,7 +288,6 @@ def _skip_quarantined(
 
 
 def _with_retracted(timer: LockedTimer, earliest: datetime | None) -> LockedTimer:
-    """Return the timer after the runs ahead were retracted."""
     if earliest is None:
         return timer
     return timer._replace(scheduled_at=min(timer.scheduled_at, earliest), overridden=True)

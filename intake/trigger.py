@@ -126,7 +126,6 @@ def _run(received: ReceivedRequest, job: SharedJob, now: datetime) -> NewRun:
 
 
 def _order(received: ReceivedRequest, request: JobTrigger, job: SharedJob) -> tuple[str | None, Gate]:
-    """Return the ordering key of a new run, and its gates."""
     ordering = request.ordering_key
     if ordering is None and job.ordering_key is None:
         return None, _NO_GATES

@@ -92,7 +92,6 @@ class GroupLag:
     def _ends(
         self, client: Consumer, topic: str, places: Sequence[tuple[str, int]]
     ) -> dict[tuple[str, int], tuple[int, int]] | None:
-        """Return the first and the next offset of each partition of a topic; None if one cannot be read."""
         try:
             return read_end_offsets(client, places)
         except Unavailable as error:
@@ -100,7 +99,6 @@ class GroupLag:
             return None
 
     def _committed(self, group: str, places: Sequence[tuple[str, int]]) -> dict[tuple[str, int], int] | None:
-        """Return the next offset of each partition that a group has read; None if this relay may not ask."""
         try:
             return read_committed(self._kafka, group, places)
         except Unavailable as error:
@@ -108,7 +106,6 @@ class GroupLag:
             return None
 
     def _report(self, problem: str, error: Exception) -> None:
-        """Log a problem once."""
         if problem not in self._reported:
             self._reported.add(problem)
             _LOG.warning("%s: %s; the next measurement tries again, and runs continue", problem, error)

@@ -73,7 +73,6 @@ class HeldTopic:
     """
 
     def __init__(self, session: Session, topic: str, lane: OutboxLane) -> None:
-        """Hold a topic back, of which nothing was staged or read in order yet."""
         self.lane, self.began, self.walked_at = lane, monotonic_seconds(), 0.0
         self.marks: dict[Pair, OutboxPosition] = {}
         self.walk: dict[Pair, OutboxPosition] = {}
@@ -92,7 +91,6 @@ class HeldTopic:
         self._scanned_at = 0.0
 
     def __len__(self) -> int:
-        """Return the number of runs that are staged."""
         return len(self._staging)
 
     @property
@@ -198,7 +196,6 @@ class HeldTopic:
         return dict(+counts), all_counted
 
     def _find_lead(self, in_flight: Sequence[DueRow]) -> None:
-        """Choose the lead; there is none while no row is due."""
         limit = max(_FIRST_ROWS // max(len(self.marks), 1), 1)
         with self._session.transaction() as connection:
             first = self._entries(connection, self.marks, known=ids(in_flight), limit=limit)
@@ -207,7 +204,6 @@ class HeldTopic:
             [(self._lead, _)] = counts.most_common(1)
 
     def _stage(self, in_flight: Sequence[DueRow], limit: int) -> tuple[Mapping[Pair, list[bytes]], datetime]:
-        """Stage due rows behind the marks; return their entries, and the database's clock before the read."""
         known = self._known(in_flight, self._recent)
         with self._session.transaction() as connection:
             now = read_now(connection)
@@ -253,7 +249,6 @@ class HeldTopic:
         return cast("list[tuple[int, str, int, bytes]]", rows)
 
     def _add(self, found: Sequence[tuple[int, str, int, bytes]]) -> Mapping[Pair, list[bytes]]:
-        """Stage rows; return their entries by slice."""
         pairs = [*self.marks]
         self._staging.add((tenant, priority, entry) for _, tenant, priority, entry in found)
         entries = defaultdict[Pair, list[bytes]](list)
@@ -320,14 +315,12 @@ class HeldTopic:
 
     @staticmethod
     def _known(in_flight: Sequence[DueRow], *known: Mapping[Pair, Mapping[bytes, datetime]]) -> Ids:
-        """Return the ids of rows in flight, and of those that are staged or have left."""
         return ids_of(
             [*chain.from_iterable(of for each in known for of in each.values()), *(row[ID] for row in in_flight)]
         )
 
 
 def _before(marks: Mapping[Pair, OutboxPosition]) -> dict[Pair, OutboxPosition]:
-    """Return the positions from which late rows are read."""
     return {pair: (at - _LATE, 0) for pair, (at, _) in marks.items()}
 
 

@@ -50,7 +50,6 @@ class HoldBack:
     """The windows of all topics of runs, and the topics that are held back."""
 
     def __init__(self, session: Session, url: str, runs_prefix: str, member_id: UUID | None = None) -> None:
-        """Hold no topic of this prefix back yet; report in this relay's row, if any."""
         self._session, self._prefix = session, runs_prefix
         self._report = None if member_id is None else HeldReport(session, member_id)
         self._walk = HeldWalk(url)
@@ -185,7 +184,6 @@ class HoldBack:
             self._walk.start(topic, held.walk or dict.fromkeys(held.marks, BEGINNING))
 
     def _count(self, topic: str) -> None:
-        """Count the published runs of a topic that no executor has claimed."""
         window, held, now = self._windows[topic], topic in self._held, monotonic_seconds()
         queue, _ = self._queue_and_lane(topic)
         with self._session.transaction() as connection:
@@ -233,7 +231,6 @@ def _run_id_of(key: bytes) -> UUID | None:
 
 
 def _record(window: Window, rows: Sequence[DueRow], now: float) -> None:
-    """Record rows that leave in the window of their topic."""
     sample = [
         (key, row[PUBLISH_AT])
         for row in rows[:: window.stride]

@@ -258,7 +258,6 @@ class Relay:
         return self._until_due(held)
 
     def _await_acks(self) -> None:
-        """Wait until the sent batch is acknowledged, and start to delete it."""
         self._await_delete()
         batch, self._sent = self._sent, None
         if batch is None:
@@ -277,7 +276,6 @@ class Relay:
         self._deleter.start(batch, published)
 
     def _await_delete(self) -> None:
-        """Wait for the deletion in flight."""
         deleted = self._deleter.wait()
         if deleted is not None:
             _count(*deleted)
@@ -301,7 +299,6 @@ class Relay:
         return 0.0 < self._sleeps_until <= monotonic_seconds()
 
     def _until_due(self, held: list[int]) -> float:
-        """Return the seconds until the earliest row is due."""
         self._await_delete()
         if not held:
             return self._poll
@@ -317,7 +314,6 @@ class Relay:
 
 
 def _observe(batch: Batch, published: Published, now: datetime) -> None:
-    """Observe how late the broker has acknowledged the rows of a batch, lane by lane."""
     late: defaultdict[OutboxLane, list[float]] = defaultdict(list)
     lanes = [lane for _, lane in batch.pairs]
     for row in published.acknowledged:

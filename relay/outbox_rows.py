@@ -102,7 +102,6 @@ class Batch:
     full: bool  # more rows may be due than were read
 
     def __bool__(self) -> bool:
-        """Return True if there are rows."""
         return bool(self.rows)
 
     def last(self) -> Iterator[tuple[Pair, OutboxPosition]]:

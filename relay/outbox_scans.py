@@ -331,7 +331,6 @@ class HeldWalk:
 
 
 def _is_long(began: float, now: float) -> bool:
-    """Return True if a topic is held back for so long that it is reported."""
     return now - began >= _BRIEF_SECONDS
 
 

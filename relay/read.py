@@ -144,7 +144,6 @@ class Reader:
         return None if self._hold_back is None else self._hold_back.seconds_left()
 
     def _paused(self, paused: list[str]) -> list[str]:
-        """Return the topics over which reads pass: paused ones, and those that are held back."""
         return paused if self._hold_back is None else [*{*paused, *self._hold_back.topics()}]
 
     def _held_back(
@@ -241,7 +240,6 @@ class Reader:
             self._forget_held({row[TOPIC] for row in left})
 
     def _forget_held(self, topics: Collection[str] | None = None) -> None:
-        """Hold these topics back no more, or none at all: reads take them up from where they were held."""
         if self._hold_back is not None:
             self._hold_back.forget(self._hold_back.topics() if topics is None else topics)
 
@@ -253,7 +251,6 @@ class Reader:
         self._session.close()
 
     def _limits(self, held: Sequence[int]) -> dict[Pair, int]:
-        """Return the most rows of each slice and lane in a batch."""
         return {pair: max(1, int(self._limit * _WEIGHTS[pair[1]] / len(held))) for pair in _pairs(held)}
 
     def _ensure_marks(self, pairs: Sequence[Pair], paused: list[str]) -> Sequence[Pair]:
@@ -299,7 +296,6 @@ class Reader:
         self._late_scan.start(replace(row_range, upto=dict(self._marks.scanning)))
 
     def _collect_late(self) -> None:
-        """Take the result of the scan in the background, if there is one."""
         if not self._late and (found := self._late_scan.take()):
             self._late = dict(found.rows)
             if not found.more:

@@ -98,11 +98,9 @@ class Staging:
         self._led = b""  # the last entry in the line of the lead, as of its next run
 
     def __len__(self) -> int:
-        """Return the number of runs."""
         return len(self._entries)
 
     def __contains__(self, entry: bytes) -> bool:
-        """Return True if a run with this entry is here."""
         return entry in self._entries
 
     def counts(self) -> dict[str, int]:

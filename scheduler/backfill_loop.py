@@ -100,7 +100,6 @@ def next_batch(connection: Conn, backfill: Backfill, opened: int, now: datetime)
 
 
 def _range(connection: Conn, backfill: Backfill) -> Range:
-    """Return the rest of the backfill's range."""
     first, last, cursor = backfill.first_at, backfill.last_at, backfill.cursor_at
     if cursor is not None:
         first, last = (first, min(cursor, last)) if backfill.newest_first else (max(cursor, first), last)
@@ -260,7 +259,6 @@ def _batch(connection: Conn, installation: Installation, backfill_id: UUID) -> t
 
 
 def _lock(connection: Conn, backfill_id: UUID) -> Backfill | None:
-    """Lock a backfill and its job; None if it has ended, or another transaction holds one of them."""
     backfill = read_row(connection, class_row(Backfill), _SQL["lock_open_backfill"], {"backfill_id": backfill_id})
     if backfill is None or not connection.execute(_SQL["lock_backfilled_job"], {"job_id": backfill.job_id}).fetchone():
         return None

@@ -169,7 +169,6 @@ class BulkCancel:
         return done
 
     def _end_scan(self, cancellation: OpenCancellation, position: _ScanPosition) -> CancelResult:
-        """Finish the cancellation if its scan has matched nothing, else start another scan."""
         if position.found == 0 and not position.signalling:
             with self._session.transaction() as connection:
                 connection.execute(_SQL["finish_cancellation"], {"id": cancellation.id})

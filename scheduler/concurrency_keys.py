@@ -258,5 +258,4 @@ class KeyDuties:
 
 
 def _promote(session: Session, installation: Installation, keys: Sequence[int]) -> int:
-    """Give free places of keys to waiting runs; return their number."""
     return session.within(settle_keys, installation, woken=keys).promoted

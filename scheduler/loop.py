@@ -258,18 +258,15 @@ class Scheduler:
         return self._poller.poll(self._shards, self._settings.lookahead, self._marks, self._rotation)
 
     def _drain_releases(self) -> float:
-        """Write the runs of children whose parents have ended."""
         runs, more = self._releases.step(self._shards)
         return self._notified((runs, 0.0 if more else math.inf))
 
     def _poll_overdue_timers(self) -> float:
-        """Fire timers of other schedulers' shards that their owner has left overdue."""
         others = sorted(set(range(self._installation.shards)) - set(self._shards))
         self._poller.poll(others, -self._settings.overdue_after, self._others_marks, ShardRotation())
         return math.inf
 
     def _apply_deferred_effects(self) -> float:
-        """Apply the effects that runs completed in users' own transactions have deferred."""
         applied = self._deferred_effects.step()
         if applied == MAX_APPLIED:
             self.expedite()  # there may be more
@@ -294,11 +291,9 @@ class Scheduler:
         return 0.0 if goes_on else pause
 
     def _released(self, runs: int) -> float:
-        """Wake relays for runs that may start now; their messages are due, so the next step comes at once."""
         return self._notified((runs, 0.0 if runs else math.inf))
 
     def _notified(self, done: tuple[int, float]) -> float:
-        """Wake relays if a duty has written something; return its pause."""
         written, pause = done
         if written:
             self._notifier.notify(Channel.OUTBOX)
@@ -314,7 +309,6 @@ class Scheduler:
         return math.inf
 
     def _notify(self, cancelled: CancelResult) -> bool:
-        """Wake relays and executors for cancelled runs; return True if there are more to cancel."""
         if cancelled.ended:
             self._notifier.notify(Channel.OUTBOX)
         if cancelled.signalled:

@@ -201,7 +201,6 @@ class TimerPoller:
 def _probe(
     session: Session, shards: Sequence[int], marks: Sequence[datetime]
 ) -> tuple[datetime, dict[int, datetime | None]]:
-    """Read the database's clock and the earliest timer of each of these shards."""
     with session.transaction() as connection:
         columns: dict[str, object] = {"shards": integers(shards), "marks": instants(marks)}
         rows = connection.execute(_PROBE_TIMERS, columns, binary=True).fetchall()

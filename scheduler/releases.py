@@ -245,7 +245,6 @@ class Thaws:
         return len(rows) == _RELEASED
 
     def _retract_of(self, began: Mapping[UUID, datetime], columns: Mapping[str, object]) -> int:
-        """Retract the runs of these jobs; return the number of jobs and ended runs."""
         ended = self._session.within(self._end_before_edit, began, columns)
         jobs = self._session.within(retract_frozen, began)
         if jobs or ended:

@@ -171,7 +171,6 @@ def count_days(connection: Conn, pace: Pace) -> None:
 
 
 def _count_slice(connection: Conn, day: date, after: tuple[UUID, datetime], end: UUID | None) -> None:
-    """Count the runs behind a position, of the jobs before `end`; None for the rest."""
     first = start_of(day)
     columns: dict[str, object] = {
         "day": day, "first": first, "end": first + timedelta(days=1), "after_job": after[0], "after_at": after[1],

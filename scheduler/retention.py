@@ -242,7 +242,6 @@ class Retention:
         return dropped
 
     def _first_kept(self, now: datetime) -> Mapping[str, date]:
-        """Return the first day that each table keeps."""
         days = {
             table: day_of(now - self._periods.of(rule.period))
             for table, rule in RULES.items()
@@ -299,7 +298,6 @@ def _close_days(connection: Conn, stored: Iterable[StoredDay]) -> None:
 
 
 def _measure_archive(connection: Conn, stored: Iterable[StoredDay], now: datetime) -> None:
-    """Measure the time since the end of the oldest day that waits for the archive."""
     ages = (now - start_of(day + _DAY) for day in _unarchived(connection, stored))
     metrics.set("archive_behind_seconds", max([timedelta(0), *ages]).total_seconds())
 

@@ -182,7 +182,6 @@ def _collate(collation: str | None) -> sql.Composable:
 
 
 def _remove_some(connection: Conn, tenant: str, table: TenantTable, place: _Place) -> tuple[int, _Place | None]:
-    """Remove some rows of a table; return their number and the next position, None behind the last row."""
     if table.columns is None:
         if place.page >= table.pages:
             return 0, None

@@ -140,7 +140,6 @@ def _following(state: TimerState, after: datetime) -> datetime | None:
 
 
 def _reschedule(connection: Conn, installation: Installation, scanned: Sequence[UUID], now: datetime) -> int:
-    """Reschedule those of these timers that are outdated; return their number."""
     outdated = _find_outdated(connection, scanned, now)
     if outdated:
         # Lock order: timers, then jobs, as everywhere. Then check again under the locks.
@@ -202,7 +201,6 @@ def _delete_moves(connection: Conn, states: Mapping[UUID, TimerState]) -> None:
 def _find_outdated(
     connection: Conn, job_ids: Sequence[UUID], now: datetime
 ) -> dict[UUID, tuple[LockedTimer, datetime]]:
-    """Return the outdated timers among these, each with its next recorded instant."""
     columns = {"job_ids": list(job_ids), "now": now}
     timers = read_rows(connection, class_row(LockedTimer), _SQL["read_cron_timers"], columns)
     if not timers:
@@ -266,5 +264,4 @@ def _resume_after(stored: object, version: str) -> UUID:
 
 
 def _old_version(stored: object) -> str | None:
-    """Return the version by which the timers were computed before."""
     return cast("Mapping[str, str | None]", stored)["from"] if isinstance(stored, dict) else cast("str | None", stored)

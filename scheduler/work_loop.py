@@ -213,7 +213,6 @@ def _scan(connection: Conn, work: OpenWork, limit: int) -> LetterScan:
 
 
 def _batch(letters: Sequence[DeadLetterRef], last: DeadLetterRef | None) -> Batch[DeadLetterRef]:
-    """Return a batch up to the dead letter after which the walk goes on; None at its end."""
     reached = last or next(reversed(letters), None)
     cursor = None if reached is None else {"at": reached.created_at.isoformat(), "id": reached.id}
     return Batch({each.id: each for each in letters}, cursor, is_last=last is None)

@@ -187,7 +187,6 @@ class _WorkerThread:
         self._wakeup.close()
 
     def _refresh(self) -> None:
-        """Have a process ready; after a failure the next attempt tries again and reports it."""
         if not self._closing:
             problem = self._start()
             if problem:

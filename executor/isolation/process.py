@@ -262,7 +262,6 @@ def _setup_frame(setup: Setup) -> Frame:
 
 
 def _exit_reason(code: int) -> str:
-    """Return a text about the end of a process with this exit code."""
     if code >= 0:
         return f"the handler's process ended with exit code {code} before the handler returned"
     name = signal.Signals(-code).name

@@ -166,7 +166,6 @@ class ProgramStarter:
                 return
 
     def _start_process(self) -> socket.socket:
-        """Start the process."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             command = [sys.executable, "-I", "-S", "-X", "utf8", supervisor.__file__, str(theirs.fileno())]
@@ -199,8 +198,6 @@ class ProgramStarter:
 
 
 class _Control(asyncio.Protocol):
-    """Receives the end of the program."""
-
     def __init__(self, ended: "asyncio.Future[ProgramEnd]") -> None:
         self._ended, self._read = ended, bytearray()
 
@@ -246,7 +243,6 @@ class _Pipe(asyncio.Protocol):
 
 
 def _file(payload: bytes) -> IO[bytes]:
-    """Return a file in memory that holds the payload, positioned at its beginning."""
     file = os.fdopen(os.memfd_create("payload"), "wb", 0)
     written = 0
     while written < len(payload):

@@ -84,7 +84,6 @@ def main() -> None:
 
 
 def _supervise(libc: ctypes.CDLL, control_fd: int, *streams: int) -> None:
-    """Supervise one program."""
     libc.prctl(_PR_SET_CHILD_SUBREAPER, 1)
     for descriptor in (control_fd, *streams):
         os.set_inheritable(descriptor, False)  # noqa: FBT003 - the system's own signature
@@ -107,7 +106,6 @@ def _supervise(libc: ctypes.CDLL, control_fd: int, *streams: int) -> None:
 
 
 def _wake_on_children() -> int:
-    """Return a descriptor that becomes readable whenever a child has ended."""
     woken, wakes = os.pipe()
     os.set_blocking(woken, False)
     os.set_blocking(wakes, False)
@@ -142,7 +140,6 @@ def _send_exit(control: socket.socket, answer: ProgramExit) -> None:
 
 
 def _start(libc: ctypes.CDLL, command: Command, cwd: str, streams: tuple[int, ...]) -> int:
-    """Start the program; return its process id, which is its group's too."""
     failure_reads, failure_writes = os.pipe()
     supervisor = os.getpid()
     program = os.fork()

@@ -85,7 +85,6 @@ class _Event(io.BytesIO):
         return piece
 
     def look(self) -> None:
-        """Look at the lease."""
         # Threads that wait for the interpreter's lock have it now, and not between the look and a send.
         time.sleep(0)  # noqa: TID251 - waits for nothing
         if self._lease.is_over():
@@ -184,7 +183,6 @@ class LambdaRunner:
 
 
 def _region(target: LambdaTarget) -> str | None:
-    """Return the target's region, or its ARN's; None is the executor's."""
     if target.region is None and target.function.startswith("arn:"):
         return target.function.split(":")[3]
     return target.region

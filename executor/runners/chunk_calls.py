@@ -62,7 +62,6 @@ class _RunningItem(Item[object]):
 
     @property
     def context(self) -> Context:
-        """The run's context."""
         if self._context is None:
             attempt = self.running
             left = attempt.left_seconds + monotonic_seconds() - attempt.began_at
@@ -80,7 +79,6 @@ class _RunningItem(Item[object]):
 
     @property
     def cancelled(self) -> bool:
-        """As in `Item`, without a context."""
         return self.running.cancelled.is_set()
 
     def decide(self, outcome: Outcome) -> None:
@@ -179,7 +177,6 @@ class ChunkCall:
         return RELEASED if isinstance(error, AttemptOver) and len(self._items) > 1 else raised(error)
 
     def _end(self, outcome: Outcome) -> None:
-        """Decide the runs that are not decided yet."""
         failpoint("attempt.after_effect")
         for item in self._items:
             if not item.running.reported:
@@ -247,7 +244,6 @@ class ChunkCall:
             self._end_code()
 
     def _end_code(self) -> None:
-        """Cancel the coroutine, or the wait for a thread: the slots are free at once."""
         cancel, self._cancel = self._cancel, None
         if cancel is not None:
             cancel()

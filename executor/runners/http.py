@@ -197,7 +197,6 @@ class HttpRunner:
         await self._guard.close()
 
     def _given(self, attempt: Attempt, target: HttpTarget, url: TargetUrl) -> Mapping[str, str]:
-        """Return the job's headers, with the values of secrets."""
         if not target.secret_headers:
             return target.headers
         tenant = attempt.definition.tenant

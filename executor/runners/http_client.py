@@ -76,7 +76,6 @@ class _Connection(ResponseHandler):
     head_bytes: int | None = 0
 
     def rest(self) -> None:
-        """Note that its response has come."""
         self.idle = True
 
     def data_received(self, data: bytes) -> None:
@@ -151,7 +150,6 @@ class _Connector(aiohttp.TCPConnector):
         client_error: type[Exception] = aiohttp.ClientConnectorError,
         **kwargs: Any,  # noqa: ANN401
     ) -> tuple[asyncio.Transport, ResponseHandler]:
-        """Connect as aiohttp does, but with a transport of our own."""
         del client_error
         context = cast("ssl.SSLContext | None", kwargs["ssl"])
         try:

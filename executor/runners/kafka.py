@@ -142,7 +142,6 @@ class KafkaRunner:
             await asyncio.to_thread(thread.join)
 
     async def _produce(self, attempt: Attempt, target: KafkaTarget) -> Message:
-        """Produce the message and wait for its report."""
         loop = asyncio.get_running_loop()
         reported: asyncio.Future[Message] = loop.create_future()
 
@@ -192,7 +191,6 @@ class KafkaRunner:
         return self._producer
 
     def _retire(self, client: Producer) -> None:
-        """Drop a producer after a fatal error: the next attempt creates another one."""
         if self._producer is client:
             self._producer = None
 

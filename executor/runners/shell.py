@@ -127,7 +127,6 @@ class ShellRunner:
 
 
 def _real_folder(cwd: str, folders: Sequence[str]) -> str:
-    """Return the folder that a path leads to, its links followed."""
     real = os.path.realpath(cwd)
     if any(is_within(real, os.path.realpath(folder)) for folder in folders):
         return real

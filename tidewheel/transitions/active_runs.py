@@ -221,7 +221,6 @@ def _acquire(connection: Conn, requests: Sequence[AcquireRequest]) -> dict[UUID,
 
 
 def _promote(connection: Conn, installation: Installation, released: Sequence[_Released]) -> None:
-    """Make the oldest waiting run of each job active, after the release in this transaction."""
     job_ids = uuids(each.job_id for each in released)
     oldest = {"job_ids": job_ids, "buffered": RunState.BUFFERED, "target": target(Move.PROMOTE)}
     promoted = {run.job_id: run for run in read_rows(connection, class_row(PromotedRun), _PROMOTE_NEXT_RUNS, oldest)}

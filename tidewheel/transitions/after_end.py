@@ -261,7 +261,6 @@ def add_deferred_effects(connection: Conn, finished: Sequence[FinishedRun]) -> N
 
 
 def _succeeds(run: FinishedRun) -> bool:
-    """Return True if the run's success sets the job's consecutive failures to zero."""
     return run.counts_failures and run.state is RunState.SUCCEEDED
 
 

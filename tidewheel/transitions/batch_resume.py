@@ -95,7 +95,6 @@ def resume_batch(connection: Conn, installation: Installation, workflow: Workflo
 def _nodes(
     connection: Conn, batch_id: UUID, runs: Iterable[UUID], total: int, finished_at: datetime
 ) -> dict[UUID, Node]:
-    """Return the runs of a batch, each after its parents."""
     nodes = {run: Node(run) for run in runs}
     stored = read_node_runs(connection, nodes, batch_id, finished_at)
     if not total == len(nodes) == len(stored):

@@ -149,7 +149,6 @@ def lock_batch(connection: Conn, tenant: str, batch_id: UUID) -> Workflow:
 
 
 def _callback_keys(request: BatchSubmit) -> list[tuple[str, str]]:
-    """Return the names of the callbacks, each with the key of its job."""
     on = request.on
     given = [] if on is None else [(name, getattr(on, name)) for name in ("succeeded", "failed", "finished")]
     return [(name, callback.key) for name, callback in given if callback is not None]
@@ -225,7 +224,6 @@ def _check_refs(request: BatchAdd, known: Mapping[str, _Known]) -> None:
 def _write(
     writer: BatchWriter, runs: Sequence[BatchRun], jobs: Mapping[UUID, SharedJob], known: Mapping[str, _Known]
 ) -> None:
-    """Write new runs of a batch; `known` has those of its runs that they name."""
     chosen = [jobs[job_id(writer.tenant, run.key)] for run in runs]
     ids = {run.ref: writer.id_of(run.ref, job.job_id) for run, job in zip(runs, chosen, strict=True)}
     waits = _waits(writer, runs, ids, known)
@@ -246,7 +244,6 @@ def _write(
 
 
 def _delay(run: BatchRun) -> bytes:
-    """Return the delay that counts from the end of a run's parents."""
     delay = milliseconds(run.delay) if run.after else None
     return NULL if delay is None else int8(delay)
 

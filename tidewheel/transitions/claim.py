@@ -319,7 +319,6 @@ def _start(
 
 
 def _alike(claims: Sequence[Claim]) -> dict[tuple[int, int], list[Claim]]:
-    """Return the claims by attempt number and version: those of one statement."""
     alike: defaultdict[tuple[int, int], list[Claim]] = defaultdict(list)
     for claim in claims:
         alike[claim.attempt, claim.job_version].append(claim)

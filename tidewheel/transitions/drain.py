@@ -248,7 +248,6 @@ def _find_children(connection: Conn, statement: LiteralString, taken: Sequence[R
 
 
 def _plan(shares: Sequence[_Share], workflows: Mapping[UUID, Workflow]) -> _Plan:
-    """Decide what becomes of each release, and collect the marks."""
     plan = _Plan()
     for share in shares:
         release = share.release
@@ -278,7 +277,6 @@ def _write(
     workflows: Mapping[UUID, Workflow],
     now: datetime,
 ) -> int:
-    """Write the runs of children whose first or last parent has ended; return how many changed."""
     reasons = {mark.run_id: reason for mark in marks if mark.is_decided and (reason := _skipped(mark, jobs))}
     first = [mark for mark in marks if mark.is_first]
     versions = read_versions_at(connection, {(mark.job_id, instant_of(mark.release)) for mark in first})

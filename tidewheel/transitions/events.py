@@ -256,7 +256,6 @@ class _Headers:
         self._pieces: dict[RunState, list[bytes]] = {}
 
     def of(self, event_id: bytes, run_id: bytes, state: RunState, traceparent: str | None) -> bytes:
-        """Return the headers of one completion."""
         if traceparent is not None:
             return self._packed(event_id, run_id, state, traceparent)
         pieces = self._pieces.get(state)
@@ -279,7 +278,6 @@ class _Headers:
 
 
 def _origin(requested_from: str) -> RequestOrigin:
-    """Return the coordinates of a message."""
     topic, partition, offset = requested_from.split("/")
     return RequestOrigin(topic=topic, partition=int(partition), offset=int(offset))
 

@@ -227,7 +227,6 @@ def _fences(ends: Sequence[RunEnd]) -> dict[str, object]:
 
 
 def _join(connection: Conn, ends: Sequence[RunEnd], rows: Sequence[ClosedRun]) -> list[FinishedRun]:
-    """Join each closed row to its request, its message and its definition."""
     built = build_requests(connection, [row for row in rows if ends[row.place - 1].request is None])
     finished: list[FinishedRun] = []
     for row in rows:
@@ -258,7 +257,6 @@ def _attempt(run: FinishedRun) -> AttemptEnd:
 
 
 def _apply_follow_ups(connection: Conn, installation: Installation, finished: Sequence[FinishedRun]) -> list[OutboxRow]:
-    """Move inputs, set next fire times and count failures; return the requests to pause jobs."""
     keep_inputs(
         connection, [(run.end.run_id, run.row.created_at, run.row.ended_at) for run in finished if run.moves_inputs]
     )
@@ -274,7 +272,6 @@ def _apply_follow_ups(connection: Conn, installation: Installation, finished: Se
 def _report_at_commit(
     connection: Conn, finished: Sequence[FinishedRun], first: Sequence[FinishedRun], *, lasting: bool
 ) -> None:
-    """Count, trace and log the ends once the transaction has committed."""
     at_commit(connection, partial(_count, first))
     count_at_commit(connection, first)
     if len(first) < len(finished):

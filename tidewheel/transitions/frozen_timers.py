@@ -151,7 +151,6 @@ def decide_held(
 
 
 def _lock_held_timers(connection: Conn, job_ids: Sequence[UUID]) -> list[LockedTimer]:
-    """Lock those of these timers that freezes hold; rows of other transactions are left out."""
     return read_rows(connection, class_row(LockedTimer), _SQL["lock_held_timers"], {"job_ids": uuids(job_ids)})
 
 

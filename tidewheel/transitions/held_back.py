@@ -131,7 +131,6 @@ def _take_place(connection: Conn, run: NewRun, locked: Mapping[int, OrderKey]) -
 
 
 def _by_key(runs: Sequence[NewRun]) -> dict[int, list[NewRun]]:
-    """Return the runs of each key, in the order of the keys' ids."""
     found: defaultdict[int, list[NewRun]] = defaultdict(list)
     for run in runs:
         found[order_id(run.tenant, run.ordering_key or "")].append(run)
@@ -252,7 +251,6 @@ def _block(connection: Conn, keys: Mapping[int, OrderKey]) -> list[UUID]:
 
 
 def _add_failures(connection: Conn, early: Sequence[FreedPlace]) -> None:
-    """Record runs that have failed before their turn."""
     if early:
         columns: dict[str, object] = {
             "key_ids": [place.key_id for place in early],
@@ -263,7 +261,6 @@ def _add_failures(connection: Conn, early: Sequence[FreedPlace]) -> None:
 
 
 def _drop_failures(connection: Conn, run_ids: Sequence[UUID | None]) -> dict[UUID | None, int]:
-    """Delete the records of runs that have failed before their turn; return their numbers."""
     if not run_ids:
         return {}
     rows = connection.execute(_SQL["drop_order_failures"], {"run_ids": uuids(run_ids)}, binary=True).fetchall()
@@ -271,7 +268,6 @@ def _drop_failures(connection: Conn, run_ids: Sequence[UUID | None]) -> dict[UUI
 
 
 def _store(connection: Conn, keys: Collection[OrderKey]) -> None:
-    """Write the keys, and delete those without a use."""
     used = [key for key in keys if key.is_used]
     gone = [key.key_id for key in keys if not key.is_used]
     if gone:
@@ -289,7 +285,6 @@ def _store(connection: Conn, keys: Collection[OrderKey]) -> None:
 
 
 def _announce(connection: Conn, installation: Installation, blocked: Sequence[UUID]) -> None:
-    """Append an event for each key that is blocked from now on."""
     if not blocked:
         return
     now = read_now(connection)

@@ -122,7 +122,6 @@ def build_requests(connection: Conn, runs: Sequence[RunFields]) -> dict[UUID, re
 def _build(
     connection: Conn, runs: Sequence[RunFields], known: Versions | None = None
 ) -> list[tuple[bytes, str | None]]:
-    """Return the message of each run, with its traceparent; read the definitions that are not known."""
     if not runs:
         return []
     versions = dict(known or {})

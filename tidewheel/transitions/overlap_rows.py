@@ -142,7 +142,6 @@ class _Case:
     decision: OverlapDecision
 
     def attempt_of(self, run_id: UUID) -> int:
-        """Return the attempt number of a claimed or waiting run."""
         attempts = {run.run_id: run.attempt for run in self.runs} | {each.run_id: each.attempt for each in self.waiting}
         return attempts[run_id]
 

@@ -129,7 +129,6 @@ def _find_child(connection: Conn, run_id: UUID, tenant: str | None) -> _Child:
 
 
 def _occurrence_of(child: _Child) -> Occurrence:
-    """Return the occurrence of a child, up to its generation."""
     assert child.root_run_id is not None  # noqa: S101 - the callers have checked it
     generation = child.last_generation if child.generation is None else child.generation
     return Occurrence(child.root_run_id, child.root_job_id, child.scheduled_at, child.graph_at, generation)

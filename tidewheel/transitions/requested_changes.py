@@ -175,7 +175,6 @@ class OldPayloads:
 def _finished_run(
     connection: Conn, request: RetryRequest, old: Mapping[UUID, OldRun], jobs: Mapping[UUID, SharedJob]
 ) -> OldRun:
-    """Return the run to retry."""
     run = old.get(request.run_id)
     if run is None or run.tenant != request.tenant:
         raise UnknownRun(str(request.run_id))

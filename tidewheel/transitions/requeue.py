@@ -225,7 +225,6 @@ def requeue_runs(
 
 
 def _record(connection: Conn, installation: Installation, requeues: Sequence[Requeue], done: Requeued) -> None:
-    """Write the attempts that have ended, and the messages and events of the next ones."""
     rows = list(done.runs.values())
     write_attempts(connection, [_attempt(done.runs[r.run_id], r) for r in requeues if r.run_id in done.runs])
     messages = append_requests(connection, installation, rows)

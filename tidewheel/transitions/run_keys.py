@@ -146,7 +146,6 @@ def settle_keys(
 
 
 def _read_limits(connection: Conn, run_ids: Uuids) -> dict[int, Limit]:
-    """Return the limits in force of these runs' keys."""
     found = connection.execute(_READ_RUN_LIMITS, {"run_ids": run_ids}, binary=True).fetchall()
     return {key: Limit(at_once, every, burst) for key, at_once, every, burst in cast("list[_LimitRow]", found)}
 

@@ -233,7 +233,6 @@ def _take(
 
 
 def _address(connection: Conn) -> str:
-    """Return the address of the database of a connection."""
     info = connection.info
     options = own_options(connection)
     if (schema := own_schema(connection)) is not None:

@@ -212,7 +212,6 @@ def _leave_orders(connection: Conn, keys: Mapping[UUID, int]) -> None:
 def _restore_moves(
     connection: Conn, retracted: Sequence[tuple[UUID, datetime]]
 ) -> dict[tuple[UUID, datetime], datetime]:
-    """Let moved occurrences among these fire again; return the time that each was moved to."""
     if not retracted:
         return {}
     columns = {"job_ids": uuids(job for job, _ in retracted), "instants": instants(at for _, at in retracted)}
@@ -287,7 +286,6 @@ def _rate_limited(connection: Conn, installation: Installation, fires: Sequence[
 
 
 def _timer_columns(decision: Decision) -> tuple[bytes, bytes, bytes, str, str]:
-    """Return the columns of a timer's row after a decision, as array elements."""
     due_at = decision.due_at or (decision.next_at if decision.hold_reason is None else None)
     return (
         instant(decision.next_at),

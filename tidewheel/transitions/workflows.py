@@ -226,7 +226,6 @@ def _settle(
     drained: Sequence[Release],
     now: datetime,
 ) -> None:
-    """Write the counts of occurrences, and end some of them."""
     for workflow in ended:
         workflow.state = _end_state(workflow)
     columns: dict[str, object] = {
