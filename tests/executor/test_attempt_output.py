@@ -42,7 +42,6 @@ from tidewheel.executor.outcome import (
 from tidewheel.executor.output_capture import OutputTopic, captured
 from tidewheel.executor.record_outcomes import Recorded
 from tidewheel.executor.runners.python import PythonRunner
-from tidewheel.jobs.values import MAX_RESULT_BYTES
 from tidewheel.local.stack import StackInfo
 from tidewheel.runs import AttemptOutcome
 
@@ -354,17 +353,6 @@ def test_starts_and_retries_are_events_in_the_order_of_the_run(executing: Execut
     assert traces == [TRACE] * 6  # of the completion too
 
 
-def test_unknown_exception_is_a_failure_with_its_trace() -> None:
-    def breaks() -> None:
-        _ = {"there": 1}["missing"]
-
-    with pytest.raises(KeyError) as caught:
-        breaks()
-    outcome = from_exception(caught.value)
-    assert (outcome.kind, outcome.error_type, outcome.error_message) == (AttemptOutcome.FAILED, "KeyError", "'missing'")
-    assert "in breaks" in (outcome.trace or "")
-
-
 def test_long_messages_push_no_frame_out_of_the_trace() -> None:
     def breaks(size: int) -> None:
         try:
@@ -384,13 +372,6 @@ def test_long_messages_push_no_frame_out_of_the_trace() -> None:
         "Traceback (most recent call last):\n" + '  File "a.py", line 7, in f\n    f()\n' * 5000 + "E: " + "z" * 200_000
     )
     assert '  File "a.py", line 7, in f\n    f()\nE: zzz' in (deep or "")
-
-
-def test_too_large_result_is_a_permanent_failure() -> None:
-    assert succeeded(b"x" * MAX_RESULT_BYTES).kind is AttemptOutcome.SUCCEEDED
-    outcome = succeeded(b"x" * (MAX_RESULT_BYTES + 1))
-    assert (outcome.kind, outcome.error_type, outcome.permanent) == (AttemptOutcome.FAILED, "ResultTooLarge", True)
-    assert "65537 bytes, more than 65536" in (outcome.error_message or "")
 
 
 @given(st.text(), st.text())

@@ -113,14 +113,6 @@ def test_batch_of_different_outcomes_records_each(with_job: Database) -> None:
         assert found == state
 
 
-def test_last_counted_attempt_ends_the_run(with_job: Database) -> None:
-    started = with_job.begun()
-    with_job.requeue(started, AttemptOutcome.FAILED)
-    second = with_job.begin(started.run_id)
-    record(with_job, attempt_at(with_job, second), failed("ValueError", "again"))
-    assert with_job.final_state(started.run_id) == ("failed", None)
-
-
 def test_first_outcomes_of_a_burst_wait_for_claims(with_job: Database) -> None:
     first, *others = [attempt_at(with_job, with_job.begun()) for _ in range(3)]
 

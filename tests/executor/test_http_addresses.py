@@ -74,13 +74,6 @@ def test_first_and_last_address_of_a_special_network_is_refused(network: str) ->
     assert not is_public(found[-1])
 
 
-@pytest.mark.parametrize("network", [each for each in REFUSED if each.version == 4], ids=str)
-def test_neighbours_of_a_special_network_are_refused_only_by_another_one(network: object) -> None:
-    first, last = int(ip_network(str(network))[0]), int(ip_network(str(network))[-1])
-    for neighbour in (IPv4Address(max(first - 1, 0)), IPv4Address(min(last + 1, 2**32 - 1))):
-        assert is_public(neighbour) == (not any(neighbour in each for each in REFUSED))
-
-
 @given(ANY_V4)
 def test_ipv4_inside_ipv6_is_judged_as_the_ipv4_address(inner: IPv4Address) -> None:
     number = int(inner)

@@ -3,7 +3,6 @@
 from collections import Counter
 from datetime import datetime, timedelta
 from functools import partial
-from itertools import pairwise
 from typing import Any
 from uuid import UUID, uuid4
 
@@ -80,20 +79,6 @@ def test_one_slot_suffices_for_terminate_other(executing: Executing, gate: str) 
         assert executing.run("acts.echo", 1).state == "succeeded"
         GATES[gate].opened.set()
         assert executing.ended(second).state == "succeeded"
-
-
-@pytest.mark.kafka
-def test_buffered_runs_follow_one_another(executing: Executing, gate: str) -> None:
-    with executing.running():
-        runs = [executing.trigger("acts.wait", gate, overlap="buffer_all") for _ in range(4)]
-        until(lambda: GATES[gate].entered, "one runs")
-        until(lambda: [executing.state(run) for run in runs].count(RunState.BUFFERED) == 3, "the others wait")
-        assert len(GATES[gate].entered) == 1
-        GATES[gate].opened.set()
-        ended = [executing.ended(run) for run in runs]
-    assert {each.state for each in ended} == {"succeeded"}
-    spans = sorted((each.started_at, each.finished_at) for each in ended if each.started_at and each.finished_at)
-    assert all(earlier[1] <= later[0] for earlier, later in pairwise(spans))
 
 
 @pytest.mark.kafka

@@ -65,11 +65,6 @@ def test_silence_that_was_seen_before_a_break_ends_no_lease_during_the_grace() -
     assert found[17:] == [[]] * 5 + [[A]]
 
 
-def test_heartbeat_after_a_break_starts_a_new_lease() -> None:
-    looks = [(float(now), {A: 5}) for now in range(14)] + [(float(now), {A: 6}) for now in range(20, 40)]
-    assert [bool(each) for each in silent(*looks)] == [False] * 14 + [now >= 40 for now in range(20, 40)]
-
-
 def test_returning_executor_starts_a_new_lease() -> None:
     found = silent(
         *each_second(10, {A: 5}), *((float(n), {B: 1}) for n in (10, 11)), *((float(n), {A: 5}) for n in (12, 16))

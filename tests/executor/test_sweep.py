@@ -82,13 +82,6 @@ def test_timely_message_is_not_swept(executing: Executing) -> None:
     assert "sweep" not in came
 
 
-def test_sweep_continues_as_slots_come_free(executing: Executing) -> None:
-    runs = [executing.trigger("acts.echo", number) for number in range(60)]
-    executing.database.execute("TRUNCATE outbox")
-    with executing.running(slots=2, **HALF_A_SECOND):
-        assert {executing.ended(run_id).claimed_from for run_id in runs} == {"sweep"}
-
-
 def test_sweep_waits_for_slots_and_not_for_its_interval_while_runs_are_due(executing: Executing) -> None:
     """While the slots are full, a look at the critical lane finds nothing."""
     runs = [executing.trigger("acts.brief", number) for number in range(60)]

@@ -134,17 +134,6 @@ def test_occurrences_excluded_before_a_put_stay_excluded(friday: ClockedDatabase
     assert fired(friday) == [FRIDAY_NOON + 4 * SECOND]
 
 
-def test_put_does_not_change_started_runs(friday: ClockedDatabase) -> None:
-    put(friday, days=["2027-01-01"])
-    friday.submit(schedule="@every 1s", overlap="allow_all", exclude_calendars=["holidays"])
-    friday.advance(SECOND)
-    fire_due(friday)
-    [run] = friday.job_runs()
-    friday.begin(run.run_id)
-    put(friday, days=["2026-11-20"])
-    assert [open_run.state for open_run in friday.job_runs()] == ["running"]
-
-
 def test_job_without_open_days_continues_when_a_put_opens_days(friday: ClockedDatabase) -> None:
     put(friday, "only", days=["2026-11-25"])
     friday.submit(**DAILY, include_calendars=["only"])

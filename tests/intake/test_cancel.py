@@ -13,7 +13,6 @@ from tests.fixtures.services import until
 from tests.intake.minutes import override
 from tests.scheduler.firing import fire_due
 from tests.transitions.stepping import in_background, until_blocked
-from tidewheel.ids import job_id
 from tidewheel.intake import locks as busy
 from tidewheel.intake.locks import RowLocked
 from tidewheel.runs import AttemptOutcome, RunState
@@ -126,14 +125,6 @@ def test_cancel_waits_for_a_concurrent_end_and_reports_it(with_job: Database) ->
     cancelling.commit()
 
 
-def test_cancelled_active_run_promotes_the_next(database: Database) -> None:
-    database.submit(overlap="skip")
-    first = database.begun()
-    database.requeue(first, AttemptOutcome.FAILED, timedelta(hours=1))
-    cancel(database, first.run_id)
-    assert len(database.claim(database.trigger()).started) == 1
-
-
 def test_duplicate_cancels_in_a_batch_get_replies_in_order(with_job: Database) -> None:
     run_id = with_job.trigger()
     with_job.begin(run_id)
@@ -143,7 +134,6 @@ def test_duplicate_cancels_in_a_batch_get_replies_in_order(with_job: Database) -
 
 SECOND, MINUTE = timedelta(seconds=1), timedelta(minutes=1)
 AHEAD = 5 * SECOND
-JOB = job_id("default", "job")
 
 
 def cancel_ahead(database: ClockedDatabase, run: UUID) -> None:

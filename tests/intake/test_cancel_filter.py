@@ -125,13 +125,6 @@ def test_started_runs_continue_if_requested(with_jobs: Database) -> None:
     assert claimable(with_jobs, retried.run_id, fresh) == [True, False]
 
 
-def test_run_awaiting_a_retry_is_cancelled_without_another_attempt(with_jobs: Database) -> None:
-    retried = with_jobs.begun()
-    with_jobs.requeue(retried, AttemptOutcome.FAILED)
-    cancel(with_jobs, key="job")
-    assert claimable(with_jobs, retried.run_id) == [False]
-
-
 def test_runs_of_another_tenant_are_not_cancelled(with_jobs: Database) -> None:
     with_jobs.execute("INSERT INTO tenants (tenant) VALUES ('acme')")
     with_jobs.apply_batch(

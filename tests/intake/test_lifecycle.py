@@ -101,13 +101,6 @@ def test_pause_applies_overdue_occurrences(ticking: ClockedDatabase) -> None:
     assert skips(ticking) == []
 
 
-def test_pause_catches_up_missed_occurrences_once(ticking: ClockedDatabase) -> None:
-    ticking.advance(600 * SECOND)
-    pause(ticking)
-    assert skips(ticking) == [("misfire", 1, 539, 539, True)]
-    assert instants(ticking) == list(range(540, 601))
-
-
 def test_occurrences_of_a_pause_are_skipped_as_one_recorded_span(ticking: ClockedDatabase) -> None:
     ticking.advance(2 * SECOND)
     fire_due(ticking)

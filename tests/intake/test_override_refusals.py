@@ -119,13 +119,6 @@ def test_override_of_a_distant_instant_is_refused_at_once(minutely: ClockedDatab
         assert refusal(reply)[0] == "at"
 
 
-def test_unknown_job_is_refused_by_name(minutely: ClockedDatabase) -> None:
-    at = minute(minutely, 1).isoformat()
-    kinds = [about("job.skip", "nobody", at=at), about("job.move", "nobody", at=at, to=at)]
-    replies = minutely.apply_batch(*kinds, about("job.unskip", "nobody", at=at))
-    assert [(reply.status, reply.code) for reply in replies] == [("rejected", "unknown_job")] * 3
-
-
 def test_a_job_has_at_most_a_thousand_overrides_ahead(minutely: ClockedDatabase) -> None:
     replies = minutely.apply_batch(*(about("job.skip", at=minute(minutely, n).isoformat()) for n in (1, 2)))
     assert {reply.status for reply in replies} == {"accepted"}

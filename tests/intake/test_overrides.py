@@ -229,14 +229,3 @@ def test_override_applies_overdue_occurrences_first(minutely: ClockedDatabase) -
     minutely.advance(2.5 * MINUTE)
     override(minutely, "skip", 3)
     assert [nominal for nominal, _ in runs(minutely)] == [1, 2]
-
-
-def test_rolled_back_override_has_no_effect(minutely: ClockedDatabase) -> None:
-    minutely.advance(57 * SECOND)
-    fire_due(minutely, lookahead=5 * SECOND)
-    before = runs(minutely)
-    connection = minutely.connection()
-    minutely.apply_batch_within(connection, about("job.skip", at=minute(minutely, 1).isoformat()))
-    connection.rollback()
-    assert runs(minutely) == before
-    assert minutely.count("overrides") == 0

@@ -96,14 +96,6 @@ def test_firing_skips_a_timer_locked_by_a_change(due: ClockedDatabase, change: d
     assert made(due) == [(1, 1)]
 
 
-def test_firing_after_an_edit_uses_the_new_version(due: ClockedDatabase) -> None:
-    changing = due.connection()
-    due.apply_batch_within(changing, EDIT)
-    changing.commit()
-    fire(due.session(), due.installation, look_at(due, lookahead=AHEAD))
-    assert made(due) == [(1, 1), (3.5, 2), (5.5, 2)]
-
-
 def test_rolled_back_firing_leaves_its_instant_to_the_edit(due: ClockedDatabase) -> None:
     firing, changing = due.connection(), due.connection()
     locked = lock_due(due, firing)

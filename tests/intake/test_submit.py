@@ -66,10 +66,6 @@ def test_explicit_default_is_a_changed_spec(with_job: Database) -> None:
     assert with_job.submit(lane="standard").job_version == 2
 
 
-def test_submit_of_an_earlier_spec_is_a_new_version(database: Database) -> None:
-    assert [database.submit(payload=n).job_version for n in (1, 2, 1)] == [1, 2, 3]
-
-
 def test_submit_neither_pauses_nor_resumes(database: Database) -> None:
     database.submit(schedule="@every 1h")
     assert database.submit(schedule="@every 1h", paused=True).unchanged
@@ -163,18 +159,6 @@ def test_schedule_that_can_never_fire_is_refused_with_path_and_remedy(
     assert problem in text
     assert remedy
     assert database.count("jobs") == 0
-
-
-def test_two_submits_of_one_job_in_one_batch_are_applied_in_their_order(database: Database) -> None:
-    replies = database.apply_batch(submission(payload=1), submission("other"), submission(payload=2))
-    assert [reply.job_version for reply in replies] == [1, 1, 2]
-    assert kinds(database) == ["job.created", "job.created", "job.updated"]
-
-
-def test_refused_submit_does_not_affect_its_batch(database: Database) -> None:
-    replies = database.apply_batch(submission("a"), submission("b", schedule="0 0 30 2 *"), submission("c"))
-    assert [reply.status for reply in replies] == ["accepted", "rejected", "accepted"]
-    assert {key for (key,) in database.rows("SELECT key FROM jobs")} == {"a", "c"}
 
 
 def test_a_job_that_becomes_manual_loses_its_timer_and_is_not_finished(database: Database) -> None:

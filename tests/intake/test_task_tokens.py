@@ -158,13 +158,6 @@ def test_batch_completes_many_runs_once_each(with_job: Database) -> None:
     assert sorted(event.result or b"" for event in with_job.completions()) == [b"0", b"1", b"2"]
 
 
-def test_repeated_completion_gets_the_first_reply(with_job: Database) -> None:
-    started = waiting(with_job)
-    first, again = (complete(with_job, started, request_id="r-1") for _ in range(2))
-    assert first == again
-    assert again.status == "accepted"
-
-
 def test_external_completion_waits_for_a_concurrent_end_and_is_rejected(
     with_job: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -186,16 +179,6 @@ def test_late_executor_report_after_an_external_completion_is_ignored(with_job: 
     complete(with_job, started, result="outside")
     assert with_job.succeed(started).superseded == {started.run_id}
     assert [event.result for event in with_job.completions()] == [b'"outside"']
-
-
-def test_completion_promotes_the_next_run(database: Database) -> None:
-    database.submit(overlap="buffer_all")
-    started = waiting(database)
-    second = database.trigger()
-    assert database.claim(second).started == []
-    complete(database, started)
-    assert database.open_run(second).state == "queued"
-    assert database.begin(second).attempt == 1
 
 
 def test_heartbeat_extends_the_deadline_of_a_waiting_run(with_heartbeat: Database) -> None:

@@ -92,12 +92,6 @@ def test_trigger_of_an_unknown_job_is_refused_by_name(still: ClockedDatabase) ->
     assert [(error.path, error.problem) for error in reply.errors] == [("key", "tenant 'default' has no job 'jobb'")]
 
 
-def test_trigger_of_a_deleted_job_is_refused(still: ClockedDatabase) -> None:
-    still.apply_batch(about("job.delete"))
-    [reply] = still.apply_batch(about("job.trigger"))
-    assert (reply.status, reply.code) == ("rejected", "unknown_job")
-
-
 def test_every_request_for_an_unknown_tenant_is_refused(still: ClockedDatabase) -> None:
     documents = [
         about("job.trigger", tenant="acme"),

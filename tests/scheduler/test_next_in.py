@@ -138,14 +138,6 @@ def test_pause_keeps_what_was_set(chain: ClockedDatabase) -> None:
     assert seconds_left(chain) == 20
 
 
-def test_rolled_back_end_sets_nothing(chain: ClockedDatabase) -> None:
-    started = start(chain)
-    with chain.transaction() as connection:
-        finish_runs(connection, chain.installation, [ending(started, RunState.SUCCEEDED, next_in=30 * SECOND)])
-        connection.rollback()
-    assert seconds_left(chain) is None
-
-
 def reschedule(database: ClockedDatabase, next_in: object, **fields: Any) -> Reply:  # noqa: ANN401 - of a request
     [reply] = database.apply_batch(about("job.reschedule", next_in=next_in, **fields))
     return reply

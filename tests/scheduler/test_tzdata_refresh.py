@@ -76,10 +76,6 @@ def retimed(database: Database) -> list[tuple[str, str, str]]:
     return [(key, was.replace(".000000", ""), now.replace(".000000", "")) for key, was, now in told]
 
 
-def test_unneeded_refresh_stores_the_tzdata_version(noon: ClockedDatabase) -> None:
-    assert noon.value(STORED) == INSTALLED
-
-
 def test_moved_timer_is_rescheduled_with_event(noon: ClockedDatabase, folder: Path) -> None:
     noon.submit(**DAILY)
     assert timer(noon)[0] == NOON + 19 * HOUR
@@ -115,15 +111,6 @@ def test_unmoved_timer_is_unchanged(noon: ClockedDatabase, folder: Path, schedul
         look(noon)
     assert noon.rows("SELECT t.*, t.xmin FROM timers AS t") == before
     assert retimed(noon) == []
-
-
-def test_second_refresh_changes_nothing(noon: ClockedDatabase, folder: Path) -> None:
-    noon.submit(**DAILY)
-    with tzdata(folder):
-        look(noon)
-        noon.execute(FORGET)  # as if it were not done
-        look(noon)
-    assert len(retimed(noon)) == 1
 
 
 def test_run_ahead_without_occurrence_is_retracted(noon: ClockedDatabase, folder: Path) -> None:

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from typing import Any, Self
-from uuid import UUID, uuid4
+from uuid import UUID
 
 import psycopg
 import pytest
@@ -45,19 +45,6 @@ def test_of_two_runs_of_a_job_in_one_claim_one_starts(skipping: Database) -> Non
     assert {done.started[0].run_id} | done.overlaps.skipped == runs
 
 
-def test_allow_all_starts_both_triggers_of_a_claim(with_job: Database) -> None:
-    replies = with_job.apply_batch(*({"type": "job.trigger", "key": "job"} for _ in range(2)))
-    runs = {UUID(reply.run_id) for reply in replies}
-    assert len(runs) == 2
-    assert {started.run_id for started in with_job.claim(*runs).started} == runs
-    assert with_job.active_run_of(JOB) is None
-
-
-def test_runs_of_different_jobs_do_not_wait_for_each_other(skipping: Database) -> None:
-    skipping.submit("other", overlap="skip")
-    assert len(skipping.claim(skipping.trigger(), skipping.trigger("other")).started) == 2
-
-
 def test_active_run_is_released_when_it_is_terminal(skipping: Database) -> None:
     for state in (RunState.SUCCEEDED, RunState.FAILED, RunState.TIMED_OUT):
         first = skipping.begin(skipping.trigger())
@@ -84,14 +71,6 @@ def test_skipped_or_cancelled_run_does_not_release_the_active_run(skipping: Data
     assert skipping.active_run_of(JOB) == first.run_id
     skipping.succeed(first)
     assert skipping.active_run_of(JOB) is None
-
-
-def test_one_of_two_runs_acquires_from_a_stale_active_run(skipping: Database) -> None:
-    """A deleted run may leave its active run behind: it must not block the job for ever."""
-    skipping.execute("INSERT INTO active_runs (job_id, tenant, run_id) VALUES (%s, 'default', %s)", [JOB, uuid4()])
-    done = skipping.claim(skipping.trigger(), skipping.trigger())
-    assert len(done.started) == len(done.overlaps.skipped) == 1
-    assert skipping.active_run_of(JOB) == done.started[0].run_id
 
 
 def test_claim_waits_for_a_concurrent_end_and_becomes_active(skipping: Database) -> None:

@@ -111,17 +111,6 @@ def test_expired_pause_resets_the_count(fragile: ClockedDatabase) -> None:
     assert fragile.rows("SELECT paused, consecutive_failures FROM jobs") == [(False, 0)]
 
 
-def test_pause_request_is_json_where_events_are_json(fragile: ClockedDatabase) -> None:
-    attempts = [fragile.begun() for _ in range(3)]
-    installation = replace(fragile.installation, content_type="application/json")
-    fragile.within(finish_runs, installation, [ending(one, RunState.FAILED, error_type="E") for one in attempts])
-    [value] = [
-        row[0] for row in fragile.rows("SELECT value FROM outbox WHERE topic = %s", [installation.topics.requests])
-    ]
-    request, encoding = read_request(value)
-    assert (encoding, request.type) == ("json", "job.pause")
-
-
 @pytest.fixture
 def watched(clocked: ClockedDatabase) -> ClockedDatabase:
     clocked.stop_clock()

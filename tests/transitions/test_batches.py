@@ -351,15 +351,6 @@ def test_jobs_that_are_deleted_meanwhile_cancel_their_runs(jobs: Database) -> No
     assert_nothing_left(jobs)
 
 
-def test_cancel_ends_an_open_batch(jobs: Database) -> None:
-    batch = started(jobs, of("a"), on=ON, open=True)
-    play(jobs)
-    [reply] = jobs.apply_batch({"type": "workflow.cancel", "run_id": str(batch)})
-    assert reply.status is ReplyStatus.ACCEPTED
-    assert [which for which, _ in called(jobs)] == ["finished"]
-    assert jobs.rows("SELECT state FROM workflows") == [("cancelled",)]
-
-
 def test_a_repeated_submit_is_one_batch(jobs: Database) -> None:
     first = send(jobs, "submit", runs=of("a"), request_id="r-1")
     assert send(jobs, "submit", runs=of("a"), request_id="r-1").batch_id == first.batch_id

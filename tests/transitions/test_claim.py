@@ -6,7 +6,7 @@ from uuid import UUID, uuid4
 import psycopg
 import pytest
 
-from tests.fixtures.acts import EXECUTOR, about, ending
+from tests.fixtures.acts import EXECUTOR, ending
 from tests.fixtures.database import ClockedDatabase, Database
 from tests.transitions.overlapping import JOB, make, waiting
 from tests.transitions.stepping import in_background, until_blocked
@@ -65,16 +65,6 @@ def test_mismatched_claim_is_lost(with_job: Database) -> None:
     assert len(with_job.claim(run_id).started) == 1
 
 
-def test_message_after_an_edit_claims_its_own_version(with_job: Database) -> None:
-    """A trigger keeps the version that was current when it was accepted, even after an edit."""
-    run_id = with_job.trigger()
-    assert with_job.submit(labels={"team": "billing"}).job_version == 2
-    stale = with_job.requested_claim(run_id)
-    assert stale.job_version == 1
-    assert claimed(with_job, stale._replace(job_version=2)).started == []
-    assert len(claimed(with_job, stale).started) == 1
-
-
 def test_no_run_is_claimed_before_publish_at_of_the_database_clock(still: ClockedDatabase) -> None:
     still.submit()
     run_id = still.trigger(delay="10s")
@@ -113,20 +103,6 @@ def test_committed_claims_are_read_back_after_a_lost_commit(with_job: Database) 
     with_job.requeue(started, AttemptOutcome.RELEASED)
     with with_job.transaction() as connection:
         assert read_claims(connection, [ours], executor_id=EXECUTOR) == []
-
-
-def test_rolled_back_claim_leaves_the_run_claimable(with_job: Database) -> None:
-    wanted = with_job.requested_claim(with_job.trigger())
-    connection = with_job.connection()
-    assert len(claim_runs(connection, with_job.installation, [wanted], executor_id=EXECUTOR).started) == 1
-    connection.rollback()
-    assert with_job.open_run(wanted.run_id).attempt == 0
-    assert len(claimed(with_job, wanted).started) == 1
-
-
-def test_triggered_run_of_a_paused_job_is_claimed(with_job: Database) -> None:
-    with_job.apply_batch(about("job.pause"))
-    assert len(with_job.claim(with_job.trigger()).started) == 1
 
 
 CONTEST_RUNS = Statements("tidewheel.transitions")["contest_runs"]

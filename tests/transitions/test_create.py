@@ -184,14 +184,6 @@ def test_run_and_its_next_attempt_have_its_jobs_priority_or_its_triggers(databas
     assert priorities(database, run) == [9, 9]
 
 
-def test_occurrence_has_its_jobs_priority(clocked: ClockedDatabase) -> None:
-    clocked.submit(schedule={"interval": "1h"}, priority=7)
-    clocked.advance(timedelta(hours=1))
-    fire_due(clocked)
-    [(run,)] = clocked.rows("SELECT run_id FROM job_runs")
-    assert priorities(clocked, run) == [7, 7]
-
-
 def test_higher_priority_gets_the_next_place_of_a_key(database: Database) -> None:
     database.submit(concurrency_key="acme", priority=0)
     first = database.begin(database.trigger())

@@ -11,8 +11,6 @@ from psycopg import sql
 from tests.fixtures.acts import EXECUTOR, ending
 from tests.fixtures.database import ClockedDatabase, Database
 from tidewheel.ids import event_id
-from tidewheel.postgres import partitions
-from tidewheel.postgres.partitions import day_of
 from tidewheel.runs import AttemptOutcome, RunState
 from tidewheel.schemas.codec import decode
 from tidewheel.schemas.generated.records import RunCompleted
@@ -74,12 +72,6 @@ def test_dead_letter_header_names_the_kind_run(with_job: Database) -> None:
     [(headers, key)] = with_job.rows("SELECT headers, key FROM outbox WHERE topic = %s", [topic])
     assert headers == [b"tidewheel-dlq-kind", b"run", b"content-type", b"application/avro"]
     assert key == with_job.completions()[0].job_id.encode()
-
-
-def test_other_ends_create_no_dead_letter(with_job: Database) -> None:
-    with_job.succeed(with_job.begun())
-    with_job.end(RunEnd(with_job.trigger(), 0, RunState.CANCELLED))
-    assert (with_job.count("dead_letters"), with_job.count("failed_runs"), with_job.dead_letters()) == (0, 0, [])
 
 
 def test_attempt_outcome_may_differ_from_the_runs_state(with_job: Database) -> None:
@@ -233,17 +225,6 @@ def test_run_labels_override_job_labels(database: Database) -> None:
     assert database.completions()[0].labels == {"team": "billing", "tier": "2"}
 
 
-def test_end_recreates_a_dropped_partition(with_job: Database, monkeypatch: pytest.MonkeyPatch) -> None:
-    started = with_job.begun()
-    day = day_of(started.started_at)
-    for table in ("attempts", "attempt_outputs"):
-        with_job.execute(sql.SQL("DROP TABLE {}").format(sql.Identifier(f"{table}_{day:%Y%m%d}")))
-    monkeypatch.setattr(partitions, "_known", set[object]())
-    with_job.end(ending(started, RunState.SUCCEEDED, result=b"1"))
-    assert with_job.attempts(started.run_id) == [(1, "succeeded")]
-    assert with_job.rows("SELECT result FROM attempt_outputs") == [(b"1",)]
-
-
 def test_inputs_of_a_run_that_was_open_for_long_move_with_its_end(clocked: ClockedDatabase) -> None:
     """They last as long as the row of the finished run, from which a retry takes them."""
     created_at = clocked.stop_clock()
@@ -305,10 +286,3 @@ def test_run_lies_in_the_partition_of_its_end(still: ClockedDatabase) -> None:
     for table, at in places.items():
         query = sql.SQL("SELECT tableoid::regclass::text FROM {}").format(sql.Identifier(table))
         assert still.rows(query) == [(f"{table}_{at:%Y%m%d}",)]
-
-
-def test_ending_no_runs_changes_nothing(database: Database) -> None:
-    done = database.end()
-    assert (done.states, done.busy, done.superseded) == ({}, set(), set())
-    unknown = uuid4()
-    assert database.end(RunEnd(unknown, 1, RunState.FAILED)).superseded == {unknown}

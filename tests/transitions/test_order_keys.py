@@ -203,12 +203,6 @@ def test_skip_lets_the_next_run_start(still: ClockedDatabase) -> None:
     assert states(still, second) == ["queued"]
 
 
-def test_failure_with_skip_lets_the_next_run_start(still: ClockedDatabase) -> None:
-    first, second, _ = ordered(still, ordering_key={"key": "acme", "on_failure": "skip"})
-    still.end(ending(still.begin(first), RunState.FAILED))
-    assert states(still, second) == ["queued"]
-
-
 def test_runs_of_a_job_with_an_ordering_key_are_in_its_order(still: ClockedDatabase) -> None:
     key = {"key": "{payload.customer}", "on_failure": "skip"}
     still.submit(ordering_key=key, payload={"customer": "acme"}, retry={"max_attempts": 1})

@@ -73,14 +73,6 @@ def test_retry_of_a_trigger_keeps_its_payload(database: Database) -> None:
     assert second.definition == first.definition
 
 
-def test_binary_payload_is_kept_byte_for_byte(with_job: Database) -> None:
-    started = with_job.begun(payload_base64="AAEC/w==")
-    with_job.requeue(started, AttemptOutcome.FAILED)
-    assert [(r.payload, r.payload_content_type) for r in with_job.requests()] == [
-        (b"\x00\x01\x02\xff", "application/octet-stream")
-    ] * 2
-
-
 def test_retry_keeps_its_job_version_across_an_edit(database: Database) -> None:
     database.submit(payload=1)
     started = database.begun()

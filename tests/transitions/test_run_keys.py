@@ -119,12 +119,6 @@ def test_cancelled_run_leaves_no_place_behind(database: Database, state: str) ->
     assert key_row(database) == (0, False, False)
 
 
-def test_key_of_a_trigger_replaces_the_jobs(database: Database) -> None:
-    keyed(database)
-    one, other = database.trigger(), database.trigger(concurrency_key="other")
-    assert {each.run_id for each in database.claim(one, other).started} == {one, other}
-
-
 def test_runs_of_one_template_have_the_keys_of_their_payloads(database: Database) -> None:
     database.submit(concurrency_key="to/{payload.customer}", payload={"customer": "own"})
     given: list[dict[str, Any]] = [
@@ -168,15 +162,6 @@ def test_limit_of_the_jobs_current_version_applies(database: Database) -> None:
     assert database.open_run(second).state == RunState.QUEUED, "a raised limit lets the waiting runs start"
     assert {each.run_id for each in database.claim(second, third).started} == {second, third}
     assert database.value("SELECT at_once FROM run_keys") == 3, "an older version does not bring its limit back"
-
-
-def test_raised_limit_applies_without_a_claim(database: Database) -> None:
-    keyed(database)
-    assert len(database.claim(*(database.trigger() for _ in range(4))).waiting) == 3
-    # As a change of a prefix leaves it that had too many keys, or died.
-    database.execute("INSERT INTO key_limits VALUES ('default', true, 'ac', 3, NULL, 1, 'test')")
-    assert KeyRepair(database.session(), database.installation).repair() == 2
-    assert database.value("SELECT at_once FROM run_keys") == 3
 
 
 def waiting_for(database: Database, *keys: str, each: int) -> None:
