@@ -112,7 +112,6 @@ def on_thread(items: Items) -> None:
 
 @tidewheel.handler("chunks.patient", chunk=tidewheel.Chunk(most=MOST, wait=10))
 async def patient(items: Items) -> None:
-    """Wait for others as long as a chunk may."""
     _note(items)
     _act(items)
 
@@ -124,7 +123,6 @@ async def many(items: Items) -> None:
 
 @tidewheel.handler("chunks.own", chunk=tidewheel.Chunk(most=MOST, wait="300ms"))
 def complete_together(items: Sequence[tidewheel.Item[str]]) -> None:
-    """Complete all runs in one transaction, on the database of the payload."""
     if (calls := CALLS.get(items[0].payload)) is not None:  # of a test that stops one of the runs meanwhile
         calls.made.append([item.run_id for item in items])
         calls.opened.wait(30)

@@ -25,7 +25,6 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
 
 @pytest.fixture
 def executing(database: Database, info: StackInfo) -> Executing:
-    """An executor's surroundings, on a database and topics of their own."""
     made = Executing(database, info.kafka)
     made.make_topics()
     return made
@@ -33,7 +32,6 @@ def executing(database: Database, info: StackInfo) -> Executing:
 
 @pytest.fixture
 def gate() -> Iterator[str]:
-    """A gate of this test's own, open at its end."""
     name = uuid4().hex
     GATES[name] = Gate()
     yield name

@@ -15,7 +15,6 @@ _TOO_LONG_SECONDS = 30.0
 
 
 def _end(context: tidewheel.Context, act: str, url: str) -> object:
-    """End as the word of this attempt says."""
     match act:
         case "raise":
             message = "no such order"

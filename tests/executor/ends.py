@@ -37,12 +37,10 @@ class End:
 
     @property
     def between(self) -> bool:
-        """True if the run ends while no attempt is under way."""
         return self.source not in (*OWNED, RunState.WAITING)
 
     @property
     def state(self) -> RunState:
-        """The state of the run, by its last attempt if that ends it."""
         return MOVES[self.move].target if self.between else RunState(self.outcomes[-1].value)
 
 

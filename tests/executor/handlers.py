@@ -49,7 +49,6 @@ async def order(context: tidewheel.Context, payload: Order) -> int:
 
 @tidewheel.handler("acts.fail-until")
 async def fail_until(context: tidewheel.Context, payload: int) -> int:
-    """Fail on every attempt before the one that the payload names."""
     if context.attempt < payload:
         message = f"attempt {context.attempt} fails"
         raise ValueError(message)
@@ -58,7 +57,6 @@ async def fail_until(context: tidewheel.Context, payload: int) -> int:
 
 @tidewheel.handler("acts.raise")
 async def raise_it(context: tidewheel.Context, payload: str) -> int:
-    """On the first attempt raise what the payload names."""
     if context.attempt > 1:
         return context.attempt
     signals: dict[str, BaseException] = {
@@ -71,7 +69,6 @@ async def raise_it(context: tidewheel.Context, payload: str) -> int:
 
 @tidewheel.handler("acts.wait")
 async def wait(context: tidewheel.Context, payload: str) -> str:
-    """Wait at a gate, until it is opened or this is cancelled."""
     gate = GATES[payload]
     gate.entered.append(str(context.run_id))
     try:
@@ -85,7 +82,6 @@ async def wait(context: tidewheel.Context, payload: str) -> str:
 
 @tidewheel.handler("acts.brief")
 async def brief(context: tidewheel.Context, payload: object) -> object:
-    """Take a slot for a twentieth of a second."""
     del context
     await asyncio.sleep(0.05)
     return payload

@@ -19,8 +19,6 @@ from tidewheel.task_tokens import TaskTokens
 
 @dataclass
 class Answer:
-    """A response of the server."""
-
     status: int = 200
     body: bytes = b""
     headers: dict[str, str] = field(default_factory=dict[str, str])
@@ -49,8 +47,6 @@ class HttpTarget:
 
 
 class Quiet(BaseHTTPRequestHandler):
-    """A connection that logs nothing."""
-
     def log_message(self, format: str, *args: object) -> None:
         del format, args
 
@@ -72,7 +68,6 @@ def listening(handler: type[BaseHTTPRequestHandler]) -> Generator[int]:
 
 @contextmanager
 def serving(*answers: Answer) -> Generator[HttpTarget]:
-    """A server as long as the block."""
     target = HttpTarget(answers=list(answers) or [Answer()])
 
     class Handler(Quiet):

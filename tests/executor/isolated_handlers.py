@@ -27,14 +27,12 @@ async def echo(context: tidewheel.Context, payload: object) -> object:
 
 @tidewheel.handler("alone.refuse", isolation="process")
 def refuse(context: tidewheel.Context, payload: object) -> None:
-    """Raise an error with the payload in its text."""
     del context
     raise ValueError(payload)
 
 
 @tidewheel.handler("alone.environment", isolation="process")
 def environment(context: tidewheel.Context, payload: object) -> list[str]:
-    """Return what its process and that of its supervisor have in their environments."""
     del context, payload
     return [*os.environ.values(), Path(f"/proc/{os.getppid()}/environ").read_text()]
 
@@ -110,7 +108,6 @@ def print_much(context: tidewheel.Context, payload: int) -> None:
 
 @tidewheel.handler("alone.fork", isolation="process")
 def fork(context: tidewheel.Context, payload: str) -> int:
-    """Leave a child behind that stays, or come back twice; return its process id."""
     del context
     child = os.fork()
     if child == 0 and payload == "stay":

@@ -12,7 +12,6 @@ _TICK_SECONDS = 0.02
 
 @tidewheel.handler("long.beat")
 async def beat(context: tidewheel.Context, payload: str) -> int:
-    """Beat until the gate is opened; returns how often."""
     beats, gate = 0, GATES[payload]
     gate.entered.append(str(context.run_id))
     while not gate.opened.is_set():
@@ -59,7 +58,6 @@ def fall_silent_on_thread(context: tidewheel.Context, payload: str) -> object:
 
 @tidewheel.handler("long.refuse")
 async def refuse(context: tidewheel.Context, payload: dict[str, str]) -> str:
-    """Wait at a gate; when cancelled keep waiting, fail, or return, as the payload requires."""
     gate = GATES[payload["gate"]]
     gate.entered.append(str(context.run_id))
     while not gate.opened.is_set():
@@ -104,5 +102,4 @@ async def deadline(context: tidewheel.Context, payload: object) -> float:
 
 
 def handlers() -> dict[str, Handler]:
-    """Those of this module and the ordinary ones, by name."""
     return {name: found for name, found in registered().items() if name.startswith(("long.", "acts."))}

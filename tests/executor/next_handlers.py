@@ -22,27 +22,23 @@ tidewheel.handler("next.thread")(_next)
 
 @tidewheel.handler("next.loop")
 async def on_loop(context: tidewheel.Context, payload: float) -> None:
-    """Set it, and fail for good."""
     _next(context, payload)
     raise tidewheel.Permanent("nothing to do")
 
 
 @tidewheel.handler("next.process", isolation="process")
 def in_process(context: tidewheel.Context, payload: float) -> None:
-    """Set it in a worker process."""
     _next(context, payload)
 
 
 @tidewheel.handler("next.dies", isolation="process")
 def die(context: tidewheel.Context, payload: float) -> None:
-    """Set it, and end the worker process."""
     _next(context, payload)
     os._exit(1)
 
 
 @tidewheel.handler("next.hangs", isolation="process")
 def hang(context: tidewheel.Context, payload: float) -> None:
-    """Set it, and run into the time-out."""
     _next(context, payload)
     threading.Event().wait()
 
@@ -60,7 +56,6 @@ tidewheel.handler("next.complete")(_complete)
 
 @tidewheel.handler("next.complete-process", isolation="process")
 def complete_in_process(context: tidewheel.Context, payload: dict[str, str]) -> None:
-    """Set it, and complete the run in a transaction of a worker process."""
     _complete(context, payload)
 
 

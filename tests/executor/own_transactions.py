@@ -82,7 +82,6 @@ def die_at(step: int, url: str, installation: Installation, started: Started) ->
 
 
 def lose_commit(own: Own) -> None:
-    """COMMIT, and never hear the answer."""
     own.pgconn.send_query(b"COMMIT")
     own.pgconn.flush()
     own.pgconn.finish()

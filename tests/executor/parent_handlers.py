@@ -10,7 +10,6 @@ from tidewheel.executor.handlers import Handler, registered
 
 @tidewheel.handler("flow.give")
 async def give(context: tidewheel.Context, payload: object) -> object:
-    """Return the payload; fail without one."""
     del context
     if payload is None:
         message = "there is nothing to give"
@@ -20,7 +19,6 @@ async def give(context: tidewheel.Context, payload: object) -> object:
 
 @tidewheel.handler("flow.read-async")
 async def read_async(context: tidewheel.Context, payload: object) -> object:
-    """Return the parents, and one of them."""
     del payload
     one = await context.parent_async("a")
     return {key: _shown(each) for key, each in (await context.parents_async()).items()} | {"one": _shown(one)}

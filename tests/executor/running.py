@@ -80,7 +80,6 @@ class Executing:
         make_topics(self.kafka, names)
 
     def start(self, stop: Shutdown, *, known: Mapping[str, Handler] | None = None, **settings: object) -> Future[None]:
-        """An executor on a thread of its own, until it is stopped."""
         made = Executor(
             ExecutorSettings.load(**(QUICK | settings)),
             self.database.url_of("executor"),
@@ -93,7 +92,6 @@ class Executing:
 
     @contextmanager
     def running(self, *, known: Mapping[str, Handler] | None = None, **settings: object) -> Generator[None]:
-        """An executor as long as the block."""
         stop = Shutdown()
         ended = self.start(stop, known=known, **settings)
         try:
@@ -124,7 +122,6 @@ class Executing:
         return RunState(now_open or final)
 
     def ended(self, run_id: UUID) -> Ended:
-        """Wait until a run has ended, and tell how."""
         until(lambda: self.state(run_id) in FINAL, f"run {run_id} ends")
         [row] = self.database.rows(
             "SELECT r.state, r.reason, r.attempt, r.error_type, a.error_message, x.result, a.claimed_from,"

@@ -181,7 +181,6 @@ def scheduling(database: Database) -> Generator[None]:
 
 
 def backlog(executing: Executing, key: str, payload: str) -> list[UUID]:
-    """Runs of a job whose messages lie in Kafka, in their order."""
     runs: list[UUID] = []
     for _ in range(BACKLOG // 500):
         trigger = {"type": "job.trigger", "key": key, "payload": payload}

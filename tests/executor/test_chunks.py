@@ -34,8 +34,6 @@ def calls() -> Iterator[Calls]:
 
 
 class Chunked:
-    """Runs of one job that are due before an executor starts."""
-
     def __init__(self, executing: Executing, calls: Calls) -> None:
         self.executing, self.database = executing, executing.database
         self.calls, self._name = calls, next(name for name, one in CALLS.items() if one is calls)

@@ -75,7 +75,6 @@ def shop(made: ClockedDatabase) -> Iterator[ClockedDatabase]:
 
 @pytest.fixture
 def own(shop: Database) -> Iterator[Own]:
-    """The application's own connection, as psycopg makes it."""
     with psycopg.connect(shop.url_of("application"), application_name=DYING) as connection:
         yield connection
 

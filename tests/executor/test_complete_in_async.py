@@ -53,7 +53,6 @@ def shop(made: Database) -> Iterator[Database]:
 
 @asynccontextmanager
 async def connected(shop: Database, *, autocommit: bool = False) -> AsyncGenerator[Own]:
-    """The application's own connection, as psycopg makes it."""
     async with await psycopg.AsyncConnection.connect(shop.url, autocommit=autocommit) as own:
         yield own
 

@@ -64,7 +64,6 @@ def completing(database: Database, in_burst: Callable[[], bool] = lambda: False)
 
 
 def record(database: Database, attempt: Attempt, outcome: Outcome) -> None:
-    """Write an outcome, as an executor does."""
     with completing(database) as completer:
         completer.add(attempt, outcome)
         assert completer.drain(30)
@@ -80,7 +79,6 @@ def _ignore(*_: object) -> None:
 
 
 def attempt_at(database: Database, started: Started) -> Attempt:
-    """The attempt that a claim is, as the executor has it."""
     [request] = [r for r in database.requests() if r.run_id == str(started.run_id) and r.attempt == started.attempt]
     definition = decode(request.definition, JobDefinition)
     return Attempt(started, request, definition, on_report=_ignore, on_release=_ignore)

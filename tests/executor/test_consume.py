@@ -170,7 +170,6 @@ def test_failing_claims_back_off_and_are_logged_once(
 
 
 def let_in(database: Database, info: StackInfo, *, allowed: bool) -> None:
-    """Close the database to all connections but the test's, or open it again."""
     name = str(conninfo_to_dict(database.url)["dbname"])
     statement = sql.SQL("ALTER DATABASE {} ALLOW_CONNECTIONS {}")
     with psycopg.connect(info.database_url, autocommit=True) as connection:
@@ -180,7 +179,6 @@ def let_in(database: Database, info: StackInfo, *, allowed: bool) -> None:
 
 
 def committed(kafka: Mapping[str, str], topic: str) -> int:
-    """Return the executors' committed offset on the one partition of a topic."""
     client = Consumer({**kafka, "group.id": f"{topic}.executors"})
     [partition] = client.committed([TopicPartition(topic, 0)], timeout=30)
     client.close()
@@ -249,7 +247,6 @@ class Reading:
         self.offsets.note([each for number, first, last in parts for each in self.fetched[number][first:last]])
 
     def committed(self) -> list[int | None]:
-        """Return the committed offsets of both partitions."""
         found = self.client.committed([TopicPartition(self.topic, partition) for partition in (0, 1)], timeout=30)
         return [each.offset if each.offset >= 0 else None for each in found]
 

@@ -60,7 +60,6 @@ class Place(BaseModel):
 
 
 def context_of(**fields: object) -> Context:
-    """The context of an attempt that has a minute."""
     known: dict[str, object] = {
         "run_id": RUN,
         "attempt": 1,

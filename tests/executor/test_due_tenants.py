@@ -41,7 +41,6 @@ SELECT gen_random_uuid(), j.job_id, a.tenant, j.shard, 'default', 'standard', %(
   FROM added AS a, jobs AS j, generate_series(1, %(runs)s)
  WHERE j.key = 'job'
 """
-_PAUSE_TENANTS: LiteralString = "INSERT INTO freezes (tenant) SELECT 'tenant-' || n FROM generate_series(1, %s) AS n"
 
 
 @dataclass(frozen=True)
@@ -54,7 +53,6 @@ class Run:
 
 @pytest.fixture
 def burst(database: Database) -> Database:
-    """A tenant with many due runs, and others with one younger run each."""
     with Client(database.url) as client:
         for tenant in ("b", "c"):
             client.tenants.create(tenant)
@@ -159,7 +157,6 @@ def test_turns_are_dealt_by_weight_and_runs_of_a_tenant_keep_their_order() -> No
 
 @pytest.fixture
 def many(fresh_database: Database) -> Database:
-    """A database with many tenants, each with due runs."""
     fresh_database.submit(overlap="allow_all")
     fresh_database.execute(_ADD_TENANTS, {"tenants": TENANTS, "runs": 3, "handler": HANDLER})
     fresh_database.execute(

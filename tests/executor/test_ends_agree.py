@@ -62,7 +62,6 @@ def lines() -> Iterator[Lines]:
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[HttpTarget]:
-    """The server of all HTTP targets, also in place of AWS."""
     with serving() as made, pytest.MonkeyPatch.context() as environment:
         pretend_aws(environment, made.url(""))
         yield made
@@ -70,7 +69,6 @@ def server() -> Iterator[HttpTarget]:
 
 @pytest.fixture(scope="session")
 def topic(info: StackInfo) -> None:
-    """Create the topic of Kafka targets."""
     make_topics(info.kafka, [TOPIC])  # once: a worker that takes tests of another sets a module up again
 
 
@@ -103,7 +101,6 @@ def serving_runs(executing: Executing, queue: str) -> AbstractContextManager[Non
 
 
 def counted() -> Counter[tuple[str, str]]:
-    """Return the counters of ends in this process."""
     found: Counter[tuple[str, str]] = Counter()
     for family in REGISTRY.collect():
         for sample in family.samples:
@@ -114,7 +111,6 @@ def counted() -> Counter[tuple[str, str]]:
 
 
 def fired(executing: Executing, end: End, target: object) -> UUID:
-    """Fire a job that is due now; return its run."""
     database, key = executing.database, f"job-{next(numbers)}"
     retry = {"max_attempts": 3, "backoff": "fixed", "initial": "10ms", "jitter": "0%"}
     payload = {"do": end.do, "url": database.url}
@@ -165,7 +161,6 @@ def let_pass(executing: Executing, run_id: UUID, end: End) -> None:
 
 
 def report(executing: Executing, run_id: UUID, end: End) -> None:
-    """Report the attempts over REST."""
     facts = {"failed": FAILURE, "timed_out": {"timeout": "start_to_close"}}
     with answering(executing.database) as client:
         executor = enter(client, handlers=("ends.rest",), queues=("remote",))
@@ -178,7 +173,6 @@ def report(executing: Executing, run_id: UUID, end: End) -> None:
 
 
 def stop(executing: Executing, run_id: UUID, end: End) -> None:
-    """Stop the executor that runs it, and start another."""
     del end
     saved = "SELECT count(progress) FROM run_inputs WHERE run_id = %s"
     with serving_runs(executing, STOPPED):

@@ -24,8 +24,6 @@ class Mail(BaseModel):
 
 
 def plain_function(name: str = "plain", annotation: object = object) -> Callable[[tidewheel.Context, Any], None]:
-    """Return a new function of a context and a payload."""
-
     def plain(context: tidewheel.Context, payload: object) -> None:
         del context, payload
 

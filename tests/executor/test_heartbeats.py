@@ -143,7 +143,6 @@ KEPT_HERE = {"start_to_close": BEGUN_WITHIN, "heartbeat": BEGUN_WITHIN, "schedul
 
 
 def refusing(executing: Executing, gate: str, does: str) -> dict[str, UUID]:
-    """Trigger a run under each limit, whose handler refuses to be cancelled; return them by the limit."""
     payload = {"gate": gate, "does": does}
     return {
         which: executing.trigger("long.refuse", payload, **{which: limit}, **ONE_ATTEMPT)
@@ -186,7 +185,6 @@ def sample(name: str) -> float:
 
 
 def beats(executing: Executing, run_id: UUID) -> int:
-    """The counter of the executor that has a run."""
     return int(
         executing.database.value(
             "SELECT e.heartbeat_count FROM executors AS e JOIN job_runs AS o USING (executor_id) WHERE o.run_id = %s",

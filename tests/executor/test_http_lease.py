@@ -150,7 +150,6 @@ def connecting(port: int) -> set[int]:
 
 
 def accepted_from_another(listening: socket.socket, ports: set[int]) -> socket.socket:
-    """Accept until a connection comes that the test has not made."""
     listening.settimeout(30)
     while True:
         connection, peer = listening.accept()

@@ -260,7 +260,6 @@ def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
 
 @pytest.fixture(scope="module")
 def url(authority: Authority) -> Iterator[str]:
-    """A server with a certificate of the authority."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(*authority.issue())
     with HTTPServer(("127.0.0.1", 0), _Ok) as server:

@@ -43,7 +43,6 @@ ONCE = {"max_attempts": 1}
 async def runner(
     processes: int = 1, *, modules: str | None = None, memory_bytes: int | None = None
 ) -> AsyncGenerator[PythonRunner]:
-    """A runner with its worker processes, killed at the end of the block."""
     isolated = WorkerPool(Setup(modules or modules_of(HANDLERS), memory_bytes), processes=processes)
     made = PythonRunner(HANDLERS, threads=1, pool=isolated)
     try:

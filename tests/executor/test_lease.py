@@ -58,7 +58,6 @@ def heart(
     busy: bool = True,
     on_reentry: Callable[[Conn], None] = lambda _: None,
 ) -> Heartbeat:
-    """A heartbeat without an executor around it."""
     return Heartbeat(
         database.session(), executor_id=executor_id or uuid4(), name="mine", queues=["default"], handlers=[], slots=1,
         group_protocol="classic", every=every, lease=lease, on_signal=on_signal, busy=lambda: busy, keys=MessageKeys(),

@@ -46,7 +46,6 @@ FORGERIES = ["unsigned", "own key", "other value", "other topic", "other key", "
 
 
 def message_of(executing: Executing, run_id: UUID) -> tuple[str, bytes, bytes]:
-    """Take a run's message from the outbox: topic, key and value."""
     [(topic, key, value)] = executing.database.rows(
         "DELETE FROM outbox WHERE key = %s AND topic LIKE '%%.runs.%%' RETURNING topic, key, value",
         [str(run_id).encode()],
@@ -95,7 +94,6 @@ def due(executing: Executing, run_ids: list[UUID]) -> list[datetime]:
 
 
 def beats(executing: Executing, seen: dict[str, int], count: int) -> bool:
-    """Return True if the executor has sent so many heartbeats since the first call."""
     [(number,)] = executing.database.rows("SELECT heartbeat_count FROM executors")
     return number >= seen.setdefault("first", number) + count
 

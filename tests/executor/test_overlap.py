@@ -114,8 +114,6 @@ def test_each_of_a_thousand_due_runs_of_one_job_is_decided_by_its_policy(
 
 
 class Beating:
-    """A heartbeat without an executor around it."""
-
     def __init__(self, database: Database, executor_id: UUID) -> None:
         self.told: list[tuple[UUID, int, Signal]] = []
         self.here: set[UUID] = set()

@@ -19,7 +19,6 @@ A, B = UUID(int=1), UUID(int=2)
 
 
 def silent(*looks: tuple[float, dict[UUID, int]], start: object = "s") -> list[list[UUID]]:
-    """Whom a watcher finds silent at each look."""
     watch = Watch(LEASE)
     return [[executor for executor, _ in watch.observe(counters, start, now)] for now, counters in looks]
 
@@ -86,7 +85,6 @@ def starts_after(outages: Outages) -> tuple[list[tuple[float, float]], float]:
 
 
 def away(outages: list[tuple[float, float]], now: float) -> int | None:
-    """Return the number of the outage that this instant is in."""
     return next((number for number, (start, end) in enumerate(outages) if start <= now < end), None)
 
 
@@ -140,7 +138,6 @@ def test_outage_each_quarter_of_a_minute_delays_a_reap_to_two_leases() -> None:
 
 @pytest.fixture
 def ghost(database: Database) -> UUID:
-    """An executor that beats no more, and a job to run."""
     executor_id = uuid4()
     database.execute(
         "INSERT INTO executors (executor_id, name, queues, handlers, slots, last_heartbeat_at, started_at)"

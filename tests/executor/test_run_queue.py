@@ -34,7 +34,6 @@ class Clock:
     now: float = 0.0
 
     def busy_for(self, seconds: float) -> None:
-        """Let the thread do nothing else for a while."""
         self.now += seconds
 
 
@@ -50,8 +49,6 @@ async def until_async(condition: Callable[[], object], what: str) -> None:
 
 
 class Runner:
-    """Runs attempts as a test wants it."""
-
     def __init__(self, does: Does) -> None:
         self._does = does
 
@@ -90,12 +87,10 @@ class Running:
         return [self.attempt(number, **job) for number in range(first, first + count)]
 
     def attempt(self, number: int, **job: object) -> Attempt:
-        """An attempt whose slot the test has taken, or leaves to others."""
         plain = attempt_of(BRIEF | job, number=number)
         return Attempt(plain.started, plain.request, plain.definition, self._note, on_release=self.line.release)
 
     async def run(self, count: int, **job: object) -> None:
-        """Queue attempts together, and wait until they have ended."""
         before = len(self.ended)
         self.line.add(self.attempts(count, **job))
         await self.all_ended(before + count)

@@ -38,7 +38,6 @@ DAEMON = "import os, time\nif os.fork() == 0:\n    os.setsid()\n    if os.fork()
 
 
 def shell(program: str, *arguments: str, **target: object) -> dict[str, Any]:
-    """Return a job with a program; one without a path is looked up, since jobs name paths."""
     path = program if "/" in program else shutil.which(program)
     return {"target": {"type": "shell", "argv": [path, *arguments], **target}}
 
@@ -52,7 +51,6 @@ def load(**settings: object) -> ExecutorSettings:
 
 
 def run(job: dict[str, Any], **settings: object) -> tuple[Outcome, str]:
-    """Run a program to its end; returns what became of it, and what it wrote."""
     return end_of(attempt_of(job), **settings)
 
 

@@ -113,7 +113,6 @@ def sweep_of(
     every: timedelta,
     idle: bool,
 ) -> Sweep:
-    """The sweep of the default queue by an executor with one handler."""
     return Sweep(
         database.session(),
         claimer=claimer(database),

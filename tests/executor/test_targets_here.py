@@ -175,8 +175,6 @@ def test_example_of_the_page_is_a_target() -> None:
 
 
 class Loaded:
-    """A runner whose attempts succeed."""
-
     closed = False
 
     async def run(self, attempt: Attempt) -> Outcome:
@@ -207,7 +205,6 @@ class Loading:
 
 @asynccontextmanager
 async def using(load: Loading) -> AsyncGenerator[DeferredRunner]:
-    """A deferred runner as long as the block."""
     runner = DeferredRunner(load)
     try:
         yield runner
@@ -217,7 +214,6 @@ async def using(load: Loading) -> AsyncGenerator[DeferredRunner]:
 
 
 async def begun(load: Loading) -> None:
-    """Wait until it loads."""
     assert await asyncio.to_thread(load.begun.acquire, timeout=30)
 
 
@@ -277,7 +273,6 @@ async def test_load_that_fails_fails_its_attempts_as_not_started_and_is_repeated
 
 
 async def dispatched(load: Loading, meanwhile: Callable[[Attempt], None], **job: object) -> list[Outcome]:
-    """Dispatch an attempt whose time is over unless its clock restarts; return its reports."""
     reports = Reports()
     attempt = attempt_of(job, reports=reports)
     async with using(load) as runner:

@@ -16,6 +16,13 @@ def minutely(still: ClockedDatabase) -> ClockedDatabase:
 
 
 @pytest.fixture
+def ticking(still: ClockedDatabase) -> ClockedDatabase:
+    """A job that fires each second and may overlap; the clock is stopped."""
+    still.submit(schedule="@every 1s", overlap="allow_all")
+    return still
+
+
+@pytest.fixture
 def friday(clocked: ClockedDatabase) -> ClockedDatabase:
     """A clock stopped at noon of Friday, 20 November 2026."""
     clocked.stop_clock(datetime(2026, 11, 20, 12, tzinfo=UTC))

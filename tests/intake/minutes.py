@@ -18,20 +18,17 @@ def minute(database: ClockedDatabase, number: float) -> datetime:
 
 
 def request_override(database: ClockedDatabase, what: str, number: float, **fields: Any) -> Reply:  # noqa: ANN401
-    """Skip, move or restore the occurrence of a minute."""
     [reply] = database.apply_batch(about(f"job.{what}", at=minute(database, number).isoformat(), **fields))
     return reply
 
 
 def override(database: ClockedDatabase, what: str, number: float, to: float | None = None) -> Reply:
-    """Request an override and check that it is accepted."""
     reply = request_override(database, what, number, **({} if to is None else {"to": minute(database, to).isoformat()}))
     assert reply.status == "accepted", reply.errors
     return reply
 
 
 def refusal(reply: Reply) -> tuple[str, str, str]:
-    """Path, problem and remedy of the one thing that is wrong."""
     assert reply.status == "rejected"
     [error] = reply.errors
     return error.path, error.problem, error.remedy
@@ -40,7 +37,6 @@ def refusal(reply: Reply) -> tuple[str, str, str]:
 def fire_for(
     database: ClockedDatabase, minutes: float, *, step: timedelta = 10 * SECOND, ahead: timedelta = 5 * SECOND
 ) -> None:
-    """Advance the clock under a scheduler that fires ahead."""
     end = database.now() + minutes * MINUTE
     while database.now() < end:
         fire_due(database, lookahead=ahead)
@@ -56,7 +52,6 @@ def runs(database: ClockedDatabase) -> list[tuple[float, float]]:
 
 
 def manual_skips(database: ClockedDatabase) -> list[float]:
-    """Return the minutes recorded as skipped manually."""
     rows = skipped(database, "manual")
     assert all(count == 1 for _, _, count in rows)
     return [first for first, _, _ in rows]

@@ -57,7 +57,6 @@ class Requests:
 
     @contextmanager
     def running(self) -> Generator[None]:
-        """An intake that runs as long as the block."""
         stop = Shutdown()
         ended = self.start(stop)
         try:
@@ -74,7 +73,6 @@ class Requests:
         headers: Mapping[str, str | bytes] | None = None,
         topic: str | None = None,
     ) -> list[int]:
-        """Produce messages; returns their offsets."""
         pairs: list[tuple[str, str | bytes | None]] = [*(headers or {}).items()]
         offsets: list[int] = []
         for value in values:
@@ -108,7 +106,6 @@ class Requests:
         return offsets[0]
 
     def until_read(self, offset: int, partition: int = 0, *, topic: str | None = None) -> None:
-        """Wait until everything up to an offset, inclusive, has been applied."""
         until(lambda: self.next_offset(partition, topic=topic) > offset, f"offset {offset} is applied")
 
     def next_offset(self, partition: int = 0, *, topic: str | None = None) -> int:

@@ -22,7 +22,6 @@ from tidewheel.schemas.generated.records import RequestOrigin
 
 
 def entries(database: Database) -> list[tuple[Any, ...]]:
-    """The action, the object and the result of each entry, in order."""
     return database.rows("SELECT action, object, result FROM audit_log ORDER BY id")
 
 

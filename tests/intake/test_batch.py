@@ -39,12 +39,10 @@ def requests(database: Database, info: StackInfo) -> Requests:
 
 
 def read(requests: Requests, value: bytes | None, *, key: bytes | None = None, **headers: str) -> None:
-    """Let one reply be taken in."""
     requests.until_read(requests.reply(value, key=key, **headers), topic=requests.topics.target_replies)
 
 
 def results(requests: Requests) -> list[bytes | None]:
-    """The results in the completions on their way."""
     found = requests.database.messages(requests.topics.completions, RunCompleted)
     return sorted((event.result for event in found), key=str)
 

@@ -136,7 +136,6 @@ _BATCH = 200
 
 
 def accepted(root: str) -> Iterator[dict[str, Any]]:
-    """Yield the documents of a request that its reader accepts."""
     for place in PLACES:
         for value in BOUNDS if place.root == root else ():
             document = place.holding(value)

@@ -233,7 +233,6 @@ def test_overridden_occurrence_is_not_created_again(minutely: ClockedDatabase, e
 
 
 def occurrences(database: Database, count: int) -> list[UUID]:
-    """The running roots of occurrences, in the order of their ids."""
     database.apply_batch(submission("a"), submission("b", schedule={"after": ["a"]}))
     roots = [database.trigger("a") for _ in range(count)]
     for root in roots:

@@ -30,7 +30,6 @@ SELECT count(*) FROM pg_stat_activity
 
 @pytest.fixture
 def with_jobs(database: Database) -> Database:
-    """Jobs that differ in everything a filter can name."""
     database.submit("job", labels={"team": "billing", "tier": "1"})
     database.submit("other", labels={"team": "billing"}, target="other", queue="reports", lane="batch")
     return database
@@ -41,7 +40,6 @@ def cancelling(**fields: object) -> dict[str, object]:
 
 
 def cancel(database: Database, **fields: object) -> int:
-    """Cancel by filter, which is accepted; returns the cancellation."""
     [reply] = database.apply_batch(cancelling(**fields))
     assert reply.status is ReplyStatus.ACCEPTED, reply.errors
     assert reply.cancellation_id is not None
@@ -49,7 +47,6 @@ def cancel(database: Database, **fields: object) -> int:
 
 
 def claimable(database: Database, *runs: UUID) -> list[bool]:
-    """Return True for each run that a claim takes."""
     return [len(database.claim(run).started) == 1 for run in runs]
 
 
@@ -254,7 +251,6 @@ def test_batch_locks_claims_before_any_run(with_jobs: Database) -> None:
 
 
 def enter(database: Database) -> None:
-    """Let there be an executor."""
     database.execute(
         "INSERT INTO executors (executor_id, name, queues, handlers, slots, last_heartbeat_at, started_at)"
         " VALUES (%s, 'e', '{default}', '{}', 1, now(), now())",
@@ -263,6 +259,5 @@ def enter(database: Database) -> None:
 
 
 def claim_as_executors_do(database: Database, connection: Conn, wanted: Claim) -> Claimed:
-    """The two statements of a claim, in order."""
     assert connection.execute(LOCK_LEASE_FOR_CLAIM, {"executor_id": EXECUTOR}).fetchone() is not None
     return claim_runs(connection, database.installation, [wanted], executor_id=EXECUTOR)

@@ -48,7 +48,6 @@ def by_message(database: Database, request: RunRequest) -> bool:
 
 @pytest.fixture
 def still(clocked: ClockedDatabase) -> ClockedDatabase:
-    """A manual job; the clock is stopped."""
     clocked.stop_clock()
     clocked.submit()
     return clocked

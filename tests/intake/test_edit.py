@@ -28,16 +28,7 @@ AHEAD = 5 * SECOND
 EACH_SECOND = {"schedule": "@every 1s", "overlap": "allow_all"}
 
 
-@pytest.fixture
-def ticking(clocked: ClockedDatabase) -> ClockedDatabase:
-    """A job that fires each second and may overlap; the clock is stopped."""
-    clocked.stop_clock()
-    clocked.submit(**EACH_SECOND)
-    return clocked
-
-
 def made(database: ClockedDatabase) -> list[tuple[float, int]]:
-    """The runs there are: instant in seconds from the first acceptance, and version."""
     [(accepted_at,)] = database.rows("SELECT created_at FROM jobs")
     found = database.rows("SELECT scheduled_at, job_version FROM runs ORDER BY scheduled_at")
     return [((at - accepted_at).total_seconds(), version) for at, version in found]
@@ -192,7 +183,6 @@ def documents() -> list[dict[str, Any]]:
 
 
 def whole(document: Mapping[str, Any]) -> dict[str, Any]:
-    """The same with its job as the model reads it, of which no pattern is known."""
     return {**document, "job": JobSpec.model_validate(document["job"])}
 
 

@@ -27,21 +27,18 @@ GATES: LiteralString = "SELECT count(*) FROM job_runs WHERE gates <> 0"
 
 @pytest.fixture
 def with_jobs(database: Database) -> Database:
-    """Jobs that differ in everything that a freeze can name."""
     database.submit("billing/job", labels={"team": "billing"}, overlap="allow_all")
     database.submit("other", labels={"team": "sales"}, queue="reports", overlap="allow_all")
     return database
 
 
 def freeze(database: Database, **scope: object) -> Reply:
-    """Freeze a scope, which is accepted."""
     [reply] = database.apply_batch({"type": "freeze"} | scope)
     assert reply.status is ReplyStatus.ACCEPTED, reply.errors
     return reply
 
 
 def thaw(database: Database, **scope: object) -> Reply:
-    """Thaw a scope, which is accepted."""
     [reply] = database.apply_batch({"type": "thaw"} | scope)
     assert reply.status is ReplyStatus.ACCEPTED, reply.errors
     return reply
@@ -210,6 +207,5 @@ def settled(database: Database, thaws: Thaws) -> bool:
 
 
 def claim_as_executors_do(connection: Conn, wanted: Claim) -> list[Started]:
-    """The two statements of a claim, in order."""
     assert connection.execute(LOCK_LEASE_FOR_CLAIM, {"executor_id": EXECUTOR}).fetchone() is not None
     return claim_uniform(connection, [wanted], executor_id=EXECUTOR)

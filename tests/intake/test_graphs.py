@@ -35,7 +35,6 @@ def refusal(reply: Reply) -> tuple[str, str]:
 
 
 def edges(database: Database) -> set[tuple[str, str, str]]:
-    """Return parent, child and condition of the edges in force."""
     return set(
         database.rows(
             "SELECT p.key, c.key, e.condition FROM job_edges e JOIN jobs p ON p.job_id = parent_job_id"
@@ -45,7 +44,6 @@ def edges(database: Database) -> set[tuple[str, str, str]]:
 
 
 def roots(database: Database) -> dict[str, str | None]:
-    """Return each job's root."""
     return dict(database.rows("SELECT j.key, r.key FROM jobs j LEFT JOIN jobs r ON r.job_id = j.root_job_id"))
 
 

@@ -8,6 +8,7 @@ import pytest
 from tests.fixtures.acts import about
 from tests.fixtures.database import ClockedDatabase
 from tests.scheduler.firing import fire_due
+from tests.scheduler.test_firing import instants, skips
 from tidewheel.audit import process_user
 from tidewheel.runs import AttemptOutcome
 from tidewheel.schemas.generated.records import Reply
@@ -16,36 +17,12 @@ SECOND = timedelta(seconds=1)
 AHEAD = 5 * SECOND
 
 
-@pytest.fixture
-def ticking(clocked: ClockedDatabase) -> ClockedDatabase:
-    """A job that fires each second and may overlap; the clock is stopped."""
-    clocked.stop_clock()
-    clocked.submit(schedule="@every 1s", overlap="allow_all")
-    return clocked
-
-
 def pause(database: ClockedDatabase, **fields: Any) -> Reply:  # noqa: ANN401
     return database.apply_batch(about("job.pause", **fields))[0]
 
 
 def resume(database: ClockedDatabase) -> Reply:
     return database.apply_batch(about("job.resume"))[0]
-
-
-def instants(database: ClockedDatabase) -> list[float]:
-    """The instants of all runs there are, in seconds from the first acceptance."""
-    [(accepted_at,)] = database.rows("SELECT created_at FROM jobs")
-    found = database.rows("SELECT scheduled_at FROM runs ORDER BY scheduled_at")
-    return [(at - accepted_at).total_seconds() for (at,) in found]
-
-
-def skips(database: ClockedDatabase) -> list[tuple[str, float, float, int, bool]]:
-    [(accepted_at,)] = database.rows("SELECT created_at FROM jobs")
-    found = database.rows("SELECT reason, first_at, last_at, occurrences, is_exact FROM skips ORDER BY skip_id")
-    return [
-        (reason, (first - accepted_at).total_seconds(), (last - accepted_at).total_seconds(), count, exact)
-        for reason, first, last, count, exact in found
-    ]
 
 
 def test_paused_job_fires_nothing_and_shows_author_and_reason(ticking: ClockedDatabase) -> None:

@@ -8,6 +8,7 @@ from psycopg.rows import class_row
 
 from tests.fixtures.acts import about, submission
 from tests.fixtures.database import ClockedDatabase
+from tests.intake.test_edit import made
 from tests.scheduler.firing import look_at
 from tests.transitions.stepping import in_background, until_blocked
 from tidewheel.postgres.session import Conn, Session
@@ -53,12 +54,6 @@ def write_fired(database: ClockedDatabase, connection: Conn, locked: list[Locked
         return decide(timer_state(timer, {}), now=look.now, horizon=look.horizon, misfire_after=look.misfire_after)
 
     advance_timers(connection, database.installation, locked, decided, now=look.now)  # type: ignore[arg-type]
-
-
-def made(database: ClockedDatabase) -> list[tuple[float, int]]:
-    [(accepted_at,)] = database.rows("SELECT created_at FROM jobs")
-    found = database.rows("SELECT scheduled_at, job_version FROM runs ORDER BY scheduled_at")
-    return [((at - accepted_at).total_seconds(), version) for at, version in found]
 
 
 CHANGES = [

@@ -27,14 +27,12 @@ def asking(run: UUID, **fields: object) -> dict[str, object]:
 
 
 def failed(database: Database, **fields: object) -> UUID:
-    """A run that was given up."""
     started = database.begun("job", **fields)
     database.end(ending(started, RunState.FAILED, error_type="ValueError", error_message="no"))
     return started.run_id
 
 
 def retry(database: Database, run: UUID, **fields: object) -> UUID:
-    """Retry a run, which is accepted; returns the new one."""
     [reply] = database.apply_batch(asking(run, **fields))
     assert reply.status is ReplyStatus.ACCEPTED, reply.errors
     assert reply.run_id is not None
@@ -42,7 +40,6 @@ def retry(database: Database, run: UUID, **fields: object) -> UUID:
 
 
 def request_of(database: Database, run: UUID) -> RunRequest:
-    """The newest message of a run."""
     return next(request for request in reversed(database.requests()) if request.run_id == str(run))
 
 
@@ -207,7 +204,6 @@ def test_retry_of_a_deleted_jobs_run_is_refused(with_job: Database) -> None:
 
 
 def retrying(database: Database) -> UUID:
-    """A run whose first attempt failed, and whose second one is due in an hour."""
     started = database.begun()
     database.requeue(started, AttemptOutcome.FAILED, timedelta(hours=1))
     return started.run_id

@@ -28,7 +28,6 @@ def rollback(database: Database, version: int, **fields: Any) -> Reply:  # noqa:
 
 
 def versions(database: Database) -> list[tuple[Any, ...]]:
-    """Each version's spec, schedule, policy and what its runs carry."""
     rows = database.rows("SELECT spec, schedule_json, policy_json, definition FROM job_versions ORDER BY version")
     return [(*row[:3], decode(row[3], JobDefinition).payload) for row in rows]
 

@@ -20,7 +20,6 @@ from tidewheel.transitions.finish import finish_runs
 
 
 def is_over(reply: Reply, found: str | None) -> None:
-    """Check the rejection of a report that comes too late."""
     assert (reply.status, reply.code, reply.run_status) == ("rejected", "attempt_over", found)
     assert [error.path for error in reply.errors] == ["token"]
 

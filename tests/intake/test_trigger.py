@@ -22,7 +22,6 @@ from tidewheel.schemas.generated.records import Reply, ReplyStatus, RequestOrigi
 
 @pytest.fixture
 def still(clocked: ClockedDatabase) -> ClockedDatabase:
-    """A manual job; the clock is stopped."""
     clocked.stop_clock()
     clocked.submit(payload={"to": "everybody"})
     return clocked

@@ -10,7 +10,6 @@ from tidewheel.transitions.requeue import Wait, wait_runs
 
 
 def token_of(database: Database, started: Started) -> str:
-    """The token that an attempt was handed."""
     return database.installation.task_tokens.sign(started.run_id, started.attempt)
 
 
@@ -30,20 +29,16 @@ def wait_for(database: Database, started: Started, *, timeout: timedelta, heartb
 
 
 def completing(token: str, **fields: object) -> dict[str, object]:
-    """A `run.complete`."""
     return {"type": "run.complete", "token": token} | fields
 
 
 def complete(database: Database, started: Started, **fields: object) -> Reply:
-    """Say how an attempt ended."""
     return database.apply_batch(completing(token_of(database, started), **fields))[0]
 
 
 def beating(token: str, **fields: object) -> dict[str, object]:
-    """A `run.heartbeat`."""
     return {"type": "run.heartbeat", "token": token} | fields
 
 
 def beat(database: Database, started: Started, **fields: object) -> Reply:
-    """Say that an attempt goes on."""
     return database.apply_batch(beating(token_of(database, started), **fields))[0]

@@ -11,7 +11,6 @@ from tidewheel.local.stack import StackInfo
 
 @pytest.fixture
 def relaying(database: Database, info: StackInfo) -> Iterator[Relaying]:
-    """A relay's surroundings, on a database and topics of their own."""
     made = Relaying(database, info.kafka)
     yield made
     made.close()

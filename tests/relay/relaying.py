@@ -57,7 +57,6 @@ class Relaying:
         return {**self.kafka, **self.client}
 
     def topic(self, name: str, *, partitions: int = 1, config: Mapping[str, str] | None = None) -> str:
-        """Make a topic; returns its full name."""
         full = f"{self.prefix}.{name}"
         make_topics(self.kafka, [full], partitions=partitions, config=config)
         return full
@@ -79,7 +78,6 @@ class Relaying:
         self.database.within(append, rows, shards=64)
 
     def reader(self, batch: int, **settings: Any) -> Reader:  # noqa: ANN401
-        """A reader without a relay, closed with the test."""
         made = Reader(self.database.url, batch, **settings)
         self._readers.append(made)
         return made
@@ -99,7 +97,6 @@ class Relaying:
 
     @contextmanager
     def running(self, **settings: object) -> Generator[Relay]:
-        """A relay on a thread, as long as the block."""
         stop = Shutdown()
         relay = self.make(stop, **settings)
         ended = in_background(relay.run)
@@ -116,12 +113,10 @@ class Relaying:
         until(lambda: self.left() == 0, "the outbox is empty")
 
     def drain(self, **settings: object) -> None:
-        """Run a relay until every row has left."""
         with self.running(**settings):
             self.until_empty()
 
     def arrived(self, topic: str) -> list[Arrived]:
-        """Return all messages of a topic, by partition and offset."""
         reader = Consumer({**self.config, "group.id": f"{self.prefix}.nobody", "enable.partition.eof": True})
         try:
             partitions = [*reader.list_topics(topic, timeout=_SECONDS).topics[topic].partitions]

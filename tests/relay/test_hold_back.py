@@ -42,7 +42,6 @@ def open_runs(database: Database, rows: list[OutboxRow]) -> None:
 
 
 def backlog(relaying: Relaying, topic: str, count: int) -> list[OutboxRow]:
-    """Write open runs of one tenant, whose messages are due."""
     burst = runs(relaying, topic, "a", count)
     open_runs(relaying.database, burst)
     relaying.write(*burst)
@@ -50,7 +49,6 @@ def backlog(relaying: Relaying, topic: str, count: int) -> list[OutboxRow]:
 
 
 def read(reader: Reader, database: Database) -> list[bytes | None]:
-    """Read a batch as if all of it were published; return the keys."""
     batch = reader.read([*range(SLICES)], [], [])
     database.execute("DELETE FROM outbox WHERE id = ANY (%s)", [[int.from_bytes(row[ID]) for row in batch.rows]])
     reader.acknowledged(batch, Published([*batch.rows]))

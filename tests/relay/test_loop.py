@@ -233,7 +233,6 @@ def test_relay_leaves_the_slices_of_one_of_0_1_alone(relaying: Relaying) -> None
 
 
 def shares(database: Database) -> list[int]:
-    """Count the slices that each relay holds, largest first."""
     return sorted(Counter(member for _, member in holders(database)).values(), reverse=True)
 
 

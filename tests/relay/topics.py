@@ -30,7 +30,6 @@ def make_topics(
 
 
 def delete_topic(kafka: Mapping[str, str], name: str) -> None:
-    """Delete a topic; returns when the broker has forgotten it."""
     admin = admin_of(kafka)
     admin.delete_topics([name], operation_timeout=_SECONDS)[name].result(_SECONDS)
     until(lambda: name not in admin.list_topics(timeout=_SECONDS).topics, "the broker has forgotten the topic")

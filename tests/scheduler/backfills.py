@@ -13,7 +13,6 @@ from tidewheel.schemas.generated.records import Reply, ReplyStatus
 
 
 def asking(first: datetime, last: datetime, key: str = "job", **fields: object) -> dict[str, object]:
-    """A `job.backfill` of a range."""
     return about("job.backfill", key, **{"from": first.isoformat(), "to": last.isoformat()}, **fields)
 
 
@@ -22,14 +21,12 @@ def ask_backfill(database: Database, first: datetime, last: datetime, key: str =
 
 
 def accept(database: Database, first: datetime, last: datetime, key: str = "job", **fields: object) -> UUID:
-    """Ask for a backfill, which is accepted; returns its id."""
     reply = ask_backfill(database, first, last, key, **fields)
     assert reply.status is ReplyStatus.ACCEPTED, reply.errors
     return UUID(reply.backfill_id)
 
 
 def move(database: Database, kind: str, backfill_id: UUID, **fields: object) -> Reply:
-    """Pause, resume or cancel a backfill; the answer."""
     return database.apply_batch({"type": f"backfill.{kind}", "backfill_id": str(backfill_id)} | fields)[0]
 
 
@@ -51,6 +48,5 @@ def progress(database: Database, backfill_id: UUID) -> Work:
 
 
 def created_instants(database: Database) -> list[datetime]:
-    """Return the instants of all backfill runs in the order of their creation."""
     found = database.rows("SELECT scheduled_at FROM runs WHERE cause = 'backfill' ORDER BY created_at, scheduled_at")
     return [at for (at,) in found]

@@ -16,12 +16,10 @@ def look_at(database: Database, *, lookahead: timedelta = timedelta(0), batch: i
 
 
 def fire_all(database: Database, *, lookahead: timedelta = timedelta(0)) -> None:
-    """Fire batch after batch until nothing is due."""
     while fire_due(database, lookahead=lookahead):
         pass
 
 
 def fire_due(database: Database, *, lookahead: timedelta = timedelta(0), batch: int = 2000) -> int:
-    """Fire one batch of due timers; return their number."""
     with database.lent_session() as session:
         return fire(session, database.installation, look_at(database, lookahead=lookahead, batch=batch))

@@ -47,7 +47,6 @@ def hourly(clocked: ClockedDatabase) -> ClockedDatabase:
 
 
 def finish(database: Database) -> list[UUID]:
-    """Claim and succeed what can be claimed, all at once; returns the runs in the order of their instants."""
     started = database.claim(*(run.run_id for run in database.job_runs() if run.state == RunState.QUEUED)).started
     for each in started:
         database.succeed(each)
@@ -55,7 +54,6 @@ def finish(database: Database) -> list[UUID]:
 
 
 def through(database: Database, backfill_id: UUID) -> Work:
-    """Create and finish runs until the backfill ends; return its progress."""
     summary = progress(database, backfill_id)
     for _ in range(200):
         if summary.state != "running":

@@ -30,7 +30,6 @@ def few_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def step_until_idle(database: Database, *, most: int = 200) -> list[CancelResult]:
-    """Step until there is nothing more to do at once; returns what was done."""
     cancelling = BulkCancel(database.session(), database.installation)
     steps: list[CancelResult] = []
     while not steps or steps[-1].more:

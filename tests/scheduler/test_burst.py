@@ -68,7 +68,6 @@ def flush(session: Session) -> None:
 
 
 def generic_plans(session: Session) -> int:
-    """Count the uses of generic plans by this session."""
     with session.transaction() as connection:
         row = connection.execute(
             "SELECT coalesce(sum(generic_plans), 0)::bigint FROM pg_prepared_statements"

@@ -21,7 +21,6 @@ EACH_MINUTE: Mapping[str, Any] = {"schedule": {"cron": "* * * * *"}, "overlap": 
 
 @pytest.fixture
 def noon(clocked: ClockedDatabase) -> ClockedDatabase:
-    """A database whose clock is stopped at noon."""
     clocked.stop_clock(NOON)
     return clocked
 
@@ -35,7 +34,6 @@ def made(database: ClockedDatabase, key: str = "job") -> list[datetime]:
 
 
 def skipped(database: ClockedDatabase) -> list[tuple[str, datetime, datetime, int]]:
-    """The ledger of what did not fire."""
     rows = database.rows("SELECT reason, first_at, last_at, occurrences FROM skips ORDER BY first_at")
     return [(str(reason), first, last, int(count)) for reason, first, last, count in rows]
 

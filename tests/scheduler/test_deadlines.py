@@ -26,12 +26,10 @@ def deadlines(database: Database) -> Deadlines:
 
 
 def look(database: Database) -> int:
-    """One look of a scheduler that has just started."""
     return deadlines(database).step()[0]
 
 
 def wait_for_answer(database: Database, run_id: UUID, heartbeat: timedelta | None = None) -> None:
-    """Let an attempt wait for an answer from outside, for an hour."""
     with database.transaction() as connection:
         attempt = database.value("SELECT attempt FROM job_runs WHERE run_id = %s", [run_id])
         assert not wait_runs(connection, [Wait(run_id, attempt, EXECUTOR, HOUR, heartbeat)]).busy

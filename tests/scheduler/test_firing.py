@@ -294,7 +294,6 @@ def locked_timer(at: datetime, schedule: str, policy: str = "{}", *, number: int
 
 @st.composite
 def timers(draw: st.DrawFn, number: int = 1) -> LockedTimer:
-    """Draw a timer, mostly at an occurrence of its schedule."""
     timer = locked_timer(draw(near), draw(texts()), draw(policies()), number=number)
     at = timer_state(timer, DAY_SETS).schedule.after(timer.scheduled_at)
     if at is not None and draw(st.integers(0, 9)):

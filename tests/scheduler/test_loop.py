@@ -25,7 +25,6 @@ EACH_SECOND = {"schedule": "@every 1s", "overlap": "allow_all"}
 
 @contextmanager
 def running(database: Database, **settings: object) -> Generator[None]:
-    """A scheduler on a thread, as long as the block."""
     stop = Shutdown()
     scheduler = Scheduler(SchedulerSettings.load(**settings), database.url_of("scheduler"), database.installation, stop)
     ended = in_background(scheduler.run)

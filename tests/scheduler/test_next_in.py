@@ -11,7 +11,7 @@ from tests.control.cli.command import json_output, tidewheel
 from tests.fixtures.acts import about, ending
 from tests.fixtures.database import ClockedDatabase
 from tests.fixtures.examples import examples
-from tests.scheduler.firing import fire_due
+from tests.scheduler.test_fixed_delay import start
 from tidewheel.control.client.client import Client
 from tidewheel.errors import InvalidInput
 from tidewheel.runs import AttemptOutcome, RunState
@@ -33,18 +33,11 @@ def chain(clocked: ClockedDatabase) -> ClockedDatabase:
     return clocked
 
 
-def start(database: ClockedDatabase) -> Started:
-    fire_due(database)
-    [run] = database.job_runs()
-    return database.begin(run.run_id)
-
-
 def finish(database: ClockedDatabase, started: Started, seconds: float, state: RunState = RunState.SUCCEEDED) -> None:
     database.end(ending(started, state, error_type="E", next_in=seconds * SECOND))
 
 
 def seconds_left(database: ClockedDatabase) -> float | None:
-    """The seconds until the timer is due; None for never."""
     text = "SELECT CASE WHEN due_at < 'infinity' THEN extract(epoch FROM due_at - tidewheel_now()) END FROM timers"
     left = database.value(text)
     return None if left is None else float(left)

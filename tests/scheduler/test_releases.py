@@ -124,7 +124,6 @@ def waiting() -> float | None:
 
 
 def announced(database: ClockedDatabase) -> list[LifecycleEvent]:
-    """The announcements on their way."""
     return [event for event in database.lifecycle() if event.type == "io.tidewheel.job.no_executor.v1"]
 
 

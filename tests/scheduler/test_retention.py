@@ -114,7 +114,6 @@ def retention(database: Database) -> Iterator[Retention]:
 
 
 def made(database: Database, *ages: int) -> list[date]:
-    """Create the partitions of days so many days ago."""
     days = [day_of(database.now()) - age * DAY for age in ages]
     ensure_days(database.connection(autocommit=True), days)
     return days
@@ -129,7 +128,6 @@ def dropped_days(database: Database) -> list[date]:
 
 
 def partition(day: date) -> sql.Identifier:
-    """The partition of attempts."""
     return sql.Identifier(f"attempts_{day:%Y%m%d}")
 
 

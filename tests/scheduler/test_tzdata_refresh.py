@@ -43,13 +43,11 @@ FORGET: LiteralString = "UPDATE settings SET value = 'null' WHERE name = 'tzdata
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The path of the package with the new rules."""
     return make_tzdata(tmp_path_factory.mktemp("tzdata"), NEW, RULES)
 
 
 @pytest.fixture
 def noon(clocked: ClockedDatabase) -> Iterator[ClockedDatabase]:
-    """A database at noon whose timers are computed with the installed version."""
     clocked.execute(FORGET)
     clocked.stop_clock(NOON)
     look(clocked)
@@ -58,7 +56,6 @@ def noon(clocked: ClockedDatabase) -> Iterator[ClockedDatabase]:
 
 
 def look(database: Database) -> None:
-    """Refresh all timers, as a scheduler does when it starts."""
     zones = TzdataRefresh(database.session(), database.installation)
     while zones.step():
         pass

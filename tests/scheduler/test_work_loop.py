@@ -33,7 +33,6 @@ def client(clocked: ClockedDatabase) -> Iterator[Client]:
 
 
 def requested(client: Client, rate: float | None = None) -> UUID:
-    """Request a redrive of all dead runs."""
     redrive_id = client.dead_letters.redrive(everything=True, rate=rate).work_id
     assert redrive_id is not None
     return redrive_id

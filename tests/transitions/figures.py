@@ -16,7 +16,6 @@ def forget_figures(database: Database) -> None:
 
 
 def finish(database: Database, key: str = "job", *states: RunState) -> list[str]:
-    """End runs of a job, and write their figures."""
     ended: list[str] = []
     for state in states:
         started = database.begun(key)
@@ -26,7 +25,6 @@ def finish(database: Database, key: str = "job", *states: RunState) -> list[str]
 
 
 def end_with_figures(database: Database, started: Started, state: RunState) -> None:
-    """End a run, and write its figures."""
     session = Session(database.url, "test")
     session.within(finish_runs, database.installation, [ending(started, state, error_type="ConnectionError")])
     session.within(activity.write)

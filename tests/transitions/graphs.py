@@ -41,8 +41,6 @@ class Aborted(Exception):
 
 @dataclass
 class Chance:
-    """Rolls some transactions back."""
-
     draws: random.Random
     share: float = 0.0
     aborted: int = 0
@@ -54,7 +52,6 @@ class Chance:
 
 
 def never() -> Chance:
-    """Return one that rolls nothing back."""
     return Chance(random.Random(0))  # noqa: S311 - no draw matters
 
 
@@ -102,7 +99,6 @@ def play(database: Database, decide: Callable[[str], RunState] = lambda _: RunSt
 
 
 def states(database: Database, root: UUID) -> dict[str, str]:
-    """Return the state of each job's run in an occurrence."""
     rows = database.rows(
         "SELECT j.key, r.state FROM runs r JOIN jobs j USING (job_id) WHERE r.workflow_run_id = %s", [root]
     )
@@ -122,7 +118,6 @@ def assert_nothing_left(database: Database) -> None:
 
 
 def model(graph: Parents, decide: Callable[[str], RunState]) -> dict[str, str]:
-    """Return the state that each job's run must have."""
     meets = {"success": {"succeeded"}, "failure": {"failed", "timed_out"}}
     found: dict[str, str] = {}
     for key, parents in graph.items():
@@ -135,7 +130,6 @@ DIAMOND: Parents = {"a": [], "b": after("a"), "c": after("a"), "d": after("b", "
 
 
 def end_and_drain(database: Database, limit: int = 20) -> None:
-    """End some queued runs, and drain their releases, once."""
     end_some(database, lambda _: RunState.SUCCEEDED, never(), limit)
     drain_some(database, never())
 

@@ -36,17 +36,14 @@ def make(
 
 
 def holding(database: Database, *, key: str = "job") -> Started:
-    """Return the attempt of a new active run."""
     return database.begin(make(database, Overlap.SKIP, key=key))
 
 
 def waiting(database: Database, job: UUID = JOB) -> bool | None:
-    """Return has_waiters of a job's active run; None if there is no active run."""
     found = database.rows("SELECT has_waiters FROM active_runs WHERE job_id = %s", [job])
     return found[0][0] if found else None
 
 
 def signals(database: Database) -> list[tuple[UUID, int, str, UUID]]:
-    """Return the signals for executors."""
     rows = database.rows("SELECT run_id, attempt, kind, executor_id FROM signals ORDER BY created_at")
     return [(run, attempt, kind, executor) for run, attempt, kind, executor in rows]

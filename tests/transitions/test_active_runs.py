@@ -20,7 +20,6 @@ JOB = job_id("default", "job")
 
 @pytest.fixture
 def skipping(database: Database) -> Database:
-    """A database with one job whose runs may not overlap."""
     database.submit(overlap="skip")
     return database
 
@@ -104,7 +103,6 @@ def test_thousand_buffered_runs_of_one_job_follow_one_another_until_none_is_left
 
 
 def _triggered(database: Database, key: str, count: int, policy: Overlap) -> list[Claim]:
-    """Trigger a job so many times; return the claims of its due runs."""
     asked = about("job.trigger", key, overlap=policy)
     replies = [reply for _ in range(10) for reply in database.apply_batch(*[asked] * (count // 10))]
     return [Claim(UUID(reply.run_id), 1, 1, "test/0/0@0") for reply in replies]

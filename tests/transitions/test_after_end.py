@@ -199,7 +199,6 @@ TRACE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
 
 def headers(database: Database) -> dict[str, dict[bytes, bytes]]:
-    """The headers of each completion, by its run."""
     topic = database.installation.topics.completions
     rows = database.rows("SELECT headers, value FROM outbox WHERE topic = %s", [topic])
     return {decode(value, RunCompleted).run_id: dict(zip(h[::2], h[1::2], strict=True)) for h, value in rows}

@@ -117,7 +117,6 @@ def job(database: Database) -> Database:
 
 
 def start(database: Database, *claims: Claim, options: str = UNIFORM) -> list[Started]:
-    """Claim runs by one statement, in one transaction."""
     with connect(database.url, "test", options=options) as connection:
         return claim_uniform(connection, claims, executor_id=EXECUTOR)
 

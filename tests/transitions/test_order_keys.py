@@ -53,7 +53,6 @@ SELECT count(*) FROM job_runs AS o
 
 @pytest.fixture
 def still(clocked: ClockedDatabase) -> ClockedDatabase:
-    """A manual job; the clock is stopped."""
     clocked.stop_clock()
     clocked.submit()
     return clocked

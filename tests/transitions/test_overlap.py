@@ -17,7 +17,6 @@ NEEDING = sorted(set(Overlap) - {Overlap.ALLOW_ALL})
 
 
 def run(number: int, overlap: str = Overlap.SKIP, *, attempt: int = 0, queued: bool = True) -> Contender:
-    """The n-th run of the job, in the order of their instants."""
     return Contender(UUID(int=number), overlap, NOON + timedelta(seconds=number), attempt, queued)
 
 

@@ -125,7 +125,6 @@ HOUR = timedelta(hours=1)
 
 
 def wait(database: Database, *waits: Wait) -> set[object]:
-    """Write waits as an executor does."""
     with database.transaction() as connection:
         return {*wait_runs(connection, waits).busy, *end_cancelled_waits(connection, database.installation, waits).busy}
 
@@ -180,13 +179,11 @@ def test_locked_run_is_reported_for_a_retry(with_job: Database) -> None:
 
 
 def flush(database: Database, started: Started, output: bytes, executor_id: UUID = EXECUTOR) -> bool:
-    """Store what an attempt has written; returns whether it was stored."""
     written = AttemptOutput(started.run_id, started.attempt, output, len(output))
     return database.within(flush_outputs, executor_id, [written]) == {(started.run_id, started.attempt)}
 
 
 def kept(database: Database) -> list[tuple[int, bytes | None, bytes | None, int | None]]:
-    """Return the stored attempt, result, output and output_bytes."""
     rows = database.rows("SELECT attempt, result, output, output_bytes FROM attempt_outputs ORDER BY attempt")
     return [(row[0], row[1], row[2], row[3]) for row in rows]
 

@@ -21,7 +21,6 @@ from tidewheel.transitions.finish import finish_runs
 
 @pytest.fixture
 def exported(monkeypatch: pytest.MonkeyPatch) -> Iterator[InMemorySpanExporter]:
-    """The spans of this process."""
     ids, exporter = SpanIds(), InMemorySpanExporter()
     provider = TracerProvider(id_generator=ids)
     provider.add_span_processor(SimpleSpanProcessor(exporter))

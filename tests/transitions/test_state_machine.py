@@ -61,7 +61,6 @@ def run_in(database: Database, state: RunState) -> UUID:
 
 
 def rows_of(database: Database, run_id: UUID) -> Mapping[str, Sequence[Any]]:
-    """Every row there is about a run."""
     return {
         "open": database.rows("SELECT to_jsonb(o) FROM job_runs AS o WHERE run_id = %s", [run_id]),
         "run": database.rows("SELECT to_jsonb(r) FROM runs AS r WHERE run_id = %s", [run_id]),

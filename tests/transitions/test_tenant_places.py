@@ -33,8 +33,6 @@ REPAIRING: tuple[LiteralString, ...] = (
 
 
 class Executor:
-    """An executor's claims, by the code that executors use."""
-
     def __init__(self, database: Database) -> None:
         self.database = database
         database.execute(

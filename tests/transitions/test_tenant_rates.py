@@ -280,7 +280,6 @@ MINUTE = timedelta(minutes=1)
 
 
 def most_in(window: timedelta, times: list[datetime]) -> int:
-    """Return the greatest number of times in any window."""
     times = sorted(times)
     first, most = 0, 0
     for last, at in enumerate(times):
