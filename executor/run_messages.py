@@ -1,8 +1,4 @@
-"""Run messages: decode them, claim their runs in batches, and start what was claimed.
-
-A message whose run is not claimed here needs nothing more: the run is in the table, and the sweep of an executor that
-can run it finds it.
-"""
+"""Run messages: decode them, claim their runs in batches (claim.py), and start what was claimed."""
 
 import logging
 from collections.abc import Callable, Iterable, Sequence

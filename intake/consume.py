@@ -3,9 +3,8 @@
 The members that read requests also read the topics of single tenants. What is wrong with one of those topics pauses its
 partitions alone. A partition that cannot be read yet is tried again every 30 s, and the others go on meanwhile.
 
-A batch is applied in the transaction that stores its offsets. The offsets that count are rows of `intake_offsets`. Each
-assignment raises the partition's epoch, so the transaction of a previous owner updates no row. The offsets committed to
-Kafka serve lag tools only and are never read back.
+A batch is applied in the transaction that stores its offsets (partitions.py). The offsets committed to Kafka serve lag
+tools only and are never read back.
 """
 
 import logging

@@ -10,9 +10,8 @@ ends it as other than cancelled. The scheduler cancels it as soon as it is free,
 written under `claims_lock`: a batch of claims comes wholly before it, or sees it. The scheduler ends the runs in
 batches (scheduler/cancels.py). Runs that are created after the request was applied are not cancelled.
 
-`run.retry` creates a new run of an ended one, or makes the next attempt of a retrying one due now. The old run keeps
-its state. The new run has its payload under the job's current version. It names the old one as its parent, and the root
-of the retry chain. If the old run is a dead letter, the same transaction stores the new run's id in it.
+`run.retry` creates a new run of an ended one (transitions/requested_changes.py), or makes the next attempt of a
+retrying one due now. The old run keeps its state. The new one has its payload under the job's current version.
 
 Only a request that names the next attempt concerns a retrying run. So a repeat of it, or one that comes after the run
 has gone on, changes nothing: it neither creates a run nor starts a later attempt.

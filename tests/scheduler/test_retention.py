@@ -68,6 +68,7 @@ VALUES = {
     "date": "((tidewheel_now() - %(age)s) AT TIME ZONE 'UTC')::date",
     **dict.fromkeys(("bigint", "integer", "smallint", "double precision"), "%(number)s"),
 }
+ARCHIVED: LiteralString = "INSERT INTO archived_days (day, runs, bytes, id_days) VALUES (%s, 0, 0, '{}')"
 COUNTED: LiteralString = "INSERT INTO run_days (day, waits_for, closed_at, counted_at) VALUES (%s, '{}', now(), now())"
 # Of this release, and of 0.1.
 LOCKS: tuple[LiteralString, ...] = (
@@ -188,13 +189,12 @@ def test_open_transaction_of_a_role_without_rights_keeps_no_day_open(database: D
 
 def test_with_an_archive_no_day_is_dropped_before_it_is_archived(database: Database, retention: Retention) -> None:
     before, older, old, _ = made(database, 20, 13, 12, 11)
-    archive: LiteralString = "INSERT INTO archived_days (day, runs, bytes, id_days) VALUES (%s, 0, 0, '{}')"
-    database.execute(archive, [before - DAY])
+    database.execute(ARCHIVED, [before - DAY])
     assert {each.day for each in retention.step()} == set()
     [(behind, held_by)] = database.rows("SELECT behind, held_by FROM retention_state")
     assert (behind > DAY, held_by) == (True, f"attempt_outputs of {before}: the archive lacks this day")
     for day in (older, old):
-        database.execute(archive, [day])
+        database.execute(ARCHIVED, [day])
     assert {each.day for each in retention.step()} == {older}, "runs of the next day may have attempts on this one"
 
 
@@ -202,8 +202,7 @@ def test_archive_that_begins_later_waits_for_no_dropped_day(database: Database, 
     """Inputs are kept a day longer than the runs, so they are there when the archive begins."""
     [old] = made(database, 11)
     retention.step()
-    archive: LiteralString = "INSERT INTO archived_days (day, runs, bytes, id_days) VALUES (%s, 0, 0, '{}')"
-    database.execute(archive, [old + 5 * DAY])
+    database.execute(ARCHIVED, [old + 5 * DAY])
     later = Retention(database.url, replace(KEEP, runs=9 * DAY), Shutdown())
     assert [(each.table, each.day) for each in later.step()] == [("attempts", old), ("run_inputs", old)]
     later.close()
@@ -663,7 +662,6 @@ SELECT (finished_at AT TIME ZONE 'UTC')::date, state, count(*)
 def test_tenants_day_that_becomes_ready_later_is_not_passed(database: Database, retention: Retention) -> None:
     """The archive took a day before an older one, which failed for a while."""
     before, older, old = made(database, 6, 5, 4)
-    archive: LiteralString = "INSERT INTO archived_days (day, runs, bytes, id_days) VALUES (%s, 0, 0, '{}')"
     with Client(database.url) as client:
         client.tenants.create("acme")
         client.tenants.keep("acme", 2)
@@ -671,10 +669,10 @@ def test_tenants_day_that_becomes_ready_later_is_not_passed(database: Database, 
         at = datetime.combine(day, time(1), UTC)
         database.execute(RUN_OF, {"tenant": "acme", "state": "succeeded", "at": at})
     for day in (before, old):
-        database.execute(archive, [day])
+        database.execute(ARCHIVED, [day])
     retention.step()
     assert database.rows(LEFT, ["acme"]) == [(day, "succeeded", 3) for day in (older, old)]
-    database.execute(archive, [older])
+    database.execute(ARCHIVED, [older])
     retention.step()
     assert database.rows(LEFT, ["acme"]) == []
 
