@@ -22,7 +22,6 @@ from starlette.responses import Response
 from tidewheel.audit import ALL_TENANTS
 from tidewheel.control.api.answers import as_json_response
 from tidewheel.control.api.authorization import KEY
-from tidewheel.control.api.examples import RUN_ID
 from tidewheel.control.api.key_check import StoredKey
 from tidewheel.control.api.models import (
     MAX_SWEEP,
@@ -61,6 +60,9 @@ _LOCKED_SECONDS = 0.05  # until the next try of a row that another transaction h
 _TRIES = 20
 _ANSWERS = {REFUSED: "busy"}  # as the wire contract has them
 _REGISTRATION: Json = {"name": "worker-1:7", "handlers": ["nightly-report"], "slots": 4}
+_OUTCOME: Json = {
+    "run_id": "019d3a1c-7f00-8123-8456-789abcdef012", "attempt": 1, "status": "succeeded", "result": {"rows": 7},
+}  # fmt: skip
 _KEYS_SECONDS = 1.0  # between two look-ups of the keys of run messages
 
 
@@ -156,10 +158,8 @@ class ExecutorsApi:
         route(f"{one}:heartbeat", self.heartbeat_executor, body=heartbeat, sent={}, answer=Signals)  # fmt: skip
         route(f"{one}:claim", self.claim_runs, body=body_of(ClaimRequest), sent={"claim_id": 1, "sweep": 10},
               answer=StartedAttempts)  # fmt: skip
-        finished: dict[str, Json] = {"run_id": RUN_ID, "attempt": 1}
-        route(f"{one}:finish", self.finish_attempts, body=body_of(OutcomesRequest),
-              sent={"outcomes": [{**finished, "status": "succeeded", "result": {"rows": 7}}]},
-              answer=RecordedOutcomes, example={"answer": "recorded"})  # fmt: skip
+        route(f"{one}:finish", self.finish_attempts, body=body_of(OutcomesRequest), sent={"outcomes": [_OUTCOME]},
+              answer=RecordedOutcomes)  # fmt: skip
         route(f"{one}:leave", self.unregister_executor, status=HTTPStatus.NO_CONTENT, body=heartbeat, sent={},
               answer={})  # fmt: skip
 

@@ -144,7 +144,7 @@ class JobsApi:
         route("POST", f"{JOBS}:preview", self.preview_job, scope=Scope.READ, answer=Preview, sets=READ_FROM,
               body=body_of(PreviewBody, typed={"job": _SPEC}), sent={"job": SPEC, "limit": 3})  # fmt: skip
         route("POST", f"{JOBS}:release", self.release_jobs, scope=Scope.OPERATE, answer=ReleaseResult,
-              example={"error": "no such zone"}, body=body_of(ReleaseBody), sent={"keys": ["nightly"]})  # fmt: skip
+              body=body_of(ReleaseBody), sent={"keys": ["nightly"]})  # fmt: skip
         change("POST", f"{JOB}:trigger", self.trigger_job, headers=IDEMPOTENCY_KEY | TRACEPARENT,
                status=HTTPStatus.CREATED, sets=LOCATION, answer=CreatedRun,
                body=body_of(JobTrigger, without=IN_ADDRESS),

@@ -111,10 +111,7 @@ class SchemasApi:
 
     def add_to(self, router: APIRouter) -> None:
         """Add the route."""
-        record = {"type": "record", "name": "RunRequest"}
-        add_route(
-            router, "GET", "/api/v1/schemas/{fingerprint}", self.get_schema, scope=None, answer={}, example=record
-        )
+        add_route(router, "GET", "/api/v1/schemas/{fingerprint}", self.get_schema, scope=None, answer={})
 
     async def get_schema(self, request: Request) -> Response:
         """Return a schema as JSON."""
@@ -145,9 +142,7 @@ class HealthApi:
     def add_to(self, router: APIRouter) -> None:
         """Add the routes."""
         for path, probe in zip(PROBES, (self.get_health, self.get_readiness), strict=True):
-            add_route(
-                router, "GET", path, probe, scope=None, answer={"type": "string"}, example="ok\n", media="text/plain"
-            )
+            add_route(router, "GET", path, probe, scope=None, answer={"type": "string"}, media="text/plain")
 
     async def get_health(self, _: Request) -> Response:
         """Answer that the event loop runs."""

@@ -1,4 +1,4 @@
-"""The OpenAPI 3.1 document: each route with its scope, its schemas and an example.
+"""The OpenAPI 3.1 document: each route with its scope, its schemas and an example of its body.
 
 The schemas are those of the models that read bodies and queries, and of the records that reads return. An operation has
 the name of its endpoint, as `listJobs` of `list_jobs`: a generated client has a method of this name.
@@ -25,7 +25,6 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from tidewheel.api_keys import Scope
-from tidewheel.control.api.examples import example_of
 from tidewheel.control.api.request_input import ensure_known_conditions
 from tidewheel.errors import FieldError
 from tidewheel.jobs.strict_json import Json, as_list, as_object
@@ -236,7 +235,6 @@ def add_route(
     scope: Scope | None,
     shows: Literal["executorToken", "taskToken"] | None = None,
     answer: type[Any] | Mapping[str, Any],
-    example: str | Mapping[str, Json] | None = None,
     status: HTTPStatus = HTTPStatus.OK,
     also: HTTPStatus | None = None,
     query: type[BaseModel] | None = None,
@@ -252,7 +250,6 @@ def add_route(
     Args:
         scope: The scope that its caller's API key needs; None for calls with other authorization.
         shows: The token that authorizes a call without an API key, if it needs one.
-        example: Of an answer that is text; else values of fields in place of those that all examples have.
         also: Another status of success, with the same answer.
         headers: The names of further request headers, each with a description.
         sets: The names of headers of its answer, each with a description.
@@ -273,11 +270,9 @@ def add_route(
     if body is not None:
         described = {"schema": body, **({} if sent is None else {"example": sent})}
         extra["requestBody"] = {"required": bool(body.get("required")), "content": dict.fromkeys(content, described)}
-    shown = example if isinstance(example, str) else example_of(schema, example or {})
-    described = {media: {"schema": schema, "example": shown}}
     success: dict[str, Any] = {"description": status.phrase}
     if status is not HTTPStatus.NO_CONTENT:
-        success["content"] = described
+        success["content"] = {media: {"schema": schema}}
     if sets:
         text_schema = {"type": "string"}
         success["headers"] = {name: {"description": text, "schema": text_schema} for name, text in sets.items()}
@@ -322,21 +317,18 @@ def openapi(app: FastAPI) -> dict[str, Any]:
         }
         for route in app.routes:
             if isinstance(route, APIRoute) and route.openapi_extra:
-                _restore_examples(made["paths"][route.path_format], route)
+                _restore_example(made["paths"][route.path_format], route)
         app.openapi_schema = made
     return app.openapi_schema
 
 
-def _restore_examples(operations: dict[str, Any], route: APIRoute) -> None:
-    """Put the examples in again: FastAPI has removed every null from them."""
+def _restore_example(operations: dict[str, Any], route: APIRoute) -> None:
+    """Put the example of the body in again: FastAPI has removed every null from it."""
     for method in route.methods or ():
-        operation = operations[method.lower()]
-        answers = [(operation["responses"][str(code)], source) for code, source in route.responses.items()]
-        body = (operation.get("requestBody", {}), (route.openapi_extra or {}).get("requestBody", {}))
-        for described, source in (*answers, body):
-            for media, content in source.get("content", {}).items():
-                if "example" in content:
-                    described["content"][media]["example"] = content["example"]
+        described = operations[method.lower()].get("requestBody", {})
+        for media, content in (route.openapi_extra or {}).get("requestBody", {}).get("content", {}).items():
+            if "example" in content:
+                described["content"][media]["example"] = content["example"]
 
 
 def _in_path(name: str) -> dict[str, Any]:

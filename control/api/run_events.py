@@ -25,7 +25,6 @@ from tidewheel.api_keys import Scope
 from tidewheel.clock import monotonic_seconds
 from tidewheel.control.api.answers import encoded
 from tidewheel.control.api.authorization import HEAD, KEY, Reader, is_open_of
-from tidewheel.control.api.examples import AT, RUN_ID
 from tidewheel.control.api.openapi import add_route
 from tidewheel.control.api.request_input import TenantQuery, read_query
 from tidewheel.control.api.streams import HEADERS, Places, Streaming
@@ -45,7 +44,6 @@ _ALIVE_SECONDS = 15.0  # between two comments, so that proxies keep the connecti
 _REMEMBERED = 10_000  # ends that are not sent again
 _COMMITS_WITHIN = timedelta(seconds=5)
 _RUNS = 100  # read at once
-_EXAMPLE = f'id: {AT}\nevent: run\ndata: {{"run_id": "{RUN_ID}", "status": "succeeded"}}\n\n'
 _OLDEST = timedelta(hours=1)  # of a Last-Event-ID: older ends are listed by GET /runs
 
 # An index by the end of a run finds a span of it, but no tenant: the span is short where others end many runs. The time
@@ -73,7 +71,7 @@ class RunEventsApi:
         """Add the route."""
         add_route(
             router, "GET", "/api/v1/run-events", self.stream_run_events, scope=Scope.READ, query=EventsQuery,
-            answer={"type": "string"}, example=_EXAMPLE, media="text/event-stream",
+            answer={"type": "string"}, media="text/event-stream",
             headers={"Last-Event-ID": "The id of the last event that was read"},
         )  # fmt: skip
 

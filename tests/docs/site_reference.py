@@ -37,7 +37,7 @@ output, times, waiting, exit codes.
 
 
 def routes_page() -> str:
-    """Return each route: its scope, its parameters, and an example of body and answer."""
+    """Return each route: its scope, its parameters, an example of its body, and the fields of its answer."""
     document = _document()
     routes = [
         (path, method, operation)
@@ -50,7 +50,7 @@ def routes_page() -> str:
         parts += [f"## {tag}", ""]
         for path, method, operation in routes:
             if operation["tags"] == [tag]:
-                parts += _route(path, method, operation)
+                parts += _route(path, method, operation, document["components"]["schemas"])
     return "\n".join(parts)
 
 
@@ -77,26 +77,32 @@ def _commands() -> Iterator[tuple[str, ...]]:
     yield from dict.fromkeys(tuple(each[: number + 1]) for each in parts for number in range(len(each)))
 
 
-def _route(path: str, method: str, operation: Mapping[str, Any]) -> list[str]:
+def _route(path: str, method: str, operation: Mapping[str, Any], schemas: Mapping[str, Any]) -> list[str]:
     parts = [f"### {method.upper()} {path}", "", f"{operation['summary']}.".replace("..", "."), ""]
     parts += [f"Scope: `{operation['x-tidewheel-scope']}`", ""] if "x-tidewheel-scope" in operation else []
     if operation.get("parameters"):
         rows = ((f"`{each['name']}`", each["in"], str(each.get("description", ""))) for each in operation["parameters"])
         parts += [table(("Parameter", "In", "Meaning"), rows), ""]
-    for title, content in _contents(operation):
-        for media, each in content.items():
-            if "example" in each:
-                shown = json.dumps(each["example"], indent=2) if "json" in media else str(each["example"])
-                parts += [f"{title}, `{media}`:", "", "```json" if "json" in media else "```text", shown, "```", ""]
+    for media, each in operation.get("requestBody", {}).get("content", {}).items():
+        if "example" in each:
+            parts += [f"Body, `{media}`:", "", "```json", json.dumps(each["example"], indent=2), "```", ""]
+    for status, answer in operation["responses"].items():
+        if status.startswith("2"):
+            parts += _answer(status, answer.get("content", {}), schemas)
     return parts
 
 
-def _contents(operation: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    if "requestBody" in operation:
-        yield "Body", operation["requestBody"]["content"]
-    for status, answer in operation["responses"].items():
-        if status.startswith("2"):
-            yield f"Answer {status}", answer.get("content", {})
+def _answer(status: str, content: Mapping[str, Any], schemas: Mapping[str, Any]) -> Iterator[str]:
+    for media, each in content.items():
+        name = each["schema"].get("$ref", "").rpartition("/")[2]
+        yield from (f"Answer {status}, `{media}`{f': {name}' if name else ''}", "")
+        fields = schemas.get(name, {}).get("properties", {})
+        if fields:
+            yield from (table(("Field", "Meaning"), ((f"`{key}`", _meaning(fields[key])) for key in fields)), "")
+
+
+def _meaning(field: Mapping[str, Any]) -> str:
+    return str(field.get("description") or field.get("$ref", "").rpartition("/")[2] or field.get("type", ""))
 
 
 def _document() -> dict[str, Any]:

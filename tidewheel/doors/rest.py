@@ -63,7 +63,6 @@ class Route:
 
     sent: Json = None  # the body that the document shows
     _: KW_ONLY
-    values: Mapping[str, Json] = field(default_factory=dict[str, Json])  # of fields of its example
     schema: Mapping[str, Any] | None = None
     shape: Callable[..., object] | None = None  # gets the ids of the path, and the result; of a change, `unchanged`
     headers: Mapping[str, str] = field(default_factory=dict[str, str])
@@ -141,8 +140,8 @@ class _Endpoint:
         headers = {name: text for each in self._in_head for name, text in _HEADERS[each][0].items()}
         add_route(
             router, self._method, self._path, endpoint, scope=declared.scope, query=self._query,
-            answer=route.schema or _schema_of(declared, route.shape), example=route.values,
-            headers=headers | dict(route.headers), **documented,
+            answer=route.schema or _schema_of(declared, route.shape), headers=headers | dict(route.headers),
+            **documented,
         )  # fmt: skip
 
     async def _answer(self, request: Request, found: Caller, workers: Workers) -> Response:

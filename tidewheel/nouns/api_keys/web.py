@@ -20,7 +20,6 @@ from tidewheel.control.instants import typed_number
 from tidewheel.doors.address import after_of, next_cursor
 from tidewheel.doors.rest import Route, Routes
 from tidewheel.errors import FieldError, refuse
-from tidewheel.jobs.strict_json import Json
 from tidewheel.nouns.api_keys.operations import ApiKeys, ApiKeySummary, RevokedKey, list_api_keys, show_api_key
 from tidewheel.nouns.operation import Page, operations
 
@@ -165,16 +164,14 @@ def _shown(connection: Connection, caller: Caller, request: Request) -> ApiKeySu
         return show_api_key(reading, None if caller.all_tenants else caller.tenant, request.path_params["key_id"])
 
 
-_NAMED: dict[str, Json] = {"name": "ci"}
 API_KEYS: Routes = {
     "create": Route(
         {"name": "ci", "scopes": ["write"], "lifetime": "90d"},
-        values={**_NAMED, "key": "tw_k3v9x0a1bc_…"},
         prepare=lambda caller, _: ensure_shows_key(caller),
         status=HTTPStatus.CREATED,
         gives={"Cache-Control": "no-store"},
     ),
-    "list": Route(values=_NAMED),
+    "list": Route(),
     "revoke": Route(
         shape=RevokedKey, prepare=lambda caller, arguments: arguments.update(all_tenants=caller.all_tenants)
     ),

@@ -33,7 +33,6 @@ from tidewheel.doors.address import after_of, query_of
 from tidewheel.doors.console import Confirm
 from tidewheel.doors.rest import Route, Routes
 from tidewheel.errors import UnknownDeadLetter
-from tidewheel.jobs.strict_json import Json
 from tidewheel.jobs.values import format_timestamp
 from tidewheel.nouns.dead_letters.operations import (
     DeadLetterDetail,
@@ -225,14 +224,13 @@ def _base64(content: bytes | None) -> str | None:
     return None if content is None else b64encode(content).decode()
 
 
-_LETTER: dict[str, Json] = {"status": "failed", "error_type": "TimeoutError", "reason": "no retry is left"}
 _SCHEMA = schema_of(DeadLetter)
 _SCHEMA["properties"]["run"] = {"anyOf": [RUN, {"type": "null"}]}
 
 DEAD_LETTERS: Routes = {
-    "list": Route(values=_LETTER),
-    "groups": Route(values=_LETTER),
-    "get": Route(schema=_SCHEMA, shape=_shape, values=_LETTER),
+    "list": Route(),
+    "groups": Route(),
+    "get": Route(schema=_SCHEMA, shape=_shape),
     "redrive": Route({"error_type": "TimeoutError", "rate": 10}),
     "purge": Route({"job": "nightly", "redriven": True}),
 }

@@ -74,9 +74,9 @@ class VersionsPage:
 
 _changed = partial(Route, schema=schema_of(ChangedJob), version=lambda job: job.version)
 JOBS: Routes = {
-    "list": Route(query=JobsQuery, values={"kind": "cron"}, words="List jobs by key."),
+    "list": Route(query=JobsQuery, words="List jobs by key."),
     "get": Route(
-        values={"job": SPEC, "kind": "cron"}, version=lambda job: job.summary.version,
+        version=lambda job: job.summary.version,
         words="Return a job with its next occurrence and its last run.",
     ),
 }  # fmt: skip

@@ -33,7 +33,6 @@ from tidewheel.control.reads.workload import read_activity
 from tidewheel.doors.address import after_of, next_cursor
 from tidewheel.doors.rest import Route, Routes
 from tidewheel.errors import FieldError, InvalidInput, refuse
-from tidewheel.jobs.strict_json import Json
 from tidewheel.jobs.validation import StrictModel
 from tidewheel.jobs.values import Tenant
 from tidewheel.nouns.operation import Page, operations
@@ -51,11 +50,10 @@ def _ensure_seen(caller: Caller, arguments: dict[str, Any]) -> None:
     ensure_seen(arguments["name"], None if caller.all_tenants else caller.tenant)
 
 
-_TENANT: dict[str, Json] = {"tenant": "acme", "state": "any"}
-_of_one = partial(Route, prepare=_ensure_seen, values=_TENANT)
+_of_one = partial(Route, prepare=_ensure_seen)
 TENANTS: Routes = {
-    "create": Route({"tenant": "acme", "in_flight": 500}, status=HTTPStatus.CREATED, values=_TENANT),
-    "list": Route(values=_TENANT),
+    "create": Route({"tenant": "acme", "in_flight": 500}, status=HTTPStatus.CREATED),
+    "list": Route(),
     "get": _of_one(),
     "limit": _of_one({"jobs": 1000}),
     "pause": _of_one({"reason": "audit"}),
@@ -407,6 +405,6 @@ def add_deletion(router: APIRouter, writes: Workers) -> None:
 
     add_route(
         router, "DELETE", f"{ROOT}/{{tenant}}", delete_tenant, scope=Scope.ADMIN, query=TenantQuery,
-        status=HTTPStatus.ACCEPTED, answer=ChangedTenant, example=_TENANT, body=body_of(DeletionBody),
+        status=HTTPStatus.ACCEPTED, answer=ChangedTenant, body=body_of(DeletionBody),
         sent={"tenant": "acme"},
     )  # fmt: skip
