@@ -913,9 +913,9 @@ SELECT tidewheel_now(), f.*
 -- name: read_waits
 -- Returns what decides for what open runs wait: their rows, active runs, executors, and the executors that could run them.
 -- Index: job_runs_pkey, active_runs_pkey, run_keys_pkey, executors_pkey, pending_cancels_by_run, cancellations_open, cancelled_jobs_pkey,
--- workflows_pkey, joins_pkey; executors as a whole, a row a process, for each queue and handler; for a run that its tenant's rate
--- holds tenant_rates_pkey and at most `look` entries of job_runs_waiting; of a tenant that limits its active runs run_keys_by_key,
--- and while the scheduler has not counted these yet at most `most` entries of job_runs_by_tenant. No lock.
+-- workflows_pkey, joins_pkey; executors as a whole, a row a process, for each queue and handler; tenant_rates_pkey for a run that
+-- its tenant's rate holds; of a tenant that limits its active runs run_keys_by_key, and while the scheduler has not counted these yet
+-- at most `most` entries of job_runs_by_tenant. No lock.
 WITH able AS MATERIALIZED (
     SELECT n.queue, n.handler, count(*) FILTER (WHERE x.is_live AND x.has_handler) AS able,
            count(*) FILTER (WHERE x.is_live) AS serving, max(x.last_heartbeat_at) FILTER (WHERE x.has_handler) AS able_seen_at
@@ -953,8 +953,7 @@ SELECT o.run_id, o.tenant, o.state, o.queue, o.handler, o.attempt, nullif(o.publ
        coalesce(w.root_job_id = '00000000-0000-0000-0000-000000000000', false) AS is_batch,
        g.parents, g.marked AS parents_ended, t.held_by AS behind_workflow,
        q.key AS order_key, q.head AS order_head, q.blocked_by AS order_blocked_by,
-       z.per_second AS rate_per_second, z.first_bucket AS rate_first_bucket, z.used AS rate_used, z.ahead AS rate_ahead,
-       z.look AS rate_look, o.waits_from, (SELECT tidewheel_now()) AS now, o.created_at
+       z.per_second AS rate_per_second
   FROM job_runs AS o
   LEFT JOIN able AS f ON f.queue = o.queue AND f.handler = o.handler
   LEFT JOIN active_runs AS t ON t.job_id = o.job_id AND t.run_id <> o.run_id
@@ -966,25 +965,8 @@ SELECT o.run_id, o.tenant, o.state, o.queue, o.handler, o.attempt, nullif(o.publ
   LEFT JOIN order_keys AS q ON q.key_id = o.waits_for
   LEFT JOIN workflows AS w ON w.root_run_id = o.workflow_run_id
   LEFT JOIN joins AS g ON g.child_run_id = o.run_id AND o.state = 'blocked'
-  LEFT JOIN LATERAL (
-    SELECT y.per_second, y.first_bucket, y.used, %(look)s::bigint AS look,
-           (SELECT count(*)
-              FROM (SELECT FROM job_runs AS r
-                     WHERE r.waits_for = o.waits_for AND (r.waits_from, r.run_id) < (o.waits_from, o.run_id)
-                     LIMIT %(look)s) AS earlier) AS ahead
-      FROM tenant_rates AS y
-     WHERE y.tenant = o.tenant AND o.state = 'buffered' AND o.waits_for IS NOT NULL AND k.key_id IS NULL AND q.key_id IS NULL
-  ) AS z ON true
- WHERE o.run_id = ANY (%(run_ids)s)
-
--- name: read_last_attempts
--- Returns the last attempt of retrying runs, none of which was created before `since`, with the definition of their version.
--- Index: job_runs_pkey, job_versions_pkey; attempts_pkey of the days from `since` to `until`. No lock.
--- Why apart from read_waits: a plan with `attempts` locks all its days, also where no run is retrying.
-SELECT o.run_id, a.outcome, a.error_type, o.failed_attempts, v.definition
-  FROM job_runs AS o
-  JOIN job_versions AS v ON v.job_id = o.job_id AND v.version = o.job_version
-  LEFT JOIN attempts AS a ON a.run_id = o.run_id AND a.attempt = o.attempt AND a.started_at BETWEEN %(since)s AND %(until)s
+  LEFT JOIN tenant_rates AS z
+    ON z.tenant = o.tenant AND o.state = 'buffered' AND o.waits_for IS NOT NULL AND k.key_id IS NULL AND q.key_id IS NULL
  WHERE o.run_id = ANY (%(run_ids)s)
 
 -- name: read_able

@@ -342,7 +342,7 @@ def _limit(each: Waiting) -> str:
     if each.why.code == WaitCode.TENANT:
         return words.partition(";")[0]
     if each.why.code == WaitCode.TENANT_RATE:
-        return f"runs are {words.partition(':')[0]}"
+        return f"runs are {words.partition(';')[0]}"
     waits = words.removeprefix("waits ").replace("its turn", "their turn", 1)
     return words if waits == words else f"runs wait {waits}"
 

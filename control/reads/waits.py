@@ -5,7 +5,6 @@ their own. A pause makes no run wait, for it holds timers alone. Nor does a miss
 the run a second later.
 """
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
@@ -17,21 +16,19 @@ from uuid import UUID
 from psycopg.rows import class_row
 from pydantic import Field
 
-from tidewheel.control.reads.stored import read_definition, rows_as
+from tidewheel.control.reads.stored import rows_as
 from tidewheel.ids import job_id
 from tidewheel.jobs.values import RESERVED, format_second
 from tidewheel.nouns.freezes.model import Freeze
 from tidewheel.postgres.session import Conn, read_row, read_rows
 from tidewheel.postgres.statements import Statements
-from tidewheel.runs import IN_FLIGHT, OWNED, AttemptOutcome, Gate, Move, RunState, sources
-from tidewheel.transitions.tenant_rates import Ring
+from tidewheel.runs import IN_FLIGHT, OWNED, Gate, Move, RunState, sources
 
 _SQL = Statements("tidewheel.control")
 
 LEASE = timedelta(seconds=30)
 """The lease of an executor that has recorded none."""
 
-_LOOK = 100_000  # held runs that are counted for a page of runs: about 10 ms
 _MOST = 10_000  # open runs that are looked at for active ones until a scheduler has counted these: about 10 ms
 
 _CLAIMABLE = frozenset(sources(Move.CLAIM))
@@ -119,26 +116,15 @@ class WaitFacts:
     order_head: UUID | None = None  # the run that is first in that order
     order_blocked_by: UUID | None = None  # the failed run that blocks its ordering key
     rate_per_second: float | None = None  # of its tenant, if that rate holds it
-    rate_first_bucket: int | None = None  # of the places that are taken
-    rate_used: Sequence[int] | None = None  # the places that are taken
-    rate_ahead: int | None = None  # held runs before it, `rate_look` at most
-    rate_look: int | None = None  # held runs that are counted
-    waits_from: datetime | None = None  # its own time, if it is held
-    now: datetime | None = None
-    created_at: datetime | None = None
 
 
-def read_waits(connection: Conn, run_ids: Sequence[UUID], *, names_attempts: bool = True) -> dict[UUID, Wait]:
-    """Return the reasons of those of these runs that are open, by three statements at most.
-
-    Args:
-        names_attempts: False to leave out how the last attempt of a retrying run ended.
-    """
+def read_waits(connection: Conn, run_ids: Sequence[UUID]) -> dict[UUID, Wait]:
+    """Return the reasons of those of these runs that are open, by two statements at most."""
     if not run_ids:
         return {}
     columns: dict[str, object] = {
-        "run_ids": list(run_ids), "lease": LEASE, "look": _LOOK // len(run_ids) + 1, "active": list(IN_FLIGHT),
-        "most": _MOST, "holds_key": Gate.HOLDS_KEY, "holds_tenant": Gate.HOLDS_TENANT,
+        "run_ids": list(run_ids), "lease": LEASE, "active": list(IN_FLIGHT), "most": _MOST,
+        "holds_key": Gate.HOLDS_KEY, "holds_tenant": Gate.HOLDS_TENANT,
     }  # fmt: skip
     found = read_rows(connection, class_row(WaitFacts), _SQL["read_waits"], columns)
     claimable = [facts.run_id for facts in found if facts.state in _CLAIMABLE]
@@ -146,30 +132,13 @@ def read_waits(connection: Conn, run_ids: Sequence[UUID], *, names_attempts: boo
     if claimable:
         for row in read_rows(connection, rows_as(_FrozenRun), _SQL["find_freezes_of_runs"], {"run_ids": claimable}):
             freezes.setdefault(row.run_id, []).append(row.freeze)
-    retrying = [facts for facts in found if names_attempts and facts.state == RunState.RETRYING]
-    last = _last_attempts(connection, retrying)
-    return {
-        facts.run_id: wait_of(facts, tuple(freezes.get(facts.run_id, ())), last.get(facts.run_id)) for facts in found
-    }
+    return {facts.run_id: wait_of(facts, tuple(freezes.get(facts.run_id, ()))) for facts in found}
 
 
-def _last_attempts(connection: Conn, retrying: Sequence[WaitFacts]) -> "dict[UUID, _LastAttempt]":
-    days = [each for facts in retrying for each in (facts.created_at, facts.now) if each is not None]
-    if not days:
-        return {}
-    columns: dict[str, object] = {
-        "run_ids": [facts.run_id for facts in retrying], "since": min(days), "until": max(days)
-    }  # fmt: skip
-    return {
-        each.run_id: each
-        for each in read_rows(connection, class_row(_LastAttempt), _SQL["read_last_attempts"], columns)
-    }
-
-
-def wait_of(facts: WaitFacts, freezes: Sequence[Freeze] = (), last: "_LastAttempt | None" = None) -> Wait:
+def wait_of(facts: WaitFacts, freezes: tuple[Freeze, ...]) -> Wait:
     """Return the reason for which a run waits."""
     if not (facts.cancel_requested or facts.cancellation_id is not None or facts.state == RunState.CANCELLING):
-        return _going_on(facts, freezes, last)
+        return _going_on(facts, freezes)
     found = _owned(facts) if facts.state in OWNED else _cancelled(facts)
     return replace(found, cancel_requested=True)
 
@@ -182,7 +151,7 @@ def _cancelled(facts: WaitFacts) -> Wait:
     return Wait(WaitCode.CANCEL, words, cancellation_id=number)
 
 
-def _going_on(facts: WaitFacts, freezes: Sequence[Freeze], last: "_LastAttempt | None") -> Wait:
+def _going_on(facts: WaitFacts, freezes: tuple[Freeze, ...]) -> Wait:
     match facts.state:
         case RunState.BUFFERED:
             return _buffered(facts)
@@ -193,19 +162,19 @@ def _going_on(facts: WaitFacts, freezes: Sequence[Freeze], last: "_LastAttempt |
         case RunState.RUNNING:
             return _owned(facts)
         case _:
-            return _claimable(facts, tuple(freezes), last)
+            return _claimable(facts, freezes)
 
 
-def _claimable(facts: WaitFacts, freezes: tuple[Freeze, ...], last: "_LastAttempt | None") -> Wait:
+def _claimable(facts: WaitFacts, freezes: tuple[Freeze, ...]) -> Wait:
     if freezes:
-        failed = "" if last is None else f"{_failed(facts, last)}; "
-        words = failed + "\n".join(freeze.words for freeze in freezes)
+        words = "\n".join(freeze.words for freeze in freezes)
         action = "; ".join(f"`{freeze.thaw_command}`" for freeze in freezes)
         return Wait(WaitCode.FROZEN, words, action, freezes=freezes)
-    if last is not None:
-        return _retrying(facts, last)
     if facts.is_ahead and facts.publish_at is not None:
-        return Wait(WaitCode.NOT_YET, f"may start at {format_second(facts.publish_at)}", until=facts.publish_at)
+        code, words = WaitCode.NOT_YET, "may start"
+        if facts.state == RunState.RETRYING:
+            code, words = WaitCode.RETRY, f"attempt {facts.attempt} has ended; the next one may start"
+        return Wait(code, f"{words} at {format_second(facts.publish_at)}", until=facts.publish_at)
     return _due(facts)
 
 
@@ -218,33 +187,6 @@ def _due(facts: WaitFacts) -> Wait:
         remedy = "`tidewheel status` shows the slots in use; if all are busy, start more executors, else read the logs"
         return Wait(WaitCode.SLOT, words, remedy)
     return _without_executor(facts)
-
-
-def _retrying(facts: WaitFacts, last: "_LastAttempt") -> Wait:
-    failed = _failed(facts, last)
-    if facts.is_ahead and facts.publish_at is not None:
-        words = f"{failed}; retrying at {format_second(facts.publish_at)}"
-        return Wait(WaitCode.RETRY, words, until=facts.publish_at)
-    due = _due(facts)
-    waits = "the next attempt " if due.code in GOES_ON else ""
-    return replace(due, words=f"{failed}; {waits}{due.words}")
-
-
-def _failed(facts: WaitFacts, last: "_LastAttempt") -> str:
-    """Return how the last attempt of a retrying run ended."""
-    definition = read_definition(last.definition, f"run {facts.run_id}")
-    # An attempt that was lost, released or snoozed does not count against the limit.
-    counts = last.failed_attempts == facts.attempt
-    of = f" of {definition.retry.max_attempts}" if counts and definition is not None else ""
-    error = f" ({last.error_type})" if last.error_type else ""
-    match last.outcome:
-        case AttemptOutcome.LOST:
-            failed = "was lost with its executor"
-        case AttemptOutcome.TIMED_OUT:
-            failed = f"timed out{error}"
-        case _:
-            failed = f"failed{error}"
-    return f"attempt {facts.attempt}{of} {failed}"
 
 
 def read_lack(connection: Conn, tenant: str, key: str) -> Wait | None:
@@ -282,8 +224,10 @@ def start_executor(queue: str, handler: str) -> str:
 
 
 def _buffered(facts: WaitFacts) -> Wait:
-    if facts.rate_per_second is not None and facts.now is not None:
-        return _rate(facts, facts.rate_per_second, facts.now)
+    if facts.rate_per_second is not None:
+        words = f"held by the tenant's rate, {facts.rate_per_second:g} runs a second; the oldest held run starts first"
+        remedy = f"raise the rate with `tidewheel admin tenant limits {facts.tenant} --triggers-per-second`"
+        return Wait(WaitCode.TENANT_RATE, words, remedy)
     if facts.waits_for_key is not None:
         return _key(facts, facts.waits_for_key)
     return _turn(facts) if facts.order_key is None else _order(facts, facts.order_key)
@@ -326,24 +270,6 @@ def _key(facts: WaitFacts, key: str) -> Wait:
     words = f"waits for the rate of the concurrency key {key!r}; the oldest waiting run starts first"
     remedy = f"`tidewheel admin limit set {key!r} --rate ...`, or raise rate in its jobs"
     return Wait(WaitCode.KEY, words, remedy, until=facts.key_wake_at)
-
-
-def _rate(facts: WaitFacts, per_second: float, now: datetime) -> Wait:
-    remedy = "raise the rate with `tidewheel admin tenant limits NAME --triggers-per-second`"
-    if not 0 < per_second < math.inf:
-        return Wait(WaitCode.TENANT_RATE, "held by the tenant's rate, which cannot be read", remedy)
-    ring = Ring(per_second, facts.rate_first_bucket or 0, [*(facts.rate_used or ())])
-    ring.forget_past(now)
-    ahead = facts.rate_ahead or 0
-    place = now + timedelta(seconds=(sum(ring.used) + ahead + 1) / per_second)
-    until = max(place, facts.waits_from or now)
-    more = ahead >= (facts.rate_look or 0)
-    counted = f"at least {ahead:,}" if more else f"{ahead:,}"
-    words = (
-        f"held by the tenant's rate, {per_second:g} runs a second: {counted} held runs are ahead,"
-        f" and this run may start {'after' if more else 'at about'} {format_second(until)}"
-    )
-    return Wait(WaitCode.TENANT_RATE, words, remedy, until=None if more else until)
 
 
 def _order(facts: WaitFacts, key: str) -> Wait:
@@ -391,17 +317,6 @@ class _Able:
     serving: int
     alive: int
     able_seen_at: datetime | None
-
-
-@dataclass(frozen=True, slots=True)
-class _LastAttempt:
-    """The last attempt of a retrying run, and the number of those that count against the limit."""
-
-    run_id: UUID
-    outcome: str | None
-    error_type: str | None
-    failed_attempts: int
-    definition: bytes
 
 
 @dataclass(frozen=True, slots=True)

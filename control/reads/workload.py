@@ -278,7 +278,7 @@ def read_open_runs(connection: Conn, tenant: str) -> OpenRuns:
         states[SCHEDULED if row.ahead and row.state == RunState.QUEUED else row.state] += row.runs
     going_on = [row for row in rows if not row.is_cancelled]
     due = [row for row in going_on if row.state in _NOT_STARTED and not row.ahead and row.oldest_at is not None]
-    waits = read_waits(connection, [row.run_id for row in due], names_attempts=False)
+    waits = read_waits(connection, [row.run_id for row in due])
     return OpenRuns(
         states=dict(states),
         to_retry=sum(row.runs for row in going_on if row.state == RunState.RETRYING),

@@ -372,7 +372,7 @@ def test_next_attempt_of_a_retrying_run_starts_now_once(pages: ApiClient) -> Non
     assert answer.headers["location"] == path
     assert "Attempt 2 is due now." in shown(pages, path)
     again = shown(pages, f"{path}/retry")
-    assert "Nothing would change: attempt 1 of 4 failed" in again
+    assert "Nothing would change: " in again
     assert "Start attempt" not in again
     pages.database.succeed(pages.database.begin(run.run_id))
     late = pages.post(f"{path}/retry", data=fields | {"request_id": "of-another-tab"})
