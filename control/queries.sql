@@ -294,19 +294,6 @@ SELECT j.key
  ORDER BY e.child_job_id
  LIMIT %(limit)s
 
--- name: find_later_parents
--- Returns the parents that a job has got after an instant, with the times.
--- Index: job_edges_by_child, jobs_pkey. No lock.
-SELECT j.key, e.from_at
-  FROM job_edges AS e
-  JOIN jobs AS j ON j.job_id = e.parent_job_id
- WHERE e.child_job_id = %(job_id)s AND e.from_at >= %(at)s
-   AND NOT EXISTS (SELECT FROM job_edges AS f
-                    WHERE f.child_job_id = e.child_job_id AND f.parent_job_id = e.parent_job_id AND f.from_at < %(at)s
-                      AND (f.until_at IS NULL OR %(at)s <= f.until_at))
- ORDER BY e.from_at, j.key
- LIMIT 10
-
 -- name: read_attempts_of
 -- Returns the last hundred ended attempts of a run, the oldest first.
 -- Index: the partition's primary key. No lock.
@@ -384,25 +371,6 @@ SELECT last.job_id, j.key, last.error, last.created_at
 -- Index: jobs_pkey. No lock.
 SELECT job_id FROM jobs WHERE job_id = ANY (%(job_ids)s) AND version > 0 AND deleted_at IS NULL
 
--- name: find_active_run_at
--- Returns the run of a job that was active at a moment: the latest of the job's last 500 that had begun and not ended.
--- Index: job_runs_by_job and by job in every partition; primary keys of the other tables. No lock.
-SELECT near.run_id
-  FROM (
-    SELECT r.run_id, r.attempt, r.started_at, r.finished_at
-      FROM runs AS r
-     WHERE r.job_id = %(job_id)s AND r.scheduled_at <= %(at)s
-     ORDER BY r.scheduled_at DESC
-     LIMIT 500
-  ) AS near
- CROSS JOIN LATERAL (SELECT min(a.started_at) AS first_at FROM attempts AS a WHERE a.run_id = near.run_id) AS begun
- WHERE near.run_id <> %(run_id)s
-   AND least(begun.first_at, near.started_at) <= %(at)s
-   AND coalesce(near.finished_at, 'infinity') >= %(at)s
-   AND (near.finished_at IS NOT NULL OR near.attempt > 0)
- ORDER BY least(begun.first_at, near.started_at) DESC
- LIMIT 1
-
 -- name: find_active_run
 -- Returns the active run of a job.
 -- Index: active_runs_pkey. No lock.
@@ -418,13 +386,6 @@ SELECT (SELECT r.scheduled_at FROM runs AS r
        (SELECT r.scheduled_at FROM runs AS r
          WHERE r.job_id = %(job_id)s AND r.cause = ANY (%(causes)s) AND r.scheduled_at > %(at)s
          ORDER BY r.scheduled_at LIMIT 1) AS after
-
--- name: find_chained_end
--- Returns the end and the version of the last run by the timer before an instant.
--- Index: jobs_pkey, by job in every partition. No lock.
-SELECT ended.finished_at, ended.job_version
-  FROM (SELECT j.job_id, %(at)s::timestamptz AS scheduled_at, j.created_at FROM jobs AS j WHERE j.job_id = %(job_id)s) AS o
- CROSS JOIN LATERAL ({{tidewheel.transitions.last_chained_end(o)}}) AS ended
 
 -- name: oldest_day_of_runs
 -- Returns the oldest day with finished runs, from the name of its partition.

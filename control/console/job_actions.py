@@ -319,7 +319,7 @@ def _explained(connection: Connection, caller: Caller, request: Request) -> Expl
     """Return the explanation of the occurrence."""
     key, at = key_of_page(connection, caller, request), read_query(request, OccurrenceQuery).at
     late = connection.installation.misfire_after
-    return in_snapshot(connection, explain, caller.tenant, key, at, misfire_after=late, with_undo=False)
+    return in_snapshot(connection, explain, caller.tenant, key, at, misfire_after=late)
 
 
 def _change(

@@ -21,7 +21,7 @@ from tidewheel.control.explain.explanation import (
     WorkflowFacts,
 )
 from tidewheel.control.explain.facts import InstantFacts, VersionSpan, read_instant_facts
-from tidewheel.control.explain.predict import chained, explain_child, later_parents, moved_to_future, not_recorded
+from tidewheel.control.explain.predict import chained, explain_child, moved_to_future, not_recorded
 from tidewheel.control.explain.text import (
     MANUAL,
     NOT_RECORDED,
@@ -32,7 +32,6 @@ from tidewheel.control.explain.text import (
     skipped,
     skipped_by_overlap,
     state_text_of,
-    undo_skip,
 )
 from tidewheel.control.explain.upcoming import no_occurrence_notes, occurrence_notes
 from tidewheel.control.reads.job_position import JobPosition, read_job_position
@@ -114,7 +113,6 @@ def explain(
     *,
     misfire_after: timedelta = MISFIRE_AFTER,
     unit: timedelta = timedelta(seconds=1),
-    with_undo: bool = True,
 ) -> Explanation:
     """Explain the past or future outcome of an instant of a job.
 
@@ -124,18 +122,17 @@ def explain(
     Args:
         misfire_after: How late an occurrence may be before it is missed: the scheduler's setting.
         unit: The unit to which `at` is given; zero for one that is exact.
-        with_undo: False to leave out how a skip or a move by request is undone: the caller offers it.
 
     Raises:
         ScheduleRefused: `at` has no offset or lies beyond 1970 to 2199, or a stored schedule cannot be read.
     """
     at = _in_utc(at)
-    found = _explain(connection, tenant, key, at, misfire_after, with_undo=with_undo)
+    found = _explain(connection, tenant, key, at, misfire_after)
     if found.outcome not in _WITHOUT or at.microsecond or found.after is None:
         return found
     if found.after >= at + unit:
         return found
-    only = _explain(connection, tenant, key, found.after, misfire_after, with_undo=with_undo)
+    only = _explain(connection, tenant, key, found.after, misfire_after)
     return found if only.after is not None and only.after < at + unit else only
 
 
@@ -211,16 +208,12 @@ def unfired_between(
     return [replace(each, words=words(each.at)) for each in found], more
 
 
-def _explain(
-    connection: Conn, tenant: str, key: str, at: datetime, misfire_after: timedelta, *, with_undo: bool
-) -> Explanation:
+def _explain(connection: Conn, tenant: str, key: str, at: datetime, misfire_after: timedelta) -> Explanation:
     facts = read_instant_facts(connection, tenant, key, at, misfire_after)
     version_span = facts.version_span
     zone = version_span.zone if version_span else "UTC"
     if version_span is not None and isinstance(version_span.schedule, Manual) and version_span.schedule.follows:
-        child = explain_child(
-            facts, lambda root: _explain(connection, tenant, root, facts.at, misfire_after, with_undo=with_undo)
-        )
+        child = explain_child(facts, lambda root: _explain(connection, tenant, root, facts.at, misfire_after))
         verdict, before, after = child.verdict, child.before, child.after
     else:
         child, verdict = None, _verdict(facts, version_span)
@@ -237,7 +230,7 @@ def _explain(
         local=to_zone(facts.at, zone),
         zone=zone,
         outcome=verdict.outcome,
-        words=f"{verdict.words} {verdict.undo}".rstrip() if with_undo else verdict.words,
+        words=verdict.words,
         reason=verdict.reason,
         run=run,
         others=tuple(each for each in facts.runs if each is not run),
@@ -283,8 +276,7 @@ def _verdict(facts: InstantFacts, version_span: VersionSpan | None) -> Verdict:
         SkipReason.EXCLUDED: OccurrenceOutcome.WILL_BE_EXCLUDED,
     }
     ahead = early.get(SkipReason(span.reason)) if facts.at > facts.job.now else None
-    undo = undo_skip(facts) if span.reason == SkipReason.MANUAL else ""
-    return Verdict(ahead or OccurrenceOutcome.SKIPPED, skipped(facts, span, version_span), span.reason, span, undo=undo)
+    return Verdict(ahead or OccurrenceOutcome.SKIPPED, skipped(facts, span, version_span), span.reason, span)
 
 
 def _without_record(facts: InstantFacts, version_span: VersionSpan) -> Verdict:
@@ -312,7 +304,7 @@ def _of_run(facts: InstantFacts, run: RunFacts, version_span: VersionSpan | None
     moved_to = override.moved_to if override else None
     if run.state == RunState.SKIPPED:
         by_overlap = run.reason == SkipReason.OVERLAP
-        words = skipped_by_overlap(facts, run, version_span) if by_overlap else state_text_of(facts, run)
+        words = skipped_by_overlap(run, version_span) if by_overlap else state_text_of(facts, run)
         return Verdict(OccurrenceOutcome.SKIPPED, words, run.reason, moved_to=moved_to)
     due, reason, origin = facts.at, None, ""
     if override is not None and moved_to is not None:
@@ -388,8 +380,6 @@ def _notes(facts: InstantFacts, version_span: VersionSpan | None) -> tuple[str, 
     notes = list(occurrence_notes(version_span.schedule, facts.at)) if version_span.has_occurrence(facts.at) else []
     gone = [name for name in version_span.policies.calendars if name in facts.timeline.gone]
     notes += [f"calendar {name!r} is deleted, so its days are unknown" for name in gone]
-    if isinstance(version_span.schedule, Manual):
-        notes += later_parents(facts)
     return tuple(notes)
 
 

@@ -117,7 +117,7 @@ class SkipSpan:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The decided part of an explanation, with the same fields; `undo` follows its words."""
+    """The decided part of an explanation, with the same fields."""
 
     outcome: OccurrenceOutcome
     words: str
@@ -125,7 +125,6 @@ class Verdict:
     span: SkipSpan | None = None
     moved_to: datetime | None = None
     notes: tuple[str, ...] = ()
-    undo: str = ""
 
 
 @dataclass(frozen=True, slots=True)

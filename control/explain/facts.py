@@ -253,12 +253,6 @@ class InstantFacts:
         """Return the standing freezes that name the job's runs, of this queue or of its current one."""
         return freezes_of(self.connection, self.job.tenant, self.job.job_id, queue)
 
-    def holder(self, then: datetime, run_id: UUID) -> UUID | None:
-        """Return the run that was active while another one was refused, if the records still show it."""
-        columns = {"job_id": self.job.job_id, "at": then, "run_id": run_id}
-        found = self.connection.execute(_SQL["find_active_run_at"], columns, binary=True).fetchone()
-        return cast("UUID", found[0]) if found else None
-
     def active_run(self) -> UUID | None:
         """Return the job's active run."""
         found = self.connection.execute(_SQL["find_active_run"], {"job_id": self.job.job_id}, binary=True).fetchone()

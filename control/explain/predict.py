@@ -7,7 +7,6 @@ the occurrence, else by what it waits for.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import cast
 from uuid import UUID
 
 from psycopg.rows import class_row
@@ -26,22 +25,21 @@ from tidewheel.control.explain.text import (
     FOLLOWS,
     TIMER_MISSING,
     excluded,
-    in_freeze,
-    in_pause,
+    frozen,
     instant,
     late,
     late_moved,
     moved,
+    next_delay,
     no_chained_occurrence,
+    on_resume,
+    paused,
     policy_effect,
     postponed,
     quarantined,
     skipped_manually,
     state_text_of,
-    undo_skip,
-    will_fire_moved,
 )
-from tidewheel.control.explain.upcoming import next_delay
 from tidewheel.control.words import duration
 from tidewheel.postgres.session import read_row, read_rows
 from tidewheel.postgres.statements import Statements
@@ -63,12 +61,8 @@ def not_recorded(facts: InstantFacts, version_span: VersionSpan) -> Verdict:
         outcome = OccurrenceOutcome.SKIPPED if past else OccurrenceOutcome.WILL_BE_EXCLUDED
         return Verdict(outcome, excluded(version_span, facts), SkipReason.EXCLUDED)
     if facts.own_override is not None:
-        return Verdict(
-            OccurrenceOutcome.SKIPPED if past else OccurrenceOutcome.WILL_BE_SKIPPED,
-            skipped_manually(facts),
-            SkipReason.MANUAL,
-            undo=undo_skip(facts),
-        )
+        outcome = OccurrenceOutcome.SKIPPED if past else OccurrenceOutcome.WILL_BE_SKIPPED
+        return Verdict(outcome, skipped_manually(facts), SkipReason.MANUAL)
     if facts.job.cursor_at is None:
         return Verdict(OccurrenceOutcome.WAITING, TIMER_MISSING)
     return _held(facts, facts.at) or _ahead_or_late(facts, _jitter(facts, version_span))
@@ -82,9 +76,8 @@ def moved_to_future(facts: InstantFacts, override: OverrideFacts, version_span: 
         words = moved(override, zone, into_pause=held.outcome is OccurrenceOutcome.PAUSED)
         return Verdict(held.outcome, f"{words} {held.words}", MOVED, moved_to=to)
     if to > now:
-        words = will_fire_moved(override, zone)
-        undo = "Undo the move to let it fire at its own time."
-        return Verdict(OccurrenceOutcome.WILL_BE_MOVED, words, MOVED, moved_to=to, undo=undo)
+        words = f"{moved(override, zone)} Undo the move to let it fire at its own time."
+        return Verdict(OccurrenceOutcome.WILL_BE_MOVED, words, MOVED, moved_to=to)
     words = late_moved(override, zone, now - to, _postponed_until(facts, to))
     return Verdict(OccurrenceOutcome.WAITING, words, MOVED, moved_to=to)
 
@@ -93,8 +86,7 @@ def chained(facts: InstantFacts, schedule: FixedDelay) -> Verdict:
     """Predict an instant of a fixed_delay without a run."""
     cursor, run_open = facts.job.cursor_at, facts.job.hold_reason == HoldReason.RUN
     if facts.at == cursor and not run_open and facts.timeline.version_spans[-1] is facts.version_span:
-        why = next_delay(facts.connection, facts.job, schedule)
-        return _held(facts, facts.at) or _ahead_or_late(facts, why)
+        return _held(facts, facts.at) or _ahead_or_late(facts, next_delay(schedule))
     return Verdict(OccurrenceOutcome.NO_OCCURRENCE, no_chained_occurrence(schedule, cursor, run_open=run_open))
 
 
@@ -134,14 +126,6 @@ def explain_child(facts: InstantFacts, explain_root: Callable[[str], Explanation
     return Child(_verdict(facts, workflow, found), workflow, root.before, root.after)
 
 
-def later_parents(facts: InstantFacts) -> tuple[str, ...]:
-    """Return notes about parents that the job has got after the instant."""
-    columns: dict[str, object] = {"job_id": facts.job.job_id, "at": facts.at}
-    rows = facts.connection.execute(_SQL["find_later_parents"], columns, binary=True).fetchall()
-    added = cast("list[tuple[str, datetime]]", rows)
-    return tuple(f"the parent {key!r} was added at {instant(at)}, after this instant" for key, at in added)
-
-
 def _held(facts: InstantFacts, due: datetime) -> Verdict | None:
     """Return the verdict of a held timer, else None; `due` is the firing time, after a move."""
     job = facts.job
@@ -149,11 +133,14 @@ def _held(facts: InstantFacts, due: datetime) -> Verdict | None:
         return Verdict(OccurrenceOutcome.WAITING, quarantined(facts.error()))
     if job.hold_reason == HoldReason.PAUSE and (job.paused_until is None or due <= job.paused_until):
         again_at = _postponed_until(facts, job.paused_until) if job.paused_until is not None else None
-        words = in_pause(facts, due) if again_at is None else f"{in_pause(facts, due)} {postponed(again_at)}"
+        pause = paused(job.paused_until, job.paused_at, job.paused_by, job.pause_reason)
+        again = "" if again_at is None else postponed(again_at)
+        words = " ".join(filter(None, (pause, on_resume(facts, due, "pause"), again)))
         return Verdict(OccurrenceOutcome.PAUSED, words, SkipReason.PAUSED)
     freezes = facts.freezes()
     if freezes and (job.hold_reason == HoldReason.FREEZE or due > job.now):
-        return Verdict(OccurrenceOutcome.PAUSED, in_freeze(facts, freezes, due), SkipReason.FROZEN)
+        words = f"{frozen(freezes)} {on_resume(facts, due, 'freeze')}".rstrip()
+        return Verdict(OccurrenceOutcome.PAUSED, words, SkipReason.FROZEN)
     return None
 
 

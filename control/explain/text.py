@@ -6,6 +6,7 @@ has those about a job's policies.
 
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
+from typing import Literal
 
 from tidewheel.control.explain.explanation import RunFacts, SkipSpan
 from tidewheel.control.explain.facts import InstantFacts, OverrideFacts, VersionSpan
@@ -106,21 +107,19 @@ def _publish(run: RunFacts) -> str:
     return instant(run.publish_at) if run.publish_at else "any time"
 
 
-def skipped_by_overlap(facts: InstantFacts, run: RunFacts, version_span: VersionSpan | None) -> str:
+def skipped_by_overlap(run: RunFacts, version_span: VersionSpan | None) -> str:
     """Return the reason of a run that was skipped.
 
     Its row is the same whether it was about to start, or waited and a newer run replaced it.
     """
-    then = run.finished_at or run.created_at
-    holder = facts.holder(then, run.run_id)
-    other = f"run {holder} of the job" if holder else "another run of the job"
     policy = ""
     if version_span is not None:
         policy = f" The job's overlap is {version_span.row.overlap}."
         if version_span.row.overlap in REPLACING:
             policy += " Only the newest of the runs that would replace the active one is kept."
+    then = instant(run.finished_at or run.created_at)
     return (
-        f"Its run was skipped at {instant(then)}, before it started: {other} was active.{policy} "
+        f"Its run was skipped at {then}, before it started: another run of the job was active.{policy} "
         f"With {Overlap.BUFFER_ALL} every run waits its turn, with {Overlap.ALLOW_ALL} runs overlap."
     )
 
@@ -132,8 +131,8 @@ def skipped(facts: InstantFacts, span: SkipSpan, version_span: VersionSpan | Non
         case SkipReason.MISFIRE:
             limit = duration(facts.misfire_after, exact=True)
             words = (
-                f"It was missed{among}: it had not fired within {limit} of its time. At "
-                f"{instant(span.created_at)}, {_caught_up(span, version_span)} {_backfill(facts, span)}"
+                f"It was missed{among}: it had not fired within {limit} of its time. It was skipped at "
+                f"{instant(span.created_at)}.{_policy(version_span, 'catch_up')} {_backfill(facts, span)}"
                 f"{_in_quarantine(facts, span)}"
             )
         case SkipReason.CATCH_UP_LIMIT:
@@ -168,7 +167,7 @@ def _skipped_in_hold(facts: InstantFacts, span: SkipSpan, version_span: VersionS
         due = f"{moved(override)} It came due there during a {hold}"
     edited = version_span is not None and version_span.until == span.created_at
     ended = "the job changed" if edited else f"the {hold} ended"
-    skips = f"{due} and was skipped when {ended} at {instant(span.created_at)}{_because(version_span)}."
+    skips = f"{due} and was skipped when {ended} at {instant(span.created_at)}.{_policy(version_span, 'on_resume')}"
     if span.occurrences > 1:
         skips += f" The {hold} skipped {_occurrences(span)}."
     # A backfill cannot create runs of the future.
@@ -176,14 +175,12 @@ def _skipped_in_hold(facts: InstantFacts, span: SkipSpan, version_span: VersionS
     return f"{skips} {remedy}"
 
 
-def _because(version_span: VersionSpan | None) -> str:
-    """Return the policy that skips an occurrence at the end of a hold, as a part of a sentence."""
+def _policy(version_span: VersionSpan | None, field: Literal["catch_up", "on_resume"]) -> str:
     if version_span is None:
         return ""
     policies = version_span.policies
-    if policies.on_resume is CatchUp.SKIP:
-        return f", because on_resume is {policies.on_resume}"
-    return f". {policy_effect('on_resume', policies.on_resume, policies.window)}"
+    policy = policies.catch_up if field == "catch_up" else policies.on_resume
+    return f" {policy_effect(field, policy, policies.window)}."
 
 
 def _backfill(facts: InstantFacts, span: SkipSpan, them: str = "it") -> str:
@@ -198,21 +195,6 @@ def _backfill(facts: InstantFacts, span: SkipSpan, them: str = "it") -> str:
 def _occurrences(span: SkipSpan) -> str:
     least = "" if span.exact else "at least "
     return f"{least}{span.occurrences} occurrences from {instant(span.first_at)} to {instant(span.last_at)}"
-
-
-def _caught_up(span: SkipSpan, version_span: VersionSpan | None) -> str:
-    if version_span is None:
-        return "catch_up skipped it."
-    match version_span.policies.catch_up:
-        case CatchUp.SKIP:
-            return "catch_up skip skipped it."
-        case CatchUp.FIRE_ONCE:
-            latest = version_span.effective.after(span.last_at)
-            which = f", {instant(latest)}," if latest is not None and latest <= span.created_at else ""
-            return f"catch_up fire_once fired only the latest missed occurrence{which} and skipped this one."
-        case CatchUp.FIRE_ALL:
-            window = duration(version_span.policies.window, exact=True)
-            return f"catch_up fire_all skipped it: it was older than the window, {window}."
 
 
 def excluded(version_span: VersionSpan | None, facts: InstantFacts) -> str:
@@ -233,15 +215,8 @@ def skipped_manually(facts: InstantFacts) -> str:
         return f"It was moved to {to}, and the job changed before then, so it does not fire."
     source = f" {override_source(override)}" if override else ""
     if facts.at > facts.job.now:
-        return f"It will not fire, because it was skipped{source}."
+        return f"It will not fire, because it was skipped{source}. Undo the skip to let it fire."
     return f"It was skipped{source}. Trigger the job to run it."
-
-
-def undo_skip(facts: InstantFacts) -> str:
-    """Return how a skip by request is undone; empty where no undo lets it fire."""
-    override = facts.own_override
-    was_moved = override is not None and override.moved_to is not None
-    return "" if was_moved or facts.at <= facts.job.now else "Undo the skip to let it fire."
 
 
 def override_source(override: OverrideFacts) -> str:
@@ -254,11 +229,6 @@ def moved(override: OverrideFacts, zone: str = "UTC", *, into_pause: bool = Fals
     """Return the new time of a moved occurrence, with author, time and reason of the move."""
     into = ", into a pause" if into_pause else ""
     return f"It was moved to {_new_time(override, zone)}{into}, {override_source(override)}."
-
-
-def will_fire_moved(override: OverrideFacts, zone: str) -> str:
-    """Return the future of a moved occurrence."""
-    return f"It will fire at {_new_time(override, zone)}, because it was moved {override_source(override)}."
 
 
 def late_moved(override: OverrideFacts, zone: str, late: timedelta, again_at: datetime | None) -> str:
@@ -303,6 +273,16 @@ def delay_of(schedule: FixedDelay) -> str:
     return duration(timedelta(microseconds=schedule.interval_us), exact=True)
 
 
+def next_delay(schedule: FixedDelay) -> str:
+    """Return how long after the end of its last run a fixed_delay fires."""
+    least, most = schedule.delays
+    words = f"It is {delay_of(schedule)} after the end of the last run"
+    if least == most:
+        return f"{words}."
+    spans = f"{duration(least, exact=True)} to {duration(most, exact=True)}"
+    return f"{words}, or a time from {spans} that the run or a reschedule has set."
+
+
 def quarantined(error: tuple[str, datetime] | None) -> str:
     """Return why a job is quarantined."""
     why = f": {error[0]} (at {instant(error[1])})" if error else ""
@@ -332,43 +312,21 @@ def paused(
     return f"The job was paused at {instant(since)}{who}{why}. {end}"
 
 
-def in_pause(facts: InstantFacts, due: datetime) -> str:
-    """Return the pause that holds an occurrence, and the effect of its end."""
-    job = facts.job
-    pause = paused(job.paused_until, job.paused_at, job.paused_by, job.pause_reason)
-    return f"{pause} {_on_resume(facts, due)}".rstrip()
-
-
 def frozen(freezes: Sequence[Freeze]) -> str:
     """Return the freezes that stop a job."""
     return f"The job has been {'; '.join(freeze.words for freeze in freezes)}."
 
 
-def in_freeze(facts: InstantFacts, freezes: Sequence[Freeze], due: datetime) -> str:
-    """Return the freezes that hold an occurrence, and the effect of their end."""
-    return f"{frozen(freezes)} {_on_resume(facts, due, 'freeze')}".rstrip()
-
-
-def _on_resume(facts: InstantFacts, due: datetime, hold: str = "pause") -> str:
+def on_resume(facts: InstantFacts, due: datetime, hold: str) -> str:
+    """Return the effect of the end of a hold on an occurrence, which is due then after a move."""
     version_span = facts.version_span
     if version_span is None:
         return ""
-    if isinstance(version_span.schedule, Once | FixedDelay):
-        return f"It fires when the {hold} ends."
     policies = version_span.policies
-    window = duration(policies.window, exact=True)
-    effect = {
-        CatchUp.SKIP: "is skipped",
-        CatchUp.FIRE_ONCE: "fires if it is the latest",
-        CatchUp.FIRE_ALL: f"fires if it is within the last {window} and among the newest {MAX_CAUGHT_UP:,}",
-    }[policies.on_resume]
-    if due != facts.at and policies.on_resume is not CatchUp.SKIP:
-        effect = "fires"  # a moved one, whichever others come due
-    then = f"he occurrence {effect} when the {hold} ends, because on_resume is {policies.on_resume}."
-    if due <= facts.job.now:
-        return f"T{then}"
-    still = "paused" if hold == "pause" else "frozen"
-    return f"If the job is still {still} at {instant(due)}, t{then}"
+    fires = due != facts.at and policies.on_resume is not CatchUp.SKIP  # a moved one, whichever others come due
+    if fires or isinstance(version_span.schedule, Once | FixedDelay):
+        return f"It fires when the {hold} ends."
+    return f"When the {hold} ends, {policy_effect('on_resume', policies.on_resume, policies.window)}."
 
 
 def outside_bounds(facts: InstantFacts, version_span: VersionSpan) -> str:

@@ -23,16 +23,16 @@ from tidewheel.control.explain.text import (
     FOLLOWS,
     MANUAL,
     NO_FURTHER_OCCURRENCE,
-    delay_of,
     frozen,
     instant,
+    next_delay,
     override_source,
     paused,
+    policy_effect,
     postponed,
     quarantined,
 )
 from tidewheel.control.reads.job_position import JobPosition, read_job_error, read_job_position
-from tidewheel.control.words import duration
 from tidewheel.errors import UnknownJob
 from tidewheel.nouns.freezes.model import Freeze
 from tidewheel.nouns.freezes.reads import freezes_of
@@ -42,8 +42,8 @@ from tidewheel.runs import RunState
 from tidewheel.schedules.calendars import CalendarSchedule, excluded_spans, is_occurrence
 from tidewheel.schedules.cron_fields import following
 from tidewheel.schedules.cron_schedule import CronSchedule, ZonedCron
-from tidewheel.schedules.decide import MAX_CAUGHT_UP, MAX_COUNTED, decide
-from tidewheel.schedules.decision import CatchUp, HoldReason, jittered
+from tidewheel.schedules.decide import MAX_COUNTED, decide
+from tidewheel.schedules.decision import HoldReason, jittered
 from tidewheel.schedules.describe import dst_effects, to_zone
 from tidewheel.schedules.schedule import TICK, FixedDelay, Manual, Once, Schedule, at_second, whole_second
 from tidewheel.schedules.timer_state import TimerState
@@ -341,49 +341,11 @@ def _words_without_freezes(connection: Conn, job: JobPosition, version_span: Ver
         return quarantined(read_job_error(connection, job.job_id))
     if job.paused:
         policies = version_span.policies
-        return f"{paused(job.paused_until)} {_after_pause(policies.on_resume, policies.window)}"
+        effect = policy_effect("on_resume", policies.on_resume, policies.window)
+        return f"{paused(job.paused_until)} After the pause, {effect}."
     if isinstance(version_span.schedule, Manual):
         return FOLLOWS if version_span.schedule.follows else MANUAL
     if isinstance(version_span.schedule, FixedDelay):
-        least, most = version_span.schedule.delays
-        if least == most:
-            delay = delay_of(version_span.schedule)
-            return f"Each occurrence is {delay} after the end of the previous run, so only the next one is known."
         words = "Each occurrence follows the end of the previous run, so only the next one is known."
-        return f"{words} {next_delay(connection, job, version_span.schedule)}"
+        return f"{words} {next_delay(version_span.schedule)}"
     return ""
-
-
-def next_delay(connection: Conn, job: JobPosition, schedule: FixedDelay) -> str:
-    """Return how long after the end of its last run a fixed_delay fires, and what has set that."""
-    least, most = schedule.delays
-    regular = delay_of(schedule)
-    if least == most:
-        return f"It is {regular} after the end of the last run."
-    allowed = f"{duration(least, exact=True)} to {duration(most, exact=True)}"
-    columns = {"job_id": job.job_id, "at": job.cursor_at}
-    row = connection.execute(_SQL["find_chained_end"], columns, binary=True).fetchone()
-    if row is not None and job.cursor_at is not None and job.hold_reason != HoldReason.RUN:
-        delay = job.cursor_at - cast("datetime", row[0])
-        if delay != schedule.interval_us * TICK:
-            words = f"It is {duration(delay, exact=True)} after the end of the last run"
-            # An edit may move the occurrence too, and starts a version.
-            is_set = row[1] == job.version and least <= delay <= most
-            return f"{words}, set by a run or a reschedule ({allowed})." if is_set else f"{words}."
-    return f"It is {regular} after the end of a run that sets no time. A run may set {allowed} by next_in."
-
-
-def _after_pause(on_resume: CatchUp, window: timedelta) -> str:
-    """Return what the end of a pause does with its occurrences.
-
-    >>> _after_pause(CatchUp.FIRE_ONCE, timedelta(hours=6))
-    'Of the occurrences that come due during the pause, only the latest then fires, because on_resume is fire_once.'
-    """
-    paused = "occurrences that come due during the pause"
-    most = f"at most the newest {MAX_CAUGHT_UP:,} of the last {duration(window, exact=True)}"
-    effect = {
-        CatchUp.SKIP: f"{paused.capitalize()} are then skipped",
-        CatchUp.FIRE_ONCE: f"Of the {paused}, only the latest then fires",
-        CatchUp.FIRE_ALL: f"Of the {paused}, {most} then fire",
-    }[on_resume]
-    return f"{effect}, because on_resume is {on_resume}."

@@ -104,7 +104,7 @@ _NOT_EXECUTED = {
         intake: add_job_cancellation add_pending_cancel calendar_names drop_moves find_pending_cancel open_windows
         intake: read_edges_above read_open_states take_over_pause wait_for_runs write_windows""",
     "the scenario has no batch, no quota of jobs and no child of several parents yet": """
-        control: find_later_parents find_occurrence_of_child read_child_runs
+        control: find_occurrence_of_child read_child_runs
         nouns.batches: list_batches read_batch_runs read_run_edges show_batch list_failed_runs read_batch_callbacks
         intake: count_jobs find_live_jobs leave_job_room lock_job_quota lock_old_job_quota take_job_room""",
 }

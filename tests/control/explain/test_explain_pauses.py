@@ -26,7 +26,7 @@ def test_occurrence_moved_into_a_pause_is_paused_before_and_after_its_time(clock
         held = explanation_of(clocked, NINE)
         assert (held.outcome, held.moved_to) == (OccurrenceOutcome.PAUSED, t("03-02T08:30"))
         assert "It was moved to 2026-03-02T08:30:00Z, into a pause, by request" in held.words
-        assert "he occurrence is skipped when the pause ends, because on_resume is skip." in held.words
+        assert "When the pause ends, on_resume is skip" in held.words
         line = coming(clocked, 1).occurrences[0]
         assert (line.at, line.outcome, line.leaves_at) == (NINE, OccurrenceOutcome.PAUSED, t("03-02T08:30"))
     clocked.stop_clock(t("03-02T08:46"))
@@ -46,7 +46,7 @@ def test_occurrence_moved_into_a_pause_is_paused_before_and_after_its_time(clock
 def test_occurrence_moved_into_a_pause_fires_after_it_unless_skipped(clocked: ClockedDatabase) -> None:
     moved_into_a_pause(clocked, "fire_once")
     words = explanation_of(clocked, NINE).words
-    assert "the occurrence fires when the pause ends, because on_resume is fire_once." in words
+    assert "It fires when the pause ends." in words
     clocked.stop_clock(t("03-02T08:46"))
     fire_all(clocked)
     assert explanation_of(clocked, NINE).outcome is OccurrenceOutcome.FIRED
@@ -90,5 +90,5 @@ def test_skip_in_a_pause_has_whether_the_pause_ended_or_the_job_changed(clocked:
     done(clocked, "job.resume")
     fire_all(clocked)
     changed, ended = explanation_of(clocked, NINE).words, explanation_of(clocked, t("03-03T07:00")).words
-    assert " was skipped when the job changed at 2026-03-02T10:00:00Z, because on_resume is skip." in changed
-    assert " was skipped when the pause ended at 2026-03-03T10:00:00Z, because on_resume is skip." in ended
+    assert " was skipped when the job changed at 2026-03-02T10:00:00Z. on_resume is skip" in changed
+    assert " was skipped when the pause ended at 2026-03-03T10:00:00Z. on_resume is skip" in ended

@@ -590,7 +590,6 @@ SPECIAL: Mapping[str, Mapping[str, object]] = {
     "read_skips_at": {"at": _NOON},
     "read_overrides_around": {"at": _NOON, "cursor_at": _NOON},
     "find_chain": {"at": _NOON, "causes": [Cause.TIMER]},
-    "find_chained_end": {"at": _NOON},
     "find_unfired": {"since": _NOON, "skipped": RunState.SKIPPED, "limit": 51},
     "find_timeline_runs": _TIME | {"limit": 401},
     "count_timeline_runs": _TIME | {"look": 20_000, "edges": [_NOON, _NOON]},
@@ -764,7 +763,7 @@ _HOT = {
         read_attempts_of read_skips_at read_overrides_around find_active_run
         count_runs_of_jobs read_plain_schedules read_job_times find_timeline_runs count_timeline_runs
         read_took_p95 read_streak read_error_lines read_newest_errors read_versions_since read_pauses
-        find_chain find_chained_end find_runs_ahead find_unfired read_versions read_two_versions
+        find_chain find_runs_ahead find_unfired read_versions read_two_versions
         find_runs find_open_runs find_runs_of_job find_open_runs_of_job find_failed_runs read_runs show_run
         find_oldest_runs find_oldest_open_runs find_oldest_runs_of_job find_oldest_open_runs_of_job
         find_oldest_failed_runs
