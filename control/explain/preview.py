@@ -39,9 +39,7 @@ from tidewheel.postgres.database_clock import read_now
 from tidewheel.postgres.session import Conn, read_row
 from tidewheel.postgres.statements import Statements
 from tidewheel.runs import OVERLAP_EFFECTS
-from tidewheel.schedules.calendars import is_occurrence
 from tidewheel.schedules.cron_schedule import CronSchedule
-from tidewheel.schedules.decision import Override, policies_from_text
 from tidewheel.schedules.describe import describe, to_zone
 from tidewheel.schedules.schedule import TICK, FixedDelay, Interval, Once, Schedule
 from tidewheel.schedules.timer_state import DaySets, TimerPosition, TimerState, timer_state, zone_name
@@ -53,8 +51,6 @@ _READ_JOBS = Statements("tidewheel.intake")["read_locked_jobs"]  # intake's stat
 NOT_FIRING = {OccurrenceOutcome.WILL_BE_EXCLUDED, OccurrenceOutcome.WILL_BE_SKIPPED}
 """Outcomes of the instants between those that fire."""
 
-_DROPPED = "This drops the requested move of {}", "This drops {} requested moves"
-_ENDED = "The skip of {} no longer applies", "{} requested skips no longer apply"
 _NAMED = 10  # parents in a sentence
 
 
@@ -71,7 +67,7 @@ class Preview:
         occurrences: Its next occurrences in order, also those that a pause or a freeze holds. Those between them that
             are excluded or skipped are not counted, nor is the span up to the end of a pause.
         exhausted: True if there are no more.
-        drops: Sentences about the moves that a save drops and the skips that it ends, by request; empty without one.
+        drops: A sentence about the requested moves that a save drops; empty without one.
     """
 
     key: str | None
@@ -112,7 +108,7 @@ def preview(
     version = _version(connection, tenant, request.job, now)
     row, begin = version.job, after or now
     overrides = read_upcoming_overrides(connection, [row.job_id], now)[row.job_id] if row.exists else {}
-    lost, ended = lost_moves(overrides, version.effective, now), _ended_skips(connection, overrides, version, now)
+    lost = lost_moves(overrides, version.effective, now)
     kept = [each for at, each in overrides.items() if at > begin and at not in lost]
     days = read_day_sets(connection, {(tenant, name) for name in version.calendars})
     place = TimerPosition(row.job_id, tenant, version.schedule_text, version.policy_text, begin)
@@ -126,7 +122,7 @@ def preview(
     return Preview(
         request.job.key, version.number, zone, now, words, lines,
         exhausted=counted < n and not isinstance(schedule, FixedDelay),
-        drops=" ".join((*_lost(lost, *_DROPPED), *_lost(ended, *_ENDED))),
+        drops=_drops(lost),
     )  # fmt: skip
 
 
@@ -172,31 +168,11 @@ def _lines(
     yield from scan.lines(n)
 
 
-def _ended_skips(
-    connection: Conn, overrides: Mapping[datetime, Override], version: NextVersion, now: datetime
-) -> list[datetime]:
-    """Return the upcoming instants with a skip that the version in force has and the next one does not."""
-    skips = [at for at, each in overrides.items() if at > now and each.moved_to is None]
-    gone = [at for at in skips if not is_occurrence(version.effective, at)]
-    before, policy = version.job.schedule_json, version.job.policy_json
-    if not gone or before is None or policy is None:
-        return []
-    tenant, job = version.job.tenant, version.job.job_id
-    try:
-        days = read_day_sets(connection, {(tenant, name) for name in policies_from_text(policy).calendars})
-        effective = timer_state(TimerPosition(job, tenant, before, policy, now), days).effective
-    except ValueError:  # the stored schedule of a quarantined job may be unreadable: its skips do not apply
-        return []
-    return [at for at in gone if is_occurrence(effective, at)]
-
-
-def _lost(at: Sequence[datetime], one: str, more: str) -> Iterator[str]:
-    """Yield a sentence about moves or skips whose instants a new schedule lacks; none without any."""
-    if len(at) == 1:
-        yield f"{one.format(instant(at[0]))}: the new schedule does not have this instant."
-    elif at:
-        first = f"{more.format(f'{len(at):,}')}, the first at {instant(at[0])}"
-        yield f"{first}: the new schedule does not have these instants."
+def _drops(lost: Sequence[datetime]) -> str:
+    if not lost:
+        return ""
+    moves = "requested move" if len(lost) == 1 else "requested moves, the first"
+    return f"This drops {len(lost):,} {moves} at {instant(lost[0])}: the new schedule does not have them."
 
 
 def _words(version: NextVersion, state: TimerState, now: datetime, misfire_after: timedelta) -> Iterator[str]:
