@@ -18,7 +18,6 @@ from tidewheel.control.console.sentences import about_run
 from tidewheel.control.console.urls import Urls
 from tidewheel.control.console.view import Failed, View, in_snapshot, of_all_tenants, or_else, page_now, part, part_of
 from tidewheel.control.console.words import target
-from tidewheel.control.explain.job_timeline import why_late
 from tidewheel.control.reads.fleet import AbleExecutors, able_executors, executor_names
 from tidewheel.control.reads.stored import read_run_payload
 from tidewheel.control.reads.waits import WaitCode
@@ -97,7 +96,6 @@ class RunPage:
                 "now": now, "run": run, "summary": run.summary, "sentence": sentence,
                 "family": "bad" if run.status in DEAD_LETTERED else "trouble" if is_stuck(run, now) else "",
                 "timing": timing(run, now, or_else(log, None)), "thaw": part(read_thaw) if is_stored else None,
-                "why_late": None if run.late is None else part_of(connection, why_late, caller.tenant, run),
                 "is_final": run.summary.status in FINAL, "able": part(read_able),
                 "newest": run.attempts[: -_OPEN_ROWS - 1 : -1], "older": run.attempts[: -_OPEN_ROWS][::-1],
                 "payload": payload, "neighbours": neighbours,

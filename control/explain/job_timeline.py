@@ -1,7 +1,6 @@
-"""The timeline of a job, run by run or in bins; skips, pauses, versions; the reason of a late run.
+"""The timeline of a job, run by run or in bins; skips, pauses, versions.
 
-Up to `MAX_RUNS` runs are shown one by one. More are counted from the newest `LOOKED_AT` of them. Where these are not
-all, and the time is a week or longer, the counts of retention complete them by day.
+Up to `MAX_RUNS` runs are shown one by one. More are counted from the newest `LOOKED_AT` of them.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,14 +12,11 @@ from uuid import UUID
 
 from psycopg.rows import class_row
 
-from tidewheel.activity import quantile, unpack
 from tidewheel.control.explain.explain import Unfired, unfired_between
 from tidewheel.control.explain.explanation import MISFIRE_AFTER
 from tidewheel.control.reads.job_position import JobPosition, read_job_position
 from tidewheel.control.reads.json_form import one_of
-from tidewheel.nouns.freezes.reads import thaws_of
-from tidewheel.nouns.jobs.operations import read_counted_days
-from tidewheel.nouns.runs.model import STATUSES, RunDetail
+from tidewheel.nouns.runs.model import STATUSES
 from tidewheel.postgres.session import Conn, read_rows
 from tidewheel.postgres.statements import Statements
 from tidewheel.runs import FINAL, Cause
@@ -30,10 +26,6 @@ _SQL = Statements("tidewheel.control")
 MAX_RUNS = 400
 LOOKED_AT = 20_000
 _MAX_SKIPS = 20
-_DAY = timedelta(days=1)
-_WEEK = 7 * _DAY
-UNKNOWN = "the occurrence was missed, came due during a pause, or was past when the job was submitted"
-_TICK = timedelta(microseconds=1)
 _PauseEntry: TypeAlias = tuple[datetime, bool, str]
 
 
@@ -224,31 +216,10 @@ def binned(edges: Sequence[datetime], counts: Sequence[BinCount]) -> tuple[Timel
 def _bins(
     connection: Conn, job: JobPosition, edges: Sequence[datetime]
 ) -> tuple[tuple[TimelineBin, ...], datetime | None]:
-    counts = _count(connection, job.job_id, edges)
-    if sum(each.runs for each in counts) < LOOKED_AT:
-        return binned(edges, counts), None
-    first_at = min(each.first_at for each in counts)
-    if edges[-1] - edges[0] < _WEEK:
-        return binned(edges, counts), first_at
-    begin = edges[0].astimezone(UTC).replace(hour=0, minute=0, second=0, microsecond=0)
-    days = [begin + at * _DAY for at in range(-(-(edges[-1] - begin) // _DAY) + 1)]
-    by_day = {each.at.date(): each for each in binned(days, _count(connection, job.job_id, days))}
-    for day in read_counted_days(connection, job.job_id, (job.now - begin) // _DAY + 1):
-        if day.day in by_day:
-            longest = quantile(unpack(day.durations), 1.0)
-            by_day[day.day] = replace(
-                by_day[day.day], succeeded=day.succeeded, failed=day.failed, timed_out=day.timed_out,
-                cancelled=day.cancelled, skipped=day.skipped,
-                longest=None if longest is None else timedelta(seconds=longest),
-            )  # fmt: skip
-            if day.day >= first_at.date():
-                first_at = begin  # all days before are counted too
-    return tuple(by_day.values()), None if first_at <= begin else first_at
-
-
-def _count(connection: Conn, job_id: UUID, edges: Sequence[datetime]) -> list[BinCount]:
-    columns = {"job_id": job_id, "since": edges[0], "until": edges[-1], "edges": list(edges), "look": LOOKED_AT}
-    return read_rows(connection, class_row(BinCount), _SQL["count_timeline_runs"], columns)
+    columns = {"job_id": job.job_id, "since": edges[0], "until": edges[-1], "edges": list(edges), "look": LOOKED_AT}
+    counts = read_rows(connection, class_row(BinCount), _SQL["count_timeline_runs"], columns)
+    is_cut = sum(each.runs for each in counts) >= LOOKED_AT
+    return binned(edges, counts), min(each.first_at for each in counts) if is_cut else None
 
 
 def _pauses(connection: Conn, job: JobPosition, since: datetime, until: datetime) -> tuple[Pause, ...]:
@@ -280,31 +251,3 @@ def joined_pauses(entries: Sequence[_PauseEntry]) -> Iterator[Pause]:
         if begin is not None and end is not None:
             yield Pause(begin[0], end, begin[1])
         begin, end = None, at
-
-
-def why_late(connection: Conn, tenant: str, run: RunDetail) -> str:
-    """Return the reason as a part of a sentence; all that are possible if the records do not show which."""
-    summary = run.summary
-    at, made = summary.scheduled_at, summary.created_at
-    columns: dict[str, object] = {"job_id": summary.job_id, "since": at, "until": made + _TICK}
-    if any(each.number == summary.job_version for each in _versions(connection, columns)):
-        return f"it was already past when version {summary.job_version} of the job was submitted"
-    pause = _pause_at(at, _pause_entries(connection, tenant, summary.key, made))
-    if pause is not None:
-        return pause
-    thaws = thaws_of(connection, tenant, at, made, queue=summary.queue, key=summary.key, labels=run.labels)
-    if thaws:
-        return f"the occurrence came due during a freeze ({thaws[0].scope}) that {thaws[0].by} ended"
-    return "the occurrence was missed"
-
-
-def _pause_at(at: datetime, entries: Sequence[_PauseEntry]) -> str | None:
-    """Return whether the job was paused at an instant; None if it was not.
-
-    A pause with an end of its own ends without an entry, so one without a resume may have ended before.
-    """
-    before = next((begins for when, begins, _ in entries if when <= at), None)
-    after = next(((begins, by) for when, begins, by in reversed(entries) if when > at), None)
-    if after is not None and not after[0] and before is not False:
-        return f"the occurrence came due during a pause that {after[1]} ended"
-    return UNKNOWN if before else None
