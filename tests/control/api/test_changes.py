@@ -184,19 +184,3 @@ def test_repeated_bulk_gets_the_first_results_and_another_body_conflicts_by_job(
     long = {"Idempotency-Key": "k" * 252}
     told = refusal(client.post("/api/v1/jobs:bulk", json={"jobs": jobs}, headers=long), HTTPStatus.UNPROCESSABLE_ENTITY)
     assert told["errors"][0]["path"] == "Idempotency-Key"
-
-
-@pytest.mark.parametrize(
-    ("word", "ours"), [("timeout_sec", "start_to_close"), ("depends_on", "after"), ("workspace_id", "?tenant=")]
-)
-def test_peers_field_in_a_body_is_refused_with_ours_and_its_place(client: httpx.Client, word: str, ours: str) -> None:
-    bodies = [
-        ("PUT", JOB, {**SPEC, word: "x"}),
-        ("POST", "/api/v1/jobs:bulk", {"jobs": [{**SPEC, "key": "a", word: "x"}]}),
-    ]
-    if word == "workspace_id":
-        bodies.append(("POST", f"{JOB}:trigger", {word: "x"}))
-    for method, path, body in bodies:
-        told = client.request(method, path, json=body).json()
-        [error] = told["results"][0]["errors"] if "results" in told else told["errors"]
-        assert (error["path"].endswith(word), ours in error["remedy"]) == (True, True), (path, error)

@@ -146,27 +146,3 @@ def test_pages_of_other_sites_are_granted_nothing(shared_client: ApiClient) -> N
     answer = client.get("/api/v1/jobs", headers={"Origin": "https://evil.example", "Accept-Encoding": "gzip"})
     assert not [name for name in answer.headers if name.startswith("access-control")]
     assert "content-encoding" not in answer.headers
-
-
-def test_backfill_is_followed_paused_resumed_and_cancelled(client: httpx.Client) -> None:
-    client.put("/api/v1/jobs/hourly", json=HOURLY)
-    asked = {**a_past_day(), "reason": "late data"}
-    path = client.post("/api/v1/jobs/hourly:backfill", json=asked).headers["location"]
-    [listed] = answer_of(client.get("/api/v1/works?job=hourly"))["works"]
-    found = answer_of(client.get(path))
-    assert found == {**listed, "facts": {**listed["facts"], "runs": {}}}
-    assert (listed["kind"], listed["state"], listed["reason"]) == ("backfill", "running", "late data")
-    assert (listed["matched_count"], listed["filter"]["job"]) == (25, "hourly")
-    told = refusal(client.post(f"{path}:pause", json={"raeson": "a"}), HTTPStatus.UNPROCESSABLE_ENTITY)
-    assert told["errors"][0]["remedy"] == "did you mean 'reason'?"
-    for verb, state, sent in (
-        ("pause", "paused", {"reason": "lunch"}),
-        ("resume", "running", {}),
-        ("cancel", "cancelled", {"reason": "cancel"}),
-    ):
-        assert answer_of(client.post(f"{path}:{verb}", json=sent))["status"] == state
-        found = answer_of(client.get(path))
-        assert found["state"] == state
-        assert verb != "pause" or found["reason"] == "lunch"
-    refusal(client.get(f"/api/v1/works/{ID}"), HTTPStatus.NOT_FOUND)
-    refusal(client.get("/api/v1/works?job=nope"), HTTPStatus.NOT_FOUND)

@@ -122,13 +122,6 @@ def test_invalid_body_is_refused(shared_client: ApiClient, body: bytes, kind: st
     refusal(shared_client.post("/api/v1/executors", content=body, headers={"Content-Type": kind}), status)
 
 
-def test_unknown_path_and_method_are_refused(shared_client: ApiClient) -> None:
-    client = shared_client
-    refusal(client.post("/api/v1/nothing"), HTTPStatus.NOT_FOUND)
-    refusal(client.post("/api/v1/executors/no-id:heartbeat"), HTTPStatus.NOT_FOUND)
-    refusal(client.delete("/api/v1/executors"), HTTPStatus.METHOD_NOT_ALLOWED)
-
-
 def test_without_token_other_host_names_are_refused(shared_client: ApiClient) -> None:
     client = shared_client
     told = refusal(client.get("/healthz", headers={"Host": "evil.example"}), HTTPStatus.MISDIRECTED_REQUEST)

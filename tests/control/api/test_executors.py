@@ -107,15 +107,6 @@ def test_malformed_proof_is_refused_by_its_name(shared_client: ApiClient, field:
     assert problem["errors"][0]["path"] == f"runs.0.{field}"
 
 
-def test_one_of_two_executors_wins_the_claim(client: httpx.Client, executor: Executor, database: Database) -> None:
-    run_id, other = a_run(database), enter(client)
-    for attempt, version in ((2, 1), (1, 2)):
-        assert executor.claim(run_id, attempt=attempt, version=version) == [], "a stale message"
-    assert executor.claim(run_id)
-    assert other.claim(run_id) == []
-    assert executor.claim(run_id) == []
-
-
 def test_repeated_claim_returns_the_first_answer_and_starts_nothing(executor: Executor, database: Database) -> None:
     run_id = a_run(database)
     first = executor.claim(run_id)
@@ -164,15 +155,6 @@ def test_sweep_claims_only_its_handlers_and_queues_up_to_the_limit(client: httpx
     assert {UUID(each["run_id"]) for each in first + second} == mine
 
 
-def test_the_critical_lane_is_swept_first(executor: Executor, database: Database) -> None:
-    for lane in ("batch", "standard", "critical"):
-        database.submit(lane, lane=lane)
-        database.trigger(lane)
-    assert [len(executor.sweep(1)) for _ in range(3)] == [1, 1, 1]
-    came = database.rows("SELECT lane FROM job_runs ORDER BY claimed_from")
-    assert came == [("critical",), ("standard",), ("batch",)]
-
-
 def test_success_is_recorded_with_result_and_output(executor: Executor, database: Database) -> None:
     run_id = a_run(database)
     executor.claim(run_id)
@@ -182,20 +164,6 @@ def test_success_is_recorded_with_result_and_output(executor: Executor, database
     assert completion.executor_id == executor.executor_id
     assert database.value("SELECT output FROM attempt_outputs") == b"hello\n"
     assert executor.finish(run_id, "succeeded") == "superseded"
-
-
-def test_failure_is_retried_up_to_max_attempts(executor: Executor, database: Database) -> None:
-    run_id = a_run(database, retry={"max_attempts": 2, "initial": "1ms"})
-    executor.claim(run_id)
-    assert (
-        executor.finish(run_id, "failed", error_type="Broken", error_message="no luck", trace="at home") == "recorded"
-    )
-    assert database.open_run(run_id).failed_attempts == 1
-    assert database.requests()[-1].attempt == 2
-    until(lambda: executor.claim(run_id, attempt=2), "the next attempt is due")
-    assert executor.finish(run_id, "failed", attempt=2, error_type="Broken") == "recorded"
-    assert database.final_state(run_id) == ("failed", None)
-    assert database.attempts(run_id) == [(1, "failed"), (2, "failed")]
 
 
 def test_outcomes_that_end_the_run_are_recorded_with_their_fields(executor: Executor, database: Database) -> None:

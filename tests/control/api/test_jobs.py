@@ -1,6 +1,5 @@
 """Jobs over HTTP: lists, details, changes with versions, and refusals with paths."""
 
-import re
 import socket
 from concurrent.futures import ThreadPoolExecutor
 from http import HTTPStatus
@@ -165,31 +164,6 @@ def test_bulk_rejects_one_job_and_keeps_the_others(client: httpx.Client) -> None
     assert [each["accepted"] for each in answer["results"]] == [True, False, True]
     assert {error["path"] for error in answer["results"][1]["errors"]} >= {"jobs.1.target"}
     assert keys(client.get("/api/v1/jobs")) == ["a", "c"]
-
-
-def test_next_versions_preview_and_explain_answer_for_a_job(client: httpx.Client) -> None:
-    client.put("/api/v1/jobs/a", json={"schedule": "0 9 * * *", "target": HANDLER})
-    client.put("/api/v1/jobs/a", json={"schedule": "0 8 * * *", "target": HANDLER})
-    coming = answer_of(client.get("/api/v1/jobs/a/next?limit=2"))["occurrences"]
-    assert [each["at"][11:16] for each in coming] == ["08:00", "08:00"]
-    [newest, _] = answer_of(client.get("/api/v1/jobs/a/versions"))["versions"]
-    assert newest["changes"] == [{"path": "schedule.cron", "before": ["0 9 * * *"], "after": ["0 8 * * *"]}]
-    page = answer_of(client.get("/api/v1/jobs/a/versions?limit=1"))
-    assert [each["number"] for each in page["versions"]] == [2]
-    rest = answer_of(client.get(f"/api/v1/jobs/a/versions?limit=1&cursor={page['next_cursor']}"))
-    assert ([each["number"] for each in rest["versions"]], rest["next_cursor"]) == ([1], None)
-    shown = answer_of(client.post("/api/v1/jobs:preview", json={"job": {"key": "a", **SPEC}, "limit": 1}))
-    assert (shown["version"], len(shown["occurrences"])) == (3, 1)
-    told = answer_of(client.get("/api/v1/jobs/a:explain", params={"at": coming[0]["at"]}))
-    assert told["outcome"] == coming[0]["outcome"]
-
-
-def test_last_run_has_its_status_and_duration(client: httpx.Client, database: Database) -> None:
-    database.submit()
-    database.succeed(database.begun())
-    last = answer_of(client.get("/api/v1/jobs/job"))["summary"]["last_run"]
-    assert last["state"] == "succeeded"
-    assert re.fullmatch(r"PT(\d+M)?(\d+(\.\d+)?S)", last["duration"])
 
 
 @pytest.mark.parametrize(

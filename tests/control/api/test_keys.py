@@ -15,7 +15,6 @@ import pytest
 
 from tests.control.api.answering import ApiClient, answer_of, answering, enter, every_page, refusal
 from tests.control.console.pages import fields_of
-from tests.fixtures.acts import ending
 from tests.fixtures.database import Database
 from tests.fixtures.services import until
 from tidewheel.api_keys import Scope, new_key
@@ -23,7 +22,6 @@ from tidewheel.clock import monotonic_seconds
 from tidewheel.control.api import connections, key_check, request_input
 from tidewheel.control.client.client import Client
 from tidewheel.nouns.audit_log import operations
-from tidewheel.runs import RunState
 
 TOKEN = "correct-horse-battery"
 BEATS = 50
@@ -71,21 +69,6 @@ def test_every_route_of_jobs_needs_the_scope_that_its_documentation_names(door: 
             assert f"the scope {scope}" in told["detail"], (method, path)
             tried += 1
     assert tried > 30
-
-
-def test_purge_needs_the_scope_operate_and_leaves_dead_letters_of_other_tenants(door: ApiClient) -> None:
-    add_tenant(door.database, "acme")
-    door.database.submit()
-    started = door.database.begun()
-    door.database.end(ending(started, RunState.FAILED, error_type="ValueError", error_message="no"))
-    path, body = "/api/v1/dead-letters:purge", {"all": True}
-    others = with_key(created(door.database, *(set(Scope) - {Scope.OPERATE, Scope.ADMIN})))
-    told = refusal(door.post(path, json=body, headers=others), HTTPStatus.FORBIDDEN)
-    assert "the scope operate" in told["detail"]
-    acme = with_key(created(door.database, "operate", tenant="acme"))
-    assert answer_of(door.post(path, json=body, headers=acme))["matched"] == 0
-    own = with_key(created(door.database, "operate"))
-    assert answer_of(door.post(path, json=body, headers=own))["matched"] == 1
 
 
 def test_tenant_of_others_is_answered_as_one_that_does_not_exist(door: ApiClient) -> None:

@@ -14,24 +14,6 @@ from tidewheel.ids import order_id
 from tidewheel.runs import RunState
 
 
-def test_limit_is_set_listed_and_removed_over_http(database: Database, client: ApiClient) -> None:
-    database.submit(concurrency_key="api/acme")
-    database.claim(*(database.trigger() for _ in range(3)))
-    made = client.post("/api/v1/limits", json={"key": "api/*", "at_once": 2, "rate": "100/min", "burst": 5})
-    assert answer_of(made) == {"unchanged": False, "started": 1, "complete": True}
-    client.post("/api/v1/limits", json={"key": "other", "at_once": 1})
-    first = answer_of(client.get("/api/v1/limits?limit=1"))
-    [prefix] = answer_of(client.get(f"/api/v1/limits?limit=5&cursor={first['next_cursor']}"))["limits"]
-    assert (prefix["key"], prefix["rate"], prefix["running"], prefix["waiting"]) == ("api/*", "100/min", 2, 1)
-    [key] = answer_of(client.get("/api/v1/limits/keys?prefix=api"))["keys"]
-    assert (key["key"], key["at_once"], key["waiting"]) == ("api/acme", 2, 1)
-    runs = answer_of(client.get("/api/v1/runs?concurrency_key=api/acme"))["runs"]
-    assert {run["concurrency_key"] for run in runs} == {"api/acme"}
-    assert answer_of(client.post("/api/v1/limits:remove", json={"key": "api/*"}))["unchanged"] is False
-    none = refusal(client.post("/api/v1/limits", json={"key": "a", "at_once": 0}), HTTPStatus.UNPROCESSABLE_ENTITY)
-    assert [(error["path"], "pause" in error["remedy"]) for error in none["errors"]] == [("at_once", True)]
-
-
 def test_limit_is_set_listed_and_removed_by_command(database: Database) -> None:
     database.submit(concurrency_key="api/acme")
     runs = [database.trigger() for _ in range(4)]

@@ -15,7 +15,6 @@ from tests.fixtures.database import Database
 from tidewheel.nouns.dead_letters import operations as dead_letters
 from tidewheel.nouns.runs import reads as reads
 from tidewheel.runs import AttemptOutcome, RunState
-from tidewheel.scheduler.cancels import BulkCancel
 
 _PURGE = "/api/v1/dead-letters:purge"
 
@@ -158,45 +157,6 @@ def test_unknown_ids_are_not_found(client: httpx.Client) -> None:
         assert (error["path"], error["problem"]) == ("id", "the URL has no valid dead letter id"), number
 
 
-def test_dead_letter_is_listed_shown_and_redriven_by_a_row(client: httpx.Client, database: Database) -> None:
-    bad = failed(database)
-    [letter] = answer_of(client.get("/api/v1/dead-letters?status=failed"))["dead_letters"]
-    shown = answer_of(client.get(f"/api/v1/dead-letters/{letter['id']}"))
-    assert (shown["run_id"], shown["run"]["error_message"]) == (bad, "no")
-    planned = answer_of(client.post("/api/v1/dead-letters:redrive", json={"dry_run": True}))
-    assert (planned["matched"], planned["work_id"]) == (1, None)
-    redrive = answer_of(client.post("/api/v1/dead-letters:redrive", json={"ids": [letter["id"]]}))["work_id"]
-    path = f"/api/v1/works/{redrive}"
-    assert answer_of(client.post(f"{path}:pause"))["status"] == "paused"
-    assert answer_of(client.get(path))["matched_count"] == 1
-    assert answer_of(client.post(f"{path}:cancel"))["status"] == "cancelled"
-
-
-def test_dead_letters_are_changed_by_a_filter_or_all_on_request(client: httpx.Client, database: Database) -> None:
-    failed(database)
-    for path in ("/api/v1/dead-letters:redrive", _PURGE):
-        for body in ({}, {"reason": "clean up"}, {"all": False}):
-            refused = client.post(path, json=body)
-            assert refused.status_code == HTTPStatus.UNPROCESSABLE_ENTITY, path
-            assert [error["path"] for error in refused.json()["errors"]] == ["ids"], path
-        assert database.count("dead_letters") == 1, path
-        assert answer_of(client.post(path, json={"all": True}))["matched"] == 1, path
-
-
-def test_purge_deletes_what_its_dry_run_counts(client: httpx.Client, database: Database) -> None:
-    failed(database)
-    body = {"status": "failed"}
-    counted = answer_of(client.post(_PURGE, json={**body, "dry_run": True}))
-    assert (counted["matched"], counted["work_id"], len(counted["first"])) == (1, None, 1)
-    started = client.post(_PURGE, json={**body, "reason": "old"})
-    assert (started.status_code, answer_of(started)["matched"]) == (HTTPStatus.ACCEPTED, 1)
-    work_off(database)
-    assert (database.count("dead_letters"), answer_of(client.get(started.headers["Location"]))["done_count"]) == (0, 1)
-    assert answer_of(client.post(_PURGE, json=body))["work_id"] is None
-    entries = answer_of(client.get("/api/v1/audit-log?action=dlq.purge"))["entries"]
-    assert [(each["objects"], each["reason"]) for each in entries] == [(1, "old")]
-
-
 def test_purge_of_more_than_are_counted_deletes_all(
     client: httpx.Client, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -225,36 +185,6 @@ def test_dead_letters_are_grouped_by_cause_with_the_versions_that_failed(
     assert group["first_at"] <= group["last_at"]
     assert answer_of(client.get(path, params={"redriven": "true"}))["groups"] == []
     assert answer_of(client.get(path, params={"since": "2999-01-01T00:00:00Z"}))["groups"] == []
-
-
-def test_runs_are_cancelled_by_filter_with_a_dry_run_and_the_progress(client: httpx.Client, database: Database) -> None:
-    runs = {str(database.trigger()) for _ in range(3)}
-    path, body = "/api/v1/runs:cancel", {"key": "job", "reason": "wrong data"}
-    planned = answer_of(client.post(path, json={**body, "dry_run": True}))
-    assert (planned["cancellation_id"], planned["matched"], planned["at_least"]) == (None, 3, False)
-    assert answer_of(client.get("/api/v1/cancellations"))["cancellations"] == []
-    accepted = client.post(path, json=body, headers={"Idempotency-Key": "once"})
-    assert accepted.status_code == HTTPStatus.ACCEPTED
-    assert client.post(path, json=body, headers={"Idempotency-Key": "once"}).json() == accepted.json()
-    [listed] = answer_of(client.get("/api/v1/cancellations"))["cancellations"]
-    assert (listed["key"], listed["named_count"], listed["cancelled_count"]) == ("job", len(runs), 0)
-    assert answer_of(client.get(accepted.headers["location"])) == listed
-    cancelling = BulkCancel(database.session(), database.installation)
-    while database.value("SELECT count(*) FROM cancellations WHERE finished_at IS NULL"):
-        cancelling.step()
-    shown = answer_of(client.get(accepted.headers["location"]))
-    assert (shown["cancelled_count"], shown["reason"]) == (3, "wrong data")
-    assert shown["finished_at"]
-
-
-def test_bulk_cancel_refuses_what_names_every_run_and_pages_its_list(client: httpx.Client) -> None:
-    path = "/api/v1/runs:cancel"
-    assert refusal(client.post(path, json={}), HTTPStatus.UNPROCESSABLE_ENTITY)["errors"][0]["path"] == "key"
-    told = refusal(client.post(path, json={"key": "job", "dry_run": "yes"}), HTTPStatus.UNPROCESSABLE_ENTITY)
-    assert told["errors"][0]["path"] == "dry_run"
-    made = [answer_of(client.post(path, json={"queue": f"q{n}"}))["cancellation_id"] for n in range(3)]
-    pages = every_page(client, "/api/v1/cancellations", limit=2)
-    assert [each["cancellation_id"] for page in pages for each in page["cancellations"]] == made[::-1]
 
 
 def test_fleet_is_listed(client: httpx.Client, database: Database) -> None:

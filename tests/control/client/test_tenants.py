@@ -13,7 +13,7 @@ import psycopg
 import pytest
 
 from tests.control.api.answering import answer_of, answering, refusal
-from tests.control.cli.command import json_output, tidewheel
+from tests.control.cli.command import tidewheel
 from tests.fixtures.acts import submission
 from tests.fixtures.database import Database
 from tests.fixtures.roles import stranger
@@ -209,44 +209,6 @@ def test_usage_counts_runs_and_jobs(client: Client, database: Database) -> None:
     ]  # fmt: skip
     assert not used.open_runs.at_least
     assert client.tenants.usage("acme").jobs.count == 0
-
-
-def test_command_line_and_rest_are_the_same(database: Database) -> None:
-    made = tidewheel(database, "admin", "tenant", "create", "acme", "--jobs", "1000", "--weight", "3")
-    assert made.lines == ["tenant acme: created"]
-    again = tidewheel(database, "admin", "tenant", "create", "acme", "--jobs", "1000")
-    assert again.lines == ["tenant acme: unchanged: the tenant already exists"]
-    [refusal] = tidewheel(database, "admin", "tenant", "create", "acme", "--jobs", "7").refusals
-    assert "already exists, with other limits; change them with `tidewheel admin tenant limits acme`" in refusal
-    [refusal] = tidewheel(database, "admin", "tenant", "limits", "acme", "--jobs", "9" * 30).refusals
-    assert "is not a whole number of up to 9 digits" in refusal
-    done = tidewheel(
-        database, "admin", "tenant", "limits", "acme", "--payload", "64KiB", "--in-flight", "500", "--jobs", "none"
-    )
-    assert done.lines[0] == "tenant acme: changed"
-    for text in ("inf", "nan", "1e3", "1_0", "-1"):  # Python's own reader accepts them all
-        [refusal] = tidewheel(database, "admin", "tenant", "limits", "acme", "--triggers-per-second", text).refusals
-        assert f"{text!r} is not a number" in refusal
-    assert tidewheel(database, "admin", "tenant", "limits", "acme", "--jobs", "many").refusals == [
-        "--jobs: 'many' is not a whole number of up to 9 digits; write a number such as 500, or none"
-    ]
-    shown = json_output(database, "admin", "tenant", "show", "acme")
-    assert shown["weight"] == 3
-    assert (shown["payload_bytes"], shown["in_flight"], shown["jobs"]) == (65536, 500, None)
-    used = json_output(database, "admin", "tenant", "usage", "acme")
-    with answering(database) as http:
-        assert answer_of(http.get("/api/v1/tenants/acme")) == shown
-        assert answer_of(http.get("/api/v1/tenants/acme/usage")) == used
-        made = http.post("/api/v1/tenants", json={"tenant": "free", "jobs": 3})
-        assert (made.status_code, made.json()["tenant"]["jobs"], made.json()["unchanged"]) == (201, 3, False)
-        changed = answer_of(http.patch("/api/v1/tenants/free", json={"jobs": None, "payload_bytes": 10}))
-        assert (changed["tenant"]["jobs"], changed["tenant"]["payload_bytes"]) == (None, 10)
-        refused = http.patch("/api/v1/tenants/free", json={"in_flight": 0})
-        assert (refused.status_code, refused.json()["errors"][0]["path"]) == (422, "in_flight")
-        assert http.patch("/api/v1/tenants/nobody", json={"jobs": 1}).status_code == 404
-        paused = answer_of(http.post("/api/v1/tenants/free:pause", json={"reason": "audit"}))
-        assert paused["tenant"]["paused_at"] is not None
-        assert not answer_of(http.post("/api/v1/tenants/free:resume"))["unchanged"]
 
 
 @pytest.mark.parametrize("typed", ["acmee", "acme"])

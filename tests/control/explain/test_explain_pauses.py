@@ -78,17 +78,3 @@ def test_pause_counts_its_occurrences_and_names_its_cause(clocked: ClockedDataba
     assert caught_up.words.startswith("It fired 1 h late, caught up after downtime, a pause or ")
     assert caught_up.run is not None
     assert caught_up.run.late == timedelta(hours=1)
-
-
-def test_skip_in_a_pause_has_whether_the_pause_ended_or_the_job_changed(clocked: ClockedDatabase) -> None:
-    clocked.stop_clock(t("03-02T08:00"))
-    clocked.submit(schedule=DAILY)
-    done(clocked, "job.pause")
-    clocked.stop_clock(t("03-02T10:00"))
-    clocked.submit(schedule={"cron": "0 7 * * *"})
-    clocked.stop_clock(t("03-03T10:00"))
-    done(clocked, "job.resume")
-    fire_all(clocked)
-    changed, ended = explanation_of(clocked, NINE).words, explanation_of(clocked, t("03-03T07:00")).words
-    assert " was skipped when the job changed at 2026-03-02T10:00:00Z. on_resume is skip" in changed
-    assert " was skipped when the pause ended at 2026-03-03T10:00:00Z. on_resume is skip" in ended

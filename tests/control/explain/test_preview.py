@@ -74,15 +74,6 @@ def test_preview_marks_the_occurrences_that_a_pause_or_a_freeze_holds(clocked: C
     assert seen.words[-1].startswith("The job is frozen")
 
 
-def test_preview_and_next_share_the_sentence_about_a_pause(clocked: ClockedDatabase) -> None:
-    clocked.stop_clock(t("03-02T08:00"))
-    clocked.submit(schedule=DAILY)
-    for until, end in ((None, "until it is resumed"), ("2026-03-05T00:00:00Z", "until 2026-03-05T00:00:00Z")):
-        done(clocked, "job.pause", until=until)
-        assert previewed(clocked, schedule=DAILY).words[-1] == f"The job is paused {end}."
-        assert coming(clocked).words.startswith(f"The job is paused {end}. After the pause, on_resume is skip: ")
-
-
 def test_preview_of_a_change_keeps_what_the_job_keeps(clocked: ClockedDatabase) -> None:
     clocked.stop_clock(t("03-02T08:00:07"))
     clocked.submit(schedule={"interval": "10m"}, max_runs=3)
@@ -222,23 +213,3 @@ def test_client_reads_in_read_only_transactions(clocked: ClockedDatabase) -> Non
         assert client.preview(spec, 1, after=t("03-05T00:00")).occurrences[0].at == t("03-05T09:00")
         assert [version.number for version in client.versions("job")] == [1]
         assert client.diff("job", 1, 1) == []
-
-
-def test_author_of_a_skip_or_move_is_named_with_the_reason(clocked: ClockedDatabase) -> None:
-    clocked.stop_clock(t("03-02T08:00"))
-    clocked.submit(schedule={"cron": "0 9 * * *"})
-    done(clocked, "job.skip", at="2026-03-02T09:00:00Z", reason="closed")
-    done(clocked, "job.move", at="2026-03-03T09:00:00Z", to="2026-03-03T08:30:00Z")
-    skipped, moved, plain = coming(clocked, 2).occurrences
-    assert (skipped.outcome, moved.outcome, plain.outcome) == (
-        OccurrenceOutcome.WILL_BE_SKIPPED,
-        OccurrenceOutcome.WILL_BE_MOVED,
-        OccurrenceOutcome.SCHEDULED,
-    )
-    assert skipped.notes == ("skipped by request at 2026-03-02T08:00:00Z: closed",)
-    assert (moved.notes, plain.notes) == (("moved by request at 2026-03-02T08:00:00Z",), ())
-    clocked.stop_clock(t("03-03T08:29:58"))
-    fire_all(clocked, lookahead=timedelta(seconds=5))
-    written = coming(clocked, 1).occurrences[0]
-    assert written.run_id is not None
-    assert written.notes == moved.notes

@@ -1,4 +1,4 @@
-"""Reads name the freeze for which a run or a job waits."""
+"""Previews of a thaw and of a resume."""
 
 from datetime import timedelta
 from http import HTTPStatus
@@ -12,10 +12,6 @@ from tests.fixtures.acts import about
 from tests.fixtures.database import ClockedDatabase
 from tests.scheduler.firing import fire_due
 from tidewheel.control.client.client import Client
-from tidewheel.control.explain.explanation import OccurrenceOutcome
-from tidewheel.nouns.freezes.model import FrozenScope
-from tidewheel.nouns.freezes.reads import count_freezable
-from tidewheel.nouns.jobs.reads import show_job
 from tidewheel.scheduler.releases import Thaws
 
 MINUTE = timedelta(minutes=1)
@@ -30,7 +26,6 @@ SELECT j.key,
          WHERE s.job_id = j.job_id AND s.reason = 'frozen')
   FROM jobs AS j
 """
-_TENANT = FrozenScope("default", None, None, None)
 
 
 @pytest.fixture
@@ -43,38 +38,6 @@ def frozen(clocked: ClockedDatabase) -> ClockedDatabase:
     clocked.advance(2 * MINUTE)
     fire_due(clocked)
     return clocked
-
-
-def test_run_job_and_occurrence_say_frozen(frozen: ClockedDatabase) -> None:
-    words = "by anna (label team=billing of tenant default): audit"
-    run_id = frozen.trigger()
-    with Client(frozen.url) as client:
-        why = client.runs.detail(run_id).summary.why
-        assert why is not None
-        [freeze] = why.freezes
-        assert freeze.words.endswith(words)
-        [found] = client.freezes.list()
-        assert (found.freeze, found.waiting, found.held, found.jobs) == (freeze, 1, 1, 1)
-        frozen.trigger(delay="1h")
-        [found] = client.freezes.list()
-        assert (found.open_runs, found.waiting) == (2, 1), "an instant equal to now is due"
-        counted = count_freezable(frozen.connection(), _TENANT)
-        assert (counted.open_runs, counted.waiting) == (2, 1)
-        client.runs.cancel_all(key="job")
-        [found] = client.freezes.list()
-        assert (found.open_runs, found.waiting) == (0, 0), "a cancellation names both"
-        counted = count_freezable(frozen.connection(), _TENANT)
-        assert (counted.open_runs, counted.waiting) == (0, 0)
-        held = client.explain("job", frozen.now())
-        assert (held.outcome, held.reason) == (OccurrenceOutcome.PAUSED, "frozen")
-        assert words in held.words
-        ahead = client.explain("job", frozen.now() + MINUTE)
-        assert "If the job is still frozen at 20" in ahead.words
-        coming = client.next("job", 2)
-        assert {each.outcome for each in coming.occurrences} == {OccurrenceOutcome.PAUSED}
-        assert words in coming.words
-    job = frozen.within(show_job, "default", "job")
-    assert (job.summary.hold_reason, job.freezes) == ("freeze", (freeze,))
 
 
 def test_preview_of_a_thaw_and_of_a_resume_counts_what_they_do(frozen: ClockedDatabase) -> None:
@@ -135,19 +98,3 @@ def test_preview_that_no_scheduler_has_prepared_counts_what_the_thaw_does(clocke
         key: (fires, skips) for key, fires, skips in clocked.rows(_DONE, [began]) if fires or skips
     }
     assert (found.fires, found.skips) == (1 + 3 + 1, 3 + 2 + 1)
-
-
-def test_skipped_occurrence_says_frozen_after_the_thaw(frozen: ClockedDatabase) -> None:
-    at = frozen.now()
-    with Client(frozen.url) as client:
-        client.freezes.thaw(labels={"team": "billing"})
-        thaws = Thaws(frozen.session(), frozen.installation)
-        while thaws.step():
-            pass
-        skipped = client.explain("job", at)
-        assert (skipped.outcome, skipped.reason) == (OccurrenceOutcome.SKIPPED, "frozen")
-        assert skipped.words.startswith("It came due during a freeze and was skipped")
-        why = client.runs.detail(frozen.trigger()).summary.why
-        assert why is not None
-        assert why.freezes == ()
-        assert client.freezes.list() == []
