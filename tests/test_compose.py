@@ -120,18 +120,6 @@ def test_services_end_themselves_before_docker_kills_them(file: str) -> None:
         assert 60 * int(minutes or 0) + int(seconds) > needed, name
 
 
-@pytest.mark.parametrize("file", FILES)
-def test_logs_and_memory_have_limits(file: str) -> None:
-    for name, service in load(file).items():
-        assert service["logging"]["options"] == {"max-size": "10m", "max-file": "3"}, name
-        assert int(service["mem_limit"]) >= 2**30, name
-
-
-@pytest.mark.parametrize("file", FILES)
-def test_all_services_start_by_default(file: str) -> None:
-    assert {name for name, service in load(file).items() if "profiles" in service} <= {"archive"}
-
-
 def test_images_have_the_versions_of_the_embedded_stack(services: dict[str, Service]) -> None:
     from tidewheel.local.jars import KAFKA_VERSION
 

@@ -1,6 +1,5 @@
 """The documentation site is built strictly, its links hold, and a page loads nothing from elsewhere."""
 
-import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -10,35 +9,13 @@ from urllib.parse import unquote, urlsplit
 
 import pytest
 
-from tests.docs.pages import blocks
-from tests.strict_types import ROOT
-
 pytestmark = pytest.mark.process
 # Loaded with the page, unlike the href of a link.
 _LOADED = {"audio", "embed", "iframe", "img", "input", "link", "object", "script", "source", "track", "video"}
 _IMPORTED = re.compile(r"""url\(\s*["']?(?:https?:)?//|@import\s+["'](?:https?:)?//""")
+
+
 # A word of each part of the site, with a page that has it.
-WORDS = {
-    "quickstart.html": "tidewheel dev",
-    "time.html": "wall clock",
-    "requests-submit.html": "pause_on_failure",
-    "settings.html": "TIDEWHEEL_LOOKAHEAD",
-    "metrics.html": "tidewheel_requests_total",
-    "rest-routes.html": "/api/v1/jobs/{key}:trigger",
-    "commands.html": "tidewheel dlq redrive",
-    "messages-requests.html": "payload_content_type",
-    "errors.html": "version_conflict",
-    "coming-from/temporal.html": "overlap policy",
-    "operations.html": "quarantined",
-    "guarantees-changes.html": "dead letter",
-    "adr/0004-outbox.html": "relay",
-    "source/compose/index.html": "PostgreSQL",
-}
-
-
-_SHELL = re.compile(r"^```sh\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-
-
 @dataclass
 class _Page(HTMLParser):
     """Links, ids and loaded addresses of a page."""
@@ -89,43 +66,10 @@ def test_no_page_lets_the_theme_fetch_a_library(pages: dict[Path, _Page]) -> Non
     assert [path.name for path in pages if 'class="mermaid"' in path.read_text(encoding="utf-8")] == []
 
 
-def test_search_works_from_the_disk(site: Path) -> None:
-    text = (site / "search/search_index.js").read_text(encoding="utf-8")
-    documents = json.loads(text.removeprefix("var __index = "))["docs"]
-    for page, word in WORDS.items():
-        held = [each for each in documents if each["location"].partition("#")[0] == page]
-        assert any(word.lower() in f"{each['title']} {each['text']}".lower() for each in held), page
-
-
-def test_pages_of_other_folders_and_sources_are_on_the_site(site: Path) -> None:
-    assert (site / "source/CONTRIBUTING.html").exists()
-    schema = site / "source/schemas/request.avsc.txt"
-    assert schema.read_bytes() == (ROOT / "schemas/request.avsc").read_bytes()
-
-
 def test_lists_below_a_sentence_are_lists(site: Path) -> None:
     """CommonMark needs no blank line before them."""
     assert "<ul>" in (site / "guarantees.html").read_text(encoding="utf-8")
     assert [line for page in site.rglob("*.html") for line in _paragraphs_with_items(page)] == []
-
-
-def test_commands_of_the_first_page_are_those_that_a_test_runs() -> None:
-    run = [_commands(block.text) for block in blocks(ROOT / "README.md") if block.language == "sh"]
-    shown = "".join(_SHELL.findall((ROOT / "docs/index.md").read_text(encoding="utf-8")))
-    assert len(_commands(shown)) == 3
-    assert {*_commands(shown)} <= {command for commands in run for command in commands}
-
-
-def test_pictures_of_the_first_page_are_small(site: Path) -> None:
-    sizes = {path.name: path.stat().st_size for path in (site / "images").glob("console-*.png")}
-    assert {*sizes} == {f"console{size}-{theme}.png" for size in ("", "-phone") for theme in ("light", "dark")}
-    assert max(sizes.values()) < 150_000
-
-
-def _commands(text: str) -> list[str]:
-    """Return the commands of a block, each on one line and without its comment."""
-    lines = text.replace("\\\n", " ").splitlines()
-    return [" ".join(line.partition("    #")[0].split()) for line in lines]
 
 
 def _leads(pages: dict[Path, _Page], path: Path, link: str) -> bool:

@@ -15,7 +15,6 @@ from psycopg import sql
 from psycopg.conninfo import make_conninfo
 
 from tidewheel.local.stack import StackInfo
-from tools.bench.registry import SCENARIOS
 from tools.bench.scenarios.handlers import KINDS
 from tools.interpreter import read_build
 
@@ -116,17 +115,6 @@ def test_unknown_scenario_is_refused_with_the_nearest_name() -> None:
     done = bench("fier")
     assert (done.returncode, done.stdout) == (5, "")
     assert done.stderr == "tidewheel: scenario: there is no 'fier'; write fire\n"
-
-
-def test_help_names_every_scenario() -> None:
-    done = " ".join(bench("--help").stdout.split())
-    assert all(name in done for name in SCENARIOS)
-
-
-def test_missing_scenario_is_refused_with_the_known_names() -> None:
-    done = bench()
-    assert (done.returncode, done.stdout) == (5, "")
-    assert "name some of submit, fire, relay, execute" in done.stderr
 
 
 def test_without_the_tools_of_a_checkout_the_command_says_so() -> None:
