@@ -287,7 +287,7 @@ def test_undo_of_a_move_whose_own_time_has_passed_fires_at_once(clocked: Clocked
     clocked.submit("nightly", schedule={"cron": "0 2 * * *"})
     at = "?at=2026-03-20T02:00:00Z"
     posted(pages, f"/jobs/nightly/move{at}", to="2026-03-20T09:00:00Z")
-    words = "It will fire at Fri 20 Mar 2026 09:00:00 UTC, because it was moved by "
+    words = "It was moved to Fri 20 Mar 2026 09:00:00 UTC, by "
     assert words in shown(pages, f"/jobs/nightly/skip{at}")
     assert "After that, it fires on time." in shown(pages, f"/jobs/nightly/unskip{at}")
     clocked.stop_clock(t("03-20T08:00"))
