@@ -33,7 +33,7 @@ from tidewheel.control.reads.workload import (
 )
 from tidewheel.errors import refuse
 from tidewheel.jobs.values import MAX_TEXT, Instant, Queue, one_line
-from tidewheel.nouns.operation import Noun, Rows, operation
+from tidewheel.nouns.operation import Noun, Page, Rows, operation
 from tidewheel.postgres.database_clock import read_now
 
 MAX_BINS = 1000
@@ -42,32 +42,10 @@ _of_fleet = partial(operation, scope=Scope.READ, authorize=lambda _: Scope.READ)
 
 
 @dataclass(frozen=True, slots=True)
-class BacklogPage:
-    """Due runs that have not started, by queue and lane, oldest first."""
-
-    backlog: tuple[Backlog, ...]
-
-
-@dataclass(frozen=True, slots=True)
 class SlowestRuns:
     """The slowest runs, slowest first."""
 
     runs: tuple[SlowRun, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class ExecutorsPage:
-    """Executors in the order of their ids."""
-
-    executors: tuple[ExecutorSummary, ...]
-    next_cursor: UUID | None
-
-
-@dataclass(frozen=True, slots=True)
-class Shards:
-    """Every shard with its owner."""
-
-    shards: tuple[ShardOwner, ...]
 
 
 class Overview(Noun):
@@ -128,9 +106,9 @@ class Overview(Noun):
             return read_upcoming(connection, self._call.tenant, self._call.installation.shards, edges)
 
     @operation("GET /api/v1/backlog", "get_backlog", scope=Scope.READ)
-    def backlog(self) -> BacklogPage:
+    def backlog(self) -> list[Backlog]:
         """Return due runs that have not started, by queue and lane, and why the oldest of each waits."""
-        return BacklogPage(self._read(read_open_runs).backlogs)
+        return list(self._read(read_open_runs).backlogs)
 
     @operation("GET /api/v1/runs/slowest", "list_slowest_runs", scope=Scope.READ)
     def slowest(
@@ -169,17 +147,17 @@ class Overview(Noun):
         return self._read(ask, q)
 
     @_of_fleet("GET /api/v1/executors", "list_executors")
-    def executors(self, *, after: UUID | None = None, limit: Rows = 50) -> ExecutorsPage:
+    def executors(self, *, after: UUID | None = None, limit: Rows = 50) -> Page[ExecutorSummary]:
         """List executors with their handlers; requires the rights of all tenants."""
         with self._call.snapshot(all_tenants=True) as connection:
             found = list_executors(connection, after=after, limit=limit + 1)
-        return ExecutorsPage(tuple(found[:limit]), found[limit - 1].executor_id if len(found) > limit else None)
+        return Page(found[:limit], found[limit - 1].executor_id if len(found) > limit else None)
 
     @_of_fleet("GET /api/v1/shards", "list_shards")
-    def shards(self) -> Shards:
+    def shards(self) -> list[ShardOwner]:
         """Return each shard with its scheduler; requires the rights of all tenants."""
         with self._call.snapshot(all_tenants=True) as connection:
-            return Shards(tuple(list_shards(connection, self._call.installation.shards)))
+            return list_shards(connection, self._call.installation.shards)
 
     @operation("GET /api/v1/status", "get_status", scope=Scope.ADMIN, authorize=lambda _: Scope.ADMIN)
     def status(self) -> FleetStatus:
