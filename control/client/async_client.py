@@ -75,7 +75,7 @@ class AsyncRuns(_Part[Runs]):
     async def wait(self, run_id: UUID, timeout: timedelta | float = 60.0) -> Run:
         """See `Runs.wait`."""
         polling = run_polling(run_id, timeout)
-        while polling.goes_on(run := await self.get(run_id), run):
+        while polling.goes_on(run := await self.get(run_id), run.state, run.finished_at):
             await asyncio.sleep(polling.pause())
         return run
 
@@ -134,7 +134,7 @@ class AsyncBatches(_Part[Batches]):
     ) -> Batch:
         """See `Batches.wait`."""
         polling = Polling("batch", batch_id, timeout, on_progress)
-        while polling.goes_on(found := await self.get(batch_id), found.summary):
+        while polling.goes_on(found := await self.get(batch_id), found.summary.state, found.summary.finished_at):
             await asyncio.sleep(POLL_SECONDS)
         return found
 
@@ -153,7 +153,7 @@ class AsyncWorks(_Part[Works]):
     ) -> Work:
         """See `Works.wait`."""
         polling = Polling("work", work_id, timeout, on_progress)
-        while polling.goes_on(found := await self.get(work_id), found):
+        while polling.goes_on(found := await self.get(work_id), found.state, found.finished_at):
             await asyncio.sleep(POLL_SECONDS)
         return found
 

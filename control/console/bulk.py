@@ -30,8 +30,8 @@ from tidewheel.jobs.strict_json import as_list
 from tidewheel.jobs.values import parse_timestamp
 from tidewheel.nouns.dead_letters.operations import DeadLetterFilter, DeadLetters, list_dead_letters
 from tidewheel.nouns.freezes.reads import freezes_of, standing_freezes
-from tidewheel.nouns.runs.cancellations import list_cancellations, show_cancellation
 from tidewheel.nouns.runs.model import Cancellation
+from tidewheel.nouns.runs.operations import list_cancellations, show_cancellation
 from tidewheel.nouns.works.operations import COUNTED, ENDS, INSTANTS, Works, list_works, show_work
 from tidewheel.nouns.works.operations import Work as StoredWork
 from tidewheel.postgres.session import Conn

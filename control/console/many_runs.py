@@ -43,10 +43,9 @@ from tidewheel.ids import read_uuid
 from tidewheel.jobs.requests import RunsMatching
 from tidewheel.jobs.values import format_timestamp
 from tidewheel.nouns.operation import checked, model_of, operations
-from tidewheel.nouns.runs.cancellations import count_matching
 from tidewheel.nouns.runs.detail import read_retry_facts
 from tidewheel.nouns.runs.model import PageFilter, RunFilter, RunSummary
-from tidewheel.nouns.runs.operations import Runs
+from tidewheel.nouns.runs.operations import Runs, count_matching
 from tidewheel.nouns.runs.reads import RunList, read_runs_and_waits
 from tidewheel.runs import FINAL, RunState
 from tidewheel.transitions.cancellation import LOOKED_AT

@@ -19,9 +19,9 @@ from tidewheel.nouns.freezes.reads import list_freezes
 from tidewheel.nouns.jobs.reads import list_jobs, show_job
 from tidewheel.nouns.jobs.versions import versions
 from tidewheel.nouns.limits.operations import list_blocked_keys, list_keys, list_limits
-from tidewheel.nouns.runs.cancellations import list_cancellations
 from tidewheel.nouns.runs.detail import show_run
 from tidewheel.nouns.runs.model import PageFilter, RunPage
+from tidewheel.nouns.runs.operations import list_cancellations
 from tidewheel.nouns.runs.reads import list_runs
 from tidewheel.nouns.tenants.reads import list_tenants, tenant_usage
 from tidewheel.nouns.workflows.operations import list_workflows

@@ -263,7 +263,7 @@ class Batches(Noun):
         `on_progress` gets the batch twice a second.
         """
         polling = Polling("batch", batch_id, timeout, on_progress)
-        while polling.goes_on(found := self.get(batch_id), found.summary):
+        while polling.goes_on(found := self.get(batch_id), found.summary.state, found.summary.finished_at):
             self._call.sleep(POLL_SECONDS)
         return found
 

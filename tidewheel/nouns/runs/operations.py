@@ -12,17 +12,29 @@ from typing import Annotated, Literal, TypedDict, Unpack
 from uuid import UUID
 
 from psycopg.rows import class_row
+from psycopg.types.json import Jsonb
 from pydantic import BeforeValidator, Field
 
 from tidewheel.api_keys import Scope
 from tidewheel.control.archive.lookup import show_run_anywhere
 from tidewheel.control.reads.job_position import read_job_position
-from tidewheel.errors import UnknownRun, refuse
+from tidewheel.control.reads.stored import rows_as
+from tidewheel.errors import UnknownCancellation, UnknownRun, refuse
 from tidewheel.ids import RunId, first_run_id
 from tidewheel.jobs.requests import CancelFields, RunsMatching
 from tidewheel.jobs.values import Instant, Key
-from tidewheel.nouns.operation import DryRun, InDoors, Page, Rows, as_id, as_int, as_seconds, fields_of, operation
-from tidewheel.nouns.runs.cancellations import count_matching, list_cancellations, show_cancellation
+from tidewheel.nouns.operation import (
+    DryRun,
+    InDoors,
+    Page,
+    Rows,
+    as_id,
+    as_int,
+    as_seconds,
+    fields_of,
+    operation,
+    read_page,
+)
 from tidewheel.nouns.runs.detail import LogFollower, read_logs
 from tidewheel.nouns.runs.model import (
     Cancellation,
@@ -53,19 +65,20 @@ from tidewheel.postgres.database_clock import read_now
 from tidewheel.postgres.session import Conn, read_row
 from tidewheel.postgres.statements import Statements
 from tidewheel.runs import RunState
-from tidewheel.transitions.cancellation import LOOKED_AT
+from tidewheel.transitions.cancellation import LOOKED_AT, Matches, count_matches
 from tidewheel.transitions.requested_changes import scan_failed_runs
 
-_READ_RUN = Statements("tidewheel.control")["read_run"]
+_SQL = Statements("tidewheel.control")
 _RUN = "/api/v1/runs/{run_id:uuid}"
 _CANCELLATIONS = "/api/v1/cancellations"
 _EARLIEST = datetime(1970, 1, 1, tzinfo=UTC)
 _LOOKED_AT = 20_000  # rows of one statement, matching or not: some tens of milliseconds
 _SHOWN = 10  # of a dry run
 _FIRST_POLL_SECONDS = 0.02
+_LAST_NUMBER = 2**63 - 1
 
 _RunId = Annotated[UUID, BeforeValidator(partial(as_id, name="run_id"))]
-_Number = Annotated[int, Field(ge=0, le=2**63 - 1)]
+_Number = Annotated[int, Field(ge=0, le=_LAST_NUMBER)]
 _Attempt = Annotated[Annotated[int, Field(ge=0, le=2**31 - 1)] | None, Field(description="Only this attempt.")]
 
 
@@ -94,6 +107,40 @@ class CancelAsked(CancelFields):
     dry_run: Annotated[bool, Field(description="Only count the runs.")] = False
 
 
+def count_matching(connection: Conn, tenant: str, asked: RunsMatching, *, look: int | None = None) -> Matches:
+    """Return how many open runs a cancellation would end.
+
+    Runs whose cancel is accepted already are not counted. It looks at `look` open runs; None for all of them.
+    """
+    of_job = None if asked.key is None else read_job_position(connection, tenant, asked.key).job_id
+    labels = Jsonb(asked.labels) if asked.labels else None
+    return count_matches(connection, {**dict(asked), "tenant": tenant, "job_id": of_job, "labels": labels}, look)
+
+
+def list_cancellations(
+    connection: Conn, tenant: str, *, after: int | None = None, limit: int = 50
+) -> Page[Cancellation]:
+    """Return a page of a tenant's cancellations, newest first."""
+    require_tenant(connection, tenant)
+    columns = {"tenant": tenant, "before": after or _LAST_NUMBER}
+    return read_page(
+        connection,
+        rows_as(Cancellation),
+        _SQL["list_cancellations"],
+        columns,
+        lambda last: last.cancellation_id,
+        limit=limit,
+    )
+
+
+def show_cancellation(connection: Conn, tenant: str, number: int) -> Cancellation:
+    """Return one cancellation, or raise UnknownCancellation."""
+    found = read_row(connection, rows_as(Cancellation), _SQL["read_cancellation"], {"id": number, "tenant": tenant})
+    if found is None:
+        raise UnknownCancellation(number)
+    return found
+
+
 class Runs(RunList):
     """Reads and requests about runs."""
 
@@ -101,7 +148,7 @@ class Runs(RunList):
         """Return a run."""
         columns = {"run_id": as_id(run_id, "run_id"), "tenant": self._call.tenant}
         with self._call.transaction() as connection:
-            found = read_row(connection, class_row(Run), _READ_RUN, columns)
+            found = read_row(connection, class_row(Run), _SQL["read_run"], columns)
         if found is None:
             raise UnknownRun(str(run_id))
         return found
@@ -114,7 +161,7 @@ class Runs(RunList):
     def wait(self, run_id: UUID, timeout: timedelta | float = 60.0) -> Run:
         """Wait until a run has ended, and return it; raise TimeoutError after this many seconds."""
         polling = run_polling(run_id, timeout)
-        while polling.goes_on(run := self.get(run_id), run):
+        while polling.goes_on(run := self.get(run_id), run.state, run.finished_at):
             self._call.sleep(polling.pause())
         return run
 
@@ -231,7 +278,6 @@ def run_polling(run_id: UUID, timeout: timedelta | float) -> Polling[Run]:
 
 
 def _survey(connection: Conn, *, tenant: str, filters: FailedRunFilter, versions: str) -> Survey[RunSummary]:
-    """Count failed runs up to now, and return the oldest ones."""
     require_tenant(connection, tenant)
     key, now = filters.get("key"), read_now(connection)
     of_job = None if key is None else read_job_position(connection, tenant, key).job_id

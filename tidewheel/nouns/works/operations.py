@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 from datetime import datetime
 from functools import partial
-from typing import Annotated, Final, Generic, Literal, Protocol, TypeVar
+from typing import Annotated, Final, Generic, Literal, TypeVar
 from uuid import UUID, uuid4
 
 from pydantic import BeforeValidator, Field
@@ -57,20 +57,6 @@ Kind = Literal["backfill", "redrive", "purge", "retry"]
 _OfKind = Annotated[Kind | None, Field(description="Only bulk work of this kind.")]
 
 
-class Polled(Protocol):
-    """A run, a batch or bulk work."""
-
-    @property
-    def state(self) -> str:
-        """Its state."""
-        ...
-
-    @property
-    def finished_at(self) -> datetime | None:
-        """The time of its end; None before."""
-        ...
-
-
 class Polling(Generic[T]):
     """One wait, of `timeout` seconds at most; `on_progress` gets each result of a poll before the last."""
 
@@ -88,14 +74,14 @@ class Polling(Generic[T]):
             as_seconds(timeout)
         self._started, self._pause = monotonic_seconds(), first_pause
 
-    def goes_on(self, found: T, work: Polled) -> bool:
+    def goes_on(self, found: T, state: str, finished_at: datetime | None) -> bool:
         """Return True if the work has not ended: then poll again."""
-        if work.finished_at is not None:
+        if finished_at is not None:
             return False
         if self._on_progress is not None:
             self._on_progress(found)
         if self._timeout is not None and monotonic_seconds() - self._started > self._timeout:
-            raise TimeoutError(f"{self._name} {self._work_id} is {work.state} after {self._timeout:g} s")
+            raise TimeoutError(f"{self._name} {self._work_id} is {state} after {self._timeout:g} s")
         return True
 
     def pause(self) -> float:
@@ -250,7 +236,7 @@ class Works(Noun):
         `on_progress` gets the work twice a second.
         """
         polling = Polling("work", work_id, timeout, on_progress)
-        while polling.goes_on(found := self.get(work_id), found):
+        while polling.goes_on(found := self.get(work_id), found.state, found.finished_at):
             self._call.sleep(POLL_SECONDS)
         return found
 
