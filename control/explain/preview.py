@@ -59,11 +59,8 @@ class Preview:
     """The effect of an unsaved job.
 
     Args:
-        key: Its key; None if it has none.
         version: The version it would become.
-        zone: The zone of its schedule.
-        now: The database's clock.
-        words: Its schedule and policies in words, a sentence each.
+        words: Its schedule in words, and the effects of overlap, catch_up and on_resume, a sentence each.
         occurrences: Its next occurrences in order, also those that a pause or a freeze holds. Those between them that
             are excluded or skipped are not counted, nor is the span up to the end of a pause.
         exhausted: True if there are no more.
@@ -127,7 +124,6 @@ def preview(
 
 
 def _version(connection: Conn, tenant: str, spec: JobSpec, now: datetime) -> NextVersion:
-    """Return the version of the key's job, or of a new job, that a spec would become."""
     job = job_id(tenant, spec.key or "")
     stored = read_row(connection, class_row(JobRow), _READ_JOBS, {"job_ids": [job]})
     row = stored or absent_job(job, tenant, spec.key or "", now)
@@ -180,34 +176,15 @@ def _words(version: NextVersion, state: TimerState, now: datetime, misfire_after
         yield _parent_words(version.spec.schedule)
     else:
         yield from _schedule_words(state.schedule, now)
-    yield from _bound_words(version)
     policies, spec = state.policies, version.spec
     if spec.recurring:
         effect = OVERLAP_EFFECTS[spec.overlap_policy]
         yield f"overlap is {spec.overlap_policy}: if another run of the job is active, {effect}."
-    if spec.ordering_key is not None:
-        fate = "blocks the runs behind it" if spec.ordering_key.on_failure == "block" else "lets the next run start"
-        key = spec.ordering_key.key
-        yield f"Runs of the ordering key {key!r} start one after another, and a run that fails for good {fate}."
-    if spec.dedupe is not None:
-        key = "the same dedupe key" if spec.dedupe.key is None else f"the dedupe key {spec.dedupe.key!r}"
-        window = duration(spec.dedupe.window, exact=True)
-        yield f"Triggers with {key} share one run in {window} (mode {spec.dedupe.mode})."
     if not isinstance(state.schedule, FixedDelay | Once) and spec.recurring:
         yield f"After downtime, {policy_effect('catch_up', policies.catch_up, policies.window)}."
         limit = duration(misfire_after, exact=True)
         yield f"An occurrence is missed once it is {limit} late (misfire_after of the schedulers)."
         yield f"After a pause, {policy_effect('on_resume', policies.on_resume, policies.window)}."
-    if policies.jitters:
-        longest = f"{policies.jitter_percent:g}% of the time to the next occurrence" if policies.jitter_percent else ""
-        yield f"Jitter delays each run by up to {longest or duration(policies.jitter, exact=True)}."
-        if spec.key is None:
-            yield "The delay depends on the key, which is missing here."
-    if policies.calendars:
-        effect = "fire at the same local time on the next open day" if policies.shift else "are skipped"
-        named = [f"on days of {', '.join(policies.exclude)}"] if policies.exclude else []
-        named += [f"outside the days of {', '.join(policies.include)}"] if policies.include else []
-        yield f"Occurrences {' and '.join(named)} {effect}."
     if version.paused:
         yield paused(version.job.paused_until) if version.job.exists else "The job starts paused."
 
@@ -237,14 +214,3 @@ def _schedule_words(schedule: Schedule, now: datetime) -> Iterator[str]:
             yield f"Once, at {instant(at)}.{late}"
         case _:
             yield "Manual: only triggers create runs."
-
-
-def _bound_words(version: NextVersion) -> Iterator[str]:
-    spec = version.spec
-    if spec.start_at is not None:
-        yield f"No occurrence before {instant(spec.start_at)} (start_at)."
-    if spec.end_at is not None:
-        yield f"No occurrence after {instant(spec.end_at)} (end_at)."
-    if spec.max_runs is not None:
-        noun = "occurrence" if spec.max_runs == 1 else "occurrences"
-        yield f"At most {spec.max_runs} {noun} (max_runs), fired or skipped, counted from the first submit."

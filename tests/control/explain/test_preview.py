@@ -45,12 +45,6 @@ def test_every_policy_is_described(clocked: ClockedDatabase) -> None:
     misfire = "An occurrence is missed once it is 1 min late (misfire_after of the schedulers)."
     assert misfire in previewed(clocked, schedule=DAILY).words
     assert misfire not in previewed(clocked).words, "a manual job misses nothing"
-    words = previewed(clocked, schedule=DAILY, overlap="allow_all", ordering_key="k").words
-    line = (
-        "Runs of the ordering key 'k' start one after another, and a run that fails for good blocks the runs behind it."
-    )
-    assert line in words
-    assert "(mode reject)." in previewed(clocked, schedule="manual", dedupe={"window": "10m"}).words[-1]
 
 
 def test_preview_marks_the_occurrences_that_a_pause_or_a_freeze_holds(clocked: ClockedDatabase) -> None:
@@ -83,7 +77,6 @@ def test_preview_of_a_change_keeps_what_the_job_keeps(clocked: ClockedDatabase) 
     assert seen.version == 2
     assert [line.at for line in seen.occurrences] == [t("03-02T08:20:07"), t("03-02T08:30:07")]
     assert seen.exhausted, "the first of the three has been"
-    assert "At most 3 occurrences" in " ".join(seen.words)
 
 
 def test_excluded_days_are_shown_and_not_counted(clocked: ClockedDatabase) -> None:
@@ -96,7 +89,6 @@ def test_excluded_days_are_shown_and_not_counted(clocked: ClockedDatabase) -> No
         ("03-09T09:00:00", OccurrenceOutcome.SCHEDULED),
     ]
     assert (seen.occurrences[1].occurrences, seen.occurrences[1].last_at) == (4, t("03-08T17:00"))
-    assert "closed" in " ".join(seen.words)
 
 
 def test_preview_is_refused_like_a_submit(clocked: ClockedDatabase) -> None:
