@@ -214,7 +214,6 @@ class Guard:
         return problem(HTTPStatus.MISDIRECTED_REQUEST, "misdirected", detail)
 
     def _caller(self, request: Request) -> str | ApiKey | SignIn | Response:
-        """Return the caller's allowance, the key that it shows, or the refusal of the request."""
         if request.scope[PAGE]:
             return self._console.caller(request)
         path, given = request.scope["path"], bearer(request)
@@ -229,7 +228,6 @@ class Guard:
         return self._with_token(request, given, for_executors=_is_of_executors(request))
 
     def _with_token(self, request: Request, given: str | None, *, for_executors: bool) -> str | Response:
-        """Return the allowance of executors, or the refusal of the request."""
         if self._token is None:
             # A wrong one would be found out only where keys are needed.
             return unauthorized(_NEEDS_NONE) if request.headers.get("authorization") else "executors"
@@ -340,7 +338,6 @@ def _lacks(scope: str) -> HTTPException:
 
 
 def _local(request: Request) -> Caller:
-    """Return a caller on the machine of an API without a token."""
     address = request.client.host if request.client else "unknown"
     actor = Actor(Door.REST, ActorKind.LOCAL, address, person(request.headers.get(ACTOR_HEADER)))
     return Caller(
@@ -365,7 +362,6 @@ def _traceparent(request: Request) -> str | None:
 
 
 def _tenant(request: Request) -> str | None:
-    """Return the tenant that the query names."""
     return read_query(request, TenantQuery, names={"tenant"}).tenant if "tenant" in request.query_params else None
 
 

@@ -89,7 +89,6 @@ class Connection(H11Protocol):
 
     @property
     def _trusted(self) -> bool:
-        """True if its last request has shown the token of executors, or an API key."""
         return self._is_executors or KEY in self._last_scope
 
     @property

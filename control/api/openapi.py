@@ -206,7 +206,6 @@ def _words(text: str) -> str:
 
 
 def _in_words(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a field's schema with its default in words."""
     rest = {name: part for name, part in schema.items() if name != "default"}
     default = schema.get("default")
     as_shown = isinstance(default, str) or rest.get("type") != "string"
@@ -336,5 +335,4 @@ def _in_path(name: str) -> dict[str, Any]:
 
 
 def _group(path: str) -> str:
-    """Return the noun of a path, such as `jobs` of `/api/v1/jobs/{key}:pause`."""
     return re.split("[/:]", path.removeprefix("/api/v1").removeprefix("/"))[0].removesuffix(".json")

@@ -158,7 +158,6 @@ async def on_http(request: Request, error: Exception) -> Response:
 
 
 def _methods(request: Request) -> Sequence[str]:
-    """Return the methods of all routes with the address of a request."""
     routes = [each for each in request.app.routes if isinstance(each, Route)]
     found = {method for each in routes if each.path_regex.match(request.scope["path"]) for method in each.methods or ()}
     return sorted(found | {"HEAD"} if "GET" in found else found)

@@ -80,7 +80,6 @@ def read_number(text: str) -> int | None:
 
 
 def _labels(value: object) -> object:
-    """Return the labels of `label=name=value`."""
     if not isinstance(value, tuple | list):
         return value
     found: dict[str, str] = {}

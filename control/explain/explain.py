@@ -69,8 +69,7 @@ class Unfired:
     Args:
         at: Its nominal instant; of a span the first.
         last_at: The last instant of a span; the same as `at` for one occurrence.
-        occurrences: How many.
-        exact: False if there are more than that.
+        exact: False if there are more occurrences than that.
         reason: The ledger's word for the reason; `paused` or `waiting` if nothing is recorded yet.
         words: The reason in sentences, of the first.
     """

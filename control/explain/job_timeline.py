@@ -31,18 +31,11 @@ _PauseEntry: TypeAlias = tuple[datetime, bool, str]
 
 @dataclass(frozen=True, slots=True)
 class TimelineRun:
-    """A run of a timeline.
+    """A run of a timeline; `attempt` is the last one that began.
 
     Args:
-        run_id: Its id.
-        scheduled_at: Its nominal instant.
-        started_at: When its last attempt began.
-        finished_at: When it ended.
         state: Its state, or `scheduled`.
-        cause: Its cause.
-        attempt: The last attempt begun.
         reason: The reason of a skip or a cancellation, or the timeout that fired.
-        error_type: The error type of its last attempt.
     """
 
     run_id: UUID
@@ -58,17 +51,10 @@ class TimelineRun:
 
 @dataclass(frozen=True, slots=True)
 class TimelineBin:
-    """The runs of a part of the time.
+    """The numbers of runs of a part of the time, whose end does not belong to it, by state.
 
     Args:
-        at: Its start.
-        until: Its end, which does not belong to it.
-        succeeded: The number of runs that succeeded.
-        failed: That failed.
-        timed_out: That timed out.
-        cancelled: That were cancelled.
-        skipped: That were skipped.
-        open: That have not ended.
+        open: Runs that have not ended.
         longest: The longest time of a last attempt.
     """
 
@@ -93,13 +79,7 @@ class TimelineBin:
 
 @dataclass(frozen=True, slots=True)
 class Pause:
-    """A pause of the job.
-
-    Args:
-        since: Its start.
-        until: Its end; None if it has none yet.
-        by: Its author.
-    """
+    """A pause of the job; `until` is None if it has no end yet."""
 
     since: datetime
     until: datetime | None
@@ -119,18 +99,11 @@ class JobTimeline:
     """The timeline of a job.
 
     Args:
-        key: The job.
-        now: The database's clock.
-        since: The start of the time range.
-        until: Its end, which does not belong to it.
-        mode: `runs` if the runs are shown one by one, else `bins`.
-        runs: The runs, the newest first.
-        bins: The bins in order.
+        until: The end of the time range, which does not belong to it.
+        mode: `runs` if the runs are shown one by one, the newest first; else `bins`.
         complete_since: The time from which all runs are counted; None if all of the time is.
         skips: The occurrences that did not fire, the newest first, at most 20.
-        more_skips: True if there are more.
         pauses: The pauses that the audit log still has, and the present one.
-        versions: The versions that came into force.
         took_p95: The time that 95 % of its latest successes do not exceed; None without one.
     """
 

@@ -43,7 +43,7 @@ class CalendarDay:
     Args:
         date: The day on the wall clock of the job's zone.
         fires: The number of occurrences that fire on it, moved ones on the day to which they were moved.
-        exact: False if it is a lower bound.
+        exact: False if that is a lower bound.
         first: The first three of these, in the job's zone.
         notes: The effects of a clock change.
         excluded_by: The calendars that keep occurrences of this day from firing.
@@ -63,14 +63,9 @@ class CalendarDay:
 
 @dataclass(frozen=True, slots=True)
 class JobCalendar:
-    """The days of a month.
+    """The days of a month, of which `month` is the first.
 
     Args:
-        key: The job.
-        zone: The zone of its schedule.
-        month: The first day of the month.
-        now: The database's clock.
-        days: All days of the month.
         words: The reason for a hold, or for no occurrence; empty without one.
     """
 
@@ -256,7 +251,6 @@ def _near(each: InForce, change: datetime, end: datetime) -> Iterator[datetime]:
 def _closing(
     version_spans: Sequence[VersionSpan], day: date, pieces: Sequence[tuple[datetime, datetime]]
 ) -> Iterator[str]:
-    """Yield the calendars that exclude occurrences of a day."""
     for each in version_spans:
         since, until = each.row.effective_at, each.until or _LAST
         spans = [(max(begin - TICK, since), min(end - TICK, until)) for begin, end in pieces]

@@ -184,7 +184,6 @@ def _policy(version_span: VersionSpan | None, field: Literal["catch_up", "on_res
 
 
 def _backfill(facts: InstantFacts, span: SkipSpan, them: str = "it") -> str:
-    """Return the remedy of a skip, or the backfill under way that applies it."""
     if facts.job.deleted_at is not None:
         return f"The job was deleted later: no backfill runs {them}."
     if span.backfill_id is None:

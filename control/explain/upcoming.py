@@ -115,7 +115,6 @@ class UpcomingOccurrence:
         leaves_at: When its run may be published: `at` plus jitter, or the moved time; None if never.
         run_id: The run created ahead of its time.
         last_at: The last instant of a span.
-        occurrences: Number of occurrences of a span.
         exact: False if the number of a span is a lower bound.
         notes: Effects of clock changes; author, time and reason of a skip or a move; what an overdue one waits for.
         overridden: True if a skip or a move is stored for it.
@@ -135,13 +134,9 @@ class UpcomingOccurrence:
 
 @dataclass(frozen=True, slots=True)
 class Upcoming:
-    """The next occurrences of a job.
+    """The next occurrences of a job, in the order of their instants.
 
     Args:
-        key: The job.
-        zone: The zone of its schedule.
-        now: The database's clock.
-        occurrences: In the order of their instants.
         words: The reason for fewer occurrences than requested, or for a hold; empty without one.
     """
 
@@ -288,7 +283,6 @@ def _queued(
 def _from_timer(
     job: JobPosition, version_span: VersionSpan, override: Sequence[OverrideFacts], n: int, misfire_after: timedelta
 ) -> Iterator[UpcomingOccurrence]:
-    """Yield the occurrences without a record, from the timer's position on."""
     cursor = job.cursor_at
     if cursor is None or job.hold_reason == HoldReason.QUARANTINED:
         return
@@ -317,14 +311,12 @@ def _from_timer(
 
 
 def _override_notes(override: OverrideFacts | None) -> tuple[str, ...]:
-    """Return the author, time and reason of a skip or a move, as notes."""
     if override is None:
         return ()
     return (f"{'skipped' if override.moved_to is None else 'moved'} {override_source(override)}",)
 
 
 def _awaits(job: JobPosition, cursor: datetime) -> str:
-    """Return what an overdue occurrence waits for."""
     return postponed(job.due_at) if job.due_at is not None and job.due_at > cursor else AWAITS_POLL
 
 

@@ -317,14 +317,12 @@ def _missing_roles(fleet: FleetStatus) -> frozenset[str | None]:
 
 
 def _counting(need: Need, parts: Sequence[Waiting]) -> Need:
-    """Return a need with the runs that wait, and the times from which the oldest and the newest wait."""
     count, at_least = sum(each.count for each in parts), any(each.at_least for each in parts)
     since, latest = min(each.oldest_at for each in parts), max(each.newest_at for each in parts)
     return replace(need, count=count, at_least=at_least, counted="waiting", since=since, latest=latest)
 
 
 def _causes(waiting: Sequence[Waiting]) -> dict[tuple[WaitCode, str, str], list[Waiting]]:
-    """Return the runs for which something is missing, by what that is."""
     causes: dict[tuple[WaitCode, str, str], list[Waiting]] = {}
     for each in waiting:
         code = each.why.code

@@ -26,10 +26,8 @@ class Streak:
     """The failures of a job since its last success.
 
     Args:
-        failures: Their number.
         since: The end of the first one.
         first_version: The lowest version of the job among them.
-        last_version: The highest one.
         run_id: The newest one.
         good_version: The highest version that succeeded; None if no success is among the runs that were read.
         at_least: True if there may be more failures, before `since`.
@@ -89,7 +87,6 @@ class JobTimes:
     """The last attempts of a job's runs that ended in a time.
 
     Args:
-        attempts: Their number.
         at_least: True if the job has more, older ones.
         share: The part of the time of all jobs of the answer that these took.
     """

@@ -34,14 +34,7 @@ MAX_JOBS = 200
 
 @dataclass(frozen=True, slots=True)
 class ResumedJob:
-    """A job whose timer is held.
-
-    Args:
-        key: Its key.
-        fires: The number of its occurrences that fire at once.
-        skips: The number of its occurrences that are skipped.
-        at_least: True if there may be more of both.
-    """
+    """A job whose timer is held, with the numbers of its occurrences that fire at once and that are skipped."""
 
     key: str
     fires: int
@@ -65,9 +58,7 @@ class Resumption:
 
     Args:
         jobs: The jobs with such occurrences, those that lose most of them first.
-        fires: The number of occurrences that fire at once.
-        skips: The number of occurrences that are skipped.
-        at_least: True if there may be more of each.
+        at_least: True if more may fire, and more may be skipped.
         words: The same in sentences.
     """
 

@@ -309,8 +309,6 @@ def _owned(facts: WaitFacts) -> Wait:
 
 @dataclass(frozen=True, slots=True)
 class _Able:
-    """The handler of a job, and the executors that have it; fields as in `WaitFacts`."""
-
     queue: str
     handler: str
     able: int

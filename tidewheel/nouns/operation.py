@@ -75,7 +75,6 @@ class Noun:
         self._call = call
 
     def _request(self, kind: str, sent: "Sent") -> "Reply":
-        """Have intake apply a request with these fields."""
         return self._call.request({"type": kind, **dict(sent)}, sent.request_id)
 
     def _read(self, read: Callable[Concatenate[Conn, str, P], T], *args: P.args, **given: P.kwargs) -> T:

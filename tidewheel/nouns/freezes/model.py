@@ -157,6 +157,5 @@ class Freezable(NamedTuple):
 
 
 def _in_words(parts: Iterable[str]) -> str:
-    """Return the parts of a scope in words, from the form that the audit log has."""
     named = (part.partition("=") for part in parts)
     return ", ".join(f"{_SCOPES.get(name, name)} {value}".rstrip() for name, _, value in named)

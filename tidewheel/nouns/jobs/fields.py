@@ -92,7 +92,6 @@ class Group:
 
 
 def _options(model: type[StrictModel], name: str) -> tuple[str, ...]:
-    """Return the values of a choice."""
     found = model.model_fields[name].annotation
     parts = get_args(found)
     nested = [each for part in parts for each in get_args(part)]
@@ -100,7 +99,6 @@ def _options(model: type[StrictModel], name: str) -> tuple[str, ...]:
 
 
 def _default(model: type[StrictModel], name: str) -> str:
-    """Return the default of a field as it is typed."""
     value = model.model_fields[name].default
     if isinstance(value, timedelta):
         return format_duration(value)
@@ -110,7 +108,6 @@ def _default(model: type[StrictModel], name: str) -> str:
 def _of(
     path: str, kind: Kind = "text", help: str = "", *, default: str | None = None, named: str = "", metavar: str = "",
 ) -> SpecField:  # fmt: skip
-    """Return a field of a job, or of its `retry`, with the values and the default that the model has."""
     start, _, name = path.rpartition(".")
     model = RetryPolicy if start else JobSpec
     found = _default(model, name) if default is None else default

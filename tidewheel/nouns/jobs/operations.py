@@ -120,7 +120,6 @@ def read_counted_days(connection: Conn, job: UUID, days: int) -> Sequence[Counte
 
 
 def _day(rows: Sequence[CountedDay]) -> JobDay:
-    """Return the sum of rows, the newest of which is first."""
     durations, lateness = Counter[int](), Counter[int]()
     for row in rows:
         durations += unpack(row.durations)

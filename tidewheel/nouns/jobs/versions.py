@@ -71,7 +71,6 @@ def job_at(connection: Conn, tenant: str, key: str, number: int) -> dict[str, ob
 
 
 def _read_rows(connection: Conn, tenant: str, key: str, numbers: Sequence[int]) -> list[_VersionRow]:
-    """Return the rows of some versions, in this order."""
     columns = {"job_id": job_id(tenant, key), "versions": list(numbers)}
     rows = {
         row.version: row for row in read_rows(connection, class_row(_VersionRow), _SQL["read_two_versions"], columns)

@@ -171,7 +171,6 @@ def _row(connection: Conn, statement: LiteralString, tenant: str, run_id: UUID) 
 
 
 def _detail(row: dict[str, Any], **computed: Any) -> RunDetail:  # noqa: ANN401 - fields of the record
-    """Return the record of a row, with the fields that are computed."""
     return RunDetail(**{name: value for name, value in row.items() if name in _COLUMNS} | computed)
 
 
@@ -228,8 +227,6 @@ def _stage(name: StageName, attempt: int | None, at: datetime | None, clock: Clo
 
 @dataclass(frozen=True, slots=True)
 class _LogRow:
-    """A run, and an attempt of it that has output, if there is one."""
-
     state: str
     newest: int
     attempt: int | None

@@ -277,8 +277,6 @@ def _spans_after(place: _Place, since: datetime, until: datetime, filters: PageF
 
 
 class _FoundRow(NamedTuple):
-    """The row of a search, with the last run looked at."""
-
     run_ids: Sequence[UUID]
     matching: int
     looked_at: int
@@ -286,7 +284,6 @@ class _FoundRow(NamedTuple):
 
 
 def _find_in(connection: Conn, tenant: str, filters: PageFilter, span: _Span, *, limit: int, look: int) -> _FoundRow:
-    """Look for matching runs of a span."""
     states, is_open = _states_of(filters), _is_open(filters)
     if filters.get("key") is not None:
         statements = _FIND_OPEN_RUNS_OF_JOB if is_open else _FIND_RUNS_OF_JOB
@@ -300,7 +297,6 @@ def _find_in(connection: Conn, tenant: str, filters: PageFilter, span: _Span, *,
 
 
 def _columns(tenant: str, filters: PageFilter, span: _Span) -> dict[str, object]:
-    """Return the parameters of filters and a span."""
     key, order, status = filters.get("key"), filters.get("ordering_key"), filters.get("status")
     columns: dict[str, object] = {
         **dict.fromkeys(PageFilter.__annotations__), **filters, "since": span.since, "until": span.until,
@@ -338,7 +334,6 @@ def _states_of(filters: PageFilter) -> list[str] | None:
 
 
 def _is_open(filters: PageFilter) -> bool:
-    """Return True if only open runs match."""
     states = _states_of(filters)
     return filters.get("ordering_key") is not None or (states is not None and OPEN.issuperset(states))
 

@@ -130,7 +130,6 @@ def _stack(items: Sequence[_Item], layers: Sequence[Sequence[int]]) -> int:
 
 
 def _path(items: Sequence[_Item], chain: Sequence[int]) -> str:
-    """Return the curves from the right edge of a node, over the bends, to the left edge of another one."""
     parts: list[str] = []
     for left, right in pairwise(chain):
         x, y = _x(items[left].layer) + WIDTH, items[left].y + items[left].height // 2
@@ -256,7 +255,6 @@ def _short(key: str) -> str:
 
 
 def _begin_of(keys: Sequence[str]) -> str:
-    """Return what all keys begin with, and a star."""
     first, last = min(keys), max(keys)
     same = next((at for at, (one, other) in enumerate(zip(first, last, strict=False)) if one != other), len(first))
     return f"{first[:same]}*"
