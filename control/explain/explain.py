@@ -286,7 +286,7 @@ def _without_record(facts: InstantFacts, version_span: VersionSpan) -> Verdict:
     override = facts.own_override
     if override is not None and override.moved_to is not None and override.done_at is None:
         # It keeps this version whatever version is current then: its own instant has passed under this one.
-        return moved_to_future(facts, override, version_span)
+        return moved_to_future(facts, override)
     current = version_span.until is None
     cursor, finished = facts.job.cursor_at, facts.job.finished_at is not None
     if current and (facts.at >= cursor if cursor else not (finished and version_span.fires(facts.at))):

@@ -22,13 +22,13 @@ from tidewheel.control.explain.explanation import (
 )
 from tidewheel.control.explain.facts import InstantFacts, OverrideFacts, VersionSpan
 from tidewheel.control.explain.text import (
+    CHECK_SCHEDULER,
     FOLLOWS,
     TIMER_MISSING,
     excluded,
     frozen,
     instant,
     late,
-    late_moved,
     moved,
     next_delay,
     no_chained_occurrence,
@@ -40,7 +40,6 @@ from tidewheel.control.explain.text import (
     skipped_manually,
     state_text_of,
 )
-from tidewheel.control.words import duration
 from tidewheel.postgres.session import read_row, read_rows
 from tidewheel.postgres.statements import Statements
 from tidewheel.runs import FINAL, SKIP_WORDS, RunState, SkipReason
@@ -68,18 +67,18 @@ def not_recorded(facts: InstantFacts, version_span: VersionSpan) -> Verdict:
     return _held(facts, facts.at) or _ahead_or_late(facts, _jitter(facts, version_span))
 
 
-def moved_to_future(facts: InstantFacts, override: OverrideFacts, version_span: VersionSpan) -> Verdict:
+def moved_to_future(facts: InstantFacts, override: OverrideFacts) -> Verdict:
     """Predict a moved occurrence that has not fired yet."""
-    to, now, zone = override.moved_to or facts.at, facts.job.now, version_span.zone
+    to, now = override.moved_to or facts.at, facts.job.now
     held = _held(facts, to)
     if held is not None:
-        words = moved(override, zone, into_pause=held.outcome is OccurrenceOutcome.PAUSED)
-        return Verdict(held.outcome, f"{words} {held.words}", MOVED, moved_to=to)
+        return Verdict(held.outcome, f"{moved(override)} {held.words}", MOVED, moved_to=to)
     if to > now:
-        words = f"{moved(override, zone)} Undo the move to let it fire at its own time."
+        words = f"{moved(override)} Undo the move to let it fire at its own time."
         return Verdict(OccurrenceOutcome.WILL_BE_MOVED, words, MOVED, moved_to=to)
-    words = late_moved(override, zone, now - to, _postponed_until(facts, to))
-    return Verdict(OccurrenceOutcome.WAITING, words, MOVED, moved_to=to)
+    again_at = _postponed_until(facts, to)
+    words = late(now - to, CHECK_SCHEDULER if again_at is None else postponed(again_at))
+    return Verdict(OccurrenceOutcome.WAITING, f"{moved(override)} {words}", MOVED, moved_to=to)
 
 
 def chained(facts: InstantFacts, schedule: FixedDelay) -> Verdict:
@@ -147,11 +146,13 @@ def _held(facts: InstantFacts, due: datetime) -> Verdict | None:
 def _ahead_or_late(facts: InstantFacts, why: str) -> Verdict:
     if facts.at > facts.job.now:
         return Verdict(OccurrenceOutcome.SCHEDULED, f"It will fire. {why}".rstrip())
-    again_at = _postponed_until(facts, facts.at)
+    again_at, cursor = _postponed_until(facts, facts.at), facts.job.cursor_at
     if again_at is not None:
-        words = f"It is {duration(facts.job.now - facts.at)} late and has not fired yet. {postponed(again_at)}"
-        return Verdict(OccurrenceOutcome.WAITING, words)
-    return Verdict(OccurrenceOutcome.WAITING, late(facts, _next_poll(facts)))
+        then = postponed(again_at)
+    else:
+        timer = f" The timer is at {instant(cursor)}." if cursor is not None and cursor != facts.at else ""
+        then = f"{_next_poll(facts)}{timer} {CHECK_SCHEDULER}"
+    return Verdict(OccurrenceOutcome.WAITING, late(facts.job.now - facts.at, then))
 
 
 def _postponed_until(facts: InstantFacts, due: datetime) -> datetime | None:

@@ -29,9 +29,9 @@ NOT_RECORDED = (
     "Tidewheel: please report it with this explanation."
 )
 
-_CHECK_SCHEDULER = "Check that a `tidewheel service scheduler` process runs."
-TIMER_MISSING = f"The job's timer row is missing. A scheduler repairs it within minutes. {_CHECK_SCHEDULER}"
-AWAITS_POLL = f"A scheduler creates its run at its next poll, within a second or two. {_CHECK_SCHEDULER}"
+CHECK_SCHEDULER = "Check that a `tidewheel service scheduler` process runs."
+TIMER_MISSING = f"The job's timer row is missing. A scheduler repairs it within minutes. {CHECK_SCHEDULER}"
+AWAITS_POLL = f"A scheduler creates its run at its next poll, within a second or two. {CHECK_SCHEDULER}"
 
 
 def instant(at: datetime) -> str:
@@ -224,29 +224,14 @@ def override_source(override: OverrideFacts) -> str:
     return f"by {override.created_by or 'a client'} at {instant(override.created_at)}{reason}"
 
 
-def moved(override: OverrideFacts, zone: str = "UTC", *, into_pause: bool = False) -> str:
+def moved(override: OverrideFacts) -> str:
     """Return the new time of a moved occurrence, with author, time and reason of the move."""
-    into = ", into a pause" if into_pause else ""
-    return f"It was moved to {_new_time(override, zone)}{into}, {override_source(override)}."
+    return f"It was moved to {instant(override.moved_to or override.scheduled_at)}, {override_source(override)}."
 
 
-def late_moved(override: OverrideFacts, zone: str, late: timedelta, again_at: datetime | None) -> str:
-    """Return the state of a moved occurrence that is late."""
-    remedy = _CHECK_SCHEDULER if again_at is None else postponed(again_at)
-    return f"{moved(override, zone)} It is {duration(late)} late and has not fired yet. {remedy}"
-
-
-def _new_time(override: OverrideFacts, zone: str) -> str:
-    to = override.moved_to or override.scheduled_at
-    return f"{instant(to)} ({to_zone(to, zone).isoformat()})" if zone != "UTC" else instant(to)
-
-
-def late(facts: InstantFacts, next_poll: str) -> str:
-    """Return the state of an occurrence that is late: the next poll's effect on it, and the remedy."""
-    cursor = facts.job.cursor_at
-    timer = f" The timer is at {instant(cursor)}." if cursor is not None and cursor != facts.at else ""
-    since = duration(facts.job.now - facts.at)
-    return f"It is {since} late and has not fired yet. {next_poll}{timer} {_CHECK_SCHEDULER}"
+def late(by: timedelta, then: str) -> str:
+    """Return the state of an occurrence that is late, with what comes next."""
+    return f"It is {duration(by)} late and has not fired yet. {then}"
 
 
 def postponed(again_at: datetime) -> str:

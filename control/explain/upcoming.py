@@ -40,14 +40,12 @@ from tidewheel.postgres.session import Conn
 from tidewheel.postgres.statements import Statements
 from tidewheel.runs import RunState
 from tidewheel.schedules.calendars import CalendarSchedule, excluded_spans, is_occurrence
-from tidewheel.schedules.cron_fields import following
-from tidewheel.schedules.cron_schedule import CronSchedule, ZonedCron
+from tidewheel.schedules.cron_schedule import CronSchedule
 from tidewheel.schedules.decide import MAX_COUNTED, decide
 from tidewheel.schedules.decision import HoldReason, jittered
 from tidewheel.schedules.describe import dst_effects, to_zone
-from tidewheel.schedules.schedule import TICK, FixedDelay, Manual, Once, Schedule, at_second, whole_second
+from tidewheel.schedules.schedule import TICK, FixedDelay, Manual, Once, Schedule, whole_second
 from tidewheel.schedules.timer_state import TimerState
-from tidewheel.schedules.zones import zone
 
 _SQL = Statements("tidewheel.control")
 
@@ -77,31 +75,8 @@ def no_occurrence_notes(schedule: Schedule, at: datetime) -> tuple[str, ...]:
     bare = schedule.schedule if isinstance(schedule, CalendarSchedule) else schedule
     if not isinstance(bare, CronSchedule):
         return ()
-    other_pass = [note for entry in bare.entries if (note := _other_pass(entry, at)) is not None]
-    notes = other_pass[:]
-    for neighbour in (bare.before(at), bare.after(at)):
-        if not other_pass and neighbour is not None and abs(neighbour - at) < _NEAR:
-            found = occurrence_notes(bare, neighbour)
-            notes += [f"occurrence at {instant(neighbour)}: {note}" for note in found]
-    return tuple(notes)
-
-
-def _other_pass(entry: ZonedCron, at: datetime) -> str | None:
-    """Return a note if the local time occurs twice and fires only at the other instant."""
-    second, of = whole_second(at), zone(entry.zone_name)
-    span = of.span_at(second)
-    local = second + of.offsets[span]
-    if at.microsecond or following(entry.fields, local) != local:
-        return None
-    for index in (span - 1, span + 1):
-        if 0 <= index < len(of.starts):
-            other = local - of.offsets[index]
-            if of.span_at(other) == index and entry.following(other) == other:
-                which = "second" if index < span else "first"
-                shown = f"{at_second(local):%Y-%m-%d %H:%M:%S}"
-                fires = f"{at_second(other):%Y-%m-%dT%H:%M:%S}Z"
-                return f"{shown} occurs twice: this is the {which} time, and the job fires at {fires} (DST overlap)"
-    return None
+    near = (each for each in (bare.before(at), bare.after(at)) if each is not None and abs(each - at) < _NEAR)
+    return tuple(f"occurrence at {instant(each)}: {note}" for each in near for note in occurrence_notes(bare, each))
 
 
 @dataclass(frozen=True, slots=True)

@@ -330,12 +330,12 @@ def test_clock_change_is_named_as_the_reason(clocked: ClockedDatabase) -> None:
         ({"dst_gap": "skip"}, "03-29T01:00", OccurrenceOutcome.NO_OCCURRENCE, "02:30 does not exist"),
         ({}, "03-29T01:30", OccurrenceOutcome.NO_OCCURRENCE, "02:30 does not exist"),
         ({}, "10-25T00:30", OccurrenceOutcome.SCHEDULED, "occurs twice: fires the first time"),
-        ({}, "10-25T01:30", OccurrenceOutcome.NO_OCCURRENCE, "02:30:00 occurs twice: this is the second time"),
+        ({}, "10-25T01:30", OccurrenceOutcome.NO_OCCURRENCE, "02:30 occurs twice: fires the first time"),
         (
             {"dst_overlap": "second"},
             "10-25T00:30",
             OccurrenceOutcome.NO_OCCURRENCE,
-            "occurs twice: this is the first time",
+            "occurs twice: fires the second time",
         ),
     ]
     at_clock(clocked, "03-02T08:00")

@@ -25,7 +25,7 @@ def test_occurrence_moved_into_a_pause_is_paused_before_and_after_its_time(clock
         clocked.stop_clock(t(clock))
         held = explanation_of(clocked, NINE)
         assert (held.outcome, held.moved_to) == (OccurrenceOutcome.PAUSED, t("03-02T08:30"))
-        assert "It was moved to 2026-03-02T08:30:00Z, into a pause, by request" in held.words
+        assert "It was moved to 2026-03-02T08:30:00Z, by request" in held.words
         assert "When the pause ends, on_resume is skip" in held.words
         line = coming(clocked, 1).occurrences[0]
         assert (line.at, line.outcome, line.leaves_at) == (NINE, OccurrenceOutcome.PAUSED, t("03-02T08:30"))
