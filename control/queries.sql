@@ -371,11 +371,6 @@ SELECT last.job_id, j.key, last.error, last.created_at
 -- Index: jobs_pkey. No lock.
 SELECT job_id FROM jobs WHERE job_id = ANY (%(job_ids)s) AND version > 0 AND deleted_at IS NULL
 
--- name: find_active_run
--- Returns the active run of a job.
--- Index: active_runs_pkey. No lock.
-SELECT run_id FROM active_runs WHERE job_id = %(job_id)s
-
 -- name: find_chain
 -- Returns the nearest instants before and after a given one with runs of these causes.
 -- Index: job_runs_by_job and by job in every partition. No lock.

@@ -249,14 +249,9 @@ class InstantFacts:
         """Return the error that quarantined the job, and its time."""
         return read_job_error(self.connection, self.job.job_id)
 
-    def freezes(self, queue: str | None = None) -> tuple[Freeze, ...]:
-        """Return the standing freezes that name the job's runs, of this queue or of its current one."""
-        return freezes_of(self.connection, self.job.tenant, self.job.job_id, queue)
-
-    def active_run(self) -> UUID | None:
-        """Return the job's active run."""
-        found = self.connection.execute(_SQL["find_active_run"], {"job_id": self.job.job_id}, binary=True).fetchone()
-        return cast("UUID", found[0]) if found else None
+    def freezes(self) -> tuple[Freeze, ...]:
+        """Return the standing freezes that name the job's runs."""
+        return freezes_of(self.connection, self.job.tenant, self.job.job_id)
 
     def chain(self, *causes: Cause) -> tuple[datetime | None, datetime | None]:
         """Return the nearest earlier and later instants with runs of these causes."""

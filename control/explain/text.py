@@ -10,10 +10,10 @@ from typing import Literal
 
 from tidewheel.control.explain.explanation import RunFacts, SkipSpan
 from tidewheel.control.explain.facts import InstantFacts, OverrideFacts, VersionSpan
-from tidewheel.control.reads.waits import GOES_ON, read_waits
+from tidewheel.control.reads.waits import read_waits
 from tidewheel.control.words import duration
 from tidewheel.nouns.freezes.model import Freeze
-from tidewheel.runs import SKIP_WORDS, Overlap, RunState, SkipReason
+from tidewheel.runs import DEAD_LETTERED, FINAL, SKIP_WORDS, Overlap, RunState, SkipReason
 from tidewheel.schedules.decide import MAX_CAUGHT_UP
 from tidewheel.schedules.decision import CatchUp
 from tidewheel.schedules.describe import to_zone
@@ -51,60 +51,28 @@ def fired(facts: InstantFacts, run: RunFacts) -> str:
 
 
 def state_text_of(facts: InstantFacts, run: RunFacts) -> str:
-    """Return the state of a run in a sentence."""
+    """Return the state of a run in a sentence, of an open one with the reason for which it waits."""
     state = RunState(run.state)
-    if state is RunState.QUEUED:
-        return _queued(facts, run)
-    if state is RunState.BUFFERED:
-        holder = facts.active_run()
-        if run.ordering_key is not None:
-            remedy = f"Run {run.run_id} names the run in front of it."
-            return f"Its run waits for its turn in the ordering key {run.ordering_key!r}. {remedy}"
-        if run.concurrency_key is not None and holder is None:
-            remedy = f"Run {run.run_id} lists the places of that key."
-            return f"Its run waits for the concurrency key {run.concurrency_key!r}. {remedy}"
-        return f"Its run waits for the job's active run{f', {holder}' if holder else ''}."
+    if state not in FINAL:
+        why = read_waits(facts.connection, [run.run_id]).get(run.run_id)
+        words = "" if why is None else f": {'; '.join(why.words.splitlines())}"
+        return f"Its run is {state}{words}."
     attempt = f"attempt {run.attempt}"
-    since = f" since {instant(run.started_at)}" if run.started_at else ""
     if run.started_at is not None:
         last = f"in {attempt}"
     else:
         last = f"after {attempt}" if run.attempt else "before its first attempt"
     at = f" at {instant(run.finished_at)}" if run.finished_at else ""
-    ended = f"{last}{at}"
+    if state is RunState.SKIPPED:
+        return f"Its run was skipped{at}: {SKIP_WORDS.get(run.reason or '', run.reason)}."
     error = timeout_of(run.error_type) if run.error_type and state is RunState.TIMED_OUT else run.error_type
     causes = ", ".join(dict.fromkeys(each for each in (error, run.reason) if each))
     why = f" ({causes})" if causes else ""
-    remedy = "Its dead letter lists every attempt. Correct the cause, then redrive it or trigger the job."
-    return {
-        RunState.RUNNING: f"Its run is in progress: {attempt}{since}.",
-        RunState.RETRYING: f"Its run is in progress: {attempt} failed, and the next one may start at {_publish(run)}.",
-        RunState.WAITING: f"Its run is in progress: {attempt} waits for external completion.",
-        RunState.CANCELLING: f"Its run is being cancelled: {attempt} received a stop request.",
-        RunState.BLOCKED: "Its run waits for runs of other jobs.",
-        RunState.SUCCEEDED: f"Its run succeeded {ended}.",
-        RunState.FAILED: f"Its run failed {ended}{why}. {remedy}",
-        RunState.TIMED_OUT: f"Its run timed out {ended}{why}. {remedy}",
-        RunState.CANCELLED: f"Its run was cancelled {ended}{why}.",
-        RunState.SKIPPED: f"Its run was skipped{at}: {SKIP_WORDS.get(run.reason or '', run.reason)}.",
-    }[state]
-
-
-def _queued(facts: InstantFacts, run: RunFacts) -> str:
-    if run.publish_at is not None and run.publish_at > facts.job.now:
-        return f"Its run exists and may start at {_publish(run)}."
-    freezes = facts.freezes(run.queue)
-    if freezes:
-        return f"Its run waits: {'; '.join(freeze.words for freeze in freezes)}."
-    waited = f" for {duration(facts.job.now - run.publish_at)}" if run.publish_at else ""
-    why = read_waits(facts.connection, [run.run_id]).get(run.run_id)
-    if why is not None and why.code in GOES_ON:
-        return f"Its run {why.words}. It has waited{waited}." if waited else f"Its run {why.words}."
-    return f"Its run has waited{waited}{f': {why.words}' if why else ''}."
-
-
-def _publish(run: RunFacts) -> str:
-    return instant(run.publish_at) if run.publish_at else "any time"
+    ended = {RunState.TIMED_OUT: "timed out", RunState.CANCELLED: "was cancelled"}.get(state, state)
+    words = f"Its run {ended} {last}{at}{why}."
+    if state not in DEAD_LETTERED:
+        return words
+    return f"{words} Its dead letter lists every attempt. Correct the cause, then redrive it or trigger the job."
 
 
 def skipped_by_overlap(run: RunFacts, version_span: VersionSpan | None) -> str:

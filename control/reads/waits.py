@@ -56,10 +56,6 @@ class WaitCode(StrEnum):
     EXECUTOR_SILENT = "executor_silent"
 
 
-GOES_ON = frozenset({WaitCode.SLOT, WaitCode.KEY})
-"""Codes whose words go on from the run as their subject: it waits for something."""
-
-
 @dataclass(frozen=True, slots=True)
 class Wait:
     """The reason for which an open run has not ended."""

@@ -760,7 +760,7 @@ _HOT = {
     "tidewheel.control": """
         read_logs read_run find_jobs_of_page find_last_jobs_of_page list_jobs show_job read_job_position
         read_versions_near read_runs_at
-        read_attempts_of read_skips_at read_overrides_around find_active_run
+        read_attempts_of read_skips_at read_overrides_around
         count_runs_of_jobs read_plain_schedules read_job_times find_timeline_runs count_timeline_runs
         read_took_p95 read_streak read_error_lines read_newest_errors read_versions_since read_pauses
         find_chain find_runs_ahead find_unfired read_versions read_two_versions

@@ -114,15 +114,15 @@ SELECT count(*) FILTER (WHERE o.named AND o.starts),
                   LIMIT %(look)s)) AS r) AS o
 
 -- name: find_freezes_of
--- Returns the standing freezes that name a run of a job in a queue; null: in the queue of the job's current version.
+-- Returns the standing freezes that name a run of a job in the queue of its current version.
 -- Index: freezes_pkey, frozen_jobs_pkey, jobs_pkey, job_versions_pkey. No lock.
 SELECT f.tenant, f.queue, f.labels, f.key_prefix, f.created_by AS by, f.reason, f.created_at AS since
   FROM freezes AS f
  WHERE f.thawed_at IS NULL
    AND (f.tenant IS NULL OR f.tenant = %(tenant)s)
    AND (f.queue IS NULL
-        OR f.queue = coalesce(%(queue)s, (SELECT v.queue FROM jobs AS j JOIN job_versions AS v USING (job_id, version)
-                                           WHERE j.job_id = %(job_id)s)))
+        OR f.queue = (SELECT v.queue FROM jobs AS j JOIN job_versions AS v USING (job_id, version)
+                       WHERE j.job_id = %(job_id)s))
    AND (NOT f.by_job OR EXISTS (SELECT FROM frozen_jobs AS k WHERE k.freeze_id = f.id AND k.job_id = %(job_id)s))
  ORDER BY f.id
 

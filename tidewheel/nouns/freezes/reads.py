@@ -91,9 +91,9 @@ def all_freezes(connection: Conn) -> tuple[Freeze, ...]:
     return tuple(read_rows(connection, rows_as(Freeze), _SQL["list_all_freezes"], {}))
 
 
-def freezes_of(connection: Conn, tenant: str, job_id: UUID, queue: str | None = None) -> tuple[Freeze, ...]:
-    """Return the standing freezes of a job's runs, oldest first; by default in its current queue."""
-    columns: dict[str, object] = {"tenant": tenant, "queue": queue, "job_id": job_id}
+def freezes_of(connection: Conn, tenant: str, job_id: UUID) -> tuple[Freeze, ...]:
+    """Return the standing freezes of a job's runs in its current queue, oldest first."""
+    columns: dict[str, object] = {"tenant": tenant, "job_id": job_id}
     return tuple(read_rows(connection, rows_as(Freeze), _SQL["find_freezes_of"], columns))
 
 
