@@ -94,31 +94,23 @@ def skipped_by_overlap(run: RunFacts, version_span: VersionSpan | None) -> str:
 
 def skipped(facts: InstantFacts, span: SkipSpan, version_span: VersionSpan | None) -> str:
     """Return the reason of a skip in the ledger."""
-    among = "" if span.occurrences == 1 else f", one of {_occurrences(span)}"
+    policy = quarantine = ""
     match SkipReason(span.reason):
-        case SkipReason.MISFIRE:
-            limit = duration(facts.misfire_after, exact=True)
-            words = (
-                f"It was missed{among}: it had not fired within {limit} of its time. It was skipped at "
-                f"{instant(span.created_at)}.{_policy(version_span, 'catch_up')} {_backfill(facts, span)}"
-                f"{_in_quarantine(facts, span)}"
-            )
-        case SkipReason.CATCH_UP_LIMIT:
-            words = (
-                f"It was missed{among}. catch_up fire_all fires the newest {MAX_CAUGHT_UP:,}, and this one was older. "
-                f"{_backfill(facts, span, 'the others')}"
-            )
-        case SkipReason.PAUSED:
-            words = _skipped_in_hold(facts, span, version_span, "pause")
-        case SkipReason.FROZEN:
-            words = _skipped_in_hold(facts, span, version_span, "freeze")
         case SkipReason.EXCLUDED:
-            words = excluded(version_span, facts)
+            return excluded(version_span, facts)
         case SkipReason.MANUAL:
-            words = skipped_manually(facts)
+            return skipped_manually(facts)
+        case SkipReason.MISFIRE | SkipReason.CATCH_UP_LIMIT:
+            due = f"It was missed: it had not fired within {duration(facts.misfire_after, exact=True)} of its time"
+            policy, quarantine = _policy(version_span, "catch_up"), _in_quarantine(facts, span)
+        case SkipReason.PAUSED | SkipReason.FROZEN as reason:
+            override, hold = facts.own_override, "pause" if reason is SkipReason.PAUSED else "freeze"
+            origin = "" if override is None or override.moved_to is None else f"{moved(override)} "
+            due, policy = f"{origin}It came due during a {hold}", _policy(version_span, "on_resume")
         case other:
-            words = f"{SKIP_WORDS[other][0].upper()}{SKIP_WORDS[other][1:]}{among}."
-    return words
+            due = f"{SKIP_WORDS[other][0].upper()}{SKIP_WORDS[other][1:]}"
+    among = "" if span.occurrences == 1 else f", one of {_occurrences(span)}"
+    return f"{due}. It was skipped at {instant(span.created_at)}{among}.{policy} {_backfill(facts, span)}{quarantine}"
 
 
 def _in_quarantine(facts: InstantFacts, span: SkipSpan) -> str:
@@ -129,20 +121,6 @@ def _in_quarantine(facts: InstantFacts, span: SkipSpan) -> str:
     return f" The job was quarantined at {instant(error[1])}: {error[0]}."
 
 
-def _skipped_in_hold(facts: InstantFacts, span: SkipSpan, version_span: VersionSpan | None, hold: str) -> str:
-    override, due = facts.own_override, f"It came due during a {hold}"
-    if override is not None and override.moved_to is not None:
-        due = f"{moved(override)} It came due there during a {hold}"
-    edited = version_span is not None and version_span.until == span.created_at
-    ended = "the job changed" if edited else f"the {hold} ended"
-    skips = f"{due} and was skipped when {ended} at {instant(span.created_at)}.{_policy(version_span, 'on_resume')}"
-    if span.occurrences > 1:
-        skips += f" The {hold} skipped {_occurrences(span)}."
-    # A backfill cannot create runs of the future.
-    remedy = _backfill(facts, span) if facts.at <= facts.job.now else "Trigger the job to run it."
-    return f"{skips} {remedy}"
-
-
 def _policy(version_span: VersionSpan | None, field: Literal["catch_up", "on_resume"]) -> str:
     if version_span is None:
         return ""
@@ -151,11 +129,13 @@ def _policy(version_span: VersionSpan | None, field: Literal["catch_up", "on_res
     return f" {policy_effect(field, policy, policies.window)}."
 
 
-def _backfill(facts: InstantFacts, span: SkipSpan, them: str = "it") -> str:
+def _backfill(facts: InstantFacts, span: SkipSpan) -> str:
+    if facts.at > facts.job.now:
+        return "Trigger the job to run it."  # a backfill cannot create runs of the future
     if facts.job.deleted_at is not None:
-        return f"The job was deleted later: no backfill runs {them}."
+        return "The job was deleted later: no backfill runs it."
     if span.backfill_id is None:
-        return f"A backfill of that time runs {them}."
+        return "A backfill of that time runs it."
     return f"Backfill {span.backfill_id} is under way and includes it."
 
 

@@ -71,9 +71,9 @@ def test_pause_counts_its_occurrences_and_names_its_cause(clocked: ClockedDataba
     done(clocked, "job.resume")
     fire_all(clocked)
     words = explanation_of(clocked, NINE).words
-    assert words.startswith("It came due during a pause and was skipped when the pause ended at 2026-03-05T10:00:00Z. ")
-    assert "on_resume is fire_once: only the latest occurrence fires. The pause skipped 3 occurrences from " in words
+    assert words.startswith("It came due during a pause. It was skipped at 2026-03-05T10:00:00Z, one of 3 occurrences ")
     assert "from 2026-03-02T09:00:00Z to 2026-03-04T09:00:00Z." in words
+    assert "on_resume is fire_once: only the latest occurrence fires." in words
     caught_up = explanation_of(clocked, t("03-05T09:00"))
     assert caught_up.words.startswith("It fired 1 h late, caught up after downtime, a pause or ")
     assert caught_up.run is not None
