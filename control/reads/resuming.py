@@ -4,7 +4,7 @@ The decision is that of the scheduler, `on_resume` of tidewheel/schedules/decide
 or that a freeze holds once a scheduler has seen it.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import LiteralString, NamedTuple
@@ -96,28 +96,16 @@ def resumption(connection: Conn, statement: LiteralString, columns: Mapping[str,
     jobs = sorted((each for each in decided if each.fires or each.skips), key=lambda each: -each.skips)
     fires, skips = sum(each.fires for each in jobs), sum(each.skips for each in jobs)
     at_least = len(found) > MAX_JOBS or any(each.at_least for each in jobs)
-    losing = sum(each.skips > 0 for each in jobs)
-    words = tuple(_words(fires, skips, losing, hold, at_least=at_least))
-    return Resumption(tuple(jobs), fires, skips, at_least, words)
+    return Resumption(tuple(jobs), fires, skips, at_least, _words(fires, skips, hold, at_least=at_least))
 
 
-def _words(fires: int, skips: int, losing: int, hold: str, *, at_least: bool) -> Iterator[str]:
-    count, least = fires + skips, "at least " if at_least else ""
+def _words(fires: int, skips: int, hold: str, *, at_least: bool) -> tuple[str, ...]:
+    count, least = fires + skips, "At least " if at_least else ""
     if not count:
-        yield f"No occurrence came due during the {hold}."
-        return
-    yield f"{least.capitalize()}{count:,} occurrence{'' if count == 1 else 's'} came due during the {hold}."
-    fire = "fires" if fires == 1 else "fire"
-    are = "is" if skips == 1 else "are"
-    of_jobs = f" of {losing:,} jobs" if losing > 1 else ""
-    if fires and skips:
-        yield f"{least.capitalize()}{fires:,} {fire} at once, and {least}{skips:,}{of_jobs} {are} skipped."
-    elif fires:
-        yield "It fires at once." if count == 1 else "They fire at once."
-    else:
-        yield "It is skipped." if count == 1 else "They are skipped."
-    if skips:
-        yield "To run a skipped occurrence later, use a backfill."
+        return (f"No occurrence came due during the {hold}.",)
+    due = f"{least}{count:,} occurrence{'' if count == 1 else 's'} came due during the {hold}"
+    words = f"{due}: {fires:,} to fire at once, {skips:,} to skip."
+    return (words, "To run a skipped occurrence later, use a backfill.") if skips else (words,)
 
 
 def _decide(timer: _HeldTimer, inputs: DecisionInputs, now: datetime) -> ResumedJob | None:
