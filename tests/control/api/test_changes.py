@@ -12,8 +12,6 @@ from tests.control.api.answering import ApiClient, answer_of, answering, refusal
 from tests.fixtures.acts import HANDLER
 from tests.fixtures.database import Database
 from tests.transitions.stepping import in_background
-from tidewheel.control.client.client import Client
-from tidewheel.errors import Refused, RequestConflict, UnknownJob, VersionConflict
 
 SPEC: dict[str, Any] = {"schedule": "@every 1h", "target": HANDLER}
 JOB = "/api/v1/jobs/a"
@@ -97,23 +95,6 @@ def test_patch_keeps_what_it_does_not_name_byte_for_byte(client: ApiClient) -> N
     patched(client, {"description": None})
     after = client.database.rows("SELECT definition FROM job_versions ORDER BY version DESC LIMIT 1")
     assert len(after[0][0]) == len(before[0][0])
-
-
-def test_patch_of_the_python_clients_is_that_of_the_api(client: ApiClient) -> None:
-    with Client(client.database.url) as python:
-        first = python.patch("a", {"description": "new"}, request_id="edit-7", if_version=1)
-        assert python.patch("a", {"description": "newer"}).version == 3
-        assert python.patch("a", {"description": "new"}, request_id="edit-7", if_version=1) == first
-        assert patched(client, {"description": "new"}, If_Match='"1"', **ONCE).headers["etag"] == '"2"'
-        with pytest.raises(RequestConflict):
-            python.patch("a", OTHER_BODY, request_id="edit-7")
-        with pytest.raises(VersionConflict):
-            python.patch("a", OTHER_BODY, if_version=1)
-        with pytest.raises(UnknownJob):
-            python.patch("b", OTHER_BODY)
-        with pytest.raises(Refused) as refused:
-            python.patch("a", {"key": "b"})
-        assert refused.value.errors[0].path == "job.key"
 
 
 @pytest.mark.parametrize("method", ["PUT", "PATCH", "DELETE"])

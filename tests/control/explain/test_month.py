@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.control.explain.explaining import calendar, done, fire_all, t
+from tests.control.explain.explaining import calendar, done, t
 from tests.fixtures.database import ClockedDatabase
 from tidewheel.control.explain.month import Counted, InForce, coming_counts, count_fires, job_calendar, local_pieces
 from tidewheel.schedules.calendars import Excluding
@@ -98,15 +98,6 @@ def test_month_of_a_second_is_counted_by_arithmetic(clocked: ClockedDatabase) ->
     assert (found[24][0], found[25][0]) == (86_400, 90_000)
     assert month(clocked, date(2026, 2, 1))[27] == (0, ())
     assert words(clocked, date(2026, 2, 1)) == "This job has no occurrence in February 2026."
-
-
-def test_month_after_the_last_occurrence_has_none_of_an_ended_schedule(clocked: ClockedDatabase) -> None:
-    clocked.stop_clock(t("03-01T00:00"))
-    clocked.submit(schedule={"cron": "0 * * * *"}, max_runs=1)
-    assert words(clocked, date(2026, 4, 1)) == "This job has no occurrence in April 2026."
-    clocked.stop_clock(t("03-01T02:00"))
-    fire_all(clocked)
-    assert words(clocked, date(2026, 4, 1)) == "The schedule has no further occurrence."
 
 
 @pytest.mark.parametrize(("schedule", "word"), [("manual", "trigger"), ({"fixed_delay": "1h"}, "only the next one")])
