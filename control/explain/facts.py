@@ -95,13 +95,9 @@ class VersionSpan:
 
     def closed_by(self, day: date) -> list[str]:
         """Return the calendars that exclude a day, each in the form of the sentences."""
-        tenant, named = self.place.tenant, f"{day:%Y-%m-%d} is a {_WEEKDAYS[day.isoweekday() % 7]}"
+        tenant, named = self.place.tenant, f"{_WEEKDAYS[day.isoweekday() % 7]} {day:%Y-%m-%d}"
         closing = [
-            f"calendar {name!r} contains {day:%Y-%m-%d}"
-            if day in self.days[tenant, name].days
-            else f"calendar {name!r} contains every {_WEEKDAYS[day.isoweekday() % 7]}, and {named}"
-            for name in self.policies.exclude
-            if day in self.days[tenant, name]
+            f"calendar {name!r} excludes {named}" for name in self.policies.exclude if day in self.days[tenant, name]
         ]
         included = self.policies.include
         if included and not any(day in self.days[tenant, name] for name in included):

@@ -196,8 +196,8 @@ def test_calendar_is_named_with_its_day(clocked: ClockedDatabase) -> None:
     clocked.submit(schedule=DAILY, exclude_calendars=["closed"])
     ahead = explanation_of(clocked, t("03-09T09:00"))
     assert (ahead.outcome, ahead.reason) == (OccurrenceOutcome.WILL_BE_EXCLUDED, "excluded")
-    assert "calendar 'closed' contains 2026-03-09" in ahead.words
-    assert "every Sunday" in explanation_of(clocked, t("03-08T09:00")).words
+    assert "calendar 'closed' excludes Monday 2026-03-09" in ahead.words
+    assert "excludes Sunday 2026-03-08" in explanation_of(clocked, t("03-08T09:00")).words
     at_clock(clocked, "03-08T10:00")
     not_written = explanation_of(clocked, t("03-08T09:00"))
     assert (not_written.outcome, not_written.reason, not_written.span) == (OccurrenceOutcome.SKIPPED, "excluded", None)
