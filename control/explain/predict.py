@@ -44,7 +44,7 @@ from tidewheel.postgres.session import read_row, read_rows
 from tidewheel.postgres.statements import Statements
 from tidewheel.runs import FINAL, SKIP_WORDS, RunState, SkipReason
 from tidewheel.schedules.decide import decide
-from tidewheel.schedules.decision import HoldReason, jittered
+from tidewheel.schedules.decision import HoldReason
 from tidewheel.schedules.schedule import FixedDelay
 from tidewheel.transitions.occurrences import MEETS, Occurrence
 from tidewheel.transitions.parents import read_parent_runs
@@ -64,7 +64,7 @@ def not_recorded(facts: InstantFacts, version_span: VersionSpan) -> Verdict:
         return Verdict(outcome, skipped_manually(facts), SkipReason.MANUAL)
     if facts.job.cursor_at is None:
         return Verdict(OccurrenceOutcome.WAITING, TIMER_MISSING)
-    return _held(facts, facts.at) or _ahead_or_late(facts, _jitter(facts, version_span))
+    return _held(facts, facts.at) or _ahead_or_late(facts, "")
 
 
 def moved_to_future(facts: InstantFacts, override: OverrideFacts) -> Verdict:
@@ -178,17 +178,6 @@ def _next_poll(facts: InstantFacts) -> str:
         effect = policy_effect("catch_up", policies.catch_up, policies.window)
         return f"It is missed, and the next poll skips it. {effect}."
     return "The backlog takes several polls."
-
-
-def _jitter(facts: InstantFacts, version_span: VersionSpan) -> str:
-    policies = version_span.policies
-    if not policies.jitters:
-        return ""
-    following = version_span.effective.after(facts.at)
-    publish_at = jittered(
-        facts.at, following, facts.job.job_id, longest=policies.jitter, percent=policies.jitter_percent
-    )
-    return f"With jitter its run may start at {instant(publish_at)}."
 
 
 def _facts(facts: InstantFacts, found: _Found, root_run_id: UUID, root_state: str) -> WorkflowFacts:
