@@ -34,7 +34,7 @@ MAX_JOBS = 200
 
 @dataclass(frozen=True, slots=True)
 class ResumedJob:
-    """A job whose timer is held, with the numbers of its occurrences that fire at once and that are skipped."""
+    """A held job with the numbers of its occurrences that fire at once and that are skipped."""
 
     key: str
     fires: int
