@@ -54,8 +54,8 @@ def state_text_of(facts: InstantFacts, run: RunFacts) -> str:
     """Return the state of a run in a sentence, of an open one with the reason for which it waits."""
     state = RunState(run.state)
     if state not in FINAL:
-        why = read_waits(facts.connection, [run.run_id]).get(run.run_id)
-        words = "" if why is None else f": {'; '.join(why.words.splitlines())}"
+        wait = read_waits(facts.connection, [run.run_id]).get(run.run_id)
+        words = "" if wait is None else f": {'; '.join(wait.words.splitlines())}"
         return f"Its run is {state}{words}."
     attempt = f"attempt {run.attempt}"
     if run.started_at is not None:
