@@ -104,7 +104,7 @@ class UnknownJob(Refused):
     code = "unknown_job"
 
     def __init__(self, tenant: str, key: str, deleted_at: str | None = None) -> None:
-        self.tenant, self.key, self.was_deleted = tenant, key, deleted_at is not None
+        self.tenant, self.key = tenant, key
         problem, remedy = f"tenant {tenant!r} has no job {key!r}", "submit the job first, or correct the key"
         if deleted_at is not None:
             problem, remedy = f"{problem}: it was deleted at {deleted_at}", "submit it again, or list its runs"

@@ -8,9 +8,8 @@ import re
 import shlex
 import sys
 from collections.abc import Callable, Generator, Iterable, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
-from difflib import get_close_matches
 from typing import TYPE_CHECKING, Annotated, NamedTuple, TypeVar, cast
 from uuid import UUID
 
@@ -23,10 +22,8 @@ from tidewheel.control.reads.stored import show_damaged
 from tidewheel.errors import (
     FieldError,
     InvalidInput,
-    Refused,
     ScheduleRefused,
     TidewheelError,
-    UnknownJob,
     UnknownRun,
     refuse,
 )
@@ -47,7 +44,6 @@ MAX_INT = 2**31 - 1  # of an `integer` column
 _COMPLETED = 50  # keys that a shell offers
 _PART = re.compile(r"(?P<begin>[0-9a-f]{4}[0-9a-f-]{0,31})(?:(?:…|\.\.\.)(?P<end>[0-9a-f]{1,12}))?", re.ASCII)
 _SHOWN = 10  # candidates of an ambiguous id
-_COMPARED = 1000  # keys, of those with the same first character and of all
 _IDS: Mapping[object, str] = {int: r"\d{1,18}", UUID: r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}", str: ".{1,255}"}
 
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation; required without a terminal.")]
@@ -300,27 +296,3 @@ FromRun = Annotated[
         "--from-run", metavar="RUN", help="A run of the batch that is in progress.", parser=_read, callback=_whole_ids
     ),
 ]
-
-
-def with_nearest(unknown: UnknownJob, option: str | None) -> Refused:
-    """Return a refusal with a remedy that names the option of the key, or no option for an argument."""
-    [error] = unknown.errors
-    remedy = error.remedy
-    if not unknown.was_deleted:
-        near = _nearest(unknown.tenant, unknown.key)
-        listed = f"`tidewheel job list{tenant_flag(unknown.tenant)}` lists the keys"
-        remedy = f"did you mean {' or '.join(map(repr, near))}?" if near else listed
-    refused = Refused([FieldError(option or error.path, error.problem, remedy)])
-    refused.code = unknown.code
-    return refused
-
-
-def _nearest(tenant: str, key: str) -> list[str]:
-    from tidewheel.nouns.jobs.reads import list_jobs
-
-    keys: set[str] = set()
-    with suppress(TidewheelError, DatabaseError), reading() as connection:
-        for prefix in (key[:1], ""):
-            found = list_jobs(connection, tenant, prefix=prefix, limit=_COMPARED, counts=False)
-            keys |= {job.key for job in found.jobs}
-    return get_close_matches(key, sorted(keys), n=3)

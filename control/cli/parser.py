@@ -14,10 +14,10 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command
 
-from tidewheel.control.cli.commands import COMMANDS, OLDER_COMMANDS, Command, Group, every_command
+from tidewheel.control.cli.commands import COMMANDS, OLDER_COMMANDS, Command, Group
 from tidewheel.control.cli.exit_codes import exit_code
 from tidewheel.distribution import describe_release, require
-from tidewheel.errors import Refused, TidewheelError, UnknownJob, Unusable
+from tidewheel.errors import Refused, TidewheelError, Unusable
 from tidewheel.redaction import redact
 
 EXAMPLES: Mapping[str, tuple[str, ...]] = {
@@ -128,42 +128,6 @@ def run(*, unusable: int | None = None) -> None:
         _exit_with(exit_code(error), str(error))
 
 
-class _Command(TyperCommand):
-    """A command that explains the key of a job that does not exist, and a flag that other schedulers have."""
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:  # noqa: ANN401 - click's own types are private
-        """Parse the arguments; name the flags of a field that other schedulers call like an unknown one."""
-        try:
-            return super().parse_args(ctx, args)
-        except Exception as error:
-            flags = {flag for each in self.params for flag in each.opts}
-            if ours := flags.intersection(_our_flags(getattr(error, "option_name", ""))):
-                vars(error)["possibilities"] = sorted(ours)
-            raise
-
-    def invoke(self, ctx: Any) -> Any:  # noqa: ANN401 - as below
-        """Run the command; name the option that has an unknown key, and the nearest keys."""
-        try:
-            return super().invoke(ctx)
-        except UnknownJob as unknown:
-            from tidewheel.control.cli.options import with_nearest  # here: no other error reads the keys
-
-            names = [max(each.opts, key=len) for each in self.params if ctx.params.get(each.name) == unknown.key]
-            raise with_nearest(unknown, next((name for name in names if name.startswith("--")), None)) from None
-
-
-def _our_flags(name: str) -> list[str]:
-    """Return the flags of the field that other schedulers call so."""
-    from tidewheel.jobs.peer_words import our_path  # here: no valid command needs the tables
-    from tidewheel.nouns.jobs.fields import FIELDS
-
-    if not (path := our_path(name)):
-        return []
-    paths = (path, "schedule.once") if path == "run_at" else (path,)
-    of_fields = [each.flag for each in FIELDS if each.path in paths or each.path.startswith(f"{path}.")]
-    return [f"--{path.replace('_', '-')}", *of_fields]
-
-
 class _LazyCommand(TyperCommand):
     """A command whose module is imported when it is invoked or prints its own help."""
 
@@ -182,17 +146,7 @@ class _LazyCommand(TyperCommand):
         return real_command(self._words, self._command)
 
 
-class _Named(TyperGroup):
-    """A group that names the place of a command which another group has."""
-
-    def resolve_command(self, ctx: Any, args: list[str]) -> Any:  # noqa: ANN401 - click's own types are private
-        """Return the command of the first argument; refuse another one."""
-        if args and args[0] not in self.commands and (places := _places(args[0])):
-            ctx.fail(f"No such command {args[0]!r}. Write {' or '.join(places)}.")
-        return super().resolve_command(ctx, args)
-
-
-class _Group(_Named):
+class _Group(TyperGroup):
     """A group of commands, or of one more that needs no name: the flags do."""
 
     def __init__(self, group: Group, **options: Any) -> None:  # noqa: ANN401 - as above
@@ -230,7 +184,7 @@ def real_command(words: str, entry: Command) -> TyperCommand:
     """Import a command whose numbers accept ASCII digits alone."""
     app, context = _app(), {**_CONTEXT, "ignore_unknown_options": entry.passes_arguments}
     function = getattr(import_module(entry.path), entry.function)
-    app.command(words.split()[-1], cls=_Command, context_settings=context, epilog=_epilog(words))(function)
+    app.command(words.split()[-1], context_settings=context, epilog=_epilog(words))(function)
     command = get_command(app)
     assert isinstance(command, TyperCommand)  # noqa: S101 - it has no callback
     for each in command.params:
@@ -246,21 +200,6 @@ def _number(parameter: Any, process: Any, ctx: Any, value: object) -> object:  #
             message = f"{text[:64]!r} is not a number"
             raise typer.BadParameter(message, ctx, parameter)
     return process(ctx, value)
-
-
-def _places(name: str) -> list[str]:
-    """Return the commands and groups of this name.
-
-    >>> _places("explain"), _places("archive")
-    (['`tidewheel explain`', '`tidewheel admin cron explain`'], ['`tidewheel admin archive`'])
-    """
-    words = dict.fromkeys(
-        " ".join(found[: number + 1])
-        for found in (words.split() for words, _ in every_command())
-        for number, part in enumerate(found)
-        if part == name
-    )
-    return [f"`tidewheel {each}`" for each in words]
 
 
 def _made(words: str, entry: Command | Group) -> TyperCommand | TyperGroup:
@@ -289,7 +228,6 @@ def _epilog(words: str) -> str | None:
 def _app(*, add_completion: bool = False) -> typer.Typer:
     return typer.Typer(
         name="tidewheel",
-        cls=_Named,
         help="A distributed job scheduler on PostgreSQL and Kafka.",
         no_args_is_help=True,
         add_completion=add_completion,

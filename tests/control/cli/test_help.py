@@ -202,19 +202,6 @@ def completed(words: str, database_url: str) -> list[str]:
     return done.out.split()
 
 
-def test_a_command_of_a_group_is_named_where_its_group_is_left_out(database: Database) -> None:
-    for words, place in (
-        (("trigger", "daily"), "`tidewheel job trigger`"),
-        (("archive", "run"), "`tidewheel admin archive`"),
-        (("attempts", "x"), "`tidewheel run attempts`"),
-        (("job", "retry", "x"), "`tidewheel run retry`"),
-        (("job", "explain"), "`tidewheel explain` or `tidewheel admin cron explain`"),
-    ):
-        done = tidewheel(database, *words)
-        assert done.code == ExitCode.USAGE, done
-        assert f"Write {place}." in " ".join(done.err.split())
-
-
 def test_h_is_help() -> None:
     for words in ((), ("job",), ("job", "list")):
         done = tidewheel(NO_DATABASE, *words, "-h")

@@ -88,7 +88,7 @@ def test_lists_are_narrowed_by_status_job_label_and_time(job: Database) -> None:
     [refusal] = tidewheel(job, "run", "list", "--label", "team=billing").refusals
     assert refusal.startswith("labels: ")
     [refusal] = tidewheel(job, "run", "list", "--job", "nope").refusals
-    assert refusal.startswith("--job: tenant 'default' has no job 'nope'")
+    assert refusal.startswith("key: tenant 'default' has no job 'nope'")
 
 
 def test_run_is_shown_with_its_attempts_and_retry_chain(job: Database) -> None:
@@ -170,7 +170,7 @@ def test_missing_or_invalid_cancel_filter_is_refused(job: Database) -> None:
         ([], "RUN"),
         ([str(uuid4()), "--job", "job"], "RUN"),
         (["--not-started"], "key"),
-        (["--job", "nope"], "--job"),
+        (["--job", "nope"], "key"),
         (["--lane", "fast"], "lane"),
         (["--queue", "q", "--before", "2999-01-01T00:00:00Z"], "created_before"),
     ]
