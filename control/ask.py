@@ -1,16 +1,15 @@
 """Find what an id or a key names: a run, a dead letter or a job.
 
-REST, the command line and the console use it. An answer takes a fixed number of indexed reads.
+REST and the console use it. An answer takes a fixed number of indexed reads.
 """
 
 import re
 from dataclasses import dataclass
-from difflib import get_close_matches
 from enum import StrEnum
 from uuid import UUID
 
 from tidewheel.control.reads.job_position import key_of_job
-from tidewheel.errors import FieldError, Refused, UnknownDeadLetter, UnknownJob, UnknownRun
+from tidewheel.errors import UnknownDeadLetter, UnknownJob, UnknownRun
 from tidewheel.nouns.dead_letters.operations import show_dead_letter
 from tidewheel.nouns.runs.detail import show_run
 from tidewheel.nouns.runs.model import RunSummary
@@ -24,7 +23,6 @@ MAX_ALTERNATIVES = 8
 """The other meanings that an answer has at most."""
 
 _KEYS = 100  # on each side of a text that are compared with it: all of a small installation
-_ALIKE = 0.6  # of difflib: an error in each third character
 _DEAD_LETTER = re.compile(r"#(\d{1,18})", re.ASCII)
 _UUID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.IGNORECASE)
 _SHORT_ID = re.compile(r"([0-9a-f]{8})(?:…|\.\.\.)([0-9a-f]{4})")
@@ -39,7 +37,7 @@ class Kind(StrEnum):
     MATCHES = "matches"
     """Keys that begin with the text or contain it, or runs of a short id: the alternatives."""
     NOTHING = "nothing"
-    """The text means nothing here; the alternatives are the nearest keys."""
+    """The text means nothing here."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,17 +58,6 @@ class Answer:
     target: str | None
     words: str
     alternatives: tuple[Meaning, ...] = ()
-
-
-class NotUnderstood(Refused):
-    """A text that means nothing here."""
-
-    code = "unknown_question"
-
-    def __init__(self, found: Answer) -> None:
-        near = ", ".join(each.target for each in found.alternatives)
-        remedy = f"the nearest keys are {near}" if near else "write a job key, a run id or a dead letter's #number"
-        super().__init__([FieldError("question", found.words, remedy)])
 
 
 def ask(connection: Conn, tenant: str, text: str) -> Answer:
@@ -124,7 +111,7 @@ def _of_run(run: RunSummary) -> Meaning:
 
 
 def _by_key(connection: Conn, tenant: str, text: str) -> Answer:
-    """Return the job of a key, else the keys that begin with it or contain it, else the nearest ones.
+    """Return the job of a key, else the keys that begin with it or contain it.
 
     Keys that contain it are found among the nearest ones: no index has them.
     """
@@ -136,19 +123,4 @@ def _by_key(connection: Conn, tenant: str, text: str) -> Answer:
         return Answer(text, Kind.JOB, text, "a job", others)
     if others:
         return Answer(text, Kind.MATCHES, None, f"contains {text}", others)
-    near = get_close_matches(text, keys, n=3, cutoff=_ALIKE)
-    words = f"no job, run or dead letter is {text!r}"
-    return Answer(text, Kind.NOTHING, None, words, tuple(Meaning(Kind.JOB, key, "a key like it") for key in near))
-
-
-def nearest_key(connection: Conn, tenant: str, text: str) -> str | None:
-    """Return the key that has the longest common beginning with a text; None if none begins like it."""
-    rows = connection.execute(_FIND_KEYS_FROM, {"tenant": tenant, "text": text, "limit": 1}, binary=True).fetchall()
-    keys = [str(row[0]) for row in rows]
-    best = max(keys, key=lambda key: _common(key, text), default=None)
-    return best if best and _common(best, text) else None
-
-
-def _common(key: str, text: str) -> int:
-    """Return the length of the common beginning of two texts."""
-    return sum(key.startswith(text[: end + 1]) for end in range(len(text)))
+    return Answer(text, Kind.NOTHING, None, f"no job, run or dead letter is {text!r}")

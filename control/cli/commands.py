@@ -292,7 +292,6 @@ _ADMIN = Group(
         "executors": Command(
             "status", "list_executors", "List executors, each with its slots, queues, handlers and last heartbeat."
         ),
-        "find": Command("status", "answer", "Find a run, a dead letter or a job by id or key, or by a part of one."),
         "bench": _BENCH,
     },
 )

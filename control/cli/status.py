@@ -1,4 +1,4 @@
-"""`tidewheel status`, `doctor` and `admin executors | shards | find`: what lives, and what is wrong.
+"""`tidewheel status`, `doctor` and `admin executors | shards`: what lives, and what is wrong.
 
 Exit codes of `status`: 0 if nothing is wrong, 1 if something is, 3 if the local stack is used and does not run, 6 if
 PostgreSQL does not answer. Those of `doctor`: 0 if nothing is wrong, 1 for warnings only, 2 if an error keeps work
@@ -16,11 +16,10 @@ from uuid import UUID
 import psycopg
 import typer
 
-from tidewheel.control.ask import Answer, Kind, NotUnderstood, ask
 from tidewheel.control.cli.connect import stack_in
 from tidewheel.control.cli.dev import Home
 from tidewheel.control.cli.exit_codes import ExitCode
-from tidewheel.control.cli.options import DEFAULT_TENANT, Limit, Tenant, reading, tenant_flag
+from tidewheel.control.cli.options import Limit, reading
 from tidewheel.control.cli.output import (
     Output,
     OutputOption,
@@ -56,12 +55,6 @@ _CLEAR = "\x1b[H\x1b[2J"
 Watch = Annotated[bool, typer.Option("--watch", "-w", help="Refresh every two seconds, until Ctrl-C.")]
 _WARNINGS, _ERRORS = 1, 2
 _EXECUTORS = ("executor", "name", "state", "heartbeat", "slots", "queues", "handlers")
-
-_COMMANDS = {
-    Kind.RUN: "tidewheel run show {}",
-    Kind.DEAD_LETTER: "tidewheel dlq show {}",
-    Kind.JOB: "tidewheel job show {}",
-}
 
 
 def status(home: Home = None, *, watch: Watch = False, output: OutputOption = Output.TEXT) -> None:
@@ -323,38 +316,3 @@ def _row(each: read.ExecutorSummary) -> tuple[Cell, ...]:
         ", ".join(each.queues),
         ", ".join(each.handlers),
     )
-
-
-def answer(
-    question: Annotated[
-        list[str],
-        typer.Argument(metavar="TEXT", help="A run id, #4711, a key, or a part of one; quotes are optional."),
-    ],
-    *,
-    tenant: Tenant = DEFAULT_TENANT,
-    output: OutputOption = Output.TEXT,
-) -> None:
-    """Find a run, a dead letter or a job by id or key, or by a part of one."""
-    with reading() as connection:
-        found = ask(connection, tenant, " ".join(question))
-    if found.kind is Kind.NOTHING:
-        raise NotUnderstood(found)
-    if output is not Output.TEXT:
-        print_document(found, output)
-    else:
-        _print(found, tenant)
-
-
-def _print(found: Answer, tenant: str) -> None:
-    if found.target is not None:
-        typer.echo(wrapped(f"{_name(found.kind)} {found.target}: {found.words}", "  "))
-        typer.echo(_COMMANDS[found.kind].format(found.target) + tenant_flag(tenant))
-    if found.alternatives:
-        if found.target is not None:
-            typer.echo("")
-        rows = [(_name(each.kind), each.target, each.words) for each in found.alternatives]
-        print_table(("kind", "name", "about"), rows)
-
-
-def _name(kind: Kind) -> str:
-    return kind.replace("_", " ")

@@ -12,7 +12,6 @@ from starlette.requests import Request
 from tidewheel.api_keys import Scope
 from tidewheel.control.api.authorization import Caller
 from tidewheel.control.api.request_input import Cursors, read_query
-from tidewheel.control.ask import nearest_key
 from tidewheel.control.client.connection import Connection
 from tidewheel.control.console.actions import (
     SAMPLE,
@@ -225,13 +224,8 @@ class JobsPage:
             return {
                 "rows": in_order(kept) if query.sort == "problems" else kept,
                 "idle": idle, "bins": bins, "whys": whys, "failing": failing,
-                "nearest": nearest(page), "freezable": freezable_filters(query), "along": along, "pitch": pitch,
+                "freezable": freezable_filters(query), "along": along, "pitch": pitch,
             }  # fmt: skip
-
-        def nearest(page: JobPage) -> str | None:
-            if page.jobs or not query.prefix or page.next_cursor is not None:
-                return None
-            return in_snapshot(connection, nearest_key, caller.tenant, query.prefix)
 
         return list_view("jobs", query, listed, errors=errors, now=now, urls=urls, of_page=rows, shown=shown)
 

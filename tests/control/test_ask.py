@@ -1,4 +1,4 @@
-"""`ask`: what an id or a key names, the same by the resolver, the command line and REST."""
+"""`ask`: what an id or a key names, the same by the resolver and REST."""
 
 from http import HTTPStatus
 from uuid import UUID
@@ -6,12 +6,10 @@ from uuid import UUID
 import pytest
 
 from tests.control.api.answering import answering
-from tests.control.cli.command import tidewheel
 from tests.control.explain.explaining import done, t
 from tests.fixtures.acts import ending, submission
 from tests.fixtures.database import ClockedDatabase, Database
 from tidewheel.control.ask import Answer, Kind, ask
-from tidewheel.control.cli.exit_codes import ExitCode
 from tidewheel.ids import job_id
 from tidewheel.runs import RunState
 
@@ -69,35 +67,19 @@ def test_part_of_a_key_lists_jobs_first_those_that_begin_with_it(database: Datab
     assert {each.kind for each in found.alternatives} == {Kind.JOB}
 
 
-def test_what_means_nothing_names_the_nearest_keys(database: Database) -> None:
-    database.submit("nightly")
-    database.submit("weekly")
-    near = asked(database, "nightyl")
-    assert (near.kind, near.words) == (Kind.NOTHING, "no job, run or dead letter is 'nightyl'")
-    assert [each.target for each in near.alternatives] == ["nightly"]
-    assert asked(database, "#4711").words == "no job, run or dead letter is '#4711'"
-
-
 def test_deleted_job_is_not_found_by_its_key(database: Database) -> None:
     database.submit("nightly")
     done(database, "job.delete", "nightly")
     assert asked(database, "nightly").kind is Kind.NOTHING
 
 
-def test_command_line_and_rest_give_the_same_answer(database: Database) -> None:
+def test_rest_gives_the_same_answer(database: Database) -> None:
     database.submit("nightly")
-    run = database.trigger("nightly")
     with answering(database) as client:
         answer = client.get("/api/v1/ask", params={"q": "nightly"}).json()
-        assert answer == tidewheel(database, "admin", "find", "nightly", "-o", "json").json
+        assert (answer["kind"], answer["target"]) == ("job", "nightly")
+        assert client.get("/api/v1/ask", params={"q": "nightyl"}).json()["kind"] == "nothing"
         assert client.get("/api/v1/ask", params={"q": ""}).status_code == HTTPStatus.UNPROCESSABLE_ENTITY
-    assert tidewheel(database, "admin", "find", str(run)).lines == [
-        f"run {run}: nightly: queued",
-        f"tidewheel run show {run}",
-    ]
-    nothing = tidewheel(database, "admin", "find", "nightyl")
-    assert nothing.code == ExitCode.NOT_FOUND
-    assert nothing.refusals == ["question: no job, run or dead letter is 'nightyl'; the nearest keys are nightly"]
 
 
 def test_tenant_finds_what_is_its_own(database: Database) -> None:
@@ -106,11 +88,3 @@ def test_tenant_finds_what_is_its_own(database: Database) -> None:
     database.apply_batch(submission("theirs") | {"tenant": "acme"})
     assert [asked(database, key).kind for key in ("mine", "theirs")] == [Kind.JOB, Kind.NOTHING]
     assert [asked(database, key, "acme").kind for key in ("mine", "theirs")] == [Kind.NOTHING, Kind.JOB]
-
-
-def test_a_long_text_of_a_large_installation_is_answered_by_indexed_reads(database: Database) -> None:
-    """A text as long as the longest key is compared with the nearest few hundred keys."""
-    for number in range(30):
-        database.submit(f"{'k' * 240}-{number}")
-    found = asked(database, "k" * 239 + "x")
-    assert len(found.alternatives) == 3

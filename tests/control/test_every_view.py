@@ -145,7 +145,7 @@ def route_paths(places: Places, route: str) -> Iterator[str]:
 
 _RUN, _ROOT = "{run}", "{root}"
 _COMMANDS: Mapping[str, tuple[tuple[str, ...], ...]] = {
-    "status": ((),), "freeze list": ((),), "admin changes": ((), ("-n", "1")), "admin find": (("hourly",), ("{key}",)),
+    "status": ((),), "freeze list": ((),), "admin changes": ((), ("-n", "1")),
     "admin executors": ((),), "admin shards list": ((),), "admin tenant list": ((),),
     "job list": ((), ("-n", "1")), "job show": (("{key}",),), "job next": (("{key}",),), "job stats": (("{key}",),),
     "explain": (("{key}",),), "job versions": (("{key}",),), "job diff": (("hourly/1", "1", "2"),),

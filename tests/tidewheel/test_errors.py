@@ -7,7 +7,6 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from tidewheel import errors
-from tidewheel.control.ask import Answer, Kind, NotUnderstood
 from tidewheel.errors import FieldError, TidewheelError
 from tidewheel.intake.locks import RowLocked
 from tidewheel.jobs.parsing import RequestIdentity, RequestRefused
@@ -15,7 +14,6 @@ from tidewheel.jobs.parsing import RequestIdentity, RequestRefused
 _FIELD = FieldError("job.key", "it is missing", "write one")
 _EXAMPLES: list[TidewheelError] = [
     errors.InvalidInput([_FIELD]),
-    NotUnderstood(Answer("nightlu", Kind.NOTHING, None, "no job has this key")),
     errors.ScheduleRefused("it never fires", "write another", "cron"),
     errors.UnknownJob("default", "report"),
     errors.UnknownRun("7"),

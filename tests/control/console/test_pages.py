@@ -164,15 +164,6 @@ def test_list_of_jobs_shows_the_last_runs_and_which_fail_in_one_of_ten(pages: Ap
     assert 'href="/jobs/charge"' not in shown(pages, "/jobs?status=unwell")
 
 
-def test_empty_list_names_the_nearest_key(pages: ApiClient) -> None:
-    pages.database.submit("nightly-<b>")
-    pages.database.submit("other")
-    page = shown(pages, "/jobs?prefix=nightly-x")
-    assert "No job key begins with" in page
-    assert 'The nearest key is <a href="/jobs?prefix=nightly-%3Cb%3E"><bdi>nightly-&lt;b&gt;</bdi></a>' in page
-    assert "Nearest" not in shown(pages, "/jobs?prefix=zzz")
-
-
 def test_filters_are_those_of_rest_and_errors_name_the_field(pages: ApiClient) -> None:
     pages.database.submit("a", labels={"team": "billing"})
     pages.database.submit("b")
