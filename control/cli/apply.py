@@ -1,6 +1,5 @@
 """`tidewheel apply`: jobs from files, some or millions."""
 
-import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -15,6 +14,7 @@ from tidewheel.control.cli.job_files import STANDARD_INPUT, ensure_readable, rea
 from tidewheel.control.cli.options import DEFAULT_TENANT, Tenant, checked_url, read_labels, reading
 from tidewheel.control.cli.output import Output, OutputOption, print_result, progress_bar
 from tidewheel.control.client.bulk_load import (
+    LOAD_BATCH,
     MAX_PROBLEMS,
     SUBMIT_BATCH,
     BulkLoader,
@@ -22,7 +22,6 @@ from tidewheel.control.client.bulk_load import (
     LoadResult,
     Pending,
     batches,
-    load_in_processes,
 )
 from tidewheel.errors import FieldError, UndecodableMessage, refuse
 from tidewheel.jobs.batches import cycle_text, find_cycle
@@ -32,7 +31,6 @@ from tidewheel.nouns.jobs.model import JobFilter
 from tidewheel.nouns.jobs.reads import list_jobs
 
 _LISTED = 50  # changed jobs of a dry run, or deleted jobs; of more, the count
-_MAX_PROCESSES = 32  # each has a connection, and up to three batches of 16 MiB
 
 
 def apply(
@@ -68,15 +66,6 @@ def apply(
         bool, typer.Option("--bulk", help="Load new jobs only, up to millions; existing jobs do not change.")
     ] = False,
     events: Annotated[bool, typer.Option("--events", help="With --bulk: publish an event for each new job.")] = False,
-    processes: Annotated[
-        int | None,
-        typer.Option(
-            metavar="N",
-            min=1,
-            max=_MAX_PROCESSES,
-            help="With --bulk: number of processes; by default one per core.",
-        ),
-    ] = None,
     verbose: Annotated[
         bool, typer.Option("-v", "--verbose", help=f"List all changed or deleted jobs, also above {_LISTED}.")
     ] = False,
@@ -93,7 +82,7 @@ def apply(
         )
     if has_exit_code and not dry_run:
         refuse("--exit-code", "needs --dry-run", "leave it out, or add --dry-run")
-    _ensure_bulk_fits(bulk=bulk, prune=prune, dry_run=dry_run, events=events, processes=processes)
+    _ensure_bulk_fits(bulk=bulk, prune=prune, dry_run=dry_run, events=events)
     sources = [*(files or ()), *(more or ())]
     if not sources:
         refuse("FILE", "is missing", "name a file of jobs, or - for standard input")
@@ -106,12 +95,7 @@ def apply(
         with progress_bar("loading" if bulk else "applying", _total_bytes(sources)) as seen:
             given = _all(sources, seen)
             if bulk:
-                _add(
-                    done,
-                    load_in_processes(
-                        given, processes=processes or _cores(), database_url=url, tenant=tenant, emit_events=events
-                    ),
-                )
+                _add(done, _loaded(given, url, tenant, emit_events=events))
             else:
                 _add(done, _applied(given, url, tenant, dry_run=dry_run))
         if scope is not None:
@@ -170,13 +154,13 @@ def parents_first(children: Sequence[Child]) -> list[JobText]:
     return [*(children[number].text for number in TopologicalSorter(parents).static_order()), *refused]
 
 
-def _ensure_bulk_fits(*, bulk: bool, prune: bool, dry_run: bool, events: bool, processes: int | None) -> None:
+def _ensure_bulk_fits(*, bulk: bool, prune: bool, dry_run: bool, events: bool) -> None:
     if bulk and prune:
         refuse("--prune", "--bulk only creates jobs", "leave one out")
     if bulk and dry_run:
         refuse("--dry-run", "cannot be combined with --bulk", "leave out --bulk; the checks are the same")
-    if not bulk and (events or processes):
-        refuse("--events" if events else "--processes", "needs --bulk", "leave it out, or add --bulk")
+    if events and not bulk:
+        refuse("--events", "needs --bulk", "leave it out, or add --bulk")
 
 
 def _add(done: LoadResult, parts: Iterable[LoadResult]) -> None:
@@ -187,10 +171,10 @@ def _add(done: LoadResult, parts: Iterable[LoadResult]) -> None:
             typer.echo(f"{place}: {error}", err=True)
 
 
-def _cores() -> int:
-    """Return the number of processes: one for each core that this process may use, at most 32."""
-    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return min(usable, _MAX_PROCESSES)
+def _loaded(given: Iterator[JobText], url: str, tenant: str, *, emit_events: bool) -> Iterator[LoadResult]:
+    with BulkLoader(url, tenant=tenant) as loader:
+        for batch in batches(given, LOAD_BATCH):
+            yield loader.load(batch, emit_events=emit_events)
 
 
 def _applied(given: Iterator[JobText], url: str, tenant: str, *, dry_run: bool) -> Iterator[LoadResult]:

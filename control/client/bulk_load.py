@@ -3,15 +3,8 @@
 Each batch is one transaction. A rejected job is reported with its place in the file; the rest are applied.
 """
 
-import signal
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor, wait
-from concurrent.futures.process import BrokenProcessPool
-from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import cache
-from multiprocessing import get_context
 from types import TracebackType
 from typing import NamedTuple, Self, TypeAlias
 
@@ -19,7 +12,7 @@ import psycopg
 
 from tidewheel.audit import Door, process_actor
 from tidewheel.control.client.connection import Connection
-from tidewheel.errors import FieldError, InvalidInput, Unavailable, UndecodableMessage, UnknownJob, refuse
+from tidewheel.errors import FieldError, InvalidInput, UndecodableMessage, UnknownJob, refuse
 from tidewheel.intake.apply import apply_requests
 from tidewheel.intake.new_jobs import load_jobs
 from tidewheel.intake.request import ReceivedRequest
@@ -34,11 +27,8 @@ from tidewheel.schemas.generated.records import Reply, ReplyStatus
 
 SUBMIT_BATCH = 200  # changes in one transaction: edits and firings wait for each other's row locks
 LOAD_BATCH = 2000  # jobs in one transaction: larger batches are no faster
-BATCH_BYTES = 16 << 20  # of a batch's JSON: 2,000 jobs of the largest size would take 2 GB in each process
+BATCH_BYTES = 16 << 20  # of a batch's JSON: 2,000 jobs of the largest size would take 2 GB
 MAX_PROBLEMS = 100  # reported in full; a million jobs mostly share one problem
-
-_AHEAD = 2  # batches per process read in advance; bounds the memory
-_CHECK_SECONDS = 5.0  # longer than a batch takes
 
 _ELSEWHERE = {"tenant": "give the command --tenant", "request_id": "leave it out"}  # of a file of jobs
 
@@ -233,81 +223,6 @@ def batches(given: Iterable[JobText], limit: int) -> Iterator[list[JobText]]:
             batch, size = [], 0
     if batch:
         yield batch
-
-
-def load_in_processes(
-    given: Iterable[JobText], *, processes: int, database_url: str, tenant: str, emit_events: bool = False
-) -> Iterator[LoadResult]:
-    """Load jobs, each batch in one of several processes; yield the result of each batch in order.
-
-    Raises:
-        Unavailable: The database does not answer, or a process was killed: load the same again. At least what was
-            yielded is created. A batch may be created in part, or whole where its COMMIT was not answered.
-    """
-    context = get_context("spawn")  # a fork would share connections and threads
-    with ProcessPoolExecutor(processes, context, _leave_interrupts) as pool:
-        waiting: deque[Future[LoadResult]] = deque()
-        try:
-            for batch in batches(given, LOAD_BATCH):
-                waiting.append(pool.submit(_load, batch, database_url, tenant, emit_events))
-                if len(waiting) >= processes * _AHEAD:
-                    yield _first(pool, waiting)
-            while waiting:
-                yield _first(pool, waiting)
-        except (Exception, KeyboardInterrupt) as error:
-            if isinstance(error, BrokenProcessPool):
-                _end_feeding(pool)
-            # A process ends the batch that it has begun, unless it died: that batch counts too.
-            pool.shutdown(wait=True, cancel_futures=True)
-            yield from (future.result() for future in waiting if _is_loaded(future))
-            if isinstance(error, BrokenProcessPool):
-                raise Unavailable("a loading process died; load the same files again") from error
-            raise
-        finally:
-            pool.shutdown(wait=True, cancel_futures=True)
-
-
-def _first(pool: ProcessPoolExecutor, waiting: deque[Future[LoadResult]]) -> LoadResult:
-    while not wait([waiting[0]], _CHECK_SECONDS).done:
-        # Raises if a process has died. The batch of one that dies just as it is submitted gets no result and no error
-        # (CPython 3.11, `ProcessPoolExecutor.submit` beside `terminate_broken`).
-        pool.submit(_nothing)
-    done = waiting[0].result()  # it stays in the queue until then: an interrupt must not lose it
-    waiting.popleft()
-    return done
-
-
-def _end_feeding(pool: ProcessPoolExecutor) -> None:
-    """Let the pool's thread fail that writes a batch to a dead process.
-
-    Before CPython 3.11.5 it waits for ever, and a shutdown waits for it (gh-94777). Later ones close the pipe likewise.
-    A thread of the pool may close the pipe at the same moment, and then one of the two gets EBADF.
-    """
-    with suppress(OSError):
-        pool._call_queue._reader.close()  # type: ignore[attr-defined]  # pyright: ignore[reportPrivateUsage, reportAttributeAccessIssue, reportUnknownMemberType]
-
-
-def _is_loaded(batch: Future[LoadResult]) -> bool:
-    return batch.done() and not batch.cancelled() and batch.exception() is None
-
-
-def _nothing() -> None:
-    """Do nothing: any live process of the pool can."""
-
-
-def _leave_interrupts() -> None:
-    """Ignore Ctrl+C, which a terminal sends to all processes: the parent handles it."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-
-
-def _load(batch: list[JobText], database_url: str, tenant: str, emit_events: bool) -> LoadResult:  # noqa: FBT001 - as the pool calls it
-    return _loader(database_url, tenant).load(batch, emit_events=emit_events)
-
-
-@cache
-def _loader(database_url: str, tenant: str) -> BulkLoader:
-    """Return the loader of this process; the first batch opens it and reports a failure."""
-    return BulkLoader(database_url, tenant=tenant)
 
 
 def _read(given: Sequence[JobText], tenant: str) -> tuple[LoadResult, list[_Placed]]:

@@ -89,7 +89,7 @@ def test_empty_element_of_a_list_is_rejected(database: Database, write: Write) -
 
 def test_cron_jobs_of_kubernetes_are_applied_with_notes(database: Database) -> None:
     """Issue 39, A3."""
-    for bulk in ((), ("--bulk", "--processes", "1")):
+    for bulk in ((), ("--bulk",)):
         done = tidewheel(database, "apply", str(FOREIGN / "helm-template.yaml"), *bulk)
         assert keys(database) == ["release-name-report", "release-name-vacuum"]
         assert "concurrencyPolicy Replace is overlap cancel_other" in done.err
@@ -127,7 +127,7 @@ BAD = f"""{GOOD}
 """
 
 
-@pytest.mark.parametrize("bulk", [(), ("--bulk", "--processes", "1")], ids=["", "bulk"])
+@pytest.mark.parametrize("bulk", [(), ("--bulk",)], ids=["", "bulk"])
 def test_rejected_job_is_reported_with_its_line_and_others_applied(
     database: Database, write: Write, bulk: Sequence[str]
 ) -> None:
@@ -245,7 +245,7 @@ def test_applied_jobs_are_counted_if_the_rest_is_unreadable(database: Database, 
     assert "too many to read at once; write one JSON object per line" in done.err
 
 
-@pytest.mark.parametrize("bulk", [(), ("--bulk", "--processes", "1")], ids=["", "bulk"])
+@pytest.mark.parametrize("bulk", [(), ("--bulk",)], ids=["", "bulk"])
 def test_json_reports_an_interrupted_apply(database: Database, write: Write, bulk: Sequence[str]) -> None:
     whole = write("jobs.jsonl", f"{GOOD}\n{OTHER}\n")
     assert tidewheel(database, "apply", whole, *bulk, "--output", "json").json["stopped"] is False
@@ -259,7 +259,7 @@ def test_json_reports_an_interrupted_apply(database: Database, write: Write, bul
 def test_bulk_counts_existing_jobs_and_leaves_them_unchanged(database: Database, write: Write) -> None:
     database.submit("b", target="another")
     path = write("jobs.jsonl", f"{GOOD}\n{OTHER}\n{OTHER}\n")
-    bulk = ("apply", "--bulk", "--processes", "1", path)
+    bulk = ("apply", "--bulk", path)
     assert tidewheel(database, *bulk).lines == ["1 created, 2 existed, 0 rejected"]
     assert database.rows("SELECT version FROM jobs") == [(1,), (1,)]
     assert tidewheel(database, *bulk).lines == ["0 created, 3 existed, 0 rejected"]
@@ -334,12 +334,12 @@ def test_unknown_tenant_is_reported_for_each_job(database: Database, write: Writ
     assert (done.code, "there is no tenant 'nobody'" in done.err) == (1, True)
 
 
-def test_the_command_is_a_process_with_processes_of_its_own(
+def test_bulk_load_of_several_batches_is_whole(
     database: Database, write: Write, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TIDEWHEEL_DATABASE_URL", database.url)
     jobs = "".join(GOOD.replace('"a"', f'"job-{number}"') + "\n" for number in range(4500))
-    done = process("apply", "--bulk", "--processes", "2", write("jobs.jsonl", jobs))
+    done = process("apply", "--bulk", write("jobs.jsonl", jobs))
     assert (done.code, done.out, done.err) == (0, "4500 created, 0 existed, 0 rejected\n", "")
     assert database.count("timers") == 4500
 
