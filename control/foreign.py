@@ -1,4 +1,4 @@
-"""Jobs of other schedulers: CronJobs of Kubernetes, crontab lines, EventBridge expressions.
+"""Jobs of other schedulers: CronJobs of Kubernetes and crontab lines.
 
 Each field that a job has no place for is named in a note: a part that is silently missing would be noticed only when
 it is needed.
@@ -9,7 +9,7 @@ A crontab is read as cron does on Debian: `TZ` is a variable of the command, as 
 crons have, is the schedule's zone. The first `%` without a backslash ends the command; the rest is its standard input,
 in which `%` is a line end. Variables hold for the lines below them.
 
-Sources: crontab(5) of Debian and of cronie; EventBridge and Quartz as `schedules/cron_fields.py` names them.
+Sources: crontab(5) of Debian and of cronie.
 """
 
 import base64
@@ -24,7 +24,6 @@ from tidewheel.errors import refuse
 from tidewheel.jobs.peer_words import our_value
 from tidewheel.jobs.strict_json import as_list, as_object
 from tidewheel.runs import Overlap
-from tidewheel.schedules.cron_fields import EventBridge, event_bridge, from_event_bridge, from_quartz
 
 _READ = {
     "schedule", "timeZone", "concurrencyPolicy", "suspend", "jobTemplate", "startingDeadlineSeconds",
@@ -42,7 +41,7 @@ _YES, _NO = ("true", "yes", "on"), ("false", "no", "off")  # of YAML 1.1
 _MOST_WHOLE = 2**31 - 1
 _BLANKS = " \t\r\n"  # other blanks are text: a crontab with them is none
 _MOST = 16_384  # characters: a longer text is no schedule
-_REMEDY = "paste one line of a crontab, an EventBridge rate(…) or cron(…), or a Kubernetes CronJob"
+_REMEDY = "paste one line of a crontab, or a Kubernetes CronJob"
 _CRONTAB = re.compile(r"(@[A-Za-z]+|(?:[!#-z|~]+[ \t]+){4}[!#-z|~]+)(?:[ \t]+(.*))?")
 _VARIABLE = re.compile(r"""([A-Za-z_]\w*)[ \t]*=[ \t]*(?:"([^"]*)"|'([^']*)'|(.*?))[ \t]*""", re.ASCII)
 _CRON_WORD = re.compile(r"[\d*?,/LW#-]+|(?:[A-Z]{3}(?:[-,][A-Z]{3})*)(?:#\d|L)?", re.ASCII)
@@ -100,8 +99,6 @@ def read_pasted(text: str) -> ForeignJob:
 
     >>> read_pasted("CRON_TZ=Europe/Berlin\n30 2 * * 1-5 /srv/bin/count --all").job["schedule"]
     {'cron': ['30 2 * * 1-5'], 'timezone': 'Europe/Berlin'}
-    >>> read_pasted("rate(5 minutes)").job, read_pasted("cron(0 10 ? * 2-6 *)").job
-    ({'schedule': {'interval': '5m'}}, {'schedule': {'cron': ['0 10 ? * 1-5']}})
     """
     bare = text.removeprefix("\ufeff").strip(_BLANKS)
     for read in _READERS if len(bare) <= _MOST else ():
@@ -110,38 +107,11 @@ def read_pasted(text: str) -> ForeignJob:
     return refuse("paste", "this is not a known schedule format", _REMEDY)
 
 
-def _event_bridge(text: str) -> ForeignJob | None:
-    found = event_bridge(text)
-    return None if found is None else _of_event_bridge(text, found)
-
-
-def _of_event_bridge(text: str, found: EventBridge) -> ForeignJob:
-    if found.field == "interval":
-        return ForeignJob(
-            {"schedule": {"interval": found.text}}, [f"EventBridge {text} is an interval of {found.text}."]
-        )
-    notes = [f"EventBridge {text} is cron {found.text}, in UTC."]
-    return ForeignJob({"schedule": {"cron": [found.text]}}, notes + _year_note(found.year))
-
-
-def _bare_cron(text: str) -> ForeignJob | None:
-    """Read an expression of six or seven fields, which a crontab has no place for."""
+def _bare_cron(text: str) -> None:
+    """Refuse an expression of six or seven fields, whose last ones a crontab would take for the command."""
     words = re.split(r"[ \t]+", text)
-    if not 6 <= len(words) <= 7 or "\n" in text or not all(map(_CRON_WORD.fullmatch, words)):
-        return None
-    if "?" in {words[2], words[4]} and (line := from_event_bridge(words)):
-        return _of_event_bridge(text, EventBridge("cron", line, words[5]))
-    if len(words) == 6:
-        notes = ["Of six fields the first is the seconds. Sunday is 0 or 7, also where Quartz has 1."]
-        return ForeignJob({"schedule": {"cron": [text]}}, notes)
-    if (line := from_quartz(words)) is None:
-        return None
-    notes = [f"Quartz {text} is cron {line}: Sunday is 1 there and 0 here."]
-    return ForeignJob({"schedule": {"cron": [line]}}, notes + _year_note(words[6]))
-
-
-def _year_note(year: str) -> list[str]:
-    return [] if year == "*" else [f"The year {year} is left out: write start_at and end_at."]
+    if 6 <= len(words) <= 7 and "\n" not in text and all(map(_CRON_WORD.fullmatch, words)):
+        refuse("paste", "an expression without a command is no line of a crontab", "write it as the job's schedule")
 
 
 def _cron_job(text: str) -> ForeignJob | None:
@@ -241,7 +211,7 @@ def _without_input(command: str) -> tuple[str, str | None]:
     return line, text if text.endswith("\n") else text + "\n"
 
 
-_READERS: Sequence[Callable[[str], ForeignJob | None]] = (_event_bridge, _bare_cron, _cron_job, _crontab)
+_READERS: Sequence[Callable[[str], ForeignJob | None]] = (_bare_cron, _cron_job, _crontab)
 
 
 def _read_metadata(found: ForeignJob, metadata: Mapping[str, object]) -> None:

@@ -179,6 +179,4 @@ def test_text_at_any_bound_is_a_schedule_or_refused() -> None:
     for text in BOUNDS:
         if isinstance(text, str):
             pasted(text)
-            pasted(f"cron({text})")
-            pasted(f"rate({text})")
             pasted(f"kind: CronJob\nspec:\n  schedule: {text}")
