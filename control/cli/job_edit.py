@@ -41,8 +41,6 @@ from tidewheel.nouns.jobs import reads as read
 from tidewheel.nouns.jobs.commands import print_job_change
 from tidewheel.nouns.jobs.flags import JobFlags, described, read_payload, with_job_flags, without
 
-Named = Annotated[str | None, typer.Option("--key", metavar="KEY", help="The job's key, instead of the argument KEY.")]
-
 MaybeKey = Annotated[
     str | None,
     typer.Argument(metavar="KEY", help="The job's key, unless the file has it.", autocompletion=complete_key),
@@ -55,7 +53,6 @@ def create(
     key: MaybeKey = None,
     *,
     flags: JobFlags,
-    named: Named = None,
     paused: Annotated[
         bool, typer.Option("--paused", help="Create the job paused; it does not fire until you resume it.")
     ] = False,
@@ -64,7 +61,7 @@ def create(
 ) -> None:
     """Create a job from a file, from flags, or both; fail if it exists."""
     document = described(read_job(flags.file) if flags.file else {}, flags)
-    document["key"] = key_of(key, named, document)
+    document["key"] = key_of(key, document)
     if paused:
         document["paused"] = True
     with requesting(tenant) as client:
@@ -81,7 +78,6 @@ def update(
     key: MaybeKey = None,
     *,
     flags: JobFlags,
-    named: Named = None,
     unset: Annotated[
         list[str] | None,
         typer.Option(metavar="FIELD", help="Reset a field, such as end_at, to its default; repeatable."),
@@ -92,7 +88,7 @@ def update(
 ) -> None:
     """Change a job: flags set single fields, a file sets all."""
     given = read_job(flags.file) if flags.file else {}
-    job_key = key_of(key, named, given)
+    job_key = key_of(key, given)
     with reading() as connection:
         current = read.show_job(connection, tenant, job_key, as_stored=True)
     document = {**described(without(given or current.job, unset or []), flags), "key": job_key}
@@ -195,14 +191,13 @@ def _print_lack(tenant: str, key: str, output: Output) -> None:
             typer.echo(f"note: {lack.words}; start one: {lack.remedy}", err=True)
 
 
-def key_of(key: str | None, named: str | None, document: Mapping[str, object]) -> str:
-    """Return the key that argument, flag and file agree on."""
-    names = sorted({str(each) for each in (key, named, document.get("key")) if each is not None})
+def key_of(key: str | None, document: Mapping[str, object]) -> str:
+    """Return the key that argument and file agree on."""
+    names = sorted({str(each) for each in (key, document.get("key")) if each is not None})
     if not names:
-        refuse("key", "is missing", "give the argument KEY, --key, or `key` in the file")
+        refuse("key", "is missing", "give the argument KEY, or `key` in the file")
     if len(names) > 1:
-        times = "twice" if len(names) == 2 else "three times"
-        refuse("key", f"the job is named {times}: {' and '.join(map(repr, names))}", "keep one")
+        refuse("key", f"the job is named twice: {' and '.join(map(repr, names))}", "keep one")
     return names[0]
 
 

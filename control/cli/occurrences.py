@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from tidewheel.control.cli.job_edit import MaybeKey, Named, key_of
+from tidewheel.control.cli.job_edit import MaybeKey, key_of
 from tidewheel.control.cli.job_files import read_job
 from tidewheel.control.cli.options import (
     DEFAULT_TENANT,
@@ -189,7 +189,6 @@ def preview(
     key: MaybeKey = None,
     *,
     flags: JobFlags,
-    named: Named = None,
     begin_after: Annotated[
         str | None, typer.Option(metavar="TIME", help="Start after this time; default: now.")
     ] = None,
@@ -200,7 +199,7 @@ def preview(
     """Show what an unsaved job would do, from a file or from flags."""
     begin = read_instant(begin_after, "--begin-after", flags.tz, ahead=True) if begin_after else None
     given = read_job(flags.file) if flags.file else None
-    job_key = key_of(key, named, given or {}) if key or named or (given or {}).get("key") else None
+    job_key = key_of(key, given or {}) if key or (given or {}).get("key") else None
     with reading() as connection:
         base = given if given is not None else _current_job(connection, tenant, job_key)
         job = {**described(base, flags), **({"key": job_key} if job_key else {})}

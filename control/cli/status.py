@@ -5,11 +5,9 @@ PostgreSQL does not answer. Those of `doctor`: 0 if nothing is wrong, 1 for warn
 waiting.
 """
 
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from threading import Event
 from typing import TYPE_CHECKING, Annotated
 from uuid import UUID
 
@@ -50,28 +48,17 @@ from tidewheel.transitions.tenant_refusals import topics_to_read
 if TYPE_CHECKING:
     from tidewheel.local.stack import StackStatus
 
-_WATCH_SECONDS = 2.0
-_CLEAR = "\x1b[H\x1b[2J"
-Watch = Annotated[bool, typer.Option("--watch", "-w", help="Refresh every two seconds, until Ctrl-C.")]
 _WARNINGS, _ERRORS = 1, 2
 _EXECUTORS = ("executor", "name", "state", "heartbeat", "slots", "queues", "handlers")
 
 
-def status(home: Home = None, *, watch: Watch = False, output: OutputOption = Output.TEXT) -> None:
+def status(home: Home = None, *, output: OutputOption = Output.TEXT) -> None:
     """Show services, due work and problems. Exit code 1 if there are problems."""
-    code = _show(home, output)
-    while watch:
-        Event().wait(_WATCH_SECONDS)
-        if output is Output.TEXT and sys.stdout.isatty():
-            sys.stdout.write(_CLEAR)
-        code = _show(home, output)
-        sys.stdout.flush()
-    if code:
+    if code := _show(home, output):
         raise typer.Exit(code)
 
 
 def _show(home: Path | None, output: Output) -> int:
-    """Print the state of now; return the exit code."""
     stack = _local_stack(home)
     found = _read(home)
     if isinstance(found, SettingsError) and (stack is None or stack.is_running):

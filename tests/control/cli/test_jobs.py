@@ -112,11 +112,13 @@ def test_a_file_is_json_or_yaml(database: Database, tmp_path: Path, text: str) -
 
 def test_flags_are_applied_to_a_file_from_standard_input(database: Database) -> None:
     text = '{"schedule": "0 8 * * *", "target": "send-email", "labels": {"a": "1", "b": "2"}}'
-    arguments = ("job", "create", "-f", "-", "--key", "a", "--tz", "Asia/Tokyo", "--label", "b=3")
+    arguments = ("job", "create", "a", "-f", "-", "--tz", "Asia/Tokyo", "--label", "b=3")
     assert json_output(database, *arguments, stdin=text)["key"] == "a"
     job = json_output(database, "job", "show", "a")["job"]
     assert job["schedule"] == {"cron": ["0 8 * * *"], "timezone": "Asia/Tokyo"}
     assert job["labels"] == {"a": "1", "b": "3"}
+    [refusal] = tidewheel(database, "job", "update", "b", "-f", "-", stdin=f'{{"key": "a", {text[1:]}').refusals
+    assert refusal == "key: the job is named twice: 'a' and 'b'; keep one"
 
 
 def test_local_time_is_read_in_the_zone(database: Database) -> None:
@@ -159,10 +161,6 @@ def test_invalid_value_is_refused_with_its_field(database: Database) -> None:
         (("a", "--handler", "h", "--manual", "--payload", '"\udcff"'), ("--payload:", "is not valid UTF-8")),
         (("a", "--handler", "h", "--manual", "--label", "x"), ("--label:", "x=VALUE")),
         (("a", "--handler", "h", "--at", "2999-01-01T00:00"), ("--at:", "--tz", "2999-01-01T00:00:00Z")),
-        (
-            ("a", "--key", "b", "--handler", "h", "--manual"),
-            ("key: the job is named twice: 'a' and 'b'; keep one",),
-        ),
         (("--handler", "h", "--manual"), ("key: is missing",)),
         (("a", "-f", "/nowhere/job.json"), ("--file: /nowhere/job.json cannot be read",)),
     ]
