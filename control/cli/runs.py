@@ -15,7 +15,6 @@ from uuid import UUID
 
 import typer
 
-from tidewheel.clock import monotonic_seconds
 from tidewheel.control.archive.lookup import show_run_anywhere
 from tidewheel.control.cli.options import (
     DEFAULT_TENANT,
@@ -72,7 +71,6 @@ if TYPE_CHECKING:
 
 _UTF8 = getincrementaldecoder("utf-8")
 _POLL_SECONDS = 0.2
-_WARN_SECONDS = 10.0  # schedulers poll four times a second
 
 _RUNS = Table("run", ("run", "key", "status", "cause", "scheduled", "attempt", "duration", "why"), run_row)
 list_runs = command(
@@ -261,11 +259,13 @@ def cancel(
         if runs:
             _cancel_each(client, runs, reason, output, dry_run=dry_run)
             return
-        total = client.runs.count(**given)
-        if dry_run:
-            print_result([f"runs that would be cancelled: {total:,}"], {"runs": total}, output)
+        found = client.runs.cancel_matching(**given, reason=reason, dry_run=dry_run)
+        if found.cancellation_id is None:
+            many = f"{'at least ' if found.at_least else ''}{found.matched:,}"
+            document = {"runs": found.matched, "at_least": found.at_least}
+            print_result([f"runs that would be cancelled: {many}"], document, output)
             return
-        number = client.runs.cancel_all(reason=reason, **given)
+        number, total = found.cancellation_id, None if found.at_least else found.matched
         cancellation = client.runs.cancellation(number) if no_wait else _wait(client, number, total)
     _print_cancellation(cancellation, output)
 
@@ -284,18 +284,12 @@ def _cancel_each(client: "Client", runs: Sequence[UUID], reason: str | None, out
     print_result(lines, {"runs": [{"run_id": run, "found": state} for run, state in found]}, output)
 
 
-def _wait(client: "Client", number: int, total: int) -> "Cancellation":
-    """Wait until a cancellation has finished; warn once if no scheduler makes progress."""
-    never, moved_at, moved, warned = Event(), monotonic_seconds(), -1, False
+def _wait(client: "Client", number: int, total: int | None) -> "Cancellation":
+    """Wait until a cancellation has finished."""
+    never = Event()
     with progress_bar("cancelling", total) as show:
         while (cancellation := client.runs.cancellation(number)).finished_at is None:
             show(cancellation.cancelled_count)
-            if cancellation.cancelled_count != moved:
-                moved, moved_at = cancellation.cancelled_count, monotonic_seconds()
-            elif not warned and monotonic_seconds() - moved_at > _WARN_SECONDS:
-                silence = f"no run was cancelled for {_WARN_SECONDS:g} s; start a scheduler"
-                sys.stderr.write(f"tidewheel: {silence} (executors no longer start these runs)\n")
-                warned = True
             never.wait(_POLL_SECONDS)
     return cancellation
 

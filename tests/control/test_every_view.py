@@ -327,7 +327,7 @@ READS: Mapping[str, tuple[object, ...]] = {
     "next": (":key",), "preview": ({"schedule": "@every 400d", "target": "x", "key": "k", "window": "90d"},),
     "statistics": (":key",), "versions": (":key",),
     "jobs.list": (), "jobs.get": (":key",),
-    "runs.cancellation": (1,), "runs.cancellations": (), "runs.count": (), "runs.detail": (":run_id",),
+    "runs.cancellation": (1,), "runs.cancellations": (), "runs.detail": (":run_id",),
     "runs.get": (":run_id",), "runs.list": (), "runs.logs": (":run_id",),
     "dead_letters.get": (":number",), "dead_letters.groups": (), "dead_letters.list": (),
     "works.get": (":work_id",), "works.list": (),
@@ -342,7 +342,7 @@ READS: Mapping[str, tuple[object, ...]] = {
 
 _WRITES: Mapping[str, str] = {
     "": "close patch release run_later submit trigger trigger_deduped",
-    "runs": "cancel_all follow_logs retry retry_now wait", "works": "wait", "batches": "wait",
+    "runs": "follow_logs retry retry_now wait", "works": "wait", "batches": "wait",
     "task_tokens": "complete fail heartbeat", "calendars": "delete put", "freezes": "preview_thaw",
     "tenants": "delete grant_role revoke_role",
 }  # fmt: skip

@@ -289,8 +289,8 @@ def _operate(client: Client) -> None:
     client.freezes.freeze(key_prefix="ho", reason="a fault")
     client.submit({"key": "ho", "schedule": "manual", "target": "work"})
     client.freezes.thaw(key_prefix="ho")
-    client.runs.count(key="job")
-    number = client.runs.cancel_all(labels={"team": "a"})
+    client.runs.cancel_matching(key="job", dry_run=True)
+    number = client.runs.cancel_matching(labels={"team": "a"}).cancellation_id or 0
     client.runs.cancellation(number)
     client.runs.cancellations()
     client.dead_letters.groups()

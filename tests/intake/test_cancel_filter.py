@@ -227,7 +227,7 @@ def test_client_that_cancels_by_filter_waits_for_the_claims_under_way(with_jobs:
     claiming = with_jobs.connection()
     claim_as_executors_do(with_jobs, claiming, with_jobs.requested_claim(run_id))
     with Client(with_jobs.url) as client:
-        accepting = in_background(lambda: client.runs.cancel_all(key="job"))
+        accepting = in_background(lambda: client.runs.cancel_matching(key="job"))
         until(lambda: with_jobs.value(WAITING) == 1, "it waits for the claim")
         claiming.commit()
         assert accepting.result(30)

@@ -124,7 +124,7 @@ def work(fleet: Fleet, client: Client) -> None:
     fleet.until(lambda: database.value(ENDED, ["every"]) > 2, "timers fire")
     client.submit({"key": "later", "schedule": "manual", "target": "note"})
     client.trigger("later", delay="1h")
-    cancellation = client.runs.cancel_all(key="later")
+    cancellation = client.runs.cancel_matching(key="later").cancellation_id or 0
     fleet.until(
         lambda: database.value("SELECT count(*) FROM finished_runs WHERE state = 'cancelled'") == 1,
         f"the cancellation {cancellation} ends its run",

@@ -149,7 +149,7 @@ _ACTS: tuple[Callable[[Client], object], ...] = (
     lambda client: client.trigger("job", delay="soon"),
     lambda client: client.preview({"key": "a", "schedule": "manual"}),
     lambda client: client.patch("job", {"window": "x"}),
-    lambda client: client.runs.cancel_all(queue="A B"),
+    lambda client: client.runs.cancel_matching(queue="A B"),
     lambda client: client.runs.wait("abc"),  # type: ignore[arg-type] # pyright: ignore[reportArgumentType]
 )
 

@@ -353,7 +353,9 @@ def _bulk(database: ClockedDatabase, ids: Ids) -> None:
         ids["redrive"] = client.dead_letters.redrive(key="charge", rate=0.5, reason=HOSTILE[:60]).work_id
         made = client.backfill("hourly", now - timedelta(days=3), now, versions="current", max_concurrent=4)
         ids["backfill"] = made.backfill_id
-        ids["cancellation"] = client.runs.cancel_all(queue="none", labels=None, reason="wrong data")
+        ids["cancellation"] = client.runs.cancel_matching(
+            queue="none", labels=None, reason="wrong data"
+        ).cancellation_id
 
 
 def _administered(database: ClockedDatabase, ids: Ids) -> None:

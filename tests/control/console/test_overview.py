@@ -101,7 +101,7 @@ def test_retry_that_a_cancellation_prevents_is_not_announced(pages: ApiClient) -
     page = shown(pages, "/")
     assert figures(page)["to_retry"] == "1"
     with Client(pages.database.url) as client:
-        client.runs.cancel_all(key="job")
+        client.runs.cancel_matching(key="job")
     page = shown(pages, "/")
     assert "to_retry" not in figures(page)
 

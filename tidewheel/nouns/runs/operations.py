@@ -21,7 +21,7 @@ from tidewheel.control.reads.job_position import read_job_position
 from tidewheel.control.reads.stored import rows_as
 from tidewheel.errors import UnknownCancellation, UnknownRun, refuse
 from tidewheel.ids import RunId, first_run_id
-from tidewheel.jobs.requests import CancelFields, RunsMatching
+from tidewheel.jobs.requests import CancelFields
 from tidewheel.jobs.values import Instant, Key
 from tidewheel.nouns.operation import (
     DryRun,
@@ -229,21 +229,6 @@ class Runs(RunList):
         number = self._cancel(asked)
         named = self.cancellation(number).named_count or 0
         return CancelResult(number, min(named, LOOKED_AT), at_least=named > LOOKED_AT)
-
-    @fields_of(CancelFields)
-    def cancel_all(self, sent: CancelFields) -> int:
-        """Cancel all open runs that match a filter and exist now; claims refuse them from now on.
-
-        Returns:
-            The cancellation's id, for `cancellation`: schedulers end the runs in batches.
-        """
-        return self._cancel(sent)
-
-    @fields_of(RunsMatching)
-    def count(self, asked: RunsMatching) -> int:
-        """Count the open runs that `cancel_all` would cancel: those without an accepted cancel."""
-        with self._call.snapshot() as connection:
-            return count_matching(connection, self._call.tenant, asked).runs
 
     @operation(f"GET {_CANCELLATIONS}", "list_cancellations", scope=Scope.READ)
     def cancellations(self, *, after: _Number | None = None, limit: Rows = 50) -> Page[Cancellation]:
