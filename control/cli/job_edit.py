@@ -15,7 +15,6 @@ from tidewheel.control.cli.options import (
     RequestId,
     Tenant,
     Tz,
-    complete_key,
     read_duration,
     read_labels,
     reading,
@@ -43,7 +42,7 @@ from tidewheel.nouns.jobs.flags import JobFlags, described, read_payload, with_j
 
 MaybeKey = Annotated[
     str | None,
-    typer.Argument(metavar="KEY", help="The job's key, unless the file has it.", autocompletion=complete_key),
+    typer.Argument(metavar="KEY", help="The job's key, unless the file has it."),
 ]
 Keys = Annotated[list[str] | None, typer.Argument(metavar="KEY", help="Quarantined jobs, by key.")]
 

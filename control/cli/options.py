@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple, TypeVar, cast
 from uuid import UUID
 
 import typer
-from psycopg import DatabaseError, IsolationLevel
+from psycopg import IsolationLevel
 
 from tidewheel.audit import Door, process_actor
 from tidewheel.control.instants import SECONDS, read_instant
@@ -23,7 +23,6 @@ from tidewheel.errors import (
     FieldError,
     InvalidInput,
     ScheduleRefused,
-    TidewheelError,
     UnknownRun,
     refuse,
 )
@@ -41,7 +40,6 @@ T = TypeVar("T")
 DEFAULT_TENANT = "default"
 MAX_INT = 2**31 - 1  # of an `integer` column
 
-_COMPLETED = 50  # keys that a shell offers
 _PART = re.compile(r"(?P<begin>[0-9a-f]{4}[0-9a-f-]{0,31})(?:(?:…|\.\.\.)(?P<end>[0-9a-f]{1,12}))?", re.ASCII)
 _SHOWN = 10  # candidates of an ambiguous id
 _IDS: Mapping[object, str] = {int: r"\d{1,18}", UUID: r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}", str: ".{1,255}"}
@@ -68,22 +66,9 @@ def confirm_by_name(name: str, what: str, remedy: str, *, yes: bool) -> None:
         refuse("NAME", "does not match", f"type {name}, or add --yes")
 
 
-def complete_key(context: typer.Context, incomplete: str) -> list[str]:
-    """Return the keys of jobs that begin with a text, for a shell; none if no database answers."""
-    from tidewheel.nouns.jobs.reads import list_jobs
-
-    try:
-        with reading() as connection:
-            tenant = context.params.get("tenant") or DEFAULT_TENANT
-            found = list_jobs(connection, tenant, prefix=incomplete, limit=_COMPLETED, counts=False)
-            return [job.key for job in found.jobs]
-    except (TidewheelError, DatabaseError):
-        return []
-
-
 # Eager: the callbacks of other options and arguments read in this tenant.
 Tenant = Annotated[str, typer.Option(metavar="NAME", is_eager=True, help="Tenant to act in.")]
-Key = Annotated[str, typer.Argument(metavar="KEY", help="The job's key.", autocompletion=complete_key)]
+Key = Annotated[str, typer.Argument(metavar="KEY", help="The job's key.")]
 Delay = Annotated[str | None, typer.Option(metavar="DURATION", help="The delay before the run, such as 10m.")]
 Reason = Annotated[str | None, typer.Option(metavar="TEXT", help="Reason, stored with the change.")]
 

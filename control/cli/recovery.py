@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, TextIO, cast
 import typer
 
 from tidewheel.control.cli.exit_codes import ExitCode
-from tidewheel.control.cli.options import DEFAULT_TENANT, Tz, checked_url, complete_key, rfc3339
+from tidewheel.control.cli.options import DEFAULT_TENANT, Tz, checked_url, rfc3339
 from tidewheel.control.cli.output import Output, OutputOption, count_text, print_document, print_facts, wrapped
 from tidewheel.control.instants import read_instant
 from tidewheel.control.occurrence_audit.result import AuditResult, JobFinding, run_audit
@@ -105,7 +105,7 @@ def audit(
     end: Annotated[
         str | None, typer.Option("--to", metavar="TIME", help="The end of the range, exclusive; default: now.")
     ] = None,
-    job: Annotated[str | None, typer.Option(metavar="KEY", help="Only this job.", autocompletion=complete_key)] = None,
+    job: Annotated[str | None, typer.Option(metavar="KEY", help="Only this job.")] = None,
     report: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write a report with the counts of each job, as JSON.")
     ] = None,

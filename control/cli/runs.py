@@ -27,7 +27,6 @@ from tidewheel.control.cli.options import (
     Tenant,
     Tz,
     Yes,
-    complete_key,
     confirm,
     read_duration,
     read_labels,
@@ -77,7 +76,7 @@ list_runs = command(
     RunList, "list", partial(_RUNS.show, nothing="no runs", spare=("duration", "attempt", "cause")),
     flags={
         "status": Flag(metavar="STATE", help="Only runs in this state, such as scheduled, queued, running or failed."),
-        "key": Flag(metavar="KEY", help="Only runs of this job.", complete=complete_key),
+        "key": Flag(metavar="KEY", help="Only runs of this job."),
         "labels": Flag(
             metavar="NAME=VALUE", help="Only runs of jobs with this label; repeatable; needs --job or --since."
         ),
@@ -224,9 +223,7 @@ def _print_piece(piece: "LogPiece", text: str, *, new: bool) -> None:
 def cancel(
     runs: RunIds = None,
     *,
-    job: Annotated[
-        str | None, typer.Option(metavar="KEY", help="Cancel open runs of this job.", autocompletion=complete_key)
-    ] = None,
+    job: Annotated[str | None, typer.Option(metavar="KEY", help="Cancel open runs of this job.")] = None,
     label: Annotated[
         list[str] | None,
         typer.Option(metavar="NAME=VALUE", help="Cancel open runs of jobs with this label; repeatable."),

@@ -63,7 +63,6 @@ class Flag:
     default: object = None
     help: str | None = None
     read: Callable[[str], object] | None = None
-    complete: Callable[[typer.Context, str], list[str]] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,9 +250,7 @@ def _option(each: Parameter, flag: Flag) -> Any:  # noqa: ANN401 - an annotation
     if each.accepts(dict):  # repeatable
         name, kind = name.removesuffix("s"), list[str]
     metavar = "TIME" if each.accepts(datetime) else flag.metavar
-    return Annotated[
-        kind | None, typer.Option(flag.name or name, metavar=metavar, help=words, autocompletion=flag.complete)
-    ]
+    return Annotated[kind | None, typer.Option(flag.name or name, metavar=metavar, help=words)]
 
 
 def _with_choices(each: Parameter) -> str:

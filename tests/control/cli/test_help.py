@@ -183,13 +183,6 @@ def test_the_shell_completes_commands_and_their_options(words: str, offered: str
     assert offered in completed(words, NO_DATABASE)
 
 
-def test_the_shell_completes_keys_of_jobs(database: Database) -> None:
-    database.submit("report")
-    for words, offered in (("job show re", ["report"]), ("run list --job re", ["report"]), ("job show none-such", [])):
-        assert completed(words, database.url) == offered, words
-    assert completed("job show re", NO_DATABASE) == []
-
-
 def completed(words: str, database_url: str) -> list[str]:
     """Return what bash offers after some words."""
     with pytest.MonkeyPatch.context() as patch:

@@ -9,7 +9,7 @@ from uuid import UUID
 import typer
 
 from tidewheel.control.cli.exit_codes import ExitCode
-from tidewheel.control.cli.options import complete_key, requesting, utc_and_local
+from tidewheel.control.cli.options import requesting, utc_and_local
 from tidewheel.control.cli.output import moment, print_record, print_result, progress_bar
 from tidewheel.control.cli.tables import Cell
 from tidewheel.control.reads.stored import readable
@@ -148,14 +148,14 @@ def _problems(errors: object) -> str:
 _WORKS = Table("work", ("id", "kind", "job", "created", "state", "done", "rejected", "rate", "reason"), _row)
 _FLAGS = {
     "work_id": Flag(metavar="ID", help="The id, as printed by the command that started the work."),
-    "key": Flag(metavar="KEY", complete=complete_key),
+    "key": Flag(metavar="KEY"),
 }
 _FOLLOW = typer.Option("--follow", "-f", help="Wait until the work is finished.")
 
 RATE = Flag(metavar="N/s", help="Process at most this many per second; also N/m or N/h.", read=_read_rate)
 """The flag of a work's rate."""
 OF_FAILED: Mapping[str, Flag | None] = {
-    "key": Flag(metavar="KEY", complete=complete_key), "status": Flag(metavar="STATE"), "lane": Flag(metavar="LANE"),
+    "key": Flag(metavar="KEY"), "status": Flag(metavar="STATE"), "lane": Flag(metavar="LANE"),
     "error_type": Flag("--error", "TYPE"), "queue": Flag(metavar="NAME"), "rate": RATE,
 }  # fmt: skip
 """The flags of a work on failed runs."""
