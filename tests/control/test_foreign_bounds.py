@@ -9,11 +9,8 @@ from typing import Any, cast
 
 import pytest
 import yaml
-from hypothesis import given
-from hypothesis import strategies as st
 
 from tests.fixtures.bounds import BOUNDS, Place
-from tests.fixtures.examples import examples
 from tests.strict_types import ROOT
 from tidewheel.control.cli.job_files import read_jobs
 from tidewheel.control.foreign import ForeignJob, read_cron_job, read_pasted
@@ -100,23 +97,6 @@ def test_unknown_field_of_a_cron_job_is_noted(place: Place) -> None:
         found = outcome(place.holding({**cast("dict[str, object]", inner), "unknownField": 1}))
         assert isinstance(found, ForeignJob)
         assert "unknownField" in " ".join(found.notes)
-
-
-@examples(1000)
-@given(st.sampled_from(PLACES), st.sampled_from(BOUNDS))
-def test_text_of_a_cron_job_is_read_alike_by_apply_and_by_the_console(
-    tmp_path_factory: pytest.TempPathFactory, place: Place, value: object
-) -> None:
-    text = json.dumps(place.holding(value))
-    path = tmp_path_factory.mktemp("jobs") / "job.yaml"
-    path.write_text(text)
-    [read, *_] = list(read_jobs(str(path)))
-    try:
-        pasted = read_pasted(text).job
-    except InvalidInput:
-        assert isinstance(read.content, FieldError) or len(text) > 16_384 or place.path == ("kind",)
-    else:
-        assert read.content == pasted
 
 
 @pytest.mark.parametrize("kind", ["bool", "int", "float", "timestamp", "null", "binary", "set", "omap", "pairs", "x"])

@@ -87,16 +87,6 @@ def test_empty_element_of_a_list_is_rejected(database: Database, write: Write) -
     assert "is not a mapping" in ended.err
 
 
-def test_cron_jobs_of_kubernetes_are_applied_with_notes(database: Database) -> None:
-    """Issue 39, A3."""
-    for bulk in ((), ("--bulk",)):
-        done = tidewheel(database, "apply", str(FOREIGN / "helm-template.yaml"), *bulk)
-        assert keys(database) == ["release-name-report", "release-name-vacuum"]
-        assert "concurrencyPolicy Replace is overlap cancel_other" in done.err
-    tidewheel(database, "job", "create", "--file", str(FOREIGN / "kubectl-get.json"))
-    assert keys(database)[0] == "backup"
-
-
 def test_a_single_object_over_several_lines_is_one_job(database: Database, write: Write) -> None:
     path = write("job.json", json.dumps(json.loads(GOOD), indent=2))
     assert tidewheel(database, "apply", path).lines == ["1 created, 0 updated, 0 unchanged, 0 rejected"]

@@ -1,7 +1,5 @@
 """`tidewheel dlq list | groups | show | redrive | purge`, on a real database."""
 
-from uuid import UUID
-
 import pytest
 
 from tests.control.cli.command import json_output, tidewheel
@@ -28,23 +26,6 @@ def letters(database: Database) -> Database:
 
 def numbers(database: Database, *flags: object) -> list[int]:
     return [letter["id"] for letter in json_output(database, "dlq", "list", *flags)["dead_letters"]]
-
-
-def test_dead_letters_are_listed_by_filter_and_page(letters: Database) -> None:
-    newest, late, plain = numbers(letters)
-    assert numbers(letters, "--job", "other", "--error", "Late", "--status", "failed", "--lane", "standard") == [late]
-    assert numbers(letters, "--kind", "message", "--not-redriven", "--since", "2020-01-01T00:00:00Z") == [newest]
-    page = json_output(letters, "dlq", "list", "-n", 1)
-    assert (page["total"], page["next_cursor"][1]) == (3, newest)
-    more = tidewheel(letters, "dlq", "list", "-n", 1).lines[-1].partition("--after ")[2]
-    assert numbers(letters, "--after", more) == [late, plain]
-    lines = tidewheel(letters, "dlq", "list").lines
-    assert lines[1].split()[0] == str(newest)
-    assert "invalid message" in lines[1]
-    assert lines[-1] == "3 of 3 dead letters"
-    assert tidewheel(letters, "dlq", "list", "--redriven").lines == ["no dead letters"]
-    [refusal] = tidewheel(letters, "dlq", "list", "--kind", "letter").refusals
-    assert refusal.startswith("kind: 'letter' is not valid")
 
 
 def test_dead_letters_are_grouped_by_cause(letters: Database) -> None:
@@ -89,29 +70,6 @@ def test_dead_letters_are_redriven_by_id_and_by_filter(letters: Database) -> Non
     assert f"{letters.job_runs()[0].run_id}" in "\n".join(tidewheel(letters, "dlq", "show", plain).lines)
 
 
-def test_work_is_listed_shown_paused_resumed_and_cancelled(letters: Database) -> None:
-    assert tidewheel(letters, "work", "list").lines == ["no bulk work"]
-    asked = json_output(letters, "dlq", "redrive", "--all", "--rate", "60/m", "--reason", "mended")
-    redrive_id = asked["work_id"]
-    assert tidewheel(letters, "work", "pause", redrive_id).lines == [f"work {redrive_id}: paused"]
-    assert tidewheel(letters, "work", "pause", redrive_id).lines == [
-        f"work {redrive_id}: unchanged: the work is already paused"
-    ]
-    work_off(letters)
-    assert json_output(letters, "work", "show", redrive_id)["done_count"] == 0
-    assert not json_output(letters, "work", "resume", redrive_id)["unchanged"]
-    assert tidewheel(letters, "work", "cancel", redrive_id).lines == [f"work {redrive_id}: cancelled"]
-    assert tidewheel(letters, "work", "resume", redrive_id).code == ExitCode.REFUSED
-    shown = tidewheel(letters, "work", "show", redrive_id).lines
-    assert [line.split() for line in shown[1:4]] == [
-        ["state", "cancelled"], ["done", "0", "of", "2"], ["rate", "1/s"]
-    ]  # fmt: skip
-    assert tidewheel(letters, "work", "list").lines[1].endswith("cancelled  0 of 2  0         1/s   mended")
-    letters.execute("UPDATE works SET matched_count = 10001, done_count = 20000")  # counted to 10,001
-    assert "20,000 of more than 10,000" in tidewheel(letters, "work", "list").lines[1]
-    assert tidewheel(letters, "work", "show", UUID(int=0)).code == ExitCode.NOT_FOUND
-
-
 def test_rejected_redrive_is_reported_with_exit_code_1(letters: Database) -> None:
     letters.apply_batch(about("job.delete", "other"))
     _, late, _ = numbers(letters)
@@ -138,16 +96,6 @@ def test_purge_needs_a_confirmation(letters: Database) -> None:
     [entry] = json_output(letters, "admin", "changes", "--action", "dlq.purge")["entries"]
     assert entry["reason"] == "wrong data"
     assert numbers(letters) == [message, plain]
-
-
-def test_command_without_ids_or_filter_or_with_an_impossible_id_is_refused(letters: Database) -> None:
-    for command in (("redrive",), ("purge", "--yes")):
-        [refusal] = tidewheel(letters, "dlq", *command).refusals
-        assert refusal.startswith("ids: no dead letter is selected"), command
-    for command, path in ((("show",), "number"), (("redrive",), "ids.0"), (("purge", "--yes"), "ids.0")):
-        for number in ("0", "-1", "9223372036854775808"):
-            refused = tidewheel(letters, "dlq", *command, "--", number)
-            assert [refusal.split(":")[0] for refusal in refused.refusals] == [path], (command, number)
 
 
 def test_invalid_rate_is_refused(letters: Database) -> None:

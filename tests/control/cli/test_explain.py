@@ -5,10 +5,8 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from tests.control.cli.command import json_output, tidewheel
-from tests.fixtures.acts import ending
 from tests.fixtures.database import ClockedDatabase
 from tests.scheduler.firing import fire_due
-from tidewheel.runs import RunState
 
 BERLIN = ("--tz", "Europe/Berlin")
 
@@ -38,27 +36,6 @@ def test_future_occurrence_is_explained_with_its_clock_change(nightly: ClockedDa
     assert found["version"]["number"] == 1
 
 
-def test_fired_occurrence_is_explained_with_its_run_and_attempts(nightly: ClockedDatabase) -> None:
-    nightly.advance(timedelta(hours=2))
-    assert fire_due(nightly) == 1
-    [run] = nightly.job_runs()
-    nightly.end(ending(nightly.begin(run.run_id), RunState.FAILED, error_type="ValueError", error_message="no stamp"))
-    found = json_output(nightly, "explain", "nightly", "--at", "2026-03-29T03:00", *BERLIN)
-    assert (found["outcome"], found["run"]["run_id"], found["run"]["state"]) == ("fired", str(run.run_id), "failed")
-    assert found["run"]["attempts"][0]["error_message"] == "no stamp"
-    lines = explained(nightly, "2026-03-29T03:00")
-    assert lines[0].endswith(": fired")
-    assert any(str(run.run_id) in line for line in lines)
-    assert lines[-1].split()[:2] == ["1", "failed"]
-    assert lines[-1].endswith("ValueError: no stamp")
-
-
-def test_instant_without_an_occurrence_is_explained_with_its_neighbours(nightly: ClockedDatabase) -> None:
-    lines = explained(nightly, "2026-03-30T12:00")
-    assert lines[0].endswith(": no occurrence")
-    assert any(line.startswith("after ") and "2026-03-31T02:30:00+02:00" in line for line in lines)
-
-
 @pytest.mark.parametrize("at", ["2026-03-30T02:30", "30 Mar 2026 2:30"])
 def test_a_time_without_an_offset_is_one_of_the_zone_of_the_job(nightly: ClockedDatabase, at: str) -> None:
     same = json_output(nightly, "explain", "nightly", "--at", "2026-03-30T00:30Z")
@@ -72,11 +49,6 @@ def test_a_time_without_an_offset_is_one_of_the_zone_of_the_job(nightly: Clocked
     assert "to 2026-03-30T02:00:00Z" in done.lines[0]
 
 
-def test_unknown_job_is_refused(nightly: ClockedDatabase) -> None:
-    [refusal] = tidewheel(nightly, "explain", "weekly", "--at", "2026-03-30T12:00:00Z").refusals
-    assert refusal.startswith("key: tenant 'default' has no job 'weekly'")
-
-
 def test_key_alone_explains_the_last_due_instant_and_the_next(nightly: ClockedDatabase) -> None:
     first = tidewheel(nightly, "explain", "nightly", *BERLIN).lines
     assert first[0].startswith("nightly at 2026-03-29T01:00:00Z"), "nothing was due before the job was created"
@@ -87,12 +59,6 @@ def test_key_alone_explains_the_last_due_instant_and_the_next(nightly: ClockedDa
     assert (found["next"]["at"], found["next"]["outcome"]) == ("2026-03-30T00:30:00Z", "scheduled")
     lines = tidewheel(nightly, "explain", "nightly").lines
     assert [line.rpartition(": ")[2] for line in lines if line.startswith("nightly at ")] == ["fired", "scheduled"]
-
-
-def test_manual_job_alone_is_explained(nightly: ClockedDatabase) -> None:
-    assert tidewheel(nightly, "job", "create", "by-hand", "--manual", "--handler", "h").code == 0
-    nightly.advance(timedelta(seconds=1))
-    assert any("manual" in line for line in tidewheel(nightly, "explain", "by-hand").lines)
 
 
 def test_time_without_an_occurrence_differs_from_one_in_which_all_fired(nightly: ClockedDatabase) -> None:

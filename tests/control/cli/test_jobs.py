@@ -1,6 +1,5 @@
 """`tidewheel job` with the commands that read and change jobs, on a real database."""
 
-import json
 from datetime import timedelta
 from pathlib import Path
 from uuid import UUID
@@ -13,7 +12,6 @@ from tests.fixtures.database import Database
 from tidewheel.audit import process_user
 from tidewheel.control.cli.exit_codes import ExitCode
 from tidewheel.control.client.client import Client
-from tidewheel.errors import InvalidInput
 from tidewheel.ids import job_id
 from tidewheel.runs import RunState
 
@@ -49,41 +47,6 @@ def test_job_is_created_by_flags_and_shown(database: Database) -> None:
     text = tidewheel(database, "job", "show", "nightly").lines
     assert "30 2 * * * Europe/Berlin" in [line.partition("  ")[2].strip() for line in text]
     assert any(line.startswith("next") and "T02:30:00+0" in line for line in text)
-
-
-def test_words_of_other_schedulers_in_a_file_are_refused_with_ours(database: Database, tmp_path: Path) -> None:
-    words: dict[str, object] = {
-        "timeout_seconds": 5,
-        "executor_config": {},
-        "request": {},
-        "tenant_id": "acme",
-        "enabled": True,
-    }
-    job: dict[str, object] = {"key": "k", "schedule": "manual", "target": "h", **words}
-    (file := tmp_path / "jobs.yaml").write_text(json.dumps(job))
-    refused = tidewheel(database, "apply", "-f", file).err
-    with Client(database.url) as client, pytest.raises(InvalidInput) as error:
-        client.submit(job)
-    remedies = {each.path.removeprefix("job."): each.remedy for each in error.value.errors}
-    for word, ours in zip(words, ("start_to_close", "target", "payload", "tenant", "paused"), strict=True):
-        assert ours in remedies[word]
-        assert (remedies[word] if ours != "tenant" else "--tenant") in refused  # of a file, which has no request
-
-
-def test_output_of_show_can_be_submitted_again(database: Database, tmp_path: Path) -> None:
-    with Client(database.url) as client:
-        made = client.submit(
-            {
-                "key": "all", "schedule": {"interval": "90s"}, "target": {"type": "http", "url": "http://a.example"},
-                "start_to_close": "250ms", "jitter": "10%", "window": "2h", "payload": None,
-                "retry": {"jitter": "12.5%", "intervals": ["1s", "5m"], "non_retryable": ["ValueError"]},
-            }
-        )  # fmt: skip
-        shown = json_output(database, "job", "show", "all")["job"]
-        again = client.submit(shown)
-    assert (again.version, again.unchanged) == (made.version, True), shown
-    (file := tmp_path / "job.json").write_text(json.dumps(shown))
-    assert json_output(database, "job", "update", "--file", file)["unchanged"]
 
 
 @pytest.mark.parametrize(
@@ -251,21 +214,6 @@ def test_an_update_needs_a_job_and_the_version_it_names(database: Database) -> N
     assert refusal.startswith("--unset: the job does not set 'labels'; name one of its fields: ")
 
 
-def test_a_job_is_paused_resumed_and_deleted(database: Database) -> None:
-    create(database, "a", "--every", "1h", "--handler", "h")
-    assert tidewheel(database, "job", "pause", "a", "--reason", "a holiday").lines == ["a: paused, version 1"]
-    shown = json_output(database, "job", "show", "a")
-    assert (shown["paused"], shown["pause_reason"], shown["next_at"]) == (True, "a holiday", None)
-    assert tidewheel(database, "job", "pause", "a").lines == ["a: unchanged: the job is already paused, version 1"]
-    assert any("a holiday" in line for line in tidewheel(database, "job", "show", "a").lines)
-    resumed = json_output(database, "job", "resume", "a")
-    assert (resumed["unchanged"], resumed["next_run_at"] is None) == (False, False)
-    assert tidewheel(database, "job", "delete", "a").lines == ["a: deleted, version 1"]
-    for command in ("show", "pause", "resume", "delete", "trigger"):
-        [refusal] = tidewheel(database, "job", command, "a").refusals
-        assert refusal.startswith("key: tenant 'default' has no job 'a'")
-
-
 def test_a_pause_may_name_its_end(database: Database) -> None:
     create(database, "a", "--every", "1h", "--handler", "h")
     done = tidewheel(database, "job", "pause", "a", "--until", "2099-07-01T08:00", "--tz", "Europe/Berlin")
@@ -328,15 +276,6 @@ def test_a_list_is_narrowed_and_paged(database: Database) -> None:
     assert json_output(database, "job", "list", "-n", 6)["next_cursor"] is None
     assert tidewheel(database, "job", "list", "-n", 4).lines[-2:] == ["4 of 6 jobs", "more: add --after a-3"]
     assert tidewheel(database, "job", "list", "--prefix", "z").lines == ["no jobs"]
-
-
-def test_tenants_see_only_their_own_jobs(database: Database) -> None:
-    database.execute("INSERT INTO tenants (tenant) VALUES ('acme')")
-    manual(database, "a", "--tenant", "acme")
-    assert json_output(database, "job", "list")["jobs"] == []
-    assert json_output(database, "job", "show", "a", "--tenant", "acme")["key"] == "a"
-    [refusal] = tidewheel(database, "job", "show", "a").refusals
-    assert "has no job 'a'" in refusal
 
 
 def test_a_key_with_brackets_is_shown_as_it_is(database: Database) -> None:

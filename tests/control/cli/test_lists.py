@@ -2,10 +2,8 @@
 
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from typing import Any
 from uuid import UUID
 
-from tests.control.api.answering import answer_of, answering
 from tests.control.cli.command import json_output, tidewheel
 from tests.control.reads.test_waits import executor
 from tests.fixtures.acts import HANDLER
@@ -56,15 +54,6 @@ def test_row_is_one_line_without_a_terminal(database: Database) -> None:
     assert heading.index("state") == row.index("active")
 
 
-def test_bare_number_is_seconds(database: Database) -> None:
-    made = ("job", "create", "a", "--every", "10", "--window", "90.5", "--jitter", "2", "--start-to-close", "30")
-    assert tidewheel(database, *made, "--handler", "h").code == 0
-    job = json_output(database, "job", "show", "a")
-    assert job["schedule"]["interval_us"] == 10_000_000
-    assert tidewheel(database, "job", "update", "a", "--fixed-delay", "2.5").code == 0
-    assert json_output(database, "job", "show", "a")["schedule"]["interval_us"] == 2_500_000
-
-
 def test_repeated_key_in_a_file_is_refused(database: Database) -> None:
     text = '{"key": "dup", "key": "dup2", "schedule": "manual", "target": "h"}'
     for command in ("create", "update", "preview"):
@@ -113,25 +102,3 @@ def test_every_shard_is_listed_without_a_scheduler_too(database: Database) -> No
     assert [row.split() for row in rows] == [
         [str(number), "no", "scheduler"] for number in range(database.installation.shards)
     ]
-
-
-def test_tenants_are_listed(database: Database) -> None:
-    database.execute("INSERT INTO tenants (tenant) VALUES ('acme')")
-    assert [row.split()[0] for row in tidewheel(database, "admin", "tenant", "list").lines] == [
-        "tenant",
-        "acme",
-        "default",
-    ]
-    first = json_output(database, "admin", "tenant", "list", "-n", 1)
-    assert (
-        json_output(database, "admin", "tenant", "list", "--after", first["next_cursor"])["tenants"][0]["tenant"]
-        == "default"
-    )
-
-
-def test_rest_has_the_same_lists(database: Database) -> None:
-    executor(database, HANDLER)
-    with answering(database) as client:
-        for noun, words in (("executors", "executors"), ("shards", "shards list"), ("tenants", "tenant list")):
-            found: Any = answer_of(client.get(f"/api/v1/{noun}"))
-            assert found == json_output(database, "admin", *words.split())

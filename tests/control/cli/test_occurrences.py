@@ -1,6 +1,5 @@
 """`tidewheel job`: changes of occurrences, versions, backfills and releases, on a database."""
 
-import asyncio
 from datetime import UTC, datetime, timedelta
 from uuid import uuid4
 
@@ -11,7 +10,6 @@ from tests.fixtures.acts import submission
 from tests.fixtures.database import ClockedDatabase, Database
 from tests.scheduler.firing import fire_due
 from tidewheel.control.cli.exit_codes import ExitCode
-from tidewheel.control.client.async_client import AsyncClient
 from tidewheel.postgres.faults import MAX_ALIKE
 
 NEXT = "2099-07-01T06:00:00Z"
@@ -43,36 +41,10 @@ def test_one_future_occurrence_is_skipped_and_unskipped(yearly: Database) -> Non
     assert tidewheel(yearly, "job", "unskip", "yearly", "--at", NEXT).code in (ExitCode.DONE, ExitCode.REFUSED)
 
 
-def test_one_future_occurrence_is_moved(yearly: Database) -> None:
-    moved = json_output(yearly, "job", "move", "yearly", "--at", NEXT, "--to", "2099-07-02T08:00", *BERLIN)
-    assert (moved["key"], moved["next_run_at"]) == ("yearly", "2099-07-02T06:00:00Z")
-    assert "moves 2099-07-01T06:00:00Z to 2099-07-03T06:00:00Z" in (
-        tidewheel(yearly, "job", "move", "yearly", "--at", NEXT, "--to", "2099-07-03T06:00:00Z").out
-    )
-
-
-def test_instant_without_an_occurrence_is_refused_with_the_nearest(yearly: Database) -> None:
-    for command in (("skip",), ("move", "--to", NEXT)):
-        refusals = tidewheel(yearly, "job", command[0], "yearly", "--at", "2099-07-01T07:00:00Z", *command[1:]).refusals
-        assert any("2099-07-01T06:00:00" in line for line in refusals)
-
-
 def test_instants_of_a_skip_are_parsed_before_any_query(yearly: Database) -> None:
     [refusal] = tidewheel(yearly, "job", "move", "yearly", "--at", NEXT, "--to", "noon").refusals
     assert refusal.startswith("--to: 'noon' is not a time; write 04:03, 3am, yesterday")
     assert tidewheel(yearly, "job", "move", "yearly", "--at", NEXT).code == 2
-
-
-def test_a_job_is_rolled_back(yearly: Database) -> None:
-    first = json_output(yearly, "job", "show", "yearly")["job"]
-    assert json_output(yearly, "job", "update", "yearly", "--cron", "0 9 1 7 *", "--payload", "1")["version"] == 2
-    done = tidewheel(yearly, "job", "rollback", "yearly", "1", "--if-version", "2").lines
-    assert done[0].startswith("yearly: rolled back to version 1 (saved as version 3); next 2099-07-01T06:00:00Z")
-    assert json_output(yearly, "job", "show", "yearly")["job"] == first
-    refusals = tidewheel(yearly, "job", "rollback", "yearly", "2", "--if-version", "2").refusals
-    assert any(line.startswith("if_version: ") for line in refusals)
-    refusals = tidewheel(yearly, "job", "rollback", "yearly", "9").refusals
-    assert any(line.startswith("version: ") for line in refusals)
 
 
 @pytest.fixture
@@ -85,22 +57,6 @@ def edited(database: Database) -> Database:
     ):
         assert tidewheel(database, "job", *command).code == 0
     return database
-
-
-def test_versions_are_listed_with_their_changes(edited: Database) -> None:
-    found = json_output(edited, "job", "versions", "a")
-    assert found["key"] == "a"
-    assert [version["number"] for version in found["versions"]] == [3, 2, 1]
-    assert [change["path"] for change in found["versions"][1]["changes"]] == ["schedule.cron"]
-    assert found["versions"][0]["until"] is None
-    assert found["versions"][1]["until"] == found["versions"][0]["effective_at"]
-    lines = tidewheel(edited, "job", "versions", "a").lines
-    assert [line.split()[0] for line in lines] == ["version", "3", "2", "1"]
-    assert lines[1].endswith("labels.team, payload")
-    assert all(len(line) <= 100 for line in lines)
-    assert [
-        each["number"] for each in json_output(edited, "job", "versions", "a", "-n", 1, "--before", 3)["versions"]
-    ] == [2]
 
 
 def test_two_versions_are_compared(edited: Database) -> None:
@@ -165,11 +121,6 @@ def test_dry_run_only_counts(hourly: ClockedDatabase) -> None:
     assert tidewheel(hourly, "work", "list").lines == ["no bulk work"]
 
 
-def test_repeated_request_returns_the_same_backfill(hourly: ClockedDatabase) -> None:
-    ask = ("job", "backfill", "hourly", *RANGE, "--request-id", "b-1")
-    assert json_output(hourly, *ask)["backfill_id"] == json_output(hourly, *ask)["backfill_id"]
-
-
 def test_invalid_backfill_request_is_refused(hourly: ClockedDatabase) -> None:
     ask = ("job", "backfill", "hourly")
     [refusal] = tidewheel(hourly, *ask, "--from", "2026-03-29T00:00:00Z", "--to", "2026-03-28T00:00:00Z").refusals
@@ -208,14 +159,6 @@ def test_jobs_are_released_by_key_by_error_or_all(held: ClockedDatabase) -> None
     assert json_output(held, "job", "release", "--all")["released"] == 0
 
 
-def test_coroutines_release_jobs(held: ClockedDatabase) -> None:
-    async def release() -> int:
-        async with AsyncClient(held.url) as client:
-            return (await client.release("one", "two")).released
-
-    assert asyncio.run(release()) == 2
-
-
 def test_quarantined_job_is_found_with_its_error(held: ClockedDatabase) -> None:
     held.apply_batch(submission("sound", schedule="@every 10s"))
     found = json_output(held, "job", "list", "--quarantined")["jobs"]
@@ -228,20 +171,6 @@ def test_quarantined_job_is_found_with_its_error(held: ClockedDatabase) -> None:
     tidewheel(held, "job", "release", "one")
     assert [job["key"] for job in json_output(held, "job", "list", "--quarantined")["jobs"]] == ["two"]
     assert json_output(held, "job", "show", "one")["error"] is None
-
-
-def test_remedy_of_a_quarantined_job_names_its_tenant(clocked: ClockedDatabase) -> None:
-    clocked.stop_clock()
-    clocked.execute("INSERT INTO tenants (tenant) VALUES ('acme')")
-    tidewheel(clocked, "job", "create", "one", "--every", "10s", "--handler", "note", "--tenant", "acme")
-    clocked.execute("UPDATE job_versions SET lane = 'nonsense'")
-    clocked.advance(timedelta(seconds=10))
-    fire_due(clocked)
-    text = tidewheel(clocked, "job", "show", "one", "--tenant", "acme").out
-    assert "`tidewheel job release one --tenant acme`" in text
-    released = tidewheel(clocked, "job", "release", "one", "--tenant", "acme")
-    assert released.lines[0] == "jobs released: 1"
-    assert "`tidewheel job list --quarantined --tenant acme`" in released.lines[1]
 
 
 def test_postponed_job_is_shown_with_its_next_try_and_remedy(clocked: ClockedDatabase) -> None:

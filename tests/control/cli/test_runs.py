@@ -1,13 +1,10 @@
 """`tidewheel run list | show | attempts | where | cancel | retry`, on a real database."""
 
-import os
 import re
-import sys
 from collections.abc import Generator
 from contextlib import contextmanager
 from datetime import timedelta
 from importlib import import_module
-from pathlib import Path
 from typing import get_args, get_type_hints
 from uuid import UUID, uuid4
 
@@ -18,7 +15,6 @@ from tests.fixtures.acts import ending
 from tests.fixtures.bounds import MISTYPED
 from tests.fixtures.database import Database
 from tests.fixtures.services import until
-from tests.fixtures.terminal import Terminal
 from tests.transitions.stepping import in_background
 from tidewheel.control.cli.commands import Command, every_command
 from tidewheel.control.cli.exit_codes import ExitCode
@@ -76,19 +72,6 @@ def test_runs_are_listed_a_page_at_a_time(job: Database) -> None:
     assert lines[1].split()[:4] == [runs[2], "job", "queued", "trigger"]
     assert lines[-2] == "2 of 3 runs"
     assert re.fullmatch(rf"more: add --after \S+Z/{runs[1]}", lines[-1])
-
-
-def test_lists_are_narrowed_by_status_job_label_and_time(job: Database) -> None:
-    ahead = str(job.trigger(delay="1h"))
-    job.trigger()
-    assert [run["run_id"] for run in json_output(job, "run", "list", "--status", "scheduled")["runs"]] == [ahead]
-    assert json_output(job, "run", "list", "--job", "job", "--label", "team=billing")["total"] == 2
-    assert json_output(job, "run", "list", "--until", "2020-01-01", "--tz", "Europe/Berlin")["total"] == 0
-    assert tidewheel(job, "run", "list", "--status", "failed").lines == ["no runs"]
-    [refusal] = tidewheel(job, "run", "list", "--label", "team=billing").refusals
-    assert refusal.startswith("labels: ")
-    [refusal] = tidewheel(job, "run", "list", "--job", "nope").refusals
-    assert refusal.startswith("key: tenant 'default' has no job 'nope'")
 
 
 def test_run_is_shown_with_its_attempts_and_retry_chain(job: Database) -> None:
@@ -253,20 +236,3 @@ def test_retry_of_a_run_that_succeeded_needs_a_yes_where_nobody_can_answer(job: 
     assert refusal == f"--yes: is missing: run {run.run_id} succeeded. Run it again?; add --yes"
     assert json_output(job, "run", "retry", run.run_id, "--yes")["parent_run_id"] == str(run.run_id)
     assert json_output(job, "run", "retry", failed(job))["run_id"], "a failed run is retried at once"
-
-
-@pytest.mark.parametrize(("answer", "more"), [(b"n", 0), (b"y", 1)])
-def test_terminal_is_asked_before_a_run_that_succeeded_is_repeated(
-    job: Database, tmp_path: Path, answer: bytes, more: int
-) -> None:
-    run = job.begun()
-    job.end(ending(run, RunState.SUCCEEDED))
-    runs = job.count("runs")
-    command = [sys.executable, "-m", "tidewheel.control.cli", "run", "retry", str(run.run_id)]
-    environment = {**os.environ, "TIDEWHEEL_DATABASE_URL": job.url}
-    terminal = Terminal(command, folder=tmp_path, environment=environment)
-    terminal.until("succeeded. Run it again? [y/N]:")
-    terminal.press(answer + b"\r")
-    terminal.wait()
-    terminal.close()
-    assert job.count("runs") == runs + more

@@ -7,8 +7,6 @@ import pytest
 from tests.control.cli.command import json_output, tidewheel
 from tests.fixtures.database import ClockedDatabase
 from tidewheel.control.cli.exit_codes import ExitCode
-from tidewheel.control.client.client import Client
-from tidewheel.errors import InvalidInput
 
 BERLIN = ("--tz", "Europe/Berlin")
 NIGHTLY = ("--cron", "30 2 * * *", *BERLIN)
@@ -47,20 +45,6 @@ def test_skipped_and_moved_occurrences_are_shown(spring: ClockedDatabase) -> Non
     assert json_output(spring, "job", "show", "nightly")["next_at"] == "2026-03-30T12:00:00Z"
     [listed] = json_output(spring, "job", "list")["jobs"]
     assert listed["next_at"] == "2026-03-30T12:00:00Z"
-
-
-def test_more_than_a_hundred_next_occurrences_are_refused(spring: ClockedDatabase) -> None:
-    tidewheel(spring, "job", "create", "nightly", *NIGHTLY, "--handler", "h")
-    assert len(json_output(spring, "job", "next", "nightly", "-n", 100)["occurrences"]) == 100
-    refused = tidewheel(spring, "job", "next", "nightly", "-n", 101)
-    assert (refused.code, refused.out) == (ExitCode.USAGE, "")
-    assert "Invalid value for '-n': Input should be less than or equal to 100" in refused.err
-    with Client(spring.url) as client:
-        assert len(client.next("nightly", 100).occurrences) == 100
-        with pytest.raises(InvalidInput) as caught:
-            client.next("nightly", 101)
-    [error] = caught.value.errors
-    assert (error.path, "100" in f"{error.problem} {error.remedy}") == ("n", True)
 
 
 def test_reason_for_no_occurrences_is_shown(spring: ClockedDatabase) -> None:

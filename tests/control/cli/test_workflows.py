@@ -108,15 +108,6 @@ def test_an_unknown_occurrence_is_refused(database: Database) -> None:
     assert "there is no workflow with the root run" in done.err
 
 
-def test_a_cycle_in_a_file_is_refused(database: Database, tmp_path: Path) -> None:
-    file = tmp_path / "graph.yaml"
-    file.write_text("- {key: a, schedule: {after: b}, target: t}\n- {key: b, schedule: {after: a}, target: t}\n")
-    done = tidewheel(database, "apply", file)
-    assert done.code == ExitCode.FAILED
-    assert "the jobs form a cycle: a → b → a" in done.err
-    assert database.count("jobs") == 0
-
-
 def test_a_job_with_parents_is_described_as_such(database: Database, tmp_path: Path) -> None:
     file = tmp_path / "graph.yaml"
     file.write_text(GRAPH)

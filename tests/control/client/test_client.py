@@ -16,7 +16,7 @@ from tests.transitions.stepping import in_background
 from tidewheel.clock import monotonic_seconds
 from tidewheel.control.client.async_client import AsyncClient
 from tidewheel.control.client.client import Client
-from tidewheel.errors import InvalidInput, Refused, Unavailable, UnknownRun, VersionConflict
+from tidewheel.errors import InvalidInput, Refused, Unavailable, VersionConflict
 from tidewheel.ids import RunId, job_id
 from tidewheel.jobs.spec import JobSpec
 from tidewheel.postgres.session import CommitUnknown
@@ -110,21 +110,6 @@ def test_payload_of_a_spec_reaches_its_runs_unchanged(client: Client, database: 
     [request] = database.requests()
     definition = decode(request.definition, JobDefinition)
     assert (definition.payload, definition.payload_content_type) == (b'{"to":"ann"}', "application/json")
-
-
-def test_name_that_is_not_text_is_refused_by_its_place(client: Client) -> None:
-    """JSON has only text as names: 1 and "1" are one name, and a value was lost."""
-    client.submit(job())
-    bad: dict[Any, int] = {1: 2, "1": 3}
-    calls: dict[str, Callable[[], object]] = {
-        "payload.lines.0": lambda: client.trigger("job", {"lines": [bad]}),
-        "job.payload": lambda: client.submit(job(payload=bad)),
-        "runs.0.payload": lambda: client.batches.submit([{"ref": "a", "key": "job", "payload": bad}]),
-    }
-    for path, call in calls.items():
-        with pytest.raises(InvalidInput) as caught:
-            call()
-        assert caught.value.errors[0].path == path
 
 
 def test_repeated_request_returns_the_same_reply(client: Client, database: Database) -> None:
@@ -262,21 +247,6 @@ def test_version_conflict_has_an_error_of_its_own(client: Client) -> None:
     assert (caught.value.expected, caught.value.current) == (3, None)
 
 
-def test_tenants_do_not_see_each_others_runs(client: Client, database: Database) -> None:
-    database.execute("INSERT INTO tenants (tenant) VALUES ('acme')")
-    with Client(database.url, tenant="acme") as acme:
-        acme.submit(job())
-        run_id = acme.trigger("job")
-        assert acme.runs.get(run_id).job_id == job_id("acme", "job")
-        for call in (client.runs.get, client.runs.detail):
-            with pytest.raises(UnknownRun):
-                call(run_id)
-        assert (client.runs.list().runs, len(acme.runs.list().runs)) == ((), 1)
-        assert refusal_code(lambda: client.runs.cancel(run_id)) == "unknown_run"
-        assert refusal_code(lambda: client.trigger("job")) == "unknown_job"
-        assert acme.runs.get(run_id).state == "queued"
-
-
 def test_waiting_ends_when_the_run_does(client: Client, database: Database) -> None:
     client.submit(job())
     run_id = client.trigger("job")
@@ -328,21 +298,6 @@ def test_unreachable_database_raises_unavailable() -> None:
     for kind in (Client, AsyncClient):
         with pytest.raises(Unavailable):
             kind(NO_DATABASE)
-
-
-def test_async_client_works_like_client(database: Database) -> None:
-    async def work(client: AsyncClient) -> tuple[RunState, str]:
-        assert (await client.submit(job())).version == 1
-        assert (await client.submit(JobSpec.model_validate(job()))).unchanged
-        runs = await asyncio.gather(*(client.trigger("job", number) for number in range(10)))
-        assert len(set(runs)) == 10
-        with pytest.raises(Refused):
-            await client.trigger("nobody")
-        found = await client.runs.cancel(runs[0])
-        return found, (await client.runs.wait(runs[0], 5)).state
-
-    assert awaited(database, work) == (RunState.QUEUED, "cancelled")
-    assert database.count("job_runs") == database.value(TRANSACTIONS) == 9
 
 
 def test_a_cancelled_call_does_not_leave_half_a_transaction(database: Database) -> None:

@@ -337,19 +337,6 @@ def test_purge_deletes_the_dead_letter_and_keeps_its_run(
     assert purge(client, database, until=database.now() - timedelta(days=1)) == 0
 
 
-def test_another_tenant_cannot_read_or_redrive(client: Client, database: Database) -> None:
-    database.execute("INSERT INTO tenants (tenant) VALUES ('acme')")
-    fail(database)
-    garble(database)
-    [_, letter] = client.dead_letters.list().dead_letters
-    with Client(database.url, tenant="acme") as other:
-        assert (other.dead_letters.list().total, other.dead_letters.redrive(everything=True).matched) == (0, 0)
-        assert other.dead_letters.purge(everything=True).work_id is None
-        with pytest.raises(UnknownDeadLetter):
-            other.dead_letters.get(letter.id)
-    assert database.count("dead_letters") == 2
-
-
 def test_reason_that_no_request_may_have_is_refused(client: Client, database: Database) -> None:
     fail(database)
     fail(database)

@@ -1,13 +1,12 @@
 """Requests of `Client` and `AsyncClient` by an attempt's task token."""
 
-import asyncio
 from collections.abc import Iterator
 
 import pytest
 
 from tests.fixtures.database import Database
 from tests.intake.waiting import token_of, waiting
-from tidewheel import AsyncClient, Client
+from tidewheel import Client
 from tidewheel.errors import InvalidInput, Refused, StaleToken
 from tidewheel.runs import RunState
 
@@ -75,18 +74,3 @@ def test_a_result_that_is_too_large_is_refused_and_the_run_goes_on(database: Dat
     with pytest.raises(Refused, match="result: has"):
         client.task_tokens.complete(token_of(database, started), "x" * 65_536)
     assert client.runs.get(started.run_id).state == "waiting"
-
-
-def test_async_client_has_the_same_requests(database: Database, client: Client) -> None:
-    del client  # has submitted the job
-    first, second = waiting(database), waiting(database)
-
-    async def work() -> list[RunState]:
-        async with AsyncClient(database.url) as asking:
-            return [
-                await asking.task_tokens.heartbeat(token_of(database, first), progress=1),
-                await asking.task_tokens.complete(token_of(database, first), "done"),
-                await asking.task_tokens.fail(token_of(database, second), permanent=True),
-            ]
-
-    assert asyncio.run(work()) == [RunState.WAITING, RunState.SUCCEEDED, RunState.FAILED]
