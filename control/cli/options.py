@@ -56,16 +56,6 @@ def confirm(question: str, *, yes: bool) -> None:
     typer.confirm(question, abort=True, err=True)
 
 
-def confirm_by_name(name: str, what: str, remedy: str, *, yes: bool) -> None:
-    """Let a name be typed on a terminal before an act that nothing undoes."""
-    if yes:
-        return
-    if not sys.stdin.isatty():
-        refuse("--yes", f"is missing: {what}", f"{remedy}, then add --yes")
-    if typer.prompt(f"{what[0].upper()}{what[1:]}. Type {name} to delete it", err=True) != name:
-        refuse("NAME", "does not match", f"type {name}, or add --yes")
-
-
 # Eager: the callbacks of other options and arguments read in this tenant.
 Tenant = Annotated[str, typer.Option(metavar="NAME", is_eager=True, help="Tenant to act in.")]
 Key = Annotated[str, typer.Argument(metavar="KEY", help="The job's key.")]

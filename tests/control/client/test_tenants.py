@@ -1,9 +1,5 @@
 """Tenants by client, command line and REST: limits, pauses, usage; quotas of jobs and payloads."""
 
-import os
-import pty
-import subprocess
-import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from http import HTTPStatus
@@ -13,7 +9,6 @@ import psycopg
 import pytest
 
 from tests.control.api.answering import answer_of, answering, refusal
-from tests.control.cli.command import tidewheel
 from tests.fixtures.acts import submission
 from tests.fixtures.database import Database
 from tests.fixtures.roles import stranger
@@ -209,25 +204,6 @@ def test_usage_counts_runs_and_jobs(client: Client, database: Database) -> None:
     ]  # fmt: skip
     assert not used.open_runs.at_least
     assert client.tenants.usage("acme").jobs.count == 0
-
-
-@pytest.mark.parametrize("typed", ["acmee", "acme"])
-def test_name_of_a_tenant_is_typed_on_a_terminal_before_its_deletion(
-    client: Client, database: Database, typed: str
-) -> None:
-    assert tidewheel(database, "admin", "tenant", "delete", "acme").refusals[0].startswith("--yes: is missing")
-    keyboard, terminal = pty.openpty()
-    os.write(keyboard, f"{typed}\n".encode())
-    program = "from tidewheel.control.cli.main import main; main()"
-    done = subprocess.run(
-        [sys.executable, "-c", program, "admin", "tenant", "delete", "acme"],
-        env={**os.environ, "TIDEWHEEL_DATABASE_URL": database.url}, stdin=terminal, capture_output=True, text=True,
-        check=False,
-    )  # fmt: skip
-    os.close(keyboard)
-    os.close(terminal)
-    assert "Type acme to delete it" in done.stderr
-    assert (done.returncode == 0, client.tenants.get("acme").delete_at is not None) == (typed == "acme",) * 2
 
 
 def test_key_of_one_tenant_reads_its_own_and_changes_no_limit(client: Client, database: Database) -> None:

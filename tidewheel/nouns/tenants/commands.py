@@ -9,7 +9,7 @@ from typing import Annotated, Any, cast
 import typer
 
 from tidewheel.audit import ALL_TENANTS
-from tidewheel.control.cli.options import DEFAULT_TENANT, confirm_by_name, read_duration, requesting
+from tidewheel.control.cli.options import DEFAULT_TENANT, Yes, confirm, read_duration, requesting
 from tidewheel.control.cli.output import (
     Output,
     OutputOption,
@@ -127,7 +127,7 @@ class _LimitsCommand(command):
 def delete(
     name: Name,
     *,
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask for the name; required without a terminal.")] = False,
+    yes: Yes = False,
     grace: Annotated[
         str, typer.Option(metavar="DURATION", help="Grace period in which --undo cancels the deletion; 0s for none.")
     ] = "1d",
@@ -136,11 +136,7 @@ def delete(
 ) -> None:
     """Delete a tenant with its jobs, runs and all else, a day later; --undo cancels the deletion."""
     if not undo:
-        what, look = (
-            "the jobs and runs of a deleted tenant cannot be recovered",
-            f"`tidewheel admin tenant usage {name}`",
-        )
-        confirm_by_name(name, what, f"look with {look}", yes=yes)
+        confirm(f"Delete tenant {name} with its jobs, its runs and all else?", yes=yes)
     span = read_duration(grace, "--grace")
     with requesting(DEFAULT_TENANT) as client:
         found = client.tenants.undelete(name) if undo else client.tenants.delete(name, grace=span)
