@@ -100,14 +100,6 @@ def test_standard_input_is_read_and_a_second_apply_changes_nothing(database: Dat
     assert again.lines == ["0 created, 1 updated, 1 unchanged, 0 rejected"]
 
 
-def test_peers_field_of_a_file_is_refused_with_ours(database: Database, write: Write) -> None:
-    file = write(
-        "jobs.yaml", "- {key: a, schedule: manual, target: x, workspace_id: w, interval_seconds: 5, enabled: true}\n"
-    )
-    told = tidewheel(database, "apply", file).err
-    assert all(ours in told for ours in ("--tenant", 'schedule: {"interval"', "paused: true")), told
-
-
 BAD = f"""{GOOD}
 {{"key":"x","schedule":"@every 10s","targte":"send-email"}}
 {{"key":"y","schedule":

@@ -1,13 +1,9 @@
 """`tidewheel job` with the commands that read and change jobs, on a real database."""
 
 from datetime import timedelta
-from pathlib import Path
 from uuid import UUID
 
-import pytest
-
 from tests.control.cli.command import NO_DATABASE, Done, json_output, tidewheel
-from tests.fixtures.acts import ending
 from tests.fixtures.database import Database
 from tidewheel.audit import process_user
 from tidewheel.control.cli.exit_codes import ExitCode
@@ -47,30 +43,6 @@ def test_job_is_created_by_flags_and_shown(database: Database) -> None:
     text = tidewheel(database, "job", "show", "nightly").lines
     assert "30 2 * * * Europe/Berlin" in [line.partition("  ")[2].strip() for line in text]
     assert any(line.startswith("next") and "T02:30:00+0" in line for line in text)
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        '{"key": "a", "schedule": "0 8 * * *", "target": "send-email", "end_at": "2999-01-01T00:00:00Z"}',
-        """
-        # the same, as people write it
-        key: a
-        schedule: 0 8 * * *
-        target: send-email
-        end_at: 2999-01-01T00:00:00Z
-        """,
-    ],
-)
-def test_a_file_is_json_or_yaml(database: Database, tmp_path: Path, text: str) -> None:
-    (file := tmp_path / "job").write_text(text.replace("        ", ""))
-    assert json_output(database, "job", "create", "-f", file)["version"] == 1
-    assert json_output(database, "job", "show", "a")["job"] == {
-        "key": "a",
-        "schedule": {"cron": ["0 8 * * *"]},
-        "target": {"type": "handler", "name": "send-email"},
-        "end_at": "2999-01-01T00:00:00.000000Z",
-    }
 
 
 def test_flags_are_applied_to_a_file_from_standard_input(database: Database) -> None:
@@ -236,27 +208,6 @@ def test_trigger_prints_the_id_of_its_run(database: Database) -> None:
     assert timedelta(minutes=59) < later - database.now() <= timedelta(hours=1)
     [refusal] = tidewheel(database, "job", "trigger", "a", "--delay", "soon").refusals
     assert refusal.startswith("--delay: 'soon' is not a duration")
-
-
-def test_list_shows_the_next_occurrence_and_the_last_run(database: Database) -> None:
-    create(database, "hourly", "--every", "1h", "--handler", "send-email")
-    manual(database, "never")
-    manual(database, "went")
-    manual(database, "failed")
-    database.succeed(database.begin(database.trigger("went")))
-    database.end(ending(database.begin(database.trigger("failed")), RunState.FAILED, error_type="ValueError"))
-    jobs = {job["key"]: job for job in json_output(database, "job", "list")["jobs"]}
-    assert list(jobs) == ["failed", "hourly", "never", "went"]
-    assert jobs["hourly"]["next_at"] is not None
-    assert jobs["hourly"]["schedule"]["interval_us"] == 3_600_000_000
-    assert (jobs["never"]["next_at"], jobs["never"]["last_run"]) == (None, None)
-    last = jobs["failed"]["last_run"]
-    assert (last["state"], last["error_type"], last["duration"][:2]) == ("failed", "ValueError", "PT")
-    assert jobs["went"]["last_run"]["state"] == "succeeded"
-    lines = tidewheel(database, "job", "list").lines
-    assert lines[0].split() == ["key", "schedule", "state", "next", "last", "run", "duration"]
-    assert all(len(line) <= 100 for line in lines)
-    assert lines[2].split()[:4] == ["hourly", "every", "1h", "active"]
 
 
 def test_a_list_is_narrowed_and_paged(database: Database) -> None:
