@@ -9,6 +9,7 @@ read by `read_uuid`.
 
 import ast
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 from tests.strict_types import LINKED, ROOT
@@ -65,11 +66,16 @@ INTEGERS = {
 }
 
 
+@cache
+def parsed(path: Path) -> ast.Module:
+    """Return the code of a file that names a reader."""
+    text = path.read_text(encoding="utf-8")
+    return ast.parse(text if any(f"{reader}(" in text for reader in {*_READERS, "int"}) or "map(" in text else "")
+
+
 def calls(path: Path, readers: set[str]) -> Iterator[int]:
     """Yield the line of each call of a reader with text, in a function that has no grammar."""
-    text = path.read_text(encoding="utf-8")
-    tree = ast.parse(text if any(reader in text for reader in readers) else "")
-    for scope in ast.walk(tree):
+    for scope in ast.walk(parsed(path)):
         if isinstance(scope, ast.FunctionDef | ast.AsyncFunctionDef | ast.Module):
             own = list(_within(scope))
             named = {_name(node) for node in own}
