@@ -8,6 +8,7 @@ import re
 from collections.abc import Generator, Iterator
 from contextlib import closing, contextmanager
 from datetime import date, timedelta
+from itertools import product
 from pathlib import Path
 from typing import LiteralString, get_args
 
@@ -238,8 +239,9 @@ def locked_tables() -> list[str]:
     return sorted({a or b for _, text in statements_with(taking) for a, b in re.findall(taking, text)})
 
 
-@pytest.mark.parametrize("table", locked_tables())
-@pytest.mark.parametrize("mode", ["ROW EXCLUSIVE", "SHARE ROW EXCLUSIVE", "ACCESS SHARE"])
-def test_a_role_without_rights_locks_no_table(stranger_url: str, table: str, mode: LiteralString) -> None:
-    with psycopg.connect(stranger_url) as other, pytest.raises(psycopg.errors.InsufficientPrivilege):
-        other.execute(sql.SQL("LOCK TABLE {} IN {} MODE").format(sql.Identifier(table), sql.SQL(mode)))
+def test_a_role_without_rights_locks_no_table(stranger_url: str) -> None:
+    modes: tuple[LiteralString, ...] = ("ROW EXCLUSIVE", "SHARE ROW EXCLUSIVE", "ACCESS SHARE")
+    with psycopg.connect(stranger_url, autocommit=True) as other:
+        for table, mode in product(locked_tables(), modes):
+            with pytest.raises(psycopg.errors.InsufficientPrivilege), other.transaction():
+                other.execute(sql.SQL("LOCK TABLE {} IN {} MODE").format(sql.Identifier(table), sql.SQL(mode)))
