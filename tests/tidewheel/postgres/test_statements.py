@@ -34,13 +34,7 @@ PACKAGES = sorted(package_of(path.parent) for folder in FOLDERS for path in real
 STATEMENTS = [(package, name) for package in PACKAGES for name in Statements(package).names()]
 PARAMETER = re.compile(r"%\((\w+)\)s")
 INDEX_LINE = re.compile(r"^-- (?:Index|No index)\b.*", re.MULTILINE)
-PART = re.compile(r"^-- part: (\w+)", re.MULTILINE)
 INDEX_NAME = re.compile(r"\b[a-z_]+_(?:pkey|key|due|by_[a-z]+|deadline|waiting|in_order)\b")
-
-
-def package_file(package: str) -> Path:
-    """The queries.sql of a package, by its link below tidewheel/."""
-    return ROOT.joinpath(*package.split("."), "queries.sql")
 
 
 def numbered(statement: str) -> str:
@@ -74,11 +68,6 @@ def bound_names(path: Path) -> set[tuple[str, str]]:
             case _:
                 pass
     return bound
-
-
-def test_all_sql_files_are_checked() -> None:
-    wanted = {f"tidewheel.{name}" for name in ("transitions", "intake", "scheduler", "relay", "executor", "migrations")}
-    assert wanted | {"tidewheel"} <= set(PACKAGES)
 
 
 @pytest.mark.parametrize("package", PACKAGES)
@@ -117,15 +106,6 @@ def test_shared_part_is_spliced_with_the_alias_of_the_statement() -> None:
     claim, sweep = Statements("tidewheel.transitions")["lock_claims"], Statements("tidewheel.executor")["find_due_runs"]
     assert ("o.created_at <= c.created_before" in claim, "d.created_at <= c.created_before" in sweep) == (True, True)
     assert not any("{{" in Statements(package)[name] for package, name in STATEMENTS)
-
-
-def test_every_part_is_used_by_several_statements() -> None:
-    files = [(package, package_file(package).read_text()) for package in PACKAGES]
-    parts = [(package, name) for package, text in files for name in PART.findall(text)]
-    assert ("tidewheel.transitions", "names_run") in parts
-    for package, name in parts:
-        spliced = sum(text.count(f"{{{{{package}.{name}(") for _, text in files)
-        assert spliced + dict(files)[package].count(f"{{{{{name}(") > 1, f"{package}: {name}"
 
 
 def test_unknown_part_is_refused_with_both_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
