@@ -1,6 +1,6 @@
 """Every field of every form of the console, at and beyond every bound: no internal error."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from html.parser import HTMLParser
 from http import HTTPStatus
@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from tests.control.api.answering import ApiClient, answering
 from tests.control.console.pages import HTML
-from tests.control.console.seeded import seed
+from tests.control.console.seeded import paths, seed
 from tests.control.every_field import bring_into_every_state
 from tests.control.test_every_view import Places, page_paths
 from tests.fixtures.bounds import BOUNDS
@@ -65,11 +65,11 @@ class _Reader(HTMLParser):
         self.within = self.within and tag != "form"
 
 
-def forms(places: Places) -> list[Form]:
+def forms(client: ApiClient, pages: Iterable[str]) -> list[Form]:
     """Return one form of each kind: those of one address pattern with the same fields are alike."""
     found: dict[object, Form] = {}
-    for page in page_paths(places):
-        answer = places.client.get(page, headers=HTML)
+    for page in pages:
+        answer = client.get(page, headers=HTML)
         if answer.status_code == HTTPStatus.OK:
             reader = _Reader(page)
             reader.feed(answer.text)
@@ -89,6 +89,48 @@ def send(client: ApiClient, form: Form, changed: Mapping[str, str]) -> httpx.Res
     return client.get(f"{form.action.partition('?')[0]}?{text}", headers=HTML)
 
 
+class Trial:
+    """Tries each field of the forms of these pages; notes internal errors and texts read as numbers."""
+
+    def __init__(self, client: ApiClient, pages: Iterable[str]) -> None:
+        found = forms(client, pages)
+        self.client = client
+        self.fields = [(form, name) for form in found for name in form.fields if name not in {"token", "request_id"}]
+        self.faults, self.misread = set[tuple[str, str, str, str]](), set[tuple[str, str, str]]()
+        assert len(self.fields) > 200
+        assert {form.method for form in found} == {"get", "post"}
+
+    def send(self, form: Form, name: str, value: str) -> HTTPStatus:
+        """Send a form with this value of a field; return the answer's status."""
+        try:
+            answer = send(self.client, form, {name: value})
+        # Refused before it is read, an answer may be lost to a reset. The client itself refuses addresses above 64 KiB.
+        except (httpx.ReadError, httpx.WriteError, httpx.InvalidURL):
+            return HTTPStatus.REQUEST_ENTITY_TOO_LARGE
+        if answer.status_code >= HTTPStatus.INTERNAL_SERVER_ERROR:
+            self.faults.add((form.action, name, ascii(value)[:60], answer.text[-300:]))
+        return HTTPStatus(answer.status_code)
+
+    def send_some(self, numbers: int, texts: int, *always: str) -> None:
+        """Send each field with so many texts and these; each one of numbers with so many texts that are none."""
+        wrong, bounds = cycle(NO_NUMBERS), cycle([text for text in TEXTS if len(text) < 8000])
+        for form, name in self.fields:
+            for value in islice(wrong, numbers if name in form.numbers else 0):
+                if self.send(form, name, value) is HTTPStatus.SEE_OTHER:
+                    self.misread.add((form.action, name, value))
+            for value in (*always, *islice(bounds, texts)):
+                self.send(form, name, value)
+
+
+def test_field_of_a_form_at_some_bounds_is_answered_without_an_internal_error(clocked: ClockedDatabase) -> None:
+    """Each with NUL and another text in turn, on the pages of a console with some of everything."""
+    ids = seed(clocked)
+    with answering(clocked, api_key_rate=1000) as client:
+        trial = Trial(client, paths(ids).values())
+        trial.send_some(1, 1, "\0")
+    assert (trial.faults, trial.misread) == (set(), set())
+
+
 @pytest.fixture(scope="module")
 def places(clocked_template: Template) -> Iterator[Places]:
     database = ClockedDatabase(clocked_template.copy(), clocked_template.installation)
@@ -101,36 +143,13 @@ def places(clocked_template: Template) -> Iterator[Places]:
 
 @pytest.mark.slow
 def test_field_of_a_form_at_any_bound_is_answered_without_an_internal_error(places: Places) -> None:
-    found = forms(places)
-    fields = [(form, name) for form in found for name in form.fields if name not in {"token", "request_id"}]
-    assert len(fields) > 200
-    assert {form.method for form in found} == {"get", "post"}
-    faults, misread = set[tuple[str, str, str, str]](), set[tuple[str, str, str]]()
-
-    def judge(form: Form, name: str, value: str) -> HTTPStatus:
-        try:
-            answer = send(places.client, form, {name: value})
-        # Refused before it is read, an answer may be lost to a reset. The client itself refuses addresses above 64 KiB.
-        except (httpx.ReadError, httpx.WriteError, httpx.InvalidURL):
-            return HTTPStatus.REQUEST_ENTITY_TOO_LARGE
-        if answer.status_code >= HTTPStatus.INTERNAL_SERVER_ERROR:
-            faults.add((form.action, name, ascii(value)[:60], answer.text[-300:]))
-        return HTTPStatus(answer.status_code)
-
-    for form, name in fields:
-        for value in NO_NUMBERS if name in form.numbers else ():
-            if judge(form, name, value) is HTTPStatus.SEE_OTHER:
-                misread.add((form.action, name, value))
-    texts = cycle([text for text in TEXTS if len(text) < 8000])
-    for form, name in fields:
-        for value in islice(texts, _EACH):
-            judge(form, name, value)
+    trial = Trial(places.client, page_paths(places))
+    trial.send_some(numbers=len(NO_NUMBERS), texts=_EACH)
 
     @examples(3000)
-    @given(st.sampled_from(fields), st.sampled_from(TEXTS))
+    @given(st.sampled_from(trial.fields), st.sampled_from(TEXTS))
     def vary(place: tuple[Form, str], text: str) -> None:
-        judge(*place, text)
+        trial.send(*place, text)
 
     vary()
-    assert faults == set()
-    assert misread == set()
+    assert (trial.faults, trial.misread) == (set(), set())
