@@ -21,7 +21,7 @@ from tidewheel.control.reads.job_position import read_job_position
 from tidewheel.control.reads.stored import rows_as
 from tidewheel.errors import UnknownCancellation, UnknownRun, refuse
 from tidewheel.ids import RunId, first_run_id
-from tidewheel.jobs.requests import CancelFields
+from tidewheel.jobs.requests import CancelFields, RunsMatching
 from tidewheel.jobs.values import Instant, Key
 from tidewheel.nouns.operation import (
     DryRun,
