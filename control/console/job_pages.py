@@ -148,8 +148,8 @@ class JobNextPage:
                 **head_of(connection, caller, job, "next", seen_of(connection, tenant, key, now)),
                 "now": now, "month": known or read, "coming": coming, "errors": errors, "query": query,
                 "limits": _LIMITS, "weeks": _weeks(known.days) if known else [],
-                "earlier": _other_month(known.month, -1) if known else None,
-                "later": _other_month(known.month, 1) if known else None,
+                "earlier": f"{known.month - timedelta(days=1):%Y-%m}" if known else None,
+                "later": f"{known.month + timedelta(days=31):%Y-%m}" if known else None,
                 "today": (now.astimezone(listed[0].local.tzinfo) if listed else now).date(),
                 "on_clock": None if isinstance(coming, Failed) else partial(to_zone, zone_name=coming.zone),
                 "targets": {} if isinstance(read, Failed) else read[1],
@@ -178,16 +178,6 @@ def _weeks(days: Sequence[CalendarDay]) -> list[list[CalendarDay | None]]:
     return [cells[at : at + _WEEK] for at in range(0, len(cells), _WEEK)]
 
 
-def _other_month(month: date, step: int) -> str:
-    """Return the month before (-1) or after (1), as YYYY-MM.
-
-    >>> _other_month(date(2026, 1, 1), -1), _other_month(date(2026, 12, 1), 1)
-    ('2025-12', '2027-01')
-    """
-    found = month - timedelta(days=1) if step < 0 else month + timedelta(days=31)
-    return f"{found:%Y-%m}"
-
-
 @dataclass(frozen=True, slots=True)
 class Setting:
     """A setting of a job, or the default of one that it lacks."""
@@ -214,7 +204,7 @@ class JobSettingsPage:
             {
                 **head_of(connection, caller, job, "settings", seen_of(connection, caller.tenant, key, now)),
                 "now": now, "settings": settings_of(job.job), "defaults": defaults_of(job.job),
-                "document": as_yaml(job.job),
+                "document": as_yaml(job.job), "labels": LABELS,
                 "payload": pretty(job.job["payload"]) if "payload" in job.job else job.job.get("payload_base64"),
             }
         )  # fmt: skip
@@ -227,7 +217,8 @@ def settings_of(job: Mapping[str, object]) -> Sequence[Setting]:
     >>> [(each.path, each.value) for each in settings_of(job)]
     [('retry.max_attempts', '3'), ('retry.initial', '1 s'), ('start_to_close', '1 h 30 min'), ('workflow.window', '1h')]
     """
-    values = {path: value for name in job.keys() - _APART for path, value in _leaves(job[name], name)}
+    values = {path: value for name in job.keys() - _APART for path, value in _leaves(job[name], name)
+              if path != "target.type"}  # fmt: skip
     known = [Setting(each.path, _words(each, values.pop(each.path)), _words(each, each.default), each.help)
              for each in FIELDS if each.path in values]  # fmt: skip
     others = [Setting(path, _words(SpecField(path, path), value), "", "") for path, value in sorted(values.items())]

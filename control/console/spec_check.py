@@ -1,6 +1,7 @@
 """The effect of saving a job: in words, by its next instants beside those of now, and by fields."""
 
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
@@ -28,6 +29,7 @@ _PAYLOAD_LINES = 2_000  # compared line by line up to here: beyond, a comparison
 _LINES_SHOWN = 200
 _LONGEST = 400  # characters of a value
 _ROUNDS = 3
+_NAMED = re.compile(r"\w+ is \w+: (?=\w)| \(misfire_after of the schedulers\)")  # what the form names by labels
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,8 +85,9 @@ def check(connection: Connection, tenant: str, job: Job, in_force: JobDetail | N
         changes, lines = changed_fields(in_force.job, job), list(_payload_lines(in_force.job, job))
     old = () if before is None else before.occurrences
     instants, until = beside(found.occurrences if in_force is None else old, found.occurrences)
+    words = [_NAMED.sub("", each) for each in found.words]
     return Check(
-        version, found.words, (None if before is None else before.zone, found.zone), instants, until if before else "",
+        version, words, (None if before is None else before.zone, found.zone), instants, until if before else "",
         changes, lines, () if unchanged else tuple(_effects(in_force, old, found, version)), unchanged,
     )  # fmt: skip
 

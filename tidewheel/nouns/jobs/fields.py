@@ -112,13 +112,26 @@ def _of(
     model = RetryPolicy if start else JobSpec
     found = _default(model, name) if default is None else default
     return SpecField(
-        path, name, kind, options=_options(model, name), default=found, help=help, meanings=MEANINGS.get(name, {}),
-        named=named, metavar=metavar,
+        path, _LABELS.get(path, name.replace("_", " ").capitalize()), kind, options=_options(model, name),
+        default=found, help=help, meanings=MEANINGS.get(name, {}), named=named, metavar=metavar,
     )  # fmt: skip
 
 
+_LABELS: Mapping[str, str] = {
+    "start_at": "Start", "end_at": "End", "max_runs": "Occurrences", "jitter": "Random delay",
+    "retry.max_attempts": "Attempts", "retry.initial": "First delay", "retry.max": "Longest delay",
+    "retry.jitter": "Random share", "retry.intervals": "Delays", "retry.non_retryable": "Final error types",
+    "pause_on_failure": "Pause after failures", "on_failure": "Job after a failure",
+    "start_to_close": "Attempt timeout", "schedule_to_start": "Start timeout", "schedule_to_close": "Run timeout",
+    "heartbeat": "Heartbeat timeout", "catch_up": "Catch-up", "on_resume": "After a pause",
+    "window": "Catch-up window", "exclude_calendars": "Excluded calendars", "include_calendars": "Included calendars",
+    "on_excluded": "On an excluded day", "url": "URL", "argv": "Command",
+}  # fmt: skip
+"""Labels of fields whose name is not their label."""
+
+
 def _target(target: TargetType) -> SpecField:
-    label = target.sets if target.requires else target.kind
+    label = _LABELS.get(target.sets, target.sets.capitalize()) if target.requires else "Handler"
     typed: Kind = "text" if target.model.model_fields[target.sets].annotation is str else "words"
     return SpecField(
         f"target.{target.sets}", label, typed, only=target.kind, help=target.help, named=target.flag,
@@ -158,37 +171,37 @@ MEANINGS: Mapping[str, Mapping[str, str]] = {
 }
 """What each value of a choice does, by its field."""
 _OF_TARGETS = (
-    SpecField("target.method", "method", only="http", options=_options(HttpTargetSpec, "method"), default="POST",
+    SpecField("target.method", "Method", only="http", options=_options(HttpTargetSpec, "method"), default="POST",
               named="--method", metavar="METHOD", help="The method of the request."),
-    SpecField("target.headers", "headers", "json", only="http", rows=3,
+    SpecField("target.headers", "Headers", "json", only="http", rows=3,
               help='A JSON object: {"X-Team": "billing", "Authorization": {"secret": "NAME"}}'),
-    SpecField("target.async", "async", "flag", only="http", options=("true", "false"), default="false",
+    SpecField("target.async", "Asynchronous", "flag", only="http", options=("true", "false"), default="false",
               help="true: after a 202, the run stays open until its task token completes it."),
-    SpecField("target.key", "message key", only="kafka"),
-    SpecField("target.await_reply", "await_reply", "flag", only="kafka", options=("true", "false"),
+    SpecField("target.key", "Message key", only="kafka"),
+    SpecField("target.await_reply", "Await a reply", "flag", only="kafka", options=("true", "false"),
               default=str(KafkaTargetSpec.model_fields["await_reply"].default).lower()),
-    SpecField("target.cwd", "cwd", only="shell"),
-    SpecField("target.region", "region", only="lambda"),
+    SpecField("target.cwd", "Working directory", only="shell"),
+    SpecField("target.region", "Region", only="lambda"),
 )  # fmt: skip
 """Further fields of targets, beside the one that each type declares."""
 GROUPS: Sequence[Group] = (
     Group("Schedule", (
-        SpecField("schedule.cron", "cron", "list", only="cron", rows=2, help="A cron expression, such as 30 2 * * *.",
-                  named="--cron", metavar="EXPR"),
-        SpecField("schedule.timezone", "timezone", "zone", only="cron", default="the tenant's, or UTC",
-                  help="Such as Europe/Berlin."),
-        SpecField("schedule.interval", "interval", "span", only="interval", help="An interval, such as 10s or 1h30m.",
+        SpecField("schedule.cron", "Cron expression", "list", only="cron", rows=2, named="--cron",
+                  metavar="EXPR", help="A cron expression, such as 30 2 * * *."),
+        SpecField("schedule.timezone", "Time zone", "zone", only="cron", default="the tenant's, or UTC",
+                  help="The IANA name of a zone."),
+        SpecField("schedule.interval", "Interval", "span", only="interval", help="An interval, such as 10s or 1h30m.",
                   named="--every"),
-        SpecField("schedule.anchor", "anchor", only="interval", help="Intervals count from this instant."),
-        SpecField("schedule.fixed_delay", "fixed_delay", "span", only="fixed_delay",
+        SpecField("schedule.anchor", "Counted from", only="interval", help="Intervals count from this instant."),
+        SpecField("schedule.fixed_delay", "Delay after a run", "span", only="fixed_delay",
                   help="The time from the end of a run to the next run.", named="--fixed-delay"),
-        SpecField("schedule.min", "min", "span", only="fixed_delay", default="fixed_delay",
+        SpecField("schedule.min", "Shortest delay", "span", only="fixed_delay", default="fixed_delay",
                   help="The shortest time that a run may set by next_in."),
-        SpecField("schedule.max", "max", "span", only="fixed_delay", default="fixed_delay",
+        SpecField("schedule.max", "Longest delay", "span", only="fixed_delay", default="fixed_delay",
                   help="The longest time that a run may set by next_in."),
-        SpecField("schedule.once", "once", "instant", only="once", named="--at",
+        SpecField("schedule.once", "Instant", "instant", only="once", named="--at",
                   help="Once, at this instant, such as 2026-12-24T08:00:00+01:00."),
-        SpecField("schedule.after", "after", "parents", only="after", rows=3, named="--after",
+        SpecField("schedule.after", "Parents", "parents", only="after", rows=3, named="--after",
                   help="After the runs of these jobs."),
     ), chooser="schedule", folded=False),
     Group("Start, end and clock changes", (
@@ -196,17 +209,18 @@ GROUPS: Sequence[Group] = (
         _of("end_at", "instant", help="No occurrence after this instant."),
         _of("max_runs", "number", "The schedule ends after this many occurrences."),
         _of("jitter", "span", "The longest random delay: a duration, or a share such as 10%.", default="0s"),
-        SpecField("schedule.dst_gap", "dst_gap", only="cron", options=_options(CronSpec, "dst_gap"),
+        SpecField("schedule.dst_gap", "Time in a DST gap", only="cron", options=_options(CronSpec, "dst_gap"),
                   default="shift_forward", help="What happens at a local time that does not exist.", named="--dst-gap",
                   meanings=MEANINGS["dst_gap"]),
-        SpecField("schedule.dst_overlap", "dst_overlap", only="cron", options=_options(CronSpec, "dst_overlap"),
-                  default="first", help="What happens at a local time that occurs twice.", named="--dst-overlap",
+        SpecField("schedule.dst_overlap", "Time in a DST overlap", only="cron",
+                  options=_options(CronSpec, "dst_overlap"), default="first", named="--dst-overlap",
+                  help="What happens at a local time that occurs twice.",
                   meanings=MEANINGS["dst_overlap"]),
     )),
     Group("Target and payload", (
         *(field for kind, target in TARGETS.items()
           for field in (_target(target), *(each for each in _OF_TARGETS if each.only == kind))),
-        SpecField("payload", "payload", "json", rows=8, help="Any JSON value, 256 KiB at most."),
+        SpecField("payload", "Payload", "json", rows=8, help="Any JSON value, 256 KiB at most."),
     ), chooser="target", folded=False),
     Group("Retries", (
         _of("retry.max_attempts", "number", "The maximum number of attempts of a run, including the first.",
@@ -232,24 +246,24 @@ GROUPS: Sequence[Group] = (
     Group("Overlap and limits", (
         _of("overlap", help="What happens to a new run while another is active.",
             default="skip if recurring, else allow_all"),
-        SpecField("concurrency_key.key", "concurrency key", named="--concurrency-key", metavar="KEY",
+        SpecField("concurrency_key.key", "Concurrency key", named="--concurrency-key", metavar="KEY",
                   help="Runs of all jobs with this key share places. {payload.a} inserts a payload field."),
-        SpecField("concurrency_key.at_once", "at_once", "number", default="1 without a rate",
+        SpecField("concurrency_key.at_once", "Places", "number", default="1 without a rate",
                   help="How many runs with this key may be active at once."),
-        SpecField("concurrency_key.rate", "rate", help="The most starts per time, such as 100/min."),
-        SpecField("concurrency_key.burst", "burst", "number", help="The most starts at once after idle time."),
-        SpecField("ordering_key.key", "ordering key", help="Runs with this key run one after another.",
+        SpecField("concurrency_key.rate", "Start rate", help="The most starts per time, such as 100/min."),
+        SpecField("concurrency_key.burst", "Burst", "number", help="The most starts at once after idle time."),
+        SpecField("ordering_key.key", "Ordering key", help="Runs with this key run one after another.",
                   named="--ordering-key", metavar="KEY"),
-        SpecField("ordering_key.on_failure", "on_failure of the ordering key",
+        SpecField("ordering_key.on_failure", "After a failed run of the key",
                   options=_options(OrderingKey, "on_failure"), default="block",
                   help="After a run with this key that fails or times out for good.",
                   meanings=MEANINGS["ordering_key.on_failure"]),
-        SpecField("dedupe.key", "dedupe key", help="Triggers with this key share one run per window."),
-        SpecField("dedupe.window", "dedupe window", "span", help="Such as 10m, from the first trigger on."),
-        SpecField("dedupe.mode", "dedupe mode", options=_options(JobDedupe, "mode"), default="reject",
+        SpecField("dedupe.key", "Dedupe key", help="Triggers with this key share one run per window."),
+        SpecField("dedupe.window", "Dedupe window", "span", help="Such as 10m, from the first trigger on."),
+        SpecField("dedupe.mode", "Dedupe mode", options=_options(JobDedupe, "mode"), default="reject",
                   help="reject drops a later trigger. replace gives the waiting run the inputs of the later trigger. "
                        "debounce does that and also postpones the run."),
-        SpecField("dedupe.longest", "longest dedupe delay", "span", default="ten windows",
+        SpecField("dedupe.longest", "Longest dedupe delay", "span", default="ten windows",
                   help="The longest time by which debounce delays a run."),
     )),
     Group("Missed and excluded occurrences", (
@@ -267,8 +281,9 @@ GROUPS: Sequence[Group] = (
         _of("queue", help="Only executors that serve this queue take its runs.", metavar="NAME"),
         _of("lane", help="The priority class of its runs, each with its own topic.", metavar="LANE"),
         _of("priority", "number", "0 to 9: 9 starts first."),
-        SpecField("labels", "labels", "pairs", rows=2, named="--label", help="Labels of the job."),
-        SpecField("description", "description", rows=2, help="Free text for people."),
+        SpecField("labels", "Labels", "pairs", rows=2, named="--label",
+                  help="Lists, freezes and cancellations select by labels."),
+        SpecField("description", "Description", rows=2, help="Free text for people."),
     )),
 )  # fmt: skip
 """Grouped as in the definition of a job; what the form lacks, the JSON view has."""
