@@ -92,7 +92,11 @@ def job_line(
         *(mark for each in timeline.bins for mark in _bin(along, each, address, longest)),
         *_skips(along, timeline),
         *_ahead(along, coming),
-        *_special(along, special),
+        *(
+            Mark(f"{state(each.outcome)}, {along.clock(each.at)}", diamond=along.x(each.at), family="ahead")
+            for each in special
+            if each.outcome in _UNFIRED and along.begin <= each.at < along.end
+        ),
     ]
     inside = along.begin <= along.now <= along.end
     return Line(
@@ -201,12 +205,6 @@ def _ahead(along: Axis, coming: Sequence[Counted]) -> Iterator[Mark]:
             words = f"{many} upcoming, {along.clock(max(at, along.now))} to {along.clock(end)}"
             width = round(along.width * 0.7, 3)
             yield Mark(words, bar=Bar("ahead", round(x + along.width * 0.15, 3), SIZE.above - _HOLLOW, width, _HOLLOW))
-
-
-def _special(along: Axis, coming: Sequence[UpcomingOccurrence]) -> Iterator[Mark]:
-    for each in coming:
-        if each.outcome in _UNFIRED and along.begin <= each.at < along.end:
-            yield Mark(f"{state(each.outcome)}, {along.clock(each.at)}", diamond=along.x(each.at), family="ahead")
 
 
 def _pauses(along: Axis, timeline: JobTimeline) -> Iterator[tuple[Bar, str]]:

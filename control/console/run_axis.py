@@ -28,6 +28,11 @@ _STEPS = 12  # rows of an attempt
 _NAMES = {"published": "sent to Kafka", "begun": "handler's start", "announced": "completion event"}
 _LONG, _CUT = 0.15, 0.06  # the parts of a wait that is cut: of the run's time at least, and of the axis
 _ON_TIME = "on time"
+_RULER = [timedelta(seconds=each) for each in (
+    *(base * unit for unit in (0.001, 0.01, 0.1) for base in (1, 2, 5)), 1, 2, 5, 10, 20, 60, 120, 300, 600, 1200,
+    3600, 7200, 21600, 43200, 86400, 7 * 86400,
+)]  # fmt: skip
+_RULES, _ROOM = 8, 8  # of a ruler at most, and the percent between two of them
 _FOLD = 5  # percent within which log lines are one mark: 24 px of a wide page
 _WORDS = 90  # characters of a log line
 _FAMILIES = ("ahead", "trouble", "bad")  # of a log line, by its level
@@ -48,7 +53,6 @@ class Stage(NamedTuple):
     """A stage of a run; its bar has places in percent of the axis.
 
     Args:
-        words: Its duration or its instant, and what came of it.
         shape: `bar`, `cut` for a wait that is drawn shorter, `step`, `tick`, `marks` for log lines, or `hollow` for
             another clock than the database's.
         x: The left edge of its bar; None outside of the axis.
@@ -77,16 +81,14 @@ class _Span(NamedTuple):
 def timing(run: RunDetail, now: datetime, log: Log | None = None) -> Mapping[str, object]:
     """Return the waterfall of a run, with the lines of the log of one attempt.
 
-    The slowest stage is that which took the longest, all of its name together; of an attempt with steps,
-    its slowest step is named. Missing are the names of the stages that
-    the run has passed without a recorded time. Earlier attempts that are left out have no row.
+    The slowest stage is that which took the longest, all of its name together; of an attempt its slowest step is named.
+    Missing are the stages that the run has passed without a recorded time. Attempts that are left out have no row.
     """
     summary, attempts = run.summary, run.attempts[-_ATTEMPTS:]
     left_out = len(run.attempts) - len(attempts)
     first = max(summary.created_at, summary.scheduled_at)
     starts = [each.started_at for each in attempts if each.started_at is not None]
-    if not starts and summary.started_at is not None:
-        starts = [summary.started_at]
+    starts = starts or [at for at in (summary.started_at,) if at is not None]
     begin = starts[0] if starts and left_out else min([first, *starts])
     end = max(summary.finished_at or now, begin)
     spans = list(_spans(run, attempts, begin if left_out else first, now))
@@ -101,15 +103,14 @@ def timing(run: RunDetail, now: datetime, log: Log | None = None) -> Mapping[str
         stages += _steps(axis, [step for step in steps if step.attempt == each.attempt])
         stages += _saved(run, axis, each)
         if log and log.attempt == each.attempt and (marks := list(_marks(axis, lines))):
-            drawn, every = sum(mark.many for mark in marks), len(log.lines) + log.left_out
-            words = f"{number(drawn)} of {counted(every, 'line')}" if drawn < every else counted(every, "line")
-            stages.append(Stage("log", words, shape="marks", marks=marks))
+            stages.append(Stage("log", counted(len(log.lines) + log.left_out, "line"), shape="marks", marks=marks))
     known = {each.name for each in run.stages if each.known}
     passed = dict.fromkeys(each.name for each in run.stages if each.name in _NAMES)
     step = max(steps, key=lambda each: each.ended_at - each.began_at, default=None)
     slowest, longest = max(took.items(), key=itemgetter(1), default=("", timedelta(0)))
     return {
-        "stages": stages, "total": end - begin, "slowest": slowest if longest else "", "longest": longest,
+        "stages": stages, "begin": begin, "ruler": axis.ruler(end - begin), "total": end - begin,
+        "slowest": slowest if longest else "", "longest": longest,
         "step": step if slowest.startswith("attempt") else None,
         "left_out": left_out, "missing": [_NAMES[name] for name in passed if name not in known],
     }  # fmt: skip
@@ -129,6 +130,14 @@ class _Axis:
         for since, until in self.cuts:
             at -= (min(max(instant, since), until) - since) * (1 - _CUT * self.span / (until - since))
         return 100 * (at / self.span)
+
+    def ruler(self, whole: timedelta) -> Sequence[tuple[float, str]]:
+        """Return the times since the begin that have room, each with its place."""
+        step = next((each for each in _RULER if whole <= _RULES * each), whole)
+        times = [step * at for at in range(int(whole / step) + 1)]
+        places = [round(self.place(self.begin + at), 2) for at in times]
+        pairs = zip(times[1:], places[1:], places, strict=False)
+        return [(x, duration(at)) for at, x, before in pairs if before + _ROOM <= x <= 100 - _ROOM]
 
     def bar(self, given: _Span, shape: str = "bar") -> Stage:
         left, right = (min(max(self.place(at), 0.0), 100.0) for at in (given.since, given.until))
@@ -156,9 +165,8 @@ def _ticks(run: RunDetail, axis: _Axis) -> Iterator[Stage]:
     is_retry = summary.cause == Cause.RETRY
     own = ", the time of the run that it repeats" if is_retry else ""
     at = format_timestamp(summary.created_at) if is_retry else _beside(summary.created_at, summary.scheduled_at)
-    own += ", created on time" if at == _ON_TIME else ""
-    yield axis.tick("scheduled", f"{format_timestamp(summary.scheduled_at)}{own}", summary.scheduled_at)
-    if at != _ON_TIME:
+    if at != _ON_TIME:  # else both are the begin of the axis
+        yield axis.tick("scheduled", f"{format_timestamp(summary.scheduled_at)}{own}", summary.scheduled_at)
         yield axis.tick("created", at, summary.created_at)
     published = next((each for each in run.stages if each.name == "published"), None)
     if published is not None and published.at is not None:
@@ -220,8 +228,7 @@ def _saved(run: RunDetail, axis: _Axis, attempt: _Span) -> Iterator[Stage]:
 def _marks(axis: _Axis, lines: Sequence[Mark]) -> Iterator[Mark]:
     """Yield the log lines on the axis, those that fall together as one."""
     placed = [each._replace(x=round(axis.place(each.at), 2)) for each in sorted(lines, key=lambda each: each.at)]
-    on_axis = [each for each in placed if 0 <= each.x <= 100]
-    for _, group in groupby(on_axis, key=lambda each: min(each.x, 99) // _FOLD):
+    for _, group in groupby((each for each in placed if 0 <= each.x <= 100), lambda each: min(each.x, 99) // _FOLD):
         together = list(group)
         worst = max(together, key=lambda each: _FAMILIES.index(each.family))
         yield worst._replace(many=len(together))

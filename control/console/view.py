@@ -220,7 +220,6 @@ def list_view(
 
     Args:
         read: Reads the page of rows, and its cursor.
-        errors: Those of filters that do not fit.
         of_page: Values of the template that depend on the rows.
         shown: The fields of the query that filter nothing, but change how the page shows the list.
     """

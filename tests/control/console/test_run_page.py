@@ -64,7 +64,7 @@ def test_run_that_was_late_by_its_creation_has_the_possible_reasons(clocked: Clo
     with answering(clocked) as client:
         client.headers.update(HTML)
         [missed] = [shown(client, f"/runs/{run.run_id}") for run in clocked.job_runs()]
-        assert "<span>timer, caught up</span>" in missed
+        assert "<span>cause timer, caught up</span>" in missed
         assert re.search(r"This run was created [\w .]+ after its time: the occurrence was missed", missed)
         assert "caught up" not in shown(client, f"/runs/{clocked.trigger('hourly')}").lower()
 
