@@ -100,7 +100,6 @@ class OverviewPage:
                 "was_frozen": any(until > now - _HOUR for _, until, _ in frozen), "pitch": OVERVIEW,
                 "late": _late(along, figures, query.stage), "waiting": sum(each.count for each in backlogs),
                 "backlogs": backlogs[:_BACKLOGS], "left_out": len(backlogs) - _BACKLOGS,
-                "most_waiting": max((each.count for each in backlogs[:_BACKLOGS]), default=1),
                 "since": format_timestamp(along.begin), "upcoming": upcoming, "jobs": jobs, "along": along,
                 "lost": sum(need.count or 0 for need in needs if need.counted == "orphaned"),
                 "why_waiting": _why_waiting(open_runs) if isinstance(open_runs, OpenRuns) else "",

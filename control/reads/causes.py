@@ -209,7 +209,7 @@ class Causes:
         if not self.ran_minute:
             return "no run has ended in the last minute"
         left = timedelta(minutes=waiting / self.ran_minute)
-        words = f"{self.ran_minute:,} ended in the last minute: at this pace the backlog takes {duration(left)}"
+        words = f"at {self.ran_minute:,} runs a minute the backlog takes {duration(left)}"
         return words if left >= _LONG_WAIT else ""
 
     def _limits(self) -> Iterator[Need]:
@@ -302,8 +302,8 @@ def _with_slots(need: Need, waiting: Waiting, fleet: FleetStatus, runs: Mapping[
     if busy < slots:
         free = f"{slots - busy:,} of {slots:,} slots are free"
         idle = next((each for each in able if not runs.get(each.process_id)), None)
-        log = f"{idle.host} takes no run: check its log" if idle else f"Check the log of {able[0].host}"
-        link, words = ", although ", f"{free}. {log}"
+        log = f"{idle.host} takes no run" if idle else f"check the log of {able[0].host}"
+        link, words = ", although ", f"{free}; {log}"
     return replace(need, evidence=link.join(filter(None, (need.evidence, words))))
 
 

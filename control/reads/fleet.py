@@ -359,8 +359,8 @@ def _silent_executors(services: Sequence[Service]) -> Iterator[Finding]:
     one = len(silent) == 1
     who, their = (f"{latest.name} is", "its") if one else (f"{len(silent):,} executors are", "their")
     evidence = (
-        f"{their} last heartbeat was at {format_second(latest.last_heartbeat_at)}; {their} runs are retried elsewhere, "
-        "except at_most_once runs"
+        f"{their} last heartbeat was at {format_second(latest.last_heartbeat_at)}; live executors now retry "
+        f"{their} runs, and fail at_most_once runs"
     )
     remedy = f"read the output of {'its process on that host' if one else 'their processes'}"
     yield Finding("executors", Severity.WARNING, f"{who} silent", evidence, remedy)

@@ -292,7 +292,7 @@ def _owned(facts: WaitFacts) -> Wait:
     name = facts.executor or facts.executor_id
     if facts.is_silent:
         silent = f"has been silent since {format_second(facts.seen_at)}" if facts.seen_at else "is silent"
-        words = f"executor {name} owns the attempt and {silent}; another one ends the attempt, and the run continues"
+        words = f"executor {name} {silent}; a live executor ends the attempt, and retries the run unless at_most_once"
         remedy = f"start an executor of queue {facts.queue} if none is running"
         return Wait(WaitCode.EXECUTOR_SILENT, words, remedy, executor_id=facts.executor_id)
     runs = f"running on {name}{f' since {format_second(facts.started_at)}' if facts.started_at else ''}"

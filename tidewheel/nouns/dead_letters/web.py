@@ -50,6 +50,7 @@ REDRIVEN: Mapping[str, bool | None] = {"open": False, "redriven": True, "all": N
 """The filter of each tab."""
 _GROUPS = 8
 _MOST_GROUPS = 100  # of a page
+_WORDS = 120  # characters of an error in a dialog
 _WORKS = 20  # redrives, of which some are under way
 _SPAN = {"since", "until", "job_id"}  # of a stored filter, beside its words
 _LIST = operations(DeadLetters)["list"]
@@ -187,18 +188,20 @@ def _alike(each: DeadLetterSummary) -> object:
 
 
 def _line(each: DeadLetterSummary) -> str:
-    return f"#{each.id}  {each.key or each.topic}  {each.error_type or each.reason}"
+    error = each.reason if each.error_type in {None, each.reason} else f"{each.error_type}: {each.reason}"
+    return f"{each.key or each.topic}: {error.splitlines()[0][:_WORDS]}, {each.created_at:%Y-%m-%dT%H:%M:%SZ}"
 
 
 REDRIVE = Confirm(
     noun=DeadLetters, verb="redrive", things="dead letter", back="dead_letters", one=("dead_letter", "number"),
-    sentence="Failed runs start again on their job's current version. Messages are sent to their topic again.",
+    sentence="Failed runs start again on their job's current version. Messages are sent to their topic again. "
+    "The oldest:",
     line=_line, done="redriven", labels={"rate": "Rate limit (per second)"}, values={"rate": "50"},
     other=_under_way,
 )  # fmt: skip
 PURGE = Confirm(
     noun=DeadLetters, verb="purge", things="dead letter", back="dead_letters", one=("dead_letter", "number"),
-    sentence="Purged dead letters are deleted and cannot be redriven.", line=_line, done="purged",
+    sentence="Purged dead letters are deleted and cannot be redriven. The oldest:", line=_line, done="purged",
     labels={"rate": "Rate limit (per second)"},
 )  # fmt: skip
 
