@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from tidewheel.control.doctor import database, servers
-from tidewheel.control.doctor.check import Check, Context, Limits, Report, run_checks
+from tidewheel.control.doctor.check import Check, Context, Report, run_checks
 from tidewheel.distribution import is_installed
 from tidewheel.settings.connections import Connections
 
@@ -44,9 +44,9 @@ FRESH = timedelta(seconds=10)
 """A younger diagnosis is not repeated: its checks read the server's own views, and ask the brokers."""
 
 
-def diagnose(settings: Connections, limits: Limits | None = None) -> Report:
+def diagnose(settings: Connections) -> Report:
     """Run all checks on the installation that these settings name."""
-    context = Context(settings, limits or Limits())
+    context = Context(settings)
     if is_installed("local") and settings.database_url is None and not os.environ.get("PGHOST"):
         from tidewheel.local.stack import running_stack  # its packages are an extra
 
@@ -71,10 +71,10 @@ class Diagnosis:
 
 
 class Doctor:
-    """Runs the checks, one diagnosis at a time; the default limits are those of `tidewheel doctor`."""
+    """Runs the checks, one diagnosis at a time."""
 
-    def __init__(self, settings: Connections, limits: Limits | None = None) -> None:
-        self._settings, self._limits = settings, limits
+    def __init__(self, settings: Connections) -> None:
+        self._settings = settings
         self._lock = threading.Lock()
         self._running: Future[None] | None = None
         self._last = Diagnosis(None, None, is_running=False)
@@ -103,7 +103,7 @@ class Doctor:
 
     def _diagnose(self, now: datetime, ended: "Future[None]") -> None:
         try:
-            report = diagnose(self._settings, self._limits)
+            report = diagnose(self._settings)
             with self._lock:
                 self._last = Diagnosis(report, now, is_running=False)
         finally:

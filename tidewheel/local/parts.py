@@ -9,7 +9,6 @@ from pathlib import Path
 from psycopg.conninfo import conninfo_to_dict
 
 from tidewheel.local.daemon import Daemon
-from tidewheel.local.jars import broker_jars
 from tidewheel.local.kafka import Cluster
 from tidewheel.local.postgres import Postgres, server_url
 from tidewheel.local.state import StackState
@@ -42,7 +41,6 @@ class Parts:
     """The embedded parts of the stack in `home`, used or replaced by given servers.
 
     Args:
-        cache: Where the broker's jars are kept; None for the user's cache.
         lasting: False if the stack is erased with the caller's session.
     """
 
@@ -51,7 +49,6 @@ class Parts:
         home: Path,
         state: StackState,
         *,
-        cache: Path | None = None,
         shared_buffers_megabytes: int = 128,
         max_wal_size_megabytes: int = 2048,
         lasting: bool = True,
@@ -80,7 +77,6 @@ class Parts:
             logs=self._logs,
             cluster_id=state.cluster_id,
             passwords=state.kafka_passwords,
-            jars=lambda: broker_jars(cache),
             lasting=lasting,
         )
 

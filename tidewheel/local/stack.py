@@ -98,7 +98,6 @@ class LocalStack:
         brokers: 1 or 3; by default as many as the stack has, 1 for a new one.
         standby: True for a PostgreSQL with a synchronous standby, False for one without; by default as it is.
         client: The settings with which a client enters them.
-        cache: Where the broker's jars are kept; by default that of `tidewheel.local.jars.default_cache`.
         shared_buffers_megabytes: PostgreSQL's page cache, from its next start; measurements use 1024.
         max_wal_size_megabytes: WAL between PostgreSQL's checkpoints, likewise.
         lasting: False for a stack that is erased with the caller's session: PostgreSQL flushes nothing to disk, the
@@ -114,7 +113,6 @@ class LocalStack:
         database_url: str | None = None,
         bootstrap: str | None = None,
         client: Mapping[str, str] | None = None,
-        cache: Path | None = None,
         shared_buffers_megabytes: int = 128,
         max_wal_size_megabytes: int = 2048,
         lasting: bool = True,
@@ -126,11 +124,9 @@ class LocalStack:
         self._standby = standby
         self._given = {"database_url": database_url, "bootstrap": bootstrap}
         self._client = client or {}
-        self._cache = cache
         self._parts = partial(
             Parts,
             self.home,
-            cache=cache,
             shared_buffers_megabytes=shared_buffers_megabytes,
             max_wal_size_megabytes=max_wal_size_megabytes,
             lasting=lasting,
@@ -146,7 +142,7 @@ class LocalStack:
         with self._alone(), ExitStack() as undo:
             parts = self._planned()
             if parts.state.bootstrap is None:
-                broker_jars(self._cache, progress)
+                broker_jars(progress)
                 _start_cluster(parts, undo, progress)
             _start_postgres(parts, undo, progress)  # while the JVM warms up
             if parts.state.bootstrap is None:

@@ -9,7 +9,7 @@ import pytest
 
 from tidewheel.errors import StackError
 from tidewheel.local.daemon import Step
-from tidewheel.local.jars import REPOSITORY_VARIABLE, Jar, broker_jars, read_manifest
+from tidewheel.local.jars import CACHE_VARIABLE, REPOSITORY_VARIABLE, Jar, broker_jars, read_manifest
 
 NOBODY_LISTENS = "http://127.0.0.1:1"
 
@@ -21,9 +21,10 @@ def fetched() -> tuple[Path, ...]:
 
 
 @pytest.fixture
-def cache(fetched: tuple[Path, ...], tmp_path: Path) -> Path:
+def cache(fetched: tuple[Path, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A private cache with all jars, their verification included."""
     folder = fetched[0].parent
+    monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "cache"))
     shutil.copytree(folder, tmp_path / "cache" / folder.name, ignore=shutil.ignore_patterns(".*"))
     return tmp_path / "cache"
 
@@ -71,14 +72,15 @@ def test_manifest_lists_every_jar_by_its_name(fetched: tuple[Path, ...]) -> None
 @pytest.mark.usefixtures("offline")
 def test_verified_cache_needs_no_network(cache: Path) -> None:
     shown: list[Step] = []
-    assert len(broker_jars(cache, shown.append)) == 46
+    assert len(broker_jars(shown.append)) == 46
     assert shown == []
 
 
 @pytest.mark.usefixtures("offline")
-def test_offline_with_an_empty_cache_is_refused_with_a_remedy(tmp_path: Path) -> None:
+def test_offline_with_an_empty_cache_is_refused_with_a_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path))
     with pytest.raises(StackError, match=r"no network: .*\.jar .*tidewheel up.*TIDEWHEEL_KAFKA_BOOTSTRAP"):
-        broker_jars(tmp_path)
+        broker_jars()
 
 
 @pytest.mark.usefixtures("offline")
@@ -86,7 +88,7 @@ def test_truncated_jar_is_deleted_and_named_if_offline(cache: Path) -> None:
     [damaged] = cache.glob("*/lz4-java-*.jar")
     damaged.write_bytes(damaged.read_bytes()[:1000])
     with pytest.raises(StackError, match=damaged.name):
-        broker_jars(cache)
+        broker_jars()
     assert not damaged.exists()
 
 
@@ -98,7 +100,7 @@ def test_interrupted_fetch_continues_with_missing_jars(cache: Path, mirror: Path
     (folder / ".fetching").mkdir()  # what a fetch leaves that was killed
     (folder / ".fetching" / jar.name).write_bytes(b"half a jar")
     shown: list[Step] = []
-    assert (broker_jars(cache, shown.append)[3]).read_bytes() == source.read_bytes()
+    assert (broker_jars(shown.append)[3]).read_bytes() == source.read_bytes()
     assert shown[-1].done_bytes == shown[-1].total_bytes
     assert not (folder / ".fetching").exists()
 
@@ -109,7 +111,7 @@ def test_altered_jar_is_refused_by_name(cache: Path, mirror: Path, fetched: tupl
     [folder] = cache.iterdir()
     (folder / jar.name).unlink()
     with pytest.raises(StackError, match=f"{jar.name} .*checksum"):
-        broker_jars(cache)
+        broker_jars()
     assert not (folder / jar.name).exists()
 
 
@@ -119,7 +121,7 @@ def test_concurrent_fetches_leave_complete_jars(cache: Path, mirror: Path, fetch
         publish(mirror, jar, source)
         (folder / jar.name).unlink()
     results: list[tuple[Path, ...]] = []
-    threads = [threading.Thread(target=lambda: results.append(broker_jars(cache))) for _ in range(2)]
+    threads = [threading.Thread(target=lambda: results.append(broker_jars())) for _ in range(2)]
     for thread in threads:
         thread.start()
     for thread in threads:
