@@ -75,9 +75,10 @@ REFUSED: dict[str, list[dict[str, object]]] = {
     "retry.max_attempts": [{"retry": {"max_attempts": 0}}, {"retry": {"max_attempts": "3"}}],
     "retry.factor": [{"retry": {"factor": float("inf")}}],
     "retry.initial": [{"retry": {"initial": "2h"}}],
-    "retry.intervals": [{"retry": given} for given in (
-        {"intervals": []}, {"backoff": "fixed", "intervals": ["1s"]}, {"backoff": "intervals"},
-    )],
+    "retry.intervals": [
+        {"retry": {"intervals": []}}, {"retry": {"backoff": "fixed", "intervals": ["1s"]}},
+        {"retry": {"backoff": "intervals"}},
+    ],
     "retry.intervals.1": [{"retry": {"intervals": ["1s", "x"]}}],
     "retry.jitter": [{"retry": {"jitter": 0.1}}, {"retry": {"jitter": "101%"}}],
     "start_to_close": [{"start_to_close": given} for given in ("25h", True, float("nan"))],
