@@ -5,6 +5,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from tidewheel.control.reads.stored import read_stored_json
 from tidewheel.errors import FieldError, InvalidInput
 from tidewheel.jobs.invalid import InvalidValue
 from tidewheel.jobs.strict_json import as_list, as_object
@@ -29,7 +30,9 @@ _KINDS: Mapping[tuple[object, object], Kind] = {
 def read_payload_fields(connection: Conn, handler: str) -> Sequence[SpecField]:
     """Return the fields of a handler's payload; none if no executor has recorded its schema."""
     row = connection.execute(_READ_PAYLOAD_SCHEMA, {"handler": handler}, binary=True).fetchone()
-    return payload_fields(as_object(json.loads(row[0])) or {}) if row and isinstance(row[0], str) else ()
+    if row is None or not isinstance(row[0], str):
+        return ()
+    return payload_fields(as_object(read_stored_json("payload_schema", row[0], handler)) or {})
 
 
 def payload_fields(schema: Mapping[str, object]) -> list[SpecField]:
