@@ -108,9 +108,10 @@ def read_pasted(text: str) -> ForeignJob:
 
 
 def _bare_cron(text: str) -> None:
-    """Refuse an expression of six or seven fields, whose last ones a crontab would take for the command."""
+    """Refuse an expression of EventBridge or of six or seven fields, whose last ones would become the command."""
     words = re.split(r"[ \t]+", text)
-    if 6 <= len(words) <= 7 and "\n" not in text and all(map(_CRON_WORD.fullmatch, words)):
+    is_cron = 6 <= len(words) <= 7 and "\n" not in text and all(map(_CRON_WORD.fullmatch, words))
+    if is_cron or text.startswith(("cron(", "rate(")):
         refuse("paste", "an expression without a command is no line of a crontab", "write it as the job's schedule")
 
 

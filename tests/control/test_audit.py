@@ -273,7 +273,7 @@ def test_range_that_is_ahead_or_no_longer_kept_is_refused(history: ClockedDataba
     [gone] = tidewheel(history, "admin", "audit", "--from", "1999-01-02T00:00Z").refusals
     assert "no longer kept" in gone
     [unknown] = tidewheel(history, "admin", "audit", "--from", "2026-03-29T00:00Z", "--job", "none").refusals
-    assert unknown.startswith("--job: ")
+    assert unknown.startswith("key: tenant 'default' has no job 'none'")
 
 
 @pytest.mark.slow

@@ -238,7 +238,8 @@ def test_occurrences_are_in_the_order_of_their_jobs_key(still: ClockedDatabase) 
     assert states(still, first, second, third) == ["queued", "buffered", "buffered"]
     with Client(still.url) as client:
         words = client.explain("tick", still.now()).words
-    assert f"waits for its turn in the ordering key 'acme'. Run {second} names the run in front of it." in words
+    assert "waits for its turn in the ordering key 'acme'" in words
+    assert str(second) in words
     still.succeed(still.begin(first))
     still.succeed(still.begin(second))
     assert states(still, third) == ["queued"]

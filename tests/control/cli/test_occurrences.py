@@ -132,7 +132,7 @@ def test_invalid_backfill_request_is_refused(hourly: ClockedDatabase) -> None:
         assert refusals[0].startswith("work_id: ")
         assert tidewheel(hourly, "work", command, "b-1").code == 2
     [refusal] = tidewheel(hourly, "work", "list", "--job", "nope").refusals
-    assert refusal.startswith("--job: tenant 'default' has no job 'nope'")
+    assert refusal.startswith("key: tenant 'default' has no job 'nope'")
 
 
 @pytest.fixture
