@@ -909,7 +909,7 @@ SELECT o.run_id, o.tenant, o.state, o.queue, o.handler, o.attempt, nullif(o.publ
        coalesce(w.root_job_id = '00000000-0000-0000-0000-000000000000', false) AS is_batch,
        g.parents, g.marked AS parents_ended, t.held_by AS behind_workflow,
        q.key AS order_key, q.head AS order_head, q.blocked_by AS order_blocked_by,
-       z.per_second AS rate_per_second
+       z.per_second AS rate_per_second, (SELECT tidewheel_now()) AS now, o.created_at
   FROM job_runs AS o
   LEFT JOIN able AS f ON f.queue = o.queue AND f.handler = o.handler
   LEFT JOIN active_runs AS t ON t.job_id = o.job_id AND t.run_id <> o.run_id
@@ -923,6 +923,15 @@ SELECT o.run_id, o.tenant, o.state, o.queue, o.handler, o.attempt, nullif(o.publ
   LEFT JOIN joins AS g ON g.child_run_id = o.run_id AND o.state = 'blocked'
   LEFT JOIN tenant_rates AS z
     ON z.tenant = o.tenant AND o.state = 'buffered' AND o.waits_for IS NOT NULL AND k.key_id IS NULL AND q.key_id IS NULL
+ WHERE o.run_id = ANY (%(run_ids)s)
+
+-- name: read_last_attempts
+-- Returns how the last attempt of retrying runs ended; none of these runs was created before `since`.
+-- Index: job_runs_pkey; attempts_pkey of the days from `since` to `until`. No lock.
+-- Why apart from read_waits: a plan with `attempts` locks all its days, also where no run is retrying.
+SELECT o.run_id, a.outcome, a.error_type
+  FROM job_runs AS o
+  JOIN attempts AS a ON a.run_id = o.run_id AND a.attempt = o.attempt AND a.started_at BETWEEN %(since)s AND %(until)s
  WHERE o.run_id = ANY (%(run_ids)s)
 
 -- name: read_able

@@ -5,12 +5,12 @@ their own. A pause makes no run wait, for it holds timers alone. Nor does a miss
 the run a second later.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from enum import StrEnum
 from shlex import quote
-from typing import Annotated
+from typing import Annotated, cast
 from uuid import UUID
 
 from psycopg.rows import class_row
@@ -22,7 +22,7 @@ from tidewheel.jobs.values import RESERVED, format_second
 from tidewheel.nouns.freezes.model import Freeze
 from tidewheel.postgres.session import Conn, read_row, read_rows
 from tidewheel.postgres.statements import Statements
-from tidewheel.runs import IN_FLIGHT, OWNED, Gate, Move, RunState, sources
+from tidewheel.runs import IN_FLIGHT, OWNED, AttemptOutcome, Gate, Move, RunState, sources
 
 _SQL = Statements("tidewheel.control")
 
@@ -32,6 +32,10 @@ LEASE = timedelta(seconds=30)
 _MOST = 10_000  # open runs that are looked at for active ones until a scheduler has counted these: about 10 ms
 
 _CLAIMABLE = frozenset(sources(Move.CLAIM))
+_ENDED: Mapping[object, str] = {
+    AttemptOutcome.LOST: "was lost with its executor",
+    AttemptOutcome.TIMED_OUT: "timed out",
+}
 
 
 class WaitCode(StrEnum):
@@ -112,10 +116,12 @@ class WaitFacts:
     order_head: UUID | None = None  # the run that is first in that order
     order_blocked_by: UUID | None = None  # the failed run that blocks its ordering key
     rate_per_second: float | None = None  # of its tenant, if that rate holds it
+    now: datetime | None = None
+    created_at: datetime | None = None
 
 
 def read_waits(connection: Conn, run_ids: Sequence[UUID]) -> dict[UUID, Wait]:
-    """Return the reasons of those of these runs that are open, by two statements at most."""
+    """Return the reasons of those of these runs that are open, by three statements at most."""
     if not run_ids:
         return {}
     columns: dict[str, object] = {
@@ -128,13 +134,31 @@ def read_waits(connection: Conn, run_ids: Sequence[UUID]) -> dict[UUID, Wait]:
     if claimable:
         for row in read_rows(connection, rows_as(_FrozenRun), _SQL["find_freezes_of_runs"], {"run_ids": claimable}):
             freezes.setdefault(row.run_id, []).append(row.freeze)
-    return {facts.run_id: wait_of(facts, tuple(freezes.get(facts.run_id, ()))) for facts in found}
+    ends = _last_ends(connection, [facts for facts in found if facts.state == RunState.RETRYING and facts.is_ahead])
+    return {
+        facts.run_id: wait_of(facts, tuple(freezes.get(facts.run_id, ())), ends.get(facts.run_id, "ended"))
+        for facts in found
+    }
 
 
-def wait_of(facts: WaitFacts, freezes: tuple[Freeze, ...]) -> Wait:
-    """Return the reason for which a run waits."""
+def _last_ends(connection: Conn, retrying: Sequence[WaitFacts]) -> dict[UUID, str]:
+    """Return how the last attempts of these runs ended, in words."""
+    days = [each for facts in retrying for each in (facts.created_at, facts.now) if each is not None]
+    if not days:
+        return {}
+    columns = {"run_ids": [facts.run_id for facts in retrying], "since": min(days), "until": max(days)}
+    found = connection.execute(_SQL["read_last_attempts"], columns, binary=True).fetchall()
+    rows = cast("list[tuple[UUID, str | None, str | None]]", found)
+    return {
+        run_id: f"{_ENDED.get(outcome, 'failed')} ({error})" if error else _ENDED.get(outcome, "failed")
+        for run_id, outcome, error in rows
+    }
+
+
+def wait_of(facts: WaitFacts, freezes: tuple[Freeze, ...], last: str) -> Wait:
+    """Return the reason for which a run waits, after a last attempt that ended so."""
     if not (facts.cancel_requested or facts.cancellation_id is not None or facts.state == RunState.CANCELLING):
-        return _going_on(facts, freezes)
+        return _going_on(facts, freezes, last)
     found = _owned(facts) if facts.state in OWNED else _cancelled(facts)
     return replace(found, cancel_requested=True)
 
@@ -147,7 +171,7 @@ def _cancelled(facts: WaitFacts) -> Wait:
     return Wait(WaitCode.CANCEL, words, cancellation_id=number)
 
 
-def _going_on(facts: WaitFacts, freezes: tuple[Freeze, ...]) -> Wait:
+def _going_on(facts: WaitFacts, freezes: tuple[Freeze, ...], last: str) -> Wait:
     match facts.state:
         case RunState.BUFFERED:
             return _buffered(facts)
@@ -158,10 +182,10 @@ def _going_on(facts: WaitFacts, freezes: tuple[Freeze, ...]) -> Wait:
         case RunState.RUNNING:
             return _owned(facts)
         case _:
-            return _claimable(facts, freezes)
+            return _claimable(facts, freezes, last)
 
 
-def _claimable(facts: WaitFacts, freezes: tuple[Freeze, ...]) -> Wait:
+def _claimable(facts: WaitFacts, freezes: tuple[Freeze, ...], last: str) -> Wait:
     if freezes:
         words = "\n".join(freeze.words for freeze in freezes)
         action = "; ".join(f"`{freeze.thaw_command}`" for freeze in freezes)
@@ -169,7 +193,7 @@ def _claimable(facts: WaitFacts, freezes: tuple[Freeze, ...]) -> Wait:
     if facts.is_ahead and facts.publish_at is not None:
         code, words = WaitCode.NOT_YET, "may start"
         if facts.state == RunState.RETRYING:
-            code, words = WaitCode.RETRY, f"attempt {facts.attempt} has ended; the next one may start"
+            code, words = WaitCode.RETRY, f"attempt {facts.attempt} {last}; retrying"
         return Wait(code, f"{words} at {format_second(facts.publish_at)}", until=facts.publish_at)
     return _due(facts)
 

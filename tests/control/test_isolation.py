@@ -100,7 +100,7 @@ _NOT_EXECUTED = {
         control: list_children read_retry_facts find_longest_attempts count_states count_states_of_job""",
     "it needs locked rows, a faulty job or an occurrence of a rare kind": """
         control: find_chain find_unfired oldest_day_of_runs
-        control: read_able read_attempts_of read_job_error show_failed_run
+        control: read_able read_attempts_of read_job_error read_last_attempts show_failed_run
         intake: add_job_cancellation add_pending_cancel calendar_names drop_moves find_pending_cancel open_windows
         intake: read_edges_above read_open_states take_over_pause wait_for_runs write_windows""",
     "the scenario has no batch, no quota of jobs and no child of several parents yet": """

@@ -104,11 +104,12 @@ def test_run_whose_time_has_not_come_has_its_instant(job: Database) -> None:
     assert ahead.until > job.now() + timedelta(minutes=50)
 
 
-def test_retrying_run_has_the_time_of_its_next_attempt(job: Database) -> None:
+def test_retrying_run_has_the_end_of_its_last_attempt_and_the_time_of_the_next(job: Database) -> None:
     failed = job.begin(job.trigger())
     job.requeue(failed, AttemptOutcome.FAILED, timedelta(hours=1))
     found = why(job, failed.run_id)
     assert (found.code, found.until) == (WaitCode.RETRY, job.value("SELECT publish_at FROM job_runs"))
+    assert found.words.startswith("attempt 1 failed (ValueError); retrying at ")
     lost = job.begin(job.trigger())
     job.requeue(lost, AttemptOutcome.LOST)
     executor(job, HANDLER)

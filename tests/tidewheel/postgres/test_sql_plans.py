@@ -411,6 +411,7 @@ SPECIAL: Mapping[str, Mapping[str, object]] = {
         ),
     },
     "read_run_states": {"since": _NOON, "until": _FAR_AHEAD},
+    "read_last_attempts": {"since": _NOON, "until": _FAR_AHEAD},
     "read_ended_runs": {"since": _NOON, "until": _FAR_AHEAD},
     "add_order_failures": {"order_nos": [2] * BATCH},
     "lock_keyed": {"attempt": 0, "job_version": 1, "free": "allow_all"},
@@ -768,7 +769,7 @@ _HOT = {
         find_oldest_runs find_oldest_open_runs find_oldest_runs_of_job find_oldest_open_runs_of_job
         find_oldest_failed_runs
         show_failed_run read_retry_facts find_longest_attempts count_states count_states_of_job
-        read_past_attempts find_open_states
+        read_past_attempts read_last_attempts find_open_states
         find_keys_from read_paused_timers
         read_activity read_stages find_slowest_runs count_upcoming group_open_runs find_failing_jobs
         count_waiting_dead_letters count_wrong count_runs_of_executors list_runs_of_executor
