@@ -94,7 +94,7 @@ def skipped_by_overlap(run: RunFacts, version_span: VersionSpan | None) -> str:
 
 def skipped(facts: InstantFacts, span: SkipSpan, version_span: VersionSpan | None) -> str:
     """Return the reason of a skip in the ledger."""
-    policy = quarantine = ""
+    policy = quarantine = when = ""
     match SkipReason(span.reason):
         case SkipReason.EXCLUDED:
             return excluded(version_span, facts)
@@ -106,11 +106,15 @@ def skipped(facts: InstantFacts, span: SkipSpan, version_span: VersionSpan | Non
         case SkipReason.PAUSED | SkipReason.FROZEN as reason:
             override, hold = facts.own_override, "pause" if reason is SkipReason.PAUSED else "freeze"
             origin = "" if override is None or override.moved_to is None else f"{moved(override)} "
+            edited = version_span is not None and version_span.until == span.created_at
+            ended = "the job changed" if edited else f"the {hold} ended"
             due, policy = f"{origin}It came due during a {hold}", _policy(version_span, "on_resume")
+            when = f", when {ended}"
         case other:
             due = f"{SKIP_WORDS[other][0].upper()}{SKIP_WORDS[other][1:]}"
     among = "" if span.occurrences == 1 else f", one of {_occurrences(span)}"
-    return f"{due}. It was skipped at {instant(span.created_at)}{among}.{policy} {_backfill(facts, span)}{quarantine}"
+    skip = f"It was skipped at {instant(span.created_at)}{when}{among}."
+    return f"{due}. {skip}{policy} {_backfill(facts, span)}{quarantine}"
 
 
 def _in_quarantine(facts: InstantFacts, span: SkipSpan) -> str:

@@ -203,8 +203,9 @@ def _banner(info: StackInfo, access: _Access, report: Report, began: float, *, n
         "Next, in another terminal:",
         *([f"  export {HOME_VARIABLE}={shlex.quote(str(info.data_dir))}"] if named_home else []),
         f"  tidewheel job create first --manual {target}",
-        "  tidewheel job trigger first    # with --payload JSON, if the handler takes one",
+        "  tidewheel job trigger first",
         "  tidewheel run list",
+        "A handler with a payload takes it by `job trigger first --payload JSON`.",
         "",
         "Saved handlers are reloaded. Ctrl-C stops all and keeps the data.",
     ]

@@ -116,3 +116,23 @@ def test_runs_continue_after_a_killed_reaper(point: str, fleet: Fleet, oracle: O
     outcomes = [outcome for _, outcome in held.attempts()]
     assert outcomes[0] == AttemptOutcome.LOST
     assert outcomes[-1] == AttemptOutcome.SUCCEEDED
+
+
+@pytest.mark.slow
+def test_runs_continue_after_all_services_were_killed(fleet: Fleet, oracle: Oracle, work: Workload) -> None:
+    work.submit()
+    held = work.hold()
+    services = fleet.start_all()
+    held.wait_begun(1)
+    work.trigger("shaky", 5)
+    for service in services.values():
+        service.kill()
+    work.trigger("shaky", 5)
+    fleet.start_all()
+    fleet.wait_started()
+    held.wait_begun(2)
+    held.let_go()
+    work.wait_recovered(now())
+    work.finish()
+    fleet.kill()
+    oracle.check(failures=DOOMED)

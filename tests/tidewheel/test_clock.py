@@ -1,4 +1,4 @@
-"""The database's clock alone decides what is due."""
+"""The database's clock alone decides what is due; the files that read another clock are listed."""
 
 import re
 
@@ -6,16 +6,26 @@ from tests.strict_types import LINKED, ROOT
 from tests.tidewheel.postgres.test_statements import real_files
 
 FOLDERS = ("tidewheel", *LINKED)
-DECIDING = (
-    "intake/",
-    "scheduler/",
-    "tidewheel/jobs/",
-    "tidewheel/nouns/",
-    "tidewheel/schedules/",
-    "tidewheel/transitions/",
-)
-"""Rooms that decide what is due."""
 
+# The files that read this machine's clock, each with its purpose.
+PYTHON = {
+    "tidewheel/clock.py": "it is the clock",
+    "tidewheel/process/clock_skew.py": "measures how far it is from the database's",
+    "tidewheel/presence.py": "sends it with a heartbeat, to be compared with the database's",
+    "control/doctor/database.py": "compares it with the database's",
+    "executor/runners/http.py": "signatures: the other side's clock",
+    "executor/runners/runner.py": "the date of a response without a Date",
+    "executor/context_parts.py": "times the steps of an attempt for the page of its run",
+    "executor/context.py": "shows a handler its deadline; the executor uses durations",
+    "tidewheel/testing/handlers.py": "when an attempt without a database pretends to be",
+    "tidewheel/testing/stack.py": "first value of the clock of a test's database",
+    "control/cli/schedules.py": "explains expressions and calendar files to a person, without a database",
+    "control/cli/output.py": "shows a person how long ago an instant was",
+    "control/instants.py": "reads what a person writes, such as yesterday, before a database is known",
+    "control/supervise/process.py": "when a line of a service arrived, for people",
+    "relay/loop.py": "begin of the spans of a trace, as other programs on this machine measure it",
+    "tidewheel/process/spans.py": "begin and end of the spans of a trace",
+}
 SQL = {
     "migrations/0001_jobs.sql": "tidewheel_now() itself",
     "control/doctor/queries.sql": "the age of transactions, which the server's own clock began",
@@ -40,11 +50,9 @@ def reading(pattern: str, reads: re.Pattern[str]) -> set[str]:
     return {str(path.relative_to(ROOT)) for path in paths if reads.search(path.read_text(encoding="utf-8"))}
 
 
-def test_rooms_that_decide_do_not_read_this_machines_clock() -> None:
+def test_only_listed_files_read_this_machines_clock() -> None:
     """Due times are compared in SQL with `tidewheel_now()`, or in Python with its result."""
-    found = reading("*.py", READS_PYTHON)
-    assert "tidewheel/clock.py" in found
-    assert [path for path in found if path.startswith(DECIDING)] == []
+    assert reading("*.py", READS_PYTHON) == set(PYTHON)
 
 
 def test_statements_read_no_clock_but_tidewheel_now() -> None:

@@ -15,6 +15,7 @@ from tests.fixtures.database import Database
 from tidewheel.nouns.dead_letters import operations as dead_letters
 from tidewheel.nouns.runs import reads as reads
 from tidewheel.runs import AttemptOutcome, RunState
+from tidewheel.scheduler.cancels import BulkCancel
 
 _PURGE = "/api/v1/dead-letters:purge"
 
@@ -208,3 +209,34 @@ def test_server_that_returned_is_used_at_once(client: httpx.Client, database: Da
     cut = "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE application_name = 'tidewheel-api'"
     assert len(database.rows(f"{cut} AND datname = current_database()")) >= len(calls)
     assert {call().is_success for call in calls * 8} == {True}
+
+
+def test_dead_letters_are_changed_by_a_filter_or_all_on_request(client: httpx.Client, database: Database) -> None:
+    failed(database)
+    for path in ("/api/v1/dead-letters:redrive", _PURGE):
+        for body in ({}, {"reason": "clean up"}, {"all": False}):
+            refused = client.post(path, json=body)
+            assert refused.status_code == HTTPStatus.UNPROCESSABLE_ENTITY, path
+            assert [error["path"] for error in refused.json()["errors"]] == ["ids"], path
+        assert database.count("dead_letters") == 1, path
+        assert answer_of(client.post(path, json={"all": True}))["matched"] == 1, path
+
+
+def test_runs_are_cancelled_by_filter_with_a_dry_run_and_the_progress(client: httpx.Client, database: Database) -> None:
+    runs = {str(database.trigger()) for _ in range(3)}
+    path, body = "/api/v1/runs:cancel", {"key": "job", "reason": "wrong data"}
+    planned = answer_of(client.post(path, json={**body, "dry_run": True}))
+    assert (planned["cancellation_id"], planned["matched"], planned["at_least"]) == (None, 3, False)
+    assert answer_of(client.get("/api/v1/cancellations"))["cancellations"] == []
+    accepted = client.post(path, json=body, headers={"Idempotency-Key": "once"})
+    assert accepted.status_code == HTTPStatus.ACCEPTED
+    assert client.post(path, json=body, headers={"Idempotency-Key": "once"}).json() == accepted.json()
+    [listed] = answer_of(client.get("/api/v1/cancellations"))["cancellations"]
+    assert (listed["key"], listed["named_count"], listed["cancelled_count"]) == ("job", len(runs), 0)
+    assert answer_of(client.get(accepted.headers["location"])) == listed
+    cancelling = BulkCancel(database.session(), database.installation)
+    while database.value("SELECT count(*) FROM cancellations WHERE finished_at IS NULL"):
+        cancelling.step()
+    shown = answer_of(client.get(accepted.headers["location"]))
+    assert (shown["cancelled_count"], shown["reason"]) == (3, "wrong data")
+    assert shown["finished_at"]

@@ -382,3 +382,13 @@ def test_prune_needs_a_scope_and_files_without_a_mistake(database: Database, wri
 def living(database: Database) -> list[str]:
     """Return the keys of the jobs that are not deleted."""
     return [key for (key,) in database.rows("SELECT key FROM jobs WHERE deleted_at IS NULL ORDER BY key")]
+
+
+def test_cron_jobs_of_kubernetes_are_applied_with_notes(database: Database) -> None:
+    """Issue 39, A3."""
+    for bulk in ((), ("--bulk",)):
+        done = tidewheel(database, "apply", str(FOREIGN / "helm-template.yaml"), *bulk)
+        assert keys(database) == ["release-name-report", "release-name-vacuum"]
+        assert "concurrencyPolicy Replace is overlap cancel_other" in done.err
+    tidewheel(database, "job", "create", "--file", str(FOREIGN / "kubectl-get.json"))
+    assert keys(database)[0] == "backup"

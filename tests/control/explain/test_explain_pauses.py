@@ -71,10 +71,26 @@ def test_pause_counts_its_occurrences_and_names_its_cause(clocked: ClockedDataba
     done(clocked, "job.resume")
     fire_all(clocked)
     words = explanation_of(clocked, NINE).words
-    assert words.startswith("It came due during a pause. It was skipped at 2026-03-05T10:00:00Z, one of 3 occurrences ")
-    assert "from 2026-03-02T09:00:00Z to 2026-03-04T09:00:00Z." in words
+    assert words.startswith(
+        "It came due during a pause. It was skipped at 2026-03-05T10:00:00Z, when the pause ended, "
+    )
+    assert "one of 3 occurrences from 2026-03-02T09:00:00Z to 2026-03-04T09:00:00Z." in words
     assert "on_resume is fire_once: only the latest occurrence fires." in words
     caught_up = explanation_of(clocked, t("03-05T09:00"))
     assert caught_up.words.startswith("It fired 1 h late, caught up after downtime, a pause or ")
     assert caught_up.run is not None
     assert caught_up.run.late == timedelta(hours=1)
+
+
+def test_skip_in_a_pause_has_whether_the_pause_ended_or_the_job_changed(clocked: ClockedDatabase) -> None:
+    clocked.stop_clock(t("03-02T08:00"))
+    clocked.submit(schedule=DAILY)
+    done(clocked, "job.pause")
+    clocked.stop_clock(t("03-02T10:00"))
+    clocked.submit(schedule={"cron": "0 7 * * *"})
+    clocked.stop_clock(t("03-03T10:00"))
+    done(clocked, "job.resume")
+    fire_all(clocked)
+    changed, ended = explanation_of(clocked, NINE).words, explanation_of(clocked, t("03-03T07:00")).words
+    assert "It was skipped at 2026-03-02T10:00:00Z, when the job changed." in changed
+    assert "It was skipped at 2026-03-03T10:00:00Z, when the pause ended." in ended
