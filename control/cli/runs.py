@@ -282,10 +282,9 @@ def _cancel_each(client: "Client", runs: Sequence[UUID], reason: str | None, out
 
 
 def _wait(client: "Client", number: int, total: int | None) -> "Cancellation":
-    """Wait until a cancellation has finished; name it first, for without a scheduler the wait has no end."""
-    typer.echo(f"cancellation {number}: a scheduler ends the runs, and no executor starts them", err=True)
+    """Wait until a cancellation has finished."""
     never = Event()
-    with progress_bar("cancelling", total) as show:
+    with progress_bar(f"cancellation {number}", total) as show:
         while (cancellation := client.runs.cancellation(number)).finished_at is None:
             show(cancellation.cancelled_count)
             never.wait(_POLL_SECONDS)
