@@ -3,8 +3,9 @@
 The code that would accept and fire the job computes it. Nothing is written.
 """
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
 from psycopg.rows import class_row
@@ -12,6 +13,7 @@ from psycopg.rows import class_row
 from tidewheel.control.explain.explanation import MISFIRE_AFTER, OccurrenceOutcome
 from tidewheel.control.explain.text import instant, paused, policy_effect
 from tidewheel.control.explain.upcoming import MAX_SHOWN, OccurrenceScan, UpcomingOccurrence
+from tidewheel.control.reads.stored import readable
 from tidewheel.control.words import duration
 from tidewheel.errors import Refused
 from tidewheel.ids import job_id
@@ -33,6 +35,7 @@ from tidewheel.jobs.parsing import in_zone, own_request
 from tidewheel.jobs.requests import JobSubmit
 from tidewheel.jobs.schedule import AfterSpec
 from tidewheel.jobs.spec import JobSpec
+from tidewheel.jobs.strict_json import as_object
 from tidewheel.nouns.freezes.reads import freezes_of
 from tidewheel.nouns.operation import as_mapping
 from tidewheel.postgres.database_clock import read_now
@@ -126,7 +129,7 @@ def preview(
 def _version(connection: Conn, tenant: str, spec: JobSpec, now: datetime) -> NextVersion:
     job = job_id(tenant, spec.key or "")
     stored = read_row(connection, class_row(JobRow), _READ_JOBS, {"job_ids": [job]})
-    row = stored or absent_job(job, tenant, spec.key or "", now)
+    row = _with_readable_policy(stored or absent_job(job, tenant, spec.key or "", now))
     days = read_day_sets(connection, {(tenant, name) for name in (*spec.exclude_calendars, *spec.include_calendars)})
     unknown = unknown_calendars(connection, tenant, spec, days)
     if unknown is not None:
@@ -138,6 +141,13 @@ def _version(connection: Conn, tenant: str, spec: JobSpec, now: datetime) -> Nex
         except Refused as refused:
             raise at_root(refused) from refused
     return version
+
+
+def _with_readable_policy(row: JobRow) -> JobRow:
+    """Return a job without its stored policy if that cannot be read: the next version keeps nothing of it."""
+    text = row.policy_json or "{}"
+    known = readable("policy", f"job {row.key}", lambda: as_object(json.loads(text)), None)
+    return replace(row, policy_json=None) if known is None else row
 
 
 def version_of(spec: JobSpec, row: JobRow, now: datetime, days: DaySets) -> NextVersion:
