@@ -217,8 +217,9 @@ FACTS = {
     ("processes", "last_heartbeat_at"),
     ("audit_log", "at"),
     ("dead_letters", "created_at"),
+    ("failed_runs", "finished_at"),
 }
-"""Columns that decide if a row is in its list: a deleted job is in none. The last two are bounded by `since`."""
+"""Columns that decide if a row is in its list: a deleted job is in none. The last three are bounded by `since`."""
 RANKED = "/api/v1/runs/slowest"  # those of a window up to now
 
 Sizes = Mapping[str, int]
