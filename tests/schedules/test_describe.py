@@ -37,14 +37,14 @@ def test_expression_is_described_in_words(expression: str) -> None:
 @pytest.mark.parametrize(
     ("expression", "choices", "rule"),
     [
-        ("*/5 2 * * *", {}, "so it fires at every matching local time"),
-        ("30 2 * * *", {}, "fires at the end of the gap. A time in a DST overlap fires the first time only."),
+        ("*/5 2 * * *", {}, "a repeated time fires twice; when they go forward, a skipped time does not fire."),
+        ("30 2 * * *", {}, "fires right after the change. When clocks go back, a repeated time fires the first time only."),
         (
             "30 2 * * *",
             {"dst_gap": "skip", "dst_overlap": "both"},
-            "gap is skipped. A time in a DST overlap fires both times.",
+            "does not fire. When clocks go back, a repeated time fires both times.",
         ),
-        ("30 2 * * *", {"dst_overlap": "second"}, "A time in a DST overlap fires the second time only."),
+        ("30 2 * * *", {"dst_overlap": "second"}, "When clocks go back, a repeated time fires the second time only."),
     ],
 )
 def test_description_names_zone_rule(expression: str, choices: dict[str, str], rule: str) -> None:

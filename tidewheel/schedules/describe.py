@@ -32,17 +32,16 @@ _NOUNS = {DAY_OF_MONTH: "day", DAY_OF_WEEK: "day of the week"}
 _ORDINALS = ("", "first", "second", "third", "fourth", "fifth")
 _FEW = 6  # times of day that are listed one by one; more of them read better as a rule
 _WALL_CLOCK = (
-    "Its minute or hour field begins with *, so it fires at every matching local time: twice in a DST overlap, never "
-    "for a DST gap."
+    "When clocks go back, a repeated time fires twice; when they go forward, a skipped time does not fire."
 )
 _GAP = {
-    DstGap.SHIFT_FORWARD: "A time in a DST gap fires at the end of the gap.",
-    DstGap.SKIP: "A time in a DST gap is skipped.",
+    DstGap.SHIFT_FORWARD: "When clocks go forward, a skipped time fires right after the change.",
+    DstGap.SKIP: "When clocks go forward, a skipped time does not fire.",
 }
 _OVERLAP = {
-    DstOverlap.FIRST: "A time in a DST overlap fires the first time only.",
-    DstOverlap.SECOND: "A time in a DST overlap fires the second time only.",
-    DstOverlap.BOTH: "A time in a DST overlap fires both times.",
+    DstOverlap.FIRST: "When clocks go back, a repeated time fires the first time only.",
+    DstOverlap.SECOND: "When clocks go back, a repeated time fires the second time only.",
+    DstOverlap.BOTH: "When clocks go back, a repeated time fires both times.",
 }
 
 

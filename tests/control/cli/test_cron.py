@@ -27,8 +27,8 @@ def test_skipped_local_time_is_marked_at_its_replacement() -> None:
     done = process("admin", "cron", "explain", "30 2 * * *", *SPRING, "-n", "2")
     assert (done.code, done.err) == (0, "")
     assert done.out.splitlines() == [
-        "30 2 * * *: at 02:30, every day, in time zone Europe/Berlin. A time in a DST gap fires at the end of",
-        "  the gap. A time in a DST overlap fires the first time only.",
+        "30 2 * * *: at 02:30, every day, in time zone Europe/Berlin. When clocks go forward, a skipped time",
+        "  fires right after the change. When clocks go back, a repeated time fires the first time only.",
         "",
         "2026-03-29T01:00:00Z  Sun 2026-03-29T03:00:00+02:00 CEST",
         "    ! 2026-03-29 02:30 does not exist: fires at 03:00 instead (DST gap 02:00 to 03:00)",
