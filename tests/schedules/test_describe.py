@@ -38,7 +38,11 @@ def test_expression_is_described_in_words(expression: str) -> None:
     ("expression", "choices", "rule"),
     [
         ("*/5 2 * * *", {}, "a repeated time fires twice; when they go forward, a skipped time does not fire."),
-        ("30 2 * * *", {}, "fires right after the change. When clocks go back, a repeated time fires the first time only."),
+        (
+            "30 2 * * *",
+            {},
+            "fires right after the change. When clocks go back, a repeated time fires the first time only.",
+        ),
         (
             "30 2 * * *",
             {"dst_gap": "skip", "dst_overlap": "both"},

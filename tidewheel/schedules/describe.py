@@ -31,9 +31,7 @@ _WEEKDAYS = ("Sunday", "Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "
 _NOUNS = {DAY_OF_MONTH: "day", DAY_OF_WEEK: "day of the week"}
 _ORDINALS = ("", "first", "second", "third", "fourth", "fifth")
 _FEW = 6  # times of day that are listed one by one; more of them read better as a rule
-_WALL_CLOCK = (
-    "When clocks go back, a repeated time fires twice; when they go forward, a skipped time does not fire."
-)
+_WALL_CLOCK = "When clocks go back, a repeated time fires twice; when they go forward, a skipped time does not fire."
 _GAP = {
     DstGap.SHIFT_FORWARD: "When clocks go forward, a skipped time fires right after the change.",
     DstGap.SKIP: "When clocks go forward, a skipped time does not fire.",
