@@ -65,7 +65,7 @@ _NOT_STARTED = frozenset({"scheduled", RunState.QUEUED, RunState.BUFFERED, RunSt
 _NONE_SELECTED = FieldError("run", "no run is selected", "go back and select some")
 _NONE_OPEN = FieldError("run", "none of the selected runs is open", "go back and select others")
 _NONE_ENDED = FieldError("run", "none of the selected runs can be retried", "go back and select others")
-_HAVE = ("have dead letters, which then count as redriven", "has a dead letter, which then counts as redriven")
+_HAVE = ("have dead letters, which are then marked redriven", "has a dead letter, which is then marked redriven")
 _GONE = "the job is deleted, or the run is no longer stored."
 _NONE_MATCHES = FieldError("", "no open run matches", "go back and choose other filters")
 

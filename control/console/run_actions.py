@@ -36,7 +36,7 @@ from tidewheel.nouns.runs.operations import Runs
 from tidewheel.runs import FINAL, OWNED, RunState
 
 _ALONE = "Only this job runs. To run the jobs after it too, retry the failed part on the workflow's page."
-_COUNTS = "Its dead letter then counts as redriven."
+_COUNTS = "Its dead letter is then marked redriven."
 REASON = reason_field("in the audit log")
 
 PARTS = "Each runs alone: to start the jobs after it, resume its workflow."

@@ -209,7 +209,7 @@ class Causes:
         if not self.ran_minute:
             return "no run has ended in the last minute"
         left = timedelta(minutes=waiting / self.ran_minute)
-        words = f"at {self.ran_minute:,} runs a minute the backlog takes {duration(left)}"
+        words = f"at {self.ran_minute:,} runs a minute the backlog clears in {duration(left)}"
         return words if left >= _LONG_WAIT else ""
 
     def _limits(self) -> Iterator[Need]:
@@ -298,13 +298,14 @@ def _with_slots(need: Need, waiting: Waiting, fleet: FleetStatus, runs: Mapping[
     if not able:
         return need
     busy, slots = sum(runs.get(each.process_id, 0) for each in able), sum(each.slots or 0 for each in able)
-    link, words = "; ", f"all {slots:,} slots of the executors that can run them are in use"
-    if busy < slots:
-        free = f"{slots - busy:,} of {slots:,} slots are free"
-        idle = next((each for each in able if not runs.get(each.process_id)), None)
-        log = f"{idle.host} takes no run" if idle else f"check the log of {able[0].host}"
-        link, words = ", although ", f"{free}; {log}"
-    return replace(need, evidence=link.join(filter(None, (need.evidence, words))))
+    idle = next((each for each in able if not runs.get(each.process_id)), None)
+    words = f"all {slots:,} slots of the executors that can run them are in use"
+    if idle is not None:
+        words = f"executor {idle.host} is taking no runs"
+    elif busy < slots:
+        words = f"{slots - busy:,} of {slots:,} slots are free"
+    pace = need.evidence and f". {need.evidence[:1].upper()}{need.evidence[1:]}"
+    return replace(need, evidence=f"{words}{pace}")
 
 
 def backlog_words(queue: str, lane: str) -> str:

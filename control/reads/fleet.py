@@ -318,8 +318,8 @@ def read_intake_offsets(connection: Conn) -> dict[tuple[str, int], int]:
 def find_unhandled_runs(connection: Conn) -> Iterator[Finding]:
     """Yield a finding for each handler that due runs need and no live executor of their queue has."""
     for each in find_unhandled(connection):
-        wait = "run waits" if each.runs == 1 else "runs wait"
-        evidence = f"{each.runs:,} {wait} in tenant {each.tenant}, such as {each.run_id}"
+        runs = "run" if each.runs == 1 else "runs"
+        evidence = f"{each.runs:,} {runs} waiting in tenant {each.tenant}, such as {each.run_id}"
         yield Finding("handlers", Severity.ERROR, each.reason, evidence, start_executor(each.queue, each.handler))
 
 
@@ -359,8 +359,8 @@ def _silent_executors(services: Sequence[Service]) -> Iterator[Finding]:
     one = len(silent) == 1
     who, their = (f"{latest.name} is", "its") if one else (f"{len(silent):,} executors are", "their")
     evidence = (
-        f"{their} last heartbeat was at {format_second(latest.last_heartbeat_at)}; live executors now retry "
-        f"{their} runs, and fail at_most_once runs"
+        f"no heartbeat since {format_second(latest.last_heartbeat_at)}. Once a live executor ends "
+        f"{'its lease' if one else 'their leases'}, {their} runs are retried elsewhere; at_most_once runs fail"
     )
     remedy = f"read the output of {'its process on that host' if one else 'their processes'}"
     yield Finding("executors", Severity.WARNING, f"{who} silent", evidence, remedy)

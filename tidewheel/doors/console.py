@@ -17,6 +17,7 @@ from tidewheel.control.api.authorization import Caller
 from tidewheel.control.api.request_input import TenantQuery, read_query
 from tidewheel.control.client.connection import Connection
 from tidewheel.control.console.actions import (
+    SAMPLE,
     Dialog,
     Done,
     Field,
@@ -50,13 +51,14 @@ class Confirm:
     noun: type[Noun]
     verb: str  # the name of the operation's method
     things: str  # what it changes, in the singular, such as `dead letter`
-    sentence: str  # what happens to them
+    sentence: Callable[[Sequence[Any], bool], str]  # what happens to the first ones, and whether these are all
     done: str  # the past participle of its verb
     back: str  # the name of the page of all of them, where the caller comes from
     one: tuple[str, str]  # the name of the page of one of them, and of the id in its address
     not_back: Collection[str] = ()  # fields of the filter that this page lacks
     line: Callable[[Any], str]  # a line of the sample
     labels: Mapping[str, str] = field(default_factory=dict[str, str])  # of fields, by parameter
+    helps: Mapping[str, str] = field(default_factory=lambda: {"rate": "Leave empty for no limit."})  # by parameter
     values: Mapping[str, str] = field(default_factory=dict[str, str])  # the first ones of fields, by parameter
     other: Callable[[Connection, Sequence[Any]], Work | None] = lambda connection, first: None  # under way with these
 
@@ -74,15 +76,17 @@ class Confirm:
         if not found.matched:
             return no_change(f"{verb} {self.things}s?", back, f"No {self.things} matches any more.")
         danger, other = self._declared.danger is not None, self.other(connection, found.first)
+        is_all = found.matched <= min(len(found.first), SAMPLE)
         again = "" if other is None else " again"
         return Dialog(
-            f"{verb} {many}{again}?", f"{verb} {many}{again}", back, danger=danger, will=(self.sentence,),
+            f"{verb} {many}{again}?", f"{verb} {many}{again}", back, danger=danger,
+            will=(f"{self.sentence(found.first, is_all)} {_heading(found.matched, is_all=is_all)}".rstrip(),),
             fields=(
                 *map(self._field, self._typed), *(confirmation(found.matched) if danger else ()),
                 *bound(found.matched, now),
             ),
             sample=sample_of([self.line(each) for each in found.first], found.matched),
-            warnings=(*((_UNBOUNDED,) if danger and found.at_least else ()), *_under_way(other)),
+            warnings=(*((_UNBOUNDED,) if danger and found.at_least else ()), *self._under_way(other, found.matched)),
             way=None if other is None else urls("bulk_work", kind=other.kind, id=other.work_id),
         )  # fmt: skip
 
@@ -133,7 +137,16 @@ class Confirm:
     def _field(self, each: Parameter) -> Field:
         label = self.labels.get(each.name, f"{each.name.capitalize()} (optional)")
         options, value = [(choice, choice) for choice in each.choices], self.values.get(each.name, "")
-        return Field(each.name, label, "choice" if options else "text", value, options=options, help=each.help)
+        kind, words = "choice" if options else "text", self.helps.get(each.name, each.help)
+        return Field(each.name, label, kind, value, options=options, help=words)
+
+    def _under_way(self, work: Work | None, matched: int) -> Sequence[FieldError]:
+        """Warn of a work under way that has the first of these things."""
+        if work is None:
+            return ()
+        these = f"these {number(matched)} are" if work.matched_count == matched > 1 else "the oldest of these is"
+        progress = f"{number(work.processed)} of {number(work.matched_count)} done"
+        return (FieldError("", f"{these} already being {self.done}: {progress}", ""),)
 
     def _back(self, query: TenantQuery, urls: Urls) -> str:
         page, name = self.one
@@ -145,12 +158,9 @@ class Confirm:
         return urls(self.back, **{**given, **flags})
 
 
-def _under_way(work: Work | None) -> Sequence[FieldError]:
-    """Warn of a work under way that has the first of these things."""
-    if work is None:
-        return ()
-    progress = f"{number(work.processed)} of {number(work.matched_count)} done"
-    return (FieldError("", f"a {work.kind} of these is under way: {progress}", "wait for its end"),)
+def _heading(many: int, *, is_all: bool) -> str:
+    """Return what stands above the sample."""
+    return "The oldest:" if not is_all else f"All {number(many)}:" if many > 1 else ""
 
 
 def _value(each: Parameter, text: str | None) -> object:

@@ -229,7 +229,7 @@ class TargetType:
 
 _TYPES = (
     TargetType(model=HandlerTargetSpec, flag="--handler", sets="name", metavar="NAME",
-               help="The name of a Python handler."),
+               help="The name under which executors register a Python handler."),
     TargetType(model=HttpTargetSpec, flag="--url", sets="url", metavar="URL",
                help="An HTTP endpoint. The payload is the body of the request.", waits="is_async",
                check=lambda lists, target: lists.check_url(read_url(target.url))),

@@ -92,7 +92,7 @@ def test_status_names_a_queue_without_the_executor_that_its_due_runs_need(databa
     done = status(database)
     assert done.code == ExitCode.FAILED
     assert f"error: no executor of queue default has handler {HANDLER}\n" in done.out
-    assert f"  evidence: 1 run waits in tenant default, such as {run_id}\n" in done.out
+    assert f"  evidence: 1 run waiting in tenant default, such as {run_id}\n" in done.out
 
 
 def test_status_has_what_is_due_and_each_freeze(database: Database) -> None:

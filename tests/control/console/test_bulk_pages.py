@@ -452,7 +452,7 @@ def test_dialogs_of_many_retries_count_what_the_button_does_to_them(pages: ApiCl
     dialog = shown(pages, path)
     for words in (
         "Retry 3 runs?",
-        "2 of these 3 runs have dead letters, which then count as redriven.",
+        "2 of these 3 runs have dead letters, which are then marked redriven.",
         "1 of these 3 runs is a part of a workflow. It runs alone: to start the jobs after it, resume",
         "1 of these 3 runs was retried before and gets one more run.",
         "1 earlier retry is open and continues.",

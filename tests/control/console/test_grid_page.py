@@ -132,7 +132,7 @@ def test_busy_job_is_a_sample_of_each_bin_and_others_are_whole(
     sample = counted()
     assert sample["busy"] == ([min(each, 3) for each in by_bin], True)
     assert sample["calm"] == whole["calm"]
-    assert ">sample</span>" in shown(pages, "/jobs?view=grid")
+    assert ">sampled</span>" in shown(pages, "/jobs?view=grid")
 
 
 @pytest.mark.slow

@@ -100,7 +100,7 @@ def test_form_that_nobody_has_changed_is_an_identical_spec(pages: ApiClient) -> 
     document = pressed(pages, "/jobs/job/edit", "as_json", form)
     assert json.loads(typed_in(document)["document"])["concurrency_key"] == {"key": "k"}
     for page in (form, document):
-        assert "Nothing differs from version 1" in pressed(pages, "/jobs/job/edit", "check", page).text
+        assert "No changes yet" in pressed(pages, "/jobs/job/edit", "check", page).text
         assert pressed(pages, "/jobs/job/edit", "save", page).headers["location"] == "/jobs/job"
         assert "Nothing differs: version 1" in pages.get("/jobs/job").text
         assert version(pages.database) == 1
@@ -119,7 +119,7 @@ def test_masked_url_that_comes_back_keeps_the_stored_secret(pages: ApiClient, vi
         assert "s3cret" not in page.text + answer.text
         return answer
 
-    assert "Nothing differs from version 1" in press("check").text
+    assert "No changes yet" in press("check").text
     assert press("check", priority="3").status_code == HTTPStatus.OK
     assert press("save", priority="3").headers["location"] == "/jobs/job"
     saved = pages.database.within(show_job, "default", "job", as_stored=True)
@@ -319,7 +319,7 @@ def test_payload_of_256_kib_is_saved(pages: ApiClient) -> None:
     payload = json.dumps({"rows": ["\u00e9" * 1000] * 125})
     answer = pressed(pages, "/jobs/new", "save", key="big", schedule="manual", target__name="t", payload=payload)
     assert answer.status_code == HTTPStatus.SEE_OTHER
-    assert "Nothing differs" in pressed(pages, "/jobs/big/edit", "check").text
+    assert "No changes yet" in pressed(pages, "/jobs/big/edit", "check").text
     huge = pressed(pages, "/jobs/big/edit", "save", payload=json.dumps("x" * 300_000))
     assert 'href="#f-payload"' in huge.text
 

@@ -96,11 +96,11 @@ def test_resume_names_what_runs_again_and_opens_a_generation(pages: ApiClient) -
     assert "as generation 1" in dialog
     assert "<bdi>2 jobs stay as they are.</bdi>" in dialog
     assert "<li><bdi>b</bdi></li><li><bdi>d</bdi></li>" in dialog
-    assert "1 dead letter counts as redriven." in dialog
+    assert "1 dead letter is then marked redriven." in dialog
     assert "open retry" not in dialog
     retry = shown(pages, f"/runs/{run_of(pages.database, 'b')}/retry")
     assert "the current job version (1, unchanged)." in retry
-    assert "Its dead letter then counts as redriven." in retry
+    assert "Its dead letter is then marked redriven." in retry
     assert posted(pages, f"/runs/{run_of(pages.database, 'b')}/retry").status_code == HTTPStatus.SEE_OTHER
     dialog = shown(pages, f"/workflows/{root}/resume")
     assert "1 open retry run continues beside the new runs." in dialog

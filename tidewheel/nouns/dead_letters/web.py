@@ -192,16 +192,25 @@ def _line(each: DeadLetterSummary) -> str:
     return f"{each.key or each.topic}: {error.splitlines()[0][:_WORDS]}, {each.created_at:%Y-%m-%dT%H:%M:%SZ}"
 
 
+def _redriven(first: Sequence[DeadLetterSummary], is_all: bool) -> str:  # noqa: FBT001 - as a dialog calls it
+    """Return what happens to dead letters of runs, and to those of messages."""
+    runs = [each.key is not None for each in first]
+    parts = (
+        (not is_all or any(runs), "Failed runs start again on their job's current version."),
+        (not is_all or not all(runs), "Messages are sent to their topic again."),
+    )
+    return " ".join(words for applies, words in parts if applies)
+
+
 REDRIVE = Confirm(
     noun=DeadLetters, verb="redrive", things="dead letter", back="dead_letters", one=("dead_letter", "number"),
-    sentence="Failed runs start again on their job's current version. Messages are sent to their topic again. "
-    "The oldest:",
+    sentence=_redriven,
     line=_line, done="redriven", labels={"rate": "Rate limit (per second)"}, values={"rate": "50"},
     other=_under_way,
 )  # fmt: skip
 PURGE = Confirm(
     noun=DeadLetters, verb="purge", things="dead letter", back="dead_letters", one=("dead_letter", "number"),
-    sentence="Purged dead letters are deleted and cannot be redriven. The oldest:", line=_line, done="purged",
+    sentence=lambda first, is_all: "Purged dead letters are deleted and cannot be redriven.", line=_line, done="purged",
     labels={"rate": "Rate limit (per second)"},
 )  # fmt: skip
 

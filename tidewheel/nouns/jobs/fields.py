@@ -189,7 +189,7 @@ GROUPS: Sequence[Group] = (
         SpecField("schedule.cron", "Cron expression", "list", only="cron", rows=2, named="--cron",
                   metavar="EXPR", help="A cron expression, such as 30 2 * * *."),
         SpecField("schedule.timezone", "Time zone", "zone", only="cron", default="the tenant's, or UTC",
-                  help="The IANA name of a zone."),
+                  help="Such as Europe/Berlin."),
         SpecField("schedule.interval", "Interval", "span", only="interval", help="An interval, such as 10s or 1h30m.",
                   named="--every"),
         SpecField("schedule.anchor", "Counted from", only="interval", help="Intervals count from this instant."),

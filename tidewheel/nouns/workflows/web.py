@@ -377,7 +377,7 @@ def _beside(connection: Connection, found: Workflow) -> Sequence[str]:
     later = sum(any(parent.key in again for parent in node.parents) for node in letters.values())
     still_open = count_open_retries(facts)
     return (
-        *_count(len(letters) - later, "dead letter", "counts as redriven", "count as redriven"),
+        *_count(len(letters) - later, "dead letter", "is then marked redriven", "are then marked redriven"),
         *_count(
             later, "dead letter", "stays open until its job's parents end", "stay open until their jobs' parents end"
         ),
