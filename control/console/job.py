@@ -114,7 +114,8 @@ class JobPage:
         values: dict[str, object] = {"line": None, "folds": [], "counts": {}, "more": False}
         if not isinstance(past, Failed):
             timeline = past[0]
-            seen = replace(seen, unfired=timeline.skips, more_unfired=timeline.more_skips)
+            many = len(timeline.runs) * all(run.state == RunState.SUCCEEDED for run in timeline.runs)
+            seen = replace(seen, unfired=timeline.skips, more_unfired=timeline.more_skips, succeeded=many)
             if query.from_at is None:
                 bins = [each.at for each in timeline.bins if any(each.counts.values())]
                 shown = [*map(ran_at, timeline.runs), *(each.at for each in timeline.skips), *bins]

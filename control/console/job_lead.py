@@ -86,6 +86,7 @@ class Seen:
     more_unfired: bool = False
     resumption: Resumption | None = None
     waiting: CountedRuns | None = None
+    succeeded: int = 0  # runs that a page shows, if all of these succeeded
 
 
 def read_lead(connection: Connection, caller: Caller, job: JobDetail, seen: Seen) -> Lead:
@@ -293,7 +294,8 @@ def _outcomes(seen: Seen) -> str:
     if good < len(done):
         words = "The last run succeeded; a run" if good == 1 else f"The last {good} runs succeeded; a run"
         return f"{words if good else 'The last run'} failed {when(done[good].finished_at, seen.now)}."
-    return "The last run succeeded." if good == 1 else f"The last {good} runs succeeded."
+    which = f"All {seen.succeeded} runs shown" if seen.succeeded > good else f"The last {good} runs"
+    return "The last run succeeded." if good == 1 else f"{which} succeeded."
 
 
 def _coming(job: JobDetail, seen: Seen) -> tuple[str, datetime | None]:

@@ -26,6 +26,7 @@ from tidewheel.control.console.view import Failed, View, of_all_tenants, or_else
 from tidewheel.control.console.words import agreed, counted, number
 from tidewheel.control.explain.month import job_bins
 from tidewheel.control.reads.causes import Need, with_slots
+from tidewheel.control.reads.findings import Severity
 from tidewheel.control.reads.fleet import count_runs
 from tidewheel.control.reads.now import Now, read_now_of
 from tidewheel.control.reads.workload import (
@@ -87,13 +88,15 @@ class OverviewPage:
         shown = len(needs) if len(needs) == _NEEDS + 1 else _NEEDS
         backlogs = open_runs.backlogs if isinstance(open_runs, OpenRuns) else ()
         jobs = part(lambda: _jobs(connection, caller, needs, backlogs[:_BACKLOGS], along))
+        red = [row.job.job_id for row in jobs.rows if row.condition == "failing"] if isinstance(jobs, Jobs) else []
+        ordered = sorted(needs, key=lambda need: need.severity != Severity.ERROR and need.job_id not in red)
         frozen = or_else(part_of(connection, frozen_spans, caller.tenant, along.begin, along.now), ())
         steps = jobs if isinstance(jobs, Failed) else part(partial(_steps, connection, caller, figures, jobs))
         failed = [each for each in (here, open_runs, figures, upcoming, steps, jobs) if isinstance(each, Failed)]
         return View(
             {
-                "now": now, "present": here, "open_runs": open_runs, "needs": needs[:shown],
-                "smaller": needs[shown:], "in_one_line": _SMALLER, "needs_count": len(needs), "steps": steps,
+                "now": now, "present": here, "open_runs": open_runs, "needs": ordered[:shown],
+                "smaller": ordered[shown:], "in_one_line": _SMALLER, "needs_count": len(needs), "steps": steps,
                 "hour_ago": format_timestamp(begin_of(now - _HOUR)), "windows": _WINDOWS, "stages": STAGES,
                 "title": _title(here, steps, failed, sees_all=caller.sees_fleet), "query": query,
                 "plot": _plot(along, figures, upcoming, urls, frozen),

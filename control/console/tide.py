@@ -1,4 +1,4 @@
-"""The tide line as shapes: the past is left of now and solid, the future right of it and hollow.
+"""The tide line as shapes: the past is left of now; the rows of jobs below draw what comes.
 
 Success is muted and above the axis, failure is below it, skips and cancellations are lozenges on it, or above it where
 they would hide a failure. A place along the axis is a percentage, a height is in pixels: so a plot fits every width and
@@ -15,7 +15,7 @@ from tidewheel.control.console.axis import Axis, Tick
 from tidewheel.control.console.words import counted, number
 
 _LEAST = 3.0  # pixels: one failure beside 4,000 successes stays visible
-_FILLED, _HOLLOW = 0.8, 0.7  # of a bin
+_FILLED = 0.8  # of a bin
 _FREE = 8  # pixels between the highest bar and the axis above it
 _FEW = 10  # failures of which a bin fills its height
 _RAISED = 6  # pixels: the lower end of a lozenge is then above the axis
@@ -115,7 +115,7 @@ class Tide(NamedTuple):
 def tide(along: Axis, bins: Sequence[Counts], size: Size, link: Link, *, frozen: Sequence[Span] = ()) -> Tide:
     """Return the shapes of a tide line."""
     joined = _joined(along, bins, size.joined)
-    most = max((max(counts.succeeded, counts.coming) for _, _, counts in joined), default=0)
+    most = max((counts.succeeded for _, _, counts in joined), default=0)
     worst = max((counts.bad for _, _, counts in joined), default=0)
     scale = _Scale(size, along, most, max(worst, _FEW))
     columns = [scale.column(first, last, counts, link) for first, last, counts in joined if counts != Counts()]
@@ -176,16 +176,12 @@ class _Scale:
         if counts.succeeded:
             height = _height(counts.succeeded, self.most, self.size.above - _FREE)
             yield _bar("good", x, above - height, width, height)
-        if counts.coming:
-            height = _height(counts.coming, self.most, self.size.above - _FREE)
-            yield _bar("ahead", x, above - height, width, height)
         if counts.bad:
             yield _bar("bad", x, above + 1, width, _height(counts.bad, self.worst, self.size.below - 4))
 
 
 def _bar(family: str, x: float, y: float, width: float, height: float) -> Bar:
-    share = _HOLLOW if family == "ahead" else _FILLED
-    return Bar(family, round(x + width * (1 - share) / 2, 3), round(y, 1), round(width * share, 3), height)
+    return Bar(family, round(x + width * (1 - _FILLED) / 2, 3), round(y, 1), round(width * _FILLED, 3), height)
 
 
 def _height(count: int, most: int, pixels: int) -> float:

@@ -137,8 +137,8 @@ class Confirm:
     def _field(self, each: Parameter) -> Field:
         label = self.labels.get(each.name, f"{each.name.capitalize()} (optional)")
         options, value = [(choice, choice) for choice in each.choices], self.values.get(each.name, "")
-        kind, words = "choice" if options else "text", self.helps.get(each.name, each.help)
-        return Field(each.name, label, kind, value, options=options, help=words)
+        words = self.helps.get(each.name, each.help)
+        return Field(each.name, label, "choice" if options else "text", value, options=options, help=words)
 
     def _under_way(self, work: Work | None, matched: int) -> Sequence[FieldError]:
         """Warn of a work under way that has the first of these things."""
