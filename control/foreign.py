@@ -108,7 +108,7 @@ def read_pasted(text: str) -> ForeignJob:
 
 
 def _bare_cron(text: str) -> None:
-    """Refuse an expression of EventBridge or of six or seven fields, whose last ones would become the command."""
+    """Refuse a bare expression of EventBridge or Quartz: its last fields would become the command."""
     words = re.split(r"[ \t]+", text)
     is_cron = 6 <= len(words) <= 7 and "\n" not in text and all(map(_CRON_WORD.fullmatch, words))
     if is_cron or text.startswith(("cron(", "rate(")):

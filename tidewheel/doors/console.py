@@ -159,7 +159,7 @@ class Confirm:
 
 
 def _heading(many: int, *, is_all: bool) -> str:
-    """Return what stands above the sample."""
+    """Return the words above the sample."""
     return "The oldest:" if not is_all else f"All {number(many)}:" if many > 1 else ""
 
 
