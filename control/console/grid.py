@@ -47,10 +47,6 @@ class Pitch(NamedTuple):
     base: int
     height: int
 
-    def sign(self, letter: str) -> str:
-        """Return the mark of a letter alone, in the middle of 12 by 12 pixels."""
-        return f"M6 6{_marks(self)[letter][1]}"
-
 
 LIST, OVERVIEW, GRID = Pitch(6, 2, 13, 26), Pitch(9, 2, 13, 26), Pitch(13, 3, 13, 24)
 
