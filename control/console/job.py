@@ -114,7 +114,7 @@ class JobPage:
         values: dict[str, object] = {"line": None, "folds": [], "counts": {}, "more": False}
         if not isinstance(past, Failed):
             timeline = past[0]
-            many = len(timeline.runs) * all(run.state == RunState.SUCCEEDED for run in timeline.runs)
+            many = len(timeline.runs) if all(run.state == RunState.SUCCEEDED for run in timeline.runs) else 0
             seen = replace(seen, unfired=timeline.skips, more_unfired=timeline.more_skips, succeeded=many)
             if query.from_at is None:
                 bins = [each.at for each in timeline.bins if any(each.counts.values())]

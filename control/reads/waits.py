@@ -149,10 +149,7 @@ def _last_ends(connection: Conn, retrying: Sequence[WaitFacts]) -> dict[UUID, st
     columns = {"run_ids": [facts.run_id for facts in retrying], "since": min(days), "until": max(days)}
     found = connection.execute(_SQL["read_last_attempts"], columns, binary=True).fetchall()
     rows = cast("list[tuple[UUID, str | None, str | None]]", found)
-    return {
-        run_id: f"{_ENDED.get(outcome, 'failed')} ({error})" if error else _ENDED.get(outcome, "failed")
-        for run_id, outcome, error in rows
-    }
+    return {run_id: _ENDED.get(outcome, "failed") + (f" ({error})" if error else "") for run_id, outcome, error in rows}
 
 
 def wait_of(facts: WaitFacts, freezes: tuple[Freeze, ...], last: str) -> Wait:

@@ -310,24 +310,23 @@ def _days(fields: CronFields, first: int, last: int) -> int:
 
 
 class EventBridge(NamedTuple):
-    """A schedule of EventBridge: the field of ours, its text, and the year that it has beside them."""
+    """A schedule of EventBridge without its year: the field of ours, and its text."""
 
     field: str
     text: str
-    year: str = "*"
 
 
 def event_bridge(text: str) -> EventBridge | None:
     """Parse `rate(…)` or `cron(…)`; None for any other text.
 
     >>> event_bridge("rate(5 minutes)"), event_bridge("cron(0 10 ? * 2-6 *)")
-    (EventBridge(field='interval', text='5m', year='*'), EventBridge(field='cron', text='0 10 ? * 1-5', year='*'))
+    (EventBridge(field='interval', text='5m'), EventBridge(field='cron', text='0 10 ? * 1-5'))
     """
     if rate := _RATE.fullmatch(text):
         return EventBridge("interval", f"{rate[1]}{rate[2][0]}")
     words = cron[1].split() if (cron := _CRON.fullmatch(text)) else []
     line = from_event_bridge(words)
-    return EventBridge("cron", line, words[5]) if line else None
+    return EventBridge("cron", line) if line else None
 
 
 def from_event_bridge(words: Sequence[str]) -> str | None:

@@ -189,7 +189,8 @@ def _alike(each: DeadLetterSummary) -> object:
 
 def _line(each: DeadLetterSummary) -> str:
     error = each.reason if each.error_type in {None, each.reason} else f"{each.error_type}: {each.reason}"
-    return f"{each.key or each.topic}: {error.splitlines()[0][:_WORDS]}, {each.created_at:%Y-%m-%dT%H:%M:%SZ}"
+    first = next(iter(error.splitlines()), "")[:_WORDS]
+    return f"{each.key or each.topic}: {first}, {each.created_at:%Y-%m-%dT%H:%M:%SZ}"
 
 
 def _redriven(first: Sequence[DeadLetterSummary], is_all: bool) -> str:  # noqa: FBT001 - as a dialog calls it
