@@ -1,7 +1,8 @@
 """Handlers of the fault tests: each effect is one line in a file, outside Tidewheel.
 
 A line is written by one `write` to a file opened for appending, so that lines of several processes do not mix and a
-process that is killed leaves a whole line or none.
+process that is killed leaves a whole line or none. Executors of each release that the test of upgrades runs import this
+module too, so it uses no name that the oldest of them lacks.
 """
 
 import asyncio
@@ -11,7 +12,6 @@ import re
 import signal
 import threading
 import time
-from collections.abc import Sequence
 from pathlib import Path
 
 import tidewheel
@@ -127,17 +127,6 @@ def steps_sync(context: Context, payload: object) -> list[int]:
 def steps_process(context: Context, payload: object) -> list[int]:
     """The same in a worker process."""
     return steps_sync(context, payload)
-
-
-@tidewheel.handler("chunk", chunk=tidewheel.Chunk(most=3, wait="5s"))
-async def chunk(items: Sequence[tidewheel.Item[object]]) -> None:
-    """An effect a run; a call with three of them kills its process."""
-    for item in items:
-        record(item.context, together=len(items))
-    if len(items) > 1:
-        os.kill(os.getpid(), signal.SIGKILL)
-    for item in items:
-        item.succeed(item.attempt)
 
 
 def _step(context: Context, number: int) -> int:

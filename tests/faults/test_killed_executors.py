@@ -38,6 +38,9 @@ def test_finished_steps_are_not_repeated_after_a_kill(fleet: Fleet, target: str)
     fleet.kill()
 
 
+CHUNKS = {"HANDLERS": f"{HANDLERS},tests.faults.chunk_handlers", "LEASE": SHORT_LEASE}
+
+
 @pytest.mark.postgres
 @pytest.mark.kafka
 @pytest.mark.slow
@@ -47,10 +50,10 @@ def test_runs_of_a_killed_call_run_again_alone_once_each(fleet: Fleet) -> None:
     for _ in range(3):
         fleet.ask({"type": "job.trigger", "key": "job"})
     fleet.flush()
-    doomed = fleet.start("executor", LEASE=SHORT_LEASE)
+    doomed = fleet.start("executor", **CHUNKS)
     doomed.meant_to_die = True
     doomed.wait_killed()
-    fleet.start("executor", LEASE=SHORT_LEASE)
+    fleet.start("executor", **CHUNKS)
     succeeded = "SELECT count(*) FROM runs WHERE state = %s AND attempt = 2"
     fleet.until(lambda: fleet.database.value(succeeded, [RunState.SUCCEEDED]) == 3, "the runs have succeeded")
     lines = [json.loads(line) for line in fleet.effects.read_text().splitlines()]

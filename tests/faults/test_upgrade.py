@@ -97,7 +97,7 @@ def run(release: Path, environment: Mapping[str, str], code: str, *arguments: st
     """Run code of a release in a process of its own; return its output."""
     done = subprocess.run(
         [sys.executable, "-c", code, *arguments],
-        env={**environment, "PYTHONPATH": str(release)},
+        env={**environment, "PYTHONPATH": f"{release}{os.pathsep}{ROOT}"},
         cwd=release.parent,
         capture_output=True,
         text=True,
