@@ -198,9 +198,11 @@ def test_test_without_time_is_listed_and_counts_neither_as_skipped_nor_as_passed
     assert "passed" not in done.stdout
 
 
-def test_tests_of_the_change_come_first_then_the_kills(checkout: Path) -> None:
+def test_tests_of_each_landing_come_first_then_those_of_the_change(checkout: Path) -> None:
     """The order within a rank is drawn from the commit's id."""
-    (checkout / "tests/faults/test_crash_points.py").write_text("def test_killed(): pass\n")
+    marked = "import pytest\n\n\n@pytest.mark.landing\ndef test_killed(): pass\n"
+    (checkout / "tests/faults/test_crash_points.py").write_text(marked)
+    (checkout / "pytest.ini").write_text("[pytest]\nmarkers = landing\n")
     (checkout / "tests/test_late.py").write_text("from tests.touched import one\n\n\ndef test_late(): pass\n")
     (checkout / "tests/touched.py").write_text("one = 1\n")
     commit(checkout, at="2026-01-01T00:00:00Z")
@@ -210,6 +212,6 @@ def test_tests_of_the_change_come_first_then_the_kills(checkout: Path) -> None:
         checkout, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--collect-only", TIDEWHEEL_TEST_ORDER="landing"
     )
     names = [line for line in done.stdout.splitlines() if "::" in line]
-    assert names[:2] == ["tests/test_late.py::test_late", "tests/faults/test_crash_points.py::test_killed"]
+    assert names[:2] == ["tests/faults/test_crash_points.py::test_killed", "tests/test_late.py::test_late"]
     assert len(names) == len(set(names))
     assert names[2:] != sorted(names[2:])

@@ -4,7 +4,7 @@ import pytest
 
 from tests import strict_types
 
-pytestmark = pytest.mark.process
+pytestmark = [pytest.mark.process, pytest.mark.landing]
 
 
 def test_pyright_finds_nothing_and_leaves_no_file_out() -> None:

@@ -68,7 +68,7 @@ RESTORING = {
 }
 # One of each service goes with every test run.
 EACH = {"intake.after_commit", "firing.after_commit", "relay.produced", "claim.after_commit", "completion.after_commit"}
-_MARKED = [pytest.param(name, marks=[] if name in EACH else [pytest.mark.slow]) for name in CASES]
+_MARKED = [pytest.param(name, marks=[] if name in EACH else [pytest.mark.landing]) for name in CASES]
 
 
 def test_every_point_has_its_case() -> None:
@@ -76,7 +76,7 @@ def test_every_point_has_its_case() -> None:
     assert set(CASES) | elsewhere | ARCHIVING | REMOVING | RESTORING == POINTS
 
 
-@pytest.mark.slow
+@pytest.mark.landing
 @pytest.mark.parametrize("point", _MARKED)
 def test_kill_at_a_crash_point_loses_and_doubles_nothing(point: str, fleet: Fleet, oracle: Oracle) -> None:
     case = CASES[point]
@@ -94,7 +94,7 @@ def test_kill_at_a_crash_point_loses_and_doubles_nothing(point: str, fleet: Flee
     oracle.check(failures=DOOMED)
 
 
-@pytest.mark.slow
+@pytest.mark.landing
 @pytest.mark.parametrize("point", sorted(REAPING))
 def test_runs_continue_after_a_killed_reaper(point: str, fleet: Fleet, oracle: Oracle, work: Workload) -> None:
     work.submit()
@@ -118,7 +118,7 @@ def test_runs_continue_after_a_killed_reaper(point: str, fleet: Fleet, oracle: O
     assert outcomes[-1] == AttemptOutcome.SUCCEEDED
 
 
-@pytest.mark.slow
+@pytest.mark.landing
 def test_runs_continue_after_all_services_were_killed(fleet: Fleet, oracle: Oracle, work: Workload) -> None:
     work.submit()
     held = work.hold()

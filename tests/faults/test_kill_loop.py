@@ -15,7 +15,7 @@ from tests.fixtures.services import Fleet, Service
 from tidewheel.kafka.topics import DEFAULT_QUEUE
 from tidewheel.runs import Lane
 
-pytestmark = [pytest.mark.slow, pytest.mark.kafka]
+pytestmark = [pytest.mark.landing, pytest.mark.kafka]
 
 MEGABYTE = 1 << 20
 MAX_STARTS = 16

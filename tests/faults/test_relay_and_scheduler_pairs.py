@@ -11,7 +11,7 @@ from tests.fixtures.oracle import Oracle
 from tests.fixtures.services import Fleet, Service
 from tidewheel.outbox import SLICES
 
-pytestmark = [pytest.mark.postgres, pytest.mark.kafka, pytest.mark.slow]
+pytestmark = [pytest.mark.postgres, pytest.mark.kafka, pytest.mark.landing]
 
 # Each member that says it lives makes the others forgotten, so that each takes itself for the only one.
 ALONE: LiteralString = """
