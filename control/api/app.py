@@ -22,8 +22,7 @@ from starlette.responses import Response
 
 from tidewheel.api_keys import Scope
 from tidewheel.clock import monotonic_seconds
-from tidewheel.control.api import routes
-from tidewheel.control.api.answers import answer, as_json_response, call, encoded
+from tidewheel.control.api.answers import TRACEPARENT, answer, as_json_response, call, encoded
 from tidewheel.control.api.authorization import Admin, Guard, ensure_all_tenants
 from tidewheel.control.api.connections import connection_type
 from tidewheel.control.api.executors import ExecutorsApi
@@ -43,7 +42,7 @@ from tidewheel.control.console.live import Live
 from tidewheel.control.doctor.broker import Broker
 from tidewheel.control.doctor.doctor import Diagnosis, Doctor
 from tidewheel.control.explain.operations import JobTimes, Occurrences
-from tidewheel.doors.rest import Routes, add_routes
+from tidewheel.doors.rest import Route, Routes, add_routes
 from tidewheel.errors import SettingsError
 from tidewheel.executor.message_check import MessageCheck
 from tidewheel.executor.reaper import Reaper
@@ -76,22 +75,22 @@ from tidewheel.transitions.installation import Installation
 
 NOUNS: Sequence[tuple[type[Noun], Routes]] = (
     (DeadLetters, DEAD_LETTERS),
-    (Freezes, routes.FREEZES),
-    (Batches, routes.BATCHES),
-    (Workflows, routes.WORKFLOWS),
+    (Freezes, {}),
+    (Batches, {"submit": Route(headers=TRACEPARENT)}),
+    (Workflows, {}),
     (RunList, RUN_LISTS),
     (Runs, RUNS),
-    (Works, routes.WORKS),
+    (Works, {}),
     (ApiKeys, API_KEYS),
-    (Limits, routes.LIMITS),
-    (OrderingKeys, routes.ORDERING_KEYS),
+    (Limits, {}),
+    (OrderingKeys, {}),
     (Tenants, TENANTS),
-    (JobTimes, routes.JOB_TIMES),
-    (Occurrences, routes.OCCURRENCES),
+    (JobTimes, {}),
+    (Occurrences, {}),
     (OneJob, ONE_JOB),
     (Jobs, JOBS),
-    (AuditLog, routes.AUDIT_LOG),
-    (Overview, routes.OVERVIEW),
+    (AuditLog, {}),
+    (Overview, {"now": Route(prepare=lambda caller, arguments: arguments.update(sees_fleet=caller.sees_fleet))}),
 )
 """The nouns whose routes are derived; jobs are last, for `{key}` matches `{key}:explain` too."""
 _ABOUT = "Jobs, runs and dead letters of Tidewheel, and the calls of executors in other languages."

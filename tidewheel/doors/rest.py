@@ -46,7 +46,6 @@ from tidewheel.control.api.request_input import (
 from tidewheel.control.api.workers import Workers
 from tidewheel.control.client.connection import Connection
 from tidewheel.doors.address import after_of, next_cursor, place_of, query_of, singular, title
-from tidewheel.jobs.strict_json import Json
 from tidewheel.jobs.validation import StrictModel
 from tidewheel.nouns.operation import Noun, Operation, Page, Parameter, as_document, field_values, model_of, operations
 
@@ -61,10 +60,9 @@ _HEADERS: Mapping[str, tuple[Mapping[str, str], Callable[[Request], object]]] = 
 class Route:
     """The documentation of a route, and what it answers in a form of its own."""
 
-    sent: Json = None  # the body that the document shows
     _: KW_ONLY
     schema: Mapping[str, Any] | None = None
-    shape: Callable[..., object] | None = None  # gets the ids of the path, and the result; of a change, `unchanged`
+    shape: Callable[..., object] | None = None  # in place of the operation's `answer`
     headers: Mapping[str, str] = field(default_factory=dict[str, str])
     prepare: Callable[[Caller, dict[str, Any]], None] = lambda caller, arguments: None  # refuses, or completes them
     status: HTTPStatus = HTTPStatus.OK
@@ -75,8 +73,12 @@ class Route:
     query: type[TenantQuery] | None = None  # in place of the derived one; its `filter` has arguments
 
 
-Routes: TypeAlias = Mapping[str | Operation, Route]
-"""The routes of a noun by operation; one with a second address is its declaration with this address."""
+Routes: TypeAlias = Mapping[str | Operation, Route | None]
+"""What routes of a noun have beside their operations, by the names of these; None: this operation has no route.
+
+A second address of an operation is its declaration with this address.
+"""
+_PLAIN = Route()
 
 
 def add_routes(router: APIRouter, noun: type[Noun], routes: Routes) -> None:
@@ -84,9 +86,15 @@ def add_routes(router: APIRouter, noun: type[Noun], routes: Routes) -> None:
 
     The application that has them keeps the workers of its reads, lists and writes in its state.
     """
-    for name, route in routes.items():
-        declared = operations(noun)[name] if isinstance(name, str) else name
+    for declared, route in routes_of(noun, routes).items():
         router.routes.append(_made(noun, declared, route))  # type: ignore[arg-type] # a class has a hash
+
+
+def routes_of(noun: type[Noun], routes: Routes) -> Mapping[Operation, Route]:
+    """Return a route for each operation of a noun, and for each further address."""
+    every = {**dict.fromkeys(operations(noun), _PLAIN), **routes}
+    named = {operations(noun)[name] if isinstance(name, str) else name: route for name, route in every.items()}
+    return {declared: route for declared, route in named.items() if route is not None}
 
 
 @cache  # a model and a route cost milliseconds to make, and several applications need each
@@ -102,6 +110,7 @@ class _Endpoint:
 
     def __init__(self, noun: type[Noun], declared: Operation, route: Route) -> None:
         self._noun, self._declared, self._route = noun, declared, route
+        self._shape = route.shape or declared.answer
         self._method, _, self._path = declared.route.partition(" ")
         self._is_one = self._path.endswith("}")  # it reads one thing by its key or its id
         self._begun = HTTPStatus.CREATED if declared.starts == self._path else HTTPStatus.ACCEPTED
@@ -134,13 +143,13 @@ class _Endpoint:
         documented: dict[str, Any] = {"status": route.status, "sets": sets}
         if self._sent:
             body = body_of(route.body, without=IN_ADDRESS) if route.body else body_of(self._body)
-            documented |= {"body": body, "sent": route.sent}
+            documented |= {"body": body, "sent": declared.sent}
         if declared.starts is not None:
             documented |= {"also" if self._begun is HTTPStatus.ACCEPTED else "status": self._begun, "sets": LOCATION}
         headers = {name: text for each in self._in_head for name, text in _HEADERS[each][0].items()}
         add_route(
             router, self._method, self._path, endpoint, scope=declared.scope, query=self._query,
-            answer=route.schema or _schema_of(declared, route.shape), headers=headers | dict(route.headers),
+            answer=route.schema or _schema_of(declared, self._shape), headers=headers | dict(route.headers),
             **documented,
         )  # fmt: skip
 
@@ -169,9 +178,9 @@ class _Endpoint:
 
     def _run(self, given: Mapping[str, Any], cursors: Cursors | None, connection: Connection) -> object:
         found = self._declared.call(self._noun, connection, given)
-        if (shape := self._route.shape) is not None:
+        if self._shape is not None:
             ids = [given[each.name] for each in self._in_path.values()]
-            return shape(*ids, not found if self._declared.result is bool else found)
+            return self._shape(*ids, not found if self._declared.result is bool else found)
         document: Any = as_document(found, self._declared)
         if cursors is None:
             return document

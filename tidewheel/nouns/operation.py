@@ -8,7 +8,7 @@ itself: it refuses what its own declaration does not allow.
 import math
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass, fields, replace
+from dataclasses import KW_ONLY, dataclass, field, fields, replace
 from datetime import datetime, timedelta
 from functools import cached_property, wraps
 from inspect import Parameter as Argument
@@ -39,6 +39,7 @@ from tidewheel.api_keys import Scope
 from tidewheel.errors import InvalidInput, refuse
 from tidewheel.ids import read_uuid
 from tidewheel.jobs.invalid import InvalidValue
+from tidewheel.jobs.strict_json import Json
 from tidewheel.jobs.validation import StrictModel, ensure_text_names, shown, validate
 from tidewheel.postgres.session import Conn, read_rows
 
@@ -165,7 +166,7 @@ def _parts(kind: Any) -> set[object]:  # noqa: ANN401 - an annotation
     return {kind, get_origin(kind)}.union(*map(_parts, get_args(kind)))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Operation:
     """An operation, as the doors see it; as a decorator, it makes one of a method."""
 
@@ -175,6 +176,10 @@ class Operation:
     scope: Scope
     python_only: Collection[str] = ()  # parameters that no other door has
     starts: str | None = None  # the path of the work that it starts, whose id its result names
+    sent: Json = field(default_factory=dict[str, Json])  # the body that REST's document shows
+    answer: Callable[..., object] | None = (
+        None  # of REST: the ids of the path, and the result, or `unchanged` of a change
+    )
     danger: str | None = None  # the loss that nothing can undo, in a clause
     authorize: Callable[[Mapping[str, object]], Scope | None] = lambda _: None  # the right in all tenants that it needs
     function: Callable[..., Any] = type  # the method that it has decorated

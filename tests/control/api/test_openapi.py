@@ -21,7 +21,7 @@ from tests.fixtures.database import Database
 from tidewheel.api_keys import Scope
 from tidewheel.control.api.app import NOUNS
 from tidewheel.control.client.client import Client
-from tidewheel.nouns import operation as nouns
+from tidewheel.doors.rest import routes_of
 from tidewheel.runs import RunState
 
 BY_HAND = {
@@ -55,11 +55,7 @@ def operations(document: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]
 def test_routes_that_no_operation_declares_are_few_and_listed(client: httpx.Client) -> None:
     document = answer_of(client.get("/api/v1/openapi.json"))
     every = {each["operationId"] for _, each in operations(document)}
-    declared = [
-        nouns.operations(noun)[each].name if isinstance(each, str) else each.name
-        for noun, routes in NOUNS
-        for each in routes
-    ]
+    declared = [each.name for noun, routes in NOUNS for each in routes_of(noun, routes)]
     derived = {re.sub(r"_(\w)", lambda found: found[1].upper(), name) for name in declared}
     assert len(derived) == len(declared)
     assert every - derived == BY_HAND

@@ -120,7 +120,10 @@ def _authorize(arguments: Mapping[str, object]) -> Scope | None:
 class ApiKeys(Noun):
     """Keys of the HTTP API."""
 
-    @operation(f"POST {_KEYS}", "create_key", scope=Scope.ADMIN, python_only=("request_id",), authorize=_authorize)
+    @operation(
+        f"POST {_KEYS}", "create_key", scope=Scope.ADMIN, python_only=("request_id",), authorize=_authorize,
+        sent={"name": "ci", "scopes": ["write"], "lifetime": "90d"},
+    )  # fmt: skip
     def create(
         self,
         name: Annotated[Key, Field(description="Shown in lists and in the audit log.")],
@@ -194,7 +197,13 @@ class ApiKeys(Noun):
         with self._call.snapshot(all_tenants=all_tenants) as connection:
             return list_api_keys(connection, None if all_tenants else self._call.tenant, after=after, limit=limit)
 
-    @operation(f"POST {_KEYS}/{{key_id}}:revoke", "revoke_key", scope=Scope.ADMIN, python_only=("all_tenants",))
+    @operation(
+        f"POST {_KEYS}/{{key_id}}:revoke",
+        "revoke_key",
+        scope=Scope.ADMIN,
+        python_only=("all_tenants",),
+        answer=RevokedKey,
+    )
     def revoke(self, key_id: str, *, all_tenants: bool = False) -> bool:
         """Revoke an API key; it stops working within a second."""
         ensure_key_id(key_id)

@@ -20,7 +20,7 @@ from tidewheel.control.instants import typed_number
 from tidewheel.doors.address import after_of, next_cursor
 from tidewheel.doors.rest import Route, Routes
 from tidewheel.errors import FieldError, refuse
-from tidewheel.nouns.api_keys.operations import ApiKeys, ApiKeySummary, RevokedKey, list_api_keys, show_api_key
+from tidewheel.nouns.api_keys.operations import ApiKeys, ApiKeySummary, list_api_keys, show_api_key
 from tidewheel.nouns.operation import Page, operations
 
 _SCOPES = {
@@ -166,13 +166,9 @@ def _shown(connection: Connection, caller: Caller, request: Request) -> ApiKeySu
 
 API_KEYS: Routes = {
     "create": Route(
-        {"name": "ci", "scopes": ["write"], "lifetime": "90d"},
         prepare=lambda caller, _: ensure_shows_key(caller),
         status=HTTPStatus.CREATED,
         gives={"Cache-Control": "no-store"},
     ),
-    "list": Route(),
-    "revoke": Route(
-        shape=RevokedKey, prepare=lambda caller, arguments: arguments.update(all_tenants=caller.all_tenants)
-    ),
+    "revoke": Route(prepare=lambda caller, arguments: arguments.update(all_tenants=caller.all_tenants)),
 }

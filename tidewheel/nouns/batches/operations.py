@@ -14,7 +14,7 @@ from tidewheel.api_keys import Scope
 from tidewheel.control.reads.outcomes import ErrorLine
 from tidewheel.errors import UnknownBatch
 from tidewheel.jobs.batches import AddedRuns, BatchCallbacks, BatchRuns
-from tidewheel.jobs.strict_json import as_object, read_value
+from tidewheel.jobs.strict_json import Json, as_object, read_value
 from tidewheel.jobs.values import Reason
 from tidewheel.nouns.operation import InRequest, Noun, Page, Rows, as_id, operation, read_page
 from tidewheel.nouns.tenants.reads import require_tenant
@@ -39,6 +39,11 @@ _After = Annotated[UUID, BeforeValidator(partial(as_id, name="after"))]
 _FromRun = Annotated[UUID, BeforeValidator(partial(as_id, name="from_run_id"))]
 _Shown = Annotated[int, Field(ge=1, le=MAX_RUNS, description="The maximum number of its runs.")]
 _Given = Sequence[Mapping[str, object]]
+_SUBMITTED: Json = {
+    "runs": [{"ref": "load", "key": "nightly"}, {"ref": "report", "key": "nightly", "after": [{"ref": "load"}]}],
+    "on": {"finished": {"key": "nightly", "payload": {"order": 7}}},
+}
+_ADDED: Json = {"runs": [{"ref": "more", "key": "nightly"}]}
 
 
 class _Row(NamedTuple):
@@ -188,7 +193,9 @@ class ChangedBatch:
 class Batches(Noun):
     """Runs that one request writes together, with jobs to trigger at their end."""
 
-    @operation(f"POST {BATCHES}", "submit_batch", scope=Scope.WRITE, starts=BATCHES)
+    @operation(
+        f"POST {BATCHES}", "submit_batch", scope=Scope.WRITE, starts=BATCHES, answer=CreatedBatch, sent=_SUBMITTED
+    )
     def submit(
         self,
         runs: Annotated[_Given, InRequest(BatchRuns), Field(description="The runs.")],
@@ -206,7 +213,7 @@ class Batches(Noun):
         document = {"type": "batch.submit", "runs": runs, "on": on, "open": open}
         return UUID(self._call.request(document, request_id).batch_id)
 
-    @operation(f"POST {_BATCH}:add", "add_to_batch", scope=Scope.WRITE)
+    @operation(f"POST {_BATCH}:add", "add_to_batch", scope=Scope.WRITE, answer=ChangedBatch, sent=_ADDED)
     def add(
         self,
         batch_id: BatchId,
@@ -226,12 +233,12 @@ class Batches(Noun):
         document = {"type": "batch.add", "batch_id": str(batch_id), "from_run_id": run_id, "runs": runs}
         return not self._call.request(document, request_id).unchanged
 
-    @operation(f"POST {_BATCH}:close", "close_batch", scope=Scope.WRITE)
+    @operation(f"POST {_BATCH}:close", "close_batch", scope=Scope.WRITE, answer=ChangedBatch)
     def close(self, batch_id: BatchId, *, request_id: str | None = None) -> bool:
         """Close an open batch, so that it ends with its last run."""
         return not self._call.request({"type": "batch.close", "batch_id": str(batch_id)}, request_id).unchanged
 
-    @operation(f"POST {_BATCH}:resume", "resume_batch", scope=Scope.OPERATE)
+    @operation(f"POST {_BATCH}:resume", "resume_batch", scope=Scope.OPERATE, answer=ChangedBatch)
     def resume(self, batch_id: BatchId, *, reason: Reason | None = None, request_id: str | None = None) -> bool:
         """Continue a paused batch, or rerun the failed part of an ended one.
 
@@ -240,7 +247,13 @@ class Batches(Noun):
         """
         return self._change("workflow.resume", batch_id, reason, request_id)
 
-    @operation(f"POST {_BATCH}:cancel", "cancel_batch", scope=Scope.OPERATE)
+    @operation(
+        f"POST {_BATCH}:cancel",
+        "cancel_batch",
+        scope=Scope.OPERATE,
+        answer=ChangedBatch,
+        sent={"reason": "maintenance"},
+    )
     def cancel(self, batch_id: BatchId, *, reason: Reason | None = None, request_id: str | None = None) -> bool:
         """Cancel the runs of a batch, and close it."""
         return self._change("workflow.cancel", batch_id, reason, request_id)

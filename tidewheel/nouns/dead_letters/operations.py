@@ -295,7 +295,7 @@ class DeadLetters(Noun):
 
     @operation(
         f"POST {_LETTERS}:redrive", "redrive_dead_letters", scope=Scope.OPERATE,
-        python_only=("redriven", "request_id"), starts=WORKS,
+        python_only=("redriven", "request_id"), starts=WORKS, sent={"error_type": "TimeoutError", "rate": 10},
     )  # fmt: skip
     def redrive(
         self,
@@ -319,7 +319,7 @@ class DeadLetters(Noun):
 
     @operation(
         f"POST {_LETTERS}:purge", "purge_dead_letters", scope=Scope.OPERATE, python_only=("request_id",), starts=WORKS,
-        danger="a deleted dead letter cannot be redriven",
+        danger="a deleted dead letter cannot be redriven", sent={"job": "nightly", "redriven": True},
     )  # fmt: skip
     def purge(
         self,

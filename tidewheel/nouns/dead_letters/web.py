@@ -240,10 +240,4 @@ def _base64(content: bytes | None) -> str | None:
 _SCHEMA = schema_of(DeadLetter)
 _SCHEMA["properties"]["run"] = {"anyOf": [RUN, {"type": "null"}]}
 
-DEAD_LETTERS: Routes = {
-    "list": Route(),
-    "groups": Route(),
-    "get": Route(schema=_SCHEMA, shape=_shape),
-    "redrive": Route({"error_type": "TimeoutError", "rate": 10}),
-    "purge": Route({"job": "nightly", "redriven": True}),
-}
+DEAD_LETTERS: Routes = {"get": Route(schema=_SCHEMA, shape=_shape)}

@@ -1,6 +1,7 @@
 """`client.freezes`: freeze and thaw a scope, and list the standing freezes."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 from tidewheel.api_keys import Scope
 from tidewheel.control.reads.resuming import Resumption
@@ -14,6 +15,13 @@ _FREEZES = "/api/v1/freezes"
 
 def _authorize(arguments: Mapping[str, object]) -> Scope | None:
     return Scope.ADMIN if arguments.get("scope") == "fleet" else None
+
+
+@dataclass(frozen=True, slots=True)
+class ChangedFreeze:
+    """Result of a freeze or a thaw; `unchanged` if the scope was already frozen, or thawed."""
+
+    unchanged: bool
 
 
 class Freezes(Noun):
@@ -35,7 +43,10 @@ class Freezes(Noun):
         with self._call.snapshot(all_tenants=everywhere) as connection:
             return preview_thaw(connection, scope, only=None if everywhere else tenant)
 
-    @operation(f"POST {_FREEZES}", "freeze", scope=Scope.OPERATE, authorize=_authorize)
+    @operation(
+        f"POST {_FREEZES}", "freeze", scope=Scope.OPERATE, authorize=_authorize, answer=ChangedFreeze,
+        sent={"queue": "reports", "reason": "printer swap", "by": "anna"},
+    )  # fmt: skip
     @fields_of(FreezeFields)
     def freeze(self, sent: FreezeFields) -> bool:
         """Hold all new runs of a scope until you thaw it; running ones finish.
@@ -45,7 +56,10 @@ class Freezes(Noun):
         """
         return not self._request("freeze", sent).unchanged
 
-    @operation(f"POST {_FREEZES}:thaw", "thaw", scope=Scope.OPERATE, authorize=_authorize)
+    @operation(
+        f"POST {_FREEZES}:thaw", "thaw", scope=Scope.OPERATE, authorize=_authorize, answer=ChangedFreeze,
+        sent={"queue": "reports"},
+    )  # fmt: skip
     @fields_of(ThawFields)
     def thaw(self, sent: ThawFields) -> bool:
         """End the freeze of exactly this scope; `on_resume` decides which held occurrences fire.

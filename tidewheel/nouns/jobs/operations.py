@@ -165,7 +165,7 @@ class Jobs(Noun):
 class OneJob(Noun):
     """Calls about one job."""
 
-    @operation(f"POST {JOB}:pause", "pause_job", scope=Scope.OPERATE)
+    @operation(f"POST {JOB}:pause", "pause_job", scope=Scope.OPERATE, sent={"reason": "maintenance"})
     def pause(
         self,
         key: str,
@@ -194,7 +194,10 @@ class OneJob(Noun):
         """Delete a job; started runs finish, the rest are cancelled."""
         return self._change("job.delete", key, request_id, if_version=if_version, reason=reason)
 
-    @operation(f"POST {JOB}:backfill", "backfill_job", scope=Scope.OPERATE, starts=WORKS)
+    @operation(
+        f"POST {JOB}:backfill", "backfill_job", scope=Scope.OPERATE, starts=WORKS,
+        sent={"from": "2026-11-01T00:00:00Z", "to": "2026-11-08T00:00:00Z", "versions": "current"},
+    )  # fmt: skip
     def backfill(
         self,
         key: str,
@@ -253,7 +256,10 @@ class OneJob(Noun):
         """Undo a skip or a move of a future occurrence."""
         return self._change("job.unskip", key, at=at)
 
-    @operation(f"POST {JOB}:reschedule", "reschedule_job", scope=Scope.OPERATE)
+    @operation(
+        f"POST {JOB}:reschedule", "reschedule_job", scope=Scope.OPERATE,
+        sent={"next_in": "30s", "reason": "orders are waiting"},
+    )  # fmt: skip
     def reschedule(
         self,
         key: str,

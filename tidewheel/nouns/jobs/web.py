@@ -81,14 +81,12 @@ JOBS: Routes = {
     ),
 }  # fmt: skip
 ONE_JOB: Routes = {
-    "statistics": Route(),
-    "backfill": Route(
-        {"from": "2026-11-01T00:00:00Z", "to": "2026-11-08T00:00:00Z", "versions": "current"}, headers=TRACEPARENT
-    ),
-    "pause": _changed({"reason": "maintenance"}, body=JobPause),
-    "resume": _changed({}, body=JobResume),
-    "reschedule": _changed({"next_in": "30s", "reason": "orders are waiting"}, body=JobReschedule),
-    "delete": _changed({}, body=JobDelete, words="Delete a job; started runs finish."),
+    **dict.fromkeys(("rollback", "skip", "move", "unskip", "diff")),
+    "backfill": Route(headers=TRACEPARENT),
+    "pause": _changed(body=JobPause),
+    "resume": _changed(body=JobResume),
+    "reschedule": _changed(body=JobReschedule),
+    "delete": _changed(body=JobDelete, words="Delete a job; started runs finish."),
     "versions": Route(
         query=VersionsQuery,
         schema=schema_of(VersionsPage),

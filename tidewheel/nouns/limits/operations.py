@@ -161,7 +161,9 @@ class UnblockedKey:
 class Limits(Noun):
     """Limits of concurrency keys."""
 
-    @operation(f"POST {_LIMITS}", "set_limit", scope=Scope.OPERATE)
+    @operation(
+        f"POST {_LIMITS}", "set_limit", scope=Scope.OPERATE, sent={"key": "api/*", "at_once": 3, "rate": "100/min"}
+    )
     def set(
         self,
         key: _Pattern,
@@ -189,7 +191,7 @@ class Limits(Noun):
 
         return self._change(key, "limit.set", change)
 
-    @operation(f"POST {_LIMITS}:remove", "remove_limit", scope=Scope.OPERATE)
+    @operation(f"POST {_LIMITS}:remove", "remove_limit", scope=Scope.OPERATE, sent={"key": "api/*"})
     def remove(self, key: _Pattern) -> ChangedLimit:
         """Remove a limit; the next shorter prefix, or the jobs' own limits, apply again."""
         return self._change(key, "limit.remove", remove_limit)
@@ -240,7 +242,13 @@ class OrderingKeys(Noun):
         """List ordering keys blocked by a failed run, longest blocked first."""
         return self._read(list_blocked_keys, after=after, limit=limit)
 
-    @operation(f"POST {_ORDERING_KEYS}:unblock", "unblock_key", scope=Scope.OPERATE, python_only=("request_id",))
+    @operation(
+        f"POST {_ORDERING_KEYS}:unblock",
+        "unblock_key",
+        scope=Scope.OPERATE,
+        python_only=("request_id",),
+        sent={"key": "acme"},
+    )
     def unblock(
         self,
         key: _OrderingKey,

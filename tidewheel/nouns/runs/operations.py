@@ -165,7 +165,7 @@ class Runs(RunList):
             self._call.sleep(polling.pause())
         return run
 
-    @operation(f"POST {_RUN}:cancel", "cancel_run", scope=Scope.OPERATE)
+    @operation(f"POST {_RUN}:cancel", "cancel_run", scope=Scope.OPERATE, sent={"reason": "no longer needed"})
     def cancel(self, run_id: _RunId, *, reason: str | None = None, request_id: str | None = None) -> RunState:
         """Cancel a run in any state; return the state it was in before."""
         document = {"type": "run.cancel", "run_id": str(run_id), "reason": reason}
@@ -185,7 +185,10 @@ class Runs(RunList):
         document = {"type": "run.retry", "run_id": str(as_id(run_id, "run_id")), "attempt": attempt}
         return not self._call.request(document, request_id).unchanged
 
-    @operation("POST /api/v1/runs:retry", "retry_failed_runs", scope=Scope.OPERATE, starts=WORKS)
+    @operation(
+        "POST /api/v1/runs:retry", "retry_failed_runs", scope=Scope.OPERATE, starts=WORKS,
+        sent={"job": "nightly", "since": "2026-11-20T01:00:00Z", "rate": 10},
+    )  # fmt: skip
     def retry_failed(
         self,
         *,
@@ -214,7 +217,10 @@ class Runs(RunList):
         survey = partial(_survey, tenant=self._call.tenant, filters=filters, versions=versions)
         return start(self._call, "runs.retry", Asked(rate, reason, request_id, dry_run=dry_run), survey, RetryWork)
 
-    @operation("POST /api/v1/runs:cancel", "cancel_runs", scope=Scope.OPERATE, starts=_CANCELLATIONS)
+    @operation(
+        "POST /api/v1/runs:cancel", "cancel_runs", scope=Scope.OPERATE, starts=_CANCELLATIONS,
+        sent={"key": "nightly", "reason": "wrong data"},
+    )  # fmt: skip
     @fields_of(CancelAsked)
     def cancel_matching(self, asked: CancelAsked) -> CancelResult:
         """Cancel all open runs that match a filter: executors stop starting them, and schedulers end them.

@@ -107,7 +107,6 @@ RUN: Mapping[str, Any] = _schema_of_run()
 
 _OF_JOB = replace(operations(RunList)["list"], route="GET /api/v1/jobs/{key}/runs", name="list_job_runs")
 RUN_LISTS: Routes = {
-    "list": Route(),
     _OF_JOB: Route(words="List the runs of a job, sorted by instant as in `listRuns`."),
 }
 _ATTEMPTS = replace(operations(Runs)["detail"], route=f"GET {_ONE}/attempts", name="list_run_attempts")
@@ -118,14 +117,9 @@ RUNS: Routes = {
         words="Return the attempts of a run that have ended.",
     ),
     "cancel": Route(
-        {"reason": "no longer needed"}, shape=CancelledRun, body=RunCancel,
+        shape=CancelledRun, body=RunCancel,
         words="Cancel a run in any state; the response contains its previous state.",
     ),
-    "retry_failed": Route({"job": "nightly", "since": "2026-11-20T01:00:00Z", "rate": 10}),
-    "cancel_matching": Route({"key": "nightly", "reason": "wrong data"}),
-    "cancellations": Route(),
-    "cancellation": Route(),
-    "logs": Route(),
 }  # fmt: skip
 
 

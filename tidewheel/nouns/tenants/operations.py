@@ -62,7 +62,7 @@ _by_operators = partial(operation, scope=Scope.ADMIN, authorize=lambda _: Scope.
 class Tenants(Noun):
     """Tenants."""
 
-    @_by_operators(f"POST {ROOT}", "create_tenant")
+    @_by_operators(f"POST {ROOT}", "create_tenant", sent={"tenant": "acme", "in_flight": 500})
     def create(
         self, name: Annotated[Tenant, InDoors("tenant"), Field(description="Its name.")], **limits: Unpack[Limits]
     ) -> ChangedTenant:
@@ -101,7 +101,7 @@ class Tenants(Noun):
         with self._call.snapshot(all_tenants=True) as connection:
             return show_tenant(connection, name)
 
-    @_by_operators(f"PATCH {_ONE}", "limit_tenant")
+    @_by_operators(f"PATCH {_ONE}", "limit_tenant", sent={"jobs": 1000})
     def limit(self, name: _Name, **limits: Unpack[Limits]) -> ChangedTenant:
         """Change limits of a tenant; limits that you leave out stay."""
 
@@ -123,7 +123,7 @@ class Tenants(Noun):
         self._call.notify(Channel.OUTBOX)
         return self._changed(name, done=done)
 
-    @operation(f"POST {_ONE}:pause", "pause_tenant", scope=Scope.OPERATE)
+    @operation(f"POST {_ONE}:pause", "pause_tenant", scope=Scope.OPERATE, sent={"reason": "audit"})
     def pause(
         self,
         name: _Name,
@@ -221,7 +221,7 @@ class Tenants(Noun):
         with self._call.snapshot(all_tenants=True) as connection:
             return TenantPeriods(unchanged=True, tenant=name, periods=tenant_periods(connection, name))
 
-    @_by_operators(f"PUT {_ONE}/retention", "put_tenant_retention")
+    @_by_operators(f"PUT {_ONE}/retention", "put_tenant_retention", sent={"days": 7, "state": "succeeded"})
     def keep(
         self,
         name: _Name,

@@ -6,7 +6,6 @@ A key of one tenant sees its own. The body of a deletion repeats the name.
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from http import HTTPStatus
 from typing import Any, ClassVar, NamedTuple
 
@@ -50,18 +49,10 @@ def _ensure_seen(caller: Caller, arguments: dict[str, Any]) -> None:
     ensure_seen(arguments["name"], None if caller.all_tenants else caller.tenant)
 
 
-_of_one = partial(Route, prepare=_ensure_seen)
+_OF_ONE = Route(prepare=_ensure_seen)
 TENANTS: Routes = {
-    "create": Route({"tenant": "acme", "in_flight": 500}, status=HTTPStatus.CREATED),
-    "list": Route(),
-    "get": _of_one(),
-    "limit": _of_one({"jobs": 1000}),
-    "pause": _of_one({"reason": "audit"}),
-    "resume": _of_one(),
-    "undelete": _of_one(),
-    "usage": _of_one(),
-    "retention": _of_one(),
-    "keep": _of_one({"days": 7, "state": "succeeded"}),
+    **{name: _OF_ONE for name, each in operations(Tenants).items() if "{tenant}" in each.route},
+    "create": Route(status=HTTPStatus.CREATED),
 }
 
 

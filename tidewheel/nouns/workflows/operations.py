@@ -255,12 +255,23 @@ class Workflows(Noun):
         """Show an occurrence as a graph from its root, each job with the state of its latest run."""
         return self._read(show_workflow, root_run_id, generation=generation)
 
-    @operation(f"POST {_WORKFLOW}:pause", "pause_workflow", scope=Scope.OPERATE)
+    @operation(
+        f"POST {_WORKFLOW}:pause",
+        "pause_workflow",
+        scope=Scope.OPERATE,
+        answer=ChangedWorkflow,
+        sent={"reason": "maintenance"},
+    )
     def pause(self, root_run_id: RootRunId, *, reason: Reason | None = None, request_id: str | None = None) -> bool:
         """Start no further jobs of an occurrence until you resume it; queued runs continue."""
         return self._change("workflow.pause", root_run_id, reason, request_id)
 
-    @operation(f"POST {_WORKFLOW}:resume", "resume_workflow", scope=Scope.OPERATE)
+    @operation(
+        f"POST {_WORKFLOW}:resume",
+        "resume_workflow",
+        scope=Scope.OPERATE,
+        answer=ChangedWorkflow,
+    )
     def resume(self, root_run_id: RootRunId, *, reason: Reason | None = None, request_id: str | None = None) -> bool:
         """Continue a paused occurrence, or rerun the failed part of an ended one.
 
@@ -269,7 +280,13 @@ class Workflows(Noun):
         """
         return self._change("workflow.resume", root_run_id, reason, request_id)
 
-    @operation(f"POST {_WORKFLOW}:cancel", "cancel_workflow", scope=Scope.OPERATE)
+    @operation(
+        f"POST {_WORKFLOW}:cancel",
+        "cancel_workflow",
+        scope=Scope.OPERATE,
+        answer=ChangedWorkflow,
+        sent={"reason": "maintenance"},
+    )
     def cancel(self, root_run_id: RootRunId, *, reason: Reason | None = None, request_id: str | None = None) -> bool:
         """Cancel an occurrence: end its open runs, and start no further jobs."""
         return self._change("workflow.cancel", root_run_id, reason, request_id)

@@ -240,7 +240,7 @@ class Works(Noun):
             self._call.sleep(POLL_SECONDS)
         return found
 
-    @operation(f"POST {_WORK}:pause", "pause_work", scope=Scope.OPERATE)
+    @operation(f"POST {_WORK}:pause", "pause_work", scope=Scope.OPERATE, sent={"reason": "maintenance"})
     def pause(self, work_id: WorkId, *, reason: WorkReason = None) -> WorkChange:
         """Pause bulk work until you resume it; work already done is kept."""
         return self._change("pause", work_id, (BackfillState.RUNNING,), BackfillState.PAUSED, reason)
@@ -250,7 +250,7 @@ class Works(Noun):
         """Resume bulk work."""
         return self._change("resume", work_id, (BackfillState.PAUSED,), BackfillState.RUNNING, None)
 
-    @operation(f"POST {_WORK}:cancel", "cancel_work", scope=Scope.OPERATE)
+    @operation(f"POST {_WORK}:cancel", "cancel_work", scope=Scope.OPERATE, sent={"reason": "maintenance"})
     def cancel(self, work_id: WorkId, *, reason: WorkReason = None) -> WorkChange:
         """Stop bulk work; work already done is kept. A backfill's unstarted runs are cancelled."""
         sources = (BackfillState.RUNNING, BackfillState.PAUSED)
