@@ -105,8 +105,8 @@ add = _batch(
 close = _batch("close", changed("batch", "closed", f"the batch is closed {_ENDED}"), flags=_ONE)
 resume = _batch("resume", changed("batch", "resumed", "the batch is open"), flags=_ONE)
 cancel = _batch("cancel", changed("batch", "cancelled", f"the batch is cancelled {_ENDED}"), flags=_ONE)
-show = _batch("get", _show, flags={**_ONE, "limit": Flag(default=100)}, local_times=True)
 list_batches = _batch(
     "list", partial(Table("batch", ("batch", "state", "runs", "pending", "failed"), _row).show, nothing="no batches"),
     flags={"after": Flag(kind=_AFTER), "limit": Flag(default=50)},
 )  # fmt: skip
+show = _batch("get", _show, flags={**_ONE, "limit": Flag(default=100)}, local_times=True)
