@@ -19,7 +19,7 @@ from tidewheel.control.api.request_input import TenantQuery, read_number, read_q
 from tidewheel.control.client.connection import Connection
 from tidewheel.control.console.actions import Dialog, Done, cannot, reason_field, text_of
 from tidewheel.control.console.door import Form
-from tidewheel.control.console.progress import KINDS, Paces, Work, of_cancellation, of_work, ordered
+from tidewheel.control.console.progress import Paces, Work, of_cancellation, of_work, ordered
 from tidewheel.control.console.urls import Urls
 from tidewheel.control.console.view import Failed, View, of_all_tenants, page_now, part
 from tidewheel.control.console.words import number, state
@@ -32,7 +32,7 @@ from tidewheel.nouns.dead_letters.operations import DeadLetterFilter, DeadLetter
 from tidewheel.nouns.freezes.reads import freezes_of, standing_freezes
 from tidewheel.nouns.runs.model import Cancellation
 from tidewheel.nouns.runs.operations import list_cancellations, show_cancellation
-from tidewheel.nouns.works.operations import COUNTED, ENDS, INSTANTS, Works, list_works, show_work
+from tidewheel.nouns.works.operations import COUNTED, ENDS, INSTANTS, KINDS, Works, list_works, show_work
 from tidewheel.nouns.works.operations import Work as StoredWork
 from tidewheel.postgres.session import Conn
 
@@ -49,10 +49,6 @@ _Letters = create_model("_Letters", **_FIELDS)
 
 Verb = Literal["pause", "resume", "cancel"]
 
-_NO_MORE: Mapping[str, str] = {
-    "backfill": "creates no further run", "redrive": "redrives no further dead letter",
-    "purge": "purges no further dead letter", "retry": "retries no further run",
-}  # fmt: skip
 _FROM: Mapping[Verb, Collection[str]] = {
     "pause": ("running",), "resume": ("paused",), "cancel": ("running", "paused")
 }  # fmt: skip
@@ -116,7 +112,7 @@ def _instant(text: Any, row: str) -> datetime | None:  # noqa: ANN401 - as it is
 def _place(request: Request) -> tuple[str, UUID | int]:
     """Return the kind and the id that an address names, or answer 404."""
     kind, text = str(request.path_params["kind"]), str(request.path_params["id"])
-    if kind in KINDS:
+    if kind in {"cancellation", *KINDS}:
         with suppress(ValueError):
             number = read_number(text) if kind == "cancellation" else read_uuid(text)
             if number is not None:
@@ -187,7 +183,7 @@ def _is_frozen(connection: Conn, tenant: str, row: Cancellation | StoredWork) ->
 
 
 def _creates_runs(row: StoredWork) -> bool:
-    return row.kind in {"backfill", "retry"} or (row.kind == "redrive" and row.filter.get("kind") != "message")
+    return row.kind in KINDS and KINDS[row.kind].creates_runs(row.filter)
 
 
 def _newest(connection: Connection, caller: Caller, kind: str, now: datetime) -> Sequence[Work]:
@@ -239,7 +235,9 @@ class ChangeBulk:
         if self.verb == "resume":
             return "It continues where it was paused, at its rate."
         of_runs = ", and its runs that have not started are cancelled" if kind == "backfill" else ""
-        return f"It {_NO_MORE[kind]}{' until it is resumed' if self.verb == 'pause' else of_runs}."
+        verb = f"{kind[:-1]}ies" if kind.endswith("y") else f"{kind}s"
+        no_more = "creates no further run" if kind == "backfill" else f"{verb} no further {KINDS[kind].noun}"
+        return f"It {no_more}{' until it is resumed' if self.verb == 'pause' else of_runs}."
 
     def _stays(self, kind: str) -> str:
         if self.verb == "pause":

@@ -49,7 +49,7 @@ from tidewheel.control.console.run_actions import CancelRun, RetryRun
 from tidewheel.control.console.run_log import RawLog, RunLines
 from tidewheel.control.console.runs import RunsPage, SlowPage
 from tidewheel.control.console.sign_in import COOKIE, LOOKS, ZONE_COOKIE, sign_in_of
-from tidewheel.control.console.urls import local_path, place_of
+from tidewheel.control.console.urls import PATHS, local_path, place_of
 from tidewheel.control.console.view import Page, View, in_snapshot, without_zone
 from tidewheel.control.console.words import zone_of
 from tidewheel.control.doctor.broker import Broker
@@ -127,15 +127,13 @@ _ACTIONS: Mapping[str, Action] = {
     "/selected-jobs/resume": ResumeJobs(),
     "/runs/cancel": CancelRuns(),
     "/runs/retry": RetryRuns(),
-    "/runs/retry-failed": pages_of_runs.RETRY,
     "/runs/cancel-all": CancelMatching(),
-    "/dead-letters/redrive": pages_of_letters.REDRIVE,
-    "/dead-letters/purge": pages_of_letters.PURGE,
     "/bulk/{kind}/{id}/pause": ChangeBulk("pause"),
     "/bulk/{kind}/{id}/resume": ChangeBulk("resume"),
     "/bulk/{kind}/{id}/cancel": ChangeBulk("cancel"),
     "/freeze/scope": FreezeAction(),
     "/thaw": ThawAction(),
+    **{PATHS[each.place]: each for each in (*pages_of_letters.CONFIRMED, *pages_of_runs.CONFIRMED)},
 }
 
 

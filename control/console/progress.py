@@ -6,7 +6,7 @@ the rows again with each change, so a process remembers for half a minute what i
 """
 
 from collections import OrderedDict, deque
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from threading import Lock
@@ -16,8 +16,9 @@ from tidewheel.control.console.words import NO_REASON, agreed, counted, number
 from tidewheel.control.reads.stored import readable
 from tidewheel.jobs.strict_json import as_list
 from tidewheel.jobs.values import parse_timestamp
+from tidewheel.nouns.operation import participle
 from tidewheel.nouns.runs.model import Cancellation
-from tidewheel.nouns.works.operations import COUNTED, ENDS
+from tidewheel.nouns.works.operations import COUNTED, ENDS, KINDS, Changes
 from tidewheel.nouns.works.operations import Work as StoredWork
 from tidewheel.transitions.cancellation import LOOKED_AT
 
@@ -25,26 +26,6 @@ _SPAN = timedelta(seconds=30)
 _STALE = 2 * _SPAN  # no page has read it for so long
 _TOO_EARLY = timedelta(seconds=5)  # a rate of the first batches says little
 _MOST = 500  # works that are remembered
-
-
-class WorkWords(NamedTuple):
-    """The words of a kind of works: what it changes, what it does to each, what else takes these first."""
-
-    noun: str
-    done: str
-    others: str
-
-
-WORKS: Mapping[str, WorkWords] = {
-    "redrive": WorkWords("dead letter", "redriven", "A retry, another redrive or a purge"),
-    "purge": WorkWords("dead letter", "purged", "A redrive or another purge"),
-    "retry": WorkWords("run", "retried", "Another retry or a redrive"),
-}
-KINDS: Collection[str] = ("backfill", "cancellation", *WORKS)
-
-_NOUNS: Mapping[str, str] = {
-    "backfill": "occurrence", "cancellation": "run", **{kind: words.noun for kind, words in WORKS.items()}
-}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,9 +59,18 @@ class Work:
     stuck: bool = False
 
     @property
-    def words(self) -> WorkWords | None:
-        """The words of its kind; None if it is no work."""
-        return WORKS.get(self.kind)
+    def words(self) -> Changes | None:
+        """The words of its kind; None of one that no other work disturbs."""
+        return found if (found := KINDS.get(self.kind)) is not None and found.others else None
+
+    @property
+    def participle(self) -> str:
+        """What it has done to each thing."""
+        return participle(self.kind)
+
+    @property
+    def _thing(self) -> str:
+        return "run" if self.kind == "cancellation" else KINDS[self.kind].noun if self.kind in KINDS else "thing"
 
     @property
     def state_words(self) -> str:
@@ -90,7 +80,7 @@ class Work:
     @property
     def noun(self) -> str:
         """The word for the things that it counts, as many as `total`."""
-        return f"{_NOUNS.get(self.kind, 'thing')}{'' if self.total == 1 else 's'}"
+        return f"{self._thing}{'' if self.total == 1 else 's'}"
 
     @property
     def base(self) -> str:
@@ -101,11 +91,11 @@ class Work:
     @property
     def gone_words(self) -> str:
         """Sentences about dead letters or runs that others took, or that are left; empty for none."""
-        many = counted(self.gone, _NOUNS.get(self.kind, "thing"))
-        if self.kind not in WORKS:
+        many = counted(self.gone, self._thing)
+        if self.words is None:
             them = agreed(self.gone, "itself", "themselves")
             return f"{many} ended before, by {them} or by another request." if self.gone else ""
-        others = WORKS[self.kind].others
+        others = self.words.others
         if self.state != "cancelled":
             return f"{others} took {many} first." if self.gone else ""
         took = [f"{others} took {many}."] if self.gone else []

@@ -11,8 +11,12 @@ from urllib.parse import quote, urlencode
 from uuid import UUID
 
 from tidewheel.ids import read_uuid
+from tidewheel.nouns.dead_letters.operations import DeadLetters
+from tidewheel.nouns.operation import Noun, operations
+from tidewheel.nouns.runs.operations import Runs
+from tidewheel.nouns.works.operations import WORKS
 
-PATHS: Mapping[str, str] = {
+_OWN: Mapping[str, str] = {
     "overview": "/",
     "jobs": "/jobs",
     "job_new": "/jobs/new",
@@ -37,7 +41,6 @@ PATHS: Mapping[str, str] = {
     "runs": "/runs",
     "runs_cancel": "/runs/cancel",
     "runs_retry": "/runs/retry",
-    "runs_retry_failed": "/runs/retry-failed",
     "runs_cancel_matching": "/runs/cancel-all",
     "slow_runs": "/runs/slow",
     "run": "/runs/{run_id}",
@@ -56,8 +59,6 @@ PATHS: Mapping[str, str] = {
     "batch_resume": "/batches/{batch_id}/resume",
     "batch_cancel": "/batches/{batch_id}/cancel",
     "dead_letters": "/dead-letters",
-    "dead_letters_redrive": "/dead-letters/redrive",
-    "dead_letters_purge": "/dead-letters/purge",
     "dead_letter": "/dead-letters/{number}",
     "bulk": "/bulk",
     "bulk_work": "/bulk/{kind}/{id}",
@@ -92,7 +93,14 @@ PATHS: Mapping[str, str] = {
     "static": "/static/{digest}/{name}",
     "api": "/api/v1/{path}",
 }
-"""The places by their names in templates."""
+_CONFIRMED: Mapping[str, type[Noun]] = {"dead_letters": DeadLetters, "runs": Runs}
+PATHS: Mapping[str, str] = _OWN | {
+    f"{place}_{name}": f"{_OWN[place]}/{name.replace('_', '-')}"
+    for place, noun in _CONFIRMED.items()
+    for name, each in operations(noun).items()
+    if each.starts == WORKS
+}
+"""The places by their names in templates; each operation that starts a work has one."""
 
 _OURS_FIRST = sorted({path.split("/")[1] for path in PATHS.values()} - {"", "api"})
 _LED_BACK_TO = sorted(set(_OURS_FIRST) - {"sign-in", "sign-out", "theme", "live", "static"})

@@ -32,7 +32,8 @@ from tidewheel.migrations.row_security import TENANT_ROLE
 from tidewheel.nouns.freezes.model import FrozenScope
 from tidewheel.nouns.freezes.reads import freeze_changes, list_freezes, preview_thaw
 from tidewheel.nouns.jobs.reads import list_jobs
-from tidewheel.nouns.works.operations import list_works
+from tidewheel.nouns.operation import operations
+from tidewheel.nouns.works.operations import WORKS, list_works
 from tidewheel.postgres.pg_binary import Field, FieldDumper
 from tidewheel.postgres.session import BY_KEY, Conn, OwnConnection, connect
 from tidewheel.postgres.statements import Statements, trusted
@@ -253,8 +254,10 @@ def _fail(client: Client, database: ClockedDatabase) -> None:
     client.works.pause(redriven.work_id)
     client.works.resume(redriven.work_id)
     client.works.cancel(redriven.work_id)
-    client.dead_letters.purge(key="job")
-    client.runs.retry_failed(key="job")
+    for part in (client.dead_letters, client.runs):
+        for name, each in operations(type(part)).items():
+            if each.starts == WORKS:
+                getattr(part, name)(key="job")
     first, _ = (client.trigger("job", ordering_key="acme") for _ in range(2))
     database.end(ending(database.begin(first), RunState.FAILED))
     client.ordering_keys.blocked()

@@ -38,9 +38,11 @@ from tidewheel.control.console.words import agreed, counted, number
 from tidewheel.control.instants import typed_number
 from tidewheel.doors.address import in_address
 from tidewheel.errors import FieldError, InvalidInput, refuse
-from tidewheel.nouns.operation import Noun, Operation, Parameter, model_of, operations
+from tidewheel.nouns.operation import Noun, Operation, Parameter, model_of, operations, participle
 from tidewheel.nouns.works.operations import Work
 
+_LABELS = {"rate": "Rate limit (per second)"}
+_HELPS = {"rate": "Leave empty for no limit."}
 _UNBOUNDED = FieldError("", "more than 10,000 match, too many for one page", "choose a job or a shorter time")
 
 
@@ -52,13 +54,11 @@ class Confirm:
     verb: str  # the name of the operation's method
     things: str  # what it changes, in the singular, such as `dead letter`
     sentence: Callable[[Sequence[Any], bool], str]  # what happens to the first ones, and whether these are all
-    done: str  # the past participle of its verb
     back: str  # the name of the page of all of them, where the caller comes from
     one: tuple[str, str]  # the name of the page of one of them, and of the id in its address
     not_back: Collection[str] = ()  # fields of the filter that this page lacks
     line: Callable[[Any], str]  # a line of the sample
     labels: Mapping[str, str] = field(default_factory=dict[str, str])  # of fields, by parameter
-    helps: Mapping[str, str] = field(default_factory=lambda: {"rate": "Leave empty for no limit."})  # by parameter
     values: Mapping[str, str] = field(default_factory=dict[str, str])  # the first ones of fields, by parameter
     other: Callable[[Connection, Sequence[Any]], Work | None] = lambda connection, first: None  # under way with these
 
@@ -106,11 +106,20 @@ class Confirm:
         if result.matched == 0:
             refuse("", f"no {self.things} matches", "go back; it has perhaps been changed already")
         many, be = counted(result.matched, self.things, at_least=result.at_least), agreed(result.matched, "is", "are")
-        return Done(urls("bulk_work", kind=self._declared.verb, id=result.work_id), f"{many} {be} being {self.done}.")
+        return Done(urls("bulk_work", kind=self._declared.verb, id=result.work_id), f"{many} {be} being {self._done}.")
+
+    @property
+    def place(self) -> str:
+        """The name of its address."""
+        return f"{self.back}_{self.verb}"
 
     @cached_property
     def _declared(self) -> Operation:
         return operations(self.noun)[self.verb]
+
+    @property
+    def _done(self) -> str:
+        return participle(self._declared.verb)
 
     @cached_property
     def _typed(self) -> Sequence[Parameter]:
@@ -135,9 +144,9 @@ class Confirm:
         return self._declared.call(self.noun, connection, {**filters, "dry_run": True})
 
     def _field(self, each: Parameter) -> Field:
-        label = self.labels.get(each.name, f"{each.name.capitalize()} (optional)")
+        label = {**_LABELS, **self.labels}.get(each.name, f"{each.name.capitalize()} (optional)")
         options, value = [(choice, choice) for choice in each.choices], self.values.get(each.name, "")
-        words = self.helps.get(each.name, each.help)
+        words = _HELPS.get(each.name, each.help)
         return Field(each.name, label, "choice" if options else "text", value, options=options, help=words)
 
     def _under_way(self, work: Work | None, matched: int) -> Sequence[FieldError]:
@@ -146,7 +155,7 @@ class Confirm:
             return ()
         these = f"these {number(matched)} are" if work.matched_count == matched > 1 else "the oldest of these is"
         progress = f"{number(work.processed)} of {number(work.matched_count)} done"
-        return (FieldError("", f"{these} already being {self.done}: {progress}", ""),)
+        return (FieldError("", f"{these} already being {self._done}: {progress}", ""),)
 
     def _back(self, query: TenantQuery, urls: Urls) -> str:
         page, name = self.one

@@ -203,12 +203,6 @@ class Operation:
         return self.function.__name__.partition("_")[0]
 
     @property
-    def participle(self) -> str:
-        """The past participle of its verb."""
-        stem = self.verb.removesuffix("e")
-        return f"{stem[:-1]}ied" if stem.endswith("y") else f"{stem}ed"
-
-    @property
     def summary(self) -> str:
         """The first line of its docstring."""
         return self.words.partition("\n")[0]
@@ -297,6 +291,16 @@ def checked(model: type[M], given: Mapping[str, object]) -> M:
         return validate(model, given)
     except InvalidValue as error:
         raise InvalidInput(error.errors) from None  # one error in a traceback
+
+
+def participle(verb: str) -> str:
+    """Return the past participle of a verb.
+
+    >>> participle("purge"), participle("retry"), participle("redrive")
+    ('purged', 'retried', 'redriven')
+    """
+    stem = verb.removesuffix("e")
+    return f"{verb}n" if verb.endswith("drive") else f"{stem[:-1]}ied" if stem.endswith("y") else f"{stem}ed"
 
 
 def as_document(found: object, declared: Operation) -> object:

@@ -203,17 +203,16 @@ def _redriven(first: Sequence[DeadLetterSummary], is_all: bool) -> str:  # noqa:
     return " ".join(words for applies, words in parts if applies)
 
 
-REDRIVE = Confirm(
-    noun=DeadLetters, verb="redrive", things="dead letter", back="dead_letters", one=("dead_letter", "number"),
-    sentence=_redriven,
-    line=_line, done="redriven", labels={"rate": "Rate limit (per second)"}, values={"rate": "50"},
-    other=_under_way,
-)  # fmt: skip
-PURGE = Confirm(
-    noun=DeadLetters, verb="purge", things="dead letter", back="dead_letters", one=("dead_letter", "number"),
-    sentence=lambda first, is_all: "Purged dead letters are deleted and cannot be redriven.", line=_line, done="purged",
-    labels={"rate": "Rate limit (per second)"},
-)  # fmt: skip
+_confirm = partial(
+    Confirm, noun=DeadLetters, things="dead letter", back="dead_letters", one=("dead_letter", "number"), line=_line
+)
+CONFIRMED = (
+    _confirm(verb="redrive", sentence=_redriven, values={"rate": "50"}, other=_under_way),
+    _confirm(
+        verb="purge",
+        sentence=lambda first, is_all: "Purged dead letters are deleted and cannot be redriven.",
+    ),
+)
 
 
 @dataclass(frozen=True, slots=True)

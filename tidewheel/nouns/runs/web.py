@@ -155,10 +155,9 @@ def _line(each: RunSummary) -> str:
     return f"{each.run_id}  {each.key}  {each.error_type or each.status}"
 
 
-RETRY = Confirm(
+CONFIRMED = (Confirm(
     noun=Runs, verb="retry_failed", things="failed run", back="runs", not_back=("error_type",),
     one=("run", "run_id"),
     sentence=lambda first, is_all: "Each becomes a new run with its own payload, unless it has been retried already.",
-    line=_line, done="retried", values={"rate": "50"},
-    labels={"rate": "Rate limit (per second)", "versions": "Version of the new runs"},
-)  # fmt: skip
+    line=_line, values={"rate": "50"}, labels={"versions": "Version of the new runs"},
+),)  # fmt: skip

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 from datetime import datetime
 from functools import partial
-from typing import Annotated, Final, Generic, Literal, TypeVar
+from typing import Annotated, Final, Generic, Literal, NamedTuple, TypeVar
 from uuid import UUID, uuid4
 
 from pydantic import BeforeValidator, Field
@@ -54,6 +54,26 @@ WorkId = Annotated[UUID, BeforeValidator(partial(as_id, name="work_id"))]
 _OfJob = Annotated[Key | None, Field(description="Only bulk work of the job with this key."), InDoors("job")]
 Kind = Literal["backfill", "redrive", "purge", "retry"]
 """What bulk work does."""
+
+
+class Changes(NamedTuple):
+    """The things that a kind of bulk work changes, and what else takes these first."""
+
+    noun: str
+    others: str = ""
+    creates_runs: Callable[[Mapping[str, object]], bool] = lambda given: True  # with this filter
+
+
+KINDS: Mapping[str, Changes] = {
+    "backfill": Changes("occurrence"),
+    "redrive": Changes(
+        "dead letter", "A retry, another redrive or a purge", lambda given: given.get("kind") != "message"
+    ),
+    "purge": Changes("dead letter", "A redrive or another purge", lambda given: False),
+    "retry": Changes("run", "Another retry or a redrive"),
+}
+"""The words of each kind."""
+
 _OfKind = Annotated[Kind | None, Field(description="Only bulk work of this kind.")]
 
 
