@@ -133,7 +133,7 @@ _ACTIONS: Mapping[str, Action] = {
     "/bulk/{kind}/{id}/cancel": ChangeBulk("cancel"),
     "/freeze/scope": FreezeAction(),
     "/thaw": ThawAction(),
-    **{PATHS[each.place]: each for each in (*pages_of_letters.CONFIRMED, *pages_of_runs.CONFIRMED)},
+    **{PATHS[f"{each.back}_{each.verb}"]: each for each in (*pages_of_letters.CONFIRMED, *pages_of_runs.CONFIRMED)},
 }
 
 

@@ -39,16 +39,7 @@ from tidewheel.control.cli.output import Output, OutputOption, print_document, p
 from tidewheel.control.cli.tables import Cell
 from tidewheel.control.instants import read_instant
 from tidewheel.errors import refuse
-from tidewheel.nouns.operation import (
-    Call,
-    Noun,
-    Operation,
-    Parameter,
-    as_document,
-    field_values,
-    operations,
-    participle,
-)
+from tidewheel.nouns.operation import Call, Noun, Operation, Parameter, as_document, field_values, operations
 from tidewheel.settings.connections import Connections
 
 _KINDS: Mapping[str, Any] = {
@@ -207,7 +198,7 @@ class _Command:
             print_document({"matched": found.matched, "at_least": found.at_least, "first": found.first}, output)
             return
         many = f"{'at least ' if found.at_least else ''}{found.matched:,}"
-        typer.echo(f"{table.noun}s that would be {participle(self.declared.verb)}: {many}")
+        typer.echo(f"{table.noun}s that would be {self.declared.participle}: {many}")
         if found.first:
             table.print(found.first)
 

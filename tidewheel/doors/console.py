@@ -38,7 +38,7 @@ from tidewheel.control.console.words import agreed, counted, number
 from tidewheel.control.instants import typed_number
 from tidewheel.doors.address import in_address
 from tidewheel.errors import FieldError, InvalidInput, refuse
-from tidewheel.nouns.operation import Noun, Operation, Parameter, model_of, operations, participle
+from tidewheel.nouns.operation import Noun, Operation, Parameter, model_of, operations
 from tidewheel.nouns.works.operations import Work
 
 _LABELS = {"rate": "Rate limit (per second)"}
@@ -99,27 +99,18 @@ class Confirm:
                 raise InvalidInput((_UNBOUNDED,))
             ensure_confirmed(form, found.matched)
         ensure_counted(form, found.matched)
-        given = {**filters, **{each.name: _value(each, text_of(form, each.name)) for each in self._typed}}
-        if any(each.name == "request_id" for each in self._declared.every_parameter):
-            given["request_id"] = request_id_of(form)
-        result = self._declared.call(self.noun, connection, self._declared.checked(given))
+        typed = {each.name: _value(each, text_of(form, each.name)) for each in self._typed}
+        given = self._declared.checked({**filters, **typed, "request_id": request_id_of(form)})
+        result = self._declared.call(self.noun, connection, given)
         if result.matched == 0:
             refuse("", f"no {self.things} matches", "go back; it has perhaps been changed already")
         many, be = counted(result.matched, self.things, at_least=result.at_least), agreed(result.matched, "is", "are")
-        return Done(urls("bulk_work", kind=self._declared.verb, id=result.work_id), f"{many} {be} being {self._done}.")
-
-    @property
-    def place(self) -> str:
-        """The name of its address."""
-        return f"{self.back}_{self.verb}"
+        to = urls("bulk_work", kind=self._declared.verb, id=result.work_id)
+        return Done(to, f"{many} {be} being {self._declared.participle}.")
 
     @cached_property
     def _declared(self) -> Operation:
         return operations(self.noun)[self.verb]
-
-    @property
-    def _done(self) -> str:
-        return participle(self._declared.verb)
 
     @cached_property
     def _typed(self) -> Sequence[Parameter]:
@@ -155,7 +146,7 @@ class Confirm:
             return ()
         these = f"these {number(matched)} are" if work.matched_count == matched > 1 else "the oldest of these is"
         progress = f"{number(work.processed)} of {number(work.matched_count)} done"
-        return (FieldError("", f"{these} already being {self._done}: {progress}", ""),)
+        return (FieldError("", f"{these} already being {self._declared.participle}: {progress}", ""),)
 
     def _back(self, query: TenantQuery, urls: Urls) -> str:
         page, name = self.one

@@ -7,7 +7,7 @@ those of every route: `control/api`.
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import KW_ONLY, dataclass, field, make_dataclass
+from dataclasses import dataclass, field, make_dataclass
 from functools import cache, partial
 from http import HTTPStatus
 from typing import Annotated, Any, TypeAlias, cast, get_args, get_origin
@@ -60,7 +60,6 @@ _HEADERS: Mapping[str, tuple[Mapping[str, str], Callable[[Request], object]]] = 
 class Route:
     """The documentation of a route, and what it answers in a form of its own."""
 
-    _: KW_ONLY
     schema: Mapping[str, Any] | None = None
     shape: Callable[..., object] | None = None  # in place of the operation's `answer`
     headers: Mapping[str, str] = field(default_factory=dict[str, str])
@@ -74,10 +73,7 @@ class Route:
 
 
 Routes: TypeAlias = Mapping[str | Operation, Route | None]
-"""What routes of a noun have beside their operations, by the names of these; None: this operation has no route.
-
-A second address of an operation is its declaration with this address.
-"""
+"""What routes of a noun have beside their operations; a second address is a declaration, and None is no route."""
 _PLAIN = Route()
 
 

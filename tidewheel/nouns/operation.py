@@ -177,9 +177,7 @@ class Operation:
     python_only: Collection[str] = ()  # parameters that no other door has
     starts: str | None = None  # the path of the work that it starts, whose id its result names
     sent: Json = field(default_factory=dict[str, Json])  # the body that REST's document shows
-    answer: Callable[..., object] | None = (
-        None  # of REST: the ids of the path, and the result, or `unchanged` of a change
-    )
+    answer: Callable[..., object] | None = None  # of REST: gets the ids of the path, and the result or `unchanged`
     danger: str | None = None  # the loss that nothing can undo, in a clause
     authorize: Callable[[Mapping[str, object]], Scope | None] = lambda _: None  # the right in all tenants that it needs
     function: Callable[..., Any] = type  # the method that it has decorated
@@ -201,6 +199,11 @@ class Operation:
     def verb(self) -> str:
         """The verb in the name of its method, such as `retry` of `retry_failed`."""
         return self.function.__name__.partition("_")[0]
+
+    @property
+    def participle(self) -> str:
+        """The past participle of its verb."""
+        return participle(self.verb)
 
     @property
     def summary(self) -> str:
@@ -294,11 +297,7 @@ def checked(model: type[M], given: Mapping[str, object]) -> M:
 
 
 def participle(verb: str) -> str:
-    """Return the past participle of a verb.
-
-    >>> participle("purge"), participle("retry"), participle("redrive")
-    ('purged', 'retried', 'redriven')
-    """
+    """Return the past participle of a verb, such as `redriven` of `redrive`."""
     stem = verb.removesuffix("e")
     return f"{verb}n" if verb.endswith("drive") else f"{stem[:-1]}ied" if stem.endswith("y") else f"{stem}ed"
 
