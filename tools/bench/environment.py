@@ -43,6 +43,7 @@ WAL_MEGABYTES = 8192
 EXECUTOR = ("executor", "--handlers", "tools.bench.handlers")
 
 _STOP_SECONDS = 40.0  # an executor drains for up to 30
+_PATIENT = "-c statement_timeout=0 -c idle_in_transaction_session_timeout=0"  # loading builds rows between statements
 _TOPICS_SECONDS = 30.0
 _LOOK_SECONDS = 0.1
 
@@ -86,7 +87,7 @@ class Server:
             "TIDEWHEEL_TOPIC_PREFIX": prefix,
             STARTS_VARIABLE: str(home),
         }
-        with connect(url, "tidewheel-bench", options="-c statement_timeout=0") as connection:
+        with connect(url, "tidewheel-bench", options=_PATIENT) as connection:
             record_topic_prefix(connection, settings)
             installation = read_installation(connection, settings)
             connection.commit()
@@ -156,7 +157,7 @@ class Environment:
 
     def connect(self, *, autocommit: bool = False) -> Conn:
         """Return one more connection."""
-        return connect(self.url, "tidewheel-bench", autocommit=autocommit, options="-c statement_timeout=0")
+        return connect(self.url, "tidewheel-bench", autocommit=autocommit, options=_PATIENT)
 
     def count(self, statement: LiteralString | sql.Composed, *values: object) -> int:
         """Return the number that a query finds, in a transaction of its own."""
