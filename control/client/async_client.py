@@ -110,7 +110,8 @@ _BY_HAND: Mapping[type[Noun], type[_Part[Any]]] = {Runs: AsyncRuns, Batches: Asy
 @cache
 def _class_of(noun: type[Noun]) -> type[_Part[Any]]:
     """Return the counterpart of a noun."""
-    return _BY_HAND.get(noun) or new_class(f"Async{noun.__name__}", (_Part,), {"of": noun})
+    made = new_class(f"Async{noun.__name__}", (_Part,), {"of": noun})
+    return _BY_HAND.get(noun, cast("type[_Part[Any]]", made))
 
 
 class AsyncClient(_Part[Client], of=Client):

@@ -1,4 +1,4 @@
-"""The stub of the client for coroutines: its source without bodies, and the methods that it has by a rule."""
+"""The stub of the client for coroutines: its source without bodies, with the methods of each part."""
 
 import ast
 import inspect

@@ -1,4 +1,4 @@
-"""The tree of `--help`: what the command line prints of itself, and the table of docstrings that it prints."""
+"""The tree of `--help`, and the table of docstrings that it prints."""
 
 import inspect
 import json
