@@ -14,7 +14,6 @@ _PACKAGE = "tidewheel.control.cli"
 _SERVICES_MODULE = "tidewheel.control.services"
 _LIMITS = "tidewheel.nouns.limits.commands"
 _JOBS = "tidewheel.nouns.jobs.commands"
-_RUNS = "tidewheel.nouns.runs.commands"
 _FREEZES = "tidewheel.nouns.freezes.commands"
 
 
@@ -53,15 +52,20 @@ def _docstrings() -> Mapping[str, Mapping[str, str]]:
     return found
 
 
-def _group(text: str, module: str, functions: str = "") -> Group:
-    """Return a group of all commands of a noun, or of some functions of a module.
+def _group(text: str, module: str, functions: str = "*") -> Group:
+    """Return a group of functions of a module; `*` stands for its others.
 
-    A command has the name of its function, `list` for `list_…`, or another one before `=`.
+    A command has the name of its function, `list` for `list_…`, or another one before `=`. A function of another module
+    has this module before `:`.
     """
+    given = functions.removesuffix("*").split()
+    others = _docstrings().get(module, ()) if functions.endswith("*") else ()
     commands = {}
-    for each in functions.split() or _docstrings().get(module, ()):
-        name, _, function = each.partition("=")
-        commands["list" if name.startswith("list_") else name.replace("_", "-")] = Command(module, function or name)
+    for each in [*given, *(each for each in others if each not in given)]:
+        name, _, place = each.rpartition("=")
+        other, _, function = place.rpartition(":")
+        name = name or ("list" if function.startswith("list_") else function.replace("_", "-"))
+        commands[name] = Command(other or module, function)
     return Group(text, commands)
 
 
@@ -71,44 +75,17 @@ _SERVICES: Mapping[str, Command] = {
     **{name: Command(_SERVICES_MODULE, name) for name in ("intake", "scheduler", "relay", "executor")},
     "api": Command(_SERVICES_MODULE, "api", extra="api"),
 }
-_JOB = Group(
+_JOB = _group(
     "Jobs, their occurrences and versions.",
-    {
-        "create": Command("job_edit", "create"),
-        "list": Command(_JOBS, "list_jobs"),
-        "show": Command(_JOBS, "show"),
-        "update": Command("job_edit", "update"),
-        "pause": Command(_JOBS, "pause"),
-        "resume": Command(_JOBS, "resume"),
-        "release": Command("job_edit", "release"),
-        "delete": Command(_JOBS, "delete"),
-        "trigger": Command("job_edit", "trigger"),
-        "backfill": Command(_JOBS, "backfill"),
-        "next": Command("occurrences", "next_occurrences"),
-        "stats": Command(_JOBS, "stats"),
-        "preview": Command("occurrences", "preview"),
-        "skip": Command(_JOBS, "skip"),
-        "move": Command(_JOBS, "move"),
-        "unskip": Command(_JOBS, "unskip"),
-        "reschedule": Command(_JOBS, "reschedule"),
-        "versions": Command(_JOBS, "versions"),
-        "diff": Command(_JOBS, "diff"),
-        "rollback": Command(_JOBS, "rollback"),
-    },
+    _JOBS,
+    "job_edit:create list_jobs show job_edit:update pause resume job_edit:release delete job_edit:trigger backfill"
+    " next=occurrences:next_occurrences stats occurrences:preview skip move unskip reschedule versions diff rollback *",
 )
-_RUN = Group(
+_RUN = _group(
     "Runs and their attempts.",
-    {
-        "list": Command("runs", "list_runs"),
-        "show": Command("runs", "show"),
-        "attempts": Command("runs", "attempts"),
-        "cancel": Command("runs", "cancel"),
-        "retry": Command("runs", "retry"),
-        "retry-failed": Command(_RUNS, "retry_failed"),
-        "logs": Command("runs", "logs"),
-    },
-    by_flags=_SERVE._replace(hidden=True),
-)
+    "tidewheel.nouns.runs.commands",
+    "runs:list_runs runs:show runs:attempts runs:cancel runs:retry retry_failed runs:logs *",
+)._replace(by_flags=_SERVE._replace(hidden=True))
 _DLQ = _group("Dead letters: failed runs, and messages that are not requests.", "tidewheel.nouns.dead_letters.commands")
 _WORK = _group("Bulk work: redrives, purges, retries by filter and backfills.", "tidewheel.nouns.works.commands")
 _WORKFLOW = _group("Occurrences of workflows.", "tidewheel.nouns.workflows.commands")
@@ -129,7 +106,7 @@ _ORDERING_KEY = _group("Ordering keys blocked by a failed run.", _LIMITS, "list=
 _TENANT = _group(
     "Tenants and their limits.",
     "tidewheel.nouns.tenants.commands",
-    "create list_tenants show limits retention pause resume delete usage",
+    "create list_tenants show limits retention pause resume delete usage *",
 )
 _LIMIT = _group("Limits of concurrency keys.", _LIMITS, "set=set_limit rm=remove list_all keys")
 _CALENDAR = _group(
