@@ -5,7 +5,7 @@ writes.
 """
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
@@ -53,13 +53,13 @@ def _docstrings() -> Mapping[str, Mapping[str, str]]:
 
 
 def _group(text: str, module: str, functions: str = "*") -> Group:
-    """Return a group of functions of a module; `*` stands for its others.
+    """Return a group of functions of a module, and with `*` of its others.
 
     A command has the name of its function, `list` for `list_…`, or another one before `=`. A function of another module
     has this module before `:`.
     """
     given = functions.removesuffix("*").split()
-    others = _docstrings().get(module, ()) if functions.endswith("*") else ()
+    others: Iterable[str] = _docstrings().get(module, {}) if functions.endswith("*") else ()
     commands = {}
     for each in [*given, *(each for each in others if each not in given)]:
         name, _, place = each.rpartition("=")

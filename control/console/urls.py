@@ -94,11 +94,14 @@ _OWN: Mapping[str, str] = {
     "api": "/api/v1/{path}",
 }
 _CONFIRMED: Mapping[str, type[Noun]] = {"dead_letters": DeadLetters, "runs": Runs}
-PATHS: Mapping[str, str] = _OWN | {
-    f"{place}_{name}": f"{_OWN[place]}/{name.replace('_', '-')}"
-    for place, noun in _CONFIRMED.items()
-    for name, each in operations(noun).items()
-    if each.starts == WORKS
+PATHS: Mapping[str, str] = {
+    **_OWN,
+    **{
+        f"{place}_{name}": f"{_OWN[place]}/{name.replace('_', '-')}"
+        for place, noun in _CONFIRMED.items()
+        for name, each in operations(noun).items()
+        if each.starts == WORKS
+    },
 }
 """The places by their names in templates; each operation that starts a work has one."""
 

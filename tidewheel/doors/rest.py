@@ -88,9 +88,10 @@ def add_routes(router: APIRouter, noun: type[Noun], routes: Routes) -> None:
 
 def routes_of(noun: type[Noun], routes: Routes) -> Mapping[Operation, Route]:
     """Return a route for each operation of a noun, and for each further address."""
-    every = {**dict.fromkeys(operations(noun), _PLAIN), **routes}
-    named = {operations(noun)[name] if isinstance(name, str) else name: route for name, route in every.items()}
-    return {declared: route for declared, route in named.items() if route is not None}
+    named = operations(noun)
+    every: dict[Operation, Route | None] = dict.fromkeys(named.values(), _PLAIN)
+    every |= {named[each] if isinstance(each, str) else each: route for each, route in routes.items()}
+    return {declared: route for declared, route in every.items() if route is not None}
 
 
 @cache  # a model and a route cost milliseconds to make, and several applications need each
