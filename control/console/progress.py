@@ -65,7 +65,7 @@ class Work:
 
     @property
     def participle(self) -> str:
-        """What it has done to each thing."""
+        """The past participle of its verb."""
         return participle(self.kind)
 
     @property
