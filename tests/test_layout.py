@@ -18,6 +18,8 @@ DATA = (
     ".sql",
     ".avsc",
     "tidewheel/schemas/json/request.json",
+    "tidewheel/control/cli/commands.json",
+    "tidewheel/control/client/async_client.pyi",
     ".sha256",
     "tidewheel/control/console/templates/parts/icons.svg",
     "tidewheel/control/console/static/tokens.css",
