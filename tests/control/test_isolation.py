@@ -99,6 +99,7 @@ _NOT_EXECUTED = {
         nouns.api_keys: show_api_key
         control: find_keys_from count_wrong name_executors
         nouns.freezes: count_freezable find_standing_freezes
+        nouns.workflows: read_graphs
         control: list_children read_retry_facts find_longest_attempts count_states count_states_of_job""",
     "it needs locked rows, a faulty job or an occurrence of a rare kind": """
         control: find_chain find_unfired oldest_day_of_runs

@@ -68,6 +68,9 @@ def test_first_failure_of_a_workflow_has_its_error_in_the_first_line_and_at_its_
     assert "AccessDenied: no permission &lt;script&gt;" in lead
     assert "at once" not in lead
     assert page.count("failed: AccessDenied") == 1
+    row = shown(pages, "/workflows").partition("<tbody")[2].partition("</tr>")[0]
+    assert 'aria-label="2 succeeded, 1 failed, 3 skipped"' in row
+    assert " ".join(re.sub(r"<[^>]+>", "", row).split()).partition("b: ")[2].startswith("AccessDenied: no permission")
 
 
 def test_trigger_of_a_root_names_the_jobs_that_follow_it(pages: ApiClient) -> None:
@@ -87,6 +90,7 @@ def test_part_that_was_cancelled_beside_a_running_parent_stays_cancelled(pages: 
     end_and_drain(pages.database, 1)
     assert posted(pages, f"/runs/{run_of(pages.database, 'd')}/cancel").status_code == HTTPStatus.SEE_OTHER
     assert "4 jobs: 2 succeeded, 1 waiting, 1 cancelled." in shown(pages, f"/workflows/{root}")
+    assert "3 of 4" in shown(pages, "/workflows")
 
 
 def test_resume_names_what_runs_again_and_opens_a_generation(pages: ApiClient) -> None:

@@ -53,18 +53,23 @@ class Share:
     width: float
 
 
-def shares(batch: BatchSummary) -> list[Share]:
-    """Return the parts of the bar of a batch; each is seen."""
-    counts = {
-        "succeeded": batch.succeeded, "failed": batch.failed, "pending": batch.pending,
-        "cancelled": batch.cancelled, "skipped": batch.skipped,
-    }  # fmt: skip
-    widths = {name: max(runs / batch.total, 0.005) for name, runs in counts.items() if runs}
+STATES = ("succeeded", "failed", "pending", "cancelled", "skipped")
+"""The states of a bar, in its order."""
+
+
+def shares(counts: Mapping[str, int]) -> list[Share]:
+    """Return the parts of a bar of runs by state; each is seen."""
+    total = sum(counts[name] for name in STATES)
+    widths = {name: max(counts[name] / total, 0.005) for name in STATES if counts[name]}
     found: list[Share] = []
     for name, width in widths.items():
         x = found[-1].x + found[-1].width if found else 0.0
         found.append(Share(name, counts[name], x, 100 * width / sum(widths.values())))
     return found
+
+
+def _shares(batch: BatchSummary) -> list[Share]:
+    return shares({name: getattr(batch, name) for name in STATES})
 
 
 def about_batch(batch: BatchSummary) -> str:
@@ -120,7 +125,7 @@ class BatchesPage:
         def listed() -> tuple[list[tuple[BatchSummary, list[Share]]], str | None]:
             cursors = Cursors.of_list("batches", query, caller.tenant)
             found: Page[BatchSummary] = Batches(connection).list(after=after_of(cursors, _LIST), limit=query.limit)
-            return [(each, shares(each)) for each in found], next_cursor(cursors, found.next_cursor)
+            return [(each, _shares(each)) for each in found], next_cursor(cursors, found.next_cursor)
 
         def failures(page: Sequence[tuple[BatchSummary, list[Share]]]) -> Mapping[str, object]:
             first = [batch.first_failed_run_id for batch, _ in page if batch.first_failed_run_id]
@@ -154,8 +159,8 @@ class BatchPage:
         following = urls("batch", batch_id=batch_id, show=show, after=rows[-1].ref) if len(rows) == ROWS else None
         return View(
             {
-                "now": now, "batch": batch, "shares": shares(batch), "sentence": about_batch(batch), "rows": rows,
-                "show": show, "again": again, "error": error, "callbacks": callbacks, "more": following,
+                "now": now, "batch": batch, "shares": _shares(batch), "sentence": about_batch(batch),
+                "rows": rows, "show": show, "again": again, "error": error, "callbacks": callbacks, "more": following,
                 "after": query.after,
             }
         )  # fmt: skip

@@ -5,7 +5,7 @@ An older generation has the latest run of each job up to it.
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Annotated, Literal, cast
 from uuid import UUID
@@ -17,20 +17,23 @@ from tidewheel.api_keys import Scope
 from tidewheel.control.reads.job_position import read_job_position
 from tidewheel.control.reads.stored import read_stored_json
 from tidewheel.errors import UnknownWorkflow, refuse
-from tidewheel.ids import child_run_id
+from tidewheel.ids import child_run_id, instant_of
 from tidewheel.jobs.values import Key, Reason
 from tidewheel.nouns.operation import InDoors, Noun, Page, Rows, as_id, field_values, operation
 from tidewheel.nouns.tenants.reads import require_tenant
 from tidewheel.postgres.pg_binary import uuids
-from tidewheel.postgres.session import Conn
+from tidewheel.postgres.session import Conn, read_rows, rows_of
 from tidewheel.postgres.statements import Statements
 from tidewheel.runs import RunState
 from tidewheel.transitions.occurrences import Node, NodeRun, read_occurrence, to_run_again
 from tidewheel.transitions.parents import ParentRun, read_parents
 
 _SQL = Statements("tidewheel.nouns.workflows")
+_READ_STATES = Statements("tidewheel.transitions")["read_run_states"]
 
 LOOKED_AT = 20_000  # rows of a page, matching or not: some tens of milliseconds
+_JOBS = 5_000  # of all occurrences of a page: some tens of milliseconds
+_MARGIN = timedelta(hours=1)  # the database's clock may have been set back
 
 _START = (datetime(9999, 12, 31, tzinfo=UTC), UUID(int=(1 << 128) - 1))
 
@@ -176,6 +179,33 @@ def show_workflow(connection: Conn, tenant: str, root_run_id: UUID, *, generatio
         ],
         [keys[each.job_id] for each in to_run_again(nodes)] if summary.finished_at and not is_older else [],
     )
+
+
+def read_latest_runs(connection: Conn, page: Sequence[WorkflowSummary]) -> dict[UUID, list[NodeRun | None]]:
+    """Return the latest run of each job of these occurrences, without occurrences of very many jobs."""
+    if not page:
+        return {}
+    shown, look = {each.root_run_id: each for each in page}, _JOBS // len(page)
+    columns = {"root_run_ids": uuids(shown), "look": look + 1}
+    rows = connection.execute(_SQL["read_graphs"], columns, binary=True).fetchall()
+    graphs = cast("list[tuple[UUID, UUID, datetime, list[UUID]]]", rows)
+
+    def ids(root: UUID, root_job: UUID, job: UUID) -> list[UUID]:
+        at, newest = shown[root].scheduled_at, shown[root].generation
+        later = [child_run_id(job, at, root, each) for each in range(newest, 0, -1)]
+        return [*later, root if job == root_job else child_run_id(job, at, root, 0)]
+
+    wanted = {
+        root: [ids(root, root_job, job) for job in jobs] for root, root_job, _, jobs in graphs if len(jobs) <= look
+    }
+    since = min(min(at, instant_of(root)) for root, _, at, _ in graphs) - _MARGIN
+    run_ids = uuids(run for jobs in wanted.values() for each in jobs for run in each)
+    states: dict[str, object] = {"run_ids": run_ids, "since": since, "until": _START[0]}
+    found = {run.run_id: run for run in read_rows(connection, rows_of(NodeRun._make), _READ_STATES, states)}
+    return {
+        root: [next((found[run] for run in each if run in found), None) for each in jobs]
+        for root, jobs in wanted.items()
+    }
 
 
 def _waiting_again(nodes: Mapping[UUID, Node], summary: WorkflowSummary) -> Collection[UUID]:

@@ -36,3 +36,20 @@ SELECT w.root_run_id, j.key, w.state, w.scheduled_at, w.generation, w.pending, w
 -- Returns the keys of the jobs of a graph.
 -- Index: jobs_pkey. No lock.
 SELECT job_id, key FROM jobs WHERE job_id = ANY (%(job_ids)s::uuid[])
+
+-- name: read_graphs
+-- Returns the root, the instant of the graph and the jobs of these occurrences, of each up to `look` jobs.
+-- Index: workflows_pkey, job_edges_pkey. No lock.
+SELECT w.root_run_id, w.root_job_id, w.graph_at, g.jobs
+  FROM workflows AS w
+ CROSS JOIN LATERAL (
+    WITH RECURSIVE below (job_id) AS (
+        SELECT w.root_job_id
+         UNION
+        SELECT e.child_job_id
+          FROM below AS b
+          JOIN job_edges AS e ON e.parent_job_id = b.job_id AND e.from_at < w.graph_at AND (e.until_at IS NULL OR w.graph_at <= e.until_at)
+    )
+    SELECT array_agg(s.job_id) AS jobs FROM (SELECT job_id FROM below LIMIT %(look)s) AS s
+ ) AS g
+ WHERE w.root_run_id = ANY (%(root_run_ids)s::uuid[])

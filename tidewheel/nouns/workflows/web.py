@@ -1,7 +1,7 @@
 """Workflows on the web: list and page of occurrences, and dialogs to pause, resume and cancel one."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from http import HTTPStatus
@@ -20,7 +20,7 @@ from tidewheel.control.console.actions import SAMPLE, Dialog, Done, no_change, r
 from tidewheel.control.console.door import Form
 from tidewheel.control.console.run_actions import REASON
 from tidewheel.control.console.urls import Urls
-from tidewheel.control.console.view import View, list_view, or_else, page_now, part_of, read_filters
+from tidewheel.control.console.view import View, list_view, page_now, read_filters
 from tidewheel.control.console.words import agreed, counted, state, when
 from tidewheel.control.reads.outcomes import ErrorLine, read_error_lines
 from tidewheel.control.reads.waits import Wait, read_waits
@@ -28,13 +28,22 @@ from tidewheel.doors.address import after_of, next_cursor, query_of
 from tidewheel.errors import refuse
 from tidewheel.ids import read_uuid
 from tidewheel.nouns.audit_log.operations import AuditEntry, list_audit_log
+from tidewheel.nouns.batches.web import STATES, Share, shares
 from tidewheel.nouns.operation import Page, operations
 from tidewheel.nouns.runs.detail import count_open_retries, read_retry_facts
 from tidewheel.nouns.runs.reads import read_runs
-from tidewheel.nouns.workflows.operations import Parent, Workflow, WorkflowNode, Workflows, WorkflowSummary
+from tidewheel.nouns.workflows.operations import (
+    Parent,
+    Workflow,
+    WorkflowNode,
+    Workflows,
+    WorkflowSummary,
+    read_latest_runs,
+)
 from tidewheel.nouns.workflows.picture import Picture, depths, is_met, picture_of
 from tidewheel.postgres.session import Conn
 from tidewheel.runs import DEAD_LETTERED, OPEN, RunState
+from tidewheel.transitions.occurrences import NodeRun
 
 ROWS = 200
 """Jobs in one page of the list."""
@@ -147,11 +156,30 @@ class WorkflowsPage:
             found: Page[WorkflowSummary] = Workflows(connection).list(after=after_of(cursors, _LIST), **filters)
             return found, next_cursor(cursors, found.next_cursor)
 
-        def starts(page: Page[WorkflowSummary]) -> Mapping[str, object]:
-            roots = part_of(connection, read_runs, [each.root_run_id for each in page])
-            return {"starts": {run.run_id: run.started_at for run in or_else(roots, ())}}
+        def jobs(page: Page[WorkflowSummary]) -> Mapping[str, object]:
+            with connection.snapshot() as reading:
+                latest = read_latest_runs(reading, page)
+                first = {root: run.run_id for root, runs in latest.items() if (run := _first_failed(runs)) is not None}
+                runs = read_runs(reading, [*first.values(), *(each.root_run_id for each in page)])
+                lines = read_error_lines(reading, [*first.values()]) if first else {}
+            return {
+                "runs": {run.run_id: run for run in runs}, "first": first, "lines": lines,
+                "shares": {each.root_run_id: _shares(each, latest.get(each.root_run_id, ())) for each in page},
+            }  # fmt: skip
 
-        return list_view("workflows", query, listed, errors=errors, now=page_now(connection), urls=urls, of_page=starts)
+        return list_view("workflows", query, listed, errors=errors, now=page_now(connection), urls=urls, of_page=jobs)
+
+
+def _first_failed(runs: Iterable[NodeRun | None]) -> NodeRun | None:
+    failed = [run for run in runs if run is not None and run.state in DEAD_LETTERED]
+    return min(failed, key=lambda run: run.finished_at or _NEVER, default=None)
+
+
+def _shares(of: WorkflowSummary, runs: Iterable[NodeRun | None]) -> Sequence[Share]:
+    """Return the parts of the bar of an occurrence."""
+    unreached = "pending" if of.finished_at is None else "skipped"
+    states = (unreached if run is None else "failed" if run.state in DEAD_LETTERED else run.state for run in runs)
+    return shares(Counter(each if each in STATES else "pending" for each in states))
 
 
 @dataclass(frozen=True, slots=True)
