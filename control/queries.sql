@@ -926,10 +926,10 @@ SELECT o.run_id, o.tenant, o.state, o.queue, o.handler, o.attempt, nullif(o.publ
  WHERE o.run_id = ANY (%(run_ids)s)
 
 -- name: read_last_attempts
--- Returns how the last attempt of retrying runs ended; none of these runs was created before `since`.
+-- Returns how the last attempt of retrying runs ended, with its error's first line; no run was created before `since`.
 -- Index: job_runs_pkey; attempts_pkey of the days from `since` to `until`. No lock.
 -- Why apart from read_waits: a plan with `attempts` locks all its days, also where no run is retrying.
-SELECT o.run_id, a.outcome, a.error_type
+SELECT o.run_id, a.outcome, concat_ws(': ', a.error_type, nullif(left(split_part(a.error_message, E'\n', 1), 200), '')) AS error
   FROM job_runs AS o
   JOIN attempts AS a ON a.run_id = o.run_id AND a.attempt = o.attempt AND a.started_at BETWEEN %(since)s AND %(until)s
  WHERE o.run_id = ANY (%(run_ids)s)

@@ -50,7 +50,7 @@ def is_cancelled(run: RunSummary) -> bool:
 
 def wait_label(why: Wait) -> str:
     """Return for what runs wait, in a few words behind their number."""
-    return _LABELS.get(why.code) or why.words.partition(";")[0]
+    return _LABELS.get(why.code) or why.words.rpartition(";")[0] or why.words
 
 
 def waiting(why: Wait, now: datetime) -> str:

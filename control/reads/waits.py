@@ -148,7 +148,7 @@ def _last_ends(connection: Conn, retrying: Sequence[WaitFacts]) -> dict[UUID, st
         return {}
     columns = {"run_ids": [facts.run_id for facts in retrying], "since": min(days), "until": max(days)}
     found = connection.execute(_SQL["read_last_attempts"], columns, binary=True).fetchall()
-    rows = cast("list[tuple[UUID, str | None, str | None]]", found)
+    rows = cast("list[tuple[UUID, str, str]]", found)
     return {run_id: _ENDED.get(outcome, "failed") + (f" ({error})" if error else "") for run_id, outcome, error in rows}
 
 
