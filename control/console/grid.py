@@ -26,6 +26,7 @@ A bin that is due has a `d`, and so has a run that may not start yet.
 """
 CONDITIONS: Mapping[str, tuple[str, str]] = {
     "failing": (RunState.FAILED, "b"), "failing intermittently": ("warning", "b"),
+    "recovered": (RunState.SUCCEEDED, "b"),
     "waiting": (RunState.QUEUED, "a"), "skipping": (RunState.SKIPPED, "k"), "retrying": (RunState.RETRYING, "t"),
     "well": (RunState.SUCCEEDED, ""),
 }  # fmt: skip
@@ -118,14 +119,15 @@ def segments(values: Sequence[T]) -> Iterator[tuple[T, int, int]]:
         first += many
 
 
-def condition(job: JobSummary, total: Counter[str], now: datetime, *, is_unwell: bool = False) -> str:
-    """Return the condition of a job, by its last runs and those of a window by letter."""
+def condition(job: JobSummary, total: Counter[str], now: datetime, *, is_unwell: bool | None = None) -> str:
+    """Return the condition of a job; `is_unwell` is None where only the runs of the window are known."""
     last, many, surely = job.last_run, max(_SHARE * total.total(), 2), {"well"}
     if job.hold_reason == HoldReason.QUARANTINED or (last and last.state in DEAD_LETTERED):
         surely.add("failing")
     if last and now - last.scheduled_at > _SOON and last.state in WAITING:
         surely.add("waiting")
-    at_times = (("failing intermittently", is_unwell or "b" in total), ("retrying", "t" in total))
+    fails = "b" in total if is_unwell is None else is_unwell
+    at_times = (("failing intermittently", fails), ("recovered", "b" in total), ("retrying", "t" in total))
     surely |= {name for name, holds in at_times if holds}
     by_share = {"waiting", "skipping"}
     return next(n for n, (_, of) in CONDITIONS.items() if n in surely or (n in by_share and total[of] >= many))

@@ -214,12 +214,11 @@ class JobsPage:
             of_job: Mapping[UUID, JobBins] = or_else(bins, {})
             failing = part_of(connection, list_jobs, caller.tenant, unwell=True)
             marked = page if query.status == "unwell" else or_else(failing, None)
-            unwell = {job.job_id for job in marked.jobs} if marked else ()
+            unwell = {job.job_id for job in marked.jobs} if marked and marked.next_cursor is None else None
             found = [row_of(job, of_job.get(job.job_id), pitch, along, unwell) for job in page.jobs]
             whys = part_of(connection, problems, caller.tenant, found)
-            idle = [row for row in found if is_idle(row.job)]
-            if len(idle) < _IDLE or len(idle) == len(found) or query.idle == "show":
-                idle = []
+            idle = [row for row in found if query.idle != "show" and is_idle(row.job)]
+            idle = idle if _IDLE <= len(idle) < len(found) else []
             kept = [row for row in found if not (idle and is_idle(row.job))]
             return {
                 "rows": in_order(kept) if query.sort == "problems" else kept,
@@ -250,12 +249,12 @@ class Row:
     def mark(self) -> str:
         """The state whose mark the job has: that of its last run, if the job is well."""
         of_last = self.job.last_run.state if self.job.last_run else SCHEDULED
-        return of_last if self.condition == "well" else CONDITIONS[self.condition][0]
+        return of_last if self.condition in ("recovered", "well") else CONDITIONS[self.condition][0]
 
 
 def problems(connection: Conn, tenant: str, rows: Sequence[Row]) -> Mapping[UUID, tuple[str, str]]:
     """Return why jobs wait, retry or fail, and behind a sample how many runs wait."""
-    failing = [row.job.job_id for row in rows if row.condition.startswith("failing")]
+    failing = [row.job.job_id for row in rows if CONDITIONS[row.condition][1] == "b"]
     errors: Mapping[UUID, ErrorLine] = read_newest_errors(connection, failing) if failing else {}
     last = {row.job.last_run.run_id: row for row in rows if row.condition in _HELD and row.job.last_run}
     waits = read_waits(connection, [*last]) if last else {}
@@ -266,14 +265,14 @@ def problems(connection: Conn, tenant: str, rows: Sequence[Row]) -> Mapping[UUID
     return {job_id: ("", error.text) for job_id, error in errors.items()} | of_wait
 
 
-def row_of(job: JobSummary, bins: JobBins | None, pitch: Pitch, along: Axis, unwell: Collection[UUID] = ()) -> Row:
+def row_of(job: JobSummary, bins: JobBins | None, pitch: Pitch, along: Axis, unwell: Collection[UUID] | None) -> Row:
     """Return the row of a job; without bins its strip has no figures."""
     last = job.last_run
     last_at = None if last is None else last.started_at or instant_of(last.run_id)
     runs, due, is_sample = bins or _UNREAD
     since = last.started_at if last and last.started_at and family_of(last.state) == "moving" else None
     drawn = strip(runs, due, pitch, None if since is None or not runs else along.bin_of(since) or 0)
-    words = condition(job, drawn.total, along.now, is_unwell=job.job_id in unwell)
+    words = condition(job, drawn.total, along.now, is_unwell=None if unwell is None else job.job_id in unwell)
     return Row(job, hold_words(job), drawn, is_sample, words, last_at)
 
 

@@ -147,7 +147,7 @@ def _jobs(
         page = list_jobs(reading, caller.tenant, limit=_LOOKED_AT, counts=False)
         found = list({job.job_id: job for job in (*unwell, *page.jobs)}.values())
         bins = job_bins(reading, found, along.edges, along.behind)
-        rows = in_order([row_of(job, bins[job.job_id], OVERVIEW, along) for job in found])
+        rows = in_order([row_of(job, bins[job.job_id], OVERVIEW, along, None) for job in found])
         drawn = [row for row in rows if row.strip.paths]
         known = {need.job_id: ("", need.evidence) for need in needs if need.kind == "failing_job" and need.job_id}
         others = [row for row in drawn[:_JOBS] if row.job.job_id not in known]

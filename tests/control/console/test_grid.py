@@ -159,3 +159,7 @@ def test_condition_is_that_of_the_last_run_or_of_many(
         hold_reason=None, next_at=None, postponed_until=None, last_run=run,
     )  # fmt: skip
     assert condition(job, Counter(total), NOW) == expected
+    if expected == "failing intermittently":
+        assert condition(job, Counter(total), NOW, is_unwell=False) == "recovered", (
+            "the last ten runs decide where known"
+        )
