@@ -39,7 +39,7 @@ from tidewheel.postgres.session import Conn
 from tidewheel.schedules.describe import to_zone
 
 _LOOK = 100  # entries of the audit log about one job
-_WEEK = 7
+_WEEK, _WEEKS = 7, 5
 _LIMITS = (10, 50, 100)
 _APART = frozenset({"key", "payload", "payload_base64"})
 
@@ -136,7 +136,8 @@ class JobNextPage:
 
         def read_month() -> tuple[JobCalendar, Mapping[date, Sequence[datetime]]]:
             with connection.snapshot() as reading:
-                found = job_calendar(reading, tenant, key, first_day(query.month) if query.month else None)
+                month = first_day(query.month) if query.month else None
+                found = job_calendar(reading, tenant, key, month, weeks=_WEEKS)
                 return found, _targets(reading, job.summary.job_id, found)
 
         late = connection.installation.misfire_after
@@ -148,8 +149,8 @@ class JobNextPage:
                 **head_of(connection, caller, job, "next", seen_of(connection, tenant, key, now)),
                 "now": now, "month": known or read, "coming": coming, "errors": errors, "query": query,
                 "limits": _LIMITS, "weeks": _weeks(known.days) if known else [],
-                "earlier": f"{known.month - timedelta(days=1):%Y-%m}" if known else None,
-                "later": f"{known.month + timedelta(days=31):%Y-%m}" if known else None,
+                "earlier": f"{known.month.replace(day=1) - timedelta(days=1):%Y-%m}" if known else None,
+                "later": f"{known.month.replace(day=1) + timedelta(days=31):%Y-%m}" if known else None,
                 "today": (now.astimezone(listed[0].local.tzinfo) if listed else now).date(),
                 "on_clock": None if isinstance(coming, Failed) else partial(to_zone, zone_name=coming.zone),
                 "targets": {} if isinstance(read, Failed) else read[1],

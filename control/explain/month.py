@@ -92,16 +92,26 @@ class InForce(NamedTuple):
     until: datetime
 
 
-def job_calendar(connection: Conn, tenant: str, key: str, month: date | None = None) -> JobCalendar:
-    """Return the days of a month of a job: that of any given day on its clock, or the present one."""
+def job_calendar(
+    connection: Conn, tenant: str, key: str, month: date | None = None, *, weeks: int | None = None
+) -> JobCalendar:
+    """Return the days of a month of a job: that of any given day on its clock, or the present one.
+
+    Args:
+        weeks: Without a month, so many weeks from the present one on.
+    """
     job = read_job_position(connection, tenant, key)
     at = job.now if month is None else datetime(month.year, month.month, 15, tzinfo=UTC)
     timeline = _timeline(connection, job, min(at, job.now))
     current = timeline.version_spans[-1]
-    shown = (month or to_zone(job.now, current.zone).date()).replace(day=1)
-    following = (shown + 31 * _DAY).replace(day=1)
+    today = to_zone(job.now, current.zone).date()
+    shown = (month or today).replace(day=1)
+    following, span = (shown + 31 * _DAY).replace(day=1), f"{shown:%B %Y}"
+    if month is None and weeks is not None:
+        shown = today - today.weekday() * _DAY
+        following, span = shown + 7 * weeks * _DAY, f"these {weeks} weeks"
     days = [shown + at * _DAY for at in range((following - shown).days)]
-    begin = datetime(shown.year, shown.month, 1, tzinfo=UTC) - 2 * _DAY
+    begin = datetime(shown.year, shown.month, shown.day, tzinfo=UTC) - 2 * _DAY
     overrides = _overrides(connection, job, begin)
     in_force = _in_force(timeline, overrides)
     known_since = None if timeline.version_spans[0].row.version == 1 else timeline.version_spans[0].row.effective_at
@@ -109,7 +119,7 @@ def job_calendar(connection: Conn, tenant: str, key: str, month: date | None = N
     if isinstance(current.schedule, FixedDelay):
         found = [_with_next(day, job, current.zone) for day in found]
     freezes = freezes_of(connection, tenant, job.job_id)
-    none = NO_FURTHER_OCCURRENCE if job.cursor_at is None else f"This job has no occurrence in {shown:%B %Y}."
+    none = NO_FURTHER_OCCURRENCE if job.cursor_at is None else f"This job has no occurrence in {span}."
     words = upcoming_words(connection, job, current, freezes, "" if any(day.fires for day in found) else none)
     return JobCalendar(key, current.zone, shown, job.now, tuple(found), words)
 

@@ -336,7 +336,9 @@ def test_calendar_and_list_show_clock_changes_holidays_skips_and_moves(
     calendar(clocked, "holidays", days=["2026-03-20"])
     clocked.submit("nightly", schedule=BERLIN, exclude_calendars=["holidays"])
     page = shown(pages, "/jobs/nightly/next")
-    assert "March 2026" in page
+    assert "Next 5 weeks" in page
+    assert [day in page for day in (">16<", ">1 Apr<", ">19<", ">20 Apr<")] == [True, True, True, False]
+    assert "March 2026" in shown(pages, "/jobs/nightly/next?month=2026-03")
     assert "▨ <bdi>holidays</bdi>" in page
     assert "the clock goes from 02:00 to 03:00" in page
     assert "Skip…" in page
