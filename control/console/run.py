@@ -12,6 +12,7 @@ from tidewheel.control.api.authorization import Caller
 from tidewheel.control.api.request_input import TenantQuery, Whole, read_query
 from tidewheel.control.client.connection import Connection
 from tidewheel.control.console.job_lead import is_stuck
+from tidewheel.control.console.job_rows import error_lines
 from tidewheel.control.console.run_axis import timing
 from tidewheel.control.console.run_log import Log, attempts_with_logs, is_over, more_of, read_log, run_id_of
 from tidewheel.control.console.sentences import about_run
@@ -27,11 +28,14 @@ from tidewheel.jobs.values import RESERVED
 from tidewheel.nouns.freezes.model import FreezeChange
 from tidewheel.nouns.freezes.reads import thaws_of
 from tidewheel.nouns.jobs.versions import job_at
+from tidewheel.nouns.runs.model import PageFilter
 from tidewheel.nouns.runs.operations import Runs
+from tidewheel.nouns.runs.reads import list_runs
 from tidewheel.runs import DEAD_LETTERED, FINAL
 from tidewheel.transitions.parents import read_neighbours
 
 _NEIGHBOURS = 12  # parents or children that are shown
+_LATEST = 8  # runs of the job
 _LONG_WAIT = timedelta(seconds=1)
 _OPEN_ROWS = 5  # attempts that are not folded
 
@@ -91,18 +95,23 @@ class RunPage:
         sentence = about_run(run, now, None if isinstance(neighbours, Failed) else neighbours)
         log = part(read_output) if is_stored else None
         follows = picked is not None and is_stored and not is_over(run, picked)
+        of_job: PageFilter = {"key": run.summary.key}
+        ended = run.summary.status in FINAL
+        read = part_of(connection, list_runs, caller.tenant, of_job, limit=_LATEST, counts=False) if ended else None
+        latest = () if read is None or isinstance(read, Failed) else read.runs
         return View(
             {
                 "now": now, "run": run, "summary": run.summary, "sentence": sentence,
                 "family": "bad" if run.status in DEAD_LETTERED else "trouble" if is_stuck(run, now) else "",
                 "timing": timing(run, now, or_else(log, None)), "thaw": part(read_thaw) if is_stored else None,
-                "is_final": run.summary.status in FINAL, "able": part(read_able),
+                "is_final": ended, "able": part(read_able),
                 "newest": run.attempts[: -_OPEN_ROWS - 1 : -1], "older": run.attempts[: -_OPEN_ROWS][::-1],
                 "payload": payload, "neighbours": neighbours,
                 "own": OWN if has_steps(run.checkpoint) else None,
                 "target": part(read_target) if run.handler.startswith(RESERVED) else None,
                 "names": or_else(part_of(connection, executor_names, list(ended_by)), {}) if ended_by else {},
                 "most": _NEIGHBOURS, "picked": picked, "with_logs": with_logs, "log": log,
+                "latest": latest, "messages": error_lines(connection, latest),
                 "more": more_of(urls, run_id, log) if follows and isinstance(log, Log) else None,
             }
         )  # fmt: skip

@@ -137,7 +137,7 @@ class _Axis:
         times = [step * at for at in range(int(whole / step) + 1)]
         places = [round(self.place(self.begin + at), 2) for at in times]
         pairs = zip(times[1:], places[1:], places, strict=False)
-        return [(x, duration(at)) for at, x, before in pairs if before + _ROOM <= x <= 100 - _ROOM]
+        return [(x, duration(at)) for at, x, before in pairs if before + _ROOM <= x <= 100 - 1.6 * _ROOM]
 
     def bar(self, given: _Span, shape: str = "bar") -> Stage:
         left, right = (min(max(self.place(at), 0.0), 100.0) for at in (given.since, given.until))

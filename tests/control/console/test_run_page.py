@@ -390,3 +390,22 @@ def test_json_keeps_numbers_order_and_repeated_names_and_folds_what_is_deep() ->
     assert json_view(b"not json") is None
     assert json_view(b"[" * 100_000) is None
     assert json_view(b"[" + b"1," * 5_000 + b"1]") is None
+
+
+def test_page_of_an_ended_run_has_the_latest_runs_of_its_job_with_their_errors(pages: ApiClient) -> None:
+    database = pages.database
+    database.submit("a", retry={"max_attempts": 1})
+    first = database.begun("a")
+    database.succeed(first)
+    assert "Latest runs of this job" not in shown(pages, f"/runs/{first.run_id}")
+    second = database.begun("a")
+    database.end(ending(second, RunState.FAILED, error_type="KeyError", error_message="no price\nat all"))
+    database.submit("b")
+    other = database.trigger("b")
+    latest = shown(pages, f"/runs/{first.run_id}").partition("Latest runs of this job")[2]
+    newest, own = latest.split("<tr ")[1:]
+    assert "failed" in newest
+    assert "KeyError</bdi>: <bdi>no price</bdi>" in newest
+    assert "succeeded" in own
+    assert "this run" in own
+    assert str(other) not in latest
