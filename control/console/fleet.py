@@ -17,7 +17,7 @@ from tidewheel.control.client.connection import Connection
 from tidewheel.control.console.actions import Dialog, Done
 from tidewheel.control.console.door import Form
 from tidewheel.control.console.urls import Urls
-from tidewheel.control.console.view import Failed, View, of_all_tenants, page_now, part
+from tidewheel.control.console.view import Failed, View, of_all_tenants, or_else, page_now, part
 from tidewheel.control.console.words import counted
 from tidewheel.control.doctor.broker import Broker
 from tidewheel.control.doctor.doctor import CHECKS, Doctor
@@ -100,8 +100,7 @@ class FleetPage:
             shown.append(opened)
         live = [each for each in alone if not each.executor.is_silent]
         runs = part(lambda: of_all_tenants(connection, list_runs_of, opened.executor)) if opened else ()
-        owners = () if isinstance(shards, Failed) else [each.owner for each in shards]
-        owned = Counter(owner.name for owner in owners if owner is not None)
+        owned = Counter(each.owner.name for each in or_else(shards, ()) if each.owner is not None)
         return View(
             {
                 "now": now, "fleet": fleet, "rows": rows, "shown": shown, "groups": groups, "runs": runs,

@@ -269,7 +269,8 @@ def _silent(need: Need, fleet: FleetStatus) -> Need:
     last = [each.last_heartbeat_at for each in fleet.services if each.queues is not None and each.is_silent]
     runs = sum(each.orphaned for each in fleet.due)
     held = replace(need, count=runs, counted="orphaned") if runs else need
-    return replace(held, since=min(last, default=None), latest=max(last, default=None))
+    evidence = need.evidence.partition("; ")[2]  # `since` has the heartbeat
+    return replace(held, evidence=evidence, since=min(last, default=None), latest=max(last, default=None))
 
 
 def with_slots(

@@ -359,8 +359,8 @@ def _silent_executors(services: Sequence[Service]) -> Iterator[Finding]:
     one = len(silent) == 1
     who, their = (f"{latest.name} is", "its") if one else (f"{len(silent):,} executors are", "their")
     evidence = (
-        f"no heartbeat since {format_second(latest.last_heartbeat_at)}. Once a live executor ends "
-        f"{'its lease' if one else 'their leases'}, {their} runs are retried elsewhere; at_most_once runs fail"
+        f"no heartbeat since {format_second(latest.last_heartbeat_at)}; {their} runs will be retried elsewhere, but "
+        "at_most_once runs will fail"
     )
     remedy = f"read the output of {'its process on that host' if one else 'their processes'}"
     yield Finding("executors", Severity.WARNING, f"{who} silent", evidence, remedy)

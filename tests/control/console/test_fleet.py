@@ -107,7 +107,7 @@ def test_figures_are_shown_without_kafka_and_name_its_absence(database: Database
         page = client.get("/fleet").text
         assert re.fullmatch(r"[1-9]\d* .+, oldest .+", tile(page, "Outbox"))
         assert tile(page, "PostgreSQL").startswith("up")
-        assert tile(page, "Kafka") == "unknown no answer yet"
+        assert tile(page, "Kafka") == "checking no answer yet"
         until(lambda: tile(client.get("/fleet").text, "Kafka").startswith("down"), "Kafka is known to be down")
 
 
