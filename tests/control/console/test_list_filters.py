@@ -127,10 +127,10 @@ def test_each_state_with_runs_has_their_number_under_the_other_filters(
     assert 'href="/runs?status=succeeded&amp;queue=reports&amp;last=7d"' in narrowed
     monkeypatch.setattr(reads, "_LOOKED_AT_FOR_STATES", 2)
     assert counts(pages, "/runs") == {
-        "All": "7", "Upcoming": "", "Waiting": "1+", "Buffered": "", "Running": "1+", "Awaiting completion": "",
-        "Retrying": "", "Cancelling": "", "Succeeded": "2+", "Failed": "2+", "Timed out": "", "Cancelled": "",
+        "All": "7", "Upcoming": "", "Waiting": "", "Buffered": "", "Running": "", "Awaiting completion": "",
+        "Retrying": "", "Cancelling": "", "Succeeded": "", "Failed": "", "Timed out": "", "Cancelled": "",
         "Skipped": "",
-    }  # fmt: skip
+    }, "a lower bound beside the total would contradict it"  # fmt: skip
 
 
 _HEAD = re.compile(r'<th aria-sort="(ascending|descending)"[^>]*><a href="([^"]+)">([^<]+)</a></th>')
