@@ -98,14 +98,13 @@ def job_line(
             if each.outcome in _UNFIRED and along.begin <= each.at < along.end
         ),
     ]
-    inside = along.begin <= along.now <= along.end
     return Line(
         SIZE,
         marks,
         list(_pauses(along, timeline)),
         [(along.x(each.at), f"version {each.number}") for each in timeline.versions],
         list(along.ticks()),
-        along.x(along.now) if inside else None,
+        along.x(along.now) if along.begin <= along.now <= along.end else None,
     )
 
 
