@@ -23,15 +23,6 @@ from tidewheel.control.console.door import Door, Form, check_form, read_form
 from tidewheel.control.console.job import job_of_page, key_of_page
 from tidewheel.control.console.job_pages import last_author
 from tidewheel.control.console.spec_check import Check, check, every_error
-from tidewheel.control.console.spec_form import (
-    Draft,
-    draft_of,
-    draft_of_json,
-    errors_by_field,
-    normalised,
-    retyped,
-    typed,
-)
 from tidewheel.control.console.view import in_snapshot, of_all_tenants
 from tidewheel.control.foreign import read_pasted
 from tidewheel.errors import FieldError, InvalidInput, Refused, RequestConflict, UnknownJob, VersionConflict
@@ -39,9 +30,20 @@ from tidewheel.ids import job_id
 from tidewheel.jobs.strict_json import as_object
 from tidewheel.jobs.targets import TARGETS
 from tidewheel.nouns.jobs.fields import GROUPS, LABELS, SCHEDULES, SpecField, json_text
+from tidewheel.nouns.jobs.form import (
+    Draft,
+    draft_of,
+    draft_of_json,
+    errors_by_field,
+    join_payload,
+    normalised,
+    read_payload_fields,
+    retyped,
+    split_payload,
+    typed,
+)
 from tidewheel.nouns.jobs.model import Job as SavedJob
 from tidewheel.nouns.jobs.model import job_of
-from tidewheel.nouns.jobs.payload import join_payload, read_payload_fields, split_payload
 from tidewheel.nouns.jobs.reads import show_job
 from tidewheel.nouns.jobs.versions import job_at
 from tidewheel.redaction import REDACTED, redact_query

@@ -10,7 +10,6 @@ from difflib import unified_diff
 
 from tidewheel.control.client.connection import Connection
 from tidewheel.control.console.payloads import pretty
-from tidewheel.control.console.spec_form import Job
 from tidewheel.control.console.words import NONE, agreed, counted
 from tidewheel.control.explain.explanation import OccurrenceOutcome
 from tidewheel.control.explain.preview import Preview, preview
@@ -20,6 +19,7 @@ from tidewheel.intake.request import ReceivedRequest
 from tidewheel.jobs.parsing import parse_request
 from tidewheel.jobs.strict_json import as_list, as_object
 from tidewheel.jobs.values import format_timestamp
+from tidewheel.nouns.jobs.form import Job
 from tidewheel.nouns.jobs.model import Change, JobDetail
 from tidewheel.nouns.jobs.versions import changes as changes_of
 from tidewheel.postgres.session import Conn

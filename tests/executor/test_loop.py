@@ -12,7 +12,7 @@ from tests.executor.handlers import GATES, handlers
 from tests.executor.running import Executing, hold_row
 from tests.fixtures.database import Database
 from tests.fixtures.services import until
-from tidewheel.nouns.jobs.payload import read_payload_fields
+from tidewheel.nouns.jobs.form import read_payload_fields
 from tidewheel.process.service import Shutdown
 from tidewheel.runs import RunState
 

@@ -8,7 +8,7 @@ from playwright.sync_api import Browser, Locator, Page, Route, expect
 from tests.control.api.answering import ApiClient, answering
 from tests.control.console.browser import Tab, needs_chromium, tab
 from tests.fixtures.database import Database
-from tidewheel.control.console.spec_form import at_path
+from tidewheel.nouns.jobs.form import at_path
 from tidewheel.nouns.jobs.versions import job_at
 
 pytestmark = [pytest.mark.slow, needs_chromium]
