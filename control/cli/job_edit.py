@@ -21,14 +21,7 @@ from tidewheel.control.cli.options import (
     requesting,
     tenant_flag,
 )
-from tidewheel.control.cli.output import (
-    Output,
-    OutputOption,
-    print_document,
-    print_result,
-    print_table,
-    progress_bar,
-)
+from tidewheel.control.cli.output import Output, OutputOption, print_document, print_result, print_table, progress_bar
 from tidewheel.control.cli.run_output import Wait, print_ended_run, wait_for_run
 from tidewheel.control.client.enqueue import TriggerOptions
 from tidewheel.control.instants import read_later

@@ -19,13 +19,7 @@ from psycopg import IsolationLevel
 from tidewheel.audit import Door, process_actor
 from tidewheel.control.instants import SECONDS, read_instant
 from tidewheel.control.reads.stored import show_damaged
-from tidewheel.errors import (
-    FieldError,
-    InvalidInput,
-    ScheduleRefused,
-    UnknownRun,
-    refuse,
-)
+from tidewheel.errors import FieldError, InvalidInput, ScheduleRefused, UnknownRun, refuse
 from tidewheel.ids import read_uuid
 from tidewheel.jobs.invalid import InvalidValue
 from tidewheel.jobs.values import format_timestamp, parse_duration

@@ -10,14 +10,7 @@ import typer
 
 from tidewheel.clock import SystemClock
 from tidewheel.control.cli.options import DEFAULT_TENANT, Tenant, reading, requesting, rfc3339, wall
-from tidewheel.control.cli.output import (
-    Output,
-    OutputOption,
-    print_record,
-    print_result,
-    print_rows,
-    wrapped,
-)
+from tidewheel.control.cli.output import Output, OutputOption, print_record, print_result, print_rows, wrapped
 from tidewheel.control.instants import read_instant
 from tidewheel.control.reads.calendars import CalendarDetail, list_calendars, show_calendar
 from tidewheel.control.reads.json_form import as_json

@@ -12,12 +12,7 @@ from typing import cast
 from uuid import UUID
 
 from tidewheel.control.explain.explanation import MISFIRE_AFTER, OccurrenceOutcome
-from tidewheel.control.explain.facts import (
-    OverrideFacts,
-    VersionSpan,
-    read_overrides_around,
-    read_version_timeline,
-)
+from tidewheel.control.explain.facts import OverrideFacts, VersionSpan, read_overrides_around, read_version_timeline
 from tidewheel.control.explain.text import (
     AWAITS_POLL,
     FOLLOWS,
