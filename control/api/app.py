@@ -30,7 +30,6 @@ from tidewheel.control.api.jobs import JobsApi
 from tidewheel.control.api.key_check import KeyCheck
 from tidewheel.control.api.keyless import HealthApi, SchemasApi, TaskTokensApi
 from tidewheel.control.api.openapi import add_route, openapi
-from tidewheel.control.api.overview import Overview
 from tidewheel.control.api.problems import HANDLERS
 from tidewheel.control.api.request_input import TenantQuery, read_body, read_query
 from tidewheel.control.api.run_events import RunEventsApi
@@ -39,9 +38,9 @@ from tidewheel.control.client.connection import Connection
 from tidewheel.control.console.console import Console
 from tidewheel.control.console.door import Door
 from tidewheel.control.console.live import Live
-from tidewheel.control.doctor.broker import Broker
-from tidewheel.control.doctor.doctor import Diagnosis, Doctor
+from tidewheel.control.doctor.doctor import Broker, Diagnosis, Doctor
 from tidewheel.control.explain.operations import JobTimes, Occurrences
+from tidewheel.control.reads.overview import Overview
 from tidewheel.doors.rest import Route, Routes, add_routes
 from tidewheel.errors import SettingsError
 from tidewheel.executor.message_check import MessageCheck

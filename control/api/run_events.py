@@ -27,9 +27,18 @@ from tidewheel.control.api.answers import encoded
 from tidewheel.control.api.authorization import HEAD, KEY, Reader, is_open_of
 from tidewheel.control.api.openapi import add_route
 from tidewheel.control.api.request_input import TenantQuery, read_query
-from tidewheel.control.api.streams import HEADERS, Places, Streaming
+from tidewheel.control.api.streams import (
+    ENDS,
+    HEADERS,
+    OPEN_RUNS,
+    End,
+    Places,
+    RunChanges,
+    Streaming,
+    read_run_changes,
+    start_of_changes,
+)
 from tidewheel.control.api.workers import Turn, Workers, WorkerState
-from tidewheel.control.reads.run_changes import ENDS, OPEN_RUNS, Place, RunChanges, read_run_changes, start_of_changes
 from tidewheel.errors import Unavailable, refuse
 from tidewheel.jobs.validation import shown
 from tidewheel.jobs.values import Key, parse_timestamp
@@ -124,7 +133,7 @@ class _Stream:
     turn: Turn
     full: bool = False  # later ends can be read at once
     _read_until: datetime | None = None
-    _oldest: Place = (_LONG_AGO, _NO_RUN)  # ends up to this place are not read again
+    _oldest: End = (_LONG_AGO, _NO_RUN)  # ends up to this one are not read again
     _span: timedelta = _SPAN
     _open: Mapping[UUID, tuple[str, int]] | None = None
     _ended: dict[UUID, datetime] = field(default_factory=dict[UUID, datetime])

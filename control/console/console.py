@@ -52,8 +52,7 @@ from tidewheel.control.console.sign_in import COOKIE, LOOKS, ZONE_COOKIE, sign_i
 from tidewheel.control.console.urls import PATHS, local_path, place_of
 from tidewheel.control.console.view import Page, View, in_snapshot, without_zone
 from tidewheel.control.console.words import zone_of
-from tidewheel.control.doctor.broker import Broker
-from tidewheel.control.doctor.doctor import Doctor
+from tidewheel.control.doctor.doctor import Broker, Doctor
 from tidewheel.nouns.api_keys.web import KeysPage, NewKey, RevokeKey
 from tidewheel.nouns.batches.web import BatchesPage, BatchPage, ChangeBatch
 from tidewheel.nouns.dead_letters import web as pages_of_letters

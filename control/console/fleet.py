@@ -19,8 +19,7 @@ from tidewheel.control.console.door import Form
 from tidewheel.control.console.urls import Urls
 from tidewheel.control.console.view import Failed, View, of_all_tenants, or_else, page_now, part
 from tidewheel.control.console.words import counted
-from tidewheel.control.doctor.broker import Broker
-from tidewheel.control.doctor.doctor import CHECKS, Doctor
+from tidewheel.control.doctor.doctor import CHECKS, Broker, Doctor
 from tidewheel.control.reads.fleet import (
     ExecutorSummary,
     FleetStatus,

@@ -24,9 +24,8 @@ from tidewheel.control.console.rendering import zone_of_page
 from tidewheel.control.console.urls import Urls, read_ref
 from tidewheel.control.console.view import Failed, View, in_snapshot, or_else, page_now, part, part_of, read_filters
 from tidewheel.control.console.words import schedule_of
-from tidewheel.control.explain.job_timeline import JobTimeline, TimelineRun, job_timeline
 from tidewheel.control.explain.month import Counted, coming_counts
-from tidewheel.control.explain.operations import MOST_DAYS
+from tidewheel.control.explain.operations import MOST_DAYS, JobTimeline, TimelineRun, job_timeline
 from tidewheel.control.explain.upcoming import UpcomingOccurrence, upcoming
 from tidewheel.control.reads.job_position import key_of_job
 from tidewheel.control.reads.outcomes import read_repeated

@@ -17,8 +17,8 @@ from tidewheel.control.console.urls import Urls
 from tidewheel.control.console.words import between, counted, family_of, reason_words, state
 from tidewheel.control.explain.explain import Unfired
 from tidewheel.control.explain.explanation import OccurrenceOutcome
-from tidewheel.control.explain.job_timeline import JobTimeline, TimelineBin, TimelineRun
 from tidewheel.control.explain.month import Counted
+from tidewheel.control.explain.operations import JobTimeline, TimelineBin, TimelineRun
 from tidewheel.control.explain.upcoming import UpcomingOccurrence
 from tidewheel.control.words import duration
 from tidewheel.ids import instant_of

@@ -12,7 +12,7 @@ from tidewheel.control.console.job_line import ran_at, state_of, without_run
 from tidewheel.control.console.view import or_else, part_of
 from tidewheel.control.console.words import between, family_of, reason_words
 from tidewheel.control.explain.explain import Unfired
-from tidewheel.control.explain.job_timeline import JobTimeline, TimelineRun
+from tidewheel.control.explain.operations import JobTimeline, TimelineRun
 from tidewheel.control.reads.outcomes import ErrorLine, read_error_lines
 from tidewheel.nouns.runs.model import RunSummary
 from tidewheel.runs import Cause, RunState

@@ -22,9 +22,8 @@ from starlette.responses import Response
 from tidewheel.api_keys import Scope
 from tidewheel.control.api.authorization import KEY, caller, is_open_of
 from tidewheel.control.api.problems import Overloaded
-from tidewheel.control.api.streams import Places, Streaming
+from tidewheel.control.api.streams import Places, Streaming, Watched, read_pulses
 from tidewheel.control.api.workers import Turn, Workers, WorkerState
-from tidewheel.control.reads.run_changes import Watched, read_pulses
 from tidewheel.errors import Unavailable
 from tidewheel.ids import read_uuid
 from tidewheel.process.service import Shutdown

@@ -28,7 +28,7 @@ from tidewheel.control.explain.month import job_bins
 from tidewheel.control.reads.causes import Need, with_slots
 from tidewheel.control.reads.findings import Severity
 from tidewheel.control.reads.fleet import count_runs
-from tidewheel.control.reads.now import Now, read_now_of
+from tidewheel.control.reads.overview import Now, read_now_of
 from tidewheel.control.reads.workload import (
     ActivityFigures,
     Backlog,

@@ -1,4 +1,4 @@
-"""All checks, the diagnosis of an installation, and the last one of a process.
+"""The checks and the last diagnosis of an installation; the lag of consumer groups, for pages.
 
 A process runs the checks on request, on a thread of their own. Those who wait for the end wait on the event loop.
 """
@@ -6,13 +6,17 @@ A process runs the checks on request, on a thread of their own. Those who wait f
 import asyncio
 import os
 import threading
+from collections.abc import Mapping
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 
 from tidewheel.control.doctor import database, servers
 from tidewheel.control.doctor.check import Check, Context, Report, run_checks
 from tidewheel.distribution import is_installed
+from tidewheel.errors import SettingsError, Unavailable
+from tidewheel.kafka.topics import Topics
+from tidewheel.relay.group_lag import GroupLag
 from tidewheel.settings.connections import Connections
 
 CHECKS = (
@@ -40,7 +44,7 @@ CHECKS = (
     Check("topics", servers.check_topics, needs="broker"),
     Check("disk", servers.check_disk),
 )
-FRESH = timedelta(seconds=10)
+_FRESH = timedelta(seconds=10)
 """A younger diagnosis is not repeated: its checks read the server's own views, and ask the brokers."""
 
 
@@ -95,7 +99,7 @@ class Doctor:
     def _begin(self, now: datetime) -> "Future[None] | None":
         """Return the diagnosis that runs, or a new one; None if the last one is fresh."""
         with self._lock:
-            fresh = self._last.checked_at is not None and now - self._last.checked_at < FRESH
+            fresh = self._last.checked_at is not None and now - self._last.checked_at < _FRESH
             if self._running is None and not fresh:
                 self._running = Future()
                 threading.Thread(target=self._diagnose, args=(now, self._running), name="doctor", daemon=True).start()
@@ -110,3 +114,62 @@ class Doctor:
             with self._lock:
                 self._running = None
             ended.set_result(None)
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerAnswer:
+    """The last answer of Kafka.
+
+    Args:
+        lags: By consumer group its topic, and the number of messages that the group has not read.
+        at: The time of the read, by the database's clock; None before the first answer.
+        error: Why a later read failed.
+    """
+
+    lags: Mapping[str, tuple[str, int]] = field(default_factory=dict[str, tuple[str, int]])
+    at: datetime | None = None
+    error: str | None = None
+
+    @property
+    def requests(self) -> int | None:
+        """The number of requests that intake has not read; None if it is unknown."""
+        return next((lag for group, (_, lag) in self.lags.items() if group.endswith(".intake")), None)
+
+    @property
+    def behind(self) -> list[tuple[str, str, int]]:
+        """The groups that have not read all messages, the largest lag first."""
+        found = [(group, topic, lag) for group, (topic, lag) in self.lags.items() if lag]
+        return sorted(found, key=lambda each: -each[2])
+
+
+class Broker:
+    """Reads the lag of groups on a thread of its own, at most every ten seconds: no page waits for Kafka."""
+
+    def __init__(self, settings: Connections, topics: Topics) -> None:
+        self._settings, self._topics = settings, topics
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+        self._read_at: datetime | None = None
+        self._lag: GroupLag | None = None
+        self._last = BrokerAnswer()
+
+    def last(self, now: datetime) -> BrokerAnswer:
+        """Return the last answer; read again unless that answer is fresh, or a read is in progress."""
+        with self._lock:
+            found = self._last  # before the thread may replace it: the first page has no answer
+            is_reading = self._thread is not None and self._thread.is_alive()
+            if not is_reading and (self._read_at is None or now - self._read_at >= _FRESH):
+                self._read_at = now
+                self._thread = threading.Thread(target=self._read, args=(now,), name="broker", daemon=True)
+                self._thread.start()
+            return found
+
+    def _read(self, now: datetime) -> None:
+        try:
+            if self._lag is None:
+                self._lag = GroupLag(self._settings.kafka_config(), self._topics)
+            lags = self._lag.read()
+        except (Unavailable, SettingsError) as error:
+            self._last = replace(self._last, error=str(error))
+        else:
+            self._last = BrokerAnswer(lags, now)

@@ -31,9 +31,8 @@ from tests.fixtures.database import Database
 from tests.fixtures.services import Fleet, admin_of, delete_topics, until
 from tests.relay.topics import make_topics
 from tidewheel.control.client.client import Client
-from tidewheel.control.doctor.broker import Broker, BrokerAnswer
 from tidewheel.control.doctor.check import Check, Context, Limits, Report, run_checks
-from tidewheel.control.doctor.doctor import CHECKS, diagnose
+from tidewheel.control.doctor.doctor import CHECKS, Broker, BrokerAnswer, diagnose
 from tidewheel.control.reads.findings import Finding, Severity
 from tidewheel.jobs.values import format_duration
 from tidewheel.kafka.topics import Topics, apply_topics

@@ -21,11 +21,11 @@ from tests.scheduler.firing import fire_due
 from tests.tidewheel.postgres.test_statements import STATEMENTS
 from tests.transitions.test_workflows import play
 from tidewheel.activity import Stage
+from tidewheel.control.api.streams import read_run_changes
 from tidewheel.control.client.client import Client
 from tidewheel.control.client.connection import Connection, begin_for_tenant
-from tidewheel.control.reads.now import read_now_of
+from tidewheel.control.reads.overview import read_now_of
 from tidewheel.control.reads.resuming import preview_resume
-from tidewheel.control.reads.run_changes import read_run_changes
 from tidewheel.control.reads.workload import read_activity, slowest_runs
 from tidewheel.errors import Refused
 from tidewheel.ids import job_id

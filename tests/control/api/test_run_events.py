@@ -19,8 +19,7 @@ from tests.fixtures.database import ClockedDatabase, Database
 from tests.fixtures.services import until
 from tests.transitions.stepping import in_background
 from tidewheel.clock import monotonic_seconds
-from tidewheel.control.api import app, connections, run_events
-from tidewheel.control.reads import run_changes
+from tidewheel.control.api import app, connections, run_events, streams
 from tidewheel.runs import RunState
 from tidewheel.transitions.finish import finish_runs
 
@@ -170,7 +169,7 @@ def test_ends_of_one_instant_are_sent_once_however_many_are_remembered(
     client: httpx.Client, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(run_events, "_REMEMBERED", 3)
-    for module in (run_events, run_changes):
+    for module in (run_events, streams):
         monkeypatch.setattr(module, "ENDS", 7)
     with following(client) as stream:
         next(stream)

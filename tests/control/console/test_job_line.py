@@ -18,8 +18,8 @@ from tidewheel.control.console.job_line import (
 from tidewheel.control.console.job_rows import Row, Show, counts, filtered, folded, job_rows, woven
 from tidewheel.control.console.urls import Urls
 from tidewheel.control.explain.explain import Unfired
-from tidewheel.control.explain.job_timeline import JobTimeline, Pause, TimelineBin, TimelineRun, VersionTick
 from tidewheel.control.explain.month import Counted
+from tidewheel.control.explain.operations import JobTimeline, Pause, TimelineBin, TimelineRun, VersionTick
 from tidewheel.ids import first_run_id
 from tidewheel.runs import Cause, RunState
 

@@ -13,9 +13,9 @@ from tests.control.console.pages import console, form_of, key_of, signed_in
 from tests.fixtures.acts import about
 from tests.fixtures.database import Database
 from tests.fixtures.services import until
+from tidewheel.control.api import streams
 from tidewheel.control.client.client import Client
 from tidewheel.control.console import live
-from tidewheel.control.reads import run_changes
 from tidewheel.ids import job_id
 from tidewheel.postgres.session import Conn
 
@@ -28,13 +28,13 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def looks(monkeypatch: pytest.MonkeyPatch) -> list[run_changes.Watched]:
+def looks(monkeypatch: pytest.MonkeyPatch) -> list[streams.Watched]:
     """Each look of the console, as it is made."""
-    made: list[run_changes.Watched] = []
+    made: list[streams.Watched] = []
 
-    def read(connection: Conn, tenant: str, watched: run_changes.Watched) -> object:
+    def read(connection: Conn, tenant: str, watched: streams.Watched) -> object:
         made.append(watched)
-        return run_changes.read_pulses(connection, tenant, watched)
+        return streams.read_pulses(connection, tenant, watched)
 
     monkeypatch.setattr(live, "read_pulses", read)
     return made
@@ -56,7 +56,7 @@ def news(events: Iterator[str]) -> str:
     return next(event for event in events if event != "beat")
 
 
-def test_page_hears_of_its_topics_alone(database: Database, looks: list[run_changes.Watched]) -> None:
+def test_page_hears_of_its_topics_alone(database: Database, looks: list[streams.Watched]) -> None:
     database.submit("mine")
     database.submit("other")
     mine = database.begun("mine")
@@ -75,9 +75,7 @@ def test_page_hears_of_its_topics_alone(database: Database, looks: list[run_chan
                 assert news(events) == "changed"
 
 
-def test_run_that_begins_and_ends_between_two_looks_is_news(
-    database: Database, looks: list[run_changes.Watched]
-) -> None:
+def test_run_that_begins_and_ends_between_two_looks_is_news(database: Database, looks: list[streams.Watched]) -> None:
     database.submit()
     with answering(database) as client, watching(client, "now") as events:
         database.succeed(database.begun())
@@ -85,7 +83,7 @@ def test_run_that_begins_and_ends_between_two_looks_is_news(
 
 
 def test_look_is_one_whoever_watches_and_none_without_watchers(
-    database: Database, looks: list[run_changes.Watched]
+    database: Database, looks: list[streams.Watched]
 ) -> None:
     topics = f"now,run:{begun_one(database)},job:{job_id('default', 'job')}"
     with answering(database) as client:
@@ -98,7 +96,7 @@ def test_look_is_one_whoever_watches_and_none_without_watchers(
         until(lambda: rests(looks), "no look without a watcher")
 
 
-def rests(looks: list[run_changes.Watched]) -> bool:
+def rests(looks: list[streams.Watched]) -> bool:
     """Return True if no look is made for twenty times the time between two."""
     before = len(looks)
     threading.Event().wait(1.0)
@@ -123,8 +121,8 @@ def test_look_has_three_statements_for_all_that_a_tenant_watches(database: Datab
             return self._connection.execute(*statement)  # type: ignore[call-overload]
 
     with database.transaction() as connection:
-        watched = run_changes.Watched(now=True, runs=[run] * 30, jobs=[job_id("default", "job")] * 20)  # type: ignore[list-item]
-        found = run_changes.read_pulses(Counting(connection), "default", watched)  # type: ignore[arg-type]
+        watched = streams.Watched(now=True, runs=[run] * 30, jobs=[job_id("default", "job")] * 20)  # type: ignore[list-item]
+        found = streams.read_pulses(Counting(connection), "default", watched)  # type: ignore[arg-type]
     assert set(found) == {"now", f"run:{run}", f"job:{job_id('default', 'job')}"}
     assert len(executed) == 3
 
@@ -159,7 +157,7 @@ def test_stream_needs_a_sign_in_and_known_topics(database: Database) -> None:
             assert client.get(f"/live?topics={topics}").status_code == HTTPStatus.UNPROCESSABLE_ENTITY, topics
 
 
-def test_key_of_a_tenant_hears_nothing_of_another(database: Database, looks: list[run_changes.Watched]) -> None:
+def test_key_of_a_tenant_hears_nothing_of_another(database: Database, looks: list[streams.Watched]) -> None:
     database.execute("INSERT INTO tenants (tenant) VALUES ('acme')")
     database.submit()
     run = database.begun()
@@ -206,7 +204,7 @@ def test_news_go_to_one_page_after_the_other(database: Database, monkeypatch: py
 def test_error_of_a_look_ends_the_stream_and_the_next_one_looks_again(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(connection: Conn, tenant: str, watched: run_changes.Watched) -> object:
+    def fail(connection: Conn, tenant: str, watched: streams.Watched) -> object:
         raise LookupError(tenant)
 
     with answering(database) as client:
@@ -226,10 +224,10 @@ def trigger_new(database: Database) -> None:
 
 def test_looks_name_the_tenant(database: Database) -> None:
     run = begun_one(database)
-    watched = run_changes.Watched(now=False, runs=[run], jobs=[job_id("default", "job")])  # type: ignore[list-item]
+    watched = streams.Watched(now=False, runs=[run], jobs=[job_id("default", "job")])  # type: ignore[list-item]
     with database.transaction() as connection:  # of the owner, whom row-level security does not bind
-        assert len(run_changes.read_pulses(connection, "default", watched)) == 2
-        assert run_changes.read_pulses(connection, "acme", watched) == {}
+        assert len(streams.read_pulses(connection, "default", watched)) == 2
+        assert streams.read_pulses(connection, "acme", watched) == {}
 
 
 def test_stop_ends_every_stream(database: Database) -> None:

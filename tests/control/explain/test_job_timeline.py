@@ -13,8 +13,8 @@ from tests.control.api.answering import answering
 from tests.control.explain.explaining import done, fire_all, t
 from tests.fixtures.acts import ending
 from tests.fixtures.database import ClockedDatabase, Database
-from tidewheel.control.explain import job_timeline as module
-from tidewheel.control.explain.job_timeline import (
+from tidewheel.control.explain import operations as module
+from tidewheel.control.explain.operations import (
     BinCount,
     JobTimeline,
     binned,

@@ -9,8 +9,8 @@ import pytest
 
 from tests.control.api.answering import answering
 from tests.fixtures.history import OPEN, RUNS, Large
+from tidewheel.control.api.streams import read_run_changes
 from tidewheel.control.reads.fleet import list_executors
-from tidewheel.control.reads.run_changes import read_run_changes
 from tidewheel.nouns.api_keys.operations import list_api_keys
 from tidewheel.nouns.audit_log.operations import list_audit_log
 from tidewheel.nouns.batches.operations import list_batches
