@@ -30,7 +30,7 @@ _OWN = (
 
 STORED = {
     "control/api/models.py": "digits that the pattern of the field has accepted",
-    "control/console/sign_in.py": "a cookie that this process has sealed",
+    "tidewheel/nouns/api_keys/sign_ins.py": "a cookie that this process has sealed",
     "control/explain/facts.py": "the name of a partition",
     "control/words.py": "a stored schedule, and text that the function itself has formatted",
     "executor/log_lines.py": "a time that the pattern has matched",

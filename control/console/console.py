@@ -48,11 +48,11 @@ from tidewheel.control.console.run import RunPage
 from tidewheel.control.console.run_actions import CancelRun, RetryRun
 from tidewheel.control.console.run_log import RawLog, RunLines
 from tidewheel.control.console.runs import RunsPage, SlowPage
-from tidewheel.control.console.sign_in import COOKIE, LOOKS, ZONE_COOKIE, sign_in_of
 from tidewheel.control.console.urls import PATHS, local_path, place_of
 from tidewheel.control.console.view import Page, View, in_snapshot, without_zone
 from tidewheel.control.console.words import zone_of
 from tidewheel.control.doctor.doctor import Broker, Doctor
+from tidewheel.nouns.api_keys.sign_ins import COOKIE, LOOKS, ZONE_COOKIE, sign_in_of
 from tidewheel.nouns.api_keys.web import KeysPage, NewKey, RevokeKey
 from tidewheel.nouns.batches.web import BatchesPage, BatchPage, ChangeBatch
 from tidewheel.nouns.dead_letters import web as pages_of_letters

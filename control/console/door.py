@@ -19,13 +19,12 @@ from tidewheel.control.api.key_check import KeyCheck, StoredKey
 from tidewheel.control.api.problems import PAGE
 from tidewheel.control.api.request_input import in_time
 from tidewheel.control.console.rendering import Renderer, Visitor
-from tidewheel.control.console.sign_in import COOKIE, Signer, sign_in_of
 from tidewheel.control.console.urls import is_page, local_path, within
 from tidewheel.control.console.words import size
 from tidewheel.errors import InvalidInput, TenantDeleted, UnknownTenant
 from tidewheel.jobs.validation import shown
 from tidewheel.jobs.values import MAX_PAYLOAD_BYTES, is_tenant
-from tidewheel.nouns.api_keys.sign_ins import LIFE, SignIn
+from tidewheel.nouns.api_keys.sign_ins import COOKIE, LIFE, Signer, SignIn, sign_in_of
 from tidewheel.settings.services import ApiSettings
 from tidewheel.settings.verification import is_loopback
 

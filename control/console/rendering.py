@@ -20,11 +20,19 @@ from starlette.responses import HTMLResponse, RedirectResponse, Response
 
 from tidewheel.control.api.key_check import StoredKey
 from tidewheel.control.console import payloads, words
-from tidewheel.control.console.sign_in import DONE_COOKIE, FORM_COOKIE, LOOKS, PREFIXES, ZONE_COOKIE, Signer, cookie_of
 from tidewheel.control.console.urls import PATHS, Urls, place_of
 from tidewheel.ids import instant_of, read_uuid
 from tidewheel.jobs.values import format_timestamp
-from tidewheel.nouns.api_keys.sign_ins import SignIn
+from tidewheel.nouns.api_keys.sign_ins import (
+    DONE_COOKIE,
+    FORM_COOKIE,
+    LOOKS,
+    PREFIXES,
+    ZONE_COOKIE,
+    Signer,
+    SignIn,
+    cookie_of,
+)
 from tidewheel.nouns.freezes.model import Freeze
 from tidewheel.settings.services import ApiSettings
 

@@ -19,9 +19,8 @@ from tests.control.console.pages import HTML, TOKEN, fields_of, key_of, signed_i
 from tests.fixtures.database import Database
 from tests.intake.waiting import token_of, waiting
 from tidewheel.api_keys import Scope
-from tidewheel.control.console.sign_in import COOKIE
 from tidewheel.control.console.urls import PATHS
-from tidewheel.nouns.api_keys.sign_ins import add_sign_in
+from tidewheel.nouns.api_keys.sign_ins import COOKIE, add_sign_in
 
 IN_PATH = {"key": "a", "key_id": "0123456789", "number": "1", "tenant": "acme", "fingerprint": "00" * 8, "name": "acme"}
 IN_PAGES = {"ref": "a", "kind": "redrive", "digest": "x", "name": "app.css"}

@@ -14,9 +14,8 @@ from tidewheel.api_keys import new_key
 from tidewheel.clock import monotonic_seconds
 from tidewheel.control.api import key_check
 from tidewheel.control.client.client import Client
-from tidewheel.control.console.sign_in import COOKIE
 from tidewheel.jobs.values import format_timestamp
-from tidewheel.nouns.api_keys.sign_ins import LIFE, SignIn, add_sign_in
+from tidewheel.nouns.api_keys.sign_ins import COOKIE, LIFE, SignIn, add_sign_in
 
 
 @pytest.fixture
