@@ -57,7 +57,7 @@ from tidewheel.control.cli.run_output import (
 from tidewheel.control.instants import read_instant
 from tidewheel.control.reads.json_form import as_json
 from tidewheel.control.words import printable_lines
-from tidewheel.doors.cli import Flag, Table, command
+from tidewheel.doors.cli import Table, command
 from tidewheel.errors import UnknownRun, refuse
 from tidewheel.nouns.runs.model import RunDetail
 from tidewheel.nouns.runs.reads import RunList
@@ -72,23 +72,7 @@ _UTF8 = getincrementaldecoder("utf-8")
 _POLL_SECONDS = 0.2
 
 _RUNS = Table("run", ("run", "key", "status", "cause", "scheduled", "attempt", "duration", "why"), run_row)
-list_runs = command(
-    RunList, "list", partial(_RUNS.show, nothing="no runs", spare=("duration", "attempt", "cause")),
-    flags={
-        "status": Flag(metavar="STATE", help="Only runs in this state, such as scheduled, queued, running or failed."),
-        "key": Flag(metavar="KEY", help="Only runs of this job."),
-        "labels": Flag(
-            metavar="NAME=VALUE", help="Only runs of jobs with this label; repeatable; needs --job or --since."
-        ),
-        "run_labels": Flag(
-            metavar="NAME=VALUE", help="Only runs with this label; a trigger's label overrides the job's."
-        ),
-        "lane": Flag(metavar="LANE"), "queue": Flag(metavar="NAME"), "cause": Flag(metavar="CAUSE"),
-        "concurrency_key": Flag(metavar="KEY"), "ordering_key": Flag(metavar="KEY"),
-        "since": Flag(help="Only runs scheduled at this time or later."),
-        "until": Flag(help="Only runs scheduled at this time or earlier."),
-    },
-)  # fmt: skip
+list_runs = command(RunList, "list", partial(_RUNS.show, nothing="no runs", spare=("duration", "attempt", "cause")))
 
 
 def show(

@@ -39,9 +39,15 @@ from tidewheel.control.cli.output import Output, OutputOption, print_document, p
 from tidewheel.control.cli.tables import Cell
 from tidewheel.control.instants import read_instant
 from tidewheel.errors import refuse
+from tidewheel.jobs.values import Key, Queue
 from tidewheel.nouns.operation import Call, Noun, Operation, Parameter, as_document, field_values, operations
 from tidewheel.settings.connections import Connections
 
+_METAVARS: Mapping[Any, str] = {
+    dict: "NAME=VALUE", datetime: "TIME", int: "N", float: "N", UUID: "ID", Key: "KEY",
+    Queue: "NAME",
+}  # fmt: skip
+"""The words for values by type; one of few values has the name of its parameter."""
 _KINDS: Mapping[str, Any] = {
     "after": After,
     "limit": Limit,
@@ -58,7 +64,7 @@ class Flag:
     """Parts of a flag in place of those that its parameter declares."""
 
     name: str | None = None
-    metavar: str = "TEXT"
+    metavar: str | None = None
     kind: Any = None  # the whole annotation
     default: object = None
     help: str | None = None
@@ -236,7 +242,7 @@ def _argument_kind(each: Parameter, flag: Flag) -> Any:  # noqa: ANN401 - an ann
         return None
     kind: Any = next((kind for kind in (UUID, int) if each.accepts(kind)), str)
     kind = kind if each.required else list[kind] | None
-    return Annotated[kind, typer.Argument(metavar=flag.metavar, help=flag.help or each.help)]
+    return Annotated[kind, typer.Argument(metavar=_metavar(each, flag), help=flag.help or each.help)]
 
 
 def _option(each: Parameter, flag: Flag) -> Any:  # noqa: ANN401 - an annotation
@@ -249,8 +255,12 @@ def _option(each: Parameter, flag: Flag) -> Any:  # noqa: ANN401 - an annotation
     kind: Any = int if each.accepts(int) and flag.read is None else str
     if each.accepts(dict):  # repeatable
         name, kind = name.removesuffix("s"), list[str]
-    metavar = "TIME" if each.accepts(datetime) else flag.metavar
-    return Annotated[kind | None, typer.Option(flag.name or name, metavar=metavar, help=words)]
+    return Annotated[kind | None, typer.Option(flag.name or name, metavar=_metavar(each, flag), help=words)]
+
+
+def _metavar(each: Parameter, flag: Flag) -> str:
+    otherwise = each.spoken.upper() if each.choices else "TEXT"
+    return flag.metavar or next((word for kind, word in _METAVARS.items() if each.accepts(kind)), otherwise)
 
 
 def _with_choices(each: Parameter) -> str:

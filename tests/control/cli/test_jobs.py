@@ -220,7 +220,8 @@ def test_a_list_is_narrowed_and_paged(database: Database) -> None:
 
     assert keys("--prefix", "a-", "--label", "even=True", "--label", "x=1") == ["a-0", "a-2", "a-4"]
     assert keys("--paused") == keys("--kind", "interval") == ["b"]
-    assert len(keys("--not-paused")) == 5
+    assert len(keys("--not-paused")) == len(keys("--not-unwell", "--not-quarantined", "--prefix", "a-")) == 5
+    assert (len(keys("--lane", "standard", "--queue", "default")), keys("--finished")) == (6, [])
     first = json_output(database, "job", "list", "-n", 4)
     assert first["next_cursor"] == "a-3"
     assert keys("-n", 4, "--after", "a-3") == ["a-4", "b"]

@@ -3,7 +3,7 @@
 from functools import partial
 
 from tidewheel.control.cli.tables import Cell
-from tidewheel.doors.cli import Flag, Table, command
+from tidewheel.doors.cli import Table, command
 from tidewheel.nouns.audit_log.operations import AuditEntry, AuditLog
 
 
@@ -24,10 +24,4 @@ def _row(entry: AuditEntry) -> tuple[Cell, ...]:
 
 
 _ENTRIES = Table("entry", ("at", "actor", "door", "action", "object", "version", "result", "reason"), _row)
-_FLAGS = {
-    "actor": Flag(metavar="NAME"),
-    "object": Flag(metavar="OBJECT"),
-    "action": Flag(metavar="TYPE"),
-    "door": Flag(metavar="DOOR"),
-}
-list_all = command(AuditLog, "list", partial(_ENTRIES.show, nothing="no entries"), flags=_FLAGS)
+list_all = command(AuditLog, "list", partial(_ENTRIES.show, nothing="no entries"))

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Annotated, Any
-from uuid import UUID
 
 import typer
 
@@ -86,10 +85,7 @@ def _facts(batch: BatchSummary, zone: str | None) -> Iterator[tuple[str, str | N
 _FILE = Annotated[
     str, typer.Option("--file", "-f", metavar="FILE", help="The batch in JSON or YAML: runs, on, open; - reads stdin.")
 ]
-_AFTER = Annotated[
-    UUID | None, typer.Option(metavar="ID", help="Start after this batch; the last line of a page shows it.")
-]
-_ONE: Mapping[str, Flag | None] = {"batch_id": Flag(metavar="ID", help="The id that `batch submit` printed.")}
+_ONE: Mapping[str, Flag | None] = {"batch_id": Flag(help="The id that `batch submit` printed.")}
 _IN_FILE: Mapping[str, Flag | None] = {**_ONE, "runs": Flag(kind=_FILE), "on": None, "open": None}
 _ENDED = "already, or has ended"
 
@@ -107,6 +103,6 @@ resume = _batch("resume", changed("batch", "resumed", "the batch is open"), flag
 cancel = _batch("cancel", changed("batch", "cancelled", f"the batch is cancelled {_ENDED}"), flags=_ONE)
 list_batches = _batch(
     "list", partial(Table("batch", ("batch", "state", "runs", "pending", "failed"), _row).show, nothing="no batches"),
-    flags={"after": Flag(kind=_AFTER), "limit": Flag(default=50)},
+    flags={"limit": Flag(default=50)},
 )  # fmt: skip
 show = _batch("get", _show, flags={**_ONE, "limit": Flag(default=100)}, local_times=True)

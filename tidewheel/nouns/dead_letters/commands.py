@@ -91,12 +91,7 @@ _LETTERS = Table(
     "dead letter", ("id", "created", "job", "status", "error", "run or message", "redriven as"), _letter_row
 )
 _GROUPS = Table("group", ("dead letters", "job", "status", "error", "versions", "first", "last"), _group_row)
-_FLAGS = {
-    **OF_FAILED,
-    "ids": Flag(metavar="ID", help="Dead letters, by id."),
-    "kind": Flag(metavar="KIND"),
-    "number": Flag(metavar="ID"),
-}
+_FLAGS = {**OF_FAILED, "ids": Flag(metavar="ID", help="Dead letters, by id."), "number": Flag(metavar="ID")}
 
 _dlq = partial(command, DeadLetters, flags=_FLAGS, table=_LETTERS)
 list_dead_letters = _dlq("list", partial(_LETTERS.show, nothing="no dead letters", spare=("status",)))

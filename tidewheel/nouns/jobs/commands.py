@@ -253,8 +253,6 @@ _VERSIONS = Table("version", ("version", "in force after", "until", "changed"), 
 _DAYS = (
     "day", "succeeded", "failed", "timed out", "cancelled", "skipped", "attempts", "p50", "p90", "p99", "late p99",
 )  # fmt: skip
-_AFTER = Annotated[str, typer.Option(metavar="KEY", help="Start after this key; the last line of a page shows it.")]
-_QUARANTINED = Annotated[bool, typer.Option("--quarantined", help="Only quarantined jobs.")]
 _UNTIL = Annotated[str | None, typer.Option(metavar="TIME", help="Resume the job automatically at this time.")]
 _AT = Annotated[str, typer.Option(metavar="TIME", help="The occurrence's nominal instant.")]
 _TO = Annotated[str, typer.Option(metavar="TIME", help="New time of the occurrence.")]
@@ -269,13 +267,6 @@ _BEFORE = Annotated[
 _BEGIN = Annotated[str, typer.Option("--from", metavar="TIME", help="The first instant of the range.")]
 _END = Annotated[str, typer.Option("--to", metavar="TIME", help="The last instant of the range.")]
 _DRY_RUN = Annotated[bool, typer.Option("--dry-run", help="Print the number of occurrences; run none.")]
-_LIST: Mapping[str, Flag | None] = {
-    "labels": Flag(metavar="NAME=VALUE"),
-    "kind": Flag(metavar="KIND"),
-    "quarantined": Flag(kind=_QUARANTINED, default=False, read=lambda given: given or None),
-    "after": Flag(kind=_AFTER),
-    **dict.fromkeys(("finished", "lane", "queue", "unwell")),
-}
 _ONE: Mapping[str, Flag | None] = {
     "key": Flag(kind=Key),
     "if_version": Flag(kind=IfVersion),
@@ -299,12 +290,10 @@ _BACKFILL: Mapping[str, Flag | None] = {
     ),
     "versions": Flag(metavar="WHICH"),
     "overlap": Flag(metavar="POLICY"),
-    "max_concurrent": Flag(metavar="N"),
-    "order": Flag(metavar="ORDER"),
     "dry_run": Flag(kind=_DRY_RUN),
 }
 
-list_jobs = command(Jobs, "list", partial(_JOBS.show, nothing="no jobs"), flags=_LIST)
+list_jobs = command(Jobs, "list", partial(_JOBS.show, nothing="no jobs"))
 show = command(Jobs, "get", _show_one, flags=_ONE, local_times=True)
 
 _job = partial(command, OneJob, flags=_ONE)

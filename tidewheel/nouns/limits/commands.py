@@ -58,9 +58,9 @@ def _count(number: int) -> str:
 _PATTERN = Flag(metavar="KEY", help="A key, or 'PREFIX*' for each key with this prefix.")
 _FLAGS = {
     "key": _PATTERN,
-    "at_once": Flag(metavar="N", help="Maximum number of active runs of a key."),
+    "at_once": Flag(help="Maximum number of active runs of a key."),
     "rate": Flag(metavar="N/UNIT", help="Maximum rate of starts of a key, such as 100/min."),
-    "burst": Flag(metavar="N", help="Starts at once after idle time; 1 by default."),
+    "burst": Flag(help="Starts at once after idle time; 1 by default."),
 }
 _PREFIX = Annotated[str | None, typer.Argument(metavar="[PREFIX]", help="Only keys that begin with this text.")]
 _LIMITS = Table("limit", ("key", "at once", "rate", "burst", "keys", "running", "waiting", "set", "by"), _limit_row)

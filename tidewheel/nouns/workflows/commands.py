@@ -81,13 +81,13 @@ def _facts(workflow: WorkflowSummary, zone: str | None) -> Iterator[tuple[str, s
 
 
 _ROOT = Annotated[str | None, typer.Argument(metavar="KEY", help="Only occurrences of this root.")]
-_ONE: Mapping[str, Flag | None] = {"root_run_id": Flag(kind=RunId), "generation": Flag(metavar="N")}
+_ONE: Mapping[str, Flag | None] = {"root_run_id": Flag(kind=RunId)}
 _WORKFLOWS = Table("workflow", ("root run", "key", "state", "scheduled", "pending", "failed"), _row)
 
 _workflow = partial(command, Workflows, flags=_ONE)
 list_workflows = _workflow(
     "list", partial(_WORKFLOWS.show, nothing="no workflows", spare=("pending", "failed", "scheduled")),
-    flags={"key": Flag(kind=_ROOT), "state": Flag(metavar="STATE"), "limit": Flag(default=50)},
+    flags={"key": Flag(kind=_ROOT), "limit": Flag(default=50)},
 )  # fmt: skip
 show = _workflow("get", _show, local_times=True)
 pause = _workflow("pause", changed("workflow", "paused", "the occurrence is already paused, or has ended"))

@@ -146,18 +146,12 @@ def _problems(errors: object) -> str:
 
 
 _WORKS = Table("work", ("id", "kind", "job", "created", "state", "done", "rejected", "rate", "reason"), _row)
-_FLAGS = {
-    "work_id": Flag(metavar="ID", help="The id, as printed by the command that started the work."),
-    "key": Flag(metavar="KEY"),
-}
+_FLAGS = {"work_id": Flag(help="The id, as printed by the command that started the work.")}
 _FOLLOW = typer.Option("--follow", "-f", help="Wait until the work is finished.")
 
 RATE = Flag(metavar="N/s", help="Process at most this many per second; also N/m or N/h.", read=_read_rate)
 """The flag of a work's rate."""
-OF_FAILED: Mapping[str, Flag | None] = {
-    "key": Flag(metavar="KEY"), "status": Flag(metavar="STATE"), "lane": Flag(metavar="LANE"),
-    "error_type": Flag("--error", "TYPE"), "queue": Flag(metavar="NAME"), "rate": RATE,
-}  # fmt: skip
+OF_FAILED: Mapping[str, Flag | None] = {"error_type": Flag("--error", "TYPE"), "rate": RATE}
 """The flags of a work on failed runs."""
 WAIT = {
     "wait": Annotated[
