@@ -1,6 +1,6 @@
 """The audit log: who changed what, when, by which door. Rows lead to what they are about."""
 
-from typing import ClassVar, cast
+from typing import ClassVar
 
 from starlette.requests import Request
 
@@ -11,7 +11,7 @@ from tidewheel.control.api.request_input import Cursors, PageQuery
 from tidewheel.control.client.connection import Connection
 from tidewheel.control.console.urls import Urls
 from tidewheel.control.console.view import View, list_view, page_now, read_filters
-from tidewheel.doors.address import after_of, next_cursor, query_of
+from tidewheel.doors.address import after_of, next_cursor, query_with
 from tidewheel.ids import job_id
 from tidewheel.nouns.audit_log.operations import AuditEntry, AuditLog, list_audit_log
 from tidewheel.nouns.audit_log.operations import AuditLogPage as Entries
@@ -27,7 +27,7 @@ _ACTIONS = (
 _PAGES = {"run": "run_id", "workflow": "root_run_id", "batch": "batch_id", "calendar": "name"}
 
 _LIST = operations(AuditLog)["list"]
-_QUERY, _NAMES = query_of(_LIST, _LIST.parameters)
+_QUERY, _NAMES = query_with(PageQuery, _LIST, _LIST.parameters)
 
 
 class AuditLogPage:
@@ -39,7 +39,7 @@ class AuditLogPage:
     def read(self, connection: Connection, caller: Caller, request: Request, urls: Urls) -> View:
         """List entries, the newest first: those of every tenant, unless the address names one."""
         now = page_now(connection)
-        query, errors = read_filters(request, cast("type[PageQuery]", _QUERY), now)
+        query, errors = read_filters(request, _QUERY, now)
         tenant = None if caller.all_tenants and "tenant" not in request.query_params else caller.tenant
         given = {name: getattr(query, spoken) for name, spoken in _NAMES.items() if name != "all_tenants"}
 

@@ -38,12 +38,13 @@ from tidewheel.control.reads.job_position import SelectedJob, read_selected_jobs
 from tidewheel.control.reads.outcomes import ErrorLine, read_newest_errors
 from tidewheel.control.reads.resuming import preview_resume
 from tidewheel.control.reads.waits import read_waits
+from tidewheel.doors.address import form_of
 from tidewheel.errors import FieldError, InvalidInput
 from tidewheel.ids import instant_of
 from tidewheel.jobs.values import Key
 from tidewheel.nouns.jobs.model import JobPage, JobSummary
 from tidewheel.nouns.jobs.reads import list_jobs
-from tidewheel.nouns.jobs.web import JobsQuery
+from tidewheel.nouns.jobs.web import BY_FIELD, JobsQuery, jobs_query
 from tidewheel.nouns.runs.reads import count_queued
 from tidewheel.postgres.session import Conn
 from tidewheel.runs import SCHEDULED
@@ -56,6 +57,7 @@ _IDLE = 6  # jobs that never ran which become one line
 _BACKLOGS = 3  # jobs whose waiting runs are counted
 _FURTHER = 3  # pages of jobs that are read for the rows of one
 _UNREAD = JobBins((), (), is_sample=False)
+_FORM = form_of(BY_FIELD, without=("prefix",))
 _NONE = FieldError("job", "none of the selected jobs is there", "go back and select others")
 
 
@@ -119,9 +121,10 @@ class ResumeJobs:
 
 def freezable_filters(query: JobsQuery) -> Mapping[str, object] | None:
     """Return the scope of a freeze of all jobs that a list shows; None if a freeze has no such filter."""
-    named = {"key_prefix": query.prefix or None, "label": pairs(query.label) or None}
+    given = query.filter
+    named = {"key_prefix": given.pop("prefix", None), "label": pairs(given.pop("labels", None) or {})}
     found: dict[str, object] = {name: value for name, value in named.items() if value}
-    return found if found and not any((query.status, query.kind, query.lane, query.queue)) else None
+    return found if found and all(value is None for value in given.values()) else None
 
 
 def _nothing(verb: str, why: str, request: Request, urls: Urls) -> Dialog:
@@ -173,12 +176,15 @@ def _sample(found: Sequence[SelectedJob]) -> Sequence[str]:
 
 
 class JobsPageQuery(JobsQuery):
-    """The filter of the list, its order, and how the page shows it."""
+    """Query of the page of jobs without the filter: its order, and how it shows the list."""
 
     view: Literal["table", "grid"] = "table"
     window: Literal["1h", "6h", "24h", "7d"] = "1h"
     sort: Literal["problems", "key", "-key"] = "problems"
     idle: Literal["fold", "show"] = "fold"
+
+
+_QUERY = jobs_query(JobsPageQuery)
 
 
 class JobsPage:
@@ -188,7 +194,7 @@ class JobsPage:
 
     def read(self, connection: Connection, caller: Caller, request: Request, urls: Urls) -> View:
         """Read a page of jobs by the filters of the address."""
-        query, errors = read_filters(request, JobsPageQuery)
+        query, errors = read_filters(request, _QUERY)
         now, is_grid = page_now(connection), query.view == "grid"
         along = axis(Window(query.window), now, zone_of_page(request)[1], whole=True, grid=True)
         shown = ("view", "window", "sort", "idle")
@@ -226,7 +232,9 @@ class JobsPage:
                 "freezable": freezable_filters(query), "along": along, "pitch": pitch,
             }  # fmt: skip
 
-        return list_view("jobs", query, listed, errors=errors, now=now, urls=urls, of_page=rows, shown=shown)
+        return list_view(
+            "jobs", query, listed, errors=errors, now=now, urls=urls, of_page=rows, fields=_FORM, shown=shown
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -187,10 +187,13 @@ class RetryRuns:
         return Done(urls("runs", cause="retry", last="1h"), words)
 
 
-_NAMED = ("status", "key", "queue", "lane", "cause", "labels", "since", "until")
 _TIMES, _NOT_APPLIED = frozenset({"since", "until"}), frozenset({"status", "since", "until"})
-_ASKED = [each for each in operations(RunList)["list"].parameters if each.name in _NAMED]
-_QUERY = model_of("MatchingQuery", [in_address(each) for each in _ASKED], TenantQuery)
+_NAMED = {
+    each.name: in_address(each)
+    for each in operations(RunList)["list"].parameters
+    if each.name in {*RunsMatching.model_fields, *_NOT_APPLIED}
+}
+_QUERY = model_of("MatchingQuery", [*_NAMED.values()], TenantQuery)
 """The filter of a cancellation, in the words of the list of runs, whose state and times narrow no cancellation."""
 
 
@@ -278,7 +281,7 @@ def _ends(waiting: str, started: int, between: int = 0, *, who: str = "An attemp
 def matching_filters(filters: PageFilter) -> Mapping[str, object] | None:
     """Return the filters of a cancellation of all that a list shows; None if it has others or none."""
     named = {name for name, value in filters.items() if value}
-    if named - {*_NAMED} or not named - _NOT_APPLIED or filters.get("status") in FINAL:
+    if named - _NAMED.keys() or not named - _NOT_APPLIED or filters.get("status") in FINAL:
         return None
     return _shown(filters)
 
@@ -301,14 +304,13 @@ def matching_button(filters: RunFilter) -> str:
 def _asked(request: Request) -> RunFilter:
     """Return the filter of an address."""
     query = read_query(request, _QUERY)
-    found = {each.name: getattr(query, in_address(each)[0]) for each in _ASKED}
-    return cast("RunFilter", {name: found[name] for name in _NAMED if found[name]})
+    found = {name: getattr(query, spoken) for name, (spoken, _) in _NAMED.items()}
+    return cast("RunFilter", {name: value for name, value in found.items() if value})
 
 
 def _shown(filters: RunFilter) -> Mapping[str, object]:
     """Return a filter as an address has it."""
-    names = {"key": "job", "labels": "label"}
-    given: dict[str, object] = {names.get(name, name): filters.get(name) for name in _NAMED}
+    given: dict[str, object] = {spoken: filters.get(name) for name, (spoken, _) in _NAMED.items()}
     given["label"] = pairs(filters.get("labels") or {})
     return {name: format_timestamp(it) if isinstance(it, datetime) else it for name, it in given.items() if it}
 

@@ -189,6 +189,10 @@ def time_left(work: Work, rate: float) -> timedelta | None:
     return timedelta(seconds=round((work.total - work.done) / rate))
 
 
+_WORDED = {"job", "job_id", "error_type", "status", "kind", "ids", "since", "until", "redriven", "versions"}
+"""Fields of a work's filter that have words of their own, or none."""
+
+
 def filter_words(row: Cancellation | StoredWork) -> Iterator[str]:
     """Yield the filters of bulk work, one phrase each; none if it concerns all."""
     if isinstance(row, Cancellation):
@@ -203,7 +207,7 @@ def filter_words(row: Cancellation | StoredWork) -> Iterator[str]:
     yield from [str(given["status"]).replace("_", " ")] if "status" in given else []
     yield from ["messages"] if given.get("kind") == "message" else []
     yield from [counted(len(ids), "dead letter")] if (ids := as_list(given.get("ids"))) else []
-    yield from (f"{name} {given[name]}" for name in ("queue", "lane") if name in given)
+    yield from (f"{name.replace('_', ' ')} {value}" for name, value in given.items() if name not in _WORDED)
 
 
 class _Read(NamedTuple):

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
-from typing import TYPE_CHECKING, ClassVar, Literal, cast
+from typing import ClassVar, Literal, cast
 from uuid import UUID
 
 from starlette.requests import Request
@@ -34,36 +34,31 @@ from tidewheel.control.console.view import (
 from tidewheel.control.console.words import timed
 from tidewheel.control.reads.outcomes import read_job_times
 from tidewheel.control.reads.workload import slowest_runs
-from tidewheel.doors.address import after_of, next_cursor, query_of
+from tidewheel.doors.address import after_of, form_of, next_cursor, query_with
 from tidewheel.ids import job_id
 from tidewheel.jobs.values import Instant, format_timestamp
 from tidewheel.nouns.operation import operations
 from tidewheel.nouns.runs.model import Group, PageFilter, RunPage, RunSummary, Status
+from tidewheel.nouns.runs.operations import Runs
 from tidewheel.nouns.runs.reads import RunList, count_states, list_runs, longest_attempts
 from tidewheel.runs import DEAD_LETTERED
 
-_RETRYABLE = {"status", "job", "lane", "queue", "since", "until", "last"}
+_RETRYABLE = {"last", *(each.spoken for each in operations(Runs)["retry_failed"].parameters if each.filters)}
 _ALIKE: Mapping[Group, Status | None] = {
     "due": None, "running_or_cancelling": "running", "failed_or_timed_out": "failed"
 }  # fmt: skip
 """By the group of a list the state whose list has the same action on all that match; None for that of all states."""
 
 _LIST = operations(RunList)["list"]
-_MADE, _NAMES = query_of(_LIST, _LIST.parameters)
+_FORM = form_of(_LIST.parameters, without=("status", "key"))
 
 _FURTHER, _ROWS = 4, 20  # pages of runs that are read until so many rows are there
 _SHOWN = 50
 _RUNNING = 10
 
 
-if TYPE_CHECKING:
-    _Query = PageQuery
-else:
-    _Query = _MADE
-
-
-class PageOfRunsQuery(_Query):
-    """Filter of the page of runs, with the states of a figure, a span before now, and the order."""
+class PageOfRunsQuery(PageQuery):
+    """Query of the page of runs without the filter: the states of a figure, a span, the order."""
 
     group: Group | None = None
     last: Literal["1h", "24h", "7d", "30d"] | None = None
@@ -71,6 +66,9 @@ class PageOfRunsQuery(_Query):
     ended_until: Instant | None = None
     sort: Literal["-scheduled", "scheduled"] = "-scheduled"
     opened: Text | None = None  # a run among the neighbours that the list does not fold
+
+
+_QUERY, _NAMES = query_with(PageOfRunsQuery, _LIST, _LIST.parameters)
 
 
 class RunsPage:
@@ -81,7 +79,7 @@ class RunsPage:
     def read(self, connection: Connection, caller: Caller, request: Request, urls: Urls) -> View:
         """Read a page of runs by the filters of the address."""
         now = page_now(connection)
-        query, errors = read_filters(request, PageOfRunsQuery, now)
+        query, errors = read_filters(request, _QUERY, now)
         narrowed = _filter_of(query, now)
         fails = query.group == "failed_or_timed_out" or narrowed.get("status") in DEAD_LETTERED
         folded = partial(_folded, now=now, opened=query.opened, fails=fails)
@@ -120,8 +118,9 @@ class RunsPage:
             return {**more, "messages": messages, "counts": counts, "late": late, "folds": folds}
 
         return list_view(
-            "runs", query, listed, errors=errors, now=now, urls=urls, of_page=values, shown=("sort", "opened")
-        )
+            "runs", query, listed, errors=errors, now=now, urls=urls, of_page=values, fields=_FORM,
+            shown=("sort", "opened"),
+        )  # fmt: skip
 
 
 def _folded(

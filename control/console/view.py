@@ -214,6 +214,7 @@ def list_view(
     now: datetime,
     urls: Urls,
     of_page: Callable[[T], Mapping[str, object]] = lambda page: {},
+    fields: Sequence[tuple[str, Sequence[str]]] = (),
     shown: tuple[str, ...] = (),
 ) -> View:
     """Return the view of a list.
@@ -221,6 +222,7 @@ def list_view(
     Args:
         read: Reads the page of rows, and its cursor.
         of_page: Values of the template that depend on the rows.
+        fields: The fields of the form, each with its listed values.
         shown: The fields of the query that filter nothing, but change how the page shows the list.
     """
     found: tuple[T, str | None] | Failed = Failed("") if errors else part(read)
@@ -232,7 +234,7 @@ def list_view(
     return View(
         {
             "now": now, "page": page, "query": query, "errors": errors, "filters": filters, "kept": kept,
-            "labels": filters.get("label", []), "is_first": query.cursor is None,
+            "fields": fields, "is_first": query.cursor is None,
             "older": None if cursor is None else urls(place, **filters, **kept, cursor=cursor), **values,
         },
         422 if errors or isinstance(found, Failed) else 200,

@@ -1,13 +1,13 @@
-"""Addresses of operations: the query of each, and its cursor."""
+"""Addresses of operations: the query of each, the form that makes one, and its cursor."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from types import NoneType
-from typing import Annotated, Any, cast, get_args, get_origin
+from typing import Annotated, Any, TypeVar, cast, get_args, get_origin
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, create_model
 
 from tidewheel.control.api.request_input import (
     Cursors,
@@ -22,12 +22,14 @@ from tidewheel.control.api.request_input import (
 from tidewheel.jobs.values import Instant
 from tidewheel.nouns.operation import Operation, Parameter, Rows, model_of
 
+Q = TypeVar("Q", bound=TenantQuery)
+
 _PLURAL = re.compile("(?<=ch)es$|s$")
 _PLACES = ("after", "before")  # of the pages of a list
 _IN_CURSORS: Mapping[object, object] = {datetime: Instant, int: Whole}
 
 
-def query_of(declared: Operation, asked: Sequence[Parameter]) -> tuple[type[TenantQuery], dict[str, str]]:
+def query_of(declared: Operation, asked: Sequence[Parameter]) -> tuple[type[TenantQuery], Mapping[str, str]]:
     """Return the model of a query, and the names in it of the parameters that it has."""
     named = {each.name: in_address(each) for each in asked if each.name not in _PLACES}
     names = {name: spoken for name, (spoken, _) in named.items()}
@@ -35,6 +37,13 @@ def query_of(declared: Operation, asked: Sequence[Parameter]) -> tuple[type[Tena
     base = PageQuery if len(names) < len(asked) else listed
     own = [each for each in named.values() if each[0] not in base.model_fields]
     return (model_of(f"{title(declared.name)}Query", own, base, f"Query of {declared.name}.") if own else base), names
+
+
+def query_with(base: type[Q], declared: Operation, asked: Sequence[Parameter]) -> tuple[type[Q], Mapping[str, str]]:
+    """Return the same with the fields of another query behind them."""
+    made, names = query_of(declared, asked)
+    bases: Any = made if issubclass(made, base) else (base, made)
+    return cast("type[Q]", create_model(made.__name__, __base__=bases)), names
 
 
 def in_address(each: Parameter) -> tuple[str, Parameter]:
@@ -46,6 +55,16 @@ def in_address(each: Parameter) -> tuple[str, Parameter]:
         return singular(each.spoken), replace(each, kind=tuple[Whole, ...], default=())
     reader = flag if each.accepts(bool) else whole if each.accepts(int) else None
     return each.spoken, each if reader is None else replace(each, kind=Annotated[each.kind, BeforeValidator(reader)])
+
+
+def form_of(asked: Sequence[Parameter], *, without: Collection[str]) -> Sequence[tuple[str, Sequence[str]]]:
+    """Return the fields of a list's form by name, each with its listed values.
+
+    Args:
+        without: The fields that the page has elsewhere.
+    """
+    shown = [each for each in asked if each.filters and each.name not in without]
+    return [(in_address(each)[0], ("true", "false") if each.accepts(bool) else each.choices) for each in shown]
 
 
 def place_of(declared: Operation) -> Parameter:

@@ -40,18 +40,18 @@ export interface Operations {
       limit?: number;
       /** The `next_cursor` of the previous page. */
       cursor?: string;
-      /** Only keys with this prefix. */
+      /** Only jobs whose key begins with this text. */
       prefix?: string;
-      /** Only jobs in this state; `unwell` are those in quarantine, or with a failure among their last 10 runs within seven days. */
-      status?: "active" | "paused" | "finished" | "quarantined" | "unwell";
-      /** Only jobs with this label, as name=value; repeatable. */
+      /** Only jobs with this label; repeatable. Write each as name=value. */
       label?: Array<string>;
+      /** Only this kind of schedule. */
+      kind?: "once" | "interval" | "fixed_delay" | "cron" | "manual" | "after";
       /** Only jobs of this lane. */
       lane?: "critical" | "standard" | "batch";
       /** Only jobs of this queue. */
       queue?: string;
-      /** Only schedules of this kind. */
-      kind?: "once" | "interval" | "fixed_delay" | "cron" | "manual" | "after";
+      /** Only jobs in this state; `unwell` are those in quarantine, or with a failure among their last 10 runs within seven days. */
+      status?: "active" | "paused" | "finished" | "quarantined" | "unwell";
     };
     body: unknown;
     answer: JobPage;

@@ -21,6 +21,8 @@ from tests.fixtures.run_ids import run_instant
 from tests.tidewheel.postgres.test_statements import INDEX_LINE, INDEX_NAME
 from tidewheel.clock import SystemClock
 from tidewheel.ids import run_range
+from tidewheel.nouns.dead_letters.operations import DeadLetterFilter
+from tidewheel.nouns.jobs.model import JobFilter
 from tidewheel.nouns.runs.model import PageFilter
 from tidewheel.outbox import slice_lane_of
 from tidewheel.postgres.session import BY_KEY, KEPT_PLANS, UNIFORM, Conn, connect
@@ -317,7 +319,8 @@ def facts(loaded: Database, batches: Mapping[str, list[Any]]) -> dict[str, Any]:
 
 # Of lists and walks: no filter but the first, from their beginnings.
 _UNFILTERED: Mapping[str, object] = dict.fromkeys(
-    {*PageFilter.__annotations__, "ids", "kind", "error_type", "handler", "redriven", "order_id", "states", "ahead"}
+    [name for each in (PageFilter, DeadLetterFilter, JobFilter) for name in each.__annotations__]
+    + ["handler", "order_id", "states", "ahead"]
 )
 _LONG_AGO, _FAR_AHEAD = datetime(1970, 1, 1, tzinfo=UTC), datetime(9999, 1, 1, tzinfo=UTC)
 _NOWHERE, _BEYOND = UUID(int=0), UUID(int=(1 << 128) - 1)
@@ -334,8 +337,7 @@ _LETTERS: Mapping[str, object] = {
 _RUNS: Mapping[str, object] = {**_UNFILTERED, **_RANGE, "before_at": _FAR_AHEAD, "before_id": _BEYOND, "look": 51}
 
 _JOBS: Mapping[str, object] = {
-    **_UNFILTERED, "after": "job-2", "prefix": "", "beyond": None, "labels": Jsonb({}), "paused": None,
-    "finished": None, "quarantined": None, "unwell": None, "occurs": True, "look": 20_000,
+    **_UNFILTERED, "after": "job-2", "prefix": "", "beyond": None, "labels": Jsonb({}), "occurs": True, "look": 20_000,
     "limit": 51,
 }  # fmt: skip
 

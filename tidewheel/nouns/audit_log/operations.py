@@ -75,14 +75,14 @@ def list_audit_log(
     connection: Conn, tenant: str | None, *, after: Place | None = None, limit: int = 50, **fits: Unpack[AuditFilter]
 ) -> AuditLogPage:
     """Return a page of the audit log of a tenant, or of all for None, newest first."""
-    indexed = {"object"} if tenant is not None else set[str]()
-    is_filtered = any(fits.get(name) for name in {"actor", "object", "action", "door"} - indexed)
+    indexed = {"since", "until"} if tenant is None else {"since", "until", "object"}
+    is_filtered = any(value for name, value in fits.items() if name not in indexed)
     until = fits.get("until")
     at, number = after or (_LATEST if until is None else (until, 0))
     columns: dict[str, object] = {
-        "tenant": tenant, "since": fits.get("since") or _EARLIEST, "before_at": at, "before_id": number,
-        "actor": fits.get("actor"), "object": fits.get("object"), "action": fits.get("action"),
-        "door": fits.get("door"), "look": MAX_LOOK if is_filtered else limit, "limit": limit,
+        **dict.fromkeys(AuditFilter.__annotations__), **fits, "tenant": tenant,
+        "since": fits.get("since") or _EARLIEST, "before_at": at, "before_id": number,
+        "look": MAX_LOOK if is_filtered else limit, "limit": limit,
     }  # fmt: skip
     statement = _SQL["list_audit_log_of_object"] if fits.get("object") else _SQL["list_audit_log"]
     rows = connection.execute(

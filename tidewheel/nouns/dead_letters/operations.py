@@ -46,7 +46,7 @@ LOOKED_AT = 20_000  # rows of one statement, matching or not: some tens of milli
 GROUPED = 10_000  # the newest dead letters: some tens of milliseconds
 _GROUPS = 200
 _SHOWN = 10  # of a dry run
-_UNINDEXED = ("kind", "redriven", "status", "error_type", "queue", "lane")
+_INDEXED = {"ids", "key", "since", "until"}
 
 EARLIEST = datetime(1970, 1, 1, tzinfo=UTC)
 _LATEST = datetime(9999, 12, 31, tzinfo=UTC)
@@ -214,7 +214,8 @@ def survey_dead_letters(connection: Conn, tenant: str, filters: DeadLetterFilter
     shown: DeadLetterFilter = {"ids": [letter.id for letter in found[:_SHOWN]]}
     first = _list(connection, {**filter_columns(connection, tenant, shown), **_NEWEST, "look": _SHOWN, "limit": _SHOWN})
     # By the filters of the index alone: a rare error would read all dead letters.
-    newest = _list(connection, {**columns, **dict.fromkeys(_UNINDEXED), **_NEWEST, "look": 1, "limit": 1})
+    others = dict.fromkeys(DeadLetterFilter.__annotations__.keys() - _INDEXED)
+    newest = _list(connection, {**columns, **others, **_NEWEST, "look": 1, "limit": 1})
     # A run that is redriven now and fails again is a dead letter of a later time.
     stored = {**columns, "until": newest[0].created_at}
     return Survey(

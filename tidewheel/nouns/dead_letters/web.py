@@ -4,7 +4,7 @@ from base64 import b64encode
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from starlette.requests import Request
 
@@ -29,7 +29,7 @@ from tidewheel.control.console.view import (
     read_filters,
 )
 from tidewheel.control.reads.stored import read_run_payload
-from tidewheel.doors.address import after_of, query_of
+from tidewheel.doors.address import after_of, form_of, query_with
 from tidewheel.doors.console import Confirm
 from tidewheel.doors.rest import Route, Routes
 from tidewheel.errors import UnknownDeadLetter
@@ -54,22 +54,19 @@ _WORDS = 120  # characters of an error in a dialog
 _WORKS = 20  # redrives, of which some are under way
 _SPAN = {"since", "until", "job_id"}  # of a stored filter, beside its words
 _LIST = operations(DeadLetters)["list"]
-_MADE, _NAMES = query_of(_LIST, _LIST.parameters)
+_FORM = form_of(_LIST.parameters, without=("redriven", "key"))
 
 
-if TYPE_CHECKING:
-    _Query = PageQuery
-else:
-    _Query = _MADE
-
-
-class PageOfLettersQuery(_Query):
-    """Filter of the page of dead letters, with its tab, and a span before now."""
+class PageOfLettersQuery(PageQuery):
+    """Query of the page of dead letters without the filter: its tab, and a span before now."""
 
     show: Literal["open", "redriven", "all"] = "open"
     last: Literal["1h", "24h", "7d", "30d"] | None = None
     view: Literal["causes", "list"] = "causes"  # causes only without a filter
     opened: Text | None = None  # an id among the neighbours that the list does not fold
+
+
+_QUERY, _NAMES = query_with(PageOfLettersQuery, _LIST, _LIST.parameters)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +78,7 @@ class DeadLettersListPage:
     def read(self, connection: Connection, caller: Caller, request: Request, urls: Urls) -> View:
         """Read the causes, and a page of dead letters by the filters of the address."""
         now = page_now(connection)
-        query, errors = read_filters(request, PageOfLettersQuery, now)
+        query, errors = read_filters(request, _QUERY, now)
         narrowed = {name: getattr(query, spoken) for name, spoken in _NAMES.items()}
         if narrowed["redriven"] is not None:  # the tab is in its place
             query = query.model_copy(update={"show": "redriven" if narrowed["redriven"] else "open", "redriven": None})
@@ -99,8 +96,9 @@ class DeadLettersListPage:
         filters, by_cause = filters_of(query, "opened", "view"), query.view == "causes" and query.show == "open"
         by_cause = by_cause and query.cursor is None and not set(filters) - {"last"}
         view = list_view(
-            "dead_letters", query, listed, errors=errors, now=now, urls=urls, of_page=folded, shown=("view", "opened")
-        )
+            "dead_letters", query, listed, errors=errors, now=now, urls=urls, of_page=folded, fields=_FORM,
+            shown=("view", "opened"),
+        )  # fmt: skip
         selected = {name: value for name, value in filters.items() if name not in {"last", "show"}}
         if query.last is not None:  # an instant in place of the span
             selected["since"] = f"{since:%Y-%m-%dT%H:%M:%SZ}"

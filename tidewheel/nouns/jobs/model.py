@@ -6,11 +6,11 @@ from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Annotated, Literal, TypedDict, cast
 from uuid import UUID
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from tidewheel.control.reads.json_form import one_of
 from tidewheel.ids import JobId
-from tidewheel.jobs.values import Labels, Queue
+from tidewheel.jobs.values import MAX_TEXT, Labels, Queue, one_line
 from tidewheel.nouns.freezes.model import Freeze
 from tidewheel.nouns.runs.model import STATUSES
 
@@ -19,12 +19,14 @@ if TYPE_CHECKING:
 
 Kind = Literal["once", "interval", "fixed_delay", "cron", "manual", "after"]
 Lane = Literal["critical", "standard", "batch"]
+Begin = Annotated[str, AfterValidator(lambda text: text and one_line(MAX_TEXT)(text))]
+"""The first characters of a key; empty for any."""
 
 
 class JobFilter(TypedDict, total=False):
     """Filter of jobs, which match all of its fields."""
 
-    prefix: Annotated[str | None, Field(description="Only jobs whose key begins with this text.")]
+    prefix: Annotated[Begin | None, Field(description="Only jobs whose key begins with this text.")]
     labels: Annotated[Labels | None, Field(description="Only jobs with this label; repeatable.")]
     paused: Annotated[bool | None, Field(description="Only paused jobs, or only jobs that are not paused.")]
     finished: Annotated[

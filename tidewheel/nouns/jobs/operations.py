@@ -11,16 +11,17 @@ from typing import Annotated, Literal, Unpack
 from uuid import UUID
 
 from psycopg.rows import class_row
-from pydantic import AfterValidator, Field
+from pydantic import Field
 
 from tidewheel.activity import quantile, unpack
 from tidewheel.api_keys import Scope
 from tidewheel.errors import UnknownJob
 from tidewheel.ids import job_id
 from tidewheel.jobs.schedule import Interval
-from tidewheel.jobs.values import MAX_TEXT, IfVersion, Instant, OverlapPolicy, Reason, one_line
+from tidewheel.jobs.values import IfVersion, Instant, OverlapPolicy, Reason
 from tidewheel.nouns.jobs.model import (
     BackfillResult,
+    Begin,
     Change,
     Job,
     JobDetail,
@@ -46,7 +47,6 @@ JOB = f"{JOBS}/{{key}}"
 
 At = Annotated[Instant, Field(description="The occurrence's nominal instant.")]
 Number = Annotated[int, Field(ge=1, le=2**31 - 1)]
-_After = Annotated[str, AfterValidator(lambda text: text and one_line(MAX_TEXT)(text))]
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +152,7 @@ class Jobs(Noun):
     """Reads of jobs; `Client.submit`, `patch` and `delete` change them."""
 
     @operation(f"GET {JOBS}", "list_jobs", scope=Scope.READ)
-    def list(self, *, after: _After = "", limit: Rows = 50, **filters: Unpack[JobFilter]) -> JobPage:
+    def list(self, *, after: Begin = "", limit: Rows = 50, **filters: Unpack[JobFilter]) -> JobPage:
         """List jobs by key, each with its next occurrence and last run."""
         return self._read(list_jobs, after=after, limit=limit, **filters)
 

@@ -3,19 +3,21 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Annotated, Literal
+from typing import Annotated, Literal, cast
 
 from pydantic import BeforeValidator, Field
 
 from tidewheel.control.api.answers import TRACEPARENT
 from tidewheel.control.api.openapi import schema_of
-from tidewheel.control.api.request_input import LabelFilter, PageQuery, Text, whole
+from tidewheel.control.api.request_input import PageQuery, whole
+from tidewheel.doors.address import Q, in_address, query_with
 from tidewheel.doors.rest import Route, Routes
 from tidewheel.jobs.requests import JobDelete, JobPause, JobReschedule, JobResume
 from tidewheel.jobs.strict_json import Json
-from tidewheel.jobs.values import Queue
-from tidewheel.nouns.jobs.model import ChangedJob, JobFilter, Kind, Lane, Version
+from tidewheel.nouns.jobs.model import ChangedJob, JobFilter, Version
+from tidewheel.nouns.jobs.operations import Jobs
 from tidewheel.nouns.jobs.versions import MAX_VERSIONS
+from tidewheel.nouns.operation import operations
 
 SPEC: dict[str, Json] = {
     "key": "nightly", "schedule": {"cron": "0 2 * * *", "timezone": "Europe/Berlin"}, "target": "nightly-report",
@@ -29,12 +31,15 @@ _STATES: Mapping[str | None, JobFilter] = {
     "quarantined": {"quarantined": True},
     "unwell": {"unwell": True},
 }
+_LIST = operations(Jobs)["list"]
+_REPLACED = {name for state in _STATES.values() for name in state}
+BY_FIELD = [each for each in _LIST.parameters if each.name not in _REPLACED]
+"""The parameters of a list of jobs that no state replaces."""
 
 
 class JobsQuery(PageQuery):
-    """Filter of a list of jobs."""
+    """Query of a list of jobs without the filter: a state replaces some of its fields."""
 
-    prefix: Annotated[Text, Field(description="Only keys with this prefix.")] = ""
     status: Annotated[
         Literal["active", "paused", "finished", "quarantined", "unwell"] | None,
         Field(
@@ -42,18 +47,17 @@ class JobsQuery(PageQuery):
             "10 runs within seven days."
         ),
     ] = None
-    label: LabelFilter = Field(
-        default_factory=dict[str, str], description="Only jobs with this label, as name=value; repeatable."
-    )
-    lane: Annotated[Lane | None, Field(description="Only jobs of this lane.")] = None
-    queue: Annotated[Queue | None, Field(description="Only jobs of this queue.")] = None
-    kind: Annotated[Kind | None, Field(description="Only schedules of this kind.")] = None
 
     @property
     def filter(self) -> JobFilter:
         """The filter of the read."""
-        fits = JobFilter(prefix=self.prefix, labels=dict(self.label), lane=self.lane, queue=self.queue, kind=self.kind)
-        return {**fits, **_STATES.get(self.status, {})}
+        fits = {each.name: getattr(self, in_address(each)[0]) for each in BY_FIELD if each.filters}
+        return {**cast("JobFilter", fits), **_STATES.get(self.status, {})}
+
+
+def jobs_query(base: type[Q]) -> type[Q]:
+    """Return a query with the fields of the filter."""
+    return query_with(base, _LIST, BY_FIELD)[0]
 
 
 class VersionsQuery(PageQuery):
@@ -74,7 +78,7 @@ class VersionsPage:
 
 _changed = partial(Route, schema=schema_of(ChangedJob), version=lambda job: job.version)
 JOBS: Routes = {
-    "list": Route(query=JobsQuery, words="List jobs by key."),
+    "list": Route(query=jobs_query(JobsQuery), words="List jobs by key."),
     "get": Route(
         version=lambda job: job.summary.version,
         words="Return a job with its next occurrence and its last run.",
