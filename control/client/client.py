@@ -13,7 +13,7 @@ from tidewheel.audit import Actor
 from tidewheel.control.client.connection import Connection, Triggered, drop_none
 from tidewheel.control.client.enqueue import TriggerOptions, trigger_document
 from tidewheel.control.explain.operations import Occurrences
-from tidewheel.control.explain.preview import Preview, preview
+from tidewheel.control.explain.preview import Preview, as_mapping, preview
 from tidewheel.control.occurrence_audit.result import AuditResult, run_audit
 from tidewheel.control.reads.calendars import CalendarDetail, CalendarSummary, list_calendars, show_calendar
 from tidewheel.ids import RunId
@@ -28,7 +28,7 @@ from tidewheel.nouns.jobs.changes import OnProgress, ReleaseResult, patch_job, r
 from tidewheel.nouns.jobs.model import Job, job_of
 from tidewheel.nouns.jobs.operations import Jobs, OneJob
 from tidewheel.nouns.limits.operations import Limits, OrderingKeys
-from tidewheel.nouns.operation import Noun, as_int, as_mapping
+from tidewheel.nouns.operation import Noun, as_int
 from tidewheel.nouns.runs.operations import Runs
 from tidewheel.nouns.tenants.operations import Tenants
 from tidewheel.nouns.workflows.operations import Workflows

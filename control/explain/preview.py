@@ -7,6 +7,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
+from typing import cast
 
 from psycopg.rows import class_row
 
@@ -15,7 +16,7 @@ from tidewheel.control.explain.text import instant, paused, policy_effect
 from tidewheel.control.explain.upcoming import MAX_SHOWN, OccurrenceScan, UpcomingOccurrence
 from tidewheel.control.reads.stored import readable
 from tidewheel.control.words import duration
-from tidewheel.errors import Refused
+from tidewheel.errors import Refused, refuse
 from tidewheel.ids import job_id
 from tidewheel.intake.calendars import lost_moves, read_upcoming_overrides, unknown_calendars
 from tidewheel.intake.locks import JobRow, absent_job
@@ -36,8 +37,8 @@ from tidewheel.jobs.requests import JobSubmit
 from tidewheel.jobs.schedule import AfterSpec
 from tidewheel.jobs.spec import JobSpec
 from tidewheel.jobs.strict_json import as_object
+from tidewheel.jobs.validation import ensure_text_names, shown
 from tidewheel.nouns.freezes.reads import freezes_of
-from tidewheel.nouns.operation import as_mapping
 from tidewheel.postgres.database_clock import read_now
 from tidewheel.postgres.session import Conn, read_row
 from tidewheel.postgres.statements import Statements
@@ -124,6 +125,15 @@ def preview(
         exhausted=counted < n and not isinstance(schedule, FixedDelay),
         drops=_drops(lost),
     )  # fmt: skip
+
+
+def as_mapping(value: object, name: str) -> dict[str, object]:
+    """Return a mapping as a document."""
+    if not isinstance(value, Mapping):
+        refuse(name, f"{shown(value)} is not a mapping", f"pass the fields of the {name} by name")
+    document = cast("Mapping[str, object]", value)
+    ensure_text_names(document, name)
+    return dict(document)
 
 
 def _version(connection: Conn, tenant: str, spec: JobSpec, now: datetime) -> NextVersion:

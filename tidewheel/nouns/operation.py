@@ -5,11 +5,10 @@ which the signature unpacks. Every door is derived from both: see `tidewheel/doo
 itself: it refuses what its own declaration does not allow.
 """
 
-import math
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, fields, replace
-from datetime import datetime, timedelta
+from datetime import datetime
 from functools import cached_property, wraps
 from inspect import Parameter as Argument
 from inspect import Signature, getdoc, signature
@@ -40,7 +39,7 @@ from tidewheel.errors import InvalidInput, refuse
 from tidewheel.ids import read_uuid
 from tidewheel.jobs.invalid import InvalidValue
 from tidewheel.jobs.strict_json import Json
-from tidewheel.jobs.validation import StrictModel, ensure_text_names, shown, validate
+from tidewheel.jobs.validation import StrictModel, shown, validate
 from tidewheel.postgres.session import Conn, read_rows
 
 if TYPE_CHECKING:
@@ -329,15 +328,6 @@ def as_id(value: UUID | str, name: str) -> UUID:
     return refuse(name, f"{shown(value)} is not an id", "pass a UUID from a reply, an event or a list")
 
 
-def as_mapping(value: object, name: str) -> dict[str, object]:
-    """Return a mapping as a document."""
-    if not isinstance(value, Mapping):
-        refuse(name, f"{shown(value)} is not a mapping", f"pass the fields of the {name} by name")
-    document = cast("Mapping[str, object]", value)
-    ensure_text_names(document, name)
-    return dict(document)
-
-
 def as_int(value: int, name: str) -> int:
     """Return a number that a column holds.
 
@@ -347,11 +337,3 @@ def as_int(value: int, name: str) -> int:
     if type(value) is not int or not 0 <= value <= _MAX_INT:
         refuse(name, f"{shown(value)} is out of range", f"pass a whole number from 0 to {_MAX_INT}")
     return value
-
-
-def as_seconds(timeout: timedelta | float) -> float:
-    """Return a timeout in seconds."""
-    seconds = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
-    if type(seconds) not in {int, float} or not (0 <= seconds < math.inf):
-        refuse("timeout", f"{shown(seconds)} is not a timeout", "pass a number of seconds, 0 or more")
-    return seconds

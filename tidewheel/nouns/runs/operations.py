@@ -30,7 +30,6 @@ from tidewheel.nouns.operation import (
     Rows,
     as_id,
     as_int,
-    as_seconds,
     fields_of,
     operation,
     read_page,
@@ -265,7 +264,7 @@ class Runs(RunList):
 
 def run_polling(run_id: UUID, timeout: timedelta | float) -> Polling[Run]:
     """Return the wait for the end of a run, for `wait` of both clients."""
-    return Polling("run", run_id, as_seconds(timeout), first_pause=_FIRST_POLL_SECONDS)
+    return Polling("run", run_id, timeout, first_pause=_FIRST_POLL_SECONDS)
 
 
 def _survey(connection: Conn, *, tenant: str, filters: FailedRunFilter, versions: str) -> Survey[RunSummary]:

@@ -3,9 +3,10 @@
 A work is a row that schedulers work off at its rate, a batch a transaction. What a batch does is known to its kind.
 """
 
+import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
-from datetime import datetime
+from datetime import datetime, timedelta
 from functools import partial
 from typing import Annotated, Final, Generic, Literal, NamedTuple, TypeVar
 from uuid import UUID, uuid4
@@ -18,8 +19,9 @@ from tidewheel.control.reads.job_position import read_job_position
 from tidewheel.control.reads.stored import rows_as
 from tidewheel.errors import UnknownWork, refuse
 from tidewheel.ids import hashed_id, run_range
+from tidewheel.jobs.validation import shown
 from tidewheel.jobs.values import Key, Reason
-from tidewheel.nouns.operation import Call, InDoors, Noun, Page, Rows, as_id, as_seconds, operation, read_page
+from tidewheel.nouns.operation import Call, InDoors, Noun, Page, Rows, as_id, operation, read_page
 from tidewheel.nouns.tenants.reads import require_tenant
 from tidewheel.postgres.database_clock import read_now
 from tidewheel.postgres.notify import Channel
@@ -84,14 +86,13 @@ class Polling(Generic[T]):
         self,
         name: str,
         work_id: UUID,
-        timeout: float | None,
+        timeout: timedelta | float | None,
         on_progress: Callable[[T], None] | None = None,
         *,
         first_pause: float = POLL_SECONDS,
     ) -> None:
-        self._name, self._work_id, self._timeout, self._on_progress = name, work_id, timeout, on_progress
-        if timeout is not None:
-            as_seconds(timeout)
+        self._name, self._work_id, self._on_progress = name, work_id, on_progress
+        self._timeout = None if timeout is None else _seconds(timeout)
         self._started, self._pause = monotonic_seconds(), first_pause
 
     def goes_on(self, found: T, state: str, finished_at: datetime | None) -> bool:
@@ -109,6 +110,13 @@ class Polling(Generic[T]):
         pause, self._pause = self._pause, min(self._pause * 1.5, POLL_SECONDS)
         left = POLL_SECONDS if self._timeout is None else self._timeout - (monotonic_seconds() - self._started)
         return max(min(pause, left), 0.0)
+
+
+def _seconds(timeout: timedelta | float) -> float:
+    seconds = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
+    if type(seconds) not in {int, float} or not (0 <= seconds < math.inf):
+        refuse("timeout", f"{shown(seconds)} is not a timeout", "pass a number of seconds, 0 or more")
+    return seconds
 
 
 @dataclass(frozen=True, slots=True)
