@@ -1,7 +1,7 @@
 """Commands of operations: arguments, flags and help of each, from its signature.
 
-A parameter without a default is an argument, and so are the ids of a filter. All others are flags. An operation that
-nothing can undo needs `--yes`.
+A parameter without a default is an argument unless it is an instant, and so are the ids of a filter. All others are
+flags. An operation that nothing can undo needs `--yes`.
 """
 
 import shlex
@@ -238,7 +238,7 @@ def _variable(each: Parameter) -> str:
 
 
 def _argument_kind(each: Parameter, flag: Flag) -> Any:  # noqa: ANN401 - an annotation
-    if not each.required and not each.accepts(Sequence):
+    if (not each.required and not each.accepts(Sequence)) or each.accepts(datetime):
         return None
     kind: Any = next((kind for kind in (UUID, int) if each.accepts(kind)), str)
     kind = kind if each.required else list[kind] | None

@@ -253,9 +253,6 @@ _VERSIONS = Table("version", ("version", "in force after", "until", "changed"), 
 _DAYS = (
     "day", "succeeded", "failed", "timed out", "cancelled", "skipped", "attempts", "p50", "p90", "p99", "late p99",
 )  # fmt: skip
-_UNTIL = Annotated[str | None, typer.Option(metavar="TIME", help="Resume the job automatically at this time.")]
-_AT = Annotated[str, typer.Option(metavar="TIME", help="The occurrence's nominal instant.")]
-_TO = Annotated[str, typer.Option(metavar="TIME", help="New time of the occurrence.")]
 _NUMBER = Annotated[int, typer.Option("-n", metavar="N", min=1, max=100, help="Show at most this many.")]
 _SHOWN_DAYS = Annotated[
     int, typer.Option("-n", "--days", metavar="N", min=1, max=MAX_DAYS, help="Look back this many days.")
@@ -264,15 +261,11 @@ _VERSION = Annotated[int, typer.Argument(metavar="VERSION", min=1, max=MAX_INT, 
 _BEFORE = Annotated[
     int | None, typer.Option(metavar="VERSION", min=1, max=MAX_INT, help="Only versions before this one.")
 ]
-_BEGIN = Annotated[str, typer.Option("--from", metavar="TIME", help="The first instant of the range.")]
-_END = Annotated[str, typer.Option("--to", metavar="TIME", help="The last instant of the range.")]
 _DRY_RUN = Annotated[bool, typer.Option("--dry-run", help="Print the number of occurrences; run none.")]
 _ONE: Mapping[str, Flag | None] = {
     "key": Flag(kind=Key),
     "if_version": Flag(kind=IfVersion),
-    "until": Flag(kind=_UNTIL, read=str),
-    "at": Flag(kind=_AT, read=str),
-    "to": Flag(kind=_TO, read=str),
+    **dict.fromkeys(("until", "at", "to"), Flag(read=str)),
     "days": Flag(kind=_SHOWN_DAYS),
     "limit": Flag(kind=_NUMBER),
     "before": Flag(kind=_BEFORE),
@@ -283,8 +276,6 @@ _ONE: Mapping[str, Flag | None] = {
 _UNREASONED = {**_ONE, "reason": None}
 _BACKFILL: Mapping[str, Flag | None] = {
     "key": Flag(kind=Key),
-    "from_at": Flag(kind=_BEGIN),
-    "to_at": Flag(kind=_END),
     "what": Flag(
         metavar="WHAT", help="Occurrences to run: missing_only (no run, or a skipped or cancelled one) or all."
     ),
