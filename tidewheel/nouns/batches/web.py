@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
-from typing import ClassVar, Literal, NamedTuple, cast
+from typing import ClassVar, Literal, NamedTuple
 from uuid import UUID
 
 from starlette.exceptions import HTTPException
@@ -20,7 +20,7 @@ from tidewheel.control.console.urls import Urls
 from tidewheel.control.console.view import View, list_view, or_else, page_now, part_of, read_filters
 from tidewheel.control.console.words import agreed, counted, number, state
 from tidewheel.control.reads.outcomes import ErrorLine, read_error_lines
-from tidewheel.doors.address import after_of, next_cursor, query_of
+from tidewheel.doors.address import after_of, next_cursor
 from tidewheel.ids import read_uuid
 from tidewheel.intake.apply import replies_of
 from tidewheel.nouns.batches.operations import Batches, BatchSummary, list_failed_runs, read_callbacks, show_batch
@@ -33,7 +33,6 @@ from tidewheel.transitions.occurrences import NodeRun, read_node_runs
 ROWS = 200
 """Runs in one page of a batch."""
 _LIST = operations(Batches)["list"]
-_QUERY, _ = query_of(_LIST, _LIST.parameters)
 
 
 class BatchQuery(TenantQuery):
@@ -120,7 +119,7 @@ class BatchesPage:
 
     def read(self, connection: Connection, caller: Caller, request: Request, urls: Urls) -> View:
         """Read a page, the newest batches first."""
-        query, errors = read_filters(request, cast("type[PageQuery]", _QUERY))
+        query, errors = read_filters(request, PageQuery)
 
         def listed() -> tuple[list[tuple[BatchSummary, list[Share]]], str | None]:
             cursors = Cursors.of_list("batches", query, caller.tenant)

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from starlette.requests import Request
 
@@ -17,7 +17,7 @@ from tidewheel.control.console.urls import Urls, local_path
 from tidewheel.control.console.view import View
 from tidewheel.control.console.words import agreed, counted, number
 from tidewheel.control.reads.fleet import list_executors
-from tidewheel.doors.address import query_of
+from tidewheel.doors.address import query_with
 from tidewheel.errors import FieldError, refuse
 from tidewheel.nouns.freezes.model import Freezable, Freeze, FreezeSummary, FrozenScope
 from tidewheel.nouns.freezes.operations import Freezes
@@ -45,11 +45,6 @@ _SKIPS = (
 )
 _HELD = ("{}, will start only after a thaw of that one too.", "No open run waits.")
 _PREVIEW = operations(Freezes)["preview_thaw"]
-_MADE, _NAMES = query_of(_PREVIEW, _PREVIEW.parameters)
-if TYPE_CHECKING:
-    _Query = TenantQuery
-else:
-    _Query = _MADE
 
 
 class BackQuery(TenantQuery):
@@ -58,8 +53,8 @@ class BackQuery(TenantQuery):
     next: str | None = None
 
 
-class ScopeQuery(BackQuery, _Query):
-    """The scope of a freeze, and the page that an operator comes from."""
+_SCOPE, _NAMES = query_with(BackQuery, _PREVIEW, _PREVIEW.parameters)
+"""The query of a scope: its fields, and the page that an operator comes from."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +162,7 @@ class ThawAction:
 class _Asked(NamedTuple):
     """The scope of a dialog, and the standing freezes."""
 
-    query: ScopeQuery
+    query: BackQuery
     scope: FrozenScope
     same: Freeze | None  # the freeze of exactly this scope
     others: Sequence[Freeze]
@@ -206,9 +201,9 @@ class _Asked(NamedTuple):
         return (f"{counted(found, 'narrower freeze')} within it {agreed(found, 'goes', 'go')} on.",) if found else ()
 
 
-def _read(caller: Caller, request: Request) -> tuple[ScopeQuery, FrozenScope]:
+def _read(caller: Caller, request: Request) -> tuple[BackQuery, FrozenScope]:
     """Return a query with its scope, about which the caller has the right."""
-    query = read_query(request, ScopeQuery)
+    query = read_query(request, _SCOPE)
     given: dict[str, Any] = {name: getattr(query, spoken) or None for name, spoken in _NAMES.items()}
     if not any(given.values()):
         refuse("", "nothing is chosen", "choose the tenant, a queue, a label or a key prefix")

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from http import HTTPStatus
-from typing import ClassVar, cast
+from typing import ClassVar
 from uuid import UUID
 
 from starlette.exceptions import HTTPException
@@ -24,7 +24,7 @@ from tidewheel.control.console.view import View, list_view, page_now, read_filte
 from tidewheel.control.console.words import agreed, counted, state, when
 from tidewheel.control.reads.outcomes import ErrorLine, read_error_lines
 from tidewheel.control.reads.waits import Wait, read_waits
-from tidewheel.doors.address import after_of, next_cursor, query_of
+from tidewheel.doors.address import after_of, next_cursor, query_with
 from tidewheel.errors import refuse
 from tidewheel.ids import read_uuid
 from tidewheel.nouns.audit_log.operations import AuditEntry, list_audit_log
@@ -48,7 +48,7 @@ from tidewheel.transitions.occurrences import NodeRun
 ROWS = 200
 """Jobs in one page of the list."""
 _LIST = operations(Workflows)["list"]
-_QUERY, _NAMES = query_of(_LIST, _LIST.parameters)
+_QUERY, _NAMES = query_with(PageQuery, _LIST, _LIST.parameters)
 _NAMED = 3  # jobs that a sentence names
 _FITS = 980  # pixels of a graph that are seen at once
 _GENERATIONS = 20  # that the page links to
@@ -148,7 +148,7 @@ class WorkflowsPage:
 
     def read(self, connection: Connection, caller: Caller, request: Request, urls: Urls) -> View:
         """Read a page by the filters of the address."""
-        query, errors = read_filters(request, cast("type[PageQuery]", _QUERY))
+        query, errors = read_filters(request, _QUERY)
         filters = {name: getattr(query, spoken) for name, spoken in _NAMES.items()}
 
         def listed() -> tuple[Page[WorkflowSummary], str | None]:
