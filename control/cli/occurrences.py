@@ -20,6 +20,7 @@ from tidewheel.control.cli.options import (
 from tidewheel.control.cli.output import (
     Output,
     OutputOption,
+    Shown,
     print_document,
     print_facts,
     print_result,
@@ -34,7 +35,7 @@ from tidewheel.control.explain.operations import MAX_NEXT, Occurrences
 from tidewheel.control.explain.preview import Preview
 from tidewheel.control.explain.upcoming import MAX_SHOWN, Upcoming, UpcomingOccurrence
 from tidewheel.control.instants import read_instant, unit_of
-from tidewheel.doors.cli import Flag, Shown, command
+from tidewheel.doors.cli import Flag, command
 from tidewheel.errors import UnknownJob, refuse
 from tidewheel.jobs.values import format_second
 from tidewheel.nouns.jobs.commands import zone_of

@@ -7,24 +7,27 @@ escaped: results, errors, logs and reasons are written by others.
 
 import json
 import os
+import shlex
 import shutil
 import sys
 import textwrap
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, is_dataclass
 from datetime import datetime, timedelta
 from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, Any, cast
 
 import typer
 
 from tidewheel.clock import SystemClock
-from tidewheel.control.cli.options import utc_and_local
+from tidewheel.control.cli.options import place_text, utc_and_local
 from tidewheel.control.cli.parser import COLUMNS
 from tidewheel.control.cli.tables import Cell, fact_lines, relative_text, table_lines
 from tidewheel.control.reads.json_form import as_json
 from tidewheel.control.words import printable, printable_lines
 from tidewheel.jobs.values import format_duration, format_second
+from tidewheel.nouns.operation import field_values
 
 # Rich is imported where a progress bar is drawn: no list needs it.
 
@@ -176,3 +179,56 @@ def progress_bar(title: str, total: int | None) -> Generator[Callable[[int], Non
 def width() -> int:
     """Return the width of the terminal, or 100 where standard output is none."""
     return shutil.get_terminal_size((COLUMNS, 24)).columns if sys.stdout.isatty() else COLUMNS
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """A result that a command shows."""
+
+    found: Any
+    arguments: Mapping[str, Any]
+    options: Mapping[str, Any]  # all that was given, by the names of arguments and flags
+    zone: str | None
+    tenant: str
+    output: Output
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """The table of a noun's records."""
+
+    noun: str
+    headings: Sequence[str]
+    row: Callable[[Any], tuple[Cell, ...]]
+
+    def print(self, records: Sequence[object], *, spare: Sequence[str] = ()) -> None:
+        """Print records in columns."""
+        print_table(self.headings, map(self.row, records), spare=spare)
+
+    def show(self, shown: Shown, *, nothing: str, spare: Sequence[str] = ()) -> None:
+        """Print a list, or a page of one with the number of all and the place of the next."""
+        found: Any = field_values(shown.found) if is_dataclass(cast("object", shown.found)) else shown.found
+        records, after = next(iter(found.values())), found.get("next_cursor")
+        if shown.output is not Output.TEXT:
+            print_document(shown.found, shown.output)
+            return
+        if records:
+            self.print(records, spare=spare)
+            if "total" in found:
+                typer.echo(total_text(found["total"], at_least=found["at_least"], shown=len(records), noun=self.noun))
+        else:
+            typer.echo(nothing if after is None else "none on this page")
+        if after is not None:
+            place = place_text(*cast("Any", after)) if isinstance(after, tuple) else str(after)
+            typer.echo(f"more: add --after {shlex.quote(place)}")
+
+
+def changed(noun: str, done: str, unchanged: str) -> Callable[[Shown], None]:
+    """Return what shows a change of a thing, which its first argument names."""
+
+    def show(shown: Shown) -> None:
+        (name, thing), *_ = shown.arguments.items()
+        text = done if shown.found else f"unchanged: {unchanged}"
+        print_result([f"{noun} {thing}: {text}"], {name: thing, "unchanged": not shown.found}, shown.output)
+
+    return show

@@ -36,6 +36,7 @@ from tidewheel.control.cli.options import (
 from tidewheel.control.cli.output import (
     Output,
     OutputOption,
+    Table,
     count_text,
     print_document,
     print_facts,
@@ -57,7 +58,7 @@ from tidewheel.control.cli.run_output import (
 from tidewheel.control.instants import read_instant
 from tidewheel.control.reads.json_form import as_json
 from tidewheel.control.words import printable_lines
-from tidewheel.doors.cli import Table, command
+from tidewheel.doors.cli import command
 from tidewheel.errors import UnknownRun, refuse
 from tidewheel.nouns.runs.model import RunDetail
 from tidewheel.nouns.runs.reads import RunList

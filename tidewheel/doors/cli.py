@@ -4,10 +4,9 @@ A parameter without a default is an argument unless it is an instant, and so are
 flags. An operation that nothing can undo needs `--yes`.
 """
 
-import shlex
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import KW_ONLY, dataclass, field, is_dataclass, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from datetime import datetime
 from functools import cached_property
 from inspect import Parameter as Argument
@@ -30,17 +29,15 @@ from tidewheel.control.cli.options import (
     Tenant,
     Tz,
     checked_url,
-    place_text,
     read_labels,
     read_place,
     reading,
 )
-from tidewheel.control.cli.output import Output, OutputOption, print_document, print_result, print_table, total_text
-from tidewheel.control.cli.tables import Cell
+from tidewheel.control.cli.output import Output, OutputOption, Shown, Table, print_document
 from tidewheel.control.instants import read_instant
 from tidewheel.errors import refuse
 from tidewheel.jobs.values import Key, Queue
-from tidewheel.nouns.operation import Call, Noun, Operation, Parameter, as_document, field_values, operations
+from tidewheel.nouns.operation import Call, Noun, Operation, Parameter, as_document, operations
 from tidewheel.settings.connections import Connections
 
 _METAVARS: Mapping[Any, str] = {
@@ -69,59 +66,6 @@ class Flag:
     default: object = None
     help: str | None = None
     read: Callable[[str], object] | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Shown:
-    """A result that a command shows."""
-
-    found: Any
-    arguments: Mapping[str, Any]
-    options: Mapping[str, Any]  # all that was given, by the names of arguments and flags
-    zone: str | None
-    tenant: str
-    output: Output
-
-
-@dataclass(frozen=True, slots=True)
-class Table:
-    """The table of a noun's records."""
-
-    noun: str
-    headings: Sequence[str]
-    row: Callable[[Any], tuple[Cell, ...]]
-
-    def print(self, records: Sequence[object], *, spare: Sequence[str] = ()) -> None:
-        """Print records in columns."""
-        print_table(self.headings, map(self.row, records), spare=spare)
-
-    def show(self, shown: Shown, *, nothing: str, spare: Sequence[str] = ()) -> None:
-        """Print a list, or a page of one with the number of all and the place of the next."""
-        found: Any = field_values(shown.found) if is_dataclass(cast("object", shown.found)) else shown.found
-        records, after = next(iter(found.values())), found.get("next_cursor")
-        if shown.output is not Output.TEXT:
-            print_document(shown.found, shown.output)
-            return
-        if records:
-            self.print(records, spare=spare)
-            if "total" in found:
-                typer.echo(total_text(found["total"], at_least=found["at_least"], shown=len(records), noun=self.noun))
-        else:
-            typer.echo(nothing if after is None else "none on this page")
-        if after is not None:
-            place = place_text(*cast("Any", after)) if isinstance(after, tuple) else str(after)
-            typer.echo(f"more: add --after {shlex.quote(place)}")
-
-
-def changed(noun: str, done: str, unchanged: str) -> Callable[[Shown], None]:
-    """Return what shows a change of a thing, which its first argument names."""
-
-    def show(shown: Shown) -> None:
-        (name, thing), *_ = shown.arguments.items()
-        text = done if shown.found else f"unchanged: {unchanged}"
-        print_result([f"{noun} {thing}: {text}"], {name: thing, "unchanged": not shown.found}, shown.output)
-
-    return show
 
 
 @dataclass(frozen=True)

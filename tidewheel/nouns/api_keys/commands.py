@@ -7,10 +7,10 @@ from typing import Annotated
 import typer
 
 from tidewheel.control.cli.options import read_duration, reading
-from tidewheel.control.cli.output import Output, print_document, wrapped
+from tidewheel.control.cli.output import Output, Shown, Table, changed, print_document, wrapped
 from tidewheel.control.cli.tables import Cell
 from tidewheel.control.reads.fleet import Service, read_services
-from tidewheel.doors.cli import Flag, Shown, Table, changed, command
+from tidewheel.doors.cli import Flag, command
 from tidewheel.nouns.api_keys.operations import ApiKeys, ApiKeySummary, NewApiKey
 from tidewheel.settings.services import NOT_SET
 

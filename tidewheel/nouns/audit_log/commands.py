@@ -2,8 +2,9 @@
 
 from functools import partial
 
+from tidewheel.control.cli.output import Table
 from tidewheel.control.cli.tables import Cell
-from tidewheel.doors.cli import Table, command
+from tidewheel.doors.cli import command
 from tidewheel.nouns.audit_log.operations import AuditEntry, AuditLog
 
 

@@ -9,9 +9,9 @@ import typer
 from tidewheel.control.cli.exit_codes import ExitCode
 from tidewheel.control.cli.job_files import read_document
 from tidewheel.control.cli.options import FromRun, requesting
-from tidewheel.control.cli.output import Output, count_text, moment, print_result
+from tidewheel.control.cli.output import Output, Shown, Table, changed, count_text, moment, print_result
 from tidewheel.control.cli.run_output import Wait
-from tidewheel.doors.cli import Flag, Shown, Table, changed, command
+from tidewheel.doors.cli import Flag, command
 from tidewheel.errors import refuse
 from tidewheel.jobs.validation import shown as shown_text
 from tidewheel.nouns.batches.operations import Batch, Batches, BatchSummary

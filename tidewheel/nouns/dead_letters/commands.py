@@ -6,11 +6,11 @@ from functools import partial
 
 import typer
 
-from tidewheel.control.cli.output import Output, moment, print_document, print_facts
+from tidewheel.control.cli.output import Output, Shown, Table, moment, print_document, print_facts
 from tidewheel.control.cli.run_output import attempt_facts, attempt_row, retry_chain_facts
 from tidewheel.control.cli.tables import Cell, cell_text
 from tidewheel.control.reads.json_form import as_json
-from tidewheel.doors.cli import Flag, Shown, Table, command
+from tidewheel.doors.cli import Flag, command
 from tidewheel.jobs.strict_json import as_object
 from tidewheel.nouns.dead_letters.operations import DeadLetterDetail, DeadLetterGroup, DeadLetters, DeadLetterSummary
 from tidewheel.nouns.works.commands import OF_FAILED, WAIT, show_started

@@ -9,9 +9,9 @@ import typer
 
 from tidewheel.audit import process_user
 from tidewheel.control.cli.options import Yes, confirm, reading
-from tidewheel.control.cli.output import print_result
+from tidewheel.control.cli.output import Shown, Table, print_result
 from tidewheel.control.cli.tables import Cell
-from tidewheel.doors.cli import Flag, Shown, Table, command
+from tidewheel.doors.cli import Flag, command
 from tidewheel.errors import refuse
 from tidewheel.nouns.freezes.model import MAX_WAITING, FreezeSummary
 from tidewheel.nouns.freezes.operations import Freezes

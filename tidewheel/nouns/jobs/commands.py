@@ -23,6 +23,8 @@ from tidewheel.control.cli.options import (
 from tidewheel.control.cli.output import (
     Output,
     OutputOption,
+    Shown,
+    Table,
     count_text,
     duration_text,
     print_document,
@@ -36,7 +38,7 @@ from tidewheel.control.cli.tables import Cell
 from tidewheel.control.instants import read_instant, read_later
 from tidewheel.control.reads.json_form import as_json
 from tidewheel.control.words import schedule_words
-from tidewheel.doors.cli import Flag, Shown, Table, command
+from tidewheel.doors.cli import Flag, command
 from tidewheel.errors import UnknownJob
 from tidewheel.jobs.strict_json import as_object
 from tidewheel.nouns.jobs.model import BackfillResult, Change, Job, JobDetail, JobSummary, LastRun, Version

@@ -5,9 +5,9 @@ from typing import Annotated
 
 import typer
 
-from tidewheel.control.cli.output import print_result
+from tidewheel.control.cli.output import Shown, Table, print_result
 from tidewheel.control.cli.tables import Cell
-from tidewheel.doors.cli import Flag, Shown, Table, command
+from tidewheel.doors.cli import Flag, command
 from tidewheel.nouns.limits.operations import (
     COUNTED,
     BlockedKey,

@@ -2,8 +2,9 @@
 
 from functools import partial
 
+from tidewheel.control.cli.output import Table
 from tidewheel.control.cli.tables import Cell
-from tidewheel.doors.cli import Flag, Table, command
+from tidewheel.doors.cli import Flag, command
 from tidewheel.nouns.runs.model import RunSummary
 from tidewheel.nouns.runs.operations import Runs
 from tidewheel.nouns.works.commands import OF_FAILED, WAIT, show_started

@@ -13,6 +13,8 @@ from tidewheel.control.cli.options import DEFAULT_TENANT, Yes, confirm, read_dur
 from tidewheel.control.cli.output import (
     Output,
     OutputOption,
+    Shown,
+    Table,
     moment,
     print_document,
     print_facts,
@@ -22,7 +24,7 @@ from tidewheel.control.cli.output import (
 )
 from tidewheel.control.cli.tables import Cell
 from tidewheel.control.instants import typed_number, typed_whole
-from tidewheel.doors.cli import Flag, Shown, Table, command
+from tidewheel.doors.cli import Flag, command
 from tidewheel.errors import refuse
 from tidewheel.nouns.tenants.operations import Tenants
 from tidewheel.nouns.tenants.reads import (

@@ -7,9 +7,9 @@ from typing import Annotated
 import typer
 
 from tidewheel.control.cli.options import RunId, utc_and_local
-from tidewheel.control.cli.output import Output, count_text, moment, print_record
+from tidewheel.control.cli.output import Output, Shown, Table, changed, count_text, moment, print_record
 from tidewheel.control.cli.tables import Cell
-from tidewheel.doors.cli import Flag, Shown, Table, changed, command
+from tidewheel.doors.cli import Flag, command
 from tidewheel.nouns.workflows.operations import Workflow, WorkflowNode, Workflows, WorkflowSummary
 
 _SIGNS = {"succeeded": "+", "failed": "x", "timed_out": "x", "running": ">", "cancelled": "-", "skipped": "-"}

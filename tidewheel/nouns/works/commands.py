@@ -10,10 +10,10 @@ import typer
 
 from tidewheel.control.cli.exit_codes import ExitCode
 from tidewheel.control.cli.options import requesting, utc_and_local
-from tidewheel.control.cli.output import moment, print_record, print_result, progress_bar
+from tidewheel.control.cli.output import Shown, Table, moment, print_record, print_result, progress_bar
 from tidewheel.control.cli.tables import Cell
 from tidewheel.control.reads.stored import readable
-from tidewheel.doors.cli import Flag, Shown, Table, command
+from tidewheel.doors.cli import Flag, command
 from tidewheel.errors import refuse
 from tidewheel.jobs.strict_json import as_list, as_object
 from tidewheel.jobs.values import parse_timestamp
