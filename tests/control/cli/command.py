@@ -46,6 +46,12 @@ class Done:
         assert not self.out, self
         return [line.removeprefix("tidewheel: ") for line in self.err.splitlines()]
 
+    @property
+    def refusal(self) -> str:
+        """The only line of a refusal."""
+        [line] = self.refusals
+        return line
+
 
 def find_command(words: Sequence[str]) -> tuple[Any, Sequence[str]]:
     """Return the command that some words name, and its arguments."""

@@ -81,17 +81,6 @@ def test_empty_document_is_no_job_and_prune_goes_on(database: Database, write: W
         assert (found.code, found.err) == (0, "old: deleted\n"), empty
 
 
-def test_empty_element_of_a_list_is_rejected(database: Database, write: Write) -> None:
-    ended = tidewheel(database, "apply", write("jobs.yaml", "- {key: a, schedule: manual, target: x}\n-\n"))
-    assert (ended.code, keys(database)) == (ExitCode.FAILED, ["a"])
-    assert "is not a mapping" in ended.err
-
-
-def test_a_single_object_over_several_lines_is_one_job(database: Database, write: Write) -> None:
-    path = write("job.json", json.dumps(json.loads(GOOD), indent=2))
-    assert tidewheel(database, "apply", path).lines == ["1 created, 0 updated, 0 unchanged, 0 rejected"]
-
-
 def test_standard_input_is_read_and_a_second_apply_changes_nothing(database: Database) -> None:
     first = tidewheel(database, "apply", "-", stdin=f"{GOOD}\n{OTHER}\n")
     assert first.lines == ["2 created, 0 updated, 0 unchanged, 0 rejected"]
@@ -110,9 +99,7 @@ BAD = f"""{GOOD}
 
 
 @pytest.mark.parametrize("bulk", [(), ("--bulk",)], ids=["", "bulk"])
-def test_rejected_job_is_reported_with_its_line_and_others_applied(
-    database: Database, write: Write, bulk: Sequence[str]
-) -> None:
+def test_rejected_job_is_reported_and_others_are_applied(database: Database, write: Write, bulk: Sequence[str]) -> None:
     path = write("jobs.jsonl", BAD)
     done = tidewheel(database, "apply", path, *bulk)
     assert done.code == 1
@@ -135,10 +122,8 @@ def test_rejected_job_is_reported_with_its_line_and_others_applied(
 
 def test_cycle_in_a_file_is_spelled_and_other_jobs_are_applied(database: Database, write: Write) -> None:
     jobs: list[tuple[str, list[str]]] = [("a", ["c"]), ("b", ["a"]), ("c", ["b"]), ("d", ["e"]), ("e", [])]
-    lines = [
-        json.dumps({"key": key, "schedule": {"after": after} if after else "manual", "target": "noop"})
-        for key, after in jobs
-    ]
+    lines = [json.dumps({"key": key, "schedule": {"after": after}, "target": "noop"}) for key, after in jobs[:-1]]
+    lines.append('{"key": "e", "schedule": "manual", "target": "noop"}')
     done = tidewheel(database, "apply", path := write("jobs.jsonl", "\n".join(lines)))
     assert (done.code, done.out) == (1, "2 created, 0 updated, 0 unchanged, 3 rejected\n")
     assert done.err.splitlines() == [
@@ -148,21 +133,13 @@ def test_cycle_in_a_file_is_spelled_and_other_jobs_are_applied(database: Databas
     assert keys(database) == ["d", "e"]
 
 
-def test_dry_run_reports_the_changes_and_writes_nothing(database: Database, write: Write) -> None:
-    database.submit("b", target="another")
-    done = tidewheel(database, "apply", write("jobs.jsonl", f"{GOOD}\n{OTHER}\n"), "--dry-run")
-    assert done.lines[-1] == "dry run, nothing stored: 1 created, 1 updated, 0 unchanged, 0 rejected"
-    assert keys(database) == ["b"]
-    assert database.rows("SELECT version FROM jobs") == [(1,)]
-
-
 def test_json_or_yaml_list_reports_the_line_of_each_job(database: Database, write: Write) -> None:
     array = write("jobs.json", f'[{GOOD},\n\n {{"key": "x"}},\n 5]')
-    yaml = write("jobs.yaml", "# jobs\n- {key: y, schedule: manual, target: x}\n-\n  key: x\n- 5\n")
+    yaml = write("jobs.yaml", "# jobs\n- {key: y, schedule: manual, target: x}\n-\n  key: x\n- 5\n-\n")
     done = tidewheel(database, "apply", array, yaml, "--output", "json")
     assert done.code == 1
     places = {problem["place"] for problem in json.loads(done.out)["problems"]}
-    assert places == {f"{array}:3", f"{array}:4", f"{yaml}:4", f"{yaml}:5"}
+    assert places == {f"{array}:3", f"{array}:4", f"{yaml}:4", f"{yaml}:5", f"{yaml}:6"}
 
 
 @pytest.mark.parametrize(
@@ -187,11 +164,6 @@ def test_incomplete_array_is_reported_and_the_jobs_before_are_applied(
     assert keys(database) == ["a", "b"]
 
 
-def test_an_empty_array_is_no_job(database: Database, write: Write) -> None:
-    path = write("jobs.json", "\n [ ]\n")
-    assert tidewheel(database, "apply", path).lines == ["0 created, 0 updated, 0 unchanged, 0 rejected"]
-
-
 def test_invalid_first_line_affects_no_other_line(database: Database, write: Write) -> None:
     path = write("jobs.jsonl", f"{GOOD[:-1]}\n{GOOD}\n{OTHER}\n")
     done = tidewheel(database, "apply", path)
@@ -208,7 +180,7 @@ def test_byte_order_mark_is_ignored(database: Database, write: Write, content: s
 
 
 @pytest.mark.parametrize("bulk", [(), ("--bulk",)], ids=["", "bulk"])
-def test_missing_file_is_reported_before_any_job_is_applied(
+def test_missing_file_is_reported_before_a_job_is_applied(
     database: Database, write: Write, bulk: Sequence[str]
 ) -> None:
     done = tidewheel(database, "apply", *bulk, write("jobs.jsonl", GOOD), "nowhere.jsonl")
@@ -247,18 +219,18 @@ def test_bulk_counts_existing_jobs_and_leaves_them_unchanged(database: Database,
     assert tidewheel(database, *bulk).lines == ["0 created, 3 existed, 0 rejected"]
 
 
-def test_dry_run_names_each_job_and_its_fields_and_ends_with_a_code_for_pending_changes(
-    database: Database, write: Write
-) -> None:
+def test_dry_run_names_each_field_and_ends_with_a_code_for_pending_changes(database: Database, write: Write) -> None:
     database.submit("a", schedule="@every 1m", target="send-email")
     path = write("jobs.jsonl", f"{GOOD}\n{OTHER}\n")
     done = tidewheel(database, "apply", path, "--dry-run", "--exit-code")
     assert (done.code, done.err) == (ExitCode.PENDING, "")
-    assert done.out.splitlines()[:-1] == [
+    assert done.out.splitlines() == [
         "a: would be updated",
         '  schedule.interval: "1m" -> "10s"',
         "b: would be created",
+        "dry run, nothing stored: 1 created, 1 updated, 0 unchanged, 0 rejected",
     ]
+    assert database.rows("SELECT key, version FROM jobs") == [("a", 1)]
     found = tidewheel(database, "apply", path, "--dry-run", "-o", "json").json
     assert found["changes"] == [
         {"key": "a", "change": "update", "fields": [{"path": "schedule.interval", "before": "1m", "after": "10s"}]},
@@ -278,9 +250,7 @@ def json_diff(database: Database, key: str) -> list[object]:
 
 
 @pytest.mark.parametrize("flags", [(), ("--dry-run",)], ids=["", "dry"])
-def test_two_jobs_of_one_key_are_refused_with_both_places(
-    database: Database, write: Write, flags: Sequence[str]
-) -> None:
+def test_two_jobs_of_a_key_are_refused_with_both_places(database: Database, write: Write, flags: Sequence[str]) -> None:
     filler = "".join(GOOD.replace('"a"', f'"job-{number}"') + "\n" for number in range(SUBMIT_BATCH))
     child = '{"key":"c","schedule":{"after":["b"]},"target":"x"}'
     one = write("one.jsonl", f"{OTHER}\n{filler}{OTHER}\n{child}\n")
@@ -297,18 +267,14 @@ def test_two_jobs_of_one_key_are_refused_with_both_places(
 def test_jobs_beneath_a_name_are_refused_with_the_form_of_a_list(database: Database, write: Write) -> None:
     for form in ("jobs:\n- {key: a, schedule: manual, target: x}\n", '{"jobs": [{"key": "a"}]}'):
         path = write("jobs", form)
-        [line] = tidewheel(database, "apply", path).err.splitlines()
-        assert line == (
-            f"{path}:1: jobs: a file of jobs is a list; write the list itself, without `jobs:`: "
-            "each element is a job with its key, schedule and target"
-        )
+        told = tidewheel(database, "apply", path).err
+        assert told.startswith(f"{path}:1: jobs: a file of jobs is a list; write the list itself, without `jobs:`: ")
 
 
 def test_conflicting_flags_are_refused(database: Database, write: Write) -> None:
     path = write("jobs.jsonl", GOOD)
     assert tidewheel(database, "apply", path, "--bulk", "--dry-run").refusals[0].startswith("--dry-run: ")
     assert tidewheel(database, "apply", path, "--events").refusals[0].startswith("--events: ")
-    assert tidewheel(database, "apply", "nowhere.jsonl").refusals[0].startswith("FILE: nowhere.jsonl cannot be read")
 
 
 def test_unknown_tenant_is_reported_for_each_job(database: Database, write: Write) -> None:
@@ -316,9 +282,7 @@ def test_unknown_tenant_is_reported_for_each_job(database: Database, write: Writ
     assert (done.code, "there is no tenant 'nobody'" in done.err) == (1, True)
 
 
-def test_bulk_load_of_several_batches_is_whole(
-    database: Database, write: Write, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_bulk_load_of_many_batches_is_whole(database: Database, write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TIDEWHEEL_DATABASE_URL", database.url)
     jobs = "".join(GOOD.replace('"a"', f'"job-{number}"') + "\n" for number in range(4500))
     done = process("apply", "--bulk", write("jobs.jsonl", jobs))
@@ -375,7 +339,9 @@ def test_prune_needs_a_scope_and_files_without_a_mistake(database: Database, wri
     rejected = tidewheel(database, "apply", write("bad.jsonl", f'{GOOD}\n{{"key": 1}}'), "--prune", "--all")
     assert rejected.code == ExitCode.FAILED
     assert "nothing pruned: a job was rejected" in rejected.err
-    assert "the files contain no jobs" in tidewheel(database, "apply", write("empty.jsonl", ""), "--prune", "--all").err
+    for empty in ("", "\n [ ]\n"):
+        none = tidewheel(database, "apply", write("empty", empty), "--prune", "--all")
+        assert "the files contain no jobs" in none.err
     assert living(database) == ["a", "b"]
 
 

@@ -41,20 +41,14 @@ def test_json_has_the_same_facts() -> None:
     assert document["expressions"] == ["30 2 * * *"]
     assert document["words"][0].startswith("at 02:30, every day, in time zone Europe/Berlin.")
     assert (document["timezone"], document["after"]) == ("Europe/Berlin", "2026-03-28T11:00:00Z")
-    assert document["occurrences"] == [
-        {
-            "utc": "2026-03-29T01:00:00Z",
-            "local": "2026-03-29T03:00:00+02:00",
-            "notes": ["2026-03-29 02:30 does not exist: fires at 03:00 instead (DST gap 02:00 to 03:00)"],
-            "expressions": ["30 2 * * *"],
-        },
-        {
-            "utc": "2026-03-30T00:30:00Z",
-            "local": "2026-03-30T02:30:00+02:00",
-            "notes": [],
-            "expressions": ["30 2 * * *"],
-        },
-    ]
+    first, second = document["occurrences"]
+    assert first == {
+        "utc": "2026-03-29T01:00:00Z",
+        "local": "2026-03-29T03:00:00+02:00",
+        "notes": ["2026-03-29 02:30 does not exist: fires at 03:00 instead (DST gap 02:00 to 03:00)"],
+        "expressions": ["30 2 * * *"],
+    }
+    assert (second["local"], second["notes"]) == ("2026-03-30T02:30:00+02:00", [])
 
 
 def test_dst_gap_and_dst_overlap_are_applied() -> None:
@@ -90,14 +84,12 @@ def test_without_an_instant_it_begins_now_and_shows_ten() -> None:
 
 
 def test_utc_is_shown_once() -> None:
-    assert explain("0 8 * * *", "--after", "2026-03-28T12:00Z".replace("Z", ":00Z"), "-n", 1).lines[-1] == (
-        "2026-03-29T08:00:00Z  Sun"
-    )
+    lines = explain("0 8 * * *", "--after", "2026-03-28T12:00:00Z", "-n", 1).lines
+    assert lines[-1] == "2026-03-29T08:00:00Z  Sun"
 
 
 def test_h_depends_on_the_job() -> None:
-    [refusal] = explain("H 3 * * *").refusals
-    assert "--key" in refusal
+    assert "--key" in explain("H 3 * * *").refusal
     minutes = {
         explained("H 3 * * *", "--key", f"job-{number}", "-n", 1)["occurrences"][0]["utc"][14:16] for number in range(6)
     }

@@ -68,7 +68,5 @@ def test_status_shows_how_to_reach_the_stack_and_no_password(stack: LocalStack) 
     assert Path(printed["password_file"]) == file
     with psycopg.connect(printed["database_url"], password=state.password) as connection:
         assert connection.execute("SELECT 1").fetchone() == (1,)
-    has_api = any(
-        line.split()[:1] == ["api"] for line in done.out.splitlines()
-    )  # of another test, in the same database
+    has_api = any(line.split()[:1] == ["api"] for line in done.out.splitlines())  # of a test in the same database
     assert has_api or "tidewheel service api" in done.out

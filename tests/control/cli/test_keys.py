@@ -7,9 +7,8 @@ from tidewheel.audit import process_user
 
 
 def test_key_is_printed_once_listed_without_it_and_revoked(database: Database) -> None:
-    made = tidewheel(
-        database, "admin", "api-key", "create", "ci", "--scope", "read", "--scope", "write", "--expires", "90d"
-    )
+    scopes = ("--scope", "read", "--scope", "write")
+    made = tidewheel(database, "admin", "api-key", "create", "ci", *scopes, "--expires", "90d")
     key = made.out.strip()
     parts = read_key(key)
     assert parts is not None
@@ -46,9 +45,7 @@ def test_new_key_comes_with_a_note_if_a_live_api_needs_none(database: Database) 
 def test_key_without_a_fitting_scope_lifetime_or_tenant_is_refused(database: Database) -> None:
     [scope] = tidewheel(database, "admin", "api-key", "create", "ci", "--scope", "reed").refusals
     assert scope == "scopes.0: 'reed' is not a scope; write one of read, write, operate, admin, execute"
-    [lifetime] = tidewheel(
-        database, "admin", "api-key", "create", "ci", "--scope", "read", "--expires", "soon"
-    ).refusals
+    [lifetime] = tidewheel(database, "admin", "api-key", "create", "a", "--scope", "read", "--expires", "soon").refusals
     assert lifetime.startswith("--expires: 'soon' is not a duration")
     [tenant] = tidewheel(database, "admin", "api-key", "create", "ci", "--scope", "read", "--tenant", "none").refusals
     assert tenant.startswith("tenant: there is no tenant 'none'")

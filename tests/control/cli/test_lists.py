@@ -1,16 +1,12 @@
 """Lists of occurrences, executors, shards and tenants; unknown tenants, repeated keys and durations."""
 
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from uuid import UUID
 
 from tests.control.cli.command import json_output, tidewheel
 from tests.control.reads.test_waits import executor
 from tests.fixtures.acts import HANDLER
 from tests.fixtures.database import ClockedDatabase, Database
 from tests.scheduler.firing import fire_due
-from tidewheel.control.cli.run_output import run_row
-from tidewheel.nouns.runs.model import RunSummary
 
 
 def next_of(database: Database, key: str) -> tuple[str | None, str | None]:
@@ -63,16 +59,6 @@ def test_repeated_key_in_a_file_is_refused(database: Database) -> None:
     [refusal] = tidewheel(database, "job", "create", "-f", "-", "--max-attempts", 3, stdin=text).refusals
     assert refusal.startswith("retry: 'retry' is given twice")
     assert database.count("jobs") == 0
-
-
-def test_error_that_is_its_own_reason_is_shown_once() -> None:
-    now = datetime(2026, 3, 6, tzinfo=UTC)
-    run = RunSummary(
-        UUID(int=1), "job", UUID(int=2), 1, "failed", "trigger", "default", "standard", 1, now, now, None, now, now,
-        "unknown_outcome", "unknown_outcome", None, None,
-    )  # fmt: skip
-    assert run_row(run)[-1] == "unknown_outcome"
-    assert run_row(replace(run, reason="max_lost", error_type="Lost"))[-1] == "Lost: max_lost"
 
 
 def test_executors_are_listed_with_state_and_handlers(database: Database) -> None:

@@ -72,8 +72,7 @@ def test_unknown_version_is_refused(edited: Database) -> None:
     [refusal] = tidewheel(edited, "job", "diff", "a", 1, 9).refusals
     assert refusal == "version: job 'a' has no version 9; write 1 to 3"
     for command in (("versions", "b"), ("diff", "b", 1)):
-        [refusal] = tidewheel(edited, "job", *command).refusals
-        assert refusal.startswith("key: tenant 'default' has no job 'b'")
+        assert tidewheel(edited, "job", *command).refusal.startswith("key: tenant 'default' has no job 'b'")
 
 
 @pytest.fixture
@@ -147,8 +146,7 @@ def held(clocked: ClockedDatabase) -> ClockedDatabase:
 
 
 def test_jobs_are_released_by_key_by_error_or_all(held: ClockedDatabase) -> None:
-    [refusal] = tidewheel(held, "job", "release").refusals
-    assert refusal.startswith("KEY: no job is selected")
+    assert tidewheel(held, "job", "release").refusal.startswith("KEY: no job is selected")
     found = json_output(held, "job", "release", "--error", "CheckViolation", "--dry-run")
     assert (found["matched"], found["released"], [job["key"] for job in found["first"]]) == (2, 0, ["one", "two"])
     lines = tidewheel(held, "job", "release", "--all", "--dry-run").lines
@@ -183,9 +181,8 @@ def test_postponed_job_is_shown_with_its_next_try_and_remedy(clocked: ClockedDat
     fire_due(clocked)
     for key in keys:
         shown = json_output(clocked, "job", "show", key)
-        assert (
-            datetime.fromisoformat(shown["postponed_until"]) > clocked.now() == datetime.fromisoformat(shown["next_at"])
-        )
+        until, due = (datetime.fromisoformat(shown[name]) for name in ("postponed_until", "next_at"))
+        assert until > clocked.now() == due
         text = tidewheel(clocked, "job", "show", key).out
         assert f"postponed until {shown['postponed_until']}" in text
         assert "correct the cause" in text

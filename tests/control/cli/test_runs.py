@@ -65,8 +65,7 @@ def test_runs_are_listed_a_page_at_a_time(job: Database) -> None:
     assert (page["total"], page["at_least"], page["next_cursor"].rpartition("/")[2]) == (3, False, runs[1])
     rest = json_output(job, "run", "list", "--after", page["next_cursor"])["runs"]
     assert [run["run_id"] for run in rest] == runs[:1]
-    [refusal] = tidewheel(job, "run", "list", "--after", runs[1]).refusals
-    assert refusal.startswith("after: ")
+    assert tidewheel(job, "run", "list", "--after", runs[1]).refusal.startswith("after: ")
     lines = tidewheel(job, "run", "list", "-n", 2).lines
     assert lines[0].split() == ["run", "key", "status", "cause", "scheduled", "attempt", "duration", "why"]
     assert lines[1].split()[:4] == [runs[2], "job", "queued", "trigger"]
@@ -129,8 +128,7 @@ def test_runs_are_cancelled_by_id(job: Database) -> None:
     ]
     assert tidewheel(job, "run", "cancel", first).lines == [f"run {first}: nothing to cancel: already cancelled"]
     assert job.final_state(first) == ("cancelled", "no need")
-    [refusal] = tidewheel(job, "run", "cancel", uuid4()).refusals
-    assert refusal.startswith("run_id: ")
+    assert tidewheel(job, "run", "cancel", uuid4()).refusal.startswith("run_id: ")
 
 
 def test_runs_are_cancelled_by_filter_until_the_last_has_ended(job: Database) -> None:
@@ -158,8 +156,7 @@ def test_missing_or_invalid_cancel_filter_is_refused(job: Database) -> None:
         (["--queue", "q", "--before", "2999-01-01T00:00:00Z"], "created_before"),
     ]
     for flags, path in cases:
-        [refusal] = tidewheel(job, "run", "cancel", *flags).refusals
-        assert refusal.startswith(f"{path}: "), flags
+        assert tidewheel(job, "run", "cancel", *flags).refusal.startswith(f"{path}: "), flags
 
 
 TAKES_A_RUN: dict[str, list[str]] = {
@@ -205,8 +202,7 @@ def test_first_digits_that_one_run_has_name_it_and_others_list_the_candidates(jo
 def test_next_attempt_of_a_retrying_run_is_started_by_its_number(job: Database) -> None:
     run = job.begun()
     job.requeue(run, AttemptOutcome.FAILED, timedelta(hours=1))
-    [refusal] = tidewheel(job, "run", "retry", run.run_id).refusals
-    assert "`attempt: 2`" in refusal
+    assert "`attempt: 2`" in tidewheel(job, "run", "retry", run.run_id).refusal
     now = tidewheel(job, "run", "retry", run.run_id, "--attempt", 2)
     assert now.out == f"attempt 2 of run {run.run_id} is due now\n"
     job.begin(run.run_id)
@@ -214,8 +210,7 @@ def test_next_attempt_of_a_retrying_run_is_started_by_its_number(job: Database) 
     assert late.out == f"unchanged: attempt 2 of run {run.run_id} was already due, or has started\n"
     document = {"run_id": str(run.run_id), "attempt": 2, "unchanged": True}
     assert json_output(job, "run", "retry", run.run_id, "--attempt", 2) == document
-    [refusal] = tidewheel(job, "run", "retry", run.run_id, "--attempt", 2, "--delay", "1s").refusals
-    assert refusal.startswith("--delay: ")
+    assert tidewheel(job, "run", "retry", run.run_id, "--attempt", 2, "--delay", "1s").refusal.startswith("--delay: ")
 
 
 def test_blocked_key_is_listed_and_skipped(job: Database) -> None:
@@ -225,8 +220,7 @@ def test_blocked_key_is_listed_and_skipped(job: Database) -> None:
     job.end(ending(job.begin(UUID(first)), RunState.FAILED))
     assert tidewheel(job, "admin", "ordering-key", "list").lines[1].split()[:2] == ["acme", first]
     assert tidewheel(job, "admin", "ordering-key", "unblock", "acme", "--skip").lines == [f"skipped run {first}"]
-    [refusal] = tidewheel(job, "admin", "ordering-key", "unblock", "acme").refusals
-    assert "not blocked" in refusal
+    assert "not blocked" in tidewheel(job, "admin", "ordering-key", "unblock", "acme").refusal
 
 
 def test_retry_of_a_run_that_succeeded_needs_a_yes_where_nobody_can_answer(job: Database) -> None:

@@ -13,7 +13,6 @@ from tests.fixtures.acts import HANDLER
 from tests.fixtures.database import Database
 from tests.fixtures.services import Fleet
 from tidewheel.control.cli.exit_codes import ExitCode
-from tidewheel.control.client.client import Client
 
 
 @pytest.fixture(autouse=True)
@@ -104,8 +103,7 @@ def test_status_has_what_is_due_and_each_freeze(database: Database) -> None:
         [due] = found["due"]
         assert (due["queue"], due["lane"], due["due"]) == ("default", "standard", 1)
         assert {each["lane"]: each["due"] for each in found["outbox"]}["standard"] == 1
-        with Client(database.url) as caller:
-            caller.freezes.freeze(queue="default", reason="printer swap")
+        database.client.freezes.freeze(queue="default", reason="printer swap")
         found = answer_of(client.get("/api/v1/status"))
     assert found["due"] == []
     [freeze] = [each for each in found["problems"] if each["check"] == "freezes"]
@@ -121,9 +119,7 @@ def test_database_that_is_away_and_one_that_no_setting_names_differ(monkeypatch:
 
 @pytest.mark.slow
 @pytest.mark.kafka
-def test_status_of_a_fleet_names_its_only_executor_when_that_is_dead(
-    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_status_of_a_fleet_names_its_only_executor_once_dead(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
     services = fleet.start_all()
     fleet.wait_started()
     roles = sorted(services)

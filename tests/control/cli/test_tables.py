@@ -15,7 +15,7 @@ from tests.fixtures.acts import ending
 from tests.fixtures.database import Database
 from tidewheel.clock import SystemClock
 from tidewheel.control.cli.output import print_table
-from tidewheel.control.cli.tables import Cell, fact_lines, table_lines
+from tidewheel.control.cli.tables import Cell, table_lines
 from tidewheel.runs import RunState
 
 HEADINGS = ("run", "key", "status", "scheduled", "why")
@@ -48,16 +48,6 @@ def test_ids_and_keys_are_whole_at_any_width(columns: int, rows: list[tuple[str,
         assert not set(why.split()) - set(words)
     longest = max(len(RUN), *(len(key) for key, _ in rows)) + len("scheduled  ")
     assert all(len(line) <= max(columns, longest) for line in lines)
-
-
-def test_a_wide_table_folds_its_sentences_before_it_becomes_records() -> None:
-    row = (RUN, "daily", "failed", NOW, "a sentence of many words " * 4)
-    wide, folded, records = (list(table_lines(HEADINGS, [row, row], columns=width)) for width in (300, 110, 60))
-    assert len(wide) == 3
-    assert len(folded) > 3
-    assert folded[0].split() == list(HEADINGS)
-    assert records[0].split() == ["run", RUN]
-    assert "" in records, "a blank line between two records"
 
 
 def test_a_narrow_table_of_ordinary_rows_has_its_sentences_below_them() -> None:
@@ -163,20 +153,3 @@ def test_a_listing_is_json_yaml_or_a_table(database: Database) -> None:
     assert '{"jobs": [{"key": "a"' in tidewheel(database, "job", "list", "-o", "json").out
     assert tidewheel(database, "job", "list", "-o", "yaml").out.startswith("---\njobs:\n- key: a\n")
     assert tidewheel(database, "job", "list", "-o", "table").lines[1].startswith("a    every 1h  active")
-
-
-def test_facts_fold_sentences_at_the_width_of_the_terminal_and_leave_results_whole() -> None:
-    error = "1  failed  ConnectionError: the address book does not answer"
-    facts = [("status", "failed, the last attempt"), ("attempts", error), ("result", error), ("reason", None)]
-    assert list(fact_lines(facts)) == [
-        "status    failed, the last attempt",
-        f"attempts  {error}",
-        f"result    {error}",
-    ]
-    assert list(fact_lines(facts, columns=40)) == [
-        "status    failed, the last attempt",
-        "attempts  1  failed  ConnectionError:",
-        "          the address book does not",
-        "          answer",
-        f"result    {error}",
-    ]

@@ -7,7 +7,6 @@ from uuid import uuid4
 import pytest
 
 from tests.control.cli.command import NO_DATABASE, tidewheel
-from tests.fixtures.database import Database
 from tests.fixtures.services import delete_topics, until
 from tidewheel.control.cli.exit_codes import ExitCode
 from tidewheel.local.stack import StackInfo
@@ -58,18 +57,6 @@ def test_replication_that_no_cluster_has_is_refused_at_once(copies: str) -> None
     [refused] = done.refusals
     assert refused.startswith(f"--replication: {copies} is not a number of copies")
     assert "write 1 to 7" in refused
-
-
-def test_rotated_key_is_added_once_a_minute(fresh_database: Database) -> None:
-    fresh_database.execute("UPDATE message_keys SET created_at = created_at - interval '1 hour'")
-    rotate = ("admin", "secrets", "rotate", "run-messages")
-    assert tidewheel(fresh_database, *rotate).lines == [
-        "added key 2, which signs in 10 s; the previous key stays valid"
-    ]
-    [refusal] = tidewheel(fresh_database, *rotate).refusals
-    assert "or revoke all other keys at once with --revoke" in refusal
-    assert tidewheel(fresh_database, *rotate, "--revoke", "--output", "json").json == {"key_id": 3}
-    assert fresh_database.rows("SELECT key_id FROM message_keys") == [(3,)]
 
 
 def test_settings_raise_partition_counts_and_never_lower_them(prefix: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,11 +22,8 @@ GRAPH = """
 def test_a_graph_of_one_file_is_applied_run_shown_resumed_and_pruned(database: Database, tmp_path: Path) -> None:
     file = tmp_path / "graph.yaml"
     file.write_text(GRAPH)
-    assert (
-        tidewheel(database, "apply", file, "--dry-run")
-        .lines[-1]
-        .endswith(": 5 created, 0 updated, 0 unchanged, 0 rejected")
-    )
+    *_, planned = tidewheel(database, "apply", file, "--dry-run").lines
+    assert planned.endswith(": 5 created, 0 updated, 0 unchanged, 0 rejected")
     assert tidewheel(database, "apply", file).lines[-1].startswith("5 created")
     assert tidewheel(database, "apply", file).lines[-1].startswith("0 created, 0 updated, 5 unchanged")
     root = database.trigger("extract")
@@ -35,26 +32,12 @@ def test_a_graph_of_one_file_is_applied_run_shown_resumed_and_pruned(database: D
     assert (listed["root_run_id"], listed["state"], listed["failed"]) == (str(root), "failed", 1)
     shown = tidewheel(database, "workflow", "show", str(root))
     drawn = shown.lines[shown.lines.index("") + 1 :]
-    assert sorted(drawn) == sorted(
-        [
-            "+ extract  succeeded",
-            *(
-                ["├─ x check  failed", "│  └─ + alarm  succeeded  (on failure)"]
-                if "├─ x check  failed" in drawn
-                else ["└─ x check  failed", "   └─ + alarm  succeeded  (on failure)"]
-            ),
-            *[line for line in drawn if "load" in line or "report" in line],
-        ]
-    )
-    assert any("report  succeeded" in line for line in drawn)
-    nodes = json_output(database, "workflow", "show", str(root))["nodes"]
-    assert {node["key"]: node["state"] for node in nodes} == {
-        "extract": "succeeded",
-        "load": "succeeded",
-        "check": "failed",
-        "alarm": "succeeded",
-        "report": "succeeded",
-    }
+    assert {line.partition("(")[0].strip(" │├└─") for line in drawn} == {
+        "+ extract  succeeded", "x check  failed", "+ alarm  succeeded", "+ load  succeeded", "+ report  succeeded",
+    }  # fmt: skip
+    assert any(line.endswith("└─ + alarm  succeeded  (on failure)") for line in drawn)
+    states = {node["key"]: node["state"] for node in json_output(database, "workflow", "show", str(root))["nodes"]}
+    assert states == dict.fromkeys(("extract", "load", "alarm", "report"), "succeeded") | {"check": "failed"}
     assert tidewheel(database, "workflow", "resume", str(root)).lines == [f"workflow {root}: resumed"]
     assert tidewheel(database, "workflow", "pause", str(root)).lines == [f"workflow {root}: paused"]
     assert tidewheel(database, "workflow", "cancel", str(root)).lines == [f"workflow {root}: cancelled"]
@@ -100,17 +83,3 @@ def test_pages_of_occurrences_follow_one_another(database: Database) -> None:
     assert tidewheel(database, "workflow", "list", "--state", "failed").lines == ["no workflows"]
     wrong = tidewheel(database, "workflow", "list", "--after", "2026-11-20T01:00:00.000Z/7")
     assert "is not a place in a list" in wrong.err
-
-
-def test_an_unknown_occurrence_is_refused(database: Database) -> None:
-    done = tidewheel(database, "workflow", "show", "01a1f89d-7409-8c4e-9632-26f1249891bd")
-    assert done.code == ExitCode.NOT_FOUND
-    assert "there is no workflow with the root run" in done.err
-
-
-def test_a_job_with_parents_is_described_as_such(database: Database, tmp_path: Path) -> None:
-    file = tmp_path / "graph.yaml"
-    file.write_text(GRAPH)
-    assert tidewheel(database, "apply", file).code == ExitCode.DONE
-    assert "after load, check (always)" in tidewheel(database, "job", "show", "report").out
-    assert "follows its parents" in tidewheel(database, "explain", "report").out
