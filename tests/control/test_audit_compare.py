@@ -83,20 +83,14 @@ def test_findings_are_what_was_changed(
     skipped: tuple[int, int],
 ) -> None:
     old, new = crons
-    wanted = [
-        *computed(old, after=FIRST - TICK, until=EDIT),
-        *computed(new, after=EDIT, until=BEFORE - TICK),
-    ]
+    wanted = [*computed(old, after=FIRST - TICK, until=EDIT), *computed(new, after=EDIT, until=BEFORE - TICK)]
     low, high = sorted(each % len(wanted) for each in skipped)
     span, fired = wanted[low : high + 1], wanted[:low] + wanted[high + 1 :]
     gone = {fired[each % len(fired)] for each in removed} if fired else set[datetime]()
     left = [at for at in fired if at not in gone]
     twice = {left[each % len(left)] for each in doubled} if left else set[datetime]()
     extra = {FIRST + timedelta(seconds=each * 60 + 7) for each in added}
-    versions = [
-        InForce(1, FIRST - timedelta(days=1), EDIT, parsed(old)),
-        InForce(2, EDIT, None, parsed(new)),
-    ]
+    versions = [InForce(1, FIRST - timedelta(days=1), EDIT, parsed(old)), InForce(2, EDIT, None, parsed(new))]
     skip = Skipped(JOB, SkipReason.MISFIRE, span[0], span[-1], len(span), is_exact=True)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "MAX_AT_ONCE", at_once)

@@ -53,9 +53,7 @@ def unrecorded(database: Database, info: StackInfo, topic: str) -> list[str]:
     return [each.finding.words.split()[1] for each in found]
 
 
-def test_partition_that_ends_with_the_mark_of_a_transaction_is_read(
-    database: Database, info: StackInfo, topic: str
-) -> None:
+def test_partition_that_ends_with_a_transactions_mark_is_read(database: Database, info: StackInfo, topic: str) -> None:
     sent = [send(info, topic), send(info, topic, transaction=True)]
     # The broker writes the mark after it has answered the commit.
     until(lambda: sorted(unrecorded(database, info, topic)) == sorted(sent), "both messages are read")

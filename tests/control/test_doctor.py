@@ -30,7 +30,6 @@ from tests.fixtures.acts import ending
 from tests.fixtures.database import Database
 from tests.fixtures.services import Fleet, admin_of, delete_topics, until
 from tests.relay.topics import make_topics
-from tidewheel.control.client.client import Client
 from tidewheel.control.doctor.check import Check, Context, Limits, Report, run_checks
 from tidewheel.control.doctor.doctor import CHECKS, Broker, BrokerAnswer, diagnose
 from tidewheel.control.reads.findings import Finding, Severity
@@ -86,10 +85,16 @@ def old_transaction(database: Database) -> None:
 
 def quarantined_job(database: Database) -> None:
     database.submit(schedule="@every 1h")
+    set_aside(database)
+
+
+def set_aside(database: Database, error: str = "no such zone") -> None:
+    """Quarantine every job."""
     database.execute("UPDATE timers SET due_at = 'infinity', hold_reason = 'quarantine'")
     database.execute(
         "INSERT INTO quarantine (kind, tenant, job_id, error, created_at)"
-        " SELECT 'job', tenant, job_id, 'no such zone', tidewheel_now() FROM jobs"
+        " SELECT 'job', tenant, job_id, %s, tidewheel_now() FROM jobs",
+        [error],
     )
 
 
@@ -249,8 +254,7 @@ def test_key_of_task_tokens_that_applications_read_is_found(fresh_database: Data
 
 
 def test_api_key_in_use_that_expires_soon_is_found(fresh_database: Database) -> None:
-    with Client(fresh_database.url) as client:
-        client.api_keys.create("ci", ["read"], lifetime=timedelta(days=13))
+    fresh_database.client.api_keys.create("ci", ["read"], lifetime=timedelta(days=13))
     assert [each for each in examine(fresh_database) if each.check == "keys"] == []
     fresh_database.execute("UPDATE api_keys SET last_used_at = tidewheel_now()")
     found = about(examine(fresh_database), "keys")
@@ -436,9 +440,7 @@ def topics(info: StackInfo) -> Iterator[Topics]:
 
 
 @pytest.mark.kafka
-def test_lag_of_requests_is_read_beside_the_pages_and_kept_while_no_broker_answers(
-    topics: Topics, info: StackInfo
-) -> None:
+def test_lag_of_requests_is_read_beside_the_pages_and_kept_without_a_broker(topics: Topics, info: StackInfo) -> None:
     settings = Connections.load(
         topic_prefix=topics.prefix, kafka_properties=info.kafka_properties, kafka_bootstrap=info.bootstrap
     )
