@@ -135,8 +135,15 @@ def every_page(client: httpx.Client, path: str, **query: str | int) -> Iterator[
     raise AssertionError(message)
 
 
-def refusal(answer: httpx.Response, status: HTTPStatus) -> dict[str, Any]:
-    """The problem that an answer tells."""
+def refused_fields(answer: httpx.Response) -> list[str]:
+    """Return the fields that the problem of a request names, each with a remedy."""
+    errors = refusal(answer)["errors"]
+    assert all(error["remedy"] for error in errors), errors
+    return [error["path"] for error in errors]
+
+
+def refusal(answer: httpx.Response, status: HTTPStatus = HTTPStatus.UNPROCESSABLE_ENTITY) -> dict[str, Any]:
+    """Return the problem of an answer."""
     assert answer.status_code == status, answer.text
     assert answer.headers["content-type"] == "application/problem+json"
     content: dict[str, Any] = answer.json()

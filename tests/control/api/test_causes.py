@@ -9,11 +9,11 @@ from psycopg.types.json import Jsonb
 
 from tests.control.api.answering import ApiClient, answering
 from tests.control.api.test_now import HOSTILE, read
+from tests.control.cli.test_status import process
 from tests.control.reads.test_waits import executor
 from tests.fixtures.acts import EXECUTOR, HANDLER, submission
 from tests.fixtures.database import Database
 from tests.transitions.figures import finish, forget_figures
-from tidewheel.control.client.client import Client
 from tidewheel.jobs.values import parse_timestamp
 from tidewheel.runs import AttemptOutcome, RunState
 
@@ -34,11 +34,7 @@ def needs(client: ApiClient, *kinds: str) -> list[Any]:
 
 def run_services(database: Database, *roles: str) -> None:
     for role in roles:
-        database.execute(
-            "INSERT INTO processes (process_id, role, host, pid, version, settings, sent_at, last_heartbeat_at,"
-            " started_at) SELECT gen_random_uuid(), %s, 'h', 7, '0.1.0', '{}', n, n, n FROM tidewheel_now() AS n",
-            [role],
-        )
+        process(database, role)
 
 
 def make_due(database: Database, ago: str = "10 min") -> None:
@@ -248,8 +244,7 @@ def test_silent_executor_has_the_runs_that_it_holds(client: ApiClient) -> None:
 def test_findings_of_another_tenant_stand_under_no_other_name(client: ApiClient) -> None:
     database = client.database
     run_services(database, "scheduler", "relay", "intake")
-    with Client(database.url) as tenants:
-        tenants.tenants.create("rival")
+    database.client.tenants.create("rival")
     executor(database, "other")
     database.apply_batch(submission("theirs") | {"tenant": "rival"})
     database.apply_batch({"type": "job.trigger", "key": "theirs", "tenant": "rival"})

@@ -1,6 +1,5 @@
 """Changes over HTTP that are repeated, race with others, or state conditions."""
 
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from http import HTTPStatus
 from typing import Any
@@ -8,9 +7,8 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.control.api.answering import ApiClient, answer_of, answering, refusal
+from tests.control.api.answering import ApiClient, answer_of, refusal, refused_fields
 from tests.fixtures.acts import HANDLER
-from tests.fixtures.database import Database
 from tests.transitions.stepping import in_background
 
 SPEC: dict[str, Any] = {"schedule": "@every 1h", "target": HANDLER}
@@ -20,10 +18,9 @@ OTHER_BODY = {"description": "other"}
 
 
 @pytest.fixture
-def client(database: Database) -> Iterator[ApiClient]:
-    with answering(database) as made:
-        made.put(JOB, json=SPEC)
-        yield made
+def client(client: ApiClient) -> ApiClient:
+    client.put(JOB, json=SPEC)
+    return client
 
 
 def patched(client: httpx.Client, patch: dict[str, Any], **headers: str) -> httpx.Response:
@@ -114,26 +111,20 @@ def test_patch_keeps_what_it_does_not_name_byte_for_byte(client: ApiClient) -> N
         ("Idempotency-Key", "a\tb"),
     ],
 )
-def test_condition_that_does_not_fit_is_refused_by_its_name(
-    shared_client: ApiClient, method: str, header: str, value: str
-) -> None:
+def test_condition_that_does_not_fit_is_refused(shared_client: ApiClient, method: str, header: str, value: str) -> None:
     client = shared_client
     client.put(JOB, json=SPEC)
     body = None if method == "DELETE" else {**SPEC, "description": "new"}
-    told = refusal(client.request(method, JOB, json=body, headers={header: value}), HTTPStatus.UNPROCESSABLE_ENTITY)
-    assert told["errors"][0]["path"] == header
-    assert told["errors"][0]["remedy"]
+    assert refused_fields(client.request(method, JOB, json=body, headers={header: value}))[0] == header
     assert client.get(JOB).headers["etag"] == '"1"'
 
 
 def test_star_never_creates_a_job_and_a_weak_tag_means_its_version(client: httpx.Client) -> None:
     for method, path in (("PUT", "/api/v1/jobs/b"), ("POST", "/api/v1/jobs")):
-        told = refusal(
-            client.request(method, path, json=SPEC, headers={"If-Match": "*"}), HTTPStatus.UNPROCESSABLE_ENTITY
-        )
+        told = refusal(client.request(method, path, json=SPEC, headers={"If-Match": "*"}))
         assert told["errors"][0]["path"] == "If-Match"
     both = {"If-Match": '"1"', "If-None-Match": "*"}
-    told = refusal(client.put("/api/v1/jobs/b", json=SPEC, headers=both), HTTPStatus.UNPROCESSABLE_ENTITY)
+    told = refusal(client.put("/api/v1/jobs/b", json=SPEC, headers=both))
     assert told["errors"][0]["remedy"] == "send one of the two"
     refusal(client.delete("/api/v1/jobs/b", headers={"If-Match": "*"}), HTTPStatus.NOT_FOUND)
     lost = client.put("/api/v1/jobs/b", json=SPEC, headers={"If-Match": '"1"'})
@@ -163,5 +154,4 @@ def test_repeated_bulk_gets_the_first_results_and_another_body_conflicts_by_job(
     assert [each["accepted"] for each in results] == [True, False, False]
     assert results[2]["errors"][0]["path"] == "Idempotency-Key"
     long = {"Idempotency-Key": "k" * 252}
-    told = refusal(client.post("/api/v1/jobs:bulk", json={"jobs": jobs}, headers=long), HTTPStatus.UNPROCESSABLE_ENTITY)
-    assert told["errors"][0]["path"] == "Idempotency-Key"
+    assert refused_fields(client.post("/api/v1/jobs:bulk", json={"jobs": jobs}, headers=long))[0] == "Idempotency-Key"

@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.control.api.answering import ApiClient, answer_of, answering, refusal
+from tests.control.api.answering import ApiClient, answer_of, refusal
 from tests.fixtures.acts import ending
 from tests.fixtures.database import Database
 from tidewheel.clock import SystemClock
@@ -21,10 +21,9 @@ HOURLY = {"schedule": {"cron": "0 * * * *"}, "target": "a"}
 
 
 @pytest.fixture
-def client(database: Database) -> Iterator[httpx.Client]:
-    database.submit()
-    with answering(database) as made:
-        yield made
+def client(client: ApiClient) -> ApiClient:
+    client.database.submit()
+    return client
 
 
 def operations(client: httpx.Client) -> Iterator[tuple[str, str, dict[str, Any]]]:
@@ -47,7 +46,7 @@ def test_query_parameter_that_is_not_documented_is_refused_with_the_nearest_one(
     for method, path, operation in operations(client):
         makes_key = (method.upper(), path) == ("POST", "/api/v1/keys")  # refused to this client, which has none
         if any(each["in"] == "query" for each in operation["parameters"]) and not makes_key:
-            told = refusal(client.request(method, f"{path}?tennant=a"), HTTPStatus.UNPROCESSABLE_ENTITY)
+            told = refusal(client.request(method, f"{path}?tennant=a"))
             [error] = [each for each in told["errors"] if each["path"] == "tennant"]
             assert error["remedy"] == "did you mean 'tenant'?", (method, path)
             tried += 1
@@ -61,12 +60,12 @@ def test_header_that_nothing_would_check_is_refused(client: httpx.Client) -> Non
             continue
         known = {each["name"] for each in operation["parameters"] if each["in"] == "header"}
         for name in {"If-Match", "If-None-Match", "Idempotency-Key"} - known:
-            told = refusal(client.request(method, path, headers={name: '"1"'}), HTTPStatus.UNPROCESSABLE_ENTITY)
+            told = refusal(client.request(method, path, headers={name: '"1"'}))
             assert (told["errors"][0]["path"], told["errors"][0]["remedy"]) == (name, "leave it out"), path
             tried += 1
         for name in known - {"traceparent"}:
             twice = [(name, "1"), (name, "2")]
-            told = refusal(client.request(method, path, headers=twice), HTTPStatus.UNPROCESSABLE_ENTITY)
+            told = refusal(client.request(method, path, headers=twice))
             assert (told["errors"][0]["path"], told["errors"][0]["remedy"]) == (name, "send it once"), path
     assert tried > 30
     assert client.delete("/api/v1/jobs/job", headers={"If-Match": '"1"'}).status_code == HTTPStatus.OK

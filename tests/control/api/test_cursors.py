@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.control.api.answering import ApiClient, answer_of, every_page, refusal
+from tests.control.api.answering import ApiClient, answer_of, every_page, refused_fields
 from tests.fixtures.acts import submission
 from tests.fixtures.database import Database
 
@@ -73,8 +73,7 @@ def test_cursor_of_another_list_filter_or_tenant_is_refused(client: ApiClient, d
         ("/api/v1/jobs?prefix=job&label=a=b", jobs),
         ("/api/v1/audit-log?", runs),
     ):
-        told = refusal(client.get(f"{path}&cursor={cursor}"), HTTPStatus.UNPROCESSABLE_ENTITY)
-        assert told["errors"][0]["path"] == "cursor", path
+        assert refused_fields(client.get(f"{path}&cursor={cursor}"))[0] == "cursor", path
     for same in (f"/api/v1/runs?tenant=default&limit=7&cursor={runs}", f"/api/v1/jobs?prefix=job&cursor={jobs}"):
         assert client.get(same).status_code == HTTPStatus.OK
 
@@ -104,5 +103,4 @@ def test_tampered_cursor_is_refused(shared_client: ApiClient, path: str, part: o
     parts[1] = part
     forged = urlsafe_b64encode(json.dumps(parts).encode()).decode()
     for cursor in (forged, given[:-2], f"{given[:4]}!!!!{given[4:]}", "*", "W10", "bnVsbA", "e30", "A" * 3000):
-        told = refusal(client.get(path, params={"cursor": cursor}), HTTPStatus.UNPROCESSABLE_ENTITY)
-        assert told["errors"][0]["path"] in {"cursor", "after"}, cursor
+        assert refused_fields(client.get(path, params={"cursor": cursor}))[0] in {"cursor", "after"}, cursor

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from http import HTTPStatus
 from pathlib import Path
+from typing import TypeAlias
 from uuid import UUID
 
 import pytest
@@ -19,6 +20,7 @@ from tidewheel.control.supervise.dev import executor_token
 from tidewheel.errors import Refused
 from tidewheel.executor import remote_executors
 
+Entered: TypeAlias = Callable[..., Executor]
 TOKEN = "correct-horse-battery"
 
 
@@ -42,7 +44,7 @@ def created(database: Database, *scopes: str, tenant: str = "acme", **about: obj
 
 
 @pytest.fixture
-def entered(door: ApiClient) -> Iterator[Callable[..., Executor]]:
+def entered(door: ApiClient) -> Iterator[Entered]:
     """Register an executor with a key for some queues, and return it; its calls show the key."""
     with ExitStack() as stack:
 
@@ -59,9 +61,7 @@ def swept(executor: Executor, claim_id: int = 1) -> list[str]:
     return [each["run_id"] for each in answer_of(executor.ask("claim", claim_id=claim_id, sweep=10))["started"]]
 
 
-def test_executor_of_a_tenant_starts_the_runs_of_its_tenant_and_queues_alone(
-    door: ApiClient, entered: Callable[..., Executor]
-) -> None:
+def test_executor_of_a_tenant_starts_the_runs_of_its_tenant_and_queues_alone(door: ApiClient, entered: Entered) -> None:
     database = door.database
     runs = {
         (tenant, key): str(database.trigger(key, tenant=tenant))
@@ -77,12 +77,9 @@ def test_executor_of_a_tenant_starts_the_runs_of_its_tenant_and_queues_alone(
     assert answer_of(executor.ask("claim", claim_id=7, sweep=10))["started"][0]["run_id"] == runs["acme", "job"]
 
 
-def test_executor_of_all_tenants_starts_runs_by_message_and_sweep(
-    door: ApiClient, entered: Callable[..., Executor]
-) -> None:
+def test_executor_of_all_tenants_starts_runs_by_message_and_sweep(door: ApiClient, entered: Entered) -> None:
     runs = {str(door.database.trigger("job", tenant=tenant)) for tenant in ("acme", "globex")}
-    with Client(door.database.url) as client:
-        key = client.api_keys.create("fleet", ["execute"], all_tenants=True).key
+    key = door.database.client.api_keys.create("fleet", ["execute"], all_tenants=True).key
     executor = entered(key)
     first, second = runs
     assert [each["run_id"] for each in executor.claim(UUID(first))] == [first]
@@ -90,9 +87,7 @@ def test_executor_of_all_tenants_starts_runs_by_message_and_sweep(
     assert swept(executor, 2) == [second]
 
 
-def test_executor_is_served_with_the_key_that_registered_it_alone(
-    door: ApiClient, entered: Callable[..., Executor]
-) -> None:
+def test_executor_is_served_with_the_key_that_registered_it_alone(door: ApiClient, entered: Entered) -> None:
     database = door.database
     run_id = database.trigger("job", tenant="acme")
     executor = entered(created(database))
@@ -111,7 +106,7 @@ def test_executor_is_served_with_the_key_that_registered_it_alone(
 
 
 def test_key_opens_the_calls_of_executors_by_its_scope_and_queues_until_it_is_revoked(
-    door: ApiClient, entered: Callable[..., Executor]
+    door: ApiClient, entered: Entered
 ) -> None:
     database = door.database
     body = {"name": "here:1", "handlers": [HANDLER], "queues": ["reports"], "slots": 4}
@@ -133,7 +128,7 @@ def test_key_opens_the_calls_of_executors_by_its_scope_and_queues_until_it_is_re
 
 
 def test_token_of_all_executors_works_for_a_release_with_a_warning(
-    door: ApiClient, entered: Callable[..., Executor], caplog: pytest.LogCaptureFixture
+    door: ApiClient, entered: Entered, caplog: pytest.LogCaptureFixture
 ) -> None:
     run_id = door.database.trigger("job", tenant="acme")
     door.database.execute("UPDATE job_runs SET publish_at = publish_at - interval '1 hour'")
@@ -143,9 +138,7 @@ def test_token_of_all_executors_works_for_a_release_with_a_warning(
         until(lambda: any(warning in each.getMessage() for each in caplog.records), "the warning")
 
 
-def test_token_that_dev_sets_brings_no_warning(
-    database: Database, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_token_of_dev_brings_no_warning(database: Database, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """`tidewheel dev` warned new users of a setting that they had not set: issue 40."""
     with caplog.at_level(logging.INFO, "tidewheel.api"), answering(database, token=executor_token(tmp_path)):
         until(lambda: any("listening on" in each.getMessage() for each in caplog.records), "the start")
@@ -154,7 +147,7 @@ def test_token_that_dev_sets_brings_no_warning(
 
 @pytest.mark.parametrize("of", ["key", "token"])
 def test_executors_of_a_key_and_of_the_token_are_limited_in_number(
-    door: ApiClient, entered: Callable[..., Executor], monkeypatch: pytest.MonkeyPatch, of: str
+    door: ApiClient, entered: Entered, monkeypatch: pytest.MonkeyPatch, of: str
 ) -> None:
     monkeypatch.setattr(remote_executors, "MAX_EXECUTORS", 2)
     key = created(door.database) if of == "key" else TOKEN
@@ -162,7 +155,7 @@ def test_executors_of_a_key_and_of_the_token_are_limited_in_number(
     executors = [entered(key) for _ in range(2)]
     body = {"name": "here:1", "handlers": [HANDLER], "slots": 4}
     refused = executors[0].client.post("/api/v1/executors", json=body)
-    [error] = refusal(refused, HTTPStatus.UNPROCESSABLE_ENTITY)["errors"]
+    [error] = refusal(refused)["errors"]
     assert error["problem"].startswith("2 executors are registered with this key")
     entered(other)
     executors[1].ask("leave")

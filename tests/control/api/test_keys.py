@@ -13,7 +13,7 @@ from uuid import uuid4
 import httpx
 import pytest
 
-from tests.control.api.answering import ApiClient, answer_of, answering, enter, every_page, refusal
+from tests.control.api.answering import ApiClient, answer_of, answering, enter, every_page, refusal, refused_fields
 from tests.control.console.pages import fields_of
 from tests.fixtures.database import Database
 from tests.fixtures.services import until
@@ -52,9 +52,7 @@ def add_tenant(database: Database, name: str) -> None:
 
 def test_every_route_of_jobs_needs_the_scope_that_its_documentation_names(door: ApiClient) -> None:
     database = door.database
-    keys = {
-        scope: created(database, *(other for other in Scope if other not in {scope, Scope.ADMIN})) for scope in Scope
-    }
+    keys = {scope: created(database, *(each for each in Scope if each not in {scope, Scope.ADMIN})) for scope in Scope}
     document = answer_of(door.get("/api/v1/openapi.json", headers=with_key(keys[Scope.ADMIN])))
     tried = 0
     for path, methods in document["paths"].items():
@@ -119,8 +117,7 @@ def test_stream_ends_when_its_key_is_revoked(door: ApiClient) -> None:
     with door.stream("GET", "/api/v1/run-events", headers=with_key(key)) as stream:
         lines = stream.iter_lines()
         assert next(lines).startswith("retry:")
-        with Client(door.database.url) as client:
-            client.api_keys.revoke(key[3:13])
+        door.database.client.api_keys.revoke(key[3:13])
         assert [line for line in lines if line] == []
 
 
@@ -144,10 +141,8 @@ def test_expired_unknown_and_mistyped_keys_are_refused(door: ApiClient) -> None:
 def test_token_of_executors_and_keys_open_no_call_of_each_other(door: ApiClient) -> None:
     key = created(door.database, "admin")
     for path in ("/api/v1/jobs", "/api/v1/keys"):
-        assert (
-            "tidewheel admin api-key create"
-            in refusal(door.get(path, headers=with_key(TOKEN)), HTTPStatus.FORBIDDEN)["detail"]
-        )
+        refused = refusal(door.get(path, headers=with_key(TOKEN)), HTTPStatus.FORBIDDEN)
+        assert "tidewheel admin api-key create" in refused["detail"]
     body = {"name": "here:1", "handlers": ["a"], "slots": 1}
     refusal(door.post("/api/v1/executors", json=body, headers=with_key(key)), HTTPStatus.FORBIDDEN)
 
@@ -227,8 +222,7 @@ def test_refused_field_of_a_new_key_is_named(door: ApiClient) -> None:
     }
     for path, fields in wrong.items():
         refused = door.post("/api/v1/keys", json={"name": "n", "scopes": ["read"], **fields}, headers=admin)
-        told = refusal(refused, HTTPStatus.UNPROCESSABLE_ENTITY)
-        assert [error["path"] for error in told["errors"]] == [path]
+        assert refused_fields(refused) == [path]
 
 
 def test_changes_by_a_key_are_listed_with_the_person_that_it_names(door: ApiClient) -> None:
@@ -265,7 +259,7 @@ def test_audit_log_pages_by_time_tenant_actor_and_object(door: ApiClient) -> Non
     assert objects(actor="nobody-here") == []
     assert objects(since="2999-01-01T00:00:00Z") == []
     assert len(objects(until="2999-01-01T00:00:00Z")) == 7
-    refusal(door.get("/api/v1/audit-log?cursor=x"), HTTPStatus.UNPROCESSABLE_ENTITY)
+    refusal(door.get("/api/v1/audit-log?cursor=x"))
 
 
 def test_page_of_the_audit_log_that_looked_at_its_share_goes_on(
@@ -312,16 +306,15 @@ def test_admin_key_of_a_tenant_makes_no_more_keys_and_no_faster_ones_than_operat
     def make(**about: object) -> httpx.Response:
         return door.post("/api/v1/keys", json={"name": "n", "scopes": ["read"], **about}, headers=admin)
 
-    [error] = refusal(make(rate=1_000_000), HTTPStatus.UNPROCESSABLE_ENTITY)["errors"]
+    [error] = refusal(make(rate=1_000_000))["errors"]
     assert (error["path"], "tidewheel admin tenant limits acme --key-rate N" in error["remedy"]) == ("rate", True)
     assert make(rate=100).status_code == HTTPStatus.CREATED
-    with Client(door.database.url) as operator:
-        operator.tenants.limit("acme", keys=5, key_rate=500)
+    door.database.client.tenants.limit("acme", keys=5, key_rate=500)
     assert make(rate=500).status_code == HTTPStatus.CREATED
     with ThreadPoolExecutor(8) as threads:
         answers = [sent.result().status_code for sent in [threads.submit(make) for _ in range(8)]]
     assert answers.count(HTTPStatus.CREATED) == 2, "five with its own"
-    [error] = refusal(make(), HTTPStatus.UNPROCESSABLE_ENTITY)["errors"]
+    [error] = refusal(make())["errors"]
     assert error["path"] == "keys"
     with Client(door.database.url, tenant="acme") as operator:
         operator.api_keys.create("of an operator", ["read"], rate=1000)
@@ -329,8 +322,7 @@ def test_admin_key_of_a_tenant_makes_no_more_keys_and_no_faster_ones_than_operat
 
 def test_keys_of_a_tenant_share_its_rate(door: ApiClient) -> None:
     add_tenant(door.database, "acme")
-    with Client(door.database.url) as operator:
-        operator.tenants.limit("acme", key_rate=0.5)
+    door.database.client.tenants.limit("acme", key_rate=0.5)
     keys = [with_key(created(door.database, "read", tenant="acme")) for _ in range(3)]
     answers = [door.get("/api/v1/jobs", headers=key) for key in keys]
     assert [answer.status_code for answer in answers] == [200, 429, 429]
@@ -353,10 +345,8 @@ def test_caller_without_a_key_makes_none(database: Database) -> None:
     """The key would outlive the open API: issue 39, N5."""
     with answering(database) as client:
         body = {"name": "x", "scopes": ["admin"], "all_tenants": True}
-        assert (
-            "tidewheel admin api-key create"
-            in refusal(client.post("/api/v1/keys", json=body), HTTPStatus.FORBIDDEN)["detail"]
-        )
+        refused = refusal(client.post("/api/v1/keys", json=body), HTTPStatus.FORBIDDEN)
+        assert "tidewheel admin api-key create" in refused["detail"]
         client.headers.update({"Accept": "text/html"})
         page = client.get("/admin/new-key")
         assert "Refused without a sign-in" in page.text

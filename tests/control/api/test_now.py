@@ -10,11 +10,11 @@ import pytest
 
 from tests.control.api.answering import ApiClient, answering
 from tests.control.console.pages import HTML, key_of
+from tests.control.test_doctor import set_aside
 from tests.fixtures.acts import about
 from tests.fixtures.database import Database
 from tests.transitions.figures import finish, forget_figures
 from tests.transitions.test_tenant_places import Executor
-from tidewheel.control.client.client import Client
 from tidewheel.runs import RunState
 
 HOSTILE = "<script>\u05d0\u05d1" + "k" * 200
@@ -75,11 +75,7 @@ def test_waiting_runs_a_freeze_and_a_job_set_aside_are_findings(database: Databa
         assert (freeze["kind"], freeze["severity"]) == ("freeze", "warning")
         assert "printer swap" in freeze["evidence"]
         assert freeze["remedy"] == "tidewheel thaw --tenant default --queue reports"
-        database.execute("UPDATE timers SET hold_reason = 'quarantine', due_at = 'infinity'")
-        database.execute(
-            "INSERT INTO quarantine (kind, tenant, job_id, error, created_at)"
-            " SELECT 'job', 'default', job_id, 'no next time', now() FROM jobs"
-        )
+        set_aside(database)
         assert [each["kind"] for each in read(keyed, "now")["findings"]] == ["set_aside", "freeze"]
     assert {"fleet", "set_aside"} <= {each["kind"] for each in read(client, "now")["findings"]}
 
@@ -87,8 +83,7 @@ def test_waiting_runs_a_freeze_and_a_job_set_aside_are_findings(database: Databa
 def test_runs_that_a_limit_holds_are_backlog_and_a_finding_after_a_minute(client: ApiClient) -> None:
     database = client.database
     database.submit("job", overlap="allow_all")
-    with Client(database.url) as limiting:
-        limiting.tenants.limit("default", in_flight=1)
+    database.client.tenants.limit("default", in_flight=1)
     Executor(database).claim(*(database.trigger() for _ in range(3)))
     [held] = read(client, "backlog")["backlog"]
     assert (held["state"], held["count"]) == ("buffered", 2)
@@ -108,17 +103,6 @@ def test_runs_that_a_limit_holds_are_backlog_and_a_finding_after_a_minute(client
     assert (finding["count"], finding["counted"]) == (2, "waiting")
     assert finding["words"] == "tenant default has 1 of 1 active runs"
     assert "--in-flight" in finding["remedy"]
-
-
-def test_share_of_failures_leaves_skips_and_cancellations_out(client: ApiClient) -> None:
-    client.database.submit("job", retry={"max_attempts": 1}, overlap="allow_all")
-    finish(client.database, "job", RunState.SUCCEEDED, RunState.FAILED)
-    client.database.execute(
-        "INSERT INTO activity (tenant, at, grain, queue, lane, state, runs, stages, took, slowest)"
-        " SELECT tenant, at, grain, queue, lane, 'skipped', 1, stages, took, slowest FROM activity LIMIT 1"
-    )
-    found = read(client, "now")
-    assert (found["ended_hour"], found["ran_hour"], found["failed_hour"]) == (3, 2, 1)
 
 
 def test_activity_has_bins_with_states_and_stages(client: ApiClient) -> None:

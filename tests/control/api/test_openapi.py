@@ -15,12 +15,11 @@ from schemathesis import checks
 from schemathesis.generation import GenerationMode
 from schemathesis.specs.openapi import checks as openapi_checks
 
-from tests.control.api.answering import answer_of, answering, enter
+from tests.control.api.answering import ApiClient, answer_of, answering, enter
 from tests.fixtures.acts import ending
 from tests.fixtures.database import Database
 from tidewheel.api_keys import Scope
 from tidewheel.control.api.app import NOUNS
-from tidewheel.control.client.client import Client
 from tidewheel.doors.rest import routes_of
 from tidewheel.runs import RunState
 
@@ -39,10 +38,9 @@ _METHODS = {"get", "head", "post", "put", "patch", "delete"}
 
 
 @pytest.fixture
-def client(database: Database) -> Iterator[httpx.Client]:
-    database.submit()
-    with answering(database) as made:
-        yield made
+def client(client: ApiClient) -> ApiClient:
+    client.database.submit()
+    return client
 
 
 def operations(document: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -125,8 +123,7 @@ def test_generated_requests_find_nothing(database: Database, mode: GenerationMod
         names.append("negative_data_rejection")
     verified: list[Any] = [cast("Any", checks).not_a_server_error, *(getattr(openapi_checks, name) for name in names)]
     asked = operated = 0
-    with Client(database.url) as keys:
-        key = keys.api_keys.create("ops", ["admin"], all_tenants=True, rate=10_000).key
+    key = database.client.api_keys.create("ops", ["admin"], all_tenants=True, rate=10_000).key
     with answering(database, token=_TOKEN) as client:
         enter(client)
         client.headers["Authorization"] = f"Bearer {key}"

@@ -15,9 +15,8 @@ _CLAIM = f"t.runs.standard/3/1841@{int(_BROKER.timestamp() * 1000)}"
 def test_stages_name_the_clock_of_each_instant_and_what_is_not_recorded(database: Database, client: ApiClient) -> None:
     database.submit()
     run = database.trigger()
-    [started] = database.within(
-        claim_runs, database.installation, [Claim(run, 1, 1, _CLAIM)], executor_id=EXECUTOR
-    ).started
+    claimed = database.within(claim_runs, database.installation, [Claim(run, 1, 1, _CLAIM)], executor_id=EXECUTOR)
+    [started] = claimed.started
     stages = answer_of(client.get(f"/api/v1/runs/{run}"))["stages"]
     assert [(each["name"], each["clock"], each["known"]) for each in stages] == [
         ("due", "database", True), ("written", "database", True), ("published", "broker", True),
@@ -32,9 +31,8 @@ def test_stages_name_the_clock_of_each_instant_and_what_is_not_recorded(database
     assert not ended[-1]["known"]
     run = database.trigger()
     database.within(claim_runs, database.installation, [Claim(run, 1, 1, "sweep")], executor_id=EXECUTOR)
-    [published] = [
-        each for each in answer_of(client.get(f"/api/v1/runs/{run}"))["stages"] if each["name"] == "published"
-    ]
+    stages = answer_of(client.get(f"/api/v1/runs/{run}"))["stages"]
+    [published] = [each for each in stages if each["name"] == "published"]
     assert (published["at"], published["known"]) == (None, False), "a run of the sweep"
 
 

@@ -28,7 +28,6 @@ from tests.fixtures.services import until
 from tests.intake.waiting import token_of, waiting
 from tidewheel.clock import monotonic_seconds
 from tidewheel.control.api import authorization, key_check, request_input, run_events, workers
-from tidewheel.control.client.client import Client
 from tidewheel.control.console.urls import PATHS
 from tidewheel.testing.databases import Template
 
@@ -223,8 +222,7 @@ def test_bulk_of_500_jobs_costs_its_key_500_requests(door: ApiClient) -> None:
 
 
 def test_bulk_of_500_jobs_costs_its_tenant_500_requests(door: ApiClient) -> None:
-    with Client(door.database.url) as operator:
-        operator.tenants.limit("acme", key_rate=10)
+    door.database.client.tenants.limit("acme", key_rate=10)
     key, other = (with_key(created(door.database, tenant="acme", rate=10)) for _ in range(2))
     jobs = [job_of(f"bulk-{number}") for number in range(500)]
     answer_of(door.post("/api/v1/jobs:bulk", json={"jobs": jobs}, headers=key))

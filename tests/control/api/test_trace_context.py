@@ -1,11 +1,10 @@
 """The header `traceparent` of a call over HTTP reaches the runs that it creates."""
 
-from collections.abc import Iterator
 from uuid import UUID
 
 import pytest
 
-from tests.control.api.answering import ApiClient, answer_of, answering
+from tests.control.api.answering import ApiClient, answer_of
 from tests.control.api.test_conventions import a_past_day
 from tests.fixtures.database import Database
 from tests.scheduler.backfills import make_batch
@@ -16,10 +15,9 @@ TRIGGER = "/api/v1/jobs/job:trigger"
 
 
 @pytest.fixture
-def client(database: Database) -> Iterator[ApiClient]:
-    database.submit(schedule="0 * * * *")
-    with answering(database) as made:
-        yield made
+def client(client: ApiClient) -> ApiClient:
+    client.database.submit(schedule="0 * * * *")
+    return client
 
 
 def trace_of(client: ApiClient, run_id: str) -> str | None:

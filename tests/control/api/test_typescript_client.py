@@ -13,7 +13,6 @@ import pytest
 from tests.fixtures.services import Fleet
 from tests.fixtures.typescript import npm, run_node
 from tidewheel.api_keys import Scope
-from tidewheel.control.client.client import Client
 
 SOURCES = Path(__file__).parent / "typescript"
 
@@ -25,8 +24,7 @@ def test_generated_client_in_typescript_is_type_safe_and_works(fleet: Fleet, tmp
     api = services["api"] = fleet.start("api", API_TOKEN="of-executors-alone", API_PORT="0")
     fleet.wait_started()
     url = fleet.api_url(api)
-    with Client(fleet.database.url) as client:
-        key = client.api_keys.create("typescript", [Scope.READ, Scope.WRITE]).key
+    key = fleet.database.client.api_keys.create("typescript", [Scope.READ, Scope.WRITE]).key
     answer = httpx.get(f"{url}/api/v1/openapi.json", headers={"Authorization": f"Bearer {key}"}, trust_env=False)
 
     project = Path(shutil.copytree(SOURCES, tmp_path / "project"))
