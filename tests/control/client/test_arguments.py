@@ -35,24 +35,23 @@ _VALUES: Mapping[str, object] = {
 def test_every_id_and_every_mapping_of_a_wrong_type_is_refused_by_name(database: Database) -> None:
     database.submit()
     tried = 0
-    with Client(database.url) as client:
-        for name, method in methods(client):
-            signature, hints = inspect.signature(method), get_type_hints(method)
-            required = [
-                each for each in signature.parameters.values()
-                if each.default is inspect.Parameter.empty and each.kind is each.POSITIONAL_OR_KEYWORD
-            ]  # fmt: skip
-            for wrong in signature.parameters:
-                kinds = (hints.get(wrong), *get_args(hints.get(wrong)))
-                is_job = wrong in {"job", "patch"}
-                if UUID not in kinds and not is_job:
-                    continue
-                given: dict[str, Any] = {each.name: _VALUES.get(each.name, UUID(int=1)) for each in required}
-                for text in ("abc", *MISTYPED[:2]):
-                    with pytest.raises(Refused) as caught:
-                        method(**given | {wrong: text})
-                    assert [error.path for error in caught.value.errors] == [wrong], (name, caught.value)
-                tried += 1
+    for name, method in methods(database.client):
+        signature, hints = inspect.signature(method), get_type_hints(method)
+        required = [
+            each for each in signature.parameters.values()
+            if each.default is inspect.Parameter.empty and each.kind is each.POSITIONAL_OR_KEYWORD
+        ]  # fmt: skip
+        for wrong in signature.parameters:
+            kinds = (hints.get(wrong), *get_args(hints.get(wrong)))
+            is_job = wrong in {"job", "patch"}
+            if UUID not in kinds and not is_job:
+                continue
+            given: dict[str, Any] = {each.name: _VALUES.get(each.name, UUID(int=1)) for each in required}
+            for text in ("abc", *MISTYPED[:2]):
+                with pytest.raises(Refused) as caught:
+                    method(**given | {wrong: text})
+                assert [error.path for error in caught.value.errors] == [wrong], (name, caught.value)
+            tried += 1
     assert tried > 20
 
 
@@ -85,28 +84,26 @@ def numbers(method: Callable[..., object]) -> Iterator[str]:
 def test_every_whole_number_beyond_its_column_is_refused(database: Database) -> None:
     database.submit()
     tried = 0
-    with Client(database.url) as client:
-        for _, method in methods(client):
-            for number in numbers(method):
-                for huge in (2**31, 2**63, 10**30):
-                    with suppress(Refused):  # any other error, such as psycopg's, fails the test
-                        method(**required(method) | {number: huge})
-                    tried += 1
+    for _, method in methods(database.client):
+        for number in numbers(method):
+            for huge in (2**31, 2**63, 10**30):
+                with suppress(Refused):  # any other error, such as psycopg's, fails the test
+                    method(**required(method) | {number: huge})
+                tried += 1
     assert tried > 50
 
 
 def test_every_whole_number_refuses_other_numbers(database: Database) -> None:
     database.submit()
     tried = 0
-    with Client(database.url) as client:
-        for name, method in methods(client):
-            for number in numbers(method):
-                for wrong in (2.0, 1.5, True, "2"):
-                    with pytest.raises(Refused) as caught:
-                        method(**required(method) | {number: wrong})
-                    paths = {error.path.rpartition(".")[2] for error in caught.value.errors}
-                    assert number in paths, (name, wrong)
-                    tried += 1
+    for name, method in methods(database.client):
+        for number in numbers(method):
+            for wrong in (2.0, 1.5, True, "2"):
+                with pytest.raises(Refused) as caught:
+                    method(**required(method) | {number: wrong})
+                paths = {error.path.rpartition(".")[2] for error in caught.value.errors}
+                assert number in paths, (name, wrong)
+                tried += 1
     assert tried > 50
 
 
@@ -115,16 +112,15 @@ def test_every_json_value_refuses_a_name_that_is_not_text(database: Database) ->
     database.submit()
     lossy = {1: "a", "1": "b"}
     tried = 0
-    with Client(database.url) as client:
-        for name, method in methods(client):
-            for wrong, kinds in accepted(method).items():
-                if kinds & {object, dict, Mapping, Sequence} and wrong not in {"queues", "scopes"}:
-                    given = [{"ref": "a", "key": "job", "payload": lossy}] if wrong == "runs" else lossy
-                    with pytest.raises(Refused) as caught:
-                        method(**required(method) | {wrong: given})
-                    paths = [error.path for error in caught.value.errors]
-                    assert all(path == wrong or path.startswith(f"{wrong}.") for path in paths), (name, paths)
-                    tried += 1
+    for name, method in methods(database.client):
+        for wrong, kinds in accepted(method).items():
+            if kinds & {object, dict, Mapping, Sequence} and wrong not in {"queues", "scopes"}:
+                given = [{"ref": "a", "key": "job", "payload": lossy}] if wrong == "runs" else lossy
+                with pytest.raises(Refused) as caught:
+                    method(**required(method) | {wrong: given})
+                paths = [error.path for error in caught.value.errors]
+                assert all(path == wrong or path.startswith(f"{wrong}.") for path in paths), (name, paths)
+                tried += 1
     assert tried > 20
 
 

@@ -7,13 +7,7 @@ from psycopg import sql
 
 from tests.fixtures.database import Database
 from tests.fixtures.services import until
-from tidewheel.control.client.bulk_load import (
-    BATCH_BYTES,
-    LOAD_BATCH,
-    BulkLoader,
-    JobText,
-    batches,
-)
+from tidewheel.control.client.bulk_load import BATCH_BYTES, LOAD_BATCH, BulkLoader, JobText, batches
 from tidewheel.postgres.notify import Channel
 
 
@@ -27,9 +21,7 @@ def test_batch_is_limited_in_jobs_and_bytes() -> None:
     assert [len(batch) for batch in batches([long] * 9, 10)] == [4, 4, 1]
 
 
-def test_job_that_the_database_refuses_is_reported_and_the_others_are_loaded(
-    fresh_database: Database,
-) -> None:
+def test_job_that_the_database_refuses_is_reported_and_the_others_are_loaded(fresh_database: Database) -> None:
     """A constraint simulates an internal error."""
     fresh_database.execute("ALTER TABLE jobs ADD CONSTRAINT poison CHECK (key NOT IN ('job-3', 'job-1999'))")
     with BulkLoader(fresh_database.url) as loader:
@@ -51,7 +43,5 @@ def test_events_wake_the_relay(database: Database, *, told: bool) -> None:
         door.load([job(1)], emit_events=told)
         wanted = {Channel.TIMERS.value, *([Channel.OUTBOX.value] if told else [])}
         heard = set[str]()
-        until(
-            lambda: heard.update(n.channel for n in ear.notifies(timeout=0)) or heard >= wanted, "what is new is told"
-        )
+        until(lambda: heard.update(n.channel for n in ear.notifies(timeout=0)) or heard >= wanted, "what is new")
     assert heard == wanted

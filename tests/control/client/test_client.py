@@ -277,9 +277,7 @@ def test_client_reconnects_and_repeats_the_request(client: Client, database: Dat
 
 
 @pytest.mark.parametrize("request_id", [None, "r-1"])
-def test_resume_whose_commit_is_not_answered_is_repeated_by_its_id_alone(
-    fresh_database: Database, request_id: str | None
-) -> None:
+def test_resume_without_an_answer_is_repeated_by_its_id_alone(fresh_database: Database, request_id: str | None) -> None:
     with Client(fresh_database.url) as client:
         client.submit(job("a"))
         client.submit(job("b", schedule={"after": ["a"]}))
@@ -330,9 +328,7 @@ def test_a_cancelled_call_does_not_leave_half_a_transaction(database: Database) 
 
 
 @pytest.mark.kafka
-def test_triggered_run_is_executed_by_the_services_and_awaited(
-    fleet: Fleet, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_triggered_run_is_executed_and_awaited(fleet: Fleet, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("TIDEWHEEL_TOPIC_PREFIX", fleet.topics.prefix)
     (open_gate := tmp_path / "open").touch()
     fleet.start_all("relay", "executor", LEASE=LONG_LEASE)

@@ -290,9 +290,7 @@ def test_a_dry_run_counts_and_shows_the_oldest_ten(client: Client, database: Dat
     assert redriven(database) == {}
 
 
-def test_rejected_dead_letter_stops_no_other_and_is_redriven_after_a_correction(
-    client: Client, database: Database
-) -> None:
+def test_rejected_dead_letter_stops_no_other_and_is_redriven_once_corrected(client: Client, database: Database) -> None:
     kept, gone = fail(database), fail(database, "other")
     database.apply_batch(about("job.delete", "other"))
     done = redrive(client, database)
@@ -320,9 +318,7 @@ def test_messages_are_redriven_only_on_request(client: Client, database: Databas
     assert (letter.redriven_run_id, letter.redriven_at is not None) == (None, True)
 
 
-def test_purge_deletes_the_dead_letter_and_keeps_its_run(
-    client: Client, database: Database, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_purge_deletes_letters_and_no_run(client: Client, database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Purge, "batch", 2)
     failed = [fail(database) for _ in range(5)]
     other = fail(database, "other")

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from datetime import timedelta
-from typing import LiteralString
+from typing import LiteralString, TypeAlias
 
 import psycopg
 import pytest
@@ -18,6 +18,7 @@ from tidewheel.ids import RunId
 from tidewheel.postgres.notify import Channel
 from tidewheel.postgres.partitions import day_of
 
+Own: TypeAlias = psycopg.Connection[TupleRow]
 ORDER: LiteralString = "INSERT INTO orders (name) VALUES ('socks')"
 READ_RUN: LiteralString = "SELECT publish_at, handler, cause, job_version FROM job_runs WHERE run_id = %s"
 READ_INPUTS: LiteralString = """
@@ -44,7 +45,7 @@ def _no_orders(shop: Database) -> Iterator[None]:
 
 
 @pytest.fixture
-def own(shop: Database) -> Iterator[psycopg.Connection[TupleRow]]:
+def own(shop: Database) -> Iterator[Own]:
     """The application's own connection, as psycopg makes it."""
     with psycopg.connect(shop.url_of("application")) as connection:
         yield connection
@@ -55,7 +56,7 @@ def written(shop: Database) -> tuple[int, int, int]:
     return shop.count("orders"), shop.count("job_runs"), shop.count("outbox")
 
 
-def test_a_run_commits_with_the_callers_rows(shop: Database, own: psycopg.Connection[TupleRow]) -> None:
+def test_a_run_commits_with_the_callers_rows(shop: Database, own: Own) -> None:
     own.execute(ORDER)
     run = enqueue(own, "charge", {"cents": 900})
     own.execute(ORDER)
@@ -68,9 +69,7 @@ def test_a_run_commits_with_the_callers_rows(shop: Database, own: psycopg.Connec
     assert (handler, cause, version) == ("send-email", "trigger", 1)
 
 
-def test_enqueue_as_the_first_statement_leaves_the_commit_to_the_caller(
-    shop: Database, own: psycopg.Connection[TupleRow]
-) -> None:
+def test_enqueue_as_the_first_statement_leaves_the_commit_to_the_caller(shop: Database, own: Own) -> None:
     """psycopg's `transaction()` commits where it finds no transaction begun."""
     enqueue(own, "charge")
     with pytest.raises(Refused):
@@ -84,7 +83,7 @@ def test_enqueue_as_the_first_statement_leaves_the_commit_to_the_caller(
     assert written(shop)[:2] == (0, 1)
 
 
-def test_a_run_rolls_back_with_the_callers_rows(shop: Database, own: psycopg.Connection[TupleRow]) -> None:
+def test_a_run_rolls_back_with_the_callers_rows(shop: Database, own: Own) -> None:
     own.execute(ORDER)
     first = enqueue(own, "charge", request_id="order-1")
     own.rollback()
@@ -96,7 +95,7 @@ def test_a_run_rolls_back_with_the_callers_rows(shop: Database, own: psycopg.Con
     assert first != second or shop.count("requests") == 1
 
 
-def test_run_rolls_back_with_the_callers_savepoint(shop: Database, own: psycopg.Connection[TupleRow]) -> None:
+def test_run_rolls_back_with_the_callers_savepoint(shop: Database, own: Own) -> None:
     kept = enqueue(own, "charge")
     with own.transaction(force_rollback=True):
         enqueue(own, "charge")
@@ -141,7 +140,7 @@ def test_another_time_zone_and_isolation_change_nothing(shop: Database) -> None:
     assert before + timedelta(seconds=30) <= publish_at <= shop.now() + timedelta(seconds=30)
 
 
-def test_repeated_request_returns_the_same_run(shop: Database, own: psycopg.Connection[TupleRow]) -> None:
+def test_repeated_request_returns_the_same_run(shop: Database, own: Own) -> None:
     first = enqueue(own, "charge", {"cents": 900}, request_id="order-1")
     assert enqueue(own, "charge", {"cents": 900}, request_id="order-1") == first
     own.commit()
@@ -166,7 +165,7 @@ def test_concurrent_equal_requests_return_the_same_run(shop: Database) -> None:
     assert written(shop)[:2] == (1, 1)
 
 
-def test_missing_partition_exists_for_the_next_try(shop: Database, own: psycopg.Connection[TupleRow]) -> None:
+def test_missing_partition_exists_for_the_next_try(shop: Database, own: Own) -> None:
     """An operator has dropped it: the transaction that meets it is lost."""
     enqueue(own, "charge", {"cents": 1})
     own.rollback()
@@ -181,9 +180,7 @@ def test_missing_partition_exists_for_the_next_try(shop: Database, own: psycopg.
     assert shop.value("SELECT payload FROM run_inputs WHERE run_id = %s", [run]) == b'{"cents":2}'
 
 
-def test_unknown_job_is_refused_and_the_callers_transaction_continues(
-    shop: Database, own: psycopg.Connection[TupleRow]
-) -> None:
+def test_unknown_job_is_refused_and_the_callers_transaction_continues(shop: Database, own: Own) -> None:
     own.execute(ORDER)
     with pytest.raises(Refused, match="tenant 'default' has no job 'chrage'") as caught:
         enqueue(own, "chrage")
@@ -195,7 +192,7 @@ def test_unknown_job_is_refused_and_the_callers_transaction_continues(
     assert written(shop)[:2] == (2, 1)
 
 
-def test_an_unknown_tenant_is_refused(own: psycopg.Connection[TupleRow]) -> None:
+def test_an_unknown_tenant_is_refused(own: Own) -> None:
     with pytest.raises(Refused, match="there is no tenant 'acme'"):
         enqueue(own, "charge", tenant="acme")
 
@@ -216,7 +213,7 @@ def test_an_unknown_tenant_is_refused(own: psycopg.Connection[TupleRow]) -> None
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_invalid_argument_is_refused_with_its_path_before_any_query(
-    shop: Database, own: psycopg.Connection[TupleRow], arguments: dict[str, object], path: str
+    shop: Database, own: Own, arguments: dict[str, object], path: str
 ) -> None:
     if "run_at" in arguments:
         arguments = arguments | {"run_at": shop.now()}
@@ -229,7 +226,7 @@ def test_invalid_argument_is_refused_with_its_path_before_any_query(
     assert written(shop) == (1, 0, 0)
 
 
-def test_arguments_reach_the_run(shop: Database, own: psycopg.Connection[TupleRow]) -> None:
+def test_arguments_reach_the_run(shop: Database, own: Own) -> None:
     def inputs(run: RunId) -> object:
         own.commit()
         [row] = shop.rows(READ_INPUTS, [run])
@@ -240,7 +237,7 @@ def test_arguments_reach_the_run(shop: Database, own: psycopg.Connection[TupleRo
     assert shop.rows(READ_INPUTS, [enqueue(own, "charge")]) == []
 
 
-def test_key_of_the_run_replaces_the_jobs(shop: Database, own: psycopg.Connection[TupleRow]) -> None:
+def test_key_of_the_run_replaces_the_jobs(shop: Database, own: Own) -> None:
     runs = [enqueue(own, "charge", {"to": 7}, concurrency_key=key) for key in ("acme", "to/{payload.to}", None)]
     with pytest.raises(Refused, match=r"payload\.by"):
         enqueue(own, "charge", {"to": 7}, concurrency_key="{payload.by}")
@@ -249,9 +246,7 @@ def test_key_of_the_run_replaces_the_jobs(shop: Database, own: psycopg.Connectio
     assert [keys[run] for run in runs] == ["acme", "to/7", None]
 
 
-def test_shared_rows_of_keys_are_refused_in_the_callers_transaction(
-    shop: Database, own: psycopg.Connection[TupleRow]
-) -> None:
+def test_shared_rows_of_keys_are_refused_in_the_callers_transaction(shop: Database, own: Own) -> None:
     """Other runs would wait for the caller's COMMIT."""
     shop.submit("line", ordering_key="k")
     calls = [
@@ -267,7 +262,7 @@ def test_shared_rows_of_keys_are_refused_in_the_callers_transaction(
     assert shop.count("job_runs") == 0
 
 
-def test_a_run_may_wait_for_its_time(shop: Database, own: psycopg.Connection[TupleRow]) -> None:
+def test_a_run_may_wait_for_its_time(shop: Database, own: Own) -> None:
     at = shop.now() + timedelta(days=20)
     runs = [enqueue(own, "charge", run_at=at), enqueue(own, "charge", delay=timedelta(days=30))]
     own.commit()
@@ -276,7 +271,7 @@ def test_a_run_may_wait_for_its_time(shop: Database, own: psycopg.Connection[Tup
     assert timedelta(days=10) - timedelta(minutes=1) < second - at < timedelta(days=10) + timedelta(minutes=1)
 
 
-def test_a_callers_commit_sends_no_notification(shop: Database, own: psycopg.Connection[TupleRow]) -> None:
+def test_a_callers_commit_sends_no_notification(shop: Database, own: Own) -> None:
     """A pending one would make every commit of the caller's wait for an instance-wide lock."""
     ear = shop.connection(autocommit=True)
     for channel in Channel:

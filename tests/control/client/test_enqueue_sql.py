@@ -7,7 +7,7 @@ import unicodedata
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
-from typing import LiteralString
+from typing import LiteralString, TypeAlias
 from uuid import UUID, uuid4
 
 import psycopg
@@ -30,6 +30,7 @@ from tidewheel.schemas.generated.records import Reply, ReplyStatus
 from tidewheel.settings.connections import Connections
 from tidewheel.transitions.installation import record_topic_prefix
 
+Own: TypeAlias = psycopg.Connection[TupleRow]
 MIGRATIONS = Path(__file__).parents[3] / "migrations"
 CHARGE: LiteralString = "SELECT tidewheel_enqueue('charge', request_id => %s)"
 ORDER: LiteralString = "INSERT INTO orders (name) VALUES ('socks')"
@@ -56,7 +57,7 @@ def _no_orders(shop: Database) -> Iterator[None]:
 
 
 @pytest.fixture
-def own(shop: Database) -> Iterator[psycopg.Connection[TupleRow]]:
+def own(shop: Database) -> Iterator[Own]:
     """The application's own connection."""
     with psycopg.connect(shop.url) as connection:
         yield connection
@@ -72,9 +73,7 @@ def take_in(shop: Database) -> list[Reply]:
     return shop.within(apply_requests, shop.installation, [ReceivedRequest(read_request(value)[0]) for value in values])
 
 
-def test_enqueued_run_commits_or_rolls_back_with_the_callers_rows(
-    shop: Database, own: psycopg.Connection[TupleRow]
-) -> None:
+def test_enqueued_run_commits_or_rolls_back_with_the_callers_rows(shop: Database, own: Own) -> None:
     for ends, left in ((own.rollback, (0, 0)), (own.commit, (1, 1))):
         own.execute(ORDER)
         own.execute(CHARGE, ["order-1"])
@@ -267,7 +266,7 @@ def test_null_payload_replaces_the_jobs_and_no_payload_keeps_it(shop: Database) 
     ],
 )
 def test_invalid_argument_is_refused_with_field_and_remedy(
-    shop: Database, own: psycopg.Connection[TupleRow], call: LiteralString, words: str, hint: str
+    shop: Database, own: Own, call: LiteralString, words: str, hint: str
 ) -> None:
     with pytest.raises(psycopg.Error) as caught:
         own.execute(SQL("SELECT tidewheel_enqueue({})").format(SQL(call)))
@@ -277,7 +276,7 @@ def test_invalid_argument_is_refused_with_field_and_remedy(
     assert written(shop) == (0, 0)
 
 
-def test_largest_payload_is_measured_as_by_intake(shop: Database, own: psycopg.Connection[TupleRow]) -> None:
+def test_largest_payload_is_measured_as_by_intake(shop: Database, own: Own) -> None:
     """Issue 39: a payload of 256 KiB was refused for the blanks that jsonb writes behind commas."""
     call: LiteralString = "SELECT tidewheel_enqueue('charge', to_jsonb(array_fill(1, ARRAY[%s])))"
     shop.rows(call, [131_071])
@@ -343,7 +342,7 @@ def test_argument_at_the_bound_is_accepted(shop: Database) -> None:
     assert [reply.status for reply in take_in(shop)] == [ReplyStatus.ACCEPTED] * 4
 
 
-def test_a_deleted_job_is_unknown(shop: Database, own: psycopg.Connection[TupleRow]) -> None:
+def test_a_deleted_job_is_unknown(shop: Database, own: Own) -> None:
     own.execute("UPDATE jobs SET deleted_at = now()")
     with pytest.raises(errors.NoDataFound):
         own.execute(CHARGE, ["order-1"])

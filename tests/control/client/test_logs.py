@@ -31,9 +31,7 @@ def started(database: Database) -> Started:
     return database.begun()
 
 
-def test_output_of_each_attempt_is_returned_the_oldest_first(
-    database: Database, client: Client, started: Started
-) -> None:
+def test_output_of_each_attempt_is_returned_oldest_first(database: Database, client: Client, started: Started) -> None:
     flush(database, started, b"one\n")
     database.requeue(started, AttemptOutcome.FAILED)
     again = database.begin(started.run_id)

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Iterator
+from typing import TypeAlias
 from uuid import uuid4
 
 import psycopg
@@ -16,6 +17,8 @@ from tidewheel.errors import Refused, UnknownRun
 from tidewheel.runs import RunState
 from tidewheel.scheduler.cancels import PendingCancels
 
+Own: TypeAlias = psycopg.Connection[TupleRow]
+
 
 @pytest.fixture
 def shop(database: Database) -> Database:
@@ -24,7 +27,7 @@ def shop(database: Database) -> Database:
 
 
 @pytest.fixture
-def own(shop: Database) -> Iterator[psycopg.Connection[TupleRow]]:
+def own(shop: Database) -> Iterator[Own]:
     """The application's own connection."""
     with psycopg.connect(shop.url_of("application")) as connection:
         yield connection
@@ -38,7 +41,7 @@ def state(shop: Database, run_id: object) -> str:
     return str(shop.value("SELECT state FROM runs WHERE run_id = %s", [run_id]))
 
 
-def test_a_cancel_rolls_back_with_the_callers_rows(shop: Database, own: psycopg.Connection[TupleRow]) -> None:
+def test_a_cancel_rolls_back_with_the_callers_rows(shop: Database, own: Own) -> None:
     run = shop.trigger()
     assert tidewheel.cancel(own, run) is RunState.QUEUED
     own.rollback()
@@ -46,7 +49,7 @@ def test_a_cancel_rolls_back_with_the_callers_rows(shop: Database, own: psycopg.
     assert (state(shop, run), shop.count("pending_cancels")) == ("queued", 0)
 
 
-def test_a_cancel_commits_with_the_callers_rows(shop: Database, own: psycopg.Connection[TupleRow]) -> None:
+def test_a_cancel_commits_with_the_callers_rows(shop: Database, own: Own) -> None:
     queued, running = shop.trigger(), shop.begun()
     assert tidewheel.cancel(own, queued, reason="the order was withdrawn") is RunState.QUEUED
     assert tidewheel.cancel(own, running.run_id) is RunState.RUNNING
@@ -58,7 +61,7 @@ def test_a_cancel_commits_with_the_callers_rows(shop: Database, own: psycopg.Con
     assert [signal[0] for signal in signals(shop)] == [running.run_id]
 
 
-def test_an_open_cancel_locks_no_run(shop: Database, own: psycopg.Connection[TupleRow]) -> None:
+def test_an_open_cancel_locks_no_run(shop: Database, own: Own) -> None:
     run = shop.trigger()
     tidewheel.cancel(own, run)
     started = shop.begin(run)  # waits for no lock, and does not see the cancel
@@ -68,9 +71,7 @@ def test_an_open_cancel_locks_no_run(shop: Database, own: psycopg.Connection[Tup
     assert (state(shop, run), shop.count("pending_cancels")) == ("succeeded", 0)
 
 
-def test_a_run_enqueued_in_the_same_transaction_is_seen_and_cancelled(
-    shop: Database, own: psycopg.Connection[TupleRow]
-) -> None:
+def test_a_run_enqueued_in_the_same_transaction_is_seen_and_cancelled(shop: Database, own: Own) -> None:
     run = tidewheel.enqueue(own, "job", delay="1h")
     assert tidewheel.status(own, run).state == "queued"
     tidewheel.cancel(own, run)
@@ -79,9 +80,7 @@ def test_a_run_enqueued_in_the_same_transaction_is_seen_and_cancelled(
     assert state(shop, run) == "cancelled"
 
 
-def test_a_refused_cancel_leaves_the_callers_transaction_usable(
-    shop: Database, own: psycopg.Connection[TupleRow]
-) -> None:
+def test_a_refused_cancel_leaves_the_callers_transaction_usable(shop: Database, own: Own) -> None:
     run = shop.trigger()
     for call in (lambda: tidewheel.cancel(own, uuid4()), lambda: tidewheel.cancel(own, run, tenant="acme")):
         with pytest.raises(UnknownRun):
@@ -96,7 +95,7 @@ def test_a_refused_cancel_leaves_the_callers_transaction_usable(
     assert shop.count("pending_cancels") == 1
 
 
-def test_a_terminal_run_does_not_change(shop: Database, own: psycopg.Connection[TupleRow]) -> None:
+def test_a_terminal_run_does_not_change(shop: Database, own: Own) -> None:
     started = shop.begun()
     shop.end(ending(started, RunState.SUCCEEDED))
     assert tidewheel.cancel(own, started.run_id) is RunState.SUCCEEDED

@@ -208,9 +208,8 @@ def test_calls_of_the_library_are_those_of_the_login(shop: Database, role: str) 
 
 
 def test_a_role_of_a_deleted_tenant_does_not_become_one_of_default(shop: Database, role: str) -> None:
-    with Client(shop.url) as client:
-        client.tenants.grant_role("acme", role)
-        client.tenants.delete("acme", grace=timedelta(0))
+    shop.client.tenants.grant_role("acme", role)
+    shop.client.tenants.delete("acme", grace=timedelta(0))
     with calling(shop, role) as connection, pytest.raises(InsufficientPrivilege):
         connection.execute(ENQUEUE, ["default"])
 
@@ -224,7 +223,7 @@ def test_grant_that_would_do_nothing_is_refused(shop: Database, role: str) -> No
         assert not client.tenants.revoke_role("acme", role)
 
 
-def test_migrate_names_the_roles_that_have_default_alone(
+def test_migrate_names_roles_that_have_default_alone(
     shop: Database, role: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TIDEWHEEL_DATABASE_URL", shop.url)

@@ -121,7 +121,7 @@ def test_two_submits_at_once_do_not_both_take_the_last_place(client: Client, dat
 
 
 @pytest.mark.parametrize("is_stranger", [False, True])
-def test_submit_waits_for_one_of_0_1_that_counts_and_for_no_stranger(
+def test_submit_waits_for_one_of_0_1_and_for_no_stranger(
     client: Client, database: Database, *, is_stranger: bool
 ) -> None:
     """Else neither counts the jobs of the other (N2 of issue 39)."""

@@ -105,7 +105,7 @@ def test_a_time_without_parts_of_a_second_finds_an_occurrence_that_has_them(cloc
     assert "sync at 2026-03-02T08:00:47.123000Z: fired" in shown
 
 
-def test_a_time_of_a_job_without_a_schedule_names_the_run_of_its_minute_or_the_nearest_runs(
+def test_a_time_of_a_job_without_a_schedule_names_the_run_of_its_minute_or_those_near(
     clocked: ClockedDatabase,
 ) -> None:
     clocked.stop_clock(t("03-02T07:00"))

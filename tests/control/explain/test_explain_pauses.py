@@ -71,9 +71,7 @@ def test_pause_counts_its_occurrences_and_names_its_cause(clocked: ClockedDataba
     done(clocked, "job.resume")
     fire_all(clocked)
     words = explanation_of(clocked, NINE).words
-    assert words.startswith(
-        "It came due during a pause. It was skipped at 2026-03-05T10:00:00Z, when the pause ended, "
-    )
+    assert words.startswith("It came due during a pause. It was skipped at 2026-03-05T10:00:00Z, when the pause ended")
     assert "one of 3 occurrences from 2026-03-02T09:00:00Z to 2026-03-04T09:00:00Z." in words
     assert "on_resume is fire_once: only the latest occurrence fires." in words
     caught_up = explanation_of(clocked, t("03-05T09:00"))

@@ -60,9 +60,8 @@ def test_bins_hold_each_occurrence_once_and_a_moved_one_at_its_new_time(start: i
 
 
 def month(clocked: ClockedDatabase, of: date | None = None) -> dict[int, tuple[int, tuple[str, ...]]]:
-    return {
-        day.date.day: (day.fires, day.excluded_by) for day in clocked.within(job_calendar, "default", "job", of).days
-    }
+    found = clocked.within(job_calendar, "default", "job", of)
+    return {day.date.day: (day.fires, day.excluded_by) for day in found.days}
 
 
 def words(clocked: ClockedDatabase, of: date) -> str:

@@ -61,8 +61,7 @@ def test_preview_marks_the_occurrences_that_a_pause_or_a_freeze_holds(clocked: C
         ("03-04T10:00:00", OccurrenceOutcome.SCHEDULED),
     ]
     done(clocked, "job.resume")
-    with Client(clocked.url) as client:
-        client.freezes.freeze(queue="default", reason="closed")
+    clocked.client.freezes.freeze(queue="default", reason="closed")
     seen = previewed(clocked, 2, schedule=later)
     assert [line.outcome for line in seen.occurrences] == [OccurrenceOutcome.PAUSED] * 2
     assert seen.words[-1].startswith("The job is frozen")

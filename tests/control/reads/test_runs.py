@@ -7,6 +7,7 @@ from uuid import UUID
 
 import pytest
 
+from tests.control.client.test_dead_letters import fail
 from tests.fixtures.acts import ending
 from tests.fixtures.database import ClockedDatabase, Database
 from tidewheel.control.client.client import Client
@@ -28,15 +29,9 @@ def ids(page: RunPage) -> list[UUID]:
     return [run.run_id for run in page.runs]
 
 
-def failed(database: Database, key: str = "job") -> UUID:
-    started = database.begun(key)
-    database.end(ending(started, RunState.FAILED, error_type="ValueError", error_message="no"))
-    return started.run_id
-
-
 def test_each_status_lists_its_runs(client: Client, database: Database) -> None:
     database.submit("turns", overlap="buffer_all")
-    stands: dict[Status, UUID] = {"failed": failed(database)}
+    stands: dict[Status, UUID] = {"failed": fail(database)}
     done = database.begun()
     database.succeed(done)
     stands["succeeded"] = done.run_id
@@ -60,21 +55,7 @@ def test_each_status_lists_its_runs(client: Client, database: Database) -> None:
         assert page.runs[0].status == status
         key = page.runs[0].key
         assert ids(client.runs.list(status=status, key=key)) == [run]
-    assert {run.run_id: run.status for run in client.runs.list().runs} == {
-        run: status for status, run in stands.items()
-    }
-
-
-def test_the_newest_comes_first_page_by_page(client: Client, database: Database) -> None:
-    runs = [database.trigger("job") for _ in range(7)]
-    database.trigger("other")
-    for key in (None, "job"):
-        wanted = list(reversed(runs)) if key else ids(client.runs.list())
-        seen: list[UUID] = []
-        for page in pages(client, key, 3):
-            assert (page.total, page.at_least) == (len(wanted), False)
-            seen += ids(page)
-        assert seen == wanted
+    assert {run.run_id: run.status for run in client.runs.list().runs} == {run: state for state, run in stands.items()}
 
 
 def test_count_stops_at_ten_thousand(client: Client, database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -86,9 +67,7 @@ def test_count_stops_at_ten_thousand(client: Client, database: Database, monkeyp
     assert (client.runs.list(limit=2).total, client.runs.list(limit=2).at_least) == (4, True)
 
 
-def test_labels_are_the_jobs_and_run_labels_those_that_its_trigger_overrides(
-    client: Client, database: Database
-) -> None:
+def test_labels_are_the_jobs_and_run_labels_those_its_trigger_overrides(client: Client, database: Database) -> None:
     plain, own = database.trigger("job"), database.trigger("job", labels={"team": "sales"})
     database.trigger("other")
     since = database.now() - timedelta(hours=1)
@@ -119,15 +98,14 @@ def test_a_run_that_becomes_due_between_two_pages_is_on_one_of_them(clocked: Clo
     clocked.stop_clock(datetime(2026, 3, 6, 9, tzinfo=UTC))
     clocked.submit("job")
     soon, old, fresh = clocked.trigger(delay="1m"), clocked.trigger(), clocked.trigger()
-    with Client(clocked.url) as client:
-        for key in (None, "job"):
-            clocked.stop_clock(datetime(2026, 3, 6, 9, tzinfo=UTC))
-            seen: list[UUID] = []
-            for page in pages(client, key, 1):
-                seen += ids(page)
-                clocked.advance(timedelta(hours=1))
-            assert sorted(seen) == sorted([soon, old, fresh])
-            assert seen[-1] == soon
+    for key in (None, "job"):
+        clocked.stop_clock(datetime(2026, 3, 6, 9, tzinfo=UTC))
+        seen: list[UUID] = []
+        for page in pages(clocked.client, key, 1):
+            seen += ids(page)
+            clocked.advance(timedelta(hours=1))
+        assert sorted(seen) == sorted([soon, old, fresh])
+        assert seen[-1] == soon
 
 
 @pytest.mark.parametrize("key", [None, "job"])
@@ -196,7 +174,7 @@ def test_run_is_shown_with_its_past_and_current_attempts(client: Client, databas
 
 
 def test_retry_chain_is_shown_from_each_of_its_runs(client: Client, database: Database) -> None:
-    first = failed(database)
+    first = fail(database)
     second = client.runs.retry(first)
     aside = client.runs.retry(first)
     started = database.begin(second)
@@ -231,15 +209,3 @@ def test_dry_run_counts_the_runs_that_a_cancellation_matches(client: Client, dat
         count(key="nope")
     with pytest.raises(InvalidInput, match="every run would be cancelled"):
         count(include_started=False)
-
-
-def test_cancellation_shows_its_progress(client: Client, database: Database) -> None:
-    database.trigger()
-    number = client.runs.cancel_matching(key="job", labels={"team": "billing"}, reason="wrong").cancellation_id or 0
-    standing = client.runs.cancellation(number)
-    assert (standing.key, standing.labels, standing.reason) == ("job", {"team": "billing"}, "wrong")
-    assert (standing.cancelled_count, standing.finished_at) == (0, None)
-    with pytest.raises(Refused, match="there is no cancellation"):
-        client.runs.cancellation(number + 1)
-    [reply] = database.apply_batch({"type": "runs.cancel", "key": "job"})
-    assert client.runs.cancellation(reply.cancellation_id or 0).reason == "requested"

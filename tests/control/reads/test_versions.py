@@ -1,12 +1,9 @@
 """A job's versions: when each counted and what it changed."""
 
-import pytest
-
 from tests.control.explain.explaining import done, t
 from tests.fixtures.database import ClockedDatabase, Database
-from tidewheel.errors import InvalidInput, UnknownJob
 from tidewheel.nouns.jobs.model import Change, Version
-from tidewheel.nouns.jobs.versions import diff, versions
+from tidewheel.nouns.jobs.versions import versions
 
 CRON = "0 8 * * *"
 
@@ -26,10 +23,7 @@ def test_each_version_has_its_time_in_force_and_its_changes(clocked: ClockedData
     assert (newest.number, newest.effective_at, newest.until) == (2, t("03-03T08:00"), t("03-04T08:00"))
     assert newest.retired_at == t("03-04T08:00")
     assert (first.number, first.until, first.retired_at, first.changes) == (1, t("03-03T08:00"), None, ())
-    assert newest.changes == (
-        Change("schedule.cron", [CRON], ["0 9 * * *"]),
-        Change("start_to_close", None, "1m30s"),
-    )
+    assert newest.changes == (Change("schedule.cron", [CRON], ["0 9 * * *"]), Change("start_to_close", None, "1m30s"))
 
 
 def test_payloads_are_compared_by_their_hash(clocked: ClockedDatabase) -> None:
@@ -56,22 +50,3 @@ def test_versions_are_read_a_page_at_a_time(clocked: ClockedDatabase) -> None:
     assert [version.number for version in of_job(clocked, 2, before=2)] == [1]
     assert of_job(clocked, 2, before=1) == []
     assert [change.after for change in following[1].changes] == ["the 1th"]
-
-
-def test_any_two_versions_are_compared(clocked: ClockedDatabase) -> None:
-    clocked.submit(schedule={"cron": CRON})
-    clocked.submit(schedule={"interval": "90s"})
-    clocked.submit(schedule={"cron": CRON}, lane="batch")
-    with clocked.transaction() as connection:
-        assert diff(connection, "default", "job", 1, 3) == [Change("lane", None, "batch")]
-        assert diff(connection, "default", "job", 2, 1) == [
-            Change("schedule.cron", None, [CRON]),
-            Change("schedule.interval", "1m30s", None),
-        ]
-        assert diff(connection, "default", "job", 2, 2) == []
-        with pytest.raises(InvalidInput, match="no version 4; write 1 to 3"):
-            diff(connection, "default", "job", 1, 4)
-        with pytest.raises(UnknownJob):
-            diff(connection, "default", "nobody", 1, 2)
-        with pytest.raises(UnknownJob):
-            versions(connection, "default", "nobody")

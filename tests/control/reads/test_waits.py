@@ -12,7 +12,6 @@ from tests.control.cli.command import json_output, tidewheel
 from tests.fixtures.acts import EXECUTOR, HANDLER
 from tests.fixtures.database import Database
 from tests.transitions.graphs import after, end_and_drain, put
-from tidewheel.control.client.client import Client
 from tidewheel.control.reads.waits import Wait, WaitCode, read_waits, start_executor
 from tidewheel.runs import AttemptOutcome
 
@@ -34,16 +33,13 @@ def why(database: Database, run_id: UUID) -> Wait:
 
 def request_cancel(database: Database, run_id: UUID) -> None:
     """Accept a cancel whose run another transaction locks."""
-    database.execute(
-        "INSERT INTO pending_cancels (run_id, tenant, reason) VALUES (%s, 'default', 'cancelled')", [run_id]
-    )
+    database.execute("INSERT INTO pending_cancels (run_id, tenant, reason) VALUES (%s, 'default', 'r')", [run_id])
 
 
 def open_runs(database: Database) -> tuple[int, int]:
     """Return how many runs the freeze of the queue keeps, and how many a cancellation would match."""
-    with Client(database.url) as client:
-        [frozen] = client.freezes.list()
-        return frozen.open_runs, client.runs.cancel_matching(queue="default", dry_run=True).matched
+    [frozen] = database.client.freezes.list()
+    return frozen.open_runs, database.client.runs.cancel_matching(queue="default", dry_run=True).matched
 
 
 @pytest.fixture
@@ -117,14 +113,12 @@ def test_retrying_run_has_the_end_of_its_last_attempt_and_the_time_of_the_next(j
     job.requeue(lost, AttemptOutcome.LOST)
     executor(job, HANDLER)
     assert why(job, lost.run_id).code is WaitCode.SLOT
-    with Client(job.url) as client:
-        client.freezes.freeze(queue="default")
+    job.client.freezes.freeze(queue="default")
     assert why(job, failed.run_id).code is WaitCode.FROZEN
 
 
 def test_run_that_its_tenants_rate_holds_names_that_rate(job: Database) -> None:
-    with Client(job.url) as client:
-        client.tenants.limit("default", triggers_per_second=1)
+    job.client.tenants.limit("default", triggers_per_second=1)
     job.installation.rates.forget()
     runs = [job.trigger() for _ in range(15)]
     found = why(job, runs[-1])
@@ -159,8 +153,7 @@ def test_due_run_names_the_limit_of_its_tenant_before_a_claim_has_looked(job: Da
     begun, waiting = job.begin(job.trigger()), job.trigger()
     failed = job.begin(job.trigger())
     job.requeue(failed, AttemptOutcome.FAILED)
-    with Client(job.url) as client:
-        client.tenants.limit("default", in_flight=1)
+    job.client.tenants.limit("default", in_flight=1)
     words = "tenant default has 1 of 1 active runs; the oldest waiting run starts when one ends"
     found = why(job, waiting)
     assert (found.code, found.words) == (WaitCode.TENANT, words), "no scheduler has counted the active runs yet"
@@ -170,8 +163,7 @@ def test_due_run_names_the_limit_of_its_tenant_before_a_claim_has_looked(job: Da
     job.execute("UPDATE run_keys SET running = 1")
     assert (why(job, waiting).words, why(job, begun.run_id).code) == (words, WaitCode.RUNNING)
     assert why(job, failed.run_id).words == words
-    with Client(job.url) as client:
-        client.tenants.limit("default", in_flight=2)
+    job.client.tenants.limit("default", in_flight=2)
     assert why(job, waiting).code is WaitCode.SLOT
 
 
@@ -217,8 +209,7 @@ def test_run_under_way_has_its_executor_and_the_silence_of_it(job: Database) -> 
 
 def test_frozen_run_has_its_freezes_and_one_to_cancel_its_cancel(job: Database) -> None:
     run_id = job.trigger()
-    with Client(job.url) as client:
-        client.freezes.freeze(queue="default", reason="printer swap", by="anna")
+    job.client.freezes.freeze(queue="default", reason="printer swap", by="anna")
     found = why(job, run_id)
     assert (found.code, len(found.freezes)) == (WaitCode.FROZEN, 1)
     assert found.words.endswith("by anna (queue default of tenant default): printer swap")
