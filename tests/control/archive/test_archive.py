@@ -157,20 +157,17 @@ def test_archived_run_is_found_by_its_id_through_every_door(clocked: ClockedData
     for run_id, document in before.items():
         kept = {name: value for name, value in document.items() if name not in LOST}
         now = shown(clocked, run_id)
-        attempts = [
-            each | dict.fromkeys(("trace", "output", "output_bytes", "result")) for each in document["attempts"]
-        ]
+        lost = dict.fromkeys(("trace", "output", "output_bytes", "result"))
+        attempts = [each | lost for each in document["attempts"]]
         assert {name: now[name] for name in kept} == {**kept, "attempts": attempts, "archived": True}
     assert shown(clocked, late)["error_message"] is None, "the archive has the messages of attempts alone"
     assert shown(clocked, open_run)["archived"] is False
     lines = tidewheel(clocked, "run", "show", bad).lines
     assert any(line.startswith("archived ") for line in lines)
     assert "ValueError" in tidewheel(clocked, "run", "attempts", bad).out
-    with Client(clocked.url) as client:
-        assert client.runs.detail(bad).archived
-        client.tenants.create("acme")
-    [nothing] = tidewheel(clocked, "run", "show", bad, "--tenant", "acme").refusals
-    assert nothing.startswith("run_id: there is no run")
+    assert clocked.client.runs.detail(bad).archived
+    clocked.client.tenants.create("acme")
+    assert tidewheel(clocked, "run", "show", bad, "--tenant", "acme").refusal.startswith("run_id: there is no run")
     with answering(clocked, archive=str(archive)) as api:
         document = answer_of(api.get(f"/api/v1/runs/{bad}"))
         assert (document["archived"], document["status"], len(document["attempts"])) == (True, "failed", 2)
@@ -246,9 +243,7 @@ def test_repeat_writes_the_same_files_and_adopts_what_stands(
     forget(clocked, day)
     clocked.execute(ADD_RUNS, {"at": at, "tenants": ["default"], "runs": 2})
     [refused] = tidewheel(clocked, "admin", "archive", "run").refusals
-    assert re.match(
-        rf"the archive has {day} with 21 runs of default, but the database has 22; move the folder", refused
-    )
+    assert refused.startswith(f"the archive has {day} with 21 runs of default, but the database has 22; move the")
 
 
 def test_first_day_is_whole_whatever_retention_does(
@@ -289,9 +284,7 @@ def test_forgotten_archive_is_adopted_with_the_days_that_are_dropped(
     assert str(day) not in json_output(clocked, "admin", "archive", "run")["adopted"], "its runs are removed"
 
 
-def test_reader_of_a_day_that_is_written_again_finds_its_run(
-    clocked: ClockedDatabase, archive: Path, day: date
-) -> None:
+def test_reader_of_a_day_that_is_rewritten_finds_its_run(clocked: ClockedDatabase, archive: Path, day: date) -> None:
     clocked.submit()
     bad = failed(clocked)
     clocked.execute(ADD_RUNS, {"at": clocked.now(), "tenants": ["acme"], "runs": 1})
@@ -356,8 +349,7 @@ def test_deleted_tenant_leaves_the_archive(clocked: ClockedDatabase, archive: Pa
         client.tenants.create("acme")
     assert json_output(clocked, "admin", "archive", "run")["tenants"] == ["acme"]
     assert json_output(clocked, "admin", "archive", "run")["tenants"] == []
-    with Client(clocked.url) as client:
-        assert client.tenants.create("acme")
+    assert clocked.client.tenants.create("acme")
     left = tenants_of(archive, day)
     assert {name: left.count(name) for name in names} == {"a-1": 25, "acme": 0, "Acme": 25, "default": 25}
     assert untouched & {path.name for path in files(archive, day)}, "every file was written again"
@@ -369,9 +361,7 @@ def test_deleted_tenant_leaves_the_archive(clocked: ClockedDatabase, archive: Pa
         assert found.code == (ExitCode.NOT_FOUND if tenant == "acme" else 0)
 
 
-def test_restored_day_is_readable_by_sql_and_its_facts_by_any_reader(
-    clocked: ClockedDatabase, archive: Path, day: date
-) -> None:
+def test_restored_day_is_readable_by_sql_with_its_facts(clocked: ClockedDatabase, archive: Path, day: date) -> None:
     clocked.submit(labels={"team": "billing"})
     bad = failed(clocked)
     close(clocked)
@@ -405,13 +395,11 @@ def test_unread_archive_is_named_where_a_run_is_missing(
     monkeypatch.delenv("TIDEWHEEL_ARCHIVE")
     done = tidewheel(clocked, "run", "show", started.run_id)
     assert done.code == ExitCode.NOT_FOUND
-    [missing] = done.refusals
-    assert f"it may be in the archived days {day}; set TIDEWHEEL_ARCHIVE" in missing
+    assert f"it may be in the archived days {day}; set TIDEWHEEL_ARCHIVE" in done.refusal
     with answering(clocked) as api:
         answer = api.get(f"/api/v1/runs/{started.run_id}")
         assert (answer.status_code, "TIDEWHEEL_ARCHIVE" in answer.text) == (HTTPStatus.NOT_FOUND, True)
-    [unknown] = tidewheel(clocked, "run", "show", UUID(int=1)).refusals
-    assert "archive" not in unknown, "no archived day has ids of 1970"
+    assert "archive" not in tidewheel(clocked, "run", "show", UUID(int=1)).refusal, "no archived day has ids of 1970"
 
 
 def test_restore_from_a_wrong_folder_names_folder_and_setting(
@@ -459,7 +447,7 @@ def test_damaged_manifest_has_a_remedy(clocked: ClockedDatabase, archive: Path, 
 
 
 @pytest.mark.parametrize("name", ["../../secret", "/etc/passwd", "..", "a/b", ""])
-def test_manifest_names_no_file_outside_its_folder(
+def test_manifest_names_no_file_beyond_its_folder(
     clocked: ClockedDatabase, archive: Path, day: date, name: str
 ) -> None:
     """Its own checksum proves nothing: who can write it can compute that too."""
@@ -474,7 +462,7 @@ def test_manifest_names_no_file_outside_its_folder(
     assert (done.code, "which is not in its folder" in done.err.replace("\n  ", " ")) == (ExitCode.FAILED, True)
 
 
-def test_example_of_the_page_reads_a_day(
+def test_example_reads_a_day(
     clocked: ClockedDatabase, archive: Path, day: date, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     page = (ROOT / "docs/archive.md").read_text(encoding="utf-8")

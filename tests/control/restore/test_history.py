@@ -52,7 +52,7 @@ def history(*changes: tuple[str, int, int | None], cause: Cause = Cause.TIMER, a
         ([("deleted", -2, None), ("created", BEFORE, 2)], True),  # it fires again by version 2
     ],
 )
-def test_change_before_its_instant_takes_a_run_back(
+def test_change_before_its_time_takes_a_run_back(
     *, changes: list[tuple[str, int, int | None]], taken_back: bool
 ) -> None:
     assert history(*changes).was_taken_back(RUN) is taken_back

@@ -38,9 +38,7 @@ def test_a_wrong_setting_of_a_role_ends_the_command_before_it_starts(monkeypatch
         make_services(["relay", "executor"], {}, [], None)
 
 
-def test_modules_are_found_in_this_folder_without_being_imported(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_modules_are_found_in_this_folder_without_an_import(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "shop_handlers.py").write_text("raise RuntimeError")
     assert module_files("shop_handlers, json") == [tmp_path / "shop_handlers.py", Path(__import__("json").__file__)]
