@@ -14,8 +14,9 @@ from tidewheel.testing.databases import Template
 
 
 @pytest.fixture
-def pages(database: Database) -> Iterator[ApiClient]:
-    """A console that needs no key."""
+def pages(request: pytest.FixtureRequest) -> Iterator[ApiClient]:
+    """A console that needs no key, on the database of the test, whose clock it may move."""
+    database: Database = request.getfixturevalue("clocked" if "clocked" in request.fixturenames else "database")
     with answering(database) as client:
         client.headers.update(HTML)
         yield client

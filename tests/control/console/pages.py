@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from html import unescape
 from html.parser import HTMLParser
 from http import HTTPStatus
+from typing import Any
 
 import httpx
 
@@ -47,11 +48,25 @@ def sign_in(client: httpx.Client, key: str, path: str = "/sign-in", **fields: st
     return client.post(path.partition("?")[0], data=dict(sent))
 
 
-def shown(client: httpx.Client, path: str) -> str:
-    """Return the text of a page, or of that to which it leads."""
+def shown(client: httpx.Client, path: str, *words: str, without: str | tuple[str, ...] = ()) -> str:
+    """Return the text of a page, which has some words and lacks others."""
     answer = client.get(path, follow_redirects=True)
     assert answer.status_code == HTTPStatus.OK, (path, answer.text)
+    assert_has(answer.text, *words, without=without)
     return answer.text
+
+
+def assert_has(text: str, *words: str, without: str | tuple[str, ...] = ()) -> None:
+    """Fail unless a text has some words, and lacks others."""
+    missing = [each for each in words if each not in text]
+    found = [each for each in ((without,) if isinstance(without, str) else without) if each in text]
+    assert (missing, found) == ([], []), text
+
+
+def assert_refused(answer: httpx.Response, *words: str) -> None:
+    """Fail unless a form or an address is refused with some words."""
+    assert answer.status_code == HTTPStatus.UNPROCESSABLE_ENTITY, answer.text
+    assert_has(answer.text, *words)
 
 
 def done(answer: httpx.Response) -> str:
@@ -92,6 +107,14 @@ def fields_of(page: httpx.Response) -> dict[str, str]:
 def signed_in(client: httpx.Client, key: str, path: str = "/sign-in", **fields: str) -> None:
     """Sign in; fail unless the key is accepted."""
     assert sign_in(client, key, path, **fields).status_code == HTTPStatus.SEE_OTHER
+
+
+@contextmanager
+def signed_console(database: Database, *scopes: str, name: str = "", **about: Any) -> Generator[ApiClient]:  # noqa: ANN401 - as of `key_of`
+    """A console that needs a key; its client is signed in with a new one."""
+    with console(database) as client:
+        signed_in(client, key_of(database, *scopes, **about), name=name)
+        yield client
 
 
 class _Typed(HTMLParser):

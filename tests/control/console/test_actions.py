@@ -6,7 +6,13 @@ from html import unescape
 from http import HTTPStatus
 
 from tests.control.api.answering import ApiClient
-from tests.control.console.pages import console, fields_of, key_of, posted, signed_in
+from tests.control.console.pages import (
+    assert_refused,
+    fields_of,
+    posted,
+    shown,
+    signed_console,
+)
 from tests.fixtures.database import Database
 from tidewheel.control.client.client import Client
 from tidewheel.ids import job_id
@@ -16,18 +22,14 @@ from tidewheel.nouns.jobs.reads import show_job
 
 def actions(database: Database) -> list[str]:
     """Return the actions of the audit log that pages may take."""
-    with Client(database.url) as client:
-        return [each.action for each in client.audit_log.list().entries if each.door == "console"]
+    return [each.action for each in database.client.audit_log.list().entries if each.door == "console"]
 
 
 def test_pause_shows_its_message_once_and_offers_to_undo_it(pages: ApiClient) -> None:
     pages.database.submit("nightly")
     answer = posted(pages, "/jobs/nightly/pause", reason="<script>stock")
     assert (answer.status_code, answer.headers["location"]) == (HTTPStatus.SEE_OTHER, "/jobs/nightly")
-    page = pages.get("/jobs/nightly").text
-    assert "nightly</bdi>" in page
-    assert "is paused." in page
-    assert "&lt;script&gt;stock" in page
+    page = shown(pages, "/jobs/nightly", "nightly</bdi>", "is paused.", "&lt;script&gt;stock")
     assert "is paused." not in pages.get("/jobs/nightly").text
     undo = re.search(r'<form method="post" action="(/jobs/nightly/resume)"', page)
     assert undo
@@ -63,9 +65,7 @@ def test_message_and_undo_of_a_long_key_fit_a_cookie(pages: ApiClient) -> None:
     pages.database.submit(key)
     place = f"/jobs/id:{job_id('default', key)}"
     assert posted(pages, f"{place}/pause").status_code == HTTPStatus.SEE_OTHER
-    page = pages.get(place).text
-    assert "is paused." in page
-    assert f'action="{place}/resume"' in page
+    shown(pages, place, "is paused.", f'action="{place}/resume"')
 
 
 def test_pause_of_a_paused_job_changes_its_end_alone_and_says_so(pages: ApiClient) -> None:
@@ -82,8 +82,7 @@ def test_pause_of_a_paused_job_changes_its_end_alone_and_says_so(pages: ApiClien
 def test_refused_field_keeps_all_that_was_typed(pages: ApiClient) -> None:
     pages.database.submit("nightly", schedule={"cron": "0 2 * * *"})
     answer = posted(pages, "/jobs/nightly/pause", until="tomorrow", reason="<b>stock")
-    assert answer.status_code == HTTPStatus.UNPROCESSABLE_ENTITY
-    assert 'value="tomorrow" aria-invalid="true"' in answer.text
+    assert_refused(answer, 'value="tomorrow" aria-invalid="true"')
     assert 'value="&lt;b&gt;stock"' in answer.text
     assert actions(pages.database) == []
 
@@ -108,12 +107,10 @@ def test_dialog_that_was_opened_before_another_change_overwrites_nothing(pages: 
 
 def test_change_is_recorded_with_the_person_and_the_key(database: Database) -> None:
     database.submit("a/b")
-    with console(database) as client:
-        signed_in(client, key_of(database, "read", "operate"), name="anna")
+    with signed_console(database, "read", "operate", name="anna") as client:
         answer = posted(client, f"/jobs/id:{job_id('default', 'a/b')}/pause")
         assert answer.status_code == HTTPStatus.SEE_OTHER
-    with Client(database.url) as client:
-        found = next(each for each in client.audit_log.list().entries if each.action == "job.pause")
+    found = next(each for each in database.client.audit_log.list().entries if each.action == "job.pause")
     assert (found.door, found.actor, found.named) == ("console", "ops", "anna")
 
 

@@ -5,12 +5,19 @@ from http import HTTPStatus
 from uuid import UUID, uuid4
 
 from tests.control.api.answering import ApiClient
-from tests.control.console.pages import console, done, every_row, key_of, next_page, posted, shown, signed_in
+from tests.control.console.pages import (
+    assert_has,
+    done,
+    every_row,
+    next_page,
+    posted,
+    shown,
+    signed_console,
+)
 from tests.fixtures.acts import submission
 from tests.fixtures.database import Database
 from tests.transitions.graphs import after, end_some, never, play, put, workflow
 from tests.transitions.test_workflows import run_of
-from tidewheel.control.client.client import Client
 from tidewheel.runs import RunState
 
 _SCRIPT = "<script>alert(1)</script>"
@@ -29,8 +36,7 @@ def failing(key: str) -> RunState:
 def submitted(database: Database, *, is_open: bool = False) -> UUID:
     """Submit a batch of three runs, with a job for each of its ends."""
     database.apply_batch(*(submission(key, retry={"max_attempts": 1}) for key in ("bad", "good", "after")))
-    with Client(database.url) as client:
-        return client.batches.submit(_RUNS, on=_ON, open=is_open)
+    return database.client.batches.submit(_RUNS, on=_ON, open=is_open)
 
 
 def words_of(page: str, begin: str, end: str) -> str:
@@ -47,14 +53,11 @@ def callbacks(page: str) -> str:
 def test_page_counts_runs_by_state_and_shows_those_that_failed_first(pages: ApiClient) -> None:
     batch = submitted(pages.database)
     path = f"/batches/{batch}"
-    page = shown(pages, path)
-    assert "0 of 3 runs ended." in page
-    assert 'aria-label="3 not ended"' in page
+    page = shown(pages, path, "0 of 3 runs ended.", 'aria-label="3 not ended"')
     assert callbacks(page).count("after") == 3
     assert "waits for 3 runs" in page
     play(pages.database, failing)
-    page = shown(pages, path)
-    assert 'aria-label="1 succeeded, 1 failed, 1 skipped"' in page
+    page = shown(pages, path, 'aria-label="1 succeeded, 1 failed, 1 skipped"')
     failed = run_of(pages.database, "bad")
     assert re.findall(r'<tr data-key="([^"]+)"', page) == [str(failed)]
     assert _SCRIPT not in page
@@ -69,27 +72,20 @@ def test_callback_leads_to_the_run_of_its_trigger(pages: ApiClient) -> None:
     batch = submitted(pages.database)
     play(pages.database, failing)
     text = callbacks(shown(pages, f"/batches/{batch}"))
-    assert "at the first failure after triggered" in text
-    assert "when all have succeeded after not triggered" in text
+    assert_has(text, "at the first failure after triggered", "when all have succeeded after not triggered")
     assert text.endswith("when all have ended after triggered")
     name = f"batch/{batch}/finished"
     [reply] = pages.database.apply_batch({"type": "job.trigger", "key": "after", "request_id": name})
-    page = shown(pages, f"/batches/{batch}")
-    assert f'<a href="/runs/{reply.run_id}"' in page
+    page = shown(pages, f"/batches/{batch}", f'<a href="/runs/{reply.run_id}"')
     assert callbacks(page).endswith("when all have ended after waiting")
 
 
 def test_resume_runs_the_failed_part_again_and_counts_its_callbacks_anew(pages: ApiClient) -> None:
     batch = submitted(pages.database)
     play(pages.database, failing)
-    dialog = shown(pages, f"/batches/{batch}/resume")
-    assert "Retry 1 run of this batch?" in dialog
-    assert "The 1 successful run is kept." in dialog
+    shown(pages, f"/batches/{batch}/resume", "Retry 1 run of this batch?", "The 1 successful run is kept.")
     assert done(posted(pages, f"/batches/{batch}/resume")) == f"/batches/{batch}"
-    page = shown(pages, f"/batches/{batch}")
-    assert "The batch is resumed." in page
-    assert "1 of 3 runs ended." in page
-    assert "resumed 1 time" in page
+    page = shown(pages, f"/batches/{batch}", "The batch is resumed.", "1 of 3 runs ended.", "resumed 1 time")
     assert "no run has failed" in callbacks(page)
     assert "Nothing would change." in shown(pages, f"/batches/{batch}/resume")
     play(pages.database)
@@ -102,15 +98,12 @@ def test_open_batch_is_closed_and_cancelled(pages: ApiClient) -> None:
     end_some(pages.database, lambda _: RunState.SUCCEEDED, never(), 1)
     assert "Open: 0 of" in shown(pages, f"/batches/{batch}")
     assert done(posted(pages, f"/batches/{batch}/close")) == f"/batches/{batch}"
-    page = shown(pages, f"/batches/{batch}")
-    assert "The batch is closed." in page
-    assert "Open: " not in page
+    shown(pages, f"/batches/{batch}", "The batch is closed.", without="Open: ")
     assert "takes no further runs" in shown(pages, f"/batches/{batch}/close")
     assert done(posted(pages, f"/batches/{batch}/cancel", reason="wrong prices")) == f"/batches/{batch}"
     page = shown(pages, f"/batches/{batch}")
     assert workflow(pages.database, batch)[0] == "cancelling"
-    assert "wrong prices" in page
-    assert f'href="/batches/{batch}/cancel"' not in page
+    assert_has(page, "wrong prices", without=f'href="/batches/{batch}/cancel"')
     assert "Nothing would change." in shown(pages, f"/batches/{batch}/cancel")
 
 
@@ -123,8 +116,7 @@ def test_list_and_runs_have_pages(pages: ApiClient) -> None:
     root = pages.database.trigger("a")
     play(pages.database)
     assert str(root) not in shown(pages, "/batches"), "a workflow is no batch"
-    with Client(pages.database.url) as client:
-        many = client.batches.submit([{"ref": f"r{at:03}", "key": "bad"} for at in range(230)])
+    many = pages.database.client.batches.submit([{"ref": f"r{at:03}", "key": "bad"} for at in range(230)])
     assert len(every_row(pages, f"/batches/{many}", "<tr data-key")) == 230
     play(pages.database, failing)
     page = shown(pages, f"/batches/{many}")
@@ -138,16 +130,13 @@ def test_list_and_runs_have_pages(pages: ApiClient) -> None:
 def test_keys_see_their_tenant_and_the_actions_of_their_scopes(database: Database) -> None:
     batch = submitted(database, is_open=True)
     for scopes, actions in ((("read",), []), (("read", "write"), ["close"]), (("read", "operate"), ["cancel"])):
-        with console(database) as client:
-            signed_in(client, key_of(database, *scopes))
+        with signed_console(database, *scopes) as client:
             page = shown(client, f"/batches/{batch}")
             assert re.findall(rf'href="/batches/{batch}/(\w+)"', page) == actions
             answers = {verb: client.get(f"/batches/{batch}/{verb}").status_code for verb in ("close", "cancel")}
             assert [verb for verb, status in answers.items() if status == HTTPStatus.OK] == actions
-    with Client(database.url) as client:
-        client.tenants.create("acme")
-    with console(database) as client:
-        signed_in(client, key_of(database, "read", "write", "operate", tenant="acme"))
+    database.client.tenants.create("acme")
+    with signed_console(database, "read", "write", "operate", tenant="acme") as client:
         assert str(batch) not in shown(client, "/batches")
         for path in (f"/batches/{batch}", *(f"/batches/{batch}/{verb}" for verb in ("close", "resume", "cancel"))):
             assert client.get(path).status_code == HTTPStatus.NOT_FOUND, path

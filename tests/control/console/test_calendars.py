@@ -5,7 +5,13 @@ from datetime import date
 from http import HTTPStatus
 
 from tests.control.api.answering import ApiClient
-from tests.control.console.pages import console, fields_of, key_of, posted, signed_in
+from tests.control.console.pages import (
+    assert_has,
+    assert_refused,
+    fields_of,
+    posted,
+    signed_console,
+)
 from tests.control.console.test_admin import changed, refused
 from tests.fixtures.database import Database
 
@@ -17,9 +23,7 @@ def test_calendar_is_created_changed_and_deleted(pages: ApiClient) -> None:
         pages, "/new-calendar", name="holidays", days="2026-05-01, 2026-10-03", weekdays="SAT SUN", ics=ICS,
         source="<b>ministry",
     )  # fmt: skip
-    assert "4 days" in page
-    assert "&lt;b&gt;ministry" in page
-    assert "Calendar holidays is created." in page
+    assert_has(page, "4 days", "&lt;b&gt;ministry", "Calendar holidays is created.")
     year = pages.get("/calendars/holidays?year=2026").text
     assert year.count('<td class="closed"') == 4
     assert year.count('<td class="weekly"') == 102  # of 104, two are days of its own
@@ -50,8 +54,7 @@ def test_change_of_a_calendar_that_another_one_has_overtaken_is_refused(pages: A
     late = fields_of(pages.get("/calendars/holidays/edit"))
     changed(pages, "/calendars/holidays/edit", days="2199-05-02", weekdays="")
     answer = pages.post("/calendars/holidays/edit", data=late | {"days": "2199-05-03", "weekdays": ""})
-    assert answer.status_code == HTTPStatus.UNPROCESSABLE_ENTITY
-    assert "Another change has made version 2 of it." in answer.text
+    assert_refused(answer, "Another change has made version 2 of it.")
     assert "2199-05-03</textarea>" in answer.text
     assert pages.database.value("SELECT version FROM calendars") == 2
 
@@ -67,22 +70,19 @@ def test_effect_of_new_days_is_shown_before_they_are_saved(pages: ApiClient) -> 
     assert "<script>alert" not in page
     assert "Removes 1 day: Wed 1 May 2199." in text
     named = f"{soon:%a} {soon.day} {soon:%b %Y}"
-    assert f"Adds 1 day: {named}." in text
-    assert f"1 of its next 50 occurrences falls on such days: {named}." in text
+    assert_has(text, f"Adds 1 day: {named}.", f"1 of its next 50 occurrences falls on such days: {named}.")
     assert pages.database.value("SELECT version FROM calendars") == 1
     other = posted(pages, "/calendars/holidays/edit", days=str(soon), weekdays="SUN", seen=seen_of(page))
     assert "Adds every SUN." in re.sub(r"</?bdi>", "", other.text)
-    assert "Calendar holidays has the new days." in changed(
-        pages, "/calendars/holidays/edit", **given, seen=seen_of(page)
-    )
+    page = changed(pages, "/calendars/holidays/edit", **given, seen=seen_of(page))
+    assert "Calendar holidays has the new days." in page
     assert "had these days already" in changed(pages, "/calendars/holidays/edit", **given)
     assert "aria-invalid" in refused(pages, "/calendars/holidays/edit", days="2026-02-30", weekdays="")
 
 
 def test_errors_stand_at_their_fields_and_nothing_typed_is_lost(pages: ApiClient) -> None:
     page = refused(pages, "/new-calendar", name="holidays", days="2026-02-30", weekdays="SAT", ics="")
-    assert "2026-02-30</textarea>" in page
-    assert "&#39;2026-02-30&#39; is not valid" in page
+    assert_has(page, "2026-02-30</textarea>", "&#39;2026-02-30&#39; is not valid")
     page = refused(pages, "/new-calendar", name="holidays", days="", weekdays="", ics="BEGIN:NOTHING")
     assert "Not an iCalendar file" in page or "Contains no event" in page
     assert "BEGIN:NOTHING</textarea>" in page
@@ -94,8 +94,7 @@ def test_errors_stand_at_their_fields_and_nothing_typed_is_lost(pages: ApiClient
 
 
 def test_changes_need_the_scope_write(database: Database) -> None:
-    with console(database) as client:
-        signed_in(client, key_of(database, "read", "operate"))
+    with signed_console(database, "read", "operate") as client:
         assert "New calendar" not in client.get("/calendars").text
         for path in ("/new-calendar", "/calendars/x/edit", "/calendars/x/delete"):
             assert client.get(path).status_code == HTTPStatus.FORBIDDEN

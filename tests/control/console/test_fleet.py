@@ -6,7 +6,7 @@ from typing import Any, LiteralString, cast
 from uuid import uuid4
 
 from tests.control.api.answering import ApiClient, answering
-from tests.control.console.pages import HTML, console, fields_of, key_of, signed_in
+from tests.control.console.pages import HTML, assert_has, fields_of, shown, signed_console
 from tests.control.reads.test_waits import executor
 from tests.fixtures.acts import HANDLER
 from tests.fixtures.database import Database
@@ -43,13 +43,9 @@ def test_executor_opens_to_the_runs_that_it_has(pages: ApiClient) -> None:
         " ON CONFLICT (executor_id) DO UPDATE SET name = excluded.name, queues = excluded.queues, slots = 4",
         (own,),
     )
-    page = pages.get("/fleet").text
-    assert "1 of 4" in page
-    assert "&lt;b&gt;host-1" in page
+    page = shown(pages, "/fleet", "1 of 4", "&lt;b&gt;host-1")
     assert str(started.run_id) not in page
-    opened = pages.get(f"/fleet?executor={own}").text
-    assert f'href="/runs/{started.run_id}"' in opened
-    assert "<script>nightly" not in opened
+    opened = shown(pages, f"/fleet?executor={own}", f'href="/runs/{started.run_id}"', without="<script>nightly")
     assert 'aria-expanded="true"' in opened
 
 
@@ -71,18 +67,13 @@ def test_silent_executors_come_first_and_many_are_grouped(pages: ApiClient) -> N
     for _ in range(51):
         executor(pages.database, HANDLER)
     executor(pages.database, "other", queue="reports", silent="1 h")
-    page = pages.get("/fleet").text
-    assert "51 executors" in page
+    page = shown(pages, "/fleet", "51 executors")
     assert page.index("silent 1 h") > page.index("51 executors")
-    assert "Executor worker-1 is silent</bdi>." in page
-    assert "No heartbeat since" in page
+    assert_has(page, "Executor worker-1 is silent</bdi>.", "No heartbeat since")
     assert '<a href="/fleet"><bdi>Executor worker-1 is silent</bdi></a>' in pages.get("/").text, "it needs attention"
     executor(pages.database, "other", queue="reports", silent="2 h")
-    overview = pages.get("/").text
-    assert "2 executors are silent</bdi></a>" in overview
-    found = pages.get("/fleet?find=reports").text
-    assert "51 executors" not in found
-    assert "reports" in found
+    shown(pages, "/", "2 executors are silent</bdi></a>")
+    shown(pages, "/fleet?find=reports", "reports", without="51 executors")
 
 
 def test_executor_that_renews_no_lease_while_its_process_lives_is_stuck(pages: ApiClient) -> None:
@@ -94,8 +85,7 @@ def test_executor_that_renews_no_lease_while_its_process_lives_is_stuck(pages: A
         " FROM tidewheel_now() AS at",
         [stuck],
     )
-    page = pages.get("/fleet").text
-    assert "stuck 1 h" in page
+    page = shown(pages, "/fleet", "stuck 1 h")
     assert tile(page, "Slots used") == "0 of 4 on live executors", "a silent executor has none"
 
 
@@ -121,22 +111,17 @@ def test_doctor_runs_on_request_and_the_page_keeps_its_findings(pages: ApiClient
     report = as_object(found["report"])
     assert report is not None
     assert "database" in str(report["passed"])
-    page = pages.get("/fleet").text
-    assert "Run doctor again" in page
-    assert "Passed: " in page
+    shown(pages, "/fleet", "Run doctor again", "Passed: ")
     assert pages.get("/api/v1/doctor").json() == found
 
 
 def test_fleet_is_for_keys_of_all_tenants_and_doctor_for_admins(database: Database) -> None:
     executor(database, HANDLER)
-    with console(database) as client:
-        signed_in(client, key_of(database, "read", all_tenants=True))
+    with signed_console(database, "read", all_tenants=True) as client:
         page = client.get("/fleet")
         assert page.status_code == HTTPStatus.OK
-        assert HANDLER in page.text
-        assert "doctor" not in page.text
+        assert_has(page.text, HANDLER, without="doctor")
         assert client.post("/fleet/doctor", data=fields_of(client.get("/"))).status_code == HTTPStatus.FORBIDDEN
-    with console(database) as client:
-        signed_in(client, key_of(database, "admin"))
+    with signed_console(database, "admin") as client:
         assert client.get("/fleet").status_code == HTTPStatus.FORBIDDEN
         assert client.get("/fleet/doctor").status_code == HTTPStatus.FORBIDDEN

@@ -64,17 +64,8 @@ def test_one_failure_beside_ten_thousand_successes_has_a_bar() -> None:
     assert dict(drawn.paths) == {"g3": "M1.5 9h23", "b1": "M14.5 15.5h10"}
 
 
-def test_a_row_without_a_bin_of_two_runs_has_whole_bars() -> None:
-    assert [name for name, _ in strip([{GOOD: 1}, {BAD: 1}], (), GRID).paths] == ["g3", "b3"]
-
-
-def test_an_hour_of_success_is_one_segment() -> None:
-    drawn = strip([{GOOD: 1}] * 60, (), LIST)
-    assert (drawn.cells, drawn.paths) == ("g1*60", [("g3", "M1 9h358")])
-
-
 @given(st.lists(bins, max_size=60), st.lists(st.booleans(), max_size=12), pitches)
-def test_every_run_is_in_the_text_and_every_cell_in_one_shape(
+def test_each_run_is_in_the_text_and_each_cell_in_a_shape(
     row: list[dict[str, int]], due: list[bool], pitch: Pitch
 ) -> None:
     drawn = strip(row, due, pitch)

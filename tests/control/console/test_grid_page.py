@@ -1,39 +1,30 @@
 """The grid of jobs as a page: order, window, samples of busy jobs, cells by pointer and by keys."""
 
 import re
-from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from html import unescape
-from http import HTTPStatus
 
 import pytest
 from playwright.sync_api import Browser, expect
 
-from tests.control.api.answering import ApiClient, answering
+from tests.control.api.answering import ApiClient
+from tests.control.client.test_dead_letters import fail
 from tests.control.console.browser import needs_chromium, tab
-from tests.control.console.pages import HTML, shown
-from tests.fixtures.acts import about, ending
+from tests.control.console.pages import assert_has, assert_refused, shown
+from tests.fixtures.acts import about
 from tests.fixtures.database import ClockedDatabase
 from tidewheel.control.console.axis import Window, axis
 from tidewheel.ids import job_id
 from tidewheel.nouns.runs import reads
-from tidewheel.runs import RunState
 
 NOW = datetime(2026, 11, 21, 12, 0, 10, tzinfo=UTC)
 HOUR = timedelta(hours=1)
 
 
 @pytest.fixture
-def pages(clocked: ClockedDatabase) -> Iterator[ApiClient]:
-    """A console that needs no key, with a stopped clock."""
+def pages(pages: ApiClient, clocked: ClockedDatabase) -> ApiClient:
     clocked.stop_clock(NOW)
-    with answering(clocked) as client:
-        client.headers.update(HTML)
-        yield client
-
-
-def failed(database: ClockedDatabase, key: str) -> None:
-    database.end(ending(database.begun(key), RunState.FAILED, error_type="ConnectionError"))
+    return pages
 
 
 def test_grid_has_the_worst_jobs_first_and_links_keep_its_window(pages: ApiClient, clocked: ClockedDatabase) -> None:
@@ -42,37 +33,29 @@ def test_grid_has_the_worst_jobs_first_and_links_keep_its_window(pages: ApiClien
     clocked.submit("c-failing-more", retry={"max_attempts": 1})
     clocked.succeed(clocked.begun("a-well"))
     for key in ("b-failing", "c-failing-more", "c-failing-more"):
-        failed(clocked, key)
+        fail(clocked, key)
     page = shown(pages, "/jobs?view=grid&window=6h")
     places = [page.index(f'data-job="{key}"') for key in ("c-failing-more", "b-failing", "a-well")]
     assert places == sorted(places)
-    assert 'href="/jobs?status=paused&amp;view=grid&amp;window=6h"' in page
-    assert 'data-cells="-*60 b2 -*12"' in page
+    assert_has(page, 'href="/jobs?status=paused&amp;view=grid&amp;window=6h"', 'data-cells="-*60 b2 -*12"')
     assert 'href="/api/v1/jobs"' in page, "a view is no filter of REST"
-    refused = pages.get("/jobs?view=grid&window=5m")
-    assert refused.status_code == HTTPStatus.UNPROCESSABLE_ENTITY
-    assert "window" in refused.text
+    assert_refused(pages.get("/jobs?view=grid&window=5m"), "window")
 
 
-def test_overview_has_the_jobs_with_runs_of_which_those_that_fail_are_first(
-    pages: ApiClient, clocked: ClockedDatabase
-) -> None:
+def test_overview_has_the_jobs_with_runs_those_that_fail_first(pages: ApiClient, clocked: ClockedDatabase) -> None:
     assert "data-job=" not in shown(pages, "/")
     keys = [f"job-{number:02}" for number in range(20)]
     for key in keys:
         clocked.submit(key, retry={"max_attempts": 1})
     for key in ("job-18", "job-19", "job-19"):
-        failed(clocked, key)
+        fail(clocked, key)
     page = shown(pages, "/?window=6h")
     assert re.findall(r'<tr data-key="[^"]+" data-job="([^"]+)"', page) == ["job-19", "job-18"]
-    assert "18 jobs without a run in the last 6 hours" in page
-    assert 'data-cells="-*60 b2 -*12"' in page
+    assert_has(page, "18 jobs without a run in the last 6 hours", 'data-cells="-*60 b2 -*12"')
     assert 'href="/jobs?view=grid&amp;window=6h"' in page
 
 
-def test_jobs_that_never_ran_are_one_line_and_leave_their_room_to_others(
-    pages: ApiClient, clocked: ClockedDatabase
-) -> None:
+def test_jobs_that_never_ran_are_one_line_and_leave_room_to_others(pages: ApiClient, clocked: ClockedDatabase) -> None:
     for number in range(9):
         clocked.submit(f"idle-{number}", labels={"team": "a"})
     for key in ("ran-1", "ran-2"):
@@ -86,9 +69,7 @@ def test_jobs_that_never_ran_are_one_line_and_leave_their_room_to_others(
     assert shown(pages, "/jobs?prefix=idle").count("data-job=") == 9, "a page of such jobs alone has their rows"
 
 
-def test_bins_ahead_are_due_unless_the_timer_leaves_them_out_or_rests(
-    pages: ApiClient, clocked: ClockedDatabase
-) -> None:
+def test_bins_ahead_are_due_unless_the_timer_skips_them_or_rests(pages: ApiClient, clocked: ClockedDatabase) -> None:
     cron = {"cron": "*/4 * * * *"}
     clocked.apply_batch({"type": "calendar.put", "name": "closed", "days": ["2026-11-22"]})
     for key, more in (("plain", {}), ("calendar", {"exclude_calendars": ["closed"]}), ("paused", {})):
@@ -143,7 +124,7 @@ def test_keys_and_pointer_name_the_runs_of_a_cell_and_open_them(
     clocked.submit("a/charge", retry={"max_attempts": 1})
     clocked.submit("well")
     for _ in range(3):
-        failed(clocked, "a/charge")
+        fail(clocked, "a/charge")
     with tab(browser, str(pages.base_url)) as here:
         here.open("/jobs?view=grid")
         words, strip = here.page.locator(".cell-words"), here.page.locator("svg.strip").first

@@ -9,7 +9,15 @@ import httpx
 from psycopg import sql
 
 from tests.control.api.answering import ApiClient
-from tests.control.console.pages import console, done, fields_of, key_of, signed_in
+from tests.control.console.pages import (
+    assert_has,
+    assert_refused,
+    done,
+    fields_of,
+    shown,
+    signed_console,
+)
+from tests.control.test_doctor import set_aside
 from tests.fixtures.database import Database
 from tests.scheduler.backfills import make_batch
 from tests.transitions.graphs import DIAMOND, play, put
@@ -41,10 +49,8 @@ def contents(database: Database) -> dict[str, list[tuple[object, ...]]]:
 def test_trigger_makes_one_run_with_what_was_typed(pages: ApiClient) -> None:
     pages.database.submit("nightly", payload={"a": 1})
     page = pages.get("/jobs/nightly/trigger")
-    run = [
-        done(posted(pages, "/jobs/nightly/trigger", page, payload='{"a": 2}', delay="1h", labels="team=x"))
-        for _ in range(2)
-    ]
+    typed = {"payload": '{"a": 2}', "delay": "1h", "labels": "team=x"}
+    run = [done(posted(pages, "/jobs/nightly/trigger", page, **typed)) for _ in range(2)]
     assert run[0] == run[1]
     shown = pages.get(run[0]).text
     assert re.search(r"&#34;a&#34;(<[^>]+>|[: ])*2", shown), shown
@@ -57,19 +63,16 @@ def test_trigger_makes_one_run_with_what_was_typed(pages: ApiClient) -> None:
         ({"payload": "{"}, "Not valid JSON"), ({"delay": "soon"}, "soon"), ({"labels": SCRIPT}, "Write name=value"),
     ):  # fmt: skip
         answer = posted(pages, "/jobs/nightly/trigger", None, **fields)
-        assert answer.status_code == HTTPStatus.UNPROCESSABLE_ENTITY
-        assert word in answer.text
+        assert_refused(answer, word)
         assert SCRIPT not in answer.text
 
 
 def test_trigger_names_when_the_run_starts_once(pages: ApiClient) -> None:
     pages.database.submit("nightly", overlap="skip")
-    dialog = pages.get("/jobs/nightly/trigger").text
-    assert "If empty, it runs now." in dialog
+    dialog = shown(pages, "/jobs/nightly/trigger", "If empty, it runs now.")
     assert "If a run of the job is active when it starts, the new run is skipped." in dialog
     posted(pages, "/freeze/scope?scope=tenant")
-    frozen = pages.get("/jobs/nightly/trigger").text
-    assert "A freeze covers the job: the run starts after the thaw." in frozen
+    frozen = shown(pages, "/jobs/nightly/trigger", "A freeze covers the job: the run starts after the thaw.")
     assert "If empty, the run starts after the thaw." in frozen
 
 
@@ -88,23 +91,18 @@ def test_delete_is_undone_by_submitting_again(pages: ApiClient) -> None:
     assert undo
     gone = pages.get("/jobs/nightly")
     assert gone.status_code == HTTPStatus.NOT_FOUND
-    assert "it was deleted at" in gone.text
-    assert 'href="/runs?job=nightly"' in gone.text
+    assert_has(gone.text, "it was deleted at", 'href="/runs?job=nightly"')
     assert done(pages.post(undo[1], data=fields_of(page))) == "/jobs/nightly"
     assert "batch" in pages.get("/jobs/nightly/settings").text
     assert without_button(pages, "/jobs/nightly/restore", "is not deleted.")
-    answer = posted(pages, "/jobs/nightly/restore")
-    assert answer.status_code == HTTPStatus.UNPROCESSABLE_ENTITY
-    assert "already exists" in answer.text
+    assert_refused(posted(pages, "/jobs/nightly/restore"), "already exists")
 
 
 def test_deletion_of_the_version_that_was_shown_counts_the_runs_of_its_dialog(pages: ApiClient) -> None:
     pages.database.submit("nightly")
     page = pages.get("/jobs/nightly/delete")
     pages.database.submit("nightly", lane="batch")
-    answer = posted(pages, "/jobs/nightly/delete", page)
-    assert answer.status_code == HTTPStatus.UNPROCESSABLE_ENTITY
-    assert "The current version is 2, not 1" in answer.text
+    assert_refused(posted(pages, "/jobs/nightly/delete", page), "The current version is 2, not 1")
     assert pages.get("/jobs/nightly").status_code == HTTPStatus.OK
     pages.database.trigger("nightly")
     pages.database.trigger("nightly")
@@ -137,8 +135,7 @@ def test_pause_and_delete_name_a_backfill_and_do_to_it_what_they_say(pages: ApiC
         done(posted(pages, "/jobs/nightly/delete"))
         assert "2 end with their job&#39;s deletion." in pages.get("/bulk").text
         done(posted(pages, "/jobs/nightly/restore"))
-        listed = pages.get("/bulk").text
-        assert "under way." not in listed
+        listed = shown(pages, "/bulk", without="under way.")
         assert listed.count('<span class="word">ends with the job&#39;s deletion</span>') == 2
         assert "/pause" not in listed.split("<main")[1]
         for name in ("pause", "delete"):
@@ -150,25 +147,21 @@ def test_pause_and_delete_name_a_backfill_and_do_to_it_what_they_say(pages: ApiC
         for each in (first, second):
             page = pages.get(f"/bulk/backfill/{each}").text
             assert "Its job was deleted: it creates no further run, and a scheduler cancels it." in page
-            dialog = pages.get(f"/bulk/backfill/{each}/cancel").text
-            assert "Nothing would change. It ends with the job&#39;s deletion." in dialog
+            shown(pages, f"/bulk/backfill/{each}/cancel", "Nothing would change. It ends with the job&#39;s deletion.")
             assert make_batch(database, each) == 0
             assert client.works.get(each).state == "cancelled"
 
 
 def test_versions_name_their_authors_and_lead_back(database: Database) -> None:
     database.submit("nightly", schedule=DAILY, labels={"team": SCRIPT})
-    with console(database) as client:
-        signed_in(client, key_of(database, "read", "write"), name="anna <b>")
+    with signed_console(database, "read", "write", name="anna <b>") as client:
         assert 'type="radio"' not in client.get("/jobs/nightly/versions").text, "one version compares with none"
         database.submit("nightly", schedule={"cron": "45 2 * * *"}, labels={"team": SCRIPT})
         page = client.get("/jobs/nightly/versions?a=1&b=2")
         assert '<td class="mono"><bdi>schedule.cron</bdi></td><td class="gone"><bdi>30 2 * * *</bdi>' in page.text
-        assert "Back to 1…" in page.text
-        assert "Back to 2…" not in page.text
+        assert_has(page.text, "Back to 1…", without="Back to 2…")
         back = "/jobs/nightly/rollback?version=1&if_version=2"
-        dialog = client.get(back).text
-        assert "schedule.cron: 45 2 * * * → 30 2 * * *" in dialog
+        dialog = shown(client, back, "schedule.cron: 45 2 * * * → 30 2 * * *")
         assert "02:30, by the clock of UTC" in dialog.replace("\n", " ")
         assert done(posted(client, back)) == "/jobs/nightly"
         assert posted(client, back).status_code == HTTPStatus.UNPROCESSABLE_ENTITY
@@ -177,23 +170,16 @@ def test_versions_name_their_authors_and_lead_back(database: Database) -> None:
         assert "<bdi>anna &lt;b&gt;, ops</bdi>" in client.get("/jobs/nightly/versions").text
         for path, status in (("a=1&b=9", 200), ("a=x", 422), ("before=1", 200)):
             assert client.get(f"/jobs/nightly/versions?{path}").status_code == status
-    with Client(database.url) as found:
-        assert [each.path for each in found.diff("nightly", 1, 3)] == []
+    assert [each.path for each in database.client.diff("nightly", 1, 3)] == []
 
 
 def test_release_of_a_quarantined_job(pages: ApiClient) -> None:
     pages.database.submit("nightly", schedule="@every 1h")
-    pages.database.execute("UPDATE timers SET due_at = 'infinity', hold_reason = 'quarantine'")
-    pages.database.execute(
-        "INSERT INTO quarantine (kind, tenant, job_id, error, created_at)"
-        " SELECT 'job', tenant, job_id, '<script>no such zone', tidewheel_now() FROM jobs"
-    )
+    set_aside(pages.database, "<script>no such zone")
     assert "/jobs/nightly/release" in pages.get("/jobs/nightly").text
     assert "&lt;script&gt;no such zone" in pages.get("/jobs/nightly/release").text
     assert done(posted(pages, "/jobs/nightly/release")) == "/jobs/nightly"
-    page = pages.get("/jobs/nightly").text
-    assert "is released." in page
-    assert "/jobs/nightly/release" not in page
+    shown(pages, "/jobs/nightly", "is released.", without="/jobs/nightly/release")
     assert without_button(pages, "/jobs/nightly/release", "is not quarantined.")
 
 
@@ -243,8 +229,7 @@ def test_key_that_may_only_read_sees_no_action_and_changes_nothing(database: Dat
     database.submit("nightly")
     run = database.trigger("nightly")
     actions = {"/jobs/nightly": ACTIONS, f"/runs/{run}": ("cancel", "retry"), f"/workflows/{root}": ("resume",)}
-    with console(database) as client:
-        signed_in(client, key_of(database, "read"))
+    with signed_console(database, "read") as client:
         before = contents(database)
         for place, names in actions.items():
             page = client.get(place)
@@ -263,8 +248,7 @@ def test_no_link_of_any_page_changes_a_table(database: Database) -> None:
     database.submit("nightly", schedule=DAILY, lane="batch")
     database.begun("nightly")
     database.trigger("nightly")
-    with console(database) as client:
-        signed_in(client, key_of(database, "read", "write", "operate"))
+    with signed_console(database, "read", "write", "operate") as client:
         before = contents(database)
         open_paths, seen = ["/"], {"/": 1}
         while open_paths:

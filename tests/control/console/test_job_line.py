@@ -10,11 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tidewheel.control.console.axis import Window, axis, axis_between
-from tidewheel.control.console.job_line import (
-    SIZE,
-    Line,
-    job_line,
-)
+from tidewheel.control.console.job_line import SIZE, Line, job_line
 from tidewheel.control.console.job_rows import Row, Show, counts, filtered, folded, job_rows, woven
 from tidewheel.control.console.urls import Urls
 from tidewheel.control.explain.explain import Unfired
@@ -97,9 +93,7 @@ def test_axis_of_a_time_holds_it_on_few_bins(begin: datetime, seconds: int) -> N
 
 
 @given(st.lists(runs(), max_size=20), st.lists(instants, max_size=4, unique=True))
-def test_list_has_each_run_and_each_skip_once_in_the_order_of_time(
-    shown: list[TimelineRun], instants_skipped: list[datetime]
-) -> None:
+def test_list_has_each_run_and_skip_once_in_order(shown: list[TimelineRun], instants_skipped: list[datetime]) -> None:
     skips = [skipped(at, at, 1) for at in instants_skipped]
     rows = job_rows(shown, timeline(shown, skips), {})
     assert [row.at for row in rows] == sorted((row.at for row in rows), reverse=True)
@@ -124,9 +118,7 @@ def lists(draw: st.DrawFn) -> list[Row]:
 
 
 @given(lists(), st.sampled_from(Show), st.none() | st.integers(-1, 61).map(lambda age: NOW - age * SECOND))
-def test_unfolded_list_has_the_same_rows_in_the_same_order(
-    rows: list[Row], show: Show, opened: datetime | None
-) -> None:
+def test_unfolded_list_has_the_same_rows_in_order(rows: list[Row], show: Show, opened: datetime | None) -> None:
     shown = filtered(rows, show, SECOND)
     folds = folded(shown, opened)
     assert [row for fold in folds for row in fold] == shown
@@ -150,11 +142,8 @@ def test_equal_neighbours_are_one_row_until_they_are_opened() -> None:
     def row(at: int, state: str) -> Row:
         return Row(NOW - at * SECOND, state, UUID(int=at), words="E")
 
-    rows = [
-        *(row(at, "failed") for at in range(40)),
-        row(40, "succeeded"),
-        *(row(at, "skipped") for at in range(41, 66)),
-    ]
+    rows = [*(row(at, "failed") for at in range(40)), row(40, "succeeded")]
+    rows += [row(at, "skipped") for at in range(41, 66)]
     assert [len(fold) for fold in folded(rows)] == [1, 39, 1, 25], "the newest failure can be opened"
     opened = folded(rows, rows[1].at)
     assert [len(fold) for fold in opened] == [1] * 31 + [9, 1, 25], "30 at once"

@@ -1,7 +1,6 @@
 """The pages of a job on its time axis: timeline, list, next, settings, and actions on one occurrence."""
 
 import re
-from collections.abc import Iterator
 from datetime import timedelta
 from html import unescape
 from http import HTTPStatus
@@ -9,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.control.api.answering import ApiClient, answering
-from tests.control.console.pages import HTML, posted, shown, typed_in
+from tests.control.api.answering import ApiClient
+from tests.control.console.pages import assert_has, assert_refused, posted, shown, typed_in
 from tests.control.explain.explaining import calendar, fire_all, t
+from tests.control.reads.test_waits import executor
 from tests.fixtures.acts import ending
 from tests.fixtures.database import ClockedDatabase
 from tidewheel.control.cli.job_files import read_job
-from tidewheel.control.client.client import Client
 from tidewheel.ids import job_id, run_id
 from tidewheel.nouns.jobs.reads import show_job
 from tidewheel.runs import Cause, RunState
@@ -23,17 +22,7 @@ from tidewheel.runs import Cause, RunState
 BERLIN = {"cron": "30 2 * * *", "timezone": "Europe/Berlin"}
 
 
-@pytest.fixture
-def pages(clocked: ClockedDatabase) -> Iterator[ApiClient]:
-    """A console that needs no key, on a database whose clock the test moves."""
-    with answering(clocked) as client:
-        client.headers.update(HTML)
-        yield client
-
-
-def test_timeline_shows_ends_skips_and_what_comes_with_the_same_words_as_its_table(
-    clocked: ClockedDatabase, pages: ApiClient
-) -> None:
+def test_timeline_shows_ends_and_skips_in_the_words_of_its_table(clocked: ClockedDatabase, pages: ApiClient) -> None:
     clocked.stop_clock(t("03-02T08:00"))
     clocked.submit(schedule={"cron": "0 * * * *"}, retry={"max_attempts": 1})
     assert posted(pages, "/jobs/job/pause", reason="stock-taking").status_code == HTTPStatus.SEE_OTHER
@@ -48,14 +37,10 @@ def test_timeline_shows_ends_skips_and_what_comes_with_the_same_words_as_its_tab
     clocked.stop_clock(t("03-02T12:31"))
     failed = clocked.begun()
     clocked.end(ending(failed, RunState.FAILED, error_type="ConnectionError"))
-    page = shown(pages, "/jobs/job?window=24h")
-    assert "The last run failed at 12:31." in page
+    page = shown(pages, "/jobs/job?window=24h", "The last run failed at 12:31.")
     assert "The last run failed at 13:31." in shown(pages, "/jobs/job?window=24h&tz=Europe/Berlin")
-    assert "4 occurrences not fired, paused: 09:00 to 12:00" in page
-    assert '<span class="word">4 skipped</span>' in page
-    assert "<bdi>the job was paused</bdi>" in page
-    assert f'href="/runs/{failed.run_id}"' in page
-    assert 'fill="url(#hatch)"' in page
+    assert_has(page, "4 occurrences not fired, paused: 09:00 to 12:00", '<span class="word">4 skipped</span>')
+    assert_has(page, "<bdi>the job was paused</bdi>", f'href="/runs/{failed.run_id}"', 'fill="url(#hatch)"')
     assert page.count("ConnectionError") >= 2
     only = shown(pages, "/jobs/job?show=failed")
     assert (only.count('class="mono"><a href="/runs/'), "4 skipped" in only) == (1, False)
@@ -64,9 +49,7 @@ def test_timeline_shows_ends_skips_and_what_comes_with_the_same_words_as_its_tab
     assert "Nothing retried in this range." in shown(pages, "/jobs/job?show=retried")
 
 
-def test_resume_names_the_next_occurrence_and_not_the_start_of_a_run_that_fired(
-    clocked: ClockedDatabase, pages: ApiClient
-) -> None:
+def test_resume_names_the_next_occurrence_and_no_start_of_a_run(clocked: ClockedDatabase, pages: ApiClient) -> None:
     clocked.stop_clock(t("03-02T11:59"))
     clocked.submit(schedule={"cron": "0 * * * *"}, jitter="10m")
     clocked.stop_clock(t("03-02T12:00"))
@@ -76,9 +59,7 @@ def test_resume_names_the_next_occurrence_and_not_the_start_of_a_run_that_fired(
     assert "It fires again, next at Mon 2 Mar 2026 13:" in shown(pages, "/jobs/job/resume")
 
 
-def test_held_occurrences_say_which_hold_and_a_moved_one_can_be_undone(
-    clocked: ClockedDatabase, pages: ApiClient
-) -> None:
+def test_held_occurrences_name_the_hold_and_a_move_can_be_undone(clocked: ClockedDatabase, pages: ApiClient) -> None:
     clocked.stop_clock(t("03-20T12:00"))
     clocked.submit(schedule={"cron": "0 2 * * *"})
     posted(pages, "/jobs/job/move?at=2026-03-21T02:00:00Z", to="2026-03-21T09:00:00Z")
@@ -101,9 +82,7 @@ def test_zoom_is_a_link_and_a_wrong_time_is_refused(clocked: ClockedDatabase, pa
     for window in ("1h", "6h", "7d", "30d", "90d"):
         assert "upcoming, " not in shown(pages, f"/jobs/job?window={window}")
     for query, word in (("from=2026-03-02T06:00:00Z", "belong together"), ("window=2d", "window"), ("show=x", "show")):
-        answer = pages.get(f"/jobs/job?{query}")
-        assert answer.status_code == HTTPStatus.UNPROCESSABLE_ENTITY
-        assert word in answer.text
+        assert_refused(pages.get(f"/jobs/job?{query}"), word)
 
 
 def test_axis_has_some_dozens_of_occurrences_and_the_latest_run(clocked: ClockedDatabase, pages: ApiClient) -> None:
@@ -130,9 +109,7 @@ def test_job_of_a_second_is_drawn_in_bins(clocked: ClockedDatabase, pages: ApiCl
     clocked.submit(schedule={"cron": "* * * * * *"}, overlap="allow_all", catch_up="fire_all", window="1h")
     clocked.stop_clock(t("03-02T08:00") + timedelta(seconds=450))
     fire_all(clocked)
-    page = shown(pages, "/jobs/job?window=1h")
-    assert "30 occurrences upcoming, 08:10" in page
-    assert " open" in page
+    page = shown(pages, "/jobs/job?window=1h", "30 occurrences upcoming, 08:10", " open")
     assert page.count("<rect") < 400
 
 
@@ -150,8 +127,7 @@ def test_job_whose_occurrences_are_skipped_does_not_run_well(clocked: ClockedDat
         fire_all(clocked)
         clocked.claim(second)
         clocked.succeed(holder)
-    page = shown(pages, "/jobs/job?window=24h")
-    assert "2 runs skipped in the time shown: another run of the job was active." in page
+    page = shown(pages, "/jobs/job?window=24h", "2 runs skipped in the time shown: another run of the job was active.")
     assert re.search(r">next <time [^>]*>in ", page)
     assert "Runs well" not in page
 
@@ -165,22 +141,18 @@ def test_failures_since_a_version_name_its_change_and_lead_back(clocked: Clocked
     clocked.stop_clock(t("03-02T09:00:12"))
     for _ in range(2):
         clocked.end(ending(clocked.begun(), RunState.FAILED, error_type="E", error_message="token expired\nat line 4"))
-    page = shown(pages, "/jobs/job")
-    assert "Failing since 09:00, 12 s after version 2 was saved: 2 in a row." in page
+    page = shown(pages, "/jobs/job", "Failing since 09:00, 12 s after version 2 was saved: 2 in a row.")
     assert "<bdi>E: token expired</bdi>" in page
     assert "Changed since version 1: <code>payload</code> from {&#34;token&#34;: &#34;a&#34;} to" in page
     assert 'href="/jobs/job/versions?a=1&amp;b=2">Compare 1 and 2</a>' in page
     assert 'href="/jobs/job/rollback?version=1">Roll back to version 1…</a>' in page
     clocked.submit(retry={"max_attempts": 1}, payload={"token": "c"})
-    page = shown(pages, "/jobs/job")
-    assert "Failing since 09:00, from version 2 on:" in page
-    assert "No run of version 3, which is in force now, has succeeded or failed yet." in page
-    assert "Roll back" not in page
+    page = shown(pages, "/jobs/job", "Failing since 09:00, from version 2 on:")
+    assert_has(page, "No run of version 3, which is in force now, has succeeded or failed yet.", without="Roll back")
     clocked.stop_clock(t("03-02T10:00"))
-    with Client(clocked.url) as client:
-        clocked.succeed(
-            clocked.begin(client.runs.retry(clocked.value("SELECT max(run_id::text)::uuid FROM failed_runs")))
-        )
+    clocked.succeed(
+        clocked.begin(clocked.client.runs.retry(clocked.value("SELECT max(run_id::text)::uuid FROM failed_runs")))
+    )
     assert "The last run succeeded; a run failed 59 min ago." in shown(pages, "/jobs/job")
     clocked.stop_clock(t("03-02T10:00:01"))
     clocked.end(ending(clocked.begun(), RunState.FAILED))
@@ -195,15 +167,11 @@ def test_waiting_runs_name_their_lack_and_the_handler_that_live_executors_have(
     clocked.stop_clock(t("03-02T08:00"))
     clocked.submit(target="render")
     clocked.submit(target="pdf")
-    clocked.execute(
-        "INSERT INTO executors (executor_id, name, queues, handlers, slots, lease, last_heartbeat_at, started_at)"
-        " VALUES (gen_random_uuid(), 'host-1', '{default}', '{render}', 4, '1 d', tidewheel_now(), tidewheel_now())"
-    )
+    executor(clocked, "render")
     clocked.trigger()
     assert "1 run waiting since 08:00: no live executor of queue" in shown(pages, "/jobs/job")
     clocked.trigger()
-    page = shown(pages, "/jobs/job")
-    assert "2 runs waiting, oldest since 08:00: no live executor of queue" in page
+    page = shown(pages, "/jobs/job", "2 runs waiting, oldest since 08:00: no live executor of queue")
     assert "<code><bdi>tidewheel service executor --queues default" in page
     assert "Version 1 used <code>render</code>, which 1 live executor of the queue has." in page
     assert "Roll back to version 1…" in page
@@ -217,12 +185,10 @@ def test_retry_is_placed_where_it_ran(clocked: ClockedDatabase, pages: ApiClient
     failed = clocked.begun()
     clocked.end(ending(failed, RunState.FAILED))
     clocked.stop_clock(t("03-02T10:00"))
-    with Client(clocked.url) as client:
-        retry = client.runs.retry(failed.run_id)
+    retry = clocked.client.runs.retry(failed.run_id)
     clocked.succeed(clocked.begin(retry))
     clocked.stop_clock(t("03-02T10:30"))
-    page = shown(pages, "/jobs/job?window=6h")
-    assert "succeeded, 10:00, retry of 08:00" in page
+    page = shown(pages, "/jobs/job?window=6h", "succeeded, 10:00, retry of 08:00")
     rows = re.findall(r'<tr><td class="nowrap"><time datetime="([^"]+)".*?</tr>', page, re.DOTALL)
     assert rows == ["2026-03-02T10:00:00.000000Z", "2026-03-02T08:00:00.000000Z"]
 
@@ -235,10 +201,7 @@ def test_list_of_jobs_has_the_age_of_a_retry_since_its_request(clocked: ClockedD
     clocked.stop_clock(t("03-02T10:00"))
     assert ">2 h ago</time>" in shown(pages, "/jobs")
     posted(pages, f"/runs/{failed.run_id}/retry")
-    page = shown(pages, "/jobs")
-    assert '<span class="caption">waiting</span>' in page
-    assert ">now</time>" in page
-    assert "h ago" not in page
+    shown(pages, "/jobs", '<span class="caption">waiting</span>', ">now</time>", without="h ago")
 
 
 @pytest.mark.parametrize(
@@ -256,8 +219,7 @@ def test_move_onto_another_occurrence_is_shown_before_it_is_done(
     path, to = "/jobs/nightly/move?at=2026-03-21T02:00:00Z", "2026-03-22T02:00:00Z"
     warned = posted(pages, path, to=to, reason="stock")
     assert warned.status_code == HTTPStatus.OK
-    assert "Another occurrence of this job fires at" in warned.text
-    assert words in warned.text
+    assert_has(warned.text, "Another occurrence of this job fires at", words)
     assert clocked.count("overrides") == 0
     hidden = dict(re.findall(r'type="hidden" name="(to|reason|onto)" value="([^"]*)"', warned.text))
     assert hidden == {"to": to, "reason": "stock", "onto": to}
@@ -297,9 +259,7 @@ def test_undo_of_a_move_whose_own_time_has_passed_fires_at_once(clocked: Clocked
     assert clocked.count("job_runs") == 1
 
 
-def test_edit_and_rollback_respect_skips_and_moves_and_name_those_that_they_drop(
-    clocked: ClockedDatabase, pages: ApiClient
-) -> None:
+def test_edit_and_rollback_keep_skips_and_name_what_they_drop(clocked: ClockedDatabase, pages: ApiClient) -> None:
     clocked.stop_clock(t("03-19T12:00"))
     clocked.submit("nightly", schedule={"cron": "0 2 * * *"})
     clocked.submit("nightly", schedule={"cron": "0 2 * * *"}, lane="batch")
@@ -310,48 +270,33 @@ def test_edit_and_rollback_respect_skips_and_moves_and_name_those_that_they_drop
         assert posted(pages, path, **({"to": to} if to else {})).status_code == HTTPStatus.SEE_OTHER
     back = shown(pages, "/jobs/nightly/rollback?version=1")
     assert "It then fires at Sat 21 Mar 02:00 (moved to Sat 21 Mar 09:00), Sun 22 Mar 02:00 (moved to" in back
-    assert "Mon 23 Mar 02:00, by the clock of UTC." in back
-    assert "A skip by request leaves out Fri 20 Mar 02:00." in back
+    assert_has(back, "Mon 23 Mar 02:00, by the clock of UTC.", "A skip by request leaves out Fri 20 Mar 02:00.")
     assert "This drops" not in back
     drops = "This drops 2 requested moves, the first at"
-    other = shown(pages, "/jobs/nightly/rollback?version=3")
-    assert "It then fires at Fri 20 Mar 04:00, Sat 21 Mar 04:00" in other
-    assert drops in other
+    shown(pages, "/jobs/nightly/rollback?version=3", "It then fires at Fri 20 Mar 04:00, Sat 21 Mar 04:00", drops)
     form = typed_in(pages.get("/jobs/nightly/edit")) | {"do": "check"}
     checked = pages.post("/jobs/nightly/edit", data=form | {"schedule.cron": "0 3 * * *"}).text
     assert drops in checked
     kept = pages.post("/jobs/nightly/edit", data=form | {"lane": "batch"}).text
-    assert drops not in kept
-    assert '<ins class="new">' not in kept
-    assert "will be skipped" in kept
+    assert_has(kept, "will be skipped", without=(drops, '<ins class="new">'))
     went = posted(pages, "/jobs/nightly/rollback?version=3")
     assert went.status_code == HTTPStatus.SEE_OTHER
     assert clocked.value("SELECT count(*) FROM overrides WHERE kind = 'move'") == 0
 
 
-def test_calendar_and_list_show_clock_changes_holidays_skips_and_moves(
-    clocked: ClockedDatabase, pages: ApiClient
-) -> None:
+def test_calendar_and_list_show_clock_changes_days_skips_and_moves(clocked: ClockedDatabase, pages: ApiClient) -> None:
     clocked.stop_clock(t("03-19T12:00"))
     calendar(clocked, "holidays", days=["2026-03-20"])
     clocked.submit("nightly", schedule=BERLIN, exclude_calendars=["holidays"])
-    page = shown(pages, "/jobs/nightly/next")
-    assert "Next 5 weeks" in page
+    page = shown(pages, "/jobs/nightly/next", "Next 5 weeks", "▨ <bdi>holidays</bdi>")
+    assert_has(page, "the clock goes from 02:00 to 03:00", "Skip…")
     assert [day in page for day in (">16<", ">1 Apr<", ">19<", ">20 Apr<")] == [True, True, True, False]
-    assert "March 2026" in shown(pages, "/jobs/nightly/next?month=2026-03")
-    assert "▨ <bdi>holidays</bdi>" in page
-    assert "the clock goes from 02:00 to 03:00" in page
-    assert "Skip…" in page
+    shown(pages, "/jobs/nightly/next?month=2026-03", "March 2026")
     answer = posted(pages, "/jobs/nightly/skip?at=2026-03-21T01:30:00Z", reason="<b>closed")
     assert answer.headers["location"] == "/jobs/nightly/next"
-    page = shown(pages, "/jobs/nightly/next")
-    assert "will be skipped." in page
-    assert "◆ 1 skipped" in page
-    assert "&lt;b&gt;closed" in page
-    assert "Undo…" in page
+    shown(pages, "/jobs/nightly/next", "will be skipped.", "◆ 1 skipped", "&lt;b&gt;closed", "Undo…")
     assert posted(pages, "/jobs/nightly/move?at=2026-03-22T01:30:00Z", to="2026-03-22T05:00:00Z").status_code == 303
-    page = shown(pages, "/jobs/nightly/next?limit=50")
-    assert "◇ 1 moved, to 22 Mar 06:00" in page
+    page = shown(pages, "/jobs/nightly/next?limit=50", "◇ 1 moved, to 22 Mar 06:00")
     assert re.search(r"will be moved to <time [^>]+>Sun 22 Mar 2026 06:00:00 CET</time>", page), "as its own time"
     for text in ('<input type="month" name="month"', "◷ clock change", '<p class="caption phone">29 Mar: '):
         assert text in page
@@ -379,13 +324,10 @@ def test_first_row_of_an_overdue_job_names_since_when_and_what_it_awaits(
     assert re.search(r"overdue since <time [^>]*>Fri 20 Mar 2026 02:00:00.000 UTC</time><br>", page)
     assert "A scheduler creates its run at its next poll" in page
     clocked.execute("UPDATE timers SET due_at = due_at + interval '10 min'")
-    page = shown(pages, "/jobs/nightly/next")
-    assert "Firing failed and is postponed" in page
+    shown(pages, "/jobs/nightly/next", "Firing failed and is postponed")
 
 
-def test_job_of_the_settings_is_a_file_that_changes_nothing(
-    clocked: ClockedDatabase, pages: ApiClient, tmp_path: Path
-) -> None:
+def test_file_of_the_settings_changes_nothing(clocked: ClockedDatabase, pages: ApiClient, tmp_path: Path) -> None:
     payload = {"yes": "no", "text": "a: b\n# c\u202e \x07", "number": 1.5e300, "on": [True, None]}
     clocked.submit("nightly", schedule=BERLIN, payload=payload, labels={"team": "1e3"})
     [text] = re.findall('data-copy="([^"]*)"[^>]*>Copy file', shown(pages, "/jobs/nightly/settings"))

@@ -9,12 +9,11 @@ import httpx
 import pytest
 
 from tests.control.api.answering import NO_ROOTS, answering
-from tests.control.console.pages import console, form_of, key_of, signed_in
+from tests.control.console.pages import console, form_of, key_of, signed_console, signed_in
 from tests.fixtures.acts import about
 from tests.fixtures.database import Database
 from tests.fixtures.services import until
 from tidewheel.control.api import streams
-from tidewheel.control.client.client import Client
 from tidewheel.control.console import live
 from tidewheel.ids import job_id
 from tidewheel.postgres.session import Conn
@@ -75,16 +74,14 @@ def test_page_hears_of_its_topics_alone(database: Database, looks: list[streams.
                 assert news(events) == "changed"
 
 
-def test_run_that_begins_and_ends_between_two_looks_is_news(database: Database, looks: list[streams.Watched]) -> None:
+def test_run_that_begins_and_ends_between_looks_is_news(database: Database, looks: list[streams.Watched]) -> None:
     database.submit()
     with answering(database) as client, watching(client, "now") as events:
         database.succeed(database.begun())
         assert news(events) == "changed"
 
 
-def test_look_is_one_whoever_watches_and_none_without_watchers(
-    database: Database, looks: list[streams.Watched]
-) -> None:
+def test_look_is_one_for_all_and_none_without_watchers(database: Database, looks: list[streams.Watched]) -> None:
     topics = f"now,run:{begun_one(database)},job:{job_id('default', 'job')}"
     with answering(database) as client:
         assert not looks
@@ -128,20 +125,16 @@ def test_look_has_three_statements_for_all_that_a_tenant_watches(database: Datab
 
 
 def test_revoked_key_ends_the_stream_and_says_so(database: Database) -> None:
-    with console(database) as client:
-        signed_in(client, key_of(database))
-        with watching(client, "now") as events:
-            with Client(database.url) as keys:
-                [key] = keys.api_keys.list()
-                keys.api_keys.revoke(key.key_id)
-            assert news(events) == "gone"
-            assert list(events) == []
+    with signed_console(database) as client, watching(client, "now") as events:
+        [key] = database.client.api_keys.list()
+        database.client.api_keys.revoke(key.key_id)
+        assert news(events) == "gone"
+        assert list(events) == []
 
 
 def test_sign_out_ends_the_stream_and_says_so(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(live, "_BEAT_SECONDS", 30.0)  # no beat comes while a busy machine signs out
-    with console(database) as client:
-        signed_in(client, key_of(database))
+    with signed_console(database) as client:
         form = form_of(client.get("/"))
         with watching(client, "now") as events:
             assert client.post("/sign-out", data=form).status_code == HTTPStatus.SEE_OTHER
@@ -161,16 +154,12 @@ def test_key_of_a_tenant_hears_nothing_of_another(database: Database, looks: lis
     database.execute("INSERT INTO tenants (tenant) VALUES ('acme')")
     database.submit()
     run = database.begun()
-    with console(database) as client:
-        signed_in(client, key_of(database, tenant="acme"))
-        with watching(client, f"now,run:{run.run_id}") as events:
-            database.succeed(run)
-            assert [next(events), next(events)] == ["beat", "beat"]
+    with signed_console(database, tenant="acme") as client, watching(client, f"now,run:{run.run_id}") as events:
+        database.succeed(run)
+        assert [next(events), next(events)] == ["beat", "beat"]
 
 
-def test_watchers_beyond_those_of_a_key_or_a_tenant_are_refused(
-    database: Database, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_watchers_beyond_the_share_of_a_tenant_are_refused(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     database.execute("INSERT INTO tenants (tenant) VALUES ('acme')")
     monkeypatch.setattr(live, "_OF_KEY", 2)
     monkeypatch.setattr(live, "_WATCHERS", 6)

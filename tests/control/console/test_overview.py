@@ -1,19 +1,17 @@
 """The overview and the slow runs: figures that services have written, plots, states, hostile text."""
 
 import re
-from collections.abc import Iterator
 from datetime import timedelta
 from html import unescape
 from http import HTTPStatus
 
 import pytest
 
-from tests.control.api.answering import ApiClient, answering
-from tests.control.console.pages import HTML, console, key_of, shown, signed_in
+from tests.control.api.answering import ApiClient
+from tests.control.console.pages import assert_has, shown, signed_console
 from tests.control.explain.explaining import t
 from tests.fixtures.database import ClockedDatabase, Database
 from tests.transitions.figures import end_with_figures, finish, forget_figures
-from tidewheel.control.client.client import Client
 from tidewheel.runs import RunState
 from tidewheel.transitions.claim import Started
 
@@ -26,11 +24,9 @@ def figures(page: str) -> dict[str, str]:
 
 
 @pytest.fixture
-def pages(database: Database) -> Iterator[ApiClient]:
-    forget_figures(database)
-    with answering(database) as client:
-        client.headers.update(HTML)
-        yield client
+def pages(pages: ApiClient) -> ApiClient:
+    forget_figures(pages.database)
+    return pages
 
 
 def test_overview_draws_what_ended_and_what_comes_and_counts_the_same_hour(pages: ApiClient) -> None:
@@ -38,13 +34,9 @@ def test_overview_draws_what_ended_and_what_comes_and_counts_the_same_hour(pages
     pages.database.submit("soon", schedule={"interval": "5m"})
     finish(pages.database, "job", RunState.SUCCEEDED, RunState.SUCCEEDED, RunState.FAILED)
     for window in ("1h", "6h", "24h", "7d"):
-        page = shown(pages, f"/?window={window}")
-        assert "2 succeeded" in page
-        assert "1 failed" in page
-        assert "Upcoming: 1 job until" in page
+        page = shown(pages, f"/?window={window}", "2 succeeded", "1 failed", "Upcoming: 1 job until")
         assert len(re.findall(r'<rect class="bad"', page)) >= 2, "for both widths"
-        assert "First steps" not in page
-        assert "as table" in page
+        assert_has(page, "as table", without="First steps")
     for stage in ("claimed", "written", "ended"):
         assert 'aria-current="true">Until ' in shown(pages, f"/?stage={stage}")
     assert shown(pages, "/?window=1y"), "an unknown window is the first one"
@@ -100,8 +92,7 @@ def test_retry_that_a_cancellation_prevents_is_not_announced(pages: ApiClient) -
     pages.database.execute("UPDATE job_runs SET state = 'retrying', attempt = 1 WHERE run_id = %s", [run_id])
     page = shown(pages, "/")
     assert figures(page)["to_retry"] == "1"
-    with Client(pages.database.url) as client:
-        client.runs.cancel_matching(key="job")
+    pages.database.client.runs.cancel_matching(key="job")
     page = shown(pages, "/")
     assert "to_retry" not in figures(page)
 
@@ -109,8 +100,7 @@ def test_retry_that_a_cancellation_prevents_is_not_announced(pages: ApiClient) -
 def test_overview_with_failures_is_not_all_well(database: Database) -> None:
     database.submit(retry={"max_attempts": 1})
     finish(database, "job", RunState.SUCCEEDED, RunState.FAILED)
-    with console(database) as client:
-        signed_in(client, key_of(database))
+    with signed_console(database) as client:
         page = shown(client, "/")
     assert ">1 problem needs attention</h1>" in page, "a dead letter of the failed run is no second one"
     assert re.findall(r"Redrive…|Show failed runs", page) == ["Show failed runs"], "a key that reads sees no button"
@@ -121,8 +111,7 @@ def test_five_problems_have_a_row_and_the_smaller_ones_a_line(database: Database
     for number in range(7):
         database.submit(f"job-{number}", retry={"max_attempts": 1})
         finish(database, f"job-{number}", RunState.SUCCEEDED, *[RunState.FAILED] * (number + 1))
-    with console(database) as client:
-        signed_in(client, key_of(database))
+    with signed_console(database) as client:
         page = shown(client, "/")
     rows, line = page.split('data-figure="smaller"')
     assert re.findall(r'data-of="(job-\d)"', rows) == [f"job-{number}" for number in (6, 5, 4, 3, 2)]
@@ -144,8 +133,7 @@ def test_freezes_of_the_time_shown_are_drawn_and_named(pages: ApiClient) -> None
     assert re.search(r"A freeze of keys that begin with &lt;b&gt; was in force from \d\d:\d\d to \d\d:\d\d\.", page)
     assert re.search(r"A freeze of queue reports was in force (at|from) \d\d:\d\d", page)
     assert len(re.findall(r'<rect class="frozen"', page)) == 4, "two, for both widths"
-    assert 'href="/freeze">Show freezes</a>' in page
-    assert "a run that a freeze held counts as late" in page
+    assert_has(page, 'href="/freeze">Show freezes</a>', "a run that a freeze held counts as late")
     pages.database.execute("UPDATE freezes SET created_at = created_at - interval '3 h'")
     assert "A freeze of queue reports of tenant default was in force from" in shown(pages, "/")
 
@@ -168,24 +156,20 @@ def test_list_of_skipped_runs_leads_to_skipped_occurrences(pages: ApiClient) -> 
     assert shown(pages, "/jobs/job?window=30d&show=skipped")
 
 
-def test_runs_that_run_for_longer_than_the_slowest_are_above_it(clocked: ClockedDatabase) -> None:
-    forget_figures(clocked)
+def test_runs_that_run_for_longer_than_the_slowest_are_above_it(clocked: ClockedDatabase, pages: ApiClient) -> None:
     started = [_begun_at(clocked, hour) for hour in (9, 10, 11, 12)]
     longest, long, slowest, short = (each.run_id for each in started)
     clocked.stop_clock(t("03-02T12:30"))
-    with answering(clocked) as pages:
-        pages.headers.update(HTML)
-        assert shown(pages, "/runs/slow").count("still running</span>") == 4
-        end_with_figures(clocked, started[2], RunState.SUCCEEDED)
-        slow = shown(pages, "/runs/slow")
+    assert shown(pages, "/runs/slow").count("still running</span>") == 4
+    end_with_figures(clocked, started[2], RunState.SUCCEEDED)
+    slow = shown(pages, "/runs/slow")
     places = [slow.find(f'<tr data-key="{run}"') for run in (longest, long, slowest)]
     assert -1 < places[0] < places[1] < places[2]
     assert str(short) not in slow
     assert slow.count("still running</span>") == 2
 
 
-def test_jobs_of_slow_runs_have_their_p50_p99_and_share_of_the_time(clocked: ClockedDatabase) -> None:
-    forget_figures(clocked)
+def test_jobs_of_slow_runs_have_their_p50_p99_and_share(clocked: ClockedDatabase, pages: ApiClient) -> None:
     noon = t("03-02T12:00")
     for nth, (key, seconds) in enumerate([("b", 30), ("a", 1), ("a", 1), ("a", 7), ("a", 1)]):
         begin = noon + nth * timedelta(minutes=1)
@@ -194,9 +178,7 @@ def test_jobs_of_slow_runs_have_their_p50_p99_and_share_of_the_time(clocked: Clo
         started = clocked.begun(key)
         clocked.stop_clock(begin + timedelta(seconds=seconds))
         end_with_figures(clocked, started, RunState.SUCCEEDED)
-    with answering(clocked) as pages:
-        pages.headers.update(HTML)
-        [table] = re.findall(r"<h2>By job</h2>.*?</table>", shown(pages, "/runs/slow?last=1h"), re.DOTALL)
+    [table] = re.findall(r"<h2>By job</h2>.*?</table>", shown(pages, "/runs/slow?last=1h"), re.DOTALL)
     rows = [re.findall(r"<td[^>]*>(.*?)</td>", row) for row in re.findall(r"<tr>(<td.*?)</tr>", table, re.DOTALL)]
     assert [[re.sub("<[^>]+>", "", cell) for cell in row] for row in rows] == [
         ["b", "1", "30 s", "30 s", "75.0%"],
@@ -216,8 +198,7 @@ def test_slow_runs_are_listed_and_hostile_text_is_text(pages: ApiClient) -> None
     [run] = finish(pages.database, HOSTILE, RunState.SUCCEEDED)
     for path in ("/runs/slow", "/runs/slow?last=7d", "/"):
         assert "<script>alert" not in shown(pages, path)
-    slow = shown(pages, "/runs/slow")
-    assert f'href="/runs/{run}"' in slow
+    slow = shown(pages, "/runs/slow", f'href="/runs/{run}"')
     assert '<th class="right">Last attempt</th><th class="right">Scheduled to end</th>' in slow
     assert pages.get("/runs/slow?last=1y").status_code == HTTPStatus.UNPROCESSABLE_ENTITY
     assert 'href="/runs/slow"' in shown(pages, "/runs")

@@ -11,7 +11,7 @@ from psycopg.conninfo import make_conninfo
 
 from tests.control.api.answering import ApiClient, answering
 from tests.control.client.test_dead_letters import redrive
-from tests.control.console.pages import HTML, console, key_of, next_page, shown, signed_in
+from tests.control.console.pages import HTML, assert_has, console, key_of, next_page, shown, signed_console, signed_in
 from tests.control.reads.test_waits import executor
 from tests.fixtures.acts import ending
 from tests.fixtures.database import Database
@@ -63,11 +63,9 @@ def test_empty_page_says_what_it_is_for_and_how_one_begins(pages: ApiClient) -> 
 def test_failed_run_shows_its_error_and_the_overview_names_its_job(pages: ApiClient) -> None:
     pages.database.submit("charge", retry={"max_attempts": 1})
     runs = [failed(pages.database, "charge") for _ in range(3)]
-    page = shown(pages, f"/runs/{runs[0]}")
-    assert "Failed after 1 attempt: ConnectionError: db-2 refused." in page
+    page = shown(pages, f"/runs/{runs[0]}", "Failed after 1 attempt: ConnectionError: db-2 refused.")
     assert "<bdi>ConnectionError</bdi>: <bdi>db-2 refused</bdi>" in shown(pages, "/runs?status=failed")
-    overview = shown(pages, "/")
-    assert '<a href="/jobs/charge"><bdi>charge</bdi> failing</a>' in overview
+    overview = shown(pages, "/", '<a href="/jobs/charge"><bdi>charge</bdi> failing</a>')
     assert 'href="/runs?job=charge&amp;group=failed_or_timed_out">Show failed runs</a>' in overview
     assert "tidewheel run list" not in overview, "a page needs no command where it has a link"
     again = failed(pages.database, "charge")
@@ -112,19 +110,16 @@ def test_job_and_run_name_the_target_without_its_headers(pages: ApiClient) -> No
 def test_failed_row_of_a_job_and_the_run_of_its_redrive_link_each_other(pages: ApiClient) -> None:
     pages.database.submit("nightly", retry={"max_attempts": 1})
     run = failed(pages.database, "nightly")
-    with Client(pages.database.url) as client:
-        redrive(client, pages.database, key="nightly")
+    redrive(pages.database.client, pages.database, key="nightly")
     new = pages.database.value("SELECT redriven_run_id FROM dead_letters")
-    page = shown(pages, "/jobs/nightly")
-    assert f'retried as <a class="mono" href="/runs/{new}">' in page
+    page = shown(pages, "/jobs/nightly", f'retried as <a class="mono" href="/runs/{new}">')
     assert f'retry of <a class="mono" href="/runs/{run}">' in page
 
 
 def test_equal_rows_of_a_job_are_one_row_with_a_link_that_opens_them(pages: ApiClient) -> None:
     pages.database.submit("nightly", retry={"max_attempts": 1})
     made = {str(failed(pages.database, "nightly")) for _ in range(6)}
-    page = shown(pages, "/jobs/nightly")
-    assert '<span class="word">5 failed</span>' in page
+    page = shown(pages, "/jobs/nightly", '<span class="word">5 failed</span>')
     [opened] = re.findall(r'href="([^"]+)">show 5</a>', page)
     assert set(re.findall(r'<td class="mono"><a href="/runs/([^"]+)"', shown(pages, unescape(opened)))) == made
 
@@ -149,11 +144,8 @@ def test_list_of_jobs_shows_the_last_runs_and_which_fail_in_one_of_ten(pages: Ap
     for _ in range(3):
         failed(pages.database, "charge")
     pages.database.succeed(pages.database.begun("well"))
-    page = shown(pages, "/jobs")
-    assert 'aria-label="charge: 3 failed"' in page
-    assert 'aria-label="well: 1 succeeded' in page
-    assert "at 02:30, Berlin time" in page
-    assert 'href="/jobs/charge/pause"' in page
+    page = shown(pages, "/jobs", 'aria-label="charge: 3 failed"', 'aria-label="well: 1 succeeded')
+    assert_has(page, "at 02:30, Berlin time", 'href="/jobs/charge/pause"')
     unwell = shown(pages, "/jobs?status=unwell")
     assert ('href="/jobs/charge"' in unwell, 'href="/jobs/well"' in unwell) == (True, False)
     assert 'aria-current="page">Failing' in unwell
@@ -223,24 +215,11 @@ def test_key_that_a_proxy_would_change_is_addressed_by_its_id(pages: ApiClient) 
 
 
 def test_unknown_ids_are_pages_of_404(pages: ApiClient) -> None:
-    for path in (
-        "/jobs/none",
-        f"/jobs/id:{uuid4()}",
-        "/jobs/id:none",
-        f"/runs/{uuid4()}",
-        "/runs/none",
-        "/jobs/a/b",
-    ):
+    for path in ("/jobs/none", f"/jobs/id:{uuid4()}", "/jobs/id:none", f"/runs/{uuid4()}", "/runs/none", "/jobs/a/b"):
         answer = pages.get(path)
         assert answer.status_code == HTTPStatus.NOT_FOUND, path
         assert "<h1>Not found</h1>" in answer.text, path
-        assert 'aria-label="Places"' in answer.text
-        assert 'href="/runs">Runs</a>' in answer.text
-    words = "&#39;none&#39; is not the id of a run. A run id is a UUID. Search for it, or look into the list of runs."
-    assert f'<p class="sentence"><bdi>{words}</bdi></p>' in pages.get("/runs/none").text
-    run_id = uuid4()
-    sentence = f"<bdi>There is no run {run_id}</bdi>. <bdi>Copy the id from a reply or an event</bdi>."
-    assert f'<p class="sentence">{sentence}</p>' in pages.get(f"/runs/{run_id}").text
+        assert_has(answer.text, 'aria-label="Places"', 'href="/runs">Runs</a>')
     hostile = pages.get("/jobs/id:%3Cscript%3E").text
     assert '<input class="wide" name="q" value="&lt;script&gt;"' in hostile
 
@@ -307,10 +286,8 @@ def test_every_link_is_below_the_base_path(database: Database) -> None:
             assert all(link.startswith(f"{base}/") for link in links), links
         moved = client.get(f"{base}/jobs/id:{job_id('default', 'job')}")
         assert moved.headers["location"] == f"{base}/jobs/job"
-        assert (
-            client.get(f"{base}/api/v1/jobs", headers={"Authorization": f"Bearer {key_of(database)}"}).json()["total"]
-            == 1
-        )
+        headers = {"Authorization": f"Bearer {key_of(database)}"}
+        assert client.get(f"{base}/api/v1/jobs", headers=headers).json()["total"] == 1
 
 
 def test_key_of_a_tenant_sees_that_tenant_alone(database: Database) -> None:
@@ -318,17 +295,14 @@ def test_key_of_a_tenant_sees_that_tenant_alone(database: Database) -> None:
     database.execute("INSERT INTO tenants (tenant) VALUES ('acme')")
     acme = {"type": "job.submit", "tenant": "acme", "job": {"key": "of-acme", "schedule": "manual", "target": "t"}}
     database.apply_batch(acme)
-    with console(database) as client:
-        signed_in(client, key_of(database, tenant="acme"))
+    with signed_console(database, tenant="acme") as client:
         page = shown(client, "/jobs")
         assert ("of-acme" in page, "of-default" in page) == (True, False)
         assert "No scheduler is running" not in shown(client, "/")
         assert client.get("/jobs/of-default").status_code == HTTPStatus.NOT_FOUND
         assert client.get("/jobs?tenant=default").status_code == HTTPStatus.NOT_FOUND
-    with console(database) as client:
-        signed_in(client, key_of(database, "admin", all_tenants=True))
-        page = shown(client, "/jobs?tenant=acme")
-        assert 'href="/jobs/of-acme?tenant=acme"' in page
+    with signed_console(database, "admin", all_tenants=True) as client:
+        shown(client, "/jobs?tenant=acme", 'href="/jobs/of-acme?tenant=acme"')
         assert "No scheduler is running" in shown(client, "/?tenant=acme")
 
 
@@ -338,19 +312,14 @@ def test_head_of_a_page_has_no_content(pages: ApiClient) -> None:
 
 
 def test_error_page_keeps_the_rail_of_the_signed_in_reader(database: Database) -> None:
-    with console(database) as client:
-        signed_in(client, key_of(database, "admin", all_tenants=True))
+    with signed_console(database, "admin", all_tenants=True) as client:
         lost = client.get("/jobs/nothing?tenant=default").text
-        assert all(
-            label in lost for label in ('href="/fleet"', 'href="/admin/tenants"', 'class="freeze"', "key <bdi>ops")
-        )
+        assert_has(lost, 'href="/fleet"', 'href="/admin/tenants"', 'class="freeze"', "key <bdi>ops")
         assert 'href="/admin/tenants"' in client.get("/nowhere").text
-    with console(database) as client:
-        signed_in(client, key_of(database, tenant="default"))
+    with signed_console(database, tenant="default") as client:
         refused = client.get("/fleet")
         assert refused.status_code == HTTPStatus.FORBIDDEN
-        assert "Read only" in refused.text
-        assert 'href="/admin/tenants"' not in refused.text
+        assert_has(refused.text, "Read only", without='href="/admin/tenants"')
 
 
 def test_without_database_a_page_says_so(database: Database) -> None:
@@ -364,8 +333,7 @@ def test_without_database_a_page_says_so(database: Database) -> None:
 
 def test_all_is_well_only_where_every_part_was_read(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     database.submit()
-    with console(database) as client:
-        signed_in(client, key_of(database))
+    with signed_console(database) as client:
         assert "Nothing of this tenant needs attention</h1>" in shown(client, "/")
 
     def refuse(*_: object, **__: object) -> None:
@@ -374,7 +342,6 @@ def test_all_is_well_only_where_every_part_was_read(database: Database, monkeypa
 
     monkeypatch.setattr(overview, "read_now_of", refuse)
     with answering(database) as client:
-        page = shown(client, "/")
-        assert "A part could not be read" in page
+        page = shown(client, "/", "A part could not be read")
         assert page.count("could not be read: the tenant is gone") == 1
         assert "Runs by minute, last hour: none ended." in page

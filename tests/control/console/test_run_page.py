@@ -11,7 +11,7 @@ from uuid import UUID
 
 from tests.control.api.answering import ApiClient, answering
 from tests.control.client.test_logs import flush
-from tests.control.console.pages import HTML, fields_of, posted, shown
+from tests.control.console.pages import HTML, assert_has, assert_refused, fields_of, posted, shown
 from tests.control.reads.test_waits import executor
 from tests.executor.test_context import wired
 from tests.fixtures.acts import EXECUTOR, HANDLER, ending
@@ -40,18 +40,14 @@ def test_log_follows_while_the_attempt_writes_and_ends_with_it(pages: ApiClient)
     flush(pages.database, started, b"first\n\x1b[31mred\x1b[0m <b>\npart")
     page = shown(pages, f"/runs/{started.run_id}")
     assert '<div class="line" id="a1-L1"><a href="#a1-L1">1</a><span>first</span></div>' in page
-    assert '<span class="ansi-red">red</span> &lt;b&gt;' in page
-    assert '<div class="line open" id="a1-L3">' in page
-    assert "log.js" in page
+    assert_has(page, '<span class="ansi-red">red</span> &lt;b&gt;', '<div class="line open" id="a1-L3">', "log.js")
     more = more_of(page)
     assert "line=3" in more
     flush(pages.database, started, b"first\n\x1b[31mred\x1b[0m <b>\npart and whole\nnext\n")
-    part = shown(pages, more)
-    assert "<html" not in part
+    part = shown(pages, more, without="<html")
     assert re.findall(r'id="a1-L(\d+)"', part) == ["3", "4"]
     assert "part and whole" in part
-    nothing = shown(pages, more_of(part))
-    assert "a1-L" not in nothing
+    nothing = shown(pages, more_of(part), without="a1-L")
     pages.database.end(ending(started, RunState.SUCCEEDED))
     assert "data-more" not in shown(pages, more_of(nothing))
     assert "data-more" not in shown(pages, f"/runs/{started.run_id}")
@@ -91,9 +87,7 @@ def test_log_of_long_lines_is_folded_and_says_what_is_no_longer_kept(pages: ApiC
     started = pages.database.begun()
     output = b"\n".join(b'<"&' * 3_333 for _ in range(7))[-65_536:]
     flush(pages.database, started, output, len(output) + 12_288)
-    page = shown(pages, f"/runs/{started.run_id}")
-    assert "12 KiB before this are no longer kept." in page
-    assert "+ 7,999 characters" in page
+    page = shown(pages, f"/runs/{started.run_id}", "12 KiB before this are no longer kept.", "+ 7,999 characters")
     assert len(page.encode()) < _PAGE_BYTES * 2  # every character of this log is written as an entity
     plain = b"\n".join(b"x" * 10_000 for _ in range(7))[-65_536:]
     flush(pages.database, started, plain, len(plain))
@@ -107,8 +101,7 @@ def test_page_with_a_hundred_attempts_folds_the_older_and_stays_small(pages: Api
         started = pages.database.begin(run)
         flush(pages.database, started, b"x" * 65_536)
         pages.database.requeue(started, AttemptOutcome.FAILED)
-    page = shown(pages, f"/runs/{run}")
-    assert "95 earlier attempts</summary>" in page
+    page = shown(pages, f"/runs/{run}", "95 earlier attempts</summary>")
     assert page.count("ValueError") >= 100
     assert len(page.encode()) < _PAGE_BYTES
     assert "Log, attempt 100" in page
@@ -133,8 +126,7 @@ def test_waterfall_is_true_to_its_axis_and_marks_the_slowest_stage(pages: ApiCli
     assert re.search(r"slowest: back-off, 1 h of 1 h", page)
     assert "to also record: sent to Kafka, handler&#39;s start" in page
     pages.database.execute("UPDATE job_runs SET publish_at = publish_at - interval '20 min'")
-    page = shown(pages, f"/runs/{run}")
-    assert "slowest: back-off, 40 min of 1 h" in page
+    page = shown(pages, f"/runs/{run}", "slowest: back-off, 40 min of 1 h")
     assert re.search(r">wait</td>.*?>20 min( \d+ s)? so far<", page, re.DOTALL), "its time has come"
 
 
@@ -242,8 +234,7 @@ def test_retry_is_not_late_by_the_time_before_it_was_requested(pages: ApiClient)
     pages.database.submit(retry={"max_attempts": 1})
     first = pages.database.begun()
     pages.database.end(ending(first, RunState.FAILED))
-    with Client(pages.database.url) as client:
-        second = client.runs.retry(first.run_id)
+    second = pages.database.client.runs.retry(first.run_id)
     pages.database.begin(second)
     assert ", the time of the run that it repeats" in shown(pages, f"/runs/{second}")
     earlier = pages.database.now() - timedelta(minutes=9)
@@ -263,8 +254,7 @@ def test_run_that_waits_for_a_slot_names_the_slots_in_use(pages: ApiClient) -> N
     assert (
         'The <a href="/fleet?find=default">live executors that can run it</a> have 4 slots: 1 in use, 3 free.' in page
     )
-    assert f'read the log of <a href="/fleet?executor={EXECUTOR}">' in page
-    assert "tidewheel status" not in page
+    assert_has(page, f'read the log of <a href="/fleet?executor={EXECUTOR}">', without="tidewheel status")
 
 
 def test_wait_under_a_freeze_that_is_over_names_it(pages: ApiClient) -> None:
@@ -289,15 +279,12 @@ def test_chain_of_retries_is_links_and_one_with_a_delay_is_scheduled(pages: ApiC
     pages.database.submit(retry={"max_attempts": 1})
     first = pages.database.begun()
     pages.database.end(ending(first, RunState.FAILED, error_type="E", error_message="<i>no", trace="a\nb"))
-    page = shown(pages, f"/runs/{first.run_id}")
-    assert "Cancel…" not in page
+    page = shown(pages, f"/runs/{first.run_id}", without="Cancel…")
     answer = posted(pages, f"/runs/{first.run_id}/retry", reason="<script>x")
     assert answer.status_code == HTTPStatus.SEE_OTHER
     second = answer.headers["location"]
-    after = shown(pages, second)
-    assert f'<a href="/runs/{first.run_id}">1st failed</a> → <strong>2nd, this</strong>' in after
-    assert "is created." in after
-    assert f'action="{second}/cancel"' in after
+    after = shown(pages, second, f'<a href="/runs/{first.run_id}">1st failed</a> → <strong>2nd, this</strong>')
+    assert_has(after, "is created.", f'action="{second}/cancel"')
     assert f'→ <a href="{second}">2nd' in shown(pages, f"/runs/{first.run_id}")
     assert '<details class="trace" open><summary>Trace, 2 lines' in page
     first = pages.database.begun()
@@ -317,13 +304,10 @@ def test_refused_delay_of_a_retry_is_at_its_field(pages: ApiClient) -> None:
     started = pages.database.begun()
     pages.database.end(ending(started, RunState.SUCCEEDED))
     answer = posted(pages, f"/runs/{started.run_id}/retry", delay="soon", reason="kept")
-    assert answer.status_code == HTTPStatus.UNPROCESSABLE_ENTITY
-    assert 'value="soon" aria-invalid="true"' in answer.text
-    assert 'value="kept"' in answer.text
+    assert_refused(answer, 'value="soon" aria-invalid="true"', 'value="kept"')
     assert "without a delay it starts now." in answer.text
     posted(pages, "/freeze/scope?scope=tenant")
-    frozen = shown(pages, f"/runs/{started.run_id}/retry")
-    assert "without a delay it starts after the thaw: a freeze covers the job." in frozen
+    shown(pages, f"/runs/{started.run_id}/retry", "without a delay it starts after the thaw: a freeze covers the job.")
 
 
 def test_next_attempt_of_a_retrying_run_starts_now_once(pages: ApiClient) -> None:
@@ -343,16 +327,13 @@ def test_next_attempt_of_a_retrying_run_starts_now_once(pages: ApiClient) -> Non
     answer = pages.post(f"{path}/retry", data=fields | {"reason": "the disk has room again"})
     assert answer.headers["location"] == path
     assert "Attempt 2 is due now." in shown(pages, path)
-    again = shown(pages, f"{path}/retry")
-    assert "Nothing would change: " in again
-    assert "Start attempt" not in again
+    shown(pages, f"{path}/retry", "Nothing would change: ", without="Start attempt")
     pages.database.succeed(pages.database.begin(run.run_id))
     late = pages.post(f"{path}/retry", data=fields | {"request_id": "of-another-tab"})
     assert late.headers["location"] == path
     assert "attempt 2 was due, has started, or the run has ended. Its state: succeeded." in shown(pages, path)
     assert pages.database.value("SELECT count(*) FROM runs") == 1
-    with Client(pages.database.url) as client:
-        [entry] = client.audit_log.list().entries[:1]
+    [entry] = pages.database.client.audit_log.list().entries[:1]
     assert (entry.action, entry.object, entry.door) == ("run.retry", f"run/{run.run_id}", "console")
 
 
@@ -364,17 +345,14 @@ def test_cancel_names_what_is_under_way_and_is_done_once(pages: ApiClient) -> No
     assert answer.headers["location"] == f"/runs/{queued}"
     assert pages.database.final_state(queued) == ("cancelled", "no longer needed")
     assert "The run of job is cancelled." in shown(pages, f"/runs/{queued}")
-    refused = pages.get(f"/runs/{queued}/cancel")
-    assert refused.status_code == HTTPStatus.UNPROCESSABLE_ENTITY
+    assert_refused(pages.get(f"/runs/{queued}/cancel"))
     assert pages.database.open_run(started.run_id).state == "running"
 
 
 def test_payload_may_be_bytes(pages: ApiClient) -> None:
     pages.database.submit(payload_base64="/wD+")
     started = pages.database.begun()
-    page = shown(pages, f"/runs/{started.run_id}")
-    assert "ff 00 fe" in page
-    assert "3 bytes" in page
+    shown(pages, f"/runs/{started.run_id}", "ff 00 fe", "3 bytes")
 
 
 def test_json_keeps_numbers_order_and_repeated_names_and_folds_what_is_deep() -> None:

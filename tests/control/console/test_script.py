@@ -16,7 +16,6 @@ from tests.control.console.pages import console, key_of
 from tests.fixtures.acts import ending
 from tests.fixtures.database import Database
 from tests.fixtures.services import until
-from tidewheel.control.client.client import Client
 from tidewheel.control.console import rendering
 from tidewheel.runs import RunState
 
@@ -71,8 +70,7 @@ def test_fleet_is_read_again_while_it_is_open(here: Tab, database: Database) -> 
     here.page.clock.install()
     here.open("/fleet")
     expect(here.page.locator("main")).not_to_contain_text("Frozen")
-    with Client(database.url) as client:
-        client.freezes.freeze(queue="reports")
+    database.client.freezes.freeze(queue="reports")
     here.page.clock.run_for(6_000)
     expect(here.page.locator("main")).to_contain_text("Frozen", timeout=30_000)
 
@@ -303,9 +301,8 @@ def test_revoked_key_opens_the_sign_in_in_place_and_what_was_typed_stays(databas
         at.wait_for_url("**/jobs/nightly")
         at.click(".actions a[href$=pause]")
         at.fill("dialog input[name=reason]", "maintenance")
-        with Client(database.url) as keys:
-            [key] = keys.api_keys.list()
-            keys.api_keys.revoke(key.key_id)
+        [key] = database.client.api_keys.list()
+        database.client.api_keys.revoke(key.key_id)
         at.wait_for_selector("dialog.sign-in", timeout=30_000)
         at.fill("dialog.sign-in input[name=key]", key_of(database, "read", "operate"))
         at.click("dialog.sign-in button")
@@ -414,9 +411,7 @@ def test_id_is_copied_also_without_the_clipboard(here: Tab, database: Database) 
     assert here.page.evaluate("window.copied") == str(run)
 
 
-def test_installation_has_its_name_in_the_top_bar_and_production_stands_out(
-    database: Database, browser: Browser
-) -> None:
+def test_installation_has_its_name_in_the_bar_and_production_stands_out(database: Database, browser: Browser) -> None:
     grounds = set[str]()
     for name in ("production", "staging"):
         with answering(database, console_name=name) as client, tab(browser, str(client.base_url)) as opened:

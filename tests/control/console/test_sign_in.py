@@ -7,13 +7,23 @@ from http import HTTPStatus
 import pytest
 
 from tests.control.api.answering import ApiClient, answering
-from tests.control.console.pages import HTML, TOKEN, console, form_of, key_of, sign_in, signed_in
+from tests.control.console.pages import (
+    HTML,
+    TOKEN,
+    assert_has,
+    assert_refused,
+    console,
+    form_of,
+    key_of,
+    sign_in,
+    signed_console,
+    signed_in,
+)
 from tests.fixtures.database import Database
 from tests.fixtures.services import until
 from tidewheel.api_keys import new_key
 from tidewheel.clock import monotonic_seconds
 from tidewheel.control.api import key_check
-from tidewheel.control.client.client import Client
 from tidewheel.jobs.values import format_timestamp
 from tidewheel.nouns.api_keys.sign_ins import COOKIE, LIFE, SignIn, add_sign_in
 
@@ -35,8 +45,7 @@ def test_page_without_a_sign_in_leads_to_the_sign_in_page_and_back(door: ApiClie
 
 def test_page_names_the_installation_and_where_a_key_comes_from(database: Database, door: ApiClient) -> None:
     page = door.get("/sign-in").text
-    assert f"127.0.0.1:{door.base_url.port}</bdi>" in page
-    assert "tidewheel admin api-key create NAME --scope read" in page
+    assert_has(page, f"127.0.0.1:{door.base_url.port}</bdi>", "api-key create NAME --scope read")
     assert 'class="rail"' not in page
     with console(database, console_name="Berlin <b>") as named:
         assert "Berlin &lt;b&gt;</bdi></span></p>" in named.get("/sign-in").text
@@ -55,8 +64,7 @@ def test_cookie_is_kept_from_scripts_and_other_sites_and_holds_no_secret(door: A
 def test_key_typed_into_a_page_that_came_by_plain_http_from_afar_is_refused(door: ApiClient) -> None:
     form = form_of(door.get("/sign-in")) | {"key": key_of(door.database)}
     answer = door.post("/sign-in", data=form, headers={"Origin": "http://jobs.example.org", "Host": "jobs.example.org"})
-    assert answer.status_code == HTTPStatus.UNPROCESSABLE_ENTITY
-    assert "Open it by HTTPS" in answer.text
+    assert_refused(answer, "Open it by HTTPS")
     assert COOKIE not in answer.headers.get("set-cookie", "")
 
 
@@ -168,9 +176,7 @@ def test_forged_cookies_open_nothing(door: ApiClient) -> None:
         assert door.get("/").status_code == HTTPStatus.SEE_OTHER
 
 
-def test_sign_ins_of_a_key_are_bounded_and_ended_ones_are_deleted(
-    door: ApiClient, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_sign_ins_of_a_key_are_bounded_and_old_ones_deleted(door: ApiClient, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tidewheel.nouns.api_keys.sign_ins._MOST_SIGN_INS", 3)
     key = key_of(door.database)
     for _ in range(5):
@@ -234,8 +240,7 @@ def test_form_of_another_site_or_without_its_token_is_refused(door: ApiClient) -
             assert "<h1>Forbidden</h1>" in answer.text, path
         assert door.post(path, json=form).status_code == HTTPStatus.UNSUPPORTED_MEDIA_TYPE, path
         assert door.get("/").status_code == HTTPStatus.OK, path
-    with console(door.database) as other:
-        signed_in(other, key_of(door.database))
+    with signed_console(door.database) as other:
         assert other.post("/theme", data=form).status_code == HTTPStatus.FORBIDDEN, "the token of another browser"
 
 
@@ -272,5 +277,4 @@ def cookies_of(client: ApiClient) -> dict[str, str]:
 
 
 def revoke(database: Database, key: str) -> None:
-    with Client(database.url) as client:
-        client.api_keys.revoke(key.split("_")[1])
+    database.client.api_keys.revoke(key.split("_")[1])

@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 import pytest
 
 from tidewheel.control.console.axis import Window, axis
-from tidewheel.control.console.tide import WIDE, Counts, sentence, tide
+from tidewheel.control.console.tide import WIDE, Counts, tide
 
 pytestmark = pytest.mark.unit
 
@@ -35,27 +35,3 @@ def test_lozenge_hides_no_failure_of_its_bin() -> None:
     assert raised[1] + 4.5 < drawn.size.above < drawn.columns[0].bars[0].y
     assert on_axis is not None
     assert on_axis[1] == drawn.size.above
-
-
-def test_nothing_draws_nothing_but_the_axis() -> None:
-    drawn = tide(HOUR, EMPTY, WIDE, nowhere)
-    assert (drawn.columns, drawn.top) == ([], None)
-    assert drawn.ticks
-
-
-def test_a_full_plot_has_at_most_400_shapes() -> None:
-    full = [Counts(9, 9, 9, 9, 9)] * 120 + [Counts(coming=9)] * 30
-    drawn = tide(HOUR, full, WIDE, nowhere)
-    shapes = sum(len(each.bars) for each in drawn.columns) + len(drawn.ticks)
-    assert shapes + 120 + 1 <= 400
-
-
-def test_sentence_names_the_most_and_when_failures_began() -> None:
-    counts = bins(b10=Counts(succeeded=112), b80=Counts(succeeded=5, failed=7), b90=Counts(timed_out=10, skipped=3))
-    counts[130] = Counts(coming=312)
-    assert sentence(HOUR, counts) == (
-        "Runs by half minute, last hour: 117 succeeded, most 112 at 21:21; 17 failed, all after 21:56; 3 skipped or"
-        " cancelled. Upcoming: 312 jobs until 22:31."
-    )
-    assert sentence(HOUR, EMPTY) == "Runs by half minute, last hour: none ended."
-    assert "Upcoming: 0+ jobs" in sentence(HOUR, EMPTY, coming_at_least=True)

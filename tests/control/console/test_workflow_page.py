@@ -5,7 +5,7 @@ from http import HTTPStatus
 from uuid import UUID, uuid4
 
 from tests.control.api.answering import ApiClient
-from tests.control.console.pages import every_row, next_page, posted, shown
+from tests.control.console.pages import assert_has, every_row, next_page, posted, shown
 from tests.fixtures.database import Database
 from tests.transitions.graphs import DIAMOND, after, drain_some, end_and_drain, end_some, never, play, put, workflow
 from tests.transitions.test_workflows import run_of
@@ -34,8 +34,7 @@ def newest_retry(database: Database) -> object:
 
 def test_graph_and_list_have_every_part_and_the_run_of_a_part_links_to_them(pages: ApiClient) -> None:
     root = played(pages.database)
-    page = shown(pages, f"/workflows/{root}")
-    assert "A retry runs b again, then d if its conditions are met." in page
+    page = shown(pages, f"/workflows/{root}", "A retry runs b again, then d if its conditions are met.")
     assert page.count('<g class="node') == 4
     assert page.count('<path class="edge') == 4
     assert page.count("unmet") == 1
@@ -46,10 +45,8 @@ def test_graph_and_list_have_every_part_and_the_run_of_a_part_links_to_them(page
     place = shown(pages, f"/runs/{root}").partition("Place in the workflow")[2].partition("</section>")[0]
     words = re.sub(r"<[^>]+>", " ", place).split()
     assert words == ["Whole", "graph", "succeeded", "a", "failed", "b", "succeeded", "c"]
-    last = shown(pages, f"/runs/{run_of(pages.database, 'd')}")
-    assert '<ul aria-label="before it">' in last
-    assert '<ul aria-label="after it">' not in last
-    assert "the parent b ended as failed, but the condition is success" in last
+    last = shown(pages, f"/runs/{run_of(pages.database, 'd')}", '<ul aria-label="before it">')
+    assert_has(last, "the parent b ended as failed, but the condition is success", without='<ul aria-label="after it">')
     pages.database.execute("INSERT INTO tenants (tenant) VALUES ('acme')")
     for path in (f"/workflows/{uuid4()}", "/workflows/none", f"/workflows/{root}?tenant=acme"):
         assert pages.get(path).status_code == HTTPStatus.NOT_FOUND, path
@@ -78,8 +75,7 @@ def test_trigger_of_a_root_names_the_jobs_that_follow_it(pages: ApiClient) -> No
     assert re.search(r"so these jobs may run after it: (b, c|c, b)\.", shown(pages, "/jobs/a/trigger"))
     assert "Only this job runs. To run the whole workflow, trigger its root." in shown(pages, "/jobs/b/trigger")
     assert re.search(r"because these jobs run after it: (b, c|c, b)\.", shown(pages, "/jobs/a/delete"))
-    deletion = shown(pages, "/jobs/d/delete")
-    assert "The job stops firing." in deletion
+    deletion = shown(pages, "/jobs/d/delete", "The job stops firing.")
     assert "cancelled" not in deletion.partition("<main")[2].partition("</main>")[0]
 
 
@@ -95,37 +91,27 @@ def test_part_that_was_cancelled_beside_a_running_parent_stays_cancelled(pages: 
 
 def test_resume_names_what_runs_again_and_opens_a_generation(pages: ApiClient) -> None:
     root = played(pages.database)
-    dialog = shown(pages, f"/workflows/{root}/resume")
-    assert "Retry 2 jobs of a?" in dialog
-    assert "as generation 1" in dialog
-    assert "<bdi>2 jobs stay as they are.</bdi>" in dialog
-    assert "<li><bdi>b</bdi></li><li><bdi>d</bdi></li>" in dialog
-    assert "1 dead letter is then marked redriven." in dialog
-    assert "open retry" not in dialog
-    retry = shown(pages, f"/runs/{run_of(pages.database, 'b')}/retry")
-    assert "the current job version (1, unchanged)." in retry
+    dialog = shown(pages, f"/workflows/{root}/resume", "Retry 2 jobs of a?", "as generation 1")
+    assert_has(dialog, "<bdi>2 jobs stay as they are.</bdi>", "<li><bdi>b</bdi></li><li><bdi>d</bdi></li>")
+    assert_has(dialog, "1 dead letter is then marked redriven.", without="open retry")
+    retry = shown(pages, f"/runs/{run_of(pages.database, 'b')}/retry", "the current job version (1, unchanged).")
     assert "Its dead letter is then marked redriven." in retry
     assert posted(pages, f"/runs/{run_of(pages.database, 'b')}/retry").status_code == HTTPStatus.SEE_OTHER
-    dialog = shown(pages, f"/workflows/{root}/resume")
-    assert "1 open retry run continues beside the new runs." in dialog
+    dialog = shown(pages, f"/workflows/{root}/resume", "1 open retry run continues beside the new runs.")
     assert "Dead letters that" not in dialog, "the retry counts as its redrive"
     assert posted(pages, f"/runs/{newest_retry(pages.database)}/cancel").status_code == HTTPStatus.SEE_OTHER
     answer = posted(pages, f"/workflows/{root}/resume")
     assert answer.headers["location"] == f"/workflows/{root}"
-    page = shown(pages, f"/workflows/{root}")
-    assert "2 jobs are resumed. Each of them runs again if its parents end" in page
+    page = shown(pages, f"/workflows/{root}", "2 jobs are resumed. Each of them runs again if its parents end")
     assert "4 jobs: 2 succeeded, 1 waiting, 1 pending." in page, "d waits for b again"
     assert "b</bdi> failed" in shown(pages, f"/workflows/{root}?generation=0")
     end_some(pages.database, lambda _: RunState.SUCCEEDED, never())
     assert "4 jobs: 3 succeeded, 1 pending." in shown(pages, f"/workflows/{root}"), "before the release of d"
     play(pages.database)
     assert workflow(pages.database, root)[0] == "succeeded"
-    page = shown(pages, f"/workflows/{root}")
-    assert "generation 1" in page
-    assert "4 jobs: 4 succeeded." in page
+    page = shown(pages, f"/workflows/{root}", "generation 1", "4 jobs: 4 succeeded.")
     assert f'href="/workflows/{root}?generation=0"' in page
-    older = shown(pages, f"/workflows/{root}?generation=0")
-    assert "This is generation 0, as it ended before the retry." in older
+    shown(pages, f"/workflows/{root}?generation=0", "This is generation 0, as it ended before the retry.")
     assert pages.get(f"/workflows/{root}?generation=2").status_code == HTTPStatus.UNPROCESSABLE_ENTITY
     assert "Retry failed" not in page
     assert pages.get(f"/workflows/{root}/resume").status_code == HTTPStatus.UNPROCESSABLE_ENTITY
@@ -160,22 +146,15 @@ def test_pause_and_cancel_count_what_they_touch(pages: ApiClient) -> None:
     root = pages.database.trigger("a")
     end_some(pages.database, lambda _: RunState.SUCCEEDED, never())
     drain_some(pages.database, never())
-    pause = shown(pages, f"/workflows/{root}/pause")
-    assert "1 job without a run waits until a resume." in pause
-    assert "1 open run continues." in pause
+    shown(pages, f"/workflows/{root}/pause", "1 job without a run waits until a resume.", "1 open run continues.")
     assert posted(pages, f"/workflows/{root}/pause", reason="<i>look").status_code == HTTPStatus.SEE_OTHER
-    page = shown(pages, f"/workflows/{root}")
-    assert "The workflow is paused." in page
+    page = shown(pages, f"/workflows/{root}", "The workflow is paused.")
     assert re.search(r"Paused by [^<]+ (now|\d+ m?s ago): &lt;i&gt;look\. 3 jobs: 1 ", page)
     assert page.count("Waits until the workflow is resumed; after <bdi>b</bdi> succeeds") == 1
     assert f'action="/workflows/{root}/resume"' in page
-    cancel = shown(pages, f"/workflows/{root}/cancel")
-    assert "Cancel 1 open run of this workflow of a?" in cancel
+    shown(pages, f"/workflows/{root}/cancel", "Cancel 1 open run of this workflow of a?")
     assert posted(pages, f"/workflows/{root}/cancel").status_code == HTTPStatus.SEE_OTHER
-    page = shown(pages, f"/workflows/{root}")
-    assert "1 run is being cancelled." in page
-    assert "Pause…" not in page
-    assert "Cancel…" not in page
+    shown(pages, f"/workflows/{root}", "1 run is being cancelled.", without=("Pause…", "Cancel…"))
     assert workflow(pages.database, root)[0] == "cancelling"
     for verb in ("cancel", "pause"):
         again = shown(pages, f"/workflows/{root}/{verb}")
@@ -193,10 +172,8 @@ def test_part_that_waits_has_its_reason_and_a_cancel_leaves_out_one_that_a_cance
     command = "<code><bdi>tidewheel service executor --queues default --handlers MODULES</bdi></code>"
     assert f"{command}, <bdi>where MODULES includes" in page
     pages.database.apply_batch({"type": "runs.cancel", "key": "b"})
-    cancel = shown(pages, f"/workflows/{root}/cancel")
-    assert "Cancel this workflow of a?" in cancel
-    assert "1 run is being cancelled already." in cancel
-    assert "1 job has ended and stays as it is." in cancel
+    cancel = shown(pages, f"/workflows/{root}/cancel", "Cancel this workflow of a?")
+    assert_has(cancel, "1 run is being cancelled already.", "1 job has ended and stays as it is.")
     assert posted(pages, f"/workflows/{root}/cancel").status_code == HTTPStatus.SEE_OTHER
     assert workflow(pages.database, root)[0] == "cancelling"
 
@@ -205,8 +182,7 @@ def test_many_children_of_one_state_are_one_node_and_the_list_has_pages(pages: A
     put(pages.database, {"root": []} | {f"load-{at:03}": after("root") for at in range(230)})
     root = pages.database.trigger("root")
     play(pages.database, lambda key: RunState.FAILED if key == "load-007" else RunState.SUCCEEDED)
-    page = shown(pages, f"/workflows/{root}")
-    assert "\u00d7 229 load-*" in page
+    page = shown(pages, f"/workflows/{root}", "\u00d7 229 load-*")
     assert page.count('<g class="node') == 3
     assert "1\u2013200 of 231 jobs" in page
     following = next_page(page)
