@@ -23,12 +23,6 @@ TOKEN = "correct-horse-battery"
 REGISTRATION = {"name": "here:1", "handlers": ["a"], "slots": 1}
 
 
-def test_healthz_and_readyz_answer_200(shared_client: ApiClient) -> None:
-    client = shared_client
-    assert client.get("/healthz").text == "ok\n"
-    assert client.get("/readyz").text == "ready\n"
-
-
 def test_without_database_healthz_is_200_and_readyz_names_the_database(database: Database) -> None:
     nowhere = Database(make_conninfo(database.url, dbname="there_is_none"), database.installation)
     with answering(nowhere) as client:

@@ -1,7 +1,6 @@
 """Concurrency keys over HTTP and by the command line: their limits; blocked ordering keys."""
 
 from datetime import timedelta
-from typing import Any, cast
 from uuid import UUID
 
 from tests.control.api.answering import ApiClient, answer_of, every_page, refusal
@@ -32,19 +31,6 @@ def test_limit_is_set_listed_and_removed_by_command(database: Database) -> None:
         [refused] = tidewheel(database, *words, "--tenant", "nobody").refusals
         assert "no tenant 'nobody'" in refused
     assert "pause their jobs" in tidewheel(database, "admin", "limit", "set", "api/*", "--at-once", 0).refusal
-
-
-def test_lists_of_limits_and_keys_have_pages(database: Database) -> None:
-    for key in ("a", "b"):
-        database.submit(key, concurrency_key=key)
-        database.claim(database.trigger(key))
-        tidewheel(database, "admin", "limit", "set", key, "--at-once", 3)
-    for words in (("admin", "limit", "list"), ("admin", "limit", "keys")):
-        assert tidewheel(database, *words, "-n", 1).lines[-1] == "more: add --after a"
-        assert not any("more:" in line for line in tidewheel(database, *words, "-n", 2).lines)
-        page = tidewheel(database, *words, "--after", "a", "-o", "json").json
-        [[one]] = [cast("list[Any]", found) for found in page.values() if isinstance(found, list)]
-        assert (one["key"], page["next_cursor"]) == ("b", None)
 
 
 def test_explanation_names_the_key_that_an_occurrence_awaits(database: Database) -> None:
