@@ -21,8 +21,6 @@ from tidewheel.ids import RunId, job_id
 from tidewheel.jobs.spec import JobSpec
 from tidewheel.postgres.session import CommitUnknown
 from tidewheel.runs import AttemptOutcome, RunState
-from tidewheel.schemas.codec import decode
-from tidewheel.schemas.generated.records import JobDefinition
 from tidewheel.transitions.attempts import ProgressReport, save_progress
 
 T = TypeVar("T")
@@ -102,14 +100,6 @@ def test_a_job_as_a_spec_and_as_a_mapping_is_one_version(client: Client) -> None
         again = client.submit(given)
         assert (again.version, again.unchanged) == (1, True), fields
         assert client.submit(given, request_id=request_id) == first, f"it is the same request, too: {fields}"
-
-
-def test_payload_of_a_spec_reaches_its_runs_unchanged(client: Client, database: Database) -> None:
-    client.submit(JobSpec.model_validate(job(payload={"to": "ann"})))
-    client.trigger("job")
-    [request] = database.requests()
-    definition = decode(request.definition, JobDefinition)
-    assert (definition.payload, definition.payload_content_type) == (b'{"to":"ann"}', "application/json")
 
 
 def test_repeated_request_returns_the_same_reply(client: Client, database: Database) -> None:

@@ -62,6 +62,12 @@ def work_off(database: Database) -> None:
         until(lambda: loop.step()[1] == math.inf, "nothing is due")
 
 
+def batch(database: Database, work_id: UUID | None, most: int | None = None) -> int | None:
+    """Do the next batch of a work, as a scheduler does."""
+    assert work_id is not None
+    return do_batch(database.session("scheduler"), database.installation, work_id, most=most)
+
+
 def redrive(client: Client, database: Database, **filters: Unpack[DeadLetterFilter]) -> Work:
     """Redrive dead letters and return the finished redrive."""
     requested = client.dead_letters.redrive(everything=not filters, **filters)
@@ -185,25 +191,22 @@ def test_each_dead_letter_is_redriven_once(client: Client, database: Database) -
 def test_interrupted_redrive_goes_on(client: Client, database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Redrive, "batch", 2)
     failed = [fail(database) for _ in range(5)]
-    requested = client.dead_letters.redrive(everything=True)
-    assert requested.work_id is not None
-    with closing(Session(database.url, "scheduler")) as session:
-        for _ in range(2):
-            assert do_batch(session, database.installation, requested.work_id) == 2
+    work_id = client.dead_letters.redrive(everything=True).work_id
+    assert [batch(database, work_id) for _ in range(2)] == [2, 2]
+    assert work_id is not None
     assert set(redriven(database)) == set(failed[:4])
-    assert client.works.get(requested.work_id).processed == 4
+    assert client.works.get(work_id).processed == 4
     work_off(database)
-    assert client.works.get(requested.work_id).state == "finished"
+    assert client.works.get(work_id).state == "finished"
     assert len(database.job_runs()) == len(redriven(database)) == 5
 
 
 def test_concurrent_redrives_create_one_run_of_each_and_wait_for_no_lock(client: Client, database: Database) -> None:
     failed = [fail(database) for _ in range(3)]
     redrives = [client.dead_letters.redrive(key="job").work_id for _ in range(2)]
-    assert all(redrives)
-    with closing(Session(database.url, "scheduler")) as session, database.transaction() as connection:
+    with database.transaction() as connection:
         database.apply_batch_within(connection, {"type": "run.retry", "run_id": str(failed[1])})
-        batches = [do_batch(session, database.installation, UUID(str(each))) for each in redrives * 2]
+        batches = [batch(database, each) for each in redrives * 2]
     assert batches == [1, None, None, None], "a batch ends before the letter that the retry holds"
     work_off(database)
     assert {open_run.run_id for open_run in database.job_runs()} == set(redriven(database).values())
@@ -216,8 +219,7 @@ def test_dead_letter_of_a_retry_that_rolls_back_is_redriven(client: Client, data
     assert client.dead_letters.redrive(everything=True).matched == 2
     with database.session().transaction() as connection:
         database.apply_batch_within(connection, {"type": "run.retry", "run_id": str(failed[0])})
-        with closing(Session(database.url, "scheduler")) as session:
-            WorkLoop(session, database.installation).step()
+        WorkLoop(database.session("scheduler"), database.installation).step()
         connection.rollback()
     assert redriven(database) == {}
     work_off(database)
@@ -227,12 +229,12 @@ def test_dead_letter_of_a_retry_that_rolls_back_is_redriven(client: Client, data
 def test_purge_of_dead_letters_not_redriven_leaves_those_redriven_meanwhile(client: Client, database: Database) -> None:
     kept, gone = fail(database), fail(database)
     work_id = client.dead_letters.purge(redriven=False).work_id
-    assert work_id is not None
-    with database.transaction() as connection, closing(Session(database.url, "scheduler")) as session:
+    with database.transaction() as connection:
         database.apply_batch_within(connection, {"type": "run.retry", "run_id": str(kept)})
         with pytest.raises(RowsLocked):
-            do_batch(session, database.installation, work_id)
+            batch(database, work_id)
     work_off(database)
+    assert work_id is not None
     assert (client.works.get(work_id).done_count, runs(client.dead_letters.list())) == (1, [kept])
     assert client.runs.get(gone).state == RunState.FAILED
 
@@ -271,14 +273,12 @@ def test_lost_commit_reply_creates_no_second_redrive(
 
 def test_run_that_fails_again_is_not_redriven_by_the_same_redrive(client: Client, database: Database) -> None:
     fail(database)
-    requested = client.dead_letters.redrive(key="job")
-    assert requested.work_id is not None
-    with closing(Session(database.url, "scheduler")) as session:
-        assert do_batch(session, database.installation, requested.work_id) == 1
+    work_id = client.dead_letters.redrive(key="job").work_id
+    assert batch(database, work_id) == 1
     for run in database.job_runs():
         database.end(ending(database.begin(run.run_id), RunState.FAILED, error_type="ValueError"))
     work_off(database)
-    assert client.works.get(requested.work_id).done_count == 1
+    assert client.works.get(work_id or UUID(int=0)).done_count == 1
     assert client.dead_letters.list(redriven=False).total == 1
 
 

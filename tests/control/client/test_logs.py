@@ -21,8 +21,7 @@ _READ_LOGS = Statements("tidewheel.control")["read_logs"]
 def flush(database: Database, started: Started, output: bytes, written: int | None = None) -> None:
     """Let an attempt have written something; `output` is the last of it."""
     told = AttemptOutput(started.run_id, started.attempt, output, len(output) if written is None else written)
-    with database.transaction() as connection:
-        assert flush_outputs(connection, EXECUTOR, [told])
+    assert database.within(flush_outputs, EXECUTOR, [told])
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ from uuid import UUID
 
 import pytest
 
-from tests.control.client.test_dead_letters import fail, work_off
+from tests.control.client.test_dead_letters import batch, fail, work_off
 from tests.fixtures.acts import about, ending
 from tests.fixtures.database import Database
 from tidewheel.control.client.client import Client
@@ -87,9 +87,7 @@ def test_new_run_that_fails_again_is_not_retried_by_the_same_work(client: Client
     fail(database)
     still_open = database.trigger()
     work_id = client.runs.retry_failed(key="job").work_id
-    assert work_id is not None
-    with closing(Session(database.url, "scheduler")) as session:
-        assert do_batch(session, database.installation, work_id) == 1
+    assert batch(database, work_id) == 1
     for run in [*retried(database).values(), still_open]:
         database.end(ending(database.begin(run), RunState.FAILED, error_type="ValueError"))
     assert (done(client, database, work_id).done_count, database.job_runs()) == (1, [])

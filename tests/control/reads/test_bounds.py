@@ -161,8 +161,7 @@ def test_every_list_of_the_api_is_among_these(large: Large) -> None:
 
 
 def test_run_is_found_by_its_id_in_few_pages(large: Large) -> None:
-    with large.database.transaction() as connection:
-        run_id = list_runs(connection, "tiny", PageFilter()).runs[0].run_id
+    run_id = large.database.within(list_runs, "tiny", PageFilter()).runs[0].run_id
     rows, pages = large.cost(lambda connection: show_run(connection, "tiny", run_id))
     assert rows <= 5 * RARE
     assert pages <= PAGES_OF_FEW
