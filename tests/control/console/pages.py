@@ -63,6 +63,13 @@ def assert_has(text: str, *words: str, without: str | tuple[str, ...] = ()) -> N
     assert (missing, found) == ([], []), text
 
 
+def found_on(text: str, pattern: str) -> str:
+    """Return what the group of a pattern finds in the text of a page."""
+    found = re.search(pattern, text)
+    assert found, text
+    return unescape(found[1])
+
+
 def assert_refused(answer: httpx.Response, *words: str) -> None:
     """Fail unless a form or an address is refused with some words."""
     assert answer.status_code == HTTPStatus.UNPROCESSABLE_ENTITY, answer.text

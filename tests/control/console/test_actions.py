@@ -1,18 +1,10 @@
 """Actions by forms on a real API: dialog, change, refusal, message, rights."""
 
-import re
 from datetime import timedelta
-from html import unescape
 from http import HTTPStatus
 
 from tests.control.api.answering import ApiClient
-from tests.control.console.pages import (
-    assert_refused,
-    fields_of,
-    posted,
-    shown,
-    signed_console,
-)
+from tests.control.console.pages import assert_refused, fields_of, found_on, posted, shown, signed_console
 from tests.fixtures.database import Database
 from tidewheel.control.client.client import Client
 from tidewheel.ids import job_id
@@ -31,9 +23,8 @@ def test_pause_shows_its_message_once_and_offers_to_undo_it(pages: ApiClient) ->
     assert (answer.status_code, answer.headers["location"]) == (HTTPStatus.SEE_OTHER, "/jobs/nightly")
     page = shown(pages, "/jobs/nightly", "nightly</bdi>", "is paused.", "&lt;script&gt;stock")
     assert "is paused." not in pages.get("/jobs/nightly").text
-    undo = re.search(r'<form method="post" action="(/jobs/nightly/resume)"', page)
-    assert undo
-    assert pages.post(undo[1], data=fields_of(pages.get("/jobs/nightly/resume"))).status_code == HTTPStatus.SEE_OTHER
+    undo = found_on(page, r'<form method="post" action="(/jobs/nightly/resume)"')
+    assert pages.post(undo, data=fields_of(pages.get("/jobs/nightly/resume"))).status_code == HTTPStatus.SEE_OTHER
     assert "Resume…" not in pages.get("/jobs/nightly").text
 
 
@@ -44,10 +35,9 @@ def test_undo_of_a_resume_pauses_with_the_former_end_and_reason(pages: ApiClient
     assert paused.status_code == HTTPStatus.SEE_OTHER, paused.text
     posted(pages, "/jobs/nightly/resume")
     page = pages.get("/jobs/nightly").text
-    undo = re.search(r'<form method="post" action="(/jobs/nightly/pause[^"]*)"', page)
-    assert undo
+    undo = found_on(page, r'<form method="post" action="(/jobs/nightly/pause[^"]*)"')
     token = fields_of(pages.get("/jobs/nightly/pause"))["token"]
-    assert pages.post(unescape(undo[1]), data={"token": token}).status_code == HTTPStatus.SEE_OTHER
+    assert pages.post(undo, data={"token": token}).status_code == HTTPStatus.SEE_OTHER
     job = pages.database.within(show_job, "default", "nightly")
     assert (job.pause_reason, job.summary.paused_until) == ("stock & <b>", until)
 

@@ -5,15 +5,7 @@ from http import HTTPStatus
 from uuid import UUID, uuid4
 
 from tests.control.api.answering import ApiClient
-from tests.control.console.pages import (
-    assert_has,
-    done,
-    every_row,
-    next_page,
-    posted,
-    shown,
-    signed_console,
-)
+from tests.control.console.pages import assert_has, done, every_row, next_page, posted, shown, signed_console
 from tests.fixtures.acts import submission
 from tests.fixtures.database import Database
 from tests.transitions.graphs import after, end_some, never, play, put, workflow

@@ -1,7 +1,6 @@
 """Dead letters, bulk work, selections of runs and freezes, by forms on a real API."""
 
 import re
-from contextlib import closing
 from datetime import timedelta
 from html import unescape
 from http import HTTPStatus
@@ -11,13 +10,13 @@ import httpx
 import pytest
 
 from tests.control.api.answering import ApiClient
-from tests.control.client.test_dead_letters import fail, garble, work_off
+from tests.control.client.test_dead_letters import batch, fail, garble, work_off
 from tests.control.console.pages import (
     assert_has,
     assert_refused,
     done,
-    every_row,
     fields_of,
+    found_on,
     posted,
     signed_console,
 )
@@ -29,10 +28,8 @@ from tests.transitions.figures import finish
 from tests.transitions.graphs import after, play, put
 from tests.transitions.test_workflows import run_of
 from tidewheel.ids import job_id
-from tidewheel.postgres.session import Session
 from tidewheel.runs import AttemptOutcome, RunState
 from tidewheel.scheduler.cancels import BulkCancel
-from tidewheel.scheduler.work_loop import do_batch
 
 REASON = "<script>alert(1)</script>\u202e"
 LABELS = {"team": "billing"}
@@ -56,9 +53,7 @@ def shown(client: httpx.Client, path: str, *words: str, without: str | tuple[str
 
 def link(text: str, label: str) -> str:
     """The address of the link with this label."""
-    found = re.search(rf'<a class="(?:button|item)[^"]*" href="([^"]+)">{re.escape(label)}<', text)
-    assert found, (label, text)
-    return unescape(found[1])
+    return found_on(text, rf'<a class="(?:button|item)[^"]*" href="([^"]+)">{re.escape(label)}<')
 
 
 def counted(client: httpx.Client, path: str) -> dict[str, str]:
@@ -155,9 +150,8 @@ def test_causes_of_dead_letters_lead_to_a_redrive_of_just_these(pages: ApiClient
     database.execute("UPDATE works SET rate = NULL")
     work_off(database)
     assert "3 redriven" in shown(pages, place)
-    made = re.search(r'href="([^"]+)">The dead letters that it included', shown(pages, place))
-    assert made
-    listed = shown(pages, unescape(made[1]))
+    made = found_on(shown(pages, place), r'href="([^"]+)">The dead letters that it included')
+    listed = shown(pages, made)
     for run in database.rows("SELECT redriven_run_id FROM dead_letters WHERE redriven_run_id IS NOT NULL"):
         assert f'href="/runs/{run[0]}"' in listed
     assert "redrive" in shown(pages, "/bulk")
@@ -189,8 +183,7 @@ def test_account_of_a_cancelled_redrive_adds_up(pages: ApiClient) -> None:
     database, path = pages.database, "/dead-letters/redrive?kind=run"
     [fail(database) for _ in range(5)]
     place = done(posted(pages, path, **counted(pages, path)))
-    with closing(Session(database.url, "scheduler")) as session:
-        assert do_batch(session, database.installation, UUID(place.rpartition("/")[2]), most=1) == 1
+    assert batch(database, UUID(place.rpartition("/")[2]), 1) == 1
     _, second, third, *_ = [row[0] for row in database.rows("SELECT id FROM dead_letters ORDER BY id")]
     run = database.value("SELECT run_id FROM dead_letters WHERE id = %s", [second])
     done(posted(pages, f"/runs/{run}/retry"))
@@ -349,13 +342,6 @@ def test_purge_concerns_what_the_list_shows(pages: ApiClient) -> None:
     assert pages.database.rows("SELECT redriven_at IS NULL FROM dead_letters") == [(False,)]
 
 
-def test_pages_of_dead_letters_hold_each_once(pages: ApiClient) -> None:
-    for offset in range(5):
-        garble(pages.database, offset)
-    seen = every_row(pages, "/dead-letters?limit=2&kind=message", r'<td class="mono"><a href="/dead-letters/(\d+)"')
-    assert len(seen) == len(set(seen)) == 5
-
-
 def test_all_runs_that_match_are_cancelled_by_their_number(pages: ApiClient) -> None:
     database = pages.database
     triggered(database, "job", MANY)
@@ -467,9 +453,8 @@ def test_pause_of_many_leaves_the_end_of_a_pause_that_its_dialog_counts_apart(pa
     path = "/selected-jobs/pause?" + "&".join(f"job={job_id('default', key)}" for key in ("nightly", "job"))
     dialog = pages.get(path)
     assert "Pause 1 job?" in dialog.text
-    kept = re.search(r'name="kept" value="([^"]+)"', dialog.text)
-    assert kept
-    fields = fields_of(dialog) | {"kept": kept[1]}
+    kept = found_on(dialog.text, r'name="kept" value="([^"]+)"')
+    fields = fields_of(dialog) | {"kept": kept}
     for _ in range(2):
         done(pages.post(path, data=fields))
         assert "1 job paused." in shown(pages, "/jobs")
@@ -546,9 +531,8 @@ def test_freeze_of_a_queue_that_nothing_has_names_one_like_it_and_stays_possible
 
 def test_freeze_and_thaw_lead_back_to_the_page_of_the_operator(pages: ApiClient) -> None:
     place = "/jobs?prefix=a%20b"
-    choice = re.search(r'class="freeze" href="([^"]+)"', shown(pages, place))
-    assert choice
-    assert f'name="next" value="{place}"' in shown(pages, unescape(choice[1]))
+    choice = found_on(shown(pages, place), r'class="freeze" href="([^"]+)"')
+    assert f'name="next" value="{place}"' in shown(pages, choice)
     path = "/freeze/scope?queue=default&next=/jobs%3Fprefix%3Da%2520b"
     assert done(posted(pages, path)) == place
     thaw = link(shown(pages, place), "Thaw…")

@@ -5,13 +5,7 @@ from datetime import date
 from http import HTTPStatus
 
 from tests.control.api.answering import ApiClient
-from tests.control.console.pages import (
-    assert_has,
-    assert_refused,
-    fields_of,
-    posted,
-    signed_console,
-)
+from tests.control.console.pages import assert_has, assert_refused, fields_of, found_on, posted, signed_console
 from tests.control.console.test_admin import changed, refused
 from tests.fixtures.database import Database
 
@@ -44,9 +38,7 @@ def test_calendar_is_created_changed_and_deleted(pages: ApiClient) -> None:
 
 def seen_of(page: str) -> str:
     """Return the name of the effect that a dialog shows."""
-    found = re.search(r'name="seen" value="(\w+)"', page)
-    assert found, page
-    return found[1]
+    return found_on(page, r'name="seen" value="(\w+)"')
 
 
 def test_change_of_a_calendar_that_another_one_has_overtaken_is_refused(pages: ApiClient) -> None:

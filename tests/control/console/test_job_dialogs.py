@@ -9,14 +9,7 @@ import httpx
 from psycopg import sql
 
 from tests.control.api.answering import ApiClient
-from tests.control.console.pages import (
-    assert_has,
-    assert_refused,
-    done,
-    fields_of,
-    shown,
-    signed_console,
-)
+from tests.control.console.pages import assert_has, assert_refused, done, fields_of, found_on, shown, signed_console
 from tests.control.test_doctor import set_aside
 from tests.fixtures.database import Database
 from tests.scheduler.backfills import make_batch
@@ -55,9 +48,8 @@ def test_trigger_makes_one_run_with_what_was_typed(pages: ApiClient) -> None:
     shown = pages.get(run[0]).text
     assert re.search(r"&#34;a&#34;(<[^>]+>|[: ])*2", shown), shown
     assert "team=x" in shown
-    undo = re.search(r'action="(/runs/[^/]+/cancel)".*?<button class="plain">Cancel the run</button>', shown)
-    assert undo
-    assert done(pages.post(undo[1], data=fields_of(pages.get(f"{run[0]}/cancel")))) == run[0]
+    undo = found_on(shown, r'action="(/runs/[^/]+/cancel)".*?<button class="plain">Cancel the run</button>')
+    assert done(pages.post(undo, data=fields_of(pages.get(f"{run[0]}/cancel")))) == run[0]
     assert "cancelled" in pages.get(run[0]).text
     for fields, word in (
         ({"payload": "{"}, "Not valid JSON"), ({"delay": "soon"}, "soon"), ({"labels": SCRIPT}, "Write name=value"),
@@ -67,10 +59,8 @@ def test_trigger_makes_one_run_with_what_was_typed(pages: ApiClient) -> None:
         assert SCRIPT not in answer.text
 
 
-def test_trigger_names_when_the_run_starts_once(pages: ApiClient) -> None:
-    pages.database.submit("nightly", overlap="skip")
-    dialog = shown(pages, "/jobs/nightly/trigger", "If empty, it runs now.")
-    assert "If a run of the job is active when it starts, the new run is skipped." in dialog
+def test_trigger_under_a_freeze_names_the_thaw(pages: ApiClient) -> None:
+    pages.database.submit("nightly")
     posted(pages, "/freeze/scope?scope=tenant")
     frozen = shown(pages, "/jobs/nightly/trigger", "A freeze covers the job: the run starts after the thaw.")
     assert "If empty, the run starts after the thaw." in frozen
@@ -87,12 +77,11 @@ def test_delete_is_undone_by_submitting_again(pages: ApiClient) -> None:
     assert done(posted(pages, "/jobs/nightly/delete", reason=SCRIPT)) == "/jobs"
     page = pages.get("/jobs")
     assert "is deleted." in page.text
-    undo = re.search(r'action="(/jobs/nightly/restore)"', page.text)
-    assert undo
+    undo = found_on(page.text, r'action="(/jobs/nightly/restore)"')
     gone = pages.get("/jobs/nightly")
     assert gone.status_code == HTTPStatus.NOT_FOUND
     assert_has(gone.text, "it was deleted at", 'href="/runs?job=nightly"')
-    assert done(pages.post(undo[1], data=fields_of(page))) == "/jobs/nightly"
+    assert done(pages.post(undo, data=fields_of(page))) == "/jobs/nightly"
     assert "batch" in pages.get("/jobs/nightly/settings").text
     assert without_button(pages, "/jobs/nightly/restore", "is not deleted.")
     assert_refused(posted(pages, "/jobs/nightly/restore"), "already exists")

@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from tests.control.api.answering import ApiClient
-from tests.control.console.pages import assert_has, assert_refused, done, fields_of, signed_console, typed_in
+from tests.control.console.pages import assert_has, assert_refused, done, fields_of, found_on, signed_console, typed_in
 from tests.control.console.test_page_costs import MOST_BYTES
 from tests.fixtures.acts import about
 from tests.fixtures.database import Database
@@ -216,9 +216,8 @@ def test_second_click_saves_once_and_undo_leads_back(pages: ApiClient) -> None:
         assert pages.post("/jobs/job/edit", data=sent).status_code == HTTPStatus.SEE_OTHER
     assert version(pages.database) == 2
     page = pages.get("/jobs/job")
-    undo = re.search(r'action="(/jobs/job/rollback\?[^"]+)"', page.text)
-    assert undo
-    answer = pages.post(undo[1].replace("&amp;", "&"), data=fields_of(page))
+    undo = found_on(page.text, r'action="(/jobs/job/rollback\?[^"]+)"')
+    answer = pages.post(undo, data=fields_of(page))
     assert answer.status_code == HTTPStatus.SEE_OTHER, answer.text
     assert stored(pages.database, "job", 3)["lane"] == "batch"
 

@@ -9,7 +9,7 @@ from urllib.parse import parse_qsl, urlencode, urlsplit
 import pytest
 
 from tests.control.api.answering import ApiClient
-from tests.control.console.pages import every_row, posted, shown
+from tests.control.console.pages import every_row, found_on, posted, shown
 from tests.control.explain.explaining import t
 from tests.fixtures.acts import ending
 from tests.fixtures.database import ClockedDatabase
@@ -48,9 +48,8 @@ def test_refused_filter_is_named_once_with_its_remedy_and_one_by_labels_has_a_li
             assert wrong not in answer.text, path
     refused = pages.get("/runs?label=team%3Da&status=queued")
     assert refused.status_code == HTTPStatus.UNPROCESSABLE_ENTITY
-    found = re.search(r'href="([^"]+)">Runs of the last 24 h that match</a>', refused.text)
-    assert found
-    assert "1 run matches." in pages.get(html.unescape(found[1])).text
+    found = found_on(refused.text, r'href="([^"]+)">Runs of the last 24 h that match</a>')
+    assert "1 run matches." in pages.get(found).text
     assert "of the last 24 h" not in pages.get("/runs?label=team").text
     assert 'name="until" value="never"' in pages.get("/dead-letters?until=never").text, "it is there to be corrected"
 

@@ -11,7 +11,7 @@ from uuid import UUID
 
 from tests.control.api.answering import ApiClient, answering
 from tests.control.client.test_logs import flush
-from tests.control.console.pages import HTML, assert_has, assert_refused, fields_of, posted, shown
+from tests.control.console.pages import HTML, assert_has, assert_refused, fields_of, found_on, posted, shown
 from tests.control.reads.test_waits import executor
 from tests.executor.test_context import wired
 from tests.fixtures.acts import EXECUTOR, HANDLER, ending
@@ -29,9 +29,7 @@ _PAGE_BYTES = 300_000
 
 def more_of(page: str) -> str:
     """Return the address of the lines that follow."""
-    found = re.search(r'data-more="([^"]+)"', page)
-    assert found, page
-    return html.unescape(found[1])
+    return found_on(page, r'data-more="([^"]+)"')
 
 
 def test_log_follows_while_the_attempt_writes_and_ends_with_it(pages: ApiClient) -> None:

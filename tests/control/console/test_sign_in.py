@@ -7,18 +7,7 @@ from http import HTTPStatus
 import pytest
 
 from tests.control.api.answering import ApiClient, answering
-from tests.control.console.pages import (
-    HTML,
-    TOKEN,
-    assert_has,
-    assert_refused,
-    console,
-    form_of,
-    key_of,
-    sign_in,
-    signed_console,
-    signed_in,
-)
+from tests.control.console.pages import HTML, TOKEN, assert_refused, console, form_of, key_of, sign_in, signed_in
 from tests.fixtures.database import Database
 from tests.fixtures.services import until
 from tidewheel.api_keys import new_key
@@ -45,7 +34,8 @@ def test_page_without_a_sign_in_leads_to_the_sign_in_page_and_back(door: ApiClie
 
 def test_page_names_the_installation_and_where_a_key_comes_from(database: Database, door: ApiClient) -> None:
     page = door.get("/sign-in").text
-    assert_has(page, f"127.0.0.1:{door.base_url.port}</bdi>", "api-key create NAME --scope read")
+    assert f"127.0.0.1:{door.base_url.port}</bdi>" in page
+    assert "tidewheel admin api-key create NAME --scope read" in page
     assert 'class="rail"' not in page
     with console(database, console_name="Berlin <b>") as named:
         assert "Berlin &lt;b&gt;</bdi></span></p>" in named.get("/sign-in").text
@@ -240,7 +230,8 @@ def test_form_of_another_site_or_without_its_token_is_refused(door: ApiClient) -
             assert "<h1>Forbidden</h1>" in answer.text, path
         assert door.post(path, json=form).status_code == HTTPStatus.UNSUPPORTED_MEDIA_TYPE, path
         assert door.get("/").status_code == HTTPStatus.OK, path
-    with signed_console(door.database) as other:
+    with console(door.database) as other:
+        signed_in(other, key_of(door.database))
         assert other.post("/theme", data=form).status_code == HTTPStatus.FORBIDDEN, "the token of another browser"
 
 
